@@ -1,0 +1,35 @@
+# `make` sets up and regenerates every table; `make test` sets up and runs the tests.
+# Both can be repeated: what is done is not done again.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(CURDIR)/$(VENV)/bin
+
+.PHONY: all setup test help
+
+all: setup
+	@$(BIN)/python -m relation plan
+	@echo
+	@echo "Running: snakemake --cores all"
+	PATH="$(BIN):$$PATH" snakemake --cores all
+	@echo "Report: results/smoke/report/index.html"
+
+setup: $(VENV)/.ready
+
+$(VENV)/.ready: requirements.txt constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else \
+	  "Python %d.%d is not supported; set PYTHON to one of 3.11, 3.12, 3.13" % v)'
+	@echo "Setting up $(VENV): a virtual environment with the pinned packages"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	  -r requirements.txt -c constraints.txt
+	@touch $@
+
+test: setup
+	@echo "Running the tests; the smoke campaign is run first where it has not been"
+	PATH="$(BIN):$$PATH" python -m pytest
+
+help:
+	@echo "make          set up .venv, then snakemake --cores all (smoke campaign, CPU)"
+	@echo "make test     set up .venv, then the tests"
+	@echo "make setup    only set up .venv"

@@ -1,0 +1,5 @@
+"""Triton kernels of the paper's operators. Importing this package needs no Triton and no GPU."""
+
+from kernels.flash_relation import flash_relation, why_unavailable
+
+__all__ = ["flash_relation", "why_unavailable"]

@@ -1,0 +1,99 @@
+"""FlashRelation: Full Relation, exact, by tiles (the paper's Sections 3.1 and 5.1)."""
+
+import functools
+import importlib.util
+import os
+
+import torch
+
+from relation.errors import InputError
+from relation.operators.checks import check_relation_inputs
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+NARROWEST, WIDEST = 16, 128
+OLDEST_CAPABILITY = (8, 0)
+
+
+def flash_relation(
+    p1: torch.Tensor,
+    p2: torch.Tensor,
+    info: torch.Tensor,
+    lam: torch.Tensor,
+    tau: float = 2.0,
+    *,
+    transport_self: bool = True,
+) -> torch.Tensor:
+    """Full Relation, Y = F I, in memory linear in T (Section 3.1; Appendix A.1 and A.3).
+
+    p1, p2, info: (B, H, T, D), one of BF16, FP16 and FP32, any strides, T >= 1 and D from 16 to
+    128; p1 and p2 after RoPE, info after Givens mixing. lam: one FP32 number, shape () or (1,).
+    Returns (B, H, T, D) in their dtype, stored as (B, T, H, D). Scores, normalisers and sums are
+    FP32. Differentiable once in p1, p2, info and lam; equal inputs give bitwise equal gradients.
+    `transport_self=False` is the exchange-only ablation (Appendix D.1): the same flow, of which
+    only the entries j < i carry information.
+
+    Raises InputError for other shapes, dtypes, mixed devices or tau <= 0, and on a device for
+    which `why_unavailable` has a reason.
+    """
+    _check_inputs(p1, p2, info, lam, tau)
+    # Registering the operators compiles nothing, but it imports Triton.
+    from kernels.flash_relation.autograd import relation_forward
+
+    return relation_forward(p1, p2, info, lam, float(tau), transport_self)[0]
+
+
+@torch.compiler.assume_constant_result
+def why_unavailable(device: torch.device | str) -> str | None:
+    """The reason why FlashRelation cannot run on `device`, or None where it can."""
+    device = torch.device(device)
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed; install triton"
+    if device.type == "cpu":
+        if os.environ.get("TRITON_INTERPRET") == "1":
+            return None
+        return "on a CPU it runs only in Triton's interpreter; set TRITON_INTERPRET=1 before Python"
+    if device.type != "cuda" or torch.version.hip is not None:
+        return f"it needs an NVIDIA GPU, and this device is {device}"
+    return _why_gpu_unavailable(device.index)
+
+
+@functools.cache
+def _why_gpu_unavailable(index: int | None) -> str | None:
+    if not torch.cuda.is_available():
+        return "PyTorch finds no usable CUDA device"
+    capability = torch.cuda.get_device_capability(index)
+    if capability < OLDEST_CAPABILITY:
+        have, need = (".".join(map(str, c)) for c in (capability, OLDEST_CAPABILITY))
+        return f"it needs compute capability {need} or newer, and this device has {have}"
+    return None
+
+
+def _check_inputs(
+    p1: torch.Tensor, p2: torch.Tensor, info: torch.Tensor, lam: torch.Tensor, tau: float
+) -> None:
+    check_relation_inputs(p1, p2, info, tau, lam)
+    if p1.numel() == 0:
+        raise InputError(f"p1 has shape {tuple(p1.shape)}; every dimension must be at least 1")
+    if not NARROWEST <= p1.shape[-1] <= WIDEST:
+        raise InputError(
+            f"the head width is {p1.shape[-1]}; flash_relation takes {NARROWEST} to {WIDEST}"
+        )
+    dtypes = (p1.dtype, p2.dtype, info.dtype)
+    if p1.dtype not in DTYPES or len(set(dtypes)) > 1:
+        raise InputError(
+            f"p1, p2, info have dtypes {', '.join(str(d).removeprefix('torch.') for d in dtypes)};"
+            " give all three in one of bfloat16, float16 and float32"
+        )
+    if lam.dtype != torch.float32 or tuple(lam.shape) not in ((), (1,)):
+        raise InputError(
+            f"lam has shape {tuple(lam.shape)} and dtype {str(lam.dtype).removeprefix('torch.')};"
+            " give one float32 number"
+        )
+    if p1.device.type == "cpu" and p1.dtype == torch.bfloat16:
+        raise InputError(
+            "Triton's interpreter multiplies the bit patterns of bfloat16; on a CPU give all"
+            " in float16 or float32"
+        )
+    reason = why_unavailable(p1.device)
+    if reason is not None:
+        raise InputError(f"flash_relation cannot run on {p1.device}: {reason}")

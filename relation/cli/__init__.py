@@ -1,0 +1,33 @@
+"""The command line: what Snakemake's rules call, and what a person asks of a campaign.
+
+It stands above every other package and imports the heavy ones only in the command that needs them.
+"""
+
+import argparse
+import sys
+
+from relation.cli import inspect, jobs
+from relation.errors import RelationError
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of all commands."""
+    parser = argparse.ArgumentParser(
+        prog="python -m relation",
+        description="Reproduction of 'Ask Self, Ask Others: Relation Is All You Need'.",
+    )
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    inspect.add_commands(commands)
+    jobs.add_commands(commands)
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; returns the exit status, 2 for an error that is told in one line."""
+    options = build_parser().parse_args(arguments)
+    try:
+        options.call(options)
+    except RelationError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0

@@ -1,0 +1,101 @@
+"""Commands a person runs: params, plan, backends."""
+
+import argparse
+import json
+
+from relation.cli.options import add_campaign_options, chosen_campaign
+
+
+def add_commands(commands) -> None:
+    """Register the commands."""
+    params = commands.add_parser("params", help="parameters of every model, counted when built")
+    add_campaign_options(params, default="paper")
+    params.add_argument("--json", action="store_true", help="print JSON")
+    params.set_defaults(call=_params)
+
+    plan = commands.add_parser("plan", help="what a campaign would run, and what it costs")
+    add_campaign_options(plan)
+    plan.add_argument("--json", action="store_true", help="print JSON")
+    plan.set_defaults(call=_plan)
+
+    backends = commands.add_parser("backends", help="implementations of each operator")
+    backends.add_argument("--device", default=None, help="cpu or cuda (default: what there is)")
+    backends.set_defaults(call=_backends)
+
+
+def _print_table(header: list[str], rows: list[list[str]]) -> None:
+    """Aligned columns, numbers to the right."""
+    widths = [max(len(line[i]) for line in (header, *rows)) for i in range(len(header))]
+    numeric = [
+        all(row[i][:1].isdigit() or row[i] in ("", "-") for row in rows) for i in range(len(header))
+    ]
+    for line in (header, *rows):
+        cells = (
+            text.rjust(width) if right else text.ljust(width)
+            for text, width, right in zip(line, widths, numeric, strict=True)
+        )
+        print("  ".join(cells).rstrip())
+
+
+def _params(options: argparse.Namespace) -> None:
+    from relation.model.inventory import inventory_row
+
+    campaign = chosen_campaign(options)
+    rows = [inventory_row(run, title) for run, title in campaign.inventory()]
+    if options.json:
+        print(json.dumps(rows, indent=2))
+        return
+    header = ["scale", "variant", "parameters", "layers", "d", "heads", "d_ff", "vocabulary"]
+    keys = ["scale", "variant", "parameters", "layers", "d_model", "heads", "d_ff", "vocab"]
+    _print_table(
+        header, [[f"{r[k]:,}" if isinstance(r[k], int) else r[k] for k in keys] for r in rows]
+    )
+
+
+def _plan(options: argparse.Namespace) -> None:
+    from relation.plan import make_plan
+    from relation.results import Results
+
+    campaign = chosen_campaign(options)
+    plan = make_plan(campaign, Results(campaign))
+    if options.json:
+        print(json.dumps(plan.as_dict(), indent=2))
+        return
+    print(f"{campaign.title}: {campaign.description}")
+    if campaign.notice:
+        print(campaign.notice)
+    print()
+    _print_table(
+        ["stage", "jobs", "done", "tokens", "hours", "disk"],
+        [
+            [
+                s.stage,
+                f"{s.jobs}",
+                f"{s.done}",
+                f"{s.tokens:,}" if s.tokens else "-",
+                f"{s.hours:.2f}",
+                f"{s.disk_gib:.2f} GiB",
+            ]
+            for s in plan.stages
+        ],
+    )
+    print()
+    _print_table(
+        ["table", "runs", f"{campaign.device} hours", "disk"],
+        [[t.label, f"{t.runs}", f"{t.hours:.2f}", f"{t.disk_gib:.2f} GiB"] for t in plan.tables],
+    )
+    print(f"\nHours of one {'GPU' if campaign.device == 'cuda' else 'core'}. {plan.basis}")
+
+
+def _backends(options: argparse.Namespace) -> None:
+    import torch
+
+    from relation.operators import BACKENDS
+
+    name = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    rows = []
+    for backend in BACKENDS.values():
+        reason = backend.refusal(device)
+        rows.append([backend.operator, backend.name, reason or "runs here", backend.summary])
+    _print_table(["operator", "backend", str(device), "what it is"], rows)

@@ -1,0 +1,36 @@
+"""Options that choose a campaign, shared by the commands."""
+
+import argparse
+from pathlib import Path
+
+from relation.config import Campaign, load_config, resolve
+from relation.errors import InputError
+
+CHOICES = ("campaign", "scales", "seeds", "variants", "corpus")
+
+
+def add_campaign_options(parser: argparse.ArgumentParser, default: str | None = None) -> None:
+    """--config and the choices that `snakemake --config` takes too."""
+    parser.add_argument(
+        "--config", type=Path, default=Path("config.yaml"), help="configuration file"
+    )
+    fallback = f"default: {default}" if default else "default: the configuration's"
+    parser.add_argument("--campaign", default=default, help=f"campaign ({fallback})")
+    parser.add_argument("--scales", help="comma-separated choice of scales")
+    parser.add_argument("--seeds", help="comma-separated choice of seeds")
+    parser.add_argument("--variants", help="comma-separated choice of variants")
+    parser.add_argument("--corpus", help="file or folder of texts, for campaigns that read them")
+
+
+def chosen_campaign(options: argparse.Namespace) -> Campaign:
+    """The campaign that the options choose."""
+    choices = {name: getattr(options, name) for name in CHOICES}
+    return resolve(load_config(options.config), **choices)
+
+
+def check_expected(expected: str | None, found: str, what: str) -> None:
+    """Raise InputError unless a job's hash is the one its rule was planned with."""
+    if expected is not None and expected != found:
+        raise InputError(
+            f"{what}: the configuration changed after the workflow was started; start it again"
+        )

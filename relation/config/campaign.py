@@ -1,0 +1,312 @@
+"""A campaign: what config.yaml says to run, resolved to one specification a job."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from relation.config.load import schema, validate
+from relation.config.systems import systems_specs
+from relation.errors import InputError
+from relation.geometry import FULL, LINEAR, MHA, PAIRED, VARIANTS, ModelConfig
+from relation.spec import DataSpec, DiagnosticsSpec, RunSpec, SystemsSpec
+
+# A run's identity holds only the assumptions that its own layers rest on.
+_MODEL_ASSUMPTIONS = {
+    MHA: ("init_std", "scale_residual_init", "norm_eps"),
+    FULL: ("givens_first_pairing",),
+    LINEAR: ("givens_first_pairing", "retention_input", "retention_a_range", "retention_dt_range"),
+}
+
+
+@dataclass(frozen=True)
+class Omitted:
+    """A run of the whole campaign that a restriction left out."""
+
+    scale: str
+    variant: str
+    seed: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """One campaign, restricted as asked.
+
+    `planned_runs` is the whole matrix, `runs` what is to be done of it and `omitted` what is not;
+    `settings` is the configuration of this campaign alone, from which it can be resolved again.
+    """
+
+    name: str
+    title: str
+    description: str
+    notice: str
+    miniature: bool
+    device: str
+    scales: tuple[str, ...]
+    seeds: tuple[int, ...]
+    data: dict[str, DataSpec]
+    planned_runs: tuple[RunSpec, ...]
+    runs: tuple[RunSpec, ...]
+    omitted: tuple[Omitted, ...]
+    planned_systems: tuple[SystemsSpec, ...]
+    systems: tuple[SystemsSpec, ...]
+    systems_alone: bool
+    diagnostics: dict
+    efficiency_window: float
+    assumptions: tuple[dict, ...]
+    expected_tokens_per_second: dict[str, float]
+    restrictions: dict = field(default_factory=dict)
+    settings: dict = field(default_factory=dict)
+
+    @property
+    def comparable(self) -> bool:
+        """Whether its values may be held against the paper's."""
+        return not self.notice
+
+    def data_of_scale(self, scale: str) -> DataSpec:
+        """The prepared corpus that a scale reads."""
+        return self.data[next(run.data for run in self.planned_runs if run.scale == scale)]
+
+    def benchmark(self, benchmark: str, scale: str) -> SystemsSpec:
+        """One systems benchmark. Raises InputError where the campaign has no such benchmark."""
+        for spec in self.planned_systems:
+            if (spec.benchmark, spec.scale) == (benchmark, scale):
+                return spec
+        raise InputError(f"campaign {self.name} has no benchmark {benchmark}/{scale}")
+
+    def inventory(self) -> list[tuple[RunSpec, str]]:
+        """Every model of the whole campaign, by its first run, with its corpus's title."""
+        first = {(run.scale, run.variant): run for run in reversed(self.planned_runs)}
+        return [(run, self.data[run.data].title) for run in reversed(first.values())]
+
+    def run(self, scale: str, variant: str, seed: int) -> RunSpec:
+        """One run of the whole matrix. Raises InputError where the campaign has no such run."""
+        for spec in self.planned_runs:
+            if (spec.scale, spec.variant, spec.seed) == (scale, variant, seed):
+                return spec
+        raise InputError(
+            f"campaign {self.name} has no run {scale}/{variant}/{seed}; "
+            f"`python -m relation plan --campaign {self.name}` lists them"
+        )
+
+    @property
+    def paired_runs(self) -> tuple[RunSpec, ...]:
+        """The MHA and Full Relation runs, whose checkpoints are diagnosed."""
+        return tuple(run for run in self.runs if run.variant in PAIRED)
+
+    def diagnostics_spec(self, run: RunSpec) -> DiagnosticsSpec:
+        """The diagnostics of one run's checkpoint, as long as its context allows."""
+        return DiagnosticsSpec(
+            run_hash=run.config_hash,
+            sequences=self.diagnostics["sequences"],
+            flow_length=min(self.diagnostics["flow_length"], run.context),
+            rank_length=min(self.diagnostics["rank_length"], run.context),
+            device=run.device,
+        )
+
+
+def _chosen(config: Mapping, key: str, available: Iterable, campaign: str) -> tuple:
+    """The restriction `key` as a tuple, or everything available."""
+    available = tuple(available)
+    value: Any = config.get(key)
+    if value is None:
+        return available
+    items = value.split(",") if isinstance(value, str) else value
+    items = list(items) if isinstance(items, list | tuple) else [items]
+    wanted = [str(item).strip() for item in items]
+    by_text = {str(item): item for item in available}
+    for item in wanted:
+        if item not in by_text:
+            raise InputError(
+                f"{key}={item}: campaign {campaign} has no such {key[:-1]}; "
+                f"choose among {', '.join(by_text)}"
+            )
+    return tuple(item for text, item in by_text.items() if text in wanted)
+
+
+def _data_name(scale: Mapping) -> str:
+    return f"{scale['corpus']}-{scale['vocabulary']}"
+
+
+def _data_specs(campaign: Mapping, corpus_path: str | None) -> dict[str, DataSpec]:
+    specs: dict[str, DataSpec] = {}
+    for scale_name, scale in campaign["scales"].items():
+        if scale["corpus"] not in campaign["corpora"]:
+            raise InputError(
+                f"config: scale {scale_name} reads corpus {scale['corpus']!r}, which the campaign "
+                f"does not define; choose among {', '.join(campaign['corpora'])}"
+            )
+        corpus = campaign["corpora"][scale["corpus"]]
+        from_files = corpus["source"]["kind"] == "files"
+        key = _data_name(scale)
+        before = specs.get(key)
+        specs[key] = DataSpec(
+            corpus=scale["corpus"],
+            title=corpus["title"],
+            vocabulary=scale["vocabulary"],
+            source=corpus["source"],
+            train_tokens=corpus.get("train_tokens"),
+            validation_tokens=corpus.get("validation_tokens"),
+            tokenizer_characters=corpus.get("tokenizer_characters"),
+            path=corpus_path if from_files else None,
+            largest_context=max(scale["context"], before.largest_context if before else 0),
+        )
+    return specs
+
+
+def _assumptions(config: Mapping, campaign: Mapping) -> dict:
+    """The configuration's assumptions with what the campaign reads differently."""
+    return {**config["assumptions"], **campaign.get("assumptions", {})}
+
+
+def _backbone(scale: Mapping, variant: str) -> dict:
+    """The scale's values with what the variant overrides."""
+    return {**scale, **scale.get("overrides", {}).get(variant, {})}
+
+
+def _model(assumptions: Mapping, scale_name: str, scale: Mapping, variant: str) -> ModelConfig:
+    b = _backbone(scale, variant)
+    letters = {MHA, *VARIANTS[variant].pattern}
+    rest = {n: assumptions[n] for letter in letters for n in _MODEL_ASSUMPTIONS[letter]}
+    try:
+        return ModelConfig.for_variant(
+            variant, b["layers"], b["d_model"], b["heads"], b["d_ff"], b["vocabulary"], **rest
+        )
+    except InputError as error:
+        raise InputError(f"config: scale {scale_name}, variant {variant}: {error}") from None
+
+
+def _run_spec(
+    config: Mapping, name: str, scale_name: str, variant: str, seed: int, data: DataSpec
+) -> RunSpec:
+    campaign, training = config["campaigns"][name], config["training"]
+    assumed = _assumptions(config, campaign)
+    b = _backbone(campaign["scales"][scale_name], variant)
+    tokens = b["micro"] * b["accumulation"] * b["context"]
+    if tokens != campaign["tokens_per_update"]:
+        raise InputError(
+            f"config: scale {scale_name}, variant {variant}: micro {b['micro']} x accumulation "
+            f"{b['accumulation']} x context {b['context']} is {tokens} tokens an update, and the "
+            f"campaign's tokens_per_update is {campaign['tokens_per_update']}; make them equal"
+        )
+    model = asdict(_model(assumed, scale_name, campaign["scales"][scale_name], variant))
+    overrides = campaign.get("backend_overrides", {}).get(variant, {})
+    return RunSpec(
+        campaign=name,
+        scale=scale_name,
+        variant=variant,
+        seed=seed,
+        model={k: list(v) if isinstance(v, tuple) else v for k, v in model.items()},
+        data=data.name,
+        data_hash=data.config_hash,
+        context=b["context"],
+        budget_tokens=b["budget_tokens"],
+        warmup_tokens=b["warmup_tokens"],
+        tokens_per_update=tokens,
+        micro=b["micro"],
+        accumulation=b["accumulation"],
+        learning_rate=b["learning_rate"],
+        plateau_fraction=assumed["plateau_fraction"],
+        betas=list(training["betas"]),
+        adam_eps=assumed["adam_eps"],
+        weight_decay=training["weight_decay"],
+        decay_embedding=assumed["decay_embedding"],
+        gradient_clip=training["gradient_clip"],
+        last_update=assumed["last_update"],
+        precision=campaign["precision"],
+        device=campaign["device"],
+        compile=campaign["compile"],
+        backends={**campaign["backends"], **overrides},
+        checkpoint_seconds=training["checkpoint_seconds"],
+    )
+
+
+def resolve(config: Mapping, **overrides: Any) -> Campaign:
+    """The campaign that `config` chooses, restricted by its scales, seeds and variants.
+
+    `overrides` replace the top-level choices (campaign, scales, seeds, variants, corpus) where
+    they are not None. Raises InputError for anything the schema or the models refuse.
+    """
+    config = validate({**config, **{k: v for k, v in overrides.items() if v is not None}})
+    name = config["campaign"]
+    if name not in config["campaigns"]:
+        raise InputError(
+            f"unknown campaign {name!r}; config.yaml defines {', '.join(config['campaigns'])}"
+        )
+    campaign = config["campaigns"][name]
+    for scale_name, scale in campaign["scales"].items():
+        unknown = (set(scale["variants"]) | set(scale.get("overrides", {}))) - set(VARIANTS)
+        if unknown:
+            raise InputError(
+                f"config: scale {scale_name} names unknown variant {sorted(unknown)[0]!r}; "
+                f"choose among {', '.join(VARIANTS)}"
+            )
+
+    used = {variant for scale in campaign["scales"].values() for variant in scale["variants"]}
+    all_variants = [variant for variant in VARIANTS if variant in used]
+    scales = _chosen(config, "scales", campaign["scales"], name)
+    seeds = _chosen(config, "seeds", campaign["seeds"], name)
+    variants = _chosen(config, "variants", all_variants, name)
+    data = _data_specs(campaign, config.get("corpus"))
+
+    planned = [
+        _run_spec(config, name, scale_name, variant, seed, data[_data_name(scale)])
+        for scale_name, scale in campaign["scales"].items()
+        for variant in scale["variants"]
+        for seed in campaign["seeds"]
+    ]
+    omitted: dict[str, Omitted] = {}
+    for run in planned:
+        left_out = [
+            f"{key}={','.join(map(str, chosen))}"
+            for key, chosen, value in (
+                ("scales", scales, run.scale),
+                ("seeds", seeds, run.seed),
+                ("variants", variants, run.variant),
+            )
+            if value not in chosen
+        ]
+        if left_out:
+            reason = f"left out by {' '.join(left_out)}"
+            omitted[run.name] = Omitted(run.scale, run.variant, run.seed, reason)
+
+    assumptions = _assumptions(config, campaign)
+
+    def model(scale: str, variant: str) -> ModelConfig:
+        return _model(assumptions, scale, campaign["scales"][scale], variant)
+
+    systems = systems_specs(campaign, name, model)
+    questions = schema()["$defs"]["assumptions"]["properties"]
+    return Campaign(
+        name=name,
+        title=campaign["title"],
+        description=campaign["description"],
+        notice=campaign["notice"],
+        miniature=campaign.get("miniature", False),
+        device=campaign["device"],
+        scales=tuple(campaign["scales"]),
+        seeds=tuple(campaign["seeds"]),
+        data=data,
+        planned_runs=tuple(planned),
+        runs=tuple(run for run in planned if run.name not in omitted),
+        omitted=tuple(omitted.values()),
+        systems=tuple(spec for spec in systems if spec.scale in scales),
+        planned_systems=systems,
+        systems_alone=campaign["systems"]["alone"],
+        diagnostics=config["diagnostics"],
+        efficiency_window=config["efficiency"]["window"],
+        assumptions=tuple(
+            {"name": key, "value": value, "question": questions[key]["description"]}
+            for key, value in assumptions.items()
+        ),
+        expected_tokens_per_second={
+            scale: values["expected_tokens_per_second"]
+            for scale, values in campaign["scales"].items()
+        },
+        restrictions={
+            key: config[key]
+            for key in ("scales", "seeds", "variants")
+            if config.get(key) is not None
+        },
+        settings={**config, "campaigns": {name: {**campaign, "base": None}}},
+    )

@@ -1,0 +1,43 @@
+"""Byte-level BPE of exactly the asked size, with one end-of-text token."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from relation.data.sources import END_OF_TEXT
+from relation.errors import InputError
+
+
+def train_tokenizer(texts: Iterable[str], vocabulary: int, name: str) -> Tokenizer:
+    """Train on texts until there are `vocabulary` entries: 256 bytes, merges, end-of-text.
+
+    Raises InputError where the texts cannot fill the vocabulary.
+    """
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        special_tokens=[END_OF_TEXT],
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    size = tokenizer.get_vocab_size()
+    if size != vocabulary:
+        raise InputError(
+            f"{name}: the corpus fills only {size} of {vocabulary} vocabulary entries; "
+            "give more text or lower `vocabulary`"
+        )
+    return tokenizer
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """Load tokenizer.json. Raises InputError where it is missing or damaged."""
+    if not path.exists():
+        raise InputError(f"{path} is missing; run snakemake to make it")
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # `tokenizers` raises bare Exception for a file it cannot parse
+        raise InputError(f"{path} is damaged ({error}); delete it and run snakemake") from None

@@ -1,0 +1,130 @@
+"""The shape of a model: what fixes its parameters, free of PyTorch so that planning stays fast."""
+
+from dataclasses import dataclass
+
+from relation.errors import InputError
+
+MHA, FULL, LINEAR = "A", "F", "L"
+MIXERS = {MHA: "mha", FULL: "full", LINEAR: "linear"}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A model family of the paper; each ablation changes only what it names (Appendix D.1)."""
+
+    name: str
+    title: str
+    pattern: str = FULL
+    transport_self: bool = True
+    raw_information: bool = False
+    count_calibration: bool = True
+    givens: bool = True
+    single_head: bool = False
+
+
+VARIANTS: dict[str, Variant] = {
+    v.name: v
+    for v in (
+        Variant("mha", "MHA", pattern=MHA),
+        Variant("full", "Full Relation"),
+        Variant("exchange-only", "Exchange-only transport", transport_self=False),
+        Variant("raw-x", "Raw-X communication", raw_information=True),
+        Variant("no-count", "No count calibration", count_calibration=False),
+        Variant("no-givens", "No Givens mixing", givens=False),
+        Variant("single-head", "Single head", single_head=True, givens=False),
+        Variant("linear", "Linear Relation", pattern=LINEAR),
+        Variant("hybrid", "Hybrid Relation", pattern="LLLF"),
+    )
+}
+PAIRED = ("mha", "full")
+ABLATIONS = ("exchange-only", "raw-x", "no-count", "no-givens", "single-head")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A decoder-only model (Section 6, Appendix B.1).
+
+    `layout` has one letter a layer: A for MHA, F for Full Relation, L for Linear Relation.
+    Raises InputError where no such model exists.
+    """
+
+    vocab_size: int
+    d_model: int
+    heads: int
+    d_ff: int
+    layout: str
+    tau: float = 2.0
+    rope_base: float = 1e4
+    norm_eps: float = 1e-6
+    lambda_init: float = 0.5
+    transport_self: bool = True
+    raw_information: bool = False
+    count_calibration: bool = True
+    givens: bool = True
+    givens_first_pairing: str = "A"
+    retention_input: str = "normalised"
+    retention_a_range: tuple[float, float] = (1.0, 16.0)
+    retention_dt_range: tuple[float, float] = (1e-3, 1e-1)
+    init_std: float = 0.02
+    scale_residual_init: bool = True
+
+    def __post_init__(self):
+        for name in ("vocab_size", "d_model", "heads", "d_ff"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if not self.layout or set(self.layout) - set(MIXERS):
+            raise InputError(f"layout {self.layout!r} must be letters of {''.join(MIXERS)}")
+        if self.d_model % self.heads:
+            raise InputError(
+                f"d_model {self.d_model} is not divisible by {self.heads} heads; "
+                "choose a multiple of the number of heads"
+            )
+        if self.head_dim % 2:
+            raise InputError(
+                f"head width {self.head_dim} (d_model {self.d_model} / {self.heads} heads) is odd "
+                "and RoPE rotates pairs of channels; make it even"
+            )
+        if self.mixes_heads and self.heads % 2:
+            raise InputError(f"Givens mixing pairs heads, and {self.heads} heads are odd in number")
+        if not self.tau > 0:
+            raise InputError(f"tau is {self.tau}; the Self temperature must be positive")
+
+    @classmethod
+    def for_variant(
+        cls, variant: str, layers: int, d_model: int, heads: int, d_ff: int, vocab_size: int, **rest
+    ) -> "ModelConfig":
+        """The model of a named variant on a backbone; `rest` are further fields."""
+        if variant not in VARIANTS:
+            raise InputError(f"unknown variant {variant!r}; choose one of: {', '.join(VARIANTS)}")
+        v = VARIANTS[variant]
+        if layers < 1 or layers % len(v.pattern):
+            raise InputError(
+                f"{v.title} repeats the layers {v.pattern}; {layers} layers is not a multiple of "
+                f"{len(v.pattern)}"
+            )
+        return cls(
+            vocab_size=vocab_size,
+            d_model=d_model,
+            heads=1 if v.single_head else heads,
+            d_ff=d_ff,
+            layout=v.pattern * (layers // len(v.pattern)),
+            transport_self=v.transport_self,
+            raw_information=v.raw_information,
+            count_calibration=v.count_calibration,
+            givens=v.givens,
+            **rest,
+        )
+
+    @property
+    def layers(self) -> int:
+        return len(self.layout)
+
+    @property
+    def head_dim(self) -> int:
+        """d_h, the width of one head."""
+        return self.d_model // self.heads
+
+    @property
+    def mixes_heads(self) -> bool:
+        """Whether some layer rotates information heads by Givens angles."""
+        return self.givens and any(letter != MHA for letter in self.layout)

@@ -1,0 +1,7 @@
+"""The decoder-only models of the paper: `ModelConfig` fixes one, `Decoder` is one."""
+
+from relation.geometry import ModelConfig
+from relation.model.decoder import Decoder
+from relation.model.execution import Execution
+
+__all__ = ["Decoder", "Execution", "ModelConfig"]

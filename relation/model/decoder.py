@@ -1,0 +1,134 @@
+"""The decoder: embedding, pre-norm blocks of a mixer and SwiGLU, tied output (Appendix B.1)."""
+
+import hashlib
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from relation.errors import InputError
+from relation.geometry import ModelConfig
+from relation.model.execution import Execution
+from relation.model.mixers import LinearRelationMixer, RopeTables, build_mixer, initialise_retention
+from relation.operators.rope import rope_angles
+
+
+class SwiGLU(nn.Module):
+    """(B, T, d) to (B, T, d) through d_ff, three matrices."""
+
+    def __init__(self, d_model: int, d_ff: int):
+        super().__init__()
+        self.gate = nn.Linear(d_model, d_ff, bias=False)
+        self.up = nn.Linear(d_model, d_ff, bias=False)
+        self.down = nn.Linear(d_ff, d_model, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+class Block(nn.Module):
+    """One pre-norm layer: X + Mixer(norm X), then X + SwiGLU(norm X); X is (B, T, d)."""
+
+    def __init__(self, config: ModelConfig, layer_index: int, calls):
+        super().__init__()
+        self.mixer_norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
+        self.mixer = build_mixer(config, layer_index, calls)
+        self.ffn_norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
+        self.ffn = SwiGLU(config.d_model, config.d_ff)
+
+    def forward(self, x: Tensor, rope: RopeTables) -> Tensor:
+        x = x + self.mixer(self.mixer_norm(x), x, rope)
+        return x + self.ffn(self.ffn_norm(x))
+
+
+class Decoder(nn.Module):
+    """A decoder-only language model of the paper.
+
+    config: the model; execution: the backends that run its operators. Parameters are FP32.
+    Raises InputError for an unknown backend.
+    """
+
+    def __init__(self, config: ModelConfig, execution: Execution | None = None):
+        super().__init__()
+        self.config = config
+        calls = (execution or Execution()).calls(config)
+        self.embedding = nn.Embedding(config.vocab_size, config.d_model)
+        self.blocks = nn.ModuleList(Block(config, i, calls) for i in range(config.layers))
+        self.norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
+
+    def rope_tables(self, length: int, device: torch.device) -> RopeTables:
+        """Cosine and sine for positions 0 .. length - 1, shared by all layers."""
+        config = self.config
+        return rope_angles(length, config.head_dim, config.rope_base, 0, device)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits (B, T, V) of tokens (B, T), int64; the output matrix is the embedding's."""
+        x = self.embedding(tokens)
+        rope = self.rope_tables(tokens.shape[1], tokens.device)
+        for block in self.blocks:
+            x = block(x, rope)
+        return F.linear(self.norm(x), self.embedding.weight)
+
+    def flows(self, tokens: Tensor) -> Iterator[Tensor]:
+        """Yield each layer's normalised flow (B, H, T, T), FP32, one layer at a time.
+
+        Appendix B.5: reconstructed from Q and K for MHA, the actual F for Full Relation. Raises
+        InputError for a model with Linear layers, which form no token-to-token flow.
+        """
+        x = self.embedding(tokens)
+        rope = self.rope_tables(tokens.shape[1], tokens.device)
+        for index, block in enumerate(self.blocks):
+            if isinstance(block.mixer, LinearRelationMixer):
+                raise InputError(
+                    f"layer {index} is Linear Relation, which has no T x T flow to diagnose"
+                )
+            yield block.mixer.flow(block.mixer_norm(x), rope)
+            x = block(x, rope)
+
+    def parameter_count(self) -> int:
+        """Number of trained scalars, the tied matrix counted once."""
+        return sum(p.numel() for p in self.parameters())
+
+    @torch.no_grad()
+    def initialise(self, seed: int) -> None:
+        """Draw the initial weights, each from a generator keyed by (seed, parameter name).
+
+        So the weights that paired variants share start equal, whatever else a variant adds.
+        """
+        config = self.config
+        residual_std = config.init_std
+        if config.scale_residual_init:
+            residual_std /= (2 * config.layers) ** 0.5
+        for name, parameter in self.named_parameters():
+            if parameter.ndim < 2:
+                continue
+            writes_residual = name.endswith(("mixer.wo.weight", "ffn.down.weight"))
+            std = residual_std if writes_residual else config.init_std
+            values = torch.randn(parameter.shape, generator=_generator(seed, name))
+            parameter.copy_(values * std)
+        for index, block in enumerate(self.blocks):
+            if isinstance(block.mixer, LinearRelationMixer):
+
+                def draw(name: str, shape: torch.Size, layer: int = index) -> Tensor:
+                    return torch.rand(shape, generator=_generator(seed, f"blocks.{layer}.{name}"))
+
+                initialise_retention(block.mixer, config, draw)
+
+
+def _generator(seed: int, name: str) -> torch.Generator:
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+
+
+def shared_weights_hash(model: Decoder) -> str:
+    """SHA-256 of the matrices that MHA and Full Relation have in common, by name.
+
+    Taken before training, it proves that the two runs of a pair started from the same weights.
+    """
+    digest = hashlib.sha256()
+    for name, parameter in sorted(model.named_parameters()):
+        if parameter.ndim == 2:
+            digest.update(name.encode())
+            digest.update(parameter.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,47 @@
+"""The inventory of a campaign's models: parameters counted on the built model, without memory."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+
+from relation.geometry import ModelConfig
+from relation.model.decoder import Decoder
+from relation.origin import origin
+from relation.parquet import write_parquet
+from relation.schemas import MODELS
+from relation.spec import RunSpec, canonical_hash
+
+
+def count_parameters(config: ModelConfig) -> int:
+    """Trained scalars of a model, read off the module built on PyTorch's meta device."""
+    with torch.device("meta"):
+        return Decoder(config).parameter_count()
+
+
+def inventory_row(run: RunSpec, data_title: str) -> dict:
+    """One row of models.parquet for the model that a run trains."""
+    config = run.model_config()
+    return {
+        "scale": run.scale,
+        "variant": run.variant,
+        "parameters": count_parameters(config),
+        "layers": config.layers,
+        "layout": config.layout,
+        "d_model": config.d_model,
+        "heads": config.heads,
+        "head_dim": config.head_dim,
+        "d_ff": config.d_ff,
+        "vocab": config.vocab_size,
+        "context": run.context,
+        "micro": run.micro,
+        "accumulation": run.accumulation,
+        "budget_tokens": run.budget_tokens,
+        "data_title": data_title,
+    }
+
+
+def write_inventory(models: Iterable[tuple[RunSpec, str]], campaign: str, path: Path) -> None:
+    """Write models.parquet for (run, corpus title) pairs, one a scale and variant."""
+    rows = [inventory_row(run, title) for run, title in models]
+    write_parquet(path, MODELS, rows, origin(campaign, canonical_hash(rows), "models", "meta"))

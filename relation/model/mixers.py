@@ -1,0 +1,150 @@
+"""Token mixers as modules: projections around an operator of `relation.operators`."""
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from relation.geometry import FULL, MHA, ModelConfig
+from relation.operators import causal_flow, full_flow, givens_mix
+from relation.operators.rope import apply_rope
+
+RopeTables = tuple[Tensor, Tensor]
+
+
+class Mixer(nn.Module):
+    """Shared by all mixers: two rotated coordinates, one transported state, an output projection.
+
+    Input and output are (B, T, d). `w1`, `w2`, `wi` are Q, K, V in MHA and the relation and
+    information projections in Relation, so that paired models share names and initial values.
+    """
+
+    def __init__(self, config: ModelConfig, call: Callable[..., Tensor]):
+        super().__init__()
+        self.heads = config.heads
+        self.call = call
+        d = config.d_model
+        self.w1 = nn.Linear(d, d, bias=False)
+        self.w2 = nn.Linear(d, d, bias=False)
+        if not config.raw_information:
+            self.wi = nn.Linear(d, d, bias=False)
+        self.wo = nn.Linear(d, d, bias=False)
+
+    def split(self, x: Tensor) -> Tensor:
+        """(B, T, d) to (B, H, T, d_h)."""
+        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+    def coordinates(self, x: Tensor, rope: RopeTables) -> tuple[Tensor, Tensor]:
+        """The two rotated coordinates, each (B, H, T, d_h)."""
+        return apply_rope(self.split(self.w1(x)), *rope), apply_rope(self.split(self.w2(x)), *rope)
+
+    def output(self, y: Tensor) -> Tensor:
+        """Concatenate the heads of y (B, H, T, d_h) and project to (B, T, d)."""
+        return self.wo(y.transpose(1, 2).flatten(2))
+
+
+class AttentionMixer(Mixer):
+    """Multi-head attention with RoPE on Q and K."""
+
+    def forward(self, x: Tensor, residual: Tensor, rope: RopeTables) -> Tensor:
+        q, k = self.coordinates(x, rope)
+        return self.output(self.call(q, k, self.split(self.wi(x))))
+
+    def flow(self, x: Tensor, rope: RopeTables) -> Tensor:
+        """Normalised flow (B, H, T, T), FP32."""
+        return causal_flow(*self.coordinates(x, rope))
+
+
+class InformationMixer(Mixer):
+    """What Full and Linear Relation share: the information state and its Givens mixing."""
+
+    def __init__(self, config: ModelConfig, layer_index: int, call: Callable[..., Tensor]):
+        super().__init__(config, call)
+        self.tau = config.tau
+        self.pairing_index = layer_index + (config.givens_first_pairing == "B")
+        if config.givens:
+            self.theta = nn.Parameter(torch.zeros(config.heads // 2))
+
+    def information(self, x: Tensor) -> Tensor:
+        """I-tilde (B, H, T, d_h): projected (or X itself for Raw-X), split and mixed."""
+        info = self.split(self.wi(x) if hasattr(self, "wi") else x)
+        return givens_mix(info, self.theta, self.pairing_index) if hasattr(self, "theta") else info
+
+
+class FullRelationMixer(InformationMixer):
+    """Multi-Head Relation (Section 3.2) with the count calibration lambda of its layer."""
+
+    def __init__(self, config: ModelConfig, layer_index: int, call: Callable[..., Tensor]):
+        super().__init__(config, layer_index, call)
+        self.transport_self = config.transport_self
+        if config.count_calibration:
+            self.lam = nn.Parameter(torch.tensor(config.lambda_init))
+        else:
+            self.register_buffer("lam", torch.tensor(0.0), persistent=False)
+
+    def forward(self, x: Tensor, residual: Tensor, rope: RopeTables) -> Tensor:
+        p1, p2 = self.coordinates(x, rope)
+        # Under autocast the projections are BF16 and X is FP32: Raw-X transports X as BF16 too.
+        info = self.information(x).to(p1.dtype)
+        y = self.call(p1, p2, info, self.lam, self.tau, transport_self=self.transport_self)
+        return self.output(y)
+
+    def flow(self, x: Tensor, rope: RopeTables) -> Tensor:
+        """The layer's actual F (B, H, T, T), FP32."""
+        return full_flow(*self.coordinates(x, rope), self.lam, self.tau)
+
+
+class LinearRelationMixer(InformationMixer):
+    """Linear Relation (Section 5.2) with the channel-wise retention of Kimi Delta Attention.
+
+    The retention path is a pair of matrices a head, d -> d_h -> d_h, with A_log and dt_bias a
+    channel; they, g and the state are FP32 whatever the autocast.
+    """
+
+    def __init__(self, config: ModelConfig, layer_index: int, call: Callable[..., Tensor]):
+        super().__init__(config, layer_index, call)
+        d, width = config.d_model, config.head_dim
+        self.reads_residual = config.retention_input == "residual"
+        self.retention_down = nn.Linear(d, d, bias=False)
+        self.retention_up = nn.Parameter(torch.empty(config.heads, width, width))
+        self.a_log = nn.Parameter(torch.empty(d))
+        self.dt_bias = nn.Parameter(torch.empty(d))
+
+    def log_retention(self, x: Tensor) -> Tensor:
+        """g = log alpha <= 0 as (B, H, T, d_h), FP32 at least."""
+        r = torch.einsum("bhtk,hjk->bhtj", self.split(self.retention_down(x)), self.retention_up)
+        a, bias = (p.unflatten(0, (self.heads, 1, -1)) for p in (self.a_log, self.dt_bias))
+        return -a.exp() * F.softplus(r.to(bias.dtype) + bias)
+
+    def forward(self, x: Tensor, residual: Tensor, rope: RopeTables) -> Tensor:
+        p1, p2 = self.coordinates(x, rope)
+        g = self.log_retention(residual if self.reads_residual else x)
+        y, _ = self.call(p1, p2, self.information(x), g, self.tau)
+        return self.output(y)
+
+
+def initialise_retention(mixer: LinearRelationMixer, config: ModelConfig, draw) -> None:
+    """A ~ U(range) and dt log-uniform over its range, as KDA and Mamba-2 start them.
+
+    `draw(name, shape)` gives uniform numbers in [0, 1) that depend on the name alone.
+    """
+    low, high = config.retention_a_range
+    mixer.a_log.copy_((low + (high - low) * draw("a_log", mixer.a_log.shape)).log())
+    low, high = (math.log(v) for v in config.retention_dt_range)
+    dt = (low + (high - low) * draw("dt_bias", mixer.dt_bias.shape)).exp()
+    # The inverse of softplus, so that softplus(dt_bias) = dt where the retention path gives 0.
+    mixer.dt_bias.copy_(dt + torch.log(-torch.expm1(-dt)))
+
+
+def build_mixer(
+    config: ModelConfig, layer_index: int, calls: dict[str, Callable[..., Tensor]]
+) -> Mixer:
+    """The mixer of one layer, by its letter in the layout; `calls` maps operator to function."""
+    letter = config.layout[layer_index]
+    if letter == MHA:
+        return AttentionMixer(config, calls["mha"])
+    if letter == FULL:
+        return FullRelationMixer(config, layer_index, calls["full"])
+    return LinearRelationMixer(config, layer_index, calls["linear"])

@@ -1,0 +1,27 @@
+"""The paper's token mixers in plain PyTorch, and the backends that execute them.
+
+Shapes are B (batch), H (heads), T (tokens), D (head width d_h). `p1` and `p2` are the relation
+coordinates after RoPE, `info` is the information state after Givens mixing.
+"""
+
+from relation.operators.attention import causal_attention, causal_flow
+from relation.operators.backends import BACKENDS, get_backend
+from relation.operators.full import full_flow, full_relation
+from relation.operators.givens import givens_mix
+from relation.operators.linear import chunked_linear_relation, linear_relation
+from relation.operators.rope import rope
+from relation.operators.tiled import tiled_relation
+
+__all__ = [
+    "BACKENDS",
+    "causal_attention",
+    "causal_flow",
+    "chunked_linear_relation",
+    "full_flow",
+    "full_relation",
+    "get_backend",
+    "givens_mix",
+    "linear_relation",
+    "rope",
+    "tiled_relation",
+]

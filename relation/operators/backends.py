@@ -1,0 +1,71 @@
+"""Backends by name: which implementation executes an operator, and why one cannot run here."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from relation.errors import InputError
+from relation.operators.attention import causal_attention, cudnn_attention, flash_attention
+from relation.operators.full import full_relation
+from relation.operators.linear import chunked_linear_relation, linear_relation
+from relation.operators.tiled import tiled_relation
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One implementation of one operator."""
+
+    operator: str
+    name: str
+    call: Callable[..., torch.Tensor]
+    summary: str
+    refusal: Callable[[torch.device], str | None] = lambda device: None
+
+
+def _cuda_only(device: torch.device) -> str | None:
+    return None if device.type == "cuda" else f"it needs a CUDA device, and this one is {device}"
+
+
+def _flash_relation(*args, **kwargs):
+    # Imported on use: the reference operators run on machines without Triton.
+    from kernels import flash_relation
+
+    return flash_relation(*args, **kwargs)
+
+
+def _flash_refusal(device: torch.device) -> str | None:
+    from kernels import why_unavailable
+
+    return why_unavailable(device)
+
+
+_ALL = (
+    Backend("mha", "reference", causal_attention, "materialised softmax attention"),
+    Backend("mha", "flash", flash_attention, "PyTorch FlashAttention, forced"),
+    Backend("mha", "cudnn", cudnn_attention, "cuDNN attention, forced", _cuda_only),
+    Backend("full", "reference", full_relation, "materialised R and F, the paper's definition"),
+    Backend("full", "tiled", tiled_relation, "FlashRelation in plain PyTorch"),
+    Backend("full", "flash", _flash_relation, "FlashRelation in Triton", _flash_refusal),
+    Backend("linear", "recurrent", linear_relation, "the direct recurrence"),
+    Backend("linear", "chunked", chunked_linear_relation, "chunks of matrix products"),
+)
+
+BACKENDS: dict[tuple[str, str], Backend] = {(b.operator, b.name): b for b in _ALL}
+
+
+def get_backend(operator: str, name: str, device: torch.device | str | None = None) -> Backend:
+    """The backend `name` of `operator` ("mha", "full" or "linear").
+
+    With a device, also checks that it can run there. Raises InputError for an unknown name or a
+    backend that the device cannot run; another one is never taken in its place.
+    """
+    backend = BACKENDS.get((operator, name))
+    if backend is None:
+        known = ", ".join(n for op, n in BACKENDS if op == operator)
+        raise InputError(f"operator {operator!r} has no backend {name!r}; choose one of: {known}")
+    if device is not None:
+        reason = backend.refusal(torch.device(device))
+        if reason:
+            raise InputError(f"backend {name!r} of {operator!r} cannot run here: {reason}")
+    return backend

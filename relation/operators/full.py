@@ -1,0 +1,58 @@
+"""Full Relation as the paper writes it: the relation matrix R, its flow F and the transport Y.
+
+This is the definition everything else is held to. It materialises T x T matrices.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+
+from relation.operators.checks import check_relation_inputs
+
+
+def full_flow(
+    p1: torch.Tensor, p2: torch.Tensor, lam: torch.Tensor, tau: float = 2.0
+) -> torch.Tensor:
+    """The normalised flow F = Softmax(R) of Section 3.1.
+
+    p1, p2: (B, H, T, D) after RoPE, any floating dtype; lam: scalar tensor, the layer's count
+    calibration. Returns (B, H, T, T), lower triangular, rows summing to 1; R and the softmax are
+    formed in FP32 (FP64 for FP64 inputs).
+    """
+    check_relation_inputs(p1, p2, p2, tau, lam)
+    length, width = p1.shape[-2:]
+    wide = torch.promote_types(p1.dtype, torch.float32)
+    U = (p1 @ p2.transpose(-1, -2)).to(wide) / math.sqrt(width)
+    S = torch.sigmoid(U.diagonal(dim1=-2, dim2=-1) / tau)
+    E = F.silu(U)
+
+    i = torch.arange(1, length + 1, device=p1.device, dtype=wide)
+    R = E - lam.to(wide) * i.log()[:, None]
+    own = torch.eye(length, dtype=torch.bool, device=p1.device)
+    future = torch.ones_like(own).triu(1)
+    R = torch.where(own, S[..., :, None], R).masked_fill(future, -torch.inf)
+    return R.softmax(dim=-1)
+
+
+def full_relation(
+    p1: torch.Tensor,
+    p2: torch.Tensor,
+    info: torch.Tensor,
+    lam: torch.Tensor,
+    tau: float = 2.0,
+    *,
+    transport_self: bool = True,
+) -> torch.Tensor:
+    """Full Relation, Y = F I (Section 3.1; Appendix A.1).
+
+    p1, p2, info: (B, H, T, D), any floating dtype, p1 and p2 after RoPE, info after Givens mixing;
+    lam: scalar tensor. Returns (B, H, T, D) in info's dtype. `transport_self=False` is the
+    exchange-only ablation (Appendix D.1): the same flow, only its entries j < i carry information.
+    Raises InputError for unequal shapes, mixed devices or tau <= 0.
+    """
+    check_relation_inputs(p1, p2, info, tau, lam)
+    flow = full_flow(p1, p2, lam, tau)
+    if not transport_self:
+        flow = flow.tril(-1)
+    return flow.to(info.dtype) @ info

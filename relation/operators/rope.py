@@ -1,0 +1,38 @@
+"""Rotary position embedding over the full head width (Appendix B.3)."""
+
+import torch
+
+from relation.errors import InputError
+
+
+def rope_angles(
+    length: int, width: int, base: float, offset: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosine and sine tables, both (length, width), FP32; positions start at `offset`."""
+    if width % 2:
+        raise InputError(f"head width {width} is odd; RoPE rotates pairs of channels: make it even")
+    exponent = torch.arange(0, width, 2, device=device, dtype=torch.float32) / width
+    position = torch.arange(offset, offset + length, device=device, dtype=torch.float32)
+    angle = torch.outer(position, base**-exponent)
+    angle = torch.cat((angle, angle), dim=-1)
+    return angle.cos(), angle.sin()
+
+
+def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotate x (..., T, D) by tables (T, D); the halves of D are the pairs (rotate-half).
+
+    The rotation is computed in the tables' FP32 (FP64 for FP64 inputs); the result has x's dtype.
+    """
+    wide = x.to(torch.promote_types(x.dtype, cos.dtype))
+    first, second = wide.chunk(2, dim=-1)
+    turned = torch.cat((-second, first), dim=-1)
+    return (wide * cos + turned * sin).to(x.dtype)
+
+
+def rope(x: torch.Tensor, base: float = 1e4, offset: int = 0) -> torch.Tensor:
+    """Rotate x (B, H, T, D), any floating dtype, as positions offset .. offset + T - 1.
+
+    Appendix B.3: the full head width, base 1e4, no positional scaling. Raises InputError for odd D.
+    """
+    cos, sin = rope_angles(x.shape[-2], x.shape[-1], base, offset, x.device)
+    return apply_rope(x, cos, sin)

@@ -1,0 +1,164 @@
+"""What a campaign would run and what it costs, before anything runs."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+from relation.config import Campaign
+from relation.geometry import ABLATIONS, PAIRED
+from relation.model.inventory import count_parameters
+from relation.results import Results, diagnostics_path, run_path
+from relation.spec import RunSpec
+
+_GIB = 2**30
+_STATE_COPIES = 3 * 2  # a resume state holds weights and two moments, and two states are kept
+_DIAGNOSIS_SHARE = 0.02  # of its run's hours; a guess until measured
+_BENCHMARK_HOURS = 0.02  # one benchmark, compilation included; a guess until measured
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of the DAG: jobs, those already done, tokens trained, hours and disk still due."""
+
+    stage: str
+    jobs: int
+    done: int
+    tokens: int
+    hours: float
+    disk_gib: float
+
+
+@dataclass(frozen=True)
+class TableCost:
+    """What one table alone would need from nothing: runs, device hours, disk."""
+
+    label: str
+    runs: int
+    hours: float
+    disk_gib: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A campaign's stages and the cost of each table."""
+
+    stages: list[Stage]
+    tables: list[TableCost]
+    basis: str
+
+    def as_dict(self) -> dict:
+        return asdict(self)
+
+
+def _paired(run: RunSpec) -> bool:
+    return run.variant in PAIRED
+
+
+def _ablation(run: RunSpec) -> bool:
+    return run.variant in ABLATIONS or (run.variant == "full" and run.scale == "10M")
+
+
+def _none(run: RunSpec) -> bool:
+    return False
+
+
+# Which runs, whether their diagnostics, and which benchmarks each table rests on.
+_NEEDS: dict[str, tuple[Callable[[RunSpec], bool], bool, tuple[str, ...]]] = {
+    "token-mixing-complexity": (_none, False, ("complexity",)),
+    "main-results": (_paired, False, ()),
+    "structural-ablations": (_ablation, False, ()),
+    "relation_internal": (_paired, True, ()),
+    "efficient-relation": (_none, False, ("fixed", "matched")),
+    "app-configs": (_none, False, ()),
+    "app-structural-layerwise": (_paired, True, ()),
+    "app-structural-routing": (_paired, True, ()),
+    "app-structural-sink-profile": (_paired, True, ()),
+    "app-structural-spectrum": (_paired, True, ()),
+    "app-nll": (_paired, False, ()),
+    "app-token-efficiency": (_paired, False, ()),
+    "app-ablation": (_ablation, False, ()),
+    "app-hybrid": (lambda run: run.variant == "hybrid", False, ()),
+    "app-prod-fr-fa": (_none, False, ("matched",)),
+    "app-linear-steady": (_none, False, ("linear-steady",)),
+    "app-linear-long": (_none, False, ("linear-long",)),
+}
+
+
+def make_plan(campaign: Campaign, results: Results) -> Plan:
+    """Count jobs, tokens, hours and disk of a campaign, from its configured token rates."""
+    parameters: dict[tuple[str, str], int] = {}
+    for run in campaign.runs:
+        key = (run.scale, run.variant)
+        if key not in parameters:
+            parameters[key] = count_parameters(run.model_config())
+
+    def run_hours(run: RunSpec) -> float:
+        return run.budget_tokens / campaign.expected_tokens_per_second[run.scale] / 3600
+
+    def checkpoint_gib(run: RunSpec) -> float:
+        return 4 * parameters[run.scale, run.variant] / _GIB
+
+    def run_done(run: RunSpec) -> bool:
+        here = results.folder / run_path(run) / "record.parquet"
+        return results.is_published(run) or here.exists()
+
+    def diagnosed(run: RunSpec) -> bool:
+        return (
+            results.diagnostics(run) != results.folder / diagnostics_path(run)
+            or (results.folder / diagnostics_path(run)).exists()
+        )
+
+    due = [run for run in campaign.runs if not run_done(run)]
+    groups = {
+        "paired runs": [r for r in campaign.runs if _paired(r)],
+        "ablation runs": [r for r in campaign.runs if r.variant in ABLATIONS],
+        "other runs": [r for r in campaign.runs if not _paired(r) and r.variant not in ABLATIONS],
+    }
+    stages = []
+    for name, runs in groups.items():
+        left = [run for run in runs if run in due]
+        stages.append(
+            Stage(
+                name,
+                len(runs),
+                len(runs) - len(left),
+                sum(run.budget_tokens for run in left),
+                sum(map(run_hours, left)),
+                sum(map(checkpoint_gib, left))
+                + max((checkpoint_gib(r) * _STATE_COPIES for r in left), default=0.0),
+            )
+        )
+    checkpoints = campaign.paired_runs
+    undiagnosed = [run for run in checkpoints if not diagnosed(run)]
+    stages.append(
+        Stage(
+            "diagnostics",
+            len(checkpoints),
+            len(checkpoints) - len(undiagnosed),
+            0,
+            sum(run_hours(run) * _DIAGNOSIS_SHARE for run in undiagnosed),
+            0.0,
+        )
+    )
+    unmeasured = [s for s in campaign.systems if not (results.systems(s)).exists()]
+    stages.append(
+        Stage(
+            "systems",
+            len(campaign.systems),
+            len(campaign.systems) - len(unmeasured),
+            0,
+            len(unmeasured) * _BENCHMARK_HOURS,
+            0.0,
+        )
+    )
+
+    tables = []
+    for label, (wants, with_flow, benchmarks) in _NEEDS.items():
+        runs = [run for run in campaign.runs if wants(run)]
+        hours = sum(run_hours(run) * (1 + _DIAGNOSIS_SHARE * with_flow) for run in runs)
+        hours += _BENCHMARK_HOURS * sum(s.benchmark in benchmarks for s in campaign.systems)
+        tables.append(TableCost(label, len(runs), hours, sum(map(checkpoint_gib, runs))))
+    basis = (
+        "Training from expected_tokens_per_second in config.yaml; diagnostics and benchmarks are "
+        "rough guesses."
+    )
+    return Plan(stages, tables, basis)

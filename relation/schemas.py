@@ -1,0 +1,105 @@
+"""Schemas of every Parquet the pipeline writes below the report, with the unit of each column."""
+
+import pyarrow as pa
+
+from relation.parquet import Column, schema
+
+_TEXT, _INT, _REAL = pa.string(), pa.int64(), pa.float64()
+
+_RUN_KEY = (
+    Column("scale", _TEXT, description="10M, 30M or 100M"),
+    Column("variant", _TEXT, description="model family"),
+    Column("seed", _INT),
+)
+
+DATA = schema(
+    Column("split", _TEXT, description="train or validation"),
+    Column("tokens", _INT, "tokens", "end-of-text tokens included"),
+    Column("documents", _INT, "documents"),
+    Column("characters", _INT, "characters"),
+    Column("unigram_entropy", _REAL, "nat/token", "entropy of the split's predicted tokens"),
+    Column("sha256", _TEXT, description="of the token file"),
+)
+
+MODELS = schema(
+    Column("scale", _TEXT),
+    Column("variant", _TEXT),
+    Column("parameters", _INT, "parameters", "counted on the built model, tied matrix once"),
+    Column("layers", _INT),
+    Column("layout", _TEXT, description="one letter a layer: A MHA, F Full, L Linear"),
+    Column("d_model", _INT, "channels"),
+    Column("heads", _INT),
+    Column("head_dim", _INT, "channels"),
+    Column("d_ff", _INT, "channels"),
+    Column("vocab", _INT, "entries"),
+    Column("context", _INT, "tokens"),
+    Column("micro", _INT, "sequences"),
+    Column("accumulation", _INT, "micro-batches"),
+    Column("budget_tokens", _INT, "tokens"),
+    Column("data_title", _TEXT),
+)
+
+RUN = schema(
+    *_RUN_KEY,
+    Column("parameters", _INT, "parameters"),
+    Column("final_nll", _REAL, "nat/token", "full validation split, final checkpoint"),
+    Column("validation_tokens", _INT, "tokens"),
+    Column("unigram_entropy", _REAL, "nat/token", "of the validation split"),
+    Column("budget_tokens", _INT, "tokens"),
+    Column("trained_tokens", _INT, "tokens"),
+    Column("updates", _INT, "updates", "the partial one included"),
+    Column("epochs", _REAL, "passes over the training windows"),
+    Column("order_hash", _TEXT, description="of the windows consumed, in order"),
+    Column("init_hash", _TEXT, description="of the matrices shared by paired variants at update 0"),
+    Column("seconds", _REAL, "s", "wall time of all updates"),
+    Column("tokens_per_second", _REAL, "tok/s", "trained tokens over those seconds"),
+    Column("peak_memory_gib", _REAL, "GiB", "allocated on the GPU; null on a CPU"),
+)
+
+LOG = schema(
+    Column("update", _INT, description="from 1"),
+    Column("tokens", _INT, "tokens", "consumed so far"),
+    Column("update_tokens", _INT, "tokens", "of this update"),
+    Column("loss", _REAL, "nat/token", "mean over the update's tokens, before it"),
+    Column("learning_rate", _REAL),
+    Column("gradient_norm", _REAL, description="global L2 norm before clipping"),
+    Column("tokens_per_second", _REAL, "tok/s"),
+)
+
+FLOW = schema(
+    *_RUN_KEY,
+    Column("layer", _INT, description="from 0"),
+    Column("head", _INT, description="from 0"),
+    Column("sequence", _INT, description="from 0"),
+    Column("length", _INT, "tokens"),
+    Column("metric", _TEXT),
+    Column("value", _REAL, description="fraction of flow, rank or energy, as the metric says"),
+)
+
+THROUGHPUT = schema(
+    Column("benchmark", _TEXT, description="fixed, matched, linear-steady or linear-long"),
+    Column("scale", _TEXT),
+    Column("variant", _TEXT),
+    Column("backend", _TEXT),
+    Column("context", _INT, "tokens"),
+    Column("micro", _INT, "sequences"),
+    Column("accumulation", _INT, "micro-batches"),
+    Column("position", _INT, description="index in the paper's order"),
+    Column("status", _TEXT, description="PASS or OOM"),
+    Column("tokens_per_second", _REAL, "tok/s", "complete measured updates"),
+    Column("raw_tokens_per_second", _REAL, "tok/s", "from the first update, compilation included"),
+    Column("allocated_gib", _REAL, "GiB", "peak allocated; null where the device does not count"),
+    Column("reserved_gib", _REAL, "GiB", "peak reserved"),
+    Column("measured_updates", _INT, "updates"),
+    Column("device", _TEXT),
+)
+
+COMPLEXITY = schema(
+    Column("operator", _TEXT),
+    Column("context", _INT, "tokens"),
+    Column("seconds", _REAL, "s", "median, forward and backward of one layer's operator"),
+    Column("seconds_low", _REAL, "s", "fastest repeat"),
+    Column("seconds_high", _REAL, "s", "slowest repeat"),
+    Column("decode_state_bytes", _INT, "bytes", "history kept for the next token, one layer"),
+    Column("device", _TEXT),
+)

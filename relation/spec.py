@@ -1,0 +1,138 @@
+"""Specifications: everything one job needs, as plain values.
+
+A specification's `config_hash` covers what determines its result and nothing else: not where the
+files lie, not the device, not the backend that executes the same mathematics.
+"""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from relation.geometry import ModelConfig
+
+
+def canonical_hash(value: Any) -> str:
+    """First 16 hexadecimal digits of the SHA-256 of a value's canonical JSON."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+class Spec:
+    """Shared by the specifications: what identifies the result, and what identifies the job."""
+
+    not_identity: tuple[str, ...] = ()
+
+    def identity(self) -> dict:
+        """The fields that determine the result."""
+        return {k: v for k, v in asdict(self).items() if k not in self.not_identity}
+
+    @property
+    def config_hash(self) -> str:
+        return canonical_hash(self.identity())
+
+    @property
+    def job_hash(self) -> str:
+        """A hash of every field: a job whose way of execution changed is stale too."""
+        return canonical_hash(asdict(self))
+
+
+@dataclass(frozen=True)
+class DataSpec(Spec):
+    """One corpus tokenised at one vocabulary."""
+
+    corpus: str
+    title: str
+    vocabulary: int
+    source: dict
+    train_tokens: int | None
+    validation_tokens: int | None
+    tokenizer_characters: int | None
+    path: str | None
+    largest_context: int
+
+    not_identity = ("corpus", "title", "path", "largest_context")
+
+    @property
+    def name(self) -> str:
+        return f"{self.corpus}-{self.vocabulary}"
+
+
+@dataclass(frozen=True)
+class RunSpec(Spec):
+    """One training run."""
+
+    campaign: str
+    scale: str
+    variant: str
+    seed: int
+    model: dict
+    data: str
+    data_hash: str
+    context: int
+    budget_tokens: int
+    warmup_tokens: int
+    tokens_per_update: int
+    micro: int
+    accumulation: int
+    learning_rate: float
+    plateau_fraction: float
+    betas: list[float]
+    adam_eps: float
+    weight_decay: float
+    decay_embedding: bool
+    gradient_clip: float
+    last_update: str
+    precision: str
+    device: str
+    compile: bool
+    backends: dict
+    checkpoint_seconds: float
+
+    not_identity = ("campaign", "data", "device", "compile", "backends", "checkpoint_seconds")
+
+    @property
+    def name(self) -> str:
+        return f"{self.scale}/{self.variant}/{self.seed}"
+
+    def model_config(self) -> ModelConfig:
+        """The model as the typed configuration that builds it."""
+        values = {k: tuple(v) if isinstance(v, list) else v for k, v in self.model.items()}
+        return ModelConfig(**values)
+
+
+@dataclass(frozen=True)
+class DiagnosticsSpec(Spec):
+    """The structural diagnostics of one checkpoint."""
+
+    run_hash: str
+    sequences: int
+    flow_length: int
+    rank_length: int
+    device: str
+
+    not_identity = ("device",)
+
+
+@dataclass(frozen=True)
+class SystemsSpec(Spec):
+    """One systems benchmark at one scale.
+
+    `sides` are measured one after the other: each a variant with its backends, model, context,
+    micro and accumulation, and a position in the paper's order.
+    """
+
+    campaign: str
+    benchmark: str
+    scale: str
+    sides: list[dict]
+    warmup_updates: int
+    measured_updates: int
+    learning_rate: float
+    precision: str
+    compile: bool
+    device: str
+    repeats: int = 1
+    extra: dict = field(default_factory=dict)
+
+    not_identity = ("campaign",)

@@ -1,0 +1,1 @@
+"""Systems benchmarks: complete optimiser updates and single operators (Appendix F to H)."""

@@ -1,0 +1,1 @@
+"""Training: schedule, optimiser, one update, the run with its resume state, and evaluation."""

@@ -1,0 +1,1 @@
+"""The campaign's values for each table, from its records, one module a stage."""

@@ -1,0 +1,117 @@
+"""What a campaign has to say for one value of a table, and why it may have nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import pandas as pd
+
+if TYPE_CHECKING:
+    from relation.records import CampaignRecords
+
+Status = Literal["ok", "not run", "oom", "not reached", "no counterpart"]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A value in the records' own unit (fraction, token, nat), or the reason for its absence.
+
+    ``unit`` is the unit to print where the paper prints no value; else the paper's is used.
+    ``n`` counts the seeds or the measurements behind the value.
+    """
+
+    value: float | None = None
+    text: str | None = None
+    unit: str = "1"
+    n: int = 0
+    status: Status = "ok"
+    reason: str = ""
+    sources: tuple[str, ...] = ()
+
+
+Measurements = dict[tuple[str, str, str], Measured]
+
+
+def worded(text: str, **fields: object) -> Measured:
+    """A worded value."""
+    return Measured(text=text, unit="text", n=1, **fields)
+
+
+def select(frame: pd.DataFrame, **keys: object) -> pd.DataFrame:
+    """The rows whose columns equal ``keys``; a tuple stands for any of its members."""
+    kept = pd.Series(True, index=frame.index)
+    for column, wanted in keys.items():
+        kept &= frame[column].isin(wanted if isinstance(wanted, tuple) else (wanted,))
+    return frame[kept]
+
+
+def absent(
+    records: CampaignRecords,
+    kinds: tuple[str, ...],
+    scale: str | None = None,
+    variants: tuple[str, ...] | None = None,
+    seed: int | None = None,
+) -> Measured:
+    """A "not run" that carries what the campaign says of the planned, missing pieces."""
+    planned = select(records.missing, kind=kinds)
+    if scale is not None:
+        planned = select(planned, scale=scale)
+    if variants is not None:
+        planned = select(planned, variant=variants)
+    if seed is not None:
+        planned = select(planned, seed=seed)
+    reasons = "; ".join(dict.fromkeys(str(reason) for reason in planned["reason"]))
+    if not reasons and seed is not None and seed not in records.page["seeds"]:
+        seeds = ", ".join(map(str, records.page["seeds"]))
+        reasons = f"seed {seed} is none of this campaign's ({seeds})"
+    return Measured(status="not run", reason=reasons or "this campaign holds no record of it")
+
+
+def no_counterpart(reason: str) -> Measured:
+    """A value that this campaign cannot have, however far it runs."""
+    return Measured(status="no counterpart", reason=reason)
+
+
+def over_seeds(
+    values: Mapping[int, float],
+    planned: Iterable[int],
+    sources: tuple[str, ...],
+    missing: Measured,
+    unit: str = "nat",
+) -> dict[str, Measured]:
+    """Mean and sample standard deviation (ddof = 1) over seeds.
+
+    Args:
+        values: one value a seed.
+        planned: the campaign's seeds; those without a value are named in the reason.
+        sources: records behind the values.
+        missing: stands in for both statistics when no seed has a value.
+        unit: see ``Measured``.
+    """
+    if not values:
+        return {"mean": missing, "sd": missing}
+    series = pd.Series(values, dtype="float64")
+    left_out = [str(seed) for seed in planned if seed not in values]
+    reason = f"seeds without a value: {', '.join(left_out)}" if left_out else ""
+    mean = Measured(float(series.mean()), unit=unit, n=len(series), reason=reason, sources=sources)
+    if len(series) < 2:
+        return {
+            "mean": mean,
+            "sd": Measured(
+                status="not run",
+                reason="one seed has a value; a standard deviation takes two",
+                n=1,
+            ),
+        }
+    sd = Measured(
+        float(series.std(ddof=1)), unit=unit, n=len(series), reason=reason, sources=sources
+    )
+    return {"mean": mean, "sd": sd}
+
+
+def is_number(value: object) -> bool:
+    """Whether a field of a frame holds a finite number."""
+    return pd.api.types.is_number(value) and math.isfinite(value)

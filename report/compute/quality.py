@@ -1,0 +1,221 @@
+"""Language-model results: NLL, paired differences, token efficiency (sections 4.1, C, D, E)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from report.compute.configurations import (
+    backbone,
+    data_and_vocab,
+    model_number,
+    tokens,
+    worded_models,
+)
+from report.compute.measured import (
+    Measured,
+    Measurements,
+    absent,
+    is_number,
+    over_seeds,
+    select,
+)
+from report.layout import SCALES, SEEDS
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from relation.records import CampaignRecords
+
+ABLATIONS = ("exchange-only", "raw-x", "no-count", "no-givens", "single-head")
+ABLATION_SCALE = "10M"
+HYBRID_SCALE = "30M"
+
+
+class FinalNLL:
+    """Final-validation NLL by scale, variant and seed, with its absences."""
+
+    def __init__(self, records: CampaignRecords) -> None:
+        self._records = records
+        self.seeds: list[int] = [int(seed) for seed in records.page["seeds"]]
+
+    def _runs(self, scale: str, variant: str) -> pd.DataFrame:
+        runs = select(self._records.runs, scale=scale, variant=variant)
+        return runs[runs["final_nll"].notna()]
+
+    def by_seed(self, scale: str, variant: str) -> dict[int, float]:
+        runs = self._runs(scale, variant)
+        return {
+            int(seed): float(nll) for seed, nll in zip(runs["seed"], runs["final_nll"], strict=True)
+        }
+
+    def sources(self, scale: str, *variants: str, seed: int | None = None) -> tuple[str, ...]:
+        found: list[str] = []
+        for variant in variants:
+            runs = self._runs(scale, variant)
+            found += (runs if seed is None else select(runs, seed=seed))["source"].tolist()
+        return tuple(found)
+
+    def one(self, scale: str, variant: str, seed: int) -> Measured:
+        """NLL of one run, in nats a token."""
+        nll = self.by_seed(scale, variant).get(seed)
+        if nll is None:
+            return absent(self._records, ("run",), scale, (variant,), seed)
+        source = self.sources(scale, variant, seed=seed)
+        return Measured(nll, unit="nat", n=1, sources=source)
+
+    def statistics(self, scale: str, variant: str) -> dict[str, Measured]:
+        """Mean and standard deviation over the seeds of one variant."""
+        return over_seeds(
+            self.by_seed(scale, variant),
+            self.seeds,
+            self.sources(scale, variant),
+            absent(self._records, ("run",), scale, (variant,)),
+        )
+
+    def difference(self, scale: str, variant: str, base: str, seed: int | None = None) -> Measured:
+        """Mean over the paired seeds of variant - base; with all seeds, the means' difference."""
+        ours, theirs = self.by_seed(scale, variant), self.by_seed(scale, base)
+        paired = [s for s in ours if s in theirs and seed in (None, s)]
+        if not paired:
+            return absent(self._records, ("run",), scale, (variant, base), seed)
+        unpaired = sorted((set(ours) | set(theirs)) - set(paired)) if seed is None else []
+        return Measured(
+            sum(ours[s] - theirs[s] for s in paired) / len(paired),
+            unit="nat",
+            n=len(paired),
+            reason=f"seeds without a pair: {', '.join(map(str, unpaired))}" if unpaired else "",
+            sources=self.sources(scale, base, variant, seed=seed),
+        )
+
+    def all_seeds(self, scale: str, *variants: str) -> list[int]:
+        """The paper's seeds, the campaign's, and any other that a record here carries."""
+        recorded = {seed for variant in variants for seed in self.by_seed(scale, variant)}
+        return list(dict.fromkeys([*SEEDS, *self.seeds, *sorted(recorded)]))
+
+
+def _put(found: Measurements, row: str, column: str, values: dict[str, Measured]) -> None:
+    found.update({(row, column, statistic): value for statistic, value in values.items()})
+
+
+def main_results(records: CampaignRecords) -> Measurements:
+    """Table 2: configuration, mean NLL of the pair, their difference, token reduction."""
+    nll = FinalNLL(records)
+    found: Measurements = {}
+    for scale in SCALES:
+        for column, wording in (
+            ("backbone", backbone),
+            ("data", data_and_vocab),
+            ("tokens", tokens),
+        ):
+            found[scale, column, "value"] = worded_models(records, scale, ("full", "mha"), wording)
+        found[scale, "context", "value"] = model_number(records, scale, "full", "context", "tokens")
+        _put(found, scale, "mha_nll", nll.statistics(scale, "mha"))
+        _put(found, scale, "full_nll", nll.statistics(scale, "full"))
+        found[scale, "delta", "value"] = nll.difference(scale, "full", "mha")
+        _put(found, scale, "token_reduction", _mean_reduction(records, scale))
+    return found
+
+
+def _mean_reduction(records: CampaignRecords, scale: str) -> dict[str, Measured]:
+    rows = select(records.efficiency, scale=scale)
+    reached = {
+        int(seed): float(reduction)
+        for seed, reduction in zip(rows["seed"], rows["reduction"], strict=True)
+        if is_number(reduction)
+    }
+    if len(rows) and not reached:
+        none = Measured(
+            status="not reached",
+            n=len(rows),
+            reason=f"no seed of {len(rows)} reached the paired MHA run's final smoothed loss",
+        )
+    else:
+        none = absent(records, ("run",), scale, ("mha", "full"))
+    sources = FinalNLL(records).sources(scale, "mha", "full")
+    return over_seeds(reached, records.page["seeds"], sources, none, unit="%")
+
+
+def paired_nll(records: CampaignRecords) -> Measurements:
+    """Final validation NLL of every pair, and their means."""
+    nll = FinalNLL(records)
+    found: Measurements = {}
+    for scale in SCALES:
+        for seed in nll.all_seeds(scale, "mha", "full"):
+            row = f"{scale}/{seed}"
+            for variant in ("mha", "full"):
+                found[row, variant, "value"] = nll.one(scale, variant, seed)
+            found[row, "delta", "value"] = nll.difference(scale, "full", "mha", seed)
+        for variant in ("mha", "full"):
+            _put(found, f"{scale}/mean", variant, nll.statistics(scale, variant))
+        found[f"{scale}/mean", "delta", "value"] = nll.difference(scale, "full", "mha")
+    return found
+
+
+def token_efficiency(records: CampaignRecords) -> Measurements:
+    """Target loss, crossing and token reduction of every pair (section B.4)."""
+    nll = FinalNLL(records)
+    found: Measurements = {}
+    for scale in SCALES:
+        recorded = select(records.efficiency, scale=scale)
+        by_seed = {int(row["seed"]): row for row in recorded.to_dict("records")}
+        for seed in dict.fromkeys([*SEEDS, *nll.seeds, *sorted(by_seed)]):
+            sources = nll.sources(scale, "mha", "full", seed=seed)
+            none = absent(records, ("run",), scale, ("mha", "full"), seed)
+            for column, value in _crossing(by_seed.get(seed), none, sources).items():
+                found[f"{scale}/{seed}", column, "value"] = value
+    return found
+
+
+def _crossing(
+    row: dict[str, object] | None, none: Measured, sources: tuple[str, ...]
+) -> dict[str, Measured]:
+    if row is None:
+        return dict.fromkeys(("target", "crossing", "reduction"), none)
+    found = {"target": Measured(float(row["target"]), unit="nat", n=1, sources=sources)}
+    for column, field, unit in (
+        ("crossing", "crossing_tokens", "M tokens"),
+        ("reduction", "reduction", "%"),
+    ):
+        if is_number(row[field]):
+            found[column] = Measured(float(row[field]), unit=unit, n=1, sources=sources)
+        else:
+            found[column] = Measured(
+                status="not reached",
+                reason="the Relation run's smoothed loss stayed above the target to its last token",
+                sources=sources,
+            )
+    return found
+
+
+def structural_ablations(records: CampaignRecords) -> Measurements:
+    """Table 3: mean NLL of each ablation at 10M and its difference to Full Relation."""
+    nll = FinalNLL(records)
+    found: Measurements = {}
+    for variant in ("full", "exchange-only", "raw-x", "no-count", "single-head"):
+        _put(found, "nll", variant, nll.statistics(ABLATION_SCALE, variant))
+        if variant != "full":
+            found["delta", variant, "value"] = nll.difference(ABLATION_SCALE, variant, "full")
+    return found
+
+
+def ablation_seeds(records: CampaignRecords) -> Measurements:
+    """NLL of every ablation run, their means, and the differences to Full Relation."""
+    nll = FinalNLL(records)
+    found: Measurements = {}
+    for variant in ("full", *ABLATIONS):
+        for seed in nll.all_seeds(ABLATION_SCALE, variant):
+            found[variant, f"seed_{seed}", "value"] = nll.one(ABLATION_SCALE, variant, seed)
+        _put(found, variant, "mean", nll.statistics(ABLATION_SCALE, variant))
+        found[variant, "delta", "value"] = nll.difference(ABLATION_SCALE, variant, "full")
+    return found
+
+
+def hybrid_seeds(records: CampaignRecords) -> Measurements:
+    """NLL of every Hybrid run and their mean (section F)."""
+    nll = FinalNLL(records)
+    found: Measurements = {
+        (str(seed), "nll", "value"): nll.one(HYBRID_SCALE, "hybrid", seed)
+        for seed in nll.all_seeds(HYBRID_SCALE, "hybrid")
+    }
+    _put(found, "mean", "nll", nll.statistics(HYBRID_SCALE, "hybrid"))
+    return found

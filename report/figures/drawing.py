@@ -1,0 +1,63 @@
+"""What all drawings share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from report.compute.measured import select
+
+if TYPE_CHECKING:
+    from relation.records import CampaignRecords
+
+
+class NotDrawnError(Exception):
+    """A figure's data are not there; the message says which and why."""
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """One figure: file name, title, description in words, and how it is drawn."""
+
+    name: str
+    title: str
+    alt: str
+    draw: Callable[[CampaignRecords], Figure]
+
+
+def demand(found: bool, what: str, records: CampaignRecords, kinds: tuple[str, ...]) -> None:
+    """Refuse to draw without data.
+
+    Raises:
+        NotDrawnError: nothing was found; the campaign's own reasons are named.
+    """
+    if found:
+        return
+    reasons = dict.fromkeys(str(reason) for reason in select(records.missing, kind=kinds)["reason"])
+    because = "; ".join(reasons)
+    raise NotDrawnError(f"this campaign has no {what}" + (f" ({because})" if because else ""))
+
+
+def grid(rows: int, columns: int, height: float, **options: object) -> tuple[Figure, np.ndarray]:
+    """A figure of the page's width with rows x columns axes, always a 2-D array."""
+    figure = Figure(figsize=(8.4, height))
+    return figure, figure.subplots(rows, columns, squeeze=False, **options)
+
+
+def present(frame: pd.DataFrame, scales: Sequence[str]) -> list[str]:
+    """The scales of a frame, in the paper's order."""
+    found = set(frame["scale"])
+    return [scale for scale in scales if scale in found]
+
+
+def quantity(value: float) -> str:
+    """A count with a letter for its size: 131K, 1.07B."""
+    for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if abs(value) >= size:
+            return f"{value / size:.3g}{letter}"
+    return f"{value:.3g}"

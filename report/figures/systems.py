@@ -1,0 +1,198 @@
+"""Throughput, memory and time against T."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+
+from report.compute.fit import power_fit
+from report.compute.measured import select
+from report.compute.systems import OPERATORS
+from report.figures.drawing import Drawing, demand, grid, present, quantity
+from report.layout import SCALES
+from report.style import INK, MATERIALISED, MHA, OPERATOR_COLOUR, OPERATOR_NAME, RELATION
+
+if TYPE_CHECKING:
+    from relation.records import CampaignRecords
+
+# Operators whose decode states agree lie on one another: the earlier ones stay visible as a rim.
+WIDTHS = {"mha": 5.0, "full-reference": 3.2, "full-flash": 1.4, "linear": 1.4}
+
+
+def throughput(records: CampaignRecords) -> Figure:
+    """Above, the materialised operator and its tiled form; below, the matched pair."""
+    passed = select(records.throughput, status="PASS")
+    fixed = select(passed, benchmark="fixed")
+    materialised = fixed["backend"] == "reference"
+    comparisons = (
+        (
+            "fixed context",
+            (("Materialised", fixed[materialised], MATERIALISED),
+             ("FlashRelation", fixed[~materialised], RELATION)),
+        ),
+        (
+            "matched",
+            tuple(
+                (name, select(passed, benchmark="matched", variant=variant), colour)
+                for name, variant, colour in (("MHA", "mha", MHA), ("Relation", "full", RELATION))
+            ),
+        ),
+    )  # fmt: skip
+    both = select(passed, benchmark=("fixed", "matched"))
+    demand(len(both) > 0, "finished throughput measurement", records, ("throughput",))
+    scales = present(both, SCALES)
+    figure, axes = grid(2, len(scales), 3.4)
+    for row, (label, sides) in enumerate(comparisons):
+        for column, scale in enumerate(scales):
+            here = axes[row, column]
+            bars = [(name, select(rows, scale=scale), colour) for name, rows, colour in sides]
+            _bars(here, f"{scale}, {label}", bars)
+    for here in axes[1]:
+        here.set_xlabel("tokens/s")
+    return figure
+
+
+def _bars(axes: Axes, title: str, bars: list[tuple[str, pd.DataFrame, str]]) -> None:
+    axes.grid(axis="x")
+    axes.grid(visible=False, axis="y")
+    rates = {name: float(rows["tokens_per_second"].mean()) for name, rows, _ in bars if len(rows)}
+    for place, (name, _, colour) in enumerate(bars):
+        rate = rates.get(name)
+        if rate is not None:
+            axes.barh(-place, rate, height=0.6, color=colour)
+        axes.annotate(
+            quantity(rate) if rate is not None else "not run",
+            (rate or 0.0, -place),
+            xytext=(4, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8,
+        )
+    axes.set_yticks([0, -1], [name for name, _, _ in bars])
+    axes.tick_params(axis="y", length=0)
+    axes.set_xlim(0, 1.22 * max(rates.values(), default=1.0))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: quantity(value)))
+    axes.xaxis.set_major_locator(MaxNLocator(3))
+    if len(rates) == 2:
+        base, other = rates.values()
+        title += f": {other / base:.3g}×"
+    axes.set_title(title)
+
+
+def scaling(records: CampaignRecords) -> Figure:
+    """Time and decode state against T, log-log, a line an operator with its fitted power."""
+    rows = select(records.complexity, operator=OPERATORS)
+    demand(len(rows) > 0, "complexity measurement", records, ("complexity",))
+    figure, axes = grid(1, 2, 3.9)
+    panels = (("seconds", "seconds, median"), ("decode_state_bytes", "decode state (bytes)"))
+    for here, (field, label) in zip(axes[0], panels, strict=True):
+        here.set_xscale("log", base=2)
+        here.set_yscale("log")
+        for operator in OPERATORS:
+            _power_line(here, select(rows, operator=operator), field, operator)
+        contexts = sorted(set(rows["context"]))
+        here.set_xticks(contexts, [f"{context:,}" for context in contexts])
+        here.xaxis.set_minor_locator(NullLocator())
+        here.set_xlabel("context T (tokens)")
+        here.set_ylabel(label)
+        here.yaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
+        here.yaxis.set_major_formatter(FuncFormatter(lambda value, _: quantity(value)))
+        here.yaxis.set_minor_locator(NullLocator())
+        here.legend(
+            labelcolor="linecolor",
+            handlelength=1.2,
+            fontsize=7.5,
+            loc="lower left",
+            bbox_to_anchor=(0, 1),
+        )
+    return figure
+
+
+def _power_line(axes: Axes, rows: pd.DataFrame, field: str, operator: str) -> None:
+    points = rows[rows[field] > 0].groupby("context")[field].median()
+    if points.empty:
+        return
+    fit = power_fit(list(zip(points.index.astype(float), points, strict=True)))
+    power = f": exponent {round(fit.exponent, 2) + 0.0:.2f}" if fit else ""
+    axes.plot(
+        points.index,
+        points,
+        marker="o",
+        markersize=3,
+        linewidth=WIDTHS[operator] if field == "decode_state_bytes" else None,
+        color=OPERATOR_COLOUR[operator],
+        label=f"{OPERATOR_NAME[operator]}{power}",
+    )
+    if field == "seconds":
+        spread = rows.set_index("context")
+        axes.fill_between(
+            spread.index,
+            spread["seconds_low"],
+            spread["seconds_high"],
+            color=OPERATOR_COLOUR[operator],
+            alpha=0.15,
+            linewidth=0,
+        )
+
+
+def linear_long(records: CampaignRecords) -> Figure:
+    """Linear Relation's throughput and memory against T; contexts out of memory are named."""
+    rows = select(records.throughput, benchmark="linear-long").sort_values("context")
+    passed = select(rows, status="PASS")
+    demand(len(passed) > 0, "finished long-context measurement", records, ("throughput",))
+    panels = [("tokens_per_second", "tokens/s")]
+    if passed["allocated_gib"].notna().any():
+        panels.append(("allocated_gib", "allocated (GiB)"))
+    figure, axes = grid(1, len(panels), 2.8)
+    for here, (field, label) in zip(axes[0], panels, strict=True):
+        here.plot(passed["context"], passed[field], "o-", color=OPERATOR_COLOUR["linear"])
+        for context in select(rows, status="OOM")["context"]:
+            here.axvline(context, color=INK, linewidth=0.7, linestyle=(0, (4, 3)))
+            here.annotate(
+                "out of memory",
+                (context, 0.5),
+                xycoords=("data", "axes fraction"),
+                xytext=(-9, 0),
+                textcoords="offset points",
+                rotation=90,
+                va="center",
+                fontsize=7.5,
+            )
+        here.set_xscale("log", base=2)
+        contexts = sorted(set(rows["context"]))
+        here.set_xticks(contexts, [f"{context:,}" for context in contexts])
+        here.set_ylim(bottom=0)
+        here.yaxis.set_major_formatter(FuncFormatter(lambda value, _: quantity(value)))
+        here.set_xlabel("context T (tokens)")
+        here.set_ylabel(label)
+    return figure
+
+
+DRAWINGS = (
+    Drawing(
+        "throughput",
+        "Tokens per second in whole training steps, with the ratio of the lower bar to the upper: "
+        "FlashRelation against the materialised operator, Relation against MHA.",
+        "Bar charts by scale: above, tokens per second of the materialised operator and of "
+        "FlashRelation; below, of MHA and of Relation; each title gives their ratio.",
+        throughput,
+    ),
+    Drawing(
+        "scaling",
+        "Time and decode state of each operator against the context, with the fitted power of T.",
+        "Two log-log charts against the context: the time of MHA, of Full Relation materialised "
+        "and tiled and of Linear Relation, and the bytes of decode state.",
+        scaling,
+    ),
+    Drawing(
+        "linear-long",
+        "Linear Relation at long contexts.",
+        "Line charts: Linear Relation's throughput, and its memory where the device counts it, "
+        "against the context; a dashed line marks a context that ran out of memory.",
+        linear_long,
+    ),
+)

@@ -1,0 +1,200 @@
+"""Loss curves, paired NLL, ablations."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from relation.records import smoothed_loss
+from report.compute.measured import is_number, select
+from report.compute.quality import ABLATION_SCALE, ABLATIONS
+from report.figures.drawing import Drawing, demand, grid, present, quantity
+from report.layout import SCALES
+from report.style import INK, MHA, MUTED, OPERATOR_COLOUR, OPERATOR_NAME, RELATION
+from report.tables.quality import ABLATION_NAMES
+
+if TYPE_CHECKING:
+    from relation.records import CampaignRecords
+
+PAIR = ("mha", "full")
+# Losses of the first updates are so high that the crossing would be a flat line beneath them.
+SHOWN_FROM = 0.25
+
+
+def loss_curves(records: CampaignRecords) -> Figure:
+    """A row a seed, a column a scale: both losses, the MHA run's final one, the crossing."""
+    logs = select(records.logs, variant=PAIR)
+    demand(len(logs) > 0, "training log of a pair", records, ("run",))
+    scales = present(logs, SCALES)
+    seeds = sorted(set(logs["seed"]))
+    figure, axes = grid(len(seeds), len(scales), 1.75 * len(seeds) + 0.4, sharex="col")
+    for row, seed in enumerate(seeds):
+        for column, scale in enumerate(scales):
+            here = axes[row, column]
+            _pair_losses(here, records, scale, int(seed))
+            if row == column == 0:
+                _name_lines(here)
+            if row == 0:
+                here.set_title(scale)
+            if row == len(seeds) - 1:
+                here.set_xlabel("training tokens")
+            if column == 0:
+                here.set_ylabel(f"seed {seed}\nloss (nat/token)")
+    return figure
+
+
+def _pair_losses(axes: Axes, records: CampaignRecords, scale: str, seed: int) -> None:
+    logs = select(records.logs, scale=scale, seed=seed)
+    lowest, highest = [], []
+    for variant in PAIR:
+        log = select(logs, variant=variant).sort_values("update")
+        if log.empty:
+            continue
+        budget = float(log["tokens"].iloc[-1])
+        losses = smoothed_loss(
+            log["tokens"].to_numpy(),
+            log["update_tokens"].to_numpy(),
+            log["loss"].to_numpy(),
+            records.page["efficiency_window"] * budget,
+        )
+        axes.plot(log["tokens"], losses, color=OPERATOR_COLOUR[variant], zorder=3)
+        late = losses[log["tokens"].to_numpy() >= SHOWN_FROM * budget]
+        lowest.append(late.min())
+        highest.append(late.max())
+    if not lowest:
+        axes.text(0.5, 0.5, "not run", transform=axes.transAxes, ha="center", color=MUTED)
+        axes.set_yticks([])
+        return
+    margin = 0.06 * (max(highest) - min(lowest))
+    axes.set_ylim(min(lowest) - margin, max(highest) + margin)
+    axes.set_xlim(left=0)
+    axes.xaxis.set_major_locator(MaxNLocator(4))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda tokens, _: quantity(tokens)))
+    for row in select(records.efficiency, scale=scale, seed=seed).to_dict("records"):
+        _mark_crossing(axes, row)
+
+
+def _name_lines(axes: Axes) -> None:
+    for position, variant in enumerate(PAIR):
+        axes.text(
+            0.97,
+            0.9 - 0.12 * position,
+            OPERATOR_NAME[variant],
+            transform=axes.transAxes,
+            ha="right",
+            color=OPERATOR_COLOUR[variant],
+        )
+
+
+def _mark_crossing(axes: Axes, row: dict[str, float]) -> None:
+    axes.axhline(row["target"], color=MUTED, linewidth=0.7, linestyle=(0, (4, 3)))
+    reached = is_number(row["crossing_tokens"])
+    if reached:
+        axes.plot(
+            row["crossing_tokens"],
+            row["target"],
+            marker="o",
+            markersize=5,
+            markerfacecolor="none",
+            color=INK,
+            zorder=4,
+        )
+    note = f"−{row['reduction']:.1%} tokens" if reached else "not reached"
+    axes.text(0.97, 0.64, note, transform=axes.transAxes, ha="right", fontsize=7.5, color=INK)
+
+
+def paired_nll(records: CampaignRecords) -> Figure:
+    """A slope a pair, from MHA to Relation."""
+    runs = select(records.runs, variant=PAIR)
+    wide = runs.pivot_table(index=["scale", "seed"], columns="variant", values="final_nll")
+    paired = wide.reindex(columns=list(PAIR)).dropna().reset_index()
+    demand(len(paired) > 0, "finished pair", records, ("run",))
+    scales = present(paired, SCALES)
+    figure, axes = grid(1, len(scales), 2.9)
+    for here, scale in zip(axes[0], scales, strict=True):
+        pairs = select(paired, scale=scale)
+        for pair in pairs.to_dict("records"):
+            here.plot([0, 1], [pair["mha"], pair["full"]], color=MUTED, linewidth=0.9, zorder=2)
+            here.annotate(
+                f"{pair['seed']:.0f}",
+                (1, pair["full"]),
+                xytext=(6, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=7.5,
+                color=MUTED,
+            )
+        here.plot(np.zeros(len(pairs)), pairs["mha"], "o", color=MHA, zorder=3)
+        here.plot(np.ones(len(pairs)), pairs["full"], "o", color=RELATION, zorder=3)
+        change = float((pairs["full"] - pairs["mha"]).mean())
+        here.set_title(f"{scale}: mean difference {change:+.4f}".replace("-", "−"))
+        here.set_xlim(-0.25, 1.35)
+        here.set_xticks([0, 1], ["MHA", "Relation"])
+        here.margins(y=0.12)
+    axes[0, 0].set_ylabel("final validation NLL (nat/token)")
+    return figure
+
+
+def ablations(records: CampaignRecords) -> Figure:
+    """Bars of the mean paired difference to Full Relation, a point a seed."""
+    runs = select(records.runs, scale=ABLATION_SCALE, variant=("full", *ABLATIONS))
+    wide = runs.pivot_table(index="seed", columns="variant", values="final_nll")
+    demand("full" in wide and len(wide.columns) > 1, "ablation run", records, ("run",))
+    differences = wide.drop(columns="full").sub(wide["full"], axis=0).dropna(how="all")
+    variants = [variant for variant in ABLATIONS if variant in differences]
+    demand(len(differences) > 0, "ablation with a Full run of its seed", records, ("run",))
+    figure, axes = grid(1, 1, 0.42 * len(variants) + 0.8)
+    here = axes[0, 0]
+    here.grid(axis="x")
+    here.grid(visible=False, axis="y")
+    places = np.arange(len(variants))[::-1]
+    for place, variant in zip(places, variants, strict=True):
+        seeds = differences[variant].dropna()
+        here.barh(place, seeds.mean(), height=0.55, color=RELATION, alpha=0.35)
+        here.plot(seeds, np.full(len(seeds), place), "o", color=RELATION, markersize=3.5)
+        here.annotate(
+            f"{seeds.mean():+.4f}".replace("-", "−"),
+            (max(seeds.max(), seeds.mean(), 0), place),
+            xytext=(6, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8,
+        )
+    here.axvline(0, color=INK, linewidth=0.8)
+    here.set_yticks(places, [ABLATION_NAMES[variant] for variant in variants])
+    here.tick_params(axis="y", length=0)
+    here.margins(x=0.12)
+    here.set_xlabel(f"final validation NLL above Full Relation, {ABLATION_SCALE} (nat/token)")
+    return figure
+
+
+DRAWINGS = (
+    Drawing(
+        "loss-curves",
+        "Training loss of every pair, trailing mean over 1% of the budget. Dashed: the MHA run’s "
+        "final smoothed loss; the circle is where the Relation run first reaches it. The loss "
+        "of the first quarter lies above the axes.",
+        "Small multiples by scale and seed: the training loss of MHA and of Relation falls with "
+        "the training tokens; a dashed line marks the MHA run's final loss and a circle the "
+        "Relation run's crossing.",
+        loss_curves,
+    ),
+    Drawing(
+        "paired-nll",
+        "Final validation NLL of every pair; a line joins the two runs of a seed.",
+        "Slope charts by scale: one line a seed from the MHA run's final validation NLL to the "
+        "Relation run's, with the mean difference above.",
+        paired_nll,
+    ),
+    Drawing(
+        "ablations",
+        "What removing a part of Full Relation costs: mean over seeds, a point a seed.",
+        "Horizontal bars: the rise of the final validation NLL over Full Relation for each "
+        "structural ablation, with the seeds as points.",
+        ablations,
+    ),
+)

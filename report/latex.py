@@ -1,0 +1,105 @@
+"""Plain Unicode text as LaTeX source."""
+
+from __future__ import annotations
+
+import re
+
+_SPECIAL = {
+    "\\": r"\textbackslash{}",
+    "{": r"\{",
+    "}": r"\}",
+    "$": r"\$",
+    "&": r"\&",
+    "#": r"\#",
+    "%": r"\%",
+    "_": r"\_",
+    "^": r"\textasciicircum{}",
+    "~": r"\textasciitilde{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    '"': "''",
+    # A tabular's line end would read either of these as its argument.
+    "[": "{[}",
+    "*": "{*}",
+    "`": r"\textasciigrave{}",
+    "−": "$-$",
+    "→": r"$\rightarrow$",
+    "±": r"$\pm$",
+    "×": r"$\times$",
+    "≥": r"$\ge$",
+    "≤": r"$\le$",
+    "↑": r"$\uparrow$",
+    "↓": r"$\downarrow$",
+    "Δ": r"$\Delta$",
+    "Σ": r"$\Sigma$",
+    "λ": r"$\lambda$",
+    "τ": r"$\tau$",
+    "—": "---",
+    "–": "--",
+    "‘": "`",
+    "’": "'",
+    "“": "``",
+    "”": "''",
+    "…": r"\dots{}",
+    "\u00a0": "~",
+    "\n": " ",
+    "\t": " ",
+}
+# 8-bit LaTeX with utf8 input sets these without further packages.
+_LATIN = {chr(code) for code in range(0xC0, 0x100)} - {"×", "÷", "Ð", "ð", "Þ", "þ"}
+_MATH = {
+    "Σ": r"\sum",
+    "λ": r"\lambda ",
+    "ℓ": r"\ell ",
+    "×": r"\times ",
+    "−": "-",
+}
+
+
+class Tex(str):
+    """LaTeX source that must not be escaped again."""
+
+    __slots__ = ()
+
+
+def escape(text: object) -> Tex:
+    """Escape for running text; a character that plain LaTeX lacks becomes its code point."""
+    if isinstance(text, Tex):
+        return text
+    return Tex("".join(_escaped(character) for character in str(text)))
+
+
+def _escaped(character: str) -> str:
+    if character in _SPECIAL:
+        return _SPECIAL[character]
+    if " " <= character <= "~" or character in _LATIN:
+        return character
+    return f"{{[}}U+{ord(character):04X}]"
+
+
+def formula(text: str) -> Tex:
+    """A formula such as ``O(T^2 d)`` or ``Σ_{j<i} F_{ij}`` in mathematics.
+
+    Text with other signs than a formula's is no formula and is escaped.
+    """
+    if not re.fullmatch(r"[\w()/^.,+=<>×{} −-]+", text) or text.count("{") != text.count("}"):
+        return escape(text)
+    source = re.sub(r"\^([−-]?[0-9.]+)", r"^{\1}", text)
+    for sign, command in _MATH.items():
+        source = source.replace(sign, command)
+    return Tex(f"${source}$")
+
+
+def rich(text: str) -> Tex:
+    """Running text with formulas between dollar signs."""
+    pieces = text.split("$")
+    return Tex("".join(formula(p) if i % 2 else escape(p) for i, p in enumerate(pieces)))
+
+
+def header(text: str) -> Tex:
+    """A column heading; its lines stack."""
+    lines = [rich(line) for line in text.split("\n")]
+    if len(lines) == 1:
+        return lines[0]
+    return Tex(r"\begin{tabular}[b]{@{}c@{}}" + r"\\".join(lines) + r"\end{tabular}")

@@ -1,0 +1,141 @@
+"""The vocabulary in which the tables are declared: forms, columns, rows, panels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import pandas as pd
+
+if TYPE_CHECKING:
+    from relation.records import CampaignRecords
+    from report.compute.measured import Measurements
+
+
+@dataclass(frozen=True)
+class Number:
+    """How a number prints. The paper's own value decides the decimals where it prints one.
+
+    ``significant`` is the least number of significant digits: a miniature campaign's 0.0213 GiB
+    would otherwise shrink to 0.02. ``count`` prints the number of seeds beside the value; elsewhere
+    a note gives it where it differs from the paper's three.
+    """
+
+    decimals: int = 0
+    suffix: str = ""
+    grouped: bool = False
+    signed: bool = False
+    significant: int = 0
+    count: bool = False
+
+
+@dataclass(frozen=True)
+class Words:
+    """A worded cell; ``formula`` sets ``T^2`` as a power, ``geometry`` turns 8x48 into 8×48."""
+
+    kind: Literal["plain", "formula", "geometry"] = "plain"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One key of the cells inside a printed column."""
+
+    column: str
+    form: Number | Words
+
+
+@dataclass(frozen=True)
+class Column:
+    """A printed column: parts set into ``pattern``, as in ``"{} → {}"``.
+
+    ``merged`` is the pattern's short form for parts that read the same ("32/4" for both
+    operators). ``operator`` marks a column that belongs to one of the paired operators.
+    """
+
+    header: str
+    parts: tuple[Part, ...]
+    pattern: str = "{}"
+    merged: bool = False
+    operator: Literal["", "mha", "full", "both"] = ""
+
+    @property
+    def align(self) -> str:
+        if len(self.parts) > 1:
+            return "c"
+        return "l" if isinstance(self.parts[0].form, Words) else "r"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A printed row: the key in the cells, its labels, and the group that a rule sets apart."""
+
+    key: str
+    labels: tuple[str, ...]
+    group: str = ""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A block of columns under one heading; without ``rows`` it repeats the table's.
+
+    ``measured`` marks a panel that only the campaign has: the paper prints nothing there.
+    """
+
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...] = ()
+    measured: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table of the paper.
+
+    Attributes:
+        label: LaTeX label without ``tab:``; the file name of its values and of its pages.
+        number: as the paper numbers it.
+        title: a few words, as a heading.
+        summary: one line for the index.
+        caption: what the reader sees, without the campaign's name and devices.
+        stubs: headings of the row labels.
+        measure: the campaign's values from its records, keyed (row, column, statistic).
+        systems: whether the paper measured it on its own GPU.
+        size: LaTeX size command that lets the rows fit an ordinary article's text width.
+        extra_row: makes a row for a key that only the campaign has.
+        label_column: the column of the cells that holds the campaign's own row label, where its
+            rows meet the paper's by their place only.
+        notes: sentences under the table that depend on what the campaign measured.
+    """
+
+    label: str
+    number: str
+    title: str
+    summary: str
+    caption: str
+    stubs: tuple[str, ...]
+    rows: tuple[Row, ...]
+    panels: tuple[Panel, ...]
+    measure: Callable[[CampaignRecords], Measurements]
+    systems: bool = False
+    size: str = "scriptsize"
+    extra_row: Callable[[str], Row] | None = None
+    label_column: str = ""
+    notes: Callable[[pd.DataFrame], list[str]] | None = None
+
+
+SCALES = ("10M", "30M", "100M")
+SEEDS = (42, 43, 44)
+SCALE_ROWS = tuple(Row(scale, (scale,)) for scale in SCALES)
+
+
+def value(header: str, key: str, form: Number | Words, operator: str = "") -> Column:
+    """A column of one value."""
+    return Column(header, (Part(key, form),), operator=operator)
+
+
+def arrow(header: str, key: str, form: Number) -> Column:
+    """A column that prints MHA → Relation."""
+    return Column(
+        header, (Part(f"{key}.mha", form), Part(f"{key}.full", form)), "{} → {}", operator="both"
+    )

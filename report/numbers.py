@@ -1,0 +1,61 @@
+"""Numbers as the tables print them, in plain Unicode."""
+
+from __future__ import annotations
+
+import math
+
+from report.layout import Number
+
+MINUS = "−"
+POINTS = " pp"
+TOKEN_UNITS = {"M tokens": "M", "B tokens": "B"}
+
+
+def suffix(form: Number, unit: str) -> str:
+    """What follows the number; counts of tokens carry the letter of their unit."""
+    return TOKEN_UNITS.get(unit, form.suffix)
+
+
+def few_tokens(tokens: float) -> str:
+    """A count of tokens far below the paper's unit, which would print as leading zeros there."""
+    for size, letter in ((1e6, "M"), (1e3, "K")):
+        if tokens >= size:
+            return f"{tokens / size:.4g}{letter}"
+    return f"{tokens:.4g}"
+
+
+def printed_text(printed: str, form: Number) -> str:
+    """The paper's value, every digit kept, with separators and a true minus."""
+    sign, digits = ("", printed) if printed[0] not in "+-" else (printed[0], printed[1:])
+    whole, point, fraction = digits.partition(".")
+    if form.grouped:
+        whole = f"{int(whole):,}"
+    return sign.replace("-", MINUS) + whole + point + fraction
+
+
+def value_text(value: float, form: Number, printed: str | None = None) -> str:
+    """A campaign's value with the decimals and the sign that the paper prints, or the form's."""
+    signed = form.signed or (printed is not None and printed[0] in "+-")
+    return _text(value, form, _decimals(value, form, printed), signed)
+
+
+def difference_text(difference: float, value: float, form: Number, unit: str, printed: str) -> str:
+    """A signed difference with the value's decimals; percentages differ by percentage points."""
+    text = _text(difference, form, _decimals(value, form, printed), signed=True)
+    return text + (POINTS if unit == "%" else suffix(form, unit))
+
+
+def _decimals(value: float, form: Number, printed: str | None) -> int:
+    decimals = len(printed.partition(".")[2]) if printed is not None else form.decimals
+    if value and form.significant:
+        decimals = max(decimals, form.significant - 1 - math.floor(math.log10(abs(value))))
+    return decimals
+
+
+def _text(value: float, form: Number, decimals: int, signed: bool) -> str:
+    grouping = "," if form.grouped else ""
+    magnitude = f"{abs(value):{grouping}.{decimals}f}"
+    zero = not any(digit in magnitude for digit in "123456789")
+    if zero:
+        return magnitude
+    return (MINUS if value < 0 else "+" if signed else "") + magnitude

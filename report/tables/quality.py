@@ -1,0 +1,193 @@
+"""Language-model results."""
+
+from report.compute.quality import (
+    ABLATIONS,
+    ablation_seeds,
+    hybrid_seeds,
+    main_results,
+    paired_nll,
+    structural_ablations,
+    token_efficiency,
+)
+from report.layout import (
+    SCALE_ROWS,
+    SCALES,
+    SEEDS,
+    Column,
+    Number,
+    Panel,
+    Part,
+    Row,
+    Table,
+    Words,
+    value,
+)
+
+ROUNDED = Number(4)
+FULL_PRECISION = Number(6)
+DELTA = Number(6, signed=True)
+MEAN_ROW = "Mean ± SD"
+
+ABLATION_NAMES = {
+    "full": "Full Relation",
+    "exchange-only": "Exchange-only transport",
+    "raw-x": "Raw-X communication",
+    "no-count": "No count calibration",
+    "no-givens": "No Givens mixing",
+    "single-head": "Single head",
+}
+
+
+def _seed_row(key: str) -> Row:
+    scale, seed = key.split("/")
+    return Row(key, (scale, seed), group=scale)
+
+
+MAIN_RESULTS = Table(
+    label="main-results",
+    number="2",
+    title="Main validation results",
+    summary="Configurations and mean validation NLL of the pairs, and the tokens Relation spares.",
+    caption=(
+        "Final-validation NLL of the paired MHA and Full Relation models, mean ± sample standard "
+        "deviation over seeds. Backbone reads layers / $d_{model}$ / heads × $d_h$ / $d_{ff}$. "
+        "Token reduction is the share of the budget that Relation spares to reach the paired MHA "
+        "run’s final smoothed training loss, over the seeds that reached it."
+    ),
+    stubs=("Scale",),
+    rows=SCALE_ROWS,
+    panels=(
+        Panel(
+            "",
+            (
+                value("Backbone", "backbone", Words("geometry")),
+                value("Data/Vocab", "data", Words()),
+                value("Ctx", "context", Number()),
+                value("Tokens", "tokens", Words()),
+                value("MHA NLL ↓", "mha_nll", ROUNDED, "mha"),
+                value("Relation NLL ↓", "full_nll", ROUNDED, "full"),
+                value("Δ", "delta", Number(4, signed=True)),
+                value("Token\nreduction ↑", "token_reduction", Number(1, "%", count=True)),
+            ),
+        ),
+    ),
+    measure=main_results,
+    size="tiny",
+)
+
+STRUCTURAL_ABLATIONS = Table(
+    label="structural-ablations",
+    number="3",
+    title="Structural ablations",
+    summary="What each part of Full Relation is worth at 10M.",
+    caption=(
+        "Structural ablations of Full Relation in the 10M setting; NLL is mean ± sample standard "
+        "deviation over seeds, Δ the mean over paired seeds of the difference to Full Relation."
+    ),
+    stubs=("Metric",),
+    rows=(Row("nll", ("NLL ↓",)), Row("delta", ("Δ vs Full",))),
+    panels=(
+        Panel(
+            "",
+            (
+                value("Full Relation", "full", ROUNDED, "full"),
+                value(
+                    "Exchange-only\ntransport\n$Y_i = Σ_{j<i} F_{ij} I_j$", "exchange-only", ROUNDED
+                ),
+                value("Raw-$X$\ncommunication\n$I = X$", "raw-x", ROUNDED),
+                value("No count\ncalibration\n$λ_ℓ = 0$", "no-count", ROUNDED),
+                value("Single head\n$H = 1$", "single-head", ROUNDED),
+            ),
+        ),
+    ),
+    measure=structural_ablations,
+)
+
+PAIRED_NLL = Table(
+    label="app-nll",
+    number="11",
+    title="Final validation NLL by seed",
+    summary="Every pair, its difference, and the means.",
+    caption="Final validation NLL of every pair, in nats per token.",
+    stubs=("Scale", "Seed"),
+    rows=tuple(
+        Row(f"{scale}/{seed}", (scale, label), group=scale)
+        for scale in SCALES
+        for seed, label in (*((seed, str(seed)) for seed in SEEDS), ("mean", MEAN_ROW))
+    ),
+    panels=(
+        Panel(
+            "",
+            (
+                value("MHA NLL", "mha", FULL_PRECISION, "mha"),
+                value("Full Relation NLL", "full", FULL_PRECISION, "full"),
+                value("Full−MHA", "delta", DELTA),
+            ),
+        ),
+    ),
+    measure=paired_nll,
+    extra_row=_seed_row,
+)
+
+TOKEN_EFFICIENCY = Table(
+    label="app-token-efficiency",
+    number="12",
+    title="Token efficiency by seed",
+    summary="Where each Relation run meets its MHA run’s final training loss.",
+    caption=(
+        "Tokens at which each Relation run first reaches the paired MHA run’s final smoothed "
+        "training loss (trailing mean over 1% of the budget), and the share of the budget spared."
+    ),
+    stubs=("Scale", "Seed"),
+    rows=tuple(
+        Row(f"{scale}/{seed}", (scale, str(seed)), group=scale)
+        for scale in SCALES
+        for seed in SEEDS
+    ),
+    panels=(
+        Panel(
+            "",
+            (
+                value("MHA target", "target", FULL_PRECISION, "mha"),
+                value("Relation crossing\ntokens", "crossing", Number(2, significant=4), "full"),
+                value("Token reduction", "reduction", Number(2, "%")),
+            ),
+        ),
+    ),
+    measure=token_efficiency,
+    extra_row=_seed_row,
+)
+
+ABLATION_SEEDS = Table(
+    label="app-ablation",
+    number="13",
+    title="Structural ablations by seed",
+    summary="Every ablation run and the means.",
+    caption="Final validation NLL of every structural ablation run in the 10M setting.",
+    stubs=("Ablation",),
+    rows=tuple(Row(variant, (ABLATION_NAMES[variant],)) for variant in ("full", *ABLATIONS)),
+    panels=(
+        Panel(
+            "",
+            (
+                *(value(f"Seed {seed}", f"seed_{seed}", FULL_PRECISION) for seed in SEEDS),
+                Column(MEAN_ROW, (Part("mean", FULL_PRECISION),)),
+                value("Δ vs Full", "delta", DELTA),
+            ),
+        ),
+    ),
+    measure=ablation_seeds,
+)
+
+HYBRID = Table(
+    label="app-hybrid",
+    number="14",
+    title="Hybrid Relation by seed",
+    summary="Every Hybrid run and the mean.",
+    caption="Final validation NLL of the Hybrid, three Full layers among nine Linear in the paper.",
+    stubs=("Seed",),
+    rows=(*(Row(str(seed), (str(seed),)) for seed in SEEDS), Row("mean", (MEAN_ROW,))),
+    panels=(Panel("", (value("Final NLL", "nll", FULL_PRECISION, "full"),)),),
+    measure=hybrid_seeds,
+    extra_row=lambda key: Row(key, (key,)),
+)

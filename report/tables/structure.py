@@ -1,0 +1,208 @@
+"""Structural diagnostics."""
+
+import pandas as pd
+
+from report.compute.structure import (
+    internal_organization,
+    layerwise,
+    routing,
+    sink_profile,
+    spectrum,
+)
+from report.layout import (
+    SCALE_ROWS,
+    SCALES,
+    Column,
+    Number,
+    Panel,
+    Part,
+    Row,
+    Table,
+    arrow,
+    value,
+)
+
+PERCENT = Number(2, "%")
+FINE_PERCENT = Number(3, "%")
+RANK = Number(1, significant=3)
+PAPER_LENGTHS = {"flow_length": 1024, "rank_length": 512}
+PAPER_DEPTH = {"10M": 6, "30M": 10, "100M": 20}
+
+
+def _length_notes(cells: pd.DataFrame) -> list[str]:
+    """Name the sequence lengths that differ from the paper’s, on which the figures depend."""
+    notes = []
+    for column, subject in (
+        ("flow_length", "Flow, distance and sink values"),
+        ("rank_length", "Spectra"),
+    ):
+        found = cells[(cells["column"] == column) & (cells["status"] == "ok")]
+        differing = found[found["value"] != PAPER_LENGTHS[column]]
+        if len(differing):
+            lengths = ", ".join(
+                f"{value:.0f} ({row})"
+                for row, value in zip(differing["row"], differing["value"], strict=True)
+            )
+            notes.append(
+                f"{subject} rest on sequences of {lengths} tokens here, of "
+                f"{PAPER_LENGTHS[column]} in the paper."
+            )
+    return notes
+
+
+def _distances() -> tuple[Column, ...]:
+    # Shorter campaigns scale the distances with T, so the header gives both readings.
+    return (
+        arrow("$d>128$\n($T/8$)", "beyond_128", PERCENT),
+        arrow("$d>256$\n($T/4$)", "beyond_256", PERCENT),
+        arrow("$d>512$\n($T/2$)", "beyond_512", PERCENT),
+        arrow("First-token\nsink", "sink_1", FINE_PERCENT),
+    )
+
+
+INTERNAL = Table(
+    label="relation_internal",
+    number="4",
+    title="Internal organization",
+    summary="Where flow goes by depth and by distance, MHA against Relation.",
+    caption=(
+        "Internal organization of the paired checkpoints: (a) diagonal or Self flow and routing "
+        "rank by depth, (b) where historical flow goes. Arrows read MHA → Relation; values are "
+        "means over seeds."
+    ),
+    stubs=("Scale",),
+    rows=SCALE_ROWS,
+    panels=(
+        Panel(
+            "(a) Depth organization",
+            (
+                arrow("L0 diag. /\nSelf flow", "l0_self", PERCENT),
+                Column(
+                    "L0 Flow\nEffRank",
+                    (
+                        Part("l0_effrank.mha", RANK),
+                        Part("l0_effrank.full", RANK),
+                        Part("l0_effrank.ratio", Number(2, "×")),
+                    ),
+                    "{} → {} ({})",
+                    operator="both",
+                ),
+                arrow("L1 diag. /\nSelf flow", "l1_self", PERCENT),
+                Column(
+                    "Rel. L2+\nSelf / Ex.",
+                    (Part("l2_self.full", PERCENT), Part("l2_exchange.full", PERCENT)),
+                    "{}/{}",
+                    operator="full",
+                ),
+            ),
+        ),
+        Panel("(b) Historical routing", _distances()),
+    ),
+    measure=internal_organization,
+    notes=_length_notes,
+)
+
+
+def _layer_row(key: str) -> Row:
+    scale, layer = key.split("/")
+    return Row(key, (scale, layer), group=scale)
+
+
+LAYERWISE = Table(
+    label="app-structural-layerwise",
+    number="7",
+    title="Flow organization by layer",
+    summary="Self flow and effective rank at every layer.",
+    caption=(
+        "Normalized flow by layer: MHA’s diagonal entry, Relation’s Self flow, and the effective "
+        "rank of either flow. Values are means over seeds."
+    ),
+    stubs=("Scale", "Layer"),
+    rows=tuple(
+        _layer_row(f"{scale}/L{layer}") for scale in SCALES for layer in range(PAPER_DEPTH[scale])
+    ),
+    panels=(
+        Panel(
+            "",
+            (
+                value("MHA diag.", "self.mha", PERCENT, "mha"),
+                value("Rel. Self", "self.full", PERCENT, "full"),
+                value("MHA EffRank", "effrank.mha", RANK, "mha"),
+                value("Rel. EffRank", "effrank.full", RANK, "full"),
+                value("Rel./MHA", "effrank.ratio", Number(2)),
+            ),
+        ),
+    ),
+    measure=layerwise,
+    extra_row=_layer_row,
+    notes=_length_notes,
+)
+
+ROUTING = Table(
+    label="app-structural-routing",
+    number="8",
+    title="Historical routing",
+    summary="Historical mass beyond three distances, and the first-token sink.",
+    caption=(
+        "Historical flow beyond three distances and on the first token, conditioned on history. "
+        "Entries read MHA → Relation; values are means over seeds."
+    ),
+    stubs=("Scale",),
+    rows=SCALE_ROWS,
+    panels=(Panel("", _distances()),),
+    measure=routing,
+    notes=_length_notes,
+)
+
+SINK_PROFILE = Table(
+    label="app-structural-sink-profile",
+    number="9",
+    title="Early-token sink profile",
+    summary="Historical mass on the first 1 to 32 tokens.",
+    caption=(
+        "Historical flow on the first $k$ tokens, conditioned on history. Entries read "
+        "MHA → Relation; values are means over seeds."
+    ),
+    stubs=("Scale",),
+    rows=SCALE_ROWS,
+    panels=(
+        Panel(
+            "(a) First 1 / 2 / 4",
+            tuple(arrow(f"First {k}", f"sink_{k}", FINE_PERCENT) for k in (1, 2, 4)),
+        ),
+        Panel(
+            "(b) First 8 / 16 / 32",
+            tuple(arrow(f"First {k}", f"sink_{k}", FINE_PERCENT) for k in (8, 16, 32)),
+        ),
+    ),
+    measure=sink_profile,
+    notes=_length_notes,
+)
+
+SPECTRUM = Table(
+    label="app-structural-spectrum",
+    number="10",
+    title="Flow spectrum",
+    summary="Singular-value statistics of the flow matrices.",
+    caption=(
+        "Singular values of the normalized flow, over all layers. Entries read MHA → Relation; "
+        "values are means over seeds."
+    ),
+    stubs=("Scale",),
+    rows=SCALE_ROWS,
+    panels=(
+        Panel(
+            "",
+            (
+                arrow("Stable rank", "stable_rank", Number(3)),
+                arrow("Effective rank", "effrank", Number(3)),
+                arrow("90% dims", "dims_90", Number(2)),
+                arrow("95% dims", "dims_95", Number(2)),
+                arrow("Top singular energy", "top_energy", Number(5)),
+            ),
+        ),
+    ),
+    measure=spectrum,
+    size="tiny",
+    notes=_length_notes,
+)

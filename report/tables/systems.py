@@ -1,0 +1,170 @@
+"""Systems measurements."""
+
+import pandas as pd
+
+from report.compute.systems import (
+    PAPER_CONTEXTS,
+    efficient,
+    linear_long,
+    linear_steady,
+    production,
+)
+from report.layout import SCALE_ROWS, Column, Number, Panel, Part, Row, Table, Words, value
+
+RATE = Number(grouped=True, significant=4)
+FINE_RATE = Number(3, grouped=True, significant=4)
+MEMORY = Number(2, significant=3)
+CONTEXT = Number()
+
+
+def _notes(cells: pd.DataFrame) -> list[str]:
+    """Which backends the campaign measured, and a fixed context other than the paper's."""
+    measured = cells[(cells["status"] == "ok") & cells["reason"].str.startswith("backend")]
+    notes = []
+    if len(measured):
+        notes.append(f"Measured: {'; '.join(dict.fromkeys(measured['reason']))}.")
+    fixed = cells[(cells["column"] == "fixed.context") & (cells["status"] == "ok")]
+    differing = fixed[fixed["value"] != 1024]
+    if len(differing):
+        contexts = ", ".join(
+            f"{context:.0f} ({row})"
+            for row, context in zip(differing["row"], differing["value"], strict=True)
+        )
+        notes.append(f"The fixed context of (a) is {contexts} here.")
+    return notes
+
+
+EFFICIENT = Table(
+    label="efficient-relation",
+    number="5",
+    title="FlashRelation throughput",
+    summary="Training throughput against the materialised operator and against FlashAttention.",
+    caption=(
+        "Whole training steps in tokens per second: (a) FlashRelation against the materialised "
+        "operator at a fixed context ($T = 1024$ in the paper), (b) against FlashAttention at each "
+        "scale’s own."
+    ),
+    stubs=("Scale",),
+    rows=SCALE_ROWS,
+    panels=(
+        Panel(
+            "(a) Fixed context",
+            (
+                value("Ref. Full", "fixed.reference", RATE),
+                value("FlashRelation", "fixed.flash", RATE, "full"),
+                value("Speedup", "fixed.speedup", Number(2, "×")),
+            ),
+        ),
+        Panel(
+            "(b) Scale-matched production",
+            (
+                value("$T$", "matched.context", CONTEXT),
+                value("FlashAttn.", "matched.mha", RATE, "mha"),
+                value("FlashRelation", "matched.full", RATE, "full"),
+                value("FR / FA", "matched.ratio", Number(3, "×")),
+            ),
+        ),
+    ),
+    measure=efficient,
+    systems=True,
+    notes=_notes,
+)
+
+
+def _memory(header: str, variant: str) -> Column:
+    return Column(
+        header,
+        (Part(f"allocated.{variant}", MEMORY), Part(f"reserved.{variant}", MEMORY)),
+        "{}/{}",
+        operator=variant,
+    )
+
+
+PRODUCTION = Table(
+    label="app-prod-fr-fa",
+    number="15",
+    title="Production throughput and memory",
+    summary="Throughput and memory of the pair at each scale’s own context.",
+    caption=(
+        "FlashAttention and FlashRelation in whole training steps at each scale’s own context; "
+        "memory is allocated / reserved GiB."
+    ),
+    stubs=("Scale",),
+    rows=SCALE_ROWS,
+    panels=(
+        Panel(
+            "",
+            (
+                value("$T$", "context", CONTEXT),
+                value("FlashAttention\ntok/s", "throughput.mha", FINE_RATE, "mha"),
+                value("FlashRelation\ntok/s", "throughput.full", FINE_RATE, "full"),
+                value("FR/FA", "ratio", Number(6, "×")),
+                value("FR\nmicro/GA", "micro_ga.full", Words(), "full"),
+                value("FA\nmicro/GA", "micro_ga.mha", Words(), "mha"),
+                _memory("FR\nalloc./res.", "full"),
+                _memory("FA\nalloc./res.", "mha"),
+            ),
+        ),
+    ),
+    measure=production,
+    systems=True,
+    notes=_notes,
+    size="tiny",
+)
+
+LINEAR_STEADY = Table(
+    label="app-linear-steady",
+    number="16",
+    title="Linear Relation throughput",
+    summary="Tokens per second at each scale, warm and overall.",
+    caption=(
+        "Linear Relation in whole training steps: once warm, and over all the time from the first "
+        "update on."
+    ),
+    stubs=("Scale",),
+    rows=SCALE_ROWS,
+    panels=(
+        Panel(
+            "",
+            (
+                value("$T$", "context", CONTEXT),
+                value("Micro/GA", "micro_ga", Words()),
+                value("Steady-state tok/s", "steady", RATE, "full"),
+                value("Raw mean tok/s", "raw", RATE, "full"),
+            ),
+        ),
+    ),
+    measure=linear_steady,
+    systems=True,
+    notes=_notes,
+)
+
+LINEAR_LONG = Table(
+    label="app-linear-long",
+    number="17",
+    title="Linear Relation at long contexts",
+    summary="Throughput and memory as the context grows.",
+    caption=(
+        "Linear Relation against the context $T$, one window a micro-batch. The campaign’s "
+        "contexts meet the paper’s in their order; further ones follow below."
+    ),
+    stubs=("$T$",),
+    rows=tuple(Row(context, (f"{int(context):,}",)) for context in PAPER_CONTEXTS),
+    panels=(
+        Panel(
+            "",
+            (
+                value("Micro", "micro", Number()),
+                value("GA", "accumulation", Number()),
+                value("Status", "status", Words()),
+                value("tok/s", "throughput", Number(2, grouped=True, significant=4)),
+                value("Allocated GiB", "allocated", Number(3, significant=3)),
+            ),
+        ),
+    ),
+    measure=linear_long,
+    systems=True,
+    notes=_notes,
+    extra_row=lambda key: Row(key, (f"{int(key):,}",), group="campaign"),
+    label_column="context",
+)

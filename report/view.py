@@ -1,0 +1,300 @@
+"""A table as it prints: lines of text pieces, the same for LaTeX and HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from string import ascii_lowercase
+from typing import Any
+
+import pandas as pd
+
+from report.layout import Column, Panel, Part, Row, Table, Words
+from report.numbers import (
+    POINTS,
+    TOKEN_UNITS,
+    difference_text,
+    few_tokens,
+    printed_text,
+    suffix,
+    value_text,
+)
+from report.paper import UNIT_SCALE
+
+Cell = dict[str, Any]
+Key = tuple[str, str]
+
+MISSING = {
+    "not run": "not run",
+    "oom": "OOM",
+    "not reached": "not reached",
+    "no counterpart": "n/a",
+}
+DASH = "—"
+PAPER_SEEDS = 3
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One printed cell.
+
+    ``mark`` names the note that explains a missing value; ``hover`` says how many seeds or
+    measurements stand behind a present one.
+    """
+
+    text: str
+    form: str = "plain"
+    marks: tuple[str, ...] = ()
+    hover: str = ""
+    missing: bool = False
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a row: the paper's, the campaign's or their difference."""
+
+    kind: str
+    entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True)
+class PrintedRow:
+    """A row of the paper with its lines; ``ruled`` sets it apart from the row above."""
+
+    labels: tuple[str, ...]
+    lines: tuple[Line, ...]
+    ruled: bool
+
+
+@dataclass(frozen=True)
+class PrintedPanel:
+    panel: Panel
+    rows: tuple[PrintedRow, ...]
+
+
+@dataclass
+class Notes:
+    """Reasons behind missing values, each with one letter."""
+
+    texts: list[str] = field(default_factory=list)
+
+    def mark(self, text: str) -> str:
+        if text not in self.texts:
+            self.texts.append(text)
+        return letter(self.texts.index(text))
+
+
+@dataclass(frozen=True)
+class PrintedTable:
+    """A table ready for a template."""
+
+    table: Table
+    panels: tuple[PrintedPanel, ...]
+    notes: tuple[tuple[str, str], ...]
+    remarks: tuple[str, ...]
+    measured: int
+    asked: int
+    sources: tuple[str, ...]
+
+
+def letter(index: int) -> str:
+    """a to z, then aa, ab and so on."""
+    head, tail = divmod(index, len(ascii_lowercase))
+    return (letter(head - 1) if head else "") + ascii_lowercase[tail]
+
+
+def print_table(table: Table, cells: pd.DataFrame) -> PrintedTable:
+    """Lay out one table.
+
+    Args:
+        table: its declaration.
+        cells: the rows of ``cells.build`` that belong to it.
+    """
+    notes = Notes()
+    index: dict[Key, dict[str, Cell]] = {}
+    # A frame read back from Parquet may say NaN where the built one says None.
+    words = cells[["paper", "text"]].astype("object")
+    cells = cells.assign(**words.where(words.notna(), None))
+    for cell in cells.to_dict("records"):
+        index.setdefault((cell["row"], cell["column"]), {})[cell["statistic"]] = cell
+    panels = tuple(
+        PrintedPanel(panel, tuple(_rows(table, panel, index, notes))) for panel in table.panels
+    )
+    asked = cells[cells["paper"].notna()]
+    return PrintedTable(
+        table=table,
+        panels=panels,
+        notes=tuple((letter(i), text) for i, text in enumerate(notes.texts)),
+        remarks=tuple(table.notes(cells)) if table.notes else (),
+        measured=int((asked["status"] == "ok").sum()),
+        asked=len(asked),
+        sources=tuple(sorted({source for sources in cells["sources"] for source in sources})),
+    )
+
+
+def _rows(
+    table: Table, panel: Panel, index: dict[Key, dict[str, Cell]], notes: Notes
+) -> Iterable[PrintedRow]:
+    rows = panel.rows or (*table.rows, *_extra_rows(table, panel, index))
+    known = {row.key for row in table.rows}
+    group = rows[0].group
+    for row in _in_groups(rows):
+        kinds = (
+            ("paper", "campaign", "difference")
+            if row.key in known and not panel.measured
+            else ("campaign",)
+        )
+        lines = tuple(
+            Line(
+                kind,
+                tuple(_entry(column, row.key, kind, index, notes) for column in panel.columns),
+            )
+            for kind in kinds
+        )
+        yield PrintedRow(_labels(table, row, index), lines, ruled=row.group != group)
+        group = row.group
+
+
+def _extra_rows(table: Table, panel: Panel, index: dict[Key, dict[str, Cell]]) -> Iterable[Row]:
+    if table.extra_row is None:
+        return []
+    known = {row.key for row in table.rows}
+    shown = {part.column for column in panel.columns for part in column.parts}
+    keys = dict.fromkeys(row for row, column in index if row not in known and column in shown)
+    return [table.extra_row(key) for key in keys]
+
+
+def _in_groups(rows: Iterable[Row]) -> list[Row]:
+    """Rows of a group together, groups in the order of their first row."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row.group, []).append(row)
+    return [row for members in groups.values() for row in members]
+
+
+def _labels(table: Table, row: Row, index: dict[Key, dict[str, Cell]]) -> tuple[str, ...]:
+    own = index.get((row.key, table.label_column), {}).get("value")
+    if own is None or own["status"] != "ok":
+        return row.labels
+    label = f"{own['value']:,.0f}"
+    return row.labels if label == row.labels[0] else (f"{label} (paper: {row.labels[0]})",)
+
+
+def _entry(
+    column: Column, row: str, kind: str, index: dict[Key, dict[str, Cell]], notes: Notes
+) -> Entry:
+    found = [index.get((row, part.column), {}) for part in column.parts]
+    form = column.parts[0].form
+    words = form.kind if isinstance(form, Words) else "plain"
+    if not any(found):
+        return Entry(DASH)
+    if kind == "paper":
+        texts = [_paper(part, cells) for part, cells in zip(column.parts, found, strict=True)]
+        return Entry(_set(column, texts), words)
+    missing = [_missing(cells) for cells in found]
+    if kind == "difference":
+        if all(missing):
+            return Entry(DASH)
+        texts = [_difference(part, cells) for part, cells in zip(column.parts, found, strict=True)]
+        return Entry(_set(column, _suffix_once(texts)))
+    remarks = (_remark(cells) for cells in found)
+    marks = tuple(dict.fromkeys(notes.mark(remark) for remark in remarks if remark))
+    if all(missing) and len({cell["status"] for cell in missing}) == 1:
+        return Entry(MISSING[missing[0]["status"]], marks=marks, missing=True)
+    texts = [
+        MISSING[gap["status"]] if gap else _campaign(part, cells)
+        for part, cells, gap in zip(column.parts, found, missing, strict=True)
+    ]
+    return Entry(_set(column, texts), words, marks, hover=_hover(found))
+
+
+def _set(column: Column, texts: list[str]) -> str:
+    if set(texts) == {DASH}:
+        return DASH
+    if column.merged and len(set(texts)) == 1:
+        return texts[0]
+    return column.pattern.format(*texts)
+
+
+def _main(cells: dict[str, Cell]) -> Cell | None:
+    return cells.get("value", cells.get("mean"))
+
+
+def _missing(cells: dict[str, Cell]) -> Cell | None:
+    """The cell that says why a printed value is absent; None if it is there."""
+    main = _main(cells)
+    return main if main is not None and main["status"] != "ok" else None
+
+
+def _remark(cells: dict[str, Cell]) -> str:
+    """What a note must say of a value: why it is missing, or which seeds it leaves out."""
+    main = _main(cells)
+    if main is None:
+        return ""
+    if main["status"] != "ok":
+        return f"{MISSING[main['status']]}: {main['reason']}"
+    if ("mean" in cells and main["n"] != PAPER_SEEDS) or "seeds without" in main["reason"]:
+        return f"n = {main['n']}" + (f"; {main['reason']}" if main["reason"] else "")
+    return ""
+
+
+def _suffix_once(texts: list[str]) -> list[str]:
+    """Percentage points named once, after the last of several differences."""
+    if not all(text.endswith(POINTS) for text in texts):
+        return texts
+    return [*(text.removesuffix(POINTS) for text in texts[:-1]), texts[-1]]
+
+
+def _paper(part: Part, cells: dict[str, Cell]) -> str:
+    main = _main(cells)
+    if main is None or main["paper"] is None:
+        return DASH
+    if isinstance(part.form, Words):
+        return main["paper"]
+    text = printed_text(main["paper"], part.form)
+    if "sd" in cells:
+        text += f" ± {printed_text(cells['sd']['paper'], part.form)}"
+    return text + suffix(part.form, main["unit"])
+
+
+def _campaign(part: Part, cells: dict[str, Cell]) -> str:
+    main = _main(cells)
+    if main is None:
+        return DASH
+    if isinstance(part.form, Words):
+        return main["text"]
+    text = value_text(main["value"], part.form, main["paper"])
+    if "sd" in cells and cells["sd"]["status"] == "ok":
+        text += f" ± {value_text(cells['sd']['value'], part.form, cells['sd']['paper'])}"
+    text += suffix(part.form, main["unit"])
+    if main["unit"] in TOKEN_UNITS and main["value"] < 0.1:
+        text = few_tokens(main["value"] * UNIT_SCALE[main["unit"]])
+    if "low" in cells:
+        low, high = (value_text(cells[end]["value"], part.form) for end in ("low", "high"))
+        text += f" [{low}, {high}]"
+    if part.form.count and not _remark(cells):
+        text += f" (n = {main['n']})"
+    return text
+
+
+def _difference(part: Part, cells: dict[str, Cell]) -> str:
+    main = _main(cells)
+    if main is None or main["status"] != "ok" or main["paper"] is None:
+        return DASH
+    if isinstance(part.form, Words):
+        if main["unit"] == "text" and part.form.kind == "formula":
+            return DASH
+        return "same" if main["text"] == main["paper"] else "differs"
+    return difference_text(
+        main["difference"], main["value"], part.form, main["unit"], main["paper"]
+    )
+
+
+def _hover(found: list[dict[str, Cell]]) -> str:
+    parts = []
+    for cells in found:
+        main = _main(cells)
+        if main is not None and main["status"] == "ok" and main["n"]:
+            reason = f"; {main['reason']}" if main["reason"] else ""
+            parts.append(f"n = {main['n']}{reason}")
+    return " | ".join(dict.fromkeys(parts))

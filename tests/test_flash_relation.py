@@ -1,0 +1,311 @@
+"""FlashRelation against Full Relation's definition in float64, by the rule of `assert_exact`.
+
+Without a GPU the kernels run in Triton's interpreter, in a process of their own: the interpreter
+is chosen when the kernels are imported. Tests marked gpu run them compiled.
+"""
+
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import kernels
+from relation.errors import InputError
+
+ROOT = Path(__file__).resolve().parents[1]
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+SLACK = {torch.bfloat16: 1e-3, torch.float16: 1e-3, torch.float32: 1e-5}
+RESULTS = ("Y", "dp1", "dp2", "dinfo", "dlam")
+
+Inputs = tuple[torch.Tensor, ...]
+
+
+def definition(p1, p2, info, lam, tau=2.0, *, transport_self=True):
+    """Y = Softmax(R) I with R materialised; past the scores at least FP32, transport in dtype."""
+    length, width = p1.shape[-2:]
+    wide = torch.promote_types(p1.dtype, torch.float32)
+    U = (p1 @ p2.mT).to(wide) / math.sqrt(width)
+    E = U * torch.sigmoid(U)
+    S = torch.sigmoid(U.diagonal(dim1=-2, dim2=-1) / tau)
+    i = torch.arange(1, length + 1, dtype=wide, device=p1.device)
+    history = torch.ones(length, length, dtype=torch.bool, device=p1.device).tril(-1)
+    R = (E - lam.to(wide) * i.log()[:, None]).masked_fill(~history, -torch.inf)
+    R = torch.where(torch.eye(length, dtype=torch.bool, device=p1.device), S[..., None], R)
+    flow = R.softmax(-1)
+    return (flow if transport_self else flow.tril(-1)).to(info.dtype) @ info
+
+
+def draw(seed: int, shape: tuple[int, ...], dtype=torch.float32, device="cpu", lam=0.5) -> Inputs:
+    """p1, p2, info and dY (B, H, T, D), stored as (B, T, H, D) as a model's are; and lam."""
+    B, H, T, D = shape
+    generator = torch.Generator().manual_seed(seed)
+    heads = torch.randn(4, B, T, H, D, generator=generator).transpose(2, 3)
+    return (*heads.to(device, dtype), torch.tensor(lam, device=device))
+
+
+@contextmanager
+def poisoned_memory() -> Iterator[None]:
+    """Uninitialised memory holds NaN."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def differentiate(operator, inputs: Inputs, **options) -> Inputs:
+    """Y and the gradients of p1, p2, info and lam."""
+    p1, p2, info, dy, lam = (x.detach() for x in inputs)
+    leaves = [x.requires_grad_() for x in (p1, p2, info, lam)]
+    y = operator(*leaves, **options)
+    return (y.detach(), *torch.autograd.grad(y, leaves, dy))
+
+
+def compare(inputs: Inputs, **options) -> tuple[Inputs, Inputs, Inputs]:
+    """The kernel's results, the truth in float64, and the definition's in the inputs' dtype."""
+    with poisoned_memory():
+        ours = differentiate(kernels.flash_relation, inputs, **options)
+    truth = differentiate(definition, tuple(x.double() for x in inputs), **options)
+    return ours, truth, differentiate(definition, inputs, **options)
+
+
+def assert_close(name: str, ours, truth, yardstick, slack: float) -> None:
+    """RMS and maximum error at most twice the yardstick's plus slack times the truth's."""
+    for measure in (lambda x: x.square().mean().sqrt(), lambda x: x.abs().max()):
+        error, allowed = measure(ours.double() - truth), 2 * measure(yardstick.double() - truth)
+        allowed += slack * measure(truth)
+        assert error <= allowed, f"{name}: {error:.3e} > {allowed:.3e}, {tuple(ours.shape)}"
+
+
+def assert_exact(inputs: Inputs, **options) -> None:
+    """Check Y and the gradients of p1, p2 and info; one dlam says nothing by itself."""
+    results = zip(RESULTS, *compare(inputs, **options), strict=True)
+    for name, *three in list(results)[:-1]:
+        assert_close(name, *three, SLACK[inputs[0].dtype])
+
+
+def assert_dlam_exact(shape, dtype=torch.float32, device="cpu", **options) -> None:
+    """Check dlam over 16 seeds."""
+    runs = [compare(draw(seed, shape, dtype, device), **options) for seed in range(16)]
+    three = (torch.stack([results[k][-1].double() for results in runs]) for k in range(3))
+    assert_close("dlam", *three, SLACK[dtype])
+
+
+@pytest.mark.skipif(INTERPRETED, reason="it would start itself")
+def test_the_interpreter_reproduces_the_definition():
+    triton = pytest.importorskip("triton")
+    if triton.__version__.startswith("3.6.") and np.lib.NumpyVersion(np.__version__) >= "2.4.0":
+        pytest.skip("Triton 3.6's interpreter cannot run a loop with NumPy 2.4 or newer")
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"{__file__}::TestInterpreted"],
+        cwd=ROOT,
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="run by the test above")
+class TestInterpreted:
+    @pytest.mark.parametrize("length", [1, 2, 17, 33])
+    @pytest.mark.parametrize("width", [16, 20, 48])
+    def test_every_shape(self, length, width):
+        assert_exact(draw(0, (2, 2, length, width)))
+
+    def test_half_precision(self):
+        assert_exact(draw(1, (1, 2, 33, 20), torch.float16))
+
+    def test_exchange_only(self):
+        assert_exact(draw(2, (2, 2, 33, 20)), transport_self=False)
+
+    @pytest.mark.parametrize("transport_self", [True, False])
+    def test_dlam(self, transport_self):
+        assert_dlam_exact((1, 2, 17, 16), transport_self=transport_self)
+
+    @pytest.mark.parametrize("lam", [-4.0, 0.0, 30.0])
+    def test_large_scores_and_any_count_correction(self, lam):
+        p1, *others = draw(3, (1, 2, 33, 16), lam=lam)
+        assert_exact((20 * p1, *others), tau=0.7)
+
+    def test_any_strides(self):
+        p1, p2, info, dy, lam = draw(4, (2, 2, 17, 20))
+        p1 = p1.mT.contiguous().mT
+        p2 = torch.cat([p2, p2], 2)[:, :, ::2][:, :, : p1.shape[2]]
+        info = torch.randn(1, 1, 17, 20).expand(2, 2, 17, 20)
+        assert_exact((p1, p2, info, torch.ones(()).expand_as(dy), lam))
+
+    def test_lam_of_one_element_and_inputs_without_gradient(self):
+        p1, p2, info, dy, lam = draw(5, (1, 1, 5, 16))
+        lam = lam[None].requires_grad_()
+        kernels.flash_relation(p1, p2, info, lam).backward(dy)
+        assert lam.grad.shape == (1,)
+        assert p1.grad is None
+
+    def test_the_first_row_is_its_own_information(self):
+        p1, p2, info, _, lam = draw(6, (1, 2, 5, 16))
+        assert torch.equal(kernels.flash_relation(p1, p2, info, lam)[:, :, 0], info[:, :, 0])
+
+
+def test_importing_kernels_needs_no_triton():
+    script = (
+        "import sys; sys.modules['triton'] = None\n"
+        "import kernels\n"
+        "assert 'Triton is not installed' in kernels.why_unavailable('cuda')"
+    )
+    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
+
+
+class TestInputErrors:
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"p1": torch.zeros(3, 16)}, r"give \(B, H, T, D\)"),
+            ({"p2": torch.zeros(1, 1, 4, 16)}, "p2 has shape"),
+            ({"info": torch.zeros(1, 1, 3, 16, dtype=torch.float16)}, "dtypes"),
+            ({"info": torch.zeros(1, 1, 3, 16, device="meta")}, "one device"),
+            ({"lam": torch.zeros(2)}, "one float32 number"),
+            ({"lam": torch.zeros((), dtype=torch.bfloat16)}, "one float32 number"),
+            ({"tau": 0.0}, "positive"),
+            ({"tau": math.nan}, "positive"),
+            (dict.fromkeys(("p1", "p2", "info"), torch.zeros(1, 1, 0, 16)), "at least 1"),
+            (dict.fromkeys(("p1", "p2", "info"), torch.zeros(1, 1, 3, 15)), "head width is 15"),
+            (dict.fromkeys(("p1", "p2", "info"), torch.zeros(1, 1, 3, 129)), "head width is 129"),
+            (dict.fromkeys(("p1", "p2", "info"), torch.zeros(1, 1, 3, 16).double()), "float64"),
+        ],
+    )
+    def test_bad_arguments(self, change, message):
+        x = torch.zeros(1, 1, 3, 16)
+        arguments = {"p1": x, "p2": x, "info": x, "lam": torch.zeros(())} | change
+        with pytest.raises(InputError, match=message) as error:
+            kernels.flash_relation(**arguments)
+        assert "\n" not in str(error.value)
+
+    def test_no_bfloat16_on_a_cpu(self):
+        x = torch.zeros(1, 1, 3, 16, dtype=torch.bfloat16)
+        with pytest.raises(InputError, match="bit patterns of bfloat16"):
+            kernels.flash_relation(x, x, x, torch.zeros(()))
+
+    def test_a_cpu_needs_the_interpreter(self, monkeypatch):
+        pytest.importorskip("triton")
+        monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+        x = torch.zeros(1, 1, 3, 16)
+        with pytest.raises(InputError, match="TRITON_INTERPRET=1"):
+            kernels.flash_relation(x, x, x, torch.zeros(()))
+
+    def test_other_devices(self):
+        pytest.importorskip("triton")
+        assert "NVIDIA" in kernels.why_unavailable("mps")
+
+
+def launched_passes() -> list:
+    from kernels.flash_relation.launches import LAUNCHES
+
+    return [
+        pytest.param(arch, size, entry, name, id=f"{arch}-{size}-{entry.widest}-{name}")
+        for (arch, size), entries in LAUNCHES.items()
+        for entry in entries
+        for name in ("forward", "rows", "p2_info", "p1")
+    ]
+
+
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
+@pytest.mark.parametrize(("architecture", "element_size", "entry", "name"), launched_passes())
+def test_every_launch_fits_its_architecture(architecture, element_size, entry, name):
+    triton = pytest.importorskip("triton")
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from kernels.flash_relation import kernels as source
+    from kernels.flash_relation.launches import SHARED_MEMORY
+
+    kernel = getattr(source, "forward_kernel" if name == "forward" else f"{name}_backward_kernel")
+    launch = getattr(entry, name)
+    constants = {
+        "TRANSPORT_SELF": True,
+        "D": entry.widest,
+        "BLOCK_D": entry.widest,
+        "BLOCK_I": launch.block_i,
+        "BLOCK_J": launch.block_j,
+    }
+    fp32 = {"lam", "gate_logit", "log_norm", "mean_h", "du_self", "dlam_partial"}
+    signature, constexprs, attributes = {}, {}, {}
+    for position, argument in enumerate(kernel.arg_names):
+        if argument in constants or (argument.startswith("stride") and argument.endswith("_d")):
+            signature[argument] = "constexpr"
+            constexprs[argument] = constants.get(argument, 1)
+        elif argument in ("scale", "tau"):
+            signature[argument] = "fp32"
+        elif argument in ("H", "T"):
+            signature[argument] = "i32"
+        else:
+            pointee = "fp32" if element_size == 4 or argument in fp32 else "bf16"
+            signature[argument] = "i32" if argument.startswith("stride") else f"*{pointee}"
+            attributes[(position,)] = [["tt.divisibility", 16]]
+    compiled = triton.compile(
+        ASTSource(kernel, signature, constexprs, attributes),
+        target=GPUTarget("cuda", int(architecture.removeprefix("sm_")), 32),
+        options={"num_warps": launch.num_warps, "num_stages": launch.num_stages},
+    )
+    assert compiled.metadata.shared <= SHARED_MEMORY[architecture]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+class TestOnDevice:
+    @pytest.mark.parametrize("dtype", SLACK)
+    @pytest.mark.parametrize("width", [16, 48, 60, 64, 80, 128])
+    def test_every_length(self, dtype, width):
+        for length in (1, 2, 17, 63, 64, 65, 127, 1000, 1024):
+            assert_exact(draw(length, (2, 3, length, width), dtype, "cuda"))
+
+    @pytest.mark.parametrize("dtype", SLACK)
+    @pytest.mark.parametrize("transport_self", [True, False])
+    def test_dlam(self, dtype, transport_self):
+        assert_dlam_exact((2, 3, 127, 64), dtype, "cuda", transport_self=transport_self)
+
+    @pytest.mark.parametrize("dtype", SLACK)
+    def test_exchange_only_large_scores_and_any_strides(self, dtype):
+        p1, p2, info, dy, lam = draw(1, (2, 3, 127, 64), dtype, "cuda")
+        assert_exact((p1, p2, info, dy, lam), transport_self=False)
+        for correction in (-4.0, 30.0):
+            assert_exact((8 * p1, p2, info, dy, torch.full_like(lam, correction)), tau=0.7)
+        assert_exact((p1.mT.contiguous().mT, p2.contiguous(), info[:1, :1].expand_as(p1), dy, lam))
+
+    def test_equal_inputs_give_bitwise_equal_gradients(self):
+        inputs = draw(2, (2, 8, 1000, 80), torch.bfloat16, "cuda")
+        once, again = (differentiate(kernels.flash_relation, inputs) for _ in range(2))
+        assert all(map(torch.equal, once, again))
+
+    def test_torch_compile_sees_no_graph_break(self):
+        def layer(p1, p2, info, lam):
+            return 2 * kernels.flash_relation(2 * p1, p2, info, lam).transpose(1, 2).flatten(2)
+
+        def joined(*inputs):
+            p1, p2, info, dy, lam = inputs
+            return p1, p2, info, dy.transpose(1, 2).flatten(2), lam
+
+        compiled = torch.compile(layer, fullgraph=True)
+        for length in (1000, 127):  # the second makes T dynamic
+            inputs = joined(*draw(3, (2, 8, length, 48), torch.bfloat16, "cuda"))
+            eager, fused = (differentiate(f, inputs) for f in (layer, compiled))
+            for name, ours, theirs in zip(RESULTS, fused, eager, strict=True):
+                truth = theirs.double()
+                assert_close(name, ours, truth, truth, 1e-3)
+
+    def test_memory_is_linear_in_length(self):
+        def peak(length: int) -> int:
+            inputs = draw(4, (1, 2, length, 64), torch.bfloat16, "cuda")
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            differentiate(kernels.flash_relation, inputs)
+            return torch.cuda.max_memory_allocated() - before
+
+        assert peak(16384) <= 2.01 * peak(8192)

@@ -1,0 +1,186 @@
+"""Cells: values, aggregation, differences, and what is missing."""
+
+import math
+
+import pytest
+from test_report_records import HOSTILE, make_empty, make_records
+
+from relation.errors import InputError
+from relation.records import CampaignRecords
+from report import paper
+from report.cells import build
+from report.compute.fit import power_fit
+from report.tables import TABLES
+
+
+@pytest.fixture(scope="module")
+def records():
+    return make_records()
+
+
+@pytest.fixture(scope="module")
+def cells(records):
+    return build(records)
+
+
+def one(cells, table, row, column, statistic="value"):
+    found = cells[
+        (cells["table"] == table)
+        & (cells["row"] == row)
+        & (cells["column"] == column)
+        & (cells["statistic"] == statistic)
+    ]
+    assert len(found) == 1, (table, row, column, statistic)
+    return found.iloc[0]
+
+
+def test_seventeen_tables_hold_every_printed_value(cells):
+    assert len(TABLES) == 17
+    for frame in (cells, build(make_empty())):
+        for table in TABLES:
+            ours = frame[frame["table"] == table.label]
+            printed = dict(zip(zip(ours["row"], ours["column"], ours["statistic"], strict=True),
+                               ours["paper"], strict=True))  # fmt: skip
+            for key, value in paper.load(table.label).items():
+                assert printed[key] == value.printed
+
+
+def test_an_empty_campaign_has_no_value_and_says_so():
+    cells = build(make_empty())
+    assert not (cells["status"] == "ok").any()
+    assert cells["value"].isna().all() and cells["text"].isna().all()
+    assert (cells["reason"] != "").all()
+
+
+def test_means_over_seeds(cells):
+    mean = one(cells, "main-results", "10M", "full_nll", "mean")
+    assert mean["value"] == pytest.approx(1.92)
+    assert mean["n"] == 3 and len(mean["sources"]) == 3
+    assert mean["difference"] == pytest.approx(1.92 - 1.6441)
+    assert one(cells, "main-results", "10M", "full_nll", "sd")["value"] == pytest.approx(0.02)
+    assert one(cells, "main-results", "10M", "delta")["value"] == pytest.approx(1.92 - 2.01)
+    assert one(cells, "app-nll", "10M/43", "delta")["value"] == pytest.approx(1.92 - 2.01)
+    assert one(cells, "app-ablation", "raw-x", "delta")["value"] == pytest.approx(2.11 - 1.92)
+
+
+def test_missing_seeds_are_counted_and_named(cells):
+    mean = one(cells, "main-results", "30M", "mha_nll", "mean")
+    assert mean["n"] == 2 and "44" in mean["reason"]
+    single = one(cells, "main-results", "100M", "mha_nll", "sd")
+    assert single["status"] == "not run" and "takes two" in single["reason"]
+    absent = one(cells, "app-nll", "100M/44", "full")
+    assert absent["status"] == "not run" and absent["reason"] == HOSTILE
+
+
+def test_delta_of_uneven_seeds_rests_on_pairs(records):
+    runs = records.runs
+    dropped = (runs["scale"] == "10M") & (runs["variant"] == "mha") & (runs["seed"] == 44)
+    cells = build(CampaignRecords(**(vars(records) | {"runs": runs[~dropped]})))
+    delta = one(cells, "main-results", "10M", "delta")
+    assert delta["value"] == pytest.approx(((1.9 - 2.0) + (1.92 - 2.01)) / 2)
+    assert delta["n"] == 2 and "44" in delta["reason"]
+
+
+def test_a_seed_of_the_paper_that_the_campaign_does_not_plan(records):
+    page = records.page | {"seeds": [42, 43]}
+    kept = records.runs[records.runs["seed"] < 44]
+    missing = records.missing.iloc[:0]
+    cells = build(
+        CampaignRecords(**(vars(records) | {"page": page, "runs": kept, "missing": missing}))
+    )
+    absent = one(cells, "app-ablation", "raw-x", "seed_44")
+    assert absent["status"] == "not run" and "none of this campaign's (42, 43)" in absent["reason"]
+    assert one(cells, "app-ablation", "raw-x", "mean", "mean")["n"] == 2
+
+
+def test_units_are_the_papers(cells):
+    assert one(cells, "app-token-efficiency", "10M/42", "crossing")["value"] == pytest.approx(0.09)
+    crossing = one(cells, "app-token-efficiency", "100M/42", "crossing")
+    assert crossing["unit"] == "B tokens" and crossing["value"] == pytest.approx(9e-5)
+    assert one(cells, "app-token-efficiency", "10M/42", "reduction")["value"] == pytest.approx(8.45)
+    assert one(cells, "app-configs", "10M", "tokens")["text"] == "98.3K"
+
+
+def test_a_crossing_never_reached_is_left_out_of_the_mean(cells):
+    never = one(cells, "app-token-efficiency", "10M/43", "crossing")
+    assert never["status"] == "not reached" and math.isnan(never["value"])
+    mean = one(cells, "main-results", "10M", "token_reduction", "mean")
+    assert mean["n"] == 2 and mean["value"] == pytest.approx(8.45)
+
+
+def test_flow_means_heads_then_layers_then_seeds(records):
+    flow = records.flow
+    here = (flow["scale"] == "10M") & (flow["variant"] == "full")
+    uneven = here & (flow["seed"] == 44) & (flow["head"] == 1) & (flow["layer"] == 0)
+    cells = build(CampaignRecords(**(vars(records) | {"flow": flow[~uneven]})))
+    assert one(cells, "app-structural-layerwise", "10M/L1", "self.full")["value"] == pytest.approx(
+        100 * 0.2 * 2 * 1.5
+    )
+    layers = [[0.3, 0.6, 0.9], [0.3, 0.6, 0.9], [0.2, 0.6, 0.9]]
+    expected = sum(sum(seed) / 3 for seed in layers) / 3
+    value = one(cells, "app-structural-spectrum", "10M", "stable_rank.full")
+    assert value["value"] == pytest.approx(expected) and value["n"] == 3
+    ratio = one(cells, "app-structural-layerwise", "10M/L0", "effrank.ratio")
+    assert ratio["value"] == pytest.approx((0.3 + 0.3 + 0.2) / 3 / 0.1)
+    assert ratio["unit"] == "x"
+
+
+def test_depth_that_the_campaign_lacks_or_adds(cells):
+    beyond = one(cells, "app-structural-layerwise", "10M/L3", "self.mha")
+    assert beyond["status"] == "no counterpart" and "has 3 layers" in beyond["reason"]
+    assert one(cells, "relation_internal", "30M", "l2_self.full")["status"] == "no counterpart"
+    deeper = one(cells, "app-structural-layerwise", "100M/L20", "self.mha")
+    assert deeper["paper"] is None and deeper["value"] == pytest.approx(10.0)
+
+
+def test_systems_ratios_and_missing_memory(cells):
+    assert one(cells, "efficient-relation", "10M", "fixed.speedup")["value"] == pytest.approx(2.5)
+    assert one(cells, "app-prod-fr-fa", "10M", "ratio")["value"] == pytest.approx(0.75)
+    memory = one(cells, "app-prod-fr-fa", "10M", "allocated.mha")
+    assert memory["status"] == "no counterpart" and "cpu_0" in memory["reason"]
+    assert one(cells, "app-prod-fr-fa", "30M", "ratio")["status"] == "not run"
+
+
+def test_long_contexts_meet_by_position(cells):
+    assert one(cells, "app-linear-long", "1024", "context")["value"] == 64
+    assert one(cells, "app-linear-long", "16384", "throughput")["status"] == "oom"
+    assert one(cells, "app-linear-long", "16384", "status")["text"] == "OOM"
+    extra = one(cells, "app-linear-long", "+16384", "throughput")
+    assert extra["value"] == 70.0 and extra["paper"] is None
+
+
+def test_fewer_contexts_than_the_paper(records):
+    kept = records.throughput[records.throughput["position"] < 5]
+    cells = build(CampaignRecords(**(vars(records) | {"throughput": kept})))
+    beyond = one(cells, "app-linear-long", "32768", "throughput")
+    assert beyond["status"] == "no counterpart" and "5 contexts" in beyond["reason"]
+
+
+def test_fitted_powers(cells):
+    noisy = power_fit([(1, 1.0), (2, 4.4), (4, 15.0), (8, 66.0)])
+    assert noisy.low < 2 < noisy.high and noisy.low < noisy.exponent < noisy.high
+    assert power_fit([(1, 1.0), (2, 8.0)]).exponent == pytest.approx(3)
+    assert power_fit([(1, 1.0), (2, 8.0)]).low is None
+    assert power_fit([(4, 1.0), (4, 2.0)]) is None
+    state = one(cells, "token-mixing-complexity", "linear", "state_exponent")
+    assert state["value"] == pytest.approx(0) and state["n"] == 4
+    assert one(cells, "token-mixing-complexity", "full", "complexity")["text"] == "T^2.00"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("row,column,value\n", "header"),
+        ("row,column,statistic,value,unit\na,b,value,1,parsec\n", "unknown unit 'parsec'"),
+        ("row,column,statistic,value,unit\na,b,median,1,nat\n", "unknown statistic 'median'"),
+        ("row,column,statistic,value,unit\na,b,value,one,nat\n", "not a number"),
+        ("row,column,statistic,value,unit\na,b,value,1,nat\na,b,value,2,nat\n", "given twice"),
+        ("row,column,statistic,value,unit\na,b,value,1\n", "5 filled fields"),
+    ],
+)
+def test_a_damaged_file_of_printed_values_is_refused(tmp_path, text, message):
+    (tmp_path / "x.csv").write_text(text)
+    with pytest.raises(InputError, match=message):
+        paper.load("x", tmp_path)
+    with pytest.raises(InputError, match="missing"):
+        paper.load("y", tmp_path)

@@ -1,0 +1,151 @@
+"""Windows and their order: what every run of a pair reads, token by token."""
+
+import numpy as np
+import pytest
+
+from relation.data.windows import (
+    IGNORED,
+    OrderHash,
+    TrainingWindows,
+    epoch_order,
+    plan_updates,
+    validation_windows,
+)
+from relation.errors import InputError
+
+PAPER_BUDGETS = {
+    "10M": (150_000_000, 1024),
+    "30M": (450_000_000, 2048),
+    "100M": (1_071_140_000, 4096),
+}
+PAPER_UPDATE = 131_072
+
+
+def numbered(length: int) -> np.ndarray:
+    """A token file whose ids are positions."""
+    return np.arange(length, dtype="<u2")
+
+
+def test_a_windows_last_token_is_the_next_ones_first() -> None:
+    context = 7
+    windows = TrainingWindows(numbered(5 * context + 4), context, seed=42)
+    assert windows.count == 5
+    inputs, targets = windows.batch(np.arange(5), 5 * context, 5)
+    assert inputs.dtype == targets.dtype == np.int64
+    np.testing.assert_array_equal(inputs.ravel(), np.arange(5 * context))
+    np.testing.assert_array_equal(targets, inputs + 1)
+    np.testing.assert_array_equal(targets[:-1, -1], inputs[1:, 0])
+
+
+@pytest.mark.parametrize("length, count", [(8, 1), (14, 1), (15, 2), (16, 2)])
+def test_windows_are_counted_by_their_predicted_tokens(length: int, count: int) -> None:
+    assert TrainingWindows(numbered(length), 7, seed=0).count == count
+
+
+def test_a_split_smaller_than_one_window_is_refused() -> None:
+    with pytest.raises(InputError, match="7 tokens, fewer than one window of 8"):
+        TrainingWindows(numbered(7), 7, seed=0)
+
+
+def test_epoch_order_is_pinned() -> None:
+    """Another order would make every run incomparable with those before."""
+    assert epoch_order(10, 42, 0).tolist() == [4, 8, 1, 9, 3, 6, 0, 7, 2, 5]
+    assert epoch_order(10, 42, 1).tolist() == [1, 2, 8, 5, 3, 9, 6, 0, 4, 7]
+
+
+@pytest.mark.parametrize("windows", [1, 2, 1000])
+def test_epoch_order_is_a_permutation_of_seed_and_epoch(windows: int) -> None:
+    orders = [epoch_order(windows, seed, epoch) for seed in (42, 43) for epoch in (0, 1)]
+    for order in orders:
+        np.testing.assert_array_equal(np.sort(order), np.arange(windows))
+    np.testing.assert_array_equal(orders[0], epoch_order(windows, 42, 0))
+    if windows == 1000:
+        assert len({order.tobytes() for order in orders}) == 4
+
+
+def test_a_run_reads_epoch_after_epoch_from_any_position() -> None:
+    windows = TrainingWindows(numbered(11 * 4 + 1), 4, seed=43)
+    expected = np.concatenate([epoch_order(11, 43, epoch) for epoch in range(4)])
+    np.testing.assert_array_equal(windows.window_ids(0, 44), expected)
+    for first, count in ((30, 7), (0, 3), (9, 25), (43, 1)):
+        np.testing.assert_array_equal(windows.window_ids(first, count), expected[first:][:count])
+
+
+@pytest.mark.parametrize(
+    "scale, updates, windows, tokens",
+    [("10M", 1145, 53, 384), ("30M", 3434, 15, 1152), ("100M", 8173, 5, 3232)],
+)
+def test_the_papers_budgets_end_in_a_partial_update(
+    scale: str, updates: int, windows: int, tokens: int
+) -> None:
+    """`tokens` are those of the last, truncated window."""
+    budget, context = PAPER_BUDGETS[scale]
+    plans = plan_updates(budget, PAPER_UPDATE, context, "partial")
+    assert len(plans) == updates
+    assert sum(plan.tokens for plan in plans) == budget
+    assert {plan.tokens for plan in plans[:-1]} == {PAPER_UPDATE}
+    assert (plans[-1].windows, plans[-1].tokens) == (windows, (windows - 1) * context + tokens)
+    assert [plan.index for plan in plans] == list(range(updates))
+    ends = [plan.first + plan.windows for plan in plans]
+    assert [plan.first for plan in plans] == [0, *ends[:-1]]
+    assert plan_updates(budget, PAPER_UPDATE, context, "drop") == plans[:-1]
+
+
+def test_a_budget_of_whole_updates_has_no_partial_one() -> None:
+    assert plan_updates(64, 32, 8, "partial") == plan_updates(64, 32, 8, "drop")
+    assert [plan.tokens for plan in plan_updates(64, 32, 8, "partial")] == [32, 32]
+
+
+def test_a_budget_below_one_update() -> None:
+    (plan,) = plan_updates(9, 32, 8, "partial")
+    assert (plan.windows, plan.tokens) == (2, 9)
+    with pytest.raises(InputError, match="a budget of 9 tokens"):
+        plan_updates(9, 32, 8, "drop")
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 8, 15, 21])
+def test_padding_and_truncated_targets_are_ignored(tokens: int) -> None:
+    context, rows = 7, 4
+    windows = TrainingWindows(numbered(200), context, seed=0)
+    ids = np.array([5, 0, 9])[: -(-tokens // context)]
+    inputs, targets = windows.batch(ids, tokens, rows)
+    assert inputs.shape == targets.shape == (rows, context)
+    counted = targets != IGNORED
+    np.testing.assert_array_equal(counted.ravel(), np.arange(rows * context) < tokens)
+    np.testing.assert_array_equal(targets[counted], inputs[counted] + 1)
+    np.testing.assert_array_equal(inputs[: len(ids), 0], ids * context)
+    assert inputs.min() >= 0
+
+
+def order_hash(
+    file: str = "a" * 64, context: int = 4, seed: int = 42, budget: int = 90, resume: bool = False
+) -> str:
+    windows = TrainingWindows(numbered(61), context, seed)
+    order = OrderHash(file, context)
+    for plan in plan_updates(budget, 16, context, "partial"):
+        order.update(windows.window_ids(plan.first, plan.windows), plan.tokens)
+        if resume:
+            order = OrderHash(file, context, order.value)
+    return order.value
+
+
+def test_two_readers_of_one_order_agree() -> None:
+    assert order_hash() == order_hash() == order_hash(resume=True)
+
+
+@pytest.mark.parametrize(
+    "change", [{"seed": 43}, {"budget": 89}, {"budget": 96}, {"context": 8}, {"file": "b" * 64}]
+)
+def test_another_order_has_another_hash(change: dict) -> None:
+    assert order_hash(**change) != order_hash()
+
+
+@pytest.mark.parametrize("length", [2, 7, 8, 9, 15, 16, 100])
+def test_validation_predicts_every_token_after_the_first_once(length: int) -> None:
+    context = 7
+    pairs = list(validation_windows(numbered(length), context))
+    np.testing.assert_array_equal(np.concatenate([i for i, _ in pairs]), np.arange(length - 1))
+    np.testing.assert_array_equal(np.concatenate([t for _, t in pairs]), np.arange(1, length))
+    sizes = [len(inputs) for inputs, _ in pairs]
+    assert set(sizes[:-1]) <= {context}
+    assert sizes[-1] == (length - 2) % context + 1

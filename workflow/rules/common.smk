@@ -1,0 +1,49 @@
+# What every stage uses: the campaign, where its results lie, how a job is started, GPU limits.
+
+import sys
+
+from relation.code import code_hash
+from relation.config import resolve
+from relation.errors import InputError
+from relation.results import Results
+from relation.spec import canonical_hash
+
+try:
+    CAMPAIGN = resolve(config)
+except InputError as error:
+    raise WorkflowError(str(error)) from None
+
+RESULTS = Results(CAMPAIGN)
+FOLDER = RESULTS.folder.as_posix()
+ON_GPU = CAMPAIGN.device == "cuda"
+SETTINGS = canonical_hash(CAMPAIGN.settings)
+
+# One machine has no notion of a GPU unless it is told; a bare call gets one job at a time.
+# With several GPUs, `--resources gpu=4`: each job claims its own.
+if "gpu" not in workflow.global_resources:
+    workflow.register_resource("gpu", 1)
+
+# Jobs read the configuration that this workflow was started with, whatever becomes of config.yaml.
+STARTED_WITH = f"{FOLDER}/campaign.json"
+
+# Without a conda or container environment, jobs run on the interpreter that runs Snakemake.
+deployed = workflow.deployment_settings.deployment_method
+interpreter = "" if deployed else f"{Path(sys.executable).parent}:"
+shell.prefix(f'set -o pipefail; export PYTHONPATH={str(PROJECT)!r} PATH={interpreter!r}"$PATH"; ')
+
+
+wildcard_constraints:
+    dataset=r"[a-z0-9-]+",
+    scale=r"[0-9A-Za-z]+",
+    variant=r"[a-z-]+",
+    seed=r"\d+",
+    benchmark=r"[a-z-]+",
+
+
+def run_of(wildcards):
+    return CAMPAIGN.run(wildcards.scale, wildcards.variant, int(wildcards.seed))
+
+
+def prepared(run, file):
+    """A file of the corpus that a run reads."""
+    return (RESULTS.data(CAMPAIGN.data[run.data]) / file).as_posix()

@@ -1,0 +1,20 @@
+rule measure:
+    input:
+        train=lambda w: (RESULTS.data(CAMPAIGN.data_of_scale(w.scale)) / "train.bin").as_posix(),
+    output:
+        f"{FOLDER}/systems/{{benchmark}}/{{scale}}.parquet",
+    log:
+        f"{FOLDER}/logs/measure/{{benchmark}}-{{scale}}.log",
+    conda:
+        "../../environment.yml"
+    # A CPU benchmark takes every core, so that nothing runs beside it.
+    threads: workflow.cores if CAMPAIGN.systems_alone and not ON_GPU else 1
+    resources:
+        gpu=int(ON_GPU),
+    params:
+        config=STARTED_WITH,
+        spec=lambda w: CAMPAIGN.benchmark(w.benchmark, w.scale).job_hash,
+        code=code_hash("systems"),
+    shell:
+        "python -m relation measure {wildcards.benchmark}/{wildcards.scale} --config {params.config}"
+        " --expect {params.spec} --threads {threads} 2>&1 | tee {log}"

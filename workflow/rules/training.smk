@@ -1,0 +1,25 @@
+rule train:
+    input:
+        train=lambda w: prepared(run_of(w), "train.bin"),
+        validation=lambda w: prepared(run_of(w), "validation.bin"),
+        record=lambda w: prepared(run_of(w), "data.parquet"),
+    output:
+        record=f"{FOLDER}/runs/{{scale}}/{{variant}}/{{seed}}/record.parquet",
+        log=f"{FOLDER}/runs/{{scale}}/{{variant}}/{{seed}}/log.parquet",
+        checkpoint=f"{FOLDER}/runs/{{scale}}/{{variant}}/{{seed}}/model.safetensors",
+    log:
+        f"{FOLDER}/logs/train/{{scale}}-{{variant}}-{{seed}}.log",
+    # A killed run goes on from its resume state; on a CPU a fault is more likely the user's.
+    retries: int(ON_GPU)
+    conda:
+        "../../environment.yml"
+    threads: 1
+    resources:
+        gpu=int(ON_GPU),
+    params:
+        config=STARTED_WITH,
+        spec=lambda w: run_of(w).job_hash,
+        code=code_hash("training"),
+    shell:
+        "python -m relation train {wildcards.scale}/{wildcards.variant}/{wildcards.seed}"
+        " --config {params.config} --expect {params.spec} --threads {threads} 2>&1 | tee {log}"
