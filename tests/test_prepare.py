@@ -200,11 +200,16 @@ def test_limits_are_exact_and_cut_nothing_else(
     for split, limit in (("train.bin", train_tokens), ("validation.bin", validation_tokens)):
         assert cut[split] == (whole[split][: 2 * limit] if limit else whole[split])
     assert cut["tokenizer.json"] == whole["tokenizer.json"]
+
+
+def test_the_record_counts_only_documents_that_the_limit_left(tmp_path: Path, corpus: Path) -> None:
+    as_jsonl(corpus / "texts.jsonl", DOCUMENTS)
+    prepared(data_spec(FILES, corpus, train_tokens=500), tmp_path)
     end = load_tokenizer(tmp_path / "out" / "tokenizer.json").token_to_id(END_OF_TEXT)
-    for row in read_parquet(tmp_path / "out" / "data.parquet", DATA).to_pylist():
-        tokens = np.frombuffer(cut[f"{row['split']}.bin"], "<u2")
-        assert row["tokens"] == len(tokens)
-        assert row["documents"] == (tokens == end).sum() + (tokens[-1] != end)
+    tokens = open_tokens(tmp_path / "out" / "train.bin").tolist()
+    row = read_parquet(tmp_path / "out" / "data.parquet", DATA).to_pylist()[0]
+    assert (row["split"], row["tokens"]) == ("train", 500)
+    assert row["documents"] == tokens.count(end) + (tokens[-1] != end)
 
 
 def test_a_document_that_spells_end_of_text_ends_there(tmp_path: Path, corpus: Path) -> None:

@@ -11,11 +11,16 @@ from relation.operators import get_backend
 
 @dataclass(frozen=True)
 class Execution:
-    """Backend names by operator, as listed in `relation.operators.BACKENDS`."""
+    """Backend names by operator, as listed in `relation.operators.BACKENDS`.
+
+    `compiled` says that the model will be traced by torch.compile, which then steps around the
+    backends that are marked eager.
+    """
 
     mha: str = "reference"
     full: str = "reference"
     linear: str = "recurrent"
+    compiled: bool = False
 
     def calls(
         self, config: ModelConfig, device: torch.device | None = None
@@ -24,8 +29,12 @@ class Execution:
 
         Raises InputError for an unknown backend or, given a device, for one it cannot run.
         """
-        used = sorted({MIXERS[letter] for letter in config.layout})
-        return {op: get_backend(op, getattr(self, op), device).call for op in used}
+        calls = {}
+        for operator in sorted({MIXERS[letter] for letter in config.layout}):
+            backend = get_backend(operator, getattr(self, operator), device)
+            around = self.compiled and backend.eager
+            calls[operator] = torch.compiler.disable(backend.call) if around else backend.call
+        return calls
 
     def check(self, config: ModelConfig, device: torch.device) -> None:
         """Raise InputError where the device cannot run a backend that the model uses."""

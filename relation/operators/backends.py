@@ -14,12 +14,17 @@ from relation.operators.tiled import tiled_relation
 
 @dataclass(frozen=True)
 class Backend:
-    """One implementation of one operator."""
+    """One implementation of one operator.
+
+    `eager` ones stay outside torch.compile: the materialised reference is measured as it is
+    written, and loops over tokens or tiles would be unrolled into graphs of thousands of nodes.
+    """
 
     operator: str
     name: str
     call: Callable[..., torch.Tensor]
     summary: str
+    eager: bool = False
     refusal: Callable[[torch.device], str | None] = lambda device: None
 
 
@@ -41,14 +46,14 @@ def _flash_refusal(device: torch.device) -> str | None:
 
 
 _ALL = (
-    Backend("mha", "reference", causal_attention, "materialised softmax attention"),
+    Backend("mha", "reference", causal_attention, "materialised softmax attention", True),
     Backend("mha", "flash", flash_attention, "PyTorch FlashAttention, forced"),
-    Backend("mha", "cudnn", cudnn_attention, "cuDNN attention, forced", _cuda_only),
-    Backend("full", "reference", full_relation, "materialised R and F, the paper's definition"),
-    Backend("full", "tiled", tiled_relation, "FlashRelation in plain PyTorch"),
-    Backend("full", "flash", _flash_relation, "FlashRelation in Triton", _flash_refusal),
-    Backend("linear", "recurrent", linear_relation, "the direct recurrence"),
-    Backend("linear", "chunked", chunked_linear_relation, "chunks of matrix products"),
+    Backend("mha", "cudnn", cudnn_attention, "cuDNN attention, forced", refusal=_cuda_only),
+    Backend("full", "reference", full_relation, "materialised R and F, the definition", True),
+    Backend("full", "tiled", tiled_relation, "FlashRelation in plain PyTorch", True),
+    Backend("full", "flash", _flash_relation, "FlashRelation in Triton", refusal=_flash_refusal),
+    Backend("linear", "recurrent", linear_relation, "the direct recurrence", True),
+    Backend("linear", "chunked", chunked_linear_relation, "chunks of matrix products", True),
 )
 
 BACKENDS: dict[tuple[str, str], Backend] = {(b.operator, b.name): b for b in _ALL}

@@ -44,7 +44,7 @@ def _throughput_row(spec: SystemsSpec, side: dict, data: Path, device: torch.dev
     try:
         timing = time_updates(
             _model(side),
-            Execution(**side["backends"]),
+            Execution(**side["backends"], compiled=spec.compile),
             windows,
             side["micro"],
             side["accumulation"],

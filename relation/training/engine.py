@@ -73,7 +73,7 @@ class _Run:
             spec.budget_tokens, spec.tokens_per_update, spec.context, spec.last_update
         )
 
-        execution = Execution(**spec.backends)
+        execution = Execution(**spec.backends, compiled=spec.compile)
         execution.check(spec.model_config(), device)
         self.model = Decoder(spec.model_config(), execution)
         self.model.initialise(spec.seed)

@@ -29,7 +29,10 @@ STARTED_WITH = f"{FOLDER}/campaign.json"
 # Without a conda or container environment, jobs run on the interpreter that runs Snakemake.
 deployed = workflow.deployment_settings.deployment_method
 interpreter = "" if deployed else f"{Path(sys.executable).parent}:"
-shell.prefix(f'set -o pipefail; export PYTHONPATH={str(PROJECT)!r} PATH={interpreter!r}"$PATH"; ')
+shell.prefix(
+    f"set -o pipefail; export PATH={interpreter!r}$PATH PYTHONPATH={str(PROJECT)!r}"
+    "${{PYTHONPATH:+:$PYTHONPATH}}; "
+)
 
 
 wildcard_constraints:

@@ -1,0 +1,173 @@
+"""The command line: counts, plans, and one `error:` line with status 2 for whatever is wrong."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from relation.cli import main
+from relation.errors import RunError
+from relation.geometry import ABLATIONS
+from relation.operators import BACKENDS
+
+ROOT = Path(__file__).resolve().parents[1]
+CAMPAIGNS = ("paper", "books", "smoke", "smoke-text", "tiny")
+
+FULL_10M, LAYERS_10M, WIDTH_10M = 10_425_246, 6, 384
+PAPER_COUNTS = {
+    ("10M", "mha"): 10_425_216,
+    ("10M", "full"): FULL_10M,
+    ("10M", "exchange-only"): FULL_10M,
+    ("10M", "raw-x"): FULL_10M - LAYERS_10M * WIDTH_10M**2,  # without W_I
+    ("10M", "no-count"): FULL_10M - LAYERS_10M,  # without lambda
+    ("10M", "no-givens"): FULL_10M - 4 * LAYERS_10M,  # without four angles a layer
+    ("10M", "single-head"): FULL_10M - 4 * LAYERS_10M,
+    ("30M", "mha"): 28_322_304,
+    ("30M", "full"): 28_322_354,
+    ("30M", "hybrid"): 31_967_571,
+    ("100M", "mha"): 102_917_760,
+    ("100M", "full"): 102_917_860,
+}
+
+Output = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with the configuration and no results."""
+    (tmp_path / "config.yaml").write_text((ROOT / "config.yaml").read_text(encoding="utf-8"))
+    monkeypatch.chdir(tmp_path)
+
+
+def printed(capsys: Output, *arguments: str) -> str:
+    """What a command that succeeds prints; nothing on standard error."""
+    assert main(list(arguments)) == 0
+    output = capsys.readouterr()
+    assert output.err == ""
+    return output.out
+
+
+def test_params_are_the_papers_counts(capsys: Output) -> None:
+    rows = json.loads(printed(capsys, "params", "--json"))
+    assert {(r["scale"], r["variant"]): r["parameters"] for r in rows} == PAPER_COUNTS
+    table = printed(capsys, "params").splitlines()
+    assert len(table) == 1 + len(PAPER_COUNTS)
+    for (scale, variant), count in PAPER_COUNTS.items():
+        assert sum(line.split()[:3] == [scale, variant, f"{count:,}"] for line in table) == 1
+
+
+def test_params_of_another_campaign_as_a_file_gives_it(capsys: Output) -> None:
+    rows = json.loads(printed(capsys, "params", "--campaign", "tiny", "--json"))
+    assert {(r["scale"], r["variant"]) for r in rows} == set(PAPER_COUNTS)
+    assert max(r["parameters"] for r in rows) < 100_000
+
+
+@pytest.mark.parametrize("campaign", CAMPAIGNS)
+def test_plan_counts_jobs_and_prices_all_tables(capsys: Output, campaign: str) -> None:
+    plan = json.loads(printed(capsys, "plan", "--campaign", campaign, "--json"))
+    seeds = 2 if campaign == "tiny" else 3
+    jobs = {stage["stage"]: (stage["jobs"], stage["done"]) for stage in plan["stages"]}
+    assert jobs["paired runs"] == (6 * seeds, 0)
+    assert jobs["ablation runs"] == (len(ABLATIONS) * seeds, 0)
+    assert jobs["other runs"] == (seeds, 0)
+    assert jobs["diagnostics"] == (6 * seeds, 0)
+    assert len(plan["tables"]) == 17
+    text = printed(capsys, "plan", "--campaign", campaign)
+    assert all(table["label"] in text for table in plan["tables"])
+
+
+def test_a_plan_for_the_paper_adds_up(capsys: Output) -> None:
+    plan = json.loads(printed(capsys, "plan", "--campaign", "paper", "--json"))
+    budget = {"10M": 150_000_000, "30M": 450_000_000, "100M": 1_071_140_000}
+    tokens = {stage["stage"]: stage["tokens"] for stage in plan["stages"]}
+    assert tokens["paired runs"] == 2 * 3 * sum(budget.values())
+    assert tokens["ablation runs"] == 5 * 3 * budget["10M"]
+    assert tokens["other runs"] == 3 * budget["30M"]
+    runs = {table["label"]: table["runs"] for table in plan["tables"]}
+    assert (runs["main-results"], runs["structural-ablations"], runs["app-hybrid"]) == (18, 18, 3)
+
+
+def test_a_restricted_plan_is_smaller(capsys: Output) -> None:
+    choice = ("--scales", "10M", "--seeds", "42", "--variants", "mha,full")
+    plan = json.loads(printed(capsys, "plan", "--campaign", "smoke", *choice, "--json"))
+    jobs = {stage["stage"]: stage["jobs"] for stage in plan["stages"]}
+    assert (jobs["paired runs"], jobs["ablation runs"], jobs["other runs"]) == (2, 0, 0)
+
+
+def test_backends_lists_every_implementation(capsys: Output) -> None:
+    lines = [line.split() for line in printed(capsys, "backends", "--device", "cpu").splitlines()]
+    assert {tuple(line[:2]) for line in lines[1:]} == set(BACKENDS)
+    runs_here = {tuple(line[:2]) for line in lines if line[2:4] == ["runs", "here"]}
+    assert {("mha", "reference"), ("full", "tiled"), ("linear", "chunked")} <= runs_here
+    assert ("mha", "cudnn") not in runs_here
+
+
+BAD_CALLS = {
+    "unknown campaign": "plan --campaign papr",
+    "unknown scale": "plan --campaign paper --scales 1B",
+    "unknown seed": "params --seeds 7",
+    "unknown variant": "plan --variants ful",
+    "no such file": "plan --config absent.yaml",
+    "bad YAML": "plan --config bad.yaml",
+    "no such corpus": "prepare nothing --campaign tiny",
+    "no run": "train 10M-full-42 --campaign tiny",
+    "no such run": "train 10M/full/7 --campaign tiny",
+    "a seed in superscript": "train 10M/full/² --campaign tiny",
+    "no such benchmark": "measure fixed/1B --campaign tiny",
+    "changed configuration": "train 10M/full/42 --campaign tiny --expect 0000",
+    "no data": "train 10M/full/42 --campaign tiny",
+    "no checkpoint": "diagnose 10M/full/42 --campaign tiny",
+    "no threads": "train 10M/full/42 --campaign tiny --threads 0",
+    "no records": "cells --campaign tiny",
+    "no corpus named": "prepare tinystories-4096 --campaign books",
+    "nothing to publish": "publish --campaign tiny",
+    "no such device": "backends --device abacus",
+}
+
+
+@pytest.mark.parametrize("case", BAD_CALLS)
+def test_bad_input_is_one_line_and_status_2(capsys: Output, case: str) -> None:
+    Path("bad.yaml").write_text("a: [1\n")
+    assert main(BAD_CALLS[case].split()) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    lines = output.err.splitlines()
+    assert len([line for line in lines if line.startswith("error: ")]) == 1
+    assert lines[-1].startswith("error: ")
+    assert len(lines[-1]) > len("error: ")
+    assert "Traceback" not in output.err
+
+
+def test_a_run_that_cannot_go_on_is_told_alike(
+    capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*arguments) -> None:
+        raise RunError("10M/full/42: stopped after update 3")
+
+    monkeypatch.setattr("relation.training.engine.train", stopped)
+    assert main(["train", "10M/full/42", "--campaign", "tiny"]) == 2
+    assert capsys.readouterr().err == "error: 10M/full/42: stopped after update 3\n"
+
+
+def test_a_fault_of_the_program_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def faulty(*arguments) -> None:
+        raise KeyError("a fault")
+
+    monkeypatch.setattr("relation.training.engine.train", faulty)
+    with pytest.raises(KeyError, match="a fault"):
+        main(["train", "10M/full/42", "--campaign", "tiny"])
+
+
+def test_the_module_is_the_command(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "relation", "plan", "--campaign", "papr"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT), "PATH": ""},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("error: unknown campaign 'papr'")

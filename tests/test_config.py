@@ -1,0 +1,212 @@
+"""The configuration: bad input is one clear line, and hashes cover results and nothing else."""
+
+import json
+from collections.abc import Callable
+from copy import deepcopy
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relation.config import Campaign, load_config, resolve
+from relation.errors import InputError
+
+ROOT = Path(__file__).resolve().parents[1]
+CAMPAIGNS = ("paper", "books", "smoke", "smoke-text", "tiny")
+SMOKE = "campaigns.smoke"
+STORIES = f"{SMOKE}.corpora.stories"
+SCALE = f"{SMOKE}.scales.10M"
+
+
+@cache
+def _config_text() -> str:
+    return json.dumps(load_config(ROOT / "config.yaml"))
+
+
+def config() -> dict:
+    """A copy of the project's configuration that a test may spoil."""
+    return json.loads(_config_text())
+
+
+def changed(*changes: tuple[str, Any], base: dict | None = None) -> dict:
+    """The configuration with values set at dotted places; list positions are numbers."""
+    spoilt = deepcopy(base) if base is not None else config()
+    for place, value in changes:
+        *parents, last = (int(p) if p.isdigit() else p for p in place.split("."))
+        node = spoilt
+        for parent in parents:
+            node = node[parent]
+        node[last] = value
+    return spoilt
+
+
+def refusal(action: Callable[[], object]) -> str:
+    """The one line that an action is refused with."""
+    with pytest.raises(InputError) as caught:
+        action()
+    message = str(caught.value)
+    assert message and "\n" not in message
+    return message
+
+
+@cache
+def campaign(name: str) -> Campaign:
+    return resolve(config(), campaign=name)
+
+
+LEVELS = (
+    "",
+    "assumptions",
+    "training",
+    "diagnostics",
+    "efficiency",
+    SMOKE,
+    f"{SMOKE}.assumptions",
+    f"{SMOKE}.backends",
+    STORIES,
+    f"{STORIES}.source",
+    SCALE,
+    f"{SMOKE}.scales.30M.overrides.hybrid",
+    *(f"{SMOKE}.systems{part}" for part in ("", ".baseline", ".fixed", ".matched")),
+    *(f"{SMOKE}.systems.{part}" for part in ("linear_steady", "linear_long", "complexity")),
+    "campaigns.paper.backend_overrides.single-head",
+    "campaigns.paper.corpora.smollm.source",
+    "campaigns.paper.corpora.smollm.source.streams.0",
+    "campaigns.books.corpora.smollm.source",
+)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_unknown_keys_are_refused_at_every_level(level: str) -> None:
+    spoilt = changed((f"{level}.surplus".lstrip("."), 1))
+    message = refusal(lambda: resolve(spoilt))
+    assert "surplus" in message
+    assert level in message
+
+
+@pytest.mark.parametrize(
+    "place, value, said",
+    [
+        (f"{SCALE}.d_model", 50, "d_model 50 is not divisible by 8 heads"),
+        (f"{SCALE}.d_model", 40, "head width 5"),
+        (f"{SCALE}.heads", 3, "3 heads"),
+        (f"{SCALE}.micro", 7, "tokens_per_update"),
+        (f"{SCALE}.context", 65, "tokens_per_update"),
+        (f"{SCALE}.variants", ["mha", "ful"], "'ful'"),
+        (f"{SCALE}.overrides", {"ful": {}}, "'ful'"),
+        (f"{SCALE}.corpus", "books", "'books'"),
+        (f"{SCALE}.vocabulary", 256, "vocabulary"),
+        (f"{SCALE}.budget_tokens", "49576", "budget_tokens"),
+        (f"{SCALE}.learning_rate", 0, "learning_rate"),
+        (f"{SCALE}.learning_rate", float("nan"), "learning_rate"),
+        (f"{SCALE}.learning_rate", float("inf"), "learning_rate"),
+        (f"{SMOKE}.scales.30M.overrides.hybrid.layers", 10, "LLLF"),
+        (f"{SMOKE}.seeds", [42, 42], "seeds"),
+        (f"{SMOKE}.device", "tpu", "tpu"),
+        (f"{SMOKE}.systems.fixed.batches", {"1B": [1, 1]}, "1B"),
+        (f"{SMOKE}.systems.complexity.scale", "1B", "1B"),
+        (f"{STORIES}.source", {"kind": "web"}, "source"),
+        (f"{STORIES}.source", {"kind": "files"}, "validation_modulus"),
+        (f"{SMOKE}.base", "nothing", "nothing"),
+        (f"{SMOKE}.base", "smoke", "base"),
+        (f"{SMOKE}.base", "tiny", "base"),
+        (f"{SMOKE}.base", ["paper"], "base"),
+        ("campaigns", [], "campaigns"),
+        ("campaigns.smoke", None, "smoke"),
+        ("campaigns.tiny", "smoke", "tiny"),
+        ("assumptions.givens_first_pairing", "C", "givens_first_pairing"),
+        ("training.betas", [0.9], "betas"),
+        ("campaign", 3, "campaign"),
+    ],
+)
+def test_bad_values_are_one_clear_line(place: str, value: Any, said: str) -> None:
+    spoilt = changed((place, value))
+    assert said in refusal(lambda: resolve(spoilt))
+
+
+@pytest.mark.parametrize("key", ["campaign", "assumptions", "training", "campaigns"])
+def test_a_missing_section_is_named(key: str) -> None:
+    spoilt = config()
+    del spoilt[key]
+    assert key in refusal(lambda: resolve(spoilt))
+
+
+@pytest.mark.parametrize(
+    "name, text, said",
+    [
+        ("absent.yaml", None, "absent.yaml"),
+        ("bad.yaml", "a: [1\nb: 2\n", "line 2"),
+        ("tab.yaml", "a:\n\t- 1\n", "line 2"),
+        ("list.yaml", "- 1\n", "mapping"),
+        ("empty.yaml", "", "mapping"),
+        ("bad.json", '{"a": 1,\n}', "line 2"),
+    ],
+)
+def test_an_unreadable_file_is_one_clear_line(
+    tmp_path: Path, name: str, text: str | None, said: str
+) -> None:
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    message = refusal(lambda: load_config(tmp_path / name))
+    assert said in message
+    assert name in message
+
+
+@pytest.mark.parametrize(
+    "choice, said",
+    [
+        ({"campaign": "smok"}, "unknown campaign 'smok'"),
+        ({"scales": "1B"}, "scales=1B"),
+        ({"seeds": "42,7"}, "seeds=7"),
+        ({"seeds": [True]}, "seeds"),
+        ({"variants": ["mha", "ful"]}, "variants=ful"),
+        ({"variants": ""}, "variants="),
+        ({"scales": "10M,"}, "scales="),
+    ],
+)
+def test_unknown_choices_are_refused_and_the_known_listed(choice: dict, said: str) -> None:
+    message = refusal(lambda: resolve(config(), **choice))
+    assert said in message
+    if choice != {"seeds": [True]}:
+        known = {"campaign": "smoke", "scales": "10M", "seeds": "42", "variants": "full"}
+        assert known[next(iter(choice))] in message
+
+
+@pytest.mark.parametrize("seeds", ["42, 43", "43,42", [42, 43], ["43", "42"]])
+def test_choices_come_as_text_or_list(seeds: Any) -> None:
+    chosen = resolve(config(), seeds=seeds)
+    assert {run.seed for run in chosen.runs} == {42, 43}
+    assert len(chosen.runs) == 24
+
+
+@pytest.mark.parametrize("seeds", [42, "42", [42]])
+def test_one_seed_of_one_scale_and_two_variants(seeds: Any) -> None:
+    chosen = resolve(config(), scales="10M", seeds=seeds, variants=["full", "mha"])
+    assert [run.name for run in chosen.runs] == ["10M/mha/42", "10M/full/42"]
+    assert chosen.planned_runs == campaign("smoke").runs
+    assert {spec.scale for spec in chosen.systems} == {"10M"}
+    reasons = {f"{o.scale}/{o.variant}/{o.seed}": o.reason for o in chosen.omitted}
+    assert len(reasons) == 34
+    assert reasons["10M/mha/43"] == "left out by seeds=42"
+    assert reasons["10M/raw-x/42"] == "left out by variants=mha,full"
+    assert reasons["30M/hybrid/44"] == "left out by scales=10M seeds=42 variants=mha,full"
+
+
+def test_choices_in_the_file_count_and_the_command_line_wins() -> None:
+    base = changed(("scales", "10M"), ("seeds", 43))
+    assert {(r.scale, r.seed) for r in resolve(base).runs} == {("10M", 43)}
+    assert {(r.scale, r.seed) for r in resolve(base, seeds="44").runs} == {("10M", 44)}
+
+
+def test_asking_for_what_does_not_exist() -> None:
+    smoke = campaign("smoke")
+    assert "10M/hybrid/42" in refusal(lambda: smoke.run("10M", "hybrid", 42))
+    assert "fixed/1B" in refusal(lambda: smoke.benchmark("fixed", "1B"))
+
+
+@pytest.mark.parametrize("name", CAMPAIGNS)
+@pytest.mark.parametrize("choice", [{}, {"scales": "10M", "seeds": 42, "corpus": "texts"}])
+def test_settings_resolve_again_to_the_same_campaign(name: str, choice: dict) -> None:
+    first = resolve(config(), campaign=name, **choice)
+    assert resolve(json.loads(json.dumps(first.settings))) == first

@@ -1,0 +1,259 @@
+"""Records: whole or refused, with units and origin; token efficiency on invented curves."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from relation import files, schemas
+from relation.config import load_config, resolve
+from relation.errors import InputError
+from relation.parquet import Column, read_origin, read_parquet, schema, write_parquet
+from relation.records import load_records, smoothed_loss, token_crossing
+from relation.records.campaign import check_order
+from relation.results import Results
+from relation.spec import RunSpec
+
+ROOT = Path(__file__).resolve().parents[1]
+LAYOUT = schema(
+    Column("name", pa.string()),
+    Column("time", pa.float64(), "s", "wall time"),
+    Column("count", pa.int64(), "tokens"),
+)
+ROWS = [{"name": "a", "time": 0.1, "count": 3}, {"name": "猫", "time": None, "count": 2**62}]
+ORIGIN = {"campaign": "test", "config_hash": "0" * 16, "seed": 42, "nested": {"a": [1, 2.5]}}
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Path:
+    path = tmp_path / "deep" / "record.parquet"
+    write_parquet(path, LAYOUT, ROWS, ORIGIN)
+    return path
+
+
+def refusal(action) -> str:
+    """The one line that an action is refused with."""
+    with pytest.raises(InputError) as caught:
+        action()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_rows_units_and_origin_come_back(record: Path) -> None:
+    table = read_parquet(record, LAYOUT)
+    assert table.to_pylist() == ROWS
+    assert read_origin(record) == ORIGIN
+    field = pq.read_schema(record).field("time")
+    assert field.metadata == {b"unit": b"s", b"description": b"wall time"}
+
+
+def test_columns_write_what_rows_write(record: Path, tmp_path: Path) -> None:
+    columns = {name: [row[name] for row in ROWS] for name in LAYOUT.names}
+    write_parquet(tmp_path / "columns.parquet", LAYOUT, columns, ORIGIN)
+    assert read_parquet(tmp_path / "columns.parquet", LAYOUT).equals(read_parquet(record, LAYOUT))
+
+
+def test_a_record_without_rows_keeps_its_columns(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "empty.parquet", LAYOUT, [], ORIGIN)
+    table = read_parquet(tmp_path / "empty.parquet", LAYOUT)
+    assert (table.num_rows, table.column_names) == (0, LAYOUT.names)
+
+
+@pytest.mark.parametrize("odd", [{"count"}, {"extra"}, {"count", "extra"}])
+@pytest.mark.parametrize("by_column", [False, True])
+def test_missing_and_extra_keys_are_refused(tmp_path: Path, odd: set[str], by_column: bool) -> None:
+    row = {k: 1 for k in {*LAYOUT.names} ^ odd} | {"name": "a"}
+    rows = {k: [v] for k, v in row.items()} if by_column else [ROWS[0], row]
+    message = refusal(lambda: write_parquet(tmp_path / "bad.parquet", LAYOUT, rows, ORIGIN))
+    assert all(name in message for name in odd)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("reader", [read_parquet, read_origin])
+@pytest.mark.parametrize("length", [None, 0, 3, 100, -1])
+def test_missing_and_truncated_records_are_refused(
+    record: Path, reader, length: int | None
+) -> None:
+    content = record.read_bytes()
+    record.unlink()
+    if length is not None:
+        record.write_bytes(content[:length])
+    assert str(record) in refusal(lambda: reader(record))
+
+
+FOREIGN = {
+    "lacks count": schema(*(Column(n, LAYOUT.field(n).type) for n in ("name", "time"))),
+    "other columns or types": schema(
+        Column("name", pa.string()), Column("time", pa.float32(), "s"), Column("count", pa.int64())
+    ),
+    "other units": schema(
+        Column("name", pa.string()),
+        Column("time", pa.float64(), "ms", "wall time"),
+        Column("count", pa.int64(), "tokens"),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_a_record_of_another_schema_is_refused(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "foreign.parquet"
+    write_parquet(path, FOREIGN[kind], [], ORIGIN)
+    assert str(path) in refusal(lambda: read_parquet(path, LAYOUT))
+
+
+def test_a_file_of_another_writer_has_no_origin(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": [1]}), tmp_path / "other.parquet")
+    assert "no origin" in refusal(lambda: read_origin(tmp_path / "other.parquet"))
+
+
+def test_a_failing_writer_leaves_the_old_record(
+    record: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = record.read_bytes()
+
+    def full_disk(table: pa.Table, path: Path, **options) -> None:
+        path.write_bytes(b"PAR1 half a file")
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(pq, "write_table", full_disk)
+    with pytest.raises(OSError, match="no space"):
+        write_parquet(record, LAYOUT, ROWS, ORIGIN)
+    assert record.read_bytes() == before
+    assert list(record.parent.iterdir()) == [record]
+
+
+def test_text_is_replaced_whole(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "text"
+    for text in ("long words\n", "é"):
+        files.write_text(path, text)
+        assert path.read_text(encoding="utf-8") == text
+    with pytest.raises(RuntimeError), files.atomic_path(path) as temporary:
+        temporary.write_text("half")
+        raise RuntimeError
+    assert path.read_text(encoding="utf-8") == "é"
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_the_trailing_mean_weighs_partial_and_cut_updates_by_their_tokens() -> None:
+    """Window 150: it cuts the first update at 200 tokens, the second at 300; the last has 50."""
+    smoothed = smoothed_loss(
+        np.array([100, 200, 300, 350]), np.array([100, 100, 100, 50]), np.array([4.0, 3, 2, 1]), 150
+    )
+    by_hand = [4, (50 * 4 + 100 * 3) / 150, (50 * 3 + 100 * 2) / 150, (100 * 2 + 50 * 1) / 150]
+    np.testing.assert_allclose(smoothed, by_hand, rtol=1e-15)
+
+
+@pytest.mark.parametrize("window", [1, 7, 64, 65, 1000, 10**6])
+def test_the_trailing_mean_is_the_mean_over_single_tokens(window: int) -> None:
+    draw = np.random.default_rng(0)
+    sizes = draw.integers(1, 130, 40)
+    loss = draw.uniform(1, 9, 40)
+    ends = sizes.cumsum()
+    each = np.repeat(loss, sizes)
+    expected = [each[max(0, end - window) : end].mean() for end in ends]
+    # A difference of integrals of up to 9 x 2,600 over a window of `window` tokens.
+    rounding = 40 * np.finfo(float).eps * 9 * ends[-1] / min(window, sizes[0])
+    np.testing.assert_allclose(smoothed_loss(ends, sizes, loss, window), expected, atol=rounding)
+
+
+@pytest.mark.parametrize("window", [0, -1, float("nan")])
+def test_a_smoothing_window_must_be_positive(window: float) -> None:
+    one = np.ones(1)
+    assert "window" in refusal(lambda: smoothed_loss(one, one, one, window))
+
+
+@pytest.mark.parametrize(
+    "smoothed, target, tokens",
+    [
+        ([4, 3, 2, 1], 2.5, 250),  # half way from 200 to 300
+        ([4, 3, 2, 1], 0.5, None),  # never
+        ([4, 2, 3, 1], 2.5, 175),  # three quarters from 100 to 200, and twice more later
+        ([4, 3, 2, 1], 3.0, 200),  # on a logged point
+        ([4, 3, 3, 1], 3.0, 200),  # the first point of a plateau at the target
+        ([2, 3, 2, 1], 2.5, 100),  # below from the start
+        ([4, 3, 2, 1], 1.0, 400),  # at the very end
+        ([4, 5, 6, 7], 4.5, 100),
+    ],
+)
+def test_the_crossing_is_the_earliest(
+    smoothed: list[float], target: float, tokens: float | None
+) -> None:
+    crossing = token_crossing(target, np.arange(100, 500, 100), np.array(smoothed, float), 500)
+    assert crossing.target == target
+    if tokens is None:
+        assert (crossing.tokens, crossing.reduction) == (None, None)
+    else:
+        assert crossing.tokens == pytest.approx(tokens, rel=1e-15)
+        assert crossing.reduction == pytest.approx(1 - tokens / 500, rel=1e-14)
+
+
+def runs_frame(**hashes: str) -> pd.DataFrame:
+    keys = [name.split("_") for name in hashes]
+    return pd.DataFrame(
+        {"scale": s, "variant": v, "seed": int(n), "order_hash": h}
+        for (s, v, n), h in zip(keys, hashes.values(), strict=True)
+    )
+
+
+def test_runs_that_read_different_data_are_refused() -> None:
+    check_order(runs_frame(A_mha_1="x", A_full_1="x", A_mha_2="y", B_mha_1="z", B_full_1="z"))
+    frame = runs_frame(A_mha_1="x", A_full_1="x", B_mha_1="z", B_full_1="other")
+    message = refusal(lambda: check_order(frame))
+    assert all(word in message for word in ("B", "seed 1", "mha z", "full other"))
+
+
+def write_run(results: Results, run: RunSpec, loss: list[float], **changes) -> None:
+    """A run of 600 tokens: four updates of 128 tokens and one of 88."""
+    sizes = [128, 128, 128, 128, 88]
+    log = {
+        "update": [1, 2, 3, 4, 5],
+        "tokens": np.cumsum(sizes).tolist(),
+        "update_tokens": sizes,
+        "loss": loss,
+        **{n: [1.0] * 5 for n in ("learning_rate", "gradient_norm", "tokens_per_second")},
+    }
+    texts = {"scale": run.scale, "variant": run.variant, "order_hash": "same", "init_hash": "i"}
+    row = {n: 1 for n in schemas.RUN.names} | texts | {"seed": run.seed, "budget_tokens": 600}
+    origin = {"device": "cpu", "config_hash": run.config_hash}
+    write_parquet(results.run(run) / "log.parquet", schemas.LOG, log, origin)
+    write_parquet(results.run(run) / "record.parquet", schemas.RUN, [row | changes], origin)
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Results:
+    """The records of one pair: Relation's loss passes MHA's last in its partial update."""
+    campaign = resolve(
+        load_config(ROOT / "config.yaml"),
+        campaign="tiny",
+        scales="10M",
+        seeds=42,
+        variants="mha,full",
+    )
+    results = Results(campaign, tmp_path)
+    write_run(results, campaign.run("10M", "mha", 42), [5, 4, 3, 2, 1.5])
+    write_run(results, campaign.run("10M", "full", 42), [5, 4, 3, 2, 1.0])
+    write_parquet(results.models, schemas.MODELS, [], ORIGIN)
+    for run in campaign.runs:
+        write_parquet(results.diagnostics(run), schemas.FLOW, [], ORIGIN)
+    for spec in campaign.systems:
+        write_parquet(results.systems(spec), schemas.THROUGHPUT, [], ORIGIN)
+    return results
+
+
+def test_efficiency_of_a_pair_from_its_records(results: Results) -> None:
+    """A window of 1% of 600 tokens lies inside each update: the smoothed loss is the loss."""
+    (row,) = load_records(results.campaign, results).efficiency.to_dict("records")
+    assert (row["scale"], row["seed"], row["target"]) == ("10M", 42, pytest.approx(1.5, rel=1e-12))
+    assert row["crossing_tokens"] == pytest.approx(512 + 88 / 2, rel=1e-12)
+    assert row["reduction"] == pytest.approx(1 - 556 / 600, rel=1e-10)
+
+
+def test_a_pair_with_other_order_or_a_missing_log_is_refused(results: Results) -> None:
+    full = results.campaign.run("10M", "full", 42)
+    (results.run(full) / "log.parquet").unlink()
+    assert "log.parquet" in refusal(lambda: load_records(results.campaign, results))
+    write_run(results, full, [5, 4, 3, 2, 1.0], order_hash="other")
+    assert "read different data" in refusal(lambda: load_records(results.campaign, results))
