@@ -3,11 +3,9 @@
 `snakemake --cores all` regenerates every table of the campaign that config.yaml chooses.
 """
 
-import json
 import sys
 from pathlib import Path
 
-from snakemake.exceptions import WorkflowError
 from snakemake.utils import min_version
 
 min_version("9.27")
@@ -34,6 +32,14 @@ rule all:
 
 
 onstart:
-    from relation.files import write_text
-
-    write_text(Path(STARTED_WITH), json.dumps(CAMPAIGN.settings, indent=2))
+    jobs = list(workflow.dag.needrun_jobs())
+    local = workflow.executor_plugin.name == "local"
+    try:
+        check(
+            CAMPAIGN,
+            datasets=[job.wildcards.dataset for job in jobs if job.rule.name == "prepare"],
+            needs_gpu=local and any(job.resources.get("gpu") for job in jobs),
+        )
+    except InputError as error:
+        sys.exit(f"error: {error}")
+    write_started_with(CAMPAIGN, RESULTS)

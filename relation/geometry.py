@@ -1,6 +1,8 @@
 """The shape of a model: what fixes its parameters, free of PyTorch so that planning stays fast."""
 
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 
 from relation.errors import InputError
 
@@ -86,8 +88,16 @@ class ModelConfig:
             )
         if self.mixes_heads and self.heads % 2:
             raise InputError(f"Givens mixing pairs heads, and {self.heads} heads are odd in number")
-        if not self.tau > 0:
+        if not 0 < self.tau < math.inf:
             raise InputError(f"tau is {self.tau}; the Self temperature must be positive")
+        for name, choices in (
+            ("givens_first_pairing", ("A", "B")),
+            ("retention_input", ("normalised", "residual")),
+        ):
+            if getattr(self, name) not in choices:
+                raise InputError(
+                    f"{name} is {getattr(self, name)!r}; choose one of: {', '.join(choices)}"
+                )
 
     @classmethod
     def for_variant(
@@ -128,3 +138,13 @@ class ModelConfig:
     def mixes_heads(self) -> bool:
         """Whether some layer rotates information heads by Givens angles."""
         return self.givens and any(letter != MHA for letter in self.layout)
+
+
+def model_values(config: ModelConfig) -> dict:
+    """A model's fields as JSON holds them."""
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(config).items()}
+
+
+def model_config(values: Mapping) -> ModelConfig:
+    """The inverse of `model_values`. Raises InputError or TypeError for values of no model."""
+    return ModelConfig(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})

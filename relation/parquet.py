@@ -74,13 +74,19 @@ def read_parquet(path: Path, layout: pa.Schema | None = None) -> pa.Table:
         raise InputError(
             f"{path} is not readable Parquet ({detail}); delete it and run snakemake again"
         ) from None
-    if layout is not None and not table.schema.equals(layout):
+    if layout is not None and not _same_columns(table.schema, layout):
         missing = sorted(set(layout.names) - set(table.schema.names))
-        what = f"lacks {', '.join(missing)}" if missing else "has other columns or types"
+        what = f"lacks {', '.join(missing)}" if missing else "has other columns, types or units"
         raise InputError(
             f"{path} {what}: it comes from another version; delete it and run snakemake again"
         )
     return table
+
+
+def _same_columns(found: pa.Schema, layout: pa.Schema) -> bool:
+    """Whether names, types and units agree; descriptions may change without harm."""
+    units = [[(field.metadata or {}).get(b"unit") for field in s] for s in (found, layout)]
+    return found.equals(layout) and units[0] == units[1]
 
 
 def read_origin(path: Path) -> dict:

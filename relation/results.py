@@ -52,6 +52,11 @@ class Results:
         return self.folder / "models.parquet"
 
     @property
+    def started_with(self) -> Path:
+        """The configuration that the running workflow was started with."""
+        return self.folder / "campaign.json"
+
+    @property
     def report(self) -> Path:
         """The folder of the cells, figures and pages."""
         return self.folder / "report"

@@ -9,7 +9,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from relation.geometry import ModelConfig
+from relation.geometry import ModelConfig, model_config
 
 
 def canonical_hash(value: Any) -> str:
@@ -97,8 +97,7 @@ class RunSpec(Spec):
 
     def model_config(self) -> ModelConfig:
         """The model as the typed configuration that builds it."""
-        values = {k: tuple(v) if isinstance(v, list) else v for k, v in self.model.items()}
-        return ModelConfig(**values)
+        return model_config(self.model)
 
 
 @dataclass(frozen=True)

@@ -206,7 +206,7 @@ def test_asking_for_what_does_not_exist() -> None:
 
 
 @pytest.mark.parametrize("name", CAMPAIGNS)
-@pytest.mark.parametrize("choice", [{}, {"scales": "10M", "seeds": 42, "corpus": "texts"}])
+@pytest.mark.parametrize("choice", [{}, {"scales": "10M", "seeds": 42}])
 def test_settings_resolve_again_to_the_same_campaign(name: str, choice: dict) -> None:
     first = resolve(config(), campaign=name, **choice)
     assert resolve(json.loads(json.dumps(first.settings))) == first

@@ -1,5 +1,6 @@
 """Three sources behind one interface, each resumable; tokenizers of exactly the asked size."""
 
+import hashlib
 import json
 import os
 from itertools import islice
@@ -63,6 +64,13 @@ def test_a_hash_splits_every_file_format_alike(tmp_path: Path, suffix: str) -> N
     assert sorted(train + validation) == sorted(DOCUMENTS)
     as_jsonl(tmp_path / "same.jsonl", DOCUMENTS)
     assert validation == read(FILES, "validation", tmp_path / "same.jsonl")
+
+
+def test_the_held_out_documents_are_those_whose_hash_is_0(tmp_path: Path) -> None:
+    as_jsonl(tmp_path / "a.jsonl", DOCUMENTS)
+    hashes = [int(hashlib.sha256(text.encode()).hexdigest(), 16) for text in DOCUMENTS]
+    expected = [text for text, number in zip(DOCUMENTS, hashes, strict=True) if number % 5 == 0]
+    assert read(FILES, "validation", tmp_path) == expected
 
 
 def test_a_validation_file_is_the_validation_split(tmp_path: Path) -> None:

@@ -264,7 +264,9 @@ class TestOnDevice:
     @pytest.mark.parametrize("width", [16, 48, 60, 64, 80, 128])
     def test_every_length(self, dtype, width):
         for length in (1, 2, 17, 63, 64, 65, 127, 1000, 1024):
-            assert_exact(draw(length, (2, 3, length, width), dtype, "cuda"))
+            # A row's entries share one rounding of dU: with few rows a maximum is a matter of luck.
+            batch = max(2, 128 // length)
+            assert_exact(draw(length, (batch, 3, length, width), dtype, "cuda"))
 
     @pytest.mark.parametrize("dtype", SLACK)
     @pytest.mark.parametrize("transport_self", [True, False])

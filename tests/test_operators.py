@@ -270,6 +270,13 @@ def test_error_is_that_of_the_dtype(kind, name, dtype, autocast):
     assert ((y.double() - truth).abs() <= bound).all()
 
 
+@pytest.mark.parametrize("flow", [ops.causal_flow, lambda p1, p2: ops.full_flow(p1, p2, LAM)])
+def test_flow_is_normalised_in_fp32(flow):
+    rows = flow(*draw(1, 2, 70, 48, count=2).bfloat16())
+    assert rows.dtype == torch.float32
+    assert_close(rows.sum(-1), torch.ones(1, 2, 70), 70)
+
+
 @pytest.mark.parametrize("operator", LINEAR)
 @pytest.mark.parametrize("autocast", [False, True])
 def test_linear_state_is_fp32(operator, autocast):
@@ -326,7 +333,8 @@ def test_rope_rotates_channel_c_with_channel_c_plus_half():
 def test_rope_scores_depend_on_relative_position_alone():
     q, k = draw(1, 2, 20, 48, count=2)
     here, there = (ops.rope(q, offset=o) @ ops.rope(k, offset=o).mT for o in (0, 40))
-    torch.testing.assert_close(here, there, rtol=0, atol=64 * 2**-22 * 2 * here.abs().max().item())
+    longest = q.norm(dim=-1).max().item() * k.norm(dim=-1).max().item()
+    torch.testing.assert_close(here, there, rtol=0, atol=64 * 2**-22 * longest)
 
 
 X = torch.zeros(1, 2, 3, 4)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from test_data import DOCUMENTS, FILES, as_jsonl, as_txt, hub, hub_folder
 
+from relation.data import encode
 from relation.data import prepare as preparation
 from relation.data.prepare import prepare, unigram_entropy
 from relation.data.sources import END_OF_TEXT, open_streams
@@ -83,9 +84,10 @@ def read_by(
     """How many documents an action reads; it is killed where it wants more than `limit`."""
     left = [limit]
     with monkeypatch.context() as patch:
-        patch.setattr(
-            preparation, "open_streams", lambda *a: [Mortal(s, left) for s in open_streams(*a)]
-        )
+        for module in (preparation, encode):
+            patch.setattr(
+                module, "open_streams", lambda *a: [Mortal(s, left) for s in open_streams(*a)]
+            )
         action()
     return limit - left[0]
 

@@ -1,5 +1,6 @@
 """Records: whole or refused, with units and origin; token efficiency on invented curves."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -237,9 +238,11 @@ def results(tmp_path: Path) -> Results:
     write_run(results, campaign.run("10M", "full", 42), [5, 4, 3, 2, 1.0])
     write_parquet(results.models, schemas.MODELS, [], ORIGIN)
     for run in campaign.runs:
-        write_parquet(results.diagnostics(run), schemas.FLOW, [], ORIGIN)
+        origin = ORIGIN | {"config_hash": campaign.diagnostics_spec(run).config_hash}
+        write_parquet(results.diagnostics(run), schemas.FLOW, [], origin)
     for spec in campaign.systems:
-        write_parquet(results.systems(spec), schemas.THROUGHPUT, [], ORIGIN)
+        origin = ORIGIN | {"config_hash": spec.config_hash}
+        write_parquet(results.systems(spec), schemas.THROUGHPUT, [], origin)
     return results
 
 
@@ -257,3 +260,12 @@ def test_a_pair_with_other_order_or_a_missing_log_is_refused(results: Results) -
     assert "log.parquet" in refusal(lambda: load_records(results.campaign, results))
     write_run(results, full, [5, 4, 3, 2, 1.0], order_hash="other")
     assert "read different data" in refusal(lambda: load_records(results.campaign, results))
+
+
+def test_records_of_another_configuration_are_refused(results: Results) -> None:
+    """A record that an older configuration left behind must not pass for this campaign's."""
+    run = results.campaign.runs[0]
+    log = read_parquet(results.run(run) / "log.parquet").to_pydict()
+    write_run(results, replace(run, weight_decay=0.2), log["loss"])
+    with pytest.raises(InputError, match="another configuration"):
+        load_records(results.campaign, results)

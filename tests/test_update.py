@@ -1,5 +1,7 @@
 """One update: the schedule, the gradient over micro-batches, the optimiser, pinned loss curves."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import torch
@@ -16,6 +18,14 @@ CONTEXT, VOCABULARY = 12, 61
 TOKENS = np.array([(7 * i * i + i // 3) % VOCABULARY for i in range(400)], dtype="<u2")
 
 Batches = list[tuple[torch.Tensor, torch.Tensor]]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +69,7 @@ def test_the_rate_is_never_zero_and_has_one_plateau(budget: int, warmup: int, up
 
 def toy(variant: str, execution: Execution | None = None, dtype=torch.float32) -> Decoder:
     config = ModelConfig.for_variant(
-        variant, layers=4, d_model=16, heads=2, d_ff=24, vocab_size=VOCABULARY, init_std=0.2
+        variant, layers=4, d_model=16, heads=4, d_ff=24, vocab_size=VOCABULARY, init_std=0.2
     )
     model = Decoder(config, execution)
     model.initialise(42)
@@ -81,7 +91,9 @@ def batches(micro: int, tokens: int, first: int = 0) -> Batches:
     ]
 
 
-def gradient_step(variant: str, split: Batches, tokens: int, clip: float = 1e9, dtype=torch.float32):
+def gradient_step(
+    variant: str, split: Batches, tokens: int, clip: float = 1e9, dtype=torch.float32
+):
     """(loss, norm, what plain gradient descent at rate 1 subtracts, one flat vector)."""
     model = toy(variant, dtype=dtype)
     before = torch.cat([p.detach().flatten() for p in model.parameters()])
@@ -122,9 +134,9 @@ def test_the_gradient_is_clipped_by_its_global_norm() -> None:
 def test_matrices_decay_and_nothing_else(variant: str, decay_embedding: bool) -> None:
     model = toy(variant)
     optimizer = build_optimizer(model, 1e-3, (0.9, 0.95), 1e-8, 0.1, decay_embedding)
-    names = {id(p): name for name, p in model.named_parameters()}
+    names = {id(p): name.removesuffix(".weight") for name, p in model.named_parameters()}
     decay = {
-        names[id(p)].split(".")[-2 if names[id(p)].endswith("weight") else -1]: group["weight_decay"]
+        (names[id(p)].split(".")[-1], group["weight_decay"])
         for group in optimizer.param_groups
         for p in group["params"]
     }
@@ -136,13 +148,39 @@ def test_matrices_decay_and_nothing_else(variant: str, decay_embedding: bool) ->
         matrices |= {"retention_down", "retention_up"}
         plain |= {"theta", "a_log", "dt_bias"}
     (matrices if decay_embedding else plain).add("embedding")
-    assert decay == dict.fromkeys(matrices, 0.1) | dict.fromkeys(plain, 0.0)
+    assert decay == {(name, 0.1) for name in matrices} | {(name, 0.0) for name in plain}
     assert sum(len(group["params"]) for group in optimizer.param_groups) == len(names)
+
+
+@pytest.mark.parametrize("variant", ["mha", "full", "raw-x", "hybrid"])
+def test_bf16_keeps_fp32_weights_and_gradients(variant: str) -> None:
+    model, tokens = toy(variant), 4 * CONTEXT
+    optimizer = build_optimizer(model, 1e-2, (0.9, 0.95), 1e-8, 0.1, True)
+    (inputs, targets), *_ = batches(4, tokens)
+    wide = UpdateStep(model, optimizer, CPU, "fp32", False, 1.0)([(inputs, targets)], tokens, 0.0)
+    half = UpdateStep(model, optimizer, CPU, "bf16", False, 1.0)([(inputs, targets)], tokens, 0.0)
+    # Eight significant bits in every product, averaged over 48 tokens.
+    for narrow, exact in zip(half, wide, strict=True):
+        assert narrow.dtype == torch.float32
+        assert narrow != exact
+        assert narrow.item() == pytest.approx(exact.item(), rel=2**-6)
+    moments = [m for state in optimizer.state.values() for m in state.values()]
+    assert {t.dtype for t in (*model.parameters(), *moments)} == {torch.float32}
 
 
 # Computed in float64. A refactor must give these losses again; only a change of what is computed
 # (the model, its initial weights, the windows, the schedule, the optimiser) may change them.
-GOLDEN = {}
+GOLDEN = {
+    "mha": [4.273859, 4.4311442, 4.4318056],
+    "full": [4.3902998, 4.4122696, 4.3672161],
+    "exchange-only": [4.4271345, 4.4313965, 4.4715357],
+    "raw-x": [4.4679661, 4.3075161, 4.5992961],
+    "no-count": [4.3105206, 4.3516006, 4.4155545],
+    "no-givens": [4.3902998, 4.4125037, 4.370542],
+    "single-head": [4.4103203, 4.3517208, 4.4174376],
+    "linear": [4.4901061, 4.2031975, 4.4776988],
+    "hybrid": [4.4822545, 4.184485, 4.3879137],
+}
 REFERENCE = Execution()
 FAST = Execution(mha="flash", full="tiled", linear="chunked")
 
@@ -150,7 +188,8 @@ FAST = Execution(mha="flash", full="tiled", linear="chunked")
 def loss_curve(variant: str, execution: Execution, dtype: torch.dtype) -> list[float]:
     """Losses of three updates of 48 tokens, the last one partial with 29."""
     model = toy(variant, execution, dtype)
-    optimizer = build_optimizer(model, 1e-2, (0.9, 0.95), 1e-8, 0.1, True)
+    # A wide epsilon: else the sign of a gradient near zero, mere rounding, moves its weight.
+    optimizer = build_optimizer(model, 1e-2, (0.9, 0.95), 1e-4, 0.1, True)
     step = UpdateStep(model, optimizer, CPU, "fp32", False, 1.0)
     losses, before, budget = [], 0, 2 * 48 + 29
     for plan in plan_updates(budget, 48, CONTEXT, "partial"):
@@ -163,4 +202,6 @@ def loss_curve(variant: str, execution: Execution, dtype: torch.dtype) -> list[f
 @pytest.mark.parametrize("execution", [REFERENCE, FAST], ids=["reference", "fast"])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_loss_curve_of_every_variant_is_golden(variant: str, execution: Execution) -> None:
-    assert loss_curve(variant, execution, torch.float32) == pytest.approx(GOLDEN[variant], rel=1e-5)
+    """FP32's rounding and other instruction sets moved them by two units in the last place."""
+    curve = loss_curve(variant, execution, torch.float32)
+    assert curve == pytest.approx(GOLDEN[variant], rel=16 * torch.finfo(torch.float32).eps)

@@ -38,6 +38,8 @@ def forward_kernel(
     TRANSPORT_SELF: tl.constexpr, D: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr,
 ):  # fmt: skip
+    # torch.compile passes Python numbers in FP64, which would widen everything they touch.
+    scale, tau = tl.cast(scale, tl.float32), tl.cast(tau, tl.float32)
     # The last rows have the longest history, so they start first.
     i_start = (tl.num_programs(1) - 1 - tl.program_id(1)) * BLOCK_I
     i = i_start + tl.arange(0, BLOCK_I)
@@ -99,6 +101,7 @@ def rows_backward_kernel(
     H, T, scale, tau,
     TRANSPORT_SELF: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_I: tl.constexpr,
 ):  # fmt: skip
+    scale, tau = tl.cast(scale, tl.float32), tl.cast(tau, tl.float32)
     i_start = tl.program_id(1) * BLOCK_I
     i = i_start + tl.arange(0, BLOCK_I)
     row = tl.cast(tl.program_id(0), tl.int64) * T + i
@@ -143,6 +146,7 @@ def p2_info_backward_kernel(
     TRANSPORT_SELF: tl.constexpr, D: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr,
 ):  # fmt: skip
+    scale = tl.cast(scale, tl.float32)
     j_start = tl.program_id(1) * BLOCK_J
     j = j_start + tl.arange(0, BLOCK_J)
     head_row = tl.cast(tl.program_id(0), tl.int64) * T
@@ -196,6 +200,7 @@ def p1_backward_kernel(
     H, T, scale,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr,
 ):  # fmt: skip
+    scale = tl.cast(scale, tl.float32)
     i_start = (tl.num_programs(1) - 1 - tl.program_id(1)) * BLOCK_I
     i = i_start + tl.arange(0, BLOCK_I)
     row = tl.cast(tl.program_id(0), tl.int64) * T + i

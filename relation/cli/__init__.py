@@ -5,14 +5,22 @@ It stands above every other package and imports the heavy ones only in the comma
 
 import argparse
 import sys
+from typing import NoReturn
 
 from relation.cli import inspect, jobs
-from relation.errors import RelationError
+from relation.errors import InputError, RelationError
+
+
+class _Parser(argparse.ArgumentParser):
+    """Tells a wrong call as every other bad input: in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{message}; see {self.prog} --help")
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all commands."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="python -m relation",
         description="Reproduction of 'Ask Self, Ask Others: Relation Is All You Need'.",
     )
@@ -24,8 +32,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns the exit status, 2 for an error that is told in one line."""
-    options = build_parser().parse_args(arguments)
     try:
+        options = build_parser().parse_args(arguments)
         options.call(options)
     except RelationError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -19,7 +19,7 @@ def add_commands(commands) -> None:
     plan.set_defaults(call=_plan)
 
     backends = commands.add_parser("backends", help="implementations of each operator")
-    backends.add_argument("--device", default=None, help="cpu or cuda (default: what there is)")
+    backends.add_argument("--device", choices=("cpu", "cuda"), help="default: what there is")
     backends.set_defaults(call=_backends)
 
 

@@ -25,7 +25,7 @@ def add_commands(commands) -> None:
             parser.add_argument("target", metavar=target)
         add_campaign_options(parser)
         parser.add_argument("--expect", help="refuse to run unless the job has this hash")
-        parser.add_argument("--threads", type=int, default=None, help="CPU threads of PyTorch")
+        parser.add_argument("--threads", type=_count, help="CPU threads of PyTorch")
         return parser
 
     job("prepare", _prepare, "tokenise one corpus", "DATASET")
@@ -37,6 +37,12 @@ def add_commands(commands) -> None:
     job("figures", _figures, "draw the figures")
     job("report", _report, "render the tables and the index")
     job("publish", _publish, "copy complete records to results/published")
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
 
 
 def _campaign(options: argparse.Namespace) -> tuple[Campaign, Results]:
@@ -60,7 +66,7 @@ def _set_threads(options: argparse.Namespace) -> None:
 
 def _run(options: argparse.Namespace, campaign: Campaign) -> RunSpec:
     parts = options.target.split("/")
-    if len(parts) != 3 or not parts[2].isdigit():
+    if len(parts) != 3 or not parts[2].isdecimal():
         raise InputError(f"{options.target!r} is no run; give SCALE/VARIANT/SEED, as 10M/full/42")
     return campaign.run(parts[0], parts[1], int(parts[2]))
 

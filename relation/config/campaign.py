@@ -1,20 +1,22 @@
 """A campaign: what config.yaml says to run, resolved to one specification a job."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from relation.config.load import schema, validate
 from relation.config.systems import systems_specs
 from relation.errors import InputError
-from relation.geometry import FULL, LINEAR, MHA, PAIRED, VARIANTS, ModelConfig
+from relation.geometry import FULL, LINEAR, MHA, PAIRED, VARIANTS, ModelConfig, model_values
 from relation.spec import DataSpec, DiagnosticsSpec, RunSpec, SystemsSpec
+
+_RESTRICTIONS = ("scales", "seeds", "variants")
 
 # A run's identity holds only the assumptions that its own layers rest on.
 _MODEL_ASSUMPTIONS = {
     MHA: ("init_std", "scale_residual_init", "norm_eps"),
-    FULL: ("givens_first_pairing",),
-    LINEAR: ("givens_first_pairing", "retention_input", "retention_a_range", "retention_dt_range"),
+    FULL: (),
+    LINEAR: ("retention_input", "retention_a_range", "retention_dt_range"),
 }
 
 
@@ -112,7 +114,7 @@ def _chosen(config: Mapping, key: str, available: Iterable, campaign: str) -> tu
     if value is None:
         return available
     items = value.split(",") if isinstance(value, str) else value
-    items = list(items) if isinstance(items, list | tuple) else [items]
+    items = items if isinstance(items, list) else [items]
     wanted = [str(item).strip() for item in items]
     by_text = {str(item): item for item in available}
     for item in wanted:
@@ -167,7 +169,10 @@ def _backbone(scale: Mapping, variant: str) -> dict:
 def _model(assumptions: Mapping, scale_name: str, scale: Mapping, variant: str) -> ModelConfig:
     b = _backbone(scale, variant)
     letters = {MHA, *VARIANTS[variant].pattern}
-    rest = {n: assumptions[n] for letter in letters for n in _MODEL_ASSUMPTIONS[letter]}
+    names = {name for letter in letters for name in _MODEL_ASSUMPTIONS[letter]}
+    if VARIANTS[variant].givens and VARIANTS[variant].pattern != MHA:
+        names.add("givens_first_pairing")
+    rest = {name: assumptions[name] for name in names}
     try:
         return ModelConfig.for_variant(
             variant, b["layers"], b["d_model"], b["heads"], b["d_ff"], b["vocabulary"], **rest
@@ -189,14 +194,19 @@ def _run_spec(
             f"{b['accumulation']} x context {b['context']} is {tokens} tokens an update, and the "
             f"campaign's tokens_per_update is {campaign['tokens_per_update']}; make them equal"
         )
-    model = asdict(_model(assumed, scale_name, campaign["scales"][scale_name], variant))
+    if b["warmup_tokens"] > assumed["plateau_fraction"] * b["budget_tokens"]:
+        raise InputError(
+            f"config: scale {scale_name}: warmup_tokens {b['warmup_tokens']} reach beyond the "
+            f"plateau of a budget of {b['budget_tokens']} tokens; lower them"
+        )
+    model = _model(assumed, scale_name, campaign["scales"][scale_name], variant)
     overrides = campaign.get("backend_overrides", {}).get(variant, {})
     return RunSpec(
         campaign=name,
         scale=scale_name,
         variant=variant,
         seed=seed,
-        model={k: list(v) if isinstance(v, tuple) else v for k, v in model.items()},
+        model=model_values(model),
         data=data.name,
         data_hash=data.config_hash,
         context=b["context"],
@@ -248,6 +258,11 @@ def resolve(config: Mapping, **overrides: Any) -> Campaign:
     seeds = _chosen(config, "seeds", campaign["seeds"], name)
     variants = _chosen(config, "variants", all_variants, name)
     data = _data_specs(campaign, config.get("corpus"))
+    if config.get("corpus") and not any(spec.path for spec in data.values()):
+        raise InputError(
+            f"corpus={config['corpus']}: campaign {name} reads no local files; choose one that "
+            "does, for example campaign=books"
+        )
 
     planned = [
         _run_spec(config, name, scale_name, variant, seed, data[_data_name(scale)])
@@ -270,6 +285,11 @@ def resolve(config: Mapping, **overrides: Any) -> Campaign:
             reason = f"left out by {' '.join(left_out)}"
             omitted[run.name] = Omitted(run.scale, run.variant, run.seed, reason)
 
+    if len(omitted) == len(planned):
+        raise InputError(
+            f"campaign {name} has no run left under "
+            f"{' '.join(f'{k}={config[k]}' for k in _RESTRICTIONS if config.get(k) is not None)}"
+        )
     assumptions = _assumptions(config, campaign)
 
     def model(scale: str, variant: str) -> ModelConfig:
@@ -303,10 +323,6 @@ def resolve(config: Mapping, **overrides: Any) -> Campaign:
             scale: values["expected_tokens_per_second"]
             for scale, values in campaign["scales"].items()
         },
-        restrictions={
-            key: config[key]
-            for key in ("scales", "seeds", "variants")
-            if config.get(key) is not None
-        },
+        restrictions={key: config[key] for key in _RESTRICTIONS if config.get(key) is not None},
         settings={**config, "campaigns": {name: {**campaign, "base": None}}},
     )

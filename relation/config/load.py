@@ -1,6 +1,7 @@
 """Reading config.yaml: inheritance between campaigns, then validation against the schema."""
 
 import json
+import math
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -47,16 +48,33 @@ def _merge(base: Mapping, changes: Mapping) -> dict:
     return merged
 
 
-def _inherit(campaigns: Mapping, name: str, seen: tuple[str, ...] = ()) -> dict:
-    campaign = campaigns[name]
-    base = campaign.get("base") if isinstance(campaign, Mapping) else None
-    if base is None:
-        return campaign
-    if base not in campaigns:
-        raise InputError(f"config: campaigns.{name}.base is {base!r}, which is not a campaign")
-    if base in (*seen, name):
-        raise InputError(f"config: campaigns.{name}.base leads back to itself; remove one base")
-    return _merge(_inherit(campaigns, base, (*seen, name)), campaign)
+def _lineage(campaigns: Mapping, name: str) -> list[str]:
+    """A campaign and its bases, itself first."""
+    names = [name]
+    while True:
+        campaign = campaigns[names[-1]]
+        if not isinstance(campaign, Mapping):
+            raise InputError(f"config: campaigns.{names[-1]} is no mapping; give its values")
+        base = campaign.get("base")
+        if base is None:
+            return names
+        if not isinstance(base, str) or base not in campaigns:
+            raise InputError(
+                f"config: campaigns.{names[-1]}.base is {base!r}, which is not a campaign"
+            )
+        if base in names:
+            raise InputError(f"config: campaigns.{name}.base leads back to itself; remove one base")
+        names.append(base)
+
+
+def _refuse_non_finite(value: object, place: str = "") -> None:
+    """YAML spells .nan and .inf; JSON Schema counts them as numbers, and no setting means them."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InputError(f"config: {place}: {value} is not a finite number")
+    items = value.items() if isinstance(value, Mapping) else ()
+    items = enumerate(value) if isinstance(value, list) else items
+    for key, item in items:
+        _refuse_non_finite(item, f"{place}.{key}" if place else str(key))
 
 
 def validate(config: Mapping) -> dict:
@@ -65,11 +83,26 @@ def validate(config: Mapping) -> dict:
     Raises InputError with the place and the reason of the first violation.
     """
     campaigns = config.get("campaigns")
-    merged = dict(config)
+    merged, depth = dict(config), {}
     if isinstance(campaigns, Mapping):
-        merged["campaigns"] = {name: _inherit(campaigns, name) for name in campaigns}
-    validator = jsonschema.Draft202012Validator(schema())
-    error = jsonschema.exceptions.best_match(validator.iter_errors(merged))
+        merged["campaigns"] = {}
+        for name in campaigns:
+            lineage = _lineage(campaigns, name)
+            depth[name] = len(lineage)
+            whole: dict = {}
+            for ancestor in reversed(lineage):
+                whole = _merge(whole, campaigns[ancestor])
+            merged["campaigns"][name] = whole
+    _refuse_non_finite(merged)
+
+    def inherited(error: jsonschema.ValidationError) -> int:
+        place = list(error.absolute_path)
+        return depth.get(place[1], 0) if len(place) > 1 and place[0] == "campaigns" else 0
+
+    errors = list(jsonschema.Draft202012Validator(schema()).iter_errors(merged))
+    # What is wrong in a base is wrong in every campaign built on it: name it where it stands.
+    nearest = min(map(inherited, errors), default=0)
+    error = jsonschema.exceptions.best_match(e for e in errors if inherited(e) == nearest)
     if error is not None:
         place = ".".join(str(part) for part in error.absolute_path) or "top level"
         raise InputError(f"config: {place}: {error.message.splitlines()[0]}")

@@ -1,10 +1,9 @@
 """The systems benchmarks of a campaign, resolved to one specification a job (Appendix F)."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 
 from relation.errors import InputError
-from relation.geometry import ModelConfig
+from relation.geometry import ModelConfig, model_values
 from relation.spec import SystemsSpec
 
 
@@ -12,7 +11,7 @@ def _side(model: ModelConfig, variant: str, backends: dict, context: int, batch,
     return {
         "variant": variant,
         "backends": backends,
-        "model": {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(model).items()},
+        "model": model_values(model),
         "context": context,
         "micro": batch[0],
         "accumulation": batch[1],

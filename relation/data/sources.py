@@ -122,6 +122,9 @@ def _read_parquet(path: Path) -> Iterator[str]:
         if "text" not in file.schema_arrow.names:
             names = ", ".join(file.schema_arrow.names)
             raise InputError(f"{path} has no column `text`, only {names}")
+        kind = file.schema_arrow.field("text").type
+        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+            raise InputError(f"{path} has a column `text` of {kind}; it must hold strings")
         for batch in file.iter_batches(_ROWS_AT_A_TIME, columns=["text"]):
             yield from (text for text in batch.column(0).to_pylist() if text is not None)
     except (pa.ArrowInvalid, OSError) as error:

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -31,13 +32,14 @@ def first_windows(tokens: np.ndarray, context: int, count: int) -> Tensor:
 
     Raises InputError where the split holds fewer.
     """
-    rows = [inputs for inputs, _ in validation_windows(tokens, context) if len(inputs) == context]
-    if len(rows) < count:
+    full = (len(tokens) - 1) // context
+    if full < count:
         raise InputError(
-            f"the validation split holds {len(rows)} windows of {context} tokens and the "
+            f"the validation split holds {full} windows of {context} tokens and the "
             f"diagnostics read {count}; give more validation text"
         )
-    return torch.from_numpy(np.stack(rows[:count]))
+    rows = [inputs for inputs, _ in islice(validation_windows(tokens, context), count)]
+    return torch.from_numpy(np.stack(rows))
 
 
 def flow_metrics(flow: Tensor) -> dict[str, Tensor]:

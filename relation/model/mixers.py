@@ -64,13 +64,14 @@ class InformationMixer(Mixer):
         super().__init__(config, call)
         self.tau = config.tau
         self.pairing_index = layer_index + (config.givens_first_pairing == "B")
-        if config.givens:
+        self.projects, self.mixes = not config.raw_information, config.givens
+        if self.mixes:
             self.theta = nn.Parameter(torch.zeros(config.heads // 2))
 
     def information(self, x: Tensor) -> Tensor:
         """I-tilde (B, H, T, d_h): projected (or X itself for Raw-X), split and mixed."""
-        info = self.split(self.wi(x) if hasattr(self, "wi") else x)
-        return givens_mix(info, self.theta, self.pairing_index) if hasattr(self, "theta") else info
+        info = self.split(self.wi(x) if self.projects else x)
+        return givens_mix(info, self.theta, self.pairing_index) if self.mixes else info
 
 
 class FullRelationMixer(InformationMixer):
@@ -100,7 +101,7 @@ class LinearRelationMixer(InformationMixer):
     """Linear Relation (Section 5.2) with the channel-wise retention of Kimi Delta Attention.
 
     The retention path is a pair of matrices a head, d -> d_h -> d_h, with A_log and dt_bias a
-    channel; they, g and the state are FP32 whatever the autocast.
+    channel; A_log, dt_bias, g and the state are FP32 whatever the autocast.
     """
 
     def __init__(self, config: ModelConfig, layer_index: int, call: Callable[..., Tensor]):

@@ -67,6 +67,11 @@ def get_backend(operator: str, name: str, device: torch.device | str | None = No
     """
     backend = BACKENDS.get((operator, name))
     if backend is None:
+        operators = list(dict.fromkeys(op for op, _ in BACKENDS))
+        if operator not in operators:
+            raise InputError(
+                f"unknown operator {operator!r}; choose one of: {', '.join(operators)}"
+            )
         known = ", ".join(n for op, n in BACKENDS if op == operator)
         raise InputError(f"operator {operator!r} has no backend {name!r}; choose one of: {known}")
     if device is not None:

@@ -1,4 +1,6 @@
-"""Argument checks shared by the operators, so that each mistake gets the same one clear line."""
+"""Shared by the operators: argument checks, so that each mistake gets one clear line, and FP32."""
+
+import math
 
 import torch
 
@@ -19,5 +21,16 @@ def check_relation_inputs(
     devices = {str(t.device) for t in (p1, p2, info, *others)}
     if len(devices) > 1:
         raise InputError(f"inputs lie on {', '.join(sorted(devices))}; move them to one device")
-    if not tau > 0:
+    if not 0 < tau < math.inf:
         raise InputError(f"tau is {tau}; the Self temperature must be positive (the paper: 2)")
+
+
+def check_lambda(lam: torch.Tensor) -> None:
+    """Raise InputError unless the count calibration is one number, shape () or (1,)."""
+    if tuple(lam.shape) not in ((), (1,)):
+        raise InputError(f"lam has shape {tuple(lam.shape)}; it is one number a layer: give ()")
+
+
+def without_autocast(x: torch.Tensor) -> torch.autocast:
+    """A context in which FP32 products stay FP32 although the model runs under BF16 autocast."""
+    return torch.autocast(x.device.type, enabled=False)

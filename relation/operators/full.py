@@ -8,7 +8,7 @@ import math
 import torch
 import torch.nn.functional as F
 
-from relation.operators.checks import check_relation_inputs
+from relation.operators.checks import check_lambda, check_relation_inputs
 
 
 def full_flow(
@@ -21,6 +21,7 @@ def full_flow(
     formed in FP32 (FP64 for FP64 inputs).
     """
     check_relation_inputs(p1, p2, p2, tau, lam)
+    check_lambda(lam)
     length, width = p1.shape[-2:]
     wide = torch.promote_types(p1.dtype, torch.float32)
     U = (p1 @ p2.transpose(-1, -2)).to(wide) / math.sqrt(width)

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from relation.errors import InputError
-from relation.operators.checks import check_relation_inputs
+from relation.operators.checks import check_relation_inputs, without_autocast
 
 CHUNK = 16
 
@@ -56,10 +56,11 @@ def linear_relation(
     read, write, information, g, C = _read_write(p1, p2, info, log_retention, tau, state)
     alpha = g.exp()
     exchange = []
-    for t in range(p1.shape[2]):
-        retained = alpha[:, :, t, :, None] * C
-        exchange.append((read[:, :, t, None, :] @ retained).squeeze(-2))
-        C = torch.addcmul(retained, write[:, :, t, :, None], information[:, :, t, None, :])
+    with without_autocast(p1):
+        for t in range(p1.shape[2]):
+            retained = alpha[:, :, t, :, None] * C
+            exchange.append((read[:, :, t, None, :] @ retained).squeeze(-2))
+            C = torch.addcmul(retained, write[:, :, t, :, None], information[:, :, t, None, :])
     return (information + torch.stack(exchange, dim=2)).to(info.dtype), C
 
 
@@ -79,15 +80,16 @@ def chunked_linear_relation(
     """
     read, write, information, g, C = _read_write(p1, p2, info, log_retention, tau, state)
     exchange = []
-    for start in range(0, p1.shape[2], CHUNK):
-        part = slice(start, start + CHUNK)
-        r, w, v = read[:, :, part], write[:, :, part], information[:, :, part]
-        G = g[:, :, part].cumsum(dim=2)
-        since = G[:, :, :, None] - G[:, :, None, :]
-        future = torch.ones(r.shape[2], r.shape[2], dtype=torch.bool, device=r.device).triu()
-        decay = since.masked_fill(future[:, :, None], -torch.inf).exp()
-        scores = torch.einsum("bhtd,bhjd,bhtjd->bhtj", r, w, decay)
-        exchange.append(scores @ v + (r * G.exp()) @ C)
-        end = G[:, :, -1:]
-        C = end.exp().transpose(-1, -2) * C + (w * (end - G).exp()).transpose(-1, -2) @ v
+    with without_autocast(p1):
+        for start in range(0, p1.shape[2], CHUNK):
+            part = slice(start, start + CHUNK)
+            r, w, v = read[:, :, part], write[:, :, part], information[:, :, part]
+            G = g[:, :, part].cumsum(dim=2)
+            since = G[:, :, :, None] - G[:, :, None, :]
+            future = torch.ones(r.shape[2], r.shape[2], dtype=torch.bool, device=r.device).triu()
+            decay = since.masked_fill(future[:, :, None], -torch.inf).exp()
+            scores = torch.einsum("bhtd,bhjd,bhtjd->bhtj", r, w, decay)
+            exchange.append(scores @ v + (r * G.exp()) @ C)
+            end = G[:, :, -1:]
+            C = end.exp().transpose(-1, -2) * C + (w * (end - G).exp()).transpose(-1, -2) @ v
     return (information + torch.cat(exchange, dim=2)).to(info.dtype), C

@@ -8,8 +8,9 @@ import math
 from collections.abc import Iterator
 
 import torch
+from torch.autograd.function import once_differentiable
 
-from relation.operators.checks import check_relation_inputs
+from relation.operators.checks import check_lambda, check_relation_inputs, without_autocast
 
 TILE = 128
 
@@ -71,6 +72,7 @@ class _TiledRelation(torch.autograd.Function):
         return y.to(info.dtype)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, dy):
         p1, p2, info, lam, zbar, log_normalizer, g, S = ctx.saved_tensors
         wide = zbar.dtype
@@ -129,4 +131,6 @@ def tiled_relation(
     Memory beyond inputs and outputs is linear in T. Accumulates in FP32 (FP64 for FP64 inputs).
     """
     check_relation_inputs(p1, p2, info, tau, lam)
-    return _TiledRelation.apply(p1, p2, info, lam, tau, transport_self)
+    check_lambda(lam)
+    with without_autocast(p1):
+        return _TiledRelation.apply(p1, p2, info, lam, tau, transport_self)

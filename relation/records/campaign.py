@@ -15,7 +15,7 @@ from relation.parquet import read_origin, read_parquet
 from relation.records.efficiency import smoothed_loss, token_crossing
 from relation.results import Results
 from relation.schemas import COMPLEXITY, FLOW, LOG, MODELS, RUN, THROUGHPUT
-from relation.spec import RunSpec
+from relation.spec import RunSpec, Spec
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,16 @@ def _frame(parts: list[pd.DataFrame], schema: pa.Schema, *extra: str) -> pd.Data
 
 def _with(frame: pd.DataFrame, **columns) -> pd.DataFrame:
     return frame.assign(**columns)
+
+
+def _own_origin(path: Path, spec: Spec) -> dict:
+    """A record's origin. Raises InputError where another configuration made it."""
+    origin = read_origin(path)
+    if origin["config_hash"] != spec.config_hash:
+        raise InputError(
+            f"{path} was made with another configuration; run snakemake to make it again"
+        )
+    return origin
 
 
 def check_order(runs: pd.DataFrame) -> None:
@@ -154,7 +164,7 @@ def load_records(campaign: Campaign, results: Results) -> CampaignRecords:
     for run in campaign.runs:
         folder = results.run(run)
         source: Path = folder / "record.parquet"
-        device = read_origin(source)["device"]
+        device = _own_origin(source, run)["device"]
         row = read_parquet(source, RUN).to_pandas()
         runs.append(_with(row, device=device, source=source.as_posix()))
         log = read_parquet(folder / "log.parquet", LOG).to_pandas()
@@ -162,9 +172,11 @@ def load_records(campaign: Campaign, results: Results) -> CampaignRecords:
     for run in campaign.paired_runs:
         path = results.diagnostics(run)
         if path is not None:
+            _own_origin(path, campaign.diagnostics_spec(run))
             flow.append(_with(read_parquet(path, FLOW).to_pandas(), source=path.as_posix()))
     for spec in campaign.systems:
         path = results.systems(spec)
+        _own_origin(path, spec)
         if spec.benchmark == "complexity":
             table = read_parquet(path, COMPLEXITY).to_pandas()
             complexity.append(_with(table, scale=spec.scale, source=path.as_posix()))

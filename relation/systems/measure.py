@@ -7,7 +7,8 @@ import torch
 from relation.data.tokens import open_tokens, token_file
 from relation.data.windows import TrainingWindows
 from relation.devices import claim, describe
-from relation.model import Execution, ModelConfig
+from relation.geometry import model_config
+from relation.model import Execution
 from relation.origin import origin
 from relation.parquet import write_parquet
 from relation.progress import Progress
@@ -15,11 +16,6 @@ from relation.schemas import COMPLEXITY, THROUGHPUT
 from relation.spec import SystemsSpec
 from relation.systems.operators import decode_state_bytes, operator_call
 from relation.systems.throughput import median_seconds, release, time_updates
-
-
-def _model(side: dict) -> ModelConfig:
-    values = {k: tuple(v) if isinstance(v, list) else v for k, v in side["model"].items()}
-    return ModelConfig(**values)
 
 
 def _throughput_row(spec: SystemsSpec, side: dict, data: Path, device: torch.device) -> dict:
@@ -43,7 +39,7 @@ def _throughput_row(spec: SystemsSpec, side: dict, data: Path, device: torch.dev
     }
     try:
         timing = time_updates(
-            _model(side),
+            model_config(side["model"]),
             Execution(**side["backends"], compiled=spec.compile),
             windows,
             side["micro"],
@@ -72,7 +68,7 @@ def _complexity_rows(spec: SystemsSpec, device: torch.device) -> list[dict]:
     rows = []
     with Progress("complexity", len(spec.sides), "points") as progress:
         for side in spec.sides:
-            config = _model(side)
+            config = model_config(side["model"])
             call = operator_call(
                 config, side["variant"], side["backends"], side["context"], spec.precision, device
             )

@@ -11,12 +11,14 @@ from safetensors.torch import load_file, save_file
 
 from relation.errors import InputError
 from relation.files import atomic_path, sha256_of, write_text
-from relation.model import Decoder, Execution, ModelConfig
+from relation.geometry import model_config
+from relation.model import Decoder, Execution
 
 
 def save_model(model: Decoder, path: Path, details: dict) -> None:
     """Write a model's FP32 parameters with its configuration and `details` in the header."""
-    metadata = {"model": json.dumps(asdict(model.config)), "details": json.dumps(details)}
+    # One key: safetensors writes several in an order that changes from run to run.
+    metadata = {"model": json.dumps({**asdict(model.config), "details": details}, sort_keys=True)}
     tensors = {name: p.detach().cpu().contiguous() for name, p in model.named_parameters()}
     with atomic_path(path) as temporary:
         save_file(tensors, temporary, metadata=metadata)
@@ -27,15 +29,15 @@ def load_model(path: Path, device: torch.device, execution: Execution | None = N
     try:
         with safe_open(path, framework="pt") as file:
             values = json.loads(file.metadata()["model"])
+            values.pop("details", None)
         tensors = load_file(path)
+        model = Decoder(model_config(values), execution)
     except FileNotFoundError:
         raise InputError(f"{path} is missing; run snakemake to train it") from None
-    except (SafetensorError, KeyError, TypeError) as error:
+    except (SafetensorError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(
             f"{path} is no complete checkpoint ({error}); delete it and run snakemake again"
         ) from None
-    config = ModelConfig(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
-    model = Decoder(config, execution)
     try:
         model.load_state_dict(tensors)
     except RuntimeError as error:

@@ -12,7 +12,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from relation.code import code_hash
-from relation.data.tokens import open_tokens, token_file
+from relation.data.tokens import open_prepared
 from relation.data.windows import OrderHash, TrainingWindows, UpdatePlan, plan_updates
 from relation.devices import claim, describe
 from relation.errors import RunError
@@ -65,10 +65,9 @@ class _Run:
         self.spec, self.resume, self.device = spec, resume, device
         rows = {row["split"]: row for row in read_parquet(data / "data.parquet", DATA).to_pylist()}
         self.unigram_entropy = rows["validation"]["unigram_entropy"]
-        self.windows = TrainingWindows(
-            open_tokens(token_file(data, "train")), spec.context, spec.seed
-        )
-        self.validation = open_tokens(token_file(data, "validation"))
+        tokens = {split: open_prepared(data, split, row["sha256"]) for split, row in rows.items()}
+        self.windows = TrainingWindows(tokens["train"], spec.context, spec.seed)
+        self.validation = tokens["validation"]
         self.plans = plan_updates(
             spec.budget_tokens, spec.tokens_per_update, spec.context, spec.last_update
         )
@@ -147,6 +146,14 @@ class _Run:
         progressed.seconds += seconds
 
     def save(self) -> None:
+        """Write a resume state; one with broken weights is never written."""
+        broken = [n for n, p in self.model.named_parameters() if not p.isfinite().all()]
+        if broken:
+            raise RunError(
+                f"{self.spec.name}: {broken[0]} is not finite after update "
+                f"{self.progressed.update}; last good state: "
+                f"{newest_state(self.resume) or 'none saved yet'}; lower learning_rate"
+            )
         save_state(self.resume, self.model, self.optimizer, self.progressed)
 
     def train(self) -> None:
@@ -200,6 +207,20 @@ class _Run:
         }
 
 
+@contextmanager
+def _held(path: Path, name: str):
+    """Hold a run's lock, so that two processes never train it at once."""
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise RunError(f"{name} is already running in another process") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
 def train(spec: RunSpec, data: Path, output: Path, resume_root: Path) -> None:
     """Train one run and write record.parquet, log.parquet and model.safetensors into `output`.
 
@@ -209,12 +230,7 @@ def train(spec: RunSpec, data: Path, output: Path, resume_root: Path) -> None:
     """
     resume = resume_root / resume_key(spec)
     resume.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(resume / "lock")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise RunError(f"{spec.name} is already running in another process") from None
-    with lock, claim(spec.device) as device:
+    with _held(resume / "lock", spec.name), claim(spec.device) as device:
         run = _Run(spec, data, resume, device)
         run.train()
         row = run.record()

@@ -5,13 +5,14 @@ import sys
 from relation.code import code_hash
 from relation.config import resolve
 from relation.errors import InputError
+from relation.preflight import check, write_started_with
 from relation.results import Results
 from relation.spec import canonical_hash
 
 try:
     CAMPAIGN = resolve(config)
 except InputError as error:
-    raise WorkflowError(str(error)) from None
+    sys.exit(f"error: {error}")
 
 RESULTS = Results(CAMPAIGN)
 FOLDER = RESULTS.folder.as_posix()
@@ -24,7 +25,7 @@ if "gpu" not in workflow.global_resources:
     workflow.register_resource("gpu", 1)
 
 # Jobs read the configuration that this workflow was started with, whatever becomes of config.yaml.
-STARTED_WITH = f"{FOLDER}/campaign.json"
+STARTED_WITH = RESULTS.started_with.as_posix()
 
 # Without a conda or container environment, jobs run on the interpreter that runs Snakemake.
 deployed = workflow.deployment_settings.deployment_method

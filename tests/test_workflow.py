@@ -1,0 +1,221 @@
+"""The whole DAG on the tiny campaign: complete, idle when done, stale only where it should be."""
+
+import json
+import os
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from conftest import copy_project, planned_jobs, snakemake
+
+from relation.parquet import read_origin
+from report.tables import TABLES
+
+pytestmark = pytest.mark.campaign
+TINY = ("--config", "campaign=tiny")
+RUN = "results/tiny/runs/10M/full/42"
+REPORT = {"cells", "figures", "report", "all"}
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the project with the tiny campaign run from nothing."""
+    project = copy_project(tmp_path_factory.mktemp("project") / "relation-copy")
+    jobs = planned_jobs(project, *TINY)
+    assert jobs["train"] == 24 and jobs["diagnose"] == 12 and jobs["measure"] == 11
+    snakemake(project, *TINY)
+    return project
+
+
+def nll(project: Path) -> float:
+    return pq.read_table(project / RUN / "record.parquet")["final_nll"][0].as_py()
+
+
+def test_every_table_is_there_in_both_forms(project: Path) -> None:
+    folder = project / "results/tiny/report"
+    assert len(TABLES) == 17
+    for table in TABLES:
+        html = (folder / "tables" / f"{table.label}.html").read_text(encoding="utf-8")
+        tex = (folder / "tables" / f"{table.label}.tex").read_text(encoding="utf-8")
+        assert f"\\label{{tab:{table.label}}}" in tex
+        assert "ot comparable with the paper" in html and "ot comparable with the paper" in tex
+        assert f"tables/{table.label}.html" in (folder / "index.html").read_text(encoding="utf-8")
+
+
+def test_every_stage_writes_parquet_with_units_and_origin(project: Path) -> None:
+    files = sorted((project / "results/tiny").rglob("*.parquet"))
+    assert len(files) == 2 + 1 + 24 * 2 + 12 + 11 + 2
+    for path in files:
+        origin = read_origin(path)
+        assert origin["campaign"] == "tiny" and origin["config_hash"] and origin["code_hash"]
+        assert origin["versions"]["python"] and origin["commit"] and origin["device"]
+        assert all(b"unit" in (field.metadata or {}) for field in pq.read_schema(path)), path
+    run = read_origin(project / RUN / "record.parquet")
+    assert run["seed"] == 42 and len(run["order_hash"]) == 64
+    assert run["data_origin"]["config_hash"] == run["spec"]["data_hash"]
+
+
+def test_a_second_run_has_nothing_to_do(project: Path) -> None:
+    assert planned_jobs(project, *TINY) == {}
+    assert "Nothing to be done" in snakemake(project, *TINY).stdout
+
+
+def test_rerunning_one_seed_reruns_what_depends_on_it_and_gives_the_same_nll(
+    project: Path,
+) -> None:
+    before = nll(project)
+    rerun = (*TINY, "-R", f"{RUN}/record.parquet", "--", "all")
+    assert planned_jobs(project, *rerun) == {"train": 1, "diagnose": 1, **dict.fromkeys(REPORT, 1)}
+    snakemake(project, *rerun)
+    assert nll(project) == before
+    assert planned_jobs(project, *TINY) == {}
+
+
+@pytest.mark.parametrize(
+    "file, stale",
+    [
+        ("relation/training/schedule.py", {"train", "diagnose", *REPORT}),
+        ("report/templates/table.html.j2", {"report", "all"}),
+        ("report/paper/app-nll.csv", {"cells", "report", "all"}),
+        ("README.md", set()),
+    ],
+)
+def test_an_edit_makes_stale_what_rests_on_it_and_touching_does_not(
+    project: Path, file: str, stale: set[str]
+) -> None:
+    path = project / file
+    before = path.read_bytes() if path.exists() else None
+    if before is not None:
+        os.utime(path)
+        assert planned_jobs(project, *TINY) == {}
+    path.write_bytes((before or b"") + b"\n")
+    try:
+        assert set(planned_jobs(project, *TINY)) - {"measure"} == stale
+    finally:
+        path.unlink() if before is None else path.write_bytes(before)
+    assert planned_jobs(project, *TINY) == {}
+
+
+def test_an_unrelated_key_reruns_nothing_and_its_own_reruns_its_runs(project: Path) -> None:
+    path = project / "config.yaml"
+    before = path.read_text(encoding="utf-8")
+    try:
+        path.write_text(before.replace("title: The paper's formal matrix", "title: Another"))
+        assert planned_jobs(project, *TINY) == {}
+        path.write_text(before.replace("gradient_clip: 1.0", "gradient_clip: 2.0"))
+        jobs = planned_jobs(project, *TINY)
+        assert jobs["train"] == 24 and jobs["diagnose"] == 12 and "prepare" not in jobs
+    finally:
+        path.write_text(before)
+
+
+def test_a_restriction_shows_the_rest_as_not_run(project: Path) -> None:
+    restricted = ("--config", "campaign=tiny", "scales=10M", "seeds=42", "variants=mha,full")
+    jobs = planned_jobs(project, *restricted)
+    assert set(jobs) == {"inventory", *REPORT}
+    snakemake(project, *restricted)
+    cells = pq.read_table(project / "results/tiny/report/cells.parquet").to_pandas()
+    assert {"ok", "not run"} <= set(cells["status"])
+    left_out = cells[(cells["table"] == "app-nll") & (cells["row"] == "30M/42")]
+    assert set(left_out["status"]) == {"not run"}
+    assert left_out["reason"].str.contains("scales=10M").all()
+    for table in TABLES:
+        assert (project / f"results/tiny/report/tables/{table.label}.tex").stat().st_size > 500
+    snakemake(project, *TINY)
+
+
+def test_published_runs_count_as_done(project: Path, tmp_path: Path) -> None:
+    """A clone that ships records has no job for them, whatever its own folder lacks."""
+    clone = copy_project(tmp_path / "clone")
+    published = project / "results/published"
+    snakemake_environment = {**os.environ, "PYTHONPATH": str(project)}
+    import subprocess
+    import sys
+
+    subprocess.run(
+        [sys.executable, "-m", "relation", "publish", "--campaign", "tiny"],
+        cwd=project,
+        env=snakemake_environment,
+        check=True,
+    )
+    published.rename(tmp_path / "published")
+    (clone / "results").mkdir()
+    (tmp_path / "published").rename(clone / "results/published")
+    assert set(planned_jobs(clone, *TINY)) == {"inventory", *REPORT}
+    snakemake(clone, *TINY)
+
+    record = clone / "results/published/tiny/runs/10M/full/42/record.parquet"
+    record.unlink()
+    jobs = planned_jobs(clone, *TINY)
+    assert jobs["train"] == 1 and jobs["prepare"] == 1 and "diagnose" not in jobs
+
+
+def test_gpu_jobs_take_turns_under_a_bare_call(project: Path, tmp_path: Path) -> None:
+    """Two jobs that claim the GPU never overlap, although there are cores for both."""
+    (tmp_path / "Snakefile").write_text(
+        f"""
+import sys
+from pathlib import Path
+PROJECT = Path({str(project)!r})
+sys.path.insert(0, str(PROJECT))
+configfile: str(PROJECT / "config.yaml")
+include: str(PROJECT / "workflow/rules/common.smk")
+rule all:
+    default_target: True
+    input: expand("{{job}}.done", job="ab")
+rule claim:
+    output: "{{job}}.done"
+    resources: gpu=1
+    shell: "mkdir busy && sleep 0.3 && rmdir busy && touch {{output}}"
+""",
+        encoding="utf-8",
+    )
+    snakemake(tmp_path, "--cores", "4", "--config", "campaign=tiny")
+
+
+@pytest.mark.parametrize(
+    "config, said",
+    [
+        ("campaign=nope", "unknown campaign 'nope'"),
+        ("campaign=tiny scales=11M", "has no such scale"),
+        ("campaign=tiny typo=1", "typo"),
+        ("campaign=paper", "CUDA"),
+        ("campaign=smoke-text", "corpus=FILE_OR_FOLDER"),
+        ("campaign=smoke-text corpus=missing.txt", "does not exist"),
+    ],
+)
+def test_bad_input_is_told_in_one_line_before_any_job(
+    project: Path, config: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    done = snakemake(project, "--config", *config.split(), check=False)
+    assert done.returncode
+    errors = [line for line in done.stdout.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1 and said in errors[0]
+    assert "Traceback" not in done.stdout and "localrule" not in done.stdout.split("Job stats")[0]
+    assert "of 72 steps" not in done.stdout
+
+
+def test_a_failed_job_leaves_the_others_and_says_why_in_one_line(project: Path) -> None:
+    """A damaged checkpoint fails its diagnosis; nothing finished is lost, and mending it mends."""
+    checkpoint = project / RUN / "model.safetensors"
+    diagnosis = project / "results/tiny/diagnostics/10M/full/42.parquet"
+    whole, kept = checkpoint.read_bytes(), (project / RUN / "record.parquet").read_bytes()
+    checkpoint.write_bytes(whole[: len(whole) // 2])
+    diagnosis.unlink()
+    done = snakemake(project, *TINY, check=False)
+    assert done.returncode
+    assert any(
+        line.startswith("error: ") and "no complete checkpoint" in line
+        for line in done.stdout.splitlines()
+    )
+    assert "Traceback" not in done.stdout
+    assert (project / RUN / "record.parquet").read_bytes() == kept
+    checkpoint.write_bytes(whole)
+    snakemake(project, *TINY)
+    assert planned_jobs(project, *TINY) == {}
+
+
+def test_the_started_configuration_is_what_jobs_read(project: Path) -> None:
+    settings = json.loads((project / "results/tiny/campaign.json").read_text(encoding="utf-8"))
+    assert settings["campaign"] == "tiny" and list(settings["campaigns"]) == ["tiny"]
