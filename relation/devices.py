@@ -18,7 +18,8 @@ def describe(device: torch.device) -> str:
     """The device's name as records carry it."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"CPU ({platform.machine()}, {torch.get_num_threads()} threads)"
+    threads = torch.get_num_threads()
+    return f"CPU ({platform.machine()}, {threads} thread{'s' if threads > 1 else ''})"
 
 
 def _lock_of(index: int) -> FileLock:
