@@ -1,7 +1,8 @@
 """Parquet as the pipeline's record: typed columns with units, origin metadata, atomic writes."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,12 +62,10 @@ def write_parquet(
         pq.write_table(table, temporary, compression="zstd")
 
 
-def read_parquet(path: Path, layout: pa.Schema | None = None) -> pa.Table:
-    """Read a record. Raises InputError where it is missing, truncated or of another schema."""
+@contextmanager
+def _told_in_one_line(path: Path) -> Iterator[None]:
     try:
-        # Not pq.read_table: it imports pyarrow.dataset and pandas, a quarter second in every job.
-        with pq.ParquetFile(path) as file:
-            table = file.read()
+        yield
     except FileNotFoundError:
         raise InputError(f"{path} is missing; run snakemake to make it") from None
     except (pa.ArrowInvalid, OSError) as error:
@@ -74,6 +73,13 @@ def read_parquet(path: Path, layout: pa.Schema | None = None) -> pa.Table:
         raise InputError(
             f"{path} is not readable Parquet ({detail}); delete it and run snakemake again"
         ) from None
+
+
+def read_parquet(path: Path, layout: pa.Schema | None = None) -> pa.Table:
+    """Read a record. Raises InputError where it is missing, truncated or of another schema."""
+    # Not pq.read_table: it imports pyarrow.dataset and pandas, a quarter second in every job.
+    with _told_in_one_line(path), pq.ParquetFile(path) as file:
+        table = file.read()
     if layout is not None and not _same_columns(table.schema, layout):
         missing = sorted(set(layout.names) - set(table.schema.names))
         what = f"lacks {', '.join(missing)}" if missing else "has other columns, types or units"
@@ -91,15 +97,8 @@ def _same_columns(found: pa.Schema, layout: pa.Schema) -> bool:
 
 def read_origin(path: Path) -> dict:
     """The origin metadata of a record. Raises InputError where there is none."""
-    try:
+    with _told_in_one_line(path):
         metadata = pq.read_schema(path).metadata or {}
-    except FileNotFoundError:
-        raise InputError(f"{path} is missing; run snakemake to make it") from None
-    except (pa.ArrowInvalid, OSError) as error:
-        detail = str(error).splitlines()[0]
-        raise InputError(
-            f"{path} is not readable Parquet ({detail}); delete it and run snakemake again"
-        ) from None
     if _ORIGIN_KEY not in metadata:
         raise InputError(f"{path} carries no origin; it was not written by this project")
     return json.loads(metadata[_ORIGIN_KEY])

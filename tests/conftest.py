@@ -25,7 +25,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.get_closest_marker("campaign") is not None)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session", autouse=True)
 def one_thread() -> Iterator[None]:
     """One CPU thread of PyTorch: more only contend on toy models, and change the order of sums."""
     import torch

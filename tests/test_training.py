@@ -2,7 +2,7 @@
 
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -39,14 +39,6 @@ def campaign() -> Campaign:
 
 def run_spec(variant: str = "full", **changes) -> RunSpec:
     return replace(campaign().run("10M", variant, 42), **changes)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

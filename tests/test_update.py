@@ -1,7 +1,5 @@
 """One update: the schedule, the gradient over micro-batches, the optimiser, pinned loss curves."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -18,14 +16,6 @@ CONTEXT, VOCABULARY = 12, 61
 TOKENS = np.array([(7 * i * i + i // 3) % VOCABULARY for i in range(400)], dtype="<u2")
 
 Batches = list[tuple[torch.Tensor, torch.Tensor]]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize(

@@ -5,19 +5,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from relation.config.load import schema, validate
+from relation.config.matrix import assumptions_of, data_name, data_specs, model_of, run_spec
 from relation.config.systems import systems_specs
 from relation.errors import InputError
-from relation.geometry import FULL, LINEAR, MHA, PAIRED, VARIANTS, ModelConfig, model_values
+from relation.geometry import PAIRED, VARIANTS, ModelConfig
 from relation.spec import DataSpec, DiagnosticsSpec, RunSpec, SystemsSpec
 
 _RESTRICTIONS = ("scales", "seeds", "variants")
-
-# A run's identity holds only the assumptions that its own layers rest on.
-_MODEL_ASSUMPTIONS = {
-    MHA: ("init_std", "scale_residual_init", "norm_eps"),
-    FULL: (),
-    LINEAR: ("retention_input", "retention_a_range", "retention_dt_range"),
-}
 
 
 @dataclass(frozen=True)
@@ -126,111 +120,6 @@ def _chosen(config: Mapping, key: str, available: Iterable, campaign: str) -> tu
     return tuple(item for text, item in by_text.items() if text in wanted)
 
 
-def _data_name(scale: Mapping) -> str:
-    return f"{scale['corpus']}-{scale['vocabulary']}"
-
-
-def _data_specs(campaign: Mapping, corpus_path: str | None) -> dict[str, DataSpec]:
-    specs: dict[str, DataSpec] = {}
-    for scale_name, scale in campaign["scales"].items():
-        if scale["corpus"] not in campaign["corpora"]:
-            raise InputError(
-                f"config: scale {scale_name} reads corpus {scale['corpus']!r}, which the campaign "
-                f"does not define; choose among {', '.join(campaign['corpora'])}"
-            )
-        corpus = campaign["corpora"][scale["corpus"]]
-        from_files = corpus["source"]["kind"] == "files"
-        key = _data_name(scale)
-        before = specs.get(key)
-        specs[key] = DataSpec(
-            corpus=scale["corpus"],
-            title=corpus["title"],
-            vocabulary=scale["vocabulary"],
-            source=corpus["source"],
-            train_tokens=corpus.get("train_tokens"),
-            validation_tokens=corpus.get("validation_tokens"),
-            tokenizer_characters=corpus.get("tokenizer_characters"),
-            path=corpus_path if from_files else None,
-            largest_context=max(scale["context"], before.largest_context if before else 0),
-        )
-    return specs
-
-
-def _assumptions(config: Mapping, campaign: Mapping) -> dict:
-    """The configuration's assumptions with what the campaign reads differently."""
-    return {**config["assumptions"], **campaign.get("assumptions", {})}
-
-
-def _backbone(scale: Mapping, variant: str) -> dict:
-    """The scale's values with what the variant overrides."""
-    return {**scale, **scale.get("overrides", {}).get(variant, {})}
-
-
-def _model(assumptions: Mapping, scale_name: str, scale: Mapping, variant: str) -> ModelConfig:
-    b = _backbone(scale, variant)
-    letters = {MHA, *VARIANTS[variant].pattern}
-    names = {name for letter in letters for name in _MODEL_ASSUMPTIONS[letter]}
-    if VARIANTS[variant].givens and VARIANTS[variant].pattern != MHA:
-        names.add("givens_first_pairing")
-    rest = {name: assumptions[name] for name in names}
-    try:
-        return ModelConfig.for_variant(
-            variant, b["layers"], b["d_model"], b["heads"], b["d_ff"], b["vocabulary"], **rest
-        )
-    except InputError as error:
-        raise InputError(f"config: scale {scale_name}, variant {variant}: {error}") from None
-
-
-def _run_spec(
-    config: Mapping, name: str, scale_name: str, variant: str, seed: int, data: DataSpec
-) -> RunSpec:
-    campaign, training = config["campaigns"][name], config["training"]
-    assumed = _assumptions(config, campaign)
-    b = _backbone(campaign["scales"][scale_name], variant)
-    tokens = b["micro"] * b["accumulation"] * b["context"]
-    if tokens != campaign["tokens_per_update"]:
-        raise InputError(
-            f"config: scale {scale_name}, variant {variant}: micro {b['micro']} x accumulation "
-            f"{b['accumulation']} x context {b['context']} is {tokens} tokens an update, and the "
-            f"campaign's tokens_per_update is {campaign['tokens_per_update']}; make them equal"
-        )
-    if b["warmup_tokens"] > assumed["plateau_fraction"] * b["budget_tokens"]:
-        raise InputError(
-            f"config: scale {scale_name}: warmup_tokens {b['warmup_tokens']} reach beyond the "
-            f"plateau of a budget of {b['budget_tokens']} tokens; lower them"
-        )
-    model = _model(assumed, scale_name, campaign["scales"][scale_name], variant)
-    overrides = campaign.get("backend_overrides", {}).get(variant, {})
-    return RunSpec(
-        campaign=name,
-        scale=scale_name,
-        variant=variant,
-        seed=seed,
-        model=model_values(model),
-        data=data.name,
-        data_hash=data.config_hash,
-        context=b["context"],
-        budget_tokens=b["budget_tokens"],
-        warmup_tokens=b["warmup_tokens"],
-        tokens_per_update=tokens,
-        micro=b["micro"],
-        accumulation=b["accumulation"],
-        learning_rate=b["learning_rate"],
-        plateau_fraction=assumed["plateau_fraction"],
-        betas=list(training["betas"]),
-        adam_eps=assumed["adam_eps"],
-        weight_decay=training["weight_decay"],
-        decay_embedding=assumed["decay_embedding"],
-        gradient_clip=training["gradient_clip"],
-        last_update=assumed["last_update"],
-        precision=campaign["precision"],
-        device=campaign["device"],
-        compile=campaign["compile"],
-        backends={**campaign["backends"], **overrides},
-        checkpoint_seconds=training["checkpoint_seconds"],
-    )
-
-
 def resolve(config: Mapping, **overrides: Any) -> Campaign:
     """The campaign that `config` chooses, restricted by its scales, seeds and variants.
 
@@ -257,7 +146,7 @@ def resolve(config: Mapping, **overrides: Any) -> Campaign:
     scales = _chosen(config, "scales", campaign["scales"], name)
     seeds = _chosen(config, "seeds", campaign["seeds"], name)
     variants = _chosen(config, "variants", all_variants, name)
-    data = _data_specs(campaign, config.get("corpus"))
+    data = data_specs(campaign, config.get("corpus"))
     if config.get("corpus") and not any(spec.path for spec in data.values()):
         raise InputError(
             f"corpus={config['corpus']}: campaign {name} reads no local files; choose one that "
@@ -265,7 +154,7 @@ def resolve(config: Mapping, **overrides: Any) -> Campaign:
         )
 
     planned = [
-        _run_spec(config, name, scale_name, variant, seed, data[_data_name(scale)])
+        run_spec(config, name, scale_name, variant, seed, data[data_name(scale)])
         for scale_name, scale in campaign["scales"].items()
         for variant in scale["variants"]
         for seed in campaign["seeds"]
@@ -290,10 +179,10 @@ def resolve(config: Mapping, **overrides: Any) -> Campaign:
             f"campaign {name} has no run left under "
             f"{' '.join(f'{k}={config[k]}' for k in _RESTRICTIONS if config.get(k) is not None)}"
         )
-    assumptions = _assumptions(config, campaign)
+    assumptions = assumptions_of(config, campaign)
 
     def model(scale: str, variant: str) -> ModelConfig:
-        return _model(assumptions, scale, campaign["scales"][scale], variant)
+        return model_of(assumptions, scale, campaign["scales"][scale], variant)
 
     systems = systems_specs(campaign, name, model)
     questions = schema()["$defs"]["assumptions"]["properties"]
