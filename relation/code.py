@@ -21,10 +21,9 @@ STAGES = {
     "training": "relation.training.engine",
     "diagnostics": "relation.diagnostics.measure",
     "systems": "relation.systems.measure",
-    "records": "relation.records.campaign",
-    "cells": "report.cells",
-    "figures": "report.figures",
-    "report": "report.render",
+    "cells": "report.jobs.cells",
+    "figures": "report.jobs.figures",
+    "report": "report.jobs.pages",
 }
 
 

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from relation.config import Campaign
 from relation.geometry import ABLATIONS, PAIRED
 from relation.model.inventory import count_parameters
-from relation.results import Results, diagnostics_path, run_path
-from relation.spec import RunSpec
+from relation.parquet import read_origin
+from relation.results import Results
+from relation.spec import RunSpec, Spec
 
 _GIB = 2**30
 _STATE_COPIES = 3 * 2  # a resume state holds weights and two moments, and two states are kept
@@ -97,15 +99,15 @@ def make_plan(campaign: Campaign, results: Results) -> Plan:
     def checkpoint_gib(run: RunSpec) -> float:
         return 4 * parameters[run.scale, run.variant] / _GIB
 
+    def current(path: Path, spec: Spec) -> bool:
+        return path.exists() and read_origin(path)["config_hash"] == spec.config_hash
+
     def run_done(run: RunSpec) -> bool:
-        here = results.folder / run_path(run) / "record.parquet"
-        return results.is_published(run) or here.exists()
+        return current(results.run(run) / "record.parquet", run)
 
     def diagnosed(run: RunSpec) -> bool:
-        return (
-            results.diagnostics(run) != results.folder / diagnostics_path(run)
-            or (results.folder / diagnostics_path(run)).exists()
-        )
+        path = results.diagnostics(run)
+        return path is not None and current(path, campaign.diagnostics_spec(run))
 
     due = [run for run in campaign.runs if not run_done(run)]
     groups = {
@@ -139,7 +141,7 @@ def make_plan(campaign: Campaign, results: Results) -> Plan:
             0.0,
         )
     )
-    unmeasured = [s for s in campaign.systems if not (results.systems(s)).exists()]
+    unmeasured = [s for s in campaign.systems if not current(results.systems(s), s)]
     stages.append(
         Stage(
             "systems",

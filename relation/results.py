@@ -9,8 +9,13 @@ from functools import cached_property
 from pathlib import Path
 
 from relation.config import Campaign
+from relation.data.sources import corpus_fingerprint
+from relation.errors import InputError
+from relation.files import sha256_of
 from relation.parquet import read_origin
 from relation.spec import DataSpec, RunSpec, Spec, SystemsSpec
+
+CHECKSUMS = "SHA256SUMS"
 
 
 def run_path(run: RunSpec) -> Path:
@@ -61,17 +66,43 @@ class Results:
         """The folder of the cells, figures and pages."""
         return self.folder / "report"
 
-    def _published(self, relative: Path, spec: Spec) -> bool:
-        path = self.published_folder / relative
-        return path.exists() and read_origin(path)["config_hash"] == spec.config_hash
+    @cached_property
+    def _checksums(self) -> dict[str, str]:
+        """SHA-256 of every published file, by its path below the published folder."""
+        path = self.published_folder / CHECKSUMS
+        if not path.exists():
+            return {}
+        lines = path.read_text(encoding="utf-8").splitlines()
+        return {name: digest for digest, name in (line.split("  ", 1) for line in lines)}
+
+    def _published(self, spec: Spec, *relatives: Path) -> bool:
+        """Whether shipped files of this very configuration are there, whole and unchanged."""
+        paths = [self.published_folder / relative for relative in relatives]
+        if not all(path.exists() for path in paths):
+            return False
+        for path, relative in zip(paths, relatives, strict=True):
+            if self._checksums.get(relative.as_posix()) != sha256_of(path):
+                raise InputError(
+                    f"{path} is not the file that {CHECKSUMS} lists; restore it or publish again"
+                )
+        return all(read_origin(path)["config_hash"] == spec.config_hash for path in paths)
 
     @cached_property
     def _published_runs(self) -> frozenset[str]:
         return frozenset(
             run.name
             for run in self.campaign.runs
-            if self._published(run_path(run) / "record.parquet", run)
+            if self._published(run, run_path(run) / "record.parquet", run_path(run) / "log.parquet")
+            and self._same_corpus(run)
         )
+
+    def _same_corpus(self, run: RunSpec) -> bool:
+        """Whether a published run read the local corpus that is given now, where one is."""
+        given = corpus_fingerprint(self.campaign.data[run.data].path)
+        if given is None:
+            return True
+        origin = read_origin(self.published_folder / run_path(run) / "record.parquet")
+        return origin["data_origin"]["corpus_sha256"] == given
 
     def is_published(self, run: RunSpec) -> bool:
         """Whether a shipped record of this very configuration stands for the run."""
@@ -88,19 +119,16 @@ class Results:
         Its checkpoint is not shipped, so they cannot be made without training it again.
         """
         relative = diagnostics_path(run)
-        if self._published(relative, self.campaign.diagnostics_spec(run)):
-            return self.published_folder / relative
-        return None if self.is_published(run) else self.folder / relative
+        if not self.is_published(run):
+            return self.folder / relative
+        shipped = self._published(self.campaign.diagnostics_spec(run), relative)
+        return self.published_folder / relative if shipped else None
 
     def systems(self, spec: SystemsSpec) -> Path:
         """The Parquet of a systems benchmark."""
         relative = systems_path(spec)
-        base = self.published_folder if self._published(relative, spec) else self.folder
+        base = self.published_folder if self._published(spec, relative) else self.folder
         return base / relative
-
-    def trained_here(self) -> tuple[RunSpec, ...]:
-        """The runs that are trained in this campaign's own folder."""
-        return tuple(run for run in self.campaign.runs if not self.is_published(run))
 
     def record_files(self) -> list[Path]:
         """Every Parquet that the report reads, in a fixed order."""

@@ -100,6 +100,6 @@ COMPLEXITY = schema(
     Column("seconds", _REAL, "s", "median, forward and backward of one layer's operator"),
     Column("seconds_low", _REAL, "s", "fastest repeat"),
     Column("seconds_high", _REAL, "s", "slowest repeat"),
-    Column("decode_state_bytes", _INT, "bytes", "one layer, by the operator's definition"),
+    Column("decode_state_bytes", _INT, "bytes", "tensors one layer keeps for the next token"),
     Column("device", _TEXT),
 )

@@ -6,7 +6,7 @@ files lie, not the device, not the backend that executes the same mathematics.
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from relation.geometry import ModelConfig, model_config
@@ -22,6 +22,7 @@ class Spec:
     """Shared by the specifications: what identifies the result, and what identifies the job."""
 
     not_identity: tuple[str, ...] = ()
+    not_job: tuple[str, ...] = ()
 
     def identity(self) -> dict:
         """The fields that determine the result."""
@@ -33,13 +34,18 @@ class Spec:
 
     @property
     def job_hash(self) -> str:
-        """A hash of every field: a job whose way of execution changed is stale too."""
-        return canonical_hash(asdict(self))
+        """What makes a job stale: the identity and the way of execution, such as the backend."""
+        return canonical_hash({k: v for k, v in asdict(self).items() if k not in self.not_job})
 
 
 @dataclass(frozen=True)
 class DataSpec(Spec):
-    """One corpus tokenised at one vocabulary."""
+    """One corpus tokenised at one vocabulary.
+
+    Each split must hold a window of `largest_context` predicted tokens, and validation
+    `diagnosed_tokens` besides. What lies at `path` is no part of the identity, so that shipped
+    records are recognised where the texts are not; its fingerprint is compared where they are.
+    """
 
     corpus: str
     title: str
@@ -50,8 +56,10 @@ class DataSpec(Spec):
     tokenizer_characters: int | None
     path: str | None
     largest_context: int
+    diagnosed_tokens: int = 0
 
-    not_identity = ("corpus", "title", "path", "largest_context")
+    not_identity = ("corpus", "title", "path", "largest_context", "diagnosed_tokens")
+    not_job = not_identity
 
     @property
     def name(self) -> str:
@@ -90,6 +98,7 @@ class RunSpec(Spec):
     checkpoint_seconds: float
 
     not_identity = ("campaign", "data", "device", "compile", "backends", "checkpoint_seconds")
+    not_job = ("campaign", "data", "checkpoint_seconds")
 
     @property
     def name(self) -> str:
@@ -127,11 +136,11 @@ class SystemsSpec(Spec):
     sides: list[dict]
     warmup_updates: int
     measured_updates: int
-    learning_rate: float
+    optimizer: dict
     precision: str
     compile: bool
     device: str
     repeats: int = 1
-    extra: dict = field(default_factory=dict)
 
     not_identity = ("campaign",)
+    not_job = ("campaign",)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from relation.code import PACKAGES, PROJECT, imported_modules
+from relation.code import PACKAGES, PROJECT, STAGES, imported_modules
 
 # From the foundation to the command line; a module may import from its own line and those above.
 ORDER = (
@@ -61,6 +61,12 @@ def test_no_relative_imports() -> None:
     for path in FILES:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             assert not (isinstance(node, ast.ImportFrom) and node.level), path
+
+
+def test_every_stage_is_what_a_command_calls() -> None:
+    """A stage's code hash starts from the module that its rule's command imports."""
+    called = imported_modules(PROJECT / "relation/cli/jobs.py")
+    assert set(STAGES.values()) <= called
 
 
 @pytest.mark.parametrize("module", ["relation.config", "relation.results", "report.tables"])

@@ -1,11 +1,13 @@
 """What identifies a result, and the paper's campaign as it resolves."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from test_config import SCALE, SMOKE, STORIES, campaign, changed, config
 
 from relation.config import resolve
+from relation.data.sources import corpus_fingerprint
 from relation.geometry import PAIRED, VARIANTS
 from relation.spec import RunSpec
 
@@ -38,16 +40,45 @@ def test_the_campaigns_name_leaves_the_hash_alone() -> None:
     twin["campaigns"]["twin"] = {"base": "smoke"}
     renamed = run_of(twin, name="twin")
     assert renamed.config_hash == run_of(config()).config_hash
-    assert renamed.job_hash != run_of(config()).job_hash
+    assert renamed.job_hash == run_of(config()).job_hash
 
 
-def test_the_corpus_path_changes_the_job_and_not_the_identity() -> None:
+def test_where_a_corpus_lies_changes_neither_identity_nor_job() -> None:
+    """What lies there does: its fingerprint is compared, and is a parameter of the rule."""
     one, other = (resolve(config(), campaign="books", corpus=path) for path in ("a", "b"))
     for name, data in one.data.items():
         assert (data.path, other.data[name].path) == ("a", "b")
         assert data.config_hash == other.data[name].config_hash
-        assert data.job_hash != other.data[name].job_hash
+        assert data.job_hash == other.data[name].job_hash
     assert one.runs == other.runs
+
+
+def test_what_lies_in_a_corpus_changes_its_fingerprint(tmp_path: Path) -> None:
+    prints = []
+    for name, text in (("a", "one"), ("b", "one"), ("c", "two")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "text.txt").write_text(text, encoding="utf-8")
+        prints.append(corpus_fingerprint(str(tmp_path / name)))
+    assert prints[0] == prints[1] != prints[2]
+    assert corpus_fingerprint(str(tmp_path / "missing")) is corpus_fingerprint(None) is None
+
+
+@pytest.mark.parametrize(
+    "place, value", [("training.checkpoint_seconds", 5), (f"{SMOKE}.corpora.stories.title", "X")]
+)
+def test_keys_that_determine_no_result_make_no_job_stale(place: str, value: Any) -> None:
+    before, after = (resolve(c, campaign="smoke") for c in (config(), changed((place, value))))
+    assert [run.job_hash for run in after.runs] == [run.job_hash for run in before.runs]
+    for name, data in before.data.items():
+        assert after.data[name].job_hash == data.job_hash
+    assert [s.job_hash for s in after.systems] == [s.job_hash for s in before.systems]
+
+
+def test_the_optimiser_is_part_of_every_benchmark() -> None:
+    before = resolve(config(), campaign="smoke")
+    after = resolve(changed(("training.weight_decay", 0.2)), campaign="smoke")
+    pairs = zip(before.systems, after.systems, strict=True)
+    assert all(a.config_hash != b.config_hash for a, b in pairs)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,13 @@ LAYOUT = schema(
     Column("count", pa.int64(), "tokens"),
 )
 ROWS = [{"name": "a", "time": 0.1, "count": 3}, {"name": "猫", "time": None, "count": 2**62}]
-ORIGIN = {"campaign": "test", "config_hash": "0" * 16, "seed": 42, "nested": {"a": [1, 2.5]}}
+ORIGIN = {
+    "campaign": "test",
+    "config_hash": "0" * 16,
+    "commit": "abc",
+    "versions": {"python": "3.11"},
+    "nested": {"a": [1, 2.5]},
+}
 
 
 @pytest.fixture
@@ -218,7 +224,7 @@ def write_run(results: Results, run: RunSpec, loss: list[float], **changes) -> N
     }
     texts = {"scale": run.scale, "variant": run.variant, "order_hash": "same", "init_hash": "i"}
     row = {n: 1 for n in schemas.RUN.names} | texts | {"seed": run.seed, "budget_tokens": 600}
-    origin = {"device": "cpu", "config_hash": run.config_hash}
+    origin = ORIGIN | {"device": "cpu", "config_hash": run.config_hash}
     write_parquet(results.run(run) / "log.parquet", schemas.LOG, log, origin)
     write_parquet(results.run(run) / "record.parquet", schemas.RUN, [row | changes], origin)
 

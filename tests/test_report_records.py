@@ -126,7 +126,7 @@ def make_records(comparable=False):
     page = {
         "campaign": "invented", "title": f"Invented {HOSTILE}", "description": HOSTILE,
         "comparable": comparable, "notice": "" if comparable else f"Too small. {HOSTILE}",
-        "devices": ["cpu_0"], "seeds": [42, 43, 44], "scales": list(LAYERS),
+        "devices": ["cpu_0"], "miniature": True, "seeds": [42, 43, 44], "scales": list(LAYERS),
         "efficiency_window": 0.01,
         "assumptions": [{"question": HOSTILE, "value": [1.0, 16.0], "name": "a_range"}],
         "origin": {"commit": "c0ffee", "versions": {"torch": "2.13.0"}},

@@ -19,7 +19,7 @@ from relation.data.tokens import open_tokens
 from relation.data.windows import OrderHash, TrainingWindows, plan_updates
 from relation.errors import InputError, RunError
 from relation.files import sha256_of
-from relation.parquet import read_origin, read_parquet
+from relation.parquet import read_origin, read_parquet, write_parquet
 from relation.schemas import DATA, LOG, RUN
 from relation.spec import RunSpec
 from relation.training import engine
@@ -255,8 +255,31 @@ def test_a_state_of_another_configuration_is_never_used(
     assert begun[0] == 1
 
 
+def resume_key(spec: RunSpec, data: Path) -> str:
+    hashes = {split: row["sha256"] for split, row in engine.data_rows(data).items()}
+    return engine.resume_key(spec, hashes)
+
+
+def test_a_state_of_another_corpus_is_not_taken_up(data: Path, tmp_path: Path, killed) -> None:
+    """The same settings on other texts start anew: a run never mixes two corpora."""
+    other = tmp_path / "other"
+    shutil.copytree(data, other)
+    tokens = np.fromfile(other / "train.bin", "<u2")
+    tokens[:100] = tokens[100:200]
+    tokens.tofile(other / "train.bin")
+    rows = list(engine.data_rows(data).values())
+    rows[0] |= {"sha256": sha256_of(other / "train.bin")}
+    write_parquet(other / "data.parquet", DATA, rows, read_origin(data / "data.parquet"))
+    spec = run_spec(checkpoint_seconds=1e-9)
+    assert resume_key(spec, other) != resume_key(spec, data)
+    engine.train(spec, other, tmp_path / "again", tmp_path / "resume")
+    engine.train(spec, other, tmp_path / "anew", tmp_path / "nowhere")
+    logs = [read_parquet(tmp_path / name / "log.parquet")["loss"] for name in ("again", "anew")]
+    assert logs[0].equals(logs[1])
+
+
 def test_a_run_in_two_processes_is_refused(data: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "resume" / engine.resume_key(run_spec())
+    folder = tmp_path / "resume" / resume_key(run_spec(), data)
     folder.mkdir(parents=True)
     with FileLock(folder / "lock"), pytest.raises(RunError, match="already running"):
         engine.train(run_spec(), data, tmp_path / "out", tmp_path / "resume")

@@ -2,12 +2,16 @@
 
 import json
 import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 from conftest import copy_project, planned_jobs, snakemake
 
+from relation.data.stories import story
 from relation.parquet import read_origin
 from report.tables import TABLES
 
@@ -25,6 +29,13 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert jobs["train"] == 24 and jobs["diagnose"] == 12 and jobs["measure"] == 11
     snakemake(project, *TINY)
     return project
+
+
+def relation(project: Path, *arguments: str) -> None:
+    """Run the command line in a project's folder."""
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    command = [sys.executable, "-m", "relation", *arguments]
+    subprocess.run(command, cwd=project, env=environment, check=True)
 
 
 def nll(project: Path) -> float:
@@ -57,7 +68,8 @@ def test_every_stage_writes_parquet_with_units_and_origin(project: Path) -> None
 
 def test_a_second_run_has_nothing_to_do(project: Path) -> None:
     assert planned_jobs(project, *TINY) == {}
-    assert "Nothing to be done" in snakemake(project, *TINY).stdout
+    done = snakemake(project, *TINY).stdout
+    assert "Nothing to be done" in done and "steps (" not in done
 
 
 def test_rerunning_one_seed_reruns_what_depends_on_it_and_gives_the_same_nll(
@@ -75,6 +87,8 @@ def test_rerunning_one_seed_reruns_what_depends_on_it_and_gives_the_same_nll(
     "file, stale",
     [
         ("relation/training/schedule.py", {"train", "diagnose", *REPORT}),
+        ("relation/systems/throughput.py", {"measure", *REPORT}),
+        ("report/jobs/pages.py", {"report", "all"}),
         ("report/templates/table.html.j2", {"report", "all"}),
         ("report/paper/app-nll.csv", {"cells", "report", "all"}),
         ("README.md", set()),
@@ -90,7 +104,7 @@ def test_an_edit_makes_stale_what_rests_on_it_and_touching_does_not(
         assert planned_jobs(project, *TINY) == {}
     path.write_bytes((before or b"") + b"\n")
     try:
-        assert set(planned_jobs(project, *TINY)) - {"measure"} == stale
+        assert set(planned_jobs(project, *TINY)) == stale
     finally:
         path.unlink() if before is None else path.write_bytes(before)
     assert planned_jobs(project, *TINY) == {}
@@ -127,27 +141,54 @@ def test_a_restriction_shows_the_rest_as_not_run(project: Path) -> None:
 def test_published_runs_count_as_done(project: Path, tmp_path: Path) -> None:
     """A clone that ships records has no job for them, whatever its own folder lacks."""
     clone = copy_project(tmp_path / "clone")
-    published = project / "results/published"
-    snakemake_environment = {**os.environ, "PYTHONPATH": str(project)}
-    import subprocess
-    import sys
-
-    subprocess.run(
-        [sys.executable, "-m", "relation", "publish", "--campaign", "tiny"],
-        cwd=project,
-        env=snakemake_environment,
-        check=True,
-    )
-    published.rename(tmp_path / "published")
+    relation(project, "publish", "--campaign", "tiny")
     (clone / "results").mkdir()
-    (tmp_path / "published").rename(clone / "results/published")
+    (project / "results/published").rename(clone / "results/published")
     assert set(planned_jobs(clone, *TINY)) == {"inventory", *REPORT}
     snakemake(clone, *TINY)
 
     record = clone / "results/published/tiny/runs/10M/full/42/record.parquet"
     record.unlink()
     jobs = planned_jobs(clone, *TINY)
-    assert jobs["train"] == 1 and jobs["prepare"] == 1 and "diagnose" not in jobs
+    assert jobs["train"] == jobs["diagnose"] == jobs["prepare"] == 1
+
+    log = clone / "results/published/tiny/runs/10M/mha/42/log.parquet"
+    log.write_bytes(log.read_bytes()[:-9])
+    done = snakemake(clone, "--dry-run", *TINY, check=False)
+    errors = [line for line in done.stdout.splitlines() if line.startswith("error: ")]
+    assert done.returncode and len(errors) == 1 and "SHA256SUMS" in errors[0]
+    assert "Traceback" not in done.stdout
+
+
+TEXTS = ("--config", "campaign=texts", "scales=10M", "seeds=42", "variants=mha,full")
+
+
+def test_local_texts_train_and_a_changed_corpus_makes_everything_stale(
+    project: Path, tmp_path: Path
+) -> None:
+    """The `files` source through the whole DAG; its report prints commands that run."""
+    clone = copy_project(tmp_path / "clone")
+    config = (clone / "config.yaml").read_text(encoding="utf-8")
+    source = "{source: {kind: files, validation_modulus: 5}}"
+    (clone / "config.yaml").write_text(
+        f"{config}\n  texts:\n    base: tiny\n    corpora: {{stories: {source}}}\n",
+        encoding="utf-8",
+    )
+    corpus = tmp_path / "my texts.txt"
+    documents = [story(seed=7, index=i) for i in range(60)]
+    corpus.write_text("\n<|endoftext|>\n".join(documents), encoding="utf-8")
+    texts = (*TEXTS, f"corpus={corpus}")
+    snakemake(clone, *texts)
+    page = (clone / "results/texts/report/index.html").read_text(encoding="utf-8")
+    assert "variants=mha,full" in page and "my texts.txt" in page
+    assert planned_jobs(clone, *texts) == {}
+
+    relation(clone, "publish", "--campaign", "texts", "--corpus", str(corpus))
+    shutil.rmtree(clone / "results/texts")
+    assert set(planned_jobs(clone, *texts)) == {"inventory", *REPORT}
+    corpus.write_text("\n<|endoftext|>\n".join(documents[::-1]), encoding="utf-8")
+    jobs = planned_jobs(clone, *texts)
+    assert jobs["prepare"] == 1 and jobs["train"] == 2
 
 
 def test_gpu_jobs_take_turns_under_a_bare_call(project: Path, tmp_path: Path) -> None:
@@ -162,7 +203,7 @@ configfile: str(PROJECT / "config.yaml")
 include: str(PROJECT / "workflow/rules/common.smk")
 rule all:
     default_target: True
-    input: expand("{{job}}.done", job="ab")
+    input: expand("{{job}}.done", job=["a", "b"])
 rule claim:
     output: "{{job}}.done"
     resources: gpu=1
@@ -192,8 +233,9 @@ def test_bad_input_is_told_in_one_line_before_any_job(
     assert done.returncode
     errors = [line for line in done.stdout.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1 and said in errors[0]
-    assert "Traceback" not in done.stdout and "localrule" not in done.stdout.split("Job stats")[0]
-    assert "of 72 steps" not in done.stdout
+    assert "Traceback" not in done.stdout and "steps (" not in done.stdout
+    assert not list((project / "results").glob("smoke-text/logs/*"))
+    assert not list((project / "results").glob("paper/*"))
 
 
 def test_a_failed_job_leaves_the_others_and_says_why_in_one_line(project: Path) -> None:

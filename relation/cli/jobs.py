@@ -130,7 +130,7 @@ def _inventory(options: argparse.Namespace) -> None:
 
 def _cells(options: argparse.Namespace) -> None:
     from relation.records import load_records
-    from report.store import write_cells
+    from report.jobs.cells import write_cells
 
     campaign, results = _whole_campaign(options)
     write_cells(load_records(campaign, results), results.report / "cells.parquet")
@@ -138,14 +138,14 @@ def _cells(options: argparse.Namespace) -> None:
 
 def _figures(options: argparse.Namespace) -> None:
     from relation.records import load_records
-    from report.store import write_figures
+    from report.jobs.figures import write_figures
 
     campaign, results = _whole_campaign(options)
     write_figures(load_records(campaign, results), results.report / "figures.parquet")
 
 
 def _report(options: argparse.Namespace) -> None:
-    from report.store import render_report
+    from report.jobs.pages import render_report
 
     _, results = _campaign(options)
     render_report(results.report)

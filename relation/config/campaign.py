@@ -51,6 +51,7 @@ class Campaign:
     efficiency_window: float
     assumptions: tuple[dict, ...]
     expected_tokens_per_second: dict[str, float]
+    corpus: str | None = None
     restrictions: dict = field(default_factory=dict)
     settings: dict = field(default_factory=dict)
 
@@ -141,12 +142,13 @@ def resolve(config: Mapping, **overrides: Any) -> Campaign:
                 f"choose among {', '.join(VARIANTS)}"
             )
 
-    used = {variant for scale in campaign["scales"].values() for variant in scale["variants"]}
+    # Linear Relation is benchmarked at every scale although no scale trains it.
+    used = {v for scale in campaign["scales"].values() for v in scale["variants"]} | {"linear"}
     all_variants = [variant for variant in VARIANTS if variant in used]
     scales = _chosen(config, "scales", campaign["scales"], name)
     seeds = _chosen(config, "seeds", campaign["seeds"], name)
     variants = _chosen(config, "variants", all_variants, name)
-    data = data_specs(campaign, config.get("corpus"))
+    data = data_specs(campaign, config.get("corpus"), config["diagnostics"]["sequences"])
     if config.get("corpus") and not any(spec.path for spec in data.values()):
         raise InputError(
             f"corpus={config['corpus']}: campaign {name} reads no local files; choose one that "
@@ -184,7 +186,15 @@ def resolve(config: Mapping, **overrides: Any) -> Campaign:
     def model(scale: str, variant: str) -> ModelConfig:
         return model_of(assumptions, scale, campaign["scales"][scale], variant)
 
-    systems = systems_specs(campaign, name, model)
+    training = config["training"]
+    optimizer = {
+        "betas": list(training["betas"]),
+        "eps": assumptions["adam_eps"],
+        "weight_decay": training["weight_decay"],
+        "decay_embedding": assumptions["decay_embedding"],
+        "gradient_clip": training["gradient_clip"],
+    }
+    systems = systems_specs(campaign, name, optimizer, model)
     questions = schema()["$defs"]["assumptions"]["properties"]
     return Campaign(
         name=name,
@@ -199,7 +209,11 @@ def resolve(config: Mapping, **overrides: Any) -> Campaign:
         planned_runs=tuple(planned),
         runs=tuple(run for run in planned if run.name not in omitted),
         omitted=tuple(omitted.values()),
-        systems=tuple(spec for spec in systems if spec.scale in scales),
+        systems=tuple(
+            spec
+            for spec in systems
+            if spec.scale in scales and any(side["variant"] in variants for side in spec.sides)
+        ),
         planned_systems=systems,
         systems_alone=campaign["systems"]["alone"],
         diagnostics=config["diagnostics"],
@@ -212,6 +226,7 @@ def resolve(config: Mapping, **overrides: Any) -> Campaign:
             scale: values["expected_tokens_per_second"]
             for scale, values in campaign["scales"].items()
         },
+        corpus=config.get("corpus"),
         restrictions={key: config[key] for key in _RESTRICTIONS if config.get(key) is not None},
         settings={**config, "campaigns": {name: {**campaign, "base": None}}},
     )

@@ -19,8 +19,11 @@ def data_name(scale: Mapping) -> str:
     return f"{scale['corpus']}-{scale['vocabulary']}"
 
 
-def data_specs(campaign: Mapping, corpus_path: str | None) -> dict[str, DataSpec]:
-    """Every prepared corpus of a campaign by name; raises InputError for an undefined one."""
+def data_specs(campaign: Mapping, corpus_path: str | None, sequences: int) -> dict[str, DataSpec]:
+    """Every prepared corpus of a campaign by name; `sequences` windows of it are diagnosed.
+
+    Raises InputError for a corpus that is not defined.
+    """
     specs: dict[str, DataSpec] = {}
     for scale_name, scale in campaign["scales"].items():
         if scale["corpus"] not in campaign["corpora"]:
@@ -42,6 +45,9 @@ def data_specs(campaign: Mapping, corpus_path: str | None) -> dict[str, DataSpec
             tokenizer_characters=corpus.get("tokenizer_characters"),
             path=corpus_path if from_files else None,
             largest_context=max(scale["context"], before.largest_context if before else 0),
+            diagnosed_tokens=max(
+                sequences * scale["context"] + 1, before.diagnosed_tokens if before else 0
+            ),
         )
     return specs
 

@@ -22,6 +22,7 @@ def _side(model: ModelConfig, variant: str, backends: dict, context: int, batch,
 def systems_specs(
     campaign: Mapping,
     name: str,
+    optimizer: dict,
     model: Callable[[str, str], ModelConfig],
 ) -> tuple[SystemsSpec, ...]:
     """Every benchmark of the whole campaign; `model(scale, variant)` builds the models."""
@@ -38,7 +39,10 @@ def systems_specs(
                 sides=sides,
                 warmup_updates=settings["warmup_updates"],
                 measured_updates=settings["measured_updates"],
-                learning_rate=campaign["scales"][scale]["learning_rate"],
+                optimizer={
+                    **optimizer,
+                    "learning_rate": campaign["scales"][scale]["learning_rate"],
+                },
                 precision=campaign["precision"],
                 compile=campaign["compile"],
                 device=campaign["device"],

@@ -15,7 +15,7 @@ import numpy as np
 
 from relation.code import code_hash
 from relation.data.encode import SplitEncoder
-from relation.data.sources import SPLITS, open_streams
+from relation.data.sources import SPLITS, corpus_fingerprint, open_streams
 from relation.data.tokenizer import load_tokenizer, train_tokenizer
 from relation.data.tokens import TOKEN_TYPE, token_file
 from relation.errors import InputError
@@ -24,6 +24,8 @@ from relation.origin import origin
 from relation.parquet import write_parquet
 from relation.schemas import DATA
 from relation.spec import DataSpec
+
+_TOKENS_AT_A_TIME = 1 << 22
 
 
 def _sample(spec: DataSpec) -> Iterator[str]:
@@ -42,9 +44,26 @@ def _sample(spec: DataSpec) -> Iterator[str]:
                 return
 
 
+def _check_size(spec: DataSpec, split: str, tokens: int) -> None:
+    """Refuse a split too small for what will read it, before anything is trained on it."""
+    if tokens <= spec.largest_context:
+        raise InputError(
+            f"{spec.name}: the {split} split holds {tokens:,} tokens, fewer than one window of "
+            f"{spec.largest_context + 1:,}; give more text"
+        )
+    if split == "validation" and tokens < spec.diagnosed_tokens:
+        raise InputError(
+            f"{spec.name}: the validation split holds {tokens:,} tokens and the diagnostics read "
+            f"{spec.diagnosed_tokens:,}; give more validation text"
+        )
+
+
 def unigram_entropy(tokens: np.ndarray) -> float:
     """Entropy in nats of the predicted tokens' frequencies (all but the first), (N,) ids."""
-    counts = np.bincount(tokens[1:])
+    counts = np.zeros(np.iinfo(TOKEN_TYPE).max + 1, np.int64)
+    # By slices: bincount widens its input to 8 bytes a token.
+    for start in range(1, len(tokens), _TOKENS_AT_A_TIME):
+        counts += np.bincount(tokens[start : start + _TOKENS_AT_A_TIME], minlength=len(counts))
     p = counts[counts > 0] / counts.sum()
     return float(-(p * np.log(p)).sum())
 
@@ -55,7 +74,8 @@ def prepare(spec: DataSpec, folder: Path, work: Path, campaign: str) -> None:
     Raises InputError for a missing or empty corpus, one smaller than a window, or one that cannot
     fill the vocabulary.
     """
-    key = {"config_hash": spec.config_hash, "path": spec.path, "code": code_hash("data")}
+    fingerprint = corpus_fingerprint(spec.path)
+    key = {"config": spec.config_hash, "corpus": fingerprint, "code": code_hash("data")}
     stamp = work / "key.json"
     if not stamp.exists() or json.loads(stamp.read_text(encoding="utf-8")) != key:
         shutil.rmtree(work, ignore_errors=True)
@@ -72,11 +92,7 @@ def prepare(spec: DataSpec, folder: Path, work: Path, campaign: str) -> None:
     for split in SPLITS:
         encoder = SplitEncoder(spec, split, work, tokenizer)
         counts = encoder.encode()
-        if counts["tokens"] <= spec.largest_context:
-            raise InputError(
-                f"{spec.name}: the {split} split holds {counts['tokens']:,} tokens, fewer than one "
-                f"window of {spec.largest_context + 1:,}; give more text"
-            )
+        _check_size(spec, split, counts["tokens"])
         tokens = np.memmap(encoder.path, TOKEN_TYPE, mode="r")
         rows.append(
             {
@@ -91,7 +107,12 @@ def prepare(spec: DataSpec, folder: Path, work: Path, campaign: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("tokenizer.json", *(token_file(work, s).name for s in SPLITS)):
         (work / name).replace(folder / name)
-    details = {"vocabulary": spec.vocabulary, "title": spec.title, "source": spec.source}
+    details = {
+        "title": spec.title,
+        "vocabulary": spec.vocabulary,
+        "source": spec.source,
+        "corpus_sha256": fingerprint,
+    }
     written = origin(campaign, spec.config_hash, "data", "cpu", **details)
     write_parquet(folder / "data.parquet", DATA, rows, written)
     shutil.rmtree(work)

@@ -7,6 +7,7 @@ cursor that JSON can hold, and can be started again at a cursor, so that prepara
 import hashlib
 import json
 from collections.abc import Callable, Iterator
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from relation.errors import InputError
+from relation.files import sha256_of
 
 END_OF_TEXT = "<|endoftext|>"
 SPLITS = ("train", "validation")
@@ -87,6 +89,18 @@ def text_files(path: str | None) -> dict[str, list[Path]]:
     if not train:
         raise InputError(f"corpus {root} holds only validation files; add files to train on")
     return {"train": train, "validation": validation}
+
+
+@cache
+def corpus_fingerprint(path: str | None) -> str | None:
+    """SHA-256 over names and contents of a local corpus; None where none is given or there."""
+    if path is None or not Path(path).exists():
+        return None
+    digest = hashlib.sha256()
+    for split, files in text_files(path).items():
+        for file in files:
+            digest.update(f"{split}/{file.name}/{sha256_of(file)};".encode())
+    return digest.hexdigest()
 
 
 def _read_text(path: Path) -> Iterator[str]:

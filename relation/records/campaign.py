@@ -1,5 +1,6 @@
 """Loading a campaign's records, with what is missing and why."""
 
+import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +11,11 @@ import pyarrow as pa
 from relation.config import Campaign
 from relation.errors import InputError
 from relation.geometry import PAIRED
-from relation.origin import commit, versions
 from relation.parquet import read_origin, read_parquet
 from relation.records.efficiency import smoothed_loss, token_crossing
 from relation.results import Results
 from relation.schemas import COMPLEXITY, FLOW, LOG, MODELS, RUN, THROUGHPUT
-from relation.spec import RunSpec, Spec
+from relation.spec import Spec
 
 
 @dataclass(frozen=True)
@@ -123,20 +123,40 @@ def _missing(campaign: Campaign, results: Results) -> pd.DataFrame:
         if spec not in campaign.systems:
             kind = "complexity" if spec.benchmark == "complexity" else "throughput"
             key = {"kind": kind, "scale": spec.scale, "variant": spec.benchmark, "seed": -1}
-            rows.append({**key, "reason": f"left out by scales={campaign.restrictions['scales']}"})
+            left_out = " ".join(f"{k}={v}" for k, v in campaign.restrictions.items())
+            rows.append({**key, "reason": f"left out by {left_out}"})
     return pd.DataFrame(rows, columns=["kind", "scale", "variant", "seed", "reason"])
 
 
-def _page(campaign: Campaign, devices: Iterable[str]) -> dict:
-    choice = "".join(f" {k}={v}" for k, v in campaign.restrictions.items())
-    base = f"snakemake --cores all --config campaign={campaign.name}"
-    example: RunSpec | None = campaign.runs[0] if campaign.runs else None
-    commands = {"Everything": base + choice}
-    if example is not None:
-        record = f"results/{campaign.name}/runs/{example.name}/record.parquet"
-        commands["One seed of one variant, and what depends on it"] = (
-            f"snakemake --cores all --config campaign={campaign.name} -R {record} -- all"
-        )
+def _as_given(value: object) -> str:
+    """A choice as the command line takes it."""
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _origins(origins: Iterable[dict]) -> dict:
+    """The commits and versions behind a campaign's records; several where they differ."""
+    commits, versions = [], {}
+    for origin in origins:
+        commits.append(origin["commit"])
+        for package, version in origin["versions"].items():
+            versions.setdefault(package, []).append(version)
+    return {
+        "commit": ", ".join(dict.fromkeys(commits)),
+        "versions": {name: " and ".join(dict.fromkeys(v)) for name, v in versions.items()},
+    }
+
+
+def _page(campaign: Campaign, devices: Iterable[str], origins: Iterable[dict]) -> dict:
+    choices = {"campaign": campaign.name, **campaign.restrictions}
+    if campaign.corpus is not None:
+        choices["corpus"] = campaign.corpus
+    given = " ".join(shlex.quote(f"{key}={_as_given(value)}") for key, value in choices.items())
+    everything = f"snakemake --cores all --config {given}"
+    record = f"results/{campaign.name}/runs/{campaign.runs[0].name}/record.parquet"
+    commands = {
+        "Everything": everything,
+        "One seed of one variant, and what depends on it": f"{everything} -R {record} -- all",
+    }
     return {
         "campaign": campaign.name,
         "title": campaign.title,
@@ -150,7 +170,7 @@ def _page(campaign: Campaign, devices: Iterable[str]) -> dict:
         "efficiency_window": campaign.efficiency_window,
         "restrictions": {k: str(v) for k, v in campaign.restrictions.items()},
         "assumptions": [dict(a) for a in campaign.assumptions],
-        "origin": {"commit": commit(), "versions": versions()},
+        "origin": _origins(origins),
         "commands": commands,
     }
 
@@ -161,10 +181,12 @@ def load_records(campaign: Campaign, results: Results) -> CampaignRecords:
     Raises InputError for a missing or damaged file, or runs that read different data.
     """
     runs, logs, flow, throughput, complexity = [], [], [], [], []
+    origins = [read_origin(results.models)]
     for run in campaign.runs:
         folder = results.run(run)
         source: Path = folder / "record.parquet"
-        device = _own_origin(source, run)["device"]
+        origins.append(_own_origin(source, run))
+        device = origins[-1]["device"]
         row = read_parquet(source, RUN).to_pandas()
         runs.append(_with(row, device=device, source=source.as_posix()))
         log = read_parquet(folder / "log.parquet", LOG).to_pandas()
@@ -172,11 +194,11 @@ def load_records(campaign: Campaign, results: Results) -> CampaignRecords:
     for run in campaign.paired_runs:
         path = results.diagnostics(run)
         if path is not None:
-            _own_origin(path, campaign.diagnostics_spec(run))
+            origins.append(_own_origin(path, campaign.diagnostics_spec(run)))
             flow.append(_with(read_parquet(path, FLOW).to_pandas(), source=path.as_posix()))
     for spec in campaign.systems:
         path = results.systems(spec)
-        _own_origin(path, spec)
+        origins.append(_own_origin(path, spec))
         if spec.benchmark == "complexity":
             table = read_parquet(path, COMPLEXITY).to_pandas()
             complexity.append(_with(table, scale=spec.scale, source=path.as_posix()))
@@ -197,5 +219,5 @@ def load_records(campaign: Campaign, results: Results) -> CampaignRecords:
         throughput=_frame(throughput, THROUGHPUT, "source"),
         complexity=_frame(complexity, COMPLEXITY, "scale", "source"),
         missing=_missing(campaign, results),
-        page=_page(campaign, devices),
+        page=_page(campaign, devices, origins),
     )

@@ -7,9 +7,7 @@ from relation.config import Campaign
 from relation.errors import InputError
 from relation.files import atomic_path, sha256_of, write_text
 from relation.parquet import read_origin
-from relation.results import Results, diagnostics_path, run_path, systems_path
-
-CHECKSUMS = "SHA256SUMS"
+from relation.results import CHECKSUMS, Results, diagnostics_path, run_path, systems_path
 
 
 def publish(campaign: Campaign, results: Results) -> list[Path]:

@@ -14,7 +14,7 @@ from relation.parquet import write_parquet
 from relation.progress import Progress
 from relation.schemas import COMPLEXITY, THROUGHPUT
 from relation.spec import SystemsSpec
-from relation.systems.operators import decode_state_bytes, operator_call
+from relation.systems.operators import probe_operator
 from relation.systems.throughput import median_seconds, release, time_updates
 
 
@@ -46,7 +46,7 @@ def _throughput_row(spec: SystemsSpec, side: dict, data: Path, device: torch.dev
             side["accumulation"],
             spec.warmup_updates,
             spec.measured_updates,
-            spec.learning_rate,
+            spec.optimizer,
             spec.precision,
             spec.compile,
             device,
@@ -69,10 +69,10 @@ def _complexity_rows(spec: SystemsSpec, device: torch.device) -> list[dict]:
     with Progress("complexity", len(spec.sides), "points") as progress:
         for side in spec.sides:
             config = model_config(side["model"])
-            call = operator_call(
+            probe = probe_operator(
                 config, side["variant"], side["backends"], side["context"], spec.precision, device
             )
-            median, low, high = median_seconds(call, spec.repeats, device)
+            median, low, high = median_seconds(probe.call, spec.repeats, device)
             rows.append(
                 {
                     "operator": side["operator"],
@@ -80,9 +80,7 @@ def _complexity_rows(spec: SystemsSpec, device: torch.device) -> list[dict]:
                     "seconds": median,
                     "seconds_low": low,
                     "seconds_high": high,
-                    "decode_state_bytes": decode_state_bytes(
-                        config, side["variant"], side["context"], spec.precision
-                    ),
+                    "decode_state_bytes": probe.decode_state_bytes,
                     "device": describe(device),
                 }
             )

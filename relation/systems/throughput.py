@@ -3,6 +3,7 @@
 import gc
 import statistics
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -19,9 +20,10 @@ _GIB = 2**30
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of each update in order, warm-up first, and peak GPU memory in GiB."""
+    """Seconds of each update in order, warm-up first, and of all with their batches; peak GiB."""
 
     seconds: list[float]
+    wall_seconds: float
     warmup: int
     tokens_per_update: int
     allocated_gib: float | None
@@ -35,8 +37,11 @@ class Timing:
 
     @property
     def raw_tokens_per_second(self) -> float:
-        """All tokens over the time from the first update on, compilation and warm-up included."""
-        return self.tokens_per_update * len(self.seconds) / sum(self.seconds)
+        """All tokens over the wall time from before the first update to after the last.
+
+        Compilation, warm-up and the preparation of batches are in it.
+        """
+        return self.tokens_per_update * len(self.seconds) / self.wall_seconds
 
 
 def synchronize(device: torch.device) -> None:
@@ -53,7 +58,7 @@ def time_updates(
     accumulation: int,
     warmup: int,
     measured: int,
-    learning_rate: float,
+    optimizer: Mapping,
     precision: str,
     compile: bool,
     device: torch.device,
@@ -61,21 +66,24 @@ def time_updates(
 ) -> Timing:
     """Time `warmup + measured` whole updates of micro x accumulation windows of T tokens.
 
-    Raises torch.OutOfMemoryError where the device's memory does not suffice.
+    optimizer: learning_rate, betas, eps, weight_decay, decay_embedding and gradient_clip. Raises
+    torch.OutOfMemoryError where the device's memory does not suffice.
     """
     execution.check(config, device)
     torch.manual_seed(0)
     model = Decoder(config, execution)
     model.initialise(seed=0)
     model.to(device)
-    optimizer = build_optimizer(model, learning_rate, (0.9, 0.95), 1e-8, 0.1, True)
-    step = UpdateStep(model, optimizer, device, precision, compile, gradient_clip=1.0)
+    settings = dict(optimizer)
+    gradient_clip, learning_rate = settings.pop("gradient_clip"), settings["learning_rate"]
+    adamw = build_optimizer(model, **settings)
+    step = UpdateStep(model, adamw, device, precision, compile, gradient_clip)
     rows, context = micro * accumulation, windows.context
     on_gpu = device.type == "cuda"
     if on_gpu:
         torch.cuda.reset_peak_memory_stats(device)
 
-    seconds = []
+    seconds, started = [], time.perf_counter()
     with Progress(label, warmup + measured, "updates") as progress:
         for update in range(warmup + measured):
             batches = []
@@ -91,6 +99,7 @@ def time_updates(
             progress.advance(1)
     return Timing(
         seconds,
+        time.perf_counter() - started,
         warmup,
         rows * context,
         torch.cuda.max_memory_allocated(device) / _GIB if on_gpu else None,

@@ -38,11 +38,18 @@ from relation.training.step import UpdateStep
 RECORD, LOG_FILE, CHECKPOINT = "record.parquet", "log.parquet", "model.safetensors"
 
 
-def resume_key(spec: RunSpec) -> str:
-    """The name of a run's resume folder: state of another configuration or code is never used."""
-    return canonical_hash(
-        [spec.config_hash, code_hash("training"), spec.device, spec.compile, spec.backends]
-    )
+def resume_key(spec: RunSpec, token_hashes: dict[str, str]) -> str:
+    """The name of a run's resume folder: state of other data, settings or code is never used.
+
+    token_hashes: SHA-256 of the token file by split.
+    """
+    execution = [spec.device, spec.compile, spec.backends]
+    return canonical_hash([spec.config_hash, token_hashes, code_hash("training"), execution])
+
+
+def data_rows(data: Path) -> dict[str, dict]:
+    """The record of a prepared corpus by split."""
+    return {row["split"]: row for row in read_parquet(data / "data.parquet", DATA).to_pylist()}
 
 
 @contextmanager
@@ -63,7 +70,7 @@ class _Run:
 
     def __init__(self, spec: RunSpec, data: Path, resume: Path, device: torch.device):
         self.spec, self.resume, self.device = spec, resume, device
-        rows = {row["split"]: row for row in read_parquet(data / "data.parquet", DATA).to_pylist()}
+        rows = data_rows(data)
         self.unigram_entropy = rows["validation"]["unigram_entropy"]
         tokens = {split: open_prepared(data, split, row["sha256"]) for split, row in rows.items()}
         self.windows = TrainingWindows(tokens["train"], spec.context, spec.seed)
@@ -168,7 +175,7 @@ class _Run:
         ):
             for plan in self.plans[done:]:
                 self.update(plan)
-                progress.advance(plan.tokens, f"loss {self.progressed.log['loss'][-1]:.3f}")
+                # Before anything is printed: the terminal may have gone with the signal.
                 if stopping():
                     self.save()
                     raise RunError(
@@ -178,6 +185,7 @@ class _Run:
                 if time.monotonic() - saved > spec.checkpoint_seconds:
                     self.save()
                     saved = time.monotonic()
+                progress.advance(plan.tokens, f"loss {self.progressed.log['loss'][-1]:.3f}")
 
     def record(self) -> dict:
         """The run's row: evaluates the final checkpoint on the whole validation split."""
@@ -228,7 +236,8 @@ def train(spec: RunSpec, data: Path, output: Path, resume_root: Path) -> None:
     result is the same to the last bit however often the run was stopped. Raises RunError for a
     non-finite loss or a stop signal, InputError for unusable inputs.
     """
-    resume = resume_root / resume_key(spec)
+    token_hashes = {split: row["sha256"] for split, row in data_rows(data).items()}
+    resume = resume_root / resume_key(spec, token_hashes)
     resume.mkdir(parents=True, exist_ok=True)
     with _held(resume / "lock", spec.name), claim(spec.device) as device:
         run = _Run(spec, data, resume, device)

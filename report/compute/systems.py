@@ -136,8 +136,8 @@ def linear_steady(records: CampaignRecords) -> Measurements:
 def linear_long(records: CampaignRecords) -> Measurements:
     """Linear Relation's throughput and memory against T.
 
-    A campaign's contexts meet the paper's by position, the first with T = 1024 and so on; further
-    ones get a row of their own, keyed ``+<T>``.
+    A campaign's contexts meet the paper's by T, in a miniature campaign by position, the first with
+    T = 1024 and so on; others get a row of their own, keyed ``+<T>``.
     """
     rows = select(records.throughput, benchmark="linear-long")
     none = (
@@ -146,12 +146,16 @@ def linear_long(records: CampaignRecords) -> Measurements:
         else no_counterpart(f"this campaign measures {rows['position'].nunique()} contexts")
     )
     found: Measurements = {}
-    for position in sorted({*range(len(PAPER_CONTEXTS)), *rows["position"].astype(int)}):
-        here = select(rows, position=position)
-        if position < len(PAPER_CONTEXTS):
-            key = PAPER_CONTEXTS[position]
+    counterpart = {}
+    for row in rows.sort_values("context").to_dict("records"):
+        context, position = int(row["context"]), int(row["position"])
+        if records.page["miniature"]:
+            meets = PAPER_CONTEXTS[position] if position < len(PAPER_CONTEXTS) else None
         else:
-            key = f"+{int(here['context'].iloc[0])}"
+            meets = str(context) if str(context) in PAPER_CONTEXTS else None
+        counterpart[meets or f"+{context}"] = context
+    for key in dict.fromkeys((*PAPER_CONTEXTS, *counterpart)):
+        here = select(rows, context=counterpart.get(key, -1))
         found[key, "context", "value"] = _setting(here, "context", "tokens", none)
         found[key, "micro", "value"] = _setting(here, "micro", "1", none)
         found[key, "accumulation", "value"] = _setting(here, "accumulation", "1", none)
@@ -175,7 +179,7 @@ def complexity(records: CampaignRecords) -> Measurements:
             "state": _fit(rows, "decode_state_bytes"),
         }
         for quantity, fit in fits.items():
-            _put_fit(found, operator, f"{quantity}_exponent", fit, none)
+            _put_fit(found, operator, f"{quantity}_exponent", fit, none, quantity == "time")
         contexts = sorted(int(context) for context in rows["context"].unique())
         found[operator, "contexts", "value"] = (
             worded(f"{contexts[0]} to {contexts[-1]}") if contexts else none
@@ -206,13 +210,14 @@ def _fit(rows: pd.DataFrame, field: str) -> PowerFit | None:
 
 
 def _put_fit(
-    found: Measurements, row: str, column: str, fit: PowerFit | None, none: Measured
+    found: Measurements, row: str, column: str, fit: PowerFit | None, none: Measured, noisy: bool
 ) -> None:
+    """A fitted exponent, with an interval where the quantity has noise at all: bytes have none."""
     if fit is None:
         found[row, column, "value"] = none
         return
     found[row, column, "value"] = Measured(fit.exponent, n=fit.points)
-    if fit.low is not None and fit.high is not None:
+    if noisy and fit.low is not None and fit.high is not None:
         found[row, column, "low"] = Measured(fit.low, n=fit.points)
         found[row, column, "high"] = Measured(fit.high, n=fit.points)
 

@@ -15,8 +15,8 @@ TOKEN_MIXING = Table(
     caption=(
         "Cost of the token-mixing core, the sequential operations of its direct form, and the "
         "history it keeps while decoding. The campaign’s lines give the power of $T$ fitted to its "
-        "own points; (b) adds the 95% interval of the fit of log time on log $T$. Times are "
-        "measured; decode state is the size of what each operator keeps by its definition."
+        "own points; (b) adds the 95% interval of the fit of log time on log $T$. Decode "
+        "state is the size of the tensors that the next token needs."
     ),
     stubs=("Layer type",),
     rows=(

@@ -4,6 +4,7 @@ import sys
 
 from relation.code import code_hash
 from relation.config import resolve
+from relation.data.sources import corpus_fingerprint
 from relation.errors import InputError
 from relation.preflight import check, write_started_with
 from relation.results import Results
@@ -11,10 +12,11 @@ from relation.spec import canonical_hash
 
 try:
     CAMPAIGN = resolve(config)
+    RESULTS = Results(CAMPAIGN)
+    RECORDS = [path.as_posix() for path in RESULTS.record_files()]
 except InputError as error:
     sys.exit(f"error: {error}")
 
-RESULTS = Results(CAMPAIGN)
 FOLDER = RESULTS.folder.as_posix()
 ON_GPU = CAMPAIGN.device == "cuda"
 SETTINGS = canonical_hash(CAMPAIGN.settings)

@@ -12,10 +12,11 @@ rule prepare:
     params:
         config=STARTED_WITH,
         spec=lambda w: CAMPAIGN.data[w.dataset].job_hash,
+        corpus=lambda w: corpus_fingerprint(CAMPAIGN.data[w.dataset].path),
         code=code_hash("data"),
     shell:
         "python -m relation prepare {wildcards.dataset} --config {params.config}"
-        " --expect {params.spec} 2>&1 | tee {log}"
+        " --expect {params.spec} 2>&1 | tee -i {log}"
 
 
 rule inventory:
@@ -31,4 +32,4 @@ rule inventory:
         code=code_hash("models"),
     shell:
         "python -m relation inventory --config {params.config}"
-        " --expect {params.settings} 2>&1 | tee {log}"
+        " --expect {params.settings} 2>&1 | tee -i {log}"

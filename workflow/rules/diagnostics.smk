@@ -17,4 +17,4 @@ rule diagnose:
         code=code_hash("diagnostics"),
     shell:
         "python -m relation diagnose {wildcards.scale}/{wildcards.variant}/{wildcards.seed}"
-        " --config {params.config} --expect {params.spec} --threads {threads} 2>&1 | tee {log}"
+        " --config {params.config} --expect {params.spec} --threads {threads} 2>&1 | tee -i {log}"

@@ -1,7 +1,6 @@
 from report.tables import TABLES
 
 LABELS = [table.label for table in TABLES]
-RECORDS = [path.as_posix() for path in RESULTS.record_files()]
 
 
 rule cells:
@@ -20,7 +19,7 @@ rule cells:
         code=code_hash("cells"),
     shell:
         "python -m relation cells --config {params.config}"
-        " --expect {params.settings} 2>&1 | tee {log}"
+        " --expect {params.settings} 2>&1 | tee -i {log}"
 
 
 rule figures:
@@ -39,7 +38,7 @@ rule figures:
         code=code_hash("figures"),
     shell:
         "python -m relation figures --config {params.config}"
-        " --expect {params.settings} 2>&1 | tee {log}"
+        " --expect {params.settings} 2>&1 | tee -i {log}"
 
 
 rule report:
@@ -59,4 +58,4 @@ rule report:
         config=STARTED_WITH,
         code=code_hash("report"),
     shell:
-        "python -m relation report --config {params.config} 2>&1 | tee {log}"
+        "python -m relation report --config {params.config} 2>&1 | tee -i {log}"

@@ -17,4 +17,4 @@ rule measure:
         code=code_hash("systems"),
     shell:
         "python -m relation measure {wildcards.benchmark}/{wildcards.scale} --config {params.config}"
-        " --expect {params.spec} --threads {threads} 2>&1 | tee {log}"
+        " --expect {params.spec} --threads {threads} 2>&1 | tee -i {log}"

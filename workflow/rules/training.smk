@@ -22,4 +22,4 @@ rule train:
         code=code_hash("training"),
     shell:
         "python -m relation train {wildcards.scale}/{wildcards.variant}/{wildcards.seed}"
-        " --config {params.config} --expect {params.spec} --threads {threads} 2>&1 | tee {log}"
+        " --config {params.config} --expect {params.spec} --threads {threads} 2>&1 | tee -i {log}"

@@ -1,0 +1,14 @@
+"""The rule `figures`: every picture, and a list of them."""
+
+from pathlib import Path
+
+from relation.parquet import write_parquet
+from relation.records import CampaignRecords
+from report.figures import draw_figures
+from report.jobs.schemas import FIGURES, page_origin
+
+
+def write_figures(records: CampaignRecords, path: Path) -> None:
+    """Draw every figure beside figures.parquet, which lists them."""
+    figures = draw_figures(records, path.parent)
+    write_parquet(path, FIGURES, figures, page_origin(records, "figures"))
