@@ -6,6 +6,7 @@ from typing import Any
 
 from relation.config.load import schema, validate
 from relation.config.matrix import assumptions_of, data_name, data_specs, model_of, run_spec
+from relation.config.readings import settled_readings
 from relation.config.systems import systems_specs
 from relation.errors import InputError
 from relation.geometry import PAIRED, VARIANTS, ModelConfig
@@ -218,9 +219,12 @@ def resolve(config: Mapping, **overrides: Any) -> Campaign:
         systems_alone=campaign["systems"]["alone"],
         diagnostics=config["diagnostics"],
         efficiency_window=config["efficiency"]["window"],
-        assumptions=tuple(
-            {"name": key, "value": value, "question": questions[key]["description"]}
-            for key, value in assumptions.items()
+        assumptions=(
+            *(
+                {"name": key, "value": value, "question": questions[key]["description"]}
+                for key, value in assumptions.items()
+            ),
+            *settled_readings(campaign),
         ),
         expected_tokens_per_second={
             scale: values["expected_tokens_per_second"]
