@@ -116,7 +116,7 @@ class _Run:
     def update(self, plan: UpdatePlan) -> None:
         """Run one update and log it. Raises RunError where the loss or gradient is not finite."""
         spec, began = self.spec, time.perf_counter()
-        before = sum(p.tokens for p in self.plans[: plan.index])
+        before = plan.index * spec.tokens_per_update
         factor = wsd(
             before,
             before + plan.tokens,
