@@ -260,7 +260,9 @@ def resume_key(spec: RunSpec, data: Path) -> str:
     return engine.resume_key(spec, hashes)
 
 
-def test_a_state_of_another_corpus_is_not_taken_up(data: Path, tmp_path: Path, killed) -> None:
+def test_a_state_of_another_corpus_is_not_taken_up(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: list[Path]
+) -> None:
     """The same settings on other texts start anew: a run never mixes two corpora."""
     other = tmp_path / "other"
     shutil.copytree(data, other)
@@ -272,6 +274,7 @@ def test_a_state_of_another_corpus_is_not_taken_up(data: Path, tmp_path: Path, k
     write_parquet(other / "data.parquet", DATA, rows, read_origin(data / "data.parquet"))
     spec = run_spec(checkpoint_seconds=1e-9)
     assert resume_key(spec, other) != resume_key(spec, data)
+    at_update(monkeypatch, 0, die)
     engine.train(spec, other, tmp_path / "again", tmp_path / "resume")
     engine.train(spec, other, tmp_path / "anew", tmp_path / "nowhere")
     logs = [read_parquet(tmp_path / name / "log.parquet")["loss"] for name in ("again", "anew")]
