@@ -47,10 +47,6 @@ def _frame(parts: list[pd.DataFrame], schema: pa.Schema, *extra: str) -> pd.Data
     return pd.DataFrame(columns=[*schema.names, *extra])
 
 
-def _with(frame: pd.DataFrame, **columns) -> pd.DataFrame:
-    return frame.assign(**columns)
-
-
 def _own_origin(path: Path, spec: Spec) -> dict:
     """A record's origin. Raises InputError where another configuration made it."""
     origin = read_origin(path)
@@ -188,23 +184,23 @@ def load_records(campaign: Campaign, results: Results) -> CampaignRecords:
         origins.append(_own_origin(source, run))
         device = origins[-1]["device"]
         row = read_parquet(source, RUN).to_pandas()
-        runs.append(_with(row, device=device, source=source.as_posix()))
+        runs.append(row.assign(device=device, source=source.as_posix()))
         log = read_parquet(folder / "log.parquet", LOG).to_pandas()
-        logs.append(_with(log, scale=run.scale, variant=run.variant, seed=run.seed))
+        logs.append(log.assign(scale=run.scale, variant=run.variant, seed=run.seed))
     for run in campaign.paired_runs:
         path = results.diagnostics(run)
         if path is not None:
             origins.append(_own_origin(path, campaign.diagnostics_spec(run)))
-            flow.append(_with(read_parquet(path, FLOW).to_pandas(), source=path.as_posix()))
+            flow.append(read_parquet(path, FLOW).to_pandas().assign(source=path.as_posix()))
     for spec in campaign.systems:
         path = results.systems(spec)
         origins.append(_own_origin(path, spec))
         if spec.benchmark == "complexity":
             table = read_parquet(path, COMPLEXITY).to_pandas()
-            complexity.append(_with(table, scale=spec.scale, source=path.as_posix()))
+            complexity.append(table.assign(scale=spec.scale, source=path.as_posix()))
         else:
             table = read_parquet(path, THROUGHPUT).to_pandas()
-            throughput.append(_with(table, source=path.as_posix()))
+            throughput.append(table.assign(source=path.as_posix()))
 
     run_frame = _frame(runs, RUN, "device", "source")
     log_frame = _frame(logs, LOG, "scale", "variant", "seed")
