@@ -21,6 +21,7 @@ STAGES = {
     "training": "relation.training.engine",
     "diagnostics": "relation.diagnostics.measure",
     "systems": "relation.systems.measure",
+    "bench": "relation.systems.bench.run",
     "cells": "report.jobs.cells",
     "figures": "report.jobs.figures",
     "report": "report.jobs.pages",

@@ -39,10 +39,11 @@ class Progress:
             return
         self._last = now
         elapsed = now - self._start
-        left = (self.total - self.done) * elapsed / max(1, self.done - self._first)
+        here = self.done - self._first
+        left = f"{(self.total - self.done) * elapsed / here:.0f} s left" if here else "started"
         print(
             f"{self.label}: {self.done:,}/{self.total:,} {self.unit} "
-            f"({self.done / self.total:.0%}), {note + ', ' if note else ''}{left:.0f} s left",
+            f"({self.done / self.total:.0%}), {note + ', ' if note else ''}{left}",
             file=sys.stderr,
             flush=True,
         )

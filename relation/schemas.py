@@ -103,3 +103,28 @@ COMPLEXITY = schema(
     Column("decode_state_bytes", _INT, "bytes", "tensors one layer keeps for the next token"),
     Column("device", _TEXT),
 )
+
+BENCH = schema(
+    Column("benchmark", _TEXT, description="what is compared: flash"),
+    Column("measure", _TEXT, description="forward, forward+backward or step"),
+    Column("scale", _TEXT, description="whose geometry it is"),
+    Column("batch", _INT, "sequences", "B; of a step, the micro-batch"),
+    Column("heads", _INT, description="H"),
+    Column("length", _INT, "tokens", "T"),
+    Column("width", _INT, "channels", "D, one head"),
+    Column("precision", _TEXT, description="bf16 or fp32"),
+    Column("peer", _TEXT, description="what was measured"),
+    Column("status", _TEXT, description="PASS, OOM, UNAVAILABLE, FAILED or WRONG"),
+    Column("reason", _TEXT, description="one line; null where the status is PASS"),
+    Column("seconds", _REAL, "s", "median over the rounds"),
+    Column("seconds_low", _REAL, "s", "lower quartile"),
+    Column("seconds_high", _REAL, "s", "upper quartile"),
+    Column("ratio", _REAL, description="time over the subject's of the same round, median"),
+    Column("ratio_low", _REAL, description="95% interval of that median; null below six rounds"),
+    Column("ratio_high", _REAL),
+    Column("tokens_per_second", _REAL, "tok/s", "of a step; null for an operator"),
+    Column("peak_bytes", _INT, "bytes", "most allocated, inputs left out"),
+    Column("relative_error", _REAL, description="RMS of Y off the FP32 definition, over its RMS"),
+    Column("samples", pa.list_(_REAL), "s", "every round, in order"),
+    Column("device", _TEXT),
+)

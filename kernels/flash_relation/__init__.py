@@ -72,14 +72,12 @@ def _check_inputs(
     p1: torch.Tensor, p2: torch.Tensor, info: torch.Tensor, lam: torch.Tensor, tau: float
 ) -> None:
     check_relation_inputs(p1, p2, info, tau, lam)
-    if p1.numel() == 0:
-        raise InputError(f"p1 has shape {tuple(p1.shape)}; every dimension must be at least 1")
     if not NARROWEST <= p1.shape[-1] <= WIDEST:
         raise InputError(
             f"the head width is {p1.shape[-1]}; flash_relation takes {NARROWEST} to {WIDEST}"
         )
     dtypes = (p1.dtype, p2.dtype, info.dtype)
-    if p1.dtype not in DTYPES or len(set(dtypes)) > 1:
+    if p1.dtype not in DTYPES:
         raise InputError(
             f"p1, p2, info have dtypes {', '.join(str(d).removeprefix('torch.') for d in dtypes)};"
             " give all three in one of bfloat16, float16 and float32"

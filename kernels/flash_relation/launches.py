@@ -1,65 +1,107 @@
-"""Tile shapes, warps and pipelining of every pass, by architecture: conservative and untuned."""
+"""Which tile shapes a launch takes: launches.toml, read once, chosen without a search."""
 
+import functools
+import tomllib
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
+
+from kernels.common import architecture
+
+FILE = Path(__file__).with_name("launches.toml")
+PASSES = ("forward", "repair", "p1", "p2_info")
+# Architectures without entries of their own take sm_120's, which need the least shared memory.
+CONSERVATIVE = "sm_120"
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One pass: block_i rows i of Y by block_j positions j of history, in one program."""
+    """One pass: tiles of block_i rows by block_j positions of history, and how they are run.
+
+    `registers` caps the registers of a thread, so that more programs share a multiprocessor; None
+    leaves them to the compiler.
+    """
 
     block_i: int
     block_j: int
-    num_warps: int
-    num_stages: int
+    warps: int
+    stages: int
+    registers: int | None = None
+
+    def options(self) -> dict[str, int]:
+        """Triton's launch options."""
+        options = {"num_warps": self.warps, "num_stages": self.stages}
+        return options if self.registers is None else options | {"maxnreg": self.registers}
 
 
 @dataclass(frozen=True)
 class Launches:
-    """The passes of one architecture and element size, up to a padded head width of `widest`."""
+    """The passes for one architecture and input size, for head widths up to `widest`."""
 
+    bits: int
     widest: int
+    tuned: bool
     forward: Launch
-    p2_info: Launch
+    repair: Launch
     p1: Launch
-    rows: Launch = Launch(32, 1, 4, 1)
+    p2_info: Launch
+
+    def __post_init__(self):
+        for name in PASSES:
+            launch = getattr(self, name)
+            owned, scanned = launch.block_i, launch.block_j
+            if name == "p2_info":
+                owned, scanned = scanned, owned
+            if owned % scanned:
+                raise ValueError(
+                    f"{name} at width {self.widest}: {scanned} does not divide {owned}"
+                )
 
 
-HOPPER, SMALL = "sm_90", "sm_120"
-
-# Bytes of shared memory a block may use.
-SHARED_MEMORY = {HOPPER: 232_448, SMALL: 101_376}
-
-# FP32 products run on the ordinary cores, whose operands fill the registers: small tiles.
-_FP32 = Launches(128, Launch(16, 16, 4, 1), Launch(16, 32, 4, 1), Launch(32, 16, 4, 1))
-
-# By architecture and bytes an element: (widest, forward, p2_info, p1). The first entry that is wide
-# enough is taken.
-LAUNCHES: dict[tuple[str, int], tuple[Launches, ...]] = {
-    (HOPPER, 2): (
-        Launches(64, Launch(64, 64, 4, 3), Launch(64, 64, 4, 2), Launch(64, 64, 4, 3)),
-        Launches(128, Launch(64, 64, 4, 2), Launch(32, 64, 8, 2), Launch(64, 32, 4, 2)),
-    ),
-    (SMALL, 2): (
-        Launches(64, Launch(64, 64, 4, 2), Launch(32, 64, 4, 1), Launch(64, 32, 4, 2)),
-        Launches(128, Launch(64, 32, 4, 2), Launch(32, 32, 4, 2), Launch(32, 32, 4, 2)),
-    ),
-    (HOPPER, 4): (_FP32,),
-    (SMALL, 4): (_FP32,),
-}
-INTERPRETED = Launches(128, *[Launch(16, 16, 1, 1)] * 3, rows=Launch(16, 1, 1, 1))
+# One tile a block keeps the interpreter, which runs programs one after the other, short.
+INTERPRETED = Launches(32, 128, False, *[Launch(16, 16, 1, 1)] * len(PASSES))
 
 
-def padded_width(head_dim: int) -> int:
-    """The power of two, at least 16, that a tile of `head_dim` columns is masked to."""
-    return max(16, 1 << (head_dim - 1).bit_length())
+@functools.cache
+def load_launches(path: Path = FILE) -> dict[str, tuple[Launches, ...]]:
+    """The entries of a launches file by architecture, narrowest first.
+
+    Raises ValueError where a tile does not divide the block it is scanned for.
+    """
+    entries = tomllib.loads(path.read_text(encoding="utf-8"))
+    return {
+        name: tuple(
+            sorted(
+                (
+                    Launches(**entry | {name: Launch(**entry[name]) for name in PASSES})
+                    for entry in listed
+                ),
+                key=lambda launches: launches.widest,
+            )
+        )
+        for name, listed in entries.items()
+    }
+
+
+def split_width(head_dim: int) -> tuple[int, int]:
+    """(WIDE, REST): powers of two of at least 16, or REST = 0, that cover `head_dim` columns.
+
+    Two tiles where they are fewer columns than one: 48 is 32 + 16, 80 is 64 + 16, 60 is 64.
+    """
+    wide = 1 << (head_dim.bit_length() - 1)
+    if wide == head_dim:
+        return wide, 0
+    rest = max(16, 1 << (head_dim - wide - 1).bit_length())
+    return (2 * wide, 0) if rest == wide else (wide, rest)
 
 
 def select_launches(device: torch.device, element_size: int, head_dim: int) -> Launches:
-    """The entry for a device; every GPU but sm_90 takes sm_120's, the smallest shared memory."""
+    """The entry for a device, bytes an element and head width, 16 to 128."""
     if device.type == "cpu":
         return INTERPRETED
-    hopper = torch.cuda.get_device_capability(device) == (9, 0)
-    entries = LAUNCHES[HOPPER if hopper else SMALL, element_size]
-    return next(entry for entry in entries if entry.widest >= padded_width(head_dim))
+    known = load_launches()
+    entries = known.get(architecture(device), known[CONSERVATIVE])
+    return next(
+        entry for entry in entries if entry.bits == 8 * element_size and entry.widest >= head_dim
+    )

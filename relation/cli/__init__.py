@@ -7,7 +7,7 @@ import argparse
 import sys
 from typing import NoReturn
 
-from relation.cli import inspect, jobs
+from relation.cli import bench, generate, inspect, jobs
 from relation.errors import InputError, RelationError
 
 
@@ -26,6 +26,8 @@ def build_parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     inspect.add_commands(commands)
+    bench.add_commands(commands)
+    generate.add_commands(commands)
     jobs.add_commands(commands)
     return parser
 

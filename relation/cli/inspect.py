@@ -4,6 +4,7 @@ import argparse
 import json
 
 from relation.cli.options import add_campaign_options, chosen_campaign
+from relation.cli.tables import print_table
 
 
 def add_commands(commands) -> None:
@@ -23,20 +24,6 @@ def add_commands(commands) -> None:
     backends.set_defaults(call=_backends)
 
 
-def _print_table(header: list[str], rows: list[list[str]]) -> None:
-    """Aligned columns, numbers to the right."""
-    widths = [max(len(line[i]) for line in (header, *rows)) for i in range(len(header))]
-    numeric = [
-        all(row[i][:1].isdigit() or row[i] in ("", "-") for row in rows) for i in range(len(header))
-    ]
-    for line in (header, *rows):
-        cells = (
-            text.rjust(width) if right else text.ljust(width)
-            for text, width, right in zip(line, widths, numeric, strict=True)
-        )
-        print("  ".join(cells).rstrip())
-
-
 def _params(options: argparse.Namespace) -> None:
     from relation.model.inventory import inventory_row
 
@@ -47,7 +34,7 @@ def _params(options: argparse.Namespace) -> None:
         return
     header = ["scale", "variant", "parameters", "layers", "d", "heads", "d_ff", "vocabulary"]
     keys = ["scale", "variant", "parameters", "layers", "d_model", "heads", "d_ff", "vocab"]
-    _print_table(
+    print_table(
         header, [[f"{r[k]:,}" if isinstance(r[k], int) else r[k] for k in keys] for r in rows]
     )
 
@@ -65,7 +52,7 @@ def _plan(options: argparse.Namespace) -> None:
     if campaign.notice:
         print(campaign.notice)
     print()
-    _print_table(
+    print_table(
         ["stage", "jobs", "done", "tokens", "hours", "disk"],
         [
             [
@@ -80,7 +67,7 @@ def _plan(options: argparse.Namespace) -> None:
         ],
     )
     print()
-    _print_table(
+    print_table(
         ["table", "runs", f"{campaign.device} hours", "disk"],
         [[t.label, f"{t.runs}", f"{t.hours:.2f}", f"{t.disk_gib:.2f} GiB"] for t in plan.tables],
     )
@@ -96,6 +83,6 @@ def _backends(options: argparse.Namespace) -> None:
     device = torch.device(name)
     rows = []
     for backend in BACKENDS.values():
-        reason = backend.refusal(device)
+        reason = backend.why_unavailable(device)
         rows.append([backend.operator, backend.name, reason or "runs here", backend.summary])
-    _print_table(["operator", "backend", str(device), "what it is"], rows)
+    print_table(["operator", "backend", str(device), "what it is"], rows)

@@ -8,11 +8,11 @@ config.yaml.
 import argparse
 from collections.abc import Callable
 
-from relation.cli.options import add_campaign_options, check_expected, chosen_campaign
+from relation.cli.options import add_campaign_options, check_expected, chosen_campaign, chosen_run
 from relation.config import Campaign
 from relation.errors import InputError
 from relation.results import Results, diagnostics_path, run_path, systems_path
-from relation.spec import RunSpec, canonical_hash
+from relation.spec import canonical_hash
 
 
 def add_commands(commands) -> None:
@@ -64,13 +64,6 @@ def _set_threads(options: argparse.Namespace) -> None:
         torch.set_num_threads(options.threads)
 
 
-def _run(options: argparse.Namespace, campaign: Campaign) -> RunSpec:
-    parts = options.target.split("/")
-    if len(parts) != 3 or not parts[2].isdecimal():
-        raise InputError(f"{options.target!r} is no run; give SCALE/VARIANT/SEED, as 10M/full/42")
-    return campaign.run(parts[0], parts[1], int(parts[2]))
-
-
 def _prepare(options: argparse.Namespace) -> None:
     from relation.data.prepare import prepare
 
@@ -90,7 +83,7 @@ def _train(options: argparse.Namespace) -> None:
 
     _set_threads(options)
     campaign, results = _campaign(options)
-    spec = _run(options, campaign)
+    spec = chosen_run(options.target, campaign)
     check_expected(options.expect, spec.job_hash, spec.name)
     data = results.data(campaign.data[spec.data])
     train(spec, data, results.folder / run_path(spec), results.folder / "resume")
@@ -101,7 +94,7 @@ def _diagnose(options: argparse.Namespace) -> None:
 
     _set_threads(options)
     campaign, results = _campaign(options)
-    run = _run(options, campaign)
+    run = chosen_run(options.target, campaign)
     spec = campaign.diagnostics_spec(run)
     check_expected(options.expect, spec.job_hash, f"diagnostics of {run.name}")
     checkpoint = results.folder / run_path(run) / "model.safetensors"

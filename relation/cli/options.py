@@ -5,6 +5,7 @@ from pathlib import Path
 
 from relation.config import Campaign, load_config, resolve
 from relation.errors import InputError
+from relation.spec import RunSpec
 
 CHOICES = ("campaign", "scales", "seeds", "variants", "corpus")
 
@@ -26,6 +27,14 @@ def chosen_campaign(options: argparse.Namespace) -> Campaign:
     """The campaign that the options choose."""
     choices = {name: getattr(options, name) for name in CHOICES}
     return resolve(load_config(options.config), **choices)
+
+
+def chosen_run(target: str, campaign: Campaign) -> RunSpec:
+    """The run SCALE/VARIANT/SEED of a campaign. Raises InputError where there is none."""
+    parts = target.split("/")
+    if len(parts) != 3 or not parts[2].isdecimal():
+        raise InputError(f"{target!r} is no run; give SCALE/VARIANT/SEED, as 10M/full/42")
+    return campaign.run(parts[0], parts[1], int(parts[2]))
 
 
 def check_expected(expected: str | None, found: str, what: str) -> None:

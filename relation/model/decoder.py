@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from relation.errors import InputError
 from relation.geometry import ModelConfig
+from relation.model.cache import DecodeState, HistoryCache, LinearState
 from relation.model.execution import Execution
 from relation.model.mixers import LinearRelationMixer, RopeTables, build_mixer, initialise_retention
 from relation.operators.rope import rope_angles
@@ -37,8 +38,10 @@ class Block(nn.Module):
         self.ffn_norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
         self.ffn = SwiGLU(config.d_model, config.d_ff)
 
-    def forward(self, x: Tensor, rope: RopeTables) -> Tensor:
-        x = x + self.mixer(self.mixer_norm(x), x, rope)
+    def forward(
+        self, x: Tensor, rope: RopeTables, cache: HistoryCache | LinearState | None = None
+    ) -> Tensor:
+        x = x + self.mixer(self.mixer_norm(x), x, rope, cache)
         return x + self.ffn(self.ffn_norm(x))
 
 
@@ -57,10 +60,10 @@ class Decoder(nn.Module):
         self.blocks = nn.ModuleList(Block(config, i, calls) for i in range(config.layers))
         self.norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
 
-    def rope_tables(self, length: int, device: torch.device) -> RopeTables:
-        """Cosine and sine for positions 0 .. length - 1, shared by all layers."""
+    def rope_tables(self, length: int, device: torch.device, offset: int = 0) -> RopeTables:
+        """Cosine and sine for positions offset .. offset + length - 1, shared by all layers."""
         config = self.config
-        return rope_angles(length, config.head_dim, config.rope_base, 0, device)
+        return rope_angles(length, config.head_dim, config.rope_base, offset, device)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits (B, T, V) of tokens (B, T), int64; the output matrix is the embedding's."""
@@ -68,7 +71,37 @@ class Decoder(nn.Module):
         rope = self.rope_tables(tokens.shape[1], tokens.device)
         for block in self.blocks:
             x = block(x, rope)
+        return self.logits(x)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Logits (B, T, V) of the last block's output, (B, T, d)."""
         return F.linear(self.norm(x), self.embedding.weight)
+
+    def decode_state(self, capacity: int = 256) -> DecodeState:
+        """An empty state to decode from; memory for `capacity` tokens is taken at the first."""
+        return DecodeState(self.config.layout, capacity)
+
+    @torch.no_grad()
+    def decode(self, tokens: Tensor, state: DecodeState) -> Tensor:
+        """Logits (B, n, V) of the next n tokens (B, n), int64, after those that `state` has read.
+
+        They are the forward's last n rows, and `state` takes the tokens in. A prompt is read in
+        one block or several, then n = 1 a step. MHA and Full layers run the decoding forms of the
+        reference operators, Linear ones their backend; nothing is differentiable. Raises
+        InputError for another shape of tokens, or a state of another model or batch.
+        """
+        if tokens.ndim != 2 or tokens.shape[1] < 1:
+            raise InputError(f"tokens have shape {tuple(tokens.shape)}; give (B, n) with n >= 1")
+        if state.layout != self.config.layout:
+            raise InputError(
+                f"the decode state is of layers {state.layout} and the model of "
+                f"{self.config.layout}; start one with decode_state()"
+            )
+        x = self.embedding(tokens)
+        rope = self.rope_tables(tokens.shape[1], tokens.device, state.length)
+        for block, cache in zip(self.blocks, state.layers, strict=True):
+            x = block(x, rope, cache)
+        return self.logits(x)
 
     def flows(self, tokens: Tensor) -> Iterator[Tensor]:
         """Yield each layer's normalised flow (B, H, T, T), FP32, one layer at a time.

@@ -8,7 +8,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from relation.geometry import FULL, MHA, ModelConfig
-from relation.operators import causal_flow, full_flow, givens_mix
+from relation.model.cache import HistoryCache, LinearState
+from relation.operators import (
+    attention_step,
+    causal_flow,
+    full_flow,
+    full_relation_step,
+    givens_mix,
+)
 from relation.operators.rope import apply_rope
 
 RopeTables = tuple[Tensor, Tensor]
@@ -19,6 +26,9 @@ class Mixer(nn.Module):
 
     Input and output are (B, T, d). `w1`, `w2`, `wi` are Q, K, V in MHA and the relation and
     information projections in Relation, so that paired models share names and initial values.
+
+    A mixer's forward is given the layer's cache when decoding: x then holds the newest tokens, the
+    cache what is kept of those before, and the cache takes the newest in.
     """
 
     def __init__(self, config: ModelConfig, call: Callable[..., Tensor]):
@@ -48,9 +58,14 @@ class Mixer(nn.Module):
 class AttentionMixer(Mixer):
     """Multi-head attention with RoPE on Q and K."""
 
-    def forward(self, x: Tensor, residual: Tensor, rope: RopeTables) -> Tensor:
+    def forward(
+        self, x: Tensor, residual: Tensor, rope: RopeTables, cache: HistoryCache | None = None
+    ) -> Tensor:
         q, k = self.coordinates(x, rope)
-        return self.output(self.call(q, k, self.split(self.wi(x))))
+        v = self.split(self.wi(x))
+        if cache is None:
+            return self.output(self.call(q, k, v))
+        return self.output(attention_step(q, *cache.append(k, v)))
 
     def flow(self, x: Tensor, rope: RopeTables) -> Tensor:
         """Normalised flow (B, H, T, T), FP32."""
@@ -63,7 +78,8 @@ class InformationMixer(Mixer):
     def __init__(self, config: ModelConfig, layer_index: int, call: Callable[..., Tensor]):
         super().__init__(config, call)
         self.tau = config.tau
-        self.pairing_index = layer_index + (config.givens_first_pairing == "B")
+        # The parity alone: torch.compile compiles a layer's code anew for every other constant.
+        self.pairing_index = (layer_index + (config.givens_first_pairing == "B")) % 2
         self.projects, self.mixes = not config.raw_information, config.givens
         if self.mixes:
             self.theta = nn.Parameter(torch.zeros(config.heads // 2))
@@ -85,11 +101,16 @@ class FullRelationMixer(InformationMixer):
         else:
             self.register_buffer("lam", torch.tensor(0.0), persistent=False)
 
-    def forward(self, x: Tensor, residual: Tensor, rope: RopeTables) -> Tensor:
+    def forward(
+        self, x: Tensor, residual: Tensor, rope: RopeTables, cache: HistoryCache | None = None
+    ) -> Tensor:
         p1, p2 = self.coordinates(x, rope)
         # Under autocast the projections are BF16 and X is FP32: Raw-X transports X as BF16 too.
         info = self.information(x).to(p1.dtype)
-        y = self.call(p1, p2, info, self.lam, self.tau, transport_self=self.transport_self)
+        call = self.call
+        if cache is not None:
+            call, (p2, info) = full_relation_step, cache.append(p2, info)
+        y = call(p1, p2, info, self.lam, self.tau, transport_self=self.transport_self)
         return self.output(y)
 
     def flow(self, x: Tensor, rope: RopeTables) -> Tensor:
@@ -119,10 +140,15 @@ class LinearRelationMixer(InformationMixer):
         a, bias = (p.unflatten(0, (self.heads, 1, -1)) for p in (self.a_log, self.dt_bias))
         return -a.exp() * F.softplus(r.to(bias.dtype) + bias)
 
-    def forward(self, x: Tensor, residual: Tensor, rope: RopeTables) -> Tensor:
+    def forward(
+        self, x: Tensor, residual: Tensor, rope: RopeTables, cache: LinearState | None = None
+    ) -> Tensor:
         p1, p2 = self.coordinates(x, rope)
         g = self.log_retention(residual if self.reads_residual else x)
-        y, _ = self.call(p1, p2, self.information(x), g, self.tau)
+        C = None if cache is None else cache.state
+        y, C = self.call(p1, p2, self.information(x), g, self.tau, C)
+        if cache is not None:
+            cache.replace(C, x.shape[1])
         return self.output(y)
 
 

@@ -6,19 +6,27 @@ coordinates after RoPE, `info` is the information state after Givens mixing.
 
 from relation.operators.attention import causal_attention, causal_flow
 from relation.operators.backends import BACKENDS, get_backend
+from relation.operators.decoding import attention_step, full_relation_step
 from relation.operators.full import full_flow, full_relation
 from relation.operators.givens import givens_mix
-from relation.operators.linear import chunked_linear_relation, linear_relation
+from relation.operators.linear import (
+    chunked_linear_relation,
+    expanded_linear_relation,
+    linear_relation,
+)
 from relation.operators.rope import rope
 from relation.operators.tiled import tiled_relation
 
 __all__ = [
     "BACKENDS",
+    "attention_step",
     "causal_attention",
     "causal_flow",
     "chunked_linear_relation",
+    "expanded_linear_relation",
     "full_flow",
     "full_relation",
+    "full_relation_step",
     "get_backend",
     "givens_mix",
     "linear_relation",

@@ -8,7 +8,11 @@ import torch
 from relation.errors import InputError
 from relation.operators.attention import causal_attention, cudnn_attention, flash_attention
 from relation.operators.full import full_relation
-from relation.operators.linear import chunked_linear_relation, linear_relation
+from relation.operators.linear import (
+    chunked_linear_relation,
+    expanded_linear_relation,
+    linear_relation,
+)
 from relation.operators.tiled import tiled_relation
 
 
@@ -18,6 +22,7 @@ class Backend:
 
     `eager` ones stay outside torch.compile: the materialised reference is measured as it is
     written, and loops over tokens or tiles would be unrolled into graphs of thousands of nodes.
+    `refusal` gives the reason why an existing device cannot run it, or None.
     """
 
     operator: str
@@ -27,9 +32,25 @@ class Backend:
     eager: bool = False
     refusal: Callable[[torch.device], str | None] = lambda device: None
 
+    def why_unavailable(self, device: torch.device) -> str | None:
+        """The reason why it cannot run on `device`, or None where it can."""
+        if device.type == "cuda" and not torch.cuda.is_available():
+            return "PyTorch finds no usable CUDA device"
+        return self.refusal(device)
 
-def _cuda_only(device: torch.device) -> str | None:
-    return None if device.type == "cuda" else f"it needs a CUDA device, and this one is {device}"
+
+def _flash_attention_refusal(device: torch.device) -> str | None:
+    if device.type == "cuda" and not torch.backends.cuda.is_flash_attention_available():
+        return "this PyTorch was built without FlashAttention"
+    if device.type not in ("cpu", "cuda"):
+        return f"PyTorch has FlashAttention for CPUs and CUDA GPUs, and this device is {device}"
+    return None
+
+
+def _cudnn_refusal(device: torch.device) -> str | None:
+    if device.type != "cuda":
+        return f"it needs a CUDA device, and this one is {device}"
+    return None if torch.backends.cudnn.is_available() else "this PyTorch was built without cuDNN"
 
 
 def _flash_relation(*args, **kwargs):
@@ -37,6 +58,12 @@ def _flash_relation(*args, **kwargs):
     from kernels import flash_relation
 
     return flash_relation(*args, **kwargs)
+
+
+def _flash_linear_relation(*args, **kwargs):
+    from kernels import linear_relation
+
+    return linear_relation(*args, **kwargs)
 
 
 def _flash_refusal(device: torch.device) -> str | None:
@@ -47,13 +74,27 @@ def _flash_refusal(device: torch.device) -> str | None:
 
 _ALL = (
     Backend("mha", "reference", causal_attention, "materialised softmax attention", True),
-    Backend("mha", "flash", flash_attention, "PyTorch FlashAttention, forced"),
-    Backend("mha", "cudnn", cudnn_attention, "cuDNN attention, forced", refusal=_cuda_only),
+    Backend(
+        "mha",
+        "flash",
+        flash_attention,
+        "PyTorch FlashAttention, forced",
+        refusal=_flash_attention_refusal,
+    ),
+    Backend("mha", "cudnn", cudnn_attention, "cuDNN attention, forced", refusal=_cudnn_refusal),
     Backend("full", "reference", full_relation, "materialised R and F, the definition", True),
     Backend("full", "tiled", tiled_relation, "FlashRelation in plain PyTorch", True),
     Backend("full", "flash", _flash_relation, "FlashRelation in Triton", refusal=_flash_refusal),
     Backend("linear", "recurrent", linear_relation, "the direct recurrence", True),
+    Backend("linear", "expanded", expanded_linear_relation, "the sum over history, O(T^2)", True),
     Backend("linear", "chunked", chunked_linear_relation, "chunks of matrix products", True),
+    Backend(
+        "linear",
+        "flash",
+        _flash_linear_relation,
+        "chunks, fused in Triton",
+        refusal=_flash_refusal,
+    ),
 )
 
 BACKENDS: dict[tuple[str, str], Backend] = {(b.operator, b.name): b for b in _ALL}
@@ -75,7 +116,7 @@ def get_backend(operator: str, name: str, device: torch.device | str | None = No
         known = ", ".join(n for op, n in BACKENDS if op == operator)
         raise InputError(f"operator {operator!r} has no backend {name!r}; choose one of: {known}")
     if device is not None:
-        reason = backend.refusal(torch.device(device))
+        reason = backend.why_unavailable(torch.device(device))
         if reason:
             raise InputError(f"backend {name!r} of {operator!r} cannot run here: {reason}")
     return backend

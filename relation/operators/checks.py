@@ -7,28 +7,59 @@ import torch
 from relation.errors import InputError
 
 
-def check_relation_inputs(
-    p1: torch.Tensor, p2: torch.Tensor, info: torch.Tensor, tau: float, *others: torch.Tensor
-) -> None:
-    """Raise InputError unless p1, p2 and info are (B, H, T, D) alike on one device and tau > 0."""
-    if p1.ndim != 4:
-        raise InputError(f"p1 has shape {tuple(p1.shape)}; give (B, H, T, D)")
-    for name, tensor in (("p2", p2), ("info", info)):
-        if tensor.shape != p1.shape:
+def check_states(**states: torch.Tensor) -> None:
+    """Raise InputError unless the named states are (B, H, T, D) alike.
+
+    Alike means one shape without an empty dimension, one floating dtype and one device.
+    """
+    names = ", ".join(states)
+    first, model = next(iter(states.items()))
+    shape = tuple(model.shape)
+    if len(shape) != 4:
+        raise InputError(f"{first} has shape {shape}; give (B, H, T, D)")
+    if 0 in shape:
+        raise InputError(f"{first} has shape {shape}; every dimension must be at least 1")
+    for name, state in states.items():
+        if tuple(state.shape) != shape:
             raise InputError(
-                f"{name} has shape {tuple(tensor.shape)} and p1 {tuple(p1.shape)}; make them equal"
+                f"{name} has shape {tuple(state.shape)} and {first} {shape}; make them equal"
             )
-    devices = {str(t.device) for t in (p1, p2, info, *others)}
+    dtypes = [str(state.dtype).removeprefix("torch.") for state in states.values()]
+    if len(set(dtypes)) > 1 or not model.is_floating_point():
+        raise InputError(
+            f"{names}: dtypes are {', '.join(dtypes)}; give every one in the same floating dtype"
+        )
+    check_device(*states.values())
+
+
+def check_device(*tensors: torch.Tensor) -> None:
+    """Raise InputError unless the tensors lie on one device."""
+    devices = sorted({str(tensor.device) for tensor in tensors})
     if len(devices) > 1:
-        raise InputError(f"inputs lie on {', '.join(sorted(devices))}; move them to one device")
+        raise InputError(f"inputs lie on {', '.join(devices)}; move them to one device")
+
+
+def check_tau(tau: float) -> None:
+    """Raise InputError unless the Self temperature is positive and finite."""
     if not 0 < tau < math.inf:
-        raise InputError(f"tau is {tau}; the Self temperature must be positive (the paper: 2)")
+        raise InputError(
+            f"tau is {tau}; the Self temperature must be positive and finite (the paper: 2)"
+        )
 
 
 def check_lambda(lam: torch.Tensor) -> None:
     """Raise InputError unless the count calibration is one number, shape () or (1,)."""
     if tuple(lam.shape) not in ((), (1,)):
         raise InputError(f"lam has shape {tuple(lam.shape)}; it is one number a layer: give ()")
+
+
+def check_relation_inputs(
+    p1: torch.Tensor, p2: torch.Tensor, info: torch.Tensor, tau: float, *others: torch.Tensor
+) -> None:
+    """Check the states and tau of a Relation operator; `others` must lie on the same device."""
+    check_states(p1=p1, p2=p2, info=info)
+    check_device(p1, *others)
+    check_tau(tau)
 
 
 def without_autocast(x: torch.Tensor) -> torch.autocast:

@@ -8,19 +8,23 @@ import math
 import torch
 import torch.nn.functional as F
 
-from relation.operators.checks import check_lambda, check_relation_inputs
+from relation.operators.checks import check_device, check_lambda, check_states, check_tau
 
 
 def full_flow(
     p1: torch.Tensor, p2: torch.Tensor, lam: torch.Tensor, tau: float = 2.0
 ) -> torch.Tensor:
-    """The normalised flow F = Softmax(R) of Section 3.1.
+    """The normalised flow F = Softmax(R) of Section 3.1 (Appendix A.1.1).
 
-    p1, p2: (B, H, T, D) after RoPE, any floating dtype; lam: scalar tensor, the layer's count
-    calibration. Returns (B, H, T, T), lower triangular, rows summing to 1; R and the softmax are
-    formed in FP32 (FP64 for FP64 inputs).
+    p1, p2: (B, H, T, D) after RoPE, any floating dtype; lam: one number, shape () or (1,), the
+    layer's count calibration; tau: the Self temperature. Returns (B, H, T, T), lower triangular,
+    rows summing to 1. U has the inputs' dtype; R and the softmax are FP32 (FP64 for FP64 inputs).
+    Raises InputError for unequal shapes or dtypes, an empty dimension, mixed devices, a lam of
+    another shape, or a tau that is not positive and finite.
     """
-    check_relation_inputs(p1, p2, p2, tau, lam)
+    check_states(p1=p1, p2=p2)
+    check_device(p1, lam)
+    check_tau(tau)
     check_lambda(lam)
     length, width = p1.shape[-2:]
     wide = torch.promote_types(p1.dtype, torch.float32)
@@ -45,14 +49,14 @@ def full_relation(
     *,
     transport_self: bool = True,
 ) -> torch.Tensor:
-    """Full Relation, Y = F I (Section 3.1; Appendix A.1).
+    """Full Relation, Y = F I (Section 3.1; Appendix A.1.6).
 
-    p1, p2, info: (B, H, T, D), any floating dtype, p1 and p2 after RoPE, info after Givens mixing;
-    lam: scalar tensor. Returns (B, H, T, D) in info's dtype. `transport_self=False` is the
-    exchange-only ablation (Appendix D.1): the same flow, only its entries j < i carry information.
-    Raises InputError for unequal shapes, mixed devices or tau <= 0.
+    p1, p2, info: (B, H, T, D), one floating dtype, p1 and p2 after RoPE, info after Givens mixing;
+    lam: one number, shape () or (1,); tau: the Self temperature. Returns (B, H, T, D) in their
+    dtype. `transport_self=False` is the exchange-only ablation (Appendix D.1): the same flow, of
+    which only the entries j < i carry information. Raises InputError as `full_flow` does.
     """
-    check_relation_inputs(p1, p2, info, tau, lam)
+    check_states(p1=p1, p2=p2, info=info)
     flow = full_flow(p1, p2, lam, tau)
     if not transport_self:
         flow = flow.tril(-1)

@@ -3,26 +3,70 @@
 import torch
 
 from relation.errors import InputError
+from relation.operators.checks import check_device, check_states
+from relation.operators.trigonometry import cos_sin
 
 
 def givens_mix(info: torch.Tensor, theta: torch.Tensor, layer_index: int) -> torch.Tensor:
-    """Rotate each pair of information heads by its angle.
+    """Rotate each pair of information heads by its angle: I to I-tilde of Appendix A.2.
 
     info: (B, H, T, D), any floating dtype; theta: (H/2,) radians. `layer_index` (from 0) chooses
     the pairing, zero-based: M_A = (0,1)(2,3)... on even layers, M_B = (1,2)(3,4)...(H-1,0) on odd
-    ones. The rotation is computed in FP32 (FP64 for FP64) and rounded once; returns (B, H, T, D)
-    in info's dtype. Raises InputError for odd H or a theta of another length.
+    ones. The rotation is computed in FP32 at least (FP64 where info or theta is) and rounded once;
+    returns (B, H, T, D) in info's dtype. Raises InputError for odd H, a theta of another length,
+    an info of another rank, an empty dimension or mixed devices.
     """
+    check_states(info=info)
+    check_device(info, theta)
     heads = info.shape[1]
     if heads % 2:
         raise InputError(f"Givens mixing pairs heads, and H = {heads} is odd; use an even H")
     if theta.shape != (heads // 2,):
         raise InputError(f"theta has shape {tuple(theta.shape)}; H = {heads} needs ({heads // 2},)")
-    shift = layer_index % 2
-    # Rolling by one turns M_B into M_A, so that both pairings are the same reshape.
-    pairs = info.roll(-shift, dims=1).unflatten(1, (heads // 2, 2))
-    wide = torch.promote_types(info.dtype, theta.dtype)
-    a, b = pairs.to(wide).unbind(2)
-    cos, sin = (f(theta).to(wide)[None, :, None, None] for f in (torch.cos, torch.sin))
-    mixed = torch.stack((cos * a - sin * b, sin * a + cos * b), dim=2)
-    return mixed.flatten(1, 2).roll(shift, dims=1).to(info.dtype)
+    return _GivensMix.apply(info, theta, layer_index % 2)
+
+
+class _GivensMix(torch.autograd.Function):
+    """The rotation, with a backward that needs only the mixed heads.
+
+    Autograd's would keep both heads of every pair in FP32: twice the memory of the mixed heads, on
+    top of them.
+    """
+
+    @staticmethod
+    def forward(ctx, info: torch.Tensor, theta: torch.Tensor, shift: int) -> torch.Tensor:
+        mixed = _rotate(info, theta, shift)
+        ctx.save_for_backward(mixed, theta)
+        ctx.shift = shift
+        return mixed
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, dmixed: torch.Tensor):
+        mixed, theta = ctx.saved_tensors
+        dinfo = _rotate(dmixed, -theta, ctx.shift)
+        # d(mixed)/d(theta) is mixed, a quarter turn on. The contiguous head width is summed first.
+        wide = _wide(mixed, theta)
+        by_head = (dmixed.to(wide) * _quarter_turn(mixed.to(wide), ctx.shift)).sum(-1).sum((0, 2))
+        dtheta = by_head.roll(-ctx.shift).unflatten(0, (-1, 2)).sum(-1)
+        return dinfo, dtheta.to(theta.dtype), None
+
+
+def _wide(info: torch.Tensor, theta: torch.Tensor) -> torch.dtype:
+    return torch.promote_types(torch.promote_types(info.dtype, theta.dtype), torch.float32)
+
+
+def _rotate(info: torch.Tensor, theta: torch.Tensor, shift: int) -> torch.Tensor:
+    wide = _wide(info, theta)
+    cos, sin = cos_sin(theta.to(wide).repeat_interleave(2).roll(shift)[:, None, None])
+    x = info.to(wide)
+    return (cos * x + sin * _quarter_turn(x, shift)).to(info.dtype)
+
+
+def _quarter_turn(x: torch.Tensor, shift: int) -> torch.Tensor:
+    """x (B, H, T, D) with each pair of heads (a, b) turned to (-b, a)."""
+    # Over (B, T, H, D), as the heads lie in memory. Rolling by one turns M_B into M_A.
+    heads = x.transpose(1, 2).roll(-shift, dims=2)
+    a, b = heads.unflatten(2, (-1, 2)).unbind(3)
+    turned = torch.stack((-b, a), dim=3).flatten(2, 3)
+    return turned.roll(shift, dims=2).transpose(1, 2)

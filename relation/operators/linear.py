@@ -1,4 +1,8 @@
-"""Linear Relation in plain PyTorch: the direct recurrence and its chunked form (Appendix A.4)."""
+"""Linear Relation in plain PyTorch, three forms of one function (Section 5.2, Appendix A.4).
+
+`linear_relation` is the recurrence, `expanded_linear_relation` the sum over historical tokens that
+unrolls it, `chunked_linear_relation` that sum inside a chunk and the recurrence between chunks.
+"""
 
 import math
 
@@ -19,7 +23,7 @@ def _read_write(
 
     read is S p1-hat and write S p2-hat: Self stands on both sides of the recurrence.
     """
-    check_relation_inputs(p1, p2, info, tau, log_retention)
+    check_relation_inputs(p1, p2, info, tau, log_retention, *(() if state is None else (state,)))
     if log_retention.shape != p1.shape:
         raise InputError(
             f"log_retention has shape {tuple(log_retention.shape)}; give {tuple(p1.shape)}"
@@ -47,11 +51,13 @@ def linear_relation(
 ) -> tuple[Tensor, Tensor]:
     """Ask Self, Ask Others, Answer, Become Others, one token at a time (Section 5.2).
 
-    p1, p2, info: (B, H, T, D), any floating dtype; p1, p2 after RoPE and before normalisation.
-    log_retention: g = log alpha <= 0, (B, H, T, D). state: C of the tokens before, (B, H, D, D)
-    with the retained channel first and the information channel last, or None for C = 0.
-    Returns y (B, H, T, D) in info's dtype and the final state (B, H, D, D), FP32 (FP64 for FP64).
-    Raises InputError for unequal shapes, mixed devices or tau <= 0.
+    p1, p2, info: (B, H, T, D), one floating dtype; p1, p2 after RoPE and before normalisation (a
+    zero vector stays zero), info after Givens mixing. log_retention: g = log alpha <= 0,
+    (B, H, T, D), any floating dtype; -inf forgets all. state: C of the tokens before, (B, H, D, D)
+    with the retained channel first and the information channel last, or None for C = 0. tau: the
+    Self temperature. Returns y (B, H, T, D) in info's dtype and the final state (B, H, D, D), FP32
+    (FP64 for FP64 inputs), in which all sums are formed. Raises InputError for other or unequal
+    shapes, an empty dimension, mixed dtypes or devices, or a tau not positive and finite.
     """
     read, write, information, g, C = _read_write(p1, p2, info, log_retention, tau, state)
     alpha = g.exp()
@@ -64,6 +70,51 @@ def linear_relation(
     return (information + torch.stack(exchange, dim=2)).to(info.dtype), C
 
 
+def _retention_to_end(g: Tensor) -> Tensor:
+    """Row j is alpha_j ... alpha_T of g = log alpha (B, H, T, D): what C_{j-1} keeps until T."""
+    return g.flip(2).cumsum(dim=2).flip(2).exp()
+
+
+def expanded_linear_relation(
+    p1: Tensor,
+    p2: Tensor,
+    info: Tensor,
+    log_retention: Tensor,
+    tau: float = 2.0,
+    state: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """`linear_relation` as the sum over historical tokens of Appendix A.4, without a state.
+
+    Arguments, result and errors are those of `linear_relation`. What token j wrote reaches token t
+    through D_t ... D_{j+1}, and a given C_0 through D_t ... D_1. Each product is the exponential of
+    a sum of g, so no exponent is positive. The cost is quadratic in T.
+    """
+    read, write, information, g, C_0 = _read_write(p1, p2, info, log_retention, tau, state)
+    exchange = []
+    with without_autocast(p1):
+        for t in range(p1.shape[2]):
+            retention = _retention_to_end(g[:, :, : t + 1])
+            written = write[:, :, :t] * retention[:, :, 1:]
+            weights = (written @ read[:, :, t, :, None]).transpose(-1, -2)
+            from_start = (read[:, :, t] * retention[:, :, 0])[:, :, None]
+            exchange.append(weights @ information[:, :, :t] + from_start @ C_0)
+        # Past the last token nothing more is forgotten: one step with g = 0.
+        retention = _retention_to_end(F.pad(g, (0, 0, 0, 1)))
+        written = write * retention[:, :, 1:]
+        C = retention[:, :, 0, :, None] * C_0 + written.transpose(-1, -2) @ information
+    return (information + torch.cat(exchange, dim=2)).to(info.dtype), C
+
+
+def _segment_sums(g: Tensor) -> Tensor:
+    """Entry (t, j) is g_{j+1} + ... + g_t for j < t, else 0: (B, H, T, D) to (B, H, T, T, D).
+
+    A difference of running sums would be the same in exact arithmetic, but after a strong
+    retention it has lost the digits of a weak one, and two infinite sums have no difference.
+    """
+    after = torch.ones(g.shape[2], g.shape[2], dtype=torch.bool, device=g.device).tril(-1)
+    return g[:, :, :, None].where(after[..., None], 0).cumsum(dim=2)
+
+
 def chunked_linear_relation(
     p1: Tensor,
     p2: Tensor,
@@ -72,11 +123,10 @@ def chunked_linear_relation(
     tau: float = 2.0,
     state: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`linear_relation` by chunks: matrix products inside a chunk, the recurrence between chunks.
+    """`linear_relation` by chunks: the expanded sum inside a chunk, the recurrence between chunks.
 
-    Arguments, result and errors are those of `linear_relation`. With G the running sum of g inside
-    a chunk, every exponent is G_t - G_j for j <= t, never positive, so nothing overflows however
-    strong the retention.
+    Arguments, result and errors are those of `linear_relation`. Every exponent is a sum of g, never
+    positive, so nothing overflows however strong the retention.
     """
     read, write, information, g, C = _read_write(p1, p2, info, log_retention, tau, state)
     exchange = []
@@ -84,12 +134,10 @@ def chunked_linear_relation(
         for start in range(0, p1.shape[2], CHUNK):
             part = slice(start, start + CHUNK)
             r, w, v = read[:, :, part], write[:, :, part], information[:, :, part]
-            G = g[:, :, part].cumsum(dim=2)
-            since = G[:, :, :, None] - G[:, :, None, :]
-            future = torch.ones(r.shape[2], r.shape[2], dtype=torch.bool, device=r.device).triu()
-            decay = since.masked_fill(future[:, :, None], -torch.inf).exp()
-            scores = torch.einsum("bhtd,bhjd,bhtjd->bhtj", r, w, decay)
-            exchange.append(scores @ v + (r * G.exp()) @ C)
-            end = G[:, :, -1:]
-            C = end.exp().transpose(-1, -2) * C + (w * (end - G).exp()).transpose(-1, -2) @ v
+            retention = _segment_sums(g[:, :, part]).exp()
+            from_start = g[:, :, part].cumsum(dim=2).exp()
+            weights = torch.einsum("bhtd,bhjd,bhtjd->bhtj", r, w, retention).tril(-1)
+            exchange.append(weights @ v + (r * from_start) @ C)
+            written = w * retention[:, :, -1]
+            C = from_start[:, :, -1, :, None] * C + written.transpose(-1, -2) @ v
     return (information + torch.cat(exchange, dim=2)).to(info.dtype), C

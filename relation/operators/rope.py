@@ -1,21 +1,30 @@
 """Rotary position embedding over the full head width (Appendix B.3)."""
 
+import math
+
 import torch
 
 from relation.errors import InputError
+from relation.operators.checks import check_states
+from relation.operators.trigonometry import cos_sin
 
 
 def rope_angles(
     length: int, width: int, base: float, offset: int, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosine and sine tables, both (length, width), FP32; positions start at `offset`."""
+    """Cosine and sine tables, both (length, width), FP32; positions start at `offset`.
+
+    Channels c and c + width/2 turn by position * base^(-2c / width), so both hold that angle.
+    Raises InputError for an odd width or a base that is not positive and finite.
+    """
     if width % 2:
         raise InputError(f"head width {width} is odd; RoPE rotates pairs of channels: make it even")
+    if not 0 < base < math.inf:
+        raise InputError(f"RoPE's base is {base}; it must be positive and finite (the paper: 1e4)")
     exponent = torch.arange(0, width, 2, device=device, dtype=torch.float32) / width
     position = torch.arange(offset, offset + length, device=device, dtype=torch.float32)
     angle = torch.outer(position, base**-exponent)
-    angle = torch.cat((angle, angle), dim=-1)
-    return angle.cos(), angle.sin()
+    return cos_sin(torch.cat((angle, angle), dim=-1))
 
 
 def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -32,7 +41,10 @@ def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.T
 def rope(x: torch.Tensor, base: float = 1e4, offset: int = 0) -> torch.Tensor:
     """Rotate x (B, H, T, D), any floating dtype, as positions offset .. offset + T - 1.
 
-    Appendix B.3: the full head width, base 1e4, no positional scaling. Raises InputError for odd D.
+    Appendix B.3: the full head width, base 1e4, no positional scaling. The angles are FP32; returns
+    (B, H, T, D) in x's dtype. Raises InputError for odd D, another rank, an empty dimension or a
+    base that is not positive and finite.
     """
+    check_states(x=x)
     cos, sin = rope_angles(x.shape[-2], x.shape[-1], base, offset, x.device)
     return apply_rope(x, cos, sin)

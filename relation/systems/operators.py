@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from relation.geometry import ModelConfig
+from relation.model.cache import HistoryCache, LinearState
 from relation.operators import get_backend
 
 
@@ -13,11 +14,24 @@ from relation.operators import get_backend
 class OperatorProbe:
     """One layer's operator on one sequence: a call to time, and the history it keeps.
 
-    `decode_state_bytes` is the size of the tensors that the next token needs after T tokens.
+    `decode_state_bytes` is what a decoding layer's cache holds after T tokens.
     """
 
     call: Callable[[], None]
     decode_state_bytes: int
+
+
+@torch.no_grad()
+def _decode_cache(operator: str, call: Callable, inputs: list) -> HistoryCache | LinearState:
+    """The cache of a layer that has read the inputs, (B, H, T, d_h) each."""
+    if operator == "linear":
+        cache = LinearState()
+        _, state = call(*inputs)
+        cache.replace(state, inputs[0].shape[2])
+    else:
+        cache = HistoryCache()
+        cache.append(inputs[1], inputs[2])
+    return cache
 
 
 def probe_operator(
@@ -38,22 +52,17 @@ def probe_operator(
         values = torch.randn(shape, generator=generator).to(device, dtype)
         return values.requires_grad_()
 
-    first, second, transported = draw(), draw(), draw()
-    inputs = [first, second, transported]
-    # MHA keeps K and V, Full Relation p2 and the mixed information.
-    kept = [second, transported]
+    inputs = [draw(), draw(), draw()]
     weight = torch.randn(shape, generator=generator).to(device, dtype)
     if operator == "full":
         inputs.append(torch.tensor(config.lambda_init, device=device, requires_grad=True))
     elif operator == "linear":
         rate = torch.rand(shape, generator=generator).to(device)
         inputs.append((-rate).requires_grad_())
-        with torch.no_grad():
-            kept = [call(*inputs)[1]]
 
     def run() -> None:
         y = call(*inputs)
         y = y[0] if operator == "linear" else y
         torch.autograd.grad(y, inputs, weight)
 
-    return OperatorProbe(run, sum(tensor.nbytes for tensor in kept))
+    return OperatorProbe(run, _decode_cache(operator, call, inputs).nbytes)

@@ -50,6 +50,29 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def build_step(
+    config: ModelConfig,
+    execution: Execution,
+    optimizer: Mapping,
+    precision: str,
+    compile: bool,
+    device: torch.device,
+) -> UpdateStep:
+    """The update of a fresh model on a device; `optimizer` as `time_updates` takes it.
+
+    Raises InputError where the device cannot run a backend, torch.OutOfMemoryError.
+    """
+    execution.check(config, device)
+    torch.manual_seed(0)
+    model = Decoder(config, execution)
+    model.initialise(seed=0)
+    model.to(device)
+    settings = dict(optimizer)
+    gradient_clip = settings.pop("gradient_clip")
+    adamw = build_optimizer(model, **settings)
+    return UpdateStep(model, adamw, device, precision, compile, gradient_clip)
+
+
 def time_updates(
     config: ModelConfig,
     execution: Execution,
@@ -69,15 +92,8 @@ def time_updates(
     optimizer: learning_rate, betas, eps, weight_decay, decay_embedding and gradient_clip. Raises
     torch.OutOfMemoryError where the device's memory does not suffice.
     """
-    execution.check(config, device)
-    torch.manual_seed(0)
-    model = Decoder(config, execution)
-    model.initialise(seed=0)
-    model.to(device)
-    settings = dict(optimizer)
-    gradient_clip, learning_rate = settings.pop("gradient_clip"), settings["learning_rate"]
-    adamw = build_optimizer(model, **settings)
-    step = UpdateStep(model, adamw, device, precision, compile, gradient_clip)
+    step = build_step(config, execution, optimizer, precision, compile, device)
+    learning_rate = optimizer["learning_rate"]
     rows, context = micro * accumulation, windows.context
     on_gpu = device.type == "cuda"
     if on_gpu:

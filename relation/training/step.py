@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from contextlib import nullcontext
+from types import FunctionType
 
 import torch
 import torch.nn.functional as F
@@ -29,10 +30,19 @@ def summed_nll(model: Decoder, inputs: Tensor, targets: Tensor) -> Tensor:
     )
 
 
+def _with_own_code(function: FunctionType) -> FunctionType:
+    """A copy of a function without closure that shares nothing with it in torch.compile's cache.
+
+    The cache belongs to the code object: after a graph break, what was compiled for one model can
+    be taken for another.
+    """
+    return FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
+
+
 class UpdateStep:
     """Runs updates of one model on one device.
 
-    With `compile`, the loss is compiled once for the shape of a micro-batch.
+    With `compile`, the loss is compiled once for the shape of a micro-batch, for this step alone.
     """
 
     def __init__(
@@ -46,7 +56,7 @@ class UpdateStep:
     ):
         self.model, self.optimizer, self.device = model, optimizer, device
         self.precision, self.gradient_clip = precision, gradient_clip
-        self._loss = torch.compile(summed_nll) if compile else summed_nll
+        self._loss = torch.compile(_with_own_code(summed_nll)) if compile else summed_nll
 
     def __call__(
         self, batches: Iterable[tuple[Tensor, Tensor]], tokens: int, learning_rate: float

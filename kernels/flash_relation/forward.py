@@ -1,0 +1,264 @@
+"""The forward pass of FlashRelation: the Exchange scan (Appendix A.3), Self, the gate and Y.
+
+Rows i and history j count from zero; the paper's one-based row is i + 1. Every program owns a block
+of rows of one head. Exponents are base 2: `e2` is E log2(e).
+"""
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.common import head_offset, interpreted
+from kernels.flash_relation.launches import Launch, select_launches, split_width
+from kernels.flash_relation.tiles import half_tanh, load_tile, store_tile
+
+LOG2_E = tl.constexpr(math.log2(math.e))
+LN_2 = tl.constexpr(math.log(2))
+# SiLU is nowhere below -0.2785, so the running maximum may start here and stay finite.
+SILU_FLOOR = tl.constexpr(-0.28 * math.log2(math.e))
+# Without a running maximum, sums of exp(E) are right while they stay below 2^64: they and their
+# products with information below 2^60 then lie far inside FP32. Above, `repair_kernel` takes over.
+LARGEST_LOG_NORM = tl.constexpr(64.0)
+REPAIRED_ROWS = 1024
+
+
+@triton.jit
+def _history_tile(
+    p1_i, p1_i_rest, p2, info, lam, i_start, j_start, T, m_i, l_i, self2_i, z_i, z_i_rest,
+    stride_p2_t, stride_p2_d, stride_info_t, stride_info_d, scale, tau,
+    TRANSPORT_SELF: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, REST: tl.constexpr,
+    BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr, WHOLE: tl.constexpr, FAST: tl.constexpr,
+    ONLINE: tl.constexpr, DIAGONAL: tl.constexpr,
+):  # fmt: skip
+    """Add the tile of history at j_start to the sums of the rows at i_start.
+
+    l_i sums exp(E_ij) over j < i; z_i sums exp(E_ij) I_j and, from the diagonal, Self's share: in
+    the softmax of row i, Self weighs exp(S_i + lam log i) where history weighs exp(E_ij).
+    """
+    # Only the diagonal reaches past the last row.
+    p2_j = load_tile(
+        p2, j_start, T, stride_p2_t, stride_p2_d, D, 0, BLOCK_J, WIDE, WHOLE or not DIAGONAL
+    )
+    info_j = load_tile(
+        info, j_start, T, stride_info_t, stride_info_d, D, 0, BLOCK_J, WIDE, WHOLE or not DIAGONAL
+    )
+    u = tl.dot(p1_i, tl.trans(p2_j), input_precision="ieee")
+    if REST > 0:
+        p2_j_rest = load_tile(
+            p2, j_start, T, stride_p2_t, stride_p2_d, D, WIDE, BLOCK_J, REST, WHOLE or not DIAGONAL
+        )
+        info_j_rest = load_tile(
+            info, j_start, T, stride_info_t, stride_info_d, D, WIDE, BLOCK_J, REST,
+            WHOLE or not DIAGONAL,
+        )  # fmt: skip
+        u = tl.dot(p1_i_rest, tl.trans(p2_j_rest), u, input_precision="ieee")
+    h2 = u * (0.5 * LOG2_E * scale)
+    e2 = h2 * half_tanh(u * (0.5 * scale), FAST) + h2
+
+    if DIAGONAL:
+        i = i_start + tl.arange(0, BLOCK_I)
+        j = j_start + tl.arange(0, BLOCK_J)
+        own = j[None, :] == i[:, None]
+        s = tl.sigmoid(tl.sum(tl.where(own, u, 0.0), 1) * (scale / tau))
+        self2 = s * LOG2_E + tl.load(lam) * tl.log2((i + 1).to(tl.float32))
+        # Without history only Self is left: any weight will do, and 1 divides away exactly.
+        self2 = tl.where(i == 0, 0.0, self2)
+        self2_i = tl.where((i >= j_start) & (i < j_start + BLOCK_J), self2, self2_i)
+        e2 = tl.where(j[None, :] < i[:, None], e2, float("-inf"))
+        e2 = tl.where(own, self2[:, None], e2)
+    if ONLINE:
+        m_new = tl.maximum(m_i, tl.max(e2, 1))
+        weight = tl.exp2(e2 - m_new[:, None])
+        kept = tl.exp2(m_i - m_new)
+        l_i = l_i * kept
+        z_i = z_i * kept[:, None]
+        if REST > 0:
+            z_i_rest = z_i_rest * kept[:, None]
+        m_i = m_new
+    else:
+        weight = tl.exp2(e2)
+    if DIAGONAL:
+        of_history = tl.where(own, 0.0, weight)
+        l_i += tl.sum(of_history, 1)
+        if not TRANSPORT_SELF:
+            weight = of_history
+    else:
+        l_i += tl.sum(weight, 1)
+    weight = weight.to(info_j.dtype)
+    z_i = tl.dot(weight, info_j, z_i, input_precision="ieee")
+    if REST > 0:
+        z_i_rest = tl.dot(weight, info_j_rest, z_i_rest, input_precision="ieee")
+    return m_i, l_i, self2_i, z_i, z_i_rest
+
+
+@triton.jit
+def _forward_rows(
+    p1, p2, info, lam, y, gate_logit, log_norm, i_start,
+    stride_p1_t, stride_p1_d, stride_p2_t, stride_p2_d, stride_info_t, stride_info_d,
+    stride_y_t, stride_y_d, T, scale, tau,
+    TRANSPORT_SELF: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, REST: tl.constexpr,
+    BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr, WHOLE: tl.constexpr, FAST: tl.constexpr,
+    ONLINE: tl.constexpr,
+):  # fmt: skip
+    p1_i = load_tile(p1, i_start, T, stride_p1_t, stride_p1_d, D, 0, BLOCK_I, WIDE, WHOLE)
+    p1_i_rest, z_i_rest = p1_i, 0.0
+    if REST > 0:
+        p1_i_rest = load_tile(
+            p1, i_start, T, stride_p1_t, stride_p1_d, D, WIDE, BLOCK_I, REST, WHOLE
+        )
+        z_i_rest = tl.zeros([BLOCK_I, REST], tl.float32)
+    z_i = tl.zeros([BLOCK_I, WIDE], tl.float32)
+    l_i = tl.zeros([BLOCK_I], tl.float32)
+    self2_i = tl.zeros([BLOCK_I], tl.float32)
+    m_i = tl.full([BLOCK_I], SILU_FLOOR if ONLINE else 0.0, tl.float32)
+
+    # The diagonal first and in a loop of its own: ptxas then keeps the matrix products of both
+    # loops asynchronous, and the second loop needs no mask.
+    for step in tl.range(0, tl.minimum(BLOCK_I, T - i_start), BLOCK_J, num_stages=1):
+        m_i, l_i, self2_i, z_i, z_i_rest = _history_tile(
+            p1_i, p1_i_rest, p2, info, lam, i_start, i_start + step, T,
+            m_i, l_i, self2_i, z_i, z_i_rest,
+            stride_p2_t, stride_p2_d, stride_info_t, stride_info_d, scale, tau,
+            TRANSPORT_SELF, D, WIDE, REST, BLOCK_I, BLOCK_J, WHOLE, FAST, ONLINE, True,
+        )  # fmt: skip
+    for j_start in range(0, i_start, BLOCK_J):
+        m_i, l_i, self2_i, z_i, z_i_rest = _history_tile(
+            p1_i, p1_i_rest, p2, info, lam, i_start, j_start, T,
+            m_i, l_i, self2_i, z_i, z_i_rest,
+            stride_p2_t, stride_p2_d, stride_info_t, stride_info_d, scale, tau,
+            TRANSPORT_SELF, D, WIDE, REST, BLOCK_I, BLOCK_J, WHOLE, FAST, ONLINE, False,
+        )  # fmt: skip
+
+    l_all = l_i + tl.exp2(self2_i - m_i)
+    share = 1.0 / l_all
+    store_tile(y, z_i * share[:, None], i_start, T, stride_y_t, stride_y_d, D, 0, BLOCK_I, WIDE)
+    if REST > 0:
+        z_i_rest *= share[:, None]
+        store_tile(y, z_i_rest, i_start, T, stride_y_t, stride_y_d, D, WIDE, BLOCK_I, REST)
+    i = i_start + tl.arange(0, BLOCK_I)
+    tl.store(gate_logit + i, (tl.log2(l_i) + m_i - self2_i) * LN_2, mask=i < T)
+    tl.store(log_norm + i, tl.log2(l_all) + m_i, mask=i < T)
+
+
+@triton.jit(do_not_specialize=["T"])
+def forward_kernel(
+    p1, p2, info, lam, y, gate_logit, log_norm,
+    stride_p1_b, stride_p1_h, stride_p1_t, stride_p1_d,
+    stride_p2_b, stride_p2_h, stride_p2_t, stride_p2_d,
+    stride_info_b, stride_info_h, stride_info_t, stride_info_d,
+    stride_y_b, stride_y_h, stride_y_t, stride_y_d,
+    H, T, scale, tau,
+    TRANSPORT_SELF: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, REST: tl.constexpr,
+    BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr, WHOLE: tl.constexpr, FAST: tl.constexpr,
+    ONLINE: tl.constexpr,
+):  # fmt: skip
+    # torch.compile passes Python numbers in FP64, which would widen everything they touch.
+    scale, tau = tl.cast(scale, tl.float32), tl.cast(tau, tl.float32)
+    # The last rows have the longest history, so they start first.
+    i_start = (tl.num_programs(1) - 1 - tl.program_id(1)) * BLOCK_I
+    rows = tl.cast(tl.program_id(0), tl.int64) * T
+    _forward_rows(
+        p1 + head_offset(H, stride_p1_b, stride_p1_h),
+        p2 + head_offset(H, stride_p2_b, stride_p2_h),
+        info + head_offset(H, stride_info_b, stride_info_h),
+        lam,
+        y + head_offset(H, stride_y_b, stride_y_h),
+        gate_logit + rows, log_norm + rows, i_start,
+        stride_p1_t, stride_p1_d, stride_p2_t, stride_p2_d, stride_info_t, stride_info_d,
+        stride_y_t, stride_y_d, T, scale, tau,
+        TRANSPORT_SELF, D, WIDE, REST, BLOCK_I, BLOCK_J, WHOLE, FAST, ONLINE,
+    )  # fmt: skip
+
+
+@triton.jit
+def _left_the_range(log_norm, start, T, ROWS: tl.constexpr):
+    i = start + tl.arange(0, ROWS)
+    log_norms = tl.load(log_norm + i, mask=i < T, other=0.0)
+    # A NaN, of infinite sums, fails the comparison.
+    return tl.sum(tl.where(log_norms < LARGEST_LOG_NORM, 0, 1), 0) > 0
+
+
+@triton.jit(do_not_specialize=["T"])
+def repair_kernel(
+    p1, p2, info, lam, y, gate_logit, log_norm,
+    stride_p1_b, stride_p1_h, stride_p1_t, stride_p1_d,
+    stride_p2_b, stride_p2_h, stride_p2_t, stride_p2_d,
+    stride_info_b, stride_info_h, stride_info_t, stride_info_d,
+    stride_y_b, stride_y_h, stride_y_t, stride_y_d,
+    H, T, scale, tau,
+    TRANSPORT_SELF: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, REST: tl.constexpr,
+    BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr, FAST: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Compute again, with a running maximum, the rows whose sums left the safe range.
+
+    A program looks at ROWS numbers and, as a rule, ends.
+    """
+    scale, tau = tl.cast(scale, tl.float32), tl.cast(tau, tl.float32)
+    first = tl.program_id(1) * ROWS
+    head = tl.cast(tl.program_id(0), tl.int64) * T
+    if _left_the_range(log_norm + head, first, T, ROWS):
+        for i_start in range(first, tl.minimum(first + ROWS, T), BLOCK_I):
+            if _left_the_range(log_norm + head, i_start, T, BLOCK_I):
+                _forward_rows(
+                    p1 + head_offset(H, stride_p1_b, stride_p1_h),
+                    p2 + head_offset(H, stride_p2_b, stride_p2_h),
+                    info + head_offset(H, stride_info_b, stride_info_h),
+                    lam,
+                    y + head_offset(H, stride_y_b, stride_y_h),
+                    gate_logit + head, log_norm + head, i_start,
+                    stride_p1_t, stride_p1_d, stride_p2_t, stride_p2_d,
+                    stride_info_t, stride_info_d, stride_y_t, stride_y_d, T, scale, tau,
+                    TRANSPORT_SELF, D, WIDE, REST, BLOCK_I, BLOCK_J, False, FAST, True,
+                )  # fmt: skip
+
+
+def keeps_maximum(dtype: torch.dtype) -> bool:
+    """Whether the scan subtracts a running maximum: FP16 ends at 65504, and FP32 is in no hurry."""
+    return dtype != torch.bfloat16
+
+
+def launch_forward(
+    p1: torch.Tensor,
+    p2: torch.Tensor,
+    info: torch.Tensor,
+    lam: torch.Tensor,
+    tau: float,
+    transport_self: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Run the forward pass.
+
+    Returns Y (B, H, T, D) in info's dtype, and two FP32 (B, H, T): the gate's logit A - S, and the
+    number n_i of which F_ij = 2^(E_ij log2(e) - n_i) for j < i.
+    """
+    B, H, T, D = p1.shape
+    # From torch.empty, as all memory here: torch.compile merges equal calls of other factories,
+    # and two results in one buffer cost a copy. As (B, T, H, D), joining the heads copies nothing.
+    y = torch.empty((B, T, H, D), dtype=info.dtype, device=info.device).transpose(1, 2)
+    gate_logit = torch.empty((B, H, T), dtype=torch.float32, device=info.device)
+    log_norm = torch.empty((B, H, T), dtype=torch.float32, device=info.device)
+    launches = select_launches(p1.device, p1.element_size(), D)
+    tile: Launch = launches.forward
+    wide, rest = split_width(D)
+    tensors = (p1, p2, info, lam, y, gate_logit, log_norm)
+    strides = (*p1.stride(), *p2.stride(), *info.stride(), *y.stride())
+    numbers = (H, T, 1 / math.sqrt(D), tau)
+    online = keeps_maximum(p1.dtype)
+    fast = p1.element_size() == 2 and not interpreted()
+    with torch.cuda.device_of(p1):
+        forward_kernel[(B * H, triton.cdiv(T, tile.block_i))](
+            *tensors, *strides, *numbers,
+            TRANSPORT_SELF=transport_self, D=D, WIDE=wide, REST=rest,
+            BLOCK_I=tile.block_i, BLOCK_J=tile.block_j, WHOLE=T % tile.block_i == 0, FAST=fast,
+            ONLINE=online, **tile.options(),
+        )  # fmt: skip
+        if not online:
+            tile = launches.repair
+            repair_kernel[(B * H, triton.cdiv(T, REPAIRED_ROWS))](
+                *tensors, *strides, *numbers,
+                TRANSPORT_SELF=transport_self, D=D, WIDE=wide, REST=rest,
+                BLOCK_I=tile.block_i, BLOCK_J=tile.block_j, FAST=fast, ROWS=REPAIRED_ROWS,
+                **tile.options(),
+            )  # fmt: skip
+    return y, gate_logit, log_norm

@@ -1,0 +1,61 @@
+"""Registers, spills and shared memory of every shipped launch, compiled without a GPU.
+
+`python -m kernels.flash_relation.resources` writes the table that the tests hold the launches to.
+"""
+
+import csv
+from pathlib import Path
+
+import triton
+
+from kernels.flash_relation import backward, forward
+from kernels.flash_relation.launches import PASSES, Launches, load_launches, split_width
+from kernels.resources import Resources, compile_resources
+
+TABLE = Path(__file__).with_suffix(".csv")
+_FP32 = ("lam", "gate_logit", "log_norm", "row_sums", "du_self", "dlam_partial")
+
+
+def pass_resources(name: str, architecture: str, launches: Launches) -> Resources:
+    """Of one of `PASSES` at the entry's widest head, with the masks of a ragged T."""
+    kernel = getattr(forward if name in ("forward", "repair") else backward, f"{name}_kernel")
+    launch = getattr(launches, name)
+    wide, rest = split_width(launches.widest)
+    constants = {
+        "TRANSPORT_SELF": True,
+        "D": launches.widest,
+        "WIDE": wide,
+        "REST": rest,
+        "BLOCK_I": launch.block_i,
+        "BLOCK_J": launch.block_j,
+        "WHOLE": False,
+        "FAST": launches.bits == 16,
+        "ONLINE": launches.bits == 32,
+        "ROWS": forward.REPAIRED_ROWS,
+    }
+    constants = {key: value for key, value in constants.items() if key in kernel.arg_names}
+    types = {"H": "i32", "T": "i32", "scale": "fp32", "tau": "fp32"}
+    for argument in kernel.arg_names:
+        if argument not in constants | types and not argument.startswith("stride"):
+            types[argument] = "*fp32" if argument in _FP32 or launches.bits == 32 else "*bf16"
+    return compile_resources(kernel, constants, types, launch.options(), architecture)
+
+
+def write_table(path: Path = TABLE) -> None:
+    """Compile every entry of launches.toml and write what it takes, with Triton's version."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(
+            ("pass", "architecture", "bits", "widest", "registers", "spilled", "shared", "triton")
+        )
+        for architecture, entries in load_launches().items():
+            for launches in entries:
+                for name in PASSES:
+                    found = pass_resources(name, architecture, launches)
+                    row = (name, architecture, launches.bits, launches.widest)
+                    taken = (found.registers, found.spilled, found.shared)
+                    writer.writerow((*row, *taken, triton.__version__))
+
+
+if __name__ == "__main__":
+    write_table()

@@ -1,0 +1,62 @@
+"""What a kernel takes of a multiprocessor, from compiling it for an architecture: no GPU needed."""
+
+import re
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+
+@dataclass(frozen=True)
+class Resources:
+    """Of one program: registers a thread, bytes a thread spilled to memory, bytes shared."""
+
+    registers: int
+    spilled: int
+    shared: int
+
+
+def compile_resources(
+    kernel: triton.JITFunction,
+    constants: Mapping[str, object],
+    types: Mapping[str, str],
+    options: Mapping[str, int],
+    architecture: str,
+) -> Resources:
+    """Compile `kernel` for an architecture ("sm_90") as a launch on contiguous tensors would.
+
+    constants: values of constexpr parameters; types: Triton types of the others, where a name
+    without an entry is a stride, a 32-bit multiple of 16; options: num_warps and the like.
+    """
+    signature, attributes = {}, {}
+    values = dict(constants)
+    for position, name in enumerate(kernel.arg_names):
+        if name.startswith("stride") and name.endswith("_d"):
+            values[name] = 1
+        signature[name] = "constexpr" if name in values else types.get(name, "i32")
+        if signature[name].startswith("*") or (name not in types and name not in values):
+            attributes[(position,)] = [["tt.divisibility", 16]]
+    compiled = triton.compile(
+        ASTSource(kernel, signature, values, attributes),
+        target=GPUTarget("cuda", int(architecture.removeprefix("sm_")), 32),
+        options=dict(options),
+    )
+    registers, spilled = _resource_usage(compiled.asm["cubin"])
+    return Resources(registers, spilled, compiled.metadata.shared)
+
+
+def _resource_usage(cubin: bytes) -> tuple[int, int]:
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "kernel.cubin"
+        file.write_bytes(cubin)
+        listed = subprocess.run(
+            [tool, "--dump-resource-usage", file], capture_output=True, text=True, check=True
+        ).stdout
+    registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", listed).groups()
+    return int(registers), int(stack)

@@ -1,0 +1,121 @@
+"""What a benchmark compares: shapes, implementations of an operator, models of a training step."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from relation.config import Campaign
+from relation.geometry import model_config
+from relation.operators import get_backend
+
+Operator = Callable[..., Tensor]
+Inputs = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One call of an operator, (B, H, T, D) with the scale whose geometry it is."""
+
+    scale: str
+    batch: int
+    heads: int
+    length: int
+    width: int
+
+    @property
+    def dimensions(self) -> tuple[int, int, int, int]:
+        return self.batch, self.heads, self.length, self.width
+
+
+def _runs_anywhere(device: torch.device) -> str | None:
+    return None
+
+
+@dataclass(frozen=True)
+class Peer:
+    """One implementation of an operator.
+
+    `build(shape, device)` gives the function to time. It takes the inputs that `takes` names, in
+    that order, and returns Y; a gradient is taken for each but the `frozen`. `definition` takes
+    the same and is what it must compute. `why_unavailable` says why a device cannot run it.
+    """
+
+    name: str
+    takes: tuple[str, ...]
+    build: Callable[[Shape, torch.device], Operator]
+    definition: Operator
+    frozen: tuple[str, ...] = ()
+    why_unavailable: Callable[[torch.device], str | None] = _runs_anywhere
+
+
+def backend_peer(
+    name: str, operator: str, backend: str, takes: tuple[str, ...], definition: Operator
+) -> Peer:
+    """A peer that is one of this project's backends."""
+    found = get_backend(operator, backend)
+
+    def build(shape: Shape, device: torch.device) -> Operator:
+        return found.call
+
+    return Peer(name, takes, build, definition, why_unavailable=found.why_unavailable)
+
+
+@dataclass(frozen=True)
+class Side:
+    """One model of a training step: a variant and the backends that run it.
+
+    `traced`: torch.compile traces a backend that is marked eager instead of stepping around it.
+    """
+
+    name: str
+    variant: str
+    backends: Mapping[str, str]
+    traced: bool = False
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """What one benchmark compares on one kind of device.
+
+    subject: the name of the peer, and side, whose time is the unit of every ratio. `draw(shape,
+    dtype, device, generator)` gives random inputs by name, with "dy", the gradient of Y. steps:
+    the sides measured at the geometry of each of a campaign's systems benchmarks.
+    """
+
+    title: str
+    subject: str
+    shapes: Callable[[Campaign], list[Shape]]
+    draw: Callable[[Shape, torch.dtype, torch.device, torch.Generator], Inputs]
+    peers: tuple[Peer, ...]
+    steps: Mapping[str, tuple[Side, ...]]
+
+    @property
+    def names(self) -> list[str]:
+        """Names of all peers and sides, each once."""
+        sides = [side for sides in self.steps.values() for side in sides]
+        return list(dict.fromkeys(item.name for item in (*self.peers, *sides)))
+
+
+def micro_batch_shapes(campaign: Campaign) -> list[Shape]:
+    """One layer's call on a micro-batch of each scale, as its training steps make it."""
+    shapes = []
+    for spec in campaign.systems:
+        if spec.benchmark == "matched":
+            side = next(side for side in spec.sides if side["variant"] == "full")
+            model = model_config(side["model"])
+            dimensions = side["micro"], model.heads, side["context"], model.head_dim
+            shapes.append(Shape(spec.scale, *dimensions))
+    return shapes
+
+
+def stored_by_token(
+    shape: Shape, dtype: torch.dtype, device: torch.device, generator: torch.Generator
+) -> Tensor:
+    """Standard normal (B, H, T, D) that requires gradients, stored (B, T, H, D) as in a model."""
+    batch, heads, length, width = shape.dimensions
+    stored = torch.randn(
+        batch, length, heads, width, dtype=dtype, device=device, generator=generator
+    )
+    return stored.transpose(1, 2).detach().requires_grad_()

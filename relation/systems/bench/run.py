@@ -1,0 +1,154 @@
+"""One benchmark from a campaign's geometry to Parquet."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from relation.config import Campaign
+from relation.devices import claim, describe
+from relation.errors import InputError
+from relation.origin import origin
+from relation.parquet import write_parquet
+from relation.progress import Progress
+from relation.schemas import BENCH
+from relation.spec import canonical_hash
+from relation.systems.bench import flash
+from relation.systems.bench.machine import gpu_state, libraries
+from relation.systems.bench.operators import FORWARD, FORWARD_BACKWARD, measure_operator
+from relation.systems.bench.outcome import Case
+from relation.systems.bench.peers import Benchmark, Shape
+from relation.systems.bench.steps import STEP, measure_steps, step_groups
+from relation.systems.throughput import release
+
+BENCHMARKS: dict[str, Callable[[torch.device], Benchmark]] = {"flash": flash.benchmark}
+MEASURES = {"forward": FORWARD, "backward": FORWARD_BACKWARD, "step": STEP}
+_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+_REPEATS_A_STEP_ROUND = 5
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The rows of one run with what a reader needs beside them."""
+
+    title: str
+    subject: str
+    rows: list[dict]
+    gpu_states: list[dict]
+
+
+def _choose(what: str, wanted: Sequence[str] | None, known: Iterable[str]) -> list[str]:
+    known = list(known)
+    for name in wanted or ():
+        if name not in known:
+            raise InputError(f"unknown {what} {name!r}; choose among {', '.join(known)}")
+    return [name for name in known if wanted is None or name in wanted]
+
+
+def _restricted(benchmark: Benchmark, peers: Sequence[str] | None) -> Benchmark:
+    """The benchmark with the chosen peers and, whatever is chosen, its subject."""
+    names = {benchmark.subject, *_choose("peer", peers, benchmark.names)}
+    kept = {
+        systems: tuple(side for side in sides if side.name in names)
+        for systems, sides in benchmark.steps.items()
+    }
+    return replace(
+        benchmark,
+        peers=tuple(peer for peer in benchmark.peers if peer.name in names),
+        steps={systems: sides for systems, sides in kept.items() if len(sides) > 1},
+    )
+
+
+def run(
+    name: str,
+    campaign: Campaign,
+    device_kind: str,
+    output: Path,
+    measures: Sequence[str] | None = None,
+    peers: Sequence[str] | None = None,
+    repeats: int = 50,
+) -> Comparison:
+    """Measure one benchmark at a campaign's geometry and write its Parquet.
+
+    device_kind: "cuda" or "cpu"; measures: of "forward", "backward" (forward and backward
+    together) and "step"; peers: names, None for all, the subject always among them. An operator is
+    timed in `repeats` rounds, a training step in a fifth of them, three updates each. The file is
+    written anew after every shape, so that an interrupted run leaves what it measured. Raises
+    InputError for unknown names, repeats < 1, and where there is no GPU.
+    """
+    make = BENCHMARKS[_choose("benchmark", [name], BENCHMARKS)[0]]
+    only = [MEASURES[m] for m in _choose("measure", measures, MEASURES)]
+    if repeats < 1:
+        raise InputError(f"repeats is {repeats}; give at least 1")
+    benchmark = _restricted(make(torch.device(device_kind)), peers)
+    if device_kind == "cuda" and not torch.cuda.is_available():
+        raise InputError(
+            f"bench {name} measures on a CUDA GPU and PyTorch sees none here; "
+            "--device cpu compares plain PyTorch at small shapes"
+        )
+    with claim(device_kind) as device:
+        return _measure(name, benchmark, campaign, device, output, only, repeats)
+
+
+def _measure(
+    name: str,
+    benchmark: Benchmark,
+    campaign: Campaign,
+    device: torch.device,
+    output: Path,
+    measures: Sequence[str],
+    repeats: int,
+) -> Comparison:
+    precision, device_name = campaign.systems[0].precision, describe(device)
+    case = partial(Case, name, precision=precision, device=device_name, subject=benchmark.subject)
+    on_operator = [m for m in measures if m != STEP]
+    shapes: list[Shape] = benchmark.shapes(campaign) if on_operator else []
+    groups = step_groups(benchmark.steps, campaign) if STEP in measures else []
+    step_rounds = -(-repeats // _REPEATS_A_STEP_ROUND)
+    config_hash = canonical_hash(
+        [name, campaign.settings, benchmark.names, list(measures), repeats]
+    )
+    found = Comparison(f"{benchmark.title}: {device_name}, {precision}", benchmark.subject, [], [])
+
+    def observe(moment: str) -> None:
+        state = gpu_state(device, moment)
+        if state is not None:
+            found.gpu_states.append(state)
+
+    def record(rows: list[dict], moment: str) -> None:
+        release(device)
+        observe(moment)
+        found.rows.extend(rows)
+        written = origin(
+            campaign.name,
+            config_hash,
+            "bench",
+            device_name,
+            benchmark=name,
+            repeats=repeats,
+            libraries=libraries(device),
+            gpu_states=found.gpu_states,
+        )
+        write_parquet(output, BENCH, found.rows, written)
+
+    units = len(shapes) * len(benchmark.peers) * (1 + len(on_operator))
+    units += sum(2 * len(group.sides) for group in groups)
+    if not units:
+        raise InputError(
+            f"nothing to compare: no training step of {benchmark.subject} has one of the chosen "
+            "peers; choose others"
+        )
+    observe("start")
+    dtype = _DTYPES[precision]
+    with Progress(f"bench {name}", units, "measurements") as progress:
+        for shape in shapes:
+            rows = measure_operator(
+                benchmark, case(shape), on_operator, dtype, repeats, device, progress
+            )
+            record(rows, f"{shape.scale} operator")
+        for group in groups:
+            rows = measure_steps(group, case(group.shape), step_rounds, device, progress)
+            record(rows, f"{group.spec.scale} step T={group.context}")
+    return found

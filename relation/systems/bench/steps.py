@@ -1,0 +1,162 @@
+"""Whole training steps of a scale's models: time, tokens per second and peak memory."""
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+
+from relation.config import Campaign
+from relation.errors import RunError
+from relation.geometry import ModelConfig, model_config
+from relation.model import Execution
+from relation.progress import Progress
+from relation.spec import SystemsSpec
+from relation.systems.bench.outcome import Case, Failure, attempt
+from relation.systems.bench.peers import Shape, Side
+from relation.systems.bench.timing import interleave
+from relation.systems.throughput import build_step, synchronize
+
+STEP = "step"
+UPDATES_A_ROUND = 3
+_BATCHES = 4
+
+
+@dataclass(frozen=True)
+class StepGroup:
+    """Sides that take the same micro-batches, (micro, context), at one scale."""
+
+    spec: SystemsSpec
+    context: int
+    micro: int
+    sides: dict[str, tuple[Side, ModelConfig]] = field(default_factory=dict)
+
+    @property
+    def shape(self) -> Shape:
+        """What one layer is called with."""
+        _, model = next(iter(self.sides.values()))
+        return Shape(self.spec.scale, self.micro, model.heads, self.context, model.head_dim)
+
+
+def step_groups(steps: Mapping[str, Sequence[Side]], campaign: Campaign) -> list[StepGroup]:
+    """The sides at the geometry of a campaign's systems benchmarks, those of one geometry together.
+
+    steps: the sides by systems benchmark, which gives the order.
+    """
+    groups: dict[tuple[str, int, int], StepGroup] = {}
+    for benchmark, sides in steps.items():
+        for spec in campaign.systems:
+            if spec.benchmark != benchmark:
+                continue
+            for side in sides:
+                geometry = next(s for s in spec.sides if s["variant"] == side.variant)
+                context, micro = geometry["context"], geometry["micro"]
+                fresh = StepGroup(spec, context, micro)
+                group = groups.setdefault((spec.scale, context, micro), fresh)
+                group.sides[side.name] = side, model_config(geometry["model"])
+    return list(groups.values())
+
+
+@dataclass(frozen=True)
+class PreparedStep:
+    """A model ready to be timed: its next update, and the bytes it holds at most."""
+
+    update: Callable[[], None]
+    peak_bytes: int | None
+
+
+def _random_batches(
+    model: ModelConfig, group: StepGroup, device: torch.device
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Micro-batches of random tokens: inputs and targets, each (micro, context) int64."""
+    generator = torch.Generator().manual_seed(0)
+    size = group.micro, group.context + 1
+    batches = []
+    for _ in range(_BATCHES):
+        tokens = torch.randint(model.vocab_size, size, generator=generator).to(device)
+        batches.append((tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()))
+    return batches
+
+
+def _prepare(
+    group: StepGroup, side: Side, model: ModelConfig, device: torch.device
+) -> PreparedStep:
+    """Build and warm up a model. Raises RunError where its loss is not finite."""
+    spec = group.spec
+    on_gpu = device.type == "cuda"
+    batches = _random_batches(model, group, device)
+    before = torch.cuda.memory_allocated(device) if on_gpu else 0
+    stepped_around = spec.compile and not side.traced
+    execution = Execution(**side.backends, compiled=stepped_around)
+    step = build_step(model, execution, spec.optimizer, spec.precision, spec.compile, device)
+    following = itertools.cycle(batches)
+
+    def update() -> torch.Tensor:
+        tokens = group.micro * group.context
+        loss, _ = step([next(following)], tokens, spec.optimizer["learning_rate"])
+        return loss
+
+    for _ in range(spec.warmup_updates):
+        loss = update()
+    if not loss.isfinite():
+        raise RunError(f"{side.name}: the loss is {loss.item()} at update {spec.warmup_updates}")
+    if not on_gpu:
+        return PreparedStep(update, None)
+    torch.cuda.reset_peak_memory_stats(device)
+    update()
+    synchronize(device)
+    return PreparedStep(update, torch.cuda.max_memory_allocated(device) - before)
+
+
+def _seconds_an_update(update: Callable[[], None], device: torch.device) -> float:
+    """Mean of three whole updates after one that does not count, each to its end.
+
+    The first finds the allocator and the caches as another model left them.
+    """
+    seconds = []
+    for _ in range(1 + UPDATES_A_ROUND):
+        synchronize(device)
+        began = time.perf_counter()
+        update()
+        synchronize(device)
+        seconds.append(time.perf_counter() - began)
+    return statistics.fmean(seconds[1:])
+
+
+def measure_steps(
+    group: StepGroup, case: Case, rounds: int, device: torch.device, progress: Progress
+) -> list[dict]:
+    """One row a side: whole updates of one micro-batch of random tokens, as training runs them.
+
+    The models stay on the device together; each one's peak memory is counted from what was
+    allocated before it. `progress` advances by two for each side. Raises RunError where the
+    subject's loss is not finite.
+    """
+    label = f"{group.spec.scale} step T={group.context}"
+    prepared: dict[str, PreparedStep | Failure] = {}
+    for side, model in group.sides.values():
+        progress.advance(0, f"{label} {side.name}: compile and warm up")
+        work = partial(_prepare, group, side, model, device)
+        prepared[side.name] = attempt(work, ours=side.name == case.subject)
+        progress.advance(1, f"{label} {side.name}")
+
+    sides = {
+        name: partial(_seconds_an_update, step.update, device)
+        for name, step in prepared.items()
+        if isinstance(step, PreparedStep)
+    }
+    times = interleave(sides, rounds)
+    rows = []
+    for name, step in prepared.items():
+        if isinstance(step, Failure):
+            rows.append(case.failed(STEP, name, step))
+            continue
+        row = case.measured(STEP, name, times, rounds, peak_bytes=step.peak_bytes)
+        if row["seconds"] is not None:
+            row["tokens_per_second"] = group.micro * group.context / row["seconds"]
+        rows.append(row)
+    progress.advance(len(prepared), label)
+    return rows

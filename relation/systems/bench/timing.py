@@ -1,0 +1,151 @@
+"""Timing calls side by side, and what the times of one run say: medians and intervals."""
+
+import math
+import random
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from relation.systems.throughput import synchronize
+
+Call = Callable[[], object]
+
+WARM_CALLS = 3
+WARM_ROUNDS = 2
+_SHORTEST_SECONDS = 2e-4
+_CPU_CACHE_BYTES = 32 * 2**20
+_CONFIDENCE = 0.95
+
+
+def cache_bytes(device: torch.device) -> int:
+    """Bytes of the device's last cache; for a CPU a size that few exceed."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).L2_cache_size
+    return _CPU_CACHE_BYTES
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How one call is timed: `calls` in a row, after `fills` writes that keep the GPU busy."""
+
+    calls: int
+    fills: int
+
+
+class Stopwatch:
+    """Seconds that single calls take on one device.
+
+    On a GPU they lie between CUDA events, and the calls are launched while the GPU still writes a
+    buffer four times its L2 cache. So the host's launches are not part of the time, and nothing
+    that an earlier call left in the cache is there.
+    """
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        if device.type == "cuda":
+            size = 4 * cache_bytes(device)
+            self._buffer = torch.empty(size, dtype=torch.uint8, device=device)
+            self._fill_seconds = min(self._between_events(self._buffer.zero_) for _ in range(5))
+
+    def _between_events(self, call: Call) -> float:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        call()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) / 1e3
+
+    def plan(self, call: Call) -> Plan:
+        """Warm a call up, so that it is compiled, and see how it must be timed.
+
+        A call under 0.2 ms is timed several in a row.
+        """
+        for _ in range(WARM_CALLS):
+            call()
+        synchronize(self.device)
+        began = time.perf_counter()
+        call()
+        launched = time.perf_counter() - began
+        synchronize(self.device)
+        if self.device.type != "cuda":
+            return Plan(math.ceil(_SHORTEST_SECONDS / launched), 0)
+        # Twice the launching time: the host is not equally fast every time.
+        once = self.seconds(call, Plan(1, math.ceil(2 * launched / self._fill_seconds)))
+        calls = math.ceil(_SHORTEST_SECONDS / once)
+        return Plan(calls, math.ceil(2 * calls * launched / self._fill_seconds))
+
+    def seconds(self, call: Call, plan: Plan) -> float:
+        """Seconds of one call, the mean of `plan.calls` in a row."""
+
+        def calls() -> None:
+            for _ in range(plan.calls):
+                call()
+
+        if self.device.type == "cuda":
+            for _ in range(plan.fills):
+                self._buffer.zero_()
+            return self._between_events(calls) / plan.calls
+        began = time.perf_counter()
+        calls()
+        return (time.perf_counter() - began) / plan.calls
+
+
+def interleave(sides: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+    """What every side returns in each of `rounds` rounds, by name.
+
+    A round asks each side once, in an order drawn anew, so that a drift of the clocks meets all
+    alike; two rounds before them do not count. A side that runs out of memory is asked no more,
+    and its list is shorter than `rounds`.
+    """
+    order, drawn = list(sides), random.Random(0)
+    found: dict[str, list[float]] = {name: [] for name in sides}
+    for number in range(WARM_ROUNDS + rounds):
+        drawn.shuffle(order)
+        for name in list(order):
+            try:
+                value = sides[name]()
+            except torch.OutOfMemoryError:
+                order.remove(name)
+                continue
+            if number >= WARM_ROUNDS:
+                found[name].append(value)
+    return found
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """A 95% interval of the median of what the values were drawn from, whatever it is.
+
+    Two order statistics, their ranks from the binomial distribution of the values on either side.
+    None for fewer than six values, which allow no such interval.
+    """
+    n, tail = len(values), (1 - _CONFIDENCE) / 2
+    below, rank = 0.0, 0
+    while below + math.comb(n, rank) / 2**n <= tail:
+        below += math.comb(n, rank) / 2**n
+        rank += 1
+    if rank == 0:
+        return None
+    ordered = sorted(values)
+    return ordered[rank - 1], ordered[n - rank]
+
+
+def summary(seconds: Sequence[float]) -> dict:
+    """Median and quartiles, as the columns of a record hold them; one value stands for all."""
+    if len(seconds) < 2:
+        low = median = high = seconds[0]
+    else:
+        low, median, high = statistics.quantiles(seconds, n=4, method="inclusive")
+    return {"seconds": median, "seconds_low": low, "seconds_high": high}
+
+
+def ratio(peer: Sequence[float], subject: Sequence[float]) -> dict:
+    """The peer's seconds over the subject's, round by round: median and 95% interval, as columns.
+
+    Raises ValueError for series of unequal length.
+    """
+    ratios = [a / b for a, b in zip(peer, subject, strict=True)]
+    low, high = median_interval(ratios) or (None, None)
+    return {"ratio": statistics.median(ratios), "ratio_low": low, "ratio_high": high}

@@ -1,0 +1,102 @@
+"""The paper's equations written out in float64, and how far from them a result may lie."""
+
+import itertools
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+TAU = 2.0
+
+
+def draw(*shape: int, count: int = 3) -> Tensor:
+    """`count` standard normal float64 tensors (B, H, T, D), the same for the same arguments."""
+    generator = torch.Generator().manual_seed(7)
+    return torch.randn(count, *shape, generator=generator, dtype=torch.float64)
+
+
+def draw_linear(*shape: int) -> tuple[Tensor, ...]:
+    """p1, p2, info and g; a third of the channels keep all (g = 0) or forget all (g = -50)."""
+    p1, p2, info, g = draw(*shape, count=4)
+    g = torch.where(g > 1, torch.zeros_like(g), torch.where(g < -1, -50.0, -g.abs()))
+    return p1, p2, info, g
+
+
+def assert_close(actual: Tensor, expected: Tensor, terms: float, scale: float = 1.0) -> None:
+    """Within 8 roundings a term of sums of `terms` terms as large as scale times the result."""
+    bound = 8 * terms * scale * torch.finfo(actual.dtype).eps * max(expected.abs().max().item(), 1)
+    torch.testing.assert_close(actual, expected.to(actual.dtype), rtol=0, atol=bound)
+
+
+def differentiate(operator, inputs: Iterable[Tensor], *dy: Tensor, **options) -> tuple[Tensor, ...]:
+    """The outputs and, for the gradients `dy` of them, the gradient of every input."""
+    leaves = [x.detach().clone().requires_grad_() for x in inputs]
+    y = operator(*leaves, **options)
+    outputs = y if isinstance(y, tuple) else (y,)
+    return (*(x.detach() for x in outputs), *torch.autograd.grad(outputs, leaves, dy))
+
+
+def sigmoid(u: float) -> float:
+    return 0.5 * (1 + math.tanh(u / 2))
+
+
+def flow_rows(
+    p1: Tensor, p2: Tensor, lam: float, tau: float = TAU, rows: Iterable[int] | None = None
+) -> Tensor:
+    """F of Section 3.1 entry by entry: rows i (from 1; all unless named) as (B, H, rows, T)."""
+    B, H, T, D = p1.shape
+    rows = list(rows or range(1, T + 1))
+    R = torch.full((B, H, len(rows), T), -torch.inf, dtype=torch.float64)
+    for b, h in itertools.product(range(B), range(H)):
+        first, second = p1[b, h].tolist(), p2[b, h].tolist()
+        for k, i in enumerate(rows):
+            for j in range(1, i + 1):
+                pairs = zip(first[i - 1], second[j - 1], strict=True)
+                U = sum(x * y for x, y in pairs) / math.sqrt(D)
+                past = U * sigmoid(U) - lam * math.log(i)
+                R[b, h, k, j - 1] = sigmoid(U / tau) if j == i else past
+    weight = (R - R.amax(-1, keepdim=True)).exp()
+    return weight / weight.sum(-1, keepdim=True)
+
+
+def credit(flow: Tensor, info: Tensor, G: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """dL/dE, dL/dS and dL/dlambda by the closed forms of Appendix A.1.7, of F and G = dL/dY."""
+    g = flow.tril(-1).sum(-1)
+    pi = (flow.tril(-1) / g[..., None]).nan_to_num()
+    mean_info = pi @ info
+    c = (G * (mean_info - info)).sum(-1)
+    within = G @ info.mT - (G * mean_info).sum(-1, keepdim=True)
+    dE = g[..., None] * pi * (((1 - g) * c)[..., None] + within)
+    dS = -g * (1 - g) * c
+    log_i = torch.arange(1, flow.shape[-1] + 1, dtype=torch.float64).log()
+    return dE, dS, -(g * (1 - g) * c * log_i).sum()
+
+
+def closed_forms(p1: Tensor, p2: Tensor, info: Tensor, lam: float, G: Tensor) -> tuple[Tensor, ...]:
+    """Y and the gradients of p1, p2, info and lambda by Appendix A.1.7."""
+    D = p1.shape[-1]
+    U, flow = p1 @ p2.mT / D**0.5, flow_rows(p1, p2, lam)
+    dE, dS, dlam = credit(flow, info, G)
+    sigma, S = torch.sigmoid(U), torch.sigmoid(U.diagonal(dim1=-2, dim2=-1) / TAU)
+    dU = dE * (sigma + U * sigma * (1 - sigma)) + torch.diag_embed(dS * S * (1 - S) / TAU)
+    return flow @ info, dU @ p2 / D**0.5, dU.mT @ p1 / D**0.5, flow.mT @ G, dlam
+
+
+def expanded_sum(p1, p2, info, g, tau: float, C0: Tensor) -> tuple[Tensor, Tensor]:
+    """Y and C_T by Appendix A.4's sums over j, the term of C_0 (there zero) kept."""
+    alpha, (T, D) = g.exp(), p1.shape[2:]
+    S = torch.sigmoid((p1 * p2).sum(-1) / (tau * D**0.5))
+    h1, h2 = (p / p.square().sum(-1, keepdim=True).sqrt() for p in (p1, p2))
+
+    def history(before: int, t: int) -> Tensor:
+        """The writes of tokens j < before, and C_0, retained by D_t ... D_{j+1}; (B, H, D, D)."""
+        total = alpha[:, :, : t + 1].prod(2)[..., None] * C0
+        for j in range(before):
+            written = S[:, :, j, None] * h2[:, :, j] * alpha[:, :, j + 1 : t + 1].prod(2)
+            total = total + written[..., None] * info[:, :, j, None]
+        return total
+
+    read = (S[..., None] * h1)[..., None]
+    exchange = [(read[:, :, t] * history(t, t)).sum(2) for t in range(T)]
+    return info + torch.stack(exchange, 2), history(T, T - 1)

@@ -1,0 +1,265 @@
+"""The benchmark command: statistics, interleaving, the printed table, and the command on a CPU."""
+
+import math
+import random
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT
+
+from relation.cli import main
+from relation.config import Campaign, load_config, resolve
+from relation.parquet import read_origin, read_parquet
+from relation.schemas import BENCH
+from relation.systems.bench import machine, timing
+from relation.systems.bench.outcome import Case, Failure
+from relation.systems.bench.peers import Shape
+from relation.systems.bench.run import run
+from relation.systems.bench.table import notes, sections
+from relation.systems.bench.timing import interleave, median_interval, ratio, summary
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+SHAPE = Shape("10M", 2, 2, 33, 16)
+CASE = Case("flash", SHAPE, "fp32", "a machine", "tiled")
+
+Output = pytest.CaptureFixture[str]
+
+
+def campaign(name: str, **choices: str) -> Campaign:
+    return resolve(load_config(ROOT / "config.yaml"), campaign=name, **choices)
+
+
+@pytest.fixture
+def small_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few copies of the inputs."""
+    monkeypatch.setattr("relation.systems.bench.operators.cache_bytes", lambda device: 2**16)
+
+
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_few_values_allow_no_interval(n: int) -> None:
+    assert median_interval(list(range(n))) is None
+
+
+@pytest.mark.parametrize(
+    "n, low, high",
+    [(6, 1, 6), (8, 1, 8), (9, 2, 8), (10, 2, 9), (50, 18, 33)],  # printed tables of ranks
+)
+def test_the_interval_of_a_median_is_two_order_statistics(n: int, low: int, high: int) -> None:
+    values = [float(v) for v in range(1, n + 1)]
+    random.Random(n).shuffle(values)
+    assert median_interval(values) == (low, high)
+    within = sum(math.comb(n, k) for k in range(low, high)) / 2**n
+    assert within >= 0.95
+
+
+def test_the_interval_holds_the_median_as_often_as_it_says() -> None:
+    drawn = random.Random(0)
+    held = 0
+    for _ in range(2000):
+        low, high = median_interval([drawn.expovariate(1.0) for _ in range(12)])
+        held += low <= math.log(2) <= high
+    assert held / 2000 > 0.95
+
+
+def test_a_summary_is_median_and_quartiles() -> None:
+    assert summary([5.0, 1.0, 3.0, 2.0, 4.0]) == {
+        "seconds": 3.0,
+        "seconds_low": 2.0,
+        "seconds_high": 4.0,
+    }
+    assert set(summary([7.0]).values()) == {7.0}
+
+
+def test_a_ratio_is_taken_round_by_round() -> None:
+    """A clock that drifts by a factor of ten does not touch it."""
+    drift = [1.0 + i for i in range(10)]
+    peer = [2.0 * d * (1.01 if i % 2 else 0.99) for i, d in enumerate(drift)]
+    found = ratio(peer, drift)
+    assert found["ratio"] == pytest.approx(2.0)
+    assert (found["ratio_low"], found["ratio_high"]) == pytest.approx((1.98, 2.02))
+    with pytest.raises(ValueError):
+        ratio([1.0], [1.0, 2.0])
+
+
+def test_rounds_are_interleaved_in_changing_order_and_warm_ones_do_not_count() -> None:
+    asked: list[str] = []
+
+    def side(name: str) -> float:
+        asked.append(name)
+        return float(len(asked))
+
+    found = interleave({name: partial(side, name) for name in "abc"}, rounds=20)
+    rounds = [asked[i : i + 3] for i in range(0, len(asked), 3)]
+    assert len(rounds) == 20 + timing.WARM_ROUNDS
+    assert all(sorted(members) == ["a", "b", "c"] for members in rounds)
+    assert len({tuple(members) for members in rounds}) > 3
+    first = 3 * timing.WARM_ROUNDS
+    assert sorted(v for values in found.values() for v in values) == list(
+        range(first + 1, first + 61)
+    )
+
+
+def test_who_runs_out_of_memory_is_asked_no_more() -> None:
+    calls = []
+
+    def greedy() -> float:
+        calls.append(None)
+        if len(calls) == timing.WARM_ROUNDS + 4:
+            raise torch.OutOfMemoryError("no more")
+        return 1.0
+
+    found = interleave({"greedy": greedy, "tiled": lambda: 2.0}, rounds=9)
+    assert (len(found["greedy"]), len(found["tiled"]), len(calls)) == (3, 9, 6)
+    row = CASE.measured("forward", "greedy", found, 9)
+    assert row["status"] == "OOM" and "3 of 9 rounds" in row["reason"] and row["seconds"] is None
+
+
+def test_a_short_call_is_timed_several_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
+
+    def call(seconds: float) -> None:
+        now[0] += seconds
+
+    stopwatch = timing.Stopwatch(CPU)
+    short, long = partial(call, 3e-5), partial(call, 0.5)
+    plan = stopwatch.plan(short)
+    assert plan.calls == 7
+    assert stopwatch.seconds(short, plan) == pytest.approx(3e-5)
+    assert stopwatch.plan(long).calls == 1
+    assert stopwatch.seconds(long, stopwatch.plan(long)) == pytest.approx(0.5)
+
+
+def test_the_table_shows_times_ratios_and_why_something_is_missing() -> None:
+    times = {"tiled": [2e-3] * 6, "materialised": [3e-3, 2.8e-3, 3.2e-3, 3e-3, 3e-3, 3e-3]}
+    rows = [
+        CASE.measured("forward", "tiled", times, 6, relative_error=1e-7),
+        CASE.measured("forward", "materialised", times, 6, relative_error=0.0),
+        CASE.failed("forward", "absent", Failure("UNAVAILABLE", "not here")),
+        CASE.measured("forward+backward", "tiled", times, 6, peak_bytes=3 * 2**20),
+        CASE.measured("forward+backward", "materialised", times, 6, peak_bytes=2**30),
+        CASE.failed("forward+backward", "absent", Failure("UNAVAILABLE", "not here")),
+        CASE.measured("step", "tiled", times, 6, tokens_per_second=1234567.0, peak_bytes=2**31),
+    ]
+    operator, step = sections(rows)
+    assert operator.title == "10M operator, (B, H, T, D) = (2, 2, 33, 16)"
+    assert operator.header[:5] == [
+        "operator",
+        "forward ms",
+        "ratio",
+        "forward+backward ms",
+        "ratio",
+    ]
+    relative = "1.50 [1.40, 1.60]"
+    assert operator.rows == [
+        ["tiled", "2.000", "-", "2.000", "-", "3", "-", ""],
+        ["materialised", "3.000", relative, "3.000", relative, "1,024", "-", ""],
+        ["absent", "-", "-", "-", "-", "-", "-", "UNAVAILABLE"],
+    ]
+    assert step.rows == [["tiled", "2.00", "-", "1,234,567", "2.00", ""]]
+    state = {"moment": "start", "clocks.sm": "1980", "clocks.max.sm": "1980"}
+    lines = notes("tiled", rows, [{**state, "other_processes": ["77"]}])
+    assert "absent (10M forward T 33): UNAVAILABLE, not here" in lines
+    assert "other processes on the GPU at start: 77" in lines
+    assert "SM clock after each part: 1980 MHz (at most 1980)" in lines
+    assert "clocks unknown: no tool" in notes("tiled", rows, [{"moment": "x", "error": "no tool"}])
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with the configuration and no results."""
+    (tmp_path / "config.yaml").write_text((ROOT / "config.yaml").read_text(encoding="utf-8"))
+    monkeypatch.chdir(tmp_path)
+
+
+def test_bench_on_a_cpu_from_command_to_parquet(
+    elsewhere: None, small_cache: None, capsys: Output
+) -> None:
+    command = "bench flash --device cpu --shapes tiny --scales 10M,30M --repeats 6"
+    assert main(command.split()) == 0
+    output = capsys.readouterr()
+    assert "no kernel is measured" in output.out.splitlines()[0]
+    assert "bench flash: " in output.err
+    path = Path("results/bench/flash.parquet")
+    rows = read_parquet(path, BENCH).to_pylist()
+    found = {(row["scale"], row["measure"], row["length"], row["peer"]) for row in rows}
+    three, two = ("tiled", "attention", "materialised"), ("tiled", "attention")
+    assert found == {
+        *(
+            ("10M", measure, 16, p)
+            for measure in ("forward", "forward+backward", "step")
+            for p in three
+        ),
+        *(("30M", measure, 32, p) for measure in ("forward", "forward+backward") for p in three),
+        *(("30M", "step", 32, p) for p in two),
+        *(("30M", "step", 16, p) for p in ("tiled", "materialised")),
+    }
+    for row in rows:
+        assert row["status"] == "PASS" and row["seconds"] > 0 and row["peak_bytes"] is None
+        assert row["seconds_low"] <= row["seconds"] <= row["seconds_high"]
+        assert len(row["samples"]) == (2 if row["measure"] == "step" else 6)
+        assert f"{1e3 * row['seconds']:.2f}"[:-1] in output.out
+    written = read_origin(path)
+    assert (written["campaign"], written["benchmark"], written["repeats"]) == ("tiny", "flash", 6)
+
+
+def test_a_choice_of_measures_and_peers(small_cache: None, tmp_path: Path) -> None:
+    path = tmp_path / "few.parquet"
+    tiny = campaign("tiny", scales="10M")
+    found = run("flash", tiny, "cpu", path, measures=["backward"], peers=["attention"], repeats=2)
+    assert [(row["peer"], row["measure"]) for row in found.rows] == [
+        ("tiled", "forward+backward"),
+        ("attention", "forward+backward"),
+    ]
+    assert read_parquet(path, BENCH).num_rows == 2
+
+
+@pytest.mark.parametrize(
+    "arguments, told",
+    [
+        ("flash", "bench flash measures on a CUDA GPU and PyTorch sees none here"),
+        ("flsh --device cpu", "unknown benchmark 'flsh'; choose among flash"),
+        ("flash --device cpu --only step,forwrd", "unknown measure 'forwrd'"),
+        ("flash --device cpu --peers cudnn", "unknown peer 'cudnn'"),
+        ("flash --device cpu --repeats 0", "repeats is 0; give at least 1"),
+        ("flash --device cpu --repeats many", "invalid int value"),
+        ("flash --device cpu --only step --peers tiled", "nothing to compare"),
+        ("flash --device cpu --shapes none", "unknown campaign 'none'"),
+    ],
+)
+def test_what_cannot_be_measured_is_told_in_one_line(
+    elsewhere: None,
+    capsys: Output,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: str,
+    told: str,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert main(["bench", *arguments.split()]) == 2
+    output = capsys.readouterr()
+    assert output.out == "" and output.err.startswith("error: ") and told in output.err
+    assert output.err.count("\n") == 1
+    assert not Path("results").exists()
+
+
+def test_nvidia_smi_that_is_missing_or_fails_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    properties = type("Properties", (), {"uuid": "1234"})
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "did not run" in machine.gpu_state(CUDA, "start")["error"]
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho No devices were found\nexit 6\n")
+    tool.chmod(0o755)
+    assert machine.gpu_state(CUDA, "start")["error"] == "nvidia-smi failed: No devices were found"
+    tool.write_text(
+        '#!/bin/sh\n[ "$2" = GPU-1234 ] || exit 9\ncase "$3" in\n'
+        "*gpu=*) echo 580.1, 1980, 3201, 1980, 41, 310.5 ;;\n*) echo 77; echo 78 ;;\nesac\n"
+    )
+    state = machine.gpu_state(CUDA, "end")
+    assert (state["moment"], state["clocks.sm"]) == ("end", "1980")
+    assert state["other_processes"] == ["77", "78"]
+    assert machine.gpu_state(CPU, "start") is None

@@ -1,0 +1,292 @@
+"""What a benchmark compares, what becomes a row, and that models compiled together keep apart."""
+
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from conftest import ROOT
+
+from relation.config import Campaign, load_config, resolve
+from relation.errors import InputError, RunError
+from relation.geometry import ModelConfig
+from relation.model import Execution
+from relation.operators import full_relation
+from relation.progress import Progress
+from relation.schemas import BENCH
+from relation.systems.bench import flash
+from relation.systems.bench.operators import RotatingInputs, measure_operator, relative_error
+from relation.systems.bench.outcome import Case, Failure, attempt
+from relation.systems.bench.peers import Peer, Shape, micro_batch_shapes
+from relation.systems.bench.steps import measure_steps, step_groups
+from relation.systems.throughput import build_step
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+SHAPE = Shape("10M", 2, 2, 33, 16)
+CASE = Case("flash", SHAPE, "fp32", "a machine", "tiled")
+
+Output = pytest.CaptureFixture[str]
+
+
+def campaign(name: str, **choices: str) -> Campaign:
+    return resolve(load_config(ROOT / "config.yaml"), campaign=name, **choices)
+
+
+@pytest.fixture
+def small_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few copies of the inputs."""
+    monkeypatch.setattr("relation.systems.bench.operators.cache_bytes", lambda device: 2**16)
+
+
+def test_the_papers_shapes_and_steps_come_from_the_configuration() -> None:
+    paper = campaign("paper")
+    shapes = [shape.dimensions for shape in micro_batch_shapes(paper)]
+    assert shapes == [(32, 8, 1024, 48), (16, 8, 2048, 64), (4, 8, 4096, 80)]
+    groups = step_groups(flash.benchmark(CUDA).steps, paper)
+    found = {(g.spec.scale, g.context, g.micro): list(g.sides) for g in groups}
+    materialised = ["materialised", "materialised-compiled"]
+    attention = ["flash-attention-2", "cudnn-attention"]
+    assert found == {
+        ("10M", 1024, 32): ["flash-relation", *attention, *materialised],
+        ("30M", 2048, 16): ["flash-relation", *attention],
+        ("100M", 4096, 4): ["flash-relation", *attention],
+        ("30M", 1024, 32): ["flash-relation", *materialised],
+        ("100M", 1024, 16): ["flash-relation", *materialised],
+    }
+    for group in groups:
+        for side, model in group.sides.values():
+            letter = "A" if side.variant == "mha" else "F"
+            assert model.layout == letter * {"10M": 6, "30M": 10, "100M": 20}[group.spec.scale]
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("shape", [Shape("", 1, 1, 1, 8), Shape("", 2, 3, 63, 48), SHAPE])
+@pytest.mark.parametrize("lam, tau", [(0.5, 2.0), (-1.25, 0.75)])
+def test_flex_attention_spells_full_relation(shape: Shape, lam: float, tau: float) -> None:
+    inputs = flash.draw(shape, torch.float32, CPU, torch.Generator().manual_seed(1))
+    p1, p2, info = (inputs[name].detach() for name in ("p1", "p2", "info"))
+    p1 = 4 * p1  # scores far from zero, where SiLU is not a line
+    lam = torch.tensor(lam)
+    log_i = torch.arange(1.0, shape.length + 1).log()
+    y = flash.flex_relation(p1, p2, info, lam, log_i, flash.causal_blocks(shape.length, CPU), tau)
+    torch.testing.assert_close(y, full_relation(p1, p2, info, lam, tau), rtol=1e-5, atol=1e-5)
+
+
+def test_inputs_are_stored_as_a_models_are_and_rotate(small_cache: None) -> None:
+    inputs = RotatingInputs(flash.draw, SHAPE, torch.float32, CPU)
+    first = inputs.next()
+    for name in ("p1", "p2", "info", "dy"):
+        assert first[name].shape == SHAPE.dimensions
+        assert first[name].transpose(1, 2).is_contiguous()
+        assert first[name].std().item() == pytest.approx(1.0, abs=0.1)
+        assert first[name].requires_grad == (name != "dy")
+    held = sum(tensor.nbytes for tensor in first.values())
+    others = [inputs.next() for _ in range(len(inputs.copies) - 1)]
+    assert held * len(others) >= 2**16
+    pointers = {copy["p1"].data_ptr() for copy in (first, *others)}
+    assert len(pointers) == len(inputs.copies)
+    assert not torch.equal(others[0]["p1"], first["p1"])
+    assert inputs.next() is first
+
+
+def peer(name: str, call: Callable[..., torch.Tensor], **rest) -> Peer:
+    takes = ("p1", "p2", "info", "lam")
+    return Peer(name, takes, lambda shape, device: call, full_relation, **rest)
+
+
+def without_self(p1, p2, info, lam):
+    return full_relation(p1, p2, info, lam, transport_self=False)
+
+
+def test_an_error_is_that_of_the_output() -> None:
+    inputs = flash.draw(SHAPE, torch.float32, CPU, torch.Generator().manual_seed(2))
+    exact = peer("exact", full_relation)
+    assert relative_error(exact, full_relation, inputs) == 0.0
+    scaled = relative_error(exact, lambda *given: 1.5 * full_relation(*given), inputs)
+    assert scaled == pytest.approx(0.5)
+
+
+def raising(error: Exception) -> Callable:
+    def call(*arguments):
+        raise error
+
+    return call
+
+
+@pytest.mark.parametrize(
+    "error, status, reason",
+    [
+        (torch.OutOfMemoryError("tried to allocate\n1 EiB"), "OOM", "tried to allocate"),
+        (InputError("it needs a GPU"), "UNAVAILABLE", "it needs a GPU"),
+        (RunError("Y is off"), "WRONG", "Y is off"),
+        (ImportError("no module fla"), "FAILED", "ImportError: no module fla"),
+        (RuntimeError(""), "FAILED", "RuntimeError: no message"),
+    ],
+)
+def test_a_failure_of_a_peer_is_an_outcome(error: Exception, status: str, reason: str) -> None:
+    assert attempt(raising(error), ours=False) == Failure(status, reason)
+    if status == "OOM":
+        assert attempt(raising(error), ours=True) == Failure(status, reason)
+    else:
+        with pytest.raises(type(error)):
+            attempt(raising(error), ours=True)
+
+
+def operator_rows(*peers: Peer, repeats: int = 6) -> dict[tuple[str, str], dict]:
+    """The rows of the tiled operator and some peers, by peer and measure."""
+    whole = flash.benchmark(CPU)
+    benchmark = replace(whole, peers=(whole.peers[0], *peers))
+    progress = Progress("test", 3 * len(benchmark.peers), "measurements")
+    measures = ("forward", "forward+backward")
+    rows = measure_operator(benchmark, CASE, measures, torch.float32, repeats, CPU, progress)
+    assert progress.done == progress.total
+    return {(row["peer"], row["measure"]): row for row in rows}
+
+
+def test_peers_that_fail_are_rows_and_the_others_go_on(small_cache: None) -> None:
+    rows = operator_rows(
+        peer("greedy", raising(torch.OutOfMemoryError("too much"))),
+        peer("broken", raising(RuntimeError("no kernel"))),
+        peer("absent", full_relation, why_unavailable=lambda device: f"not on {device}"),
+        peer("other", without_self),
+        peer("frozen", lambda p1, p2, info, lam: full_relation(p1, p2, info, lam.detach())),
+        peer("kept", full_relation, frozen=("lam",)),
+    )
+    statuses = {name: row["status"] for (name, measure), row in rows.items()}
+    assert statuses == {
+        "tiled": "PASS",
+        "greedy": "OOM",
+        "broken": "FAILED",
+        "absent": "UNAVAILABLE",
+        "other": "WRONG",
+        "frozen": "FAILED",  # it promises a gradient for lam
+        "kept": "PASS",
+    }
+    for (name, _), row in rows.items():
+        assert set(row) == set(BENCH.names)
+        passed = row["status"] == "PASS"
+        assert len(row["samples"]) == (6 if passed else 0)
+        assert (row["reason"] is None) == passed == (row["seconds"] is not None)
+        assert (row["ratio"] is not None) == (name == "kept")
+    for measure in ("forward", "forward+backward"):
+        ours, theirs = rows["tiled", measure]["samples"], rows["kept", measure]["samples"]
+        median = statistics.median(b / a for a, b in zip(ours, theirs, strict=True))
+        assert rows["kept", measure]["ratio"] == median
+
+
+def test_a_subject_that_computes_something_else_stops_the_run(small_cache: None) -> None:
+    whole = flash.benchmark(CPU)
+    benchmark = replace(whole, peers=(peer("tiled", without_self),))
+    with pytest.raises(RunError, match=r"^tiled on .* is off its definition by"):
+        measure_operator(
+            benchmark, CASE, ("forward",), torch.float32, 1, CPU, Progress("test", 2, "rows")
+        )
+
+
+def test_a_subject_that_cannot_run_here_stops_the_run(small_cache: None) -> None:
+    subject = peer("tiled", full_relation, why_unavailable=lambda device: "no GPU")
+    benchmark = replace(flash.benchmark(CPU), peers=(subject,))
+    with pytest.raises(InputError, match="tiled cannot run on a machine: no GPU"):
+        measure_operator(
+            benchmark, CASE, ("forward",), torch.float32, 1, CPU, Progress("test", 2, "rows")
+        )
+
+
+def test_a_model_that_cannot_run_here_is_a_row_of_its_step() -> None:
+    tiny = campaign("tiny", scales="10M")
+    steps = {
+        "matched": (
+            *flash.benchmark(CPU).steps["matched"],
+            flash.Side("x", "mha", {"mha": "cudnn"}),
+        )
+    }
+    (group,) = step_groups(steps, tiny)
+    progress = Progress("test", 6, "measurements")
+    rows = measure_steps(group, CASE, 2, CPU, progress)
+    assert [(row["peer"], row["status"]) for row in rows] == [
+        ("tiled", "PASS"),
+        ("attention", "PASS"),
+        ("x", "UNAVAILABLE"),
+    ]
+    for row in rows[:2]:
+        assert row["tokens_per_second"] == group.micro * group.context / row["seconds"]
+    assert progress.done == progress.total
+
+
+@pytest.fixture
+def graphs_run(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[object]]:
+    """Every graph that torch.compile made and ran, in order; nothing is generated."""
+    ran: list[object] = []
+
+    def backend(graph: torch.fx.GraphModule, example_inputs: list) -> Callable:
+        def call(*inputs):
+            ran.append(graph)
+            return graph(*inputs)
+
+        return call
+
+    torch.compiler.reset()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    yield ran
+    torch.compiler.reset()
+
+
+def compiled_update(variant: str, layers: int, **backends: str) -> Callable[[], object]:
+    """The next update of a toy model under torch.compile."""
+    model = ModelConfig.for_variant(variant, layers, d_model=16, heads=2, d_ff=16, vocab_size=32)
+    optimizer = {
+        "learning_rate": 1e-3,
+        "betas": (0.9, 0.95),
+        "eps": 1e-8,
+        "weight_decay": 0.1,
+        "decay_embedding": True,
+        "gradient_clip": 1.0,
+    }
+    execution = Execution(**backends, compiled=True)
+    step = build_step(model, execution, optimizer, "fp32", True, CPU)
+    tokens = torch.arange(16).view(2, 8)
+    return lambda: step([(tokens, tokens)], tokens.numel(), 1e-3)
+
+
+def test_compiled_models_in_one_process_keep_apart(graphs_run: list[object]) -> None:
+    """A model with graph breaks lends nothing to one without."""
+    broken = compiled_update("full", 2, full="reference")
+    whole = compiled_update("mha", 2, mha="flash")
+    for _ in range(3):
+        graphs_run.clear()
+        broken()
+        assert len(graphs_run) > 1
+        graphs_run.clear()
+        whole()
+        assert len(graphs_run) == 1
+
+
+def test_layers_around_an_eager_operator_share_their_compiled_code(
+    graphs_run: list[object],
+) -> None:
+    """Deep models stay below the limit of recompilations, past which a layer is not compiled."""
+    compiled = []
+    for layers in (4, 12):
+        graphs_run.clear()
+        torch.compiler.reset()
+        compiled_update("full", layers, full="reference")()
+        compiled.append(len({id(graph) for graph in graphs_run}))
+    assert compiled[0] == compiled[1]
+
+
+@pytest.mark.gpu
+def test_every_peer_of_flash_relation_runs_and_agrees() -> None:
+    shape = Shape("10M", 2, 4, 512, 48)
+    benchmark = flash.benchmark(CUDA)
+    case = Case("flash", shape, "bf16", "a GPU", benchmark.subject)
+    progress = Progress("test", 3 * len(benchmark.peers), "measurements")
+    measures = ("forward", "forward+backward")
+    rows = measure_operator(benchmark, case, measures, torch.bfloat16, 6, CUDA, progress)
+    assert {(row["peer"], row["status"]) for row in rows} == {
+        (p.name, "PASS") for p in benchmark.peers
+    }
+    for row in rows:
+        assert row["relative_error"] < 0.02
+        assert (row["peak_bytes"] or 0) > 0 or row["measure"] == "forward"

@@ -1,0 +1,82 @@
+"""Every shipped launch of FlashRelation compiles for its architecture, without a GPU."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from kernels.flash_relation import launches
+from kernels.flash_relation.launches import PASSES, load_launches, split_width
+
+FOLDER = Path(launches.__file__).parent
+OTHERS = ("sm_80", "sm_89", "sm_100")
+ENTRIES = [
+    (name, architecture, entry)
+    for architecture, entries in load_launches().items()
+    for entry in entries
+    for name in PASSES
+]
+
+
+def recorded() -> dict[tuple, dict]:
+    with (FOLDER / "resources.csv").open(newline="") as file:
+        return {
+            (row["pass"], row["architecture"], int(row["bits"]), int(row["widest"])): row
+            for row in csv.DictReader(file)
+        }
+
+
+def label(value):
+    return value if isinstance(value, str) else f"{value.bits}-{value.widest}"
+
+
+@pytest.mark.parametrize(("name", "architecture", "entry"), ENTRIES, ids=label)
+def test_every_launch_fits_and_grows_no_further(name, architecture, entry):
+    triton = pytest.importorskip("triton")
+    from kernels.common import SHARED_MEMORY
+    from kernels.flash_relation.resources import pass_resources
+
+    found = pass_resources(name, architecture, entry)
+    assert found.shared <= SHARED_MEMORY[architecture]
+    row = recorded()[name, architecture, entry.bits, entry.widest]
+    if row["triton"] == triton.__version__:
+        assert found.spilled <= int(row["spilled"])
+        assert found.shared <= int(row["shared"])
+        assert found.registers <= int(row["registers"])
+
+
+@pytest.mark.parametrize("architecture", OTHERS)
+def test_other_architectures_take_what_fits_them(architecture):
+    """The widest entry takes the most shared memory."""
+    pytest.importorskip("triton")
+    from kernels.common import SHARED_MEMORY
+    from kernels.flash_relation.resources import pass_resources
+
+    entry = next(e for e in reversed(load_launches()["sm_120"]) if e.bits == 16)
+    for name in ("forward", "p2_info"):
+        assert pass_resources(name, architecture, entry).shared <= SHARED_MEMORY[architecture]
+
+
+def test_untimed_architectures_are_marked_untuned():
+    for architecture, entries in load_launches().items():
+        assert architecture == "sm_90" or not any(entry.tuned for entry in entries)
+
+
+@pytest.mark.parametrize("width", range(16, 129))
+def test_widths_are_covered_without_padding_where_two_tiles_are_narrower(width):
+    wide, rest = split_width(width)
+    assert wide + rest >= width
+    assert wide + rest <= max(16, 1 << (width - 1).bit_length())
+    for part in (wide, rest):
+        assert part == 0 or (part >= 16 and part & (part - 1) == 0)
+    for bits in (16, 32):
+        for entries in load_launches().values():
+            assert any(e.widest >= width for e in entries if e.bits == bits)
+
+
+def test_a_tile_that_does_not_divide_its_block_is_refused(tmp_path):
+    text = (FOLDER / "launches.toml").read_text(encoding="utf-8")
+    file = tmp_path / "launches.toml"
+    file.write_text(text.replace("block_i = 64, block_j = 64", "block_i = 64, block_j = 48", 1))
+    with pytest.raises(ValueError, match="48 does not divide 64"):
+        load_launches(file)

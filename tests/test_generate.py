@@ -1,0 +1,187 @@
+"""`python -m relation generate`: a checkpoint continues a prompt, or one line says why not."""
+
+import io
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from relation.cli import main
+from relation.data.tokenizer import load_tokenizer, train_tokenizer
+from relation.model import Decoder
+from relation.training.checkpoint import load_model
+
+ROOT = Path(__file__).resolve().parents[1]
+Output = pytest.CaptureFixture[str]
+RUNS = ("10M/full/42", "30M/hybrid/42")
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder where two runs of the tiny campaign are trained."""
+    folder = tmp_path_factory.mktemp("project")
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        (folder / "config.yaml").symlink_to(ROOT / "config.yaml")
+        assert main(["prepare", "stories-300", "--campaign", "tiny"]) == 0
+        for run in RUNS:
+            assert main(["train", run, "--campaign", "tiny"]) == 0
+    finally:
+        os.chdir(before)
+    return folder
+
+
+@pytest.fixture
+def here(results: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(results)
+    return results
+
+
+def generated(capsys: Output, *arguments: str) -> tuple[str, str]:
+    """Standard output and error of a call that succeeds, on the CPU."""
+    capsys.readouterr()
+    assert main(["generate", *arguments, "--device", "cpu"]) == 0
+    return tuple(capsys.readouterr())
+
+
+PROMPT = "Once upon a time"
+TINY_RUN = ("10M/full/42", "--campaign", "tiny")
+
+
+@torch.no_grad()
+def greedy(model: Decoder, prompt: list[int], count: int) -> list[int]:
+    """The continuation by one full forward a token."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(model(torch.tensor([tokens]))[0, -1].argmax().item())
+    return tokens[len(prompt) :]
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_the_command_continues_a_prompt(here: Path, capsys: Output, run: str) -> None:
+    arguments = (run, "--campaign", "tiny", "--prompt", PROMPT, "--tokens", "20")
+    out, err = generated(capsys, *arguments, "--temperature", "0")
+    tokenizer = load_tokenizer(here / "results/tiny/data/stories-300/tokenizer.json")
+    model = load_model(here / f"results/tiny/runs/{run}/model.safetensors", torch.device("cpu"))
+    prompt = tokenizer.encode(PROMPT).ids
+    expected = greedy(model, prompt, 20)
+    assert out == PROMPT + tokenizer.decode(expected, skip_special_tokens=False) + "\n"
+
+    last = err.splitlines()[-1]
+    tokens, rate, read, bytes_, length = re.fullmatch(
+        r"(\d+) tokens, ([\d,]+) tok/s with the prompt's (\d+) read; "
+        r"decode state ([\d,]+) bytes after (\d+) tokens",
+        last,
+    ).groups()
+    assert (int(tokens), int(read), int(length)) == (20, len(prompt), len(prompt) + 19)
+    assert int(rate.replace(",", "")) > 0
+    config = model.config
+    history = 2 * 4 * config.d_model * int(length)
+    linear = 4 * config.d_model * config.head_dim
+    expected_bytes = sum(linear if letter == "L" else history for letter in config.layout)
+    assert int(bytes_.replace(",", "")) == expected_bytes
+
+
+def test_going_beyond_the_training_context_is_told(here: Path, capsys: Output) -> None:
+    prompt = len(
+        load_tokenizer(here / "results/tiny/data/stories-300/tokenizer.json").encode("Once").ids
+    )
+    for tokens, warned in ((16 - prompt, False), (17 - prompt, True)):
+        call = (*TINY_RUN, "--prompt", "Once", "--tokens", str(tokens))
+        lines = generated(capsys, *call)[1].splitlines()
+        assert [line.startswith("warning: 17 tokens") for line in lines[:-1]] == [True] * warned
+
+
+def test_a_seed_fixes_the_text(here: Path, capsys: Output) -> None:
+    call = (*TINY_RUN, "--prompt", PROMPT, "--tokens", "30", "--top-k", "50", "--top-p", "0.95")
+    texts = [generated(capsys, *call, "--seed", seed)[0] for seed in ("1", "1", "2")]
+    assert texts[0] == texts[1] != texts[2]
+
+
+@pytest.mark.parametrize("ending", ["", "\n"])
+def test_a_prompt_from_a_file_or_standard_input(
+    here: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ending: str
+) -> None:
+    call = (*TINY_RUN, "--tokens", "5")
+    expected = generated(capsys, *call, "--prompt", "Zoë sat.\n")[0]
+    file = tmp_path / "prompt.txt"
+    file.write_text("Zoë sat.\n\n", encoding="utf-8")
+    assert generated(capsys, *call, "--prompt-file", str(file))[0] == expected
+
+    data = io.BytesIO(("Zoë sat." + ending).encode())
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(data, encoding="ascii"))
+    expected = generated(capsys, *call, "--prompt", "Zoë sat.")[0]
+    assert generated(capsys, *call, "--prompt-file", "-")[0] == expected
+
+
+def test_a_checkpoint_with_its_tokenizer_stands_for_a_run(here: Path, capsys: Output) -> None:
+    call = ("--prompt", PROMPT, "--tokens", "30")
+    out, err = generated(
+        capsys,
+        *call,
+        *("--checkpoint", "results/tiny/runs/10M/full/42/model.safetensors"),
+        *("--tokenizer", "results/tiny/data/stories-300/tokenizer.json"),
+    )
+    assert out == generated(capsys, *TINY_RUN, *call)[0]
+    assert len(err.splitlines()) == 1
+
+
+CHECKPOINT = "--checkpoint results/tiny/runs/10M/full/42/model.safetensors"
+BAD_CALLS = {
+    "no run named": ("--prompt a", "SCALE/VARIANT/SEED"),
+    "no such run": ("10M/full/7 --campaign tiny --prompt a", "no run 10M/full/7"),
+    "not trained yet": (
+        "10M/mha/42 --campaign tiny --prompt a",
+        "`snakemake --cores all --config campaign=tiny -- "
+        "results/tiny/runs/10M/mha/42/model.safetensors`",
+    ),
+    "no prompt": ("10M/full/42 --campaign tiny", "--prompt"),
+    "two prompts": ("10M/full/42 --campaign tiny --prompt a --prompt-file b", "--prompt"),
+    "an empty prompt": ("10M/full/42 --campaign tiny --prompt-file empty.txt", "empty"),
+    "no such file": ("10M/full/42 --campaign tiny --prompt-file absent.txt", "absent.txt"),
+    "not UTF-8": ("10M/full/42 --campaign tiny --prompt-file latin.txt", "UTF-8"),
+    "a prompt of no characters": ("10M/full/42 --campaign tiny --prompt \udce9", "UTF-8"),
+    "no tokens": ("10M/full/42 --campaign tiny --prompt a --tokens 0", "0 tokens"),
+    "words for tokens": ("10M/full/42 --campaign tiny --prompt a --tokens many", "many"),
+    "a negative temperature": (
+        "10M/full/42 --campaign tiny --prompt a --temperature -1",
+        "temperature",
+    ),
+    "no top k": ("10M/full/42 --campaign tiny --prompt a --top-k 0", "top_k"),
+    "no top p": ("10M/full/42 --campaign tiny --prompt a --top-p 0", "top_p"),
+    "a top p beyond 1": ("10M/full/42 --campaign tiny --prompt a --top-p 1.5", "top_p"),
+    "an unknown device": ("10M/full/42 --campaign tiny --prompt a --device abacus", "abacus"),
+    "a run and a checkpoint": (f"10M/full/42 {CHECKPOINT} --prompt a", "--checkpoint"),
+    "a checkpoint alone": (f"{CHECKPOINT} --prompt a", "--tokenizer"),
+    "a tokenizer alone": ("10M/full/42 --tokenizer a.json --prompt a", "--checkpoint"),
+    "no such checkpoint": (
+        "--checkpoint absent --tokenizer results/tiny/data/stories-300/tokenizer.json --prompt a",
+        "absent is missing",
+    ),
+    "another tokenizer": (f"{CHECKPOINT} --tokenizer other.json --prompt a", "has 300 tokens"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_CALLS)
+def test_bad_input_is_one_line(here: Path, capsys: Output, case: str) -> None:
+    Path("empty.txt").write_bytes(b"\n")
+    Path("latin.txt").write_bytes("é".encode("latin-1"))
+    train_tokenizer(["the cat sat on the mat"], 258, "test").save("other.json")
+    call, told = BAD_CALLS[case]
+    assert main(["generate", *call.split()]) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.startswith("error: ") and output.err.count("\n") == 1
+    assert told in output.err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_told(here: Path, capsys: Output) -> None:
+    assert main(["generate", *TINY_RUN, "--prompt", "a", "--device", "cuda"]) == 2
+    assert capsys.readouterr().err == (
+        "error: --device cuda: PyTorch sees no CUDA GPU here; give --device cpu\n"
+    )

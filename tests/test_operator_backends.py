@@ -1,0 +1,154 @@
+"""What every backend of an operator must keep: causality, its dtype's error, any strides."""
+
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import ROOT
+from equations import assert_close, draw, draw_linear
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from relation import operators as ops
+from relation.errors import InputError
+from relation.operators.backends import Backend
+
+DEFINITION = {"mha": "reference", "full": "reference", "linear": "recurrent"}
+PLAIN = [
+    *DEFINITION.items(),
+    ("mha", "flash"),
+    ("full", "tiled"),
+    ("linear", "chunked"),
+    ("linear", "expanded"),
+]
+LAM = torch.tensor(0.5)
+
+each_backend = pytest.mark.parametrize(("kind", "name"), PLAIN)
+
+
+def run(kind: str, name: str, p1: Tensor, p2: Tensor, info: Tensor, g: Tensor) -> Tensor:
+    """A backend's Y, with lambda for Full Relation and g for Linear Relation."""
+    extra = {"mha": (), "full": (LAM.to(p1.device),), "linear": (g,)}[kind]
+    y = ops.get_backend(kind, name, p1.device).call(p1, p2, info, *extra)
+    return y[0] if kind == "linear" else y
+
+
+@pytest.mark.parametrize("t", [0, 8, 18])
+@each_backend
+def test_no_backend_reads_the_future(kind, name, t):
+    *inputs, g = draw_linear(1, 2, 19, 6)
+    changed = [torch.where(torch.arange(19)[:, None] >= t, x + 1, x) for x in inputs]
+    before, after = run(kind, name, *inputs, g), run(kind, name, *changed, g)
+    assert torch.equal(before[:, :, :t], after[:, :, :t])
+    assert (before != after)[:, :, t:].any(-1).all()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "autocast"),
+    [
+        (torch.float32, False),
+        (torch.float16, False),
+        (torch.bfloat16, False),
+        (torch.bfloat16, True),
+    ],
+)
+@pytest.mark.parametrize("shape", [(1, 2, 70, 48), (1, 1, 1, 60)])
+@each_backend
+def test_error_is_that_of_the_dtype(kind, name, shape, dtype, autocast):
+    *states, g = draw(*shape, count=4)
+    inputs = [*(x.to(dtype) for x in states), -g.abs().float() / 10]
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        y = run(kind, name, *inputs)
+    truth = run(kind, DEFINITION[kind], *(x.double() for x in inputs))
+    assert y.dtype == dtype
+    # The result is rounded once; sums of T + D terms are in FP32.
+    T, D = shape[2:]
+    roundoff, largest = torch.finfo(dtype).eps / 2, inputs[2].abs().max().item()
+    bound = roundoff * truth.abs() + 8 * (T + D) * 2**-23 * largest
+    if name in ("reference", "flash"):
+        # Scores and flow are rounded too: U enters the exponent, and a row of flow sums to 1.
+        U = (inputs[0].double() @ inputs[1].double().mT).abs().max().item() / D**0.5
+        bound += roundoff * (4 * U + 2) * largest
+    assert ((y.double() - truth).abs() <= bound).all()
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [pair for pair in PLAIN if pair[1] not in ("reference", "flash")]
+)
+def test_autocast_rounds_no_fp32_input(kind, name):
+    *states, g = draw(1, 2, 70, 48, count=4).float()
+    with torch.autocast("cpu", torch.bfloat16):
+        y = run(kind, name, *states, -g.abs())
+    assert torch.equal(y, run(kind, name, *states, -g.abs()))
+
+
+@each_backend
+def test_strides_do_not_matter(kind, name):
+    """A model's heads are (B, T, H, D) seen as (B, H, T, D), and an expanded batch has stride 0."""
+    inputs = draw_linear(1, 3, 20, 6)
+    expected = run(kind, name, *inputs)
+    folded = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in inputs]
+    assert_close(run(kind, name, *folded), expected, 20 + 6)
+    wide = run(kind, name, *(x.expand(2, 3, 20, 6) for x in inputs))
+    assert_close(wide, expected.expand(2, 3, 20, 6), 20 + 6)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("kind", "name"), [pair for pair in PLAIN if pair[1] != "flash"])
+def test_a_gpu_gives_the_same_in_float64(kind, name):
+    inputs = draw_linear(1, 2, 300, 48)
+    there = run(kind, name, *(x.cuda() for x in inputs))
+    assert_close(there.cpu(), run(kind, name, *inputs), 300 + 48)
+
+
+@pytest.mark.parametrize("flow", [ops.causal_flow, lambda p1, p2: ops.full_flow(p1, p2, LAM)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_flow_is_normalised_in_fp32(flow, dtype):
+    rows = flow(*draw(1, 2, 70, 48, count=2).to(dtype))
+    assert rows.dtype == torch.float32
+    assert_close(rows.sum(-1), torch.ones(1, 2, 70), 70)
+
+
+@pytest.mark.parametrize("name", ["reference", "flash"])
+@pytest.mark.parametrize("score", [1.0, 1e3])
+def test_attention_is_pytorchs(name, score):
+    q, k, v = draw(2, 2, 37, 6)
+    q, k = score**0.5 * q, score**0.5 * k
+    attention, terms = ops.get_backend("mha", name, "cpu").call, 37 + 6 * score
+    with sdpa_kernel(SDPBackend.MATH):
+        truth = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    assert_close(attention(q, k, v), truth, terms)
+    assert_close(ops.causal_flow(q, k) @ v, truth, terms)
+
+
+def test_every_backend_says_where_it_cannot_run(monkeypatch):
+    for (kind, name), backend in ops.BACKENDS.items():
+        assert (backend.operator, backend.name) == (kind, name)
+        assert backend.summary and "\n" not in backend.summary
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    gpu, cpu, metal = map(torch.device, ("cuda", "cpu", "mps"))
+    for backend in ops.BACKENDS.values():
+        assert "no usable CUDA device" in backend.why_unavailable(gpu)
+    assert all(ops.BACKENDS[pair].why_unavailable(cpu) is None for pair in PLAIN)
+    for name in ("flash", "cudnn"):
+        assert "mps" in ops.BACKENDS["mha", name].why_unavailable(metal)
+
+
+def test_a_backend_that_cannot_run_is_refused_with_its_reason(monkeypatch):
+    broken = Backend("full", "broken", ops.full_relation, "for this test", refusal=lambda _: "rain")
+    monkeypatch.setitem(ops.BACKENDS, ("full", "broken"), broken)
+    assert ops.get_backend("full", "broken") is broken
+    with pytest.raises(InputError, match="'broken' of 'full' cannot run here: rain"):
+        ops.get_backend("full", "broken", "cpu")
+
+
+def test_the_readme_names_every_operator_and_tests_that_exist():
+    text = (ROOT / "relation/operators/README.md").read_text(encoding="utf-8")
+    operators = {n for n in ops.__all__ if callable(getattr(ops, n))} - {"get_backend"}
+    assert operators <= set(re.findall(r"`(\w+)`", text))
+    files = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "tests").glob("*.py")}
+    for name in re.findall(r"`(test_\w+\.py)`", text):
+        assert name in files
+    for name in re.findall(r"`(test_\w+)`", text):
+        assert any(f"def {name}(" in source for source in files.values()), name

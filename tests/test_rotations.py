@@ -1,0 +1,81 @@
+"""Givens mixing and RoPE against their rotation matrices in float64."""
+
+import math
+
+import pytest
+import torch
+from equations import assert_close, draw
+
+from relation import operators as ops
+
+
+@pytest.mark.parametrize(
+    ("layer", "pairs"),
+    [(0, [(1, 2), (3, 4), (5, 6)]), (1, [(2, 3), (4, 5), (6, 1)]), (4, [(1, 2), (3, 4), (5, 6)])],
+)
+def test_givens_rotates_the_papers_pairs(layer, pairs):
+    theta = draw(3, count=1)[0].requires_grad_()
+    rotation = torch.eye(6, dtype=torch.float64)
+    for angle, (a, b) in zip(theta.tolist(), pairs, strict=True):
+        rotation[a - 1, a - 1] = rotation[b - 1, b - 1] = math.cos(angle)
+        rotation[a - 1, b - 1], rotation[b - 1, a - 1] = -math.sin(angle), math.sin(angle)
+    assert_close(rotation @ rotation.T, torch.eye(6, dtype=torch.float64), 1)
+    info = draw(2, 6, 5, 4, count=1)[0].requires_grad_()
+    mixed = ops.givens_mix(info, theta, layer)
+    assert_close(mixed, torch.einsum("hk,bktd->bhtd", rotation, info), 2)
+    assert_close(ops.givens_mix(mixed, -theta, layer), info, 4)
+    assert torch.equal(ops.givens_mix(info, torch.zeros(3), layer), info)
+    assert torch.autograd.gradcheck(lambda *x: ops.givens_mix(*x, layer), (info, theta))
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_two_heads_are_one_pair(layer):
+    """On odd layers the pair is (2, 1): head 2 is a, head 1 is b."""
+    info, theta = draw(1, 2, 3, 4, count=1)[0], torch.tensor([math.pi / 2], dtype=torch.float64)
+    first, second = info.unbind(1)
+    expected = torch.stack((-second, first) if layer == 0 else (second, -first), dim=1)
+    assert_close(ops.givens_mix(info, theta, layer), expected, 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("angles", [torch.float32, torch.bfloat16])
+def test_givens_rounds_once(dtype, angles):
+    info, theta = draw(2, 4, 5, 6, count=1)[0].to(dtype), draw(2, count=1)[0].to(angles)
+    mixed = ops.givens_mix(info, theta, 1)
+    truth = ops.givens_mix(info.double(), theta.double(), 1)
+    assert mixed.dtype == dtype
+    roundoff = torch.finfo(dtype).eps / 2
+    wide = max(torch.finfo(torch.float64).eps, min(roundoff, 2**-24))
+    bound = roundoff * truth.abs() + 8 * wide * info.double().abs().max()
+    assert ((mixed.double() - truth).abs() <= bound).all()
+
+
+def test_rope_rotates_channel_c_with_channel_c_plus_half():
+    x = draw(1, 2, 50, 60, count=1)[0]
+    pairs = torch.complex(*x.chunk(2, dim=-1))
+    frequency = 1e4 ** (-torch.arange(30, dtype=torch.float64) / 30)
+    angle = torch.arange(7, 57, dtype=torch.float64)[:, None] * frequency
+    expected = torch.view_as_real(pairs * torch.polar(torch.ones_like(angle), angle)).unbind(-1)
+    # The angles are FP32: positions below 64 times a frequency with two roundings.
+    tolerance = {"rtol": 0, "atol": 64 * 2**-22 * x.abs().max().item()}
+    turned = ops.rope(x, offset=7)
+    torch.testing.assert_close(turned, torch.cat(expected, -1), **tolerance)
+    torch.testing.assert_close(turned.norm(dim=-1), x.norm(dim=-1), rtol=2**-20, atol=0)
+    assert torch.equal(ops.rope(x)[:, :, 7:], ops.rope(x[:, :, 7:], offset=7))
+    assert torch.equal(ops.rope(x)[:, :, 0], x[:, :, 0])
+
+
+def test_rope_scores_depend_on_relative_position_alone():
+    q, k = draw(1, 2, 20, 48, count=2)
+    here, there = (ops.rope(q, offset=o) @ ops.rope(k, offset=o).mT for o in (0, 40))
+    longest = q.norm(dim=-1).max().item() * k.norm(dim=-1).max().item()
+    torch.testing.assert_close(here, there, rtol=0, atol=64 * 2**-22 * longest)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_rope_rounds_once(dtype):
+    x = draw(1, 1, 20, 48, count=1)[0].to(dtype)
+    turned, truth = ops.rope(x), ops.rope(x.double())
+    assert turned.dtype == dtype
+    bound = torch.finfo(dtype).eps / 2 * truth.abs() + 4 * 2**-24 * x.double().abs().max()
+    assert ((turned.double() - truth).abs() <= bound).all()
