@@ -86,8 +86,15 @@ class InformationMixer(Mixer):
 
     def information(self, x: Tensor) -> Tensor:
         """I-tilde (B, H, T, d_h): projected (or X itself for Raw-X), split and mixed."""
-        info = self.split(self.wi(x) if self.projects else x)
-        return givens_mix(info, self.theta, self.pairing_index) if self.mixes else info
+        if not self.mixes:
+            return self.split(self.wi(x) if self.projects else x)
+        if not self.projects:
+            return givens_mix(self.split(x), self.theta, self.pairing_index)
+        # Mixing acts on heads and so commutes with the projection of a token: the rows of W_I are
+        # mixed, d x d numbers, instead of the states of every token.
+        weight = self.wi.weight.unflatten(0, (1, self.heads, -1))
+        mixed = givens_mix(weight, self.theta, self.pairing_index).flatten(0, 2)
+        return self.split(F.linear(x, mixed))
 
 
 class FullRelationMixer(InformationMixer):

@@ -4,7 +4,6 @@ import torch
 
 from relation.errors import InputError
 from relation.operators.checks import check_device, check_states
-from relation.operators.trigonometry import cos_sin
 
 
 def givens_mix(info: torch.Tensor, theta: torch.Tensor, layer_index: int) -> torch.Tensor:
@@ -58,9 +57,9 @@ def _wide(info: torch.Tensor, theta: torch.Tensor) -> torch.dtype:
 
 def _rotate(info: torch.Tensor, theta: torch.Tensor, shift: int) -> torch.Tensor:
     wide = _wide(info, theta)
-    cos, sin = cos_sin(theta.to(wide).repeat_interleave(2).roll(shift)[:, None, None])
+    angle = theta.to(wide).repeat_interleave(2).roll(shift)[:, None, None]
     x = info.to(wide)
-    return (cos * x + sin * _quarter_turn(x, shift)).to(info.dtype)
+    return (angle.cos() * x + angle.sin() * _quarter_turn(x, shift)).to(info.dtype)
 
 
 def _quarter_turn(x: torch.Tensor, shift: int) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Cosines and sines that are computed once, not once for every number they turn."""
+"""Cosines and sines computed once, not once for every number they turn."""
 
 import torch
 from torch import Tensor
