@@ -14,10 +14,10 @@ from triton.compiler import ASTSource
 
 @dataclass(frozen=True)
 class Resources:
-    """Of one program: registers a thread, bytes a thread spilled to memory, bytes shared."""
+    """Of one program: registers and bytes of stack (spills) of a thread, bytes of shared memory."""
 
     registers: int
-    spilled: int
+    stack: int
     shared: int
 
 
@@ -46,8 +46,8 @@ def compile_resources(
         target=GPUTarget("cuda", int(architecture.removeprefix("sm_")), 32),
         options=dict(options),
     )
-    registers, spilled = _resource_usage(compiled.asm["cubin"])
-    return Resources(registers, spilled, compiled.metadata.shared)
+    registers, stack = _resource_usage(compiled.asm["cubin"])
+    return Resources(registers, stack, compiled.metadata.shared)
 
 
 def _resource_usage(cubin: bytes) -> tuple[int, int]:

@@ -136,6 +136,18 @@ class TestInterpreted:
         p1, *others = draw(3, (1, 2, 33, 16), lam=lam)
         assert_exact((20 * p1, *others), tau=0.7)
 
+    @pytest.mark.parametrize("width", [60, 80])
+    def test_blocks_of_several_tiles(self, monkeypatch, width):
+        """As the shipped launches have: 32 rows owned, history scanned by 16, and the reverse."""
+        launches = importlib.import_module("kernels.flash_relation.launches")
+        rows, history = launches.Launch(32, 16, 1, 1), launches.Launch(16, 32, 1, 1)
+        entry = launches.Launches(32, 128, False, rows, rows, rows, history)
+        monkeypatch.setattr(launches, "INTERPRETED", entry)
+        launches.select_launches.cache_clear()
+        for length in (1, 33, 64):
+            assert_exact(draw(7, (1, 1, length, width)))
+        launches.select_launches.cache_clear()
+
     @pytest.mark.parametrize("correction", [0.5, 30.0])
     @pytest.mark.parametrize("transport_self", [True, False])
     def test_rows_whose_sums_grow_too_large_are_repaired(
@@ -150,6 +162,12 @@ class TestInterpreted:
         p1[0, :, 20:40] *= 60
         p1[1, 0] *= 12
         assert_exact((p1, *others), transport_self=transport_self)
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+    def test_scores_of_a_thousand_stay_finite(self, dtype):
+        p1, p2, *others = draw(8, (1, 2, 50, 16), dtype)
+        inputs = (40 * p1, 40 * p2, *others)
+        assert all(x.isfinite().all() for x in differentiate(kernels.flash_relation, inputs))
 
     def test_any_strides(self):
         p1, p2, info, dy, lam = draw(4, (2, 2, 17, 20))
@@ -238,6 +256,14 @@ class TestOnDevice:
         p1[0, :, 40:60] *= 30
         p1[1, 1, 1500:] *= 12
         assert_exact((p1, *others))
+
+    @pytest.mark.parametrize("dtype", SLACK)
+    def test_scores_of_a_thousand_stay_finite(self, dtype):
+        p1, p2, *others = draw(8, (2, 3, 200, 64), dtype, "cuda")
+        inputs = (40 * p1, 40 * p2, *others)
+        with poisoned_memory():
+            results = differentiate(kernels.flash_relation, inputs)
+        assert all(x.isfinite().all() for x in results)
 
     @pytest.mark.parametrize("dtype", SLACK)
     @pytest.mark.parametrize("transport_self", [True, False])

@@ -76,11 +76,10 @@ def _check_inputs(
         raise InputError(
             f"the head width is {p1.shape[-1]}; flash_relation takes {NARROWEST} to {WIDEST}"
         )
-    dtypes = (p1.dtype, p2.dtype, info.dtype)
     if p1.dtype not in DTYPES:
         raise InputError(
-            f"p1, p2, info have dtypes {', '.join(str(d).removeprefix('torch.') for d in dtypes)};"
-            " give all three in one of bfloat16, float16 and float32"
+            f"p1, p2 and info are {str(p1.dtype).removeprefix('torch.')}; give bfloat16, float16 or"
+            " float32"
         )
     if lam.dtype != torch.float32 or tuple(lam.shape) not in ((), (1,)):
         raise InputError(

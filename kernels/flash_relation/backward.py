@@ -13,7 +13,7 @@ import triton.language as tl
 
 from kernels.common import head_offset, interpreted
 from kernels.flash_relation.forward import LOG2_E
-from kernels.flash_relation.launches import select_launches, split_width
+from kernels.flash_relation.launches import Launches, select_launches, split_width
 from kernels.flash_relation.tiles import half_tanh, load_tile, store_tile
 
 # Larger than any log_norm: rows past the end get F = 2^(E - PAST_END) = 0, and no inf - inf.
@@ -273,10 +273,12 @@ def launch_backward(
     log_norm: torch.Tensor,
     tau: float,
     transport_self: bool,
+    launches: Launches | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Run the backward passes; the arguments after dy are the forward's inputs and results.
+    """Run the backward passes; p1 to transport_self are the forward's inputs and results.
 
-    Returns the gradients of p1, p2 and info in their dtype, and of lam as an FP32 scalar.
+    Without `launches`, the device's are taken. Returns the gradients of p1, p2 and info in their
+    dtype, and of lam as an FP32 scalar.
     """
     B, H, T, D = p1.shape
     # Without atomics and with one writer an element, every sum has one order: equal inputs give
@@ -285,7 +287,7 @@ def launch_backward(
         torch.empty((B, T, H, D), dtype=x.dtype, device=x.device).transpose(1, 2)
         for x in (p1, p2, info)
     )
-    launches = select_launches(p1.device, p1.element_size(), D)
+    launches = launches or select_launches(p1.device, p1.element_size(), D)
     blocks = triton.cdiv(T, launches.p1.block_i)
     row_sums = torch.empty((B, H, T, 2), dtype=torch.float32, device=p1.device)
     du_self = torch.empty((B, H, T), dtype=torch.float32, device=p1.device)

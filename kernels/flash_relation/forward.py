@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from kernels.common import head_offset, interpreted
-from kernels.flash_relation.launches import Launch, select_launches, split_width
+from kernels.flash_relation.launches import Launch, Launches, select_launches, split_width
 from kernels.flash_relation.tiles import half_tanh, load_tile, store_tile
 
 LOG2_E = tl.constexpr(math.log2(math.e))
@@ -226,8 +226,9 @@ def launch_forward(
     lam: torch.Tensor,
     tau: float,
     transport_self: bool,
+    launches: Launches | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Run the forward pass.
+    """Run the forward pass, with the device's launches where none are given.
 
     Returns Y (B, H, T, D) in info's dtype, and two FP32 (B, H, T): the gate's logit A - S, and the
     number n_i of which F_ij = 2^(E_ij log2(e) - n_i) for j < i.
@@ -238,7 +239,7 @@ def launch_forward(
     y = torch.empty((B, T, H, D), dtype=info.dtype, device=info.device).transpose(1, 2)
     gate_logit = torch.empty((B, H, T), dtype=torch.float32, device=info.device)
     log_norm = torch.empty((B, H, T), dtype=torch.float32, device=info.device)
-    launches = select_launches(p1.device, p1.element_size(), D)
+    launches = launches or select_launches(p1.device, p1.element_size(), D)
     tile: Launch = launches.forward
     wide, rest = split_width(D)
     tensors = (p1, p2, info, lam, y, gate_logit, log_norm)

@@ -96,6 +96,7 @@ def split_width(head_dim: int) -> tuple[int, int]:
     return (2 * wide, 0) if rest == wide else (wide, rest)
 
 
+@functools.cache
 def select_launches(device: torch.device, element_size: int, head_dim: int) -> Launches:
     """The entry for a device, bytes an element and head width, 16 to 128."""
     if device.type == "cpu":

@@ -1,4 +1,4 @@
-"""Registers, spills and shared memory of every shipped launch, compiled without a GPU.
+"""Registers, stack and shared memory of every shipped launch, compiled without a GPU.
 
 `python -m kernels.flash_relation.resources` writes the table that the tests hold the launches to.
 """
@@ -46,14 +46,14 @@ def write_table(path: Path = TABLE) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(
-            ("pass", "architecture", "bits", "widest", "registers", "spilled", "shared", "triton")
+            ("pass", "architecture", "bits", "widest", "registers", "stack", "shared", "triton")
         )
         for architecture, entries in load_launches().items():
             for launches in entries:
                 for name in PASSES:
                     found = pass_resources(name, architecture, launches)
                     row = (name, architecture, launches.bits, launches.widest)
-                    taken = (found.registers, found.spilled, found.shared)
+                    taken = (found.registers, found.stack, found.shared)
                     writer.writerow((*row, *taken, triton.__version__))
 
 

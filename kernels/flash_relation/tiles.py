@@ -15,7 +15,8 @@ def _offsets(
 ):
     t = tl.arange(0, BLOCK)
     d = FIRST + tl.arange(0, WIDTH)
-    # The tile's start may lie beyond 2^31 elements; what is added to it does not.
+    # The tile's start may lie beyond 2^31 elements; inside a tile, 32 bits reach unless a stride is
+    # above 2^24.
     return tl.cast(start, tl.int64) * stride_t + (t[:, None] * stride_t + d[None, :] * stride_d)
 
 
