@@ -1,0 +1,73 @@
+"""Linear Relation as PyTorch operators: autograd and torch.compile see no graph break.
+
+No mathematics here: `output` and `gradients` compute, this file registers. The operators are opaque
+to the compiler.
+"""
+
+import torch
+from torch import Tensor
+from torch.library import custom_op
+
+from kernels.linear_relation.gradients import launch_backward
+from kernels.linear_relation.output import launch_forward
+
+
+@custom_op("relation::linear_relation", mutates_args=())
+def linear_forward(
+    p1: Tensor, p2: Tensor, info: Tensor, log_retention: Tensor, state: Tensor | None, tau: float
+) -> tuple[Tensor, Tensor]:
+    """`launch_forward`."""
+    return launch_forward(p1, p2, info, log_retention, state, tau)
+
+
+@custom_op("relation::linear_relation_backward", mutates_args=())
+def linear_backward(
+    dy: Tensor,
+    dfinal: Tensor | None,
+    p1: Tensor,
+    p2: Tensor,
+    info: Tensor,
+    log_retention: Tensor,
+    state: Tensor | None,
+    tau: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """`launch_backward`."""
+    return launch_backward(dy, dfinal, p1, p2, info, log_retention, state, tau)
+
+
+def _tokens_like(x: Tensor) -> Tensor:
+    B, H, T, D = x.shape
+    return x.new_empty((B, T, H, D)).transpose(1, 2)
+
+
+def _state_of(x: Tensor) -> Tensor:
+    B, H, _, D = x.shape
+    return x.new_empty((B, H, D, D), dtype=torch.float32)
+
+
+@linear_forward.register_fake
+def _(p1, p2, info, log_retention, state, tau):
+    return _tokens_like(info), _state_of(info)
+
+
+@linear_backward.register_fake
+def _(dy, dfinal, p1, p2, info, log_retention, state, tau):
+    return *(_tokens_like(x) for x in (p1, p2, info, log_retention)), _state_of(info)
+
+
+def _save(ctx, inputs, output) -> None:
+    p1, p2, info, log_retention, state, ctx.tau = inputs
+    # Without this, autograd would fill a zero gradient of the final state in every backward.
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(p1, p2, info, log_retention, state)
+
+
+def _differentiate(ctx, dy, dfinal):
+    p1, p2, info, log_retention, state = ctx.saved_tensors
+    if dy is None:  # only the final state was used
+        dy = torch.zeros_like(info)
+    *gradients, dstate = linear_backward(dy, dfinal, p1, p2, info, log_retention, state, ctx.tau)
+    return *gradients, None if state is None else dstate, None
+
+
+linear_forward.register_autograd(_differentiate, setup_context=_save)

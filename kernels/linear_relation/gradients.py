@@ -1,0 +1,331 @@
+"""The backward pass in two kernels: what the information carries, then what selects it.
+
+The first one differentiates the information and forms two sums a token, <r, dr> = <dY, E> and
+<w, dw>, which the normalisation and Self need. The second one differentiates the coordinates and
+the retention, one block of channels a program.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.common import head_offset
+from kernels.linear_relation.decays import (
+    decays_at_level,
+    load_retention,
+    pairs_in_blocks,
+    product,
+    project,
+    self_and_norms,
+    steps_to_middle,
+    sum_steps,
+)
+from kernels.linear_relation.launches import select_launches, split_chunks
+from kernels.linear_relation.states import launch_states
+from kernels.linear_relation.tiles import load_state, load_tokens, states_of_chunk, store_tokens
+from kernels.linear_relation.weak import weak_gradients_kernel
+
+
+@triton.jit(do_not_specialize=["T", "chunks", "segment_chunks", "segments"])
+def information_backward_kernel(
+    p1, p2, info, log_retention, dy, weak,
+    within, log_decay, entry, dwithin, dlog_decay, dentry,
+    dinfo, read_dread, write_dwrite,
+    stride_p1_b, stride_p1_h, stride_p1_t, stride_p1_d,
+    stride_p2_b, stride_p2_h, stride_p2_t, stride_p2_d,
+    stride_info_b, stride_info_h, stride_info_t, stride_info_d,
+    stride_g_b, stride_g_h, stride_g_t, stride_g_d,
+    stride_dy_b, stride_dy_h, stride_dy_t, stride_dy_d,
+    stride_out_b, stride_out_h, stride_out_t, stride_out_d,
+    H, T, scale, chunks, segment_chunks, segments,
+    PRECISION: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, CHUNK: tl.constexpr, LEVELS: tl.constexpr,
+    SKIP_WEAK: tl.constexpr,
+):  # fmt: skip
+    head = tl.cast(tl.program_id(0), tl.int64)
+    chunk = tl.program_id(1)
+    t_start = chunk * CHUNK
+    p1 += head_offset(H, stride_p1_b, stride_p1_h)
+    p2 += head_offset(H, stride_p2_b, stride_p2_h)
+    info += head_offset(H, stride_info_b, stride_info_h)
+    log_retention += head_offset(H, stride_g_b, stride_g_h)
+    dy += head_offset(H, stride_dy_b, stride_dy_h)
+    dinfo += head_offset(H, stride_out_b, stride_out_h)
+    here, segment, own_past, own_future = states_of_chunk(
+        chunk, head, chunks, segment_chunks, segments, D
+    )
+    if SKIP_WEAK and tl.load(weak + here) != 0:
+        return
+
+    t = tl.arange(0, CHUNK)
+    t_rows, t_columns = t[:, None], t[None, :]
+    S, inverse_norm1, inverse_norm2 = self_and_norms(
+        p1, p2, t_start, T, stride_p1_t, stride_p1_d, stride_p2_t, stride_p2_d, scale,
+        D, CHUNK, WIDTH,
+    )  # fmt: skip
+    scores = tl.zeros([CHUNK, CHUNK], tl.float32)
+    # Formed as products of their own: a transposed dot result is miscompiled on Hopper.
+    scores_t = tl.zeros([CHUNK, CHUNK], tl.float32)
+    for d_start in range(0, D, BLOCK_D):
+        p1_d = load_tokens(p1, t_start, T, stride_p1_t, d_start, stride_p1_d, D, CHUNK, BLOCK_D)
+        p2_d = load_tokens(p2, t_start, T, stride_p2_t, d_start, stride_p2_d, D, CHUNK, BLOCK_D)
+        g = load_retention(
+            log_retention, t_start, T, stride_g_t, d_start, stride_g_d, D, CHUNK, BLOCK_D
+        )
+        read = p1_d.to(tl.float32) * (S * inverse_norm1)[:, None]
+        write = p2_d.to(tl.float32) * (S * inverse_norm2)[:, None]
+        level = LEVELS - 1
+        while level >= 0:
+            read_decay, write_decay, complete = decays_at_level(g, level, PRECISION, CHUNK)
+            read_now, write_now = read * read_decay, write * write_decay
+            new = product(read_now, tl.trans(write_now), PRECISION)
+            new_t = product(write_now, tl.trans(read_now), PRECISION)
+            scores += tl.where(pairs_in_blocks(t_rows, t_columns, level), new, 0.0)
+            scores_t += tl.where(pairs_in_blocks(t_columns, t_rows, level), new_t, 0.0)
+            level = tl.where(complete, -1, level - 1)
+
+    sum_read = tl.zeros([CHUNK], tl.float32)
+    sum_write = tl.zeros([CHUNK], tl.float32)
+    for v_start in range(0, D, BLOCK_V):
+        info_v = load_tokens(
+            info, t_start, T, stride_info_t, v_start, stride_info_d, D, CHUNK, BLOCK_V
+        )
+        dy_v = load_tokens(dy, t_start, T, stride_dy_t, v_start, stride_dy_d, D, CHUNK, BLOCK_V)
+        exchange = product(scores, info_v, PRECISION)
+        dexchanged = product(scores_t, dy_v, PRECISION)
+        for d_start in range(0, D, BLOCK_D):
+            p1_d = load_tokens(p1, t_start, T, stride_p1_t, d_start, stride_p1_d, D, CHUNK, BLOCK_D)
+            p2_d = load_tokens(p2, t_start, T, stride_p2_t, d_start, stride_p2_d, D, CHUNK, BLOCK_D)
+            g = load_retention(
+                log_retention, t_start, T, stride_g_t, d_start, stride_g_d, D, CHUNK, BLOCK_D
+            )
+            since_start = tl.exp(sum_steps(t_columns <= t_rows, g, PRECISION))
+            to_end = tl.exp(sum_steps(t_columns > t_rows, g, PRECISION))
+            read = p1_d.to(tl.float32) * (S * inverse_norm1)[:, None] * since_start
+            write = p2_d.to(tl.float32) * (S * inverse_norm2)[:, None] * to_end
+            past = load_state(
+                within + here * D * D, log_decay + here * D, entry + segment * D * D,
+                own_past, d_start, v_start, D, BLOCK_D, BLOCK_V,
+            )  # fmt: skip
+            exchange += product(read, past, PRECISION)
+            future = load_state(
+                dwithin + here * D * D, dlog_decay + here * D, dentry + segment * D * D,
+                own_future, d_start, v_start, D, BLOCK_D, BLOCK_V,
+            )  # fmt: skip
+            dexchanged += product(write, future, PRECISION)
+        dy_v = dy_v.to(tl.float32)
+        sum_read += tl.sum(dy_v * exchange, 1)
+        sum_write += tl.sum(info_v.to(tl.float32) * dexchanged, 1)
+        store_tokens(
+            dinfo, dy_v + dexchanged, t_start, T, stride_out_t, v_start, stride_out_d,
+            D, CHUNK, BLOCK_V,
+        )  # fmt: skip
+    inside = t_start + t < T
+    tl.store(read_dread + head * T + t_start + t, sum_read, mask=inside)
+    tl.store(write_dwrite + head * T + t_start + t, sum_write, mask=inside)
+
+
+@triton.jit
+def outer_products(
+    rows, columns, t_start, T, stride_rows_t, stride_rows_d, stride_columns_t, stride_columns_d,
+    PRECISION: tl.constexpr, D: tl.constexpr, CHUNK: tl.constexpr, BLOCK_V: tl.constexpr,
+):  # fmt: skip
+    """<rows_t, columns_u> for all pairs of tokens t, u of a chunk."""
+    result = tl.zeros([CHUNK, CHUNK], tl.float32)
+    for v_start in range(0, D, BLOCK_V):
+        rows_v = load_tokens(
+            rows, t_start, T, stride_rows_t, v_start, stride_rows_d, D, CHUNK, BLOCK_V
+        )
+        columns_v = load_tokens(
+            columns, t_start, T, stride_columns_t, v_start, stride_columns_d, D, CHUNK, BLOCK_V
+        )
+        result += product(rows_v, tl.trans(columns_v), PRECISION)
+    return result
+
+
+@triton.jit(do_not_specialize=["T", "chunks", "segment_chunks", "segments"])
+def coordinates_backward_kernel(
+    p1, p2, info, log_retention, dy, weak,
+    within, log_decay, entry, dwithin, dlog_decay, dentry, read_dread, write_dwrite,
+    dp1, dp2, dlog_retention,
+    stride_p1_b, stride_p1_h, stride_p1_t, stride_p1_d,
+    stride_p2_b, stride_p2_h, stride_p2_t, stride_p2_d,
+    stride_info_b, stride_info_h, stride_info_t, stride_info_d,
+    stride_g_b, stride_g_h, stride_g_t, stride_g_d,
+    stride_dy_b, stride_dy_h, stride_dy_t, stride_dy_d,
+    stride_out_b, stride_out_h, stride_out_t, stride_out_d,
+    H, T, scale, chunks, segment_chunks, segments,
+    PRECISION: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, CHUNK: tl.constexpr, LEVELS: tl.constexpr,
+    SKIP_WEAK: tl.constexpr,
+):  # fmt: skip
+    head = tl.cast(tl.program_id(0), tl.int64)
+    chunk = tl.program_id(1)
+    t_start = chunk * CHUNK
+    d_start = tl.program_id(2) * BLOCK_D
+    p1 += head_offset(H, stride_p1_b, stride_p1_h)
+    p2 += head_offset(H, stride_p2_b, stride_p2_h)
+    info += head_offset(H, stride_info_b, stride_info_h)
+    log_retention += head_offset(H, stride_g_b, stride_g_h)
+    dy += head_offset(H, stride_dy_b, stride_dy_h)
+    out = head_offset(H, stride_out_b, stride_out_h)
+    here, segment, own_past, own_future = states_of_chunk(
+        chunk, head, chunks, segment_chunks, segments, D
+    )
+    if SKIP_WEAK and tl.load(weak + here) != 0:
+        return
+
+    t = tl.arange(0, CHUNK)
+    t_rows, t_columns = t[:, None], t[None, :]
+    S, inverse_norm1, inverse_norm2 = self_and_norms(
+        p1, p2, t_start, T, stride_p1_t, stride_p1_d, stride_p2_t, stride_p2_d, scale,
+        D, CHUNK, WIDTH,
+    )  # fmt: skip
+    dread = tl.zeros([CHUNK, BLOCK_D], tl.float32)
+    dwrite = tl.zeros([CHUNK, BLOCK_D], tl.float32)
+    dtotal = tl.zeros([BLOCK_D], tl.float32)
+    for v_start in range(0, D, BLOCK_V):
+        info_v = load_tokens(
+            info, t_start, T, stride_info_t, v_start, stride_info_d, D, CHUNK, BLOCK_V
+        )
+        dy_v = load_tokens(dy, t_start, T, stride_dy_t, v_start, stride_dy_d, D, CHUNK, BLOCK_V)
+        past = load_state(
+            within + here * D * D, log_decay + here * D, entry + segment * D * D,
+            own_past, d_start, v_start, D, BLOCK_D, BLOCK_V,
+        )  # fmt: skip
+        future = load_state(
+            dwithin + here * D * D, dlog_decay + here * D, dentry + segment * D * D,
+            own_future, d_start, v_start, D, BLOCK_D, BLOCK_V,
+        )  # fmt: skip
+        dread += product(dy_v, tl.trans(past), PRECISION)
+        dwrite += product(info_v, tl.trans(future), PRECISION)
+        dtotal += tl.sum(past * future, 1)
+
+    p1_d = load_tokens(p1, t_start, T, stride_p1_t, d_start, stride_p1_d, D, CHUNK, BLOCK_D)
+    p2_d = load_tokens(p2, t_start, T, stride_p2_t, d_start, stride_p2_d, D, CHUNK, BLOCK_D)
+    g = load_retention(
+        log_retention, t_start, T, stride_g_t, d_start, stride_g_d, D, CHUNK, BLOCK_D
+    )
+    read = p1_d.to(tl.float32) * (S * inverse_norm1)[:, None]
+    write = p2_d.to(tl.float32) * (S * inverse_norm2)[:, None]
+    # Every exponent is a sum over steps, and dg sums over the same steps, without differences.
+    dread *= tl.exp(sum_steps(t_columns <= t_rows, g, PRECISION))
+    dwrite *= tl.exp(sum_steps(t_columns > t_rows, g, PRECISION))
+    exact = info.dtype.element_ty
+    dg = product((t_rows <= t_columns).to(exact), read * dread, PRECISION)
+    dg += product((t_rows > t_columns).to(exact), write * dwrite, PRECISION)
+    dg += (tl.exp(tl.sum(g, 0)) * dtotal)[None, :]
+
+    level = LEVELS - 1
+    while level >= 0:
+        read_decay, write_decay, complete = decays_at_level(g, level, PRECISION, CHUNK)
+        # Formed again at every level, and one after the other: there are not registers for both.
+        dscores = outer_products(
+            dy, info, t_start, T, stride_dy_t, stride_dy_d, stride_info_t, stride_info_d,
+            PRECISION, D, CHUNK, BLOCK_V,
+        )  # fmt: skip
+        dscores = tl.where(pairs_in_blocks(t_rows, t_columns, level), dscores, 0.0)
+        dread_now = product(dscores, write * write_decay, PRECISION) * read_decay
+        dscores_t = outer_products(
+            info, dy, t_start, T, stride_info_t, stride_info_d, stride_dy_t, stride_dy_d,
+            PRECISION, D, CHUNK, BLOCK_V,
+        )  # fmt: skip
+        dscores_t = tl.where(pairs_in_blocks(t_columns, t_rows, level), dscores_t, 0.0)
+        dwrite_now = product(dscores_t, read * read_decay, PRECISION) * write_decay
+        dread += dread_now
+        dwrite += dwrite_now
+        dto_middle = read * dread_now - write * dwrite_now
+        dto_middle = tl.where((((t >> level) & 1) == 1)[:, None], dto_middle, -dto_middle)
+        steps_t = steps_to_middle(t_columns, t_rows, level)
+        dg += product(steps_t.to(exact), dto_middle, PRECISION)
+        level = tl.where(complete, -1, level - 1)
+    store_tokens(
+        dlog_retention + out, dg, t_start, T, stride_out_t, d_start, stride_out_d,
+        D, CHUNK, BLOCK_D,
+    )  # fmt: skip
+
+    inside = t_start + t < T
+    sum_read = tl.load(read_dread + head * T + t_start + t, mask=inside, other=0.0)
+    sum_write = tl.load(write_dwrite + head * T + t_start + t, mask=inside, other=0.0)
+    dlogit = ((sum_read + sum_write) * (1.0 - S) * tl.cast(scale, tl.float32))[:, None]
+    p1_d, p2_d = p1_d.to(tl.float32), p2_d.to(tl.float32)
+    dp1_d = project(dread, p1_d, S, inverse_norm1, sum_read) + dlogit * p2_d
+    dp2_d = project(dwrite, p2_d, S, inverse_norm2, sum_write) + dlogit * p1_d
+    store_tokens(
+        dp1 + out, dp1_d, t_start, T, stride_out_t, d_start, stride_out_d, D, CHUNK, BLOCK_D
+    )
+    store_tokens(
+        dp2 + out, dp2_d, t_start, T, stride_out_t, d_start, stride_out_d, D, CHUNK, BLOCK_D
+    )
+
+
+def launch_backward(
+    dy: torch.Tensor,
+    dfinal: torch.Tensor | None,
+    p1: torch.Tensor,
+    p2: torch.Tensor,
+    info: torch.Tensor,
+    log_retention: torch.Tensor,
+    state: torch.Tensor | None,
+    tau: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Run the backward passes, which recompute the forward's states from its inputs.
+
+    Returns the gradients of p1, p2, info and log_retention, each in its dtype, and dC_0
+    (B, H, D, D), FP32.
+    """
+    B, H, T, D = p1.shape
+    launches = select_launches(p1.device, p1.element_size(), D)
+    segments = split_chunks(B * H, T, launches)
+    scale = 1 / (tau * D**0.5)
+    met, _ = launch_states(
+        p1, p2, info, log_retention, state, scale, launches, segments, backward=False
+    )
+    dmet, dinitial = launch_states(
+        p1, p2, dy, log_retention, dfinal, scale, launches, segments, backward=True
+    )
+
+    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=p1.device)
+
+    def tokens(like: torch.Tensor) -> torch.Tensor:
+        return empty(B, T, H, D, dtype=like.dtype).transpose(1, 2)
+
+    read_dread, write_dwrite = empty(B, H, T), empty(B, H, T)
+    dp1, dp2, dinfo, dlog_retention = tokens(p1), tokens(p2), tokens(info), tokens(log_retention)
+    inputs = (p1, p2, info, log_retention, dy, met.weak)
+    states = (met.within, met.log_decay, met.entry, dmet.within, dmet.log_decay, dmet.entry)
+    numbers = (
+        *p1.stride(), *p2.stride(), *info.stride(), *log_retention.stride(), *dy.stride(),
+        *dp1.stride(), H, T, scale, segments.chunks, segments.length, segments.count,
+    )  # fmt: skip
+    with torch.cuda.device_of(p1):
+        launch = launches.weak_gradients
+        if launch is not None:
+            weak_gradients_kernel[(B * H, segments.chunks)](
+                *inputs, *states, dp1, dp2, dinfo, dlog_retention, *numbers,
+                PRECISION=launches.precision, D=D, WIDTH=launches.width,
+                WHOLE=segments.whole, BLOCK_V=launch.block_v,
+                CHUNK=launches.chunk, LEVELS=launches.levels,
+                num_warps=launch.num_warps, num_stages=launch.num_stages,
+            )  # fmt: skip
+        launch = launches.information
+        information_backward_kernel[(B * H, segments.chunks)](
+            *inputs, *states, dinfo, read_dread, write_dwrite, *numbers,
+            PRECISION=launches.precision, D=D, WIDTH=launches.width,
+            BLOCK_D=launch.block_d, BLOCK_V=launch.block_v,
+            CHUNK=launches.chunk, LEVELS=launches.levels,
+            SKIP_WEAK=launches.weak_gradients is not None,
+            num_warps=launch.num_warps, num_stages=launch.num_stages,
+        )  # fmt: skip
+        launch = launches.coordinates
+        grid = (B * H, segments.chunks, triton.cdiv(D, launch.block_d))
+        coordinates_backward_kernel[grid](
+            *inputs, *states, read_dread, write_dwrite, dp1, dp2, dlog_retention, *numbers,
+            PRECISION=launches.precision, D=D, WIDTH=launches.width,
+            BLOCK_D=launch.block_d, BLOCK_V=launch.block_v,
+            CHUNK=launches.chunk, LEVELS=launches.levels,
+            SKIP_WEAK=launches.weak_gradients is not None,
+            num_warps=launch.num_warps, num_stages=launch.num_stages,
+        )  # fmt: skip
+    return dp1, dp2, dinfo, dlog_retention, dinitial

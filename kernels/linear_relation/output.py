@@ -1,0 +1,129 @@
+"""The forward pass: every chunk reads the state it meets and the tokens before it in the chunk."""
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.common import head_offset
+from kernels.linear_relation.decays import (
+    decays_at_level,
+    load_retention,
+    pairs_in_blocks,
+    product,
+    self_and_norms,
+    sum_steps,
+)
+from kernels.linear_relation.launches import select_launches, split_chunks
+from kernels.linear_relation.states import launch_states
+from kernels.linear_relation.tiles import load_state, load_tokens, states_of_chunk, store_tokens
+from kernels.linear_relation.weak import weak_output_kernel
+
+
+@triton.jit(do_not_specialize=["T", "chunks", "segment_chunks", "segments"])
+def output_kernel(
+    p1, p2, info, log_retention, weak, within, log_decay, entry, y,
+    stride_p1_b, stride_p1_h, stride_p1_t, stride_p1_d,
+    stride_p2_b, stride_p2_h, stride_p2_t, stride_p2_d,
+    stride_info_b, stride_info_h, stride_info_t, stride_info_d,
+    stride_g_b, stride_g_h, stride_g_t, stride_g_d,
+    stride_y_b, stride_y_h, stride_y_t, stride_y_d,
+    H, T, scale, chunks, segment_chunks, segments,
+    PRECISION: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, CHUNK: tl.constexpr, LEVELS: tl.constexpr,
+    SKIP_WEAK: tl.constexpr,
+):  # fmt: skip
+    head = tl.cast(tl.program_id(0), tl.int64)
+    chunk = tl.program_id(1)
+    here, segment, own_past, _ = states_of_chunk(chunk, head, chunks, segment_chunks, segments, D)
+    if SKIP_WEAK and tl.load(weak + here) != 0:
+        return
+    t_start = chunk * CHUNK
+    p1 += head_offset(H, stride_p1_b, stride_p1_h)
+    p2 += head_offset(H, stride_p2_b, stride_p2_h)
+    info += head_offset(H, stride_info_b, stride_info_h)
+    log_retention += head_offset(H, stride_g_b, stride_g_h)
+    y += head_offset(H, stride_y_b, stride_y_h)
+
+    t = tl.arange(0, CHUNK)
+    S, inverse_norm1, inverse_norm2 = self_and_norms(
+        p1, p2, t_start, T, stride_p1_t, stride_p1_d, stride_p2_t, stride_p2_d, scale,
+        D, CHUNK, WIDTH,
+    )  # fmt: skip
+    scores = tl.zeros([CHUNK, CHUNK], tl.float32)
+    for d_start in range(0, D, BLOCK_D):
+        p1_d = load_tokens(p1, t_start, T, stride_p1_t, d_start, stride_p1_d, D, CHUNK, BLOCK_D)
+        p2_d = load_tokens(p2, t_start, T, stride_p2_t, d_start, stride_p2_d, D, CHUNK, BLOCK_D)
+        g = load_retention(
+            log_retention, t_start, T, stride_g_t, d_start, stride_g_d, D, CHUNK, BLOCK_D
+        )
+        read = p1_d.to(tl.float32) * (S * inverse_norm1)[:, None]
+        write = p2_d.to(tl.float32) * (S * inverse_norm2)[:, None]
+        level = LEVELS - 1
+        while level >= 0:
+            read_decay, write_decay, complete = decays_at_level(g, level, PRECISION, CHUNK)
+            new = product(read * read_decay, tl.trans(write * write_decay), PRECISION)
+            scores += tl.where(pairs_in_blocks(t[:, None], t[None, :], level), new, 0.0)
+            level = tl.where(complete, -1, level - 1)
+
+    for v_start in range(0, D, BLOCK_V):
+        info_v = load_tokens(
+            info, t_start, T, stride_info_t, v_start, stride_info_d, D, CHUNK, BLOCK_V
+        )
+        y_v = info_v.to(tl.float32) + product(scores, info_v, PRECISION)
+        for d_start in range(0, D, BLOCK_D):
+            p1_d = load_tokens(p1, t_start, T, stride_p1_t, d_start, stride_p1_d, D, CHUNK, BLOCK_D)
+            g = load_retention(
+                log_retention, t_start, T, stride_g_t, d_start, stride_g_d, D, CHUNK, BLOCK_D
+            )
+            since_start = sum_steps(t[None, :] <= t[:, None], g, PRECISION)
+            read = p1_d.to(tl.float32) * (S * inverse_norm1)[:, None] * tl.exp(since_start)
+            past = load_state(
+                within + here * D * D, log_decay + here * D, entry + segment * D * D,
+                own_past, d_start, v_start, D, BLOCK_D, BLOCK_V,
+            )  # fmt: skip
+            y_v += product(read, past, PRECISION)
+        store_tokens(y, y_v, t_start, T, stride_y_t, v_start, stride_y_d, D, CHUNK, BLOCK_V)
+
+
+def launch_forward(
+    p1: torch.Tensor,
+    p2: torch.Tensor,
+    info: torch.Tensor,
+    log_retention: torch.Tensor,
+    state: torch.Tensor | None,
+    tau: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Run the forward passes: y (B, H, T, D) in info's dtype, and C_T (B, H, D, D), FP32."""
+    B, H, T, D = p1.shape
+    launches = select_launches(p1.device, p1.element_size(), D)
+    segments = split_chunks(B * H, T, launches)
+    scale = 1 / (tau * D**0.5)
+    met, final = launch_states(
+        p1, p2, info, log_retention, state, scale, launches, segments, backward=False
+    )
+    y = torch.empty((B, T, H, D), dtype=info.dtype, device=info.device).transpose(1, 2)
+    arguments = (
+        p1, p2, info, log_retention, met.weak, met.within, met.log_decay, met.entry, y,
+        *p1.stride(), *p2.stride(), *info.stride(), *log_retention.stride(), *y.stride(),
+        H, T, scale, segments.chunks, segments.length, segments.count,
+    )  # fmt: skip
+    with torch.cuda.device_of(p1):
+        launch = launches.weak_output
+        if launch is not None:
+            weak_output_kernel[(B * H, segments.chunks)](
+                *arguments,
+                PRECISION=launches.precision, D=D, WIDTH=launches.width,
+                WHOLE=segments.whole, BLOCK_V=launch.block_v,
+                CHUNK=launches.chunk, LEVELS=launches.levels,
+                num_warps=launch.num_warps, num_stages=launch.num_stages,
+            )  # fmt: skip
+        launch = launches.output
+        output_kernel[(B * H, segments.chunks)](
+            *arguments,
+            PRECISION=launches.precision, D=D, WIDTH=launches.width,
+            BLOCK_D=launch.block_d, BLOCK_V=launch.block_v,
+            CHUNK=launches.chunk, LEVELS=launches.levels,
+            SKIP_WEAK=launches.weak_output is not None,
+            num_warps=launch.num_warps, num_stages=launch.num_stages,
+        )  # fmt: skip
+    return y, final

@@ -1,0 +1,346 @@
+"""Linear Relation's kernels against the recurrence in float64, by the rule of `assert_exact`.
+
+The yardstick is the chunked form in plain PyTorch on inputs of the same dtype. Without a GPU the
+kernels run in Triton's interpreter, in a process of their own: the interpreter is chosen when the
+kernels are imported. Tests marked gpu run them compiled.
+"""
+
+import math
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from test_flash_relation import SLACK, assert_close, poisoned_memory
+
+import kernels
+from relation.code import PROJECT
+from relation.errors import InputError
+from relation.operators import chunked_linear_relation, get_backend, linear_relation
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+RESULTS = ("Y", "C_T", "dp1", "dp2", "dinfo", "dg", "dC_0")
+
+Inputs = tuple[torch.Tensor | None, ...]
+Shape = tuple[int, int, int, int]
+
+
+def retention(kind: str | float, shape: Shape) -> torch.Tensor:
+    """g (B, H, T, D), stored as (B, T, H, D): a constant, or one of three distributions."""
+    B, H, T, D = shape
+    drawn = torch.rand(B, T, H, D).transpose(1, 2)
+    if kind == "mixed":  # nothing, a little and almost all is forgotten, side by side
+        choice = torch.randint(3, shape)
+        return torch.where(choice == 0, 0.0, torch.where(choice == 1, -0.02, -50.0) * drawn)
+    if kind == "model":  # as a layer starts
+        A = 1 + 15 * torch.rand(1, H, 1, D)
+        return -A * 10 ** (2 * drawn - 3)
+    return torch.full_like(drawn, float(kind))
+
+
+def draw(
+    seed: int, shape: Shape, dtype=torch.float32, device="cpu", kind="model", state: bool = True
+) -> Inputs:
+    """p1, p2, info, g, C_0, dY and dC_T; tokens are stored as (B, T, H, D), as a model's are."""
+    torch.manual_seed(seed)
+    B, H, T, D = shape
+    p1, p2, info, dy = torch.randn(4, B, T, H, D).transpose(2, 3).to(device, dtype)
+    states = torch.randn(2, B, H, D, D).to(device)
+    start = states[0] if state else None
+    return p1, p2, info, retention(kind, shape).to(device), start, dy, states[1]
+
+
+def differentiate(operator, inputs: Inputs, tau: float = 2.0) -> tuple[torch.Tensor, ...]:
+    """Y, C_T and the gradients of p1, p2, info, g and, where it is given, C_0."""
+    *tensors, dy, dfinal = inputs
+    leaves = [x.detach().requires_grad_() for x in tensors if x is not None]
+    y, final = operator(*leaves[:4], tau, *leaves[4:])
+    return y.detach(), final.detach(), *torch.autograd.grad((y, final), leaves, (dy, dfinal))
+
+
+def double(inputs: Inputs) -> Inputs:
+    return tuple(None if x is None else x.double() for x in inputs)
+
+
+def assert_exact(inputs: Inputs, tau: float = 2.0, truth=linear_relation) -> None:
+    """Check both results and all gradients."""
+    with poisoned_memory():
+        ours = differentiate(kernels.linear_relation, inputs, tau)
+    exact = differentiate(truth, double(inputs), tau)
+    yardstick = differentiate(chunked_linear_relation, inputs, tau)
+    for name, *three in zip(RESULTS, ours, exact, yardstick, strict=False):
+        assert three[0].isfinite().all(), name
+        assert_close(name, *three, SLACK[inputs[0].dtype])
+
+
+@pytest.mark.skipif(INTERPRETED, reason="it would start itself")
+def test_the_interpreter_reproduces_the_recurrence():
+    triton = pytest.importorskip("triton")
+    if triton.__version__.startswith("3.6.") and np.lib.NumpyVersion(np.__version__) >= "2.4.0":
+        pytest.skip("Triton 3.6's interpreter cannot run a loop with NumPy 2.4 or newer")
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"{__file__}::TestInterpreted"],
+        cwd=PROJECT,
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="run by the test above")
+class TestInterpreted:
+    """Chunks of 16 tokens and blocks of 16 channels; two heads fill segments from 49 tokens on."""
+
+    @pytest.mark.parametrize("length", [1, 2, 16, 17])
+    @pytest.mark.parametrize("width", [16, 20])
+    def test_every_shape(self, length, width):
+        assert_exact(draw(0, (1, 2, length, width)))
+
+    @pytest.mark.parametrize("kind", ["mixed", 0, -50, -5, -math.inf])
+    def test_every_retention(self, kind):
+        assert_exact(draw(1, (1, 2, 33, 16), kind=kind))
+
+    def test_segments_of_chunks(self):
+        assert_exact(draw(2, (1, 2, 83, 16)))
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+    def test_chunks_of_weak_and_of_strong_retention(self, dtype):
+        """Either kind meets states that the other left, and leaves some to it."""
+        p1, p2, info, g, *others = draw(11, (1, 2, 53, 20), dtype)
+        g[:, 0, 20:24] = g[:, 1, 40:] = -30
+        assert_exact((p1, p2, info, g, *others))
+
+    @pytest.mark.parametrize("kind", ["mixed", -10])
+    def test_half_precision(self, kind):
+        assert_exact(draw(3, (1, 1, 33, 20), torch.float16, kind=kind))
+
+    def test_no_initial_state_and_another_tau(self):
+        assert_exact(draw(4, (2, 1, 20, 16), state=False), tau=0.7)
+
+    def test_any_strides_and_vectors_of_zeros(self):
+        p1, p2, info, g, state, dy, dfinal = draw(5, (2, 2, 18, 20))
+        p1 = p1.mT.contiguous().mT
+        p1[:, :, 3] = 0
+        p2 = torch.cat([p2, p2], 2)[:, :, ::2][:, :, : p1.shape[2]]
+        p2[:, :, 5] = 0
+        info = torch.randn(1, 1, 18, 20).expand(2, 2, 18, 20)
+        dy, dfinal = torch.ones(()).expand_as(dy), torch.ones(()).expand_as(dfinal)
+        assert_exact((p1, p2, info, g.contiguous(), state.mT.contiguous().mT, dy, dfinal))
+
+    def test_vectors_shorter_than_the_norms_floor(self):
+        p1, p2, *others = draw(10, (1, 1, 3, 16))
+        assert_exact((1e-14 * p1, p2, *others))
+        assert_exact((p1, 1e-14 * p2, *others))
+
+    def test_retention_in_bfloat16(self):
+        p1, p2, info, g, *states = draw(6, (1, 1, 18, 16))
+        g = g.bfloat16()
+        ours = differentiate(kernels.linear_relation, (p1, p2, info, g, *states))
+        same = differentiate(kernels.linear_relation, (p1, p2, info, g.float(), *states))
+        for name, one, other in zip(RESULTS, ours, same, strict=True):
+            if name == "dg":  # the interpreter cuts where a GPU rounds
+                assert one.dtype == torch.bfloat16
+                torch.testing.assert_close(one.float(), other, rtol=2**-7, atol=0)
+            else:
+                assert torch.equal(one, other)
+
+    def test_the_state_joins_two_halves(self):
+        p1, p2, info, g, state, _, _ = draw(7, (1, 2, 21, 16))
+        whole, final = kernels.linear_relation(p1, p2, info, g, state=state)
+        parts = []
+        for part in (slice(0, 9), slice(9, 21)):
+            inputs = (x[:, :, part] for x in (p1, p2, info, g))
+            y, state = kernels.linear_relation(*inputs, state=state)
+            parts.append(y)
+        torch.testing.assert_close(torch.cat(parts, 2), whole)
+        torch.testing.assert_close(state, final)
+
+    def test_either_result_alone_and_inputs_without_gradient(self):
+        p1, p2, info, g, state, dy, dfinal = draw(8, (1, 1, 18, 16))
+        for result, gradient in ((0, dy), (1, dfinal)):
+            gradients = []
+            for operator in (kernels.linear_relation, linear_relation):
+                leaf = p2.detach().requires_grad_()
+                operator(p1, leaf, info, g, 2.0, state)[result].backward(gradient)
+                gradients.append(leaf.grad)
+            torch.testing.assert_close(*gradients)
+        assert p1.grad is None and state.grad is None
+
+    def test_the_first_token_is_its_own_information(self):
+        p1, p2, info, g, *_ = draw(9, (1, 2, 5, 16))
+        assert torch.equal(kernels.linear_relation(p1, p2, info, g)[0][:, :, 0], info[:, :, 0])
+
+
+class TestInputErrors:
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"p1": torch.zeros(3, 16)}, r"give \(B, H, T, D\)"),
+            ({"p2": torch.zeros(1, 1, 4, 16)}, "p2 has shape"),
+            ({"info": torch.zeros(1, 1, 3, 16, device="meta")}, "one device"),
+            ({"tau": 0.0}, "positive"),
+            ({"log_retention": torch.zeros(1, 1, 4, 16)}, "log_retention has shape"),
+            ({"log_retention": torch.zeros(1, 1, 3, 16).half()}, "log_retention has dtype float16"),
+            ({"log_retention": torch.zeros(1, 1, 3, 16, device="meta")}, "one device"),
+            ({"state": torch.zeros(1, 1, 16, 3)}, r"give \(1, 1, 16, 16\)"),
+            ({"state": torch.zeros(1, 1, 16, 16).double()}, "in float32"),
+            (dict.fromkeys(("p1", "p2", "info"), torch.zeros(1, 1, 3, 15)), "head width is 15"),
+            (dict.fromkeys(("p1", "p2", "info"), torch.zeros(1, 1, 3, 129)), "head width is 129"),
+            (dict.fromkeys(("p1", "p2", "info"), torch.zeros(1, 1, 3, 16).double()), "float64"),
+            (
+                dict.fromkeys(("p1", "p2", "info"), torch.zeros(1, 1, 3, 16).bfloat16()),
+                "bit patterns of bfloat16",
+            ),
+        ],
+    )
+    def test_bad_arguments(self, change, message):
+        x = torch.zeros(1, 1, 3, 16)
+        arguments = {"p1": x, "p2": x, "info": x, "log_retention": x} | change
+        with pytest.raises(InputError, match=message) as error:
+            kernels.linear_relation(**arguments)
+        assert "\n" not in str(error.value)
+
+    def test_a_cpu_needs_the_interpreter(self, monkeypatch):
+        pytest.importorskip("triton")
+        monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+        x = torch.zeros(1, 1, 3, 16)
+        with pytest.raises(InputError, match="TRITON_INTERPRET=1"):
+            kernels.linear_relation(x, x, x, x)
+        with pytest.raises(InputError, match="TRITON_INTERPRET=1"):
+            get_backend("linear", "flash", "cpu")
+
+
+KERNELS = (
+    "states",
+    "output",
+    "information",
+    "coordinates",
+    "weak_output",
+    "weak_gradients",
+)
+
+
+def shipped_launches() -> list:
+    from kernels.linear_relation.launches import LAUNCHES
+
+    return [
+        pytest.param(arch, size, entry, name, id=f"{arch}-{size}-{entry.width}-{name}")
+        for (arch, size), entries in LAUNCHES.items()
+        for entry in entries
+        for name in KERNELS
+        if getattr(entry, name) is not None
+    ]
+
+
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
+@pytest.mark.parametrize(("architecture", "element_size", "entry", "name"), shipped_launches())
+def test_every_launch_fits_its_architecture(architecture, element_size, entry, name):
+    triton = pytest.importorskip("triton")
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from kernels.common import SHARED_MEMORY
+    from kernels.linear_relation import gradients, output, states, weak
+
+    kernel = {
+        "states": states.chunk_states_kernel,
+        "output": output.output_kernel,
+        "information": gradients.information_backward_kernel,
+        "coordinates": gradients.coordinates_backward_kernel,
+        "weak_output": weak.weak_output_kernel,
+        "weak_gradients": weak.weak_gradients_kernel,
+    }[name]
+    launch = getattr(entry, name)
+    constants = {
+        "BACKWARD": True,
+        "PRECISION": entry.precision,
+        "D": entry.width,
+        "WIDTH": entry.width,
+        "BLOCK_D": launch.block_d,
+        "BLOCK_V": launch.block_v,
+        "CHUNK": entry.chunk,
+        "LEVELS": entry.levels,
+        "WHOLE": False,
+        "FIND_WEAK": entry.weak_output is not None,
+        "SKIP_WEAK": entry.weak_output is not None,
+    }
+    tokens = {"p1", "p2", "info", "value", "dy", "y", "dp1", "dp2", "dinfo"}
+    numbers = {"H", "T", "chunks", "segment_chunks", "segments"}
+    signature, constexprs, attributes = {}, {}, {}
+    for position, argument in enumerate(kernel.arg_names):
+        if argument in constants or (argument.startswith("stride") and argument.endswith("_d")):
+            signature[argument] = "constexpr"
+            constexprs[argument] = constants.get(argument, 1)
+        elif argument == "scale":
+            signature[argument] = "fp32"
+        elif argument in numbers:
+            signature[argument] = "i32"
+        else:
+            pointee = "bf16" if element_size == 2 and argument in tokens else "fp32"
+            pointee = "u8" if argument == "weak" else pointee
+            signature[argument] = "i32" if argument.startswith("stride") else f"*{pointee}"
+            attributes[(position,)] = [["tt.divisibility", 16]]
+    compiled = triton.compile(
+        ASTSource(kernel, signature, constexprs, attributes),
+        target=GPUTarget("cuda", int(architecture.removeprefix("sm_")), 32),
+        options={"num_warps": launch.num_warps, "num_stages": launch.num_stages},
+    )
+    assert compiled.metadata.shared <= SHARED_MEMORY[architecture]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+class TestOnDevice:
+    @pytest.mark.parametrize("dtype", SLACK)
+    @pytest.mark.parametrize("width", [16, 48, 60, 64, 80, 128])
+    @pytest.mark.parametrize("kind", ["model", "mixed", 0, -1.25, -50])
+    def test_every_length(self, dtype, width, kind):
+        for length in (1, 2, 63, 64, 65, 127, 1000, 4096):
+            # The largest of a few rounding errors is a matter of luck: never only a few tokens.
+            shape = (max(2, 128 // length), 3, length, width)
+            inputs = draw(length, shape, dtype, "cuda", kind)
+            assert_exact(inputs, truth=chunked_linear_relation)
+
+    @pytest.mark.parametrize("dtype", SLACK)
+    def test_segments_of_chunks(self, dtype):
+        for kind in ("model", "mixed"):
+            inputs = draw(1, (32, 8, 1000, 64), dtype, "cuda", kind)
+            assert_exact(inputs, truth=chunked_linear_relation)
+
+    @pytest.mark.parametrize("dtype", SLACK)
+    def test_any_strides_no_state_and_another_tau(self, dtype):
+        p1, p2, info, g, _, dy, dfinal = draw(2, (2, 3, 127, 64), dtype, "cuda")
+        inputs = (p1.mT.contiguous().mT, p2.contiguous(), info[:1, :1].expand_as(p1), g, None)
+        dfinal = torch.ones((), device="cuda").expand_as(dfinal)
+        assert_exact((*inputs, dy, dfinal), 0.7, chunked_linear_relation)
+
+    def test_equal_inputs_give_bitwise_equal_gradients(self):
+        inputs = draw(3, (2, 8, 4096, 80), torch.bfloat16, "cuda")
+        once, again = (differentiate(kernels.linear_relation, inputs) for _ in range(2))
+        assert all(map(torch.equal, once, again))
+
+    def test_torch_compile_sees_no_graph_break(self):
+        def layer(p1, p2, info, g, tau, state):
+            y, final = kernels.linear_relation(2 * p1, p2, info, g, tau, state)
+            return 2 * y, final
+
+        compiled = torch.compile(layer, fullgraph=True)
+        for length in (1000, 127):  # the second makes T dynamic
+            inputs = draw(4, (2, 8, length, 48), torch.bfloat16, "cuda")
+            eager, fused = (differentiate(f, inputs) for f in (layer, compiled))
+            for name, ours, theirs in zip(RESULTS, fused, eager, strict=True):
+                truth = theirs.double()
+                assert_close(name, ours, truth, truth, 1e-3)
+
+    def test_memory_is_linear_in_length(self):
+        def peak(length: int) -> int:
+            inputs = draw(5, (1, 2, length, 64), torch.bfloat16, "cuda")
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            differentiate(kernels.linear_relation, inputs)
+            return torch.cuda.max_memory_allocated() - before
+
+        assert peak(16384) <= 2.01 * peak(8192)
