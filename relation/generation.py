@@ -76,9 +76,9 @@ def generate_tokens(
 
     Ends before the token `stop`, which is not yielded. `state` is the decode state to go on from,
     an empty one by default; it takes the prompt and each token that another one follows. Tokens are
-    drawn on the CPU, so that a seed means the same on every device. Raises InputError for an empty
-    prompt, an id outside the vocabulary or a count below 1, RunError for logits that are not
-    finite.
+    drawn on the CPU: for one seed, devices differ only where the rounding of their logits decides.
+    Raises InputError for an empty prompt, an id outside the vocabulary or a count below 1, RunError
+    for logits that are not finite.
     """
     vocabulary = model.config.vocab_size
     if not prompt:
@@ -91,7 +91,7 @@ def generate_tokens(
     if count < 1:
         raise InputError(f"{count} tokens were asked for; ask for at least 1")
     if state is None:
-        state = model.decode_state(capacity=len(prompt) + count)
+        state = model.decode_state()
     return _continuation(model, prompt, count, sampling, stop, state)
 
 

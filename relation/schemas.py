@@ -124,7 +124,11 @@ BENCH = schema(
     Column("ratio_high", _REAL),
     Column("tokens_per_second", _REAL, "tok/s", "of a step; null for an operator"),
     Column("peak_bytes", _INT, "bytes", "most allocated, inputs left out"),
-    Column("relative_error", _REAL, description="RMS of Y off the FP32 definition, over its RMS"),
+    Column(
+        "relative_error",
+        _REAL,
+        description="RMS off the FP32 definition, over its RMS: of Y; largest of Y and gradients",
+    ),
     Column("samples", pa.list_(_REAL), "s", "every round, in order"),
     Column("device", _TEXT),
 )

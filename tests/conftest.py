@@ -36,6 +36,12 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@pytest.fixture
+def small_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Benchmarks make few copies of their inputs."""
+    monkeypatch.setattr("relation.systems.bench.operators.cache_bytes", lambda device: 2**16)
+
+
 def copy_project(target: Path) -> Path:
     """A copy of what the pipeline runs from, so that tests can edit it."""
     target.mkdir(parents=True)

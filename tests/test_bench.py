@@ -1,40 +1,28 @@
 """The benchmark command: statistics, interleaving, the printed table, and the command on a CPU."""
 
 import math
+import os
 import random
+import re
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from benchmarks import CASE, CPU, CUDA, campaign
 from conftest import ROOT
 
 from relation.cli import main
-from relation.config import Campaign, load_config, resolve
+from relation.errors import InputError
 from relation.parquet import read_origin, read_parquet
 from relation.schemas import BENCH
 from relation.systems.bench import machine, timing
-from relation.systems.bench.outcome import Case, Failure
-from relation.systems.bench.peers import Shape
+from relation.systems.bench.outcome import Failure
 from relation.systems.bench.run import run
 from relation.systems.bench.table import notes, sections
 from relation.systems.bench.timing import interleave, median_interval, ratio, summary
 
-CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-SHAPE = Shape("10M", 2, 2, 33, 16)
-CASE = Case("flash", SHAPE, "fp32", "a machine", "tiled")
-
 Output = pytest.CaptureFixture[str]
-
-
-def campaign(name: str, **choices: str) -> Campaign:
-    return resolve(load_config(ROOT / "config.yaml"), campaign=name, **choices)
-
-
-@pytest.fixture
-def small_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few copies of the inputs."""
-    monkeypatch.setattr("relation.systems.bench.operators.cache_bytes", lambda device: 2**16)
 
 
 @pytest.mark.parametrize("n", [1, 2, 5])
@@ -160,9 +148,10 @@ def test_the_table_shows_times_ratios_and_why_something_is_missing() -> None:
     ]
     assert step.rows == [["tiled", "2.00", "-", "1,234,567", "2.00", ""]]
     state = {"moment": "start", "clocks.sm": "1980", "clocks.max.sm": "1980"}
-    lines = notes("tiled", rows, [{**state, "other_processes": ["77"]}])
+    lines = notes("tiled", rows, [{**state, "compute_processes": ["77"]}])
     assert "absent (10M forward T 33): UNAVAILABLE, not here" in lines
-    assert "other processes on the GPU at start: 77" in lines
+    told = "compute processes reported at start: 77 (in a container one may be this run)"
+    assert told in lines
     assert "SM clock after each part: 1980 MHz (at most 1980)" in lines
     assert "clocks unknown: no tool" in notes("tiled", rows, [{"moment": "x", "error": "no tool"}])
 
@@ -174,6 +163,28 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+def printed_title(row: dict) -> tuple[str, int]:
+    """What tells one printed table from another: scale and T."""
+    return row["scale"], row["length"]
+
+
+def printed_milliseconds(output: str) -> dict[tuple[str, int, str, str], str]:
+    """Every time of the printed tables, by scale, T, peer and measure."""
+    found = {}
+    for block in output.split("\n\n"):
+        title, *lines = block.splitlines()
+        table = re.match(r"(\w+) (?:operator.*= \(\d+, \d+, (\d+), |training step, T (\d+))", title)
+        if table is None:
+            continue
+        header, *rows = (re.split(r" {2,}", line.strip()) for line in lines)
+        for peer, *cells in rows:
+            for name, cell in zip(header[1:], cells, strict=False):
+                if name.endswith(" ms"):
+                    where = table[1], int(table[2] or table[3]), peer
+                    found[*where, name.removesuffix(" ms")] = cell
+    return found
+
+
 def test_bench_on_a_cpu_from_command_to_parquet(
     elsewhere: None, small_cache: None, capsys: Output
 ) -> None:
@@ -182,7 +193,8 @@ def test_bench_on_a_cpu_from_command_to_parquet(
     output = capsys.readouterr()
     assert "no kernel is measured" in output.out.splitlines()[0]
     assert "bench flash: " in output.err
-    path = Path("results/bench/flash.parquet")
+    path = Path("results/bench/flash-cpu-choice.parquet")
+    assert output.out.splitlines()[-1] == str(path)
     rows = read_parquet(path, BENCH).to_pylist()
     found = {(row["scale"], row["measure"], row["length"], row["peer"]) for row in rows}
     three, two = ("tiled", "attention", "materialised"), ("tiled", "attention")
@@ -200,7 +212,15 @@ def test_bench_on_a_cpu_from_command_to_parquet(
         assert row["status"] == "PASS" and row["seconds"] > 0 and row["peak_bytes"] is None
         assert row["seconds_low"] <= row["seconds"] <= row["seconds_high"]
         assert len(row["samples"]) == (2 if row["measure"] == "step" else 6)
-        assert f"{1e3 * row['seconds']:.2f}"[:-1] in output.out
+        assert (row["relative_error"] is not None) == (
+            row["peer"] == "tiled" and row["measure"] != "step"
+        )
+    assert printed_milliseconds(output.out) == {
+        (*printed_title(row), row["peer"], row["measure"]): (
+            f"{1e3 * row['seconds']:.{2 if row['measure'] == 'step' else 3}f}"
+        )
+        for row in rows
+    }
     written = read_origin(path)
     assert (written["campaign"], written["benchmark"], written["repeats"]) == ("tiny", "flash", 6)
 
@@ -214,6 +234,50 @@ def test_a_choice_of_measures_and_peers(small_cache: None, tmp_path: Path) -> No
         ("attention", "forward+backward"),
     ]
     assert read_parquet(path, BENCH).num_rows == 2
+
+
+@pytest.mark.parametrize(
+    "choices, name",
+    [
+        ("", "flash"),
+        ("--device cpu", "flash-cpu"),
+        ("--shapes smoke", "flash-choice"),
+        ("--scales 10M", "flash-choice"),
+        ("--only step", "flash-choice"),
+        ("--peers cudnn-attention", "flash-choice"),
+        ("--repeats 6", "flash-choice"),
+        ("--device cpu --repeats 50 --only step", "flash-cpu-choice"),
+    ],
+)
+def test_a_part_never_replaces_the_whole(
+    elsewhere: None, monkeypatch: pytest.MonkeyPatch, choices: str, name: str
+) -> None:
+    outputs = []
+
+    def stopped(name: str, campaign: object, device: str, output: Path, **rest) -> None:
+        outputs.append(output)
+        raise InputError("measured elsewhere")
+
+    monkeypatch.setattr("relation.systems.bench.run.run", stopped)
+    for more in ("", " --output my.parquet"):
+        main(f"bench flash {choices}{more}".split())
+    assert outputs == [Path(f"results/bench/{name}.parquet"), Path("my.parquet")]
+
+
+@pytest.mark.parametrize("output", ["folder", "file/new/a.parquet", "locked/a.parquet", ""])
+def test_an_output_that_cannot_be_written_is_told_before_measuring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "locked").mkdir()
+    (tmp_path / "file").touch()
+    # The superuser may write anywhere, whatever the mode.
+    may = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: path.name != "locked" and may(path, mode))
+    monkeypatch.setattr("relation.systems.bench.run.claim", None)
+    with pytest.raises(InputError, match=f"output {Path(output)}.* folder"):
+        run("flash", campaign("tiny"), "cpu", Path(output))
 
 
 @pytest.mark.parametrize(
@@ -261,5 +325,5 @@ def test_nvidia_smi_that_is_missing_or_fails_is_told(
     )
     state = machine.gpu_state(CUDA, "end")
     assert (state["moment"], state["clocks.sm"]) == ("end", "1980")
-    assert state["other_processes"] == ["77", "78"]
+    assert state["compute_processes"] == ["77", "78"]
     assert machine.gpu_state(CPU, "start") is None

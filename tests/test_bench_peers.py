@@ -7,9 +7,9 @@ from functools import partial
 
 import pytest
 import torch
-from conftest import ROOT
+from benchmarks import CASE, CPU, CUDA, SHAPE, campaign
+from torch import Tensor
 
-from relation.config import Campaign, load_config, resolve
 from relation.errors import InputError, RunError
 from relation.geometry import ModelConfig
 from relation.model import Execution
@@ -17,27 +17,12 @@ from relation.operators import full_relation
 from relation.progress import Progress
 from relation.schemas import BENCH
 from relation.systems.bench import flash
-from relation.systems.bench.operators import RotatingInputs, measure_operator, relative_error
+from relation.systems.bench.exactness import relative_errors
+from relation.systems.bench.operators import RotatingInputs, measure_operator
 from relation.systems.bench.outcome import Case, Failure, attempt
 from relation.systems.bench.peers import Peer, Shape, micro_batch_shapes
 from relation.systems.bench.steps import measure_steps, step_groups
 from relation.systems.throughput import build_step
-
-CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-SHAPE = Shape("10M", 2, 2, 33, 16)
-CASE = Case("flash", SHAPE, "fp32", "a machine", "tiled")
-
-Output = pytest.CaptureFixture[str]
-
-
-def campaign(name: str, **choices: str) -> Campaign:
-    return resolve(load_config(ROOT / "config.yaml"), campaign=name, **choices)
-
-
-@pytest.fixture
-def small_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few copies of the inputs."""
-    monkeypatch.setattr("relation.systems.bench.operators.cache_bytes", lambda device: 2**16)
 
 
 def test_the_papers_shapes_and_steps_come_from_the_configuration() -> None:
@@ -91,7 +76,7 @@ def test_inputs_are_stored_as_a_models_are_and_rotate(small_cache: None) -> None
     assert inputs.next() is first
 
 
-def peer(name: str, call: Callable[..., torch.Tensor], **rest) -> Peer:
+def peer(name: str, call: Callable[..., Tensor], **rest) -> Peer:
     takes = ("p1", "p2", "info", "lam")
     return Peer(name, takes, lambda shape, device: call, full_relation, **rest)
 
@@ -100,12 +85,101 @@ def without_self(p1, p2, info, lam):
     return full_relation(p1, p2, info, lam, transport_self=False)
 
 
-def test_an_error_is_that_of_the_output() -> None:
+def test_errors_are_those_of_the_output_and_of_each_wanted_gradient() -> None:
     inputs = flash.draw(SHAPE, torch.float32, CPU, torch.Generator().manual_seed(2))
-    exact = peer("exact", full_relation)
-    assert relative_error(exact, full_relation, inputs) == 0.0
-    scaled = relative_error(exact, lambda *given: 1.5 * full_relation(*given), inputs)
-    assert scaled == pytest.approx(0.5)
+    exact = relative_errors(peer("exact", full_relation), full_relation, inputs)
+    assert list(exact) == ["Y", "dp1", "dp2", "dinfo", "dlam"]
+    assert max(exact.values()) < 1e-5  # FP32: sums of 33 and 16 terms, 6e-8 a rounding
+    frozen = relative_errors(peer("x", full_relation, frozen=("lam",)), full_relation, inputs)
+    assert list(frozen) == ["Y", "dp1", "dp2", "dinfo"]
+
+    def scaled(*given: Tensor) -> Tensor:
+        return 1.5 * full_relation(*given)
+
+    found = relative_errors(peer("scaled", full_relation), scaled, inputs)
+    dlam = found.pop("dlam")
+    assert found == pytest.approx({"Y": 0.5, "dp1": 0.5, "dp2": 0.5, "dinfo": 0.5})
+    assert 0 < dlam < 0.5 * 5  # half the gradient, over its standard deviation
+
+
+def test_a_scalars_error_is_over_the_rms_of_its_gradient() -> None:
+    """Where the gradient itself happens to be nothing, it is no measure."""
+    found = []
+    for seed in range(64):
+        inputs = flash.draw(SHAPE, torch.float32, CPU, torch.Generator().manual_seed(seed))
+
+        def doubled(p1: Tensor, p2: Tensor, info: Tensor, lam: Tensor) -> Tensor:
+            return full_relation(p1, p2, info, 2 * lam - lam.detach())
+
+        found.append(relative_errors(peer("doubled", full_relation), doubled, inputs)["dlam"])
+    # Here the error is the gradient, whose square is chi-square with one degree of freedom.
+    mean = statistics.fmean(error**2 for error in found)
+    assert abs(mean - 1) < 5 * (2 / len(found)) ** 0.5
+
+
+class Wrong(torch.autograd.Function):
+    """The identity, whose gradient is off by 3%."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, dx: Tensor) -> Tensor:
+        return 1.03 * dx
+
+
+def with_wrong_gradient(of: str, operator: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def call(p1: Tensor, p2: Tensor, info: Tensor, lam: Tensor) -> Tensor:
+        given = {"p1": p1, "p2": p2, "info": info, "lam": lam}
+        return operator(*(given | {of: Wrong.apply(given[of])}).values())
+
+    return call
+
+
+@pytest.mark.parametrize("name", ["p1", "p2", "info"])
+def test_a_peer_with_a_wrong_gradient_is_no_peer(small_cache: None, name: str) -> None:
+    wrong = peer("wrong", with_wrong_gradient(name, full_relation))
+    right = peer("right", with_wrong_gradient(name, full_relation), frozen=(name,))
+    rows = operator_rows(wrong, right)
+    assert rows["right", "forward"]["status"] == "PASS"
+    for measure in ("forward", "forward+backward"):
+        row = rows["wrong", measure]
+        assert (row["status"], row["samples"]) == ("WRONG", [])
+        assert f"d{name} is off its definition by 0.03 of its RMS" in row["reason"]
+
+
+def test_rows_carry_the_error_of_what_they_measure(small_cache: None) -> None:
+    def slightly(p1: Tensor, p2: Tensor, info: Tensor, lam: Tensor) -> Tensor:
+        return full_relation(p1, p2, info, lam) * 1.0001 + 0.002 * (info - info.detach())
+
+    rows = operator_rows(peer("slightly", slightly), peer("definition", full_relation))
+    errors = {key: row["relative_error"] for key, row in rows.items()}
+    assert errors["slightly", "forward"] == pytest.approx(1e-4, rel=0.01)
+    assert 1e-3 < errors["slightly", "forward+backward"] < 0.02
+    assert errors["definition", "forward"] is errors["definition", "forward+backward"] is None
+
+
+def test_who_runs_out_of_memory_while_warmed_up_is_a_row(small_cache: None) -> None:
+    """Compiling, the check and the peak take three calls, planning the forward the next ones."""
+    calls = []
+
+    def greedy(*given: Tensor) -> Tensor:
+        calls.append(None)
+        if len(calls) == 4:
+            raise torch.OutOfMemoryError("no more")
+        return full_relation(*given)
+
+    rows = operator_rows(peer("greedy", greedy), peer("other", full_relation))
+    assert {key: row["status"] for key, row in rows.items()} == {
+        ("tiled", "forward"): "PASS",
+        ("greedy", "forward"): "OOM",
+        ("other", "forward"): "PASS",
+        ("tiled", "forward+backward"): "PASS",
+        ("greedy", "forward+backward"): "PASS",
+        ("other", "forward+backward"): "PASS",
+    }
+    assert rows["greedy", "forward"]["reason"] == "no more"
 
 
 def raising(error: Exception) -> Callable:
@@ -213,6 +287,14 @@ def test_a_model_that_cannot_run_here_is_a_row_of_its_step() -> None:
     for row in rows[:2]:
         assert row["tokens_per_second"] == group.micro * group.context / row["seconds"]
     assert progress.done == progress.total
+
+
+def test_a_step_without_warm_up_is_still_checked() -> None:
+    tiny = campaign("tiny", scales="10M")
+    (group,) = step_groups({"matched": flash.benchmark(CPU).steps["matched"]}, tiny)
+    cold = replace(group, spec=replace(group.spec, warmup_updates=0))
+    rows = measure_steps(cold, CASE, 1, CPU, Progress("test", 4, "measurements"))
+    assert [row["status"] for row in rows] == ["PASS", "PASS"]
 
 
 @pytest.fixture

@@ -1,6 +1,8 @@
 """The command line: counts, plans, and one `error:` line with status 2 for whatever is wrong."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -158,6 +160,38 @@ def test_a_fault_of_the_program_keeps_its_traceback(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("relation.training.engine.train", faulty)
     with pytest.raises(KeyError, match="a fault"):
         main(["train", "10M/full/42", "--campaign", "tiny"])
+
+
+@pytest.mark.parametrize("arguments", ["plan --campaign tiny", "plan --help"])
+def test_a_reader_that_went_away_ends_a_command_quietly(arguments: str) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "relation", *arguments.split()],
+            env={"PYTHONPATH": str(ROOT), "PATH": ""},
+            stdout=write,
+            stderr=subprocess.PIPE,
+        )
+    finally:
+        os.close(write)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_an_interrupt_ends_a_command_with_one_empty_line() -> None:
+    os.mkfifo("slow.yaml")
+    command = subprocess.Popen(
+        [sys.executable, "-m", "relation", "plan", "--config", "slow.yaml"],
+        env={"PYTHONPATH": str(ROOT), "PATH": ""},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        # Who started the tests may ignore interrupts, which a child inherits.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    with open("slow.yaml", "w", encoding="utf-8"):  # opens when the command does
+        command.send_signal(signal.SIGINT)
+        output, errors = command.communicate(timeout=60)
+    assert (command.returncode, output, errors) == (130, b"", b"\n")
 
 
 def test_the_module_is_the_command(tmp_path: Path) -> None:

@@ -308,6 +308,11 @@ def test_unusable_tokens_and_states_are_refused(variant):
     for shape in ((3,), (2, 0), (1, 2, 3)):
         with pytest.raises(InputError, match="tokens"):
             model.decode(torch.zeros(shape, dtype=torch.int64), model.decode_state())
+    for dtype in (torch.float32, torch.bool, torch.uint8):
+        with pytest.raises(InputError, match=f"tokens are {dtype}; give their ids"):
+            model.decode(TOKENS.to(dtype), model.decode_state())
+    narrow = model.decode(TOKENS.int(), model.decode_state())
+    assert torch.equal(narrow, model.decode(TOKENS, model.decode_state()))
     with pytest.raises(InputError, match="layers"):
         model.decode(TOKENS, stirred("hybrid").decode_state())
     state = model.decode_state()

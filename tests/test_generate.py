@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from test_generation import greedy
 
 from relation.cli import main
 from relation.data.tokenizer import load_tokenizer, train_tokenizer
-from relation.model import Decoder
 from relation.training.checkpoint import load_model
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -52,15 +52,6 @@ PROMPT = "Once upon a time"
 TINY_RUN = ("10M/full/42", "--campaign", "tiny")
 
 
-@torch.no_grad()
-def greedy(model: Decoder, prompt: list[int], count: int) -> list[int]:
-    """The continuation by one full forward a token."""
-    tokens = list(prompt)
-    for _ in range(count):
-        tokens.append(model(torch.tensor([tokens]))[0, -1].argmax().item())
-    return tokens[len(prompt) :]
-
-
 @pytest.mark.parametrize("run", RUNS)
 def test_the_command_continues_a_prompt(here: Path, capsys: Output, run: str) -> None:
     arguments = (run, "--campaign", "tiny", "--prompt", PROMPT, "--tokens", "20")
@@ -93,7 +84,8 @@ def test_going_beyond_the_training_context_is_told(here: Path, capsys: Output) -
     for tokens, warned in ((16 - prompt, False), (17 - prompt, True)):
         call = (*TINY_RUN, "--prompt", "Once", "--tokens", str(tokens))
         lines = generated(capsys, *call)[1].splitlines()
-        assert [line.startswith("warning: 17 tokens") for line in lines[:-1]] == [True] * warned
+        told = [line.startswith("warning: up to 17 tokens") for line in lines[:-1]]
+        assert told == [True] * warned
 
 
 def test_a_seed_fixes_the_text(here: Path, capsys: Output) -> None:
@@ -118,6 +110,26 @@ def test_a_prompt_from_a_file_or_standard_input(
     assert generated(capsys, *call, "--prompt-file", "-")[0] == expected
 
 
+def test_a_huge_count_takes_no_memory_ahead(here: Path, capsys: Output) -> None:
+    # Nearly even odds of all 300 tokens: the end of the text is drawn before long.
+    call = (*TINY_RUN, "--prompt", "Once", "--temperature", "1e9")
+    err = generated(capsys, *call, "--tokens", "1000000000000")[1].splitlines()
+    assert err[0].startswith("warning: up to 1,000,000,000,0")
+    assert "ended by the model" in err[-1]
+
+
+def test_characters_that_the_terminal_lacks_come_out_as_question_marks(
+    here: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = (*TINY_RUN, "--prompt", "Zoë sat.", "--tokens", "30")
+    expected = generated(capsys, *call)[0]
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    assert main(["generate", *call, "--device", "cpu"]) == 0
+    assert written.getvalue() == expected.encode("ascii", errors="replace")
+    assert written.getvalue().startswith(b"Zo? sat.")
+
+
 def test_a_checkpoint_with_its_tokenizer_stands_for_a_run(here: Path, capsys: Output) -> None:
     call = ("--prompt", PROMPT, "--tokens", "30")
     out, err = generated(
@@ -130,6 +142,7 @@ def test_a_checkpoint_with_its_tokenizer_stands_for_a_run(here: Path, capsys: Ou
     assert len(err.splitlines()) == 1
 
 
+TOKENIZER = "results/tiny/data/stories-300/tokenizer.json"
 CHECKPOINT = "--checkpoint results/tiny/runs/10M/full/42/model.safetensors"
 BAD_CALLS = {
     "no run named": ("--prompt a", "SCALE/VARIANT/SEED"),
@@ -159,8 +172,20 @@ BAD_CALLS = {
     "a checkpoint alone": (f"{CHECKPOINT} --prompt a", "--tokenizer"),
     "a tokenizer alone": ("10M/full/42 --tokenizer a.json --prompt a", "--checkpoint"),
     "no such checkpoint": (
-        "--checkpoint absent --tokenizer results/tiny/data/stories-300/tokenizer.json --prompt a",
+        f"--checkpoint absent --tokenizer {TOKENIZER} --prompt a",
         "absent is missing",
+    ),
+    "a checkpoint that is a folder": (
+        f"--checkpoint results --tokenizer {TOKENIZER} --prompt a",
+        "results cannot be read",
+    ),
+    "a checkpoint with a campaign": (
+        f"{CHECKPOINT} --tokenizer {TOKENIZER} --prompt a --campaign tiny --seeds 42",
+        "leave out --campaign, --seeds",
+    ),
+    "a checkpoint with a configuration": (
+        f"{CHECKPOINT} --tokenizer {TOKENIZER} --prompt a --config other.yaml",
+        "leave out --config",
     ),
     "another tokenizer": (f"{CHECKPOINT} --tokenizer other.json --prompt a", "has 300 tokens"),
 }

@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Iterator
+from itertools import islice
 
 import pytest
 import torch
@@ -183,6 +184,12 @@ def test_generation_ends_before_the_stop_token():
     whole = greedy(model, [5, 2], 30)
     stop = whole[12]
     assert list(generate_tokens(model, [5, 2], 30, GREEDY, stop)) == whole[: whole.index(stop)]
+
+
+def test_memory_is_taken_as_tokens_come_not_for_all_that_were_asked_for():
+    model = build("full")
+    found = list(islice(generate_tokens(model, [5, 2], 10**15, GREEDY), 5))
+    assert found == greedy(model, [5, 2], 5)
 
 
 def test_tokens_come_one_at_a_time():

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from equations import assert_close, differentiate, draw, draw_linear, expanded_sum
 
 from relation import operators as ops
@@ -144,6 +145,21 @@ def test_linear_state_is_fp32(operator, autocast, dtype):
     truth = ops.linear_relation(*(x.double() for x in inputs))[1]
     assert state.dtype == torch.float32
     assert_close(state, truth.float(), 70 + 48)
+
+
+@pytest.mark.parametrize("operator", LINEAR)
+@pytest.mark.parametrize("length", [1e-10, 1e-13])
+def test_a_short_coordinate_is_divided_by_the_floor(operator, length):
+    """Of length 1e-10 it reads and writes as one of length 1 does; of 1e-13, a tenth of that."""
+    p1, p2, info, g = draw_linear(1, 2, 2, 6)
+    p1, p2 = F.normalize(p1, dim=-1), F.normalize(p2, dim=-1)
+    # The coordinates of a token are orthogonal, so that S is 1/2 whatever their lengths.
+    p2 = F.normalize(p2 - p1 * (p1 * p2).sum(-1, keepdim=True), dim=-1)
+    kept = min(length / 1e-12, 1)
+    y, C = operator(length * p1, length * p2, info, g)
+    of_unit_length, unit_C = operator(p1, p2, info, g)
+    assert_close(y, info + kept**2 * (of_unit_length - info), 2 + 6)
+    assert_close(C, kept * unit_C, 2 + 6)
 
 
 @pytest.mark.parametrize("operator", LINEAR)

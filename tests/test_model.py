@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from equations import assert_close
 from torch import Tensor
 
 from relation.errors import InputError
@@ -175,6 +176,23 @@ def test_model_is_the_papers_equations(variant, changes):
         assert_same(flow, expected)
         assert not flow.triu(1).any()
         torch.testing.assert_close(flow.sum(-1), torch.ones_like(flow[..., 0]))
+
+
+@pytest.mark.parametrize("first", ["A", "B"])
+def test_mixing_the_weights_is_mixing_the_states(first):
+    mixer = stirred("full", givens_first_pairing=first).blocks[0].mixer
+    generator = torch.Generator().manual_seed(5)
+    x, dy = torch.randn(2, 2, 11, 24, generator=generator, dtype=torch.float64)
+    leaves = (x.requires_grad_(), mixer.theta, mixer.wi.weight)
+    states = mix(
+        (x @ mixer.wi.weight.T).unflatten(-1, (4, -1)).transpose(1, 2), mixer.theta, first == "B"
+    )
+    dy = dy.unflatten(-1, (4, -1)).transpose(1, 2)
+    information = mixer.information(x)
+    gradients, truths = (torch.autograd.grad(y, leaves, dy) for y in (information, states))
+    for actual, expected in zip((information, *gradients), (states, *truths), strict=True):
+        # Sums of d products, and over the tokens for the gradients of the weights.
+        assert_close(actual, expected, 24 + 2 * 11)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

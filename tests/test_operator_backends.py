@@ -1,12 +1,13 @@
 """What every backend of an operator must keep: causality, its dtype's error, any strides."""
 
 import re
+from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
 from conftest import ROOT
-from equations import assert_close, draw, draw_linear
+from equations import assert_close, differentiate, draw, draw_linear
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -24,14 +25,37 @@ PLAIN = [
 ]
 LAM = torch.tensor(0.5)
 
+# These round scores and flow to their inputs' dtype; the others round their results alone.
+ROUND_INSIDE = ("reference", "flash")
+
 each_backend = pytest.mark.parametrize(("kind", "name"), PLAIN)
+each_shape = pytest.mark.parametrize("shape", [(1, 2, 70, 48), (1, 1, 1, 60)])
+each_dtype = pytest.mark.parametrize(
+    ("dtype", "autocast"),
+    [
+        (torch.float32, False),
+        (torch.float16, False),
+        (torch.bfloat16, False),
+        (torch.bfloat16, True),
+    ],
+)
 
 
-def run(kind: str, name: str, p1: Tensor, p2: Tensor, info: Tensor, g: Tensor) -> Tensor:
-    """A backend's Y, with lambda for Full Relation and g for Linear Relation."""
-    extra = {"mha": (), "full": (LAM.to(p1.device),), "linear": (g,)}[kind]
-    y = ops.get_backend(kind, name, p1.device).call(p1, p2, info, *extra)
+def call(kind: str, name: str, *inputs: Tensor) -> Tensor:
+    """A backend's Y of p1, p2, info and what else its operator takes."""
+    y = ops.get_backend(kind, name, inputs[0].device).call(*inputs)
     return y[0] if kind == "linear" else y
+
+
+def inputs_of(kind: str, p1: Tensor, p2: Tensor, info: Tensor, g: Tensor) -> tuple[Tensor, ...]:
+    """The states, with lambda for Full Relation and g for Linear Relation."""
+    extra = {"mha": (), "full": (LAM.to(p1.device),), "linear": (g,)}[kind]
+    return (p1, p2, info, *extra)
+
+
+def run(kind: str, name: str, *inputs: Tensor) -> Tensor:
+    """A backend's Y of p1, p2, info and g."""
+    return call(kind, name, *inputs_of(kind, *inputs))
 
 
 @pytest.mark.parametrize("t", [0, 8, 18])
@@ -44,16 +68,8 @@ def test_no_backend_reads_the_future(kind, name, t):
     assert (before != after)[:, :, t:].any(-1).all()
 
 
-@pytest.mark.parametrize(
-    ("dtype", "autocast"),
-    [
-        (torch.float32, False),
-        (torch.float16, False),
-        (torch.bfloat16, False),
-        (torch.bfloat16, True),
-    ],
-)
-@pytest.mark.parametrize("shape", [(1, 2, 70, 48), (1, 1, 1, 60)])
+@each_dtype
+@each_shape
 @each_backend
 def test_error_is_that_of_the_dtype(kind, name, shape, dtype, autocast):
     *states, g = draw(*shape, count=4)
@@ -66,21 +82,68 @@ def test_error_is_that_of_the_dtype(kind, name, shape, dtype, autocast):
     T, D = shape[2:]
     roundoff, largest = torch.finfo(dtype).eps / 2, inputs[2].abs().max().item()
     bound = roundoff * truth.abs() + 8 * (T + D) * 2**-23 * largest
-    if name in ("reference", "flash"):
+    if name in ROUND_INSIDE:
         # Scores and flow are rounded too: U enters the exponent, and a row of flow sums to 1.
         U = (inputs[0].double() @ inputs[1].double().mT).abs().max().item() / D**0.5
         bound += roundoff * (4 * U + 2) * largest
     assert ((y.double() - truth).abs() <= bound).all()
 
 
-@pytest.mark.parametrize(
-    ("kind", "name"), [pair for pair in PLAIN if pair[1] not in ("reference", "flash")]
-)
+@each_dtype
+@each_shape
+@each_backend
+def test_error_of_every_gradient_is_that_of_the_dtype(kind, name, shape, dtype, autocast):
+    *states, g, dy = draw(*shape, count=5)
+    dy = dy.to(dtype)
+    inputs = inputs_of(kind, *(x.to(dtype) for x in states), -g.abs().float() / 10)
+    # A training step calls backward outside the autocast.
+    forward = torch.autocast("cpu", torch.bfloat16, enabled=autocast)(partial(call, kind, name))
+    _, *gradients = differentiate(forward, inputs, dy)
+    definition = partial(call, kind, DEFINITION[kind])
+    _, *truths = differentiate(definition, (x.double() for x in inputs), dy.double())
+    for x, gradient, truth in zip(inputs, gradients, truths, strict=True):
+        assert gradient.dtype == x.dtype
+        error = (gradient.double() - truth).abs()
+        # Where a first token's gradients cancel to 0, the terms are still as large as the inputs.
+        sums = 8 * sum(shape[2:]) * 2**-23 * max(truth.abs().max().item(), 1)
+        if name in ROUND_INSIDE:
+            # U, flow, dL/dF, dL/dU and the gradient are rounded, each by itself; U is near 1.
+            roundoff = torch.finfo(dtype).eps / 2
+            assert error.norm() <= 5 * roundoff * truth.norm() + sums
+        else:
+            assert (error <= torch.finfo(x.dtype).eps / 2 * truth.abs() + sums).all()
+
+
+@pytest.mark.parametrize(("kind", "name"), [pair for pair in PLAIN if pair[1] not in ROUND_INSIDE])
 def test_autocast_rounds_no_fp32_input(kind, name):
     *states, g = draw(1, 2, 70, 48, count=4).float()
     with torch.autocast("cpu", torch.bfloat16):
         y = run(kind, name, *states, -g.abs())
     assert torch.equal(y, run(kind, name, *states, -g.abs()))
+
+
+ROWS = {
+    "mha": (ops.causal_attention, ops.attention_step),
+    "full": (ops.full_relation, ops.tiled_relation, ops.full_relation_step),
+}
+
+
+@pytest.mark.parametrize(("kind", "operator"), [(k, op) for k, ops_ in ROWS.items() for op in ops_])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_scores_past_the_range_of_fp16_are_right(kind, operator, autocast):
+    """Scores are multiples of 2e4, exact in FP32: a row attends to its highest and to ties."""
+    *states, dy = draw(1, 2, 20, 64, count=4)
+    p1, p2 = (400 * x.sign() for x in states[:2])
+    inputs = inputs_of(kind, *(x.half() for x in (p1, p2, states[2])), None)
+    largest = (p1 @ p2.mT).abs().max() / 8
+    assert largest > 65504
+    forward = torch.autocast("cpu", torch.float16, enabled=autocast)(operator)
+    results = differentiate(forward, inputs, dy.half())
+    truths = differentiate(operator, (x.double() for x in inputs), dy.half().double())
+    for result, truth in zip(results, truths, strict=True):
+        # Flow, dL/dF, dL/dU and the result are rounded, and tiles keep L, as large as a score.
+        bound = 4 * 2**-11 + largest * 2**-24
+        assert (result.double() - truth).norm() <= bound * truth.norm()
 
 
 @each_backend

@@ -112,11 +112,13 @@ def test_a_temperature_that_is_not_positive_is_refused(operator, tau):
 
 
 @pytest.mark.parametrize("operator", FULL, ids=name)
-def test_lambda_is_one_number_on_the_device(operator):
+def test_lambda_is_one_floating_number_on_the_device(operator):
     for lam, said in (
         (torch.zeros(3), "lam has shape"),
         (torch.zeros(1, 1), "lam has shape"),
         (LAM.to("meta"), "one device"),
+        (torch.tensor(1), "lam has dtype int64"),
+        (0.5, "lam is a float"),
     ):
         assert_refused(said, operator, **{**CALLS[operator], "lam": lam})
 
@@ -131,6 +133,12 @@ def test_lambda_is_one_number_on_the_device(operator):
         ({"state": X}, "state has shape"),
         ({"state": STATE[:, :1]}, "state has shape"),
         ({"state": STATE.to("meta")}, "one device"),
+        ({"log_retention": X.long()}, "log_retention has dtype int64"),
+        ({"log_retention": X.cfloat()}, "log_retention has dtype complex64"),
+        ({"log_retention": -0.1}, "log_retention is a float"),
+        ({"state": STATE.int()}, "state has dtype int32"),
+        ({"state": STATE.cfloat()}, "state has dtype complex64"),
+        ({"state": 0.0}, "state is a float"),
     ],
 )
 def test_retention_and_state_must_fit(operator, wrong, said):
@@ -144,6 +152,8 @@ def test_retention_and_state_must_fit(operator, wrong, said):
         (torch.zeros(1, 1, 2, 2), torch.zeros(0), "H = 1 is odd"),
         (torch.zeros(1, 4, 2, 2), torch.zeros(1), "theta has shape"),
         (torch.zeros(1, 4, 2, 2), torch.zeros(2, device="meta"), "one device"),
+        (torch.zeros(1, 4, 2, 2), torch.zeros(2).long(), "theta has dtype int64"),
+        (torch.zeros(1, 4, 2, 2), 0.5, "theta is a float"),
     ],
 )
 def test_givens_needs_pairs_of_heads_and_their_angles(info, theta, said):

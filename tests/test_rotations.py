@@ -1,10 +1,11 @@
 """Givens mixing and RoPE against their rotation matrices in float64."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
-from equations import assert_close, draw
+from equations import assert_close, differentiate, draw
 
 from relation import operators as ops
 
@@ -48,6 +49,55 @@ def test_givens_rounds_once(dtype, angles):
     wide = max(torch.finfo(torch.float64).eps, min(roundoff, 2**-24))
     bound = roundoff * truth.abs() + 8 * wide * info.double().abs().max()
     assert ((mixed.double() - truth).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("heads", [2, 4, 8])
+@pytest.mark.parametrize("layer", [0, 1])
+@pytest.mark.parametrize("T", [1, 3])
+def test_gradients_of_givens_are_derivatives(heads, layer, T):
+    info = draw(2, heads, T, 2, count=1)[0].requires_grad_()
+    theta = draw(heads // 2, count=1)[0].requires_grad_()
+    assert torch.autograd.gradcheck(lambda *x: ops.givens_mix(*x, layer), (info, theta))
+    dy = draw(2, heads, T, 2, count=2)[1]
+    both = torch.autograd.grad(ops.givens_mix(info, theta, layer), (info, theta), dy)
+    alone = (
+        *torch.autograd.grad(ops.givens_mix(info, theta.detach(), layer), info, dy),
+        *torch.autograd.grad(ops.givens_mix(info.detach(), theta, layer), theta, dy),
+    )
+    assert all(map(torch.equal, alone, both))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("angles", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("layer", [0, 1])
+def test_error_of_givens_gradients_is_that_of_the_dtype(dtype, angles, layer):
+    info, dy = draw(2, 4, 70, 6, count=2).to(dtype)
+    theta = draw(2, count=1)[0].to(angles)
+    mix = partial(ops.givens_mix, layer_index=layer)
+    mixed, dinfo, dtheta = differentiate(mix, (info, theta), dy)
+    truth = differentiate(mix, (info.double(), theta.double()), dy.double())
+    assert (dinfo.dtype, dtheta.dtype) == (dtype, angles)
+    roundoff, of_angles = torch.finfo(dtype).eps / 2, torch.finfo(angles).eps / 2
+    wide = 2**-53 if torch.float64 in (dtype, angles) else 2**-24
+    largest = max(x.double().abs().max().item() for x in (info, dy))
+    error = (dinfo.double() - truth[1]).abs()
+    assert (error <= roundoff * truth[1].abs() + 8 * wide * largest).all()
+    # The backward multiplies dy by the rounded mixed heads. Each product has a rounding of its own,
+    # evenly spread up to roundoff: twice the root of their squares is more than four deviations.
+    products = (dy.double().norm() * mixed.double().norm()).item()
+    bound = 2 * roundoff * products / dy.numel() ** 0.5 + 8 * wide * products
+    assert ((dtheta.double() - truth[2]).abs() <= of_angles * truth[2].abs() + bound).all()
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_givens_compiles_into_one_graph(layer):
+    info, theta = draw(2, 4, 5, 6, count=1)[0], draw(2, count=1)[0]
+    dy = draw(2, 4, 5, 6, count=2)[1]
+    mix = partial(ops.givens_mix, layer_index=layer)
+    compiled = torch.compile(mix, backend="eager", fullgraph=True)
+    expected = differentiate(mix, (info, theta), dy)
+    for _ in range(2):
+        assert all(map(torch.equal, differentiate(compiled, (info, theta), dy), expected))
 
 
 def test_rope_rotates_channel_c_with_channel_c_plus_half():

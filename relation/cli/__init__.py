@@ -4,6 +4,7 @@ It stands above every other package and imports the heavy ones only in the comma
 """
 
 import argparse
+import os
 import sys
 from typing import NoReturn
 
@@ -33,11 +34,25 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; returns the exit status, 2 for an error that is told in one line."""
+    """Run one command and return the exit status.
+
+    2 for an error that is told in one line; as a shell counts signals, 130 for Ctrl-C and 141 for
+    a reader of standard output that went away.
+    """
     try:
-        options = build_parser().parse_args(arguments)
-        options.call(options)
+        try:
+            options = build_parser().parse_args(arguments)
+            options.call(options)
+        finally:
+            sys.stdout.flush()
     except RelationError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The interpreter flushes standard output once more as it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     return 0

@@ -6,6 +6,8 @@ from pathlib import Path
 from relation.cli.tables import print_table
 from relation.config import load_config, resolve
 
+_REPEATS = 50
+
 
 def add_commands(commands) -> None:
     """Register the command."""
@@ -37,11 +39,16 @@ def add_commands(commands) -> None:
     parser.add_argument(
         "--repeats",
         type=int,
-        default=50,
-        help="rounds of an operator; a step has a fifth of them (default: 50)",
+        default=_REPEATS,
+        help=f"rounds of an operator; a step has a fifth of them (default: {_REPEATS})",
     )
     parser.add_argument(
-        "--output", type=Path, help="Parquet to write (default: results/bench/NAME.parquet)"
+        "--output",
+        type=Path,
+        help=(
+            "Parquet to write (default: results/bench/NAME.parquet; NAME-cpu with --device cpu, "
+            "and -choice after it with --shapes, --scales, --only, --peers or --repeats)"
+        ),
     )
     parser.add_argument(
         "--config", type=Path, default=Path("config.yaml"), help="configuration file"
@@ -52,13 +59,21 @@ def _names(text: str | None) -> list[str] | None:
     return None if text is None else [name.strip() for name in text.split(",")]
 
 
+def _default_output(options: argparse.Namespace) -> Path:
+    """Where a benchmark goes: what was restricted never replaces the whole."""
+    choices = (options.shapes, options.scales, options.only, options.peers)
+    chosen = any(choice is not None for choice in choices) or options.repeats != _REPEATS
+    device = "-cpu" if options.device == "cpu" else ""
+    return Path("results", "bench", f"{options.name}{device}{'-choice' if chosen else ''}.parquet")
+
+
 def _bench(options: argparse.Namespace) -> None:
     from relation.systems.bench.run import run
     from relation.systems.bench.table import notes, sections
 
     shapes = options.shapes or ("paper" if options.device == "cuda" else "smoke")
     campaign = resolve(load_config(options.config), campaign=shapes, scales=options.scales)
-    output = options.output or Path("results", "bench", f"{options.name}.parquet")
+    output = _default_output(options) if options.output is None else options.output
     found = run(
         options.name,
         campaign,

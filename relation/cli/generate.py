@@ -7,7 +7,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from relation.cli.options import add_campaign_options, chosen_campaign, chosen_run
+from relation.cli.options import (
+    CHOICES,
+    DEFAULT_CONFIG,
+    add_campaign_options,
+    chosen_campaign,
+    chosen_run,
+)
 from relation.errors import InputError
 from relation.results import Results, run_path
 
@@ -24,7 +30,11 @@ def add_commands(commands) -> None:
     )
     parser.set_defaults(call=_generate)
     parser.add_argument("target", metavar="SCALE/VARIANT/SEED", nargs="?", help="a trained run")
-    parser.add_argument("--checkpoint", type=Path, help="a model.safetensors in place of a run")
+    parser.add_argument(
+        "--checkpoint",
+        type=Path,
+        help="a model.safetensors in place of a run; takes no option that chooses a campaign",
+    )
     parser.add_argument("--tokenizer", type=Path, help="the tokenizer.json of --checkpoint")
     prompt = parser.add_mutually_exclusive_group(required=True)
     prompt.add_argument("--prompt", help="the text to continue")
@@ -59,6 +69,10 @@ def _source(options: argparse.Namespace) -> _Source:
     if options.checkpoint is not None:
         if options.target is not None or options.tokenizer is None:
             raise InputError("give --checkpoint with --tokenizer, in place of SCALE/VARIANT/SEED")
+        unused = [f"--{name}" for name in CHOICES if getattr(options, name) is not None]
+        unused += ["--config"] * (options.config != DEFAULT_CONFIG)
+        if unused:
+            raise InputError(f"--checkpoint reads no campaign; leave out {', '.join(unused)}")
         return _Source(options.checkpoint, options.tokenizer, None)
     if options.target is None or options.tokenizer is not None:
         raise InputError("give SCALE/VARIANT/SEED, or --checkpoint with --tokenizer")
@@ -93,12 +107,6 @@ def _prompt(options: argparse.Namespace) -> str:
     return text
 
 
-def _write(pieces: Iterable[str]) -> None:
-    for piece in pieces:
-        sys.stdout.write(piece)
-        sys.stdout.flush()
-
-
 def _generate(options: argparse.Namespace) -> None:
     import torch
 
@@ -124,12 +132,12 @@ def _generate(options: argparse.Namespace) -> None:
                 f"{source.checkpoint} has {model.config.vocab_size} tokens and {source.tokenizer} "
                 f"{tokenizer.get_vocab_size()}; give the tokenizer that it was trained with"
             )
-        state = model.decode_state(capacity=reach)
+        state = model.decode_state()
         stop = tokenizer.token_to_id(END_OF_TEXT)
         tokens = generate_tokens(model, prompt, options.tokens, sampling, stop, state)
         if source.context is not None and reach > source.context:
             print(
-                f"warning: {reach:,} tokens go beyond the {source.context:,} of the training "
+                f"warning: up to {reach:,} tokens go beyond the {source.context:,} of the training "
                 "context",
                 file=sys.stderr,
             )
@@ -140,10 +148,13 @@ def _generate(options: argparse.Namespace) -> None:
                 drawn.append(token)
                 yield token
 
+        # A model's text may hold characters that the terminal's encoding lacks.
+        sys.stdout.reconfigure(errors="replace")
         began = time.perf_counter()
-        _write((text,))
-        _write(stream_text(tokenizer, noted()))
-        _write(("\n",))
+        print(text, end="", flush=True)
+        for piece in stream_text(tokenizer, noted()):
+            print(piece, end="", flush=True)
+        print(flush=True)
         seconds = time.perf_counter() - began
     ended = ", ended by the model" if len(drawn) < options.tokens else ""
     print(

@@ -7,14 +7,13 @@ from relation.config import Campaign, load_config, resolve
 from relation.errors import InputError
 from relation.spec import RunSpec
 
+DEFAULT_CONFIG = Path("config.yaml")
 CHOICES = ("campaign", "scales", "seeds", "variants", "corpus")
 
 
 def add_campaign_options(parser: argparse.ArgumentParser, default: str | None = None) -> None:
     """--config and the choices that `snakemake --config` takes too."""
-    parser.add_argument(
-        "--config", type=Path, default=Path("config.yaml"), help="configuration file"
-    )
+    parser.add_argument("--config", type=Path, default=DEFAULT_CONFIG, help="configuration file")
     fallback = f"default: {default}" if default else "default: the configuration's"
     parser.add_argument("--campaign", default=default, help=f"campaign ({fallback})")
     parser.add_argument("--scales", help="comma-separated choice of scales")

@@ -83,15 +83,19 @@ class Decoder(nn.Module):
 
     @torch.no_grad()
     def decode(self, tokens: Tensor, state: DecodeState) -> Tensor:
-        """Logits (B, n, V) of the next n tokens (B, n), int64, after those that `state` has read.
+        """Logits (B, n, V) of the next n tokens (B, n) after those that `state` has read.
 
-        They are the forward's last n rows, and `state` takes the tokens in. A prompt is read in
-        one block or several, then n = 1 a step. MHA and Full layers run the decoding forms of the
-        reference operators, Linear ones their backend; nothing is differentiable. Raises
-        InputError for another shape of tokens, or a state of another model or batch.
+        They are the forward's last n rows, and `state` takes the tokens in: ids in int64 or int32
+        below the vocabulary's size, which is not checked, as a GPU would have to be waited for. A
+        prompt is read in one block or several, then n = 1 a step. MHA and Full layers run the
+        decoding forms of the reference operators, Linear ones their backend; nothing is
+        differentiable. Raises InputError for tokens of another shape or dtype, or a state of
+        another model or batch.
         """
         if tokens.ndim != 2 or tokens.shape[1] < 1:
             raise InputError(f"tokens have shape {tuple(tokens.shape)}; give (B, n) with n >= 1")
+        if tokens.dtype not in (torch.int64, torch.int32):
+            raise InputError(f"tokens are {tokens.dtype}; give their ids in int64 or int32")
         if state.layout != self.config.layout:
             raise InputError(
                 f"the decode state is of layers {state.layout} and the model of "

@@ -4,27 +4,24 @@ q, k and v are (B, H, T, D) in one floating dtype, q and k after RoPE; H counts 
 raises InputError for other or unequal shapes, an empty dimension, mixed dtypes or mixed devices.
 """
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from relation.operators.checks import check_states
+from relation.operators.scores import scores
 
 
 def causal_flow(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     """The flow F = Softmax(U), U_ij = q_i . k_j / sqrt(D) for j <= i.
 
-    q, k: (B, H, T, D). Returns (B, H, T, T), lower triangular, rows summing to 1. U has the inputs'
-    dtype, the softmax is FP32 (FP64 for FP64 inputs).
+    q, k: (B, H, T, D). Returns (B, H, T, T), lower triangular, rows summing to 1. BF16 inputs
+    round U to BF16; the softmax is FP32 (FP64 for FP64 inputs).
     """
     check_states(q=q, k=k)
-    length, width = q.shape[-2:]
-    wide = torch.promote_types(q.dtype, torch.float32)
-    U = (q @ k.transpose(-1, -2)).to(wide) / math.sqrt(width)
+    length = q.shape[2]
     future = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1)
-    return U.masked_fill(future, -torch.inf).softmax(dim=-1)
+    return scores(q, k).masked_fill(future, -torch.inf).softmax(dim=-1)
 
 
 def causal_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

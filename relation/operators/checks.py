@@ -47,8 +47,19 @@ def check_tau(tau: float) -> None:
         )
 
 
+def check_floating(**tensors: torch.Tensor) -> None:
+    """Raise InputError unless each named argument is a tensor of a floating dtype."""
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise InputError(f"{name} is a {type(tensor).__name__}; give a floating tensor")
+        if not tensor.is_floating_point():
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            raise InputError(f"{name} has dtype {dtype}; give it in a floating dtype")
+
+
 def check_lambda(lam: torch.Tensor) -> None:
-    """Raise InputError unless the count calibration is one number, shape () or (1,)."""
+    """Raise InputError unless the count calibration is one floating number, shape () or (1,)."""
+    check_floating(lam=lam)
     if tuple(lam.shape) not in ((), (1,)):
         raise InputError(f"lam has shape {tuple(lam.shape)}; it is one number a layer: give ()")
 

@@ -6,14 +6,13 @@ than n x T scores are formed. Linear Relation needs no such form: `linear_relati
 of the tokens before and returns the next one.
 """
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from relation.errors import InputError
 from relation.operators.checks import check_device, check_lambda, check_states, check_tau
+from relation.operators.scores import scores
 
 
 def _tokens_before(name: str, block: Tensor, **history: Tensor) -> int:
@@ -45,9 +44,7 @@ def attention_step(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     dtypes or mixed devices.
     """
     before = _tokens_before("q", q, k=k, v=v)
-    wide = torch.promote_types(q.dtype, torch.float32)
-    U = (q @ k.transpose(-1, -2)).to(wide) / math.sqrt(q.shape[-1])
-    flow = U.masked_fill(_future(q, before), -torch.inf).softmax(dim=-1)
+    flow = scores(q, k).masked_fill(_future(q, before), -torch.inf).softmax(dim=-1)
     return flow.to(v.dtype) @ v
 
 
@@ -66,20 +63,18 @@ def full_relation_step(
     floating dtype, p1 and p2 after RoPE, info after Givens mixing; lam: one number, shape () or
     (1,). Returns (B, H, n, D) in their dtype; R and the softmax are FP32 (FP64 for FP64 inputs).
     `transport_self=False` is the exchange-only ablation (Appendix D.1). Raises InputError for
-    shapes that do not fit, an empty dimension, mixed dtypes or devices, a lam of another shape, or
-    a tau that is not positive and finite.
+    shapes that do not fit, an empty dimension, mixed dtypes or devices, a lam that is not one
+    floating number, or a tau that is not positive and finite.
     """
     before = _tokens_before("p1", p1, p2=p2, info=info)
+    check_lambda(lam)
     check_device(p1, lam)
     check_tau(tau)
-    check_lambda(lam)
-    n, width = p1.shape[-2:]
-    wide = torch.promote_types(p1.dtype, torch.float32)
-    U = (p1 @ p2.transpose(-1, -2)).to(wide) / math.sqrt(width)
+    U, n = scores(p1, p2), p1.shape[2]
     S = torch.sigmoid(U.diagonal(before, dim1=-2, dim2=-1) / tau)
 
-    i = torch.arange(before + 1, before + n + 1, device=p1.device, dtype=wide)
-    R = F.silu(U) - lam.to(wide) * i.log()[:, None]
+    i = torch.arange(before + 1, before + n + 1, device=p1.device, dtype=U.dtype)
+    R = F.silu(U) - lam.to(U.dtype) * i.log()[:, None]
     R.diagonal(before, dim1=-2, dim2=-1).copy_(S)
     flow = R.masked_fill(_future(p1, before), -torch.inf).softmax(dim=-1)
     if not transport_self:

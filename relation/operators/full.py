@@ -3,12 +3,11 @@
 This is the definition everything else is held to. It materialises T x T matrices.
 """
 
-import math
-
 import torch
 import torch.nn.functional as F
 
 from relation.operators.checks import check_device, check_lambda, check_states, check_tau
+from relation.operators.scores import scores
 
 
 def full_flow(
@@ -18,22 +17,20 @@ def full_flow(
 
     p1, p2: (B, H, T, D) after RoPE, any floating dtype; lam: one number, shape () or (1,), the
     layer's count calibration; tau: the Self temperature. Returns (B, H, T, T), lower triangular,
-    rows summing to 1. U has the inputs' dtype; R and the softmax are FP32 (FP64 for FP64 inputs).
-    Raises InputError for unequal shapes or dtypes, an empty dimension, mixed devices, a lam of
-    another shape, or a tau that is not positive and finite.
+    rows summing to 1. BF16 inputs round U to BF16; R and the softmax are FP32 (FP64 for FP64
+    inputs). Raises InputError for unequal shapes or dtypes, an empty dimension, mixed devices, a
+    lam that is not one floating number, or a tau that is not positive and finite.
     """
     check_states(p1=p1, p2=p2)
+    check_lambda(lam)
     check_device(p1, lam)
     check_tau(tau)
-    check_lambda(lam)
-    length, width = p1.shape[-2:]
-    wide = torch.promote_types(p1.dtype, torch.float32)
-    U = (p1 @ p2.transpose(-1, -2)).to(wide) / math.sqrt(width)
+    U, length = scores(p1, p2), p1.shape[2]
     S = torch.sigmoid(U.diagonal(dim1=-2, dim2=-1) / tau)
     E = F.silu(U)
 
-    i = torch.arange(1, length + 1, device=p1.device, dtype=wide)
-    R = E - lam.to(wide) * i.log()[:, None]
+    i = torch.arange(1, length + 1, device=p1.device, dtype=U.dtype)
+    R = E - lam.to(U.dtype) * i.log()[:, None]
     own = torch.eye(length, dtype=torch.bool, device=p1.device)
     future = torch.ones_like(own).triu(1)
     R = torch.where(own, S[..., :, None], R).masked_fill(future, -torch.inf)

@@ -3,19 +3,21 @@
 import torch
 
 from relation.errors import InputError
-from relation.operators.checks import check_device, check_states
+from relation.operators.checks import check_device, check_floating, check_states
 
 
 def givens_mix(info: torch.Tensor, theta: torch.Tensor, layer_index: int) -> torch.Tensor:
     """Rotate each pair of information heads by its angle: I to I-tilde of Appendix A.2.
 
-    info: (B, H, T, D), any floating dtype; theta: (H/2,) radians. `layer_index` (from 0) chooses
-    the pairing, zero-based: M_A = (0,1)(2,3)... on even layers, M_B = (1,2)(3,4)...(H-1,0) on odd
-    ones. The rotation is computed in FP32 at least (FP64 where info or theta is) and rounded once;
-    returns (B, H, T, D) in info's dtype. Raises InputError for odd H, a theta of another length,
-    an info of another rank, an empty dimension or mixed devices.
+    info: (B, H, T, D) and theta: (H/2,) radians, any floating dtypes. `layer_index` (from 0)
+    chooses the pairing, zero-based: M_A = (0,1)(2,3)... on even layers, M_B = (1,2)(3,4)...(H-1,0)
+    on odd ones. The rotation is computed in FP32 at least (FP64 where info or theta is) and rounded
+    once; returns (B, H, T, D) in info's dtype. Differentiable once. Raises InputError for odd H, a
+    theta of another length, an info of another rank, an empty dimension, a dtype that is not
+    floating or mixed devices.
     """
     check_states(info=info)
+    check_floating(theta=theta)
     check_device(info, theta)
     heads = info.shape[1]
     if heads % 2:

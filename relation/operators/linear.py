@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from relation.errors import InputError
-from relation.operators.checks import check_relation_inputs, without_autocast
+from relation.operators.checks import check_floating, check_relation_inputs, without_autocast
 
 CHUNK = 16
 
@@ -23,7 +23,9 @@ def _read_write(
 
     read is S p1-hat and write S p2-hat: Self stands on both sides of the recurrence.
     """
-    check_relation_inputs(p1, p2, info, tau, log_retention, *(() if state is None else (state,)))
+    given = {} if state is None else {"state": state}
+    check_floating(log_retention=log_retention, **given)
+    check_relation_inputs(p1, p2, info, tau, log_retention, *given.values())
     if log_retention.shape != p1.shape:
         raise InputError(
             f"log_retention has shape {tuple(log_retention.shape)}; give {tuple(p1.shape)}"
@@ -51,13 +53,14 @@ def linear_relation(
 ) -> tuple[Tensor, Tensor]:
     """Ask Self, Ask Others, Answer, Become Others, one token at a time (Section 5.2).
 
-    p1, p2, info: (B, H, T, D), one floating dtype; p1, p2 after RoPE and before normalisation (a
-    zero vector stays zero), info after Givens mixing. log_retention: g = log alpha <= 0,
-    (B, H, T, D), any floating dtype; -inf forgets all. state: C of the tokens before, (B, H, D, D)
-    with the retained channel first and the information channel last, or None for C = 0. tau: the
-    Self temperature. Returns y (B, H, T, D) in info's dtype and the final state (B, H, D, D), FP32
-    (FP64 for FP64 inputs), in which all sums are formed. Raises InputError for other or unequal
-    shapes, an empty dimension, mixed dtypes or devices, or a tau not positive and finite.
+    p1, p2, info: (B, H, T, D), one floating dtype; p1, p2 after RoPE and before normalisation,
+    which divides by the length or by 1e-12, the larger; info after Givens mixing. log_retention:
+    g = log alpha <= 0, (B, H, T, D), any floating dtype; -inf forgets all. state: C of the tokens
+    before, (B, H, D, D), any floating dtype, with the retained channel first and the information
+    channel last, or None for C = 0. tau: the Self temperature. Returns y (B, H, T, D) in info's
+    dtype and the final state (B, H, D, D), FP32 (FP64 for FP64 inputs), in which all sums are
+    formed. Raises InputError for other or unequal shapes, an empty dimension, dtypes that are mixed
+    or not floating, mixed devices, or a tau that is not positive and finite.
     """
     read, write, information, g, C = _read_write(p1, p2, info, log_retention, tau, state)
     alpha = g.exp()

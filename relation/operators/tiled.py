@@ -139,7 +139,7 @@ def tiled_relation(
     Memory beyond inputs and outputs is linear in T. Scores and sums are FP32 (FP64 for FP64
     inputs); differentiable once in p1, p2, info and lam.
     """
-    check_relation_inputs(p1, p2, info, tau, lam)
     check_lambda(lam)
+    check_relation_inputs(p1, p2, info, tau, lam)
     with without_autocast(p1):
         return _TiledRelation.apply(p1, p2, info, lam, tau, transport_self)

@@ -25,7 +25,7 @@ def save_model(model: Decoder, path: Path, details: dict) -> None:
 
 
 def load_model(path: Path, device: torch.device, execution: Execution | None = None) -> Decoder:
-    """The trained model of a checkpoint. Raises InputError where it is missing or damaged."""
+    """The trained model of a checkpoint. Raises InputError for none or a damaged one."""
     try:
         with safe_open(path, framework="pt") as file:
             values = json.loads(file.metadata()["model"])
@@ -34,6 +34,10 @@ def load_model(path: Path, device: torch.device, execution: Execution | None = N
         model = Decoder(model_config(values), execution)
     except FileNotFoundError:
         raise InputError(f"{path} is missing; run snakemake to train it") from None
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be read ({error}); give the model.safetensors of a run"
+        ) from None
     except (SafetensorError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(
             f"{path} is no complete checkpoint ({error}); delete it and run snakemake again"

@@ -29,9 +29,11 @@ def _query(what: str, uuid: str) -> list[list[str]] | str:
 
 
 def gpu_state(device: torch.device, moment: str) -> dict | None:
-    """Driver, clocks (MHz), temperature (C), power (W) and other compute processes' ids.
+    """Driver, clocks (MHz), temperature (C), power (W) and the ids of compute processes.
 
-    Values are nvidia-smi's text; `error` says why they are missing. None on a CPU.
+    Values are nvidia-smi's text; `error` says why they are missing. This process's id is left out;
+    in a container nvidia-smi may list the host's ids, and this process under one of them. None on
+    a CPU.
     """
     if device.type != "cuda":
         return None
@@ -42,7 +44,7 @@ def gpu_state(device: torch.device, moment: str) -> dict | None:
         if isinstance(found, str):
             return state | {"error": found}
     state |= dict(zip(_FIELDS, gpu[0], strict=True))
-    return state | {"other_processes": [p for p, *_ in processes if p != str(os.getpid())]}
+    return state | {"compute_processes": [p for p, *_ in processes if p != str(os.getpid())]}
 
 
 def libraries(device: torch.device) -> dict:

@@ -1,25 +1,22 @@
-"""One operator and its peers on one shape: correctness, peak memory, forward and backward."""
+"""One operator and its peers on one shape: peak memory, time of forward and backward."""
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from relation.errors import InputError, RunError
+from relation.errors import InputError
 from relation.progress import Progress
+from relation.systems.bench.exactness import check
 from relation.systems.bench.outcome import Case, Failure, attempt
-from relation.systems.bench.peers import Benchmark, Inputs, Operator, Peer, Shape
+from relation.systems.bench.peers import Benchmark, Inputs, Peer, Shape
 from relation.systems.bench.timing import Stopwatch, cache_bytes, interleave
 
 FORWARD, FORWARD_BACKWARD = "forward", "forward+backward"
-
-# BF16 rounds to 2^-9 of a value; another function is off by its own size.
-_SAME_FUNCTION = 0.02
-_CHECKED_TOKENS = 4096
 
 
 class RotatingInputs:
@@ -48,30 +45,25 @@ class RotatingInputs:
 
 @dataclass(frozen=True)
 class PreparedPeer:
-    """A peer ready to be timed: its two calls, what it needs beyond its inputs, how exact it is."""
+    """A peer ready to be timed: its calls by measure, and what it needs beyond its inputs.
 
-    forward: Callable[[], None]
-    forward_backward: Callable[[], None]
-    peak_bytes: int | None
-    relative_error: float
-
-
-def relative_error(peer: Peer, call: Operator, inputs: Inputs) -> float:
-    """RMS of Y minus its definition in FP32, over the definition's RMS.
-
-    On the first sequence and at most its first 4,096 tokens: a causal operator's rows depend on
-    no token after them.
+    errors: as `relative_errors` gives them, None for the definition itself.
     """
 
-    def start(x: Tensor) -> Tensor:
-        return (x[:1, :, :_CHECKED_TOKENS] if x.ndim else x).float()
+    calls: dict[str, Callable[[], object]]
+    peak_bytes: int | None
+    errors: dict[str, float] | None
 
-    given = [inputs[name] for name in peer.takes]
-    # Not under no_grad: what is compiled would be compiled once more.
-    y = start(call(*given).detach())
-    with torch.no_grad():
-        truth = peer.definition(*map(start, given))
-        return ((y - truth).square().mean() / truth.square().mean()).sqrt().item()
+    def found(self, measure: str) -> dict:
+        """The columns that a measure has beside its times."""
+        backward = measure == FORWARD_BACKWARD
+        error = None
+        if self.errors is not None:
+            error = max(self.errors.values()) if backward else self.errors["Y"]
+        return {
+            "relative_error": error,
+            "peak_bytes": self.peak_bytes if backward else None,
+        }
 
 
 def _peak_bytes(call: Callable[[], None], device: torch.device) -> int | None:
@@ -103,12 +95,11 @@ def _prepare(
         torch.autograd.grad(y, wanted, values["dy"])
 
     forward_backward()  # compiles what is compiled
-    error = relative_error(peer, call, inputs.copies[0])
-    if not error <= _SAME_FUNCTION:
-        raise RunError(
-            f"{peer.name} on {shape.dimensions}: Y is off its definition by {error:.2g} of its RMS"
-        )
-    return PreparedPeer(forward, forward_backward, _peak_bytes(forward_backward, device), error)
+    first = inputs.copies[0]
+    itself = call is peer.definition and first["dy"].dtype == torch.float32
+    errors = None if itself else check(peer, call, first, shape)
+    calls = {FORWARD: forward, FORWARD_BACKWARD: forward_backward}
+    return PreparedPeer(calls, _peak_bytes(forward_backward, device), errors)
 
 
 def measure_operator(
@@ -124,7 +115,7 @@ def measure_operator(
 
     The forward is training's: it keeps what a backward needs. `progress` advances by one for each
     peer prepared and for each row. Raises InputError where the device cannot run the subject,
-    RunError where it computes something else.
+    RunError where its Y or a gradient is another function's.
     """
     shape, label = case.shape, f"{case.shape.scale} {case.shape.dimensions}"
     stopwatch = Stopwatch(device)
@@ -143,20 +134,35 @@ def measure_operator(
         progress.advance(1, f"{label} {peer.name}")
 
     rows = []
-    ready = {name: p for name, p in prepared.items() if isinstance(p, PreparedPeer)}
     for measure in measures:
-        sides = {}
-        for name, peer in ready.items():
-            call = peer.forward if measure == FORWARD else peer.forward_backward
-            sides[name] = partial(stopwatch.seconds, call, stopwatch.plan(call))
-        times = interleave(sides, repeats)
-        for name, peer in prepared.items():
-            if isinstance(peer, Failure):
-                rows.append(case.failed(measure, name, peer))
-            else:
-                found = {"relative_error": peer.relative_error}
-                if measure == FORWARD_BACKWARD:
-                    found["peak_bytes"] = peer.peak_bytes
-                rows.append(case.measured(measure, name, times, repeats, **found))
+        rows += _timed(prepared, case, measure, repeats, stopwatch)
         progress.advance(len(prepared), f"{label} {measure}")
     return rows
+
+
+def _timed(
+    prepared: Mapping[str, PreparedPeer | Failure],
+    case: Case,
+    measure: str,
+    repeats: int,
+    stopwatch: Stopwatch,
+) -> list[dict]:
+    """One measure's row of each peer, those that are ready timed in rounds."""
+    failures, sides = {}, {}
+    for name, peer in prepared.items():
+        if isinstance(peer, Failure):
+            failures[name] = peer
+            continue
+        call = peer.calls[measure]
+        plan = attempt(partial(stopwatch.plan, call), ours=name == case.subject)
+        if isinstance(plan, Failure):
+            failures[name] = plan
+        else:
+            sides[name] = partial(stopwatch.seconds, call, plan)
+    times = interleave(sides, repeats)
+    return [
+        case.failed(measure, name, failures[name])
+        if name in failures
+        else case.measured(measure, name, times, repeats, **peer.found(measure))
+        for name, peer in prepared.items()
+    ]

@@ -1,5 +1,6 @@
 """One benchmark from a campaign's geometry to Parquet."""
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -61,6 +62,15 @@ def _restricted(benchmark: Benchmark, peers: Sequence[str] | None) -> Benchmark:
     )
 
 
+def _check_output(path: Path) -> None:
+    """Raise InputError where the results could not be written, before anything is measured."""
+    if path.is_dir():
+        raise InputError(f"output {path} is a folder; name a Parquet file")
+    folder = next(p for p in path.absolute().parents if os.path.exists(p))
+    if not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
+        raise InputError(f"output {path}: {folder} is no folder to write in; choose another")
+
+
 def run(
     name: str,
     campaign: Campaign,
@@ -76,12 +86,14 @@ def run(
     together) and "step"; peers: names, None for all, the subject always among them. An operator is
     timed in `repeats` rounds, a training step in a fifth of them, three updates each. The file is
     written anew after every shape, so that an interrupted run leaves what it measured. Raises
-    InputError for unknown names, repeats < 1, and where there is no GPU.
+    InputError for unknown names, repeats < 1, an output that cannot be written, and where there is
+    no GPU.
     """
     make = BENCHMARKS[_choose("benchmark", [name], BENCHMARKS)[0]]
     only = [MEASURES[m] for m in _choose("measure", measures, MEASURES)]
     if repeats < 1:
         raise InputError(f"repeats is {repeats}; give at least 1")
+    _check_output(output)
     benchmark = _restricted(make(torch.device(device_kind)), peers)
     if device_kind == "cuda" and not torch.cuda.is_available():
         raise InputError(

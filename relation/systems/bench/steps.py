@@ -84,7 +84,7 @@ def _random_batches(
 def _prepare(
     group: StepGroup, side: Side, model: ModelConfig, device: torch.device
 ) -> PreparedStep:
-    """Build and warm up a model. Raises RunError where its loss is not finite."""
+    """Build and warm up a model, by one update at least. Raises RunError for a loss not finite."""
     spec = group.spec
     on_gpu = device.type == "cuda"
     batches = _random_batches(model, group, device)
@@ -99,10 +99,11 @@ def _prepare(
         loss, _ = step([next(following)], tokens, spec.optimizer["learning_rate"])
         return loss
 
-    for _ in range(spec.warmup_updates):
+    warmup = max(1, spec.warmup_updates)
+    for _ in range(warmup):
         loss = update()
     if not loss.isfinite():
-        raise RunError(f"{side.name}: the loss is {loss.item()} at update {spec.warmup_updates}")
+        raise RunError(f"{side.name}: the loss is {loss.item()} at update {warmup}")
     if not on_gpu:
         return PreparedStep(update, None)
     torch.cuda.reset_peak_memory_stats(device)

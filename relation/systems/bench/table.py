@@ -93,7 +93,10 @@ def notes(subject: str, rows: Sequence[Mapping], gpu_states: Sequence[Mapping]) 
         f"median; above 1, {subject} is faster"
     ]
     if any(row["relative_error"] is not None for row in rows):
-        lines.append("error: RMS of Y off the definition in FP32, over its RMS")
+        lines.append(
+            "error: RMS off the definition in FP32, over its RMS, of Y; with a backward, the "
+            "largest of Y and the gradients; - for the definition itself"
+        )
     for row in rows:
         if row["status"] != "PASS":
             where = f"{row['scale']} {row['measure']} T {row['length']}"
@@ -102,10 +105,10 @@ def notes(subject: str, rows: Sequence[Mapping], gpu_states: Sequence[Mapping]) 
         if "error" in state:
             lines.append(f"clocks unknown: {state['error']}")
             break
-        if state["other_processes"]:
+        if state["compute_processes"]:
             lines.append(
-                f"other processes on the GPU at {state['moment']}: "
-                f"{', '.join(state['other_processes'])}"
+                f"compute processes reported at {state['moment']}: "
+                f"{', '.join(state['compute_processes'])} (in a container one may be this run)"
             )
     clocks = [state["clocks.sm"] for state in gpu_states if "error" not in state]
     if clocks:
