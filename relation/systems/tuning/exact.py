@@ -1,0 +1,99 @@
+"""Whether results are those of Full Relation's definition, up to what their dtype allows."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from relation.geometry import ModelConfig
+from relation.operators import full_relation
+from relation.systems.bench.flash import draw
+from relation.systems.bench.peers import Inputs, Shape
+
+RESULTS = ("Y", "dp1", "dp2", "dinfo", "dlam")
+_SLACK = {torch.bfloat16: 1e-3, torch.float16: 1e-3, torch.float32: 1e-5}
+# lam's gradient is one number a draw: fewer of them are no statistics.
+_DRAWS = 16
+
+
+@contextmanager
+def _poisoned_memory() -> Iterator[None]:
+    """Uninitialised memory holds NaN, else it could hold what an earlier launch got right."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+def _definition(inputs: Inputs, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """Results of the definition in `dtype`, lam at least in FP32."""
+    p1, p2, info = (inputs[name].detach().to(dtype) for name in ("p1", "p2", "info"))
+    lam = inputs["lam"].detach().to(torch.promote_types(dtype, torch.float32))
+    leaves = [x.requires_grad_() for x in (p1, p2, info, lam)]
+    y = full_relation(*leaves, ModelConfig.tau)
+    return y.detach(), *torch.autograd.grad(y, leaves, inputs["dy"].to(dtype))
+
+
+def _sizes(results: tuple[Tensor, ...]) -> Tensor:
+    """Mean square and largest magnitude of each result, (5, 2) in FP64."""
+    wide = [x.double() for x in results]
+    return torch.stack([torch.stack((x.square().mean(), x.abs().max())) for x in wide])
+
+
+def _why_wrong_at(
+    operator: Callable[[Inputs], tuple[Tensor, ...]],
+    shape: Shape,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> str | None:
+    generator = torch.Generator(device).manual_seed(1)
+    draws = []
+    for _ in range(_DRAWS):
+        inputs = draw(shape, dtype, device, generator)
+        with _poisoned_memory():
+            ours = operator(inputs)
+        truth, yardstick = (_definition(inputs, d) for d in (torch.float64, dtype))
+        errors = [
+            _sizes(tuple(x.double() - t for x, t in zip(found, truth, strict=True)))
+            for found in (ours, yardstick)
+        ]
+        draws.append(torch.stack((*errors, _sizes(truth))))
+    squares, largest = torch.stack(draws).unbind(-1)  # each (draws, 3, 5)
+    for measure, values in (
+        ("RMS", squares.mean(0).sqrt()),
+        ("largest", largest.amax(0)),
+    ):
+        error, yardstick, truth = values
+        allowed = 2 * yardstick + _SLACK[dtype] * truth
+        for name, found, limit in zip(RESULTS, error.tolist(), allowed.tolist(), strict=True):
+            if not found <= limit:
+                return (
+                    f"the {measure} error of {name} is {found:.2e} at T {shape.length}, "
+                    f"where {limit:.2e} is allowed"
+                )
+    return None
+
+
+def why_wrong(
+    operator: Callable[[Inputs], tuple[Tensor, ...]],
+    shape: Shape,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> str | None:
+    """One line on the first result that is not the definition's (Section 3.1), or None.
+
+    operator: takes inputs as the benchmark `flash` draws them, (1, H, T, D) in `dtype`, and gives
+    Y and the gradients of p1, p2, info and lam. The RMS and the largest error over 16 draws,
+    against the definition in FP64, may be twice those of the definition in `dtype` plus 1e-3 (FP32:
+    1e-5) of the truth's. Checked at the shape's T and at T - 1, where the last tiles are masked.
+    """
+    for length in dict.fromkeys((shape.length, max(1, shape.length - 1))):
+        at = replace(shape, batch=1, length=length)
+        reason = _why_wrong_at(operator, at, dtype, device)
+        if reason is not None:
+            return reason
+    return None
