@@ -106,6 +106,13 @@ class TestInterpreted:
     def test_segments_of_chunks(self):
         assert_exact(draw(2, (1, 2, 83, 16)))
 
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+    def test_chunks_of_weak_and_of_strong_retention(self, dtype):
+        """Either kind meets states that the other left, and leaves some to it."""
+        p1, p2, info, g, *others = draw(11, (1, 2, 53, 20), dtype)
+        g[:, 0, 20:24] = g[:, 1, 40:] = -30
+        assert_exact((p1, p2, info, g, *others))
+
     @pytest.mark.parametrize("kind", ["mixed", -10])
     def test_half_precision(self, kind):
         assert_exact(draw(3, (1, 1, 33, 20), torch.float16, kind=kind))
@@ -206,6 +213,16 @@ class TestInputErrors:
             get_backend("linear", "flash", "cpu")
 
 
+KERNELS = (
+    "states",
+    "output",
+    "information",
+    "coordinates",
+    "weak_output",
+    "weak_gradients",
+)
+
+
 def shipped_launches() -> list:
     from kernels.linear_relation.launches import LAUNCHES
 
@@ -213,7 +230,8 @@ def shipped_launches() -> list:
         pytest.param(arch, size, entry, name, id=f"{arch}-{size}-{entry.width}-{name}")
         for (arch, size), entries in LAUNCHES.items()
         for entry in entries
-        for name in ("states", "output", "information", "coordinates")
+        for name in KERNELS
+        if getattr(entry, name) is not None
     ]
 
 
@@ -225,13 +243,15 @@ def test_every_launch_fits_its_architecture(architecture, element_size, entry, n
     from triton.compiler import ASTSource
 
     from kernels.common import SHARED_MEMORY
-    from kernels.linear_relation import gradients, output, states
+    from kernels.linear_relation import gradients, output, states, weak
 
     kernel = {
         "states": states.chunk_states_kernel,
         "output": output.output_kernel,
         "information": gradients.information_backward_kernel,
         "coordinates": gradients.coordinates_backward_kernel,
+        "weak_output": weak.weak_output_kernel,
+        "weak_gradients": weak.weak_gradients_kernel,
     }[name]
     launch = getattr(entry, name)
     constants = {
@@ -243,6 +263,9 @@ def test_every_launch_fits_its_architecture(architecture, element_size, entry, n
         "BLOCK_V": launch.block_v,
         "CHUNK": entry.chunk,
         "LEVELS": entry.levels,
+        "WHOLE": False,
+        "FIND_WEAK": entry.weak_output is not None,
+        "SKIP_WEAK": entry.weak_output is not None,
     }
     tokens = {"p1", "p2", "info", "value", "dy", "y", "dp1", "dp2", "dinfo"}
     numbers = {"H", "T", "chunks", "segment_chunks", "segments"}
@@ -257,6 +280,7 @@ def test_every_launch_fits_its_architecture(architecture, element_size, entry, n
             signature[argument] = "i32"
         else:
             pointee = "bf16" if element_size == 2 and argument in tokens else "fp32"
+            pointee = "u8" if argument == "weak" else pointee
             signature[argument] = "i32" if argument.startswith("stride") else f"*{pointee}"
             attributes[(position,)] = [["tt.divisibility", 16]]
     compiled = triton.compile(

@@ -1,41 +1,58 @@
-"""Linear Relation as PyTorch operators, which autograd and torch.compile see through.
+"""Linear Relation as PyTorch operators: autograd and torch.compile see no graph break.
 
-No mathematics here: `output` and `gradients` compute, this file registers.
+No mathematics here: `output` and `gradients` compute, this file registers. The operators are opaque
+to the compiler.
 """
 
 import torch
-from torch.library import triton_op
+from torch import Tensor
+from torch.library import custom_op
 
 from kernels.linear_relation.gradients import launch_backward
 from kernels.linear_relation.output import launch_forward
 
 
-@triton_op("relation::linear_relation", mutates_args=())
+@custom_op("relation::linear_relation", mutates_args=())
 def linear_forward(
-    p1: torch.Tensor,
-    p2: torch.Tensor,
-    info: torch.Tensor,
-    log_retention: torch.Tensor,
-    state: torch.Tensor | None,
-    tau: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    p1: Tensor, p2: Tensor, info: Tensor, log_retention: Tensor, state: Tensor | None, tau: float
+) -> tuple[Tensor, Tensor]:
     """`launch_forward`."""
     return launch_forward(p1, p2, info, log_retention, state, tau)
 
 
-@triton_op("relation::linear_relation_backward", mutates_args=())
+@custom_op("relation::linear_relation_backward", mutates_args=())
 def linear_backward(
-    dy: torch.Tensor,
-    dfinal: torch.Tensor | None,
-    p1: torch.Tensor,
-    p2: torch.Tensor,
-    info: torch.Tensor,
-    log_retention: torch.Tensor,
-    state: torch.Tensor | None,
+    dy: Tensor,
+    dfinal: Tensor | None,
+    p1: Tensor,
+    p2: Tensor,
+    info: Tensor,
+    log_retention: Tensor,
+    state: Tensor | None,
     tau: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """`launch_backward`."""
     return launch_backward(dy, dfinal, p1, p2, info, log_retention, state, tau)
+
+
+def _tokens_like(x: Tensor) -> Tensor:
+    B, H, T, D = x.shape
+    return x.new_empty((B, T, H, D)).transpose(1, 2)
+
+
+def _state_of(x: Tensor) -> Tensor:
+    B, H, _, D = x.shape
+    return x.new_empty((B, H, D, D), dtype=torch.float32)
+
+
+@linear_forward.register_fake
+def _(p1, p2, info, log_retention, state, tau):
+    return _tokens_like(info), _state_of(info)
+
+
+@linear_backward.register_fake
+def _(dy, dfinal, p1, p2, info, log_retention, state, tau):
+    return *(_tokens_like(x) for x in (p1, p2, info, log_retention)), _state_of(info)
 
 
 def _save(ctx, inputs, output) -> None:

@@ -9,6 +9,7 @@ from kernels.linear_relation.tiles import load_tokens
 NORM_FLOOR = tl.constexpr(1e-12)
 # exp(-200) is 0 in FP32, so a stronger retention changes nothing; it keeps every sum finite.
 STRONGEST = tl.constexpr(-200.0)
+LOG2_E = tl.constexpr(1.4426950408889634)
 # exp(40) squared times any head width is far from FP32's largest number.
 LARGEST_EXPONENT = tl.constexpr(40.0)
 
@@ -18,9 +19,7 @@ def self_and_norms(
     p1, p2, t_start, T, stride_p1_t, stride_p1_d, stride_p2_t, stride_p2_d, scale,
     D: tl.constexpr, CHUNK: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """S and what normalises p1 and p2, each (CHUNK,)."""
-    # torch.compile passes Python numbers in FP64, which would widen everything they touch.
-    scale = tl.cast(scale, tl.float32)
+    """S and what normalises p1 and p2, each (CHUNK,), read by blocks of channels."""
     pair = tl.zeros([CHUNK], tl.float32)
     square1 = tl.zeros([CHUNK], tl.float32)
     square2 = tl.zeros([CHUNK], tl.float32)
@@ -31,36 +30,89 @@ def self_and_norms(
         pair += tl.sum(p1_d * p2_d, 1)
         square1 += tl.sum(p1_d * p1_d, 1)
         square2 += tl.sum(p2_d * p2_d, 1)
+    return _self_and_norms(pair, square1, square2, scale)
+
+
+@triton.jit
+def self_and_norms_of(p1, p2, scale):
+    """The same of tiles that hold all channels, in FP32."""
+    return _self_and_norms(tl.sum(p1 * p2, 1), tl.sum(p1 * p1, 1), tl.sum(p2 * p2, 1), scale)
+
+
+@triton.jit
+def _self_and_norms(pair, square1, square2, scale):
+    # torch.compile passes Python numbers in FP64, which would widen everything they touch.
+    scale = tl.cast(scale, tl.float32)
     inverse_norm1 = 1.0 / tl.maximum(tl.sqrt(square1), NORM_FLOOR)
     inverse_norm2 = 1.0 / tl.maximum(tl.sqrt(square2), NORM_FLOOR)
     return tl.sigmoid(pair * scale), inverse_norm1, inverse_norm2
 
 
 @triton.jit
-def product(a, b, PRECISION: tl.constexpr):
-    """a @ b in FP32. BF16 operands are exact: an FP32 one beside it is split into two BF16."""
-    if a.dtype == b.dtype:
-        result = tl.dot(a, b, input_precision=PRECISION)
-    elif a.dtype == tl.bfloat16:
-        high = b.to(tl.bfloat16)
-        result = tl.dot(a, (b - high.to(tl.float32)).to(tl.bfloat16))
-        result = tl.dot(a, high, result)
-    elif b.dtype == tl.bfloat16:
-        high = a.to(tl.bfloat16)
-        result = tl.dot((a - high.to(tl.float32)).to(tl.bfloat16), b)
-        result = tl.dot(high, b, result)
+def project(dcoordinate, p, S, inverse_norm, along):
+    """The gradient of p from that of S p / max(|p|, NORM_FLOOR), a part of which is `along` p."""
+    along = tl.where(inverse_norm < 1.0 / NORM_FLOOR, along * inverse_norm, 0.0)
+    return inverse_norm[:, None] * (S[:, None] * dcoordinate - along[:, None] * p)
+
+
+@triton.jit
+def split(tile):
+    """Two BF16 tiles whose sum is the tile to 16 bits."""
+    tile = tile.to(tl.float32)
+    bits = tile.to(tl.uint32, bitcast=True)
+    # Cut, not rounded: a mask and a shift cost less than conversions, and the rest is exact.
+    high = (bits & 0xFFFF0000).to(tl.float32, bitcast=True)
+    return (bits >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True), (tile - high).to(tl.bfloat16)
+
+
+@triton.jit
+def exp(x, PRECISION: tl.constexpr):
+    """exp(x), with a relative error of at most 2^-22 + 2^-24 |x| unless PRECISION is "ieee"."""
+    if PRECISION == "ieee":
+        return tl.exp(x)
     else:
-        result = tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision=PRECISION)
+        return tl.inline_asm_elementwise(
+            "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x * LOG2_E], dtype=tl.float32, is_pure=True,
+            pack=1,
+        )  # fmt: skip
+
+
+@triton.jit
+def product(a, b, PRECISION: tl.constexpr):
+    """a @ b in FP32. BF16 operands are exact; what is not BF16 is split into two of them.
+
+    Of two splits, the product of the lower parts is below 2^-16 and left out.
+    """
+    if PRECISION == "ieee":
+        result = tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
+    elif a.dtype == b.dtype and a.dtype != tl.float32:
+        result = tl.dot(a, b)
+    elif a.dtype == tl.bfloat16:
+        b_high, b_low = split(b)
+        result = tl.dot(a, b_low)
+        result = tl.dot(a, b_high, result)
+    elif b.dtype == tl.bfloat16:
+        a_high, a_low = split(a)
+        result = tl.dot(a_low, b)
+        result = tl.dot(a_high, b, result)
+    else:
+        a_high, a_low = split(a)
+        b_high, b_low = split(b)
+        result = tl.dot(a_low, b_high)
+        result = tl.dot(a_high, b_low, result)
+        result = tl.dot(a_high, b_high, result)
     return result
 
 
 @triton.jit
 def load_retention(
     log_retention, t_start, T, stride_t, d_start, stride_d,
-    D: tl.constexpr, CHUNK: tl.constexpr, BLOCK_D: tl.constexpr,
+    D: tl.constexpr, CHUNK: tl.constexpr, BLOCK_D: tl.constexpr, WHOLE: tl.constexpr = False,
 ):  # fmt: skip
     """g in FP32; what no FP32 exponential tells from the strongest retention becomes that."""
-    g = load_tokens(log_retention, t_start, T, stride_t, d_start, stride_d, D, CHUNK, BLOCK_D)
+    g = load_tokens(
+        log_retention, t_start, T, stride_t, d_start, stride_d, D, CHUNK, BLOCK_D, WHOLE
+    )
     g = g.to(tl.float32)
     return tl.where(g < STRONGEST, STRONGEST, g)
 
@@ -70,15 +122,17 @@ def sum_steps(steps, g, PRECISION: tl.constexpr):
     """steps @ g for a matrix of zeros and ones: the sums of g over intervals of tokens.
 
     A sum over the interval itself loses nothing to what lies outside it, as a difference of two
-    running sums would. Two FP16 parts hold 22 bits of g.
+    running sums would. Two BF16 parts hold 16 bits of g, and an exponential of a sum G
+    is then wrong by 2^-17 |G| exp(G) at most, below 3e-6.
     """
-    if PRECISION == "ieee":
-        result = tl.dot(steps.to(tl.float32), g, input_precision="ieee")
-    else:
-        high = g.to(tl.float16)
-        result = tl.dot(steps.to(tl.float16), (g - high.to(tl.float32)).to(tl.float16))
-        result = tl.dot(steps.to(tl.float16), high, result)
-    return result
+    return product(steps.to(tl.float32 if PRECISION == "ieee" else tl.bfloat16), g, PRECISION)
+
+
+@triton.jit
+def sum_halves(g, CHUNK: tl.constexpr):
+    """The sums of g over the left and the right half of a chunk, each (D,)."""
+    left = (tl.arange(0, CHUNK) < CHUNK // 2)[:, None]
+    return tl.sum(tl.where(left, g, 0.0), 0), tl.sum(tl.where(left, 0.0, g), 0)
 
 
 @triton.jit

@@ -9,35 +9,26 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.common import head_offset, wrap_triton
+from kernels.common import head_offset
 from kernels.linear_relation.decays import (
-    NORM_FLOOR,
     decays_at_level,
     load_retention,
     pairs_in_blocks,
     product,
+    project,
     self_and_norms,
     steps_to_middle,
     sum_steps,
 )
 from kernels.linear_relation.launches import select_launches, split_chunks
 from kernels.linear_relation.states import launch_states
-from kernels.linear_relation.tiles import load_state, load_tokens, store_tokens
-
-
-@triton.jit
-def states_of_chunk(chunk, head, chunks, segment_chunks, segments, D: tl.constexpr):
-    """Where `load_state` finds C before and dC after a chunk; see `own channels` there."""
-    last = tl.minimum(chunks, (chunk // segment_chunks + 1) * segment_chunks) - 1
-    own_past = tl.where(chunk % segment_chunks > 0, D, 0)
-    own_future = tl.where(chunk < last, D, 0)
-    segment = head * segments + chunk // segment_chunks
-    return head * chunks + chunk, segment, own_past, own_future
+from kernels.linear_relation.tiles import load_state, load_tokens, states_of_chunk, store_tokens
+from kernels.linear_relation.weak import weak_gradients_kernel
 
 
 @triton.jit(do_not_specialize=["T", "chunks", "segment_chunks", "segments"])
 def information_backward_kernel(
-    p1, p2, info, log_retention, dy,
+    p1, p2, info, log_retention, dy, weak,
     within, log_decay, entry, dwithin, dlog_decay, dentry,
     dinfo, read_dread, write_dwrite,
     stride_p1_b, stride_p1_h, stride_p1_t, stride_p1_d,
@@ -49,6 +40,7 @@ def information_backward_kernel(
     H, T, scale, chunks, segment_chunks, segments,
     PRECISION: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, CHUNK: tl.constexpr, LEVELS: tl.constexpr,
+    SKIP_WEAK: tl.constexpr,
 ):  # fmt: skip
     head = tl.cast(tl.program_id(0), tl.int64)
     chunk = tl.program_id(1)
@@ -62,6 +54,8 @@ def information_backward_kernel(
     here, segment, own_past, own_future = states_of_chunk(
         chunk, head, chunks, segment_chunks, segments, D
     )
+    if SKIP_WEAK and tl.load(weak + here) != 0:
+        return
 
     t = tl.arange(0, CHUNK)
     t_rows, t_columns = t[:, None], t[None, :]
@@ -149,16 +143,9 @@ def outer_products(
     return result
 
 
-@triton.jit
-def project(dcoordinate, p, S, inverse_norm, along):
-    """The gradient of p from that of S p / max(|p|, NORM_FLOOR), a part of which is `along` p."""
-    along = tl.where(inverse_norm < 1.0 / NORM_FLOOR, along * inverse_norm, 0.0)
-    return inverse_norm[:, None] * (S[:, None] * dcoordinate - along[:, None] * p)
-
-
 @triton.jit(do_not_specialize=["T", "chunks", "segment_chunks", "segments"])
 def coordinates_backward_kernel(
-    p1, p2, info, log_retention, dy,
+    p1, p2, info, log_retention, dy, weak,
     within, log_decay, entry, dwithin, dlog_decay, dentry, read_dread, write_dwrite,
     dp1, dp2, dlog_retention,
     stride_p1_b, stride_p1_h, stride_p1_t, stride_p1_d,
@@ -170,6 +157,7 @@ def coordinates_backward_kernel(
     H, T, scale, chunks, segment_chunks, segments,
     PRECISION: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, CHUNK: tl.constexpr, LEVELS: tl.constexpr,
+    SKIP_WEAK: tl.constexpr,
 ):  # fmt: skip
     head = tl.cast(tl.program_id(0), tl.int64)
     chunk = tl.program_id(1)
@@ -184,6 +172,8 @@ def coordinates_backward_kernel(
     here, segment, own_past, own_future = states_of_chunk(
         chunk, head, chunks, segment_chunks, segments, D
     )
+    if SKIP_WEAK and tl.load(weak + here) != 0:
+        return
 
     t = tl.arange(0, CHUNK)
     t_rows, t_columns = t[:, None], t[None, :]
@@ -303,28 +293,39 @@ def launch_backward(
 
     read_dread, write_dwrite = empty(B, H, T), empty(B, H, T)
     dp1, dp2, dinfo, dlog_retention = tokens(p1), tokens(p2), tokens(info), tokens(log_retention)
-    inputs = (p1, p2, info, log_retention, dy)
+    inputs = (p1, p2, info, log_retention, dy, met.weak)
     states = (met.within, met.log_decay, met.entry, dmet.within, dmet.log_decay, dmet.entry)
     numbers = (
         *p1.stride(), *p2.stride(), *info.stride(), *log_retention.stride(), *dy.stride(),
         *dp1.stride(), H, T, scale, segments.chunks, segments.length, segments.count,
     )  # fmt: skip
     with torch.cuda.device_of(p1):
+        launch = launches.weak_gradients
+        if launch is not None:
+            weak_gradients_kernel[(B * H, segments.chunks)](
+                *inputs, *states, dp1, dp2, dinfo, dlog_retention, *numbers,
+                PRECISION=launches.precision, D=D, WIDTH=launches.width,
+                WHOLE=segments.whole, BLOCK_V=launch.block_v,
+                CHUNK=launches.chunk, LEVELS=launches.levels,
+                num_warps=launch.num_warps, num_stages=launch.num_stages,
+            )  # fmt: skip
         launch = launches.information
-        wrap_triton(information_backward_kernel)[(B * H, segments.chunks)](
+        information_backward_kernel[(B * H, segments.chunks)](
             *inputs, *states, dinfo, read_dread, write_dwrite, *numbers,
             PRECISION=launches.precision, D=D, WIDTH=launches.width,
             BLOCK_D=launch.block_d, BLOCK_V=launch.block_v,
             CHUNK=launches.chunk, LEVELS=launches.levels,
+            SKIP_WEAK=launches.weak_gradients is not None,
             num_warps=launch.num_warps, num_stages=launch.num_stages,
         )  # fmt: skip
         launch = launches.coordinates
         grid = (B * H, segments.chunks, triton.cdiv(D, launch.block_d))
-        wrap_triton(coordinates_backward_kernel)[grid](
+        coordinates_backward_kernel[grid](
             *inputs, *states, read_dread, write_dwrite, dp1, dp2, dlog_retention, *numbers,
             PRECISION=launches.precision, D=D, WIDTH=launches.width,
             BLOCK_D=launch.block_d, BLOCK_V=launch.block_v,
             CHUNK=launches.chunk, LEVELS=launches.levels,
+            SKIP_WEAK=launches.weak_gradients is not None,
             num_warps=launch.num_warps, num_stages=launch.num_stages,
         )  # fmt: skip
     return dp1, dp2, dinfo, dlog_retention, dinitial

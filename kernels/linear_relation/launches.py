@@ -1,4 +1,4 @@
-"""Chunks, tile shapes and warps of every pass, by architecture: compiled, not yet tuned."""
+"""Chunks, tile shapes and warps of every pass, by architecture; not yet tuned."""
 
 from dataclasses import dataclass, replace
 
@@ -30,8 +30,10 @@ class Scan:
 class Launches:
     """The passes of one architecture and element size, up to a padded head width of `width`.
 
-    chunk: tokens, a power of two. precision: of products of two FP32 tiles. programs: so many
-    keep the device busy, and segments grow longer only where as many are left.
+    chunk: tokens, a power of two. precision: of products of two FP32 tiles. weak_output and
+    weak_gradients: the kernels for chunks of weak retention, or both None where every chunk takes
+    the others; they and states then hold all relation channels, block_d = width. programs: so
+    many keep the device busy, and segments grow longer only where as many are left.
     """
 
     width: int
@@ -41,8 +43,18 @@ class Launches:
     output: Launch
     information: Launch
     coordinates: Launch
+    weak_output: Launch | None = None
+    weak_gradients: Launch | None = None
     scan: Scan = Scan(128, 8, 1)
     programs: int = 1024
+
+    def __post_init__(self):
+        weak = [launch for launch in (self.weak_output, self.weak_gradients) if launch is not None]
+        if weak and (len(weak) < 2 or any(x.block_d != self.width for x in (*weak, self.states))):
+            raise ValueError(
+                f"width {self.width}: give both weak passes or none, and with them block_d ="
+                f" {self.width} in weak_output, weak_gradients and states"
+            )
 
     @property
     def levels(self) -> int:
@@ -51,7 +63,9 @@ class Launches:
     def cut(self, width: int) -> "Launches":
         """The same for a narrower head, without tiles that are wider than it."""
 
-        def narrow(launch: Launch) -> Launch:
+        def narrow(launch: Launch | None) -> Launch | None:
+            if launch is None:
+                return None
             return replace(
                 launch, block_d=min(launch.block_d, width), block_v=min(launch.block_v, width)
             )
@@ -63,16 +77,22 @@ class Launches:
             output=narrow(self.output),
             information=narrow(self.information),
             coordinates=narrow(self.coordinates),
+            weak_output=narrow(self.weak_output),
+            weak_gradients=narrow(self.weak_gradients),
         )
 
 
 @dataclass(frozen=True)
 class Segments:
-    """How a sequence is split: `count` segments of at most `length` chunks, `chunks` in all."""
+    """How a sequence is split: `count` segments of at most `length` chunks, `chunks` in all.
+
+    whole: whether the last chunk is full.
+    """
 
     chunks: int
     length: int
     count: int
+    whole: bool
 
 
 HOPPER, SMALL = "sm_90", "sm_120"
@@ -86,7 +106,7 @@ def split_chunks(heads: int, T: int, launches: Launches) -> Segments:
     length = 1
     while length < LONGEST_SEGMENT and heads * chunks >= 2 * length * launches.programs:
         length *= 2
-    return Segments(chunks, length, (chunks + length - 1) // length)
+    return Segments(chunks, length, (chunks + length - 1) // length, T % launches.chunk == 0)
 
 
 def _entry(widest: int, chunk: int, precision: str, *passes: tuple[int, int, int, int]) -> Launches:
@@ -95,23 +115,30 @@ def _entry(widest: int, chunk: int, precision: str, *passes: tuple[int, int, int
 
 # FP32 products run on the ordinary cores, whose operands fill the registers: small tiles.
 _FP32 = _entry(128, 32, "ieee", *[(32, 32, 4, 1)] * 4)
+_SMALL = [(64, 64, 8, 1), *[(32, 32, 8, 1)] * 3]
 
-# By architecture and bytes an element: the passes states, output, information and coordinates. The
-# first entry that is wide enough is taken.
+# By architecture and bytes an element: the passes states, output, information and coordinates, and
+# where weak chunks have kernels of their own, theirs. The first entry that is wide enough is taken.
 LAUNCHES: dict[tuple[str, int], tuple[Launches, ...]] = {
     (HOPPER, 2): (
-        _entry(64, 64, "bf16x3", (64, 64, 4, 2), (64, 64, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
-        _entry(128, 64, "bf16x3", (64, 64, 4, 1), (32, 64, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
+        replace(
+            _entry(64, 64, "bf16x3", (64, 64, 4, 2), (64, 64, 4, 1), *[(32, 32, 4, 1)] * 2),
+            weak_output=Launch(64, 64, 4, 1),
+            weak_gradients=Launch(64, 64, 4, 1),
+            programs=512,
+        ),
+        _entry(128, 64, "bf16x3", (64, 64, 4, 1), (32, 64, 4, 1), *[(32, 32, 4, 1)] * 2),
     ),
-    (SMALL, 2): (
-        _entry(64, 64, "bf16x3", (64, 64, 8, 1), (32, 32, 8, 1), (32, 32, 8, 1), (32, 32, 8, 1)),
-        _entry(128, 64, "bf16x3", (64, 64, 8, 1), (32, 32, 8, 1), (32, 32, 8, 1), (32, 32, 8, 1)),
-    ),
+    (SMALL, 2): (_entry(64, 64, "bf16x3", *_SMALL), _entry(128, 64, "bf16x3", *_SMALL)),
     (HOPPER, 4): (_FP32,),
     (SMALL, 4): (_FP32,),
 }
 INTERPRETED = replace(
-    _entry(128, 16, "ieee", *[(16, 16, 1, 1)] * 4), scan=Scan(1024, 2, 1), programs=4
+    _entry(128, 16, "ieee", (128, 16, 1, 1), *[(16, 16, 1, 1)] * 3),
+    weak_output=Launch(128, 16, 1, 1),
+    weak_gradients=Launch(128, 16, 1, 1),
+    scan=Scan(1024, 2, 1),
+    programs=4,
 )
 
 

@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.common import head_offset, wrap_triton
+from kernels.common import head_offset
 from kernels.linear_relation.decays import (
     decays_at_level,
     load_retention,
@@ -15,12 +15,13 @@ from kernels.linear_relation.decays import (
 )
 from kernels.linear_relation.launches import select_launches, split_chunks
 from kernels.linear_relation.states import launch_states
-from kernels.linear_relation.tiles import load_state, load_tokens, store_tokens
+from kernels.linear_relation.tiles import load_state, load_tokens, states_of_chunk, store_tokens
+from kernels.linear_relation.weak import weak_output_kernel
 
 
 @triton.jit(do_not_specialize=["T", "chunks", "segment_chunks", "segments"])
 def output_kernel(
-    p1, p2, info, log_retention, within, log_decay, entry, y,
+    p1, p2, info, log_retention, weak, within, log_decay, entry, y,
     stride_p1_b, stride_p1_h, stride_p1_t, stride_p1_d,
     stride_p2_b, stride_p2_h, stride_p2_t, stride_p2_d,
     stride_info_b, stride_info_h, stride_info_t, stride_info_d,
@@ -29,19 +30,19 @@ def output_kernel(
     H, T, scale, chunks, segment_chunks, segments,
     PRECISION: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, CHUNK: tl.constexpr, LEVELS: tl.constexpr,
+    SKIP_WEAK: tl.constexpr,
 ):  # fmt: skip
     head = tl.cast(tl.program_id(0), tl.int64)
     chunk = tl.program_id(1)
+    here, segment, own_past, _ = states_of_chunk(chunk, head, chunks, segment_chunks, segments, D)
+    if SKIP_WEAK and tl.load(weak + here) != 0:
+        return
     t_start = chunk * CHUNK
     p1 += head_offset(H, stride_p1_b, stride_p1_h)
     p2 += head_offset(H, stride_p2_b, stride_p2_h)
     info += head_offset(H, stride_info_b, stride_info_h)
     log_retention += head_offset(H, stride_g_b, stride_g_h)
     y += head_offset(H, stride_y_b, stride_y_h)
-    within += (head * chunks + chunk) * D * D
-    log_decay += (head * chunks + chunk) * D
-    entry += (head * segments + chunk // segment_chunks) * D * D
-    own_channels = tl.where(chunk % segment_chunks > 0, D, 0)
 
     t = tl.arange(0, CHUNK)
     S, inverse_norm1, inverse_norm2 = self_and_norms(
@@ -77,8 +78,9 @@ def output_kernel(
             since_start = sum_steps(t[None, :] <= t[:, None], g, PRECISION)
             read = p1_d.to(tl.float32) * (S * inverse_norm1)[:, None] * tl.exp(since_start)
             past = load_state(
-                within, log_decay, entry, own_channels, d_start, v_start, D, BLOCK_D, BLOCK_V
-            )
+                within + here * D * D, log_decay + here * D, entry + segment * D * D,
+                own_past, d_start, v_start, D, BLOCK_D, BLOCK_V,
+            )  # fmt: skip
             y_v += product(read, past, PRECISION)
         store_tokens(y, y_v, t_start, T, stride_y_t, v_start, stride_y_d, D, CHUNK, BLOCK_V)
 
@@ -100,15 +102,28 @@ def launch_forward(
         p1, p2, info, log_retention, state, scale, launches, segments, backward=False
     )
     y = torch.empty((B, T, H, D), dtype=info.dtype, device=info.device).transpose(1, 2)
-    launch = launches.output
+    arguments = (
+        p1, p2, info, log_retention, met.weak, met.within, met.log_decay, met.entry, y,
+        *p1.stride(), *p2.stride(), *info.stride(), *log_retention.stride(), *y.stride(),
+        H, T, scale, segments.chunks, segments.length, segments.count,
+    )  # fmt: skip
     with torch.cuda.device_of(p1):
-        wrap_triton(output_kernel)[(B * H, segments.chunks)](
-            p1, p2, info, log_retention, met.within, met.log_decay, met.entry, y,
-            *p1.stride(), *p2.stride(), *info.stride(), *log_retention.stride(), *y.stride(),
-            H, T, scale, segments.chunks, segments.length, segments.count,
+        launch = launches.weak_output
+        if launch is not None:
+            weak_output_kernel[(B * H, segments.chunks)](
+                *arguments,
+                PRECISION=launches.precision, D=D, WIDTH=launches.width,
+                WHOLE=segments.whole, BLOCK_V=launch.block_v,
+                CHUNK=launches.chunk, LEVELS=launches.levels,
+                num_warps=launch.num_warps, num_stages=launch.num_stages,
+            )  # fmt: skip
+        launch = launches.output
+        output_kernel[(B * H, segments.chunks)](
+            *arguments,
             PRECISION=launches.precision, D=D, WIDTH=launches.width,
             BLOCK_D=launch.block_d, BLOCK_V=launch.block_v,
             CHUNK=launches.chunk, LEVELS=launches.levels,
+            SKIP_WEAK=launches.weak_output is not None,
             num_warps=launch.num_warps, num_stages=launch.num_stages,
         )  # fmt: skip
     return y, final

@@ -10,8 +10,17 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.common import head_offset, wrap_triton
-from kernels.linear_relation.decays import load_retention, product, self_and_norms, sum_steps
+from kernels.common import head_offset
+from kernels.linear_relation.decays import (
+    LARGEST_EXPONENT,
+    exp,
+    load_retention,
+    product,
+    self_and_norms,
+    self_and_norms_of,
+    sum_halves,
+    sum_steps,
+)
 from kernels.linear_relation.launches import Launches, Segments
 from kernels.linear_relation.tiles import load_tokens, state_tile
 
@@ -22,16 +31,19 @@ class States:
 
     within: (B, H, chunks, D, D), the part from its own segment; log_decay: (B, H, chunks, D), the
     retention since the segment's start; entry: (B, H, segments, D, D), the state there.
+    weak: (B, H, chunks), uint8, whether both halves of a chunk retain at least exp(-40) of every
+    channel; empty where nobody asks.
     """
 
     within: torch.Tensor
     log_decay: torch.Tensor
     entry: torch.Tensor
+    weak: torch.Tensor
 
 
 @triton.jit(do_not_specialize=["T", "chunks", "segment_chunks"])
 def chunk_states_kernel(
-    p1, p2, value, log_retention, within, log_decay, added, added_log_decay,
+    p1, p2, value, log_retention, within, log_decay, added, added_log_decay, weak,
     stride_p1_b, stride_p1_h, stride_p1_t, stride_p1_d,
     stride_p2_b, stride_p2_h, stride_p2_t, stride_p2_d,
     stride_value_b, stride_value_h, stride_value_t, stride_value_d,
@@ -39,6 +51,7 @@ def chunk_states_kernel(
     H, T, scale, chunks, segment_chunks,
     BACKWARD: tl.constexpr, PRECISION: tl.constexpr, D: tl.constexpr,
     WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, CHUNK: tl.constexpr,
+    WHOLE: tl.constexpr, FIND_WEAK: tl.constexpr,
 ):  # fmt: skip
     head = tl.cast(tl.program_id(0), tl.int64)
     segment = tl.program_id(1)
@@ -68,25 +81,39 @@ def chunk_states_kernel(
             tl.store(within + tl.cast(chunk, tl.int64) * D * D + offsets, state, mask=inside)
             tl.store(log_decay + chunk * D + d, retained, mask=records)
         t_start = chunk * CHUNK
-        S, inverse_norm1, inverse_norm2 = self_and_norms(
-            p1, p2, t_start, T, stride_p1_t, stride_p1_d, stride_p2_t, stride_p2_d, scale,
-            D, CHUNK, WIDTH,
-        )  # fmt: skip
-        if BACKWARD:
-            p = load_tokens(p1, t_start, T, stride_p1_t, d_start, stride_p1_d, D, CHUNK, BLOCK_D)
-            coordinate = p.to(tl.float32) * (S * inverse_norm1)[:, None]
-        else:
-            p = load_tokens(p2, t_start, T, stride_p2_t, d_start, stride_p2_d, D, CHUNK, BLOCK_D)
-            coordinate = p.to(tl.float32) * (S * inverse_norm2)[:, None]
         g = load_retention(
-            log_retention, t_start, T, stride_g_t, d_start, stride_g_d, D, CHUNK, BLOCK_D
+            log_retention, t_start, T, stride_g_t, d_start, stride_g_d, D, CHUNK, BLOCK_D, WHOLE
         )
         value_t = load_tokens(
-            value, t_start, T, stride_value_t, v_start, stride_value_d, D, CHUNK, BLOCK_V
+            value, t_start, T, stride_value_t, v_start, stride_value_d, D, CHUNK, BLOCK_V, WHOLE
         )
-        coordinate *= tl.exp(sum_steps(steps, g, PRECISION))
-        total = tl.sum(g, 0)
-        state *= tl.exp(total)[:, None]
+        p1_d = load_tokens(
+            p1, t_start, T, stride_p1_t, d_start, stride_p1_d, D, CHUNK, BLOCK_D, WHOLE
+        ).to(tl.float32)
+        p2_d = load_tokens(
+            p2, t_start, T, stride_p2_t, d_start, stride_p2_d, D, CHUNK, BLOCK_D, WHOLE
+        ).to(tl.float32)
+        if BLOCK_D == WIDTH:
+            S, inverse_norm1, inverse_norm2 = self_and_norms_of(p1_d, p2_d, scale)
+        else:
+            S, inverse_norm1, inverse_norm2 = self_and_norms(
+                p1, p2, t_start, T, stride_p1_t, stride_p1_d, stride_p2_t, stride_p2_d, scale,
+                D, CHUNK, WIDTH,
+            )  # fmt: skip
+        if BACKWARD:
+            coordinate = p1_d * (S * inverse_norm1)[:, None]
+        else:
+            coordinate = p2_d * (S * inverse_norm2)[:, None]
+        coordinate *= exp(sum_steps(steps, g, PRECISION), PRECISION)
+        if FIND_WEAK:
+            left, right = sum_halves(g, CHUNK)
+            least = tl.min(tl.minimum(left, right), 0)
+            is_weak = (least >= -LARGEST_EXPONENT).to(tl.uint8)
+            tl.store(weak + head * chunks + chunk, is_weak, mask=v_start == 0)
+            total = left + right
+        else:
+            total = tl.sum(g, 0)
+        state *= exp(total, PRECISION)[:, None]
         state += product(tl.trans(coordinate), value_t, PRECISION)
         retained += total
     tl.store(added + out * D * D + offsets, state, mask=inside)
@@ -165,21 +192,26 @@ def launch_states(
     log_decay = empty(segments.chunks, D)
     added, added_log_decay = empty(segments.count, D, D), empty(segments.count, D)
     entry, final = empty(segments.count, D, D), empty(D, D)
+    find_weak = launches.weak_output is not None and not backward
+    weak = torch.empty(
+        (B, H, segments.chunks if find_weak else 0), dtype=torch.uint8, device=p1.device
+    )
     with torch.cuda.device_of(p1):
         blocks = triton.cdiv(D, launch.block_d) * triton.cdiv(D, launch.block_v)
-        wrap_triton(chunk_states_kernel)[(B * H, segments.count, blocks)](
-            p1, p2, value, log_retention, within, log_decay, added, added_log_decay,
+        chunk_states_kernel[(B * H, segments.count, blocks)](
+            p1, p2, value, log_retention, within, log_decay, added, added_log_decay, weak,
             *p1.stride(), *p2.stride(), *value.stride(), *log_retention.stride(),
             H, T, scale, segments.chunks, segments.length,
             BACKWARD=backward, PRECISION=launches.precision, D=D, WIDTH=launches.width,
             BLOCK_D=launch.block_d, BLOCK_V=launch.block_v, CHUNK=launches.chunk,
+            WHOLE=segments.whole, FIND_WEAK=find_weak,
             num_warps=launch.num_warps, num_stages=launch.num_stages,
         )  # fmt: skip
         scan = launches.scan
-        wrap_triton(segment_scan_kernel)[(B * H, triton.cdiv(D * D, scan.block))](
+        segment_scan_kernel[(B * H, triton.cdiv(D * D, scan.block))](
             added, added_log_decay, added if initial is None else initial.contiguous(),
             entry, final, segments.count,
             BACKWARD=backward, HAS_INITIAL=initial is not None, D=D,
             BLOCK=scan.block, STEPS=scan.steps, num_warps=scan.num_warps,
         )  # fmt: skip
-    return States(within, log_decay, entry), final
+    return States(within, log_decay, entry, weak), final

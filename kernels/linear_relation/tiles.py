@@ -5,26 +5,42 @@ import triton.language as tl
 
 
 @triton.jit
+def _inside(t_start, T, d, D: tl.constexpr, BLOCK_T: tl.constexpr, WHOLE: tl.constexpr):
+    if WHOLE:
+        return (d < D)[None, :]
+    else:
+        return (t_start + tl.arange(0, BLOCK_T) < T)[:, None] & (d < D)[None, :]
+
+
+@triton.jit
 def load_tokens(
     head, t_start, T, stride_t, d_start, stride_d,
-    D: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr,
+    D: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr, WHOLE: tl.constexpr = False,
 ):  # fmt: skip
+    """Zeros outside. WHOLE: T is a multiple of BLOCK_T, so that no row needs a mask."""
     t, d = tl.arange(0, BLOCK_T), d_start + tl.arange(0, BLOCK_D)
-    inside = (t_start + t < T)[:, None] & (d < D)[None, :]
-    first = head + tl.cast(t_start, tl.int64) * stride_t
-    return tl.load(first + (t[:, None] * stride_t + d[None, :] * stride_d), mask=inside, other=0.0)
+    pointers = head + tl.cast(t_start, tl.int64) * stride_t
+    pointers += t[:, None] * stride_t + d[None, :] * stride_d
+    if WHOLE and D % BLOCK_D == 0:
+        return tl.load(pointers)
+    else:
+        inside = _inside(t_start, T, d, D, BLOCK_T, WHOLE)
+        return tl.load(pointers, mask=inside, other=0.0)
 
 
 @triton.jit
 def store_tokens(
     head, tile, t_start, T, stride_t, d_start, stride_d,
-    D: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr,
+    D: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr, WHOLE: tl.constexpr = False,
 ):  # fmt: skip
     t, d = tl.arange(0, BLOCK_T), d_start + tl.arange(0, BLOCK_D)
-    inside = (t_start + t < T)[:, None] & (d < D)[None, :]
     pointers = head + tl.cast(t_start, tl.int64) * stride_t
     pointers += t[:, None] * stride_t + d[None, :] * stride_d
-    tl.store(pointers, tile.to(head.dtype.element_ty), mask=inside)
+    tile = tile.to(head.dtype.element_ty)
+    if WHOLE and D % BLOCK_D == 0:
+        tl.store(pointers, tile)
+    else:
+        tl.store(pointers, tile, mask=_inside(t_start, T, d, D, BLOCK_T, WHOLE))
 
 
 @triton.jit
@@ -32,6 +48,16 @@ def state_tile(d_start, v_start, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V
     """Offsets of a (BLOCK_D, BLOCK_V) tile inside a contiguous (D, D) state, and their mask."""
     d, v = d_start + tl.arange(0, BLOCK_D), v_start + tl.arange(0, BLOCK_V)
     return d[:, None] * D + v[None, :], (d < D)[:, None] & (v < D)[None, :]
+
+
+@triton.jit
+def states_of_chunk(chunk, head, chunks, segment_chunks, segments, D: tl.constexpr):
+    """Where `load_state` finds C before and dC after a chunk; see `channels` there."""
+    last = tl.minimum(chunks, (chunk // segment_chunks + 1) * segment_chunks) - 1
+    own_past = tl.where(chunk % segment_chunks > 0, D, 0)
+    own_future = tl.where(chunk < last, D, 0)
+    segment = head * segments + chunk // segment_chunks
+    return head * chunks + chunk, segment, own_past, own_future
 
 
 @triton.jit

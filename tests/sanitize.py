@@ -1,0 +1,55 @@
+"""Every kernel once on small ragged shapes, to be run under compute-sanitizer on a GPU.
+
+    PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck python tests/sanitize.py
+
+Without PyTorch's cache every tensor is an allocation of its own, so that a load one element beyond
+its end is an error and not a neighbour's value. `racecheck` and `synccheck` take the same script.
+"""
+
+import itertools
+import sys
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import kernels
+
+WIDTHS, LENGTHS = (16, 48, 60, 80, 128), (1, 17, 65, 130)
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def coordinates(length: int, width: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    """p1, p2 and info, (1, 2, T, D), stored by token and out of step with 16 bytes."""
+    shape = 1, length, 2, width + 1
+    whole = [torch.randn(shape, device="cuda").to(dtype) for _ in range(3)]
+    return [x[..., 1:].transpose(1, 2).detach().requires_grad_() for x in whole]
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    calls = 0
+    for dtype, width, length in itertools.product(DTYPES, WIDTHS, LENGTHS):
+        p1, p2, info = coordinates(length, width, dtype)
+        lam = torch.tensor(0.7, device="cuda", requires_grad=True)
+        y = kernels.flash_relation(p1, p2, info, lam)
+        torch.autograd.grad(y, (p1, p2, info, lam), torch.randn_like(y))
+
+        p1, p2, info = coordinates(length, width, dtype)
+        retention = (
+            -torch.rand(p1.shape, device="cuda")
+            * torch.tensor([0.1, 30.0], device="cuda")[:, None, None]
+        )
+        retention.requires_grad_()
+        state = torch.randn(1, 2, width, width, device="cuda", requires_grad=True)
+        y, last = kernels.linear_relation(p1, p2, info, retention, state=state)
+        leaves = p1, p2, info, retention, state
+        torch.autograd.grad((y, last), leaves, (torch.randn_like(y), torch.randn_like(last)))
+        calls += 2
+    torch.cuda.synchronize()
+    print(f"{calls} operators ran forward and backward")
+
+
+if __name__ == "__main__":
+    main()
