@@ -16,16 +16,6 @@ SHARED_MEMORY = {
 }
 
 
-def wrap_triton(kernel):
-    """torch.library.wrap_triton, which not every PyTorch lets pass an interpreted kernel.
-
-    PyTorch finds the kernels of an operator by calls of this very name in the launchers' source.
-    """
-    if isinstance(kernel, triton.JITFunction):
-        return torch.library.wrap_triton(kernel)
-    return kernel
-
-
 def padded_width(head_dim: int) -> int:
     """The power of two, at least 16, that a tile of `head_dim` columns is masked to."""
     return max(16, 1 << (head_dim - 1).bit_length())

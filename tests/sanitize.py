@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import kernels
 
-WIDTHS, LENGTHS = (16, 48, 60, 80, 128), (1, 17, 65, 130)
+WIDTHS, LENGTHS = (48, 80), (17, 130)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 

@@ -205,6 +205,7 @@ class TestInputErrors:
             ({"p2": torch.zeros(1, 1, 4, 16)}, "p2 has shape"),
             ({"info": torch.zeros(1, 1, 3, 16, dtype=torch.float16)}, "dtypes"),
             ({"info": torch.zeros(1, 1, 3, 16, device="meta")}, "one device"),
+            ({"lam": 0.5}, "lam is a float; give a floating tensor"),
             ({"lam": torch.zeros(2)}, "one float32 number"),
             ({"lam": torch.zeros((), dtype=torch.bfloat16)}, "one float32 number"),
             ({"tau": 0.0}, "positive"),

@@ -7,7 +7,7 @@ import os
 import torch
 
 from relation.errors import InputError
-from relation.operators.checks import check_relation_inputs
+from relation.operators.checks import check_floating, check_relation_inputs
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 NARROWEST, WIDEST = 16, 128
@@ -71,6 +71,7 @@ def _why_gpu_unavailable(index: int | None) -> str | None:
 def _check_inputs(
     p1: torch.Tensor, p2: torch.Tensor, info: torch.Tensor, lam: torch.Tensor, tau: float
 ) -> None:
+    check_floating(lam=lam)
     check_relation_inputs(p1, p2, info, tau, lam)
     if not NARROWEST <= p1.shape[-1] <= WIDEST:
         raise InputError(

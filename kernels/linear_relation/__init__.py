@@ -4,7 +4,7 @@ import torch
 
 from kernels.flash_relation import DTYPES, NARROWEST, WIDEST, why_unavailable
 from relation.errors import InputError
-from relation.operators.checks import check_relation_inputs
+from relation.operators.checks import check_floating, check_relation_inputs
 
 
 def linear_relation(
@@ -33,7 +33,8 @@ def linear_relation(
     # Registering the operators compiles nothing, but it imports Triton.
     from kernels.linear_relation.autograd import linear_forward
 
-    return linear_forward(p1, p2, info, log_retention, state, float(tau))
+    y, final, *_ = linear_forward(p1, p2, info, log_retention, state, float(tau))
+    return y, final
 
 
 def _check_inputs(
@@ -44,8 +45,9 @@ def _check_inputs(
     tau: float,
     state: torch.Tensor | None,
 ) -> None:
-    given = (log_retention,) if state is None else (log_retention, state)
-    check_relation_inputs(p1, p2, info, tau, *given)
+    given = {"log_retention": log_retention} | ({} if state is None else {"state": state})
+    check_floating(**given)
+    check_relation_inputs(p1, p2, info, tau, *given.values())
     B, H, _, D = p1.shape
     if not NARROWEST <= D <= WIDEST:
         raise InputError(f"the head width is {D}; linear_relation takes {NARROWEST} to {WIDEST}")
