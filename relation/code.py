@@ -22,6 +22,7 @@ STAGES = {
     "diagnostics": "relation.diagnostics.measure",
     "systems": "relation.systems.measure",
     "bench": "relation.systems.bench.run",
+    "profile": "relation.systems.profile",
     "cells": "report.jobs.cells",
     "figures": "report.jobs.figures",
     "report": "report.jobs.pages",

@@ -8,14 +8,17 @@ from relation.data.sources import text_files
 from relation.errors import InputError
 from relation.files import write_text
 from relation.results import Results
+from relation.training.watch import require_tensorboard
 
 
 def check(campaign: Campaign, datasets: Iterable[str], needs_gpu: bool) -> None:
-    """Raise InputError where a corpus to be prepared is not there, or the GPU that jobs need.
+    """Raise InputError where a corpus to be prepared, TensorBoard or the jobs' GPU is not there.
 
     datasets: names of the corpora to be prepared; needs_gpu: whether jobs will use this machine's
     GPU.
     """
+    if campaign.tensorboard:
+        require_tensorboard()
     for name in datasets:
         spec = campaign.data[name]
         if spec.source["kind"] == "files":
@@ -32,4 +35,5 @@ def check(campaign: Campaign, datasets: Iterable[str], needs_gpu: bool) -> None:
 
 def write_started_with(campaign: Campaign, results: Results) -> None:
     """Write the configuration that jobs read, results/<campaign>/campaign.json."""
-    write_text(results.started_with, json.dumps(campaign.settings, indent=2))
+    started_with = {**campaign.settings, "tensorboard": campaign.tensorboard}
+    write_text(results.started_with, json.dumps(started_with, indent=2))

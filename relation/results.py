@@ -72,8 +72,11 @@ class Results:
         path = self.published_folder / CHECKSUMS
         if not path.exists():
             return {}
-        lines = path.read_text(encoding="utf-8").splitlines()
-        return {name: digest for digest, name in (line.split("  ", 1) for line in lines)}
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+            return {name: digest for digest, name in (line.split("  ", 1) for line in lines)}
+        except ValueError:
+            raise InputError(f"{path} is damaged; restore it or publish again") from None
 
     def _published(self, spec: Spec, *relatives: Path) -> bool:
         """Whether shipped files of this very configuration are there, whole and unchanged."""

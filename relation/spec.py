@@ -96,9 +96,11 @@ class RunSpec(Spec):
     compile: bool
     backends: dict
     checkpoint_seconds: float
+    checkpoint_tokens: int | None
+    deterministic: bool
 
-    not_identity = ("campaign", "data", "device", "compile", "backends", "checkpoint_seconds")
-    not_job = ("campaign", "data", "checkpoint_seconds")
+    not_job = ("campaign", "data", "checkpoint_seconds", "checkpoint_tokens")
+    not_identity = (*not_job, "device", "compile", "backends", "deterministic")
 
     @property
     def name(self) -> str:

@@ -27,6 +27,8 @@ def run_of(spoilt: dict, variant: str = "full", name: str = "smoke", scale: str 
         (f"{SMOKE}.scales.10M.expected_tokens_per_second", 1),
         (f"{STORIES}.title", "Other words for the same stories"),
         ("training.checkpoint_seconds", 1),
+        ("training.checkpoint_tokens", None),
+        ("training.deterministic", True),
         ("diagnostics.sequences", 1),
         ("efficiency.window", 0.5),
     ],
@@ -64,7 +66,12 @@ def test_what_lies_in_a_corpus_changes_its_fingerprint(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "place, value", [("training.checkpoint_seconds", 5), (f"{SMOKE}.corpora.stories.title", "X")]
+    "place, value",
+    [
+        ("training.checkpoint_seconds", 5),
+        ("training.checkpoint_tokens", 5),
+        (f"{SMOKE}.corpora.stories.title", "X"),
+    ],
 )
 def test_keys_that_determine_no_result_make_no_job_stale(place: str, value: Any) -> None:
     before, after = (resolve(c, campaign="smoke") for c in (config(), changed((place, value))))
@@ -87,6 +94,7 @@ def test_the_optimiser_is_part_of_every_benchmark() -> None:
         (f"{SMOKE}.device", "cuda"),
         (f"{SMOKE}.compile", True),
         (f"{SMOKE}.backends.full", "reference"),
+        ("training.deterministic", True),
     ],
 )
 def test_another_way_of_execution_makes_the_job_stale(place: str, value: Any) -> None:

@@ -111,6 +111,28 @@ def test_any_split_into_micro_batches_gives_the_mean_gradient(
     assert (change - truth).abs().max() <= eps * truth.abs().max()
 
 
+def test_an_uncaptured_update_captures_no_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that replays graphs gives one that launches its kernels, of the same model."""
+    model = toy("mha")
+    optimizer = build_optimizer(model, 1e-2, (0.9, 0.95), 1e-8, 0.0, True)
+    step = UpdateStep(model, optimizer, CPU, "fp32", False, 1.0)
+
+    def captured(*arguments):
+        raise AssertionError("captured a graph")
+
+    monkeypatch.setattr("relation.training.step.CapturedPass", captured)
+    # As on a GPU with torch.compile.
+    step._captures = True
+    step(batches(1, CONTEXT), CONTEXT, 1e-2)
+    launched = step.uncaptured()
+    before = model.embedding.weight.clone()
+    for _ in range(3):
+        launched(batches(1, CONTEXT), CONTEXT, 1e-2)
+    assert not torch.equal(model.embedding.weight, before)
+    with pytest.raises(AssertionError, match="captured a graph"):
+        step(batches(1, CONTEXT), CONTEXT, 1e-2)
+
+
 def test_the_gradient_is_clipped_by_its_global_norm() -> None:
     tokens = 8 * CONTEXT
     _, norm, change = gradient_step("full", batches(4, tokens), tokens)

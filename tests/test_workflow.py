@@ -68,6 +68,7 @@ def test_every_stage_writes_parquet_with_units_and_origin(project: Path) -> None
 
 def test_a_second_run_has_nothing_to_do(project: Path) -> None:
     assert planned_jobs(project, *TINY) == {}
+    assert planned_jobs(project, *TINY, "tensorboard=true") == {}
     done = snakemake(project, *TINY).stdout
     assert "Nothing to be done" in done and "steps (" not in done
 

@@ -8,7 +8,7 @@ import os
 import sys
 from typing import NoReturn
 
-from relation.cli import bench, generate, inspect, jobs, tune
+from relation.cli import bench, generate, inspect, jobs, profile, scaling, status, tune
 from relation.errors import InputError, RelationError
 
 
@@ -27,8 +27,11 @@ def build_parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     inspect.add_commands(commands)
+    status.add_commands(commands)
     bench.add_commands(commands)
     tune.add_commands(commands)
+    profile.add_commands(commands)
+    scaling.add_commands(commands)
     generate.add_commands(commands)
     jobs.add_commands(commands)
     return parser

@@ -29,7 +29,10 @@ def add_commands(commands) -> None:
         return parser
 
     job("prepare", _prepare, "tokenise one corpus", "DATASET")
-    job("train", _train, "train one run, or go on with a killed one", "SCALE/VARIANT/SEED")
+    train = job("train", _train, "train one run, or go on with a killed one", "SCALE/VARIANT/SEED")
+    train.add_argument(
+        "--tensorboard", action="store_true", help="log to results/CAMPAIGN/tensorboard too"
+    )
     job("diagnose", _diagnose, "diagnose one run's checkpoint", "SCALE/VARIANT/SEED")
     job("measure", _measure, "run one systems benchmark", "BENCHMARK/SCALE")
     job("inventory", _inventory, "count the parameters of a campaign's models")
@@ -86,7 +89,9 @@ def _train(options: argparse.Namespace) -> None:
     spec = chosen_run(options.target, campaign)
     check_expected(options.expect, spec.job_hash, spec.name)
     data = results.data(campaign.data[spec.data])
-    train(spec, data, results.folder / run_path(spec), results.folder / "resume")
+    wanted = options.tensorboard or campaign.tensorboard
+    events = results.folder / "tensorboard" / spec.name if wanted else None
+    train(spec, data, results.folder / run_path(spec), results.folder / "resume", events)
 
 
 def _diagnose(options: argparse.Namespace) -> None:

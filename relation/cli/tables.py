@@ -1,12 +1,15 @@
 """Tables on a terminal, shared by the commands."""
 
 
+def _is_number(text: str) -> bool:
+    # A run's name starts with a digit too, as in 10M/full/42.
+    return text in ("", "-") or (text[0].isdigit() and "/" not in text)
+
+
 def print_table(header: list[str], rows: list[list[str]]) -> None:
     """Aligned columns, numbers to the right."""
     widths = [max(len(line[i]) for line in (header, *rows)) for i in range(len(header))]
-    numeric = [
-        all(row[i][:1].isdigit() or row[i] in ("", "-") for row in rows) for i in range(len(header))
-    ]
+    numeric = [all(_is_number(row[i]) for row in rows) for i in range(len(header))]
     for line in (header, *rows):
         cells = (
             text.rjust(width) if right else text.ljust(width)

@@ -30,7 +30,8 @@ class Campaign:
     """One campaign, restricted as asked.
 
     `planned_runs` is the whole matrix, `runs` what is to be done of it and `omitted` what is not;
-    `settings` is the configuration of this campaign alone, from which it can be resolved again.
+    `settings` is the configuration of this campaign alone, from which it can be resolved again;
+    `tensorboard`, which changes no result, stands beside it.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Campaign:
     corpus: str | None = None
     restrictions: dict = field(default_factory=dict)
     settings: dict = field(default_factory=dict)
+    tensorboard: bool = False
 
     @property
     def comparable(self) -> bool:
@@ -232,5 +234,9 @@ def resolve(config: Mapping, **overrides: Any) -> Campaign:
         },
         corpus=config.get("corpus"),
         restrictions={key: config[key] for key in _RESTRICTIONS if config.get(key) is not None},
-        settings={**config, "campaigns": {name: {**campaign, "base": None}}},
+        settings={
+            **{key: value for key, value in config.items() if key != "tensorboard"},
+            "campaigns": {name: {**campaign, "base": None}},
+        },
+        tensorboard=config.get("tensorboard") in (True, "true"),
     )

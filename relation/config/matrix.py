@@ -126,4 +126,6 @@ def run_spec(
         compile=campaign["compile"],
         backends={**campaign["backends"], **overrides},
         checkpoint_seconds=training["checkpoint_seconds"],
+        checkpoint_tokens=training["checkpoint_tokens"],
+        deterministic=training["deterministic"],
     )

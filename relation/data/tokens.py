@@ -1,5 +1,7 @@
 """Token files: little-endian unsigned 16-bit ids, one file a split."""
 
+import os
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -15,22 +17,68 @@ def token_file(folder: Path, split: str) -> Path:
     return folder / f"{split}.bin"
 
 
-def open_tokens(path: Path) -> np.ndarray:
-    """The token ids of a file, (N,) unsigned 16-bit, memory-mapped."""
+def _token_count(path: Path) -> int:
     if not path.exists() or path.stat().st_size == 0:
         raise InputError(f"{path} is missing or empty; run snakemake to make it")
     if path.stat().st_size % TOKEN_TYPE.itemsize:
         raise InputError(f"{path} ends inside a token; delete it and run snakemake again")
+    return path.stat().st_size // TOKEN_TYPE.itemsize
+
+
+def open_tokens(path: Path) -> np.ndarray:
+    """The token ids of a file, (N,) unsigned 16-bit, memory-mapped."""
+    _token_count(path)
     return np.memmap(path, TOKEN_TYPE, mode="r")
 
 
-def open_prepared(folder: Path, split: str, sha256: str) -> np.ndarray:
-    """`open_tokens` of a prepared folder's split, checked against its record's SHA-256.
+class TokenFile:
+    """The token ids of a file, read a slice at a time: `len` and slices of step 1, as an array has.
+
+    A run reads through it for hours. A file that is deleted meanwhile stays readable, as it is
+    held open; one that is cut or whose disk goes away raises InputError, where a memory map would
+    end the process with SIGBUS.
+    """
+
+    def __init__(self, path: Path):
+        self._count = _token_count(path)
+        self._path = path
+        try:
+            self._descriptor = os.open(path, os.O_RDONLY)
+        except OSError as error:
+            raise InputError(
+                f"{path} cannot be read ({error.strerror}); change its permissions"
+            ) from None
+        weakref.finalize(self, os.close, self._descriptor)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, part: slice) -> np.ndarray:
+        start, stop, _ = part.indices(self._count)
+        size = TOKEN_TYPE.itemsize
+        wanted = max(stop - start, 0) * size
+        try:
+            content = os.pread(self._descriptor, wanted, start * size)
+        except OSError as error:
+            raise InputError(
+                f"{self._path} can no longer be read ({error.strerror}); bring it back and run "
+                "the same command again"
+            ) from None
+        if len(content) < wanted:
+            raise InputError(
+                f"{self._path} lost its end while it was being read; prepare it again and run the "
+                "same command"
+            )
+        return np.frombuffer(content, TOKEN_TYPE)
+
+
+def open_prepared(folder: Path, split: str, sha256: str) -> TokenFile:
+    """A prepared folder's split, checked against its record's SHA-256.
 
     A run's order hash vouches for this very file: one that was cut or changed is refused.
     """
     path = token_file(folder, split)
-    tokens = open_tokens(path)
+    tokens = TokenFile(path)
     if sha256_of(path) != sha256:
         raise InputError(f"{path} is not the file that data.parquet records; prepare it again")
     return tokens

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from relation.data.tokens import TokenFile
 from relation.errors import InputError
 
 IGNORED = -100  # the target that cross-entropy skips, PyTorch's convention
@@ -58,7 +59,7 @@ class TrainingWindows:
     tokens: (N,) ids; context: T. Raises InputError where the split is smaller than one window.
     """
 
-    def __init__(self, tokens: np.ndarray, context: int, seed: int):
+    def __init__(self, tokens: np.ndarray | TokenFile, context: int, seed: int):
         self.count = (len(tokens) - 1) // context
         if self.count < 1:
             raise InputError(
@@ -111,7 +112,7 @@ class OrderHash:
         self.value = digest.hexdigest()
 
 
-def validation_windows(tokens: np.ndarray, context: int):
+def validation_windows(tokens: np.ndarray | TokenFile, context: int):
     """Yield (inputs, targets) that predict every token after the first once, in order.
 
     Each is (n,) int64 with n = T, but for the ragged tail.

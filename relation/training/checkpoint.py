@@ -1,18 +1,30 @@
 """Checkpoints in safetensors: a trained model, and the state from which a killed run goes on."""
 
 import json
+import os
 import sys
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
-from relation.errors import InputError
-from relation.files import atomic_path, sha256_of, write_text
+from relation.errors import InputError, RunError
+from relation.files import atomic_path, sha256_of
 from relation.geometry import model_config
 from relation.model import Decoder, Execution
+
+
+def _write(tensors: Mapping[str, torch.Tensor], path: Path, metadata: dict[str, str]) -> None:
+    """save_file, whose errors of the disk are OSErrors as everybody's else."""
+    try:
+        save_file(dict(tensors), path, metadata=metadata)
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
 
 
 def save_model(model: Decoder, path: Path, details: dict) -> None:
@@ -21,7 +33,7 @@ def save_model(model: Decoder, path: Path, details: dict) -> None:
     metadata = {"model": json.dumps({**asdict(model.config), "details": details}, sort_keys=True)}
     tensors = {name: p.detach().cpu().contiguous() for name, p in model.named_parameters()}
     with atomic_path(path) as temporary:
-        save_file(tensors, temporary, metadata=metadata)
+        _write(tensors, temporary, metadata)
 
 
 def load_model(path: Path, device: torch.device, execution: Execution | None = None) -> Decoder:
@@ -52,56 +64,164 @@ def load_model(path: Path, device: torch.device, execution: Execution | None = N
 
 @dataclass
 class Progressed:
-    """How far a run has come: what a resume state holds besides the tensors."""
+    """How far a run has come: what a resume state holds besides the tensors.
+
+    `update` is the data cursor: the windows of the next update follow from it, and `order_hash`
+    vouches for those read. No generator's state is kept, as training draws nothing at random once
+    the weights are initialised. `processes` lists how many trained it, in order of change.
+    """
 
     update: int
     order_hash: str
     init_hash: str
     seconds: float
     log: dict[str, list]
+    processes: list[int]
+
+
+def _states(folder: Path) -> list[Path]:
+    """The resume states of a folder, the newest last; a name holds the update and the checksum."""
+    return sorted(folder.glob("state-*.safetensors"))
+
+
+def _checksum(path: Path) -> str:
+    return sha256_of(path)[:16]
 
 
 def newest_state(folder: Path) -> Path | None:
     """The newest resume state of a folder, if there is one."""
-    return max(folder.glob("state-*.safetensors"), default=None)
+    return max(_states(folder), default=None)
 
 
-def save_state(folder: Path, model: Decoder, optimizer, progressed: Progressed) -> None:
-    """Write a resume state and its checksum; the one before it is kept, older ones go."""
-    tensors = {f"model.{n}": p.detach().cpu().contiguous() for n, p in model.named_parameters()}
-    for index, state in optimizer.state_dict()["state"].items():
-        tensors |= {f"optimizer.{index}.{k}": v.cpu().contiguous() for k, v in state.items()}
-    path = folder / f"state-{progressed.update:08d}.safetensors"
-    with atomic_path(path) as temporary:
-        save_file(tensors, temporary, metadata={"progressed": json.dumps(asdict(progressed))})
-    write_text(path.with_suffix(".sha256"), sha256_of(path))
-    for old in sorted(folder.glob("state-*.safetensors"))[:-2]:
-        old.unlink()
-        old.with_suffix(".sha256").unlink(missing_ok=True)
+def newest_whole_state(folder: Path) -> Path | None:
+    """The newest resume state whose content has the checksum in its name, or None.
 
-
-def load_state(folder: Path, model: Decoder, optimizer) -> Progressed | None:
-    """Restore the newest whole resume state of a folder into model and optimiser, or None.
-
-    A state that fails its checksum is passed over with a warning and the one before it is used.
+    One that fails it is renamed and passed over with a warning, for the one before.
     """
-    for path in sorted(folder.glob("state-*.safetensors"), reverse=True):
-        checksum = path.with_suffix(".sha256")
-        if not checksum.exists() or checksum.read_text(encoding="utf-8") != sha256_of(path):
-            print(f"warning: {path} fails its checksum; trying the state before", file=sys.stderr)
-            continue
-        with safe_open(path, framework="pt") as file:
-            progressed = Progressed(**json.loads(file.metadata()["progressed"]))
-        tensors = load_file(path)
-        model.load_state_dict(
-            {k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")}
+    for path in reversed(_states(folder)):
+        if path.stem.rpartition("-")[2] == _checksum(path):
+            return path
+        path.rename(path.with_name(f"damaged-{path.name}"))
+        print(
+            f"warning: {path} fails its checksum; trying the state before (kept as "
+            f"damaged-{path.name})",
+            file=sys.stderr,
         )
-        state: dict[int, dict] = {}
-        for key, value in tensors.items():
-            if key.startswith("optimizer."):
-                _, index, name = key.split(".")
-                state.setdefault(int(index), {})[name] = value
-        groups = optimizer.state_dict()["param_groups"]
-        optimizer.load_state_dict({"state": state, "param_groups": groups})
-        return progressed
     return None
+
+
+def sweep(folder: Path) -> None:
+    """Remove what a process that was killed while it wrote left in a folder: hidden files."""
+    for path in folder.glob(".*"):
+        path.unlink()
+
+
+class Snapshot(NamedTuple):
+    """A run after an update, on the host: nothing that training goes on with is shared."""
+
+    update: int
+    tensors: dict[str, torch.Tensor]
+    progressed: str
+
+
+def snapshot(model: Decoder, optimizer: torch.optim.Optimizer, progressed: Progressed) -> Snapshot:
+    """Copy parameters, optimiser and progress as they are now."""
+    tensors = {f"model.{name}": p.detach() for name, p in model.named_parameters()}
+    for index, state in optimizer.state_dict()["state"].items():
+        tensors |= {f"optimizer.{index}.{key}": value for key, value in state.items()}
+    copies = {name: t.to("cpu", copy=True).contiguous() for name, t in tensors.items()}
+    return Snapshot(progressed.update, copies, json.dumps(asdict(progressed)))
+
+
+def _reads_back(path: Path, taken: Snapshot) -> bool:
+    """Whether a file holds this very snapshot."""
+    with safe_open(path, framework="pt") as file:
+        return (
+            file.metadata()["progressed"] == taken.progressed
+            and set(file.keys()) == set(taken.tensors)
+            and all(torch.equal(file.get_tensor(n), t) for n, t in taken.tensors.items())
+        )
+
+
+def write_state(folder: Path, taken: Snapshot) -> None:
+    """Write a resume state; it takes its name only once it has been read back and found equal.
+
+    The one before it is kept, older ones go. Raises OSError where it cannot be written and
+    RunError where what was written does not read back; the states before are then untouched.
+    """
+    partial = folder / ".state"
+    try:
+        _write(taken.tensors, partial, {"progressed": taken.progressed})
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
+        if not _reads_back(partial, taken):
+            raise RunError(
+                f"the state of update {taken.update} does not read back from {folder} as it was "
+                "written; look after that disk and run the same command again"
+            )
+        name = f"state-{taken.update:08d}-{_checksum(partial)}.safetensors"
+        os.replace(partial, folder / name)
+    finally:
+        partial.unlink(missing_ok=True)
+    for old in _states(folder)[:-2]:
+        old.unlink()
+
+
+class StateWriter:
+    """Writes a run's resume states, one at a time; a context manager that ends when all are.
+
+    aside: in a thread, so that a GPU trains on meanwhile. What goes wrong there is raised by the
+    next `write`, `check` or `wait`.
+    """
+
+    def __init__(self, folder: Path, aside: bool):
+        self._folder, self._aside = folder, aside
+        self._pool, self._future = ThreadPoolExecutor(1), None
+
+    def __enter__(self) -> "StateWriter":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._pool.shutdown()
+
+    def write(self, taken: Snapshot) -> None:
+        """`write_state`, begun if aside, done if not."""
+        self.wait()
+        if self._aside:
+            self._future = self._pool.submit(write_state, self._folder, taken)
+        else:
+            write_state(self._folder, taken)
+
+    def check(self) -> None:
+        """Raise what the last write raised, if it has come that far."""
+        if self._future is not None and self._future.done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Return once nothing is being written."""
+        future, self._future = self._future, None
+        if future is not None:
+            future.result()
+
+    def settle(self) -> None:
+        """Return once nothing is being written, and raise nothing."""
+        if self._future is not None:
+            wait([self._future])
+
+
+def load_state(path: Path, model: Decoder, optimizer: torch.optim.Optimizer) -> Progressed:
+    """Restore a resume state into model and optimiser."""
+    with safe_open(path, framework="pt") as file:
+        progressed = Progressed(**json.loads(file.metadata()["progressed"]))
+    tensors = load_file(path)
+    model.load_state_dict(
+        {k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")}
+    )
+    state: dict[int, dict] = {}
+    for key, value in tensors.items():
+        if key.startswith("optimizer."):
+            _, index, name = key.split(".")
+            state.setdefault(int(index), {})[name] = value
+    groups = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
+    return progressed

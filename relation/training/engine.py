@@ -1,50 +1,50 @@
-"""A training run from specification to record: resumable, one logged row an update."""
+"""A training run from specification to record: resumable, one logged row an update.
+
+One process trains it, or several that torchrun started (`relation.training.parallel`).
+"""
 
 import math
 import shutil
-import signal
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
-from filelock import FileLock, Timeout
 
-from relation.code import code_hash
 from relation.data.tokens import open_prepared
 from relation.data.windows import OrderHash, TrainingWindows, UpdatePlan, plan_updates
-from relation.devices import claim, describe
-from relation.errors import RunError
+from relation.devices import describe, deterministic_algorithms, to_device
+from relation.errors import RunError, StoppedError
 from relation.model import Decoder, Execution
 from relation.model.decoder import shared_weights_hash
 from relation.origin import origin
 from relation.parquet import read_origin, read_parquet, write_parquet
 from relation.progress import Progress
 from relation.schemas import DATA, LOG, RUN
-from relation.spec import RunSpec, canonical_hash
+from relation.spec import RunSpec
 from relation.training.checkpoint import (
     Progressed,
+    StateWriter,
     load_state,
     newest_state,
+    newest_whole_state,
     save_model,
-    save_state,
+    snapshot,
+    sweep,
 )
 from relation.training.evaluate import validation_nll
+from relation.training.folder import LOCK, resume_key
+from relation.training.guards import asked_to_stop, check_writable, held, writing
 from relation.training.optimizer import build_optimizer
+from relation.training.parallel import SummedGradients, World
+from relation.training.readings import Reading, Readings
 from relation.training.schedule import wsd
 from relation.training.step import UpdateStep
+from relation.training.watch import Watch
 
 RECORD, LOG_FILE, CHECKPOINT = "record.parquet", "log.parquet", "model.safetensors"
-
-
-def resume_key(spec: RunSpec, token_hashes: dict[str, str]) -> str:
-    """The name of a run's resume folder: state of other data, settings or code is never used.
-
-    token_hashes: SHA-256 of the token file by split.
-    """
-    execution = [spec.device, spec.compile, spec.backends]
-    return canonical_hash([spec.config_hash, token_hashes, code_hash("training"), execution])
 
 
 def data_rows(data: Path) -> dict[str, dict]:
@@ -52,25 +52,31 @@ def data_rows(data: Path) -> dict[str, dict]:
     return {row["split"]: row for row in read_parquet(data / "data.parquet", DATA).to_pylist()}
 
 
-@contextmanager
-def _asked_to_stop():
-    """Yield a function that tells whether SIGTERM or SIGINT came; the handlers are restored."""
-    received: list[int] = []
-    handled = (signal.SIGTERM, signal.SIGINT)
-    before = [signal.signal(s, lambda number, frame: received.append(number)) for s in handled]
-    try:
-        yield lambda: bool(received)
-    finally:
-        for number, handler in zip(handled, before, strict=True):
-            signal.signal(number, handler)
+class _Started(NamedTuple):
+    """An update that the device was given: its plan, rate, windows, and the order hash after it."""
+
+    plan: UpdatePlan
+    learning_rate: float
+    ids: list[int]
+    order_hash: str
 
 
 class _Run:
     """One run in progress: the model with its optimiser, its data, and what it has logged."""
 
-    def __init__(self, spec: RunSpec, data: Path, resume: Path, device: torch.device):
-        self.spec, self.resume, self.device = spec, resume, device
+    def __init__(
+        self,
+        spec: RunSpec,
+        data: Path,
+        resume: Path,
+        device: torch.device,
+        world: World,
+        writer: StateWriter,
+    ):
+        self.spec, self.resume, self.device, self.world = spec, resume, device, world
+        self.writer = writer
         rows = data_rows(data)
+        self.data_origin = read_origin(data / "data.parquet")
         self.unigram_entropy = rows["validation"]["unigram_entropy"]
         tokens = {split: open_prepared(data, split, row["sha256"]) for split, row in rows.items()}
         self.windows = TrainingWindows(tokens["train"], spec.context, spec.seed)
@@ -93,30 +99,59 @@ class _Run:
             spec.weight_decay,
             spec.decay_embedding,
         )
+        self.summed = None
+        if world.size > 1:
+            self.summed = SummedGradients(world, self.model, lambda: self.asked())
         self.step = UpdateStep(
-            self.model, self.optimizer, device, spec.precision, spec.compile, spec.gradient_clip
+            self.model,
+            self.optimizer,
+            device,
+            spec.precision,
+            spec.compile,
+            spec.gradient_clip,
+            self.summed,
         )
-        started = load_state(resume, self.model, self.optimizer)
-        self.progressed = started or Progressed(0, "", init_hash, 0.0, {n: [] for n in LOG.names})
+        self.progressed = self._resumed() or Progressed(
+            0, "", init_hash, 0.0, {n: [] for n in LOG.names}, []
+        )
         self.order = OrderHash(
             rows["train"]["sha256"], spec.context, self.progressed.order_hash or None
         )
-        if started:
-            print(f"{spec.name} goes on at update {started.update + 1}", file=sys.stderr)
+        if self.progressed.processes[-1:] != [world.size]:
+            self.progressed.processes.append(world.size)
+        self.readings: Readings[_Started] = Readings(
+            device, (lambda: world.check_peers(self.asked())) if world.size > 1 else None
+        )
+        self.stop_after: int | None = None  # updates; known before it is reached
+
+    def _resumed(self) -> Progressed | None:
+        """Go on from the newest whole resume state; None where there is none."""
+        with writing(self.spec.name, self.resume, self.kept):
+            name = self.world.from_lead("state", lambda: _name_of(newest_whole_state(self.resume)))
+        if name is None:
+            return None
+        progressed = load_state(self.resume / name, self.model, self.optimizer)
+        if self.world.leads:
+            print(f"{self.spec.name} goes on at update {progressed.update + 1}", file=sys.stderr)
+        return progressed
+
+    def kept(self) -> str:
+        """The last good state, for messages."""
+        self.writer.settle()
+        return str(newest_state(self.resume) or "none saved yet")
 
     def _batches(self, plan: UpdatePlan, ids):
-        """The update's micro-batches, (micro, T) each, as CPU tensors."""
+        """This process's micro-batches of an update, (micro, T) each, on the device."""
         spec = self.spec
-        for first in range(0, len(ids), spec.micro):
+        for part in self.world.share(-(-len(ids) // spec.micro)):
+            first = part * spec.micro
             tokens = min(plan.tokens - first * spec.context, spec.micro * spec.context)
-            part = ids[first : first + spec.micro]
-            inputs, targets = self.windows.batch(part, tokens, spec.micro)
-            yield torch.from_numpy(inputs), torch.from_numpy(targets)
+            arrays = self.windows.batch(ids[first : first + spec.micro], tokens, spec.micro)
+            yield tuple(to_device(array, self.device) for array in arrays)
 
-    def update(self, plan: UpdatePlan) -> None:
-        """Run one update and log it. Raises RunError where the loss or gradient is not finite."""
-        spec, began = self.spec, time.perf_counter()
-        before = plan.index * spec.tokens_per_update
+    def _start(self, plan: UpdatePlan) -> None:
+        """Give the device one update; on a GPU nothing here waits for what it computes."""
+        spec, before = self.spec, plan.index * self.spec.tokens_per_update
         factor = wsd(
             before,
             before + plan.tokens,
@@ -125,23 +160,33 @@ class _Run:
             spec.plateau_fraction,
         )
         ids = self.windows.window_ids(plan.first, plan.windows)
-        loss, norm = self.step(self._batches(plan, ids), plan.tokens, spec.learning_rate * factor)
-        loss, norm = loss.item(), norm.item()
+        rate = spec.learning_rate * factor
+        loss, norm = self.step(self._batches(plan, ids), plan.tokens, rate)
+        self.order.update(ids, plan.tokens)
+        started = _Started(plan, rate, ids.tolist(), self.order.value)
+        stop = torch.zeros_like(loss) if self.summed is None else self.summed.stop[0]
+        for reading in self.readings.put(started, torch.stack((loss, norm, stop))):
+            self._finish(reading)
+
+    def _finish(self, reading: Reading[_Started]) -> None:
+        """Check a finished update and log it. Raises RunError for a loss or norm not finite."""
+        (plan, rate, ids, order_hash), (loss, norm, stop), seconds = reading
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise RunError(
-                f"{spec.name}: loss {loss} and gradient norm {norm} at update {plan.index + 1} "
-                f"(windows {', '.join(map(str, ids[:4]))}, ...); last good state: "
-                f"{newest_state(self.resume) or 'none saved yet'}; lower learning_rate or look at "
-                "those windows"
+                f"{self.spec.name}: loss {loss} and gradient norm {norm} at update "
+                f"{plan.index + 1} (windows {', '.join(map(str, ids))}: positions {plan.first} to "
+                f"{plan.first + plan.windows - 1} of the order of seed {self.spec.seed}); last "
+                f"good state: {self.kept()}; lower learning_rate or look at those windows"
             )
-        seconds = time.perf_counter() - began
-        self.order.update(ids, plan.tokens)
+        if stop and self.stop_after is None:
+            # Each process reads this at its own time; all have then started so many, and no more.
+            self.stop_after = plan.index + 1 + self.readings.late
         row = {
             "update": plan.index + 1,
-            "tokens": before + plan.tokens,
+            "tokens": plan.index * self.spec.tokens_per_update + plan.tokens,
             "update_tokens": plan.tokens,
             "loss": loss,
-            "learning_rate": spec.learning_rate * factor,
+            "learning_rate": rate,
             "gradient_norm": norm,
             "tokens_per_second": plan.tokens / seconds,
         }
@@ -149,43 +194,81 @@ class _Run:
         for name, value in row.items():
             progressed.log[name].append(value)
         progressed.update = plan.index + 1
-        progressed.order_hash = self.order.value
+        progressed.order_hash = order_hash
         progressed.seconds += seconds
+        self._follow(row)
+
+    def _follow(self, row: dict) -> None:
+        """Hand a finished, checked update's row to those who follow the run."""
+        if self.world.leads:
+            self.watch.add(row)
+            self.progress.advance(row["update_tokens"], f"loss {row['loss']:.3f}")
 
     def save(self) -> None:
-        """Write a resume state; one with broken weights is never written."""
+        """Write a resume state of all started updates; one with broken weights is never written.
+
+        Only the first process does. Raises RunError where a parameter is not finite or the disk
+        takes no more.
+        """
+        for reading in self.readings.drain():
+            self._finish(reading)
+        if not self.world.leads:
+            return
         broken = [n for n, p in self.model.named_parameters() if not p.isfinite().all()]
         if broken:
             raise RunError(
                 f"{self.spec.name}: {broken[0]} is not finite after update "
-                f"{self.progressed.update}; last good state: "
-                f"{newest_state(self.resume) or 'none saved yet'}; lower learning_rate"
+                f"{self.progressed.update}; last good state: {self.kept()}; lower learning_rate"
             )
-        save_state(self.resume, self.model, self.optimizer, self.progressed)
+        with writing(self.spec.name, self.resume, self.kept):
+            self.writer.write(snapshot(self.model, self.optimizer, self.progressed))
+        self.readings.restart()
+        self.saved, self.saved_update = time.monotonic(), self.progressed.update
+
+    def _written(self) -> None:
+        with writing(self.spec.name, self.resume, self.kept):
+            self.writer.wait()
+
+    def _due(self, started: int) -> bool:
+        """Whether it is time to save, `started` updates into the run."""
+        spec = self.spec
+        tokens = (started - self.saved_update) * spec.tokens_per_update
+        enough = spec.checkpoint_tokens is not None and tokens >= spec.checkpoint_tokens
+        return enough or time.monotonic() - self.saved > spec.checkpoint_seconds
 
     def train(self) -> None:
-        """All updates that are left, saving resume state by time and when asked to stop."""
+        """All updates that are left, saving resume state by time, by tokens and when stopped."""
         spec, done = self.spec, self.progressed.update
         consumed = sum(plan.tokens for plan in self.plans[:done])
         budget = sum(plan.tokens for plan in self.plans)
-        saved = time.monotonic()
-        with (
-            _asked_to_stop() as stopping,
-            Progress(spec.name, budget, "tokens", consumed) as progress,
-        ):
+        self.saved, self.saved_update = time.monotonic(), done
+        self.readings.restart()
+        with asked_to_stop() as self.asked, self._progress(budget, consumed) as self.progress:
             for plan in self.plans[done:]:
-                self.update(plan)
-                # Before anything is printed: the terminal may have gone with the signal.
-                if stopping():
+                self._start(plan)
+                if self.world.size == 1 and self.asked():
+                    self.stop_after = plan.index + 1
+                if plan.index + 1 == self.stop_after:
                     self.save()
-                    raise RunError(
+                    # torchrun ends all once one has ended: the first must have written before.
+                    self.world.from_lead("stopped", self._written)
+                    raise StoppedError(
                         f"{spec.name}: stopped after update {plan.index + 1} of "
                         f"{len(self.plans)}; run the same command to go on"
                     )
-                if time.monotonic() - saved > spec.checkpoint_seconds:
+                with writing(spec.name, self.resume, self.kept):
+                    self.writer.check()
+                if self.world.leads and self._due(plan.index + 1):
                     self.save()
-                    saved = time.monotonic()
-                progress.advance(plan.tokens, f"loss {self.progressed.log['loss'][-1]:.3f}")
+            for reading in self.readings.drain():
+                self._finish(reading)
+            self._written()
+        self.world.check_same(self.model)
+
+    def _progress(self, budget: int, consumed: int):
+        if not self.world.leads:
+            return nullcontext()
+        return Progress(self.spec.name, budget, "tokens", consumed)
 
     def record(self) -> dict:
         """The run's row: evaluates the final checkpoint on the whole validation split."""
@@ -214,47 +297,65 @@ class _Run:
             "peak_memory_gib": torch.cuda.max_memory_allocated() / 2**30 if on_gpu else None,
         }
 
-
-@contextmanager
-def _held(path: Path, name: str):
-    """Hold a run's lock, so that two processes never train it at once."""
-    lock = FileLock(path)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise RunError(f"{name} is already running in another process") from None
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def train(spec: RunSpec, data: Path, output: Path, resume_root: Path) -> None:
-    """Train one run and write record.parquet, log.parquet and model.safetensors into `output`.
-
-    data: a prepared corpus; resume_root: where resume states of killed runs lie. On a CPU the
-    result is the same to the last bit however often the run was stopped. Raises RunError for a
-    non-finite loss or a stop signal, InputError for unusable inputs.
-    """
-    token_hashes = {split: row["sha256"] for split, row in data_rows(data).items()}
-    resume = resume_root / resume_key(spec, token_hashes)
-    resume.mkdir(parents=True, exist_ok=True)
-    with _held(resume / "lock", spec.name), claim(spec.device) as device:
-        run = _Run(spec, data, resume, device)
-        run.train()
-        row = run.record()
+    def write(self, output: Path) -> None:
+        """Evaluate, and write record.parquet, log.parquet and model.safetensors."""
+        spec, row = self.spec, self.record()
         written = origin(
             spec.campaign,
             spec.config_hash,
             "training",
-            describe(device),
+            describe(self.device),
             seed=spec.seed,
             order_hash=row["order_hash"],
             spec=spec.identity(),
             backends=spec.backends,
-            data_origin=read_origin(data / "data.parquet"),
+            deterministic=spec.deterministic,
+            processes=self.progressed.processes,
+            data_origin=self.data_origin,
         )
-        save_model(run.model, output / CHECKPOINT, {"config_hash": spec.config_hash})
-        write_parquet(output / LOG_FILE, LOG, run.progressed.log, written)
-        write_parquet(output / RECORD, RUN, [row], written)
-    shutil.rmtree(resume)
+        with writing(spec.name, output, self.kept):
+            save_model(self.model, output / CHECKPOINT, {"config_hash": spec.config_hash})
+            write_parquet(output / LOG_FILE, LOG, self.progressed.log, written)
+            write_parquet(output / RECORD, RUN, [row], written)
+            shutil.rmtree(self.resume)
+
+
+def _writes_aside(device: torch.device) -> bool:
+    # On a CPU a thread that writes would only take turns with the one that trains.
+    return device.type == "cuda"
+
+
+def _name_of(path: Path | None) -> str | None:
+    return None if path is None else path.name
+
+
+def train(
+    spec: RunSpec, data: Path, output: Path, resume_root: Path, events: Path | None = None
+) -> None:
+    """Train one run and write record.parquet, log.parquet and model.safetensors into `output`.
+
+    data: a prepared corpus; resume_root: where resume states of killed runs lie; events: the folder
+    of TensorBoard's curves, where they are wanted. On a CPU, and on a GPU where the run is
+    deterministic, the result is the same to the last bit however often the run was stopped, if the
+    number of processes stays the same. Raises RunError for a non-finite loss, a stop signal or
+    files that cannot be written, InputError for unusable inputs.
+    """
+    world = World(spec.name)
+    with world.one_voice(), deterministic_algorithms(spec.deterministic), ExitStack() as stack:
+        world.check_enough(spec.accumulation)
+        token_hashes = {split: row["sha256"] for split, row in data_rows(data).items()}
+        resume = resume_root / resume_key(spec, token_hashes)
+        check_writable(output)
+        with writing(spec.name, resume, lambda: str(newest_state(resume) or "none")):
+            resume.mkdir(parents=True, exist_ok=True)
+            if world.leads:
+                stack.enter_context(held(resume / LOCK, spec.name))
+                sweep(resume)
+        device = stack.enter_context(world.device(spec.device))
+        writer = stack.enter_context(StateWriter(resume, aside=_writes_aside(device)))
+        run = _Run(spec, data, resume, device, world, writer)
+        if world.leads:
+            run.watch = stack.enter_context(Watch(resume, spec, run.progressed.log, events))
+        run.train()
+        if world.leads:
+            run.write(output)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
+from relation.data.tokens import TokenFile
 from relation.data.windows import validation_windows
 from relation.model import Decoder
 from relation.progress import Progress
@@ -12,7 +13,7 @@ from relation.training.step import autocast, summed_nll
 
 
 def _batches(
-    tokens: np.ndarray, context: int, rows: int
+    tokens: np.ndarray | TokenFile, context: int, rows: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Full windows `rows` at a time, then the ragged tail on its own."""
     waiting: list[tuple[np.ndarray, np.ndarray]] = []
@@ -28,7 +29,7 @@ def _batches(
 @torch.no_grad()
 def validation_nll(
     model: Decoder,
-    tokens: np.ndarray,
+    tokens: np.ndarray | TokenFile,
     context: int,
     rows: int,
     device: torch.device,

@@ -21,10 +21,16 @@ FOLDER = RESULTS.folder.as_posix()
 ON_GPU = CAMPAIGN.device == "cuda"
 SETTINGS = canonical_hash(CAMPAIGN.settings)
 
-# One machine has no notion of a GPU unless it is told; a bare call gets one job at a time.
-# With several GPUs, `--resources gpu=4`: each job claims its own.
+# Snakemake counts no GPUs: as many jobs run at once as PyTorch sees here, each on its own, unless
+# `--resources gpu=1` says otherwise.
 if "gpu" not in workflow.global_resources:
-    workflow.register_resource("gpu", 1)
+    gpus = 1
+    if ON_GPU:
+        from relation.devices import gpu_count
+
+        gpus = max(1, gpu_count())
+    workflow.register_resource("gpu", gpus)
+GPUS = workflow.global_resources["gpu"].value
 
 # Jobs read the configuration that this workflow was started with, whatever becomes of config.yaml.
 STARTED_WITH = RESULTS.started_with.as_posix()

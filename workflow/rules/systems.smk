@@ -7,10 +7,10 @@ rule measure:
         f"{FOLDER}/logs/measure/{{benchmark}}-{{scale}}.log",
     conda:
         "../../environment.yml"
-    # A CPU benchmark takes every core, so that nothing runs beside it.
+    # A benchmark takes every core of a CPU or every GPU, so that nothing is trained beside it.
     threads: workflow.cores if CAMPAIGN.systems_alone and not ON_GPU else 1
     resources:
-        gpu=int(ON_GPU),
+        gpu=int(ON_GPU) and (GPUS if CAMPAIGN.systems_alone else 1),
     params:
         config=STARTED_WITH,
         spec=lambda w: CAMPAIGN.benchmark(w.benchmark, w.scale).job_hash,

@@ -1,0 +1,53 @@
+"""The command `scaling`: training throughput of several processes beside one."""
+
+import argparse
+
+from relation.cli.options import add_campaign_options, chosen_campaign, chosen_run
+from relation.cli.tables import print_table
+from relation.errors import InputError
+
+
+def add_commands(commands) -> None:
+    """Register the command."""
+    parser = commands.add_parser(
+        "scaling",
+        help="measure one run's throughput with 1 and more processes",
+        description=(
+            "Times whole updates of one run on random tokens, by one process and by several that "
+            "share each update, and prints the scaling efficiency: throughput over that of as "
+            "many single processes."
+        ),
+    )
+    parser.set_defaults(call=_scaling)
+    parser.add_argument("target", metavar="SCALE/VARIANT/SEED")
+    add_campaign_options(parser)
+    parser.add_argument(
+        "--processes", default="2", help="comma-separated, besides 1 (default: 2); a GPU each"
+    )
+    parser.add_argument(
+        "--warmup",
+        type=int,
+        default=5,
+        help="updates before (default: 5); the first is compiled, the second captured on a GPU",
+    )
+    parser.add_argument("--updates", type=int, default=20, help="updates timed (default: 20)")
+
+
+def _scaling(options: argparse.Namespace) -> None:
+    from relation.systems.scaling import launch
+
+    counts = options.processes.split(",")
+    if not all(count.isdecimal() and int(count) > 0 for count in counts):
+        raise InputError(f"--processes {options.processes}: give whole numbers, as 2,4,8")
+    if options.updates < 1 or options.warmup < 0:
+        raise InputError("give --updates of at least 1 and --warmup of at least 0")
+    spec = chosen_run(options.target, chosen_campaign(options))
+    found = [
+        launch(spec, processes, options.warmup, options.updates)
+        for processes in sorted({1, *map(int, counts)})
+    ]
+    rows = [
+        [str(s.processes), f"{s.tokens_per_second:,.0f}", f"{s.efficiency(found[0]):.1%}"]
+        for s in found
+    ]
+    print_table(["processes", "tok/s", "efficiency"], rows)

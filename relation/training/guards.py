@@ -1,0 +1,73 @@
+"""What protects a run from outside: signals, a second process, a disk that takes no more."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from relation.errors import InputError, RunError
+
+_SECONDS_OF_A_LOOK = 0.2
+
+
+@contextmanager
+def asked_to_stop() -> Iterator[Callable[[], bool]]:
+    """Yield a function that tells whether SIGTERM or SIGINT came; the handlers are restored."""
+    received: list[int] = []
+    handled = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.signal(s, lambda number, frame: received.append(number)) for s in handled]
+    try:
+        yield lambda: bool(received)
+    finally:
+        for number, handler in zip(handled, before, strict=True):
+            signal.signal(number, handler)
+
+
+@contextmanager
+def held(path: Path, name: str) -> Iterator[None]:
+    """Hold a run's lock, so that two processes never train it at once."""
+    lock = FileLock(path)
+    try:
+        # Who looks whether it is held takes it for a moment.
+        lock.acquire(timeout=_SECONDS_OF_A_LOOK, poll_interval=0.01)
+    except Timeout:
+        raise RunError(
+            f"{name} is already running in another process; let that one end or stop it"
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextmanager
+def writing(name: str, place: Path, kept: Callable[[], str]) -> Iterator[None]:
+    """Tell in one line that a run's files cannot be written at `place`, and what `kept` says is.
+
+    Raises RunError for OSError: a full disk, a missing permission, a folder that is gone.
+    """
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error).partition("\n")[0]
+        raise RunError(
+            f"{name}: cannot write to {place} ({reason}); last good state: {kept()}; mend that and "
+            "run the same command again"
+        ) from error
+
+
+def check_writable(folder: Path) -> None:
+    """Raise InputError where files could not be made in a folder, before hours are spent on them.
+
+    The folder itself need not be there.
+    """
+    there = folder
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    if not there.is_dir():
+        raise InputError(f"{there} is no folder and {folder} is to be written; move it away")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise InputError(f"{there} gives no permission to write {folder}; change its permissions")

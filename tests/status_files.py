@@ -1,0 +1,108 @@
+"""The files of the tiny campaign in any state, for the tests of `status`."""
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+from relation.config import Campaign, load_config, resolve
+from relation.parquet import write_parquet
+from relation.results import Results, run_path
+from relation.schemas import DATA, LOG, RUN
+from relation.spec import RunSpec
+from relation.status import CampaignStatus, RunStatus, campaign_status
+from relation.training.folder import resume_key
+from relation.training.watch import Watch
+
+Output = pytest.CaptureFixture[str]
+NAME = "10M/full/42"
+HASHES = {"train": "a" * 64, "validation": "b" * 64}
+TOKENS = 128  # an update; five of them, the last partial, are the budget of 600
+
+
+@cache
+def campaign() -> Campaign:
+    return resolve(load_config(ROOT / "config.yaml"), campaign="tiny")
+
+
+def run(name: str = NAME) -> RunSpec:
+    scale, variant, seed = name.split("/")
+    return campaign().run(scale, variant, int(seed))
+
+
+def empty_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Results:
+    """The results of the tiny campaign in a folder where nothing ran; the working folder."""
+    (tmp_path / "config.yaml").write_text((ROOT / "config.yaml").read_text(encoding="utf-8"))
+    monkeypatch.chdir(tmp_path)
+    return Results(campaign())
+
+
+def origin(config_hash: str, **details) -> dict:
+    return {"campaign": "tiny", "config_hash": config_hash, "seed": 42, **details}
+
+
+def prepare(results: Results) -> None:
+    """The records of prepared corpora, without their texts."""
+    for data in campaign().data.values():
+        rows = [
+            dict.fromkeys(DATA.names, 1) | {"split": split, "sha256": digest}
+            for split, digest in HASHES.items()
+        ]
+        rows = [row | {"unigram_entropy": 5.0} for row in rows]
+        write_parquet(results.data(data) / "data.parquet", DATA, rows, origin(data.config_hash))
+
+
+def log_row(update: int, rate: float = 1000.0) -> dict:
+    return {
+        "update": update,
+        "tokens": min(TOKENS * update, 600),
+        "update_tokens": TOKENS,
+        "loss": 6.0 - update / 10,
+        "learning_rate": 1e-3,
+        "gradient_norm": 1.0,
+        "tokens_per_second": rate,
+    }
+
+
+def finish(results: Results, spec: RunSpec, rate: float = 1000.0, hash: str | None = None) -> Path:
+    """The records of a finished run."""
+    folder = results.folder / run_path(spec)
+    values = {name: "x" if RUN.field(name).type == "string" else 1 for name in RUN.names}
+    values |= {"scale": spec.scale, "variant": spec.variant, "seed": spec.seed}
+    values |= {"tokens_per_second": rate}
+    written = origin(hash or spec.config_hash, data_origin={"corpus_sha256": None})
+    write_parquet(folder / "record.parquet", RUN, [values], written)
+    write_parquet(folder / "log.parquet", LOG, [log_row(u) for u in range(1, 6)], written)
+    return folder
+
+
+def resume_folder(results: Results, spec: RunSpec) -> Path:
+    return results.folder / "resume" / resume_key(spec, HASHES)
+
+
+def begin(results: Results, spec: RunSpec, updates: int, saved: int = 0, folder=None) -> Watch:
+    """A run in progress after some updates, with a resume state of `saved`; killed if dropped."""
+    folder = folder or resume_folder(results, spec)
+    folder.mkdir(parents=True, exist_ok=True)
+    if saved:
+        (folder / f"state-{saved:08d}-00ff.safetensors").touch()
+    watch = Watch(folder, spec, {name: [] for name in LOG.names})
+    for update in range(1, updates + 1):
+        # The first update compiles.
+        watch.add(log_row(update, 10.0 if update == 1 else 1000.0))
+    return watch
+
+
+def look(results: Results, steps: bool = False) -> CampaignStatus:
+    return campaign_status(campaign(), results, steps)
+
+
+def found(results: Results, name: str = NAME) -> RunStatus:
+    return next(r for r in look(results).runs if r.name == name)
+
+
+def job_log(results: Results, rule: str, name: str, text: str) -> None:
+    path = results.folder / "logs" / rule / f"{name}.log"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")

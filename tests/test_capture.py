@@ -1,0 +1,68 @@
+"""Updates that replay CUDA graphs against the same updates launched one by one, bit for bit."""
+
+import os
+
+import pytest
+import torch
+
+from relation.model import Decoder, Execution, ModelConfig
+from relation.training.optimizer import build_optimizer
+from relation.training.step import UpdateStep
+
+# What PyTorch asks of whoever wants cuBLAS deterministic, before its first product.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+UPDATES, MICRO_BATCHES, MICRO, CONTEXT, VOCABULARY = 4, 3, 2, 100, 64
+
+
+def trained(variant: str, backends: dict[str, str], capture: bool) -> tuple[list, dict]:
+    """Losses and norms of a few updates, and the parameters after them."""
+    config = ModelConfig.for_variant(
+        variant, layers=2, d_model=64, heads=4, d_ff=64, vocab_size=VOCABULARY
+    )
+    device = torch.device("cuda")
+    torch.compiler.reset()
+    model = Decoder(config, Execution(**backends, compiled=True))
+    model.initialise(seed=1)
+    model.to(device)
+    optimizer = build_optimizer(model, 1e-2, (0.9, 0.95), 1e-8, 0.1, True)
+    step = UpdateStep(model, optimizer, device, "bf16", True, 1.0)
+    tokens = torch.randint(
+        VOCABULARY,
+        (UPDATES, MICRO_BATCHES, MICRO, CONTEXT + 1),
+        generator=torch.Generator().manual_seed(2),
+    )
+    seen = []
+    for update in tokens:
+        batches = [(x[:, :-1].contiguous(), x[:, 1:].contiguous()) for x in update]
+        seen.append([x.item() for x in step(batches, update.numel(), 1e-2)])
+        if not capture:
+            step._compiled = False
+    return seen, {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize(
+    ("variant", "backends"),
+    [
+        ("mha", {"mha": "flash"}),
+        ("full", {"full": "flash"}),
+        ("full", {"full": "reference"}),
+        ("linear", {"linear": "flash"}),
+    ],
+)
+def test_replayed_updates_are_those_launched_one_by_one(variant, backends):
+    torch.use_deterministic_algorithms(True)
+    try:
+        (losses, parameters), (eager_losses, eager) = (
+            trained(variant, backends, capture) for capture in (True, False)
+        )
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert losses == eager_losses
+    for name, p in parameters.items():
+        assert torch.equal(p, eager[name]), name
