@@ -105,8 +105,8 @@ COMPLEXITY = schema(
 )
 
 BENCH = schema(
-    Column("benchmark", _TEXT, description="what is compared: flash"),
-    Column("measure", _TEXT, description="forward, forward+backward or step"),
+    Column("benchmark", _TEXT, description="what is compared: flash, linear or decoder"),
+    Column("measure", _TEXT, description="forward, forward+backward, step or long"),
     Column("scale", _TEXT, description="whose geometry it is"),
     Column("batch", _INT, "sequences", "B; of a step, the micro-batch"),
     Column("heads", _INT, description="H"),
@@ -129,6 +129,21 @@ BENCH = schema(
         _REAL,
         description="RMS off the FP32 definition, over its RMS: of Y; largest of Y and gradients",
     ),
+    Column("moved_bytes", _INT, "bytes", "of the floor: what its copy reads and writes"),
     Column("samples", pa.list_(_REAL), "s", "every round, in order"),
+    Column("device", _TEXT),
+)
+
+PROFILE = schema(
+    Column("scale", _TEXT),
+    Column("variant", _TEXT, description="mha or full"),
+    Column("backend", _TEXT),
+    Column("micro", _INT, "sequences", "the update's one micro-batch"),
+    Column("context", _INT, "tokens"),
+    Column("precision", _TEXT, description="bf16 or fp32"),
+    Column("part", _TEXT, description="of the step, as relation.systems.profile_parts sorts it"),
+    Column("seconds", _REAL, "s", "of an update"),
+    Column("kernels", _REAL, description="of an update; on a CPU, operations"),
+    Column("wall_seconds", _REAL, "s", "median of whole updates that nothing observes"),
     Column("device", _TEXT),
 )

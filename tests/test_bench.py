@@ -17,7 +17,7 @@ from relation.errors import InputError
 from relation.parquet import read_origin, read_parquet
 from relation.schemas import BENCH
 from relation.systems.bench import machine, timing
-from relation.systems.bench.outcome import Failure
+from relation.systems.bench.outcome import Failure, attempt_in_rounds
 from relation.systems.bench.run import run
 from relation.systems.bench.table import notes, sections
 from relation.systems.bench.timing import interleave, median_interval, ratio, summary
@@ -89,19 +89,40 @@ def test_rounds_are_interleaved_in_changing_order_and_warm_ones_do_not_count() -
     )
 
 
-def test_who_runs_out_of_memory_is_asked_no_more() -> None:
+@pytest.mark.parametrize(
+    "error, status, reason",
+    [
+        (torch.OutOfMemoryError("no more"), "OOM", "no more (after 3 of 9 rounds)"),
+        (RuntimeError("broke"), "FAILED", "RuntimeError: broke (after 3 of 9 rounds)"),
+    ],
+)
+def test_who_fails_in_a_round_is_asked_no_more(error: Exception, status: str, reason: str) -> None:
     calls = []
 
-    def greedy() -> float:
+    def failing() -> float:
         calls.append(None)
         if len(calls) == timing.WARM_ROUNDS + 4:
-            raise torch.OutOfMemoryError("no more")
+            raise error
         return 1.0
 
-    found = interleave({"greedy": greedy, "tiled": lambda: 2.0}, rounds=9)
-    assert (len(found["greedy"]), len(found["tiled"]), len(calls)) == (3, 9, 6)
-    row = CASE.measured("forward", "greedy", found, 9)
-    assert row["status"] == "OOM" and "3 of 9 rounds" in row["reason"] and row["seconds"] is None
+    sides = {"failing": failing, "tiled": lambda: 2.0}
+    found, failures = attempt_in_rounds(sides, 9, subject="tiled")
+    assert (len(found["failing"]), len(found["tiled"]), len(calls)) == (3, 9, 6)
+    assert failures == {"failing": Failure(status, reason)}
+
+
+def test_a_subject_that_fails_in_a_round_stops_the_run_unless_memory_runs_out() -> None:
+    def failing(error: Exception) -> float:
+        raise error
+
+    sides = {"tiled": partial(failing, RuntimeError("broke")), "other": lambda: 2.0}
+    with pytest.raises(RuntimeError, match="broke"):
+        attempt_in_rounds(sides, 9, subject="tiled")
+    sides["tiled"] = partial(failing, torch.OutOfMemoryError("no more"))
+    found, failures = attempt_in_rounds(sides, 9, subject="tiled")
+    assert list(failures) == ["tiled"]
+    assert interleave(sides, 2) == {"tiled": [], "other": [2.0, 2.0]}
+    assert CASE.measured("forward", "other", found, 9)["ratio"] is None
 
 
 def test_a_short_call_is_timed_several_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +170,7 @@ def test_the_table_shows_times_ratios_and_why_something_is_missing() -> None:
     assert step.rows == [["tiled", "2.00", "-", "1,234,567", "2.00", ""]]
     state = {"moment": "start", "clocks.sm": "1980", "clocks.max.sm": "1980"}
     lines = notes("tiled", rows, [{**state, "compute_processes": ["77"]}])
-    assert "absent (10M forward T 33): UNAVAILABLE, not here" in lines
+    assert "absent (10M forward T 33 and 1 more): UNAVAILABLE, not here" in lines
     told = "compute processes reported at start: 77 (in a container one may be this run)"
     assert told in lines
     assert "SM clock after each part: 1980 MHz (at most 1980)" in lines
@@ -286,6 +307,8 @@ def test_an_output_that_cannot_be_written_is_told_before_measuring(
         ("flash", "bench flash measures on a CUDA GPU and PyTorch sees none here"),
         ("flsh --device cpu", "unknown benchmark 'flsh'; choose among flash"),
         ("flash --device cpu --only step,forwrd", "unknown measure 'forwrd'"),
+        ("flash --device cpu --only long", "'long'; choose among forward, backward, step"),
+        ("linear --device cpu --only long --scales 10M", "nothing to compare"),
         ("flash --device cpu --peers cudnn", "unknown peer 'cudnn'"),
         ("flash --device cpu --repeats 0", "repeats is 0; give at least 1"),
         ("flash --device cpu --repeats many", "invalid int value"),

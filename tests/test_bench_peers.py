@@ -372,3 +372,13 @@ def test_every_peer_of_flash_relation_runs_and_agrees() -> None:
     for row in rows:
         assert row["relative_error"] < 0.02
         assert (row["peak_bytes"] or 0) > 0 or row["measure"] == "forward"
+
+
+@pytest.mark.gpu
+def test_equal_models_take_equal_memory_whichever_comes_first() -> None:
+    """What a library keeps for the life of the process is no model's."""
+    sides = [flash.Side(name, "mha", {"mha": "flash"}) for name in ("first", "second")]
+    (group,) = step_groups({"matched": sides}, campaign("paper", scales="10M"))
+    case = Case("flash", group.shape, "bf16", "a GPU", "first")
+    first, second = measure_steps(group, case, 1, CUDA, Progress("test", 4, "measurements"))
+    assert first["peak_bytes"] == pytest.approx(second["peak_bytes"], rel=0.002)

@@ -85,11 +85,12 @@ def assert_close(name: str, ours, truth, yardstick, slack: float) -> None:
         assert error <= allowed, f"{name}: {error:.3e} > {allowed:.3e}, {tuple(ours.shape)}"
 
 
-def assert_exact(inputs: Inputs, **options) -> None:
+def assert_exact(inputs: Inputs, slack: float | None = None, **options) -> None:
     """Check Y and the gradients of p1, p2 and info; one dlam says nothing by itself."""
+    slack = SLACK[inputs[0].dtype] if slack is None else slack
     results = zip(RESULTS, *compare(inputs, **options), strict=True)
     for name, *three in list(results)[:-1]:
-        assert_close(name, *three, SLACK[inputs[0].dtype])
+        assert_close(name, *three, slack)
 
 
 def assert_dlam_exact(shape, dtype=torch.float32, device="cpu", **options) -> None:
@@ -153,7 +154,12 @@ class TestInterpreted:
     def test_rows_whose_sums_grow_too_large_are_repaired(
         self, monkeypatch, correction, transport_self
     ):
-        """BF16's way through the forward pass, which sums without a maximum, in FP32."""
+        """BF16's way through the forward pass, which sums without a maximum, in FP32.
+
+        Scores reach 241 here. The backward pass reads a row's normaliser as one FP32 number, whose
+        half unit in the last place at 241 changes a weight by 7.6e-6 of it, and forms the scores
+        again, as much off as the definition's: within 1e-4 in all, a tenth of BF16's slack.
+        """
         # By its full name: the package's attribute of that name is the function.
         forward = importlib.import_module("kernels.flash_relation.forward")
         monkeypatch.setattr(forward, "keeps_maximum", lambda dtype: False)
@@ -161,7 +167,7 @@ class TestInterpreted:
         p1, *others = draw(9, (2, 1, 51, 16), lam=correction)
         p1[0, :, 20:40] *= 60
         p1[1, 0] *= 12
-        assert_exact((p1, *others), transport_self=transport_self)
+        assert_exact((p1, *others), slack=1e-4, transport_self=transport_self)
 
     @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
     def test_scores_of_a_thousand_stay_finite(self, dtype):

@@ -20,7 +20,7 @@ def add_commands(commands) -> None:
         ),
     )
     parser.set_defaults(call=_bench)
-    parser.add_argument("name", metavar="NAME", help="what to compare: flash")
+    parser.add_argument("name", metavar="NAME", help="what to compare: flash, linear or decoder")
     parser.add_argument(
         "--device", choices=("cuda", "cpu"), default="cuda", help="default: cuda; cpu: no kernels"
     )
@@ -33,7 +33,10 @@ def add_commands(commands) -> None:
     parser.add_argument(
         "--only",
         metavar="MEASURES",
-        help="comma-separated choice of forward, backward (with its forward) and step",
+        help=(
+            "comma-separated choice of forward, backward (with its forward), step and, of linear, "
+            "long (steps at ever longer contexts)"
+        ),
     )
     parser.add_argument("--peers", help="comma-separated choice of what to compare with")
     parser.add_argument(

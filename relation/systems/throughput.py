@@ -89,8 +89,10 @@ def time_updates(
 ) -> Timing:
     """Time `warmup + measured` whole updates of micro x accumulation windows of T tokens.
 
-    optimizer: learning_rate, betas, eps, weight_decay, decay_embedding and gradient_clip. Raises
-    torch.OutOfMemoryError where the device's memory does not suffice.
+    optimizer: learning_rate, betas, eps, weight_decay, decay_embedding and gradient_clip. On a GPU
+    with `compile` the first update compiles and the second captures graphs: a warm-up of two keeps
+    both out of the measured ones. The peaks are those of all updates: what a graph needs is counted
+    when it is captured. Raises torch.OutOfMemoryError where the device's memory does not suffice.
     """
     step = build_step(config, execution, optimizer, precision, compile, device)
     learning_rate = optimizer["learning_rate"]

@@ -8,12 +8,6 @@ from relation.systems.bench.peers import Inputs, Operator, Peer, Shape
 
 # BF16 rounds to 2^-9 of a value; another function is off by its own size.
 _SAME_FUNCTION = 0.02
-_CHECKED_TOKENS = 4096
-
-
-def _start(x: Tensor) -> Tensor:
-    """The first sequence and at most its first 4,096 tokens; a scalar whole."""
-    return x[:1, :, :_CHECKED_TOKENS] if x.ndim else x
 
 
 def _rms(x: Tensor) -> Tensor:
@@ -23,28 +17,33 @@ def _rms(x: Tensor) -> Tensor:
 def relative_errors(peer: Peer, call: Operator, inputs: Inputs) -> dict[str, float]:
     """RMS of Y and of each wanted gradient minus its definition in FP32, over the definition's RMS.
 
-    On the first sequence and at most its first 4,096 tokens: a causal operator's rows depend on no
-    token after them, and the gradient of Y is zero elsewhere. By name: "Y", "dp1" and so on.
+    On the first sequence and at most its first `peer.checked_tokens` tokens: a causal operator's
+    rows depend on no token after them, and the gradient of Y is zero elsewhere. By name: "Y",
+    "dp1" and so on.
     """
+
+    def start(x: Tensor) -> Tensor:
+        return x[:1, :, : peer.checked_tokens] if x.ndim else x
+
     wanted = [name for name in peer.takes if name not in peer.frozen]
     dy = torch.zeros_like(inputs["dy"])
-    _start(dy).copy_(_start(inputs["dy"]))
+    start(dy).copy_(start(inputs["dy"]))
     # Not under no_grad: what is compiled would be compiled once more.
     y = call(*(inputs[name] for name in peer.takes))
     gradients = torch.autograd.grad(y, [inputs[name] for name in wanted], dy)
 
-    given = {name: _start(inputs[name].detach()).float() for name in peer.takes}
+    given = {name: start(inputs[name].detach()).float() for name in peer.takes}
     leaves = [given[name].requires_grad_() for name in wanted]
-    truth_dy, truth = _start(dy).float(), peer.definition(*given.values())
+    truth_dy, truth = start(dy).float(), peer.definition(*given.values())
     truths = torch.autograd.grad(truth, leaves, truth_dy)
 
-    errors = {"Y": (_rms(_start(y.detach()).float() - truth.detach()) / _rms(truth)).item()}
+    errors = {"Y": (_rms(start(y.detach()).float() - truth.detach()) / _rms(truth)).item()}
     for name, found, expected in zip(wanted, gradients, truths, strict=True):
         if expected.ndim:
             size = _rms(expected)
         else:
             size = _scalar_gradient_rms(peer, given, name, truth_dy)
-        errors[f"d{name}"] = (_rms(_start(found).float() - expected) / size).item()
+        errors[f"d{name}"] = (_rms(start(found).float() - expected) / size).item()
     return errors
 
 

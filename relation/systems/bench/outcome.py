@@ -1,15 +1,16 @@
 """The rows of a benchmark: what was measured, or why it could not be."""
 
 import gc
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 
 from relation.errors import InputError, RunError
 from relation.systems.bench.peers import Shape
-from relation.systems.bench.timing import ratio, summary
+from relation.systems.bench.timing import interleave, ratio, summary
 
 T = TypeVar("T")
 
@@ -61,6 +62,29 @@ def reclaim() -> None:
         torch.cuda.empty_cache()
 
 
+def attempt_in_rounds(
+    sides: Mapping[str, Callable[[], float]], rounds: int, subject: str
+) -> tuple[dict[str, list[float]], dict[str, Failure]]:
+    """What `interleave` finds, and by name the failures of sides that did not answer every round.
+
+    What fails is no more asked than what `attempt` cannot prepare, and the others go on.
+    """
+    failures: dict[str, Failure] = {}
+
+    def answer(name: str) -> float | None:
+        found = attempt(sides[name], ours=name == subject)
+        if isinstance(found, Failure):
+            failures[name] = found
+            return None
+        return found
+
+    times = interleave({name: partial(answer, name) for name in sides}, rounds)
+    for name, failure in failures.items():
+        told = f"{failure.reason} (after {len(times[name])} of {rounds} rounds)"
+        failures[name] = replace(failure, reason=told)
+    return times, failures
+
+
 @dataclass(frozen=True)
 class Case:
     """What the rows of one comparison share."""
@@ -95,6 +119,7 @@ class Case:
             "tokens_per_second": None,
             "peak_bytes": None,
             "relative_error": None,
+            "moved_bytes": None,
             "samples": [],
             "device": self.device,
         } | found
@@ -106,11 +131,8 @@ class Case:
     def measured(
         self, measure: str, peer: str, times: dict[str, list[float]], rounds: int, **found: Any
     ) -> dict:
-        """The row of a side that was asked in every round; `times` are all sides' seconds."""
+        """The row of a side that answered every round; `times` are all sides' seconds."""
         seconds, unit = times[peer], times.get(self.subject, ())
-        if len(seconds) < rounds:
-            failure = Failure("OOM", f"out of memory after {len(seconds)} of {rounds} rounds")
-            return self.failed(measure, peer, failure)
         compared = {}
         if peer != self.subject and len(unit) == rounds:
             compared = ratio(seconds, unit)

@@ -39,7 +39,9 @@ class Peer:
 
     `build(shape, device)` gives the function to time. It takes the inputs that `takes` names, in
     that order, and returns Y; a gradient is taken for each but the `frozen`. `definition` takes
-    the same and is what it must compute. `why_unavailable` says why a device cannot run it.
+    the same and is what it must compute, on at most `checked_tokens` tokens. `why_unavailable` says
+    why a device cannot run it. `longest`: the most tokens that it is timed on; more would take too
+    long. `autotuned`: its first call searches Triton launches.
     """
 
     name: str
@@ -48,6 +50,15 @@ class Peer:
     definition: Operator
     frozen: tuple[str, ...] = ()
     why_unavailable: Callable[[torch.device], str | None] = _runs_anywhere
+    checked_tokens: int = 4096
+    longest: int | None = None
+    autotuned: bool = False
+
+    def why_not_timed(self, shape: Shape, device: torch.device) -> str | None:
+        """Why it has no time on this shape and device, or None where it has one."""
+        if self.longest is not None and shape.length > self.longest:
+            return f"it is not timed above T = {self.longest}, where a call takes too long"
+        return self.why_unavailable(device)
 
 
 def backend_peer(
@@ -67,12 +78,14 @@ class Side:
     """One model of a training step: a variant and the backends that run it.
 
     `traced`: torch.compile traces a backend that is marked eager instead of stepping around it.
+    `build` makes the step, as `relation.systems.throughput.build_step`, which is the default.
     """
 
     name: str
     variant: str
     backends: Mapping[str, str]
     traced: bool = False
+    build: Callable[..., Callable] | None = None
 
 
 @dataclass(frozen=True)
@@ -81,7 +94,9 @@ class Benchmark:
 
     subject: the name of the peer, and side, whose time is the unit of every ratio. `draw(shape,
     dtype, device, generator)` gives random inputs by name, with "dy", the gradient of Y. steps:
-    the sides measured at the geometry of each of a campaign's systems benchmarks.
+    the sides measured at the geometry of each of a campaign's systems benchmarks. long: the side
+    measured at ever longer contexts. floor: whether a copy of the bytes that the subject must read
+    and write is timed beside it.
     """
 
     title: str
@@ -90,6 +105,8 @@ class Benchmark:
     draw: Callable[[Shape, torch.dtype, torch.device, torch.Generator], Inputs]
     peers: tuple[Peer, ...]
     steps: Mapping[str, tuple[Side, ...]]
+    long: Side | None = None
+    floor: bool = False
 
     @property
     def names(self) -> list[str]:

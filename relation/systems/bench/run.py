@@ -16,16 +16,20 @@ from relation.parquet import write_parquet
 from relation.progress import Progress
 from relation.schemas import BENCH
 from relation.spec import canonical_hash
-from relation.systems.bench import flash
+from relation.systems.bench import decoder, flash, linear
 from relation.systems.bench.machine import gpu_state, libraries
 from relation.systems.bench.operators import FORWARD, FORWARD_BACKWARD, measure_operator
 from relation.systems.bench.outcome import Case
 from relation.systems.bench.peers import Benchmark, Shape
-from relation.systems.bench.steps import STEP, measure_steps, step_groups
+from relation.systems.bench.steps import LONG, STEP, long_groups, measure_steps, step_groups
 from relation.systems.throughput import release
 
-BENCHMARKS: dict[str, Callable[[torch.device], Benchmark]] = {"flash": flash.benchmark}
-MEASURES = {"forward": FORWARD, "backward": FORWARD_BACKWARD, "step": STEP}
+BENCHMARKS: dict[str, Callable[[torch.device], Benchmark]] = {
+    "flash": flash.benchmark,
+    "linear": linear.benchmark,
+    "decoder": decoder.benchmark,
+}
+MEASURES = {"forward": FORWARD, "backward": FORWARD_BACKWARD, "step": STEP, "long": LONG}
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 _REPEATS_A_STEP_ROUND = 5
 
@@ -62,6 +66,13 @@ def _restricted(benchmark: Benchmark, peers: Sequence[str] | None) -> Benchmark:
     )
 
 
+def _measures_of(benchmark: Benchmark) -> list[str]:
+    """What a benchmark measures, by the names that a choice takes."""
+    operator = ["forward", "backward"] if benchmark.peers else []
+    step = ["step"] if benchmark.steps else []
+    return operator + step + (["long"] if benchmark.long else [])
+
+
 def _check_output(path: Path) -> None:
     """Raise InputError where the results could not be written, before anything is measured."""
     if path.is_dir():
@@ -83,18 +94,18 @@ def run(
     """Measure one benchmark at a campaign's geometry and write its Parquet.
 
     device_kind: "cuda" or "cpu"; measures: of "forward", "backward" (forward and backward
-    together) and "step"; peers: names, None for all, the subject always among them. An operator is
-    timed in `repeats` rounds, a training step in a fifth of them, three updates each. The file is
-    written anew after every shape, so that an interrupted run leaves what it measured. Raises
-    InputError for unknown names, repeats < 1, an output that cannot be written, and where there is
-    no GPU.
+    together), "step" and "long" (steps at ever longer contexts) those that the benchmark has, None
+    for all; peers: names, None for all, the subject always among them. An operator is timed in
+    `repeats` rounds, a training step in a fifth of them, three updates each. The file is written
+    anew after every shape, so that an interrupted run leaves what it measured. Raises InputError
+    for unknown names, repeats < 1, an output that cannot be written, and where there is no GPU.
     """
-    make = BENCHMARKS[_choose("benchmark", [name], BENCHMARKS)[0]]
-    only = [MEASURES[m] for m in _choose("measure", measures, MEASURES)]
+    whole = BENCHMARKS[_choose("benchmark", [name], BENCHMARKS)[0]](torch.device(device_kind))
+    only = [MEASURES[m] for m in _choose("measure", measures, _measures_of(whole))]
     if repeats < 1:
         raise InputError(f"repeats is {repeats}; give at least 1")
     _check_output(output)
-    benchmark = _restricted(make(torch.device(device_kind)), peers)
+    benchmark = _restricted(whole, peers)
     if device_kind == "cuda" and not torch.cuda.is_available():
         raise InputError(
             f"bench {name} measures on a CUDA GPU and PyTorch sees none here; "
@@ -115,9 +126,13 @@ def _measure(
 ) -> Comparison:
     precision, device_name = campaign.systems[0].precision, describe(device)
     case = partial(Case, name, precision=precision, device=device_name, subject=benchmark.subject)
-    on_operator = [m for m in measures if m != STEP]
+    on_operator = [m for m in measures if m not in (STEP, LONG)]
     shapes: list[Shape] = benchmark.shapes(campaign) if on_operator else []
-    groups = step_groups(benchmark.steps, campaign) if STEP in measures else []
+    groups = []
+    if STEP in measures:
+        groups += [(STEP, group) for group in step_groups(benchmark.steps, campaign)]
+    if LONG in measures:
+        groups += [(LONG, group) for group in long_groups(benchmark.long, campaign)]
     step_rounds = -(-repeats // _REPEATS_A_STEP_ROUND)
     config_hash = canonical_hash(
         [name, campaign.settings, benchmark.names, list(measures), repeats]
@@ -145,12 +160,12 @@ def _measure(
         )
         write_parquet(output, BENCH, found.rows, written)
 
-    units = len(shapes) * len(benchmark.peers) * (1 + len(on_operator))
-    units += sum(2 * len(group.sides) for group in groups)
+    units = len(shapes) * (len(benchmark.peers) + benchmark.floor) * (1 + len(on_operator))
+    units += sum(2 * len(group.sides) for _, group in groups)
     if not units:
         raise InputError(
             f"nothing to compare: no training step of {benchmark.subject} has one of the chosen "
-            "peers; choose others"
+            "peers and scales; choose others"
         )
     observe("start")
     dtype = _DTYPES[precision]
@@ -160,7 +175,7 @@ def _measure(
                 benchmark, case(shape), on_operator, dtype, repeats, device, progress
             )
             record(rows, f"{shape.scale} operator")
-        for group in groups:
-            rows = measure_steps(group, case(group.shape), step_rounds, device, progress)
-            record(rows, f"{group.spec.scale} step T={group.context}")
+        for measure, group in groups:
+            rows = measure_steps(group, case(group.shape), step_rounds, device, progress, measure)
+            record(rows, f"{group.spec.scale} {measure} T={group.context}")
     return found

@@ -1,5 +1,6 @@
 """Whole training steps of a scale's models: time, tokens per second and peak memory."""
 
+import functools
 import itertools
 import statistics
 import time
@@ -10,17 +11,17 @@ from functools import partial
 import torch
 
 from relation.config import Campaign
-from relation.errors import RunError
+from relation.errors import InputError, RunError
 from relation.geometry import ModelConfig, model_config
 from relation.model import Execution
 from relation.progress import Progress
 from relation.spec import SystemsSpec
-from relation.systems.bench.outcome import Case, Failure, attempt
+from relation.systems.bench.outcome import Case, Failure, attempt, attempt_in_rounds
 from relation.systems.bench.peers import Shape, Side
-from relation.systems.bench.timing import interleave
 from relation.systems.throughput import build_step, synchronize
+from relation.training.capture import CapturedPass
 
-STEP = "step"
+STEP, LONG = "step", "long"
 UPDATES_A_ROUND = 3
 _BATCHES = 4
 
@@ -41,10 +42,21 @@ class StepGroup:
         return Shape(self.spec.scale, self.micro, model.heads, self.context, model.head_dim)
 
 
+def _model_of(variant: str, scale: str, campaign: Campaign) -> ModelConfig:
+    """A variant's model at a scale, from whichever systems benchmark measures it there."""
+    for spec in campaign.systems:
+        for side in spec.sides:
+            if (spec.scale, side["variant"]) == (scale, variant):
+                return model_config(side["model"])
+    raise InputError(f"campaign {campaign.name} measures no {variant} model at {scale}")
+
+
 def step_groups(steps: Mapping[str, Sequence[Side]], campaign: Campaign) -> list[StepGroup]:
     """The sides at the geometry of a campaign's systems benchmarks, those of one geometry together.
 
-    steps: the sides by systems benchmark, which gives the order.
+    steps: the sides by systems benchmark, which gives the order. A variant that a benchmark does
+    not measure takes the micro-batches of the first that it does. Raises InputError for a variant
+    without a model at a scale.
     """
     groups: dict[tuple[str, int, int], StepGroup] = {}
     for benchmark, sides in steps.items():
@@ -52,12 +64,30 @@ def step_groups(steps: Mapping[str, Sequence[Side]], campaign: Campaign) -> list
             if spec.benchmark != benchmark:
                 continue
             for side in sides:
-                geometry = next(s for s in spec.sides if s["variant"] == side.variant)
+                own = (s for s in spec.sides if s["variant"] == side.variant)
+                geometry = next(own, spec.sides[0])
                 context, micro = geometry["context"], geometry["micro"]
                 fresh = StepGroup(spec, context, micro)
                 group = groups.setdefault((spec.scale, context, micro), fresh)
-                group.sides[side.name] = side, model_config(geometry["model"])
+                model = _model_of(side.variant, spec.scale, campaign)
+                group.sides[side.name] = side, model
     return list(groups.values())
+
+
+def long_groups(side: Side, campaign: Campaign) -> list[StepGroup]:
+    """One side alone on single sequences, shortest first.
+
+    Their lengths are the four longest contexts of the campaign's long-context benchmark and twice
+    the longest. Empty where the chosen scales leave that benchmark out.
+    """
+    groups = []
+    for spec in campaign.systems:
+        if spec.benchmark == "linear-long":
+            contexts = sorted(s["context"] for s in spec.sides)
+            model = _model_of(side.variant, spec.scale, campaign)
+            for context in (*contexts[-4:], 2 * contexts[-1]):
+                groups.append(StepGroup(spec, context, 1, {side.name: (side, model)}))
+    return groups
 
 
 @dataclass(frozen=True)
@@ -81,6 +111,24 @@ def _random_batches(
     return batches
 
 
+@functools.cache
+def _take_workspaces(device: torch.device) -> None:
+    """Let cuBLAS take its workspaces, which the first model would be charged with otherwise.
+
+    They belong to a thread and a stream, and stay as long as the process.
+    """
+    weight = torch.nn.Parameter(torch.zeros(64, 64, device=device))
+
+    def run(x: torch.Tensor, y: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        loss = (x @ weight).sum()
+        loss.backward()
+        return loss.detach()
+
+    x = torch.zeros(64, 64, device=device)
+    run(x, x, x)
+    CapturedPass(run, [weight], x, x)
+
+
 def _prepare(
     group: StepGroup, side: Side, model: ModelConfig, device: torch.device
 ) -> PreparedStep:
@@ -88,10 +136,13 @@ def _prepare(
     spec = group.spec
     on_gpu = device.type == "cuda"
     batches = _random_batches(model, group, device)
+    if on_gpu:
+        _take_workspaces(device)
     before = torch.cuda.memory_allocated(device) if on_gpu else 0
     stepped_around = spec.compile and not side.traced
     execution = Execution(**side.backends, compiled=stepped_around)
-    step = build_step(model, execution, spec.optimizer, spec.precision, spec.compile, device)
+    build = side.build or build_step
+    step = build(model, execution, spec.optimizer, spec.precision, spec.compile, device)
     following = itertools.cycle(batches)
 
     def update() -> torch.Tensor:
@@ -99,15 +150,17 @@ def _prepare(
         loss, _ = step([next(following)], tokens, spec.optimizer["learning_rate"])
         return loss
 
-    warmup = max(1, spec.warmup_updates)
-    for _ in range(warmup):
+    loss = update()
+    if on_gpu:
+        # The next update captures graphs; what compiling the first one took is not a step's.
+        torch.cuda.reset_peak_memory_stats(device)
+    warmup = max(2, spec.warmup_updates)
+    for _ in range(1, warmup):
         loss = update()
     if not loss.isfinite():
         raise RunError(f"{side.name}: the loss is {loss.item()} at update {warmup}")
     if not on_gpu:
         return PreparedStep(update, None)
-    torch.cuda.reset_peak_memory_stats(device)
-    update()
     synchronize(device)
     return PreparedStep(update, torch.cuda.max_memory_allocated(device) - before)
 
@@ -128,7 +181,12 @@ def _seconds_an_update(update: Callable[[], None], device: torch.device) -> floa
 
 
 def measure_steps(
-    group: StepGroup, case: Case, rounds: int, device: torch.device, progress: Progress
+    group: StepGroup,
+    case: Case,
+    rounds: int,
+    device: torch.device,
+    progress: Progress,
+    measure: str = STEP,
 ) -> list[dict]:
     """One row a side: whole updates of one micro-batch of random tokens, as training runs them.
 
@@ -136,7 +194,7 @@ def measure_steps(
     allocated before it. `progress` advances by two for each side. Raises RunError where the
     subject's loss is not finite.
     """
-    label = f"{group.spec.scale} step T={group.context}"
+    label = f"{group.spec.scale} {measure} T={group.context}"
     prepared: dict[str, PreparedStep | Failure] = {}
     for side, model in group.sides.values():
         progress.advance(0, f"{label} {side.name}: compile and warm up")
@@ -149,15 +207,14 @@ def measure_steps(
         for name, step in prepared.items()
         if isinstance(step, PreparedStep)
     }
-    times = interleave(sides, rounds)
+    times, failures = attempt_in_rounds(sides, rounds, case.subject)
     rows = []
     for name, step in prepared.items():
-        if isinstance(step, Failure):
-            rows.append(case.failed(STEP, name, step))
+        failure = step if isinstance(step, Failure) else failures.get(name)
+        if failure is not None:
+            rows.append(case.failed(measure, name, failure))
             continue
-        row = case.measured(STEP, name, times, rounds, peak_bytes=step.peak_bytes)
-        if row["seconds"] is not None:
-            row["tokens_per_second"] = group.micro * group.context / row["seconds"]
-        rows.append(row)
+        row = case.measured(measure, name, times, rounds, peak_bytes=step.peak_bytes)
+        rows.append(row | {"tokens_per_second": group.micro * group.context / row["seconds"]})
     progress.advance(len(prepared), label)
     return rows

@@ -1,9 +1,10 @@
 """The printed form of a benchmark: one table a shape or training step, and notes."""
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from relation.systems.bench.steps import STEP
+from relation.systems.bench.steps import LONG, STEP
 
 _MISSING = "-"
 
@@ -59,31 +60,101 @@ def _operator_section(title: str, rows: Sequence[Mapping]) -> Section:
     return Section(title, [*header, "peak MiB", "error", ""], table)
 
 
+def _rate(row: Mapping) -> str:
+    rate = row["tokens_per_second"]
+    return _MISSING if rate is None else f"{rate:,.0f}"
+
+
 def _step_section(title: str, rows: Sequence[Mapping]) -> Section:
     table = []
     for row in rows:
-        rate = row["tokens_per_second"]
-        tokens = _MISSING if rate is None else f"{rate:,.0f}"
-        cells = [_milliseconds(row, 2), _ratio(row), tokens, _peak(row, 2**30, 2), _status(row)]
-        table.append([row["peer"], *cells])
+        cells = [_milliseconds(row, 2), _ratio(row), _rate(row), _peak(row, 2**30, 2)]
+        table.append([row["peer"], *cells, _status(row)])
     return Section(title, ["model", "step ms", "ratio", "tok/s", "peak GiB", ""], table)
 
 
+def _long_section(title: str, rows: Sequence[Mapping]) -> Section:
+    """Lengths down; each rate also over that of the shortest."""
+    table, first = [], rows[0]["tokens_per_second"]
+    for row in rows:
+        rate = row["tokens_per_second"]
+        relative = _MISSING if rate is None or first is None else f"{rate / first:.3f}"
+        cells = [_milliseconds(row, 2), _rate(row), relative, _peak(row, 2**30, 2), _status(row)]
+        table.append([f"{row['length']:,}", *cells])
+    header = ["T", "step ms", "tok/s", f"of T={rows[0]['length']:,}", "peak GiB", ""]
+    return Section(title, header, table)
+
+
 def sections(rows: Sequence[Mapping]) -> list[Section]:
-    """One table a shape of the operator, then one a training step, in the order measured."""
+    """One table a shape of the operator, a training step and a sweep of T, as measured."""
     grouped: dict[tuple, list[Mapping]] = {}
     for row in rows:
+        kind = row["measure"] if row["measure"] in (STEP, LONG) else None
         shape = row["batch"], row["heads"], row["length"], row["width"]
-        grouped.setdefault((row["measure"] == STEP, row["scale"], shape), []).append(row)
+        key = kind, row["scale"], None if kind == LONG else shape
+        grouped.setdefault(key, []).append(row)
     found = []
-    for (is_step, scale, shape), members in grouped.items():
-        if is_step:
+    for (kind, scale, shape), members in grouped.items():
+        if kind == STEP:
             title = f"{scale} training step, T {shape[2]}, micro-batch {shape[0]}"
             found.append(_step_section(title, members))
+        elif kind == LONG:
+            title = f"{scale} training step of {members[0]['peer']} on one sequence"
+            found.append(_long_section(title, members))
         else:
             title = f"{scale} operator, (B, H, T, D) = {shape}"
             found.append(_operator_section(title, members))
     return found
+
+
+def _floor_lines(rows: Sequence[Mapping]) -> list[str]:
+    """How many bytes the floor of each shape moved, and how fast."""
+    moved: dict[str, list[str]] = {}
+    for row in rows:
+        if row["moved_bytes"] is not None:
+            megabytes, speed = row["moved_bytes"] / 1e6, row["moved_bytes"] / row["seconds"]
+            told = f"{row['measure']} {megabytes:,.1f} MB at {speed / 1e9:,.0f} GB/s"
+            moved.setdefault(f"{row['scale']} T {row['length']}", []).append(told)
+    if not moved:
+        return []
+    explained = (
+        "floor: a copy on the device, in the same rounds, of as many bytes as the operator must "
+        "read and write: in each pass every input and every output once"
+    )
+    return [explained, *(f"floor ({where}): {', '.join(told)}" for where, told in moved.items())]
+
+
+def _memory_lines(rows: Sequence[Mapping]) -> list[str]:
+    """The line through peak memory against T, and how far the points lie from it."""
+    points = [
+        (row["length"], row["peak_bytes"])
+        for row in rows
+        if row["measure"] == LONG and row["peak_bytes"] is not None
+    ]
+    if len(points) < 3:
+        return []
+    lengths, peaks = zip(*points, strict=True)
+    slope, intercept = statistics.linear_regression(lengths, peaks)
+    off = max(abs(peak - intercept - slope * n) / peak for n, peak in points)
+    return [
+        f"memory against T: {intercept / 2**20:,.0f} MiB + {slope / 2**10:,.1f} KiB a token by "
+        f"least squares; no point is off that line by more than {off:.2%} of its own value"
+    ]
+
+
+def _failure_lines(rows: Sequence[Mapping]) -> list[str]:
+    """Why sides have no time: a line for each reason of a side, with where it was met first."""
+    met: dict[tuple[str, str, str], list[str]] = {}
+    for row in rows:
+        if row["status"] != "PASS":
+            reason = row["peer"], row["status"], row["reason"]
+            where = f"{row['scale']} {row['measure']} T {row['length']}"
+            met.setdefault(reason, []).append(where)
+    lines = []
+    for (peer, status, reason), (first, *rest) in met.items():
+        others = f" and {len(rest)} more" if rest else ""
+        lines.append(f"{peer} ({first}{others}): {status}, {reason}")
+    return lines
 
 
 def notes(subject: str, rows: Sequence[Mapping], gpu_states: Sequence[Mapping]) -> list[str]:
@@ -95,12 +166,10 @@ def notes(subject: str, rows: Sequence[Mapping], gpu_states: Sequence[Mapping]) 
     if any(row["relative_error"] is not None for row in rows):
         lines.append(
             "error: RMS off the definition in FP32, over its RMS, of Y; with a backward, the "
-            "largest of Y and the gradients; - for the definition itself"
+            "largest of Y and the gradients; - for the definition itself and a floor"
         )
-    for row in rows:
-        if row["status"] != "PASS":
-            where = f"{row['scale']} {row['measure']} T {row['length']}"
-            lines.append(f"{row['peer']} ({where}): {row['status']}, {row['reason']}")
+    lines += _floor_lines(rows) + _memory_lines(rows)
+    lines += _failure_lines(rows)
     for state in gpu_states:
         if "error" in state:
             lines.append(f"clocks unknown: {state['error']}")

@@ -93,12 +93,14 @@ class Stopwatch:
         return (time.perf_counter() - began) / plan.calls
 
 
-def interleave(sides: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+def interleave(
+    sides: Mapping[str, Callable[[], float | None]], rounds: int
+) -> dict[str, list[float]]:
     """What every side returns in each of `rounds` rounds, by name.
 
     A round asks each side once, in an order drawn anew, so that a drift of the clocks meets all
-    alike; two rounds before them do not count. A side that runs out of memory is asked no more,
-    and its list is shorter than `rounds`.
+    alike; two rounds before them do not count. A side that runs out of memory or returns None is
+    asked no more, and its list is shorter than `rounds`.
     """
     order, drawn = list(sides), random.Random(0)
     found: dict[str, list[float]] = {name: [] for name in sides}
@@ -108,9 +110,10 @@ def interleave(sides: Mapping[str, Callable[[], float]], rounds: int) -> dict[st
             try:
                 value = sides[name]()
             except torch.OutOfMemoryError:
+                value = None
+            if value is None:
                 order.remove(name)
-                continue
-            if number >= WARM_ROUNDS:
+            elif number >= WARM_ROUNDS:
                 found[name].append(value)
     return found
 
