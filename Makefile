@@ -27,7 +27,8 @@ $(VENV)/.ready: requirements.txt constraints.txt
 
 test: setup
 	@echo "Running the tests; the smoke campaign is run first where it has not been"
-	PATH="$(BIN):$$PATH" python -m pytest
+	PATH="$(BIN):$$PATH" python -m pytest -m "not campaign" -n auto
+	PATH="$(BIN):$$PATH" python -m pytest -m campaign
 
 help:
 	@echo "make          set up .venv, then snakemake --cores all (smoke campaign, CPU)"
