@@ -1,11 +1,16 @@
 """Shared by the tests of the benchmarks: campaigns of the configuration, and a small case."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from conftest import ROOT
 
 from relation.config import Campaign, load_config, resolve
 from relation.systems.bench.outcome import Case
 from relation.systems.bench.peers import Shape
+from relation.systems.conditions import Conditions
+from relation.systems.processes import Job, Served
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 SHAPE = Shape("10M", 2, 2, 33, 16)
@@ -14,3 +19,34 @@ CASE = Case("flash", SHAPE, "fp32", "a machine", "tiled")
 
 def campaign(name: str, **choices: str) -> Campaign:
     return resolve(load_config(ROOT / "config.yaml"), campaign=name, **choices)
+
+
+class InProcess:
+    """Answers as a `Worker` does, in this process: tests give it what no pickle takes."""
+
+    pid = 0
+
+    def __init__(self, job: Job):
+        self._served = Served(job)
+
+    def __enter__(self) -> "InProcess":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def ask(self, question: str, *given: Any, watch: Callable[[], None] | None = None) -> Any:
+        if watch is not None:
+            watch()
+        return self._served.answer(question, given)
+
+    def close(self) -> None:
+        pass
+
+
+class Quiet(Conditions):
+    """Conditions of a device that nothing disturbs."""
+
+    def __init__(self) -> None:
+        super().__init__(CPU)
+        self._before = []

@@ -9,18 +9,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import CASE, CPU, CUDA, campaign
+from benchmarks import CASE, CPU, campaign
 from conftest import ROOT
 
 from relation.cli import main
 from relation.errors import InputError
 from relation.parquet import read_origin, read_parquet
 from relation.schemas import BENCH
-from relation.systems.bench import machine, timing
-from relation.systems.bench.outcome import Failure, attempt_in_rounds
+from relation.systems.bench import timing
 from relation.systems.bench.run import run
 from relation.systems.bench.table import notes, sections
-from relation.systems.bench.timing import interleave, median_interval, ratio, summary
+from relation.systems.bench.timing import interleave
+from relation.systems.processes import Failure
+from relation.systems.statistics import median_interval, ratio, summary
 
 Output = pytest.CaptureFixture[str]
 
@@ -89,42 +90,6 @@ def test_rounds_are_interleaved_in_changing_order_and_warm_ones_do_not_count() -
     )
 
 
-@pytest.mark.parametrize(
-    "error, status, reason",
-    [
-        (torch.OutOfMemoryError("no more"), "OOM", "no more (after 3 of 9 rounds)"),
-        (RuntimeError("broke"), "FAILED", "RuntimeError: broke (after 3 of 9 rounds)"),
-    ],
-)
-def test_who_fails_in_a_round_is_asked_no_more(error: Exception, status: str, reason: str) -> None:
-    calls = []
-
-    def failing() -> float:
-        calls.append(None)
-        if len(calls) == timing.WARM_ROUNDS + 4:
-            raise error
-        return 1.0
-
-    sides = {"failing": failing, "tiled": lambda: 2.0}
-    found, failures = attempt_in_rounds(sides, 9, subject="tiled")
-    assert (len(found["failing"]), len(found["tiled"]), len(calls)) == (3, 9, 6)
-    assert failures == {"failing": Failure(status, reason)}
-
-
-def test_a_subject_that_fails_in_a_round_stops_the_run_unless_memory_runs_out() -> None:
-    def failing(error: Exception) -> float:
-        raise error
-
-    sides = {"tiled": partial(failing, RuntimeError("broke")), "other": lambda: 2.0}
-    with pytest.raises(RuntimeError, match="broke"):
-        attempt_in_rounds(sides, 9, subject="tiled")
-    sides["tiled"] = partial(failing, torch.OutOfMemoryError("no more"))
-    found, failures = attempt_in_rounds(sides, 9, subject="tiled")
-    assert list(failures) == ["tiled"]
-    assert interleave(sides, 2) == {"tiled": [], "other": [2.0, 2.0]}
-    assert CASE.measured("forward", "other", found, 9)["ratio"] is None
-
-
 def test_a_short_call_is_timed_several_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
@@ -142,15 +107,15 @@ def test_a_short_call_is_timed_several_in_a_row(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_table_shows_times_ratios_and_why_something_is_missing() -> None:
-    times = {"tiled": [2e-3] * 6, "materialised": [3e-3, 2.8e-3, 3.2e-3, 3e-3, 3e-3, 3e-3]}
+    ours, theirs = [2e-3] * 6, [3e-3, 2.8e-3, 3.2e-3, 3e-3, 3e-3, 3e-3]
     rows = [
-        CASE.measured("forward", "tiled", times, 6, relative_error=1e-7),
-        CASE.measured("forward", "materialised", times, 6, relative_error=0.0),
+        CASE.measured("forward", "tiled", ours, relative_error=1e-7),
+        CASE.measured("forward", "materialised", theirs, ours, relative_error=0.0),
         CASE.failed("forward", "absent", Failure("UNAVAILABLE", "not here")),
-        CASE.measured("forward+backward", "tiled", times, 6, peak_bytes=3 * 2**20),
-        CASE.measured("forward+backward", "materialised", times, 6, peak_bytes=2**30),
+        CASE.measured("forward+backward", "tiled", ours, peak_bytes=3 * 2**20),
+        CASE.measured("forward+backward", "materialised", theirs, ours, peak_bytes=2**30),
         CASE.failed("forward+backward", "absent", Failure("UNAVAILABLE", "not here")),
-        CASE.measured("step", "tiled", times, 6, tokens_per_second=1234567.0, peak_bytes=2**31),
+        CASE.measured("step", "tiled", ours, tokens_per_second=1234567.0, peak_bytes=2**31),
     ]
     operator, step = sections(rows)
     assert operator.title == "10M operator, (B, H, T, D) = (2, 2, 33, 16)"
@@ -168,13 +133,14 @@ def test_the_table_shows_times_ratios_and_why_something_is_missing() -> None:
         ["absent", "-", "-", "-", "-", "-", "-", "UNAVAILABLE"],
     ]
     assert step.rows == [["tiled", "2.00", "-", "1,234,567", "2.00", ""]]
-    state = {"moment": "start", "clocks.sm": "1980", "clocks.max.sm": "1980"}
-    lines = notes("tiled", rows, [{**state, "compute_processes": ["77"]}])
+    conditions = [
+        {"moment": "step", "sm_clock": 1980.0, "sm_clock_limit": 1980.0, "disturbed": None},
+        {"moment": "long", "sm_clock": 1755.0, "sm_clock_limit": 1980.0, "disturbed": "busy"},
+    ]
+    lines = notes("tiled", rows, conditions)
     assert "absent (10M forward T 33 and 1 more): UNAVAILABLE, not here" in lines
-    told = "compute processes reported at start: 77 (in a container one may be this run)"
-    assert told in lines
-    assert "SM clock after each part: 1980 MHz (at most 1980)" in lines
-    assert "clocks unknown: no tool" in notes("tiled", rows, [{"moment": "x", "error": "no tool"}])
+    assert [line for line in lines if "busy" in line] == ["long: busy"]
+    assert "SM clock of each part: 1980, 1755 MHz (at most 1980)" in lines
 
 
 @pytest.fixture
@@ -296,7 +262,7 @@ def test_an_output_that_cannot_be_written_is_told_before_measuring(
     # The superuser may write anywhere, whatever the mode.
     may = os.access
     monkeypatch.setattr(os, "access", lambda path, mode: path.name != "locked" and may(path, mode))
-    monkeypatch.setattr("relation.systems.bench.run.claim", None)
+    monkeypatch.setattr("relation.systems.bench.run.reserved", None)
     with pytest.raises(InputError, match=f"output {Path(output)}.* folder"):
         run("flash", campaign("tiny"), "cpu", Path(output))
 
@@ -329,24 +295,3 @@ def test_what_cannot_be_measured_is_told_in_one_line(
     assert output.out == "" and output.err.startswith("error: ") and told in output.err
     assert output.err.count("\n") == 1
     assert not Path("results").exists()
-
-
-def test_nvidia_smi_that_is_missing_or_fails_is_told(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    properties = type("Properties", (), {"uuid": "1234"})
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert "did not run" in machine.gpu_state(CUDA, "start")["error"]
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text("#!/bin/sh\necho No devices were found\nexit 6\n")
-    tool.chmod(0o755)
-    assert machine.gpu_state(CUDA, "start")["error"] == "nvidia-smi failed: No devices were found"
-    tool.write_text(
-        '#!/bin/sh\n[ "$2" = GPU-1234 ] || exit 9\ncase "$3" in\n'
-        "*gpu=*) echo 580.1, 1980, 3201, 1980, 41, 310.5 ;;\n*) echo 77; echo 78 ;;\nesac\n"
-    )
-    state = machine.gpu_state(CUDA, "end")
-    assert (state["moment"], state["clocks.sm"]) == ("end", "1980")
-    assert state["compute_processes"] == ["77", "78"]
-    assert machine.gpu_state(CPU, "start") is None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import CPU, CUDA, SHAPE, campaign
+from benchmarks import CPU, CUDA, SHAPE, InProcess, Quiet, campaign
 from conftest import ROOT
 from torch import Tensor
 
@@ -29,10 +29,12 @@ from relation.systems.bench.fla_peers import (
     relation_by_attention,
 )
 from relation.systems.bench.operators import FLOOR, floor_bytes, measure_operator
-from relation.systems.bench.outcome import Case, Failure
+from relation.systems.bench.outcome import Case
 from relation.systems.bench.peers import Peer, Shape
 from relation.systems.bench.steps import long_groups, step_groups
 from relation.systems.bench.table import notes, sections
+from relation.systems.conditions import Conditions
+from relation.systems.processes import Failure
 
 CASE = Case("linear", SHAPE, "fp32", "a machine", "chunked")
 RELATION = ("p1", "p2", "info", "log_retention")
@@ -60,7 +62,7 @@ def test_the_papers_shapes_steps_and_long_contexts_come_from_the_configuration()
             "flash-attention-2": "A" * layers,
         }
     sweep = long_groups(compared.long, paper)
-    assert [group.context for group in sweep] == [8192, 16384, 32768, 65536, 131072]
+    assert [group.context for group in sweep] == [8192, 16384, 32768, 65536, 131072, 262144]
     for group in sweep:
         ((side, model),) = group.sides.values()
         assert (group.micro, group.spec.scale, side.variant) == (1, "30M", "linear")
@@ -188,10 +190,11 @@ def rows_of(*peers: Peer, shape: Shape = SHAPE) -> dict[tuple[str, str], dict]:
     """The rows of the chunked operator and some peers, by peer and measure."""
     whole = linear.benchmark(CPU)
     benchmark = replace(whole, peers=(whole.peers[0], *peers))
-    progress = Progress("test", 3 * (len(benchmark.peers) + 1), "measurements")
+    progress = Progress("test", 2 * (len(benchmark.peers) + 1), "measurements")
     measures = ("forward", "forward+backward")
     case = replace(CASE, shape=shape)
-    rows = measure_operator(benchmark, case, measures, torch.float32, 6, CPU, progress)
+    given = measures, torch.float32, 6, CPU, progress, Quiet()
+    rows = measure_operator(benchmark, case, *given, start=InProcess)
     assert progress.done == progress.total
     return {(row["peer"], row["measure"]): row for row in rows}
 
@@ -267,8 +270,7 @@ def long_row(length: int, seconds: float, peak: int | None) -> dict:
     return case.measured(
         "long",
         "chunked",
-        {"chunked": [seconds] * 6},
-        6,
+        [seconds] * 6,
         tokens_per_second=length / seconds,
         peak_bytes=peak,
     )
@@ -305,11 +307,11 @@ def test_the_table_of_long_contexts_shows_rates_and_the_straightness_of_memory()
 
 
 def test_the_floors_bytes_and_speed_are_told_once_a_shape() -> None:
-    times = {"chunked": [4e-3] * 6, "floor": [1e-3] * 6}
+    ours, floor = [4e-3] * 6, [1e-3] * 6
     rows = [
-        CASE.measured("forward", "chunked", times, 6),
-        CASE.measured("forward", "floor", times, 6, moved_bytes=150_000_000),
-        CASE.measured("forward+backward", "floor", times, 6, moved_bytes=3_000_000_000),
+        CASE.measured("forward", "chunked", ours),
+        CASE.measured("forward", "floor", floor, ours, moved_bytes=150_000_000),
+        CASE.measured("forward+backward", "floor", floor, ours, moved_bytes=3_000_000_000),
         CASE.failed("forward", "floor", Failure("OOM", "full")),
     ]
     told = "forward 150.0 MB at 150 GB/s, forward+backward 3,000.0 MB at 3,000 GB/s"
@@ -360,7 +362,7 @@ def test_bench_linear_on_a_cpu_from_command_to_parquet(
     assert {(row["measure"], row["length"], row["peer"]) for row in rows} == {
         *((passes, length, p) for length in (32, 128) for p in ("chunked", "recurrent", FLOOR)),
         *(("step", 32, p) for p in ("chunked", "tiled", "attention")),
-        *(("long", length, "chunked") for length in (16, 32, 64, 128, 256)),
+        *(("long", length, "chunked") for length in (8, 16, 32, 64, 128)),
     }
     for row in rows:
         assert row["status"] == "PASS" and row["seconds"] > 0
@@ -375,10 +377,11 @@ def test_every_peer_of_linear_relation_runs_and_agrees() -> None:
     whole, shape = linear.benchmark(CUDA), Shape("10M", 2, 4, 500, 48)
     if importlib.util.find_spec("fla") is None:
         pytest.skip("fla-core is not installed")
-    progress = Progress("test", 3 * (len(whole.peers) + 1), "measurements")
+    progress = Progress("test", 2 * (len(whole.peers) + 1), "measurements")
     case = Case("linear", shape, "bf16", "a GPU", whole.subject)
     measures = ("forward", "forward+backward")
-    rows = measure_operator(whole, case, measures, torch.bfloat16, 6, CUDA, progress)
+    given = measures, torch.bfloat16, 6, CUDA, progress, Conditions(CUDA)
+    rows = measure_operator(whole, case, *given)
     names = [*(peer.name for peer in whole.peers), FLOOR]
     assert {(row["peer"], row["status"]) for row in rows} == {(name, "PASS") for name in names}
     for row in rows:

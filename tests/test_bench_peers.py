@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from benchmarks import CASE, CPU, CUDA, SHAPE, campaign
+from benchmarks import CASE, CPU, CUDA, SHAPE, InProcess, Quiet, campaign
 from torch import Tensor
 
 from relation.errors import InputError, RunError
@@ -19,9 +19,10 @@ from relation.schemas import BENCH
 from relation.systems.bench import flash
 from relation.systems.bench.exactness import relative_errors
 from relation.systems.bench.operators import RotatingInputs, measure_operator
-from relation.systems.bench.outcome import Case, Failure, attempt
-from relation.systems.bench.peers import Peer, Shape, micro_batch_shapes
+from relation.systems.bench.outcome import Case
+from relation.systems.bench.peers import Benchmark, Peer, Shape, micro_batch_shapes
 from relation.systems.bench.steps import measure_steps, step_groups
+from relation.systems.processes import failure_of
 from relation.systems.throughput import build_step
 
 
@@ -160,26 +161,24 @@ def test_rows_carry_the_error_of_what_they_measure(small_cache: None) -> None:
     assert errors["definition", "forward"] is errors["definition", "forward+backward"] is None
 
 
-def test_who_runs_out_of_memory_while_warmed_up_is_a_row(small_cache: None) -> None:
+@pytest.mark.parametrize("again", [False, True])
+def test_who_runs_out_of_memory_beside_others_is_measured_alone(
+    small_cache: None, again: bool
+) -> None:
     """Compiling, the check and the peak take three calls, planning the forward the next ones."""
     calls = []
 
     def greedy(*given: Tensor) -> Tensor:
         calls.append(None)
-        if len(calls) == 4:
+        if len(calls) == 4 or (again and len(calls) > 4):
             raise torch.OutOfMemoryError("no more")
         return full_relation(*given)
 
     rows = operator_rows(peer("greedy", greedy), peer("other", full_relation))
-    assert {key: row["status"] for key, row in rows.items()} == {
-        ("tiled", "forward"): "PASS",
-        ("greedy", "forward"): "OOM",
-        ("other", "forward"): "PASS",
-        ("tiled", "forward+backward"): "PASS",
-        ("greedy", "forward+backward"): "PASS",
-        ("other", "forward+backward"): "PASS",
-    }
-    assert rows["greedy", "forward"]["reason"] == "no more"
+    for (name, _), row in rows.items():
+        assert row["status"] == ("OOM" if again and name == "greedy" else "PASS")
+        assert (row["ratio"] is None) == (name == "tiled" or row["status"] == "OOM")
+    assert rows["greedy", "forward"]["reason"] == ("no more" if again else None)
 
 
 def raising(error: Exception) -> Callable:
@@ -193,6 +192,8 @@ def raising(error: Exception) -> Callable:
     "error, status, reason",
     [
         (torch.OutOfMemoryError("tried to allocate\n1 EiB"), "OOM", "tried to allocate"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "OOM", "DefaultCPUAllocator"),
+        (MemoryError(), "OOM", "no message"),
         (InputError("it needs a GPU"), "UNAVAILABLE", "it needs a GPU"),
         (RunError("Y is off"), "WRONG", "Y is off"),
         (ImportError("no module fla"), "FAILED", "ImportError: no module fla"),
@@ -200,21 +201,22 @@ def raising(error: Exception) -> Callable:
     ],
 )
 def test_a_failure_of_a_peer_is_an_outcome(error: Exception, status: str, reason: str) -> None:
-    assert attempt(raising(error), ours=False) == Failure(status, reason)
-    if status == "OOM":
-        assert attempt(raising(error), ours=True) == Failure(status, reason)
+    found = failure_of(error)
+    assert found.status == status and found.reason.startswith(reason)
+    if status in ("OOM", "KILLED"):
+        assert CASE.failed("forward", CASE.subject, found)["status"] == status
     else:
-        with pytest.raises(type(error)):
-            attempt(raising(error), ours=True)
+        with pytest.raises(InputError if status == "UNAVAILABLE" else RunError, match="tiled: "):
+            CASE.failed("forward", CASE.subject, found)
 
 
 def operator_rows(*peers: Peer, repeats: int = 6) -> dict[tuple[str, str], dict]:
     """The rows of the tiled operator and some peers, by peer and measure."""
     whole = flash.benchmark(CPU)
     benchmark = replace(whole, peers=(whole.peers[0], *peers))
-    progress = Progress("test", 3 * len(benchmark.peers), "measurements")
-    measures = ("forward", "forward+backward")
-    rows = measure_operator(benchmark, CASE, measures, torch.float32, repeats, CPU, progress)
+    progress = Progress("test", 2 * len(benchmark.peers), "measurements")
+    given = ("forward", "forward+backward"), torch.float32, repeats, CPU, progress, Quiet()
+    rows = measure_operator(benchmark, CASE, *given, start=InProcess)
     assert progress.done == progress.total
     return {(row["peer"], row["measure"]): row for row in rows}
 
@@ -250,22 +252,23 @@ def test_peers_that_fail_are_rows_and_the_others_go_on(small_cache: None) -> Non
         assert rows["kept", measure]["ratio"] == median
 
 
+def one_forward(benchmark: Benchmark) -> None:
+    given = ("forward",), torch.float32, 1, CPU, Progress("test", 2, "rows"), Quiet()
+    measure_operator(benchmark, CASE, *given, start=InProcess)
+
+
 def test_a_subject_that_computes_something_else_stops_the_run(small_cache: None) -> None:
     whole = flash.benchmark(CPU)
     benchmark = replace(whole, peers=(peer("tiled", without_self),))
-    with pytest.raises(RunError, match=r"^tiled on .* is off its definition by"):
-        measure_operator(
-            benchmark, CASE, ("forward",), torch.float32, 1, CPU, Progress("test", 2, "rows")
-        )
+    with pytest.raises(RunError, match=r"^tiled: tiled on .* is off its definition by"):
+        one_forward(benchmark)
 
 
 def test_a_subject_that_cannot_run_here_stops_the_run(small_cache: None) -> None:
     subject = peer("tiled", full_relation, why_unavailable=lambda device: "no GPU")
     benchmark = replace(flash.benchmark(CPU), peers=(subject,))
     with pytest.raises(InputError, match="tiled cannot run on a machine: no GPU"):
-        measure_operator(
-            benchmark, CASE, ("forward",), torch.float32, 1, CPU, Progress("test", 2, "rows")
-        )
+        one_forward(benchmark)
 
 
 def test_a_model_that_cannot_run_here_is_a_row_of_its_step() -> None:
@@ -278,7 +281,7 @@ def test_a_model_that_cannot_run_here_is_a_row_of_its_step() -> None:
     }
     (group,) = step_groups(steps, tiny)
     progress = Progress("test", 6, "measurements")
-    rows = measure_steps(group, CASE, 2, CPU, progress)
+    rows = measure_steps(group, CASE, 2, CPU, progress, Quiet(), start=InProcess)
     assert [(row["peer"], row["status"]) for row in rows] == [
         ("tiled", "PASS"),
         ("attention", "PASS"),
@@ -293,7 +296,8 @@ def test_a_step_without_warm_up_is_still_checked() -> None:
     tiny = campaign("tiny", scales="10M")
     (group,) = step_groups({"matched": flash.benchmark(CPU).steps["matched"]}, tiny)
     cold = replace(group, spec=replace(group.spec, warmup_updates=0))
-    rows = measure_steps(cold, CASE, 1, CPU, Progress("test", 4, "measurements"))
+    progress = Progress("test", 4, "measurements")
+    rows = measure_steps(cold, CASE, 1, CPU, progress, Quiet(), start=InProcess)
     assert [row["status"] for row in rows] == ["PASS", "PASS"]
 
 

@@ -1,12 +1,15 @@
-"""The command `bench`: operators and training steps beside their peers, in one run."""
+"""The command `bench`: operators and training steps beside their peers, in turns."""
 
 import argparse
 from pathlib import Path
 
+from relation.cli.bench_systems import measure_systems
 from relation.cli.tables import print_table
-from relation.config import load_config, resolve
+from relation.config import Campaign, load_config, resolve
+from relation.errors import InputError
 
 _REPEATS = 50
+_PEERS = ("flash", "linear", "decoder")
 
 
 def add_commands(commands) -> None:
@@ -15,12 +18,16 @@ def add_commands(commands) -> None:
         "bench",
         help="measure an operator and its training step beside their peers",
         description=(
-            "Times the project's kernels and their peers in one process, interleaved, on random "
-            "inputs. Writes Parquet and prints times, ratios and peak memory."
+            "Times the project's kernels and their peers in turns, each in a process of its own. "
+            "Writes Parquet and prints times, ratios and peak memory."
         ),
     )
     parser.set_defaults(call=_bench)
-    parser.add_argument("name", metavar="NAME", help="what to compare: flash, linear or decoder")
+    parser.add_argument(
+        "name",
+        metavar="NAME",
+        help="flash, linear, decoder; systems: what the systems tables show; all: everything",
+    )
     parser.add_argument(
         "--device", choices=("cuda", "cpu"), default="cuda", help="default: cuda; cpu: no kernels"
     )
@@ -35,7 +42,7 @@ def add_commands(commands) -> None:
         metavar="MEASURES",
         help=(
             "comma-separated choice of forward, backward (with its forward), step and, of linear, "
-            "long (steps at ever longer contexts)"
+            "long (steps at ever longer contexts); of systems, of its benchmarks"
         ),
     )
     parser.add_argument("--peers", help="comma-separated choice of what to compare with")
@@ -71,11 +78,39 @@ def _default_output(options: argparse.Namespace) -> Path:
 
 
 def _bench(options: argparse.Namespace) -> None:
+    shapes = options.shapes or ("paper" if options.device == "cuda" else "smoke")
+    campaign = resolve(load_config(options.config), campaign=shapes, scales=options.scales)
+    if options.name not in ("systems", "all"):
+        _compare(options, campaign)
+        return
+    _check_whole(options, campaign)
+    measure_systems(campaign, _names(options.only))
+    if options.name == "all":
+        for name in _PEERS:
+            print()
+            _compare(argparse.Namespace(**{**vars(options), "name": name}), campaign)
+
+
+def _check_whole(options: argparse.Namespace, campaign: Campaign) -> None:
+    """Raise InputError for choices that `systems` and `all` do not have."""
+    given = {"--peers": options.peers, "--output": options.output}
+    if options.name == "all":
+        given["--only"] = options.only
+    chosen = [name for name, value in given.items() if value is not None]
+    chosen += ["--repeats"] * (options.repeats != _REPEATS and options.name == "systems")
+    if chosen:
+        raise InputError(f"bench {options.name} takes no {chosen[0]}; config.yaml sets its rounds")
+    if campaign.device != options.device:
+        raise InputError(
+            f"campaign {campaign.name} runs on {campaign.device}; give --device {campaign.device}"
+        )
+
+
+def _compare(options: argparse.Namespace, campaign: Campaign) -> None:
+    """One benchmark of operators and steps beside their peers."""
     from relation.systems.bench.run import run
     from relation.systems.bench.table import notes, sections
 
-    shapes = options.shapes or ("paper" if options.device == "cuda" else "smoke")
-    campaign = resolve(load_config(options.config), campaign=shapes, scales=options.scales)
     output = _default_output(options) if options.output is None else options.output
     found = run(
         options.name,
@@ -91,6 +126,6 @@ def _bench(options: argparse.Namespace) -> None:
         print(f"\n{section.title}")
         print_table(section.header, section.rows)
     print()
-    for line in notes(found.subject, found.rows, found.gpu_states):
+    for line in notes(found.subject, found.rows, found.conditions):
         print(line)
     print(output)

@@ -4,13 +4,24 @@ from collections.abc import Callable, Mapping
 
 from relation.errors import InputError
 from relation.geometry import ModelConfig, model_values
-from relation.spec import SystemsSpec
+from relation.spec import SystemsSpec, VerificationSpec
 
 
-def _side(model: ModelConfig, variant: str, backends: dict, context: int, batch, position=0):
+def _side(
+    name: str,
+    model: ModelConfig,
+    variant: str,
+    backends: dict,
+    context: int,
+    batch,
+    position: int = 0,
+    traced: bool = False,
+) -> dict:
     return {
+        "side": name,
         "variant": variant,
         "backends": backends,
+        "traced": traced,
         "model": model_values(model),
         "context": context,
         "micro": batch[0],
@@ -39,6 +50,7 @@ def systems_specs(
                 sides=sides,
                 warmup_updates=settings["warmup_updates"],
                 measured_updates=settings["measured_updates"],
+                rounds=settings["rounds"],
                 optimizer={
                     **optimizer,
                     "learning_rate": campaign["scales"][scale]["learning_rate"],
@@ -59,24 +71,31 @@ def systems_specs(
 
     for scale, batch in batches("fixed").items():
         context, full = settings["fixed"]["context"], model(scale, "full")
+        reference = {"full": "reference"}
         sides = [
-            _side(full, "full", {"full": "reference"}, context, batch),
-            _side(full, "full", {"full": flash}, context, batch),
+            _side("reference", full, "full", reference, context, batch),
+            _side("full", full, "full", {"full": flash}, context, batch),
         ]
+        if campaign["compile"]:
+            name = "reference-compiled"
+            sides.append(_side(name, full, "full", reference, context, batch, traced=True))
         add("fixed", scale, sides)
     for scale, batch in batches("matched").items():
         context = campaign["scales"][scale]["context"]
+        mha = model(scale, "mha")
         sides = [
-            _side(model(scale, "mha"), "mha", baseline, context, batch),
-            _side(model(scale, "full"), "full", {"full": flash}, context, batch),
+            _side("mha", mha, "mha", baseline, context, batch),
+            _side("full", model(scale, "full"), "full", {"full": flash}, context, batch),
         ]
+        for peer in settings["matched"]["peers"]:
+            sides.append(_side(f"mha-{peer}", mha, "mha", {"mha": peer}, context, batch))
         add("matched", scale, sides)
     for scale, batch in batches("linear_steady").items():
         context = settings["linear_steady"]["context"]
         add(
             "linear-steady",
             scale,
-            [_side(model(scale, "linear"), "linear", linear, context, batch)],
+            [_side("linear", model(scale, "linear"), "linear", linear, context, batch)],
         )
 
     long, complexity = settings["linear_long"], settings["complexity"]
@@ -85,6 +104,7 @@ def systems_specs(
             raise InputError(f"config: systems.{section}.scale is {scale!r}, not a scale")
     sides = [
         _side(
+            f"T={context}",
             model(long["scale"], "linear"),
             "linear",
             linear,
@@ -104,9 +124,34 @@ def systems_specs(
         ("linear", "linear", linear),
     )
     sides = [
-        {**_side(model(scale, variant), variant, backends, context, (1, 1)), "operator": operator}
+        _side(operator, model(scale, variant), variant, backends, context, (1, 1))
         for operator, variant, backends in operators
         for context in complexity["contexts"]
     ]
-    add("complexity", scale, sides, repeats=complexity["repeats"])
+    add("complexity", scale, sides)
     return tuple(specs)
+
+
+# Heads do not meet in the operator: two are enough, and leave room for T x T matrices in FP64.
+_VERIFIED_HEADS, _VERIFIED_DRAWS = 2, 16
+
+
+def verification_spec(campaign: Mapping, name: str) -> VerificationSpec:
+    """The check of the backend that stands for FlashRelation, at every scale's T and head width."""
+    shapes = [
+        {
+            "scale": scale,
+            "heads": min(_VERIFIED_HEADS, values["heads"]),
+            "length": values["context"],
+            "width": values["d_model"] // values["heads"],
+        }
+        for scale, values in campaign["scales"].items()
+    ]
+    return VerificationSpec(
+        campaign=name,
+        backend=campaign["systems"]["flash"],
+        shapes=shapes,
+        draws=_VERIFIED_DRAWS,
+        precision=campaign["precision"],
+        device=campaign["device"],
+    )

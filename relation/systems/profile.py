@@ -202,7 +202,7 @@ def run(campaign: Campaign, variants: Sequence[str], device_kind: str, output: P
         for spec in campaign.systems
         if spec.benchmark == "matched"
         for side in spec.sides
-        if side["variant"] in variants
+        if side["side"] in variants
     ]
     if not steps:
         raise InputError(

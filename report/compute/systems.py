@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from relation.systems.statistics import ratio, ratio_apart
 from report.compute.configurations import micro_ga
 from report.compute.fit import PowerFit, power_fit
 from report.compute.measured import (
@@ -18,7 +20,6 @@ from report.compute.measured import (
     select,
     worded,
 )
-from report.compute.structure import ratio
 from report.layout import SCALES
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 PAPER_CONTEXTS = ("1024", "2048", "4096", "8192", "16384", "32768", "65536")
 OPERATORS = ("mha", "full-reference", "full-flash", "linear")
+# An exponent is fitted where time is so many times that of the smallest T, to so many contexts.
+GROWN, FEWEST_POINTS = 5, 3
 
 
 def _absent(
@@ -35,28 +38,94 @@ def _absent(
     return absent(records, ("throughput",), scale, (benchmark, *variants))
 
 
+def _failed(rows: pd.DataFrame) -> Measured:
+    """Why a side that was measured has no value."""
+    row, devices = rows.iloc[0], ", ".join(dict.fromkeys(rows["device"]))
+    told = f"{row['reason']}, on {devices}, T = {row['context']:.0f}"
+    sources = tuple(dict.fromkeys(rows["source"])) if "source" in rows else ()
+    if row["status"] == "OOM":
+        return Measured(status="oom", reason=told, sources=sources)
+    return Measured(status="failed", reason=f"{row['status']}: {told}", sources=sources)
+
+
 def _measured(rows: pd.DataFrame, field: str, unit: str, none: Measured) -> Measured:
-    """Mean of a field over the measurements that ran to their end."""
+    """A field of one side's measurement, with how many rounds stand behind it."""
     if rows.empty:
         return none
-    sources = tuple(dict.fromkeys(rows["source"]))
-    devices = ", ".join(dict.fromkeys(rows["device"]))
     passed = rows[rows["status"] == "PASS"]
     if passed.empty:
-        return Measured(
-            status="oom", reason=f"the device ran out of memory: {devices}", sources=sources
-        )
-    values = [float(value) for value in passed[field] if is_number(value)]
-    if not values:
-        return no_counterpart(f"not counted on this device: {devices}")
-    backends = ", ".join(dict.fromkeys(passed["backend"]))
+        return _failed(rows)
+    row = passed.iloc[0]
+    if not is_number(row[field]):
+        return no_counterpart(f"not counted on this device: {row['device']}")
     return Measured(
-        sum(values) / len(values),
+        float(row[field]),
         unit=unit,
-        n=len(values),
-        reason=f"backend {backends} on {devices}",
-        sources=sources,
+        n=len(row["samples"]),
+        reason=f"backend {row['backend']} on {row['device']}",
+        sources=tuple(dict.fromkeys(rows["source"])),
     )
+
+
+def _put_ratio(
+    found: Measurements,
+    row: str,
+    column: str,
+    numerator: pd.DataFrame,
+    denominator: pd.DataFrame,
+    none: Measured,
+) -> None:
+    """The ratio of two sides' rates, round by round where they took turns, with its interval."""
+    terms = [_measured(rows, "tokens_per_second", "x", none) for rows in (numerator, denominator)]
+    for term in terms:
+        if term.value is None:
+            found[row, column, "value"] = term
+            return
+    over, under = numerator.iloc[0], denominator.iloc[0]
+    taken = ratio_apart if over["alone"] or under["alone"] else ratio
+    ratios = taken(list(over["samples"]), list(under["samples"]))
+    for statistic, name in (("value", "ratio"), ("low", "ratio_low"), ("high", "ratio_high")):
+        if ratios[name] is not None:
+            found[row, column, statistic] = Measured(
+                float(ratios[name]),
+                unit="x",
+                n=terms[0].n,
+                reason=terms[0].reason,
+                sources=tuple(dict.fromkeys((*terms[1].sources, *terms[0].sources))),
+            )
+
+
+def _kernel_name(name: str) -> str:
+    """A kernel without its namespaces, template arguments and parameters."""
+    return re.split(r"[<(]", name.removeprefix("void "))[0].split("::")[-1]
+
+
+def _put_setting(found: Measurements, rows: pd.DataFrame) -> None:
+    """What the rows of a table were measured on and under, in the row "setting"."""
+    if rows.empty:
+        return
+
+    def put(column: str, texts: Iterable[object]) -> None:
+        told = "; ".join(dict.fromkeys(str(text) for text in texts if pd.notna(text)))
+        if told:
+            found["setting", column, "value"] = worded(told)
+
+    put("device", rows["device"])
+    put("driver", rows["driver"])
+    clocks = rows["sm_clock_least"].dropna()
+    if len(clocks):
+        put("clock", [f"{clocks.min():.0f} of {rows['sm_clock_limit'].max():.0f} MHz"])
+    where = rows["benchmark"] + " " + rows["scale"] if "benchmark" in rows else rows["scale"]
+    disturbed = rows["disturbed"].notna()
+    put("disturbed", where[disturbed] + ": " + rows["disturbed"][disturbed])
+    if "kernels" in rows:
+        passed = rows[rows["status"] == "PASS"].to_dict("records")
+        ran = {row["side"]: map(_kernel_name, row["kernels"]) for row in passed}
+        names = {side: ", ".join(dict.fromkeys(kernels)) for side, kernels in ran.items()}
+        put("kernels", [f"{side}: {kernels}" for side, kernels in names.items() if kernels])
+        put("tokens", rows["tokens"])
+        alone = rows[rows["alone"].astype(bool)]
+        put("alone", alone["scale"] + " " + alone["side"])
 
 
 def _worded(rows: pd.DataFrame, none: Measured) -> Measured:
@@ -80,35 +149,33 @@ def production(records: CampaignRecords) -> Measurements:
         matched = select(records.throughput, benchmark="matched", scale=scale)
         none = _absent(records, "matched", scale, "mha", "full")
         found[scale, "context", "value"] = _setting(matched, "context", "tokens", none)
-        for variant in ("mha", "full"):
-            rows = select(matched, variant=variant)
-            none = _absent(records, "matched", scale, variant)
+        sides = {side: select(matched, side=side) for side in ("mha", "full")}
+        for side, rows in sides.items():
+            none = _absent(records, "matched", scale, side)
             for column, field, unit in (
                 ("throughput", "tokens_per_second", "tok/s"),
                 ("allocated", "allocated_gib", "GiB"),
                 ("reserved", "reserved_gib", "GiB"),
             ):
-                found[scale, f"{column}.{variant}", "value"] = _measured(rows, field, unit, none)
-            found[scale, f"micro_ga.{variant}", "value"] = _worded(rows, none)
-        found[scale, "ratio", "value"] = ratio(
-            found[scale, "throughput.full", "value"], found[scale, "throughput.mha", "value"]
-        )
+                found[scale, f"{column}.{side}", "value"] = _measured(rows, field, unit, none)
+            found[scale, f"micro_ga.{side}", "value"] = _worded(rows, none)
+        _put_ratio(found, scale, "ratio", sides["full"], sides["mha"], none)
+    _put_setting(found, select(records.throughput, benchmark="matched"))
     return found
 
 
 def efficient(records: CampaignRecords) -> Measurements:
-    """Table 5: the materialised operator against the tiled one, and the matched pair."""
+    """Table 5: the materialised operator against FlashRelation, the matched pair, and peers."""
     found: Measurements = {}
     matched = production(records)
     for scale in SCALES:
-        fixed = select(records.throughput, benchmark="fixed", scale=scale, variant="full")
+        fixed = select(records.throughput, benchmark="fixed", scale=scale)
         none = _absent(records, "fixed", scale, "full")
-        materialised = fixed["backend"] == "reference"
-        reference = _measured(fixed[materialised], "tokens_per_second", "tok/s", none)
-        flash = _measured(fixed[~materialised], "tokens_per_second", "tok/s", none)
-        found[scale, "fixed.reference", "value"] = reference
-        found[scale, "fixed.flash", "value"] = flash
-        found[scale, "fixed.speedup", "value"] = ratio(flash, reference)
+        reference, flash = select(fixed, side="reference"), select(fixed, side="full")
+        for column, rows in (("reference", reference), ("flash", flash)):
+            rate = _measured(rows, "tokens_per_second", "tok/s", none)
+            found[scale, f"fixed.{column}", "value"] = rate
+        _put_ratio(found, scale, "fixed.speedup", flash, reference, none)
         found[scale, "fixed.context", "value"] = _setting(fixed, "context", "tokens", none)
         for column, source in (
             ("context", "context"),
@@ -116,8 +183,38 @@ def efficient(records: CampaignRecords) -> Measurements:
             ("full", "throughput.full"),
             ("ratio", "ratio"),
         ):
-            found[scale, f"matched.{column}", "value"] = matched[scale, source, "value"]
+            for statistic in ("value", "low", "high"):
+                if (scale, source, statistic) in matched:
+                    cell = matched[scale, source, statistic]
+                    found[scale, f"matched.{column}", statistic] = cell
+        _put_peers(found, records, scale, fixed, flash)
+    _put_setting(found, select(records.throughput, benchmark=("fixed", "matched")))
     return found
+
+
+def _put_peers(
+    found: Measurements,
+    records: CampaignRecords,
+    scale: str,
+    fixed: pd.DataFrame,
+    flash: pd.DataFrame,
+) -> None:
+    """What the paper does not compare with: the compiled reference, and other attention."""
+    matched = select(records.throughput, benchmark="matched", scale=scale)
+    others = matched[matched["side"].str.startswith("mha-")].head(1)
+    for column, rows, base, benchmark in (
+        ("compiled", select(fixed, side="reference-compiled"), flash, "fixed"),
+        ("other", others, select(matched, side="full"), "matched"),
+    ):
+        none = no_counterpart("this campaign measures no such side")
+        if base.empty:
+            none = _absent(records, benchmark, scale, "full")
+        rate = _measured(rows, "tokens_per_second", "tok/s", none)
+        found[scale, f"peers.{column}", "value"] = rate
+        _put_ratio(found, scale, f"peers.{column}_ratio", base, rows, none)
+    found[scale, "peers.name", "value"] = (
+        worded(others.iloc[0]["backend"]) if len(others) else found[scale, "peers.other", "value"]
+    )
 
 
 def linear_steady(records: CampaignRecords) -> Measurements:
@@ -130,6 +227,7 @@ def linear_steady(records: CampaignRecords) -> Measurements:
         found[scale, "micro_ga", "value"] = _worded(rows, none)
         found[scale, "steady", "value"] = _measured(rows, "tokens_per_second", "tok/s", none)
         found[scale, "raw", "value"] = _measured(rows, "raw_tokens_per_second", "tok/s", none)
+    _put_setting(found, select(records.throughput, benchmark="linear-steady"))
     return found
 
 
@@ -164,7 +262,24 @@ def linear_long(records: CampaignRecords) -> Measurements:
         )
         found[key, "throughput", "value"] = _measured(here, "tokens_per_second", "tok/s", none)
         found[key, "allocated", "value"] = _measured(here, "allocated_gib", "GiB", none)
+    _put_setting(found, rows)
+    tokens = rows["micro"] * rows["accumulation"] * rows["context"]
+    larger = rows[tokens > tokens.min()]["context"] if len(rows) else []
+    if len(larger):
+        contexts = ", ".join(f"{context:,.0f}" for context in sorted(set(larger)))
+        found["setting", "update", "value"] = worded(f"T = {contexts}")
     return found
+
+
+def grown(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of one operator whose time is at least GROWN times that of its smallest T.
+
+    Below that, what does not depend on T, such as launching kernels, is a part of the time.
+    """
+    passed = rows[rows["seconds"].notna()].sort_values("context")
+    if passed.empty:
+        return passed
+    return passed[passed["seconds"] >= GROWN * passed["seconds"].iloc[0]]
 
 
 def complexity(records: CampaignRecords) -> Measurements:
@@ -172,18 +287,22 @@ def complexity(records: CampaignRecords) -> Measurements:
     found: Measurements = {}
     sequential = no_counterpart("a property of the algorithm; nothing is measured for it")
     for operator in OPERATORS:
-        rows = select(records.complexity, operator=operator)
+        rows = select(records.complexity, operator=operator).sort_values("context")
         none = absent(records, ("complexity",), variants=_names(operator))
-        fits = {
-            "time": _fit(rows, "seconds"),
-            "state": _fit(rows, "decode_state_bytes"),
-        }
-        for quantity, fit in fits.items():
-            _put_fit(found, operator, f"{quantity}_exponent", fit, none, quantity == "time")
-        contexts = sorted(int(context) for context in rows["context"].unique())
-        found[operator, "contexts", "value"] = (
-            worded(f"{contexts[0]} to {contexts[-1]}") if contexts else none
+        timed = grown(rows)
+        few = none if rows.empty else _too_few(rows, timed)
+        time = _fit(timed, "seconds") if timed["context"].nunique() >= FEWEST_POINTS else None
+        _put_fit(found, operator, "time_exponent", time, few, noisy=True)
+        _put_fit(
+            found, operator, "state_exponent", _fit(rows, "decode_state_bytes"), none, noisy=False
         )
+        found[operator, "contexts", "value"] = _range(
+            timed["context"], few if time is None else none
+        )
+        for place in ("first", "last"):
+            found[operator, f"decode_{place}", "value"] = _token(rows, place, none)
+        decoded = rows[rows["decode_seconds"].notna()]
+        found[operator, "decoded", "value"] = _range(decoded["context"], none)
     for row, candidates in (
         ("mha", ("mha",)),
         ("full", ("full-flash", "full-reference")),
@@ -192,7 +311,37 @@ def complexity(records: CampaignRecords) -> Measurements:
         found[row, "sequential", "value"] = sequential
         for column, quantity in (("complexity", "time"), ("state", "state")):
             found[row, column, "value"] = _power(found, candidates, quantity)
+    _put_setting(found, records.complexity)
     return found
+
+
+def _too_few(rows: pd.DataFrame, timed: pd.DataFrame) -> Measured:
+    """Why an operator's exponent is not fitted."""
+    passed = rows[rows["seconds"].notna()]
+    if passed.empty:
+        return _failed(rows)
+    grew = passed["seconds"].iloc[-1] / passed["seconds"].iloc[0]
+    return no_counterpart(
+        f"fitted to {FEWEST_POINTS} contexts at least whose time is {GROWN} times that of the "
+        f"smallest; here {timed['context'].nunique()} are, up to {grew:.1f} times"
+    )
+
+
+def _range(contexts: pd.Series, none: Measured) -> Measured:
+    if contexts.empty:
+        return none
+    return worded(f"{contexts.min():.0f} to {contexts.max():.0f}")
+
+
+def _token(rows: pd.DataFrame, place: str, none: Measured) -> Measured:
+    """The time to decode one token at the first or last T that has one."""
+    decoded = rows[rows["decode_seconds"].notna()]
+    if rows.empty:
+        return none
+    if decoded.empty:
+        return Measured(status="failed", reason=str(rows.iloc[0]["decode_reason"]))
+    row = decoded.iloc[0 if place == "first" else -1]
+    return Measured(float(row["decode_seconds"]), unit="ms", n=1, sources=(row["source"],))
 
 
 def _names(operator: str) -> tuple[str, ...]:

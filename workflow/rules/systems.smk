@@ -10,7 +10,7 @@ rule measure:
     # A benchmark takes every core of a CPU or every GPU, so that nothing is trained beside it.
     threads: workflow.cores if CAMPAIGN.systems_alone and not ON_GPU else 1
     resources:
-        gpu=int(ON_GPU) and (GPUS if CAMPAIGN.systems_alone else 1),
+        gpu=int(ON_GPU) and (GPUS if CAMPAIGN.systems_alone and not ON_CLUSTER else 1),
     params:
         config=STARTED_WITH,
         spec=lambda w: CAMPAIGN.benchmark(w.benchmark, w.scale).job_hash,

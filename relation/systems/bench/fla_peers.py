@@ -8,6 +8,7 @@ import importlib.util
 import math
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -22,16 +23,17 @@ _ATTENTION = ("read", "write", "info", "log_retention")
 _CHECKED_BY_RECURRENCE = 1024
 
 
-def output_of(call: Callable[..., tuple[Tensor, Tensor]]) -> Operator:
+@dataclass(frozen=True)
+class OutputOf:
     """A form of Linear Relation without the final state that it returns besides y."""
 
-    def output(p1: Tensor, p2: Tensor, info: Tensor, log_retention: Tensor) -> Tensor:
-        return call(p1, p2, info, log_retention)[0]
+    call: Callable[..., tuple[Tensor, Tensor]]
 
-    return output
+    def __call__(self, p1: Tensor, p2: Tensor, info: Tensor, log_retention: Tensor) -> Tensor:
+        return self.call(p1, p2, info, log_retention)[0]
 
 
-chunked_output = output_of(chunked_linear_relation)
+chunked_output = OutputOf(chunked_linear_relation)
 
 
 def coordinates(p1: Tensor, p2: Tensor, tau: float = 2.0) -> tuple[Tensor, Tensor]:

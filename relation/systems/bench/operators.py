@@ -4,8 +4,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -14,9 +13,12 @@ from relation.errors import InputError
 from relation.progress import Progress
 from relation.systems.bench.autotuning import brief_autotuning
 from relation.systems.bench.exactness import check
-from relation.systems.bench.outcome import Case, Failure, attempt, attempt_in_rounds
+from relation.systems.bench.outcome import Case
 from relation.systems.bench.peers import Benchmark, Inputs, Peer, Shape
-from relation.systems.bench.timing import Stopwatch, cache_bytes
+from relation.systems.bench.timing import Plan, Stopwatch, cache_bytes
+from relation.systems.conditions import Conditions
+from relation.systems.processes import UNAVAILABLE, Failure, Worker
+from relation.systems.rounds import Start, measure_together
 
 FORWARD, FORWARD_BACKWARD = "forward", "forward+backward"
 FLOOR = "floor"
@@ -25,7 +27,7 @@ FLOOR = "floor"
 class RotatingInputs:
     """Copies of a shape's random inputs, so that a call never finds its own in the cache.
 
-    There is one copy more than fills the device's last cache.
+    There is one copy more than fills the device's last cache, of `cache` bytes where that is given.
     """
 
     def __init__(
@@ -34,42 +36,17 @@ class RotatingInputs:
         shape: Shape,
         dtype: torch.dtype,
         device: torch.device,
+        cache: int | None = None,
     ):
         generator = torch.Generator(device).manual_seed(0)
         self.copies = [draw(shape, dtype, device, generator)]
         held = sum(tensor.nbytes for tensor in self.copies[0].values())
-        for _ in range(math.ceil(cache_bytes(device) / held)):
+        for _ in range(math.ceil((cache or cache_bytes(device)) / held)):
             self.copies.append(draw(shape, dtype, device, generator))
         self._next = itertools.cycle(self.copies)
 
     def next(self) -> Inputs:
         return next(self._next)
-
-
-@dataclass(frozen=True)
-class PreparedPeer:
-    """A peer ready to be timed: its calls by measure, and what it needs beyond its inputs.
-
-    errors: as `relative_errors` gives them, None for the definition itself and the floor.
-    moved_bytes: what the floor reads and writes, by measure.
-    """
-
-    calls: dict[str, Callable[[], object]]
-    peak_bytes: int | None = None
-    errors: dict[str, float] | None = None
-    moved_bytes: dict[str, int] = field(default_factory=dict)
-
-    def found(self, measure: str) -> dict:
-        """The columns that a measure has beside its times."""
-        backward = measure == FORWARD_BACKWARD
-        error = None
-        if self.errors is not None:
-            error = max(self.errors.values()) if backward else self.errors["Y"]
-        return {
-            "relative_error": error,
-            "peak_bytes": self.peak_bytes if backward else None,
-            "moved_bytes": self.moved_bytes.get(measure),
-        }
 
 
 def _peak_bytes(call: Callable[[], None], device: torch.device) -> int | None:
@@ -84,29 +61,74 @@ def _peak_bytes(call: Callable[[], None], device: torch.device) -> int | None:
     return torch.cuda.max_memory_allocated(device) - before
 
 
-def _prepare(
-    peer: Peer, shape: Shape, inputs: RotatingInputs, device: torch.device
-) -> PreparedPeer:
-    """Compile a peer and check what it computes. Raises RunError where that is something else."""
-    call = peer.build(shape, device)
+@dataclass(frozen=True)
+class PeerJob:
+    """One peer on one shape, to be checked and timed in a process of its own.
 
-    def forward() -> Tensor:
-        values = inputs.next()
-        return call(*(values[name] for name in peer.takes))
+    cache: bytes of the device's last cache, which its inputs overflow.
+    """
 
-    def forward_backward() -> None:
-        values = inputs.next()
-        y = call(*(values[name] for name in peer.takes))
-        wanted = [values[name] for name in peer.takes if name not in peer.frozen]
-        torch.autograd.grad(y, wanted, values["dy"])
+    peer: Peer
+    draw: Callable[..., Inputs]
+    shape: Shape
+    dtype: torch.dtype
+    device: torch.device
+    cache: int
 
-    with brief_autotuning() if peer.autotuned else nullcontext():
-        forward_backward()  # compiles what is compiled
-    first = inputs.copies[0]
-    itself = call is peer.definition and first["dy"].dtype == torch.float32
-    errors = None if itself else check(peer, call, first, shape)
-    calls = {FORWARD: forward, FORWARD_BACKWARD: forward_backward}
-    return PreparedPeer(calls, _peak_bytes(forward_backward, device), errors)
+    def __call__(self) -> "PeerMeasurement":
+        return PeerMeasurement(self)
+
+
+class PeerMeasurement:
+    """A peer's forward, and its forward and backward.
+
+    The forward is training's: it keeps what a backward needs.
+    """
+
+    def __init__(self, job: PeerJob):
+        self.job = job
+        if job.device.type == "cuda":
+            torch.cuda.set_device(job.device)
+        self.stopwatch = Stopwatch(job.device)
+        self.inputs = RotatingInputs(job.draw, job.shape, job.dtype, job.device, job.cache)
+        self.plans: dict[str, Plan] = {}
+        self.calls: dict[str, Callable[[], object]] = {}
+
+    def prepare(self) -> dict:
+        """Compile the peer and check what it computes: its errors by name and its peak bytes.
+
+        Raises RunError where that is something else than its definition.
+        """
+        peer, shape, device = self.job.peer, self.job.shape, self.job.device
+        call = peer.build(shape, device)
+
+        def forward() -> Tensor:
+            values = self.inputs.next()
+            return call(*(values[name] for name in peer.takes))
+
+        def forward_backward() -> None:
+            values = self.inputs.next()
+            y = call(*(values[name] for name in peer.takes))
+            wanted = [values[name] for name in peer.takes if name not in peer.frozen]
+            torch.autograd.grad(y, wanted, values["dy"])
+
+        with brief_autotuning() if peer.autotuned else nullcontext():
+            forward_backward()  # compiles what is compiled
+        first = self.inputs.copies[0]
+        itself = call == peer.definition and first["dy"].dtype == torch.float32
+        errors = None if itself else check(peer, call, first, shape)
+        self.calls = {FORWARD: forward, FORWARD_BACKWARD: forward_backward}
+        return {"errors": errors, "peak_bytes": _peak_bytes(forward_backward, device)}
+
+    def seconds(self, measure: str) -> float:
+        """Seconds of one call."""
+        call = self.calls[measure]
+        if measure not in self.plans:
+            self.plans[measure] = self.stopwatch.plan(call)
+        return self.stopwatch.seconds(call, self.plans[measure])
+
+    def proof(self) -> dict:
+        return {}
 
 
 def floor_bytes(peer: Peer, inputs: Inputs) -> dict[str, int]:
@@ -120,28 +142,51 @@ def floor_bytes(peer: Peer, inputs: Inputs) -> dict[str, int]:
     return {FORWARD: forward, FORWARD_BACKWARD: 2 * forward + wanted}
 
 
-def _prepare_floor(peer: Peer, inputs: Inputs, device: torch.device) -> PreparedPeer:
+@dataclass(frozen=True)
+class FloorJob(PeerJob):
+    """Copies of the bytes that a peer must read and write."""
+
+    def __call__(self) -> "FloorMeasurement":
+        return FloorMeasurement(self)
+
+
+class FloorMeasurement(PeerMeasurement):
     """Copies on the device that move the bytes of `floor_bytes`: half are read, half written.
 
     A smaller copy goes through buffers of the largest's size, so that none finds its own in a
     cache that holds less.
     """
-    moved = floor_bytes(peer, inputs)
-    size = max(moved.values()) // 2
-    source = torch.randint(256, (size,), dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
 
-    def copier(length: int) -> Callable[[], object]:
-        starts = itertools.cycle(range(0, size - length + 1, length))
+    def prepare(self) -> dict:
+        moved = floor_bytes(self.job.peer, self.inputs.copies[0])
+        size = max(moved.values()) // 2
+        source = torch.randint(256, (size,), dtype=torch.uint8, device=self.job.device)
+        target = torch.empty_like(source)
 
-        def copy() -> None:
-            start = next(starts)
-            target[start : start + length].copy_(source[start : start + length])
+        def copier(length: int) -> Callable[[], object]:
+            starts = itertools.cycle(range(0, size - length + 1, length))
 
-        return copy
+            def copy() -> None:
+                start = next(starts)
+                target[start : start + length].copy_(source[start : start + length])
 
-    calls = {measure: copier(count // 2) for measure, count in moved.items()}
-    return PreparedPeer(calls, moved_bytes=moved)
+            return copy
+
+        self.calls = {measure: copier(count // 2) for measure, count in moved.items()}
+        return {"moved_bytes": moved}
+
+
+def _columns(facts: Mapping, measure: str) -> dict:
+    """The columns that a measure has beside its times."""
+    backward, errors = measure == FORWARD_BACKWARD, facts.get("errors")
+    error = None
+    if errors is not None:
+        error = max(errors.values()) if backward else errors["Y"]
+    return {
+        "relative_error": error,
+        "peak_bytes": facts.get("peak_bytes") if backward else None,
+        "moved_bytes": facts.get("moved_bytes", {}).get(measure),
+    }
 
 
 def measure_operator(
@@ -152,66 +197,41 @@ def measure_operator(
     repeats: int,
     device: torch.device,
     progress: Progress,
+    conditions: Conditions,
+    start: Start = Worker,
 ) -> list[dict]:
     """One row a peer and measure ("forward", "forward+backward") on the case's shape.
 
-    The forward is training's: it keeps what a backward needs. The floor, where the benchmark has
-    one, is a row like a peer's. `progress` advances by one for each of them prepared and for each
-    row. Raises InputError where the device cannot run the subject,
-    RunError where its Y or a gradient is another function's.
+    The floor, where the benchmark has one, is a row like a peer's. `progress` advances by two for
+    each of them. Raises InputError where the device cannot run the subject, RunError where its Y
+    or a gradient is another function's.
     """
     shape, label = case.shape, f"{case.shape.scale} {case.shape.dimensions}"
-    stopwatch = Stopwatch(device)
-    inputs = RotatingInputs(benchmark.draw, shape, dtype, device)
-    prepared: dict[str, PreparedPeer | Failure] = {}
+    given = benchmark.draw, shape, dtype, device, cache_bytes(device)
+    jobs: dict[str, PeerJob] = {}
+    missing: dict[str, Failure] = {}
     for peer in benchmark.peers:
-        progress.advance(0, f"{label} {peer.name}: compile and check")
-        ours = peer.name == benchmark.subject
         reason = peer.why_not_timed(shape, device)
-        if reason and ours:
+        if reason and peer.name == benchmark.subject:
             raise InputError(f"{peer.name} cannot run on {case.device}: {reason}")
         if reason:
-            prepared[peer.name] = Failure("UNAVAILABLE", reason)
+            missing[peer.name] = Failure(UNAVAILABLE, reason)
+            progress.advance(2, f"{label} {peer.name}")
         else:
-            prepared[peer.name] = attempt(partial(_prepare, peer, shape, inputs, device), ours)
-        progress.advance(1, f"{label} {peer.name}")
+            jobs[peer.name] = PeerJob(peer, *given)
     if benchmark.floor:
         subject = next(peer for peer in benchmark.peers if peer.name == benchmark.subject)
-        work = partial(_prepare_floor, subject, inputs.copies[0], device)
-        prepared[FLOOR] = attempt(work, ours=True)
-        progress.advance(1, f"{label} {FLOOR}")
+        jobs[FLOOR] = FloorJob(subject, *given)
 
-    rows = []
-    for measure in measures:
-        rows += _timed(prepared, case, measure, repeats, stopwatch)
-        progress.advance(len(prepared), f"{label} {measure}")
-    return rows
+    def advance(name: str, done: int) -> None:
+        progress.advance(done, f"{label} {name}")
 
-
-def _timed(
-    prepared: Mapping[str, PreparedPeer | Failure],
-    case: Case,
-    measure: str,
-    repeats: int,
-    stopwatch: Stopwatch,
-) -> list[dict]:
-    """One measure's row of each peer, those that are ready timed in rounds."""
-    failures, sides = {}, {}
-    for name, peer in prepared.items():
-        if isinstance(peer, Failure):
-            failures[name] = peer
-            continue
-        call = peer.calls[measure]
-        plan = attempt(partial(stopwatch.plan, call), ours=name == case.subject)
-        if isinstance(plan, Failure):
-            failures[name] = plan
-        else:
-            sides[name] = partial(stopwatch.seconds, call, plan)
-    times, failed = attempt_in_rounds(sides, repeats, case.subject)
-    failures |= failed
+    outcomes = measure_together(jobs, measures, repeats, conditions, advance, start=start)
+    names = [*(peer.name for peer in benchmark.peers), *([FLOOR] if benchmark.floor else [])]
     return [
-        case.failed(measure, name, failures[name])
-        if name in failures
-        else case.measured(measure, name, times, repeats, **peer.found(measure))
-        for name, peer in prepared.items()
+        case.failed(measure, name, missing[name])
+        if name in missing
+        else case.row_of(measure, name, outcomes, **_columns(outcomes[name].facts, measure))
+        for measure in measures
+        for name in names
     ]

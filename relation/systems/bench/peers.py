@@ -35,7 +35,7 @@ def _runs_anywhere(device: torch.device) -> str | None:
 
 @dataclass(frozen=True)
 class Peer:
-    """One implementation of an operator.
+    """One implementation of an operator, measured in a process to which it travels by pickle.
 
     `build(shape, device)` gives the function to time. It takes the inputs that `takes` names, in
     that order, and returns Y; a gradient is taken for each but the `frozen`. `definition` takes
@@ -61,16 +61,27 @@ class Peer:
         return self.why_unavailable(device)
 
 
+@dataclass(frozen=True)
+class _OfBackend:
+    """Builds one of this project's backends; unlike a closure, it can travel to a process."""
+
+    operator: str
+    backend: str
+
+    def __call__(self, shape: Shape, device: torch.device) -> Operator:
+        return get_backend(self.operator, self.backend).call
+
+    def why_unavailable(self, device: torch.device) -> str | None:
+        return get_backend(self.operator, self.backend).why_unavailable(device)
+
+
 def backend_peer(
     name: str, operator: str, backend: str, takes: tuple[str, ...], definition: Operator
 ) -> Peer:
-    """A peer that is one of this project's backends."""
-    found = get_backend(operator, backend)
-
-    def build(shape: Shape, device: torch.device) -> Operator:
-        return found.call
-
-    return Peer(name, takes, build, definition, why_unavailable=found.why_unavailable)
+    """A peer that is one of this project's backends. Raises InputError for an unknown one."""
+    get_backend(operator, backend)
+    build = _OfBackend(operator, backend)
+    return Peer(name, takes, build, definition, why_unavailable=build.why_unavailable)
 
 
 @dataclass(frozen=True)

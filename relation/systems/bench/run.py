@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from relation.config import Campaign
-from relation.devices import claim, describe
+from relation.devices import describe
 from relation.errors import InputError
 from relation.origin import origin
 from relation.parquet import write_parquet
@@ -17,12 +17,12 @@ from relation.progress import Progress
 from relation.schemas import BENCH
 from relation.spec import canonical_hash
 from relation.systems.bench import decoder, flash, linear
-from relation.systems.bench.machine import gpu_state, libraries
 from relation.systems.bench.operators import FORWARD, FORWARD_BACKWARD, measure_operator
 from relation.systems.bench.outcome import Case
 from relation.systems.bench.peers import Benchmark, Shape
 from relation.systems.bench.steps import LONG, STEP, long_groups, measure_steps, step_groups
-from relation.systems.throughput import release
+from relation.systems.conditions import Conditions, libraries
+from relation.systems.measure import reserved
 
 BENCHMARKS: dict[str, Callable[[torch.device], Benchmark]] = {
     "flash": flash.benchmark,
@@ -36,12 +36,15 @@ _REPEATS_A_STEP_ROUND = 5
 
 @dataclass(frozen=True)
 class Comparison:
-    """The rows of one run with what a reader needs beside them."""
+    """The rows of one run with what a reader needs beside them.
+
+    conditions: of each part, as `Conditions.columns` gives them, with its name as "moment".
+    """
 
     title: str
     subject: str
     rows: list[dict]
-    gpu_states: list[dict]
+    conditions: list[dict]
 
 
 def _choose(what: str, wanted: Sequence[str] | None, known: Iterable[str]) -> list[str]:
@@ -111,7 +114,7 @@ def run(
             f"bench {name} measures on a CUDA GPU and PyTorch sees none here; "
             "--device cpu compares plain PyTorch at small shapes"
         )
-    with claim(device_kind) as device:
+    with reserved(device_kind) as device:
         return _measure(name, benchmark, campaign, device, output, only, repeats)
 
 
@@ -139,14 +142,10 @@ def _measure(
     )
     found = Comparison(f"{benchmark.title}: {device_name}, {precision}", benchmark.subject, [], [])
 
-    def observe(moment: str) -> None:
-        state = gpu_state(device, moment)
-        if state is not None:
-            found.gpu_states.append(state)
+    watched = Conditions(device)
 
     def record(rows: list[dict], moment: str) -> None:
-        release(device)
-        observe(moment)
+        found.conditions.append({"moment": moment, **watched.columns()})
         found.rows.extend(rows)
         written = origin(
             campaign.name,
@@ -156,26 +155,27 @@ def _measure(
             benchmark=name,
             repeats=repeats,
             libraries=libraries(device),
-            gpu_states=found.gpu_states,
+            conditions=found.conditions,
         )
         write_parquet(output, BENCH, found.rows, written)
 
-    units = len(shapes) * (len(benchmark.peers) + benchmark.floor) * (1 + len(on_operator))
+    units = 2 * len(shapes) * (len(benchmark.peers) + benchmark.floor)
     units += sum(2 * len(group.sides) for _, group in groups)
     if not units:
         raise InputError(
             f"nothing to compare: no training step of {benchmark.subject} has one of the chosen "
             "peers and scales; choose others"
         )
-    observe("start")
     dtype = _DTYPES[precision]
     with Progress(f"bench {name}", units, "measurements") as progress:
         for shape in shapes:
             rows = measure_operator(
-                benchmark, case(shape), on_operator, dtype, repeats, device, progress
+                benchmark, case(shape), on_operator, dtype, repeats, device, progress, watched
             )
             record(rows, f"{shape.scale} operator")
         for measure, group in groups:
-            rows = measure_steps(group, case(group.shape), step_rounds, device, progress, measure)
+            rows = measure_steps(
+                group, case(group.shape), step_rounds, device, progress, watched, measure
+            )
             record(rows, f"{group.spec.scale} {measure} T={group.context}")
     return found

@@ -157,8 +157,8 @@ def _failure_lines(rows: Sequence[Mapping]) -> list[str]:
     return lines
 
 
-def notes(subject: str, rows: Sequence[Mapping], gpu_states: Sequence[Mapping]) -> list[str]:
-    """Lines below the tables: how to read them, why a side is missing, what the GPU said."""
+def notes(subject: str, rows: Sequence[Mapping], conditions: Sequence[Mapping]) -> list[str]:
+    """Lines below the tables: how to read them, why a side is missing, what disturbed."""
     lines = [
         f"ratio: a row's time over that of {subject}, round by round, with a 95% interval of the "
         f"median; above 1, {subject} is faster"
@@ -170,17 +170,11 @@ def notes(subject: str, rows: Sequence[Mapping], gpu_states: Sequence[Mapping]) 
         )
     lines += _floor_lines(rows) + _memory_lines(rows)
     lines += _failure_lines(rows)
-    for state in gpu_states:
-        if "error" in state:
-            lines.append(f"clocks unknown: {state['error']}")
-            break
-        if state["compute_processes"]:
-            lines.append(
-                f"compute processes reported at {state['moment']}: "
-                f"{', '.join(state['compute_processes'])} (in a container one may be this run)"
-            )
-    clocks = [state["clocks.sm"] for state in gpu_states if "error" not in state]
+    for state in conditions:
+        if state["disturbed"]:
+            lines.append(f"{state['moment']}: {state['disturbed']}")
+    clocks = [f"{s['sm_clock']:.0f}" for s in conditions if s["sm_clock"] is not None]
     if clocks:
-        limit = gpu_states[-1].get("clocks.max.sm", "unknown")
-        lines.append(f"SM clock after each part: {', '.join(clocks)} MHz (at most {limit})")
+        limit = f"{conditions[-1]['sm_clock_limit']:.0f}"
+        lines.append(f"SM clock of each part: {', '.join(clocks)} MHz (at most {limit})")
     return lines

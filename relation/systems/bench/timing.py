@@ -1,10 +1,9 @@
-"""Timing calls side by side, and what the times of one run say: medians and intervals."""
+"""Timing single calls, and asking several sides in turns."""
 
 import math
 import random
-import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +16,6 @@ WARM_CALLS = 3
 WARM_ROUNDS = 2
 _SHORTEST_SECONDS = 2e-4
 _CPU_CACHE_BYTES = 32 * 2**20
-_CONFIDENCE = 0.95
 
 
 def cache_bytes(device: torch.device) -> int:
@@ -94,17 +92,17 @@ class Stopwatch:
 
 
 def interleave(
-    sides: Mapping[str, Callable[[], float | None]], rounds: int
+    sides: Mapping[str, Callable[[], float | None]], rounds: int, warm_rounds: int = WARM_ROUNDS
 ) -> dict[str, list[float]]:
     """What every side returns in each of `rounds` rounds, by name.
 
     A round asks each side once, in an order drawn anew, so that a drift of the clocks meets all
-    alike; two rounds before them do not count. A side that runs out of memory or returns None is
+    alike; `warm_rounds` before them do not count. A side that runs out of memory or returns None is
     asked no more, and its list is shorter than `rounds`.
     """
     order, drawn = list(sides), random.Random(0)
     found: dict[str, list[float]] = {name: [] for name in sides}
-    for number in range(WARM_ROUNDS + rounds):
+    for number in range(warm_rounds + rounds):
         drawn.shuffle(order)
         for name in list(order):
             try:
@@ -113,42 +111,6 @@ def interleave(
                 value = None
             if value is None:
                 order.remove(name)
-            elif number >= WARM_ROUNDS:
+            elif number >= warm_rounds:
                 found[name].append(value)
     return found
-
-
-def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """A 95% interval of the median of what the values were drawn from, whatever it is.
-
-    Two order statistics, their ranks from the binomial distribution of the values on either side.
-    None for fewer than six values, which allow no such interval.
-    """
-    n, tail = len(values), (1 - _CONFIDENCE) / 2
-    below, rank = 0.0, 0
-    while below + math.comb(n, rank) / 2**n <= tail:
-        below += math.comb(n, rank) / 2**n
-        rank += 1
-    if rank == 0:
-        return None
-    ordered = sorted(values)
-    return ordered[rank - 1], ordered[n - rank]
-
-
-def summary(seconds: Sequence[float]) -> dict:
-    """Median and quartiles, as the columns of a record hold them; one value stands for all."""
-    if len(seconds) < 2:
-        low = median = high = seconds[0]
-    else:
-        low, median, high = statistics.quantiles(seconds, n=4, method="inclusive")
-    return {"seconds": median, "seconds_low": low, "seconds_high": high}
-
-
-def ratio(peer: Sequence[float], subject: Sequence[float]) -> dict:
-    """The peer's seconds over the subject's, round by round: median and 95% interval, as columns.
-
-    Raises ValueError for series of unequal length.
-    """
-    ratios = [a / b for a, b in zip(peer, subject, strict=True)]
-    low, high = median_interval(ratios) or (None, None)
-    return {"ratio": statistics.median(ratios), "ratio_low": low, "ratio_high": high}

@@ -10,7 +10,7 @@ import triton
 from kernels.flash_relation.launches import PASSES, Launch, Launches, load_launches
 from relation.systems.bench.peers import Shape
 from relation.systems.bench.table import Section
-from relation.systems.bench.timing import ratio
+from relation.systems.statistics import ratio
 from relation.systems.tuning.search import Found, Ranking
 
 _SHOWN = 5

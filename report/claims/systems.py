@@ -1,0 +1,203 @@
+"""Claims on speed, memory and exactness: 12 to 16 and 18 (sections 4, 5, G, H)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from report.claims.context import Context
+from report.claims.evidence import Evidence, Printed, at_least_as_good, printed
+from report.compute import systems as compute
+from report.compute.measured import Measured, Measurements, select
+from report.compute.structure import ratio
+from report.layout import SCALES
+
+# Fixed costs at small T and caches that overflow at large T bend a fitted power of T by so much.
+POWER_OF_TIME = 0.15
+# Bytes are counted, not timed: a fitted power is off by no more than rounding.
+POWER_OF_BYTES = 0.01
+# A wider interval holds two powers of T at once and tells them not apart.
+WIDEST_INTERVAL = 1.0
+
+
+def _on_a_gpu(context: Context, found: Evidence) -> Evidence:
+    """The evidence, undecided where it was not measured on a CUDA GPU."""
+    if found.ours is None:
+        return found
+    lacking = context.setting(found.sources).lacks("cuda")
+    return found if lacking is None else replace(found, direction=None, size=None, note=lacking)
+
+
+def _held_to_the_worst(
+    context: Context,
+    quantity: str,
+    theirs: dict[str, Printed],
+    ours: Callable[[str], Measured],
+    more: bool,
+    direction: Callable[[float], bool] | None,
+    ends: Callable[[str], tuple[float | None, float | None]] | None = None,
+) -> Iterator[Evidence]:
+    worst = (min if more else max)(theirs.values(), key=lambda found: found.value)
+    for scale, paper in theirs.items():
+        found = at_least_as_good(
+            scale, quantity, paper, worst, ours(scale), more=more, direction=direction
+        )
+        low, high = ends(scale) if ends else (None, None)
+        yield _on_a_gpu(context, replace(found, low=low, high=high))
+
+
+def _interval(table: Measurements, row: str, column: str) -> tuple[float | None, float | None]:
+    """The 95% interval beside a value of a table, where the table has one."""
+    found = (table.get((row, column, end)) for end in ("low", "high"))
+    low, high = (None if end is None else end.value for end in found)
+    return low, high
+
+
+def speedup(context: Context) -> Iterator[Evidence]:
+    """Claim 12."""
+    column = "fixed.speedup"
+    return _held_to_the_worst(
+        context,
+        "training throughput, FlashRelation / materialised",
+        {scale: printed("efficient-relation", scale, column) for scale in SCALES},
+        lambda scale: context.table(compute.efficient)[scale, column, "value"],
+        True,
+        lambda value: value > 1,
+        lambda scale: _interval(context.table(compute.efficient), scale, column),
+    )
+
+
+def beside_attention(context: Context) -> Iterator[Evidence]:
+    """Claim 13; the paper's is below 1 itself, so that no sign is asked for."""
+    column = "matched.ratio"
+    return _held_to_the_worst(
+        context,
+        "training throughput, FlashRelation / FlashAttention",
+        {scale: printed("efficient-relation", scale, column) for scale in SCALES},
+        lambda scale: context.table(compute.efficient)[scale, column, "value"],
+        True,
+        None,
+        lambda scale: _interval(context.table(compute.efficient), scale, column),
+    )
+
+
+def memory(context: Context) -> Iterator[Evidence]:
+    """Claim 14."""
+
+    def theirs(scale: str) -> Printed:
+        return Printed.over(
+            *(printed("app-prod-fr-fa", scale, f"allocated.{v}") for v in ("full", "mha"))
+        )
+
+    def ours(scale: str) -> Measured:
+        return ratio(
+            *(
+                context.table(compute.production)[scale, f"allocated.{v}", "value"]
+                for v in ("full", "mha")
+            )
+        )
+
+    return _held_to_the_worst(
+        context,
+        "allocated memory, FlashRelation / FlashAttention",
+        {scale: theirs(scale) for scale in SCALES},
+        ours,
+        False,
+        lambda value: value <= 1,
+    )
+
+
+def exactness(context: Context) -> Iterator[Evidence]:
+    """Claim 15: errors off the definition over what its own precision allows, at every scale."""
+    rows = select(context.records.verification, check="exactness")
+    if rows.empty:
+        yield Evidence("all", "error / allowed", "1", note=_no_record(context), essential=True)
+    for (scale, operator, precision), found in rows.groupby(
+        ["scale", "operator", "precision"], sort=False
+    ):
+        # An error that is no number is beyond any bound.
+        shares = (found["error"] / found["allowed"]).fillna(math.inf)
+        largest = found.loc[shares.idxmax()]
+        lengths = " and ".join(str(length) for length in sorted(set(found["length"])))
+        yield Evidence(
+            str(scale),
+            "largest error / allowed",
+            "1",
+            ours=float(shares.max()),
+            n=len(found),
+            direction=bool((found["error"] <= found["allowed"]).all()),
+            asks_size=False,
+            essential=True,
+            note=f"backend {operator} in {precision} at T = {lengths}: {largest['measure']} error "
+            f"of {largest['name']} is the nearest to its bound",
+            sources=tuple(dict.fromkeys(found["source"])),
+        )
+
+
+def identities(context: Context) -> Iterator[Evidence]:
+    """Claim 18: the largest error of each identity, of the definition and of the backend."""
+    rows = select(context.records.verification, check="identity")
+    if rows.empty:
+        yield Evidence("all", "largest error", "1", note=_no_record(context), essential=True)
+    for row in rows.to_dict("records"):
+        yield Evidence(
+            row["name"],
+            f"largest error, {row['operator']} in {row['precision']}",
+            "1",
+            paper=0.0,
+            ours=row["error"],
+            n=1,
+            direction=bool(row["error"] <= row["allowed"]),
+            asks_size=False,
+            essential=True,
+            note=f"allowed: {row['allowed']:.2g}",
+            sources=(row["source"],),
+        )
+
+
+def _no_record(context: Context) -> str:
+    missing = select(context.records.missing, kind="verification")["reason"]
+    return "; ".join(missing) or "this campaign holds no verification"
+
+
+def complexity(context: Context) -> Iterator[Evidence]:
+    """Claim 16: fitted powers of T of Linear Relation's time, and of both decode states."""
+    found = context.table(compute.complexity)
+
+    full = next(
+        (r for r in ("full-flash", "full-reference") if _power(context, r, "state") is not None),
+        "full-flash",
+    )
+    for row, quantity, paper, tolerance, label, holds in (
+        ("linear", "time", 1.0, POWER_OF_TIME, "Linear: time", lambda e: e < 1.5),
+        ("linear", "state", 0.0, POWER_OF_BYTES, "Linear: decode state", lambda e: e < 0.5),
+        (full, "state", 1.0, POWER_OF_BYTES, "Full: decode state", lambda e: e > 0.5),
+    ):
+        cell = found[row, f"{quantity}_exponent", "value"]
+        low, high = _interval(found, row, f"{quantity}_exponent")
+        size = None
+        if cell.value is not None:
+            known = low is not None and high is not None and high - low <= WIDEST_INTERVAL
+            inside = known and low <= paper <= high
+            size = inside or abs(cell.value - paper) <= tolerance
+        yield Evidence(
+            label,
+            "fitted power of T",
+            "1",
+            paper=paper,
+            ours=cell.value,
+            low=low,
+            high=high,
+            n=cell.n,
+            direction=None if cell.value is None else holds(cell.value),
+            size=size,
+            essential=True,
+            note=cell.reason,
+            sources=cell.sources
+            or tuple(dict.fromkeys(select(context.records.complexity, operator=row)["source"])),
+        )
+
+
+def _power(context: Context, row: str, quantity: str) -> float | None:
+    return context.table(compute.complexity)[row, f"{quantity}_exponent", "value"].value
