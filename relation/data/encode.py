@@ -3,7 +3,8 @@
 import json
 import os
 import sys
-from itertools import chain, count, islice
+from collections.abc import Iterator
+from itertools import chain, count
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,21 @@ from relation.progress import Progress
 from relation.spec import DataSpec
 
 _DOCUMENTS_AT_A_TIME = 256
+_CHARACTERS_AT_A_TIME = 1 << 24
 _BATCHES_BETWEEN_JOURNALS = 16
+
+
+def _batch(documents: Iterator[str]) -> tuple[list[str], bool]:
+    """The next documents that memory takes at once, and whether there are no more."""
+    texts: list[str] = []
+    characters = 0
+    while len(texts) < _DOCUMENTS_AT_A_TIME and characters < _CHARACTERS_AT_A_TIME:
+        text = next(documents, None)
+        if text is None:
+            return texts, True
+        texts.append(text)
+        characters += len(text)
+    return texts, False
 
 
 class SplitEncoder:
@@ -43,8 +58,8 @@ class SplitEncoder:
 
     def _resume(self) -> None:
         """Take up a killed encoding, or start anew where its file is not all the journal says."""
-        if self._journal.exists():
-            state = json.loads(self._journal.read_text(encoding="utf-8"))
+        state = self._read_journal()
+        if state is not None:
             size = state["tokens"] * TOKEN_TYPE.itemsize
             if self.path.exists() and self.path.stat().st_size >= size:
                 os.truncate(self.path, size)
@@ -58,6 +73,25 @@ class SplitEncoder:
                 return
         self._journal.unlink(missing_ok=True)
         self.path.unlink(missing_ok=True)
+
+    def _read_journal(self) -> dict | None:
+        """The journal, or None where there is none or it is damaged."""
+        if not self._journal.exists():
+            return None
+        try:
+            state = json.loads(self._journal.read_bytes())
+            whole = state.keys() == {*self.counts, "cursors"} and all(
+                isinstance(state[name], type(empty)) for name, empty in self.counts.items()
+            )
+            whole &= len(state["cursors"]) == len(self.streams)
+        except (ValueError, AttributeError, TypeError, RecursionError):
+            whole = False
+        if not whole:
+            print(
+                f"warning: {self._journal} is damaged; {self.split} is encoded from its start",
+                file=sys.stderr,
+            )
+        return state if whole else None
 
     def encode(self) -> dict:
         """Encode until the streams end or the limit is reached.
@@ -79,8 +113,7 @@ class SplitEncoder:
                     break
                 # The stream that is behind goes next, so that shares are equal by tokens.
                 turn = min(waiting, key=lambda i: counts["stream_tokens"][i])
-                texts = list(islice(iterators[turn], _DOCUMENTS_AT_A_TIME))
-                counts["exhausted"][turn] = len(texts) < _DOCUMENTS_AT_A_TIME
+                texts, counts["exhausted"][turn] = _batch(iterators[turn])
                 written = self._write(file, texts, room)
                 counts["stream_tokens"][turn] += written
                 if self.limit:
@@ -103,7 +136,7 @@ class SplitEncoder:
         ids = np.fromiter(
             chain.from_iterable(chain(e.ids, (end,)) for e in encoded[:kept]), dtype=TOKEN_TYPE
         )[:room]
-        ids.tofile(file)
+        file.write(ids.tobytes())
         self.counts["tokens"] += len(ids)
         self.counts["documents"] += kept
         self.counts["characters"] += sum(len(part) for part in parts[:kept])

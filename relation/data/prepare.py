@@ -20,6 +20,7 @@ from relation.data.tokenizer import load_tokenizer, train_tokenizer
 from relation.data.tokens import TOKEN_TYPE, token_file
 from relation.errors import InputError
 from relation.files import sha256_of, write_text
+from relation.locks import held
 from relation.origin import origin
 from relation.parquet import write_parquet
 from relation.schemas import DATA
@@ -72,12 +73,18 @@ def prepare(spec: DataSpec, folder: Path, work: Path, campaign: str) -> None:
     """Prepare a corpus into `folder`, keeping partial work in `work` until it is complete.
 
     Raises InputError for a missing or empty corpus, one smaller than a window, or one that cannot
-    fill the vocabulary.
+    fill the vocabulary; RunError where another process prepares it or a download breaks off.
     """
+    with held(work.with_name(f"{work.name}.lock"), spec.name):
+        _prepare(spec, folder, work, campaign)
+
+
+def _prepare(spec: DataSpec, folder: Path, work: Path, campaign: str) -> None:
     fingerprint = corpus_fingerprint(spec.path)
     key = {"config": spec.config_hash, "corpus": fingerprint, "code": code_hash("data")}
     stamp = work / "key.json"
-    if not stamp.exists() or json.loads(stamp.read_text(encoding="utf-8")) != key:
+    # A stamp that cannot be read is another's.
+    if not stamp.exists() or stamp.read_bytes() != json.dumps(key).encode():
         shutil.rmtree(work, ignore_errors=True)
         write_text(stamp, json.dumps(key))
 

@@ -8,20 +8,23 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator
 from functools import cache
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from relation.errors import InputError
+from relation.errors import InputError, RunError
 from relation.files import sha256_of
 
 END_OF_TEXT = "<|endoftext|>"
 SPLITS = ("train", "validation")
 _SUFFIXES = (".txt", ".jsonl", ".parquet")
 _ROWS_AT_A_TIME = 256
+_LONGEST_DOCUMENT = 1 << 24  # characters; encoding one takes some 50 bytes of memory for each
+_LARGEST_COLUMN = 1 << 32  # bytes of a row group's texts, uncompressed
 
 
 class Stream(Protocol):
@@ -106,28 +109,54 @@ def corpus_fingerprint(path: str | None) -> str | None:
 def _read_text(path: Path) -> Iterator[str]:
     """Documents of a .txt file: the whole, or what lies between lines of end-of-text."""
     lines: list[str] = []
-    with path.open(encoding="utf-8") as file:
-        for line in file:
-            if line.strip() == END_OF_TEXT:
-                yield "".join(lines)
-                lines = []
-            else:
-                lines.append(line)
+    characters = 0
+    for number, line in _lines(path):
+        if line.strip() == END_OF_TEXT:
+            yield "".join(lines)
+            lines, characters = [], 0
+            continue
+        lines.append(line)
+        characters += len(line)
+        if characters > _LONGEST_DOCUMENT:
+            raise InputError(
+                f"{path} line {number}: the document is longer than {_LONGEST_DOCUMENT:,} "
+                f"characters; put lines of {END_OF_TEXT} between documents"
+            )
     yield "".join(lines)
 
 
-def _read_jsonl(path: Path) -> Iterator[str]:
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """A text file's lines with their numbers. Raises InputError for one beyond all bounds."""
     with path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                text = json.loads(line)["text"]
-            except (json.JSONDecodeError, KeyError, TypeError):
-                text = None
-            if not isinstance(text, str):
-                raise InputError(f'{path} line {number} is no JSON object with a string "text"')
-            yield text
+        for number in count(1):
+            # Not the file's own iterator, which would read a line of any size into memory.
+            line = file.readline(_LONGEST_DOCUMENT + 1)
+            if not line:
+                return
+            if len(line) > _LONGEST_DOCUMENT:
+                raise InputError(
+                    f"{path} line {number} is longer than {_LONGEST_DOCUMENT:,} characters; "
+                    "break it"
+                )
+            yield number, line
+
+
+def _read_jsonl(path: Path) -> Iterator[str]:
+    for number, line in _lines(path):
+        if not line.strip():
+            continue
+        try:
+            text = json.loads(line)["text"]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            text = None
+        if not isinstance(text, str):
+            raise InputError(f'{path} line {number} is no JSON object with a string "text"')
+        if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+            raise InputError(
+                f"{path} line {number} has half of a surrogate pair, which is no character; mend "
+                "its escapes"
+            )
+        yield text
 
 
 def _read_parquet(path: Path) -> Iterator[str]:
@@ -139,11 +168,34 @@ def _read_parquet(path: Path) -> Iterator[str]:
         kind = file.schema_arrow.field("text").type
         if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
             raise InputError(f"{path} has a column `text` of {kind}; it must hold strings")
+        _check_column(path, file)
+        # As a dictionary, so that a text that is repeated lies in memory once.
+        file = pq.ParquetFile(path, read_dictionary=["text"])
         for batch in file.iter_batches(_ROWS_AT_A_TIME, columns=["text"]):
-            yield from (text for text in batch.column(0).to_pylist() if text is not None)
-    except (pa.ArrowInvalid, OSError) as error:
-        detail = str(error).splitlines()[0]
+            column = batch.column(0)
+            longest = pc.max(pc.utf8_length(column.dictionary)).as_py()
+            if longest is not None and longest > _LONGEST_DOCUMENT:
+                raise InputError(
+                    f"{path} has a text longer than {_LONGEST_DOCUMENT:,} characters; split it"
+                )
+            yield from (text.as_py() for text in column if text.is_valid)
+    except (pa.ArrowException, OSError, MemoryError) as error:
+        detail = (str(error).splitlines() or [type(error).__name__])[0]
         raise InputError(f"{path} is not readable Parquet ({detail}); replace it") from None
+
+
+def _check_column(path: Path, file: pq.ParquetFile) -> None:
+    """Refuse a column that a small file unfolds to more than memory takes."""
+    metadata = file.metadata
+    # Of the leaves: a column before it may have several.
+    index = next(i for i in range(metadata.num_columns) if file.schema.column(i).path == "text")
+    for group in range(metadata.num_row_groups):
+        size = metadata.row_group(group).column(index).total_uncompressed_size
+        if size > _LARGEST_COLUMN:
+            raise InputError(
+                f"{path} holds {size / 2**30:.0f} GiB of text in one row group; write it with "
+                "smaller row groups"
+            )
 
 
 def _read_file(path: Path) -> Iterator[str]:
@@ -174,7 +226,7 @@ class HubStream:
     def __init__(self, stream: dict, split: str, modulus: int | None):
         import datasets
 
-        self._column = stream.get("column", "text")
+        self._path, self._column = stream["path"], stream.get("column", "text")
         self._split, self._modulus = split, modulus
         source_split = split if modulus is None else "train"
         try:
@@ -193,7 +245,7 @@ class HubStream:
             ) from None
 
     def __iter__(self) -> Iterator[str]:
-        for row in self._data:
+        for row in self._rows():
             text = row.get(self._column)
             if not isinstance(text, str):
                 raise InputError(f"a row of the data set has no string column {self._column!r}")
@@ -201,6 +253,22 @@ class HubStream:
                 is_held_out(text, self._modulus) == (self._split == "validation")
             ):
                 yield text
+
+    def _rows(self) -> Iterator[dict]:
+        """The data set's rows. Raises RunError where the hub or the way to it fails."""
+        rows = iter(self._data)
+        while True:
+            try:
+                row = next(rows, None)
+            except Exception as error:  # what the transports of `datasets` raise has no base
+                first = (str(error).splitlines() or [""])[0]
+                raise RunError(
+                    f"the download of {self._path} broke off ({type(error).__name__}: {first}); "
+                    "run the same command again to go on where it was"
+                ) from error
+            if row is None:
+                return
+            yield row
 
     def cursor(self) -> Any:
         return self._data.state_dict()

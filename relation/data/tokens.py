@@ -6,8 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
+from relation.data.sources import SPLITS
 from relation.errors import InputError
 from relation.files import sha256_of
+from relation.parquet import read_parquet
+from relation.schemas import DATA
 
 TOKEN_TYPE = np.dtype("<u2")
 
@@ -15,6 +18,15 @@ TOKEN_TYPE = np.dtype("<u2")
 def token_file(folder: Path, split: str) -> Path:
     """Where a split's tokens lie in a prepared folder."""
     return folder / f"{split}.bin"
+
+
+def data_rows(data: Path) -> dict[str, dict]:
+    """The record of a prepared corpus by split. Raises InputError where one is missing."""
+    path = data / "data.parquet"
+    rows = {row["split"]: row for row in read_parquet(path, DATA).to_pylist()}
+    if rows.keys() != set(SPLITS):
+        raise InputError(f"{path} lacks a split; delete it and run snakemake again")
+    return rows
 
 
 def _token_count(path: Path) -> int:
@@ -26,9 +38,21 @@ def _token_count(path: Path) -> int:
 
 
 def open_tokens(path: Path) -> np.ndarray:
-    """The token ids of a file, (N,) unsigned 16-bit, memory-mapped."""
+    """The token ids of a file, (N,) unsigned 16-bit, memory-mapped.
+
+    Raises InputError where it is missing, or not the file that data.parquet beside it records.
+    """
     _token_count(path)
+    record = path.with_name("data.parquet")
+    if record.exists():
+        rows = read_parquet(record, DATA).to_pylist()
+        _check_content(path, next((r["sha256"] for r in rows if r["split"] == path.stem), None))
     return np.memmap(path, TOKEN_TYPE, mode="r")
+
+
+def _check_content(path: Path, sha256: str | None) -> None:
+    if sha256_of(path) != sha256:
+        raise InputError(f"{path} is not the file that data.parquet records; prepare it again")
 
 
 class TokenFile:
@@ -79,6 +103,5 @@ def open_prepared(folder: Path, split: str, sha256: str) -> TokenFile:
     """
     path = token_file(folder, split)
     tokens = TokenFile(path)
-    if sha256_of(path) != sha256:
-        raise InputError(f"{path} is not the file that data.parquet records; prepare it again")
+    _check_content(path, sha256)
     return tokens

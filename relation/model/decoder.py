@@ -110,18 +110,24 @@ class Decoder(nn.Module):
     def flows(self, tokens: Tensor) -> Iterator[Tensor]:
         """Yield each layer's normalised flow (B, H, T, T), FP32, one layer at a time.
 
-        Appendix B.5: reconstructed from Q and K for MHA, the actual F for Full Relation. Raises
-        InputError for a model with Linear layers, which form no token-to-token flow.
+        Appendix B.5: reconstructed from Q and K for MHA, the actual F for Full Relation. What a
+        layer passes on is transported by that very flow, whatever backend executes the model.
+        Raises InputError for a model with Linear layers, which form no token-to-token flow.
         """
-        x = self.embedding(tokens)
-        rope = self.rope_tables(tokens.shape[1], tokens.device)
         for index, block in enumerate(self.blocks):
             if isinstance(block.mixer, LinearRelationMixer):
                 raise InputError(
                     f"layer {index} is Linear Relation, which has no T x T flow to diagnose"
                 )
-            yield block.mixer.flow(block.mixer_norm(x), rope)
-            x = block(x, rope)
+        x = self.embedding(tokens)
+        rope = self.rope_tables(tokens.shape[1], tokens.device)
+        for block in self.blocks:
+            normed = block.mixer_norm(x)
+            flow = block.mixer.flow(normed, rope)
+            yield flow
+            x = x + block.mixer.transport(normed, flow)
+            x = x + block.ffn(block.ffn_norm(x))
+            del flow
 
     def parameter_count(self) -> int:
         """Number of trained scalars, the tied matrix counted once."""

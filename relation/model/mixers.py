@@ -71,6 +71,10 @@ class AttentionMixer(Mixer):
         """Normalised flow (B, H, T, T), FP32."""
         return causal_flow(*self.coordinates(x, rope))
 
+    def transport(self, x: Tensor, flow: Tensor) -> Tensor:
+        """The mixer's output by the definition, from the flow of the same x."""
+        return self.output(flow @ self.split(self.wi(x)))
+
 
 class InformationMixer(Mixer):
     """What Full and Linear Relation share: the information state and its Givens mixing."""
@@ -123,6 +127,11 @@ class FullRelationMixer(InformationMixer):
     def flow(self, x: Tensor, rope: RopeTables) -> Tensor:
         """The layer's actual F (B, H, T, T), FP32."""
         return full_flow(*self.coordinates(x, rope), self.lam, self.tau)
+
+    def transport(self, x: Tensor, flow: Tensor) -> Tensor:
+        """The mixer's output by the definition, from the flow of the same x."""
+        carried = flow if self.transport_self else flow.tril(-1)
+        return self.output(carried @ self.information(x))
 
 
 class LinearRelationMixer(InformationMixer):

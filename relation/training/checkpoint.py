@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,8 +15,9 @@ from safetensors.torch import load_file, save_file
 
 from relation.errors import InputError, RunError
 from relation.files import atomic_path, sha256_of
-from relation.geometry import model_config
+from relation.geometry import ModelConfig, model_config
 from relation.model import Decoder, Execution
+from relation.parquet import read_origin
 
 
 def _write(tensors: Mapping[str, torch.Tensor], path: Path, metadata: dict[str, str]) -> None:
@@ -42,24 +43,61 @@ def load_model(path: Path, device: torch.device, execution: Execution | None = N
         with safe_open(path, framework="pt") as file:
             values = json.loads(file.metadata()["model"])
             values.pop("details", None)
+            config = model_config(values)
+            _check_tensors(file, config)
         tensors = load_file(path)
-        model = Decoder(model_config(values), execution)
+        model = Decoder(config, execution)
     except FileNotFoundError:
         raise InputError(f"{path} is missing; run snakemake to train it") from None
     except OSError as error:
         raise InputError(
             f"{path} cannot be read ({error}); give the model.safetensors of a run"
         ) from None
-    except (SafetensorError, KeyError, TypeError, ValueError, AttributeError) as error:
+    except (
+        SafetensorError,
+        AttributeError,
+        KeyError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ) as error:
         raise InputError(
             f"{path} is no complete checkpoint ({error}); delete it and run snakemake again"
         ) from None
-    try:
-        model.load_state_dict(tensors)
-    except RuntimeError as error:
-        detail = str(error).splitlines()[0]
-        raise InputError(f"{path} does not fit its own configuration ({detail})") from None
+    _check_recorded(path)
+    model.load_state_dict(tensors)
     return model.to(device)
+
+
+def _check_tensors(file, config: ModelConfig) -> None:
+    """Raise ValueError unless the file holds the parameters of that very model, in FP32.
+
+    Before any of it is built, so that a header cannot ask for more memory than the file is large.
+    """
+    names = set(file.keys())
+    if config.layers > len(names):
+        raise ValueError(f"{len(names)} tensors for {config.layers} layers")
+    with torch.device("meta"):
+        expected = {name: list(p.shape) for name, p in Decoder(config).named_parameters()}
+    if odd := sorted(expected.keys() ^ names):
+        raise ValueError(f"it and its configuration differ in {odd[0]}")
+    for name, shape in expected.items():
+        part = file.get_slice(name)
+        if part.get_shape() != shape or part.get_dtype() != "F32":
+            found = f"{part.get_dtype()} of shape {part.get_shape()}"
+            raise ValueError(f"{name} is {found}, its configuration says F32 of {shape}")
+
+
+def _check_recorded(path: Path) -> None:
+    """Raise InputError where a run's record stands beside its checkpoint and tells of another."""
+    record = path.with_name("record.parquet")
+    if not record.exists():
+        return
+    recorded = read_origin(record).get("checkpoint_sha256")
+    if recorded is not None and recorded != sha256_of(path):
+        raise InputError(
+            f"{path} is not the file that {record.name} tells of; delete it and run snakemake again"
+        )
 
 
 @dataclass
@@ -68,7 +106,8 @@ class Progressed:
 
     `update` is the data cursor: the windows of the next update follow from it, and `order_hash`
     vouches for those read. No generator's state is kept, as training draws nothing at random once
-    the weights are initialised. `processes` lists how many trained it, in order of change.
+    the weights are initialised. `processes` lists how many trained it, in order of change;
+    `probes` holds the rows of the probe so far, `probed_by` what it says of itself.
     """
 
     update: int
@@ -77,6 +116,8 @@ class Progressed:
     seconds: float
     log: dict[str, list]
     processes: list[int]
+    probes: list[dict] = field(default_factory=list)
+    probed_by: dict = field(default_factory=dict)
 
 
 def _states(folder: Path) -> list[Path]:

@@ -13,16 +13,18 @@ from typing import NamedTuple
 
 import torch
 
-from relation.data.tokens import open_prepared
+from relation.data.tokens import data_rows, open_prepared
 from relation.data.windows import OrderHash, TrainingWindows, UpdatePlan, plan_updates
 from relation.devices import describe, deterministic_algorithms, to_device
 from relation.errors import RunError, StoppedError
+from relation.files import sha256_of
+from relation.locks import held
 from relation.model import Decoder, Execution
 from relation.model.decoder import shared_weights_hash
 from relation.origin import origin
-from relation.parquet import read_origin, read_parquet, write_parquet
+from relation.parquet import read_origin, write_parquet
 from relation.progress import Progress
-from relation.schemas import DATA, LOG, RUN
+from relation.schemas import LOG, PROBES, RUN
 from relation.spec import RunSpec
 from relation.training.checkpoint import (
     Progressed,
@@ -36,20 +38,17 @@ from relation.training.checkpoint import (
 )
 from relation.training.evaluate import validation_nll
 from relation.training.folder import LOCK, resume_key
-from relation.training.guards import asked_to_stop, check_writable, held, writing
+from relation.training.guards import asked_to_stop, check_writable, writing
 from relation.training.optimizer import build_optimizer
 from relation.training.parallel import SummedGradients, World
+from relation.training.probes import PeakMemory, Probe, begin, is_due
 from relation.training.readings import Reading, Readings
 from relation.training.schedule import wsd
 from relation.training.step import UpdateStep
 from relation.training.watch import Watch
 
 RECORD, LOG_FILE, CHECKPOINT = "record.parquet", "log.parquet", "model.safetensors"
-
-
-def data_rows(data: Path) -> dict[str, dict]:
-    """The record of a prepared corpus by split."""
-    return {row["split"]: row for row in read_parquet(data / "data.parquet", DATA).to_pylist()}
+PROBES_FILE = "probes.parquet"
 
 
 class _Started(NamedTuple):
@@ -72,9 +71,10 @@ class _Run:
         device: torch.device,
         world: World,
         writer: StateWriter,
+        probe: Probe | None,
     ):
         self.spec, self.resume, self.device, self.world = spec, resume, device, world
-        self.writer = writer
+        self.writer, self.probe, self.peak_memory = writer, probe, PeakMemory(device)
         rows = data_rows(data)
         self.data_origin = read_origin(data / "data.parquet")
         self.unigram_entropy = rows["validation"]["unigram_entropy"]
@@ -84,6 +84,7 @@ class _Run:
         self.plans = plan_updates(
             spec.budget_tokens, spec.tokens_per_update, spec.context, spec.last_update
         )
+        self.planned_tokens = sum(plan.tokens for plan in self.plans)
 
         execution = Execution(**spec.backends, compiled=spec.compile)
         execution.check(spec.model_config(), device)
@@ -114,6 +115,8 @@ class _Run:
         self.progressed = self._resumed() or Progressed(
             0, "", init_hash, 0.0, {n: [] for n in LOG.names}, []
         )
+        if probe is not None and world.leads:
+            begin(probe, self.progressed, spec.name)
         self.order = OrderHash(
             rows["train"]["sha256"], spec.context, self.progressed.order_hash or None
         )
@@ -225,6 +228,23 @@ class _Run:
         self.readings.restart()
         self.saved, self.saved_update = time.monotonic(), self.progressed.update
 
+    def _look(self, before: int, tokens: int) -> None:
+        """Let the probe see the model after `tokens` tokens, if it is due since `before`.
+
+        What that takes is neither in the updates' times nor in the run's peak memory.
+        """
+        if self.probe is None or not self.world.leads:
+            return
+        if not is_due(self.probe, before, tokens, self.planned_tokens):
+            return
+        for reading in self.readings.drain():
+            self._finish(reading)
+        with self.peak_memory.left_out():
+            rows = self.probe.look(self.model)
+        taken = {"update": self.progressed.update, "tokens": tokens}
+        self.progressed.probes += [{**taken, **row} for row in rows]
+        self.readings.restart()
+
     def _written(self) -> None:
         with writing(self.spec.name, self.resume, self.kept):
             self.writer.wait()
@@ -240,12 +260,15 @@ class _Run:
         """All updates that are left, saving resume state by time, by tokens and when stopped."""
         spec, done = self.spec, self.progressed.update
         consumed = sum(plan.tokens for plan in self.plans[:done])
-        budget = sum(plan.tokens for plan in self.plans)
         self.saved, self.saved_update = time.monotonic(), done
         self.readings.restart()
-        with asked_to_stop() as self.asked, self._progress(budget, consumed) as self.progress:
+        with asked_to_stop() as self.asked, self._progress(consumed) as self.progress:
+            if done == 0:
+                self._look(-1, 0)
             for plan in self.plans[done:]:
                 self._start(plan)
+                before = plan.index * spec.tokens_per_update
+                self._look(before, before + plan.tokens)
                 if self.world.size == 1 and self.asked():
                     self.stop_after = plan.index + 1
                 if plan.index + 1 == self.stop_after:
@@ -265,10 +288,10 @@ class _Run:
             self._written()
         self.world.check_same(self.model)
 
-    def _progress(self, budget: int, consumed: int):
+    def _progress(self, consumed: int):
         if not self.world.leads:
             return nullcontext()
-        return Progress(self.spec.name, budget, "tokens", consumed)
+        return Progress(self.spec.name, self.planned_tokens, "tokens", consumed)
 
     def record(self) -> dict:
         """The run's row: evaluates the final checkpoint on the whole validation split."""
@@ -294,12 +317,15 @@ class _Run:
             "init_hash": progressed.init_hash,
             "seconds": progressed.seconds,
             "tokens_per_second": trained / progressed.seconds,
-            "peak_memory_gib": torch.cuda.max_memory_allocated() / 2**30 if on_gpu else None,
+            "peak_memory_gib": self.peak_memory.bytes() / 2**30 if on_gpu else None,
         }
 
     def write(self, output: Path) -> None:
         """Evaluate, and write record.parquet, log.parquet and model.safetensors."""
-        spec, row = self.spec, self.record()
+        spec, progressed, row = self.spec, self.progressed, self.record()
+        with writing(spec.name, output, self.kept):
+            save_model(self.model, output / CHECKPOINT, {"config_hash": spec.config_hash})
+            checkpoint_sha256 = sha256_of(output / CHECKPOINT)
         written = origin(
             spec.campaign,
             spec.config_hash,
@@ -310,12 +336,17 @@ class _Run:
             spec=spec.identity(),
             backends=spec.backends,
             deterministic=spec.deterministic,
-            processes=self.progressed.processes,
+            processes=progressed.processes,
             data_origin=self.data_origin,
+            checkpoint_sha256=checkpoint_sha256,
         )
         with writing(spec.name, output, self.kept):
-            save_model(self.model, output / CHECKPOINT, {"config_hash": spec.config_hash})
-            write_parquet(output / LOG_FILE, LOG, self.progressed.log, written)
+            write_parquet(output / LOG_FILE, LOG, progressed.log, written)
+            if self.probe is not None:
+                key = {"scale": spec.scale, "variant": spec.variant, "seed": spec.seed}
+                rows = [{**key, **found} for found in self.progressed.probes]
+                about = {**written, **self.progressed.probed_by}
+                write_parquet(output / PROBES_FILE, PROBES, rows, about)
             write_parquet(output / RECORD, RUN, [row], written)
             shutil.rmtree(self.resume)
 
@@ -330,12 +361,18 @@ def _name_of(path: Path | None) -> str | None:
 
 
 def train(
-    spec: RunSpec, data: Path, output: Path, resume_root: Path, events: Path | None = None
+    spec: RunSpec,
+    data: Path,
+    output: Path,
+    resume_root: Path,
+    events: Path | None = None,
+    probe: Probe | None = None,
 ) -> None:
     """Train one run and write record.parquet, log.parquet and model.safetensors into `output`.
 
     data: a prepared corpus; resume_root: where resume states of killed runs lie; events: the folder
-    of TensorBoard's curves, where they are wanted. On a CPU, and on a GPU where the run is
+    of TensorBoard's curves, where they are wanted; probe: what looks at the model meanwhile, whose
+    rows probes.parquet there takes. On a CPU, and on a GPU where the run is
     deterministic, the result is the same to the last bit however often the run was stopped, if the
     number of processes stays the same. Raises RunError for a non-finite loss, a stop signal or
     files that cannot be written, InputError for unusable inputs.
@@ -353,7 +390,7 @@ def train(
                 sweep(resume)
         device = stack.enter_context(world.device(spec.device))
         writer = stack.enter_context(StateWriter(resume, aside=_writes_aside(device)))
-        run = _Run(spec, data, resume, device, world, writer)
+        run = _Run(spec, data, resume, device, world, writer, probe)
         if world.leads:
             run.watch = stack.enter_context(Watch(resume, spec, run.progressed.log, events))
         run.train()

@@ -6,11 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from relation.errors import InputError, RunError
-
-_SECONDS_OF_A_LOOK = 0.2
 
 
 @contextmanager
@@ -24,23 +20,6 @@ def asked_to_stop() -> Iterator[Callable[[], bool]]:
     finally:
         for number, handler in zip(handled, before, strict=True):
             signal.signal(number, handler)
-
-
-@contextmanager
-def held(path: Path, name: str) -> Iterator[None]:
-    """Hold a run's lock, so that two processes never train it at once."""
-    lock = FileLock(path)
-    try:
-        # Who looks whether it is held takes it for a moment.
-        lock.acquire(timeout=_SECONDS_OF_A_LOOK, poll_interval=0.01)
-    except Timeout:
-        raise RunError(
-            f"{name} is already running in another process; let that one end or stop it"
-        ) from None
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 @contextmanager
@@ -70,4 +49,4 @@ def check_writable(folder: Path) -> None:
     if not there.is_dir():
         raise InputError(f"{there} is no folder and {folder} is to be written; move it away")
     if not os.access(there, os.W_OK | os.X_OK):
-        raise InputError(f"{there} gives no permission to write {folder}; change its permissions")
+        raise InputError(f"{there} gives no permission to write {folder}; change its mode or mount")

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from statistics import fmean
 from typing import TYPE_CHECKING
 
+import pandas as pd
+
+from relation.records.structure import by_checkpoint, by_layer
 from report.compute.measured import Measured, Measurements, absent, no_counterpart, select
 from report.layout import SCALES
 
@@ -24,22 +28,18 @@ SPECTRUM = {
     "top_energy": "top_singular_energy",
 }
 PAIR = ("mha", "full")
-_CHECKPOINT = ["scale", "variant", "seed", "metric"]
 
 
 class FlowMeans:
     """Flow metrics by checkpoint and layer.
 
-    The order is the paper's: heads and sequences at a layer, layers of a checkpoint, seeds.
+    The order is the paper's: heads and sequences count-weighted at a layer, layers count-weighted
+    at a checkpoint, then mean and sample standard deviation over seeds.
     """
 
     def __init__(self, records: CampaignRecords) -> None:
         self._records = records
-        self._layers = (
-            records.flow.groupby([*_CHECKPOINT, "layer"], observed=True)["value"]
-            .mean()
-            .reset_index()
-        )
+        self._layers = by_layer(records.flow)
         self._sources = records.flow[["scale", "variant", "source"]].drop_duplicates()
 
     def depth(self, scale: str) -> int | None:
@@ -47,34 +47,51 @@ class FlowMeans:
         models = select(self._records.models, scale=scale, variant=PAIR)
         return int(models["layers"].max()) if len(models) else None
 
-    def at_layer(self, scale: str, variant: str, metric: str, layer: int) -> Measured:
-        """A metric at one layer, mean over seeds."""
-        return self._mean(scale, variant, metric, layer, layer)
-
-    def from_layer(self, scale: str, variant: str, metric: str, first: int = 0) -> Measured:
-        """A metric over all layers from ``first`` on, mean over layers, then over seeds."""
-        return self._mean(scale, variant, metric, first, None)
-
-    def _mean(
-        self, scale: str, variant: str, metric: str, first: int, last: int | None
+    def at_layer(
+        self, scale: str, variant: str, metric: str, layer: int, spread: bool = False
     ) -> Measured:
-        depth = self.depth(scale)
-        if depth is not None and first >= depth:
-            return no_counterpart(f"this campaign's {scale} has {depth} layers")
+        """A metric at one layer, mean over seeds, or their sample standard deviation."""
+        return self._over_seeds(scale, variant, metric, layer, layer, spread)
+
+    def from_layer(
+        self, scale: str, variant: str, metric: str, first: int = 0, spread: bool = False
+    ) -> Measured:
+        """A metric over all layers from ``first`` on, mean over seeds, or their deviation."""
+        return self._over_seeds(scale, variant, metric, first, None, spread)
+
+    def by_seed(
+        self, scale: str, variant: str, metric: str, first: int = 0, last: int | None = None
+    ) -> pd.Series:
+        """A metric of each checkpoint over its layers first .. last, by seed; none may be there."""
         rows = select(self._layers, scale=scale, variant=variant, metric=metric)
         rows = rows[rows["layer"] >= first]
         if last is not None:
             rows = rows[rows["layer"] <= last]
-        if rows.empty:
+        return by_checkpoint(rows).set_index("seed")["value"]
+
+    def _over_seeds(
+        self, scale: str, variant: str, metric: str, first: int, last: int | None, spread: bool
+    ) -> Measured:
+        depth = self.depth(scale)
+        if depth is not None and first >= depth:
+            return no_counterpart(f"this campaign's {scale} has {depth} layers")
+        checkpoints = self.by_seed(scale, variant, metric, first, last)
+        if checkpoints.empty:
             return absent(self._records, ("flow", "run"), scale, (variant,))
-        checkpoints = rows.groupby("seed")["value"].mean()
+        if spread and len(checkpoints) < 2:
+            return no_counterpart("one seed has no standard deviation")
         left_out = [str(s) for s in self._records.page["seeds"] if s not in checkpoints.index]
         return Measured(
-            float(checkpoints.mean()),
+            float(checkpoints.std(ddof=1) if spread else checkpoints.mean()),
             unit=_unit(metric),
             n=len(checkpoints),
             reason=f"seeds without a value: {', '.join(left_out)}" if left_out else "",
             sources=tuple(select(self._sources, scale=scale, variant=variant)["source"]),
+            rows=f"metric = {metric}, {layers_worded(first, last)}",
+            # A deviation over seeds is no mean: it has no t interval.
+            by_seed={}
+            if spread
+            else {int(seed): float(value) for seed, value in checkpoints.items()},
         )
 
     def length(self, scale: str, metric: str) -> Measured:
@@ -82,7 +99,18 @@ class FlowMeans:
         lengths = select(self._records.flow, scale=scale, metric=metric)["length"].unique()
         if len(lengths) == 0:
             return absent(self._records, ("flow", "run"), scale, PAIR)
-        return Measured(float(max(lengths)), unit="tokens", n=len(lengths))
+        sources = tuple(select(self._sources, scale=scale, variant=PAIR)["source"])
+        rows = f"length, metric = {metric}"
+        return Measured(
+            float(max(lengths)), unit="tokens", n=len(lengths), sources=sources, rows=rows
+        )
+
+
+def layers_worded(first: int, last: int | None) -> str:
+    """Which layers a value is taken over."""
+    if first == last:
+        return f"layer = {first}"
+    return f"layer >= {first}" if first else "all layers"
 
 
 def _unit(metric: str) -> str:
@@ -93,25 +121,38 @@ def _unit(metric: str) -> str:
 
 
 def ratio(numerator: Measured, denominator: Measured) -> Measured:
-    """The ratio of two means; absent for the reason that either is."""
+    """The ratio of two means, over the seeds that both have; absent for the reason either is."""
     for term in (numerator, denominator):
         if term.value is None:
             return term
-    if denominator.value == 0:
+    above, below, n = numerator.value, denominator.value, min(numerator.n, denominator.n)
+    paired = [seed for seed in numerator.by_seed if seed in denominator.by_seed]
+    if numerator.by_seed and denominator.by_seed:
+        if not paired:
+            return Measured(status="not run", reason="no seed has both terms of the ratio")
+        above, below = (fmean(t.by_seed[s] for s in paired) for t in (numerator, denominator))
+        n = len(paired)
+    if below == 0 or any(denominator.by_seed[seed] == 0 for seed in paired):
         return no_counterpart("the denominator is zero")
     return Measured(
-        numerator.value / denominator.value,
+        above / below,
         unit="x",
-        n=min(numerator.n, denominator.n),
+        n=n,
         reason=numerator.reason or denominator.reason,
         sources=denominator.sources + numerator.sources,
+        rows=numerator.rows,
+        by_seed={seed: numerator.by_seed[seed] / denominator.by_seed[seed] for seed in paired},
     )
 
 
 def _pair(found: Measurements, means: FlowMeans, scale: str, columns: dict[str, str]) -> None:
+    """Means over all layers and seeds, and under COLUMN_sd their deviation over seeds."""
     for column, metric in columns.items():
         for variant in PAIR:
-            found[scale, f"{column}.{variant}", "value"] = means.from_layer(scale, variant, metric)
+            for suffix, spread in (("", False), ("_sd", True)):
+                found[scale, f"{column}{suffix}.{variant}", "value"] = means.from_layer(
+                    scale, variant, metric, spread=spread
+                )
 
 
 def internal_organization(records: CampaignRecords) -> Measurements:
@@ -151,9 +192,10 @@ def layerwise(records: CampaignRecords) -> Measurements:
             row = f"{scale}/L{layer}"
             for column, metric in (("self", "self_flow"), ("effrank", "effective_rank")):
                 for variant in PAIR:
-                    found[row, f"{column}.{variant}", "value"] = means.at_layer(
-                        scale, variant, metric, layer
-                    )
+                    for suffix, spread in (("", False), ("_sd", True)):
+                        found[row, f"{column}{suffix}.{variant}", "value"] = means.at_layer(
+                            scale, variant, metric, layer, spread
+                        )
             found[row, "effrank.ratio", "value"] = ratio(
                 found[row, "effrank.full", "value"], found[row, "effrank.mha", "value"]
             )

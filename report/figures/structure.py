@@ -1,18 +1,20 @@
-"""Flow by depth, by distance and on the first tokens."""
+"""Flow by depth, by distance, by position and on the first tokens, and its spectra."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from relation.records.structure import by_checkpoint, by_layer
 from report.compute.measured import select
 from report.figures.drawing import Drawing, demand, grid, present
 from report.layout import SCALES
-from report.style import OPERATOR_COLOUR, OPERATOR_NAME
+from report.style import MUTED, OPERATOR_COLOUR, OPERATOR_NAME
 
 if TYPE_CHECKING:
     from relation.records import CampaignRecords
@@ -21,21 +23,16 @@ PAIR = ("mha", "full")
 SINK_SIZES = (1, 2, 4, 8, 16, 32)
 
 
-def _by_layer(flow: pd.DataFrame) -> pd.DataFrame:
-    keys = ["scale", "variant", "seed", "metric", "layer"]
-    return flow.groupby(keys, observed=True)["value"].mean().reset_index()
-
-
 def flow_by_layer(records: CampaignRecords) -> Figure:
-    """Self or diagonal flow above, effective rank below, a column a scale."""
+    """Self or diagonal flow, effective rank, and Relation's rank over MHA's; a column a scale."""
     metrics = {
         "self_flow": "Self / diagonal flow",
         "effective_rank": "effective rank",
     }
-    layers = _by_layer(select(records.flow, metric=tuple(metrics), variant=PAIR))
+    layers = by_layer(select(records.flow, metric=tuple(metrics), variant=PAIR))
     demand(len(layers) > 0, "diagnosed checkpoint", records, ("flow", "run"))
     scales = present(layers, SCALES)
-    figure, axes = grid(2, len(scales), 4.4, sharex="col", sharey="row")
+    figure, axes = grid(3, len(scales), 5.4, sharex="col", sharey="row", height_ratios=(3, 3, 2))
     for row, (metric, label) in enumerate(metrics.items()):
         for column, scale in enumerate(scales):
             here = axes[row, column]
@@ -46,16 +43,142 @@ def flow_by_layer(records: CampaignRecords) -> Figure:
                 here.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         axes[row, 0].set_ylabel(label)
         axes[row, 0].set_ylim(bottom=0)
-    for here in axes[1]:
+    for here, scale in zip(axes[2], scales, strict=True):
+        _rank_ratio(here, select(layers, scale=scale, metric="effective_rank"))
         here.set_xlabel("layer")
+    axes[2, 0].set_ylabel("rank, Relation\nover MHA")
     _legend(axes[0, 0])
+    return figure
+
+
+def _rank_ratio(axes: Axes, values: pd.DataFrame) -> None:
+    """The ratio of the means over seeds, as the tables have it; paired seeds as faint points."""
+    axes.axhline(1, color=MUTED, linewidth=0.8)
+    wide = values.pivot_table(index=["seed", "layer"], columns="variant", values="value")
+    if set(PAIR) - set(wide):
+        return
+    pairs = (wide["full"] / wide["mha"]).dropna().reset_index(name="ratio")
+    axes.plot(pairs["layer"], pairs["ratio"], "o", color=MUTED, markersize=3, alpha=0.35)
+    means = wide.groupby("layer").mean()
+    axes.plot(means.index, means["full"] / means["mha"], color=MUTED)
+
+
+def _mean_curves(curves: pd.DataFrame) -> np.ndarray:
+    """The mean of several curves of one length."""
+    return np.mean(np.stack(list(curves["values"])), axis=0)
+
+
+def _beyond(masses: np.ndarray) -> np.ndarray:
+    """The mass beyond every distance d, from the mass at every distance."""
+    return np.append(masses[::-1].cumsum()[::-1][1:], 0.0)
+
+
+def _of_pairs(records: CampaignRecords, curve: str) -> pd.DataFrame:
+    curves = select(records.curves, curve=curve, variant=PAIR)
+    demand(len(curves) > 0, "diagnosed checkpoint", records, ("flow", "run"))
+    return curves
+
+
+def history_by_distance(records: CampaignRecords) -> Figure:
+    """Conditional historical mass beyond every distance, a column a scale."""
+    curves = _of_pairs(records, "distance")
+    scales = present(curves, SCALES)
+    figure, axes = grid(1, len(scales), 2.6, sharey="row")
+    for here, scale in zip(axes[0], scales, strict=True):
+        for variant in PAIR:
+            of_variant = select(curves, scale=scale, variant=variant)
+            beyond = [_beyond(_mean_curves(group)) for _, group in of_variant.groupby("seed")]
+            colour = OPERATOR_COLOUR[variant]
+            for mass in beyond:
+                here.plot(np.arange(1, len(mass)), mass[1:], color=colour, linewidth=0.5)
+            if beyond:
+                mean = np.mean(beyond, axis=0)
+                name = OPERATOR_NAME[variant]
+                here.plot(np.arange(1, len(mean)), mean[1:], color=colour, label=name)
+        length = int(select(curves, scale=scale)["length"].max())
+        ticks = [length // part for part in (8, 4, 2)]
+        for distance in ticks:
+            here.axvline(distance, color=MUTED, linewidth=0.4, linestyle=(0, (2, 2)))
+        here.set_xscale("log", base=2)
+        here.set_xticks([1, *ticks, length], [str(tick) for tick in (1, *ticks, length)])
+        here.minorticks_off()
+        here.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        here.set_ylim(0, 1)
+        here.set_title(scale)
+        here.set_xlabel("distance d (tokens)")
+    axes[0, 0].set_ylabel("historical mass\nbeyond d")
+    _legend(axes[0, -1])
+    return figure
+
+
+def spectra(records: CampaignRecords) -> Figure:
+    """Singular values of every layer's flow, the first layer's strong, a column a scale."""
+    curves = _of_pairs(records, "sigma")
+    scales = present(curves, SCALES)
+    figure, axes = grid(1, len(scales), 2.8, sharey="row")
+    for here, scale in zip(axes[0], scales, strict=True):
+        for variant in PAIR:
+            layers = select(curves, scale=scale, variant=variant).groupby("layer")
+            for layer, group in reversed(list(layers)):
+                values = _mean_curves(group)
+                first = layer == 0
+                here.plot(
+                    np.arange(1, len(values) + 1),
+                    values,
+                    color=OPERATOR_COLOUR[variant],
+                    linewidth=1.8 if first else 0.6,
+                    alpha=1.0 if first else 0.5,
+                    label=OPERATOR_NAME[variant] if first else None,
+                )
+        here.set_yscale("log")
+        here.set_ylim(bottom=1e-5)  # below it FP32 has little to say
+        here.set_title(scale)
+        here.set_xlabel("k")
+    axes[0, 0].set_ylabel("k-th singular value")
+    _legend(axes[0, 0])
+    return figure
+
+
+POSITION_LAYERS = (("L0", 0, 0, "-"), ("L1", 1, 1, "--"), ("L2+", 2, np.inf, ":"))
+
+
+def split_by_position(records: CampaignRecords) -> Figure:
+    """Self or diagonal flow against the position in the sequence, a column a scale."""
+    curves = _of_pairs(records, "self")
+    scales = present(curves, SCALES)
+    figure, axes = grid(1, len(scales), 2.8, sharey="row")
+    for here, scale in zip(axes[0], scales, strict=True):
+        for variant in PAIR:
+            of_scale = select(curves, scale=scale, variant=variant)
+            for name, first, last, dashes in POSITION_LAYERS:
+                layers = of_scale[
+                    of_scale["layer"].between(first, np.inf if last is None else last)
+                ]
+                if layers.empty:
+                    continue
+                values = _mean_curves(layers)
+                here.plot(
+                    np.arange(1, len(values) + 1),
+                    values,
+                    dashes,
+                    color=OPERATOR_COLOUR[variant],
+                    linewidth=1.1,
+                    label=f"{OPERATOR_NAME[variant]} {name}",
+                )
+        here.set_xscale("log", base=2)
+        here.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        here.set_ylim(0, 1)
+        here.set_title(scale)
+        here.set_xlabel("position (tokens)")
+    axes[0, 0].set_ylabel("Self / diagonal flow")
+    _legend(axes[0, -1])
     return figure
 
 
 def sink_profile(records: CampaignRecords) -> Figure:
     """Conditional historical mass on the first k tokens, a column a scale."""
     sizes = {f"sink_{size}": size for size in SINK_SIZES}
-    layers = _by_layer(select(records.flow, metric=tuple(sizes), variant=PAIR))
+    layers = by_layer(select(records.flow, metric=tuple(sizes), variant=PAIR))
     demand(len(layers) > 0, "diagnosed checkpoint", records, ("flow", "run"))
     layers = layers.assign(first=layers["metric"].map(sizes))
     scales = present(layers, SCALES)
@@ -73,17 +196,19 @@ def sink_profile(records: CampaignRecords) -> Figure:
     return figure
 
 
-def _lines(axes: Axes, values: pd.DataFrame, x: str) -> None:
+def _lines(axes: Axes, layers: pd.DataFrame, x: str) -> None:
     """Mean over seeds as a line, seeds as faint points; layers of a checkpoint averaged first."""
     for variant in PAIR:
-        checkpoints = select(values, variant=variant).groupby(["seed", x])["value"].mean()
-        if checkpoints.empty:
-            continue
+        at = {
+            place: by_checkpoint(group).set_index("seed")["value"]
+            for place, group in select(layers, variant=variant).groupby(x)
+        }
         colour = OPERATOR_COLOUR[variant]
-        seeds = checkpoints.reset_index()
-        axes.plot(seeds[x], seeds["value"], "o", color=colour, markersize=3, alpha=0.35)
-        mean = checkpoints.groupby(x).mean()
-        axes.plot(mean.index, mean, color=colour, label=OPERATOR_NAME[variant])
+        for place, seeds in at.items():
+            axes.plot([place] * len(seeds), seeds, "o", color=colour, markersize=3, alpha=0.35)
+        if at:
+            means = [seeds.mean() for seeds in at.values()]
+            axes.plot(list(at), means, color=colour, label=OPERATOR_NAME[variant])
 
 
 def _legend(axes: Axes) -> None:
@@ -93,11 +218,27 @@ def _legend(axes: Axes) -> None:
 DRAWINGS = (
     Drawing(
         "flow-by-layer",
-        "Self flow of Relation and diagonal flow of MHA, and the effective rank of either flow, by "
-        "layer: mean over seeds, a point a seed.",
-        "Line charts by scale: above, the share of flow that stays on a token, below, the "
-        "effective rank of the flow, both against the layer, for MHA and Relation.",
+        "Self flow of Relation and diagonal flow of MHA, the effective rank of either flow, and "
+        "Relation’s rank over MHA’s, by layer: mean over seeds, a point a seed.",
+        "Line charts by scale: the share of flow that stays on a token, the effective rank of the "
+        "flow, and the ratio of the ranks, all against the layer, for MHA and Relation.",
         flow_by_layer,
+    ),
+    Drawing(
+        "flow-spectra",
+        "Singular values of the flow, means over sequences, heads and seeds: the first layer’s in "
+        "bold, the others thin.",
+        "Line charts by scale: singular values of the flow matrix on a logarithmic axis against "
+        "their index, a line a layer, for MHA and Relation.",
+        spectra,
+    ),
+    Drawing(
+        "history-by-distance",
+        "Historical flow beyond every distance, conditioned on history: mean over seeds in bold, a "
+        "thin line a seed. Dashed: the distances of the tables.",
+        "Line charts by scale: the conditional historical mass beyond a distance against the "
+        "distance on a logarithmic axis, for MHA and Relation.",
+        history_by_distance,
     ),
     Drawing(
         "sink-profile",
@@ -106,5 +247,13 @@ DRAWINGS = (
         "Line charts by scale: the conditional historical mass on the first 1 to 32 tokens, for "
         "MHA and Relation.",
         sink_profile,
+    ),
+    Drawing(
+        "split-by-position",
+        "Self flow of Relation and diagonal flow of MHA by position in the sequence; the rest is "
+        "Exchange. Means over sequences, heads and seeds, and over the layers from L2 on.",
+        "Line charts by scale: the share of flow that stays on a token against its position on a "
+        "logarithmic axis, for the first layer, the second and the rest, for MHA and Relation.",
+        split_by_position,
     ),
 )

@@ -50,14 +50,32 @@ def _length_notes(cells: pd.DataFrame) -> list[str]:
     return notes
 
 
-def _distances() -> tuple[Column, ...]:
+def _distances(suffix: str = "") -> tuple[Column, ...]:
     # Shorter campaigns scale the distances with T, so the header gives both readings.
     return (
-        arrow("$d>128$\n($T/8$)", "beyond_128", PERCENT),
-        arrow("$d>256$\n($T/4$)", "beyond_256", PERCENT),
-        arrow("$d>512$\n($T/2$)", "beyond_512", PERCENT),
-        arrow("First-token\nsink", "sink_1", FINE_PERCENT),
+        arrow("$d>128$\n($T/8$)", f"beyond_128{suffix}", PERCENT),
+        arrow("$d>256$\n($T/4$)", f"beyond_256{suffix}", PERCENT),
+        arrow("$d>512$\n($T/2$)", f"beyond_512{suffix}", PERCENT),
+        arrow("First-token\nsink", f"sink_1{suffix}", FINE_PERCENT),
     )
+
+
+def _sinks(sizes: tuple[int, ...], suffix: str = "") -> tuple[Column, ...]:
+    return tuple(arrow(f"First {k}", f"sink_{k}{suffix}", FINE_PERCENT) for k in sizes)
+
+
+def _spectra(suffix: str = "") -> tuple[Column, ...]:
+    return (
+        arrow("Stable rank", f"stable_rank{suffix}", Number(3)),
+        arrow("Effective rank", f"effrank{suffix}", Number(3)),
+        arrow("90% dims", f"dims_90{suffix}", Number(2)),
+        arrow("95% dims", f"dims_95{suffix}", Number(2)),
+        arrow("Top singular energy", f"top_energy{suffix}", Number(5)),
+    )
+
+
+def _spread(letter: str, columns: tuple[Column, ...]) -> Panel:
+    return Panel(f"({letter}) Sample standard deviation over seeds", columns, measured=True)
 
 
 INTERNAL = Table(
@@ -149,7 +167,7 @@ ROUTING = Table(
     ),
     stubs=("Scale",),
     rows=SCALE_ROWS,
-    panels=(Panel("", _distances()),),
+    panels=(Panel("(a) Mean over seeds", _distances()), _spread("b", _distances("_sd"))),
     measure=routing,
     notes=_length_notes,
 )
@@ -168,12 +186,13 @@ SINK_PROFILE = Table(
     panels=(
         Panel(
             "(a) First 1 / 2 / 4",
-            tuple(arrow(f"First {k}", f"sink_{k}", FINE_PERCENT) for k in (1, 2, 4)),
+            _sinks((1, 2, 4)),
         ),
         Panel(
             "(b) First 8 / 16 / 32",
-            tuple(arrow(f"First {k}", f"sink_{k}", FINE_PERCENT) for k in (8, 16, 32)),
+            _sinks((8, 16, 32)),
         ),
+        _spread("c", _sinks((1, 2, 4, 8, 16, 32), "_sd")),
     ),
     measure=sink_profile,
     notes=_length_notes,
@@ -191,18 +210,9 @@ SPECTRUM = Table(
     stubs=("Scale",),
     rows=SCALE_ROWS,
     panels=(
-        Panel(
-            "",
-            (
-                arrow("Stable rank", "stable_rank", Number(3)),
-                arrow("Effective rank", "effrank", Number(3)),
-                arrow("90% dims", "dims_90", Number(2)),
-                arrow("95% dims", "dims_95", Number(2)),
-                arrow("Top singular energy", "top_energy", Number(5)),
-            ),
-        ),
+        Panel("(a) Mean over seeds", _spectra()),
+        _spread("b", _spectra("_sd")),
     ),
     measure=spectrum,
-    size="tiny",
     notes=_length_notes,
 )

@@ -3,7 +3,9 @@ rule diagnose:
         checkpoint=rules.train.output.checkpoint,
         validation=lambda w: prepared(run_of(w), "validation.bin"),
     output:
-        f"{FOLDER}/diagnostics/{{scale}}/{{variant}}/{{seed}}.parquet",
+        metrics=f"{FOLDER}/diagnostics/{{scale}}/{{variant}}/{{seed}}.parquet",
+        curves=f"{FOLDER}/diagnostics/{{scale}}/{{variant}}/{{seed}}-curves.parquet",
+        maps=f"{FOLDER}/diagnostics/{{scale}}/{{variant}}/{{seed}}-maps.parquet",
     log:
         f"{FOLDER}/logs/diagnose/{{scale}}-{{variant}}-{{seed}}.log",
     conda:

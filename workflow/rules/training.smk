@@ -6,20 +6,25 @@ rule train:
     output:
         record=f"{FOLDER}/runs/{{scale}}/{{variant}}/{{seed}}/record.parquet",
         log=f"{FOLDER}/runs/{{scale}}/{{variant}}/{{seed}}/log.parquet",
+        probes=f"{FOLDER}/runs/{{scale}}/{{variant}}/{{seed}}/probes.parquet",
         checkpoint=f"{FOLDER}/runs/{{scale}}/{{variant}}/{{seed}}/model.safetensors",
     log:
         f"{FOLDER}/logs/train/{{scale}}-{{variant}}-{{seed}}.log",
-    # A killed run goes on from its resume state; on a CPU a fault is more likely the user's.
-    retries: int(ON_GPU)
+    # A killed run goes on from its resume state; on a CPU a fault is more likely the user's. A
+    # queue ends jobs for reasons of its own.
+    retries: 3 if ON_CLUSTER else int(ON_GPU)
     conda:
         "../../environment.yml"
     threads: 1
     resources:
         gpu=int(ON_GPU),
+        processes=1,
     params:
         config=STARTED_WITH,
         spec=lambda w: run_of(w).job_hash,
         code=code_hash("training"),
     shell:
         "python -m relation train {wildcards.scale}/{wildcards.variant}/{wildcards.seed}"
-        " --config {params.config} --expect {params.spec} --threads {threads} 2>&1 | tee -i {log}"
+        " --config {params.config} --expect {params.spec} --threads {threads}"
+        f" --processes {PROCESSES}"
+        " 2>&1 | tee -i {log}"

@@ -1,0 +1,145 @@
+"""The command `diagnose`: the structural diagnostics of a run's checkpoint, or of any other."""
+
+import argparse
+from pathlib import Path
+
+from relation.cli.options import (
+    CHOICES,
+    DEFAULT_CONFIG,
+    add_campaign_options,
+    add_job_options,
+    check_expected,
+    chosen_campaign,
+    chosen_run,
+    count,
+    set_threads,
+)
+from relation.cli.tables import print_table
+from relation.errors import InputError
+from relation.results import Results, diagnostics_path, run_path
+
+# The paper's sampling, as the options of a checkpoint of no campaign have it.
+_SAMPLING = {"sequences": 4, "flow_length": 1024, "rank_length": 512}
+_COLUMNS = {
+    "self_flow": "Self",
+    "exchange_flow": "Exchange",
+    "effective_rank": "EffRank",
+    "stable_rank": "stable",
+    "dims_90": "90%",
+    "dims_95": "95%",
+    "top_singular_energy": "top",
+    "beyond_eighth": ">T/8",
+    "beyond_quarter": ">T/4",
+    "beyond_half": ">T/2",
+    "sink_1": "sink",
+}
+
+
+def add_commands(commands) -> None:
+    """Register the command."""
+    parser = commands.add_parser(
+        "diagnose",
+        help="structural diagnostics of a checkpoint, layer by layer",
+        description=(
+            "Prints Self or diagonal flow, Exchange, rank and routing of every layer's flow, means "
+            "over heads and sequences. Of a run it writes the campaign's records; of another "
+            "checkpoint of MHA or Full Relation layers, given with --checkpoint and --data, what "
+            "--output names."
+        ),
+    )
+    parser.set_defaults(call=_diagnose)
+    parser.add_argument("target", metavar="SCALE/VARIANT/SEED", nargs="?", help="a trained run")
+    add_campaign_options(parser)
+    add_job_options(parser)
+    other = parser.add_argument_group("a checkpoint of no campaign")
+    other.add_argument("--checkpoint", type=Path, help="a model.safetensors, in place of a run")
+    other.add_argument(
+        "--data", type=Path, help="a prepared corpus, whose validation split is read, or a .bin"
+    )
+    other.add_argument(
+        "--output",
+        type=Path,
+        metavar="FILE.parquet",
+        help="write metrics there, and FILE-curves.parquet and FILE-maps.parquet beside it",
+    )
+    for name, default in _SAMPLING.items():
+        option = f"--{name.replace('_', '-')}"
+        other.add_argument(option, type=count, help=f"default: {default}")
+    other.add_argument(
+        "--window",
+        type=count,
+        help="tokens from the start of one sequence to the next (default: the longest sequence)",
+    )
+    other.add_argument("--device", choices=("cpu", "cuda"), help="default: cpu")
+
+
+def _diagnose(options: argparse.Namespace) -> None:
+    set_threads(options)
+    rows = _diagnose_run(options) if options.checkpoint is None else _diagnose_file(options)
+    if options.expect is None:  # a rule's job is for its records alone
+        _print(rows)
+
+
+def _diagnose_run(options: argparse.Namespace) -> list[dict]:
+    from relation.diagnostics.measure import diagnose
+    from relation.parquet import read_parquet
+
+    given = (*_SAMPLING, "data", "output", "window", "device")
+    used = [f"--{n.replace('_', '-')}" for n in given if getattr(options, n) is not None]
+    if used:
+        raise InputError(f"{', '.join(used)}: only with --checkpoint; a run's are the campaign's")
+    if options.target is None:
+        raise InputError("give SCALE/VARIANT/SEED, or --checkpoint with --data")
+    campaign = chosen_campaign(options)
+    results = Results(campaign)
+    run = chosen_run(options.target, campaign)
+    spec = campaign.diagnostics_spec(run)
+    check_expected(options.expect, spec.job_hash, f"diagnostics of {run.name}")
+    checkpoint = results.folder / run_path(run) / "model.safetensors"
+    data = results.data(campaign.data[run.data])
+    output = results.folder / diagnostics_path(run)
+    diagnose(spec, run, checkpoint, data, output)
+    return read_parquet(output).to_pylist()
+
+
+def _diagnose_file(options: argparse.Namespace) -> list[dict]:
+    from relation.diagnostics.measure import diagnose_file
+
+    if options.target is not None or options.data is None:
+        raise InputError("give --checkpoint with --data, in place of SCALE/VARIANT/SEED")
+    unused = [f"--{name}" for name in (*CHOICES, "expect") if getattr(options, name) is not None]
+    unused += ["--config"] * (options.config != DEFAULT_CONFIG)
+    if unused:
+        raise InputError(f"--checkpoint reads no campaign; leave out {', '.join(unused)}")
+    sampling = {name: getattr(options, name) or default for name, default in _SAMPLING.items()}
+    longest = max(sampling["flow_length"], sampling["rank_length"])
+    found = diagnose_file(
+        options.checkpoint,
+        options.data,
+        options.output,
+        options.device or "cpu",
+        window=options.window or longest,
+        **sampling,
+    )
+    return found.flow
+
+
+def _print(rows: list[dict]) -> None:
+    """A line a layer and one of all; shares in percent."""
+    import pandas as pd
+
+    from relation.records.structure import by_checkpoint, by_layer
+
+    layers = by_layer(pd.DataFrame(rows))
+    table = [[f"L{layer}", *_numbers(found)] for layer, found in layers.groupby("layer", sort=True)]
+    print_table(["layer", *_COLUMNS.values()], [*table, ["all", *_numbers(by_checkpoint(layers))]])
+
+
+def _numbers(found) -> list[str]:
+    values = found.set_index("metric")["value"]
+    return [_number(metric, values[metric]) for metric in _COLUMNS]
+
+
+def _number(metric: str, value: float) -> str:
+    shared = metric.endswith("_flow") or metric.startswith(("beyond", "sink"))
+    return f"{100 * value:.2f}%" if shared else f"{value:.4g}"

@@ -1,0 +1,103 @@
+"""Claims on the flow inside the trained models: 6 to 11 (sections 4.2 and 7)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from report.claims.context import Context, difference
+from report.claims.evidence import Evidence, compare, printed
+from report.compute import structure as compute
+from report.compute.measured import Measurements
+from report.layout import SCALES
+
+LARGEST_L1_SELF = 1.5  # %, claim 8
+
+
+def _of_the_pair(
+    label: str,
+    found: Measurements,
+    scale: str,
+    column: str,
+    quantity: str,
+    direction: Callable[[float], bool],
+    name: str | None = None,
+) -> Evidence:
+    """Relation's value less MHA's, seed by seed."""
+    columns = [f"{column}.{variant}" for variant in ("full", "mha")]
+    ours = difference(*(found[scale, name_, "value"] for name_ in columns))
+    theirs = [printed(label, scale, name_) for name_ in columns]
+    return compare(name or scale, quantity, theirs[0].minus(theirs[1]), ours, direction)
+
+
+def self_flow_first(context: Context) -> Iterator[Evidence]:
+    """Claim 6."""
+    for scale in SCALES:
+        yield _of_the_pair(
+            "relation_internal",
+            context.table(compute.internal_organization),
+            scale,
+            "l0_self",
+            "L0 Self flow, Relation - MHA's diagonal",
+            lambda value: value > 0,
+        )
+
+
+def _one(
+    context: Context, column: str, quantity: str, direction: Callable[[float], bool]
+) -> Iterator[Evidence]:
+    for scale in SCALES:
+        paper = printed("relation_internal", scale, column)
+        ours = context.table(compute.internal_organization)[scale, column, "value"]
+        yield compare(scale, quantity, paper, ours, direction)
+
+
+def rank_first(context: Context) -> Iterator[Evidence]:
+    """Claim 7."""
+    quantity = "L0 effective rank of the flow, Relation / MHA"
+    return _one(context, "l0_effrank.ratio", quantity, lambda value: value > 1)
+
+
+def self_flow_second(context: Context) -> Iterator[Evidence]:
+    """Claim 8."""
+    quantity = "L1 Self flow of Relation"
+    return _one(context, "l1_self.full", quantity, lambda value: value < LARGEST_L1_SELF)
+
+
+def exchange_deep(context: Context) -> Iterator[Evidence]:
+    """Claim 9."""
+    quantity, column = "Exchange flow of Relation from L2 on", "l2_exchange.full"
+    theirs = [printed("relation_internal", scale, column) for scale in SCALES]
+    least = min(found.value - found.rounding for found in theirs)
+    return _one(context, column, quantity, lambda value: value >= least)
+
+
+def distant_mass(context: Context) -> Iterator[Evidence]:
+    """Claim 10."""
+    for scale in SCALES:
+        for distance in (128, 256, 512):
+            yield _of_the_pair(
+                "relation_internal",
+                context.table(compute.internal_organization),
+                scale,
+                f"beyond_{distance}",
+                f"historical mass beyond {distance}, Relation - MHA",
+                lambda value: value > 0,
+                f"{scale}, d > {distance}",
+            )
+
+
+def sink(context: Context) -> Iterator[Evidence]:
+    """Claim 11: less on the first token everywhere, more on the first 32 at 10M and 30M."""
+    for scale in SCALES:
+        for k in (1, 32):
+            if (scale, k) == ("100M", 32):
+                continue
+            yield _of_the_pair(
+                "app-structural-sink-profile",
+                context.table(compute.sink_profile),
+                scale,
+                f"sink_{k}",
+                f"historical mass on the first {k}, Relation - MHA",
+                (lambda value: value < 0) if k == 1 else (lambda value: value > 0),
+                f"{scale}, first {k}",
+            )

@@ -1,0 +1,120 @@
+"""What forms while a model trains: lambda, angles, and the organisation of flow by depth."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
+
+from report.compute.measured import select
+from report.figures.drawing import Drawing, demand, grid, present, quantity
+from report.layout import SCALES
+from report.style import OPERATOR_NAME
+
+if TYPE_CHECKING:
+    from relation.records import CampaignRecords
+
+FULL, PAIR = "full", ("mha", "full")
+
+
+def _colour(layer: int, layers: int) -> tuple:
+    """From the first layer's violet to the last one's orange, each plain on light and dark."""
+    return colormaps["plasma"](np.interp(layer, (0, max(layers - 1, 1)), (0.25, 0.8)))
+
+
+def _by_layer(axes: Axes, rows: pd.DataFrame, layers: int) -> None:
+    """A line a layer: mean over seeds against training tokens."""
+    for layer, group in rows.groupby("layer"):
+        mean = group.groupby("tokens")["value"].mean()
+        named = layer in (0, 1, layers - 1)
+        label = f"L{layer}" if named else None
+        axes.plot(mean.index, mean, color=_colour(layer, layers), linewidth=1.0, label=label)
+
+
+def _token_axis(axes: Axes) -> None:
+    axes.xaxis.set_major_locator(MaxNLocator(4))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda tokens, _: quantity(tokens)))
+    axes.set_xlabel("training tokens")
+
+
+def _name_layers(axes: Axes) -> None:
+    axes.legend(labelcolor="linecolor", handlelength=1.2)
+
+
+def learned_parameters(records: CampaignRecords) -> Figure:
+    """Count calibration above, Givens angles below, by layer over training; a column a scale."""
+    rows = select(records.probes, variant=FULL, metric=("lambda", "theta"))
+    demand(len(rows) > 0, "run of Full Relation", records, ("run",))
+    scales = present(rows, SCALES)
+    figure, axes = grid(2, len(scales), 4.2, sharex="col", sharey="row")
+    for column, scale in enumerate(scales):
+        of_scale = select(rows, scale=scale)
+        layers = int(of_scale["layer"].max()) + 1
+        _by_layer(axes[0, column], select(of_scale, metric="lambda"), layers)
+        angles = select(of_scale, metric="theta")
+        # A mean over seeds would cancel: an angle's sign is of no account.
+        shown = select(angles, seed=int(angles["seed"].min())) if len(angles) else angles
+        for (layer, _), group in shown.groupby(["layer", "part"]):
+            ordered = group.sort_values("tokens")
+            colour = _colour(layer, layers)
+            axes[1, column].plot(ordered["tokens"], ordered["value"], color=colour, linewidth=0.8)
+        axes[0, column].set_title(scale)
+        _token_axis(axes[1, column])
+        _name_layers(axes[0, column])
+    axes[0, 0].set_ylabel("count calibration λ")
+    axes[1, 0].set_ylabel("Givens angle (rad)")
+    return figure
+
+
+def organisation(records: CampaignRecords) -> Figure:
+    """Self or diagonal flow and effective rank by layer over training, MHA and Relation in turn."""
+    metrics = {"self_flow": "Self / diagonal", "effective_rank": "effective rank"}
+    rows = select(records.probes, variant=PAIR, metric=tuple(metrics))
+    demand(len(rows) > 0, "run of a pair", records, ("run",))
+    scales = present(rows, SCALES)
+    figure, axes = grid(4, len(scales), 6.6, sharex="col")
+    for column, scale in enumerate(scales):
+        of_scale = select(rows, scale=scale)
+        layers = int(of_scale["layer"].max()) + 1
+        for pair, (metric, label) in enumerate(metrics.items()):
+            of_metric = select(of_scale, metric=metric)
+            highest = of_metric.groupby(["variant", "layer", "tokens"])["value"].mean().max()
+            for row, variant in enumerate(PAIR, start=2 * pair):
+                here = axes[row, column]
+                _by_layer(here, select(of_metric, variant=variant), layers)
+                here.set_ylim(0, 1.05 * highest)
+                if metric == "self_flow":
+                    here.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+                if column == 0:
+                    here.set_ylabel(f"{OPERATOR_NAME[variant]}\n{label}")
+        axes[0, column].set_title(scale)
+        _token_axis(axes[3, column])
+        _name_layers(axes[0, column])
+    return figure
+
+
+DRAWINGS = (
+    Drawing(
+        "organisation-over-training",
+        "How the organisation by depth appears: Self or diagonal flow and effective rank of every "
+        "layer, before training and after each tenth of the budget, means over seeds on one "
+        "sequence. Violet is the first layer, orange the last.",
+        "Line charts by scale, for MHA and Relation: the share of flow that stays on a token, and "
+        "the effective rank of the flow, against training tokens, a line a layer.",
+        organisation,
+    ),
+    Drawing(
+        "learned-parameters",
+        "What Relation learns besides its projections, at each tenth of the budget: above, the "
+        "count calibration of every layer, mean over seeds; below, every Givens angle of the "
+        "first seed. Violet is the first layer, orange the last.",
+        "Line charts by scale: count calibration and Givens angles against training tokens, a "
+        "line a layer or a pair of heads.",
+        learned_parameters,
+    ),
+)

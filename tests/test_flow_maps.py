@@ -1,0 +1,71 @@
+"""The page of the flow maps: every layer and head of a pair, in one file that needs no other."""
+
+import base64
+import io
+import json
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from matplotlib import image
+from test_report_records import LAYERS, make_empty, make_records
+
+from relation.flow_codes import TOP
+from report.figures.drawing import NotDrawnError
+from report.figures.flow_maps import COLOURS, stepper
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    return stepper(make_records())
+
+
+@pytest.fixture(scope="module")
+def scales(page: str) -> list[dict]:
+    script = re.search(r'<script type="application/json" id="data">(.*?)</script>', page)
+    return json.loads(script[1])["scales"]
+
+
+def test_each_scale_shows_its_first_pair(scales) -> None:
+    found = [(s["name"], s["seed"], s["layers"], s["heads"], s["length"]) for s in scales]
+    assert found == [(scale, 42, depth, 2, 64) for scale, depth in LAYERS.items()]
+
+
+def test_a_sheet_has_a_row_a_layer_and_a_column_a_head(page: str, scales) -> None:
+    for scale in scales:
+        for variant in ("mha", "full"):
+            start = f'<img id="{scale["name"]}-{variant}" src="data:image/png;base64,'
+            content = base64.b64decode(page.split(start)[1].partition('"')[0])
+            pixels = image.imread(io.BytesIO(content), format="png")
+            for layer, head in np.ndindex(scale["layers"], 2):
+                part = pixels[8 * layer : 8 * layer + 8, 8 * head : 8 * head + 8]
+                codes = np.tri(8) * (layer + 2 * head + 1)
+                assert np.allclose(part, COLOURS(codes / TOP), atol=1 / 255)
+
+
+def test_the_numbers_are_the_heads_own(scales) -> None:
+    for scale in scales:
+        for layer, head in np.ndindex(scale["layers"], 2):
+            expected = 0.2 * (layer + 1) * (head + 1)
+            values = {v: scale["values"][v][layer][head] for v in ("mha", "full")}
+            assert set(values["full"]) == {"self", "rank", "sink"}
+            assert all(v == pytest.approx(expected) for v in values["full"].values())
+            assert all(v == pytest.approx(0.1) for v in values["mha"].values())
+
+
+def test_the_page_needs_no_network(page: str) -> None:
+    assert not re.search(r"""(?:src|href)=["'](?!data:)""", page)
+    assert "http" not in page and "import(" not in page and "fetch" not in page
+    assert page == stepper(make_records())
+
+
+def test_without_a_pair_there_is_no_page() -> None:
+    with pytest.raises(NotDrawnError):
+        stepper(make_empty())
+
+
+def test_maps_without_their_measurements_are_no_pair() -> None:
+    records = make_records()
+    with pytest.raises(NotDrawnError):
+        stepper(replace(records, flow=records.flow.iloc[:0]))
