@@ -1,10 +1,14 @@
 """The code a result rests on: which of the project's files a stage imports, and their hash.
 
 Snakemake sees a change of a rule's own text, not of the modules its command imports. Each rule
-therefore carries this hash as a parameter, so that an edited kernel makes its results stale.
+therefore carries this hash as a parameter, so that an edited kernel makes its results stale. It is
+of syntax trees, not of bytes: a comment, a docstring or a new line break computes nothing, and a
+day of training is too much to pay for one.
 """
 
 import ast
+import hashlib
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -13,6 +17,8 @@ from relation.spec import canonical_hash
 
 PROJECT = Path(__file__).parents[1]
 PACKAGES = ("relation", "kernels", "report")
+# The loss curves that a refactor must give again; the tests hold the code to them.
+GOLDEN_LOSSES = Path("tests", "golden", "losses.csv")
 
 # The module that each stage's command calls.
 STAGES = {
@@ -20,12 +26,16 @@ STAGES = {
     "models": "relation.model.inventory",
     "training": "relation.training.engine",
     "diagnostics": "relation.diagnostics.measure",
+    "probe": "relation.diagnostics.probe",
     "systems": "relation.systems.measure",
+    "verification": "relation.verification",
     "bench": "relation.systems.bench.run",
     "profile": "relation.systems.profile",
     "cells": "report.jobs.cells",
     "figures": "report.jobs.figures",
     "report": "report.jobs.pages",
+    "compare": "report.jobs.compare",
+    "document": "report.jobs.document",
 }
 
 
@@ -67,8 +77,55 @@ def stage_files(stage: str) -> tuple[Path, ...]:
     return tuple(sorted(files.values()))
 
 
+_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def _tokens(node: object) -> Iterator[str]:
+    """A syntax tree in words, without places, docstrings, and the fields a node leaves empty.
+
+    Not `ast.dump`, whose text changes between Python's versions with the empty fields it prints.
+    """
+    if isinstance(node, ast.AST):
+        yield f"({type(node).__name__}"
+        for name, value in ast.iter_fields(node):
+            if name == "body" and isinstance(node, _DOCUMENTED) and ast.get_docstring(node):
+                value = value[1:]
+            if value is not None and value != []:
+                yield name
+                yield from _tokens(value)
+        yield ")"
+    elif isinstance(node, list):
+        yield "["
+        for item in node:
+            yield from _tokens(item)
+        yield "]"
+    else:
+        yield f"{type(node).__name__} {node!r}"
+
+
+def syntax_hash(source: str) -> str:
+    """SHA-256 of Python source as its syntax tree, comments and docstrings left out."""
+    digest = hashlib.sha256()
+    for token in _tokens(ast.parse(source)):
+        digest.update(f"{token}\n".encode())
+    return digest.hexdigest()
+
+
+@cache
+def _file_hash(path: Path) -> str:
+    return syntax_hash(path.read_text(encoding="utf-8"))
+
+
 @cache
 def code_hash(stage: str) -> str:
-    """A hash of the contents of a stage's files: an edit changes it, touching does not."""
-    files = {p.relative_to(PROJECT).as_posix(): sha256_of(p) for p in stage_files(stage)}
-    return canonical_hash(files)
+    """A hash of the syntax trees of a stage's files: an edit of what they compute changes it."""
+    return canonical_hash(
+        {path.relative_to(PROJECT).as_posix(): _file_hash(path) for path in stage_files(stage)}
+    )
+
+
+@cache
+def golden_hash() -> str | None:
+    """A hash of the golden losses that the code is held to; None in a copy without the tests."""
+    path = PROJECT / GOLDEN_LOSSES
+    return sha256_of(path)[:16] if path.exists() else None

@@ -8,7 +8,7 @@ from functools import cache
 from importlib import metadata
 from typing import Any
 
-from relation.code import PROJECT, code_hash
+from relation.code import PROJECT, code_hash, golden_hash
 
 PACKAGES = ("torch", "triton", "numpy", "pyarrow", "tokenizers", "datasets", "snakemake")
 
@@ -51,7 +51,9 @@ def origin(
     return {
         "campaign": campaign,
         "config_hash": config_hash,
+        "stage": stage,
         "code_hash": code_hash(stage),
+        "golden_hash": golden_hash(),
         "commit": commit(),
         "versions": versions(),
         "device": device,

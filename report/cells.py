@@ -5,15 +5,17 @@ One row a value, keyed by (table, row, column, statistic).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from relation.errors import InputError
+from relation.records.provenance import worst
 from report.compute.measured import Measured
 from report.layout import Table
 from report.paper import UNIT_SCALE, PrintedValue, load
 from report.tables import TABLES
+from report.verdicts import Setting, judge, load_rules, rule_for
 
 if TYPE_CHECKING:
     from relation.records import CampaignRecords
@@ -29,9 +31,19 @@ COLUMNS = {
     "text": "object",
     "unit": "str",
     "n": "int64",
+    "spread": "float64",
+    "low": "float64",
+    "high": "float64",
     "difference": "float64",
     "status": "str",
     "reason": "str",
+    "tolerance": "float64",
+    "tolerance_rule": "object",
+    "verdict": "object",
+    "verdict_reason": "object",
+    "freshness": "object",
+    "freshness_reason": "object",
+    "rows": "str",
     "sources": "object",
 }
 
@@ -45,20 +57,50 @@ def build(records: CampaignRecords) -> pd.DataFrame:
     Returns:
         One row a value. ``paper`` is the printed string or None, ``paper_value`` its number or
         NaN; ``value`` and ``difference`` (value - paper_value) are in ``unit``, NaN where there is
-        none; ``text`` holds worded values; ``n`` counts seeds or measurements; ``status`` is one
-        of "ok", "not run", "oom", "not reached", "no counterpart"; ``reason`` says why a value is
-        missing or what a present one leaves out; ``sources`` lists the records behind it.
+        none; ``text`` holds worded values; ``n`` counts seeds or measurements, ``spread`` is the
+        standard deviation over seeds, ``low`` to ``high`` the 95% t interval of their mean;
+        ``status`` is one of "ok", "not run", "failed", "oom", "not reached", "no counterpart";
+        ``reason`` says why a value is missing or what a present one leaves out. ``verdict`` is
+        "within", "outside" or "not judged", by the ``tolerance`` that ``tolerance_rule`` explains,
+        and None where the paper prints nothing; ``freshness`` is the worst of the ``sources``, the
+        records behind the value, of which ``rows`` count; None where there is no value.
 
     Raises:
-        InputError: the paper's CSV holds a key that the table does not know.
+        InputError: the paper's CSV holds a key that the table does not know, or no rule of the
+            tolerances covers one of its values.
     """
-    rows = [row for table in TABLES for row in _table_rows(table, records)]
+    behind = Behind(records)
+    rows = [row for table in TABLES for row in _table_rows(table, records, behind)]
     return pd.DataFrame(
         {name: pd.Series([row[name] for row in rows], dtype=kind) for name, kind in COLUMNS.items()}
     )
 
 
-def _table_rows(table: Table, records: CampaignRecords) -> list[dict[str, object]]:
+class Behind:
+    """What stands behind values: the devices and the freshness of their sources."""
+
+    def __init__(self, records: CampaignRecords) -> None:
+        self._page = records.page
+        self._sources = records.provenance.set_index("source").to_dict("index")
+
+    def setting(self, sources: tuple[str, ...]) -> Setting:
+        """What values that rest on these sources have in common with the paper's."""
+        found = [self._sources[source] for source in sources if source in self._sources]
+        return Setting(
+            miniature=self._page["miniature"],
+            same_data=self._page["comparable"],
+            devices=tuple(dict.fromkeys(row["device"] for row in found)),
+        )
+
+    def freshness(self, sources: tuple[str, ...]) -> tuple[str, str]:
+        """The worst state of these sources, and the reasons for it."""
+        found = [self._sources[source] for source in sources if source in self._sources]
+        state = worst(row["freshness"] for row in found)
+        reasons = (row["freshness_reason"] for row in found if row["freshness"] == state)
+        return state, "; ".join(dict.fromkeys(filter(None, reasons)))
+
+
+def _table_rows(table: Table, records: CampaignRecords, behind: Behind) -> list[dict[str, object]]:
     printed = load(table.label)
     measured = table.measure(records)
     unknown = printed.keys() - measured.keys()
@@ -68,17 +110,29 @@ def _table_rows(table: Table, records: CampaignRecords) -> list[dict[str, object
             f"report/paper/{table.label}.csv: {key} is no value of this table; correct the key"
         )
     keys = [*printed, *(key for key in measured if key not in printed)]
-    return [_cell(table.label, key, printed.get(key), measured[key]) for key in keys]
+    # A setting read off several records names none: it is as old as the oldest of its table.
+    every = tuple(dict.fromkeys(s for value in measured.values() for s in value.sources))
+    return [_cell(table.label, key, printed.get(key), measured[key], every, behind) for key in keys]
 
 
 def _cell(
-    label: str, key: tuple[str, str, str], printed: PrintedValue | None, measured: Measured
+    label: str,
+    key: tuple[str, str, str],
+    printed: PrintedValue | None,
+    measured: Measured,
+    every: tuple[str, ...],
+    behind: Behind,
 ) -> dict[str, object]:
     unit = printed.unit if printed else measured.unit
-    value = None if measured.value is None else measured.value / UNIT_SCALE[unit]
+    scale = UNIT_SCALE[unit]
+    value = None if measured.value is None else measured.value / scale
+    spread, margin = (
+        None if size is None else size / scale for size in (measured.spread, measured.margin)
+    )
     paper_value = printed.number if printed else None
     comparable = value is not None and paper_value is not None
-    return {
+    sources = measured.sources or every
+    cell: dict[str, Any] = {
         "table": label,
         "row": key[0],
         "column": key[1],
@@ -89,8 +143,24 @@ def _cell(
         "text": measured.text,
         "unit": unit,
         "n": measured.n,
+        "spread": spread,
+        "low": None if margin is None else value - margin,
+        "high": None if margin is None else value + margin,
         "difference": value - paper_value if comparable else None,
         "status": measured.status,
         "reason": measured.reason,
-        "sources": list(measured.sources),
+        "rows": measured.rows,
+        "sources": list(sources),
+    }
+    fresh = behind.freshness(sources) if measured.status == "ok" else (None, None)
+    cell |= {"freshness": fresh[0], "freshness_reason": fresh[1]}
+    if printed is None:
+        return cell | dict.fromkeys(("tolerance", "tolerance_rule", "verdict", "verdict_reason"))
+    rule = rule_for(cell, load_rules())
+    judged = judge(cell, margin, rule, behind.setting(sources))
+    return cell | {
+        "tolerance": judged.tolerance,
+        "tolerance_rule": rule.why,
+        "verdict": judged.verdict,
+        "verdict_reason": judged.reason,
     }

@@ -1,9 +1,8 @@
 """Loading a campaign's records, with what is missing and why."""
 
-import shlex
-from collections.abc import Iterable
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 
 import pandas as pd
 import pyarrow as pa
@@ -12,32 +11,23 @@ from relation.config import Campaign
 from relation.errors import InputError
 from relation.geometry import PAIRED
 from relation.parquet import read_origin, read_parquet
+from relation.records import gaps
 from relation.records.efficiency import smoothed_loss, token_crossing
+from relation.records.provenance import PROVENANCE, command_for, provenance_row
+from relation.records.sources import Source, planned_sources
 from relation.results import Results
-from relation.schemas import COMPLEXITY, FLOW, LOG, MODELS, RUN, THROUGHPUT
-from relation.spec import Spec
-
-
-@dataclass(frozen=True)
-class CampaignRecords:
-    """Tidy frames of one campaign.
-
-    models: a row a scale and variant; runs: a row a finished run (with device and source); logs: a
-    row an update; efficiency: a row a pair (target nat/token, crossing_tokens, reduction); flow: a
-    row a metric of a head; throughput and complexity: a row a measurement; missing: a row a
-    planned thing that is not there (kind, scale, variant, seed, reason); page: what the report
-    says about the campaign.
-    """
-
-    models: pd.DataFrame
-    runs: pd.DataFrame
-    logs: pd.DataFrame
-    efficiency: pd.DataFrame
-    flow: pd.DataFrame
-    throughput: pd.DataFrame
-    complexity: pd.DataFrame
-    missing: pd.DataFrame
-    page: dict
+from relation.schemas import (
+    COMPLEXITY,
+    FLOW,
+    FLOW_CURVES,
+    FLOW_MAPS,
+    LOG,
+    MODELS,
+    PROBES,
+    RUN,
+    THROUGHPUT,
+    VERIFICATION,
+)
 
 
 def _frame(parts: list[pd.DataFrame], schema: pa.Schema, *extra: str) -> pd.DataFrame:
@@ -47,14 +37,32 @@ def _frame(parts: list[pd.DataFrame], schema: pa.Schema, *extra: str) -> pd.Data
     return pd.DataFrame(columns=[*schema.names, *extra])
 
 
-def _own_origin(path: Path, spec: Spec) -> dict:
-    """A record's origin. Raises InputError where another configuration made it."""
-    origin = read_origin(path)
-    if origin["config_hash"] != spec.config_hash:
-        raise InputError(
-            f"{path} was made with another configuration; run snakemake to make it again"
-        )
-    return origin
+@dataclass(frozen=True)
+class CampaignRecords:
+    """Tidy frames of one campaign.
+
+    models: a row a scale and variant; runs: a row a finished run (with device and source); logs: a
+    row an update; efficiency: a row a pair (target nat/token, crossing_tokens, reduction); flow: a
+    row a metric of a head; throughput and complexity: a row a measurement; verification: a row a
+    checked quantity; missing: a row a planned thing that is not there (kind, scale, variant, seed,
+    status, reason); provenance: a row a record that is there; page: what the report says about the
+    campaign; curves, maps and probes: rows of FLOW_CURVES, FLOW_MAPS and PROBES.
+    """
+
+    models: pd.DataFrame
+    runs: pd.DataFrame
+    logs: pd.DataFrame
+    efficiency: pd.DataFrame
+    flow: pd.DataFrame
+    throughput: pd.DataFrame
+    complexity: pd.DataFrame
+    verification: pd.DataFrame
+    missing: pd.DataFrame
+    provenance: pd.DataFrame
+    page: dict
+    curves: pd.DataFrame = field(default_factory=partial(_frame, [], FLOW_CURVES))
+    maps: pd.DataFrame = field(default_factory=partial(_frame, [], FLOW_MAPS))
+    probes: pd.DataFrame = field(default_factory=partial(_frame, [], PROBES))
 
 
 def check_order(runs: pd.DataFrame) -> None:
@@ -70,17 +78,33 @@ def check_order(runs: pd.DataFrame) -> None:
             )
 
 
+def check_sequences(origins: Mapping[str, dict]) -> None:
+    """Raise InputError unless all checkpoints of a scale were diagnosed on the same sequences.
+
+    origins: those of the diagnostics, by the name of the run.
+    """
+    hashes: dict[str, dict[str, str]] = {}
+    for name, origin in origins.items():
+        hashes.setdefault(name.partition("/")[0], {})[name] = origin["sequences_hash"]
+    for scale, found in hashes.items():
+        if len(set(found.values())) > 1:
+            listed = ", ".join(f"{name} {digest[:12]}" for name, digest in found.items())
+            raise InputError(
+                f"checkpoints of {scale} were diagnosed on different sequences ({listed}): they "
+                "cannot be compared; delete the older diagnostics and run snakemake again"
+            )
+
+
 def _efficiency(runs: pd.DataFrame, logs: pd.DataFrame, window: float) -> pd.DataFrame:
     rows = []
     for (scale, seed), pair in runs[runs["variant"].isin(PAIRED)].groupby(["scale", "seed"]):
-        if set(pair["variant"]) != set(PAIRED):
+        both = logs[(logs["scale"] == scale) & (logs["seed"] == seed)]
+        if not set(PAIRED) <= set(pair["variant"]) & set(both["variant"]):
             continue
         budget = int(pair["budget_tokens"].iloc[0])
         smooth = {}
         for variant in PAIRED:
-            log = logs[
-                (logs["scale"] == scale) & (logs["seed"] == seed) & (logs["variant"] == variant)
-            ].sort_values("update")
+            log = both[both["variant"] == variant].sort_values("update")
             tokens = log["tokens"].to_numpy()
             smooth[variant] = (
                 tokens,
@@ -103,32 +127,6 @@ def _efficiency(runs: pd.DataFrame, logs: pd.DataFrame, window: float) -> pd.Dat
     return pd.DataFrame(rows, columns=columns).astype(types)
 
 
-def _missing(campaign: Campaign, results: Results) -> pd.DataFrame:
-    rows = []
-    for left in campaign.omitted:
-        key = {"scale": left.scale, "variant": left.variant, "seed": left.seed}
-        rows.append({"kind": "run", **key, "reason": left.reason})
-        if left.variant in PAIRED:
-            rows.append({"kind": "flow", **key, "reason": left.reason})
-    for run in campaign.paired_runs:
-        if results.diagnostics(run) is None:
-            key = {"scale": run.scale, "variant": run.variant, "seed": run.seed}
-            reason = "the run was published without diagnostics and checkpoints are not shipped"
-            rows.append({"kind": "flow", **key, "reason": reason})
-    for spec in campaign.planned_systems:
-        if spec not in campaign.systems:
-            kind = "complexity" if spec.benchmark == "complexity" else "throughput"
-            key = {"kind": kind, "scale": spec.scale, "variant": spec.benchmark, "seed": -1}
-            left_out = " ".join(f"{k}={v}" for k, v in campaign.restrictions.items())
-            rows.append({**key, "reason": f"left out by {left_out}"})
-    return pd.DataFrame(rows, columns=["kind", "scale", "variant", "seed", "reason"])
-
-
-def _as_given(value: object) -> str:
-    """A choice as the command line takes it."""
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
 def _origins(origins: Iterable[dict]) -> dict:
     """The commits and versions behind a campaign's records; several where they differ."""
     commits, versions = [], {}
@@ -143,11 +141,7 @@ def _origins(origins: Iterable[dict]) -> dict:
 
 
 def _page(campaign: Campaign, devices: Iterable[str], origins: Iterable[dict]) -> dict:
-    choices = {"campaign": campaign.name, **campaign.restrictions}
-    if campaign.corpus is not None:
-        choices["corpus"] = campaign.corpus
-    given = " ".join(shlex.quote(f"{key}={_as_given(value)}") for key, value in choices.items())
-    everything = f"snakemake --cores all --config {given}"
+    everything = command_for(campaign)
     record = f"results/{campaign.name}/runs/{campaign.runs[0].name}/record.parquet"
     commands = {
         "Everything": everything,
@@ -162,6 +156,9 @@ def _page(campaign: Campaign, devices: Iterable[str], origins: Iterable[dict]) -
         "miniature": campaign.miniature,
         "devices": sorted(set(devices)),
         "seeds": list(campaign.seeds),
+        "corpora": [
+            {"title": spec.title, "kind": spec.source["kind"]} for spec in campaign.data.values()
+        ],
         "scales": list(campaign.scales),
         "efficiency_window": campaign.efficiency_window,
         "restrictions": {k: str(v) for k, v in campaign.restrictions.items()},
@@ -171,49 +168,100 @@ def _page(campaign: Campaign, devices: Iterable[str], origins: Iterable[dict]) -
     }
 
 
-def load_records(campaign: Campaign, results: Results) -> CampaignRecords:
+_LAYOUTS = {
+    "models": MODELS,
+    "run": RUN,
+    "log": LOG,
+    "probes": PROBES,
+    "diagnostics": FLOW,
+    "curves": FLOW_CURVES,
+    "maps": FLOW_MAPS,
+    "throughput": THROUGHPUT,
+    "complexity": COMPLEXITY,
+    "verification": VERIFICATION,
+}
+
+
+class _Loader:
+    """Reads planned records one by one; what is not there is a gap, or an error."""
+
+    def __init__(self, campaign: Campaign, partial: bool):
+        self.campaign, self.partial = campaign, partial
+        self.frames: dict[str, list[pd.DataFrame]] = {}
+        self.origins: list[dict] = []
+        self.diagnosed: dict[str, dict] = {}
+        self.provenance: list[dict] = []
+        self.missing: list[dict] = list(gaps.left_out(campaign))
+
+    def take(self, source: Source) -> None:
+        """Read one record. Raises InputError where it will not do and the whole was asked for."""
+        if source.path is None:
+            self.missing.append(gaps.unpublished(source))
+            return
+        try:
+            origin = read_origin(source.path)
+            if not self.partial and source.config_hash not in (None, origin["config_hash"]):
+                raise InputError(
+                    f"{source.path} was made with another configuration; run snakemake to make it "
+                    "again"
+                )
+            self._keep(source, origin)
+        except InputError as error:
+            if not self.partial:
+                raise
+            self.missing.append(gaps.not_there(source, error))
+
+    def _keep(self, source: Source, origin: dict) -> None:
+        kind, extra = source.kind, {"source": source.path.as_posix()}
+        if kind == "systems":
+            kind = "complexity" if source.variant == "complexity" else "throughput"
+        rows = read_parquet(source.path, _LAYOUTS[kind]).to_pandas()
+        if kind == "log":
+            extra = {"scale": source.scale, "variant": source.variant, "seed": source.seed}
+        elif kind == "run":
+            extra["device"] = origin["device"]
+        elif kind == "complexity":
+            extra["scale"] = source.scale
+        self.frames.setdefault(kind, []).append(rows.assign(**extra))
+        self.origins.append(origin)
+        if kind == "diagnostics":
+            name = f"{source.scale}/{source.variant}/{source.seed}"
+            self.diagnosed[name] = origin
+        self.provenance.append(provenance_row(source, origin, self.campaign))
+
+    def frame(self, kind: str, *extra: str) -> pd.DataFrame:
+        """The rows of one kind."""
+        return _frame(self.frames.get(kind, []), _LAYOUTS[kind], *extra)
+
+
+def load_records(campaign: Campaign, results: Results, *, partial: bool = False) -> CampaignRecords:
     """Read every record of a campaign.
 
-    Raises InputError for a missing or damaged file, or runs that read different data.
+    partial: read what is there, whatever configuration made it, and name the rest in `missing`.
+    Raises InputError for runs that read different data and, unless `partial`, for a missing or
+    damaged file or one that another configuration made.
     """
-    runs, logs, flow, throughput, complexity = [], [], [], [], []
-    origins = [read_origin(results.models)]
-    for run in campaign.runs:
-        folder = results.run(run)
-        source: Path = folder / "record.parquet"
-        origins.append(_own_origin(source, run))
-        device = origins[-1]["device"]
-        row = read_parquet(source, RUN).to_pandas()
-        runs.append(row.assign(device=device, source=source.as_posix()))
-        log = read_parquet(folder / "log.parquet", LOG).to_pandas()
-        logs.append(log.assign(scale=run.scale, variant=run.variant, seed=run.seed))
-    for run in campaign.paired_runs:
-        path = results.diagnostics(run)
-        if path is not None:
-            origins.append(_own_origin(path, campaign.diagnostics_spec(run)))
-            flow.append(read_parquet(path, FLOW).to_pandas().assign(source=path.as_posix()))
-    for spec in campaign.systems:
-        path = results.systems(spec)
-        origins.append(_own_origin(path, spec))
-        if spec.benchmark == "complexity":
-            table = read_parquet(path, COMPLEXITY).to_pandas()
-            complexity.append(table.assign(scale=spec.scale, source=path.as_posix()))
-        else:
-            table = read_parquet(path, THROUGHPUT).to_pandas()
-            throughput.append(table.assign(source=path.as_posix()))
-
-    run_frame = _frame(runs, RUN, "device", "source")
-    log_frame = _frame(logs, LOG, "scale", "variant", "seed")
-    check_order(run_frame)
-    devices = [*run_frame["device"], *(d for f in throughput for d in f["device"])]
+    loader = _Loader(campaign, partial)
+    for source in planned_sources(campaign, results):
+        loader.take(source)
+    runs = loader.frame("run", "device", "source")
+    logs = loader.frame("log", "scale", "variant", "seed")
+    throughput = loader.frame("throughput", "source")
+    check_order(runs)
+    check_sequences(loader.diagnosed)
     return CampaignRecords(
-        models=read_parquet(results.models, MODELS).to_pandas(),
-        runs=run_frame,
-        logs=log_frame,
-        efficiency=_efficiency(run_frame, log_frame, campaign.efficiency_window),
-        flow=_frame(flow, FLOW, "source"),
-        throughput=_frame(throughput, THROUGHPUT, "source"),
-        complexity=_frame(complexity, COMPLEXITY, "scale", "source"),
-        missing=_missing(campaign, results),
-        page=_page(campaign, devices, origins),
+        models=loader.frame("models", "source"),
+        runs=runs,
+        logs=logs,
+        efficiency=_efficiency(runs, logs, campaign.efficiency_window),
+        flow=loader.frame("diagnostics", "source"),
+        throughput=throughput,
+        complexity=loader.frame("complexity", "scale", "source"),
+        verification=loader.frame("verification", "source"),
+        missing=pd.DataFrame(loader.missing, columns=gaps.MISSING),
+        provenance=pd.DataFrame(loader.provenance, columns=PROVENANCE),
+        page=_page(campaign, [*runs["device"], *throughput["device"]], loader.origins),
+        curves=loader.frame("curves"),
+        maps=loader.frame("maps"),
+        probes=loader.frame("probes"),
     )

@@ -7,43 +7,57 @@ from relation.config import Campaign
 from relation.errors import InputError
 from relation.files import atomic_path, sha256_of, write_text
 from relation.parquet import read_origin
-from relation.results import CHECKSUMS, Results, diagnostics_path, run_path, systems_path
+from relation.results import (
+    CHECKSUMS,
+    MODELS_FILE,
+    RUN_FILES,
+    VERIFICATION_FILE,
+    Results,
+    diagnostics_path,
+    run_path,
+    systems_path,
+    with_pictures,
+)
 
 
 def publish(campaign: Campaign, results: Results) -> list[Path]:
     """Copy every complete record of this configuration to results/published/<campaign>.
 
-    A run counts when its record and log are there and carry the campaign's configuration hash;
-    so do its diagnostics and each systems benchmark. Checkpoints are not copied. Returns the
-    files copied. Raises InputError where nothing is complete.
+    A run counts when its record, log and probes are there and carry the campaign's configuration
+    hash; so do its diagnostics, each systems benchmark and the verification; the inventory of
+    models goes with them. Checkpoints and the logs of jobs are not copied. Returns the files
+    copied. Raises InputError where nothing is complete.
     """
-    wanted: list[tuple[list[Path], str]] = []
+    wanted: list[tuple[list[Path], str | None]] = [([MODELS_FILE], None)]
     for run in campaign.runs:
-        folder = run_path(run)
-        wanted.append(([folder / "record.parquet", folder / "log.parquet"], run.config_hash))
+        wanted.append(([run_path(run) / file for file in RUN_FILES], run.config_hash))
     for run in campaign.paired_runs:
-        wanted.append(([diagnostics_path(run)], campaign.diagnostics_spec(run).config_hash))
+        files = list(with_pictures(diagnostics_path(run)))
+        wanted.append((files, campaign.diagnostics_spec(run).config_hash))
     for spec in campaign.systems:
         wanted.append(([systems_path(spec)], spec.config_hash))
+    wanted.append(([VERIFICATION_FILE], campaign.verification.config_hash))
 
     copied: list[Path] = []
     for files, config_hash in wanted:
         sources = [results.folder / file for file in files]
         if not all(source.exists() for source in sources):
             continue
-        if any(read_origin(source)["config_hash"] != config_hash for source in sources):
+        hashes = {read_origin(source)["config_hash"] for source in sources}
+        if config_hash is not None and hashes != {config_hash}:
             continue
         for file, source in zip(files, sources, strict=True):
             target = results.published_folder / file
             with atomic_path(target) as temporary:
                 shutil.copyfile(source, temporary)
             copied.append(target)
-    if not copied:
+    if not any(path.name != MODELS_FILE.name for path in copied):
         raise InputError(f"campaign {campaign.name} has no complete record to publish")
     folder = results.published_folder
     lines = [
         f"{sha256_of(path)}  {path.relative_to(folder).as_posix()}\n"
         for path in sorted(folder.rglob("*.parquet"))
+        if results.report.name not in path.relative_to(folder).parts[:1]
     ]
     write_text(folder / CHECKSUMS, "".join(lines))
     return copied

@@ -63,6 +63,18 @@ def _model(records: CampaignRecords, scale: str, variant: str) -> Model | None:
     return found[0] if found else None
 
 
+def _no_model(records: CampaignRecords, scale: str, variants: tuple[str, ...]) -> Measured:
+    """Why the inventory has no such model: it is not there itself, or the campaign plans none."""
+    if records.models.empty:
+        return absent(records, ("models",))
+    return absent(records, ("run",), scale, variants)
+
+
+def _behind(model: Model) -> dict[str, Any]:
+    rows = f"scale = {model['scale']}, variant = {model['variant']}"
+    return {"sources": (str(model["source"]),), "rows": rows}
+
+
 def worded_models(
     records: CampaignRecords, scale: str, variants: tuple[str, ...], wording: Callable[[Model], str]
 ) -> Measured:
@@ -70,8 +82,8 @@ def worded_models(
     for variant in variants:
         model = _model(records, scale, variant)
         if model is not None:
-            return worded(wording(model))
-    return absent(records, ("run",), scale, variants)
+            return worded(wording(model), **_behind(model))
+    return _no_model(records, scale, variants)
 
 
 def model_number(
@@ -80,8 +92,8 @@ def model_number(
     """A number of a planned model: its context, its parameters."""
     model = _model(records, scale, variant)
     if model is None:
-        return absent(records, ("run",), scale, (variant,))
-    return Measured(float(model[field]), unit=unit, n=1)
+        return _no_model(records, scale, (variant,))
+    return Measured(float(model[field]), unit=unit, n=1, **_behind(model))
 
 
 def configurations(records: CampaignRecords) -> Measurements:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 import pandas as pd
 
+from report.compute.fit import T_975
+
 if TYPE_CHECKING:
     from relation.records import CampaignRecords
 
-Status = Literal["ok", "not run", "oom", "not reached", "no counterpart"]
+Status = Literal["ok", "not run", "failed", "oom", "not reached", "no counterpart"]
 
 
 @dataclass(frozen=True)
@@ -20,7 +23,8 @@ class Measured:
     """A value in the records' own unit (fraction, token, nat), or the reason for its absence.
 
     ``unit`` is the unit to print where the paper prints no value; else the paper's is used.
-    ``n`` counts the seeds or the measurements behind the value.
+    ``n`` counts the seeds or the measurements behind the value; ``by_seed`` holds what a mean over
+    seeds is the mean of; ``rows`` says which rows of the sources count, as ``metric = self_flow``.
     """
 
     value: float | None = None
@@ -30,6 +34,26 @@ class Measured:
     status: Status = "ok"
     reason: str = ""
     sources: tuple[str, ...] = ()
+    rows: str = ""
+    by_seed: Mapping[int, float] = field(default_factory=dict)
+
+    @property
+    def spread(self) -> float | None:
+        """Sample standard deviation over seeds; None below two."""
+        return statistics.stdev(self.by_seed.values()) if len(self.by_seed) > 1 else None
+
+    @property
+    def margin(self) -> float | None:
+        """Half of the mean's 95% t interval over seeds; None below two."""
+        return t_margin(list(self.by_seed.values()))
+
+
+def t_margin(values: list[float]) -> float | None:
+    """Half of the 95% t interval of a mean; None below two values."""
+    n = len(values)
+    if n < 2:
+        return None
+    return T_975[min(n - 1, len(T_975)) - 1] * statistics.stdev(values) / math.sqrt(n)
 
 
 Measurements = dict[tuple[str, str, str], Measured]
@@ -64,10 +88,12 @@ def absent(
     if seed is not None:
         planned = select(planned, seed=seed)
     reasons = "; ".join(dict.fromkeys(str(reason) for reason in planned["reason"]))
+    statuses = [s for s in ("failed", "oom") if (planned["status"] == s).any()]
     if not reasons and seed is not None and seed not in records.page["seeds"]:
         seeds = ", ".join(map(str, records.page["seeds"]))
         reasons = f"seed {seed} is none of this campaign's ({seeds})"
-    return Measured(status="not run", reason=reasons or "this campaign holds no record of it")
+    status = statuses[0] if statuses else "not run"
+    return Measured(status=status, reason=reasons or "this campaign holds no record of it")
 
 
 def no_counterpart(reason: str) -> Measured:
@@ -81,6 +107,7 @@ def over_seeds(
     sources: tuple[str, ...],
     missing: Measured,
     unit: str = "nat",
+    rows: str = "",
 ) -> dict[str, Measured]:
     """Mean and sample standard deviation (ddof = 1) over seeds.
 
@@ -89,14 +116,15 @@ def over_seeds(
         planned: the campaign's seeds; those without a value are named in the reason.
         sources: records behind the values.
         missing: stands in for both statistics when no seed has a value.
-        unit: see ``Measured``.
+        unit, rows: see ``Measured``.
     """
     if not values:
         return {"mean": missing, "sd": missing}
     series = pd.Series(values, dtype="float64")
     left_out = [str(seed) for seed in planned if seed not in values]
     reason = f"seeds without a value: {', '.join(left_out)}" if left_out else ""
-    mean = Measured(float(series.mean()), unit=unit, n=len(series), reason=reason, sources=sources)
+    found = {"unit": unit, "n": len(series), "reason": reason, "sources": sources, "rows": rows}
+    mean = Measured(float(series.mean()), by_seed=dict(values), **found)
     if len(series) < 2:
         return {
             "mean": mean,
@@ -106,10 +134,7 @@ def over_seeds(
                 n=1,
             ),
         }
-    sd = Measured(
-        float(series.std(ddof=1)), unit=unit, n=len(series), reason=reason, sources=sources
-    )
-    return {"mean": mean, "sd": sd}
+    return {"mean": mean, "sd": Measured(float(series.std(ddof=1)), **found)}
 
 
 def is_number(value: object) -> bool:

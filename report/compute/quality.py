@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from report.compute.configurations import (
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 ABLATIONS = ("exchange-only", "raw-x", "no-count", "no-givens", "single-head")
 ABLATION_SCALE = "10M"
 HYBRID_SCALE = "30M"
+_NLL_ROWS = "final_nll"
+_CURVE_ROWS = "loss against tokens, smoothed as efficiency.window says"
 
 
 class FinalNLL:
@@ -37,10 +40,12 @@ class FinalNLL:
     def __init__(self, records: CampaignRecords) -> None:
         self._records = records
         self.seeds: list[int] = [int(seed) for seed in records.page["seeds"]]
+        finished = records.runs[records.runs["final_nll"].notna()]
+        self._finished = dict(iter(finished.groupby(["scale", "variant"])))
+        self._none = finished.iloc[:0]
 
     def _runs(self, scale: str, variant: str) -> pd.DataFrame:
-        runs = select(self._records.runs, scale=scale, variant=variant)
-        return runs[runs["final_nll"].notna()]
+        return self._finished.get((scale, variant), self._none)
 
     def by_seed(self, scale: str, variant: str) -> dict[int, float]:
         runs = self._runs(scale, variant)
@@ -61,7 +66,7 @@ class FinalNLL:
         if nll is None:
             return absent(self._records, ("run",), scale, (variant,), seed)
         source = self.sources(scale, variant, seed=seed)
-        return Measured(nll, unit="nat", n=1, sources=source)
+        return Measured(nll, unit="nat", n=1, sources=source, rows=_NLL_ROWS)
 
     def statistics(self, scale: str, variant: str) -> dict[str, Measured]:
         """Mean and standard deviation over the seeds of one variant."""
@@ -70,6 +75,7 @@ class FinalNLL:
             self.seeds,
             self.sources(scale, variant),
             absent(self._records, ("run",), scale, (variant,)),
+            rows=_NLL_ROWS,
         )
 
     def difference(self, scale: str, variant: str, base: str, seed: int | None = None) -> Measured:
@@ -83,6 +89,8 @@ class FinalNLL:
             sum(ours[s] - theirs[s] for s in paired) / len(paired),
             unit="nat",
             n=len(paired),
+            by_seed={s: ours[s] - theirs[s] for s in paired},
+            rows=_NLL_ROWS,
             reason=f"seeds without a pair: {', '.join(map(str, unpaired))}" if unpaired else "",
             sources=self.sources(scale, base, variant, seed=seed),
         )
@@ -131,8 +139,9 @@ def _mean_reduction(records: CampaignRecords, scale: str) -> dict[str, Measured]
         )
     else:
         none = absent(records, ("run",), scale, ("mha", "full"))
-    sources = FinalNLL(records).sources(scale, "mha", "full")
-    return over_seeds(reached, records.page["seeds"], sources, none, unit="%")
+    sources = _logs(FinalNLL(records).sources(scale, "mha", "full"))
+    seeds = records.page["seeds"]
+    return over_seeds(reached, seeds, sources, none, unit="%", rows=_CURVE_ROWS)
 
 
 def paired_nll(records: CampaignRecords) -> Measurements:
@@ -159,11 +168,16 @@ def token_efficiency(records: CampaignRecords) -> Measurements:
         recorded = select(records.efficiency, scale=scale)
         by_seed = {int(row["seed"]): row for row in recorded.to_dict("records")}
         for seed in dict.fromkeys([*SEEDS, *nll.seeds, *sorted(by_seed)]):
-            sources = nll.sources(scale, "mha", "full", seed=seed)
+            sources = _logs(nll.sources(scale, "mha", "full", seed=seed))
             none = absent(records, ("run",), scale, ("mha", "full"), seed)
             for column, value in _crossing(by_seed.get(seed), none, sources).items():
                 found[f"{scale}/{seed}", column, "value"] = value
     return found
+
+
+def _logs(records: tuple[str, ...]) -> tuple[str, ...]:
+    """The logs beside the records of runs."""
+    return tuple(str(Path(record).with_name("log.parquet")) for record in records)
 
 
 def _crossing(
@@ -171,18 +185,19 @@ def _crossing(
 ) -> dict[str, Measured]:
     if row is None:
         return dict.fromkeys(("target", "crossing", "reduction"), none)
-    found = {"target": Measured(float(row["target"]), unit="nat", n=1, sources=sources)}
+    behind = {"sources": sources, "rows": _CURVE_ROWS}
+    found = {"target": Measured(float(row["target"]), unit="nat", n=1, **behind)}
     for column, field, unit in (
         ("crossing", "crossing_tokens", "M tokens"),
         ("reduction", "reduction", "%"),
     ):
         if is_number(row[field]):
-            found[column] = Measured(float(row[field]), unit=unit, n=1, sources=sources)
+            found[column] = Measured(float(row[field]), unit=unit, n=1, **behind)
         else:
             found[column] = Measured(
                 status="not reached",
                 reason="the Relation run's smoothed loss stayed above the target to its last token",
-                sources=sources,
+                **behind,
             )
     return found
 

@@ -7,7 +7,10 @@ from relation.parquet import Column, schema
 from relation.records import CampaignRecords
 from relation.spec import canonical_hash
 
-_TEXT, _REAL = pa.string(), pa.float64()
+_TEXT, _INT, _REAL = pa.string(), pa.int64(), pa.float64()
+_FRESHNESS = "current, stale, or: older code, same golden losses; null without a value"
+_CLAIM_FRESHNESS = "the worst of the sources; null without any"
+_VERDICTS = "reproduced, direction only, not reproduced or not tested"
 
 CELLS = schema(
     Column("table", _TEXT, description="LaTeX label without tab:"),
@@ -19,11 +22,120 @@ CELLS = schema(
     Column("value", _REAL, "the row's unit", "the campaign's"),
     Column("text", _TEXT, description="the campaign's, where the cell is words"),
     Column("unit", _TEXT),
-    Column("n", pa.int64(), description="seeds or measurements behind the value"),
+    Column("n", _INT, description="seeds or measurements behind the value"),
+    Column("spread", _REAL, "the row's unit", "standard deviation over seeds, ddof = 1"),
+    Column("low", _REAL, "the row's unit", "95% t interval of the mean over seeds"),
+    Column("high", _REAL, "the row's unit"),
     Column("difference", _REAL, "the row's unit", "value - paper_value"),
-    Column("status", _TEXT),
+    Column("status", _TEXT, description="ok, not run, failed, oom, not reached, no counterpart"),
     Column("reason", _TEXT),
+    Column("tolerance", _REAL, "the row's unit", "how far from paper_value; null where not judged"),
+    Column("tolerance_rule", _TEXT, description="why, from report/tolerances.toml"),
+    Column("verdict", _TEXT, description="within, outside, not judged; null without a paper value"),
+    Column("verdict_reason", _TEXT),
+    Column("freshness", _TEXT, description=_FRESHNESS),
+    Column("freshness_reason", _TEXT),
+    Column("rows", _TEXT, description="which rows of the sources, as: metric = eff_rank"),
     Column("sources", pa.list_(_TEXT), description="Parquet files behind the value"),
+)
+
+PROVENANCE = schema(
+    Column("source", _TEXT, description="a Parquet file that cells or claims rest on"),
+    Column("kind", _TEXT, description="as run, log, diagnostics or systems"),
+    Column("scale", _TEXT, description="empty where the file holds several"),
+    Column("variant", _TEXT, description="of a systems benchmark, its name"),
+    Column("seed", _INT),
+    Column("config_hash", _TEXT),
+    Column("code_hash", _TEXT),
+    Column("golden_hash", _TEXT, description="of the golden losses; null in older records"),
+    Column("commit", _TEXT),
+    Column("device", _TEXT),
+    Column("versions", _TEXT, description="JSON: package to version"),
+    Column("made", _TEXT, description="time, ISO 8601, UTC"),
+    Column("log", _TEXT, description="of the job that made it; null where it is not here"),
+    Column("rerun", _TEXT, description="shell command"),
+    Column("freshness", _TEXT, description=_FRESHNESS),
+    Column("freshness_reason", _TEXT),
+)
+
+MISSING = schema(
+    Column("kind", _TEXT, description="as run, log, flow, throughput or complexity"),
+    Column("scale", _TEXT),
+    Column("variant", _TEXT, description="of a systems benchmark, its name"),
+    Column("seed", _INT, description="-1 where it has none"),
+    Column("status", _TEXT, description="not run, failed or oom"),
+    Column("reason", _TEXT),
+)
+
+CLAIMS = schema(
+    Column("number", _INT, description="1 to 18"),
+    Column("claim", _TEXT, description="what the paper asserts"),
+    Column("verdict", _TEXT, description=_VERDICTS),
+    Column("reason", _TEXT),
+    Column("rule", _TEXT, description="what reproduced means for this claim"),
+    Column("tables", pa.list_(_TEXT), description="labels of the tables that hold its values"),
+    Column("sources", pa.list_(_TEXT), description="Parquet files behind the evidence"),
+    Column("flips", _TEXT, description="seeds without which the verdict would be another"),
+    Column("freshness", _TEXT, description=_CLAIM_FRESHNESS),
+    Column("freshness_reason", _TEXT),
+)
+
+EVIDENCE = schema(
+    Column("claim", _INT, description="number of the claim"),
+    Column("label", _TEXT, description="scale or variant"),
+    Column("quantity", _TEXT, description="what is compared"),
+    Column("paper", _REAL, "the row's unit", "null where the paper prints none"),
+    Column("ours", _REAL, "the row's unit", "null where the campaign has none"),
+    Column("difference", _REAL, "the row's unit", "ours - paper"),
+    Column("low", _REAL, "the row's unit", "95% interval of ours"),
+    Column("high", _REAL, "the row's unit"),
+    Column("n", _INT, description="seeds, pairs or points behind ours"),
+    Column("unit", _TEXT),
+    Column("direction", pa.bool_(), description="the paper's sign or bound; null: undecided"),
+    Column("size", pa.bool_(), description="the paper's size; null: undecided or not asked"),
+    Column("note", _TEXT, description="what is missing, or what the row leaves out"),
+)
+
+CHECKLIST = schema(
+    Column("standard", _TEXT, description="NeurIPS or ACM"),
+    Column("item", _TEXT),
+    Column("answer", _TEXT),
+    Column("justification", _TEXT, description="from the records"),
+)
+
+# What the rule `cells` writes, by file name.
+FRAMES = {
+    "cells": CELLS,
+    "provenance": PROVENANCE,
+    "missing": MISSING,
+    "claims": CLAIMS,
+    "evidence": EVIDENCE,
+    "checklist": CHECKLIST,
+}
+
+CELL_KEY = ("table", "row", "column", "statistic")
+# What a comparison says of each campaign's cell, as first_value, second_value and so on.
+COMPARED_CELL = ("value", "text", "n", "spread", "low", "high", "status", "reason", "verdict")
+_BOTH = ("first", "second")
+
+COMPARED_CELLS = schema(
+    *(Column(name, _TEXT) for name in (*CELL_KEY, "unit", "paper")),
+    Column("paper_value", _REAL, "the row's unit"),
+    *(
+        Column(
+            f"{side}_{name}", CELLS.field(name).type, CELLS.field(name).metadata[b"unit"].decode()
+        )
+        for side in _BOTH
+        for name in COMPARED_CELL
+    ),
+    Column("difference", _REAL, "the row's unit", "second - first"),
+    Column("intervals_meet", pa.bool_(), description="95% t intervals over seeds; null without"),
+)
+
+COMPARED_CLAIMS = schema(
+    Column("number", _INT),
+    Column("claim", _TEXT),
+    *(Column(f"{side}_{name}", _TEXT) for side in _BOTH for name in ("verdict", "reason")),
 )
 
 FIGURES = schema(
@@ -31,6 +143,7 @@ FIGURES = schema(
     Column("title", _TEXT),
     Column("alt", _TEXT),
     Column("file", _TEXT, description="SVG below the report; null where it was not drawn"),
+    Column("page", _TEXT, description="HTML below the report that explores it; null if none"),
     Column("reason", _TEXT, description="why it was not drawn"),
 )
 

@@ -1,0 +1,56 @@
+"""What a campaign lacks, and why: left out, not run, failed, out of memory."""
+
+from collections.abc import Iterator
+
+from relation.config import Campaign
+from relation.errors import InputError
+from relation.geometry import PAIRED
+from relation.records.sources import Source
+from relation.status import failure
+
+MISSING = ("kind", "scale", "variant", "seed", "status", "reason")
+NOT_RUN, FAILED, OOM = "not run", "failed", "oom"
+_OUT_OF_MEMORY = ("out of memory", "OutOfMemoryError")
+# What a record's absence is called in the frames that it would have filled.
+_KINDS = {"log": "run", "diagnostics": "flow", "systems": "throughput"}
+
+
+def _gap(kind: str, scale: str, variant: str, seed: int | None, status: str, reason: str) -> dict:
+    seed = -1 if seed is None else seed
+    return dict(zip(MISSING, (kind, scale, variant, seed, status, reason), strict=True))
+
+
+def left_out(campaign: Campaign) -> Iterator[dict]:
+    """What the campaign's restrictions leave out of the whole matrix."""
+    for run in campaign.omitted:
+        kinds = ("run", "flow") if run.variant in PAIRED else ("run",)
+        for kind in kinds:
+            yield _gap(kind, run.scale, run.variant, run.seed, NOT_RUN, run.reason)
+    chosen = " ".join(f"{key}={value}" for key, value in campaign.restrictions.items())
+    for spec in campaign.planned_systems:
+        if spec not in campaign.systems:
+            kind = "complexity" if spec.benchmark == "complexity" else "throughput"
+            reason = f"left out by {chosen}"
+            yield _gap(kind, spec.scale, spec.benchmark, None, NOT_RUN, reason)
+
+
+def unpublished(source: Source) -> dict:
+    """Diagnostics of a published run that was published without them."""
+    reason = "the run was published without diagnostics and checkpoints are not shipped"
+    kind = _KINDS.get(source.kind, source.kind)
+    return _gap(kind, source.scale, source.variant, source.seed, NOT_RUN, reason)
+
+
+def not_there(source: Source, error: InputError) -> dict:
+    """A record that is absent or unreadable; the log of its job may say why."""
+    kind = _KINDS.get(source.kind, source.kind)
+    if source.variant == "complexity":
+        kind = "complexity"
+    key = (kind, source.scale, source.variant, source.seed)
+    if source.path.exists():
+        return _gap(*key, FAILED, str(error))
+    reason = failure(source.job_log)
+    if reason is None:
+        return _gap(*key, NOT_RUN, f"there is no {source.path.as_posix()}")
+    status = OOM if any(words in reason for words in _OUT_OF_MEMORY) else FAILED
+    return _gap(*key, status, reason)

@@ -1,0 +1,113 @@
+"""Where each record comes from, and whether what made it has changed since.
+
+Snakemake's own memory of what it made does not survive a clone; a record's origin does.
+"""
+
+import json
+import shlex
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from relation.code import code_hash, golden_hash
+from relation.config import Campaign
+from relation.parquet import read_origin
+from relation.records.sources import Source
+from relation.spec import canonical_hash
+
+CURRENT, OLDER, STALE = "current", "older code, same golden losses", "stale"
+FRESHNESS = (CURRENT, OLDER, STALE)  # from best to worst
+PROVENANCE = (
+    "source", "kind", "scale", "variant", "seed", "config_hash", "code_hash", "golden_hash",
+    "commit", "device", "versions", "made", "log", "rerun", "freshness", "freshness_reason",
+)  # fmt: skip
+
+
+def _as_given(value: object) -> str:
+    """A choice as the command line takes it."""
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def command_for(campaign: Campaign) -> str:
+    """The command that runs a campaign with the choices it was restricted by."""
+    choices = {"campaign": campaign.name, **campaign.restrictions}
+    if campaign.corpus is not None:
+        choices["corpus"] = campaign.corpus
+    given = " ".join(shlex.quote(f"{key}={_as_given(value)}") for key, value in choices.items())
+    return f"snakemake --cores all --config {given}"
+
+
+def freshness(origin: Mapping[str, Any], source: Source) -> tuple[str, str]:
+    """Whether a record is what this checkout would make again, and why it may not be."""
+    if source.config_hash not in (None, origin["config_hash"]):
+        return STALE, (
+            f"made with another configuration: {origin['config_hash']}, now {source.config_hash}"
+        )
+    read = origin.get("data_origin", {}).get("corpus_sha256")
+    if None not in (read, source.corpus) and read != source.corpus:
+        return STALE, "made from other texts than the corpus given now"
+    base = source.rests_on
+    if base is not None and base.exists() and read_origin(base)["created"] > origin["created"]:
+        return STALE, f"{base.as_posix()}, which it rests on, was made later"
+    golden, here = origin.get("golden_hash"), golden_hash()
+    if None not in (golden, here) and golden != here:
+        return STALE, f"the golden losses changed: {golden}, now {here}"
+    code = code_hash(source.stage)
+    if origin["code_hash"] == code:
+        return CURRENT, ""
+    changed = f"the code of stage {source.stage} changed: {origin['code_hash']}, now {code}"
+    if golden is None:
+        return STALE, f"{changed}; which golden losses it was held to is not recorded"
+    if here is None:
+        return STALE, f"{changed}; the golden losses are not here to compare"
+    return OLDER, changed
+
+
+# Whose code the records that a report is made from rest on.
+_STAGES = ("models", "training", "diagnostics", "systems", "verification")
+
+
+def checkout_hash() -> str:
+    """A hash of what `freshness` compares records with in this checkout."""
+    return canonical_hash([golden_hash(), *(code_hash(stage) for stage in _STAGES)])
+
+
+def worst(states: Iterable[str]) -> str:
+    """The worst of several states of freshness; current where there is none."""
+    return max(states, key=FRESHNESS.index, default=CURRENT)
+
+
+def _log(source: Source) -> str | None:
+    """The log of the job that made a record, where it was made here."""
+    here = source.path == source.target and source.job_log.exists()
+    return source.job_log.as_posix() if here else None
+
+
+def _rerun(source: Source, campaign: Campaign) -> str:
+    """The command that makes a record again, and what depends on it unless it was published."""
+    everything, target = command_for(campaign), shlex.quote(source.target.as_posix())
+    if source.path != source.target:
+        return f"{everything} -- {target}"
+    return f"{everything} -R {target} -- all"
+
+
+def provenance_row(source: Source, origin: Mapping[str, Any], campaign: Campaign) -> dict:
+    """What is behind one record that is there, in the columns PROVENANCE."""
+    state, reason = freshness(origin, source)
+    return {
+        "source": source.path.as_posix(),
+        "kind": source.kind,
+        "scale": source.scale,
+        "variant": source.variant,
+        "seed": source.seed,
+        "config_hash": origin["config_hash"],
+        "code_hash": origin["code_hash"],
+        "golden_hash": origin.get("golden_hash"),
+        "commit": origin["commit"],
+        "device": origin["device"],
+        "versions": json.dumps(origin["versions"], sort_keys=True),
+        "made": origin["created"],
+        "log": _log(source),
+        "rerun": _rerun(source, campaign),
+        "freshness": state,
+        "freshness_reason": reason,
+    }

@@ -1,0 +1,101 @@
+"""The records that a campaign plans: where each lies and what it must have been made with."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from relation.config import Campaign
+from relation.data.sources import corpus_fingerprint
+from relation.results import (
+    MODELS_FILE,
+    RUN_FILES,
+    VERIFICATION_FILE,
+    Results,
+    diagnostics_path,
+    run_path,
+    systems_path,
+    with_pictures,
+)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A planned record.
+
+    kind: run, log, probes, diagnostics, curves, maps, systems, models or verification; path: None
+    for diagnostics that were not published with their run; target: what Snakemake makes it as;
+    job_log: of the job that makes it; stage: whose code makes it; config_hash: the present
+    configuration's, None where the record's own says nothing of it; variant: of a systems
+    benchmark, its name; corpus: fingerprint of the local texts given now; rests_on: another
+    record, which must not be newer.
+    """
+
+    kind: str
+    path: Path | None
+    target: Path
+    job_log: Path
+    stage: str
+    config_hash: str | None
+    scale: str = ""
+    variant: str = ""
+    seed: int | None = None
+    corpus: str | None = None
+    rests_on: Path | None = None
+
+
+def planned_sources(campaign: Campaign, results: Results) -> Iterator[Source]:
+    """Every record of a campaign as restricted, in a fixed order."""
+    folder, logs = results.own_folder, results.own_folder / "logs"
+    models = folder / MODELS_FILE
+    yield Source("models", results.models, models, logs / "inventory.log", "models", None)
+    corpora = {name: corpus_fingerprint(spec.path) for name, spec in campaign.data.items()}
+    for run in campaign.runs:
+        key = {"scale": run.scale, "variant": run.variant, "seed": run.seed}
+        name = f"{run.scale}-{run.variant}-{run.seed}.log"
+        for kind, file in zip(("run", "log", "probes"), RUN_FILES, strict=True):
+            yield Source(
+                kind,
+                results.run(run) / file,
+                folder / run_path(run) / file,
+                logs / "train" / name,
+                "training",
+                run.config_hash,
+                corpus=corpora[run.data],
+                **key,
+            )
+        if run not in campaign.paired_runs:
+            continue
+        found = results.diagnostics(run)
+        targets = with_pictures(folder / diagnostics_path(run))
+        paths = (None,) * len(targets) if found is None else with_pictures(found)
+        kinds = ("diagnostics", "curves", "maps")
+        for kind, path, target in zip(kinds, paths, targets, strict=True):
+            yield Source(
+                kind,
+                path,
+                target,
+                logs / "diagnose" / name,
+                "diagnostics",
+                campaign.diagnostics_spec(run).config_hash,
+                rests_on=results.run(run) / "record.parquet",
+                **key,
+            )
+    for spec in campaign.systems:
+        yield Source(
+            "systems",
+            results.systems(spec),
+            folder / systems_path(spec),
+            logs / "measure" / f"{spec.benchmark}-{spec.scale}.log",
+            "systems",
+            spec.config_hash,
+            scale=spec.scale,
+            variant=spec.benchmark,
+        )
+    yield Source(
+        "verification",
+        results.verification,
+        folder / VERIFICATION_FILE,
+        logs / "verify.log",
+        "verification",
+        campaign.verification.config_hash,
+    )

@@ -1,0 +1,218 @@
+"""The eighteen claims, their verdicts, and whether one would flip without a seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from report.claims import quality, structure, systems
+from report.claims.context import Context, WithoutSeed
+from report.claims.evidence import Evidence, Verdict, outcome
+
+if TYPE_CHECKING:
+    from relation.records import CampaignRecords
+
+MINIATURE = "the campaign's models are miniatures of the paper's"
+_SIZE = (
+    "The paper's sign at every scale that was run; and the paper's value in our 95% t interval "
+    "over seeds, or ours within one of the paper's standard deviations where it prints its seeds."
+)
+_GOOD = "At least as good as the paper's worst scale, at every scale that was run, on a CUDA GPU."
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One claim.
+
+    gather: its evidence; rule: what "reproduced" means for it; any_geometry: whether models of any
+    size can test it.
+    """
+
+    number: int
+    text: str
+    gather: Callable[[Context], Iterable[Evidence]]
+    tables: tuple[str, ...]
+    rule: str = _SIZE
+    any_geometry: bool = False
+
+
+CLAIMS = (
+    Claim(
+        1,
+        "Full Relation has a lower mean final validation NLL than MHA at 10M, 30M and 100M.",
+        quality.lower_nll,
+        ("main-results", "app-nll"),
+    ),
+    Claim(
+        2,
+        "Full Relation wins eight of nine paired comparisons.",
+        quality.wins,
+        ("app-nll",),
+        "At most one loss in nine pairs.",
+    ),
+    Claim(
+        3,
+        "Full Relation reaches the paired MHA run's final training loss with 7.3%, 5.7% and 4.5% "
+        "fewer tokens.",
+        quality.fewer_tokens,
+        ("main-results", "app-token-efficiency"),
+    ),
+    Claim(
+        4,
+        "Ablations raise the mean NLL: Exchange-only by 0.0320, Raw-X by 0.0366, no count "
+        "calibration by 0.0506, a single head by 0.0507, no Givens mixing by 0.0032.",
+        quality.ablations,
+        ("structural-ablations", "app-ablation"),
+    ),
+    Claim(
+        5,
+        "Parameter parity: Full Relation adds 5 parameters a layer.",
+        quality.parameters,
+        ("app-configs",),
+        "Counted on the built models: 5 a layer, and the paper's counts exactly.",
+    ),
+    Claim(
+        6,
+        "Self flow in the first layer is above MHA's diagonal flow at every scale.",
+        structure.self_flow_first,
+        ("relation_internal", "app-structural-layerwise"),
+    ),
+    Claim(
+        7,
+        "The effective rank of the first layer's flow is 2.34 to 2.67 times MHA's.",
+        structure.rank_first,
+        ("relation_internal", "app-structural-layerwise"),
+    ),
+    Claim(
+        8,
+        "Self flow in the second layer is below 1.5% at every scale.",
+        structure.self_flow_second,
+        ("relation_internal", "app-structural-layerwise"),
+    ),
+    Claim(
+        9,
+        "From the third layer on, 97.13 to 98.99% of Relation's flow goes to Exchange.",
+        structure.exchange_deep,
+        ("relation_internal",),
+    ),
+    Claim(
+        10,
+        "Historical mass beyond 128, 256 and 512 tokens is higher than MHA's at every scale.",
+        structure.distant_mass,
+        ("relation_internal", "app-structural-routing"),
+    ),
+    Claim(
+        11,
+        "The first-token sink is lower than MHA's at every scale; the mass on the first 32 tokens "
+        "is higher at 10M and 30M.",
+        structure.sink,
+        ("app-structural-sink-profile", "app-structural-routing"),
+    ),
+    Claim(
+        12,
+        "FlashRelation is 4.17 to 5.28 times faster than the materialised operator at T = 1024, in "
+        "whole training steps.",
+        systems.speedup,
+        ("efficient-relation",),
+        _GOOD,
+    ),
+    Claim(
+        13,
+        "FlashRelation reaches 89.7 to 92.9% of FlashAttention's throughput in whole training "
+        "steps.",
+        systems.beside_attention,
+        ("efficient-relation", "app-prod-fr-fa"),
+        _GOOD,
+    ),
+    Claim(
+        14,
+        "FlashRelation allocates no more memory than FlashAttention.",
+        systems.memory,
+        ("app-prod-fr-fa",),
+        _GOOD,
+    ),
+    Claim(
+        15,
+        "FlashRelation computes the exact Full Relation operator.",
+        systems.exactness,
+        (),
+        "Y and every gradient off the definition in FP64 by at most twice what the definition in "
+        "the same precision is, plus 1e-3 (FP32: 1e-5) of the result, in RMS and at the largest.",
+        any_geometry=True,
+    ),
+    Claim(
+        16,
+        "Linear Relation's cost is linear in T and its decode state constant; Full Relation's "
+        "decode state grows with T.",
+        systems.complexity,
+        ("token-mixing-complexity", "app-linear-long"),
+        f"The power in the fit's 95% interval, if that is no wider than "
+        f"{systems.WIDEST_INTERVAL:g}, or within {systems.POWER_OF_TIME} of it for time, "
+        f"{systems.POWER_OF_BYTES} for bytes.",
+        any_geometry=True,
+    ),
+    Claim(
+        17,
+        "The Hybrid has 31,967,571 parameters and reaches an NLL of 1.2780 ± 0.0050.",
+        quality.hybrid,
+        ("app-hybrid",),
+        "The parameters exactly; and the paper's NLL in our 95% t interval over seeds, or ours "
+        "within one of the paper's standard deviations, on its data.",
+    ),
+    Claim(
+        18,
+        "Identities: F_ii + g_i = 1; the count correction leaves the allocation of Exchange "
+        "unchanged; the first token's output is its own information.",
+        systems.identities,
+        (),
+        "The largest error on random states within rounding, of the definition in FP64 and of "
+        "FlashRelation in the campaign's precision.",
+        any_geometry=True,
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A claim with its evidence and verdict.
+
+    flips: the seeds without which the others would give another verdict, each with that verdict.
+    """
+
+    claim: Claim
+    evidence: tuple[Evidence, ...]
+    verdict: Verdict
+    reason: str
+    flips: dict[int, Verdict]
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(s for row in self.evidence for s in row.sources))
+
+
+def _judge(claim: Claim, context: Context) -> tuple[tuple[Evidence, ...], Verdict, str]:
+    evidence = tuple(claim.gather(context))
+    if context.page["miniature"] and not claim.any_geometry:
+        shown = tuple(replace(row, direction=None, size=None) for row in evidence)
+        return shown, "not tested", MINIATURE
+    return evidence, *outcome(evidence)
+
+
+def judge_claims(records: CampaignRecords, claims: Sequence[Claim] = CLAIMS) -> list[Judged]:
+    """The claims' verdicts by the rules fixed before any run.
+
+    A flip is told for seeds of which two or more have records; claims that rest on no seed have
+    none.
+    """
+    whole = Context(records)
+    seeds = sorted({int(seed) for seed in [*records.runs["seed"], *records.flow["seed"]]})
+    without = {seed: WithoutSeed(whole, seed) for seed in seeds} if len(seeds) > 1 else {}
+    judged = []
+    for claim in claims:
+        evidence, verdict, reason = _judge(claim, whole)
+        others = {seed: _judge(claim, context)[1] for seed, context in without.items()}
+        # Without its only seed a claim is not tested, which says nothing about that seed.
+        flips = {s: other for s, other in others.items() if other not in (verdict, "not tested")}
+        judged.append(Judged(claim, evidence, verdict, reason, flips))
+    return judged

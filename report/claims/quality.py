@@ -1,0 +1,168 @@
+"""Claims on losses: 1 to 5 and 17 (sections 6, C, D, E)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from report import paper_seeds
+from report.claims.context import Context
+from report.claims.evidence import Evidence, Printed, compare, printed
+from report.compute import quality as compute
+from report.compute.measured import absent, select
+from report.layout import SCALES, SEEDS
+
+# Claim 2: at most one loss in nine pairs.
+PAIRS = len(SCALES) * len(SEEDS)
+PARAMETERS_A_LAYER = 5
+HYBRID_PARAMETERS = 31_967_571
+
+
+def _rises(value: float) -> bool:
+    return value > 0
+
+
+def _falls(value: float) -> bool:
+    return value < 0
+
+
+def lower_nll(context: Context) -> Iterator[Evidence]:
+    """Claim 1: mean paired difference of the final NLL at every scale."""
+    for scale in SCALES:
+        row = f"{scale}/mean"
+        ours = context.table(compute.paired_nll)[row, "delta", "value"]
+        paper = printed("app-nll", row, "delta")
+        yield compare(scale, "NLL, Relation - MHA, mean of pairs", paper, ours, _falls)
+
+
+def wins(context: Context) -> Iterator[Evidence]:
+    """Claim 2: pairs that Relation wins; one loss in nine is allowed."""
+    deltas = {
+        (scale, seed): context.table(compute.paired_nll)[f"{scale}/{seed}", "delta", "value"]
+        for scale in SCALES
+        for seed in sorted({int(row.split("/")[1]) for row in _seed_rows(context, scale)})
+    }
+    found = {pair: delta for pair, delta in deltas.items() if delta.value is not None}
+    lost = [f"{scale}/{seed}" for (scale, seed), delta in found.items() if not delta.value < 0]
+    needed = PAIRS - len(SCALES) * (context.left_out is not None)
+    allowed = max(1, len(found) // PAIRS)
+    enough = len(found) >= needed
+    decided = bool(found) and (enough or len(lost) > allowed)
+    theirs = [
+        paper_seeds.number("app-nll", f"{scale}/{seed}", "delta")
+        for scale in SCALES
+        for seed in SEEDS
+    ]
+    notes = [f"lost: {', '.join(lost)}"] if lost else []
+    if not enough:
+        notes.append(f"{len(found)} of {needed} pairs are there")
+    yield Evidence(
+        "all pairs",
+        "pairs that Relation wins",
+        "1",
+        paper=sum(delta < 0 for delta in theirs),
+        ours=len(found) - len(lost) if found else None,
+        n=len(found),
+        direction=len(lost) <= allowed if decided else None,
+        asks_size=False,
+        essential=True,
+        note="; ".join(notes),
+        sources=tuple(s for delta in found.values() for s in delta.sources),
+    )
+
+
+def _seed_rows(context: Context, scale: str) -> list[str]:
+    return [
+        row
+        for row, _, _ in context.table(compute.paired_nll)
+        if row.startswith(f"{scale}/") and row[-1].isdigit()
+    ]
+
+
+def fewer_tokens(context: Context) -> Iterator[Evidence]:
+    """Claim 3: share of the budget spared to reach the paired MHA run's final training loss."""
+    for scale in SCALES:
+        key = (scale, "token_reduction", "mean")
+        paper, ours = printed("main-results", *key), context.table(compute.main_results)[key]
+        pairs = select(context.records.efficiency, scale=scale)
+        pairs = pairs[pairs["seed"] != context.left_out]
+        found = compare(scale, "tokens spared, mean of pairs", paper, ours, _rises)
+        never = int(pairs["reduction"].isna().sum())
+        if never:
+            # The mean leaves out the pairs that speak against the claim.
+            direction = False if 2 * never >= len(pairs) else found.direction
+            note = f"{never} of {len(pairs)} pairs never reach it"
+            notes = "; ".join(filter(None, [note, found.note]))
+            found = replace(found, direction=direction, size=None, note=notes)
+        yield found
+
+
+def ablations(context: Context) -> Iterator[Evidence]:
+    """Claim 4: what each ablation adds to the NLL of Full Relation."""
+    for variant in compute.ABLATIONS:
+        paper = printed("app-ablation", variant, "delta")
+        ours = context.table(compute.ablation_seeds)[variant, "delta", "value"]
+        quantity = "NLL, ablation - Full Relation, mean of pairs"
+        yield compare(variant, quantity, paper, ours, _rises, essential=True)
+
+
+def _model(context: Context, scale: str, variant: str) -> dict | None:
+    found = select(context.records.models, scale=scale, variant=variant).to_dict("records")
+    return found[0] if found else None
+
+
+def parameters(context: Context) -> Iterator[Evidence]:
+    """Claim 5: parameters of Relation less those of MHA, counted on the built models."""
+    for scale in SCALES:
+        full, mha = (_model(context, scale, variant) for variant in ("full", "mha"))
+        counts = [printed("app-configs", scale, f"params.{v}") for v in ("full", "mha")]
+        paper = Printed.minus(*counts)
+        given = {
+            "label": scale,
+            "quantity": "parameters, Relation - MHA",
+            "unit": "parameters",
+            "paper": paper.value,
+        }
+        if full is None or mha is None:
+            missing = absent(context.records, ("run", "models"), scale, ("full", "mha"))
+            yield Evidence(**given, note=missing.reason)
+            continue
+        ours = [int(model["parameters"]) for model in (full, mha)]
+        added = ours[0] - ours[1]
+        yield Evidence(
+            **given,
+            ours=added,
+            n=1,
+            direction=added == PARAMETERS_A_LAYER * int(full["layers"]),
+            size=ours == [count.value for count in counts],
+            note=f"{added / int(full['layers']):g} a layer; {ours[0]:,} and {ours[1]:,}, the "
+            f"paper's {counts[0].value:,.0f} and {counts[1].value:,.0f}",
+            sources=tuple(dict.fromkeys(str(model["source"]) for model in (full, mha))),
+        )
+
+
+def hybrid(context: Context) -> Iterator[Evidence]:
+    """Claim 17: the Hybrid's parameters and its NLL."""
+    model = _model(context, compute.HYBRID_SCALE, "hybrid")
+    count = None if model is None else int(model["parameters"])
+    yield Evidence(
+        "parameters",
+        "parameters",
+        "parameters",
+        paper=HYBRID_PARAMETERS,
+        ours=count,
+        n=int(model is not None),
+        direction=None if count is None else count == HYBRID_PARAMETERS,
+        asks_size=False,
+        essential=True,
+        sources=() if model is None else (str(model["source"]),),
+    )
+    paper = printed("app-hybrid", "mean", "nll", "mean")
+    ours = context.table(compute.hybrid_seeds)["mean", "nll", "mean"]
+    found = compare("NLL", "final NLL, mean of seeds", paper, ours, None, essential=True)
+    lacking = context.setting(ours.sources).lacks("data")
+    yield found if lacking is None or ours.value is None else _undecided(found, lacking)
+
+
+def _undecided(found: Evidence, why: str) -> Evidence:
+    return replace(found, direction=None, size=None, note=why)

@@ -1,0 +1,126 @@
+"""The verdict on one cell: within its tolerance, outside it, or not judged, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from report import paper_seeds
+from report.paper import load
+from report.verdicts.tolerances import Rule
+
+Verdict = Literal["within", "outside", "not judged"]
+PAPER_GPU = "RTX 5090"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the campaign has in common with the paper.
+
+    devices: names of the devices behind the cell's records.
+    """
+
+    miniature: bool
+    same_data: bool
+    devices: tuple[str, ...]
+
+    def lacks(self, need: str) -> str | None:
+        """Why a cell that needs the paper's corpora or GPU cannot be judged, or None."""
+        where = ", ".join(self.devices) or "an unknown device"
+        if need == "data":
+            return None if self.same_data else "this campaign reads other corpora than the paper's"
+        if need == "gpu":
+            same = self.devices and all(PAPER_GPU in device for device in self.devices)
+            return None if same else f"measured on {where}, the paper's on an {PAPER_GPU}"
+        on_cpu = not self.devices or any("cpu" in device.lower() for device in self.devices)
+        return f"measured on {where}, not on a GPU" if on_cpu else None
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """tolerance: how far the value may lie from the paper's, in the cell's unit; None for none."""
+
+    verdict: Verdict
+    reason: str
+    tolerance: float | None = None
+
+
+def _not_judged(reason: str) -> Judgement:
+    return Judgement("not judged", reason)
+
+
+def judge(cell: Mapping[str, Any], margin: float | None, rule: Rule, setting: Setting) -> Judgement:
+    """Hold one cell of the paper against the campaign's value.
+
+    Args:
+        cell: a row of ``cells.build``; ``paper`` is not None.
+        margin: half of the 95% t interval of the campaign's value, in the cell's unit.
+        rule: the tolerance that covers the cell.
+        setting: what the campaign has in common with the paper.
+    """
+    if setting.miniature:
+        return _not_judged("the campaign's models are miniatures of the paper's")
+    if rule.kind == "none":
+        return _not_judged(rule.why)
+    if cell["status"] != "ok":
+        return _not_judged(f"there is no value: {cell['status']}")
+    for need in rule.needs:
+        reason = setting.lacks(need)
+        if reason is not None:
+            return _not_judged(reason)
+    if cell["paper_value"] is None:
+        same = cell["text"] == cell["paper"]
+        return Judgement("within" if same else "outside", "the same" if same else "not the same")
+    return _number(cell, margin, rule)
+
+
+def _number(cell: Mapping[str, Any], margin: float | None, rule: Rule) -> Judgement:
+    value, paper = cell["value"], cell["paper_value"]
+    rounding = paper_seeds.resolution(cell["paper"])
+    if rule.kind in ("at-least", "at-most", "own"):
+        return _bound(cell, rule, rounding)
+    if rule.kind == "exact":
+        allowed, said = 0.0, "it must be the same"
+    else:
+        spread = paper_seeds.spread(cell["table"], cell["row"], cell["column"])
+        if rule.kind == "seed":
+            known = {f"{rule.factor} of the paper's standard deviations": rule.factor * spread}
+        else:
+            known = {"our 95% interval": margin, "the paper's standard deviation": spread}
+            known = {name: size for name, size in known.items() if size is not None}
+        if not known and abs(value - paper) > rounding:
+            return _not_judged("one seed has no interval, and the paper prints no spread")
+        known["the paper's rounding"] = rounding
+        said = max(known, key=known.__getitem__)
+        allowed = known[said]
+    # A count of 0 decimals is exact; a printed fraction stands for all that rounds to it.
+    fractional = "." in cell["paper"]
+    allowed = max(allowed, rounding if fractional else 0.0)
+    within = abs(value - paper) <= allowed * (1 + 1e-9)
+    return Judgement("within" if within else "outside", f"allowed: {said}", allowed)
+
+
+def _bound(cell: Mapping[str, Any], rule: Rule, rounding: float) -> Judgement:
+    """At least, or at most, what the paper has: its own value, or its worst over the scales."""
+    value, paper = cell["value"], cell["paper_value"]
+    more = rule.kind == "at-least" or rule.better == "more"
+    if rule.kind == "own":
+        bound, whose = paper, "the paper's value"
+    else:
+        column = [
+            found.number
+            for (_, name, _), found in load(cell["table"]).items()
+            if name == cell["column"]
+        ]
+        bound = min(column) if more else max(column)
+        whose = f"{bound:g}, the paper's {'least' if more else 'greatest'}"
+    if more:
+        limit = bound * (1 - rule.slack) - rounding
+        within, allowed = value >= limit, paper - limit
+    else:
+        limit = bound * (1 + rule.slack) + rounding
+        within, allowed = value <= limit, limit - paper
+    slack = f", but for {rule.slack:.0%}" if rule.slack else ""
+    said = f"must be at {'least' if more else 'most'} {whose}{slack}"
+    return Judgement("within" if within else "outside", said, allowed)

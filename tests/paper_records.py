@@ -1,0 +1,173 @@
+"""Records of a campaign that measured exactly what the paper prints, for the verdicts' tests."""
+
+import math
+from dataclasses import replace
+from functools import cache
+
+import pandas as pd
+from conftest import ROOT
+
+from relation import schemas
+from relation.config import load_config, resolve
+from relation.model.inventory import inventory_row
+from relation.records import CampaignRecords
+from relation.records.gaps import MISSING
+from report.layout import SCALES, SEEDS
+from report.paper import load
+from report.paper_seeds import number
+
+SETTING = {
+    "driver": None, "sm_clock": math.nan, "sm_clock_least": math.nan, "sm_clock_limit": math.nan,
+    "disturbed": None,
+}  # fmt: skip
+GPU = "NVIDIA GeForce RTX 5090"
+DISTANCES = {
+    "beyond_128": "beyond_eighth",
+    "beyond_256": "beyond_quarter",
+    "beyond_512": "beyond_half",
+}
+SINKS = [f"sink_{k}" for k in (1, 2, 4, 8, 16, 32)]
+SPECTRUM = {
+    "stable_rank": "stable_rank", "dims_90": "dims_90", "dims_95": "dims_95",
+    "top_energy": "top_singular_energy",
+}  # fmt: skip
+
+
+def _runs():
+    for scale in SCALES:
+        for seed in SEEDS:
+            for variant in ("mha", "full"):
+                yield scale, variant, seed, number("app-nll", f"{scale}/{seed}", variant)
+    for seed in SEEDS:
+        for variant in ("exchange-only", "raw-x", "no-count", "no-givens", "single-head"):
+            yield "10M", variant, seed, number("app-ablation", variant, f"seed_{seed}")
+        yield "30M", "hybrid", seed, number("app-hybrid", str(seed), "nll")
+
+
+def _flow_rows():
+    """One seed: the paper prints means. What it prints for a scale holds at every layer."""
+    for scale in SCALES:
+        layers = [row for row, column, _ in load("app-structural-layerwise")
+                  if row.startswith(f"{scale}/") and column == "self.mha"]  # fmt: skip
+        for variant in ("mha", "full"):
+            for layer, row in enumerate(layers):
+                own = number("app-structural-layerwise", row, f"self.{variant}") / 100
+                values = {
+                    "self_flow": own,
+                    "exchange_flow": 1 - own,
+                    "effective_rank": number("app-structural-layerwise", row, f"effrank.{variant}"),
+                }
+                for column, metric in DISTANCES.items():
+                    printed = number("app-structural-routing", scale, f"{column}.{variant}")
+                    values[metric] = printed / 100
+                for column in SINKS:
+                    printed = number("app-structural-sink-profile", scale, f"{column}.{variant}")
+                    values[column] = printed / 100
+                for column, metric in SPECTRUM.items():
+                    values[metric] = number("app-structural-spectrum", scale, f"{column}.{variant}")
+                for metric, value in values.items():
+                    yield {
+                        "scale": scale, "variant": variant, "seed": 42, "layer": layer, "head": 0,
+                        "sequence": 0, "length": 1024, "count": 1, "metric": metric,
+                        "value": value, "source": "flow.parquet",
+                    }  # fmt: skip
+
+
+def _throughput_rows():
+    shared = SETTING | {
+        "status": "PASS", "reason": None, "position": 0, "device": GPU,
+        "source": "systems.parquet", "raw_tokens_per_second": None, "measured_updates": 10,
+        "allocated_gib": None, "reserved_gib": None, "alone": False, "kernels": [],
+        "tokens": "corpus",
+    }  # fmt: skip
+    for scale, micro in (("10M", (32, 4)), ("30M", (32, 4)), ("100M", (16, 8))):
+        for side, backend, column in (
+            ("reference", "reference", "fixed.reference"), ("full", "flash", "fixed.flash"),
+        ):  # fmt: skip
+            rate = number("efficient-relation", scale, column)
+            yield shared | {
+                "benchmark": "fixed", "scale": scale, "side": side, "variant": "full",
+                "backend": backend, "context": 1024, "micro": micro[0], "accumulation": micro[1],
+                "tokens_per_second": rate, "samples": [rate] * 6,
+            }  # fmt: skip
+    table = load("app-prod-fr-fa")
+    for scale in SCALES:
+        for variant in ("mha", "full"):
+            micro, accumulation = table[scale, f"micro_ga.{variant}", "value"].printed.split("/")
+            rate = table[scale, f"throughput.{variant}", "value"].number
+            yield shared | {
+                "benchmark": "matched", "scale": scale, "side": variant, "variant": variant,
+                "backend": "flash", "tokens_per_second": rate, "samples": [rate] * 6,
+                "context": int(table[scale, "context", "value"].number),
+                "micro": int(micro), "accumulation": int(accumulation),
+                "allocated_gib": table[scale, f"allocated.{variant}", "value"].number,
+                "reserved_gib": table[scale, f"reserved.{variant}", "value"].number,
+            }  # fmt: skip
+
+
+def _provenance_row(source: str, device: str) -> dict:
+    return {
+        "source": source, "kind": "run", "scale": "", "variant": "", "seed": None,
+        "config_hash": "0", "code_hash": "0", "golden_hash": "0", "commit": "c0ffee",
+        "device": device, "versions": "{}", "made": "2026-01-01T00:00:00+00:00", "log": None,
+        "rerun": "snakemake", "freshness": "current", "freshness_reason": "",
+    }  # fmt: skip
+
+
+@cache
+def _models() -> pd.DataFrame:
+    campaign = resolve(load_config(ROOT / "config.yaml"), campaign="paper")
+    rows = [inventory_row(run, title) for run, title in campaign.inventory()]
+    return pd.DataFrame(rows).assign(source="models.parquet")
+
+
+def paper_records(**page) -> CampaignRecords:
+    """The paper's printed values as records; `page` replaces what the campaign says of itself."""
+    runs = pd.DataFrame(
+        {"scale": scale, "variant": variant, "seed": seed, "final_nll": nll, "device": GPU,
+         "source": f"runs/{scale}/{variant}/{seed}/record.parquet"}
+        for scale, variant, seed, nll in _runs()
+    )  # fmt: skip
+    million = {"10M": 1e6, "30M": 1e6, "100M": 1e9}
+    efficiency = [
+        {
+            "scale": scale, "seed": seed,
+            "target": number("app-token-efficiency", f"{scale}/{seed}", "target"),
+            "crossing_tokens": million[scale]
+            * number("app-token-efficiency", f"{scale}/{seed}", "crossing"),
+            "reduction": number("app-token-efficiency", f"{scale}/{seed}", "reduction") / 100,
+        }
+        for scale in SCALES
+        for seed in SEEDS
+    ]  # fmt: skip
+    sources = [*runs["source"], "flow.parquet", "systems.parquet", "models.parquet"]
+    said = {
+        "campaign": "printed", "title": "What the paper prints", "description": "",
+        "comparable": True, "notice": "", "devices": [GPU], "miniature": False,
+        "seeds": list(SEEDS), "scales": list(SCALES), "efficiency_window": 0.01,
+        "corpora": [{"title": "TinyStories", "kind": "huggingface"}], "assumptions": [],
+        "origin": {"commit": "c0ffee", "versions": {"torch": "2.13.0"}},
+        "commands": {"Everything": "snakemake --cores all --config campaign=printed"},
+    }  # fmt: skip
+
+    def empty(layout, *extra):
+        return pd.DataFrame(columns=[*layout.names, *extra])
+
+    return CampaignRecords(
+        models=_models(),
+        runs=runs,
+        logs=empty(schemas.LOG, "scale", "variant", "seed"),
+        efficiency=pd.DataFrame(efficiency),
+        flow=pd.DataFrame(_flow_rows()),
+        throughput=pd.DataFrame(_throughput_rows()),
+        complexity=empty(schemas.COMPLEXITY, "scale", "source"),
+        verification=empty(schemas.VERIFICATION, "source"),
+        missing=pd.DataFrame(columns=MISSING),
+        provenance=pd.DataFrame([_provenance_row(source, GPU) for source in sources]),
+        page=said | page,
+    )
+
+
+def with_rows(records: CampaignRecords, **frames: pd.DataFrame) -> CampaignRecords:
+    """The records with some frames replaced."""
+    return replace(records, **frames)

@@ -1,0 +1,195 @@
+"""Freshness that survives a clone, gaps by name, shipped records, two campaigns side by side."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from test_records import ORIGIN, refusal, results, write_run  # noqa: F401
+from test_report_records import make_records
+
+from relation import code, schemas
+from relation.parquet import read_parquet, write_parquet
+from relation.records import gaps, load_records, provenance
+from relation.records.provenance import CURRENT, OLDER, STALE, freshness, worst
+from relation.records.publish import publish
+from relation.records.sources import planned_sources
+from relation.results import Results
+from report.jobs.cells import write_cells
+from report.jobs.compare import compare
+from report.jobs.schemas import COMPARED_CELLS, COMPARED_CLAIMS
+
+
+@pytest.fixture
+def run_source(results: Results):  # noqa: F811
+    """The record of one run, and an origin that this checkout would write."""
+    source = next(s for s in planned_sources(results.campaign, results) if s.kind == "run")
+    origin = ORIGIN | {
+        "config_hash": source.config_hash,
+        "code_hash": code.code_hash("training"),
+        "golden_hash": code.golden_hash(),
+    }
+    return source, origin
+
+
+def test_what_this_checkout_would_make_again_is_current(run_source) -> None:
+    source, origin = run_source
+    assert freshness(origin, source) == (CURRENT, "")
+
+
+@pytest.mark.parametrize("changes, state, said", [
+    ({"config_hash": "f" * 16}, STALE, "another configuration"),
+    ({"golden_hash": "f" * 16}, STALE, "golden losses changed"),
+    ({"code_hash": "f" * 16}, OLDER, "stage training changed"),
+    ({"code_hash": "f" * 16, "golden_hash": None}, STALE, "not recorded"),
+    ({"code_hash": "f" * 16, "golden_hash": "f" * 16}, STALE, "golden losses changed"),
+])  # fmt: skip
+def test_a_record_is_as_old_as_what_made_it(run_source, changes, state: str, said: str) -> None:
+    source, origin = run_source
+    found, reason = freshness(origin | changes, source)
+    assert found == state and said in reason
+
+
+def test_a_copy_without_the_tests_compares_no_golden_losses(run_source, monkeypatch) -> None:
+    source, origin = run_source
+    monkeypatch.setattr(provenance, "golden_hash", lambda: None)
+    assert freshness(origin, source) == (CURRENT, "")
+    found, reason = freshness(origin | {"code_hash": "f" * 16}, source)
+    assert found == STALE and reason.endswith("the golden losses are not here to compare")
+
+
+def test_other_texts_and_a_newer_run_make_a_record_stale(run_source, tmp_path: Path) -> None:
+    source, origin = run_source
+    texts = origin | {"data_origin": {"corpus_sha256": "a"}}
+    assert freshness(texts, replace(source, corpus="b"))[0] == STALE
+    assert freshness(texts, replace(source, corpus="a"))[0] == CURRENT
+    assert freshness(texts, replace(source, corpus=None))[0] == CURRENT  # no texts to compare with
+    newer = tmp_path / "newer.parquet"
+    write_parquet(newer, schemas.RUN, [], ORIGIN | {"created": "2027-01-01T00:00:00+00:00"})
+    found, reason = freshness(origin, replace(source, rests_on=newer))
+    assert found == STALE and "newer.parquet" in reason
+
+
+def test_a_cell_is_as_old_as_the_oldest_of_its_records() -> None:
+    assert worst([]) == CURRENT and worst([CURRENT, OLDER]) == OLDER
+    assert worst([OLDER, STALE, CURRENT]) == STALE
+
+
+def test_comments_docstrings_and_layout_are_no_code() -> None:
+    same = [
+        "def f(x):\n    return x + 1\n",
+        'def f(x):  # why\n    """What."""\n\n    return (x\n+1)',
+    ]
+    assert len({code.syntax_hash(text) for text in same}) == 1
+    others = [
+        "def f(x):\n    return x + 2\n",
+        "def f(y):\n    return y + 1\n",
+        "x = 'a'",
+        "x = b'a'",
+    ]
+    assert len({code.syntax_hash(text) for text in [*same, *others]}) == 1 + len(others)
+    assert code.syntax_hash("def f():\n    pass\n") != code.syntax_hash('def f():\n    "s"\n')
+
+
+def test_provenance_names_log_and_command(results: Results) -> None:  # noqa: F811
+    log = results.folder / "logs" / "train" / "10M-full-42.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("done\n")
+    rows = load_records(results.campaign, results).provenance.set_index("source")
+    row = rows.loc[
+        (results.run(results.campaign.run("10M", "full", 42)) / "record.parquet").as_posix()
+    ]
+    assert row["log"] == log.as_posix() and row["kind"] == "run" and row["seed"] == 42
+    assert row["rerun"].endswith("10M/full/42/record.parquet -- all")
+    assert "variants=mha,full" in row["rerun"]
+
+
+def test_what_is_not_there_is_a_gap_with_its_reason(results: Results) -> None:  # noqa: F811
+    """A failed run, one out of memory, a damaged file and one that was never made."""
+    campaign = results.campaign
+    full, mha = (campaign.run("10M", variant, 42) for variant in ("full", "mha"))
+    (results.run(full) / "record.parquet").unlink()
+    results.diagnostics(mha).write_bytes(b"PAR1 half a file")
+    matched, fixed = (results.systems(campaign.benchmark(b, "10M")) for b in ("matched", "fixed"))
+    matched.unlink(), fixed.unlink()
+    logs = results.folder / "logs"
+    for name, text in (
+        ("train/10M-full-42.log", "10M/full/42 starts\nerror: loss nan <script> $x_1$\n"),
+        ("measure/matched-10M.log", "Traceback (most recent call last):\nOutOfMemoryError: CUDA\n"),
+    ):
+        (logs / name).parent.mkdir(parents=True, exist_ok=True)
+        (logs / name).write_text(text)
+    assert "42" in refusal(lambda: load_records(campaign, results))
+
+    records = load_records(campaign, results, partial=True)
+    found = records.missing.set_index(["kind", "variant"])[["status", "reason"]]
+    found = found[~found["reason"].str.startswith("left out")]
+    rows = {key: tuple(row) for key, row in zip(found.index, found.to_numpy(), strict=True)}
+    assert rows["run", "full"] == (gaps.FAILED, "loss nan <script> $x_1$")
+    assert rows["throughput", "matched"] == (gaps.OOM, "OutOfMemoryError: CUDA")
+    assert (
+        rows["throughput", "fixed"][0] == gaps.NOT_RUN and "fixed" in rows["throughput", "fixed"][1]
+    )
+    assert rows["flow", "mha"][0] == gaps.FAILED and "not readable" in rows["flow", "mha"][1]
+    write_cells(records, results.report)
+    cells = read_parquet(results.report / "cells.parquet").to_pandas()
+    failed = cells[(cells["table"] == "app-nll") & (cells["row"] == "10M/42")]
+    assert set(failed[failed["column"] == "full"]["status"]) == {"failed"}
+    assert "<script> $x_1$" in failed[failed["column"] == "full"]["reason"].iloc[0]
+
+
+def test_a_record_of_another_configuration_is_shown_as_stale(results: Results) -> None:  # noqa: F811
+    run = results.campaign.runs[0]
+    write_run(results, replace(run, weight_decay=0.2), [5, 4, 3, 2, 1.5])
+    records = load_records(results.campaign, results, partial=True)
+    assert len(records.runs) == 2
+    states = records.provenance.set_index("source")["freshness_reason"]
+    assert "another configuration" in states[(results.run(run) / "record.parquet").as_posix()]
+
+
+def test_shipped_records_are_read_alone_and_checked(results: Results) -> None:  # noqa: F811
+    publish(results.campaign, results)
+    shipped = replace(results, shipped_only=True)
+    assert shipped.folder == results.published_folder
+    shipped.check_shipped()
+    records = load_records(results.campaign, shipped, partial=True)
+    assert len(records.runs) == 2 and records.provenance["log"].isna().all()
+    command = records.provenance.set_index("kind").loc["models", "rerun"]
+    assert "published" not in command and "-R" not in command
+    listed = shipped.shipped_files()
+    assert shipped.models in listed and shipped.verification in listed
+    listed[0].write_bytes(listed[0].read_bytes() + b" ")
+    assert "SHA256SUMS" in refusal(shipped.check_shipped)
+    listed[0].unlink()
+    assert "restore it" in refusal(shipped.check_shipped)
+
+
+def test_nothing_shipped_is_said_in_one_line(results: Results) -> None:  # noqa: F811
+    assert "publish --campaign tiny" in refusal(replace(results, shipped_only=True).check_shipped)
+
+
+def test_the_checkout_has_a_hash_of_all_that_records_rest_on(monkeypatch) -> None:
+    before = provenance.checkout_hash()
+    monkeypatch.setattr(provenance, "golden_hash", lambda: "other")
+    assert provenance.checkout_hash() != before
+
+
+def test_two_campaigns_stand_side_by_side(tmp_path: Path) -> None:
+    first = make_records()
+    runs = first.runs.assign(final_nll=first.runs["final_nll"] + 1.0)
+    second = replace(first, runs=runs[runs["variant"] != "hybrid"])
+    for name, records in (("a", first), ("published/b", second)):
+        write_cells(records, tmp_path / name / "report")
+    folder = compare("a", "published/b", tmp_path)
+    assert folder == tmp_path / "compare" / "a-published-b"
+    cells = read_parquet(folder / "cells.parquet", COMPARED_CELLS).to_pandas()
+    cells = cells.set_index(["table", "row", "column", "statistic"])
+    mean = cells.loc["main-results", "10M", "full_nll", "mean"]
+    assert mean["difference"] == pytest.approx(1.0) and mean["intervals_meet"] is False
+    assert mean["first_value"] == pytest.approx(1.92) and mean["paper"] == "1.6441"
+    delta = cells.loc["main-results", "10M", "delta", "value"]
+    assert delta["difference"] == pytest.approx(0.0) and delta["intervals_meet"] is True
+    gone = cells.loc["app-hybrid", "42", "nll", "value"]
+    assert gone["second_status"] == "not run" and gone["first_value"] == pytest.approx(1.8)
+    claims = read_parquet(folder / "claims.parquet", COMPARED_CLAIMS).to_pylist()
+    assert [claim["number"] for claim in claims] == list(range(1, 19))
+    assert "no cells" in refusal(lambda: compare("a", "nowhere", tmp_path))

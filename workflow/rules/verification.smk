@@ -1,0 +1,17 @@
+rule verify:
+    output:
+        f"{FOLDER}/{VERIFICATION_FILE}",
+    log:
+        f"{FOLDER}/logs/verify.log",
+    conda:
+        "../../environment.yml"
+    threads: 1
+    resources:
+        gpu=int(ON_GPU),
+    params:
+        config=STARTED_WITH,
+        spec=CAMPAIGN.verification.job_hash,
+        code=code_hash("verification"),
+    shell:
+        "python -m relation verify --config {params.config}"
+        " --expect {params.spec} --threads {threads} 2>&1 | tee -i {log}"
