@@ -43,6 +43,7 @@ _SPECIAL = {
     "”": "''",
     "…": r"\dots{}",
     "\u00a0": "~",
+    "\u200b": "{}",
     "\n": " ",
     "\t": " ",
 }
@@ -57,6 +58,15 @@ _MATH = {
 }
 
 
+# Fonts join these pairs into one sign, which would change a command such as --config.
+_LIGATURE = re.compile(r"(?<=-)(?=-)|(?<=,)(?=,)")
+_APART = "\u200b"
+_SPELLED = {
+    "−": "-", "→": "->", "±": "+-", "×": "x", "≥": ">=", "≤": "<=", "—": "-", "–": "-", "‘": "'",
+    "’": "'", "“": '"', "”": '"', "…": "...", "\u00a0": " ", "\n": " ", "\r": " ", "\t": " ",
+}  # fmt: skip
+
+
 class Tex(str):
     """LaTeX source that must not be escaped again."""
 
@@ -67,7 +77,24 @@ def escape(text: object) -> Tex:
     """Escape for running text; a character that plain LaTeX lacks becomes its code point."""
     if isinstance(text, Tex):
         return text
-    return Tex("".join(_escaped(character) for character in str(text)))
+    return Tex("".join(_escaped(character) for character in _LIGATURE.sub(_APART, str(text))))
+
+
+def code(text: object) -> Tex:
+    """A path, hash or command in typewriter type."""
+    return Tex(rf"\texttt{{{breakable(text)}}}")
+
+
+def breakable(text: object) -> Tex:
+    """Escape for running text with paths, which may break after their punctuation, and hashes."""
+    breaks = r"(?<=/)(?=\w)|(?<=\\_)|(?<=[0-9a-f]{16})(?=[0-9a-f])"
+    return Tex(re.sub(breaks, r"\\allowbreak{}", escape(text)))
+
+
+def comment(text: str) -> Tex:
+    """One line of comment in plain ASCII, whatever ends a line in the text."""
+    plain = (c if " " <= c <= "~" else _SPELLED.get(c, f"[U+{ord(c):04X}]") for c in text)
+    return Tex(f"% {''.join(plain)}")
 
 
 def _escaped(character: str) -> str:

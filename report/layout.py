@@ -101,7 +101,6 @@ class Table:
         stubs: headings of the row labels.
         measure: the campaign's values from its records, keyed (row, column, statistic).
         systems: whether the paper measured it on its own GPU.
-        size: LaTeX size command that lets the rows fit an ordinary article's text width.
         extra_row: makes a row for a key that only the campaign has.
         label_column: the column of the cells that holds the campaign's own row label, where its
             rows meet the paper's by their place only.
@@ -118,7 +117,6 @@ class Table:
     panels: tuple[Panel, ...]
     measure: Callable[[CampaignRecords], Measurements]
     systems: bool = False
-    size: str = "scriptsize"
     extra_row: Callable[[str], Row] | None = None
     label_column: str = ""
     notes: Callable[[pd.DataFrame], list[str]] | None = None

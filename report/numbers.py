@@ -45,6 +45,18 @@ def difference_text(difference: float, value: float, form: Number, unit: str, pr
     return text + (POINTS if unit == "%" else suffix(form, unit))
 
 
+def tolerance_text(tolerance: float, form: Number, unit: str, printed: str | None = None) -> str:
+    """A tolerance as ± and at least two significant digits, in the unit of its difference."""
+    if not tolerance:
+        return "exact"
+    decimals = len(printed.partition(".")[2]) if printed is not None else form.decimals
+    decimals = max(decimals, 1 - math.floor(math.log10(tolerance)))
+    text = _text(tolerance, form, decimals, signed=False)
+    if "." in text:
+        text = text.rstrip("0").rstrip(".")
+    return f"±{text}" + (POINTS if unit == "%" else suffix(form, unit))
+
+
 def _decimals(value: float, form: Number, printed: str | None) -> int:
     decimals = len(printed.partition(".")[2]) if printed is not None else form.decimals
     if value and form.significant:

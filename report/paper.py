@@ -18,6 +18,7 @@ UNIT_SCALE = {
     "%": 0.01,
     "tok/s": 1.0,
     "GiB": 1.0,
+    "ms": 1e-3,
     "tokens": 1.0,
     "M tokens": 1e6,
     "B tokens": 1e9,

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+import io
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 MHA = "#0072B2"
 RELATION = "#D55E00"
@@ -12,6 +16,11 @@ MATERIALISED = "#CC79A7"
 INK = "#1b1c1e"
 MUTED = "#62656a"
 HAIR = "#d9d9d4"
+
+# Verdicts differ in sign and in lightness too; none is near the two operators' colours.
+AGREES = "#1f7a4d"
+PARTLY = "#8a6100"
+DIFFERS = "#a3126f"
 
 OPERATOR_COLOUR = {
     "mha": MHA,
@@ -28,13 +37,13 @@ OPERATOR_NAME = {
     "linear": "Linear Relation",
 }
 
-# Browsers set the text, so that it follows the page's type; DejaVu Serif, which ships with
+# Browsers set the text, so that it follows the page's type; DejaVu Sans, which ships with
 # matplotlib and runs wider, only reserves the room. A fixed salt keeps the ids from changing.
 STYLE: dict[str, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "relation",
-    "font.family": "DejaVu Serif",
-    "font.size": 8.5,
+    "font.family": "sans-serif",
+    "font.size": 8,
     "text.color": INK,
     "axes.edgecolor": INK,
     "axes.labelcolor": INK,
@@ -62,13 +71,20 @@ STYLE: dict[str, Any] = {
 }
 
 PAGE_TYPE = (
-    'Charter, "Bitstream Charter", "Source Serif 4", Cambria, "Liberation Serif", '
-    '"Times New Roman", serif'
+    'Inter, -apple-system, "Segoe UI", "Helvetica Neue", "Liberation Sans", "Noto Sans", '
+    "system-ui, sans-serif"
 )
 
 # The three neutral colours turn over with the reader's scheme; a figure is an image of its own, so
 # the page's style sheet does not reach it.
 _DARK = {INK: "#e4e4e0", MUTED: "#9da0a6", HAIR: "#35373c"}
+
+
+def svg_text(figure: Figure) -> str:
+    """A figure as SVG for the pages; the same figure gives the same bytes."""
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    return adapt(buffer.getvalue())
 
 
 def adapt(svg: str) -> str:
@@ -79,7 +95,7 @@ def adapt(svg: str) -> str:
         for light, colour in _DARK.items()
         for kind in ("fill", "stroke")
     ]
-    rules.append(f"@media (prefers-color-scheme: dark) {{ {' '.join(dark)} }}")
+    rules.append(f"@media screen and (prefers-color-scheme: dark) {{ {' '.join(dark)} }}")
     # The first definition block is matplotlib's own; ours follows the opening tag.
     opening = svg.index(">", svg.index("<svg")) + 1
     return f"{svg[:opening]}\n<style>{' '.join(rules)}</style>{svg[opening:]}"

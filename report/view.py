@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from string import ascii_lowercase
 from typing import Any
 
 import pandas as pd
 
+from relation.records.provenance import CURRENT, FRESHNESS, worst
 from report.layout import Column, Panel, Part, Row, Table, Words
 from report.numbers import (
     POINTS,
@@ -17,6 +19,7 @@ from report.numbers import (
     few_tokens,
     printed_text,
     suffix,
+    tolerance_text,
     value_text,
 )
 from report.paper import UNIT_SCALE
@@ -26,20 +29,31 @@ Key = tuple[str, str]
 
 MISSING = {
     "not run": "not run",
+    "failed": "failed",
     "oom": "OOM",
     "not reached": "not reached",
     "no counterpart": "n/a",
 }
+# Columns of the cells that hold None where there is nothing, in place of NaN.
+NULLABLE = (
+    "paper", "text", "spread", "low", "high", "tolerance", "tolerance_rule", "verdict",
+    "verdict_reason", "freshness", "freshness_reason",
+)  # fmt: skip
 DASH = "—"
 PAPER_SEEDS = 3
+
+# From good to bad: an entry of several values shows the last of theirs.
+VERDICTS = ("not judged", "within", "outside")
 
 
 @dataclass(frozen=True)
 class Entry:
     """One printed cell.
 
-    ``mark`` names the note that explains a missing value; ``hover`` says how many seeds or
-    measurements stand behind a present one.
+    ``marks`` name the notes that explain a missing value; ``hover`` says how many seeds or
+    measurements stand behind a present one. A campaign's entry holds in ``cells`` the rows of the
+    cells behind it, one list a part of its column, and in ``freshness`` the worst of theirs; an
+    entry of the line of verdicts has its ``verdict``, and the tolerance as its text.
     """
 
     text: str
@@ -47,11 +61,14 @@ class Entry:
     marks: tuple[str, ...] = ()
     hover: str = ""
     missing: bool = False
+    verdict: str = ""
+    freshness: str = CURRENT
+    cells: tuple[tuple[str, tuple[Cell, ...]], ...] = ()
 
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a row: the paper's, the campaign's or their difference."""
+    """One line of a row: the paper's, the campaign's, their difference, or what is judged of it."""
 
     kind: str
     entries: tuple[Entry, ...]
@@ -59,11 +76,16 @@ class Line:
 
 @dataclass(frozen=True)
 class PrintedRow:
-    """A row of the paper with its lines; ``ruled`` sets it apart from the row above."""
+    """A row of the paper with its lines; ``ruled`` sets it apart from the row above.
 
+    ``verdicts`` is the line of verdicts; None where no value of the row is judged.
+    """
+
+    key: str
     labels: tuple[str, ...]
     lines: tuple[Line, ...]
     ruled: bool
+    verdicts: Line | None = None
 
 
 @dataclass(frozen=True)
@@ -94,6 +116,8 @@ class PrintedTable:
     remarks: tuple[str, ...]
     measured: int
     asked: int
+    verdicts: dict[str, int]
+    freshness: dict[str, int]
     sources: tuple[str, ...]
 
 
@@ -103,6 +127,16 @@ def letter(index: int) -> str:
     return (letter(head - 1) if head else "") + ascii_lowercase[tail]
 
 
+def named(table: Table, cells: pd.DataFrame) -> Table:
+    """A systems table whose title and caption name the device that was measured."""
+    device = cells[(cells["row"] == "setting") & (cells["column"] == "device")]
+    if not table.systems or device.empty:
+        return table
+    name = device["text"].iloc[0]
+    caption = f"{table.caption} The campaign’s lines were measured on: {name}."
+    return replace(table, title=f"{table.title}: {name}", caption=caption)
+
+
 def print_table(table: Table, cells: pd.DataFrame) -> PrintedTable:
     """Lay out one table.
 
@@ -110,11 +144,12 @@ def print_table(table: Table, cells: pd.DataFrame) -> PrintedTable:
         table: its declaration.
         cells: the rows of ``cells.build`` that belong to it.
     """
+    table = named(table, cells)
     notes = Notes()
     index: dict[Key, dict[str, Cell]] = {}
     # A frame read back from Parquet may say NaN where the built one says None.
-    words = cells[["paper", "text"]].astype("object")
-    cells = cells.assign(**words.where(words.notna(), None))
+    nullable = cells[list(NULLABLE)].astype("object")
+    cells = cells.assign(**nullable.where(nullable.notna(), None))
     for cell in cells.to_dict("records"):
         index.setdefault((cell["row"], cell["column"]), {})[cell["statistic"]] = cell
     panels = tuple(
@@ -128,8 +163,15 @@ def print_table(table: Table, cells: pd.DataFrame) -> PrintedTable:
         remarks=tuple(table.notes(cells)) if table.notes else (),
         measured=int((asked["status"] == "ok").sum()),
         asked=len(asked),
+        verdicts=_counts(asked["verdict"], VERDICTS),
+        freshness=_counts(cells[cells["status"] == "ok"]["freshness"], FRESHNESS),
         sources=tuple(sorted({source for sources in cells["sources"] for source in sources})),
     )
+
+
+def _counts(found: pd.Series, known: tuple[str, ...]) -> dict[str, int]:
+    counts = found.value_counts()
+    return {name: int(counts.get(name, 0)) for name in known}
 
 
 def _rows(
@@ -151,7 +193,14 @@ def _rows(
             )
             for kind in kinds
         )
-        yield PrintedRow(_labels(table, row, index), lines, ruled=row.group != group)
+        verdicts = tuple(_judged(column, row.key, index) for column in panel.columns)
+        yield PrintedRow(
+            row.key,
+            _labels(table, row, index),
+            lines,
+            ruled=row.group != group,
+            verdicts=Line("verdict", verdicts) if any(e.verdict for e in verdicts) else None,
+        )
         group = row.group
 
 
@@ -197,15 +246,42 @@ def _entry(
             return Entry(DASH)
         texts = [_difference(part, cells) for part, cells in zip(column.parts, found, strict=True)]
         return Entry(_set(column, _suffix_once(texts)))
+    behind = tuple(
+        (part.column, tuple(cells.values()))
+        for part, cells in zip(column.parts, found, strict=True)
+        if cells
+    )
     remarks = (_remark(cells) for cells in found)
     marks = tuple(dict.fromkeys(notes.mark(remark) for remark in remarks if remark))
     if all(missing) and len({cell["status"] for cell in missing}) == 1:
-        return Entry(MISSING[missing[0]["status"]], marks=marks, missing=True)
+        return Entry(MISSING[missing[0]["status"]], marks=marks, missing=True, cells=behind)
     texts = [
         MISSING[gap["status"]] if gap else _campaign(part, cells)
         for part, cells, gap in zip(column.parts, found, missing, strict=True)
     ]
-    return Entry(_set(column, texts), words, marks, hover=_hover(found))
+    mains = [main for cells in found if (main := _main(cells))]
+    stale = worst(main["freshness"] for main in mains if main["freshness"])
+    return Entry(
+        _set(column, texts), words, marks, hover=_hover(found), freshness=stale, cells=behind
+    )
+
+
+def _judged(column: Column, row: str, index: dict[Key, dict[str, Cell]]) -> Entry:
+    """The worst verdict of a column's values, with the tolerance that each was held to."""
+    found = [index.get((row, part.column), {}) for part in column.parts]
+    judged = [main for cells in found if (main := _main(cells)) and main["verdict"] in VERDICTS[1:]]
+    if not judged:
+        return Entry("")
+    texts = [_tolerance(part, cells) for part, cells in zip(column.parts, found, strict=True)]
+    text = _set(column, texts) if set(texts) != {DASH} else ""
+    return Entry(text, verdict=max((main["verdict"] for main in judged), key=VERDICTS.index))
+
+
+def _tolerance(part: Part, cells: dict[str, Cell]) -> str:
+    main = _main(cells)
+    if main is None or main["tolerance"] is None or isinstance(part.form, Words):
+        return DASH
+    return tolerance_text(main["tolerance"], part.form, main["unit"], main["paper"])
 
 
 def _set(column: Column, texts: list[str]) -> str:
@@ -298,3 +374,8 @@ def _hover(found: list[dict[str, Cell]]) -> str:
             reason = f"; {main['reason']}" if main["reason"] else ""
             parts.append(f"n = {main['n']}{reason}")
     return " | ".join(dict.fromkeys(parts))
+
+
+def entry_text(entry: Entry) -> str:
+    """An entry's text, its geometry with signs of multiplication: 8x48 as 8×48."""
+    return re.sub(r"(?<=\d)x(?=\d)", "×", entry.text) if entry.form == "geometry" else entry.text

@@ -1,6 +1,8 @@
 """Cells: values, aggregation, differences, and what is missing."""
 
 import math
+import statistics
+from dataclasses import replace
 
 import pytest
 from test_report_records import HOSTILE, make_empty, make_records
@@ -10,6 +12,8 @@ from relation.records import CampaignRecords
 from report import paper
 from report.cells import build
 from report.compute.fit import power_fit
+from report.compute.measured import Measured
+from report.compute.structure import ratio
 from report.tables import TABLES
 
 
@@ -108,21 +112,50 @@ def test_a_crossing_never_reached_is_left_out_of_the_mean(cells):
     assert mean["n"] == 2 and mean["value"] == pytest.approx(8.45)
 
 
-def test_flow_means_heads_then_layers_then_seeds(records):
-    flow = records.flow
+def test_flow_is_count_weighted_over_heads_and_layers_and_then_averaged_over_seeds(records):
+    """A checkpoint whose layers, and a layer whose heads, rest on different numbers of samples."""
+    flow = records.flow.copy()
     here = (flow["scale"] == "10M") & (flow["variant"] == "full")
-    uneven = here & (flow["seed"] == 44) & (flow["head"] == 1) & (flow["layer"] == 0)
-    cells = build(CampaignRecords(**(vars(records) | {"flow": flow[~uneven]})))
-    assert one(cells, "app-structural-layerwise", "10M/L1", "self.full")["value"] == pytest.approx(
-        100 * 0.2 * 2 * 1.5
-    )
-    layers = [[0.3, 0.6, 0.9], [0.3, 0.6, 0.9], [0.2, 0.6, 0.9]]
-    expected = sum(sum(seed) / 3 for seed in layers) / 3
+    lost = here & (flow["seed"] == 44) & (flow["head"] == 1) & (flow["layer"] == 0)
+    flow.loc[here & (flow["seed"] == 43) & (flow["head"] == 1) & (flow["layer"] == 1), "count"] = 12
+    cells = build(CampaignRecords(**(vars(records) | {"flow": flow[~lost]})))
+
+    # Head 0 has 0.2 (layer + 1), head 1 twice that. Seed 43: its layer 1 is 0.4 x 4 + 0.8 x 12.
+    second = [0.6, (0.4 * 4 + 0.8 * 12) / 16, 0.6]
+    value = one(cells, "app-structural-layerwise", "10M/L1", "self.full")
+    assert value["value"] == pytest.approx(100 * sum(second) / 3)
+    whole = [
+        (0.3 * 8 + 0.6 * 8 + 0.9 * 8) / 24,
+        (0.3 * 8 + second[1] * 16 + 0.9 * 8) / 32,
+        (0.2 * 4 + 0.6 * 8 + 0.9 * 8) / 20,
+    ]
     value = one(cells, "app-structural-spectrum", "10M", "stable_rank.full")
-    assert value["value"] == pytest.approx(expected) and value["n"] == 3
+    assert value["value"] == pytest.approx(sum(whole) / 3) and value["n"] == 3
+    # Neither a mean of layer means nor one pool of all seeds gives that.
+    layers = (0.6 + (0.3 + second[1] + 0.9) / 3 + (0.2 + 0.6 + 0.9) / 3) / 3
+    pool = (whole[0] * 24 + whole[1] * 32 + whole[2] * 20) / 76
+    assert all(abs(value["value"] - other) > 1e-3 for other in (layers, pool))
+    assert value["low"] < value["value"] < value["high"]
+    spread = one(cells, "app-structural-spectrum", "10M", "stable_rank_sd.full")
+    assert math.isnan(spread["low"]) and math.isnan(spread["high"]) and math.isnan(spread["spread"])
+    assert spread["value"] == pytest.approx(statistics.stdev(whole)) and spread["paper"] is None
+    alone = one(cells, "app-structural-spectrum", "100M", "stable_rank_sd.full")
+    assert alone["status"] == "no counterpart" and "one seed" in alone["reason"]
     ratio = one(cells, "app-structural-layerwise", "10M/L0", "effrank.ratio")
     assert ratio["value"] == pytest.approx((0.3 + 0.3 + 0.2) / 3 / 0.1)
     assert ratio["unit"] == "x"
+
+
+def test_a_ratio_is_of_the_seeds_that_have_both_terms():
+    over = Measured(2.0, n=2, by_seed={42: 1.0, 43: 3.0})
+    below = Measured(3.0, n=2, by_seed={43: 2.0, 44: 4.0})
+    found = ratio(over, below)
+    assert found.value == pytest.approx(1.5) and found.n == 1 and found.by_seed == {43: 1.5}
+    apart = ratio(over, replace(below, by_seed={44: 4.0, 45: 2.0}))
+    assert apart.value is None and "no seed has both" in apart.reason
+    assert ratio(Measured(3.0, n=1), Measured(2.0, n=1)).value == 1.5
+    zero = ratio(over, replace(below, by_seed={43: 0.0, 44: 4.0}))
+    assert zero.status == "no counterpart"
 
 
 def test_depth_that_the_campaign_lacks_or_adds(cells):
@@ -163,7 +196,7 @@ def test_fitted_powers(cells):
     assert power_fit([(1, 1.0), (2, 8.0)]).low is None
     assert power_fit([(4, 1.0), (4, 2.0)]) is None
     state = one(cells, "token-mixing-complexity", "linear", "state_exponent")
-    assert state["value"] == pytest.approx(0) and state["n"] == 4
+    assert state["value"] == pytest.approx(0) and state["n"] == 7
     assert one(cells, "token-mixing-complexity", "full", "complexity")["text"] == "T^2.00"
 
 

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -38,28 +39,80 @@ def _flow_rows():
                             rise = 0.1 if variant == "mha" else 0.2 * (layer + 1) * (head + 1)
                             yield {
                                 "scale": scale, "variant": variant, "seed": seed, "layer": layer,
-                                "head": head, "sequence": 0, "length": 64, "metric": metric,
-                                "value": rise, "source": f"flow/{scale}/{variant}/{seed}.parquet",
+                                "head": head, "sequence": 0, "length": 64, "count": 4,
+                                "metric": metric, "value": rise,
+                                "source": f"flow/{scale}/{variant}/{seed}.parquet",
                             }  # fmt: skip
 
 
-def _measurement(benchmark, scale, variant, backend, rate, **changes):
-    return {
-        "benchmark": benchmark, "scale": scale, "variant": variant, "backend": backend,
-        "context": 64, "micro": 4, "accumulation": 2, "status": "PASS", "tokens_per_second": rate,
+def _checkpoints():
+    for scale, depth in LAYERS.items():
+        for variant in ("mha", "full"):
+            for seed in SEEDS[scale]:
+                yield {"scale": scale, "variant": variant, "seed": seed}, depth
+
+
+def _curve_rows():
+    falling = np.linspace(1, 0.01, 64) / 32
+    for key, depth in _checkpoints():
+        for layer in range(depth):
+            for curve in ("self", "distance", "sigma"):
+                yield key | {"layer": layer, "curve": curve, "length": 64, "values": falling}
+
+
+def _map_rows():
+    """Layer + 2 head + 1 everywhere below the diagonal."""
+    for key, depth in _checkpoints():
+        for layer in range(depth):
+            for head in range(2):
+                codes = (np.tri(8) * (layer + 2 * head + 1)).astype(np.uint8).tobytes()
+                yield key | {"layer": layer, "head": head, "length": 64, "side": 8, "codes": codes}
+
+
+def _probe_rows():
+    """Two looks: lambda and an angle of Relation's layers, Self flow and effective rank of all."""
+    for key, depth in _checkpoints():
+        for layer in range(depth):
+            for update in (0, 48):
+                place = key | {"update": update, "tokens": 2048 * update, "layer": layer}
+                for metric, part in (("lambda", None), ("theta", 0)):
+                    if key["variant"] == "full":
+                        yield place | {"part": part, "metric": metric, "value": 0.01 * update}
+                for metric in ("self_flow", "effective_rank"):
+                    yield place | {"part": None, "metric": metric, "value": 0.02 * update}
+
+
+SETTING = {
+    "device": "cpu_0", "driver": None, "sm_clock": math.nan, "sm_clock_least": math.nan,
+    "sm_clock_limit": math.nan, "disturbed": None,
+}  # fmt: skip
+
+
+def _measurement(benchmark, scale, side, backend, rate, **changes):
+    variant = {"reference": "full"}.get(side, side.split("-")[0])
+    return SETTING | {
+        "benchmark": benchmark, "scale": scale, "side": side, "variant": variant,
+        "backend": backend, "reason": None, "samples": [rate] * 6, "alone": False,
+        "kernels": [], "tokens": "corpus", "context": 64, "micro": 4, "accumulation": 2,
+        "status": "PASS", "tokens_per_second": rate,
         "raw_tokens_per_second": rate / 2, "allocated_gib": math.nan, "reserved_gib": math.nan,
-        "position": 0, "device": "cpu_0", "source": f"systems/{benchmark}.parquet", **changes,
+        "position": 0, "source": f"systems/{benchmark}.parquet", **changes,
     }  # fmt: skip
 
 
 def _throughput_rows():
-    yield _measurement("fixed", "10M", "full", "reference", 100.0)
+    yield _measurement("fixed", "10M", "reference", "reference", 100.0)
     yield _measurement("fixed", "10M", "full", "tiled", 250.0)
     yield _measurement("matched", "10M", "mha", "sdpa", 400.0)
     yield _measurement("matched", "10M", "full", "tiled", 300.0, allocated_gib=0.0213)
+    yield _measurement("matched", "10M", "mha-reference", "reference", 200.0)
+    killed = {"status": "KILLED", "reason": HOSTILE, "tokens_per_second": math.nan}
+    yield _measurement("fixed", "30M", "reference", "reference", 1.0) | killed
+    yield _measurement("fixed", "30M", "full", "tiled", 50.0, disturbed=HOSTILE)
     yield _measurement("linear-steady", "10M", "linear", "recurrent", 80.0)
     for position in range(9):
-        oom = {"status": "OOM", "tokens_per_second": math.nan} if position == 4 else {}
+        oom = {"status": "OOM", "reason": "9 GiB", "tokens_per_second": math.nan}
+        oom = oom if position == 4 else {}
         context = 64 * 2**position
         yield (
             _measurement(
@@ -75,6 +128,30 @@ def _throughput_rows():
         )
 
 
+def _verification_rows():
+    for check, name, scale in (
+        *(("exactness", result, scale) for scale in LAYERS for result in ("Y", "dp1")),
+        ("identity", "F_ii + g_i = 1", ""),
+    ):
+        yield {
+            "check": check, "name": name, "operator": "tiled", "scale": scale, "heads": 2,
+            "length": 64, "width": 16, "precision": "fp32", "measure": "largest", "error": 1e-7,
+            "yardstick": 1e-7, "allowed": 1e-5, "draws": 16, "device": "cpu_0",
+            "source": "verification.parquet",
+        }  # fmt: skip
+
+
+def _provenance_rows(runs):
+    for run in runs:
+        yield {
+            "source": run["source"], "kind": "run", "scale": run["scale"],
+            "variant": run["variant"], "seed": run["seed"], "config_hash": "0123",
+            "code_hash": "4567", "golden_hash": "89ab", "commit": "c0ffee", "device": run["device"],
+            "versions": '{"torch": "2.13.0"}', "made": "2026-01-01T00:00:00+00:00", "log": None,
+            "rerun": "snakemake --config a=<b>", "freshness": "current", "freshness_reason": "",
+        }  # fmt: skip
+
+
 def make_records(comparable=False):
     """A campaign with missing seeds, an OOM, a crossing never reached and hostile words."""
     models, runs, logs, efficiency = [], [], [], []
@@ -86,6 +163,7 @@ def make_records(comparable=False):
                     "layers": depth, "d_model": 32, "heads": 2, "head_dim": 16, "d_ff": 64,
                     "vocab": 512, "context": 64, "micro": 4, "accumulation": 2,
                     "budget_tokens": 98_304, "data_title": HOSTILE, "layout": "F" * depth,
+                    "source": "models.parquet",
                 }
             )  # fmt: skip
             for seed in SEEDS[scale]:
@@ -95,7 +173,8 @@ def make_records(comparable=False):
                 runs.append(key | {"final_nll": nll, "device": "cpu_0", "source": source})
                 logs += [
                     key | {"update": k + 1, "tokens": 2048 * (k + 1), "update_tokens": 2048,
-                           "loss": nll + 3 / (k + 1)}
+                           "loss": nll + 3 / (k + 1), "learning_rate": 1e-3,
+                           "gradient_norm": 0.5, "tokens_per_second": 1000.0 + k}
                     for k in range(48)
                 ]  # fmt: skip
         for seed in SEEDS[scale]:
@@ -112,22 +191,24 @@ def make_records(comparable=False):
             "operator": operator, "context": context, "seconds": 1e-6 * context**power,
             "seconds_low": 0.9e-6 * context**power, "seconds_high": 1.1e-6 * context**power,
             "decode_state_bytes": 512.0 if operator == "linear" else 64.0 * context,
-            "device": "cpu_0", "scale": "30M", "source": "systems/complexity.parquet",
+            "status": "PASS", "reason": None, "decode_seconds": 1e-3, "decode_reason": None,
+            **SETTING, "scale": "30M", "source": "systems/complexity.parquet",
         }
         for operator, power in (("mha", 2), ("full-reference", 2), ("full-flash", 2), ("linear", 1))
-        for context in (64, 128, 256, 512)
+        for context in (64, 128, 256, 512, 1024, 2048, 4096)
     ]  # fmt: skip
     missing = [
-        {"kind": kind, "scale": scale, "variant": variant, "seed": seed, "reason": HOSTILE}
+        {"kind": kind, "scale": scale, "variant": variant, "seed": seed, "status": "not run",
+         "reason": HOSTILE}
         for kind in ("run", "flow")
         for scale, seed in (("30M", 44), ("100M", 43), ("100M", 44))
         for variant in ("mha", "full")
-    ]
+    ]  # fmt: skip
     page = {
         "campaign": "invented", "title": f"Invented {HOSTILE}", "description": HOSTILE,
         "comparable": comparable, "notice": "" if comparable else f"Too small. {HOSTILE}",
         "devices": ["cpu_0"], "miniature": True, "seeds": [42, 43, 44], "scales": list(LAYERS),
-        "efficiency_window": 0.01,
+        "efficiency_window": 0.01, "corpora": [{"title": HOSTILE, "kind": "files"}],
         "assumptions": [{"question": HOSTILE, "value": [1.0, 16.0], "name": "a_range"}],
         "origin": {"commit": "c0ffee", "versions": {"torch": "2.13.0"}},
         "commands": {"Everything": "snakemake --cores all --config a=<b>"},
@@ -140,8 +221,13 @@ def make_records(comparable=False):
         flow=pd.DataFrame(_flow_rows()),
         throughput=pd.DataFrame(_throughput_rows()),
         complexity=pd.DataFrame(complexity),
+        verification=pd.DataFrame(_verification_rows()),
         missing=pd.DataFrame(missing),
+        provenance=pd.DataFrame(_provenance_rows(runs)),
         page=page,
+        curves=pd.DataFrame(_curve_rows()),
+        maps=pd.DataFrame(_map_rows()),
+        probes=pd.DataFrame(_probe_rows()),
     )
 
 
@@ -155,7 +241,19 @@ def make_empty():
     return CampaignRecords(**frames)
 
 
-@pytest.mark.parametrize("frame", ["models", "flow", "throughput", "complexity"])
+SCHEMAS = {
+    "models": schemas.MODELS,
+    "flow": schemas.FLOW,
+    "curves": schemas.FLOW_CURVES,
+    "maps": schemas.FLOW_MAPS,
+    "probes": schemas.PROBES,
+    "throughput": schemas.THROUGHPUT,
+    "complexity": schemas.COMPLEXITY,
+    "verification": schemas.VERIFICATION,
+}
+
+
+@pytest.mark.parametrize("frame", SCHEMAS)
 def test_the_invented_frames_use_columns_of_the_records_only(frame):
-    known = {*getattr(schemas, frame.upper()).names, "scale", "source"}
+    known = {*SCHEMAS[frame].names, "scale", "source"}
     assert set(getattr(make_records(), frame).columns) <= known

@@ -1,33 +1,53 @@
-"""The pictures of a campaign, drawn from its records alone as SVG."""
+"""The pictures of a campaign, drawn from its records alone: SVG for the pages, PDF for print."""
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import matplotlib
 from matplotlib import rc_context
-from matplotlib.figure import Figure
 
-from report.figures import structure, systems, training
+from report.figures import (
+    flow_maps,
+    formation,
+    overview,
+    self_exchange,
+    structure,
+    systems,
+    training,
+)
 from report.figures.drawing import Drawing, NotDrawnError
-from report.style import STYLE, adapt
+from report.figures.shapes import TYPE
+from report.style import STYLE, svg_text
 
 if TYPE_CHECKING:
     from relation.records import CampaignRecords
 
-DRAWINGS: tuple[Drawing, ...] = (*training.DRAWINGS, *structure.DRAWINGS, *systems.DRAWINGS)
+DRAWINGS: tuple[Drawing, ...] = (
+    overview.DRAWING,
+    self_exchange.DRAWING,
+    *training.DRAWINGS,
+    *structure.DRAWINGS,
+    *flow_maps.DRAWINGS,
+    *formation.DRAWINGS,
+    *systems.DRAWINGS,
+)
+# The face is looked up when a figure is written, so one drawing serves page and print.
+_PAGE = {"font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"]}
+_PRINT = {"font.sans-serif": ["STIXGeneral"], "pdf.fonttype": 42}
 
 
 def draw_figures(records: CampaignRecords, out_dir: Path) -> list[dict[str, str | None]]:
-    """Draw every figure whose data are there under ``out_dir``/figures.
+    """Draw every figure whose data are there under ``out_dir``/figures, as SVG and as PDF.
 
     The same records give the same bytes.
 
     Returns:
         One entry a figure, in the order of the page: name, title, alt (what the picture shows, in
-        words), file (relative to ``out_dir``; None if not drawn) and reason (why not; else empty).
+        words), file (the SVG, relative to ``out_dir``; None if not drawn; the PDF lies beside it),
+        page (HTML on which a reader explores it; None if there is none) and reason (why not drawn;
+        else empty).
     """
     folder = Path(out_dir) / "figures"
     folder.mkdir(parents=True, exist_ok=True)
@@ -40,20 +60,24 @@ def _draw(drawing: Drawing, records: CampaignRecords, folder: Path) -> dict[str,
         "title": drawing.title,
         "alt": drawing.alt,
         "file": None,
+        "page": None,
         "reason": "",
     }
-    path = folder / f"{drawing.name}.svg"
-    with rc_context({**matplotlib.rcParamsDefault, **STYLE, "backend": "svg"}):
+    suffixes = ("svg", "pdf", "html")
+    path, printed, page = (folder / f"{drawing.name}.{suffix}" for suffix in suffixes)
+    outlined = {**TYPE, "svg.fonttype": "path"} if drawing.outlined else {}
+    with rc_context({**matplotlib.rcParamsDefault, **STYLE, **_PAGE, **outlined, "backend": "svg"}):
         try:
             figure = drawing.draw(records)
         except NotDrawnError as missing:
-            path.unlink(missing_ok=True)
+            for stale in (path, printed, page):
+                stale.unlink(missing_ok=True)
             return entry | {"reason": str(missing)}
-        path.write_text(_svg(figure), encoding="utf-8")
-    return entry | {"file": f"{folder.name}/{path.name}"}
-
-
-def _svg(figure: Figure) -> str:
-    buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-    return adapt(buffer.getvalue())
+        path.write_text(svg_text(figure), encoding="utf-8")
+        with rc_context(_PRINT):
+            figure.savefig(printed, format="pdf", metadata={"CreationDate": None, "Creator": None})
+    entry["file"] = f"{folder.name}/{path.name}"
+    if drawing.page is not None:
+        page.write_text(drawing.page(records), encoding="utf-8")
+        entry["page"] = f"{folder.name}/{page.name}"
+    return entry

@@ -22,12 +22,18 @@ class NotDrawnError(Exception):
 
 @dataclass(frozen=True)
 class Drawing:
-    """One figure: file name, title, description in words, and how it is drawn."""
+    """One figure: file name, title, description in words, and how it is drawn.
+
+    ``outlined`` keeps its letters as outlines: a formula needs signs that a reader's fonts may
+    lack. ``page`` writes a page of its own on which a reader explores it, where there is one.
+    """
 
     name: str
     title: str
     alt: str
     draw: Callable[[CampaignRecords], Figure]
+    outlined: bool = False
+    page: Callable[[CampaignRecords], str] | None = None
 
 
 def demand(found: bool, what: str, records: CampaignRecords, kinds: tuple[str, ...]) -> None:

@@ -3,9 +3,11 @@
 from report.compute.configurations import configurations
 from report.compute.systems import complexity
 from report.layout import SCALE_ROWS, Column, Number, Panel, Part, Row, Table, Words, value
+from report.tables.systems import settings
 
 FORMULA = Words("formula")
 EXPONENT = Number(2)
+TOKEN_TIME = Number(2, significant=3)
 
 TOKEN_MIXING = Table(
     label="token-mixing-complexity",
@@ -15,8 +17,10 @@ TOKEN_MIXING = Table(
     caption=(
         "Cost of the token-mixing core, the sequential operations of its direct form, and the "
         "history it keeps while decoding. The campaign’s lines give the power of $T$ fitted to its "
-        "own points; (b) adds the 95% interval of the fit of log time on log $T$. Decode "
-        "state is the size of the tensors that the next token needs."
+        "own points, those whose time is at least five times that of the smallest $T$; (b) adds "
+        "the 95% interval of the fit of log time on log $T$. Decode state is the size of the "
+        "tensors that the next token needs; a token is decoded by the whole model, batch 1, at "
+        "the first and the last $T$."
     ),
     stubs=("Layer type",),
     rows=(
@@ -37,8 +41,14 @@ TOKEN_MIXING = Table(
             "(b) Fitted powers of $T$",
             (
                 value("Time: exponent\n[95% interval]", "time_exponent", EXPONENT),
+                value("Fitted to\n$T$", "contexts", Words()),
                 value("Decode state:\nexponent", "state_exponent", EXPONENT),
-                value("Contexts", "contexts", Words()),
+                Column(
+                    "Decoding a token,\nms",
+                    (Part("decode_first", TOKEN_TIME), Part("decode_last", TOKEN_TIME)),
+                    "{} → {}",
+                ),
+                value("at $T$", "decoded", Words()),
             ),
             rows=(
                 Row("mha", ("MHA",)),
@@ -51,6 +61,7 @@ TOKEN_MIXING = Table(
     ),
     measure=complexity,
     systems=True,
+    notes=settings,
 )
 
 CONFIGURATIONS = Table(
@@ -92,5 +103,4 @@ CONFIGURATIONS = Table(
         ),
     ),
     measure=configurations,
-    size="tiny",
 )

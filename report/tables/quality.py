@@ -72,7 +72,6 @@ MAIN_RESULTS = Table(
         ),
     ),
     measure=main_results,
-    size="tiny",
 )
 
 STRUCTURAL_ABLATIONS = Table(

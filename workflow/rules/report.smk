@@ -1,14 +1,19 @@
+from relation.records.provenance import checkout_hash
+from report.jobs.schemas import FRAMES
+from report.site.render import ASSETS, PAGES
 from report.tables import TABLES
 
 LABELS = [table.label for table in TABLES]
+TEMPLATES = PROJECT / "report" / "templates"
 
 
 rule cells:
     input:
         records=RECORDS,
         paper=sorted((PROJECT / "report" / "paper").glob("*.csv")),
+        tolerances=PROJECT / "report" / "tolerances.toml",
     output:
-        f"{FOLDER}/report/cells.parquet",
+        expand(f"{FOLDER}/report/{{frame}}.parquet", frame=FRAMES),
     log:
         f"{FOLDER}/logs/cells.log",
     conda:
@@ -17,6 +22,8 @@ rule cells:
         config=STARTED_WITH,
         settings=SETTINGS,
         code=code_hash("cells"),
+        # Shipped records stay when code changes; the report then says that theirs is older.
+        checkout=checkout_hash(),
     shell:
         "python -m relation cells --config {params.config}"
         " --expect {params.settings} 2>&1 | tee -i {log}"
@@ -45,11 +52,12 @@ rule report:
     input:
         cells=rules.cells.output,
         figures=rules.figures.output.record,
-        templates=sorted((PROJECT / "report" / "templates").glob("*.j2")),
+        records=RECORDS,
+        templates=sorted(set(TEMPLATES.iterdir()) - set(TEMPLATES.glob("*.tex.j2"))),
     output:
-        index=f"{FOLDER}/report/index.html",
+        pages=expand(f"{FOLDER}/report/{{page}}", page=PAGES + ASSETS),
+        runs=directory(f"{FOLDER}/report/runs"),
         html=expand(f"{FOLDER}/report/tables/{{label}}.html", label=LABELS),
-        tex=expand(f"{FOLDER}/report/tables/{{label}}.tex", label=LABELS),
     log:
         f"{FOLDER}/logs/report.log",
     conda:

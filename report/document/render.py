@@ -1,0 +1,175 @@
+"""LaTeX from the templates: a file a table, and report.tex, which reads them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from relation.files import write_text
+from report import latex, style
+from report.document.behind import cited, numbered, record_comments, row_comments
+from report.document.content import Document
+from report.view import Entry, PrintedPanel, PrintedTable, entry_text
+
+TEMPLATES = Path(__file__).parents[1] / "templates"
+PAPER_DEVICE = "NVIDIA RTX 5090"
+# Longer tables continue in a second float: this many lines fill a page of an article, with a few
+# of notes below.
+LINES_A_FLOAT, LINES_OF_NOTES = 60, 4
+LETTERS_A_LINE = 130
+ROUNDING = 1e-12  # what is left of a difference between equal doubles
+LINE_NAMES = {"paper": "paper", "campaign": "ours", "difference": "diff."}
+# What a verdict is printed as: a command of the templates.
+SIGNS = {
+    "within": r"\relationwithin",
+    "outside": r"\relationoutside",
+    "reproduced": r"\relationwithin",
+    "direction only": r"\relationpartly",
+    "not reproduced": r"\relationoutside",
+}
+
+
+def render_document(document: Document, out_dir: Path) -> Path:
+    """Write tables/<label>.tex and report.tex, which reads them, under ``out_dir``.
+
+    Returns:
+        The path of report.tex.
+    """
+    environment = _environment()
+    numbers = numbered(document.provenance)
+    (out_dir / "tables").mkdir(parents=True, exist_ok=True)
+    template = environment.get_template("table.tex.j2")
+    for printed in document.tables:
+        text = template.render(
+            page=document.page,
+            printed=printed,
+            floats=floats(printed),
+            notes_apart=notes_apart(printed),
+            records=record_comments(printed, document.provenance),
+            cited=cited(printed, numbers),
+            behind=lambda row, panel: row_comments(row, panel.columns, numbers),
+        )
+        write_text(out_dir / "tables" / f"{printed.table.label}.tex", text)
+    report = environment.get_template("report.tex.j2")
+    drawn, absent = [], []
+    for figure in document.figures:
+        (drawn if figure["file"] else absent).append(figure)
+    text = report.render(
+        document=document,
+        page=document.page,
+        diagrams=[figure for figure in drawn if figure["name"] in ("overview", "self-exchange")],
+        pictures=[
+            figure for figure in drawn if figure["name"] not in ("overview", "self-exchange")
+        ],
+        absent=absent,
+        evidence=_by_claim(document.evidence),
+        checklists=_by_standard(document.checklist),
+    )
+    write_text(out_dir / "report.tex", text)
+    return out_dir / "report.tex"
+
+
+def _by_claim(evidence: Sequence[Mapping[str, Any]]) -> dict[int, list[Mapping[str, Any]]]:
+    found: dict[int, list[Mapping[str, Any]]] = {}
+    for row in evidence:
+        found.setdefault(row["claim"], []).append(row)
+    return found
+
+
+def _by_standard(checklist: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for row in checklist:
+        found.setdefault(row["standard"], []).append(row)
+    return found
+
+
+def floats(printed: PrintedTable) -> list[list[PrintedPanel]]:
+    """Split the panels of a table into floats that fit a page, between groups of rows."""
+    lines = sum(len(row.lines) for panel in printed.panels for row in panel.rows)
+    if lines <= LINES_A_FLOAT or len(printed.panels) > 1:
+        return [list(printed.panels)]
+    (panel,) = printed.panels
+    split: list[list[PrintedPanel]] = []
+    pending: list = []
+    for group in _groups(panel):
+        size = sum(len(row.lines) for row in [*pending, *group])
+        if pending and size > LINES_A_FLOAT:
+            split.append([PrintedPanel(panel.panel, tuple(pending))])
+            pending = []
+        pending += group
+    return [*split, [PrintedPanel(panel.panel, tuple(pending))]]
+
+
+def notes_apart(printed: PrintedTable) -> bool:
+    """Whether the notes do not fit under the table's last float and need one of their own."""
+    rows = sum(len(row.lines) for panel in floats(printed)[-1] for row in panel.rows)
+    notes = sum(math.ceil(len(text) / LETTERS_A_LINE) for _, text in printed.notes)
+    return notes > 0 and rows + notes > LINES_A_FLOAT + LINES_OF_NOTES
+
+
+def _groups(panel: PrintedPanel) -> list[list]:
+    groups: list[list] = []
+    for row in panel.rows:
+        if row.ruled or not groups:
+            groups.append([])
+        groups[-1].append(row)
+    return groups
+
+
+def _environment() -> jinja2.Environment:
+    """Braces are LaTeX's own, so the delimiters differ; every value is escaped on its way out."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        block_start_string="((*",
+        block_end_string="*))",
+        variable_start_string="(((",
+        variable_end_string=")))",
+        comment_start_string="((=",
+        comment_end_string="=))",
+        finalize=latex.escape,
+    )
+    environment.filters |= {
+        "source": latex.Tex,
+        "rich": latex.rich,
+        "header": latex.header,
+        "breakable": latex.breakable,
+        "code": latex.code,
+        "comment": latex.comment,
+        "entry": _entry,
+        "sign": lambda verdict: latex.Tex(SIGNS.get(verdict, "")),
+        "number": _number,
+        "json": lambda value: json.dumps(value, ensure_ascii=False),
+        "pdf": lambda file: latex.Tex(Path(file).with_suffix(".pdf").as_posix()),
+        "colour": lambda colour: latex.Tex(colour.removeprefix("#").upper()),
+    }
+    environment.globals |= {
+        "line_names": LINE_NAMES,
+        "paper_device": PAPER_DEVICE,
+        "style": style,
+    }
+    return environment
+
+
+def _entry(entry: Entry) -> latex.Tex:
+    if entry.form == "formula" and not entry.missing:
+        return latex.formula(entry.text)
+    return latex.escape(entry_text(entry))
+
+
+def _number(value: float | None) -> str:
+    """A real number of any unit: four digits, or all of a large count."""
+    if value is None or math.isnan(value):
+        return "—"
+    if abs(value) < ROUNDING:
+        return "0"
+    text = f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
+    return text.replace("-", "−")

@@ -1,0 +1,145 @@
+"""What lies behind a printed cell: the words that a page shows when the cell is opened."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from report.layout import Column, Table
+from report.numbers import MINUS
+from report.view import MISSING, Cell, PrintedRow, PrintedTable
+
+# The columns of provenance.parquet that a reader is shown, as their labels.
+RECORD_FACTS = {
+    "seed": "Seed",
+    "device": "Device",
+    "config_hash": "Configuration",
+    "code_hash": "Code",
+    "golden_hash": "Golden losses",
+    "commit": "Commit",
+    "made": "Made",
+}
+
+
+def anchor(row: PrintedRow, column: Column) -> str:
+    """The id of a cell within its page."""
+    keys = "+".join(part.column for part in column.parts)
+    return f"{row.key}/{keys}".replace(" ", "_")
+
+
+def behind_cells(printed: PrintedTable, records: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The cells of a table and the records that they rest on, as plain JSON.
+
+    Args:
+        printed: the table as it prints.
+        records: every row of provenance.parquet by its source, with the page that shows it.
+
+    Returns:
+        ``cells``: by anchor, a title and one entry a value (paper, ours, difference and so on, as
+        text); ``records``: what the entries name by source.
+    """
+    cells = {}
+    used: dict[str, None] = {}
+    for block in printed.panels:
+        for row in block.rows:
+            campaign = next(line for line in row.lines if line.kind == "campaign")
+            for column, entry in zip(block.panel.columns, campaign.entries, strict=True):
+                if not entry.cells:
+                    continue
+                values = [_value(name, parts) for name, parts in entry.cells]
+                used |= dict.fromkeys(source for value in values for source in value["sources"])
+                cells[anchor(row, column)] = {
+                    "title": _title(printed.table, row, column),
+                    "values": values,
+                }
+    return {"cells": cells, "records": {name: _record(name, records.get(name)) for name in used}}
+
+
+def _title(table: Table, row: PrintedRow, column: Column) -> str:
+    header = column.header.replace("\n", " ").replace("$", "")
+    return f"Table {table.number} · {', '.join(row.labels)} · {header}"
+
+
+def _value(name: str, cells: Iterable[Cell]) -> dict[str, Any]:
+    """One value of the cell: its rows of cells.parquet by statistic, told in words."""
+    by_statistic = {cell["statistic"]: cell for cell in cells}
+    main = by_statistic.get("value", by_statistic.get("mean"))
+    if main is None:
+        main = next(iter(by_statistic.values()))
+    facts = [("Paper", _with_spread(main, by_statistic, "paper"))]
+    facts.append(("Here", _with_spread(main, by_statistic, "value")))
+    if main["low"] is not None and main["high"] is not None:
+        ends = " to ".join(_signs(main[end], ".6g") for end in ("low", "high"))
+        facts.append(("95% interval", f"{ends} {_unit(main)}"))
+    if _is_number(main["difference"]):
+        facts.append(("Difference", f"{_signs(main['difference'], '+.6g')} {_unit(main)}"))
+    if main["n"]:
+        facts.append(("Seeds or measurements", str(main["n"])))
+    if main["tolerance"] is not None:
+        facts.append(("Tolerance", f"±{main['tolerance']:.6g} {_unit(main)}"))
+    facts.append(("Why this tolerance", main["tolerance_rule"]))
+    facts.append((MISSING.get(main["status"], "Remark").capitalize(), main["reason"]))
+    facts.append(("Rows", main["rows"]))
+    return {
+        "name": name,
+        "facts": [[label, text.strip()] for label, text in facts if text],
+        "verdict": main["verdict"] or "",
+        "verdict_reason": main["verdict_reason"] or "",
+        "freshness": main["freshness"] or "",
+        "freshness_reason": main["freshness_reason"] or "",
+        "sources": list(
+            dict.fromkeys(s for cell in by_statistic.values() for s in cell["sources"])
+        ),
+    }
+
+
+def _with_spread(main: Cell, cells: Mapping[str, Cell], which: str) -> str:
+    """A value with its standard deviation, in its unit; empty where there is none."""
+    text = _text(main, which)
+    spread = _text(cells["sd"], which) if "sd" in cells else ""
+    if not spread and which == "value" and main["spread"] is not None:
+        spread = f"{main['spread']:.6g}"
+    if text and spread:
+        text += f" ± {spread}"
+    return f"{text} {_unit(main)}".strip() if text else ""
+
+
+def _text(cell: Cell, which: str) -> str:
+    if which == "paper":
+        paper = cell["paper"] or ""
+        return paper if cell["unit"] == "text" else paper.replace("-", MINUS)
+    if cell["status"] != "ok":
+        return ""
+    return _signs(cell["value"], ".8g") if _is_number(cell["value"]) else cell["text"] or ""
+
+
+def _signs(value: float, form: str) -> str:
+    """A number with a true minus."""
+    return f"{value:{form}}".replace("-", MINUS)
+
+
+def _unit(cell: Cell) -> str:
+    return "" if cell["unit"] in ("1", "text") else cell["unit"]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and value == value
+
+
+def _record(name: str, record: Mapping[str, Any] | None) -> dict[str, Any]:
+    if record is None:
+        return {"name": name, "facts": [], "page": "", "rerun": "", "log": "", "freshness": ""}
+    facts = [(label, record[key]) for key, label in RECORD_FACTS.items()]
+    return {
+        "name": name,
+        "facts": [[label, str(value)] for label, value in facts if _given(value)],
+        "page": record["page"],
+        "rerun": record["rerun"] or "",
+        "log": record["log"] or "",
+        "log_link": record["log_link"],
+        "freshness": record["freshness"],
+    }
+
+
+def _given(value: object) -> bool:
+    return value is not None and value == value and value != ""

@@ -1,0 +1,68 @@
+"""Everything that the pages say, read from a campaign's Parquet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from relation.parquet import read_origin, read_parquet
+from report.jobs.schemas import FIGURES, FRAMES
+from report.site.pipeline import Pipeline, campaign_pipeline
+from report.site.runs import Run, read_runs
+from report.tables import TABLES
+from report.view import PrintedTable, print_table
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from relation.config import Campaign
+    from relation.results import Results
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Content:
+    """What the site shows of one campaign.
+
+    ``page`` holds the campaign's own words (``CampaignRecords.page``); the other fields are rows
+    of the Parquet of that name, and ``runs`` and ``pipeline`` what their modules read.
+    """
+
+    page: Row
+    tables: Sequence[PrintedTable]
+    figures: Sequence[Row]
+    claims: Sequence[Row]
+    evidence: Sequence[Row]
+    provenance: Sequence[Row]
+    missing: Sequence[Row]
+    checklist: Sequence[Row]
+    runs: Sequence[Run]
+    pipeline: Pipeline
+
+
+def gather(campaign: Campaign, results: Results) -> Content:
+    """Read what the report's other rules and the runs have written.
+
+    Raises InputError for a missing or damaged file.
+    """
+    folder = results.report
+    frames = {
+        name: read_parquet(folder / f"{name}.parquet", layout)
+        for name, layout in {**FRAMES, "figures": FIGURES}.items()
+    }
+    rows = {name: frame.to_pylist() for name, frame in frames.items() if name != "cells"}
+    runs = read_runs(campaign, results, rows["missing"])
+    return Content(
+        page=read_origin(folder / "cells.parquet")["page"],
+        tables=printed_tables(frames["cells"].to_pandas()),
+        runs=runs,
+        pipeline=campaign_pipeline(campaign, runs, rows["missing"]),
+        **rows,
+    )
+
+
+def printed_tables(cells: pd.DataFrame) -> list[PrintedTable]:
+    """The seventeen tables, laid out."""
+    return [print_table(table, cells[cells["table"] == table.label]) for table in TABLES]

@@ -1,0 +1,296 @@
+"""The campaign's DAG as a picture: a box a group of jobs, a square a job, a line a dependency.
+
+Thousands of edges between single jobs would show nothing; groups of one rule and scale depend on
+one another as their jobs do, so the lines join groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from relation.geometry import PAIRED
+from report.site.runs import Run
+
+if TYPE_CHECKING:
+    from relation.config import Campaign
+
+Gaps = Mapping[tuple[str, str, str, int], Mapping[str, Any]]
+
+# Sizes in the picture's own units, which are CSS pixels at its full width.
+CELL, GAP, LABEL, TITLE, PAD = 15, 4, 92, 22, 10
+COLUMN_GAP, ROW_GAP = 56, 16
+# Below a box of diagnostics this much stays free, for the line that leads past it.
+LANE = 16
+
+# What the rules do, in the order in which data flow.
+RULES = {
+    "prepare": "Tokenise a corpus and train its tokenizer.",
+    "inventory": "Build every model once and count its parameters.",
+    "train": "Train one model; its log and checkpoint.",
+    "diagnose": "Measure the flow of one checkpoint, head by head.",
+    "verify": "Hold FlashRelation and the paper’s identities to their definitions.",
+    "measure": "Time whole training steps, memory, and operators against the context.",
+    "cells": "Set every value of every table beside the paper’s, and judge it.",
+    "figures": "Draw the figures.",
+    "report": "Render these pages.",
+    "document": "Write the tables in LaTeX and typeset report.pdf.",
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """One square: what it is, its page where it has one, and whether its record is missing."""
+
+    title: str
+    kind: str = "other"
+    page: str = ""
+    missing: bool = False
+
+
+@dataclass(frozen=True)
+class Box:
+    """Jobs of one rule that belong together: rows of squares with a label each.
+
+    ``needs`` names the boxes, or rows of boxes, that it depends on; ``floor`` is its least height.
+    """
+
+    rule: str
+    title: str
+    rows: tuple[tuple[str, tuple[Job, ...]], ...]
+    needs: tuple[str, ...] = ()
+    floor: int = 0
+
+    @property
+    def key(self) -> str:
+        return f"{self.rule} {self.title}"
+
+    @property
+    def width(self) -> int:
+        squares = max((len(jobs) for _, jobs in self.rows), default=0)
+        return 2 * PAD + LABEL + squares * (CELL + GAP)
+
+    @property
+    def height(self) -> int:
+        return max(self.floor, 2 * PAD + TITLE + len(self.rows) * (CELL + GAP) - GAP)
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A box and where it stands."""
+
+    box: Box
+    x: int
+    y: int
+
+    @property
+    def right(self) -> int:
+        return self.x + self.box.width
+
+    @property
+    def middle(self) -> float:
+        return self.y + self.box.height / 2
+
+    @property
+    def jobs(self) -> Iterator[tuple[Job, int, int]]:
+        """Every square with its corner."""
+        for line, (_, jobs) in enumerate(self.box.rows):
+            for place, job in enumerate(jobs):
+                yield (
+                    job,
+                    self.x + PAD + LABEL + place * (CELL + GAP),
+                    self.y + PAD + TITLE + line * (CELL + GAP),
+                )
+
+    @property
+    def labels(self) -> Iterator[tuple[str, int, int]]:
+        """The label of every row with its baseline."""
+        for line, (label, _) in enumerate(self.box.rows):
+            yield label, self.x + PAD, self.y + PAD + TITLE + line * (CELL + GAP) + CELL - 3
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """The placed boxes, the lines between them as SVG paths, the size, and each rule's jobs."""
+
+    boxes: tuple[Placed, ...]
+    lines: tuple[str, ...]
+    width: int
+    height: int
+    counts: tuple[tuple[str, int, str], ...]
+    edges: frozenset[tuple[str, str]]
+
+
+def campaign_pipeline(
+    campaign: Campaign, runs: Sequence[Run], missing: Sequence[Mapping[str, Any]]
+) -> Pipeline:
+    """Lay out the DAG of a campaign, jobs without a record drawn as such.
+
+    Args:
+        campaign: whose jobs they are.
+        runs: as ``runs.read_runs`` returns them.
+        missing: the rows of missing.parquet.
+    """
+    gaps = {(row["kind"], row["scale"], row["variant"], row["seed"]): row for row in missing}
+    data = Box("prepare", "", tuple((name, (Job(name),)) for name in campaign.data))
+    kinds = {row["kind"] for row in missing}
+    models = _single("inventory", "models", "models" in kinds)
+    verified = _single("verify", "exactness", "verification" in kinds)
+    training = [_training(campaign, runs, scale) for scale in campaign.scales]
+    diagnosis = [
+        Box(
+            "diagnose",
+            box.title,
+            tuple(
+                (label, tuple(_diagnosed(job, label, box.title, gaps) for job in jobs))
+                for label, jobs in box.rows
+                if label in PAIRED
+            ),
+            (box.key,),
+        )
+        for box in training
+    ]
+    measured = _benchmarks(campaign, gaps)
+    records = tuple(box.key for box in (*training, *diagnosis, measured, verified, models))
+    cells = _single("cells", "cells", needs=records)
+    figures = _single("figures", "figures", needs=records)
+    rendered = tuple(
+        _single(rule, what, needs=(cells.key, figures.key))
+        for rule, what in (("report", "pages"), ("document", "PDF"))
+    )
+    return _placed(
+        data, training, diagnosis, (measured, verified, models), (cells, figures), rendered
+    )
+
+
+def _single(rule: str, label: str, missing: bool = False, needs: tuple[str, ...] = ()) -> Box:
+    """A rule with one job."""
+    return Box(rule, "", ((label, (Job(label, missing=missing),)),), needs)
+
+
+def _training(campaign: Campaign, runs: Sequence[Run], scale: str) -> Box:
+    own = [run for run in runs if run.scale == scale]
+    rows = []
+    for variant in dict.fromkeys(run.variant for run in own):
+        jobs = (
+            Job(
+                f"{run.name}: {f'{run.gap}, {run.reason}' if run.gap else 'done'}",
+                variant if variant in PAIRED else "other",
+                page=f"{run.page}.html",
+                missing=bool(run.gap),
+            )
+            for run in own
+            if run.variant == variant
+        )
+        rows.append((variant, tuple(jobs)))
+    prepared = campaign.data_of_scale(scale).name
+    return Box("train", scale, tuple(rows), (f"prepare {prepared}",))
+
+
+def _diagnosed(job: Job, variant: str, scale: str, gaps: Gaps) -> Job:
+    """The diagnostics of the run that a square of training stands for."""
+    name = job.title.partition(":")[0]
+    gap = gaps.get(("flow", scale, variant, int(name.rpartition("/")[2])))
+    return Job(_told(name, gap), job.kind, missing=gap is not None)
+
+
+def _benchmarks(campaign: Campaign, gaps: Gaps) -> Box:
+    rows: dict[str, list[Job]] = {}
+    for spec in campaign.planned_systems:
+        kind = "complexity" if spec.benchmark == "complexity" else "throughput"
+        gap = gaps.get((kind, spec.scale, spec.benchmark, -1))
+        job = Job(_told(f"{spec.benchmark}/{spec.scale}", gap), missing=gap is not None)
+        rows.setdefault(spec.benchmark, []).append(job)
+    return Box(
+        "measure",
+        "benchmarks",
+        tuple((name, tuple(jobs)) for name, jobs in rows.items()),
+        ("prepare ",),
+    )
+
+
+def _told(name: str, gap: Mapping[str, Any] | None) -> str:
+    return f"{name}: done" if gap is None else f"{name}: {gap['status']}, {gap['reason']}"
+
+
+def _placed(
+    data: Box,
+    training: Sequence[Box],
+    diagnosis: Sequence[Box],
+    others: Sequence[Box],
+    computed: Sequence[Box],
+    rendered: Sequence[Box],
+) -> Pipeline:
+    """Stand each scale's training and diagnostics side by side; all records meet on one line."""
+    boxes, exits, y = [], [], 1
+    left = data.width + COLUMN_GAP
+    middle = left + max(box.width for box in (*training, *others)) + COLUMN_GAP
+    for trained, diagnosed in zip(training, diagnosis, strict=True):
+        tall = Placed(replace(trained, floor=diagnosed.height + LANE), left, y)
+        boxes.append(tall)
+        exits.append((tall, y + tall.box.height - LANE / 2))
+        if diagnosed.rows:
+            boxes.append(Placed(diagnosed, middle, y))
+            exits.append((boxes[-1], boxes[-1].middle))
+        y += tall.box.height + ROW_GAP
+    for box in others:
+        boxes.append(Placed(box, left, y))
+        exits.append((boxes[-1], boxes[-1].middle))
+        y += box.height + ROW_GAP
+    height = y - ROW_GAP
+    boxes.insert(0, Placed(data, 1, (height - data.height) // 2))
+    meeting = middle + max((box.width for box in diagnosis if box.rows), default=0) + 24
+    ends = _stacked(computed, meeting + COLUMN_GAP // 2, height)
+    last = _stacked(rendered, ends[0].right + COLUMN_GAP, height)
+
+    lines = [_curve(start, end) for end in boxes for start in boxes if _needs(end.box, start.box)]
+    lines += [f"M{start.right} {level:.0f}H{meeting}" for start, level in exits]
+    levels = [*(level for _, level in exits), *(end.middle for end in ends)]
+    lines.append(f"M{meeting} {min(levels):.0f}V{max(levels):.0f}")
+    lines += [f"M{meeting} {end.middle:.0f}H{end.x}" for end in ends]
+    lines += [_curve(end, box) for end in ends for box in last]
+    boxes = [*boxes, *ends, *last]
+    return Pipeline(
+        boxes=tuple(boxes),
+        lines=tuple(lines),
+        width=last[0].right + 1,
+        height=height + 1,
+        counts=tuple((rule, _count(boxes, rule), does) for rule, does in RULES.items()),
+        edges=frozenset(
+            (start.box.rule, end.box.rule)
+            for end in boxes
+            for start in boxes
+            if _needs(end.box, start.box)
+        ),
+    )
+
+
+def _stacked(boxes: Sequence[Box], x: int, height: int) -> list[Placed]:
+    """Boxes one above the other, in the middle of the height."""
+    y = (height - sum(box.height + ROW_GAP for box in boxes) + ROW_GAP) // 2
+    placed = []
+    for box in boxes:
+        placed.append(Placed(box, x, y))
+        y += box.height + ROW_GAP
+    return placed
+
+
+def _count(boxes: Sequence[Placed], rule: str) -> int:
+    """The jobs of a rule that have a record."""
+    return sum(not job.missing for p in boxes if p.box.rule == rule for job, _, _ in p.jobs)
+
+
+def _needs(box: Box, other: Box) -> bool:
+    """Whether a box depends on another: by its key, or by the label of one of its rows."""
+    keys = {other.key, *(f"{other.rule} {label}" for label, _ in other.rows)}
+    return bool(keys & set(box.needs))
+
+
+def _curve(start: Placed, end: Placed) -> str:
+    """A path from the right edge of a box to the left edge of another."""
+    bend = (start.right + end.x) / 2
+    return (
+        f"M{start.right} {start.middle:.0f}"
+        f"C{bend:.0f} {start.middle:.0f} {bend:.0f} {end.middle:.0f} {end.x} {end.middle:.0f}"
+    )

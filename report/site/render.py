@@ -1,0 +1,169 @@
+"""Writing the pages."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from report.site.behind import behind_cells
+from report.site.content import Content
+from report.site.environment import TEMPLATES, html_environment
+from report.site.evidence import evidence_by_claim
+from report.site.overview import gaps, headlines, shares, tally
+from report.site.runs import Run
+from report.typeset import can_typeset
+
+PAPER_DEVICE = "NVIDIA RTX 5090"
+
+# The pages of the bar at the top, in its order.
+SECTIONS = (
+    ("index.html", "Overview"),
+    ("claims.html", "Claims"),
+    ("tables.html", "Tables"),
+    ("figures.html", "Figures"),
+    ("runs.html", "Runs"),
+    ("pipeline.html", "Pipeline"),
+    ("assumptions.html", "Assumptions"),
+    ("checklist.html", "Checklist"),
+)
+PAGES = tuple(name for name, _ in SECTIONS)
+ASSETS = ("style.css", "report.js")
+
+
+class _Site:
+    """One site being written: its folder, its templates, and what every page is given."""
+
+    def __init__(self, content: Content, folder: Path):
+        self.content, self.folder = content, folder
+        self.environment: jinja2.Environment = html_environment()
+        self.records = records_by_source(content, folder)
+        self.environment.globals |= {
+            "page": content.page,
+            "sections": SECTIONS,
+            "tables": content.tables,
+            "records": self.records,
+            "paper_device": PAPER_DEVICE,
+            # The rule `document` writes them beside these pages.
+            "on_paper": ("report.pdf", "report.tex") if can_typeset() else ("report.tex",),
+        }
+
+    def write(self, name: str, template: str, **values: Any) -> None:
+        """Render one page; links in it start from ``up``, the way to the site's folder."""
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        up = "../" * name.count("/")
+        text = self.environment.get_template(template).render(here=name, up=up, **values)
+        path.write_text(text, encoding="utf-8")
+
+
+def render_site(content: Content, folder: Path) -> None:
+    """Write every page of the site under ``folder``.
+
+    Args:
+        content: what the site shows.
+        folder: the report's folder, which holds figures/ already; made if missing.
+    """
+    site = _Site(content, Path(folder))
+    site.folder.mkdir(parents=True, exist_ok=True)
+    write_assets(site.folder, site.environment)
+    tables, claims = content.tables, content.claims
+    claim_tally = tally(claim["verdict"] for claim in claims)
+    site.write(
+        "index.html",
+        "index.html.j2",
+        claims=claims,
+        claim_tally=claim_tally,
+        headlines=headlines(tables),
+        gaps=gaps(content.missing),
+        shares={printed.table.label: shares(printed) for printed in tables},
+        figures=content.figures,
+        runs=content.runs,
+    )
+    site.write(
+        "tables.html",
+        "tables.html.j2",
+        shares={printed.table.label: shares(printed) for printed in tables},
+    )
+    for place, printed in enumerate(tables):
+        site.write(
+            f"tables/{printed.table.label}.html",
+            "table.html.j2",
+            printed=printed,
+            shares=shares(printed),
+            behind=behind_cells(printed, site.records),
+            previous=tables[place - 1].table if place else None,
+            following=tables[place + 1].table if place + 1 < len(tables) else None,
+        )
+    site.write(
+        "claims.html",
+        "claims.html.j2",
+        claims=claims,
+        claim_tally=claim_tally,
+        numbers={printed.table.label: printed.table.number for printed in tables},
+        evidence=evidence_by_claim(content.evidence),
+    )
+    site.write("figures.html", "figures.html.j2", figures=content.figures)
+    site.write(
+        "runs.html",
+        "runs.html.j2",
+        groups=_groups(content.runs),
+        others=[row for row in site.records.values() if row["kind"] not in ("run", "log")],
+    )
+    for place, run in enumerate(content.runs):
+        _write_run(site, run, place)
+    site.write("pipeline.html", "pipeline.html.j2", pipeline=content.pipeline)
+    site.write("assumptions.html", "assumptions.html.j2")
+    site.write("checklist.html", "checklist.html.j2", checklist=content.checklist)
+
+
+def write_assets(folder: Path, environment: jinja2.Environment) -> None:
+    """The style sheet and the script that every page of a site shares."""
+    style = environment.get_template("style.css.j2").render()
+    (folder / "style.css").write_text(style, encoding="utf-8")
+    script = (TEMPLATES / "report.js").read_text(encoding="utf-8")
+    (folder / "report.js").write_text(script, encoding="utf-8")
+
+
+def records_by_source(content: Content, folder: Path) -> dict[str, dict[str, Any]]:
+    """The rows of provenance.parquet by source, with how to reach what shows them.
+
+    ``page`` is the page and place of a record, ``log_link`` its text log, both from ``folder``, the
+    site's; the latter is empty where there is no log.
+    """
+    pages = {run.source: f"{run.page}.html" for run in content.runs if run.source}
+    return {
+        row["source"]: {
+            **row,
+            "page": pages.get(row["source"], f"runs.html#{row['source']}"),
+            "log_link": Path(os.path.relpath(row["log"], folder)).as_posix() if row["log"] else "",
+        }
+        for row in content.provenance
+    }
+
+
+def _groups(runs: Sequence[Run]) -> list[list[Run]]:
+    """The runs of one scale and variant together."""
+    groups: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        groups.setdefault((run.scale, run.variant), []).append(run)
+    return list(groups.values())
+
+
+def _write_run(site: _Site, run: Run, place: int) -> None:
+    runs = site.content.runs
+    by_key = {(other.scale, other.variant, other.seed): other for other in runs}
+    used = [printed.table for printed in site.content.tables if run.source in printed.sources]
+    site.write(
+        f"{run.page}.html",
+        "run.html.j2",
+        run=run,
+        partner=by_key.get((run.scale, run.partner, run.seed)) if run.partner else None,
+        provenance=site.records.get(run.source),
+        used=used if run.source else [],
+        previous=runs[place - 1] if place else None,
+        following=runs[place + 1] if place + 1 < len(runs) else None,
+    )

@@ -1,0 +1,175 @@
+"""A page's worth of each training run: results, settings, environment, log, how to run it again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from relation.geometry import PAIRED, VARIANTS
+from relation.parquet import read_origin, read_parquet
+from relation.schemas import LOG, RUN
+from report.view import MISSING
+
+if TYPE_CHECKING:
+    from relation.config import Campaign
+    from relation.results import Results
+    from relation.spec import RunSpec
+
+Facts = tuple[tuple[str, str], ...]
+
+# Lines of a log that a page repeats, and updates that its table lists; the files hold them all.
+LOG_LINES = 200
+LOGGED_UPDATES = 40
+
+GROUPS = {
+    "Schedule": (
+        "budget_tokens", "warmup_tokens", "tokens_per_update", "context", "micro", "accumulation",
+        "last_update",
+    ),
+    "Optimiser": (
+        "learning_rate", "plateau_fraction", "betas", "adam_eps", "weight_decay",
+        "decay_embedding", "gradient_clip",
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of the whole matrix.
+
+    ``gap`` is empty, or says what became of it ("not run", "failed", "oom"), and ``reason`` why;
+    where there is a record the rest is filled: ``record``
+    holds the row of record.parquet, ``settings`` the resolved configuration by group, ``updates``
+    a sample of the log's rows, ``text`` the end of the text log, None where that is not at hand.
+    """
+
+    scale: str
+    variant: str
+    seed: int
+    gap: str = ""
+    reason: str = ""
+    source: str = ""
+    record: Mapping[str, Any] | None = None
+    settings: tuple[tuple[str, Facts], ...] = ()
+    environment: Facts = ()
+    updates: tuple[Mapping[str, Any], ...] = ()
+    text: str | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.scale}/{self.variant}/{self.seed}"
+
+    @property
+    def title(self) -> str:
+        return VARIANTS[self.variant].title
+
+    @property
+    def page(self) -> str:
+        """Its page and, below figures/, its picture, without the ending."""
+        return f"runs/{self.scale}-{self.variant}-{self.seed}"
+
+    @property
+    def partner(self) -> str | None:
+        """The other variant of its pair."""
+        others = [variant for variant in PAIRED if variant != self.variant]
+        return others[0] if self.variant in PAIRED else None
+
+
+def read_runs(
+    campaign: Campaign, results: Results, missing: Iterable[Mapping[str, Any]]
+) -> list[Run]:
+    """Every run of a campaign's matrix, those without a record with the reason.
+
+    Args:
+        campaign: whose runs they are.
+        results: where its records lie.
+        missing: the rows of missing.parquet.
+
+    Raises InputError for a damaged record.
+    """
+    gaps = {
+        (row["scale"], row["variant"], row["seed"]): (MISSING[row["status"]], row["reason"])
+        for row in missing
+        if row["kind"] == "run"
+    }
+    runs = []
+    for spec in campaign.planned_runs:
+        key = (spec.scale, spec.variant, spec.seed)
+        runs.append(Run(*key, *gaps[key]) if key in gaps else _read(spec, results))
+    return runs
+
+
+def _read(spec: RunSpec, results: Results) -> Run:
+    folder = results.run(spec)
+    path = folder / "record.parquet"
+    origin = read_origin(path)
+    (record,) = read_parquet(path, RUN).to_pylist()
+    log = read_parquet(folder / "log.parquet", LOG).to_pylist()
+    step = max(1, -(-len(log) // LOGGED_UPDATES))
+    return Run(
+        spec.scale,
+        spec.variant,
+        spec.seed,
+        source=path.as_posix(),
+        record=record,
+        settings=_settings(origin["spec"]),
+        environment=_environment(origin),
+        updates=tuple(row for i, row in enumerate(log) if i % step == 0 or i == len(log) - 1),
+        text=_log_text(
+            results.folder / "logs" / "train" / f"{spec.scale}-{spec.variant}-{spec.seed}.log"
+        ),
+    )
+
+
+def _settings(spec: Mapping[str, Any]) -> tuple[tuple[str, Facts], ...]:
+    grouped = {"Model": facts_of(spec["model"])}
+    grouped |= {
+        title: facts_of({key: spec[key] for key in keys if key in spec})
+        for title, keys in GROUPS.items()
+    }
+    known = {"model", "scale", "variant", "seed", *sum(GROUPS.values(), ())}
+    grouped["Further"] = facts_of({key: spec[key] for key in spec if key not in known})
+    return tuple((title, facts) for title, facts in grouped.items() if facts)
+
+
+def _environment(origin: Mapping[str, Any]) -> Facts:
+    data = origin.get("data_origin", {})
+    facts = {
+        "device": origin["device"],
+        "machine": origin["host_machine"],
+        **{name: version for name, version in origin["versions"].items()},
+        "backends": origin.get("backends"),
+        "deterministic": origin.get("deterministic"),
+        "processes": origin.get("processes"),
+        "corpus": data.get("title"),
+        "corpus_source": data.get("source"),
+        "order_hash": origin["order_hash"],
+    }
+    return facts_of({key: value for key, value in facts.items() if value is not None})
+
+
+def facts_of(values: Mapping[str, Any]) -> Facts:
+    """Names, and values as a reader sees them."""
+    return tuple((name, _words(value)) for name, value in values.items())
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_words(item)}" for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_words, value))
+    return str(value)
+
+
+def _log_text(path: Path) -> str | None:
+    """The last lines of a log; None where it is not at hand, as for shipped records."""
+    if not path.exists():
+        return None
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    return "\n".join(lines[-LOG_LINES:])

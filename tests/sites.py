@@ -1,0 +1,72 @@
+"""A site of an invented campaign: hostile words wherever data reach a page, gaps, stale records."""
+
+from pathlib import Path
+
+from conftest import ROOT
+from test_report_records import HOSTILE
+
+from relation.config import load_config, resolve
+from relation.parquet import read_parquet
+from relation.records import CampaignRecords
+from relation.schemas import LOG, RUN
+from report.figures import draw_figures
+from report.figures.runs import draw_runs
+from report.jobs.cells import write_cells
+from report.jobs.schemas import FRAMES
+from report.site import Content, render_site
+from report.site.content import printed_tables
+from report.site.pipeline import campaign_pipeline
+from report.site.runs import Run
+from report.view import MISSING
+
+
+def invented_site(records: CampaignRecords, folder: Path) -> Content:
+    """Render the site of these records into ``folder``, empty LaTeX and PDF beside it."""
+    write_cells(records, folder)
+    figures = draw_figures(records, folder)
+    draw_runs(records, folder)
+    content = content_of(records, folder, figures)
+    render_site(content, folder)
+    papers = (f"tables/{printed.table.label}.tex" for printed in content.tables)
+    for paper in ("report.tex", "report.pdf", *papers):
+        (folder / paper).touch()
+    return content
+
+
+def content_of(records: CampaignRecords, folder: Path, figures: list, **cells: object) -> Content:
+    """What `gather` would read from ``folder``; ``cells`` replace columns of the cells."""
+    frames = {
+        name: read_parquet(folder / f"{name}.parquet", layout) for name, layout in FRAMES.items()
+    }
+    rows = {name: frame.to_pylist() for name, frame in frames.items() if name != "cells"}
+    runs = [_run(row) for row in records.runs.to_dict("records")]
+    runs += [
+        Run(row["scale"], row["variant"], row["seed"], MISSING[row["status"]], row["reason"])
+        for row in rows["missing"]
+        if row["kind"] == "run"
+    ]
+    campaign = resolve(load_config(ROOT / "config.yaml"), campaign="tiny")
+    return Content(
+        page=records.page,
+        tables=printed_tables(frames["cells"].to_pandas().assign(**cells)),
+        figures=figures,
+        runs=runs,
+        pipeline=campaign_pipeline(campaign, runs, rows["missing"]),
+        **rows,
+    )
+
+
+def _run(row: dict) -> Run:
+    record = dict.fromkeys(RUN.names, 1) | {"order_hash": "0" * 64, "init_hash": HOSTILE}
+    update = dict.fromkeys(LOG.names, 1)
+    return Run(
+        row["scale"],
+        row["variant"],
+        row["seed"],
+        source=row["source"],
+        record=record | {"final_nll": row["final_nll"], "peak_memory_gib": None},
+        settings=((HOSTILE, ((HOSTILE, HOSTILE),)),),
+        environment=(("corpus", HOSTILE),),
+        updates=(update,),
+        text=f"error: {HOSTILE}",
+    )

@@ -1,0 +1,250 @@
+"""The report on paper: LaTeX for any article, and its PDF, from an invented campaign."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from test_report_records import HOSTILE, make_empty, make_records
+
+import report.figures
+from relation.errors import RelationError
+from relation.parquet import write_parquet
+from report import latex, paper
+from report.document import gather, render_document
+from report.document.render import LINES_A_FLOAT, floats
+from report.figures import draw_figures
+from report.jobs.cells import write_cells
+from report.jobs.document import write_document
+from report.jobs.schemas import FIGURES, page_origin
+from report.tables import TABLES
+from report.typeset import MissingTypesetterError, can_typeset, typeset, typesetter
+
+LABELS = [table.label for table in TABLES]
+# What the paper's own source loads, without its conference's style.
+PREAMBLE = r"""\documentclass{article}
+\usepackage{times}
+\usepackage[utf8]{inputenc}
+\usepackage{amsmath,amssymb,mathtools}
+\usepackage{graphicx}
+\usepackage{booktabs}
+\usepackage{hyperref}
+\usepackage{url}
+\begin{document}
+"""
+
+needs_tex = pytest.mark.skipif(
+    not can_typeset(), reason="needs latexmk and TeX's recommended packages, or tectonic"
+)
+needs_pdf = pytest.mark.skipif(
+    shutil.which("pdftotext") is None, reason="needs pdftotext of poppler-utils"
+)
+
+
+def write_report(records, folder: Path) -> Path:
+    """A report's Parquet and figures, as the rules `cells` and `figures` leave them."""
+    write_cells(records, folder)
+    figures = draw_figures(records, folder)
+    write_parquet(folder / "figures.parquet", FIGURES, figures, page_origin(records, "figures"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report.figures, "DRAWINGS", report.figures.DRAWINGS[:3])
+        records = make_records(comparable=True)
+        records.page["miniature"] = False  # so that values are judged
+        written = write_report(records, tmp_path_factory.mktemp("report"))
+    render_document(gather(written), written)
+    return written
+
+
+def source(folder: Path, label: str) -> str:
+    return (folder / "tables" / f"{label}.tex").read_text(encoding="utf-8")
+
+
+def words(pdf: Path) -> str:
+    """The text of a PDF, its lines joined and its ligatures taken apart."""
+    done = subprocess.run(["pdftotext", pdf, "-"], capture_output=True, text=True, check=True)
+    text = done.stdout.replace("\N{LATIN SMALL LIGATURE FI}", "fi")
+    return re.sub(r"\s+", " ", text.replace("-\n", "-"))
+
+
+def article(folder: Path, body: str) -> Path:
+    path = folder / "article.tex"
+    path.write_text(f"{PREAMBLE}{body}\n\\end{{document}}\n", encoding="utf-8")
+    return path
+
+
+def test_every_printed_value_is_in_its_table(folder):
+    for label in LABELS:
+        text = source(folder, label)
+        for value in paper.load(label).values():
+            digits = value.printed.lstrip("+-")
+            if value.unit == "text":
+                continue
+            grouped = f"{int(digits.partition('.')[0]):,}" + "".join(digits.partition(".")[1:])
+            assert digits in text or grouped in text, (label, value)
+
+
+@pytest.mark.parametrize("label", LABELS)
+def test_latex_is_balanced_ascii_and_labelled(folder, label):
+    text = source(folder, label)
+    assert text.isascii()
+    code = "\n".join(line for line in text.splitlines() if not line.startswith("%"))
+    bare = re.sub(r"\\[\\{}$&#%_]", "", code)
+    depth = 0
+    for sign in bare:
+        depth += {"{": 1, "}": -1}.get(sign, 0)
+        assert depth >= 0
+    assert depth == 0 and bare.count("$") % 2 == 0
+    open_environments = []
+    for kind, name in re.findall(r"\\(begin|end)\{([a-z*]+)\}", code):
+        if kind == "begin":
+            open_environments.append(name)
+        else:
+            assert open_environments.pop() == name
+    assert open_environments == []
+    assert rf"\label{{tab:{label}}}" in code and r"\toprule" in code
+    assert r"\input" not in code
+
+
+def test_comments_lead_from_a_value_to_its_records(folder):
+    text = source(folder, "main-results")
+    comments = [line for line in text.splitlines() if line.startswith("%")]
+    (number,) = re.findall(
+        r"^% (\d+) runs/10M/mha/42/record.parquet: seed 42, configuration 0123, code 4567, "
+        r"commit c0ffee, device cpu_0, made \S+; current$",
+        text,
+        re.MULTILINE,
+    )
+    assert "%   again: snakemake --config a=<b>" in comments
+    place = comments.index(next(line for line in comments if "10M, MHA NLL" in line))
+    assert "ours 2.0100 +- 0.0100; paper 1.6853 +- 0.0042; difference +0.3247" in comments[place]
+    behind = comments[place + 1]
+    assert "mha_nll: ok; n = 3; tolerance " in behind and "records" in behind
+    assert number in behind.partition("records ")[2].split(", ")
+
+
+def test_a_judged_difference_bears_its_sign(folder):
+    tables = {printed.table.label: printed for printed in gather(folder).tables}
+    for label in ("main-results", "app-nll"):
+        verdicts = tables[label].verdicts
+        assert verdicts["within"] + verdicts["outside"] > 0
+        rows = [line for line in source(folder, label).splitlines() if " & diff. & " in line]
+        signs = sum(row.count(r"\relationwithin") + row.count(r"\relationoutside") for row in rows)
+        judged = [
+            entry.verdict
+            for panel in tables[label].panels
+            for row in panel.rows
+            if row.verdicts
+            for entry in row.verdicts.entries
+            if entry.verdict in ("within", "outside")
+        ]
+        assert signs == len(judged) > 0
+
+
+def test_a_long_table_is_cut_between_groups(folder):
+    tables = {printed.table.label: printed for printed in gather(folder).tables}
+    parts = floats(tables["app-structural-layerwise"])
+    rows = [[row for panel in part for row in panel.rows] for part in parts]
+    assert [part[0].key for part in rows] == ["10M/L0", "100M/L0"]
+    assert sum(len(row.lines) for row in rows[0]) <= LINES_A_FLOAT
+    assert len(floats(tables["main-results"])) == 1
+
+
+@needs_tex
+@needs_pdf
+def test_hostile_words_are_typeset_as_themselves(folder):
+    """In running text, captions, notes and commands; nothing that data say is obeyed."""
+    text = words(typeset(folder / "report.tex"))
+    assert HOSTILE.replace("猫", "[U+732B]") in text
+    assert "snakemake --cores all --config a=<b>" in text
+    assert "??" not in text
+    for number, table in enumerate(TABLES, start=1):
+        assert f"Table {number}:" in text and table.number == str(number)
+    assert "Figure 1: Overview of Relation" in text and "Figure 2: Self" in text
+
+
+@needs_tex
+def test_the_same_report_gives_the_same_pdf(folder):
+    first = typeset(folder / "report.tex").read_bytes()
+    assert typeset(folder / "report.tex").read_bytes() == first
+    assert not list(folder.glob("*.aux")) and not (folder / "report.log").exists()
+
+
+@needs_tex
+@needs_pdf
+def test_tables_drop_into_a_source_with_the_papers_packages(folder):
+    inputs = "\n".join(rf"\input{{tables/{label}.tex}}\clearpage" for label in LABELS)
+    references = " ".join(rf"\ref{{tab:{label}}}" for label in LABELS)
+    text = words(typeset(article(folder, f"{inputs}\nReferences: {references}.")))
+    numbers = " ".join(str(number) for number in range(1, 18))
+    assert f"References: {numbers}." in text
+
+
+@needs_tex
+@needs_pdf
+def test_a_campaign_without_a_value_is_typeset(tmp_path, monkeypatch):
+    monkeypatch.setattr(report.figures, "DRAWINGS", report.figures.DRAWINGS[2:3])
+    written = write_report(make_empty(), tmp_path)
+    assert write_document(written) == str(tmp_path / "report.pdf")
+    text = words(tmp_path / "report.pdf")
+    assert "not run" in text and "Not drawn:" in text and "Not comparable with the paper" in text
+
+
+@needs_tex
+def test_what_tex_complains_of_is_told_in_one_line(tmp_path):
+    path = article(tmp_path, r"\nosuchcommand")
+    with pytest.raises(RelationError, match=r"Undefined control sequence.*article\.log") as told:
+        typeset(path)
+    assert "\n" not in str(told.value)
+    assert "nosuchcommand" in (tmp_path / "article.log").read_text(encoding="utf-8")
+
+
+def program(folder: Path, name: str, script: str) -> None:
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+    path.chmod(0o755)
+
+
+def test_without_a_typesetter_the_source_is_written_and_one_line_says_so(
+    folder, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert not can_typeset()
+    stale = folder / "report.pdf"
+    stale.write_bytes(b"another report")
+    line = write_document(folder)
+    assert "\n" not in line and "neither latexmk with pdflatex nor tectonic" in line
+    assert "apt-get install latexmk" in line
+    assert not stale.exists() and (folder / "report.tex").exists()
+
+
+def test_a_tex_without_the_packages_is_told_which(tmp_path, monkeypatch):
+    for name in ("latexmk", "pdflatex"):
+        program(tmp_path, name, "exit 1")
+    program(tmp_path, "kpsewhich", "echo /texmf/xcolor.sty; exit 1")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(MissingTypesetterError, match=r"TeX lacks booktabs\.sty, hyperref\.sty"):
+        typesetter()
+
+
+def test_tectonic_is_taken_where_it_is_all_there_is(folder, tmp_path, monkeypatch):
+    program(tmp_path, "tectonic", 'echo made > "$4/report.pdf"; echo "$@" > "$4/report.log"')
+    monkeypatch.setenv("PATH", f"{tmp_path}")
+    assert typesetter() == "tectonic"
+    assert typeset(folder / "report.tex").read_text(encoding="utf-8") == "made\n"
+
+
+def test_hostile_words_are_escaped():
+    assert latex.escape("a_b & 50% $x$") == r"a\_b \& 50\% \$x\$"
+    assert latex.escape(r"\input{x}") == r"\textbackslash{}input\{x\}"
+    assert latex.escape("[x] 猫\x1b") == "{[}x] {[}U+732B]{[}U+001B]"
+    assert latex.escape("--config") == "-{}-config"
+    assert latex.formula("O(T^2 d)") == "$O(T^{2} d)$"
+    assert latex.formula(r"\input{x}") == r"\textbackslash{}input\{x\}"
+    assert latex.breakable("a/b_c") == r"a/\allowbreak{}b\_\allowbreak{}c"
+    assert latex.comment("a\n\\input{b}\r− 猫") == r"% a \input{b} - [U+732B]"

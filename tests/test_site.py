@@ -1,0 +1,279 @@
+"""The site, read as files: structure, escaping, links, gaps, and what lies behind a cell."""
+
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from urllib.parse import unquote
+
+import pytest
+from conftest import ROOT, copy_project, snakemake
+from sites import content_of
+from test_report_records import HOSTILE, make_empty, make_records
+
+from relation.config import load_config, resolve
+from report import paper
+from report.jobs.cells import write_cells
+from report.jobs.compare import compare
+from report.site import render_site
+from report.site.comparison import render_comparison
+from report.site.environment import duration, figure
+from report.site.evidence import evidence_by_claim
+from report.site.pipeline import campaign_pipeline
+from report.site.render import PAGES
+from report.site.runs import Run
+from report.tables import TABLES
+from report.view import FRESHNESS, VERDICTS
+
+VOID = {"meta", "img", "br", "link", "rect", "path", "line", "circle"}
+OWN_SCRIPTS = {"report.js", "behind-data"}
+
+
+class Page(HTMLParser):
+    """Checks nesting, and collects scripts, links, ids and the text of every table cell."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.stack, self.cells, self.links, self.ids, self.scripts = [], [], [], [], []
+        self.feed(text)
+        assert self.stack == []
+
+    def handle_starttag(self, tag, attributes):
+        given = dict(attributes)
+        self.links += [given[name] for name in ("href", "src") if name in given]
+        self.ids += [given["id"]] if "id" in given else []
+        if tag == "script":
+            self.scripts.append(given.get("src", given.get("id", "")).rpartition("/")[2])
+        if tag not in VOID:
+            self.stack.append(tag)
+        if tag in ("td", "th"):
+            self.cells.append("")
+
+    def handle_endtag(self, tag):
+        if tag not in VOID:
+            assert self.stack.pop() == tag, f"{tag} closes out of order"
+
+    def handle_data(self, data):
+        if {"td", "th"} & set(self.stack):
+            self.cells[-1] += data
+
+
+@pytest.fixture(scope="module")
+def records():
+    return make_records()
+
+
+@pytest.fixture
+def folder(invented_report):
+    return invented_report
+
+
+@pytest.fixture(scope="module")
+def pages(invented_report):
+    folder = invented_report
+    paths = [path for path in folder.rglob("*.html") if path.parent.name != "figures"]
+    return {path: Page(path.read_text(encoding="utf-8")) for path in paths}
+
+
+def page_of(folder, name):
+    return (folder / name).read_text(encoding="utf-8")
+
+
+def behind(folder, label):
+    """The JSON that a table's page holds."""
+    found = re.search(r'id="behind-data">(.*?)</script>', page_of(folder, f"tables/{label}.html"))
+    return json.loads(found.group(1))
+
+
+def test_the_promised_pages_are_there(folder, records):
+    assert all((folder / name).exists() for name in PAGES)
+    assert {path.stem for path in (folder / "tables").glob("*.html")} == {t.label for t in TABLES}
+    missing = records.missing[records.missing["kind"] == "run"]
+    assert len(list((folder / "runs").glob("*.html"))) == len(records.runs) + len(missing)
+
+
+def test_pages_are_well_formed_and_hold_no_script_from_data(pages):
+    for path, page in pages.items():
+        assert set(page.scripts) <= OWN_SCRIPTS, path
+        assert len(page.ids) == len(set(page.ids)), path
+        if path.parent.name == "tables":
+            # Where a row has a verdict the cells without one are empty.
+            assert any(text.strip() for text in page.cells)
+
+
+def test_no_link_is_broken(folder, pages):
+    for path, page in pages.items():
+        for link in page.links:
+            target, _, place = link.partition("#")
+            if link == "data:,":
+                continue
+            assert "//" not in target, link
+            other = (path.parent / unquote(target)).resolve() if target else path
+            assert other.exists(), f"{path}: {link}"
+            if place:
+                assert unquote(place) in pages[folder / other.relative_to(folder)].ids, link
+
+
+def test_no_page_shows_an_object_of_the_program(pages):
+    for path in pages:
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(r"object at 0x|built-in method|\bNone\b|\bnan\b", text), path
+
+
+def test_hostile_words_stand_on_the_pages_as_they_are(folder, pages):
+    assert "<script>alert" not in "".join(path.read_text("utf-8") for path in pages)
+    escaped = HOSTILE.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    for name in (
+        "index.html",
+        "assumptions.html",
+        "runs/10M-full-42.html",
+        "runs/100M-mha-44.html",
+    ):
+        assert escaped in page_of(folder, name), name
+
+
+def test_every_printed_value_is_on_its_page(folder):
+    for table in TABLES:
+        text = page_of(folder, f"tables/{table.label}.html")
+        for value in paper.load(table.label).values():
+            if value.unit == "text":
+                continue
+            digits = value.printed.lstrip("+-")
+            grouped = f"{int(digits.partition('.')[0]):,}" + "".join(digits.partition(".")[1:])
+            assert digits in text or grouped in text, (table.label, value)
+
+
+def test_a_cell_opens_on_its_value_its_judgement_and_its_records(folder):
+    data = behind(folder, "main-results")
+    cell = data["cells"]["10M/full_nll"]
+    assert cell["title"] == "Table 2 · 10M · Relation NLL ↓"
+    (value,) = cell["values"]
+    facts = dict(value["facts"])
+    assert facts["Paper"] == "1.6441 ± 0.0124 nat" and facts["Here"].startswith("1.92 ± 0.02")
+    assert facts["Difference"] == "+0.2759 nat" and facts["Seeds or measurements"] == "3"
+    assert value["verdict"] == "not judged" and "miniature" in value["verdict_reason"]
+    assert len(value["sources"]) == 3
+    record = data["records"][value["sources"][0]]
+    assert dict(record["facts"])["Commit"] == "c0ffee" and record["rerun"]
+    assert record["page"] == "runs/10M-full-42.html"
+    gap = data["cells"]["100M/delta"]["values"][0]
+    assert gap["sources"]
+
+
+def test_a_column_of_two_values_opens_on_both(folder):
+    cells = behind(folder, "app-structural-routing")["cells"]
+    names = [value["name"] for value in cells["10M/beyond_128.mha+beyond_128.full"]["values"]]
+    assert names == ["beyond_128.mha", "beyond_128.full"]
+
+
+def test_gaps_are_named(folder):
+    table = page_of(folder, "tables/app-linear-long.html")
+    assert ">OOM<" in table and "64 (paper: 1,024)" in table and ">16,384<" in table
+    assert "not run: " in page_of(folder, "runs.html")
+    assert "Not run" in page_of(folder, "runs/100M-full-43.html")
+    index = page_of(folder, "index.html")
+    assert "What is missing" in index and "100M/full/43" in index
+
+
+def test_a_campaign_without_any_result_renders(tmp_path):
+    empty = make_empty()
+    write_cells(empty, tmp_path)
+    absent = {"name": "paired-nll", "title": "Pairs", "alt": "", "file": None, "reason": HOSTILE}
+    content = content_of(empty, tmp_path, [absent])
+    render_site(content, tmp_path)
+    assert "Not drawn" in page_of(tmp_path, "figures.html")
+    assert all(printed.measured == 0 for printed in content.tables)
+
+
+def test_verdicts_and_freshness_show_by_word_and_by_class(folder, tmp_path):
+    def judged(cells):
+        return [VERDICTS[i % 3] if paper else None for i, paper in enumerate(cells["paper"])]
+
+    content = content_of(
+        make_records(comparable=True),
+        folder,
+        [],
+        verdict=judged,
+        tolerance=0.0125,
+        freshness=lambda cells: [FRESHNESS[i % 3] for i in range(len(cells))],
+    )
+    claims = [
+        row | {"verdict": verdict}
+        for row, verdict in zip(
+            content.claims,
+            ("reproduced", "direction only", "not reproduced", "not tested") * 5,
+            strict=False,
+        )
+    ]
+    render_site(replace(content, claims=claims), tmp_path)
+    table = page_of(tmp_path, "tables/app-nll.html")
+    assert 'aria-label="outside"' in table and '<span class="differs">' in table
+    assert "±" in table and ">stale</span>" in table and ">older code</span>" in table
+    overview = page_of(tmp_path, "index.html")
+    for verdict, kind in (("reproduced", "agrees"), ("direction only", "partly")):
+        assert f'<span class="sign {kind}" role="img" aria-label="{verdict}"' in overview
+    assert "Not comparable" not in "".join(p.read_text("utf-8") for p in tmp_path.rglob("*.html"))
+
+
+def test_two_campaigns_stand_side_by_side(folder, tmp_path):
+    for name in ("one", "two"):
+        (tmp_path / name / "report").mkdir(parents=True)
+        for frame in ("cells", "claims"):
+            target = tmp_path / name / "report" / f"{frame}.parquet"
+            target.write_bytes((folder / f"{frame}.parquet").read_bytes())
+    page = render_comparison(compare("one", "two", tmp_path))
+    text = page.read_text(encoding="utf-8")
+    tree = Page(text)
+    assert set(tree.scripts) == {"report.js"} and HOSTILE not in text
+    assert {table.label for table in TABLES} <= set(tree.ids)
+    assert (page.parent / "style.css").exists() and (page.parent / "report.js").exists()
+    row = re.search(r'<th scope="row">10M</th><td class="l">Relation NLL.*?</tr>', text, re.S)
+    assert "1.6441" in row.group() and row.group().count("1.92 ± 0.02") == 2
+
+
+def test_evidence_shares_an_axis():
+    row = {"claim": 1, "unit": "nat", "low": None, "high": None}
+    rows = [row | {"paper": -0.04, "ours": -0.02}, row | {"paper": -0.01, "ours": None}]
+    first, second = (entry["places"] for entry in evidence_by_claim(rows)[1])
+    assert first["paper"] == 0 and first["zero"] == 100 and first["ours"] == 50
+    assert second["paper"] == 75 and second["ours"] is None
+    mixed = [rows[0], rows[1] | {"unit": "%"}]
+    assert [entry["places"] for entry in evidence_by_claim(mixed)[1]] == [None, None]
+
+
+def test_numbers_and_times_read_as_a_person_writes_them():
+    assert figure(-0.041168) == "−0.04117" and figure(12345.6, signed=True) == "+12,346"
+    assert figure(0.0, signed=True) == "0" and figure(-7.394e-05) == "−0.00007394"
+    assert figure(None) == "—" == figure(float("nan"))
+    assert figure(float("inf")) == "inf"
+    assert [duration(s) for s in (0.4, 12, 59.9, 320, 11_520)] == [
+        "0.4 s", "12 s", "1 min 0 s", "5 min 20 s", "3 h 12 min",
+    ]  # fmt: skip
+
+
+def closure(edges):
+    """Every pair that some path joins."""
+    edges = set(edges)
+    while True:
+        further = {(a, d) for a, b in edges for c, d in edges if b == c} - edges
+        if not further:
+            return edges
+        edges |= further
+
+
+@pytest.mark.campaign
+def test_the_drawn_graph_is_that_of_snakemake(tmp_path):
+    project = copy_project(tmp_path / "project")
+    campaign = resolve(load_config(ROOT / "config.yaml"), campaign="tiny")
+    runs = [Run(run.scale, run.variant, run.seed) for run in campaign.planned_runs]
+    pipeline = campaign_pipeline(campaign, runs, [])
+    arguments = ("--config", "campaign=tiny")
+    graph = snakemake(project, "--rulegraph", "--forceall", *arguments).stdout
+    names = dict(re.findall(r'(\d+)\[label = "(\w+)"', graph))
+    edges = {(names[a], names[b]) for a, b in re.findall(r"(\d+) -> (\d+)", graph)}
+    assert closure(pipeline.edges) == {pair for pair in closure(edges) if "all" not in pair}
+    listing = snakemake(project, "--dry-run", "--forceall", *arguments).stdout
+    planned = dict(re.findall(r"^(\w+) +(\d+)$", listing, re.MULTILINE))
+    assert {rule: str(count) for rule, count, _ in pipeline.counts} == {
+        rule: count for rule, count in planned.items() if rule not in ("all", "total")
+    }

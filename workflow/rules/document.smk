@@ -1,0 +1,22 @@
+from report.typeset import can_typeset
+
+
+rule document:
+    input:
+        cells=rules.cells.output,
+        figures=rules.figures.output.record,
+        templates=sorted(TEMPLATES.glob("*.tex.j2")),
+    output:
+        tex=expand(f"{FOLDER}/report/tables/{{label}}.tex", label=LABELS),
+        document=f"{FOLDER}/report/report.tex",
+        # Where TeX is installed later, the PDF is missing and the rule runs again.
+        pdf=[f"{FOLDER}/report/report.pdf"] if can_typeset() else [],
+    log:
+        f"{FOLDER}/logs/document.log",
+    conda:
+        "../../environment.yml"
+    params:
+        config=STARTED_WITH,
+        code=code_hash("document"),
+    shell:
+        "python -m relation document --config {params.config} 2>&1 | tee -i {log}"
