@@ -34,3 +34,8 @@ def sha256_of(path: Path) -> str:
     """SHA-256 of a file, hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def beside(path: Path, kind: str) -> Path:
+    """Another file of one record: 42.parquet to 42-curves.parquet."""
+    return path.with_name(f"{path.stem}-{kind}{path.suffix}")

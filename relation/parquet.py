@@ -14,6 +14,7 @@ from relation.errors import InputError
 from relation.files import atomic_path
 
 _ORIGIN_KEY = b"relation.origin"
+_ORIGIN_KEYS = {"campaign", "config_hash", "commit", "versions"}  # what every reader rests on
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,8 @@ def write_parquet(
     else:
         table = pa.Table.from_pylist([dict(row) for row in rows], schema=layout)
     with atomic_path(path) as temporary:
-        pq.write_table(table, temporary, compression="zstd")
+        # Without checksums a flipped bit can pass as another number.
+        pq.write_table(table, temporary, compression="zstd", write_page_checksum=True)
 
 
 @contextmanager
@@ -68,8 +70,8 @@ def _told_in_one_line(path: Path) -> Iterator[None]:
         yield
     except FileNotFoundError:
         raise InputError(f"{path} is missing; run snakemake to make it") from None
-    except (pa.ArrowInvalid, OSError) as error:
-        detail = str(error).splitlines()[0]
+    except (pa.ArrowException, OSError, ValueError) as error:
+        detail = (str(error).splitlines() or [type(error).__name__])[0]
         raise InputError(
             f"{path} is not readable Parquet ({detail}); delete it and run snakemake again"
         ) from None
@@ -78,7 +80,7 @@ def _told_in_one_line(path: Path) -> Iterator[None]:
 def read_parquet(path: Path, layout: pa.Schema | None = None) -> pa.Table:
     """Read a record. Raises InputError where it is missing, truncated or of another schema."""
     # Not pq.read_table: it imports pyarrow.dataset and pandas, a quarter second in every job.
-    with _told_in_one_line(path), pq.ParquetFile(path) as file:
+    with _told_in_one_line(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
         table = file.read()
     if layout is not None and not _same_columns(table.schema, layout):
         missing = sorted(set(layout.names) - set(table.schema.names))
@@ -101,4 +103,10 @@ def read_origin(path: Path) -> dict:
         metadata = pq.read_schema(path).metadata or {}
     if _ORIGIN_KEY not in metadata:
         raise InputError(f"{path} carries no origin; it was not written by this project")
-    return json.loads(metadata[_ORIGIN_KEY])
+    try:
+        origin = json.loads(metadata[_ORIGIN_KEY])
+    except (ValueError, RecursionError):
+        origin = None
+    if not isinstance(origin, dict) or not origin.keys() >= _ORIGIN_KEYS:
+        raise InputError(f"{path} has a damaged origin; delete it and run snakemake again")
+    return origin

@@ -1,0 +1,32 @@
+"""Locks that keep two processes off one piece of work."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from relation.errors import RunError
+
+_SECONDS_OF_A_LOOK = 0.2
+
+
+@contextmanager
+def held(path: Path, name: str) -> Iterator[None]:
+    """Hold the lock of the job `name`, so that two processes never do it at once.
+
+    A killed process leaves no lock behind. Raises RunError where another one holds it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path)
+    try:
+        # Who looks whether it is held takes it for a moment.
+        lock.acquire(timeout=_SECONDS_OF_A_LOOK, poll_interval=0.01)
+    except Timeout:
+        raise RunError(
+            f"{name} is already running in another process; let that one end or stop it"
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
