@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(CURDIR)/$(VENV)/bin
 
-.PHONY: all setup test help
+.PHONY: all setup published test help
 
 all: setup
 	@$(BIN)/python -m relation plan
@@ -25,12 +25,16 @@ $(VENV)/.ready: requirements.txt constraints.txt
 	  -r requirements.txt -c constraints.txt
 	@touch $@
 
+published: setup
+	PATH="$(BIN):$$PATH" snakemake --snakefile workflow/published.smk --cores all
+
 test: setup
 	@echo "Running the tests; the smoke campaign is run first where it has not been"
 	PATH="$(BIN):$$PATH" python -m pytest -m "not campaign" -n auto
-	PATH="$(BIN):$$PATH" python -m pytest -m campaign
+	PATH="$(BIN):$$PATH" python -m pytest -m campaign -n 2 --dist loadgroup
 
 help:
 	@echo "make          set up .venv, then snakemake --cores all (smoke campaign, CPU)"
+	@echo "make published  reports of the shipped results, results/published/*/report/index.html"
 	@echo "make test     set up .venv, then the tests"
 	@echo "make setup    only set up .venv"

@@ -22,13 +22,16 @@ include: "workflow/rules/data.smk"
 include: "workflow/rules/training.smk"
 include: "workflow/rules/diagnostics.smk"
 include: "workflow/rules/systems.smk"
+include: "workflow/rules/verification.smk"
 include: "workflow/rules/report.smk"
+include: "workflow/rules/document.smk"
 
 
 rule all:
     default_target: True
     input:
         rules.report.output,
+        rules.document.output,
 
 
 onstart:
@@ -39,7 +42,16 @@ onstart:
             CAMPAIGN,
             datasets=[job.wildcards.dataset for job in jobs if job.rule.name == "prepare"],
             needs_gpu=local and any(job.resources.get("gpu") for job in jobs),
+            inputs={str(path) for job in jobs for path in job.input},
         )
+        write_started_with(CAMPAIGN, RESULTS)
     except InputError as error:
         sys.exit(f"error: {error}")
-    write_started_with(CAMPAIGN, RESULTS)
+
+
+onerror:
+    print(
+        f"A report of what is there, with the gaps named: "
+        f"python -m relation render --config {STARTED_WITH}",
+        file=sys.stderr,
+    )

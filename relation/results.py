@@ -11,11 +11,13 @@ from pathlib import Path
 from relation.config import Campaign
 from relation.data.sources import corpus_fingerprint
 from relation.errors import InputError
-from relation.files import sha256_of
+from relation.files import beside, sha256_of
 from relation.parquet import read_origin
 from relation.spec import DataSpec, RunSpec, Spec, SystemsSpec
 
 CHECKSUMS = "SHA256SUMS"
+MODELS_FILE, VERIFICATION_FILE = Path("models.parquet"), Path("verification.parquet")
+RUN_FILES = ("record.parquet", "log.parquet", "probes.parquet")
 
 
 def run_path(run: RunSpec) -> Path:
@@ -28,6 +30,11 @@ def diagnostics_path(run: RunSpec) -> Path:
     return Path("diagnostics", run.scale, run.variant, f"{run.seed}.parquet")
 
 
+def with_pictures(diagnostics: Path) -> tuple[Path, Path, Path]:
+    """The three records of a checkpoint's diagnostics: metrics, curves and flow maps."""
+    return diagnostics, beside(diagnostics, "curves"), beside(diagnostics, "maps")
+
+
 def systems_path(spec: SystemsSpec) -> Path:
     """A systems benchmark, below the campaign's folder."""
     return Path("systems", spec.benchmark, f"{spec.scale}.parquet")
@@ -35,13 +42,22 @@ def systems_path(spec: SystemsSpec) -> Path:
 
 @dataclass(frozen=True)
 class Results:
-    """The files of one campaign below `root`, the folder results/."""
+    """The files of one campaign below `root`, the folder results/.
+
+    `shipped_only`: those that were published, read and rendered where they lie, and no others.
+    """
 
     campaign: Campaign
     root: Path = Path("results")
+    shipped_only: bool = False
 
     @property
     def folder(self) -> Path:
+        return self.published_folder if self.shipped_only else self.own_folder
+
+    @property
+    def own_folder(self) -> Path:
+        """Where the campaign's jobs write."""
         return self.root / self.campaign.name
 
     @property
@@ -54,7 +70,13 @@ class Results:
 
     @property
     def models(self) -> Path:
-        return self.folder / "models.parquet"
+        return self.folder / MODELS_FILE
+
+    @property
+    def verification(self) -> Path:
+        """The check of the campaign's FlashRelation against its definition."""
+        shipped = self._published(self.campaign.verification, VERIFICATION_FILE)
+        return (self.published_folder if shipped else self.folder) / VERIFICATION_FILE
 
     @property
     def started_with(self) -> Path:
@@ -80,6 +102,8 @@ class Results:
 
     def _published(self, spec: Spec, *relatives: Path) -> bool:
         """Whether shipped files of this very configuration are there, whole and unchanged."""
+        if self.shipped_only:
+            return False  # they are the campaign's own here, whatever configuration made them
         paths = [self.published_folder / relative for relative in relatives]
         if not all(path.exists() for path in paths):
             return False
@@ -90,12 +114,31 @@ class Results:
                 )
         return all(read_origin(path)["config_hash"] == spec.config_hash for path in paths)
 
+    def check_shipped(self) -> None:
+        """Raise InputError unless the published files are those that the checksums list."""
+        folder = self.published_folder
+        if not self._checksums:
+            raise InputError(
+                f"{folder} holds no {CHECKSUMS}; `python -m relation publish --campaign "
+                f"{self.campaign.name}` ships records"
+            )
+        for name, digest in self._checksums.items():
+            path = folder / name
+            if not path.is_file() or sha256_of(path) != digest:
+                raise InputError(
+                    f"{path} is not the file that {CHECKSUMS} lists; restore it or publish again"
+                )
+
+    def shipped_files(self) -> list[Path]:
+        """Every published file, in the order of the checksums."""
+        return [self.published_folder / name for name in self._checksums]
+
     @cached_property
     def _published_runs(self) -> frozenset[str]:
         return frozenset(
             run.name
             for run in self.campaign.runs
-            if self._published(run, run_path(run) / "record.parquet", run_path(run) / "log.parquet")
+            if self._published(run, *(run_path(run) / file for file in RUN_FILES))
             and self._same_corpus(run)
         )
 
@@ -112,7 +155,7 @@ class Results:
         return run.name in self._published_runs
 
     def run(self, run: RunSpec) -> Path:
-        """The folder with a run's record.parquet and log.parquet."""
+        """The folder with a run's RUN_FILES."""
         base = self.published_folder if self.is_published(run) else self.folder
         return base / run_path(run)
 
@@ -124,7 +167,7 @@ class Results:
         relative = diagnostics_path(run)
         if not self.is_published(run):
             return self.folder / relative
-        shipped = self._published(self.campaign.diagnostics_spec(run), relative)
+        shipped = self._published(self.campaign.diagnostics_spec(run), *with_pictures(relative))
         return self.published_folder / relative if shipped else None
 
     def systems(self, spec: SystemsSpec) -> Path:
@@ -137,10 +180,11 @@ class Results:
         """Every Parquet that the report reads, in a fixed order."""
         files = [self.models]
         for run in self.campaign.runs:
-            files += [self.run(run) / "record.parquet", self.run(run) / "log.parquet"]
+            files += [self.run(run) / file for file in RUN_FILES]
         for run in self.campaign.paired_runs:
             diagnostics = self.diagnostics(run)
             if diagnostics is not None:
-                files.append(diagnostics)
+                files += with_pictures(diagnostics)
         files += [self.systems(spec) for spec in self.campaign.systems]
+        files.append(self.verification)
         return files

@@ -66,41 +66,134 @@ LOG = schema(
     Column("tokens_per_second", _REAL, "tok/s"),
 )
 
-FLOW = schema(
+PROBES = schema(
     *_RUN_KEY,
+    Column("update", _INT, description="after which it was taken; 0: the initial weights"),
+    Column("tokens", _INT, "tokens", "consumed by then"),
     Column("layer", _INT, description="from 0"),
+    Column("part", _INT, description="of an angle, its head pair from 0; else null"),
+    Column("metric", _TEXT, description="lambda, theta, or a metric of the flow as in FLOW"),
+    Column("value", pa.float32(), description="radians for theta; a flow's is the mean over heads"),
+)
+
+_DIAGNOSED_KEY = (
+    Column("scale", _TEXT, description="10M, 30M or 100M; null for a checkpoint of no campaign"),
+    Column("variant", _TEXT, description="model family; null as the scale is"),
+    Column("seed", _INT, description="null as the scale is"),
+    Column("layer", _INT, description="from 0"),
+)
+
+FLOW = schema(
+    *_DIAGNOSED_KEY,
     Column("head", _INT, description="from 0"),
     Column("sequence", _INT, description="from 0"),
     Column("length", _INT, "tokens"),
+    Column("count", _INT, description="rows of the flow, or matrices, that the value averages"),
     Column("metric", _TEXT),
-    Column("value", _REAL, description="fraction of flow, rank or energy, as the metric says"),
+    Column(
+        "value", pa.float32(), description="fraction of flow, rank or energy, as the metric says"
+    ),
+)
+
+FLOW_CURVES = schema(
+    *_DIAGNOSED_KEY,
+    Column(
+        "curve",
+        _TEXT,
+        description=(
+            "self: the diagonal by position; distance: conditional historical mass by i - j; "
+            "sigma: singular values, descending"
+        ),
+    ),
+    Column("length", _INT, "tokens"),
+    Column("values", pa.list_(pa.float32()), description="means over heads and sequences, 11 bits"),
+)
+
+FLOW_MAPS = schema(
+    *_DIAGNOSED_KEY,
+    Column("head", _INT, description="from 0"),
+    Column("length", _INT, "tokens", "of the first sequence, which is shown"),
+    Column("side", _INT, "blocks", "rows and columns of the map"),
+    Column(
+        "codes",
+        pa.binary(),
+        description=(
+            "side x side bytes, row by row: flow from a block's tokens to another block, mean over "
+            "the former, as relation.flow_codes encodes it"
+        ),
+    ),
+)
+
+_CONDITIONS = (
+    Column("device", _TEXT),
+    Column("driver", _TEXT, description="of the GPU; null on a CPU"),
+    Column("sm_clock", _REAL, "MHz", "median of the readings while it was timed; null on a CPU"),
+    Column("sm_clock_least", _REAL, "MHz"),
+    Column("sm_clock_limit", _REAL, "MHz", "the highest that the GPU has"),
+    Column("temperature", _REAL, "C", "highest of the readings"),
+    Column("power", _REAL, "W", "highest of the readings"),
+    Column("disturbed", _TEXT, description="what else ran or throttled; null where nothing did"),
+)
+
+_OUTCOME = (
+    Column("status", _TEXT, description="PASS, OOM, KILLED, UNAVAILABLE, WRONG or FAILED"),
+    Column("reason", _TEXT, description="one line; null where the status is PASS"),
 )
 
 THROUGHPUT = schema(
     Column("benchmark", _TEXT, description="fixed, matched, linear-steady or linear-long"),
     Column("scale", _TEXT),
+    Column("side", _TEXT, description="what was measured, by its name in the benchmark"),
     Column("variant", _TEXT),
     Column("backend", _TEXT),
     Column("context", _INT, "tokens"),
     Column("micro", _INT, "sequences"),
     Column("accumulation", _INT, "micro-batches"),
     Column("position", _INT, description="index in the paper's order"),
-    Column("status", _TEXT, description="PASS or OOM"),
-    Column("tokens_per_second", _REAL, "tok/s", "complete measured updates"),
+    *_OUTCOME,
+    Column("tokens_per_second", _REAL, "tok/s", "complete measured updates, median of the rounds"),
+    Column("tokens_per_second_low", _REAL, "tok/s", "95% interval; null below six rounds"),
+    Column("tokens_per_second_high", _REAL, "tok/s"),
     Column("raw_tokens_per_second", _REAL, "tok/s", "from the first update, compilation included"),
     Column("allocated_gib", _REAL, "GiB", "peak allocated; null where the device does not count"),
     Column("reserved_gib", _REAL, "GiB", "peak reserved"),
-    Column("measured_updates", _INT, "updates"),
-    Column("device", _TEXT),
+    Column("measured_updates", _INT, "updates", "of all rounds"),
+    Column("samples", pa.list_(_REAL), "tok/s", "every round, in order"),
+    Column("alone", pa.bool_(), description="measured apart: together they did not fit"),
+    Column("kernels", pa.list_(_TEXT), description="of attention or Relation, as a profile saw"),
+    Column("tokens", _TEXT, description="corpus, or random"),
+    *_CONDITIONS,
 )
 
 COMPLEXITY = schema(
     Column("operator", _TEXT),
     Column("context", _INT, "tokens"),
+    *_OUTCOME,
     Column("seconds", _REAL, "s", "median, forward and backward of one layer's operator"),
-    Column("seconds_low", _REAL, "s", "fastest repeat"),
-    Column("seconds_high", _REAL, "s", "slowest repeat"),
+    Column("seconds_low", _REAL, "s", "95% interval; null below six rounds"),
+    Column("seconds_high", _REAL, "s"),
+    Column("decode_reason", _TEXT, description="why decoding has no time; null where it has one"),
+    Column("decode_seconds", _REAL, "s", "median, one token of the model after T - 1, batch 1"),
+    Column("decode_seconds_low", _REAL, "s"),
+    Column("decode_seconds_high", _REAL, "s"),
     Column("decode_state_bytes", _INT, "bytes", "tensors one layer keeps for the next token"),
+    *_CONDITIONS,
+)
+
+VERIFICATION = schema(
+    Column("check", _TEXT, description="exactness or identity"),
+    Column("name", _TEXT, description="Y or a gradient; the identity"),
+    Column("operator", _TEXT, description="what was checked: a backend, or the definition"),
+    Column("scale", _TEXT, description="whose head width and context it is"),
+    Column("heads", _INT),
+    Column("length", _INT, "tokens"),
+    Column("width", _INT, "channels", "of a head"),
+    Column("precision", _TEXT, description="bf16, fp32 or fp64"),
+    Column("measure", _TEXT, description="RMS or largest"),
+    Column("error", _REAL, description="off the definition in FP64, in the result's own scale"),
+    Column("yardstick", _REAL, description="the same of the definition in that precision"),
+    Column("allowed", _REAL, description="what the error may be at most"),
+    Column("draws", _INT, description="of random inputs"),
     Column("device", _TEXT),
 )
 
@@ -114,7 +207,7 @@ BENCH = schema(
     Column("width", _INT, "channels", "D, one head"),
     Column("precision", _TEXT, description="bf16 or fp32"),
     Column("peer", _TEXT, description="what was measured"),
-    Column("status", _TEXT, description="PASS, OOM, UNAVAILABLE, FAILED or WRONG"),
+    Column("status", _TEXT, description="PASS, OOM, KILLED, UNAVAILABLE, WRONG or FAILED"),
     Column("reason", _TEXT, description="one line; null where the status is PASS"),
     Column("seconds", _REAL, "s", "median over the rounds"),
     Column("seconds_low", _REAL, "s", "lower quartile"),

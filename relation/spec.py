@@ -113,10 +113,15 @@ class RunSpec(Spec):
 
 @dataclass(frozen=True)
 class DiagnosticsSpec(Spec):
-    """The structural diagnostics of one checkpoint."""
+    """The structural diagnostics of one checkpoint, on the first tokens of the first windows.
+
+    `window` is the longest context of the corpus's scales, so that all its checkpoints read the
+    same sequences.
+    """
 
     run_hash: str
     sequences: int
+    window: int
     flow_length: int
     rank_length: int
     device: str
@@ -128,8 +133,9 @@ class DiagnosticsSpec(Spec):
 class SystemsSpec(Spec):
     """One systems benchmark at one scale.
 
-    `sides` are measured one after the other: each a variant with its backends, model, context,
-    micro and accumulation, and a position in the paper's order.
+    `sides`: each a variant with its backends, model, context, micro and accumulation, and a
+    position in the paper's order. A side is asked in `rounds` rounds, each of `measured_updates`
+    whole updates; of the complexity, each of one call.
     """
 
     campaign: str
@@ -138,11 +144,30 @@ class SystemsSpec(Spec):
     sides: list[dict]
     warmup_updates: int
     measured_updates: int
+    rounds: int
     optimizer: dict
     precision: str
     compile: bool
     device: str
-    repeats: int = 1
+
+    not_identity = ("campaign",)
+    not_job = ("campaign",)
+
+
+@dataclass(frozen=True)
+class VerificationSpec(Spec):
+    """The check of one backend of Full Relation against its definition.
+
+    `shapes` has a scale, heads, context T and head width D each; `draws` of random inputs are made
+    for a shape.
+    """
+
+    campaign: str
+    backend: str
+    shapes: list[dict]
+    draws: int
+    precision: str
+    device: str
 
     not_identity = ("campaign",)
     not_job = ("campaign",)

@@ -11,17 +11,21 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 COPIED = ("Snakefile", "config.yaml", "environment.yml", "pyproject.toml")
-COPIED_FOLDERS = ("workflow", "profiles", "relation", "kernels", "report")
+COPIED_FOLDERS = ("workflow", "profiles", "relation", "kernels", "report", "tests/golden")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs a GPU where there is none; run the campaigns last."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip what needs a GPU where there is none and slow faults; run the campaigns last."""
     import torch
 
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+    if "faults" not in config.getoption("markexpr"):
+        for item in items:
+            if item.get_closest_marker("faults"):
+                item.add_marker(pytest.mark.skip(reason="slow; ask for it with -m faults"))
     items.sort(key=lambda item: item.get_closest_marker("campaign") is not None)
 
 
@@ -40,6 +44,17 @@ def one_thread() -> Iterator[None]:
 def small_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """Benchmarks make few copies of their inputs."""
     monkeypatch.setattr("relation.systems.bench.operators.cache_bytes", lambda device: 2**16)
+
+
+@pytest.fixture(scope="session")
+def invented_report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an invented campaign's site, made once for all tests that only read it."""
+    from sites import invented_site
+    from test_report_records import make_records
+
+    folder = tmp_path_factory.mktemp("report")
+    invented_site(make_records(), folder)
+    return folder
 
 
 def copy_project(target: Path) -> Path:

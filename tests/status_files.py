@@ -9,7 +9,7 @@ from conftest import ROOT
 from relation.config import Campaign, load_config, resolve
 from relation.parquet import write_parquet
 from relation.results import Results, run_path
-from relation.schemas import DATA, LOG, RUN
+from relation.schemas import DATA, LOG, PROBES, RUN
 from relation.spec import RunSpec
 from relation.status import CampaignStatus, RunStatus, campaign_status
 from relation.training.folder import resume_key
@@ -39,7 +39,8 @@ def empty_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Results:
 
 
 def origin(config_hash: str, **details) -> dict:
-    return {"campaign": "tiny", "config_hash": config_hash, "seed": 42, **details}
+    known = {"campaign": "tiny", "config_hash": config_hash, "commit": "unknown", "versions": {}}
+    return known | {"seed": 42, **details}
 
 
 def prepare(results: Results) -> None:
@@ -74,6 +75,7 @@ def finish(results: Results, spec: RunSpec, rate: float = 1000.0, hash: str | No
     written = origin(hash or spec.config_hash, data_origin={"corpus_sha256": None})
     write_parquet(folder / "record.parquet", RUN, [values], written)
     write_parquet(folder / "log.parquet", LOG, [log_row(u) for u in range(1, 6)], written)
+    write_parquet(folder / "probes.parquet", PROBES, [], written)
     return folder
 
 

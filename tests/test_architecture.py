@@ -12,7 +12,13 @@ from relation.code import PACKAGES, PROJECT, STAGES, imported_modules
 # From the foundation to the command line; a module may import from its own line and those above.
 ORDER = (
     ("relation", "relation.errors"),
-    ("relation.files", "relation.geometry", "relation.progress"),
+    (
+        "relation.files",
+        "relation.flow_codes",
+        "relation.geometry",
+        "relation.locks",
+        "relation.progress",
+    ),
     ("relation.spec", "relation.parquet"),
     ("relation.code", "relation.schemas"),
     ("relation.origin", "relation.config"),
@@ -22,7 +28,14 @@ ORDER = (
     ("relation.model",),
     ("relation.training",),
     ("relation.diagnostics", "relation.systems", "relation.generation"),
-    ("relation.results", "relation.preflight", "relation.plan", "relation.status"),
+    ("relation.verification",),
+    (
+        "relation.results",
+        "relation.preflight",
+        "relation.plan",
+        "relation.scale",
+        "relation.status",
+    ),
     ("relation.records",),
     ("report",),
     ("relation.cli", "relation.__main__"),
@@ -65,7 +78,10 @@ def test_no_relative_imports() -> None:
 
 def test_every_stage_is_what_a_command_calls() -> None:
     """A stage's code hash starts from the module that its rule's command imports."""
-    commands = [PROJECT / f"relation/cli/{name}.py" for name in ("jobs", "bench", "profile")]
+    commands = [
+        PROJECT / f"relation/cli/{name}.py"
+        for name in ("jobs", "bench", "compare", "diagnose", "profile")
+    ]
     called = set().union(*map(imported_modules, commands))
     assert set(STAGES.values()) <= called
 

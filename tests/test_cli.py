@@ -205,3 +205,24 @@ def test_the_module_is_the_command(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.count("\n") == 1
     assert done.stderr.startswith("error: unknown campaign 'papr'")
+
+
+def test_several_processes_are_torchruns(capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command starts itself so often; what fails there is told by the run's line alone."""
+    from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+    started = []
+
+    def failed(given) -> None:
+        started.append(given)
+        raise ChildFailedError("relation", {0: ProcessFailure(0, 1, 2, "none")})
+
+    monkeypatch.setattr(run, "run", failed)
+    call = ["train", "10M/full/42", "--campaign", "tiny", "--processes", "2"]
+    monkeypatch.setattr(sys, "argv", ["relation", *call])
+    with pytest.raises(SystemExit) as ended:
+        main(call)
+    assert ended.value.code == 2 and capsys.readouterr().err == ""
+    assert (started[0].nproc_per_node, started[0].module) == ("2", True)
+    assert [started[0].training_script, *started[0].training_script_args] == ["relation", *call]

@@ -1,5 +1,6 @@
 """Claiming GPUs: each by one process, several at once or none, as many jobs as there are GPUs."""
 
+import re
 import threading
 import time
 from pathlib import Path
@@ -160,5 +161,6 @@ def test_nothing_is_trained_beside_a_benchmark(tmp_path: Path) -> None:
         if line.startswith("rule "):
             rule = line.removeprefix("rule ").rstrip(":")
         elif "resources:" in line:
-            gpus[rule] = line.rpartition("gpu=")[2] if "gpu=" in line else "none"
+            found = re.search(r"\bgpu=(\d+)", line)
+            gpus[rule] = found[1] if found else "none"
     assert gpus == {"prepare": "none", "train": "1", "measure": "2"}

@@ -15,7 +15,7 @@ from relation.errors import InputError
 from relation.parquet import Column, read_origin, read_parquet, schema, write_parquet
 from relation.records import load_records, smoothed_loss, token_crossing
 from relation.records.campaign import check_order
-from relation.results import Results
+from relation.results import Results, with_pictures
 from relation.spec import RunSpec
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -28,6 +28,9 @@ ROWS = [{"name": "a", "time": 0.1, "count": 3}, {"name": "猫", "time": None, "c
 ORIGIN = {
     "campaign": "test",
     "config_hash": "0" * 16,
+    "code_hash": "1" * 16,
+    "created": "2026-01-01T00:00:00+00:00",
+    "device": "cpu",
     "commit": "abc",
     "versions": {"python": "3.11"},
     "nested": {"a": [1, 2.5]},
@@ -227,6 +230,15 @@ def write_run(results: Results, run: RunSpec, loss: list[float], **changes) -> N
     origin = ORIGIN | {"device": "cpu", "config_hash": run.config_hash}
     write_parquet(results.run(run) / "log.parquet", schemas.LOG, log, origin)
     write_parquet(results.run(run) / "record.parquet", schemas.RUN, [row | changes], origin)
+    write_parquet(results.run(run) / "probes.parquet", schemas.PROBES, [], origin)
+
+
+def write_diagnostics(results: Results, run: RunSpec, sequences: str = "four") -> None:
+    hashes = {"config_hash": results.campaign.diagnostics_spec(run).config_hash}
+    origin = ORIGIN | hashes | {"sequences_hash": sequences}
+    layouts = (schemas.FLOW, schemas.FLOW_CURVES, schemas.FLOW_MAPS)
+    for path, layout in zip(with_pictures(results.diagnostics(run)), layouts, strict=True):
+        write_parquet(path, layout, [], origin)
 
 
 @pytest.fixture
@@ -244,11 +256,12 @@ def results(tmp_path: Path) -> Results:
     write_run(results, campaign.run("10M", "full", 42), [5, 4, 3, 2, 1.0])
     write_parquet(results.models, schemas.MODELS, [], ORIGIN)
     for run in campaign.runs:
-        origin = ORIGIN | {"config_hash": campaign.diagnostics_spec(run).config_hash}
-        write_parquet(results.diagnostics(run), schemas.FLOW, [], origin)
+        write_diagnostics(results, run)
     for spec in campaign.systems:
         origin = ORIGIN | {"config_hash": spec.config_hash}
         write_parquet(results.systems(spec), schemas.THROUGHPUT, [], origin)
+    verified = ORIGIN | {"config_hash": campaign.verification.config_hash}
+    write_parquet(results.verification, schemas.VERIFICATION, [], verified)
     return results
 
 
@@ -266,6 +279,14 @@ def test_a_pair_with_other_order_or_a_missing_log_is_refused(results: Results) -
     assert "log.parquet" in refusal(lambda: load_records(results.campaign, results))
     write_run(results, full, [5, 4, 3, 2, 1.0], order_hash="other")
     assert "read different data" in refusal(lambda: load_records(results.campaign, results))
+
+
+def test_checkpoints_of_a_scale_that_read_different_sequences_are_refused(
+    results: Results,
+) -> None:
+    write_diagnostics(results, results.campaign.run("10M", "full", 42), sequences="others")
+    message = refusal(lambda: load_records(results.campaign, results))
+    assert all(word in message for word in ("10M/full/42 others", "10M/mha/42 four"))
 
 
 def test_records_of_another_configuration_are_refused(results: Results) -> None:

@@ -7,10 +7,10 @@ import pytest
 from conftest import ROOT, snakemake
 
 from relation.parquet import read_parquet
-from relation.schemas import LOG, RUN
+from relation.schemas import LOG, PROBES, RUN
 from report.tables import TABLES
 
-pytestmark = pytest.mark.campaign
+pytestmark = [pytest.mark.campaign, pytest.mark.xdist_group("smoke")]
 SMOKE = ROOT / "results" / "smoke"
 
 
@@ -51,6 +51,13 @@ def test_every_run_learns(runs) -> None:
     """At least 0.3 nat below the validation split's unigram entropy."""
     for folder, (record, _) in runs.items():
         assert record["final_nll"] <= record["unigram_entropy"] - 0.3, folder
+
+
+def test_every_run_is_looked_at_before_it_and_after_each_tenth(runs) -> None:
+    for folder in runs:
+        probes = read_parquet(folder / "probes.parquet", PROBES).to_pandas()
+        assert probes["update"].nunique() == 11, folder
+        assert probes["value"].notna().all(), folder
 
 
 def test_pairs_read_the_same_data_and_start_from_the_same_weights(runs) -> None:

@@ -27,8 +27,8 @@ from status_files import (
 from relation.errors import RunError, StoppedError
 from relation.parquet import write_parquet
 from relation.records.publish import publish
-from relation.results import Results, diagnostics_path, run_path, systems_path
-from relation.schemas import FLOW, RUN, THROUGHPUT
+from relation.results import Results, diagnostics_path, run_path, systems_path, with_pictures
+from relation.schemas import FLOW, FLOW_CURVES, FLOW_MAPS, RUN, THROUGHPUT
 from relation.status import CampaignStatus, RunStatus, failure, trained_tokens
 from relation.training.folder import ABOUT, LOCK, METRICS
 
@@ -43,7 +43,7 @@ def test_a_campaign_that_never_ran_waits(results: Results) -> None:
     assert [r.name for r in status.runs] == [r.name for r in campaign().runs]
     assert {r.state for r in status.runs} == {s.state for s in status.steps} == {"waiting"}
     assert status.notes == []
-    assert len(status.steps) == 2 + 12 + 11 + 2
+    assert len(status.steps) == 2 + 12 + 11 + 3
     rates = campaign().expected_tokens_per_second
     expected = sum(trained_tokens(r) / rates[r.scale] for r in campaign().runs)
     assert status.seconds_left == pytest.approx(expected)
@@ -202,7 +202,9 @@ def test_published_diagnostics_may_be_absent_and_are_named_where_damaged(results
         finish(results, spec)
     diagnosed = campaign().paired_runs[0]
     path = results.folder / diagnostics_path(diagnosed)
-    write_parquet(path, FLOW, [], origin(campaign().diagnostics_spec(diagnosed).config_hash))
+    written = origin(campaign().diagnostics_spec(diagnosed).config_hash)
+    for file, layout in zip(with_pictures(path), (FLOW, FLOW_CURVES, FLOW_MAPS), strict=True):
+        write_parquet(file, layout, [], written)
     publish(campaign(), results)
 
     def states() -> dict[str, str]:
@@ -262,11 +264,14 @@ def test_damage_beside_a_resume_state_is_told_and_stops_nothing(
     assert not any("\n" in note for note in status.notes)
 
 
-def test_a_record_without_a_row_or_an_origin_of_ours_is_named(results: Results) -> None:
+def test_a_record_without_a_row_is_named_and_of_another_run_is_not(
+    results: Results,
+) -> None:
     spec = run()
-    for origin_hash, state in (({"config_hash": spec.config_hash}, "damaged"), ({}, "waiting")):
+    origins = {"damaged": (origin(spec.config_hash), {}), "waiting": (origin("0" * 64),)}
+    for state, written in ((state, o) for state, several in origins.items() for o in several):
         path = finish(results, spec) / "record.parquet"
-        write_parquet(path, RUN, [], origin_hash)
+        write_parquet(path, RUN, [], written)
         assert found(results).state == state
         assert len(look(results).notes) == (state == "damaged")
 

@@ -40,7 +40,7 @@ def test_the_conda_environment_keeps_the_pins_and_the_papers_software() -> None:
     assert conda["cuda-version"] == "13.0"
     assert conda["pytorch-gpu"] == "2.12.1" and conda["triton"] == "3.7.1"
     aliases = {"snakemake": "snakemake-minimal", "matplotlib": "matplotlib-base"}
-    test_tools = {"torch", "pytest", "ruff", "snakefmt"}
+    test_tools = {"torch", "pytest", "ruff", "snakefmt", "selenium"}
     for name, version in pins("requirements.txt").items():
         if name not in test_tools:
             assert conda[aliases.get(name, name)] == version, name

@@ -17,6 +17,7 @@ from filelock import FileLock
 
 from relation.config import Campaign, load_config, resolve
 from relation.errors import InputError, RunError, StoppedError
+from relation.locks import held
 from relation.schemas import LOG
 from relation.spec import RunSpec
 from relation.training.folder import (
@@ -28,7 +29,6 @@ from relation.training.folder import (
     read_folder,
     saved_update,
 )
-from relation.training.guards import held
 from relation.training.watch import Watch
 
 Output = pytest.CaptureFixture[str]

@@ -13,12 +13,15 @@ from conftest import copy_project, planned_jobs, snakemake
 
 from relation.data.stories import story
 from relation.parquet import read_origin
+from report.jobs.schemas import FRAMES
 from report.tables import TABLES
+from report.typeset import can_typeset
 
-pytestmark = pytest.mark.campaign
+pytestmark = [pytest.mark.campaign, pytest.mark.xdist_group("tiny")]
 TINY = ("--config", "campaign=tiny")
 RUN = "results/tiny/runs/10M/full/42"
-REPORT = {"cells", "figures", "report", "all"}
+REPORT = {"cells", "figures", "report", "document", "all"}
+PUBLISHED = ("--snakefile", "workflow/published.smk", "--cores", "1")
 
 
 @pytest.fixture(scope="module")
@@ -51,11 +54,14 @@ def test_every_table_is_there_in_both_forms(project: Path) -> None:
         assert f"\\label{{tab:{table.label}}}" in tex
         assert "ot comparable with the paper" in html and "ot comparable with the paper" in tex
         assert f"tables/{table.label}.html" in (folder / "index.html").read_text(encoding="utf-8")
+    assert (folder / "report.pdf").exists() == can_typeset()
 
 
 def test_every_stage_writes_parquet_with_units_and_origin(project: Path) -> None:
     files = sorted((project / "results/tiny").rglob("*.parquet"))
-    assert len(files) == 2 + 1 + 24 * 2 + 12 + 11 + 2
+    data, models, runs, diagnostics, systems, verification = 2, 1, 24 * 3, 12 * 3, 11, 1
+    made = data + models + runs + diagnostics + systems + verification
+    assert len(files) == made + len(FRAMES) + 1
     for path in files:
         origin = read_origin(path)
         assert origin["campaign"] == "tiny" and origin["config_hash"] and origin["code_hash"]
@@ -88,10 +94,14 @@ def test_rerunning_one_seed_reruns_what_depends_on_it_and_gives_the_same_nll(
     "file, stale",
     [
         ("relation/training/schedule.py", {"train", "diagnose", *REPORT}),
+        ("relation/diagnostics/metrics.py", {"diagnose", *REPORT}),
         ("relation/systems/throughput.py", {"measure", *REPORT}),
         ("report/jobs/pages.py", {"report", "all"}),
         ("report/templates/table.html.j2", {"report", "all"}),
-        ("report/paper/app-nll.csv", {"cells", "report", "all"}),
+        ("report/templates/table.tex.j2", {"document", "all"}),
+        ("report/paper/app-nll.csv", {"cells", "report", "document", "all"}),
+        ("report/tolerances.toml", {"cells", "report", "document", "all"}),
+        ("relation/verification.py", {"verify", *REPORT}),
         ("README.md", set()),
     ],
 )
@@ -103,8 +113,11 @@ def test_an_edit_makes_stale_what_rests_on_it_and_touching_does_not(
     if before is not None:
         os.utime(path)
         assert planned_jobs(project, *TINY) == {}
-    path.write_bytes((before or b"") + b"\n")
     try:
+        if path.suffix == ".py":
+            path.write_bytes(before + b"\n\n# A comment computes nothing.\n")
+            assert planned_jobs(project, *TINY) == {}
+        path.write_bytes((before or b"") + b"\nedited = 1\n")
         assert set(planned_jobs(project, *TINY)) == stale
     finally:
         path.unlink() if before is None else path.write_bytes(before)
@@ -139,12 +152,38 @@ def test_a_restriction_shows_the_rest_as_not_run(project: Path) -> None:
     snakemake(project, *TINY)
 
 
+def render_published(clone: Path) -> None:
+    """Reports of what is shipped: quick, idle when done, and without a rule that could train."""
+    rules = snakemake(clone, *PUBLISHED, "--list-rules", "--quiet").stdout.split()
+    assert {"cells", "figures", "report"} <= set(rules)
+    assert not set(rules) & {"train", "diagnose", "measure", "verify", "prepare", "inventory"}
+    assert planned_jobs(clone, *PUBLISHED) == dict.fromkeys(REPORT, 1)
+    snakemake(clone, *PUBLISHED)
+    assert planned_jobs(clone, *PUBLISHED) == {}
+    report = clone / "results/published/tiny/report"
+    assert len(list((report / "tables").glob("*.html"))) == len(TABLES)
+    cells = pq.read_table(report / "cells.parquet").to_pandas()
+    assert set(cells[cells["status"] == "ok"]["freshness"]) == {"current"}
+    assert not (clone / "results/tiny").exists()
+
+    code = clone / "relation/training/schedule.py"
+    before = code.read_bytes()
+    code.write_bytes(before + b"\nedited = 1\n")
+    assert planned_jobs(clone, *PUBLISHED) == dict.fromkeys(REPORT - {"figures"}, 1)
+    snakemake(clone, *PUBLISHED)
+    cells = pq.read_table(report / "cells.parquet").to_pandas()
+    losses = cells[(cells["table"] == "app-nll") & (cells["status"] == "ok")]
+    assert set(losses["freshness"]) == {"older code, same golden losses"}
+    code.write_bytes(before)
+
+
 def test_published_runs_count_as_done(project: Path, tmp_path: Path) -> None:
     """A clone that ships records has no job for them, whatever its own folder lacks."""
     clone = copy_project(tmp_path / "clone")
     relation(project, "publish", "--campaign", "tiny")
     (clone / "results").mkdir()
     (project / "results/published").rename(clone / "results/published")
+    render_published(clone)
     assert set(planned_jobs(clone, *TINY)) == {"inventory", *REPORT}
     snakemake(clone, *TINY)
 
@@ -254,6 +293,11 @@ def test_a_failed_job_leaves_the_others_and_says_why_in_one_line(project: Path) 
     )
     assert "Traceback" not in done.stdout
     assert (project / RUN / "record.parquet").read_bytes() == kept
+    assert "python -m relation render --config results/tiny/campaign.json" in done.stdout
+    relation(project, "render", "--config", "results/tiny/campaign.json")
+    missing = pq.read_table(project / "results/tiny/report/missing.parquet").to_pylist()
+    assert {("flow", "failed"), ("curves", "failed")} <= {(m["kind"], m["status"]) for m in missing}
+    assert all("no complete checkpoint" in m["reason"] for m in missing)
     checkpoint.write_bytes(whole)
     snakemake(project, *TINY)
     assert planned_jobs(project, *TINY) == {}

@@ -8,7 +8,18 @@ import os
 import sys
 from typing import NoReturn
 
-from relation.cli import bench, generate, inspect, jobs, profile, scaling, status, tune
+from relation.cli import (
+    bench,
+    compare,
+    diagnose,
+    generate,
+    inspect,
+    jobs,
+    profile,
+    scaling,
+    status,
+    tune,
+)
 from relation.errors import InputError, RelationError
 
 
@@ -33,7 +44,9 @@ def build_parser() -> argparse.ArgumentParser:
     profile.add_commands(commands)
     scaling.add_commands(commands)
     generate.add_commands(commands)
+    diagnose.add_commands(commands)
     jobs.add_commands(commands)
+    compare.add_commands(commands)
     return parser
 
 
@@ -59,4 +72,12 @@ def main(arguments: list[str] | None = None) -> int:
         # The interpreter flushes standard output once more as it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        reason = error.strerror or str(error).partition("\n")[0]
+        print(f"error: {where}{reason}; mend that and run the same command again", file=sys.stderr)
+        return 2
+    except MemoryError:
+        print("error: memory is full; free some, or ask for less", file=sys.stderr)
+        return 2
     return 0

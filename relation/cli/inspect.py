@@ -3,6 +3,7 @@
 import argparse
 import json
 
+from relation.cli import scale
 from relation.cli.options import add_campaign_options, chosen_campaign
 from relation.cli.tables import print_table
 
@@ -16,6 +17,7 @@ def add_commands(commands) -> None:
 
     plan = commands.add_parser("plan", help="what a campaign would run, and what it costs")
     add_campaign_options(plan)
+    scale.add_options(plan)
     plan.add_argument("--json", action="store_true", help="print JSON")
     plan.set_defaults(call=_plan)
 
@@ -40,6 +42,10 @@ def _params(options: argparse.Namespace) -> None:
 
 
 def _plan(options: argparse.Namespace) -> None:
+    if options.scale is not None:
+        scale.print_scale(options)
+        return
+
     from relation.plan import make_plan
     from relation.results import Results
 

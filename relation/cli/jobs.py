@@ -5,14 +5,32 @@ the workflow was started with, and --expect, the hash the job was planned with. 
 config.yaml.
 """
 
-import argparse
-from collections.abc import Callable
+from __future__ import annotations
 
-from relation.cli.options import add_campaign_options, check_expected, chosen_campaign, chosen_run
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from relation.cli.options import (
+    add_campaign_options,
+    add_job_options,
+    check_expected,
+    chosen_campaign,
+    chosen_run,
+    count,
+    set_threads,
+)
 from relation.config import Campaign
 from relation.errors import InputError
-from relation.results import Results, diagnostics_path, run_path, systems_path
+from relation.results import VERIFICATION_FILE, Results, run_path, systems_path
 from relation.spec import canonical_hash
+
+if TYPE_CHECKING:
+    from relation.records import CampaignRecords
 
 
 def add_commands(commands) -> None:
@@ -24,28 +42,34 @@ def add_commands(commands) -> None:
         if target is not None:
             parser.add_argument("target", metavar=target)
         add_campaign_options(parser)
-        parser.add_argument("--expect", help="refuse to run unless the job has this hash")
-        parser.add_argument("--threads", type=_count, help="CPU threads of PyTorch")
+        add_job_options(parser)
         return parser
 
     job("prepare", _prepare, "tokenise one corpus", "DATASET")
     train = job("train", _train, "train one run, or go on with a killed one", "SCALE/VARIANT/SEED")
     train.add_argument(
+        "--processes",
+        type=count,
+        default=1,
+        help="share each update among so many processes, a GPU each, under torchrun",
+    )
+    train.add_argument(
         "--tensorboard", action="store_true", help="log to results/CAMPAIGN/tensorboard too"
     )
-    job("diagnose", _diagnose, "diagnose one run's checkpoint", "SCALE/VARIANT/SEED")
     job("measure", _measure, "run one systems benchmark", "BENCHMARK/SCALE")
+    job("verify", _verify, "check FlashRelation against its definition on this device")
     job("inventory", _inventory, "count the parameters of a campaign's models")
-    job("cells", _cells, "compute every cell of every table")
-    job("figures", _figures, "draw the figures")
-    job("report", _report, "render the tables and the index")
+    for name, call, help in (
+        ("cells", _cells, "compute every cell and claim"),
+        ("figures", _figures, "draw the figures"),
+        ("report", _report, "render the pages"),
+        ("document", _document, "write the tables in LaTeX, report.tex and report.pdf"),
+    ):
+        job(name, call, help).add_argument(
+            "--shipped", action="store_true", help="from results/published alone, gaps named"
+        )
+    job("render", _render, "cells, figures and report of what is there, with the gaps named")
     job("publish", _publish, "copy complete records to results/published")
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
 
 
 def _campaign(options: argparse.Namespace) -> tuple[Campaign, Results]:
@@ -57,14 +81,6 @@ def _whole_campaign(options: argparse.Namespace) -> tuple[Campaign, Results]:
     campaign, results = _campaign(options)
     check_expected(options.expect, canonical_hash(campaign.settings), f"campaign {campaign.name}")
     return campaign, results
-
-
-def _set_threads(options: argparse.Namespace) -> None:
-    import torch
-
-    if options.threads is not None:
-        # The number of threads decides the order of sums: fixed, a rerun gives the same digits.
-        torch.set_num_threads(options.threads)
 
 
 def _prepare(options: argparse.Namespace) -> None:
@@ -81,42 +97,64 @@ def _prepare(options: argparse.Namespace) -> None:
     prepare(spec, results.data(spec), results.folder / "work" / spec.name, campaign.name)
 
 
-def _train(options: argparse.Namespace) -> None:
-    from relation.training.engine import train
+def _train_under_torchrun(processes: int) -> None:
+    """Start this very command so many times, as torchrun does.
 
-    _set_threads(options)
+    Raises SystemExit where they failed or were stopped: the first of them has said why.
+    """
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import parse_args, run
+
+    # Its own account of a failure says less than the run's line, at greater length.
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    started = ["--standalone", "--nproc-per-node", str(processes), "-m", "relation"]
+    try:
+        run(parse_args([*started, *sys.argv[1:]]))
+    except (ChildFailedError, SignalException):
+        raise SystemExit(2) from None
+
+
+def _train(options: argparse.Namespace) -> None:
     campaign, results = _campaign(options)
     spec = chosen_run(options.target, campaign)
     check_expected(options.expect, spec.job_hash, spec.name)
+    if options.processes > 1 and "TORCHELASTIC_RUN_ID" not in os.environ:
+        _train_under_torchrun(options.processes)
+        return
+
+    from relation.diagnostics.probe import FlowProbe
+    from relation.training.engine import train
+
+    set_threads(options)
     data = results.data(campaign.data[spec.data])
     wanted = options.tensorboard or campaign.tensorboard
     events = results.folder / "tensorboard" / spec.name if wanted else None
-    train(spec, data, results.folder / run_path(spec), results.folder / "resume", events)
-
-
-def _diagnose(options: argparse.Namespace) -> None:
-    from relation.diagnostics.measure import diagnose
-
-    _set_threads(options)
-    campaign, results = _campaign(options)
-    run = chosen_run(options.target, campaign)
-    spec = campaign.diagnostics_spec(run)
-    check_expected(options.expect, spec.job_hash, f"diagnostics of {run.name}")
-    checkpoint = results.folder / run_path(run) / "model.safetensors"
-    data = results.data(campaign.data[run.data])
-    diagnose(spec, run, checkpoint, data, results.folder / diagnostics_path(run))
+    sampling = campaign.diagnostics_spec(spec, campaign.diagnostics["probe_sequences"])
+    vocabulary = spec.model_config().vocab_size
+    probe = FlowProbe(sampling, campaign.diagnostics["probes"], data, vocabulary)
+    train(spec, data, results.folder / run_path(spec), results.folder / "resume", events, probe)
 
 
 def _measure(options: argparse.Namespace) -> None:
     from relation.systems.measure import measure
 
-    _set_threads(options)
+    set_threads(options)
     campaign, results = _campaign(options)
     benchmark, _, scale = options.target.partition("/")
     spec = campaign.benchmark(benchmark, scale)
     check_expected(options.expect, spec.job_hash, f"benchmark {options.target}")
     data = results.data(campaign.data_of_scale(scale))
     measure(spec, data, results.folder / systems_path(spec))
+
+
+def _verify(options: argparse.Namespace) -> None:
+    from relation.verification import verify
+
+    set_threads(options)
+    campaign, results = _campaign(options)
+    check_expected(options.expect, campaign.verification.job_hash, "verification")
+    verify(campaign.verification, results.folder / VERIFICATION_FILE)
 
 
 def _inventory(options: argparse.Namespace) -> None:
@@ -126,27 +164,64 @@ def _inventory(options: argparse.Namespace) -> None:
     write_inventory(campaign.inventory(), campaign.name, results.models)
 
 
-def _cells(options: argparse.Namespace) -> None:
+def _records(options: argparse.Namespace) -> tuple[CampaignRecords, Results]:
+    """What a report is made from; of shipped records, those that are there."""
     from relation.records import load_records
-    from report.jobs.cells import write_cells
 
     campaign, results = _whole_campaign(options)
-    write_cells(load_records(campaign, results), results.report / "cells.parquet")
+    if options.shipped:
+        results = replace(results, shipped_only=True)
+        results.check_shipped()
+    return load_records(campaign, results, partial=options.shipped), results
+
+
+def _cells(options: argparse.Namespace) -> None:
+    from report.jobs.cells import write_cells
+
+    records, results = _records(options)
+    write_cells(records, results.report)
 
 
 def _figures(options: argparse.Namespace) -> None:
-    from relation.records import load_records
     from report.jobs.figures import write_figures
 
-    campaign, results = _whole_campaign(options)
-    write_figures(load_records(campaign, results), results.report / "figures.parquet")
+    records, results = _records(options)
+    write_figures(records, results.report / "figures.parquet")
 
 
 def _report(options: argparse.Namespace) -> None:
     from report.jobs.pages import render_report
 
+    campaign, results = _campaign(options)
+    render_report(campaign, replace(results, shipped_only=options.shipped))
+
+
+def _render(options: argparse.Namespace) -> None:
+    from relation.records import load_records
+    from report.jobs.cells import write_cells
+    from report.jobs.document import write_document
+    from report.jobs.figures import write_figures
+    from report.jobs.pages import render_report
+
+    campaign, results = _campaign(options)
+    records = load_records(campaign, results, partial=True)
+    write_cells(records, results.report)
+    write_figures(records, results.report / "figures.parquet")
+    render_report(campaign, results)
+    print(write_document(results.report))
+    print(f"{results.report / 'index.html'}: {len(records.provenance)} records")
+    for gap in records.missing.to_dict("records"):
+        seed = "" if gap["seed"] < 0 else f"/{gap['seed']}"
+        print(
+            f"{gap['status']}: {gap['kind']} {gap['scale']}/{gap['variant']}{seed}: {gap['reason']}"
+        )
+
+
+def _document(options: argparse.Namespace) -> None:
+    from report.jobs.document import write_document
+
     _, results = _campaign(options)
-    render_report(results.report)
+    print(write_document(replace(results, shipped_only=options.shipped).report))
 
 
 def _publish(options: argparse.Namespace) -> None:

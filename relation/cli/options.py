@@ -22,6 +22,28 @@ def add_campaign_options(parser: argparse.ArgumentParser, default: str | None = 
     parser.add_argument("--corpus", help="file or folder of texts, for campaigns that read them")
 
 
+def add_job_options(parser: argparse.ArgumentParser) -> None:
+    """--expect and --threads, which Snakemake's rules give."""
+    parser.add_argument("--expect", help="refuse to run unless the job has this hash")
+    parser.add_argument("--threads", type=count, help="CPU threads of PyTorch")
+
+
+def count(text: str) -> int:
+    """An option's value that is a whole number of at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def set_threads(options: argparse.Namespace) -> None:
+    """Give PyTorch the threads that were asked for."""
+    import torch
+
+    if options.threads is not None:
+        # The number of threads decides the order of sums: fixed, a rerun gives the same digits.
+        torch.set_num_threads(options.threads)
+
+
 def chosen_campaign(options: argparse.Namespace) -> Campaign:
     """The campaign that the options choose."""
     choices = {name: getattr(options, name) for name in CHOICES}

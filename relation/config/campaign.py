@@ -7,10 +7,10 @@ from typing import Any
 from relation.config.load import schema, validate
 from relation.config.matrix import assumptions_of, data_name, data_specs, model_of, run_spec
 from relation.config.readings import settled_readings
-from relation.config.systems import systems_specs
+from relation.config.systems import systems_specs, verification_spec
 from relation.errors import InputError
 from relation.geometry import PAIRED, VARIANTS, ModelConfig
-from relation.spec import DataSpec, DiagnosticsSpec, RunSpec, SystemsSpec
+from relation.spec import DataSpec, DiagnosticsSpec, RunSpec, SystemsSpec, VerificationSpec
 
 _RESTRICTIONS = ("scales", "seeds", "variants")
 
@@ -49,6 +49,7 @@ class Campaign:
     planned_systems: tuple[SystemsSpec, ...]
     systems: tuple[SystemsSpec, ...]
     systems_alone: bool
+    verification: VerificationSpec
     diagnostics: dict
     efficiency_window: float
     assumptions: tuple[dict, ...]
@@ -94,11 +95,15 @@ class Campaign:
         """The MHA and Full Relation runs, whose checkpoints are diagnosed."""
         return tuple(run for run in self.runs if run.variant in PAIRED)
 
-    def diagnostics_spec(self, run: RunSpec) -> DiagnosticsSpec:
-        """The diagnostics of one run's checkpoint, as long as its context allows."""
+    def diagnostics_spec(self, run: RunSpec, sequences: int | None = None) -> DiagnosticsSpec:
+        """The diagnostics of one run's checkpoint, as long as its context allows.
+
+        sequences: how many it reads; the configured number if None.
+        """
         return DiagnosticsSpec(
             run_hash=run.config_hash,
-            sequences=self.diagnostics["sequences"],
+            sequences=sequences or self.diagnostics["sequences"],
+            window=self.data[run.data].largest_context,
             flow_length=min(self.diagnostics["flow_length"], run.context),
             rank_length=min(self.diagnostics["rank_length"], run.context),
             device=run.device,
@@ -219,6 +224,7 @@ def resolve(config: Mapping, **overrides: Any) -> Campaign:
         ),
         planned_systems=systems,
         systems_alone=campaign["systems"]["alone"],
+        verification=verification_spec(campaign, name),
         diagnostics=config["diagnostics"],
         efficiency_window=config["efficiency"]["window"],
         assumptions=(

@@ -14,6 +14,24 @@ from relation.errors import InputError
 SCHEMA_PATH = Path(__file__).parents[2] / "workflow" / "schemas" / "config.schema.yaml"
 
 
+class _Loader(yaml.SafeLoader):
+    """Plain YAML: no tags of Python, no aliases, which can grow without bound, no key twice."""
+
+    def compose_node(self, parent, index):
+        if self.check_event(yaml.AliasEvent):
+            mark = self.peek_event().start_mark
+            raise yaml.composer.ComposerError(None, None, "aliases are not taken", mark)
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node, deep=False):
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and keys.count(key.value) > 1:
+                problem = f"the key {key.value!r} stands there twice"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+        return super().construct_mapping(node, deep)
+
+
 @cache
 def schema() -> dict:
     """The JSON Schema of the configuration, whose descriptions the report prints."""
@@ -25,15 +43,23 @@ def load_config(path: Path) -> dict:
     try:
         text = path.read_text(encoding="utf-8")
         # Python's JSON writes 1e-06, which YAML 1.1 reads as a string.
-        config = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+        config = json.loads(text) if path.suffix == ".json" else yaml.load(text, _Loader)
     except FileNotFoundError:
         raise InputError(f"no configuration file {path}; run from the project's folder") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8 at byte {error.start}; convert it") from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror}); give a file") from None
+    except RecursionError:
+        raise InputError(f"{path} is nested too deeply; see config.yaml of the project") from None
     except json.JSONDecodeError as error:
         raise InputError(f"{path} line {error.lineno} is not JSON: {error.msg}") from None
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
         line = f" line {where.line + 1}" if where else ""
         raise InputError(f"{path}{line} is not YAML: {getattr(error, 'problem', error)}") from None
+    except ValueError as error:  # a date or a number that Python cannot hold
+        raise InputError(f"{path} holds a value that cannot be read ({error})") from None
     if not isinstance(config, dict):
         raise InputError(f"{path} holds no mapping; see config.yaml of the project")
     return config

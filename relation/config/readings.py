@@ -84,6 +84,16 @@ def settled_readings(campaign: Mapping) -> tuple[dict, ...]:
         ),
         ("fixed", "full head, base 1e4, rotate-half", "How RoPE pairs channels"),
         (
+            "fixed",
+            "a metric of every sequence's own flow matrix, then their mean",
+            "How the metrics of a head pool the fixed sequences",
+        ),
+        (
+            "fixed",
+            "by its rows for flow, distance and sink, by its matrices for spectra",
+            "By what heads and layers are count-weighted; rows without history count, as zero",
+        ),
+        (
             "systems.fixed",
             f"T = {systems['fixed']['context']}, micro/GA {batches('fixed')}",
             "Reference against FlashRelation; the reference is the materialised operator run "

@@ -7,7 +7,7 @@ from relation.config import resolve
 from relation.data.sources import corpus_fingerprint
 from relation.errors import InputError
 from relation.preflight import check, write_started_with
-from relation.results import Results
+from relation.results import VERIFICATION_FILE, Results
 from relation.spec import canonical_hash
 
 try:
@@ -20,6 +20,10 @@ except InputError as error:
 FOLDER = RESULTS.folder.as_posix()
 ON_GPU = CAMPAIGN.device == "cuda"
 SETTINGS = canonical_hash(CAMPAIGN.settings)
+# Whether a queue runs the jobs: Snakemake then limits their number, in place of cores alone.
+ON_CLUSTER = workflow.resource_settings.nodes is not None
+# How many processes train one run: a GPU each; on a CPU as many as are asked for.
+PROCESSES = "{resources.gpu}" if ON_GPU else "{resources.processes}"
 
 # Snakemake counts no GPUs: as many jobs run at once as PyTorch sees here, each on its own, unless
 # `--resources gpu=1` says otherwise.
@@ -35,13 +39,8 @@ GPUS = workflow.global_resources["gpu"].value
 # Jobs read the configuration that this workflow was started with, whatever becomes of config.yaml.
 STARTED_WITH = RESULTS.started_with.as_posix()
 
-# Without a conda or container environment, jobs run on the interpreter that runs Snakemake.
-deployed = workflow.deployment_settings.deployment_method
-interpreter = "" if deployed else f"{Path(sys.executable).parent}:"
-shell.prefix(
-    f"set -o pipefail; export PATH={interpreter!r}$PATH PYTHONPATH={str(PROJECT)!r}"
-    "${{PYTHONPATH:+:$PYTHONPATH}}; "
-)
+
+include: "shell.smk"
 
 
 wildcard_constraints:

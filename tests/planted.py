@@ -1,0 +1,62 @@
+"""Measurements that meet what real ones may, as jobs that travel to a process."""
+
+import importlib
+import os
+import signal
+import time
+from dataclasses import dataclass
+
+import torch
+
+from relation.errors import InputError
+
+
+@dataclass
+class Planted:
+    """Answers every round in `seconds`, except that `what` happens in the method `where`.
+
+    In "seconds" it happens in the round `when`, from 0.
+    """
+
+    what: str = "nothing"
+    where: str = "prepare"
+    when: int = 0
+    asked: int = 0
+
+    def __call__(self) -> "Planted":
+        return self
+
+    def _meet(self, where: str) -> None:
+        if where != self.where:
+            return
+        if self.what == "memory":
+            raise torch.OutOfMemoryError("Tried to allocate 20.00 GiB.\nmore words")
+        if self.what == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.what == "absent":
+            raise InputError("no such library; install it")
+        if self.what == "hang":
+            time.sleep(60)
+        if self.what == "exit":
+            os._exit(3)
+
+    def prepare(self) -> dict:
+        self._meet("prepare")
+        return {"pid": os.getpid(), "threads": torch.get_num_threads()}
+
+    def seconds(self, measure: str) -> float:
+        if self.asked == self.when:
+            self._meet("seconds")
+        self.asked += 1
+        return float(self.asked)
+
+    def proof(self) -> dict:
+        self._meet("proof")
+        return {"peak_bytes": None, "reserved_bytes": None, "kernels": []}
+
+
+class Unknown:
+    """A job of a module that the process does not have."""
+
+    def __reduce__(self) -> tuple:
+        return importlib.import_module, ("a_module_that_is_not_there",)
