@@ -29,9 +29,9 @@ published: setup
 	PATH="$(BIN):$$PATH" snakemake --snakefile workflow/published.smk --cores all
 
 test: setup
-	@echo "Running the tests; the smoke campaign is run first where it has not been"
+	@echo 'Running the tests; those of the smoke campaign only where "make" has run it'
 	PATH="$(BIN):$$PATH" python -m pytest -m "not campaign" -n auto
-	PATH="$(BIN):$$PATH" python -m pytest -m campaign -n 2 --dist loadgroup
+	PATH="$(BIN):$$PATH" python -m pytest -m campaign
 
 help:
 	@echo "make          set up .venv, then snakemake --cores all (smoke campaign, CPU)"

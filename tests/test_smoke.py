@@ -1,4 +1,4 @@
-"""The smoke campaign, the main job: run here where it has not been, then held to its promises."""
+"""The smoke campaign, the main job: where it has run, made current and held to its promises."""
 
 from pathlib import Path
 
@@ -10,7 +10,13 @@ from relation.parquet import read_parquet
 from relation.schemas import LOG, PROBES, RUN
 from report.tables import TABLES
 
-pytestmark = [pytest.mark.campaign, pytest.mark.xdist_group("smoke")]
+pytestmark = [
+    pytest.mark.campaign,
+    pytest.mark.skipif(
+        not (ROOT / "results/smoke/report/index.html").exists(),
+        reason="the smoke campaign has not been run here; `make` runs it",
+    ),
+]
 SMOKE = ROOT / "results" / "smoke"
 
 

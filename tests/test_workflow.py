@@ -17,7 +17,7 @@ from report.jobs.schemas import FRAMES
 from report.tables import TABLES
 from report.typeset import can_typeset
 
-pytestmark = [pytest.mark.campaign, pytest.mark.xdist_group("tiny")]
+pytestmark = pytest.mark.campaign
 TINY = ("--config", "campaign=tiny")
 RUN = "results/tiny/runs/10M/full/42"
 REPORT = {"cells", "figures", "report", "document", "all"}
