@@ -177,6 +177,7 @@ def render_published(clone: Path) -> None:
     code.write_bytes(before)
 
 
+@pytest.mark.slow
 def test_published_runs_count_as_done(project: Path, tmp_path: Path) -> None:
     """A clone that ships records has no job for them, whatever its own folder lacks."""
     clone = copy_project(tmp_path / "clone")
@@ -203,6 +204,7 @@ def test_published_runs_count_as_done(project: Path, tmp_path: Path) -> None:
 TEXTS = ("--config", "campaign=texts", "scales=10M", "seeds=42", "variants=mha,full")
 
 
+@pytest.mark.slow
 def test_local_texts_train_and_a_changed_corpus_makes_everything_stale(
     project: Path, tmp_path: Path
 ) -> None:
@@ -231,6 +233,7 @@ def test_local_texts_train_and_a_changed_corpus_makes_everything_stale(
     assert jobs["prepare"] == 1 and jobs["train"] == 2
 
 
+@pytest.mark.slow
 def test_gpu_jobs_take_turns_under_a_bare_call(project: Path, tmp_path: Path) -> None:
     """Two jobs that claim the GPU never overlap, although there are cores for both."""
     (tmp_path / "Snakefile").write_text(
@@ -254,6 +257,7 @@ rule claim:
     snakemake(tmp_path, "--cores", "4", "--config", "campaign=tiny")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "config, said",
     [
@@ -278,6 +282,7 @@ def test_bad_input_is_told_in_one_line_before_any_job(
     assert not list((project / "results").glob("paper/*"))
 
 
+@pytest.mark.slow
 def test_a_failed_job_leaves_the_others_and_says_why_in_one_line(project: Path) -> None:
     """A damaged checkpoint fails its diagnosis; nothing finished is lost, and mending it mends."""
     checkpoint = project / RUN / "model.safetensors"
@@ -303,6 +308,7 @@ def test_a_failed_job_leaves_the_others_and_says_why_in_one_line(project: Path) 
     assert planned_jobs(project, *TINY) == {}
 
 
+@pytest.mark.slow
 def test_the_started_configuration_is_what_jobs_read(project: Path) -> None:
     settings = json.loads((project / "results/tiny/campaign.json").read_text(encoding="utf-8"))
     assert settings["campaign"] == "tiny" and list(settings["campaigns"]) == ["tiny"]
