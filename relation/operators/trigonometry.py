@@ -6,8 +6,8 @@ from torch.library import define, impl, register_fake
 
 _NAME = "relation::cos_sin"
 
-# Not by `custom_op`, whose operators import torch._dynamo when they are first called: two seconds
-# in every process, whether it compiles anything or not.
+# Not by `custom_op`, whose operators import torch._dynamo when they are first called: in
+# every process, whether it compiles anything or not.
 define(_NAME, "(Tensor angle) -> (Tensor, Tensor)", tags=(torch.Tag.pt2_compliant_tag,))
 
 

@@ -11,12 +11,11 @@ from typing import Any
 import jinja2
 
 from relation.files import write_text
-from report import latex, style
+from report import latex, style, templating
 from report.document.behind import cited, numbered, record_comments, row_comments
 from report.document.content import Document
 from report.view import Entry, PrintedPanel, PrintedTable, entry_text
 
-TEMPLATES = Path(__file__).parents[1] / "templates"
 PAPER_DEVICE = "NVIDIA RTX 5090"
 # Longer tables continue in a second float: this many lines fill a page of an article, with a few
 # of notes below.
@@ -123,12 +122,7 @@ def _groups(panel: PrintedPanel) -> list[list]:
 
 def _environment() -> jinja2.Environment:
     """Braces are LaTeX's own, so the delimiters differ; every value is escaped on its way out."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
+    environment = templating.environment(
         block_start_string="((*",
         block_end_string="*))",
         variable_start_string="(((",

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import jinja2
 
-from report import html, style
+from report import html, style, templating
 from report.numbers import MINUS
 from report.site.behind import anchor
 from report.view import DASH, Entry, entry_text
-
-TEMPLATES = Path(__file__).parents[1] / "templates"
 
 LINE_NAMES = {"paper": "paper", "campaign": "this campaign", "difference": "difference"}
 
@@ -32,14 +29,7 @@ SIGNS = {
 
 def html_environment() -> jinja2.Environment:
     """Every value is escaped on its way out, and an unknown name is an error."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES),
-        undefined=jinja2.StrictUndefined,
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
+    environment = templating.environment(autoescape=True)
     environment.filters |= {
         "rich": html.rich,
         "header": html.header,

@@ -11,10 +11,11 @@ import jinja2
 
 from report.site.behind import behind_cells
 from report.site.content import Content
-from report.site.environment import TEMPLATES, html_environment
+from report.site.environment import html_environment
 from report.site.evidence import evidence_by_claim
 from report.site.overview import gaps, headlines, shares, tally
 from report.site.runs import Run
+from report.templating import TEMPLATES
 from report.typeset import can_typeset
 
 PAPER_DEVICE = "NVIDIA RTX 5090"
