@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import base64
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -75,6 +76,13 @@ class Browser:
     def run(self, script: str, *values: Any) -> Any:
         """The value that a script returns."""
         return self.driver.execute_script(script, *values)
+
+    def becomes(self, script: str, value: Any, seconds: float = 10) -> bool:
+        """Whether a script comes to return a value: events fire after the call that causes them."""
+        until = time.monotonic() + seconds
+        while self.run(script) != value and time.monotonic() < until:
+            time.sleep(0.02)
+        return self.run(script) == value
 
     def press(self, *keys: str) -> None:
         """Press keys where the focus is."""

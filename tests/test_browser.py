@@ -144,13 +144,13 @@ def test_a_cell_opens_by_mouse_and_keyboard_and_closes(tab, folder):
     tab.press("\ue014")  # right arrow: the next cell
     assert "Full−MHA" in tab.run(words)
     tab.press("\ue00c")  # escape
-    assert not tab.run(shown)
+    assert tab.becomes(shown, False)
     focus = "return decodeURIComponent(document.activeElement.hash)"
-    assert tab.run(focus) == "#10M/42/delta", "the focus is where the reader was"
+    assert tab.becomes(focus, "#10M/42/delta"), "the focus is where the reader was"
     tab.press("\ue015")  # down arrow: the cell below
-    assert tab.run(focus) == "#10M/43/delta"
+    assert tab.becomes(focus, "#10M/43/delta")
     tab.press("\ue007")  # enter
-    assert tab.run(shown)
+    assert tab.becomes(shown, True)
 
 
 def test_a_cell_has_an_address(tab, folder):
