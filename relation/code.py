@@ -8,7 +8,6 @@ day of training is too much to pay for one.
 
 import ast
 import hashlib
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -80,35 +79,35 @@ def stage_files(stage: str) -> tuple[Path, ...]:
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
-def _tokens(node: object) -> Iterator[str]:
-    """A syntax tree in words, without places, docstrings, and the fields a node leaves empty.
+def _tell(node: object, tokens: list[str]) -> None:
+    """Append a syntax tree in words, without places, docstrings and the fields left empty.
 
     Not `ast.dump`, whose text changes between Python's versions with the empty fields it prints.
     """
     if isinstance(node, ast.AST):
-        yield f"({type(node).__name__}"
-        for name, value in ast.iter_fields(node):
-            if name == "body" and isinstance(node, _DOCUMENTED) and ast.get_docstring(node):
+        tokens.append(f"({type(node).__name__}")
+        for name in node._fields:
+            value = getattr(node, name, None)
+            if name == "body" and isinstance(node, _DOCUMENTED) and ast.get_docstring(node, False):
                 value = value[1:]
             if value is not None and value != []:
-                yield name
-                yield from _tokens(value)
-        yield ")"
+                tokens.append(name)
+                _tell(value, tokens)
+        tokens.append(")")
     elif isinstance(node, list):
-        yield "["
+        tokens.append("[")
         for item in node:
-            yield from _tokens(item)
-        yield "]"
+            _tell(item, tokens)
+        tokens.append("]")
     else:
-        yield f"{type(node).__name__} {node!r}"
+        tokens.append(f"{type(node).__name__} {node!r}")
 
 
 def syntax_hash(source: str) -> str:
     """SHA-256 of Python source as its syntax tree, comments and docstrings left out."""
-    digest = hashlib.sha256()
-    for token in _tokens(ast.parse(source)):
-        digest.update(f"{token}\n".encode())
-    return digest.hexdigest()
+    tokens: list[str] = []
+    _tell(ast.parse(source), tokens)
+    return hashlib.sha256("".join(f"{token}\n" for token in tokens).encode()).hexdigest()
 
 
 @cache

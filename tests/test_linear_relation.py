@@ -57,7 +57,7 @@ def test_forms_agree_at_a_thousand_tokens(D):
 @pytest.mark.parametrize("operator", LINEAR)
 @pytest.mark.parametrize("T", [1, 7])
 def test_linear_gradients_are_derivatives(monkeypatch, operator, T):
-    monkeypatch.setattr("relation.operators.linear.CHUNK", 3)
+    monkeypatch.setattr("relation.operators.linear.CHUNK", 4)
     p1, p2, info, g = draw(1, 2, T, 2, count=4)
     C0 = draw(1, 2, 2, 2, count=1)[0]
     inputs = [x.requires_grad_() for x in (p1, p2, info, -g.abs(), C0)]

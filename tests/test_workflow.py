@@ -5,6 +5,8 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -90,37 +92,47 @@ def test_rerunning_one_seed_reruns_what_depends_on_it_and_gives_the_same_nll(
     assert planned_jobs(project, *TINY) == {}
 
 
-@pytest.mark.parametrize(
-    "file, stale",
-    [
-        ("relation/training/schedule.py", {"train", "diagnose", *REPORT}),
-        ("relation/diagnostics/metrics.py", {"diagnose", *REPORT}),
-        ("relation/systems/throughput.py", {"measure", *REPORT}),
-        ("report/jobs/pages.py", {"report", "all"}),
-        ("report/templates/table.html.j2", {"report", "all"}),
-        ("report/templates/table.tex.j2", {"document", "all"}),
-        ("report/paper/app-nll.csv", {"cells", "report", "document", "all"}),
-        ("report/tolerances.toml", {"cells", "report", "document", "all"}),
-        ("relation/verification.py", {"verify", *REPORT}),
-        ("README.md", set()),
-    ],
-)
-def test_an_edit_makes_stale_what_rests_on_it_and_touching_does_not(
-    project: Path, file: str, stale: set[str]
-) -> None:
-    path = project / file
+# By file: the rules that a change of it makes stale.
+EDITS = {
+    "relation/training/schedule.py": {"train", "diagnose", *REPORT},
+    "relation/diagnostics/metrics.py": {"diagnose", *REPORT},
+    "relation/systems/throughput.py": {"measure", *REPORT},
+    "report/jobs/pages.py": {"report", "all"},
+    "report/templates/table.html.j2": {"report", "all"},
+    "report/templates/table.tex.j2": {"document", "all"},
+    "report/paper/app-nll.csv": {"cells", "report", "document", "all"},
+    "report/tolerances.toml": {"cells", "report", "document", "all"},
+    "relation/verification.py": {"verify", *REPORT},
+    "README.md": set(),
+}
+
+
+@contextmanager
+def appended(path: Path, text: bytes) -> Iterator[None]:
+    """A file with more at its end, or made of that, while the context lasts."""
     before = path.read_bytes() if path.exists() else None
-    if before is not None:
-        os.utime(path)
-        assert planned_jobs(project, *TINY) == {}
     try:
-        if path.suffix == ".py":
-            path.write_bytes(before + b"\n\n# A comment computes nothing.\n")
-            assert planned_jobs(project, *TINY) == {}
-        path.write_bytes((before or b"") + b"\nedited = 1\n")
-        assert set(planned_jobs(project, *TINY)) == stale
+        path.write_bytes((before or b"") + text)
+        yield
     finally:
         path.unlink() if before is None else path.write_bytes(before)
+
+
+@pytest.mark.parametrize("file", EDITS)
+def test_an_edit_makes_stale_what_rests_on_it(project: Path, file: str) -> None:
+    with appended(project / file, b"\nedited = 1\n"):
+        assert set(planned_jobs(project, *TINY)) == EDITS[file]
+
+
+def test_a_touched_file_and_a_comment_make_nothing_stale(project: Path) -> None:
+    """Nor does an edit that was taken back, as those before were."""
+    with ExitStack() as edits:
+        for path in (project / file for file in EDITS):
+            if path.suffix == ".py":
+                edits.enter_context(appended(path, b"\n\n# A comment computes nothing.\n"))
+            elif path.exists():
+                os.utime(path)
+        assert planned_jobs(project, *TINY) == {}
     assert planned_jobs(project, *TINY) == {}
 
 
@@ -177,7 +189,6 @@ def render_published(clone: Path) -> None:
     code.write_bytes(before)
 
 
-@pytest.mark.slow
 def test_published_runs_count_as_done(project: Path, tmp_path: Path) -> None:
     """A clone that ships records has no job for them, whatever its own folder lacks."""
     clone = copy_project(tmp_path / "clone")
@@ -233,12 +244,13 @@ def test_local_texts_train_and_a_changed_corpus_makes_everything_stale(
     assert jobs["prepare"] == 1 and jobs["train"] == 2
 
 
-@pytest.mark.slow
 def test_gpu_jobs_take_turns_under_a_bare_call(project: Path, tmp_path: Path) -> None:
     """Two jobs that claim the GPU never overlap, although there are cores for both."""
     (tmp_path / "Snakefile").write_text(
         f"""
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 PROJECT = Path({str(project)!r})
 sys.path.insert(0, str(PROJECT))
@@ -257,7 +269,6 @@ rule claim:
     snakemake(tmp_path, "--cores", "4", "--config", "campaign=tiny")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "config, said",
     [
@@ -308,7 +319,6 @@ def test_a_failed_job_leaves_the_others_and_says_why_in_one_line(project: Path) 
     assert planned_jobs(project, *TINY) == {}
 
 
-@pytest.mark.slow
 def test_the_started_configuration_is_what_jobs_read(project: Path) -> None:
     settings = json.loads((project / "results/tiny/campaign.json").read_text(encoding="utf-8"))
     assert settings["campaign"] == "tiny" and list(settings["campaigns"]) == ["tiny"]

@@ -56,7 +56,9 @@ class Decoder(nn.Module):
         super().__init__()
         self.config = config
         calls = (execution or Execution()).calls(config)
-        self.embedding = nn.Embedding(config.vocab_size, config.d_model)
+        # `initialise` draws it. PyTorch's own draw, on the meta device, imports its compiler.
+        weight = torch.zeros(config.vocab_size, config.d_model)
+        self.embedding = nn.Embedding(config.vocab_size, config.d_model, _weight=weight)
         self.blocks = nn.ModuleList(Block(config, i, calls) for i in range(config.layers))
         self.norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
 

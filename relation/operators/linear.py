@@ -13,7 +13,7 @@ from torch import Tensor
 from relation.errors import InputError
 from relation.operators.checks import check_floating, check_relation_inputs, without_autocast
 
-CHUNK = 16
+CHUNK = 32  # a power of two
 
 
 def _read_write(
@@ -108,14 +108,32 @@ def expanded_linear_relation(
     return (information + torch.cat(exchange, dim=2)).to(info.dtype), C
 
 
-def _segment_sums(g: Tensor) -> Tensor:
-    """Entry (t, j) is g_{j+1} + ... + g_t for j < t, else 0: (B, H, T, D) to (B, H, T, T, D).
+def _after(g: Tensor) -> Tensor:
+    """Row j is g_{j+1} + ... + g_T of (..., T, D): what lies between token j and the end."""
+    return F.pad(g[..., 1:, :].flip(-2).cumsum(-2).flip(-2), (0, 0, 0, 1))
 
-    A difference of running sums would be the same in exact arithmetic, but after a strong
-    retention it has lost the digits of a weak one, and two infinite sums have no difference.
+
+def _within_chunks(read: Tensor, write: Tensor, information: Tensor, g: Tensor) -> Tensor:
+    """Exchange of each token with those before it in its chunk; all (..., CHUNK, D).
+
+    By halves: j and t lie in the two halves of one block of 2, 4, ... or CHUNK tokens, and
+    g_{j+1} + ... + g_t is a sum up to that block's middle and one from there. Neither is positive,
+    so their exponentials are factors of write and read, and matrix products do the rest. A
+    difference of running sums from the chunk's start would be the same in exact arithmetic, but
+    after a strong retention it has lost the digits of a weak one.
     """
-    after = torch.ones(g.shape[2], g.shape[2], dtype=torch.bool, device=g.device).tril(-1)
-    return g[:, :, :, None].where(after[..., None], 0).cumsum(dim=2)
+    exchange = torch.zeros_like(information)
+    half = 1
+    while half < CHUNK:
+        (_, r), (w, _), (v, _), (before, after) = (
+            x.unflatten(-2, (-1, 2, half)).unbind(-3) for x in (read, write, information, g)
+        )
+        asked, kept = r * after.cumsum(-2).exp(), w * _after(before).exp()
+        answer = (asked @ kept.transpose(-1, -2)) @ v
+        # The first half of a block has nothing before it there.
+        exchange = exchange + F.pad(answer, (0, 0, half, 0)).flatten(-3, -2)
+        half *= 2
+    return exchange
 
 
 def chunked_linear_relation(
@@ -132,15 +150,19 @@ def chunked_linear_relation(
     positive, so nothing overflows however strong the retention.
     """
     read, write, information, g, C = _read_write(p1, p2, info, log_retention, tau, state)
-    exchange = []
+    T = p1.shape[2]
     with without_autocast(p1):
-        for start in range(0, p1.shape[2], CHUNK):
-            part = slice(start, start + CHUNK)
-            r, w, v = read[:, :, part], write[:, :, part], information[:, :, part]
-            retention = _segment_sums(g[:, :, part]).exp()
-            from_start = g[:, :, part].cumsum(dim=2).exp()
-            weights = torch.einsum("bhtd,bhjd,bhtjd->bhtj", r, w, retention).tril(-1)
-            exchange.append(weights @ v + (r * from_start) @ C)
-            written = w * retention[:, :, -1]
-            C = from_start[:, :, -1, :, None] * C + written.transpose(-1, -2) @ v
-    return (information + torch.cat(exchange, dim=2)).to(info.dtype), C
+        # Past the last token nothing is asked or written, and with g = 0 nothing is forgotten.
+        read, write, values, g = (
+            F.pad(x, (0, 0, 0, -T % CHUNK)).unflatten(2, (-1, CHUNK))
+            for x in (read, write, information, g)
+        )
+        written = (write * _after(g).exp()).transpose(-1, -2) @ values
+        from_start = g.cumsum(-2).exp()
+        before = []
+        for n in range(g.shape[2]):
+            before.append(C)
+            C = torch.addcmul(written[:, :, n], from_start[:, :, n, -1, :, None], C)
+        exchange = _within_chunks(read, write, values, g)
+        exchange = exchange + (read * from_start) @ torch.stack(before, dim=2)
+    return (information + exchange.flatten(2, 3)[:, :, :T]).to(info.dtype), C

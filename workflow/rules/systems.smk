@@ -7,7 +7,8 @@ rule measure:
         f"{FOLDER}/logs/measure/{{benchmark}}-{{scale}}.log",
     conda:
         "../../environment.yml"
-    # A benchmark takes every core of a CPU or every GPU, so that nothing is trained beside it.
+    # A benchmark takes every core of a CPU or every GPU, so that nothing is trained beside it. It
+    # computes on one thread all the same, as training does: on toy models more only wait.
     threads: workflow.cores if CAMPAIGN.systems_alone and not ON_GPU else 1
     resources:
         gpu=int(ON_GPU) and (GPUS if CAMPAIGN.systems_alone and not ON_CLUSTER else 1),
@@ -17,4 +18,4 @@ rule measure:
         code=code_hash("systems"),
     shell:
         "python -m relation measure {wildcards.benchmark}/{wildcards.scale} --config {params.config}"
-        " --expect {params.spec} --threads {threads} 2>&1 | tee -i {log}"
+        " --expect {params.spec} --threads 1 2>&1 | tee -i {log}"
