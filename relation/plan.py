@@ -9,12 +9,14 @@ from relation.geometry import ABLATIONS, PAIRED
 from relation.model.inventory import count_parameters
 from relation.parquet import read_origin
 from relation.results import Results
-from relation.spec import RunSpec, Spec
+from relation.spec import RunSpec, Spec, SystemsSpec
 
 _GIB = 2**30
 _STATE_COPIES = 3 * 2  # a resume state holds weights and two moments, and two states are kept
-_DIAGNOSIS_SHARE = 0.02  # of its run's hours; a guess until measured
-_BENCHMARK_HOURS = 0.02  # one benchmark, compilation included; a guess until measured
+# Guesses, each a little too much:
+_DIAGNOSIS_SHARE = 0.02  # of its run's hours
+_START_SECONDS = 5.0  # a job: Python, PyTorch, the configuration
+_COMPILE_SECONDS = 30.0  # a model, the kernels it needs included
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,14 @@ def _none(run: RunSpec) -> bool:
     return False
 
 
+def _benchmark_seconds(spec: SystemsSpec, tokens_per_second: float) -> float:
+    """Each side compiled, warmed up and asked in every round, at its scale's training rate."""
+    updates = spec.warmup_updates + spec.rounds * (spec.measured_updates + 1)
+    tokens = sum(side["micro"] * side["accumulation"] * side["context"] for side in spec.sides)
+    compilation = _COMPILE_SECONDS * len(spec.sides) if spec.compile else 0.0
+    return _START_SECONDS + compilation + updates * tokens / tokens_per_second
+
+
 # Which runs, whether their diagnostics, and which benchmarks each table rests on.
 _NEEDS: dict[str, tuple[Callable[[RunSpec], bool], bool, tuple[str, ...]]] = {
     "token-mixing-complexity": (_none, False, ("complexity",)),
@@ -94,7 +104,15 @@ def make_plan(campaign: Campaign, results: Results) -> Plan:
             parameters[key] = count_parameters(run.model_config())
 
     def run_hours(run: RunSpec) -> float:
-        return run.budget_tokens / campaign.expected_tokens_per_second[run.scale] / 3600
+        training = run.budget_tokens / campaign.expected_tokens_per_second[run.scale]
+        return (_START_SECONDS + run.compile * _COMPILE_SECONDS + training) / 3600
+
+    def diagnosis_hours(run: RunSpec) -> float:
+        return _START_SECONDS / 3600 + run_hours(run) * _DIAGNOSIS_SHARE
+
+    def benchmark_hours(spec: SystemsSpec) -> float:
+        rate = campaign.expected_tokens_per_second[spec.scale]
+        return _benchmark_seconds(spec, rate) / 3600
 
     def checkpoint_gib(run: RunSpec) -> float:
         return 4 * parameters[run.scale, run.variant] / _GIB
@@ -137,7 +155,7 @@ def make_plan(campaign: Campaign, results: Results) -> Plan:
             len(checkpoints),
             len(checkpoints) - len(undiagnosed),
             0,
-            sum(run_hours(run) * _DIAGNOSIS_SHARE for run in undiagnosed),
+            sum(map(diagnosis_hours, undiagnosed)),
             0.0,
         )
     )
@@ -148,19 +166,24 @@ def make_plan(campaign: Campaign, results: Results) -> Plan:
             len(campaign.systems),
             len(campaign.systems) - len(unmeasured),
             0,
-            len(unmeasured) * _BENCHMARK_HOURS,
+            sum(map(benchmark_hours, unmeasured)),
             0.0,
         )
+    )
+
+    unverified = not current(results.verification, campaign.verification)
+    stages.append(
+        Stage("verification", 1, 1 - unverified, 0, unverified * _START_SECONDS / 3600, 0.0)
     )
 
     tables = []
     for label, (wants, with_flow, benchmarks) in _NEEDS.items():
         runs = [run for run in campaign.runs if wants(run)]
-        hours = sum(run_hours(run) * (1 + _DIAGNOSIS_SHARE * with_flow) for run in runs)
-        hours += _BENCHMARK_HOURS * sum(s.benchmark in benchmarks for s in campaign.systems)
+        hours = sum(run_hours(run) + with_flow * diagnosis_hours(run) for run in runs)
+        hours += sum(benchmark_hours(s) for s in campaign.systems if s.benchmark in benchmarks)
         tables.append(TableCost(label, len(runs), hours, sum(map(checkpoint_gib, runs))))
     basis = (
-        "Training from expected_tokens_per_second in config.yaml; diagnostics and benchmarks are "
-        "rough guesses."
+        "Training and benchmarks from expected_tokens_per_second in config.yaml, 5 s for a job's "
+        "start and 30 s to compile a model; diagnostics are a rough guess."
     )
     return Plan(stages, tables, basis)
