@@ -41,6 +41,13 @@ def test_a_checkpoint_reads_back_as_the_model_it_was(tmp_path: Path, variant: st
     torch.testing.assert_close(again(tokens), model(tokens), rtol=1e-4, atol=1e-5)
 
 
+def test_a_checkpoint_is_as_readable_as_any_new_file(tmp_path: Path) -> None:
+    path, other = tmp_path / "model.safetensors", tmp_path / "other"
+    save_model(toy(), path, {})
+    other.touch()
+    assert path.stat().st_mode == other.stat().st_mode
+
+
 def test_a_checkpoint_is_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "model.safetensors"
     save_model(toy(), path, {})

@@ -28,6 +28,15 @@ def test_linters_are_clean(command: list[str]) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_what_is_tracked_stays_small() -> None:
+    """Published results included: a clone is quick, and results are no place for checkpoints."""
+    done = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False)
+    if done.returncode:
+        pytest.skip("not a clone: git does not say what is tracked")
+    files = [ROOT / name for name in done.stdout.decode().split("\0") if name]
+    assert sum(path.stat().st_size for path in files if path.exists()) < 16 * 2**20
+
+
 def pins(file: str) -> dict[str, str]:
     """Exact pins of a requirements file, by lower-case name."""
     text = (ROOT / file).read_text(encoding="utf-8")

@@ -21,11 +21,17 @@ from relation.parquet import read_origin
 
 
 def _write(tensors: Mapping[str, torch.Tensor], path: Path, metadata: dict[str, str]) -> None:
-    """save_file, whose errors of the disk are OSErrors as everybody's else."""
+    """save_file, whose errors of the disk are OSErrors and whose files others may read.
+
+    By itself it lets nobody but their owner read them, whatever the umask says.
+    """
+    path.touch()
+    permissions = path.stat().st_mode
     try:
         save_file(dict(tensors), path, metadata=metadata)
     except SafetensorError as error:
         raise OSError(str(error)) from error
+    path.chmod(permissions)
 
 
 def save_model(model: Decoder, path: Path, details: dict) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from faults.registry import case
 from faults.sandbox import CAMPAIGN, DONE_RUN, PROJECT, RUN_NAME, Sandbox, moments, until
+from relation.results import RUN_FILES, with_pictures
 
 fault = partial(case, "fault")
 CHOICES = ("--config", f"campaign={CAMPAIGN}", "scales=10M", "variants=mha,full")
@@ -190,15 +191,15 @@ def full_disk_campaign(box: Sandbox) -> tuple[str, str]:
 def record_cut_between(box: Sandbox) -> tuple[str, str]:
     path = box.results / "runs" / DONE_RUN / "record.parquet"
     box.damage(path, lambda content: content[:-9])
-    record = path.relative_to(box.folder).as_posix()
     output = campaign(box, status=1)
     said = told(output, "error: ")
     assert "not readable Parquet" in said, output[-3000:]
     path.unlink()
     campaign(box)
-    for name in ("log.parquet", "model.safetensors", "record.parquet"):
-        box.broken.add(f"{Path(record).parent}/{name}")
-    box.broken.add(f"results/{CAMPAIGN}/diagnostics/{DONE_RUN}.parquet")
+    # What is made again with the record, the run's files and its diagnosis, is not lost.
+    made_again = [path.with_name(name) for name in (*RUN_FILES, "model.safetensors")]
+    made_again += with_pictures(box.results / "diagnostics" / f"{DONE_RUN}.parquet")
+    box.broken.update(file.relative_to(box.folder).as_posix() for file in made_again)
     box.assert_same(f"runs/{DONE_RUN}")
     return said, "deleted as told, the same command makes it again and finishes"
 
