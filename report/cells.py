@@ -12,10 +12,10 @@ import pandas as pd
 from relation.errors import InputError
 from relation.records.provenance import worst
 from report.compute.measured import Measured
-from report.layout import Table
+from report.layout import SCALES, Table
 from report.paper import UNIT_SCALE, PrintedValue, load
 from report.tables import TABLES
-from report.verdicts import Setting, judge, load_rules, rule_for
+from report.verdicts import Setting, Settings, judge, load_rules, rule_for
 
 if TYPE_CHECKING:
     from relation.records import CampaignRecords
@@ -80,17 +80,13 @@ class Behind:
     """What stands behind values: the devices and the freshness of their sources."""
 
     def __init__(self, records: CampaignRecords) -> None:
-        self._page = records.page
+        self._settings = Settings(records)
         self._sources = records.provenance.set_index("source").to_dict("index")
 
-    def setting(self, sources: tuple[str, ...]) -> Setting:
-        """What values that rest on these sources have in common with the paper's."""
-        found = [self._sources[source] for source in sources if source in self._sources]
-        return Setting(
-            miniature=self._page["miniature"],
-            same_data=self._page["comparable"],
-            devices=tuple(dict.fromkeys(row["device"] for row in found)),
-        )
+    def setting(self, row: str, sources: tuple[str, ...]) -> Setting:
+        """What a value of this row has in common with the paper's; most rows begin with a scale."""
+        scale = row.partition("/")[0]
+        return self._settings.of(sources, (scale,) if scale in SCALES else ())
 
     def freshness(self, sources: tuple[str, ...]) -> tuple[str, str]:
         """The worst state of these sources, and the reasons for it."""
@@ -157,7 +153,7 @@ def _cell(
     if printed is None:
         return cell | dict.fromkeys(("tolerance", "tolerance_rule", "verdict", "verdict_reason"))
     rule = rule_for(cell, load_rules())
-    judged = judge(cell, margin, rule, behind.setting(sources))
+    judged = judge(cell, margin, rule, behind.setting(key[0], sources))
     return cell | {
         "tolerance": judged.tolerance,
         "tolerance_rule": rule.why,

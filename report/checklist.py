@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from report.claims import Judged
+from report.verdicts import Likeness
 
 if TYPE_CHECKING:
     from relation.records import CampaignRecords
@@ -97,8 +98,10 @@ def _neurips(facts: _Facts) -> Iterator[tuple[str, str, str]]:
         f"The ledger holds all {sum(facts.verdicts.values())} claims of the paper to fixed rules: "
         f"{facts.counted(facts.verdicts)}.",
     )
-    notice = page["notice"] or "The campaign has the paper's geometry, budgets and corpora."
-    yield "Limitations", "Yes", f"{notice} Planned and not there: {facts.left}."
+    other = Likeness(page["trained"]).differences
+    said = f"Not the paper's: {other}." if other else "Models, budgets and corpora are the paper's."
+    limits = " ".join(filter(None, (page["notice"], said)))
+    yield "Limitations", "Yes", f"{limits} Planned and not there: {facts.left}."
     yield (
         "Theory assumptions and proofs",
         "NA",

@@ -11,6 +11,7 @@ from relation import schemas
 from relation.config import load_config, resolve
 from relation.model.inventory import inventory_row
 from relation.records import CampaignRecords
+from relation.records.campaign import trained_models
 from relation.records.gaps import MISSING
 from report.layout import SCALES, SEEDS
 from report.paper import load
@@ -69,14 +70,14 @@ def _flow_rows():
                     yield {
                         "scale": scale, "variant": variant, "seed": 42, "layer": layer, "head": 0,
                         "sequence": 0, "length": 1024, "count": 1, "metric": metric,
-                        "value": value, "source": "flow.parquet",
+                        "value": value, "source": f"flow/{scale}.parquet",
                     }  # fmt: skip
 
 
 def _throughput_rows():
     shared = SETTING | {
         "status": "PASS", "reason": None, "position": 0, "device": GPU,
-        "source": "systems.parquet", "raw_tokens_per_second": None, "measured_updates": 10,
+        "raw_tokens_per_second": None, "measured_updates": 10,
         "allocated_gib": None, "reserved_gib": None, "alone": False, "kernels": [],
         "tokens": "corpus",
     }  # fmt: skip
@@ -105,11 +106,11 @@ def _throughput_rows():
             }  # fmt: skip
 
 
-def _provenance_row(source: str, device: str) -> dict:
+def _provenance_row(kind: str, scale: str, source: str) -> dict:
     return {
-        "source": source, "kind": "run", "scale": "", "variant": "", "seed": None,
+        "source": source, "kind": kind, "scale": scale, "variant": "", "seed": None,
         "config_hash": "0", "code_hash": "0", "golden_hash": "0", "commit": "c0ffee",
-        "device": device, "versions": "{}", "made": "2026-01-01T00:00:00+00:00", "log": None,
+        "device": GPU, "versions": "{}", "made": "2026-01-01T00:00:00+00:00", "log": None,
         "rerun": "snakemake", "freshness": "current", "freshness_reason": "",
     }  # fmt: skip
 
@@ -119,6 +120,12 @@ def _models() -> pd.DataFrame:
     campaign = resolve(load_config(ROOT / "config.yaml"), campaign="paper")
     rows = [inventory_row(run, title) for run, title in campaign.inventory()]
     return pd.DataFrame(rows).assign(source="models.parquet")
+
+
+@cache
+def trained_as(campaign: str, **choices) -> list[dict]:
+    """What a campaign of config.yaml trains, as its page says."""
+    return trained_models(resolve(load_config(ROOT / "config.yaml"), campaign=campaign, **choices))
 
 
 def paper_records(**page) -> CampaignRecords:
@@ -140,15 +147,24 @@ def paper_records(**page) -> CampaignRecords:
         for scale in SCALES
         for seed in SEEDS
     ]  # fmt: skip
-    sources = [*runs["source"], "flow.parquet", "systems.parquet", "models.parquet"]
+    logs = runs["source"].str.replace("record", "log")
+    sources = [
+        ("models", "", "models.parquet"),
+        *(("run", *row) for row in zip(runs["scale"], runs["source"], strict=True)),
+        *(("log", *row) for row in zip(runs["scale"], logs, strict=True)),
+        *(("diagnostics", scale, f"flow/{scale}.parquet") for scale in SCALES),
+        *(("systems", scale, f"systems/{scale}.parquet") for scale in SCALES),
+    ]
     said = {
         "campaign": "printed", "title": "What the paper prints", "description": "",
-        "comparable": True, "notice": "", "devices": [GPU], "miniature": False,
+        "notice": "", "devices": [GPU], "trained": trained_as("paper"),
         "seeds": list(SEEDS), "scales": list(SCALES), "efficiency_window": 0.01,
         "corpora": [{"title": "TinyStories", "kind": "huggingface"}], "assumptions": [],
         "origin": {"commit": "c0ffee", "versions": {"torch": "2.13.0"}},
         "commands": {"Everything": "snakemake --cores all --config campaign=printed"},
     }  # fmt: skip
+
+    rates = pd.DataFrame(_throughput_rows())
 
     def empty(layout, *extra):
         return pd.DataFrame(columns=[*layout.names, *extra])
@@ -159,11 +175,11 @@ def paper_records(**page) -> CampaignRecords:
         logs=empty(schemas.LOG, "scale", "variant", "seed"),
         efficiency=pd.DataFrame(efficiency),
         flow=pd.DataFrame(_flow_rows()),
-        throughput=pd.DataFrame(_throughput_rows()),
+        throughput=rates.assign(source=[f"systems/{scale}.parquet" for scale in rates["scale"]]),
         complexity=empty(schemas.COMPLEXITY, "scale", "source"),
         verification=empty(schemas.VERIFICATION, "source"),
         missing=pd.DataFrame(columns=MISSING),
-        provenance=pd.DataFrame([_provenance_row(source, GPU) for source in sources]),
+        provenance=pd.DataFrame([_provenance_row(*source) for source in sources]),
         page=said | page,
     )
 

@@ -12,7 +12,7 @@ from relation.schemas import LOG, RUN
 from report.figures import draw_figures
 from report.figures.runs import draw_runs
 from report.jobs.cells import write_cells
-from report.jobs.schemas import FRAMES
+from report.jobs.schemas import FRAMES, page_origin
 from report.site import Content, render_site
 from report.site.content import printed_tables
 from report.site.pipeline import campaign_pipeline
@@ -47,7 +47,7 @@ def content_of(records: CampaignRecords, folder: Path, figures: list, **cells: o
     ]
     campaign = resolve(load_config(ROOT / "config.yaml"), campaign="tiny")
     return Content(
-        page=records.page,
+        page=page_origin(records, "cells")["page"],
         tables=printed_tables(frames["cells"].to_pandas().assign(**cells)),
         figures=figures,
         runs=runs,

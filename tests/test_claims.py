@@ -6,7 +6,7 @@ from functools import cache
 
 import pandas as pd
 import pytest
-from paper_records import GPU, SETTING, paper_records
+from paper_records import GPU, SETTING, paper_records, trained_as
 from test_report_records import HOSTILE, make_empty, make_records
 
 from relation.records import CampaignRecords
@@ -259,13 +259,13 @@ def test_a_loss_that_is_never_reached_does_not_spare_tokens() -> None:
 
 
 def test_a_miniature_tests_what_needs_no_geometry() -> None:
-    mini = replace(paper(), page=paper().page | {"miniature": True})
+    mini = replace(paper(), page=paper().page | {"trained": trained_as("smoke")})
     for number, judged in ledger(mini).items():
         tested = number in (15, 16, 18)
         assert judged.verdict == ("reproduced" if tested else "not tested")
         assert not judged.flips
         if not tested:
-            assert "miniature" in judged.reason
+            assert "0M is not the paper's: " in judged.reason
             assert all(row.direction is None and row.size is None for row in judged.evidence)
 
 
@@ -280,10 +280,8 @@ def test_speed_and_memory_are_not_tested_on_a_cpu_and_ratios_are_on_another_gpu(
 
 
 def test_other_corpora_leave_the_hybrids_loss_undecided_and_paired_differences_decided() -> None:
-    found = ledger(
-        replace(paper(), page=paper().page | {"comparable": False, "notice": "Other."}), 1, 17
-    )
-    assert found[17].verdict == "not tested" and "corpora" in found[17].reason
+    found = ledger(replace(paper(), page=paper().page | {"trained": trained_as("books")}), 1, 17)
+    assert found[17].verdict == "not tested" and "other texts" in found[17].reason
     assert found[1].verdict == "reproduced"
 
 
@@ -338,7 +336,7 @@ def test_a_claim_is_as_old_as_the_oldest_of_its_records(tmp_path) -> None:
     from report.jobs.schemas import CLAIMS as LAYOUT
 
     provenance = paper().provenance
-    old = provenance["source"] == "flow.parquet"
+    old = provenance["kind"] == "diagnostics"
     provenance = provenance.assign(
         freshness=provenance["freshness"].mask(old, "stale"),
         freshness_reason=provenance["freshness_reason"].mask(old, "other texts"),

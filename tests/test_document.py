@@ -54,8 +54,7 @@ def write_report(records, folder: Path) -> Path:
 def folder(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(report.figures, "DRAWINGS", report.figures.DRAWINGS[:3])
-        records = make_records(comparable=True)
-        records.page["miniature"] = False  # so that values are judged
+        records = make_records(comparable=True)  # so that values are judged
         written = write_report(records, tmp_path_factory.mktemp("report"))
     render_document(gather(written), written)
     return written

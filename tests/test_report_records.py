@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
+from paper_records import trained_as
 
 from relation import schemas
 from relation.records import CampaignRecords
@@ -153,7 +154,10 @@ def _provenance_rows(runs):
 
 
 def make_records(comparable=False):
-    """A campaign with missing seeds, an OOM, a crossing never reached and hostile words."""
+    """A campaign with missing seeds, an OOM, a crossing never reached and hostile words.
+
+    It says that it plans the paper's models, if `comparable`, or the smoke campaign's.
+    """
     models, runs, logs, efficiency = [], [], [], []
     for scale, depth in LAYERS.items():
         for variant in _variants(scale):
@@ -206,8 +210,9 @@ def make_records(comparable=False):
     ]  # fmt: skip
     page = {
         "campaign": "invented", "title": f"Invented {HOSTILE}", "description": HOSTILE,
-        "comparable": comparable, "notice": "" if comparable else f"Too small. {HOSTILE}",
-        "devices": ["cpu_0"], "miniature": True, "seeds": [42, 43, 44], "scales": list(LAYERS),
+        "notice": "" if comparable else f"Too small. {HOSTILE}",
+        "trained": trained_as("paper" if comparable else "smoke"),
+        "devices": ["cpu_0"], "seeds": [42, 43, 44], "scales": list(LAYERS),
         "efficiency_window": 0.01, "corpora": [{"title": HOSTILE, "kind": "files"}],
         "assumptions": [{"question": HOSTILE, "value": [1.0, 16.0], "name": "a_range"}],
         "origin": {"commit": "c0ffee", "versions": {"torch": "2.13.0"}},

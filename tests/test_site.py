@@ -151,7 +151,7 @@ def test_a_cell_opens_on_its_value_its_judgement_and_its_records(folder):
     facts = dict(value["facts"])
     assert facts["Paper"] == "1.6441 ± 0.0124 nat" and facts["Here"].startswith("1.92 ± 0.02")
     assert facts["Difference"] == "+0.2759 nat" and facts["Seeds or measurements"] == "3"
-    assert value["verdict"] == "not judged" and "miniature" in value["verdict_reason"]
+    assert value["verdict"] == "not judged" and "3/48/8x6/96" in value["verdict_reason"]
     assert len(value["sources"]) == 3
     record = data["records"][value["sources"][0]]
     assert dict(record["facts"])["Commit"] == "c0ffee" and record["rerun"]

@@ -15,11 +15,11 @@ from report.tables import TABLES
 from report.verdicts import Rule, Setting, judge, load_rules, rule_for
 from report.verdicts.tolerances import load_rules as read_rules
 
-ON_PAPER_GPU = Setting(miniature=False, same_data=True, devices=(GPU,))
+ON_PAPER_GPU = Setting(other_models="", other_corpora="", devices=(GPU,))
 ON_CPU = replace(ON_PAPER_GPU, devices=("CPU (x86_64, 1 thread)",))
 ON_H200 = replace(ON_PAPER_GPU, devices=("NVIDIA H200",))
-MINIATURE = replace(ON_PAPER_GPU, miniature=True)
-OTHER_TEXTS = replace(ON_PAPER_GPU, same_data=False)
+MINIATURE = replace(ON_PAPER_GPU, other_models="10M has 3 layers")
+OTHER_TEXTS = replace(ON_PAPER_GPU, other_corpora="10M reads other texts")
 
 
 def printed_cell(table: str, row: str, column: str, statistic: str = "value", **changes) -> dict:
@@ -64,7 +64,7 @@ def test_a_miniature_is_not_judged_and_neither_is_what_is_not_there() -> None:
         cells = build(records)
         printed = cells[cells["paper"].notna()]
         assert set(printed["verdict"]) == {"not judged"} and printed["verdict_reason"].all()
-    empty = build(replace(make_empty(), page=make_empty().page | {"miniature": False}))
+    empty = build(replace(make_empty(), page=paper_records().page))
     assert set(empty["verdict"].dropna()) == {"not judged"}
 
 

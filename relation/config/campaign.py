@@ -38,7 +38,6 @@ class Campaign:
     title: str
     description: str
     notice: str
-    miniature: bool
     device: str
     scales: tuple[str, ...]
     seeds: tuple[int, ...]
@@ -58,11 +57,6 @@ class Campaign:
     restrictions: dict = field(default_factory=dict)
     settings: dict = field(default_factory=dict)
     tensorboard: bool = False
-
-    @property
-    def comparable(self) -> bool:
-        """Whether its values may be held against the paper's."""
-        return not self.notice
 
     def data_of_scale(self, scale: str) -> DataSpec:
         """The prepared corpus that a scale reads."""
@@ -209,7 +203,6 @@ def resolve(config: Mapping, **overrides: Any) -> Campaign:
         title=campaign["title"],
         description=campaign["description"],
         notice=campaign["notice"],
-        miniature=campaign.get("miniature", False),
         device=campaign["device"],
         scales=tuple(campaign["scales"]),
         seeds=tuple(campaign["seeds"]),

@@ -140,6 +140,29 @@ def _origins(origins: Iterable[dict]) -> dict:
     }
 
 
+def trained_models(campaign: Campaign) -> list[dict]:
+    """What a campaign trains, a row a scale and variant: model, window, budget and corpus."""
+    rows = []
+    for run, _ in campaign.inventory():
+        model = run.model_config()
+        rows.append(
+            {
+                "scale": run.scale,
+                "variant": run.variant,
+                "layers": model.layers,
+                "d_model": model.d_model,
+                "heads": model.heads,
+                "head_dim": model.head_dim,
+                "d_ff": model.d_ff,
+                "vocab": model.vocab_size,
+                "context": run.context,
+                "budget_tokens": run.budget_tokens,
+                "source": campaign.data[run.data].source,
+            }
+        )
+    return rows
+
+
 def _page(campaign: Campaign, devices: Iterable[str], origins: Iterable[dict]) -> dict:
     everything = command_for(campaign)
     record = f"results/{campaign.name}/runs/{campaign.runs[0].name}/record.parquet"
@@ -151,9 +174,8 @@ def _page(campaign: Campaign, devices: Iterable[str], origins: Iterable[dict]) -
         "campaign": campaign.name,
         "title": campaign.title,
         "description": campaign.description,
-        "comparable": campaign.comparable,
         "notice": campaign.notice,
-        "miniature": campaign.miniature,
+        "trained": trained_models(campaign),
         "devices": sorted(set(devices)),
         "seeds": list(campaign.seeds),
         "corpora": [

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from report.compute.measured import Measured, Measurements
-from report.verdicts import Setting
+from report.verdicts import Setting, Settings
 
 if TYPE_CHECKING:
     from relation.records import CampaignRecords
@@ -25,6 +25,7 @@ class Context:
         self.records = records
         self.page = records.page
         self._tables: dict[Compute, Measurements] = {}
+        self._settings = Settings(records)
 
     def table(self, compute: Compute) -> Measurements:
         """What a function of ``report.compute`` makes of the records."""
@@ -35,15 +36,9 @@ class Context:
     def _computed(self, compute: Compute) -> Measurements:
         return compute(self.records)
 
-    def setting(self, sources: tuple[str, ...]) -> Setting:
+    def setting(self, sources: tuple[str, ...], scales: tuple[str, ...] = ()) -> Setting:
         """What a value that rests on these records has in common with the paper's."""
-        provenance = self.records.provenance
-        devices = provenance[provenance["source"].isin(sources)]["device"]
-        return Setting(
-            miniature=self.page["miniature"],
-            same_data=self.page["comparable"],
-            devices=tuple(dict.fromkeys(devices)),
-        )
+        return self._settings.of(sources, scales)
 
 
 class WithoutSeed(Context):

@@ -59,7 +59,8 @@ class Evidence:
     direction: whether the paper's sign or bound holds, size: whether its value is met; None where
     that is undecided. asks_direction and asks_size: whether the claim needs them. essential: the
     claim is not tested without it; else it may be missing, as a scale that was not run. What
-    failed or ran out of memory is essential.
+    failed or ran out of memory is essential. scales: of the models behind it, where its records
+    do not say.
     """
 
     label: str
@@ -77,6 +78,7 @@ class Evidence:
     essential: bool = False
     note: str = ""
     sources: tuple[str, ...] = ()
+    scales: tuple[str, ...] = ()
 
     @property
     def undecided(self) -> bool:

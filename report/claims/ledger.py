@@ -13,7 +13,6 @@ from report.claims.evidence import Evidence, Verdict, outcome
 if TYPE_CHECKING:
     from relation.records import CampaignRecords
 
-MINIATURE = "the campaign's models are miniatures of the paper's"
 _SIZE = (
     "The paper's sign at every scale that was run; and the paper's value in our 95% t interval "
     "over seeds, or ours within one of the paper's standard deviations where it prints its seeds."
@@ -192,11 +191,17 @@ class Judged:
 
 
 def _judge(claim: Claim, context: Context) -> tuple[tuple[Evidence, ...], Verdict, str]:
-    evidence = tuple(claim.gather(context))
-    if context.page["miniature"] and not claim.any_geometry:
-        shown = tuple(replace(row, direction=None, size=None) for row in evidence)
-        return shown, "not tested", MINIATURE
-    return evidence, *outcome(evidence)
+    """The evidence, and the verdict: other models than the paper's decide nothing."""
+    shown, heard = [], []
+    for row in claim.gather(context):
+        why = "" if claim.any_geometry else _other_models(row, context)
+        shown.append(replace(row, direction=None, size=None) if why else row)
+        heard.append(replace(shown[-1], note=why) if why else row)
+    return tuple(shown), *outcome(heard)
+
+
+def _other_models(row: Evidence, context: Context) -> str:
+    return context.setting(row.sources, row.scales).other_models if row.sources else ""
 
 
 def judge_claims(records: CampaignRecords, claims: Sequence[Claim] = CLAIMS) -> list[Judged]:

@@ -122,6 +122,7 @@ def parameters(context: Context) -> Iterator[Evidence]:
             "quantity": "parameters, Relation - MHA",
             "unit": "parameters",
             "paper": paper.value,
+            "scales": (scale,),
         }
         if full is None or mha is None:
             missing = absent(context.records, ("run", "models"), scale, ("full", "mha"))
@@ -156,6 +157,7 @@ def hybrid(context: Context) -> Iterator[Evidence]:
         asks_size=False,
         essential=True,
         sources=() if model is None else (str(model["source"]),),
+        scales=(compute.HYBRID_SCALE,),
     )
     paper = printed("app-hybrid", "mean", "nll", "mean")
     ours = context.table(compute.hybrid_seeds)["mean", "nll", "mean"]

@@ -21,6 +21,7 @@ from report.compute.measured import (
     worded,
 )
 from report.layout import SCALES
+from report.verdicts import Likeness
 
 if TYPE_CHECKING:
     from relation.records import CampaignRecords
@@ -234,8 +235,8 @@ def linear_steady(records: CampaignRecords) -> Measurements:
 def linear_long(records: CampaignRecords) -> Measurements:
     """Linear Relation's throughput and memory against T.
 
-    A campaign's contexts meet the paper's by T, in a miniature campaign by position, the first with
-    T = 1024 and so on; others get a row of their own, keyed ``+<T>``.
+    A campaign's contexts meet the paper's by T; those of other models by position, the first with
+    T = 1024 and so on. The rest get a row of their own, keyed ``+<T>``.
     """
     rows = select(records.throughput, benchmark="linear-long")
     none = (
@@ -243,11 +244,13 @@ def linear_long(records: CampaignRecords) -> Measurements:
         if rows.empty
         else no_counterpart(f"this campaign measures {rows['position'].nunique()} contexts")
     )
+    likeness = Likeness(records.page["trained"])
+    others = bool(likeness.other_models(set(rows["scale"]), budget=False))
     found: Measurements = {}
     counterpart = {}
     for row in rows.sort_values("context").to_dict("records"):
         context, position = int(row["context"]), int(row["position"])
-        if records.page["miniature"]:
+        if others:
             meets = PAPER_CONTEXTS[position] if position < len(PAPER_CONTEXTS) else None
         else:
             meets = str(context) if str(context) in PAPER_CONTEXTS else None

@@ -6,6 +6,7 @@ from relation.origin import origin
 from relation.parquet import Column, schema
 from relation.records import CampaignRecords
 from relation.spec import canonical_hash
+from report.verdicts import Likeness
 
 _TEXT, _INT, _REAL = pa.string(), pa.int64(), pa.float64()
 _FRESHNESS = "current, stale, or: older code, same golden losses; null without a value"
@@ -150,6 +151,6 @@ FIGURES = schema(
 
 def page_origin(records: CampaignRecords, stage: str) -> dict:
     """The origin of a stage's Parquet, with the campaign's page in it."""
-    page = records.page
+    page = records.page | {"differences": Likeness(records.page["trained"]).differences}
     devices = "; ".join(page["devices"]) or "none"
     return dict(origin(page["campaign"], canonical_hash(page), stage, devices, page=page))

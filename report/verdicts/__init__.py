@@ -1,6 +1,16 @@
 """Whether a cell agrees with the paper's, by tolerances set beforehand."""
 
-from report.verdicts.judge import Judgement, Setting, judge
+from report.verdicts.judge import Judgement, judge
+from report.verdicts.setting import Likeness, Setting, Settings
 from report.verdicts.tolerances import Rule, load_rules, rule_for
 
-__all__ = ["Judgement", "Rule", "Setting", "judge", "load_rules", "rule_for"]
+__all__ = [
+    "Judgement",
+    "Likeness",
+    "Rule",
+    "Setting",
+    "Settings",
+    "judge",
+    "load_rules",
+    "rule_for",
+]

@@ -8,33 +8,10 @@ from typing import Any, Literal
 
 from report import paper_seeds
 from report.paper import load
+from report.verdicts.setting import Setting
 from report.verdicts.tolerances import Rule
 
 Verdict = Literal["within", "outside", "not judged"]
-PAPER_GPU = "RTX 5090"
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What the campaign has in common with the paper.
-
-    devices: names of the devices behind the cell's records.
-    """
-
-    miniature: bool
-    same_data: bool
-    devices: tuple[str, ...]
-
-    def lacks(self, need: str) -> str | None:
-        """Why a cell that needs the paper's corpora or GPU cannot be judged, or None."""
-        where = ", ".join(self.devices) or "an unknown device"
-        if need == "data":
-            return None if self.same_data else "this campaign reads other corpora than the paper's"
-        if need == "gpu":
-            same = self.devices and all(PAPER_GPU in device for device in self.devices)
-            return None if same else f"measured on {where}, the paper's on an {PAPER_GPU}"
-        on_cpu = not self.devices or any("cpu" in device.lower() for device in self.devices)
-        return f"measured on {where}, not on a GPU" if on_cpu else None
 
 
 @dataclass(frozen=True)
@@ -59,8 +36,8 @@ def judge(cell: Mapping[str, Any], margin: float | None, rule: Rule, setting: Se
         rule: the tolerance that covers the cell.
         setting: what the campaign has in common with the paper.
     """
-    if setting.miniature:
-        return _not_judged("the campaign's models are miniatures of the paper's")
+    if setting.other_models:
+        return _not_judged(setting.other_models)
     if rule.kind == "none":
         return _not_judged(rule.why)
     if cell["status"] != "ok":

@@ -1,0 +1,171 @@
+"""What a campaign has in common with the paper: its models, budgets and corpora, scale by scale.
+
+Nothing is taken on trust: the configuration that the records were planned by is held against what
+the paper prints (Appendix B.1, B.2 and E).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from relation.geometry import ABLATIONS, PAIRED, VARIANTS
+from report import paper_seeds
+from report.compute.configurations import geometry, tokens, vocab
+from report.layout import SCALES
+
+if TYPE_CHECKING:
+    from relation.records import CampaignRecords
+
+PAPER_GPU = "RTX 5090"
+HYBRID_GEOMETRY = "12/480/8x60/960"
+# The hub's data sets behind the names that the paper prints: (path, configuration) each.
+CORPORA = {
+    "TinyStories": {("roneneldan/TinyStories", None)},
+    "SmolLM corpus": {
+        ("HuggingFaceTB/smollm-corpus", "cosmopedia-v2"),
+        ("HuggingFaceTB/smollm-corpus", "fineweb-edu-dedup"),
+    },
+}
+# Kinds of records that rest on a training run, and so on its budget.
+TRAINED = frozenset(("run", "log", "probes", "diagnostics", "curves", "maps"))
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What one value has in common with the paper.
+
+    other_models, other_corpora: why they are not the paper's; empty where they are. devices: names
+    of the devices behind the value.
+    """
+
+    other_models: str
+    other_corpora: str
+    devices: tuple[str, ...]
+
+    def lacks(self, need: str) -> str | None:
+        """Why what needs the paper's corpora, its GPU or any CUDA GPU cannot be judged, or None."""
+        where = ", ".join(self.devices) or "an unknown device"
+        if need == "data":
+            return self.other_corpora or None
+        if need == "gpu":
+            same = self.devices and all(PAPER_GPU in device for device in self.devices)
+            return None if same else f"measured on {where}, the paper's on an {PAPER_GPU}"
+        on_cpu = not self.devices or any("cpu" in device.lower() for device in self.devices)
+        return f"measured on {where}, not on a GPU" if on_cpu else None
+
+
+def _printed(scale: str, column: str) -> str:
+    return paper_seeds.printed("app-configs", scale, column).printed
+
+
+def _printed_geometry(scale: str, variant: str) -> str:
+    if variant == "hybrid":
+        return HYBRID_GEOMETRY
+    printed = _printed(scale, "geometry")
+    if not VARIANTS[variant].single_head:
+        return printed
+    layers, d_model, _, d_ff = printed.split("/")
+    return f"{layers}/{d_model}/1x{d_model}/{d_ff}"
+
+
+def _other_model(model: Mapping[str, Any], budget: bool) -> str:
+    """The first thing in which a model of one of the paper's variants is another; or nothing."""
+    scale, variant = model["scale"], model["variant"]
+    known = [
+        ("{}", geometry(model), _printed_geometry(scale, variant)),
+        ("a vocabulary of {}", vocab(model), _printed(scale, "vocab")),
+        ("T = {}", str(model["context"]), _printed(scale, "context")),
+    ]
+    if budget:
+        known.append(("{} tokens", tokens(model), _printed(scale, "tokens")))
+    for words, ours, theirs in known:
+        if ours != theirs:
+            return f"{variant} with {words.format(ours)}, not {theirs}"
+    return ""
+
+
+def _other_corpus(model: Mapping[str, Any]) -> str:
+    name = _printed(model["scale"], "data")
+    streams = model["source"].get("streams", ())
+    if {(stream["path"], stream.get("name")) for stream in streams} == CORPORA[name]:
+        return ""
+    return f"other texts than the {name.removesuffix(' corpus')} corpus"
+
+
+def _other_models(scale: str, planned: Sequence[Mapping[str, Any]], budget: bool) -> str:
+    if scale not in SCALES:
+        return f"the paper has no scale {scale}"
+    theirs = [m for m in planned if m["variant"] in (*PAIRED, *ABLATIONS, "hybrid")]
+    if not theirs:
+        return f"{scale} plans none of the paper's models"
+    found = next(filter(None, (_other_model(model, budget) for model in theirs)), "")
+    return found and f"{scale} is not the paper's: {found}"
+
+
+def _other_corpora(scale: str, planned: Sequence[Mapping[str, Any]]) -> str:
+    found = next(filter(None, map(_other_corpus, planned if scale in SCALES else ())), "")
+    return found and f"{scale} reads {found}"
+
+
+class Likeness:
+    """Where a campaign's scales are the paper's and where they are not.
+
+    planned: ``trained`` of a campaign's page, a row a model that it plans.
+    """
+
+    def __init__(self, planned: Iterable[Mapping[str, Any]]) -> None:
+        by_scale: dict[str, list[Mapping[str, Any]]] = {}
+        for model in planned:
+            by_scale.setdefault(model["scale"], []).append(model)
+        self.scales = tuple(by_scale)
+        self._models = {
+            (scale, budget): _other_models(scale, models, budget)
+            for scale, models in by_scale.items()
+            for budget in (False, True)
+        }
+        self._corpora = {scale: _other_corpora(scale, rows) for scale, rows in by_scale.items()}
+
+    def other_models(self, scales: Iterable[str], *, budget: bool) -> str:
+        """Why the models of some scales are not the paper's; empty where all are.
+
+        Layers, widths, heads, vocabulary and context of every variant that the paper has too;
+        with ``budget`` its training tokens as well. A scale that is not planned has none.
+        """
+        return "; ".join(filter(None, (self._models.get((scale, budget)) for scale in scales)))
+
+    def other_corpora(self, scales: Iterable[str]) -> str:
+        """Why the corpora of some scales are not the paper's; empty where all are."""
+        return "; ".join(filter(None, map(self._corpora.get, scales)))
+
+    @property
+    def differences(self) -> str:
+        """Everything in which the campaign is not the paper's; empty where it is."""
+        found = (self.other_models(self.scales, budget=True), self.other_corpora(self.scales))
+        return "; ".join(filter(None, found))
+
+
+class Settings:
+    """The setting of any of a campaign's values, by the records that it rests on."""
+
+    def __init__(self, records: CampaignRecords) -> None:
+        self._likeness = Likeness(records.page["trained"])
+        self._sources = records.provenance.set_index("source").to_dict("index")
+
+    def of(self, sources: Sequence[str], scales: Sequence[str] = ()) -> Setting:
+        """What a value that rests on these records has in common with the paper's.
+
+        scales: those that it is of, where its records do not say; a record that belongs to no
+        scale belongs to all.
+        """
+        found = [self._sources[source] for source in sources if source in self._sources]
+        if not scales:
+            named = dict.fromkeys(row["scale"] for row in found)
+            scales = self._likeness.scales if not named or "" in named else tuple(named)
+        budget = any(row["kind"] in TRAINED for row in found)
+        return Setting(
+            other_models=self._likeness.other_models(scales, budget=budget),
+            other_corpora=self._likeness.other_corpora(scales),
+            devices=tuple(dict.fromkeys(row["device"] for row in found)),
+        )

@@ -1,0 +1,102 @@
+"""Whether a campaign's models, budgets and corpora are the paper's: read off what it plans."""
+
+from dataclasses import replace
+
+import pytest
+from paper_records import paper_records, trained_as
+from test_claims import ledger, paper
+from test_config import changed
+
+from relation.config import resolve
+from relation.records.campaign import trained_models
+from report.cells import build
+from report.verdicts import Likeness
+
+SCALES = ("10M", "30M", "100M")
+P = "campaigns.paper"
+
+
+def planned(*changes: tuple) -> list[dict]:
+    """What the paper's campaign trains after changes (place, value) of its configuration."""
+    return trained_models(resolve(changed(*changes), campaign="paper"))
+
+
+SMALL = ((f"{P}.scales.100M.layers", 4),)
+CHEAP = tuple((f"{P}.scales.{scale}.budget_tokens", 100_000_000) for scale in SCALES)
+LOCAL = ((f"{P}.corpora.tinystories.source", {"kind": "files", "validation_modulus": 50}),)
+
+
+@pytest.mark.parametrize("name, models, corpora", [
+    ("paper", set(), set()), ("books", set(), set(SCALES)),
+    ("smoke", set(SCALES), set(SCALES)), ("smoke-text", set(SCALES), set(SCALES)),
+    ("tiny", set(SCALES), set(SCALES)),
+])  # fmt: skip
+def test_each_campaign_is_what_its_configuration_makes_it(name: str, models, corpora) -> None:
+    likeness = Likeness(trained_as(name))
+    assert {s for s in SCALES if likeness.other_models([s], budget=True)} == models
+    assert {s for s in SCALES if likeness.other_corpora([s])} == corpora
+    assert bool(likeness.differences) == (name != "paper")
+
+
+@pytest.mark.parametrize("changes, said", [
+    (SMALL, "100M is not the paper's: mha with 4/640/8x80/1280, not 20/640/8x80/1280"),
+    ([(f"{P}.scales.10M.d_ff", 769)], "mha with 6/384/8x48/769"),
+    ([(f"{P}.scales.10M.vocabulary", 8192)], "10M is not the paper's: mha with a vocabulary of 8K"),
+    ([(f"{P}.scales.10M.context", 512), (f"{P}.scales.10M.micro", 64)], "T = 512, not 1024"),
+    ([(f"{P}.scales.30M.overrides.full", {"heads": 16})],
+     "full with 10/512/16x32/1024, not 10/512/8x64/1024"),
+    ([(f"{P}.scales.30M.overrides.hybrid.layers", 8)],
+     "hybrid with 8/480/8x60/960, not 12/480/8x60/960"),
+])  # fmt: skip
+def test_whatever_changes_the_models_makes_a_scale_another(changes, said: str) -> None:
+    likeness = Likeness(planned(*changes))
+    assert said in likeness.other_models(SCALES, budget=False)
+    assert len([s for s in SCALES if likeness.other_models([s], budget=False)]) == 1
+
+
+def test_a_variant_that_the_paper_has_not_may_have_any_shape() -> None:
+    rows = [*planned(), planned()[0] | {"variant": "of-mine", "layers": 3}]
+    assert not Likeness(rows).differences
+    alone = [row for row in rows if row["variant"] == "of-mine"]
+    assert "none of the paper's models" in Likeness(alone).differences
+    other = [row | {"scale": "1B"} for row in planned()]
+    assert "no scale 1B" in Likeness(other).differences
+
+
+def test_a_scale_of_other_models_is_not_judged_and_the_others_are() -> None:
+    """Nobody marked it: the configuration says so itself."""
+    records = replace(paper(), page=paper().page | {"trained": planned(*SMALL)})
+    cells = build(records).set_index(["table", "row", "column", "statistic"])
+    for scale, verdict in (("10M", "within"), ("30M", "within"), ("100M", "not judged")):
+        for key in (
+            ("main-results", scale, "delta", "value"),
+            ("app-nll", f"{scale}/42", "mha", "value"),
+            ("app-configs", scale, "params.full", "value"),
+            ("efficient-relation", scale, "matched.ratio", "value"),
+        ):
+            assert cells.loc[key, "verdict"] == verdict, key
+    assert "4/640/8x80/1280" in cells.loc[key, "verdict_reason"]
+    found = ledger(records)
+    for number in (1, 3, 5, 6, 12, 14):
+        assert found[number].verdict == "reproduced"
+        assert "without 100M: 100M is not the paper's" in found[number].reason
+    assert {found[number].verdict for number in (4, 17)} == {"reproduced"}
+
+
+def test_another_budget_says_nothing_of_losses_and_leaves_speed_decided() -> None:
+    found = ledger(replace(paper(), page=paper().page | {"trained": planned(*CHEAP)}))
+    for number in (*range(1, 5), *range(6, 12), 17):
+        assert found[number].verdict == "not tested"
+        assert "100M tokens, not" in found[number].reason
+    assert {found[number].verdict for number in (5, 12, 13, 14)} == {"reproduced"}
+
+
+def test_corpora_are_judged_by_their_sources_and_not_by_a_word_on_them() -> None:
+    records = paper_records(notice="A word for the reader.")
+    assert ledger(records, 17)[17].verdict == "reproduced"
+    records = paper_records(trained=planned(*LOCAL))
+    assert ledger(records, 17)[17].verdict == "not tested"
+    cells = build(records).set_index(["table", "row", "column", "statistic"])["verdict"]
+    for scale, verdict in (("10M", "not judged"), ("30M", "not judged"), ("100M", "within")):
+        assert cells["main-results", scale, "mha_nll", "mean"] == verdict
+        assert cells["main-results", scale, "delta", "value"] == "within"
