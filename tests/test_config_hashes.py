@@ -81,6 +81,29 @@ def test_keys_that_determine_no_result_make_no_job_stale(place: str, value: Any)
     assert [s.job_hash for s in after.systems] == [s.job_hash for s in before.systems]
 
 
+@pytest.mark.parametrize("place, value, same", [
+    (f"{STORIES}.title", "Other words for the same stories", True),
+    (f"{SMOKE}.seeds", [7], True),
+    (f"{SMOKE}.device", "cuda", True),
+    (f"{SMOKE}.backend_overrides", {"full": {"full": "reference"}}, True),
+    (f"{SCALE}.learning_rate", 0.011, True),
+    ("training.checkpoint_seconds", 5, True),
+    (f"{SCALE}.d_ff", 128, False),
+    (f"{SCALE}.budget_tokens", 49577, False),
+    (f"{SCALE}.variants", ["mha", "full"], False),
+    ("assumptions.givens_first_pairing", "B", False),
+])  # fmt: skip
+def test_the_inventory_is_known_by_what_its_rows_are_made_from(place, value, same: bool) -> None:
+    before = campaign("smoke").inventory_hash
+    after = resolve(changed((place, value)), campaign="smoke").inventory_hash
+    assert (after == before) == same
+
+
+def test_a_choice_of_seeds_and_scales_leaves_the_inventory_whole() -> None:
+    chosen = resolve(config(), campaign="smoke", seeds=43, scales="10M", variants="mha")
+    assert chosen.inventory_hash == campaign("smoke").inventory_hash
+
+
 def test_the_optimiser_is_part_of_every_benchmark() -> None:
     before = resolve(config(), campaign="smoke")
     after = resolve(changed(("training.weight_decay", 0.2)), campaign="smoke")

@@ -146,6 +146,16 @@ def test_a_record_of_another_configuration_is_shown_as_stale(results: Results) -
     assert "another configuration" in states[(results.run(run) / "record.parquet").as_posix()]
 
 
+def test_an_inventory_of_other_models_is_stale(results: Results) -> None:  # noqa: F811
+    deeper = replace(results.campaign.planned_runs[0], context=17)
+    runs = (deeper, *results.campaign.planned_runs[1:])
+    campaign = replace(results.campaign, planned_runs=runs)
+    assert "models.parquet" in refusal(lambda: load_records(campaign, results))
+    records = load_records(campaign, results, partial=True)
+    (row,) = records.provenance[records.provenance["kind"] == "models"].to_dict("records")
+    assert row["freshness"] == STALE and "another configuration" in row["freshness_reason"]
+
+
 def test_shipped_records_are_read_alone_and_checked(results: Results) -> None:  # noqa: F811
     publish(results.campaign, results)
     shipped = replace(results, shipped_only=True)

@@ -254,7 +254,8 @@ def results(tmp_path: Path) -> Results:
     results = Results(campaign, tmp_path)
     write_run(results, campaign.run("10M", "mha", 42), [5, 4, 3, 2, 1.5])
     write_run(results, campaign.run("10M", "full", 42), [5, 4, 3, 2, 1.0])
-    write_parquet(results.models, schemas.MODELS, [], ORIGIN)
+    inventory = ORIGIN | {"config_hash": campaign.inventory_hash}
+    write_parquet(results.models, schemas.MODELS, [], inventory)
     for run in campaign.runs:
         write_diagnostics(results, run)
     for spec in campaign.systems:

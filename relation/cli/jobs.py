@@ -161,7 +161,7 @@ def _inventory(options: argparse.Namespace) -> None:
     from relation.model.inventory import write_inventory
 
     campaign, results = _whole_campaign(options)
-    write_inventory(campaign.inventory(), campaign.name, results.models)
+    write_inventory(campaign, results.models)
 
 
 def _records(options: argparse.Namespace) -> tuple[CampaignRecords, Results]:

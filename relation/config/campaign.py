@@ -10,7 +10,14 @@ from relation.config.readings import settled_readings
 from relation.config.systems import systems_specs, verification_spec
 from relation.errors import InputError
 from relation.geometry import PAIRED, VARIANTS, ModelConfig
-from relation.spec import DataSpec, DiagnosticsSpec, RunSpec, SystemsSpec, VerificationSpec
+from relation.spec import (
+    DataSpec,
+    DiagnosticsSpec,
+    RunSpec,
+    SystemsSpec,
+    VerificationSpec,
+    canonical_hash,
+)
 
 _RESTRICTIONS = ("scales", "seeds", "variants")
 
@@ -73,6 +80,13 @@ class Campaign:
         """Every model of the whole campaign, by its first run, with its corpus's title."""
         first = {(run.scale, run.variant): run for run in reversed(self.planned_runs)}
         return [(run, self.data[run.data].title) for run in reversed(first.values())]
+
+    @property
+    def inventory_hash(self) -> str:
+        """What identifies the inventory of models: all that its rows are made from but titles."""
+        fields = ("scale", "variant", "model", "context", "micro", "accumulation", "budget_tokens")
+        models = (run for run, _ in self.inventory())
+        return canonical_hash([[getattr(run, name) for name in fields] for run in models])
 
     def run(self, scale: str, variant: str, seed: int) -> RunSpec:
         """One run of the whole matrix. Raises InputError where the campaign has no such run."""

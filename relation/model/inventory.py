@@ -1,16 +1,16 @@
 """The inventory of a campaign's models: parameters counted on the built model, without memory."""
 
-from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 
+from relation.config import Campaign
 from relation.geometry import ModelConfig
 from relation.model.decoder import Decoder
 from relation.origin import origin
 from relation.parquet import write_parquet
 from relation.schemas import MODELS
-from relation.spec import RunSpec, canonical_hash
+from relation.spec import RunSpec
 
 
 def count_parameters(config: ModelConfig) -> int:
@@ -41,7 +41,8 @@ def inventory_row(run: RunSpec, data_title: str) -> dict:
     }
 
 
-def write_inventory(models: Iterable[tuple[RunSpec, str]], campaign: str, path: Path) -> None:
-    """Write models.parquet for (run, corpus title) pairs, one a scale and variant."""
-    rows = [inventory_row(run, title) for run, title in models]
-    write_parquet(path, MODELS, rows, origin(campaign, canonical_hash(rows), "models", "meta"))
+def write_inventory(campaign: Campaign, path: Path) -> None:
+    """Write models.parquet: a row a scale and variant of the whole campaign."""
+    rows = [inventory_row(run, title) for run, title in campaign.inventory()]
+    written = origin(campaign.name, campaign.inventory_hash, "models", "meta")
+    write_parquet(path, MODELS, rows, written)

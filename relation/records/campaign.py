@@ -222,7 +222,7 @@ class _Loader:
             return
         try:
             origin = read_origin(source.path)
-            if not self.partial and source.config_hash not in (None, origin["config_hash"]):
+            if not self.partial and source.config_hash != origin["config_hash"]:
                 raise InputError(
                     f"{source.path} was made with another configuration; run snakemake to make it "
                     "again"

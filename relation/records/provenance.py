@@ -38,7 +38,7 @@ def command_for(campaign: Campaign) -> str:
 
 def freshness(origin: Mapping[str, Any], source: Source) -> tuple[str, str]:
     """Whether a record is what this checkout would make again, and why it may not be."""
-    if source.config_hash not in (None, origin["config_hash"]):
+    if source.config_hash != origin["config_hash"]:
         return STALE, (
             f"made with another configuration: {origin['config_hash']}, now {source.config_hash}"
         )

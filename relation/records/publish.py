@@ -28,7 +28,7 @@ def publish(campaign: Campaign, results: Results) -> list[Path]:
     models goes with them. Checkpoints and the logs of jobs are not copied. Returns the files
     copied. Raises InputError where nothing is complete.
     """
-    wanted: list[tuple[list[Path], str | None]] = [([MODELS_FILE], None)]
+    wanted = [([MODELS_FILE], campaign.inventory_hash)]
     for run in campaign.runs:
         wanted.append(([run_path(run) / file for file in RUN_FILES], run.config_hash))
     for run in campaign.paired_runs:
@@ -44,7 +44,7 @@ def publish(campaign: Campaign, results: Results) -> list[Path]:
         if not all(source.exists() for source in sources):
             continue
         hashes = {read_origin(source)["config_hash"] for source in sources}
-        if config_hash is not None and hashes != {config_hash}:
+        if hashes != {config_hash}:
             continue
         for file, source in zip(files, sources, strict=True):
             target = results.published_folder / file

@@ -25,9 +25,8 @@ class Source:
     kind: run, log, probes, diagnostics, curves, maps, systems, models or verification; path: None
     for diagnostics that were not published with their run; target: what Snakemake makes it as;
     job_log: of the job that makes it; stage: whose code makes it; config_hash: the present
-    configuration's, None where the record's own says nothing of it; variant: of a systems
-    benchmark, its name; corpus: fingerprint of the local texts given now; rests_on: another
-    record, which must not be newer.
+    configuration's; variant: of a systems benchmark, its name; corpus: fingerprint of the local
+    texts given now; rests_on: another record, which must not be newer.
     """
 
     kind: str
@@ -35,7 +34,7 @@ class Source:
     target: Path
     job_log: Path
     stage: str
-    config_hash: str | None
+    config_hash: str
     scale: str = ""
     variant: str = ""
     seed: int | None = None
@@ -47,7 +46,8 @@ def planned_sources(campaign: Campaign, results: Results) -> Iterator[Source]:
     """Every record of a campaign as restricted, in a fixed order."""
     folder, logs = results.own_folder, results.own_folder / "logs"
     models = folder / MODELS_FILE
-    yield Source("models", results.models, models, logs / "inventory.log", "models", None)
+    log, inventory = logs / "inventory.log", campaign.inventory_hash
+    yield Source("models", results.models, models, log, "models", inventory)
     corpora = {name: corpus_fingerprint(spec.path) for name, spec in campaign.data.items()}
     for run in campaign.runs:
         key = {"scale": run.scale, "variant": run.variant, "seed": run.seed}
