@@ -7,13 +7,13 @@ import pytest
 from test_records import ORIGIN, refusal, results, write_run  # noqa: F401
 from test_report_records import make_records
 
-from relation import code, schemas
-from relation.parquet import read_parquet, write_parquet
+from relation import code
+from relation.parquet import read_origin, read_parquet, write_parquet
 from relation.records import gaps, load_records, provenance
 from relation.records.provenance import CURRENT, OLDER, STALE, freshness, worst
 from relation.records.publish import publish
 from relation.records.sources import planned_sources
-from relation.results import Results
+from relation.results import Results, with_pictures
 from report.jobs.cells import write_cells
 from report.jobs.compare import compare
 from report.jobs.schemas import COMPARED_CELLS, COMPARED_CLAIMS
@@ -57,16 +57,73 @@ def test_a_copy_without_the_tests_compares_no_golden_losses(run_source, monkeypa
     assert found == STALE and reason.endswith("the golden losses are not here to compare")
 
 
-def test_other_texts_and_a_newer_run_make_a_record_stale(run_source, tmp_path: Path) -> None:
+def test_other_texts_make_a_record_stale(run_source) -> None:
     source, origin = run_source
     texts = origin | {"data_origin": {"corpus_sha256": "a"}}
     assert freshness(texts, replace(source, corpus="b"))[0] == STALE
     assert freshness(texts, replace(source, corpus="a"))[0] == CURRENT
     assert freshness(texts, replace(source, corpus=None))[0] == CURRENT  # no texts to compare with
-    newer = tmp_path / "newer.parquet"
-    write_parquet(newer, schemas.RUN, [], ORIGIN | {"created": "2027-01-01T00:00:00+00:00"})
-    found, reason = freshness(origin, replace(source, rests_on=newer))
-    assert found == STALE and "newer.parquet" in reason
+
+
+MADE = ORIGIN["created"]
+
+
+@pytest.mark.parametrize("base, own, state, said", [
+    ({"freshness": CURRENT}, {}, CURRENT, ""),
+    ({"freshness": STALE}, {}, STALE, "record.parquet, which it rests on, is no fresher: other"),
+    ({"freshness": OLDER}, {}, OLDER, "record.parquet, which it rests on, is no fresher: other"),
+    ({"freshness": OLDER}, {"code_hash": "f" * 16}, OLDER, "stage training changed"),
+    ({"freshness": STALE}, {"code_hash": "f" * 16}, STALE, "record.parquet"),
+    ({"freshness": OLDER}, {"config_hash": "f" * 16}, STALE, "another configuration"),
+    ({"freshness": CURRENT, "made": "2027-01-01T00:00:00+00:00"}, {}, STALE, "was made later"),
+    (None, {}, STALE, "record.parquet, which it rests on, is not there"),
+])  # fmt: skip
+def test_a_record_is_no_fresher_than_what_it_rests_on(
+    run_source, base, own, state: str, said: str
+) -> None:
+    source, origin = run_source
+    source = replace(source, rests_on=Path("run/record.parquet"))
+    row = base and {"made": MADE, "freshness_reason": "other", **base}
+    found, reason = freshness(origin | own, source, row)
+    assert found == state and said in reason
+
+
+def states(results: Results) -> dict[tuple[str, str], tuple[str, str]]:  # noqa: F811
+    """Freshness and reason of each record of a run, by kind and variant."""
+    rows = load_records(results.campaign, results, partial=True).provenance
+    of_runs = rows[rows["seed"].notna()]
+    return {
+        (row["kind"], row["variant"]): (row["freshness"], row["freshness_reason"])
+        for row in of_runs.to_dict("records")
+    }
+
+
+@pytest.mark.parametrize("shipped", [False, True])
+def test_what_rests_on_a_stale_run_is_stale(results: Results, shipped: bool) -> None:  # noqa: F811
+    """Only the run's own record says so; the diagnoses of the other run stand."""
+    full = results.campaign.run("10M", "full", 42)
+    now = {"code_hash": code.code_hash("training"), "golden_hash": code.golden_hash()}
+    looked = {"code_hash": code.code_hash("diagnostics"), "golden_hash": code.golden_hash()}
+    for run in results.campaign.runs:
+        files = {path: now for path in sorted(results.run(run).iterdir())}
+        files |= {path: looked for path in with_pictures(results.diagnostics(run))}
+        for path, made in files.items():
+            if run == full and path.name == "record.parquet":
+                made = made | {"golden_hash": "f" * 16}
+            write_parquet(
+                path, read_parquet(path).schema, read_parquet(path).to_pydict(),
+                read_origin(path) | made,
+            )  # fmt: skip
+    if shipped:
+        publish(results.campaign, results)
+        results = replace(results, shipped_only=True)
+    found = states(results)
+    assert {state for (_, variant), (state, _) in found.items() if variant == "mha"} == {CURRENT}
+    assert {state for (_, variant), (state, _) in found.items() if variant == "full"} == {STALE}
+    record = (results.run(full) / "record.parquet").as_posix()
+    for kind in ("log", "probes", "diagnostics", "curves", "maps"):
+        reason = found[kind, "full"][1]
+        assert reason.startswith(f"{record}, which it rests on, is no fresher: the golden losses")
 
 
 def test_a_cell_is_as_old_as_the_oldest_of_its_records() -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 import pandas as pd
 import pyarrow as pa
@@ -212,7 +213,7 @@ class _Loader:
         self.frames: dict[str, list[pd.DataFrame]] = {}
         self.origins: list[dict] = []
         self.diagnosed: dict[str, dict] = {}
-        self.provenance: list[dict] = []
+        self.provenance: dict[Path, dict] = {}
         self.missing: list[dict] = list(gaps.left_out(campaign))
 
     def take(self, source: Source) -> None:
@@ -249,7 +250,9 @@ class _Loader:
         if kind == "diagnostics":
             name = f"{source.scale}/{source.variant}/{source.seed}"
             self.diagnosed[name] = origin
-        self.provenance.append(provenance_row(source, origin, self.campaign))
+        # What a record rests on is planned before it.
+        base = self.provenance.get(source.rests_on)
+        self.provenance[source.path] = provenance_row(source, origin, self.campaign, base)
 
     def frame(self, kind: str, *extra: str) -> pd.DataFrame:
         """The rows of one kind."""
@@ -281,7 +284,7 @@ def load_records(campaign: Campaign, results: Results, *, partial: bool = False)
         complexity=loader.frame("complexity", "scale", "source"),
         verification=loader.frame("verification", "source"),
         missing=pd.DataFrame(loader.missing, columns=gaps.MISSING),
-        provenance=pd.DataFrame(loader.provenance, columns=PROVENANCE),
+        provenance=pd.DataFrame(loader.provenance.values(), columns=PROVENANCE),
         page=_page(campaign, [*runs["device"], *throughput["device"]], loader.origins),
         curves=loader.frame("curves"),
         maps=loader.frame("maps"),

@@ -10,7 +10,6 @@ from typing import Any
 
 from relation.code import code_hash, golden_hash
 from relation.config import Campaign
-from relation.parquet import read_origin
 from relation.records.sources import Source
 from relation.spec import canonical_hash
 
@@ -36,8 +35,29 @@ def command_for(campaign: Campaign) -> str:
     return f"snakemake --cores all --config {given}"
 
 
-def freshness(origin: Mapping[str, Any], source: Source) -> tuple[str, str]:
-    """Whether a record is what this checkout would make again, and why it may not be."""
+def freshness(
+    origin: Mapping[str, Any], source: Source, base: Mapping[str, Any] | None = None
+) -> tuple[str, str]:
+    """Whether a record is what this checkout would make again, and why it may not be.
+
+    base: the row of PROVENANCE of what the record rests on; None where that is not there. A record
+    is no fresher than its base.
+    """
+    own, reason = _own_freshness(origin, source)
+    if source.rests_on is None or own == STALE:
+        return own, reason
+    rests_on = f"{source.rests_on.as_posix()}, which it rests on,"
+    if base is None:
+        return STALE, f"{rests_on} is not there"
+    if base["made"] > origin["created"]:
+        return STALE, f"{rests_on} was made later"
+    if worst((own, base["freshness"])) != own:
+        return base["freshness"], f"{rests_on} is no fresher: {base['freshness_reason']}"
+    return own, reason
+
+
+def _own_freshness(origin: Mapping[str, Any], source: Source) -> tuple[str, str]:
+    """The same of a record by itself."""
     if source.config_hash != origin["config_hash"]:
         return STALE, (
             f"made with another configuration: {origin['config_hash']}, now {source.config_hash}"
@@ -45,9 +65,6 @@ def freshness(origin: Mapping[str, Any], source: Source) -> tuple[str, str]:
     read = origin.get("data_origin", {}).get("corpus_sha256")
     if None not in (read, source.corpus) and read != source.corpus:
         return STALE, "made from other texts than the corpus given now"
-    base = source.rests_on
-    if base is not None and base.exists() and read_origin(base)["created"] > origin["created"]:
-        return STALE, f"{base.as_posix()}, which it rests on, was made later"
     golden, here = origin.get("golden_hash"), golden_hash()
     if None not in (golden, here) and golden != here:
         return STALE, f"the golden losses changed: {golden}, now {here}"
@@ -90,9 +107,14 @@ def _rerun(source: Source, campaign: Campaign) -> str:
     return f"{everything} -R {target} -- all"
 
 
-def provenance_row(source: Source, origin: Mapping[str, Any], campaign: Campaign) -> dict:
-    """What is behind one record that is there, in the columns PROVENANCE."""
-    state, reason = freshness(origin, source)
+def provenance_row(
+    source: Source,
+    origin: Mapping[str, Any],
+    campaign: Campaign,
+    base: Mapping[str, Any] | None = None,
+) -> dict:
+    """What is behind one record that is there, in the columns PROVENANCE; base as in freshness."""
+    state, reason = freshness(origin, source, base)
     return {
         "source": source.path.as_posix(),
         "kind": source.kind,

@@ -26,7 +26,7 @@ class Source:
     for diagnostics that were not published with their run; target: what Snakemake makes it as;
     job_log: of the job that makes it; stage: whose code makes it; config_hash: the present
     configuration's; variant: of a systems benchmark, its name; corpus: fingerprint of the local
-    texts given now; rests_on: another record, which must not be newer.
+    texts given now; rests_on: another record, planned before it, than which it is no fresher.
     """
 
     kind: str
@@ -52,6 +52,7 @@ def planned_sources(campaign: Campaign, results: Results) -> Iterator[Source]:
     for run in campaign.runs:
         key = {"scale": run.scale, "variant": run.variant, "seed": run.seed}
         name = f"{run.scale}-{run.variant}-{run.seed}.log"
+        record = results.run(run) / RUN_FILES[0]
         for kind, file in zip(("run", "log", "probes"), RUN_FILES, strict=True):
             yield Source(
                 kind,
@@ -61,6 +62,7 @@ def planned_sources(campaign: Campaign, results: Results) -> Iterator[Source]:
                 "training",
                 run.config_hash,
                 corpus=corpora[run.data],
+                rests_on=None if kind == "run" else record,
                 **key,
             )
         if run not in campaign.paired_runs:
@@ -77,7 +79,7 @@ def planned_sources(campaign: Campaign, results: Results) -> Iterator[Source]:
                 logs / "diagnose" / name,
                 "diagnostics",
                 campaign.diagnostics_spec(run).config_hash,
-                rests_on=results.run(run) / "record.parquet",
+                rests_on=record,
                 **key,
             )
     for spec in campaign.systems:
