@@ -8,6 +8,7 @@ from typing import Literal
 
 from report import paper_seeds
 from report.compute.measured import Measured
+from report.layout import SEEDS
 from report.paper import UNIT_SCALE
 
 Verdict = Literal["reproduced", "direction only", "not reproduced", "not tested"]
@@ -98,7 +99,7 @@ def compare(
     """Hold a value of the campaign against the paper's.
 
     The size is met where the paper's value lies in our 95% t interval over seeds, or ours within
-    one of the paper's standard deviations; the paper's rounding is allowed on top.
+    one of the paper's standard deviations or of its rounding.
 
     Args:
         measured: in the records' unit, with its values by seed.
@@ -119,6 +120,9 @@ def compare(
         # A loss that was never reached is an answer, and a run that is not there is none.
         missed = False if measured.status == "not reached" else None
         return Evidence(**given, n=measured.n, direction=missed)
+    if 0 < len(measured.by_seed) < len(SEEDS):
+        fewer = f"n = {measured.n}, the paper's {len(SEEDS)}"
+        given["note"] = "; ".join(filter(None, [fewer, measured.reason]))
     scale = UNIT_SCALE[paper.unit]
     ours = measured.value / scale
     margin = None if measured.margin is None else measured.margin / scale
@@ -127,7 +131,7 @@ def compare(
     size: bool | None = off <= max([*known, paper.rounding]) * (1 + _LAST_BIT)
     if not known and not size:
         size = None
-        given["note"] = "; ".join(filter(None, [measured.reason, "one seed has no interval"]))
+        given["note"] = "; ".join(filter(None, [given["note"], "one seed has no interval"]))
     return Evidence(
         **given,
         ours=ours,

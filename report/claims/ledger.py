@@ -207,8 +207,8 @@ def _other_models(row: Evidence, context: Context) -> str:
 def judge_claims(records: CampaignRecords, claims: Sequence[Claim] = CLAIMS) -> list[Judged]:
     """The claims' verdicts by the rules fixed before any run.
 
-    A flip is told for seeds of which two or more have records; claims that rest on no seed have
-    none.
+    A flip is told for seeds of which two or more have records; claims that rest on no seed, or have
+    no verdict, have none.
     """
     whole = Context(records)
     seeds = sorted({int(seed) for seed in [*records.runs["seed"], *records.flow["seed"]]})
@@ -218,6 +218,7 @@ def judge_claims(records: CampaignRecords, claims: Sequence[Claim] = CLAIMS) -> 
         evidence, verdict, reason = _judge(claim, whole)
         others = {seed: _judge(claim, context)[1] for seed, context in without.items()}
         # Without its only seed a claim is not tested, which says nothing about that seed.
-        flips = {s: other for s, other in others.items() if other not in (verdict, "not tested")}
+        same = (verdict, "not tested")
+        flips = {s: v for s, v in others.items() if verdict != "not tested" and v not in same}
         judged.append(Judged(claim, evidence, verdict, reason, flips))
     return judged

@@ -1,0 +1,75 @@
+"""The claims on pairs where pairs are lost, missing, not planned or of other models."""
+
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+from paper_records import trained_as
+from test_claims import ledger, nll, paper
+
+from relation.records import CampaignRecords
+
+
+def pairs(drop: list[tuple[str, int]], lost: list[tuple[str, int]], **page) -> CampaignRecords:
+    """The paper's pairs with these lost, all others won, and without those to drop."""
+    records = paper()
+    for scale in ("10M", "30M", "100M"):
+        for seed in (42, 43, 44):
+            by = 1.0 if (scale, seed) in lost else -1.0
+            records = nll("full", scale, by, records, seed=seed)
+    for scale, seed in drop:
+        runs = records.runs
+        gone = (runs["scale"] == scale) & (runs["seed"] == seed) & (runs["variant"] == "full")
+        records = replace(records, runs=runs[~gone])
+    missing = pd.DataFrame(
+        {"kind": "run", "scale": scale, "variant": "full", "seed": seed, "status": "failed",
+         "reason": "loss nan"}
+        for scale, seed in drop
+    )  # fmt: skip
+    return replace(records, missing=missing, page=records.page | page) if drop else records
+
+
+@pytest.mark.parametrize("drop, lost, verdict, said", [
+    ([], [], "reproduced", ""),
+    ([], [("10M", 42)], "reproduced", "lost: 10M/42"),
+    ([], [("10M", 42), ("30M", 43)], "not reproduced", "lost: 10M/42, 30M/43"),
+    ([("10M", 42)], [], "reproduced",
+     "8 of 9 pairs are there; 10M/42: loss nan; a loss of what is missing would be the only one"),
+    ([("10M", 42)], [("30M", 42)], "not tested",
+     "lost: 30M/42; 8 of 9 pairs are there; 10M/42: loss nan; with what is missing, 2 may be lost"),
+    ([("10M", 42), ("100M", 43)], [], "not tested",
+     "7 of 9 pairs are there; 10M/42, 100M/43: loss nan; with what is missing, 2 may be lost"),
+    ([("10M", 42), ("100M", 43)], [("30M", 42), ("30M", 43)], "not reproduced", "7 of 9 pairs"),
+])  # fmt: skip
+def test_missing_pairs_leave_the_wins_open_only_where_they_matter(
+    drop, lost, verdict: str, said: str
+) -> None:
+    judged = ledger(pairs(drop, lost), 2)[2]
+    (row,) = judged.evidence
+    assert judged.verdict == verdict and said in row.note
+    assert (row.n, row.ours) == (9 - len(drop), 9 - len(drop) - len(lost))
+    assert verdict != "not tested" or (judged.reason == row.note and not judged.flips)
+
+
+def test_pairs_that_are_not_planned_are_not_called_missing() -> None:
+    drop = [(scale, 44) for scale in ("10M", "30M", "100M")]
+    judged = ledger(pairs(drop, [], seeds=[42, 43]), 2)[2]
+    assert judged.verdict == "not tested"
+    assert judged.reason.startswith("6 of 9 pairs are there; with what is missing, 3 may be lost")
+
+
+def test_pairs_of_other_models_do_not_count() -> None:
+    planned = [row | {"d_ff": 1} if row["scale"] == "100M" else row for row in trained_as("paper")]
+    judged = ledger(replace(pairs([], []), page=paper().page | {"trained": planned}), 2)[2]
+    assert judged.verdict == "not tested" and judged.evidence[0].n == 6
+    assert "100M/42, 100M/43, 100M/44: 100M is not the paper's: mha with" in judged.reason
+
+
+def test_a_mean_of_fewer_seeds_than_the_papers_says_so() -> None:
+    records = paper()
+    for scale in ("10M", "30M", "100M"):
+        records = nll("full", scale, -0.02, records)
+    one = replace(records, runs=records.runs[records.runs["seed"] == 43])
+    for row in ledger(one, 1)[1].evidence:
+        assert row.n == 1 and "n = 1, the paper's 3" in row.note and row.direction
+    assert all(row.n == 3 and not row.note for row in ledger(records, 1)[1].evidence)
