@@ -159,6 +159,7 @@ def paper_records(**page) -> CampaignRecords:
         "campaign": "printed", "title": "What the paper prints", "description": "",
         "notice": "", "devices": [GPU], "trained": trained_as("paper"),
         "seeds": list(SEEDS), "scales": list(SCALES), "efficiency_window": 0.01,
+        "probes": 10, "probe_sequences": 1,
         "corpora": [{"title": "TinyStories", "kind": "huggingface"}], "assumptions": [],
         "origin": {"commit": "c0ffee", "versions": {"torch": "2.13.0"}},
         "commands": {"Everything": "snakemake --cores all --config campaign=printed"},

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from relation import files, schemas
+from relation.code import code_hash
 from relation.config import load_config, resolve
 from relation.errors import InputError
 from relation.parquet import Column, read_origin, read_parquet, schema, write_parquet
@@ -215,6 +216,17 @@ def test_runs_that_read_different_data_are_refused() -> None:
     assert all(word in message for word in ("B", "seed 1", "mha z", "full other"))
 
 
+def probed(run: RunSpec, **changes) -> dict:
+    """What the origin of probes says of a run of the tiny campaign; `changes` of its sampling."""
+    tiny = resolve(load_config(ROOT / "config.yaml"), campaign="tiny")
+    sampling = replace(tiny.diagnostics_spec(run, sequences=1), **changes)
+    return {
+        "probe_code_hash": code_hash("probe"),
+        "probe_config_hash": sampling.config_hash,
+        "probe_times": tiny.diagnostics["probes"],
+    }
+
+
 def write_run(results: Results, run: RunSpec, loss: list[float], **changes) -> None:
     """A run of 600 tokens: four updates of 128 tokens and one of 88."""
     sizes = [128, 128, 128, 128, 88]
@@ -230,7 +242,7 @@ def write_run(results: Results, run: RunSpec, loss: list[float], **changes) -> N
     origin = ORIGIN | {"device": "cpu", "config_hash": run.config_hash}
     write_parquet(results.run(run) / "log.parquet", schemas.LOG, log, origin)
     write_parquet(results.run(run) / "record.parquet", schemas.RUN, [row | changes], origin)
-    write_parquet(results.run(run) / "probes.parquet", schemas.PROBES, [], origin)
+    write_parquet(results.run(run) / "probes.parquet", schemas.PROBES, [], origin | probed(run))
 
 
 def write_diagnostics(results: Results, run: RunSpec, sequences: str = "four") -> None:

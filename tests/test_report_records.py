@@ -76,6 +76,7 @@ def _probe_rows():
         for layer in range(depth):
             for update in (0, 48):
                 place = key | {"update": update, "tokens": 2048 * update, "layer": layer}
+                place["alike"] = True
                 for metric, part in (("lambda", None), ("theta", 0)):
                     if key["variant"] == "full":
                         yield place | {"part": part, "metric": metric, "value": 0.01 * update}
@@ -214,6 +215,7 @@ def make_records(comparable=False):
         "trained": trained_as("paper" if comparable else "smoke"),
         "devices": ["cpu_0"], "seeds": [42, 43, 44], "scales": list(LAYERS),
         "efficiency_window": 0.01, "corpora": [{"title": HOSTILE, "kind": "files"}],
+        "probes": 2, "probe_sequences": 1,
         "assumptions": [{"question": HOSTILE, "value": [1.0, 16.0], "name": "a_range"}],
         "origin": {"commit": "c0ffee", "versions": {"torch": "2.13.0"}},
         "commands": {"Everything": "snakemake --cores all --config a=<b>"},
@@ -260,5 +262,5 @@ SCHEMAS = {
 
 @pytest.mark.parametrize("frame", SCHEMAS)
 def test_the_invented_frames_use_columns_of_the_records_only(frame):
-    known = {*SCHEMAS[frame].names, "scale", "source"}
+    known = {*SCHEMAS[frame].names, "scale", "source", *({"alike"} if frame == "probes" else ())}
     assert set(getattr(make_records(), frame).columns) <= known

@@ -47,7 +47,8 @@ class CampaignRecords:
     row a metric of a head; throughput and complexity: a row a measurement; verification: a row a
     checked quantity; missing: a row a planned thing that is not there (kind, scale, variant, seed,
     status, reason); provenance: a row a record that is there; page: what the report says about the
-    campaign; curves, maps and probes: rows of FLOW_CURVES, FLOW_MAPS and PROBES.
+    campaign; curves, maps and probes: rows of FLOW_CURVES, FLOW_MAPS and PROBES, the latter with
+    `alike`, whether they were taken as the present configuration takes them.
     """
 
     models: pd.DataFrame
@@ -63,7 +64,7 @@ class CampaignRecords:
     page: dict
     curves: pd.DataFrame = field(default_factory=partial(_frame, [], FLOW_CURVES))
     maps: pd.DataFrame = field(default_factory=partial(_frame, [], FLOW_MAPS))
-    probes: pd.DataFrame = field(default_factory=partial(_frame, [], PROBES))
+    probes: pd.DataFrame = field(default_factory=partial(_frame, [], PROBES, "alike"))
 
 
 def check_order(runs: pd.DataFrame) -> None:
@@ -183,6 +184,8 @@ def _page(campaign: Campaign, devices: Iterable[str], origins: Iterable[dict]) -
             {"title": spec.title, "kind": spec.source["kind"]} for spec in campaign.data.values()
         ],
         "scales": list(campaign.scales),
+        "probes": campaign.diagnostics["probes"],
+        "probe_sequences": campaign.diagnostics["probe_sequences"],
         "efficiency_window": campaign.efficiency_window,
         "restrictions": {k: str(v) for k, v in campaign.restrictions.items()},
         "assumptions": [dict(a) for a in campaign.assumptions],
@@ -241,6 +244,8 @@ class _Loader:
         rows = read_parquet(source.path, _LAYOUTS[kind]).to_pandas()
         if kind == "log":
             extra = {"scale": source.scale, "variant": source.variant, "seed": source.seed}
+        elif kind == "probes":
+            extra["alike"] = source.probed_alike(origin)
         elif kind == "run":
             extra["device"] = origin["device"]
         elif kind == "complexity":
@@ -288,5 +293,5 @@ def load_records(campaign: Campaign, results: Results, *, partial: bool = False)
         page=_page(campaign, [*runs["device"], *throughput["device"]], loader.origins),
         curves=loader.frame("curves"),
         maps=loader.frame("maps"),
-        probes=loader.frame("probes"),
+        probes=loader.frame("probes", "alike"),
     )

@@ -62,16 +62,24 @@ def _own_freshness(origin: Mapping[str, Any], source: Source) -> tuple[str, str]
         return STALE, (
             f"made with another configuration: {origin['config_hash']}, now {source.config_hash}"
         )
+    if source.probed is not None and not source.probed_alike(origin):
+        return STALE, "the run was probed by another configuration"
     read = origin.get("data_origin", {}).get("corpus_sha256")
     if None not in (read, source.corpus) and read != source.corpus:
         return STALE, "made from other texts than the corpus given now"
     golden, here = origin.get("golden_hash"), golden_hash()
     if None not in (golden, here) and golden != here:
         return STALE, f"the golden losses changed: {golden}, now {here}"
-    code = code_hash(source.stage)
-    if origin["code_hash"] == code:
+    made_by = {source.stage: origin["code_hash"]}
+    if source.probed is not None:
+        made_by["probe"] = origin["probe_code_hash"]
+    changed = "; ".join(
+        f"the code of stage {stage} changed: {code}, now {code_hash(stage)}"
+        for stage, code in made_by.items()
+        if code != code_hash(stage)
+    )
+    if not changed:
         return CURRENT, ""
-    changed = f"the code of stage {source.stage} changed: {origin['code_hash']}, now {code}"
     if golden is None:
         return STALE, f"{changed}; which golden losses it was held to is not recorded"
     if here is None:
@@ -80,7 +88,7 @@ def _own_freshness(origin: Mapping[str, Any], source: Source) -> tuple[str, str]
 
 
 # Whose code the records that a report is made from rest on.
-_STAGES = ("models", "training", "diagnostics", "systems", "verification")
+_STAGES = ("models", "training", "probe", "diagnostics", "systems", "verification")
 
 
 def checkout_hash() -> str:

@@ -1,8 +1,9 @@
 """The records that a campaign plans: where each lies and what it must have been made with."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from relation.config import Campaign
 from relation.data.sources import corpus_fingerprint
@@ -16,6 +17,7 @@ from relation.results import (
     systems_path,
     with_pictures,
 )
+from relation.spec import DiagnosticsSpec
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,8 @@ class Source:
     for diagnostics that were not published with their run; target: what Snakemake makes it as;
     job_log: of the job that makes it; stage: whose code makes it; config_hash: the present
     configuration's; variant: of a systems benchmark, its name; corpus: fingerprint of the local
-    texts given now; rests_on: another record, planned before it, than which it is no fresher.
+    texts given now; rests_on: another record, planned before it, than which it is no fresher;
+    probed: of probes, how the present configuration looks at the run, and how many times.
     """
 
     kind: str
@@ -40,6 +43,13 @@ class Source:
     seed: int | None = None
     corpus: str | None = None
     rests_on: Path | None = None
+    probed: tuple[DiagnosticsSpec, int] | None = None
+
+    def probed_alike(self, origin: Mapping[str, Any]) -> bool:
+        """Whether probes of this origin were taken as the present configuration takes them."""
+        sampling, times = self.probed
+        now = replace(sampling, run_hash=origin["config_hash"]).config_hash
+        return (origin.get("probe_config_hash"), origin.get("probe_times")) == (now, times)
 
 
 def planned_sources(campaign: Campaign, results: Results) -> Iterator[Source]:
@@ -50,6 +60,8 @@ def planned_sources(campaign: Campaign, results: Results) -> Iterator[Source]:
     yield Source("models", results.models, models, log, "models", inventory)
     corpora = {name: corpus_fingerprint(spec.path) for name, spec in campaign.data.items()}
     for run in campaign.runs:
+        looks = campaign.diagnostics
+        probed = (campaign.diagnostics_spec(run, looks["probe_sequences"]), looks["probes"])
         key = {"scale": run.scale, "variant": run.variant, "seed": run.seed}
         name = f"{run.scale}-{run.variant}-{run.seed}.log"
         record = results.run(run) / RUN_FILES[0]
@@ -63,6 +75,7 @@ def planned_sources(campaign: Campaign, results: Results) -> Iterator[Source]:
                 run.config_hash,
                 corpus=corpora[run.data],
                 rests_on=None if kind == "run" else record,
+                probed=probed if kind == "probes" else None,
                 **key,
             )
         if run not in campaign.paired_runs:

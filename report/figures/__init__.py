@@ -57,7 +57,7 @@ def draw_figures(records: CampaignRecords, out_dir: Path) -> list[dict[str, str 
 def _draw(drawing: Drawing, records: CampaignRecords, folder: Path) -> dict[str, str | None]:
     entry: dict[str, str | None] = {
         "name": drawing.name,
-        "title": drawing.title,
+        "title": drawing.title if isinstance(drawing.title, str) else drawing.title(records),
         "alt": drawing.alt,
         "file": None,
         "page": None,

@@ -24,12 +24,13 @@ class NotDrawnError(Exception):
 class Drawing:
     """One figure: file name, title, description in words, and how it is drawn.
 
-    ``outlined`` keeps its letters as outlines: a formula needs signs that a reader's fonts may
-    lack. ``page`` writes a page of its own on which a reader explores it, where there is one.
+    ``title`` may depend on the records. ``outlined`` keeps its letters as outlines: a formula needs
+    signs that a reader's fonts may lack. ``page`` writes a page of its own on which a reader
+    explores it, where there is one.
     """
 
     name: str
-    title: str
+    title: str | Callable[[CampaignRecords], str]
     alt: str
     draw: Callable[[CampaignRecords], Figure]
     outlined: bool = False

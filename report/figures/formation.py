@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
 from report.compute.measured import select
-from report.figures.drawing import Drawing, demand, grid, present, quantity
+from report.figures.drawing import Drawing, NotDrawnError, demand, grid, present, quantity
 from report.layout import SCALES
 from report.style import OPERATOR_NAME
 
@@ -46,10 +46,56 @@ def _name_layers(axes: Axes) -> None:
     axes.legend(labelcolor="linecolor", handlelength=1.2)
 
 
+def _probed(records: CampaignRecords, needs: str, **keys: object) -> pd.DataFrame:
+    """The probes that the figure shows. Looks of other samples or times do not mix with them."""
+    rows = select(records.probes, **keys)
+    demand(len(rows) > 0, needs, records, ("run",))
+    alike = select(rows, alike=True)
+    if alike.empty:
+        raise NotDrawnError(
+            "every run was probed by another configuration of `diagnostics`; set it back, or train "
+            "again"
+        )
+    return alike
+
+
+def _left_out(records: CampaignRecords, *variants: str) -> str:
+    """A sentence on the runs whose probes the figure leaves out, if there are any."""
+    other = select(records.probes, alike=False, variant=variants)[["scale", "variant", "seed"]]
+    runs = [
+        f"{scale}/{variant}/{seed}"
+        for scale, variant, seed in dict.fromkeys(other.itertuples(index=False, name=None))
+    ]
+    if not runs:
+        return ""
+    return f" Left out, since another configuration probed them: {', '.join(runs)}."
+
+
+def _when(records: CampaignRecords) -> str:
+    return f"before training and after each of {records.page['probes']} equal parts of the budget"
+
+
+def _organisation_title(records: CampaignRecords) -> str:
+    sequences = records.page["probe_sequences"]
+    on = "one sequence" if sequences == 1 else f"{sequences} sequences"
+    return (
+        "How the organisation by depth appears: Self or diagonal flow and effective rank of every "
+        f"layer, {_when(records)}, means over seeds on {on}. Violet is the first layer, orange the "
+        f"last.{_left_out(records, *PAIR)}"
+    )
+
+
+def _parameters_title(records: CampaignRecords) -> str:
+    return (
+        f"What Relation learns besides its projections, {_when(records)}: above, the count "
+        "calibration of every layer, mean over seeds; below, every Givens angle of the first seed. "
+        f"Violet is the first layer, orange the last.{_left_out(records, FULL)}"
+    )
+
+
 def learned_parameters(records: CampaignRecords) -> Figure:
     """Count calibration above, Givens angles below, by layer over training; a column a scale."""
-    rows = select(records.probes, variant=FULL, metric=("lambda", "theta"))
-    demand(len(rows) > 0, "run of Full Relation", records, ("run",))
+    rows = _probed(records, "run of Full Relation", variant=FULL, metric=("lambda", "theta"))
     scales = present(rows, SCALES)
     figure, axes = grid(2, len(scales), 4.2, sharex="col", sharey="row")
     for column, scale in enumerate(scales):
@@ -74,8 +120,7 @@ def learned_parameters(records: CampaignRecords) -> Figure:
 def organisation(records: CampaignRecords) -> Figure:
     """Self or diagonal flow and effective rank by layer over training, MHA and Relation in turn."""
     metrics = {"self_flow": "Self / diagonal", "effective_rank": "effective rank"}
-    rows = select(records.probes, variant=PAIR, metric=tuple(metrics))
-    demand(len(rows) > 0, "run of a pair", records, ("run",))
+    rows = _probed(records, "run of a pair", variant=PAIR, metric=tuple(metrics))
     scales = present(rows, SCALES)
     figure, axes = grid(4, len(scales), 6.6, sharex="col")
     for column, scale in enumerate(scales):
@@ -101,18 +146,14 @@ def organisation(records: CampaignRecords) -> Figure:
 DRAWINGS = (
     Drawing(
         "organisation-over-training",
-        "How the organisation by depth appears: Self or diagonal flow and effective rank of every "
-        "layer, before training and after each tenth of the budget, means over seeds on one "
-        "sequence. Violet is the first layer, orange the last.",
+        _organisation_title,
         "Line charts by scale, for MHA and Relation: the share of flow that stays on a token, and "
         "the effective rank of the flow, against training tokens, a line a layer.",
         organisation,
     ),
     Drawing(
         "learned-parameters",
-        "What Relation learns besides its projections, at each tenth of the budget: above, the "
-        "count calibration of every layer, mean over seeds; below, every Givens angle of the "
-        "first seed. Violet is the first layer, orange the last.",
+        _parameters_title,
         "Line charts by scale: count calibration and Givens angles against training tokens, a "
         "line a layer or a pair of heads.",
         learned_parameters,
