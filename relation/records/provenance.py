@@ -4,6 +4,7 @@ Snakemake's own memory of what it made does not survive a clone; a record's orig
 """
 
 import json
+import re
 import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -21,9 +22,25 @@ PROVENANCE = (
 )  # fmt: skip
 
 
-def _as_given(value: object) -> str:
-    """A choice as the command line takes it."""
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+# What Snakemake's --config leaves as it is: no sign that YAML reads as more than a letter.
+_PLAIN = re.compile(r"[\w./~](?:[\w./~+@%=, -]*[\w./~+@%=-])?")
+
+
+def _as_given(key: str, value: object) -> str:
+    """A choice as Snakemake's --config takes it, which reads a value as Python or YAML would."""
+    text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    if key == "seeds" or (_PLAIN.fullmatch(text) and not _is_python(text)):
+        return text
+    # Quotes at the ends would be stripped; a space outside them keeps them for YAML.
+    return f" {json.dumps(text, ensure_ascii=False)} "
+
+
+def _is_python(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return text in ("True", "False")
+    return True
 
 
 def command_for(campaign: Campaign) -> str:
@@ -31,7 +48,9 @@ def command_for(campaign: Campaign) -> str:
     choices = {"campaign": campaign.name, **campaign.restrictions}
     if campaign.corpus is not None:
         choices["corpus"] = campaign.corpus
-    given = " ".join(shlex.quote(f"{key}={_as_given(value)}") for key, value in choices.items())
+    given = " ".join(
+        shlex.quote(f"{key}={_as_given(key, value)}") for key, value in choices.items()
+    )
     return f"snakemake --cores all --config {given}"
 
 

@@ -1,0 +1,63 @@
+"""The commands that the report prints: Snakemake takes each as it stands and does what it says."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+from conftest import copy_project, planned_jobs, snakemake
+from snakemake.cli import parse_config
+from test_config import config
+from test_records import ORIGIN
+
+from relation.config import Campaign, resolve
+from relation.records.provenance import command_for, provenance_row
+from relation.records.sources import planned_sources
+from relation.results import Results
+
+CHOICES = {"scales": "10M", "seeds": "42,43", "variants": ["mha", "full"]}
+
+
+def texts(corpus: str, **choices) -> Campaign:
+    return resolve(config(), campaign="smoke-text", corpus=corpus, **choices)
+
+
+@pytest.mark.parametrize("corpus", [
+    "texts", "/data/my texts", "it's", 'say "no"', "'quoted'", "a: b", "a #b", "#c", "[x]", "- a",
+    "2024", "1e3", "1_000", "nan", "True", "null", "~/texts", "x=y", "a,b", " around ", "ab:",
+    "$HOME/`x`", "back\\slash", "猫", "new\nline", "*", "{a", "!t",
+])  # fmt: skip
+def test_a_corpus_of_any_name_comes_back_from_the_printed_command(corpus: str) -> None:
+    words = shlex.split(command_for(texts(corpus, **CHOICES)))
+    assert words[:4] == ["snakemake", "--cores", "all", "--config"]
+    given = parse_config(words[4:])
+    again = resolve(config(), **given)
+    assert (again.corpus, again.runs) == (corpus, texts(corpus, **CHOICES).runs)
+    assert len(again.runs) == 4
+
+
+def test_what_needs_no_quotes_has_none() -> None:
+    command = command_for(texts("data/my-texts", seeds=42))
+    assert command.endswith("--config campaign=smoke-text seeds=42 corpus=data/my-texts")
+
+
+@pytest.mark.campaign
+def test_snakemake_takes_the_command_of_a_record(tmp_path: Path) -> None:
+    """Of a restricted campaign on texts in a folder whose name has a space and a hash sign."""
+    project = copy_project(tmp_path / "a project")
+    folder = project / "my texts #1"
+    folder.mkdir()
+    (folder / "text.txt").write_text("Once.<|endoftext|>Twice.", encoding="utf-8")
+    campaign = texts("my texts #1", **CHOICES)
+    rows = {}
+    for source in planned_sources(campaign, Results(campaign)):
+        rows.setdefault(source.kind, provenance_row(source, ORIGIN, campaign)["rerun"])
+    for kind, forced in (("run", "train"), ("systems", "measure")):
+        program, *arguments = shlex.split(rows[kind])
+        assert program == "snakemake"
+        said = snakemake(project, "--dry-run", *arguments).stdout
+        assert f"forced:\n        {forced}\n" in said
+    *restricted, _, target, _, _ = shlex.split(rows["models"])[1:]
+    assert target.endswith("models.parquet")
+    jobs = planned_jobs(project, *restricted)
+    assert (jobs["train"], jobs["diagnose"]) == (4, 4)
+    assert planned_jobs(project, *restricted, "--", target) == {"inventory": 1}
