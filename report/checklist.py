@@ -98,7 +98,7 @@ def _neurips(facts: _Facts) -> Iterator[tuple[str, str, str]]:
         f"The ledger holds all {sum(facts.verdicts.values())} claims of the paper to fixed rules: "
         f"{facts.counted(facts.verdicts)}.",
     )
-    other = Likeness(page["trained"]).differences
+    other = Likeness(page).differences
     said = f"Not the paper's: {other}." if other else "Models, budgets and corpora are the paper's."
     limits = " ".join(filter(None, (page["notice"], said)))
     yield "Limitations", "Yes", f"{limits} Planned and not there: {facts.left}."

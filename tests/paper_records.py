@@ -158,6 +158,7 @@ def paper_records(**page) -> CampaignRecords:
     said = {
         "campaign": "printed", "title": "What the paper prints", "description": "",
         "notice": "", "devices": [GPU], "trained": trained_as("paper"),
+        "diagnosed": {"sequences": 4, "flow_length": 1024, "rank_length": 512},
         "seeds": list(SEEDS), "scales": list(SCALES), "efficiency_window": 0.01,
         "probes": 10, "probe_sequences": 1,
         "corpora": [{"title": "TinyStories", "kind": "huggingface"}], "assumptions": [],

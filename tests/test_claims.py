@@ -279,6 +279,18 @@ def test_speed_and_memory_are_not_tested_on_a_cpu_and_ratios_are_on_another_gpu(
     assert {on("NVIDIA H200")[n].verdict for n in (12, 13, 14)} == {"reproduced"}
 
 
+def test_speed_is_not_tested_at_another_t_or_in_other_batches() -> None:
+    rates = paper().throughput
+    shorter = rates["context"].where(rates["benchmark"] != "fixed", 512)
+    judged = ledger(replace(paper(), throughput=rates.assign(context=shorter)), 12)[12]
+    assert judged.verdict == "not tested" and "measured at T = 512, not 1024" in judged.reason
+    here = (rates["scale"] == "10M") & (rates["benchmark"] == "matched")
+    smaller = replace(paper(), throughput=rates.assign(micro=rates["micro"].mask(here, 16)))
+    for number, judged in ledger(smaller, 13, 14).items():
+        assert judged.verdict == "reproduced", number
+        assert "without 10M: measured with micro/GA 16/4, not 32/4" in judged.reason
+
+
 def test_other_corpora_leave_the_hybrids_loss_undecided_and_paired_differences_decided() -> None:
     found = ledger(replace(paper(), page=paper().page | {"trained": trained_as("books")}), 1, 17)
     assert found[17].verdict == "not tested" and "other texts" in found[17].reason

@@ -8,6 +8,8 @@ from paper_records import trained_as
 from test_claims import ledger, nll, paper
 
 from relation.records import CampaignRecords
+from report.claims import structure
+from report.claims.context import Context, WithoutSeed
 
 
 def pairs(drop: list[tuple[str, int]], lost: list[tuple[str, int]], **page) -> CampaignRecords:
@@ -73,3 +75,33 @@ def test_a_mean_of_fewer_seeds_than_the_papers_says_so() -> None:
     for row in ledger(one, 1)[1].evidence:
         assert row.n == 1 and "n = 1, the paper's 3" in row.note and row.direction
     assert all(row.n == 3 and not row.note for row in ledger(records, 1)[1].evidence)
+
+
+def seeds_of_flow(**values: dict[int, float]) -> CampaignRecords:
+    """The paper's diagnoses with the L0 effective rank of each variant at 30M by seed."""
+    flow = paper().flow
+    here = (flow["scale"] == "30M") & (flow["layer"] == 0) & (flow["metric"] == "effective_rank")
+    rows = [flow[~here]]
+    for variant, by_seed in values.items():
+        row = flow[here & (flow["variant"] == variant)]
+        rows += [row.assign(seed=seed, value=value) for seed, value in by_seed.items()]
+    return replace(paper(), flow=pd.concat(rows, ignore_index=True))
+
+
+def test_a_ratio_without_a_seed_is_the_ratio_of_the_other_means() -> None:
+    records = seeds_of_flow(mha={42: 1.0, 43: 10.0, 44: 1.0}, full={42: 0.5, 43: 100.0, 44: 0.5})
+    row = next(row for row in ledger(records, 7)[7].evidence if row.label == "30M")
+    assert row.ours == pytest.approx(101 / 12) and row.n == 3
+    without = next(
+        row for row in structure.rank_first(WithoutSeed(Context(records), 43)) if row.label == "30M"
+    )
+    assert without.ours == pytest.approx(0.5) and without.n == 2 and without.direction is False
+
+
+def test_terms_of_different_seeds_have_no_difference() -> None:
+    flow = paper().flow
+    other = flow["seed"].mask((flow["scale"] == "30M") & (flow["variant"] == "full"), 43)
+    judged = ledger(replace(paper(), flow=flow.assign(seed=other)), 6)[6]
+    row = next(row for row in judged.evidence if row.label == "30M")
+    assert row.ours is None and row.note == "no seed has both terms of the difference"
+    assert judged.verdict == "reproduced" and "without 30M" in judged.reason

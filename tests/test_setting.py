@@ -21,6 +21,10 @@ def planned(*changes: tuple) -> list[dict]:
     return trained_models(resolve(changed(*changes), campaign="paper"))
 
 
+def likeness_of(trained: list[dict]) -> Likeness:
+    return Likeness(paper_records(trained=trained).page)
+
+
 SMALL = ((f"{P}.scales.100M.layers", 4),)
 CHEAP = tuple((f"{P}.scales.{scale}.budget_tokens", 100_000_000) for scale in SCALES)
 LOCAL = ((f"{P}.corpora.tinystories.source", {"kind": "files", "validation_modulus": 50}),)
@@ -32,7 +36,7 @@ LOCAL = ((f"{P}.corpora.tinystories.source", {"kind": "files", "validation_modul
     ("tiny", set(SCALES), set(SCALES)),
 ])  # fmt: skip
 def test_each_campaign_is_what_its_configuration_makes_it(name: str, models, corpora) -> None:
-    likeness = Likeness(trained_as(name))
+    likeness = likeness_of(trained_as(name))
     assert {s for s in SCALES if likeness.other_models([s], budget=True)} == models
     assert {s for s in SCALES if likeness.other_corpora([s])} == corpora
     assert bool(likeness.differences) == (name != "paper")
@@ -49,18 +53,18 @@ def test_each_campaign_is_what_its_configuration_makes_it(name: str, models, cor
      "hybrid with 8/480/8x60/960, not 12/480/8x60/960"),
 ])  # fmt: skip
 def test_whatever_changes_the_models_makes_a_scale_another(changes, said: str) -> None:
-    likeness = Likeness(planned(*changes))
+    likeness = likeness_of(planned(*changes))
     assert said in likeness.other_models(SCALES, budget=False)
     assert len([s for s in SCALES if likeness.other_models([s], budget=False)]) == 1
 
 
 def test_a_variant_that_the_paper_has_not_may_have_any_shape() -> None:
     rows = [*planned(), planned()[0] | {"variant": "of-mine", "layers": 3}]
-    assert not Likeness(rows).differences
+    assert not likeness_of(rows).differences
     alone = [row for row in rows if row["variant"] == "of-mine"]
-    assert "none of the paper's models" in Likeness(alone).differences
+    assert "none of the paper's models" in likeness_of(alone).differences
     other = [row | {"scale": "1B"} for row in planned()]
-    assert "no scale 1B" in Likeness(other).differences
+    assert "no scale 1B" in likeness_of(other).differences
 
 
 def test_a_scale_of_other_models_is_not_judged_and_the_others_are() -> None:
@@ -89,6 +93,18 @@ def test_another_budget_says_nothing_of_losses_and_leaves_speed_decided() -> Non
         assert found[number].verdict == "not tested"
         assert "100M tokens, not" in found[number].reason
     assert {found[number].verdict for number in (5, 12, 13, 14)} == {"reproduced"}
+
+
+def test_what_was_diagnosed_on_other_sequences_says_nothing_of_structure() -> None:
+    """Beyond 128 of 512 tokens is not beyond 128 of 1024."""
+    diagnosed = {"sequences": 4, "flow_length": 512, "rank_length": 512}
+    records = replace(paper(), page=paper().page | {"diagnosed": diagnosed})
+    found = ledger(records, 1, 4, *range(6, 12), 12)
+    assert {found[number].verdict for number in range(6, 12)} == {"not tested"}
+    assert (
+        "on 4 sequences of 512 tokens, 512 for spectra, not 4 sequences of 1024" in found[10].reason
+    )
+    assert {found[number].verdict for number in (1, 4, 12)} == {"reproduced"}
 
 
 def test_corpora_are_judged_by_their_sources_and_not_by_a_word_on_them() -> None:

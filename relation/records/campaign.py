@@ -178,6 +178,9 @@ def _page(campaign: Campaign, devices: Iterable[str], origins: Iterable[dict]) -
         "description": campaign.description,
         "notice": campaign.notice,
         "trained": trained_models(campaign),
+        "diagnosed": {
+            name: campaign.diagnostics[name] for name in ("sequences", "flow_length", "rank_length")
+        },
         "devices": sorted(set(devices)),
         "seeds": list(campaign.seeds),
         "corpora": [

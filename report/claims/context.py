@@ -54,15 +54,16 @@ class WithoutSeed(Context):
 
 
 def without_seed(measured: Measured, seed: int) -> Measured:
-    """A mean over seeds without one of them; what holds no such seed is itself."""
+    """A mean over seeds without one of them; what holds no such seed is itself.
+
+    A ratio of means is none: take it anew of its terms.
+    """
     if seed not in measured.by_seed:
         return measured
     rest = {other: value for other, value in measured.by_seed.items() if other != seed}
     if not rest:
         return Measured(status="not run", reason=f"seed {seed} is left out")
-    # A ratio of means is not the mean of its ratios: it moves by as much as that mean does.
-    value = measured.value - fmean(measured.by_seed.values()) + fmean(rest.values())
-    return replace(measured, value=value, n=len(rest), by_seed=rest)
+    return replace(measured, value=fmean(rest.values()), n=len(rest), by_seed=rest)
 
 
 def difference(ours: Measured, base: Measured) -> Measured:
@@ -71,6 +72,8 @@ def difference(ours: Measured, base: Measured) -> Measured:
         if term.value is None:
             return term
     paired = [seed for seed in ours.by_seed if seed in base.by_seed]
+    if ours.by_seed and base.by_seed and not paired:
+        return Measured(status="not run", reason="no seed has both terms of the difference")
     by_seed = {seed: ours.by_seed[seed] - base.by_seed[seed] for seed in paired}
     value = sum(by_seed.values()) / len(by_seed) if by_seed else ours.value - base.value
     return Measured(

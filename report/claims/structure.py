@@ -53,8 +53,12 @@ def _one(
 
 def rank_first(context: Context) -> Iterator[Evidence]:
     """Claim 7."""
-    quantity = "L0 effective rank of the flow, Relation / MHA"
-    return _one(context, "l0_effrank.ratio", quantity, lambda value: value > 1)
+    found = context.table(compute.internal_organization)
+    for scale in SCALES:
+        ours = compute.ratio(*(found[scale, f"l0_effrank.{v}", "value"] for v in ("full", "mha")))
+        paper = printed("relation_internal", scale, "l0_effrank.ratio")
+        quantity = "L0 effective rank of the flow, Relation / MHA"
+        yield compare(scale, quantity, paper, ours, lambda value: value > 1)
 
 
 def self_flow_second(context: Context) -> Iterator[Evidence]:

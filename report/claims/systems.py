@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from report import paper_seeds
 from report.claims.context import Context
 from report.claims.evidence import Evidence, Printed, at_least_as_good, printed
 from report.compute import systems as compute
@@ -13,6 +14,8 @@ from report.compute.measured import Measured, Measurements, select
 from report.compute.structure import ratio
 from report.layout import SCALES
 
+# The T of claim 12.
+FIXED_CONTEXT = 1024
 # Fixed costs at small T and caches that overflow at large T bend a fitted power of T by so much.
 POWER_OF_TIME = 0.15
 # Bytes are counted, not timed: a fitted power is off by no more than rounding.
@@ -21,12 +24,31 @@ POWER_OF_BYTES = 0.01
 WIDEST_INTERVAL = 1.0
 
 
-def _on_a_gpu(context: Context, found: Evidence) -> Evidence:
-    """The evidence, undecided where it was not measured on a CUDA GPU."""
+def _comparable(
+    context: Context, found: Evidence, other_workload: Callable[[Context, str], str]
+) -> Evidence:
+    """The evidence of a scale, undecided if measured on no CUDA GPU or on another workload."""
     if found.ours is None:
         return found
-    lacking = context.setting(found.sources).lacks("cuda")
-    return found if lacking is None else replace(found, direction=None, size=None, note=lacking)
+    lacking = context.setting(found.sources).lacks("cuda") or other_workload(context, found.label)
+    return replace(found, direction=None, size=None, note=lacking) if lacking else found
+
+
+def _other_context(context: Context, scale: str) -> str:
+    """Why the comparison with the materialised operator is not at the paper's T, if it is not."""
+    length = context.table(compute.efficient)[scale, "fixed.context", "value"].value
+    return "" if length == FIXED_CONTEXT else f"measured at T = {length:.0f}, not {FIXED_CONTEXT}"
+
+
+def _other_batches(context: Context, scale: str) -> str:
+    """Why the pair is not the paper's production workload, if it is not."""
+    for variant in ("mha", "full"):
+        column = f"micro_ga.{variant}"
+        ours = context.table(compute.production)[scale, column, "value"].text
+        theirs = paper_seeds.printed("app-prod-fr-fa", scale, column).printed
+        if ours != theirs:
+            return f"measured with micro/GA {ours}, not {theirs}"
+    return ""
 
 
 def _held_to_the_worst(
@@ -36,6 +58,7 @@ def _held_to_the_worst(
     ours: Callable[[str], Measured],
     more: bool,
     direction: Callable[[float], bool] | None,
+    other_workload: Callable[[Context, str], str],
     ends: Callable[[str], tuple[float | None, float | None]] | None = None,
 ) -> Iterator[Evidence]:
     worst = (min if more else max)(theirs.values(), key=lambda found: found.value)
@@ -44,7 +67,8 @@ def _held_to_the_worst(
             scale, quantity, paper, worst, ours(scale), more=more, direction=direction
         )
         low, high = ends(scale) if ends else (None, None)
-        yield _on_a_gpu(context, replace(found, low=low, high=high))
+        found = replace(found, low=low, high=high)
+        yield _comparable(context, found, other_workload)
 
 
 def _interval(table: Measurements, row: str, column: str) -> tuple[float | None, float | None]:
@@ -55,7 +79,11 @@ def _interval(table: Measurements, row: str, column: str) -> tuple[float | None,
 
 
 def _throughput(
-    context: Context, column: str, peer: str, sign: Callable[[float], bool] | None
+    context: Context,
+    column: str,
+    peer: str,
+    sign: Callable[[float], bool] | None,
+    other_workload: Callable[[Context, str], str],
 ) -> Iterator[Evidence]:
     """FlashRelation's training throughput over a peer's, a column of efficient-relation."""
     return _held_to_the_worst(
@@ -65,18 +93,21 @@ def _throughput(
         lambda scale: context.table(compute.efficient)[scale, column, "value"],
         True,
         sign,
+        other_workload,
         lambda scale: _interval(context.table(compute.efficient), scale, column),
     )
 
 
 def speedup(context: Context) -> Iterator[Evidence]:
     """Claim 12."""
-    return _throughput(context, "fixed.speedup", "materialised", lambda value: value > 1)
+    return _throughput(
+        context, "fixed.speedup", "materialised", lambda value: value > 1, _other_context
+    )
 
 
 def beside_attention(context: Context) -> Iterator[Evidence]:
     """Claim 13; the paper's is below 1 itself, so that no sign is asked for."""
-    return _throughput(context, "matched.ratio", "FlashAttention", None)
+    return _throughput(context, "matched.ratio", "FlashAttention", None, _other_batches)
 
 
 def memory(context: Context) -> Iterator[Evidence]:
@@ -102,6 +133,7 @@ def memory(context: Context) -> Iterator[Evidence]:
         ours,
         False,
         lambda value: value <= 1,
+        _other_batches,
     )
 
 

@@ -244,7 +244,7 @@ def linear_long(records: CampaignRecords) -> Measurements:
         if rows.empty
         else no_counterpart(f"this campaign measures {rows['position'].nunique()} contexts")
     )
-    likeness = Likeness(records.page["trained"])
+    likeness = Likeness(records.page)
     others = bool(likeness.other_models(set(rows["scale"]), budget=False))
     found: Measurements = {}
     counterpart = {}

@@ -151,6 +151,6 @@ FIGURES = schema(
 
 def page_origin(records: CampaignRecords, stage: str) -> dict:
     """The origin of a stage's Parquet, with the campaign's page in it."""
-    page = records.page | {"differences": Likeness(records.page["trained"]).differences}
+    page = records.page | {"differences": Likeness(records.page).differences}
     devices = "; ".join(page["devices"]) or "none"
     return dict(origin(page["campaign"], canonical_hash(page), stage, devices, page=page))

@@ -28,16 +28,19 @@ CORPORA = {
         ("HuggingFaceTB/smollm-corpus", "fineweb-edu-dedup"),
     },
 }
-# Kinds of records that rest on a training run, and so on its budget.
-TRAINED = frozenset(("run", "log", "probes", "diagnostics", "curves", "maps"))
+# Kinds of records that rest on how a checkpoint was diagnosed, and on a training run's budget.
+DIAGNOSES = frozenset(("diagnostics", "curves", "maps"))
+TRAINED = DIAGNOSES | {"run", "log", "probes"}
+# The fixed sequences of Appendix B.4 and B.5: how many, and how long for flow and for spectra.
+DIAGNOSED = {"sequences": 4, "flow_length": 1024, "rank_length": 512}
 
 
 @dataclass(frozen=True)
 class Setting:
     """What one value has in common with the paper.
 
-    other_models, other_corpora: why they are not the paper's; empty where they are. devices: names
-    of the devices behind the value.
+    other_models: why the models, or what was read off them, are not the paper's; empty where they
+    are. other_corpora: the same of the texts. devices: names of the devices behind the value.
     """
 
     other_models: str
@@ -109,15 +112,26 @@ def _other_corpora(scale: str, planned: Sequence[Mapping[str, Any]]) -> str:
     return found and f"{scale} reads {found}"
 
 
-class Likeness:
-    """Where a campaign's scales are the paper's and where they are not.
+def _other_sequences(diagnosed: Mapping[str, int]) -> str:
+    if diagnosed == DIAGNOSED:
+        return ""
+    ours, theirs = (
+        "{sequences} sequences of {flow_length} tokens, {rank_length} for spectra".format(**lengths)
+        for lengths in (diagnosed, DIAGNOSED)
+    )
+    return f"checkpoints are diagnosed on {ours}, not {theirs}"
 
-    planned: ``trained`` of a campaign's page, a row a model that it plans.
+
+class Likeness:
+    """Where a campaign is the paper's and where it is not.
+
+    page: what the campaign says of itself, with ``trained``, a row a model that it plans, and
+    ``diagnosed``, what its checkpoints are diagnosed on.
     """
 
-    def __init__(self, planned: Iterable[Mapping[str, Any]]) -> None:
+    def __init__(self, page: Mapping[str, Any]) -> None:
         by_scale: dict[str, list[Mapping[str, Any]]] = {}
-        for model in planned:
+        for model in page["trained"]:
             by_scale.setdefault(model["scale"], []).append(model)
         self.scales = tuple(by_scale)
         self._models = {
@@ -125,6 +139,7 @@ class Likeness:
             for scale, models in by_scale.items()
             for budget in (False, True)
         }
+        self.other_sequences = _other_sequences(page["diagnosed"])
         self._corpora = {scale: _other_corpora(scale, rows) for scale, rows in by_scale.items()}
 
     def other_models(self, scales: Iterable[str], *, budget: bool) -> str:
@@ -142,7 +157,8 @@ class Likeness:
     @property
     def differences(self) -> str:
         """Everything in which the campaign is not the paper's; empty where it is."""
-        found = (self.other_models(self.scales, budget=True), self.other_corpora(self.scales))
+        models = self.other_models(self.scales, budget=True)
+        found = (models, self.other_corpora(self.scales), self.other_sequences)
         return "; ".join(filter(None, found))
 
 
@@ -150,7 +166,7 @@ class Settings:
     """The setting of any of a campaign's values, by the records that it rests on."""
 
     def __init__(self, records: CampaignRecords) -> None:
-        self._likeness = Likeness(records.page["trained"])
+        self._likeness = Likeness(records.page)
         self._sources = records.provenance.set_index("source").to_dict("index")
 
     def of(self, sources: Sequence[str], scales: Sequence[str] = ()) -> Setting:
@@ -163,9 +179,12 @@ class Settings:
         if not scales:
             named = dict.fromkeys(row["scale"] for row in found)
             scales = self._likeness.scales if not named or "" in named else tuple(named)
-        budget = any(row["kind"] in TRAINED for row in found)
+        kinds = {row["kind"] for row in found}
+        others = self._likeness.other_models(scales, budget=bool(kinds & TRAINED))
+        if not others and kinds & DIAGNOSES:
+            others = self._likeness.other_sequences
         return Setting(
-            other_models=self._likeness.other_models(scales, budget=budget),
+            other_models=others,
             other_corpora=self._likeness.other_corpora(scales),
             devices=tuple(dict.fromkeys(row["device"] for row in found)),
         )
