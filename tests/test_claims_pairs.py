@@ -64,7 +64,7 @@ def test_pairs_of_other_models_do_not_count() -> None:
     planned = [row | {"d_ff": 1} if row["scale"] == "100M" else row for row in trained_as("paper")]
     judged = ledger(replace(pairs([], []), page=paper().page | {"trained": planned}), 2)[2]
     assert judged.verdict == "not tested" and judged.evidence[0].n == 6
-    assert "100M/42, 100M/43, 100M/44: 100M is not the paper's: mha with" in judged.reason
+    assert "100M/42, 100M/43, 100M/44: 100M has 20/640/8x80/1, the paper's" in judged.reason
 
 
 def test_a_mean_of_fewer_seeds_than_the_papers_says_so() -> None:
@@ -73,7 +73,7 @@ def test_a_mean_of_fewer_seeds_than_the_papers_says_so() -> None:
         records = nll("full", scale, -0.02, records)
     one = replace(records, runs=records.runs[records.runs["seed"] == 43])
     for row in ledger(one, 1)[1].evidence:
-        assert row.n == 1 and "n = 1, the paper's 3" in row.note and row.direction
+        assert row.n == 1 and "one seed, the paper's mean is of 3" in row.note and row.direction
     assert all(row.n == 3 and not row.note for row in ledger(records, 1)[1].evidence)
 
 

@@ -121,7 +121,8 @@ def compare(
         missed = False if measured.status == "not reached" else None
         return Evidence(**given, n=measured.n, direction=missed)
     if 0 < len(measured.by_seed) < len(SEEDS):
-        fewer = f"n = {measured.n}, the paper's {len(SEEDS)}"
+        seeds = "one seed" if measured.n == 1 else f"{measured.n} seeds"
+        fewer = f"{seeds}, the paper's mean is of {len(SEEDS)}"
         given["note"] = "; ".join(filter(None, [fewer, measured.reason]))
     scale = UNIT_SCALE[paper.unit]
     ours = measured.value / scale

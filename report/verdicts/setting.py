@@ -77,15 +77,16 @@ def _other_model(model: Mapping[str, Any], budget: bool) -> str:
     """The first thing in which a model of one of the paper's variants is another; or nothing."""
     scale, variant = model["scale"], model["variant"]
     known = [
-        ("{}", geometry(model), _printed_geometry(scale, variant)),
-        ("a vocabulary of {}", vocab(model), _printed(scale, "vocab")),
-        ("T = {}", str(model["context"]), _printed(scale, "context")),
+        ("has", geometry(model), _printed_geometry(scale, variant)),
+        ("has a vocabulary of", vocab(model), _printed(scale, "vocab")),
+        ("has T =", str(model["context"]), _printed(scale, "context")),
     ]
     if budget:
-        known.append(("{} tokens", tokens(model), _printed(scale, "tokens")))
+        known.append(("has a budget of", tokens(model), _printed(scale, "tokens")))
+    name = scale if variant == "mha" else f"{scale}/{variant}"
     for words, ours, theirs in known:
         if ours != theirs:
-            return f"{variant} with {words.format(ours)}, not {theirs}"
+            return f"{name} {words} {ours}, the paper's {theirs}"
     return ""
 
 
@@ -103,8 +104,7 @@ def _other_models(scale: str, planned: Sequence[Mapping[str, Any]], budget: bool
     theirs = [m for m in planned if m["variant"] in (*PAIRED, *ABLATIONS, "hybrid")]
     if not theirs:
         return f"{scale} plans none of the paper's models"
-    found = next(filter(None, (_other_model(model, budget) for model in theirs)), "")
-    return found and f"{scale} is not the paper's: {found}"
+    return next(filter(None, (_other_model(model, budget) for model in theirs)), "")
 
 
 def _other_corpora(scale: str, planned: Sequence[Mapping[str, Any]]) -> str:
