@@ -17,7 +17,7 @@ from report.jobs.cells import write_cells
 from report.jobs.compare import compare
 from report.site import render_site
 from report.site.comparison import render_comparison
-from report.site.environment import duration, figure
+from report.site.environment import duration, figure, html_environment
 from report.site.evidence import evidence_by_claim
 from report.site.pipeline import campaign_pipeline
 from report.site.render import PAGES
@@ -213,6 +213,22 @@ def test_verdicts_and_freshness_show_by_word_and_by_class(folder, tmp_path):
     for verdict, kind in (("reproduced", "agrees"), ("direction only", "partly")):
         assert f'<span class="sign {kind}" role="img" aria-label="{verdict}"' in overview
     assert "Not comparable" not in "".join(p.read_text("utf-8") for p in tmp_path.rglob("*.html"))
+
+
+@pytest.mark.parametrize("notice, differences, said", [
+    ("", "", ""),
+    ("Read <this>.", "", "Read &lt;this&gt;."),
+    ("Too small.", "10M has T = 64", "<strong>Not comparable with the paper.</strong> Too small."),
+    ("", "10M has T = 64", "<strong>Not comparable with the paper.</strong> 10M has T = 64."),
+])  # fmt: skip
+def test_what_is_not_the_papers_is_told_with_or_without_a_notice(notice, differences, said):
+    template = '{% from "macros.html.j2" import notice with context %}{{ notice(page) }}'
+    shown = (
+        html_environment()
+        .from_string(template)
+        .render(page={"notice": notice, "differences": differences})
+    )
+    assert shown.strip() == (f'<p class="notice" role="note">{said}</p>' if said else "")
 
 
 def test_two_campaigns_stand_side_by_side(folder, tmp_path):
