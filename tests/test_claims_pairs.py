@@ -105,3 +105,15 @@ def test_terms_of_different_seeds_have_no_difference() -> None:
     row = next(row for row in judged.evidence if row.label == "30M")
     assert row.ours is None and row.note == "no seed has both terms of the difference"
     assert judged.verdict == "reproduced" and "without 30M" in judged.reason
+
+
+def test_a_claim_on_parameters_asks_for_the_inventory_alone() -> None:
+    gone = [("run", "10M", "full", 42), ("models", "", "", -1)]
+    missing = pd.DataFrame(
+        {"kind": kind, "scale": scale, "variant": variant, "seed": seed, "status": "not run",
+         "reason": f"there is no {kind}.parquet"}
+        for kind, scale, variant, seed in gone
+    )  # fmt: skip
+    records = replace(paper(), models=paper().models[:0], missing=missing)
+    judged = ledger(records, 5)[5]
+    assert (judged.verdict, judged.reason) == ("not tested", "there is no models.parquet")

@@ -4,6 +4,7 @@ import math
 import statistics
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 from test_report_records import HOSTILE, make_empty, make_records
 
@@ -12,7 +13,7 @@ from relation.records import CampaignRecords
 from report import paper
 from report.cells import build
 from report.compute.fit import power_fit
-from report.compute.measured import Measured
+from report.compute.measured import Measured, absent
 from report.compute.structure import ratio
 from report.tables import TABLES
 
@@ -95,6 +96,26 @@ def test_a_seed_of_the_paper_that_the_campaign_does_not_plan(records):
     absent = one(cells, "app-ablation", "raw-x", "seed_44")
     assert absent["status"] == "not run" and "none of this campaign's (42, 43)" in absent["reason"]
     assert one(cells, "app-ablation", "raw-x", "mean", "mean")["n"] == 2
+
+
+def test_runs_that_are_not_there_are_counted(records):
+    gone = [("10M", variant, seed, file) for variant in ("mha", "full") for seed in (42, 43)
+            for file in ("record", "log")]  # fmt: skip
+    missing = pd.DataFrame(
+        {"kind": "run", "scale": scale, "variant": variant, "seed": seed, "status": "not run",
+         "reason": f"there is no results/x/{scale}/{variant}/{seed}/{file}.parquet"}
+        for scale, variant, seed, file in gone
+    )  # fmt: skip
+    kept = replace(records, missing=missing)
+    rows = (("run",), "10M", ("mha", "full"))
+    assert absent(kept, *rows).reason == "4 of 6 runs of 10M (mha, full) are not there"
+    assert absent(kept, *rows, 42).reason == "2 of 2 runs are not there"
+    assert absent(kept, ("run",), "10M", ("full",), 42).reason == "the run is not there"
+    failed = missing.assign(status="failed", reason="loss nan")
+    mixed = replace(records, missing=pd.concat([missing[:-2], failed[-2:]]))
+    found = absent(mixed, *rows)
+    assert found.reason == "3 of 6 runs of 10M (mha, full) are not there; loss nan"
+    assert found.status == "failed"
 
 
 def test_units_are_the_papers(cells):

@@ -211,10 +211,9 @@ def _render(options: argparse.Namespace) -> None:
     print(write_document(results.report))
     print(f"{results.report / 'index.html'}: {len(records.provenance)} records")
     for gap in records.missing.to_dict("records"):
-        seed = "" if gap["seed"] < 0 else f"/{gap['seed']}"
-        print(
-            f"{gap['status']}: {gap['kind']} {gap['scale']}/{gap['variant']}{seed}: {gap['reason']}"
-        )
+        seed = "" if gap["seed"] < 0 else str(gap["seed"])
+        name = "/".join(filter(None, (gap["scale"], gap["variant"], seed)))
+        print(f"{gap['status']}: {' '.join(filter(None, (gap['kind'], name)))}: {gap['reason']}")
 
 
 def _document(options: argparse.Namespace) -> None:

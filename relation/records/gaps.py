@@ -10,6 +10,8 @@ from relation.status import failure
 
 MISSING = ("kind", "scale", "variant", "seed", "status", "reason")
 NOT_RUN, FAILED, OOM = "not run", "failed", "oom"
+# How the reason begins of what no job has tried yet; its file follows.
+NOT_THERE = "there is no "
 _OUT_OF_MEMORY = ("out of memory", "OutOfMemoryError")
 # What a record's absence is called in the frames that it would have filled.
 _KINDS = {"log": "run", "diagnostics": "flow", "systems": "throughput"}
@@ -51,6 +53,6 @@ def not_there(source: Source, error: InputError) -> dict:
         return _gap(*key, FAILED, str(error))
     reason = failure(source.job_log)
     if reason is None:
-        return _gap(*key, NOT_RUN, f"there is no {source.path.as_posix()}")
+        return _gap(*key, NOT_RUN, f"{NOT_THERE}{source.path.as_posix()}")
     status = OOM if any(words in reason for words in _OUT_OF_MEMORY) else FAILED
     return _gap(*key, status, reason)

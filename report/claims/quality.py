@@ -9,7 +9,8 @@ from report import paper_seeds
 from report.claims.context import Context
 from report.claims.evidence import Evidence, Printed, compare, printed
 from report.compute import quality as compute
-from report.compute.measured import Measured, absent, select
+from report.compute.configurations import no_model
+from report.compute.measured import Measured, select
 from report.layout import SCALES, SEEDS
 
 # Claim 2: at most one loss in nine pairs.
@@ -162,7 +163,7 @@ def parameters(context: Context) -> Iterator[Evidence]:
             "scales": (scale,),
         }
         if full is None or mha is None:
-            missing = absent(context.records, ("run", "models"), scale, ("full", "mha"))
+            missing = no_model(context.records, scale, ("full", "mha"))
             yield Evidence(**given, note=missing.reason)
             continue
         ours = [int(model["parameters"]) for model in (full, mha)]

@@ -63,7 +63,7 @@ def _model(records: CampaignRecords, scale: str, variant: str) -> Model | None:
     return found[0] if found else None
 
 
-def _no_model(records: CampaignRecords, scale: str, variants: tuple[str, ...]) -> Measured:
+def no_model(records: CampaignRecords, scale: str, variants: tuple[str, ...]) -> Measured:
     """Why the inventory has no such model: it is not there itself, or the campaign plans none."""
     if records.models.empty:
         return absent(records, ("models",))
@@ -83,7 +83,7 @@ def worded_models(
         model = _model(records, scale, variant)
         if model is not None:
             return worded(wording(model), **_behind(model))
-    return _no_model(records, scale, variants)
+    return no_model(records, scale, variants)
 
 
 def model_number(
@@ -92,7 +92,7 @@ def model_number(
     """A number of a planned model: its context, its parameters."""
     model = _model(records, scale, variant)
     if model is None:
-        return _no_model(records, scale, (variant,))
+        return no_model(records, scale, (variant,))
     return Measured(float(model[field]), unit=unit, n=1, **_behind(model))
 
 

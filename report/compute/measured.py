@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Literal
 
 import pandas as pd
 
+from relation.records.gaps import NOT_RUN, NOT_THERE
 from report.compute.fit import T_975
 
 if TYPE_CHECKING:
     from relation.records import CampaignRecords
 
 Status = Literal["ok", "not run", "failed", "oom", "not reached", "no counterpart"]
+# Pieces of which a table takes many: what one is called, and the kind of its record.
+_COUNTED = {"run": ("run", "run"), "flow": ("diagnosed checkpoint", "diagnostics")}
 
 
 @dataclass(frozen=True)
@@ -79,21 +82,58 @@ def absent(
     variants: tuple[str, ...] | None = None,
     seed: int | None = None,
 ) -> Measured:
-    """A "not run" that carries what the campaign says of the planned, missing pieces."""
-    planned = select(records.missing, kind=kinds)
-    if scale is not None:
-        planned = select(planned, scale=scale)
-    if variants is not None:
-        planned = select(planned, variant=variants)
-    if seed is not None:
-        planned = select(planned, seed=seed)
-    reasons = "; ".join(dict.fromkeys(str(reason) for reason in planned["reason"]))
+    """A "not run" that carries what the campaign says of the planned, missing pieces.
+
+    kinds: the first is what the value is made of, as runs or diagnosed checkpoints, which are
+    counted where nothing is known of them but that they are not there.
+    """
+    keys = {"scale": scale, "variant": variants, "seed": seed}
+    wanted = {name: key for name, key in keys.items() if key is not None}
+    planned = select(records.missing, kind=kinds, **wanted)
+    unexplained = planned["reason"].astype(str).str.startswith(NOT_THERE)
+    told = []
+    if kinds[0] in _COUNTED and unexplained.any():
+        told.append(_count(records, planned, unexplained, kinds[0], wanted))
+        planned = planned[~unexplained]
+    told += dict.fromkeys(str(reason) for reason in planned["reason"])
     statuses = [s for s in ("failed", "oom") if (planned["status"] == s).any()]
-    if not reasons and seed is not None and seed not in records.page["seeds"]:
+    if not told and seed is not None and seed not in records.page["seeds"]:
         seeds = ", ".join(map(str, records.page["seeds"]))
-        reasons = f"seed {seed} is none of this campaign's ({seeds})"
+        told.append(f"seed {seed} is none of this campaign's ({seeds})")
     status = statuses[0] if statuses else "not run"
-    return Measured(status=status, reason=reasons or "this campaign holds no record of it")
+    reason = "; ".join(told) or "this campaign holds no record of it"
+    return Measured(status=status, reason=reason)
+
+
+def _count(
+    records: CampaignRecords,
+    planned: pd.DataFrame,
+    unexplained: pd.Series,
+    kind: str,
+    wanted: Mapping[str, object],
+) -> str:
+    """How many of a value's runs or checkpoints are not there, of how many."""
+    name, record = _COUNTED[kind]
+    gone = _identities(planned[unexplained])
+    tried = _identities(planned[~unexplained & (planned["status"] != NOT_RUN)])
+    there = _identities(select(records.provenance, kind=record, **wanted))
+    whole = len(gone | tried | there)
+    if whole == 1:
+        return f"the {name} is not there"
+    of = ""
+    if "seed" not in wanted and "scale" in wanted:
+        variants = wanted.get("variant", ())
+        of = f" of {wanted['scale']}" + (f" ({', '.join(variants)})" if variants else "")
+    return f"{len(gone)} of {whole} {name}s{of} {'is' if len(gone) == 1 else 'are'} not there"
+
+
+def _identities(rows: pd.DataFrame) -> set[tuple[str, str, int]]:
+    """The runs that some rows are about: scale, variant and seed."""
+    known = rows[rows["seed"].notna()]
+    return {
+        (row["scale"], row["variant"], int(row["seed"]))
+        for row in known[["scale", "variant", "seed"]].to_dict("records")
+    }
 
 
 def no_counterpart(reason: str) -> Measured:
