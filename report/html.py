@@ -7,7 +7,7 @@ import re
 from markupsafe import Markup, escape
 
 _TOKEN = re.compile(
-    r"\^(?P<power>[−-]?[0-9.]+)|_(?:\{(?P<group>[^}]*)\}|(?P<index>\w))|(?P<name>[A-Za-zλℓ]+)|(?P<sign>.)"
+    r"\^(?P<power>[−-]?[0-9.]+)|_(?:\{(?P<group>[^}]*)\}|(?P<index>\w))|(?P<name>[A-Za-zĨλℓ]+)|(?P<sign>.)"
 )
 
 

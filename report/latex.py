@@ -51,6 +51,7 @@ _SPECIAL = {
 _LATIN = {chr(code) for code in range(0xC0, 0x100)} - {"×", "÷", "Ð", "ð", "Þ", "þ"}
 _MATH = {
     "Σ": r"\sum",
+    "Ĩ": r"\tilde{I}",
     "λ": r"\lambda ",
     "ℓ": r"\ell ",
     "×": r"\times ",

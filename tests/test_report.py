@@ -4,7 +4,7 @@ from xml.etree import ElementTree
 
 from test_report_records import make_empty, make_records
 
-from report import latex
+from report import html, latex
 from report.figures import draw_figures
 from report.figures.runs import draw_runs
 from report.layout import Number
@@ -22,6 +22,8 @@ def test_hostile_words_print_as_themselves():
     assert latex.escape(r"\input{x}") == r"\textbackslash{}input\{x\}"
     assert latex.escape("[x] 猫") == "{[}x] {[}U+732B]"
     assert latex.formula("O(T^2 d)") == "$O(T^{2} d)$"
+    assert latex.formula("F_{ij} Ĩ_j") == r"$F_{ij} \tilde{I}_j$"
+    assert html.formula("Ĩ_j") == "<i>Ĩ</i><sub><i>j</i></sub>"
     assert latex.formula(r"\input{x}") == r"\textbackslash{}input\{x\}"
 
 

@@ -91,7 +91,7 @@ STRUCTURAL_ABLATIONS = Table(
             (
                 value("Full Relation", "full", ROUNDED, "full"),
                 value(
-                    "Exchange-only\ntransport\n$Y_i = Σ_{j<i} F_{ij} I_j$", "exchange-only", ROUNDED
+                    "Exchange-only\ntransport\n$Y_i = Σ_{j<i} F_{ij} Ĩ_j$", "exchange-only", ROUNDED
                 ),
                 value("Raw-$X$\ncommunication\n$I = X$", "raw-x", ROUNDED),
                 value("No count\ncalibration\n$λ_ℓ = 0$", "no-count", ROUNDED),
