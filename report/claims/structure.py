@@ -11,6 +11,7 @@ from report.compute.measured import Measurements
 from report.layout import SCALES
 
 LARGEST_L1_SELF = 1.5  # %, claim 8
+DEEP_EXCHANGE = "l2_exchange.full"
 
 
 def _of_the_pair(
@@ -67,24 +68,33 @@ def self_flow_second(context: Context) -> Iterator[Evidence]:
     return _one(context, "l1_self.full", quantity, lambda value: value < LARGEST_L1_SELF)
 
 
+def least_exchange() -> float:
+    """The paper's least Exchange flow from L2 on, in %, less half of its last digit."""
+    theirs = [printed("relation_internal", scale, DEEP_EXCHANGE) for scale in SCALES]
+    return min(found.value - found.rounding for found in theirs)
+
+
 def exchange_deep(context: Context) -> Iterator[Evidence]:
     """Claim 9."""
-    quantity, column = "Exchange flow of Relation from L2 on", "l2_exchange.full"
-    theirs = [printed("relation_internal", scale, column) for scale in SCALES]
-    least = min(found.value - found.rounding for found in theirs)
-    return _one(context, column, quantity, lambda value: value >= least)
+    least = least_exchange()
+    quantity = "Exchange flow of Relation from L2 on"
+    return _one(context, DEEP_EXCHANGE, quantity, lambda value: value >= least)
 
 
 def distant_mass(context: Context) -> Iterator[Evidence]:
-    """Claim 10."""
+    """Claim 10, at the distances that stand for the paper's in sequences of another length."""
+    found = context.table(compute.internal_organization)
     for scale in SCALES:
-        for distance in (128, 256, 512):
+        length = found[scale, "flow_length", "value"].value or compute.PAPER_FLOW_LENGTH
+        for column, part in compute.PARTS.items():
+            distance = compute.distance(length, column)
+            stands = "" if length == compute.PAPER_FLOW_LENGTH else f" = T/{part}"
             yield _of_the_pair(
                 "relation_internal",
-                context.table(compute.internal_organization),
+                found,
                 scale,
-                f"beyond_{distance}",
-                f"historical mass beyond {distance}, Relation - MHA",
+                column,
+                f"historical mass beyond {distance}{stands}, Relation - MHA",
                 lambda value: value > 0,
                 f"{scale}, d > {distance}",
             )

@@ -19,6 +19,9 @@ DISTANCES = {
     "beyond_256": "beyond_quarter",
     "beyond_512": "beyond_half",
 }
+# The paper's distances are these parts of its sequences, in shorter ones of theirs.
+PARTS = {"beyond_128": 8, "beyond_256": 4, "beyond_512": 2}
+PAPER_FLOW_LENGTH = 1024
 SINKS = tuple(f"sink_{k}" for k in (1, 2, 4, 8, 16, 32))
 SPECTRUM = {
     "stable_rank": "stable_rank",
@@ -104,6 +107,11 @@ class FlowMeans:
         return Measured(
             float(max(lengths)), unit="tokens", n=len(lengths), sources=sources, rows=rows
         )
+
+
+def distance(length: float, column: str) -> int:
+    """The distance, in tokens, beyond which a column counts in sequences of ``length`` tokens."""
+    return int(length) // PARTS[column]
 
 
 def layers_worded(first: int, last: int | None) -> str:

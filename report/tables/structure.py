@@ -3,6 +3,9 @@
 import pandas as pd
 
 from report.compute.structure import (
+    PAPER_FLOW_LENGTH,
+    PARTS,
+    distance,
     internal_organization,
     layerwise,
     routing,
@@ -25,7 +28,7 @@ from report.layout import (
 PERCENT = Number(2, "%")
 FINE_PERCENT = Number(3, "%")
 RANK = Number(1, significant=3)
-PAPER_LENGTHS = {"flow_length": 1024, "rank_length": 512}
+PAPER_LENGTHS = {"flow_length": PAPER_FLOW_LENGTH, "rank_length": 512}
 PAPER_DEPTH = {"10M": 6, "30M": 10, "100M": 20}
 
 
@@ -47,6 +50,23 @@ def _length_notes(cells: pd.DataFrame) -> list[str]:
                 f"{subject} rest on sequences of {lengths} tokens here, of "
                 f"{PAPER_LENGTHS[column]} in the paper."
             )
+    return notes
+
+
+def _distance_notes(cells: pd.DataFrame) -> list[str]:
+    """The same, with the distances that stand for the paper’s in sequences of other lengths."""
+    found = cells[(cells["column"] == "flow_length") & (cells["status"] == "ok")]
+    readings = []
+    for row, length in zip(found["row"], found["value"], strict=True):
+        if length != PAPER_FLOW_LENGTH:
+            distances = [str(distance(length, column)) for column in PARTS]
+            readings.append(f"{', '.join(distances[:-1])} and {distances[-1]} ({row})")
+    notes = _length_notes(cells)
+    if readings:
+        notes.append(
+            "The distances 128, 256 and 512 stand for T/8, T/4 and T/2 of these sequences, "
+            f"which are {'; '.join(readings)} here."
+        )
     return notes
 
 
@@ -117,7 +137,7 @@ INTERNAL = Table(
         Panel("(b) Historical routing", _distances()),
     ),
     measure=internal_organization,
-    notes=_length_notes,
+    notes=_distance_notes,
 )
 
 
@@ -169,7 +189,7 @@ ROUTING = Table(
     rows=SCALE_ROWS,
     panels=(Panel("(a) Mean over seeds", _distances()), _spread("b", _distances("_sd"))),
     measure=routing,
-    notes=_length_notes,
+    notes=_distance_notes,
 )
 
 SINK_PROFILE = Table(
