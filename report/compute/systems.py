@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 PAPER_CONTEXTS = ("1024", "2048", "4096", "8192", "16384", "32768", "65536")
 OPERATORS = ("mha", "full-reference", "full-flash", "linear")
+# What the backend `tiled` is, where it stands for FlashRelation.
+TILED = "FlashRelation’s tiling in plain PyTorch, not the kernel"
 # An exponent is fitted where time is so many times that of the smallest T, to so many contexts.
 GROWN, FEWEST_POINTS = 5, 3
 
