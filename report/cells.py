@@ -59,11 +59,12 @@ def build(records: CampaignRecords) -> pd.DataFrame:
         NaN; ``value`` and ``difference`` (value - paper_value) are in ``unit``, NaN where there is
         none; ``text`` holds worded values; ``n`` counts seeds or measurements, ``spread`` is the
         standard deviation over seeds, ``low`` to ``high`` the 95% t interval of their mean;
-        ``status`` is one of "ok", "not run", "failed", "oom", "not reached", "no counterpart";
-        ``reason`` says why a value is missing or what a present one leaves out. ``verdict`` is
-        "within", "outside" or "not judged", by the ``tolerance`` that ``tolerance_rule`` explains,
-        and None where the paper prints nothing; ``freshness`` is the worst of the ``sources``, the
-        records behind the value, of which ``rows`` count; None where there is no value.
+        ``status`` is one of "ok", "not run", "failed", "oom", "not reached", "undetermined" and
+        "no counterpart"; ``reason`` says why a value is missing or what a present one leaves out.
+        ``verdict`` is "within", "outside" or "not judged", by the ``tolerance`` that
+        ``tolerance_rule`` explains, and None where the paper prints nothing; ``freshness`` is the
+        worst of the ``sources``, the records behind the value, of which ``rows`` count; None where
+        there is no value.
 
     Raises:
         InputError: the paper's CSV holds a key that the table does not know, or no rule of the

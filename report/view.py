@@ -32,6 +32,7 @@ MISSING = {
     "failed": "failed",
     "oom": "OOM",
     "not reached": "not reached",
+    "undetermined": "undetermined",
     "no counterpart": "n/a",
 }
 # Columns of the cells that hold None where there is nothing, in place of NaN.

@@ -15,6 +15,8 @@ from report.cells import build
 from report.compute.fit import power_fit
 from report.compute.measured import Measured, absent
 from report.compute.structure import ratio
+from report.compute.systems import efficient
+from report.figures.systems import throughput
 from report.tables import TABLES
 
 
@@ -193,6 +195,30 @@ def test_systems_ratios_and_missing_memory(cells):
     memory = one(cells, "app-prod-fr-fa", "10M", "allocated.mha")
     assert memory["status"] == "no counterpart" and "cpu_0" in memory["reason"]
     assert one(cells, "app-prod-fr-fa", "30M", "ratio")["status"] == "not run"
+
+
+def test_the_throughput_figure_prints_the_tables_ratios(records):
+    rates = records.throughput
+    # The others slow down from round to round: the median ratio is not that of the rates.
+    slowing = [
+        [rate] * 3 if side == "full" else [rate, rate / 2, rate / 4]
+        for side, rate in zip(rates["side"], rates["tokens_per_second"], strict=True)
+    ]
+    changed = replace(records, throughput=rates.assign(samples=slowing))
+    found = efficient(changed)
+    titles = [axes.get_title("left") or axes.get_title() for axes in throughput(changed).axes]
+    for column in ("fixed.speedup", "matched.ratio"):
+        value = found["10M", column, "value"].value
+        assert any(title.startswith("10M") and f"\n{value:.3g}×" in title for title in titles)
+    assert found["10M", "fixed.speedup", "value"].value == pytest.approx(5)
+
+
+def test_a_systems_table_names_operators_backends_and_precision_once(cells):
+    table = next(table for table in TABLES if table.label == "efficient-relation")
+    (told,) = [note for note in table.notes(cells[cells["table"] == table.label])
+               if "FP32" in note]  # fmt: skip
+    assert told.startswith("In FP32, the paper’s in BF16: ") and "Full Relation on" in told
+    assert told.endswith("tiled, FlashRelation’s tiling in plain PyTorch, not the kernel.")
 
 
 def test_long_contexts_meet_by_position(cells):

@@ -214,6 +214,7 @@ def make_records(comparable=False):
         "notice": "" if comparable else f"Too small. {HOSTILE}",
         "trained": trained_as("paper" if comparable else "smoke"),
         "diagnosed": {"sequences": 4, "flow_length": 1024, "rank_length": 512},
+        "systems": {"precision": ["fp32"], "flash": "tiled"},
         "devices": ["cpu_0"], "seeds": [42, 43, 44], "scales": list(LAYERS),
         "efficiency_window": 0.01, "corpora": [{"title": HOSTILE, "kind": "files"}],
         "probes": 2, "probe_sequences": 1,

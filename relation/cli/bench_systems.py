@@ -93,8 +93,7 @@ def _print_throughput(rows: Sequence[Mapping]) -> None:
 def _print_complexity(rows: Sequence[Mapping]) -> None:
     import pandas as pd
 
-    from report.compute.fit import power_fit
-    from report.compute.systems import FEWEST_POINTS, GROWN, grown
+    from report.compute.complexity import fitted_time, grown
 
     table = [
         [
@@ -110,16 +109,13 @@ def _print_complexity(rows: Sequence[Mapping]) -> None:
     print_table(["operator", "T", "ms", "token ms", "state bytes", ""], table)
     frame = pd.DataFrame(rows)
     for operator, own in frame.groupby("operator"):
-        timed = grown(own)
-        if timed["context"].nunique() < FEWEST_POINTS:
-            print(
-                f"{operator}: fewer than {FEWEST_POINTS} T take {GROWN} times the smallest's time"
-            )
+        fit, why = fitted_time(own)
+        if fit is None:
+            print(f"{operator}: {f'undetermined, {why}' if why else 'no time was measured'}")
             continue
-        fit = power_fit(list(zip(timed["context"], timed["seconds"], strict=True)))
         print(
             f"{operator}: time grows as T^{fit.exponent:.3f} [{fit.low:.3f}, {fit.high:.3f}] "
-            f"from T = {timed['context'].min():,} on"
+            f"from T = {grown(own)['context'].min():,} on"
         )
 
 

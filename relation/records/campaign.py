@@ -181,6 +181,10 @@ def _page(campaign: Campaign, devices: Iterable[str], origins: Iterable[dict]) -
         "diagnosed": {
             name: campaign.diagnostics[name] for name in ("sequences", "flow_length", "rank_length")
         },
+        "systems": {
+            "precision": sorted({spec.precision for spec in campaign.planned_systems}),
+            "flash": campaign.verification.backend,
+        },
         "devices": sorted(set(devices)),
         "seeds": list(campaign.seeds),
         "corpora": [

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from report.claims import quality, structure, systems
 from report.claims.context import Context, WithoutSeed
 from report.claims.evidence import Evidence, Verdict, outcome
+from report.compute.complexity import WIDEST_INTERVAL
 
 if TYPE_CHECKING:
     from relation.records import CampaignRecords
@@ -156,9 +157,9 @@ CLAIMS = (
         "decode state grows with T.",
         systems.complexity,
         ("token-mixing-complexity", "app-linear-long"),
-        f"The power in the fit's 95% interval, if that is no wider than "
-        f"{systems.WIDEST_INTERVAL:g}, or within {systems.POWER_OF_TIME} of it for time, "
-        f"{systems.POWER_OF_BYTES} for bytes.",
+        f"The power in the fit's 95% interval, or within {systems.POWER_OF_TIME} of it for time, "
+        f"{systems.POWER_OF_BYTES} for bytes. A power whose interval is wider than "
+        f"{WIDEST_INTERVAL:g} is undetermined.",
         any_geometry=True,
     ),
     Claim(

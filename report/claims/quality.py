@@ -12,6 +12,7 @@ from report.compute import quality as compute
 from report.compute.configurations import no_model
 from report.compute.measured import Measured, select
 from report.layout import SCALES, SEEDS
+from report.tables.quality import ABLATION_NAMES
 
 # Claim 2: at most one loss in nine pairs.
 PAIRS = len(SCALES) * len(SEEDS)
@@ -66,7 +67,7 @@ def wins(context: Context) -> Iterator[Evidence]:
             )
     yield Evidence(
         "all pairs",
-        "pairs that Relation wins",
+        "won by Relation",
         "1",
         paper=sum(delta < 0 for delta in theirs),
         ours=len(found) - len(lost) if found else None,
@@ -141,7 +142,7 @@ def ablations(context: Context) -> Iterator[Evidence]:
         paper = printed("app-ablation", variant, "delta")
         ours = context.table(compute.ablation_seeds)[variant, "delta", "value"]
         quantity = "NLL, ablation - Full Relation, mean of pairs"
-        yield compare(variant, quantity, paper, ours, _rises, essential=True)
+        yield compare(ABLATION_NAMES[variant], quantity, paper, ours, _rises, essential=True)
 
 
 def _model(context: Context, scale: str, variant: str) -> dict | None:
@@ -157,7 +158,7 @@ def parameters(context: Context) -> Iterator[Evidence]:
         paper = Printed.minus(*counts)
         given = {
             "label": scale,
-            "quantity": "parameters, Relation - MHA",
+            "quantity": "count, Relation - MHA",
             "unit": "parameters",
             "paper": paper.value,
             "scales": (scale,),
@@ -185,8 +186,8 @@ def hybrid(context: Context) -> Iterator[Evidence]:
     model = _model(context, compute.HYBRID_SCALE, "hybrid")
     count = None if model is None else int(model["parameters"])
     yield Evidence(
-        "parameters",
-        "parameters",
+        "count",
+        "of the built model",
         "parameters",
         paper=HYBRID_PARAMETERS,
         ours=count,
@@ -199,7 +200,7 @@ def hybrid(context: Context) -> Iterator[Evidence]:
     )
     paper = printed("app-hybrid", "mean", "nll", "mean")
     ours = context.table(compute.hybrid_seeds)["mean", "nll", "mean"]
-    found = compare("NLL", "final NLL, mean of seeds", paper, ours, None, essential=True)
+    found = compare("NLL", "at the end, mean of seeds", paper, ours, None, essential=True)
     lacking = context.setting(ours.sources).lacks("data")
     yield found if lacking is None or ours.value is None else _undecided(found, lacking)
 

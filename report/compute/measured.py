@@ -16,7 +16,7 @@ from report.compute.fit import T_975
 if TYPE_CHECKING:
     from relation.records import CampaignRecords
 
-Status = Literal["ok", "not run", "failed", "oom", "not reached", "no counterpart"]
+Status = Literal["ok", "not run", "failed", "oom", "not reached", "undetermined", "no counterpart"]
 # Pieces of which a table takes many: what one is called, and the kind of its record.
 _COUNTED = {"run": ("run", "run"), "flow": ("diagnosed checkpoint", "diagnostics")}
 

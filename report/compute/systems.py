@@ -1,16 +1,15 @@
-"""Throughput, memory and measured complexity (sections 4.3, G, H, Table 1)."""
+"""Throughput and memory of training steps (sections 4.3, G, H)."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from relation.systems.statistics import ratio, ratio_apart
 from report.compute.configurations import micro_ga
-from report.compute.fit import PowerFit, power_fit
 from report.compute.measured import (
     Measured,
     Measurements,
@@ -27,11 +26,9 @@ if TYPE_CHECKING:
     from relation.records import CampaignRecords
 
 PAPER_CONTEXTS = ("1024", "2048", "4096", "8192", "16384", "32768", "65536")
-OPERATORS = ("mha", "full-reference", "full-flash", "linear")
+OPERATOR_NAME = {"mha": "MHA", "full": "Full Relation", "linear": "Linear Relation"}
 # What the backend `tiled` is, where it stands for FlashRelation.
 TILED = "FlashRelation’s tiling in plain PyTorch, not the kernel"
-# An exponent is fitted where time is so many times that of the smallest T, to so many contexts.
-GROWN, FEWEST_POINTS = 5, 3
 
 
 def _absent(
@@ -41,7 +38,7 @@ def _absent(
     return absent(records, ("throughput",), scale, (benchmark, *variants))
 
 
-def _failed(rows: pd.DataFrame) -> Measured:
+def failed(rows: pd.DataFrame) -> Measured:
     """Why a side that was measured has no value."""
     row, devices = rows.iloc[0], ", ".join(dict.fromkeys(rows["device"]))
     told = f"{row['reason']}, on {devices}, T = {row['context']:.0f}"
@@ -57,7 +54,7 @@ def _measured(rows: pd.DataFrame, field: str, unit: str, none: Measured) -> Meas
         return none
     passed = rows[rows["status"] == "PASS"]
     if passed.empty:
-        return _failed(rows)
+        return failed(rows)
     row = passed.iloc[0]
     if not is_number(row[field]):
         return no_counterpart(f"not counted on this device: {row['device']}")
@@ -65,7 +62,7 @@ def _measured(rows: pd.DataFrame, field: str, unit: str, none: Measured) -> Meas
         float(row[field]),
         unit=unit,
         n=len(row["samples"]),
-        reason=f"backend {row['backend']} on {row['device']}",
+        reason=f"{OPERATOR_NAME[row['variant']]} on backend {row['backend']}, {row['device']}",
         sources=tuple(dict.fromkeys(rows["source"])),
     )
 
@@ -103,8 +100,11 @@ def _kernel_name(name: str) -> str:
     return re.split(r"[<(]", name.removeprefix("void "))[0].split("::")[-1]
 
 
-def _put_setting(found: Measurements, rows: pd.DataFrame) -> None:
-    """What the rows of a table were measured on and under, in the row "setting"."""
+def put_setting(found: Measurements, rows: pd.DataFrame, page: Mapping[str, Any]) -> None:
+    """What the rows of a table were measured on and under, in the row "setting".
+
+    page: what the campaign says of itself.
+    """
     if rows.empty:
         return
 
@@ -114,6 +114,10 @@ def _put_setting(found: Measurements, rows: pd.DataFrame) -> None:
             found["setting", column, "value"] = worded(told)
 
     put("device", rows["device"])
+    put("precision", (precision.upper() for precision in page["systems"]["precision"]))
+    sides = set(rows["variant"] if "variant" in rows else rows["operator"])
+    if page["systems"]["flash"] != "flash" and sides & {"full", "full-flash"}:
+        put("flash", [page["systems"]["flash"]])
     put("driver", rows["driver"])
     clocks = rows["sm_clock_least"].dropna()
     if len(clocks):
@@ -126,6 +130,14 @@ def _put_setting(found: Measurements, rows: pd.DataFrame) -> None:
         ran = {row["side"]: map(_kernel_name, row["kernels"]) for row in passed}
         names = {side: ", ".join(dict.fromkeys(kernels)) for side, kernels in ran.items()}
         put("kernels", [f"{side}: {kernels}" for side, kernels in names.items() if kernels])
+        by_operator = rows.groupby("variant", sort=False)["backend"].unique()
+        put(
+            "backends",
+            [
+                f"{OPERATOR_NAME[name]} on {' and '.join(backends)}"
+                for name, backends in by_operator.items()
+            ],
+        )
         put("tokens", rows["tokens"])
         alone = rows[rows["alone"].astype(bool)]
         put("alone", alone["scale"] + " " + alone["side"])
@@ -163,7 +175,7 @@ def production(records: CampaignRecords) -> Measurements:
                 found[scale, f"{column}.{side}", "value"] = _measured(rows, field, unit, none)
             found[scale, f"micro_ga.{side}", "value"] = _worded(rows, none)
         _put_ratio(found, scale, "ratio", sides["full"], sides["mha"], none)
-    _put_setting(found, select(records.throughput, benchmark="matched"))
+    put_setting(found, select(records.throughput, benchmark="matched"), records.page)
     return found
 
 
@@ -191,7 +203,7 @@ def efficient(records: CampaignRecords) -> Measurements:
                     cell = matched[scale, source, statistic]
                     found[scale, f"matched.{column}", statistic] = cell
         _put_peers(found, records, scale, fixed, flash)
-    _put_setting(found, select(records.throughput, benchmark=("fixed", "matched")))
+    put_setting(found, select(records.throughput, benchmark=("fixed", "matched")), records.page)
     return found
 
 
@@ -230,7 +242,7 @@ def linear_steady(records: CampaignRecords) -> Measurements:
         found[scale, "micro_ga", "value"] = _worded(rows, none)
         found[scale, "steady", "value"] = _measured(rows, "tokens_per_second", "tok/s", none)
         found[scale, "raw", "value"] = _measured(rows, "raw_tokens_per_second", "tok/s", none)
-    _put_setting(found, select(records.throughput, benchmark="linear-steady"))
+    put_setting(found, select(records.throughput, benchmark="linear-steady"), records.page)
     return found
 
 
@@ -267,122 +279,10 @@ def linear_long(records: CampaignRecords) -> Measurements:
         )
         found[key, "throughput", "value"] = _measured(here, "tokens_per_second", "tok/s", none)
         found[key, "allocated", "value"] = _measured(here, "allocated_gib", "GiB", none)
-    _put_setting(found, rows)
+    put_setting(found, rows, records.page)
     tokens = rows["micro"] * rows["accumulation"] * rows["context"]
     larger = rows[tokens > tokens.min()]["context"] if len(rows) else []
     if len(larger):
         contexts = ", ".join(f"{context:,.0f}" for context in sorted(set(larger)))
         found["setting", "update", "value"] = worded(f"T = {contexts}")
     return found
-
-
-def grown(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows of one operator whose time is at least GROWN times that of its smallest T.
-
-    Below that, what does not depend on T, such as launching kernels, is a part of the time.
-    """
-    passed = rows[rows["seconds"].notna()].sort_values("context")
-    if passed.empty:
-        return passed
-    return passed[passed["seconds"] >= GROWN * passed["seconds"].iloc[0]]
-
-
-def complexity(records: CampaignRecords) -> Measurements:
-    """Table 1, beside exponents fitted to the measured time and decode state against T."""
-    found: Measurements = {}
-    sequential = no_counterpart("a property of the algorithm; nothing is measured for it")
-    for operator in OPERATORS:
-        rows = select(records.complexity, operator=operator).sort_values("context")
-        none = absent(records, ("complexity",), variants=_names(operator))
-        timed = grown(rows)
-        few = none if rows.empty else _too_few(rows, timed)
-        time = _fit(timed, "seconds") if timed["context"].nunique() >= FEWEST_POINTS else None
-        _put_fit(found, operator, "time_exponent", time, few, noisy=True)
-        _put_fit(
-            found, operator, "state_exponent", _fit(rows, "decode_state_bytes"), none, noisy=False
-        )
-        found[operator, "contexts", "value"] = _range(
-            timed["context"], few if time is None else none
-        )
-        for place in ("first", "last"):
-            found[operator, f"decode_{place}", "value"] = _token(rows, place, none)
-        decoded = rows[rows["decode_seconds"].notna()]
-        found[operator, "decoded", "value"] = _range(decoded["context"], none)
-    for row, candidates in (
-        ("mha", ("mha",)),
-        ("full", ("full-flash", "full-reference")),
-        ("linear", ("linear",)),
-    ):
-        found[row, "sequential", "value"] = sequential
-        for column, quantity in (("complexity", "time"), ("state", "state")):
-            found[row, column, "value"] = _power(found, candidates, quantity)
-    _put_setting(found, records.complexity)
-    return found
-
-
-def _too_few(rows: pd.DataFrame, timed: pd.DataFrame) -> Measured:
-    """Why an operator's exponent is not fitted."""
-    passed = rows[rows["seconds"].notna()]
-    if passed.empty:
-        return _failed(rows)
-    grew = passed["seconds"].iloc[-1] / passed["seconds"].iloc[0]
-    return no_counterpart(
-        f"fitted to {FEWEST_POINTS} contexts at least whose time is {GROWN} times that of the "
-        f"smallest; here {timed['context'].nunique()} are, up to {grew:.1f} times"
-    )
-
-
-def _range(contexts: pd.Series, none: Measured) -> Measured:
-    if contexts.empty:
-        return none
-    return worded(f"{contexts.min():.0f} to {contexts.max():.0f}")
-
-
-def _token(rows: pd.DataFrame, place: str, none: Measured) -> Measured:
-    """The time to decode one token at the first or last T that has one."""
-    decoded = rows[rows["decode_seconds"].notna()]
-    if rows.empty:
-        return none
-    if decoded.empty:
-        return Measured(status="failed", reason=str(rows.iloc[0]["decode_reason"]))
-    row = decoded.iloc[0 if place == "first" else -1]
-    return Measured(float(row["decode_seconds"]), unit="ms", n=1, sources=(row["source"],))
-
-
-def _names(operator: str) -> tuple[str, ...]:
-    """How the list of missing pieces may name an operator: by benchmark, in full, by variant."""
-    return tuple(dict.fromkeys(("complexity", operator, operator.split("-")[0])))
-
-
-def _fit(rows: pd.DataFrame, field: str) -> PowerFit | None:
-    points = [
-        (float(context), float(value))
-        for context, value in zip(rows["context"], rows[field], strict=True)
-        if is_number(value) and value > 0
-    ]
-    return power_fit(points)
-
-
-def _put_fit(
-    found: Measurements, row: str, column: str, fit: PowerFit | None, none: Measured, noisy: bool
-) -> None:
-    """A fitted exponent, with an interval where the quantity has noise at all: bytes have none."""
-    if fit is None:
-        found[row, column, "value"] = none
-        return
-    found[row, column, "value"] = Measured(fit.exponent, n=fit.points)
-    if noisy and fit.low is not None and fit.high is not None:
-        found[row, column, "low"] = Measured(fit.low, n=fit.points)
-        found[row, column, "high"] = Measured(fit.high, n=fit.points)
-
-
-def _power(found: Measurements, operators: Iterable[str], quantity: str) -> Measured:
-    """The fitted power of T, in words, of the first of ``operators`` that was measured."""
-    cells = [found[operator, f"{quantity}_exponent", "value"] for operator in operators]
-    for operator, cell in zip(operators, cells, strict=True):
-        if cell.value is not None:
-            return worded(
-                f"T^{round(cell.value, 2) + 0.0:.2f}",
-                reason=f"fitted to {cell.n} contexts of {operator}",
-            )
-    return cells[0]

@@ -9,9 +9,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
+from report.compute.complexity import OPERATORS, fitted_time
 from report.compute.fit import power_fit
-from report.compute.measured import select
-from report.compute.systems import FEWEST_POINTS, OPERATORS, grown
+from report.compute.measured import Measurements, select
+from report.compute.systems import efficient
 from report.figures.drawing import Drawing, demand, grid, present, quantity
 from report.layout import SCALES
 from report.style import INK, MATERIALISED, MHA, OPERATOR_COLOUR, OPERATOR_NAME, RELATION
@@ -25,43 +26,49 @@ WIDTHS = {"mha": 5.0, "full-reference": 3.2, "full-flash": 1.4, "linear": 1.4}
 
 
 def throughput(records: CampaignRecords) -> Figure:
-    """Above, the materialised operator and its tiled form; below, the matched pair."""
-    passed = select(records.throughput, status="PASS")
-    fixed = select(passed, benchmark="fixed")
+    """Above, the materialised operator and its tiled form; below, the matched pair; as Table 5."""
+    both = select(records.throughput, status="PASS", benchmark=("fixed", "matched"))
+    demand(len(both) > 0, "finished throughput measurement", records, ("throughput",))
+    found, scales = efficient(records), present(both, SCALES)
     comparisons = (
         (
             "fixed context",
-            (("Materialised", select(fixed, side="reference"), MATERIALISED),
-             ("FlashRelation", select(fixed, side="full"), RELATION)),
+            (("Materialised", "fixed.reference", MATERIALISED),
+             ("FlashRelation", "fixed.flash", RELATION)),
+            "fixed.speedup",
         ),
         (
             "matched",
-            tuple(
-                (name, select(passed, benchmark="matched", side=side), colour)
-                for name, side, colour in (("MHA", "mha", MHA), ("Relation", "full", RELATION))
-            ),
+            (("MHA", "matched.mha", MHA), ("Relation", "matched.full", RELATION)),
+            "matched.ratio",
         ),
     )  # fmt: skip
-    both = select(passed, benchmark=("fixed", "matched"))
-    demand(len(both) > 0, "finished throughput measurement", records, ("throughput",))
-    scales = present(both, SCALES)
     figure, axes = grid(2, len(scales), 3.4)
-    for row, (label, sides) in enumerate(comparisons):
-        for column, scale in enumerate(scales):
-            here = axes[row, column]
-            bars = [(name, select(rows, scale=scale), colour) for name, rows, colour in sides]
-            _bars(here, f"{scale}, {label}", bars)
+    for row, (label, sides, ratio) in enumerate(comparisons):
+        for here, scale in zip(axes[row], scales, strict=True):
+            bars = [(name, found[scale, key, "value"].value, colour) for name, key, colour in sides]
+            _bars(here, f"{scale}, {label}{_ratio(found, scale, ratio)}", bars)
     for here in axes[1]:
         here.set_xlabel("tokens/s")
     return figure
 
 
-def _bars(axes: Axes, title: str, bars: list[tuple[str, pd.DataFrame, str]]) -> None:
+def _ratio(found: Measurements, scale: str, column: str) -> str:
+    """A ratio of the table with its interval, as a title tells it."""
+    value, low, high = (
+        None if (cell := found.get((scale, column, statistic))) is None else cell.value
+        for statistic in ("value", "low", "high")
+    )
+    if value is None:
+        return ""
+    ends = "" if low is None or high is None else f" [{low:.3g}, {high:.3g}]"
+    return f"\n{value:.3g}×{ends}"
+
+
+def _bars(axes: Axes, title: str, bars: list[tuple[str, float | None, str]]) -> None:
     axes.grid(axis="x")
     axes.grid(visible=False, axis="y")
-    rates = {name: float(rows["tokens_per_second"].mean()) for name, rows, _ in bars if len(rows)}
-    for place, (name, _, colour) in enumerate(bars):
-        rate = rates.get(name)
+    for place, (_, rate, colour) in enumerate(bars):
         if rate is not None:
             axes.barh(-place, rate, height=0.6, color=colour)
         axes.annotate(
@@ -74,12 +81,9 @@ def _bars(axes: Axes, title: str, bars: list[tuple[str, pd.DataFrame, str]]) -> 
         )
     axes.set_yticks([0, -1], [name for name, _, _ in bars])
     axes.tick_params(axis="y", length=0)
-    axes.set_xlim(0, 1.22 * max(rates.values(), default=1.0))
+    axes.set_xlim(0, 1.22 * max((rate for _, rate, _ in bars if rate is not None), default=1.0))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: quantity(value)))
     axes.xaxis.set_major_locator(MaxNLocator(3))
-    if len(rates) == 2:
-        base, other = rates.values()
-        title += f": {other / base:.3g}×"
     axes.set_title(title)
 
 
@@ -148,12 +152,12 @@ def _exponent(rows: pd.DataFrame, points: pd.Series, field: str) -> str:
     if field == "decode_seconds":
         return ""
     if field == "seconds":
-        timed = grown(rows)
-        if timed["context"].nunique() < FEWEST_POINTS:
-            return ""
-        points = timed.set_index("context")["seconds"]
-    fit = power_fit(list(zip(points.index.astype(float), points, strict=True)))
-    return f": exponent {round(fit.exponent, 2) + 0.0:.2f}" if fit else ""
+        fit, why = fitted_time(rows)
+    else:
+        fit, why = power_fit(list(zip(points.index.astype(float), points, strict=True))), ""
+    if fit is None:
+        return ": exponent undetermined" if why else ""
+    return f": exponent {round(fit.exponent, 2) + 0.0:.2f}"
 
 
 def linear_long(records: CampaignRecords) -> Figure:
@@ -192,8 +196,9 @@ def linear_long(records: CampaignRecords) -> Figure:
 DRAWINGS = (
     Drawing(
         "throughput",
-        "Tokens per second in whole training steps, with the ratio of the lower bar to the upper: "
-        "FlashRelation against the materialised operator, Relation against MHA.",
+        "Tokens per second in whole training steps, medians, with Table 5’s ratio of the lower to "
+        "the upper, the median of single rounds with its 95% interval: FlashRelation against the "
+        "materialised operator, Relation against MHA.",
         "Bar charts by scale: above, tokens per second of the materialised operator and of "
         "FlashRelation; below, of MHA and of Relation; each title gives their ratio.",
         throughput,
@@ -201,7 +206,8 @@ DRAWINGS = (
     Drawing(
         "scaling",
         "Time, decode state and a decoded token’s time of each operator against the context, with "
-        "the fitted power of T where the time is at least five times that of the smallest.",
+        "the power of T fitted to what takes at least five times as long as the smallest T: "
+        "undetermined where these are fewer than three, or its 95% interval is wider than 1.",
         "Three log-log charts against the context: the time of MHA, of Full Relation materialised "
         "and tiled and of Linear Relation, the bytes of decode state, and the time of one token.",
         scaling,

@@ -28,7 +28,11 @@ CELLS = schema(
     Column("low", _REAL, "the row's unit", "95% t interval of the mean over seeds"),
     Column("high", _REAL, "the row's unit"),
     Column("difference", _REAL, "the row's unit", "value - paper_value"),
-    Column("status", _TEXT, description="ok, not run, failed, oom, not reached, no counterpart"),
+    Column(
+        "status",
+        _TEXT,
+        description="ok, not run, failed, oom, not reached, undetermined, no counterpart",
+    ),
     Column("reason", _TEXT),
     Column("tolerance", _REAL, "the row's unit", "how far from paper_value; null where not judged"),
     Column("tolerance_rule", _TEXT, description="why, from report/tolerances.toml"),

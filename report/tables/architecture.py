@@ -1,7 +1,7 @@
 """Complexity of the operators and configurations of the models."""
 
+from report.compute.complexity import complexity
 from report.compute.configurations import configurations
-from report.compute.systems import complexity
 from report.layout import SCALE_ROWS, Column, Number, Panel, Part, Row, Table, Words, value
 from report.tables.systems import settings
 
@@ -18,9 +18,10 @@ TOKEN_MIXING = Table(
         "Cost of the token-mixing core, the sequential operations of its direct form, and the "
         "history it keeps while decoding. The campaign’s lines give the power of $T$ fitted to its "
         "own points, those whose time is at least five times that of the smallest $T$; (b) adds "
-        "the 95% interval of the fit of log time on log $T$. Decode state is the size of the "
-        "tensors that the next token needs; a token is decoded by the whole model, batch 1, at "
-        "the first and the last $T$."
+        "the 95% interval of the fit of log time on log $T$. A power of fewer than three such "
+        "points, or with an interval wider than 1, is undetermined. Decode state is the size of "
+        "the tensors that the next token needs; a token is decoded by the whole model, batch 1, "
+        "at the first and the last $T$."
     ),
     stubs=("Layer type",),
     rows=(

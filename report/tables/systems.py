@@ -4,6 +4,7 @@ import pandas as pd
 
 from report.compute.systems import (
     PAPER_CONTEXTS,
+    TILED,
     efficient,
     linear_long,
     linear_steady,
@@ -15,6 +16,7 @@ RATE = Number(grouped=True, significant=4)
 FINE_RATE = Number(3, grouped=True, significant=4)
 MEMORY = Number(2, significant=3)
 CONTEXT = Number()
+PAPER_PRECISION = "BF16"
 
 
 _SETTINGS = (
@@ -31,17 +33,30 @@ def settings(cells: pd.DataFrame) -> list[str]:
     """What the device was and did while the campaign measured, one sentence each."""
     found = cells[cells["row"] == "setting"].set_index("column")["text"]
     notes = [sentence.format(found[key]) for key, sentence in _SETTINGS if key in found]
+    if "precision" in found:
+        notes.insert(0, _measured(found))
     if "random" in found.get("tokens", ""):
         notes.append("Measured on random tokens: the corpus was not prepared.")
     return notes
 
 
+def _measured(found: pd.Series) -> str:
+    """In which precision, on which backends; the device stands in the table's last line."""
+    precision = found["precision"]
+    told = f"In {precision}"
+    if precision != PAPER_PRECISION:
+        told += f", the paper’s in {PAPER_PRECISION}"
+    if "backends" in found:
+        told += f": {found['backends']}"
+    if "flash" in found:
+        what = f", {TILED}" if found["flash"] == "tiled" else ""
+        told += f". For FlashRelation stands the backend {found['flash']}{what}"
+    return f"{told}."
+
+
 def _notes(cells: pd.DataFrame) -> list[str]:
-    """Which backends were measured under what, and a fixed context other than the paper's."""
-    measured = cells[(cells["status"] == "ok") & cells["reason"].str.startswith("backend")]
+    """What was measured and under what, and a fixed context other than the paper’s."""
     notes = []
-    if len(measured):
-        notes.append(f"Measured: {'; '.join(dict.fromkeys(measured['reason']))}.")
     fixed = cells[(cells["column"] == "fixed.context") & (cells["status"] == "ok")]
     differing = fixed[fixed["value"] != 1024]
     if len(differing):
@@ -50,7 +65,7 @@ def _notes(cells: pd.DataFrame) -> list[str]:
             for row, context in zip(differing["row"], differing["value"], strict=True)
         )
         notes.append(f"The fixed context of (a) is {contexts} here.")
-    return notes + settings(cells)
+    return settings(cells) + notes
 
 
 EFFICIENT = Table(

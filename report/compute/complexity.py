@@ -1,0 +1,155 @@
+"""Powers of T fitted to measured time and decode state (Table 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from report.compute.fit import PowerFit, power_fit
+from report.compute.measured import (
+    Measured,
+    Measurements,
+    absent,
+    is_number,
+    no_counterpart,
+    select,
+    worded,
+)
+from report.compute.systems import failed, put_setting
+
+if TYPE_CHECKING:
+    from relation.records import CampaignRecords
+
+OPERATORS = ("mha", "full-reference", "full-flash", "linear")
+# An exponent is fitted where time is so many times that of the smallest T, to so many contexts.
+GROWN, FEWEST_POINTS = 5, 3
+# A wider 95% interval holds two powers of T at once and tells them not apart.
+WIDEST_INTERVAL = 1.0
+
+
+def grown(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of one operator whose time is at least GROWN times that of its smallest T.
+
+    Below that, what does not depend on T, such as launching kernels, is a part of the time.
+    """
+    passed = rows[rows["seconds"].notna()].sort_values("context")
+    if passed.empty:
+        return passed
+    return passed[passed["seconds"] >= GROWN * passed["seconds"].iloc[0]]
+
+
+def complexity(records: CampaignRecords) -> Measurements:
+    """Table 1, beside exponents fitted to the measured time and decode state against T."""
+    found: Measurements = {}
+    sequential = no_counterpart("a property of the algorithm; nothing is measured for it")
+    for operator in OPERATORS:
+        rows = select(records.complexity, operator=operator).sort_values("context")
+        none = absent(records, ("complexity",), variants=_names(operator))
+        time, why = fitted_time(rows)
+        undetermined = none
+        if not rows.empty:
+            undetermined = Measured(status="undetermined", reason=why) if why else failed(rows)
+        _put_fit(found, operator, "time_exponent", time, undetermined, noisy=True)
+        _put_fit(
+            found, operator, "state_exponent", _fit(rows, "decode_state_bytes"), none, noisy=False
+        )
+        found[operator, "contexts", "value"] = (
+            undetermined if time is None else _range(grown(rows)["context"], none)
+        )
+        for place in ("first", "last"):
+            found[operator, f"decode_{place}", "value"] = _token(rows, place, none)
+        decoded = rows[rows["decode_seconds"].notna()]
+        found[operator, "decoded", "value"] = _range(decoded["context"], none)
+    for row, candidates in (
+        ("mha", ("mha",)),
+        ("full", ("full-flash", "full-reference")),
+        ("linear", ("linear",)),
+    ):
+        found[row, "sequential", "value"] = sequential
+        for column, quantity in (("complexity", "time"), ("state", "state")):
+            found[row, column, "value"] = _power(found, candidates, quantity)
+    put_setting(found, records.complexity, records.page)
+    return found
+
+
+def fitted_time(rows: pd.DataFrame) -> tuple[PowerFit | None, str]:
+    """The power of T fitted to the times of one operator; or None, and why it is undetermined.
+
+    The reason is empty where no time was measured at all.
+    """
+    passed = rows[rows["seconds"].notna()].sort_values("context")
+    if passed.empty:
+        return None, ""
+    timed = grown(rows)
+    points = timed["context"].nunique()
+    if points < FEWEST_POINTS:
+        grew = passed["seconds"].iloc[-1] / passed["seconds"].iloc[0]
+        return None, (
+            f"a power is fitted to {FEWEST_POINTS} contexts or more that take {GROWN} times as "
+            f"long as the smallest; {points} do, and the largest takes {grew:.1f} times as long"
+        )
+    fit = _fit(timed, "seconds")
+    if fit.high - fit.low > WIDEST_INTERVAL:
+        return None, (
+            f"the 95% interval of the fitted power, {fit.low:.2f} to {fit.high:.2f}, is wider "
+            f"than {WIDEST_INTERVAL:g}"
+        )
+    return fit, ""
+
+
+def _range(contexts: pd.Series, none: Measured) -> Measured:
+    if contexts.empty:
+        return none
+    return worded(f"{contexts.min():.0f} to {contexts.max():.0f}")
+
+
+def _token(rows: pd.DataFrame, place: str, none: Measured) -> Measured:
+    """The time to decode one token at the first or last T that has one."""
+    decoded = rows[rows["decode_seconds"].notna()]
+    if rows.empty:
+        return none
+    if decoded.empty:
+        return Measured(status="failed", reason=str(rows.iloc[0]["decode_reason"]))
+    row = decoded.iloc[0 if place == "first" else -1]
+    return Measured(float(row["decode_seconds"]), unit="ms", n=1, sources=(row["source"],))
+
+
+def _names(operator: str) -> tuple[str, ...]:
+    """How the list of missing pieces may name an operator: by benchmark, in full, by variant."""
+    return tuple(dict.fromkeys(("complexity", operator, operator.split("-")[0])))
+
+
+def _fit(rows: pd.DataFrame, field: str) -> PowerFit | None:
+    points = [
+        (float(context), float(value))
+        for context, value in zip(rows["context"], rows[field], strict=True)
+        if is_number(value) and value > 0
+    ]
+    return power_fit(points)
+
+
+def _put_fit(
+    found: Measurements, row: str, column: str, fit: PowerFit | None, none: Measured, noisy: bool
+) -> None:
+    """A fitted exponent, with an interval where the quantity has noise at all: bytes have none."""
+    if fit is None:
+        found[row, column, "value"] = none
+        return
+    found[row, column, "value"] = Measured(fit.exponent, n=fit.points)
+    if noisy and fit.low is not None and fit.high is not None:
+        found[row, column, "low"] = Measured(fit.low, n=fit.points)
+        found[row, column, "high"] = Measured(fit.high, n=fit.points)
+
+
+def _power(found: Measurements, operators: Iterable[str], quantity: str) -> Measured:
+    """The fitted power of T, in words, of the first of ``operators`` that was measured."""
+    cells = [found[operator, f"{quantity}_exponent", "value"] for operator in operators]
+    for operator, cell in zip(operators, cells, strict=True):
+        if cell.value is not None:
+            return worded(
+                f"T^{round(cell.value, 2) + 0.0:.2f}",
+                reason=f"fitted to {cell.n} contexts of {operator}",
+            )
+    return cells[0]
