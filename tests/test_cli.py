@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -140,6 +141,12 @@ def test_bad_input_is_one_line_and_status_2(capsys: Output, case: str) -> None:
     assert lines[-1].startswith("error: ")
     assert len(lines[-1]) > len("error: ")
     assert "Traceback" not in output.err
+
+
+def test_an_unknown_run_is_told_with_the_command_that_lists_them(capsys: Output) -> None:
+    assert main(["generate", "10M/full/7", "--campaign", "tiny", "--prompt", "Once"]) == 2
+    advised = re.search(r"`python -m relation ([^`]+)` lists them", capsys.readouterr().err)
+    assert "10M/full/42" in printed(capsys, *advised.group(1).split())
 
 
 def test_a_run_that_cannot_go_on_is_told_alike(
