@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from html.parser import HTMLParser
 from urllib.parse import unquote
@@ -11,6 +12,7 @@ from conftest import ROOT, copy_project, snakemake
 from sites import content_of
 from test_report_records import HOSTILE, make_empty, make_records
 
+from relation.cli import main
 from relation.config import load_config, resolve
 from report import paper
 from report.jobs.cells import write_cells
@@ -245,6 +247,31 @@ def test_two_campaigns_stand_side_by_side(folder, tmp_path):
     assert (page.parent / "style.css").exists() and (page.parent / "report.js").exists()
     row = re.search(r'<th scope="row">10M</th><td class="l">Relation NLL.*?</tr>', text, re.S)
     assert "1.6441" in row.group() and row.group().count("1.92 ± 0.02") == 2
+    assert text.count("Not comparable with the paper.") == 2
+
+
+def test_a_comparison_counts_alike_on_page_and_terminal(folder, tmp_path, monkeypatch, capsys):
+    for name in ("one", "two"):
+        shutil.copytree(
+            folder, tmp_path / "results" / name / "report", ignore=shutil.ignore_patterns("figures")
+        )
+    monkeypatch.chdir(tmp_path)
+    assert main(["compare", "one", "two"]) == 0
+    told = re.findall(r"^([\w-]+) +(\d+) +(\d+) +(\d+)$", capsys.readouterr().out, re.MULTILINE)
+    page = page_of(tmp_path, "results/compare/one-two/index.html")
+    shown = re.findall(r'<a href="#([\w-]+)">.*?' + 3 * r'<td class="r">(\d+)</td>', page)
+    assert told == shown and len(shown) == len(TABLES)
+
+
+def test_a_campaign_named_paper_is_told_from_the_paper(folder, tmp_path):
+    """A header never says the same of the paper's column and of the campaign's."""
+    content = content_of(make_records(), folder, [])
+    render_site(replace(content, page=content.page | {"campaign": "paper"}), tmp_path)
+    for name in ("index.html", "claims.html"):
+        for header in re.findall(r"<thead>.*?</thead>", page_of(tmp_path, name), re.S):
+            headed = re.findall(r"<th[^>]*>([^<]+)</th>", header)
+            assert headed.count("paper") == headed.count("here") > 0
+            assert "◇ paper, ● paper" not in header
 
 
 def test_evidence_shares_an_axis():
