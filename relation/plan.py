@@ -21,7 +21,10 @@ _COMPILE_SECONDS = 30.0  # a model, the kernels it needs included
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage of the DAG: jobs, those already done, tokens trained, hours and disk still due."""
+    """One stage of the DAG: jobs, those already done, tokens trained, hours and disk still due.
+
+    ``disk_gib`` is the checkpoints, which stay, and the resume states of the largest run.
+    """
 
     stage: str
     jobs: int
@@ -33,7 +36,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class TableCost:
-    """What one table alone would need from nothing: runs, device hours, disk."""
+    """What one table alone would need from nothing: runs, device hours, disk as a stage's."""
 
     label: str
     runs: int
@@ -49,8 +52,14 @@ class Plan:
     tables: list[TableCost]
     basis: str
 
+    @property
+    def total(self) -> Stage:
+        """The sum of all stages."""
+        counts = ("jobs", "done", "tokens", "hours", "disk_gib")
+        return Stage("total", *(sum(getattr(s, name) for s in self.stages) for name in counts))
+
     def as_dict(self) -> dict:
-        return asdict(self)
+        return asdict(self) | {"total": asdict(self.total)}
 
 
 def _paired(run: RunSpec) -> bool:
@@ -117,6 +126,10 @@ def make_plan(campaign: Campaign, results: Results) -> Plan:
     def checkpoint_gib(run: RunSpec) -> float:
         return 4 * parameters[run.scale, run.variant] / _GIB
 
+    def disk_gib(runs: list[RunSpec]) -> float:
+        sizes = [checkpoint_gib(run) for run in runs]
+        return sum(sizes) + _STATE_COPIES * max(sizes, default=0.0)
+
     def current(path: Path, spec: Spec) -> bool:
         return path.exists() and read_origin(path)["config_hash"] == spec.config_hash
 
@@ -143,8 +156,7 @@ def make_plan(campaign: Campaign, results: Results) -> Plan:
                 len(runs) - len(left),
                 sum(run.budget_tokens for run in left),
                 sum(map(run_hours, left)),
-                sum(map(checkpoint_gib, left))
-                + max((checkpoint_gib(r) * _STATE_COPIES for r in left), default=0.0),
+                disk_gib(left),
             )
         )
     checkpoints = campaign.paired_runs
@@ -181,9 +193,10 @@ def make_plan(campaign: Campaign, results: Results) -> Plan:
         runs = [run for run in campaign.runs if wants(run)]
         hours = sum(run_hours(run) + with_flow * diagnosis_hours(run) for run in runs)
         hours += sum(benchmark_hours(s) for s in campaign.systems if s.benchmark in benchmarks)
-        tables.append(TableCost(label, len(runs), hours, sum(map(checkpoint_gib, runs))))
+        tables.append(TableCost(label, len(runs), hours, disk_gib(runs)))
     basis = (
         "Training and benchmarks from expected_tokens_per_second in config.yaml, 5 s for a job's "
-        "start and 30 s to compile a model; diagnostics are a rough guess."
+        "start and 30 s to compile a model; diagnostics are a rough guess. Disk: every run's "
+        "checkpoint and the two resume states of the largest run; corpora come on top."
     )
     return Plan(stages, tables, basis)
