@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -154,10 +154,19 @@ def _groups(runs: Sequence[Run]) -> list[list[Run]]:
     return list(groups.values())
 
 
+def _records_of(run: Run, provenance: Iterable[Mapping[str, Any]]) -> set[str]:
+    """Every record of a run: its own, its log's and probes', those of its diagnosed checkpoint."""
+    key = (run.scale, run.variant, run.seed)
+    return {
+        row["source"] for row in provenance if (row["scale"], row["variant"], row["seed"]) == key
+    }
+
+
 def _write_run(site: _Site, run: Run, place: int) -> None:
     runs = site.content.runs
     by_key = {(other.scale, other.variant, other.seed): other for other in runs}
-    used = [printed.table for printed in site.content.tables if run.source in printed.sources]
+    own = _records_of(run, site.content.provenance)
+    used = [printed.table for printed in site.content.tables if own & set(printed.sources)]
     site.write(
         f"{run.page}.html",
         "run.html.j2",
