@@ -27,6 +27,7 @@ from report.site.runs import Run
 from report.tables import TABLES
 from report.view import FRESHNESS, VERDICTS
 
+RECORD = "runs/10M/full/42/record.parquet"
 VOID = {"meta", "img", "br", "link", "rect", "path", "line", "circle"}
 OWN_SCRIPTS = {"report.js", "behind-data"}
 
@@ -151,8 +152,8 @@ def test_a_cell_opens_on_its_value_its_judgement_and_its_records(folder):
     assert cell["title"] == "Table 2 · 10M · Relation NLL ↓"
     (value,) = cell["values"]
     facts = dict(value["facts"])
-    assert facts["Paper"] == "1.6441 ± 0.0124 nat" and facts["Here"].startswith("1.92 ± 0.02")
-    assert facts["Difference"] == "+0.2759 nat" and facts["Seeds or measurements"] == "3"
+    assert facts["Paper"] == "1.6441 ± 0.0124 nat/token" and facts["Here"].startswith("1.92 ± 0.02")
+    assert facts["Difference"] == "+0.2759 nat/token" and facts["Seeds or measurements"] == "3"
     assert value["verdict"] == "not judged" and "3/48/8x6/96" in value["verdict_reason"]
     assert len(value["sources"]) == 3
     record = data["records"][value["sources"][0]]
@@ -160,6 +161,39 @@ def test_a_cell_opens_on_its_value_its_judgement_and_its_records(folder):
     assert record["page"] == "runs/10M-full-42.html"
     gap = data["cells"]["100M/delta"]["values"][0]
     assert gap["sources"]
+
+
+def test_what_lies_behind_a_cell_reads_as_its_table_does(folder):
+    """Intervals, whole numbers, percentage points, and no record for what a model does not have."""
+    ratio = behind(folder, "efficient-relation")["cells"]["10M/fixed.speedup"]["values"][0]
+    (interval,) = (text for label, text in ratio["facts"] if label == "95% interval")
+    assert re.fullmatch(r"[\d.]+ to [\d.]+ x", interval)
+    count, _ = behind(folder, "app-configs")["cells"]["10M/params.mha+params.full"]["values"]
+    facts = dict(count["facts"])
+    assert facts["Paper"] == "10,425,216 parameters"
+    assert re.fullmatch(r"−[\d,]{9,} parameters", facts["Difference"])
+    profile = behind(folder, "app-structural-sink-profile")["cells"]
+    share, _ = profile["10M/sink_1.mha+sink_1.full"]["values"]
+    facts = dict(share["facts"])
+    assert facts["Paper"].endswith(" %") and facts["Difference"].endswith(" pp")
+    (crossing, *_) = behind(folder, "app-token-efficiency")["cells"].values()
+    assert dict(crossing["values"][0]["facts"])["Here"] == "0.00009 B tokens"
+    cells = behind(folder, "app-structural-layerwise")["cells"]
+    (absent,) = cells["10M/L5/effrank.ratio"]["values"]
+    assert absent["sources"] == [] and "has 3 layers" in str(absent["facts"])
+
+
+def test_a_run_names_every_table_that_rests_on_any_of_its_records(folder, tmp_path):
+    content = content_of(make_records(), folder, [])
+    record = next(row for row in content.provenance if row["source"] == RECORD)
+    further = (RECORD.replace("record", "log"), "flow/10M/full/42.parquet")
+    provenance = [*content.provenance, *(record | {"source": source} for source in further)]
+    render_site(replace(content, provenance=provenance), tmp_path)
+    used = set(re.findall(r"tables/([\w-]+)\.html", page_of(tmp_path, "runs/10M-full-42.html")))
+    logs = {"main-results", "app-token-efficiency"}
+    flows = {table.label for table in TABLES if table.label.startswith("app-structural")}
+    assert logs | flows | {"app-nll", "relation_internal"} <= used
+    assert not used & {"app-linear-long", "app-hybrid"}
 
 
 def test_a_column_of_two_values_opens_on_both(folder):
@@ -275,7 +309,7 @@ def test_a_campaign_named_paper_is_told_from_the_paper(folder, tmp_path):
 
 
 def test_evidence_shares_an_axis():
-    row = {"claim": 1, "unit": "nat", "low": None, "high": None}
+    row = {"claim": 1, "unit": "nat/token", "low": None, "high": None}
     rows = [row | {"paper": -0.04, "ours": -0.02}, row | {"paper": -0.01, "ours": None}]
     first, second = (entry["places"] for entry in evidence_by_claim(rows)[1])
     assert first["paper"] == 0 and first["zero"] == 100 and first["ours"] == 50
