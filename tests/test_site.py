@@ -15,12 +15,14 @@ from test_report_records import HOSTILE, make_empty, make_records
 from relation.cli import main
 from relation.config import load_config, resolve
 from report import paper
+from report.figures import DRAWINGS
 from report.jobs.cells import write_cells
 from report.jobs.compare import compare
 from report.site import render_site
 from report.site.comparison import render_comparison
 from report.site.environment import duration, figure, html_environment
 from report.site.evidence import evidence_by_claim
+from report.site.overview import FIGURES
 from report.site.pipeline import campaign_pipeline
 from report.site.render import PAGES
 from report.site.runs import Run
@@ -306,6 +308,12 @@ def test_a_campaign_named_paper_is_told_from_the_paper(folder, tmp_path):
             headed = re.findall(r"<th[^>]*>([^<]+)</th>", header)
             assert headed.count("paper") == headed.count("here") > 0
             assert "◇ paper, ● paper" not in header
+
+
+def test_every_figure_has_a_few_words_on_the_first_page(folder):
+    assert list(FIGURES) == [drawing.name for drawing in DRAWINGS]
+    shown = page_of(folder, "index.html")
+    assert "<span>Validation NLL by pair</span>" in shown
 
 
 def test_evidence_shares_an_axis():

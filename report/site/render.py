@@ -13,7 +13,7 @@ from report.site.behind import behind_cells
 from report.site.content import Content
 from report.site.environment import html_environment
 from report.site.evidence import evidence_by_claim
-from report.site.overview import gaps, headlines, shares, tally
+from report.site.overview import FIGURES, gaps, headlines, shares, tally
 from report.site.runs import Run
 from report.templating import TEMPLATES
 from report.typeset import can_typeset
@@ -82,6 +82,7 @@ def render_site(content: Content, folder: Path) -> None:
         gaps=gaps(content.missing),
         shares={printed.table.label: shares(printed) for printed in tables},
         figures=content.figures,
+        figure_titles=FIGURES,
         runs=content.runs,
     )
     site.write(
