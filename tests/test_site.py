@@ -7,6 +7,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from urllib.parse import unquote
 
+import pandas as pd
 import pytest
 from conftest import ROOT, copy_project, snakemake
 from sites import content_of
@@ -14,10 +15,12 @@ from test_report_records import HOSTILE, make_empty, make_records
 
 from relation.cli import main
 from relation.config import load_config, resolve
+from relation.parquet import read_parquet
 from report import paper
 from report.figures import DRAWINGS
 from report.jobs.cells import write_cells
 from report.jobs.compare import compare
+from report.jobs.schemas import CELLS
 from report.site import render_site
 from report.site.comparison import render_comparison
 from report.site.environment import duration, figure, html_environment
@@ -308,6 +311,21 @@ def test_a_campaign_named_paper_is_told_from_the_paper(folder, tmp_path):
             headed = re.findall(r"<th[^>]*>([^<]+)</th>", header)
             assert headed.count("paper") == headed.count("here") > 0
             assert "◇ paper, ● paper" not in header
+
+
+def test_a_tables_csv_is_its_cells(folder):
+    cells = read_parquet(folder / "cells.parquet", CELLS).to_pandas()
+    explained = page_of(folder, "tables.html")
+    for table in TABLES:
+        found = pd.read_csv(folder / f"tables/{table.label}.csv", dtype=str, keep_default_na=False)
+        asked = cells[cells["table"] == table.label]
+        assert list(found["paper"]) == list(asked["paper"].fillna(""))
+        assert [row.split("; ") if row else [] for row in found["sources"]] == [
+            list(sources) for sources in asked["sources"]
+        ]
+        assert f'href="{table.label}.csv"' in page_of(folder, f"tables/{table.label}.html")
+        for name in found:
+            assert re.search(rf"<code>{name}</code></dt><dd>\w", explained)
 
 
 def test_every_figure_has_a_few_words_on_the_first_page(folder):

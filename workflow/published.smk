@@ -118,9 +118,10 @@ rule report:
     output:
         pages=expand(f"{FOLDER}/report/{{page}}", page=PAGES + ASSETS, allow_missing=True),
         runs=directory(f"{FOLDER}/report/runs"),
-        html=expand(
-            f"{FOLDER}/report/tables/{{label}}.html",
+        tables=expand(
+            f"{FOLDER}/report/tables/{{label}}.{{form}}",
             label=LABELS,
+            form=("html", "csv"),
             allow_missing=True,
         ),
     log:

@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import pandas as pd
+import pyarrow as pa
 
+from report.jobs.schemas import CELLS
 from report.site.behind import behind_cells
 from report.site.content import Content
 from report.site.environment import html_environment
@@ -89,8 +92,10 @@ def render_site(content: Content, folder: Path) -> None:
         "tables.html",
         "tables.html.j2",
         shares={printed.table.label: shares(printed) for printed in tables},
+        columns=[_documented(field) for field in CELLS if field.name != "table"],
     )
     for place, printed in enumerate(tables):
+        write_csv(content.cells, printed.table.label, site.folder / "tables")
         site.write(
             f"tables/{printed.table.label}.html",
             "table.html.j2",
@@ -122,6 +127,14 @@ def render_site(content: Content, folder: Path) -> None:
     site.write("checklist.html", "checklist.html.j2", checklist=content.checklist)
 
 
+def write_csv(cells: pd.DataFrame, label: str, folder: Path) -> None:
+    """One table's rows of cells.parquet as CSV, all columns but its name; sources apart by "; "."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = cells[cells["table"] == label].drop(columns="table")
+    rows = rows.assign(sources=rows["sources"].map("; ".join))
+    rows.to_csv(folder / f"{label}.csv", index=False, lineterminator="\n")
+
+
 def write_assets(folder: Path, environment: jinja2.Environment) -> None:
     """The style sheet and the script that every page of a site shares."""
     style = environment.get_template("style.css.j2").render()
@@ -145,6 +158,12 @@ def records_by_source(content: Content, folder: Path) -> dict[str, dict[str, Any
         }
         for row in content.provenance
     }
+
+
+def _documented(field: pa.Field) -> tuple[str, str]:
+    """A column's name, and what its schema says of it."""
+    told = (field.metadata[key].decode() for key in (b"description", b"unit"))
+    return field.name, ", in ".join(filter(None, told))
 
 
 def _groups(runs: Sequence[Run]) -> list[list[Run]]:
