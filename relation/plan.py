@@ -5,14 +5,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from relation.config import Campaign
+from relation.disk import disk_gib, stage_of
 from relation.geometry import ABLATIONS, PAIRED
 from relation.model.inventory import count_parameters
 from relation.parquet import read_origin
 from relation.results import Results
 from relation.spec import RunSpec, Spec, SystemsSpec
 
-_GIB = 2**30
-_STATE_COPIES = 3 * 2  # a resume state holds weights and two moments, and two states are kept
 # Guesses, each a little too much:
 _DIAGNOSIS_SHARE = 0.02  # of its run's hours
 _START_SECONDS = 5.0  # a job: Python, PyTorch, the configuration
@@ -21,7 +20,10 @@ _COMPILE_SECONDS = 30.0  # a model, the kernels it needs included
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage of the DAG: jobs, those already done, tokens trained, hours and disk still due."""
+    """One stage of the DAG: jobs, those already done, tokens trained, hours and disk still due.
+
+    ``disk_gib`` is the checkpoints, which stay, and the resume states of the largest run.
+    """
 
     stage: str
     jobs: int
@@ -33,7 +35,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class TableCost:
-    """What one table alone would need from nothing: runs, device hours, disk."""
+    """What one table alone would need from nothing: runs, device hours, disk as a stage's."""
 
     label: str
     runs: int
@@ -49,8 +51,14 @@ class Plan:
     tables: list[TableCost]
     basis: str
 
+    @property
+    def total(self) -> Stage:
+        """The sum of all stages."""
+        counts = ("jobs", "done", "tokens", "hours", "disk_gib")
+        return Stage("total", *(sum(getattr(s, name) for s in self.stages) for name in counts))
+
     def as_dict(self) -> dict:
-        return asdict(self)
+        return asdict(self) | {"total": asdict(self.total)}
 
 
 def _paired(run: RunSpec) -> bool:
@@ -114,8 +122,8 @@ def make_plan(campaign: Campaign, results: Results) -> Plan:
         rate = campaign.expected_tokens_per_second[spec.scale]
         return _benchmark_seconds(spec, rate) / 3600
 
-    def checkpoint_gib(run: RunSpec) -> float:
-        return 4 * parameters[run.scale, run.variant] / _GIB
+    def run_gib(runs: list[RunSpec]) -> float:
+        return disk_gib(parameters[run.scale, run.variant] for run in runs)
 
     def current(path: Path, spec: Spec) -> bool:
         return path.exists() and read_origin(path)["config_hash"] == spec.config_hash
@@ -128,11 +136,8 @@ def make_plan(campaign: Campaign, results: Results) -> Plan:
         return path is not None and current(path, campaign.diagnostics_spec(run))
 
     due = [run for run in campaign.runs if not run_done(run)]
-    groups = {
-        "paired runs": [r for r in campaign.runs if _paired(r)],
-        "ablation runs": [r for r in campaign.runs if r.variant in ABLATIONS],
-        "other runs": [r for r in campaign.runs if not _paired(r) and r.variant not in ABLATIONS],
-    }
+    names = ("paired runs", "ablation runs", "other runs")
+    groups = {name: [r for r in campaign.runs if stage_of(r.variant) == name] for name in names}
     stages = []
     for name, runs in groups.items():
         left = [run for run in runs if run in due]
@@ -143,8 +148,7 @@ def make_plan(campaign: Campaign, results: Results) -> Plan:
                 len(runs) - len(left),
                 sum(run.budget_tokens for run in left),
                 sum(map(run_hours, left)),
-                sum(map(checkpoint_gib, left))
-                + max((checkpoint_gib(r) * _STATE_COPIES for r in left), default=0.0),
+                run_gib(left),
             )
         )
     checkpoints = campaign.paired_runs
@@ -181,9 +185,10 @@ def make_plan(campaign: Campaign, results: Results) -> Plan:
         runs = [run for run in campaign.runs if wants(run)]
         hours = sum(run_hours(run) + with_flow * diagnosis_hours(run) for run in runs)
         hours += sum(benchmark_hours(s) for s in campaign.systems if s.benchmark in benchmarks)
-        tables.append(TableCost(label, len(runs), hours, sum(map(checkpoint_gib, runs))))
+        tables.append(TableCost(label, len(runs), hours, run_gib(runs)))
     basis = (
         "Training and benchmarks from expected_tokens_per_second in config.yaml, 5 s for a job's "
-        "start and 30 s to compile a model; diagnostics are a rough guess."
+        "start and 30 s to compile a model; diagnostics are a rough guess. Disk: every run's "
+        "checkpoint and the two resume states of the largest run; corpora come on top."
     )
     return Plan(stages, tables, basis)

@@ -47,6 +47,12 @@ def check(
             )
 
 
+def check_corpus(campaign: Campaign) -> None:
+    """Raise InputError where the local texts that the campaign was told to read are not there."""
+    if campaign.corpus is not None:
+        text_files(campaign.corpus)
+
+
 def write_started_with(campaign: Campaign, results: Results) -> None:
     """Write the configuration that jobs read, results/<campaign>/campaign.json.
 

@@ -128,7 +128,7 @@ def _cell(
     )
     paper_value = printed.number if printed else None
     comparable = value is not None and paper_value is not None
-    sources = measured.sources or every
+    sources = measured.sources or (every if measured.status != "no counterpart" else ())
     cell: dict[str, Any] = {
         "table": label,
         "row": key[0],

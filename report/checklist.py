@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from relation.disk import training_gib
+from relation.progress import duration
 from report.claims import Judged
 from report.verdicts import Likeness
 
@@ -41,6 +43,11 @@ class _Facts:
         return "; ".join(self.page["devices"]) or "no record names a device"
 
     @property
+    def generated(self) -> bool:
+        """Whether no corpus exists but by the code."""
+        return all(corpus["kind"] == "stories" for corpus in self.page["corpora"])
+
+    @property
     def corpora(self) -> str:
         kinds = {
             "huggingface": "from the Hugging Face hub at a fixed revision",
@@ -63,12 +70,24 @@ class _Facts:
     def hours(self) -> str:
         if "seconds" not in self.runs or self.runs.empty:
             return "no finished run is recorded"
-        hours = float(self.runs["seconds"].sum()) / 3600
-        longest = float(self.runs["seconds"].max()) / 3600
+        seconds = self.runs["seconds"]
         return (
-            f"{len(self.runs)} runs trained for {hours:.3g} hours in all, the longest for "
-            f"{longest:.3g}; data, evaluation, diagnostics and benchmarks come on top"
+            f"{len(self.runs)} runs trained for {duration(seconds.sum())} in all, the longest for "
+            f"{duration(seconds.max())}; data, evaluation, diagnostics and benchmarks come on top"
         )
+
+    @property
+    def disk(self) -> str:
+        """Of the whole matrix, run or not, as `plan` counts it."""
+        models, missing = self.records.models, self.records.missing
+        if models.empty:
+            return "no model is counted yet"
+        counted = models.set_index(["scale", "variant"])["parameters"].to_dict()
+        gaps = missing[missing["kind"] == "run"]
+        keys = [*zip(self.runs["scale"], self.runs["variant"], strict=True)]
+        keys += zip(gaps["scale"], gaps["variant"], strict=True)
+        gib = training_gib((key[1], int(counted[key])) for key in keys)
+        return f"{gib:.2f} GiB for checkpoints and resume states; the corpora come on top"
 
     @property
     def memory(self) -> str:
@@ -145,8 +164,10 @@ def _neurips(facts: _Facts) -> Iterator[tuple[str, str, str]]:
         yield item, "NA", _AUTHORS
     yield (
         "Licenses for existing assets",
-        "No",
-        f"The records name the corpora and not their licences: {facts.corpora}.",
+        "NA" if facts.generated else "No",
+        "The code generates its texts; no existing data set is used."
+        if facts.generated
+        else f"The records name the corpora and not their licences: {facts.corpora}.",
     )
     yield (
         "New assets",
@@ -187,9 +208,13 @@ def _acm(facts: _Facts) -> Iterator[tuple[str, str, str]]:
         f"Planned and not there: {facts.left}.",
     )
     plan = f"python -m relation plan --campaign {page['campaign']}"
-    yield "Disk space required", "printed before a campaign starts", plan
+    yield "Disk space required", facts.disk, f"As `{plan}` counts it before anything runs."
     yield "Time to complete", facts.hours, "Wall time of all updates, from the runs' records."
-    yield "Publicly available", page["origin"]["commit"], "Commits that the records carry."
+    yield (
+        "Publicly available",
+        "no address is recorded",
+        f"The records carry commits: {page['origin']['commit']}.",
+    )
     yield "Workflow framework", "Snakemake", facts.commands
     yield (
         "Expected results",

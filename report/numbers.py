@@ -25,12 +25,15 @@ def few_tokens(tokens: float) -> str:
 
 
 def printed_text(printed: str, form: Number) -> str:
-    """The paper's value, every digit kept, with separators and a true minus."""
-    sign, digits = ("", printed) if printed[0] not in "+-" else (printed[0], printed[1:])
+    """The paper's value, every digit kept, with a true minus and, in such a form, separators."""
+    return grouped(printed) if form.grouped else printed.replace("-", MINUS)
+
+
+def grouped(printed: str) -> str:
+    """A printed number, every digit kept, with separators and a true minus."""
+    sign, digits = ("", printed) if printed[:1] not in ("+", "-") else (printed[0], printed[1:])
     whole, point, fraction = digits.partition(".")
-    if form.grouped:
-        whole = f"{int(whole):,}"
-    return sign.replace("-", MINUS) + whole + point + fraction
+    return sign.replace("-", MINUS) + (f"{int(whole):,}" if whole else "") + point + fraction
 
 
 def value_text(value: float, form: Number, printed: str | None = None) -> str:

@@ -14,7 +14,7 @@ STATISTICS = frozenset({"value", "mean", "sd"})
 
 # One unit of the paper in the unit of the records (fractions, single tokens, nats).
 UNIT_SCALE = {
-    "nat": 1.0,
+    "nat/token": 1.0,
     "%": 0.01,
     "tok/s": 1.0,
     "GiB": 1.0,

@@ -46,9 +46,11 @@ def content_of(records: CampaignRecords, folder: Path, figures: list, **cells: o
         if row["kind"] == "run"
     ]
     campaign = resolve(load_config(ROOT / "config.yaml"), campaign="tiny")
+    frame = frames["cells"].to_pandas().assign(**cells)
     return Content(
         page=page_origin(records, "cells")["page"],
-        tables=printed_tables(frames["cells"].to_pandas().assign(**cells)),
+        cells=frame,
+        tables=printed_tables(frame),
         figures=figures,
         runs=runs,
         pipeline=campaign_pipeline(campaign, runs, rows["missing"]),

@@ -19,7 +19,7 @@ ORDER = (
         "relation.locks",
         "relation.progress",
     ),
-    ("relation.spec", "relation.parquet"),
+    ("relation.spec", "relation.parquet", "relation.disk"),
     ("relation.code", "relation.schemas"),
     ("relation.origin", "relation.config"),
     ("relation.devices",),

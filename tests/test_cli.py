@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -76,6 +77,8 @@ def test_plan_counts_jobs_and_prices_all_tables(capsys: Output, campaign: str) -
     assert jobs["other runs"] == (seeds, 0)
     assert jobs["diagnostics"] == (6 * seeds, 0)
     assert len(plan["tables"]) == 17
+    for name in ("jobs", "tokens", "hours", "disk_gib"):
+        assert plan["total"][name] == sum(stage[name] for stage in plan["stages"])
     text = printed(capsys, "plan", "--campaign", campaign)
     assert all(table["label"] in text for table in plan["tables"])
 
@@ -87,6 +90,9 @@ def test_a_plan_for_the_paper_adds_up(capsys: Output) -> None:
     assert tokens["paired runs"] == 2 * 3 * sum(budget.values())
     assert tokens["ablation runs"] == 5 * 3 * budget["10M"]
     assert tokens["other runs"] == 3 * budget["30M"]
+    disk = {stage["stage"]: stage["disk_gib"] for stage in plan["stages"]}
+    tables = {table["label"]: table["disk_gib"] for table in plan["tables"]}
+    assert tables["main-results"] == disk["paired runs"]
     runs = {table["label"]: table["runs"] for table in plan["tables"]}
     assert (runs["main-results"], runs["structural-ablations"], runs["app-hybrid"]) == (18, 18, 3)
 
@@ -123,6 +129,7 @@ BAD_CALLS = {
     "no checkpoint": "diagnose 10M/full/42 --campaign tiny",
     "no threads": "train 10M/full/42 --campaign tiny --threads 0",
     "no records": "cells --campaign tiny",
+    "no corpus there": "plan --campaign books --corpus absent",
     "no corpus named": "prepare tinystories-4096 --campaign books",
     "nothing to publish": "publish --campaign tiny",
     "no such device": "backends --device abacus",
@@ -140,6 +147,12 @@ def test_bad_input_is_one_line_and_status_2(capsys: Output, case: str) -> None:
     assert lines[-1].startswith("error: ")
     assert len(lines[-1]) > len("error: ")
     assert "Traceback" not in output.err
+
+
+def test_an_unknown_run_is_told_with_the_command_that_lists_them(capsys: Output) -> None:
+    assert main(["generate", "10M/full/7", "--campaign", "tiny", "--prompt", "Once"]) == 2
+    advised = re.search(r"`python -m relation ([^`]+)` lists them", capsys.readouterr().err)
+    assert "10M/full/42" in printed(capsys, *advised.group(1).split())
 
 
 def test_a_run_that_cannot_go_on_is_told_alike(

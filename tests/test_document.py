@@ -145,6 +145,15 @@ def test_a_judged_difference_bears_its_sign(folder):
         assert signs == len(judged) > 0
 
 
+def test_the_summary_says_what_became_of_every_printed_value(folder):
+    text = (folder / "report.tex").read_text(encoding="utf-8")
+    rows = re.findall(r"^\\ref\{tab:.*? & .*? & ([\d &]+) \\\\$", text, re.MULTILINE)
+    assert len(rows) == len(TABLES)
+    for row in rows:
+        asked, measured, within, outside, open_, missing, _ = map(int, row.split(" & "))
+        assert measured == within + outside + open_ and asked == measured + missing
+
+
 def test_a_long_table_is_cut_between_groups(folder):
     tables = {printed.table.label: printed for printed in gather(folder).tables}
     parts = floats(tables["app-structural-layerwise"])

@@ -13,7 +13,7 @@ from relation.records import gaps, load_records, provenance
 from relation.records.provenance import CURRENT, OLDER, STALE, freshness, worst
 from relation.records.publish import publish
 from relation.records.sources import planned_sources
-from relation.results import Results, with_pictures
+from relation.results import CHECKSUMS, Results, with_pictures
 from report.jobs.cells import write_cells
 from report.jobs.compare import compare
 from report.jobs.schemas import COMPARED_CELLS, COMPARED_CLAIMS
@@ -259,4 +259,21 @@ def test_two_campaigns_stand_side_by_side(tmp_path: Path) -> None:
     assert gone["second_status"] == "not run" and gone["first_value"] == pytest.approx(1.8)
     claims = read_parquet(folder / "claims.parquet", COMPARED_CLAIMS).to_pylist()
     assert [claim["number"] for claim in claims] == list(range(1, 19))
-    assert "no cells" in refusal(lambda: compare("a", "nowhere", tmp_path))
+
+
+def test_a_campaign_that_cannot_be_compared_says_what_it_lacks(tmp_path: Path) -> None:
+    (tmp_path / "smoke").mkdir()
+    (tmp_path / "smoke" / "campaign.json").touch()
+    (tmp_path / "published/smoke").mkdir(parents=True)
+    (tmp_path / "published/smoke" / CHECKSUMS).touch()
+    for name, said in {
+        "nowhere": "no such campaign; config.yaml defines paper,",
+        "published/nowhere": "no such campaign",
+        "elsewhere/tiny": "no such campaign",
+        "tiny": "`snakemake --cores all --config campaign=tiny` runs it",
+        "smoke": "`python -m relation render --campaign smoke`",
+        "published/tiny": "`python -m relation publish --campaign tiny` ships",
+        "published/smoke": "`make published` renders it",
+    }.items():
+        refused = refusal(lambda name=name: compare(name, name, tmp_path))
+        assert refused.startswith(f"cannot compare {name}: ") and said in refused

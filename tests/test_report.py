@@ -35,8 +35,8 @@ def test_numbers_keep_the_papers_digits():
     assert value_text(-0.00001, Number(4), "-0.0412") == "0.0000"
     assert difference_text(-1.5, 5.0, Number(2, "%"), "%", "6.50") == "−1.50 pp"
     assert few_tokens(98_304) == "98.3K"
-    assert tolerance_text(0.00124, Number(4), "nat", "-0.0412") == "±0.0012"
-    assert tolerance_text(0.000031, Number(4), "nat", "-0.0412") == "±0.000031"
+    assert tolerance_text(0.00124, Number(4), "nat/token", "-0.0412") == "±0.0012"
+    assert tolerance_text(0.000031, Number(4), "nat/token", "-0.0412") == "±0.000031"
     assert tolerance_text(0.0, Number(), "tokens", "1024") == "exact"
     assert tolerance_text(2.5, Number(1, "%"), "%", "7.3") == "±2.5 pp"
 

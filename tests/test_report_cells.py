@@ -252,9 +252,12 @@ def test_fitted_powers(cells):
     [
         ("row,column,value\n", "header"),
         ("row,column,statistic,value,unit\na,b,value,1,parsec\n", "unknown unit 'parsec'"),
-        ("row,column,statistic,value,unit\na,b,median,1,nat\n", "unknown statistic 'median'"),
-        ("row,column,statistic,value,unit\na,b,value,one,nat\n", "not a number"),
-        ("row,column,statistic,value,unit\na,b,value,1,nat\na,b,value,2,nat\n", "given twice"),
+        ("row,column,statistic,value,unit\na,b,median,1,nat/token\n", "unknown statistic 'median'"),
+        ("row,column,statistic,value,unit\na,b,value,one,nat/token\n", "not a number"),
+        (
+            "row,column,statistic,value,unit\na,b,value,1,nat/token\na,b,value,2,nat/token\n",
+            "given twice",
+        ),
         ("row,column,statistic,value,unit\na,b,value,1\n", "5 filled fields"),
     ],
 )

@@ -2,29 +2,37 @@
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from html.parser import HTMLParser
 from urllib.parse import unquote
 
+import pandas as pd
 import pytest
 from conftest import ROOT, copy_project, snakemake
 from sites import content_of
 from test_report_records import HOSTILE, make_empty, make_records
 
+from relation.cli import main
 from relation.config import load_config, resolve
+from relation.parquet import read_parquet
 from report import paper
+from report.figures import DRAWINGS
 from report.jobs.cells import write_cells
 from report.jobs.compare import compare
+from report.jobs.schemas import CELLS
 from report.site import render_site
 from report.site.comparison import render_comparison
 from report.site.environment import duration, figure, html_environment
 from report.site.evidence import evidence_by_claim
+from report.site.overview import FIGURES
 from report.site.pipeline import campaign_pipeline
 from report.site.render import PAGES
 from report.site.runs import Run
 from report.tables import TABLES
 from report.view import FRESHNESS, VERDICTS
 
+RECORD = "runs/10M/full/42/record.parquet"
 VOID = {"meta", "img", "br", "link", "rect", "path", "line", "circle"}
 OWN_SCRIPTS = {"report.js", "behind-data"}
 
@@ -149,8 +157,8 @@ def test_a_cell_opens_on_its_value_its_judgement_and_its_records(folder):
     assert cell["title"] == "Table 2 · 10M · Relation NLL ↓"
     (value,) = cell["values"]
     facts = dict(value["facts"])
-    assert facts["Paper"] == "1.6441 ± 0.0124 nat" and facts["Here"].startswith("1.92 ± 0.02")
-    assert facts["Difference"] == "+0.2759 nat" and facts["Seeds or measurements"] == "3"
+    assert facts["Paper"] == "1.6441 ± 0.0124 nat/token" and facts["Here"].startswith("1.92 ± 0.02")
+    assert facts["Difference"] == "+0.2759 nat/token" and facts["Seeds or measurements"] == "3"
     assert value["verdict"] == "not judged" and "3/48/8x6/96" in value["verdict_reason"]
     assert len(value["sources"]) == 3
     record = data["records"][value["sources"][0]]
@@ -158,6 +166,39 @@ def test_a_cell_opens_on_its_value_its_judgement_and_its_records(folder):
     assert record["page"] == "runs/10M-full-42.html"
     gap = data["cells"]["100M/delta"]["values"][0]
     assert gap["sources"]
+
+
+def test_what_lies_behind_a_cell_reads_as_its_table_does(folder):
+    """Intervals, whole numbers, percentage points, and no record for what a model does not have."""
+    ratio = behind(folder, "efficient-relation")["cells"]["10M/fixed.speedup"]["values"][0]
+    (interval,) = (text for label, text in ratio["facts"] if label == "95% interval")
+    assert re.fullmatch(r"[\d.]+ to [\d.]+ x", interval)
+    count, _ = behind(folder, "app-configs")["cells"]["10M/params.mha+params.full"]["values"]
+    facts = dict(count["facts"])
+    assert facts["Paper"] == "10,425,216 parameters"
+    assert re.fullmatch(r"−[\d,]{9,} parameters", facts["Difference"])
+    profile = behind(folder, "app-structural-sink-profile")["cells"]
+    share, _ = profile["10M/sink_1.mha+sink_1.full"]["values"]
+    facts = dict(share["facts"])
+    assert facts["Paper"].endswith(" %") and facts["Difference"].endswith(" pp")
+    (crossing, *_) = behind(folder, "app-token-efficiency")["cells"].values()
+    assert dict(crossing["values"][0]["facts"])["Here"] == "0.00009 B tokens"
+    cells = behind(folder, "app-structural-layerwise")["cells"]
+    (absent,) = cells["10M/L5/effrank.ratio"]["values"]
+    assert absent["sources"] == [] and "has 3 layers" in str(absent["facts"])
+
+
+def test_a_run_names_every_table_that_rests_on_any_of_its_records(folder, tmp_path):
+    content = content_of(make_records(), folder, [])
+    record = next(row for row in content.provenance if row["source"] == RECORD)
+    further = (RECORD.replace("record", "log"), "flow/10M/full/42.parquet")
+    provenance = [*content.provenance, *(record | {"source": source} for source in further)]
+    render_site(replace(content, provenance=provenance), tmp_path)
+    used = set(re.findall(r"tables/([\w-]+)\.html", page_of(tmp_path, "runs/10M-full-42.html")))
+    logs = {"main-results", "app-token-efficiency"}
+    flows = {table.label for table in TABLES if table.label.startswith("app-structural")}
+    assert logs | flows | {"app-nll", "relation_internal"} <= used
+    assert not used & {"app-linear-long", "app-hybrid"}
 
 
 def test_a_column_of_two_values_opens_on_both(folder):
@@ -245,10 +286,56 @@ def test_two_campaigns_stand_side_by_side(folder, tmp_path):
     assert (page.parent / "style.css").exists() and (page.parent / "report.js").exists()
     row = re.search(r'<th scope="row">10M</th><td class="l">Relation NLL.*?</tr>', text, re.S)
     assert "1.6441" in row.group() and row.group().count("1.92 ± 0.02") == 2
+    assert text.count("Not comparable with the paper.") == 2
+
+
+def test_a_comparison_counts_alike_on_page_and_terminal(folder, tmp_path, monkeypatch, capsys):
+    for name in ("one", "two"):
+        shutil.copytree(
+            folder, tmp_path / "results" / name / "report", ignore=shutil.ignore_patterns("figures")
+        )
+    monkeypatch.chdir(tmp_path)
+    assert main(["compare", "one", "two"]) == 0
+    told = re.findall(r"^([\w-]+) +(\d+) +(\d+) +(\d+)$", capsys.readouterr().out, re.MULTILINE)
+    page = page_of(tmp_path, "results/compare/one-two/index.html")
+    shown = re.findall(r'<a href="#([\w-]+)">.*?' + 3 * r'<td class="r">(\d+)</td>', page)
+    assert told == shown and len(shown) == len(TABLES)
+
+
+def test_a_campaign_named_paper_is_told_from_the_paper(folder, tmp_path):
+    """A header never says the same of the paper's column and of the campaign's."""
+    content = content_of(make_records(), folder, [])
+    render_site(replace(content, page=content.page | {"campaign": "paper"}), tmp_path)
+    for name in ("index.html", "claims.html"):
+        for header in re.findall(r"<thead>.*?</thead>", page_of(tmp_path, name), re.S):
+            headed = re.findall(r"<th[^>]*>([^<]+)</th>", header)
+            assert headed.count("paper") == headed.count("here") > 0
+            assert "◇ paper, ● paper" not in header
+
+
+def test_a_tables_csv_is_its_cells(folder):
+    cells = read_parquet(folder / "cells.parquet", CELLS).to_pandas()
+    explained = page_of(folder, "tables.html")
+    for table in TABLES:
+        found = pd.read_csv(folder / f"tables/{table.label}.csv", dtype=str, keep_default_na=False)
+        asked = cells[cells["table"] == table.label]
+        assert list(found["paper"]) == list(asked["paper"].fillna(""))
+        assert [row.split("; ") if row else [] for row in found["sources"]] == [
+            list(sources) for sources in asked["sources"]
+        ]
+        assert f'href="{table.label}.csv"' in page_of(folder, f"tables/{table.label}.html")
+        for name in found:
+            assert re.search(rf"<code>{name}</code></dt><dd>\w", explained)
+
+
+def test_every_figure_has_a_few_words_on_the_first_page(folder):
+    assert list(FIGURES) == [drawing.name for drawing in DRAWINGS]
+    shown = page_of(folder, "index.html")
+    assert "<span>Validation NLL by pair</span>" in shown
 
 
 def test_evidence_shares_an_axis():
-    row = {"claim": 1, "unit": "nat", "low": None, "high": None}
+    row = {"claim": 1, "unit": "nat/token", "low": None, "high": None}
     rows = [row | {"paper": -0.04, "ours": -0.02}, row | {"paper": -0.01, "ours": None}]
     first, second = (entry["places"] for entry in evidence_by_claim(rows)[1])
     assert first["paper"] == 0 and first["zero"] == 100 and first["ours"] == 50

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from conftest import copy_project, planned_jobs, snakemake
+from conftest import ROOT, copy_project, planned_jobs, snakemake
 
 from relation.data.stories import story
 from relation.parquet import read_origin
@@ -189,6 +189,12 @@ def render_published(clone: Path) -> None:
     code.write_bytes(before)
 
 
+def test_with_nothing_shipped_one_line_says_how_to_ship(tmp_path: Path) -> None:
+    rules = ("--snakefile", str(ROOT / "workflow/published.smk"), "--cores", "1")
+    (said,) = snakemake(tmp_path, *rules).stdout.splitlines()
+    assert "holds no campaign" in said and "`python -m relation publish --campaign NAME`" in said
+
+
 def test_published_runs_count_as_done(project: Path, tmp_path: Path) -> None:
     """A clone that ships records has no job for them, whatever its own folder lacks."""
     clone = copy_project(tmp_path / "clone")
@@ -278,6 +284,7 @@ rule claim:
         ("campaign=paper", "CUDA"),
         ("campaign=smoke-text", "corpus=FILE_OR_FOLDER"),
         ("campaign=smoke-text corpus=missing.txt", "does not exist"),
+        ("campaign=smoke-text corpus=missing.txt --dry-run", "does not exist"),
     ],
 )
 def test_bad_input_is_told_in_one_line_before_any_job(

@@ -38,12 +38,13 @@ include: "rules/shell.smk"
 
 FOLDER = "results/published/{campaign}"
 NAMES = sorted(path.parent.name for path in Path("results/published").glob(f"*/{CHECKSUMS}"))
+if not NAMES:
+    print(
+        "results/published holds no campaign, so there is nothing to render; `python -m relation "
+        "publish --campaign NAME` ships the records of one that has run"
+    )
+    sys.exit(0)
 try:
-    if not NAMES:
-        raise InputError(
-            "results/published holds no campaign; `python -m relation publish --campaign NAME` "
-            "ships one"
-        )
     CAMPAIGNS = {name: resolve(config, campaign=name) for name in NAMES}
     RECORDS = {}
     for name, campaign in CAMPAIGNS.items():
@@ -117,9 +118,10 @@ rule report:
     output:
         pages=expand(f"{FOLDER}/report/{{page}}", page=PAGES + ASSETS, allow_missing=True),
         runs=directory(f"{FOLDER}/report/runs"),
-        html=expand(
-            f"{FOLDER}/report/tables/{{label}}.html",
+        tables=expand(
+            f"{FOLDER}/report/tables/{{label}}.{{form}}",
             label=LABELS,
+            form=("html", "csv"),
             allow_missing=True,
         ),
     log:

@@ -47,9 +47,11 @@ def _plan(options: argparse.Namespace) -> None:
         return
 
     from relation.plan import make_plan
+    from relation.preflight import check_corpus
     from relation.results import Results
 
     campaign = chosen_campaign(options)
+    check_corpus(campaign)
     plan = make_plan(campaign, Results(campaign))
     if options.json:
         print(json.dumps(plan.as_dict(), indent=2))
@@ -69,7 +71,7 @@ def _plan(options: argparse.Namespace) -> None:
                 f"{s.hours:.2f}",
                 f"{s.disk_gib:.2f} GiB",
             ]
-            for s in plan.stages
+            for s in (*plan.stages, plan.total)
         ],
     )
     print()

@@ -95,7 +95,7 @@ class Campaign:
                 return spec
         raise InputError(
             f"campaign {self.name} has no run {scale}/{variant}/{seed}; "
-            f"`python -m relation plan --campaign {self.name}` lists them"
+            f"`python -m relation status --campaign {self.name}` lists them"
         )
 
     @property

@@ -146,7 +146,7 @@ def over_seeds(
     planned: Iterable[int],
     sources: tuple[str, ...],
     missing: Measured,
-    unit: str = "nat",
+    unit: str = "nat/token",
     rows: str = "",
 ) -> dict[str, Measured]:
     """Mean and sample standard deviation (ddof = 1) over seeds.

@@ -66,7 +66,7 @@ class FinalNLL:
         if nll is None:
             return absent(self._records, ("run",), scale, (variant,), seed)
         source = self.sources(scale, variant, seed=seed)
-        return Measured(nll, unit="nat", n=1, sources=source, rows=_NLL_ROWS)
+        return Measured(nll, unit="nat/token", n=1, sources=source, rows=_NLL_ROWS)
 
     def statistics(self, scale: str, variant: str) -> dict[str, Measured]:
         """Mean and standard deviation over the seeds of one variant."""
@@ -87,7 +87,7 @@ class FinalNLL:
         unpaired = sorted((set(ours) | set(theirs)) - set(paired)) if seed is None else []
         return Measured(
             sum(ours[s] - theirs[s] for s in paired) / len(paired),
-            unit="nat",
+            unit="nat/token",
             n=len(paired),
             by_seed={s: ours[s] - theirs[s] for s in paired},
             rows=_NLL_ROWS,
@@ -186,7 +186,7 @@ def _crossing(
     if row is None:
         return dict.fromkeys(("target", "crossing", "reduction"), none)
     behind = {"sources": sources, "rows": _CURVE_ROWS}
-    found = {"target": Measured(float(row["target"]), unit="nat", n=1, **behind)}
+    found = {"target": Measured(float(row["target"]), unit="nat/token", n=1, **behind)}
     for column, field, unit in (
         ("crossing", "crossing_tokens", "M tokens"),
         ("reduction", "reduction", "%"),

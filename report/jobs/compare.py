@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from relation.config import load_config
 from relation.errors import InputError
 from relation.origin import origin
 from relation.parquet import read_origin, read_parquet, write_parquet
+from relation.results import CHECKSUMS
 from relation.spec import canonical_hash
 from report.jobs.schemas import (
     CELL_KEY,
@@ -22,15 +24,36 @@ from report.jobs.schemas import (
 def report_of(name: str, root: Path) -> Path:
     """The report's folder of a campaign below results/, as "smoke" or "published/smoke".
 
-    Raises InputError where it has none.
+    Raises InputError where it has none, with what the campaign lacks for one.
     """
     folder = root / name / "report"
     if not (folder / "cells.parquet").exists():
-        raise InputError(
-            f"{folder} holds no cells; run snakemake with campaign={Path(name).name}, or `make "
-            "published` for a published campaign"
-        )
+        raise InputError(f"cannot compare {name}: {_lack(name, root)}")
     return folder
+
+
+def _lack(name: str, root: Path) -> str:
+    """What a campaign without a report lacks, and the command that mends it."""
+    shipped, _, campaign = name.rpartition("/")
+    if (root / name / CHECKSUMS).exists():
+        return "it is published and not rendered; `make published` renders it"
+    if not shipped and (root / name / "campaign.json").exists():
+        return (
+            "it has no report yet; `python -m relation render --campaign "
+            f"{campaign}` makes one of what is there"
+        )
+    defined = load_config(Path("config.yaml"))["campaigns"]
+    if campaign not in defined or shipped not in ("", "published"):
+        return (
+            f"there is no such campaign; config.yaml defines {', '.join(defined)}, and "
+            f"published/NAME is what was shipped of one"
+        )
+    if shipped:
+        return (
+            f"{root / name} does not exist; `python -m relation publish --campaign {campaign}` "
+            "ships its records once it has run, then `make published` renders them"
+        )
+    return f"it has not run; `snakemake --cores all --config campaign={campaign}` runs it"
 
 
 def compare(first: str, second: str, root: Path = Path("results")) -> Path:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from report.layout import Column, Table
-from report.numbers import MINUS
+from report.numbers import MINUS, POINTS, grouped
 from report.view import MISSING, Cell, PrintedRow, PrintedTable
 
 # The columns of provenance.parquet that a reader is shown, as their labels.
@@ -68,15 +69,17 @@ def _value(name: str, cells: Iterable[Cell]) -> dict[str, Any]:
         main = next(iter(by_statistic.values()))
     facts = [("Paper", _with_spread(main, by_statistic, "paper"))]
     facts.append(("Here", _with_spread(main, by_statistic, "value")))
-    if main["low"] is not None and main["high"] is not None:
-        ends = " to ".join(_signs(main[end], ".6g") for end in ("low", "high"))
-        facts.append(("95% interval", f"{ends} {_unit(main)}"))
+    ends = _interval(main, by_statistic)
+    if ends:
+        told = " to ".join(_number(end, 6) for end in ends)
+        facts.append(("95% interval", f"{told} {_unit(main)}"))
     if _is_number(main["difference"]):
-        facts.append(("Difference", f"{_signs(main['difference'], '+.6g')} {_unit(main)}"))
+        told = _number(main["difference"], 6, signed=True)
+        facts.append(("Difference", f"{told} {_unit_apart(main)}"))
     if main["n"]:
         facts.append(("Seeds or measurements", str(main["n"])))
     if main["tolerance"] is not None:
-        facts.append(("Tolerance", f"±{main['tolerance']:.6g} {_unit(main)}"))
+        facts.append(("Tolerance", f"±{_number(main['tolerance'], 6)} {_unit_apart(main)}"))
     facts.append(("Why this tolerance", main["tolerance_rule"]))
     facts.append((MISSING.get(main["status"], "Remark").capitalize(), main["reason"]))
     facts.append(("Rows", main["rows"]))
@@ -93,12 +96,20 @@ def _value(name: str, cells: Iterable[Cell]) -> dict[str, Any]:
     }
 
 
+def _interval(main: Cell, cells: Mapping[str, Cell]) -> tuple[float, float] | None:
+    """A value's own 95% interval, or the one that stands beside it as two statistics."""
+    ends = (main["low"], main["high"])
+    if "low" in cells and "high" in cells:
+        ends = (cells["low"]["value"], cells["high"]["value"])
+    return ends if all(map(_is_number, ends)) else None
+
+
 def _with_spread(main: Cell, cells: Mapping[str, Cell], which: str) -> str:
     """A value with its standard deviation, in its unit; empty where there is none."""
     text = _text(main, which)
     spread = _text(cells["sd"], which) if "sd" in cells else ""
     if not spread and which == "value" and main["spread"] is not None:
-        spread = f"{main['spread']:.6g}"
+        spread = _number(main["spread"], 6)
     if text and spread:
         text += f" ± {spread}"
     return f"{text} {_unit(main)}".strip() if text else ""
@@ -107,19 +118,32 @@ def _with_spread(main: Cell, cells: Mapping[str, Cell], which: str) -> str:
 def _text(cell: Cell, which: str) -> str:
     if which == "paper":
         paper = cell["paper"] or ""
-        return paper if cell["unit"] == "text" else paper.replace("-", MINUS)
+        return paper if cell["unit"] == "text" else grouped(paper)
     if cell["status"] != "ok":
         return ""
-    return _signs(cell["value"], ".8g") if _is_number(cell["value"]) else cell["text"] or ""
+    return _number(cell["value"], 8) if _is_number(cell["value"]) else cell["text"] or ""
 
 
-def _signs(value: float, form: str) -> str:
-    """A number with a true minus."""
-    return f"{value:{form}}".replace("-", MINUS)
+def _number(value: float, digits: int, signed: bool = False) -> str:
+    """A number to so many significant digits and never fewer than its whole ones, grouped."""
+    size = abs(value)
+    if size >= 10 ** (digits - 1):
+        text = f"{size:,.0f}"
+    elif 1e-12 < size < 1e-4:  # where Python's form takes an exponent
+        text = f"{size:.{digits - 1 - math.floor(math.log10(size))}f}".rstrip("0")
+    else:
+        text = f"{size:,.{digits}g}"
+    sign = MINUS if value < 0 else "+" if signed and value else ""
+    return sign + text
 
 
 def _unit(cell: Cell) -> str:
     return "" if cell["unit"] in ("1", "text") else cell["unit"]
+
+
+def _unit_apart(cell: Cell) -> str:
+    """The unit of a difference and of a tolerance: percentages lie percentage points apart."""
+    return POINTS.strip() if cell["unit"] == "%" else _unit(cell)
 
 
 def _is_number(value: object) -> bool:

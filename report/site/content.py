@@ -26,11 +26,13 @@ Row = Mapping[str, Any]
 class Content:
     """What the site shows of one campaign.
 
-    ``page`` holds the campaign's own words (``CampaignRecords.page``); the other fields are rows
-    of the Parquet of that name, and ``runs`` and ``pipeline`` what their modules read.
+    ``page`` holds the campaign's own words (``CampaignRecords.page``) and ``tables`` the ``cells``
+    laid out; the other fields are rows of the Parquet of that name, and ``runs`` and ``pipeline``
+    what their modules read.
     """
 
     page: Row
+    cells: pd.DataFrame
     tables: Sequence[PrintedTable]
     figures: Sequence[Row]
     claims: Sequence[Row]
@@ -54,9 +56,11 @@ def gather(campaign: Campaign, results: Results) -> Content:
     }
     rows = {name: frame.to_pylist() for name, frame in frames.items() if name != "cells"}
     runs = read_runs(campaign, results, rows["missing"])
+    cells = frames["cells"].to_pandas()
     return Content(
         page=read_origin(folder / "cells.parquet")["page"],
-        tables=printed_tables(frames["cells"].to_pandas()),
+        cells=cells,
+        tables=printed_tables(cells),
         runs=runs,
         pipeline=campaign_pipeline(campaign, runs, rows["missing"]),
         **rows,

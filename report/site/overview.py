@@ -32,6 +32,27 @@ HEADLINES = (
 KINDS = {"run": "training runs", "flow": "diagnostics", "throughput": "benchmarks"}
 
 
+# What a figure shows, in a few words; its own title is a caption.
+FIGURES = {
+    "overview": "Overview of Relation",
+    "self-exchange": "Self–Exchange and Multi-Head Relation",
+    "loss-curves": "Training loss",
+    "paired-nll": "Validation NLL by pair",
+    "ablations": "Ablations",
+    "flow-by-layer": "Flow and effective rank by layer",
+    "flow-spectra": "Spectra of the flow",
+    "history-by-distance": "History by distance",
+    "sink-profile": "Flow on the first tokens",
+    "split-by-position": "Self and Exchange by position",
+    "flow-maps": "Flow maps",
+    "organisation-over-training": "Organisation over training",
+    "learned-parameters": "Learned parameters",
+    "throughput": "Throughput",
+    "scaling": "Cost against the context",
+    "linear-long": "Linear Relation at long contexts",
+}
+
+
 @dataclass(frozen=True)
 class Result:
     """One value beside the paper's, with where its cell stands."""

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
+import pandas as pd
+import pyarrow as pa
 
+from report.jobs.schemas import CELLS
 from report.site.behind import behind_cells
 from report.site.content import Content
 from report.site.environment import html_environment
 from report.site.evidence import evidence_by_claim
-from report.site.overview import gaps, headlines, shares, tally
+from report.site.overview import FIGURES, gaps, headlines, shares, tally
 from report.site.runs import Run
 from report.templating import TEMPLATES
 from report.typeset import can_typeset
@@ -82,14 +85,17 @@ def render_site(content: Content, folder: Path) -> None:
         gaps=gaps(content.missing),
         shares={printed.table.label: shares(printed) for printed in tables},
         figures=content.figures,
+        figure_titles=FIGURES,
         runs=content.runs,
     )
     site.write(
         "tables.html",
         "tables.html.j2",
         shares={printed.table.label: shares(printed) for printed in tables},
+        columns=[_documented(field) for field in CELLS if field.name != "table"],
     )
     for place, printed in enumerate(tables):
+        write_csv(content.cells, printed.table.label, site.folder / "tables")
         site.write(
             f"tables/{printed.table.label}.html",
             "table.html.j2",
@@ -121,6 +127,14 @@ def render_site(content: Content, folder: Path) -> None:
     site.write("checklist.html", "checklist.html.j2", checklist=content.checklist)
 
 
+def write_csv(cells: pd.DataFrame, label: str, folder: Path) -> None:
+    """One table's rows of cells.parquet as CSV, all columns but its name; sources apart by "; "."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = cells[cells["table"] == label].drop(columns="table")
+    rows = rows.assign(sources=rows["sources"].map("; ".join))
+    rows.to_csv(folder / f"{label}.csv", index=False, lineterminator="\n")
+
+
 def write_assets(folder: Path, environment: jinja2.Environment) -> None:
     """The style sheet and the script that every page of a site shares."""
     style = environment.get_template("style.css.j2").render()
@@ -146,6 +160,12 @@ def records_by_source(content: Content, folder: Path) -> dict[str, dict[str, Any
     }
 
 
+def _documented(field: pa.Field) -> tuple[str, str]:
+    """A column's name, and what its schema says of it."""
+    told = (field.metadata[key].decode() for key in (b"description", b"unit"))
+    return field.name, ", in ".join(filter(None, told))
+
+
 def _groups(runs: Sequence[Run]) -> list[list[Run]]:
     """The runs of one scale and variant together."""
     groups: dict[tuple[str, str], list[Run]] = {}
@@ -154,10 +174,19 @@ def _groups(runs: Sequence[Run]) -> list[list[Run]]:
     return list(groups.values())
 
 
+def _records_of(run: Run, provenance: Iterable[Mapping[str, Any]]) -> set[str]:
+    """Every record of a run: its own, its log's and probes', those of its diagnosed checkpoint."""
+    key = (run.scale, run.variant, run.seed)
+    return {
+        row["source"] for row in provenance if (row["scale"], row["variant"], row["seed"]) == key
+    }
+
+
 def _write_run(site: _Site, run: Run, place: int) -> None:
     runs = site.content.runs
     by_key = {(other.scale, other.variant, other.seed): other for other in runs}
-    used = [printed.table for printed in site.content.tables if run.source in printed.sources]
+    own = _records_of(run, site.content.provenance)
+    used = [printed.table for printed in site.content.tables if own & set(printed.sources)]
     site.write(
         f"{run.page}.html",
         "run.html.j2",

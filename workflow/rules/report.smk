@@ -57,7 +57,11 @@ rule report:
     output:
         pages=expand(f"{FOLDER}/report/{{page}}", page=PAGES + ASSETS),
         runs=directory(f"{FOLDER}/report/runs"),
-        html=expand(f"{FOLDER}/report/tables/{{label}}.html", label=LABELS),
+        tables=expand(
+            f"{FOLDER}/report/tables/{{label}}.{{form}}",
+            label=LABELS,
+            form=("html", "csv"),
+        ),
     log:
         f"{FOLDER}/logs/report.log",
     conda:

@@ -1,0 +1,50 @@
+"""The checklists: what the records say, in words and units that a reader takes in."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+from conftest import ROOT
+from test_report_records import HOSTILE, make_records
+
+from relation.config import load_config, resolve
+from relation.model.inventory import inventory_row
+from relation.plan import make_plan
+from relation.records import CampaignRecords
+from relation.results import Results
+from report.checklist import checklist
+
+
+def answers(records: CampaignRecords) -> dict[str, tuple[str, str]]:
+    return {row["item"]: (row["answer"], row["justification"]) for row in checklist(records, [])}
+
+
+def test_disk_is_the_plans_and_time_is_told_in_minutes(tmp_path: Path) -> None:
+    campaign = resolve(load_config(ROOT / "config.yaml"), campaign="smoke")
+    invented = make_records()
+    records = replace(
+        invented,
+        models=pd.DataFrame(inventory_row(run, title) for run, title in campaign.inventory()),
+        runs=pd.DataFrame(
+            {"scale": run.scale, "variant": run.variant, "seed": run.seed, "seconds": 7.0}
+            for run in campaign.runs
+        ),
+        missing=invented.missing[invented.missing["kind"] != "run"],
+    )
+    found = answers(records)
+    planned = make_plan(campaign, Results(campaign, tmp_path)).total
+    assert found["Disk space required"][0].startswith(f"{planned.disk_gib:.2f} GiB")
+    assert found["Time to complete"][0].startswith("36 runs trained for 4 min 12 s in all")
+
+
+def test_licences_are_asked_of_texts_that_exist() -> None:
+    records = make_records()
+    answer, why = answers(records)["Licenses for existing assets"]
+    assert answer == "No" and HOSTILE in why
+    generated = {**records.page, "corpora": [{"title": "Stories", "kind": "stories"}]}
+    assert answers(replace(records, page=generated))["Licenses for existing assets"][0] == "NA"
+
+
+def test_a_commit_is_no_address() -> None:
+    answer, why = answers(make_records())["Publicly available"]
+    assert answer == "no address is recorded" and make_records().page["origin"]["commit"] in why
