@@ -1,5 +1,7 @@
 """Structural diagnostics."""
 
+from functools import partial
+
 import pandas as pd
 
 from report.compute.structure import (
@@ -29,13 +31,13 @@ PAPER_LENGTHS = {"flow_length": 1024, "rank_length": 512}
 PAPER_DEPTH = {"10M": 6, "30M": 10, "100M": 20}
 
 
-def _length_notes(cells: pd.DataFrame) -> list[str]:
-    """Name the sequence lengths that differ from the paper’s, on which the figures depend."""
+def _length_notes(cells: pd.DataFrame, **subjects: str) -> list[str]:
+    """Name the sequence lengths that differ from the paper’s, on which the figures depend.
+
+    subjects: what of the table rests on flow_length, and what on rank_length.
+    """
     notes = []
-    for column, subject in (
-        ("flow_length", "Flow, distance and sink values"),
-        ("rank_length", "Spectra"),
-    ):
+    for column, subject in subjects.items():
         found = cells[(cells["column"] == column) & (cells["status"] == "ok")]
         differing = found[found["value"] != PAPER_LENGTHS[column]]
         if len(differing):
@@ -48,6 +50,11 @@ def _length_notes(cells: pd.DataFrame) -> list[str]:
                 f"{PAPER_LENGTHS[column]} in the paper."
             )
     return notes
+
+
+_DEPTH = partial(_length_notes, flow_length="Shares of flow", rank_length="Effective ranks")
+_HISTORY = partial(_length_notes, flow_length="Values")
+_SPECTRA = partial(_length_notes, rank_length="Values")
 
 
 def _distances(suffix: str = "") -> tuple[Column, ...]:
@@ -117,7 +124,7 @@ INTERNAL = Table(
         Panel("(b) Historical routing", _distances()),
     ),
     measure=internal_organization,
-    notes=_length_notes,
+    notes=_DEPTH,
 )
 
 
@@ -153,7 +160,7 @@ LAYERWISE = Table(
     ),
     measure=layerwise,
     extra_row=_layer_row,
-    notes=_length_notes,
+    notes=_DEPTH,
 )
 
 ROUTING = Table(
@@ -169,7 +176,7 @@ ROUTING = Table(
     rows=SCALE_ROWS,
     panels=(Panel("(a) Mean over seeds", _distances()), _spread("b", _distances("_sd"))),
     measure=routing,
-    notes=_length_notes,
+    notes=_HISTORY,
 )
 
 SINK_PROFILE = Table(
@@ -195,7 +202,7 @@ SINK_PROFILE = Table(
         _spread("c", _sinks((1, 2, 4, 8, 16, 32), "_sd")),
     ),
     measure=sink_profile,
-    notes=_length_notes,
+    notes=_HISTORY,
 )
 
 SPECTRUM = Table(
@@ -214,5 +221,5 @@ SPECTRUM = Table(
         _spread("b", _spectra("_sd")),
     ),
     measure=spectrum,
-    notes=_length_notes,
+    notes=_SPECTRA,
 )
