@@ -64,6 +64,7 @@ LEVELS = (
     SMOKE,
     f"{SMOKE}.assumptions",
     f"{SMOKE}.backends",
+    f"{SMOKE}.efficiency",
     STORIES,
     f"{STORIES}.source",
     SCALE,
@@ -210,3 +211,18 @@ def test_asking_for_what_does_not_exist() -> None:
 def test_settings_resolve_again_to_the_same_campaign(name: str, choice: dict) -> None:
     first = resolve(config(), campaign=name, **choice)
     assert resolve(json.loads(json.dumps(first.settings))) == first
+
+
+def test_a_campaigns_own_smoothing_window_stands_above_the_common_one() -> None:
+    windows = {name: campaign(name).efficiency_window for name in ("paper", "books", "smoke-text")}
+    assert windows == {"paper": 0.01, "books": 0.01, "smoke-text": 0.1}
+    own = changed(("efficiency.window", 0.03), (f"{SMOKE}.efficiency.window", 0.2))
+    assert resolve(own, campaign="smoke").efficiency_window == 0.2
+    assert resolve(own, campaign="paper").efficiency_window == 0.03
+
+
+@pytest.mark.parametrize("name", ["paper", "smoke", "tiny"])
+def test_a_smoothing_window_holds_updates_enough_to_smooth(name: str) -> None:
+    found = campaign(name)
+    for run in found.runs:
+        assert found.efficiency_window * run.budget_tokens > 2 * run.tokens_per_update

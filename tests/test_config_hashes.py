@@ -31,6 +31,7 @@ def run_of(spoilt: dict, variant: str = "full", name: str = "smoke", scale: str 
         ("training.deterministic", True),
         ("diagnostics.sequences", 1),
         ("efficiency.window", 0.5),
+        (f"{SMOKE}.efficiency.window", 0.5),
     ],
 )
 def test_execution_and_names_leave_the_hash_alone(place: str, value: Any) -> None:

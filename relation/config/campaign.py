@@ -233,7 +233,7 @@ def resolve(config: Mapping, **overrides: Any) -> Campaign:
         systems_alone=campaign["systems"]["alone"],
         verification=verification_spec(campaign, name),
         diagnostics=config["diagnostics"],
-        efficiency_window=config["efficiency"]["window"],
+        efficiency_window={**config["efficiency"], **campaign.get("efficiency", {})}["window"],
         assumptions=(
             *(
                 {"name": key, "value": value, "question": questions[key]["description"]}

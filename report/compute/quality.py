@@ -121,6 +121,9 @@ def main_results(records: CampaignRecords) -> Measurements:
         _put(found, scale, "full_nll", nll.statistics(scale, "full"))
         found[scale, "delta", "value"] = nll.difference(scale, "full", "mha")
         _put(found, scale, "token_reduction", _mean_reduction(records, scale))
+        if len(select(records.efficiency, scale=scale)):
+            sources = _logs(nll.sources(scale, "mha", "full"))
+            found[scale, "window", "value"] = _window(records, sources)
     return found
 
 
@@ -172,7 +175,15 @@ def token_efficiency(records: CampaignRecords) -> Measurements:
             none = absent(records, ("run",), scale, ("mha", "full"), seed)
             for column, value in _crossing(by_seed.get(seed), none, sources).items():
                 found[f"{scale}/{seed}", column, "value"] = value
+            if seed in by_seed:
+                found[f"{scale}/{seed}", "window", "value"] = _window(records, sources)
     return found
+
+
+def _window(records: CampaignRecords, sources: tuple[str, ...]) -> Measured:
+    """Over how much of the budget the loss is smoothed."""
+    share = records.page["efficiency_window"]
+    return Measured(share, unit="%", n=1, sources=sources, rows=_CURVE_ROWS)
 
 
 def _logs(records: tuple[str, ...]) -> tuple[str, ...]:

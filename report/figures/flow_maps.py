@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from relation.records import CampaignRecords
 
 PAIR = ("mha", "full")
+MOST = 5  # layers a row of the picture
 COLOURS = colormaps["magma"]
 READINGS = {"self_flow": "self", "effective_rank": "rank", "sink_1": "sink"}
 
@@ -61,16 +62,19 @@ def _pairs(records: CampaignRecords) -> list[Maps]:
     return found
 
 
+def shown_layers(depth: int) -> list[int]:
+    """The layers that the picture has room for."""
+    return list(range(depth)) if depth <= MOST else [0, 1, 2, depth // 2, depth - 1]
+
+
 def overview(records: CampaignRecords) -> Figure:
     """Maps of a few layers, means over heads: two rows a scale, MHA above Relation."""
     pairs = _pairs(records)
-    most = 5
-    figure, axes = grid(2 * len(pairs), most, 3.0 * len(pairs))
+    figure, axes = grid(2 * len(pairs), MOST, 3.0 * len(pairs))
     for axis in axes.flat:
         axis.set_axis_off()
     for number, maps in enumerate(pairs):
-        depth = len(maps.codes["full"])
-        shown = sorted({0, 1, 2, depth // 2, depth - 1} & set(range(depth)))
+        shown = shown_layers(len(maps.codes["full"]))
         for row, variant in enumerate(PAIR, start=2 * number):
             for column, layer in enumerate(shown):
                 here = axes[row, column]
@@ -139,11 +143,12 @@ def stepper(records: CampaignRecords) -> str:
 DRAWINGS = (
     Drawing(
         "flow-maps",
-        "Flow between blocks of tokens, means over heads, of the first pair of each scale: rows "
-        "give, columns are given to, colours are logarithmic from 1/100,000 of a token’s flow "
-        "(black) to all of it. The page steps through every layer and head.",
-        "Heat maps by scale and layer: lower triangles that show from which earlier tokens each "
-        "token’s flow comes, MHA above Relation.",
+        "Flow between blocks of tokens on the first diagnosed sequence, mean over heads, of the "
+        "first pair of each scale; of more than five layers the first three, the middle one and "
+        "the last. A row shows where its tokens draw from, and sums to 1; colours are logarithmic "
+        "from 1/100,000 or less (black) to 1. The page steps through every layer and head.",
+        "Heat maps by scale and layer: lower triangles that show from which tokens up to itself "
+        "each token’s flow comes, MHA above Relation.",
         overview,
         page=stepper,
     ),

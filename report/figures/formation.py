@@ -79,9 +79,9 @@ def _organisation_title(records: CampaignRecords) -> str:
     sequences = records.page["probe_sequences"]
     on = "one sequence" if sequences == 1 else f"{sequences} sequences"
     return (
-        "How the organisation by depth appears: Self or diagonal flow and effective rank of every "
-        f"layer, {_when(records)}, means over seeds on {on}. Violet is the first layer, orange the "
-        f"last.{_left_out(records, *PAIR)}"
+        "How the organisation by depth appears: diagonal flow of MHA, Self flow of Relation and "
+        f"effective rank of every layer, {_when(records)}, means over seeds on {on}. Violet is the "
+        f"first layer, orange the last.{_left_out(records, *PAIR)}"
     )
 
 
@@ -119,14 +119,17 @@ def learned_parameters(records: CampaignRecords) -> Figure:
 
 def organisation(records: CampaignRecords) -> Figure:
     """Self or diagonal flow and effective rank by layer over training, MHA and Relation in turn."""
-    metrics = {"self_flow": "Self / diagonal", "effective_rank": "effective rank"}
-    rows = _probed(records, "run of a pair", variant=PAIR, metric=tuple(metrics))
+    labels = {
+        "self_flow": {"mha": "diagonal flow", "full": "Self flow"},
+        "effective_rank": dict.fromkeys(PAIR, "effective rank"),
+    }
+    rows = _probed(records, "run of a pair", variant=PAIR, metric=tuple(labels))
     scales = present(rows, SCALES)
     figure, axes = grid(4, len(scales), 6.6, sharex="col")
     for column, scale in enumerate(scales):
         of_scale = select(rows, scale=scale)
         layers = int(of_scale["layer"].max()) + 1
-        for pair, (metric, label) in enumerate(metrics.items()):
+        for pair, (metric, label) in enumerate(labels.items()):
             of_metric = select(of_scale, metric=metric)
             highest = of_metric.groupby(["variant", "layer", "tokens"])["value"].mean().max()
             for row, variant in enumerate(PAIR, start=2 * pair):
@@ -136,7 +139,7 @@ def organisation(records: CampaignRecords) -> Figure:
                 if metric == "self_flow":
                     here.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
                 if column == 0:
-                    here.set_ylabel(f"{OPERATOR_NAME[variant]}\n{label}")
+                    here.set_ylabel(f"{OPERATOR_NAME[variant]}\n{label[variant]}")
         axes[0, column].set_title(scale)
         _token_axis(axes[3, column])
         _name_layers(axes[0, column])

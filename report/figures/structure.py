@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
 from relation.records.structure import by_checkpoint, by_layer
 from report.compute.measured import select
@@ -83,32 +83,62 @@ def history_by_distance(records: CampaignRecords) -> Figure:
     """Conditional historical mass beyond every distance, a column a scale."""
     curves = _of_pairs(records, "distance")
     scales = present(curves, SCALES)
-    figure, axes = grid(1, len(scales), 2.6, sharey="row")
-    for here, scale in zip(axes[0], scales, strict=True):
+    figure, axes = _above_difference(len(scales))
+    for (here, below), scale in zip(axes.T, scales, strict=True):
+        beyond: dict[str, dict[int, np.ndarray]] = {}
         for variant in PAIR:
             of_variant = select(curves, scale=scale, variant=variant)
-            beyond = [_beyond(_mean_curves(group)) for _, group in of_variant.groupby("seed")]
-            colour = OPERATOR_COLOUR[variant]
-            for mass in beyond:
-                here.plot(np.arange(1, len(mass)), mass[1:], color=colour, linewidth=0.5)
-            if beyond:
-                mean = np.mean(beyond, axis=0)
-                name = OPERATOR_NAME[variant]
-                here.plot(np.arange(1, len(mean)), mean[1:], color=colour, label=name)
+            beyond[variant] = {
+                seed: _beyond(_mean_curves(group))[1:] for seed, group in of_variant.groupby("seed")
+            }
+            _seeds_and_mean(here, list(beyond[variant].values()), variant)
+        paired = [
+            mass - beyond["mha"][seed]
+            for seed, mass in beyond["full"].items()
+            if seed in beyond["mha"]
+        ]
+        _seeds_and_mean(below, paired)
         length = int(select(curves, scale=scale)["length"].max())
         ticks = [length // part for part in (8, 4, 2)]
-        for distance in ticks:
-            here.axvline(distance, color=MUTED, linewidth=0.4, linestyle=(0, (2, 2)))
-        here.set_xscale("log", base=2)
-        here.set_xticks([1, *ticks, length], [str(tick) for tick in (1, *ticks, length)])
-        here.minorticks_off()
+        for panel in (here, below):
+            for distance in ticks:
+                panel.axvline(distance, color=MUTED, linewidth=0.4, linestyle=(0, (2, 2)))
+            panel.set_xscale("log", base=2)
+            panel.set_xticks([1, *ticks, length], [str(tick) for tick in (1, *ticks, length)])
+            panel.minorticks_off()
         here.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         here.set_ylim(0, 1)
         here.set_title(scale)
-        here.set_xlabel("distance d (tokens)")
+        below.set_xlabel("distance d (tokens)")
     axes[0, 0].set_ylabel("historical mass\nbeyond d")
     _legend(axes[0, -1])
     return figure
+
+
+def _above_difference(columns: int) -> tuple[Figure, np.ndarray]:
+    """Panels of both operators, and below each the difference that is too small to see there."""
+    figure, axes = grid(2, columns, 3.8, sharex="col", height_ratios=(3, 2))
+    for below in axes[1]:
+        below.axhline(0, color=MUTED, linewidth=0.8)
+        below.yaxis.set_major_formatter(FuncFormatter(_points))
+    axes[1, 0].set_ylabel("Relation − MHA\n(pp)")
+    return figure, axes
+
+
+def _points(share: float, _: int) -> str:
+    """A difference of shares in percentage points."""
+    return f"{100 * share:+.4g}".replace("-", "−") if share else "0"
+
+
+def _seeds_and_mean(axes: Axes, curves: list[np.ndarray], variant: str | None = None) -> None:
+    """A thin line a seed and their mean in bold, against 1, 2, ...; muted if of no operator."""
+    colour = OPERATOR_COLOUR[variant] if variant else MUTED
+    for curve in curves:
+        axes.plot(np.arange(1, len(curve) + 1), curve, color=colour, linewidth=0.5)
+    if curves:
+        mean = np.mean(curves, axis=0)
+        label = OPERATOR_NAME[variant] if variant else None
+        axes.plot(np.arange(1, len(mean) + 1), mean, color=colour, label=label)
 
 
 def spectra(records: CampaignRecords) -> Figure:
@@ -182,16 +212,18 @@ def sink_profile(records: CampaignRecords) -> Figure:
     demand(len(layers) > 0, "diagnosed checkpoint", records, ("flow", "run"))
     layers = layers.assign(first=layers["metric"].map(sizes))
     scales = present(layers, SCALES)
-    figure, axes = grid(1, len(scales), 2.6)
-    for here, scale in zip(axes[0], scales, strict=True):
-        _lines(here, select(layers, scale=scale), "first")
+    figure, axes = _above_difference(len(scales))
+    for (here, below), scale in zip(axes.T, scales, strict=True):
+        of_scale = select(layers, scale=scale)
+        _lines(here, of_scale, "first")
+        _pair_differences(below, of_scale, "first")
         here.set_xscale("log", base=2)
         here.set_xticks(SINK_SIZES, [str(size) for size in SINK_SIZES])
         here.set_ylim(bottom=0)
-        here.yaxis.set_major_formatter(PercentFormatter(1.0))
+        here.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         here.set_title(scale)
-        here.set_xlabel("first k tokens")
-    axes[0, 0].set_ylabel("conditional historical mass")
+        below.set_xlabel("first k tokens")
+    axes[0, 0].set_ylabel("historical mass\non the first k")
     _legend(axes[0, 0])
     return figure
 
@@ -199,16 +231,29 @@ def sink_profile(records: CampaignRecords) -> Figure:
 def _lines(axes: Axes, layers: pd.DataFrame, x: str) -> None:
     """Mean over seeds as a line, seeds as faint points; layers of a checkpoint averaged first."""
     for variant in PAIR:
-        at = {
-            place: by_checkpoint(group).set_index("seed")["value"]
-            for place, group in select(layers, variant=variant).groupby(x)
-        }
-        colour = OPERATOR_COLOUR[variant]
-        for place, seeds in at.items():
-            axes.plot([place] * len(seeds), seeds, "o", color=colour, markersize=3, alpha=0.35)
-        if at:
-            means = [seeds.mean() for seeds in at.values()]
-            axes.plot(list(at), means, color=colour, label=OPERATOR_NAME[variant])
+        _line(axes, _seeds_at(layers, variant, x), OPERATOR_COLOUR[variant], OPERATOR_NAME[variant])
+
+
+def _pair_differences(axes: Axes, layers: pd.DataFrame, x: str) -> None:
+    """Relation less MHA, over the seeds that have both."""
+    mha, full = (_seeds_at(layers, variant, x) for variant in PAIR)
+    pairs = {place: (full[place] - mha[place]).dropna() for place in full if place in mha}
+    _line(axes, {place: seeds for place, seeds in pairs.items() if len(seeds)}, MUTED)
+
+
+def _seeds_at(layers: pd.DataFrame, variant: str, x: str) -> dict[float, pd.Series]:
+    """Values by seed, at every place along ``x``."""
+    return {
+        place: by_checkpoint(group).set_index("seed")["value"]
+        for place, group in select(layers, variant=variant).groupby(x)
+    }
+
+
+def _line(axes: Axes, at: dict[float, pd.Series], colour: str, label: str | None = None) -> None:
+    for place, seeds in at.items():
+        axes.plot([place] * len(seeds), seeds, "o", color=colour, markersize=3, alpha=0.35)
+    if at:
+        axes.plot(list(at), [seeds.mean() for seeds in at.values()], color=colour, label=label)
 
 
 def _legend(axes: Axes) -> None:
@@ -227,31 +272,33 @@ DRAWINGS = (
     Drawing(
         "flow-spectra",
         "Singular values of the flow, means over sequences, heads and seeds: the first layer’s in "
-        "bold, the others thin.",
+        "bold, the others thin. The axes end at 1/100,000, below which FP32 has little to say.",
         "Line charts by scale: singular values of the flow matrix on a logarithmic axis against "
         "their index, a line a layer, for MHA and Relation.",
         spectra,
     ),
     Drawing(
         "history-by-distance",
-        "Historical flow beyond every distance, conditioned on history: mean over seeds in bold, a "
-        "thin line a seed. Dashed: the distances of the tables.",
+        "Historical flow beyond every distance, conditioned on history, and Relation’s less MHA’s "
+        "in percentage points: mean over seeds in bold, a thin line a seed. Dashed: the distances "
+        "of the tables.",
         "Line charts by scale: the conditional historical mass beyond a distance against the "
-        "distance on a logarithmic axis, for MHA and Relation.",
+        "distance on a logarithmic axis, for MHA and Relation, and below it their difference.",
         history_by_distance,
     ),
     Drawing(
         "sink-profile",
-        "Historical flow on the first k tokens, conditioned on history: mean over seeds, a point a "
-        "seed.",
+        "Historical flow on the first k tokens, conditioned on history, and Relation’s less MHA’s "
+        "in percentage points: mean over seeds, a point a seed.",
         "Line charts by scale: the conditional historical mass on the first 1 to 32 tokens, for "
-        "MHA and Relation.",
+        "MHA and Relation, and below it their difference.",
         sink_profile,
     ),
     Drawing(
         "split-by-position",
-        "Self flow of Relation and diagonal flow of MHA by position in the sequence; the rest is "
-        "Exchange. Means over sequences, heads and seeds, and over the layers from L2 on.",
+        "Self flow of Relation and diagonal flow of MHA by position in the sequence; the rest of "
+        "Relation’s flow is Exchange. Means over sequences, heads and seeds; L2+ over the layers "
+        "from L2 on as well.",
         "Line charts by scale: the share of flow that stays on a token against its position on a "
         "logarithmic axis, for the first layer, the second and the rest, for MHA and Relation.",
         split_by_position,

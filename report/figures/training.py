@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
@@ -21,8 +22,10 @@ if TYPE_CHECKING:
     from relation.records import CampaignRecords
 
 PAIR = ("mha", "full")
-# Losses of the first updates are so high that the crossing would be a flat line beneath them.
-SHOWN_FROM = 0.25
+# Losses of the first updates, and of a spike, are so high that the crossing would be a flat line
+# beneath them: a panel ends at this quantile of the losses after this part of the budget.
+SHOWN_FROM, SHOWN_QUANTILE = 0.25, 0.95
+LABEL_HEIGHT = 0.05  # of a panel's height, with its leading
 
 
 def loss_curves(records: CampaignRecords) -> Figure:
@@ -49,7 +52,7 @@ def loss_curves(records: CampaignRecords) -> Figure:
 
 def _pair_losses(axes: Axes, records: CampaignRecords, scale: str, seed: int) -> None:
     logs = select(records.logs, scale=scale, seed=seed)
-    lowest, highest = [], []
+    curves, lowest, highest = [], [], []
     for variant in PAIR:
         log = select(logs, variant=variant).sort_values("update")
         if log.empty:
@@ -62,20 +65,40 @@ def _pair_losses(axes: Axes, records: CampaignRecords, scale: str, seed: int) ->
             records.page["efficiency_window"] * budget,
         )
         axes.plot(log["tokens"], losses, color=OPERATOR_COLOUR[variant], zorder=3)
-        late = losses[log["tokens"].to_numpy() >= SHOWN_FROM * budget]
-        lowest.append(late.min())
-        highest.append(late.max())
-    if not lowest:
+        curves.append((log["tokens"].to_numpy(), losses, OPERATOR_COLOUR[variant]))
+        lowest.append(losses.min())
+        # Of the updates' own losses, as smoothing spreads a spike over the whole window.
+        late = log.loc[log["tokens"] >= SHOWN_FROM * budget, "loss"]
+        highest.append(late.quantile(SHOWN_QUANTILE))
+    if not curves:
         axes.text(0.5, 0.5, "not run", transform=axes.transAxes, ha="center", color=MUTED)
         axes.set_yticks([])
         return
     margin = 0.06 * (max(highest) - min(lowest))
     axes.set_ylim(min(lowest) - margin, max(highest) + margin)
     axes.set_xlim(left=0)
+    for tokens, losses, colour in curves:
+        _mark_spikes(axes, tokens, losses, colour)
     axes.xaxis.set_major_locator(MaxNLocator(4))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda tokens, _: quantity(tokens)))
     for row in select(records.efficiency, scale=scale, seed=seed).to_dict("records"):
         _mark_crossing(axes, row)
+
+
+def _mark_spikes(axes: Axes, tokens: np.ndarray, losses: np.ndarray, colour: str) -> None:
+    """A triangle on the upper edge over the peak of every rise out of the panel."""
+    above = losses > axes.get_ylim()[1]
+    above &= np.logical_or.accumulate(~above)  # the fall from the first loss is no spike
+    for rise in np.split(np.arange(len(losses)), np.flatnonzero(np.diff(above)) + 1):
+        if above[rise[0]]:
+            axes.plot(
+                tokens[rise[np.argmax(losses[rise])]],
+                0.97,
+                "^",
+                transform=axes.get_xaxis_transform(),
+                color=colour,
+                markersize=5,
+            )
 
 
 def _name_lines(axes: Axes) -> None:
@@ -119,15 +142,6 @@ def paired_nll(records: CampaignRecords) -> Figure:
         pairs = select(paired, scale=scale)
         for pair in pairs.to_dict("records"):
             here.plot([0, 1], [pair["mha"], pair["full"]], color=MUTED, linewidth=0.9, zorder=2)
-            here.annotate(
-                f"{pair['seed']:.0f}",
-                (1, pair["full"]),
-                xytext=(6, 0),
-                textcoords="offset points",
-                va="center",
-                fontsize=7.5,
-                color=MUTED,
-            )
         here.plot(np.zeros(len(pairs)), pairs["mha"], "o", color=MHA, zorder=3)
         here.plot(np.ones(len(pairs)), pairs["full"], "o", color=RELATION, zorder=3)
         change = float((pairs["full"] - pairs["mha"]).mean())
@@ -135,8 +149,30 @@ def paired_nll(records: CampaignRecords) -> Figure:
         here.set_xlim(-0.25, 1.35)
         here.set_xticks([0, 1], ["MHA", "Relation"])
         here.margins(y=0.12)
+        _name_seeds(here, pairs)
     axes[0, 0].set_ylabel("final validation NLL (nat/token)")
     return figure
+
+
+def _name_seeds(axes: Axes, pairs: pd.DataFrame) -> None:
+    """Each Relation run's seed beside it; one label for those too near each other for two."""
+    low, high = axes.get_ylim()
+    groups: list[list[dict]] = []
+    for pair in pairs.sort_values("full", ascending=False).to_dict("records"):
+        if groups and groups[-1][0]["full"] - pair["full"] < LABEL_HEIGHT * (high - low):
+            groups[-1].append(pair)
+        else:
+            groups.append([pair])
+    for group in groups:
+        axes.annotate(
+            ", ".join(f"{pair['seed']:.0f}" for pair in group),
+            (1, np.mean([pair["full"] for pair in group])),
+            xytext=(6, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=7.5,
+            color=MUTED,
+        )
 
 
 def ablations(records: CampaignRecords) -> Figure:
@@ -158,8 +194,9 @@ def ablations(records: CampaignRecords) -> Figure:
         here.plot(seeds, np.full(len(seeds), place), "o", color=RELATION, markersize=3.5)
         here.annotate(
             f"{seeds.mean():+.4f}".replace("-", "−"),
-            (max(seeds.max(), seeds.mean(), 0), place),
-            xytext=(6, 0),
+            (1, place),
+            xycoords=("axes fraction", "data"),
+            xytext=(4, 0),
             textcoords="offset points",
             va="center",
             fontsize=8,
@@ -167,17 +204,28 @@ def ablations(records: CampaignRecords) -> Figure:
     here.axvline(0, color=INK, linewidth=0.8)
     here.set_yticks(places, [ABLATION_NAMES[variant] for variant in variants])
     here.tick_params(axis="y", length=0)
-    here.margins(x=0.12)
-    here.set_xlabel(f"final validation NLL above Full Relation, {ABLATION_SCALE} (nat/token)")
+    here.annotate(
+        "mean", (1, 1), xycoords="axes fraction", xytext=(4, 0), textcoords="offset points"
+    )
+    here.set_xlabel(f"final validation NLL less Full Relation’s, {ABLATION_SCALE} (nat/token)")
     return figure
+
+
+def _loss_title(records: CampaignRecords) -> str:
+    return (
+        "Training loss of every pair, trailing mean over "
+        f"{100 * records.page['efficiency_window']:g}% of the budget. Dashed: the MHA run’s final "
+        "smoothed loss; the circle is where the Relation run first reaches it. A panel ends just "
+        f"above {SHOWN_QUANTILE:.0%} of either run’s losses after the first {SHOWN_FROM:.0%} of "
+        "the budget: the fall from the first losses lies outside, and a triangle marks every later "
+        "peak that does."
+    )
 
 
 DRAWINGS = (
     Drawing(
         "loss-curves",
-        "Training loss of every pair, trailing mean over 1% of the budget. Dashed: the MHA run’s "
-        "final smoothed loss; the circle is where the Relation run first reaches it. The loss "
-        "of the first quarter lies above the axes.",
+        _loss_title,
         "Small multiples by scale and seed: the training loss of MHA and of Relation falls with "
         "the training tokens; a dashed line marks the MHA run's final loss and a circle the "
         "Relation run's crossing.",
@@ -185,16 +233,18 @@ DRAWINGS = (
     ),
     Drawing(
         "paired-nll",
-        "Final validation NLL of every pair; a line joins the two runs of a seed.",
+        "Final validation NLL of every pair; a line joins the two runs of a seed, which it names. "
+        "Above, the mean of Relation − MHA.",
         "Slope charts by scale: one line a seed from the MHA run's final validation NLL to the "
         "Relation run's, with the mean difference above.",
         paired_nll,
     ),
     Drawing(
         "ablations",
-        "What removing a part of Full Relation costs: mean over seeds, a point a seed.",
-        "Horizontal bars: the rise of the final validation NLL over Full Relation for each "
-        "structural ablation, with the seeds as points.",
+        "Final validation NLL of every structural ablation less that of Full Relation with the "
+        "same seed: bars and numbers are means over seeds, a point is a seed.",
+        "Horizontal bars: the mean difference between the final validation NLL of each structural "
+        "ablation and Full Relation's, with the seeds as points.",
         ablations,
     ),
 )

@@ -1,5 +1,7 @@
 """Structural diagnostics."""
 
+from functools import partial
+
 import pandas as pd
 
 from report.compute.structure import (
@@ -32,13 +34,13 @@ PAPER_LENGTHS = {"flow_length": PAPER_FLOW_LENGTH, "rank_length": 512}
 PAPER_DEPTH = {"10M": 6, "30M": 10, "100M": 20}
 
 
-def _length_notes(cells: pd.DataFrame) -> list[str]:
-    """Name the sequence lengths that differ from the paper’s, on which the figures depend."""
+def _length_notes(cells: pd.DataFrame, **subjects: str) -> list[str]:
+    """Name the sequence lengths that differ from the paper’s, on which the figures depend.
+
+    subjects: what of the table rests on flow_length, and what on rank_length.
+    """
     notes = []
-    for column, subject in (
-        ("flow_length", "Flow, distance and sink values"),
-        ("rank_length", "Spectra"),
-    ):
+    for column, subject in subjects.items():
         found = cells[(cells["column"] == column) & (cells["status"] == "ok")]
         differing = found[found["value"] != PAPER_LENGTHS[column]]
         if len(differing):
@@ -53,7 +55,7 @@ def _length_notes(cells: pd.DataFrame) -> list[str]:
     return notes
 
 
-def _distance_notes(cells: pd.DataFrame) -> list[str]:
+def _distance_notes(cells: pd.DataFrame, **subjects: str) -> list[str]:
     """The same, with the distances that stand for the paper’s in sequences of other lengths."""
     found = cells[(cells["column"] == "flow_length") & (cells["status"] == "ok")]
     readings = []
@@ -61,13 +63,20 @@ def _distance_notes(cells: pd.DataFrame) -> list[str]:
         if length != PAPER_FLOW_LENGTH:
             distances = [str(distance(length, column)) for column in PARTS]
             readings.append(f"{', '.join(distances[:-1])} and {distances[-1]} ({row})")
-    notes = _length_notes(cells)
+    notes = _length_notes(cells, **subjects)
     if readings:
         notes.append(
             "The distances 128, 256 and 512 stand for T/8, T/4 and T/2 of these sequences, "
             f"which are {'; '.join(readings)} here."
         )
     return notes
+
+
+_DEPTH = partial(_length_notes, flow_length="Shares of flow", rank_length="Effective ranks")
+_INTERNAL = partial(_distance_notes, flow_length="Shares of flow", rank_length="Effective ranks")
+_SINKS = partial(_length_notes, flow_length="Values")
+_HISTORY = partial(_distance_notes, flow_length="Values")
+_SPECTRA = partial(_length_notes, rank_length="Values")
 
 
 def _distances(suffix: str = "") -> tuple[Column, ...]:
@@ -137,7 +146,7 @@ INTERNAL = Table(
         Panel("(b) Historical routing", _distances()),
     ),
     measure=internal_organization,
-    notes=_distance_notes,
+    notes=_INTERNAL,
 )
 
 
@@ -173,7 +182,7 @@ LAYERWISE = Table(
     ),
     measure=layerwise,
     extra_row=_layer_row,
-    notes=_length_notes,
+    notes=_DEPTH,
 )
 
 ROUTING = Table(
@@ -189,7 +198,7 @@ ROUTING = Table(
     rows=SCALE_ROWS,
     panels=(Panel("(a) Mean over seeds", _distances()), _spread("b", _distances("_sd"))),
     measure=routing,
-    notes=_distance_notes,
+    notes=_HISTORY,
 )
 
 SINK_PROFILE = Table(
@@ -215,7 +224,7 @@ SINK_PROFILE = Table(
         _spread("c", _sinks((1, 2, 4, 8, 16, 32), "_sd")),
     ),
     measure=sink_profile,
-    notes=_length_notes,
+    notes=_SINKS,
 )
 
 SPECTRUM = Table(
@@ -234,5 +243,5 @@ SPECTRUM = Table(
         _spread("b", _spectra("_sd")),
     ),
     measure=spectrum,
-    notes=_length_notes,
+    notes=_SPECTRA,
 )

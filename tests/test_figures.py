@@ -1,0 +1,182 @@
+"""What the figures show of invented records, and what captions and notes say of it."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from test_report_records import LAYERS, make_records
+
+from report.cells import build
+from report.compute.measured import select
+from report.figures import DRAWINGS, flow_maps, formation, structure, training
+from report.latex import escape
+from report.style import MHA, MUTED, RELATION
+from report.tables import TABLES
+
+CAPTIONS = {drawing.name: drawing.title for drawing in training.DRAWINGS}
+
+
+@pytest.fixture(scope="module")
+def records():
+    return make_records()
+
+
+@pytest.fixture(scope="module")
+def cells(records):
+    return build(records)
+
+
+def labels(axes) -> list[str]:
+    return [text.get_text() for text in axes.texts]
+
+
+def with_losses(records, **changes):
+    """The logs of 10M/mha/42 changed at single updates: update=loss."""
+    logs = records.logs.copy()
+    of_run = (logs["scale"] == "10M") & (logs["variant"] == "mha") & (logs["seed"] == 42)
+    for update, loss in changes.items():
+        logs.loc[of_run & (logs["update"] == int(update.removeprefix("at_"))), "loss"] = loss
+    return replace(records, logs=logs)
+
+
+def spikes(axes) -> list[tuple[float, str]]:
+    return [
+        (float(line.get_xdata()[0]), line.get_color())
+        for line in axes.lines
+        if line.get_marker() == "^"
+    ]
+
+
+def test_a_spike_leaves_the_panel_as_it_was_and_is_marked(records) -> None:
+    for window in (0.01, 0.1):
+        smoothed = replace(records, page=records.page | {"efficiency_window": window})
+        calm = training.loss_curves(smoothed).axes[0]
+        spiked = training.loss_curves(with_losses(smoothed, at_30=12.0)).axes[0]
+        assert spikes(calm) == []
+        ((tokens, colour),) = spikes(spiked)
+        assert (30 - 1) * 2048 < tokens <= (30 + 48 * window) * 2048 and colour == MHA
+        assert spiked.get_ylim()[1] < calm.get_ylim()[1] + 0.02
+
+
+def test_what_a_panel_leaves_out_is_what_its_caption_says(records) -> None:
+    caption = CAPTIONS["loss-curves"](records)
+    assert "just above 95% of either run’s losses after the first 25% of the budget" in caption
+    low, high = training.loss_curves(records).axes[0].get_ylim()
+    for variant in ("mha", "full"):
+        log = select(records.logs, scale="10M", variant=variant, seed=42)
+        late = log[log["tokens"] >= 0.25 * log["tokens"].max()]["loss"]
+        assert 0.95 <= np.mean(late <= high) <= 1
+        assert log["loss"].min() > low
+    assert log["loss"].max() > high
+
+
+def test_seeds_too_near_for_two_labels_share_one(records) -> None:
+    """Relation's NLL is 1.90, 1.92 and 1.94 by seed; MHA's 2.00 to 2.02."""
+    apart = training.paired_nll(records).axes[0]
+    assert labels(apart) == ["44", "43", "42"]
+    runs = records.runs.copy()
+    near = (runs["variant"] == "full") & (runs["seed"] == 43)
+    runs.loc[near, "final_nll"] = 1.901
+    shared = training.paired_nll(replace(records, runs=runs)).axes[0]
+    assert labels(shared) == ["44", "43, 42"]
+
+
+def test_an_ablations_mean_stands_apart_from_the_seeds(records) -> None:
+    (axes,) = training.ablations(records).axes
+    means = [text for text in axes.texts if text.get_text() != "mean"]
+    # Full has 1.90, 1.92, 1.94, the others 2.10, 2.11, 2.12.
+    assert [text.get_text() for text in means] == ["+0.1900"] * 5
+    assert all(text.xy[0] == 1 and text.xycoords[0] == "axes fraction" for text in means)
+
+
+@pytest.mark.parametrize("draw", [structure.history_by_distance, structure.sink_profile])
+def test_what_differs_by_little_is_also_shown_as_a_difference(draw, records) -> None:
+    """Two operators, one over the other: below them, Relation less MHA."""
+    curves = records.curves
+    halved = [
+        values / 2 if variant == "mha" else values
+        for variant, values in zip(curves["variant"], curves["values"], strict=True)
+    ]
+    figure = draw(replace(records, curves=curves.assign(values=halved)))
+    columns = len(figure.axes) // 2
+    assert columns == len(LAYERS)
+    for above, below in zip(figure.axes[:columns], figure.axes[columns:], strict=True):
+        # The last curve of a colour is the mean; a line of two points is a mark.
+        mean, less = (
+            {
+                line.get_color(): line.get_ydata()
+                for line in axes.lines
+                if line.get_xydata()[2:].any()
+            }
+            for axes in (above, below)
+        )
+        assert np.any(less[MUTED] != 0)
+        assert np.allclose(less[MUTED], mean[RELATION] - mean[MHA])
+    assert "Relation − MHA" in figure.axes[columns].get_ylabel()
+
+
+def test_a_difference_rests_on_the_seeds_of_both(records) -> None:
+    flow = records.flow
+    high = (flow["variant"] == "full") & (flow["seed"] == 44)
+    values = flow["value"].mask(high, 99.0)
+    alone = ~((flow["variant"] == "mha") & (flow["seed"] == 44))
+    changed = replace(records, flow=flow.assign(value=values)[alone])
+    axes = structure.sink_profile(changed).axes[len(LAYERS)]
+    assert max(np.max(line.get_ydata()) for line in axes.lines) < 2
+
+
+def test_an_axis_names_what_its_operator_has(records) -> None:
+    named = [axes.get_ylabel() for axes in formation.organisation(records).axes]
+    assert [label for label in named if label][:2] == ["MHA\ndiagonal flow", "Relation\nSelf flow"]
+
+
+def test_the_flow_maps_show_every_layer_of_a_model_of_five() -> None:
+    assert [flow_maps.shown_layers(depth) for depth in (1, 3, 5, 6, 20)] == [
+        [0], [0, 1, 2], [0, 1, 2, 3, 4], [0, 1, 2, 3, 5], [0, 1, 2, 10, 19]
+    ]  # fmt: skip
+
+
+def test_a_caption_names_the_campaigns_own_window(records) -> None:
+    other = replace(records, page=records.page | {"efficiency_window": 0.07})
+    for of, share in ((records, "1%"), (other, "7%")):
+        assert f"trailing mean over {share} of the budget" in CAPTIONS["loss-curves"](of)
+
+
+@pytest.mark.parametrize("drawing", DRAWINGS, ids=lambda drawing: drawing.name)
+def test_latex_has_every_sign_of_a_caption(drawing, records) -> None:
+    title = drawing.title if isinstance(drawing.title, str) else drawing.title(records)
+    assert "U+" not in escape(title)
+
+
+def test_a_note_names_the_window_beside_the_papers(records, cells) -> None:
+    tables = {table.label: table for table in TABLES}
+    other = build(replace(records, page=records.page | {"efficiency_window": 0.07}))
+    for label in ("main-results", "app-token-efficiency"):
+        notes = [tables[label].notes(select(found, table=label)) for found in (cells, other)]
+        assert notes == [
+            [
+                "The training loss is smoothed by a trailing mean over 1% of the budget, as in the "
+                "paper."
+            ],
+            [
+                "The training loss is smoothed by a trailing mean over 7% of the budget, 1% in the "
+                "paper."
+            ],
+        ]
+    without = build(replace(records, efficiency=records.efficiency.iloc[:0]))
+    assert tables["main-results"].notes(select(without, table="main-results")) == []
+
+
+@pytest.mark.parametrize("label, lengths", [
+    ("relation_internal", {1024, 512}),
+    ("app-structural-layerwise", {1024, 512}),
+    ("app-structural-routing", {1024}),
+    ("app-structural-sink-profile", {1024}),
+    ("app-structural-spectrum", {512}),
+])  # fmt: skip
+def test_a_table_names_only_the_lengths_that_it_rests_on(label, lengths, cells) -> None:
+    """Every sequence here has 64 tokens; the paper's flow is of 1024, its spectra of 512."""
+    (table,) = (table for table in TABLES if table.label == label)
+    notes = [note for note in table.notes(select(cells, table=label)) if "sequences of 64" in note]
+    assert len(notes) == len(lengths)
+    assert all(any(f"of {length} in the paper" in note for note in notes) for length in lengths)
