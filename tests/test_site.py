@@ -27,7 +27,7 @@ from report.site.environment import duration, figure, html_environment
 from report.site.evidence import evidence_by_claim
 from report.site.overview import FIGURES
 from report.site.pipeline import campaign_pipeline
-from report.site.render import PAGES
+from report.site.render import PAGES, records_by_source
 from report.site.runs import Run
 from report.tables import TABLES
 from report.view import FRESHNESS, VERDICTS
@@ -199,6 +199,18 @@ def test_a_run_names_every_table_that_rests_on_any_of_its_records(folder, tmp_pa
     flows = {table.label for table in TABLES if table.label.startswith("app-structural")}
     assert logs | flows | {"app-nll", "relation_internal"} <= used
     assert not used & {"app-linear-long", "app-hybrid"}
+
+
+def test_every_record_leads_to_what_shows_it(folder, records):
+    content = content_of(records, folder, [])
+    run = next(row for row in content.provenance if row["kind"] == "run")
+    log = {**run, "kind": "log", "source": "log.parquet"}
+    probes = {**run, "kind": "probes", "source": "probes.parquet"}
+    content = replace(content, provenance=[*content.provenance, log, probes])
+    found = records_by_source(content, folder)
+    page = found["log.parquet"]["page"]
+    assert page == found[run["source"]]["page"] and (folder / page).exists()
+    assert found["probes.parquet"]["page"] == "runs.html#probes.parquet"
 
 
 def test_a_column_of_two_values_opens_on_both(folder):

@@ -118,7 +118,7 @@ def render_site(content: Content, folder: Path) -> None:
         "runs.html",
         "runs.html.j2",
         groups=_groups(content.runs),
-        others=[row for row in site.records.values() if row["kind"] not in ("run", "log")],
+        others=[row for row in site.records.values() if row["kind"] not in _ON_RUN_PAGES],
     )
     for place, run in enumerate(content.runs):
         _write_run(site, run, place)
@@ -143,17 +143,27 @@ def write_assets(folder: Path, environment: jinja2.Environment) -> None:
     (folder / "report.js").write_text(script, encoding="utf-8")
 
 
+# The kinds of records that a run's page shows; runs.html lists the others.
+_ON_RUN_PAGES = ("run", "log")
+
+
 def records_by_source(content: Content, folder: Path) -> dict[str, dict[str, Any]]:
     """The rows of provenance.parquet by source, with how to reach what shows them.
 
     ``page`` is the page and place of a record, ``log_link`` its text log, both from ``folder``, the
     site's; the latter is empty where there is no log.
     """
-    pages = {run.source: f"{run.page}.html" for run in content.runs if run.source}
+    pages = {(run.scale, run.variant, run.seed): f"{run.page}.html" for run in content.runs}
+
+    def page(row: Mapping[str, Any]) -> str:
+        if row["kind"] in _ON_RUN_PAGES:
+            return pages[row["scale"], row["variant"], row["seed"]]
+        return f"runs.html#{row['source']}"
+
     return {
         row["source"]: {
             **row,
-            "page": pages.get(row["source"], f"runs.html#{row['source']}"),
+            "page": page(row),
             "log_link": Path(os.path.relpath(row["log"], folder)).as_posix() if row["log"] else "",
         }
         for row in content.provenance
