@@ -31,7 +31,7 @@ published: setup
 test: setup
 	@echo 'Running the tests; those of the smoke campaign only where "make" has run it'
 	PATH="$(BIN):$$PATH" python -m pytest -m "not campaign" -n auto
-	PATH="$(BIN):$$PATH" python -m pytest -m "campaign and not slow"
+	PATH="$(BIN):$$PATH" python -m pytest -m "campaign and not slow and not slurm"
 
 help:
 	@echo "make          set up .venv, then snakemake --cores all (smoke campaign, CPU)"
