@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from benchmarks import CPU, InProcess, Quiet, campaign
-from planted import Planted, Unknown
+from planted import Meeting, Planted, Unknown
 
 from relation.parquet import read_origin, read_parquet
 from relation.schemas import COMPLEXITY, THROUGHPUT
@@ -64,6 +64,20 @@ def test_a_side_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["hung"].failures["update"].status == "KILLED"
     assert "so it was ended" in found["hung"].failures["update"].reason
     assert len(found["steady"].samples["update"]) == 6
+
+
+def test_sides_are_prepared_at_once_where_that_is_asked_for(tmp_path: Path) -> None:
+    sides = {"one": Meeting(folder=tmp_path), "two": Meeting(folder=tmp_path)}
+    found = measure_together(sides, ["update"], 6, Quiet(), warm_rounds=0, prepared_at_once=True)
+    assert all(len(outcome.samples["update"]) == 6 for outcome in found.values())
+
+
+def test_a_failed_preparation_beside_others_is_its_own() -> None:
+    sides = {"one": Planted("kill"), "two": Planted(), "three": Planted("memory")}
+    found = measure_together(sides, ["update"], 6, Quiet(), warm_rounds=0, prepared_at_once=True)
+    assert found["one"].failures["update"].status == "KILLED"
+    assert len(found["two"].samples["update"]) == 6
+    assert found["three"].failures["update"].status == "OOM" and found["three"].alone
 
 
 class Crowded(InProcess):

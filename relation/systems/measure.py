@@ -123,6 +123,7 @@ def _throughput_rows(
                 # A round's first update settles what the others left.
                 warm_rounds=0,
                 start=start,
+                prepared_at_once=True,
             )
             conditions = {"device": describe(device), **watched.columns()}
             yield [

@@ -129,7 +129,9 @@ def measure_steps(
         progress.advance(done, f"{label} {name}")
 
     # A round's first update settles what the others left.
-    outcomes = measure_together(jobs, [measure], rounds, conditions, advance, 0, start)
+    outcomes = measure_together(
+        jobs, [measure], rounds, conditions, advance, 0, start, prepared_at_once=True
+    )
     rows, tokens = [], group.micro * group.context
     for name, outcome in outcomes.items():
         row = case.row_of(measure, name, outcomes, peak_bytes=outcome.facts.get("peak_bytes"))
