@@ -70,10 +70,16 @@ PROBES = schema(
     *_RUN_KEY,
     Column("update", _INT, description="after which it was taken; 0: the initial weights"),
     Column("tokens", _INT, "tokens", "consumed by then"),
-    Column("layer", _INT, description="from 0"),
+    Column("layer", _INT, description="from 0; null for what is the whole model's"),
     Column("part", _INT, description="of an angle, its head pair from 0; else null"),
-    Column("metric", _TEXT, description="lambda, theta, or a metric of the flow as in FLOW"),
-    Column("value", pa.float32(), description="radians for theta; a flow's is the mean over heads"),
+    Column(
+        "metric", _TEXT, description="validation_nll, lambda, theta, or one of the flow as in FLOW"
+    ),
+    Column(
+        "value",
+        pa.float32(),
+        description="nat/token, radians for theta; a flow's is the mean over heads",
+    ),
 )
 
 _DIAGNOSED_KEY = (

@@ -64,6 +64,7 @@ LEVELS = (
     SMOKE,
     f"{SMOKE}.assumptions",
     f"{SMOKE}.backends",
+    f"{SMOKE}.diagnostics",
     f"{SMOKE}.efficiency",
     STORIES,
     f"{STORIES}.source",

@@ -30,6 +30,8 @@ def run_of(spoilt: dict, variant: str = "full", name: str = "smoke", scale: str 
         ("training.checkpoint_tokens", None),
         ("training.deterministic", True),
         ("diagnostics.sequences", 1),
+        ("diagnostics.validations", 1),
+        (f"{SMOKE}.diagnostics.validation_tokens", 1),
         ("efficiency.window", 0.5),
         (f"{SMOKE}.efficiency.window", 0.5),
     ],

@@ -73,6 +73,8 @@ NOW = {"code_hash": code_hash("training"), "golden_hash": golden_hash()}
     ({"sequences": 2}, {}, False, STALE),
     ({"rank_length": 8}, {}, False, STALE),
     ({}, {"probe_times": 5}, False, STALE),
+    ({}, {"validation_looks": 5}, False, STALE),
+    ({}, {"validation_look_tokens": 5}, False, STALE),
     ({}, {"probe_code_hash": "f" * 16}, True, OLDER),
 ])  # fmt: skip
 def test_probes_are_known_by_how_they_were_taken(

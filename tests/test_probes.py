@@ -23,14 +23,14 @@ from relation.code import code_hash
 from relation.diagnostics import measure
 from relation.diagnostics.probe import FlowProbe
 from relation.errors import InputError
-from relation.model import Execution
+from relation.model import Decoder, Execution
 from relation.parquet import read_origin, read_parquet
 from relation.records.structure import by_layer
-from relation.schemas import PROBES
+from relation.schemas import PROBES, RUN
 from relation.spec import RunSpec
 from relation.training import engine
 from relation.training.checkpoint import load_model
-from relation.training.probes import PeakMemory, is_due
+from relation.training.probes import PeakMemory, ValidationProbe, due
 
 ENDS = [0, 128, 256, 384, 512, 600]  # tokens after each update of `run_spec`
 
@@ -47,7 +47,7 @@ def probe_of(spec: RunSpec, data: Path, times: int = 10) -> FlowProbe:
 
 def train(spec: RunSpec, data: Path, folder: Path, times: int = 10) -> list[dict]:
     probe = probe_of(spec, data, times)
-    engine.train(spec, data, folder / "out", folder / "resume", probe=probe)
+    engine.train(spec, data, folder / "out", folder / "resume", probes=[probe])
     return read_parquet(folder / "out" / "probes.parquet", PROBES).to_pylist()
 
 
@@ -83,9 +83,9 @@ def test_a_full_update_of_every_tenth_is_due_of_a_paper_run() -> None:
     budget, size = 150_000_000, 131_072
     probe = probe_of(run_spec(), Path("none"))
     ends = [min((k + 1) * size, budget) for k in range(-(-budget // size))]
-    due = [end for end in ends if is_due(probe, end - size, end, budget)]
-    assert len(due) == 10 and due[-1] == budget
-    assert all(0 <= end - (k + 1) * budget / 10 < size for k, end in enumerate(due))
+    looks = [end for end in ends if due([probe], end - size, end, budget)]
+    assert len(looks) == 10 and looks[-1] == budget
+    assert all(0 <= end - (k + 1) * budget / 10 < size for k, end in enumerate(looks))
 
 
 def test_the_last_look_is_the_diagnosis_of_the_checkpoint(probed, data: Path) -> None:
@@ -141,7 +141,7 @@ def test_a_run_that_cannot_be_looked_at_ends_before_it_trains(data: Path, tmp_pa
     hybrid = campaign().run("30M", "hybrid", 42)
     probe = FlowProbe(replace(probe_of(run_spec(), data).spec, sequences=10**6), 10, data, 300)
     with pytest.raises(InputError, match="windows"):
-        engine.train(hybrid, data, tmp_path / "out", tmp_path / "resume", probe=probe)
+        engine.train(hybrid, data, tmp_path / "out", tmp_path / "resume", probes=[probe])
     assert not list(tmp_path.rglob("metrics.jsonl"))
 
 
@@ -193,8 +193,58 @@ def _refuse(rank: int) -> None:
 def test_of_several_processes_the_first_one_looks(data: Path, tmp_path: Path) -> None:
     spec = run_spec()
     probe = probe_of(spec, data)
-    run = (spec, data, tmp_path / "out", tmp_path / "resume", None, probe)
+    run = (spec, data, tmp_path / "out", tmp_path / "resume", None, (probe,))
     codes, said = train_together(2, run, tmp_path / "said", _refuse)
     assert codes == [0, 0], said
     rows = read_parquet(tmp_path / "out" / "probes.parquet", PROBES).to_pylist()
     assert sorted({row["tokens"] for row in rows}) == ENDS
+
+
+@pytest.fixture(scope="module")
+def validated(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict]]:
+    """A run whose whole split is read after every quarter, and its flow after every half."""
+    folder, spec = tmp_path_factory.mktemp("validated"), run_spec()
+    probes = (probe_of(spec, data, 2), ValidationProbe(4, 10**9, data, spec))
+    engine.train(spec, data, folder / "out", folder / "resume", probes=probes)
+    rows = read_parquet(folder / "out" / "probes.parquet", PROBES).to_pylist()
+    return folder / "out", rows
+
+
+def test_the_validation_curve_ends_at_the_final_nll(validated) -> None:
+    output, rows = validated
+    curve = [row for row in rows if row["metric"] == "validation_nll"]
+    assert [row["tokens"] for row in curve] == [0, 256, 384, 512, 600]
+    assert {(row["layer"], row["part"]) for row in curve} == {(None, None)}
+    (record,) = read_parquet(output / "record.parquet", RUN).to_pylist()
+    assert curve[-1]["value"] == np.float32(record["final_nll"])
+    assert curve[0]["value"] == pytest.approx(np.log(300), rel=0.05)
+    flow = {row["tokens"] for row in rows if row["metric"] == "self_flow"}
+    assert flow == {0, 384, 600}
+
+
+def test_the_validation_curve_changes_no_bit_of_the_run(validated, probed) -> None:
+    assert_same_run(validated[0], probed[0])
+
+
+def test_the_validation_curve_reads_the_first_tokens(data: Path) -> None:
+    spec = run_spec()
+    model = Decoder(spec.model_config(), Execution(**spec.backends))
+    model.initialise(0)
+    few = 70
+    ids = np.fromfile(data / "validation.bin", "<u2")[: few + 1].astype(np.int64)
+    logits = torch.cat(
+        [
+            model(torch.from_numpy(ids[i : min(i + spec.context, few)])[None])[0]
+            for i in range(0, few, spec.context)
+        ]
+    )
+    expected = torch.nn.functional.cross_entropy(logits, torch.from_numpy(ids[1:]))
+    (row,) = ValidationProbe(1, few, data, spec).look(model)
+    assert row["value"] == pytest.approx(expected.item(), rel=1e-6)
+    assert model.training
+
+
+def test_the_record_says_how_the_validation_curve_was_taken(validated) -> None:
+    origin = read_origin(validated[0] / "probes.parquet")
+    assert (origin["validation_looks"], origin["validation_look_tokens"]) == (4, 10**9)
+    assert origin["probe_times"] == 2

@@ -224,6 +224,8 @@ def probed(run: RunSpec, **changes) -> dict:
         "probe_code_hash": code_hash("probe"),
         "probe_config_hash": sampling.config_hash,
         "probe_times": tiny.diagnostics["probes"],
+        "validation_looks": tiny.diagnostics["validations"],
+        "validation_look_tokens": tiny.diagnostics["validation_tokens"],
     }
 
 

@@ -4,7 +4,7 @@ import random
 import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,7 @@ from training import (
     UPDATE,
     assert_same_run,
     at_update,
+    campaign,
     die,
     resume_key,
     run_spec,
@@ -24,11 +25,13 @@ from training import (
     write_corpus,
 )
 
+from relation.diagnostics.probe import FlowProbe
 from relation.errors import RunError, StoppedError
 from relation.files import sha256_of
 from relation.parquet import read_origin, read_parquet, write_parquet
 from relation.schemas import DATA
 from relation.training import checkpoint, engine
+from relation.training.probes import Probe, ValidationProbe
 
 UPDATES = 5
 
@@ -221,14 +224,16 @@ def train_to_the_end(run: tuple) -> None:
     assert process.exitcode == 0
 
 
-def kill_and_go_on(spec, data: Path, folder: Path, kills: list[tuple[int, bool]]) -> list[int]:
+def kill_and_go_on(
+    spec, data: Path, folder: Path, kills: list[tuple[int, bool]], probes: Sequence[Probe] = ()
+) -> list[int]:
     """Kill a run again and again, then let it end; the updates saved at each kill.
 
     kills: for each, in which save it dies and whether the file is half written then; save 0 means
     a random moment, at most a tenth of a whole run after its first update began.
     """
-    run = (spec, data, folder / "out", folder / "resume")
-    train_to_the_end((*run[:2], folder / "whole", folder / "whole-resume"))
+    run = (spec, data, folder / "out", folder / "resume", None, probes)
+    train_to_the_end((*run[:2], folder / "whole", folder / "whole-resume", None, probes))
     seconds = read_parquet(folder / "whole" / "record.parquet")["seconds"][0].as_py()
     moments, saved = random.Random(0), []
     for save, half_written in kills:
@@ -280,5 +285,19 @@ def test_kills_leave_no_trace_on_a_gpu_in_deterministic_mode(
         checkpoint_tokens=10 * UPDATE,
     )
     assert torch.cuda.is_available()
-    saved = kill_and_go_on(spec, data, tmp_path, [(2, True), (0, False), (2, False)])
+    sampling = campaign().diagnostics_spec(campaign().run("10M", "full", 42), sequences=1)
+    probes = (
+        FlowProbe(sampling, 4, data, spec.model_config().vocab_size),
+        ValidationProbe(6, 10**9, data, spec),
+    )
+    saved = kill_and_go_on(spec, data, tmp_path, [(2, True), (0, False), (2, False)], probes)
     assert saved == sorted(saved) and saved[-1] > 0
+    looked, whole = (
+        read_parquet(tmp_path / run / "probes.parquet").to_pandas() for run in ("out", "whole")
+    )
+    keys = ["metric", "update", "layer", "part"]
+    assert looked[keys].equals(whole[keys])
+    np.testing.assert_allclose(looked["value"], whole["value"], rtol=1e-5, atol=1e-6)
+    (record,) = read_parquet(tmp_path / "out" / "record.parquet").to_pylist()
+    curve = looked.loc[looked["metric"] == "validation_nll", "value"]
+    assert len(curve) == 7 and curve.iloc[-1] == np.float32(record["final_nll"])

@@ -125,15 +125,19 @@ def _train(options: argparse.Namespace) -> None:
 
     from relation.diagnostics.probe import FlowProbe
     from relation.training.engine import train
+    from relation.training.probes import ValidationProbe
 
     set_threads(options)
     data = results.data(campaign.data[spec.data])
     wanted = options.tensorboard or campaign.tensorboard
     events = results.folder / "tensorboard" / spec.name if wanted else None
-    sampling = campaign.diagnostics_spec(spec, campaign.diagnostics["probe_sequences"])
-    vocabulary = spec.model_config().vocab_size
-    probe = FlowProbe(sampling, campaign.diagnostics["probes"], data, vocabulary)
-    train(spec, data, results.folder / run_path(spec), results.folder / "resume", events, probe)
+    looks = campaign.diagnostics
+    sampling = campaign.diagnostics_spec(spec, looks["probe_sequences"])
+    probes = (
+        FlowProbe(sampling, looks["probes"], data, spec.model_config().vocab_size),
+        ValidationProbe(looks["validations"], looks["validation_tokens"], data, spec),
+    )
+    train(spec, data, results.folder / run_path(spec), results.folder / "resume", events, probes)
 
 
 def _measure(options: argparse.Namespace) -> None:

@@ -164,7 +164,8 @@ def resolve(config: Mapping, **overrides: Any) -> Campaign:
     scales = _chosen(config, "scales", campaign["scales"], name)
     seeds = _chosen(config, "seeds", campaign["seeds"], name)
     variants = _chosen(config, "variants", all_variants, name)
-    data = data_specs(campaign, config.get("corpus"), config["diagnostics"]["sequences"])
+    diagnostics = {**config["diagnostics"], **campaign.get("diagnostics", {})}
+    data = data_specs(campaign, config.get("corpus"), diagnostics["sequences"])
     if config.get("corpus") and not any(spec.path for spec in data.values()):
         raise InputError(
             f"corpus={config['corpus']}: campaign {name} reads no local files; choose one that "
@@ -232,7 +233,7 @@ def resolve(config: Mapping, **overrides: Any) -> Campaign:
         planned_systems=systems,
         systems_alone=campaign["systems"]["alone"],
         verification=verification_spec(campaign, name),
-        diagnostics=config["diagnostics"],
+        diagnostics=diagnostics,
         efficiency_window={**config["efficiency"], **campaign.get("efficiency", {})}["window"],
         assumptions=(
             *(

@@ -60,8 +60,8 @@ class FlowProbe:
             ]
         return rows
 
-    def origin(self) -> dict[str, str]:
-        """The hashes of the probe's own code, its sampling and the sequences it reads.
+    def origin(self) -> dict[str, str | int]:
+        """The hashes of the probe's own code, its sampling and the sequences it reads; its times.
 
         Raises InputError where the validation split will not do.
         """
@@ -69,4 +69,5 @@ class FlowProbe:
             "probe_code_hash": code_hash("probe"),
             "probe_config_hash": self.spec.config_hash,
             "sequences_hash": hash_of_sequences(self._sequences),
+            "probe_times": self.times,
         }

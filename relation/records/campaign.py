@@ -193,6 +193,8 @@ def _page(campaign: Campaign, devices: Iterable[str], origins: Iterable[dict]) -
         "scales": list(campaign.scales),
         "probes": campaign.diagnostics["probes"],
         "probe_sequences": campaign.diagnostics["probe_sequences"],
+        "validations": campaign.diagnostics["validations"],
+        "validation_tokens": campaign.diagnostics["validation_tokens"],
         "efficiency_window": campaign.efficiency_window,
         "restrictions": {k: str(v) for k, v in campaign.restrictions.items()},
         "assumptions": [dict(a) for a in campaign.assumptions],

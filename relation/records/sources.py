@@ -29,7 +29,8 @@ class Source:
     job_log: of the job that makes it; stage: whose code makes it; config_hash: the present
     configuration's; variant: of a systems benchmark, its name; corpus: fingerprint of the local
     texts given now; rests_on: another record, planned before it, than which it is no fresher;
-    probed: of probes, how the present configuration looks at the run, and how many times.
+    probed: of probes, how the present configuration samples the run, and what else their origin
+    would say.
     """
 
     kind: str
@@ -43,13 +44,14 @@ class Source:
     seed: int | None = None
     corpus: str | None = None
     rests_on: Path | None = None
-    probed: tuple[DiagnosticsSpec, int] | None = None
+    probed: tuple[DiagnosticsSpec, Mapping[str, int]] | None = None
 
     def probed_alike(self, origin: Mapping[str, Any]) -> bool:
         """Whether probes of this origin were taken as the present configuration takes them."""
-        sampling, times = self.probed
+        sampling, looks = self.probed
         now = replace(sampling, run_hash=origin["config_hash"]).config_hash
-        return (origin.get("probe_config_hash"), origin.get("probe_times")) == (now, times)
+        expected = {"probe_config_hash": now, **looks}
+        return expected == {name: origin.get(name) for name in expected}
 
 
 def planned_sources(campaign: Campaign, results: Results) -> Iterator[Source]:
@@ -61,7 +63,12 @@ def planned_sources(campaign: Campaign, results: Results) -> Iterator[Source]:
     corpora = {name: corpus_fingerprint(spec.path) for name, spec in campaign.data.items()}
     for run in campaign.runs:
         looks = campaign.diagnostics
-        probed = (campaign.diagnostics_spec(run, looks["probe_sequences"]), looks["probes"])
+        sampling = campaign.diagnostics_spec(run, looks["probe_sequences"])
+        times = {
+            "probe_times": looks["probes"],
+            "validation_looks": looks["validations"],
+            "validation_look_tokens": looks["validation_tokens"],
+        }
         key = {"scale": run.scale, "variant": run.variant, "seed": run.seed}
         name = f"{run.scale}-{run.variant}-{run.seed}.log"
         record = results.run(run) / RUN_FILES[0]
@@ -75,7 +82,7 @@ def planned_sources(campaign: Campaign, results: Results) -> Iterator[Source]:
                 run.config_hash,
                 corpus=corpora[run.data],
                 rests_on=None if kind == "run" else record,
-                probed=probed if kind == "probes" else None,
+                probed=(sampling, times) if kind == "probes" else None,
                 **key,
             )
         if run not in campaign.paired_runs:

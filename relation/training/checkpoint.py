@@ -113,7 +113,7 @@ class Progressed:
     `update` is the data cursor: the windows of the next update follow from it, and `order_hash`
     vouches for those read. No generator's state is kept, as training draws nothing at random once
     the weights are initialised. `processes` lists how many trained it, in order of change;
-    `probes` holds the rows of the probe so far, `probed_by` what it says of itself.
+    `probes` holds the rows of the probes so far, `probed_by` what they say of themselves.
     """
 
     update: int

@@ -7,6 +7,7 @@ import math
 import shutil
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import NamedTuple
@@ -41,7 +42,7 @@ from relation.training.folder import LOCK, resume_key
 from relation.training.guards import asked_to_stop, check_writable, writing
 from relation.training.optimizer import build_optimizer
 from relation.training.parallel import SummedGradients, World
-from relation.training.probes import PeakMemory, Probe, begin, is_due
+from relation.training.probes import PeakMemory, Probe, begin, due
 from relation.training.readings import Reading, Readings
 from relation.training.schedule import wsd
 from relation.training.step import UpdateStep
@@ -71,10 +72,10 @@ class _Run:
         device: torch.device,
         world: World,
         writer: StateWriter,
-        probe: Probe | None,
+        probes: Sequence[Probe],
     ):
         self.spec, self.resume, self.device, self.world = spec, resume, device, world
-        self.writer, self.probe, self.peak_memory = writer, probe, PeakMemory(device)
+        self.writer, self.probes, self.peak_memory = writer, probes, PeakMemory(device)
         rows = data_rows(data)
         self.data_origin = read_origin(data / "data.parquet")
         self.unigram_entropy = rows["validation"]["unigram_entropy"]
@@ -115,8 +116,8 @@ class _Run:
         self.progressed = self._resumed() or Progressed(
             0, "", init_hash, 0.0, {n: [] for n in LOG.names}, []
         )
-        if probe is not None and world.leads:
-            begin(probe, self.progressed, spec.name)
+        if probes and world.leads:
+            begin(probes, self.progressed, spec.name)
         self.order = OrderHash(
             rows["train"]["sha256"], spec.context, self.progressed.order_hash or None
         )
@@ -229,18 +230,17 @@ class _Run:
         self.saved, self.saved_update = time.monotonic(), self.progressed.update
 
     def _look(self, before: int, tokens: int) -> None:
-        """Let the probe see the model after `tokens` tokens, if it is due since `before`.
+        """Let the probes that are due since `before` see the model after `tokens` tokens.
 
         What that takes is neither in the updates' times nor in the run's peak memory.
         """
-        if self.probe is None or not self.world.leads:
-            return
-        if not is_due(self.probe, before, tokens, self.planned_tokens):
+        probes = due(self.probes, before, tokens, self.planned_tokens)
+        if not (probes and self.world.leads):
             return
         for reading in self.readings.drain():
             self._finish(reading)
         with self.peak_memory.left_out():
-            rows = self.probe.look(self.model)
+            rows = [row for probe in probes for row in probe.look(self.model)]
         taken = {"update": self.progressed.update, "tokens": tokens}
         self.progressed.probes += [{**taken, **row} for row in rows]
         self.readings.restart()
@@ -342,7 +342,7 @@ class _Run:
         )
         with writing(spec.name, output, self.kept):
             write_parquet(output / LOG_FILE, LOG, progressed.log, written)
-            if self.probe is not None:
+            if self.probes:
                 key = {"scale": spec.scale, "variant": spec.variant, "seed": spec.seed}
                 rows = [{**key, **found} for found in self.progressed.probes]
                 about = {**written, **self.progressed.probed_by}
@@ -366,16 +366,16 @@ def train(
     output: Path,
     resume_root: Path,
     events: Path | None = None,
-    probe: Probe | None = None,
+    probes: Sequence[Probe] = (),
 ) -> None:
     """Train one run and write record.parquet, log.parquet and model.safetensors into `output`.
 
     data: a prepared corpus; resume_root: where resume states of killed runs lie; events: the folder
-    of TensorBoard's curves, where they are wanted; probe: what looks at the model meanwhile, whose
-    rows probes.parquet there takes. On a CPU, and on a GPU where the run is
-    deterministic, the result is the same to the last bit however often the run was stopped, if the
-    number of processes stays the same. Raises RunError for a non-finite loss, a stop signal or
-    files that cannot be written, InputError for unusable inputs.
+    of TensorBoard's curves, where they are wanted; probes: what looks at the model meanwhile, whose
+    rows probes.parquet there takes. On a CPU, and on a GPU where the run is deterministic, the
+    result is the same to the last bit however often the run was stopped, if the number of processes
+    stays the same. Raises RunError for a non-finite loss, a stop signal or files that cannot be
+    written, InputError for unusable inputs.
     """
     world = World(spec.name)
     with world.one_voice(), deterministic_algorithms(spec.deterministic), ExitStack() as stack:
@@ -390,7 +390,7 @@ def train(
                 sweep(resume)
         device = stack.enter_context(world.device(spec.device))
         writer = stack.enter_context(StateWriter(resume, aside=_writes_aside(device)))
-        run = _Run(spec, data, resume, device, world, writer, probe)
+        run = _Run(spec, data, resume, device, world, writer, probes)
         if world.leads:
             run.watch = stack.enter_context(Watch(resume, spec, run.progressed.log, events))
         run.train()

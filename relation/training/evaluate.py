@@ -1,12 +1,13 @@
-"""Final validation NLL: every token of the split once, in order (Appendix B.4)."""
+"""Validation NLL: every token once, in order (Appendix B.4)."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
 
 from relation.data.tokens import TokenFile
 from relation.data.windows import validation_windows
+from relation.devices import to_device
 from relation.model import Decoder
 from relation.progress import Progress
 from relation.training.step import autocast, summed_nll
@@ -27,6 +28,30 @@ def _batches(
 
 
 @torch.no_grad()
+def nll_of(
+    model: Decoder,
+    tokens: np.ndarray | TokenFile,
+    context: int,
+    rows: int,
+    device: torch.device,
+    precision: str,
+    advance: Callable[[int], None] = lambda tokens: None,
+) -> tuple[float, int]:
+    """(NLL in nat/token, predicted tokens) over (N,) ids in windows of T = context.
+
+    `rows` windows are evaluated at a time; the sum is taken in FP64. `advance(n)` is called when n
+    more tokens are done.
+    """
+    model.eval()
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    for inputs, targets in _batches(tokens, context, rows):
+        with autocast(device, precision):
+            total += summed_nll(model, to_device(inputs, device), to_device(targets, device))
+        advance(targets.size)
+    model.train()
+    return total.item() / (len(tokens) - 1), len(tokens) - 1
+
+
 def validation_nll(
     model: Decoder,
     tokens: np.ndarray | TokenFile,
@@ -35,20 +60,6 @@ def validation_nll(
     device: torch.device,
     precision: str,
 ) -> tuple[float, int]:
-    """(NLL in nat/token, predicted tokens) over a whole split, (N,) ids, windows of T = context.
-
-    `rows` windows are evaluated at a time; the sum is taken in FP64.
-    """
-    model.eval()
-    total, count = 0.0, 0
+    """`nll_of` a whole split, with its progress."""
     with Progress("validation", len(tokens) - 1, "tokens") as progress:
-        for inputs, targets in _batches(tokens, context, rows):
-            with autocast(device, precision):
-                nll = summed_nll(
-                    model, torch.from_numpy(inputs).to(device), torch.from_numpy(targets).to(device)
-                )
-            total += nll.double().item()
-            count += targets.size
-            progress.advance(targets.size)
-    model.train()
-    return total / count, count
+        return nll_of(model, tokens, context, rows, device, precision, progress.advance)

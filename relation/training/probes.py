@@ -1,14 +1,23 @@
 """Looks at a run's model while it trains, by what the command layer sends along."""
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
+from relation.data.tokens import data_rows, open_prepared
 from relation.model import Decoder
+from relation.spec import RunSpec
 from relation.training.checkpoint import Progressed
+from relation.training.evaluate import nll_of
+
+VALIDATION_NLL = "validation_nll"
 
 
 class Probe(Protocol):
@@ -17,7 +26,7 @@ class Probe(Protocol):
     times: int
 
     def look(self, model: Decoder) -> list[dict[str, Any]]:
-        """Rows of the model as it is, FP32 and eager: the columns of PROBES from `layer` on.
+        """Rows of the model as it is, eager: the columns of PROBES from `layer` on.
 
         It must leave the model as it is and draw nothing at random.
         """
@@ -26,9 +35,36 @@ class Probe(Protocol):
         """What the record's origin says of it besides; raises InputError where it cannot look."""
 
 
-def begin(probe: Probe, progressed: Progressed, run: str) -> None:
-    """Note who looks at a run. Looks that another probe took before it was stopped are given up."""
-    probed_by = {**probe.origin(), "probe_times": probe.times}
+@dataclass(frozen=True)
+class ValidationProbe:
+    """NLL of the first `tokens` predicted tokens of the validation split, or of all there are.
+
+    data: the run's prepared corpus.
+    """
+
+    times: int
+    tokens: int
+    data: Path
+    spec: RunSpec
+
+    @cached_property
+    def _read(self) -> np.ndarray:
+        row = data_rows(self.data)["validation"]
+        return open_prepared(self.data, "validation", row["sha256"])[: self.tokens + 1]
+
+    def look(self, model: Decoder) -> list[dict[str, Any]]:
+        """One row, in the run's precision."""
+        spec, device = self.spec, model.embedding.weight.device
+        nll, _ = nll_of(model, self._read, spec.context, spec.micro, device, spec.precision)
+        return [{"layer": None, "part": None, "metric": VALIDATION_NLL, "value": nll}]
+
+    def origin(self) -> dict[str, int]:
+        return {"validation_looks": self.times, "validation_look_tokens": self.tokens}
+
+
+def begin(probes: Sequence[Probe], progressed: Progressed, run: str) -> None:
+    """Note who looks at a run. Looks that others took before it was stopped are given up."""
+    probed_by = {name: said for probe in probes for name, said in probe.origin().items()}
     if progressed.probed_by not in ({}, probed_by):
         progressed.probes.clear()
         print(
@@ -39,12 +75,12 @@ def begin(probe: Probe, progressed: Progressed, run: str) -> None:
     progressed.probed_by = probed_by
 
 
-def is_due(probe: Probe, before: int, after: int, budget: int) -> bool:
-    """Whether an equal part of the budget ends past `before` tokens and at most at `after`.
+def due(probes: Sequence[Probe], before: int, after: int, budget: int) -> list[Probe]:
+    """Those with an equal part of the budget that ends past `before` tokens, at most at `after`.
 
     The part before the first token ends at 0.
     """
-    return after * probe.times // budget > before * probe.times // budget
+    return [p for p in probes if after * p.times // budget > before * p.times // budget]
 
 
 class PeakMemory:
