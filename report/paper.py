@@ -25,6 +25,7 @@ UNIT_SCALE = {
     "parameters": 1.0,
     "x": 1.0,
     "dims": 1.0,
+    "epochs": 1.0,
     "1": 1.0,
     "text": 1.0,
 }

@@ -132,6 +132,7 @@ def paper_records(**page) -> CampaignRecords:
     """The paper's printed values as records; `page` replaces what the campaign says of itself."""
     runs = pd.DataFrame(
         {"scale": scale, "variant": variant, "seed": seed, "final_nll": nll, "device": GPU,
+         "epochs": 1.0, "trained_tokens": 10**8,
          "source": f"runs/{scale}/{variant}/{seed}/record.parquet"}
         for scale, variant, seed, nll in _runs()
     )  # fmt: skip
@@ -161,7 +162,7 @@ def paper_records(**page) -> CampaignRecords:
         "diagnosed": {"sequences": 4, "flow_length": 1024, "rank_length": 512},
         "systems": {"precision": ["bf16"], "flash": "flash"},
         "seeds": list(SEEDS), "scales": list(SCALES), "efficiency_window": 0.01,
-        "probes": 10, "probe_sequences": 1,
+        "probes": 10, "probe_sequences": 1, "validations": 20, "validation_tokens": 1048576,
         "corpora": [{"title": "TinyStories", "kind": "huggingface"}], "assumptions": [],
         "origin": {"commit": "c0ffee", "versions": {"torch": "2.13.0"}},
         "commands": {"Everything": "snakemake --cores all --config campaign=printed"},

@@ -71,8 +71,16 @@ def _map_rows():
 
 
 def _probe_rows():
-    """Two looks: lambda and an angle of Relation's layers, Self flow and effective rank of all."""
+    """Two looks: lambda and an angle of Relation's layers, Self flow and effective rank of all.
+
+    Four of the validation NLL, which is Relation's seed times 0.001 below MHA's.
+    """
     for key, depth in _checkpoints():
+        lower = 0.001 * key["seed"] if key["variant"] == "full" else 0.0
+        for look in range(5):
+            place = {"update": 12 * look, "tokens": 2048 * 12 * look, "alike": True}
+            nothing = {"layer": None, "part": None, "metric": "validation_nll"}
+            yield key | place | nothing | {"value": 8 - look - lower}
         for layer in range(depth):
             for update in (0, 48):
                 place = key | {"update": update, "tokens": 2048 * update, "layer": layer}
@@ -175,7 +183,11 @@ def make_records(comparable=False):
                 key = {"scale": scale, "variant": variant, "seed": seed}
                 nll = NLL.get(variant, 2.1) + 0.01 * (seed - 42) * (2 if variant == "full" else 1)
                 source = f"runs/{scale}/{variant}/{seed}/record.parquet"
-                runs.append(key | {"final_nll": nll, "device": "cpu_0", "source": source})
+                runs.append(
+                    key
+                    | {"final_nll": nll, "device": "cpu_0", "source": source}
+                    | {"epochs": 1.25, "trained_tokens": 98304}
+                )
                 logs += [
                     key | {"update": k + 1, "tokens": 2048 * (k + 1), "update_tokens": 2048,
                            "loss": nll + 3 / (k + 1), "learning_rate": 1e-3,
@@ -217,7 +229,7 @@ def make_records(comparable=False):
         "systems": {"precision": ["fp32"], "flash": "tiled"},
         "devices": ["cpu_0"], "seeds": [42, 43, 44], "scales": list(LAYERS),
         "efficiency_window": 0.01, "corpora": [{"title": HOSTILE, "kind": "files"}],
-        "probes": 2, "probe_sequences": 1,
+        "probes": 2, "probe_sequences": 1, "validations": 4, "validation_tokens": 512,
         "assumptions": [{"question": HOSTILE, "value": [1.0, 16.0], "name": "a_range"}],
         "origin": {"commit": "c0ffee", "versions": {"torch": "2.13.0"}},
         "commands": {"Everything": "snakemake --cores all --config a=<b>"},

@@ -100,9 +100,29 @@ class FinalNLL:
         recorded = {seed for variant in variants for seed in self.by_seed(scale, variant)}
         return list(dict.fromkeys([*SEEDS, *self.seeds, *sorted(recorded)]))
 
+    def epochs(self, scale: str, *variants: str, seed: int | None = None) -> dict[str, Measured]:
+        """How often the runs pass over their training windows, by the name of a column, if at all.
+
+        Runs of one scale read alike; of those that do not, the most.
+        """
+        runs = [self._runs(scale, variant) for variant in variants]
+        if seed is not None:
+            runs = [select(of_variant, seed=seed) for of_variant in runs]
+        passes = [float(count) for of_variant in runs for count in of_variant["epochs"].dropna()]
+        if not passes:
+            return {}
+        sources = self.sources(scale, *variants, seed=seed)
+        found = Measured(max(passes), unit="epochs", n=len(passes), sources=sources, rows="epochs")
+        return {"epochs": found}
+
 
 def _put(found: Measurements, row: str, column: str, values: dict[str, Measured]) -> None:
     found.update({(row, column, statistic): value for statistic, value in values.items()})
+
+
+def _note(found: Measurements, row: str, columns: dict[str, Measured]) -> None:
+    """What is told below the table, in columns that it does not show."""
+    found.update({(row, column, "value"): value for column, value in columns.items()})
 
 
 def main_results(records: CampaignRecords) -> Measurements:
@@ -121,6 +141,7 @@ def main_results(records: CampaignRecords) -> Measurements:
         _put(found, scale, "full_nll", nll.statistics(scale, "full"))
         found[scale, "delta", "value"] = nll.difference(scale, "full", "mha")
         _put(found, scale, "token_reduction", _mean_reduction(records, scale))
+        _note(found, scale, nll.epochs(scale, "mha", "full"))
         if len(select(records.efficiency, scale=scale)):
             sources = _logs(nll.sources(scale, "mha", "full"))
             found[scale, "window", "value"] = _window(records, sources)
@@ -157,6 +178,7 @@ def paired_nll(records: CampaignRecords) -> Measurements:
             for variant in ("mha", "full"):
                 found[row, variant, "value"] = nll.one(scale, variant, seed)
             found[row, "delta", "value"] = nll.difference(scale, "full", "mha", seed)
+            _note(found, row, nll.epochs(scale, "mha", "full", seed=seed))
         for variant in ("mha", "full"):
             _put(found, f"{scale}/mean", variant, nll.statistics(scale, variant))
         found[f"{scale}/mean", "delta", "value"] = nll.difference(scale, "full", "mha")
@@ -221,6 +243,7 @@ def structural_ablations(records: CampaignRecords) -> Measurements:
         _put(found, "nll", variant, nll.statistics(ABLATION_SCALE, variant))
         if variant != "full":
             found["delta", variant, "value"] = nll.difference(ABLATION_SCALE, variant, "full")
+    _note(found, "nll", nll.epochs(ABLATION_SCALE, "full", *ABLATIONS))
     return found
 
 
@@ -233,6 +256,7 @@ def ablation_seeds(records: CampaignRecords) -> Measurements:
             found[variant, f"seed_{seed}", "value"] = nll.one(ABLATION_SCALE, variant, seed)
         _put(found, variant, "mean", nll.statistics(ABLATION_SCALE, variant))
         found[variant, "delta", "value"] = nll.difference(ABLATION_SCALE, variant, "full")
+        _note(found, variant, nll.epochs(ABLATION_SCALE, variant))
     return found
 
 
@@ -244,4 +268,5 @@ def hybrid_seeds(records: CampaignRecords) -> Measurements:
         for seed in nll.all_seeds(HYBRID_SCALE, "hybrid")
     }
     _put(found, "mean", "nll", nll.statistics(HYBRID_SCALE, "hybrid"))
+    _note(found, "mean", nll.epochs(HYBRID_SCALE, "hybrid"))
     return found

@@ -16,6 +16,7 @@ from report.figures import (
     structure,
     systems,
     training,
+    validation,
 )
 from report.figures.drawing import Drawing, NotDrawnError
 from report.figures.shapes import TYPE
@@ -28,6 +29,7 @@ DRAWINGS: tuple[Drawing, ...] = (
     overview.DRAWING,
     self_exchange.DRAWING,
     *training.DRAWINGS,
+    validation.DRAWING,
     *structure.DRAWINGS,
     *flow_maps.DRAWINGS,
     *formation.DRAWINGS,

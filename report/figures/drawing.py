@@ -8,12 +8,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from report.compute.measured import select
+from report.style import OPERATOR_COLOUR, OPERATOR_NAME
 
 if TYPE_CHECKING:
     from relation.records import CampaignRecords
+
+
+PAIR = ("mha", "full")
 
 
 class NotDrawnError(Exception):
@@ -60,6 +66,31 @@ def present(frame: pd.DataFrame, scales: Sequence[str]) -> list[str]:
     """The scales of a frame, in the paper's order."""
     found = set(frame["scale"])
     return [scale for scale in scales if scale in found]
+
+
+def token_ticks(axes: Axes) -> None:
+    """A few round counts of tokens."""
+    axes.xaxis.set_major_locator(MaxNLocator(4))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda tokens, _: quantity(tokens)))
+
+
+def token_axis(axes: Axes) -> None:
+    """Training tokens from left to right."""
+    token_ticks(axes)
+    axes.set_xlabel("training tokens")
+
+
+def name_pair(axes: Axes) -> None:
+    """The pair's names in their colours, at the right."""
+    for position, variant in enumerate(PAIR):
+        axes.text(
+            0.97,
+            0.9 - 0.12 * position,
+            OPERATOR_NAME[variant],
+            transform=axes.transAxes,
+            ha="right",
+            color=OPERATOR_COLOUR[variant],
+        )
 
 
 def quantity(value: float) -> str:

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from relation.flow_codes import TOP, decode, encode
 from report.compute.measured import select
-from report.figures.drawing import Drawing, demand, grid
+from report.figures.drawing import PAIR, Drawing, demand, grid
 from report.figures.stepper import page
 from report.layout import SCALES
 from report.style import OPERATOR_NAME
@@ -24,7 +24,6 @@ from report.style import OPERATOR_NAME
 if TYPE_CHECKING:
     from relation.records import CampaignRecords
 
-PAIR = ("mha", "full")
 MOST = 5  # layers a row of the picture
 COLOURS = colormaps["magma"]
 READINGS = {"self_flow": "self", "effective_rank": "rank", "sink_1": "sink"}

@@ -9,17 +9,18 @@ import pandas as pd
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
+from matplotlib.ticker import PercentFormatter
 
 from report.compute.measured import select
-from report.figures.drawing import Drawing, NotDrawnError, demand, grid, present, quantity
+from report.figures.drawing import PAIR, Drawing, grid, present, token_axis
+from report.figures.probes import left_out, probed
 from report.layout import SCALES
 from report.style import OPERATOR_NAME
 
 if TYPE_CHECKING:
     from relation.records import CampaignRecords
 
-FULL, PAIR = "full", ("mha", "full")
+FULL = "full"
 
 
 def _colour(layer: int, layers: int) -> tuple:
@@ -36,39 +37,8 @@ def _by_layer(axes: Axes, rows: pd.DataFrame, layers: int) -> None:
         axes.plot(mean.index, mean, color=_colour(layer, layers), linewidth=1.0, label=label)
 
 
-def _token_axis(axes: Axes) -> None:
-    axes.xaxis.set_major_locator(MaxNLocator(4))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda tokens, _: quantity(tokens)))
-    axes.set_xlabel("training tokens")
-
-
 def _name_layers(axes: Axes) -> None:
     axes.legend(labelcolor="linecolor", handlelength=1.2)
-
-
-def _probed(records: CampaignRecords, needs: str, **keys: object) -> pd.DataFrame:
-    """The probes that the figure shows. Looks of other samples or times do not mix with them."""
-    rows = select(records.probes, **keys)
-    demand(len(rows) > 0, needs, records, ("run",))
-    alike = select(rows, alike=True)
-    if alike.empty:
-        raise NotDrawnError(
-            "every run was probed by another configuration of `diagnostics`; set it back, or train "
-            "again"
-        )
-    return alike
-
-
-def _left_out(records: CampaignRecords, *variants: str) -> str:
-    """A sentence on the runs whose probes the figure leaves out, if there are any."""
-    other = select(records.probes, alike=False, variant=variants)[["scale", "variant", "seed"]]
-    runs = [
-        f"{scale}/{variant}/{seed}"
-        for scale, variant, seed in dict.fromkeys(other.itertuples(index=False, name=None))
-    ]
-    if not runs:
-        return ""
-    return f" Left out, since another configuration probed them: {', '.join(runs)}."
 
 
 def _when(records: CampaignRecords) -> str:
@@ -81,7 +51,7 @@ def _organisation_title(records: CampaignRecords) -> str:
     return (
         "How the organisation by depth appears: diagonal flow of MHA, Self flow of Relation and "
         f"effective rank of every layer, {_when(records)}, means over seeds on {on}. Violet is the "
-        f"first layer, orange the last.{_left_out(records, *PAIR)}"
+        f"first layer, orange the last.{left_out(records, *PAIR)}"
     )
 
 
@@ -89,13 +59,13 @@ def _parameters_title(records: CampaignRecords) -> str:
     return (
         f"What Relation learns besides its projections, {_when(records)}: above, the count "
         "calibration of every layer, mean over seeds; below, every Givens angle of the first seed. "
-        f"Violet is the first layer, orange the last.{_left_out(records, FULL)}"
+        f"Violet is the first layer, orange the last.{left_out(records, FULL)}"
     )
 
 
 def learned_parameters(records: CampaignRecords) -> Figure:
     """Count calibration above, Givens angles below, by layer over training; a column a scale."""
-    rows = _probed(records, "run of Full Relation", variant=FULL, metric=("lambda", "theta"))
+    rows = probed(records, "run of Full Relation", variant=FULL, metric=("lambda", "theta"))
     scales = present(rows, SCALES)
     figure, axes = grid(2, len(scales), 4.2, sharex="col", sharey="row")
     for column, scale in enumerate(scales):
@@ -110,7 +80,7 @@ def learned_parameters(records: CampaignRecords) -> Figure:
             colour = _colour(layer, layers)
             axes[1, column].plot(ordered["tokens"], ordered["value"], color=colour, linewidth=0.8)
         axes[0, column].set_title(scale)
-        _token_axis(axes[1, column])
+        token_axis(axes[1, column])
         _name_layers(axes[0, column])
     axes[0, 0].set_ylabel("count calibration λ")
     axes[1, 0].set_ylabel("Givens angle (rad)")
@@ -123,7 +93,7 @@ def organisation(records: CampaignRecords) -> Figure:
         "self_flow": {"mha": "diagonal flow", "full": "Self flow"},
         "effective_rank": dict.fromkeys(PAIR, "effective rank"),
     }
-    rows = _probed(records, "run of a pair", variant=PAIR, metric=tuple(labels))
+    rows = probed(records, "run of a pair", variant=PAIR, metric=tuple(labels))
     scales = present(rows, SCALES)
     figure, axes = grid(4, len(scales), 6.6, sharex="col")
     for column, scale in enumerate(scales):
@@ -141,7 +111,7 @@ def organisation(records: CampaignRecords) -> Figure:
                 if column == 0:
                     here.set_ylabel(f"{OPERATOR_NAME[variant]}\n{label[variant]}")
         axes[0, column].set_title(scale)
-        _token_axis(axes[3, column])
+        token_axis(axes[3, column])
         _name_layers(axes[0, column])
     return figure
 

@@ -12,14 +12,13 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
 from relation.records.structure import by_checkpoint, by_layer
 from report.compute.measured import select
-from report.figures.drawing import Drawing, demand, grid, present
+from report.figures.drawing import PAIR, Drawing, demand, grid, present
 from report.layout import SCALES
 from report.style import MUTED, OPERATOR_COLOUR, OPERATOR_NAME
 
 if TYPE_CHECKING:
     from relation.records import CampaignRecords
 
-PAIR = ("mha", "full")
 SINK_SIZES = (1, 2, 4, 8, 16, 32)
 
 

@@ -8,20 +8,18 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from relation.records import smoothed_loss
 from report.compute.measured import is_number, select
 from report.compute.quality import ABLATION_SCALE, ABLATIONS
-from report.figures.drawing import Drawing, demand, grid, present, quantity
+from report.figures.drawing import PAIR, Drawing, demand, grid, name_pair, present, token_ticks
 from report.layout import SCALES
-from report.style import INK, MHA, MUTED, OPERATOR_COLOUR, OPERATOR_NAME, RELATION
+from report.style import INK, MHA, MUTED, OPERATOR_COLOUR, RELATION
 from report.tables.quality import ABLATION_NAMES
 
 if TYPE_CHECKING:
     from relation.records import CampaignRecords
 
-PAIR = ("mha", "full")
 # Losses of the first updates, and of a spike, are so high that the crossing would be a flat line
 # beneath them: a panel ends at this quantile of the losses after this part of the budget.
 SHOWN_FROM, SHOWN_QUANTILE = 0.25, 0.95
@@ -40,7 +38,7 @@ def loss_curves(records: CampaignRecords) -> Figure:
             here = axes[row, column]
             _pair_losses(here, records, scale, int(seed))
             if row == column == 0:
-                _name_lines(here)
+                name_pair(here)
             if row == 0:
                 here.set_title(scale)
             if row == len(seeds) - 1:
@@ -79,8 +77,7 @@ def _pair_losses(axes: Axes, records: CampaignRecords, scale: str, seed: int) ->
     axes.set_xlim(left=0)
     for tokens, losses, colour in curves:
         _mark_spikes(axes, tokens, losses, colour)
-    axes.xaxis.set_major_locator(MaxNLocator(4))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda tokens, _: quantity(tokens)))
+    token_ticks(axes)
     for row in select(records.efficiency, scale=scale, seed=seed).to_dict("records"):
         _mark_crossing(axes, row)
 
@@ -99,18 +96,6 @@ def _mark_spikes(axes: Axes, tokens: np.ndarray, losses: np.ndarray, colour: str
                 color=colour,
                 markersize=5,
             )
-
-
-def _name_lines(axes: Axes) -> None:
-    for position, variant in enumerate(PAIR):
-        axes.text(
-            0.97,
-            0.9 - 0.12 * position,
-            OPERATOR_NAME[variant],
-            transform=axes.transAxes,
-            ha="right",
-            color=OPERATOR_COLOUR[variant],
-        )
 
 
 def _mark_crossing(axes: Axes, row: dict[str, float]) -> None:

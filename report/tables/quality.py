@@ -51,6 +51,23 @@ def _window_note(cells: pd.DataFrame) -> list[str]:
     ]
 
 
+def _epoch_note(cells: pd.DataFrame) -> list[str]:
+    """How often the runs saw their corpus, scale by scale where the table has several."""
+    passes: dict[str, list[float]] = {}
+    for row, count in cells.loc[cells["column"] == "epochs", ["row", "value"]].itertuples(False):
+        scale = row.split("/")[0]
+        passes.setdefault(f"{scale} " if scale in SCALES else "", []).append(count)
+    told = [
+        scale + " to ".join(dict.fromkeys(f"{count:.2f}" for count in (min(found), max(found))))
+        for scale, found in passes.items()
+    ]
+    return [f"Passes over the training windows: {', '.join(told)}."] if told else []
+
+
+def _result_notes(cells: pd.DataFrame) -> list[str]:
+    return [*_window_note(cells), *_epoch_note(cells)]
+
+
 def _seed_row(key: str) -> Row:
     scale, seed = key.split("/")
     return Row(key, (scale, seed), group=scale)
@@ -85,7 +102,7 @@ MAIN_RESULTS = Table(
         ),
     ),
     measure=main_results,
-    notes=_window_note,
+    notes=_result_notes,
 )
 
 STRUCTURAL_ABLATIONS = Table(
@@ -114,6 +131,7 @@ STRUCTURAL_ABLATIONS = Table(
         ),
     ),
     measure=structural_ablations,
+    notes=_epoch_note,
 )
 
 PAIRED_NLL = Table(
@@ -139,6 +157,7 @@ PAIRED_NLL = Table(
         ),
     ),
     measure=paired_nll,
+    notes=_epoch_note,
     extra_row=_seed_row,
 )
 
@@ -191,6 +210,7 @@ ABLATION_SEEDS = Table(
         ),
     ),
     measure=ablation_seeds,
+    notes=_epoch_note,
 )
 
 HYBRID = Table(
@@ -203,5 +223,6 @@ HYBRID = Table(
     rows=(*(Row(str(seed), (str(seed),)) for seed in SEEDS), Row("mean", (MEAN_ROW,))),
     panels=(Panel("", (value("Final NLL", "nll", FULL_PRECISION, "full"),)),),
     measure=hybrid_seeds,
+    notes=_epoch_note,
     extra_row=lambda key: Row(key, (key,)),
 )

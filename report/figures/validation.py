@@ -1,0 +1,93 @@
+"""Validation NLL while the pairs train."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from report.compute.measured import select
+from report.figures.drawing import PAIR, Drawing, grid, name_pair, present, token_axis
+from report.figures.probes import left_out, probed
+from report.layout import SCALES
+from report.style import INK, MUTED, OPERATOR_COLOUR
+
+if TYPE_CHECKING:
+    from relation.records import CampaignRecords
+
+METRIC = "validation_nll"
+# The fall of the first looks would flatten all others.
+SHOWN_FROM = 0.25
+
+
+def validation_curves(records: CampaignRecords) -> Figure:
+    """Validation NLL of both above, the paired difference below; a column a scale."""
+    rows = probed(records, "run of a pair", variant=PAIR, metric=METRIC)
+    rows = rows[rows["tokens"] > 0]
+    scales = present(rows, SCALES)
+    figure, axes = grid(2, len(scales), 4.2, sharex="col")
+    for column, scale in enumerate(scales):
+        above, below = axes[:, column]
+        wide = select(rows, scale=scale).pivot_table(
+            index="tokens", columns=["variant", "seed"], values="value"
+        )
+        above.set_title(scale)
+        for variant in wide.columns.unique("variant"):
+            _curve_and_mean(above, wide[variant], OPERATOR_COLOUR[variant])
+        paired = [s for s in wide.columns.unique("seed") if all((v, s) in wide for v in PAIR)]
+        if paired:
+            _curve_and_mean(below, wide["full"][paired] - wide["mha"][paired], INK)
+        below.axhline(0, color=MUTED, linewidth=0.7)
+        late = wide[wide.index >= SHOWN_FROM * wide.index.max()]
+        margin = 0.06 * (late.max().max() - late.min().min())
+        above.set_ylim(late.min().min() - margin, late.max().max() + margin)
+        _mark_epochs(axes[:, column], select(records.runs, scale=scale, variant=PAIR))
+        token_axis(below)
+    name_pair(axes[0, 0])
+    axes[0, 0].set_ylabel("validation NLL\n(nat/token)")
+    axes[1, 0].set_ylabel("Relation − MHA\n(nat/token)")
+    return figure
+
+
+def _curve_and_mean(axes: Axes, curves: pd.DataFrame, colour: str) -> None:
+    """A thin line a seed, and their mean where all have been read."""
+    axes.plot(curves.index, curves, color=colour, linewidth=0.6, alpha=0.5)
+    mean = curves.dropna().mean(axis=1)
+    axes.plot(mean.index, mean, color=colour)
+
+
+def _mark_epochs(column: np.ndarray, runs: pd.DataFrame) -> None:
+    """A dotted line where the runs begin to read a window again."""
+    passes = runs[runs["epochs"] > 0]
+    if passes.empty:
+        return
+    first = passes.iloc[0]
+    tokens = first["trained_tokens"] / first["epochs"]
+    for axes in column:
+        for epoch in range(1, int(first["epochs"]) + 1):
+            axes.axvline(epoch * tokens, color=MUTED, linewidth=0.7, linestyle=":", zorder=1)
+        axes.set_xlim(0, 1.02 * first["trained_tokens"])
+
+
+def _validation_title(records: CampaignRecords) -> str:
+    looks, tokens = records.page["validations"], records.page["validation_tokens"]
+    return (
+        f"Validation NLL while the pairs train, after each of {looks} equal parts of the budget on "
+        f"the first {tokens:,} tokens of the split (on all, where it has fewer). Above, MHA and "
+        "Relation, thin by seed and thick the mean; below, the difference of each pair and their "
+        "mean. A dotted line marks the end of a pass over the training windows. A panel above "
+        f"shows what came after the first {SHOWN_FROM:.0%} of the "
+        f"budget in full.{left_out(records, *PAIR)}"
+    )
+
+
+DRAWING = Drawing(
+    "validation-curves",
+    _validation_title,
+    "Line charts by scale: the validation NLL of MHA and of Relation against training tokens, "
+    "and below the difference of each pair, with the ends of passes over the corpus marked.",
+    validation_curves,
+)

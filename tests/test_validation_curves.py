@@ -1,0 +1,100 @@
+"""The picture of validation NLL over training, and how often the corpus was read."""
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+from test_report_records import make_empty, make_records
+
+from relation.records import CampaignRecords
+from report.cells import build
+from report.figures import validation
+from report.figures.drawing import NotDrawnError
+from report.tables import TABLES
+
+TOKENS = [24576, 49152, 73728, 98304]
+
+
+def lines(axes) -> list[list[float]]:
+    """The y values of the curves, without marks."""
+    return [list(line.get_ydata()) for line in axes.lines if len(line.get_xdata()) == len(TOKENS)]
+
+
+def panels_of_10m(records: CampaignRecords) -> tuple:
+    """The axes above and below in the first column, whose seeds are all there."""
+    axes = validation.DRAWING.draw(records).axes
+    return axes[0], axes[len(axes) // 2]
+
+
+def test_both_curves_and_their_paired_difference() -> None:
+    above, below = panels_of_10m(make_records())
+    # A thin line a seed and their mean, of either variant.
+    assert len(lines(above)) == 8
+    assert sorted(map(tuple, lines(above))).count((7, 6, 5, 4)) == 4
+    differences = [[-0.001 * seed] * 4 for seed in (42, 43, 44, 43)]
+    np.testing.assert_allclose(lines(below), differences)
+
+
+def test_a_seed_without_its_pair_has_no_difference() -> None:
+    records = make_records()
+    probes = records.probes
+    gone = (probes["seed"] == 43) & (probes["variant"] == "full")
+    _, below = panels_of_10m(replace(records, probes=probes[~gone]))
+    assert len(lines(below)) == 3
+
+
+def test_passes_over_the_corpus_are_marked() -> None:
+    records = make_records()
+    runs = records.runs.assign(epochs=2.5, trained_tokens=100_000)
+    figure = validation.DRAWING.draw(replace(records, runs=runs))
+    for axes in figure.axes:
+        marks = [line.get_xdata()[0] for line in axes.lines if line.get_linestyle() == ":"]
+        assert marks == [40_000, 80_000]
+
+
+def test_nothing_is_drawn_before_anything_ran() -> None:
+    with pytest.raises(NotDrawnError, match="no run of a pair"):
+        validation.DRAWING.draw(make_empty())
+
+
+def test_the_caption_says_what_is_read_and_how_often() -> None:
+    records = make_records()
+    page = records.page | {"validations": 7, "validation_tokens": 12345}
+    title = validation.DRAWING.title(replace(records, page=page))
+    assert "after each of 7 equal parts" in title and "first 12,345 tokens" in title
+
+
+PASSES = {
+    "main-results": "10M 1.50, 30M 3.00",
+    "app-nll": "10M 1.50, 30M 3.00",
+    "structural-ablations": "1.50",
+    "app-ablation": "1.50",
+    "app-hybrid": "3.00",
+}
+
+
+def passes_told(label: str, cells: pd.DataFrame) -> list[str]:
+    """What a table's notes tell of passes."""
+    (table,) = [table for table in TABLES if table.label == label]
+    return [note for note in table.notes(cells[cells["table"] == label]) if "Passes" in note]
+
+
+@pytest.fixture(scope="module")
+def cells() -> pd.DataFrame:
+    """Of runs that pass as often over their windows as their scale says."""
+    records = make_records()
+    passes = records.runs["scale"].map({"10M": 1.5, "30M": 3.0})
+    return build(replace(records, runs=records.runs.assign(epochs=passes)))
+
+
+@pytest.mark.parametrize("label", PASSES)
+def test_tables_tell_how_often_the_runs_read_their_corpus(label: str, cells: pd.DataFrame) -> None:
+    assert passes_told(label, cells) == [f"Passes over the training windows: {PASSES[label]}."]
+
+
+def test_runs_of_unlike_passes_show_as_a_range(cells: pd.DataFrame) -> None:
+    other = (cells["column"] == "epochs") & cells["row"].str.endswith("/43")
+    unlike = cells.assign(value=cells["value"].mask(other, 2.0))
+    (note,) = passes_told("app-nll", unlike)
+    assert "10M 1.50 to 2.00" in note
