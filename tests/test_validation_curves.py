@@ -66,11 +66,11 @@ def test_the_caption_says_what_is_read_and_how_often() -> None:
 
 
 PASSES = {
-    "main-results": "10M 1.50, 30M 3.00",
-    "app-nll": "10M 1.50, 30M 3.00",
-    "structural-ablations": "1.50",
-    "app-ablation": "1.50",
-    "app-hybrid": "3.00",
+    "main-results": "10M 1.5, 30M 3",
+    "app-nll": "10M 1.5, 30M 3",
+    "structural-ablations": "1.5",
+    "app-ablation": "1.5",
+    "app-hybrid": "3",
 }
 
 
@@ -97,4 +97,4 @@ def test_runs_of_unlike_passes_show_as_a_range(cells: pd.DataFrame) -> None:
     other = (cells["column"] == "epochs") & cells["row"].str.endswith("/43")
     unlike = cells.assign(value=cells["value"].mask(other, 2.0))
     (note,) = passes_told("app-nll", unlike)
-    assert "10M 1.50 to 2.00" in note
+    assert "10M 1.5 to 2" in note

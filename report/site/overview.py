@@ -39,6 +39,7 @@ FIGURES = {
     "loss-curves": "Training loss",
     "paired-nll": "Validation NLL by pair",
     "ablations": "Ablations",
+    "validation-curves": "Validation NLL while training",
     "flow-by-layer": "Flow and effective rank by layer",
     "flow-spectra": "Spectra of the flow",
     "history-by-distance": "History by distance",

@@ -58,7 +58,7 @@ def _epoch_note(cells: pd.DataFrame) -> list[str]:
         scale = row.split("/")[0]
         passes.setdefault(f"{scale} " if scale in SCALES else "", []).append(count)
     told = [
-        scale + " to ".join(dict.fromkeys(f"{count:.2f}" for count in (min(found), max(found))))
+        scale + " to ".join(dict.fromkeys(f"{count:.3g}" for count in (min(found), max(found))))
         for scale, found in passes.items()
     ]
     return [f"Passes over the training windows: {', '.join(told)}."] if told else []
