@@ -14,6 +14,7 @@ from training import UPDATE, assert_same_run, at_update, die, resume_key, run_sp
 from relation.errors import RelationError
 from relation.training import checkpoint, engine
 from relation.training.guards import check_writable
+from relation.training.optimizer import build_optimizer
 
 SPEC = run_spec(checkpoint_tokens=UPDATE)
 
@@ -228,3 +229,18 @@ def test_deterministic_mode_holds_for_the_run_alone(
         assert not torch.are_deterministic_algorithms_enabled()
         assert_same_run(tmp_path / str(wanted), trained)
     assert seen == [True, False]
+
+
+def test_a_parameter_that_gets_no_gradient_stops_the_run(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a compiler that loses one would have it."""
+
+    def without_one(model, *settings):
+        model.blocks[0].mixer.theta.register_hook(torch.zeros_like)
+        return build_optimizer(model, *settings)
+
+    monkeypatch.setattr(engine, "build_optimizer", without_one)
+    message = refusal(data, tmp_path)
+    assert "the gradient of blocks.0.mixer.theta is zero" in message
+    assert torch.__version__ in message and not (tmp_path / "out" / "record.parquet").exists()

@@ -39,7 +39,7 @@ from relation.training.checkpoint import (
 )
 from relation.training.evaluate import validation_nll
 from relation.training.folder import LOCK, resume_key
-from relation.training.guards import asked_to_stop, check_writable, writing
+from relation.training.guards import asked_to_stop, check_all_learn, check_writable, writing
 from relation.training.optimizer import build_optimizer
 from relation.training.parallel import SummedGradients, World
 from relation.training.probes import PeakMemory, Probe, begin, due
@@ -267,6 +267,8 @@ class _Run:
                 self._look(-1, 0)
             for plan in self.plans[done:]:
                 self._start(plan)
+                if plan.index == done:
+                    check_all_learn(self.model, self.optimizer, spec.name)
                 before = plan.index * spec.tokens_per_update
                 self._look(before, before + plan.tokens)
                 if self.world.size == 1 and self.asked():
@@ -300,7 +302,6 @@ class _Run:
             self.model, self.validation, spec.context, spec.micro, self.device, spec.precision
         )
         trained = progressed.log["tokens"][-1]
-        on_gpu = self.device.type == "cuda"
         return {
             "scale": spec.scale,
             "variant": spec.variant,
@@ -317,7 +318,7 @@ class _Run:
             "init_hash": progressed.init_hash,
             "seconds": progressed.seconds,
             "tokens_per_second": trained / progressed.seconds,
-            "peak_memory_gib": self.peak_memory.bytes() / 2**30 if on_gpu else None,
+            "peak_memory_gib": self.peak_memory.gib(),
         }
 
     def write(self, output: Path) -> None:

@@ -1,10 +1,12 @@
-"""What protects a run from outside: signals, a second process, a disk that takes no more."""
+"""What protects a run: from signals, a full disk, and a compiler that drops a gradient."""
 
 import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+import torch
 
 from relation.errors import InputError, RunError
 
@@ -50,3 +52,18 @@ def check_writable(folder: Path) -> None:
         raise InputError(f"{there} is no folder and {folder} is to be written; move it away")
     if not os.access(there, os.W_OK | os.X_OK):
         raise InputError(f"{there} gives no permission to write {folder}; change its mode or mount")
+
+
+def check_all_learn(model: torch.nn.Module, optimizer: torch.optim.Adam, run: str) -> None:
+    """Raise RunError where a parameter has had gradients of zero alone.
+
+    All have others from the first update on. Compilers have been seen to lose some without a word,
+    and the run would end well.
+    """
+    idle = [n for n, p in model.named_parameters() if not optimizer.state[p]["exp_avg"].any()]
+    if idle:
+        raise RunError(
+            f"{run}: the gradient of {', '.join(idle)} is zero, so this PyTorch "
+            f"({torch.__version__}) differentiates the model wrongly; set `compile: false` for the "
+            "campaign in config.yaml, or use the pinned version"
+        )

@@ -94,6 +94,10 @@ class PeakMemory:
         now = torch.cuda.max_memory_allocated() if self._counts else 0
         return max(self._before, now)
 
+    def gib(self) -> float | None:
+        """The same in GiB; None on a CPU."""
+        return self.bytes() / 2**30 if self._counts else None
+
     @contextmanager
     def left_out(self) -> Iterator[None]:
         """What is allocated inside, and freed there, does not count."""
