@@ -90,6 +90,9 @@ def _tell(node: object, tokens: list[str]) -> None:
             value = getattr(node, name, None)
             if name == "body" and isinstance(node, _DOCUMENTED) and ast.get_docstring(node, False):
                 value = value[1:]
+            if isinstance(node, ast.JoinedStr):
+                # Python 3.12 ends a format that ends in braces, as in f"{x:{form}}", with "".
+                value = [part for part in value if getattr(part, "value", None) != ""]
             if value is not None and value != []:
                 tokens.append(name)
                 _tell(value, tokens)

@@ -12,7 +12,7 @@ from relation.systems.bench.peers import Shape
 from relation.systems.conditions import Conditions
 from relation.systems.processes import Job, Served
 
-CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 SHAPE = Shape("10M", 2, 2, 33, 16)
 CASE = Case("flash", SHAPE, "fp32", "a machine", "tiled")
 

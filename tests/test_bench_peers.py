@@ -22,6 +22,7 @@ from relation.systems.bench.operators import RotatingInputs, measure_operator
 from relation.systems.bench.outcome import Case
 from relation.systems.bench.peers import Benchmark, Peer, Shape, micro_batch_shapes
 from relation.systems.bench.steps import measure_steps, step_groups
+from relation.systems.conditions import Conditions
 from relation.systems.processes import failure_of
 from relation.systems.throughput import build_step
 
@@ -369,7 +370,8 @@ def test_every_peer_of_flash_relation_runs_and_agrees() -> None:
     case = Case("flash", shape, "bf16", "a GPU", benchmark.subject)
     progress = Progress("test", 3 * len(benchmark.peers), "measurements")
     measures = ("forward", "forward+backward")
-    rows = measure_operator(benchmark, case, measures, torch.bfloat16, 6, CUDA, progress)
+    given = measures, torch.bfloat16, 6, CUDA, progress, Conditions(CUDA)
+    rows = measure_operator(benchmark, case, *given)
     assert {(row["peer"], row["status"]) for row in rows} == {
         (p.name, "PASS") for p in benchmark.peers
     }
@@ -384,5 +386,6 @@ def test_equal_models_take_equal_memory_whichever_comes_first() -> None:
     sides = [flash.Side(name, "mha", {"mha": "flash"}) for name in ("first", "second")]
     (group,) = step_groups({"matched": sides}, campaign("paper", scales="10M"))
     case = Case("flash", group.shape, "bf16", "a GPU", "first")
-    first, second = measure_steps(group, case, 1, CUDA, Progress("test", 4, "measurements"))
+    progress = Progress("test", 4, "measurements")
+    first, second = measure_steps(group, case, 1, CUDA, progress, Conditions(CUDA))
     assert first["peak_bytes"] == pytest.approx(second["peak_bytes"], rel=0.002)

@@ -182,6 +182,12 @@ def test_choices_come_as_text_or_list(seeds: Any) -> None:
     assert len(chosen.runs) == 24
 
 
+@pytest.mark.parametrize("name", ["paper", "smoke"])
+def test_every_benchmark_is_the_campaigns(name: str) -> None:
+    """Where models are compiled there is a side more."""
+    assert {spec.campaign for spec in campaign(name).planned_systems} == {name}
+
+
 @pytest.mark.parametrize("seeds", [42, "42", [42]])
 def test_one_seed_of_one_scale_and_two_variants(seeds: Any) -> None:
     chosen = resolve(config(), scales="10M", seeds=seeds, variants=["full", "mha"])

@@ -132,19 +132,26 @@ CUDNN = "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x1
 GEMM = "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64"
 EFFICIENT = "fmha_cutlassF_bf16_aligned_64x64_rf_sm80(PyTorchMemEffAttention::Params)"
 OURS = ["forward_kernel", "p1_kernel", "p2_info_kernel"]
+MOVES = "triton_poi_fused__scaled_dot_product_flash_attention_view_3"
+MOVES_FOR_CUDNN = "triton_poi_fused__scaled_dot_product_cudnn_attention_backward_cat_mul_neg_view_5"
+FLEX = "triton_tem_fused_flex_attention_1"
 
 
 @pytest.mark.parametrize(
     "operator, backend, ran, told",
     [
         ("mha", "flash", [GEMM, FLASH], None),
+        ("mha", "flash", [MOVES, FLASH], None),
+        ("mha", "flash", [MOVES], "no kernel of its name ran"),
         ("mha", "flash", [GEMM, CUDNN], "cudnn_generated"),
         ("mha", "flash", [EFFICIENT], "fmha_cutlassF"),
         ("mha", "flash", [GEMM], "no kernel of its name ran"),
         ("mha", "cudnn", [CUDNN, GEMM], None),
         ("mha", "cudnn", [FLASH], "pytorch_flash"),
+        ("mha", "cudnn", [MOVES_FOR_CUDNN], "no kernel of its name ran"),
         ("full", "flash", [*OURS, GEMM], None),
         ("full", "flash", [*OURS, FLASH], "pytorch_flash"),
+        ("full", "flash", [*OURS, FLEX], "triton_tem_fused_flex_attention"),
         ("full", "reference", [GEMM], None),
         ("full", "reference", [FLASH], "pytorch_flash"),
         ("linear", "flash", ["weak_output_kernel_0", "chunk_states_kernel"], None),

@@ -106,9 +106,11 @@ def _train_under_torchrun(processes: int) -> None:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
 
+    from relation.training.parallel import ON_THIS_MACHINE
+
     # Its own account of a failure says less than the run's line, at greater length.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    started = ["--standalone", "--nproc-per-node", str(processes), "-m", "relation"]
+    started = [*ON_THIS_MACHINE, "--nproc-per-node", str(processes), "-m", "relation"]
     try:
         run(parse_args([*started, *sys.argv[1:]]))
     except (ChildFailedError, SignalException):

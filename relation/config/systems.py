@@ -77,8 +77,10 @@ def systems_specs(
             _side("full", full, "full", {"full": flash}, context, batch),
         ]
         if campaign["compile"]:
-            name = "reference-compiled"
-            sides.append(_side(name, full, "full", reference, context, batch, traced=True))
+            compiled = _side(
+                "reference-compiled", full, "full", reference, context, batch, traced=True
+            )
+            sides.append(compiled)
         add("fixed", scale, sides)
     for scale, batch in batches("matched").items():
         context = campaign["scales"][scale]["context"]

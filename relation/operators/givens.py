@@ -61,7 +61,9 @@ def _rotate(info: torch.Tensor, theta: torch.Tensor, shift: int) -> torch.Tensor
     wide = _wide(info, theta)
     angle = theta.to(wide).repeat_interleave(2).roll(shift)[:, None, None]
     x = info.to(wide)
-    return (angle.cos() * x + angle.sin() * _quarter_turn(x, shift)).to(info.dtype)
+    turned = angle.cos() * x + angle.sin() * _quarter_turn(x, shift)
+    # Compiled by PyTorch 2.11, a result that is cast to the dtype it has gets gradients of zero.
+    return turned if turned.dtype == info.dtype else turned.to(info.dtype)
 
 
 def _quarter_turn(x: torch.Tensor, shift: int) -> torch.Tensor:

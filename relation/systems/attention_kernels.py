@@ -23,6 +23,9 @@ _ON_GPU = {
 _ON_CPU = {("mha", "flash"): r"scaled_dot_product_flash_attention_for_cpu"}
 _OTHERS = r"fmha|efficient_attention|flex_attention|_scaled_dot_product_"
 _CUDNN = re.compile(_ON_GPU["mha", "cudnn"])
+# Inductor names a kernel after the operations whose inputs and results it moves. Its templates
+# (triton_tem_), FlexAttention's among them, do the work themselves.
+_MOVER = re.compile(r"triton_(?!tem_)")
 
 
 def _own(operator: str, backend: str, device: torch.device) -> str | None:
@@ -41,7 +44,7 @@ def named_kernels(names: Sequence[str], device: torch.device) -> list[str]:
     """Those of attention or of a Relation operator, in order, each once."""
     patterns = (_ON_GPU if device.type == "cuda" else _ON_CPU).values()
     any_of = re.compile("|".join((*patterns, _OTHERS)))
-    return sorted({name for name in names if any_of.search(name)})
+    return sorted({name for name in names if any_of.search(name) and not _MOVER.match(name)})
 
 
 def attention_kernels(update: Callable[[], object], device: torch.device) -> list[str]:

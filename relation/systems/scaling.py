@@ -18,7 +18,7 @@ from relation.geometry import model_config
 from relation.model import Execution
 from relation.spec import RunSpec
 from relation.systems.throughput import build_step, synchronize
-from relation.training.parallel import SummedGradients, World
+from relation.training.parallel import ON_THIS_MACHINE, SummedGradients, World
 
 _UPDATES_OF_DATA = 2  # random windows, read again and again
 
@@ -88,7 +88,7 @@ def measure_updates(spec: RunSpec, warmup: int, updates: int) -> float | None:
 
 def launch(spec: RunSpec, processes: int, warmup: int, updates: int) -> Scaling:
     """Measure with so many processes, through torchrun. Raises RunError where they fail."""
-    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    torchrun = ["torch.distributed.run", *ON_THIS_MACHINE, "--nproc-per-node", str(processes)]
     given = json.dumps([asdict(spec), warmup, updates])
     done = subprocess.run(
         [sys.executable, "-m", *torchrun, "-m", "relation.systems.scaling", given],

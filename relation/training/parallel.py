@@ -22,6 +22,10 @@ from torch.distributed.rendezvous import rendezvous
 from relation.devices import claim, claim_gpus
 from relation.errors import InputError, RunError
 
+# torchrun's options for processes of this machine alone: by itself it has them find one another by
+# the machine's name, which not every machine can resolve.
+ON_THIS_MACHINE = ("--standalone", "--local-addr", "127.0.0.1")
+
 _SECONDS_BETWEEN_LOOKS = 0.05
 _LOOKS_AT_STORE_EVERY = 1.0  # seconds, while a GPU is waited for
 _SECONDS_OF_GRACE = 20.0  # torchrun kills after 30
