@@ -107,7 +107,7 @@ class TestInterpreted:
     def test_segments_of_chunks(self):
         assert_exact(draw(2, (1, 2, 83, 16)))
 
-    @pytest.mark.parametrize("way", range(3))
+    @pytest.mark.parametrize("way", range(4))
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
     def test_chunks_of_weak_and_of_strong_retention(self, dtype, way, monkeypatch):
         """Either kind meets states that the other left, and leaves some to it.
@@ -228,6 +228,7 @@ KERNELS = {
     "coordinates": ("levels", "coordinates_backward_kernel"),
     "weak_output": ("weak", "weak_output_kernel"),
     "weak_information": ("weak", "weak_information_kernel"),
+    "weak_coordinates": ("weak", "weak_coordinates_kernel"),
     "weak_gradients": ("fused", "weak_gradients_kernel"),
 }
 
@@ -260,8 +261,9 @@ def test_every_launch_fits_its_architecture(architecture, element_size, entry, n
         **entry.constants(entry.widest),
         **{"BLOCK_D": options["BLOCK_D"], "BLOCK_V": options["BLOCK_V"]},
         **{"WIDTH": entry.widest, "BACKWARD": True, "WHOLE": False, "SKIP_WEAK": True},
+        "KEEPS_DSCORES": True,
     }
-    tokens = {"p1", "p2", "info", "value", "dy", "y", "dp1", "dp2", "dinfo"}
+    tokens = {"p1", "p2", "info", "value", "dy", "y", "dp1", "dp2", "dinfo", "dscores_t"}
     numbers = {"H", "T", "chunks", "segment_chunks", "segments"}
     signature, constexprs, attributes = {}, {}, {}
     for position, argument in enumerate(kernel.arg_names):

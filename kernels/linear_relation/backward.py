@@ -11,7 +11,7 @@ from kernels.linear_relation.launches import select_launches, split_chunks
 from kernels.linear_relation.levels import coordinates_backward_kernel, information_backward_kernel
 from kernels.linear_relation.prepare import launch_prepare
 from kernels.linear_relation.states import launch_states
-from kernels.linear_relation.weak import weak_information_kernel
+from kernels.linear_relation.weak import weak_coordinates_kernel, weak_information_kernel
 
 
 def launch_backward(
@@ -54,6 +54,18 @@ def launch_backward(
     numbers = *itertools.chain(*strides), *after
     constants, by_chunk = launches.constants(D), (B * H, segments.chunks)
     sums, gradients = (read_dread, write_dwrite), (dp1, dp2, dlog_retention)
+    weak_information, weak_coordinates = launches.weak_information, launches.weak_coordinates
+    squares, kept = launches.kept_scores
+    dscores_t = empty(B, H, segments.chunks if weak_coordinates else 0, *squares, dtype=kept)
+    weak_inputs = p1, p2, info, dy, prepared.selves, prepared.weak
+    weak_inputs = *weak_inputs, prepared.exponents, prepared.halves, *states
+    weak_numbers = *itertools.chain(*strides[:3], *strides[4:]), *after
+    weak_constants = {
+        "PRECISION": launches.precision,
+        "D": D,
+        "CHUNK": launches.chunk,
+        "WHOLE": segments.whole,
+    }
     with torch.cuda.device_of(p1):
         if launches.weak_gradients is not None:
             weak_gradients_kernel[by_chunk](
@@ -62,13 +74,17 @@ def launch_backward(
                 WIDTH=padded_width(D), WHOLE=segments.whole, **constants,
                 **launches.weak_gradients.without_block_d(D),
             )  # fmt: skip
-        if launches.weak_information is not None:
+        if weak_information is not None:
             weak_information_kernel[by_chunk](
-                p1, p2, info, dy, prepared.selves, prepared.weak,
-                prepared.exponents, prepared.halves, *states, dinfo, *sums,
-                *itertools.chain(*strides[:3], *strides[4:]), *after,
-                PRECISION=launches.precision, D=D, CHUNK=launches.chunk,
-                WHOLE=segments.whole, **launches.weak_information.options(D),
+                *weak_inputs, dinfo, *sums, dscores_t, *weak_numbers,
+                KEEPS_DSCORES=weak_coordinates is not None,
+                **weak_constants, **weak_information.options(D),
+            )  # fmt: skip
+        if weak_coordinates is not None:
+            options = weak_coordinates.options(D)
+            weak_coordinates_kernel[*by_chunk, triton.cdiv(D, options["BLOCK_D"])](
+                *weak_inputs, *sums, dscores_t, *gradients, *weak_numbers,
+                **weak_constants, **options,
             )  # fmt: skip
         apart = launches.weak_gradients is not None
         information_backward_kernel[by_chunk](
@@ -76,12 +92,18 @@ def launch_backward(
             dinfo,
             *sums,
             *numbers,
-            SKIP_WEAK=apart or launches.weak_information is not None,
+            SKIP_WEAK=apart or weak_information is not None,
             **constants,
             **launches.information.options(D),
         )
         options = launches.coordinates.options(D)
         coordinates_backward_kernel[*by_chunk, triton.cdiv(D, options["BLOCK_D"])](
-            *inputs, *sums, *gradients, *numbers, SKIP_WEAK=apart, **constants, **options
+            *inputs,
+            *sums,
+            *gradients,
+            *numbers,
+            SKIP_WEAK=apart or weak_coordinates is not None,
+            **constants,
+            **options,
         )
     return dp1, dp2, dinfo, dlog_retention, dinitial

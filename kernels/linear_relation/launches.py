@@ -51,8 +51,9 @@ class Launches:
     chunk: tokens, a power of two. precision: of products of two FP32 tiles. programs: so many keep
     the device busy, and segments grow longer only where as many are left. Passes over chunks of
     weak retention alone, or None where the others take those chunks too: weak_output,
-    weak_information, and weak_gradients, which does the work of information and coordinates and
-    holds all relation channels; all three hold all information channels that they need at once.
+    weak_information, weak_coordinates, which takes what weak_information keeps, and weak_gradients,
+    which does the work of both and holds all relation channels. weak_output and weak_information
+    hold all information channels.
     """
 
     widest: int
@@ -64,6 +65,7 @@ class Launches:
     coordinates: Launch
     weak_output: Launch | None = None
     weak_information: Launch | None = None
+    weak_coordinates: Launch | None = None
     weak_gradients: Launch | None = None
     scan: Scan = Scan(128, 8, 1)
     programs: int = 512
@@ -72,6 +74,8 @@ class Launches:
     def __post_init__(self):
         if self.weak_information is not None and self.weak_gradients is not None:
             raise ValueError("give weak_information or weak_gradients, not both")
+        if self.weak_coordinates is not None and self.weak_information is None:
+            raise ValueError("weak_coordinates takes what weak_information keeps: give both")
         for name in ("weak_output", "weak_information"):
             launch = getattr(self, name)
             if launch is not None and launch.block_v < self.widest:
@@ -82,6 +86,15 @@ class Launches:
     @property
     def levels(self) -> int:
         return self.chunk.bit_length() - 1
+
+    @property
+    def kept_scores(self) -> tuple[tuple[int, int, int], torch.dtype]:
+        """Shape and dtype of a chunk's dA between weak_information and weak_coordinates.
+
+        Whole in FP32, or two BF16 parts.
+        """
+        parts, dtype = (1, torch.float32) if self.precision == "ieee" else (2, torch.bfloat16)
+        return (parts, self.chunk, self.chunk), dtype
 
     def constants(self, head_dim: int) -> dict[str, int | str]:
         """What the kernels over chunks take alike."""
@@ -136,6 +149,7 @@ LAUNCHES: dict[tuple[str, int], tuple[Launches, ...]] = {
         _entry(
             128, 64, "bf16x3", (16, 128, 4, 1), (32, 64, 4, 1), *[(32, 32, 4, 1)] * 2,
             weak_output=Launch(16, 128, 4, 1), weak_information=Launch(16, 128, 8, 1),
+            weak_coordinates=Launch(16, 32, 4, 1),
         ),
     ),
     (SMALL, 2): (
@@ -149,6 +163,11 @@ INTERPRETED = (
     _entry(
         128, 16, "ieee", *[(16, 16, 1, 1)] * 4, scan=Scan(1024, 2, 1), programs=4,
         weak_output=Launch(16, 128, 1, 1), weak_gradients=Launch(128, 16, 1, 1),
+    ),
+    _entry(
+        128, 16, "ieee", *[(16, 16, 1, 1)] * 4, scan=Scan(1024, 2, 1), programs=4,
+        weak_output=Launch(16, 128, 1, 1), weak_information=Launch(16, 128, 1, 1),
+        weak_coordinates=Launch(16, 16, 1, 1),
     ),
     _entry(
         128, 16, "ieee", *[(16, 16, 1, 1)] * 4, scan=Scan(1024, 2, 1), programs=4,

@@ -9,9 +9,10 @@ import triton
 import triton.language as tl
 
 from kernels.common import head_offset
-from kernels.linear_relation.decays import exp, product
+from kernels.linear_relation.decays import exp, product, project, split
 from kernels.linear_relation.tiles import (
     load_half,
+    load_row,
     load_selves,
     load_state,
     load_tokens,
@@ -84,11 +85,40 @@ def weak_output_kernel(
     store_tokens(y, y_t, t_start, T, stride_y_t, 0, stride_y_d, D, CHUNK, BLOCK_V, WHOLE)
 
 
+@triton.jit
+def _square(start, CHUNK: tl.constexpr):
+    t = tl.arange(0, CHUNK)
+    return start + t[:, None] * CHUNK + t[None, :]
+
+
+@triton.jit
+def _store_scores(scores, tile, here, PRECISION: tl.constexpr, CHUNK: tl.constexpr):
+    """Keep a chunk's FP32 (CHUNK, CHUNK): whole, or as the two BF16 parts that products take."""
+    if PRECISION == "ieee":
+        tl.store(_square(scores + here * CHUNK * CHUNK, CHUNK), tile)
+    else:
+        high, low = split(tile)
+        scores += 2 * here * CHUNK * CHUNK
+        tl.store(_square(scores, CHUNK), high)
+        tl.store(_square(scores + CHUNK * CHUNK, CHUNK), low)
+
+
+@triton.jit
+def _load_scores(scores, here, PRECISION: tl.constexpr, CHUNK: tl.constexpr):
+    """What `_store_scores` kept: the tile and zero, or its upper and lower part."""
+    if PRECISION == "ieee":
+        return tl.load(_square(scores + here * CHUNK * CHUNK, CHUNK)), 0.0
+    else:
+        scores += 2 * here * CHUNK * CHUNK
+        high = tl.load(_square(scores, CHUNK))
+        return high, tl.load(_square(scores + CHUNK * CHUNK, CHUNK))
+
+
 @triton.jit(do_not_specialize=["T", "chunks", "segment_chunks", "segments"])
 def weak_information_kernel(
     p1, p2, info, dy, selves, weak, exponents, halves,
     within, log_decay, entry, dwithin, dlog_decay, dentry,
-    dinfo, read_dread, write_dwrite,
+    dinfo, read_dread, write_dwrite, dscores_t,
     stride_p1_b, stride_p1_h, stride_p1_t, stride_p1_d,
     stride_p2_b, stride_p2_h, stride_p2_t, stride_p2_d,
     stride_info_b, stride_info_h, stride_info_t, stride_info_d,
@@ -96,7 +126,7 @@ def weak_information_kernel(
     stride_out_b, stride_out_h, stride_out_t, stride_out_d,
     H, T, scale, chunks, segment_chunks, segments,
     PRECISION: tl.constexpr, D: tl.constexpr, WHOLE: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, CHUNK: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, CHUNK: tl.constexpr, KEEPS_DSCORES: tl.constexpr,
 ):  # fmt: skip
     head = tl.cast(tl.program_id(0), tl.int64)
     chunk = tl.program_id(1)
@@ -148,9 +178,12 @@ def weak_information_kernel(
         write = rounded(write, p1)
         scores_t += product(write, tl.trans(rounded(read, p1)), PRECISION)
         dinfo_t += product(write, rounded(future, p1), PRECISION)
-    scores_t = tl.where(t[:, None] < t[None, :], scores_t, 0.0)
-    dscores_t = product(info_t, tl.trans(dy_t), PRECISION)
-    sum_read += tl.sum(scores_t * dscores_t, 0)
+    before = t[:, None] < t[None, :]
+    scores_t = tl.where(before, scores_t, 0.0)
+    dpairs = product(info_t, tl.trans(dy_t), PRECISION)
+    if KEEPS_DSCORES:
+        _store_scores(dscores_t, tl.where(before, dpairs, 0.0), here, PRECISION, CHUNK)
+    sum_read += tl.sum(scores_t * dpairs, 0)
     dinfo_t += product(rounded(scores_t, p1), dy_t, PRECISION)
     sum_write = tl.sum(info_t.to(tl.float32) * dinfo_t, 1)
     store_row(read_dread, sum_read, head, t_start, T, CHUNK)
@@ -159,3 +192,95 @@ def weak_information_kernel(
         dinfo, dy_t.to(tl.float32) + dinfo_t, t_start, T, stride_out_t, 0, stride_out_d,
         D, CHUNK, BLOCK_V, WHOLE,
     )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["T", "chunks", "segment_chunks", "segments"])
+def weak_coordinates_kernel(
+    p1, p2, info, dy, selves, weak, exponents, halves,
+    within, log_decay, entry, dwithin, dlog_decay, dentry,
+    read_dread, write_dwrite, dscores_t, dp1, dp2, dlog_retention,
+    stride_p1_b, stride_p1_h, stride_p1_t, stride_p1_d,
+    stride_p2_b, stride_p2_h, stride_p2_t, stride_p2_d,
+    stride_info_b, stride_info_h, stride_info_t, stride_info_d,
+    stride_dy_b, stride_dy_h, stride_dy_t, stride_dy_d,
+    stride_out_b, stride_out_h, stride_out_t, stride_out_d,
+    H, T, scale, chunks, segment_chunks, segments,
+    PRECISION: tl.constexpr, D: tl.constexpr, WHOLE: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    head = tl.cast(tl.program_id(0), tl.int64)
+    chunk = tl.program_id(1)
+    here, segment, own_past, own_future = states_of_chunk(
+        chunk, head, chunks, segment_chunks, segments, D
+    )
+    if tl.load(weak + here) == 0:
+        return
+    t_start = chunk * CHUNK
+    d_start = tl.program_id(2) * BLOCK_D
+    p1 += head_offset(H, stride_p1_b, stride_p1_h)
+    p2 += head_offset(H, stride_p2_b, stride_p2_h)
+    info += head_offset(H, stride_info_b, stride_info_h)
+    exponents += head * T * D
+    dy += head_offset(H, stride_dy_b, stride_dy_h)
+    out = head_offset(H, stride_out_b, stride_out_h)
+
+    left_decay = exp(load_half(halves, 2 * here, d_start, D, BLOCK_D), PRECISION)
+    right_decay = exp(load_half(halves, 2 * here + 1, d_start, D, BLOCK_D), PRECISION)
+    dread = tl.zeros([CHUNK, BLOCK_D], tl.float32)
+    dwrite = tl.zeros([CHUNK, BLOCK_D], tl.float32)
+    dtotal = tl.zeros([BLOCK_D], tl.float32)
+    for v_start in range(0, D, BLOCK_V):
+        dy_v = load_tokens(
+            dy, t_start, T, stride_dy_t, v_start, stride_dy_d, D, CHUNK, BLOCK_V, WHOLE
+        )
+        info_v = load_tokens(
+            info, t_start, T, stride_info_t, v_start, stride_info_d, D, CHUNK, BLOCK_V, WHOLE
+        )
+        past = load_state(
+            within + here * D * D, log_decay + here * D, entry + segment * D * D,
+            own_past, d_start, v_start, D, BLOCK_D, BLOCK_V,
+        )  # fmt: skip
+        future = load_state(
+            dwithin + here * D * D, dlog_decay + here * D, dentry + segment * D * D,
+            own_future, d_start, v_start, D, BLOCK_D, BLOCK_V,
+        )  # fmt: skip
+        past *= left_decay[:, None]
+        future *= right_decay[:, None]
+        dtotal += tl.sum(past * future, 1)
+        dread += product(dy_v, tl.trans(past), PRECISION)
+        dwrite += product(info_v, tl.trans(future), PRECISION)
+
+    S, inverse_norm1, inverse_norm2 = load_selves(selves, head, t_start, T, CHUNK)
+    exponent = load_tokens(exponents, t_start, T, D, d_start, 1, D, CHUNK, BLOCK_D, WHOLE)
+    p1_d = load_tokens(p1, t_start, T, stride_p1_t, d_start, stride_p1_d, D, CHUNK, BLOCK_D, WHOLE)
+    p2_d = load_tokens(p2, t_start, T, stride_p2_t, d_start, stride_p2_d, D, CHUNK, BLOCK_D, WHOLE)
+    p1_d, p2_d = p1_d.to(tl.float32), p2_d.to(tl.float32)
+    read_decay, write_decay = exp(exponent, PRECISION), exp(-exponent, PRECISION)
+    read = p1_d * (S * inverse_norm1)[:, None] * read_decay
+    write = p2_d * (S * inverse_norm2)[:, None] * write_decay
+    dtotal += tl.sum(write * dwrite, 0)
+    # Loaded, not formed: ptxas miscompiles wgmma whose left operand is computed in registers.
+    upper, lower = _load_scores(dscores_t, here, PRECISION, CHUNK)
+    dread += product(tl.trans(upper), write, PRECISION)
+    dwrite += product(upper, read, PRECISION)
+    if PRECISION != "ieee":
+        dread += product(tl.trans(lower), split(write)[0], PRECISION)
+        dwrite += product(lower, split(read)[0], PRECISION)
+
+    dg = tl.cumsum(read * dread - write * dwrite, 0, reverse=True) + dtotal[None, :]
+    store_tokens(
+        dlog_retention + out, dg, t_start, T, stride_out_t, d_start, stride_out_d,
+        D, CHUNK, BLOCK_D, WHOLE,
+    )  # fmt: skip
+    sum_read = load_row(read_dread, head, t_start, T, CHUNK)
+    sum_write = load_row(write_dwrite, head, t_start, T, CHUNK)
+    # torch.compile passes Python numbers in FP64, which would widen everything they touch.
+    dlogit = ((sum_read + sum_write) * (1.0 - S) * tl.cast(scale, tl.float32))[:, None]
+    dp1_d = project(dread * read_decay, p1_d, S, inverse_norm1, sum_read) + dlogit * p2_d
+    dp2_d = project(dwrite * write_decay, p2_d, S, inverse_norm2, sum_write) + dlogit * p1_d
+    store_tokens(
+        dp1 + out, dp1_d, t_start, T, stride_out_t, d_start, stride_out_d, D, CHUNK, BLOCK_D, WHOLE
+    )
+    store_tokens(
+        dp2 + out, dp2_d, t_start, T, stride_out_t, d_start, stride_out_d, D, CHUNK, BLOCK_D, WHOLE
+    )
