@@ -287,6 +287,24 @@ def test_every_launch_fits_its_architecture(architecture, element_size, entry, n
     assert compiled.metadata.shared <= SHARED_MEMORY[architecture]
 
 
+def test_an_entry_whose_passes_do_not_fit_together_is_refused():
+    pytest.importorskip("triton")
+    from dataclasses import replace
+
+    from kernels.linear_relation.launches import INTERPRETED, Launch
+
+    fused, apart, *_ = INTERPRETED
+    small = Launch(16, 16, 1, 1)
+    for entry, change, message in [
+        (fused, {"weak_information": small}, "not both"),
+        (apart, {"weak_information": None}, "weak_coordinates takes what weak_information keeps"),
+        (apart, {"weak_information": small}, "weak_information: give block_v of at least 128"),
+        (fused, {"weak_gradients": small}, "weak_gradients: give block_d of at least 128"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            replace(entry, **change)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 class TestOnDevice:
@@ -305,6 +323,16 @@ class TestOnDevice:
         for kind in ("model", "mixed"):
             inputs = draw(1, (32, 8, 1000, 64), dtype, "cuda", kind)
             assert_exact(inputs, truth=chunked_linear_relation)
+
+    @pytest.mark.parametrize("dtype", SLACK)
+    @pytest.mark.parametrize("width", [48, 80, 96])
+    def test_chunks_of_weak_and_of_strong_retention(self, dtype, width):
+        for length in (1000, 1024):  # of a whole last chunk, no row is masked
+            weak = draw(6, (2, 3, length, width), dtype, "cuda")
+            assert_exact(weak, truth=chunked_linear_relation)
+            p1, p2, info, g, *others = draw(7, (2, 3, length, width), dtype, "cuda")
+            g[:, 0, 200:260] = g[:, 1, 640:] = -30
+            assert_exact((p1, p2, info, g, *others), truth=chunked_linear_relation)
 
     @pytest.mark.parametrize("dtype", SLACK)
     def test_any_strides_no_state_and_another_tau(self, dtype):

@@ -57,8 +57,8 @@ def launch_backward(
     weak_information, weak_coordinates = launches.weak_information, launches.weak_coordinates
     squares, kept = launches.kept_scores
     dscores_t = empty(B, H, segments.chunks if weak_coordinates else 0, *squares, dtype=kept)
-    weak_inputs = p1, p2, info, dy, prepared.selves, prepared.weak
-    weak_inputs = *weak_inputs, prepared.exponents, prepared.halves, *states
+    of_chunks = prepared.selves, prepared.weak, prepared.exponents, prepared.halves
+    weak_inputs = p1, p2, info, dy, *of_chunks, *states
     weak_numbers = *itertools.chain(*strides[:3], *strides[4:]), *after
     weak_constants = {
         "PRECISION": launches.precision,
@@ -82,7 +82,8 @@ def launch_backward(
             )  # fmt: skip
         if weak_coordinates is not None:
             options = weak_coordinates.options(D)
-            weak_coordinates_kernel[*by_chunk, triton.cdiv(D, options["BLOCK_D"])](
+            blocks = triton.cdiv(D, options["BLOCK_D"])
+            weak_coordinates_kernel[B * H, blocks, segments.chunks](
                 *weak_inputs, *sums, dscores_t, *gradients, *weak_numbers,
                 **weak_constants, **options,
             )  # fmt: skip

@@ -209,14 +209,14 @@ def weak_coordinates_kernel(
     BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     head = tl.cast(tl.program_id(0), tl.int64)
-    chunk = tl.program_id(1)
+    # All blocks of a chunk run at about the same time, and find what they share in the cache.
+    chunk, d_start = tl.program_id(2), tl.program_id(1) * BLOCK_D
     here, segment, own_past, own_future = states_of_chunk(
         chunk, head, chunks, segment_chunks, segments, D
     )
     if tl.load(weak + here) == 0:
         return
     t_start = chunk * CHUNK
-    d_start = tl.program_id(2) * BLOCK_D
     p1 += head_offset(H, stride_p1_b, stride_p1_h)
     p2 += head_offset(H, stride_p2_b, stride_p2_h)
     info += head_offset(H, stride_info_b, stride_info_h)
