@@ -5,6 +5,7 @@ kernels run in Triton's interpreter, in a process of their own: the interpreter 
 kernels are imported. Tests marked gpu run them compiled.
 """
 
+import importlib
 import math
 import os
 import subprocess
@@ -106,9 +107,15 @@ class TestInterpreted:
     def test_segments_of_chunks(self):
         assert_exact(draw(2, (1, 2, 83, 16)))
 
+    @pytest.mark.parametrize("way", range(4))
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-    def test_chunks_of_weak_and_of_strong_retention(self, dtype):
-        """Either kind meets states that the other left, and leaves some to it."""
+    def test_chunks_of_weak_and_of_strong_retention(self, dtype, way, monkeypatch):
+        """Either kind meets states that the other left, and leaves some to it.
+
+        Weak chunks have kernels of their own for the whole backward pass, for some, or for none.
+        """
+        launches = importlib.import_module("kernels.linear_relation.launches")
+        monkeypatch.setattr(launches, "INTERPRETED", launches.INTERPRETED[way:])
         p1, p2, info, g, *others = draw(11, (1, 2, 53, 20), dtype)
         g[:, 0, 20:24] = g[:, 1, 40:] = -30
         assert_exact((p1, p2, info, g, *others))
@@ -214,21 +221,23 @@ class TestInputErrors:
             get_backend("linear", "flash", "cpu")
 
 
-KERNELS = (
-    "states",
-    "output",
-    "information",
-    "coordinates",
-    "weak_output",
-    "weak_gradients",
-)
+KERNELS = {
+    "states": ("states", "chunk_states_kernel"),
+    "output": ("output", "output_kernel"),
+    "information": ("levels", "information_backward_kernel"),
+    "coordinates": ("levels", "coordinates_backward_kernel"),
+    "weak_output": ("weak", "weak_output_kernel"),
+    "weak_information": ("weak", "weak_information_kernel"),
+    "weak_coordinates": ("weak", "weak_coordinates_kernel"),
+    "weak_gradients": ("fused", "weak_gradients_kernel"),
+}
 
 
 def shipped_launches() -> list:
     from kernels.linear_relation.launches import LAUNCHES
 
     return [
-        pytest.param(arch, size, entry, name, id=f"{arch}-{size}-{entry.width}-{name}")
+        pytest.param(arch, size, entry, name, id=f"{arch}-{size}-{entry.widest}-{name}")
         for (arch, size), entries in LAUNCHES.items()
         for entry in entries
         for name in KERNELS
@@ -244,31 +253,17 @@ def test_every_launch_fits_its_architecture(architecture, element_size, entry, n
     from triton.compiler import ASTSource
 
     from kernels.common import SHARED_MEMORY
-    from kernels.linear_relation import gradients, output, states, weak
 
-    kernel = {
-        "states": states.chunk_states_kernel,
-        "output": output.output_kernel,
-        "information": gradients.information_backward_kernel,
-        "coordinates": gradients.coordinates_backward_kernel,
-        "weak_output": weak.weak_output_kernel,
-        "weak_gradients": weak.weak_gradients_kernel,
-    }[name]
-    launch = getattr(entry, name)
+    module, function = KERNELS[name]
+    kernel = getattr(importlib.import_module(f"kernels.linear_relation.{module}"), function)
+    options = getattr(entry, name).options(entry.widest)
     constants = {
-        "BACKWARD": True,
-        "PRECISION": entry.precision,
-        "D": entry.width,
-        "WIDTH": entry.width,
-        "BLOCK_D": launch.block_d,
-        "BLOCK_V": launch.block_v,
-        "CHUNK": entry.chunk,
-        "LEVELS": entry.levels,
-        "WHOLE": False,
-        "FIND_WEAK": entry.weak_output is not None,
-        "SKIP_WEAK": entry.weak_output is not None,
+        **entry.constants(entry.widest),
+        **{"BLOCK_D": options["BLOCK_D"], "BLOCK_V": options["BLOCK_V"]},
+        **{"WIDTH": entry.widest, "BACKWARD": True, "WHOLE": False, "SKIP_WEAK": True},
+        "KEEPS_DSCORES": True,
     }
-    tokens = {"p1", "p2", "info", "value", "dy", "y", "dp1", "dp2", "dinfo"}
+    tokens = {"p1", "p2", "info", "value", "dy", "y", "dp1", "dp2", "dinfo", "dscores_t"}
     numbers = {"H", "T", "chunks", "segment_chunks", "segments"}
     signature, constexprs, attributes = {}, {}, {}
     for position, argument in enumerate(kernel.arg_names):
@@ -287,9 +282,27 @@ def test_every_launch_fits_its_architecture(architecture, element_size, entry, n
     compiled = triton.compile(
         ASTSource(kernel, signature, constexprs, attributes),
         target=GPUTarget("cuda", int(architecture.removeprefix("sm_")), 32),
-        options={"num_warps": launch.num_warps, "num_stages": launch.num_stages},
+        options={name: value for name, value in options.items() if name not in constants},
     )
     assert compiled.metadata.shared <= SHARED_MEMORY[architecture]
+
+
+def test_an_entry_whose_passes_do_not_fit_together_is_refused():
+    pytest.importorskip("triton")
+    from dataclasses import replace
+
+    from kernels.linear_relation.launches import INTERPRETED, Launch
+
+    fused, apart, *_ = INTERPRETED
+    small = Launch(16, 16, 1, 1)
+    for entry, change, message in [
+        (fused, {"weak_information": small}, "not both"),
+        (apart, {"weak_information": None}, "weak_coordinates takes what weak_information keeps"),
+        (apart, {"weak_information": small}, "weak_information: give block_v of at least 128"),
+        (fused, {"weak_gradients": small}, "weak_gradients: give block_d of at least 128"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            replace(entry, **change)
 
 
 @pytest.mark.gpu
@@ -310,6 +323,16 @@ class TestOnDevice:
         for kind in ("model", "mixed"):
             inputs = draw(1, (32, 8, 1000, 64), dtype, "cuda", kind)
             assert_exact(inputs, truth=chunked_linear_relation)
+
+    @pytest.mark.parametrize("dtype", SLACK)
+    @pytest.mark.parametrize("width", [48, 80, 96])
+    def test_chunks_of_weak_and_of_strong_retention(self, dtype, width):
+        for length in (1000, 1024):  # of a whole last chunk, no row is masked
+            weak = draw(6, (2, 3, length, width), dtype, "cuda")
+            assert_exact(weak, truth=chunked_linear_relation)
+            p1, p2, info, g, *others = draw(7, (2, 3, length, width), dtype, "cuda")
+            g[:, 0, 200:260] = g[:, 1, 640:] = -30
+            assert_exact((p1, p2, info, g, *others), truth=chunked_linear_relation)
 
     @pytest.mark.parametrize("dtype", SLACK)
     def test_any_strides_no_state_and_another_tau(self, dtype):

@@ -8,15 +8,16 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from kernels.linear_relation.gradients import launch_backward
-from kernels.linear_relation.output import launch_forward
+from kernels.linear_relation.backward import launch_backward
+from kernels.linear_relation.forward import kept_shapes, launch_forward
+from kernels.linear_relation.launches import select_launches
 
 
 @custom_op("relation::linear_relation", mutates_args=())
 def linear_forward(
     p1: Tensor, p2: Tensor, info: Tensor, log_retention: Tensor, state: Tensor | None, tau: float
-) -> tuple[Tensor, Tensor]:
-    """`launch_forward`."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """`launch_forward`; only y and the final state have gradients."""
     return launch_forward(p1, p2, info, log_retention, state, tau)
 
 
@@ -28,11 +29,14 @@ def linear_backward(
     p2: Tensor,
     info: Tensor,
     log_retention: Tensor,
-    state: Tensor | None,
+    within: Tensor,
+    log_decay: Tensor,
+    entry: Tensor,
     tau: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """`launch_backward`."""
-    return launch_backward(dy, dfinal, p1, p2, info, log_retention, state, tau)
+    kept = within, log_decay, entry
+    return launch_backward(dy, dfinal, p1, p2, info, log_retention, *kept, tau)
 
 
 def _tokens_like(x: Tensor) -> Tensor:
@@ -47,11 +51,14 @@ def _state_of(x: Tensor) -> Tensor:
 
 @linear_forward.register_fake
 def _(p1, p2, info, log_retention, state, tau):
-    return _tokens_like(info), _state_of(info)
+    launches = select_launches(p1.device, p1.element_size(), p1.shape[3])
+    kept = kept_shapes(*p1.shape, launches)
+    kept = [p1.new_empty(shape, dtype=torch.float32) for shape in kept]
+    return _tokens_like(info), _state_of(info), *kept
 
 
 @linear_backward.register_fake
-def _(dy, dfinal, p1, p2, info, log_retention, state, tau):
+def _(dy, dfinal, p1, p2, info, log_retention, within, log_decay, entry, tau):
     return *(_tokens_like(x) for x in (p1, p2, info, log_retention)), _state_of(info)
 
 
@@ -59,15 +66,17 @@ def _save(ctx, inputs, output) -> None:
     p1, p2, info, log_retention, state, ctx.tau = inputs
     # Without this, autograd would fill a zero gradient of the final state in every backward.
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(p1, p2, info, log_retention, state)
+    ctx.mark_non_differentiable(*output[2:])
+    ctx.save_for_backward(p1, p2, info, log_retention, *output[2:])
+    ctx.has_state = state is not None
 
 
-def _differentiate(ctx, dy, dfinal):
-    p1, p2, info, log_retention, state = ctx.saved_tensors
+def _differentiate(ctx, dy, dfinal, *_):
+    saved = ctx.saved_tensors
     if dy is None:  # only the final state was used
-        dy = torch.zeros_like(info)
-    *gradients, dstate = linear_backward(dy, dfinal, p1, p2, info, log_retention, state, ctx.tau)
-    return *gradients, None if state is None else dstate, None
+        dy = torch.zeros_like(saved[2])
+    *gradients, dstate = linear_backward(dy, dfinal, *saved, ctx.tau)
+    return *gradients, dstate if ctx.has_state else None, None
 
 
 linear_forward.register_autograd(_differentiate, setup_context=_save)

@@ -1,10 +1,10 @@
 """Chunks, tile shapes and warps of every pass, by architecture; not yet tuned."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
-from kernels.common import architecture
+from kernels.common import HOPPER, SMALL, architecture, padded_width
 
 
 @dataclass(frozen=True)
@@ -15,6 +15,24 @@ class Launch:
     block_v: int
     num_warps: int
     num_stages: int
+    registers: int | None = None
+
+    def options(self, head_dim: int) -> dict[str, int]:
+        """What the pass's kernel takes at a head width: no tile is wider than it has to be."""
+        width = padded_width(head_dim)
+        capped = {} if self.registers is None else {"maxnreg": self.registers}
+        return capped | {
+            "BLOCK_D": min(self.block_d, width),
+            "BLOCK_V": min(self.block_v, width),
+            "num_warps": self.num_warps,
+            "num_stages": self.num_stages,
+        }
+
+    def without_block_d(self, head_dim: int) -> dict[str, int]:
+        """The same for a kernel that holds all relation channels."""
+        options = self.options(head_dim)
+        del options["BLOCK_D"]
+        return options
 
 
 @dataclass(frozen=True)
@@ -28,15 +46,17 @@ class Scan:
 
 @dataclass(frozen=True)
 class Launches:
-    """The passes of one architecture and element size, up to a padded head width of `width`.
+    """The passes of one architecture and element size, up to a head width of `widest`.
 
-    chunk: tokens, a power of two. precision: of products of two FP32 tiles. weak_output and
-    weak_gradients: the kernels for chunks of weak retention, or both None where every chunk takes
-    the others; they and states then hold all relation channels, block_d = width. programs: so
-    many keep the device busy, and segments grow longer only where as many are left.
+    chunk: tokens, a power of two. precision: of products of two FP32 tiles. programs: so many keep
+    the device busy, and segments grow longer only where as many are left. Passes over chunks of
+    weak retention alone, or None where the others take those chunks too: weak_output,
+    weak_information, weak_coordinates, which takes what weak_information keeps, and weak_gradients,
+    which does the work of both and holds all relation channels. weak_output and weak_information
+    hold all information channels.
     """
 
-    width: int
+    widest: int
     chunk: int
     precision: str
     states: Launch
@@ -44,42 +64,46 @@ class Launches:
     information: Launch
     coordinates: Launch
     weak_output: Launch | None = None
+    weak_information: Launch | None = None
+    weak_coordinates: Launch | None = None
     weak_gradients: Launch | None = None
     scan: Scan = Scan(128, 8, 1)
-    programs: int = 1024
+    programs: int = 512
+    prepare_warps: int = 4
 
     def __post_init__(self):
-        weak = [launch for launch in (self.weak_output, self.weak_gradients) if launch is not None]
-        if weak and (len(weak) < 2 or any(x.block_d != self.width for x in (*weak, self.states))):
-            raise ValueError(
-                f"width {self.width}: give both weak passes or none, and with them block_d ="
-                f" {self.width} in weak_output, weak_gradients and states"
-            )
+        if self.weak_information is not None and self.weak_gradients is not None:
+            raise ValueError("give weak_information or weak_gradients, not both")
+        if self.weak_coordinates is not None and self.weak_information is None:
+            raise ValueError("weak_coordinates takes what weak_information keeps: give both")
+        for name in ("weak_output", "weak_information"):
+            launch = getattr(self, name)
+            if launch is not None and launch.block_v < self.widest:
+                raise ValueError(f"{name}: give block_v of at least {self.widest}, the widest head")
+        if self.weak_gradients is not None and self.weak_gradients.block_d < self.widest:
+            raise ValueError(f"weak_gradients: give block_d of at least {self.widest}")
 
     @property
     def levels(self) -> int:
         return self.chunk.bit_length() - 1
 
-    def cut(self, width: int) -> "Launches":
-        """The same for a narrower head, without tiles that are wider than it."""
+    @property
+    def kept_scores(self) -> tuple[tuple[int, int, int], torch.dtype]:
+        """Shape and dtype of a chunk's dA between weak_information and weak_coordinates.
 
-        def narrow(launch: Launch | None) -> Launch | None:
-            if launch is None:
-                return None
-            return replace(
-                launch, block_d=min(launch.block_d, width), block_v=min(launch.block_v, width)
-            )
+        Whole in FP32, or two BF16 parts.
+        """
+        parts, dtype = (1, torch.float32) if self.precision == "ieee" else (2, torch.bfloat16)
+        return (parts, self.chunk, self.chunk), dtype
 
-        return replace(
-            self,
-            width=width,
-            states=narrow(self.states),
-            output=narrow(self.output),
-            information=narrow(self.information),
-            coordinates=narrow(self.coordinates),
-            weak_output=narrow(self.weak_output),
-            weak_gradients=narrow(self.weak_gradients),
-        )
+    def constants(self, head_dim: int) -> dict[str, int | str]:
+        """What the kernels over chunks take alike."""
+        return {
+            "PRECISION": self.precision,
+            "D": head_dim,
+            "CHUNK": self.chunk,
+            "LEVELS": self.levels,
+        }
 
 
 @dataclass(frozen=True)
@@ -95,8 +119,6 @@ class Segments:
     whole: bool
 
 
-HOPPER, SMALL = "sm_90", "sm_120"
-
 LONGEST_SEGMENT = 16
 
 
@@ -109,47 +131,55 @@ def split_chunks(heads: int, T: int, launches: Launches) -> Segments:
     return Segments(chunks, length, (chunks + length - 1) // length, T % launches.chunk == 0)
 
 
-def _entry(widest: int, chunk: int, precision: str, *passes: tuple[int, int, int, int]) -> Launches:
-    return Launches(widest, chunk, precision, *(Launch(*numbers) for numbers in passes))
+def _entry(widest: int, chunk: int, precision: str, *passes: tuple[int, ...], **others) -> Launches:
+    return Launches(widest, chunk, precision, *(Launch(*numbers) for numbers in passes), **others)
 
 
 # FP32 products run on the ordinary cores, whose operands fill the registers: small tiles.
-_FP32 = _entry(128, 32, "ieee", *[(32, 32, 4, 1)] * 4)
-_SMALL = [(64, 64, 8, 1), *[(32, 32, 8, 1)] * 3]
+_FP32 = _entry(128, 32, "ieee", *[(32, 32, 4, 1)] * 4, programs=1024)
 
 # By architecture and bytes an element: the passes states, output, information and coordinates, and
-# where weak chunks have kernels of their own, theirs. The first entry that is wide enough is taken.
+# those of weak chunks where they have their own. The first entry that is wide enough is taken.
 LAUNCHES: dict[tuple[str, int], tuple[Launches, ...]] = {
     (HOPPER, 2): (
-        replace(
-            _entry(64, 64, "bf16x3", (64, 64, 4, 2), (64, 64, 4, 1), *[(32, 32, 4, 1)] * 2),
-            weak_output=Launch(64, 64, 4, 1),
-            weak_gradients=Launch(64, 64, 4, 1),
-            programs=512,
+        _entry(
+            64, 64, "bf16x3", (64, 64, 4, 2), (64, 64, 4, 1), *[(32, 32, 4, 1)] * 2,
+            weak_output=Launch(64, 64, 4, 1), weak_gradients=Launch(64, 64, 4, 1),
         ),
-        _entry(128, 64, "bf16x3", (64, 64, 4, 1), (32, 64, 4, 1), *[(32, 32, 4, 1)] * 2),
+        _entry(
+            128, 64, "bf16x3", (16, 128, 4, 1), (32, 64, 4, 1), *[(32, 32, 4, 1)] * 2,
+            weak_output=Launch(16, 128, 4, 1), weak_information=Launch(16, 128, 8, 1),
+            weak_coordinates=Launch(16, 32, 4, 1),
+        ),
     ),
-    (SMALL, 2): (_entry(64, 64, "bf16x3", *_SMALL), _entry(128, 64, "bf16x3", *_SMALL)),
+    (SMALL, 2): (
+        _entry(128, 64, "bf16x3", (32, 64, 8, 1), *[(32, 32, 8, 1)] * 3, programs=1024),
+    ),
     (HOPPER, 4): (_FP32,),
     (SMALL, 4): (_FP32,),
-}
-INTERPRETED = replace(
-    _entry(128, 16, "ieee", (128, 16, 1, 1), *[(16, 16, 1, 1)] * 3),
-    weak_output=Launch(128, 16, 1, 1),
-    weak_gradients=Launch(128, 16, 1, 1),
-    scan=Scan(1024, 2, 1),
-    programs=4,
-)
+}  # fmt: skip
+# One for each way to treat weak chunks; the interpreter takes the first by default.
+INTERPRETED = (
+    _entry(
+        128, 16, "ieee", *[(16, 16, 1, 1)] * 4, scan=Scan(1024, 2, 1), programs=4,
+        weak_output=Launch(16, 128, 1, 1), weak_gradients=Launch(128, 16, 1, 1),
+    ),
+    _entry(
+        128, 16, "ieee", *[(16, 16, 1, 1)] * 4, scan=Scan(1024, 2, 1), programs=4,
+        weak_output=Launch(16, 128, 1, 1), weak_information=Launch(16, 128, 1, 1),
+        weak_coordinates=Launch(16, 16, 1, 1),
+    ),
+    _entry(
+        128, 16, "ieee", *[(16, 16, 1, 1)] * 4, scan=Scan(1024, 2, 1), programs=4,
+        weak_output=Launch(16, 128, 1, 1), weak_information=Launch(16, 128, 1, 1),
+    ),
+    _entry(128, 16, "ieee", *[(16, 16, 1, 1)] * 4, scan=Scan(1024, 2, 1), programs=4),
+)  # fmt: skip
 
 
 def select_launches(device: torch.device, element_size: int, head_dim: int) -> Launches:
-    """The entry for a device, cut to the head width.
-
-    Every GPU but sm_90 takes sm_120's, the smallest shared memory.
-    """
-    width = max(16, 1 << (head_dim - 1).bit_length())
+    """The entry for a device and head width. Every GPU but sm_90 takes sm_120's."""
     if device.type == "cpu":
-        return INTERPRETED.cut(width)
+        return INTERPRETED[0]
     name = HOPPER if architecture(device) == HOPPER else SMALL
-    entries = LAUNCHES[name, element_size]
-    return next(entry for entry in entries if entry.width >= width).cut(width)
+    return next(entry for entry in LAUNCHES[name, element_size] if entry.widest >= head_dim)

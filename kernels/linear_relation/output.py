@@ -1,6 +1,5 @@
 """The forward pass: every chunk reads the state it meets and the tokens before it in the chunk."""
 
-import torch
 import triton
 import triton.language as tl
 
@@ -10,25 +9,27 @@ from kernels.linear_relation.decays import (
     load_retention,
     pairs_in_blocks,
     product,
-    self_and_norms,
     sum_steps,
 )
-from kernels.linear_relation.launches import select_launches, split_chunks
-from kernels.linear_relation.states import launch_states
-from kernels.linear_relation.tiles import load_state, load_tokens, states_of_chunk, store_tokens
-from kernels.linear_relation.weak import weak_output_kernel
+from kernels.linear_relation.tiles import (
+    load_selves,
+    load_state,
+    load_tokens,
+    states_of_chunk,
+    store_tokens,
+)
 
 
 @triton.jit(do_not_specialize=["T", "chunks", "segment_chunks", "segments"])
 def output_kernel(
-    p1, p2, info, log_retention, weak, within, log_decay, entry, y,
+    p1, p2, info, log_retention, selves, weak, within, log_decay, entry, y,
     stride_p1_b, stride_p1_h, stride_p1_t, stride_p1_d,
     stride_p2_b, stride_p2_h, stride_p2_t, stride_p2_d,
     stride_info_b, stride_info_h, stride_info_t, stride_info_d,
     stride_g_b, stride_g_h, stride_g_t, stride_g_d,
     stride_y_b, stride_y_h, stride_y_t, stride_y_d,
-    H, T, scale, chunks, segment_chunks, segments,
-    PRECISION: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
+    H, T, chunks, segment_chunks, segments,
+    PRECISION: tl.constexpr, D: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, CHUNK: tl.constexpr, LEVELS: tl.constexpr,
     SKIP_WEAK: tl.constexpr,
 ):  # fmt: skip
@@ -45,10 +46,7 @@ def output_kernel(
     y += head_offset(H, stride_y_b, stride_y_h)
 
     t = tl.arange(0, CHUNK)
-    S, inverse_norm1, inverse_norm2 = self_and_norms(
-        p1, p2, t_start, T, stride_p1_t, stride_p1_d, stride_p2_t, stride_p2_d, scale,
-        D, CHUNK, WIDTH,
-    )  # fmt: skip
+    S, inverse_norm1, inverse_norm2 = load_selves(selves, head, t_start, T, CHUNK)
     scores = tl.zeros([CHUNK, CHUNK], tl.float32)
     for d_start in range(0, D, BLOCK_D):
         p1_d = load_tokens(p1, t_start, T, stride_p1_t, d_start, stride_p1_d, D, CHUNK, BLOCK_D)
@@ -83,47 +81,3 @@ def output_kernel(
             )  # fmt: skip
             y_v += product(read, past, PRECISION)
         store_tokens(y, y_v, t_start, T, stride_y_t, v_start, stride_y_d, D, CHUNK, BLOCK_V)
-
-
-def launch_forward(
-    p1: torch.Tensor,
-    p2: torch.Tensor,
-    info: torch.Tensor,
-    log_retention: torch.Tensor,
-    state: torch.Tensor | None,
-    tau: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run the forward passes: y (B, H, T, D) in info's dtype, and C_T (B, H, D, D), FP32."""
-    B, H, T, D = p1.shape
-    launches = select_launches(p1.device, p1.element_size(), D)
-    segments = split_chunks(B * H, T, launches)
-    scale = 1 / (tau * D**0.5)
-    met, final = launch_states(
-        p1, p2, info, log_retention, state, scale, launches, segments, backward=False
-    )
-    y = torch.empty((B, T, H, D), dtype=info.dtype, device=info.device).transpose(1, 2)
-    arguments = (
-        p1, p2, info, log_retention, met.weak, met.within, met.log_decay, met.entry, y,
-        *p1.stride(), *p2.stride(), *info.stride(), *log_retention.stride(), *y.stride(),
-        H, T, scale, segments.chunks, segments.length, segments.count,
-    )  # fmt: skip
-    with torch.cuda.device_of(p1):
-        launch = launches.weak_output
-        if launch is not None:
-            weak_output_kernel[(B * H, segments.chunks)](
-                *arguments,
-                PRECISION=launches.precision, D=D, WIDTH=launches.width,
-                WHOLE=segments.whole, BLOCK_V=launch.block_v,
-                CHUNK=launches.chunk, LEVELS=launches.levels,
-                num_warps=launch.num_warps, num_stages=launch.num_stages,
-            )  # fmt: skip
-        launch = launches.output
-        output_kernel[(B * H, segments.chunks)](
-            *arguments,
-            PRECISION=launches.precision, D=D, WIDTH=launches.width,
-            BLOCK_D=launch.block_d, BLOCK_V=launch.block_v,
-            CHUNK=launches.chunk, LEVELS=launches.levels,
-            SKIP_WEAK=launches.weak_output is not None,
-            num_warps=launch.num_warps, num_stages=launch.num_stages,
-        )  # fmt: skip
-    return y, final

@@ -11,18 +11,10 @@ import triton
 import triton.language as tl
 
 from kernels.common import head_offset
-from kernels.linear_relation.decays import (
-    LARGEST_EXPONENT,
-    exp,
-    load_retention,
-    product,
-    self_and_norms,
-    self_and_norms_of,
-    sum_halves,
-    sum_steps,
-)
+from kernels.linear_relation.decays import exp, product
 from kernels.linear_relation.launches import Launches, Segments
-from kernels.linear_relation.tiles import load_tokens, state_tile
+from kernels.linear_relation.prepare import Prepared
+from kernels.linear_relation.tiles import load_half, load_selves, load_tokens, state_tile
 
 
 @dataclass(frozen=True)
@@ -31,27 +23,29 @@ class States:
 
     within: (B, H, chunks, D, D), the part from its own segment; log_decay: (B, H, chunks, D), the
     retention since the segment's start; entry: (B, H, segments, D, D), the state there.
-    weak: (B, H, chunks), uint8, whether both halves of a chunk retain at least exp(-40) of every
-    channel; empty where nobody asks.
     """
 
     within: torch.Tensor
     log_decay: torch.Tensor
     entry: torch.Tensor
-    weak: torch.Tensor
+
+
+def state_shapes(D: int, segments: Segments) -> tuple[tuple[int, ...], ...]:
+    """The shapes of a head's `States`. Segments of one chunk have no part of their own to store."""
+    inner = segments.chunks if segments.length > 1 else 0
+    return (inner, D, D), (inner, D), (segments.count, D, D)
 
 
 @triton.jit(do_not_specialize=["T", "chunks", "segment_chunks"])
 def chunk_states_kernel(
-    p1, p2, value, log_retention, within, log_decay, added, added_log_decay, weak,
+    p1, p2, value, selves, weak, exponents, halves,
+    within, log_decay, added, added_log_decay,
     stride_p1_b, stride_p1_h, stride_p1_t, stride_p1_d,
     stride_p2_b, stride_p2_h, stride_p2_t, stride_p2_d,
     stride_value_b, stride_value_h, stride_value_t, stride_value_d,
-    stride_g_b, stride_g_h, stride_g_t, stride_g_d,
-    H, T, scale, chunks, segment_chunks,
+    H, T, chunks, segment_chunks,
     BACKWARD: tl.constexpr, PRECISION: tl.constexpr, D: tl.constexpr,
-    WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, CHUNK: tl.constexpr,
-    WHOLE: tl.constexpr, FIND_WEAK: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, CHUNK: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     head = tl.cast(tl.program_id(0), tl.int64)
     segment = tl.program_id(1)
@@ -61,13 +55,12 @@ def chunk_states_kernel(
     p1 += head_offset(H, stride_p1_b, stride_p1_h)
     p2 += head_offset(H, stride_p2_b, stride_p2_h)
     value += head_offset(H, stride_value_b, stride_value_h)
-    log_retention += head_offset(H, stride_g_b, stride_g_h)
     within += head * chunks * D * D
     log_decay += head * chunks * D
+    exponents += head * T * D
     out = head * tl.num_programs(1) + segment
 
-    t, d = tl.arange(0, CHUNK), d_start + tl.arange(0, BLOCK_D)
-    steps = t[None, :] <= t[:, None] if BACKWARD else t[None, :] > t[:, None]
+    d = d_start + tl.arange(0, BLOCK_D)
     offsets, inside = state_tile(d_start, v_start, D, BLOCK_D, BLOCK_V)
     # Every block of information channels needs the retention; the first one records it.
     records = d < tl.where(v_start == 0, D, 0)
@@ -81,38 +74,28 @@ def chunk_states_kernel(
             tl.store(within + tl.cast(chunk, tl.int64) * D * D + offsets, state, mask=inside)
             tl.store(log_decay + chunk * D + d, retained, mask=records)
         t_start = chunk * CHUNK
-        g = load_retention(
-            log_retention, t_start, T, stride_g_t, d_start, stride_g_d, D, CHUNK, BLOCK_D, WHOLE
-        )
         value_t = load_tokens(
             value, t_start, T, stride_value_t, v_start, stride_value_d, D, CHUNK, BLOCK_V, WHOLE
         )
-        p1_d = load_tokens(
-            p1, t_start, T, stride_p1_t, d_start, stride_p1_d, D, CHUNK, BLOCK_D, WHOLE
-        ).to(tl.float32)
-        p2_d = load_tokens(
-            p2, t_start, T, stride_p2_t, d_start, stride_p2_d, D, CHUNK, BLOCK_D, WHOLE
-        ).to(tl.float32)
-        if BLOCK_D == WIDTH:
-            S, inverse_norm1, inverse_norm2 = self_and_norms_of(p1_d, p2_d, scale)
-        else:
-            S, inverse_norm1, inverse_norm2 = self_and_norms(
-                p1, p2, t_start, T, stride_p1_t, stride_p1_d, stride_p2_t, stride_p2_d, scale,
-                D, CHUNK, WIDTH,
-            )  # fmt: skip
+        S, inverse_norm1, inverse_norm2 = load_selves(selves, head, t_start, T, CHUNK)
         if BACKWARD:
-            coordinate = p1_d * (S * inverse_norm1)[:, None]
+            coordinate = load_tokens(
+                p1, t_start, T, stride_p1_t, d_start, stride_p1_d, D, CHUNK, BLOCK_D, WHOLE
+            )
+            coordinate = coordinate.to(tl.float32) * (S * inverse_norm1)[:, None]
         else:
-            coordinate = p2_d * (S * inverse_norm2)[:, None]
-        coordinate *= exp(sum_steps(steps, g, PRECISION), PRECISION)
-        if FIND_WEAK:
-            left, right = sum_halves(g, CHUNK)
-            least = tl.min(tl.minimum(left, right), 0)
-            is_weak = (least >= -LARGEST_EXPONENT).to(tl.uint8)
-            tl.store(weak + head * chunks + chunk, is_weak, mask=v_start == 0)
-            total = left + right
-        else:
-            total = tl.sum(g, 0)
+            coordinate = load_tokens(
+                p2, t_start, T, stride_p2_t, d_start, stride_p2_d, D, CHUNK, BLOCK_D, WHOLE
+            )
+            coordinate = coordinate.to(tl.float32) * (S * inverse_norm2)[:, None]
+        here = head * chunks + chunk
+        left = load_half(halves, 2 * here, d_start, D, BLOCK_D)
+        right = load_half(halves, 2 * here + 1, d_start, D, BLOCK_D)
+        exponent = load_tokens(exponents, t_start, T, D, d_start, 1, D, CHUNK, BLOCK_D, WHOLE)
+        from_middle = left[None, :] + exponent if BACKWARD else right[None, :] - exponent
+        exponent = tl.where(tl.load(weak + here) != 0, from_middle, exponent)
+        coordinate *= exp(exponent, PRECISION)
+        total = left + right
         state *= exp(total, PRECISION)[:, None]
         state += product(tl.trans(coordinate), value_t, PRECISION)
         retained += total
@@ -169,9 +152,8 @@ def launch_states(
     p1: torch.Tensor,
     p2: torch.Tensor,
     value: torch.Tensor,
-    log_retention: torch.Tensor,
+    prepared: Prepared,
     initial: torch.Tensor | None,
-    scale: float,
     launches: Launches,
     segments: Segments,
     *,
@@ -183,29 +165,24 @@ def launch_states(
     initial dC_T and the result dC_0. None stands for an initial state of zeros.
     """
     B, H, T, D = p1.shape
-    launch = launches.states
+    options = launches.states.options(D)
 
     def empty(*shape: int) -> torch.Tensor:
         return torch.empty((B, H, *shape), dtype=torch.float32, device=p1.device)
 
-    within = empty(segments.chunks, D, D)
-    log_decay = empty(segments.chunks, D)
+    within, log_decay, entry = (empty(*shape) for shape in state_shapes(D, segments))
     added, added_log_decay = empty(segments.count, D, D), empty(segments.count, D)
-    entry, final = empty(segments.count, D, D), empty(D, D)
-    find_weak = launches.weak_output is not None and not backward
-    weak = torch.empty(
-        (B, H, segments.chunks if find_weak else 0), dtype=torch.uint8, device=p1.device
-    )
+    final = empty(D, D)
     with torch.cuda.device_of(p1):
-        blocks = triton.cdiv(D, launch.block_d) * triton.cdiv(D, launch.block_v)
+        blocks = triton.cdiv(D, options["BLOCK_D"]) * triton.cdiv(D, options["BLOCK_V"])
         chunk_states_kernel[(B * H, segments.count, blocks)](
-            p1, p2, value, log_retention, within, log_decay, added, added_log_decay, weak,
-            *p1.stride(), *p2.stride(), *value.stride(), *log_retention.stride(),
-            H, T, scale, segments.chunks, segments.length,
-            BACKWARD=backward, PRECISION=launches.precision, D=D, WIDTH=launches.width,
-            BLOCK_D=launch.block_d, BLOCK_V=launch.block_v, CHUNK=launches.chunk,
-            WHOLE=segments.whole, FIND_WEAK=find_weak,
-            num_warps=launch.num_warps, num_stages=launch.num_stages,
+            p1, p2, value,
+            prepared.selves, prepared.weak, prepared.exponents, prepared.halves,
+            within, log_decay, added, added_log_decay,
+            *p1.stride(), *p2.stride(), *value.stride(),
+            H, T, segments.chunks, segments.length,
+            BACKWARD=backward, PRECISION=launches.precision, D=D, CHUNK=launches.chunk,
+            WHOLE=segments.whole, **options,
         )  # fmt: skip
         scan = launches.scan
         segment_scan_kernel[(B * H, triton.cdiv(D * D, scan.block))](
@@ -214,4 +191,4 @@ def launch_states(
             BACKWARD=backward, HAS_INITIAL=initial is not None, D=D,
             BLOCK=scan.block, STEPS=scan.steps, num_warps=scan.num_warps,
         )  # fmt: skip
-    return States(within, log_decay, entry, weak), final
+    return States(within, log_decay, entry), final

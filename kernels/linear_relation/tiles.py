@@ -44,6 +44,36 @@ def store_tokens(
 
 
 @triton.jit
+def load_row(rows, head, t_start, T, BLOCK_T: tl.constexpr):
+    """One FP32 number a token of a contiguous (heads, T); zeros outside."""
+    t = t_start + tl.arange(0, BLOCK_T)
+    return tl.load(rows + head * T + t, mask=t < T, other=0.0)
+
+
+@triton.jit
+def store_row(rows, row, head, t_start, T, BLOCK_T: tl.constexpr):
+    t = t_start + tl.arange(0, BLOCK_T)
+    tl.store(rows + head * T + t, row, mask=t < T)
+
+
+@triton.jit
+def load_selves(selves, head, t_start, T, BLOCK_T: tl.constexpr):
+    """S and what normalises p1 and p2, each (BLOCK_T,), of (3, heads, T)."""
+    heads = tl.cast(tl.num_programs(0), tl.int64)
+    S = load_row(selves, head, t_start, T, BLOCK_T)
+    inverse_norm1 = load_row(selves, heads + head, t_start, T, BLOCK_T)
+    inverse_norm2 = load_row(selves, 2 * heads + head, t_start, T, BLOCK_T)
+    return S, inverse_norm1, inverse_norm2
+
+
+@triton.jit
+def load_half(halves, half, d_start, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """A row of (heads, chunks, 2, D): the sum of g over the left or right half of a chunk."""
+    d = d_start + tl.arange(0, BLOCK_D)
+    return tl.load(halves + half * D + d, mask=d < D, other=0.0)
+
+
+@triton.jit
 def state_tile(d_start, v_start, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr):
     """Offsets of a (BLOCK_D, BLOCK_V) tile inside a contiguous (D, D) state, and their mask."""
     d, v = d_start + tl.arange(0, BLOCK_D), v_start + tl.arange(0, BLOCK_V)

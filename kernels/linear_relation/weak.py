@@ -1,25 +1,25 @@
 """Chunks of weak retention, forward and backward: one pair of factors serves all pairs of tokens.
 
 The factors exp(G) between the tokens and the chunk's middle also join the chunk to its states, once
-these carry the retention between the middle and the chunk's ends. So a chunk takes one matrix of
-exponents and its reciprocal, and its backward pass is one kernel.
+these carry the retention between the middle and the chunk's ends. So a block of channels takes one
+matrix of exponents and its reciprocal.
 """
 
 import triton
 import triton.language as tl
 
 from kernels.common import head_offset
-from kernels.linear_relation.decays import (
-    exp,
-    load_retention,
-    product,
-    project,
-    self_and_norms_of,
-    steps_to_middle,
-    sum_halves,
-    sum_steps,
+from kernels.linear_relation.decays import exp, product, project, split
+from kernels.linear_relation.tiles import (
+    load_half,
+    load_row,
+    load_selves,
+    load_state,
+    load_tokens,
+    states_of_chunk,
+    store_row,
+    store_tokens,
 )
-from kernels.linear_relation.tiles import load_state, load_tokens, states_of_chunk, store_tokens
 
 
 @triton.jit
@@ -31,26 +31,16 @@ def rounded(tile, like):
         return tile
 
 
-@triton.jit
-def exponents_from_middle(g, PRECISION: tl.constexpr, CHUNK: tl.constexpr, LEVELS: tl.constexpr):
-    """(CHUNK, D): G(m, t) right of the chunk's middle m and -G(t, m) left of it, each a sum."""
-    t = tl.arange(0, CHUNK)
-    right = t >= CHUNK // 2
-    steps = steps_to_middle(t[:, None], t[None, :], LEVELS - 1)
-    return sum_steps(tl.where(right[:, None], 1.0, -1.0) * steps.to(tl.float32), g, PRECISION)
-
-
 @triton.jit(do_not_specialize=["T", "chunks", "segment_chunks", "segments"])
 def weak_output_kernel(
-    p1, p2, info, log_retention, weak, within, log_decay, entry, y,
+    p1, p2, info, selves, weak, exponents, halves, within, log_decay, entry, y,
     stride_p1_b, stride_p1_h, stride_p1_t, stride_p1_d,
     stride_p2_b, stride_p2_h, stride_p2_t, stride_p2_d,
     stride_info_b, stride_info_h, stride_info_t, stride_info_d,
-    stride_g_b, stride_g_h, stride_g_t, stride_g_d,
     stride_y_b, stride_y_h, stride_y_t, stride_y_d,
-    H, T, scale, chunks, segment_chunks, segments,
-    PRECISION: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr,
-    BLOCK_V: tl.constexpr, CHUNK: tl.constexpr, LEVELS: tl.constexpr,
+    H, T, chunks, segment_chunks, segments,
+    PRECISION: tl.constexpr, D: tl.constexpr, WHOLE: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     head = tl.cast(tl.program_id(0), tl.int64)
     chunk = tl.program_id(1)
@@ -61,51 +51,82 @@ def weak_output_kernel(
     p1 += head_offset(H, stride_p1_b, stride_p1_h)
     p2 += head_offset(H, stride_p2_b, stride_p2_h)
     info += head_offset(H, stride_info_b, stride_info_h)
-    log_retention += head_offset(H, stride_g_b, stride_g_h)
+    exponents += head * T * D
     y += head_offset(H, stride_y_b, stride_y_h)
 
+    S, inverse_norm1, inverse_norm2 = load_selves(selves, head, t_start, T, CHUNK)
     t = tl.arange(0, CHUNK)
-    g = load_retention(log_retention, t_start, T, stride_g_t, 0, stride_g_d, D, CHUNK, WIDTH, WHOLE)
-    p1_t = load_tokens(p1, t_start, T, stride_p1_t, 0, stride_p1_d, D, CHUNK, WIDTH, WHOLE)
-    p2_t = load_tokens(p2, t_start, T, stride_p2_t, 0, stride_p2_d, D, CHUNK, WIDTH, WHOLE)
-    p1_t, p2_t = p1_t.to(tl.float32), p2_t.to(tl.float32)
-    S, inverse_norm1, inverse_norm2 = self_and_norms_of(p1_t, p2_t, scale)
-    exponents = exponents_from_middle(g, PRECISION, CHUNK, LEVELS)
-    to_middle, _ = sum_halves(g, CHUNK)
-    read = rounded(p1_t * (S * inverse_norm1)[:, None] * exp(exponents, PRECISION), p1)
-    write = rounded(p2_t * (S * inverse_norm2)[:, None] * exp(-exponents, PRECISION), p1)
-    scores = product(read, tl.trans(write), PRECISION)
-    scores = rounded(tl.where(t[:, None] > t[None, :], scores, 0.0), p1)
-    for v_start in range(0, D, BLOCK_V):
-        info_v = load_tokens(
-            info, t_start, T, stride_info_t, v_start, stride_info_d, D, CHUNK, BLOCK_V, WHOLE
+    scores = tl.zeros([CHUNK, CHUNK], tl.float32)
+    y_t = tl.zeros([CHUNK, BLOCK_V], tl.float32)
+    for d_start in range(0, D, BLOCK_D):
+        exponent = load_tokens(exponents, t_start, T, D, d_start, 1, D, CHUNK, BLOCK_D, WHOLE)
+        left = load_half(halves, 2 * here, d_start, D, BLOCK_D)
+        p1_d = load_tokens(
+            p1, t_start, T, stride_p1_t, d_start, stride_p1_d, D, CHUNK, BLOCK_D, WHOLE
+        )
+        p2_d = load_tokens(
+            p2, t_start, T, stride_p2_t, d_start, stride_p2_d, D, CHUNK, BLOCK_D, WHOLE
         )
         past = load_state(
             within + here * D * D, log_decay + here * D, entry + segment * D * D,
-            own_past, 0, v_start, D, WIDTH, BLOCK_V,
+            own_past, d_start, 0, D, BLOCK_D, BLOCK_V,
         )  # fmt: skip
-        past *= exp(to_middle, PRECISION)[:, None]
-        y_v = product(scores, info_v, PRECISION) + product(read, rounded(past, p1), PRECISION)
-        store_tokens(
-            y, info_v.to(tl.float32) + y_v, t_start, T, stride_y_t, v_start, stride_y_d,
-            D, CHUNK, BLOCK_V, WHOLE,
-        )  # fmt: skip
+        read = p1_d.to(tl.float32) * (S * inverse_norm1)[:, None] * exp(exponent, PRECISION)
+        write = p2_d.to(tl.float32) * (S * inverse_norm2)[:, None] * exp(-exponent, PRECISION)
+        read = rounded(read, p1)
+        past *= exp(left, PRECISION)[:, None]
+        scores += product(read, tl.trans(rounded(write, p1)), PRECISION)
+        y_t += product(read, rounded(past, p1), PRECISION)
+    info_t = load_tokens(
+        info, t_start, T, stride_info_t, 0, stride_info_d, D, CHUNK, BLOCK_V, WHOLE
+    )
+    scores = rounded(tl.where(t[:, None] > t[None, :], scores, 0.0), p1)
+    y_t += info_t.to(tl.float32) + product(scores, info_t, PRECISION)
+    store_tokens(y, y_t, t_start, T, stride_y_t, 0, stride_y_d, D, CHUNK, BLOCK_V, WHOLE)
+
+
+@triton.jit
+def _square(start, CHUNK: tl.constexpr):
+    t = tl.arange(0, CHUNK)
+    return start + t[:, None] * CHUNK + t[None, :]
+
+
+@triton.jit
+def _store_scores(scores, tile, here, PRECISION: tl.constexpr, CHUNK: tl.constexpr):
+    """Keep a chunk's FP32 (CHUNK, CHUNK): whole, or as the two BF16 parts that products take."""
+    if PRECISION == "ieee":
+        tl.store(_square(scores + here * CHUNK * CHUNK, CHUNK), tile)
+    else:
+        high, low = split(tile)
+        scores += 2 * here * CHUNK * CHUNK
+        tl.store(_square(scores, CHUNK), high)
+        tl.store(_square(scores + CHUNK * CHUNK, CHUNK), low)
+
+
+@triton.jit
+def _load_scores(scores, here, PRECISION: tl.constexpr, CHUNK: tl.constexpr):
+    """What `_store_scores` kept: the tile and zero, or its upper and lower part."""
+    if PRECISION == "ieee":
+        return tl.load(_square(scores + here * CHUNK * CHUNK, CHUNK)), 0.0
+    else:
+        scores += 2 * here * CHUNK * CHUNK
+        high = tl.load(_square(scores, CHUNK))
+        return high, tl.load(_square(scores + CHUNK * CHUNK, CHUNK))
 
 
 @triton.jit(do_not_specialize=["T", "chunks", "segment_chunks", "segments"])
-def weak_gradients_kernel(
-    p1, p2, info, log_retention, dy, weak,
+def weak_information_kernel(
+    p1, p2, info, dy, selves, weak, exponents, halves,
     within, log_decay, entry, dwithin, dlog_decay, dentry,
-    dp1, dp2, dinfo, dlog_retention,
+    dinfo, read_dread, write_dwrite, dscores_t,
     stride_p1_b, stride_p1_h, stride_p1_t, stride_p1_d,
     stride_p2_b, stride_p2_h, stride_p2_t, stride_p2_d,
     stride_info_b, stride_info_h, stride_info_t, stride_info_d,
-    stride_g_b, stride_g_h, stride_g_t, stride_g_d,
     stride_dy_b, stride_dy_h, stride_dy_t, stride_dy_d,
     stride_out_b, stride_out_h, stride_out_t, stride_out_d,
     H, T, scale, chunks, segment_chunks, segments,
-    PRECISION: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr,
-    BLOCK_V: tl.constexpr, CHUNK: tl.constexpr, LEVELS: tl.constexpr,
+    PRECISION: tl.constexpr, D: tl.constexpr, WHOLE: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, CHUNK: tl.constexpr, KEEPS_DSCORES: tl.constexpr,
 ):  # fmt: skip
     head = tl.cast(tl.program_id(0), tl.int64)
     chunk = tl.program_id(1)
@@ -118,84 +139,148 @@ def weak_gradients_kernel(
     p1 += head_offset(H, stride_p1_b, stride_p1_h)
     p2 += head_offset(H, stride_p2_b, stride_p2_h)
     info += head_offset(H, stride_info_b, stride_info_h)
-    log_retention += head_offset(H, stride_g_b, stride_g_h)
+    exponents += head * T * D
     dy += head_offset(H, stride_dy_b, stride_dy_h)
-    out = head_offset(H, stride_out_b, stride_out_h)
+    dinfo += head_offset(H, stride_out_b, stride_out_h)
 
+    S, inverse_norm1, inverse_norm2 = load_selves(selves, head, t_start, T, CHUNK)
+    info_t = load_tokens(
+        info, t_start, T, stride_info_t, 0, stride_info_d, D, CHUNK, BLOCK_V, WHOLE
+    )
+    dy_t = load_tokens(dy, t_start, T, stride_dy_t, 0, stride_dy_d, D, CHUNK, BLOCK_V, WHOLE)
     t = tl.arange(0, CHUNK)
-    t_rows, t_columns = t[:, None], t[None, :]
-    g = load_retention(log_retention, t_start, T, stride_g_t, 0, stride_g_d, D, CHUNK, WIDTH, WHOLE)
-    p1_t = load_tokens(p1, t_start, T, stride_p1_t, 0, stride_p1_d, D, CHUNK, WIDTH, WHOLE)
-    p2_t = load_tokens(p2, t_start, T, stride_p2_t, 0, stride_p2_d, D, CHUNK, WIDTH, WHOLE)
-    p1_t, p2_t = p1_t.to(tl.float32), p2_t.to(tl.float32)
-    S, inverse_norm1, inverse_norm2 = self_and_norms_of(p1_t, p2_t, scale)
-    exponents = exponents_from_middle(g, PRECISION, CHUNK, LEVELS)
-    to_middle, from_middle = sum_halves(g, CHUNK)
-    # dg below is exact where a pair's terms in it cancel: these very factors form both terms.
-    read = p1_t * (S * inverse_norm1)[:, None] * exp(exponents, PRECISION)
-    write = p2_t * (S * inverse_norm2)[:, None] * exp(-exponents, PRECISION)
-    scores_t = product(rounded(write, p1), tl.trans(rounded(read, p1)), PRECISION)
-    scores_t = rounded(tl.where(t_rows < t_columns, scores_t, 0.0), p1)
-
-    dread = tl.zeros([CHUNK, WIDTH], tl.float32)
-    dwrite = tl.zeros([CHUNK, WIDTH], tl.float32)
-    dscores = tl.zeros([CHUNK, CHUNK], tl.float32)
-    dscores_t = tl.zeros([CHUNK, CHUNK], tl.float32)
-    dtotal = tl.zeros([WIDTH], tl.float32)
-    for v_start in range(0, D, BLOCK_V):
-        info_v = load_tokens(
-            info, t_start, T, stride_info_t, v_start, stride_info_d, D, CHUNK, BLOCK_V, WHOLE
+    scores_t = tl.zeros([CHUNK, CHUNK], tl.float32)
+    dinfo_t = tl.zeros([CHUNK, BLOCK_V], tl.float32)
+    sum_read = tl.zeros([CHUNK], tl.float32)
+    for d_start in range(0, D, BLOCK_D):
+        exponent = load_tokens(exponents, t_start, T, D, d_start, 1, D, CHUNK, BLOCK_D, WHOLE)
+        left = load_half(halves, 2 * here, d_start, D, BLOCK_D)
+        right = load_half(halves, 2 * here + 1, d_start, D, BLOCK_D)
+        p1_d = load_tokens(
+            p1, t_start, T, stride_p1_t, d_start, stride_p1_d, D, CHUNK, BLOCK_D, WHOLE
         )
-        dy_v = load_tokens(
-            dy, t_start, T, stride_dy_t, v_start, stride_dy_d, D, CHUNK, BLOCK_V, WHOLE
+        p2_d = load_tokens(
+            p2, t_start, T, stride_p2_t, d_start, stride_p2_d, D, CHUNK, BLOCK_D, WHOLE
         )
         past = load_state(
             within + here * D * D, log_decay + here * D, entry + segment * D * D,
-            own_past, 0, v_start, D, WIDTH, BLOCK_V,
+            own_past, d_start, 0, D, BLOCK_D, BLOCK_V,
         )  # fmt: skip
-        past *= exp(to_middle, PRECISION)[:, None]
-        dread += product(dy_v, tl.trans(past), PRECISION)
         future = load_state(
             dwithin + here * D * D, dlog_decay + here * D, dentry + segment * D * D,
-            own_future, 0, v_start, D, WIDTH, BLOCK_V,
+            own_future, d_start, 0, D, BLOCK_D, BLOCK_V,
         )  # fmt: skip
-        future *= exp(from_middle, PRECISION)[:, None]
-        dtotal += tl.sum(past * future, 1)
-        dwrite += product(info_v, tl.trans(future), PRECISION)
-        dinfo_v = product(scores_t, dy_v, PRECISION)
-        dinfo_v += product(rounded(write, p1), rounded(future, p1), PRECISION)
-        store_tokens(
-            dinfo + out, dy_v.to(tl.float32) + dinfo_v, t_start, T, stride_out_t, v_start,
-            stride_out_d, D, CHUNK, BLOCK_V, WHOLE,
-        )  # fmt: skip
-        dscores += product(dy_v, tl.trans(info_v), PRECISION)
-        dscores_t += product(info_v, tl.trans(dy_v), PRECISION)
-    dtotal += tl.sum(write * dwrite, 0)
-    dread += product(tl.where(t_rows > t_columns, dscores, 0.0), write, PRECISION)
-    dwrite += product(tl.where(t_rows < t_columns, dscores_t, 0.0), read, PRECISION)
-
-    read_dread, write_dwrite = read * dread, write * dwrite
-    later = (t_rows <= t_columns).to(info.dtype.element_ty)
-    dg = product(later, read_dread - write_dwrite, PRECISION) + dtotal[None, :]
+        read = p1_d.to(tl.float32) * (S * inverse_norm1)[:, None] * exp(exponent, PRECISION)
+        write = p2_d.to(tl.float32) * (S * inverse_norm2)[:, None] * exp(-exponent, PRECISION)
+        past *= exp(left, PRECISION)[:, None]
+        future *= exp(right, PRECISION)[:, None]
+        sum_read += tl.sum(read * product(dy_t, tl.trans(past), PRECISION), 1)
+        write = rounded(write, p1)
+        scores_t += product(write, tl.trans(rounded(read, p1)), PRECISION)
+        dinfo_t += product(write, rounded(future, p1), PRECISION)
+    before = t[:, None] < t[None, :]
+    scores_t = tl.where(before, scores_t, 0.0)
+    dpairs = product(info_t, tl.trans(dy_t), PRECISION)
+    if KEEPS_DSCORES:
+        _store_scores(dscores_t, tl.where(before, dpairs, 0.0), here, PRECISION, CHUNK)
+    sum_read += tl.sum(scores_t * dpairs, 0)
+    dinfo_t += product(rounded(scores_t, p1), dy_t, PRECISION)
+    sum_write = tl.sum(info_t.to(tl.float32) * dinfo_t, 1)
+    store_row(read_dread, sum_read, head, t_start, T, CHUNK)
+    store_row(write_dwrite, sum_write, head, t_start, T, CHUNK)
     store_tokens(
-        dlog_retention + out, dg, t_start, T, stride_out_t, 0, stride_out_d,
-        D, CHUNK, WIDTH, WHOLE,
+        dinfo, dy_t.to(tl.float32) + dinfo_t, t_start, T, stride_out_t, 0, stride_out_d,
+        D, CHUNK, BLOCK_V, WHOLE,
     )  # fmt: skip
-    sum_read, sum_write = tl.sum(read_dread, 1), tl.sum(write_dwrite, 1)
-    p1_t = load_tokens(p1, t_start, T, stride_p1_t, 0, stride_p1_d, D, CHUNK, WIDTH, WHOLE)
-    p2_t = load_tokens(p2, t_start, T, stride_p2_t, 0, stride_p2_d, D, CHUNK, WIDTH, WHOLE)
-    p1_t, p2_t = p1_t.to(tl.float32), p2_t.to(tl.float32)
+
+
+@triton.jit(do_not_specialize=["T", "chunks", "segment_chunks", "segments"])
+def weak_coordinates_kernel(
+    p1, p2, info, dy, selves, weak, exponents, halves,
+    within, log_decay, entry, dwithin, dlog_decay, dentry,
+    read_dread, write_dwrite, dscores_t, dp1, dp2, dlog_retention,
+    stride_p1_b, stride_p1_h, stride_p1_t, stride_p1_d,
+    stride_p2_b, stride_p2_h, stride_p2_t, stride_p2_d,
+    stride_info_b, stride_info_h, stride_info_t, stride_info_d,
+    stride_dy_b, stride_dy_h, stride_dy_t, stride_dy_d,
+    stride_out_b, stride_out_h, stride_out_t, stride_out_d,
+    H, T, scale, chunks, segment_chunks, segments,
+    PRECISION: tl.constexpr, D: tl.constexpr, WHOLE: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    head = tl.cast(tl.program_id(0), tl.int64)
+    # All blocks of a chunk run at about the same time, and find what they share in the cache.
+    chunk, d_start = tl.program_id(2), tl.program_id(1) * BLOCK_D
+    here, segment, own_past, own_future = states_of_chunk(
+        chunk, head, chunks, segment_chunks, segments, D
+    )
+    if tl.load(weak + here) == 0:
+        return
+    t_start = chunk * CHUNK
+    p1 += head_offset(H, stride_p1_b, stride_p1_h)
+    p2 += head_offset(H, stride_p2_b, stride_p2_h)
+    info += head_offset(H, stride_info_b, stride_info_h)
+    exponents += head * T * D
+    dy += head_offset(H, stride_dy_b, stride_dy_h)
+    out = head_offset(H, stride_out_b, stride_out_h)
+
+    left_decay = exp(load_half(halves, 2 * here, d_start, D, BLOCK_D), PRECISION)
+    right_decay = exp(load_half(halves, 2 * here + 1, d_start, D, BLOCK_D), PRECISION)
+    dread = tl.zeros([CHUNK, BLOCK_D], tl.float32)
+    dwrite = tl.zeros([CHUNK, BLOCK_D], tl.float32)
+    dtotal = tl.zeros([BLOCK_D], tl.float32)
+    for v_start in range(0, D, BLOCK_V):
+        dy_v = load_tokens(
+            dy, t_start, T, stride_dy_t, v_start, stride_dy_d, D, CHUNK, BLOCK_V, WHOLE
+        )
+        info_v = load_tokens(
+            info, t_start, T, stride_info_t, v_start, stride_info_d, D, CHUNK, BLOCK_V, WHOLE
+        )
+        past = load_state(
+            within + here * D * D, log_decay + here * D, entry + segment * D * D,
+            own_past, d_start, v_start, D, BLOCK_D, BLOCK_V,
+        )  # fmt: skip
+        future = load_state(
+            dwithin + here * D * D, dlog_decay + here * D, dentry + segment * D * D,
+            own_future, d_start, v_start, D, BLOCK_D, BLOCK_V,
+        )  # fmt: skip
+        past *= left_decay[:, None]
+        future *= right_decay[:, None]
+        dtotal += tl.sum(past * future, 1)
+        dread += product(dy_v, tl.trans(past), PRECISION)
+        dwrite += product(info_v, tl.trans(future), PRECISION)
+
+    S, inverse_norm1, inverse_norm2 = load_selves(selves, head, t_start, T, CHUNK)
+    exponent = load_tokens(exponents, t_start, T, D, d_start, 1, D, CHUNK, BLOCK_D, WHOLE)
+    p1_d = load_tokens(p1, t_start, T, stride_p1_t, d_start, stride_p1_d, D, CHUNK, BLOCK_D, WHOLE)
+    p2_d = load_tokens(p2, t_start, T, stride_p2_t, d_start, stride_p2_d, D, CHUNK, BLOCK_D, WHOLE)
+    p1_d, p2_d = p1_d.to(tl.float32), p2_d.to(tl.float32)
+    read_decay, write_decay = exp(exponent, PRECISION), exp(-exponent, PRECISION)
+    read = p1_d * (S * inverse_norm1)[:, None] * read_decay
+    write = p2_d * (S * inverse_norm2)[:, None] * write_decay
+    dtotal += tl.sum(write * dwrite, 0)
+    # Loaded, not formed: ptxas miscompiles wgmma whose left operand is computed in registers.
+    upper, lower = _load_scores(dscores_t, here, PRECISION, CHUNK)
+    dread += product(tl.trans(upper), write, PRECISION)
+    dwrite += product(upper, read, PRECISION)
+    if PRECISION != "ieee":
+        dread += product(tl.trans(lower), split(write)[0], PRECISION)
+        dwrite += product(lower, split(read)[0], PRECISION)
+
+    dg = tl.cumsum(read * dread - write * dwrite, 0, reverse=True) + dtotal[None, :]
+    store_tokens(
+        dlog_retention + out, dg, t_start, T, stride_out_t, d_start, stride_out_d,
+        D, CHUNK, BLOCK_D, WHOLE,
+    )  # fmt: skip
+    sum_read = load_row(read_dread, head, t_start, T, CHUNK)
+    sum_write = load_row(write_dwrite, head, t_start, T, CHUNK)
+    # torch.compile passes Python numbers in FP64, which would widen everything they touch.
     dlogit = ((sum_read + sum_write) * (1.0 - S) * tl.cast(scale, tl.float32))[:, None]
-    dp1_t = (
-        project(dread * exp(exponents, PRECISION), p1_t, S, inverse_norm1, sum_read) + dlogit * p2_t
-    )
-    dp2_t = (
-        project(dwrite * exp(-exponents, PRECISION), p2_t, S, inverse_norm2, sum_write)
-        + dlogit * p1_t
+    dp1_d = project(dread * read_decay, p1_d, S, inverse_norm1, sum_read) + dlogit * p2_d
+    dp2_d = project(dwrite * write_decay, p2_d, S, inverse_norm2, sum_write) + dlogit * p1_d
+    store_tokens(
+        dp1 + out, dp1_d, t_start, T, stride_out_t, d_start, stride_out_d, D, CHUNK, BLOCK_D, WHOLE
     )
     store_tokens(
-        dp1 + out, dp1_t, t_start, T, stride_out_t, 0, stride_out_d, D, CHUNK, WIDTH, WHOLE
-    )
-    store_tokens(
-        dp2 + out, dp2_t, t_start, T, stride_out_t, 0, stride_out_d, D, CHUNK, WIDTH, WHOLE
+        dp2 + out, dp2_d, t_start, T, stride_out_t, d_start, stride_out_d, D, CHUNK, BLOCK_D, WHOLE
     )

@@ -5,7 +5,6 @@ The first one differentiates the information and forms two sums a token, <r, dr>
 the retention, one block of channels a program.
 """
 
-import torch
 import triton
 import triton.language as tl
 
@@ -16,19 +15,23 @@ from kernels.linear_relation.decays import (
     pairs_in_blocks,
     product,
     project,
-    self_and_norms,
     steps_to_middle,
     sum_steps,
 )
-from kernels.linear_relation.launches import select_launches, split_chunks
-from kernels.linear_relation.states import launch_states
-from kernels.linear_relation.tiles import load_state, load_tokens, states_of_chunk, store_tokens
-from kernels.linear_relation.weak import weak_gradients_kernel
+from kernels.linear_relation.tiles import (
+    load_row,
+    load_selves,
+    load_state,
+    load_tokens,
+    states_of_chunk,
+    store_row,
+    store_tokens,
+)
 
 
 @triton.jit(do_not_specialize=["T", "chunks", "segment_chunks", "segments"])
 def information_backward_kernel(
-    p1, p2, info, log_retention, dy, weak,
+    p1, p2, info, log_retention, dy, selves, weak,
     within, log_decay, entry, dwithin, dlog_decay, dentry,
     dinfo, read_dread, write_dwrite,
     stride_p1_b, stride_p1_h, stride_p1_t, stride_p1_d,
@@ -38,7 +41,7 @@ def information_backward_kernel(
     stride_dy_b, stride_dy_h, stride_dy_t, stride_dy_d,
     stride_out_b, stride_out_h, stride_out_t, stride_out_d,
     H, T, scale, chunks, segment_chunks, segments,
-    PRECISION: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
+    PRECISION: tl.constexpr, D: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, CHUNK: tl.constexpr, LEVELS: tl.constexpr,
     SKIP_WEAK: tl.constexpr,
 ):  # fmt: skip
@@ -59,10 +62,7 @@ def information_backward_kernel(
 
     t = tl.arange(0, CHUNK)
     t_rows, t_columns = t[:, None], t[None, :]
-    S, inverse_norm1, inverse_norm2 = self_and_norms(
-        p1, p2, t_start, T, stride_p1_t, stride_p1_d, stride_p2_t, stride_p2_d, scale,
-        D, CHUNK, WIDTH,
-    )  # fmt: skip
+    S, inverse_norm1, inverse_norm2 = load_selves(selves, head, t_start, T, CHUNK)
     scores = tl.zeros([CHUNK, CHUNK], tl.float32)
     # Formed as products of their own: a transposed dot result is miscompiled on Hopper.
     scores_t = tl.zeros([CHUNK, CHUNK], tl.float32)
@@ -120,9 +120,8 @@ def information_backward_kernel(
             dinfo, dy_v + dexchanged, t_start, T, stride_out_t, v_start, stride_out_d,
             D, CHUNK, BLOCK_V,
         )  # fmt: skip
-    inside = t_start + t < T
-    tl.store(read_dread + head * T + t_start + t, sum_read, mask=inside)
-    tl.store(write_dwrite + head * T + t_start + t, sum_write, mask=inside)
+    store_row(read_dread, sum_read, head, t_start, T, CHUNK)
+    store_row(write_dwrite, sum_write, head, t_start, T, CHUNK)
 
 
 @triton.jit
@@ -145,7 +144,7 @@ def outer_products(
 
 @triton.jit(do_not_specialize=["T", "chunks", "segment_chunks", "segments"])
 def coordinates_backward_kernel(
-    p1, p2, info, log_retention, dy, weak,
+    p1, p2, info, log_retention, dy, selves, weak,
     within, log_decay, entry, dwithin, dlog_decay, dentry, read_dread, write_dwrite,
     dp1, dp2, dlog_retention,
     stride_p1_b, stride_p1_h, stride_p1_t, stride_p1_d,
@@ -155,7 +154,7 @@ def coordinates_backward_kernel(
     stride_dy_b, stride_dy_h, stride_dy_t, stride_dy_d,
     stride_out_b, stride_out_h, stride_out_t, stride_out_d,
     H, T, scale, chunks, segment_chunks, segments,
-    PRECISION: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
+    PRECISION: tl.constexpr, D: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, CHUNK: tl.constexpr, LEVELS: tl.constexpr,
     SKIP_WEAK: tl.constexpr,
 ):  # fmt: skip
@@ -177,10 +176,7 @@ def coordinates_backward_kernel(
 
     t = tl.arange(0, CHUNK)
     t_rows, t_columns = t[:, None], t[None, :]
-    S, inverse_norm1, inverse_norm2 = self_and_norms(
-        p1, p2, t_start, T, stride_p1_t, stride_p1_d, stride_p2_t, stride_p2_d, scale,
-        D, CHUNK, WIDTH,
-    )  # fmt: skip
+    S, inverse_norm1, inverse_norm2 = load_selves(selves, head, t_start, T, CHUNK)
     dread = tl.zeros([CHUNK, BLOCK_D], tl.float32)
     dwrite = tl.zeros([CHUNK, BLOCK_D], tl.float32)
     dtotal = tl.zeros([BLOCK_D], tl.float32)
@@ -244,9 +240,9 @@ def coordinates_backward_kernel(
         D, CHUNK, BLOCK_D,
     )  # fmt: skip
 
-    inside = t_start + t < T
-    sum_read = tl.load(read_dread + head * T + t_start + t, mask=inside, other=0.0)
-    sum_write = tl.load(write_dwrite + head * T + t_start + t, mask=inside, other=0.0)
+    sum_read = load_row(read_dread, head, t_start, T, CHUNK)
+    sum_write = load_row(write_dwrite, head, t_start, T, CHUNK)
+    # torch.compile passes Python numbers in FP64, which would widen everything they touch.
     dlogit = ((sum_read + sum_write) * (1.0 - S) * tl.cast(scale, tl.float32))[:, None]
     p1_d, p2_d = p1_d.to(tl.float32), p2_d.to(tl.float32)
     dp1_d = project(dread, p1_d, S, inverse_norm1, sum_read) + dlogit * p2_d
@@ -257,75 +253,3 @@ def coordinates_backward_kernel(
     store_tokens(
         dp2 + out, dp2_d, t_start, T, stride_out_t, d_start, stride_out_d, D, CHUNK, BLOCK_D
     )
-
-
-def launch_backward(
-    dy: torch.Tensor,
-    dfinal: torch.Tensor | None,
-    p1: torch.Tensor,
-    p2: torch.Tensor,
-    info: torch.Tensor,
-    log_retention: torch.Tensor,
-    state: torch.Tensor | None,
-    tau: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Run the backward passes, which recompute the forward's states from its inputs.
-
-    Returns the gradients of p1, p2, info and log_retention, each in its dtype, and dC_0
-    (B, H, D, D), FP32.
-    """
-    B, H, T, D = p1.shape
-    launches = select_launches(p1.device, p1.element_size(), D)
-    segments = split_chunks(B * H, T, launches)
-    scale = 1 / (tau * D**0.5)
-    met, _ = launch_states(
-        p1, p2, info, log_retention, state, scale, launches, segments, backward=False
-    )
-    dmet, dinitial = launch_states(
-        p1, p2, dy, log_retention, dfinal, scale, launches, segments, backward=True
-    )
-
-    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device=p1.device)
-
-    def tokens(like: torch.Tensor) -> torch.Tensor:
-        return empty(B, T, H, D, dtype=like.dtype).transpose(1, 2)
-
-    read_dread, write_dwrite = empty(B, H, T), empty(B, H, T)
-    dp1, dp2, dinfo, dlog_retention = tokens(p1), tokens(p2), tokens(info), tokens(log_retention)
-    inputs = (p1, p2, info, log_retention, dy, met.weak)
-    states = (met.within, met.log_decay, met.entry, dmet.within, dmet.log_decay, dmet.entry)
-    numbers = (
-        *p1.stride(), *p2.stride(), *info.stride(), *log_retention.stride(), *dy.stride(),
-        *dp1.stride(), H, T, scale, segments.chunks, segments.length, segments.count,
-    )  # fmt: skip
-    with torch.cuda.device_of(p1):
-        launch = launches.weak_gradients
-        if launch is not None:
-            weak_gradients_kernel[(B * H, segments.chunks)](
-                *inputs, *states, dp1, dp2, dinfo, dlog_retention, *numbers,
-                PRECISION=launches.precision, D=D, WIDTH=launches.width,
-                WHOLE=segments.whole, BLOCK_V=launch.block_v,
-                CHUNK=launches.chunk, LEVELS=launches.levels,
-                num_warps=launch.num_warps, num_stages=launch.num_stages,
-            )  # fmt: skip
-        launch = launches.information
-        information_backward_kernel[(B * H, segments.chunks)](
-            *inputs, *states, dinfo, read_dread, write_dwrite, *numbers,
-            PRECISION=launches.precision, D=D, WIDTH=launches.width,
-            BLOCK_D=launch.block_d, BLOCK_V=launch.block_v,
-            CHUNK=launches.chunk, LEVELS=launches.levels,
-            SKIP_WEAK=launches.weak_gradients is not None,
-            num_warps=launch.num_warps, num_stages=launch.num_stages,
-        )  # fmt: skip
-        launch = launches.coordinates
-        grid = (B * H, segments.chunks, triton.cdiv(D, launch.block_d))
-        coordinates_backward_kernel[grid](
-            *inputs, *states, read_dread, write_dwrite, dp1, dp2, dlog_retention, *numbers,
-            PRECISION=launches.precision, D=D, WIDTH=launches.width,
-            BLOCK_D=launch.block_d, BLOCK_V=launch.block_v,
-            CHUNK=launches.chunk, LEVELS=launches.levels,
-            SKIP_WEAK=launches.weak_gradients is not None,
-            num_warps=launch.num_warps, num_stages=launch.num_stages,
-        )  # fmt: skip
-    return dp1, dp2, dinfo, dlog_retention, dinitial

@@ -1,0 +1,72 @@
+"""The forward pass: prepare, states between chunks, then every chunk's output."""
+
+import torch
+
+from kernels.linear_relation.launches import Launches, Segments, select_launches, split_chunks
+from kernels.linear_relation.output import output_kernel
+from kernels.linear_relation.prepare import Prepared, launch_prepare
+from kernels.linear_relation.states import States, launch_states, state_shapes
+from kernels.linear_relation.weak import weak_output_kernel
+
+Forward = tuple[torch.Tensor, ...]
+
+
+def kept_shapes(B: int, H: int, T: int, D: int, launches: Launches) -> list[tuple[int, ...]]:
+    """The shapes of the FP32 tensors of `States`, which the backward pass takes."""
+    return [(B, H, *shape) for shape in state_shapes(D, split_chunks(B * H, T, launches))]
+
+
+def launch_forward(
+    p1: torch.Tensor,
+    p2: torch.Tensor,
+    info: torch.Tensor,
+    log_retention: torch.Tensor,
+    state: torch.Tensor | None,
+    tau: float,
+) -> Forward:
+    """Run the forward passes: y (B, H, T, D) in info's dtype, and C_T (B, H, D, D), FP32.
+
+    After these two come the tensors of `States`, for the backward pass.
+    """
+    B, H, T, D = p1.shape
+    launches = select_launches(p1.device, p1.element_size(), D)
+    segments = split_chunks(B * H, T, launches)
+    prepared = launch_prepare(
+        p1, p2, log_retention, 1 / (tau * D**0.5), launches, segments, backward=False
+    )
+    met, final = launch_states(p1, p2, info, prepared, state, launches, segments, backward=False)
+    y = _launch_output(p1, p2, info, log_retention, prepared, met, launches, segments)
+    return y, final, met.within, met.log_decay, met.entry
+
+
+def _launch_output(
+    p1: torch.Tensor,
+    p2: torch.Tensor,
+    info: torch.Tensor,
+    log_retention: torch.Tensor,
+    prepared: Prepared,
+    met: States,
+    launches: Launches,
+    segments: Segments,
+) -> torch.Tensor:
+    B, H, T, D = p1.shape
+    y = torch.empty((B, T, H, D), dtype=info.dtype, device=info.device).transpose(1, 2)
+    grid = (B * H, segments.chunks)
+    states, strides = (met.within, met.log_decay, met.entry), log_retention.stride()
+    numbers = H, T, segments.chunks, segments.length, segments.count
+    selves, weak = prepared.selves, prepared.weak
+    with torch.cuda.device_of(p1):
+        if launches.weak_output is not None:
+            weak_output_kernel[grid](
+                p1, p2, info, selves, weak, prepared.exponents, prepared.halves, *states, y,
+                *p1.stride(), *p2.stride(), *info.stride(), *y.stride(), *numbers,
+                PRECISION=launches.precision, D=D, CHUNK=launches.chunk,
+                WHOLE=segments.whole, **launches.weak_output.options(D),
+            )  # fmt: skip
+        output_kernel[grid](
+            p1, p2, info, log_retention, selves, weak, *states, y,
+            *p1.stride(), *p2.stride(), *info.stride(), *strides, *y.stride(), *numbers,
+            SKIP_WEAK=launches.weak_output is not None,
+            **launches.constants(D), **launches.output.options(D),
+        )  # fmt: skip
+    return y
