@@ -1,5 +1,6 @@
 """Shared by the tests of the benchmarks: campaigns of the configuration, and a small case."""
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,7 @@ class InProcess:
     """Answers as a `Worker` does, in this process: tests give it what no pickle takes."""
 
     pid = 0
+    _turn = threading.Lock()
 
     def __init__(self, job: Job):
         self._served = Served(job)
@@ -38,7 +40,9 @@ class InProcess:
     def ask(self, question: str, *given: Any, watch: Callable[[], None] | None = None) -> Any:
         if watch is not None:
             watch()
-        return self._served.answer(question, given)
+        # Processes share no state of PyTorch's; threads do.
+        with InProcess._turn:
+            return self._served.answer(question, given)
 
     def close(self) -> None:
         pass

@@ -68,13 +68,13 @@ def test_a_side_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_sides_are_prepared_at_once_where_that_is_asked_for(tmp_path: Path) -> None:
     sides = {"one": Meeting(folder=tmp_path), "two": Meeting(folder=tmp_path)}
-    found = measure_together(sides, ["update"], 6, Quiet(), warm_rounds=0, prepared_at_once=True)
+    found = measure_together(sides, ["update"], 6, Quiet(), warm_rounds=0, at_once=sides)
     assert all(len(outcome.samples["update"]) == 6 for outcome in found.values())
 
 
 def test_a_failed_preparation_beside_others_is_its_own() -> None:
     sides = {"one": Planted("kill"), "two": Planted(), "three": Planted("memory")}
-    found = measure_together(sides, ["update"], 6, Quiet(), warm_rounds=0, prepared_at_once=True)
+    found = measure_together(sides, ["update"], 6, Quiet(), warm_rounds=0, at_once=sides)
     assert found["one"].failures["update"].status == "KILLED"
     assert len(found["two"].samples["update"]) == 6
     assert found["three"].failures["update"].status == "OOM" and found["three"].alone

@@ -83,6 +83,7 @@ _ALL = (
     ),
     Backend("mha", "cudnn", cudnn_attention, "cuDNN attention, forced", refusal=_cudnn_refusal),
     Backend("full", "reference", full_relation, "materialised R and F, the definition", True),
+    Backend("full", "materialised", full_relation, "the same, compiled where the model is"),
     Backend("full", "tiled", tiled_relation, "FlashRelation in plain PyTorch", True),
     Backend("full", "flash", _flash_relation, "FlashRelation in Triton", refusal=_flash_refusal),
     Backend("linear", "recurrent", linear_relation, "the direct recurrence", True),

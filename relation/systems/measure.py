@@ -123,7 +123,7 @@ def _throughput_rows(
                 # A round's first update settles what the others left.
                 warm_rounds=0,
                 start=start,
-                prepared_at_once=True,
+                at_once=jobs,
             )
             conditions = {"device": describe(device), **watched.columns()}
             yield [
@@ -175,6 +175,7 @@ def _complexity_rows(spec: SystemsSpec, device: torch.device, start: Start) -> I
                 watched,
                 lambda name, done, context=context: progress.advance(done, f"{name} T={context}"),
                 start=start,
+                at_once=jobs,
             )
             conditions = {"device": describe(device), **watched.columns()}
             yield [

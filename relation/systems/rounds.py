@@ -5,7 +5,7 @@ anew, while the others wait with their memory held. So a drift of the clocks mee
 ratios are taken round by round.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -46,21 +46,20 @@ def measure_together(
     advance: Advance = lambda name, done: None,
     warm_rounds: int = WARM_ROUNDS,
     start: Start = Worker,
-    prepared_at_once: bool = False,
+    at_once: Collection[str] = (),
 ) -> dict[str, Outcome]:
     """What becomes of each job in `rounds` rounds of every measure.
 
     A side that fails is asked no more and the others go on. One that runs out of memory while
     others hold theirs is measured again once they are gone: an OOM that is told is its own.
-    prepared_at_once: sides are prepared side by side, which compiles them in the time of one; not
-    for those that time their own candidates meanwhile. `advance(name, 1)` is called when a side is
+    at_once: the names of sides that are prepared side by side, and so compiled in the time of one;
+    not those that time their own candidates meanwhile. `advance(name, 1)` is called when a side is
     prepared, and for each when its rounds are done.
     """
     outcomes = {name: Outcome() for name in jobs}
-    prepare = _prepare_at_once if prepared_at_once else _prepare_in_turn
     with ExitStack() as stack:
         workers = {}
-        for name, worker, found in prepare(jobs, start, stack, advance):
+        for name, worker, found in _prepare(jobs, at_once, start, stack, advance):
             advance(name, 1)
             if isinstance(found, Failure):
                 outcomes[name].fail(measures, found)
@@ -94,27 +93,25 @@ def measure_together(
     return outcomes
 
 
-def _prepare_in_turn(
-    jobs: Mapping[str, Job], start: Start, stack: ExitStack, advance: Advance
+def _prepare(
+    jobs: Mapping[str, Job],
+    at_once: Collection[str],
+    start: Start,
+    stack: ExitStack,
+    advance: Advance,
 ) -> Iterator[tuple[str, Any, dict | Failure]]:
     """Each side's name, its worker and what became of its preparation."""
-    for name, job in jobs.items():
-        advance(name, 0)
-        worker = stack.enter_context(start(job))
-        yield name, worker, worker.ask("prepare")
-
-
-def _prepare_at_once(
-    jobs: Mapping[str, Job], start: Start, stack: ExitStack, advance: Advance
-) -> Iterator[tuple[str, Any, dict | Failure]]:
-    """As `_prepare_in_turn`, all sides at the same time."""
     # Left after the workers: their end is what a thread of an interrupted call waits for.
-    pool = stack.enter_context(ThreadPoolExecutor(len(jobs)))
-    workers = {name: stack.enter_context(start(job)) for name, job in jobs.items()}
+    pool = stack.enter_context(ThreadPoolExecutor(max(1, len(at_once))))
+    workers = {name: stack.enter_context(start(jobs[name])) for name in at_once}
     answers = {name: pool.submit(worker.ask, "prepare") for name, worker in workers.items()}
     for name, worker in workers.items():
         advance(name, 0)
         yield name, worker, answers[name].result()
+    for name in [name for name in jobs if name not in at_once]:
+        advance(name, 0)
+        worker = stack.enter_context(start(jobs[name]))
+        yield name, worker, worker.ask("prepare")
 
 
 def _rounds_of(

@@ -13,6 +13,15 @@ Pass = Callable[[Tensor, Tensor, Tensor], Tensor]
 _WARM_PASSES = 2
 
 
+def _release_workspaces() -> None:
+    """Give back what cuBLAS took for the streams of this pass: it would keep it for each of them.
+
+    A graph's own lies in its pool, where a replay finds it.
+    """
+    torch.cuda.synchronize()
+    torch._C._cuda_clearCublasWorkspaces()
+
+
 class CapturedPass:
     """Replays `run(inputs, targets, tokens)`, which adds gradients to `.grad` and returns a loss.
 
@@ -48,12 +57,14 @@ class CapturedPass:
                 self._run(self._inputs, self._targets, self._tokens)
                 self._forget_gradients()
         torch.cuda.current_stream().wait_stream(stream)
+        _release_workspaces()
 
     def _capture(self, pool) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         graph = torch.cuda.CUDAGraph()
         # Other threads may use CUDA meanwhile: NCCL's watchdog asks for events.
         with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             loss = self._run(self._inputs, self._targets, self._tokens)
+        _release_workspaces()
         return graph, loss
 
     def __call__(self, inputs: Tensor, targets: Tensor, tokens: int, first: bool) -> Tensor:

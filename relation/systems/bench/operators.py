@@ -226,7 +226,10 @@ def measure_operator(
     def advance(name: str, done: int) -> None:
         progress.advance(done, f"{label} {name}")
 
-    outcomes = measure_together(jobs, measures, repeats, conditions, advance, start=start)
+    compiled = [name for name, job in jobs.items() if not job.peer.autotuned]
+    outcomes = measure_together(
+        jobs, measures, repeats, conditions, advance, start=start, at_once=compiled
+    )
     names = [*(peer.name for peer in benchmark.peers), *([FLOOR] if benchmark.floor else [])]
     return [
         case.failed(measure, name, missing[name])

@@ -130,7 +130,7 @@ def measure_steps(
 
     # A round's first update settles what the others left.
     outcomes = measure_together(
-        jobs, [measure], rounds, conditions, advance, 0, start, prepared_at_once=True
+        jobs, [measure], rounds, conditions, advance, 0, start, at_once=jobs
     )
     rows, tokens = [], group.micro * group.context
     for name, outcome in outcomes.items():
