@@ -10,7 +10,6 @@ from report.cells import build
 from report.compute.measured import select
 from report.figures import DRAWINGS, flow_maps, formation, structure, training
 from report.latex import escape
-from report.site.overview import FIGURES
 from report.style import MHA, MUTED, RELATION
 from report.tables import TABLES
 
@@ -141,10 +140,6 @@ def test_a_caption_names_the_campaigns_own_window(records) -> None:
     other = replace(records, page=records.page | {"efficiency_window": 0.07})
     for of, share in ((records, "1%"), (other, "7%")):
         assert f"trailing mean over {share} of the budget" in CAPTIONS["loss-curves"](of)
-
-
-def test_the_index_names_every_figure_in_a_few_words() -> None:
-    assert list(FIGURES) == [drawing.name for drawing in DRAWINGS]
 
 
 @pytest.mark.parametrize("drawing", DRAWINGS, ids=lambda drawing: drawing.name)

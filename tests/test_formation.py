@@ -46,6 +46,13 @@ def test_runs_that_were_probed_otherwise_are_left_out_and_named() -> None:
         assert all(np.allclose(a, b) for a, b in zip(drawn, expected, strict=True))
 
 
+def test_layers_are_named_by_their_numbers() -> None:
+    """Also where the validation NLL, which has no layer, stands among the probes."""
+    figure = DRAWINGS["learned-parameters"].draw(make_records())
+    names = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    assert names[0] == "L0" and all(name[1:].isdecimal() for name in names)
+
+
 def test_nothing_is_drawn_of_runs_that_were_all_probed_otherwise() -> None:
     records = make_records()
     records = replace(records, probes=records.probes.assign(alike=False))

@@ -30,7 +30,8 @@ def _colour(layer: int, layers: int) -> tuple:
 
 def _by_layer(axes: Axes, rows: pd.DataFrame, layers: int) -> None:
     """A line a layer: mean over seeds against training tokens."""
-    for layer, group in rows.groupby("layer"):
+    # Rows of the whole model beside them make the column's numbers floating ones.
+    for layer, group in rows.astype({"layer": int}).groupby("layer"):
         mean = group.groupby("tokens")["value"].mean()
         named = layer in (0, 1, layers - 1)
         label = f"L{layer}" if named else None

@@ -38,18 +38,26 @@ def validation_curves(records: CampaignRecords) -> Figure:
         for variant in wide.columns.unique("variant"):
             _curve_and_mean(above, wide[variant], OPERATOR_COLOUR[variant])
         paired = [s for s in wide.columns.unique("seed") if all((v, s) in wide for v in PAIR)]
+        _show_late(above, wide)
         if paired:
-            _curve_and_mean(below, wide["full"][paired] - wide["mha"][paired], INK)
+            differences = wide["full"][paired] - wide["mha"][paired]
+            _curve_and_mean(below, differences, INK)
+            _show_late(below, differences, 0.0)
         below.axhline(0, color=MUTED, linewidth=0.7)
-        late = wide[wide.index >= SHOWN_FROM * wide.index.max()]
-        margin = 0.06 * (late.max().max() - late.min().min())
-        above.set_ylim(late.min().min() - margin, late.max().max() + margin)
         _mark_epochs(axes[:, column], select(records.runs, scale=scale, variant=PAIR))
         token_axis(below)
     name_pair(axes[0, 0])
     axes[0, 0].set_ylabel("validation NLL\n(nat/token)")
     axes[1, 0].set_ylabel("Relation − MHA\n(nat/token)")
     return figure
+
+
+def _show_late(axes: Axes, curves: pd.DataFrame, *shown: float) -> None:
+    """End a panel at what its curves do after the first looks, and at values beside them."""
+    late = curves[curves.index >= SHOWN_FROM * curves.index.max()]
+    low, high = min([late.min().min(), *shown]), max([late.max().max(), *shown])
+    margin = 0.06 * (high - low)
+    axes.set_ylim(low - margin, high + margin)
 
 
 def _curve_and_mean(axes: Axes, curves: pd.DataFrame, colour: str) -> None:
@@ -78,9 +86,9 @@ def _validation_title(records: CampaignRecords) -> str:
         f"Validation NLL while the pairs train, after each of {looks} equal parts of the budget on "
         f"the first {tokens:,} tokens of the split (on all, where it has fewer). Above, MHA and "
         "Relation, thin by seed and thick the mean; below, the difference of each pair and their "
-        "mean. A dotted line marks the end of a pass over the training windows. A panel above "
-        f"shows what came after the first {SHOWN_FROM:.0%} of the "
-        f"budget in full.{left_out(records, *PAIR)}"
+        "mean. A dotted line marks the end of a pass over the training windows. A panel shows "
+        f"all that came after the first {SHOWN_FROM:.0%} of the budget."
+        f"{left_out(records, *PAIR)}"
     )
 
 
