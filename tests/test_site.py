@@ -271,8 +271,8 @@ def test_verdicts_and_freshness_show_by_word_and_by_class(folder, tmp_path):
 @pytest.mark.parametrize("notice, differences, said", [
     ("", "", ""),
     ("Read <this>.", "", "Read &lt;this&gt;."),
-    ("Too small.", "10M has T = 64", "<strong>Not comparable with the paper.</strong> Too small."),
-    ("", "10M has T = 64", "<strong>Not comparable with the paper.</strong> 10M has T = 64."),
+    ("Too small.", "10M has T = 64", "<strong>Not the paper's setting.</strong> Too small."),
+    ("", "10M has T = 64", "<strong>Not the paper's setting.</strong> 10M has T = 64."),
 ])  # fmt: skip
 def test_what_is_not_the_papers_is_told_with_or_without_a_notice(notice, differences, said):
     template = '{% from "macros.html.j2" import notice with context %}{{ notice(page) }}'
@@ -298,7 +298,7 @@ def test_two_campaigns_stand_side_by_side(folder, tmp_path):
     assert (page.parent / "style.css").exists() and (page.parent / "report.js").exists()
     row = re.search(r'<th scope="row">10M</th><td class="l">Relation NLL.*?</tr>', text, re.S)
     assert "1.6441" in row.group() and row.group().count("1.92 ± 0.02") == 2
-    assert text.count("Not comparable with the paper.") == 2
+    assert text.count("Not the paper's setting.") == 2
 
 
 def test_a_comparison_counts_alike_on_page_and_terminal(folder, tmp_path, monkeypatch, capsys):
