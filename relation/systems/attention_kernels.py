@@ -50,7 +50,9 @@ def named_kernels(names: Sequence[str], device: torch.device) -> list[str]:
 def attention_kernels(update: Callable[[], object], device: torch.device) -> list[str]:
     """The names of the attention kernels that ran in an update; on a CPU, PyTorch's operations."""
     on_gpu = device.type == "cuda"
-    with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as found:
+    activity = ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU
+    # Of the one cycle nothing is cleared; without acc_events PyTorch warns that it would be.
+    with profile(activities=[activity], acc_events=True) as found:
         update()
     wanted = DeviceType.CUDA if on_gpu else DeviceType.CPU
     names = [event.key for event in found.key_averages() if event.device_type == wanted]

@@ -100,7 +100,8 @@ def _trace(update: Callable[[], None], device: torch.device) -> tuple[list[Mappi
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
-    with profile(activities=activities, record_shapes=True) as profiler:
+    # As in attention_kernels: without acc_events PyTorch warns of cycles that are not there.
+    with profile(activities=activities, record_shapes=True, acc_events=True) as profiler:
         began = time.perf_counter()
         for _ in range(_PROFILED_UPDATES):
             update()
