@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from relation.disk import training_gib
 from relation.progress import duration
 from report.claims import Judged
+from report.gaps import KINDS, by_job
 from report.verdicts import Likeness
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ class _Facts:
     def __init__(self, records: CampaignRecords, judged: Sequence[Judged]) -> None:
         self.page, self.runs, self.records = records.page, records.runs, records
         self.verdicts = Counter(claim.verdict for claim in judged)
-        self.gaps = Counter(records.missing["kind"])
+        self.lacking = by_job(records.missing.to_dict("records"))
+        self.gaps = Counter(KINDS.get(row["kind"], row["kind"]) for row in self.lacking)
 
     def counted(self, counter: Counter) -> str:
         return ", ".join(f"{count} {name}" for name, count in counter.items())
@@ -79,13 +81,12 @@ class _Facts:
     @property
     def disk(self) -> str:
         """Of the whole matrix, run or not, as `plan` counts it."""
-        models, missing = self.records.models, self.records.missing
+        models = self.records.models
         if models.empty:
             return "no model is counted yet"
         counted = models.set_index(["scale", "variant"])["parameters"].to_dict()
-        gaps = missing[missing["kind"] == "run"]
         keys = [*zip(self.runs["scale"], self.runs["variant"], strict=True)]
-        keys += zip(gaps["scale"], gaps["variant"], strict=True)
+        keys += [(row["scale"], row["variant"]) for row in self.lacking if row["kind"] == "run"]
         gib = training_gib((key[1], int(counted[key])) for key in keys)
         return f"{gib:.2f} GiB for checkpoints and resume states; the corpora come on top"
 
@@ -99,7 +100,7 @@ class _Facts:
     @property
     def left(self) -> str:
         """What is planned and not there."""
-        return self.counted(self.gaps) or "nothing"
+        return ", ".join(f"{what} ({count})" for what, count in self.gaps.items()) or "nothing"
 
     @property
     def freshness(self) -> str:

@@ -48,3 +48,14 @@ def test_licences_are_asked_of_texts_that_exist() -> None:
 def test_a_commit_is_no_address() -> None:
     answer, why = answers(make_records())["Publicly available"]
     assert answer == "no address is recorded" and make_records().page["origin"]["commit"] in why
+
+
+def test_a_job_that_did_not_run_is_missing_once() -> None:
+    records = make_records()
+    lacking = {"scale": "30M", "variant": "mha", "status": "not run", "reason": "there is no file"}
+    gaps = [
+        *(lacking | {"kind": kind, "seed": seed} for seed in (42, 43) for kind in ("run", "run")),
+        *(lacking | {"kind": kind, "seed": 42} for kind in ("probes", "flow", "curves", "maps")),
+    ]
+    found = answers(replace(records, missing=pd.DataFrame(gaps)))
+    assert "not there: training runs (2), diagnostics (1)." in found["Limitations"][1]

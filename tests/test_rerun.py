@@ -40,6 +40,12 @@ def test_what_needs_no_quotes_has_none() -> None:
     assert command.endswith("--config campaign=smoke-text seeds=42 corpus=data/my-texts")
 
 
+def test_a_campaign_on_local_texts_is_told_to_be_given_some() -> None:
+    """As of shipped records, whose texts are not there."""
+    assert command_for(resolve(config(), campaign="books")).endswith("campaign=books corpus=DIR")
+    assert "corpus" not in command_for(resolve(config(), campaign="paper"))
+
+
 @pytest.mark.campaign
 def test_snakemake_takes_the_command_of_a_record(tmp_path: Path) -> None:
     """Of a restricted campaign on texts in a folder whose name has a space and a hash sign."""

@@ -236,6 +236,9 @@ def test_a_campaign_without_any_result_renders(tmp_path):
     render_site(content, tmp_path)
     assert "Not drawn" in page_of(tmp_path, "figures.html")
     assert all(printed.measured == 0 for printed in content.tables)
+    for label in ("main-results", "app-linear-long"):
+        page = page_of(tmp_path, f"tables/{label}.html")
+        assert "Nothing of it has been measured." in page and "Measured on" not in page
 
 
 def test_verdicts_and_freshness_show_by_word_and_by_class(folder, tmp_path):
@@ -265,7 +268,8 @@ def test_verdicts_and_freshness_show_by_word_and_by_class(folder, tmp_path):
     overview = page_of(tmp_path, "index.html")
     for verdict, kind in (("reproduced", "agrees"), ("direction only", "partly")):
         assert f'<span class="sign {kind}" role="img" aria-label="{verdict}"' in overview
-    assert "Not comparable" not in "".join(p.read_text("utf-8") for p in tmp_path.rglob("*.html"))
+    pages = [path.read_text("utf-8") for path in tmp_path.rglob("*.html")]
+    assert not any("Not the paper's setting" in page for page in pages)
 
 
 @pytest.mark.parametrize("notice, differences, said", [

@@ -1,5 +1,6 @@
 """What is read of a device while it is measured, and which kernels a profile proves."""
 
+import re
 from types import SimpleNamespace
 
 import psutil
@@ -7,6 +8,7 @@ import pynvml
 import pytest
 import torch
 from benchmarks import CPU, CUDA
+from conftest import ROOT
 
 from relation.errors import RunError
 from relation.systems import conditions
@@ -168,3 +170,13 @@ def test_the_forced_kernel_ran_and_no_other(
     else:
         with pytest.raises(RunError, match=told):
             check_kernels(operator, backend, CUDA, kernels)
+
+
+@pytest.mark.parametrize("operator, folder", [
+    ("full", "flash_relation"), ("linear", "linear_relation"),
+])  # fmt: skip
+def test_every_kernel_of_ours_is_known_by_its_name(operator: str, folder: str) -> None:
+    sources = [path.read_text("utf-8") for path in (ROOT / "kernels" / folder).glob("*.py")]
+    ours = sorted(re.findall(r"^def (\w+_kernel)\(", "\n".join(sources), re.M))
+    assert ours and named_kernels(ours, CUDA) == ours
+    check_kernels(operator, "flash", CUDA, ours)

@@ -1,4 +1,4 @@
-"""Chunks, tile shapes and warps of every pass, by architecture; not yet tuned."""
+"""Chunks, tile shapes and warps of every pass, by architecture; README.md says what was timed."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,10 @@ from kernels.common import HOPPER, SMALL, architecture, padded_width
 
 @dataclass(frozen=True)
 class Launch:
-    """One pass over chunks, by block_d relation channels and block_v information channels."""
+    """One pass over chunks, by block_d relation channels and block_v information channels.
+
+    registers: at most so many a thread; None leaves them to the compiler.
+    """
 
     block_d: int
     block_v: int

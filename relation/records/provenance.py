@@ -44,10 +44,15 @@ def _is_python(text: str) -> bool:
 
 
 def command_for(campaign: Campaign) -> str:
-    """The command that runs a campaign with the choices it was restricted by."""
+    """The command that runs a campaign with the choices it was restricted by.
+
+    Where it reads local texts and none are given, as of shipped records, it says corpus=DIR.
+    """
     choices = {"campaign": campaign.name, **campaign.restrictions}
     if campaign.corpus is not None:
         choices["corpus"] = campaign.corpus
+    elif any(spec.source["kind"] == "files" for spec in campaign.data.values()):
+        choices["corpus"] = "DIR"
     given = " ".join(
         shlex.quote(f"{key}={_as_given(key, value)}") for key, value in choices.items()
     )

@@ -15,8 +15,8 @@ _ON_GPU = {
     ("mha", "cudnn"): r"cudnn|sdpa",
     ("full", "flash"): r"^(forward|p1|p2_info|repair)_kernel",
     ("linear", "flash"): (
-        r"^(chunk_states|segment_scan|output|weak_output|weak_gradients|information_backward|"
-        r"coordinates_backward)_kernel"
+        r"^(prepare|chunk_states|segment_scan|output|information_backward|coordinates_backward|"
+        r"weak_(output|information|coordinates|gradients))_kernel"
     ),
 }
 # On a CPU the operations of PyTorch stand for kernels; what is written in PyTorch has none.

@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from relation.records.gaps import NOT_THERE
 from report.compute.measured import select
 from report.style import OPERATOR_COLOUR, OPERATOR_NAME
 
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 
 
 PAIR = ("mha", "full")
+
+
+# So many records that are not there are named one by one.
+_MOST_NAMED = 3
 
 
 class NotDrawnError(Exception):
@@ -47,12 +52,17 @@ def demand(found: bool, what: str, records: CampaignRecords, kinds: tuple[str, .
     """Refuse to draw without data.
 
     Raises:
-        NotDrawnError: nothing was found; the campaign's own reasons are named.
+        NotDrawnError: nothing was found; the campaign's own reasons are named, of many records that
+            are just not there the first.
     """
     if found:
         return
     reasons = dict.fromkeys(str(reason) for reason in select(records.missing, kind=kinds)["reason"])
-    because = "; ".join(reasons)
+    told = [reason for reason in reasons if not reason.startswith(NOT_THERE)]
+    untried = [reason for reason in reasons if reason.startswith(NOT_THERE)]
+    if len(untried) > _MOST_NAMED:
+        untried = [f"{untried[0]}, nor {len(untried) - 1} more"]
+    because = "; ".join((*told, *untried))
     raise NotDrawnError(f"this campaign has no {what}" + (f" ({because})" if because else ""))
 
 

@@ -6,9 +6,9 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Any
 
+from report.gaps import KINDS, by_job
 from report.layout import SCALES
 from report.site.behind import anchor
 from report.site.environment import SIGNS
@@ -27,12 +27,6 @@ HEADLINES = (
     ("FlashRelation / materialised, tok/s", "efficient-relation", "fixed.speedup", "{}"),
     ("FlashRelation / FlashAttention, tok/s", "efficient-relation", "matched.ratio", "{}"),
 )
-
-
-# What a gap is a gap of, as a reader calls it.
-KINDS = {"run": "training runs", "flow": "diagnostics", "throughput": "benchmarks"}
-# Written by the job whose record has the other kind, so no gap of their own where that is one.
-BESIDE = {"probes": "run", "curves": "flow", "maps": "flow"}
 
 
 # What a figure shows, in a few words; its own title is a caption.
@@ -105,21 +99,16 @@ def tally(verdicts: Iterable[str], order: Iterable[str] = SIGNS) -> list[tuple[s
 
 def gaps(missing: Iterable[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
     """What the campaign lacks: one line a kind and cause, with the names of what it is about."""
-    told: dict[str, dict[str, None]] = {}
-    missing = list(missing)
-    key = itemgetter("scale", "variant", "seed")
-    known = {(row["kind"], *key(row)) for row in missing}
-    for row in missing:
-        if (BESIDE.get(row["kind"]), *key(row)) in known:
-            continue
+    told: dict[str, list[str]] = {}
+    for row in by_job(missing):
         # Each names its own file: without it they have one cause.
         cause = re.sub(r"^there is no \S+$", "no record is there", row["reason"])
         kind = KINDS.get(row["kind"], row["kind"])
         seed = [] if row["seed"] < 0 else [str(row["seed"])]
         name = "/".join(filter(None, [row["scale"], row["variant"], *seed]))
         line = f"{kind.capitalize()} {MISSING[row['status']]}: {cause}"
-        told.setdefault(line, {})[name or row["kind"]] = None
-    return [(line, list(names)) for line, names in told.items()]
+        told.setdefault(line, []).append(name or row["kind"])
+    return list(told.items())
 
 
 def shares(printed: PrintedTable) -> list[tuple[str, int]]:

@@ -20,6 +20,7 @@ from report.site.overview import FIGURES, gaps, headlines, shares, tally
 from report.site.runs import Run
 from report.templating import TEMPLATES
 from report.typeset import can_typeset
+from report.view import PrintedTable
 
 PAPER_DEVICE = "NVIDIA RTX 5090"
 
@@ -101,6 +102,7 @@ def render_site(content: Content, folder: Path) -> None:
             "table.html.j2",
             printed=printed,
             shares=shares(printed),
+            devices=_devices(printed, site.records),
             behind=behind_cells(printed, site.records),
             previous=tables[place - 1].table if place else None,
             following=tables[place + 1].table if place + 1 < len(tables) else None,
@@ -125,6 +127,12 @@ def render_site(content: Content, folder: Path) -> None:
     site.write("pipeline.html", "pipeline.html.j2", pipeline=content.pipeline)
     site.write("assumptions.html", "assumptions.html.j2")
     site.write("checklist.html", "checklist.html.j2", checklist=content.checklist)
+
+
+def _devices(printed: PrintedTable, records: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """What a table's values were measured on; models that were only counted have no device."""
+    found = (records[source]["device"] for source in printed.sources if source in records)
+    return [device for device in dict.fromkeys(found) if device != "meta"]
 
 
 def write_csv(cells: pd.DataFrame, label: str, folder: Path) -> None:
