@@ -169,7 +169,7 @@ def test_rope_needs_pairs_of_channels_and_a_base():
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("full", "fast"), "no backend 'fast'; choose one of: reference, tiled"),
+        (("full", "fast"), "no backend 'fast'; choose one of: reference, materialised, tiled"),
         (("relation", "reference"), "unknown operator 'relation'; choose one of: mha, full"),
         (("mha", "cudnn", "cpu"), "needs a CUDA device"),
     ],

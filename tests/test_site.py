@@ -25,7 +25,7 @@ from report.site import render_site
 from report.site.comparison import render_comparison
 from report.site.environment import duration, figure, html_environment
 from report.site.evidence import evidence_by_claim
-from report.site.overview import FIGURES, gaps
+from report.site.overview import FIGURES
 from report.site.pipeline import campaign_pipeline
 from report.site.render import PAGES, records_by_source
 from report.site.runs import Run
@@ -396,23 +396,3 @@ def test_the_drawn_graph_is_that_of_snakemake(tmp_path):
     assert {rule: str(count) for rule, count, _ in pipeline.counts} == {
         rule: count for rule, count in planned.items() if rule not in ("all", "total")
     }
-
-
-def _gap(kind: str, seed: int, reason: str, variant: str = "mha") -> dict:
-    return {
-        "kind": kind, "scale": "10M", "variant": variant, "seed": seed, "status": "not run",
-        "reason": reason,
-    }  # fmt: skip
-
-
-def test_a_job_that_did_not_run_is_one_gap_whatever_it_would_have_written() -> None:
-    missing = [
-        *(_gap(kind, 42, f"there is no {kind}.parquet") for kind in ("run", "run", "probes")),
-        *(_gap(kind, 42, f"there is no {kind}.parquet") for kind in ("flow", "curves", "maps")),
-        _gap("probes", 43, "there is no probes.parquet"),
-    ]
-    assert gaps(missing) == [
-        ("Training runs not run: no record is there", ["10M/mha/42"]),
-        ("Diagnostics not run: no record is there", ["10M/mha/42"]),
-        ("Probes not run: no record is there", ["10M/mha/43"]),
-    ]

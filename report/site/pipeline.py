@@ -133,7 +133,12 @@ def campaign_pipeline(
         missing: the rows of missing.parquet.
     """
     gaps = {(row["kind"], row["scale"], row["variant"], row["seed"]): row for row in missing}
-    data = Box("prepare", "", tuple((name, (Job(name),)) for name in campaign.data))
+    # Shipped records come without the tokens: what a finished run read was prepared.
+    done = {(run.scale, run.variant, run.seed) for run in runs if not run.gap}
+    planned = campaign.planned_runs
+    read = {run.data for run in planned if (run.scale, run.variant, run.seed) in done}
+    prepared = ((name, (Job(name, missing=name not in read),)) for name in campaign.data)
+    data = Box("prepare", "", tuple(prepared))
     kinds = {row["kind"] for row in missing}
     models = _single("inventory", "models", "models" in kinds)
     verified = _single("verify", "exactness", "verification" in kinds)

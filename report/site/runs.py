@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from relation.geometry import PAIRED, VARIANTS
 from relation.parquet import read_origin, read_parquet
 from relation.schemas import LOG, RUN
+from report.gaps import by_job
 from report.view import MISSING
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def read_runs(
     """
     gaps = {
         (row["scale"], row["variant"], row["seed"]): (MISSING[row["status"]], row["reason"])
-        for row in missing
+        for row in by_job(missing)
         if row["kind"] == "run"
     }
     runs = []
