@@ -54,7 +54,7 @@ def test_every_table_is_there_in_both_forms(project: Path) -> None:
         html = (folder / "tables" / f"{table.label}.html").read_text(encoding="utf-8")
         tex = (folder / "tables" / f"{table.label}.tex").read_text(encoding="utf-8")
         assert f"\\label{{tab:{table.label}}}" in tex
-        assert "ot comparable with the paper" in html and "ot comparable with the paper" in tex
+        assert "ot the paper's setting" in html and "ot the paper's setting" in tex
         assert f"tables/{table.label}.html" in (folder / "index.html").read_text(encoding="utf-8")
     assert (folder / "report.pdf").exists() == can_typeset()
 
