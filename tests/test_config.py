@@ -188,6 +188,16 @@ def test_every_benchmark_is_the_campaigns(name: str) -> None:
     assert {spec.campaign for spec in campaign(name).planned_systems} == {name}
 
 
+def test_the_materialised_operator_is_measured_as_written_and_compiled() -> None:
+    for spec in campaign("paper").planned_systems:
+        if spec.benchmark == "fixed":
+            assert {side["side"]: side["backends"]["full"] for side in spec.sides} == {
+                "reference": "reference",
+                "full": "flash",
+                "reference-compiled": "materialised",
+            }
+
+
 @pytest.mark.parametrize("seeds", [42, "42", [42]])
 def test_one_seed_of_one_scale_and_two_variants(seeds: Any) -> None:
     chosen = resolve(config(), scales="10M", seeds=seeds, variants=["full", "mha"])

@@ -15,13 +15,11 @@ def _side(
     context: int,
     batch,
     position: int = 0,
-    traced: bool = False,
 ) -> dict:
     return {
         "side": name,
         "variant": variant,
         "backends": backends,
-        "traced": traced,
         "model": model_values(model),
         "context": context,
         "micro": batch[0],
@@ -71,16 +69,13 @@ def systems_specs(
 
     for scale, batch in batches("fixed").items():
         context, full = settings["fixed"]["context"], model(scale, "full")
-        reference = {"full": "reference"}
         sides = [
-            _side("reference", full, "full", reference, context, batch),
+            _side("reference", full, "full", {"full": "reference"}, context, batch),
             _side("full", full, "full", {"full": flash}, context, batch),
         ]
         if campaign["compile"]:
-            compiled = _side(
-                "reference-compiled", full, "full", reference, context, batch, traced=True
-            )
-            sides.append(compiled)
+            compiled = {"full": "materialised"}
+            sides.append(_side("reference-compiled", full, "full", compiled, context, batch))
         add("fixed", scale, sides)
     for scale, batch in batches("matched").items():
         context = campaign["scales"][scale]["context"]

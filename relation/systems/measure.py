@@ -46,7 +46,7 @@ def step_job(
     backends = side["backends"]
     return StepJob(
         model=model_config(side["model"]),
-        execution=Execution(**backends, compiled=spec.compile and not side["traced"]),
+        execution=Execution(**backends, compiled=spec.compile),
         optimizer=spec.optimizer,
         precision=spec.precision,
         compile=spec.compile,

@@ -109,7 +109,7 @@ _ON_GPU = Benchmark(
         "fixed": (
             Side("flash-relation", "full", {"full": "flash"}),
             Side("materialised", "full", {"full": "reference"}),
-            Side("materialised-compiled", "full", {"full": "reference"}, traced=True),
+            Side("materialised-compiled", "full", {"full": "materialised"}),
         ),
     },
 )

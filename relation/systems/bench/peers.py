@@ -88,14 +88,12 @@ def backend_peer(
 class Side:
     """One model of a training step: a variant and the backends that run it.
 
-    `traced`: torch.compile traces a backend that is marked eager instead of stepping around it.
     `build` makes the step, as `relation.systems.throughput.build_step`, which is the default.
     """
 
     name: str
     variant: str
     backends: Mapping[str, str]
-    traced: bool = False
     build: Callable[..., Callable] | None = None
 
 

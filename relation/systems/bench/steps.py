@@ -92,7 +92,7 @@ def _job(group: StepGroup, side: Side, model: ModelConfig, device: torch.device)
     own = side.build is None
     return StepJob(
         model=model,
-        execution=Execution(**side.backends, compiled=spec.compile and not side.traced),
+        execution=Execution(**side.backends, compiled=spec.compile),
         optimizer=spec.optimizer,
         precision=spec.precision,
         compile=spec.compile,
