@@ -12,6 +12,7 @@ from relation.errors import InputError
 from relation.model import Decoder, Execution, ModelConfig
 from relation.model.decoder import shared_weights_hash
 from relation.model.inventory import count_parameters
+from relation.model.norm import Normed
 from relation.training.optimizer import build_optimizer
 
 FULL_LIKE = ("full", "exchange-only", "raw-x", "no-count", "no-givens", "single-head")
@@ -188,7 +189,7 @@ def test_mixing_the_weights_is_mixing_the_states(first):
         (x @ mixer.wi.weight.T).unflatten(-1, (4, -1)).transpose(1, 2), mixer.theta, first == "B"
     )
     dy = dy.unflatten(-1, (4, -1)).transpose(1, 2)
-    information = mixer.information(x)
+    information = mixer.information(Normed(x))
     gradients, truths = (torch.autograd.grad(y, leaves, dy) for y in (information, states))
     for actual, expected in zip((information, *gradients), (states, *truths), strict=True):
         # Sums of d products, and over the tokens for the gradients of the weights.

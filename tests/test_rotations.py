@@ -129,3 +129,13 @@ def test_rope_rounds_once(dtype):
     assert turned.dtype == dtype
     bound = torch.finfo(dtype).eps / 2 * truth.abs() + 4 * 2**-24 * x.double().abs().max()
     assert ((turned.double() - truth).abs() <= bound).all()
+
+
+def test_gradients_of_rope_are_derivatives():
+    x, dy = draw(2, 3, 5, 8)[:2]
+    x = x.double().requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: ops.rope(x, offset=3), (x,))
+    # As kernels store it, and as a copy: the same values.
+    by_token = x.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
+    gradients = [torch.autograd.grad(ops.rope(v), v, dy.double())[0] for v in (x, by_token)]
+    torch.testing.assert_close(*gradients, rtol=0, atol=0)

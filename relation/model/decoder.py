@@ -12,11 +12,12 @@ from relation.geometry import ModelConfig
 from relation.model.cache import DecodeState, HistoryCache, LinearState
 from relation.model.execution import Execution
 from relation.model.mixers import LinearRelationMixer, RopeTables, build_mixer, initialise_retention
+from relation.model.norm import FoldedRMSNorm, Normed
 from relation.operators.rope import rope_angles
 
 
 class SwiGLU(nn.Module):
-    """(B, T, d) to (B, T, d) through d_ff, three matrices."""
+    """Normed (B, T, d) to (B, T, d) through d_ff, three matrices."""
 
     def __init__(self, d_model: int, d_ff: int):
         super().__init__()
@@ -24,8 +25,8 @@ class SwiGLU(nn.Module):
         self.up = nn.Linear(d_model, d_ff, bias=False)
         self.down = nn.Linear(d_ff, d_model, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.silu(self.gate(x)) * self.up(x))
+    def forward(self, x: Normed) -> Tensor:
+        return self.down(F.silu(x.project(self.gate.weight)) * x.project(self.up.weight))
 
 
 class Block(nn.Module):
@@ -33,9 +34,9 @@ class Block(nn.Module):
 
     def __init__(self, config: ModelConfig, layer_index: int, calls):
         super().__init__()
-        self.mixer_norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
+        self.mixer_norm = FoldedRMSNorm(config.d_model, eps=config.norm_eps)
         self.mixer = build_mixer(config, layer_index, calls)
-        self.ffn_norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
+        self.ffn_norm = FoldedRMSNorm(config.d_model, eps=config.norm_eps)
         self.ffn = SwiGLU(config.d_model, config.d_ff)
 
     def forward(
@@ -68,16 +69,20 @@ class Decoder(nn.Module):
         return rope_angles(length, config.head_dim, config.rope_base, offset, device)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits (B, T, V) of tokens (B, T), int64; the output matrix is the embedding's."""
+        """Logits (B, T, V) of tokens (B, T), int64."""
+        return self.logits(self.states(tokens))
+
+    def states(self, tokens: Tensor) -> Tensor:
+        """The last block's output after the last norm, (B, T, d), of tokens (B, T), int64."""
         x = self.embedding(tokens)
         rope = self.rope_tables(tokens.shape[1], tokens.device)
         for block in self.blocks:
             x = block(x, rope)
-        return self.logits(x)
+        return self.norm(x)
 
-    def logits(self, x: Tensor) -> Tensor:
-        """Logits (B, T, V) of the last block's output, (B, T, d)."""
-        return F.linear(self.norm(x), self.embedding.weight)
+    def logits(self, states: Tensor) -> Tensor:
+        """Logits (B, T, V) of `states`; the output matrix is the embedding's."""
+        return F.linear(states, self.embedding.weight)
 
     def decode_state(self, capacity: int = 256) -> DecodeState:
         """An empty state to decode from; memory for `capacity` tokens is taken at the first."""
@@ -107,7 +112,7 @@ class Decoder(nn.Module):
         rope = self.rope_tables(tokens.shape[1], tokens.device, state.length)
         for block, cache in zip(self.blocks, state.layers, strict=True):
             x = block(x, rope, cache)
-        return self.logits(x)
+        return self.logits(self.norm(x))
 
     def flows(self, tokens: Tensor) -> Iterator[Tensor]:
         """Yield each layer's normalised flow (B, H, T, T), FP32, one layer at a time.

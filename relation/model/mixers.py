@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from relation.geometry import FULL, MHA, ModelConfig
 from relation.model.cache import HistoryCache, LinearState
+from relation.model.norm import Normed
 from relation.operators import (
     attention_step,
     causal_flow,
@@ -24,8 +25,8 @@ RopeTables = tuple[Tensor, Tensor]
 class Mixer(nn.Module):
     """Shared by all mixers: two rotated coordinates, one transported state, an output projection.
 
-    Input and output are (B, T, d). `w1`, `w2`, `wi` are Q, K, V in MHA and the relation and
-    information projections in Relation, so that paired models share names and initial values.
+    Input, `Normed`, and output are (B, T, d). `w1`, `w2`, `wi` are Q, K, V in MHA and the relation
+    and information projections in Relation, so that paired models share names and initial values.
 
     A mixer's forward is given the layer's cache when decoding: x then holds the newest tokens, the
     cache what is kept of those before, and the cache takes the newest in.
@@ -46,9 +47,10 @@ class Mixer(nn.Module):
         """(B, T, d) to (B, H, T, d_h)."""
         return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
-    def coordinates(self, x: Tensor, rope: RopeTables) -> tuple[Tensor, Tensor]:
+    def coordinates(self, x: Normed, rope: RopeTables) -> tuple[Tensor, Tensor]:
         """The two rotated coordinates, each (B, H, T, d_h)."""
-        return apply_rope(self.split(self.w1(x)), *rope), apply_rope(self.split(self.w2(x)), *rope)
+        p1, p2 = (self.split(x.project(linear.weight)) for linear in (self.w1, self.w2))
+        return apply_rope(p1, *rope), apply_rope(p2, *rope)
 
     def output(self, y: Tensor) -> Tensor:
         """Concatenate the heads of y (B, H, T, d_h) and project to (B, T, d)."""
@@ -59,21 +61,21 @@ class AttentionMixer(Mixer):
     """Multi-head attention with RoPE on Q and K."""
 
     def forward(
-        self, x: Tensor, residual: Tensor, rope: RopeTables, cache: HistoryCache | None = None
+        self, x: Normed, residual: Tensor, rope: RopeTables, cache: HistoryCache | None = None
     ) -> Tensor:
         q, k = self.coordinates(x, rope)
-        v = self.split(self.wi(x))
+        v = self.split(x.project(self.wi.weight))
         if cache is None:
             return self.output(self.call(q, k, v))
         return self.output(attention_step(q, *cache.append(k, v)))
 
-    def flow(self, x: Tensor, rope: RopeTables) -> Tensor:
+    def flow(self, x: Normed, rope: RopeTables) -> Tensor:
         """Normalised flow (B, H, T, T), FP32."""
         return causal_flow(*self.coordinates(x, rope))
 
-    def transport(self, x: Tensor, flow: Tensor) -> Tensor:
+    def transport(self, x: Normed, flow: Tensor) -> Tensor:
         """The mixer's output by the definition, from the flow of the same x."""
-        return self.output(flow @ self.split(self.wi(x)))
+        return self.output(flow @ self.split(x.project(self.wi.weight)))
 
 
 class InformationMixer(Mixer):
@@ -88,17 +90,17 @@ class InformationMixer(Mixer):
         if self.mixes:
             self.theta = nn.Parameter(torch.zeros(config.heads // 2))
 
-    def information(self, x: Tensor) -> Tensor:
+    def information(self, x: Normed) -> Tensor:
         """I-tilde (B, H, T, d_h): projected (or X itself for Raw-X), split and mixed."""
         if not self.mixes:
-            return self.split(self.wi(x) if self.projects else x)
+            return self.split(x.project(self.wi.weight) if self.projects else x.scaled())
         if not self.projects:
-            return givens_mix(self.split(x), self.theta, self.pairing_index)
+            return givens_mix(self.split(x.scaled()), self.theta, self.pairing_index)
         # Mixing acts on heads and so commutes with the projection of a token: the rows of W_I are
         # mixed, d x d numbers, instead of the states of every token.
         weight = self.wi.weight.unflatten(0, (1, self.heads, -1))
         mixed = givens_mix(weight, self.theta, self.pairing_index).flatten(0, 2)
-        return self.split(F.linear(x, mixed))
+        return self.split(x.project(mixed))
 
 
 class FullRelationMixer(InformationMixer):
@@ -113,10 +115,10 @@ class FullRelationMixer(InformationMixer):
             self.register_buffer("lam", torch.tensor(0.0), persistent=False)
 
     def forward(
-        self, x: Tensor, residual: Tensor, rope: RopeTables, cache: HistoryCache | None = None
+        self, x: Normed, residual: Tensor, rope: RopeTables, cache: HistoryCache | None = None
     ) -> Tensor:
         p1, p2 = self.coordinates(x, rope)
-        # Under autocast the projections are BF16 and X is FP32: Raw-X transports X as BF16 too.
+        # Under autocast the projections are BF16 and scaled X is FP32: Raw-X transports BF16 too.
         info = self.information(x).to(p1.dtype)
         call = self.call
         if cache is not None:
@@ -124,11 +126,11 @@ class FullRelationMixer(InformationMixer):
         y = call(p1, p2, info, self.lam, self.tau, transport_self=self.transport_self)
         return self.output(y)
 
-    def flow(self, x: Tensor, rope: RopeTables) -> Tensor:
+    def flow(self, x: Normed, rope: RopeTables) -> Tensor:
         """The layer's actual F (B, H, T, T), FP32."""
         return full_flow(*self.coordinates(x, rope), self.lam, self.tau)
 
-    def transport(self, x: Tensor, flow: Tensor) -> Tensor:
+    def transport(self, x: Normed, flow: Tensor) -> Tensor:
         """The mixer's output by the definition, from the flow of the same x."""
         carried = flow if self.transport_self else flow.tril(-1)
         return self.output(carried @ self.information(x))
@@ -150,21 +152,22 @@ class LinearRelationMixer(InformationMixer):
         self.a_log = nn.Parameter(torch.empty(d))
         self.dt_bias = nn.Parameter(torch.empty(d))
 
-    def log_retention(self, x: Tensor) -> Tensor:
+    def log_retention(self, x: Normed) -> Tensor:
         """g = log alpha <= 0 as (B, H, T, d_h), FP32 at least."""
-        r = torch.einsum("bhtk,hjk->bhtj", self.split(self.retention_down(x)), self.retention_up)
+        down = self.split(x.project(self.retention_down.weight))
+        r = torch.einsum("bhtk,hjk->bhtj", down, self.retention_up)
         a, bias = (p.unflatten(0, (self.heads, 1, -1)) for p in (self.a_log, self.dt_bias))
         return -a.exp() * F.softplus(r.to(bias.dtype) + bias)
 
     def forward(
-        self, x: Tensor, residual: Tensor, rope: RopeTables, cache: LinearState | None = None
+        self, x: Normed, residual: Tensor, rope: RopeTables, cache: LinearState | None = None
     ) -> Tensor:
         p1, p2 = self.coordinates(x, rope)
-        g = self.log_retention(residual if self.reads_residual else x)
+        g = self.log_retention(Normed(residual) if self.reads_residual else x)
         C = None if cache is None else cache.state
         y, C = self.call(p1, p2, self.information(x), g, self.tau, C)
         if cache is not None:
-            cache.replace(C, x.shape[1])
+            cache.replace(C, residual.shape[1])
         return self.output(y)
 
 

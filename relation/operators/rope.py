@@ -28,14 +28,39 @@ def rope_angles(
 
 
 def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate x (..., T, D) by tables (T, D); the halves of D are the pairs (rotate-half).
+    """Rotate x (B, H, T, D) by `rope_angles`' tables (T, D); the halves of D are the pairs.
 
     The rotation is computed in the tables' FP32 (FP64 for FP64 inputs); the result has x's dtype.
+    Differentiable once, in x alone.
     """
-    wide = x.to(torch.promote_types(x.dtype, cos.dtype))
+    return _Rotation.apply(x, cos, sin)
+
+
+class _Rotation(torch.autograd.Function):
+    """The rotation, whose backward is the rotation back.
+
+    Autograd's would go through both terms and the halves one by one, in FP32.
+    """
+
+    @staticmethod
+    def forward(ctx, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _rotate(x, cos, sin)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, dy: torch.Tensor):
+        cos, sin = ctx.saved_tensors
+        return _rotate(dy, cos, -sin), None, None
+
+
+def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    # As (B, T, H, D), as projections and kernels store it: nothing has to be moved afterwards.
+    wide = x.transpose(1, 2).to(torch.promote_types(x.dtype, cos.dtype))
     first, second = wide.chunk(2, dim=-1)
-    turned = torch.cat((-second, first), dim=-1)
-    return (wide * cos + turned * sin).to(x.dtype)
+    turned = wide * cos[:, None] + torch.cat((-second, first), dim=-1) * sin[:, None]
+    # Compiled by PyTorch 2.11, a result cast to the dtype that it has gets gradients of zero.
+    return (turned if turned.dtype == x.dtype else turned.to(x.dtype)).transpose(1, 2)
 
 
 def rope(x: torch.Tensor, base: float = 1e4, offset: int = 0) -> torch.Tensor:

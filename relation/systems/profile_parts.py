@@ -28,6 +28,7 @@ _TABLES = "relation::cos_sin"
 # The range that `relation.training.step` opens around clipping.
 CLIPPING_RANGE = "clipping"
 
+_LOSS_KERNEL = "cross_entropy_kernel"
 _OPERATOR = re.compile(r"attention|TiledRelation|relation::(flash|linear)_|flash_(fwd|bwd)")
 # What an operator is called in the name of a generated kernel that moves its inputs or results.
 _NEAR_OPERATOR = re.compile(
@@ -109,6 +110,8 @@ class Classifier:
             return OPERATOR
         if "Adam" in kernel.name:
             return OPTIMISER
+        if kernel.name == _LOSS_KERNEL:
+            return LOSS
         return _eager(kernel.name)
 
     def _product(self, dims: Sequence[Sequence[int]]) -> str:
@@ -131,16 +134,17 @@ def _fused(operations: str) -> str:
         return LOSS
     if has("silu"):
         return FFN
-    if has("rsqrt", "rms_norm") or (has("pow") and has("sum")):
+    if has("rsqrt", "rms_norm", "mean") or (has("pow") and has("sum")):
         return NORM
     if has("neg", "cos", "sin", "roll"):
         return ELEMENTWISE
     rest, near_operator = _NEAR_OPERATOR.subn("", operations)
     if near_operator and (not rest or _MOVES.match(rest)):
         return OPERATOR
-    if _MOVES.match(operations):
+    # A weight is rounded and, where a norm leaves it to its readers, scaled.
+    if _MOVES.match(operations.replace("mul", "_")):
         return CASTS
-    # What is left of reductions over tokens is the gradient of a norm's weight.
+    # What is left of reductions is the gradient of a norm's weight.
     return NORM if has("mul") and has("sum") else ELEMENTWISE
 
 

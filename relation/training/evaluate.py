@@ -10,7 +10,8 @@ from relation.data.windows import validation_windows
 from relation.devices import to_device
 from relation.model import Decoder
 from relation.progress import Progress
-from relation.training.step import autocast, summed_nll
+from relation.training.loss import summed_nll
+from relation.training.step import autocast
 
 
 def _batches(

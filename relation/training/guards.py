@@ -64,6 +64,6 @@ def check_all_learn(model: torch.nn.Module, optimizer: torch.optim.Adam, run: st
     if idle:
         raise RunError(
             f"{run}: the gradient of {', '.join(idle)} is zero, so this PyTorch "
-            f"({torch.__version__}) differentiates the model wrongly; set `compile: false` for the "
-            "campaign in config.yaml, or use the pinned version"
+            f"({torch.__version__}) differentiates the model wrongly; use the pinned version, or "
+            "`compile: false` in config.yaml where the campaign compiles"
         )

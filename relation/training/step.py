@@ -6,13 +6,12 @@ from contextlib import nullcontext
 from types import FunctionType
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.profiler import record_function
 
-from relation.data.windows import IGNORED
 from relation.model import Decoder
 from relation.training.capture import CapturedPass
+from relation.training.loss import summed_nll
 
 
 def autocast(device: torch.device, precision: str):
@@ -20,17 +19,6 @@ def autocast(device: torch.device, precision: str):
     if precision == "bf16":
         return torch.autocast(device.type, dtype=torch.bfloat16)
     return nullcontext()
-
-
-def summed_nll(model: Decoder, inputs: Tensor, targets: Tensor) -> Tensor:
-    """Sum of negative log-likelihoods in nats, FP32, over targets that are not IGNORED.
-
-    inputs, targets: (B, T) int64.
-    """
-    logits = model(inputs)
-    return F.cross_entropy(
-        logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED, reduction="sum"
-    )
 
 
 def _with_own_code(function: FunctionType) -> FunctionType:

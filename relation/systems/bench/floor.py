@@ -42,14 +42,15 @@ def traffic_bytes(config: ModelConfig, parameters: int, tokens: int, activation:
 
     Every tensor between two products or attention calls is read once and written once, the
     residual stream and its gradient in FP32, the others in `activation` bytes a number. A layer:
-    two residual sums with their norms, RoPE of two coordinates and SwiGLU, forward and backward.
+    two residual sums with their norms, RoPE of two coordinates and SwiGLU, forward and backward. A
+    norm's backward reads its result, not the stream, and writes the gradient in both widths.
     The ends: embedding, last norm, logits to their gradient in one pass. The update: the gradient
     norm reads FP32 gradients; AdamW reads gradients, weights and two moments, writes the last three
     and the weights in `activation` bytes.
     """
     residual, narrow = 4 * tokens * config.d_model, activation * tokens * config.d_model
     hidden, logits = activation * tokens * config.d_ff, activation * tokens * config.vocab_size
-    norms = 2 * (2 * residual + 2 * narrow) + 2 * (3 * residual + 2 * narrow)
+    norms = 2 * (2 * residual + 2 * narrow) + 2 * (2 * residual + 3 * narrow)
     layer = norms + 2 * 4 * narrow + 3 * hidden + 5 * hidden
     ends = 2 * residual + (2 * residual + 2 * narrow) + (2 * residual + 2 * narrow) + 2 * logits
     return config.layers * layer + ends + (4 + 16 + 12 + activation) * parameters

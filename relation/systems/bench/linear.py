@@ -6,6 +6,7 @@ from torch import Tensor
 from relation.config import Campaign
 from relation.geometry import ModelConfig, model_config
 from relation.model import Decoder
+from relation.model.norm import Normed
 from relation.operators import get_backend, linear_relation
 from relation.systems.bench.fla_peers import (
     FLA_PEERS,
@@ -56,7 +57,7 @@ def _retention(shape: Shape, device: torch.device, generator: torch.Generator) -
     mixer = model.blocks[0].mixer.to(device)
     x = torch.randn(batch, length, config.d_model, device=device, generator=generator)
     with torch.no_grad():
-        return mixer.log_retention(x)
+        return mixer.log_retention(Normed(x))
 
 
 def draw(

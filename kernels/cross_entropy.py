@@ -1,0 +1,72 @@
+"""Cross-entropy and its gradient in one pass over the logits.
+
+A program holds one row: each logit is read once, each gradient written once, and nothing in FP32
+lies in memory. As an operator that torch.compile calls without a graph break.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.library import custom_op
+
+from relation.errors import InputError
+
+# A row is held in registers: 1024 threads with 64 numbers each.
+LARGEST_VOCABULARY = 65536
+_NUMBERS_A_WARP = 512
+
+
+@triton.jit
+def cross_entropy_kernel(
+    logits, targets, nll, dlogits, V, IGNORED: tl.constexpr, ROW: tl.constexpr
+):
+    row = tl.cast(tl.program_id(0), tl.int64)
+    v = tl.arange(0, ROW)
+    x = tl.load(logits + row * V + v, mask=v < V, other=float("-inf")).to(tl.float32)
+    target = tl.load(targets + row)
+    largest = tl.max(x, 0)
+    weight = tl.exp(x - largest)
+    total = tl.sum(weight, 0)
+    counts = target != IGNORED
+    own = tl.load(logits + row * V + target, mask=counts, other=0.0).to(tl.float32)
+    tl.store(nll + row, tl.where(counts, tl.log(total) + largest - own, 0.0))
+    gradient = weight / total - tl.where(v == target, 1.0, 0.0)
+    gradient = tl.where(counts, gradient, 0.0)
+    tl.store(dlogits + row * V + v, gradient.to(dlogits.dtype.element_ty), mask=v < V)
+
+
+def row_options(vocabulary: int) -> dict[str, int]:
+    """ROW and num_warps of the kernel for a vocabulary."""
+    row = triton.next_power_of_2(vocabulary)
+    return {"ROW": row, "num_warps": min(32, max(4, row // _NUMBERS_A_WARP))}
+
+
+@custom_op("relation::cross_entropy", mutates_args=())
+def cross_entropy(logits: Tensor, targets: Tensor, ignored: int) -> tuple[Tensor, Tensor]:
+    """Negative log-likelihoods of targets and their gradient in the logits.
+
+    logits: (N, V), contiguous, BF16, FP16 or FP32; targets: (N,) int64 in [0, V), or `ignored`,
+    whose rows count nothing. Returns (N,) nats in FP32 and (N, V) in the logits' dtype, both
+    computed in FP32; not differentiable. Raises InputError for other shapes or layouts.
+    """
+    if logits.ndim != 2 or targets.shape != logits.shape[:1] or not logits.is_contiguous():
+        raise InputError(
+            f"logits {tuple(logits.shape)} and targets {tuple(targets.shape)}: give contiguous "
+            "(N, V) and (N,)"
+        )
+    N, V = logits.shape
+    if V > LARGEST_VOCABULARY:
+        raise InputError(f"cross_entropy holds a row of {LARGEST_VOCABULARY} logits, not of {V}")
+    nll = torch.empty(N, dtype=torch.float32, device=logits.device)
+    dlogits = torch.empty_like(logits)
+    with torch.cuda.device_of(logits):
+        cross_entropy_kernel[(N,)](
+            logits, targets.contiguous(), nll, dlogits, V, IGNORED=ignored, **row_options(V)
+        )
+    return nll, dlogits
+
+
+@cross_entropy.register_fake
+def _(logits, targets, ignored):
+    return logits.new_empty(logits.shape[:1], dtype=torch.float32), torch.empty_like(logits)
