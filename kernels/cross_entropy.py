@@ -14,7 +14,7 @@ from relation.errors import InputError
 
 # A row is held in registers: 1024 threads with 64 numbers each.
 LARGEST_VOCABULARY = 65536
-_NUMBERS_A_WARP = 512
+_NUMBERS_A_WARP = 1024
 
 
 @triton.jit

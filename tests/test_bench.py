@@ -106,6 +106,18 @@ def test_a_short_call_is_timed_several_in_a_row(monkeypatch: pytest.MonkeyPatch)
     assert stopwatch.seconds(long, stopwatch.plan(long)) == pytest.approx(0.5)
 
 
+def test_a_steady_load_is_timed_once_it_has_slowed_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
+
+    def call() -> None:
+        now[0] += 1e-3 if now[0] < 0.5 else 2e-3
+
+    found = timing.Stopwatch(CPU).steady(call, 1.0)
+    assert found == pytest.approx([2e-3] * timing.STEADY_PARTS)
+    assert 1.0 < now[0] < 2.1
+
+
 def test_the_table_shows_times_ratios_and_why_something_is_missing() -> None:
     ours, theirs = [2e-3] * 6, [3e-3, 2.8e-3, 3.2e-3, 3e-3, 3e-3, 3e-3]
     rows = [

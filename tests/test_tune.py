@@ -138,6 +138,12 @@ class TestRanking:
         with pytest.raises(RunError, match="no launch runs and is right; of the shipped one: off"):
             rank("p1", SHAPE, A, TIMES, 3, {}, lambda launch: "off")
 
+    def test_the_slow_are_not_tried_under_load_but_the_shipped_launch_is(self):
+        times = {A: [9.0, 9.0, 9.0], B: [1.0, 1.2, 1.1], C: [1.38, 1.4, 1.0]}
+        assert set(search.too_slow(times, A)) == {C}
+        assert set(search.too_slow(times, B)) == {A, C}
+        assert search.too_slow(times | {C: [1.37, 1.37, 1.37]}, A) == {}
+
     def test_one_shape_a_head_width_is_searched(self):
         long, short = Shape("30M", 1, 2, 128, 64), Shape("10M", 4, 2, 32, 64)
         other = Shape("100M", 1, 1, 16, 80)

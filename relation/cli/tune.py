@@ -35,6 +35,15 @@ def add_commands(commands) -> None:
     parser.add_argument(
         "--repeats", type=int, default=20, help="rounds of every candidate (default: 20)"
     )
+    parser.add_argument(
+        "--steady",
+        type=float,
+        metavar="SECONDS",
+        help=(
+            "rank the fastest by a load of so many seconds without a pause, as training is one: "
+            "under its power cap a GPU may prefer others (2 is enough)"
+        ),
+    )
     parser.add_argument("--output", type=Path, metavar="FILE.toml", help="write the entries there")
     parser.add_argument(
         "--config", type=Path, default=Path("config.yaml"), help="configuration file"
@@ -54,7 +63,7 @@ def _tune(options: argparse.Namespace) -> None:
     from relation.systems.tuning.search import tune
 
     campaign = resolve(load_config(options.config), campaign=options.shapes, scales=options.scales)
-    found = tune(campaign, options.dtype, options.repeats)
+    found = tune(campaign, options.dtype, options.repeats, options.steady)
     print(f"Launches of FlashRelation on {found.device}")
     for section in sections(found):
         print(f"\n{section.title}")

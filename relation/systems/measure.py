@@ -104,32 +104,28 @@ def _throughput_row(
 
 def _throughput_rows(
     spec: SystemsSpec, tokens: Path | None, device: torch.device, start: Start
-) -> Iterator[list[dict]]:
-    """The rows of each comparison, as it ends; each context of linear-long is one by itself."""
+) -> list[dict]:
+    """The rows of one comparison, all sides in turns; those of linear-long are its contexts."""
     watched = Conditions(device)
-    together = [[side] for side in spec.sides]
-    if spec.benchmark != "linear-long":
-        together = [spec.sides]
+    jobs = {side["side"]: step_job(spec, side, tokens, device) for side in spec.sides}
     label = f"{spec.benchmark} {spec.scale}"
-    with Progress(label, 2 * len(spec.sides), "measurements") as progress:
-        for sides in together:
-            jobs = {side["side"]: step_job(spec, side, tokens, device) for side in sides}
-            outcomes = measure_together(
-                jobs,
-                [UPDATE],
-                spec.rounds,
-                watched,
-                lambda name, done: progress.advance(done, name),
-                # A round's first update settles what the others left.
-                warm_rounds=0,
-                start=start,
-                at_once=jobs,
-            )
-            conditions = {"device": describe(device), **watched.columns()}
-            yield [
-                _throughput_row(spec, side, jobs[side["side"]], outcomes[side["side"]], conditions)
-                for side in sides
-            ]
+    with Progress(label, 2 * len(jobs), "measurements") as progress:
+        outcomes = measure_together(
+            jobs,
+            [UPDATE],
+            spec.rounds,
+            watched,
+            lambda name, done: progress.advance(done, name),
+            # A round's first update settles what the others left.
+            warm_rounds=0,
+            start=start,
+            at_once=jobs,
+        )
+    conditions = {"device": describe(device), **watched.columns()}
+    return [
+        _throughput_row(spec, side, jobs[side["side"]], outcomes[side["side"]], conditions)
+        for side in spec.sides
+    ]
 
 
 def _complexity_row(operator: str, context: int, outcome: Outcome, conditions: Mapping) -> dict:
@@ -150,8 +146,9 @@ def _complexity_row(operator: str, context: int, outcome: Outcome, conditions: M
     }
 
 
-def _complexity_rows(spec: SystemsSpec, device: torch.device, start: Start) -> Iterator[list[dict]]:
-    """The rows of each T, all operators in turns, as it ends."""
+def _complexity_rows(spec: SystemsSpec, device: torch.device, start: Start) -> list[dict]:
+    """The rows of every T, one after the other, each with all operators in turns."""
+    rows: list[dict] = []
     watched = Conditions(device)
     contexts = dict.fromkeys(side["context"] for side in spec.sides)
     with Progress("complexity", 2 * len(spec.sides), "measurements") as progress:
@@ -178,10 +175,11 @@ def _complexity_rows(spec: SystemsSpec, device: torch.device, start: Start) -> I
                 at_once=jobs,
             )
             conditions = {"device": describe(device), **watched.columns()}
-            yield [
+            rows += [
                 _complexity_row(name, context, outcome, conditions)
                 for name, outcome in outcomes.items()
             ]
+    return rows
 
 
 def measure(
@@ -198,7 +196,7 @@ def measure(
         rows_of, layout = partial(_throughput_rows, spec, tokens), THROUGHPUT
         if spec.benchmark == "complexity":
             rows_of, layout = partial(_complexity_rows, spec), COMPLEXITY
-        rows = [row for rows in rows_of(device, start) for row in rows]
+        rows = rows_of(device, start)
         written = origin(
             spec.campaign,
             spec.config_hash,

@@ -1,5 +1,6 @@
 """Timing single calls, and asking several sides in turns."""
 
+import itertools
 import math
 import random
 import time
@@ -14,6 +15,7 @@ Call = Callable[[], object]
 
 WARM_CALLS = 3
 WARM_ROUNDS = 2
+STEADY_PARTS = 10
 _SHORTEST_SECONDS = 2e-4
 _CPU_CACHE_BYTES = 32 * 2**20
 
@@ -89,6 +91,33 @@ class Stopwatch:
         began = time.perf_counter()
         calls()
         return (time.perf_counter() - began) / plan.calls
+
+    def steady(self, call: Call, seconds: float) -> list[float]:
+        """Seconds of one call in each of STEADY_PARTS parts of a load without a pause.
+
+        The load lasts about `seconds`, and the parts are its second half: by then a GPU has come to
+        the clock that its power cap leaves it, as in training, where single calls run faster.
+        """
+        once = self.seconds(call, Plan(1, 0))
+        calls = math.ceil(seconds / (2 * STEADY_PARTS * once))
+        marks = [self._mark()]
+        for _ in range(2 * STEADY_PARTS):
+            for _ in range(calls):
+                call()
+            marks.append(self._mark())
+        synchronize(self.device)
+        parts = list(itertools.pairwise(marks))[STEADY_PARTS:]
+        if self.device.type == "cuda":
+            return [start.elapsed_time(end) / 1e3 / calls for start, end in parts]
+        return [(end - start) / calls for start, end in parts]
+
+    def _mark(self) -> torch.cuda.Event | float:
+        """The moment at which the device has done what it was given."""
+        if self.device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
 
 
 def interleave(

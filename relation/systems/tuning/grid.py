@@ -10,9 +10,9 @@ from kernels.flash_relation.resources import pass_resources
 SEARCHED = ("forward", "p1", "p2_info")
 
 # By bits of an input: what a program owns, what it scans a tile, and its warps. Matrix products of
-# 16 bits take 64 rows for every four warps; those of FP32 keep their operands in registers.
+# 16 bits take 64 rows or more for every four warps; those of FP32 keep their operands in registers.
 _TILES = {
-    16: ((64, 32, 4), (64, 64, 4), (128, 32, 8), (128, 64, 8)),
+    16: ((64, 32, 4), (64, 64, 4), (128, 64, 4), (128, 32, 8), (128, 64, 8), (128, 128, 8)),
     32: ((16, 16, 4), (32, 16, 4), (32, 32, 4)),
 }
 _STAGES = {16: (2, 3, 4), 32: (1, 2)}

@@ -18,7 +18,7 @@ from relation.systems.bench.flash import draw
 from relation.systems.bench.operators import RotatingInputs
 from relation.systems.bench.outcome import reclaim
 from relation.systems.bench.peers import Shape, micro_batch_shapes
-from relation.systems.bench.timing import Stopwatch, interleave
+from relation.systems.bench.timing import STEADY_PARTS, Stopwatch, interleave
 from relation.systems.tuning.exact import why_wrong
 from relation.systems.tuning.grid import SEARCHED, candidates
 from relation.systems.tuning.passes import Passes, results
@@ -27,6 +27,9 @@ from relation.systems.tuning.prepare import Job, Target, prepare_all
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 Samples = Mapping[Launch, Sequence[float]]
+
+# A launch that is slower in short rounds is not tried under a steady load.
+_CONTENDS = 1.25
 
 
 @dataclass(frozen=True)
@@ -128,20 +131,24 @@ def _pairs(shape: Shape) -> int:
     return shape.batch * shape.heads * shape.length**2
 
 
-def tune(campaign: Campaign, precision: str, repeats: int) -> Found:
+def tune(campaign: Campaign, precision: str, repeats: int, steady: float | None = None) -> Found:
     """Search the launches of FlashRelation at a campaign's shapes, on a GPU held alone.
 
-    precision: a key of `DTYPES`; every candidate is timed in `repeats` rounds. Raises InputError
-    for repeats < 1, for head widths that the kernels do not take, and in Triton's interpreter.
+    precision: a key of `DTYPES`; every candidate is timed in `repeats` rounds. steady: seconds for
+    which the fastest of them are then run without a pause, and by which they are ranked. Raises
+    InputError for repeats < 1, steady <= 0, for head widths that the kernels do not take, and in
+    Triton's interpreter.
     """
     if repeats < 1:
         raise InputError(f"repeats is {repeats}; give at least 1")
+    if steady is not None and steady <= 0:
+        raise InputError(f"steady is {steady}; give seconds above 0")
     if interpreted():
         raise InputError("tune flash times compiled kernels; unset TRITON_INTERPRET")
     shapes, left_out = widest_work(micro_batch_shapes(campaign))
     with claim("cuda") as device:
         targets = [_target(shape, DTYPES[precision], device) for shape in shapes]
-        rankings = _search(targets, repeats)
+        rankings = _search(targets, repeats, steady)
         return Found(describe(device), architecture(device), precision, targets, rankings, left_out)
 
 
@@ -150,7 +157,7 @@ def _target(shape: Shape, dtype: torch.dtype, device: torch.device) -> Target:
     return Target(shape, dtype, device, replace(shipped, widest=shape.width))
 
 
-def _search(targets: Sequence[Target], repeats: int) -> list[Ranking]:
+def _search(targets: Sequence[Target], repeats: int, steady: float | None = None) -> list[Ranking]:
     jobs = [
         Job(target, name, launch)
         for target in targets
@@ -171,7 +178,7 @@ def _search(targets: Sequence[Target], repeats: int) -> list[Ranking]:
                     for job, reason in reasons.items()
                     if (job.target, job.name) == (target, name)
                 }
-                rankings.append(_rank(target, name, prepared, passes, stopwatch, repeats))
+                rankings.append(_rank(target, name, prepared, passes, stopwatch, repeats, steady))
                 progress.advance(len(prepared), f"{target.shape.scale} {name} timed")
             del inputs, passes
             reclaim()
@@ -185,15 +192,28 @@ def _rank(
     passes: Passes,
     stopwatch: Stopwatch,
     repeats: int,
+    steady: float | None,
 ) -> Ranking:
     """Time what `prepared` has no reason against, and the shipped launch, and check the fastest."""
     shipped = getattr(target.shipped, name)
     fit = [shipped, *(launch for launch, reason in prepared.items() if reason is None)]
-    sides = {}
+    calls, sides = {}, {}
     for launch in fit:
-        call = passes.call(name, target.entry(name, launch))
+        call = calls[launch] = passes.call(name, target.entry(name, launch))
         sides[str(launch)] = partial(stopwatch.seconds, call, stopwatch.plan(call))
     found = interleave(sides, repeats)
+    times: dict[Launch, Sequence[float]] = {launch: found[str(launch)] for launch in fit}
+    rejected = {launch: reason for launch, reason in prepared.items() if reason is not None}
+    if steady is not None:
+        whole = {launch: samples for launch, samples in times.items() if len(samples) == repeats}
+        slow = too_slow(whole, shipped)
+        rejected |= slow | {launch: "out of memory" for launch in times if launch not in whole}
+        times = {
+            launch: stopwatch.steady(calls[launch], steady)
+            for launch in whole
+            if launch not in slow
+        }
+        repeats = STEADY_PARTS
 
     def check(launch: Launch) -> str | None:
         entry = target.entry(name, launch)
@@ -201,12 +221,12 @@ def _rank(
             partial(results, launches=entry), target.shape, target.dtype, target.device
         )
 
-    return rank(
-        name,
-        target.shape,
-        shipped,
-        {launch: found[str(launch)] for launch in fit},
-        repeats,
-        {launch: reason for launch, reason in prepared.items() if reason is not None},
-        check,
-    )
+    return rank(name, target.shape, shipped, times, repeats, rejected, check)
+
+
+def too_slow(times: Samples, shipped: Launch) -> dict[Launch, str]:
+    """Why launches are not tried under a steady load, by their short rounds; the shipped one is."""
+    medians = {launch: statistics.median(seconds) for launch, seconds in times.items()}
+    bound = _CONTENDS * min(medians.values(), default=0.0)
+    told = f"over {_CONTENDS} times the fastest in short rounds"
+    return {launch: told for launch, m in medians.items() if m > bound and launch != shipped}
