@@ -12,7 +12,7 @@ from torch.library import custom_op
 
 from relation.errors import InputError
 
-# A row is held in registers: 1024 threads with 64 numbers each.
+# A row is held in registers: 1024 threads with 32 numbers each, and twice that with some spilled.
 LARGEST_VOCABULARY = 65536
 _NUMBERS_A_WARP = 1024
 
@@ -29,7 +29,9 @@ def cross_entropy_kernel(
     weight = tl.exp(x - largest)
     total = tl.sum(weight, 0)
     counts = target != IGNORED
-    own = tl.load(logits + row * V + target, mask=counts, other=0.0).to(tl.float32)
+    # A target outside the vocabulary has no logit: its loss is NaN, which stops a run.
+    known = (target >= 0) & (target < V)
+    own = tl.load(logits + row * V + target, mask=known, other=float("nan")).to(tl.float32)
     tl.store(nll + row, tl.where(counts, tl.log(total) + largest - own, 0.0))
     gradient = weight / total - tl.where(v == target, 1.0, 0.0)
     gradient = tl.where(counts, gradient, 0.0)
@@ -47,14 +49,17 @@ def cross_entropy(logits: Tensor, targets: Tensor, ignored: int) -> tuple[Tensor
     """Negative log-likelihoods of targets and their gradient in the logits.
 
     logits: (N, V), contiguous, BF16, FP16 or FP32; targets: (N,) int64 in [0, V), or `ignored`,
-    whose rows count nothing. Returns (N,) nats in FP32 and (N, V) in the logits' dtype, both
-    computed in FP32; not differentiable. Raises InputError for other shapes or layouts.
+    whose rows count nothing; another's loss is NaN. Returns (N,) nats in FP32 and (N, V) in the
+    logits' dtype, both computed in FP32; not differentiable. Raises InputError for other shapes,
+    layouts or dtypes.
     """
     if logits.ndim != 2 or targets.shape != logits.shape[:1] or not logits.is_contiguous():
         raise InputError(
             f"logits {tuple(logits.shape)} and targets {tuple(targets.shape)}: give contiguous "
             "(N, V) and (N,)"
         )
+    if logits.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        raise InputError(f"logits are {logits.dtype}; give bfloat16, float16 or float32")
     N, V = logits.shape
     if V > LARGEST_VOCABULARY:
         raise InputError(f"cross_entropy holds a row of {LARGEST_VOCABULARY} logits, not of {V}")

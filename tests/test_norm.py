@@ -76,18 +76,19 @@ def test_under_autocast_nothing_of_the_stream_is_kept() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_gradients_are_as_exact_as_rmsnorms_in_the_same_precision(dtype: torch.dtype) -> None:
+    """With three readers, as the mixers are: their gradients meet in the states."""
     norm, x, weight, dy = made(torch.float32)
-    leaves = (x, norm.weight, weight)
-    doubles = [leaf.detach().double().requires_grad_() for leaf in leaves]
-    truth = results(
-        nn.functional.rms_norm(doubles[0], (WIDTH,), doubles[1], EPS) @ doubles[2].T,
-        dy.double(),
-        tuple(doubles),
-    )
+    weights = [(weight * s).detach().requires_grad_() for s in (1.0, -0.7, 0.4)]
+    leaves = (x, norm.weight, *weights)
+    doubles = tuple(leaf.detach().double().requires_grad_() for leaf in leaves)
+    exact = nn.functional.rms_norm(doubles[0], (WIDTH,), doubles[1], EPS)
+    dys = torch.cat((dy, 0.3 * dy.flip(0), dy.flip(1)), -1)
+    truth = results(torch.cat([exact @ w.T for w in doubles[2:]], -1), dys.double(), doubles)
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
-        ours = norm(x).project(weight)
-        plain = nn.functional.linear(nn.functional.rms_norm(x, (WIDTH,), norm.weight, EPS), weight)
-    ours, plain = (results(y, dy.to(dtype), leaves) for y in (ours, plain))
+        normed, plain_states = norm(x), nn.functional.rms_norm(x, (WIDTH,), norm.weight, EPS)
+        ours = torch.cat([normed.project(w) for w in weights], -1)
+        plain = torch.cat([nn.functional.linear(plain_states, w) for w in weights], -1)
+    ours, plain = (results(y, dys.to(dtype), leaves) for y in (ours, plain))
     for actual, yardstick, expected in zip(ours, plain, truth, strict=True):
         error, allowed = ((y.double() - expected).norm() for y in (actual, yardstick))
         assert error <= 2 * allowed + 2**-22 * expected.norm()

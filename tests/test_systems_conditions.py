@@ -95,6 +95,12 @@ def test_a_throttled_gpu_is_told_with_its_share(gpu: FakeGpu) -> None:
     for gpu.reasons in (idle, cap, cap | idle, 0):
         watched.look()
     assert watched.columns()["disturbed"] == "software power cap in 50% of the readings"
+    # A side that is measured again, alone, does not wipe out what the others met.
+    watched.began(list, forget=False)
+    gpu.reasons = 0
+    for _ in range(4):
+        watched.look()
+    assert watched.columns()["disturbed"] == "software power cap in 25% of the readings"
     watched.began(list)
     assert watched.columns()["disturbed"] is None
 

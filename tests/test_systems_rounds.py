@@ -98,10 +98,14 @@ class Crowded(InProcess):
         Crowded.alive -= 1
 
 
-def test_an_oom_beside_others_is_tried_again_alone() -> None:
+def test_an_oom_beside_others_is_tried_again_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched, forgot = Quiet(), []
+    monkeypatch.setattr(watched, "began", lambda ours, forget: forgot.append(forget))
     found = measure_together(
-        {"first": Planted(), "second": Planted()}, ["update"], 6, Quiet(), start=Crowded
+        {"first": Planted(), "second": Planted()}, ["update"], 6, watched, start=Crowded
     )
+    # What both met stays on record.
+    assert forgot == [True, False]
     assert {name: outcome.alone for name, outcome in found.items()} == {
         "first": False,
         "second": True,
@@ -162,8 +166,17 @@ def test_a_planted_kill_leaves_the_rest_of_the_table(
             plant.tokens_per_update, plant.tokens = job.tokens_per_update, None
         return plant or job
 
+    together, groups = measuring.measure_together, []
+
+    def watched(jobs, *arguments, **options):
+        groups.append([getattr(job, "context", None) for job in jobs.values()])
+        return together(jobs, *arguments, **options)
+
+    monkeypatch.setattr(measuring, "measure_together", watched)
     monkeypatch.setattr(measuring, "step_job", planted)
     rows = measure(spec, None, tmp_path / "long.parquet")
+    # Of 8 to 128, those up to 16 side by side; the others can have all of the memory.
+    assert groups == [[None, 16], [None], [None], [128]]
     assert {row["context"]: row["status"] for row in rows} == {
         8: "KILLED",
         16: "PASS",

@@ -95,10 +95,24 @@ class TestInterpreted:
         nll, _ = cross_entropy(logits, torch.tensor([0, 0, 0]), IGNORED)
         assert nll[:2].isnan().all() and nll[2] == 0
 
+    def test_a_target_outside_the_vocabulary_is_no_number(self) -> None:
+        from kernels.cross_entropy import cross_entropy
+
+        logits, targets = torch.zeros(5, 29), torch.tensor([28, 29, 40, -1, IGNORED])
+        nll, _ = cross_entropy(logits, targets, IGNORED)
+        assert nll.isnan().tolist() == [False, True, True, True, False]
+
+    def test_the_loss_asks_for_no_more_than_the_kernel_takes(self) -> None:
+        from kernels.cross_entropy import LARGEST_VOCABULARY
+
+        assert training_loss._LARGEST_VOCABULARY == LARGEST_VOCABULARY
+
     def test_what_does_not_fit_is_refused(self) -> None:
         from kernels.cross_entropy import cross_entropy
 
         rows = torch.zeros(3, dtype=torch.int64)
+        with pytest.raises(InputError, match="float64; give"):
+            cross_entropy(torch.zeros(3, 4, dtype=torch.float64), rows, IGNORED)
         for logits in (
             torch.zeros(3),
             torch.zeros(2, 4),

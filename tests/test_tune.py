@@ -23,6 +23,7 @@ from kernels.common import SHARED_MEMORY
 from kernels.flash_relation.launches import Launch, load_launches
 from relation.cli import main
 from relation.errors import InputError, RunError
+from relation.systems.bench import timing
 from relation.systems.bench.peers import Shape
 from relation.systems.tuning import exact, grid, search
 from relation.systems.tuning.exact import RESULTS, why_wrong
@@ -144,6 +145,37 @@ class TestRanking:
         assert set(search.too_slow(times, B)) == {A, C}
         assert search.too_slow(times | {C: [1.37, 1.37, 1.37]}, A) == {}
 
+    def test_under_a_steady_load_another_launch_may_win(self, monkeypatch):
+        short = {A: [1.1] * 3, B: [1.0] * 3, C: [1.3] * 3}
+        loaded, asked = {A: 2.0, B: 3.0}, []
+
+        class Watch:
+            def plan(self, call):
+                return None
+
+            def seconds(self, call, plan):
+                raise AssertionError("the short rounds are given")
+
+            def steady(self, call, seconds):
+                asked.append((call, seconds))
+                return [loaded[call]] * timing.STEADY_PARTS
+
+        class Calls:
+            def call(self, name, launches):
+                return getattr(launches, name)
+
+        shipped = replace(SHIPPED, forward=A, widest=64)
+        goal = Target(SHAPE, torch.bfloat16, CPU, shipped)
+        times = {str(launch): seconds for launch, seconds in short.items()}
+        monkeypatch.setattr(search, "interleave", lambda sides, rounds: times)
+        monkeypatch.setattr(search, "why_wrong", lambda *given: None)
+        given = goal, "forward", {B: None, C: None}, Calls(), Watch(), 3
+        assert search._rank(*given, None).best == B
+        found = search._rank(*given, 4.0)
+        assert found.best == A and list(found.seconds) == [A, B]
+        assert found.rejected == {C: "over 1.25 times the fastest in short rounds"}
+        assert asked == [(A, 2.0), (B, 2.0), (B, 2.0), (A, 2.0)]
+
     def test_one_shape_a_head_width_is_searched(self):
         long, short = Shape("30M", 1, 2, 128, 64), Shape("10M", 4, 2, 32, 64)
         other = Shape("100M", 1, 1, 16, 80)
@@ -211,6 +243,7 @@ def test_the_entries_are_what_the_kernels_read(tmp_path):
     [
         ("flsh", "nothing named 'flsh' to tune; choose flash"),
         ("flash --repeats 0", "repeats is 0; give at least 1"),
+        ("flash --steady 0", "steady is 0.0; give seconds above 0"),
         ("flash --dtype fp8", "invalid choice"),
         ("flash --shapes none", "unknown campaign 'none'"),
         ("flash --shapes smoke", "10M's head width is 6; the kernels take 16 to 128"),

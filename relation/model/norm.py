@@ -23,7 +23,10 @@ class Normed(NamedTuple):
         return F.linear(self.states, weight if self.scale is None else weight * self.scale)
 
     def scaled(self) -> Tensor:
-        """The scaled states themselves, (B, T, d), in the scale's dtype or a wider one."""
+        """The scaled states themselves, (B, T, d), in the scale's dtype or a wider one.
+
+        Under autocast the states are rounded before they are scaled.
+        """
         return self.states if self.scale is None else self.states * self.scale
 
 

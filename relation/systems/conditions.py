@@ -105,9 +105,11 @@ class Conditions:
             told.append(f"the GPU was {min(busy):.0%} busy before the start")
         return told
 
-    def began(self, ours: Callable[[], Sequence[int]]) -> None:
-        """Forget earlier readings; `ours()` are the ids of this measurement's processes."""
-        self._ours, self._readings, self._others = ours, [], 0
+    def began(self, ours: Callable[[], Sequence[int]], forget: bool = True) -> None:
+        """`ours()` are the ids of this measurement's processes; `forget` earlier readings."""
+        self._ours = ours
+        if forget:
+            self._readings, self._others = [], 0
 
     def look(self) -> None:
         """Take a reading; cheap, and without effect on a CPU."""

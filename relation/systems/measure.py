@@ -1,6 +1,6 @@
 """One systems benchmark from specification to Parquet."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -102,30 +102,46 @@ def _throughput_row(
     }
 
 
+def _together(spec: SystemsSpec) -> list[Sequence[Mapping]]:
+    """The sides of each comparison.
+
+    Of linear-long, whose contexts are its sides, those up to an eighth of the longest are one: all
+    of them together then hold a quarter of its tokens. The others are one each, so that each can
+    have the device's whole memory.
+    """
+    if spec.benchmark != "linear-long":
+        return [spec.sides]
+    longest = max(side["context"] for side in spec.sides)
+    short = [side for side in spec.sides if 8 * side["context"] <= longest]
+    return [group for group in (short, *([s] for s in spec.sides if s not in short)) if group]
+
+
 def _throughput_rows(
     spec: SystemsSpec, tokens: Path | None, device: torch.device, start: Start
 ) -> list[dict]:
-    """The rows of one comparison, all sides in turns; those of linear-long are its contexts."""
-    watched = Conditions(device)
-    jobs = {side["side"]: step_job(spec, side, tokens, device) for side in spec.sides}
+    """The rows of each comparison, one after the other, all sides of one in turns."""
+    watched, rows = Conditions(device), []
     label = f"{spec.benchmark} {spec.scale}"
-    with Progress(label, 2 * len(jobs), "measurements") as progress:
-        outcomes = measure_together(
-            jobs,
-            [UPDATE],
-            spec.rounds,
-            watched,
-            lambda name, done: progress.advance(done, name),
-            # A round's first update settles what the others left.
-            warm_rounds=0,
-            start=start,
-            at_once=jobs,
-        )
-    conditions = {"device": describe(device), **watched.columns()}
-    return [
-        _throughput_row(spec, side, jobs[side["side"]], outcomes[side["side"]], conditions)
-        for side in spec.sides
-    ]
+    with Progress(label, 2 * len(spec.sides), "measurements") as progress:
+        for sides in _together(spec):
+            jobs = {side["side"]: step_job(spec, side, tokens, device) for side in sides}
+            outcomes = measure_together(
+                jobs,
+                [UPDATE],
+                spec.rounds,
+                watched,
+                lambda name, done: progress.advance(done, name),
+                # A round's first update settles what the others left.
+                warm_rounds=0,
+                start=start,
+                at_once=jobs,
+            )
+            conditions = {"device": describe(device), **watched.columns()}
+            rows += [
+                _throughput_row(spec, side, jobs[side["side"]], outcomes[side["side"]], conditions)
+                for side in sides
+            ]
+    return rows
 
 
 def _complexity_row(operator: str, context: int, outcome: Outcome, conditions: Mapping) -> dict:

@@ -22,7 +22,14 @@ FAILED, WRONG = "FAILED", "WRONG"
 _SECONDS_BETWEEN_LOOKS = 0.2
 _SECONDS_TO_ANSWER = 900.0
 _SECONDS_TO_END = 10.0
-_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
+# The libraries' handles take memory of their own when they are first used.
+_OUT_OF_MEMORY = (
+    "out of memory",
+    "can't allocate memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUBLAS_STATUS_NOT_INITIALIZED",
+    "CUDNN_STATUS_NOT_INITIALIZED",
+)
 
 
 @dataclass(frozen=True)

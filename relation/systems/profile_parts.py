@@ -44,6 +44,7 @@ _GENERATED = re.compile(r"^(?:triton|cpp)_(?:[a-z]+_)?fused_(.*?)_?\d*$")
 _MOVES = re.compile(
     r"^(_to_copy|_unsafe_view|unsafe_view|view|t|clone|permute|transpose|copy|copy_|to|cat|split|_)+$"
 )
+_SCALED = re.compile(r"_to_copy_mul(_t)?|_to_copy_cat_mul(_t)?")
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,7 @@ def _fused(operations: str) -> str:
     if near_operator and (not rest or _MOVES.match(rest)):
         return OPERATOR
     # A weight is rounded and, where a norm leaves it to its readers, scaled.
-    if _MOVES.match(operations.replace("mul", "_")):
+    if _MOVES.match(operations) or _SCALED.fullmatch(operations):
         return CASTS
     # What is left of reductions is the gradient of a norm's weight.
     return NORM if has("mul") and has("sum") else ELEMENTWISE

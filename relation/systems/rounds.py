@@ -47,6 +47,7 @@ def measure_together(
     warm_rounds: int = WARM_ROUNDS,
     start: Start = Worker,
     at_once: Collection[str] = (),
+    goes_on: bool = False,
 ) -> dict[str, Outcome]:
     """What becomes of each job in `rounds` rounds of every measure.
 
@@ -54,7 +55,8 @@ def measure_together(
     others hold theirs is measured again once they are gone: an OOM that is told is its own.
     at_once: the names of sides that are prepared side by side, and so compiled in the time of one;
     not those that time their own candidates meanwhile. `advance(name, 1)` is called when a side is
-    prepared, and for each when its rounds are done.
+    prepared, and for each when its rounds are done. goes_on: whether `conditions` keeps what it has
+    read so far.
     """
     outcomes = {name: Outcome() for name in jobs}
     with ExitStack() as stack:
@@ -67,7 +69,7 @@ def measure_together(
             else:
                 outcomes[name].facts |= found
                 workers[name] = worker
-        conditions.began(lambda: [worker.pid for worker in workers.values()])
+        conditions.began(lambda: [worker.pid for worker in workers.values()], not goes_on)
         for measure in measures:
             _rounds_of(measure, rounds, workers, outcomes, conditions, warm_rounds)
         for name, worker in workers.items():
@@ -86,6 +88,7 @@ def measure_together(
                     conditions,
                     warm_rounds=warm_rounds,
                     start=start,
+                    goes_on=True,
                 )
                 outcomes[name] = replace(again[name], alone=True)
     for name in jobs:

@@ -135,7 +135,8 @@ def tune(campaign: Campaign, precision: str, repeats: int, steady: float | None 
     """Search the launches of FlashRelation at a campaign's shapes, on a GPU held alone.
 
     precision: a key of `DTYPES`; every candidate is timed in `repeats` rounds. steady: seconds for
-    which the fastest of them are then run without a pause, and by which they are ranked. Raises
+    which the fastest of them are then run, each alone in two halves without a pause, and by whose
+    later parts they are ranked. Raises
     InputError for repeats < 1, steady <= 0, for head widths that the kernels do not take, and in
     Triton's interpreter.
     """
@@ -202,18 +203,18 @@ def _rank(
         call = calls[launch] = passes.call(name, target.entry(name, launch))
         sides[str(launch)] = partial(stopwatch.seconds, call, stopwatch.plan(call))
     found = interleave(sides, repeats)
-    times: dict[Launch, Sequence[float]] = {launch: found[str(launch)] for launch in fit}
+    times: dict[Launch, list[float]] = {launch: found[str(launch)] for launch in fit}
     rejected = {launch: reason for launch, reason in prepared.items() if reason is not None}
     if steady is not None:
         whole = {launch: samples for launch, samples in times.items() if len(samples) == repeats}
         slow = too_slow(whole, shipped)
         rejected |= slow | {launch: "out of memory" for launch in times if launch not in whole}
-        times = {
-            launch: stopwatch.steady(calls[launch], steady)
-            for launch in whole
-            if launch not in slow
-        }
-        repeats = STEADY_PARTS
+        left = [launch for launch in whole if launch not in slow]
+        times = {launch: [] for launch in left}
+        # There and back, so that a GPU that grows warmer meets all alike.
+        for launch in (*left, *reversed(left)):
+            times[launch] += stopwatch.steady(calls[launch], steady / 2)
+        repeats = 2 * STEADY_PARTS
 
     def check(launch: Launch) -> str | None:
         entry = target.entry(name, launch)
