@@ -6,22 +6,20 @@ is chosen when the kernels are imported. Tests marked gpu run them compiled.
 
 import importlib
 import math
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
+from interpreter import INTERPRETED, run_interpreted
 
 import kernels
 from relation.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[1]
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 SLACK = {torch.bfloat16: 1e-3, torch.float16: 1e-3, torch.float32: 1e-5}
 RESULTS = ("Y", "dp1", "dp2", "dinfo", "dlam")
 
@@ -102,17 +100,7 @@ def assert_dlam_exact(shape, dtype=torch.float32, device="cpu", **options) -> No
 
 @pytest.mark.skipif(INTERPRETED, reason="it would start itself")
 def test_the_interpreter_reproduces_the_definition():
-    triton = pytest.importorskip("triton")
-    if triton.__version__.startswith("3.6.") and np.lib.NumpyVersion(np.__version__) >= "2.4.0":
-        pytest.skip("Triton 3.6's interpreter cannot run a loop with NumPy 2.4 or newer")
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"{__file__}::TestInterpreted"],
-        cwd=ROOT,
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
+    run_interpreted(__file__)
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="run by the test above")

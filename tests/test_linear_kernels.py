@@ -7,21 +7,16 @@ kernels are imported. Tests marked gpu run them compiled.
 
 import importlib
 import math
-import os
-import subprocess
-import sys
 
-import numpy as np
 import pytest
 import torch
+from interpreter import INTERPRETED, run_interpreted
 from test_flash_relation import SLACK, assert_close, poisoned_memory
 
 import kernels
-from relation.code import PROJECT
 from relation.errors import InputError
 from relation.operators import chunked_linear_relation, get_backend, linear_relation
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 RESULTS = ("Y", "C_T", "dp1", "dp2", "dinfo", "dg", "dC_0")
 
 Inputs = tuple[torch.Tensor | None, ...]
@@ -78,17 +73,7 @@ def assert_exact(inputs: Inputs, tau: float = 2.0, truth=linear_relation) -> Non
 
 @pytest.mark.skipif(INTERPRETED, reason="it would start itself")
 def test_the_interpreter_reproduces_the_recurrence():
-    triton = pytest.importorskip("triton")
-    if triton.__version__.startswith("3.6.") and np.lib.NumpyVersion(np.__version__) >= "2.4.0":
-        pytest.skip("Triton 3.6's interpreter cannot run a loop with NumPy 2.4 or newer")
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"{__file__}::TestInterpreted"],
-        cwd=PROJECT,
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
+    run_interpreted(__file__)
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="run by the test above")

@@ -4,14 +4,10 @@ Without a GPU the kernel runs in Triton's interpreter, in a process of its own: 
 chosen when the kernels are imported. Tests marked gpu run it compiled.
 """
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import ROOT
+from interpreter import INTERPRETED, run_interpreted
 from test_flash_relation import assert_close, poisoned_memory
 from torch import Tensor
 
@@ -21,7 +17,6 @@ from relation.model import Decoder, ModelConfig
 from relation.training import loss as training_loss
 from relation.training.step import autocast
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 ROWS, WIDTH = 37, 24
 
 
@@ -71,15 +66,7 @@ def assert_exact(dtype: torch.dtype, vocabulary: int, device: str, compiled: boo
 
 @pytest.mark.skipif(INTERPRETED, reason="it would start itself")
 def test_the_interpreter_reproduces_the_definition() -> None:
-    pytest.importorskip("triton")
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"{__file__}::TestInterpreted"],
-        cwd=ROOT,
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
+    run_interpreted(__file__)
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="run by the test above")

@@ -5,17 +5,14 @@ is chosen when the kernels are imported. The test marked gpu runs the whole comm
 """
 
 import math
-import os
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from conftest import ROOT
+from interpreter import INTERPRETED, run_interpreted
 
 pytest.importorskip("triton")
 
@@ -32,7 +29,6 @@ from relation.systems.tuning.prepare import Target, prepare_all
 from relation.systems.tuning.report import entries_toml, notes, sections
 from relation.systems.tuning.search import Found, Ranking, rank, widest_work
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 CPU = torch.device("cpu")
 SHAPE = Shape("30M", 3, 2, 24, 16)
 SHIPPED = next(e for e in load_launches()["sm_90"] if (e.bits, e.widest) == (16, 64))
@@ -268,18 +264,7 @@ def test_without_a_gpu_one_line_says_so(monkeypatch, capsys):
 
 @pytest.mark.skipif(INTERPRETED, reason="it would start itself")
 def test_a_search_in_the_interpreter():
-    import triton
-
-    if triton.__version__.startswith("3.6.") and np.lib.NumpyVersion(np.__version__) >= "2.4.0":
-        pytest.skip("Triton 3.6's interpreter cannot run a loop with NumPy 2.4 or newer")
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"{__file__}::TestInterpreted"],
-        cwd=ROOT,
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
+    run_interpreted(__file__)
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="run by the test above")

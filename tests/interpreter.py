@@ -1,0 +1,29 @@
+"""Tests of kernels in Triton's interpreter, which is chosen when the kernels are imported.
+
+So they run in a process of their own, which a test of the ordinary run starts.
+"""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from conftest import ROOT
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def run_interpreted(file: str) -> None:
+    """Run the class TestInterpreted of a test file, and fail with what it printed."""
+    triton = pytest.importorskip("triton")
+    if triton.__version__.startswith("3.6.") and np.lib.NumpyVersion(np.__version__) >= "2.4.0":
+        pytest.skip("Triton 3.6's interpreter cannot run a loop with NumPy 2.4 or newer")
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"{file}::TestInterpreted"],
+        cwd=ROOT,
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
