@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from relation.operators.checks import projection_dtype
+
 
 class Normed(NamedTuple):
     """States (B, T, d) and the scale (d,) that their readers owe them; None owes nothing."""
@@ -38,10 +40,7 @@ class FoldedRMSNorm(nn.RMSNorm):
     """
 
     def forward(self, x: Tensor) -> Normed:
-        kind = x.device.type
-        narrow = torch.is_autocast_enabled(kind)
-        dtype = torch.get_autocast_dtype(kind) if narrow else x.dtype
-        return Normed(_OverRMS.apply(x, self.eps, dtype), self.weight)
+        return Normed(_OverRMS.apply(x, self.eps, projection_dtype(x)), self.weight)
 
 
 class _OverRMS(torch.autograd.Function):

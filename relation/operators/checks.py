@@ -76,3 +76,9 @@ def check_relation_inputs(
 def without_autocast(x: torch.Tensor) -> torch.autocast:
     """A context in which FP32 products stay FP32 although the model runs under BF16 autocast."""
     return torch.autocast(x.device.type, enabled=False)
+
+
+def projection_dtype(x: torch.Tensor) -> torch.dtype:
+    """The dtype in which a projection reads x: autocast's where it is on, else x's own."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype

@@ -44,7 +44,7 @@ _GENERATED = re.compile(r"^(?:triton|cpp)_(?:[a-z]+_)?fused_(.*?)_?\d*$")
 _MOVES = re.compile(
     r"^(_to_copy|_unsafe_view|unsafe_view|view|t|clone|permute|transpose|copy|copy_|to|cat|split|_)+$"
 )
-_SCALED = re.compile(r"_to_copy_mul(_t)?|_to_copy_cat_mul(_t)?")
+_SCALED = re.compile(r"_to_copy_mul(_t)?")
 
 
 @dataclass(frozen=True)

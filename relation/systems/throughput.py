@@ -33,6 +33,22 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def mark(device: torch.device) -> torch.cuda.Event | float:
+    """The moment at which the device has done what it was given; a GPU tells it later."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def seconds_between(first: torch.cuda.Event | float, last: torch.cuda.Event | float) -> float:
+    """Seconds between two marks of one device, which has been waited for."""
+    if isinstance(first, float):
+        return last - first
+    return first.elapsed_time(last) / 1e3
+
+
 def release(device: torch.device) -> None:
     """Give back what the last measurement held, so that the next starts from an empty device."""
     torch.compiler.reset()
@@ -139,14 +155,6 @@ class StepMeasurement:
             self._updates += 1
         return loss
 
-    def _mark(self) -> torch.cuda.Event | float:
-        """The moment at which the device has done what it was given."""
-        if not self._on_gpu:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
     def prepare(self) -> dict:
         """Build and warm up. Raises RunError for a loss that is not finite."""
         job = self.job
@@ -174,13 +182,12 @@ class StepMeasurement:
         if self._on_gpu:
             # It finds caches and allocator as another process left them; a CPU's fill at once.
             self._run(1)
-        first = self._mark()
+        first = mark(self.device)
         self._run(self.job.updates)
-        last = self._mark()
+        last = mark(self.device)
         synchronize(self.device)
         self._wall += time.perf_counter() - began
-        elapsed = first.elapsed_time(last) / 1e3 if self._on_gpu else last - first
-        return elapsed / self.job.updates
+        return seconds_between(first, last) / self.job.updates
 
     def proof(self) -> dict:
         """Peak bytes, the raw rate, and the attention kernels of one more micro-batch.

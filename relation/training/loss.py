@@ -7,9 +7,7 @@ from torch import Tensor
 import kernels
 from relation.data.windows import IGNORED
 from relation.model import Decoder
-
-# As `kernels.cross_entropy` has it, which imports Triton.
-_LARGEST_VOCABULARY = 65536
+from relation.operators.checks import projection_dtype
 
 
 def summed_nll(model: Decoder, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -19,10 +17,7 @@ def summed_nll(model: Decoder, inputs: Tensor, targets: Tensor) -> Tensor:
     """
     states, weight = model.states(inputs), model.embedding.weight
     if torch.is_grad_enabled() and _fuses(states.device, weight.shape[0]):
-        kind = states.device.type
-        narrow = torch.is_autocast_enabled(kind)
-        dtype = torch.get_autocast_dtype(kind) if narrow else states.dtype
-        return _SummedNLL.apply(states, weight, targets, dtype)
+        return _SummedNLL.apply(states, weight, targets, projection_dtype(states))
     logits = model.logits(states)
     return F.cross_entropy(
         logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED, reduction="sum"
@@ -31,8 +26,12 @@ def summed_nll(model: Decoder, inputs: Tensor, targets: Tensor) -> Tensor:
 
 def _fuses(device: torch.device, vocabulary: int) -> bool:
     """Whether the kernel runs there: on a GPU, not in Triton's interpreter."""
-    usable = device.type == "cuda" and kernels.why_unavailable(device) is None
-    return usable and vocabulary <= _LARGEST_VOCABULARY
+    if device.type != "cuda" or kernels.why_unavailable(device) is not None:
+        return False
+    # It imports Triton.
+    from kernels.cross_entropy import LARGEST_VOCABULARY
+
+    return vocabulary <= LARGEST_VOCABULARY
 
 
 class _SummedNLL(torch.autograd.Function):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from relation.systems.throughput import synchronize
+from relation.systems.throughput import mark, seconds_between, synchronize
 
 Call = Callable[[], object]
 
@@ -100,24 +100,14 @@ class Stopwatch:
         """
         once = self.seconds(call, Plan(1, 0))
         calls = math.ceil(seconds / (2 * STEADY_PARTS * once))
-        marks = [self._mark()]
+        marks = [mark(self.device)]
         for _ in range(2 * STEADY_PARTS):
             for _ in range(calls):
                 call()
-            marks.append(self._mark())
+            marks.append(mark(self.device))
         synchronize(self.device)
-        parts = list(itertools.pairwise(marks))[STEADY_PARTS:]
-        if self.device.type == "cuda":
-            return [start.elapsed_time(end) / 1e3 / calls for start, end in parts]
-        return [(end - start) / calls for start, end in parts]
-
-    def _mark(self) -> torch.cuda.Event | float:
-        """The moment at which the device has done what it was given."""
-        if self.device.type != "cuda":
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
+        parts = itertools.pairwise(marks[STEADY_PARTS:])
+        return [seconds_between(start, end) / calls for start, end in parts]
 
 
 def interleave(

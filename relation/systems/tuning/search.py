@@ -136,9 +136,8 @@ def tune(campaign: Campaign, precision: str, repeats: int, steady: float | None 
 
     precision: a key of `DTYPES`; every candidate is timed in `repeats` rounds. steady: seconds for
     which the fastest of them are then run, each alone in two halves without a pause, and by whose
-    later parts they are ranked. Raises
-    InputError for repeats < 1, steady <= 0, for head widths that the kernels do not take, and in
-    Triton's interpreter.
+    later parts they are ranked. Raises InputError for repeats < 1, steady <= 0, for head widths
+    that the kernels do not take, and in Triton's interpreter.
     """
     if repeats < 1:
         raise InputError(f"repeats is {repeats}; give at least 1")
