@@ -40,7 +40,12 @@ def architecture(device: torch.device) -> str:
 @triton.jit
 def head_offset(H, stride_b, stride_h):
     """Elements, 64-bit, from a (B, H, ...) tensor's start to the head of this program."""
-    batch_head = tl.program_id(0)
+    return offset_of_head(tl.program_id(0), H, stride_b, stride_h)
+
+
+@triton.jit
+def offset_of_head(batch_head, H, stride_b, stride_h):
+    """Elements, 64-bit, from a (B, H, ...) tensor's start to head `batch_head` of its B H."""
     b = tl.cast(batch_head // H, tl.int64)
     h = tl.cast(batch_head % H, tl.int64)
     return b * stride_b + h * stride_h

@@ -11,17 +11,19 @@ from kernels.flash_relation.launches import PASSES, load_launches, split_width
 FOLDER = Path(launches.__file__).parent
 OTHERS = ("sm_80", "sm_89", "sm_100")
 ENTRIES = [
-    (name, architecture, entry)
+    (name, tiles, architecture, entry)
     for architecture, entries in load_launches().items()
     for entry in entries
     for name in PASSES
+    for tiles in ("pointers", "descriptors")
+    if tiles == "pointers" or (entry.descriptors and name != "repair")
 ]
 
 
 def recorded() -> dict[tuple, dict]:
     with (FOLDER / "resources.csv").open(newline="") as file:
         return {
-            (row["pass"], row["architecture"], int(row["bits"]), int(row["widest"])): row
+            tuple(row[k] for k in ("pass", "tiles", "architecture", "bits", "widest")): row
             for row in csv.DictReader(file)
         }
 
@@ -30,15 +32,15 @@ def label(value):
     return value if isinstance(value, str) else f"{value.bits}-{value.widest}"
 
 
-@pytest.mark.parametrize(("name", "architecture", "entry"), ENTRIES, ids=label)
-def test_every_launch_fits_and_grows_no_further(name, architecture, entry):
+@pytest.mark.parametrize(("name", "tiles", "architecture", "entry"), ENTRIES, ids=label)
+def test_every_launch_fits_and_grows_no_further(name, tiles, architecture, entry):
     triton = pytest.importorskip("triton")
     from kernels.common import SHARED_MEMORY
     from kernels.flash_relation.resources import pass_resources
 
-    found = pass_resources(name, architecture, entry)
+    found = pass_resources(name, architecture, entry, tiles == "descriptors")
     assert found.shared <= SHARED_MEMORY[architecture]
-    row = recorded()[name, architecture, entry.bits, entry.widest]
+    row = recorded()[name, tiles, architecture, str(entry.bits), str(entry.widest)]
     if row["triton"] == triton.__version__:
         assert found.stack <= int(row["stack"])
         assert found.shared <= int(row["shared"])
@@ -54,9 +56,9 @@ def test_other_architectures_take_what_fits_them(architecture):
     # Of 16 and of 32 bits, the entry and pass that take the most in the recorded table.
     for bits in (16, 32):
         entries = {entry.widest: entry for entry in load_launches()["sm_120"] if entry.bits == bits}
-        rows = [key for key in recorded() if key[1:3] == ("sm_120", bits)]
-        name, _, _, widest = max(rows, key=lambda key: int(recorded()[key]["shared"]))
-        found = pass_resources(name, architecture, entries[widest])
+        rows = [key for key in recorded() if key[1:4] == ("pointers", "sm_120", str(bits))]
+        name, _, _, _, widest = max(rows, key=lambda key: int(recorded()[key]["shared"]))
+        found = pass_resources(name, architecture, entries[int(widest)])
         assert found.shared <= SHARED_MEMORY[architecture]
 
 
@@ -83,3 +85,16 @@ def test_a_tile_that_does_not_divide_its_block_is_refused(tmp_path):
     file.write_text(text.replace("block_i = 64, block_j = 64", "block_i = 64, block_j = 48", 1))
     with pytest.raises(ValueError, match="48 does not divide 64"):
         load_launches(file)
+
+
+@pytest.mark.parametrize(
+    ("heads", "scanned", "at_a_time"),
+    [(1, 10**9, 1), (31, 1, 31), (128, 512 << 10, 32), (256, 192 << 10, 128), (37, 1 << 20, 1)],
+)
+def test_heads_run_in_equal_groups_that_share_the_cache(heads, scanned, at_a_time):
+    groups = heads // at_a_time
+    assert launches.head_groups(heads, 5, scanned, 50 << 20) == (at_a_time, 5, groups)
+
+
+def test_more_groups_than_cuda_counts_run_at_once():
+    assert launches.head_groups(65_537, 5, 1 << 30, 50 << 20) == (65_537, 5, 1)

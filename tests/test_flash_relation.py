@@ -8,8 +8,9 @@ import importlib
 import math
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,34 @@ def test_the_interpreter_reproduces_the_definition():
     run_interpreted(__file__)
 
 
+@pytest.fixture
+def launch_with(monkeypatch) -> Iterator[Callable[..., None]]:
+    """Called with fields of Launches, changes those of what the interpreter launches."""
+    from kernels.flash_relation import launches
+
+    def change(**fields) -> None:
+        monkeypatch.setattr(launches, "INTERPRETED", replace(launches.INTERPRETED, **fields))
+        launches.select_launches.cache_clear()
+
+    yield change
+    launches.select_launches.cache_clear()
+
+
+@pytest.fixture
+def described(monkeypatch) -> list[bool]:
+    """Whether the tiles of each launch to come, forward and backward, came through descriptors."""
+    answers = []
+    for name in ("forward", "backward"):
+        module = importlib.import_module(f"kernels.flash_relation.{name}")
+
+        def recorded(*arguments, are_describable=module.are_describable) -> bool:
+            answers.append(are_describable(*arguments))
+            return answers[-1]
+
+        monkeypatch.setattr(module, "are_describable", recorded)
+    return answers
+
+
 @pytest.mark.skipif(not INTERPRETED, reason="run by the test above")
 class TestInterpreted:
     @pytest.mark.parametrize("length", [1, 2, 17, 33])
@@ -126,16 +155,32 @@ class TestInterpreted:
         assert_exact((20 * p1, *others), tau=0.7)
 
     @pytest.mark.parametrize("width", [60, 80])
-    def test_blocks_of_several_tiles(self, monkeypatch, width):
+    def test_blocks_of_several_tiles(self, launch_with, width):
         """As the shipped launches have: 32 rows owned, history scanned by 16, and the reverse."""
-        launches = importlib.import_module("kernels.flash_relation.launches")
-        rows, history = launches.Launch(32, 16, 1, 1), launches.Launch(16, 32, 1, 1)
-        entry = launches.Launches(32, 128, False, rows, rows, rows, history)
-        monkeypatch.setattr(launches, "INTERPRETED", entry)
-        launches.select_launches.cache_clear()
+        from kernels.flash_relation.launches import Launch
+
+        rows, history = Launch(32, 16, 1, 1), Launch(16, 32, 1, 1)
+        launch_with(forward=rows, repair=rows, p1=rows, p2_info=history)
         for length in (1, 33, 64):
             assert_exact(draw(7, (1, 1, length, width)))
-        launches.select_launches.cache_clear()
+
+    def test_tiles_through_descriptors(self, launch_with, described):
+        """And pointers for what TMA cannot hold: each of the four in turn off its alignment."""
+        launch_with(descriptors=True)
+        for length in (1, 33):
+            assert_exact(draw(7, (2, 2, length, 16)))
+        assert described == [True] * 4
+        for k in range(4):
+            inputs = list(draw(7, (1, 2, 18, 16)))
+            inputs[k] = torch.cat([inputs[k], inputs[k][..., :1]], -1)[..., :-1]
+            assert_exact(tuple(inputs))
+            assert described[4 + 2 * k :] == [k == 3, False]
+
+    def test_no_descriptors_where_the_scale_would_round(self, launch_with, described):
+        launch_with(descriptors=True)
+        assert_exact(draw(7, (1, 2, 33, 32)))  # 1 / sqrt(32) is no power of two
+        assert_exact(draw(7, (1, 2, 33, 16), torch.float16))  # small numbers lose digits
+        assert described == [False] * 4
 
     @pytest.mark.parametrize("correction", [0.5, 30.0])
     @pytest.mark.parametrize("transport_self", [True, False])

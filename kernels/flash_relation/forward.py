@@ -10,9 +10,16 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.common import head_offset, interpreted
-from kernels.flash_relation.launches import Launch, Launches, select_launches, split_width
-from kernels.flash_relation.tiles import half_tanh, load_tile, store_tile
+from kernels.common import interpreted, offset_of_head
+from kernels.flash_relation.descriptors import are_describable, describe
+from kernels.flash_relation.launches import Launch, Launches, grid, select_launches, split_width
+from kernels.flash_relation.tiles import (
+    half_tanh,
+    load_tile,
+    program_head,
+    read_tile,
+    store_tile,
+)
 
 LOG2_E = tl.constexpr(math.log2(math.e))
 LN_2 = tl.constexpr(math.log(2))
@@ -26,11 +33,12 @@ REPAIRED_ROWS = 1024
 
 @triton.jit
 def _history_tile(
-    p1_i, p1_i_rest, p2, info, lam, i_start, j_start, T, m_i, l_i, self2_i, z_i, z_i_rest,
+    p1_i, p1_i_rest, p2, info, p2_tiles, info_tiles, b, h, lam, i_start, j_start, T,
+    m_i, l_i, self2_i, z_i, z_i_rest,
     stride_p2_t, stride_p2_d, stride_info_t, stride_info_d, scale, tau,
     TRANSPORT_SELF: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, REST: tl.constexpr,
     BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr, WHOLE: tl.constexpr, FAST: tl.constexpr,
-    ONLINE: tl.constexpr, DIAGONAL: tl.constexpr,
+    ONLINE: tl.constexpr, SCALED: tl.constexpr, DIAGONAL: tl.constexpr,
 ):  # fmt: skip
     """Add the tile of history at j_start to the sums of the rows at i_start.
 
@@ -38,12 +46,14 @@ def _history_tile(
     the softmax of row i, Self weighs exp(S_i + lam log i) where history weighs exp(E_ij).
     """
     # Only the diagonal reaches past the last row.
-    p2_j = load_tile(
-        p2, j_start, T, stride_p2_t, stride_p2_d, D, 0, BLOCK_J, WIDE, WHOLE or not DIAGONAL
-    )
-    info_j = load_tile(
-        info, j_start, T, stride_info_t, stride_info_d, D, 0, BLOCK_J, WIDE, WHOLE or not DIAGONAL
-    )
+    p2_j = read_tile(
+        p2_tiles, b, h, p2, j_start, T, stride_p2_t, stride_p2_d, D, 0, BLOCK_J, WIDE,
+        WHOLE or not DIAGONAL,
+    )  # fmt: skip
+    info_j = read_tile(
+        info_tiles, b, h, info, j_start, T, stride_info_t, stride_info_d, D, 0, BLOCK_J, WIDE,
+        WHOLE or not DIAGONAL,
+    )  # fmt: skip
     u = tl.dot(p1_i, tl.trans(p2_j), input_precision="ieee")
     if REST > 0:
         p2_j_rest = load_tile(
@@ -54,14 +64,17 @@ def _history_tile(
             WHOLE or not DIAGONAL,
         )  # fmt: skip
         u = tl.dot(p1_i_rest, tl.trans(p2_j_rest), u, input_precision="ieee")
-    h2 = u * (0.5 * LOG2_E * scale)
-    e2 = h2 * half_tanh(u * (0.5 * scale), FAST) + h2
+    if SCALED:
+        e2 = u * (half_tanh(u, FAST) * LOG2_E + LOG2_E)
+    else:
+        h2 = u * (0.5 * LOG2_E * scale)
+        e2 = h2 * half_tanh(u * (0.5 * scale), FAST) + h2
 
     if DIAGONAL:
         i = i_start + tl.arange(0, BLOCK_I)
         j = j_start + tl.arange(0, BLOCK_J)
         own = j[None, :] == i[:, None]
-        s = tl.sigmoid(tl.sum(tl.where(own, u, 0.0), 1) * (scale / tau))
+        s = tl.sigmoid(tl.sum(tl.where(own, u, 0.0), 1) * (2.0 / tau if SCALED else scale / tau))
         self2 = s * LOG2_E + tl.load(lam) * tl.log2((i + 1).to(tl.float32))
         # Without history only Self is left: any weight will do, and 1 divides away exactly.
         self2 = tl.where(i == 0, 0.0, self2)
@@ -95,14 +108,19 @@ def _history_tile(
 
 @triton.jit
 def _forward_rows(
-    p1, p2, info, lam, y, gate_logit, log_norm, i_start,
+    p1, p2, info, p1_tiles, p2_tiles, info_tiles, b, h, lam, y, gate_logit, log_norm, i_start,
     stride_p1_t, stride_p1_d, stride_p2_t, stride_p2_d, stride_info_t, stride_info_d,
     stride_y_t, stride_y_d, T, scale, tau,
     TRANSPORT_SELF: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, REST: tl.constexpr,
     BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr, WHOLE: tl.constexpr, FAST: tl.constexpr,
-    ONLINE: tl.constexpr,
+    ONLINE: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
-    p1_i = load_tile(p1, i_start, T, stride_p1_t, stride_p1_d, D, 0, BLOCK_I, WIDE, WHOLE)
+    p1_i = read_tile(
+        p1_tiles, b, h, p1, i_start, T, stride_p1_t, stride_p1_d, D, 0, BLOCK_I, WIDE, WHOLE
+    )
+    if SCALED:
+        # Once, and exactly. Triton also keeps in registers what it gets so from a descriptor.
+        p1_i = (p1_i * (0.5 * scale)).to(p1_i.dtype)
     p1_i_rest, z_i_rest = p1_i, 0.0
     if REST > 0:
         p1_i_rest = load_tile(
@@ -118,17 +136,17 @@ def _forward_rows(
     # loops asynchronous, and the second loop needs no mask.
     for step in tl.range(0, tl.minimum(BLOCK_I, T - i_start), BLOCK_J, num_stages=1):
         m_i, l_i, self2_i, z_i, z_i_rest = _history_tile(
-            p1_i, p1_i_rest, p2, info, lam, i_start, i_start + step, T,
+            p1_i, p1_i_rest, p2, info, p2_tiles, info_tiles, b, h, lam, i_start, i_start + step, T,
             m_i, l_i, self2_i, z_i, z_i_rest,
             stride_p2_t, stride_p2_d, stride_info_t, stride_info_d, scale, tau,
-            TRANSPORT_SELF, D, WIDE, REST, BLOCK_I, BLOCK_J, WHOLE, FAST, ONLINE, True,
+            TRANSPORT_SELF, D, WIDE, REST, BLOCK_I, BLOCK_J, WHOLE, FAST, ONLINE, SCALED, True,
         )  # fmt: skip
     for j_start in range(0, i_start, BLOCK_J):
         m_i, l_i, self2_i, z_i, z_i_rest = _history_tile(
-            p1_i, p1_i_rest, p2, info, lam, i_start, j_start, T,
+            p1_i, p1_i_rest, p2, info, p2_tiles, info_tiles, b, h, lam, i_start, j_start, T,
             m_i, l_i, self2_i, z_i, z_i_rest,
             stride_p2_t, stride_p2_d, stride_info_t, stride_info_d, scale, tau,
-            TRANSPORT_SELF, D, WIDE, REST, BLOCK_I, BLOCK_J, WHOLE, FAST, ONLINE, False,
+            TRANSPORT_SELF, D, WIDE, REST, BLOCK_I, BLOCK_J, WHOLE, FAST, ONLINE, SCALED, False,
         )  # fmt: skip
 
     l_all = l_i + tl.exp2(self2_i - m_i)
@@ -144,7 +162,7 @@ def _forward_rows(
 
 @triton.jit(do_not_specialize=["T"])
 def forward_kernel(
-    p1, p2, info, lam, y, gate_logit, log_norm,
+    p1, p2, info, p1_tiles, p2_tiles, info_tiles, lam, y, gate_logit, log_norm,
     stride_p1_b, stride_p1_h, stride_p1_t, stride_p1_d,
     stride_p2_b, stride_p2_h, stride_p2_t, stride_p2_d,
     stride_info_b, stride_info_h, stride_info_t, stride_info_d,
@@ -152,23 +170,24 @@ def forward_kernel(
     H, T, scale, tau,
     TRANSPORT_SELF: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, REST: tl.constexpr,
     BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr, WHOLE: tl.constexpr, FAST: tl.constexpr,
-    ONLINE: tl.constexpr,
+    ONLINE: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
     # torch.compile passes Python numbers in FP64, which would widen everything they touch.
     scale, tau = tl.cast(scale, tl.float32), tl.cast(tau, tl.float32)
     # The last rows have the longest history, so they start first.
     i_start = (tl.num_programs(1) - 1 - tl.program_id(1)) * BLOCK_I
-    rows = tl.cast(tl.program_id(0), tl.int64) * T
+    head = program_head()
+    rows = tl.cast(head, tl.int64) * T
     _forward_rows(
-        p1 + head_offset(H, stride_p1_b, stride_p1_h),
-        p2 + head_offset(H, stride_p2_b, stride_p2_h),
-        info + head_offset(H, stride_info_b, stride_info_h),
-        lam,
-        y + head_offset(H, stride_y_b, stride_y_h),
+        p1 + offset_of_head(head, H, stride_p1_b, stride_p1_h),
+        p2 + offset_of_head(head, H, stride_p2_b, stride_p2_h),
+        info + offset_of_head(head, H, stride_info_b, stride_info_h),
+        p1_tiles, p2_tiles, info_tiles, head // H, head % H, lam,
+        y + offset_of_head(head, H, stride_y_b, stride_y_h),
         gate_logit + rows, log_norm + rows, i_start,
         stride_p1_t, stride_p1_d, stride_p2_t, stride_p2_d, stride_info_t, stride_info_d,
         stride_y_t, stride_y_d, T, scale, tau,
-        TRANSPORT_SELF, D, WIDE, REST, BLOCK_I, BLOCK_J, WHOLE, FAST, ONLINE,
+        TRANSPORT_SELF, D, WIDE, REST, BLOCK_I, BLOCK_J, WHOLE, FAST, ONLINE, SCALED,
     )  # fmt: skip
 
 
@@ -197,20 +216,21 @@ def repair_kernel(
     """
     scale, tau = tl.cast(scale, tl.float32), tl.cast(tau, tl.float32)
     first = tl.program_id(1) * ROWS
-    head = tl.cast(tl.program_id(0), tl.int64) * T
-    if _left_the_range(log_norm + head, first, T, ROWS):
+    head = program_head()
+    rows = tl.cast(head, tl.int64) * T
+    if _left_the_range(log_norm + rows, first, T, ROWS):
         for i_start in range(first, tl.minimum(first + ROWS, T), BLOCK_I):
-            if _left_the_range(log_norm + head, i_start, T, BLOCK_I):
+            if _left_the_range(log_norm + rows, i_start, T, BLOCK_I):
                 _forward_rows(
-                    p1 + head_offset(H, stride_p1_b, stride_p1_h),
-                    p2 + head_offset(H, stride_p2_b, stride_p2_h),
-                    info + head_offset(H, stride_info_b, stride_info_h),
-                    lam,
-                    y + head_offset(H, stride_y_b, stride_y_h),
-                    gate_logit + head, log_norm + head, i_start,
+                    p1 + offset_of_head(head, H, stride_p1_b, stride_p1_h),
+                    p2 + offset_of_head(head, H, stride_p2_b, stride_p2_h),
+                    info + offset_of_head(head, H, stride_info_b, stride_info_h),
+                    None, None, None, 0, 0, lam,
+                    y + offset_of_head(head, H, stride_y_b, stride_y_h),
+                    gate_logit + rows, log_norm + rows, i_start,
                     stride_p1_t, stride_p1_d, stride_p2_t, stride_p2_d,
                     stride_info_t, stride_info_d, stride_y_t, stride_y_d, T, scale, tau,
-                    TRANSPORT_SELF, D, WIDE, REST, BLOCK_I, BLOCK_J, False, FAST, True,
+                    TRANSPORT_SELF, D, WIDE, REST, BLOCK_I, BLOCK_J, False, FAST, True, False,
                 )  # fmt: skip
 
 
@@ -242,22 +262,25 @@ def launch_forward(
     launches = launches or select_launches(p1.device, p1.element_size(), D)
     tile: Launch = launches.forward
     wide, rest = split_width(D)
-    tensors = (p1, p2, info, lam, y, gate_logit, log_norm)
+    described = are_describable(launches, p1, p2, info)
+    owned_and_scanned = ((p1, tile.block_i), (p2, tile.block_j), (info, tile.block_j))
+    tiles = (describe(*pair) if described else None for pair in owned_and_scanned)
+    results = (lam, y, gate_logit, log_norm)
     strides = (*p1.stride(), *p2.stride(), *info.stride(), *y.stride())
     numbers = (H, T, 1 / math.sqrt(D), tau)
     online = keeps_maximum(p1.dtype)
     fast = p1.element_size() == 2 and not interpreted()
     with torch.cuda.device_of(p1):
-        forward_kernel[(B * H, triton.cdiv(T, tile.block_i))](
-            *tensors, *strides, *numbers,
+        forward_kernel[grid(p1, tile.block_i)](
+            p1, p2, info, *tiles, *results, *strides, *numbers,
             TRANSPORT_SELF=transport_self, D=D, WIDE=wide, REST=rest,
             BLOCK_I=tile.block_i, BLOCK_J=tile.block_j, WHOLE=T % tile.block_i == 0, FAST=fast,
-            ONLINE=online, **tile.options(),
+            ONLINE=online, SCALED=described, **tile.options(),
         )  # fmt: skip
         if not online:
             tile = launches.repair
             repair_kernel[(B * H, triton.cdiv(T, REPAIRED_ROWS))](
-                *tensors, *strides, *numbers,
+                p1, p2, info, *results, *strides, *numbers,
                 TRANSPORT_SELF=transport_self, D=D, WIDE=wide, REST=rest,
                 BLOCK_I=tile.block_i, BLOCK_J=tile.block_j, FAST=fast, ROWS=REPAIRED_ROWS,
                 **tile.options(),

@@ -37,7 +37,11 @@ class Launch:
 
 @dataclass(frozen=True)
 class Launches:
-    """The passes for one architecture and input size, for head widths up to `widest`."""
+    """The passes for one architecture and input size, for head widths up to `widest`.
+
+    `descriptors`: tiles that a pass scans come through TMA descriptors where `tiles.describe` can
+    make them.
+    """
 
     bits: int
     widest: int
@@ -46,6 +50,7 @@ class Launches:
     repair: Launch
     p1: Launch
     p2_info: Launch
+    descriptors: bool = False
 
     def __post_init__(self):
         for name in PASSES:
@@ -94,6 +99,36 @@ def split_width(head_dim: int) -> tuple[int, int]:
         return wide, 0
     rest = max(16, 1 << (head_dim - wide - 1).bit_length())
     return (2 * wide, 0) if rest == wide else (wide, rest)
+
+
+def grid(x: torch.Tensor, block: int) -> tuple[int, int, int]:
+    """`head_groups` of programs that own `block` rows of x (B, H, T, D) and scan two such tensors.
+
+    CUDA starts programs with the first of the three numbers counting fastest.
+    """
+    B, H, T, D = x.shape
+    scanned = 2 * T * D * x.element_size()
+    return head_groups(B * H, -(-T // block), scanned, cache_bytes(x.device))
+
+
+def head_groups(heads: int, blocks: int, scanned: int, cache: int) -> tuple[int, int, int]:
+    """(heads of a group, blocks of a head, groups).
+
+    Groups run one after the other, so that the programs at work scan `scanned` bytes of each of few
+    heads, and find them in the L2 cache of `cache` bytes: half of it is theirs.
+    """
+    most = max(1, cache // 2 // scanned)
+    size = next(size for size in range(min(most, heads), 0, -1) if heads % size == 0)
+    # CUDA counts at most 65,535 of all but the first: heads without a fitting divisor run at once.
+    return (size, blocks, heads // size) if heads // size <= 65_535 else (heads, blocks, 1)
+
+
+@functools.cache
+def cache_bytes(device: torch.device) -> int:
+    """Bytes of a device's L2 cache; of a CPU's a few, so that small inputs have several groups."""
+    if device.type == "cpu":
+        return 8192
+    return torch.cuda.get_device_properties(device).L2_cache_size
 
 
 @functools.cache

@@ -13,11 +13,17 @@ from kernels.flash_relation.launches import PASSES, Launches, load_launches, spl
 from kernels.resources import Resources, compile_resources
 
 TABLE = Path(__file__).with_suffix(".csv")
+_TILES = ("p1_tiles", "p2_tiles", "info_tiles", "dy_tiles")
 _FP32 = ("lam", "gate_logit", "log_norm", "row_sums", "du_self", "dlam_partial")
 
 
-def pass_resources(name: str, architecture: str, launches: Launches) -> Resources:
-    """Of one of `PASSES` at the entry's widest head, with the masks of a ragged T."""
+def pass_resources(
+    name: str, architecture: str, launches: Launches, descriptors: bool = False
+) -> Resources:
+    """Of one of `PASSES` at the entry's widest head, with the masks of a ragged T.
+
+    descriptors: as launched on inputs that TMA can hold, rather than through pointers.
+    """
     kernel = getattr(forward if name in ("forward", "repair") else backward, f"{name}_kernel")
     launch = getattr(launches, name)
     wide, rest = split_width(launches.widest)
@@ -32,13 +38,26 @@ def pass_resources(name: str, architecture: str, launches: Launches) -> Resource
         "FAST": launches.bits == 16,
         "ONLINE": launches.bits == 32,
         "ROWS": forward.REPAIRED_ROWS,
+        "SCALED": descriptors,
     }
+    if not descriptors:
+        constants |= dict.fromkeys(_TILES)
     constants = {key: value for key, value in constants.items() if key in kernel.arg_names}
     types = {"H": "i32", "T": "i32", "scale": "fp32", "tau": "fp32"}
+    for argument in set(_TILES).intersection(kernel.arg_names) - constants.keys():
+        owned = argument == "p1_tiles" and name == "forward"
+        rows = launch.block_i if owned or name == "p2_info" else launch.block_j
+        types[argument] = f"tensordesc<bf16[1, 1, {rows}, {launches.widest}]>"
     for argument in kernel.arg_names:
         if argument not in constants | types and not argument.startswith("stride"):
             types[argument] = "*fp32" if argument in _FP32 or launches.bits == 32 else "*bf16"
     return compile_resources(kernel, constants, types, launch.options(), architecture)
+
+
+def variants(launches: Launches) -> list[tuple[str, bool]]:
+    """The passes of an entry, and whether their tiles come through descriptors."""
+    scanning = [name for name in PASSES if launches.descriptors and name != "repair"]
+    return [(name, False) for name in PASSES] + [(name, True) for name in scanning]
 
 
 def write_table(path: Path = TABLE) -> None:
@@ -46,13 +65,24 @@ def write_table(path: Path = TABLE) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(
-            ("pass", "architecture", "bits", "widest", "registers", "stack", "shared", "triton")
+            (
+                "pass",
+                "architecture",
+                "bits",
+                "widest",
+                "tiles",
+                "registers",
+                "stack",
+                "shared",
+                "triton",
+            )
         )
         for architecture, entries in load_launches().items():
             for launches in entries:
-                for name in PASSES:
-                    found = pass_resources(name, architecture, launches)
-                    row = (name, architecture, launches.bits, launches.widest)
+                for name, descriptors in variants(launches):
+                    found = pass_resources(name, architecture, launches, descriptors)
+                    tiles = "descriptors" if descriptors else "pointers"
+                    row = (name, architecture, launches.bits, launches.widest, tiles)
                     taken = (found.registers, found.stack, found.shared)
                     writer.writerow((*row, *taken, triton.__version__))
 

@@ -8,6 +8,15 @@ T is a multiple of every block, so that no row needs a mask.
 import triton
 import triton.language as tl
 
+# Larger than any log_norm: rows past the end get F = 2^(E - PAST_END) = 0, and no inf - inf.
+PAST_END = tl.constexpr(1e30)
+
+
+@triton.jit
+def program_head():
+    """Which of the B H heads a program of `launches.grid` works on."""
+    return tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)
+
 
 @triton.jit
 def _offsets(
@@ -44,6 +53,19 @@ def load_tile(
             return tl.load(at, mask=(d < D)[None, :], other=0.0)
     else:
         return tl.load(at, mask=_inside(start, T, D, FIRST, BLOCK, WIDTH), other=0.0)
+
+
+@triton.jit
+def read_tile(
+    tiles, b, h, head, start, T, stride_t, stride_d,
+    D: tl.constexpr, FIRST: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
+    WHOLE: tl.constexpr,
+):  # fmt: skip
+    """`load_tile` of head h of batch b, through the descriptor `tiles` unless that is None."""
+    if tiles is None:
+        return load_tile(head, start, T, stride_t, stride_d, D, FIRST, BLOCK, WIDTH, WHOLE)
+    else:
+        return tl.reshape(tiles.load([b, h, start, 0]), [BLOCK, WIDTH])
 
 
 @triton.jit

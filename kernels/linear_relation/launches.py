@@ -150,7 +150,8 @@ LAUNCHES: dict[tuple[str, int], tuple[Launches, ...]] = {
             weak_output=Launch(64, 64, 4, 1), weak_gradients=Launch(64, 64, 4, 1),
         ),
         _entry(
-            128, 64, "bf16x3", (16, 128, 4, 1), (32, 64, 4, 1), *[(32, 32, 4, 1)] * 2,
+            128, 64, "bf16x3", (16, 128, 4, 1), (32, 64, 4, 1, 168), *[(32, 32, 4, 1)] * 2,
+            programs=256, prepare_warps=2,
             weak_output=Launch(16, 128, 4, 1, 168), weak_information=Launch(16, 128, 4, 1),
             weak_coordinates=Launch(16, 32, 4, 1, 128),
         ),

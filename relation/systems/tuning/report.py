@@ -96,6 +96,7 @@ def _entry(architecture: str, launches: Launches, comment: str) -> str:
         f"bits = {launches.bits}",
         f"widest = {launches.widest}",
         f"tuned = {'true' if launches.tuned else 'false'}",
+        *(["descriptors = true"] if launches.descriptors else []),
         *(f"{name} = {_table(getattr(launches, name))}" for name in PASSES),
     ]
     return "\n".join(lines) + "\n"
