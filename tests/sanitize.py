@@ -16,27 +16,29 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import kernels
 
-WIDTHS, LENGTHS = (48, 80), (17, 130)
+# Width and columns cut off before it: with none, 64 is read through TMA descriptors.
+LAYOUTS, LENGTHS = ((48, 1), (64, 0), (80, 1)), (17, 130)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
-def coordinates(length: int, width: int, dtype: torch.dtype) -> list[torch.Tensor]:
-    """p1, p2 and info, (1, 2, T, D), stored by token and out of step with 16 bytes."""
-    shape = 1, length, 2, width + 1
+def coordinates(length: int, width: int, cut: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    """p1, p2 and info, (1, 2, T, D), stored by token; with a cut out of step with 16 bytes."""
+    shape = 1, length, 2, width + cut
     whole = [torch.randn(shape, device="cuda").to(dtype) for _ in range(3)]
-    return [x[..., 1:].transpose(1, 2).detach().requires_grad_() for x in whole]
+    return [x[..., cut:].transpose(1, 2).detach().requires_grad_() for x in whole]
 
 
 def main() -> None:
     torch.manual_seed(0)
     calls = 0
-    for dtype, width, length in itertools.product(DTYPES, WIDTHS, LENGTHS):
-        p1, p2, info = coordinates(length, width, dtype)
+    for dtype, (width, cut), length in itertools.product(DTYPES, LAYOUTS, LENGTHS):
+        p1, p2, info = coordinates(length, width, cut, dtype)
         lam = torch.tensor(0.7, device="cuda", requires_grad=True)
         y = kernels.flash_relation(p1, p2, info, lam)
-        torch.autograd.grad(y, (p1, p2, info, lam), torch.randn_like(y))
+        dy = torch.randn(length, 2, width, device="cuda").to(dtype).transpose(0, 1)[None]
+        torch.autograd.grad(y, (p1, p2, info, lam), dy)
 
-        p1, p2, info = coordinates(length, width, dtype)
+        p1, p2, info = coordinates(length, width, cut, dtype)
         retention = (
             -torch.rand(p1.shape, device="cuda")
             * torch.tensor([0.1, 30.0], device="cuda")[:, None, None]
