@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 
 from relation.records.provenance import CURRENT, FRESHNESS, worst
+from report.compute.measured import ANSWERED
 from report.layout import Column, Panel, Part, Row, Table, Words
 from report.numbers import (
     POINTS,
@@ -162,7 +163,7 @@ def print_table(table: Table, cells: pd.DataFrame) -> PrintedTable:
         panels=panels,
         notes=tuple((letter(i), text) for i, text in enumerate(notes.texts)),
         remarks=tuple(table.notes(cells)) if table.notes else (),
-        measured=int((asked["status"] == "ok").sum()),
+        measured=int(asked["status"].isin(ANSWERED).sum()),
         asked=len(asked),
         verdicts=_counts(asked["verdict"], VERDICTS),
         freshness=_counts(cells[cells["status"] == "ok"]["freshness"], FRESHNESS),
@@ -349,7 +350,7 @@ def _campaign(part: Part, cells: dict[str, Cell]) -> str:
     if "low" in cells:
         low, high = (value_text(cells[end]["value"], part.form) for end in ("low", "high"))
         text += f" [{low}, {high}]"
-    if part.form.count and not _remark(cells):
+    if part.form.count:
         text += f" (n = {main['n']})"
     return text
 

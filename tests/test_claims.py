@@ -11,8 +11,10 @@ from test_report_records import HOSTILE, make_empty, make_records
 
 from relation.records import CampaignRecords
 from report.claims import CLAIMS, Judged, judge_claims
+from report.claims.context import difference, without_seed
+from report.claims.evidence import Printed, compare
 from report.compute.complexity import complexity
-from report.compute.measured import t_margin
+from report.compute.measured import Measured, t_margin
 
 DECIDED = (*range(1, 15), 17)
 
@@ -331,6 +333,25 @@ def test_a_verdict_that_one_seed_carries_says_so() -> None:
     judged = ledger(records, 1)[1]
     assert judged.verdict in ("reproduced", "direction only")
     assert judged.flips[42] == "not reproduced" and 43 not in judged.flips
+
+
+def test_a_seed_left_out_widens_no_interval() -> None:
+    """Of two seeds t is 12.7: almost any value of the paper's would lie within."""
+    pairs = Measured(-0.0066, unit="nat/token", n=3, by_seed={42: 0.0051, 43: -0.0144, 44: -0.0106})
+    none = Measured(0.0, unit="nat/token", n=3, by_seed=dict.fromkeys((42, 43, 44), 0.0))
+    fewer = without_seed(pairs, 43)
+    assert fewer.margin == pairs.margin < t_margin([0.0051, -0.0106])
+    assert difference(fewer, without_seed(none, 43)).margin == pytest.approx(pairs.margin)
+    assert without_seed(pairs, 42).margin == t_margin([-0.0144, -0.0106]) < pairs.margin
+
+
+def test_an_interval_on_both_sides_says_so() -> None:
+    paper_value = Printed(-0.0412, 0.00005, "nat/token", 0.0166)
+    for deltas, open_ in (((0.0051, -0.0144, -0.0106), True), ((-0.03, -0.031, -0.032), False)):
+        by_seed = dict(zip((42, 43, 44), deltas, strict=True))
+        pairs = Measured(sum(deltas) / 3, unit="nat/token", n=3, by_seed=by_seed)
+        row = compare("10M", "NLL", paper_value, pairs, lambda x: x < 0)
+        assert row.direction and ("values that say otherwise" in row.note) == open_
 
 
 def test_the_cells_job_writes_what_the_ledger_says(tmp_path) -> None:

@@ -154,13 +154,13 @@ class TestInterpreted:
         p1, *others = draw(3, (1, 2, 33, 16), lam=lam)
         assert_exact((20 * p1, *others), tau=0.7)
 
-    @pytest.mark.parametrize("width", [60, 80])
-    def test_blocks_of_several_tiles(self, launch_with, width):
+    @pytest.mark.parametrize(("width", "descriptors"), [(60, False), (80, False), (16, True)])
+    def test_blocks_of_several_tiles(self, launch_with, width, descriptors):
         """As the shipped launches have: 32 rows owned, history scanned by 16, and the reverse."""
         from kernels.flash_relation.launches import Launch
 
         rows, history = Launch(32, 16, 1, 1), Launch(16, 32, 1, 1)
-        launch_with(forward=rows, repair=rows, p1=rows, p2_info=history)
+        launch_with(forward=rows, repair=rows, p1=rows, p2_info=history, descriptors=descriptors)
         for length in (1, 33, 64):
             assert_exact(draw(7, (1, 1, length, width)))
 
@@ -175,6 +175,15 @@ class TestInterpreted:
             inputs[k] = torch.cat([inputs[k], inputs[k][..., :1]], -1)[..., :-1]
             assert_exact(tuple(inputs))
             assert described[4 + 2 * k :] == [k == 3, False]
+
+    def test_exchange_only_and_repairs_through_descriptors(self, launch_with, monkeypatch):
+        forward = importlib.import_module("kernels.flash_relation.forward")
+        monkeypatch.setattr(forward, "keeps_maximum", lambda dtype: False)
+        launch_with(descriptors=True)
+        p1, *others = draw(9, (1, 2, 33, 16), lam=-4.0)
+        assert_exact((p1, *others), tau=0.7, transport_self=False)
+        p1[0, :, 20:30] *= 60
+        assert_exact((p1, *others), slack=1e-4)
 
     def test_no_descriptors_where_the_scale_would_round(self, launch_with, described):
         launch_with(descriptors=True)
@@ -317,6 +326,18 @@ class TestOnDevice:
         for correction in (-4.0, 30.0):
             assert_exact((8 * p1, p2, info, dy, torch.full_like(lam, correction)), tau=0.7)
         assert_exact((p1.mT.contiguous().mT, p2.contiguous(), info[:1, :1].expand_as(p1), dy, lam))
+
+    @pytest.mark.parametrize("width", [48, 64, 80])
+    def test_heads_in_several_groups(self, monkeypatch, width):
+        launches = importlib.import_module("kernels.flash_relation.launches")
+        monkeypatch.setattr(launches, "cache_bytes", lambda device: 1 << 20)
+        inputs = draw(3, (3, 4, 300, width), torch.bfloat16, "cuda")
+        assert launches.grid(inputs[0], 64)[2] > 1
+        assert_exact(inputs)
+
+    def test_an_expanded_gradient_takes_pointers_after_descriptors(self):
+        p1, p2, info, dy, lam = draw(3, (2, 3, 300, 64), torch.bfloat16, "cuda")
+        assert_exact((p1, p2, info, dy[:1, :1, :1].expand_as(p1), lam))
 
     def test_equal_inputs_give_bitwise_equal_gradients(self):
         inputs = draw(2, (2, 8, 1000, 80), torch.bfloat16, "cuda")

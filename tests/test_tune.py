@@ -18,6 +18,7 @@ pytest.importorskip("triton")
 
 from kernels.common import SHARED_MEMORY
 from kernels.flash_relation.launches import Launch, load_launches
+from kernels.resources import Resources
 from relation.cli import main
 from relation.errors import InputError, RunError
 from relation.systems.bench import timing
@@ -60,6 +61,22 @@ class TestGrid:
         crowded = replace(SHIPPED, widest=128, p1=Launch(64, 32, 4, 2, 64))
         assert "spills" in why_unfit("p1", crowded, "sm_120")
         assert SHARED_MEMORY["sm_120"] < SHARED_MEMORY["sm_90"]
+
+    @pytest.mark.parametrize(
+        ("width", "descriptors", "described"),
+        [(64, True, True), (64, False, False), (60, True, False)],
+    )
+    def test_the_variant_that_will_be_timed_is_compiled(
+        self, monkeypatch, width, descriptors, described
+    ):
+        asked = []
+        found = Resources(registers=128, stack=0, shared=1024)
+        monkeypatch.setattr(grid, "pass_resources", lambda *given: asked.append(given) or found)
+        entry = replace(SHIPPED, widest=width, descriptors=descriptors)
+        assert (
+            why_unfit("p1", entry, "sm_90") is None and why_unfit("repair", entry, "sm_90") is None
+        )
+        assert asked == [("p1", "sm_90", entry, described), ("repair", "sm_90", entry, False)]
 
 
 def definition(inputs):

@@ -68,6 +68,15 @@ def test_a_miniature_is_not_judged_and_neither_is_what_is_not_there() -> None:
     assert set(empty["verdict"].dropna()) == {"not judged"}
 
 
+def test_a_loss_never_reached_is_outside_where_the_paper_has_a_number() -> None:
+    cell = printed_cell(
+        "app-token-efficiency", "10M/42", "crossing", value=float("nan"), status="not reached"
+    )
+    assert verdict(cell).verdict == verdict(cell, setting=OTHER_TEXTS).verdict == "outside"
+    assert verdict(cell, setting=MINIATURE).verdict == "not judged"
+    assert verdict(cell | {"status": "not run"}).verdict == "not judged"
+
+
 @pytest.mark.parametrize("value, margin, expected", [
     (1.6441, None, "within"),
     (1.6441 + 0.0124, None, "within"),      # one standard deviation of the paper

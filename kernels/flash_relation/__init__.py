@@ -25,10 +25,11 @@ def flash_relation(
 ) -> torch.Tensor:
     """Full Relation, Y = F I, in memory linear in T (Section 3.1; Appendix A.1 and A.3).
 
-    p1, p2, info: (B, H, T, D), one of BF16, FP16 and FP32, any strides, T >= 1 and D from 16 to
-    128; p1 and p2 after RoPE, info after Givens mixing. lam: one FP32 number, shape () or (1,).
-    Returns (B, H, T, D) in their dtype, stored as (B, T, H, D). Scores, normalisers and sums are
-    FP32. Differentiable once in p1, p2, info and lam; equal inputs give bitwise equal gradients.
+    p1, p2, info: (B, H, T, D), one of BF16, FP16 and FP32, any strides, T from 1 to 1,048,560
+    (16-bit: four times that; CUDA refuses more than 65,535 blocks of a head) and D from 16 to 128;
+    p1 and p2 after RoPE, info after Givens mixing. lam: one FP32 number, shape () or (1,). Returns
+    (B, H, T, D) in their dtype, stored as (B, T, H, D). Scores, normalisers and sums are FP32.
+    Differentiable once in p1, p2, info and lam; equal inputs give bitwise equal gradients.
     `transport_self=False` is the exchange-only ablation (Appendix D.1): the same flow, of which
     only the entries j < i carry information.
 

@@ -136,7 +136,8 @@ def p2_info_kernel(
 
     first = j_start // BLOCK_I * BLOCK_I
     if SPLIT:
-        # The sums begin with Self's share: begun with zeros, ptxas serialises the products (C7515).
+        # The sums begin with Self's share: begun with zeros, as in the exchange-only ablation,
+        # ptxas serialises the products (C7515).
         p1_j = load_tile(p1, j_start, T, stride_p1_t, stride_p1_d, D, 0, BLOCK_J, WIDE, WHOLE)
         dp2_j = du_self_j[:, None] * p1_j.to(tl.float32)
         if TRANSPORT_SELF:

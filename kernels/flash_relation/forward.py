@@ -119,7 +119,7 @@ def _forward_rows(
         p1_tiles, b, h, p1, i_start, T, stride_p1_t, stride_p1_d, D, 0, BLOCK_I, WIDE, WHOLE
     )
     if SCALED:
-        # Once, and exactly. Triton also keeps in registers what it gets so from a descriptor.
+        # Once, and exactly. What is computed on a tile from a descriptor also stays in registers.
         p1_i = (p1_i * (0.5 * scale)).to(p1_i.dtype)
     p1_i_rest, z_i_rest = p1_i, 0.0
     if REST > 0:

@@ -39,8 +39,8 @@ class Launch:
 class Launches:
     """The passes for one architecture and input size, for head widths up to `widest`.
 
-    `descriptors`: tiles that a pass scans come through TMA descriptors where `tiles.describe` can
-    make them.
+    `descriptors`: tiles that a pass scans come through TMA descriptors where
+    `descriptors.are_describable` allows it.
     """
 
     bits: int
@@ -114,8 +114,8 @@ def grid(x: torch.Tensor, block: int) -> tuple[int, int, int]:
 def head_groups(heads: int, blocks: int, scanned: int, cache: int) -> tuple[int, int, int]:
     """(heads of a group, blocks of a head, groups).
 
-    Groups run one after the other, so that the programs at work scan `scanned` bytes of each of few
-    heads, and find them in the L2 cache of `cache` bytes: half of it is theirs.
+    Groups start one after the other, so that the programs at work scan `scanned` bytes of each of
+    few heads, and find them in the L2 cache of `cache` bytes: half of it is theirs.
     """
     most = max(1, cache // 2 // scanned)
     size = next(size for size in range(min(most, heads), 0, -1) if heads % size == 0)

@@ -63,7 +63,7 @@ def without_seed(measured: Measured, seed: int) -> Measured:
     rest = {other: value for other, value in measured.by_seed.items() if other != seed}
     if not rest:
         return Measured(status="not run", reason=f"seed {seed} is left out")
-    return replace(measured, value=fmean(rest.values()), n=len(rest), by_seed=rest)
+    return replace(measured, value=fmean(rest.values()), n=len(rest), by_seed=rest, whole=measured)
 
 
 def difference(ours: Measured, base: Measured) -> Measured:
@@ -76,6 +76,9 @@ def difference(ours: Measured, base: Measured) -> Measured:
         return Measured(status="not run", reason="no seed has both terms of the difference")
     by_seed = {seed: ours.by_seed[seed] - base.by_seed[seed] for seed in paired}
     value = sum(by_seed.values()) / len(by_seed) if by_seed else ours.value - base.value
+    whole = None
+    if ours.whole or base.whole:
+        whole = difference(ours.whole or ours, base.whole or base)
     return Measured(
         value,
         unit=ours.unit,
@@ -83,4 +86,5 @@ def difference(ours: Measured, base: Measured) -> Measured:
         reason=ours.reason or base.reason,
         sources=(*base.sources, *ours.sources),
         by_seed=by_seed,
+        whole=whole,
     )

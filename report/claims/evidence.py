@@ -133,6 +133,10 @@ def compare(
     if not known and not size:
         size = None
         given["note"] = "; ".join(filter(None, [given["note"], "one seed has no interval"]))
+    ends = [] if margin is None or direction is None else [ours - margin, ours + margin]
+    if len({direction(end) for end in ends}) > 1:
+        told = "its interval holds values that say otherwise"
+        given["note"] = "; ".join(filter(None, [given["note"], told]))
     return Evidence(
         **given,
         ours=ours,

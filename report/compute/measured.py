@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from relation.records import CampaignRecords
 
 Status = Literal["ok", "not run", "failed", "oom", "not reached", "undetermined", "no counterpart"]
+# What a campaign that ran has to say: a loss that was never reached is an answer too.
+ANSWERED = ("ok", "not reached")
 # Pieces of which a table takes many: what one is called, and the kind of its record.
 _COUNTED = {"run": ("run", "run"), "flow": ("diagnosed checkpoint", "diagnostics")}
 
@@ -27,7 +29,8 @@ class Measured:
 
     ``unit`` is the unit to print where the paper prints no value; else the paper's is used.
     ``n`` counts the seeds or the measurements behind the value; ``by_seed`` holds what a mean over
-    seeds is the mean of; ``rows`` says which rows of the sources count, as ``metric = self_flow``.
+    seeds is the mean of; ``rows`` says which rows of the sources count, as ``metric = self_flow``;
+    ``whole`` is the same over all seeds, where one was left out.
     """
 
     value: float | None = None
@@ -39,6 +42,7 @@ class Measured:
     sources: tuple[str, ...] = ()
     rows: str = ""
     by_seed: Mapping[int, float] = field(default_factory=dict)
+    whole: Measured | None = None
 
     @property
     def spread(self) -> float | None:
@@ -47,8 +51,15 @@ class Measured:
 
     @property
     def margin(self) -> float | None:
-        """Half of the mean's 95% t interval over seeds; None below two."""
-        return t_margin(list(self.by_seed.values()))
+        """Half of the mean's 95% t interval over seeds; None below two.
+
+        With a seed left out it is at most that of all: that of two seeds is so wide that almost
+        any value of the paper's would lie in it.
+        """
+        own = t_margin(list(self.by_seed.values()))
+        if own is None or self.whole is None or self.whole.margin is None:
+            return own
+        return min(own, self.whole.margin)
 
 
 def t_margin(values: list[float]) -> float | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from report import paper_seeds
+from report.compute.measured import ANSWERED
 from report.paper import load
 from report.verdicts.setting import Setting
 from report.verdicts.tolerances import Rule
@@ -40,12 +41,14 @@ def judge(cell: Mapping[str, Any], margin: float | None, rule: Rule, setting: Se
         return _not_judged(setting.other_models)
     if rule.kind == "none":
         return _not_judged(rule.why)
-    if cell["status"] != "ok":
+    if cell["status"] not in ANSWERED:
         return _not_judged(f"there is no value: {cell['status']}")
     for need in rule.needs:
         reason = setting.lacks(need)
         if reason is not None:
             return _not_judged(reason)
+    if cell["status"] == "not reached":
+        return Judgement("outside", "never reached, where the paper has a value")
     if cell["paper_value"] is None:
         same = cell["text"] == cell["paper"]
         return Judgement("within" if same else "outside", "the same" if same else "not the same")

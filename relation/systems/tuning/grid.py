@@ -2,7 +2,10 @@
 
 from collections.abc import Iterator
 
+import torch
+
 from kernels.common import SHARED_MEMORY
+from kernels.flash_relation.descriptors import are_describable
 from kernels.flash_relation.launches import Launch, Launches
 from kernels.flash_relation.resources import pass_resources
 
@@ -50,10 +53,13 @@ def candidates(name: str, bits: int) -> list[Launch]:
 def why_unfit(name: str, launches: Launches, architecture: str) -> str | None:
     """Why a pass of an entry is not worth timing, from compiling it for `architecture`, or None.
 
-    It is compiled with the masks of a ragged T and, for 16 bits, as BF16. Raises TritonError where
-    it does not compile.
+    It is compiled with the masks of a ragged T and, for 16 bits, as BF16: through descriptors where
+    contiguous inputs are. Raises TritonError where it does not compile.
     """
-    found = pass_resources(name, architecture, launches)
+    dtype = torch.bfloat16 if launches.bits == 16 else torch.float32
+    contiguous = torch.empty((1, 1, 16, launches.widest), dtype=dtype)
+    described = name != "repair" and are_describable(launches, contiguous)
+    found = pass_resources(name, architecture, launches, described)
     if found.shared > SHARED_MEMORY[architecture]:
         return "needs more shared memory than there is"
     if found.stack > _MOST_SPILLED:
