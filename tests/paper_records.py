@@ -144,6 +144,7 @@ def paper_records(**page) -> CampaignRecords:
             "crossing_tokens": million[scale]
             * number("app-token-efficiency", f"{scale}/{seed}", "crossing"),
             "reduction": number("app-token-efficiency", f"{scale}/{seed}", "reduction") / 100,
+            "own_reduction": math.nan, "end_gap": math.nan,
         }
         for scale in SCALES
         for seed in SEEDS

@@ -287,6 +287,8 @@ def test_efficiency_of_a_pair_from_its_records(results: Results) -> None:
     assert (row["scale"], row["seed"], row["target"]) == ("10M", 42, pytest.approx(1.5, rel=1e-12))
     assert row["crossing_tokens"] == pytest.approx(512 + 88 / 2, rel=1e-12)
     assert row["reduction"] == pytest.approx(1 - 556 / 600, rel=1e-10)
+    # MHA's loss falls to its end; Relation ends below it.
+    assert row["own_reduction"] == 0 and row["end_gap"] == pytest.approx(-0.5, rel=1e-10)
 
 
 def test_a_pair_with_other_order_or_a_missing_log_is_refused(results: Results) -> None:

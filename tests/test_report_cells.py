@@ -12,6 +12,7 @@ from relation.errors import InputError
 from relation.records import CampaignRecords
 from report import paper
 from report.cells import build
+from report.claims import judge_claims
 from report.compute.fit import power_fit
 from report.compute.measured import Measured, absent
 from report.compute.structure import ratio
@@ -133,6 +134,15 @@ def test_a_crossing_never_reached_is_left_out_of_the_mean(cells):
     assert never["status"] == "not reached" and math.isnan(never["value"])
     mean = one(cells, "main-results", "10M", "token_reduction", "mean")
     assert mean["n"] == 2 and mean["value"] == pytest.approx(8.45)
+
+
+def test_token_efficiency_says_what_its_measure_gives_mha_against_itself(cells):
+    table = next(table for table in TABLES if table.label == "app-token-efficiency")
+    of_table = cells[cells["table"] == table.label]
+    (note,) = [note for note in table.notes(of_table) if "first crossing" in note]
+    assert "30M: 1.23, 1.23% and −0.2500, +0.1250 nat/token" in note
+    told = next(j for j in judge_claims(make_records()) if j.claim.number == 3)
+    assert any("MHA reaches its own final loss 1.2% early" in row.note for row in told.evidence)
 
 
 def test_flow_is_count_weighted_over_heads_and_layers_and_then_averaged_over_seeds(records):

@@ -201,6 +201,7 @@ def make_records(comparable=False):
                     "scale": scale, "seed": seed, "target": 2.5,
                     "crossing_tokens": 90_000.0 if reached else math.nan,
                     "reduction": 0.0845 if reached else math.nan,
+                    "own_reduction": 0.0123, "end_gap": -0.25 if reached else 0.125,
                 }
             )  # fmt: skip
     complexity = [

@@ -43,12 +43,14 @@ class CampaignRecords:
     """Tidy frames of one campaign.
 
     models: a row a scale and variant; runs: a row a finished run (with device and source); logs: a
-    row an update; efficiency: a row a pair (target nat/token, crossing_tokens, reduction); flow: a
-    row a metric of a head; throughput and complexity: a row a measurement; verification: a row a
-    checked quantity; missing: a row a planned thing that is not there (kind, scale, variant, seed,
-    status, reason); provenance: a row a record that is there; page: what the report says about the
-    campaign; curves, maps and probes: rows of FLOW_CURVES, FLOW_MAPS and PROBES, the latter with
-    `alike`, whether they were taken as the present configuration takes them.
+    row an update; efficiency: a row a pair (target nat/token, crossing_tokens, reduction; what the
+    same measure gives MHA against itself, own_reduction, and Relation's last loss above the target,
+    end_gap); flow: a row a metric of a head; throughput and complexity: a row a measurement;
+    verification: a row a checked quantity; missing: a row a planned thing that is not there (kind,
+    scale, variant, seed, status, reason); provenance: a row a record that is there; page: what the
+    report says about the campaign; curves, maps and probes: rows of FLOW_CURVES, FLOW_MAPS and
+    PROBES, the latter with `alike`, whether they were taken as the present configuration takes
+    them.
     """
 
     models: pd.DataFrame
@@ -114,7 +116,8 @@ def _efficiency(runs: pd.DataFrame, logs: pd.DataFrame, window: float) -> pd.Dat
                     tokens, log["update_tokens"].to_numpy(), log["loss"].to_numpy(), window * budget
                 ),
             )
-        crossing = token_crossing(smooth["mha"][1][-1], *smooth["full"], budget)
+        target = smooth["mha"][1][-1]
+        crossing = token_crossing(target, *smooth["full"], budget)
         rows.append(
             {
                 "scale": scale,
@@ -122,11 +125,13 @@ def _efficiency(runs: pd.DataFrame, logs: pd.DataFrame, window: float) -> pd.Dat
                 "target": crossing.target,
                 "crossing_tokens": crossing.tokens,
                 "reduction": crossing.reduction,
+                "own_reduction": token_crossing(target, *smooth["mha"], budget).reduction,
+                "end_gap": smooth["full"][1][-1] - target,
             }
         )
-    columns = ["scale", "seed", "target", "crossing_tokens", "reduction"]
-    types = {"target": float, "crossing_tokens": float, "reduction": float}
-    return pd.DataFrame(rows, columns=columns).astype(types)
+    measures = ["target", "crossing_tokens", "reduction", "own_reduction", "end_gap"]
+    frame = pd.DataFrame(rows, columns=["scale", "seed", *measures])
+    return frame.astype(dict.fromkeys(measures, float))
 
 
 def _origins(origins: Iterable[dict]) -> dict:

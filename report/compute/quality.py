@@ -199,6 +199,9 @@ def token_efficiency(records: CampaignRecords) -> Measurements:
                 found[f"{scale}/{seed}", column, "value"] = value
             if seed in by_seed:
                 found[f"{scale}/{seed}", "window", "value"] = _window(records, sources)
+                for column, unit in (("own_reduction", "%"), ("end_gap", "nat/token")):
+                    shown = Measured(by_seed[seed][column], unit=unit, n=1, sources=sources)
+                    found[f"{scale}/{seed}", column, "value"] = shown
     return found
 
 

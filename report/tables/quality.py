@@ -51,6 +51,28 @@ def _window_note(cells: pd.DataFrame) -> list[str]:
     ]
 
 
+def _control_note(cells: pd.DataFrame) -> list[str]:
+    """What the measure gives MHA against itself, and which Relation runs end above the target."""
+    told = []
+    shown = cells[cells["value"].notna()]
+    scales = shown["row"].str.split("/").str[0]
+    for scale in SCALES:
+        of_scale = shown[scales == scale]
+        own = of_scale[of_scale["column"] == "own_reduction"]["value"]
+        gaps = of_scale[of_scale["column"] == "end_gap"]["value"]
+        if len(own):
+            early = ", ".join(f"{value:.2f}" for value in own)
+            ends = ", ".join(f"{value:+.4f}".replace("-", "−") for value in gaps)
+            told.append(f"{scale}: {early}% and {ends} nat/token")
+    if not told:
+        return []
+    return [
+        "A first crossing comes early by the noise of the curves: seed by seed, how early each MHA "
+        "run first reaches its own final loss, and how far Relation’s final smoothed loss lies "
+        f"above it. {'; '.join(told)}."
+    ]
+
+
 def _epoch_note(cells: pd.DataFrame) -> list[str]:
     """How often the runs saw their corpus, scale by scale where the table has several."""
     passes: dict[str, list[float]] = {}
@@ -187,7 +209,7 @@ TOKEN_EFFICIENCY = Table(
         ),
     ),
     measure=token_efficiency,
-    notes=_window_note,
+    notes=lambda cells: [*_window_note(cells), *_control_note(cells)],
     extra_row=_seed_row,
 )
 
