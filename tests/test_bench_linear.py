@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from relation.cli import main
 from relation.operators import linear_relation
-from relation.parquet import read_parquet
+from relation.parquet import read_origin, read_parquet
 from relation.progress import Progress
 from relation.schemas import BENCH
 from relation.systems.bench import linear
@@ -62,8 +63,9 @@ def test_the_papers_shapes_steps_and_long_contexts_come_from_the_configuration()
             "flash-attention-2": "A" * layers,
         }
     sweep = long_groups(compared.long, paper)
-    assert [group.context for group in sweep] == [8192, 16384, 32768, 65536, 131072, 262144]
-    for group in sweep:
+    contexts = [[group.context for group in together] for together in sweep]
+    assert contexts == [[8192, 16384, 32768], [65536], [131072], [262144]]
+    for group in chain(*sweep):
         ((side, model),) = group.sides.values()
         assert (group.micro, group.spec.scale, side.variant) == (1, "30M", "linear")
         assert (model.layout, model.d_model) == ("L" * 10, 512)
@@ -370,6 +372,8 @@ def test_bench_linear_on_a_cpu_from_command_to_parquet(
         if row["measure"] == "long":
             assert row["tokens_per_second"] == row["length"] / row["seconds"]
             assert re.search(rf"^ *{row['length']} +{1e3 * row['seconds']:.2f} ", output, re.M)
+    moments = [state["moment"] for state in read_origin(path)["conditions"]]
+    assert moments[-4:] == [f"30M long T={contexts}" for contexts in ("8, 16", "32", "64", "128")]
 
 
 @pytest.mark.gpu

@@ -282,7 +282,7 @@ def test_a_model_that_cannot_run_here_is_a_row_of_its_step() -> None:
     }
     (group,) = step_groups(steps, tiny)
     progress = Progress("test", 6, "measurements")
-    rows = measure_steps(group, CASE, 2, CPU, progress, Quiet(), start=InProcess)
+    rows = measure_steps([group], lambda _: CASE, 2, CPU, progress, Quiet(), start=InProcess)
     assert [(row["peer"], row["status"]) for row in rows] == [
         ("tiled", "PASS"),
         ("attention", "PASS"),
@@ -298,7 +298,7 @@ def test_a_step_without_warm_up_is_still_checked() -> None:
     (group,) = step_groups({"matched": flash.benchmark(CPU).steps["matched"]}, tiny)
     cold = replace(group, spec=replace(group.spec, warmup_updates=0))
     progress = Progress("test", 4, "measurements")
-    rows = measure_steps(cold, CASE, 1, CPU, progress, Quiet(), start=InProcess)
+    rows = measure_steps([cold], lambda _: CASE, 1, CPU, progress, Quiet(), start=InProcess)
     assert [row["status"] for row in rows] == ["PASS", "PASS"]
 
 
@@ -385,7 +385,7 @@ def test_equal_models_take_equal_memory_whichever_comes_first() -> None:
     """What a library keeps for the life of the process is no model's."""
     sides = [flash.Side(name, "mha", {"mha": "flash"}) for name in ("first", "second")]
     (group,) = step_groups({"matched": sides}, campaign("paper", scales="10M"))
-    case = Case("flash", group.shape, "bf16", "a GPU", "first")
     progress = Progress("test", 4, "measurements")
-    first, second = measure_steps(group, case, 1, CUDA, progress, Conditions(CUDA))
+    case = partial(Case, "flash", precision="bf16", device="a GPU", subject="first")
+    first, second = measure_steps([group], case, 1, CUDA, progress, Conditions(CUDA))
     assert first["peak_bytes"] == pytest.approx(second["peak_bytes"], rel=0.002)

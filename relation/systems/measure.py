@@ -19,7 +19,7 @@ from relation.spec import SystemsSpec
 from relation.systems.conditions import Conditions, libraries
 from relation.systems.operators import DECODE, OPERATOR, OperatorJob
 from relation.systems.processes import Worker
-from relation.systems.rounds import Outcome, Start, measure_together
+from relation.systems.rounds import Outcome, Start, measure_together, prepared_together
 from relation.systems.statistics import median_columns
 from relation.systems.throughput import UPDATE, StepJob
 
@@ -103,17 +103,10 @@ def _throughput_row(
 
 
 def _together(spec: SystemsSpec) -> list[Sequence[Mapping]]:
-    """The sides of each comparison.
-
-    Of linear-long, whose contexts are its sides, those up to an eighth of the longest are one: all
-    of them together then hold a quarter of its tokens. The others are one each, so that each can
-    have the device's whole memory.
-    """
+    """The sides of each comparison; those of linear-long are contexts."""
     if spec.benchmark != "linear-long":
         return [spec.sides]
-    longest = max(side["context"] for side in spec.sides)
-    short = [side for side in spec.sides if 8 * side["context"] <= longest]
-    return [group for group in (short, *([s] for s in spec.sides if s not in short)) if group]
+    return prepared_together(spec.sides, lambda side: side["context"])
 
 
 def _throughput_rows(

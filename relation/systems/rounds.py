@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from relation.systems.bench.timing import WARM_ROUNDS, interleave
 from relation.systems.conditions import Conditions
@@ -18,6 +18,19 @@ from relation.systems.processes import OOM, Failure, Job, Worker
 
 Advance = Callable[[str, int], None]
 Start = Callable[[Job], Any]
+Side = TypeVar("Side")
+
+
+def prepared_together(sides: Sequence[Side], context: Callable[[Side], int]) -> list[list[Side]]:
+    """The sides of a sweep over contexts, in groups that `measure_together` takes at once.
+
+    Those up to an eighth of the longest are one: all of them together, each twice as long as the
+    one before, hold a quarter of its tokens. The others are one each, so that each can have the
+    device's whole memory.
+    """
+    longest = max(map(context, sides), default=0)
+    short = [side for side in sides if 8 * context(side) <= longest]
+    return [group for group in (short, *([s] for s in sides if s not in short)) if group]
 
 
 @dataclass

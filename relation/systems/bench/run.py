@@ -131,11 +131,11 @@ def _measure(
     case = partial(Case, name, precision=precision, device=device_name, subject=benchmark.subject)
     on_operator = [m for m in measures if m not in (STEP, LONG)]
     shapes: list[Shape] = benchmark.shapes(campaign) if on_operator else []
-    groups = []
+    steps = []
     if STEP in measures:
-        groups += [(STEP, group) for group in step_groups(benchmark.steps, campaign)]
+        steps += [(STEP, [group]) for group in step_groups(benchmark.steps, campaign)]
     if LONG in measures:
-        groups += [(LONG, group) for group in long_groups(benchmark.long, campaign)]
+        steps += [(LONG, groups) for groups in long_groups(benchmark.long, campaign)]
     step_rounds = -(-repeats // _REPEATS_A_STEP_ROUND)
     config_hash = canonical_hash(
         [name, campaign.settings, benchmark.names, list(measures), repeats]
@@ -160,7 +160,7 @@ def _measure(
         write_parquet(output, BENCH, found.rows, written)
 
     units = 2 * len(shapes) * (len(benchmark.peers) + benchmark.floor)
-    units += sum(2 * len(group.sides) for _, group in groups)
+    units += sum(2 * len(group.sides) for _, groups in steps for group in groups)
     if not units:
         raise InputError(
             f"nothing to compare: no training step of {benchmark.subject} has one of the chosen "
@@ -173,9 +173,8 @@ def _measure(
                 benchmark, case(shape), on_operator, dtype, repeats, device, progress, watched
             )
             record(rows, f"{shape.scale} operator")
-        for measure, group in groups:
-            rows = measure_steps(
-                group, case(group.shape), step_rounds, device, progress, watched, measure
-            )
-            record(rows, f"{group.spec.scale} {measure} T={group.context}")
+        for measure, groups in steps:
+            rows = measure_steps(groups, case, step_rounds, device, progress, watched, measure)
+            contexts = ", ".join(str(group.context) for group in groups)
+            record(rows, f"{groups[0].spec.scale} {measure} T={contexts}")
     return found

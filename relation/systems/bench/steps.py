@@ -1,6 +1,6 @@
 """Whole training steps of a scale's models: time, tokens per second and peak memory."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -15,7 +15,7 @@ from relation.systems.bench.outcome import Case
 from relation.systems.bench.peers import Shape, Side
 from relation.systems.conditions import Conditions
 from relation.systems.processes import Worker
-from relation.systems.rounds import Start, measure_together
+from relation.systems.rounds import Start, measure_together, prepared_together
 from relation.systems.throughput import StepJob, build_step
 
 STEP, LONG = "step", "long"
@@ -70,19 +70,21 @@ def step_groups(steps: Mapping[str, Sequence[Side]], campaign: Campaign) -> list
     return list(groups.values())
 
 
-def long_groups(side: Side, campaign: Campaign) -> list[StepGroup]:
-    """One side alone on single sequences, shortest first.
+def long_groups(side: Side, campaign: Campaign) -> list[list[StepGroup]]:
+    """One side alone on single sequences, shortest first; a list of those prepared together.
 
     Their lengths are the six longest contexts of the campaign's long-context benchmark. Empty
     where the chosen scales leave that benchmark out.
     """
-    groups = []
+    groups: list[list[StepGroup]] = []
     for spec in campaign.systems:
         if spec.benchmark == "linear-long":
             contexts = sorted(s["context"] for s in spec.sides)
             model = _model_of(side.variant, spec.scale, campaign)
-            for context in contexts[-6:]:
-                groups.append(StepGroup(spec, context, 1, {side.name: (side, model)}))
+            sweep = [
+                StepGroup(spec, context, 1, {side.name: (side, model)}) for context in contexts[-6:]
+            ]
+            groups += prepared_together(sweep, lambda group: group.context)
     return groups
 
 
@@ -108,8 +110,8 @@ def _job(group: StepGroup, side: Side, model: ModelConfig, device: torch.device)
 
 
 def measure_steps(
-    group: StepGroup,
-    case: Case,
+    groups: Sequence[StepGroup],
+    case_of: Callable[[Shape], Case],
     rounds: int,
     device: torch.device,
     progress: Progress,
@@ -119,22 +121,29 @@ def measure_steps(
 ) -> list[dict]:
     """One row a side: whole updates of one micro-batch of random tokens, as training runs them.
 
-    `progress` advances by two for each side. Raises InputError where the device cannot run the
-    subject, RunError where its loss is not finite.
+    groups: of different contexts; the sides of all are prepared and asked together, and compared
+    within their own. `progress` advances by two for each side. Raises InputError where the device
+    cannot run the subject, RunError where its loss is not finite.
     """
-    label = f"{group.spec.scale} {measure} T={group.context}"
-    jobs = {name: _job(group, side, model, device) for name, (side, model) in group.sides.items()}
+    jobs = {
+        f"{group.spec.scale} {measure} T={group.context} {name}": _job(group, side, model, device)
+        for group in groups
+        for name, (side, model) in group.sides.items()
+    }
 
     def advance(name: str, done: int) -> None:
-        progress.advance(done, f"{label} {name}")
+        progress.advance(done, name)
 
     # A round's first update settles what the others left.
     outcomes = measure_together(
         jobs, [measure], rounds, conditions, advance, 0, start, at_once=jobs
     )
-    rows, tokens = [], group.micro * group.context
-    for name, outcome in outcomes.items():
-        row = case.row_of(measure, name, outcomes, peak_bytes=outcome.facts.get("peak_bytes"))
-        rate = None if row["seconds"] is None else tokens / row["seconds"]
-        rows.append(row | {"tokens_per_second": rate})
+    rows, found = [], iter(outcomes.values())
+    for group in groups:
+        case, tokens = case_of(group.shape), group.micro * group.context
+        own = {name: next(found) for name in group.sides}
+        for name, outcome in own.items():
+            row = case.row_of(measure, name, own, peak_bytes=outcome.facts.get("peak_bytes"))
+            rate = None if row["seconds"] is None else tokens / row["seconds"]
+            rows.append(row | {"tokens_per_second": rate})
     return rows
