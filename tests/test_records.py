@@ -291,6 +291,28 @@ def test_efficiency_of_a_pair_from_its_records(results: Results) -> None:
     assert row["own_reduction"] == 0 and row["end_gap"] == pytest.approx(-0.5, rel=1e-10)
 
 
+@pytest.mark.parametrize("files, said", [
+    (None, "the texts are not at hand to tell"),
+    (("a.txt",), "Validation is the documents whose SHA-256 is 0 modulo 50; no file is named"),
+    (("a.txt", "validation-1.txt", "validation-2.jsonl"),
+     "corpus’s own, 2 files named validation*; validation_modulus is not used"),
+])  # fmt: skip
+def test_the_readings_say_how_local_texts_were_split(tmp_path: Path, files, said: str) -> None:
+    folder = tmp_path / "texts"
+    if files is not None:
+        folder.mkdir()
+    for name in files or ():
+        (folder / name).touch()
+    given = {} if files is None else {"corpus": str(folder)}
+    config = load_config(ROOT / "config.yaml")
+    campaign = resolve(config, campaign="books", scales="10M", **given)
+    page = load_records(campaign, Results(campaign, tmp_path), partial=True).page
+    readings = {reading["name"]: reading["value"] for reading in page["assumptions"]}
+    assert said in readings["corpora.*.source"]
+    (untold,) = (a for a in campaign.assumptions if a["name"] == "corpora.*.source")
+    assert readings["corpora.*.source"].startswith(f"{untold['value']}. Validation")
+
+
 def test_a_pair_with_other_order_or_a_missing_log_is_refused(results: Results) -> None:
     full = results.campaign.run("10M", "full", 42)
     (results.run(full) / "log.parquet").unlink()

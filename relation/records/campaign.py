@@ -9,6 +9,7 @@ import pandas as pd
 import pyarrow as pa
 
 from relation.config import Campaign
+from relation.data.sources import text_files
 from relation.errors import InputError
 from relation.geometry import PAIRED
 from relation.parquet import read_origin, read_parquet
@@ -170,6 +171,43 @@ def trained_models(campaign: Campaign) -> list[dict]:
     return rows
 
 
+# The reading that says where documents come from, and how validation is split off.
+_SOURCES = "corpora.*.source"
+
+
+def _held_out(path: str | None, modulus: int) -> str:
+    """How the validation split of local texts came about; both ways where they are not at hand."""
+    by_hash = f"documents whose SHA-256 is 0 modulo {modulus}"
+    if path is None or not Path(path).exists():
+        return (
+            f"Validation was the files named validation* where the texts had any, else {by_hash}; "
+            "the texts are not at hand to tell"
+        )
+    own = len(text_files(path)["validation"])
+    if own:
+        files = "file" if own == 1 else "files"
+        return (
+            f"Validation is the corpus’s own, {own} {files} named validation*; validation_modulus "
+            "is not used"
+        )
+    return f"Validation is the {by_hash}; no file is named validation*"
+
+
+def _assumptions(campaign: Campaign) -> list[dict]:
+    """The campaign's readings; that of local texts with what holds for those given."""
+    told = dict.fromkeys(
+        f". {_held_out(spec.path, spec.source['validation_modulus'])}"
+        for spec in campaign.data.values()
+        if spec.source["kind"] == "files"
+    )
+    return [
+        {**reading, "value": "".join((reading["value"], *told))}
+        if reading["name"] == _SOURCES
+        else dict(reading)
+        for reading in campaign.assumptions
+    ]
+
+
 def _page(campaign: Campaign, devices: Iterable[str], origins: Iterable[dict]) -> dict:
     everything = command_for(campaign)
     record = f"results/{campaign.name}/runs/{campaign.runs[0].name}/record.parquet"
@@ -202,7 +240,7 @@ def _page(campaign: Campaign, devices: Iterable[str], origins: Iterable[dict]) -
         "validation_tokens": campaign.diagnostics["validation_tokens"],
         "efficiency_window": campaign.efficiency_window,
         "restrictions": {k: str(v) for k, v in campaign.restrictions.items()},
-        "assumptions": [dict(a) for a in campaign.assumptions],
+        "assumptions": _assumptions(campaign),
         "origin": _origins(origins),
         "commands": commands,
     }
@@ -257,7 +295,7 @@ class _Loader:
             kind = "complexity" if source.variant == "complexity" else "throughput"
         rows = read_parquet(source.path, _LAYOUTS[kind]).to_pandas()
         if kind == "log":
-            extra = {"scale": source.scale, "variant": source.variant, "seed": source.seed}
+            extra |= {"scale": source.scale, "variant": source.variant, "seed": source.seed}
         elif kind == "probes":
             extra["alike"] = source.probed_alike(origin)
         elif kind == "run":
@@ -289,7 +327,7 @@ def load_records(campaign: Campaign, results: Results, *, partial: bool = False)
     for source in planned_sources(campaign, results):
         loader.take(source)
     runs = loader.frame("run", "device", "source")
-    logs = loader.frame("log", "scale", "variant", "seed")
+    logs = loader.frame("log", "scale", "variant", "seed", "source")
     throughput = loader.frame("throughput", "source")
     check_order(runs)
     check_sequences(loader.diagnosed)
@@ -305,7 +343,7 @@ def load_records(campaign: Campaign, results: Results, *, partial: bool = False)
         missing=pd.DataFrame(loader.missing, columns=gaps.MISSING),
         provenance=pd.DataFrame(loader.provenance.values(), columns=PROVENANCE),
         page=_page(campaign, [*runs["device"], *throughput["device"]], loader.origins),
-        curves=loader.frame("curves"),
-        maps=loader.frame("maps"),
-        probes=loader.frame("probes", "alike"),
+        curves=loader.frame("curves", "source"),
+        maps=loader.frame("maps", "source"),
+        probes=loader.frame("probes", "alike", "source"),
     )
