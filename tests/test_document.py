@@ -145,6 +145,21 @@ def test_a_judged_difference_bears_its_sign(folder):
         assert signs == len(judged) > 0
 
 
+def test_a_figure_cites_the_records_it_is_drawn_from(folder):
+    document = gather(folder)
+    (figure,) = (row for row in document.figures if row["name"] == "loss-curves")
+    text = (folder / "report.tex").read_text(encoding="utf-8")
+    _, below = text.split(r"\label{fig:loss-curves}")
+    cited = below.partition(r"\relationrecords{")[2].partition(r"}\par")[0]
+    numbers = []
+    for span in cited.split(", "):
+        ends = [int(number) for number in re.findall(r"\d+", span)]
+        numbers += range(ends[0], ends[-1] + 1)
+    sources = [row["source"] for row in document.provenance]
+    assert {sources[number - 1] for number in numbers} == set(figure["sources"])
+    assert len(numbers) == len(figure["sources"]) == 24
+
+
 def test_the_summary_says_what_became_of_every_printed_value(folder):
     text = (folder / "report.tex").read_text(encoding="utf-8")
     rows = re.findall(r"^\\ref\{tab:.*? & .*? & ([\d &]+) \\\\$", text, re.MULTILINE)

@@ -1,5 +1,6 @@
 """What the figures show of invented records, and what captions and notes say of it."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -146,6 +147,44 @@ def test_a_caption_names_the_campaigns_own_window(records) -> None:
 def test_latex_has_every_sign_of_a_caption(drawing, records) -> None:
     title = drawing.title if isinstance(drawing.title, str) else drawing.title(records)
     assert "U+" not in escape(title)
+
+
+def named(records, name: str) -> list[str]:
+    (drawing,) = (drawing for drawing in DRAWINGS if drawing.name == name)
+    return drawing.sources(records)
+
+
+def test_a_figure_names_no_record_that_it_leaves_out(records) -> None:
+    """Runs without their partner, probes of another configuration, ablations without a Full run."""
+    runs, probes = records.runs, records.probes
+    lost = (runs["scale"] == "10M") & (runs["variant"] == "full") & (runs["seed"] == 43)
+    other = (probes["scale"] == "10M") & (probes["seed"] == 43)
+    kept = replace(records, runs=runs[~lost], probes=probes.assign(alike=~other))
+    of_seed = "10M/{}/43"
+    for name, variants in (
+        ("paired-nll", ("mha", "full")),
+        ("ablations", ("full", "raw-x", "no-count")),
+        ("learned-parameters", ("full",)),
+        ("organisation-over-training", ("mha", "full")),
+    ):
+        for variant in variants:
+            part = of_seed.format(variant)
+            assert any(part in source for source in named(records, name)), (name, variant)
+            assert not any(part in source for source in named(kept, name)), (name, variant)
+    assert named(records, "overview") == named(records, "self-exchange") == []
+
+
+def test_the_pages_list_the_records_behind_every_picture(records, invented_report) -> None:
+    page = (invented_report / "figures.html").read_text(encoding="utf-8")
+    for drawing in DRAWINGS:
+        shown = page.split(f'<figure id="{drawing.name}">')[1].split("</figure>")[0]
+        sources = drawing.sources(records)
+        assert re.findall("<li>.*?<code>(.*?)</code>", shown) == sources
+        assert (f"{len(sources)} record" in shown) == bool(sources)
+    run = (invented_report / "runs/10M-full-42.html").read_text(encoding="utf-8")
+    shown = run.split("</figure>")[0].split("behind these curves")[1]
+    logs = [f"runs/10M/{variant}/42/log.parquet" for variant in ("full", "mha")]
+    assert re.findall("<li>.*?<code>(.*?)</code>", shown) == logs
 
 
 def smoothing(notes: list[str]) -> list[str]:

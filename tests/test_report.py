@@ -1,11 +1,13 @@
 """The report's figures, and its numbers and words as text."""
 
+from dataclasses import replace
 from xml.etree import ElementTree
 
+import pandas as pd
 from test_report_records import make_empty, make_records
 
-from report import html, latex
-from report.figures import draw_figures
+from report import figures, html, latex
+from report.figures import DRAWINGS, draw_figures
 from report.figures.runs import draw_runs
 from report.layout import Number
 from report.numbers import (
@@ -41,9 +43,28 @@ def test_numbers_keep_the_papers_digits():
     assert tolerance_text(2.5, Number(1, "%"), "%", "7.3") == "±2.5 pp"
 
 
-def test_figures_repeat_to_the_byte_and_are_well_formed(invented_report, tmp_path):
-    records = make_records()
-    entries = draw_figures(records, tmp_path)
+def only(records, sources):
+    """The records of these files alone, and what rests on nothing else."""
+    frames = {
+        name: frame[frame["source"].isin(sources)]
+        for name, frame in vars(records).items()
+        if isinstance(frame, pd.DataFrame) and "source" in frame
+    }
+    logged = frames["logs"].merge(frames["runs"], on=["scale", "variant", "seed"])
+    pairs = logged.groupby(["scale", "seed"])["variant"].nunique().eq(2)
+    whole = pairs.reindex(pd.MultiIndex.from_frame(records.efficiency[["scale", "seed"]]))
+    efficiency = records.efficiency[whole.eq(True).to_numpy()]
+    return replace(records, efficiency=efficiency, **frames)
+
+
+def test_figures_repeat_to_the_byte_from_the_records_they_name(
+    invented_report, tmp_path, monkeypatch
+):
+    records, entries = make_records(), []
+    for drawing in DRAWINGS:
+        monkeypatch.setattr(figures, "DRAWINGS", (drawing,))
+        named = only(records, drawing.sources(records))
+        entries += draw_figures(named, tmp_path)
     runs = draw_runs(records, tmp_path)
     assert len(runs) == len(records.runs)
     assert all(entry["file"] and entry["alt"] and not entry["reason"] for entry in entries)

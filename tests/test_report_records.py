@@ -53,9 +53,15 @@ def _checkpoints():
                 yield {"scale": scale, "variant": variant, "seed": seed}, depth
 
 
+def _source(key, kind):
+    """The file of a checkpoint's rows of one kind."""
+    return {"source": f"{kind}/{key['scale']}/{key['variant']}/{key['seed']}.parquet"}
+
+
 def _curve_rows():
     falling = np.linspace(1, 0.01, 64) / 32
     for key, depth in _checkpoints():
+        key |= _source(key, "curves")
         for layer in range(depth):
             for curve in ("self", "distance", "sigma"):
                 yield key | {"layer": layer, "curve": curve, "length": 64, "values": falling}
@@ -64,6 +70,7 @@ def _curve_rows():
 def _map_rows():
     """Layer + 2 head + 1 everywhere below the diagonal."""
     for key, depth in _checkpoints():
+        key |= _source(key, "maps")
         for layer in range(depth):
             for head in range(2):
                 codes = (np.tri(8) * (layer + 2 * head + 1)).astype(np.uint8).tobytes()
@@ -76,6 +83,7 @@ def _probe_rows():
     Four of the validation NLL, which is Relation's seed times 0.001 below MHA's.
     """
     for key, depth in _checkpoints():
+        key |= _source(key, "probes")
         lower = 0.001 * key["seed"] if key["variant"] == "full" else 0.0
         for look in range(5):
             place = {"update": 12 * look, "tokens": 2048 * 12 * look, "alike": True}
@@ -152,9 +160,10 @@ def _verification_rows():
 
 
 def _provenance_rows(runs):
-    for run in runs:
+    files = (("run", "record"), ("log", "log"))
+    for run, (kind, file) in ((run, file) for run in runs for file in files):
         yield {
-            "source": run["source"], "kind": "run", "scale": run["scale"],
+            "source": run["source"].replace("record", file), "kind": kind, "scale": run["scale"],
             "variant": run["variant"], "seed": run["seed"], "config_hash": "0123",
             "code_hash": "4567", "golden_hash": "89ab", "commit": "c0ffee", "device": run["device"],
             "versions": '{"torch": "2.13.0"}', "made": "2026-01-01T00:00:00+00:00", "log": None,
@@ -191,7 +200,8 @@ def make_records(comparable=False):
                 logs += [
                     key | {"update": k + 1, "tokens": 2048 * (k + 1), "update_tokens": 2048,
                            "loss": nll + 3 / (k + 1), "learning_rate": 1e-3,
-                           "gradient_norm": 0.5, "tokens_per_second": 1000.0 + k}
+                           "gradient_norm": 0.5, "tokens_per_second": 1000.0 + k,
+                           "source": source.replace("record", "log")}
                     for k in range(48)
                 ]  # fmt: skip
         for seed in SEEDS[scale]:

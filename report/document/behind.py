@@ -27,9 +27,9 @@ def numbered(provenance: Sequence[Record]) -> dict[str, int]:
     return {record["source"]: place for place, record in enumerate(provenance, start=1)}
 
 
-def cited(printed: PrintedTable, numbers: Mapping[str, int]) -> Tex:
-    """The records behind a table as ``\\relationrecord`` and ranges of it."""
-    found = sorted(numbers[source] for source in printed.sources if source in numbers)
+def cited(sources: Iterable[str], numbers: Mapping[str, int]) -> Tex:
+    """The records behind a table or a figure as ``\\relationrecord`` and ranges of it."""
+    found = sorted(numbers[source] for source in sources if source in numbers)
     spans: list[list[int]] = []
     for number in found:
         if spans and number == spans[-1][-1] + 1:

@@ -50,7 +50,7 @@ def render_document(document: Document, out_dir: Path) -> Path:
             floats=floats(printed),
             notes_apart=notes_apart(printed),
             records=record_comments(printed, document.provenance),
-            cited=cited(printed, numbers),
+            cited=cited(printed.sources, numbers),
             behind=lambda row, panel: row_comments(row, panel.columns, numbers),
         )
         write_text(out_dir / "tables" / f"{printed.table.label}.tex", text)
@@ -66,6 +66,7 @@ def render_document(document: Document, out_dir: Path) -> Path:
             figure for figure in drawn if figure["name"] not in ("overview", "self-exchange")
         ],
         absent=absent,
+        cited=lambda figure: cited(figure["sources"], numbers),
         evidence=_by_claim(document.evidence),
         checklists=_by_standard(document.checklist),
     )

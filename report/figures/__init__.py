@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import matplotlib
 from matplotlib import rc_context
@@ -40,7 +40,7 @@ _PAGE = {"font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"]}
 _PRINT = {"font.sans-serif": ["STIXGeneral"], "pdf.fonttype": 42}
 
 
-def draw_figures(records: CampaignRecords, out_dir: Path) -> list[dict[str, str | None]]:
+def draw_figures(records: CampaignRecords, out_dir: Path) -> list[dict[str, Any]]:
     """Draw every figure whose data are there under ``out_dir``/figures, as SVG and as PDF.
 
     The same records give the same bytes.
@@ -48,15 +48,15 @@ def draw_figures(records: CampaignRecords, out_dir: Path) -> list[dict[str, str 
     Returns:
         One entry a figure, in the order of the page: name, title, alt (what the picture shows, in
         words), file (the SVG, relative to ``out_dir``; None if not drawn; the PDF lies beside it),
-        page (HTML on which a reader explores it; None if there is none) and reason (why not drawn;
-        else empty).
+        page (HTML on which a reader explores it; None if there is none), reason (why not drawn;
+        else empty) and sources (the Parquet files that it is drawn from).
     """
     folder = Path(out_dir) / "figures"
     folder.mkdir(parents=True, exist_ok=True)
     return [_draw(drawing, records, folder) for drawing in DRAWINGS]
 
 
-def _draw(drawing: Drawing, records: CampaignRecords, folder: Path) -> dict[str, str | None]:
+def _draw(drawing: Drawing, records: CampaignRecords, folder: Path) -> dict[str, Any]:
     entry: dict[str, str | None] = {
         "name": drawing.name,
         "title": drawing.title if isinstance(drawing.title, str) else drawing.title(records),
@@ -64,6 +64,7 @@ def _draw(drawing: Drawing, records: CampaignRecords, folder: Path) -> dict[str,
         "file": None,
         "page": None,
         "reason": "",
+        "sources": [],
     }
     suffixes = ("svg", "pdf", "html")
     path, printed, page = (folder / f"{drawing.name}.{suffix}" for suffix in suffixes)
@@ -78,7 +79,7 @@ def _draw(drawing: Drawing, records: CampaignRecords, folder: Path) -> dict[str,
         path.write_text(svg_text(figure), encoding="utf-8")
         with rc_context(_PRINT):
             figure.savefig(printed, format="pdf", metadata={"CreationDate": None, "Creator": None})
-    entry["file"] = f"{folder.name}/{path.name}"
+    entry |= {"file": f"{folder.name}/{path.name}", "sources": drawing.sources(records)}
     if drawing.page is not None:
         page.write_text(drawing.page(records), encoding="utf-8")
         entry["page"] = f"{folder.name}/{page.name}"

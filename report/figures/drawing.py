@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -37,7 +37,8 @@ class Drawing:
 
     ``title`` may depend on the records. ``outlined`` keeps its letters as outlines: a formula needs
     signs that a reader's fonts may lack. ``page`` writes a page of its own on which a reader
-    explores it, where there is one.
+    explores it, where there is one. ``reads`` gives the rows that it shows, each with its record in
+    the column "source"; None where it shows no campaign's data.
     """
 
     name: str
@@ -46,6 +47,12 @@ class Drawing:
     draw: Callable[[CampaignRecords], Figure]
     outlined: bool = False
     page: Callable[[CampaignRecords], str] | None = None
+    reads: Callable[[CampaignRecords], Iterable[pd.DataFrame]] | None = None
+
+    def sources(self, records: CampaignRecords) -> list[str]:
+        """The Parquet files that it is drawn from, in the order of the records."""
+        frames = [] if self.reads is None else self.reads(records)
+        return list(dict.fromkeys(source for rows in frames for source in rows["source"]))
 
 
 def demand(found: bool, what: str, records: CampaignRecords, kinds: tuple[str, ...]) -> None:

@@ -61,6 +61,15 @@ def _pairs(records: CampaignRecords) -> list[Maps]:
     return found
 
 
+def _read(records: CampaignRecords) -> list[pd.DataFrame]:
+    """The maps of the pairs shown, and their metrics, which stand beside them on the page."""
+    return [
+        select(rows, scale=maps.scale, seed=maps.seed, variant=PAIR)
+        for maps in _pairs(records)
+        for rows in (records.maps, records.flow)
+    ]
+
+
 def shown_layers(depth: int) -> list[int]:
     """The layers that the picture has room for."""
     return list(range(depth)) if depth <= MOST else [0, 1, 2, depth // 2, depth - 1]
@@ -150,5 +159,6 @@ DRAWINGS = (
         "each token’s flow comes, MHA above Relation.",
         overview,
         page=stepper,
+        reads=_read,
     ),
 )

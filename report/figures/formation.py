@@ -64,9 +64,13 @@ def _parameters_title(records: CampaignRecords) -> str:
     )
 
 
+def _learned(records: CampaignRecords) -> pd.DataFrame:
+    return probed(records, "run of Full Relation", variant=FULL, metric=("lambda", "theta"))
+
+
 def learned_parameters(records: CampaignRecords) -> Figure:
     """Count calibration above, Givens angles below, by layer over training; a column a scale."""
-    rows = probed(records, "run of Full Relation", variant=FULL, metric=("lambda", "theta"))
+    rows = _learned(records)
     scales = present(rows, SCALES)
     figure, axes = grid(2, len(scales), 4.2, sharex="col", sharey="row")
     for column, scale in enumerate(scales):
@@ -88,13 +92,17 @@ def learned_parameters(records: CampaignRecords) -> Figure:
     return figure
 
 
+def _organised(records: CampaignRecords) -> pd.DataFrame:
+    return probed(records, "run of a pair", variant=PAIR, metric=("self_flow", "effective_rank"))
+
+
 def organisation(records: CampaignRecords) -> Figure:
     """Self or diagonal flow and effective rank by layer over training, MHA and Relation in turn."""
     labels = {
         "self_flow": {"mha": "diagonal flow", "full": "Self flow"},
         "effective_rank": dict.fromkeys(PAIR, "effective rank"),
     }
-    rows = probed(records, "run of a pair", variant=PAIR, metric=tuple(labels))
+    rows = _organised(records)
     scales = present(rows, SCALES)
     figure, axes = grid(4, len(scales), 6.6, sharex="col")
     for column, scale in enumerate(scales):
@@ -124,6 +132,7 @@ DRAWINGS = (
         "Line charts by scale, for MHA and Relation: the share of flow that stays on a token, and "
         "the effective rank of the flow, against training tokens, a line a layer.",
         organisation,
+        reads=lambda records: (_organised(records),),
     ),
     Drawing(
         "learned-parameters",
@@ -131,5 +140,6 @@ DRAWINGS = (
         "Line charts by scale: count calibration and Givens angles against training tokens, a "
         "line a layer or a pair of heads.",
         learned_parameters,
+        reads=lambda records: (_learned(records),),
     ),
 )

@@ -28,7 +28,7 @@ def flow_by_layer(records: CampaignRecords) -> Figure:
         "self_flow": "Self / diagonal flow",
         "effective_rank": "effective rank",
     }
-    layers = by_layer(select(records.flow, metric=tuple(metrics), variant=PAIR))
+    layers = by_layer(select(_measured(records), metric=tuple(metrics)))
     demand(len(layers) > 0, "diagnosed checkpoint", records, ("flow", "run"))
     scales = present(layers, SCALES)
     figure, axes = grid(3, len(scales), 5.4, sharex="col", sharey="row", height_ratios=(3, 3, 2))
@@ -72,8 +72,16 @@ def _beyond(masses: np.ndarray) -> np.ndarray:
     return np.append(masses[::-1].cumsum()[::-1][1:], 0.0)
 
 
+def _measured(records: CampaignRecords) -> pd.DataFrame:
+    return select(records.flow, variant=PAIR)
+
+
+def _curves(records: CampaignRecords) -> pd.DataFrame:
+    return select(records.curves, variant=PAIR)
+
+
 def _of_pairs(records: CampaignRecords, curve: str) -> pd.DataFrame:
-    curves = select(records.curves, curve=curve, variant=PAIR)
+    curves = select(_curves(records), curve=curve)
     demand(len(curves) > 0, "diagnosed checkpoint", records, ("flow", "run"))
     return curves
 
@@ -207,7 +215,7 @@ def split_by_position(records: CampaignRecords) -> Figure:
 def sink_profile(records: CampaignRecords) -> Figure:
     """Conditional historical mass on the first k tokens, a column a scale."""
     sizes = {f"sink_{size}": size for size in SINK_SIZES}
-    layers = by_layer(select(records.flow, metric=tuple(sizes), variant=PAIR))
+    layers = by_layer(select(_measured(records), metric=tuple(sizes)))
     demand(len(layers) > 0, "diagnosed checkpoint", records, ("flow", "run"))
     layers = layers.assign(first=layers["metric"].map(sizes))
     scales = present(layers, SCALES)
@@ -267,6 +275,7 @@ DRAWINGS = (
         "Line charts by scale: the share of flow that stays on a token, the effective rank of the "
         "flow, and the ratio of the ranks, all against the layer, for MHA and Relation.",
         flow_by_layer,
+        reads=lambda records: (_measured(records),),
     ),
     Drawing(
         "flow-spectra",
@@ -275,6 +284,7 @@ DRAWINGS = (
         "Line charts by scale: singular values of the flow matrix on a logarithmic axis against "
         "their index, a line a layer, for MHA and Relation.",
         spectra,
+        reads=lambda records: (_curves(records),),
     ),
     Drawing(
         "history-by-distance",
@@ -284,6 +294,7 @@ DRAWINGS = (
         "Line charts by scale: the conditional historical mass beyond a distance against the "
         "distance on a logarithmic axis, for MHA and Relation, and below it their difference.",
         history_by_distance,
+        reads=lambda records: (_curves(records),),
     ),
     Drawing(
         "sink-profile",
@@ -292,6 +303,7 @@ DRAWINGS = (
         "Line charts by scale: the conditional historical mass on the first 1 to 32 tokens, for "
         "MHA and Relation, and below it their difference.",
         sink_profile,
+        reads=lambda records: (_measured(records),),
     ),
     Drawing(
         "split-by-position",
@@ -301,5 +313,6 @@ DRAWINGS = (
         "Line charts by scale: the share of flow that stays on a token against its position on a "
         "logarithmic axis, for the first layer, the second and the rest, for MHA and Relation.",
         split_by_position,
+        reads=lambda records: (_curves(records),),
     ),
 )

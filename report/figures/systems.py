@@ -25,9 +25,13 @@ MOST_TICKS = 5
 WIDTHS = {"mha": 5.0, "full-reference": 3.2, "full-flash": 1.4, "linear": 1.4}
 
 
+def _compared(records: CampaignRecords) -> pd.DataFrame:
+    return select(records.throughput, status="PASS", benchmark=("fixed", "matched"))
+
+
 def throughput(records: CampaignRecords) -> Figure:
     """Above, the materialised operator and its tiled form; below, the matched pair; as Table 5."""
-    both = select(records.throughput, status="PASS", benchmark=("fixed", "matched"))
+    both = _compared(records)
     demand(len(both) > 0, "finished throughput measurement", records, ("throughput",))
     found, scales = efficient(records), present(both, SCALES)
     comparisons = (
@@ -87,9 +91,13 @@ def _bars(axes: Axes, title: str, bars: list[tuple[str, float | None, str]]) -> 
     axes.set_title(title)
 
 
+def _scaled(records: CampaignRecords) -> pd.DataFrame:
+    return select(records.complexity, operator=OPERATORS)
+
+
 def scaling(records: CampaignRecords) -> Figure:
     """Time, decode state and a token's time against T, log-log, with fitted powers."""
-    rows = select(records.complexity, operator=OPERATORS)
+    rows = _scaled(records)
     demand(len(rows) > 0, "complexity measurement", records, ("complexity",))
     figure, axes = grid(1, 3, 3.9)
     panels = (
@@ -160,9 +168,13 @@ def _exponent(rows: pd.DataFrame, points: pd.Series, field: str) -> str:
     return f": exponent {round(fit.exponent, 2) + 0.0:.2f}"
 
 
+def _long(records: CampaignRecords) -> pd.DataFrame:
+    return select(records.throughput, benchmark="linear-long")
+
+
 def linear_long(records: CampaignRecords) -> Figure:
     """Linear Relation's throughput and memory against T; contexts out of memory are named."""
-    rows = select(records.throughput, benchmark="linear-long").sort_values("context")
+    rows = _long(records).sort_values("context")
     passed = select(rows, status="PASS")
     demand(len(passed) > 0, "finished long-context measurement", records, ("throughput",))
     panels = [("tokens_per_second", "tokens/s")]
@@ -202,6 +214,7 @@ DRAWINGS = (
         "Bar charts by scale: above, tokens per second of the materialised operator and of "
         "FlashRelation; below, of MHA and of Relation; each title gives their ratio.",
         throughput,
+        reads=lambda records: (_compared(records),),
     ),
     Drawing(
         "scaling",
@@ -211,6 +224,7 @@ DRAWINGS = (
         "Three log-log charts against the context: the time of MHA, of Full Relation materialised "
         "and tiled and of Linear Relation, the bytes of decode state, and the time of one token.",
         scaling,
+        reads=lambda records: (_scaled(records),),
     ),
     Drawing(
         "linear-long",
@@ -218,5 +232,6 @@ DRAWINGS = (
         "Line charts: Linear Relation's throughput, and its memory where the device counts it, "
         "against the context; a dashed line marks a context that ran out of memory.",
         linear_long,
+        reads=lambda records: (_long(records),),
     ),
 )

@@ -26,9 +26,14 @@ SHOWN_FROM, SHOWN_QUANTILE = 0.25, 0.95
 LABEL_HEIGHT = 0.05  # of a panel's height, with its leading
 
 
+def _read_losses(records: CampaignRecords) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The logs, and the runs, whose budgets set the smoothing behind a crossing."""
+    return select(records.logs, variant=PAIR), select(records.runs, variant=PAIR)
+
+
 def loss_curves(records: CampaignRecords) -> Figure:
     """A row a seed, a column a scale: both losses, the MHA run's final one, the crossing."""
-    logs = select(records.logs, variant=PAIR)
+    logs, _ = _read_losses(records)
     demand(len(logs) > 0, "training log of a pair", records, ("run",))
     scales = present(logs, SCALES)
     seeds = sorted(set(logs["seed"]))
@@ -115,11 +120,17 @@ def _mark_crossing(axes: Axes, row: dict[str, float]) -> None:
     axes.text(0.97, 0.64, note, transform=axes.transAxes, ha="right", fontsize=7.5, color=INK)
 
 
+def _read_pairs(records: CampaignRecords) -> tuple[pd.DataFrame]:
+    """The runs that have their partner."""
+    runs = select(records.runs, variant=PAIR)
+    return (runs[runs.groupby(["scale", "seed"])["variant"].transform("nunique") == len(PAIR)],)
+
+
 def paired_nll(records: CampaignRecords) -> Figure:
     """A slope a pair, from MHA to Relation."""
-    runs = select(records.runs, variant=PAIR)
+    (runs,) = _read_pairs(records)
     wide = runs.pivot_table(index=["scale", "seed"], columns="variant", values="final_nll")
-    paired = wide.reindex(columns=list(PAIR)).dropna().reset_index()
+    paired = wide.reindex(columns=list(PAIR)).reset_index()
     demand(len(paired) > 0, "finished pair", records, ("run",))
     scales = present(paired, SCALES)
     figure, axes = grid(1, len(scales), 2.9)
@@ -158,6 +169,14 @@ def _name_seeds(axes: Axes, pairs: pd.DataFrame) -> None:
             fontsize=7.5,
             color=MUTED,
         )
+
+
+def _read_ablations(records: CampaignRecords) -> tuple[pd.DataFrame]:
+    """The runs of the seeds that have both a Full run and an ablation."""
+    runs = select(records.runs, scale=ABLATION_SCALE, variant=("full", *ABLATIONS))
+    full = runs["variant"] == "full"
+    both = set(runs[full]["seed"]) & set(runs[~full]["seed"])
+    return (select(runs, seed=tuple(both)),)
 
 
 def ablations(records: CampaignRecords) -> Figure:
@@ -215,6 +234,7 @@ DRAWINGS = (
         "the training tokens; a dashed line marks the MHA run's final loss and a circle the "
         "Relation run's crossing.",
         loss_curves,
+        reads=_read_losses,
     ),
     Drawing(
         "paired-nll",
@@ -223,6 +243,7 @@ DRAWINGS = (
         "Slope charts by scale: one line a seed from the MHA run's final validation NLL to the "
         "Relation run's, with the mean difference above.",
         paired_nll,
+        reads=_read_pairs,
     ),
     Drawing(
         "ablations",
@@ -231,5 +252,6 @@ DRAWINGS = (
         "Horizontal bars: the mean difference between the final validation NLL of each structural "
         "ablation and Full Relation's, with the seeds as points.",
         ablations,
+        reads=_read_ablations,
     ),
 )

@@ -23,10 +23,16 @@ METRIC = "validation_nll"
 SHOWN_FROM = 0.25
 
 
-def validation_curves(records: CampaignRecords) -> Figure:
-    """Validation NLL of both above, the paired difference below; a column a scale."""
+def _read(records: CampaignRecords) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The looks, and the runs, which know the ends of their passes."""
     rows = probed(records, "run of a pair", variant=PAIR, metric=METRIC)
     rows = rows[rows["tokens"] > 0]
+    return rows, select(records.runs, scale=tuple(set(rows["scale"])), variant=PAIR)
+
+
+def validation_curves(records: CampaignRecords) -> Figure:
+    """Validation NLL of both above, the paired difference below; a column a scale."""
+    rows, runs = _read(records)
     scales = present(rows, SCALES)
     figure, axes = grid(2, len(scales), 4.2, sharex="col")
     for column, scale in enumerate(scales):
@@ -44,7 +50,7 @@ def validation_curves(records: CampaignRecords) -> Figure:
             _curve_and_mean(below, differences, INK)
             _show_late(below, differences, 0.0)
         below.axhline(0, color=MUTED, linewidth=0.7)
-        _mark_epochs(axes[:, column], select(records.runs, scale=scale, variant=PAIR))
+        _mark_epochs(axes[:, column], select(runs, scale=scale))
         token_axis(below)
     name_pair(axes[0, 0])
     axes[0, 0].set_ylabel("validation NLL\n(nat/token)")
@@ -98,4 +104,5 @@ DRAWING = Drawing(
     "Line charts by scale: the validation NLL of MHA and of Relation against training tokens, "
     "and below the difference of each pair, with the ends of passes over the corpus marked.",
     validation_curves,
+    reads=_read,
 )

@@ -150,6 +150,7 @@ FIGURES = schema(
     Column("file", _TEXT, description="SVG below the report; null where it was not drawn"),
     Column("page", _TEXT, description="HTML below the report that explores it; null if none"),
     Column("reason", _TEXT, description="why it was not drawn"),
+    Column("sources", pa.list_(_TEXT), description="Parquet files that it is drawn from"),
 )
 
 

@@ -200,16 +200,29 @@ def _records_of(run: Run, provenance: Iterable[Mapping[str, Any]]) -> set[str]:
     }
 
 
+def _logs_of(runs: Iterable[Run | None], provenance: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The records of the updates of some runs, in their order."""
+    logs = {
+        (row["scale"], row["variant"], row["seed"]): row["source"]
+        for row in provenance
+        if row["kind"] == "log"
+    }
+    keys = ((run.scale, run.variant, run.seed) for run in runs if run is not None)
+    return [logs[key] for key in keys if key in logs]
+
+
 def _write_run(site: _Site, run: Run, place: int) -> None:
     runs = site.content.runs
     by_key = {(other.scale, other.variant, other.seed): other for other in runs}
     own = _records_of(run, site.content.provenance)
     used = [printed.table for printed in site.content.tables if own & set(printed.sources)]
+    partner = by_key.get((run.scale, run.partner, run.seed)) if run.partner else None
     site.write(
         f"{run.page}.html",
         "run.html.j2",
         run=run,
-        partner=by_key.get((run.scale, run.partner, run.seed)) if run.partner else None,
+        partner=partner,
+        logs=_logs_of((run, partner), site.content.provenance),
         provenance=site.records.get(run.source),
         used=used if run.source else [],
         previous=runs[place - 1] if place else None,
