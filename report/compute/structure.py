@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from statistics import fmean
 from typing import TYPE_CHECKING
 
@@ -42,7 +43,12 @@ class FlowMeans:
 
     def __init__(self, records: CampaignRecords) -> None:
         self._records = records
-        self._layers = by_layer(records.flow)
+        layers = by_layer(records.flow)
+        self._layers = dict(iter(layers.groupby(["scale", "variant", "metric"], observed=True)))
+        self._none = layers.iloc[:0]
+        # Means and deviations of many tables' cells ask for the same values.
+        self.depth = cache(self.depth)
+        self.by_seed = cache(self.by_seed)
         self._sources = records.flow[["scale", "variant", "source"]].drop_duplicates()
 
     def depth(self, scale: str) -> int | None:
@@ -66,7 +72,7 @@ class FlowMeans:
         self, scale: str, variant: str, metric: str, first: int = 0, last: int | None = None
     ) -> pd.Series:
         """A metric of each checkpoint over its layers first .. last, by seed; none may be there."""
-        rows = select(self._layers, scale=scale, variant=variant, metric=metric)
+        rows = self._layers.get((scale, variant, metric), self._none)
         rows = rows[rows["layer"] >= first]
         if last is not None:
             rows = rows[rows["layer"] <= last]
