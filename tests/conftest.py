@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 ROOT = Path(__file__).resolve().parents[1]
 COPIED = ("Snakefile", "config.yaml", "environment.yml", "pyproject.toml")
@@ -48,12 +49,21 @@ def small_cache(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def invented_report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of an invented campaign's site, made once for all tests that only read it."""
+    """The folder of an invented campaign's site, made once for all tests that only read it.
+
+    And for all of pytest-xdist's processes, whose folders lie in one.
+    """
     from sites import invented_site
     from test_report_records import make_records
 
-    folder = tmp_path_factory.mktemp("report")
-    invented_site(make_records(), folder)
+    own = tmp_path_factory.getbasetemp()
+    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    folder, made = shared / "report", shared / "report.made"
+    with FileLock(shared / "report.lock"):
+        if not made.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            invented_site(make_records(), folder)
+            made.touch()
     return folder
 
 

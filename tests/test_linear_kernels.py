@@ -93,15 +93,15 @@ class TestInterpreted:
         assert_exact(draw(2, (1, 2, 83, 16)))
 
     @pytest.mark.parametrize("way", range(4))
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-    def test_chunks_of_weak_and_of_strong_retention(self, dtype, way, monkeypatch):
+    @pytest.mark.parametrize(("dtype", "width"), [(torch.float32, 20), (torch.float16, 16)])
+    def test_chunks_of_weak_and_of_strong_retention(self, dtype, width, way, monkeypatch):
         """Either kind meets states that the other left, and leaves some to it.
 
         Weak chunks have kernels of their own for the whole backward pass, for some, or for none.
         """
         launches = importlib.import_module("kernels.linear_relation.launches")
         monkeypatch.setattr(launches, "INTERPRETED", launches.INTERPRETED[way:])
-        p1, p2, info, g, *others = draw(11, (1, 2, 53, 20), dtype)
+        p1, p2, info, g, *others = draw(11, (1, 2, 53, width), dtype)
         g[:, 0, 20:24] = g[:, 1, 40:] = -30
         assert_exact((p1, p2, info, g, *others))
 

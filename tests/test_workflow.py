@@ -36,6 +36,16 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return project
 
 
+@pytest.fixture(scope="module")
+def clone(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the project that ships the tiny campaign's records and holds nothing else."""
+    clone = copy_project(tmp_path_factory.mktemp("clone") / "relation-copy")
+    relation(project, "publish", "--campaign", "tiny")
+    (clone / "results").mkdir()
+    (project / "results/published").rename(clone / "results/published")
+    return clone
+
+
 def relation(project: Path, *arguments: str) -> None:
     """Run the command line in a project's folder."""
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
@@ -75,7 +85,6 @@ def test_every_stage_writes_parquet_with_units_and_origin(project: Path) -> None
 
 
 def test_a_second_run_has_nothing_to_do(project: Path) -> None:
-    assert planned_jobs(project, *TINY) == {}
     assert planned_jobs(project, *TINY, "tensorboard=true") == {}
     done = snakemake(project, *TINY).stdout
     assert "Nothing to be done" in done and "steps (" not in done
@@ -149,23 +158,8 @@ def test_an_unrelated_key_reruns_nothing_and_its_own_reruns_its_runs(project: Pa
         path.write_text(before)
 
 
-def test_a_restriction_shows_the_rest_as_not_run(project: Path) -> None:
-    restricted = ("--config", "campaign=tiny", "scales=10M", "seeds=42", "variants=mha,full")
-    jobs = planned_jobs(project, *restricted)
-    assert set(jobs) == {"inventory", *REPORT}
-    snakemake(project, *restricted)
-    cells = pq.read_table(project / "results/tiny/report/cells.parquet").to_pandas()
-    assert {"ok", "not run"} <= set(cells["status"])
-    left_out = cells[(cells["table"] == "app-nll") & (cells["row"] == "30M/42")]
-    assert set(left_out["status"]) == {"not run"}
-    assert left_out["reason"].str.contains("scales=10M").all()
-    for table in TABLES:
-        assert (project / f"results/tiny/report/tables/{table.label}.tex").stat().st_size > 500
-    snakemake(project, *TINY)
-
-
-def render_published(clone: Path) -> None:
-    """Reports of what is shipped: quick, idle when done, and without a rule that could train."""
+def test_what_is_shipped_is_rendered_by_rules_that_cannot_train(clone: Path) -> None:
+    """Quick, idle when done, and stale where the code of a stage changed."""
     rules = snakemake(clone, *PUBLISHED, "--list-rules", "--quiet").stdout.split()
     assert {"cells", "figures", "report"} <= set(rules)
     assert not set(rules) & {"train", "diagnose", "measure", "verify", "prepare", "inventory"}
@@ -182,8 +176,9 @@ def render_published(clone: Path) -> None:
     before = code.read_bytes()
     code.write_bytes(before + b"\nedited = 1\n")
     assert planned_jobs(clone, *PUBLISHED) == dict.fromkeys(REPORT - {"figures"}, 1)
-    snakemake(clone, *PUBLISHED)
-    cells = pq.read_table(report / "cells.parquet").to_pandas()
+    table = report / "cells.parquet"
+    snakemake(clone, *PUBLISHED, "--", table.relative_to(clone).as_posix())
+    cells = pq.read_table(table).to_pandas()
     losses = cells[(cells["table"] == "app-nll") & (cells["status"] == "ok")]
     assert set(losses["freshness"]) == {"older code, same golden losses"}
     code.write_bytes(before)
@@ -195,27 +190,42 @@ def test_with_nothing_shipped_one_line_says_how_to_ship(tmp_path: Path) -> None:
     assert "holds no campaign" in said and "`python -m relation publish --campaign NAME`" in said
 
 
-def test_published_runs_count_as_done(project: Path, tmp_path: Path) -> None:
+def test_published_runs_count_as_done(clone: Path) -> None:
     """A clone that ships records has no job for them, whatever its own folder lacks."""
-    clone = copy_project(tmp_path / "clone")
-    relation(project, "publish", "--campaign", "tiny")
-    (clone / "results").mkdir()
-    (project / "results/published").rename(clone / "results/published")
-    render_published(clone)
     assert set(planned_jobs(clone, *TINY)) == {"inventory", *REPORT}
-    snakemake(clone, *TINY)
+    assert not (clone / "results/tiny/runs").exists()
 
-    record = clone / "results/published/tiny/runs/10M/full/42/record.parquet"
+
+def test_a_restriction_shows_the_rest_as_not_run(project: Path, clone: Path) -> None:
+    """The jobs are the same where the runs lie in the campaign's folder and where they ship."""
+    restricted = ("--config", "campaign=tiny", "scales=10M", "seeds=42", "variants=mha,full")
+    for folder in (project, clone):
+        assert set(planned_jobs(folder, *restricted)) == {"inventory", *REPORT}
+    snakemake(clone, *restricted)
+    cells = pq.read_table(clone / "results/tiny/report/cells.parquet").to_pandas()
+    assert {"ok", "not run"} <= set(cells["status"])
+    left_out = cells[(cells["table"] == "app-nll") & (cells["row"] == "30M/42")]
+    assert set(left_out["status"]) == {"not run"}
+    assert left_out["reason"].str.contains("scales=10M").all()
+    for table in TABLES:
+        assert (clone / f"results/tiny/report/tables/{table.label}.tex").stat().st_size > 500
+
+
+def test_a_published_run_that_is_not_whole_is_made_again_or_refused(clone: Path) -> None:
+    folder = clone / "results/published/tiny/runs/10M"
+    record, log = folder / "full/42/record.parquet", folder / "mha/42/log.parquet"
+    kept, whole = record.read_bytes(), log.read_bytes()
     record.unlink()
     jobs = planned_jobs(clone, *TINY)
     assert jobs["train"] == jobs["diagnose"] == jobs["prepare"] == 1
+    record.write_bytes(kept)
 
-    log = clone / "results/published/tiny/runs/10M/mha/42/log.parquet"
-    log.write_bytes(log.read_bytes()[:-9])
+    log.write_bytes(whole[:-9])
     done = snakemake(clone, "--dry-run", *TINY, check=False)
     errors = [line for line in done.stdout.splitlines() if line.startswith("error: ")]
     assert done.returncode and len(errors) == 1 and "SHA256SUMS" in errors[0]
     assert "Traceback" not in done.stdout
+    log.write_bytes(whole)
 
 
 TEXTS = ("--config", "campaign=texts", "scales=10M", "seeds=42", "variants=mha,full")
