@@ -188,7 +188,7 @@ def test_the_pages_list_the_records_behind_every_picture(records, invented_repor
 
 
 def smoothing(notes: list[str]) -> list[str]:
-    return [note for note in notes if "smoothed" in note]
+    return [note for note in notes if "is smoothed" in note]
 
 
 def test_a_note_names_the_window_beside_the_papers(records, cells) -> None:

@@ -14,7 +14,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from relation.records.gaps import NOT_THERE
 from report.compute.measured import select
-from report.style import OPERATOR_COLOUR, OPERATOR_NAME
+from report.style import MUTED, OPERATOR_COLOUR, OPERATOR_NAME
 
 if TYPE_CHECKING:
     from relation.records import CampaignRecords
@@ -95,6 +95,18 @@ def token_axis(axes: Axes) -> None:
     """Training tokens from left to right."""
     token_ticks(axes)
     axes.set_xlabel("training tokens")
+
+
+def mark_passes(axes: Axes, runs: pd.DataFrame) -> None:
+    """A dotted line where the runs begin to read a window again."""
+    passes = runs[runs["epochs"] > 0]
+    if passes.empty:
+        return
+    first = passes.iloc[0]
+    tokens = first["trained_tokens"] / first["epochs"]
+    for epoch in range(1, int(first["epochs"]) + 1):
+        axes.axvline(epoch * tokens, color=MUTED, linewidth=0.7, linestyle=":", zorder=1)
+    axes.set_xlim(0, 1.02 * first["trained_tokens"])
 
 
 def name_pair(axes: Axes) -> None:

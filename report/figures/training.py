@@ -12,7 +12,16 @@ from matplotlib.figure import Figure
 from relation.records import smoothed_loss
 from report.compute.measured import is_number, select
 from report.compute.quality import ABLATION_SCALE, ABLATIONS
-from report.figures.drawing import PAIR, Drawing, demand, grid, name_pair, present, token_ticks
+from report.figures.drawing import (
+    PAIR,
+    Drawing,
+    demand,
+    grid,
+    mark_passes,
+    name_pair,
+    present,
+    token_ticks,
+)
 from report.layout import SCALES
 from report.style import INK, MHA, MUTED, OPERATOR_COLOUR, RELATION
 from report.tables.quality import ABLATION_NAMES
@@ -80,6 +89,7 @@ def _pair_losses(axes: Axes, records: CampaignRecords, scale: str, seed: int) ->
     margin = 0.06 * (max(highest) - min(lowest))
     axes.set_ylim(min(lowest) - margin, max(highest) + margin)
     axes.set_xlim(left=0)
+    mark_passes(axes, select(records.runs, scale=scale, seed=seed, variant=PAIR))
     for tokens, losses, colour in curves:
         _mark_spikes(axes, tokens, losses, colour)
     token_ticks(axes)
@@ -89,8 +99,10 @@ def _pair_losses(axes: Axes, records: CampaignRecords, scale: str, seed: int) ->
 
 def _mark_spikes(axes: Axes, tokens: np.ndarray, losses: np.ndarray, colour: str) -> None:
     """A triangle on the upper edge over the peak of every rise out of the panel."""
-    above = losses > axes.get_ylim()[1]
-    above &= np.logical_or.accumulate(~above)  # the fall from the first loss is no spike
+    low, high = axes.get_ylim()
+    above = losses > high
+    # The fall from the first loss, with its wiggles across the edge, is no spike.
+    above &= np.logical_or.accumulate(losses < high - 0.1 * (high - low))
     for rise in np.split(np.arange(len(losses)), np.flatnonzero(np.diff(above)) + 1):
         if above[rise[0]]:
             axes.plot(
@@ -219,7 +231,8 @@ def _loss_title(records: CampaignRecords) -> str:
     return (
         "Training loss of every pair, trailing mean over "
         f"{100 * records.page['efficiency_window']:g}% of the budget. Dashed: the MHA run’s final "
-        "smoothed loss; the circle is where the Relation run first reaches it. A panel ends just "
+        "smoothed loss; the circle is where the Relation run first reaches it. Dotted: the end of "
+        "a pass over the training windows. A panel ends just "
         f"above {SHOWN_QUANTILE:.0%} of either run’s losses after the first {SHOWN_FROM:.0%} of "
         "the budget: the fall from the first losses lies outside, and a triangle marks every later "
         "peak that does."

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from report.compute.measured import select
-from report.figures.drawing import PAIR, Drawing, grid, name_pair, present, token_axis
+from report.figures.drawing import PAIR, Drawing, grid, mark_passes, name_pair, present, token_axis
 from report.figures.probes import left_out, probed
 from report.layout import SCALES
 from report.style import INK, MUTED, OPERATOR_COLOUR
@@ -50,7 +49,8 @@ def validation_curves(records: CampaignRecords) -> Figure:
             _curve_and_mean(below, differences, INK)
             _show_late(below, differences, 0.0)
         below.axhline(0, color=MUTED, linewidth=0.7)
-        _mark_epochs(axes[:, column], select(runs, scale=scale))
+        for panel in axes[:, column]:
+            mark_passes(panel, select(runs, scale=scale))
         token_axis(below)
     name_pair(axes[0, 0])
     axes[0, 0].set_ylabel("validation NLL\n(nat/token)")
@@ -71,19 +71,6 @@ def _curve_and_mean(axes: Axes, curves: pd.DataFrame, colour: str) -> None:
     axes.plot(curves.index, curves, color=colour, linewidth=0.6, alpha=0.5)
     mean = curves.dropna().mean(axis=1)
     axes.plot(mean.index, mean, color=colour)
-
-
-def _mark_epochs(column: np.ndarray, runs: pd.DataFrame) -> None:
-    """A dotted line where the runs begin to read a window again."""
-    passes = runs[runs["epochs"] > 0]
-    if passes.empty:
-        return
-    first = passes.iloc[0]
-    tokens = first["trained_tokens"] / first["epochs"]
-    for axes in column:
-        for epoch in range(1, int(first["epochs"]) + 1):
-            axes.axvline(epoch * tokens, color=MUTED, linewidth=0.7, linestyle=":", zorder=1)
-        axes.set_xlim(0, 1.02 * first["trained_tokens"])
 
 
 def _validation_title(records: CampaignRecords) -> str:
