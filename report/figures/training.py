@@ -36,7 +36,7 @@ LABEL_HEIGHT = 0.05  # of a panel's height, with its leading
 
 
 def _read_losses(records: CampaignRecords) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The logs, and the runs, whose budgets set the smoothing behind a crossing."""
+    """The logs, and the runs: their budgets smooth a crossing, their passes are marked."""
     return select(records.logs, variant=PAIR), select(records.runs, variant=PAIR)
 
 
