@@ -47,7 +47,8 @@ def pass_resources(
     for argument in set(_TILES).intersection(kernel.arg_names) - constants.keys():
         owned = argument == "p1_tiles" and name == "forward"
         rows = launch.block_i if owned or name == "p2_info" else launch.block_j
-        types[argument] = f"tensordesc<bf16[1, 1, {rows}, {launches.widest}]>"
+        element = "bf16" if launches.bits == 16 else "fp32"
+        types[argument] = f"tensordesc<{element}[1, 1, {rows}, {launches.widest}]>"
     for argument in kernel.arg_names:
         if argument not in constants | types and not argument.startswith("stride"):
             types[argument] = "*fp32" if argument in _FP32 or launches.bits == 32 else "*bf16"

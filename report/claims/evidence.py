@@ -87,6 +87,11 @@ class Evidence:
         return self.direction is None and self.size is None
 
 
+def joined(*notes: str) -> str:
+    """Notes as one; the empty ones say nothing."""
+    return "; ".join(filter(None, notes))
+
+
 def compare(
     label: str,
     quantity: str,
@@ -123,7 +128,7 @@ def compare(
     if 0 < len(measured.by_seed) < len(SEEDS):
         seeds = "one seed" if measured.n == 1 else f"{measured.n} seeds"
         fewer = f"{seeds}, the paper's mean is of {len(SEEDS)}"
-        given["note"] = "; ".join(filter(None, [fewer, measured.reason]))
+        given["note"] = joined(fewer, measured.reason)
     scale = UNIT_SCALE[paper.unit]
     ours = measured.value / scale
     margin = None if measured.margin is None else measured.margin / scale
@@ -132,11 +137,10 @@ def compare(
     size: bool | None = off <= max([*known, paper.rounding]) * (1 + _LAST_BIT)
     if not known and not size:
         size = None
-        given["note"] = "; ".join(filter(None, [given["note"], "one seed has no interval"]))
+        given["note"] = joined(given["note"], "one seed has no interval")
     ends = [] if margin is None or direction is None else [ours - margin, ours + margin]
     if len({direction(end) for end in ends}) > 1:
-        told = "its interval holds values that say otherwise"
-        given["note"] = "; ".join(filter(None, [given["note"], told]))
+        given["note"] = joined(given["note"], "its interval holds values that say otherwise")
     return Evidence(
         **given,
         ours=ours,

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from report import paper_seeds
 from report.claims.context import Context
-from report.claims.evidence import Evidence, Printed, compare, printed
+from report.claims.evidence import Evidence, Printed, compare, joined, printed
 from report.compute import quality as compute
 from report.compute.configurations import no_model
 from report.compute.measured import Measured, select
@@ -131,13 +131,13 @@ def fewer_tokens(context: Context) -> Iterator[Evidence]:
             # The mean leaves out the pairs that speak against the claim.
             direction = False if 2 * never >= len(pairs) else found.direction
             note = f"{never} of {len(pairs)} pairs never reach it"
-            notes = "; ".join(filter(None, [note, found.note]))
-            found = replace(found, direction=direction, size=None, note=notes)
+            note = joined(note, found.note)
+            found = replace(found, direction=direction, size=None, note=note)
         own = pairs["own_reduction"].dropna()
         if len(own):
             # A first crossing of noisy curves comes early, whoever crosses.
             told = f"MHA reaches its own final loss {own.mean():.1%} early"
-            found = replace(found, note="; ".join(filter(None, [found.note, told])))
+            found = replace(found, note=joined(found.note, told))
         yield found
 
 
