@@ -257,6 +257,27 @@ def test_fitted_powers(cells):
     assert one(cells, "token-mixing-complexity", "full", "complexity")["text"] == "T^2.00"
 
 
+def test_what_a_table_was_measured_under_is_said_once(records):
+    throughput = records.throughput.copy()
+    long = throughput["benchmark"] == "linear-long"
+    busy = long & (throughput["context"] > 64)
+    throughput["kernels"] = [["scan_kernel", "scan_kernel"]] * len(throughput)
+    throughput.loc[busy, "disturbed"] = "busy"
+    throughput.loc[busy & (throughput["context"] > 8000), "disturbed"] = "hot"
+    cells = build(CampaignRecords(**(vars(records) | {"throughput": throughput})))
+    found = one(cells, "app-linear-long", "setting", "disturbed")["text"].split("; ")
+    assert found == [
+        "linear-long 30M at T = 128, 256, 512, 1,024, 2,048, 4,096: busy",
+        "linear-long 30M at T = 8,192, 16,384: hot",
+    ]
+    sides = ", ".join(throughput[long & (throughput["status"] == "PASS")]["side"].unique())
+    kernels = one(cells, "app-linear-long", "setting", "kernels")["text"]
+    assert kernels == f"{sides}: scan_kernel"
+    assert one(cells, "app-linear-steady", "setting", "raw")["text"] == "20"
+    matched = one(cells, "app-prod-fr-fa", "setting", "kernels")["text"]
+    assert matched == "mha, full, mha-reference: scan_kernel"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

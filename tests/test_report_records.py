@@ -112,6 +112,7 @@ def _measurement(benchmark, scale, side, backend, rate, **changes):
         "benchmark": benchmark, "scale": scale, "side": side, "variant": variant,
         "backend": backend, "reason": None, "samples": [rate] * 6, "alone": False,
         "kernels": [], "tokens": "corpus", "context": 64, "micro": 4, "accumulation": 2,
+        "measured_updates": 20,
         "status": "PASS", "tokens_per_second": rate,
         "raw_tokens_per_second": rate / 2, "allocated_gib": math.nan, "reserved_gib": math.nan,
         "position": 0, "source": f"systems/{benchmark}.parquet", **changes,

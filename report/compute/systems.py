@@ -100,6 +100,19 @@ def _kernel_name(name: str) -> str:
     return re.split(r"[<(]", name.removeprefix("void "))[0].split("::")[-1]
 
 
+def _disturbed(rows: pd.DataFrame) -> Iterable[str]:
+    """What disturbed each measurement, with its contexts where they were not disturbed alike."""
+    names = ["benchmark", "scale"] if "benchmark" in rows else ["scale"]
+    for name, measured in rows.groupby(names, sort=False):
+        where = " ".join(name)
+        readings = measured.groupby("disturbed", sort=False, dropna=False)["context"].unique()
+        for told, contexts in readings.items():
+            if pd.isna(told):
+                continue
+            at = ", ".join(f"{context:,.0f}" for context in sorted(contexts))
+            yield f"{where}{f' at T = {at}' if len(readings) > 1 else ''}: {told}"
+
+
 def put_setting(found: Measurements, rows: pd.DataFrame, page: Mapping[str, Any]) -> None:
     """What the rows of a table were measured on and under, in the row "setting".
 
@@ -122,14 +135,15 @@ def put_setting(found: Measurements, rows: pd.DataFrame, page: Mapping[str, Any]
     clocks = rows["sm_clock_least"].dropna()
     if len(clocks):
         put("clock", [f"{clocks.min():.0f} of {rows['sm_clock_limit'].max():.0f} MHz"])
-    where = rows["benchmark"] + " " + rows["scale"] if "benchmark" in rows else rows["scale"]
-    disturbed = rows["disturbed"].notna()
-    put("disturbed", where[disturbed] + ": " + rows["disturbed"][disturbed])
+    put("disturbed", _disturbed(rows))
     if "kernels" in rows:
         passed = rows[rows["status"] == "PASS"].to_dict("records")
         ran = {row["side"]: map(_kernel_name, row["kernels"]) for row in passed}
-        names = {side: ", ".join(dict.fromkeys(kernels)) for side, kernels in ran.items()}
-        put("kernels", [f"{side}: {kernels}" for side, kernels in names.items() if kernels])
+        sides_of: dict[str, list[str]] = {}
+        for side, kernels in ran.items():
+            sides_of.setdefault(", ".join(dict.fromkeys(kernels)), []).append(side)
+        told = {kernels: ", ".join(sides) for kernels, sides in sides_of.items() if kernels}
+        put("kernels", [f"{sides}: {kernels}" for kernels, sides in told.items()])
         by_operator = rows.groupby("variant", sort=False)["backend"].unique()
         put(
             "backends",
@@ -242,7 +256,12 @@ def linear_steady(records: CampaignRecords) -> Measurements:
         found[scale, "micro_ga", "value"] = _worded(rows, none)
         found[scale, "steady", "value"] = _measured(rows, "tokens_per_second", "tok/s", none)
         found[scale, "raw", "value"] = _measured(rows, "raw_tokens_per_second", "tok/s", none)
-    put_setting(found, select(records.throughput, benchmark="linear-steady"), records.page)
+    measured = select(records.throughput, benchmark="linear-steady")
+    put_setting(found, measured, records.page)
+    updates = measured["measured_updates"].dropna()
+    if len(updates):
+        counts = dict.fromkeys(f"{count:.0f}" for count in (updates.min(), updates.max()))
+        found["setting", "raw", "value"] = worded(" to ".join(counts))
     return found
 
 

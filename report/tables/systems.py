@@ -24,6 +24,11 @@ _SETTINGS = (
     ("clock", "Lowest SM clock while it was measured: {}."),
     ("kernels", "Attention and Relation kernels that a profile of the updates saw: {}."),
     ("update", "One window is a whole update, of more tokens than the others have, at {}."),
+    (
+        "raw",
+        "The raw mean is over {} timed updates and the few before them, so compilation weighs "
+        "more than in a run of thousands.",
+    ),
     ("alone", "Measured apart from the others, because together they did not fit: {}."),
     ("disturbed", "What disturbed the measurement: {}."),
 )
