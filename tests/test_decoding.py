@@ -12,6 +12,7 @@ from relation.errors import InputError
 from relation.geometry import LINEAR, VARIANTS
 from relation.model import Decoder, Execution, ModelConfig
 from relation.model.cache import HistoryCache, LinearState
+from relation.model.folding import fold
 from relation.systems.operators import probe_operator
 
 TINY = {"layers": 4, "d_model": 24, "heads": 4, "d_ff": 20, "vocab_size": 29}
@@ -168,6 +169,26 @@ def decoded(model: Decoder, sizes: Iterable[int]) -> Tensor:
     return torch.cat(parts, dim=1)
 
 
+class Products(TorchDispatchMode):
+    """Counts the numbers that element-wise products give."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if function.overloadpacket in (torch.ops.aten.mul, torch.ops.aten.addcmul):
+            self.count += result.numel()
+        return result
+
+
+def elementwise_products(model: Decoder) -> int:
+    """Numbers that element-wise products give while one token is decoded."""
+    state = model.decode_state()
+    with Products() as products:
+        model.decode(TOKENS[:1, :1], state)
+    return products.count
+
+
 def test_positions_of_a_block_turn_as_in_the_whole():
     model = stirred("full")
     whole = model.rope_tables(300, torch.device("cpu"))
@@ -203,6 +224,20 @@ def test_decoding_is_as_accurate_as_the_full_forward(variant, changes, precision
     with torch.autocast(device, torch.bfloat16, enabled=precision == "bf16"):
         yardstick, actual = model(TOKENS.to(device)), decoded(model, BLOCKS["mixed"])
     within(actual.cpu(), expected, yardstick.cpu())
+
+
+@pytest.mark.parametrize(("variant", "changes"), MODELS)
+@torch.no_grad()
+def test_folding_changes_no_bit_and_spares_the_products_of_weights(variant, changes):
+    model = stirred(variant, **changes)
+    before, expected = model(TOKENS), decoded(model, BLOCKS["mixed"])
+    products = elementwise_products(model)
+    for _ in range(2):
+        assert fold(model) is model
+        assert torch.equal(model(TOKENS), before)
+        assert torch.equal(decoded(model, BLOCKS["mixed"]), expected)
+    weights = 2 * 24 * 20 + (0 if variant == "raw-x" else 3 * 24 * 24)
+    assert products - elementwise_products(model) >= 4 * weights
 
 
 @pytest.mark.parametrize("variant", ["mha", "full", "hybrid"])

@@ -115,6 +115,7 @@ def _generate(options: argparse.Namespace) -> None:
     from relation.devices import claim
     from relation.generation import Sampling, generate_tokens, stream_text
     from relation.model import Execution
+    from relation.model.folding import fold
     from relation.training.checkpoint import load_model
 
     sampling = Sampling(options.temperature, options.top_k, options.top_p, options.seed)
@@ -126,7 +127,7 @@ def _generate(options: argparse.Namespace) -> None:
     prompt = tokenizer.encode(text, add_special_tokens=False).ids
     reach = len(prompt) + options.tokens
     with claim(options.device or ("cuda" if on_gpu else "cpu")) as device:
-        model = load_model(source.checkpoint, device, Execution(linear="chunked")).eval()
+        model = fold(load_model(source.checkpoint, device, Execution(linear="chunked")).eval())
         if model.config.vocab_size != tokenizer.get_vocab_size():
             raise InputError(
                 f"{source.checkpoint} has {model.config.vocab_size} tokens and {source.tokenizer} "
