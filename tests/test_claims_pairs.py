@@ -99,6 +99,19 @@ def test_a_ratio_without_a_seed_is_the_ratio_of_the_other_means() -> None:
     assert without.ours == pytest.approx(0.5) and without.n == 2 and without.direction is False
 
 
+def test_a_ratio_without_a_seed_has_no_wider_interval() -> None:
+    """Of two seeds t is 12.7: almost any ratio of the paper's would lie within."""
+    records = seeds_of_flow(mha=dict.fromkeys((42, 43, 44), 1.0), full={42: 2.0, 43: 2.5, 44: 2.6})
+    whole = Context(records)
+
+    def width(context: Context) -> float:
+        row = next(row for row in structure.rank_first(context) if row.label == "30M")
+        return row.high - row.low
+
+    assert width(WithoutSeed(whole, 44)) == pytest.approx(width(whole))
+    assert 0 < width(WithoutSeed(whole, 42)) < width(whole)
+
+
 def test_terms_of_different_seeds_have_no_difference() -> None:
     flow = paper().flow
     other = flow["seed"].mask((flow["scale"] == "30M") & (flow["variant"] == "full"), 43)

@@ -146,6 +146,9 @@ def ratio(numerator: Measured, denominator: Measured) -> Measured:
             return Measured(status="not run", reason="no seed has both terms of the ratio")
         above, below = (fmean(t.by_seed[s] for s in paired) for t in (numerator, denominator))
         n = len(paired)
+    whole = None
+    if numerator.whole or denominator.whole:
+        whole = ratio(numerator.whole or numerator, denominator.whole or denominator)
     if below == 0 or any(denominator.by_seed[seed] == 0 for seed in paired):
         return no_counterpart("the denominator is zero")
     return Measured(
@@ -156,6 +159,7 @@ def ratio(numerator: Measured, denominator: Measured) -> Measured:
         sources=denominator.sources + numerator.sources,
         rows=numerator.rows,
         by_seed={seed: numerator.by_seed[seed] / denominator.by_seed[seed] for seed in paired},
+        whole=whole,
     )
 
 
