@@ -38,6 +38,8 @@ COLUMNS = {
     "status": "str",
     "reason": "str",
     "tolerance": "float64",
+    "least": "float64",
+    "most": "float64",
     "tolerance_rule": "object",
     "verdict": "object",
     "verdict_reason": "object",
@@ -61,10 +63,10 @@ def build(records: CampaignRecords) -> pd.DataFrame:
         standard deviation over seeds, ``low`` to ``high`` the 95% t interval of their mean;
         ``status`` is one of "ok", "not run", "failed", "oom", "not reached", "undetermined" and
         "no counterpart"; ``reason`` says why a value is missing or what a present one leaves out.
-        ``verdict`` is "within", "outside" or "not judged", by the ``tolerance`` that
-        ``tolerance_rule`` explains, and None where the paper prints nothing; ``freshness`` is the
-        worst of the ``sources``, the records behind the value, of which ``rows`` count; None where
-        there is no value.
+        ``verdict`` is "same", "within", "outside" or "not judged", by the ``tolerance``, or the
+        bound ``least`` or ``most``, that ``tolerance_rule`` explains, and None where the paper
+        prints nothing; ``freshness`` is the worst of the ``sources``, the records behind the
+        value, of which ``rows`` count; None where there is no value.
 
     Raises:
         InputError: the paper's CSV holds a key that the table does not know, or no rule of the
@@ -152,11 +154,14 @@ def _cell(
     fresh = behind.freshness(sources) if measured.status == "ok" else (None, None)
     cell |= {"freshness": fresh[0], "freshness_reason": fresh[1]}
     if printed is None:
-        return cell | dict.fromkeys(("tolerance", "tolerance_rule", "verdict", "verdict_reason"))
+        unjudged = ("tolerance", "least", "most", "tolerance_rule", "verdict", "verdict_reason")
+        return cell | dict.fromkeys(unjudged)
     rule = rule_for(cell, load_rules())
     judged = judge(cell, margin, rule, behind.setting(key[0], sources))
     return cell | {
         "tolerance": judged.tolerance,
+        "least": judged.least,
+        "most": judged.most,
         "tolerance_rule": rule.why,
         "verdict": judged.verdict,
         "verdict_reason": judged.reason,

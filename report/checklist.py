@@ -30,11 +30,21 @@ class _Facts:
     def __init__(self, records: CampaignRecords, judged: Sequence[Judged]) -> None:
         self.page, self.runs, self.records = records.page, records.runs, records
         self.verdicts = Counter(claim.verdict for claim in judged)
+        self._unsure = Counter(claim.verdict for claim in judged if claim.not_established)
         self.lacking = by_job(records.missing.to_dict("records"))
         self.gaps = Counter(KINDS.get(row["kind"], row["kind"]) for row in self.lacking)
 
     def counted(self, counter: Counter) -> str:
         return ", ".join(f"{count} {name}" for name, count in counter.items())
+
+    @property
+    def ledger(self) -> str:
+        """How many claims have each verdict."""
+        return ", ".join(
+            f"{count} {verdict}"
+            + (f" ({self._unsure[verdict]} of them not established)" * bool(self._unsure[verdict]))
+            for verdict, count in self.verdicts.items()
+        )
 
     @property
     def commands(self) -> str:
@@ -116,7 +126,7 @@ def _neurips(facts: _Facts) -> Iterator[tuple[str, str, str]]:
         "Claims",
         "Yes" if tested else "No",
         f"The ledger holds all {sum(facts.verdicts.values())} claims of the paper to fixed rules: "
-        f"{facts.counted(facts.verdicts)}.",
+        f"{facts.ledger}.",
     )
     other = Likeness(page).differences
     said = f"Not the paper's: {other}." if other else "Models, budgets and corpora are the paper's."
@@ -219,7 +229,7 @@ def _acm(facts: _Facts) -> Iterator[tuple[str, str, str]]:
     yield "Workflow framework", "Snakemake", facts.commands
     yield (
         "Expected results",
-        facts.counted(facts.verdicts),
+        facts.ledger,
         "Tolerances of cells and rules of claims are fixed in files before any run.",
     )
     yield "Results replicated", facts.freshness, "What this checkout would make again, by record."

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 from report.layout import Number
 
 MINUS = "−"
+DASH = "—"
 POINTS = " pp"
+# Signs of what a rule asks for at least or at most.
+BOUNDS = {"least": "≥", "most": "≤"}
 TOKEN_UNITS = {"M tokens": "M", "B tokens": "B"}
 
 
@@ -58,6 +63,19 @@ def tolerance_text(tolerance: float, form: Number, unit: str, printed: str | Non
     if "." in text:
         text = text.rstrip("0").rstrip(".")
     return f"±{text}" + (POINTS if unit == "%" else suffix(form, unit))
+
+
+def bound_text(side: str, bound: float, form: Number, unit: str, printed: str | None) -> str:
+    """A bound with the paper's decimals; side: least or most."""
+    text = _text(bound, form, _decimals(bound, form, printed), signed=False)
+    return f"{BOUNDS[side]} {text}{suffix(form, unit)}"
+
+
+def counted(row: Mapping[str, Any]) -> str:
+    """How many of what are behind a piece of evidence: 3 seeds, 1 check."""
+    if not row["n"]:
+        return DASH
+    return f"{row['n']} {row['counted'].removesuffix('s') if row['n'] == 1 else row['counted']}"
 
 
 def _decimals(value: float, form: Number, printed: str | None) -> int:

@@ -14,8 +14,11 @@ from relation.records.provenance import CURRENT, FRESHNESS, worst
 from report.compute.measured import ANSWERED
 from report.layout import Column, Panel, Part, Row, Table, Words
 from report.numbers import (
+    BOUNDS,
+    DASH,
     POINTS,
     TOKEN_UNITS,
+    bound_text,
     difference_text,
     few_tokens,
     printed_text,
@@ -38,14 +41,13 @@ MISSING = {
 }
 # Columns of the cells that hold None where there is nothing, in place of NaN.
 NULLABLE = (
-    "paper", "text", "spread", "low", "high", "tolerance", "tolerance_rule", "verdict",
-    "verdict_reason", "freshness", "freshness_reason",
+    "paper", "text", "spread", "low", "high", "tolerance", "least", "most", "tolerance_rule",
+    "verdict", "verdict_reason", "freshness", "freshness_reason",
 )  # fmt: skip
-DASH = "—"
 PAPER_SEEDS = 3
 
-# From good to bad: an entry of several values shows the last of theirs.
-VERDICTS = ("not judged", "within", "outside")
+# An entry of several values shows the last of theirs.
+VERDICTS = ("not judged", "same", "within", "outside")
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Entry:
     ``marks`` name the notes that explain a missing value; ``hover`` says how many seeds or
     measurements stand behind a present one. A campaign's entry holds in ``cells`` the rows of the
     cells behind it, one list a part of its column, and in ``freshness`` the worst of theirs; an
-    entry of the line of verdicts has its ``verdict``, and the tolerance as its text.
+    entry of the line of verdicts has its ``verdict``, and the tolerance or bound as its text.
     """
 
     text: str
@@ -269,7 +271,7 @@ def _entry(
 
 
 def _judged(column: Column, row: str, index: dict[Key, dict[str, Cell]]) -> Entry:
-    """The worst verdict of a column's values, with the tolerance that each was held to."""
+    """The worst verdict of a column's values, with the tolerance or bound of each."""
     found = [index.get((row, part.column), {}) for part in column.parts]
     judged = [main for cells in found if (main := _main(cells)) and main["verdict"] in VERDICTS[1:]]
     if not judged:
@@ -281,7 +283,12 @@ def _judged(column: Column, row: str, index: dict[Key, dict[str, Cell]]) -> Entr
 
 def _tolerance(part: Part, cells: dict[str, Cell]) -> str:
     main = _main(cells)
-    if main is None or main["tolerance"] is None or isinstance(part.form, Words):
+    if main is None or isinstance(part.form, Words):
+        return DASH
+    for side in BOUNDS:
+        if main[side] is not None:
+            return bound_text(side, main[side], part.form, main["unit"], main["paper"])
+    if main["tolerance"] is None:
         return DASH
     return tolerance_text(main["tolerance"], part.form, main["unit"], main["paper"])
 

@@ -2,10 +2,18 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pandas as pd
-from test_claims import flow, ledger, paper
+import pytest
+from paper_records import paper_records, trained_as
+from test_claims import flow, ledger, nll, paper, speed
 
 from report.claims import CLAIMS
+from report.claims.evidence import Evidence, compare, outcome, printed
+from report.compute.measured import Measured
+from report.jobs.cells import write_cells
+from report.numbers import counted
+from report.site.overview import tally
 
 
 def test_what_only_the_pytorch_form_was_held_to_says_nothing_for_the_kernel() -> None:
@@ -46,3 +54,112 @@ def test_distances_are_those_of_the_sequences() -> None:
     assert [row.label for row in rows[:3]] == ["10M, d > 8", "10M, d > 16", "10M, d > 32"]
     assert rows[0].quantity == "historical mass beyond 8 = T/8, Relation - MHA"
     assert ledger(paper(), 10)[10].evidence[0].label == "10M, d > 128"
+
+
+def row(label: str, direction: bool, contested: bool, **fields) -> Evidence:
+    return Evidence(label, "NLL", "1", direction=direction, contested=contested, **fields)
+
+
+@pytest.mark.parametrize("rows, verdict, not_established", [
+    ([("a", True, False), ("b", True, False)], "reproduced", ""),
+    ([("a", True, True), ("b", True, False)], "reproduced", "a"),
+    ([("a", False, True), ("b", True, True)], "not reproduced", "a"),
+    ([("a", False, True), ("b", False, False)], "not reproduced", ""),
+])  # fmt: skip
+def test_a_verdict_is_not_established_where_an_interval_says_otherwise(
+    rows, verdict: str, not_established: str
+) -> None:
+    found = outcome([row(*given, asks_size=False) for given in rows])
+    assert (found.verdict, found.not_established) == (verdict, not_established)
+    one_of_two = rows[0][1:] == (False, True) and not not_established
+    assert ("(not established: a)" in found.reason) == one_of_two
+
+
+def test_what_stands_beside_a_claim_decides_nothing() -> None:
+    held = row("a", True, False, size=True)
+    beside = row("b", False, True, size=False, beside=True)
+    assert outcome([held, beside]) == outcome([held])
+    assert outcome([beside]).verdict == "not tested"
+
+
+def test_a_part_that_is_decided_is_told_of_a_claim_that_is_not() -> None:
+    found = ledger(paper_records(trained=trained_as("books")), 17)[17]
+    assert found.verdict == "not tested"
+    assert found.reason.startswith("it holds for parameters; undecided: NLL (")
+    beside = {row.label: row for row in found.evidence if row.beside}
+    for label, theirs in (("Hybrid - Full Relation", -0.0070), ("Hybrid - MHA", -0.0221)):
+        assert beside[label].paper == pytest.approx(theirs, abs=5e-5)
+        assert beside[label].ours == pytest.approx(beside[label].paper) and beside[label].low
+        assert beside[label].direction is None and beside[label].size is None
+
+
+def test_peers_and_bytes_stand_beside_the_papers_comparisons() -> None:
+    records = speed("fixed", "flash", "full", 1.0)
+    rates = records.throughput
+    here = rates["scale"] == "10M"
+    reference = rates[here & (rates["side"] == "reference")]
+    mha = rates[here & (rates["benchmark"] == "matched") & (rates["side"] == "mha")]
+    peers = [
+        reference.assign(side="reference-compiled", backend="materialised"),
+        mha.assign(side="mha-cudnn", backend="cudnn"),
+    ]
+    rates = rates.assign(
+        kernels=[["pytorch_flash::flash_fwd"] if side == "mha" else [] for side in rates["side"]],
+        allocated_gib=rates["allocated_gib"].where(rates["benchmark"] != "fixed", 8.0),
+    )
+    records = replace(records, throughput=pd.concat([rates, *peers], ignore_index=True))
+    found = ledger(records, 12, 13, 14)
+    assert {judged.verdict for judged in found.values()} == {"reproduced"}
+    for number, peer in ((12, "compiled with its model"), (13, "cuDNN’s attention")):
+        (row,) = [row for row in found[number].evidence if row.beside]
+        assert row.label == "10M" and peer in row.quantity and row.ours and row.paper is None
+        assert counted({"n": row.n, "counted": row.counted}) == "6 rounds"
+    assert "FlashAttention is PyTorch’s FlashAttention-2" in found[13].evidence[0].note
+    note = found[14].evidence[0].note
+    assert " MiB; at T = 1024 the materialised operator allocates 8 GiB, FlashRelation 8" in note
+
+
+def test_a_pair_that_ends_above_the_target_it_crossed_is_named() -> None:
+    records = paper()
+    above = (records.efficiency["scale"] == "10M") & (records.efficiency["seed"] == 43)
+    gaps = records.efficiency.assign(end_gap=np.where(above, 0.005, -0.01))
+    rows = ledger(replace(records, efficiency=gaps), 3)[3].evidence
+    assert "Relation ends above the target that it crossed: 43" in rows[0].note
+    assert "ends above" not in rows[1].note + rows[2].note
+
+
+def test_the_record_of_a_claim_says_what_is_not_established_and_out_of_what(tmp_path) -> None:
+    from relation.parquet import read_parquet
+    from report.jobs.schemas import FRAMES
+
+    write_cells(nll("full", "10M", 0.035), tmp_path)
+    frames = {
+        name: read_parquet(tmp_path / f"{name}.parquet", FRAMES[name]).to_pylist()
+        for name in ("claims", "evidence", "checklist")
+    }
+    first = frames["claims"][0]
+    assert (first["verdict"], first["not_established"]) == ("reproduced", "10M, 30M")
+    (wins,) = [row for row in frames["evidence"] if row["claim"] == 2]
+    assert (wins["paper"], wins["paper_n"], wins["difference"]) == (8, 9, None)
+    assert counted(wins) == "9 pairs" and counted(wins | {"n": 1}) == "1 pair"
+    told = [name for name, _, unsure in tally(frames["claims"]) if unsure]
+    assert told and any("of them not established" in row["answer"] + row["justification"]
+                        for row in frames["checklist"])  # fmt: skip
+
+
+@pytest.mark.parametrize("spread, least, most", [(0.0155, 0.09, 0.14), (0.022, 0.155, 0.205)])
+def test_without_any_effect_claim_1_may_hold(spread: float, least: float, most: float) -> None:
+    """The shares that docs/verdicts.md tells, at 10M and 30M, three pairs each."""
+    scales = [(scale, printed("app-nll", f"{scale}/mean", "delta")) for scale in ("10M", "30M")]
+    random, replications, held, established = np.random.default_rng(0), 3000, 0, 0
+    for _ in range(replications):
+        rows = []
+        for scale, theirs in scales:
+            pairs = dict(enumerate(random.normal(0, spread, 3).tolist()))
+            mean = Measured(sum(pairs.values()) / 3, unit="nat/token", n=3, by_seed=pairs)
+            rows.append(compare(scale, "NLL", theirs, mean, lambda value: value < 0))
+        found = outcome(rows)
+        held += found.verdict == "reproduced"
+        established += found.verdict == "reproduced" and not found.not_established
+    assert established <= 2
+    assert least < held / replications < most

@@ -243,7 +243,7 @@ def test_a_campaign_without_any_result_renders(tmp_path):
 
 def test_verdicts_and_freshness_show_by_word_and_by_class(folder, tmp_path):
     def judged(cells):
-        return [VERDICTS[i % 3] if paper else None for i, paper in enumerate(cells["paper"])]
+        return [VERDICTS[i % 4] if paper else None for i, paper in enumerate(cells["paper"])]
 
     content = content_of(
         make_records(comparable=True),
@@ -351,13 +351,15 @@ def test_every_figure_has_a_few_words_on_the_first_page(folder):
 
 
 def test_evidence_shares_an_axis():
-    row = {"claim": 1, "unit": "nat/token", "low": None, "high": None}
+    row = {"claim": 1, "unit": "nat/token", "low": None, "high": None, "paper_n": None}
     rows = [row | {"paper": -0.04, "ours": -0.02}, row | {"paper": -0.01, "ours": None}]
     first, second = (entry["places"] for entry in evidence_by_claim(rows)[1])
     assert first["paper"] == 0 and first["zero"] == 100 and first["ours"] == 50
     assert second["paper"] == 75 and second["ours"] is None
     mixed = [rows[0], rows[1] | {"unit": "%"}]
-    assert [entry["places"] for entry in evidence_by_claim(mixed)[1]] == [None, None]
+    counts = [rows[0], rows[1] | {"paper_n": 9}]
+    for others in (mixed, counts):
+        assert [entry["places"] for entry in evidence_by_claim(others)[1]] == [None, None]
 
 
 def test_numbers_and_times_read_as_a_person_writes_them():

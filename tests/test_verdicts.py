@@ -11,9 +11,11 @@ from report.cells import build
 from report.compute.fit import T_975
 from report.paper import load
 from report.paper_seeds import by_seed, number, spread
+from report.site.behind import behind_cells
 from report.tables import TABLES
 from report.verdicts import Rule, Setting, judge, load_rules, rule_for
 from report.verdicts.tolerances import load_rules as read_rules
+from report.view import print_table
 
 ON_PAPER_GPU = Setting(other_models="", other_corpora="", devices=(GPU,))
 ON_CPU = replace(ON_PAPER_GPU, devices=("CPU (x86_64, 1 thread)",))
@@ -50,7 +52,7 @@ def test_every_printed_cell_is_covered_by_one_rule_and_every_rule_covers_one() -
 def test_the_papers_own_values_are_within_wherever_they_are_judged() -> None:
     cells = build(paper_records())
     printed = cells[cells["paper"].notna()]
-    assert set(printed["verdict"]) == {"within", "not judged"}
+    assert set(printed["verdict"]) == {"same", "within", "not judged"}
     judged = printed[(printed["status"] == "ok") & (printed["statistic"] != "sd")]
     left = judged[judged["verdict"] == "not judged"]
     # Of which no mean over seeds is printed: pooled from values that are themselves rounded.
@@ -119,10 +121,10 @@ def test_a_single_run_may_differ_by_two_runs_spreads() -> None:
 
 def test_counts_settings_and_words_are_exact() -> None:
     count = printed_cell("app-configs", "10M", "params.full")
-    assert verdict(count).verdict == "within" and verdict(count).tolerance == 0
+    assert verdict(count).verdict == "same" and verdict(count).tolerance == 0
     assert verdict(count | {"value": count["value"] + 1}).verdict == "outside"
     words = printed_cell("app-configs", "10M", "geometry")
-    assert verdict(words).verdict == "within"
+    assert verdict(words).verdict == "same"
     assert verdict(words | {"text": "6/384/8x48/769"}).verdict == "outside"
 
 
@@ -156,6 +158,33 @@ def test_ratios_are_held_to_the_papers_worst_and_rates_to_its_own() -> None:
     memory = printed_cell("app-prod-fr-fa", "10M", "allocated.full")
     for share, expected in ((0.1, "within"), (1.04, "within"), (1.07, "outside")):
         assert verdict(memory | {"value": memory["value"] * share}).verdict == expected
+
+
+def test_a_rule_with_one_side_has_a_bound_and_no_tolerance() -> None:
+    ratio = verdict(printed_cell("efficient-relation", "100M", "matched.ratio"))
+    assert (ratio.tolerance, ratio.least, ratio.most) == (None, 0.897, None)
+    rate = printed_cell("efficient-relation", "10M", "matched.full")
+    assert verdict(rate).least == pytest.approx(0.95 * rate["paper_value"])
+    memory = printed_cell("app-prod-fr-fa", "10M", "allocated.full")
+    assert verdict(memory).most == pytest.approx(1.05 * memory["paper_value"])
+
+
+def test_a_bound_is_printed_as_the_rule_has_it() -> None:
+    cells = build(paper_records())
+    (table,) = (table for table in TABLES if table.label == "efficient-relation")
+    printed = print_table(table, cells[cells["table"] == table.label])
+    texts = {
+        entry.text
+        for block in printed.panels
+        for row in block.rows
+        if row.verdicts
+        for entry in row.verdicts.entries
+    }
+    assert {"≥ 4.17×", "≥ 0.897×"} <= texts and not any("±" in text for text in texts)
+    shown = behind_cells(printed, {})["cells"].values()
+    bounds = {fact[1] for cell in shown for value in cell["values"] for fact in value["facts"]
+              if fact[0] == "Bound"}  # fmt: skip
+    assert {"at least 4.17 x", "at least 0.897 x"} <= bounds
 
 
 def test_the_papers_seeds_behind_a_cell() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from report import paper_seeds
 from report.compute.measured import Measured
@@ -16,6 +16,7 @@ Verdict = Literal["reproduced", "direction only", "not reproduced", "not tested"
 _TRIED = ("failed", "oom")
 # Equal sums of equal numbers may differ in the last bit.
 _LAST_BIT = 1e-9
+_CONTESTED = "its interval holds values that say otherwise"
 
 
 @dataclass(frozen=True)
@@ -58,10 +59,12 @@ class Evidence:
     """One comparison.
 
     direction: whether the paper's sign or bound holds, size: whether its value is met; None where
-    that is undecided. asks_direction and asks_size: whether the claim needs them. essential: the
-    claim is not tested without it; else it may be missing, as a scale that was not run. What
-    failed or ran out of memory is essential. scales: of the models behind it, where its records
-    do not say.
+    that is undecided. contested: the 95% interval also holds values that say otherwise.
+    asks_direction and asks_size: whether the claim needs them. essential: the claim is not tested
+    without it; else it may be missing, as a scale that was not run. What failed or ran out of
+    memory is essential. beside: it is shown and decides nothing. n counts what ``counted`` says;
+    paper_n: what the paper's count is out of, ours being out of n. scales: of the models behind
+    it, where its records do not say.
     """
 
     label: str
@@ -72,11 +75,15 @@ class Evidence:
     low: float | None = None
     high: float | None = None
     n: int = 0
+    counted: str = "seeds"
+    paper_n: int | None = None
     direction: bool | None = None
     size: bool | None = None
+    contested: bool = False
     asks_direction: bool = True
     asks_size: bool = True
     essential: bool = False
+    beside: bool = False
     note: str = ""
     sources: tuple[str, ...] = ()
     scales: tuple[str, ...] = ()
@@ -90,6 +97,15 @@ class Evidence:
 def joined(*notes: str) -> str:
     """Notes as one; the empty ones say nothing."""
     return "; ".join(filter(None, notes))
+
+
+def says_otherwise(
+    holds: Callable[[float], bool] | None, low: float | None, high: float | None
+) -> bool:
+    """Whether a bound holds for some values of an interval and not for others."""
+    if holds is None or low is None or high is None:
+        return False
+    return holds(low) != holds(high)
 
 
 def compare(
@@ -138,17 +154,18 @@ def compare(
     if not known and not size:
         size = None
         given["note"] = joined(given["note"], "one seed has no interval")
-    ends = [] if margin is None or direction is None else [ours - margin, ours + margin]
-    if len({direction(end) for end in ends}) > 1:
-        given["note"] = joined(given["note"], "its interval holds values that say otherwise")
+    low, high = (None, None) if margin is None else (ours - margin, ours + margin)
+    contested = says_otherwise(direction, low, high)
+    given["note"] = joined(given["note"], _CONTESTED if contested else "")
     return Evidence(
         **given,
         ours=ours,
-        low=None if margin is None else ours - margin,
-        high=None if margin is None else ours + margin,
+        low=low,
+        high=high,
         n=measured.n,
         direction=None if direction is None else direction(ours),
         size=size,
+        contested=contested,
     )
 
 
@@ -161,28 +178,35 @@ def at_least_as_good(
     *,
     more: bool,
     direction: Callable[[float], bool] | None,
+    ends: tuple[float | None, float | None] = (None, None),
 ) -> Evidence:
     """Hold a value against the paper's worst: at least it where ``more`` is better, else at most.
 
-    A value that was not measured is undecided; if it failed, so is the claim.
+    A value that was not measured is undecided; if it failed, so is the claim. ends: of its 95%
+    interval.
     """
     ours = None if measured.value is None else measured.value / UNIT_SCALE[paper.unit]
-    good = None
-    if ours is not None:
-        slack = worst.rounding + _LAST_BIT
-        good = ours >= worst.value - slack if more else ours <= worst.value + slack
+    slack = worst.rounding + _LAST_BIT
+
+    def good(value: float) -> bool:
+        return value >= worst.value - slack if more else value <= worst.value + slack
+
+    contested = any(says_otherwise(holds, *ends) for holds in (good, direction))
     return Evidence(
         label,
         quantity,
         paper.unit,
         paper.value,
         ours,
+        *ends,
         n=measured.n,
+        counted="rounds",
         direction=None if direction is None or ours is None else direction(ours),
-        size=good,
+        size=None if ours is None else good(ours),
+        contested=contested,
         asks_direction=direction is not None,
         essential=measured.status in _TRIED,
-        note=measured.reason,
+        note=joined(measured.reason, _CONTESTED if contested else ""),
         sources=measured.sources,
     )
 
@@ -191,33 +215,57 @@ def _names(rows: Sequence[Evidence]) -> str:
     return ", ".join(dict.fromkeys(row.label for row in rows))
 
 
-def outcome(rows: Sequence[Evidence]) -> tuple[Verdict, str]:
+class Outcome(NamedTuple):
+    """A verdict, its reason, and the labels of what it rests on without being established by it.
+
+    not_established is empty where no interval of what decides holds values that say otherwise.
+    """
+
+    verdict: Verdict
+    reason: str
+    not_established: str = ""
+
+
+def outcome(evidence: Sequence[Evidence]) -> Outcome:
     """The verdict of several pieces of evidence by the rules fixed in advance, and its reason.
 
     Reproduced: direction and size hold everywhere they are asked for. Direction only: the sign
     holds and a size does not. A piece without a sign is not reproduced where its size fails.
     """
+    rows = [row for row in evidence if not row.beside]
     wrong = [row for row in rows if row.direction is False]
     missed = [row for row in rows if row.size is False]
     unsigned = [row for row in missed if not row.asks_direction]
     undecided = [row for row in rows if row.undecided]
+    decided = [row for row in rows if not row.undecided]
     notes = "; ".join(dict.fromkeys(row.note for row in undecided if row.note))
     if wrong or unsigned:
         what = "the direction does not hold" if wrong else "the paper's value is not met"
-        return "not reproduced", f"{what}: {_names(wrong or unsigned)}"
-    if len(undecided) == len(rows):
-        return "not tested", notes or "this campaign holds no record of it"
+        deciding = wrong or unsigned
+        reason = f"{what}: {_names(deciding)}"
+        contested = _names([row for row in deciding if row.contested])
+        if all(row.contested for row in deciding):
+            return Outcome("not reproduced", reason, contested)
+        # One that is established is enough.
+        apart = f" (not established: {contested})" if contested else ""
+        return Outcome("not reproduced", reason + apart)
+    if not decided:
+        return Outcome("not tested", notes or "this campaign holds no record of it")
     essential = [row for row in undecided if row.essential]
     if essential:
-        return "not tested", f"undecided: {_names(essential)}" + (f" ({notes})" if notes else "")
-    decided = [row for row in rows if not row.undecided]
+        held = [row for row in decided if row.size is not False]
+        said = f"it holds for {_names(held)}; " if held else ""
+        why = f" ({notes})" if notes else ""
+        return Outcome("not tested", f"{said}undecided: {_names(essential)}{why}")
+    contested = _names([row for row in decided if row.contested])
     unsized = [row for row in decided if row.asks_size and row.size is None]
     left = f"; without {_names(undecided)}: {notes}" if undecided else ""
     if missed:
-        return "direction only", f"the size is another: {_names(missed)}{left}"
+        said = f"the size is another: {_names(missed)}{left}"
+        return Outcome("direction only", said, contested)
     if unsized:
         why = "; ".join(dict.fromkeys(row.note for row in unsized if row.note))
         said = f"the size is undecided: {_names(unsized)}" + (f" ({why})" if why else "")
-        return "direction only", said + left
-    held = "it holds" if len(decided) == 1 else f"it holds in all {len(decided)} comparisons"
-    return "reproduced", held + left
+        return Outcome("direction only", said + left, contested)
+    said = "it holds" if len(decided) == 1 else f"it holds in all {len(decided)} comparisons"
+    return Outcome("reproduced", said + left, contested)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from report.claims import quality, structure, systems
 from report.claims.context import Context, WithoutSeed
-from report.claims.evidence import Evidence, Verdict, outcome
+from report.claims.evidence import Evidence, Outcome, Verdict, outcome
 from report.compute.complexity import WIDEST_INTERVAL
 
 if TYPE_CHECKING:
@@ -25,6 +25,10 @@ def _sized(direction: str) -> str:
 
 _SIZE = _sized("The paper's sign")
 _GOOD = "At least as good as the paper's worst scale, at every scale that was run, on a CUDA GPU."
+_LESS = (
+    "No more memory than FlashAttention allocates, and a ratio of at most the paper's largest, at "
+    "every scale that was run, on a CUDA GPU."
+)
 
 
 @dataclass(frozen=True)
@@ -139,7 +143,7 @@ CLAIMS = (
         "FlashRelation allocates no more memory than FlashAttention.",
         systems.memory,
         ("app-prod-fr-fa",),
-        _GOOD,
+        _LESS,
     ),
     Claim(
         15,
@@ -187,7 +191,8 @@ CLAIMS = (
 class Judged:
     """A claim with its evidence and verdict.
 
-    flips: the seeds without which the others would give another verdict, each with that verdict.
+    not_established: see ``Outcome``. flips: the seeds without which the others would give another
+    verdict, each with that verdict.
     """
 
     claim: Claim
@@ -195,20 +200,21 @@ class Judged:
     verdict: Verdict
     reason: str
     flips: dict[int, Verdict]
+    not_established: str = ""
 
     @property
     def sources(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(s for row in self.evidence for s in row.sources))
 
 
-def _judge(claim: Claim, context: Context) -> tuple[tuple[Evidence, ...], Verdict, str]:
+def _judge(claim: Claim, context: Context) -> tuple[tuple[Evidence, ...], Outcome]:
     """The evidence, and the verdict: other models than the paper's decide nothing."""
     shown, heard = [], []
     for row in claim.gather(context):
         why = "" if claim.any_geometry else _other_models(row, context)
         shown.append(replace(row, direction=None, size=None) if why else row)
         heard.append(replace(shown[-1], note=why) if why else row)
-    return tuple(shown), *outcome(heard)
+    return tuple(shown), outcome(heard)
 
 
 def _other_models(row: Evidence, context: Context) -> str:
@@ -226,10 +232,10 @@ def judge_claims(records: CampaignRecords, claims: Sequence[Claim] = CLAIMS) -> 
     without = {seed: WithoutSeed(whole, seed) for seed in seeds} if len(seeds) > 1 else {}
     judged = []
     for claim in claims:
-        evidence, verdict, reason = _judge(claim, whole)
-        others = {seed: _judge(claim, context)[1] for seed, context in without.items()}
+        evidence, (verdict, reason, not_established) = _judge(claim, whole)
+        others = {seed: _judge(claim, context)[1].verdict for seed, context in without.items()}
         # Without its only seed a claim is not tested, which says nothing about that seed.
         same = (verdict, "not tested")
         flips = {s: v for s, v in others.items() if verdict != "not tested" and v not in same}
-        judged.append(Judged(claim, evidence, verdict, reason, flips))
+        judged.append(Judged(claim, evidence, verdict, reason, flips, not_established))
     return judged

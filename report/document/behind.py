@@ -7,7 +7,8 @@ from typing import Any
 
 from report.latex import Tex, comment
 from report.layout import Column
-from report.view import DASH, Cell, PrintedRow, PrintedTable
+from report.numbers import BOUNDS, DASH
+from report.view import Cell, PrintedRow, PrintedTable
 
 Record = Mapping[str, Any]
 LINES = {"campaign": "ours", "paper": "paper", "difference": "difference"}
@@ -88,6 +89,9 @@ def _judged(name: str, cells: Iterable[Cell], numbers: Mapping[str, int]) -> str
         facts.append(f"n = {main['n']}")
     if main["tolerance"] is not None:
         facts.append(f"tolerance {main['tolerance']:.4g} {main['unit']} ({main['tolerance_rule']})")
+    for side in BOUNDS:
+        if main[side] is not None:
+            facts.append(f"at {side} {main[side]:.6g} {main['unit']} ({main['tolerance_rule']})")
     if main["verdict"]:
         facts.append(": ".join(filter(None, (main["verdict"], main["verdict_reason"]))))
     if main["freshness"]:

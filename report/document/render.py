@@ -14,6 +14,7 @@ from relation.files import write_text
 from report import latex, style, templating
 from report.document.behind import cited, numbered, record_comments, row_comments
 from report.document.content import Document
+from report.numbers import counted
 from report.view import Entry, PrintedPanel, PrintedTable, entry_text
 
 PAPER_DEVICE = "NVIDIA RTX 5090"
@@ -142,6 +143,7 @@ def _environment() -> jinja2.Environment:
         "entry": _entry,
         "sign": lambda verdict: latex.Tex(SIGNS.get(verdict, "")),
         "number": _number,
+        "counted": counted,
         "json": lambda value: json.dumps(value, ensure_ascii=False),
         "pdf": lambda file: latex.Tex(Path(file).with_suffix(".pdf").as_posix()),
         "colour": lambda colour: latex.Tex(colour.removeprefix("#").upper()),

@@ -51,6 +51,7 @@ def _claim(judged: Judged, behind: Behind) -> dict[str, Any]:
         "claim": judged.claim.text,
         "verdict": judged.verdict,
         "reason": judged.reason,
+        "not_established": judged.not_established,
         "rule": judged.claim.rule,
         "tables": list(judged.claim.tables),
         "sources": list(judged.sources),
@@ -62,7 +63,7 @@ def _claim(judged: Judged, behind: Behind) -> dict[str, Any]:
 
 def _evidence(judged: Judged) -> Iterable[dict[str, Any]]:
     for row in judged.evidence:
-        both = row.ours is not None and row.paper is not None
+        both = row.ours is not None and row.paper is not None and row.paper_n is None
         yield {
             "claim": judged.claim.number,
             "label": row.label,
@@ -73,6 +74,8 @@ def _evidence(judged: Judged) -> Iterable[dict[str, Any]]:
             "low": row.low,
             "high": row.high,
             "n": row.n,
+            "counted": row.counted,
+            "paper_n": row.paper_n,
             "unit": row.unit,
             "direction": row.direction,
             "size": row.size,

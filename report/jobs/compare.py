@@ -17,6 +17,7 @@ from report.jobs.schemas import (
     CLAIMS,
     COMPARED_CELL,
     COMPARED_CELLS,
+    COMPARED_CLAIM,
     COMPARED_CLAIMS,
 )
 
@@ -116,5 +117,5 @@ def _difference(a: Cell | None, b: Cell | None) -> Cell:
 def _claims(a: Cell, b: Cell) -> Cell:
     row = {name: a[name] for name in ("number", "claim")}
     for side, claim in (("first", a), ("second", b)):
-        row |= {f"{side}_{name}": claim[name] for name in ("verdict", "reason")}
+        row |= {f"{side}_{name}": claim[name] for name in COMPARED_CLAIM}
     return row

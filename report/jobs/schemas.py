@@ -11,6 +11,13 @@ from report.verdicts import Likeness
 _TEXT, _INT, _REAL = pa.string(), pa.int64(), pa.float64()
 _FRESHNESS = "current, stale, or: older code, same golden losses; null without a value"
 _CLAIM_FRESHNESS = "the worst of the sources; null without any"
+_NOT_ESTABLISHED = (
+    "labels of the evidence that the verdict rests on while its 95% interval also holds values "
+    "that say otherwise; empty where there is none"
+)
+_CELL_VERDICTS = (
+    "same (a count or setting), within, outside, not judged; null without a paper value"
+)
 _VERDICTS = "reproduced, direction only, not reproduced or not tested"
 
 CELLS = schema(
@@ -35,8 +42,10 @@ CELLS = schema(
     ),
     Column("reason", _TEXT, description="why there is no value, or what it leaves out"),
     Column("tolerance", _REAL, "the row's unit", "how far from paper_value; null where not judged"),
+    Column("least", _REAL, "the row's unit", "in place of a tolerance: the least that will do"),
+    Column("most", _REAL, "the row's unit", "in place of a tolerance: the most that will do"),
     Column("tolerance_rule", _TEXT, description="why, from report/tolerances.toml"),
-    Column("verdict", _TEXT, description="within, outside, not judged; null without a paper value"),
+    Column("verdict", _TEXT, description=_CELL_VERDICTS),
     Column("verdict_reason", _TEXT, description="what allowed it, or why it is not judged"),
     Column("freshness", _TEXT, description=_FRESHNESS),
     Column("freshness_reason", _TEXT, description="what has changed since"),
@@ -77,6 +86,7 @@ CLAIMS = schema(
     Column("claim", _TEXT, description="what the paper asserts"),
     Column("verdict", _TEXT, description=_VERDICTS),
     Column("reason", _TEXT),
+    Column("not_established", _TEXT, description=_NOT_ESTABLISHED),
     Column("rule", _TEXT, description="what reproduced means for this claim"),
     Column("tables", pa.list_(_TEXT), description="labels of the tables that hold its values"),
     Column("sources", pa.list_(_TEXT), description="Parquet files behind the evidence"),
@@ -91,10 +101,12 @@ EVIDENCE = schema(
     Column("quantity", _TEXT, description="what is compared"),
     Column("paper", _REAL, "the row's unit", "null where the paper prints none"),
     Column("ours", _REAL, "the row's unit", "null where the campaign has none"),
-    Column("difference", _REAL, "the row's unit", "ours - paper"),
+    Column("difference", _REAL, "the row's unit", "ours - paper; null between counts out of n"),
     Column("low", _REAL, "the row's unit", "95% interval of ours"),
     Column("high", _REAL, "the row's unit"),
-    Column("n", _INT, description="seeds, pairs or points behind ours"),
+    Column("n", _INT, description="how many of counted are behind ours"),
+    Column("counted", _TEXT, description="what n counts: seeds, pairs, rounds, points, checks"),
+    Column("paper_n", _INT, description="what the paper's count is out of, ours being out of n"),
     Column("unit", _TEXT),
     Column("direction", pa.bool_(), description="the paper's sign or bound; null: undecided"),
     Column("size", pa.bool_(), description="the paper's size; null: undecided or not asked"),
@@ -121,6 +133,7 @@ FRAMES = {
 CELL_KEY = ("table", "row", "column", "statistic")
 # What a comparison says of each campaign's cell, as first_value, second_value and so on.
 COMPARED_CELL = ("value", "text", "n", "spread", "low", "high", "status", "reason", "verdict")
+COMPARED_CLAIM = ("verdict", "reason", "not_established")
 _BOTH = ("first", "second")
 
 COMPARED_CELLS = schema(
@@ -140,7 +153,7 @@ COMPARED_CELLS = schema(
 COMPARED_CLAIMS = schema(
     Column("number", _INT),
     Column("claim", _TEXT),
-    *(Column(f"{side}_{name}", _TEXT) for side in _BOTH for name in ("verdict", "reason")),
+    *(Column(f"{side}_{name}", _TEXT) for side in _BOTH for name in COMPARED_CLAIM),
 )
 
 FIGURES = schema(

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from report.layout import Column, Table
-from report.numbers import MINUS, POINTS, grouped
+from report.numbers import BOUNDS, MINUS, POINTS, grouped
 from report.view import MISSING, Cell, PrintedRow, PrintedTable
 
 # The columns of provenance.parquet that a reader is shown, as their labels.
@@ -80,7 +80,10 @@ def _value(name: str, cells: Iterable[Cell]) -> dict[str, Any]:
         facts.append(("Seeds or measurements", str(main["n"])))
     if main["tolerance"] is not None:
         facts.append(("Tolerance", f"±{_number(main['tolerance'], 6)} {_unit_apart(main)}"))
-    facts.append(("Why this tolerance", main["tolerance_rule"]))
+    for side in BOUNDS:
+        if main[side] is not None:
+            facts.append(("Bound", f"at {side} {_number(main[side], 6)} {_unit(main)}"))
+    facts.append(("Why this rule", main["tolerance_rule"]))
     facts.append((MISSING.get(main["status"], "Remark").capitalize(), main["reason"]))
     facts.append(("Rows", main["rows"]))
     return {

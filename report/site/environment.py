@@ -9,14 +9,15 @@ from urllib.parse import quote
 import jinja2
 
 from report import html, style, templating
-from report.numbers import MINUS
+from report.numbers import DASH, MINUS, counted
 from report.site.behind import anchor
-from report.view import DASH, Entry, entry_text
+from report.view import Entry, entry_text
 
 LINE_NAMES = {"paper": "paper", "campaign": "this campaign", "difference": "difference"}
 
 # A verdict's sign and its class of colour: of a cell, of a claim, and of a checklist's answer.
 SIGNS = {
+    "same": ("=", "open"),
     "within": ("✓", "agrees"),
     "outside": ("✗", "differs"),
     "not judged": ("·", "open"),
@@ -37,6 +38,7 @@ def html_environment() -> jinja2.Environment:
         "path": quote,
         "capital": lambda text: text[:1].upper() + text[1:],
         "figure": figure,
+        "counted": counted,
         "duration": duration,
     }
     environment.globals |= {

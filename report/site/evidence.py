@@ -17,7 +17,7 @@ def evidence_by_claim(rows: Iterable[Row]) -> dict[int, list[dict[str, Any]]]:
 
     Each gets ``places``: where paper, ours, low, high and zero stand on an axis from 0 to 100 that
     it shares with the claim's other rows; None where a value is missing, and in all of them where
-    the units differ.
+    the units differ or what is counted is out of different numbers.
     """
     grouped: dict[int, list[Row]] = {}
     for row in rows:
@@ -27,7 +27,8 @@ def evidence_by_claim(rows: Iterable[Row]) -> dict[int, list[dict[str, Any]]]:
 
 def _placed(rows: Sequence[Row]) -> list[dict[str, Any]]:
     values = [row[name] for row in rows for name in SHOWN if _is_number(row[name])]
-    alike = len({row["unit"] for row in rows}) == 1
+    counts = any(row["paper_n"] for row in rows)
+    alike = len({row["unit"] for row in rows}) == 1 and not counts
     if not values or not alike:
         return [{**row, "places": None} for row in rows]
     start, end = min(values), max(values)

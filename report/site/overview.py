@@ -29,6 +29,11 @@ HEADLINES = (
 )
 
 
+# Counts and settings that are the paper's, which no measurement made so.
+SAME = "settings and counts, the same"
+# The class of colour of a share; the others are open.
+SHARE_CLASSES = {"within": "agrees", "outside": "differs", SAME: "same", "missing": "gap"}
+
 # What a figure shows, in a few words; its own title is a caption.
 FIGURES = {
     "overview": "Overview of Relation",
@@ -91,10 +96,15 @@ def _find(printed: PrintedTable, key: str, part: str) -> Result | None:
     return None
 
 
-def tally(verdicts: Iterable[str], order: Iterable[str] = SIGNS) -> list[tuple[str, int]]:
-    """How often each verdict was given, in the order of the signs, those never given left out."""
-    counts = Counter(verdicts)
-    return [(name, counts[name]) for name in order if counts[name]]
+def tally(claims: Iterable[Mapping[str, Any]]) -> list[tuple[str, int, int]]:
+    """How often each verdict was given, and how often it was not established.
+
+    In the order of the signs; those never given are left out.
+    """
+    claims = list(claims)
+    counts = Counter(claim["verdict"] for claim in claims)
+    unsure = Counter(claim["verdict"] for claim in claims if claim["not_established"])
+    return [(name, counts[name], unsure[name]) for name in SIGNS if counts[name]]
 
 
 def gaps(missing: Iterable[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
@@ -114,9 +124,10 @@ def gaps(missing: Iterable[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
 def shares(printed: PrintedTable) -> list[tuple[str, int]]:
     """The printed values of a table by what became of them; the missing ones come last."""
     counts: Mapping[str, Any] = printed.verdicts
-    judged = counts["within"] + counts["outside"]
+    judged = counts["same"] + counts["within"] + counts["outside"]
     parts = [
         ("within", counts["within"]),
+        (SAME, counts["same"]),
         ("outside", counts["outside"]),
         ("measured, not judged", max(0, printed.measured - judged)),
         ("missing", printed.asked - printed.measured),

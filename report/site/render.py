@@ -16,7 +16,7 @@ from report.site.behind import behind_cells
 from report.site.content import Content
 from report.site.environment import html_environment
 from report.site.evidence import evidence_by_claim
-from report.site.overview import FIGURES, gaps, headlines, shares, tally
+from report.site.overview import FIGURES, SHARE_CLASSES, gaps, headlines, shares, tally
 from report.site.runs import Run
 from report.templating import TEMPLATES
 from report.typeset import can_typeset
@@ -52,6 +52,7 @@ class _Site:
             "tables": content.tables,
             "records": self.records,
             "paper_device": PAPER_DEVICE,
+            "share_classes": SHARE_CLASSES,
             # The rule `document` writes them beside these pages.
             "on_paper": ("report.pdf", "report.tex") if can_typeset() else ("report.tex",),
         }
@@ -76,7 +77,7 @@ def render_site(content: Content, folder: Path) -> None:
     site.folder.mkdir(parents=True, exist_ok=True)
     write_assets(site.folder, site.environment)
     tables, claims = content.tables, content.claims
-    claim_tally = tally(claim["verdict"] for claim in claims)
+    claim_tally = tally(claims)
     site.write(
         "index.html",
         "index.html.j2",

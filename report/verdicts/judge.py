@@ -12,16 +12,23 @@ from report.paper import load
 from report.verdicts.setting import Setting
 from report.verdicts.tolerances import Rule
 
-Verdict = Literal["within", "outside", "not judged"]
+Verdict = Literal["same", "within", "outside", "not judged"]
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """tolerance: how far the value may lie from the paper's, in the cell's unit; None for none."""
+    """The verdict, why, and what the value was held to, in the cell's unit.
+
+    Same: a count, setting or word that had to be the paper's and is, which agrees by construction
+    of the campaign. tolerance: how far it may lie from the paper's; least, most: the bound of a
+    rule with one side, but for the paper's rounding. None where there is no such.
+    """
 
     verdict: Verdict
     reason: str
     tolerance: float | None = None
+    least: float | None = None
+    most: float | None = None
 
 
 def _not_judged(reason: str) -> Judgement:
@@ -51,7 +58,7 @@ def judge(cell: Mapping[str, Any], margin: float | None, rule: Rule, setting: Se
         return Judgement("outside", "never reached, where the paper has a value")
     if cell["paper_value"] is None:
         same = cell["text"] == cell["paper"]
-        return Judgement("within" if same else "outside", "the same" if same else "not the same")
+        return Judgement("same" if same else "outside", "the same" if same else "not the same")
     return _number(cell, margin, rule)
 
 
@@ -77,8 +84,9 @@ def _number(cell: Mapping[str, Any], margin: float | None, rule: Rule) -> Judgem
     # A count of 0 decimals is exact; a printed fraction stands for all that rounds to it.
     fractional = "." in cell["paper"]
     allowed = max(allowed, rounding if fractional else 0.0)
+    agrees: Verdict = "same" if rule.kind == "exact" else "within"
     within = abs(value - paper) <= allowed * (1 + 1e-9)
-    return Judgement("within" if within else "outside", f"allowed: {said}", allowed)
+    return Judgement(agrees if within else "outside", f"allowed: {said}", allowed)
 
 
 def _bound(cell: Mapping[str, Any], rule: Rule, rounding: float) -> Judgement:
@@ -95,12 +103,9 @@ def _bound(cell: Mapping[str, Any], rule: Rule, rounding: float) -> Judgement:
         ]
         bound = min(column) if more else max(column)
         whose = f"{bound:g}, the paper's {'least' if more else 'greatest'}"
-    if more:
-        limit = bound * (1 - rule.slack) - rounding
-        within, allowed = value >= limit, paper - limit
-    else:
-        limit = bound * (1 + rule.slack) + rounding
-        within, allowed = value <= limit, limit - paper
-    slack = f", but for {rule.slack:.0%}" if rule.slack else ""
-    said = f"must be at {'least' if more else 'most'} {whose}{slack}"
-    return Judgement("within" if within else "outside", said, allowed)
+    limit = bound * (1 - rule.slack if more else 1 + rule.slack)
+    within = value >= limit - rounding if more else value <= limit + rounding
+    slack = f", but for {100 * rule.slack:g}%" if rule.slack else ""
+    side = "least" if more else "most"
+    said = f"must be at {side} {whose}{slack}"
+    return Judgement("within" if within else "outside", said, **{side: limit})
