@@ -18,8 +18,9 @@ class Number:
     """How a number prints. The paper's own value decides the decimals where it prints one.
 
     ``significant`` is the least number of significant digits: a miniature campaign's 0.0213 GiB
-    would otherwise shrink to 0.02. ``count`` prints the number of seeds beside the value; elsewhere
-    a note gives it where it differs from the paper's three.
+    would otherwise shrink to 0.02. ``own`` keeps the form's decimals whatever the paper prints: its
+    digits may be more than a measurement has. ``count`` prints the number of seeds beside the
+    value; elsewhere a note gives it where it differs from the paper's three.
     """
 
     decimals: int = 0
@@ -27,6 +28,7 @@ class Number:
     grouped: bool = False
     signed: bool = False
     significant: int = 0
+    own: bool = False
     count: bool = False
 
 

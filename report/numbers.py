@@ -79,7 +79,8 @@ def counted(row: Mapping[str, Any]) -> str:
 
 
 def _decimals(value: float, form: Number, printed: str | None) -> int:
-    decimals = len(printed.partition(".")[2]) if printed is not None else form.decimals
+    theirs = printed is not None and not form.own
+    decimals = len(printed.partition(".")[2]) if theirs else form.decimals
     if value and form.significant:
         decimals = max(decimals, form.significant - 1 - math.floor(math.log10(abs(value))))
     return decimals

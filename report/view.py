@@ -132,13 +132,12 @@ def letter(index: int) -> str:
 
 
 def named(table: Table, cells: pd.DataFrame) -> Table:
-    """A systems table whose title and caption name the device that was measured."""
+    """A systems table whose title names the device that was measured."""
     device = cells[(cells["row"] == "setting") & (cells["column"] == "device")]
     if not table.systems or device.empty:
         return table
     name = device["text"].iloc[0]
-    caption = f"{table.caption} The campaign’s lines were measured on: {name}."
-    return replace(table, title=f"{table.title}: {name}", caption=caption)
+    return replace(table, title=f"{table.title}: {name}")
 
 
 def print_table(table: Table, cells: pd.DataFrame) -> PrintedTable:
@@ -355,7 +354,9 @@ def _campaign(part: Part, cells: dict[str, Cell]) -> str:
     if main["unit"] in TOKEN_UNITS and main["value"] < 0.1:
         text = few_tokens(main["value"] * UNIT_SCALE[main["unit"]])
     if "low" in cells:
-        low, high = (value_text(cells[end]["value"], part.form) for end in ("low", "high"))
+        signed = part.form.signed or (main["paper"] or "")[:1] in ("+", "-")
+        form = replace(part.form, signed=signed)
+        low, high = (value_text(cells[end]["value"], form) for end in ("low", "high"))
         text += f" [{low}, {high}]"
     if part.form.count:
         text += f" (n = {main['n']})"

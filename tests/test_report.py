@@ -36,6 +36,10 @@ def test_numbers_keep_the_papers_digits():
     assert value_text(0.0302, Number(4), "+0.0320") == "+0.0302"
     assert value_text(-0.00001, Number(4), "-0.0412") == "0.0000"
     assert difference_text(-1.5, 5.0, Number(2, "%"), "%", "6.50") == "−1.50 pp"
+    own = Number(grouped=True, significant=4, own=True)
+    assert value_text(3_356_849.446, own, "841833.930") == "3,356,849"
+    assert value_text(0.75, own, "841833.930") == "0.7500"
+    assert difference_text(0.2359, 1.1329, Number(3, "×", own=True), "x", "0.897000") == "+0.236×"
     assert few_tokens(98_304) == "98.3K"
     assert tolerance_text(0.00124, Number(4), "nat/token", "-0.0412") == "±0.0012"
     assert tolerance_text(0.000031, Number(4), "nat/token", "-0.0412") == "±0.000031"

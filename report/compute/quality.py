@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from relation.records import CampaignRecords
 
 ABLATIONS = ("exchange-only", "raw-x", "no-count", "no-givens", "single-head")
+# Of which Table 3 has a column.
+PRINTED_ABLATIONS = ("exchange-only", "raw-x", "no-count", "single-head")
 ABLATION_SCALE = "10M"
 HYBRID_SCALE = "30M"
 _NLL_ROWS = "final_nll"
@@ -120,6 +123,14 @@ def _put(found: Measurements, row: str, column: str, values: dict[str, Measured]
     found.update({(row, column, statistic): value for statistic, value in values.items()})
 
 
+def _put_difference(found: Measurements, row: str, column: str, value: Measured) -> None:
+    """A mean paired difference with its 95% interval, where it has one."""
+    found[row, column, "value"] = value
+    if value.margin:
+        for statistic, end in (("low", -value.margin), ("high", value.margin)):
+            found[row, column, statistic] = replace(value, value=value.value + end, by_seed={})
+
+
 def _note(found: Measurements, row: str, columns: dict[str, Measured]) -> None:
     """What is told below the table, in columns that it does not show."""
     found.update({(row, column, "value"): value for column, value in columns.items()})
@@ -139,7 +150,7 @@ def main_results(records: CampaignRecords) -> Measurements:
         found[scale, "context", "value"] = model_number(records, scale, "full", "context", "tokens")
         _put(found, scale, "mha_nll", nll.statistics(scale, "mha"))
         _put(found, scale, "full_nll", nll.statistics(scale, "full"))
-        found[scale, "delta", "value"] = nll.difference(scale, "full", "mha")
+        _put_difference(found, scale, "delta", nll.difference(scale, "full", "mha"))
         _put(found, scale, "token_reduction", _mean_reduction(records, scale))
         _note(found, scale, nll.epochs(scale, "mha", "full"))
         if len(select(records.efficiency, scale=scale)):
@@ -181,7 +192,7 @@ def paired_nll(records: CampaignRecords) -> Measurements:
             _note(found, row, nll.epochs(scale, "mha", "full", seed=seed))
         for variant in ("mha", "full"):
             _put(found, f"{scale}/mean", variant, nll.statistics(scale, variant))
-        found[f"{scale}/mean", "delta", "value"] = nll.difference(scale, "full", "mha")
+        _put_difference(found, f"{scale}/mean", "delta", nll.difference(scale, "full", "mha"))
     return found
 
 
@@ -242,11 +253,12 @@ def structural_ablations(records: CampaignRecords) -> Measurements:
     """Table 3: mean NLL of each ablation at 10M and its difference to Full Relation."""
     nll = FinalNLL(records)
     found: Measurements = {}
-    for variant in ("full", "exchange-only", "raw-x", "no-count", "single-head"):
+    for variant in ("full", *PRINTED_ABLATIONS):
         _put(found, "nll", variant, nll.statistics(ABLATION_SCALE, variant))
         if variant != "full":
-            found["delta", variant, "value"] = nll.difference(ABLATION_SCALE, variant, "full")
-    _note(found, "nll", nll.epochs(ABLATION_SCALE, "full", *ABLATIONS))
+            difference = nll.difference(ABLATION_SCALE, variant, "full")
+            _put_difference(found, "delta", variant, difference)
+    _note(found, "nll", nll.epochs(ABLATION_SCALE, "full", *PRINTED_ABLATIONS))
     return found
 
 
@@ -258,7 +270,7 @@ def ablation_seeds(records: CampaignRecords) -> Measurements:
         for seed in nll.all_seeds(ABLATION_SCALE, variant):
             found[variant, f"seed_{seed}", "value"] = nll.one(ABLATION_SCALE, variant, seed)
         _put(found, variant, "mean", nll.statistics(ABLATION_SCALE, variant))
-        found[variant, "delta", "value"] = nll.difference(ABLATION_SCALE, variant, "full")
+        _put_difference(found, variant, "delta", nll.difference(ABLATION_SCALE, variant, "full"))
         _note(found, variant, nll.epochs(ABLATION_SCALE, variant))
     return found
 
