@@ -17,12 +17,18 @@ from report.compute.measured import (
     select,
     worded,
 )
-from report.compute.systems import failed, put_setting
+from report.compute.systems import failed, put_retention, put_setting
 
 if TYPE_CHECKING:
     from relation.records import CampaignRecords
 
-OPERATORS = ("mha", "full-reference", "full-flash", "linear")
+MEASURED_NAME = {
+    "mha": "MHA",
+    "full-reference": "Full, materialised",
+    "full-flash": "Full, FlashRelation",
+    "linear": "Linear Relation",
+}
+OPERATORS = tuple(MEASURED_NAME)
 # An exponent is fitted where time is so many times that of the smallest T, to so many contexts.
 GROWN, FEWEST_POINTS = 5, 3
 # A wider 95% interval holds two powers of T at once and tells them not apart.
@@ -71,7 +77,35 @@ def complexity(records: CampaignRecords) -> Measurements:
         for column, quantity in (("complexity", "time"), ("state", "state")):
             found[row, column, "value"] = _power(found, candidates, quantity)
     put_setting(found, records.complexity, records.page)
+    put_retention(found, records, records.complexity)
+    for column, names in (("oom", _out_of_memory(records)), ("flat", _flat(records))):
+        told = "; ".join(names)
+        if told:
+            found["setting", column, "value"] = worded(told)
     return found
+
+
+def _out_of_memory(records: CampaignRecords) -> Iterable[str]:
+    """The operators that ran out of memory, each with its contexts."""
+    failures = select(records.complexity, status="OOM")
+    for operator, rows in failures.groupby("operator", sort=False):
+        contexts = ", ".join(f"{context:,.0f}" for context in sorted(rows["context"]))
+        yield f"{MEASURED_NAME[operator]} at T = {contexts}"
+
+
+def _flat(records: CampaignRecords) -> Iterable[str]:
+    """The operators whose decoding on a GPU takes as long at the last T as at the first.
+
+    That is, the 95% intervals of the two times overlap.
+    """
+    for operator in OPERATORS:
+        rows = select(records.complexity, operator=operator).sort_values("context")
+        rows = rows.dropna(subset=["decode_seconds_low", "decode_seconds_high"])
+        if len(rows) < 2 or "cpu" in rows["device"].iloc[0].lower():
+            continue
+        low, high = rows["decode_seconds_low"], rows["decode_seconds_high"]
+        if low.iloc[-1] <= high.iloc[0] and low.iloc[0] <= high.iloc[-1]:
+            yield MEASURED_NAME[operator]
 
 
 def fitted_time(rows: pd.DataFrame) -> tuple[PowerFit | None, str]:

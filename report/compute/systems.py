@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 PAPER_CONTEXTS = ("1024", "2048", "4096", "8192", "16384", "32768", "65536")
 OPERATOR_NAME = {"mha": "MHA", "full": "Full Relation", "linear": "Linear Relation"}
+# Between which shares of a run's updates its rate at the beginning and at the end are read.
+RATE_SPANS = ((0.01, 0.1), (0.75, 1.0))
 # What the backend `tiled` is, where it stands for FlashRelation.
 TILED = "FlashRelation’s tiling in plain PyTorch, not the kernel"
 
@@ -157,6 +159,26 @@ def put_setting(found: Measurements, rows: pd.DataFrame, page: Mapping[str, Any]
         put("alone", alone["scale"] + " " + alone["side"])
 
 
+def put_retention(found: Measurements, records: CampaignRecords, rows: pd.DataFrame) -> None:
+    """That Linear Relation was timed untrained, and what training did to the rate of Hybrid runs.
+
+    The kernels leave work out where retention keeps much of the past; training changes how much.
+    """
+    if rows.empty or rows["device"].str.contains("cpu", case=False).any():
+        return
+    logs = select(records.logs, variant="hybrid").sort_values("update")
+    rates = []
+    for (scale, seed), log in logs.groupby(["scale", "seed"]):
+        spans = (log["update"].between(first * len(log), last * len(log))
+                 for first, last in RATE_SPANS)  # fmt: skip
+        told = (f"{log['tokens_per_second'][span].median():.3g}" for span in spans)
+        rates.append(f"{scale}, seed {seed}: {' → '.join(f'{float(rate):,.0f}' for rate in told)}")
+    found["setting", "retention", "value"] = worded("untrained")
+    if rates:
+        behind = tuple(dict.fromkeys(logs["source"]))
+        found["setting", "trained", "value"] = worded("; ".join(rates), sources=behind)
+
+
 def _worded(rows: pd.DataFrame, none: Measured) -> Measured:
     if rows.empty:
         return none
@@ -258,6 +280,7 @@ def linear_steady(records: CampaignRecords) -> Measurements:
         found[scale, "raw", "value"] = _measured(rows, "raw_tokens_per_second", "tok/s", none)
     measured = select(records.throughput, benchmark="linear-steady")
     put_setting(found, measured, records.page)
+    put_retention(found, records, measured)
     updates = measured["measured_updates"].dropna()
     if len(updates):
         counts = dict.fromkeys(f"{count:.0f}" for count in (updates.min(), updates.max()))
@@ -299,6 +322,7 @@ def linear_long(records: CampaignRecords) -> Measurements:
         found[key, "throughput", "value"] = _measured(here, "tokens_per_second", "tok/s", none)
         found[key, "allocated", "value"] = _measured(here, "allocated_gib", "GiB", none)
     put_setting(found, rows, records.page)
+    put_retention(found, records, rows)
     tokens = rows["micro"] * rows["accumulation"] * rows["context"]
     larger = rows[tokens > tokens.min()]["context"] if len(rows) else []
     if len(larger):
