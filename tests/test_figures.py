@@ -9,7 +9,7 @@ from test_report_records import LAYERS, make_records
 
 from report.cells import build
 from report.compute.measured import select
-from report.figures import DRAWINGS, flow_maps, formation, structure, training
+from report.figures import DRAWINGS, flow_maps, formation, runs, structure, systems, training
 from report.latex import escape
 from report.style import MHA, MUTED, RELATION
 from report.tables import TABLES
@@ -75,19 +75,83 @@ def test_seeds_too_near_for_two_labels_share_one(records) -> None:
     """Relation's NLL is 1.90, 1.92 and 1.94 by seed; MHA's 2.00 to 2.02."""
     apart = training.paired_nll(records).axes[0]
     assert labels(apart) == ["44", "43", "42"]
-    runs = records.runs.copy()
-    near = (runs["variant"] == "full") & (runs["seed"] == 43)
-    runs.loc[near, "final_nll"] = 1.901
-    shared = training.paired_nll(replace(records, runs=runs)).axes[0]
+    changed = records.runs.copy()
+    near = (changed["variant"] == "full") & (changed["seed"] == 43)
+    changed.loc[near, "final_nll"] = 1.901
+    shared = training.paired_nll(replace(records, runs=changed)).axes[0]
     assert labels(shared) == ["44", "43, 42"]
 
 
 def test_an_ablations_mean_stands_apart_from_the_seeds(records) -> None:
     (axes,) = training.ablations(records).axes
-    means = [text for text in axes.texts if text.get_text() != "mean"]
+    means = [text for text in axes.texts if not text.get_text().startswith("mean")]
     # Full has 1.90, 1.92, 1.94, the others 2.10, 2.11, 2.12.
-    assert [text.get_text() for text in means] == ["+0.1900"] * 5
+    assert [text.get_text() for text in means] == ["+0.1900 [+0.165, +0.215]"] * 5
     assert all(text.xy[0] == 1 and text.xycoords[0] == "axes fraction" for text in means)
+
+
+def test_an_interval_of_fewer_seeds_leaves_the_panel_as_it_was(records) -> None:
+    every = records.runs
+    lost = (every["variant"] == "no-givens") & (every["seed"] == 44)
+    (whole,) = training.ablations(records).axes
+    (axes,) = training.ablations(replace(records, runs=every[~lost])).axes
+    assert axes.get_xlim() == whole.get_xlim()
+    # Differences of 0.20 and 0.19, 12.706 standard errors of 0.005 each way.
+    (told,) = [text for text in labels(axes) if text.endswith("n = 2")]
+    assert told == "+0.1950 [+0.131, +0.259], n = 2"
+    ends = [line.get_xdata() for line in axes.lines if len(line.get_xdata()) == 2]
+    assert any(np.allclose(xs, (0.195 - 0.06353, 0.195 + 0.06353), atol=1e-5) for xs in ends)
+
+
+def test_the_papers_value_of_an_ablation_is_a_diamond(records) -> None:
+    (axes,) = training.ablations(records).axes
+    diamonds = [line.get_xdata()[0] for line in axes.lines if line.get_marker() == "D"]
+    assert diamonds == [0.031982, 0.036557, 0.050604, 0.003236, 0.050703]
+
+
+def test_positions_are_averaged_in_bins_that_cover_all(records) -> None:
+    values = np.arange(1.0, 1025.0)
+    places, means = structure._in_bins(values)
+    assert np.allclose(places, means) and list(places[:7]) == [1, 2, 3, 4, 5, 6, 7]
+    assert np.all(np.diff(np.log2(places[8:])) > 0.1) and places[-1] > 900
+    assert [list(part) for part in structure._in_bins(values[:3])] == [[1, 2, 3], [1, 2, 3]]
+
+
+def test_the_papers_long_contexts_stand_beside_its_own_models_alone() -> None:
+    for comparable, drawn in ((False, []), (True, [1024, 2048, 4096, 8192, 16384, 32768])):
+        records = make_records(comparable=comparable)
+        axes = systems.linear_long(records).axes[0]
+        diamonds = [line for line in axes.lines if line.get_marker() == "D"]
+        assert list(diamonds[0].get_xdata()) == drawn
+        (drawing,) = (drawing for drawing in systems.DRAWINGS if drawing.name == "linear-long")
+        title = drawing.title(records)
+        assert "of 30M, one window a micro-batch, on cpu_0: throughput" in title
+        assert ("Diamonds" in title) == comparable
+
+
+def test_only_the_decode_states_of_a_figure_are_drawn_as_rims(records) -> None:
+    complexity = records.complexity.copy()
+    lost = (complexity["operator"] == "full-reference") & (complexity["context"] > 1024)
+    complexity.loc[lost, ["status", "seconds"]] = ["OOM", np.nan]
+    times, states, tokens = systems.scaling(replace(records, complexity=complexity)).axes
+    widths = [{line.get_linewidth() for line in axes.lines if line.get_marker() == "o"}
+              for axes in (times, states, tokens)]  # fmt: skip
+    assert list(map(len, widths)) == [1, 3, 1] and labels(times) == ["out of memory"]
+    assert tokens.get_ylim()[0] == 0 and tokens.get_yscale() == "linear"
+    assert {y for line in tokens.lines for y in line.get_ydata()} == {1.0}
+    assert len(tokens.collections) == 4, "a band an operator"
+
+
+def test_a_runs_passes_are_marked_in_its_own_figure(records, tmp_path, monkeypatch) -> None:
+    drawn = []
+    monkeypatch.setattr(runs, "svg_text", lambda figure: drawn.append(figure) or "")
+    frame = records.runs.assign(epochs=2.5, trained_tokens=100_000)
+    runs.draw_runs(replace(records, runs=frame), tmp_path)
+    assert len(drawn) == len(frame)
+    for figure in drawn:
+        lines = figure.axes[0].lines
+        assert [line.get_xdata()[0] for line in lines if line.get_linestyle() == ":"] == [4e4, 8e4]
+        assert "this run" not in labels(figure.axes[0])
 
 
 @pytest.mark.parametrize("draw", [structure.history_by_distance, structure.sink_profile])
@@ -156,10 +220,10 @@ def named(records, name: str) -> list[str]:
 
 def test_a_figure_names_no_record_that_it_leaves_out(records) -> None:
     """Runs without their partner, probes of another configuration, ablations without a Full run."""
-    runs, probes = records.runs, records.probes
-    lost = (runs["scale"] == "10M") & (runs["variant"] == "full") & (runs["seed"] == 43)
+    every, probes = records.runs, records.probes
+    lost = (every["scale"] == "10M") & (every["variant"] == "full") & (every["seed"] == 43)
     other = (probes["scale"] == "10M") & (probes["seed"] == 43)
-    kept = replace(records, runs=runs[~lost], probes=probes.assign(alike=~other))
+    kept = replace(records, runs=every[~lost], probes=probes.assign(alike=~other))
     of_seed = "10M/{}/43"
     for name, variants in (
         ("paired-nll", ("mha", "full")),

@@ -19,6 +19,7 @@ from report.compute.structure import ratio
 from report.compute.systems import efficient
 from report.figures.systems import throughput
 from report.tables import TABLES
+from report.view import print_table
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +70,26 @@ def test_means_over_seeds(cells):
     assert one(cells, "main-results", "10M", "delta")["value"] == pytest.approx(1.92 - 2.01)
     assert one(cells, "app-nll", "10M/43", "delta")["value"] == pytest.approx(1.92 - 2.01)
     assert one(cells, "app-ablation", "raw-x", "delta")["value"] == pytest.approx(2.11 - 1.92)
+
+
+def test_a_mean_difference_prints_its_interval_signed(cells):
+    """Differences of -0.10, -0.09 and -0.08: 4.303 standard errors of 0.01 / sqrt(3) each way."""
+    ends = [one(cells, "main-results", "10M", "delta", end)["value"] for end in ("low", "high")]
+    assert ends == pytest.approx([-0.09 - 0.02484, -0.09 + 0.02484], abs=1e-5)
+    alone = cells[(cells["table"] == "main-results") & (cells["row"] == "100M")]
+    assert set(alone[alone["column"] == "delta"]["statistic"]) == {"value"}
+    for label, text in (("structural-ablations", "+0.1900 [+0.1652, +0.2148]"),
+                        ("app-ablation", "+0.190000 [+0.1652, +0.2148]")):  # fmt: skip
+        table = next(table for table in TABLES if table.label == label)
+        (panel,) = print_table(table, cells[cells["table"] == label]).panels
+        shown = [entry.text for row in panel.rows for line in row.lines for entry in line.entries]
+        assert text in shown
+
+
+def test_table_3_names_no_record_without_a_column(cells):
+    passes = one(cells, "structural-ablations", "nll", "epochs")
+    assert any("single-head" in source for source in passes["sources"])
+    assert not any("no-givens" in source for source in passes["sources"])
 
 
 def test_missing_seeds_are_counted_and_named(cells):
@@ -217,10 +238,23 @@ def test_the_throughput_figure_prints_the_tables_ratios(records):
     changed = replace(records, throughput=rates.assign(samples=slowing))
     found = efficient(changed)
     titles = [axes.get_title("left") or axes.get_title() for axes in throughput(changed).axes]
-    for column in ("fixed.speedup", "matched.ratio"):
-        value = found["10M", column, "value"].value
-        assert any(title.startswith("10M") and f"\n{value:.3g}×" in title for title in titles)
+    for column, decimals in (("fixed.speedup", 2), ("matched.ratio", 3)):
+        told = f"\n{found['10M', column, 'value'].value:.{decimals}f}×"
+        assert any(title.startswith("10M") and title.endswith(told) for title in titles)
     assert found["10M", "fixed.speedup", "value"].value == pytest.approx(5)
+
+
+def test_the_throughput_figure_has_a_bar_for_every_side_that_table_5_has(records):
+    panels = [axes for axes in throughput(records).axes if axes.get_title().startswith("10M")]
+    names = [[label.get_text() for label in axes.get_yticklabels()] for axes in panels]
+    assert names == [["Materialised", "FlashRelation"], ["MHA", "MHA, reference", "Relation"]]
+    rates = records.throughput
+    compiled = rates[(rates["benchmark"] == "fixed") & (rates["side"] == "reference")].assign(
+        side="reference-compiled", tokens_per_second=123_000.0, status="PASS"
+    )
+    more = replace(records, throughput=pd.concat([rates, compiled]))
+    bars = throughput(more).axes[0]
+    assert [text.get_text() for text in bars.texts] == ["100", "123K", "250"]
 
 
 def test_a_systems_table_names_operators_backends_and_precision_once(cells):
@@ -255,6 +289,42 @@ def test_fitted_powers(cells):
     state = one(cells, "token-mixing-complexity", "linear", "state_exponent")
     assert state["value"] == pytest.approx(0) and state["n"] == 7
     assert one(cells, "token-mixing-complexity", "full", "complexity")["text"] == "T^2.00"
+
+
+def test_linear_relation_is_told_to_be_timed_untrained_and_how_it_trained(records):
+    labels = ("token-mixing-complexity", "app-linear-steady", "app-linear-long")
+    tables = {table.label: table for table in TABLES if table.label in labels}
+
+    def told(**frames):
+        cells = build(replace(records, **frames))
+        notes = {label: " ".join(table.notes(cells[cells["table"] == label]))
+                 for label, table in tables.items()}  # fmt: skip
+        return {label: ("timed untrained" in note, "Hybrid runs" in note, note)
+                for label, note in notes.items()}  # fmt: skip
+
+    gpu = {name: getattr(records, name).assign(device="NVIDIA X")
+           for name in ("throughput", "complexity")}  # fmt: skip
+    assert all(note[:2] == (False, False) for note in told().values()), "nothing holds for a CPU"
+    untrained = records.logs[records.logs["variant"] != "hybrid"]
+    assert all(note[:2] == (True, False) for note in told(**gpu, logs=untrained).values())
+    for *there, note in told(**gpu).values():
+        # Of 48 updates, whose rates are 1000, 1001 and so on, 1 to 4 and 36 to 48.
+        assert there == [True, True] and "30M, seed 42: 1,000 → 1,040; 30M, seed 43" in note
+
+
+def test_a_token_without_a_trend_and_contexts_out_of_memory_are_told(records):
+    (table,) = (table for table in TABLES if table.label == "token-mixing-complexity")
+    times = records.complexity.assign(device="NVIDIA X")
+    slower = (times["operator"] == "mha") & (times["context"] == 4096)
+    for end in ("low", "high"):
+        times.loc[slower, f"decode_seconds_{end}"] += 1e-3
+    lost = (times["operator"] == "full-reference") & (times["context"] > 1024)
+    times.loc[lost, "status"] = "OOM"
+    cells = build(replace(records, complexity=times))
+    notes = table.notes(cells[cells["table"] == table.label])
+    assert "Out of memory: Full, materialised at T = 2,048, 4,096." in notes
+    (flat,) = [note for note in notes if "no trend with T" in note]
+    assert flat.endswith("(Full, materialised; Full, FlashRelation; Linear Relation).")
 
 
 def test_what_a_table_was_measured_under_is_said_once(records):

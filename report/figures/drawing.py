@@ -122,9 +122,9 @@ def name_pair(axes: Axes) -> None:
         )
 
 
-def quantity(value: float) -> str:
+def quantity(value: float, form: str = ".3g") -> str:
     """A count with a letter for its size: 131K, 1.07B."""
     for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
         if abs(value) >= size:
-            return f"{value / size:.3g}{letter}"
-    return f"{value:.3g}"
+            return f"{value / size:{form}}".rstrip(".") + letter
+    return f"{value:{form}}".rstrip(".")

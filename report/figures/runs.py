@@ -15,7 +15,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from relation.geometry import PAIRED
 from relation.records import smoothed_loss
 from report.compute.measured import select
-from report.figures.drawing import quantity
+from report.figures.drawing import mark_passes, quantity
 from report.style import INK, MUTED, OPERATOR_COLOUR, OPERATOR_NAME, STYLE, svg_text
 
 if TYPE_CHECKING:
@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 def draw_runs(records: CampaignRecords, out_dir: Path) -> list[Path]:
     """Draw figures/runs/<scale>-<variant>-<seed>.svg under ``out_dir`` for every run with a log.
 
-    Left, the loss of each update with its trailing mean, and that of the other run of its pair;
-    right, the learning rate, the gradient's norm and the throughput. Returns the files.
+    Left, the loss of each update with its trailing mean, that of the other run of its pair, and
+    dotted the ends of its passes over the training windows; right, the learning rate, the
+    gradient's norm and the throughput. Returns the files.
     """
     folder = Path(out_dir) / "figures" / "runs"
     folder.mkdir(parents=True, exist_ok=True)
@@ -40,6 +41,8 @@ def draw_runs(records: CampaignRecords, out_dir: Path) -> list[Path]:
                 partner = select(records.logs, scale=scale, variant=other, seed=seed)
             window = records.page["efficiency_window"]
             figure = _draw(str(variant), log, partner, window)
+            run = select(records.runs, scale=scale, variant=variant, seed=seed)
+            mark_passes(figure.axes[0], run)
             paths[-1].write_text(svg_text(figure), encoding="utf-8")
     return paths
 
@@ -65,7 +68,8 @@ def _draw(variant: str, log: pd.DataFrame, partner: pd.DataFrame, window: float)
             linestyle=(0, (4, 2)),
         )
         _name(loss, 0.82, f"{OPERATOR_NAME[other]}, same seed", OPERATOR_COLOUR[other])
-    _name(loss, 0.9, OPERATOR_NAME.get(variant, "this run"), colour)
+    if variant in OPERATOR_NAME:
+        _name(loss, 0.9, OPERATOR_NAME[variant], colour)
     loss.set_title("training loss (nat/token)")
     _tokens(loss)
     for row, (column, title) in enumerate(

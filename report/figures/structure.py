@@ -177,6 +177,18 @@ def spectra(records: CampaignRecords) -> Figure:
 
 
 POSITION_LAYERS = (("L0", 0, 0, "-"), ("L1", 1, 1, "--"), ("L2+", 2, np.inf, ":"))
+# On a logarithmic axis all positions from here on would be a band of noise.
+FIRST_BIN, BINS_AN_OCTAVE = 8, 4
+
+
+def _in_bins(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Positions 1, 2, ... and values, from FIRST_BIN on the means of BINS_AN_OCTAVE."""
+    octaves = np.log2(max(len(values) / FIRST_BIN, 1))
+    starts = FIRST_BIN * 2 ** np.arange(0, octaves, 1 / BINS_AN_OCTAVE)
+    first = np.concatenate([np.arange(1, FIRST_BIN), starts.round().astype(int)])
+    first = first[first <= len(values)]
+    sizes = np.diff(first, append=len(values) + 1)
+    return first + (sizes - 1) / 2, np.add.reduceat(values, first - 1) / sizes
 
 
 def split_by_position(records: CampaignRecords) -> Figure:
@@ -193,10 +205,8 @@ def split_by_position(records: CampaignRecords) -> Figure:
                 ]
                 if layers.empty:
                     continue
-                values = _mean_curves(layers)
                 here.plot(
-                    np.arange(1, len(values) + 1),
-                    values,
+                    *_in_bins(_mean_curves(layers)),
                     dashes,
                     color=OPERATOR_COLOUR[variant],
                     linewidth=1.1,
@@ -309,7 +319,8 @@ DRAWINGS = (
         "split-by-position",
         "Self flow of Relation and diagonal flow of MHA by position in the sequence; the rest of "
         "Relation’s flow is Exchange. Means over sequences, heads and seeds; L2+ over the layers "
-        "from L2 on as well.",
+        f"from L2 on as well; from position {FIRST_BIN} on, over logarithmic bins, "
+        f"{BINS_AN_OCTAVE} to a doubling.",
         "Line charts by scale: the share of flow that stays on a token against its position on a "
         "logarithmic axis, for the first layer, the second and the rest, for MHA and Relation.",
         split_by_position,

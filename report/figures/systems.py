@@ -12,16 +12,21 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from report.compute.complexity import OPERATORS, fitted_time
 from report.compute.fit import power_fit
 from report.compute.measured import Measurements, select
-from report.compute.systems import efficient
+from report.compute.systems import PAPER_CONTEXTS, efficient
 from report.figures.drawing import Drawing, demand, grid, present, quantity
-from report.layout import SCALES
-from report.style import INK, MATERIALISED, MHA, OPERATOR_COLOUR, OPERATOR_NAME, RELATION
+from report.layout import SCALES, Number
+from report.numbers import value_text
+from report.paper_seeds import number
+from report.style import INK, MATERIALISED, MHA, MUTED, OPERATOR_COLOUR, OPERATOR_NAME, RELATION
+from report.tables.systems import RATIO, SPEEDUP
+from report.verdicts import Likeness
+from report.verdicts.setting import PAPER_GPU
 
 if TYPE_CHECKING:
     from relation.records import CampaignRecords
 
-# Operators whose decode states agree lie on one another: the earlier ones stay visible as a rim.
 MOST_TICKS = 5
+# Operators whose decode states agree lie on one another: the earlier ones stay visible as a rim.
 WIDTHS = {"mha": 5.0, "full-reference": 3.2, "full-flash": 1.4, "linear": 1.4}
 
 
@@ -30,7 +35,7 @@ def _compared(records: CampaignRecords) -> pd.DataFrame:
 
 
 def throughput(records: CampaignRecords) -> Figure:
-    """Above, the materialised operator and its tiled form; below, the matched pair; as Table 5."""
+    """Above, the forms of the materialised operator; below, the matched sides; as Table 5."""
     both = _compared(records)
     demand(len(both) > 0, "finished throughput measurement", records, ("throughput",))
     found, scales = efficient(records), present(both, SCALES)
@@ -38,35 +43,40 @@ def throughput(records: CampaignRecords) -> Figure:
         (
             "fixed context",
             (("Materialised", "fixed.reference", MATERIALISED),
+             ("Compiled", "peers.compiled", MATERIALISED),
              ("FlashRelation", "fixed.flash", RELATION)),
-            "fixed.speedup",
+            ("fixed.speedup", SPEEDUP),
         ),
         (
             "matched",
-            (("MHA", "matched.mha", MHA), ("Relation", "matched.full", RELATION)),
-            "matched.ratio",
+            (("MHA", "matched.mha", MHA), ("MHA, {}", "peers.other", MHA),
+             ("Relation", "matched.full", RELATION)),
+            ("matched.ratio", RATIO),
         ),
     )  # fmt: skip
-    figure, axes = grid(2, len(scales), 3.4)
+    figure, axes = grid(2, len(scales), 4.0)
     for row, (label, sides, ratio) in enumerate(comparisons):
         for here, scale in zip(axes[row], scales, strict=True):
-            bars = [(name, found[scale, key, "value"].value, colour) for name, key, colour in sides]
-            _bars(here, f"{scale}, {label}{_ratio(found, scale, ratio)}", bars)
+            other = found[scale, "peers.name", "value"].text
+            bars = [
+                (name.format(other), found[scale, key, "value"].value, colour)
+                for name, key, colour in sides
+                if not key.startswith("peers") or found[scale, key, "value"].value is not None
+            ]
+            _bars(here, f"{scale}, {label}{_ratio(found, scale, *ratio)}", bars)
     for here in axes[1]:
         here.set_xlabel("tokens/s")
     return figure
 
 
-def _ratio(found: Measurements, scale: str, column: str) -> str:
+def _ratio(found: Measurements, scale: str, column: str, form: Number) -> str:
     """A ratio of the table with its interval, as a title tells it."""
-    value, low, high = (
-        None if (cell := found.get((scale, column, statistic))) is None else cell.value
-        for statistic in ("value", "low", "high")
-    )
-    if value is None:
+    cells = (found.get((scale, column, statistic)) for statistic in ("value", "low", "high"))
+    texts = [value_text(cell.value, form) for cell in cells if cell and cell.value is not None]
+    if not texts:
         return ""
-    ends = "" if low is None or high is None else f" [{low:.3g}, {high:.3g}]"
-    return f"\n{value:.3g}×{ends}"
+    value, *ends = texts
+    return f"\n{value}×" + (f" [{', '.join(ends)}]" if ends else "")
 
 
 def _bars(axes: Axes, title: str, bars: list[tuple[str, float | None, str]]) -> None:
@@ -76,14 +86,14 @@ def _bars(axes: Axes, title: str, bars: list[tuple[str, float | None, str]]) -> 
         if rate is not None:
             axes.barh(-place, rate, height=0.6, color=colour)
         axes.annotate(
-            quantity(rate) if rate is not None else "not run",
+            quantity(rate, "#.3g") if rate is not None else "not run",
             (rate or 0.0, -place),
             xytext=(4, 0),
             textcoords="offset points",
             va="center",
             fontsize=8,
         )
-    axes.set_yticks([0, -1], [name for name, _, _ in bars])
+    axes.set_yticks([-place for place in range(len(bars))], [name for name, _, _ in bars])
     axes.tick_params(axis="y", length=0)
     axes.set_xlim(0, 1.22 * max((rate for _, rate, _ in bars if rate is not None), default=1.0))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: quantity(value)))
@@ -96,29 +106,27 @@ def _scaled(records: CampaignRecords) -> pd.DataFrame:
 
 
 def scaling(records: CampaignRecords) -> Figure:
-    """Time, decode state and a token's time against T, log-log, with fitted powers."""
+    """Time and decode state against T, log-log, with fitted powers; a token's time from zero."""
     rows = _scaled(records)
     demand(len(rows) > 0, "complexity measurement", records, ("complexity",))
     figure, axes = grid(1, 3, 3.9)
     panels = (
-        ("seconds", "seconds, median"),
-        ("decode_state_bytes", "decode state (bytes)"),
-        ("decode_seconds", "seconds to decode a token"),
+        ("seconds", "forward and backward of one layer (s)"),
+        ("decode_state_bytes", "decode state of one layer (bytes)"),
+        ("decode_seconds", "decoding a token (ms)"),
     )
     for here, (field, label) in zip(axes[0], panels, strict=True):
-        here.set_xscale("log", base=2)
-        here.set_yscale("log")
         for operator in OPERATORS:
             _power_line(here, select(rows, operator=operator), field, operator)
-        contexts = sorted(set(rows["context"]))
-        shown = contexts[:: -(-len(contexts) // MOST_TICKS)]
-        here.set_xticks(shown, [f"{context:,}" for context in shown])
-        here.xaxis.set_minor_locator(NullLocator())
-        here.set_xlabel("context T (tokens)")
+        _context_axis(here, sorted(set(rows["context"])))
         here.set_ylabel(label)
-        here.yaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
-        here.yaxis.set_major_formatter(FuncFormatter(lambda value, _: quantity(value)))
-        here.yaxis.set_minor_locator(NullLocator())
+        if field == "decode_seconds":
+            here.set_ylim(bottom=0)
+        else:
+            here.set_yscale("log")
+            here.yaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
+            here.yaxis.set_major_formatter(FuncFormatter(lambda value, _: quantity(value)))
+            here.yaxis.set_minor_locator(NullLocator())
         here.legend(
             labelcolor="linecolor",
             handlelength=1.2,
@@ -126,11 +134,50 @@ def scaling(records: CampaignRecords) -> Figure:
             loc="lower left",
             bbox_to_anchor=(0, 1),
         )
+    for operator, failed in select(rows, status="OOM").groupby("operator"):
+        _mark_memory(axes[0, 0], failed["context"].min(), OPERATOR_COLOUR[operator], 0.86)
     return figure
 
 
+def _scaling_title(records: CampaignRecords) -> str:
+    scales = ", ".join(dict.fromkeys(_scaled(records)["scale"]))
+    return (
+        "Cost against the context, batch 1"
+        + (f", in the geometry of {scales}" if scales else "")
+        + ": forward and backward of one layer’s operator, its decode state, and a token decoded "
+        "by the whole model. Points are medians, bands their 95% intervals. The power of T is "
+        "fitted to what takes at least five times as long as the smallest T: undetermined where "
+        "these are fewer than three, or its 95% interval is wider than 1. A dashed line marks the "
+        "least context at which an operator ran out of memory."
+    )
+
+
+def _context_axis(axes: Axes, contexts: list[int]) -> None:
+    axes.set_xscale("log", base=2)
+    shown = contexts[:: -(-len(contexts) // MOST_TICKS)]
+    axes.set_xticks(shown, [f"{context:,}" for context in shown])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xlabel("context T (tokens)")
+
+
+def _mark_memory(axes: Axes, context: float, colour: str, height: float = 0.5) -> None:
+    axes.axvline(context, color=colour, linewidth=0.7, linestyle=(0, (4, 3)))
+    axes.annotate(
+        "out of memory",
+        (context, height),
+        xycoords=("data", "axes fraction"),
+        xytext=(-9, 0),
+        textcoords="offset points",
+        rotation=90,
+        va="center",
+        fontsize=7.5,
+        color=colour,
+    )
+
+
 def _power_line(axes: Axes, rows: pd.DataFrame, field: str, operator: str) -> None:
-    points = rows[rows[field] > 0].groupby("context")[field].median()
+    unit = 1e-3 if field == "decode_seconds" else 1
+    points = rows[rows[field] > 0].groupby("context")[field].median() / unit
     if points.empty:
         return
     power = _exponent(rows, points, field)
@@ -139,20 +186,15 @@ def _power_line(axes: Axes, rows: pd.DataFrame, field: str, operator: str) -> No
         points,
         marker="o",
         markersize=3,
-        linewidth=None if field == "seconds" else WIDTHS[operator],
+        linewidth=WIDTHS[operator] if field == "decode_state_bytes" else None,
         color=OPERATOR_COLOUR[operator],
         label=f"{OPERATOR_NAME[operator]}{power}",
     )
-    if field == "seconds":
-        spread = rows.dropna(subset=["seconds_low"]).set_index("context")
-        axes.fill_between(
-            spread.index,
-            spread["seconds_low"],
-            spread["seconds_high"],
-            color=OPERATOR_COLOUR[operator],
-            alpha=0.15,
-            linewidth=0,
-        )
+    if f"{field}_low" in rows:
+        spread = rows.dropna(subset=[f"{field}_low"]).sort_values("context")
+        ends = (spread[f"{field}_{end}"] / unit for end in ("low", "high"))
+        colour = OPERATOR_COLOUR[operator]
+        axes.fill_between(spread["context"], *ends, color=colour, alpha=0.15, linewidth=0)
 
 
 def _exponent(rows: pd.DataFrame, points: pd.Series, field: str) -> str:
@@ -173,36 +215,52 @@ def _long(records: CampaignRecords) -> pd.DataFrame:
 
 
 def linear_long(records: CampaignRecords) -> Figure:
-    """Linear Relation's throughput and memory against T; contexts out of memory are named."""
+    """Linear Relation's throughput and memory against T, the paper's beside; who runs out."""
     rows = _long(records).sort_values("context")
     passed = select(rows, status="PASS")
     demand(len(passed) > 0, "finished long-context measurement", records, ("throughput",))
-    panels = [("tokens_per_second", "tokens/s")]
+    panels = [("tokens_per_second", "throughput", "tokens/s")]
     if passed["allocated_gib"].notna().any():
-        panels.append(("allocated_gib", "allocated (GiB)"))
+        panels.append(("allocated_gib", "allocated", "allocated (GiB)"))
     figure, axes = grid(1, len(panels), 2.8)
-    for here, (field, label) in zip(axes[0], panels, strict=True):
+    for here, (field, column, label) in zip(axes[0], panels, strict=True):
         here.plot(passed["context"], passed[field], "o-", color=OPERATOR_COLOUR["linear"])
+        theirs = _printed_long(records, column)
+        here.plot(list(theirs), list(theirs.values()), "D-", color=MUTED, markerfacecolor="none")
         for context in select(rows, status="OOM")["context"]:
-            here.axvline(context, color=INK, linewidth=0.7, linestyle=(0, (4, 3)))
-            here.annotate(
-                "out of memory",
-                (context, 0.5),
-                xycoords=("data", "axes fraction"),
-                xytext=(-9, 0),
-                textcoords="offset points",
-                rotation=90,
-                va="center",
-                fontsize=7.5,
-            )
-        here.set_xscale("log", base=2)
-        contexts = sorted(set(rows["context"]))
-        here.set_xticks(contexts, [f"{context:,}" for context in contexts])
-        here.set_ylim(bottom=0)
+            _mark_memory(here, context, INK)
+        _context_axis(here, sorted(set(rows["context"])))
+        here.set_yscale("log")
+        here.yaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
         here.yaxis.set_major_formatter(FuncFormatter(lambda value, _: quantity(value)))
-        here.set_xlabel("context T (tokens)")
+        here.yaxis.set_minor_locator(NullLocator())
         here.set_ylabel(label)
     return figure
+
+
+def _printed_long(records: CampaignRecords, column: str) -> dict[int, float]:
+    """The paper's values of a column of Table 17 by T; none beside other models than its own."""
+    scales = set(_long(records)["scale"])
+    if Likeness(records.page).other_models(scales, budget=False):
+        return {}
+    values = {context: number("app-linear-long", context, column) for context in PAPER_CONTEXTS}
+    return {int(context): value for context, value in values.items() if value is not None}
+
+
+def _long_title(records: CampaignRecords) -> str:
+    rows = _long(records)
+    title = "Linear Relation at long contexts, in whole training steps"
+    if rows.empty:
+        return f"{title}."
+    scales, devices = (", ".join(dict.fromkeys(rows[name])) for name in ("scale", "device"))
+    title += f" of {scales}, one window a micro-batch, on {devices}: throughput"
+    title += " and memory" if rows["allocated_gib"].notna().any() else ""
+    if not (theirs := _printed_long(records, "throughput")):
+        return f"{title}."
+    return (
+        f"{title}. Diamonds: what the paper prints of its {PAPER_GPU}, which ran out of memory "
+        f"past T = {max(theirs):,}."
+    )
 
 
 DRAWINGS = (
@@ -210,27 +268,28 @@ DRAWINGS = (
         "throughput",
         "Tokens per second in whole training steps, medians, with Table 5’s ratio of the lower to "
         "the upper, the median of single rounds with its 95% interval: FlashRelation against the "
-        "materialised operator, Relation against MHA.",
-        "Bar charts by scale: above, tokens per second of the materialised operator and of "
-        "FlashRelation; below, of MHA and of Relation; each title gives their ratio.",
+        "materialised operator, Relation against MHA. Between them, where it was measured, what "
+        "the paper leaves out: the operator compiled with its model, and another attention.",
+        "Bar charts by scale: above, tokens per second of the materialised operator, of it "
+        "compiled, and of FlashRelation; below, of MHA, of another attention and of Relation; each "
+        "title gives the ratio of the last to the first.",
         throughput,
         reads=lambda records: (_compared(records),),
     ),
     Drawing(
         "scaling",
-        "Time, decode state and a decoded token’s time of each operator against the context, with "
-        "the power of T fitted to what takes at least five times as long as the smallest T: "
-        "undetermined where these are fewer than three, or its 95% interval is wider than 1.",
-        "Three log-log charts against the context: the time of MHA, of Full Relation materialised "
-        "and tiled and of Linear Relation, the bytes of decode state, and the time of one token.",
+        _scaling_title,
+        "Three charts against the context: the time of MHA, of Full Relation materialised and "
+        "tiled and of Linear Relation, the bytes of decode state, both log-log, and the time of "
+        "one token from zero.",
         scaling,
         reads=lambda records: (_scaled(records),),
     ),
     Drawing(
         "linear-long",
-        "Linear Relation at long contexts.",
+        _long_title,
         "Line charts: Linear Relation's throughput, and its memory where the device counts it, "
-        "against the context; a dashed line marks a context that ran out of memory.",
+        "against the context, the paper's beside; a dashed line marks a context out of memory.",
         linear_long,
         reads=lambda records: (_long(records),),
     ),

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from relation.records import smoothed_loss
-from report.compute.measured import is_number, select
+from report.compute.measured import is_number, select, t_margin
 from report.compute.quality import ABLATION_SCALE, ABLATIONS
 from report.figures.drawing import (
     PAIR,
@@ -23,6 +23,7 @@ from report.figures.drawing import (
     token_ticks,
 )
 from report.layout import SCALES
+from report.paper_seeds import number
 from report.style import INK, MHA, MUTED, OPERATOR_COLOUR, RELATION
 from report.tables.quality import ABLATION_NAMES
 
@@ -192,7 +193,7 @@ def _read_ablations(records: CampaignRecords) -> tuple[pd.DataFrame]:
 
 
 def ablations(records: CampaignRecords) -> Figure:
-    """Bars of the mean paired difference to Full Relation, a point a seed."""
+    """Bars of the mean paired difference to Full Relation, its interval, the seeds, the paper."""
     runs = select(records.runs, scale=ABLATION_SCALE, variant=("full", *ABLATIONS))
     wide = runs.pivot_table(index="seed", columns="variant", values="final_nll")
     demand("full" in wide and len(wide.columns) > 1, "ablation run", records, ("run",))
@@ -204,12 +205,25 @@ def ablations(records: CampaignRecords) -> Figure:
     here.grid(axis="x")
     here.grid(visible=False, axis="y")
     places = np.arange(len(variants))[::-1]
+    most, shown = int(differences[variants].count().max()), [0.0]
     for place, variant in zip(places, variants, strict=True):
         seeds = differences[variant].dropna()
-        here.barh(place, seeds.mean(), height=0.55, color=RELATION, alpha=0.35)
+        mean, margin = seeds.mean(), t_margin(list(seeds))
+        here.barh(place, mean, height=0.55, color=RELATION, alpha=0.35)
         here.plot(seeds, np.full(len(seeds), place), "o", color=RELATION, markersize=3.5)
+        paper = number("app-ablation", variant, "delta")
+        shown += [*seeds, paper]
+        here.plot(paper, place, "D", color=INK, markerfacecolor="none", markersize=5, zorder=4)
+        told = f"{mean:+.4f}"
+        if margin is not None:
+            ends = (mean - margin, mean + margin)
+            here.plot(ends, (place, place), color=INK, linewidth=1)
+            # An interval of fewer seeds than the others' is so wide that it would flatten them.
+            shown += ends if len(seeds) == most else ()
+            told += " [{:+.3f}, {:+.3f}]".format(*ends)
+        told += f", n = {len(seeds)}" if len(seeds) < len(records.page["seeds"]) else ""
         here.annotate(
-            f"{seeds.mean():+.4f}".replace("-", "−"),
+            told.replace("-", "−"),
             (1, place),
             xycoords=("axes fraction", "data"),
             xytext=(4, 0),
@@ -217,11 +231,17 @@ def ablations(records: CampaignRecords) -> Figure:
             va="center",
             fontsize=8,
         )
+    margin = 0.04 * (max(shown) - min(shown))
+    here.set_xlim(min(shown) - margin, max(shown) + margin)
     here.axvline(0, color=INK, linewidth=0.8)
     here.set_yticks(places, [ABLATION_NAMES[variant] for variant in variants])
     here.tick_params(axis="y", length=0)
     here.annotate(
-        "mean", (1, 1), xycoords="axes fraction", xytext=(4, 0), textcoords="offset points"
+        "mean [95% interval]",
+        (1, 1),
+        xycoords="axes fraction",
+        xytext=(4, 0),
+        textcoords="offset points",
     )
     here.set_xlabel(f"final validation NLL less Full Relation’s, {ABLATION_SCALE} (nat/token)")
     return figure
@@ -261,9 +281,11 @@ DRAWINGS = (
     Drawing(
         "ablations",
         "Final validation NLL of every structural ablation less that of Full Relation with the "
-        "same seed: bars and numbers are means over seeds, a point is a seed.",
+        "same seed: bars and numbers are means over seeds with their 95% intervals, a point is a "
+        "seed, a diamond what the paper prints. An interval of fewer seeds may leave the panel.",
         "Horizontal bars: the mean difference between the final validation NLL of each structural "
-        "ablation and Full Relation's, with the seeds as points.",
+        "ablation and Full Relation's with its 95% interval, the seeds as points, the paper's "
+        "value as a diamond.",
         ablations,
         reads=_read_ablations,
     ),
