@@ -194,7 +194,8 @@ def _neurips(facts: _Facts) -> Iterator[tuple[str, str, str]]:
         "Yes" if complete else "No",
         "Every planned record is there."
         if complete
-        else f"Planned and not there, each with its reason in its table: {facts.left}.",
+        else f"Planned and not there, each with its reason in its table: {facts.left}. "
+        f"{page['omissions']}".strip(),
     )
 
 

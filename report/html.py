@@ -32,6 +32,14 @@ def rich(text: str) -> Markup:
     return Markup("").join(formula(p) if i % 2 else escape(p) for i, p in enumerate(pieces))
 
 
+def symbols(text: str) -> Markup:
+    """Running text in which a variable with its index, such as F_ii, is a formula."""
+    pieces = re.split(r"\b([A-Za-z]_[a-z]{1,2})\b", text)
+    return Markup("").join(
+        formula(f"{p[0]}_{{{p[2:]}}}") if i % 2 else escape(p) for i, p in enumerate(pieces)
+    )
+
+
 def header(text: str) -> Markup:
     """A column heading; its lines stack."""
     return Markup("<br>").join(rich(line) for line in text.split("\n"))

@@ -125,6 +125,16 @@ def rich(text: str) -> Tex:
     return Tex("".join(formula(p) if i % 2 else escape(p) for i, p in enumerate(pieces)))
 
 
+def symbols(text: str) -> Tex:
+    """Running text in which a variable with its index, such as F_ii, is a formula."""
+    pieces = re.split(r"\b([A-Za-z]_[a-z]{1,2})\b", text)
+    return Tex(
+        "".join(
+            formula(f"{p[0]}_{{{p[2:]}}}") if i % 2 else escape(p) for i, p in enumerate(pieces)
+        )
+    )
+
+
 def header(text: str) -> Tex:
     """A column heading; its lines stack."""
     lines = [rich(line) for line in text.split("\n")]

@@ -90,6 +90,12 @@ class Panel:
     measured: bool = False
 
 
+class Condition(str):
+    """A note on what was measured under: for who asks, below the table and not before it."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True)
 class Table:
     """One table of the paper.
@@ -106,7 +112,8 @@ class Table:
         extra_row: makes a row for a key that only the campaign has.
         label_column: the column of the cells that holds the campaign's own row label, where its
             rows meet the paper's by their place only.
-        notes: sentences under the table that depend on what the campaign measured.
+        notes: sentences that depend on what the campaign measured: those to read first, and
+            ``Condition``s.
     """
 
     label: str

@@ -12,7 +12,7 @@ import pandas as pd
 
 from relation.records.provenance import CURRENT, FRESHNESS, worst
 from report.compute.measured import ANSWERED
-from report.layout import Column, Panel, Part, Row, Table, Words
+from report.layout import Column, Condition, Panel, Part, Row, Table, Words
 from report.numbers import (
     BOUNDS,
     DASH,
@@ -112,12 +112,16 @@ class Notes:
 
 @dataclass(frozen=True)
 class PrintedTable:
-    """A table ready for a template."""
+    """A table ready for a template.
+
+    ``remarks`` are to be read before it; ``conditions`` say what it was measured under.
+    """
 
     table: Table
     panels: tuple[PrintedPanel, ...]
     notes: tuple[tuple[str, str], ...]
     remarks: tuple[str, ...]
+    conditions: tuple[str, ...]
     measured: int
     asked: int
     verdicts: dict[str, int]
@@ -158,12 +162,14 @@ def print_table(table: Table, cells: pd.DataFrame) -> PrintedTable:
     panels = tuple(
         PrintedPanel(panel, tuple(_rows(table, panel, index, notes))) for panel in table.panels
     )
+    told = table.notes(cells) if table.notes else []
     asked = cells[cells["paper"].notna()]
     return PrintedTable(
         table=table,
         panels=panels,
         notes=tuple((letter(i), text) for i, text in enumerate(notes.texts)),
-        remarks=tuple(table.notes(cells)) if table.notes else (),
+        remarks=tuple(note for note in told if not isinstance(note, Condition)),
+        conditions=tuple(note for note in told if isinstance(note, Condition)),
         measured=int(asked["status"].isin(ANSWERED).sum()),
         asked=len(asked),
         verdicts=_counts(asked["verdict"], VERDICTS),

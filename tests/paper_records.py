@@ -159,7 +159,7 @@ def paper_records(**page) -> CampaignRecords:
     ]
     said = {
         "campaign": "printed", "title": "What the paper prints", "description": "",
-        "notice": "", "devices": [GPU], "trained": trained_as("paper"),
+        "notice": "", "omissions": "", "devices": [GPU], "trained": trained_as("paper"),
         "diagnosed": {"sequences": 4, "flow_length": 1024, "rank_length": 512},
         "systems": {"precision": ["bf16"], "flash": "flash"},
         "seeds": list(SEEDS), "scales": list(SCALES), "efficiency_window": 0.01,

@@ -67,6 +67,8 @@ def _run(row: dict) -> Run:
         row["seed"],
         source=row["source"],
         record=record | {"final_nll": row["final_nll"], "peak_memory_gib": None},
+        rate=1.0,
+        first_seconds=1.0,
         settings=((HOSTILE, ((HOSTILE, HOSTILE),)),),
         environment=(("corpus", HOSTILE),),
         updates=(update,),

@@ -237,6 +237,7 @@ def make_records(comparable=False):
     page = {
         "campaign": "invented", "title": f"Invented {HOSTILE}", "description": HOSTILE,
         "notice": "" if comparable else f"Too small. {HOSTILE}",
+        "omissions": f"Chosen by {HOSTILE}",
         "trained": trained_as("paper" if comparable else "smoke"),
         "diagnosed": {"sequences": 4, "flow_length": 1024, "rank_length": 512},
         "systems": {"precision": ["fp32"], "flash": "tiled"},

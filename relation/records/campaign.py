@@ -220,6 +220,7 @@ def _page(campaign: Campaign, devices: Iterable[str], origins: Iterable[dict]) -
         "title": campaign.title,
         "description": campaign.description,
         "notice": campaign.notice,
+        "omissions": campaign.settings["campaigns"][campaign.name].get("omissions", ""),
         "trained": trained_models(campaign),
         "diagnosed": {
             name: campaign.diagnostics[name] for name in ("sequences", "flow_length", "rank_length")

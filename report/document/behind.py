@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -57,6 +58,15 @@ def record_comments(printed: PrintedTable, provenance: Sequence[Record]) -> Tex:
         lines.append(comment(f"{number} {record['source']}: {', '.join(facts)}; {state}"))
         lines.append(comment(f"  again: {record['rerun']}"))
     return Tex("\n".join(lines) or "% none")
+
+
+def again(provenance: Iterable[Record]) -> dict[str, list[str]]:
+    """The commands that make records again, each with the kinds of them, FILE for a record's."""
+    found: dict[str, dict[str, None]] = {}
+    for record in provenance:
+        command = re.sub(r"\S+\.parquet", "FILE", record["rerun"])
+        found.setdefault(command, {})[record["kind"]] = None
+    return {command: list(kinds) for command, kinds in found.items()}
 
 
 def row_comments(

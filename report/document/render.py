@@ -12,9 +12,10 @@ import jinja2
 
 from relation.files import write_text
 from report import latex, style, templating
-from report.document.behind import cited, numbered, record_comments, row_comments
+from report.document.behind import again, cited, numbered, record_comments, row_comments
 from report.document.content import Document
 from report.numbers import counted
+from report.verdicts import other_device
 from report.view import Entry, PrintedPanel, PrintedTable, entry_text
 
 PAPER_DEVICE = "NVIDIA RTX 5090"
@@ -52,6 +53,7 @@ def render_document(document: Document, out_dir: Path) -> Path:
             notes_apart=notes_apart(printed),
             records=record_comments(printed, document.provenance),
             cited=cited(printed.sources, numbers),
+            warning=_warning(document.page, printed),
             behind=lambda row, panel: row_comments(row, panel.columns, numbers),
         )
         write_text(out_dir / "tables" / f"{printed.table.label}.tex", text)
@@ -69,10 +71,20 @@ def render_document(document: Document, out_dir: Path) -> Path:
         absent=absent,
         cited=lambda figure: cited(figure["sources"], numbers),
         evidence=_by_claim(document.evidence),
+        again=again(document.provenance),
         checklists=_by_standard(document.checklist),
     )
     write_text(out_dir / "report.tex", text)
     return out_dir / "report.tex"
+
+
+def _warning(page: Mapping[str, Any], printed: PrintedTable) -> str:
+    """What a caption says of a setting that is not the paper's."""
+    measured = page["devices"] if printed.sources else ()
+    device = other_device(page, measured) if printed.table.systems else None
+    if device is not None:
+        return device
+    return "Not the paper’s setting." if page["differences"] else ""
 
 
 def _by_claim(evidence: Sequence[Mapping[str, Any]]) -> dict[int, list[Mapping[str, Any]]]:
@@ -109,7 +121,8 @@ def floats(printed: PrintedTable) -> list[list[PrintedPanel]]:
 def notes_apart(printed: PrintedTable) -> bool:
     """Whether the notes do not fit under the table's last float and need one of their own."""
     rows = sum(len(row.lines) for panel in floats(printed)[-1] for row in panel.rows)
-    notes = sum(math.ceil(len(text) / LETTERS_A_LINE) for _, text in printed.notes)
+    texts = (*(text for _, text in printed.notes), " ".join(printed.conditions))
+    notes = sum(math.ceil(len(text) / LETTERS_A_LINE) for text in texts)
     return notes > 0 and rows + notes > LINES_A_FLOAT + LINES_OF_NOTES
 
 
@@ -136,6 +149,7 @@ def _environment() -> jinja2.Environment:
     environment.filters |= {
         "source": latex.Tex,
         "rich": latex.rich,
+        "symbols": latex.symbols,
         "header": latex.header,
         "breakable": latex.breakable,
         "code": latex.code,

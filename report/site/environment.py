@@ -33,6 +33,7 @@ def html_environment() -> jinja2.Environment:
     environment = templating.environment(autoescape=True)
     environment.filters |= {
         "rich": html.rich,
+        "symbols": html.symbols,
         "header": html.header,
         "entry": _entry,
         "path": quote,

@@ -20,6 +20,7 @@ from report.site.overview import FIGURES, SHARE_CLASSES, gaps, headlines, shares
 from report.site.runs import Run
 from report.templating import TEMPLATES
 from report.typeset import can_typeset
+from report.verdicts import other_device
 from report.view import PrintedTable
 
 PAPER_DEVICE = "NVIDIA RTX 5090"
@@ -98,12 +99,14 @@ def render_site(content: Content, folder: Path) -> None:
     )
     for place, printed in enumerate(tables):
         write_csv(content.cells, printed.table.label, site.folder / "tables")
+        devices = _devices(printed, site.records)
         site.write(
             f"tables/{printed.table.label}.html",
             "table.html.j2",
             printed=printed,
             shares=shares(printed),
-            devices=_devices(printed, site.records),
+            devices=devices,
+            device=other_device(content.page, devices) if printed.table.systems else None,
             behind=behind_cells(printed, site.records),
             previous=tables[place - 1].table if place else None,
             following=tables[place + 1].table if place + 1 < len(tables) else None,
@@ -121,7 +124,7 @@ def render_site(content: Content, folder: Path) -> None:
         "runs.html",
         "runs.html.j2",
         groups=_groups(content.runs),
-        others=[row for row in site.records.values() if row["kind"] not in _ON_RUN_PAGES],
+        others=_others(site.records.values()),
     )
     for place, run in enumerate(content.runs):
         _write_run(site, run, place)
@@ -154,6 +157,15 @@ def write_assets(folder: Path, environment: jinja2.Environment) -> None:
 
 # The kinds of records that a run's page shows; runs.html lists the others.
 _ON_RUN_PAGES = ("run", "log")
+
+
+def _others(records: Iterable[Mapping[str, Any]]) -> list[tuple[str, list[Mapping[str, Any]]]]:
+    """The records that no run's page shows, by kind."""
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for row in records:
+        if row["kind"] not in _ON_RUN_PAGES:
+            found.setdefault(row["kind"], []).append(row)
+    return list(found.items())
 
 
 def records_by_source(content: Content, folder: Path) -> dict[str, dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from relation.geometry import PAIRED, VARIANTS
@@ -42,8 +43,10 @@ class Run:
 
     ``gap`` is empty, or says what became of it ("not run", "failed", "oom"), and ``reason`` why;
     where there is a record the rest is filled: ``record``
-    holds the row of record.parquet, ``settings`` the resolved configuration by group, ``updates``
-    a sample of the log's rows, ``text`` the end of the text log, None where that is not at hand.
+    holds the row of record.parquet, ``rate`` the median tok/s of its updates, ``first_seconds``
+    what the first of them took, compilation included, ``settings`` the resolved configuration by
+    group, ``updates`` a sample of the log's rows, ``text`` the end of the text log, None where
+    that is not at hand.
     """
 
     scale: str
@@ -53,6 +56,8 @@ class Run:
     reason: str = ""
     source: str = ""
     record: Mapping[str, Any] | None = None
+    rate: float | None = None
+    first_seconds: float | None = None
     settings: tuple[tuple[str, Facts], ...] = ()
     environment: Facts = ()
     updates: tuple[Mapping[str, Any], ...] = ()
@@ -115,6 +120,8 @@ def _read(spec: RunSpec, results: Results) -> Run:
         spec.seed,
         source=path.as_posix(),
         record=record,
+        rate=median(row["tokens_per_second"] for row in log),
+        first_seconds=log[0]["update_tokens"] / log[0]["tokens_per_second"],
         settings=_settings(origin["spec"]),
         environment=_environment(origin),
         updates=tuple(row for i, row in enumerate(log) if i % step == 0 or i == len(log) - 1),

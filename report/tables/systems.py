@@ -11,7 +11,18 @@ from report.compute.systems import (
     linear_steady,
     production,
 )
-from report.layout import SCALE_ROWS, Column, Number, Panel, Part, Row, Table, Words, value
+from report.layout import (
+    SCALE_ROWS,
+    Column,
+    Condition,
+    Number,
+    Panel,
+    Part,
+    Row,
+    Table,
+    Words,
+    value,
+)
 
 RATE = Number(grouped=True, significant=4, own=True)
 SPEEDUP = Number(2, "×")
@@ -51,14 +62,21 @@ _SETTINGS = (
     ),
     ("disturbed", "What disturbed the measurement: {}."),
 )
+# What a value means, in place of what it was measured under.
+_READ_FIRST = ("update", "raw")
 
 
 def settings(cells: pd.DataFrame) -> list[str]:
     """What the device was and did while the campaign measured, one sentence each."""
     found = cells[cells["row"] == "setting"].set_index("column")["text"]
-    notes = [sentence.format(found[key]) for key, sentence in _SETTINGS if key in found]
+    notes = [
+        (str if key in _READ_FIRST else Condition)(sentence.format(found[key]))
+        for key, sentence in _SETTINGS
+        if key in found
+    ]
     if "precision" in found:
-        notes.insert(0, _measured(found))
+        same = found["precision"] == PAPER_PRECISION
+        notes.insert(0, Condition(_measured(found)) if same else _measured(found))
     if "random" in found.get("tokens", ""):
         notes.append("Measured on random tokens: the corpus was not prepared.")
     return notes

@@ -41,10 +41,12 @@ for (const button of document.querySelectorAll("button.copy")) {
 // The bar scrolls on a narrow screen: show where the reader is.
 document.querySelector(".bar [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
 
-// A link to a closed record opens it.
+// A link to a closed record opens it, and the list that it stands in.
 function openTarget() {
   const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
-  if (target instanceof HTMLDetailsElement) target.open = true;
+  if (!(target instanceof HTMLDetailsElement)) return;
+  for (let at = target; at; at = at.parentElement.closest("details")) at.open = true;
+  target.scrollIntoView();
 }
 addEventListener("hashchange", openTarget);
 openTarget();

@@ -1,7 +1,7 @@
 """Whether a cell agrees with the paper's, by tolerances set beforehand."""
 
 from report.verdicts.judge import Judgement, judge
-from report.verdicts.setting import Likeness, Setting, Settings
+from report.verdicts.setting import Likeness, Setting, Settings, other_device
 from report.verdicts.tolerances import Rule, load_rules, rule_for
 
 __all__ = [
@@ -12,5 +12,6 @@ __all__ = [
     "Settings",
     "judge",
     "load_rules",
+    "other_device",
     "rule_for",
 ]

@@ -162,6 +162,22 @@ class Likeness:
         return "; ".join(filter(None, found))
 
 
+def other_device(page: Mapping[str, Any], devices: Sequence[str]) -> str | None:
+    """In which a systems table is not the paper's, where its models are, whatever they read.
+
+    None where the models are others; empty where the device is the paper's, or there is none yet.
+    """
+    likeness = Likeness(page)
+    if likeness.other_models(likeness.scales, budget=False):
+        return None
+    setting = Setting("", "", tuple(devices))
+    if not devices or setting.lacks("gpu") is None:
+        return ""
+    if setting.lacks("cuda"):
+        return "No GPU: ratios are not judged, nor are rates and memory."
+    return "Another GPU than the paper’s: ratios are judged, rates and memory are not."
+
+
 class Settings:
     """The setting of any of a campaign's values, by the records that it rests on."""
 
