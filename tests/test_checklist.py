@@ -50,6 +50,12 @@ def test_a_commit_is_no_address() -> None:
     assert answer == "no address is recorded" and make_records().page["origin"]["commit"] in why
 
 
+def test_what_is_missing_comes_with_how_that_came_about() -> None:
+    records = make_records()
+    said = answers(records)["All results, omissions named"][1]
+    assert said.endswith(f". {records.page['omissions']}")
+
+
 def test_a_job_that_did_not_run_is_missing_once() -> None:
     records = make_records()
     lacking = {"scale": "30M", "variant": "mha", "status": "not run", "reason": "there is no file"}

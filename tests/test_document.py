@@ -13,6 +13,7 @@ from relation.errors import RelationError
 from relation.parquet import write_parquet
 from report import latex, paper
 from report.document import gather, render_document
+from report.document.behind import again
 from report.document.render import LINES_A_FLOAT, floats
 from report.figures import draw_figures
 from report.jobs.cells import write_cells
@@ -145,6 +146,21 @@ def test_a_judged_difference_bears_its_sign(folder):
         assert signs == len(judged) > 0
 
 
+def test_the_command_that_makes_records_again_is_said_once():
+    ends = (("run", "-R a.parquet -- all"), ("log", "-R b.parquet -- all"), ("log", "-- c.parquet"))
+    rows = [{"kind": kind, "rerun": f"snakemake {end}"} for kind, end in ends]
+    assert again(rows) == {
+        "snakemake -R FILE -- all": ["run", "log"], "snakemake -- FILE": ["log"],
+    }  # fmt: skip
+
+
+def test_what_a_table_was_measured_under_stands_below_it(folder):
+    text = source(folder, "efficient-relation")
+    (before, *_), below = text.split(r"\bottomrule"), text.rpartition(r"\bottomrule")[2]
+    assert "The fixed context of (a) is" in before and "What disturbed" in below
+    assert "What disturbed" not in before and "ratios are not judged" in before
+
+
 def test_a_figure_cites_the_records_it_is_drawn_from(folder):
     document = gather(folder)
     (figure,) = (row for row in document.figures if row["name"] == "loss-curves")
@@ -269,5 +285,6 @@ def test_hostile_words_are_escaped():
     assert latex.escape("--config") == "-{}-config"
     assert latex.formula("O(T^2 d)") == "$O(T^{2} d)$"
     assert latex.formula(r"\input{x}") == r"\textbackslash{}input\{x\}"
+    assert latex.symbols("F_ii = 50% of a_name") == r"$F_{ii}$ = 50\% of a\_name"
     assert latex.breakable("a/b_c") == r"a/\allowbreak{}b\_\allowbreak{}c"
     assert latex.comment("a\n\\input{b}\r− 猫") == r"% a \input{b} - [U+732B]"

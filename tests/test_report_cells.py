@@ -348,6 +348,18 @@ def test_what_a_table_was_measured_under_is_said_once(records):
     assert matched == "mha, full, mha-reference: scan_kernel"
 
 
+def test_what_values_mean_is_said_before_a_table_and_what_they_were_measured_under_below(records):
+    systems = records.page["systems"]
+    table = next(table for table in TABLES if table.label == "app-linear-steady")
+    for precision, above in (("bf16", ["The raw"]), ("fp32", ["In FP32", "The raw"])):
+        page = records.page | {"systems": systems | {"precision": [precision]}}
+        driver = records.throughput.assign(driver="1.2")
+        cells = build(CampaignRecords(**(vars(records) | {"page": page, "throughput": driver})))
+        printed = print_table(table, cells[cells["table"] == table.label])
+        assert [remark[:7] for remark in printed.remarks] == above
+        assert "GPU driver 1.2." in printed.conditions
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -10,7 +10,7 @@ from test_config import changed
 from relation.config import resolve
 from relation.records.campaign import trained_models
 from report.cells import build
-from report.verdicts import Likeness
+from report.verdicts import Likeness, other_device
 
 SCALES = ("10M", "30M", "100M")
 P = "campaigns.paper"
@@ -107,6 +107,15 @@ def test_what_was_diagnosed_on_other_sequences_says_nothing_of_structure() -> No
         "on 4 sequences of 512 tokens, 512 for spectra, not 4 sequences of 1024" in found[10].reason
     )
     assert {found[number].verdict for number in (1, 4, 12)} == {"reproduced"}
+
+
+def test_a_systems_table_is_told_from_the_papers_by_its_models_and_its_device_alone() -> None:
+    page = paper_records(trained=planned(*LOCAL, *CHEAP)).page
+    assert other_device(page, []) == other_device(page, ["NVIDIA GeForce RTX 5090"]) == ""
+    for devices in (["NVIDIA H200"], ["NVIDIA GeForce RTX 5090", "NVIDIA H200"]):
+        assert "Another GPU" in other_device(page, devices)
+    assert "No GPU" in other_device(page, ["cpu"])
+    assert other_device(paper_records(trained=planned(*SMALL)).page, ["NVIDIA H200"]) is None
 
 
 def test_corpora_are_judged_by_their_sources_and_not_by_a_word_on_them() -> None:

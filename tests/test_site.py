@@ -226,6 +226,7 @@ def test_gaps_are_named(folder):
     assert "Not run" in page_of(folder, "runs/100M-full-43.html")
     index = page_of(folder, "index.html")
     assert "What is missing" in index and "100M/full/43" in index
+    assert index.index("What is missing") < index.index("Chosen by ") < index.index("100M/full/43")
 
 
 def test_a_campaign_without_any_result_renders(tmp_path):

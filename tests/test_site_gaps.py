@@ -41,6 +41,25 @@ def test_a_run_without_any_record_names_its_record_not_its_log() -> None:
     assert {run.reason for run in found} == {"there is no record.parquet"}
 
 
+def test_a_runs_speed_is_that_of_its_updates_and_the_first_is_told_apart() -> None:
+    """Compilation is in a run's mean, which then differs between seeds that train alike."""
+    books = resolve(load_config(ROOT / "config.yaml"), campaign="books")
+    keys = [("10M", "exchange-only", seed) for seed in (42, 43)]
+    missing = [
+        {**gap("run", run.seed, "", run.variant), "scale": run.scale}
+        for run in books.planned_runs
+        if (run.scale, run.variant, run.seed) not in keys
+    ]
+    found = read_runs(books, Results(books, shipped_only=True), missing)
+    slow, fast = (run for run in found if run.record)
+    means = [run.record["tokens_per_second"] for run in (slow, fast)]
+    assert means[0] < 0.9 * means[1] and abs(slow.rate / fast.rate - 1) < 0.02
+    for run in (slow, fast):
+        rest = run.record["seconds"] - run.first_seconds
+        alike = (run.record["trained_tokens"] - run.updates[0]["update_tokens"]) / run.rate
+        assert 0 < rest < 1.05 * alike
+
+
 def test_a_corpus_that_no_finished_run_read_is_hollow() -> None:
     books = resolve(load_config(ROOT / "config.yaml"), campaign="books")
     runs = [
