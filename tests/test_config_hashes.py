@@ -24,7 +24,6 @@ def run_of(spoilt: dict, variant: str = "full", name: str = "smoke", scale: str 
         (f"{SMOKE}.backend_overrides", {"full": {"full": "reference"}}),
         (f"{SMOKE}.compile", True),
         (f"{SMOKE}.title", "Another title"),
-        (f"{SMOKE}.omissions", "Why some runs are not there"),
         (f"{SMOKE}.scales.10M.expected_tokens_per_second", 1),
         (f"{STORIES}.title", "Other words for the same stories"),
         ("training.checkpoint_seconds", 1),

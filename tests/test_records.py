@@ -313,6 +313,16 @@ def test_the_readings_say_how_local_texts_were_split(tmp_path: Path, files, said
     assert readings["corpora.*.source"].startswith(f"{untold['value']}. Validation")
 
 
+def test_a_text_beside_the_records_says_how_it_came_about_what_is_there(tmp_path: Path) -> None:
+    campaign = resolve(load_config(ROOT / "config.yaml"), campaign="books", scales="10M")
+    results = Results(campaign, tmp_path, shipped_only=True)
+    assert load_records(campaign, results, partial=True).page["omissions"] == ""
+    results.folder.mkdir(parents=True)
+    (results.folder / "omissions.txt").write_bytes(b"In a fixed order.\xff\n")
+    said = load_records(campaign, results, partial=True).page["omissions"]
+    assert said == "In a fixed order.\N{REPLACEMENT CHARACTER}"
+
+
 def test_a_pair_with_other_order_or_a_missing_log_is_refused(results: Results) -> None:
     full = results.campaign.run("10M", "full", 42)
     (results.run(full) / "log.parquet").unlink()

@@ -171,6 +171,8 @@ def trained_models(campaign: Campaign) -> list[dict]:
     return rows
 
 
+# A text beside a campaign's records, shown with what is missing of them.
+OMISSIONS = "omissions.txt"
 # The reading that says where documents come from, and how validation is split off.
 _SOURCES = "corpora.*.source"
 
@@ -208,7 +210,14 @@ def _assumptions(campaign: Campaign) -> list[dict]:
     ]
 
 
-def _page(campaign: Campaign, devices: Iterable[str], origins: Iterable[dict]) -> dict:
+def _omissions(results: Results) -> str:
+    """How it came about which runs are there, in the words that lie beside them; or nothing."""
+    path = results.folder / OMISSIONS
+    return path.read_text(encoding="utf-8", errors="replace").strip() if path.exists() else ""
+
+
+def _page(results: Results, devices: Iterable[str], origins: Iterable[dict]) -> dict:
+    campaign = results.campaign
     everything = command_for(campaign)
     record = f"results/{campaign.name}/runs/{campaign.runs[0].name}/record.parquet"
     commands = {
@@ -220,7 +229,7 @@ def _page(campaign: Campaign, devices: Iterable[str], origins: Iterable[dict]) -
         "title": campaign.title,
         "description": campaign.description,
         "notice": campaign.notice,
-        "omissions": campaign.settings["campaigns"][campaign.name].get("omissions", ""),
+        "omissions": _omissions(results),
         "trained": trained_models(campaign),
         "diagnosed": {
             name: campaign.diagnostics[name] for name in ("sequences", "flow_length", "rank_length")
@@ -343,7 +352,7 @@ def load_records(campaign: Campaign, results: Results, *, partial: bool = False)
         verification=loader.frame("verification", "source"),
         missing=pd.DataFrame(loader.missing, columns=gaps.MISSING),
         provenance=pd.DataFrame(loader.provenance.values(), columns=PROVENANCE),
-        page=_page(campaign, [*runs["device"], *throughput["device"]], loader.origins),
+        page=_page(results, [*runs["device"], *throughput["device"]], loader.origins),
         curves=loader.frame("curves", "source"),
         maps=loader.frame("maps", "source"),
         probes=loader.frame("probes", "alike", "source"),
