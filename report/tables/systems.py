@@ -62,15 +62,15 @@ _SETTINGS = (
     ),
     ("disturbed", "What disturbed the measurement: {}."),
 )
-# What a value means, in place of what it was measured under.
-_READ_FIRST = ("update", "raw")
+# What the table was measured under; the others say what a value means.
+_CONDITIONS = ("driver", "clock", "kernels", "alone", "disturbed")
 
 
 def settings(cells: pd.DataFrame) -> list[str]:
     """What the device was and did while the campaign measured, one sentence each."""
     found = cells[cells["row"] == "setting"].set_index("column")["text"]
     notes = [
-        (str if key in _READ_FIRST else Condition)(sentence.format(found[key]))
+        (Condition if key in _CONDITIONS else str)(sentence.format(found[key]))
         for key, sentence in _SETTINGS
         if key in found
     ]
