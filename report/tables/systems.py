@@ -63,7 +63,7 @@ _SETTINGS = (
     ("disturbed", "What disturbed the measurement: {}."),
 )
 # What the table was measured under; the others say what a value means.
-_CONDITIONS = ("driver", "clock", "kernels", "alone", "disturbed")
+_CONDITIONS = ("driver", "clock", "kernels", "alone", "trained", "oom", "disturbed")
 
 
 def settings(cells: pd.DataFrame) -> list[str]:
