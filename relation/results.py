@@ -17,6 +17,8 @@ from relation.spec import DataSpec, RunSpec, Spec, SystemsSpec
 
 CHECKSUMS = "SHA256SUMS"
 MODELS_FILE, VERIFICATION_FILE = Path("models.parquet"), Path("verification.parquet")
+# Words beside a campaign's records, shown with what is missing of them.
+OMISSIONS = "omissions.txt"
 RUN_FILES = ("record.parquet", "log.parquet", "probes.parquet")
 
 

@@ -75,6 +75,13 @@ def test_a_verdict_is_not_established_where_an_interval_says_otherwise(
     assert ("(not established: a)" in found.reason) == one_of_two
 
 
+def test_an_established_miss_without_a_sign_decides_beside_a_contested_sign() -> None:
+    missed = Evidence("b", "NLL", "1", size=False, asks_direction=False)
+    found = outcome([row("a", False, True, asks_size=False), missed])
+    assert (found.verdict, found.not_established) == ("not reproduced", "")
+    assert "direction does not hold: a; the paper's value is not met: b" in found.reason
+
+
 def test_what_stands_beside_a_claim_decides_nothing() -> None:
     held = row("a", True, False, size=True)
     beside = row("b", False, True, size=False, beside=True)

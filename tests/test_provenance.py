@@ -230,9 +230,13 @@ def test_an_inventory_of_other_models_is_stale(results: Results) -> None:  # noq
 
 
 def test_shipped_records_are_read_alone_and_checked(results: Results) -> None:  # noqa: F811
+    results.published_folder.mkdir(parents=True)
+    told = results.published_folder / "omissions.txt"
+    told.write_text("In a fixed order.\n", encoding="utf-8")
     publish(results.campaign, results)
     shipped = replace(results, shipped_only=True)
     assert shipped.folder == results.published_folder
+    assert told in shipped.shipped_files()
     shipped.check_shipped()
     records = load_records(results.campaign, shipped, partial=True)
     assert len(records.runs) == 2 and records.provenance["log"].isna().all()

@@ -318,9 +318,12 @@ def test_a_text_beside_the_records_says_how_it_came_about_what_is_there(tmp_path
     results = Results(campaign, tmp_path, shipped_only=True)
     assert load_records(campaign, results, partial=True).page["omissions"] == ""
     results.folder.mkdir(parents=True)
-    (results.folder / "omissions.txt").write_bytes(b"In a fixed order.\xff\n")
+    told = results.folder / "omissions.txt"
+    told.write_bytes("In the order that we fixed – all.\n".encode())
     said = load_records(campaign, results, partial=True).page["omissions"]
-    assert said == "In a fixed order.\N{REPLACEMENT CHARACTER}"
+    assert said == "In the order that we fixed – all."
+    told.write_bytes(b"In a fixed order.\xff\n")
+    assert "UTF-8" in refusal(lambda: load_records(campaign, results, partial=True))
 
 
 def test_a_pair_with_other_order_or_a_missing_log_is_refused(results: Results) -> None:

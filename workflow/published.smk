@@ -17,7 +17,6 @@ sys.path.insert(0, str(PROJECT))
 from relation.code import code_hash
 from relation.config import resolve
 from relation.errors import InputError
-from relation.records.campaign import OMISSIONS
 from relation.records.provenance import checkout_hash
 from relation.results import CHECKSUMS, Results
 from relation.spec import canonical_hash
@@ -51,8 +50,7 @@ try:
     for name, campaign in CAMPAIGNS.items():
         shipped = Results(campaign, shipped_only=True)
         shipped.check_shipped()
-        files = [*shipped.shipped_files(), *shipped.folder.glob(OMISSIONS)]
-        RECORDS[name] = [path.as_posix() for path in files]
+        RECORDS[name] = [path.as_posix() for path in shipped.shipped_files()]
 except InputError as error:
     sys.exit(f"error: {error}")
 

@@ -17,7 +17,7 @@ from relation.records import gaps
 from relation.records.efficiency import smoothed_loss, token_crossing
 from relation.records.provenance import PROVENANCE, command_for, provenance_row
 from relation.records.sources import Source, planned_sources
-from relation.results import Results
+from relation.results import OMISSIONS, Results
 from relation.schemas import (
     COMPLEXITY,
     FLOW,
@@ -171,8 +171,6 @@ def trained_models(campaign: Campaign) -> list[dict]:
     return rows
 
 
-# A text beside a campaign's records, shown with what is missing of them.
-OMISSIONS = "omissions.txt"
 # The reading that says where documents come from, and how validation is split off.
 _SOURCES = "corpora.*.source"
 
@@ -213,7 +211,12 @@ def _assumptions(campaign: Campaign) -> list[dict]:
 def _omissions(results: Results) -> str:
     """How it came about which runs are there, in the words that lie beside them; or nothing."""
     path = results.folder / OMISSIONS
-    return path.read_text(encoding="utf-8", errors="replace").strip() if path.exists() else ""
+    if not path.exists():
+        return ""
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except UnicodeDecodeError:
+        raise InputError(f"{path} is not UTF-8; write it anew") from None
 
 
 def _page(results: Results, devices: Iterable[str], origins: Iterable[dict]) -> dict:

@@ -10,6 +10,7 @@ from relation.parquet import read_origin
 from relation.results import (
     CHECKSUMS,
     MODELS_FILE,
+    OMISSIONS,
     RUN_FILES,
     VERIFICATION_FILE,
     Results,
@@ -25,8 +26,9 @@ def publish(campaign: Campaign, results: Results) -> list[Path]:
 
     A run counts when its record, log and probes are there and carry the campaign's configuration
     hash; so do its diagnostics, each systems benchmark and the verification; the inventory of
-    models goes with them. Checkpoints and the logs of jobs are not copied. Returns the files
-    copied. Raises InputError where nothing is complete.
+    models goes with them. Checkpoints and the logs of jobs are not copied. The checksums cover a
+    text on what is left out too, where one lies there. Returns the files copied. Raises InputError
+    where nothing is complete.
     """
     wanted = [([MODELS_FILE], campaign.inventory_hash)]
     for run in campaign.runs:
@@ -54,9 +56,10 @@ def publish(campaign: Campaign, results: Results) -> list[Path]:
     if not any(path.name != MODELS_FILE.name for path in copied):
         raise InputError(f"campaign {campaign.name} has no complete record to publish")
     folder = results.published_folder
+    shipped = sorted([*folder.rglob("*.parquet"), *folder.glob(OMISSIONS)])
     lines = [
         f"{sha256_of(path)}  {path.relative_to(folder).as_posix()}\n"
-        for path in sorted(folder.rglob("*.parquet"))
+        for path in shipped
         if results.report.name not in path.relative_to(folder).parts[:1]
     ]
     write_text(folder / CHECKSUMS, "".join(lines))

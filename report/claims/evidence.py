@@ -240,9 +240,9 @@ def outcome(evidence: Sequence[Evidence]) -> Outcome:
     decided = [row for row in rows if not row.undecided]
     notes = "; ".join(dict.fromkeys(row.note for row in undecided if row.note))
     if wrong or unsigned:
-        what = "the direction does not hold" if wrong else "the paper's value is not met"
-        deciding = wrong or unsigned
-        reason = f"{what}: {_names(deciding)}"
+        told = (("the direction does not hold", wrong), ("the paper's value is not met", unsigned))
+        reason = "; ".join(f"{what}: {_names(rows)}" for what, rows in told if rows)
+        deciding = [*wrong, *unsigned]
         contested = _names([row for row in deciding if row.contested])
         if all(row.contested for row in deciding):
             return Outcome("not reproduced", reason, contested)
@@ -267,5 +267,6 @@ def outcome(evidence: Sequence[Evidence]) -> Outcome:
         why = "; ".join(dict.fromkeys(row.note for row in unsized if row.note))
         said = f"the size is undecided: {_names(unsized)}" + (f" ({why})" if why else "")
         return Outcome("direction only", said + left, contested)
-    said = "it holds" if len(decided) == 1 else f"it holds in all {len(decided)} comparisons"
+    all_of = {1: "", 2: " in both comparisons"}
+    said = f"it holds{all_of.get(len(decided), f' in all {len(decided)} comparisons')}"
     return Outcome("reproduced", said + left, contested)

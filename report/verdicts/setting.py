@@ -175,7 +175,7 @@ def other_device(page: Mapping[str, Any], devices: Sequence[str]) -> str | None:
         return ""
     if setting.lacks("cuda"):
         return "No GPU: ratios are not judged, nor are rates and memory."
-    return "Another GPU than the paper’s: ratios are judged, rates and memory are not."
+    return "Another GPU than the paper’s: rates and memory are not judged; ratios are."
 
 
 class Settings:
