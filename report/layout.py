@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import pandas as pd
 
@@ -90,10 +90,11 @@ class Panel:
     measured: bool = False
 
 
-class Condition(str):
-    """A note on what was measured under: for who asks, below the table and not before it."""
+class Note(NamedTuple):
+    """A sentence on a table: to read first, or ``below`` the table, for who asks."""
 
-    __slots__ = ()
+    text: str
+    below: bool = False
 
 
 @dataclass(frozen=True)
@@ -112,8 +113,8 @@ class Table:
         extra_row: makes a row for a key that only the campaign has.
         label_column: the column of the cells that holds the campaign's own row label, where its
             rows meet the paper's by their place only.
-        notes: sentences that depend on what the campaign measured: those to read first, and
-            ``Condition``s.
+        notes: sentences that depend on what the campaign measured: what a value means before the
+            table, what it was measured under below it.
     """
 
     label: str
@@ -128,7 +129,7 @@ class Table:
     systems: bool = False
     extra_row: Callable[[str], Row] | None = None
     label_column: str = ""
-    notes: Callable[[pd.DataFrame], list[str]] | None = None
+    notes: Callable[[pd.DataFrame], list[Note]] | None = None
 
 
 SCALES = ("10M", "30M", "100M")

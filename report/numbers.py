@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from decimal import Context
 from typing import Any
 
 from report.layout import Number
@@ -27,6 +28,11 @@ def few_tokens(tokens: float) -> str:
         if tokens >= size:
             return f"{tokens / size:.4g}{letter}"
     return f"{tokens:.4g}"
+
+
+def three_digits(value: float) -> str:
+    """A measured value to three significant digits, with separators: 1,040 of 1038.5."""
+    return f"{Context(prec=3).create_decimal_from_float(value):,f}"
 
 
 def printed_text(printed: str, form: Number) -> str:
@@ -57,7 +63,8 @@ def tolerance_text(tolerance: float, form: Number, unit: str, printed: str | Non
     """A tolerance as ± and at least two significant digits, in the unit of its difference."""
     if not tolerance:
         return "exact"
-    decimals = len(printed.partition(".")[2]) if printed is not None else form.decimals
+    theirs = printed is not None and not form.own
+    decimals = len(printed.partition(".")[2]) if theirs else form.decimals
     decimals = max(decimals, 1 - math.floor(math.log10(tolerance)))
     text = _text(tolerance, form, decimals, signed=False)
     if "." in text:

@@ -12,7 +12,7 @@ import pandas as pd
 
 from relation.records.provenance import CURRENT, FRESHNESS, worst
 from report.compute.measured import ANSWERED
-from report.layout import Column, Condition, Panel, Part, Row, Table, Words
+from report.layout import Column, Panel, Part, Row, Table, Words
 from report.numbers import (
     BOUNDS,
     DASH,
@@ -168,8 +168,8 @@ def print_table(table: Table, cells: pd.DataFrame) -> PrintedTable:
         table=table,
         panels=panels,
         notes=tuple((letter(i), text) for i, text in enumerate(notes.texts)),
-        remarks=tuple(note for note in told if not isinstance(note, Condition)),
-        conditions=tuple(note for note in told if isinstance(note, Condition)),
+        remarks=tuple(note.text for note in told if not note.below),
+        conditions=tuple(note.text for note in told if note.below),
         measured=int(asked["status"].isin(ANSWERED).sum()),
         asked=len(asked),
         verdicts=_counts(asked["verdict"], VERDICTS),

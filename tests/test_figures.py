@@ -11,6 +11,7 @@ from report.cells import build
 from report.compute.measured import select
 from report.figures import DRAWINGS, flow_maps, formation, runs, structure, systems, training
 from report.latex import escape
+from report.layout import Note
 from report.style import MHA, MUTED, RELATION
 from report.tables import TABLES
 
@@ -251,8 +252,8 @@ def test_the_pages_list_the_records_behind_every_picture(records, invented_repor
     assert re.findall("<li>.*?<code>(.*?)</code>", shown) == logs
 
 
-def smoothing(notes: list[str]) -> list[str]:
-    return [note for note in notes if "is smoothed" in note]
+def smoothing(notes: list[Note]) -> list[str]:
+    return [note.text for note in notes if "is smoothed" in note.text]
 
 
 def test_a_note_names_the_window_beside_the_papers(records, cells) -> None:
@@ -284,6 +285,7 @@ def test_a_note_names_the_window_beside_the_papers(records, cells) -> None:
 def test_a_table_names_only_the_lengths_that_it_rests_on(label, lengths, cells) -> None:
     """Every sequence here has 64 tokens; the paper's flow is of 1024, its spectra of 512."""
     (table,) = (table for table in TABLES if table.label == label)
-    notes = [note for note in table.notes(select(cells, table=label)) if "sequences of 64" in note]
+    told = [note.text for note in table.notes(select(cells, table=label))]
+    notes = [text for text in told if "sequences of 64" in text]
     assert len(notes) == len(lengths)
     assert all(any(f"of {length} in the paper" in note for note in notes) for length in lengths)

@@ -16,8 +16,9 @@ from report.claims import judge_claims
 from report.compute.fit import power_fit
 from report.compute.measured import Measured, absent
 from report.compute.structure import ratio
-from report.compute.systems import efficient
+from report.compute.systems import ATTENTION_NAME, efficient
 from report.figures.systems import throughput
+from report.layout import Note
 from report.tables import TABLES
 from report.view import print_table
 
@@ -79,7 +80,7 @@ def test_a_mean_difference_prints_its_interval_signed(cells):
     alone = cells[(cells["table"] == "main-results") & (cells["row"] == "100M")]
     assert set(alone[alone["column"] == "delta"]["statistic"]) == {"value"}
     for label, text in (("structural-ablations", "+0.1900 [+0.1652, +0.2148]"),
-                        ("app-ablation", "+0.190000 [+0.1652, +0.2148]")):  # fmt: skip
+                        ("app-ablation", "+0.1900 [+0.1652, +0.2148]")):  # fmt: skip
         table = next(table for table in TABLES if table.label == label)
         (panel,) = print_table(table, cells[cells["table"] == label]).panels
         shown = [entry.text for row in panel.rows for line in row.lines for entry in line.entries]
@@ -160,7 +161,7 @@ def test_a_crossing_never_reached_is_left_out_of_the_mean(cells):
 def test_token_efficiency_says_what_its_measure_gives_mha_against_itself(cells):
     table = next(table for table in TABLES if table.label == "app-token-efficiency")
     of_table = cells[cells["table"] == table.label]
-    (note,) = [note for note in table.notes(of_table) if "first crossing" in note]
+    (note,) = [note.text for note in table.notes(of_table) if "first crossing" in note.text]
     assert "30M: 1.23, 1.23% and −0.2500, +0.1250 nat/token" in note
     told = next(j for j in judge_claims(make_records()) if j.claim.number == 3)
     assert any("MHA reaches its own final loss 1.2% early" in row.note for row in told.evidence)
@@ -238,8 +239,11 @@ def test_the_throughput_figure_prints_the_tables_ratios(records):
     changed = replace(records, throughput=rates.assign(samples=slowing))
     found = efficient(changed)
     titles = [axes.get_title("left") or axes.get_title() for axes in throughput(changed).axes]
-    for column, decimals in (("fixed.speedup", 2), ("matched.ratio", 3)):
-        told = f"\n{found['10M', column, 'value'].value:.{decimals}f}×"
+    for terms, column, decimals in (
+        ("FlashRelation / materialised", "fixed.speedup", 2),
+        ("Relation / MHA", "matched.ratio", 3),
+    ):
+        told = f"\n{terms}\n{found['10M', column, 'value'].value:.{decimals}f}×"
         assert any(title.startswith("10M") and title.endswith(told) for title in titles)
     assert found["10M", "fixed.speedup", "value"].value == pytest.approx(5)
 
@@ -255,12 +259,17 @@ def test_the_throughput_figure_has_a_bar_for_every_side_that_table_5_has(records
     more = replace(records, throughput=pd.concat([rates, compiled]))
     bars = throughput(more).axes[0]
     assert [text.get_text() for text in bars.texts] == ["100", "123K", "250"]
+    named = replace(records, throughput=rates.replace({"backend": {"reference": "cudnn"}}))
+    panels = [axes for axes in throughput(named).axes if axes.get_title().startswith("10M")]
+    for name in (panels[1].get_yticklabels()[1].get_text(),
+                 efficient(named)["10M", "peers.name", "value"].text):  # fmt: skip
+        assert name == ATTENTION_NAME["cudnn"]
 
 
 def test_a_systems_table_names_operators_backends_and_precision_once(cells):
     table = next(table for table in TABLES if table.label == "efficient-relation")
-    (told,) = [note for note in table.notes(cells[cells["table"] == table.label])
-               if "FP32" in note]  # fmt: skip
+    (told,) = [note.text for note in table.notes(cells[cells["table"] == table.label])
+               if "FP32" in note.text]  # fmt: skip
     assert told.startswith("In FP32, the paper’s in BF16: ") and "Full Relation on" in told
     assert told.endswith("tiled, FlashRelation’s tiling in plain PyTorch, not the kernel.")
 
@@ -297,7 +306,7 @@ def test_linear_relation_is_told_to_be_timed_untrained_and_how_it_trained(record
 
     def told(**frames):
         cells = build(replace(records, **frames))
-        notes = {label: " ".join(table.notes(cells[cells["table"] == label]))
+        notes = {label: " ".join(note.text for note in table.notes(cells[cells["table"] == label]))
                  for label, table in tables.items()}  # fmt: skip
         return {label: ("timed untrained" in note, "Hybrid runs" in note, note)
                 for label, note in notes.items()}  # fmt: skip
@@ -322,9 +331,10 @@ def test_a_token_without_a_trend_and_contexts_out_of_memory_are_told(records):
     times.loc[lost, "status"] = "OOM"
     cells = build(replace(records, complexity=times))
     notes = table.notes(cells[cells["table"] == table.label])
-    assert "Out of memory: Full, materialised at T = 2,048, 4,096." in notes
-    (flat,) = [note for note in notes if "no trend with T" in note]
-    assert flat.endswith("(Full, materialised; Full, FlashRelation; Linear Relation).")
+    assert Note("Out of memory: Full, materialised at T = 2,048, 4,096.", below=True) in notes
+    (flat,) = [note for note in notes if note.text.startswith("No trend of a token’s time")]
+    assert flat.text.endswith("overlap (Full, materialised; FlashRelation; Linear Relation).")
+    assert not flat.below
 
 
 def test_what_a_table_was_measured_under_is_said_once(records):

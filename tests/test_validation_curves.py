@@ -77,7 +77,8 @@ PASSES = {
 def passes_told(label: str, cells: pd.DataFrame) -> list[str]:
     """What a table's notes tell of passes."""
     (table,) = [table for table in TABLES if table.label == label]
-    return [note for note in table.notes(cells[cells["table"] == label]) if "Passes" in note]
+    notes = table.notes(cells[cells["table"] == label])
+    return [note.text for note in notes if "Passes" in note.text]
 
 
 @pytest.fixture(scope="module")

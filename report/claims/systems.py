@@ -140,8 +140,7 @@ def beside_attention(context: Context) -> Iterator[Evidence]:
         ),
         "",
     )
-    name = {"cudnn": "cuDNN’s attention"}.get(peer, f"MHA on backend {peer}")
-    yield from _beyond_the_paper(context, "peers.other_ratio", name, _other_batches)
+    yield from _beyond_the_paper(context, "peers.other_ratio", peer, _other_batches)
 
 
 def _beyond_the_paper(

@@ -18,17 +18,12 @@ from report.compute.measured import (
     worded,
 )
 from report.compute.systems import failed, put_retention, put_setting
+from report.style import OPERATOR_NAME
 
 if TYPE_CHECKING:
     from relation.records import CampaignRecords
 
-MEASURED_NAME = {
-    "mha": "MHA",
-    "full-reference": "Full, materialised",
-    "full-flash": "Full, FlashRelation",
-    "linear": "Linear Relation",
-}
-OPERATORS = tuple(MEASURED_NAME)
+OPERATORS = ("mha", "full-reference", "full-flash", "linear")
 # An exponent is fitted where time is so many times that of the smallest T, to so many contexts.
 GROWN, FEWEST_POINTS = 5, 3
 # A wider 95% interval holds two powers of T at once and tells them not apart.
@@ -90,13 +85,13 @@ def _out_of_memory(records: CampaignRecords) -> Iterable[str]:
     failures = select(records.complexity, status="OOM")
     for operator, rows in failures.groupby("operator", sort=False):
         contexts = ", ".join(f"{context:,.0f}" for context in sorted(rows["context"]))
-        yield f"{MEASURED_NAME[operator]} at T = {contexts}"
+        yield f"{OPERATOR_NAME[operator]} at T = {contexts}"
 
 
 def _flat(records: CampaignRecords) -> Iterable[str]:
-    """The operators whose decoding on a GPU takes as long at the last T as at the first.
+    """The operators of whose decoding on a GPU no trend with T is resolved.
 
-    That is, the 95% intervals of the two times overlap.
+    That is, the 95% intervals of the times at the first and at the last T overlap.
     """
     for operator in OPERATORS:
         rows = select(records.complexity, operator=operator).sort_values("context")
@@ -105,7 +100,7 @@ def _flat(records: CampaignRecords) -> Iterable[str]:
             continue
         low, high = rows["decode_seconds_low"], rows["decode_seconds_high"]
         if low.iloc[-1] <= high.iloc[0] and low.iloc[0] <= high.iloc[-1]:
-            yield MEASURED_NAME[operator]
+            yield OPERATOR_NAME[operator]
 
 
 def fitted_time(rows: pd.DataFrame) -> tuple[PowerFit | None, str]:

@@ -20,6 +20,7 @@ from report.compute.measured import (
     worded,
 )
 from report.layout import SCALES
+from report.numbers import three_digits
 from report.verdicts import Likeness
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 PAPER_CONTEXTS = ("1024", "2048", "4096", "8192", "16384", "32768", "65536")
 OPERATOR_NAME = {"mha": "MHA", "full": "Full Relation", "linear": "Linear Relation"}
+# Of MHA backends that a reader knows by a name of their own.
+ATTENTION_NAME = {"cudnn": "cuDNN’s attention"}
 # Between which shares of a run's updates its rate at the beginning and at the end are read.
 RATE_SPANS = ((0.01, 0.1), (0.75, 1.0))
 # What the backend `tiled` is, where it stands for FlashRelation.
@@ -171,8 +174,8 @@ def put_retention(found: Measurements, records: CampaignRecords, rows: pd.DataFr
     for (scale, seed), log in logs.groupby(["scale", "seed"]):
         spans = (log["update"].between(first * len(log), last * len(log))
                  for first, last in RATE_SPANS)  # fmt: skip
-        told = (f"{log['tokens_per_second'][span].median():.3g}" for span in spans)
-        rates.append(f"{scale}, seed {seed}: {' → '.join(f'{float(rate):,.0f}' for rate in told)}")
+        told = (three_digits(log["tokens_per_second"][span].median()) for span in spans)
+        rates.append(f"{scale}, seed {seed}: {' → '.join(told)}")
     found["setting", "retention", "value"] = worded("untrained")
     if rates:
         behind = tuple(dict.fromkeys(logs["source"]))
@@ -264,8 +267,14 @@ def _put_peers(
         found[scale, f"peers.{column}", "value"] = rate
         _put_ratio(found, scale, f"peers.{column}_ratio", base, rows, none)
     found[scale, "peers.name", "value"] = (
-        worded(others.iloc[0]["backend"]) if len(others) else found[scale, "peers.other", "value"]
+        worded(_attention_name(others.iloc[0]["backend"]))
+        if len(others)
+        else found[scale, "peers.other", "value"]
     )
+
+
+def _attention_name(backend: str) -> str:
+    return ATTENTION_NAME.get(backend, f"MHA, {backend}")
 
 
 def linear_steady(records: CampaignRecords) -> Measurements:

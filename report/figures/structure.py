@@ -14,6 +14,7 @@ from relation.records.structure import by_checkpoint, by_layer
 from report.compute.measured import select
 from report.figures.drawing import PAIR, Drawing, demand, grid, present
 from report.layout import SCALES
+from report.numbers import MINUS
 from report.style import MUTED, OPERATOR_COLOUR, OPERATOR_NAME
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ def _above_difference(columns: int) -> tuple[Figure, np.ndarray]:
 
 def _points(share: float, _: int) -> str:
     """A difference of shares in percentage points."""
-    return f"{100 * share:+.4g}".replace("-", "−") if share else "0"
+    return f"{100 * share:+.4g}".replace("-", MINUS) if share else "0"
 
 
 def _seeds_and_mean(axes: Axes, curves: list[np.ndarray], variant: str | None = None) -> None:

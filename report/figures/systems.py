@@ -45,21 +45,21 @@ def throughput(records: CampaignRecords) -> Figure:
             (("Materialised", "fixed.reference", MATERIALISED),
              ("Compiled", "peers.compiled", MATERIALISED),
              ("FlashRelation", "fixed.flash", RELATION)),
-            ("fixed.speedup", SPEEDUP),
+            ("FlashRelation / materialised", "fixed.speedup", SPEEDUP),
         ),
         (
             "matched",
-            (("MHA", "matched.mha", MHA), ("MHA, {}", "peers.other", MHA),
+            (("MHA", "matched.mha", MHA), ("", "peers.other", MHA),
              ("Relation", "matched.full", RELATION)),
-            ("matched.ratio", RATIO),
+            ("Relation / MHA", "matched.ratio", RATIO),
         ),
     )  # fmt: skip
-    figure, axes = grid(2, len(scales), 4.0)
+    figure, axes = grid(2, len(scales), 4.4)
     for row, (label, sides, ratio) in enumerate(comparisons):
         for here, scale in zip(axes[row], scales, strict=True):
             other = found[scale, "peers.name", "value"].text
             bars = [
-                (name.format(other), found[scale, key, "value"].value, colour)
+                (name or other, found[scale, key, "value"].value, colour)
                 for name, key, colour in sides
                 if not key.startswith("peers") or found[scale, key, "value"].value is not None
             ]
@@ -69,14 +69,14 @@ def throughput(records: CampaignRecords) -> Figure:
     return figure
 
 
-def _ratio(found: Measurements, scale: str, column: str, form: Number) -> str:
-    """A ratio of the table with its interval, as a title tells it."""
+def _ratio(found: Measurements, scale: str, terms: str, column: str, form: Number) -> str:
+    """A ratio of the table with its terms and its interval, as a title tells it."""
     cells = (found.get((scale, column, statistic)) for statistic in ("value", "low", "high"))
     texts = [value_text(cell.value, form) for cell in cells if cell and cell.value is not None]
     if not texts:
         return ""
     value, *ends = texts
-    return f"\n{value}×" + (f" [{', '.join(ends)}]" if ends else "")
+    return f"\n{terms}\n{value}×" + (f" [{', '.join(ends)}]" if ends else "")
 
 
 def _bars(axes: Axes, title: str, bars: list[tuple[str, float | None, str]]) -> None:
@@ -98,7 +98,7 @@ def _bars(axes: Axes, title: str, bars: list[tuple[str, float | None, str]]) -> 
     axes.set_xlim(0, 1.22 * max((rate for _, rate, _ in bars if rate is not None), default=1.0))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: quantity(value)))
     axes.xaxis.set_major_locator(MaxNLocator(3))
-    axes.set_title(title)
+    axes.set_title(title, fontsize=8)
 
 
 def _scaled(records: CampaignRecords) -> pd.DataFrame:

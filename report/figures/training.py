@@ -23,6 +23,7 @@ from report.figures.drawing import (
     token_ticks,
 )
 from report.layout import SCALES
+from report.numbers import MINUS
 from report.paper_seeds import number
 from report.style import INK, MHA, MUTED, OPERATOR_COLOUR, RELATION
 from report.tables.quality import ABLATION_NAMES
@@ -129,7 +130,7 @@ def _mark_crossing(axes: Axes, row: dict[str, float]) -> None:
             color=INK,
             zorder=4,
         )
-    note = f"−{row['reduction']:.1%} tokens" if reached else "not reached"
+    note = f"{MINUS}{row['reduction']:.1%} tokens" if reached else "not reached"
     axes.text(0.97, 0.64, note, transform=axes.transAxes, ha="right", fontsize=7.5, color=INK)
 
 
@@ -154,7 +155,7 @@ def paired_nll(records: CampaignRecords) -> Figure:
         here.plot(np.zeros(len(pairs)), pairs["mha"], "o", color=MHA, zorder=3)
         here.plot(np.ones(len(pairs)), pairs["full"], "o", color=RELATION, zorder=3)
         change = float((pairs["full"] - pairs["mha"]).mean())
-        here.set_title(f"{scale}: mean difference {change:+.4f}".replace("-", "−"))
+        here.set_title(f"{scale}: mean difference {change:+.4f}".replace("-", MINUS))
         here.set_xlim(-0.25, 1.35)
         here.set_xticks([0, 1], ["MHA", "Relation"])
         here.margins(y=0.12)
@@ -223,7 +224,7 @@ def ablations(records: CampaignRecords) -> Figure:
             told += " [{:+.3f}, {:+.3f}]".format(*ends)
         told += f", n = {len(seeds)}" if len(seeds) < len(records.page["seeds"]) else ""
         here.annotate(
-            told.replace("-", "−"),
+            told.replace("-", MINUS),
             (1, place),
             xycoords=("axes fraction", "data"),
             xytext=(4, 0),

@@ -1,8 +1,9 @@
 """Complexity of the operators and configurations of the models."""
 
-from report.compute.complexity import MEASURED_NAME, complexity
+from report.compute.complexity import OPERATORS, complexity
 from report.compute.configurations import configurations
 from report.layout import SCALE_ROWS, Column, Number, Panel, Part, Row, Table, Words, value
+from report.style import OPERATOR_NAME
 from report.tables.systems import settings
 
 FORMULA = Words("formula")
@@ -52,7 +53,7 @@ TOKEN_MIXING = Table(
                 ),
                 value("at $T$", "decoded", Words()),
             ),
-            rows=tuple(Row(operator, (name,)) for operator, name in MEASURED_NAME.items()),
+            rows=tuple(Row(operator, (OPERATOR_NAME[operator],)) for operator in OPERATORS),
             measured=True,
         ),
     ),

@@ -16,6 +16,7 @@ from report.layout import (
     SCALES,
     SEEDS,
     Column,
+    Note,
     Number,
     Panel,
     Part,
@@ -24,11 +25,12 @@ from report.layout import (
     Words,
     value,
 )
+from report.numbers import MINUS
 
 ROUNDED = Number(4)
 FULL_PRECISION = Number(6)
 # The paper prints six decimals of some; their 95% intervals over seeds tell no more than four.
-DELTA = Number(4, signed=True)
+DELTA = Number(4, signed=True, own=True)
 PAPER_WINDOW = 1.0  # % of the budget (Appendix B.4)
 MEAN_ROW = "Mean ± SD"
 
@@ -42,17 +44,19 @@ ABLATION_NAMES = {
 }
 
 
-def _window_note(cells: pd.DataFrame) -> list[str]:
+def _window_note(cells: pd.DataFrame) -> list[Note]:
     """Over what the loss is smoothed, as the tokens of a crossing depend on it."""
     found = cells[(cells["column"] == "window") & (cells["status"] == "ok")]["value"].unique()
     return [
-        f"The training loss is smoothed by a trailing mean over {window:g}% of the budget, "
-        + ("as in the paper." if window == PAPER_WINDOW else f"{PAPER_WINDOW:g}% in the paper.")
+        Note(
+            f"The training loss is smoothed by a trailing mean over {window:g}% of the budget, "
+            + ("as in the paper." if window == PAPER_WINDOW else f"{PAPER_WINDOW:g}% in the paper.")
+        )
         for window in found
     ]
 
 
-def _control_note(cells: pd.DataFrame) -> list[str]:
+def _control_note(cells: pd.DataFrame) -> list[Note]:
     """What the measure gives MHA against itself, and which Relation runs end above the target."""
     told = []
     shown = cells[cells["value"].notna()]
@@ -63,18 +67,20 @@ def _control_note(cells: pd.DataFrame) -> list[str]:
         gaps = of_scale[of_scale["column"] == "end_gap"]["value"]
         if len(own):
             early = ", ".join(f"{value:.2f}" for value in own)
-            ends = ", ".join(f"{value:+.4f}".replace("-", "−") for value in gaps)
+            ends = ", ".join(f"{value:+.4f}".replace("-", MINUS) for value in gaps)
             told.append(f"{scale}: {early}% and {ends} nat/token")
     if not told:
         return []
     return [
-        "A first crossing comes early by the noise of the curves: seed by seed, how early each MHA "
-        "run first reaches its own final loss, and how far Relation’s final smoothed loss lies "
-        f"above it. {'; '.join(told)}."
+        Note(
+            "A first crossing comes early by the noise of the curves: seed by seed, how early each "
+            "MHA run first reaches its own final loss, and how far Relation’s final smoothed loss "
+            f"lies above it. {'; '.join(told)}."
+        )
     ]
 
 
-def _epoch_note(cells: pd.DataFrame) -> list[str]:
+def _epoch_note(cells: pd.DataFrame) -> list[Note]:
     """How often the runs saw their corpus, scale by scale where the table has several."""
     passes: dict[str, list[float]] = {}
     for row, count in cells.loc[cells["column"] == "epochs", ["row", "value"]].itertuples(False):
@@ -84,10 +90,10 @@ def _epoch_note(cells: pd.DataFrame) -> list[str]:
         scale + " to ".join(dict.fromkeys(f"{count:.3g}" for count in (min(found), max(found))))
         for scale, found in passes.items()
     ]
-    return [f"Passes over the training windows: {', '.join(told)}."] if told else []
+    return [Note(f"Passes over the training windows: {', '.join(told)}.")] if told else []
 
 
-def _result_notes(cells: pd.DataFrame) -> list[str]:
+def _result_notes(cells: pd.DataFrame) -> list[Note]:
     return [*_window_note(cells), *_epoch_note(cells)]
 
 

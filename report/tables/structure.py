@@ -18,6 +18,7 @@ from report.layout import (
     SCALE_ROWS,
     SCALES,
     Column,
+    Note,
     Number,
     Panel,
     Part,
@@ -34,7 +35,7 @@ PAPER_LENGTHS = {"flow_length": PAPER_FLOW_LENGTH, "rank_length": 512}
 PAPER_DEPTH = {"10M": 6, "30M": 10, "100M": 20}
 
 
-def _length_notes(cells: pd.DataFrame, **subjects: str) -> list[str]:
+def _length_notes(cells: pd.DataFrame, **subjects: str) -> list[Note]:
     """Name the sequence lengths that differ from the paper’s, on which the figures depend.
 
     subjects: what of the table rests on flow_length, and what on rank_length.
@@ -49,13 +50,15 @@ def _length_notes(cells: pd.DataFrame, **subjects: str) -> list[str]:
                 for row, value in zip(differing["row"], differing["value"], strict=True)
             )
             notes.append(
-                f"{subject} rest on sequences of {lengths} tokens here, of "
-                f"{PAPER_LENGTHS[column]} in the paper."
+                Note(
+                    f"{subject} rest on sequences of {lengths} tokens here, of "
+                    f"{PAPER_LENGTHS[column]} in the paper."
+                )
             )
     return notes
 
 
-def _distance_notes(cells: pd.DataFrame, **subjects: str) -> list[str]:
+def _distance_notes(cells: pd.DataFrame, **subjects: str) -> list[Note]:
     """The same, with the distances that stand for the paper’s in sequences of other lengths."""
     found = cells[(cells["column"] == "flow_length") & (cells["status"] == "ok")]
     readings = []
@@ -66,8 +69,10 @@ def _distance_notes(cells: pd.DataFrame, **subjects: str) -> list[str]:
     notes = _length_notes(cells, **subjects)
     if readings:
         notes.append(
-            "The distances 128, 256 and 512 stand for T/8, T/4 and T/2 of these sequences, "
-            f"which are {'; '.join(readings)} here."
+            Note(
+                "The distances 128, 256 and 512 stand for T/8, T/4 and T/2 of these sequences, "
+                f"which are {'; '.join(readings)} here."
+            )
         )
     return notes
 

@@ -14,7 +14,7 @@ from report.compute.systems import (
 from report.layout import (
     SCALE_ROWS,
     Column,
-    Condition,
+    Note,
     Number,
     Panel,
     Part,
@@ -32,53 +32,56 @@ CONTEXT = Number()
 PAPER_PRECISION = "BF16"
 
 
+# Of each setting: its key, its sentence, and whether that stands below the table, as what a value
+# was measured under does; what a value means stands before it.
 _SETTINGS = (
-    ("driver", "GPU driver {}."),
-    ("clock", "Lowest SM clock while it was measured: {}."),
-    ("kernels", "Attention and Relation kernels that a profile of the updates saw: {}."),
-    ("update", "One window is a whole update, of more tokens than the others have, at {}."),
+    ("driver", "GPU driver {}.", True),
+    ("clock", "Lowest SM clock while it was measured: {}.", True),
+    ("kernels", "Attention and Relation kernels that a profile of the updates saw: {}.", True),
+    ("update", "One window is a whole update, of more tokens than the others have, at {}.", False),
     (
         "raw",
         "The raw mean is over {} timed updates and the few before them, so compilation weighs "
         "more than in a run of thousands.",
+        False,
     ),
-    ("alone", "Measured apart from the others, because together they did not fit: {}."),
+    ("alone", "Measured apart from the others, because together they did not fit: {}.", True),
     (
         "retention",
         "Linear Relation was timed {}; where training makes retention forget faster, more chunks "
         "take slower kernels (kernels/linear_relation/README.md, Weak chunks).",
+        False,
     ),
     (
         "trained",
         "The rate of Hybrid runs in training, tok/s, the median of the updates from "
         f"{RATE_SPANS[0][0]:.0%} to {RATE_SPANS[0][1]:.0%} and that of the last "
         f"{RATE_SPANS[1][1] - RATE_SPANS[1][0]:.0%}: {{}}.",
+        True,
     ),
-    ("oom", "Out of memory: {}."),
+    ("oom", "Out of memory: {}.", True),
     (
         "flat",
-        "A token of batch 1 takes as long as the host needs to launch its kernels: no trend with "
-        "T is resolved, as the 95% intervals at the first and the last overlap ({}).",
+        "No trend of a token’s time with T is resolved: the 95% intervals at the first and the "
+        "last T overlap ({}).",
+        False,
     ),
-    ("disturbed", "What disturbed the measurement: {}."),
+    ("disturbed", "What disturbed the measurement: {}.", True),
 )
-# What the table was measured under; the others say what a value means.
-_CONDITIONS = ("driver", "clock", "kernels", "alone", "trained", "oom", "disturbed")
 
 
-def settings(cells: pd.DataFrame) -> list[str]:
+def settings(cells: pd.DataFrame) -> list[Note]:
     """What the device was and did while the campaign measured, one sentence each."""
     found = cells[cells["row"] == "setting"].set_index("column")["text"]
     notes = [
-        (Condition if key in _CONDITIONS else str)(sentence.format(found[key]))
-        for key, sentence in _SETTINGS
+        Note(sentence.format(found[key]), below)
+        for key, sentence, below in _SETTINGS
         if key in found
     ]
     if "precision" in found:
-        same = found["precision"] == PAPER_PRECISION
-        notes.insert(0, Condition(_measured(found)) if same else _measured(found))
+        notes.insert(0, Note(_measured(found), below=found["precision"] == PAPER_PRECISION))
     if "random" in found.get("tokens", ""):
-        notes.append("Measured on random tokens: the corpus was not prepared.")
+        notes.append(Note("Measured on random tokens: the corpus was not prepared."))
     return notes
 
 
@@ -96,7 +99,7 @@ def _measured(found: pd.Series) -> str:
     return f"{told}."
 
 
-def _notes(cells: pd.DataFrame) -> list[str]:
+def _notes(cells: pd.DataFrame) -> list[Note]:
     """What was measured and under what, and a fixed context other than the paper’s."""
     notes = []
     fixed = cells[(cells["column"] == "fixed.context") & (cells["status"] == "ok")]
@@ -106,7 +109,7 @@ def _notes(cells: pd.DataFrame) -> list[str]:
             f"{context:.0f} ({row})"
             for row, context in zip(differing["row"], differing["value"], strict=True)
         )
-        notes.append(f"The fixed context of (a) is {contexts} here.")
+        notes.append(Note(f"The fixed context of (a) is {contexts} here."))
     return settings(cells) + notes
 
 
