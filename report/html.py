@@ -6,6 +6,8 @@ import re
 
 from markupsafe import Markup, escape
 
+from report.templating import symbol_pieces
+
 _TOKEN = re.compile(
     r"\^(?P<power>[−-]?[0-9.]+)|_(?:\{(?P<group>[^}]*)\}|(?P<index>\w))|(?P<name>[A-Za-zĨλℓ]+)|(?P<sign>.)"
 )
@@ -34,10 +36,7 @@ def rich(text: str) -> Markup:
 
 def symbols(text: str) -> Markup:
     """Running text in which a variable with its index, such as F_ii, is a formula."""
-    pieces = re.split(r"\b([A-Za-z]_[a-z]{1,2})\b", text)
-    return Markup("").join(
-        formula(f"{p[0]}_{{{p[2:]}}}") if i % 2 else escape(p) for i, p in enumerate(pieces)
-    )
+    return Markup("").join(formula(p) if symbol else escape(p) for p, symbol in symbol_pieces(text))
 
 
 def header(text: str) -> Markup:

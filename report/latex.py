@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from report.templating import symbol_pieces
+
 _SPECIAL = {
     "\\": r"\textbackslash{}",
     "{": r"\{",
@@ -127,12 +129,7 @@ def rich(text: str) -> Tex:
 
 def symbols(text: str) -> Tex:
     """Running text in which a variable with its index, such as F_ii, is a formula."""
-    pieces = re.split(r"\b([A-Za-z]_[a-z]{1,2})\b", text)
-    return Tex(
-        "".join(
-            formula(f"{p[0]}_{{{p[2:]}}}") if i % 2 else escape(p) for i, p in enumerate(pieces)
-        )
-    )
+    return Tex("".join(formula(p) if symbol else escape(p) for p, symbol in symbol_pieces(text)))
 
 
 def header(text: str) -> Tex:

@@ -1,5 +1,7 @@
 """What the pages and the document share of Jinja."""
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,3 +20,9 @@ def environment(**options: Any) -> jinja2.Environment:
         keep_trailing_newline=True,
         **options,
     )
+
+
+def symbol_pieces(text: str) -> Iterator[tuple[str, bool]]:
+    """Running text in pieces, each with whether it is a variable with its index: F_ii as F_{ii}."""
+    for place, piece in enumerate(re.split(r"\b([A-Za-z]_[a-z]{1,2})\b", text)):
+        yield (f"{piece[0]}_{{{piece[2:]}}}", True) if place % 2 else (piece, False)

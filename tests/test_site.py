@@ -9,12 +9,10 @@ from urllib.parse import unquote
 
 import pandas as pd
 import pytest
-from conftest import ROOT, copy_project, snakemake
 from sites import content_of
 from test_report_records import HOSTILE, make_empty, make_records
 
 from relation.cli import main
-from relation.config import load_config, resolve
 from relation.parquet import read_parquet
 from report import paper
 from report.figures import DRAWINGS
@@ -26,9 +24,7 @@ from report.site.comparison import render_comparison
 from report.site.environment import duration, figure, html_environment
 from report.site.evidence import evidence_by_claim
 from report.site.overview import FIGURES
-from report.site.pipeline import campaign_pipeline
 from report.site.render import PAGES, records_by_source
-from report.site.runs import Run
 from report.tables import TABLES
 from report.view import FRESHNESS, VERDICTS
 
@@ -371,31 +367,3 @@ def test_numbers_and_times_read_as_a_person_writes_them():
     assert [duration(s) for s in (0.4, 12, 59.9, 320, 11_520)] == [
         "0.4 s", "12 s", "1 min 0 s", "5 min 20 s", "3 h 12 min",
     ]  # fmt: skip
-
-
-def closure(edges):
-    """Every pair that some path joins."""
-    edges = set(edges)
-    while True:
-        further = {(a, d) for a, b in edges for c, d in edges if b == c} - edges
-        if not further:
-            return edges
-        edges |= further
-
-
-@pytest.mark.campaign
-def test_the_drawn_graph_is_that_of_snakemake(tmp_path):
-    project = copy_project(tmp_path / "project")
-    campaign = resolve(load_config(ROOT / "config.yaml"), campaign="tiny")
-    runs = [Run(run.scale, run.variant, run.seed) for run in campaign.planned_runs]
-    pipeline = campaign_pipeline(campaign, runs, [])
-    arguments = ("--config", "campaign=tiny")
-    graph = snakemake(project, "--rulegraph", "--forceall", *arguments).stdout
-    names = dict(re.findall(r'(\d+)\[label = "(\w+)"', graph))
-    edges = {(names[a], names[b]) for a, b in re.findall(r"(\d+) -> (\d+)", graph)}
-    assert closure(pipeline.edges) == {pair for pair in closure(edges) if "all" not in pair}
-    listing = snakemake(project, "--dry-run", "--forceall", *arguments).stdout
-    planned = dict(re.findall(r"^(\w+) +(\d+)$", listing, re.MULTILINE))
-    assert {rule: str(count) for rule, count, _ in pipeline.counts} == {
-        rule: count for rule, count in planned.items() if rule not in ("all", "total")
-    }

@@ -241,7 +241,7 @@ def outcome(evidence: Sequence[Evidence]) -> Outcome:
     notes = "; ".join(dict.fromkeys(row.note for row in undecided if row.note))
     if wrong or unsigned:
         told = (("the direction does not hold", wrong), ("the paper's value is not met", unsigned))
-        reason = "; ".join(f"{what}: {_names(rows)}" for what, rows in told if rows)
+        reason = "; ".join(f"{what}: {_names(those)}" for what, those in told if those)
         deciding = [*wrong, *unsigned]
         contested = _names([row for row in deciding if row.contested])
         if all(row.contested for row in deciding):

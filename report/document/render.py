@@ -16,9 +16,9 @@ from report.document.behind import again, cited, numbered, record_comments, row_
 from report.document.content import Document
 from report.numbers import counted
 from report.verdicts import other_device
+from report.verdicts.setting import PAPER_DEVICE
 from report.view import Entry, PrintedPanel, PrintedTable, entry_text
 
-PAPER_DEVICE = "NVIDIA RTX 5090"
 # Longer tables continue in a second float: this many lines fill a page of an article, with a few
 # of notes below.
 LINES_A_FLOAT, LINES_OF_NOTES = 60, 4

@@ -21,9 +21,8 @@ from report.site.runs import Run
 from report.templating import TEMPLATES
 from report.typeset import can_typeset
 from report.verdicts import other_device
+from report.verdicts.setting import PAPER_DEVICE
 from report.view import PrintedTable
-
-PAPER_DEVICE = "NVIDIA RTX 5090"
 
 # The pages of the bar at the top, in its order.
 SECTIONS = (

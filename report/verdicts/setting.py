@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from relation.records import CampaignRecords
 
 PAPER_GPU = "RTX 5090"
+PAPER_DEVICE = f"NVIDIA {PAPER_GPU}"
 HYBRID_GEOMETRY = "12/480/8x60/960"
 # The hub's data sets behind the names that the paper prints: (path, configuration) each.
 CORPORA = {
@@ -163,9 +164,10 @@ class Likeness:
 
 
 def other_device(page: Mapping[str, Any], devices: Sequence[str]) -> str | None:
-    """In which a systems table is not the paper's, where its models are, whatever they read.
+    """What a systems table says of its devices, which matter to it where the corpora do not.
 
-    None where the models are others; empty where the device is the paper's, or there is none yet.
+    Empty where they are the paper's, or there is none yet; None where the models are others
+    already, which the campaign's own words tell.
     """
     likeness = Likeness(page)
     if likeness.other_models(likeness.scales, budget=False):
