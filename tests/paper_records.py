@@ -132,7 +132,7 @@ def paper_records(**page) -> CampaignRecords:
     """The paper's printed values as records; `page` replaces what the campaign says of itself."""
     runs = pd.DataFrame(
         {"scale": scale, "variant": variant, "seed": seed, "final_nll": nll, "device": GPU,
-         "epochs": 1.0, "trained_tokens": 10**8,
+         "processes": 1, "epochs": 1.0, "trained_tokens": 10**8,
          "source": f"runs/{scale}/{variant}/{seed}/record.parquet"}
         for scale, variant, seed, nll in _runs()
     )  # fmt: skip

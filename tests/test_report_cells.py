@@ -6,19 +6,15 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
-from test_report_records import HOSTILE, make_empty, make_records
+from test_report_records import HOSTILE, make_empty, make_records, one
 
 from relation.errors import InputError
 from relation.records import CampaignRecords
 from report import paper
 from report.cells import build
 from report.claims import judge_claims
-from report.compute.fit import power_fit
 from report.compute.measured import Measured, absent
 from report.compute.structure import ratio
-from report.compute.systems import ATTENTION_NAME, efficient
-from report.figures.systems import throughput
-from report.layout import Note
 from report.tables import TABLES
 from report.view import print_table
 
@@ -31,17 +27,6 @@ def records():
 @pytest.fixture(scope="module")
 def cells(records):
     return build(records)
-
-
-def one(cells, table, row, column, statistic="value"):
-    found = cells[
-        (cells["table"] == table)
-        & (cells["row"] == row)
-        & (cells["column"] == column)
-        & (cells["statistic"] == statistic)
-    ]
-    assert len(found) == 1, (table, row, column, statistic)
-    return found.iloc[0]
 
 
 def test_seventeen_tables_hold_every_printed_value(cells):
@@ -219,155 +204,6 @@ def test_depth_that_the_campaign_lacks_or_adds(cells):
     assert one(cells, "relation_internal", "30M", "l2_self.full")["status"] == "no counterpart"
     deeper = one(cells, "app-structural-layerwise", "100M/L20", "self.mha")
     assert deeper["paper"] is None and deeper["value"] == pytest.approx(10.0)
-
-
-def test_systems_ratios_and_missing_memory(cells):
-    assert one(cells, "efficient-relation", "10M", "fixed.speedup")["value"] == pytest.approx(2.5)
-    assert one(cells, "app-prod-fr-fa", "10M", "ratio")["value"] == pytest.approx(0.75)
-    memory = one(cells, "app-prod-fr-fa", "10M", "allocated.mha")
-    assert memory["status"] == "no counterpart" and "cpu_0" in memory["reason"]
-    assert one(cells, "app-prod-fr-fa", "30M", "ratio")["status"] == "not run"
-
-
-def test_the_throughput_figure_prints_the_tables_ratios(records):
-    rates = records.throughput
-    # The others slow down from round to round: the median ratio is not that of the rates.
-    slowing = [
-        [rate] * 3 if side == "full" else [rate, rate / 2, rate / 4]
-        for side, rate in zip(rates["side"], rates["tokens_per_second"], strict=True)
-    ]
-    changed = replace(records, throughput=rates.assign(samples=slowing))
-    found = efficient(changed)
-    titles = [axes.get_title("left") or axes.get_title() for axes in throughput(changed).axes]
-    for terms, column, decimals in (
-        ("FlashRelation / materialised", "fixed.speedup", 2),
-        ("Relation / MHA", "matched.ratio", 3),
-    ):
-        told = f"\n{terms}\n{found['10M', column, 'value'].value:.{decimals}f}×"
-        assert any(title.startswith("10M") and title.endswith(told) for title in titles)
-    assert found["10M", "fixed.speedup", "value"].value == pytest.approx(5)
-
-
-def test_the_throughput_figure_has_a_bar_for_every_side_that_table_5_has(records):
-    panels = [axes for axes in throughput(records).axes if axes.get_title().startswith("10M")]
-    names = [[label.get_text() for label in axes.get_yticklabels()] for axes in panels]
-    assert names == [["Materialised", "FlashRelation"], ["MHA", "MHA, reference", "Relation"]]
-    rates = records.throughput
-    compiled = rates[(rates["benchmark"] == "fixed") & (rates["side"] == "reference")].assign(
-        side="reference-compiled", tokens_per_second=123_000.0, status="PASS"
-    )
-    more = replace(records, throughput=pd.concat([rates, compiled]))
-    bars = throughput(more).axes[0]
-    assert [text.get_text() for text in bars.texts] == ["100", "123K", "250"]
-    named = replace(records, throughput=rates.replace({"backend": {"reference": "cudnn"}}))
-    panels = [axes for axes in throughput(named).axes if axes.get_title().startswith("10M")]
-    for name in (panels[1].get_yticklabels()[1].get_text(),
-                 efficient(named)["10M", "peers.name", "value"].text):  # fmt: skip
-        assert name == ATTENTION_NAME["cudnn"]
-
-
-def test_a_systems_table_names_operators_backends_and_precision_once(cells):
-    table = next(table for table in TABLES if table.label == "efficient-relation")
-    (told,) = [note.text for note in table.notes(cells[cells["table"] == table.label])
-               if "FP32" in note.text]  # fmt: skip
-    assert told.startswith("In FP32, the paper’s in BF16: ") and "Full Relation on" in told
-    assert told.endswith("tiled, FlashRelation’s tiling in plain PyTorch, not the kernel.")
-
-
-def test_long_contexts_meet_by_position(cells):
-    assert one(cells, "app-linear-long", "1024", "context")["value"] == 64
-    assert one(cells, "app-linear-long", "16384", "throughput")["status"] == "oom"
-    assert one(cells, "app-linear-long", "16384", "status")["text"] == "OOM"
-    extra = one(cells, "app-linear-long", "+16384", "throughput")
-    assert extra["value"] == 70.0 and extra["paper"] is None
-
-
-def test_fewer_contexts_than_the_paper(records):
-    kept = records.throughput[records.throughput["position"] < 5]
-    cells = build(CampaignRecords(**(vars(records) | {"throughput": kept})))
-    beyond = one(cells, "app-linear-long", "32768", "throughput")
-    assert beyond["status"] == "no counterpart" and "5 contexts" in beyond["reason"]
-
-
-def test_fitted_powers(cells):
-    noisy = power_fit([(1, 1.0), (2, 4.4), (4, 15.0), (8, 66.0)])
-    assert noisy.low < 2 < noisy.high and noisy.low < noisy.exponent < noisy.high
-    assert power_fit([(1, 1.0), (2, 8.0)]).exponent == pytest.approx(3)
-    assert power_fit([(1, 1.0), (2, 8.0)]).low is None
-    assert power_fit([(4, 1.0), (4, 2.0)]) is None
-    state = one(cells, "token-mixing-complexity", "linear", "state_exponent")
-    assert state["value"] == pytest.approx(0) and state["n"] == 7
-    assert one(cells, "token-mixing-complexity", "full", "complexity")["text"] == "T^2.00"
-
-
-def test_linear_relation_is_told_to_be_timed_untrained_and_how_it_trained(records):
-    labels = ("token-mixing-complexity", "app-linear-steady", "app-linear-long")
-    tables = {table.label: table for table in TABLES if table.label in labels}
-
-    def told(**frames):
-        cells = build(replace(records, **frames))
-        notes = {label: " ".join(note.text for note in table.notes(cells[cells["table"] == label]))
-                 for label, table in tables.items()}  # fmt: skip
-        return {label: ("timed untrained" in note, "Hybrid runs" in note, note)
-                for label, note in notes.items()}  # fmt: skip
-
-    gpu = {name: getattr(records, name).assign(device="NVIDIA X")
-           for name in ("throughput", "complexity")}  # fmt: skip
-    assert all(note[:2] == (False, False) for note in told().values()), "nothing holds for a CPU"
-    untrained = records.logs[records.logs["variant"] != "hybrid"]
-    assert all(note[:2] == (True, False) for note in told(**gpu, logs=untrained).values())
-    for *there, note in told(**gpu).values():
-        # Of 48 updates, whose rates are 1000, 1001 and so on, 1 to 4 and 36 to 48.
-        assert there == [True, True] and "30M, seed 42: 1,000 → 1,040; 30M, seed 43" in note
-
-
-def test_a_token_without_a_trend_and_contexts_out_of_memory_are_told(records):
-    (table,) = (table for table in TABLES if table.label == "token-mixing-complexity")
-    times = records.complexity.assign(device="NVIDIA X")
-    slower = (times["operator"] == "mha") & (times["context"] == 4096)
-    for end in ("low", "high"):
-        times.loc[slower, f"decode_seconds_{end}"] += 1e-3
-    lost = (times["operator"] == "full-reference") & (times["context"] > 1024)
-    times.loc[lost, "status"] = "OOM"
-    cells = build(replace(records, complexity=times))
-    notes = table.notes(cells[cells["table"] == table.label])
-    assert Note("Out of memory: Full, materialised at T = 2,048, 4,096.", below=True) in notes
-    (flat,) = [note for note in notes if note.text.startswith("No trend of a token’s time")]
-    assert flat.text.endswith("overlap (Full, materialised; FlashRelation; Linear Relation).")
-    assert not flat.below
-
-
-def test_what_a_table_was_measured_under_is_said_once(records):
-    throughput = records.throughput.copy()
-    long = throughput["benchmark"] == "linear-long"
-    busy = long & (throughput["context"] > 64)
-    throughput["kernels"] = [["scan_kernel", "scan_kernel"]] * len(throughput)
-    throughput.loc[busy, "disturbed"] = "busy"
-    throughput.loc[busy & (throughput["context"] > 8000), "disturbed"] = "hot"
-    cells = build(CampaignRecords(**(vars(records) | {"throughput": throughput})))
-    found = one(cells, "app-linear-long", "setting", "disturbed")["text"].split("; ")
-    assert found == [
-        "linear-long 30M at T = 128, 256, 512, 1,024, 2,048, 4,096: busy",
-        "linear-long 30M at T = 8,192, 16,384: hot",
-    ]
-    sides = ", ".join(throughput[long & (throughput["status"] == "PASS")]["side"].unique())
-    kernels = one(cells, "app-linear-long", "setting", "kernels")["text"]
-    assert kernels == f"{sides}: scan_kernel"
-    assert one(cells, "app-linear-steady", "setting", "raw")["text"] == "20"
-    matched = one(cells, "app-prod-fr-fa", "setting", "kernels")["text"]
-    assert matched == "mha, full, mha-reference: scan_kernel"
-
-
-def test_what_values_mean_is_said_before_a_table_and_what_they_were_measured_under_below(records):
-    systems = records.page["systems"]
-    table = next(table for table in TABLES if table.label == "app-linear-steady")
-    for precision, above in (("bf16", ["The raw"]), ("fp32", ["In FP32", "The raw"])):
-        page = records.page | {"systems": systems | {"precision": [precision]}}
-        driver = records.throughput.assign(driver="1.2")
-        cells = build(CampaignRecords(**(vars(records) | {"page": page, "throughput": driver})))
-        printed = print_table(table, cells[cells["table"] == table.label])
-        assert [remark[:7] for remark in printed.remarks][: len(above)] == above
-        assert "GPU driver 1.2." in printed.conditions
 
 
 @pytest.mark.parametrize(

@@ -195,7 +195,7 @@ def make_records(comparable=False):
                 source = f"runs/{scale}/{variant}/{seed}/record.parquet"
                 runs.append(
                     key
-                    | {"final_nll": nll, "device": "cpu_0", "source": source}
+                    | {"final_nll": nll, "device": "cpu_0", "processes": 1, "source": source}
                     | {"epochs": 1.25, "trained_tokens": 98304}
                 )
                 logs += [
@@ -292,3 +292,15 @@ SCHEMAS = {
 def test_the_invented_frames_use_columns_of_the_records_only(frame):
     known = {*SCHEMAS[frame].names, "scale", "source", *({"alike"} if frame == "probes" else ())}
     assert set(getattr(make_records(), frame).columns) <= known
+
+
+def one(cells, table, row, column, statistic="value"):
+    """The one cell of a key."""
+    found = cells[
+        (cells["table"] == table)
+        & (cells["row"] == row)
+        & (cells["column"] == column)
+        & (cells["statistic"] == statistic)
+    ]
+    assert len(found) == 1, (table, row, column, statistic)
+    return found.iloc[0]

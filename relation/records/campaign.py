@@ -1,5 +1,6 @@
 """Loading a campaign's records, with what is missing and why."""
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -43,15 +44,16 @@ def _frame(parts: list[pd.DataFrame], schema: pa.Schema, *extra: str) -> pd.Data
 class CampaignRecords:
     """Tidy frames of one campaign.
 
-    models: a row a scale and variant; runs: a row a finished run (with device and source); logs: a
-    row an update; efficiency: a row a pair (target nat/token, crossing_tokens, reduction; what the
-    same measure gives MHA against itself, own_reduction, and Relation's last loss above the target,
-    end_gap); flow: a row a metric of a head; throughput and complexity: a row a measurement;
-    verification: a row a checked quantity; missing: a row a planned thing that is not there (kind,
-    scale, variant, seed, status, reason); provenance: a row a record that is there; page: what the
-    report says about the campaign; curves, maps and probes: rows of FLOW_CURVES, FLOW_MAPS and
-    PROBES, the latter with `alike`, whether they were taken as the present configuration takes
-    them.
+    models: a row a scale and variant; runs: a row a finished run (with device, source and how
+    many processes trained it, NaN where that changed or is not recorded); logs: a row an
+    update; efficiency: a row a pair (target nat/token, crossing_tokens, reduction; what the
+    same measure gives MHA against itself, own_reduction, and Relation's last loss above the
+    target, end_gap); flow: a row a metric of a head; throughput and complexity: a row a
+    measurement; verification: a row a checked quantity; missing: a row a planned thing that is
+    not there (kind, scale, variant, seed, status, reason); provenance: a row a record that is
+    there; page: what the report says about the campaign; curves, maps and probes: rows of
+    FLOW_CURVES, FLOW_MAPS and PROBES, the latter with `alike`, whether they were taken as the
+    present configuration takes them.
     """
 
     models: pd.DataFrame
@@ -313,6 +315,8 @@ class _Loader:
             extra["alike"] = source.probed_alike(origin)
         elif kind == "run":
             extra["device"] = origin["device"]
+            counts = origin.get("processes", ())
+            extra["processes"] = counts[0] if len(counts) == 1 else math.nan
         elif kind == "complexity":
             extra["scale"] = source.scale
         self.frames.setdefault(kind, []).append(rows.assign(**extra))
@@ -339,7 +343,7 @@ def load_records(campaign: Campaign, results: Results, *, partial: bool = False)
     loader = _Loader(campaign, partial)
     for source in planned_sources(campaign, results):
         loader.take(source)
-    runs = loader.frame("run", "device", "source")
+    runs = loader.frame("run", "device", "processes", "source")
     logs = loader.frame("log", "scale", "variant", "seed", "source")
     throughput = loader.frame("throughput", "source")
     check_order(runs)

@@ -19,8 +19,8 @@ from report.compute.measured import (
     select,
     worded,
 )
+from report.compute.run_rates import hybrid_rates, put_run_rates
 from report.layout import SCALES
-from report.numbers import three_digits
 from report.verdicts import Likeness
 
 if TYPE_CHECKING:
@@ -30,8 +30,6 @@ PAPER_CONTEXTS = ("1024", "2048", "4096", "8192", "16384", "32768", "65536")
 OPERATOR_NAME = {"mha": "MHA", "full": "Full Relation", "linear": "Linear Relation"}
 # Of MHA backends that a reader knows by a name of their own.
 ATTENTION_NAME = {"cudnn": "cuDNN’s attention"}
-# Between which shares of a run's updates its rate at the beginning and at the end are read.
-RATE_SPANS = ((0.01, 0.1), (0.75, 1.0))
 # What the backend `tiled` is, where it stands for FlashRelation.
 TILED = "FlashRelation’s tiling in plain PyTorch, not the kernel"
 
@@ -169,17 +167,10 @@ def put_retention(found: Measurements, records: CampaignRecords, rows: pd.DataFr
     """
     if rows.empty or rows["device"].str.contains("cpu", case=False).any():
         return
-    logs = select(records.logs, variant="hybrid").sort_values("update")
-    rates = []
-    for (scale, seed), log in logs.groupby(["scale", "seed"]):
-        spans = (log["update"].between(first * len(log), last * len(log))
-                 for first, last in RATE_SPANS)  # fmt: skip
-        told = (three_digits(log["tokens_per_second"][span].median()) for span in spans)
-        rates.append(f"{scale}, seed {seed}: {' → '.join(told)}")
     found["setting", "retention", "value"] = worded("untrained")
-    if rates:
-        behind = tuple(dict.fromkeys(logs["source"]))
-        found["setting", "trained", "value"] = worded("; ".join(rates), sources=behind)
+    trained = hybrid_rates(records)
+    if trained is not None:
+        found["setting", "trained", "value"] = trained
 
 
 def _worded(rows: pd.DataFrame, none: Measured) -> Measured:
@@ -214,6 +205,7 @@ def production(records: CampaignRecords) -> Measurements:
                 found[scale, f"{column}.{side}", "value"] = _measured(rows, field, unit, none)
             found[scale, f"micro_ga.{side}", "value"] = _worded(rows, none)
         _put_ratio(found, scale, "ratio", sides["full"], sides["mha"], none)
+        put_run_rates(found, records, scale)
     put_setting(found, select(records.throughput, benchmark="matched"), records.page)
     return found
 

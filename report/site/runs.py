@@ -41,12 +41,12 @@ GROUPS = {
 class Run:
     """One run of the whole matrix.
 
-    ``gap`` is empty, or says what became of it ("not run", "failed", "oom"), and ``reason`` why;
-    where there is a record the rest is filled: ``record``
-    holds the row of record.parquet, ``rate`` the median tok/s of its updates, ``first_seconds``
-    what the first of them took, compilation included, ``settings`` the resolved configuration by
-    group, ``updates`` a sample of the log's rows, ``text`` the end of the text log, None where
-    that is not at hand.
+    ``gap`` is empty, or says what became of it ("not run", "failed", "oom"), and ``reason``
+    why; where there is a record the rest is filled: ``record`` holds the row of record.parquet,
+    ``processes`` how many trained it, in order of change, ``rate`` the median tok/s of its
+    updates, by all of them together, ``first_seconds`` what the first of them took, compilation
+    included, ``settings`` the resolved configuration by group, ``updates`` a sample of the
+    log's rows, ``text`` the end of the text log, None where that is not at hand.
     """
 
     scale: str
@@ -56,6 +56,7 @@ class Run:
     reason: str = ""
     source: str = ""
     record: Mapping[str, Any] | None = None
+    processes: tuple[int, ...] = ()
     rate: float | None = None
     first_seconds: float | None = None
     settings: tuple[tuple[str, Facts], ...] = ()
@@ -120,6 +121,7 @@ def _read(spec: RunSpec, results: Results) -> Run:
         spec.seed,
         source=path.as_posix(),
         record=record,
+        processes=tuple(origin.get("processes", ())),
         rate=median(row["tokens_per_second"] for row in log),
         first_seconds=log[0]["update_tokens"] / log[0]["tokens_per_second"],
         settings=_settings(origin["spec"]),

@@ -2,9 +2,9 @@
 
 import pandas as pd
 
+from report.compute.run_rates import SPANS
 from report.compute.systems import (
     PAPER_CONTEXTS,
-    RATE_SPANS,
     TILED,
     efficient,
     linear_long,
@@ -28,6 +28,7 @@ RATE = Number(grouped=True, significant=4, own=True)
 SPEEDUP = Number(2, "×")
 RATIO = Number(3, "×", own=True)
 MEMORY = Number(2, significant=3)
+SHARE = Number(1, "%")
 CONTEXT = Number()
 PAPER_PRECISION = "BF16"
 
@@ -55,8 +56,8 @@ _SETTINGS = (
     (
         "trained",
         "The rate of Hybrid runs in training, tok/s, the median of the updates from "
-        f"{RATE_SPANS[0][0]:.0%} to {RATE_SPANS[0][1]:.0%} and that of the last "
-        f"{RATE_SPANS[1][1] - RATE_SPANS[1][0]:.0%}: {{}}.",
+        f"{SPANS[0][0]:.0%} to {SPANS[0][1]:.0%} and that of the last "
+        f"{SPANS[1][1] - SPANS[1][0]:.0%}: {{}}.",
         True,
     ),
     ("oom", "Out of memory: {}.", True),
@@ -179,14 +180,17 @@ PRODUCTION = Table(
     title="Production throughput and memory",
     summary="Throughput and memory of the pair at each scale’s own context.",
     caption=(
-        "FlashAttention and FlashRelation in whole training steps at each scale’s own context; "
-        "memory is allocated / reserved GiB."
+        "FlashAttention and FlashRelation at each scale’s own context: (a) whole training steps; "
+        "memory is allocated / reserved GiB; (b) the campaign’s training runs, in tokens per "
+        "second of each process that trains one, one a GPU: the mean over seeds of the median "
+        "update, its ratio in the pairs of one seed, and its share of the rate in (a), which is "
+        "the parallel efficiency where several processes share a run."
     ),
     stubs=("Scale",),
     rows=SCALE_ROWS,
     panels=(
         Panel(
-            "",
+            "(a) Whole training steps",
             (
                 value("$T$", "context", CONTEXT),
                 value("FlashAttention\ntok/s", "throughput.mha", RATE, "mha"),
@@ -197,6 +201,18 @@ PRODUCTION = Table(
                 _memory("FR\nalloc./res.", "full"),
                 _memory("FA\nalloc./res.", "mha"),
             ),
+        ),
+        Panel(
+            "(b) Training runs",
+            (
+                value("Processes\na run", "processes", Words()),
+                value("FlashAttention\ntok/s", "run_rate.mha", RATE, "mha"),
+                value("FlashRelation\ntok/s", "run_rate.full", RATE, "full"),
+                value("FR/FA", "run_ratio", RATIO),
+                value("FA\nof (a)", "run_share.mha", SHARE, "mha"),
+                value("FR\nof (a)", "run_share.full", SHARE, "full"),
+            ),
+            measured=True,
         ),
     ),
     measure=production,
