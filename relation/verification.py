@@ -52,7 +52,9 @@ def _split(p1: Tensor, p2: Tensor, lam: Tensor) -> Tensor:
 
 
 def identity_errors(operator: Operator, dtype: torch.dtype, device: torch.device) -> dict:
-    """The largest error of each identity of the paper (Sections 3.1 and 4.2) on random states.
+    """The largest error of three of the paper's identities on random states.
+
+    Sections 4.2 and 4.3, Appendix A.1.8.
 
     operator: Full Relation of p1, p2, info (1, H, T, D) in `dtype` and lam. The flow is read off
     what it transports of unit vectors, the gate from the two levels in FP64.

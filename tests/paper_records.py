@@ -177,7 +177,7 @@ def paper_records(**page) -> CampaignRecords:
     return CampaignRecords(
         models=_models(),
         runs=runs,
-        logs=empty(schemas.LOG, "scale", "variant", "seed"),
+        logs=empty(schemas.LOG, "scale", "variant", "seed", "source"),
         efficiency=pd.DataFrame(efficiency),
         flow=pd.DataFrame(_flow_rows()),
         throughput=rates.assign(source=[f"systems/{scale}.parquet" for scale in rates["scale"]]),

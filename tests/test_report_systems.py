@@ -156,8 +156,35 @@ def test_rates_in_training_are_of_each_process_and_of_whole_pairs(records):
     share = value("run_share.full")["value"]
     assert share == pytest.approx(100 * (2047 / 4 + 2047) / 2 / benchmark)
     assert value("run_share.full", "30M")["status"] == "not run", "there is no benchmark"
-    on_cpu = one(build(records), "app-prod-fr-fa", "10M", "run_share.mha")
+    cells = build(records)
+    on_cpu = one(cells, "app-prod-fr-fa", "10M", "run_share.mha")
     assert on_cpu["status"] == "no counterpart" and "CPU" in on_cpu["reason"]
+    ends = [
+        one(cells, "app-prod-fr-fa", "10M", "run_ratio", end)["value"] for end in ("low", "high")
+    ]
+    assert ends == [pytest.approx(1)] * 2, "three pairs of equal rates"
+
+
+def test_runs_without_a_rate_say_why(records):
+    def value(column, runs, models=records.models):
+        gpu = records.throughput.assign(device="NVIDIA X")
+        found = build(replace(records, runs=runs, models=models, throughput=gpu))
+        return one(found, "app-prod-fr-fa", "10M", column)
+
+    changed = records.runs.assign(processes=math.nan)
+    for column, unit in (("run_rate.full", "tok/s"), ("run_ratio", "x"), ("run_share.mha", "%")):
+        cell = value(column, changed)
+        assert (cell["status"], cell["unit"]) == ("undetermined", unit)
+        assert "processes trained a run changed" in cell["reason"]
+    apart = records.runs.assign(processes=records.runs["variant"].map({"mha": 4, "full": 2}))
+    cell = value("run_ratio", apart)
+    assert cell["status"] == "undetermined" and "as many processes" in cell["reason"]
+    models = records.models.copy()
+    models.loc[models["variant"] == "mha", "micro"] = 2
+    cell = value("run_share.mha", records.runs, models)
+    assert cell["status"] == "no counterpart"
+    assert cell["reason"] == "micro/GA is 2/2 in the runs and 4/2 in the benchmark"
+    assert value("run_share.full", records.runs, models)["status"] == "ok"
 
 
 def test_a_token_without_a_trend_and_contexts_out_of_memory_are_told(records):

@@ -1,4 +1,8 @@
-"""The decoder: embedding, pre-norm blocks of a mixer and SwiGLU, tied output (Appendix B.1)."""
+"""The decoder: embedding, pre-norm blocks of a mixer and SwiGLU, tied output.
+
+Of it the paper prints widths and counts of parameters (Appendix B.1), not the blocks; with these
+the counts come out exactly.
+"""
 
 import hashlib
 from collections.abc import Iterator

@@ -140,7 +140,9 @@ class LinearRelationMixer(InformationMixer):
     """Linear Relation (Section 5.2) with the channel-wise retention of Kimi Delta Attention.
 
     The retention path is a pair of matrices a head, d -> d_h -> d_h, with A_log and dt_bias a
-    channel; A_log, dt_bias, g and the state are FP32 whatever the autocast.
+    channel, where KDA's published code shares one pair, d -> d_h -> d, and has A_log a head: the
+    paper's count of the Hybrid's parameters is that of the former. A_log, dt_bias, g and the
+    state are FP32 whatever the autocast.
     """
 
     def __init__(self, config: ModelConfig, layer_index: int, call: Callable[..., Tensor]):

@@ -13,7 +13,7 @@ from relation.operators.scores import scores
 def full_flow(
     p1: torch.Tensor, p2: torch.Tensor, lam: torch.Tensor, tau: float = 2.0
 ) -> torch.Tensor:
-    """The normalised flow F = Softmax(R) of Section 3.1 (Appendix A.1.1).
+    """The normalised flow F = Softmax(R) of Section 3.1 (Appendix A.1.2).
 
     p1, p2: (B, H, T, D) after RoPE, any floating dtype; lam: one number, shape () or (1,), the
     layer's count calibration; tau: the Self temperature. Returns (B, H, T, T), lower triangular,

@@ -66,7 +66,7 @@ def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
 def rope(x: torch.Tensor, base: float = 1e4, offset: int = 0) -> torch.Tensor:
     """Rotate x (B, H, T, D), any floating dtype, as positions offset .. offset + T - 1.
 
-    Appendix B.3: the full head width, base 1e4, no positional scaling. The angles are FP32; returns
+    Section 6: the full head width, base 1e4, no positional scaling. The angles are FP32; returns
     (B, H, T, D) in x's dtype. Raises InputError for odd D, another rank, an empty dimension or a
     base that is not positive and finite.
     """

@@ -17,6 +17,7 @@ from relation.parquet import read_origin, read_parquet
 from relation.records import gaps
 from relation.records.efficiency import smoothed_loss, token_crossing
 from relation.records.provenance import PROVENANCE, command_for, provenance_row
+from relation.records.readings import fixed_readings
 from relation.records.sources import Source, planned_sources
 from relation.results import OMISSIONS, Results
 from relation.schemas import (
@@ -206,7 +207,7 @@ def _assumptions(campaign: Campaign) -> list[dict]:
         {**reading, "value": "".join((reading["value"], *told))}
         if reading["name"] == _SOURCES
         else dict(reading)
-        for reading in campaign.assumptions
+        for reading in (*campaign.assumptions, *fixed_readings(campaign))
     ]
 
 

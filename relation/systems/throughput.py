@@ -1,4 +1,4 @@
-"""Throughput of complete optimiser updates, by the paper's protocol (Appendix F.2)."""
+"""Throughput of complete optimiser updates, after the paper's protocol (Appendix F.2)."""
 
 import gc
 import time

@@ -1,4 +1,4 @@
-"""Validation NLL: every token once, in order (Appendix B.4)."""
+"""Validation NLL over the whole split (Appendix B.2): every token once, in order."""
 
 from collections.abc import Callable, Iterator
 

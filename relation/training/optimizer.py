@@ -1,4 +1,7 @@
-"""AdamW with the paper's decay: matrices decay, norms and scalars do not (Appendix B.2)."""
+"""AdamW with the paper's decay of 0.1 (Appendix B.2), of matrices, not of norms and scalars.
+
+What decays is a reading; the report's page of assumptions lists it.
+"""
 
 import torch
 

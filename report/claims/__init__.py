@@ -1,4 +1,4 @@
-"""The ledger: what the paper asserts in words, held against a campaign by fixed rules."""
+"""The ledger: what the paper asserts, held against a campaign by fixed rules."""
 
 from report.claims.ledger import CLAIMS, Claim, Judged, judge_claims
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from report import paper_seeds
@@ -167,6 +167,11 @@ def compare(
         size=size,
         contested=contested,
     )
+
+
+def shown_beside(found: Evidence) -> Evidence:
+    """The same comparison, shown and deciding nothing."""
+    return replace(found, size=None, asks_size=False, essential=False, beside=True)
 
 
 def at_least_as_good(

@@ -140,7 +140,7 @@ CLAIMS = (
     ),
     Claim(
         14,
-        "FlashRelation allocates no more memory than FlashAttention.",
+        "FlashRelation allocates no more memory than FlashAttention (Table 15).",
         systems.memory,
         ("app-prod-fr-fa",),
         _LESS,

@@ -1,4 +1,4 @@
-"""Claims on losses: 1 to 5 and 17 (sections 6, C, D, E)."""
+"""Claims on losses: 1 to 5 and 17 (Section 6.1, Appendices C, D, E)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from statistics import fmean
 
 from report import paper_seeds
 from report.claims.context import Context, difference
-from report.claims.evidence import Evidence, Printed, compare, joined, printed
+from report.claims.evidence import Evidence, Printed, compare, joined, printed, shown_beside
 from report.compute import quality as compute
 from report.compute.configurations import no_model
 from report.compute.measured import Measured, select
@@ -238,14 +238,15 @@ def _beside_hybrid(context: Context, variant: str, name: str) -> Evidence:
     )
     theirs = fmean(hybrid[seed] - other[seed] for seed in SEEDS)
     rounding = 2 * paper_seeds.resolution(paper_seeds.printed("app-hybrid", "42", "nll").printed)
-    found = compare(
-        f"Hybrid - {name}",
-        "NLL, mean of pairs of a seed",
-        Printed(theirs, rounding, "nat/token"),
-        difference(ours, base),
-        None,
+    return shown_beside(
+        compare(
+            f"Hybrid - {name}",
+            "NLL, mean of pairs of a seed",
+            Printed(theirs, rounding, "nat/token"),
+            difference(ours, base),
+            None,
+        )
     )
-    return replace(found, size=None, asks_size=False, essential=False, beside=True)
 
 
 def _undecided(found: Evidence, why: str) -> Evidence:

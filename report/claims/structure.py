@@ -1,11 +1,13 @@
-"""Claims on the flow inside the trained models: 6 to 11 (sections 4.2 and 7)."""
+"""Claims on the flow inside the trained models: 6 to 11 (Section 6.2, Appendix B.5)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
+from report import paper_seeds
 from report.claims.context import Context, difference
-from report.claims.evidence import Evidence, compare, printed
+from report.claims.evidence import Evidence, compare, printed, shown_beside
 from report.compute import structure as compute
 from report.compute.measured import Measurements
 from report.layout import SCALES
@@ -60,12 +62,38 @@ def rank_first(context: Context) -> Iterator[Evidence]:
         paper = printed("relation_internal", scale, "l0_effrank.ratio")
         quantity = "L0 effective rank of the flow, Relation / MHA"
         yield compare(scale, quantity, paper, ours, lambda value: value > 1)
+    yield from _against_later_layers(context, "effrank", "effective rank")
 
 
 def self_flow_second(context: Context) -> Iterator[Evidence]:
     """Claim 8."""
     quantity = "L1 Self flow of Relation"
-    return _one(context, "l1_self.full", quantity, lambda value: value < LARGEST_L1_SELF)
+    yield from _one(context, "l1_self.full", quantity, lambda value: value < LARGEST_L1_SELF)
+    yield from _against_later_layers(context, "self", "Self flow")
+
+
+def _against_later_layers(context: Context, column: str, quantity: str) -> Iterator[Evidence]:
+    """Relation's first layer over the later one that has most, which decides nothing.
+
+    The paper says without a number that L0 is the Self anchor and the high-rank router.
+    """
+    label, name = "app-structural-layerwise", f"{column}.full"
+    found = context.table(compute.layerwise)
+    for scale in SCALES:
+        first, *rows = (
+            row for row, *key in found if key == [name, "value"] and row.startswith(f"{scale}/")
+        )
+        later = [found[row, name, "value"] for row in rows]
+        theirs = (
+            printed(label, row, name) for row in rows if paper_seeds.printed(label, row, name)
+        )
+        ours = compute.ratio(
+            found[first, name, "value"],
+            max(later, key=lambda layer: -math.inf if layer.value is None else layer.value),
+        )
+        paper = printed(label, first, name).over(max(theirs, key=lambda layer: layer.value))
+        told = f"L0 {quantity} of Relation / that of the later layer with most"
+        yield shown_beside(compare(scale, told, paper, ours, None))
 
 
 def least_exchange() -> float:

@@ -1,4 +1,4 @@
-"""Claims on speed, memory and exactness: 12 to 16 and 18 (sections 4, 5, G, H)."""
+"""Claims on speed, memory and exactness: 12 to 16 and 18 (Sections 4, 5, 6.3, Appendices G, H)."""
 
 from __future__ import annotations
 
@@ -309,7 +309,10 @@ def _no_record(context: Context) -> str:
 
 
 def complexity(context: Context) -> Iterator[Evidence]:
-    """Claim 16: fitted powers of T of Linear Relation's time, and of both decode states."""
+    """Claim 16: fitted powers of T of Linear Relation's time, and of both decode states.
+
+    Beside them those of the others' times, which are quadratic by definition.
+    """
     found = context.table(powers)
 
     full = next(
@@ -327,11 +330,13 @@ def complexity(context: Context) -> Iterator[Evidence]:
             lambda e: e < 0.5,
         ),
         (full, "state", 1.0, POWER_OF_BYTES, "Full Relation’s decode state", lambda e: e > 0.5),
+        (full, "time", 2.0, None, "Full Relation’s time", None),
+        ("mha", "time", 2.0, None, "MHA’s time", None),
     ):
         cell = found[row, f"{quantity}_exponent", "value"]
         low, high = _interval(found, row, f"{quantity}_exponent")
         size = None
-        if cell.value is not None:
+        if cell.value is not None and tolerance is not None:
             inside = low is not None and high is not None and low <= paper <= high
             size = inside or abs(cell.value - paper) <= tolerance
         contested = says_otherwise(holds, low, high)
@@ -348,10 +353,13 @@ def complexity(context: Context) -> Iterator[Evidence]:
             high=high,
             n=cell.n,
             counted="points",
-            direction=None if cell.value is None else holds(cell.value),
+            direction=None if cell.value is None or holds is None else holds(cell.value),
             size=size,
             contested=contested,
-            essential=True,
+            asks_direction=holds is not None,
+            asks_size=tolerance is not None,
+            essential=holds is not None,
+            beside=holds is None,
             note=cell.reason,
             sources=cell.sources
             or tuple(dict.fromkeys(select(context.records.complexity, operator=row)["source"])),

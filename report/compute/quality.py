@@ -1,4 +1,4 @@
-"""Language-model results: NLL, paired differences, token efficiency (sections 4.1, C, D, E)."""
+"""NLL, paired differences and token efficiency (Section 6.1, Appendices C, D, E)."""
 
 from __future__ import annotations
 
@@ -276,7 +276,7 @@ def ablation_seeds(records: CampaignRecords) -> Measurements:
 
 
 def hybrid_seeds(records: CampaignRecords) -> Measurements:
-    """NLL of every Hybrid run and their mean (section F)."""
+    """NLL of every Hybrid run and their mean (Appendix E.2)."""
     nll = FinalNLL(records)
     found: Measurements = {
         (str(seed), "nll", "value"): nll.one(HYBRID_SCALE, "hybrid", seed)

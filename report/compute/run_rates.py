@@ -1,13 +1,15 @@
-"""What the campaign's own training runs reach, apart from any benchmark (section 4.3)."""
+"""What the campaign's own training runs reach, which the paper does not print."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from statistics import fmean
 from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from relation.geometry import PAIRED
+from report.compute.configurations import micro_ga, worded_models
 from report.compute.measured import (
     Measured,
     Measurements,
@@ -43,23 +45,48 @@ def put_run_rates(found: Measurements, records: CampaignRecords, scale: str) -> 
     own, of those whose two runs were trained by as many processes.
     """
     logs = select(run_logs(records), scale=scale, variant=PAIRED)
-    medians = logs.groupby(["variant", "seed", "processes"])["rate"].median().reset_index()
-    rates: dict[str, dict[tuple[int, int], float]] = {}
+    behind = tuple(dict.fromkeys(logs["source"]))
+    medians = logs.groupby(["variant", "seed", "processes"])["rate"].median()
+    rates: dict[str, dict[tuple[int, int], float]] = {variant: {} for variant in PAIRED}
+    for (variant, seed, processes), rate in medians.items():
+        rates[variant][int(seed), int(processes)] = float(rate)
     for variant in PAIRED:
-        rows = select(medians, variant=variant)
-        keys = zip(rows["seed"].astype(int), rows["processes"].astype(int), strict=True)
-        rates[variant] = dict(zip(keys, rows["rate"], strict=True))
-        none = absent(records, ("run",), scale, (variant,))
-        rate = _mean(rates[variant], "tok/s", logs[logs["variant"] == variant], none)
+        none = _no_rate(records, scale, (variant,))
+        of_variant = logs[logs["variant"] == variant]
+        rate = _mean(rates[variant], "tok/s", of_variant, none)
         found[scale, f"run_rate.{variant}", "value"] = rate
-        alone = found[scale, f"throughput.{variant}", "value"]
-        found[scale, f"run_share.{variant}", "value"] = _share(rates[variant], rate, alone, none)
+        batches = worded_models(records, scale, (variant,), micro_ga)
+        found[scale, f"run_micro_ga.{variant}", "value"] = batches
+        found[scale, f"run_share.{variant}", "value"] = _share(
+            rates[variant],
+            rate,
+            found[scale, f"throughput.{variant}", "value"],
+            (batches.text, found[scale, f"micro_ga.{variant}", "value"].text),
+        )
     mha, full = rates["mha"], rates["full"]
     pairs = {key: full[key] / mha[key] for key in full if key in mha}
-    none = absent(records, ("run",), scale, PAIRED)
-    found[scale, "run_ratio", "value"] = _mean(pairs, "x", logs, none)
-    counts = sorted(set(medians["processes"].astype(int)))
-    found[scale, "processes", "value"] = worded(", ".join(map(str, counts))) if counts else none
+    none = _no_rate(records, scale, PAIRED)
+    if mha and full:
+        why = "no pair of one seed was trained by as many processes"
+        none = Measured(status="undetermined", reason=why)
+    ratio = _mean(pairs, "x", logs, none)
+    found[scale, "run_ratio", "value"] = ratio
+    if ratio.value is not None and ratio.margin is not None:
+        for statistic, sign in (("low", -1), ("high", 1)):
+            end = replace(ratio, value=ratio.value + sign * ratio.margin, by_seed={})
+            found[scale, "run_ratio", statistic] = end
+    counts = ", ".join(
+        map(str, sorted({processes for key in rates.values() for _, processes in key}))
+    )
+    found[scale, "processes", "value"] = worded(counts, sources=behind) if counts else none
+
+
+def _no_rate(records: CampaignRecords, scale: str, variants: tuple[str, ...]) -> Measured:
+    """Why there is no rate: no run, or only such as have no one number of processes."""
+    if select(records.runs, scale=scale, variant=variants).empty:
+        return absent(records, ("run",), scale, variants)
+    why = "how many processes trained a run changed, or is not recorded"
+    return Measured(status="undetermined", reason=why)
 
 
 def _mean(
@@ -67,7 +94,7 @@ def _mean(
 ) -> Measured:
     """A mean over seeds of values by seed and number of processes."""
     if not values:
-        return none
+        return replace(none, unit=unit)
     by_seed = {seed: value for (seed, _), value in values.items()}
     behind = logs[logs["seed"].isin(by_seed)]["source"]
     return Measured(
@@ -81,19 +108,28 @@ def _mean(
 
 
 def _share(
-    rates: dict[tuple[int, int], float], rate: Measured, alone: Measured, none: Measured
+    rates: dict[tuple[int, int], float],
+    rate: Measured,
+    alone: Measured,
+    batches: tuple[str | None, str | None],
 ) -> Measured:
-    """A process's rate in training over the benchmark's, in which one GPU works alone."""
+    """A process's rate in training over the benchmark's, in which one GPU works alone.
+
+    batches: micro/GA of the runs and of the benchmark; of two kinds the rates say nothing.
+    """
     if not rates:
-        return none
+        return replace(rate, unit="%")
     if alone.value is None:
-        return Measured(status=alone.status, reason=alone.reason)
+        return Measured(status=alone.status, reason=alone.reason, unit="%")
     if "cpu" in alone.reason.lower():
-        return no_counterpart("on a CPU, runs and benchmarks take different shares of its cores")
-    values = {key: value / alone.value for key, value in rates.items()}
-    by_seed = {seed: value for (seed, _), value in values.items()}
+        why = "on a CPU, runs and benchmarks take different shares of its cores"
+        return replace(no_counterpart(why), unit="%")
+    if len(set(batches)) > 1:
+        why = "micro/GA is {} in the runs and {} in the benchmark".format(*batches)
+        return replace(no_counterpart(why), unit="%")
+    by_seed = {seed: value / alone.value for (seed, _), value in rates.items()}
     return Measured(
-        fmean(values.values()),
+        fmean(by_seed.values()),
         unit="%",
         n=len(by_seed),
         by_seed=by_seed,

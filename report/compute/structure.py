@@ -1,4 +1,4 @@
-"""Structural diagnostics of the paired checkpoints (sections 4.2, B.4, B.5)."""
+"""Structural diagnostics of the paired checkpoints (Section 6.2, Appendices B.4, B.5)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Throughput and memory of training steps (sections 4.3, G, H)."""
+"""Throughput and memory of training steps (Section 6.3, Appendices F, G, H)."""
 
 from __future__ import annotations
 

@@ -180,11 +180,13 @@ PRODUCTION = Table(
     title="Production throughput and memory",
     summary="Throughput and memory of the pair at each scale’s own context.",
     caption=(
-        "FlashAttention and FlashRelation at each scale’s own context: (a) whole training steps; "
-        "memory is allocated / reserved GiB; (b) the campaign’s training runs, in tokens per "
-        "second of each process that trains one, one a GPU: the mean over seeds of the median "
-        "update, its ratio in the pairs of one seed, and its share of the rate in (a), which is "
-        "the parallel efficiency where several processes share a run."
+        "FlashAttention and FlashRelation at each scale’s own context. (a) Whole training steps: "
+        "rates are medians of rounds in which the sides take turns, FR/FA is the median of single "
+        "rounds’ ratios with its 95% interval, memory is allocated / reserved GiB. (b) The "
+        "campaign’s training runs, in tokens per second of each process, which has a GPU of its "
+        "own: the median update of a run, its mean over seeds; FR/FA in pairs of one seed, with "
+        "the 95% interval of their mean; and the share of (a)’s rate, which includes what is lost "
+        "where several processes share a run."
     ),
     stubs=("Scale",),
     rows=SCALE_ROWS,
@@ -209,8 +211,10 @@ PRODUCTION = Table(
                 value("FlashAttention\ntok/s", "run_rate.mha", RATE, "mha"),
                 value("FlashRelation\ntok/s", "run_rate.full", RATE, "full"),
                 value("FR/FA", "run_ratio", RATIO),
-                value("FA\nof (a)", "run_share.mha", SHARE, "mha"),
-                value("FR\nof (a)", "run_share.full", SHARE, "full"),
+                value("FR\nmicro/GA", "run_micro_ga.full", Words(), "full"),
+                value("FA\nmicro/GA", "run_micro_ga.mha", Words(), "mha"),
+                value("FR, share\nof (a)", "run_share.full", SHARE, "full"),
+                value("FA, share\nof (a)", "run_share.mha", SHARE, "mha"),
             ),
             measured=True,
         ),
@@ -226,8 +230,8 @@ LINEAR_STEADY = Table(
     title="Linear Relation throughput",
     summary="Tokens per second at each scale, warm and overall.",
     caption=(
-        "Linear Relation in whole training steps: once warm, and over all the time from the first "
-        "update on."
+        "Linear Relation in whole training steps: once warm, as the median of rounds, and over all "
+        "the time from the first update on."
     ),
     stubs=("Scale",),
     rows=SCALE_ROWS,
@@ -254,7 +258,8 @@ LINEAR_LONG = Table(
     summary="Throughput and memory as the context grows.",
     caption=(
         "Linear Relation against the context $T$, one window a micro-batch: a short one gives a "
-        "GPU too little to do at a time, so that the rate grows with $T$. The campaign’s "
+        "GPU too little to do at a time, so that the rate grows with $T$. Rates are medians of "
+        "rounds. The campaign’s "
         "contexts meet the paper’s in their order; further ones follow below."
     ),
     stubs=("$T$",),

@@ -1,0 +1,55 @@
+"""Readings of the paper that the code fixes: the decoder around the operator, and how it is read.
+
+They stand apart from relation/config/readings.py, which benchmarks and verification import: a
+sentence added there would make their records those of other code.
+"""
+
+from relation.config import Campaign
+
+
+def fixed_readings(campaign: Campaign) -> tuple[dict, ...]:
+    """One mapping (name, value, question) a reading."""
+    usual: dict[str, str] = {}
+    others: dict[str, str] = {}
+    for run in campaign.planned_runs:
+        for operator, backend in run.backends.items():
+            if usual.setdefault(operator, backend) != backend:
+                others[run.variant] = f"{run.variant} on {backend}"
+    timed = next((s for s in campaign.planned_systems if s.benchmark == "matched"), None)
+    readings = [
+        (
+            "fixed",
+            "X + Mixer(RMSNorm(X)), then X + SwiGLU(RMSNorm(X)); RMSNorm before the output, which "
+            "is the embedding's transpose; no biases",
+            "The decoder around the operator, which the paper does not describe; with this one its "
+            "counts of parameters come out exactly",
+        ),
+        (
+            "fixed",
+            "drawn by seed and parameter name",
+            "Initial weights: those that two variants share start equal",
+        ),
+        ("fixed", "global L2 norm", "What gradient clipping at 1.0 bounds"),
+        (
+            "backend_overrides",
+            ", ".join(others.values()) or "none",
+            "Variants that run on another backend than the others",
+        ),
+        (
+            "fixed",
+            "FP32 from the FP32 master weights; validation NLL in the precision of training",
+            "In what precision a checkpoint is diagnosed and evaluated",
+        ),
+    ]
+    if timed is not None:
+        readings.append(
+            (
+                "systems.rounds",
+                f"{timed.warmup_updates} updates, then {timed.rounds} rounds of "
+                f"{timed.measured_updates} more",
+                "How a rate is measured: sides that are compared take turns, on a GPU each round's "
+                "first update does not count, and the median round is the rate; the paper times "
+                "steps in a row",
+            )
+        )
+    return tuple({"name": n, "value": v, "question": q} for n, v, q in readings)
