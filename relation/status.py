@@ -6,6 +6,7 @@ Free of PyTorch, so that a look stays fast.
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -190,7 +191,7 @@ class _Look:
             share=1.0,
             tokens_per_second=record["tokens_per_second"],
             loss=last["loss"],
-            updated=_modified(folder / "record.parquet"),
+            updated=_made(folder / "record.parquet"),
         )
 
     def note_leftovers(self) -> None:
@@ -248,7 +249,7 @@ class _Look:
         if current is None:
             return StepStatus(name, DAMAGED)
         if current:
-            return StepStatus(name, DONE, _modified(path))
+            return StepStatus(name, DONE, _made(path))
         return self._not_done(name, path, [log])
 
     def _inventory(self) -> StepStatus:
@@ -256,7 +257,9 @@ class _Look:
         # What it rests on is known only when the models are built: its being there has to do.
         if models.exists():
             whole = self._or_note(lambda: read_origin(models)) is not None
-            return StepStatus("inventory", DONE if whole else DAMAGED, _modified(models))
+            if not whole:
+                return StepStatus("inventory", DAMAGED)
+            return StepStatus("inventory", DONE, _made(models))
         log = self.results.folder / "logs" / "inventory.log"
         return self._not_done("inventory", models, [log])
 
@@ -286,6 +289,11 @@ def _last_row(path: Path, layout: pa.Schema) -> dict[str, Any]:
     if not table.num_rows:
         raise InputError(f"{path} has no row; delete it and run snakemake again")
     return table.slice(table.num_rows - 1).to_pylist()[0]
+
+
+def _made(path: Path) -> float:
+    """When a record was made, in seconds since 1970; its file may be a copy or a clone's."""
+    return datetime.fromisoformat(read_origin(path)["created"]).timestamp()
 
 
 def _modified(path: Path) -> float:

@@ -38,9 +38,12 @@ def empty_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Results:
     return Results(campaign())
 
 
+MADE = "2026-01-02T03:04:05+00:00"
+
+
 def origin(config_hash: str, **details) -> dict:
     known = {"campaign": "tiny", "config_hash": config_hash, "commit": "unknown", "versions": {}}
-    return known | {"seed": 42, **details}
+    return known | {"seed": 42, "created": MADE, **details}
 
 
 def prepare(results: Results) -> None:

@@ -133,6 +133,10 @@ BAD_CALLS = {
     "no corpus named": "prepare tinystories-4096 --campaign books",
     "nothing to publish": "publish --campaign tiny",
     "no such device": "backends --device abacus",
+    "no such comparison": "bench abacus",
+    "a part of an option": "status --campaign tiny --scale 10M",
+    "one run's plan without it": "plan --gpus 8",
+    "one run's plan and a campaign's": "plan --scale 10M --campaign paper",
 }
 
 

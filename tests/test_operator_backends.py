@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
+import yaml
 from conftest import ROOT
 from equations import assert_close, differentiate, draw, draw_linear
 from torch import Tensor
@@ -183,6 +184,13 @@ def test_attention_is_pytorchs(name, score):
         truth = F.scaled_dot_product_attention(q, k, v, is_causal=True)
     assert_close(attention(q, k, v), truth, terms)
     assert_close(ops.causal_flow(q, k) @ v, truth, terms)
+
+
+def test_the_configurations_schema_knows_every_backend():
+    text = (ROOT / "workflow" / "schemas" / "config.schema.yaml").read_text(encoding="utf-8")
+    known = yaml.safe_load(text)["$defs"]
+    for kind in ("mha", "full", "linear"):
+        assert known[f"{kind}_backend"]["enum"] == [n for k, n in ops.BACKENDS if k == kind]
 
 
 def test_every_backend_says_where_it_cannot_run(monkeypatch):

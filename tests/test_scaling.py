@@ -54,7 +54,7 @@ def test_the_command_prints_a_row_for_each_number_of_processes(
 ) -> None:
     monkeypatch.setattr(scaling, "launch", lambda spec, n, warmup, updates: Scaling(n, 1e3 + n))
     command = ["scaling", "10M/full/42", "--config", str(ROOT / "config.yaml")]
-    assert main([*command, "--campaign", "tiny", "--processes", "4,2"]) == 0
+    assert main([*command, "--campaign", "paper", "--processes", "4,2"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines == [
         ["processes", "tok/s", "efficiency"],
@@ -62,6 +62,11 @@ def test_the_command_prints_a_row_for_each_number_of_processes(
         ["2", "1,002", "50.0%"],
         ["4", "1,004", "25.1%"],
     ]
-    for wrong in (["--processes", "two"], ["--processes", "0"], ["--updates", "0"]):
-        assert main([*command, "--campaign", "tiny", *wrong]) == 2
+    for wrong in (
+        ["--processes", "two"],
+        ["--processes", "0"],
+        ["--processes", "2,8"],
+        ["--updates", "0"],
+    ):
+        assert main([*command, "--campaign", "paper", *wrong]) == 2
         assert capsys.readouterr().err.startswith("error: ")

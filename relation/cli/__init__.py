@@ -24,7 +24,13 @@ from relation.errors import InputError, RelationError
 
 
 class _Parser(argparse.ArgumentParser):
-    """Tells a wrong call as every other bad input: in one line."""
+    """Tells a wrong call as every other bad input: in one line.
+
+    A part of an option's name is a wrong call too: --scale is none of status's --scales.
+    """
+
+    def __init__(self, **options) -> None:
+        super().__init__(**{"allow_abbrev": False, **options})
 
     def error(self, message: str) -> NoReturn:
         raise InputError(f"{message}; see {self.prog} --help")

@@ -80,7 +80,11 @@ def _default_output(options: argparse.Namespace) -> Path:
 def _bench(options: argparse.Namespace) -> None:
     shapes = options.shapes or ("paper" if options.device == "cuda" else "smoke")
     campaign = resolve(load_config(options.config), campaign=shapes, scales=options.scales)
-    if options.name not in ("systems", "all"):
+    if options.name not in (*_PEERS, "systems", "all"):
+        raise InputError(
+            f"unknown benchmark {options.name!r}; choose among {', '.join(_PEERS)}, systems, all"
+        )
+    if options.name in _PEERS:
         _compare(options, campaign)
         return
     _check_whole(options, campaign)
@@ -99,7 +103,10 @@ def _check_whole(options: argparse.Namespace, campaign: Campaign) -> None:
     chosen = [name for name, value in given.items() if value is not None]
     chosen += ["--repeats"] * (options.repeats != _REPEATS and options.name == "systems")
     if chosen:
-        raise InputError(f"bench {options.name} takes no {chosen[0]}; config.yaml sets its rounds")
+        raise InputError(
+            f"bench {options.name} takes no {chosen[0]}; config.yaml says what it measures, and it "
+            "writes where a campaign would"
+        )
     if campaign.device != options.device:
         raise InputError(
             f"campaign {campaign.name} runs on {campaign.device}; give --device {campaign.device}"

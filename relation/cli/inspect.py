@@ -42,6 +42,7 @@ def _params(options: argparse.Namespace) -> None:
 
 
 def _plan(options: argparse.Namespace) -> None:
+    scale.check_unmixed(options)
     if options.scale is not None:
         scale.print_scale(options)
         return

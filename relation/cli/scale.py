@@ -5,10 +5,12 @@ import json
 import re
 from dataclasses import replace
 
+from relation.cli.options import CHOICES
 from relation.cli.tables import print_table
 from relation.errors import InputError
 
 _SHAPE = ("layers", "d_model", "heads", "d_ff", "vocabulary", "context", "micro")
+_DEFAULTS = {"tokens": 20 * 10**9, "gpus": 64, "accumulation": 4, "link": 50.0, "price": 3.0}
 _SUFFIXES = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 
@@ -20,20 +22,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--scale", help="10M, 30M, 100M or 1B; the shape that the rest changes")
     for name in _SHAPE:
         group.add_argument(f"--{name.replace('_', '-')}", type=int, metavar="N")
-    group.add_argument("--tokens", type=_count, default=20 * 10**9, help="default: 20B")
-    group.add_argument("--gpus", type=int, default=64, help="default: 64")
+    group.add_argument("--tokens", type=_count, help="default: 20B")
+    group.add_argument("--gpus", type=int, help="default: 64")
     group.add_argument(
-        "--accumulation", type=int, default=4, help="micro-batches a GPU and update (default: 4)"
+        "--accumulation", type=int, help="micro-batches a GPU and update (default: 4)"
     )
     group.add_argument(
         "--link",
         type=float,
-        default=50.0,
         help="GB/s a GPU between machines (default: 50, one 400 Gb/s adapter each)",
     )
-    group.add_argument(
-        "--price", type=float, default=3.0, help="USD a GPU-hour (default: 3, an assumption)"
-    )
+    group.add_argument("--price", type=float, help="USD a GPU-hour (default: 3, an assumption)")
 
 
 def _count(text: str) -> int:
@@ -42,6 +41,21 @@ def _count(text: str) -> int:
         return round(float(match[1]) * _SUFFIXES[match[2]])
     except (TypeError, ValueError):
         raise argparse.ArgumentTypeError(f"{text!r} is no count; give one as 20B") from None
+
+
+def check_unmixed(options: argparse.Namespace) -> None:
+    """Raise InputError for options of one run beside a campaign's, which would say nothing."""
+    given = {name for name in (*_SHAPE, *_DEFAULTS) if getattr(options, name) is not None}
+    chosen = {name for name in CHOICES if getattr(options, name) is not None}
+    if options.scale is None and given:
+        name = sorted(given)[0].replace("_", "-")
+        raise InputError(f"--{name} plans one run of any size; give --scale with it")
+    if options.scale is not None and chosen:
+        name = sorted(chosen)[0]
+        raise InputError(
+            f"--scale plans one run of any size, --{name} a campaign; give one of the two "
+            "(--scales chooses among a campaign's)"
+        )
 
 
 def print_scale(options: argparse.Namespace) -> None:
@@ -54,15 +68,9 @@ def print_scale(options: argparse.Namespace) -> None:
         raise InputError(f"--scale {options.scale}: choose among {', '.join(shapes)}")
     changes = {name: getattr(options, name) for name in _SHAPE}
     given = {name: value for name, value in changes.items() if value is not None}
-    plan = plan_scale(
-        replace(shapes[options.scale], **given),
-        options.tokens,
-        options.gpus,
-        options.accumulation,
-        options.link,
-        options.price,
-        measured,
-    )
+    asked = {name: getattr(options, name) for name in _DEFAULTS}
+    settings = {name: _DEFAULTS[name] if value is None else value for name, value in asked.items()}
+    plan = plan_scale(replace(shapes[options.scale], **given), *settings.values(), measured)
     if options.json:
         print(json.dumps(plan.as_dict(), indent=2))
         return
@@ -79,7 +87,7 @@ def print_scale(options: argparse.Namespace) -> None:
         ["", f"{plan.compute_seconds:.2f} s computing, {plan.exchange_seconds:.2f} s exchanging"],
         ["efficiency", f"{plan.efficiency:.1%}; gradients take {share:.1%} of the time"],
         ["time", f"{plan.hours:,.1f} h, {plan.gpu_hours:,.0f} GPU-hours"],
-        ["cost", f"{plan.cost:,.0f} USD at {options.price:g} a GPU-hour"],
+        ["cost", f"{plan.cost:,.0f} USD at {settings['price']:g} a GPU-hour"],
         ["memory", f"{plan.memory_gib:.1f} GiB a GPU: states {plan.state_gib:.1f}"],
         ["", f"activations {plan.activation_gib:.1f}"],
         ["disk", f"corpus {plan.corpus_gib:.1f} GiB, resume states {plan.resume_gib:.1f} GiB"],

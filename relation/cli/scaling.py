@@ -42,6 +42,11 @@ def _scaling(options: argparse.Namespace) -> None:
     if options.updates < 1 or options.warmup < 0:
         raise InputError("give --updates of at least 1 and --warmup of at least 0")
     spec = chosen_run(options.target, chosen_campaign(options))
+    if max(map(int, counts)) > spec.accumulation:
+        raise InputError(
+            f"--processes {options.processes}: an update of {spec.name} has {spec.accumulation} "
+            "micro-batches; give at most as many processes"
+        )
     found = [
         launch(spec, processes, options.warmup, options.updates)
         for processes in sorted({1, *map(int, counts)})
