@@ -1,5 +1,6 @@
 """The report on paper: LaTeX for any article, and its PDF, from an invented campaign."""
 
+import dataclasses
 import re
 import shutil
 import subprocess
@@ -185,6 +186,52 @@ def test_the_summary_says_what_became_of_every_printed_value(folder):
         assert measured == same + within + outside + open_ and asked == measured + missing
 
 
+HELD = {None: "---", True: r"\relationwithin", False: r"\relationoutside"}
+
+
+def evidence_cells(report_tex: Path) -> list[list[str]]:
+    """The rows of evidence of the claims' table, each as its eight cells."""
+    _, below = report_tex.read_text(encoding="utf-8").split(r"\section{The claims}")
+    lines = below.partition(r"\end{longtable}")[0].splitlines()
+    rows = [re.sub(r" \\\\\*?$", "", line).split(" & ") for line in lines if " & " in line]
+    assert rows[0][-2:] == ["direction", "size"] and {len(row) for row in rows} == {8}
+    return rows[1:]
+
+
+def test_a_row_of_evidence_has_its_unit_and_the_signs_of_what_it_asks(folder):
+    document = gather(folder)
+    printed = evidence_cells(folder / "report.tex")
+    for cells, row in zip(printed, document.evidence, strict=True):
+        unit = "" if row["unit"] in ("1", "text", "") else f" ({latex.escape(row['unit'])})"
+        assert cells[0] == f"{latex.symbols(row['label'])} {latex.escape(row['quantity'])}{unit}"
+        assert cells[-2:] == [HELD[row["direction"]], HELD[row["size"]]]
+    signs = {(row["direction"], row["size"]) for row in document.evidence}
+    assert {True, False, None} == {direction for direction, _ in signs} == {s for _, s in signs}
+    units = {row["unit"] for row in document.evidence}
+    assert {"1", "%", "x", "nat/token"} <= units
+
+
+def test_only_the_difference_of_equal_values_is_rid_of_its_last_bit(folder, tmp_path):
+    document = gather(folder)
+    (claim, *_), (row, *_) = document.claims, document.evidence
+    pairs = {
+        (0.0, 2.0**-52): ["0", "2.22e$-$16", "+2.22e$-$16"],
+        (0.3, 0.1 + 0.2): ["0.3", "0.3", "0"],
+        (0.3, 0.2999): ["0.3", "0.2999", "$-$0.0001"],
+        (1e-13, 3e-13): ["1e$-$13", "3e$-$13", "+2e$-$13"],
+        (None, 3e-13): ["---", "3e$-$13", "---"],
+    }
+    evidence = [
+        {
+            **row, "claim": claim["number"], "paper": paper, "ours": ours, "paper_n": None,
+            "difference": None if paper is None else ours - paper,
+        }
+        for paper, ours in pairs
+    ]  # fmt: skip
+    written = render_document(dataclasses.replace(document, evidence=evidence), tmp_path)
+    assert [cells[1:4] for cells in evidence_cells(written)] == list(pairs.values())
+
+
 def test_a_long_table_is_cut_between_groups(folder):
     tables = {printed.table.label: printed for printed in gather(folder).tables}
     parts = floats(tables["app-structural-layerwise"])
@@ -205,6 +252,18 @@ def test_hostile_words_are_typeset_as_themselves(folder):
     for number, table in enumerate(TABLES, start=1):
         assert f"Table {number}:" in text and table.number == str(number)
     assert "Figure 1: Overview of Relation" in text and "Figure 2: Self" in text
+
+
+@pytest.mark.skipif(
+    not can_typeset() or typesetter() != "latexmk", reason="needs pdfLaTeX, whose log tells"
+)
+def test_nothing_sticks_out_of_its_column(folder, tmp_path):
+    command = ["pdflatex", "-no-shell-escape", "-interaction=nonstopmode"]
+    command += [f"-output-directory={tmp_path}", "report.tex"]
+    subprocess.run(command, cwd=folder, capture_output=True, check=True)
+    log = (tmp_path / "report.log").read_text(encoding="utf-8", errors="replace")
+    assert "Output written" in log
+    assert re.findall(r"^Overfull .*", log, re.MULTILINE) == []
 
 
 @needs_tex
