@@ -4,6 +4,7 @@ import dataclasses
 import re
 import shutil
 import subprocess
+import zlib
 from pathlib import Path
 
 import pytest
@@ -254,6 +255,20 @@ def test_hostile_words_are_typeset_as_themselves(folder):
     assert "Figure 1: Overview of Relation" in text and "Figure 2: Self" in text
 
 
+@needs_tex
+@needs_pdf
+def test_the_pdf_says_its_title_subject_and_language(folder):
+    pdf = typeset(folder / "report.tex")
+    told = subprocess.run(["pdfinfo", pdf], capture_output=True, text=True, check=True).stdout
+    facts = dict(re.findall(r"^(\w+): +(.*)$", told, re.MULTILINE))
+    hostile = HOSTILE.replace("猫", "[U+732B]").translate({ord("“"): '"', ord("”"): '"'})
+    title = "Ask Self, Ask Others: Relation Is All You Need. A reproduction: Invented"
+    assert facts["Title"] == f"{title} {hostile}" and facts["Subject"] == hostile
+    packed = re.findall(rb"/ObjStm.*?stream\r?\n(.*?)endstream", pdf.read_bytes(), re.DOTALL)
+    objects = b"".join(zlib.decompressobj().decompress(part) for part in packed)
+    assert b"/Lang(en)" in objects
+
+
 @pytest.mark.skipif(
     not can_typeset() or typesetter() != "latexmk", reason="needs pdfLaTeX, whose log tells"
 )
@@ -344,6 +359,7 @@ def test_hostile_words_are_escaped():
     assert latex.escape("--config") == "-{}-config"
     assert latex.formula("O(T^2 d)") == "$O(T^{2} d)$"
     assert latex.formula(r"\input{x}") == r"\textbackslash{}input\{x\}"
+    assert latex.plain("“λ” → a_b") == r"\textquotedbl{}lambda\textquotedbl{} -\textgreater{} a\_b"
     assert latex.symbols("F_ii = 50% of a_name") == r"$F_{ii}$ = 50\% of a\_name"
     assert latex.breakable("a/b_c") == r"a/\allowbreak{}b\_\allowbreak{}c"
     assert latex.comment("a\n\\input{b}\r− 猫") == r"% a \input{b} - [U+732B]"

@@ -153,6 +153,7 @@ def _environment() -> jinja2.Environment:
         "header": latex.header,
         "breakable": latex.breakable,
         "code": latex.code,
+        "plain": latex.plain,
         "comment": latex.comment,
         "entry": _entry,
         "sign": lambda verdict: latex.Tex(SIGNS.get(verdict, "")),
