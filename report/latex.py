@@ -100,6 +100,13 @@ def comment(text: str) -> Tex:
     return Tex(f"% {''.join(plain)}")
 
 
+def plain(text: str) -> Tex:
+    """Escape for the PDF's own title and subject, which hold words and no mathematics."""
+    escaped = escape("".join(_SPELLED.get(character, character) for character in text))
+    named = re.sub(r"\$\\(\w+)\$", r"\1", escaped)
+    return Tex(named.replace("''", r"\textquotedbl{}"))
+
+
 def _escaped(character: str) -> str:
     if character in _SPECIAL:
         return _SPECIAL[character]

@@ -1,8 +1,10 @@
 """The report on paper: LaTeX for any article, and its PDF, from an invented campaign."""
 
+import dataclasses
 import re
 import shutil
 import subprocess
+import zlib
 from pathlib import Path
 
 import pytest
@@ -185,6 +187,52 @@ def test_the_summary_says_what_became_of_every_printed_value(folder):
         assert measured == same + within + outside + open_ and asked == measured + missing
 
 
+HELD = {None: "---", True: r"\relationwithin", False: r"\relationoutside"}
+
+
+def evidence_cells(report_tex: Path) -> list[list[str]]:
+    """The rows of evidence of the claims' table, each as its eight cells."""
+    _, below = report_tex.read_text(encoding="utf-8").split(r"\section{The claims}")
+    lines = below.partition(r"\end{longtable}")[0].splitlines()
+    rows = [re.sub(r" \\\\\*?$", "", line).split(" & ") for line in lines if " & " in line]
+    assert rows[0][-2:] == ["direction", "size"] and {len(row) for row in rows} == {8}
+    return rows[1:]
+
+
+def test_a_row_of_evidence_has_its_unit_and_the_signs_of_what_it_asks(folder):
+    document = gather(folder)
+    printed = evidence_cells(folder / "report.tex")
+    for cells, row in zip(printed, document.evidence, strict=True):
+        unit = "" if row["unit"] in ("1", "text", "") else f" ({latex.escape(row['unit'])})"
+        assert cells[0] == f"{latex.symbols(row['label'])} {latex.escape(row['quantity'])}{unit}"
+        assert cells[-2:] == [HELD[row["direction"]], HELD[row["size"]]]
+    signs = {(row["direction"], row["size"]) for row in document.evidence}
+    assert {True, False, None} == {direction for direction, _ in signs} == {s for _, s in signs}
+    units = {row["unit"] for row in document.evidence}
+    assert {"1", "%", "x", "nat/token"} <= units
+
+
+def test_only_the_difference_of_equal_values_is_rid_of_its_last_bit(folder, tmp_path):
+    document = gather(folder)
+    (claim, *_), (row, *_) = document.claims, document.evidence
+    pairs = {
+        (0.0, 2.0**-52): ["0", "2.22e$-$16", "+2.22e$-$16"],
+        (0.3, 0.1 + 0.2): ["0.3", "0.3", "0"],
+        (0.3, 0.2999): ["0.3", "0.2999", "$-$0.0001"],
+        (1e-13, 3e-13): ["1e$-$13", "3e$-$13", "+2e$-$13"],
+        (None, 3e-13): ["---", "3e$-$13", "---"],
+    }
+    evidence = [
+        {
+            **row, "claim": claim["number"], "paper": paper, "ours": ours, "paper_n": None,
+            "difference": None if paper is None else ours - paper,
+        }
+        for paper, ours in pairs
+    ]  # fmt: skip
+    written = render_document(dataclasses.replace(document, evidence=evidence), tmp_path)
+    assert [cells[1:4] for cells in evidence_cells(written)] == list(pairs.values())
+
+
 def test_a_long_table_is_cut_between_groups(folder):
     tables = {printed.table.label: printed for printed in gather(folder).tables}
     parts = floats(tables["app-structural-layerwise"])
@@ -205,6 +253,32 @@ def test_hostile_words_are_typeset_as_themselves(folder):
     for number, table in enumerate(TABLES, start=1):
         assert f"Table {number}:" in text and table.number == str(number)
     assert "Figure 1: Overview of Relation" in text and "Figure 2: Self" in text
+
+
+@needs_tex
+@needs_pdf
+def test_the_pdf_says_its_title_subject_and_language(folder):
+    pdf = typeset(folder / "report.tex")
+    told = subprocess.run(["pdfinfo", pdf], capture_output=True, text=True, check=True).stdout
+    facts = dict(re.findall(r"^(\w+): +(.*)$", told, re.MULTILINE))
+    hostile = HOSTILE.replace("猫", "[U+732B]").translate({ord("“"): '"', ord("”"): '"'})
+    title = "Ask Self, Ask Others: Relation Is All You Need. A reproduction: Invented"
+    assert facts["Title"] == f"{title} {hostile}" and facts["Subject"] == hostile
+    packed = re.findall(rb"/ObjStm.*?stream\r?\n(.*?)endstream", pdf.read_bytes(), re.DOTALL)
+    objects = b"".join(zlib.decompressobj().decompress(part) for part in packed)
+    assert b"/Lang(en)" in objects
+
+
+@pytest.mark.skipif(
+    not can_typeset() or typesetter() != "latexmk", reason="needs pdfLaTeX, whose log tells"
+)
+def test_nothing_sticks_out_of_its_column(folder, tmp_path):
+    command = ["pdflatex", "-no-shell-escape", "-interaction=nonstopmode"]
+    command += [f"-output-directory={tmp_path}", "report.tex"]
+    subprocess.run(command, cwd=folder, capture_output=True, check=True)
+    log = (tmp_path / "report.log").read_text(encoding="utf-8", errors="replace")
+    assert "Output written" in log
+    assert re.findall(r"^Overfull .*", log, re.MULTILINE) == []
 
 
 @needs_tex
@@ -285,6 +359,7 @@ def test_hostile_words_are_escaped():
     assert latex.escape("--config") == "-{}-config"
     assert latex.formula("O(T^2 d)") == "$O(T^{2} d)$"
     assert latex.formula(r"\input{x}") == r"\textbackslash{}input\{x\}"
+    assert latex.plain("“λ” → a_b") == r"\textquotedbl{}lambda\textquotedbl{} -\textgreater{} a\_b"
     assert latex.symbols("F_ii = 50% of a_name") == r"$F_{ii}$ = 50\% of a\_name"
     assert latex.breakable("a/b_c") == r"a/\allowbreak{}b\_\allowbreak{}c"
     assert latex.comment("a\n\\input{b}\r− 猫") == r"% a \input{b} - [U+732B]"

@@ -14,7 +14,7 @@ from relation.files import write_text
 from report import latex, style, templating
 from report.document.behind import again, cited, numbered, record_comments, row_comments
 from report.document.content import Document
-from report.numbers import counted
+from report.numbers import DASH, MINUS, counted
 from report.verdicts import other_device
 from report.verdicts.setting import PAPER_DEVICE
 from report.view import Entry, PrintedPanel, PrintedTable, entry_text
@@ -23,7 +23,7 @@ from report.view import Entry, PrintedPanel, PrintedTable, entry_text
 # of notes below.
 LINES_A_FLOAT, LINES_OF_NOTES = 60, 4
 LETTERS_A_LINE = 130
-ROUNDING = 1e-12  # what is left of a difference between equal doubles
+ROUNDING = 1e-9  # of the paper's value: what is left of a difference between equal doubles
 LINE_NAMES = {"paper": "paper", "campaign": "ours", "difference": "diff."}
 # What a verdict is printed as: a command of the templates.
 SIGNS = {
@@ -153,10 +153,13 @@ def _environment() -> jinja2.Environment:
         "header": latex.header,
         "breakable": latex.breakable,
         "code": latex.code,
+        "plain": latex.plain,
         "comment": latex.comment,
         "entry": _entry,
         "sign": lambda verdict: latex.Tex(SIGNS.get(verdict, "")),
+        "held": _held,
         "number": _number,
+        "difference": _difference,
         "counted": counted,
         "json": lambda value: json.dumps(value, ensure_ascii=False),
         "pdf": lambda file: latex.Tex(Path(file).with_suffix(".pdf").as_posix()),
@@ -176,11 +179,25 @@ def _entry(entry: Entry) -> latex.Tex:
     return latex.escape(entry_text(entry))
 
 
-def _number(value: float | None) -> str:
+def _held(whether: bool | None) -> str:
+    """The sign of a direction or a size: it holds, it does not, or it is open."""
+    if whether is None:
+        return DASH
+    return latex.Tex(SIGNS["within" if whether else "outside"])
+
+
+def _number(value: float | None, signed: bool = False) -> str:
     """A real number of any unit: four digits, or all of a large count."""
     if value is None or math.isnan(value):
-        return "—"
-    if abs(value) < ROUNDING:
+        return DASH
+    size = abs(value)
+    text = f"{size:,.0f}" if size >= 10_000 else f"{size:.4g}".replace("-", MINUS)
+    return f"{MINUS if value < 0 else '+' if signed and value else ''}{text}"
+
+
+def _difference(row: Mapping[str, Any]) -> str:
+    """Ours less the paper's value, with its sign; 0 where only rounding tells the two apart."""
+    difference = row["difference"]
+    if difference is not None and abs(difference) < ROUNDING * abs(row["paper"]):
         return "0"
-    text = f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
-    return text.replace("-", "−")
+    return _number(difference, signed=True)
