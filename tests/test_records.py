@@ -311,6 +311,12 @@ def test_the_readings_say_how_local_texts_were_split(tmp_path: Path, files, said
     assert said in readings["corpora.*.source"]
     (untold,) = (a for a in campaign.assumptions if a["name"] == "corpora.*.source")
     assert readings["corpora.*.source"].startswith(f"{untold['value']}. Validation")
+    assert readings["backend_overrides"] == "single-head on materialised"
+    assert readings["systems.rounds"] == "5 updates, then 10 rounds of 2 more"
+    smoke = resolve(config, campaign="smoke")
+    page = load_records(smoke, Results(smoke, tmp_path), partial=True).page
+    readings = {reading["name"]: reading["value"] for reading in page["assumptions"]}
+    assert readings["backend_overrides"] == "none"
 
 
 def test_a_text_beside_the_records_says_how_it_came_about_what_is_there(tmp_path: Path) -> None:

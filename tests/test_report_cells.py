@@ -72,6 +72,18 @@ def test_a_mean_difference_prints_its_interval_signed(cells):
         assert text in shown
 
 
+def test_an_ablation_on_another_backend_is_told(records):
+    reading = {"name": "backend_overrides", "question": "?", "value": "single-head on materialised"}
+    page = records.page | {"assumptions": [*records.page["assumptions"], reading]}
+    for frames, told in ((replace(records, page=page), True), (records, False)):
+        cells = build(frames)
+        for table in TABLES:
+            if table.label in ("structural-ablations", "app-ablation"):
+                notes = [note.text for note in table.notes(cells[cells["table"] == table.label])]
+                said = "On another backend than the rest: single-head on materialised."
+                assert (said in notes) == told
+
+
 def test_table_3_names_no_record_without_a_column(cells):
     passes = one(cells, "structural-ablations", "nll", "epochs")
     assert any("single-head" in source for source in passes["sources"])

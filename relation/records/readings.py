@@ -6,6 +6,9 @@ sentence added there would make their records those of other code.
 
 from relation.config import Campaign
 
+OTHER_BACKENDS = "backend_overrides"
+NO_OTHER_BACKEND = "none"
+
 
 def fixed_readings(campaign: Campaign) -> tuple[dict, ...]:
     """One mapping (name, value, question) a reading."""
@@ -31,8 +34,8 @@ def fixed_readings(campaign: Campaign) -> tuple[dict, ...]:
         ),
         ("fixed", "global L2 norm", "What gradient clipping at 1.0 bounds"),
         (
-            "backend_overrides",
-            ", ".join(others.values()) or "none",
+            OTHER_BACKENDS,
+            ", ".join(others.values()) or NO_OTHER_BACKEND,
             "Variants that run on another backend than the others",
         ),
         (

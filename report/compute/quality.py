@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from relation.records.readings import NO_OTHER_BACKEND, OTHER_BACKENDS
 from report.compute.configurations import (
     backbone,
     data_and_vocab,
@@ -20,6 +21,7 @@ from report.compute.measured import (
     is_number,
     over_seeds,
     select,
+    worded,
 )
 from report.layout import SCALES, SEEDS
 
@@ -259,7 +261,15 @@ def structural_ablations(records: CampaignRecords) -> Measurements:
             difference = nll.difference(ABLATION_SCALE, variant, "full")
             _put_difference(found, "delta", variant, difference)
     _note(found, "nll", nll.epochs(ABLATION_SCALE, "full", *PRINTED_ABLATIONS))
+    _put_other_backends(found, records)
     return found
+
+
+def _put_other_backends(found: Measurements, records: CampaignRecords) -> None:
+    """Which variants another backend computes than the others, in the row "setting"."""
+    for reading in records.page["assumptions"]:
+        if reading["name"] == OTHER_BACKENDS and reading["value"] != NO_OTHER_BACKEND:
+            found["setting", "backends", "value"] = worded(reading["value"])
 
 
 def ablation_seeds(records: CampaignRecords) -> Measurements:
@@ -272,6 +282,7 @@ def ablation_seeds(records: CampaignRecords) -> Measurements:
         _put(found, variant, "mean", nll.statistics(ABLATION_SCALE, variant))
         _put_difference(found, variant, "delta", nll.difference(ABLATION_SCALE, variant, "full"))
         _note(found, variant, nll.epochs(ABLATION_SCALE, variant))
+    _put_other_backends(found, records)
     return found
 
 

@@ -93,6 +93,13 @@ def _epoch_note(cells: pd.DataFrame) -> list[Note]:
     return [Note(f"Passes over the training windows: {', '.join(told)}.")] if told else []
 
 
+def _ablation_notes(cells: pd.DataFrame) -> list[Note]:
+    """The passes over the texts, and what ran on another backend than the rest."""
+    others = cells[(cells["row"] == "setting") & (cells["column"] == "backends")]["text"]
+    told = [Note(f"On another backend than the rest: {text}.") for text in others]
+    return [*_epoch_note(cells), *told]
+
+
 def _result_notes(cells: pd.DataFrame) -> list[Note]:
     return [*_window_note(cells), *_epoch_note(cells)]
 
@@ -162,7 +169,7 @@ STRUCTURAL_ABLATIONS = Table(
         ),
     ),
     measure=structural_ablations,
-    notes=_epoch_note,
+    notes=_ablation_notes,
 )
 
 PAIRED_NLL = Table(
@@ -247,7 +254,7 @@ ABLATION_SEEDS = Table(
         ),
     ),
     measure=ablation_seeds,
-    notes=_epoch_note,
+    notes=_ablation_notes,
 )
 
 HYBRID = Table(
