@@ -46,6 +46,21 @@ def test_a_campaign_on_local_texts_is_told_to_be_given_some() -> None:
     assert "corpus" not in command_for(resolve(config(), campaign="paper"))
 
 
+@pytest.mark.parametrize("campaign, processes, said", [
+    ("books", (), ""),
+    ("books", (4, 1), ""),
+    ("books", (1, 4), " --set-resources train:gpu=4"),
+    ("smoke", (2,), " --set-resources train:processes=2"),
+])  # fmt: skip
+def test_a_run_of_several_processes_is_run_again_by_as_many(campaign, processes, said) -> None:
+    planned = resolve(config(), campaign=campaign)
+    for source in planned_sources(planned, Results(planned)):
+        command = provenance_row(source, ORIGIN | {"processes": processes}, planned)["rerun"]
+        trained = said if source.kind in ("run", "log", "probes") else ""
+        assert command.startswith(f"{command_for(planned)}{trained} -")
+        assert trained or "--set-resources" not in command
+
+
 @pytest.mark.campaign
 def test_snakemake_takes_the_command_of_a_record(tmp_path: Path) -> None:
     """Of a restricted campaign on texts in a folder whose name has a space and a hash sign."""
@@ -62,6 +77,11 @@ def test_snakemake_takes_the_command_of_a_record(tmp_path: Path) -> None:
         assert program == "snakemake"
         said = snakemake(project, "--dry-run", *arguments).stdout
         assert f"forced:\n        {forced}\n" in said
+    shared = ORIGIN | {"processes": [2]}
+    run = next(s for s in planned_sources(campaign, Results(campaign)) if s.kind == "run")
+    again = shlex.split(provenance_row(run, shared, campaign)["rerun"])[1:]
+    said = snakemake(project, "--dry-run", "--printshellcmds", *again).stdout
+    assert said.count("relation train ") == said.count("--processes 2 ") > 0
     *restricted, _, target, _, _ = shlex.split(rows["models"])[1:]
     assert target.endswith("models.parquet")
     assert planned_jobs(project, *restricted, "--", target) == {"inventory": 1}

@@ -6,7 +6,7 @@ Snakemake's own memory of what it made does not survive a clone; a record's orig
 import json
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from relation.code import code_hash, golden_hash
@@ -131,9 +131,15 @@ def _log(source: Source) -> str | None:
     return source.job_log.as_posix() if here else None
 
 
-def _rerun(source: Source, campaign: Campaign) -> str:
-    """The command that makes a record again, and what depends on it unless it was published."""
+def _rerun(source: Source, campaign: Campaign, processes: Sequence[int]) -> str:
+    """The command that makes a record again, and what depends on it unless it was published.
+
+    processes: how many trained its run, in order of change; the last are asked for again.
+    """
     everything, target = command_for(campaign), shlex.quote(source.target.as_posix())
+    if source.stage == "training" and max(processes[-1:], default=1) > 1:
+        resource = "gpu" if campaign.device == "cuda" else "processes"
+        everything += f" --set-resources train:{resource}={processes[-1]}"
     if source.path != source.target:
         return f"{everything} -- {target}"
     return f"{everything} -R {target} -- all"
@@ -161,7 +167,7 @@ def provenance_row(
         "versions": json.dumps(origin["versions"], sort_keys=True),
         "made": origin["created"],
         "log": _log(source),
-        "rerun": _rerun(source, campaign),
+        "rerun": _rerun(source, campaign, origin.get("processes", ())),
         "freshness": state,
         "freshness_reason": reason,
     }
