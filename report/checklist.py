@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+import pandas as pd
+
 from relation.disk import training_gib
 from relation.progress import duration
 from report.claims import Judged
@@ -84,9 +86,26 @@ class _Facts:
             return "no finished run is recorded"
         seconds = self.runs["seconds"]
         return (
-            f"{len(self.runs)} runs trained for {duration(seconds.sum())} in all, the longest for "
-            f"{duration(seconds.max())}; data, evaluation, diagnostics and benchmarks come on top"
+            f"{len(self.runs)} runs trained for {duration(seconds.sum())} of wall time in all, the "
+            f"longest for {duration(seconds.max())}; {self._shared}; data, evaluation, diagnostics "
+            "and benchmarks come on top"
         )
+
+    @property
+    def _shared(self) -> str:
+        """The time of all processes of the runs, each of which has a GPU where there are any."""
+        known = self.runs[self.runs["processes"].notna()]
+        out = len(self.runs) - len(known)
+        if known.empty:
+            return "how many processes shared a run changed or is not recorded"
+        unit, units = ("process", "processes") if self._peaks.empty else ("GPU", "GPUs")
+        most, time = int(known["processes"].max()), (known["seconds"] * known["processes"]).sum()
+        told = f"{duration(time)} of {unit} time (seconds × processes)"
+        told += f", up to {most} {units} a run" if most > 1 else f", one {unit} a run"
+        if out:
+            runs = f"{out} run{'s' * (out != 1)}"
+            told += f", without {runs} whose number of processes changed or is not recorded"
+        return told
 
     @property
     def disk(self) -> str:
@@ -102,10 +121,16 @@ class _Facts:
 
     @property
     def memory(self) -> str:
-        peaks = self.runs["peak_memory_gib"].dropna() if "peak_memory_gib" in self.runs else []
-        if not len(peaks):
+        if self._peaks.empty:
             return "these devices do not count memory"
-        return f"a run allocated at most {float(max(peaks)):.3g} GiB"
+        return f"a run allocated at most {self._peaks.max():.3g} GiB on its first GPU"
+
+    @property
+    def _peaks(self) -> pd.Series:
+        """Peak memory in GiB of the runs on devices that count it, which are GPUs."""
+        if "peak_memory_gib" not in self.runs:
+            return pd.Series(dtype=float)
+        return self.runs["peak_memory_gib"].dropna().astype(float)
 
     @property
     def left(self) -> str:
@@ -222,7 +247,7 @@ def _acm(facts: _Facts) -> Iterator[tuple[str, str, str]]:
     )
     plan = f"python -m relation plan --campaign {page['campaign']}"
     yield "Disk space required", facts.disk, f"As `{plan}` counts it before anything runs."
-    yield "Time to complete", facts.hours, "Wall time of all updates, from the runs' records."
+    yield "Time to complete", facts.hours, "Time of all updates, from the runs' records."
     yield (
         "Publicly available",
         "no address is recorded",

@@ -1,9 +1,11 @@
 """The checklists: what the records say, in words and units that a reader takes in."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
+import pytest
 from conftest import ROOT
 from test_report_records import HOSTILE, make_records
 
@@ -26,7 +28,8 @@ def test_disk_is_the_plans_and_time_is_told_in_minutes(tmp_path: Path) -> None:
         invented,
         models=pd.DataFrame(inventory_row(run, title) for run, title in campaign.inventory()),
         runs=pd.DataFrame(
-            {"scale": run.scale, "variant": run.variant, "seed": run.seed, "seconds": 7.0}
+            {"scale": run.scale, "variant": run.variant, "seed": run.seed}
+            | {"seconds": 7.0, "processes": 1}
             for run in campaign.runs
         ),
         missing=invented.missing[invented.missing["kind"] != "run"],
@@ -34,7 +37,32 @@ def test_disk_is_the_plans_and_time_is_told_in_minutes(tmp_path: Path) -> None:
     found = answers(records)
     planned = make_plan(campaign, Results(campaign, tmp_path)).total
     assert found["Disk space required"][0].startswith(f"{planned.disk_gib:.2f} GiB")
-    assert found["Time to complete"][0].startswith("36 runs trained for 4 min 12 s in all")
+    assert found["Time to complete"][0].startswith(
+        "36 runs trained for 4 min 12 s of wall time in all, the longest for 7 s; "
+        "4 min 12 s of process time (seconds × processes), one process a run; data"
+    )
+
+
+@pytest.mark.parametrize("processes, said", [
+    ([1, 1, 1], "3 min 00 s of GPU time (seconds × processes), one GPU a run; data"),
+    ([1, 4, 2], "7 min 00 s of GPU time (seconds × processes), up to 4 GPUs a run; data"),
+    (
+        [4, 1, math.nan],
+        "5 min 00 s of GPU time (seconds × processes), up to 4 GPUs a run, without 1 run whose "
+        "number of processes changed or is not recorded; data",
+    ),
+    ([math.nan] * 3, "how many processes shared a run changed or is not recorded; data"),
+])  # fmt: skip
+def test_the_time_of_a_run_on_several_gpus_is_that_of_all(processes: list, said: str) -> None:
+    records = make_records()
+    runs = records.runs[:3].assign(seconds=60.0, processes=processes, peak_memory_gib=7.125)
+    found = answers(replace(records, runs=runs))
+    for told in (found["Time to complete"][0], found["Experiments compute resources"][1]):
+        assert "3 runs trained for 3 min 00 s of wall time in all, the longest for 1 min" in told
+        assert f"; {said}" in told
+    assert (
+        "allocated at most 7.12 GiB on its first GPU" in found["Experiments compute resources"][1]
+    )
 
 
 def test_licences_are_asked_of_texts_that_exist() -> None:
