@@ -5,6 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from matplotlib import rc_context
+from matplotlib.colors import to_hex
 from test_report_records import LAYERS, make_records
 
 from report.cells import build
@@ -12,7 +14,7 @@ from report.compute.measured import select
 from report.figures import DRAWINGS, flow_maps, formation, runs, structure, systems, training
 from report.latex import escape
 from report.layout import Note
-from report.style import MHA, MUTED, RELATION
+from report.style import INK, MHA, MUTED, RELATION, STYLE
 from report.tables import TABLES
 
 CAPTIONS = {drawing.name: drawing.title for drawing in training.DRAWINGS}
@@ -141,6 +143,15 @@ def test_only_the_decode_states_of_a_figure_are_drawn_as_rims(records) -> None:
     assert tokens.get_ylim()[0] == 0 and tokens.get_yscale() == "linear"
     assert {y for line in tokens.lines for y in line.get_ydata()} == {1.0}
     assert len(tokens.collections) == 4, "a band an operator"
+
+
+def test_no_word_of_a_legend_is_in_the_colour_of_its_line(records) -> None:
+    for drawing in DRAWINGS:
+        with rc_context(STYLE):
+            figure = drawing.draw(records)
+        for axes in figure.axes:
+            words = axes.get_legend().get_texts() if axes.get_legend() else ()
+            assert {to_hex(word.get_color()) for word in words} <= {INK}, drawing.name
 
 
 def test_a_runs_passes_are_marked_in_its_own_figure(records, tmp_path, monkeypatch) -> None:

@@ -53,6 +53,14 @@ def test_layers_are_named_by_their_numbers() -> None:
     assert names[0] == "L0" and all(name[1:].isdecimal() for name in names)
 
 
+@pytest.mark.parametrize("drawing", DRAWINGS)
+def test_the_first_two_layers_are_told_apart_without_their_colours(drawing: str) -> None:
+    legend = DRAWINGS[drawing].draw(make_records()).axes[0].get_legend()
+    first, second, last = ((line.get_linewidth(), line.is_dashed()) for line in legend.get_lines())
+    assert first[0] > second[0] > last[0]
+    assert [first[1], second[1], last[1]] == [False, True, False]
+
+
 def test_nothing_is_drawn_of_runs_that_were_all_probed_otherwise() -> None:
     records = make_records()
     records = replace(records, probes=records.probes.assign(alike=False))

@@ -11,6 +11,7 @@ from relation.records import CampaignRecords
 from report.cells import build
 from report.figures import validation
 from report.figures.drawing import NotDrawnError
+from report.style import MHA, RELATION
 from report.tables import TABLES
 
 TOKENS = [24576, 49152, 73728, 98304]
@@ -34,6 +35,14 @@ def test_both_curves_and_their_paired_difference() -> None:
     assert sorted(map(tuple, lines(above))).count((7, 6, 5, 4)) == 4
     differences = [[-0.001 * seed] * 4 for seed in (42, 43, 44, 43)]
     np.testing.assert_allclose(lines(below), differences)
+
+
+def test_means_that_lie_on_one_another_both_show() -> None:
+    above, _ = panels_of_10m(make_records())
+    mha, full = (line for line in above.lines if line.get_linewidth() > 1)
+    assert (mha.get_color(), full.get_color()) == (MHA, RELATION)
+    assert full.is_dashed() and not mha.is_dashed()
+    assert full.get_zorder() >= mha.get_zorder(), "or the whole line would cover the dashes"
 
 
 def test_a_seed_without_its_pair_has_no_difference() -> None:

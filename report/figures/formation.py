@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -23,9 +23,25 @@ if TYPE_CHECKING:
 FULL = "full"
 
 
-def _colour(layer: int, layers: int) -> tuple:
-    """From the first layer's violet to the last one's orange, each plain on light and dark."""
-    return colormaps["plasma"](np.interp(layer, (0, max(layers - 1, 1)), (0.25, 0.8)))
+# The claims are about the first two layers. Where they meet, the thick one shows between dashes.
+_FIRST = {
+    0: {"linewidth": 2.0, "zorder": 2.5},
+    1: {"linewidth": 1.6, "zorder": 2.6, "linestyle": (0, (3, 2))},
+}
+
+
+def _look(layer: int, layers: int) -> dict[str, Any]:
+    """How a layer's line is drawn: the first one thick, the second dashed, the others thin.
+
+    Colours go from the first layer's violet to the last one's orange, each plain on light and dark,
+    by the logarithm of the layer's number from 1, so that the first are furthest apart.
+    """
+    depth = np.log(layer + 1) / np.log(max(layers, 2))
+    colour = colormaps["plasma"](np.interp(depth, (0, 1), (0.3, 0.75)))
+    return {"color": colour, "linewidth": 0.8, **_FIRST.get(layer, {})}
+
+
+_LOOKS = "From violet, the first layer, to orange, the last; L0 is thick, L1 dashed."
 
 
 def _by_layer(axes: Axes, rows: pd.DataFrame, layers: int) -> None:
@@ -33,13 +49,12 @@ def _by_layer(axes: Axes, rows: pd.DataFrame, layers: int) -> None:
     # Rows of the whole model beside them make the column's numbers floating ones.
     for layer, group in rows.astype({"layer": int}).groupby("layer"):
         mean = group.groupby("tokens")["value"].mean()
-        named = layer in (0, 1, layers - 1)
-        label = f"L{layer}" if named else None
-        axes.plot(mean.index, mean, color=_colour(layer, layers), linewidth=1.0, label=label)
+        label = f"L{layer}" if layer in (*_FIRST, layers - 1) else None
+        axes.plot(mean.index, mean, label=label, **_look(layer, layers))
 
 
 def _name_layers(axes: Axes) -> None:
-    axes.legend(labelcolor="linecolor", handlelength=1.2)
+    axes.legend(handlelength=2.4)
 
 
 def _when(records: CampaignRecords) -> str:
@@ -51,8 +66,8 @@ def _organisation_title(records: CampaignRecords) -> str:
     on = "one sequence" if sequences == 1 else f"{sequences} sequences"
     return (
         "How the organisation by depth appears: diagonal flow of MHA, Self flow of Relation and "
-        f"effective rank of every layer, {_when(records)}, means over seeds on {on}. Violet is the "
-        f"first layer, orange the last.{left_out(records, *PAIR)}"
+        f"effective rank of every layer, {_when(records)}, means over seeds on {on}. {_LOOKS}"
+        f"{left_out(records, *PAIR)}"
     )
 
 
@@ -60,7 +75,7 @@ def _parameters_title(records: CampaignRecords) -> str:
     return (
         f"What Relation learns besides its projections, {_when(records)}: above, the count "
         "calibration of every layer, mean over seeds; below, every Givens angle of the first seed. "
-        f"Violet is the first layer, orange the last.{left_out(records, FULL)}"
+        f"{_LOOKS}{left_out(records, FULL)}"
     )
 
 
@@ -82,8 +97,8 @@ def learned_parameters(records: CampaignRecords) -> Figure:
         shown = select(angles, seed=int(angles["seed"].min())) if len(angles) else angles
         for (layer, _), group in shown.groupby(["layer", "part"]):
             ordered = group.sort_values("tokens")
-            colour = _colour(layer, layers)
-            axes[1, column].plot(ordered["tokens"], ordered["value"], color=colour, linewidth=0.8)
+            look = _look(layer, layers)
+            axes[1, column].plot(ordered["tokens"], ordered["value"], **look)
         axes[0, column].set_title(scale)
         token_axis(axes[1, column])
         _name_layers(axes[0, column])

@@ -275,7 +275,7 @@ def _line(axes: Axes, at: dict[float, pd.Series], colour: str, label: str | None
 
 
 def _legend(axes: Axes) -> None:
-    axes.legend(labelcolor="linecolor", handlelength=1.2)
+    axes.legend(handlelength=1.6)
 
 
 DRAWINGS = (

@@ -128,8 +128,7 @@ def scaling(records: CampaignRecords) -> Figure:
             here.yaxis.set_major_formatter(FuncFormatter(lambda value, _: quantity(value)))
             here.yaxis.set_minor_locator(NullLocator())
         here.legend(
-            labelcolor="linecolor",
-            handlelength=1.2,
+            handlelength=1.6,
             fontsize=7.5,
             loc="lower left",
             bbox_to_anchor=(0, 1),
@@ -171,7 +170,6 @@ def _mark_memory(axes: Axes, context: float, colour: str, height: float = 0.5) -
         rotation=90,
         va="center",
         fontsize=7.5,
-        color=colour,
     )
 
 

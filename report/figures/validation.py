@@ -40,8 +40,10 @@ def validation_curves(records: CampaignRecords) -> Figure:
             index="tokens", columns=["variant", "seed"], values="value"
         )
         above.set_title(scale)
-        for variant in wide.columns.unique("variant"):
-            _curve_and_mean(above, wide[variant], OPERATOR_COLOUR[variant])
+        for variant in (v for v in PAIR if v in wide):
+            # The two may lie on one another: the upper mean is dashed, the lower shows between.
+            dashes = {"linestyle": (0, (4, 4))} if variant == "full" else {}
+            _curve_and_mean(above, wide[variant], OPERATOR_COLOUR[variant], **dashes)
         paired = [s for s in wide.columns.unique("seed") if all((v, s) in wide for v in PAIR)]
         _show_late(above, wide)
         if paired:
@@ -66,11 +68,11 @@ def _show_late(axes: Axes, curves: pd.DataFrame, *shown: float) -> None:
     axes.set_ylim(low - margin, high + margin)
 
 
-def _curve_and_mean(axes: Axes, curves: pd.DataFrame, colour: str) -> None:
+def _curve_and_mean(axes: Axes, curves: pd.DataFrame, colour: str, **mean_look: object) -> None:
     """A thin line a seed, and their mean where all have been read."""
     axes.plot(curves.index, curves, color=colour, linewidth=0.6, alpha=0.5)
     mean = curves.dropna().mean(axis=1)
-    axes.plot(mean.index, mean, color=colour)
+    axes.plot(mean.index, mean, color=colour, **mean_look)
 
 
 def _validation_title(records: CampaignRecords) -> str:
@@ -78,9 +80,9 @@ def _validation_title(records: CampaignRecords) -> str:
     return (
         f"Validation NLL while the pairs train, after each of {looks} equal parts of the budget on "
         f"the first {tokens:,} tokens of the split (on all, where it has fewer). Above, MHA and "
-        "Relation, thin by seed and thick the mean; below, the difference of each pair and their "
-        "mean. A dotted line marks the end of a pass over the training windows. A panel shows "
-        f"all that came after the first {SHOWN_FROM:.0%} of the budget."
+        "Relation, thin by seed and thick the mean, Relation’s dashed; below, the difference of "
+        "each pair and their mean. A dotted line marks the end of a pass over the training "
+        f"windows. A panel shows all that came after the first {SHOWN_FROM:.0%} of the budget."
         f"{left_out(records, *PAIR)}"
     )
 
