@@ -215,6 +215,24 @@ def test_a_column_of_two_values_opens_on_both(folder):
     assert names == ["beyond_128.mha", "beyond_128.full"]
 
 
+@pytest.mark.parametrize("marks, said", [((), ""), (("a",), "a"), (("a", "b"), "a, b")])
+def test_several_notes_of_a_cell_stand_apart(marks, said):
+    template = '{% from "macros.html.j2" import notes_of %}{{ notes_of(marks) }}'
+    shown = html_environment().from_string(template).render(marks=marks)
+    assert re.sub(r"<.*?>", "", shown) == said
+    assert Page(shown).links == [f"#note-{mark}" for mark in marks]
+
+
+def test_the_first_page_names_the_texts(folder, tmp_path):
+    content = content_of(make_records(), folder, [])
+    assert "Trained on</dt>" not in page_of(folder, "index.html")
+    first, *others = content.runs
+    runs = [replace(first, texts=(HOSTILE, "ab" * 32)), *others]
+    render_site(replace(content, runs=runs), tmp_path)
+    shown = page_of(tmp_path, "index.html")
+    assert re.search(rf"<dt>Trained on</dt><dd>&lt;.*<code>{'ab' * 32}</code></dd>", shown)
+
+
 def test_gaps_are_named(folder):
     table = page_of(folder, "tables/app-linear-long.html")
     assert ">OOM<" in table and "64 (paper: 1,024)" in table and ">16,384<" in table

@@ -1,5 +1,10 @@
 """What a campaign lacks, on the pages: once a job, with its own reason, and hollow in the DAG."""
 
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
 from conftest import ROOT
 from status_files import finish, log_row
 
@@ -7,7 +12,7 @@ from relation.config import load_config, resolve
 from relation.parquet import read_origin, read_parquet, write_parquet
 from relation.results import Results
 from relation.schemas import LOG, RUN
-from report.site.overview import gaps
+from report.site.overview import gaps, texts
 from report.site.pipeline import campaign_pipeline
 from report.site.runs import Run, read_runs
 
@@ -44,18 +49,17 @@ def test_a_run_without_any_record_names_its_record_not_its_log() -> None:
     assert {run.reason for run in found} == {"there is no record.parquet"}
 
 
-def test_a_runs_speed_is_that_of_its_updates_and_the_first_is_told_apart(tmp_path) -> None:
-    """Of 128 tokens each: the first update compiles and takes 8 s, the others 1/8 s and about."""
+def only_run(folder: Path, rates: Sequence[float] = (1000.0,), **told: Any) -> Run:
+    """The first run of `tiny` as the pages read it, its origin saying so; no other has run."""
     spec = TINY.planned_runs[0]
-    results = Results(TINY, tmp_path)
-    folder = finish(results, spec)
-    told = {"device": "cpu", "host_machine": "x", "order_hash": "y", "spec": {"model": {}}}
-    origin = read_origin(folder / "record.parquet") | told
-    record = read_parquet(folder / "record.parquet", RUN).to_pylist()
-    write_parquet(folder / "record.parquet", RUN, record, origin)
-    rates = (16.0, 1000.0, 1024.0, 1030.0, 1040.0)
+    results = Results(TINY, folder)
+    path = finish(results, spec)
+    known = {"device": "cpu", "host_machine": "x", "order_hash": "y", "spec": {"model": {}}}
+    origin = read_origin(path / "record.parquet") | known | told
+    record = read_parquet(path / "record.parquet", RUN).to_pylist()
+    write_parquet(path / "record.parquet", RUN, record, origin)
     log = [log_row(update, rate) for update, rate in enumerate(rates, start=1)]
-    write_parquet(folder / "log.parquet", LOG, log, origin)
+    write_parquet(path / "log.parquet", LOG, log, origin)
     missing = [
         {**gap("run", run.seed, "", run.variant), "scale": run.scale}
         for run in TINY.planned_runs
@@ -63,17 +67,52 @@ def test_a_runs_speed_is_that_of_its_updates_and_the_first_is_told_apart(tmp_pat
     ]
     (run,) = (run for run in read_runs(TINY, results, missing) if run.record)
     assert run.name == f"{spec.scale}/{spec.variant}/{spec.seed}"
+    return run
+
+
+def test_a_runs_speed_is_that_of_its_updates_and_the_first_is_told_apart(tmp_path) -> None:
+    """Of 128 tokens each: the first update compiles and takes 8 s, the others 1/8 s and about."""
+    run = only_run(tmp_path, (16.0, 1000.0, 1024.0, 1030.0, 1040.0))
     assert (run.rate, run.first_seconds) == (1024.0, 8.0)
 
 
-def test_a_corpus_that_no_finished_run_read_is_hollow() -> None:
+@pytest.mark.parametrize("origin, said", [
+    ({}, "4"),
+    ({"processes": [1]}, "4"),
+    ({"processes": [4]}, "4, shared by 4 processes"),
+    ({"processes": [1, 2]}, "4, shared by 1, then 2 processes"),
+])  # fmt: skip
+def test_the_micro_batches_of_an_update_are_shared_by_its_processes(tmp_path, origin, said) -> None:
+    run = only_run(tmp_path, spec={"model": {}, "accumulation": 4}, **origin)
+    assert dict(dict(run.settings)["Schedule"]) == {"accumulation": said}
+
+
+def test_the_texts_of_a_run_are_named_by_their_hash(tmp_path) -> None:
+    data = {"title": "Local texts", "corpus_sha256": "ab" * 32}
+    run = only_run(tmp_path / "files", data_origin=data)
+    assert dict(run.environment)["corpus_sha256"] == "ab" * 32
+    made = only_run(tmp_path / "stories", data_origin={**data, "corpus_sha256": None})
+    assert "corpus_sha256" not in dict(made.environment)
+    assert texts([run, made, run]) == [("Local texts", "ab" * 32)]
+
+
+@pytest.mark.parametrize("benchmarks", [False, True])
+def test_a_corpus_that_no_record_read_is_hollow(benchmarks: bool) -> None:
+    """The second corpus is that of 100M, which is measured, if `benchmarks`, and not trained."""
     books = resolve(load_config(ROOT / "config.yaml"), campaign="books")
     runs = [
         Run(run.scale, run.variant, run.seed, gap="" if run.scale == "10M" else "not run")
         for run in books.planned_runs
     ]
-    (data,) = (p.box for p in campaign_pipeline(books, runs, []).boxes if p.box.rule == "prepare")
-    assert {name: job.missing for name, (job,) in data.rows} == {
-        "tinystories-4096": False,
-        "smollm-32768": True,
+    missing = [
+        {**gap("throughput", -1, "", spec.benchmark), "scale": spec.scale}
+        for spec in books.planned_systems
+        if not benchmarks and spec.scale == "100M"
+    ]
+    pipeline = campaign_pipeline(books, runs, missing)
+    (data,) = (p.box for p in pipeline.boxes if p.box.rule == "prepare")
+    assert {label: (job.title, job.missing) for label, (job,) in data.rows} == {
+        "Local texts, 4,096 entries": ("prepare tinystories-4096", False),
+        "Local texts, 32,768 entries": ("prepare smollm-32768", not benchmarks),
     }
+    assert dict(row[:2] for row in pipeline.counts)["prepare"] == 1 + benchmarks

@@ -12,6 +12,7 @@ from report.gaps import KINDS, by_job
 from report.layout import SCALES
 from report.site.behind import anchor
 from report.site.environment import SIGNS
+from report.site.runs import Run
 from report.view import MISSING, Entry, PrintedTable
 
 # A line each: what it says, its table and column, and its row at a scale.
@@ -105,6 +106,11 @@ def tally(claims: Iterable[Mapping[str, Any]]) -> list[tuple[str, int, int]]:
     counts = Counter(claim["verdict"] for claim in claims)
     unsure = Counter(claim["verdict"] for claim in claims if claim["not_established"])
     return [(name, counts[name], unsure[name]) for name in SIGNS if counts[name]]
+
+
+def texts(runs: Iterable[Run]) -> list[tuple[str, str]]:
+    """The local texts that the runs read: each a title and a SHA-256; none of other corpora."""
+    return list(dict.fromkeys(run.texts for run in runs if run.texts))
 
 
 def gaps(missing: Iterable[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:

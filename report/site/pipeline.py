@@ -15,12 +15,15 @@ from report.site.runs import Run
 
 if TYPE_CHECKING:
     from relation.config import Campaign
+    from relation.spec import SystemsSpec
 
 Gaps = Mapping[tuple[str, str, str, int], Mapping[str, Any]]
 
 # Sizes in the picture's own units, which are CSS pixels at its full width.
 CELL, GAP, LABEL, TITLE, PAD = 15, 4, 92, 22, 10
 COLUMN_GAP, ROW_GAP = 56, 16
+# A letter of a label, wider than the mean of the page's type.
+LETTER = 6.0
 # Below a box of diagnostics this much stays free, for the line that leads past it.
 LANE = 16
 
@@ -53,7 +56,7 @@ class Job:
 class Box:
     """Jobs of one rule that belong together: rows of squares with a label each.
 
-    ``needs`` names the boxes, or rows of boxes, that it depends on; ``floor`` is its least height.
+    ``needs`` has the keys of the boxes that it depends on; ``floor`` is its least height.
     """
 
     rule: str
@@ -67,9 +70,14 @@ class Box:
         return f"{self.rule} {self.title}"
 
     @property
+    def label_width(self) -> int:
+        longest = max((len(label) for label, _ in self.rows), default=0)
+        return max(LABEL, round(LETTER * longest) + GAP)
+
+    @property
     def width(self) -> int:
         squares = max((len(jobs) for _, jobs in self.rows), default=0)
-        return 2 * PAD + LABEL + squares * (CELL + GAP)
+        return 2 * PAD + self.label_width + squares * (CELL + GAP)
 
     @property
     def height(self) -> int:
@@ -99,7 +107,7 @@ class Placed:
             for place, job in enumerate(jobs):
                 yield (
                     job,
-                    self.x + PAD + LABEL + place * (CELL + GAP),
+                    self.x + PAD + self.box.label_width + place * (CELL + GAP),
                     self.y + PAD + TITLE + line * (CELL + GAP),
                 )
 
@@ -133,16 +141,11 @@ def campaign_pipeline(
         missing: the rows of missing.parquet.
     """
     gaps = {(row["kind"], row["scale"], row["variant"], row["seed"]): row for row in missing}
-    # Shipped records come without the tokens: what a finished run read was prepared.
-    done = {(run.scale, run.variant, run.seed) for run in runs if not run.gap}
-    planned = campaign.planned_runs
-    read = {run.data for run in planned if (run.scale, run.variant, run.seed) in done}
-    prepared = ((name, (Job(name, missing=name not in read),)) for name in campaign.data)
-    data = Box("prepare", "", tuple(prepared))
+    data = _data(campaign, runs, gaps)
     kinds = {row["kind"] for row in missing}
     models = _single("inventory", "models", "models" in kinds)
     verified = _single("verify", "exactness", "verification" in kinds)
-    training = [_training(campaign, runs, scale) for scale in campaign.scales]
+    training = [_training(runs, scale, data) for scale in campaign.scales]
     diagnosis = [
         Box(
             "diagnose",
@@ -156,7 +159,7 @@ def campaign_pipeline(
         )
         for box in training
     ]
-    measured = _benchmarks(campaign, gaps)
+    measured = _benchmarks(campaign, gaps, data)
     records = tuple(box.key for box in (*training, *diagnosis, measured, verified, models))
     cells = _single("cells", "cells", needs=records)
     figures = _single("figures", "figures", needs=records)
@@ -174,7 +177,31 @@ def _single(rule: str, label: str, missing: bool = False, needs: tuple[str, ...]
     return Box(rule, "", ((label, (Job(label, missing=missing),)),), needs)
 
 
-def _training(campaign: Campaign, runs: Sequence[Run], scale: str) -> Box:
+def _data(campaign: Campaign, runs: Sequence[Run], gaps: Gaps) -> Box:
+    """Every corpus by its title and vocabulary.
+
+    Shipped records come without the tokens: what a run or a benchmark read was prepared.
+    """
+    scales = {run.scale for run in runs if not run.gap}
+    scales |= {spec.scale for spec in campaign.planned_systems if _gap_of(spec, gaps) is None}
+    read = {campaign.data_of_scale(scale).name for scale in scales}
+    prepared = (
+        (
+            f"{spec.title}, {spec.vocabulary:,} entries",
+            (Job(f"prepare {name}", missing=name not in read),),
+        )
+        for name, spec in campaign.data.items()
+    )
+    return Box("prepare", "", tuple(prepared))
+
+
+def _gap_of(spec: SystemsSpec, gaps: Gaps) -> Mapping[str, Any] | None:
+    """The gap that a benchmark left, if any."""
+    kind = "complexity" if spec.benchmark == "complexity" else "throughput"
+    return gaps.get((kind, spec.scale, spec.benchmark, -1))
+
+
+def _training(runs: Sequence[Run], scale: str, data: Box) -> Box:
     own = [run for run in runs if run.scale == scale]
     rows = []
     for variant in dict.fromkeys(run.variant for run in own):
@@ -189,8 +216,7 @@ def _training(campaign: Campaign, runs: Sequence[Run], scale: str) -> Box:
             if run.variant == variant
         )
         rows.append((variant, tuple(jobs)))
-    prepared = campaign.data_of_scale(scale).name
-    return Box("train", scale, tuple(rows), (f"prepare {prepared}",))
+    return Box("train", scale, tuple(rows), (data.key,))
 
 
 def _diagnosed(job: Job, variant: str, scale: str, gaps: Gaps) -> Job:
@@ -200,18 +226,17 @@ def _diagnosed(job: Job, variant: str, scale: str, gaps: Gaps) -> Job:
     return Job(_told(name, gap), job.kind, missing=gap is not None)
 
 
-def _benchmarks(campaign: Campaign, gaps: Gaps) -> Box:
+def _benchmarks(campaign: Campaign, gaps: Gaps, data: Box) -> Box:
     rows: dict[str, list[Job]] = {}
     for spec in campaign.planned_systems:
-        kind = "complexity" if spec.benchmark == "complexity" else "throughput"
-        gap = gaps.get((kind, spec.scale, spec.benchmark, -1))
+        gap = _gap_of(spec, gaps)
         job = Job(_told(f"{spec.benchmark}/{spec.scale}", gap), missing=gap is not None)
         rows.setdefault(spec.benchmark, []).append(job)
     return Box(
         "measure",
         "benchmarks",
         tuple((name, tuple(jobs)) for name, jobs in rows.items()),
-        ("prepare ",),
+        (data.key,),
     )
 
 
@@ -287,9 +312,8 @@ def _count(boxes: Sequence[Placed], rule: str) -> int:
 
 
 def _needs(box: Box, other: Box) -> bool:
-    """Whether a box depends on another: by its key, or by the label of one of its rows."""
-    keys = {other.key, *(f"{other.rule} {label}" for label, _ in other.rows)}
-    return bool(keys & set(box.needs))
+    """Whether a box depends on another."""
+    return other.key in box.needs
 
 
 def _curve(start: Placed, end: Placed) -> str:

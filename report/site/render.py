@@ -16,7 +16,7 @@ from report.site.behind import behind_cells
 from report.site.content import Content
 from report.site.environment import html_environment
 from report.site.evidence import evidence_by_claim
-from report.site.overview import FIGURES, SHARE_CLASSES, gaps, headlines, shares, tally
+from report.site.overview import FIGURES, SHARE_CLASSES, gaps, headlines, shares, tally, texts
 from report.site.runs import Run
 from report.templating import TEMPLATES
 from report.typeset import can_typeset
@@ -89,6 +89,7 @@ def render_site(content: Content, folder: Path) -> None:
         figures=content.figures,
         figure_titles=FIGURES,
         runs=content.runs,
+        texts=texts(content.runs),
     )
     site.write(
         "tables.html",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -45,8 +45,9 @@ class Run:
     why; where there is a record the rest is filled: ``record`` holds the row of record.parquet,
     ``processes`` how many trained it, in order of change, ``rate`` the median tok/s of its
     updates, by all of them together, ``first_seconds`` what the first of them took, compilation
-    included, ``settings`` the resolved configuration by group, ``updates`` a sample of the
-    log's rows, ``text`` the end of the text log, None where that is not at hand.
+    included, ``settings`` the resolved configuration by group, ``texts`` the corpus's title and the
+    SHA-256 of its texts where they are local ones, ``updates`` a sample of the log's rows, ``text``
+    the end of the text log, None where that is not at hand.
     """
 
     scale: str
@@ -61,6 +62,7 @@ class Run:
     first_seconds: float | None = None
     settings: tuple[tuple[str, Facts], ...] = ()
     environment: Facts = ()
+    texts: tuple[str, str] | None = None
     updates: tuple[Mapping[str, Any], ...] = ()
     text: str | None = None
 
@@ -124,8 +126,9 @@ def _read(spec: RunSpec, results: Results) -> Run:
         processes=tuple(origin.get("processes", ())),
         rate=median(row["tokens_per_second"] for row in log),
         first_seconds=log[0]["update_tokens"] / log[0]["tokens_per_second"],
-        settings=_settings(origin["spec"]),
+        settings=_settings(origin["spec"], origin.get("processes", ())),
         environment=_environment(origin),
+        texts=_texts(origin.get("data_origin", {})),
         updates=tuple(row for i, row in enumerate(log) if i % step == 0 or i == len(log) - 1),
         text=_log_text(
             results.folder / "logs" / "train" / f"{spec.scale}-{spec.variant}-{spec.seed}.log"
@@ -133,7 +136,11 @@ def _read(spec: RunSpec, results: Results) -> Run:
     )
 
 
-def _settings(spec: Mapping[str, Any]) -> tuple[tuple[str, Facts], ...]:
+def _settings(spec: Mapping[str, Any], processes: Sequence[int]) -> tuple[tuple[str, Facts], ...]:
+    """The resolved configuration by group, with how many processes share what an update sums."""
+    if list(processes) not in ([], [1]) and "accumulation" in spec:
+        sharing = ", then ".join(map(str, processes))
+        spec = {**spec, "accumulation": f"{spec['accumulation']}, shared by {sharing} processes"}
     grouped = {"Model": facts_of(spec["model"])}
     grouped |= {
         title: facts_of({key: spec[key] for key in keys if key in spec})
@@ -155,9 +162,15 @@ def _environment(origin: Mapping[str, Any]) -> Facts:
         "processes": origin.get("processes"),
         "corpus": data.get("title"),
         "corpus_source": data.get("source"),
+        "corpus_sha256": data.get("corpus_sha256"),
         "order_hash": origin["order_hash"],
     }
     return facts_of({key: value for key, value in facts.items() if value is not None})
+
+
+def _texts(data: Mapping[str, Any]) -> tuple[str, str] | None:
+    found = (data.get("title"), data.get("corpus_sha256"))
+    return None if None in found else found
 
 
 def facts_of(values: Mapping[str, Any]) -> Facts:
