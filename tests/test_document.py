@@ -149,11 +149,17 @@ def test_a_judged_difference_bears_its_sign(folder):
 
 
 def test_the_command_that_makes_records_again_is_said_once():
-    ends = (("run", "-R a.parquet -- all"), ("log", "-R b.parquet -- all"), ("log", "-- c.parquet"))
-    rows = [{"kind": kind, "rerun": f"snakemake {end}"} for kind, end in ends]
+    def record(kind, seed, end):
+        run = {"scale": "10M", "variant": "full", "seed": seed}
+        return run | {"kind": kind, "rerun": f"snakemake {end}"}
+
+    rows = [record("run", seed, f"-R a{seed}.parquet -- all") for seed in (42, 43)]
+    rows += [record("log", seed, "-R b.parquet -- all") for seed in (42, 43)]
+    rows += [record(kind, 44, "gpu=4 -- c.parquet") for kind in ("run", "log")]
     assert again(rows) == {
-        "snakemake -R FILE -- all": ["run", "log"], "snakemake -- FILE": ["log"],
-    }  # fmt: skip
+        "snakemake -R FILE -- all": ["run", "log"],
+        "snakemake gpu=4 -- FILE": ["log, run of 10M/full/44"],
+    }
 
 
 def test_what_a_table_was_measured_under_stands_below_it(folder):

@@ -61,12 +61,29 @@ def record_comments(printed: PrintedTable, provenance: Sequence[Record]) -> Tex:
 
 
 def again(provenance: Iterable[Record]) -> dict[str, list[str]]:
-    """The commands that make records again, each with the kinds of them, FILE for a record's."""
-    found: dict[str, dict[str, None]] = {}
+    """The commands that make records again, each with the kinds of them, FILE for a record's.
+
+    A run whose records another command makes than most of their kind is named with them.
+    """
+    found: dict[str, dict[str, list[str]]] = {}
     for record in provenance:
         command = re.sub(r"\S+\.parquet", "FILE", record["rerun"])
-        found.setdefault(command, {})[record["kind"]] = None
-    return {command: list(kinds) for command, kinds in found.items()}
+        run = f"{record['scale']}/{record['variant']}/{record['seed']}"
+        found.setdefault(command, {}).setdefault(record["kind"], []).append(run)
+    most = {
+        kind: max(found, key=lambda command: len(found[command].get(kind, ())))
+        for kinds in found.values()
+        for kind in kinds
+    }
+    told = {}
+    for command, kinds in found.items():
+        usual = [kind for kind in kinds if most[kind] == command]
+        others: dict[str, list[str]] = {}
+        for kind in (kind for kind in kinds if kind not in usual):
+            others.setdefault(" and ".join(dict.fromkeys(kinds[kind])), []).append(kind)
+        apart = [f"{', '.join(sorted(names))} of {runs}" for runs, names in others.items()]
+        told[command] = [*usual, *apart]
+    return told
 
 
 def row_comments(
