@@ -8,7 +8,7 @@ BIN := $(CURDIR)/$(VENV)/bin
 .PHONY: all setup published test help
 
 all: setup
-	@$(BIN)/python -m relation plan
+	@"$(BIN)/python" -m relation plan
 	@echo
 	@echo "Running: snakemake --cores all"
 	PATH="$(BIN):$$PATH" snakemake --cores all
@@ -21,7 +21,7 @@ $(VENV)/.ready: requirements.txt constraints.txt
 	  "Python %d.%d is not supported; set PYTHON to one of 3.11, 3.12, 3.13" % v)'
 	@echo "Setting up $(VENV): a virtual environment with the pinned packages"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	"$(BIN)/python" -m pip install --quiet --disable-pip-version-check \
 	  -r requirements.txt -c constraints.txt
 	@touch $@
 

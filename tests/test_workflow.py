@@ -38,8 +38,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def clone(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the project that ships the tiny campaign's records and holds nothing else."""
-    clone = copy_project(tmp_path_factory.mktemp("clone") / "relation-copy")
+    """A copy, in a folder with a space, that ships the tiny campaign's records and nothing else."""
+    clone = copy_project(tmp_path_factory.mktemp("clone") / "relation copy")
     relation(project, "publish", "--campaign", "tiny")
     (clone / "results").mkdir()
     (project / "results/published").rename(clone / "results/published")

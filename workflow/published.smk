@@ -87,7 +87,7 @@ rule cells:
         checkout=checkout_hash(),
     shell:
         "python -m relation cells --shipped --campaign {wildcards.campaign}"
-        " --config {params.config} --expect {params.settings} 2>&1 | tee -i {log}"
+        " --config {params.config:q} --expect {params.settings} 2>&1 | tee -i {log}"
 
 
 rule figures:
@@ -106,7 +106,7 @@ rule figures:
         code=code_hash("figures"),
     shell:
         "python -m relation figures --shipped --campaign {wildcards.campaign}"
-        " --config {params.config} --expect {params.settings} 2>&1 | tee -i {log}"
+        " --config {params.config:q} --expect {params.settings} 2>&1 | tee -i {log}"
 
 
 rule report:
@@ -133,7 +133,7 @@ rule report:
         code=code_hash("report"),
     shell:
         "python -m relation report --shipped --campaign {wildcards.campaign}"
-        " --config {params.config} 2>&1 | tee -i {log}"
+        " --config {params.config:q} 2>&1 | tee -i {log}"
 
 
 rule document:
@@ -155,4 +155,4 @@ rule document:
         code=code_hash("document"),
     shell:
         "python -m relation document --shipped --campaign {wildcards.campaign}"
-        " --config {params.config} 2>&1 | tee -i {log}"
+        " --config {params.config:q} 2>&1 | tee -i {log}"
