@@ -58,7 +58,11 @@ def write_started_with(campaign: Campaign, results: Results) -> None:
 
     Raises InputError where nothing can be written there.
     """
-    started_with = {**campaign.settings, "tensorboard": campaign.tensorboard}
+    started_with = {
+        **campaign.settings,
+        "tensorboard": campaign.tensorboard,
+        "published": results.published,
+    }
     try:
         write_text(results.started_with, json.dumps(started_with, indent=2))
     except OSError as error:

@@ -1,14 +1,17 @@
 """Where results lie: results/<campaign>/, or results/published/<campaign>/ for shipped records.
 
 A published record whose configuration hash is the campaign's counts as done: its job never enters
-the DAG, and its Parquet is read in place.
+the DAG, and its Parquet is read in place. A record of the campaign's own comes before it, unless it
+is the very file that was shipped; `published: false` lets nothing shipped count.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
-from relation.config import Campaign
+from relation.config import Campaign, resolve
 from relation.data.sources import corpus_fingerprint
 from relation.errors import InputError
 from relation.files import beside, sha256_of
@@ -42,16 +45,28 @@ def systems_path(spec: SystemsSpec) -> Path:
     return Path("systems", spec.benchmark, f"{spec.scale}.parquet")
 
 
+def _made_by(spec: Spec, paths: Iterable[Path]) -> bool:
+    """Whether a configuration made all of some records."""
+    return all(read_origin(path)["config_hash"] == spec.config_hash for path in paths)
+
+
+def _read_texts(paths: Sequence[Path]) -> str | None:
+    """Fingerprint of the local texts behind a run's or another record; None where it has none."""
+    return read_origin(paths[0]).get("data_origin", {}).get("corpus_sha256")
+
+
 @dataclass(frozen=True)
 class Results:
     """The files of one campaign below `root`, the folder results/.
 
-    `shipped_only`: those that were published, read and rendered where they lie, and no others.
+    `shipped_only`: those that were published, read and rendered where they lie, and no others;
+    `published`: whether shipped records count as done.
     """
 
     campaign: Campaign
     root: Path = Path("results")
     shipped_only: bool = False
+    published: bool = True
 
     @property
     def folder(self) -> Path:
@@ -102,10 +117,14 @@ class Results:
         except ValueError:
             raise InputError(f"{path} is damaged; restore it or publish again") from None
 
-    def _published(self, spec: Spec, *relatives: Path) -> bool:
-        """Whether shipped files of this very configuration are there, whole and unchanged."""
-        if self.shipped_only:
-            return False  # they are the campaign's own here, whatever configuration made them
+    def _published(self, spec: Spec, *relatives: Path, texts: str | None = None) -> bool:
+        """Whether shipped files of this very configuration stand for the campaign's own.
+
+        They are there, whole and unchanged, and no files of its own come before them. texts:
+        fingerprint of the local texts that they must have been made from, where some are given.
+        """
+        if self.shipped_only or not self.published:
+            return False  # shipped alone, they are the campaign's own, whatever made them
         paths = [self.published_folder / relative for relative in relatives]
         if not all(path.exists() for path in paths):
             return False
@@ -114,7 +133,27 @@ class Results:
                 raise InputError(
                     f"{path} is not the file that {CHECKSUMS} lists; restore it or publish again"
                 )
-        return all(read_origin(path)["config_hash"] == spec.config_hash for path in paths)
+        read = _read_texts(paths)
+        if texts not in (None, read) or not _made_by(spec, paths):
+            return False
+        return not self._own(spec, *relatives, texts=read)
+
+    def _own(self, spec: Spec, *relatives: Path, texts: str | None) -> bool:
+        """Whether files of the campaign's own come before the shipped ones.
+
+        They are all there, of this configuration and those texts, and not the files that were
+        shipped: what is shipped stays when code changes, and what was published with it.
+        """
+        paths = [self.own_folder / relative for relative in relatives]
+        if not all(path.exists() for path in paths):
+            return False
+        shipped = [self._checksums[relative.as_posix()] for relative in relatives]
+        if [sha256_of(path) for path in paths] == shipped:
+            return False
+        try:
+            return _made_by(spec, paths) and _read_texts(paths) == texts
+        except InputError:
+            return True  # damaged: whoever reads it says so, and nothing else is shown for it
 
     def check_shipped(self) -> None:
         """Raise InputError unless the published files are those that the checksums list."""
@@ -140,17 +179,12 @@ class Results:
         return frozenset(
             run.name
             for run in self.campaign.runs
-            if self._published(run, *(run_path(run) / file for file in RUN_FILES))
-            and self._same_corpus(run)
+            if self._published(
+                run,
+                *(run_path(run) / file for file in RUN_FILES),
+                texts=corpus_fingerprint(self.campaign.data[run.data].path),
+            )
         )
-
-    def _same_corpus(self, run: RunSpec) -> bool:
-        """Whether a published run read the local corpus that is given now, where one is."""
-        given = corpus_fingerprint(self.campaign.data[run.data].path)
-        if given is None:
-            return True
-        origin = read_origin(self.published_folder / run_path(run) / "record.parquet")
-        return origin["data_origin"]["corpus_sha256"] == given
 
     def is_published(self, run: RunSpec) -> bool:
         """Whether a shipped record of this very configuration stands for the run."""
@@ -190,3 +224,15 @@ class Results:
         files += [self.systems(spec) for spec in self.campaign.systems]
         files.append(self.verification)
         return files
+
+
+def chosen_results(config: Mapping, **overrides: Any) -> Results:
+    """The results of the campaign that `config` chooses; `overrides` as in `resolve`.
+
+    `published` says where finished work is found and changes no result: it is checked with the
+    configuration, but is no part of the campaign and its settings. Raises InputError as `resolve`.
+    """
+    campaign = resolve(config, **overrides)
+    settings = dict(campaign.settings)
+    published = settings.pop("published", True) in (True, "true")
+    return Results(replace(campaign, settings=settings), published=published)

@@ -228,6 +228,19 @@ def test_a_published_run_that_is_not_whole_is_made_again_or_refused(clone: Path)
     log.write_bytes(whole)
 
 
+AGAIN = (*TINY, "published=false")
+
+
+def test_what_is_shipped_can_be_made_again_and_own_records_come_first(clone: Path) -> None:
+    jobs = planned_jobs(clone, *AGAIN)
+    assert (jobs["train"], jobs["diagnose"], jobs["measure"], jobs["verify"]) == (24, 12, 11, 1)
+    own = "results/tiny/verification.parquet"
+    assert f" {own}," not in snakemake(clone, "--dry-run", *TINY).stdout
+    snakemake(clone, *AGAIN, "--", own)
+    assert planned_jobs(clone, *AGAIN) == {k: n for k, n in jobs.items() if k != "verify"}
+    assert f" {own}," in snakemake(clone, "--dry-run", *TINY).stdout
+
+
 TEXTS = ("--config", "campaign=texts", "scales=10M", "seeds=42", "variants=mha,full")
 
 
@@ -291,6 +304,7 @@ rule claim:
         ("campaign=nope", "unknown campaign 'nope'"),
         ("campaign=tiny scales=11M", "has no such scale"),
         ("campaign=tiny typo=1", "typo"),
+        ("campaign=tiny published=no", "published: 'no'"),
         ("campaign=paper", "CUDA"),
         ("campaign=smoke-text", "corpus=FILE_OR_FOLDER"),
         ("campaign=smoke-text corpus=missing.txt", "does not exist"),

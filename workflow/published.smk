@@ -5,6 +5,7 @@ No rule here trains, diagnoses or measures, so that nothing can start it.
 """
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from snakemake.utils import min_version
@@ -15,10 +16,9 @@ PROJECT = Path(workflow.basedir).parent
 sys.path.insert(0, str(PROJECT))
 
 from relation.code import code_hash
-from relation.config import resolve
 from relation.errors import InputError
 from relation.records.provenance import checkout_hash
-from relation.results import CHECKSUMS, Results
+from relation.results import CHECKSUMS, chosen_results
 from relation.spec import canonical_hash
 from report.typeset import can_typeset
 from report.jobs.schemas import FRAMES
@@ -45,11 +45,11 @@ if not NAMES:
     )
     sys.exit(0)
 try:
-    CAMPAIGNS = {name: resolve(config, campaign=name) for name in NAMES}
-    RECORDS = {}
-    for name, campaign in CAMPAIGNS.items():
-        shipped = Results(campaign, shipped_only=True)
+    CAMPAIGNS, RECORDS = {}, {}
+    for name in NAMES:
+        shipped = replace(chosen_results(config, campaign=name), shipped_only=True)
         shipped.check_shipped()
+        CAMPAIGNS[name] = shipped.campaign
         RECORDS[name] = [path.as_posix() for path in shipped.shipped_files()]
 except InputError as error:
     sys.exit(f"error: {error}")

@@ -4,7 +4,7 @@ import argparse
 import json
 
 from relation.cli import scale
-from relation.cli.options import add_campaign_options, chosen_campaign
+from relation.cli.options import add_campaign_options, campaign_results, chosen_campaign
 from relation.cli.tables import print_table
 
 
@@ -49,11 +49,11 @@ def _plan(options: argparse.Namespace) -> None:
 
     from relation.plan import make_plan
     from relation.preflight import check_corpus
-    from relation.results import Results
 
-    campaign = chosen_campaign(options)
+    results = campaign_results(options)
+    campaign = results.campaign
     check_corpus(campaign)
-    plan = make_plan(campaign, Results(campaign))
+    plan = make_plan(campaign, results)
     if options.json:
         print(json.dumps(plan.as_dict(), indent=2))
         return

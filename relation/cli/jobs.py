@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from relation.cli.options import (
     add_campaign_options,
     add_job_options,
+    campaign_results,
     check_expected,
-    chosen_campaign,
     chosen_run,
     count,
     set_threads,
@@ -73,8 +73,8 @@ def add_commands(commands) -> None:
 
 
 def _campaign(options: argparse.Namespace) -> tuple[Campaign, Results]:
-    campaign = chosen_campaign(options)
-    return campaign, Results(campaign)
+    results = campaign_results(options)
+    return results.campaign, results
 
 
 def _whole_campaign(options: argparse.Namespace) -> tuple[Campaign, Results]:

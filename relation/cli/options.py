@@ -3,12 +3,13 @@
 import argparse
 from pathlib import Path
 
-from relation.config import Campaign, load_config, resolve
+from relation.config import Campaign, load_config
 from relation.errors import InputError
+from relation.results import Results, chosen_results
 from relation.spec import RunSpec
 
 DEFAULT_CONFIG = Path("config.yaml")
-CHOICES = ("campaign", "scales", "seeds", "variants", "corpus")
+CHOICES = ("campaign", "scales", "seeds", "variants", "corpus", "published")
 
 
 def add_campaign_options(parser: argparse.ArgumentParser, default: str | None = None) -> None:
@@ -20,6 +21,9 @@ def add_campaign_options(parser: argparse.ArgumentParser, default: str | None = 
     parser.add_argument("--seeds", help="comma-separated choice of seeds")
     parser.add_argument("--variants", help="comma-separated choice of variants")
     parser.add_argument("--corpus", help="file or folder of texts, for campaigns that read them")
+    parser.add_argument(
+        "--published", choices=("true", "false"), help="whether shipped records count as done"
+    )
 
 
 def add_job_options(parser: argparse.ArgumentParser) -> None:
@@ -44,10 +48,15 @@ def set_threads(options: argparse.Namespace) -> None:
         torch.set_num_threads(options.threads)
 
 
+def campaign_results(options: argparse.Namespace) -> Results:
+    """The results of the campaign that the options choose."""
+    choices = {name: getattr(options, name) for name in CHOICES}
+    return chosen_results(load_config(options.config), **choices)
+
+
 def chosen_campaign(options: argparse.Namespace) -> Campaign:
     """The campaign that the options choose."""
-    choices = {name: getattr(options, name) for name in CHOICES}
-    return resolve(load_config(options.config), **choices)
+    return campaign_results(options).campaign
 
 
 def chosen_run(target: str, campaign: Campaign) -> RunSpec:

@@ -6,12 +6,12 @@ import sys
 import textwrap
 import time
 from collections import Counter
+from dataclasses import replace
 
-from relation.cli.options import add_campaign_options, chosen_campaign
+from relation.cli.options import add_campaign_options, campaign_results
 from relation.cli.tables import print_table
 from relation.config import Campaign
 from relation.progress import duration
-from relation.results import Results
 from relation.status import DONE, STATES, STOPPED, CampaignStatus, RunStatus, campaign_status
 
 _COLUMNS = 100
@@ -56,10 +56,11 @@ def _seconds(text: str) -> float:
 
 
 def _status(options: argparse.Namespace) -> None:
-    campaign = chosen_campaign(options)
+    results = campaign_results(options)
+    campaign = results.campaign
     while True:
         # Anew every time: what is published, and what of it is whole, is read once by each.
-        found = campaign_status(campaign, Results(campaign), options.steps)
+        found = campaign_status(campaign, replace(results), options.steps)
         if options.watch is not None and sys.stdout.isatty():
             print(_CLEAR_SCREEN, end="")
         if options.json:

@@ -224,7 +224,7 @@ def _omissions(results: Results) -> str:
 
 def _page(results: Results, devices: Iterable[str], origins: Iterable[dict]) -> dict:
     campaign = results.campaign
-    everything = command_for(campaign)
+    everything = command_for(campaign) + ("" if results.published else " published=false")
     record = f"results/{campaign.name}/runs/{campaign.runs[0].name}/record.parquet"
     commands = {
         "Everything": everything,

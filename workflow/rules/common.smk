@@ -3,16 +3,15 @@
 import sys
 
 from relation.code import code_hash
-from relation.config import resolve
 from relation.data.sources import corpus_fingerprint
 from relation.errors import InputError
 from relation.preflight import check, check_corpus, write_started_with
-from relation.results import VERIFICATION_FILE, Results
+from relation.results import VERIFICATION_FILE, chosen_results
 from relation.spec import canonical_hash
 
 try:
-    CAMPAIGN = resolve(config)
-    RESULTS = Results(CAMPAIGN)
+    RESULTS = chosen_results(config)
+    CAMPAIGN = RESULTS.campaign
     if workflow.is_main_process:  # a dry run has no onstart
         check_corpus(CAMPAIGN)
     RECORDS = [path.as_posix() for path in RESULTS.record_files()]

@@ -1,0 +1,123 @@
+"""Which record stands for a job, the campaign's own or a shipped one."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from test_config import config
+from test_records import ORIGIN, refusal, results, write_run  # noqa: F401  (fixture)
+
+from relation import schemas
+from relation.config import load_config
+from relation.parquet import write_parquet
+from relation.preflight import write_started_with
+from relation.records.publish import publish
+from relation.results import RUN_FILES, Results, chosen_results, run_path, systems_path
+from relation.spec import canonical_hash
+
+OTHER = [5, 4, 3, 2, 1.2]
+
+
+@pytest.fixture
+def shipped(results: Results) -> Results:  # noqa: F811
+    """Results whose records are there and are what was shipped."""
+    campaign = chosen_results(results.campaign.settings).campaign
+    publish(campaign, results)
+    return again(results, campaign=campaign)
+
+
+def again(results: Results, **changes) -> Results:  # noqa: F811
+    """The same with no memory of what lay there."""
+    return replace(results, **changes)
+
+
+def place(path: Path, results: Results) -> str:  # noqa: F811
+    return path.relative_to(results.root).parts[0]
+
+
+def test_shipped_records_stand_for_their_own_copies(shipped: Results) -> None:
+    """What was published stays done when code changes."""
+    paths = [*shipped.record_files(), *map(shipped.run, shipped.campaign.runs)]
+    assert {place(path, shipped) for path in paths if path != shipped.models} == {"published"}
+
+
+def test_an_own_run_comes_before_the_shipped_one_with_what_rests_on_it(shipped: Results) -> None:
+    mha, full = shipped.campaign.runs
+    own = again(shipped, published=False)
+    write_run(own, full, OTHER)
+    shipped = again(shipped)
+    assert shipped.run(full) == shipped.own_folder / run_path(full)
+    assert place(shipped.diagnostics(full), shipped) == "tiny"
+    assert shipped.is_published(mha) and place(shipped.diagnostics(mha), shipped) == "published"
+
+
+def test_an_own_benchmark_and_check_come_before_the_shipped_ones(shipped: Results) -> None:
+    spec, *others = shipped.campaign.systems
+    for kind, of in ((schemas.THROUGHPUT, spec), (schemas.VERIFICATION, None)):
+        made = of or shipped.campaign.verification
+        path = shipped.own_folder / (systems_path(spec) if of else "verification.parquet")
+        later = ORIGIN | {"config_hash": made.config_hash, "created": "2027"}
+        write_parquet(path, kind, [], later)
+    shipped = again(shipped)
+    assert place(shipped.systems(spec), shipped) == "tiny"
+    assert place(shipped.verification, shipped) == "tiny"
+    assert {place(shipped.systems(other), shipped) for other in others} == {"published"}
+
+
+def test_what_is_not_whole_or_of_another_configuration_stands_for_nothing(shipped: Results) -> None:
+    _, full = shipped.campaign.runs
+    own = again(shipped, published=False)
+    write_run(own, replace(full, learning_rate=1.0), OTHER)
+    assert again(shipped).is_published(full)
+    write_run(own, full, OTHER)
+    (own.run(full) / RUN_FILES[2]).unlink()
+    assert again(shipped).is_published(full)
+
+
+def test_a_damaged_own_record_is_not_replaced_by_a_shipped_one(shipped: Results) -> None:
+    """Its reader says what is wrong with it."""
+    _, full = shipped.campaign.runs
+    record = shipped.own_folder / run_path(full) / RUN_FILES[0]
+    record.write_bytes(record.read_bytes()[:-9])
+    assert again(shipped).run(full) == record.parent
+
+
+def test_a_run_on_other_texts_is_no_substitute(shipped: Results) -> None:
+    """Where none are given now, those of what is shipped count."""
+    _, full = shipped.campaign.runs
+    record = shipped.own_folder / run_path(full) / RUN_FILES[0]
+    write_parquet(
+        record,
+        schemas.RUN,
+        [],
+        ORIGIN | {"config_hash": full.config_hash, "data_origin": {"corpus_sha256": "others"}},
+    )
+    assert again(shipped).is_published(full)
+
+
+def test_nothing_shipped_counts_where_that_is_asked(shipped: Results) -> None:
+    asked = again(shipped, published=False)
+    assert {place(path, asked) for path in asked.record_files()} == {"tiny"}
+    assert not any(map(asked.is_published, asked.campaign.runs))
+
+
+@pytest.mark.parametrize("value, said", [(True, True), ("true", True), (False, False)])
+def test_whether_shipped_records_count_is_no_part_of_the_campaign(value, said: bool) -> None:
+    given = config()
+    given["published"] = value
+    asked = chosen_results(given, campaign="tiny")
+    del given["published"]
+    before = chosen_results(given, campaign="tiny")
+    assert asked.published == said and before.published
+    assert asked.campaign == before.campaign
+    assert canonical_hash(asked.campaign.settings) == canonical_hash(before.campaign.settings)
+    assert "published" in refusal(lambda: chosen_results(given, published="no"))
+
+
+def test_jobs_are_told_whether_shipped_records_count(shipped: Results) -> None:
+    asked = again(shipped, published=False)
+    write_started_with(asked.campaign, asked)
+    told = json.loads(asked.started_with.read_text(encoding="utf-8"))
+    assert told["published"] is False
+    assert not chosen_results(load_config(asked.started_with)).published
