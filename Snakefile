@@ -30,6 +30,8 @@ include: "workflow/rules/document.smk"
 rule all:
     default_target: True
     input:
+        # Named here, a record that is missing is made although a report without it is there.
+        RECORDS,
         rules.report.output,
         rules.document.output,
 

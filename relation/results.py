@@ -23,6 +23,8 @@ MODELS_FILE, VERIFICATION_FILE = Path("models.parquet"), Path("verification.parq
 # Words beside a campaign's records, shown with what is missing of them.
 OMISSIONS = "omissions.txt"
 RUN_FILES = ("record.parquet", "log.parquet", "probes.parquet")
+# Snakemake makes the one when every record is there; a report with gaps must not pass for it.
+REPORT, SO_FAR = "report", "so-far"
 
 
 def run_path(run: RunSpec) -> Path:
@@ -60,13 +62,14 @@ class Results:
     """The files of one campaign below `root`, the folder results/.
 
     `shipped_only`: those that were published, read and rendered where they lie, and no others;
-    `published`: whether shipped records count as done.
+    `published`: whether shipped records count as done; `report_name`: the report's folder.
     """
 
     campaign: Campaign
     root: Path = Path("results")
     shipped_only: bool = False
     published: bool = True
+    report_name: str = REPORT
 
     @property
     def folder(self) -> Path:
@@ -103,7 +106,12 @@ class Results:
     @property
     def report(self) -> Path:
         """The folder of the cells, figures and pages."""
-        return self.folder / "report"
+        return self.folder / self.report_name
+
+    @property
+    def so_far(self) -> "Results":
+        """The same, with the place of a report of what is there."""
+        return replace(self, report_name=SO_FAR)
 
     @cached_property
     def _checksums(self) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Which record stands for a job, the campaign's own or a shipped one."""
+"""Which record stands for a job, the campaign's own or a shipped one, and where reports go."""
 
 import json
 from dataclasses import replace
@@ -9,12 +9,14 @@ from test_config import config
 from test_records import ORIGIN, refusal, results, write_run  # noqa: F401  (fixture)
 
 from relation import schemas
+from relation.cli.jobs import report_place
 from relation.config import load_config
 from relation.parquet import write_parquet
 from relation.preflight import write_started_with
 from relation.records.publish import publish
 from relation.results import RUN_FILES, Results, chosen_results, run_path, systems_path
 from relation.spec import canonical_hash
+from report.jobs.compare import report_of
 
 OTHER = [5, 4, 3, 2, 1.2]
 
@@ -121,3 +123,23 @@ def test_jobs_are_told_whether_shipped_records_count(shipped: Results) -> None:
     told = json.loads(asked.started_with.read_text(encoding="utf-8"))
     assert told["published"] is False
     assert not chosen_results(load_config(asked.started_with)).published
+
+
+def test_only_a_report_of_all_as_started_takes_the_place_of_snakemakes(shipped: Results) -> None:
+    so_far = shipped.own_folder / "so-far"
+    assert report_place(shipped).report == so_far  # nothing was started
+    write_started_with(shipped.campaign, shipped)
+    assert report_place(shipped).report == shipped.own_folder / "report"
+    assert report_place(again(shipped, published=False)).report == so_far
+    others = replace(shipped.campaign, settings={**shipped.campaign.settings, "seeds": 43})
+    assert report_place(again(shipped, campaign=others)).report == so_far
+    (shipped.published_folder / run_path(shipped.campaign.runs[0]) / RUN_FILES[0]).unlink()
+    (shipped.own_folder / run_path(shipped.campaign.runs[0]) / RUN_FILES[0]).unlink()
+    assert report_place(again(shipped)).report == so_far
+
+
+def test_a_comparison_takes_a_report_of_all_before_one_of_what_was_there(tmp_path: Path) -> None:
+    for name in ("so-far", "report"):
+        (tmp_path / "tiny" / name).mkdir(parents=True)
+        (tmp_path / "tiny" / name / "cells.parquet").touch()
+        assert report_of("tiny", tmp_path) == tmp_path / "tiny" / name

@@ -101,6 +101,25 @@ def test_rerunning_one_seed_reruns_what_depends_on_it_and_gives_the_same_nll(
     assert planned_jobs(project, *TINY) == {}
 
 
+def test_a_report_of_what_is_there_keeps_no_job_from_running(project: Path) -> None:
+    """With or without a report of all records beside it; one of all of them is not made twice."""
+    folder = project / "results/tiny"
+    check, whole, so_far = (folder / name for name in ("verification.parquet", "report", "so-far"))
+    due = {"verify": 1, **dict.fromkeys(REPORT, 1)}
+    check.unlink()
+    assert planned_jobs(project, *TINY) == due
+    shutil.rmtree(whole)
+    relation(project, "render", "--campaign", "tiny")
+    assert (so_far / "index.html").exists() and not whole.exists()
+    missing = pq.read_table(so_far / "missing.parquet").to_pylist()
+    assert [(gap["kind"], gap["status"]) for gap in missing] == [("verification", "not run")]
+    assert planned_jobs(project, *TINY) == due
+    snakemake(project, *TINY, "--", check.relative_to(project).as_posix())
+    assert check.exists()
+    relation(project, "render", "--campaign", "tiny")
+    assert (whole / "index.html").exists() and planned_jobs(project, *TINY) == {}
+
+
 # By file: the rules that a change of it makes stale.
 EDITS = {
     "relation/training/schedule.py": {"train", "diagnose", *REPORT},
@@ -342,12 +361,13 @@ def test_a_failed_job_leaves_the_others_and_says_why_in_one_line(project: Path) 
     assert (project / RUN / "record.parquet").read_bytes() == kept
     assert "python -m relation render --config results/tiny/campaign.json" in done.stdout
     relation(project, "render", "--config", "results/tiny/campaign.json")
-    missing = pq.read_table(project / "results/tiny/report/missing.parquet").to_pylist()
+    missing = pq.read_table(project / "results/tiny/so-far/missing.parquet").to_pylist()
     assert {("flow", "failed"), ("curves", "failed")} <= {(m["kind"], m["status"]) for m in missing}
     assert all("no complete checkpoint" in m["reason"] for m in missing)
     checkpoint.write_bytes(whole)
+    assert planned_jobs(project, *TINY) == {"diagnose": 1, **dict.fromkeys(REPORT, 1)}
     snakemake(project, *TINY)
-    assert planned_jobs(project, *TINY) == {}
+    assert diagnosis.exists() and planned_jobs(project, *TINY) == {}
 
 
 def test_the_started_configuration_is_what_jobs_read(project: Path) -> None:

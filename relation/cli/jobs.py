@@ -24,9 +24,9 @@ from relation.cli.options import (
     count,
     set_threads,
 )
-from relation.config import Campaign
+from relation.config import Campaign, load_config
 from relation.errors import InputError
-from relation.results import VERIFICATION_FILE, Results, run_path, systems_path
+from relation.results import VERIFICATION_FILE, Results, chosen_results, run_path, systems_path
 from relation.spec import canonical_hash
 
 if TYPE_CHECKING:
@@ -202,6 +202,24 @@ def _report(options: argparse.Namespace) -> None:
     render_report(campaign, replace(results, shipped_only=options.shipped))
 
 
+def report_place(results: Results) -> Results:
+    """Where a report of what is there goes.
+
+    Snakemake takes the report's folder for one of all records, made as the workflow was started:
+    anything else goes beside it, so that nothing passes for done that is not.
+    """
+    from relation.records import load_records
+
+    try:
+        started = chosen_results(load_config(results.started_with))
+        load_records(results.campaign, results)
+    except InputError:
+        return results.so_far
+    as_started = started.published == results.published
+    as_started &= started.campaign.settings == results.campaign.settings
+    return results if as_started else results.so_far
+
+
 def _render(options: argparse.Namespace) -> None:
     from relation.records import load_records
     from report.jobs.cells import write_cells
@@ -210,6 +228,7 @@ def _render(options: argparse.Namespace) -> None:
     from report.jobs.pages import render_report
 
     campaign, results = _campaign(options)
+    results = report_place(results)
     records = load_records(campaign, results, partial=True)
     write_cells(records, results.report)
     write_figures(records, results.report / "figures.parquet")

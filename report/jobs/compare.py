@@ -9,7 +9,7 @@ from relation.config import load_config
 from relation.errors import InputError
 from relation.origin import origin
 from relation.parquet import read_origin, read_parquet, write_parquet
-from relation.results import CHECKSUMS
+from relation.results import CHECKSUMS, REPORT, SO_FAR
 from relation.spec import canonical_hash
 from report.jobs.schemas import (
     CELL_KEY,
@@ -25,12 +25,13 @@ from report.jobs.schemas import (
 def report_of(name: str, root: Path) -> Path:
     """The report's folder of a campaign below results/, as "smoke" or "published/smoke".
 
-    Raises InputError where it has none, with what the campaign lacks for one.
+    That of all its records, or else of what was there. Raises InputError where it has neither, with
+    what the campaign lacks for one.
     """
-    folder = root / name / "report"
-    if not (folder / "cells.parquet").exists():
-        raise InputError(f"cannot compare {name}: {_lack(name, root)}")
-    return folder
+    for folder in (root / name / REPORT, root / name / SO_FAR):
+        if (folder / "cells.parquet").exists():
+            return folder
+    raise InputError(f"cannot compare {name}: {_lack(name, root)}")
 
 
 def _lack(name: str, root: Path) -> str:
