@@ -97,7 +97,7 @@ _NEEDS: dict[str, tuple[Callable[[RunSpec], bool], bool, tuple[str, ...]]] = {
     "app-token-efficiency": (_paired, False, ()),
     "app-ablation": (_ablation, False, ()),
     "app-hybrid": (lambda run: run.variant == "hybrid", False, ()),
-    "app-prod-fr-fa": (_none, False, ("matched",)),
+    "app-prod-fr-fa": (_paired, False, ("matched",)),
     "app-linear-steady": (_none, False, ("linear-steady",)),
     "app-linear-long": (_none, False, ("linear-long",)),
 }

@@ -128,11 +128,18 @@ class Results:
     def _published(self, spec: Spec, *relatives: Path, texts: str | None = None) -> bool:
         """Whether shipped files of this very configuration stand for the campaign's own.
 
-        They are there, whole and unchanged, and no files of its own come before them. texts:
-        fingerprint of the local texts that they must have been made from, where some are given.
+        They are there, and no files of its own come before them. texts: fingerprint of the local
+        texts that they must have been made from, where some are given.
         """
         if self.shipped_only or not self.published:
             return False  # shipped alone, they are the campaign's own, whatever made them
+        if not self._shipped(spec, *relatives):
+            return False
+        read = _read_texts([self.published_folder / relative for relative in relatives])
+        return texts in (None, read) and not self._own(spec, *relatives, texts=read)
+
+    def _shipped(self, spec: Spec, *relatives: Path) -> bool:
+        """Whether shipped files of this very configuration are there, whole and unchanged."""
         paths = [self.published_folder / relative for relative in relatives]
         if not all(path.exists() for path in paths):
             return False
@@ -141,10 +148,7 @@ class Results:
                 raise InputError(
                     f"{path} is not the file that {CHECKSUMS} lists; restore it or publish again"
                 )
-        read = _read_texts(paths)
-        if texts not in (None, read) or not _made_by(spec, paths):
-            return False
-        return not self._own(spec, *relatives, texts=read)
+        return _made_by(spec, paths)
 
     def _own(self, spec: Spec, *relatives: Path, texts: str | None) -> bool:
         """Whether files of the campaign's own come before the shipped ones.
@@ -206,12 +210,13 @@ class Results:
     def diagnostics(self, run: RunSpec) -> Path | None:
         """A run's diagnostics; None for a published run that was published without them.
 
-        Its checkpoint is not shipped, so they cannot be made without training it again.
+        They follow their run: own ones beside a shipped run are of another checkpoint. That of a
+        shipped run is not shipped, so they cannot be made without training it again.
         """
         relative = diagnostics_path(run)
         if not self.is_published(run):
             return self.folder / relative
-        shipped = self._published(self.campaign.diagnostics_spec(run), *with_pictures(relative))
+        shipped = self._shipped(self.campaign.diagnostics_spec(run), *with_pictures(relative))
         return self.published_folder / relative if shipped else None
 
     def systems(self, spec: SystemsSpec) -> Path:

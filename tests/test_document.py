@@ -156,9 +156,12 @@ def test_the_command_that_makes_records_again_is_said_once():
     rows = [record("run", seed, f"-R a{seed}.parquet -- all") for seed in (42, 43)]
     rows += [record("log", seed, "-R b.parquet -- all") for seed in (42, 43)]
     rows += [record(kind, 44, "gpu=4 -- c.parquet") for kind in ("run", "log")]
+    check = {"scale": None, "variant": None, "seed": None, "kind": "verification"}
+    rows.append(check | {"rerun": "snakemake --config corpus=b.parquet -- v.parquet"})
     assert again(rows) == {
         "snakemake -R FILE -- all": ["run", "log"],
         "snakemake gpu=4 -- FILE": ["log, run of 10M/full/44"],
+        "snakemake --config corpus=b.parquet -- FILE": ["verification"],
     }
 
 

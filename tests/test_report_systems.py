@@ -125,6 +125,8 @@ def test_linear_relation_is_told_to_be_timed_untrained_and_how_it_trained(record
     for *there, note in told(**gpu).values():
         # Of 48 updates, whose rates are 1000, 1001 and so on, 1 to 4 and 36 to 48.
         assert there == [True, True] and "30M, seed 42: 1,000 → 1,040; 30M, seed 43" in note
+    few = records.logs[records.logs["update"] <= 9]
+    assert all(note[:2] == (True, False) for note in told(**gpu, logs=few).values()), "no spans"
     runs = records.runs.assign(processes=2)
     shared = "30M, seed 42, each of 2 processes: 501 → 520;"
     assert all(shared in note for *_, note in told(**gpu, runs=runs).values())
@@ -185,6 +187,7 @@ def test_runs_without_a_rate_say_why(records):
     assert cell["status"] == "no counterpart"
     assert cell["reason"] == "micro/GA is 2/2 in the runs and 4/2 in the benchmark"
     assert value("run_share.full", records.runs, models)["status"] == "ok"
+    assert value("run_share.full", records.runs, models.iloc[:0])["status"] == "not run"
 
 
 def test_a_token_without_a_trend_and_contexts_out_of_memory_are_told(records):

@@ -54,6 +54,17 @@ def test_an_own_run_comes_before_the_shipped_one_with_what_rests_on_it(shipped: 
     assert shipped.is_published(mha) and place(shipped.diagnostics(mha), shipped) == "published"
 
 
+def test_own_diagnostics_do_not_stand_for_a_shipped_run(shipped: Results) -> None:
+    """A run that is being made anew leaves its old diagnostics; they are of another checkpoint."""
+    _, full = shipped.campaign.runs
+    own = again(shipped, published=False)
+    write_run(own, full, OTHER)
+    (own.run(full) / RUN_FILES[0]).unlink()
+    shipped = again(shipped)
+    assert own.diagnostics(full).exists() and shipped.is_published(full)
+    assert place(shipped.diagnostics(full), shipped) == "published"
+
+
 def test_an_own_benchmark_and_check_come_before_the_shipped_ones(shipped: Results) -> None:
     spec, *others = shipped.campaign.systems
     for kind, of in ((schemas.THROUGHPUT, spec), (schemas.VERIFICATION, None)):

@@ -224,7 +224,7 @@ def _omissions(results: Results) -> str:
 
 def _page(results: Results, devices: Iterable[str], origins: Iterable[dict]) -> dict:
     campaign = results.campaign
-    everything = command_for(campaign) + ("" if results.published else " published=false")
+    everything = command_for(campaign, results.published)
     record = f"results/{campaign.name}/runs/{campaign.runs[0].name}/record.parquet"
     commands = {
         "Everything": everything,
@@ -279,13 +279,14 @@ _LAYOUTS = {
 class _Loader:
     """Reads planned records one by one; what is not there is a gap, or an error."""
 
-    def __init__(self, campaign: Campaign, partial: bool):
-        self.campaign, self.partial = campaign, partial
+    def __init__(self, results: Results, partial: bool):
+        self.campaign, self.published = results.campaign, results.published
+        self.partial = partial
         self.frames: dict[str, list[pd.DataFrame]] = {}
         self.origins: list[dict] = []
         self.diagnosed: dict[str, dict] = {}
         self.provenance: dict[Path, dict] = {}
-        self.missing: list[dict] = list(gaps.left_out(campaign))
+        self.missing: list[dict] = list(gaps.left_out(self.campaign))
 
     def take(self, source: Source) -> None:
         """Read one record. Raises InputError where it will not do and the whole was asked for."""
@@ -327,7 +328,9 @@ class _Loader:
             self.diagnosed[name] = origin
         # What a record rests on is planned before it.
         base = self.provenance.get(source.rests_on)
-        self.provenance[source.path] = provenance_row(source, origin, self.campaign, base)
+        self.provenance[source.path] = provenance_row(
+            source, origin, self.campaign, base, self.published
+        )
 
     def frame(self, kind: str, *extra: str) -> pd.DataFrame:
         """The rows of one kind."""
@@ -341,7 +344,7 @@ def load_records(campaign: Campaign, results: Results, *, partial: bool = False)
     Raises InputError for runs that read different data and, unless `partial`, for a missing or
     damaged file or one that another configuration made.
     """
-    loader = _Loader(campaign, partial)
+    loader = _Loader(results, partial)
     for source in planned_sources(campaign, results):
         loader.take(source)
     runs = loader.frame("run", "device", "processes", "source")

@@ -43,16 +43,19 @@ def _is_python(text: str) -> bool:
     return True
 
 
-def command_for(campaign: Campaign) -> str:
+def command_for(campaign: Campaign, published: bool = True) -> str:
     """The command that runs a campaign with the choices it was restricted by.
 
-    Where it reads local texts and none are given, as of shipped records, it says corpus=DIR.
+    published: whether shipped records count as done. Where it reads local texts and none are given,
+    as of shipped records, it says corpus=DIR.
     """
     choices = {"campaign": campaign.name, **campaign.restrictions}
     if campaign.corpus is not None:
         choices["corpus"] = campaign.corpus
     elif any(spec.source["kind"] == "files" for spec in campaign.data.values()):
         choices["corpus"] = "DIR"
+    if not published:
+        choices["published"] = "false"
     given = " ".join(
         shlex.quote(f"{key}={_as_given(key, value)}") for key, value in choices.items()
     )
@@ -131,12 +134,13 @@ def _log(source: Source) -> str | None:
     return source.job_log.as_posix() if here else None
 
 
-def _rerun(source: Source, campaign: Campaign, processes: Sequence[int]) -> str:
+def _rerun(source: Source, campaign: Campaign, processes: Sequence[int], published: bool) -> str:
     """The command that makes a record again, and what depends on it unless it was published.
 
     processes: how many trained its run, in order of change; the last are asked for again.
     """
-    everything, target = command_for(campaign), shlex.quote(source.target.as_posix())
+    everything = command_for(campaign, published)
+    target = shlex.quote(source.target.as_posix())
     if source.stage == "training" and max(processes[-1:], default=1) > 1:
         resource = "gpu" if campaign.device == "cuda" else "processes"
         everything += f" --set-resources train:{resource}={processes[-1]}"
@@ -150,8 +154,12 @@ def provenance_row(
     origin: Mapping[str, Any],
     campaign: Campaign,
     base: Mapping[str, Any] | None = None,
+    published: bool = True,
 ) -> dict:
-    """What is behind one record that is there, in the columns PROVENANCE; base as in freshness."""
+    """What is behind one record that is there, in the columns PROVENANCE.
+
+    base as in freshness, published as in command_for.
+    """
     state, reason = freshness(origin, source, base)
     return {
         "source": source.path.as_posix(),
@@ -167,7 +175,7 @@ def provenance_row(
         "versions": json.dumps(origin["versions"], sort_keys=True),
         "made": origin["created"],
         "log": _log(source),
-        "rerun": _rerun(source, campaign, origin.get("processes", ())),
+        "rerun": _rerun(source, campaign, origin.get("processes", ()), published),
         "freshness": state,
         "freshness_reason": reason,
     }

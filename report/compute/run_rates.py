@@ -50,6 +50,8 @@ def put_run_rates(found: Measurements, records: CampaignRecords, scale: str) -> 
     rates: dict[str, dict[tuple[int, int], float]] = {variant: {} for variant in PAIRED}
     for (variant, seed, processes), rate in medians.items():
         rates[variant][int(seed), int(processes)] = float(rate)
+    timed = select(records.throughput, benchmark="matched", scale=scale)
+    on_cpu = bool(timed["device"].str.contains("cpu", case=False).any()) if len(timed) else False
     for variant in PAIRED:
         none = _no_rate(records, scale, (variant,))
         of_variant = logs[logs["variant"] == variant]
@@ -61,7 +63,8 @@ def put_run_rates(found: Measurements, records: CampaignRecords, scale: str) -> 
             rates[variant],
             rate,
             found[scale, f"throughput.{variant}", "value"],
-            (batches.text, found[scale, f"micro_ga.{variant}", "value"].text),
+            (batches, found[scale, f"micro_ga.{variant}", "value"]),
+            on_cpu,
         )
     mha, full = rates["mha"], rates["full"]
     pairs = {key: full[key] / mha[key] for key in full if key in mha}
@@ -111,21 +114,24 @@ def _share(
     rates: dict[tuple[int, int], float],
     rate: Measured,
     alone: Measured,
-    batches: tuple[str | None, str | None],
+    batches: tuple[Measured, Measured],
+    on_cpu: bool,
 ) -> Measured:
-    """A process's rate in training over the benchmark's, in which one GPU works alone.
+    """A process's rate in training over the benchmark's, which one process reached.
 
     batches: micro/GA of the runs and of the benchmark; of two kinds the rates say nothing.
     """
     if not rates:
         return replace(rate, unit="%")
-    if alone.value is None:
-        return Measured(status=alone.status, reason=alone.reason, unit="%")
-    if "cpu" in alone.reason.lower():
+    for term in (alone, *batches):
+        if term.status != "ok":
+            return Measured(status=term.status, reason=term.reason, unit="%")
+    if on_cpu:
         why = "on a CPU, runs and benchmarks take different shares of its cores"
         return replace(no_counterpart(why), unit="%")
-    if len(set(batches)) > 1:
-        why = "micro/GA is {} in the runs and {} in the benchmark".format(*batches)
+    ours, benchmarks = (batch.text for batch in batches)
+    if ours != benchmarks:
+        why = f"micro/GA is {ours} in the runs and {benchmarks} in the benchmark"
         return replace(no_counterpart(why), unit="%")
     by_seed = {seed: value / alone.value for (seed, _), value in rates.items()}
     return Measured(
@@ -146,7 +152,9 @@ def hybrid_rates(records: CampaignRecords) -> Measured | None:
     logs = select(run_logs(records), variant="hybrid").sort_values("update")
     told = []
     for (scale, seed, processes), log in logs.groupby(["scale", "seed", "processes"]):
-        spans = (log["update"].between(first * len(log), last * len(log)) for first, last in SPANS)
+        spans = [log["update"].between(first * len(log), last * len(log)) for first, last in SPANS]
+        if not all(span.any() for span in spans):
+            continue  # too short to have a beginning and an end
         rates = " → ".join(three_digits(log["rate"][span].median()) for span in spans)
         shared = f", each of {processes:.0f} processes" if processes > 1 else ""
         told.append(f"{scale}, seed {seed}{shared}: {rates}")

@@ -60,6 +60,10 @@ def record_comments(printed: PrintedTable, provenance: Sequence[Record]) -> Tex:
     return Tex("\n".join(lines) or "% none")
 
 
+# The record in the command that makes it: after -R or --, not a corpus that is such a file too.
+_TARGET = re.compile(r"((?:-R|--) )\S+\.parquet")
+
+
 def again(provenance: Iterable[Record]) -> dict[str, list[str]]:
     """The commands that make records again, each with the kinds of them, FILE for a record's.
 
@@ -67,8 +71,9 @@ def again(provenance: Iterable[Record]) -> dict[str, list[str]]:
     """
     found: dict[str, dict[str, list[str]]] = {}
     for record in provenance:
-        command = re.sub(r"\S+\.parquet", "FILE", record["rerun"])
-        run = f"{record['scale']}/{record['variant']}/{record['seed']}"
+        command = _TARGET.sub(r"\1FILE", record["rerun"])
+        named = (record[part] for part in ("scale", "variant", "seed"))
+        run = "/".join(str(part) for part in named if part not in (None, ""))
         found.setdefault(command, {}).setdefault(record["kind"], []).append(run)
     most = {
         kind: max(found, key=lambda command: len(found[command].get(kind, ())))
@@ -81,7 +86,10 @@ def again(provenance: Iterable[Record]) -> dict[str, list[str]]:
         others: dict[str, list[str]] = {}
         for kind in (kind for kind in kinds if kind not in usual):
             others.setdefault(" and ".join(dict.fromkeys(kinds[kind])), []).append(kind)
-        apart = [f"{', '.join(sorted(names))} of {runs}" for runs, names in others.items()]
+        apart = [
+            ", ".join(sorted(names)) + (f" of {runs}" if runs else "")
+            for runs, names in others.items()
+        ]
         told[command] = [*usual, *apart]
     return told
 

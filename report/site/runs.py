@@ -130,7 +130,10 @@ def _read(spec: RunSpec, results: Results) -> Run:
         environment=_environment(origin),
         texts=_texts(origin.get("data_origin", {})),
         updates=tuple(row for i, row in enumerate(log) if i % step == 0 or i == len(log) - 1),
-        text=_log_text(
+        # That of a shipped run was not shipped: what lies here is another attempt's.
+        text=None
+        if results.is_published(spec)
+        else _log_text(
             results.folder / "logs" / "train" / f"{spec.scale}-{spec.variant}-{spec.seed}.log"
         ),
     )
