@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from statistics import fmean
 from typing import TYPE_CHECKING
 
 import pandas as pd
@@ -15,6 +14,7 @@ from report.compute.measured import (
     Measurements,
     absent,
     no_counterpart,
+    over_seeds,
     select,
     worded,
 )
@@ -45,42 +45,55 @@ def put_run_rates(found: Measurements, records: CampaignRecords, scale: str) -> 
     own, of those whose two runs were trained by as many processes.
     """
     logs = select(run_logs(records), scale=scale, variant=PAIRED)
-    behind = tuple(dict.fromkeys(logs["source"]))
-    medians = logs.groupby(["variant", "seed", "processes"])["rate"].median()
-    rates: dict[str, dict[tuple[int, int], float]] = {variant: {} for variant in PAIRED}
-    for (variant, seed, processes), rate in medians.items():
-        rates[variant][int(seed), int(processes)] = float(rate)
+    runs = logs.groupby(["variant", "seed"]).agg({"rate": "median", "processes": "first"})
+    rates: dict[str, dict[int, float]] = {}
+    processes: dict[str, dict[int, float]] = {}
+    for (variant, seed), run in runs.iterrows():
+        rates.setdefault(variant, {})[seed] = run["rate"]
+        processes.setdefault(variant, {})[seed] = run["processes"]
+
+    def mean(values: dict[int, float], unit: str, variants: tuple[str, ...], none: Measured):
+        behind = select(logs, variant=variants, seed=tuple(values))["source"]
+        return over_seeds(
+            values,
+            records.page["seeds"],
+            tuple(dict.fromkeys(behind)),
+            replace(none, unit=unit),
+            unit,
+            "tokens_per_second",
+        )["mean"]
+
     timed = select(records.throughput, benchmark="matched", scale=scale)
-    on_cpu = bool(timed["device"].str.contains("cpu", case=False).any()) if len(timed) else False
+    on_cpu = bool(timed["device"].astype(str).str.contains("cpu", case=False).any())
     for variant in PAIRED:
         none = _no_rate(records, scale, (variant,))
-        of_variant = logs[logs["variant"] == variant]
-        rate = _mean(rates[variant], "tok/s", of_variant, none)
+        rate = mean(rates.get(variant, {}), "tok/s", (variant,), none)
         found[scale, f"run_rate.{variant}", "value"] = rate
         batches = worded_models(records, scale, (variant,), micro_ga)
         found[scale, f"run_micro_ga.{variant}", "value"] = batches
         found[scale, f"run_share.{variant}", "value"] = _share(
-            rates[variant],
             rate,
             found[scale, f"throughput.{variant}", "value"],
             (batches, found[scale, f"micro_ga.{variant}", "value"]),
             on_cpu,
         )
-    mha, full = rates["mha"], rates["full"]
-    pairs = {key: full[key] / mha[key] for key in full if key in mha}
     none = _no_rate(records, scale, PAIRED)
-    if mha and full:
+    pairs = {}
+    if set(PAIRED) <= rates.keys():
         why = "no pair of one seed was trained by as many processes"
         none = Measured(status="undetermined", reason=why)
-    ratio = _mean(pairs, "x", logs, none)
+        (mha, full), (of_mha, of_full) = (
+            [of[variant] for variant in ("mha", "full")] for of in (rates, processes)
+        )
+        pairs = {s: full[s] / mha[s] for s in full if of_full[s] == of_mha.get(s)}
+    ratio = mean(pairs, "x", PAIRED, none)
     found[scale, "run_ratio", "value"] = ratio
     if ratio.value is not None and ratio.margin is not None:
         for statistic, sign in (("low", -1), ("high", 1)):
             end = replace(ratio, value=ratio.value + sign * ratio.margin, by_seed={})
             found[scale, "run_ratio", statistic] = end
-    counts = ", ".join(
-        map(str, sorted({processes for key in rates.values() for _, processes in key}))
-    )
+    counts = ", ".join(f"{count:.0f}" for count in sorted(runs["processes"].unique()))
+    behind = tuple(dict.fromkeys(logs["source"]))
     found[scale, "processes", "value"] = worded(counts, sources=behind) if counts else none
 
 
@@ -92,38 +105,14 @@ def _no_rate(records: CampaignRecords, scale: str, variants: tuple[str, ...]) ->
     return Measured(status="undetermined", reason=why)
 
 
-def _mean(
-    values: dict[tuple[int, int], float], unit: str, logs: pd.DataFrame, none: Measured
-) -> Measured:
-    """A mean over seeds of values by seed and number of processes."""
-    if not values:
-        return replace(none, unit=unit)
-    by_seed = {seed: value for (seed, _), value in values.items()}
-    behind = logs[logs["seed"].isin(by_seed)]["source"]
-    return Measured(
-        fmean(values.values()),
-        unit=unit,
-        n=len(by_seed),
-        by_seed=by_seed,
-        sources=tuple(dict.fromkeys(behind)),
-        rows="tokens_per_second",
-    )
-
-
 def _share(
-    rates: dict[tuple[int, int], float],
-    rate: Measured,
-    alone: Measured,
-    batches: tuple[Measured, Measured],
-    on_cpu: bool,
+    rate: Measured, alone: Measured, batches: tuple[Measured, Measured], on_cpu: bool
 ) -> Measured:
     """A process's rate in training over the benchmark's, which one process reached.
 
     batches: micro/GA of the runs and of the benchmark; of two kinds the rates say nothing.
     """
-    if not rates:
-        return replace(rate, unit="%")
-    for term in (alone, *batches):
+    for term in (rate, alone, *batches):
         if term.status != "ok":
             return Measured(status=term.status, reason=term.reason, unit="%")
     if on_cpu:
@@ -133,14 +122,12 @@ def _share(
     if ours != benchmarks:
         why = f"micro/GA is {ours} in the runs and {benchmarks} in the benchmark"
         return replace(no_counterpart(why), unit="%")
-    by_seed = {seed: value / alone.value for (seed, _), value in rates.items()}
-    return Measured(
-        fmean(by_seed.values()),
+    return replace(
+        rate,
+        value=rate.value / alone.value,
         unit="%",
-        n=len(by_seed),
-        by_seed=by_seed,
+        by_seed={seed: value / alone.value for seed, value in rate.by_seed.items()},
         sources=(*rate.sources, *alone.sources),
-        rows="tokens_per_second",
     )
 
 
