@@ -106,7 +106,7 @@ _NEEDS: dict[str, tuple[Callable[[RunSpec], bool], bool, tuple[str, ...]]] = {
 def make_plan(campaign: Campaign, results: Results) -> Plan:
     """Count jobs, tokens, hours and disk of a campaign, from its configured token rates."""
     parameters: dict[tuple[str, str], int] = {}
-    for run in campaign.runs:
+    for run in campaign.trained_runs:
         key = (run.scale, run.variant)
         if key not in parameters:
             parameters[key] = count_parameters(run.model_config())
@@ -135,9 +135,11 @@ def make_plan(campaign: Campaign, results: Results) -> Plan:
         path = results.diagnostics(run)
         return path is not None and current(path, campaign.diagnostics_spec(run))
 
-    due = [run for run in campaign.runs if not run_done(run)]
+    due = [run for run in campaign.trained_runs if not run_done(run)]
     names = ("paired runs", "ablation runs", "other runs")
     groups = {name: [r for r in campaign.runs if stage_of(r.variant) == name] for name in names}
+    if campaign.planned_further:
+        groups["further runs"] = list(campaign.further_runs)
     stages = []
     for name, runs in groups.items():
         left = [run for run in runs if run in due]

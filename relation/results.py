@@ -190,7 +190,7 @@ class Results:
     def _published_runs(self) -> frozenset[str]:
         return frozenset(
             run.name
-            for run in self.campaign.runs
+            for run in self.campaign.trained_runs
             if self._published(
                 run,
                 *(run_path(run) / file for file in RUN_FILES),
@@ -228,7 +228,7 @@ class Results:
     def record_files(self) -> list[Path]:
         """Every Parquet that the report reads, in a fixed order."""
         files = [self.models]
-        for run in self.campaign.runs:
+        for run in self.campaign.trained_runs:
             files += [self.run(run) / file for file in RUN_FILES]
         for run in self.campaign.paired_runs:
             diagnostics = self.diagnostics(run)

@@ -107,7 +107,7 @@ class _Look:
         self.campaign, self.results = campaign, results
         self.notes: list[str] = []
         self.shipped = self._or_note(
-            lambda: {run.name for run in campaign.runs if results.is_published(run)}
+            lambda: {run.name for run in campaign.trained_runs if results.is_published(run)}
         )
         self.hashes = {name: self._token_hashes(name) for name in campaign.data}
         found = (
@@ -196,7 +196,8 @@ class _Look:
 
     def note_leftovers(self) -> None:
         """A line about resume folders that no planned run would go on from, where there are."""
-        runs = {(run.name, run.config_hash): run for run in self.campaign.planned_runs}
+        planned = (*self.campaign.planned_runs, *self.campaign.planned_further)
+        runs = {(run.name, run.config_hash): run for run in planned}
         left = 0
         for folder in self.folders:
             run = runs.get((folder.about["run"], folder.about["config_hash"]))
@@ -333,7 +334,7 @@ def _with_time_left(campaign: Campaign, found: list[RunStatus]) -> list[RunStatu
     configuration's expected_tokens_per_second.
     """
     measured: dict[tuple[str, ...], list[float]] = {}
-    for run, status in zip(campaign.runs, found, strict=True):
+    for run, status in zip(campaign.trained_runs, found, strict=True):
         if status.tokens_per_second:
             for group in ((run.scale, run.variant), (run.scale,)):
                 measured.setdefault(group, []).append(status.tokens_per_second)
@@ -351,7 +352,7 @@ def _with_time_left(campaign: Campaign, found: list[RunStatus]) -> list[RunStatu
             if status.state == DONE
             else (1 - status.share) * trained_tokens(run) / rate(run, status),
         )
-        for run, status in zip(campaign.runs, found, strict=True)
+        for run, status in zip(campaign.trained_runs, found, strict=True)
     ]
 
 
@@ -361,6 +362,6 @@ def campaign_status(campaign: Campaign, results: Results, steps: bool = False) -
     Reads files and changes none. What cannot be read is a note, not an error.
     """
     look = _Look(campaign, results)
-    runs = _with_time_left(campaign, [look.run(run) for run in campaign.runs])
+    runs = _with_time_left(campaign, [look.run(run) for run in campaign.trained_runs])
     look.note_leftovers()
     return CampaignStatus(runs, list(look.steps()) if steps else [], look.notes)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from relation.config.load import schema, validate
@@ -37,8 +38,9 @@ class Campaign:
     """One campaign, restricted as asked.
 
     `planned_runs` is the whole matrix, `runs` what is to be done of it and `omitted` what is not;
-    `settings` is the configuration of this campaign alone, from which it can be resolved again;
-    `tensorboard`, which changes no result, stands beside it.
+    `planned_further` and `further_runs` are the same of the pairs beyond the matrix; `settings` is
+    the configuration of this campaign alone, from which it can be resolved again; `tensorboard`,
+    which changes no result, stands beside it.
     """
 
     name: str
@@ -51,6 +53,8 @@ class Campaign:
     data: dict[str, DataSpec]
     planned_runs: tuple[RunSpec, ...]
     runs: tuple[RunSpec, ...]
+    planned_further: tuple[RunSpec, ...]
+    further_runs: tuple[RunSpec, ...]
     omitted: tuple[Omitted, ...]
     planned_systems: tuple[SystemsSpec, ...]
     systems: tuple[SystemsSpec, ...]
@@ -89,8 +93,8 @@ class Campaign:
         return canonical_hash([[getattr(run, name) for name in fields] for run in models])
 
     def run(self, scale: str, variant: str, seed: int) -> RunSpec:
-        """One run of the whole matrix. Raises InputError where the campaign has no such run."""
-        for spec in self.planned_runs:
+        """One run, planned or further. Raises InputError where the campaign has no such run."""
+        for spec in (*self.planned_runs, *self.planned_further):
             if (spec.scale, spec.variant, spec.seed) == (scale, variant, seed):
                 return spec
         raise InputError(
@@ -99,8 +103,13 @@ class Campaign:
         )
 
     @property
+    def trained_runs(self) -> tuple[RunSpec, ...]:
+        """Every run that is to be done: those of the matrix, then the further ones."""
+        return (*self.runs, *self.further_runs)
+
+    @property
     def paired_runs(self) -> tuple[RunSpec, ...]:
-        """The MHA and Full Relation runs, whose checkpoints are diagnosed."""
+        """The MHA and Full Relation runs of the matrix, whose checkpoints are diagnosed."""
         return tuple(run for run in self.runs if run.variant in PAIRED)
 
     def diagnostics_spec(self, run: RunSpec, sequences: int | None = None) -> DiagnosticsSpec:
@@ -116,6 +125,23 @@ class Campaign:
             rank_length=min(self.diagnostics["rank_length"], run.context),
             device=run.device,
         )
+
+
+def _further_seeds(campaign: Mapping, name: str) -> dict[str, list[int]]:
+    """Seeds of pairs beyond the matrix, by scale; raises InputError where there can be no pair."""
+    further = campaign.get("further_seeds", {})
+    for scale, seeds in further.items():
+        place = f"config: campaigns.{name}.further_seeds.{scale}"
+        if scale not in campaign["scales"]:
+            raise InputError(
+                f"{place} is no scale of the campaign; choose among {', '.join(campaign['scales'])}"
+            )
+        if not set(PAIRED) <= set(campaign["scales"][scale]["variants"]):
+            raise InputError(f"{place}: that scale does not train both {' and '.join(PAIRED)}")
+        twice = sorted(set(seeds) & set(campaign["seeds"]))
+        if twice:
+            raise InputError(f"{place}: seed {twice[0]} is one of the campaign's seeds; drop it")
+    return further
 
 
 def _chosen(config: Mapping, key: str, available: Iterable, campaign: str) -> tuple:
@@ -162,7 +188,9 @@ def resolve(config: Mapping, **overrides: Any) -> Campaign:
     used = {v for scale in campaign["scales"].values() for v in scale["variants"]} | {"linear"}
     all_variants = [variant for variant in VARIANTS if variant in used]
     scales = _chosen(config, "scales", campaign["scales"], name)
-    seeds = _chosen(config, "seeds", campaign["seeds"], name)
+    further_seeds = _further_seeds(campaign, name)
+    every_seed = dict.fromkeys(chain(campaign["seeds"], *further_seeds.values()))
+    seeds = _chosen(config, "seeds", every_seed, name)
     variants = _chosen(config, "variants", all_variants, name)
     diagnostics = {**config["diagnostics"], **campaign.get("diagnostics", {})}
     data = data_specs(campaign, config.get("corpus"), diagnostics["sequences"])
@@ -193,7 +221,18 @@ def resolve(config: Mapping, **overrides: Any) -> Campaign:
             reason = f"left out by {' '.join(left_out)}"
             omitted[run.name] = Omitted(run.scale, run.variant, run.seed, reason)
 
-    if len(omitted) == len(planned):
+    planned_further = [
+        run_spec(config, name, scale, variant, seed, data[data_name(campaign["scales"][scale])])
+        for scale, further in further_seeds.items()
+        for seed in further
+        for variant in PAIRED
+    ]
+    further_runs = [
+        run
+        for run in planned_further
+        if run.scale in scales and run.variant in variants and run.seed in seeds
+    ]
+    if len(omitted) == len(planned) and not further_runs:
         raise InputError(
             f"campaign {name} has no run left under "
             f"{' '.join(f'{k}={config[k]}' for k in _RESTRICTIONS if config.get(k) is not None)}"
@@ -224,6 +263,8 @@ def resolve(config: Mapping, **overrides: Any) -> Campaign:
         data=data,
         planned_runs=tuple(planned),
         runs=tuple(run for run in planned if run.name not in omitted),
+        planned_further=tuple(planned_further),
+        further_runs=tuple(further_runs),
         omitted=tuple(omitted.values()),
         systems=tuple(
             spec

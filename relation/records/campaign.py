@@ -41,6 +41,15 @@ def _frame(parts: list[pd.DataFrame], schema: pa.Schema, *extra: str) -> pd.Data
     return pd.DataFrame(columns=[*schema.names, *extra])
 
 
+_OF_RUNS, _OF_LOGS = ("device", "processes", "source"), ("scale", "variant", "seed", "source")
+_MEASURES = ("target", "crossing_tokens", "reduction", "own_reduction", "end_gap")
+
+
+def _efficiency_frame(rows: list[dict]) -> pd.DataFrame:
+    frame = pd.DataFrame(rows, columns=["scale", "seed", *_MEASURES])
+    return frame.astype(dict.fromkeys(_MEASURES, float))
+
+
 @dataclass(frozen=True)
 class CampaignRecords:
     """Tidy frames of one campaign.
@@ -71,6 +80,8 @@ class CampaignRecords:
     curves: pd.DataFrame = field(default_factory=partial(_frame, [], FLOW_CURVES))
     maps: pd.DataFrame = field(default_factory=partial(_frame, [], FLOW_MAPS))
     probes: pd.DataFrame = field(default_factory=partial(_frame, [], PROBES, "alike"))
+    further_runs: pd.DataFrame = field(default_factory=partial(_frame, [], RUN, *_OF_RUNS))
+    further_efficiency: pd.DataFrame = field(default_factory=partial(_efficiency_frame, []))
 
 
 def check_order(runs: pd.DataFrame) -> None:
@@ -133,9 +144,7 @@ def _efficiency(runs: pd.DataFrame, logs: pd.DataFrame, window: float) -> pd.Dat
                 "end_gap": smooth["full"][1][-1] - target,
             }
         )
-    measures = ["target", "crossing_tokens", "reduction", "own_reduction", "end_gap"]
-    frame = pd.DataFrame(rows, columns=["scale", "seed", *measures])
-    return frame.astype(dict.fromkeys(measures, float))
+    return _efficiency_frame(rows)
 
 
 def _origins(origins: Iterable[dict]) -> dict:
@@ -225,7 +234,11 @@ def _omissions(results: Results) -> str:
 def _page(results: Results, devices: Iterable[str], origins: Iterable[dict]) -> dict:
     campaign = results.campaign
     everything = command_for(campaign, results.published)
-    record = f"results/{campaign.name}/runs/{campaign.runs[0].name}/record.parquet"
+    further_seeds: dict[str, list[int]] = {}
+    for run in campaign.planned_further:
+        if run.seed not in further_seeds.setdefault(run.scale, []):
+            further_seeds[run.scale].append(run.seed)
+    record = f"results/{campaign.name}/runs/{campaign.trained_runs[0].name}/record.parquet"
     commands = {
         "Everything": everything,
         "One seed of one variant, and what depends on it": f"{everything} -R {record} -- all",
@@ -246,6 +259,7 @@ def _page(results: Results, devices: Iterable[str], origins: Iterable[dict]) -> 
         },
         "devices": sorted(set(devices)),
         "seeds": list(campaign.seeds),
+        "further_seeds": further_seeds,
         "corpora": [
             {"title": spec.title, "kind": spec.source["kind"]} for spec in campaign.data.values()
         ],
@@ -265,7 +279,9 @@ def _page(results: Results, devices: Iterable[str], origins: Iterable[dict]) -> 
 _LAYOUTS = {
     "models": MODELS,
     "run": RUN,
+    "further run": RUN,
     "log": LOG,
+    "further log": LOG,
     "probes": PROBES,
     "diagnostics": FLOW,
     "curves": FLOW_CURVES,
@@ -311,11 +327,11 @@ class _Loader:
         if kind == "systems":
             kind = "complexity" if source.variant == "complexity" else "throughput"
         rows = read_parquet(source.path, _LAYOUTS[kind]).to_pandas()
-        if kind == "log":
+        if _LAYOUTS[kind] is LOG:
             extra |= {"scale": source.scale, "variant": source.variant, "seed": source.seed}
         elif kind == "probes":
             extra["alike"] = source.probed_alike(origin)
-        elif kind == "run":
+        elif _LAYOUTS[kind] is RUN:
             extra["device"] = origin["device"]
             counts = origin.get("processes", ())
             extra["processes"] = counts[0] if len(counts) == 1 else math.nan
@@ -347,10 +363,11 @@ def load_records(campaign: Campaign, results: Results, *, partial: bool = False)
     loader = _Loader(results, partial)
     for source in planned_sources(campaign, results):
         loader.take(source)
-    runs = loader.frame("run", "device", "processes", "source")
-    logs = loader.frame("log", "scale", "variant", "seed", "source")
+    runs, logs = loader.frame("run", *_OF_RUNS), loader.frame("log", *_OF_LOGS)
+    further = loader.frame("further run", *_OF_RUNS)
     throughput = loader.frame("throughput", "source")
     check_order(runs)
+    check_order(further)
     check_sequences(loader.diagnosed)
     return CampaignRecords(
         models=loader.frame("models", "source"),
@@ -363,8 +380,14 @@ def load_records(campaign: Campaign, results: Results, *, partial: bool = False)
         verification=loader.frame("verification", "source"),
         missing=pd.DataFrame(loader.missing, columns=gaps.MISSING),
         provenance=pd.DataFrame(loader.provenance.values(), columns=PROVENANCE),
-        page=_page(results, [*runs["device"], *throughput["device"]], loader.origins),
+        page=_page(
+            results, [*runs["device"], *further["device"], *throughput["device"]], loader.origins
+        ),
         curves=loader.frame("curves", "source"),
         maps=loader.frame("maps", "source"),
         probes=loader.frame("probes", "alike", "source"),
+        further_runs=further,
+        further_efficiency=_efficiency(
+            further, loader.frame("further log", *_OF_LOGS), campaign.efficiency_window
+        ),
     )

@@ -14,7 +14,12 @@ NOT_RUN, FAILED, OOM = "not run", "failed", "oom"
 NOT_THERE = "there is no "
 _OUT_OF_MEMORY = ("out of memory", "OutOfMemoryError")
 # What a record's absence is called in the frames that it would have filled.
-_KINDS = {"log": "run", "diagnostics": "flow", "systems": "throughput"}
+_KINDS = {
+    "log": "run",
+    "diagnostics": "flow",
+    "systems": "throughput",
+    "further log": "further run",
+}
 
 
 def _gap(kind: str, scale: str, variant: str, seed: int | None, status: str, reason: str) -> dict:
@@ -29,6 +34,10 @@ def left_out(campaign: Campaign) -> Iterator[dict]:
         for kind in kinds:
             yield _gap(kind, run.scale, run.variant, run.seed, NOT_RUN, run.reason)
     chosen = " ".join(f"{key}={value}" for key, value in campaign.restrictions.items())
+    for run in campaign.planned_further:
+        if run not in campaign.further_runs:
+            key = (run.scale, run.variant, run.seed)
+            yield _gap("further run", *key, NOT_RUN, f"left out by {chosen}")
     for spec in campaign.planned_systems:
         if spec not in campaign.systems:
             kind = "complexity" if spec.benchmark == "complexity" else "throughput"

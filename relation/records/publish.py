@@ -31,7 +31,7 @@ def publish(campaign: Campaign, results: Results) -> list[Path]:
     where nothing is complete.
     """
     wanted = [([MODELS_FILE], campaign.inventory_hash)]
-    for run in campaign.runs:
+    for run in campaign.trained_runs:
         wanted.append(([run_path(run) / file for file in RUN_FILES], run.config_hash))
     for run in campaign.paired_runs:
         files = list(with_pictures(diagnostics_path(run)))

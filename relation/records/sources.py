@@ -17,20 +17,20 @@ from relation.results import (
     systems_path,
     with_pictures,
 )
-from relation.spec import DiagnosticsSpec
+from relation.spec import DiagnosticsSpec, RunSpec
 
 
 @dataclass(frozen=True)
 class Source:
     """A planned record.
 
-    kind: run, log, probes, diagnostics, curves, maps, systems, models or verification; path: None
-    for diagnostics that were not published with their run; target: what Snakemake makes it as;
-    job_log: of the job that makes it; stage: whose code makes it; config_hash: the present
-    configuration's; variant: of a systems benchmark, its name; corpus: fingerprint of the local
-    texts given now; rests_on: another record, planned before it, than which it is no fresher;
-    probed: of probes, how the present configuration samples the run, and what else their origin
-    would say.
+    kind: run, log, probes, diagnostics, curves, maps, systems, models or verification, and of a
+    pair beyond the matrix "further run" and "further log"; path: None for diagnostics that were not
+    published with their run; target: what Snakemake makes it as; job_log: of the job that makes it;
+    stage: whose code makes it; config_hash: the present configuration's; variant: of a systems
+    benchmark, its name; corpus: fingerprint of the local texts given now; rests_on: another record,
+    planned before it, than which it is no fresher; probed: of probes, how the present configuration
+    samples the run, and what else their origin would say.
     """
 
     kind: str
@@ -54,6 +54,42 @@ class Source:
         return expected == {name: origin.get(name) for name in expected}
 
 
+def _log_name(run: RunSpec) -> str:
+    return f"{run.scale}-{run.variant}-{run.seed}.log"
+
+
+def _of_run(
+    campaign: Campaign,
+    results: Results,
+    run: RunSpec,
+    kinds: tuple[str, ...],
+    corpus: str | None,
+) -> Iterator[Source]:
+    """What training leaves of a run; of RUN_FILES, the first so many as there are kinds."""
+    looks = campaign.diagnostics
+    sampling = campaign.diagnostics_spec(run, looks["probe_sequences"])
+    times = {
+        "probe_times": looks["probes"],
+        "validation_looks": looks["validations"],
+        "validation_look_tokens": looks["validation_tokens"],
+    }
+    for kind, file in zip(kinds, RUN_FILES, strict=False):
+        yield Source(
+            kind,
+            results.run(run) / file,
+            results.own_folder / run_path(run) / file,
+            results.own_folder / "logs" / "train" / _log_name(run),
+            "training",
+            run.config_hash,
+            scale=run.scale,
+            variant=run.variant,
+            seed=run.seed,
+            corpus=corpus,
+            rests_on=None if file == RUN_FILES[0] else results.run(run) / RUN_FILES[0],
+            probed=(sampling, times) if kind == "probes" else None,
+        )
+
+
 def planned_sources(campaign: Campaign, results: Results) -> Iterator[Source]:
     """Every record of a campaign as restricted, in a fixed order."""
     folder, logs = results.own_folder, results.own_folder / "logs"
@@ -62,31 +98,11 @@ def planned_sources(campaign: Campaign, results: Results) -> Iterator[Source]:
     yield Source("models", results.models, models, log, "models", inventory)
     corpora = {name: corpus_fingerprint(spec.path) for name, spec in campaign.data.items()}
     for run in campaign.runs:
-        looks = campaign.diagnostics
-        sampling = campaign.diagnostics_spec(run, looks["probe_sequences"])
-        times = {
-            "probe_times": looks["probes"],
-            "validation_looks": looks["validations"],
-            "validation_look_tokens": looks["validation_tokens"],
-        }
-        key = {"scale": run.scale, "variant": run.variant, "seed": run.seed}
-        name = f"{run.scale}-{run.variant}-{run.seed}.log"
-        record = results.run(run) / RUN_FILES[0]
-        for kind, file in zip(("run", "log", "probes"), RUN_FILES, strict=True):
-            yield Source(
-                kind,
-                results.run(run) / file,
-                folder / run_path(run) / file,
-                logs / "train" / name,
-                "training",
-                run.config_hash,
-                corpus=corpora[run.data],
-                rests_on=None if kind == "run" else record,
-                probed=(sampling, times) if kind == "probes" else None,
-                **key,
-            )
+        yield from _of_run(campaign, results, run, ("run", "log", "probes"), corpora[run.data])
         if run not in campaign.paired_runs:
             continue
+        key = {"scale": run.scale, "variant": run.variant, "seed": run.seed}
+        record = results.run(run) / RUN_FILES[0]
         found = results.diagnostics(run)
         targets = with_pictures(folder / diagnostics_path(run))
         paths = (None,) * len(targets) if found is None else with_pictures(found)
@@ -96,12 +112,15 @@ def planned_sources(campaign: Campaign, results: Results) -> Iterator[Source]:
                 kind,
                 path,
                 target,
-                logs / "diagnose" / name,
+                logs / "diagnose" / _log_name(run),
                 "diagnostics",
                 campaign.diagnostics_spec(run).config_hash,
                 rests_on=record,
                 **key,
             )
+    for run in campaign.further_runs:
+        kinds = ("further run", "further log")
+        yield from _of_run(campaign, results, run, kinds, corpora[run.data])
     for spec in campaign.systems:
         yield Source(
             "systems",
