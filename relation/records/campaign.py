@@ -82,6 +82,7 @@ class CampaignRecords:
     probes: pd.DataFrame = field(default_factory=partial(_frame, [], PROBES, "alike"))
     further_runs: pd.DataFrame = field(default_factory=partial(_frame, [], RUN, *_OF_RUNS))
     further_efficiency: pd.DataFrame = field(default_factory=partial(_efficiency_frame, []))
+    further_probes: pd.DataFrame = field(default_factory=partial(_frame, [], PROBES, "alike"))
 
 
 def check_order(runs: pd.DataFrame) -> None:
@@ -283,6 +284,7 @@ _LAYOUTS = {
     "log": LOG,
     "further log": LOG,
     "probes": PROBES,
+    "further probes": PROBES,
     "diagnostics": FLOW,
     "curves": FLOW_CURVES,
     "maps": FLOW_MAPS,
@@ -329,7 +331,7 @@ class _Loader:
         rows = read_parquet(source.path, _LAYOUTS[kind]).to_pandas()
         if _LAYOUTS[kind] is LOG:
             extra |= {"scale": source.scale, "variant": source.variant, "seed": source.seed}
-        elif kind == "probes":
+        elif _LAYOUTS[kind] is PROBES:
             extra["alike"] = source.probed_alike(origin)
         elif _LAYOUTS[kind] is RUN:
             extra["device"] = origin["device"]
@@ -390,4 +392,5 @@ def load_records(campaign: Campaign, results: Results, *, partial: bool = False)
         further_efficiency=_efficiency(
             further, loader.frame("further log", *_OF_LOGS), campaign.efficiency_window
         ),
+        further_probes=loader.frame("further probes", "alike", "source"),
     )

@@ -19,6 +19,7 @@ _KINDS = {
     "diagnostics": "flow",
     "systems": "throughput",
     "further log": "further run",
+    "further probes": "further run",
 }
 
 

@@ -19,18 +19,21 @@ from relation.results import (
 )
 from relation.spec import DiagnosticsSpec, RunSpec
 
+_RECORD_FILE, _, _PROBES_FILE = RUN_FILES
+_KINDS = ("run", "log", "probes")
+
 
 @dataclass(frozen=True)
 class Source:
     """A planned record.
 
-    kind: run, log, probes, diagnostics, curves, maps, systems, models or verification, and of a
-    pair beyond the matrix "further run" and "further log"; path: None for diagnostics that were not
-    published with their run; target: what Snakemake makes it as; job_log: of the job that makes it;
-    stage: whose code makes it; config_hash: the present configuration's; variant: of a systems
-    benchmark, its name; corpus: fingerprint of the local texts given now; rests_on: another record,
-    planned before it, than which it is no fresher; probed: of probes, how the present configuration
-    samples the run, and what else their origin would say.
+    kind: run, log, probes, diagnostics, curves, maps, systems, models or verification, and "further
+    run" and so on of a pair beyond the matrix; path: None for diagnostics that were not published
+    with their run; target: what Snakemake makes it as; job_log: of the job that makes it; stage:
+    whose code makes it; config_hash: the present configuration's; variant: of a systems benchmark,
+    its name; corpus: fingerprint of the local texts given now; rests_on: another record, planned
+    before it, than which it is no fresher; probed: of probes, how the present configuration samples
+    the run, and what else their origin would say.
     """
 
     kind: str
@@ -59,13 +62,9 @@ def _log_name(run: RunSpec) -> str:
 
 
 def _of_run(
-    campaign: Campaign,
-    results: Results,
-    run: RunSpec,
-    kinds: tuple[str, ...],
-    corpus: str | None,
+    campaign: Campaign, results: Results, run: RunSpec, kinds: tuple[str, ...], corpus: str | None
 ) -> Iterator[Source]:
-    """What training leaves of a run; of RUN_FILES, the first so many as there are kinds."""
+    """What training leaves of a run; kinds: those of RUN_FILES."""
     looks = campaign.diagnostics
     sampling = campaign.diagnostics_spec(run, looks["probe_sequences"])
     times = {
@@ -73,7 +72,7 @@ def _of_run(
         "validation_looks": looks["validations"],
         "validation_look_tokens": looks["validation_tokens"],
     }
-    for kind, file in zip(kinds, RUN_FILES, strict=False):
+    for kind, file in zip(kinds, RUN_FILES, strict=True):
         yield Source(
             kind,
             results.run(run) / file,
@@ -85,8 +84,8 @@ def _of_run(
             variant=run.variant,
             seed=run.seed,
             corpus=corpus,
-            rests_on=None if file == RUN_FILES[0] else results.run(run) / RUN_FILES[0],
-            probed=(sampling, times) if kind == "probes" else None,
+            rests_on=None if file == _RECORD_FILE else results.run(run) / _RECORD_FILE,
+            probed=(sampling, times) if file == _PROBES_FILE else None,
         )
 
 
@@ -98,11 +97,11 @@ def planned_sources(campaign: Campaign, results: Results) -> Iterator[Source]:
     yield Source("models", results.models, models, log, "models", inventory)
     corpora = {name: corpus_fingerprint(spec.path) for name, spec in campaign.data.items()}
     for run in campaign.runs:
-        yield from _of_run(campaign, results, run, ("run", "log", "probes"), corpora[run.data])
+        yield from _of_run(campaign, results, run, _KINDS, corpora[run.data])
         if run not in campaign.paired_runs:
             continue
         key = {"scale": run.scale, "variant": run.variant, "seed": run.seed}
-        record = results.run(run) / RUN_FILES[0]
+        record = results.run(run) / _RECORD_FILE
         found = results.diagnostics(run)
         targets = with_pictures(folder / diagnostics_path(run))
         paths = (None,) * len(targets) if found is None else with_pictures(found)
@@ -119,7 +118,7 @@ def planned_sources(campaign: Campaign, results: Results) -> Iterator[Source]:
                 **key,
             )
     for run in campaign.further_runs:
-        kinds = ("further run", "further log")
+        kinds = tuple(f"further {kind}" for kind in _KINDS)
         yield from _of_run(campaign, results, run, kinds, corpora[run.data])
     for spec in campaign.systems:
         yield Source(
