@@ -56,7 +56,7 @@ def test_a_run_of_several_processes_is_run_again_by_as_many(campaign, processes,
     planned = resolve(config(), campaign=campaign)
     for source in planned_sources(planned, Results(planned)):
         command = provenance_row(source, ORIGIN | {"processes": processes}, planned)["rerun"]
-        trained = said if source.kind in ("run", "log", "probes") else ""
+        trained = said if source.stage == "training" else ""
         assert command.startswith(f"{command_for(planned)}{trained} -")
         assert trained or "--set-resources" not in command
 
