@@ -16,6 +16,7 @@ from relation.disk import training_gib
 from relation.progress import duration
 from report.claims import Judged
 from report.gaps import KINDS, by_job
+from report.numbers import spans
 from report.verdicts import Likeness
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 Row = dict[str, str]
 _AUTHORS = "A question to the paper's authors; this is a reproduction."
+# Kinds of gaps that a training run leaves.
+_RUNS = ("run", "further run")
 _OF_THE_TEXT = "A question about the paper's text; this campaign measures."
 
 
@@ -30,7 +33,10 @@ class _Facts:
     """What the answers are made of."""
 
     def __init__(self, records: CampaignRecords, judged: Sequence[Judged]) -> None:
-        self.page, self.runs, self.records = records.page, records.runs, records
+        self.page, self.records = records.page, records
+        # Those of the matrix and of the pairs beyond it.
+        runs = [frame for frame in (records.runs, records.further_runs) if len(frame)]
+        self.runs = pd.concat(runs) if runs else records.runs
         self.verdicts = Counter(claim.verdict for claim in judged)
         self._unsure = Counter(claim.verdict for claim in judged if claim.not_established)
         self.lacking = by_job(records.missing.to_dict("records"))
@@ -78,7 +84,10 @@ class _Facts:
 
     @property
     def seeds(self) -> str:
-        return ", ".join(map(str, sorted(set(self.runs["seed"])))) or "none"
+        """Those of the matrix, and those of the pairs beyond it."""
+        told = ", ".join(map(str, sorted(set(self.records.runs["seed"])))) or "none"
+        further = spans(set(self.records.further_runs["seed"]))
+        return f"{told}, of further pairs {further}" if further else told
 
     @property
     def hours(self) -> str:
@@ -115,7 +124,7 @@ class _Facts:
             return "no model is counted yet"
         counted = models.set_index(["scale", "variant"])["parameters"].to_dict()
         keys = [*zip(self.runs["scale"], self.runs["variant"], strict=True)]
-        keys += [(row["scale"], row["variant"]) for row in self.lacking if row["kind"] == "run"]
+        keys += [(row["scale"], row["variant"]) for row in self.lacking if row["kind"] in _RUNS]
         gib = training_gib((key[1], int(counted[key])) for key in keys)
         return f"{gib:.2f} GiB for checkpoints and resume states; the corpora come on top"
 

@@ -6,7 +6,12 @@ from collections.abc import Iterable, Mapping
 from operator import itemgetter
 from typing import Any
 
-KINDS = {"run": "training runs", "flow": "diagnostics", "throughput": "benchmarks"}
+KINDS = {
+    "run": "training runs",
+    "further run": "runs of further pairs",
+    "flow": "diagnostics",
+    "throughput": "benchmarks",
+}
 # Written by the job whose record has the other kind, so no gap of their own where that is one.
 _BESIDE = {"probes": "run", "curves": "flow", "maps": "flow"}
 _KEY = itemgetter("scale", "variant", "seed")

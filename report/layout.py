@@ -81,7 +81,8 @@ class Row:
 class Panel:
     """A block of columns under one heading; without ``rows`` it repeats the table's.
 
-    ``measured`` marks a panel that only the campaign has: the paper prints nothing there.
+    ``measured`` marks a panel that only the campaign has: the paper prints nothing there. ``rows``
+    of its own are printed where they have values, and the panel where it has such a row.
     """
 
     title: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from decimal import Context
 from typing import Any
 
@@ -76,6 +76,18 @@ def bound_text(side: str, bound: float, form: Number, unit: str, printed: str | 
     """A bound with the paper's decimals; side: least or most."""
     text = _text(bound, form, _decimals(bound, form, printed), signed=False)
     return f"{BOUNDS[side]} {text}{suffix(form, unit)}"
+
+
+def spans(numbers: Iterable[int]) -> str:
+    """Whole numbers in order, three or more in a row as a span: 42, 45 to 72."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    told = (f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
+    return ", ".join(told)
 
 
 def counted(row: Mapping[str, Any]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from string import ascii_lowercase
 from typing import Any
@@ -160,8 +160,12 @@ def print_table(table: Table, cells: pd.DataFrame) -> PrintedTable:
     for cell in cells.to_dict("records"):
         index.setdefault((cell["row"], cell["column"]), {})[cell["statistic"]] = cell
     panels = tuple(
-        PrintedPanel(panel, tuple(_rows(table, panel, index, notes))) for panel in table.panels
+        PrintedPanel(panel, rows)
+        for panel in table.panels
+        if (rows := tuple(_rows(table, panel, index, notes)))
     )
+    if len(panels) == 1:
+        panels = (replace(panels[0], panel=replace(panels[0].panel, title="")),)
     told = table.notes(cells) if table.notes else []
     asked = cells[cells["paper"].notna()]
     return PrintedTable(
@@ -186,15 +190,13 @@ def _counts(found: pd.Series, known: tuple[str, ...]) -> dict[str, int]:
 def _rows(
     table: Table, panel: Panel, index: dict[Key, dict[str, Cell]], notes: Notes
 ) -> Iterable[PrintedRow]:
-    rows = panel.rows or (*table.rows, *_extra_rows(table, panel, index))
+    rows = _panel_rows(table, panel, index)
     known = {row.key for row in table.rows}
-    group = rows[0].group
+    group = rows[0].group if rows else ""
     for row in _in_groups(rows):
-        kinds = (
-            ("paper", "campaign", "difference")
-            if row.key in known and not panel.measured
-            else ("campaign",)
-        )
+        kinds = ("campaign",)
+        if row.key in known and not panel.measured:
+            kinds = ("paper", *kinds, "difference")
         lines = tuple(
             Line(
                 kind,
@@ -213,21 +215,21 @@ def _rows(
         group = row.group
 
 
-def _extra_rows(table: Table, panel: Panel, index: dict[Key, dict[str, Cell]]) -> Iterable[Row]:
-    if table.extra_row is None:
-        return []
-    known = {row.key for row in table.rows}
+def _panel_rows(table: Table, panel: Panel, index: dict[Key, dict[str, Cell]]) -> tuple[Row, ...]:
+    """The rows of a panel: its own, or the table's and those that only the campaign has."""
     shown = {part.column for column in panel.columns for part in column.parts}
-    keys = dict.fromkeys(row for row, column in index if row not in known and column in shown)
-    return [table.extra_row(key) for key in keys]
+    there = dict.fromkeys(row for row, column in index if column in shown)
+    if panel.rows:
+        return tuple(row for row in panel.rows if row.key in there or not panel.measured)
+    known = {row.key for row in table.rows}
+    further = [key for key in there if key not in known] if table.extra_row else []
+    return (*table.rows, *(table.extra_row(key) for key in further))
 
 
-def _in_groups(rows: Iterable[Row]) -> list[Row]:
+def _in_groups(rows: Sequence[Row]) -> list[Row]:
     """Rows of a group together, groups in the order of their first row."""
-    groups: dict[str, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(row.group, []).append(row)
-    return [row for members in groups.values() for row in members]
+    groups = list(dict.fromkeys(row.group for row in rows))
+    return sorted(rows, key=lambda row: groups.index(row.group))
 
 
 def _labels(table: Table, row: Row, index: dict[Key, dict[str, Cell]]) -> tuple[str, ...]:

@@ -39,12 +39,15 @@ def content_of(records: CampaignRecords, folder: Path, figures: list, **cells: o
         name: read_parquet(folder / f"{name}.parquet", layout) for name, layout in FRAMES.items()
     }
     rows = {name: frame.to_pylist() for name, frame in frames.items() if name != "cells"}
-    runs = [_run(row) for row in records.runs.to_dict("records")]
-    runs += [
-        Run(row["scale"], row["variant"], row["seed"], MISSING[row["status"]], row["reason"])
-        for row in rows["missing"]
-        if row["kind"] == "run"
-    ]
+    runs, further = (
+        [_run(row) for row in there.to_dict("records")]
+        + [
+            Run(row["scale"], row["variant"], row["seed"], MISSING[row["status"]], row["reason"])
+            for row in rows["missing"]
+            if row["kind"] == kind
+        ]
+        for there, kind in ((records.runs, "run"), (records.further_runs, "further run"))
+    )
     campaign = resolve(load_config(ROOT / "config.yaml"), campaign="tiny")
     frame = frames["cells"].to_pandas().assign(**cells)
     return Content(
@@ -53,7 +56,8 @@ def content_of(records: CampaignRecords, folder: Path, figures: list, **cells: o
         tables=printed_tables(frame),
         figures=figures,
         runs=runs,
-        pipeline=campaign_pipeline(campaign, runs, rows["missing"]),
+        further=further,
+        pipeline=campaign_pipeline(campaign, runs, rows["missing"], further),
         **rows,
     )
 

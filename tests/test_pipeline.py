@@ -24,8 +24,11 @@ def closure(edges):
 def test_the_drawn_graph_is_that_of_snakemake(tmp_path):
     project = copy_project(tmp_path / "project")
     campaign = resolve(load_config(ROOT / "config.yaml"), campaign="tiny")
-    runs = [Run(run.scale, run.variant, run.seed) for run in campaign.planned_runs]
-    pipeline = campaign_pipeline(campaign, runs, [])
+    runs, further = (
+        [Run(run.scale, run.variant, run.seed) for run in planned]
+        for planned in (campaign.planned_runs, campaign.planned_further)
+    )
+    pipeline = campaign_pipeline(campaign, runs, [], further)
     arguments = ("--config", "campaign=tiny")
     graph = snakemake(project, "--rulegraph", "--forceall", *arguments).stdout
     names = dict(re.findall(r'(\d+)\[label = "(\w+)"', graph))

@@ -11,6 +11,7 @@ from report.claims.context import Context, difference
 from report.claims.evidence import Evidence, Printed, compare, joined, printed, shown_beside
 from report.compute import quality as compute
 from report.compute.configurations import no_model
+from report.compute.further import further_pairs, further_row
 from report.compute.measured import Measured, select
 from report.layout import SCALES, SEEDS
 from report.tables.quality import ABLATION_NAMES
@@ -35,7 +36,61 @@ def lower_nll(context: Context) -> Iterator[Evidence]:
         row = f"{scale}/mean"
         ours = context.table(compute.paired_nll)[row, "delta", "value"]
         paper = printed("app-nll", row, "delta")
-        yield compare(scale, "NLL, Relation - MHA, mean of pairs", paper, ours, _falls)
+        quantity = "NLL, Relation - MHA, mean of pairs"
+        yield compare(scale, quantity, paper, ours, _falls)
+        yield from _beside_pairs(context, scale, "delta", quantity, paper)
+
+
+def _further(context: Context, scale: str, column: str) -> Measured | None:
+    """A value over the pairs beyond the paper's; None where the campaign plans none."""
+    return context.table(further_pairs).get((further_row(scale), f"further.{column}", "value"))
+
+
+def _of_planned(context: Context, scale: str) -> str:
+    there, planned = (_further(context, scale, column).value for column in ("pairs", "planned"))
+    return f"{there:.0f} of {planned:.0f} pairs beyond the paper's seeds; no verdict counts them"
+
+
+def _about_zero(low: float | None, high: float | None) -> str:
+    """On which side of no difference an interval lies."""
+    if low is None or high is None:
+        return ""
+    where = "lies below" if high < 0 else "lies above" if low > 0 else "holds"
+    return f"its 95% interval {where} 0"
+
+
+def _beside_pairs(
+    context: Context, scale: str, column: str, quantity: str, paper: Printed, *notes: str
+) -> Iterator[Evidence]:
+    """A mean over the further pairs of a scale, where it plans any; decides nothing."""
+    ours = _further(context, scale, column)
+    if ours is None:
+        return
+    found = shown_beside(compare(f"{scale}, further pairs", quantity, paper, ours, None))
+    side = _about_zero(found.low, found.high)
+    note = joined(side, *notes, found.note, _of_planned(context, scale))
+    yield replace(found, counted="pairs", note=note)
+
+
+def _beside_wins(context: Context, scale: str) -> Iterator[Evidence]:
+    """The further pairs that Relation wins at a scale, where it plans any; decides nothing."""
+    won = _further(context, scale, "won")
+    if won is None:
+        return
+    theirs = paper_seeds.by_seed("app-nll", f"{scale}/mean", "delta")
+    found = Evidence(
+        f"{scale}, further pairs",
+        "won by Relation",
+        "1",
+        paper=sum(delta < 0 for delta in theirs.values()),
+        ours=won.value,
+        n=won.n,
+        counted="pairs",
+        paper_n=len(theirs),
+        note=joined(_of_planned(context, scale), won.reason),
+        sources=won.sources,
+    )
+    yield shown_beside(found)
 
 
 def wins(context: Context) -> Iterator[Evidence]:
@@ -81,6 +136,8 @@ def wins(context: Context) -> Iterator[Evidence]:
         note="; ".join(notes),
         sources=tuple(s for delta in found.values() for s in delta.sources),
     )
+    for scale in SCALES:
+        yield from _beside_wins(context, scale)
 
 
 def _paired_deltas(context: Context) -> dict[tuple[str, int], Measured]:
@@ -128,7 +185,8 @@ def fewer_tokens(context: Context) -> Iterator[Evidence]:
         paper, ours = printed("main-results", *key), context.table(compute.main_results)[key]
         pairs = select(context.records.efficiency, scale=scale)
         pairs = pairs[pairs["seed"] != context.left_out]
-        found = compare(scale, "tokens spared, mean of pairs", paper, ours, _rises)
+        quantity = "tokens spared, mean of pairs"
+        found = compare(scale, quantity, paper, ours, _rises)
         never = int(pairs["reduction"].isna().sum())
         if never:
             # The mean leaves out the pairs that speak against the claim.
@@ -144,9 +202,15 @@ def fewer_tokens(context: Context) -> Iterator[Evidence]:
         own = pairs["own_reduction"].dropna()
         if len(own):
             # A first crossing of noisy curves comes early, whoever crosses.
-            told = f"MHA reaches its own final loss {own.mean():.1%} early"
-            found = replace(found, note=joined(found.note, told))
+            found = replace(found, note=joined(found.note, _own_crossing(own.mean())))
         yield found
+        itself = _further(context, scale, "spared.mha")
+        told = () if itself is None or itself.value is None else (_own_crossing(itself.value),)
+        yield from _beside_pairs(context, scale, "spared.full", quantity, paper, *told)
+
+
+def _own_crossing(share: float) -> str:
+    return f"MHA reaches its own final loss {share:.1%} early"
 
 
 def ablations(context: Context) -> Iterator[Evidence]:

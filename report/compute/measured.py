@@ -20,7 +20,11 @@ Status = Literal["ok", "not run", "failed", "oom", "not reached", "undetermined"
 # What a campaign that ran has to say: a loss that was never reached is an answer too.
 ANSWERED = ("ok", "not reached")
 # Pieces of which a table takes many: what one is called, and the kind of its record.
-_COUNTED = {"run": ("run", "run"), "flow": ("diagnosed checkpoint", "diagnostics")}
+_COUNTED = {
+    "run": ("run", "run"),
+    "further run": ("further run", "further run"),
+    "flow": ("diagnosed checkpoint", "diagnostics"),
+}
 
 
 @dataclass(frozen=True)

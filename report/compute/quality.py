@@ -125,8 +125,8 @@ def _put(found: Measurements, row: str, column: str, values: dict[str, Measured]
     found.update({(row, column, statistic): value for statistic, value in values.items()})
 
 
-def _put_difference(found: Measurements, row: str, column: str, value: Measured) -> None:
-    """A mean paired difference with its 95% interval, where it has one."""
+def put_with_interval(found: Measurements, row: str, column: str, value: Measured) -> None:
+    """A mean over seeds with its 95% interval, where it has one."""
     found[row, column, "value"] = value
     if value.margin:
         for statistic, end in (("low", -value.margin), ("high", value.margin)):
@@ -152,11 +152,11 @@ def main_results(records: CampaignRecords) -> Measurements:
         found[scale, "context", "value"] = model_number(records, scale, "full", "context", "tokens")
         _put(found, scale, "mha_nll", nll.statistics(scale, "mha"))
         _put(found, scale, "full_nll", nll.statistics(scale, "full"))
-        _put_difference(found, scale, "delta", nll.difference(scale, "full", "mha"))
+        put_with_interval(found, scale, "delta", nll.difference(scale, "full", "mha"))
         _put(found, scale, "token_reduction", _mean_reduction(records, scale))
         _note(found, scale, nll.epochs(scale, "mha", "full"))
         if len(select(records.efficiency, scale=scale)):
-            sources = _logs(nll.sources(scale, "mha", "full"))
+            sources = logs_beside(nll.sources(scale, "mha", "full"))
             found[scale, "window", "value"] = _window(records, sources)
     return found
 
@@ -176,7 +176,7 @@ def _mean_reduction(records: CampaignRecords, scale: str) -> dict[str, Measured]
         )
     else:
         none = absent(records, ("run",), scale, ("mha", "full"))
-    sources = _logs(FinalNLL(records).sources(scale, "mha", "full"))
+    sources = logs_beside(FinalNLL(records).sources(scale, "mha", "full"))
     seeds = records.page["seeds"]
     return over_seeds(reached, seeds, sources, none, unit="%", rows=_CURVE_ROWS)
 
@@ -194,7 +194,7 @@ def paired_nll(records: CampaignRecords) -> Measurements:
             _note(found, row, nll.epochs(scale, "mha", "full", seed=seed))
         for variant in ("mha", "full"):
             _put(found, f"{scale}/mean", variant, nll.statistics(scale, variant))
-        _put_difference(found, f"{scale}/mean", "delta", nll.difference(scale, "full", "mha"))
+        put_with_interval(found, f"{scale}/mean", "delta", nll.difference(scale, "full", "mha"))
     return found
 
 
@@ -206,7 +206,7 @@ def token_efficiency(records: CampaignRecords) -> Measurements:
         recorded = select(records.efficiency, scale=scale)
         by_seed = {int(row["seed"]): row for row in recorded.to_dict("records")}
         for seed in dict.fromkeys([*SEEDS, *nll.seeds, *sorted(by_seed)]):
-            sources = _logs(nll.sources(scale, "mha", "full", seed=seed))
+            sources = logs_beside(nll.sources(scale, "mha", "full", seed=seed))
             none = absent(records, ("run",), scale, ("mha", "full"), seed)
             for column, value in _crossing(by_seed.get(seed), none, sources).items():
                 found[f"{scale}/{seed}", column, "value"] = value
@@ -224,7 +224,7 @@ def _window(records: CampaignRecords, sources: tuple[str, ...]) -> Measured:
     return Measured(share, unit="%", n=1, sources=sources, rows=_CURVE_ROWS)
 
 
-def _logs(records: tuple[str, ...]) -> tuple[str, ...]:
+def logs_beside(records: tuple[str, ...]) -> tuple[str, ...]:
     """The logs beside the records of runs."""
     return tuple(str(Path(record).with_name("log.parquet")) for record in records)
 
@@ -259,7 +259,7 @@ def structural_ablations(records: CampaignRecords) -> Measurements:
         _put(found, "nll", variant, nll.statistics(ABLATION_SCALE, variant))
         if variant != "full":
             difference = nll.difference(ABLATION_SCALE, variant, "full")
-            _put_difference(found, "delta", variant, difference)
+            put_with_interval(found, "delta", variant, difference)
     _note(found, "nll", nll.epochs(ABLATION_SCALE, "full", *PRINTED_ABLATIONS))
     _put_other_backends(found, records)
     return found
@@ -280,7 +280,7 @@ def ablation_seeds(records: CampaignRecords) -> Measurements:
         for seed in nll.all_seeds(ABLATION_SCALE, variant):
             found[variant, f"seed_{seed}", "value"] = nll.one(ABLATION_SCALE, variant, seed)
         _put(found, variant, "mean", nll.statistics(ABLATION_SCALE, variant))
-        _put_difference(found, variant, "delta", nll.difference(ABLATION_SCALE, variant, "full"))
+        put_with_interval(found, variant, "delta", nll.difference(ABLATION_SCALE, variant, "full"))
         _note(found, variant, nll.epochs(ABLATION_SCALE, variant))
     _put_other_backends(found, records)
     return found

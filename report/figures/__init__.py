@@ -11,6 +11,7 @@ from matplotlib import rc_context
 from report.figures import (
     flow_maps,
     formation,
+    further,
     overview,
     self_exchange,
     structure,
@@ -29,6 +30,7 @@ DRAWINGS: tuple[Drawing, ...] = (
     overview.DRAWING,
     self_exchange.DRAWING,
     *training.DRAWINGS,
+    further.DRAWING,
     validation.DRAWING,
     *structure.DRAWINGS,
     *flow_maps.DRAWINGS,
@@ -46,14 +48,31 @@ def draw_figures(records: CampaignRecords, out_dir: Path) -> list[dict[str, Any]
     The same records give the same bytes.
 
     Returns:
-        One entry a figure, in the order of the page: name, title, alt (what the picture shows, in
-        words), file (the SVG, relative to ``out_dir``; None if not drawn; the PDF lies beside it),
-        page (HTML on which a reader explores it; None if there is none), reason (why not drawn;
-        else empty) and sources (the Parquet files that it is drawn from).
+        One entry a figure that the campaign plans, in the order of the page: name, title, alt (what
+        the picture shows, in words), file (the SVG, relative to ``out_dir``; None if not drawn; the
+        PDF lies beside it), page (HTML on which a reader explores it; None if there is none),
+        reason (why not drawn; else empty) and sources (the Parquet files that it is drawn from).
     """
     folder = Path(out_dir) / "figures"
     folder.mkdir(parents=True, exist_ok=True)
-    return [_draw(drawing, records, folder) for drawing in DRAWINGS]
+    entries = []
+    for drawing in DRAWINGS:
+        if drawing.planned is None or drawing.planned(records):
+            entries.append(_draw(drawing, records, folder))
+        else:
+            _remove(drawing, folder)
+    return entries
+
+
+def _files(drawing: Drawing, folder: Path) -> tuple[Path, ...]:
+    """A figure's picture, its print and its page."""
+    return tuple(folder / f"{drawing.name}.{suffix}" for suffix in ("svg", "pdf", "html"))
+
+
+def _remove(drawing: Drawing, folder: Path) -> None:
+    """What an earlier call drew of other records must not stay."""
+    for stale in _files(drawing, folder):
+        stale.unlink(missing_ok=True)
 
 
 def _draw(drawing: Drawing, records: CampaignRecords, folder: Path) -> dict[str, Any]:
@@ -66,15 +85,13 @@ def _draw(drawing: Drawing, records: CampaignRecords, folder: Path) -> dict[str,
         "reason": "",
         "sources": [],
     }
-    suffixes = ("svg", "pdf", "html")
-    path, printed, page = (folder / f"{drawing.name}.{suffix}" for suffix in suffixes)
+    path, printed, page = _files(drawing, folder)
     outlined = {**TYPE, "svg.fonttype": "path"} if drawing.outlined else {}
     with rc_context({**matplotlib.rcParamsDefault, **STYLE, **_PAGE, **outlined, "backend": "svg"}):
         try:
             figure = drawing.draw(records)
         except NotDrawnError as missing:
-            for stale in (path, printed, page):
-                stale.unlink(missing_ok=True)
+            _remove(drawing, folder)
             return entry | {"reason": str(missing)}
         path.write_text(svg_text(figure), encoding="utf-8")
         with rc_context(_PRINT):

@@ -38,7 +38,8 @@ class Drawing:
     ``title`` may depend on the records. ``outlined`` keeps its letters as outlines: a formula needs
     signs that a reader's fonts may lack. ``page`` writes a page of its own on which a reader
     explores it, where there is one. ``reads`` gives the rows that it shows, each with its record in
-    the column "source"; None where it shows no campaign's data.
+    the column "source"; None where it shows no campaign's data. ``planned`` says of records whether
+    their campaign plans what it shows, and so has the figure at all; None where every one does.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Drawing:
     outlined: bool = False
     page: Callable[[CampaignRecords], str] | None = None
     reads: Callable[[CampaignRecords], Iterable[pd.DataFrame]] | None = None
+    planned: Callable[[CampaignRecords], bool] | None = None
 
     def sources(self, records: CampaignRecords) -> list[str]:
         """The Parquet files that it is drawn from, in the order of the records."""

@@ -73,7 +73,7 @@ PROVENANCE = schema(
 )
 
 MISSING = schema(
-    Column("kind", _TEXT, description="as run, log, flow, throughput or complexity"),
+    Column("kind", _TEXT, description="as run, further run, flow or throughput"),
     Column("scale", _TEXT),
     Column("variant", _TEXT, description="of a systems benchmark, its name"),
     Column("seed", _INT, description="-1 where it has none"),

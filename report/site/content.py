@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from relation.parquet import read_origin, read_parquet
 from report.jobs.schemas import FIGURES, FRAMES
 from report.site.pipeline import Pipeline, campaign_pipeline
-from report.site.runs import Run, read_runs
+from report.site.runs import Run, read_further, read_runs
 from report.tables import TABLES
 from report.view import PrintedTable, print_table
 
@@ -27,8 +27,8 @@ class Content:
     """What the site shows of one campaign.
 
     ``page`` holds the campaign's own words (``CampaignRecords.page``) and ``tables`` the ``cells``
-    laid out; the other fields are rows of the Parquet of that name, and ``runs`` and ``pipeline``
-    what their modules read.
+    laid out; the other fields are rows of the Parquet of that name, and ``runs``, ``further`` (of
+    the pairs beyond the matrix) and ``pipeline`` what their modules read.
     """
 
     page: Row
@@ -41,6 +41,7 @@ class Content:
     missing: Sequence[Row]
     checklist: Sequence[Row]
     runs: Sequence[Run]
+    further: Sequence[Run]
     pipeline: Pipeline
 
 
@@ -56,13 +57,15 @@ def gather(campaign: Campaign, results: Results) -> Content:
     }
     rows = {name: frame.to_pylist() for name, frame in frames.items() if name != "cells"}
     runs = read_runs(campaign, results, rows["missing"])
+    further = read_further(campaign, results, rows["missing"])
     cells = frames["cells"].to_pandas()
     return Content(
         page=read_origin(folder / "cells.parquet")["page"],
         cells=cells,
         tables=printed_tables(cells),
         runs=runs,
-        pipeline=campaign_pipeline(campaign, runs, rows["missing"]),
+        further=further,
+        pipeline=campaign_pipeline(campaign, runs, rows["missing"], further),
         **rows,
     )
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from report.gaps import KINDS, by_job
 from report.layout import SCALES
+from report.numbers import DASH
 from report.site.behind import anchor
 from report.site.environment import SIGNS
 from report.site.runs import Run
@@ -18,6 +19,7 @@ from report.view import MISSING, Entry, PrintedTable
 # A line each: what it says, its table and column, and its row at a scale.
 HEADLINES = (
     ("Validation NLL, Relation − MHA", "main-results", "delta", "{}"),
+    ("Validation NLL, Relation − MHA, further pairs", "app-nll", "further.delta", "{}/further"),
     ("Tokens spared to MHA’s final loss", "main-results", "token_reduction", "{}"),
     (
         "Layer 0 effective rank, Relation / MHA",
@@ -42,6 +44,7 @@ FIGURES = {
     "loss-curves": "Training loss",
     "paired-nll": "Validation NLL by pair",
     "ablations": "Ablations",
+    "further-pairs": "Further pairs",
     "validation-curves": "Validation NLL while training",
     "flow-by-layer": "Flow and effective rank by layer",
     "flow-spectra": "Spectra of the flow",
@@ -74,12 +77,16 @@ class Headline:
 
 
 def headlines(tables: Sequence[PrintedTable]) -> list[Headline]:
-    """The headline results at each of the paper's scales; None where the table has no such cell."""
+    """The headline results at each of the paper's scales; None where the table has no such cell.
+
+    A line of which no scale has a cell is left out.
+    """
     by_label = {printed.table.label: printed for printed in tables}
-    return [
+    found = (
         Headline(title, tuple(_find(by_label[label], row.format(s), column) for s in SCALES))
         for title, label, column, row in HEADLINES
-    ]
+    )
+    return [headline for headline in found if any(headline.results)]
 
 
 def _find(printed: PrintedTable, key: str, part: str) -> Result | None:
@@ -93,7 +100,8 @@ def _find(printed: PrintedTable, key: str, part: str) -> Result | None:
                 lines = {line.kind: line.entries[place] for line in row.lines}
                 judged = row.verdicts.entries[place].verdict if row.verdicts else ""
                 link = f"tables/{printed.table.label}.html#{anchor(row, column)}"
-                return Result(lines["paper"], lines["campaign"], judged, link)
+                paper = lines.get("paper", Entry(DASH))
+                return Result(paper, lines["campaign"], judged, link)
     return None
 
 

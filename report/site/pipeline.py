@@ -24,6 +24,10 @@ CELL, GAP, LABEL, TITLE, PAD = 15, 4, 92, 22, 10
 COLUMN_GAP, ROW_GAP = 56, 16
 # A letter of a label, wider than the mean of the page's type.
 LETTER = 6.0
+# Squares in a row where there may be many.
+SQUARES = 8
+# Where the runs of further pairs are listed, which have no page of their own.
+FURTHER_RUNS = "runs.html#further"
 # Below a box of diagnostics this much stays free, for the line that leads past it.
 LANE = 16
 
@@ -131,7 +135,10 @@ class Pipeline:
 
 
 def campaign_pipeline(
-    campaign: Campaign, runs: Sequence[Run], missing: Sequence[Mapping[str, Any]]
+    campaign: Campaign,
+    runs: Sequence[Run],
+    missing: Sequence[Mapping[str, Any]],
+    further: Sequence[Run] = (),
 ) -> Pipeline:
     """Lay out the DAG of a campaign, jobs without a record drawn as such.
 
@@ -139,9 +146,10 @@ def campaign_pipeline(
         campaign: whose jobs they are.
         runs: as ``runs.read_runs`` returns them.
         missing: the rows of missing.parquet.
+        further: the runs of the pairs beyond the matrix, as ``runs.read_further`` returns them.
     """
     gaps = {(row["kind"], row["scale"], row["variant"], row["seed"]): row for row in missing}
-    data = _data(campaign, runs, gaps)
+    data = _data(campaign, [*runs, *further], gaps)
     kinds = {row["kind"] for row in missing}
     models = _single("inventory", "models", "models" in kinds)
     verified = _single("verify", "exactness", "verification" in kinds)
@@ -159,17 +167,17 @@ def campaign_pipeline(
         )
         for box in training
     ]
-    measured = _benchmarks(campaign, gaps, data)
-    records = tuple(box.key for box in (*training, *diagnosis, measured, verified, models))
+    scales = dict.fromkeys(run.scale for run in further)
+    beyond = [_further(further, scale, data) for scale in scales]
+    others = (*beyond, _benchmarks(campaign, gaps, data), verified, models)
+    records = tuple(box.key for box in (*training, *diagnosis, *others))
     cells = _single("cells", "cells", needs=records)
     figures = _single("figures", "figures", needs=records)
     rendered = tuple(
         _single(rule, what, needs=(cells.key, figures.key))
         for rule, what in (("report", "pages"), ("document", "PDF"))
     )
-    return _placed(
-        data, training, diagnosis, (measured, verified, models), (cells, figures), rendered
-    )
+    return _placed(data, training, diagnosis, others, (cells, figures), rendered)
 
 
 def _single(rule: str, label: str, missing: bool = False, needs: tuple[str, ...] = ()) -> Box:
@@ -202,21 +210,40 @@ def _gap_of(spec: SystemsSpec, gaps: Gaps) -> Mapping[str, Any] | None:
 
 
 def _training(runs: Sequence[Run], scale: str, data: Box) -> Box:
-    own = [run for run in runs if run.scale == scale]
-    rows = []
-    for variant in dict.fromkeys(run.variant for run in own):
-        jobs = (
-            Job(
-                f"{run.name}: {f'{run.gap}, {run.reason}' if run.gap else 'done'}",
-                variant if variant in PAIRED else "other",
-                page=f"{run.page}.html",
-                missing=bool(run.gap),
-            )
-            for run in own
-            if run.variant == variant
-        )
-        rows.append((variant, tuple(jobs)))
+    rows = (
+        (variant, tuple(_trained(run, f"{run.page}.html") for run in own))
+        for variant, own in _by_variant(runs, scale).items()
+    )
     return Box("train", scale, tuple(rows), (data.key,))
+
+
+def _further(runs: Sequence[Run], scale: str, data: Box) -> Box:
+    """Pairs beyond the matrix, so many squares in a row that the box is no wider than most."""
+    rows = []
+    for variant, own in _by_variant(runs, scale).items():
+        jobs = [_trained(run, FURTHER_RUNS) for run in own]
+        for start in range(0, len(jobs), SQUARES):
+            label = "" if start else variant
+            rows.append((label, tuple(jobs[start : start + SQUARES])))
+    return Box("train", f"{scale}, further pairs", tuple(rows), (data.key,))
+
+
+def _by_variant(runs: Sequence[Run], scale: str) -> dict[str, list[Run]]:
+    found: dict[str, list[Run]] = {}
+    for run in runs:
+        if run.scale == scale:
+            found.setdefault(run.variant, []).append(run)
+    return found
+
+
+def _trained(run: Run, page: str) -> Job:
+    """The square of a training run, which leads to a page."""
+    return Job(
+        f"{run.name}: {f'{run.gap}, {run.reason}' if run.gap else 'done'}",
+        run.variant if run.variant in PAIRED else "other",
+        page=page,
+        missing=bool(run.gap),
+    )
 
 
 def _diagnosed(job: Job, variant: str, scale: str, gaps: Gaps) -> Job:

@@ -89,7 +89,8 @@ def render_site(content: Content, folder: Path) -> None:
         figures=content.figures,
         figure_titles=FIGURES,
         runs=content.runs,
-        texts=texts(content.runs),
+        further=content.further,
+        texts=texts([*content.runs, *content.further]),
     )
     site.write(
         "tables.html",
@@ -124,6 +125,7 @@ def render_site(content: Content, folder: Path) -> None:
         "runs.html",
         "runs.html.j2",
         groups=_groups(content.runs),
+        further=_groups(content.further),
         others=_others(site.records.values()),
     )
     for place, run in enumerate(content.runs):

@@ -39,7 +39,7 @@ GROUPS = {
 
 @dataclass(frozen=True)
 class Run:
-    """One run of the whole matrix.
+    """One run of the whole matrix, or of a pair beyond it, which has no page.
 
     ``gap`` is empty, or says what became of it ("not run", "failed", "oom"), and ``reason``
     why; where there is a record the rest is filled: ``record`` holds the row of record.parquet,
@@ -98,13 +98,26 @@ def read_runs(
 
     Raises InputError for a damaged record.
     """
+    return _read_all(campaign.planned_runs, "run", results, missing)
+
+
+def read_further(
+    campaign: Campaign, results: Results, missing: Iterable[Mapping[str, Any]]
+) -> list[Run]:
+    """The same as `read_runs`, of the pairs beyond the matrix."""
+    return _read_all(campaign.planned_further, "further run", results, missing)
+
+
+def _read_all(
+    planned: Iterable[RunSpec], kind: str, results: Results, missing: Iterable[Mapping[str, Any]]
+) -> list[Run]:
     gaps = {
         (row["scale"], row["variant"], row["seed"]): (MISSING[row["status"]], row["reason"])
         for row in by_job(missing)
-        if row["kind"] == "run"
+        if row["kind"] == kind
     }
     runs = []
-    for spec in campaign.planned_runs:
+    for spec in planned:
         key = (spec.scale, spec.variant, spec.seed)
         runs.append(Run(*key, *gaps[key]) if key in gaps else _read(spec, results))
     return runs

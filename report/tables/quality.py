@@ -2,6 +2,7 @@
 
 import pandas as pd
 
+from report.compute.further import further_pairs, further_row
 from report.compute.quality import (
     ABLATIONS,
     ablation_seeds,
@@ -104,6 +105,33 @@ def _result_notes(cells: pd.DataFrame) -> list[Note]:
     return [*_window_note(cells), *_epoch_note(cells)]
 
 
+def _nll_notes(cells: pd.DataFrame) -> list[Note]:
+    """The passes over the texts, and which pairs stand apart from the table's own."""
+    seeds = cells[cells["column"] == "further.seeds"]
+    told = [
+        f"{row.split('/')[0]}: {text}"
+        for row, text in zip(seeds["row"], seeds["text"], strict=True)
+    ]
+    if not told:
+        return _epoch_note(cells)
+    return [
+        *_epoch_note(cells),
+        Note(
+            f"(b) has pairs beyond the paper’s, of seeds apart from those of (a) "
+            f"({'; '.join(told)}), to tell a difference from the spread of runs. No verdict counts "
+            "them."
+        ),
+        Note(
+            "(b) is over the pairs whose two runs are there: means ± sample standard deviation; "
+            "Full−MHA with the 95% t interval of its mean; the mean share of tokens spared to "
+            "MHA’s final smoothed training loss; Pearson’s correlation of the two runs of a seed "
+            "with Fisher’s 95% interval. A first crossing of noisy curves comes early by itself: "
+            "under MHA stands how early an MHA run reaches its own final loss.",
+            below=True,
+        ),
+    ]
+
+
 def _seed_row(key: str) -> Row:
     scale, seed = key.split("/")
     return Row(key, (scale, seed), group=scale)
@@ -189,16 +217,38 @@ PAIRED_NLL = Table(
     ),
     panels=(
         Panel(
-            "",
+            "(a) Pairs of the matrix",
             (
                 value("MHA NLL", "mha", FULL_PRECISION, "mha"),
                 value("Full Relation NLL", "full", FULL_PRECISION, "full"),
                 value("Full−MHA", "delta", DELTA),
             ),
         ),
+        Panel(
+            "(b) Further pairs",
+            (
+                Column(
+                    "Pairs",
+                    (Part("further.pairs", Number()), Part("further.planned", Number())),
+                    "{} of {}",
+                ),
+                value("MHA NLL", "further.mha", ROUNDED, "mha"),
+                value("Relation NLL", "further.full", ROUNDED, "full"),
+                value("Full−MHA", "further.delta", DELTA),
+                value("its SD", "further.spread", ROUNDED),
+                value("Pairs\nwon", "further.won", Number()),
+                value("Tokens\nspared:\nRelation", "further.spared.full", Number(1, "%"), "full"),
+                value("MHA,\nitself", "further.spared.mha", Number(1, "%"), "mha"),
+                value("Correlation", "further.correlation", Number(2, signed=True)),
+            ),
+            rows=tuple(
+                Row(further_row(scale), (scale, "further"), group=scale) for scale in SCALES
+            ),
+            measured=True,
+        ),
     ),
-    measure=paired_nll,
-    notes=_epoch_note,
+    measure=lambda records: paired_nll(records) | further_pairs(records),
+    notes=_nll_notes,
     extra_row=_seed_row,
 )
 

@@ -1,0 +1,150 @@
+"""Pairs beyond the paper's matrix: how far its difference stands out of the spread of runs."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from relation.geometry import PAIRED
+from report.compute.measured import Measured, Measurements, absent, is_number, select, worded
+from report.compute.quality import logs_beside, put_with_interval
+from report.layout import SCALES
+from report.numbers import spans
+
+if TYPE_CHECKING:
+    from relation.records import CampaignRecords
+
+# What the gaps and records of these pairs are called.
+KIND = "further run"
+# Columns that rest on the pairs that are there.
+COLUMNS = ("mha", "full", "delta", "spread", "won", "spared.full", "spared.mha", "correlation")
+Z_975 = 1.959964  # 97.5% quantile of the normal distribution
+
+
+def further_row(scale: str) -> str:
+    """The key of the row that holds a scale's further pairs."""
+    return f"{scale}/further"
+
+
+def paired(runs: pd.DataFrame, scale: str) -> pd.DataFrame:
+    """Final NLL of the pairs of a scale that are whole, in nat/token: a row a seed.
+
+    Columns mha, full and delta, the latter Relation - MHA.
+    """
+    of_pair = select(runs, scale=scale, variant=PAIRED)
+    wide = of_pair.pivot_table(index="seed", columns="variant", values="final_nll", aggfunc="first")
+    pairs = wide.reindex(columns=list(PAIRED)).astype(float).dropna()
+    return pairs.assign(delta=pairs["full"] - pairs["mha"])
+
+
+def further_pairs(records: CampaignRecords) -> Measurements:
+    """A row a scale that has further seeds, each value over its pairs that are whole."""
+    found: Measurements = {}
+    for scale in SCALES:
+        if scale in records.page["further_seeds"]:
+            _put_scale(found, records, scale)
+    return found
+
+
+def _put_scale(found: Measurements, records: CampaignRecords, scale: str) -> None:
+    row, planned = further_row(scale), records.page["further_seeds"][scale]
+    pairs = paired(records.further_runs, scale)
+    seeds = tuple(int(seed) for seed in pairs.index)
+    runs = select(records.further_runs, scale=scale, variant=PAIRED, seed=seeds)
+    sources = tuple(runs["source"])
+    none = absent(records, (KIND,), scale, PAIRED)
+
+    lacking = [seed for seed in planned if seed not in seeds]
+    reason = f"seeds without a pair: {spans(lacking)}" if lacking else ""
+    if lacking and seeds:
+        reason += f" ({none.reason})"
+    found[row, "further.seeds", "value"] = worded(spans(planned))
+    there = Measured(float(len(seeds)), n=len(seeds), reason=reason, sources=sources)
+    found[row, "further.pairs", "value"] = there
+    found[row, "further.planned", "value"] = Measured(float(len(planned)))
+    if not seeds:
+        found.update({(row, f"further.{column}", "value"): none for column in COLUMNS})
+        return
+
+    of_runs = Measured(unit="nat/token", n=len(seeds), sources=sources, rows="final_nll")
+    for variant in PAIRED:
+        by_seed = _by_seed(pairs[variant])
+        found[row, f"further.{variant}", "value"] = _mean(by_seed, of_runs)
+        found[row, f"further.{variant}", "sd"] = _deviation(by_seed, of_runs)
+    deltas = _by_seed(pairs["delta"])
+    put_with_interval(found, row, "further.delta", _mean(deltas, of_runs))
+    found[row, "further.spread", "value"] = _deviation(deltas, of_runs)
+    won = replace(of_runs, value=float((pairs["delta"] < 0).sum()), unit="1")
+    found[row, "further.won", "value"] = won
+    _put_spared(found, records, scale, replace(of_runs, sources=logs_beside(sources)), none)
+    _put_correlation(found, row, pairs, replace(of_runs, unit="1"))
+
+
+def _by_seed(values: pd.Series) -> dict[int, float]:
+    return {int(seed): float(value) for seed, value in values.items()}
+
+
+def _mean(by_seed: Mapping[int, float], behind: Measured) -> Measured:
+    alone = "one pair has no interval" if len(by_seed) == 1 else ""
+    reason = "; ".join(filter(None, (behind.reason, alone)))
+    mean = statistics.fmean(by_seed.values())
+    return replace(behind, value=mean, n=len(by_seed), by_seed=by_seed, reason=reason)
+
+
+def _deviation(by_seed: Mapping[int, float], behind: Measured) -> Measured:
+    """Sample standard deviation of the pairs, ddof = 1."""
+    if len(by_seed) < 2:
+        return _undetermined("a standard deviation takes two pairs", behind)
+    return replace(behind, value=statistics.stdev(by_seed.values()))
+
+
+def _undetermined(reason: str, behind: Measured) -> Measured:
+    return replace(behind, status="undetermined", reason=reason)
+
+
+def _put_spared(
+    found: Measurements, records: CampaignRecords, scale: str, behind: Measured, none: Measured
+) -> None:
+    """Mean share of the budget spared to MHA's final smoothed loss: by Relation, by MHA itself."""
+    row = further_row(scale)
+    rows = select(records.further_efficiency, scale=scale)
+    behind = replace(behind, unit="%", rows="loss against tokens, smoothed")
+    for variant, column in (("full", "reduction"), ("mha", "own_reduction")):
+        by_seed = {
+            int(seed): float(share)
+            for seed, share in zip(rows["seed"], rows[column], strict=True)
+            if is_number(share)
+        }
+        never = [int(seed) for seed in rows["seed"] if int(seed) not in by_seed]
+        told = f"seeds without a crossing: {spans(never)}" if never else ""
+        if by_seed:
+            value = _mean(by_seed, replace(behind, reason=told))
+        elif len(rows):
+            value = replace(behind, status="not reached", reason=told)
+        else:
+            value = none
+        found[row, f"further.spared.{variant}", "value"] = value
+
+
+def _put_correlation(found: Measurements, row: str, pairs: pd.DataFrame, behind: Measured) -> None:
+    """Pearson's, of the two runs of a seed; its 95% interval by Fisher's transform."""
+    key = (row, "further.correlation")
+    if len(pairs) < 3:
+        found[*key, "value"] = _undetermined("a correlation takes three pairs", behind)
+        return
+    if pairs["mha"].nunique() == 1 or pairs["full"].nunique() == 1:
+        why = "all runs of a variant end at the same NLL"
+        found[*key, "value"] = _undetermined(why, behind)
+        return
+    value = statistics.correlation(pairs["mha"], pairs["full"])
+    found[*key, "value"] = replace(behind, value=value)
+    if len(pairs) > 3 and abs(value) < 1:
+        margin = Z_975 / math.sqrt(len(pairs) - 3)
+        for statistic, sign in (("low", -1), ("high", 1)):
+            end = math.tanh(math.atanh(value) + sign * margin)
+            found[*key, statistic] = replace(behind, value=end)

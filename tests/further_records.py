@@ -1,0 +1,67 @@
+"""Invented pairs beyond the matrix, added to the records of a campaign."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pandas as pd
+from test_report_records import HOSTILE
+
+from relation.records import CampaignRecords
+
+# By seed: final NLL of MHA and of Relation, shares of the budget spared by Relation and by MHA
+# against itself. 47 never reaches the target; 49 has no MHA run, 50 no run at all.
+PAIRS = {
+    45: (2.010, 2.000, 0.04, 0.01),
+    46: (2.030, 1.990, 0.06, 0.02),
+    47: (2.000, 2.020, math.nan, 0.03),
+    48: (1.990, 1.980, 0.02, 0.00),
+}
+PLANNED = (45, 46, 47, 48, 49, 50)
+Pair = tuple[float, float, float, float]
+
+
+def with_further(
+    records: CampaignRecords,
+    pairs: Mapping[int, Pair] = PAIRS,
+    planned: tuple[int, ...] = PLANNED,
+    scale: str = "10M",
+) -> CampaignRecords:
+    """The records with these pairs; of the first seed that has none, Relation's run alone."""
+    runs, missing = [], []
+    for seed in planned:
+        for place, variant in enumerate(("mha", "full")):
+            key = {"scale": scale, "variant": variant, "seed": seed}
+            alone = variant == "full" and seed == min(set(planned) - set(pairs), default=None)
+            if seed not in pairs and not alone:
+                reason = f"there is no {HOSTILE}/{variant}/{seed}"
+                missing.append(
+                    {"kind": "further run", **key, "status": "not run", "reason": reason}
+                )
+                continue
+            nll = pairs[seed][place] if seed in pairs else 5.0
+            source = f"runs/{scale}/{variant}/{seed}/record.parquet"
+            runs.append(
+                {**key, "final_nll": nll, "device": "cpu_0", "processes": 1, "source": source}
+            )
+    efficiency = [
+        {"scale": scale, "seed": seed, "target": 2.5, "crossing_tokens": 9e4, "reduction": spared}
+        | {"own_reduction": own, "end_gap": 0.0}
+        for seed, (_, _, spared, own) in pairs.items()
+    ]
+    like = records.provenance.iloc[0].to_dict() if len(records.provenance) else {}
+    provenance = [
+        like
+        | {name: run[name] for name in ("scale", "variant", "seed")}
+        | {"source": run["source"].replace("record", file), "kind": f"further {kind}"}
+        for run in runs
+        for kind, file in (("run", "record"), ("log", "log"))
+    ]
+    return replace(
+        records,
+        page=records.page | {"further_seeds": {scale: list(planned)}},
+        further_runs=pd.DataFrame(runs, columns=records.runs.columns),
+        further_efficiency=pd.DataFrame(efficiency, columns=records.further_efficiency.columns),
+        missing=pd.concat([records.missing, pd.DataFrame(missing)], ignore_index=True),
+        provenance=pd.concat([records.provenance, pd.DataFrame(provenance)], ignore_index=True),
+    )
