@@ -53,6 +53,7 @@ def invented_report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     And for all of pytest-xdist's processes, whose folders lie in one.
     """
+    from further_records import with_further
     from sites import invented_site
     from test_report_records import make_records
 
@@ -62,7 +63,7 @@ def invented_report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with FileLock(shared / "report.lock"):
         if not made.exists():
             shutil.rmtree(folder, ignore_errors=True)
-            invented_site(make_records(), folder)
+            invented_site(with_further(make_records()), folder)
             made.touch()
     return folder
 

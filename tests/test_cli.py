@@ -75,6 +75,8 @@ def test_plan_counts_jobs_and_prices_all_tables(capsys: Output, campaign: str) -
     assert jobs["paired runs"] == (6 * seeds, 0)
     assert jobs["ablation runs"] == (len(ABLATIONS) * seeds, 0)
     assert jobs["other runs"] == (seeds, 0)
+    further = {"tiny": (2 * 2, 0), "books": (2 * 28, 0)}
+    assert jobs.get("further runs") == further.get(campaign)
     assert jobs["diagnostics"] == (6 * seeds, 0)
     assert len(plan["tables"]) == 17
     for name in ("jobs", "tokens", "hours", "disk_gib"):

@@ -105,6 +105,10 @@ def test_unknown_keys_are_refused_at_every_level(level: str) -> None:
         (f"{SCALE}.learning_rate", float("inf"), "learning_rate"),
         (f"{SMOKE}.scales.30M.overrides.hybrid.layers", 10, "LLLF"),
         (f"{SMOKE}.seeds", [42, 42], "seeds"),
+        (f"{SMOKE}.further_seeds", {"1B": [45]}, "further_seeds.1B is no scale of the campaign"),
+        (f"{SMOKE}.further_seeds", {"10M": [44, 45]}, "seed 44 is one of the campaign's seeds"),
+        (f"{SMOKE}.further_seeds", {"10M": [45, 45]}, "further_seeds"),
+        (f"{SMOKE}.further_seeds", {"10M": []}, "further_seeds"),
         (f"{SMOKE}.device", "tpu", "tpu"),
         (f"{SMOKE}.backends.full", "tile", "'tile' is not one of"),
         (f"{SMOKE}.systems.flash", "nope", "'nope' is not one of"),
@@ -213,6 +217,37 @@ def test_one_seed_of_one_scale_and_two_variants(seeds: Any) -> None:
     assert reasons["10M/mha/43"] == "left out by seeds=42"
     assert reasons["10M/raw-x/42"] == "left out by variants=mha,full"
     assert reasons["30M/hybrid/44"] == "left out by scales=10M seeds=42 variants=mha,full"
+
+
+def test_further_seeds_take_a_scale_that_trains_the_pair() -> None:
+    lone = changed((f"{SCALE}.variants", ["mha"]), (f"{SMOKE}.further_seeds", {"10M": [45]}))
+    assert "does not train both mha and full" in refusal(lambda: resolve(lone))
+
+
+@pytest.mark.parametrize("seeds, matrix, further", [
+    (None, 24, 4), ("42", 12, 0), ("45", 0, 2), ("43,44", 12, 2),
+])  # fmt: skip
+def test_seeds_choose_among_those_of_the_matrix_and_the_further_ones(
+    seeds: str | None, matrix: int, further: int
+) -> None:
+    chosen = resolve(config(), campaign="tiny", seeds=seeds)
+    assert (len(chosen.runs), len(chosen.further_runs)) == (matrix, further)
+    assert chosen.trained_runs == (*chosen.runs, *chosen.further_runs)
+    assert chosen.planned_further == campaign("tiny").planned_further
+    assert len(chosen.planned_runs) == len(chosen.runs) + len(chosen.omitted) == 24
+    assert {(run.scale, run.variant) for run in chosen.planned_further} == {
+        ("10M", "mha"),
+        ("10M", "full"),
+    }
+    assert all(run in chosen.runs for run in chosen.paired_runs), "no further run is diagnosed"
+
+
+def test_a_choice_that_leaves_no_run_is_refused() -> None:
+    message = refusal(lambda: resolve(config(), campaign="tiny", scales="30M", seeds="45"))
+    assert "no run left under scales=30M seeds=45" in message
+    assert "choose among 42, 43, 44, 45" in refusal(
+        lambda: resolve(config(), campaign="tiny", seeds="46")
+    )
 
 
 def test_choices_in_the_file_count_and_the_command_line_wins() -> None:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from further_records import with_further
 from matplotlib import rc_context
 from matplotlib.colors import to_hex
 from test_report_records import LAYERS, make_records
@@ -148,7 +149,7 @@ def test_only_the_decode_states_of_a_figure_are_drawn_as_rims(records) -> None:
 def test_no_word_of_a_legend_is_in_the_colour_of_its_line(records) -> None:
     for drawing in DRAWINGS:
         with rc_context(STYLE):
-            figure = drawing.draw(records)
+            figure = drawing.draw(with_further(records))
         for axes in figure.axes:
             words = axes.get_legend().get_texts() if axes.get_legend() else ()
             assert {to_hex(word.get_color()) for word in words} <= {INK}, drawing.name
@@ -254,7 +255,7 @@ def test_the_pages_list_the_records_behind_every_picture(records, invented_repor
     page = (invented_report / "figures.html").read_text(encoding="utf-8")
     for drawing in DRAWINGS:
         shown = page.split(f'<figure id="{drawing.name}">')[1].split("</figure>")[0]
-        sources = drawing.sources(records)
+        sources = drawing.sources(with_further(records))
         assert re.findall("<li>.*?<code>(.*?)</code>", shown) == sources
         assert (f"{len(sources)} record" in shown) == bool(sources)
     run = (invented_report / "runs/10M-full-42.html").read_text(encoding="utf-8")

@@ -31,7 +31,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the project with the tiny campaign run from nothing."""
     project = copy_project(tmp_path_factory.mktemp("project") / "relation-copy")
     jobs = planned_jobs(project, *TINY)
-    assert jobs["train"] == 24 and jobs["diagnose"] == 12 and jobs["measure"] == 11
+    assert jobs["train"] == 28 and jobs["diagnose"] == 12 and jobs["measure"] == 11
     snakemake(project, *TINY)
     return project
 
@@ -69,9 +69,32 @@ def test_every_table_is_there_in_both_forms(project: Path) -> None:
     assert (folder / "report.pdf").exists() == can_typeset()
 
 
+def test_further_pairs_stand_apart_in_every_form_and_alone(project: Path) -> None:
+    """Seeds 44 and 45 of 10M are in panel (b); `seeds=45` leaves the matrix empty."""
+    folder = project / "results/tiny/report"
+    for form in ("html", "tex"):
+        text = (folder / f"tables/app-nll.{form}").read_text(encoding="utf-8")
+        assert "(b) Further pairs" in text and "2 of 2" in text
+    csv = (folder / "tables/app-nll.csv").read_text(encoding="utf-8")
+    assert "10M/further,further.correlation,value" in csv and "three pairs" in csv
+    assert "10M/full/44" in (folder / "runs.html").read_text(encoding="utf-8")
+    assert not (folder / "runs/10M-full-44.html").exists()
+    assert (folder / "figures/further-pairs.svg").exists()
+
+    relation(project, "render", "--campaign", "tiny", "--seeds", "45")
+    cells = pq.read_table(project / "results/tiny/so-far/cells.parquet").to_pandas()
+    nll = cells[(cells["table"] == "app-nll") & (cells["statistic"] == "value")]
+    nll = nll.set_index(["row", "column"])
+    assert nll["status"]["10M/42", "delta"] == nll["status"]["10M/mean", "delta"] == "not run"
+    assert nll["value"]["10M/further", "further.pairs"] == 1
+    assert nll["status"]["10M/further", "further.delta"] == "ok"
+    assert nll["status"]["10M/further", "further.spread"] == "undetermined"
+    shutil.rmtree(project / "results/tiny/so-far")
+
+
 def test_every_stage_writes_parquet_with_units_and_origin(project: Path) -> None:
     files = sorted((project / "results/tiny").rglob("*.parquet"))
-    data, models, runs, diagnostics, systems, verification = 2, 1, 24 * 3, 12 * 3, 11, 1
+    data, models, runs, diagnostics, systems, verification = 2, 1, 28 * 3, 12 * 3, 11, 1
     made = data + models + runs + diagnostics + systems + verification
     assert len(files) == made + len(FRAMES) + 1
     for path in files:
@@ -172,7 +195,7 @@ def test_an_unrelated_key_reruns_nothing_and_its_own_reruns_its_runs(project: Pa
         assert planned_jobs(project, *TINY) == {}
         path.write_text(before.replace("gradient_clip: 1.0", "gradient_clip: 2.0"))
         jobs = planned_jobs(project, *TINY)
-        assert jobs["train"] == 24 and jobs["diagnose"] == 12 and "prepare" not in jobs
+        assert jobs["train"] == 28 and jobs["diagnose"] == 12 and "prepare" not in jobs
     finally:
         path.write_text(before)
 
@@ -252,7 +275,7 @@ AGAIN = (*TINY, "published=false")
 
 def test_what_is_shipped_can_be_made_again_and_own_records_come_first(clone: Path) -> None:
     jobs = planned_jobs(clone, *AGAIN)
-    assert (jobs["train"], jobs["diagnose"], jobs["measure"], jobs["verify"]) == (24, 12, 11, 1)
+    assert (jobs["train"], jobs["diagnose"], jobs["measure"], jobs["verify"]) == (28, 12, 11, 1)
     own = "results/tiny/verification.parquet"
     assert f" {own}," not in snakemake(clone, "--dry-run", *TINY).stdout
     snakemake(clone, *AGAIN, "--", own)

@@ -38,7 +38,8 @@ def lower_nll(context: Context) -> Iterator[Evidence]:
         paper = printed("app-nll", row, "delta")
         quantity = "NLL, Relation - MHA, mean of pairs"
         yield compare(scale, quantity, paper, ours, _falls)
-        yield from _beside_pairs(context, scale, "delta", quantity, paper)
+        for beside in _beside_pairs(context, scale, "delta", quantity, paper):
+            yield replace(beside, note=joined(_about_zero(beside), beside.note))
 
 
 def _further(context: Context, scale: str, column: str) -> Measured | None:
@@ -51,11 +52,11 @@ def _of_planned(context: Context, scale: str) -> str:
     return f"{there:.0f} of {planned:.0f} pairs beyond the paper's seeds; no verdict counts them"
 
 
-def _about_zero(low: float | None, high: float | None) -> str:
+def _about_zero(found: Evidence) -> str:
     """On which side of no difference an interval lies."""
-    if low is None or high is None:
+    if found.low is None or found.high is None:
         return ""
-    where = "lies below" if high < 0 else "lies above" if low > 0 else "holds"
+    where = "lies below" if found.high < 0 else "lies above" if found.low > 0 else "holds"
     return f"its 95% interval {where} 0"
 
 
@@ -67,8 +68,7 @@ def _beside_pairs(
     if ours is None:
         return
     found = shown_beside(compare(f"{scale}, further pairs", quantity, paper, ours, None))
-    side = _about_zero(found.low, found.high)
-    note = joined(side, *notes, found.note, _of_planned(context, scale))
+    note = joined(*notes, found.note, _of_planned(context, scale))
     yield replace(found, counted="pairs", note=note)
 
 

@@ -1,0 +1,331 @@
+"""Pairs beyond the matrix: their numbers, and that no verdict and no other page counts them."""
+
+import math
+import statistics
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from conftest import ROOT
+from further_records import PAIRS, PLANNED, with_further
+from test_report_records import make_empty, make_records, one
+
+from relation.config import load_config, resolve
+from relation.records import CampaignRecords
+from report.cells import build
+from report.checklist import checklist
+from report.claims import judge_claims
+from report.claims.ledger import CLAIMS
+from report.compute.fit import T_975
+from report.compute.further import further_pairs
+from report.compute.measured import Measured
+from report.figures import DRAWINGS, draw_figures, further
+from report.numbers import spans
+from report.site.overview import gaps, headlines
+from report.site.pipeline import SQUARES, campaign_pipeline
+from report.site.runs import Run
+from report.tables import TABLES
+from report.tables.quality import PAIRED_NLL
+from report.view import PrintedPanel, print_table
+
+CLAIMS_BESIDE = {1: "nat/token", 2: "1", 3: "%"}
+
+
+@pytest.fixture(scope="module")
+def records() -> CampaignRecords:
+    return with_further(make_records())
+
+
+def value(records: CampaignRecords, column: str, statistic: str = "value") -> Measured:
+    return further_pairs(records)["10M/further", f"further.{column}", statistic]
+
+
+def panels(records: CampaignRecords) -> tuple[PrintedPanel, ...]:
+    cells = build(records)
+    return print_table(PAIRED_NLL, cells[cells["table"] == PAIRED_NLL.label]).panels
+
+
+def texts(panel: PrintedPanel) -> list[str]:
+    (row,) = panel.rows
+    (line,) = row.lines
+    return [entry.text for entry in line.entries]
+
+
+def test_the_difference_is_that_of_whole_pairs_with_their_t_interval(records) -> None:
+    """Differences −0.01, −0.04, +0.02, −0.01: deviations 0, −0.03, 0.03, 0 from their mean."""
+    delta, spread = value(records, "delta"), value(records, "spread").value
+    assert delta.by_seed == pytest.approx({45: -0.01, 46: -0.04, 47: 0.02, 48: -0.01})
+    assert delta.value == pytest.approx(-0.01) and delta.n == 4
+    assert spread == pytest.approx(math.sqrt(0.0018 / 3))
+    margin = 3.182 * spread / 2
+    ends = [value(records, "delta", end).value for end in ("low", "high")]
+    assert ends == pytest.approx([-0.01 - margin, -0.01 + margin])
+    assert value(records, "won").value == 3
+    assert {value(records, column).n for column in ("mha", "full", "spread", "won")} == {4}
+
+
+def test_means_leave_out_a_run_without_its_partner(records) -> None:
+    """49 has a Relation run of NLL 5, and no MHA run."""
+    for place, variant in enumerate(("mha", "full")):
+        nll = [pair[place] for pair in PAIRS.values()]
+        assert value(records, variant).value == pytest.approx(statistics.fmean(nll))
+        assert value(records, variant, "sd").value == pytest.approx(statistics.stdev(nll))
+    sources = value(records, "delta").sources
+    assert len(sources) == 8 and not any("/49/" in source for source in sources)
+    there, planned = value(records, "pairs"), value(records, "planned")
+    assert (there.value, planned.value) == (4, 6)
+    assert there.reason == (
+        "seeds without a pair: 49, 50 (3 of 12 further runs of 10M (mha, full) are not there)"
+    )
+
+
+def test_tokens_spared_stand_beside_those_of_mha_itself(records) -> None:
+    """Seed 47 never reaches the target, which is told; MHA's own loss it does."""
+    relation, itself = value(records, "spared.full"), value(records, "spared.mha")
+    assert (relation.value, relation.n) == (pytest.approx(0.04), 3)
+    assert relation.reason == "seeds without a crossing: 47"
+    assert (itself.value, itself.n, itself.reason) == (pytest.approx(0.015), 4, "")
+    assert all(source.endswith("/log.parquet") for source in relation.sources)
+    never = {seed: (mha, full, math.nan, own) for seed, (mha, full, _, own) in PAIRS.items()}
+    nowhere = value(with_further(make_records(), never), "spared.full")
+    assert nowhere.status == "not reached" and "45 to 48" in nowhere.reason
+
+
+def test_the_correlation_is_pearsons_with_fishers_interval(records) -> None:
+    """The ends are those of scipy.stats.pearsonr(...).confidence_interval()."""
+    mha, full = ([pair[place] for pair in PAIRS.values()] for place in (0, 1))
+    assert value(records, "correlation").value == pytest.approx(np.corrcoef(mha, full)[0, 1])
+    ends = [value(records, "correlation", end).value for end in ("low", "high")]
+    assert ends == pytest.approx([-0.9632091435, 0.9588451890], abs=1e-6)
+    alike = {seed: (2.0, *pair[1:]) for seed, pair in PAIRS.items()}
+    constant = value(with_further(make_records(), alike), "correlation")
+    assert constant.status == "undetermined" and "same NLL" in constant.reason
+
+
+@pytest.mark.parametrize("count, undetermined", [
+    (1, {"spread", "correlation"}), (2, {"correlation"}), (3, set()),
+])  # fmt: skip
+def test_few_pairs_have_what_so_few_can_tell(count: int, undetermined: set[str]) -> None:
+    few = with_further(make_records(), dict(list(PAIRS.items())[:count]))
+    found = {
+        column.removeprefix("further."): measured.status
+        for (_, column, statistic), measured in further_pairs(few).items()
+        if statistic == "value"
+    }
+    assert {column for column, status in found.items() if status == "undetermined"} == undetermined
+    assert set(found.values()) <= {"ok", "undetermined"}
+    interval = ("10M/further", "further.delta", "low") in further_pairs(few)
+    assert interval == (count > 1)
+    if count == 1:
+        assert value(few, "delta").reason == "one pair has no interval"
+        assert texts(panels(few)[1])[:5] == [
+            "1 of 6", "2.0100", "2.0000", "−0.0100", "undetermined"
+        ]  # fmt: skip
+    ends = ("10M/further", "further.correlation", "low") in further_pairs(few)
+    assert not ends, "Fisher's interval takes four pairs"
+
+
+@pytest.mark.parametrize("freedom", range(1, len(T_975) + 1))
+def test_the_quantiles_are_students(freedom: int) -> None:
+    """The density up to the quantile holds 0.975 of the whole, but for its three decimals."""
+    x = np.linspace(0, T_975[freedom - 1], 20_001)
+    scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2))
+    density = scale / math.sqrt(freedom * math.pi) * (1 + x**2 / freedom) ** (-(freedom + 1) / 2)
+    half = float(np.sum((density[1:] + density[:-1]) / 2 * np.diff(x)))
+    assert half == pytest.approx(0.475, abs=4e-5)
+
+
+def test_the_panel_prints_one_line_a_scale_that_has_further_seeds(records) -> None:
+    matrix, beyond = panels(records)
+    assert (matrix.panel.title, beyond.panel.title) == (
+        "(a) Pairs of the matrix", "(b) Further pairs",
+    )  # fmt: skip
+    assert texts(beyond) == [
+        "4 of 6", "2.0075 ± 0.0171", "1.9975 ± 0.0171", "−0.0100 [−0.0490, +0.0290]", "0.0245",
+        "3", "4.0%", "1.5%", "−0.03 [−0.96, +0.96]",
+    ]  # fmt: skip
+    assert {row.key for row in matrix.rows} == {row.key for row in panels(make_records())[0].rows}
+    cells = build(records)
+    shown = print_table(PAIRED_NLL, cells[cells["table"] == PAIRED_NLL.label])
+    assert any("(10M: 45 to 50)" in remark for remark in shown.remarks)
+    assert any("seeds without a pair: 49, 50" in text for _, text in shown.notes)
+    counted = [(table.measured, table.asked) for table in (shown, printed_matrix())]
+    assert counted[0] == counted[1]
+
+
+def printed_matrix():
+    cells = build(make_records())
+    return print_table(PAIRED_NLL, cells[cells["table"] == PAIRED_NLL.label])
+
+
+def test_a_campaign_without_further_seeds_has_no_word_of_them(tmp_path) -> None:
+    plain = make_records()
+    (matrix,) = panels(plain)
+    assert matrix.panel.title == "" and further_pairs(plain) == {}
+    shown = printed_matrix()
+    assert not any("further" in text.lower() for text in (*shown.remarks, *shown.conditions))
+    assert all(
+        "further" not in row.label for claim in judge_claims(plain) for row in claim.evidence
+    )
+    assert all("further" not in line.title for line in headlines(printed(plain)))
+    (tmp_path / "figures").mkdir()
+    (tmp_path / "figures" / "further-pairs.svg").touch()
+    names = [figure["name"] for figure in draw_figures(make_empty(), tmp_path)]
+    assert names == [d.name for d in DRAWINGS if d.name != "further-pairs"]
+    assert not (tmp_path / "figures" / "further-pairs.svg").exists(), "of a campaign that had some"
+
+
+def printed(records: CampaignRecords):
+    cells = build(records)
+    return [print_table(table, cells[cells["table"] == table.label]) for table in TABLES]
+
+
+@pytest.mark.parametrize("base", [make_records, make_empty])
+def test_pairs_that_did_not_run_are_counted_as_such(base, tmp_path) -> None:
+    none = with_further(base(), {}, planned=(45, 46))
+    none = replace(none, further_runs=none.further_runs.iloc[:0])
+    row = texts(panels(none)[1])
+    assert row[0] == "0 of 2" and set(row[1:]) == {"not run"}
+    assert value(none, "delta").reason.endswith("further runs of 10M (mha, full) are not there")
+    beside = [row for row in evidence(none) if row.label == "10M, further pairs"]
+    assert len(beside) == 3 and all(row.ours is None and row.n == 0 for row in beside)
+    drawn = {figure["name"]: figure for figure in draw_figures(none, tmp_path)}["further-pairs"]
+    assert drawn["file"] is None and "has no further pair" in drawn["reason"]
+
+
+def evidence(records: CampaignRecords):
+    return [row for claim in judge_claims(records, CLAIMS[:3]) for row in claim.evidence]
+
+
+@pytest.mark.parametrize("comparable", [True, False])
+def test_no_verdict_counts_them(comparable: bool) -> None:
+    """However far they speak against the claims; nor can a seed of theirs flip a verdict."""
+    plain = make_records(comparable)
+    against = {seed: (1.0, 9.0 + 0.01 * seed, math.nan, 0.5) for seed in PLANNED}
+    told = [
+        [(claim.verdict, claim.reason, claim.flips, claim.not_established) for claim in judged]
+        for judged in (judge_claims(plain), judge_claims(with_further(plain, against)))
+    ]
+    assert told[0] == told[1]
+
+
+def test_they_stand_beside_the_first_three_claims(records) -> None:
+    shown = {
+        claim.claim.number: [row for row in claim.evidence if "further" in row.label]
+        for claim in judge_claims(records)
+    }
+    assert {number for number, rows in shown.items() if rows} == set(CLAIMS_BESIDE)
+    for number, unit in CLAIMS_BESIDE.items():
+        (row,) = shown[number]
+        assert (row.label, row.unit, row.beside) == ("10M, further pairs", unit, True)
+        assert row.direction is None and row.size is None and row.counted == "pairs"
+        assert "4 of 6 pairs beyond the paper's seeds; no verdict counts them" in row.note
+    nll, won, spared = (shown[number][0] for number in CLAIMS_BESIDE)
+    assert (nll.ours, nll.paper) == pytest.approx((-0.01, -0.041168), abs=1e-6)
+    assert nll.low < 0 < nll.high and nll.note.startswith("its 95% interval holds 0")
+    assert (won.ours, won.n, won.paper, won.paper_n) == (3, 4, 3, 3)
+    assert spared.ours == pytest.approx(4.0) and spared.n == 3
+    assert spared.note.startswith("MHA reaches its own final loss 1.5% early")
+    assert "without a crossing: 47" in spared.note and "holds 0" not in spared.note
+
+
+@pytest.mark.parametrize("shift, side", [(-0.2, "lies below 0"), (0.1, "lies above 0")])
+def test_an_interval_that_excludes_zero_says_so(shift: float, side: str) -> None:
+    apart = {
+        seed: (mha, mha + shift + 0.001 * seed, spared, own)
+        for seed, (mha, _, spared, own) in PAIRS.items()
+    }
+    beside = [row for row in evidence(with_further(make_records(), apart)) if row.beside]
+    assert beside[0].unit == "nat/token"
+    assert beside[0].note.startswith(f"its 95% interval {side}")
+
+
+def test_the_first_page_has_a_line_of_them(records) -> None:
+    (line,) = (line for line in headlines(printed(records)) if "further" in line.title)
+    ten, thirty, hundred = line.results
+    assert ten.campaign.text == "−0.0100 [−0.0490, +0.0290]" and ten.paper.text == "—"
+    assert ten.link.startswith("tables/app-nll.html#") and thirty is hundred is None
+
+
+def test_the_figure_shows_every_pair_and_the_mean_of_the_further_ones(records) -> None:
+    (axes,) = further.further_pairs(records).axes
+    matrix, beyond = (line for line in axes.lines if line.get_marker() == "o")
+    assert list(matrix.get_ydata()) == pytest.approx([-0.1, -0.09, -0.08])
+    assert list(beyond.get_ydata()) == pytest.approx([-0.01, -0.04, 0.02, -0.01])
+    assert max(matrix.get_xdata()) + 1 < min(beyond.get_xdata())
+    labels = [label.get_text() for label in axes.get_xticklabels()]
+    assert labels == ["42", "43", "44", "45", "46", "47", "48"]
+    assert axes.get_title() == ("10M: mean −0.0100 [−0.0490, +0.0290], n = 4; the paper’s −0.0412")
+    (band,) = (patch for patch in axes.collections if "Poly" in type(patch).__name__)
+    heights = band.get_paths()[0].vertices[:, 1]
+    assert (heights.min(), heights.max()) == pytest.approx((-0.04897, 0.02897), abs=1e-4)
+    alone = replace(records, runs=records.runs.iloc[:0])
+    (axes,) = further.further_pairs(alone).axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["45", "46", "47", "48"]
+    one_pair = with_further(make_records(), {45: PAIRS[45]})
+    assert "[" not in further.further_pairs(one_pair).axes[0].get_title()
+
+
+def test_its_rows_are_the_records_behind_the_figure(records) -> None:
+    sources = further.DRAWING.sources(records)
+    assert len(sources) == 2 * (4 + 3) and not any("/49/" in source for source in sources)
+
+
+def test_cells_carry_the_records_and_nothing_of_the_papers(records) -> None:
+    cells = build(records)
+    own = cells[cells["column"].str.startswith("further.")]
+    assert set(own["table"]) == {"app-nll"} and own["paper"].isna().all()
+    assert own["verdict"].isna().all()
+    delta = one(cells, "app-nll", "10M/further", "further.delta")
+    assert (delta["n"], delta["spread"]) == (4, pytest.approx(0.0244949))
+    assert set(delta["sources"]) <= set(records.provenance["source"])
+
+
+def test_checklists_count_their_runs_seeds_and_time(records) -> None:
+    timed = replace(
+        records,
+        runs=records.runs.assign(seconds=60.0),
+        further_runs=records.further_runs.assign(seconds=10.0),
+    )
+    rows = {row["item"]: row for row in checklist(timed, [])}
+    runs, beyond = len(records.runs), len(records.further_runs)
+    said = rows["Time to complete"]["answer"]
+    assert said.startswith(f"{runs + beyond} runs trained for ")
+    seeds = "42, 43, 44, of further pairs 45 to 49"
+    assert rows["Experiments"]["answer"] == f"{runs + beyond} runs, seeds {seeds}"
+    assert "runs of further pairs (3)" in rows["Limitations"]["justification"]
+
+
+def test_what_is_missing_names_a_run_once(records) -> None:
+    rows = [{**row, "reason": "there is no file"} for row in records.missing.to_dict("records")]
+    beyond = [row for row in rows if row["kind"] == "further run"]
+    told = gaps([*beyond, *beyond])
+    assert told == [
+        (
+            "Runs of further pairs not run: no record is there",
+            ["10M/mha/49", "10M/mha/50", "10M/full/50"],
+        )
+    ]
+
+
+def test_the_pipeline_draws_them_in_short_rows() -> None:
+    books = resolve(load_config(ROOT / "config.yaml"), campaign="books")
+    beyond = [
+        Run(run.scale, run.variant, run.seed, gap="" if run.seed < 60 else "not run")
+        for run in books.planned_further
+    ]
+    pipeline = campaign_pipeline(books, [], [], beyond)
+    (box,) = (p.box for p in pipeline.boxes if p.box.title == "10M, further pairs")
+    assert box.rule == "train" and max(len(jobs) for _, jobs in box.rows) == SQUARES
+    assert [label for label, _ in box.rows if label] == ["mha", "full"]
+    jobs = [job for _, jobs in box.rows for job in jobs]
+    assert len(jobs) == 56 and sum(job.missing for job in jobs) == 26
+    assert dict(row[:2] for row in pipeline.counts)["train"] == 30
+
+
+@pytest.mark.parametrize("numbers, said", [
+    ([], ""), ([42], "42"), ([43, 42], "42, 43"), ([44, 42, 43], "42 to 44"),
+    ([45, 47, 48, 49, 52, 53], "45, 47 to 49, 52, 53"),
+])  # fmt: skip
+def test_seeds_in_a_row_are_told_as_a_span(numbers: list[int], said: str) -> None:
+    assert spans(numbers) == said
