@@ -19,6 +19,7 @@ from report.claims.ledger import CLAIMS
 from report.compute.fit import T_975
 from report.compute.further import further_pairs
 from report.compute.measured import Measured
+from report.document.render import LINES_A_FLOAT, floats
 from report.figures import DRAWINGS, draw_figures, further
 from report.numbers import spans
 from report.site.overview import gaps, headlines
@@ -238,6 +239,17 @@ def test_an_interval_that_excludes_zero_says_so(shift: float, side: str) -> None
     beside = [row for row in evidence(with_further(make_records(), apart)) if row.beside]
     assert beside[0].unit == "nat/token"
     assert beside[0].note.startswith(f"its 95% interval {side}")
+
+
+def test_a_long_table_puts_them_into_a_float_of_their_own(records) -> None:
+    matrix, beyond = panels(records)
+    many = replace(matrix, rows=matrix.rows * 3)
+    cells = build(records)
+    table = print_table(PAIRED_NLL, cells[cells["table"] == PAIRED_NLL.label])
+    assert floats(table) == [list(table.panels)]
+    parts = floats(replace(table, panels=(many, beyond)))
+    assert len(parts) > 2 and parts[-1] == [beyond]
+    assert all(sum(len(row.lines) for row in panel.rows) <= LINES_A_FLOAT for (panel,) in parts)
 
 
 def test_the_first_page_has_a_line_of_them(records) -> None:

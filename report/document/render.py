@@ -104,9 +104,13 @@ def _by_standard(checklist: Sequence[Mapping[str, Any]]) -> dict[str, list[Mappi
 def floats(printed: PrintedTable) -> list[list[PrintedPanel]]:
     """Split the panels of a table into floats that fit a page, between groups of rows."""
     lines = sum(len(row.lines) for panel in printed.panels for row in panel.rows)
-    if lines <= LINES_A_FLOAT or len(printed.panels) > 1:
+    if lines <= LINES_A_FLOAT:
         return [list(printed.panels)]
-    (panel,) = printed.panels
+    return [part for panel in printed.panels for part in _split(panel)]
+
+
+def _split(panel: PrintedPanel) -> list[list[PrintedPanel]]:
+    """A panel in floats of its own."""
     split: list[list[PrintedPanel]] = []
     pending: list = []
     for group in _groups(panel):
