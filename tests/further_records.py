@@ -21,6 +21,19 @@ PLANNED = (45, 46, 47, 48, 49, 50)
 Pair = tuple[float, float, float, float]
 
 
+def _looks(runs: list[dict]) -> list[dict]:
+    """Four looks: Relation is 0.4 below its seed's part of 0.01 at the first, 0.1 at the last."""
+    return [
+        {name: run[name] for name in ("scale", "variant", "seed")}
+        | {"update": 12 * look, "tokens": 24_576 * look, "metric": "validation_nll", "alike": True}
+        | {"value": 8.0 - look + (0.01 * (run["seed"] - 46) - 0.5 + 0.1 * look) * relation}
+        | {"source": run["source"].replace("record", "probes")}
+        for run in runs
+        for look in (1, 2, 3, 4)
+        for relation in [run["variant"] == "full"]
+    ]
+
+
 def with_further(
     records: CampaignRecords,
     pairs: Mapping[int, Pair] = PAIRS,
@@ -55,12 +68,13 @@ def with_further(
         | {name: run[name] for name in ("scale", "variant", "seed")}
         | {"source": run["source"].replace("record", file), "kind": f"further {kind}"}
         for run in runs
-        for kind, file in (("run", "record"), ("log", "log"))
+        for kind, file in (("run", "record"), ("log", "log"), ("probes", "probes"))
     ]
     return replace(
         records,
         page=records.page | {"further_seeds": {scale: list(planned)}},
         further_runs=pd.DataFrame(runs, columns=records.runs.columns),
+        further_probes=pd.DataFrame(_looks(runs), columns=records.probes.columns),
         further_efficiency=pd.DataFrame(efficiency, columns=records.further_efficiency.columns),
         missing=pd.concat([records.missing, pd.DataFrame(missing)], ignore_index=True),
         provenance=pd.concat([records.provenance, pd.DataFrame(provenance)], ignore_index=True),

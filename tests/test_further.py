@@ -21,6 +21,7 @@ from report.compute.further import further_pairs
 from report.compute.measured import Measured
 from report.document.render import LINES_A_FLOAT, floats
 from report.figures import DRAWINGS, draw_figures, further
+from report.figures.drawing import NotDrawnError
 from report.numbers import spans
 from report.site.overview import gaps, headlines
 from report.site.pipeline import SQUARES, campaign_pipeline
@@ -172,7 +173,7 @@ def test_a_campaign_without_further_seeds_has_no_word_of_them(tmp_path) -> None:
     (tmp_path / "figures").mkdir()
     (tmp_path / "figures" / "further-pairs.svg").touch()
     names = [figure["name"] for figure in draw_figures(make_empty(), tmp_path)]
-    assert names == [d.name for d in DRAWINGS if d.name != "further-pairs"]
+    assert names == [d.name for d in DRAWINGS if d not in further.DRAWINGS]
     assert not (tmp_path / "figures" / "further-pairs.svg").exists(), "of a campaign that had some"
 
 
@@ -184,14 +185,19 @@ def printed(records: CampaignRecords):
 @pytest.mark.parametrize("base", [make_records, make_empty])
 def test_pairs_that_did_not_run_are_counted_as_such(base, tmp_path) -> None:
     none = with_further(base(), {}, planned=(45, 46))
-    none = replace(none, further_runs=none.further_runs.iloc[:0])
+    none = replace(
+        none,
+        further_runs=none.further_runs.iloc[:0],
+        further_probes=none.further_probes.iloc[:0],
+    )
     row = texts(panels(none)[1])
     assert row[0] == "0 of 2" and set(row[1:]) == {"not run"}
     assert value(none, "delta").reason.endswith("further runs of 10M (mha, full) are not there")
     beside = [row for row in evidence(none) if row.label == "10M, further pairs"]
     assert len(beside) == 3 and all(row.ours is None and row.n == 0 for row in beside)
-    drawn = {figure["name"]: figure for figure in draw_figures(none, tmp_path)}["further-pairs"]
-    assert drawn["file"] is None and "has no further pair" in drawn["reason"]
+    drawn = {figure["name"]: figure for figure in draw_figures(none, tmp_path)}
+    assert drawn["further-pairs"]["file"] is drawn["further-curves"]["file"] is None
+    assert "has no further pair" in drawn["further-pairs"]["reason"]
 
 
 def evidence(records: CampaignRecords):
@@ -279,8 +285,32 @@ def test_the_figure_shows_every_pair_and_the_mean_of_the_further_ones(records) -
 
 
 def test_its_rows_are_the_records_behind_the_figure(records) -> None:
-    sources = further.DRAWING.sources(records)
+    sources = further.PAIRS.sources(records)
     assert len(sources) == 2 * (4 + 3) and not any("/49/" in source for source in sources)
+    looks = further.CURVES.sources(records)
+    assert len(looks) == 2 * 4 and all(source.endswith("/probes.parquet") for source in looks)
+
+
+def test_the_curves_show_each_pair_and_the_mean_with_its_interval(records) -> None:
+    """Differences −0.4, −0.3, −0.2 and −0.1, each plus −0.01, 0, 0.01 and 0.02 by seed."""
+    (axes,) = further.further_curves(records).axes
+    *pairs, mean, _ = axes.lines
+    assert len(pairs) == 4
+    assert list(pairs[0].get_ydata()) == pytest.approx([-0.41, -0.31, -0.21, -0.11])
+    assert list(mean.get_xdata()) == [24_576, 49_152, 73_728, 98_304]
+    assert list(mean.get_ydata()) == pytest.approx([-0.395, -0.295, -0.195, -0.095])
+    (band,) = axes.collections
+    margin = 3.182 * statistics.stdev([-0.01, 0, 0.01, 0.02]) / 2
+    heights = band.get_paths()[0].vertices[:, 1]
+    assert (heights.min(), heights.max()) == pytest.approx((-0.395 - margin, -0.095 + margin))
+    assert axes.get_title() == "10M, n = 4"
+    low, high = axes.get_ylim()
+    assert low < -0.395 - margin and high > 0
+    (alone,) = further.further_curves(with_further(make_records(), {45: PAIRS[45]})).axes
+    assert alone.get_title() == "10M, n = 1" and not alone.collections
+    unlike = replace(records, further_probes=records.further_probes.assign(alike=False))
+    with pytest.raises(NotDrawnError, match="no look at a further pair"):
+        further.further_curves(unlike)
 
 
 def test_cells_carry_the_records_and_nothing_of_the_papers(records) -> None:

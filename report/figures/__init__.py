@@ -30,7 +30,7 @@ DRAWINGS: tuple[Drawing, ...] = (
     overview.DRAWING,
     self_exchange.DRAWING,
     *training.DRAWINGS,
-    further.DRAWING,
+    *further.DRAWINGS,
     validation.DRAWING,
     *structure.DRAWINGS,
     *flow_maps.DRAWINGS,

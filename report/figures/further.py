@@ -11,7 +11,8 @@ from matplotlib.figure import Figure
 
 from report.compute.further import KIND, paired
 from report.compute.measured import select, t_margin
-from report.figures.drawing import PAIR, Drawing, demand, grid, present
+from report.figures.drawing import PAIR, Drawing, demand, grid, present, token_ticks
+from report.figures.validation import METRIC
 from report.layout import SCALES
 from report.numbers import MINUS
 from report.paper_seeds import number
@@ -79,7 +80,54 @@ def _differences(axes: Axes, scale: str, matrix: pd.DataFrame, further: pd.DataF
     axes.set_ylabel("Relation − MHA\n(nat/token)")
 
 
-DRAWING = Drawing(
+def _looks(records: CampaignRecords) -> pd.DataFrame:
+    """The looks at the validation text of the further pairs whose two runs have them."""
+    rows = select(records.further_probes, metric=METRIC, variant=PAIR, alike=True)
+    rows = rows[rows["tokens"] > 0]
+    return rows[rows.groupby(["scale", "seed"])["variant"].transform("nunique") == len(PAIR)]
+
+
+def further_curves(records: CampaignRecords) -> Figure:
+    """The difference of every further pair while it trains, and their mean; a row a scale."""
+    rows = _looks(records)
+    demand(len(rows) > 0, "look at a further pair", records, (KIND,))
+    scales = present(rows, SCALES)
+    figure, axes = grid(len(scales), 1, 2.4 * len(scales) + 0.3)
+    for here, scale in zip(axes[:, 0], scales, strict=True):
+        wide = select(rows, scale=scale).pivot_table(
+            index="tokens", columns=["variant", "seed"], values="value"
+        )
+        differences = (wide["full"] - wide["mha"]).dropna()
+        here.plot(differences.index, differences, color=RELATION, linewidth=0.5, alpha=0.35)
+        mean = differences.mean(axis=1)
+        here.plot(mean.index, mean, color=RELATION)
+        low = high = mean
+        if differences.shape[1] > 1:
+            margins = [t_margin(list(look)) for look in differences.to_numpy()]
+            low, high = mean - margins, mean + margins
+            here.fill_between(mean.index, low, high, color=RELATION, alpha=0.25, linewidth=0)
+        here.axhline(0, color=INK, linewidth=0.8)
+        low, high = min(low.min(), 0.0), max(high.max(), 0.0)
+        here.set_ylim(low - 0.2 * (high - low), high + 0.2 * (high - low))
+        here.set_title(f"{scale}, n = {differences.shape[1]}")
+        here.set_ylabel("Relation − MHA\n(nat/token)")
+        token_ticks(here)
+        here.set_xlim(left=0)
+    axes[-1, 0].set_xlabel("training tokens")
+    return figure
+
+
+def _curves_title(records: CampaignRecords) -> str:
+    looks, tokens = records.page["validations"], records.page["validation_tokens"]
+    return (
+        "Validation NLL of Relation less MHA’s while the further pairs train, after each of "
+        f"{looks} equal parts of the budget on the first {tokens:,} tokens of the split (on all, "
+        "where it has fewer): thin a pair, which may leave the panel, thick their mean; the band "
+        "is its 95% t interval at each look by itself."
+    )
+
+
+PAIRS = Drawing(
     "further-pairs",
     "Final validation NLL of Relation less MHA’s, a point a pair, by seed: hollow, left of the "
     "dotted line, the pairs of the matrix; filled the further ones, beyond the paper’s, with their "
@@ -92,3 +140,13 @@ DRAWING = Drawing(
     reads=_read,
     planned=_planned,
 )
+CURVES = Drawing(
+    "further-curves",
+    _curves_title,
+    "By scale, the difference of each further pair in validation NLL against training tokens as a "
+    "thin line, their mean as a thick one with a band over its 95% interval, and a line at zero.",
+    further_curves,
+    reads=lambda records: (_looks(records),),
+    planned=_planned,
+)
+DRAWINGS = (PAIRS, CURVES)

@@ -45,6 +45,7 @@ FIGURES = {
     "paired-nll": "Validation NLL by pair",
     "ablations": "Ablations",
     "further-pairs": "Further pairs",
+    "further-curves": "Further pairs while training",
     "validation-curves": "Validation NLL while training",
     "flow-by-layer": "Flow and effective rank by layer",
     "flow-spectra": "Spectra of the flow",

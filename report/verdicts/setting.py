@@ -31,7 +31,8 @@ CORPORA = {
 }
 # Kinds of records that rest on how a checkpoint was diagnosed, and on a training run's budget.
 DIAGNOSES = frozenset(("diagnostics", "curves", "maps"))
-TRAINED = DIAGNOSES | {"run", "log", "probes", "further run", "further log"}
+_OF_A_RUN = ("run", "log", "probes")
+TRAINED = DIAGNOSES | {*_OF_A_RUN, *(f"further {kind}" for kind in _OF_A_RUN)}
 # The fixed sequences of Appendix B.4 and B.5: how many, and how long for flow and for spectra.
 DIAGNOSED = {"sequences": 4, "flow_length": 1024, "rank_length": 512}
 
