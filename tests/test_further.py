@@ -5,6 +5,7 @@ import statistics
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 from conftest import ROOT
 from further_records import PAIRS, PLANNED, with_further
@@ -20,7 +21,7 @@ from report.compute.fit import T_975
 from report.compute.further import further_pairs
 from report.compute.measured import Measured
 from report.document.render import LINES_A_FLOAT, floats
-from report.figures import DRAWINGS, draw_figures, further
+from report.figures import draw_figures, further
 from report.figures.drawing import NotDrawnError
 from report.numbers import spans
 from report.site.overview import gaps, headlines
@@ -28,7 +29,7 @@ from report.site.pipeline import SQUARES, campaign_pipeline
 from report.site.runs import Run
 from report.tables import TABLES
 from report.tables.quality import PAIRED_NLL
-from report.view import PrintedPanel, print_table
+from report.view import PrintedPanel, PrintedTable, print_table
 
 CLAIMS_BESIDE = {1: "nat/token", 2: "1", 3: "%"}
 
@@ -42,9 +43,22 @@ def value(records: CampaignRecords, column: str, statistic: str = "value") -> Me
     return further_pairs(records)["10M/further", f"further.{column}", statistic]
 
 
-def panels(records: CampaignRecords) -> tuple[PrintedPanel, ...]:
-    cells = build(records)
-    return print_table(PAIRED_NLL, cells[cells["table"] == PAIRED_NLL.label]).panels
+@pytest.fixture(scope="module")
+def cells(records) -> pd.DataFrame:
+    return build(records)
+
+
+@pytest.fixture(scope="module")
+def plain_cells() -> pd.DataFrame:
+    return build(make_records())
+
+
+def nll_table(cells: pd.DataFrame) -> PrintedTable:
+    return print_table(PAIRED_NLL, cells[cells["table"] == PAIRED_NLL.label])
+
+
+def tables(cells: pd.DataFrame) -> list[PrintedTable]:
+    return [print_table(table, cells[cells["table"] == table.label]) for table in TABLES]
 
 
 def texts(panel: PrintedPanel) -> list[str]:
@@ -120,7 +134,7 @@ def test_few_pairs_have_what_so_few_can_tell(count: int, undetermined: set[str])
     assert interval == (count > 1)
     if count == 1:
         assert value(few, "delta").reason == "one pair has no interval"
-        assert texts(panels(few)[1])[:5] == [
+        assert texts(nll_table(build(few)).panels[1])[:5] == [
             "1 of 6", "2.0100", "2.0000", "−0.0100", "undetermined"
         ]  # fmt: skip
     ends = ("10M/further", "further.correlation", "low") in further_pairs(few)
@@ -137,8 +151,9 @@ def test_the_quantiles_are_students(freedom: int) -> None:
     assert half == pytest.approx(0.475, abs=4e-5)
 
 
-def test_the_panel_prints_one_line_a_scale_that_has_further_seeds(records) -> None:
-    matrix, beyond = panels(records)
+def test_the_panel_prints_one_line_a_scale_that_has_further_seeds(cells, plain_cells) -> None:
+    shown, plain = nll_table(cells), nll_table(plain_cells)
+    matrix, beyond = shown.panels
     assert (matrix.panel.title, beyond.panel.title) == (
         "(a) Pairs of the matrix", "(b) Further pairs",
     )  # fmt: skip
@@ -146,58 +161,47 @@ def test_the_panel_prints_one_line_a_scale_that_has_further_seeds(records) -> No
         "4 of 6", "2.0075 ± 0.0171", "1.9975 ± 0.0171", "−0.0100 [−0.0490, +0.0290]", "0.0245",
         "3", "4.0%", "1.5%", "−0.03 [−0.96, +0.96]",
     ]  # fmt: skip
-    assert {row.key for row in matrix.rows} == {row.key for row in panels(make_records())[0].rows}
-    cells = build(records)
-    shown = print_table(PAIRED_NLL, cells[cells["table"] == PAIRED_NLL.label])
+    assert [row.key for row in matrix.rows] == [row.key for row in plain.panels[0].rows]
     assert any("(10M: 45 to 50)" in remark for remark in shown.remarks)
     assert any("seeds without a pair: 49, 50" in text for _, text in shown.notes)
-    counted = [(table.measured, table.asked) for table in (shown, printed_matrix())]
-    assert counted[0] == counted[1]
+    assert (shown.measured, shown.asked) == (plain.measured, plain.asked)
 
 
-def printed_matrix():
-    cells = build(make_records())
-    return print_table(PAIRED_NLL, cells[cells["table"] == PAIRED_NLL.label])
-
-
-def test_a_campaign_without_further_seeds_has_no_word_of_them(tmp_path) -> None:
+def test_a_campaign_without_further_seeds_has_no_word_of_them(
+    plain_cells, tmp_path, monkeypatch
+) -> None:
     plain = make_records()
-    (matrix,) = panels(plain)
+    shown = nll_table(plain_cells)
+    (matrix,) = shown.panels
     assert matrix.panel.title == "" and further_pairs(plain) == {}
-    shown = printed_matrix()
     assert not any("further" in text.lower() for text in (*shown.remarks, *shown.conditions))
-    assert all(
-        "further" not in row.label for claim in judge_claims(plain) for row in claim.evidence
-    )
-    assert all("further" not in line.title for line in headlines(printed(plain)))
+    assert not any("further" in row.label for row in evidence(plain))
+    assert not any("further" in line.title for line in headlines(tables(plain_cells)))
+    monkeypatch.setattr("report.figures.DRAWINGS", further.DRAWINGS)
     (tmp_path / "figures").mkdir()
-    (tmp_path / "figures" / "further-pairs.svg").touch()
-    names = [figure["name"] for figure in draw_figures(make_empty(), tmp_path)]
-    assert names == [d.name for d in DRAWINGS if d not in further.DRAWINGS]
-    assert not (tmp_path / "figures" / "further-pairs.svg").exists(), "of a campaign that had some"
-
-
-def printed(records: CampaignRecords):
-    cells = build(records)
-    return [print_table(table, cells[cells["table"] == table.label]) for table in TABLES]
+    stale = tmp_path / "figures" / "further-pairs.svg"
+    stale.touch()
+    assert draw_figures(plain, tmp_path) == []
+    assert not stale.exists(), "of a campaign that had some"
 
 
 @pytest.mark.parametrize("base", [make_records, make_empty])
-def test_pairs_that_did_not_run_are_counted_as_such(base, tmp_path) -> None:
+def test_pairs_that_did_not_run_are_counted_as_such(base, tmp_path, monkeypatch) -> None:
     none = with_further(base(), {}, planned=(45, 46))
     none = replace(
         none,
         further_runs=none.further_runs.iloc[:0],
         further_probes=none.further_probes.iloc[:0],
     )
-    row = texts(panels(none)[1])
+    row = texts(nll_table(build(none)).panels[1])
     assert row[0] == "0 of 2" and set(row[1:]) == {"not run"}
     assert value(none, "delta").reason.endswith("further runs of 10M (mha, full) are not there")
     beside = [row for row in evidence(none) if row.label == "10M, further pairs"]
     assert len(beside) == 3 and all(row.ours is None and row.n == 0 for row in beside)
-    drawn = {figure["name"]: figure for figure in draw_figures(none, tmp_path)}
-    assert drawn["further-pairs"]["file"] is drawn["further-curves"]["file"] is None
-    assert "has no further pair" in drawn["further-pairs"]["reason"]
+    monkeypatch.setattr("report.figures.DRAWINGS", further.DRAWINGS)
+    pairs, curves = draw_figures(none, tmp_path)
+    assert pairs["file"] is curves["file"] is None
+    assert "has no further pair" in pairs["reason"]
 
 
 def evidence(records: CampaignRecords):
@@ -247,19 +251,18 @@ def test_an_interval_that_excludes_zero_says_so(shift: float, side: str) -> None
     assert beside[0].note.startswith(f"its 95% interval {side}")
 
 
-def test_a_long_table_puts_them_into_a_float_of_their_own(records) -> None:
-    matrix, beyond = panels(records)
+def test_a_long_table_puts_them_into_a_float_of_their_own(cells) -> None:
+    table = nll_table(cells)
+    matrix, beyond = table.panels
     many = replace(matrix, rows=matrix.rows * 3)
-    cells = build(records)
-    table = print_table(PAIRED_NLL, cells[cells["table"] == PAIRED_NLL.label])
     assert floats(table) == [list(table.panels)]
     parts = floats(replace(table, panels=(many, beyond)))
     assert len(parts) > 2 and parts[-1] == [beyond]
     assert all(sum(len(row.lines) for row in panel.rows) <= LINES_A_FLOAT for (panel,) in parts)
 
 
-def test_the_first_page_has_a_line_of_them(records) -> None:
-    (line,) = (line for line in headlines(printed(records)) if "further" in line.title)
+def test_the_first_page_has_a_line_of_them(cells) -> None:
+    (line,) = (line for line in headlines(tables(cells)) if "further" in line.title)
     ten, thirty, hundred = line.results
     assert ten.campaign.text == "−0.0100 [−0.0490, +0.0290]" and ten.paper.text == "—"
     assert ten.link.startswith("tables/app-nll.html#") and thirty is hundred is None
@@ -313,8 +316,7 @@ def test_the_curves_show_each_pair_and_the_mean_with_its_interval(records) -> No
         further.further_curves(unlike)
 
 
-def test_cells_carry_the_records_and_nothing_of_the_papers(records) -> None:
-    cells = build(records)
+def test_cells_carry_the_records_and_nothing_of_the_papers(records, cells) -> None:
     own = cells[cells["column"].str.startswith("further.")]
     assert set(own["table"]) == {"app-nll"} and own["paper"].isna().all()
     assert own["verdict"].isna().all()
