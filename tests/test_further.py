@@ -238,6 +238,23 @@ def test_they_stand_beside_the_first_three_claims(records) -> None:
     assert spared.ours == pytest.approx(4.0) and spared.n == 3
     assert spared.note.startswith("MHA reaches its own final loss 1.5% early")
     assert "without a crossing: 47" in spared.note and "holds 0" not in spared.note
+    assert won.told == "of 4 further pairs at 10M it wins 3"
+    crossing = "3 of 4 further pairs at 10M reach it, with 4.0% fewer tokens; MHA reaches its own"
+    assert spared.told == f"{crossing} final loss 1.5% early"
+
+
+@pytest.mark.parametrize("shift, where", [(0.0, "lies in it too"), (0.1, "does not lie in it")])
+def test_what_they_tell_stands_beside_the_verdict(records, shift: float, where: str) -> None:
+    """In the record of the claim as on the pages: the mean, its interval and the paper's mean."""
+    moved = {s: (mha, full + shift, *rest) for s, (mha, full, *rest) in PAIRS.items()}
+    first = judge_claims(with_further(make_records(True), moved), CLAIMS[:1])[0]
+    mean, half = shift - 0.01, 3.182446 * statistics.stdev([-0.01, -0.04, 0.02, -0.01]) / 2
+    ends = (f"{end:+.4f}".replace("-", "−") for end in (mean, mean - half, mean + half))
+    ours, low, high = ends
+    assert first.beside == (
+        f"4 further pairs at 10M: {ours}, 95% interval {low} to {high}; the paper’s −0.0412 {where}"
+    )
+    assert judge_claims(make_records(True), CLAIMS[:1])[0].beside == ""
 
 
 @pytest.mark.parametrize("shift, side", [(-0.2, "lies below 0"), (0.1, "lies above 0")])

@@ -62,7 +62,8 @@ class Evidence:
     that is undecided. contested: the 95% interval also holds values that say otherwise.
     asks_direction and asks_size: whether the claim needs them. essential: the claim is not tested
     without it; else it may be missing, as a scale that was not run. What failed or ran out of
-    memory is essential. beside: it is shown and decides nothing. n counts what ``counted`` says;
+    memory is essential. beside: it is shown and decides nothing; told: what such a row says of the
+    claim in a few words, to stand beside the verdict. n counts what ``counted`` says;
     paper_n: what the paper's count is out of, ours being out of n. scales: of the models behind
     it, where its records do not say.
     """
@@ -84,6 +85,7 @@ class Evidence:
     asks_size: bool = True
     essential: bool = False
     beside: bool = False
+    told: str = ""
     note: str = ""
     sources: tuple[str, ...] = ()
     scales: tuple[str, ...] = ()

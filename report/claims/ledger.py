@@ -192,7 +192,7 @@ class Judged:
     """A claim with its evidence and verdict.
 
     not_established: see ``Outcome``. flips: the seeds without which the others would give another
-    verdict, each with that verdict.
+    verdict, each with that verdict. beside: what evidence tells that the verdict does not count.
     """
 
     claim: Claim
@@ -201,6 +201,10 @@ class Judged:
     reason: str
     flips: dict[int, Verdict]
     not_established: str = ""
+
+    @property
+    def beside(self) -> str:
+        return "; ".join(row.told for row in self.evidence if row.told)
 
     @property
     def sources(self) -> tuple[str, ...]:

@@ -13,13 +13,15 @@ from report.compute import quality as compute
 from report.compute.configurations import no_model
 from report.compute.further import further_pairs, further_row
 from report.compute.measured import Measured, select
-from report.layout import SCALES, SEEDS
+from report.layout import SCALES, SEEDS, Number
+from report.numbers import value_text
 from report.tables.quality import ABLATION_NAMES
 
 # Claim 2: at most one loss in nine pairs.
 PAIRS = len(SCALES) * len(SEEDS)
 PARAMETERS_A_LAYER = 5
 HYBRID_PARAMETERS = 31_967_571
+_DELTA = Number(4, signed=True)
 
 
 def _rises(value: float) -> bool:
@@ -39,7 +41,8 @@ def lower_nll(context: Context) -> Iterator[Evidence]:
         quantity = "NLL, Relation - MHA, mean of pairs"
         yield compare(scale, quantity, paper, ours, _falls)
         for beside in _beside_pairs(context, scale, "delta", quantity, paper):
-            yield replace(beside, note=joined(_about_zero(beside), beside.note))
+            note = joined(_about_zero(beside), beside.note)
+            yield replace(beside, note=note, told=_told_of_mean(beside, scale))
 
 
 def _further(context: Context, scale: str, column: str) -> Measured | None:
@@ -58,6 +61,20 @@ def _about_zero(found: Evidence) -> str:
         return ""
     where = "lies below" if found.high < 0 else "lies above" if found.low > 0 else "holds"
     return f"its 95% interval {where} 0"
+
+
+def _told_of_mean(found: Evidence, scale: str) -> str:
+    """A mean difference with its interval, and whether that holds the paper's."""
+    if found.low is None or found.high is None:
+        return ""
+    ours, low, high, paper = (
+        value_text(value, _DELTA) for value in (found.ours, found.low, found.high, found.paper)
+    )
+    where = "lies in it too" if found.low <= found.paper <= found.high else "does not lie in it"
+    return (
+        f"{found.n} further pairs at {scale}: {ours}, 95% interval {low} to {high}; the paper’s "
+        f"{paper} {where}"
+    )
 
 
 def _beside_pairs(
@@ -88,6 +105,7 @@ def _beside_wins(context: Context, scale: str) -> Iterator[Evidence]:
         counted="pairs",
         paper_n=len(theirs),
         note=joined(_of_planned(context, scale), won.reason),
+        told=f"of {won.n} further pairs at {scale} it wins {won.value:.0f}" if won.n else "",
         sources=won.sources,
     )
     yield shown_beside(found)
@@ -205,8 +223,20 @@ def fewer_tokens(context: Context) -> Iterator[Evidence]:
             found = replace(found, note=joined(found.note, _own_crossing(own.mean())))
         yield found
         itself = _further(context, scale, "spared.mha")
-        told = () if itself is None or itself.value is None else (_own_crossing(itself.value),)
-        yield from _beside_pairs(context, scale, "spared.full", quantity, paper, *told)
+        own = "" if itself is None or itself.value is None else _own_crossing(itself.value)
+        for beside in _beside_pairs(context, scale, "spared.full", quantity, paper, own):
+            yield replace(beside, told=_told_of_spared(context, beside, scale, own))
+
+
+def _told_of_spared(context: Context, found: Evidence, scale: str, own: str) -> str:
+    """The mean over the further pairs that reach the loss, of how many, beside MHA's own."""
+    if found.ours is None or not own:
+        return ""
+    pairs = _further(context, scale, "pairs").value
+    return (
+        f"{found.n} of {pairs:.0f} further pairs at {scale} reach it, with {found.ours:.1f}% fewer "
+        f"tokens; {own}"
+    )
 
 
 def _own_crossing(share: float) -> str:

@@ -52,6 +52,7 @@ def _claim(judged: Judged, behind: Behind) -> dict[str, Any]:
         "verdict": judged.verdict,
         "reason": judged.reason,
         "not_established": judged.not_established,
+        "beside": judged.beside,
         "rule": judged.claim.rule,
         "tables": list(judged.claim.tables),
         "sources": list(judged.sources),
