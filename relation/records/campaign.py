@@ -77,12 +77,14 @@ class CampaignRecords:
     missing: pd.DataFrame
     provenance: pd.DataFrame
     page: dict
-    curves: pd.DataFrame = field(default_factory=partial(_frame, [], FLOW_CURVES))
-    maps: pd.DataFrame = field(default_factory=partial(_frame, [], FLOW_MAPS))
-    probes: pd.DataFrame = field(default_factory=partial(_frame, [], PROBES, "alike"))
+    curves: pd.DataFrame = field(default_factory=partial(_frame, [], FLOW_CURVES, "source"))
+    maps: pd.DataFrame = field(default_factory=partial(_frame, [], FLOW_MAPS, "source"))
+    probes: pd.DataFrame = field(default_factory=partial(_frame, [], PROBES, "alike", "source"))
     further_runs: pd.DataFrame = field(default_factory=partial(_frame, [], RUN, *_OF_RUNS))
     further_efficiency: pd.DataFrame = field(default_factory=partial(_efficiency_frame, []))
-    further_probes: pd.DataFrame = field(default_factory=partial(_frame, [], PROBES, "alike"))
+    further_probes: pd.DataFrame = field(
+        default_factory=partial(_frame, [], PROBES, "alike", "source")
+    )
 
 
 def check_order(runs: pd.DataFrame) -> None:
