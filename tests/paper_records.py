@@ -11,8 +11,8 @@ from relation import schemas
 from relation.config import load_config, resolve
 from relation.model.inventory import inventory_row
 from relation.records import CampaignRecords
-from relation.records.campaign import trained_models
 from relation.records.gaps import MISSING
+from relation.records.page import trained_models
 from report.layout import SCALES, SEEDS
 from report.paper import load
 from report.paper_seeds import number

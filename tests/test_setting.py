@@ -8,7 +8,7 @@ from test_claims import ledger, paper
 from test_config import changed
 
 from relation.config import resolve
-from relation.records.campaign import trained_models
+from relation.records.page import trained_models
 from report.cells import build
 from report.verdicts import Likeness, other_device
 
