@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from relation.disk import training_gib
+from relation.disk import disk_gib, training_gib
 from relation.progress import duration
 from report.claims import Judged
 from report.gaps import KINDS, by_job
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 Row = dict[str, str]
 _AUTHORS = "A question to the paper's authors; this is a reproduction."
-# Kinds of gaps that a training run leaves.
-_RUNS = ("run", "further run")
 _OF_THE_TEXT = "A question about the paper's text; this campaign measures."
 
 
@@ -118,14 +116,23 @@ class _Facts:
 
     @property
     def disk(self) -> str:
-        """Of the whole matrix, run or not, as `plan` counts it."""
+        """Of all planned runs, run or not, as `plan` counts it."""
         models = self.records.models
         if models.empty:
             return "no model is counted yet"
         counted = models.set_index(["scale", "variant"])["parameters"].to_dict()
-        keys = [*zip(self.runs["scale"], self.runs["variant"], strict=True)]
-        keys += [(row["scale"], row["variant"]) for row in self.lacking if row["kind"] in _RUNS]
-        gib = training_gib((key[1], int(counted[key])) for key in keys)
+
+        def sizes(runs: pd.DataFrame, kind: str) -> Iterator[tuple[str, int]]:
+            keys = [*zip(runs["scale"], runs["variant"], strict=True)]
+            keys += [(row["scale"], row["variant"]) for row in self.lacking if row["kind"] == kind]
+            return ((variant, int(counted[scale, variant])) for scale, variant in keys)
+
+        records = self.records
+        matrix, further = (
+            sizes(records.runs, "run"),
+            sizes(records.further_runs, "further run"),
+        )
+        gib = training_gib(matrix) + disk_gib(count for _, count in further)
         return f"{gib:.2f} GiB for checkpoints and resume states; the corpora come on top"
 
     @property
@@ -254,7 +261,7 @@ def _acm(facts: _Facts) -> Iterator[tuple[str, str, str]]:
         f"{len(facts.runs)} runs, seeds {facts.seeds}",
         f"Planned and not there: {facts.left}.",
     )
-    plan = f"python -m relation plan --campaign {page['campaign']}"
+    plan = f"python -m relation plan --campaign {page['campaign']} --published false"
     yield "Disk space required", facts.disk, f"As `{plan}` counts it before anything runs."
     yield "Time to complete", facts.hours, "Time of all updates, from the runs' records."
     yield (
@@ -266,9 +273,13 @@ def _acm(facts: _Facts) -> Iterator[tuple[str, str, str]]:
     yield (
         "Expected results",
         facts.ledger,
-        "Tolerances of cells and rules of claims are fixed in files before any run.",
+        "By tolerances of cells and rules of claims that stand in files.",
     )
-    yield "Results replicated", facts.freshness, "What this checkout would make again, by record."
+    yield (
+        "Results replicated",
+        facts.freshness,
+        "Records by whether this checkout’s code and configuration made them (current).",
+    )
 
 
 def checklist(records: CampaignRecords, judged: Sequence[Judged]) -> list[Row]:

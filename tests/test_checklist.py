@@ -1,6 +1,7 @@
 """The checklists: what the records say, in words and units that a reader takes in."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,11 +10,12 @@ import pytest
 from conftest import ROOT
 from test_report_records import HOSTILE, make_records
 
-from relation.config import load_config, resolve
+from relation.config import Campaign, load_config, resolve
 from relation.model.inventory import inventory_row
 from relation.plan import make_plan
 from relation.records import CampaignRecords
 from relation.results import Results
+from relation.spec import RunSpec
 from report.checklist import checklist
 
 
@@ -21,22 +23,46 @@ def answers(records: CampaignRecords) -> dict[str, tuple[str, str]]:
     return {row["item"]: (row["answer"], row["justification"]) for row in checklist(records, [])}
 
 
-def test_disk_is_the_plans_and_time_is_told_in_minutes(tmp_path: Path) -> None:
-    campaign = resolve(load_config(ROOT / "config.yaml"), campaign="smoke")
+def all_run(campaign: Campaign) -> CampaignRecords:
+    """Records in which every run of a campaign is there and took seven seconds."""
     invented = make_records()
-    records = replace(
+
+    def frame(runs: Iterable[RunSpec]) -> pd.DataFrame:
+        columns = ["scale", "variant", "seed", "seconds", "processes"]
+        rows = [(run.scale, run.variant, run.seed, 7.0, 1) for run in runs]
+        return pd.DataFrame(rows, columns=columns)
+
+    return replace(
         invented,
         models=pd.DataFrame(inventory_row(run, title) for run, title in campaign.inventory()),
-        runs=pd.DataFrame(
-            {"scale": run.scale, "variant": run.variant, "seed": run.seed}
-            | {"seconds": 7.0, "processes": 1}
-            for run in campaign.runs
-        ),
+        runs=frame(campaign.runs),
+        further_runs=frame(campaign.further_runs),
         missing=invented.missing[invented.missing["kind"] != "run"],
     )
-    found = answers(records)
+
+
+@pytest.mark.parametrize("name", ["smoke", "books"])
+def test_disk_is_the_plans(name: str, tmp_path: Path) -> None:
+    """Of the matrix, and of the further pairs where a campaign has them, run or not."""
+    campaign = resolve(load_config(ROOT / "config.yaml"), campaign=name)
+    records = all_run(campaign)
     planned = make_plan(campaign, Results(campaign, tmp_path)).total
-    assert found["Disk space required"][0].startswith(f"{planned.disk_gib:.2f} GiB")
+    assert answers(records)["Disk space required"][0].startswith(f"{planned.disk_gib:.2f} GiB")
+    gaps = pd.DataFrame(
+        {"kind": "further run", "scale": run.scale, "variant": run.variant, "seed": run.seed}
+        for run in campaign.further_runs
+    )
+    none = replace(
+        records,
+        further_runs=make_records().further_runs,
+        missing=pd.concat([records.missing, gaps], ignore_index=True),
+    )
+    assert answers(none)["Disk space required"] == answers(records)["Disk space required"]
+
+
+def test_time_is_told_in_minutes() -> None:
+    campaign = resolve(load_config(ROOT / "config.yaml"), campaign="smoke")
+    found = answers(all_run(campaign))
     assert found["Time to complete"][0].startswith(
         "36 runs trained for 4 min 12 s of wall time in all, the longest for 7 s; "
         "4 min 12 s of process time (seconds × processes), one process a run; data"

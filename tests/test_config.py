@@ -108,7 +108,6 @@ def test_unknown_keys_are_refused_at_every_level(level: str) -> None:
         (f"{SMOKE}.further_seeds", {"1B": [45]}, "further_seeds.1B is no scale of the campaign"),
         (f"{SMOKE}.further_seeds", {"10M": [44, 45]}, "seed 44 is one of the campaign's seeds"),
         (f"{SMOKE}.further_seeds", {"10M": [45, 45]}, "further_seeds"),
-        (f"{SMOKE}.further_seeds", {"10M": []}, "further_seeds"),
         (f"{SMOKE}.device", "tpu", "tpu"),
         (f"{SMOKE}.backends.full", "tile", "'tile' is not one of"),
         (f"{SMOKE}.systems.flash", "nope", "'nope' is not one of"),
@@ -222,6 +221,12 @@ def test_one_seed_of_one_scale_and_two_variants(seeds: Any) -> None:
 def test_further_seeds_take_a_scale_that_trains_the_pair() -> None:
     lone = changed((f"{SCALE}.variants", ["mha"]), (f"{SMOKE}.further_seeds", {"10M": [45]}))
     assert "does not train both mha and full" in refusal(lambda: resolve(lone))
+
+
+def test_an_empty_list_drops_the_further_seeds_of_a_base() -> None:
+    own = changed(("campaigns.own", {"base": "books", "further_seeds": {"10M": []}}))
+    assert resolve(own, campaign="books").planned_further
+    assert resolve(own, campaign="own").planned_further == ()
 
 
 @pytest.mark.parametrize("seeds, matrix, further", [

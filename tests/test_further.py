@@ -96,15 +96,21 @@ def test_means_leave_out_a_run_without_its_partner(records) -> None:
 
 
 def test_tokens_spared_stand_beside_those_of_mha_itself(records) -> None:
-    """Seed 47 never reaches the target, which is told; MHA's own loss it does."""
-    relation, itself = value(records, "spared.full"), value(records, "spared.mha")
-    assert (relation.value, relation.n) == (pytest.approx(0.04), 3)
-    assert relation.reason == "seeds without a crossing: 47"
+    """Seed 47 never reaches the target, which is told and counts as none; MHA itself does."""
+    relation, itself, difference = (
+        value(records, f"spared.{column}") for column in ("full", "mha", "difference")
+    )
+    assert (relation.value, relation.n) == (pytest.approx(0.03), 4)
+    assert relation.reason == "never reached, and counted as none: seeds 47"
     assert (itself.value, itself.n, itself.reason) == (pytest.approx(0.015), 4, "")
+    assert difference.by_seed == pytest.approx({45: 0.03, 46: 0.04, 47: -0.03, 48: 0.02})
+    half = 3.182446 * statistics.stdev([0.03, 0.04, -0.03, 0.02]) / 2
+    assert (difference.value, difference.margin) == pytest.approx((0.015, half), rel=1e-3)
+    assert value(records, "reached").value == 3
     assert all(source.endswith("/log.parquet") for source in relation.sources)
     never = {seed: (mha, full, math.nan, own) for seed, (mha, full, _, own) in PAIRS.items()}
     nowhere = value(with_further(make_records(), never), "spared.full")
-    assert nowhere.status == "not reached" and "45 to 48" in nowhere.reason
+    assert nowhere.value == 0 and "45 to 48" in nowhere.reason
 
 
 def test_the_correlation_is_pearsons_with_fishers_interval(records) -> None:
@@ -159,7 +165,7 @@ def test_the_panel_prints_one_line_a_scale_that_has_further_seeds(cells, plain_c
     )  # fmt: skip
     assert texts(beyond) == [
         "4 of 6", "2.0075 ± 0.0171", "1.9975 ± 0.0171", "−0.0100 [−0.0490, +0.0290]", "0.0245",
-        "3", "4.0%", "1.5%", "−0.03 [−0.96, +0.96]",
+        "3", "3.0%", "1.5%", "+1.5% [−3.4, +6.4]", "−0.03 [−0.96, +0.96]",
     ]  # fmt: skip
     assert [row.key for row in matrix.rows] == [row.key for row in plain.panels[0].rows]
     assert any("(10M: 45 to 50)" in remark for remark in shown.remarks)
@@ -235,12 +241,14 @@ def test_they_stand_beside_the_first_three_claims(records) -> None:
     assert (nll.ours, nll.paper) == pytest.approx((-0.01, -0.041168), abs=1e-6)
     assert nll.low < 0 < nll.high and nll.note.startswith("its 95% interval holds 0")
     assert (won.ours, won.n, won.paper, won.paper_n) == (3, 4, 3, 3)
-    assert spared.ours == pytest.approx(4.0) and spared.n == 3
+    assert spared.ours == pytest.approx(3.0) and spared.n == 4
     assert spared.note.startswith("MHA reaches its own final loss 1.5% early")
-    assert "without a crossing: 47" in spared.note and "holds 0" not in spared.note
+    assert "counted as none: seeds 47" in spared.note and "holds 0" not in spared.note
     assert won.told == "of 4 further pairs at 10M it wins 3"
-    crossing = "3 of 4 further pairs at 10M reach it, with 4.0% fewer tokens; MHA reaches its own"
-    assert spared.told == f"{crossing} final loss 1.5% early"
+    assert spared.told == (
+        "3 of 4 further pairs at 10M reach it; with the others as none, 3.0% fewer tokens, and "
+        "MHA reaches its own final loss 1.5% early"
+    )
 
 
 @pytest.mark.parametrize("shift, where", [(0.0, "lies in it too"), (0.1, "does not lie in it")])

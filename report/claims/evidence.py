@@ -219,7 +219,8 @@ def at_least_as_good(
 
 
 def _names(rows: Sequence[Evidence]) -> str:
-    return ", ".join(dict.fromkeys(row.label for row in rows))
+    labels = list(dict.fromkeys(row.label for row in rows))
+    return ("; " if any("," in label for label in labels) else ", ").join(labels)
 
 
 class Outcome(NamedTuple):
@@ -275,5 +276,5 @@ def outcome(evidence: Sequence[Evidence]) -> Outcome:
         said = f"the size is undecided: {_names(unsized)}" + (f" ({why})" if why else "")
         return Outcome("direction only", said + left, contested)
     all_of = {1: "", 2: " in both comparisons"}
-    said = f"it holds{all_of.get(len(decided), f' in all {len(decided)} comparisons')}"
+    said = f"the rule is met{all_of.get(len(decided), f' in all {len(decided)} comparisons')}"
     return Outcome("reproduced", said + left, contested)

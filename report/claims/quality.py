@@ -97,7 +97,7 @@ def _beside_wins(context: Context, scale: str) -> Iterator[Evidence]:
     theirs = paper_seeds.by_seed("app-nll", f"{scale}/mean", "delta")
     found = Evidence(
         f"{scale}, further pairs",
-        "won by Relation",
+        "pairs won by Relation",
         "1",
         paper=sum(delta < 0 for delta in theirs.values()),
         ours=won.value,
@@ -140,8 +140,8 @@ def wins(context: Context) -> Iterator[Evidence]:
                 f"with what is missing, {may_be_lost} may be lost and {allowed} is allowed"
             )
     yield Evidence(
-        "all pairs",
-        "won by Relation",
+        "number of wins",
+        "pairs won by Relation",
         "1",
         paper=sum(delta < 0 for delta in theirs),
         ours=len(found) - len(lost) if found else None,
@@ -229,13 +229,13 @@ def fewer_tokens(context: Context) -> Iterator[Evidence]:
 
 
 def _told_of_spared(context: Context, found: Evidence, scale: str, own: str) -> str:
-    """The mean over the further pairs that reach the loss, of how many, beside MHA's own."""
+    """The mean over the further pairs, how many reach the loss at all, beside MHA's own."""
     if found.ours is None or not own:
         return ""
-    pairs = _further(context, scale, "pairs").value
+    reached = _further(context, scale, "reached").value
     return (
-        f"{found.n} of {pairs:.0f} further pairs at {scale} reach it, with {found.ours:.1f}% fewer "
-        f"tokens; {own}"
+        f"{reached:.0f} of {found.n} further pairs at {scale} reach it; with the others as none, "
+        f"{found.ours:.1f}% fewer tokens, and {own}"
     )
 
 

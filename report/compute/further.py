@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from relation.geometry import PAIRED
-from report.compute.measured import Measured, Measurements, absent, is_number, select, worded
+from report.compute.measured import Measured, Measurements, absent, select, worded
 from report.compute.quality import logs_beside, put_with_interval
 from report.layout import SCALES
 from report.numbers import spans
@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 # What the gaps and records of these pairs are called.
 KIND = "further run"
 # Columns that rest on the pairs that are there.
-COLUMNS = ("mha", "full", "delta", "spread", "won", "spared.full", "spared.mha", "correlation")
+COLUMNS = (
+    *("mha", "full", "delta", "spread", "won", "correlation"),
+    *("spared.full", "spared.mha", "spared.difference"),
+)
 Z_975 = 1.959964  # 97.5% quantile of the normal distribution
 
 
@@ -110,25 +113,31 @@ def _undetermined(reason: str, behind: Measured) -> Measured:
 def _put_spared(
     found: Measurements, records: CampaignRecords, scale: str, behind: Measured, none: Measured
 ) -> None:
-    """Mean share of the budget spared to MHA's final smoothed loss: by Relation, by MHA itself."""
+    """Mean share of the budget spared to MHA's final smoothed loss, by Relation and by MHA itself.
+
+    A pair that never reaches it spares nothing: without such the mean would be of those that speak
+    for Relation.
+    """
     row = further_row(scale)
     rows = select(records.further_efficiency, scale=scale)
+    if rows.empty:
+        found.update(
+            {(row, f"further.{column}", "value"): none for column in COLUMNS if "spared" in column}
+        )
+        return
     behind = replace(behind, unit="%", rows="loss against tokens, smoothed")
-    for variant, column in (("full", "reduction"), ("mha", "own_reduction")):
-        by_seed = {
-            int(seed): float(share)
-            for seed, share in zip(rows["seed"], rows[column], strict=True)
-            if is_number(share)
-        }
-        never = [int(seed) for seed in rows["seed"] if int(seed) not in by_seed]
-        told = f"seeds without a crossing: {spans(never)}" if never else ""
-        if by_seed:
-            value = _mean(by_seed, replace(behind, reason=told))
-        elif len(rows):
-            value = replace(behind, status="not reached", reason=told)
-        else:
-            value = none
-        found[row, f"further.spared.{variant}", "value"] = value
+    spared = rows.set_index("seed")[["reduction", "own_reduction"]].astype(float)
+    never = [int(seed) for seed in spared.index[spared["reduction"].isna()]]
+    told = f"never reached, and counted as none: seeds {spans(never)}" if never else ""
+    spared = spared.fillna(0.0)
+    reached = replace(behind, value=float(len(spared) - len(never)), unit="1")
+    found[row, "further.reached", "value"] = reached
+    relation, itself = spared["reduction"], spared["own_reduction"]
+    with_none = replace(behind, reason=told)
+    found[row, "further.spared.full", "value"] = _mean(_by_seed(relation), with_none)
+    found[row, "further.spared.mha", "value"] = _mean(_by_seed(itself), behind)
+    difference = _mean(_by_seed(relation - itself), with_none)
+    put_with_interval(found, row, "further.spared.difference", difference)
 
 
 def _put_correlation(found: Measurements, row: str, pairs: pd.DataFrame, behind: Measured) -> None:

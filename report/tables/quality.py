@@ -123,10 +123,11 @@ def _nll_notes(cells: pd.DataFrame) -> list[Note]:
         ),
         Note(
             "(b) is over the pairs whose two runs are there: means ± sample standard deviation; "
-            "Full−MHA with the 95% t interval of its mean; the mean share of tokens spared to "
-            "MHA’s final smoothed training loss; Pearson’s correlation of the two runs of a seed "
-            "with Fisher’s 95% interval. A first crossing of noisy curves comes early by itself: "
-            "under MHA stands how early an MHA run reaches its own final loss.",
+            "differences with the 95% t interval of their mean; the mean share of tokens spared to "
+            "MHA’s final smoothed training loss, none where a pair never reaches it; Pearson’s "
+            "correlation of the two runs of a seed with Fisher’s 95% interval. A first crossing of "
+            "noisy curves comes early by itself: beside Relation’s stands how early an MHA run "
+            "reaches its own final loss, and the paired difference of both.",
             below=True,
         ),
     ]
@@ -239,6 +240,7 @@ PAIRED_NLL = Table(
                 value("Pairs\nwon", "further.won", Number()),
                 value("Tokens\nspared:\nRelation", "further.spared.full", Number(1, "%"), "full"),
                 value("MHA,\nitself", "further.spared.mha", Number(1, "%"), "mha"),
+                value("less\nthat", "further.spared.difference", Number(1, "%", signed=True)),
                 value("Correlation", "further.correlation", Number(2, signed=True)),
             ),
             rows=tuple(
