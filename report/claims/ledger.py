@@ -226,7 +226,7 @@ def _other_models(row: Evidence, context: Context) -> str:
 
 
 def judge_claims(records: CampaignRecords, claims: Sequence[Claim] = CLAIMS) -> list[Judged]:
-    """The claims' verdicts by the rules fixed before any run.
+    """The claims' verdicts by their rules.
 
     A flip is told for seeds of which two or more have records; claims that rest on no seed, or have
     no verdict, have none.
