@@ -21,6 +21,9 @@ from report.style import INK, MUTED, RELATION
 if TYPE_CHECKING:
     from relation.records import CampaignRecords
 
+# Before this part of the budget single pairs differ by so much that all others would look flat.
+SHOWN_FROM = 0.2
+
 
 def _planned(records: CampaignRecords) -> bool:
     return any(scale in SCALES for scale in records.page["further_seeds"])
@@ -81,23 +84,33 @@ def _differences(axes: Axes, scale: str, matrix: pd.DataFrame, further: pd.DataF
 
 
 def _looks(records: CampaignRecords) -> pd.DataFrame:
-    """The looks at the validation text of the further pairs whose two runs have them."""
+    """The looks at the validation text of the further pairs whose two runs have some."""
     rows = select(records.further_probes, metric=METRIC, variant=PAIR, alike=True)
-    rows = rows[rows["tokens"] > 0]
+    rows = rows[(rows["tokens"] > 0) & rows["value"].notna()]
     return rows[rows.groupby(["scale", "seed"])["variant"].transform("nunique") == len(PAIR)]
+
+
+def _whole_looks(records: CampaignRecords) -> pd.DataFrame:
+    """Those of the pairs that have every look of their scale: a mean is over all at every look."""
+    rows = _looks(records)
+    both = rows.groupby(["scale", "seed", "tokens"])["variant"].transform("nunique") == len(PAIR)
+    rows = rows[both]
+    every = rows.groupby("scale")["tokens"].transform("nunique")
+    return rows[rows.groupby(["scale", "seed"])["tokens"].transform("nunique") == every]
 
 
 def further_curves(records: CampaignRecords) -> Figure:
     """The difference of every further pair while it trains, and their mean; a row a scale."""
-    rows = _looks(records)
-    demand(len(rows) > 0, "look at a further pair", records, (KIND,))
+    rows = _whole_looks(records)
+    demand(len(_looks(records)) > 0, "look at a further pair", records, (KIND,))
+    demand(len(rows) > 0, "further pair that has every look of the others", records, (KIND,))
     scales = present(rows, SCALES)
     figure, axes = grid(len(scales), 1, 2.4 * len(scales) + 0.3)
     for here, scale in zip(axes[:, 0], scales, strict=True):
         wide = select(rows, scale=scale).pivot_table(
             index="tokens", columns=["variant", "seed"], values="value"
         )
-        differences = (wide["full"] - wide["mha"]).dropna()
+        differences = wide["full"] - wide["mha"]
         here.plot(differences.index, differences, color=RELATION, linewidth=0.5, alpha=0.35)
         mean = differences.mean(axis=1)
         here.plot(mean.index, mean, color=RELATION)
@@ -107,8 +120,11 @@ def further_curves(records: CampaignRecords) -> Figure:
             low, high = mean - margins, mean + margins
             here.fill_between(mean.index, low, high, color=RELATION, alpha=0.25, linewidth=0)
         here.axhline(0, color=INK, linewidth=0.8)
-        low, high = min(low.min(), 0.0), max(high.max(), 0.0)
-        here.set_ylim(low - 0.2 * (high - low), high + 0.2 * (high - low))
+        late = differences[differences.index >= SHOWN_FROM * differences.index.max()]
+        low = min(low.min(), late.min().min(), 0.0)
+        high = max(high.max(), late.max().max(), 0.0)
+        margin = 0.06 * (high - low)
+        here.set_ylim(low - margin, high + margin)
         here.set_title(f"{scale}, n = {differences.shape[1]}")
         here.set_ylabel("Relation − MHA\n(nat/token)")
         token_ticks(here)
@@ -122,9 +138,22 @@ def _curves_title(records: CampaignRecords) -> str:
     return (
         "Validation NLL of Relation less MHA’s while the further pairs train, after each of "
         f"{looks} equal parts of the budget on the first {tokens:,} tokens of the split (on all, "
-        "where it has fewer): thin a pair, which may leave the panel, thick their mean; the band "
-        "is its 95% t interval at each look by itself."
+        f"where it has fewer): thin a pair, which may leave the panel before {SHOWN_FROM:.0%} of "
+        "the budget and not after, thick their mean; the band is its 95% t interval at each look "
+        f"by itself.{_left_out(records)}"
     )
+
+
+def _left_out(records: CampaignRecords) -> str:
+    """A sentence on the pairs without every look, if there are any."""
+    there, drawn = (
+        [f"{scale}/{seed}" for scale, seed in rows.groupby(["scale", "seed"]).groups]
+        for rows in (_looks(records), _whole_looks(records))
+    )
+    lacking = [pair for pair in there if pair not in drawn]
+    if not lacking:
+        return ""
+    return f" Left out, since they lack looks that others have: {', '.join(lacking)}."
 
 
 PAIRS = Drawing(
@@ -146,7 +175,7 @@ CURVES = Drawing(
     "By scale, the difference of each further pair in validation NLL against training tokens as a "
     "thin line, their mean as a thick one with a band over its 95% interval, and a line at zero.",
     further_curves,
-    reads=lambda records: (_looks(records),),
+    reads=lambda records: (_whole_looks(records),),
     planned=_planned,
 )
 DRAWINGS = (PAIRS, CURVES)
