@@ -389,7 +389,8 @@ def test_the_pipeline_draws_them_in_short_rows() -> None:
     assert [label for label, _ in box.rows if label] == ["mha", "full"]
     jobs = [job for _, jobs in box.rows for job in jobs]
     assert len(jobs) == 56 and sum(job.missing for job in jobs) == 26
-    assert dict(row[:2] for row in pipeline.counts)["train"] == 30
+    assert next(row[1:3] for row in pipeline.counts if row[0] == "train") == (30, 56)
+    assert {job.page for job in jobs} == {f"runs.html#further-10M-{s}" for s in range(45, 73)}
 
 
 @pytest.mark.parametrize("numbers, said", [

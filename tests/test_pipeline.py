@@ -36,6 +36,7 @@ def test_the_drawn_graph_is_that_of_snakemake(tmp_path):
     assert closure(pipeline.edges) == {pair for pair in closure(edges) if "all" not in pair}
     listing = snakemake(project, "--dry-run", "--forceall", *arguments).stdout
     planned = dict(re.findall(r"^(\w+) +(\d+)$", listing, re.MULTILINE))
-    assert {rule: str(count) for rule, count, _ in pipeline.counts} == {
+    assert all(done == jobs for _, done, jobs, _ in pipeline.counts)
+    assert {rule: str(jobs) for rule, _, jobs, _ in pipeline.counts} == {
         rule: count for rule, count in planned.items() if rule not in ("all", "total")
     }

@@ -9,6 +9,7 @@ from urllib.parse import unquote
 
 import pandas as pd
 import pytest
+from further_records import with_further
 from sites import content_of
 from test_report_records import HOSTILE, make_empty, make_records
 
@@ -185,7 +186,7 @@ def test_what_lies_behind_a_cell_reads_as_its_table_does(folder):
 
 
 def test_a_run_names_every_table_that_rests_on_any_of_its_records(folder, tmp_path):
-    content = content_of(make_records(), folder, [])
+    content = content_of(with_further(make_records()), folder, [])
     record = next(row for row in content.provenance if row["source"] == RECORD)
     further = (RECORD.replace("record", "log"), "flow/10M/full/42.parquet")
     provenance = [*content.provenance, *(record | {"source": source} for source in further)]
@@ -197,8 +198,8 @@ def test_a_run_names_every_table_that_rests_on_any_of_its_records(folder, tmp_pa
     assert not used & {"app-linear-long", "app-hybrid"}
 
 
-def test_every_record_leads_to_what_shows_it(folder, records):
-    content = content_of(records, folder, [])
+def test_every_record_leads_to_what_shows_it(folder):
+    content = content_of(with_further(make_records()), folder, [])
     run = next(row for row in content.provenance if row["kind"] == "run")
     log = {**run, "kind": "log", "source": "log.parquet"}
     probes = {**run, "kind": "probes", "source": "probes.parquet"}
@@ -207,6 +208,35 @@ def test_every_record_leads_to_what_shows_it(folder, records):
     page = found["log.parquet"]["page"]
     assert page == found[run["source"]]["page"] and (folder / page).exists()
     assert found["probes.parquet"]["page"] == "runs.html#probes.parquet"
+
+
+def test_a_further_pair_is_one_row(folder):
+    """MHA's final NLL, Relation's and their difference; of a pair that lacks a run, what became."""
+    shown = page_of(folder, "runs.html")
+    rows = {
+        int(seed): re.sub(r"\s*<.*?>\s*", " ", row).split()[-3:]
+        for seed, row in re.findall(r'<tr id="further-10M-(\d+)">(.*?)</tr>', shown, re.DOTALL)
+    }
+    assert rows[46] == ["2.0300", "1.9900", "−0.0400"] and rows[47][-1] == "+0.0200"
+    assert rows[49] == ["run", "5.0000", "—"] and list(rows) == [45, 46, 47, 48, 49, 50]
+    missing = r'<td class="r missing" title="there is no [^"]*">not run</td>'
+    assert len(re.findall(missing, shown)) == 3
+    for run in ("mha/45", "full/49"):
+        source = f"runs/10M/{run}/record.parquet"
+        assert shown.count(f'href="#{source}"') == shown.count(f'id="{source}"') == 1
+    assert "further log" not in shown.lower() and "further probes" not in shown.lower()
+
+
+def test_every_record_of_a_further_run_leads_to_its_first(folder):
+    content = content_of(with_further(make_records()), folder, [])
+    pages = {
+        source: row["page"]
+        for source, row in records_by_source(content, folder).items()
+        if row["kind"].startswith("further")
+    }
+    assert len(pages) == 27
+    for source, page in pages.items():
+        assert page == f"runs.html#{source.rpartition('/')[0]}/record.parquet"
 
 
 def test_a_column_of_two_values_opens_on_both(folder):
@@ -224,7 +254,7 @@ def test_several_notes_of_a_cell_stand_apart(marks, said):
 
 
 def test_the_first_page_names_the_texts(folder, tmp_path):
-    content = content_of(make_records(), folder, [])
+    content = content_of(with_further(make_records()), folder, [])
     assert "Trained on</dt>" not in page_of(folder, "index.html")
     first, *others = content.runs
     runs = [replace(first, texts=(HOSTILE, "ab" * 32)), *others]
@@ -261,7 +291,7 @@ def test_verdicts_and_freshness_show_by_word_and_by_class(folder, tmp_path):
         return [VERDICTS[i % 4] if paper else None for i, paper in enumerate(cells["paper"])]
 
     content = content_of(
-        make_records(comparable=True),
+        with_further(make_records(comparable=True)),
         folder,
         [],
         verdict=judged,
@@ -335,7 +365,7 @@ def test_a_comparison_counts_alike_on_page_and_terminal(folder, tmp_path, monkey
 
 def test_a_campaign_named_paper_is_told_from_the_paper(folder, tmp_path):
     """A header never says the same of the paper's column and of the campaign's."""
-    content = content_of(make_records(), folder, [])
+    content = content_of(with_further(make_records()), folder, [])
     render_site(replace(content, page=content.page | {"campaign": "paper"}), tmp_path)
     for name in ("index.html", "claims.html"):
         for header in re.findall(r"<thead>.*?</thead>", page_of(tmp_path, name), re.S):

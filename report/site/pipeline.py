@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from relation.geometry import PAIRED
-from report.site.runs import Run
+from report.site.runs import Run, further_row
 
 if TYPE_CHECKING:
     from relation.config import Campaign
@@ -26,8 +26,6 @@ COLUMN_GAP, ROW_GAP = 56, 16
 LETTER = 6.0
 # Squares in a row where there may be many.
 SQUARES = 8
-# Where the runs of further pairs are listed, which have no page of their own.
-FURTHER_RUNS = "runs.html#further"
 # Below a box of diagnostics this much stays free, for the line that leads past it.
 LANE = 16
 
@@ -124,13 +122,17 @@ class Placed:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """The placed boxes, the lines between them as SVG paths, the size, and each rule's jobs."""
+    """The placed boxes, the lines between them as SVG paths, and the size.
+
+    ``counts`` has of each rule its name, its jobs that have a record, all its jobs, and what it
+    does; ``edges`` the pairs of rules of which the second needs the first.
+    """
 
     boxes: tuple[Placed, ...]
     lines: tuple[str, ...]
     width: int
     height: int
-    counts: tuple[tuple[str, int, str], ...]
+    counts: tuple[tuple[str, int, int, str], ...]
     edges: frozenset[tuple[str, str]]
 
 
@@ -221,7 +223,7 @@ def _further(runs: Sequence[Run], scale: str, data: Box) -> Box:
     """Pairs beyond the matrix, so many squares in a row that the box is no wider than most."""
     rows = []
     for variant, own in _by_variant(runs, scale).items():
-        jobs = [_trained(run, FURTHER_RUNS) for run in own]
+        jobs = [_trained(run, f"runs.html#{further_row(run)}") for run in own]
         for start in range(0, len(jobs), SQUARES):
             label = "" if start else variant
             rows.append((label, tuple(jobs[start : start + SQUARES])))
@@ -313,7 +315,7 @@ def _placed(
         lines=tuple(lines),
         width=last[0].right + 1,
         height=height + 1,
-        counts=tuple((rule, _count(boxes, rule), does) for rule, does in RULES.items()),
+        counts=tuple((rule, *_count(boxes, rule), does) for rule, does in RULES.items()),
         edges=frozenset(
             (start.box.rule, end.box.rule)
             for end in boxes
@@ -333,9 +335,10 @@ def _stacked(boxes: Sequence[Box], x: int, height: int) -> list[Placed]:
     return placed
 
 
-def _count(boxes: Sequence[Placed], rule: str) -> int:
-    """The jobs of a rule that have a record."""
-    return sum(not job.missing for p in boxes if p.box.rule == rule for job, _, _ in p.jobs)
+def _count(boxes: Sequence[Placed], rule: str) -> tuple[int, int]:
+    """The jobs of a rule that have a record, and all."""
+    missing = [job.missing for p in boxes if p.box.rule == rule for job, _, _ in p.jobs]
+    return missing.count(False), len(missing)
 
 
 def _needs(box: Box, other: Box) -> bool:

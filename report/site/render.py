@@ -17,7 +17,7 @@ from report.site.content import Content
 from report.site.environment import html_environment
 from report.site.evidence import evidence_by_claim
 from report.site.overview import FIGURES, SHARE_CLASSES, gaps, headlines, shares, tally, texts
-from report.site.runs import Run
+from report.site.runs import Run, pairs_by_scale
 from report.templating import TEMPLATES
 from report.typeset import can_typeset
 from report.verdicts import other_device
@@ -125,7 +125,7 @@ def render_site(content: Content, folder: Path) -> None:
         "runs.html",
         "runs.html.j2",
         groups=_groups(content.runs),
-        further=_groups(content.further),
+        further=pairs_by_scale(content.further),
         others=_others(site.records.values()),
     )
     for place, run in enumerate(content.runs):
@@ -157,15 +157,16 @@ def write_assets(folder: Path, environment: jinja2.Environment) -> None:
     (folder / "report.js").write_text(script, encoding="utf-8")
 
 
-# The kinds of records that a run's page shows; runs.html lists the others.
+# The kinds of records that a run's page shows, and those that runs.html shows with further pairs.
 _ON_RUN_PAGES = ("run", "log")
+_OF_FURTHER = ("further run", "further log", "further probes")
 
 
 def _others(records: Iterable[Mapping[str, Any]]) -> list[tuple[str, list[Mapping[str, Any]]]]:
-    """The records that no run's page shows, by kind."""
+    """The records that neither a run's page nor the list of further pairs shows, by kind."""
     found: dict[str, list[Mapping[str, Any]]] = {}
     for row in records:
-        if row["kind"] not in _ON_RUN_PAGES:
+        if row["kind"] not in (*_ON_RUN_PAGES, *_OF_FURTHER):
             found.setdefault(row["kind"], []).append(row)
     return list(found.items())
 
@@ -177,9 +178,15 @@ def records_by_source(content: Content, folder: Path) -> dict[str, dict[str, Any
     site's; the latter is empty where there is no log.
     """
     pages = {(run.scale, run.variant, run.seed): f"{run.page}.html" for run in content.runs}
+    # One job wrote a further run's record, log and probes: the first stands for all.
+    pages |= {
+        (row["scale"], row["variant"], row["seed"]): f"runs.html#{row['source']}"
+        for row in content.provenance
+        if row["kind"] == "further run"
+    }
 
     def page(row: Mapping[str, Any]) -> str:
-        if row["kind"] in _ON_RUN_PAGES:
+        if row["kind"] in (*_ON_RUN_PAGES, *_OF_FURTHER):
             return pages[row["scale"], row["variant"], row["seed"]]
         return f"runs.html#{row['source']}"
 

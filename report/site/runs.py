@@ -86,6 +86,42 @@ class Run:
         return others[0] if self.variant in PAIRED else None
 
 
+@dataclass(frozen=True)
+class Pair:
+    """A pair beyond the matrix, which runs.html shows in one row."""
+
+    mha: Run
+    full: Run
+
+    @property
+    def row(self) -> str:
+        """The id of its row."""
+        return further_row(self.mha)
+
+    @property
+    def difference(self) -> float | None:
+        """The final NLL of Relation less MHA's; None where one of them has no record."""
+        if self.mha.record is None or self.full.record is None:
+            return None
+        return self.full.record["final_nll"] - self.mha.record["final_nll"]
+
+
+def further_row(run: Run) -> str:
+    """The id, in runs.html, of the row of a further run's pair."""
+    return f"further-{run.scale}-{run.seed}"
+
+
+def pairs_by_scale(runs: Iterable[Run]) -> list[list[Pair]]:
+    """The pairs that further runs make up: a list a scale, by seed."""
+    found: dict[tuple[str, int], dict[str, Run]] = {}
+    for run in runs:
+        found.setdefault((run.scale, run.seed), {})[run.variant] = run
+    scales: dict[str, list[Pair]] = {}
+    for (scale, _), pair in found.items():
+        scales.setdefault(scale, []).append(Pair(**pair))
+    return [sorted(pairs, key=lambda pair: pair.mha.seed) for pairs in scales.values()]
+
+
 def read_runs(
     campaign: Campaign, results: Results, missing: Iterable[Mapping[str, Any]]
 ) -> list[Run]:

@@ -41,11 +41,12 @@ for (const button of document.querySelectorAll("button.copy")) {
 // The bar scrolls on a narrow screen: show where the reader is.
 document.querySelector(".bar [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
 
-// A link to a closed record opens it, and the list that it stands in.
+// A link to a closed record opens it, and the list that it or a row stands in.
 function openTarget() {
   const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
-  if (!(target instanceof HTMLDetailsElement)) return;
-  for (let at = target; at; at = at.parentElement.closest("details")) at.open = true;
+  const folded = target?.closest("details");
+  if (!folded) return;
+  for (let at = folded; at; at = at.parentElement.closest("details")) at.open = true;
   target.scrollIntoView();
 }
 addEventListener("hashchange", openTarget);
