@@ -93,7 +93,7 @@ _NEEDS: dict[str, tuple[Callable[[RunSpec], bool], bool, tuple[str, ...]]] = {
     "app-structural-routing": (_paired, True, ()),
     "app-structural-sink-profile": (_paired, True, ()),
     "app-structural-spectrum": (_paired, True, ()),
-    "app-nll": (_paired, False, ()),  # and the further runs, in its second panel
+    "app-nll": (_paired, False, ()),
     "app-token-efficiency": (_paired, False, ()),
     "app-ablation": (_ablation, False, ()),
     "app-hybrid": (lambda run: run.variant == "hybrid", False, ()),
@@ -101,6 +101,8 @@ _NEEDS: dict[str, tuple[Callable[[RunSpec], bool], bool, tuple[str, ...]]] = {
     "app-linear-steady": (_none, False, ("linear-steady",)),
     "app-linear-long": (_none, False, ("linear-long",)),
 }
+# Tables with a panel of the pairs beyond the matrix.
+_WITH_FURTHER = ("app-nll",)
 
 
 def make_plan(campaign: Campaign, results: Results) -> Plan:
@@ -185,7 +187,8 @@ def make_plan(campaign: Campaign, results: Results) -> Plan:
     tables = []
     for label, (wants, with_flow, benchmarks) in _NEEDS.items():
         runs = [run for run in campaign.runs if wants(run)]
-        runs += campaign.further_runs if label == "app-nll" else ()
+        if label in _WITH_FURTHER:
+            runs += campaign.further_runs
         hours = sum(run_hours(run) + with_flow * diagnosis_hours(run) for run in runs)
         hours += sum(benchmark_hours(s) for s in campaign.systems if s.benchmark in benchmarks)
         tables.append(TableCost(label, len(runs), hours, run_gib(runs)))

@@ -8,6 +8,9 @@ import pandas as pd
 from test_report_records import HOSTILE
 
 from relation.records import CampaignRecords
+from report.claims import judge_claims
+from report.claims.evidence import Evidence
+from report.claims.ledger import CLAIMS
 
 # By seed: final NLL of MHA and of Relation, shares of the budget spared by Relation and by MHA
 # against itself. 47 never reaches the target; 49 has no MHA run, 50 no run at all.
@@ -79,3 +82,8 @@ def with_further(
         missing=pd.concat([records.missing, pd.DataFrame(missing)], ignore_index=True),
         provenance=pd.concat([records.provenance, pd.DataFrame(provenance)], ignore_index=True),
     )
+
+
+def evidence(records: CampaignRecords) -> list[Evidence]:
+    """What the first three claims rest on, and what stands beside it."""
+    return [row for claim in judge_claims(records, CLAIMS[:3]) for row in claim.evidence]

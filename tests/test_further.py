@@ -1,4 +1,4 @@
-"""Pairs beyond the matrix: their numbers, and that no verdict and no other page counts them."""
+"""Pairs beyond the matrix: their numbers, and the panel and lines that print them."""
 
 import math
 import statistics
@@ -7,26 +7,17 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import ROOT
-from further_records import PAIRS, PLANNED, with_further
+from further_records import PAIRS, evidence, with_further
 from test_report_records import make_empty, make_records, one
 
-from relation.config import load_config, resolve
 from relation.records import CampaignRecords
 from report.cells import build
-from report.checklist import checklist
-from report.claims import judge_claims
-from report.claims.ledger import CLAIMS
 from report.compute.fit import T_975
 from report.compute.further import further_pairs
 from report.compute.measured import Measured
 from report.document.render import LINES_A_FLOAT, floats
 from report.figures import draw_figures, further
-from report.figures.drawing import NotDrawnError
-from report.numbers import spans
-from report.site.overview import gaps, headlines
-from report.site.pipeline import SQUARES, campaign_pipeline
-from report.site.runs import Run
+from report.site.overview import headlines
 from report.tables import TABLES
 from report.tables.quality import PAIRED_NLL
 from report.view import PrintedPanel, PrintedTable, print_table
@@ -210,72 +201,6 @@ def test_pairs_that_did_not_run_are_counted_as_such(base, tmp_path, monkeypatch)
     assert "has no further pair" in pairs["reason"]
 
 
-def evidence(records: CampaignRecords):
-    return [row for claim in judge_claims(records, CLAIMS[:3]) for row in claim.evidence]
-
-
-@pytest.mark.parametrize("comparable", [True, False])
-def test_no_verdict_counts_them(comparable: bool) -> None:
-    """However far they speak against the claims; nor can a seed of theirs flip a verdict."""
-    plain = make_records(comparable)
-    against = {seed: (1.0, 9.0 + 0.01 * seed, math.nan, 0.5) for seed in PLANNED}
-    told = [
-        [(claim.verdict, claim.reason, claim.flips, claim.not_established) for claim in judged]
-        for judged in (judge_claims(plain), judge_claims(with_further(plain, against)))
-    ]
-    assert told[0] == told[1]
-
-
-def test_they_stand_beside_the_first_three_claims(records) -> None:
-    shown = {
-        claim.claim.number: [row for row in claim.evidence if "further" in row.label]
-        for claim in judge_claims(records)
-    }
-    assert {number for number, rows in shown.items() if rows} == set(CLAIMS_BESIDE)
-    for number, unit in CLAIMS_BESIDE.items():
-        (row,) = shown[number]
-        assert (row.label, row.unit, row.beside) == ("10M, further pairs", unit, True)
-        assert row.direction is None and row.size is None and row.counted == "pairs"
-        assert "4 of 6 pairs beyond the paper's seeds; no verdict counts them" in row.note
-    nll, won, spared = (shown[number][0] for number in CLAIMS_BESIDE)
-    assert (nll.ours, nll.paper) == pytest.approx((-0.01, -0.041168), abs=1e-6)
-    assert nll.low < 0 < nll.high and nll.note.startswith("its 95% interval holds 0")
-    assert (won.ours, won.n, won.paper, won.paper_n) == (3, 4, 3, 3)
-    assert spared.ours == pytest.approx(3.0) and spared.n == 4
-    assert spared.note.startswith("MHA reaches its own final loss 1.5% early")
-    assert "counted as none: seeds 47" in spared.note and "holds 0" not in spared.note
-    assert won.told == "of 4 further pairs at 10M it wins 3"
-    assert spared.told == (
-        "3 of 4 further pairs at 10M reach it; with the others as none, 3.0% fewer tokens, and "
-        "MHA reaches its own final loss 1.5% early"
-    )
-
-
-@pytest.mark.parametrize("shift, where", [(0.0, "lies in it too"), (0.1, "does not lie in it")])
-def test_what_they_tell_stands_beside_the_verdict(records, shift: float, where: str) -> None:
-    """In the record of the claim as on the pages: the mean, its interval and the paper's mean."""
-    moved = {s: (mha, full + shift, *rest) for s, (mha, full, *rest) in PAIRS.items()}
-    first = judge_claims(with_further(make_records(True), moved), CLAIMS[:1])[0]
-    mean, half = shift - 0.01, 3.182446 * statistics.stdev([-0.01, -0.04, 0.02, -0.01]) / 2
-    ends = (f"{end:+.4f}".replace("-", "−") for end in (mean, mean - half, mean + half))
-    ours, low, high = ends
-    assert first.beside == (
-        f"4 further pairs at 10M: {ours}, 95% interval {low} to {high}; the paper’s −0.0412 {where}"
-    )
-    assert judge_claims(make_records(True), CLAIMS[:1])[0].beside == ""
-
-
-@pytest.mark.parametrize("shift, side", [(-0.2, "lies below 0"), (0.1, "lies above 0")])
-def test_an_interval_that_excludes_zero_says_so(shift: float, side: str) -> None:
-    apart = {
-        seed: (mha, mha + shift + 0.001 * seed, spared, own)
-        for seed, (mha, _, spared, own) in PAIRS.items()
-    }
-    beside = [row for row in evidence(with_further(make_records(), apart)) if row.beside]
-    assert beside[0].unit == "nat/token"
-    assert beside[0].note.startswith(f"its 95% interval {side}")
-
-
 def test_a_long_table_puts_them_into_a_float_of_their_own(cells) -> None:
     table = nll_table(cells)
     matrix, beyond = table.panels
@@ -293,54 +218,6 @@ def test_the_first_page_has_a_line_of_them(cells) -> None:
     assert ten.link.startswith("tables/app-nll.html#") and thirty is hundred is None
 
 
-def test_the_figure_shows_every_pair_and_the_mean_of_the_further_ones(records) -> None:
-    (axes,) = further.further_pairs(records).axes
-    matrix, beyond = (line for line in axes.lines if line.get_marker() == "o")
-    assert list(matrix.get_ydata()) == pytest.approx([-0.1, -0.09, -0.08])
-    assert list(beyond.get_ydata()) == pytest.approx([-0.01, -0.04, 0.02, -0.01])
-    assert max(matrix.get_xdata()) + 1 < min(beyond.get_xdata())
-    labels = [label.get_text() for label in axes.get_xticklabels()]
-    assert labels == ["42", "43", "44", "45", "46", "47", "48"]
-    assert axes.get_title() == ("10M: mean −0.0100 [−0.0490, +0.0290], n = 4; the paper’s −0.0412")
-    (band,) = (patch for patch in axes.collections if "Poly" in type(patch).__name__)
-    heights = band.get_paths()[0].vertices[:, 1]
-    assert (heights.min(), heights.max()) == pytest.approx((-0.04897, 0.02897), abs=1e-4)
-    alone = replace(records, runs=records.runs.iloc[:0])
-    (axes,) = further.further_pairs(alone).axes
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["45", "46", "47", "48"]
-    one_pair = with_further(make_records(), {45: PAIRS[45]})
-    assert "[" not in further.further_pairs(one_pair).axes[0].get_title()
-
-
-def test_its_rows_are_the_records_behind_the_figure(records) -> None:
-    sources = further.PAIRS.sources(records)
-    assert len(sources) == 2 * (4 + 3) and not any("/49/" in source for source in sources)
-    looks = further.CURVES.sources(records)
-    assert len(looks) == 2 * 4 and all(source.endswith("/probes.parquet") for source in looks)
-
-
-def test_the_curves_show_each_pair_and_the_mean_with_its_interval(records) -> None:
-    """Differences −0.4, −0.3, −0.2 and −0.1, each plus −0.01, 0, 0.01 and 0.02 by seed."""
-    (axes,) = further.further_curves(records).axes
-    *pairs, mean, _ = axes.lines
-    assert len(pairs) == 4
-    assert list(pairs[0].get_ydata()) == pytest.approx([-0.41, -0.31, -0.21, -0.11])
-    assert list(mean.get_xdata()) == [24_576, 49_152, 73_728, 98_304]
-    assert list(mean.get_ydata()) == pytest.approx([-0.395, -0.295, -0.195, -0.095])
-    (band,) = axes.collections
-    margin = 3.182 * statistics.stdev([-0.01, 0, 0.01, 0.02]) / 2
-    heights = band.get_paths()[0].vertices[:, 1]
-    assert (heights.min(), heights.max()) == pytest.approx((-0.395 - margin, -0.095 + margin))
-    assert axes.get_title() == "10M, n = 4"
-    low, high = axes.get_ylim()
-    assert low < -0.395 - margin and high > 0
-    (alone,) = further.further_curves(with_further(make_records(), {45: PAIRS[45]})).axes
-    assert alone.get_title() == "10M, n = 1" and not alone.collections
-    unlike = replace(records, further_probes=records.further_probes.assign(alike=False))
-    with pytest.raises(NotDrawnError, match="no look at a further pair"):
-        further.further_curves(unlike)
-
-
 def test_cells_carry_the_records_and_nothing_of_the_papers(records, cells) -> None:
     own = cells[cells["column"].str.startswith("further.")]
     assert set(own["table"]) == {"app-nll"} and own["paper"].isna().all()
@@ -348,54 +225,3 @@ def test_cells_carry_the_records_and_nothing_of_the_papers(records, cells) -> No
     delta = one(cells, "app-nll", "10M/further", "further.delta")
     assert (delta["n"], delta["spread"]) == (4, pytest.approx(0.0244949))
     assert set(delta["sources"]) <= set(records.provenance["source"])
-
-
-def test_checklists_count_their_runs_seeds_and_time(records) -> None:
-    timed = replace(
-        records,
-        runs=records.runs.assign(seconds=60.0),
-        further_runs=records.further_runs.assign(seconds=10.0),
-    )
-    rows = {row["item"]: row for row in checklist(timed, [])}
-    runs, beyond = len(records.runs), len(records.further_runs)
-    said = rows["Time to complete"]["answer"]
-    assert said.startswith(f"{runs + beyond} runs trained for ")
-    seeds = "42, 43, 44, of further pairs 45 to 49"
-    assert rows["Experiments"]["answer"] == f"{runs + beyond} runs, seeds {seeds}"
-    assert "runs of further pairs (3)" in rows["Limitations"]["justification"]
-
-
-def test_what_is_missing_names_a_run_once(records) -> None:
-    rows = [{**row, "reason": "there is no file"} for row in records.missing.to_dict("records")]
-    beyond = [row for row in rows if row["kind"] == "further run"]
-    told = gaps([*beyond, *beyond])
-    assert told == [
-        (
-            "Runs of further pairs not run: no record is there",
-            ["10M/mha/49", "10M/mha/50", "10M/full/50"],
-        )
-    ]
-
-
-def test_the_pipeline_draws_them_in_short_rows() -> None:
-    books = resolve(load_config(ROOT / "config.yaml"), campaign="books")
-    beyond = [
-        Run(run.scale, run.variant, run.seed, gap="" if run.seed < 60 else "not run")
-        for run in books.planned_further
-    ]
-    pipeline = campaign_pipeline(books, [], [], beyond)
-    (box,) = (p.box for p in pipeline.boxes if p.box.title == "10M, further pairs")
-    assert box.rule == "train" and max(len(jobs) for _, jobs in box.rows) == SQUARES
-    assert [label for label, _ in box.rows if label] == ["mha", "full"]
-    jobs = [job for _, jobs in box.rows for job in jobs]
-    assert len(jobs) == 56 and sum(job.missing for job in jobs) == 26
-    assert next(row[1:3] for row in pipeline.counts if row[0] == "train") == (30, 56)
-    assert {job.page for job in jobs} == {f"runs.html#further-10M-{s}" for s in range(45, 73)}
-
-
-@pytest.mark.parametrize("numbers, said", [
-    ([], ""), ([42], "42"), ([43, 42], "42, 43"), ([44, 42, 43], "42 to 44"),
-    ([45, 47, 48, 49, 52, 53], "45, 47 to 49, 52, 53"),
-])  # fmt: skip
-def test_seeds_in_a_row_are_told_as_a_span(numbers: list[int], said: str) -> None:
-    assert spans(numbers) == said

@@ -210,35 +210,6 @@ def test_every_record_leads_to_what_shows_it(folder):
     assert found["probes.parquet"]["page"] == "runs.html#probes.parquet"
 
 
-def test_a_further_pair_is_one_row(folder):
-    """MHA's final NLL, Relation's and their difference; of a pair that lacks a run, what became."""
-    shown = page_of(folder, "runs.html")
-    rows = {
-        int(seed): re.sub(r"\s*<.*?>\s*", " ", row).split()[-3:]
-        for seed, row in re.findall(r'<tr id="further-10M-(\d+)">(.*?)</tr>', shown, re.DOTALL)
-    }
-    assert rows[46] == ["2.0300", "1.9900", "−0.0400"] and rows[47][-1] == "+0.0200"
-    assert rows[49] == ["run", "5.0000", "—"] and list(rows) == [45, 46, 47, 48, 49, 50]
-    missing = r'<td class="r missing" title="there is no [^"]*">not run</td>'
-    assert len(re.findall(missing, shown)) == 3
-    for run in ("mha/45", "full/49"):
-        source = f"runs/10M/{run}/record.parquet"
-        assert shown.count(f'href="#{source}"') == shown.count(f'id="{source}"') == 1
-    assert "further log" not in shown.lower() and "further probes" not in shown.lower()
-
-
-def test_every_record_of_a_further_run_leads_to_its_first(folder):
-    content = content_of(with_further(make_records()), folder, [])
-    pages = {
-        source: row["page"]
-        for source, row in records_by_source(content, folder).items()
-        if row["kind"].startswith("further")
-    }
-    assert len(pages) == 27
-    for source, page in pages.items():
-        assert page == f"runs.html#{source.rpartition('/')[0]}/record.parquet"
-
-
 def test_a_column_of_two_values_opens_on_both(folder):
     cells = behind(folder, "app-structural-routing")["cells"]
     names = [value["name"] for value in cells["10M/beyond_128.mha+beyond_128.full"]["values"]]
