@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from relation.geometry import PAIRED
-from report.site.runs import Run, further_row
+from report.site.runs import Run, pair_anchor
 
 if TYPE_CHECKING:
     from relation.config import Campaign
@@ -223,7 +223,7 @@ def _further(runs: Sequence[Run], scale: str, data: Box) -> Box:
     """Pairs beyond the matrix, so many squares in a row that the box is no wider than most."""
     rows = []
     for variant, own in _by_variant(runs, scale).items():
-        jobs = [_trained(run, f"runs.html#{further_row(run)}") for run in own]
+        jobs = [_trained(run, f"runs.html#{pair_anchor(run)}") for run in own]
         for start in range(0, len(jobs), SQUARES):
             label = "" if start else variant
             rows.append((label, tuple(jobs[start : start + SQUARES])))

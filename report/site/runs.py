@@ -96,7 +96,7 @@ class Pair:
     @property
     def row(self) -> str:
         """The id of its row."""
-        return further_row(self.mha)
+        return pair_anchor(self.mha)
 
     @property
     def difference(self) -> float | None:
@@ -106,7 +106,7 @@ class Pair:
         return self.full.record["final_nll"] - self.mha.record["final_nll"]
 
 
-def further_row(run: Run) -> str:
+def pair_anchor(run: Run) -> str:
     """The id, in runs.html, of the row of a further run's pair."""
     return f"further-{run.scale}-{run.seed}"
 
