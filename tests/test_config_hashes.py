@@ -1,13 +1,11 @@
 """What identifies a result, and the paper's campaign as it resolves."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 from test_config import SCALE, SMOKE, STORIES, campaign, changed, config
 
 from relation.config import resolve
-from relation.data.sources import corpus_fingerprint
 from relation.geometry import PAIRED, VARIANTS
 from relation.spec import RunSpec
 
@@ -56,16 +54,6 @@ def test_where_a_corpus_lies_changes_neither_identity_nor_job() -> None:
         assert data.config_hash == other.data[name].config_hash
         assert data.job_hash == other.data[name].job_hash
     assert one.runs == other.runs
-
-
-def test_what_lies_in_a_corpus_changes_its_fingerprint(tmp_path: Path) -> None:
-    prints = []
-    for name, text in (("a", "one"), ("b", "one"), ("c", "two")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "text.txt").write_text(text, encoding="utf-8")
-        prints.append(corpus_fingerprint(str(tmp_path / name)))
-    assert prints[0] == prints[1] != prints[2]
-    assert corpus_fingerprint(str(tmp_path / "missing")) is corpus_fingerprint(None) is None
 
 
 @pytest.mark.parametrize(

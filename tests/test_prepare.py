@@ -11,7 +11,8 @@ from test_data import DOCUMENTS, FILES, as_jsonl, as_txt, hub, hub_folder
 from relation.data import encode
 from relation.data import prepare as preparation
 from relation.data.prepare import prepare, unigram_entropy
-from relation.data.sources import END_OF_TEXT, open_streams
+from relation.data.sources import open_streams
+from relation.data.splits import END_OF_TEXT
 from relation.data.tokenizer import load_tokenizer
 from relation.data.tokens import open_tokens
 from relation.errors import InputError
@@ -90,6 +91,12 @@ def read_by(
             )
         action()
     return limit - left[0]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fingerprints stay out of the user's cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 @pytest.fixture(scope="module", params=["files", "hub"])
