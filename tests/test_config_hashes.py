@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from test_config import SCALE, SMOKE, STORIES, campaign, changed, config
+from test_config import LOCAL, SCALE, SMOKE, STORIES, campaign, changed, config
 
 from relation.config import resolve
 from relation.geometry import PAIRED, VARIANTS
@@ -148,6 +148,14 @@ def test_another_way_of_execution_makes_the_job_stale(place: str, value: Any) ->
 )
 def test_whatever_changes_the_result_changes_the_hash(changes: dict) -> None:
     assert run_of(changed(*changes.items())).config_hash != run_of(config()).config_hash
+
+
+def test_short_documents_are_another_corpus() -> None:
+    hashes = {
+        run_of(changed((f"{STORIES}.source", LOCAL | cut))).config_hash
+        for cut in ({}, {"document_characters": 700}, {"document_characters": 701})
+    }
+    assert len(hashes) == 3
 
 
 def test_every_run_of_every_campaign_has_a_hash_of_its_own() -> None:

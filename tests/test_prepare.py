@@ -99,7 +99,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-@pytest.fixture(scope="module", params=["files", "hub"])
+@pytest.fixture(scope="module", params=["files", "pieces", "hub"])
 def long_corpus(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> DataSpec:
@@ -107,7 +107,10 @@ def long_corpus(
     if request.param == "hub":
         return data_spec(hub(hub_folder(folder, MANY[:TRAIN], MANY[TRAIN:])))
     as_jsonl(folder / "a.jsonl", MANY)
-    return data_spec({**FILES, "validation_modulus": 50}, folder, train_tokens=60_001)
+    source = {**FILES, "validation_modulus": 50}
+    if request.param == "pieces":
+        source["document_characters"] = 14
+    return data_spec(source, folder, train_tokens=60_001)
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from relation.code import code_hash
+from relation.data.pieces import shuffled_pieces
 from relation.data.splits import SPLITS
 from relation.data.texts import SUFFIXES, read_texts, unreadable
 from relation.errors import InputError, RunError
@@ -149,6 +150,9 @@ def _files(source: dict, split: str, path: str | None) -> list[Stream]:
         texts = (text for file in chosen for text in read_texts(file))
         if by_hash:
             texts = _split_by_hash(texts, split, source["validation_modulus"])
+        # After the split, so that all pieces of a document are in one split.
+        if "document_characters" in source:
+            texts = shuffled_pieces(texts, source["document_characters"])
         return islice(texts, start, None)
 
     return [CountedStream(documents)]
