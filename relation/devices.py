@@ -1,4 +1,4 @@
-"""Claiming devices: one process a GPU, whoever started it."""
+"""Claiming devices: one process a GPU, or a few that agree to share it, whoever started them."""
 
 import os
 import platform
@@ -16,6 +16,8 @@ from filelock import FileLock, Timeout
 from relation.errors import InputError
 
 _SECONDS_BETWEEN_LOOKS = 0.5
+# A GPU is claimed in quarters; most jobs take all four.
+_QUARTERS = 4
 
 
 def describe(device: torch.device) -> str:
@@ -62,9 +64,10 @@ def _lock(name: str) -> FileLock:
     return FileLock(Path(tempfile.gettempdir()) / f"relation-gpu-{name}.lock", mode=0o666)
 
 
-def _lock_of(index: int) -> FileLock:
+def _locks_of(index: int) -> list[FileLock]:
     # The identifier, not the index, so that CUDA_VISIBLE_DEVICES cannot make two jobs share one.
-    return _lock(str(torch.cuda.get_device_properties(index).uuid))
+    uuid = torch.cuda.get_device_properties(index).uuid
+    return [_lock(f"{uuid}-{quarter}") for quarter in range(_QUARTERS)]
 
 
 def _acquired(lock: FileLock) -> bool:
@@ -75,56 +78,76 @@ def _acquired(lock: FileLock) -> bool:
     return True
 
 
-def _acquired_together(locks: list[FileLock], count: int) -> list[int] | None:
-    """Take the first `count` free locks and return their indices, or take none."""
+def _quarters(locks: list[FileLock], wanted: int) -> list[FileLock]:
+    """Take `wanted` of a GPU's locks, or none where fewer are free."""
+    taken: list[FileLock] = []
+    for lock in locks:
+        if len(taken) < wanted and _acquired(lock):
+            taken.append(lock)
+    if len(taken) < wanted:
+        _release(taken)
+        return []
+    return taken
+
+
+def _release(locks: list[FileLock]) -> None:
+    for lock in locks:
+        lock.release()
+
+
+def _acquired_together(
+    locks: list[list[FileLock]], count: int, quarters: int
+) -> dict[int, list[FileLock]] | None:
+    """Take so many quarters of each of `count` GPUs, by their indices, or take none."""
     # One claim at a time looks: two that each held half of what they need would wait for ever.
     with _lock("claim"):
-        taken: list[int] = []
-        for index, lock in enumerate(locks):
-            if len(taken) < count and _acquired(lock):
-                taken.append(index)
+        taken: dict[int, list[FileLock]] = {}
+        for index, own in enumerate(locks):
+            if len(taken) < count and (found := _quarters(own, quarters)):
+                taken[index] = found
         if len(taken) == count:
             return taken
-        for index in taken:
-            locks[index].release()
+        for found in taken.values():
+            _release(found)
         return None
 
 
 @contextmanager
-def claim_gpus(count: int) -> Iterator[list[int]]:
-    """Yield the indices of `count` GPUs, held alone while the context lasts.
+def claim_gpus(count: int, sharing: int = 1) -> Iterator[list[int]]:
+    """Yield the indices of `count` GPUs, held while the context lasts.
 
-    Takes the first free ones, all at once, and waits where too few are: two Snakemake processes
-    share no resource limits. Raises InputError where there are not so many.
+    sharing: among how many such claims a GPU may be shared, 1, 2 or 4. Takes the first free ones,
+    all at once, and waits where too few are: two Snakemake processes share no resource limits.
+    Raises InputError where there are not so many.
     """
     if not torch.cuda.is_available():
         raise InputError("this campaign runs on a CUDA GPU and PyTorch sees none here")
     if gpu_count() < count:
         raise InputError(f"{count} processes need {count} GPUs and PyTorch sees {gpu_count()} here")
-    locks = [_lock_of(index) for index in range(gpu_count())]
-    taken = _acquired_together(locks, count)
+    locks, quarters = [_locks_of(index) for index in range(gpu_count())], _QUARTERS // sharing
+    taken = _acquired_together(locks, count, quarters)
     if taken is None:
         wanted = "one" if count == 1 else str(count)
         print(f"too few GPUs are free; waiting for {wanted}", file=sys.stderr, flush=True)
     while taken is None:
         time.sleep(_SECONDS_BETWEEN_LOOKS)
-        taken = _acquired_together(locks, count)
+        taken = _acquired_together(locks, count, quarters)
     try:
-        yield taken
+        yield list(taken)
     finally:
-        for index in taken:
-            locks[index].release()
+        for found in taken.values():
+            _release(found)
 
 
 @contextmanager
-def claim(kind: str) -> Iterator[torch.device]:
-    """Yield a device of `kind` ("cpu" or "cuda"), held alone while the context lasts if a GPU.
+def claim(kind: str, sharing: int = 1) -> Iterator[torch.device]:
+    """Yield a device of `kind` ("cpu" or "cuda"), held while the context lasts if a GPU.
 
-    Raises InputError where there is no GPU.
+    sharing: as in claim_gpus. Raises InputError where there is no GPU.
     """
     if kind == "cpu":
         yield torch.device("cpu")
         return
-    with claim_gpus(1) as (index,):
+    with claim_gpus(1, sharing) as (index,):
         torch.cuda.set_device(index)
         yield torch.device("cuda", index)

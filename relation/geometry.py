@@ -47,6 +47,9 @@ class ModelConfig:
     """A decoder-only model (Section 6, Appendix B.1).
 
     `layout` has one letter a layer: A for MHA, F for Full Relation, L for Linear Relation.
+    Initial weights are normal with standard deviation `init_std`. With `linear_init` "torch" the
+    projections start as `nn.Linear` does, uniform within 1/sqrt(fan_in); `embedding_std` gives the
+    embedding its own deviation; `embedding_multiplier` scales what the first block reads.
     Raises InputError where no such model exists.
     """
 
@@ -68,7 +71,10 @@ class ModelConfig:
     retention_a_range: tuple[float, float] = (1.0, 16.0)
     retention_dt_range: tuple[float, float] = (1e-3, 1e-1)
     init_std: float = 0.02
-    scale_residual_init: bool = True
+    scale_residual_init: bool = False
+    linear_init: str | None = None
+    embedding_std: float | None = None
+    embedding_multiplier: float | None = None
 
     def __post_init__(self):
         for name in ("vocab_size", "d_model", "heads", "d_ff"):
@@ -93,10 +99,12 @@ class ModelConfig:
         for name, choices in (
             ("givens_first_pairing", ("A", "B")),
             ("retention_input", ("normalised", "residual")),
+            ("linear_init", (None, "torch")),
         ):
             if getattr(self, name) not in choices:
                 raise InputError(
-                    f"{name} is {getattr(self, name)!r}; choose one of: {', '.join(choices)}"
+                    f"{name} is {getattr(self, name)!r}; choose one of: "
+                    f"{', '.join(map(str, choices))}"
                 )
 
     @classmethod
@@ -141,8 +149,12 @@ class ModelConfig:
 
 
 def model_values(config: ModelConfig) -> dict:
-    """A model's fields as JSON holds them."""
-    return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(config).items()}
+    """A model's fields as JSON holds them.
+
+    Options that are off (None) are left out, so that a new option changes no older model's hash.
+    """
+    values = {k: v for k, v in asdict(config).items() if v is not None}
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
 
 
 def model_config(values: Mapping) -> ModelConfig:

@@ -15,7 +15,7 @@ from relation.config import Campaign, resolve
 from relation.data.sources import corpus_fingerprint
 from relation.errors import InputError
 from relation.files import beside, sha256_of
-from relation.parquet import read_origin
+from relation.parquet import read_origin, read_parquet
 from relation.spec import DataSpec, RunSpec, Spec, SystemsSpec
 
 CHECKSUMS = "SHA256SUMS"
@@ -23,17 +23,25 @@ MODELS_FILE, VERIFICATION_FILE = Path("models.parquet"), Path("verification.parq
 # Words beside a campaign's records, shown with what is missing of them.
 OMISSIONS = "omissions.txt"
 RUN_FILES = ("record.parquet", "log.parquet", "probes.parquet")
+# The runs of readings, a folder each, and what is gathered of them: a file a kind.
+READINGS, READING_KINDS = Path("readings"), ("runs", "losses", "probes", "diagnoses")
 # Snakemake makes the one when every record is there; a report with gaps must not pass for it.
 REPORT, SO_FAR = "report", "so-far"
 
 
 def run_path(run: RunSpec) -> Path:
-    """The folder of a run below its campaign's: runs/<scale>/<variant>/<seed>."""
-    return Path("runs", run.scale, run.variant, str(run.seed))
+    """The folder of a run below its campaign's: runs/<scale>/<variant>/<seed>.
+
+    Of a reading's run: readings/<reading>/<variant>/<seed>.
+    """
+    place = READINGS / run.reading if run.reading else Path("runs", run.scale)
+    return place / run.variant / str(run.seed)
 
 
 def diagnostics_path(run: RunSpec) -> Path:
     """The diagnostics of a run's checkpoint, below the campaign's folder."""
+    if run.reading:
+        return run_path(run) / "diagnostics.parquet"
     return Path("diagnostics", run.scale, run.variant, f"{run.seed}.parquet")
 
 
@@ -62,7 +70,8 @@ class Results:
     """The files of one campaign below `root`, the folder results/.
 
     `shipped_only`: those that were published, read and rendered where they lie, and no others;
-    `published`: whether shipped records count as done; `report_name`: the report's folder.
+    `published`: whether shipped records count as done; `report_name`: the report's folder;
+    `shown_readings`: of another campaign, whose readings the report shows.
     """
 
     campaign: Campaign
@@ -70,6 +79,7 @@ class Results:
     shipped_only: bool = False
     published: bool = True
     report_name: str = REPORT
+    shown_readings: "Results | None" = None
 
     @property
     def folder(self) -> Path:
@@ -143,12 +153,17 @@ class Results:
         paths = [self.published_folder / relative for relative in relatives]
         if not all(path.exists() for path in paths):
             return False
-        for path, relative in zip(paths, relatives, strict=True):
-            if self._checksums.get(relative.as_posix()) != sha256_of(path):
-                raise InputError(
-                    f"{path} is not the file that {CHECKSUMS} lists; restore it or publish again"
-                )
+        for relative in relatives:
+            self._check_listed(relative)
         return _made_by(spec, paths)
+
+    def _check_listed(self, relative: Path) -> None:
+        """Raise InputError unless a published file is the one that the checksums list."""
+        path = self.published_folder / relative
+        if not path.is_file() or self._checksums.get(relative.as_posix()) != sha256_of(path):
+            raise InputError(
+                f"{path} is not the file that {CHECKSUMS} lists; restore it or publish again"
+            )
 
     def _own(self, spec: Spec, *relatives: Path, texts: str | None) -> bool:
         """Whether files of the campaign's own come before the shipped ones.
@@ -175,12 +190,8 @@ class Results:
                 f"{folder} holds no {CHECKSUMS}; `python -m relation publish --campaign "
                 f"{self.campaign.name}` ships records"
             )
-        for name, digest in self._checksums.items():
-            path = folder / name
-            if not path.is_file() or sha256_of(path) != digest:
-                raise InputError(
-                    f"{path} is not the file that {CHECKSUMS} lists; restore it or publish again"
-                )
+        for name in self._checksums:
+            self._check_listed(Path(name))
 
     def shipped_files(self) -> list[Path]:
         """Every published file, in the order of the checksums."""
@@ -225,6 +236,65 @@ class Results:
         base = self.published_folder if self._published(spec, relative) else self.folder
         return base / relative
 
+    @property
+    def of_readings(self) -> "Results | None":
+        """Whose readings the report shows: the campaign's own, another's, or none."""
+        if self.campaign.readings:
+            return self
+        shown = self.shown_readings
+        return None if shown is None else replace(shown, shipped_only=self.shipped_only)
+
+    def shipped_readings(self) -> dict[str, Path]:
+        """The shipped files of the readings by kind, whole and unchanged; empty without them."""
+        if not (self.shipped_only or self.published):
+            return {}
+        files = {kind: READINGS / f"{kind}.parquet" for kind in READING_KINDS}
+        if not all((self.published_folder / file).exists() for file in files.values()):
+            return {}
+        for file in files.values():
+            self._check_listed(file)
+        return {kind: self.published_folder / file for kind, file in files.items()}
+
+    @cached_property
+    def shipped_reading_runs(self) -> frozenset[str]:
+        """The readings' runs for which a shipped row of this configuration, and text, stands."""
+        path = self.shipped_readings().get("runs")
+        if path is None:
+            return frozenset()
+        rows = read_parquet(path).select(
+            ["reading", "variant", "seed", "config_hash", "corpus_sha256"]
+        )
+        made = {f"{row['reading']}/{row['variant']}/{row['seed']}": row for row in rows.to_pylist()}
+        return frozenset(
+            run.name
+            for reading in self.campaign.readings
+            for run in reading.runs
+            if run.name in made
+            and made[run.name]["config_hash"] == run.config_hash
+            and corpus_fingerprint(self.campaign.data[run.data].path)
+            in (None, made[run.name]["corpus_sha256"])
+        )
+
+    def own_reading_runs(self) -> list[RunSpec]:
+        """The readings' runs whose own records count: not shipped, or made here all the same."""
+        if self.shipped_only:
+            return []
+        return [
+            run
+            for run in self.campaign.reading_runs
+            if run.name not in self.shipped_reading_runs
+            or (self.own_folder / run_path(run) / "record.parquet").exists()
+        ]
+
+    def reading_files(self) -> dict[str, Path]:
+        """The gathered records of the readings by kind: shipped ones where none is made here."""
+        if not self.campaign.readings:
+            return {}
+        shipped = self.shipped_readings()
+        if shipped and not self.own_reading_runs():
+            return shipped
+        return {kind: self.folder / READINGS / f"{kind}.parquet" for kind in READING_KINDS}
+
     def record_files(self) -> list[Path]:
         """Every Parquet that the report reads, in a fixed order."""
         files = [self.models]
@@ -236,6 +306,11 @@ class Results:
                 files += with_pictures(diagnostics)
         files += [self.systems(spec) for spec in self.campaign.systems]
         files.append(self.verification)
+        if self.campaign.reading_runs:
+            files += self.reading_files().values()
+        elif self.of_readings is not None:
+            shown = self.of_readings.reading_files().values()
+            files += [path for path in shown if path.exists()]
         return files
 
 
@@ -248,4 +323,9 @@ def chosen_results(config: Mapping, **overrides: Any) -> Results:
     campaign = resolve(config, **overrides)
     settings = dict(campaign.settings)
     published = settings.pop("published", True) in (True, "true")
-    return Results(replace(campaign, settings=settings), published=published)
+    shown = None
+    if campaign.readings_from is not None:
+        whole = dict.fromkeys(("scales", "seeds", "variants", "readings"))
+        readings = resolve({**config, **whole, "campaign": campaign.readings_from})
+        shown = Results(readings, published=published)
+    return Results(replace(campaign, settings=settings), published=published, shown_readings=shown)

@@ -82,6 +82,47 @@ PROBES = schema(
     ),
 )
 
+_READING_KEY = (
+    Column("reading", _TEXT, description="residual scale and choice, as unscaled-sd-0.02"),
+    Column("variant", _TEXT, description="model family"),
+    Column("seed", _INT),
+)
+
+READING_RUNS = schema(
+    Column("reading", _TEXT, description="residual scale and choice, as unscaled-sd-0.02"),
+    *(Column(f.name, f.type, f.metadata[b"unit"].decode()) for f in RUN),
+    Column("backend", _TEXT, description="of the run's operator"),
+    Column("config_hash", _TEXT),
+    Column("code_hash", _TEXT),
+    Column("golden_hash", _TEXT),
+    Column("corpus_sha256", _TEXT, description="of the texts; null for generated ones"),
+    Column("commit", _TEXT),
+    Column("torch", _TEXT, description="version"),
+    Column("device", _TEXT),
+    Column("created", _TEXT, description="time, ISO 8601, UTC"),
+)
+
+READING_LOSSES = schema(
+    *_READING_KEY,
+    Column("tokens", _INT, "tokens", "consumed so far"),
+    Column("update_tokens", _INT, "tokens", "of this update"),
+    Column("loss", pa.float32(), "nat/token", "mean over the update's tokens, before it"),
+)
+
+READING_PROBES = schema(
+    *_READING_KEY,
+    *(Column(f.name, f.type, f.metadata[b"unit"].decode()) for f in list(PROBES)[3:]),
+)
+
+READING_DIAGNOSES = schema(
+    *_READING_KEY,
+    Column("layer", _INT, description="from 0"),
+    Column("head", _INT, description="from 0"),
+    Column("metric", _TEXT, description="as in FLOW"),
+    Column("count", _INT, description="rows of the flow, or matrices, that the value averages"),
+    Column("value", pa.float32(), description="mean over the sequences, by count"),
+)
+
 _DIAGNOSED_KEY = (
     Column("scale", _TEXT, description="10M, 30M or 100M; null for a checkpoint of no campaign"),
     Column("variant", _TEXT, description="model family; null as the scale is"),

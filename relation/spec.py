@@ -23,10 +23,16 @@ class Spec:
 
     not_identity: tuple[str, ...] = ()
     not_job: tuple[str, ...] = ()
+    # Options that are None when off, and then in no hash: adding one makes no older record stale.
+    options: tuple[str, ...] = ()
+
+    def _without(self, left_out: tuple[str, ...]) -> dict:
+        off = [name for name in self.options if getattr(self, name) is None]
+        return {k: v for k, v in asdict(self).items() if k not in (*left_out, *off)}
 
     def identity(self) -> dict:
         """The fields that determine the result."""
-        return {k: v for k, v in asdict(self).items() if k not in self.not_identity}
+        return self._without(self.not_identity)
 
     @property
     def config_hash(self) -> str:
@@ -35,7 +41,7 @@ class Spec:
     @property
     def job_hash(self) -> str:
         """What makes a job stale: the identity and the way of execution, such as the backend."""
-        return canonical_hash({k: v for k, v in asdict(self).items() if k not in self.not_job})
+        return canonical_hash(self._without(self.not_job))
 
 
 @dataclass(frozen=True)
@@ -68,7 +74,12 @@ class DataSpec(Spec):
 
 @dataclass(frozen=True)
 class RunSpec(Spec):
-    """One training run."""
+    """One training run.
+
+    decay_vectors: whether norms, scalars and angles decay too; init_key: what initial weights are
+    keyed by beside the seed, where a pair does not share them; reading: the reading of the paper
+    that it is trained for, empty in the matrix.
+    """
 
     campaign: str
     scale: str
@@ -98,13 +109,18 @@ class RunSpec(Spec):
     checkpoint_seconds: float
     checkpoint_tokens: int | None
     deterministic: bool
+    decay_vectors: bool | None = None
+    init_key: str | None = None
+    reading: str = ""
 
-    not_job = ("campaign", "data", "checkpoint_seconds", "checkpoint_tokens")
+    not_job = ("campaign", "data", "checkpoint_seconds", "checkpoint_tokens", "reading")
     not_identity = (*not_job, "device", "compile", "backends", "deterministic")
+    options = ("decay_vectors", "init_key")
 
     @property
     def name(self) -> str:
-        return f"{self.scale}/{self.variant}/{self.seed}"
+        """Its address: scale, or reading, then variant and seed."""
+        return f"{self.reading or self.scale}/{self.variant}/{self.seed}"
 
     def model_config(self) -> ModelConfig:
         """The model as the typed configuration that builds it."""

@@ -124,7 +124,7 @@ def test_another_way_of_execution_makes_the_job_stale(place: str, value: Any) ->
         {"assumptions.last_update": "drop"},
         {"assumptions.norm_eps": 1e-5},
         {"assumptions.plateau_fraction": 0.9},
-        {"assumptions.scale_residual_init": False},
+        {"assumptions.scale_residual_init": True},
         {f"{SMOKE}.assumptions.init_std": 0.03},
         {"training.betas": [0.9, 0.99]},
         {"training.gradient_clip": 0.5},

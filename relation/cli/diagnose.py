@@ -13,6 +13,7 @@ from relation.cli.options import (
     chosen_run,
     count,
     set_threads,
+    sharing_of,
 )
 from relation.cli.tables import print_table
 from relation.errors import InputError
@@ -98,7 +99,7 @@ def _diagnose_run(options: argparse.Namespace) -> list[dict]:
     checkpoint = results.folder / run_path(run) / "model.safetensors"
     data = results.data(campaign.data[run.data])
     output = results.folder / diagnostics_path(run)
-    diagnose(spec, run, checkpoint, data, output)
+    diagnose(spec, run, checkpoint, data, output, sharing_of(campaign, run))
     return read_parquet(output).to_pylist()
 
 

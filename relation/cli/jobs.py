@@ -23,10 +23,18 @@ from relation.cli.options import (
     chosen_run,
     count,
     set_threads,
+    sharing_of,
 )
 from relation.config import Campaign, load_config
 from relation.errors import InputError
-from relation.results import VERIFICATION_FILE, Results, chosen_results, run_path, systems_path
+from relation.results import (
+    READINGS,
+    VERIFICATION_FILE,
+    Results,
+    chosen_results,
+    run_path,
+    systems_path,
+)
 from relation.spec import canonical_hash
 
 if TYPE_CHECKING:
@@ -70,6 +78,7 @@ def add_commands(commands) -> None:
         )
     job("render", _render, "cells, figures and report of what is there, with the gaps named")
     job("publish", _publish, "copy complete records to results/published")
+    job("collect", _collect, "gather the records of the readings, a file a kind")
 
 
 def _campaign(options: argparse.Namespace) -> tuple[Campaign, Results]:
@@ -139,7 +148,8 @@ def _train(options: argparse.Namespace) -> None:
         FlowProbe(sampling, looks["probes"], data, spec.model_config().vocab_size),
         ValidationProbe(looks["validations"], looks["validation_tokens"], data, spec),
     )
-    train(spec, data, results.folder / run_path(spec), results.folder / "resume", events, probes)
+    output, resume = results.folder / run_path(spec), results.folder / "resume"
+    train(spec, data, output, resume, events, probes, sharing_of(campaign, spec))
 
 
 def _measure(options: argparse.Namespace) -> None:
@@ -246,6 +256,14 @@ def _document(options: argparse.Namespace) -> None:
 
     _, results = _campaign(options)
     print(write_document(replace(results, shipped_only=options.shipped).report))
+
+
+def _collect(options: argparse.Namespace) -> None:
+    from relation.records.multiverse import collect
+
+    _, results = _campaign(options)
+    for path in collect(results, results.folder / READINGS):
+        print(path)
 
 
 def _publish(options: argparse.Namespace) -> None:

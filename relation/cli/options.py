@@ -9,7 +9,7 @@ from relation.results import Results, chosen_results
 from relation.spec import RunSpec
 
 DEFAULT_CONFIG = Path("config.yaml")
-CHOICES = ("campaign", "scales", "seeds", "variants", "corpus", "published")
+CHOICES = ("campaign", "scales", "seeds", "variants", "readings", "corpus", "published")
 
 
 def add_campaign_options(parser: argparse.ArgumentParser, default: str | None = None) -> None:
@@ -20,6 +20,7 @@ def add_campaign_options(parser: argparse.ArgumentParser, default: str | None = 
     parser.add_argument("--scales", help="comma-separated choice of scales")
     parser.add_argument("--seeds", help="comma-separated choice of seeds")
     parser.add_argument("--variants", help="comma-separated choice of variants")
+    parser.add_argument("--readings", help="comma-separated choice of readings, where it has some")
     parser.add_argument("--corpus", help="file or folder of texts, for campaigns that read them")
     parser.add_argument(
         "--published", choices=("true", "false"), help="whether shipped records count as done"
@@ -60,11 +61,19 @@ def chosen_campaign(options: argparse.Namespace) -> Campaign:
 
 
 def chosen_run(target: str, campaign: Campaign) -> RunSpec:
-    """The run SCALE/VARIANT/SEED of a campaign. Raises InputError where there is none."""
+    """The run SCALE/VARIANT/SEED of a campaign; of a reading's run, its name stands for SCALE.
+
+    Raises InputError where there is none.
+    """
     parts = target.split("/")
     if len(parts) != 3 or not parts[2].isdecimal():
         raise InputError(f"{target!r} is no run; give SCALE/VARIANT/SEED, as 10M/full/42")
     return campaign.run(parts[0], parts[1], int(parts[2]))
+
+
+def sharing_of(campaign: Campaign, run: RunSpec) -> int:
+    """How many such runs may share a GPU: the matrix's, whose times are results, none."""
+    return campaign.runs_per_gpu if run.reading else 1
 
 
 def check_expected(expected: str | None, found: str, what: str) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from relation.config.load import schema, validate
 from relation.config.matrix import assumptions_of, data_name, data_specs, model_of, run_spec
+from relation.config.multiverse import Reading, reading_scales, readings_of
 from relation.config.readings import settled_readings
 from relation.config.systems import systems_specs, verification_spec
 from relation.errors import InputError
@@ -20,7 +21,7 @@ from relation.spec import (
     canonical_hash,
 )
 
-_RESTRICTIONS = ("scales", "seeds", "variants")
+_RESTRICTIONS = ("scales", "seeds", "variants", "readings")
 
 
 @dataclass(frozen=True)
@@ -38,9 +39,11 @@ class Campaign:
     """One campaign, restricted as asked.
 
     `planned_runs` is the whole matrix, `runs` what is to be done of it and `omitted` what is not;
-    `planned_further` and `further_runs` are the same of the pairs beyond the matrix; `settings` is
-    the configuration of this campaign alone, from which it can be resolved again; `tensorboard`,
-    which changes no result, stands beside it.
+    `planned_further` and `further_runs` are the same of the pairs beyond the matrix, `readings` and
+    `reading_runs` of the readings of the paper, each run once; `readings_from` names another
+    campaign, whose readings the report shows; `settings` is the configuration of this campaign
+    alone, from which it can be resolved again; `tensorboard`, which changes no result, stands
+    beside it.
     """
 
     name: str
@@ -64,6 +67,10 @@ class Campaign:
     efficiency_window: float
     assumptions: tuple[dict, ...]
     expected_tokens_per_second: dict[str, float]
+    readings: tuple[Reading, ...] = ()
+    reading_runs: tuple[RunSpec, ...] = ()
+    readings_from: str | None = None
+    runs_per_gpu: int = 1
     corpus: str | None = None
     restrictions: dict = field(default_factory=dict)
     settings: dict = field(default_factory=dict)
@@ -93,9 +100,13 @@ class Campaign:
         return canonical_hash([[getattr(run, name) for name in fields] for run in models])
 
     def run(self, scale: str, variant: str, seed: int) -> RunSpec:
-        """One run, planned or further. Raises InputError where the campaign has no such run."""
-        for spec in (*self.planned_runs, *self.planned_further):
-            if (spec.scale, spec.variant, spec.seed) == (scale, variant, seed):
+        """One run, planned, further or, by the reading's name for a scale, of a reading.
+
+        Raises InputError where the campaign has no such run.
+        """
+        of_readings = (run for reading in self.readings for run in reading.runs)
+        for spec in (*self.planned_runs, *self.planned_further, *of_readings):
+            if (spec.reading or spec.scale, spec.variant, spec.seed) == (scale, variant, seed):
                 return spec
         raise InputError(
             f"campaign {self.name} has no run {scale}/{variant}/{seed}; "
@@ -144,6 +155,18 @@ def _further_seeds(campaign: Mapping, name: str) -> dict[str, list[int]]:
     return further
 
 
+def _with_readings(config: Mapping, name: str) -> tuple[str, ...]:
+    """A campaign and the one whose readings its report shows, if another."""
+    shown = config["campaigns"][name].get("readings_from")
+    if shown is None:
+        return (name,)
+    if not (config["campaigns"].get(shown) or {}).get("readings"):
+        raise InputError(
+            f"config: campaigns.{name}.readings_from is {shown!r}, no campaign with readings"
+        )
+    return (name, shown)
+
+
 def _chosen(config: Mapping, key: str, available: Iterable, campaign: str) -> tuple:
     """The restriction `key` as a tuple, or everything available."""
     available = tuple(available)
@@ -189,11 +212,21 @@ def resolve(config: Mapping, **overrides: Any) -> Campaign:
     all_variants = [variant for variant in VARIANTS if variant in used]
     scales = _chosen(config, "scales", campaign["scales"], name)
     further_seeds = _further_seeds(campaign, name)
-    every_seed = dict.fromkeys(chain(campaign["seeds"], *further_seeds.values()))
+    of_readings = campaign.get("readings") or {"seeds": (), "further_seeds": ()}
+    every_seed = dict.fromkeys(
+        chain(
+            campaign["seeds"],
+            *further_seeds.values(),
+            of_readings["seeds"],
+            of_readings["further_seeds"],
+        )
+    )
     seeds = _chosen(config, "seeds", every_seed, name)
     variants = _chosen(config, "variants", all_variants, name)
     diagnostics = {**config["diagnostics"], **campaign.get("diagnostics", {})}
-    data = data_specs(campaign, config.get("corpus"), diagnostics["sequences"])
+    data = data_specs(
+        campaign, config.get("corpus"), diagnostics["sequences"], reading_scales(config, name)
+    )
     if config.get("corpus") and not any(spec.path for spec in data.values()):
         raise InputError(
             f"corpus={config['corpus']}: campaign {name} reads no local files; choose one that "
@@ -206,9 +239,19 @@ def resolve(config: Mapping, **overrides: Any) -> Campaign:
         for variant in scale["variants"]
         for seed in campaign["seeds"]
     ]
+    readings = readings_of(config, name, data)
+    chosen_readings = _chosen(config, "readings", [reading.name for reading in readings], name)
+    reading_runs = {
+        run.name: run
+        for reading in readings
+        if reading.name in chosen_readings
+        for run in reading.runs
+        if run.scale in scales and run.variant in variants and run.seed in seeds
+    }
     omitted: dict[str, Omitted] = {}
     for run in planned:
-        left_out = [
+        left_out = [] if campaign.get("matrix", True) else ["a campaign of readings alone"]
+        left_out += [
             f"{key}={','.join(map(str, chosen))}"
             for key, chosen, value in (
                 ("scales", scales, run.scale),
@@ -232,7 +275,7 @@ def resolve(config: Mapping, **overrides: Any) -> Campaign:
         for run in planned_further
         if run.scale in scales and run.variant in variants and run.seed in seeds
     ]
-    if len(omitted) == len(planned) and not further_runs:
+    if len(omitted) == len(planned) and not further_runs and not reading_runs:
         raise InputError(
             f"campaign {name} has no run left under "
             f"{' '.join(f'{k}={config[k]}' for k in _RESTRICTIONS if config.get(k) is not None)}"
@@ -250,6 +293,8 @@ def resolve(config: Mapping, **overrides: Any) -> Campaign:
         "decay_embedding": assumptions["decay_embedding"],
         "gradient_clip": training["gradient_clip"],
     }
+    if assumptions["decay_vectors"]:
+        optimizer["decay_vectors"] = True
     systems = systems_specs(campaign, name, optimizer, model)
     questions = schema()["$defs"]["assumptions"]["properties"]
     return Campaign(
@@ -269,7 +314,9 @@ def resolve(config: Mapping, **overrides: Any) -> Campaign:
         systems=tuple(
             spec
             for spec in systems
-            if spec.scale in scales and any(side["variant"] in variants for side in spec.sides)
+            if campaign.get("matrix", True)
+            and spec.scale in scales
+            and any(side["variant"] in variants for side in spec.sides)
         ),
         planned_systems=systems,
         systems_alone=campaign["systems"]["alone"],
@@ -287,11 +334,18 @@ def resolve(config: Mapping, **overrides: Any) -> Campaign:
             scale: values["expected_tokens_per_second"]
             for scale, values in campaign["scales"].items()
         },
+        readings=readings,
+        reading_runs=tuple(reading_runs.values()),
+        readings_from=campaign.get("readings_from"),
+        runs_per_gpu=campaign.get("runs_per_gpu", 1),
         corpus=config.get("corpus"),
         restrictions={key: config[key] for key in _RESTRICTIONS if config.get(key) is not None},
         settings={
             **{key: value for key, value in config.items() if key != "tensorboard"},
-            "campaigns": {name: {**campaign, "base": None}},
+            "campaigns": {
+                each: {**config["campaigns"][each], "base": None}
+                for each in _with_readings(config, name)
+            },
         },
         tensorboard=config.get("tensorboard") in (True, "true"),
     )

@@ -1,6 +1,6 @@
 """The matrix of a campaign: its corpora, models and runs as specifications."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from relation.errors import InputError
 from relation.geometry import FULL, LINEAR, MHA, VARIANTS, ModelConfig, model_values
@@ -8,7 +8,10 @@ from relation.spec import DataSpec, RunSpec
 
 # A run's identity holds only the assumptions that its own layers rest on.
 _MODEL_ASSUMPTIONS = {
-    MHA: ("init_std", "scale_residual_init", "norm_eps"),
+    MHA: (
+        *("init_std", "linear_init", "embedding_std", "embedding_multiplier"),
+        *("scale_residual_init", "norm_eps"),
+    ),
     FULL: (),
     LINEAR: ("retention_input", "retention_a_range", "retention_dt_range"),
 }
@@ -19,13 +22,19 @@ def data_name(scale: Mapping) -> str:
     return f"{scale['corpus']}-{scale['vocabulary']}"
 
 
-def data_specs(campaign: Mapping, corpus_path: str | None, sequences: int) -> dict[str, DataSpec]:
+def data_specs(
+    campaign: Mapping,
+    corpus_path: str | None,
+    sequences: int,
+    further: Iterable[tuple[str, Mapping]] = (),
+) -> dict[str, DataSpec]:
     """Every prepared corpus of a campaign by name; `sequences` windows of it are diagnosed.
 
-    Raises InputError for a corpus that is not defined.
+    further: scales by name that read another corpus than in the matrix. Raises InputError for a
+    corpus that is not defined.
     """
     specs: dict[str, DataSpec] = {}
-    for scale_name, scale in campaign["scales"].items():
+    for scale_name, scale in (*campaign["scales"].items(), *further):
         if scale["corpus"] not in campaign["corpora"]:
             raise InputError(
                 f"config: scale {scale_name} reads corpus {scale['corpus']!r}, which the campaign "
@@ -62,6 +71,21 @@ def _backbone(scale: Mapping, variant: str) -> dict:
     return {**scale, **scale.get("overrides", {}).get(variant, {})}
 
 
+# Deviations and multipliers that depend on the width d, by the names the configuration gives them.
+_OF_WIDTH = {
+    "1/sqrt(d)": lambda d: d**-0.5,
+    "sqrt(2/(5d))": lambda d: (2 / (5 * d)) ** 0.5,
+    "sqrt(d)": lambda d: d**0.5,
+}
+
+
+def _resolved(name: str, value: object, d_model: int) -> object:
+    """An assumption as a model's field: a rule of the width as a number, an option off as None."""
+    if (name, value) == ("linear_init", "normal"):
+        return None
+    return _OF_WIDTH[value](d_model) if isinstance(value, str) and value in _OF_WIDTH else value
+
+
 def model_of(assumptions: Mapping, scale_name: str, scale: Mapping, variant: str) -> ModelConfig:
     """The model of a variant at a scale; raises InputError where there is no such model."""
     b = _backbone(scale, variant)
@@ -69,7 +93,7 @@ def model_of(assumptions: Mapping, scale_name: str, scale: Mapping, variant: str
     names = {name for letter in letters for name in _MODEL_ASSUMPTIONS[letter]}
     if VARIANTS[variant].givens and VARIANTS[variant].pattern != MHA:
         names.add("givens_first_pairing")
-    rest = {name: assumptions[name] for name in names}
+    rest = {name: _resolved(name, assumptions[name], b["d_model"]) for name in names}
     try:
         return ModelConfig.for_variant(
             variant, b["layers"], b["d_model"], b["heads"], b["d_ff"], b["vocabulary"], **rest
@@ -79,11 +103,24 @@ def model_of(assumptions: Mapping, scale_name: str, scale: Mapping, variant: str
 
 
 def run_spec(
-    config: Mapping, name: str, scale_name: str, variant: str, seed: int, data: DataSpec
+    config: Mapping,
+    name: str,
+    scale_name: str,
+    variant: str,
+    seed: int,
+    data: DataSpec,
+    *,
+    assumed: Mapping | None = None,
+    learning_rate_factor: float = 1.0,
+    reading: str = "",
 ) -> RunSpec:
-    """The specification of one run; raises InputError where its values contradict each other."""
+    """The specification of one run; raises InputError where its values contradict each other.
+
+    assumed, learning_rate_factor and reading: of a run that a reading asks for; by default the
+    campaign's own assumptions and rate.
+    """
     campaign, training = config["campaigns"][name], config["training"]
-    assumed = assumptions_of(config, campaign)
+    assumed = assumptions_of(config, campaign) if assumed is None else assumed
     b = _backbone(campaign["scales"][scale_name], variant)
     tokens = b["micro"] * b["accumulation"] * b["context"]
     if tokens != campaign["tokens_per_update"]:
@@ -113,7 +150,7 @@ def run_spec(
         tokens_per_update=tokens,
         micro=b["micro"],
         accumulation=b["accumulation"],
-        learning_rate=b["learning_rate"],
+        learning_rate=b["learning_rate"] * learning_rate_factor,
         plateau_fraction=assumed["plateau_fraction"],
         betas=list(training["betas"]),
         adam_eps=assumed["adam_eps"],
@@ -128,4 +165,7 @@ def run_spec(
         checkpoint_seconds=training["checkpoint_seconds"],
         checkpoint_tokens=training["checkpoint_tokens"],
         deterministic=training["deterministic"],
+        decay_vectors=assumed["decay_vectors"] or None,
+        init_key=variant if assumed["paired_weights"] == "separate" and variant != "mha" else None,
+        reading=reading,
     )

@@ -142,14 +142,19 @@ def diagnosis_of(
 
 
 def diagnose(
-    spec: DiagnosticsSpec, run: RunSpec, checkpoint: Path, data: Path, output: Path
+    spec: DiagnosticsSpec,
+    run: RunSpec,
+    checkpoint: Path,
+    data: Path,
+    output: Path,
+    sharing: int = 1,
 ) -> None:
     """Diagnose a run's checkpoint and write `output`, and its curves and maps beside it.
 
-    data: the run's prepared corpus. Computes in FP32. Raises InputError where the checkpoint or
-    the validation split will not do.
+    data: the run's prepared corpus; sharing: how many such jobs may share a GPU. Computes in FP32.
+    Raises InputError where the checkpoint or the validation split will not do.
     """
-    with claim(spec.device) as device:
+    with claim(spec.device, sharing) as device:
         model = load_model(checkpoint, device, Execution()).eval()
         sequences = sequences_of(spec, data, model.config.vocab_size)
         key = {"scale": run.scale, "variant": run.variant, "seed": run.seed}

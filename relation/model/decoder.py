@@ -78,11 +78,17 @@ class Decoder(nn.Module):
 
     def states(self, tokens: Tensor) -> Tensor:
         """The last block's output after the last norm, (B, T, d), of tokens (B, T), int64."""
-        x = self.embedding(tokens)
+        x = self.embed(tokens)
         rope = self.rope_tables(tokens.shape[1], tokens.device)
         for block in self.blocks:
             x = block(x, rope)
         return self.norm(x)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """What the first block reads, (B, T, d), of tokens (B, T)."""
+        x = self.embedding(tokens)
+        multiplier = self.config.embedding_multiplier
+        return x if multiplier is None else x * multiplier
 
     def logits(self, states: Tensor) -> Tensor:
         """Logits (B, T, V) of `states`; the output matrix is the embedding's."""
@@ -112,7 +118,7 @@ class Decoder(nn.Module):
                 f"the decode state is of layers {state.layout} and the model of "
                 f"{self.config.layout}; start one with decode_state()"
             )
-        x = self.embedding(tokens)
+        x = self.embed(tokens)
         rope = self.rope_tables(tokens.shape[1], tokens.device, state.length)
         for block, cache in zip(self.blocks, state.layers, strict=True):
             x = block(x, rope, cache)
@@ -130,7 +136,7 @@ class Decoder(nn.Module):
                 raise InputError(
                     f"layer {index} is Linear Relation, which has no T x T flow to diagnose"
                 )
-        x = self.embedding(tokens)
+        x = self.embed(tokens)
         rope = self.rope_tables(tokens.shape[1], tokens.device)
         for block in self.blocks:
             normed = block.mixer_norm(x)
@@ -145,29 +151,39 @@ class Decoder(nn.Module):
         return sum(p.numel() for p in self.parameters())
 
     @torch.no_grad()
-    def initialise(self, seed: int) -> None:
-        """Draw the initial weights, each from a generator keyed by (seed, parameter name).
+    def initialise(self, seed: int, key: str = "") -> None:
+        """Draw the initial weights, each from a generator keyed by (seed, key, parameter name).
 
-        So the weights that paired variants share start equal, whatever else a variant adds.
+        So the weights that paired variants share start equal, whatever else a variant adds; with
+        different keys all weights differ.
         """
         config = self.config
-        residual_std = config.init_std
-        if config.scale_residual_init:
-            residual_std /= (2 * config.layers) ** 0.5
+        prefix = f"{key}/" if key else ""
         for name, parameter in self.named_parameters():
-            if parameter.ndim < 2:
-                continue
-            writes_residual = name.endswith(("mixer.wo.weight", "ffn.down.weight"))
-            std = residual_std if writes_residual else config.init_std
-            values = torch.randn(parameter.shape, generator=_generator(seed, name))
-            parameter.copy_(values * std)
+            if parameter.ndim >= 2:
+                parameter.copy_(self._drawn(name, parameter, _generator(seed, prefix + name)))
         for index, block in enumerate(self.blocks):
             if isinstance(block.mixer, LinearRelationMixer):
 
                 def draw(name: str, shape: torch.Size, layer: int = index) -> Tensor:
-                    return torch.rand(shape, generator=_generator(seed, f"blocks.{layer}.{name}"))
+                    generator = _generator(seed, f"{prefix}blocks.{layer}.{name}")
+                    return torch.rand(shape, generator=generator)
 
                 initialise_retention(block.mixer, config, draw)
+
+    def _drawn(self, name: str, weight: Tensor, generator: torch.Generator) -> Tensor:
+        """Initial values of one matrix: (out, in), or the embedding's (V, d)."""
+        config, embedding = self.config, name == "embedding.weight"
+        if config.linear_init == "torch" and not embedding:
+            values = 2 * torch.rand(weight.shape, generator=generator) - 1
+            scale = weight.shape[1] ** -0.5
+        else:
+            values = torch.randn(weight.shape, generator=generator)
+            own = embedding and config.embedding_std is not None
+            scale = config.embedding_std if own else config.init_std
+        if config.scale_residual_init and name.endswith(("mixer.wo.weight", "ffn.down.weight")):
+            scale /= (2 * config.layers) ** 0.5
+        return values * scale
 
 
 def _generator(seed: int, name: str) -> torch.Generator:

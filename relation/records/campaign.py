@@ -15,6 +15,7 @@ from relation.geometry import PAIRED
 from relation.parquet import read_origin, read_parquet
 from relation.records import gaps
 from relation.records.efficiency import smoothed_loss, token_crossing
+from relation.records.multiverse import ReadingRecords, load_readings
 from relation.records.page import campaign_page
 from relation.records.provenance import PROVENANCE, provenance_row
 from relation.records.sources import Source, planned_sources
@@ -62,7 +63,8 @@ class CampaignRecords:
     not there (kind, scale, variant, seed, status, reason); provenance: a row a record that is
     there; page: what the report says about the campaign; curves, maps and probes: rows of
     FLOW_CURVES, FLOW_MAPS and PROBES, the latter with `alike`, whether they were taken as the
-    present configuration takes them.
+    present configuration takes them; readings: those that the report shows, None where there are
+    none.
     """
 
     models: pd.DataFrame
@@ -84,6 +86,7 @@ class CampaignRecords:
     further_probes: pd.DataFrame = field(
         default_factory=partial(_frame, [], PROBES, "alike", "source")
     )
+    readings: ReadingRecords | None = None
 
 
 def check_order(runs: pd.DataFrame) -> None:
@@ -265,4 +268,5 @@ def load_records(campaign: Campaign, results: Results, *, partial: bool = False)
             further, loader.frame("further log", *_OF_LOGS), campaign.efficiency_window
         ),
         further_probes=loader.frame("further probes", "alike", "source"),
+        readings=load_readings(results.of_readings),
     )

@@ -7,10 +7,12 @@ from relation.config import Campaign
 from relation.errors import InputError
 from relation.files import atomic_path, sha256_of, write_text
 from relation.parquet import read_origin
+from relation.records.multiverse import collect
 from relation.results import (
     CHECKSUMS,
     MODELS_FILE,
     OMISSIONS,
+    READINGS,
     RUN_FILES,
     VERIFICATION_FILE,
     Results,
@@ -26,7 +28,8 @@ def publish(campaign: Campaign, results: Results) -> list[Path]:
 
     A run counts when its record, log and probes are there and carry the campaign's configuration
     hash; so do its diagnostics, each systems benchmark and the verification; the inventory of
-    models goes with them. Checkpoints and the logs of jobs are not copied. The checksums cover a
+    models goes with them. Of readings, a file a kind gathers the runs that are there and those
+    shipped before. Checkpoints and the logs of jobs are not copied. The checksums cover a
     text on what is left out too, where one lies there. Returns the files copied. Raises InputError
     where nothing is complete.
     """
@@ -53,6 +56,8 @@ def publish(campaign: Campaign, results: Results) -> list[Path]:
             with atomic_path(target) as temporary:
                 shutil.copyfile(source, temporary)
             copied.append(target)
+    if any((results.folder / run_path(run)).exists() for run in campaign.reading_runs):
+        copied += collect(results, results.published_folder / READINGS)
     if not any(path.name != MODELS_FILE.name for path in copied):
         raise InputError(f"campaign {campaign.name} has no complete record to publish")
     folder = results.published_folder

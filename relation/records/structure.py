@@ -28,3 +28,8 @@ def by_layer(flow: pd.DataFrame) -> pd.DataFrame:
 def by_checkpoint(layers: pd.DataFrame) -> pd.DataFrame:
     """Rows of `by_layer`, of all layers or some, to a row a checkpoint and metric."""
     return _count_weighted(layers, _CHECKPOINT)
+
+
+def over_sequences(flow: pd.DataFrame) -> pd.DataFrame:
+    """Rows of FLOW, of one checkpoint, to a row a layer, head and metric, sequences pooled."""
+    return _count_weighted(flow, ["layer", "head", "metric"])

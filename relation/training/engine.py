@@ -90,7 +90,7 @@ class _Run:
         execution = Execution(**spec.backends, compiled=spec.compile)
         execution.check(spec.model_config(), device)
         self.model = Decoder(spec.model_config(), execution)
-        self.model.initialise(spec.seed)
+        self.model.initialise(spec.seed, spec.init_key or "")
         init_hash = shared_weights_hash(self.model)
         self.model.to(device)
         self.optimizer = build_optimizer(
@@ -100,6 +100,7 @@ class _Run:
             spec.adam_eps,
             spec.weight_decay,
             spec.decay_embedding,
+            bool(spec.decay_vectors),
         )
         self.summed = None
         if world.size > 1:
@@ -368,15 +369,16 @@ def train(
     resume_root: Path,
     events: Path | None = None,
     probes: Sequence[Probe] = (),
+    sharing: int = 1,
 ) -> None:
     """Train one run and write record.parquet, log.parquet and model.safetensors into `output`.
 
     data: a prepared corpus; resume_root: where resume states of killed runs lie; events: the folder
     of TensorBoard's curves, where they are wanted; probes: what looks at the model meanwhile, whose
-    rows probes.parquet there takes. On a CPU, and on a GPU where the run is deterministic, the
-    result is the same to the last bit however often the run was stopped, if the number of processes
-    stays the same. Raises RunError for a non-finite loss, a stop signal or files that cannot be
-    written, InputError for unusable inputs.
+    rows probes.parquet there takes; sharing: how many such runs may share a GPU. On a CPU, and on a
+    GPU where the run is deterministic, the result is the same to the last bit however often the run
+    was stopped, if the number of processes stays the same. Raises RunError for a non-finite loss, a
+    stop signal or files that cannot be written, InputError for unusable inputs.
     """
     world = World(spec.name)
     with world.one_voice(), deterministic_algorithms(spec.deterministic), ExitStack() as stack:
@@ -389,7 +391,7 @@ def train(
             if world.leads:
                 stack.enter_context(held(resume / LOCK, spec.name))
                 sweep(resume)
-        device = stack.enter_context(world.device(spec.device))
+        device = stack.enter_context(world.device(spec.device, sharing))
         writer = stack.enter_context(StateWriter(resume, aside=_writes_aside(device)))
         run = _Run(spec, data, resume, device, world, writer, probes)
         if world.leads:

@@ -117,13 +117,14 @@ class World:
         return json.loads(self._store.get(key))
 
     @contextmanager
-    def device(self, kind: str) -> Iterator[torch.device]:
+    def device(self, kind: str, sharing: int = 1) -> Iterator[torch.device]:
         """Yield this process's own device of `kind` ("cpu" or "cuda"), and join the others.
 
-        The first process holds the GPUs of all. Raises InputError where there are too few.
+        sharing: how many single processes may share a GPU. The first process holds the GPUs of all.
+        Raises InputError where there are too few.
         """
         if self._store is None:
-            with claim(kind) as device:
+            with claim(kind, sharing) as device:
                 yield device
             return
         with ExitStack() as stack:

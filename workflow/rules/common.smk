@@ -6,7 +6,14 @@ from relation.code import code_hash
 from relation.data.sources import corpus_fingerprint
 from relation.errors import InputError
 from relation.preflight import check, check_corpus, write_started_with
-from relation.results import VERIFICATION_FILE, chosen_results
+from relation.results import (
+    READING_KINDS,
+    RUN_FILES,
+    VERIFICATION_FILE,
+    chosen_results,
+    diagnostics_path,
+    run_path,
+)
 from relation.spec import canonical_hash
 
 try:
@@ -36,6 +43,11 @@ if "gpu" not in workflow.global_resources:
         gpus = max(1, gpu_count())
     workflow.register_resource("gpu", gpus)
 GPUS = workflow.global_resources["gpu"].value
+# A job of a reading takes a GPU of a queue whole; here it takes a share.
+SHARED_GPU = int(ON_GPU and not ON_CLUSTER)
+WHOLE_GPU = int(ON_GPU and ON_CLUSTER)
+if "gpu_share" not in workflow.global_resources:
+    workflow.register_resource("gpu_share", GPUS * CAMPAIGN.runs_per_gpu)
 
 # Jobs read the configuration that this workflow was started with, whatever becomes of config.yaml.
 STARTED_WITH = RESULTS.started_with.as_posix()
@@ -49,11 +61,16 @@ wildcard_constraints:
     scale=r"[0-9A-Za-z]+",
     variant=r"[a-z-]+",
     seed=r"\d+",
+    reading=r"[a-z][a-z0-9.-]*",
     benchmark=r"[a-z-]+",
 
 
 def run_of(wildcards):
     return CAMPAIGN.run(wildcards.scale, wildcards.variant, int(wildcards.seed))
+
+
+def reading_run(wildcards):
+    return CAMPAIGN.run(wildcards.reading, wildcards.variant, int(wildcards.seed))
 
 
 def prepared(run, file):
