@@ -28,6 +28,7 @@ STAGES = {
     "probe": "relation.diagnostics.probe",
     "systems": "relation.systems.measure",
     "verification": "relation.verification",
+    "gradients": "relation.gradients",
     "bench": "relation.systems.bench.run",
     "profile": "relation.systems.profile",
     "cells": "report.jobs.cells",

@@ -26,7 +26,14 @@ from relation.cli.options import (
 )
 from relation.config import Campaign, load_config
 from relation.errors import InputError
-from relation.results import VERIFICATION_FILE, Results, chosen_results, run_path, systems_path
+from relation.results import (
+    GRADIENTS_FILE,
+    VERIFICATION_FILE,
+    Results,
+    chosen_results,
+    run_path,
+    systems_path,
+)
 from relation.spec import canonical_hash
 
 if TYPE_CHECKING:
@@ -58,6 +65,7 @@ def add_commands(commands) -> None:
     )
     job("measure", _measure, "run one systems benchmark", "BENCHMARK/SCALE")
     job("verify", _verify, "check FlashRelation against its definition on this device")
+    job("verify-gradients", _verify_gradients, "check the training step's gradients against FP64")
     job("inventory", _inventory, "count the parameters of a campaign's models")
     for name, call, help in (
         ("cells", _cells, "compute every cell and claim"),
@@ -161,6 +169,15 @@ def _verify(options: argparse.Namespace) -> None:
     campaign, results = _campaign(options)
     check_expected(options.expect, campaign.verification.job_hash, "verification")
     verify(campaign.verification, results.folder / VERIFICATION_FILE)
+
+
+def _verify_gradients(options: argparse.Namespace) -> None:
+    from relation.gradients import verify_gradients
+
+    set_threads(options)
+    campaign, results = _campaign(options)
+    check_expected(options.expect, campaign.gradients.job_hash, "gradients")
+    verify_gradients(campaign.gradients, results.folder / GRADIENTS_FILE)
 
 
 def _inventory(options: argparse.Namespace) -> None:

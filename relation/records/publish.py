@@ -9,6 +9,7 @@ from relation.files import atomic_path, sha256_of, write_text
 from relation.parquet import read_origin
 from relation.results import (
     CHECKSUMS,
+    GRADIENTS_FILE,
     MODELS_FILE,
     OMISSIONS,
     RUN_FILES,
@@ -25,10 +26,10 @@ def publish(campaign: Campaign, results: Results) -> list[Path]:
     """Copy every complete record of this configuration to results/published/<campaign>.
 
     A run counts when its record, log and probes are there and carry the campaign's configuration
-    hash; so do its diagnostics, each systems benchmark and the verification; the inventory of
-    models goes with them. Checkpoints and the logs of jobs are not copied. The checksums cover a
-    text on what is left out too, where one lies there. Returns the files copied. Raises InputError
-    where nothing is complete.
+    hash; so do its diagnostics, each systems benchmark, the verification and the check of
+    gradients; the inventory of models goes with them. Checkpoints and the logs of jobs are not
+    copied. The checksums cover a text on what is left out too, where one lies there. Returns the
+    files copied. Raises InputError where nothing is complete.
     """
     wanted = [([MODELS_FILE], campaign.inventory_hash)]
     for run in campaign.trained_runs:
@@ -39,6 +40,7 @@ def publish(campaign: Campaign, results: Results) -> list[Path]:
     for spec in campaign.systems:
         wanted.append(([systems_path(spec)], spec.config_hash))
     wanted.append(([VERIFICATION_FILE], campaign.verification.config_hash))
+    wanted.append(([GRADIENTS_FILE], campaign.gradients.config_hash))
 
     copied: list[Path] = []
     for files, config_hash in wanted:

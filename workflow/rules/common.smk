@@ -6,7 +6,7 @@ from relation.code import code_hash
 from relation.data.sources import corpus_fingerprint
 from relation.errors import InputError
 from relation.preflight import check, check_corpus, write_started_with
-from relation.results import VERIFICATION_FILE, chosen_results
+from relation.results import GRADIENTS_FILE, VERIFICATION_FILE, chosen_results
 from relation.spec import canonical_hash
 
 try:
