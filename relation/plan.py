@@ -187,9 +187,12 @@ def make_plan(campaign: Campaign, results: Results) -> Plan:
     )
 
     unverified = not current(results.verification, campaign.verification)
-    stages.append(
-        Stage("verification", 1, 1 - unverified, 0, unverified * _START_SECONDS / 3600, 0.0)
-    )
+    unchecked = not current(results.gradients, campaign.gradients)
+    seconds = (unverified + unchecked) * _START_SECONDS
+    if campaign.gradients.compile:
+        seconds += unchecked * _COMPILE_SECONDS * len(campaign.gradients.variants)
+    verified = 2 - unverified - unchecked
+    stages.append(Stage("verification", 2, verified, 0, seconds / 3600, 0.0))
 
     tables = []
     for label, (wants, with_flow, benchmarks) in _NEEDS.items():

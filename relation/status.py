@@ -16,7 +16,14 @@ from relation.config import Campaign
 from relation.data.windows import plan_updates
 from relation.errors import InputError
 from relation.parquet import read_origin, read_parquet
-from relation.results import VERIFICATION_FILE, Results, diagnostics_path, run_path, systems_path
+from relation.results import (
+    GRADIENTS_FILE,
+    VERIFICATION_FILE,
+    Results,
+    diagnostics_path,
+    run_path,
+    systems_path,
+)
 from relation.schemas import DATA, LOG, RUN
 from relation.spec import RunSpec, Spec
 from relation.training.folder import RunFolder, read_folder, resume_key, saved_update
@@ -236,6 +243,9 @@ class _Look:
         path = self._or_note(lambda: results.verification) or results.folder / VERIFICATION_FILE
         log = results.folder / "logs" / "verify.log"
         yield self._step("verify", path, self.campaign.verification, log)
+        path = self._or_note(lambda: results.gradients) or results.folder / GRADIENTS_FILE
+        log = results.folder / "logs" / "verify-gradients.log"
+        yield self._step("verify-gradients", path, self.campaign.gradients, log)
         yield self._inventory()
         yield self._report()
 
