@@ -60,14 +60,17 @@ class _Truth(Decoder):
 def _draw_weights(model: Decoder, seed: int) -> None:
     """Draw weights at which every parameter matters, the same ones on every device.
 
-    Matrices are normal with sd 0.8/sqrt(inputs), so that scores are of order 1. Angles, lambda,
-    scales of norms and retention are moved off their initial values, at which angles are 0.
+    Matrices are normal with sd 0.8/sqrt(inputs), so that scores are of order 1. Angles, scales of
+    norms and retention are moved off their initial values, at which angles are 0. Lambda lies
+    around 1, where Exchange, a sum over i tokens divided by i^lambda, weighs as much as Self.
     """
     model.initialise(seed)
     generator = torch.Generator().manual_seed(seed)
-    for parameter in model.parameters():
+    for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator).to(parameter.device)
-        if parameter.ndim < 2:
+        if name.endswith(".lam"):
+            parameter.fill_(1 + _SPREAD * noise)
+        elif parameter.ndim < 2:
             parameter.add_(_SPREAD * noise)
         else:
             parameter.copy_(_GAIN / math.sqrt(parameter.shape[-1]) * noise)
@@ -81,7 +84,7 @@ def _draw_batches(side: dict, spec: GradientsSpec, seed: int, device: torch.devi
     """
     generator = torch.Generator().manual_seed(seed)
     vocabulary = side["model"]["vocab_size"]
-    shape = (spec.accumulation, spec.micro, side["length"] + 1)
+    shape = (spec.accumulation, side["micro"], side["length"] + 1)
     drawn = torch.rand(shape, generator=generator, dtype=torch.float64)
     tokens = ((vocabulary + 1) ** drawn).long().clamp(1, vocabulary).sub(1).to(device)
     return [(part[:, :-1].contiguous(), part[:, 1:].contiguous()) for part in tokens]
@@ -241,7 +244,7 @@ def check_variant(side: dict, spec: GradientsSpec, device: torch.device) -> list
             "layout": config.layout,
             "width": config.head_dim,
             "length": side["length"],
-            "micro": spec.micro,
+            "micro": side["micro"],
             "accumulation": spec.accumulation,
             "backends": sorted(f"{k}: {side['backends'][k]}" for k in _operators(config)),
             "precision": spec.precision,
