@@ -28,7 +28,7 @@ from relation.systems.throughput import release
 from relation.training.step import UpdateStep, autocast
 
 Batches = list[tuple[Tensor, Tensor]]
-Gradients = dict[str, Tensor]
+Tensors = dict[str, Tensor]
 
 RMS, LARGEST, SCALE = "RMS", "largest", "scale"
 _SLACK = {"bf16": 1e-3, "fp32": 1e-5}
@@ -57,21 +57,20 @@ class _Truth(Decoder):
 
 
 @torch.no_grad()
-def _draw_weights(model: Decoder, seed: int) -> None:
-    """Draw weights at which every parameter matters, the same ones on every device.
+def _draw_weights(model: Decoder, initial: Tensors, seed: int) -> None:
+    """Draw weights at which every parameter matters; `initial`: the initial ones by name.
 
     Matrices are normal with sd 0.8/sqrt(inputs), so that scores are of order 1. Angles, scales of
     norms and retention are moved off their initial values, at which angles are 0. Lambda lies
     around 1, where Exchange, a sum over i tokens divided by i^lambda, weighs as much as Self.
     """
-    model.initialise(seed)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(model.embedding.weight.device).manual_seed(seed)
     for name, parameter in model.named_parameters():
-        noise = torch.randn(parameter.shape, generator=generator).to(parameter.device)
+        noise = torch.empty_like(parameter).normal_(generator=generator)
         if name.endswith(".lam"):
-            parameter.fill_(1 + _SPREAD * noise)
+            parameter.copy_(1 + _SPREAD * noise)
         elif parameter.ndim < 2:
-            parameter.add_(_SPREAD * noise)
+            parameter.copy_(initial[name] + _SPREAD * noise)
         else:
             parameter.copy_(_GAIN / math.sqrt(parameter.shape[-1]) * noise)
 
@@ -94,7 +93,7 @@ def _tokens(batches: Batches) -> int:
     return sum(targets.numel() for _, targets in batches)
 
 
-def _eager_gradients(model: Decoder, batches: Batches, precision: str) -> Gradients:
+def _eager_gradients(model: Decoder, batches: Batches, precision: str) -> Tensors:
     """The gradient of the mean NLL by PyTorch's own cross-entropy, in FP32 at least."""
     model.zero_grad()
     for inputs, targets in batches:
@@ -118,7 +117,7 @@ class _CheckedStep:
             self.model, still, device, spec.precision, spec.compile, math.inf, self._keep
         )
         self._replays, self._replayable = spec.compile and device.type == "cuda", False
-        self._kept: Gradients = {}
+        self._kept: Tensors = {}
 
     def _keep(self, loss: Tensor) -> None:
         """Copy the gradients, after the last backward pass and before clipping."""
@@ -127,11 +126,11 @@ class _CheckedStep:
             for name, p in self.model.named_parameters()
         }
 
-    def _gradients(self, step: UpdateStep, batches: Batches) -> Gradients:
+    def _gradients(self, step: UpdateStep, batches: Batches) -> Tensors:
         step(batches, _tokens(batches), learning_rate=0.0)
         return self._kept
 
-    def __call__(self, batches: Batches) -> dict[str, Gradients]:
+    def __call__(self, batches: Batches) -> dict[str, Tensors]:
         """The gradients of an update whose kernels the host launches and of one that is replayed.
 
         The second only where the step replays CUDA graphs.
@@ -159,11 +158,14 @@ def _measured(
     By parameter, kind of update and number of the parameter's elements.
     """
     config = model_config(side["model"])
-    checked, eager = _CheckedStep(config, side, spec, device), Decoder(config).to(device)
-    truth = _Truth(config).to(device)
+    checked, truth = _CheckedStep(config, side, spec, device), _Truth(config).to(device)
+    eager = Decoder(config)
+    eager.initialise(seed=0)
+    eager.to(device)
+    initial = {name: tensor.clone() for name, tensor in eager.state_dict().items()}
     drawn: dict[tuple[str, str, int], list[Tensor]] = {}
     for seed in range(spec.draws):
-        _draw_weights(eager, seed)
+        _draw_weights(eager, initial, seed)
         for model in (truth, checked.model):
             model.load_state_dict(eager.state_dict())
         batches = _draw_batches(side, spec, seed, device)

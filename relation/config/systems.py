@@ -155,9 +155,10 @@ def verification_spec(campaign: Mapping, name: str) -> VerificationSpec:
     )
 
 
-# Two layers hold both pairings of heads. So many tokens lift lambda's gradient above BF16's noise,
-# and their T x T matrices in FP64 fit on the GPU.
+# Two layers hold both pairings of heads. So many tokens and draws lift lambda's gradient above
+# BF16's noise, and the T x T matrices in FP64 fit on the GPU.
 _CHECKED_LAYERS, _CHECKED_LENGTH, _CHECKED_MICRO, _CHECKED_ACCUMULATION = 2, 512, 8, 2
+_CHECKED_DRAWS = {"bf16": 32, "fp32": 16}
 
 
 def gradients_spec(
@@ -188,7 +189,7 @@ def gradients_spec(
         campaign=name,
         variants=variants,
         accumulation=_CHECKED_ACCUMULATION,
-        draws=_VERIFIED_DRAWS,
+        draws=_CHECKED_DRAWS[campaign["precision"]],
         precision=campaign["precision"],
         compile=campaign["compile"],
         device=campaign["device"],
