@@ -4,6 +4,7 @@ A compiler can lose or mis-scale a gradient without an error, and training would
 checked is the campaign's: its loss, compilation, precision and backends, through `UpdateStep`.
 """
 
+import gc
 import math
 import sys
 from collections.abc import Iterable, Iterator
@@ -24,7 +25,6 @@ from relation.parquet import write_parquet
 from relation.progress import Progress
 from relation.schemas import GRADIENTS
 from relation.spec import GradientsSpec
-from relation.systems.throughput import release
 from relation.training.step import UpdateStep, autocast
 
 Batches = list[tuple[Tensor, Tensor]]
@@ -288,7 +288,9 @@ def verify_gradients(spec: GradientsSpec, output: Path) -> None:
         with Progress("verify gradients", len(spec.variants), "variants") as progress:
             for side in spec.variants:
                 rows += check_variant(side, spec, device)
-                release(device)
+                # No variant lends another compiled code or the memory of its graphs.
+                torch.compiler.reset()
+                gc.collect()
                 progress.advance(1, side["variant"])
         written = origin(spec.campaign, spec.config_hash, "gradients", describe(device))
     write_parquet(output, GRADIENTS, rows, written)
