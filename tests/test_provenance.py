@@ -8,7 +8,7 @@ import pytest
 from test_records import ORIGIN, refusal, results, write_run  # noqa: F401
 from test_report_records import make_records
 
-from relation import code
+from relation import code, schemas
 from relation.parquet import read_origin, read_parquet, write_parquet
 from relation.records import gaps, load_records, provenance
 from relation.records.provenance import CURRENT, OLDER, STALE, freshness, worst
@@ -243,11 +243,21 @@ def test_shipped_records_are_read_alone_and_checked(results: Results) -> None:  
     command = records.provenance.set_index("kind").loc["models", "rerun"]
     assert "published" not in command and "-R" not in command
     listed = shipped.shipped_files()
-    assert shipped.models in listed and shipped.verification in listed
+    assert {shipped.models, shipped.verification, shipped.gradients} <= set(listed)
     listed[0].write_bytes(listed[0].read_bytes() + b" ")
     assert "SHA256SUMS" in refusal(shipped.check_shipped)
     listed[0].unlink()
     assert "restore it" in refusal(shipped.check_shipped)
+
+
+def test_what_shipped_before_gradients_were_checked_still_renders(results: Results) -> None:  # noqa: F811
+    results.gradients.unlink()
+    publish(results.campaign, results)
+    shipped = replace(results, shipped_only=True)
+    records = load_records(results.campaign, shipped, partial=True)
+    assert records.gradients.empty and {*schemas.GRADIENTS.names} < {*records.gradients.columns}
+    gap = records.missing.set_index("kind").loc["gradients"]
+    assert gap["status"] == "not run" and "gradients.parquet" in gap["reason"]
 
 
 def test_nothing_shipped_is_said_in_one_line(results: Results) -> None:  # noqa: F811

@@ -277,6 +277,8 @@ def results(tmp_path: Path) -> Results:
         write_parquet(results.systems(spec), schemas.THROUGHPUT, [], origin)
     verified = ORIGIN | {"config_hash": campaign.verification.config_hash}
     write_parquet(results.verification, schemas.VERIFICATION, [], verified)
+    checked = ORIGIN | {"config_hash": campaign.gradients.config_hash}
+    write_parquet(results.gradients, schemas.GRADIENTS, [], checked)
     return results
 
 

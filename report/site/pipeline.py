@@ -36,6 +36,7 @@ RULES = {
     "train": "Train one model; its log and checkpoint.",
     "diagnose": "Measure the flow of one checkpoint, head by head.",
     "verify": "Hold FlashRelation and the paper’s identities to their definitions.",
+    "verify_gradients": "Hold the training step’s gradients to FP64, parameter by parameter.",
     "measure": "Time whole training steps, memory, and operators against the context.",
     "cells": "Set every value of every table beside the paper’s, and judge it.",
     "figures": "Draw the figures.",
@@ -154,7 +155,10 @@ def campaign_pipeline(
     data = _data(campaign, [*runs, *further], gaps)
     kinds = {row["kind"] for row in missing}
     models = _single("inventory", "models", "models" in kinds)
-    verified = _single("verify", "exactness", "verification" in kinds)
+    checks = (
+        _single("verify", "exactness", "verification" in kinds),
+        _single("verify_gradients", "gradients", "gradients" in kinds),
+    )
     training = [_training(runs, scale, data) for scale in campaign.scales]
     diagnosis = [
         Box(
@@ -171,7 +175,7 @@ def campaign_pipeline(
     ]
     scales = dict.fromkeys(run.scale for run in further)
     beyond = [_further(further, scale, data) for scale in scales]
-    others = (*beyond, _benchmarks(campaign, gaps, data), verified, models)
+    others = (*beyond, _benchmarks(campaign, gaps, data), *checks, models)
     records = tuple(box.key for box in (*training, *diagnosis, *others))
     cells = _single("cells", "cells", needs=records)
     figures = _single("figures", "figures", needs=records)
