@@ -100,39 +100,6 @@ def test_a_part_that_is_decided_is_told_of_a_claim_that_is_not() -> None:
         assert beside[label].direction is None and beside[label].size is None
 
 
-def test_the_first_layer_is_held_against_the_later_one_with_most() -> None:
-    judged = ledger(paper_records(), 20)[20]
-    rows = {row.label: row for row in judged.evidence}
-    # Table 7, 10M: Self 28.57% against 3.39% in L4, rank 405.4 against 224.5 in L2; MHA's diagonal.
-    for label, theirs in (
-        ("10M, anchor", 28.57 / 3.39),
-        ("10M, router", 405.4 / 224.5),
-        ("10M, shift", 1.49 / 28.57),
-        ("10M, shift beside MHA's", (1.49 / 28.57) / (7.30 / 6.62)),
-    ):
-        assert rows[label].paper == pytest.approx(theirs)
-        assert rows[label].ours == pytest.approx(theirs)
-        assert rows[label].direction and rows[label].size is None
-    assert judged.verdict == "reproduced" and len(rows) == 4 * 3
-
-
-def test_a_rule_that_came_later_says_so() -> None:
-    later = [claim.number for claim in CLAIMS if claim.rule.startswith("Added after the first")]
-    assert later == list(range(19, 25))
-
-
-def test_a_backend_may_fail_a_check_and_none_stands_for_the_definition() -> None:
-    checked = paper().verification
-    for number, check in ((23, "recurrence"), (24, "history")):
-        here = checked["check"] == check
-        exact = checked["precision"] == "fp64"
-        tiled = checked.assign(operator=checked["operator"].mask(here & ~exact, "tiled"))
-        assert ledger(replace(paper(), verification=tiled), number)[number].verdict == "reproduced"
-        broken = tiled.assign(error=tiled["error"].mask(here & ~exact, 1.0))
-        found = ledger(replace(paper(), verification=broken), number)[number]
-        assert found.verdict == "not reproduced" and "tiled" in found.reason
-
-
 def test_peers_and_bytes_stand_beside_the_papers_comparisons() -> None:
     records = speed("fixed", "flash", "full", 1.0)
     rates = records.throughput

@@ -21,9 +21,9 @@ RAPID = 0.5
 SPECTRUM = {
     "stable_rank": ("stable rank", True),
     "effrank": ("effective rank", True),
-    "dims_90": ("dimensions of 90% of the energy", True),
-    "dims_95": ("dimensions of 95% of the energy", True),
-    "top_energy": ("share of the top singular value in the energy", False),
+    "dims_90": ("90% dims", True),
+    "dims_95": ("95% dims", True),
+    "top_energy": ("top singular energy", False),
 }
 
 

@@ -69,8 +69,8 @@ def compare(first: str, second: str, root: Path = Path("results")) -> Path:
     if [row["number"] for row in claims[0]] != [row["number"] for row in claims[1]]:
         counts = " and ".join(str(len(rows)) for rows in claims)
         raise InputError(
-            f"cannot compare {first} and {second}: their ledgers hold {counts} claims, those of two "
-            "versions; render both again"
+            f"cannot compare {first} and {second}: their ledgers hold {counts} claims, so they are "
+            "of two versions; render both again"
         )
     origins = [read_origin(folder / "cells.parquet") for folder in folders]
     written = origin(
