@@ -172,10 +172,11 @@ class SystemsSpec(Spec):
 
 @dataclass(frozen=True)
 class VerificationSpec(Spec):
-    """The check of one backend of Full Relation against its definition.
+    """The check of one backend of Full Relation, and one of Linear, against their definitions.
 
     `shapes` has a scale, heads, context T and head width D each; `draws` of random inputs are made
-    for a shape.
+    for a shape. `linear` is no identity: records from before it was checked keep theirs, and the
+    claims say of a check that they lack it.
     """
 
     campaign: str
@@ -184,8 +185,9 @@ class VerificationSpec(Spec):
     draws: int
     precision: str
     device: str
+    linear: str
 
-    not_identity = ("campaign",)
+    not_identity = ("campaign", "linear")
     not_job = ("campaign",)
 
 

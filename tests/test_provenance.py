@@ -17,7 +17,7 @@ from relation.records.sources import planned_sources
 from relation.results import CHECKSUMS, Results, with_pictures
 from report.jobs.cells import write_cells
 from report.jobs.compare import compare
-from report.jobs.schemas import COMPARED_CELLS, COMPARED_CLAIMS
+from report.jobs.schemas import CLAIMS, COMPARED_CELLS, COMPARED_CLAIMS
 
 
 @pytest.fixture
@@ -288,7 +288,17 @@ def test_two_campaigns_stand_side_by_side(tmp_path: Path) -> None:
     gone = cells.loc["app-hybrid", "42", "nll", "value"]
     assert gone["second_status"] == "not run" and gone["first_value"] == pytest.approx(1.8)
     claims = read_parquet(folder / "claims.parquet", COMPARED_CLAIMS).to_pylist()
-    assert [claim["number"] for claim in claims] == list(range(1, 19))
+    assert [claim["number"] for claim in claims] == list(range(1, 25))
+
+
+def test_ledgers_of_two_versions_are_not_compared(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_cells(make_records(), tmp_path / name / "report")
+    path = tmp_path / "b" / "report" / "claims.parquet"
+    rows = read_parquet(path, CLAIMS).to_pylist()
+    write_parquet(path, CLAIMS, rows[:18], read_origin(path))
+    refused = refusal(lambda: compare("a", "b", tmp_path))
+    assert "hold 24 and 18 claims" in refused and "render both again" in refused
 
 
 def test_a_campaign_that_cannot_be_compared_says_what_it_lacks(tmp_path: Path) -> None:

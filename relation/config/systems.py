@@ -135,7 +135,7 @@ _VERIFIED_HEADS, _VERIFIED_DRAWS = 2, 16
 
 
 def verification_spec(campaign: Mapping, name: str) -> VerificationSpec:
-    """The check of the backend that stands for FlashRelation, at every scale's T and head width."""
+    """The check of FlashRelation's backend at every scale's T and head width, and of Linear's."""
     shapes = [
         {
             "scale": scale,
@@ -152,6 +152,7 @@ def verification_spec(campaign: Mapping, name: str) -> VerificationSpec:
         draws=_VERIFIED_DRAWS,
         precision=campaign["precision"],
         device=campaign["device"],
+        linear=campaign["backends"]["linear"],
     )
 
 
