@@ -18,7 +18,7 @@ from relation.errors import InputError
 from relation.records.structure import by_layer
 from report.paper import UNIT_SCALE
 from report.paper_seeds import printed
-from report.readings.scales import Scale, forward
+from report.readings.scales import Scale, forward, pooled_deviation
 
 SEEDS = (142, 143, 144)  # the matrix's seeds 42 to 44 carry verdicts and choose nothing
 DEFAULT = "unscaled-sd-0.02"
@@ -190,17 +190,15 @@ def _pooled(values: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
 
     Raises InputError where all seeds of every reading give the same value.
     """
-    sd, freedom = np.full(len(VALUES), np.nan), np.zeros(len(VALUES))
-    for k, name in enumerate(_NAMES):
+    pooled = []
+    for name in _NAMES:
         # Readings that share a run repeat its value, which is one observation.
         own = values[name].reset_index().drop_duplicates(["seed", name])
-        groups = own.groupby("reading")[name]
-        freedom[k] = (groups.size() - 1).sum()
-        if freedom[k]:
-            sd[k] = math.sqrt(((own[name] - groups.transform("mean")) ** 2).sum() / freedom[k])
-            if sd[k] == 0:
-                raise InputError(f"readings: {name} is the same in every seed; check the records")
-    return sd, freedom
+        pooled.append(pooled_deviation(own[name], own["reading"]))
+        if pooled[-1][0] == 0:
+            raise InputError(f"readings: {name} is the same in every seed; check the records")
+    sd, freedom = zip(*pooled, strict=True)
+    return np.array(sd), np.array(freedom)
 
 
 def _named(readings: Sequence[Reading], choice: str) -> dict[str, str]:
@@ -279,7 +277,7 @@ def choose(readings: Sequence[Reading], diagnoses: pd.DataFrame) -> Choice:
         ],
         columns=["reading", "value", "deviation"],
     )
-    deviations = pd.DataFrame({"value": _NAMES, "sd": fit.sd, "freedom": fit.freedom.astype(int)})
+    deviations = pd.DataFrame({"value": _NAMES, "sd": fit.sd, "freedom": fit.freedom})
     bound = max(by_chance, by_text)
     return Choice(answer, reading, reason, distances, terms, deviations, bound, by_chance, by_text)
 

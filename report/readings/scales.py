@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import numpy as np
+import pandas as pd
 
 from relation.errors import InputError
 
@@ -41,3 +43,18 @@ def back(scale: Scale, values: np.ndarray | float) -> np.ndarray:
     if scale == "logit":
         return 1 / (1 + np.exp(-given))
     return np.exp(given) if scale == "log" else given
+
+
+def pooled_deviation(values: pd.Series, readings: pd.Series) -> tuple[float, int]:
+    """Between-seed standard deviation pooled over readings, and its degrees of freedom.
+
+    Squares within readings over the sum of (n - 1); NaN and 0 where no reading has two values.
+
+    Args:
+        values: (N,) a value a pair; readings: (N,) whose it is, on the same index.
+    """
+    groups = values.groupby(readings)
+    freedom = int((groups.size() - 1).sum())
+    if not freedom:
+        return math.nan, 0
+    return math.sqrt(((values - groups.transform("mean")) ** 2).sum() / freedom), freedom
