@@ -67,7 +67,7 @@ class Study:
 def study(records: ReadingRecords) -> Study:
     """Compute everything of these records; the same object gives the same answer again.
 
-    Raises InputError for rows of a seed that is none of the readings', or a run that is there twice.
+    Raises InputError for rows of a foreign seed, or a run that is there twice.
     """
     readings = tuple(
         Described(**{**reading, "adds": tuple(reading["adds"])}) for reading in records.described

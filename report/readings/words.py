@@ -76,3 +76,8 @@ def some(names: Sequence[str], most: int = 4) -> str:
 def count(number: int, what: str) -> str:
     """1 reading, 2 readings."""
     return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def probability(p: float) -> str:
+    """A p: = 0.012, or < 0.001."""
+    return "< 0.001" if p < 0.001 else f"= {min(p, 1.0):.2g}"

@@ -120,7 +120,9 @@ def learning_rates(records: CampaignRecords) -> Figure:
             _rates(above, own, variant, OPERATOR_COLOUR[variant])
         _rates(below, own, "delta", INK)
         below.axhline(0, color=MUTED, linewidth=0.8)
-        dashed(below, number("app-nll", "10M/mean", "delta"), "paper" if residual == there[-1] else "")
+        dashed(
+            below, number("app-nll", "10M/mean", "delta"), "paper" if residual == there[-1] else ""
+        )
         above.set_title(RESIDUAL_NAME[residual])
         below.set_xscale("log", base=2)
         below.set_xticks([0.5, 1, 2], ["half", "the paper’s", "twice"])

@@ -52,7 +52,9 @@ def intervals_of_logging(records: CampaignRecords) -> Figure:
             colour = RESIDUAL_COLOUR[residual]
             here.plot(INTERVALS, means, "o-", color=colour, linewidth=1.6, zorder=3)
             ends = [rows[every].loc[reading.name, ["low", "high"]] for every in INTERVALS]
-            here.vlines(INTERVALS, *zip(*(100 * e for e in ends), strict=True), color=colour, zorder=3)
+            here.vlines(
+                INTERVALS, *zip(*(100 * e for e in ends), strict=True), color=colour, zorder=3
+            )
         here.axhline(0, color=INK, linewidth=0.8)
         dashed(here, 100 * paper, "paper" if residual == there[-1][0] else "")
         here.set_xscale("log")
@@ -69,10 +71,10 @@ def intervals_of_logging(records: CampaignRecords) -> Figure:
 DRAWING = Drawing(
     "readings-logging",
     "Tokens spared to MHA’s final loss, a share of the budget, by how often losses are logged: "
-    f"thick the base ({BASE}) with its 95% intervals, thin the other readings, dotted those beside. "
-    "A pair that never reaches the loss spares 0. Dashed: the paper’s share.",
-    "Two line charts, one a residual scale: the share of tokens spared against the number of updates "
-    "between logged losses, a line a reading, with the paper's share as a dashed line.",
+    f"thick the base ({BASE}) with its 95% intervals, thin the others, dotted those beside the "
+    "readings. A pair that never reaches the loss spares 0. Dashed: the paper’s share.",
+    "Two line charts, one a residual scale: the share of tokens spared against the number of "
+    "updates between logged losses, a line a reading, with the paper's share as a dashed line.",
     intervals_of_logging,
     reads=read("losses"),
     planned=planned,

@@ -141,8 +141,8 @@ _LINES = (
 DRAWINGS = (
     Drawing(
         "readings-validation",
-        f"Validation NLL of Relation less MHA’s while the pairs train, by residual scale: {_LINES}. "
-        f"Dashed: the paper’s final difference. The panel shows all that came after the first "
+        f"Validation NLL of Relation less MHA’s while the pairs train, by residual scale: {_LINES}"
+        f". Dashed: the paper’s final difference. The panel shows all that came after the first "
         f"{SHOWN_FROM:.0%} of the budget.",
         "Two line charts, one a residual scale: the difference of the pairs in validation NLL "
         "against training tokens, a line a reading, with a line at zero and one at the paper's "
@@ -153,8 +153,8 @@ DRAWINGS = (
     ),
     Drawing(
         "readings-formation",
-        f"Relation’s first layer while it trains, by residual scale: count calibration λ above, Self "
-        f"flow below; {_LINES}. Dashed: the paper’s Self flow after training.",
+        f"Relation’s first layer while it trains, by residual scale: count calibration λ above, "
+        f"Self flow below; {_LINES}. Dashed: the paper’s Self flow after training.",
         "Line charts, a column a residual scale: count calibration of the first layer and below it "
         "the share of its flow that stays on a token, against training tokens, a line a reading.",
         formation,
