@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from report.numbers import DASH, MINUS
 from report.readings.values import Statistic
 
+PREFIX = "readings-"  # of the names of their figures, which stand on their own page
+
 
 def is_difference(statistic: Statistic) -> bool:
     """Whether a value is one model's less another's, and so has a sign."""

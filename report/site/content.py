@@ -40,6 +40,10 @@ class Content:
     provenance: Sequence[Row]
     missing: Sequence[Row]
     checklist: Sequence[Row]
+    readings: Sequence[Row]
+    readings_choice: Sequence[Row]
+    readings_runs: Sequence[Row]
+    readings_said: Sequence[Row]
     runs: Sequence[Run]
     further: Sequence[Run]
     pipeline: Pipeline

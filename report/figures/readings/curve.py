@@ -24,7 +24,7 @@ from report.numbers import MINUS
 from report.readings.rule import BASE
 from report.readings.study import Described, Study, study
 from report.readings.values import STATISTICS, Statistic
-from report.readings.words import amount, factor, shown_unit, title
+from report.readings.words import PREFIX, amount, factor, shown_unit, title
 from report.style import HAIR, INK, MUTED
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ GROUP_AT = 124  # points left of the panel where the names of the groups stand
 
 def name_of(statistic: Statistic) -> str:
     """The file name of a statistic's curve."""
-    return f"readings-{statistic.name}"
+    return PREFIX + statistic.name
 
 
 def curve(statistic: Statistic) -> Callable[[CampaignRecords], Figure]:
