@@ -29,6 +29,7 @@ STAGES = {
     "systems": "relation.systems.measure",
     "verification": "relation.verification",
     "readings": "relation.records.multiverse",
+    "gradients": "relation.gradients",
     "bench": "relation.systems.bench.run",
     "profile": "relation.systems.profile",
     "cells": "report.jobs.cells",

@@ -1,10 +1,14 @@
-"""Files that are either whole or absent."""
+"""Files that are either whole or absent, and a small cache of values that are slow to compute."""
 
 import hashlib
+import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
+
+_REMEMBERED = 64  # values in one cache
 
 
 @contextmanager
@@ -34,6 +38,37 @@ def sha256_of(path: Path) -> str:
     """SHA-256 of a file, hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _cache_file(name: str) -> Path:
+    """Where a cache lies. Raises RuntimeError for a user without a home."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "relation" / f"{name}.json"
+
+
+def _cached(name: str) -> dict[str, Any]:
+    """A cache's values by key, the oldest first; none where it is missing or damaged."""
+    try:
+        values = json.loads(_cache_file(name).read_bytes())
+    except (OSError, RuntimeError, ValueError):  # RecursionError is a RuntimeError
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def recall(name: str, key: str) -> Any:
+    """The value that `remember` kept, or None. The caller checks it: the file may be damaged."""
+    return _cached(name).get(key)
+
+
+def remember(name: str, key: str, value: str) -> None:
+    """Keep a value in the cache relation/<name>.json of the user's cache folder, for `recall`.
+
+    The newest 64 stay. An unwritable cache keeps nothing, and two processes that write at once may
+    lose one value, so the caller must be able to compute it again.
+    """
+    values = {k: v for k, v in _cached(name).items() if k != key} | {key: value}
+    with suppress(OSError, RuntimeError):
+        write_text(_cache_file(name), json.dumps(dict(list(values.items())[-_REMEMBERED:])))
 
 
 def beside(path: Path, kind: str) -> Path:

@@ -71,7 +71,7 @@ class ModelConfig:
     retention_a_range: tuple[float, float] = (1.0, 16.0)
     retention_dt_range: tuple[float, float] = (1e-3, 1e-1)
     init_std: float = 0.02
-    scale_residual_init: bool = True
+    scale_residual_init: bool = False
     linear_init: str | None = None
     embedding_std: float | None = None
     embedding_multiplier: float | None = None

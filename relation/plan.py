@@ -108,7 +108,7 @@ _WITH_FURTHER = ("app-nll",)
 def make_plan(campaign: Campaign, results: Results) -> Plan:
     """Count jobs, tokens, hours and disk of a campaign, from its configured token rates."""
     parameters: dict[tuple[str, str], int] = {}
-    for run in campaign.trained_runs:
+    for run in (*campaign.trained_runs, *campaign.reading_runs):
         key = (run.scale, run.variant)
         if key not in parameters:
             parameters[key] = count_parameters(run.model_config())
@@ -131,17 +131,24 @@ def make_plan(campaign: Campaign, results: Results) -> Plan:
         return path.exists() and read_origin(path)["config_hash"] == spec.config_hash
 
     def run_done(run: RunSpec) -> bool:
+        if run.name in shipped:
+            return True
         return current(results.run(run) / "record.parquet", run)
 
     def diagnosed(run: RunSpec) -> bool:
+        if run.name in shipped:
+            return True
         path = results.diagnostics(run)
         return path is not None and current(path, campaign.diagnostics_spec(run))
 
-    due = [run for run in campaign.trained_runs if not run_done(run)]
+    shipped = results.shipped_reading_runs
+    due = [run for run in (*campaign.trained_runs, *campaign.reading_runs) if not run_done(run)]
     names = ("paired runs", "ablation runs", "other runs")
     groups = {name: [r for r in campaign.runs if stage_of(r.variant) == name] for name in names}
     if campaign.planned_further:
         groups["further runs"] = list(campaign.further_runs)
+    if campaign.readings:
+        groups["readings"] = list(campaign.reading_runs)
     stages = []
     for name, runs in groups.items():
         left = [run for run in runs if run in due]
@@ -155,7 +162,7 @@ def make_plan(campaign: Campaign, results: Results) -> Plan:
                 run_gib(left),
             )
         )
-    checkpoints = campaign.paired_runs
+    checkpoints = (*campaign.paired_runs, *campaign.reading_runs)
     undiagnosed = [run for run in checkpoints if not diagnosed(run)]
     stages.append(
         Stage(
@@ -180,9 +187,12 @@ def make_plan(campaign: Campaign, results: Results) -> Plan:
     )
 
     unverified = not current(results.verification, campaign.verification)
-    stages.append(
-        Stage("verification", 1, 1 - unverified, 0, unverified * _START_SECONDS / 3600, 0.0)
-    )
+    unchecked = not current(results.gradients, campaign.gradients)
+    seconds = (unverified + unchecked) * _START_SECONDS
+    if campaign.gradients.compile:
+        seconds += unchecked * _COMPILE_SECONDS * len(campaign.gradients.variants)
+    verified = 2 - unverified - unchecked
+    stages.append(Stage("verification", 2, verified, 0, seconds / 3600, 0.0))
 
     tables = []
     for label, (wants, with_flow, benchmarks) in _NEEDS.items():

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from relation.config import Campaign
-from relation.data.sources import text_files
+from relation.data.sources import corpus_fingerprint, text_files
 from relation.errors import InputError
 from relation.files import write_text
 from relation.results import Results
@@ -48,9 +48,11 @@ def check(
 
 
 def check_corpus(campaign: Campaign) -> None:
-    """Raise InputError where the local texts that the campaign was told to read are not there."""
+    """Raise InputError where the local texts that `corpus` names are missing or unreadable."""
     if campaign.corpus is not None:
         text_files(campaign.corpus)
+    for spec in campaign.data.values():
+        corpus_fingerprint(spec.path)
 
 
 def write_started_with(campaign: Campaign, results: Results) -> None:

@@ -20,6 +20,7 @@ from relation.spec import DataSpec, RunSpec, Spec, SystemsSpec
 
 CHECKSUMS = "SHA256SUMS"
 MODELS_FILE, VERIFICATION_FILE = Path("models.parquet"), Path("verification.parquet")
+GRADIENTS_FILE = Path("gradients.parquet")
 # Words beside a campaign's records, shown with what is missing of them.
 OMISSIONS = "omissions.txt"
 RUN_FILES = ("record.parquet", "log.parquet", "probes.parquet")
@@ -105,8 +106,12 @@ class Results:
     @property
     def verification(self) -> Path:
         """The check of the campaign's FlashRelation against its definition."""
-        shipped = self._published(self.campaign.verification, VERIFICATION_FILE)
-        return (self.published_folder if shipped else self.folder) / VERIFICATION_FILE
+        return self._single(self.campaign.verification, VERIFICATION_FILE)
+
+    @property
+    def gradients(self) -> Path:
+        """The check of the training step's gradients."""
+        return self._single(self.campaign.gradients, GRADIENTS_FILE)
 
     @property
     def started_with(self) -> Path:
@@ -232,7 +237,10 @@ class Results:
 
     def systems(self, spec: SystemsSpec) -> Path:
         """The Parquet of a systems benchmark."""
-        relative = systems_path(spec)
+        return self._single(spec, systems_path(spec))
+
+    def _single(self, spec: Spec, relative: Path) -> Path:
+        """A record of one file: the shipped one where it stands for the campaign's own."""
         base = self.published_folder if self._published(spec, relative) else self.folder
         return base / relative
 
@@ -305,7 +313,7 @@ class Results:
             if diagnostics is not None:
                 files += with_pictures(diagnostics)
         files += [self.systems(spec) for spec in self.campaign.systems]
-        files.append(self.verification)
+        files += [self.verification, self.gradients]
         if self.campaign.reading_runs:
             files += self.reading_files().values()
         elif self.of_readings is not None:

@@ -244,6 +244,28 @@ VERIFICATION = schema(
     Column("device", _TEXT),
 )
 
+GRADIENTS = schema(
+    Column("variant", _TEXT, description="model family"),
+    Column("scale", _TEXT, description="whose widths the model has"),
+    Column("parameter", _TEXT, description="whose gradient it is"),
+    Column("elements", _INT, description="numbers of the parameter"),
+    Column("update", _TEXT, description="launched by the host, or replayed from CUDA graphs"),
+    Column("measure", _TEXT, description="RMS, largest or scale"),
+    Column("error", _REAL, description="off FP64, as the gradient; scale: |<g, t> / <t, t> - 1|"),
+    Column("yardstick", _REAL, description="the same of the eager step with reference backends"),
+    Column("allowed", _REAL, description="what the error may be at most"),
+    Column("draws", _INT, description="of random weights and tokens, over which errors are pooled"),
+    Column("layout", _TEXT, description="one letter a layer: A MHA, F Full, L Linear"),
+    Column("width", _INT, "channels", "of a head"),
+    Column("length", _INT, "tokens"),
+    Column("micro", _INT, "sequences"),
+    Column("accumulation", _INT, "micro-batches"),
+    Column("backends", pa.list_(_TEXT), description="of the checked step, by operator"),
+    Column("precision", _TEXT, description="bf16 or fp32"),
+    Column("compiled", pa.bool_(), description="whether the checked step is; else it is eager"),
+    Column("device", _TEXT),
+)
+
 BENCH = schema(
     Column("benchmark", _TEXT, description="what is compared: flash, linear or decoder"),
     Column("measure", _TEXT, description="forward, forward+backward, step or long"),

@@ -187,3 +187,25 @@ class VerificationSpec(Spec):
 
     not_identity = ("campaign",)
     not_job = ("campaign",)
+
+
+@dataclass(frozen=True)
+class GradientsSpec(Spec):
+    """The check of a training step's gradients against FP64.
+
+    `variants` has a variant, the scale of its widths, its model, length T and backends each. An
+    update takes `accumulation` micro-batches of `micro` sequences; `draws` of random weights and
+    tokens are made for a variant.
+    """
+
+    campaign: str
+    variants: list[dict]
+    micro: int
+    accumulation: int
+    draws: int
+    precision: str
+    compile: bool
+    device: str
+
+    not_identity = ("campaign",)
+    not_job = ("campaign",)

@@ -4,7 +4,7 @@ Free of PyTorch, so that a look stays fast.
 """
 
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -16,7 +16,14 @@ from relation.config import Campaign
 from relation.data.windows import plan_updates
 from relation.errors import InputError
 from relation.parquet import read_origin, read_parquet
-from relation.results import VERIFICATION_FILE, Results, diagnostics_path, run_path, systems_path
+from relation.results import (
+    GRADIENTS_FILE,
+    VERIFICATION_FILE,
+    Results,
+    diagnostics_path,
+    run_path,
+    systems_path,
+)
 from relation.schemas import DATA, LOG, RUN
 from relation.spec import RunSpec, Spec
 from relation.training.folder import RunFolder, read_folder, resume_key, saved_update
@@ -109,6 +116,7 @@ class _Look:
         self.shipped = self._or_note(
             lambda: {run.name for run in campaign.trained_runs if results.is_published(run)}
         )
+        self.shipped_rows = self._or_note(lambda: results.shipped_reading_runs) or frozenset()
         self.hashes = {name: self._token_hashes(name) for name in campaign.data}
         found = (
             self._or_note(lambda path=path: read_folder(path))
@@ -164,6 +172,9 @@ class _Look:
         held = next((f for f in own if f.held), None)
         if held is not None:
             return _unfinished(run, held, RUNNING)
+        own_record = self.results.folder / run_path(run) / "record.parquet"
+        if run.name in self.shipped_rows and not own_record.exists():
+            return RunStatus(run.name, DONE, share=1.0)
         shipped = self.shipped is not None and run.name in self.shipped
         base = self.results.published_folder if shipped else self.results.folder
         current = self._current(base / run_path(run) / "record.parquet", run)
@@ -176,7 +187,7 @@ class _Look:
         if left is not None:
             ended = left.about["ended"]
             return _unfinished(run, left, STOPPED if ended is None else ended["state"])
-        log = self._log("train", f"{run.scale}-{run.variant}-{run.seed}")
+        log = self._log("train", run.name.replace("/", "-"))
         reason = None if own else self._or_note(lambda: failure(log))
         return RunStatus(run.name, WAITING if reason is None else FAILED, reason=reason or "")
 
@@ -196,7 +207,12 @@ class _Look:
 
     def note_leftovers(self) -> None:
         """A line about resume folders that no planned run would go on from, where there are."""
-        planned = (*self.campaign.planned_runs, *self.campaign.planned_further)
+        campaign = self.campaign
+        planned = (
+            *campaign.planned_runs,
+            *campaign.planned_further,
+            *(run for reading in campaign.readings for run in reading.runs),
+        )
         runs = {(run.name, run.config_hash): run for run in planned}
         left = 0
         for folder in self.folders:
@@ -216,7 +232,7 @@ class _Look:
         for name, data in self.campaign.data.items():
             path = results.data(data) / "data.parquet"
             yield self._step(f"prepare {name}", path, data, self._log("prepare", name))
-        for run in self.campaign.paired_runs:
+        for run in (*self.campaign.paired_runs, *self.campaign.reading_runs):
             yield from self._diagnosis(run)
         for spec in self.campaign.systems:
             path = self._or_note(lambda spec=spec: results.systems(spec))
@@ -227,12 +243,18 @@ class _Look:
         path = self._or_note(lambda: results.verification) or results.folder / VERIFICATION_FILE
         log = results.folder / "logs" / "verify.log"
         yield self._step("verify", path, self.campaign.verification, log)
+        path = self._or_note(lambda: results.gradients) or results.folder / GRADIENTS_FILE
+        log = results.folder / "logs" / "verify-gradients.log"
+        yield self._step("verify-gradients", path, self.campaign.gradients, log)
         yield self._inventory()
         yield self._report()
 
     def _diagnosis(self, run: RunSpec) -> Iterator[StepStatus]:
         """The diagnostics of a run; nothing for one that was published without them."""
         name, path = f"diagnose {run.name}", self.results.folder / diagnostics_path(run)
+        if run.name in self.shipped_rows and not path.exists():
+            yield StepStatus(name, DONE)
+            return
         if self.shipped is not None and run.name in self.shipped:
             # A tuple, as None is what a run without them gives, and one whose are damaged.
             published = self._or_note(lambda: (self.results.diagnostics(run),))
@@ -242,7 +264,7 @@ class _Look:
             (path,) = published
             if path is None:
                 return
-        log = self._log("diagnose", f"{run.scale}-{run.variant}-{run.seed}")
+        log = self._log("diagnose", run.name.replace("/", "-"))
         yield self._step(name, path, self.campaign.diagnostics_spec(run), log)
 
     def _step(self, name: str, path: Path, spec: Spec, log: Path) -> StepStatus:
@@ -327,14 +349,16 @@ def _unfinished(run: RunSpec, folder: RunFolder, state: str) -> RunStatus:
     )
 
 
-def _with_time_left(campaign: Campaign, found: list[RunStatus]) -> list[RunStatus]:
+def _with_time_left(
+    campaign: Campaign, runs: Sequence[RunSpec], found: list[RunStatus]
+) -> list[RunStatus]:
     """Fill in the seconds left: at a run's own rate, else at what is next to it.
 
     Next to it are the runs of its scale and variant, then those of its scale, then the
     configuration's expected_tokens_per_second.
     """
     measured: dict[tuple[str, ...], list[float]] = {}
-    for run, status in zip(campaign.trained_runs, found, strict=True):
+    for run, status in zip(runs, found, strict=True):
         if status.tokens_per_second:
             for group in ((run.scale, run.variant), (run.scale,)):
                 measured.setdefault(group, []).append(status.tokens_per_second)
@@ -352,7 +376,7 @@ def _with_time_left(campaign: Campaign, found: list[RunStatus]) -> list[RunStatu
             if status.state == DONE
             else (1 - status.share) * trained_tokens(run) / rate(run, status),
         )
-        for run, status in zip(campaign.trained_runs, found, strict=True)
+        for run, status in zip(runs, found, strict=True)
     ]
 
 
@@ -362,6 +386,7 @@ def campaign_status(campaign: Campaign, results: Results, steps: bool = False) -
     Reads files and changes none. What cannot be read is a note, not an error.
     """
     look = _Look(campaign, results)
-    runs = _with_time_left(campaign, [look.run(run) for run in campaign.trained_runs])
+    planned = (*campaign.trained_runs, *campaign.reading_runs)
+    runs = _with_time_left(campaign, planned, [look.run(run) for run in planned])
     look.note_leftovers()
     return CampaignStatus(runs, list(look.steps()) if steps else [], look.notes)

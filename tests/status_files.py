@@ -26,6 +26,11 @@ def campaign() -> Campaign:
     return resolve(load_config(ROOT / "config.yaml"), campaign="tiny")
 
 
+def every_run() -> tuple[RunSpec, ...]:
+    """The campaign's runs as status lists them: the matrix, further pairs, readings."""
+    return (*campaign().trained_runs, *campaign().reading_runs)
+
+
 def run(name: str = NAME) -> RunSpec:
     scale, variant, seed = name.split("/")
     return campaign().run(scale, variant, int(seed))

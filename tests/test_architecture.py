@@ -28,7 +28,7 @@ ORDER = (
     ("relation.model",),
     ("relation.training",),
     ("relation.diagnostics", "relation.systems", "relation.generation"),
-    ("relation.verification",),
+    ("relation.verification", "relation.gradients"),
     (
         "relation.results",
         "relation.preflight",

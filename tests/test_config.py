@@ -17,6 +17,7 @@ CAMPAIGNS = ("paper", "books", "smoke", "smoke-text", "tiny")
 SMOKE = "campaigns.smoke"
 STORIES = f"{SMOKE}.corpora.stories"
 SCALE = f"{SMOKE}.scales.10M"
+LOCAL = {"kind": "files", "validation_modulus": 5}
 
 
 @cache
@@ -117,6 +118,8 @@ def test_unknown_keys_are_refused_at_every_level(level: str) -> None:
         (f"{SMOKE}.systems.complexity.scale", "1B", "1B"),
         (f"{STORIES}.source", {"kind": "web"}, "source"),
         (f"{STORIES}.source", {"kind": "files"}, "validation_modulus"),
+        (f"{STORIES}.source", LOCAL | {"document_characters": 0}, "document_characters"),
+        (f"{STORIES}.source", LOCAL | {"document_characters": None}, "document_characters"),
         (f"{SMOKE}.base", "nothing", "nothing"),
         (f"{SMOKE}.base", "smoke", "base"),
         (f"{SMOKE}.base", "tiny", "base"),

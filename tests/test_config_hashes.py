@@ -1,13 +1,11 @@
 """What identifies a result, and the paper's campaign as it resolves."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-from test_config import SCALE, SMOKE, STORIES, campaign, changed, config
+from test_config import LOCAL, SCALE, SMOKE, STORIES, campaign, changed, config
 
 from relation.config import resolve
-from relation.data.sources import corpus_fingerprint
 from relation.geometry import PAIRED, VARIANTS
 from relation.spec import RunSpec
 
@@ -56,16 +54,6 @@ def test_where_a_corpus_lies_changes_neither_identity_nor_job() -> None:
         assert data.config_hash == other.data[name].config_hash
         assert data.job_hash == other.data[name].job_hash
     assert one.runs == other.runs
-
-
-def test_what_lies_in_a_corpus_changes_its_fingerprint(tmp_path: Path) -> None:
-    prints = []
-    for name, text in (("a", "one"), ("b", "one"), ("c", "two")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "text.txt").write_text(text, encoding="utf-8")
-        prints.append(corpus_fingerprint(str(tmp_path / name)))
-    assert prints[0] == prints[1] != prints[2]
-    assert corpus_fingerprint(str(tmp_path / "missing")) is corpus_fingerprint(None) is None
 
 
 @pytest.mark.parametrize(
@@ -136,7 +124,7 @@ def test_another_way_of_execution_makes_the_job_stale(place: str, value: Any) ->
         {"assumptions.last_update": "drop"},
         {"assumptions.norm_eps": 1e-5},
         {"assumptions.plateau_fraction": 0.9},
-        {"assumptions.scale_residual_init": False},
+        {"assumptions.scale_residual_init": True},
         {f"{SMOKE}.assumptions.init_std": 0.03},
         {"training.betas": [0.9, 0.99]},
         {"training.gradient_clip": 0.5},
@@ -160,6 +148,14 @@ def test_another_way_of_execution_makes_the_job_stale(place: str, value: Any) ->
 )
 def test_whatever_changes_the_result_changes_the_hash(changes: dict) -> None:
     assert run_of(changed(*changes.items())).config_hash != run_of(config()).config_hash
+
+
+def test_short_documents_are_another_corpus() -> None:
+    hashes = {
+        run_of(changed((f"{STORIES}.source", LOCAL | cut))).config_hash
+        for cut in ({}, {"document_characters": 700}, {"document_characters": 701})
+    }
+    assert len(hashes) == 3
 
 
 def test_every_run_of_every_campaign_has_a_hash_of_its_own() -> None:

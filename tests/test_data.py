@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from relation.data.sources import END_OF_TEXT, open_streams
+from relation.data.sources import open_streams
+from relation.data.splits import END_OF_TEXT
 from relation.data.tokenizer import load_tokenizer, train_tokenizer
 from relation.errors import InputError
 

@@ -11,7 +11,8 @@ from test_data import DOCUMENTS, FILES, as_jsonl, as_txt, hub, hub_folder
 from relation.data import encode
 from relation.data import prepare as preparation
 from relation.data.prepare import prepare, unigram_entropy
-from relation.data.sources import END_OF_TEXT, open_streams
+from relation.data.sources import open_streams
+from relation.data.splits import END_OF_TEXT
 from relation.data.tokenizer import load_tokenizer
 from relation.data.tokens import open_tokens
 from relation.errors import InputError
@@ -92,7 +93,13 @@ def read_by(
     return limit - left[0]
 
 
-@pytest.fixture(scope="module", params=["files", "hub"])
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fingerprints stay out of the user's cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="module", params=["files", "pieces", "hub"])
 def long_corpus(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> DataSpec:
@@ -100,7 +107,10 @@ def long_corpus(
     if request.param == "hub":
         return data_spec(hub(hub_folder(folder, MANY[:TRAIN], MANY[TRAIN:])))
     as_jsonl(folder / "a.jsonl", MANY)
-    return data_spec({**FILES, "validation_modulus": 50}, folder, train_tokens=60_001)
+    source = {**FILES, "validation_modulus": 50}
+    if request.param == "pieces":
+        source["document_characters"] = 14
+    return data_spec(source, folder, train_tokens=60_001)
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from status_files import (
     begin,
     campaign,
     empty_results,
+    every_run,
     finish,
     found,
     job_log,
@@ -42,12 +43,12 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Results:
 
 def test_a_campaign_that_never_ran_waits(results: Results) -> None:
     status = look(results, steps=True)
-    assert [r.name for r in status.runs] == [r.name for r in campaign().trained_runs]
+    assert [r.name for r in status.runs] == [r.name for r in every_run()]
     assert {r.state for r in status.runs} == {s.state for s in status.steps} == {"waiting"}
     assert status.notes == []
-    assert len(status.steps) == 2 + 12 + 11 + 3
+    assert len(status.steps) == 2 + 12 + 4 + 11 + 3
     rates = campaign().expected_tokens_per_second
-    expected = sum(trained_tokens(r) / rates[r.scale] for r in campaign().trained_runs)
+    expected = sum(trained_tokens(r) / rates[r.scale] for r in every_run())
     assert status.seconds_left == pytest.approx(expected)
     assert not results.folder.exists(), "a look leaves nothing behind"
 
@@ -179,7 +180,7 @@ def test_runs_at_a_time_share_what_is_left() -> None:
 
 
 def test_published_runs_are_done(results: Results) -> None:
-    for spec in campaign().trained_runs:
+    for spec in every_run():
         finish(results, spec)
     (results.folder / "runs").rename(results.folder / "kept")
     assert {r.state for r in look(results).runs} == {"waiting"}

@@ -31,7 +31,7 @@ FAST = {"mha": "flash", "full": "tiled", "linear": "chunked"}
 
 def curve(variant: str, backends: dict[str, str], data: Path, folder: Path) -> list[dict]:
     """Seven updates and a partial one, in which warm-up, plateau and decay all take part."""
-    model = small_model(variant, init_std=0.1)
+    model = small_model(variant, init_std=0.1, scale_residual_init=True)
     spec = run_spec(model=model, backends=backends, budget_tokens=7 * UPDATE + 40)
     spec = replace(spec, variant=variant)
     engine.train(spec, data, folder / "out", folder / "resume")

@@ -110,7 +110,7 @@ def _prompt(options: argparse.Namespace) -> str:
 def _generate(options: argparse.Namespace) -> None:
     import torch
 
-    from relation.data.sources import END_OF_TEXT
+    from relation.data.splits import END_OF_TEXT
     from relation.data.tokenizer import load_tokenizer
     from relation.devices import claim
     from relation.generation import Sampling, generate_tokens, stream_text

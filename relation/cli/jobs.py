@@ -28,6 +28,7 @@ from relation.cli.options import (
 from relation.config import Campaign, load_config
 from relation.errors import InputError
 from relation.results import (
+    GRADIENTS_FILE,
     READINGS,
     VERIFICATION_FILE,
     Results,
@@ -66,6 +67,7 @@ def add_commands(commands) -> None:
     )
     job("measure", _measure, "run one systems benchmark", "BENCHMARK/SCALE")
     job("verify", _verify, "check FlashRelation against its definition on this device")
+    job("verify-gradients", _verify_gradients, "check the training step's gradients against FP64")
     job("inventory", _inventory, "count the parameters of a campaign's models")
     for name, call, help in (
         ("cells", _cells, "compute every cell and claim"),
@@ -171,6 +173,15 @@ def _verify(options: argparse.Namespace) -> None:
     campaign, results = _campaign(options)
     check_expected(options.expect, campaign.verification.job_hash, "verification")
     verify(campaign.verification, results.folder / VERIFICATION_FILE)
+
+
+def _verify_gradients(options: argparse.Namespace) -> None:
+    from relation.gradients import verify_gradients
+
+    set_threads(options)
+    campaign, results = _campaign(options)
+    check_expected(options.expect, campaign.gradients.job_hash, "gradients")
+    verify_gradients(campaign.gradients, results.folder / GRADIENTS_FILE)
 
 
 def _inventory(options: argparse.Namespace) -> None:

@@ -9,12 +9,13 @@ from relation.config.load import schema, validate
 from relation.config.matrix import assumptions_of, data_name, data_specs, model_of, run_spec
 from relation.config.multiverse import Reading, reading_scales, readings_of
 from relation.config.readings import settled_readings
-from relation.config.systems import systems_specs, verification_spec
+from relation.config.systems import gradients_spec, systems_specs, verification_spec
 from relation.errors import InputError
 from relation.geometry import PAIRED, VARIANTS, ModelConfig
 from relation.spec import (
     DataSpec,
     DiagnosticsSpec,
+    GradientsSpec,
     RunSpec,
     SystemsSpec,
     VerificationSpec,
@@ -63,6 +64,7 @@ class Campaign:
     systems: tuple[SystemsSpec, ...]
     systems_alone: bool
     verification: VerificationSpec
+    gradients: GradientsSpec
     diagnostics: dict
     efficiency_window: float
     assumptions: tuple[dict, ...]
@@ -321,6 +323,7 @@ def resolve(config: Mapping, **overrides: Any) -> Campaign:
         planned_systems=systems,
         systems_alone=campaign["systems"]["alone"],
         verification=verification_spec(campaign, name),
+        gradients=gradients_spec(campaign, name, model),
         diagnostics=diagnostics,
         efficiency_window={**config["efficiency"], **campaign.get("efficiency", {})}["window"],
         assumptions=(

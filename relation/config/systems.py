@@ -1,10 +1,11 @@
 """The systems benchmarks of a campaign, resolved to one specification a job (Appendix F)."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from relation.errors import InputError
-from relation.geometry import ModelConfig, model_values
-from relation.spec import SystemsSpec, VerificationSpec
+from relation.geometry import VARIANTS, ModelConfig, model_values
+from relation.spec import GradientsSpec, SystemsSpec, VerificationSpec
 
 
 def _side(
@@ -150,5 +151,44 @@ def verification_spec(campaign: Mapping, name: str) -> VerificationSpec:
         shapes=shapes,
         draws=_VERIFIED_DRAWS,
         precision=campaign["precision"],
+        device=campaign["device"],
+    )
+
+
+# Layers of two parities hold both pairings of heads. T x T matrices in FP64 must fit.
+_CHECKED_LAYERS, _CHECKED_LENGTH, _CHECKED_MICRO, _CHECKED_ACCUMULATION = 2, 512, 2, 2
+
+
+def gradients_spec(
+    campaign: Mapping, name: str, model: Callable[[str, str], ModelConfig]
+) -> GradientsSpec:
+    """The check of the training step's gradients, of every variant that the paper has.
+
+    Each has the widths of the first scale that trains it, or of the first one of all, and as few
+    layers as hold its pattern.
+    """
+    variants = []
+    for variant, known in VARIANTS.items():
+        scales = campaign["scales"]
+        scale = next((s for s, v in scales.items() if variant in v["variants"]), next(iter(scales)))
+        whole, layers = model(scale, variant), max(_CHECKED_LAYERS, len(known.pattern))
+        overrides = campaign.get("backend_overrides", {}).get(variant, {})
+        variants.append(
+            {
+                "variant": variant,
+                "scale": scale,
+                "model": model_values(replace(whole, layout=whole.layout[:layers])),
+                "length": min(_CHECKED_LENGTH, scales[scale]["context"]),
+                "backends": {**campaign["backends"], **overrides},
+            }
+        )
+    return GradientsSpec(
+        campaign=name,
+        variants=variants,
+        micro=_CHECKED_MICRO,
+        accumulation=_CHECKED_ACCUMULATION,
+        draws=_VERIFIED_DRAWS,
+        precision=campaign["precision"],
+        compile=campaign["compile"],
         device=campaign["device"],
     )

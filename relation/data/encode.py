@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from relation.data.sources import END_OF_TEXT, open_streams
+from relation.data.sources import open_streams
+from relation.data.splits import END_OF_TEXT
 from relation.data.tokens import TOKEN_TYPE, token_file
 from relation.files import write_text
 from relation.progress import Progress

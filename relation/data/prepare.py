@@ -15,7 +15,8 @@ import numpy as np
 
 from relation.code import code_hash
 from relation.data.encode import SplitEncoder
-from relation.data.sources import SPLITS, corpus_fingerprint, open_streams
+from relation.data.sources import corpus_fingerprint, open_streams
+from relation.data.splits import SPLITS
 from relation.data.tokenizer import load_tokenizer, train_tokenizer
 from relation.data.tokens import TOKEN_TYPE, token_file
 from relation.errors import InputError

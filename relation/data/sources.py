@@ -5,26 +5,21 @@ cursor that JSON can hold, and can be started again at a cursor, so that prepara
 """
 
 import hashlib
-import json
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
-from itertools import count, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
-
+from relation.code import code_hash
+from relation.data.pieces import shuffled_pieces
+from relation.data.splits import SPLITS
+from relation.data.texts import SUFFIXES, read_texts, unreadable
 from relation.errors import InputError, RunError
-from relation.files import sha256_of
+from relation.files import recall, remember, sha256_of
 
-END_OF_TEXT = "<|endoftext|>"
-SPLITS = ("train", "validation")
-_SUFFIXES = (".txt", ".jsonl", ".parquet")
-_ROWS_AT_A_TIME = 256
-_LONGEST_DOCUMENT = 1 << 24  # characters; encoding one takes some 50 bytes of memory for each
-_LARGEST_COLUMN = 1 << 32  # bytes of a row group's texts, uncompressed
+_CACHE = "corpora"  # its file in the user's cache folder
 
 
 class Stream(Protocol):
@@ -84,9 +79,9 @@ def text_files(path: str | None) -> dict[str, list[Path]]:
     if not root.exists():
         raise InputError(f"corpus {root} does not exist; give a file or folder of texts")
     found = [root] if root.is_file() else sorted(p for p in root.rglob("*") if p.is_file())
-    texts = [p for p in found if p.suffix in _SUFFIXES]
+    texts = [p for p in found if p.suffix in SUFFIXES]
     if not texts:
-        raise InputError(f"corpus {root} holds no {', '.join(_SUFFIXES)} file")
+        raise InputError(f"corpus {root} holds no {', '.join(SUFFIXES)} file")
     validation = [p for p in texts if p.stem.startswith("validation")]
     train = [p for p in texts if p not in validation]
     if not train:
@@ -96,114 +91,54 @@ def text_files(path: str | None) -> dict[str, list[Path]]:
 
 @cache
 def corpus_fingerprint(path: str | None) -> str | None:
-    """SHA-256 over names and contents of a local corpus; None where none is given or there."""
+    """SHA-256, hexadecimal, of a local corpus's texts; None where `path` is None or missing.
+
+    It covers every document in order and which files are validation, and nothing else: the same
+    texts in another format, under other names in the same order, or in other shards are the same
+    corpus. Every process hashes the files' bytes, so it notices any changed byte; the user's cache
+    maps that hash to the fingerprint, so the texts are parsed once. Raises InputError where they
+    cannot be read.
+    """
     if path is None or not Path(path).exists():
         return None
-    digest = hashlib.sha256()
-    for split, files in text_files(path).items():
-        for file in files:
-            digest.update(f"{split}/{file.name}/{sha256_of(file)};".encode())
+    files = text_files(path)
+    key = _hash_of_bytes(files)
+    found = recall(_CACHE, key)
+    # A damaged cache may hold anything.
+    if isinstance(found, str) and re.fullmatch("[0-9a-f]{64}", found):
+        return found
+    fingerprint = _hash_of_texts(files)
+    if _hash_of_bytes(text_files(path)) != key:
+        raise InputError(f"corpus {path} changed while it was read; wait until it is whole")
+    remember(_CACHE, key, fingerprint)
+    return fingerprint
+
+
+def _hash_of_bytes(files: Mapping[str, Sequence[Path]]) -> str:
+    """SHA-256 of the files as they lie on disk, and of the code that makes documents of them."""
+    digest = hashlib.sha256(code_hash("data").encode())
+    for split, paths in files.items():
+        for path in paths:
+            try:
+                digest.update(f"{split}{path.suffix}:{sha256_of(path)};".encode())
+            except OSError as error:
+                raise unreadable(path, error) from None
     return digest.hexdigest()
 
 
-def _read_text(path: Path) -> Iterator[str]:
-    """Documents of a .txt file: the whole, or what lies between lines of end-of-text."""
-    lines: list[str] = []
-    characters = 0
-    for number, line in _lines(path):
-        if line.strip() == END_OF_TEXT:
-            yield "".join(lines)
-            lines, characters = [], 0
-            continue
-        lines.append(line)
-        characters += len(line)
-        if characters > _LONGEST_DOCUMENT:
-            raise InputError(
-                f"{path} line {number}: the document is longer than {_LONGEST_DOCUMENT:,} "
-                f"characters; put lines of {END_OF_TEXT} between documents"
-            )
-    yield "".join(lines)
-
-
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """A text file's lines with their numbers. Raises InputError for one beyond all bounds."""
-    with path.open(encoding="utf-8") as file:
-        for number in count(1):
-            # Not the file's own iterator, which would read a line of any size into memory.
-            line = file.readline(_LONGEST_DOCUMENT + 1)
-            if not line:
-                return
-            if len(line) > _LONGEST_DOCUMENT:
-                raise InputError(
-                    f"{path} line {number} is longer than {_LONGEST_DOCUMENT:,} characters; "
-                    "break it"
-                )
-            yield number, line
-
-
-def _read_jsonl(path: Path) -> Iterator[str]:
-    for number, line in _lines(path):
-        if not line.strip():
-            continue
-        try:
-            text = json.loads(line)["text"]
-        except (ValueError, KeyError, TypeError, RecursionError):
-            text = None
-        if not isinstance(text, str):
-            raise InputError(f'{path} line {number} is no JSON object with a string "text"')
-        if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
-            raise InputError(
-                f"{path} line {number} has half of a surrogate pair, which is no character; mend "
-                "its escapes"
-            )
-        yield text
-
-
-def _read_parquet(path: Path) -> Iterator[str]:
-    try:
-        file = pq.ParquetFile(path)
-        if "text" not in file.schema_arrow.names:
-            names = ", ".join(file.schema_arrow.names)
-            raise InputError(f"{path} has no column `text`, only {names}")
-        kind = file.schema_arrow.field("text").type
-        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-            raise InputError(f"{path} has a column `text` of {kind}; it must hold strings")
-        _check_column(path, file)
-        # As a dictionary, so that a text that is repeated lies in memory once.
-        file = pq.ParquetFile(path, read_dictionary=["text"])
-        for batch in file.iter_batches(_ROWS_AT_A_TIME, columns=["text"]):
-            column = batch.column(0)
-            longest = pc.max(pc.utf8_length(column.dictionary)).as_py()
-            if longest is not None and longest > _LONGEST_DOCUMENT:
-                raise InputError(
-                    f"{path} has a text longer than {_LONGEST_DOCUMENT:,} characters; split it"
-                )
-            yield from (text.as_py() for text in column if text.is_valid)
-    except (pa.ArrowException, OSError, MemoryError) as error:
-        detail = (str(error).splitlines() or [type(error).__name__])[0]
-        raise InputError(f"{path} is not readable Parquet ({detail}); replace it") from None
-
-
-def _check_column(path: Path, file: pq.ParquetFile) -> None:
-    """Refuse a column that a small file unfolds to more than memory takes."""
-    metadata = file.metadata
-    # Of the leaves: a column before it may have several.
-    index = next(i for i in range(metadata.num_columns) if file.schema.column(i).path == "text")
-    for group in range(metadata.num_row_groups):
-        size = metadata.row_group(group).column(index).total_uncompressed_size
-        if size > _LARGEST_COLUMN:
-            raise InputError(
-                f"{path} holds {size / 2**30:.0f} GiB of text in one row group; write it with "
-                "smaller row groups"
-            )
-
-
-def _read_file(path: Path) -> Iterator[str]:
-    readers = {".txt": _read_text, ".jsonl": _read_jsonl, ".parquet": _read_parquet}
-    try:
-        yield from readers[path.suffix](path)
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not UTF-8 at byte {error.start}; convert it") from None
+def _hash_of_texts(files: Mapping[str, Sequence[Path]]) -> str:
+    """SHA-256 of the documents by split, each behind its length: 8 bytes, little-endian."""
+    whole = hashlib.sha256()
+    for split, paths in files.items():
+        digest = hashlib.sha256()
+        for path in paths:
+            for text in read_texts(path):
+                encoded = text.encode()
+                digest.update(len(encoded).to_bytes(8, "little"))
+                digest.update(encoded)
+        if paths:
+            whole.update(f"{split}:{digest.hexdigest()};".encode())
+    return whole.hexdigest()
 
 
 def _files(source: dict, split: str, path: str | None) -> list[Stream]:
@@ -212,9 +147,12 @@ def _files(source: dict, split: str, path: str | None) -> list[Stream]:
     chosen = files["train"] if by_hash else files[split]
 
     def documents(start: int) -> Iterator[str]:
-        texts = (text for file in chosen for text in _read_file(file))
+        texts = (text for file in chosen for text in read_texts(file))
         if by_hash:
             texts = _split_by_hash(texts, split, source["validation_modulus"])
+        # After the split, so that all pieces of a document are in one split.
+        if "document_characters" in source:
+            texts = shuffled_pieces(texts, source["document_characters"])
         return islice(texts, start, None)
 
     return [CountedStream(documents)]

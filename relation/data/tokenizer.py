@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from relation.data.sources import END_OF_TEXT
+from relation.data.splits import END_OF_TEXT
 from relation.errors import InputError
 
 

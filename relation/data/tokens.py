@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from relation.data.sources import SPLITS
+from relation.data.splits import SPLITS
 from relation.errors import InputError
 from relation.files import sha256_of
 from relation.parquet import read_parquet

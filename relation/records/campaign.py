@@ -25,6 +25,7 @@ from relation.schemas import (
     FLOW,
     FLOW_CURVES,
     FLOW_MAPS,
+    GRADIENTS,
     LOG,
     MODELS,
     PROBES,
@@ -59,12 +60,12 @@ class CampaignRecords:
     update; efficiency: a row a pair (target nat/token, crossing_tokens, reduction; what the
     same measure gives MHA against itself, own_reduction, and Relation's last loss above the
     target, end_gap); flow: a row a metric of a head; throughput and complexity: a row a
-    measurement; verification: a row a checked quantity; missing: a row a planned thing that is
-    not there (kind, scale, variant, seed, status, reason); provenance: a row a record that is
-    there; page: what the report says about the campaign; curves, maps and probes: rows of
-    FLOW_CURVES, FLOW_MAPS and PROBES, the latter with `alike`, whether they were taken as the
-    present configuration takes them; readings: those that the report shows, None where there are
-    none.
+    measurement; verification: a row a checked quantity; gradients: a row a measure of a checked
+    gradient; missing: a row a planned thing that is not there (kind, scale, variant, seed, status,
+    reason); provenance: a row a record that is there; page: what the report says about the
+    campaign; curves, maps and probes: rows of FLOW_CURVES, FLOW_MAPS and PROBES, the latter with
+    `alike`, whether they were taken as the present configuration takes them; readings: those
+    that the report shows, None where there are none.
     """
 
     models: pd.DataFrame
@@ -78,6 +79,7 @@ class CampaignRecords:
     missing: pd.DataFrame
     provenance: pd.DataFrame
     page: dict
+    gradients: pd.DataFrame = field(default_factory=partial(_frame, [], GRADIENTS, "source"))
     curves: pd.DataFrame = field(default_factory=partial(_frame, [], FLOW_CURVES, "source"))
     maps: pd.DataFrame = field(default_factory=partial(_frame, [], FLOW_MAPS, "source"))
     probes: pd.DataFrame = field(default_factory=partial(_frame, [], PROBES, "alike", "source"))
@@ -166,6 +168,7 @@ _LAYOUTS = {
     "throughput": THROUGHPUT,
     "complexity": COMPLEXITY,
     "verification": VERIFICATION,
+    "gradients": GRADIENTS,
 }
 
 
@@ -260,6 +263,7 @@ def load_records(campaign: Campaign, results: Results, *, partial: bool = False)
         page=campaign_page(
             results, [*runs["device"], *further["device"], *throughput["device"]], loader.origins
         ),
+        gradients=loader.frame("gradients", "source"),
         curves=loader.frame("curves", "source"),
         maps=loader.frame("maps", "source"),
         probes=loader.frame("probes", "alike", "source"),

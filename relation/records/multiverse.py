@@ -79,7 +79,7 @@ def _own(results: Results, run: RunSpec) -> dict[str, pd.DataFrame] | None:
         for path, layout in zip(files, (RUN, LOG, PROBES), strict=True)
     )
     about = {name: made[0].get(name) for name in _ORIGIN}
-    about["corpus_sha256"] = made[0]["data_origin"]["corpus_sha256"]
+    about["corpus_sha256"] = made[0]["data_origin"].get("corpus_sha256")
     about["torch"] = made[0]["versions"].get("torch")
     about["backend"] = made[0]["backends"]["mha" if run.variant == "mha" else "full"]
     return {

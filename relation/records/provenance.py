@@ -115,7 +115,7 @@ def _own_freshness(origin: Mapping[str, Any], source: Source) -> tuple[str, str]
 
 
 # Whose code the records that a report is made from rest on.
-_STAGES = ("models", "training", "probe", "diagnostics", "systems", "verification")
+_STAGES = ("models", "training", "probe", "diagnostics", "systems", "verification", "gradients")
 
 
 def checkout_hash() -> str:

@@ -10,6 +10,7 @@ from relation.parquet import read_origin
 from relation.records.multiverse import collect
 from relation.results import (
     CHECKSUMS,
+    GRADIENTS_FILE,
     MODELS_FILE,
     OMISSIONS,
     READINGS,
@@ -27,11 +28,11 @@ def publish(campaign: Campaign, results: Results) -> list[Path]:
     """Copy every complete record of this configuration to results/published/<campaign>.
 
     A run counts when its record, log and probes are there and carry the campaign's configuration
-    hash; so do its diagnostics, each systems benchmark and the verification; the inventory of
-    models goes with them. Of readings, a file a kind gathers the runs that are there and those
-    shipped before. Checkpoints and the logs of jobs are not copied. The checksums cover a
-    text on what is left out too, where one lies there. Returns the files copied. Raises InputError
-    where nothing is complete.
+    hash; so do its diagnostics, each systems benchmark, the verification and the check of
+    gradients; the inventory of models goes with them. Of readings, a file a kind gathers the runs
+    that are there and those shipped before. Checkpoints and the logs of jobs are not copied. The
+    checksums cover a text on what is left out too, where one lies there. Returns the files copied.
+    Raises InputError where nothing is complete.
     """
     wanted = [([MODELS_FILE], campaign.inventory_hash)]
     for run in campaign.trained_runs:
@@ -42,6 +43,7 @@ def publish(campaign: Campaign, results: Results) -> list[Path]:
     for spec in campaign.systems:
         wanted.append(([systems_path(spec)], spec.config_hash))
     wanted.append(([VERIFICATION_FILE], campaign.verification.config_hash))
+    wanted.append(([GRADIENTS_FILE], campaign.gradients.config_hash))
 
     copied: list[Path] = []
     for files, config_hash in wanted:

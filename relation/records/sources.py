@@ -8,6 +8,7 @@ from typing import Any
 from relation.config import Campaign
 from relation.data.sources import corpus_fingerprint
 from relation.results import (
+    GRADIENTS_FILE,
     MODELS_FILE,
     RUN_FILES,
     VERIFICATION_FILE,
@@ -27,13 +28,13 @@ _KINDS = ("run", "log", "probes")
 class Source:
     """A planned record.
 
-    kind: run, log, probes, diagnostics, curves, maps, systems, models or verification, and "further
-    run" and so on of a pair beyond the matrix; path: None for diagnostics that were not published
-    with their run; target: what Snakemake makes it as; job_log: of the job that makes it; stage:
-    whose code makes it; config_hash: the present configuration's; variant: of a systems benchmark,
-    its name; corpus: fingerprint of the local texts given now; rests_on: another record, planned
-    before it, than which it is no fresher; probed: of probes, how the present configuration samples
-    the run, and what else their origin would say.
+    kind: run, log, probes, diagnostics, curves, maps, systems, models, verification or gradients,
+    and "further run" and so on of a pair beyond the matrix; path: None for diagnostics that were
+    not published with their run; target: what Snakemake makes it as; job_log: of the job that makes
+    it; stage: whose code makes it; config_hash: the present configuration's; variant: of a systems
+    benchmark, its name; corpus: fingerprint of the local texts given now; rests_on: another record,
+    planned before it, than which it is no fresher; probed: of probes, how the present configuration
+    samples the run, and what else their origin would say.
     """
 
     kind: str
@@ -138,4 +139,12 @@ def planned_sources(campaign: Campaign, results: Results) -> Iterator[Source]:
         logs / "verify.log",
         "verification",
         campaign.verification.config_hash,
+    )
+    yield Source(
+        "gradients",
+        results.gradients,
+        folder / GRADIENTS_FILE,
+        logs / "verify-gradients.log",
+        "gradients",
+        campaign.gradients.config_hash,
     )

@@ -7,6 +7,7 @@ from relation.data.sources import corpus_fingerprint
 from relation.errors import InputError
 from relation.preflight import check, check_corpus, write_started_with
 from relation.results import (
+    GRADIENTS_FILE,
     READING_KINDS,
     RUN_FILES,
     VERIFICATION_FILE,

@@ -15,3 +15,22 @@ rule verify:
     shell:
         "python -m relation verify --config {params.config}"
         " --expect {params.spec} --threads {threads} 2>&1 | tee -i {log}"
+
+
+rule verify_gradients:
+    output:
+        f"{FOLDER}/{GRADIENTS_FILE}",
+    log:
+        f"{FOLDER}/logs/verify-gradients.log",
+    conda:
+        "../../environment.yml"
+    threads: 1
+    resources:
+        gpu=int(ON_GPU),
+    params:
+        config=STARTED_WITH,
+        spec=CAMPAIGN.gradients.job_hash,
+        code=code_hash("gradients"),
+    shell:
+        "python -m relation verify-gradients --config {params.config}"
+        " --expect {params.spec} --threads {threads} 2>&1 | tee -i {log}"

@@ -1,0 +1,248 @@
+"""Readings as runs: what a choice changes, what readings share, and what is gathered of them."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from conftest import ROOT
+from test_config import changed, config
+from training import run_spec, small_model, write_corpus
+
+from relation.config import load_config, resolve
+from relation.diagnostics.measure import diagnose
+from relation.diagnostics.probe import FlowProbe
+from relation.errors import InputError
+from relation.geometry import ModelConfig
+from relation.model import Decoder
+from relation.records import multiverse
+from relation.records.publish import publish
+from relation.results import READINGS, Results, diagnostics_path, run_path
+from relation.training.engine import train
+from relation.training.optimizer import build_optimizer
+
+SMALL = {"layers": 2, "d_model": 64, "heads": 4, "d_ff": 128, "vocab_size": 300}
+
+
+def readings():
+    return resolve(load_config(ROOT / "config.yaml"), campaign="readings")
+
+
+def initialised(**changes) -> Decoder:
+    model = Decoder(ModelConfig.for_variant("full", **SMALL, **changes))
+    model.initialise(7)
+    return model
+
+
+def deviations(model: Decoder) -> dict[str, float]:
+    return {n: p.std().item() for n, p in model.named_parameters() if p.ndim == 2}
+
+
+def test_every_choice_is_tried_under_both_residual_scales() -> None:
+    found = readings().readings
+    assert [r.residual for r in found] == ["unscaled", "scaled"] * (len(found) // 2)
+    assert {r.choice for r in found} == set(load_config(ROOT / "config.yaml")["choices"])
+    assert [r.name for r in found[:2]] == ["unscaled-sd-0.02", "scaled-sd-0.02"]
+    for reading in found:
+        scaled = {run.model["scale_residual_init"] for run in reading.runs}
+        assert scaled == {reading.residual == "scaled"}
+
+
+def test_no_two_readings_are_the_same_but_for_what_they_share() -> None:
+    found = readings()
+    hashes = [run.config_hash for run in found.reading_runs]
+    assert len(set(hashes)) == len(hashes)
+    shared = [r for r in found.readings if any(run.reading != r.name for run in r.runs)]
+    assert [r.choice for r in shared] == ["separate-weights"] * 2
+    for reading in shared:
+        assert {run.variant for run in reading.runs if run.reading != reading.name} == {"mha"}
+
+
+@pytest.mark.parametrize("choice, field, value", [
+    ("sd-0.02", "init_std", 0.02),
+    ("sd-rsqrt-d", "init_std", 384**-0.5),
+    ("sd-small", "init_std", (2 / (5 * 384)) ** 0.5),
+    ("sd-torch", "linear_init", "torch"),
+    ("embedding-sd", "embedding_std", 384**-0.5),
+    ("embedding-times-sqrt-d", "embedding_multiplier", 384**0.5),
+])  # fmt: skip
+def test_a_choice_changes_the_model_it_names(choice: str, field: str, value) -> None:
+    for reading in readings().readings:
+        if reading.choice == choice:
+            assert all(run.model[field] == value for run in reading.runs)
+
+
+def test_choices_change_the_run_they_name() -> None:
+    by_choice = {r.choice: r.runs[-1] for r in readings().readings if r.residual == "unscaled"}
+    assert by_choice["decay-all"].decay_vectors is True
+    assert by_choice["decay-no-embedding"].decay_embedding is False
+    assert by_choice["adam-eps"].adam_eps == 1e-5
+    assert by_choice["lr-half"].learning_rate == by_choice["sd-0.02"].learning_rate / 2
+    assert by_choice["short-books"].data == "short-4096"
+    assert by_choice["separate-weights"].init_key == "full"
+
+
+def test_the_campaigns_own_assumptions_leave_the_readings_alone() -> None:
+    """A reading that the rule chose becomes the default; the readings stay what they were."""
+    other = changed(("assumptions.decay_vectors", True), ("assumptions.init_std", 0.5))
+    before, after = (resolve(c, campaign="readings").reading_runs for c in (config(), other))
+    assert [run.config_hash for run in before] == [run.config_hash for run in after]
+
+
+def test_an_option_that_is_off_is_in_no_hash() -> None:
+    """Records made before an option was there keep their hash."""
+    spec = run_spec(model=small_model("full"))
+    assert spec.config_hash == replace(spec, decay_vectors=None, reading="x").config_hash
+    assert spec.config_hash != replace(spec, decay_vectors=True).config_hash
+    assert spec.config_hash != replace(spec, init_key="full").config_hash
+
+
+def test_readings_alone_train_nothing_of_the_matrix() -> None:
+    found = readings()
+    assert not found.runs and not found.systems and len(found.omitted) == len(found.planned_runs)
+
+
+def test_restrictions_choose_among_the_readings() -> None:
+    loaded = load_config(ROOT / "config.yaml")
+    one = resolve(loaded, campaign="readings", readings="scaled-sd-small", variants="mha")
+    assert [run.name for run in one.reading_runs] == ["scaled-sd-small/mha/142"]
+    assert not resolve(loaded, campaign="smoke", seeds="42").reading_runs
+    with pytest.raises(InputError, match="no such reading"):
+        resolve(loaded, campaign="readings", readings="none")
+
+
+@pytest.mark.parametrize("changes, message", [
+    ({"further": ["unscaled-none"]}, "none of its readings"),
+    ({"choices": ["none"]}, "choices does not define"),
+    ({"ablations": ["mha"]}, "ablations names 'mha'"),
+    ({"seeds": [42]}, "seed 42 is there twice or is the matrix's"),
+    ({"scale": "1B"}, "no scale of the campaign"),
+])  # fmt: skip
+def test_readings_that_contradict_themselves_are_refused(changes: dict, message: str) -> None:
+    spoilt = config()
+    spoilt["campaigns"]["smoke"]["readings"] |= changes
+    with pytest.raises(InputError, match=message):
+        resolve(spoilt, campaign="smoke")
+
+
+def test_pytorchs_default_is_what_a_linear_layer_starts_with() -> None:
+    model = initialised(linear_init="torch", init_std=0.02)
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 2 and name != "embedding.weight":
+            bound = parameter.shape[1] ** -0.5
+            assert parameter.abs().max() <= bound
+            assert parameter.std().item() == pytest.approx(bound / 3**0.5, rel=0.05)
+    assert deviations(model)["embedding.weight"] == pytest.approx(0.02, rel=0.05)
+
+
+def test_the_embedding_may_have_a_deviation_of_its_own() -> None:
+    own, plain = deviations(initialised(embedding_std=0.125)), deviations(initialised())
+    assert own.pop("embedding.weight") == pytest.approx(0.125, rel=0.05)
+    plain.pop("embedding.weight")
+    assert own == plain
+
+
+@pytest.mark.parametrize("linear_init", [None, "torch"])
+def test_the_residual_scale_divides_two_matrices_a_layer(linear_init: str | None) -> None:
+    whole = initialised(linear_init=linear_init).state_dict()
+    scaled = initialised(linear_init=linear_init, scale_residual_init=True).state_dict()
+    for name, value in whole.items():
+        residual = name.endswith(("mixer.wo.weight", "ffn.down.weight"))
+        torch.testing.assert_close(scaled[name], value / 2 if residual else value)
+
+
+def test_the_multiplier_scales_what_every_reader_of_tokens_starts_from() -> None:
+    """Forward, decoding and flows see one model: that whose embedding is read times m."""
+    tokens = torch.arange(6)[None]
+    model = initialised(embedding_multiplier=3.0)
+    torch.testing.assert_close(model.embed(tokens), 3 * model.embedding(tokens))
+    logits = model(tokens)
+    assert not torch.allclose(logits, initialised()(tokens))
+    torch.testing.assert_close(model.decode(tokens, model.decode_state()), logits)
+    assert len(list(model.flows(tokens))) == SMALL["layers"]
+
+
+def test_a_key_gives_all_weights_another_draw() -> None:
+    model = initialised()
+    before = {n: p.clone() for n, p in model.named_parameters() if p.ndim == 2}
+    model.initialise(7, "full")
+    assert all(not torch.equal(before[n], p) for n, p in model.named_parameters() if n in before)
+
+
+@pytest.mark.parametrize("embedding, vectors", [(True, False), (False, False), (True, True)])
+def test_weight_decay_reaches_what_it_is_told_to(embedding: bool, vectors: bool) -> None:
+    model = initialised()
+    optimizer = build_optimizer(model, 1e-3, (0.9, 0.95), 1e-8, 0.1, embedding, vectors)
+    decayed = {id(p) for g in optimizer.param_groups if g["weight_decay"] for p in g["params"]}
+    for name, parameter in model.named_parameters():
+        wanted = vectors if parameter.ndim < 2 else embedding or name != "embedding.weight"
+        assert (id(parameter) in decayed) == wanted, name
+    assert sum(len(g["params"]) for g in optimizer.param_groups) == len(list(model.parameters()))
+
+
+@pytest.fixture(scope="module")
+def gathered(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """Two runs of one reading of the tiny campaign, trained and diagnosed."""
+    root = tmp_path_factory.mktemp("readings")
+    campaign = resolve(load_config(ROOT / "config.yaml"), campaign="tiny", variants="mha,full")
+    results = Results(campaign, root)
+    data = write_corpus(root / "corpus", vocabulary=300)
+    for run in campaign.reading_runs[:2]:
+        folder = results.own_folder / run_path(run)
+        sampling = campaign.diagnostics_spec(run, 1)
+        probe = FlowProbe(sampling, 1, data, run.model_config().vocab_size)
+        train(run, data, folder, root / "resume", probes=(probe,))
+        spec = campaign.diagnostics_spec(run)
+        output = results.own_folder / diagnostics_path(run)
+        diagnose(spec, run, folder / "model.safetensors", data, output)
+    return results
+
+
+def test_records_are_gathered_into_a_file_a_kind(gathered: Results) -> None:
+    paths = multiverse.collect(gathered, gathered.own_folder / READINGS)
+    assert [path.stem for path in paths] == ["runs", "losses", "probes", "diagnoses"]
+    found = multiverse.load_readings(gathered)
+    assert (found.planned, found.there) == (4, 2)
+    assert set(found.runs["reading"]) == {"unscaled-sd-0.02"}
+    assert list(found.runs["variant"]) == ["mha", "full"]
+    assert found.losses.groupby("variant")["tokens"].max().to_dict() == {"mha": 600, "full": 600}
+    flow = pd.read_parquet(
+        gathered.own_folder / diagnostics_path(gathered.campaign.reading_runs[0])
+    )
+    head = flow[(flow["layer"] == 1) & (flow["head"] == 0) & (flow["metric"] == "self_flow")]
+    ours = found.diagnoses.query(
+        "variant == 'mha' and layer == 1 and head == 0 and metric == 'self_flow'"
+    )
+    assert ours["value"].item() == pytest.approx(head["value"].mean(), rel=1e-6)
+    assert ours["count"].item() == head["count"].sum()
+
+
+def test_a_run_of_another_configuration_is_not_gathered(gathered: Results) -> None:
+    other = replace(gathered.campaign.readings[0].runs[0], learning_rate=1.0)
+    assert multiverse._own(gathered, other) is None
+
+
+def test_runs_of_a_seed_must_have_read_the_same_windows(gathered: Results) -> None:
+    runs = multiverse.gather(gathered)["runs"]
+    runs.loc[0, "order_hash"] = "another"
+    with pytest.raises(InputError, match="read different windows"):
+        multiverse.check_pairs(runs)
+
+
+def test_what_is_shipped_stands_for_runs_that_are_not_here(
+    gathered: Results, tmp_path: Path
+) -> None:
+    """Published rows count as done, are gathered again with new ones, and need no checkpoint."""
+    publish(gathered.campaign, gathered)
+    shipped = gathered.published_folder / READINGS
+    (tmp_path / "published").mkdir()
+    shipped.parent.rename(tmp_path / "published" / "tiny")
+    fresh = Results(gathered.campaign, tmp_path)
+    assert fresh.shipped_reading_runs == {run.name for run in gathered.campaign.reading_runs[:2]}
+    assert fresh.own_reading_runs() == list(gathered.campaign.reading_runs[2:])
+    again, before = multiverse.gather(fresh), multiverse.gather(gathered)
+    for kind, rows in again.items():
+        assert len(rows) == len(before[kind]) > 0
+    assert list(again["runs"]["final_nll"]) == list(before["runs"]["final_nll"])
+    assert replace(fresh, published=False).shipped_reading_runs == frozenset()
