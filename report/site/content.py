@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from relation.parquet import read_origin, read_parquet
 from report.jobs.schemas import FIGURES, FRAMES
 from report.site.pipeline import Pipeline, campaign_pipeline
+from report.site.readings import run_names
 from report.site.runs import Run, read_further, read_runs
 from report.tables import TABLES
 from report.view import PrintedTable, print_table
@@ -69,7 +70,9 @@ def gather(campaign: Campaign, results: Results) -> Content:
         tables=printed_tables(cells),
         runs=runs,
         further=further,
-        pipeline=campaign_pipeline(campaign, runs, rows["missing"], further),
+        pipeline=campaign_pipeline(
+            campaign, runs, rows["missing"], further, run_names(rows["readings_runs"])
+        ),
         **rows,
     )
 

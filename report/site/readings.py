@@ -111,6 +111,11 @@ def is_of_readings(figure: Row) -> bool:
     return figure["name"].startswith(PREFIX)
 
 
+def run_names(rows: Iterable[Row]) -> set[str]:
+    """The runs of readings_runs.parquet, as reading/variant/seed."""
+    return {f"{row['reading']}/{row['variant']}/{row['seed']}" for row in rows}
+
+
 def read_readings(
     values: Iterable[Row],
     choice: Sequence[Row],
