@@ -37,11 +37,11 @@ class Said(NamedTuple):
 def said(records: ReadingRecords) -> list[Said]:
     """Everything that the pages say of these readings, in order; nothing that is not known."""
     found = study(records)
-    scale = _residual_scale(found)
     turned, answer = _turned(found), _answer(found)
-    rows = [Said("headline", None, None, text) for text in [*scale, f"{answer[0]} {turned}"]]
-    of_layers = [*_first_layer(found), *_directions(found)]
-    finding = [*scale, *_gain(records, found), *of_layers, turned, answer[0], *_partial(records)]
+    headlines = [*_headline(found), f"{answer[0][:-1]}; {turned[:1].lower()}{turned[1:]}"]
+    rows = [Said("headline", None, None, text) for text in headlines]
+    of_scales = [*_residual_scale(found), *_gain(records, found), *_first_layer(found)]
+    finding = [*of_scales, *_directions(found), turned, answer[0], *_partial(records)]
     rows += [Said("finding", None, None, text) for text in finding]
     rows += [Said("answer", None, None, text) for text in answer]
     rows += [
@@ -79,9 +79,24 @@ def _apart(found: Study, statistic: str) -> tuple[bool | None, str]:
     alone, held = (probability(row[name].iloc[0]) for name in ("p", "p_holm"))
     tells = "tell" if established else "do not tell"
     return established, (
-        f"The pairs {tells} the two apart at 5% (p {alone}; {held} after Holm’s correction over "
-        "every reading’s contrast)."
+        f"The pairs {tells} the two apart at 5%: p {held} with Holm’s correction over contrasts "
+        f"of the claim, p {alone} without."
     )
+
+
+def _headline(found: Study) -> list[str]:
+    both = _bases(found, "final-nll")
+    if both is None:
+        return []
+    statistic = BY_NAME["final-nll"]
+    unscaled, scaled = (amount(row["mean"], statistic) for row in both)
+    told = {True: "told apart", False: "not told apart", None: "not tested"}
+    return [
+        "The paper does not print the initial scale of W_O and W_down: unscaled, Relation’s final "
+        f"NLL at 10M less MHA’s is {unscaled} nat/token, and {scaled} divided by sqrt(2L); the "
+        f"paper’s is {amount(statistic.paper, statistic)}, and the two are "
+        f"{told[_apart(found, 'final-nll')[0]]}."
+    ]
 
 
 def _residual_scale(found: Study) -> list[str]:
@@ -217,11 +232,11 @@ def _turned(found: Study) -> str:
         return f"Nothing can be told apart from {found.base} yet, so no claim is known to turn."
     claims = sorted(turning_claims(found))
     if not claims:
-        return f"At 10M no claim’s answer turns on a reading, against {found.base}."
+        return f"At 10M no claim’s answer turns on a reading, compared with {found.base}."
     named = listed(str(claim) for claim in claims)
     what = "the answer to claim" if len(claims) == 1 else "the answers to claims"
     verb = "turns" if len(claims) == 1 else "turn"
-    return f"At 10M {what} {named} {verb} on a reading, against {found.base}."
+    return f"At 10M {what} {named} {verb} on a reading, compared with {found.base}."
 
 
 def _statistic(found: Study, statistic: Statistic) -> str:
@@ -243,7 +258,7 @@ def _statistic(found: Study, statistic: Statistic) -> str:
         if turning:
             told.append(f"It turns on {turned_on(found, statistic.name)}.")
         elif (found.turns["statistic"] == statistic.name).any():
-            told.append(f"No reading turns it, against {found.base}.")
+            told.append(f"No reading turns it, compared with {found.base}.")
     if not statistic.tested:
         told.append("It is only counted: it has no interval and no contrast.")
     elif rows["low"].isna().all():

@@ -16,7 +16,7 @@ from report.readings.words import count, interval, nats, probability
 if TYPE_CHECKING:
     from relation.records.multiverse import ReadingRecords
 
-_RATES = {0.5: "half the paper’s rate", 1.0: "the paper’s rate", 2.0: "twice the paper’s rate"}
+_RATES = {0.5: "half the learning rate", 1.0: "the paper’s rate", 2.0: "twice the learning rate"}
 
 
 def practice(records: ReadingRecords, found: Study) -> list[str]:
@@ -43,9 +43,9 @@ def _best_baseline(found: Study, means: pd.DataFrame) -> list[str]:
     own = means["delta"][DEFAULT]
     size = "more" if gain > abs(own) else "no more"
     told = [
-        f"Of {n} on this text MHA is best under {best}: {nats(means['mha'][best])} nat/token, "
-        f"{nats(gain)} below {DEFAULT} ({nats(means['mha'][DEFAULT])}), which is {size} than what "
-        f"lies between Relation and MHA there ({nats(own, signed=True)})."
+        f"Of {n} on this text {best} suits MHA best: its final NLL is {nats(means['mha'][best])}, "
+        f"{nats(gain)} below that under {DEFAULT}, which is {size} than what separates Relation "
+        f"from MHA there ({nats(own, signed=True)})."
     ]
     statistic = BY_NAME["final-nll"]
     row = found.of("final-nll").loc[best]
@@ -55,9 +55,9 @@ def _best_baseline(found: Study, means: pd.DataFrame) -> list[str]:
     if own < 0 and row["mean"] < 0:
         left += f", {row['mean'] / own:.0%} of the difference under {DEFAULT}"
     elif own < 0:
-        left += f": the advantage under {DEFAULT} is not there"
+        left += f", so the advantage under {DEFAULT} is gone"
     if ends and row["low"] <= 0 <= row["high"]:
-        left += "; its interval includes 0"
+        left += "; the interval includes 0"
     return [*told, f"{left}. {_verdict(found, best, own, row['mean'])}"]
 
 
@@ -94,7 +94,7 @@ def _best_of_each(pairs: pd.DataFrame, means: pd.DataFrame) -> list[str]:
     side = "below" if apart < 0 else "above"
     return [
         f"Each at its best reading ({where}), Relation ends {nats(abs(apart))} {side} MHA "
-        f"(n = {' and '.join(map(str, behind))}; the lowest of several means is a lucky one)."
+        f"(n = {' and '.join(map(str, behind))}; the lowest of several means is partly luck)."
     ]
 
 
@@ -108,12 +108,12 @@ def _rate(records: ReadingRecords, residual: str) -> list[str]:
     mha, full = float(means["mha"].idxmin()), float(means["full"].idxmin())
     apart = means["full"][full] - means["mha"][mha]
     told = (
-        f"Residual matrices {residual}: MHA is best at {_RATES[mha]} ({nats(means['mha'][mha])}), "
-        f"Relation at {_RATES[full]} ({nats(means['full'][full])}); best against best Relation − "
-        f"MHA is {nats(apart, signed=True)}, against {nats(means['delta'][1.0], signed=True)} at "
-        "the paper’s rate"
+        f"{residual.capitalize()}, MHA is best at {_RATES[mha]} ({nats(means['mha'][mha])}) and "
+        f"Relation at {_RATES[full]} ({nats(means['full'][full])}): best against best, Relation − "
+        f"MHA is {nats(apart, signed=True)}, {nats(means['delta'][1.0], signed=True)} at the "
+        "paper’s rate"
     )
     edges = {min(FACTORS.values()), max(FACTORS.values())}
     if edges & {mha, full}:
-        told += ", and the best may lie beyond the rates tried"
+        told += "; the best may lie beyond the rates tried"
     return [f"{told}."]

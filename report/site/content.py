@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from relation.parquet import read_origin, read_parquet
 from report.jobs.schemas import FIGURES, FRAMES
+from report.readings.printed import run_names
 from report.site.pipeline import Pipeline, campaign_pipeline
-from report.site.readings import run_names
 from report.site.runs import Run, read_further, read_runs
 from report.tables import TABLES
 from report.view import PrintedTable, print_table

@@ -12,13 +12,13 @@ import pandas as pd
 import pyarrow as pa
 
 from report.jobs.schemas import CELLS
+from report.readings.printed import is_of_readings, read_readings
 from report.readings.values import INTERVALS
 from report.site.behind import behind_cells
 from report.site.content import Content
 from report.site.environment import html_environment
 from report.site.evidence import evidence_by_claim
 from report.site.overview import FIGURES, SHARE_CLASSES, gaps, headlines, shares, tally, texts
-from report.site.readings import is_of_readings, read_readings
 from report.site.runs import Run, pairs_by_scale
 from report.templating import TEMPLATES
 from report.typeset import can_typeset

@@ -1,4 +1,4 @@
-"""The page "Readings": what each reading gives, which one the rule chooses, what turns on them."""
+"""The readings in print, for the page and the document: values, answers, distances, runs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from report.numbers import DASH
 from report.readings.rule import LEAST_SHARE, VALUES
 from report.readings.values import BY_NAME, INTERVALS, Statistic
 from report.readings.words import PREFIX, amount, interval, probability, title
@@ -22,9 +23,12 @@ ANSWERS = {
     (False, False): ("(✗)", "open", "does not hold, not established"),
     (False, None): ("✗", "open", "does not hold, no interval"),
 }
+_SURE = (True, False, None)
 NO_ANSWER = ("·", "open", "no direction in the paper")
+# Figures of the document; the page has all.
+ON_PAPER = ("final-nll", "advantage", "learning-rate", "l0-self-more", "validation")
 SHORT = {"self_flow": "Self", "effective_rank": "rank"}
-OPERATORS = {"full": "Relation", "mha": "MHA"}
+OPERATORS = {"full": "Full", "mha": "MHA"}
 
 
 @dataclass(frozen=True)
@@ -56,10 +60,36 @@ class Curve:
     figure: Row | None
     values: tuple[Value, ...]
 
+    @property
+    def proper(self) -> list[Value]:
+        """The values of the readings proper, those beside left out."""
+        return [value for value in self.values if not value.beside]
+
+    @property
+    def base(self) -> Value | None:
+        """The value that the others are compared with."""
+        return next((value for value in self.values if value.against == "the base"), None)
+
+    @property
+    def holding(self) -> str:
+        """In how many readings the paper's direction holds; a dash where it has none."""
+        asked = [value.answer for value in self.proper if value.answer != NO_ANSWER]
+        holds = [answer for answer in asked if answer in (ANSWERS[True, e] for e in _SURE)]
+        return f"{len(holds)} of {len(asked)}" if asked else DASH
+
+    @property
+    def established(self) -> str:
+        """In how many of them it is established, and against it; a dash without intervals."""
+        answers = [value.answer for value in self.proper]
+        if not any(answer in (ANSWERS[h, e] for h in (True, False) for e in (True, False))
+                   for answer in answers):  # fmt: skip
+            return DASH
+        return f"{answers.count(ANSWERS[True, True])}, {answers.count(ANSWERS[False, True])}"
+
 
 @dataclass(frozen=True)
 class Readings:
-    """What the page shows. Empty where the campaign has no run of a reading.
+    """What there is to show. Empty where the campaign has no run of a reading.
 
     said: sentences by place; turns: by claim, what its answer turns on; curves: a statistic each,
     by claim; readings: the rows of readings_choice.parquet; nearest: the same by distance to the
@@ -74,16 +104,35 @@ class Readings:
     runs: Mapping[str, Sequence[Row]]
     figures: Mapping[str, Row]
 
+    @property
+    def base(self) -> str:
+        """The reading that the others are compared with."""
+        return next(row["reading"] for row in self.readings if row["default"])
+
+    @property
+    def printed(self) -> list[Row]:
+        """The figures that go on paper, which were drawn."""
+        drawn = (self.figures.get(PREFIX + name) for name in ON_PAPER)
+        return [figure for figure in drawn if figure is not None and figure["file"]]
+
     def __bool__(self) -> bool:
         return bool(self.curves)
 
     @property
-    def matrix(self) -> list[tuple[Row, list[Value | None]]]:
-        """A row a reading with a value, a column a statistic, in the order of ``curves``."""
+    def matrix(self) -> list[list[tuple[Row, list[Value | None]]]]:
+        """A row a reading with a value, a column a statistic, in the order of ``curves``.
+
+        The readings by residual scale, then those beside.
+        """
         curves = [curve for group in self.curves.values() for curve in group]
         by_name = [{value.reading: value for value in curve.values} for curve in curves]
-        rows = [(r, [values.get(r["reading"]) for values in by_name]) for r in self.readings]
-        return [(reading, values) for reading, values in rows if any(values)]
+        groups: dict[str, list[tuple[Row, list[Value | None]]]] = {}
+        for reading in sorted(self.readings, key=lambda r: r["beside"]):
+            values = [found.get(reading["reading"]) for found in by_name]
+            if any(values):
+                group = "beside" if reading["beside"] else reading["residual"]
+                groups.setdefault(group, []).append((reading, values))
+        return list(groups.values())
 
     @property
     def logged(self) -> list[tuple[Row, list[Value | None]]]:
@@ -101,9 +150,21 @@ class Readings:
         """The headings of the eight values, as they stand in a row's ``terms``."""
         return [f"{SHORT[v.metric]}\n{OPERATORS[v.variant]}\nL{v.layer}" for v in VALUES]
 
-    def tied(self, row: Row) -> bool:
-        """Whether the rule cannot tell a candidate from the nearest."""
-        return row["candidate"] and row["nearer"] is not None and row["nearer"] >= LEAST_SHARE
+    def ruling(self, row: Row) -> str:
+        """What the rule says of one row of ``nearest``."""
+        if row["chosen"]:
+            told = "chosen"
+        elif row["distance"] is None:
+            told = "no whole pair"
+        elif row["beside"]:
+            told = "no candidate"
+        elif row["nearer"] is None:
+            told = "undecided"
+        elif row["nearer"] >= LEAST_SHARE:
+            told = "not told from the nearest"
+        else:
+            told = "farther than the nearest"
+        return f"{told}; the default" if row["default"] and not row["chosen"] else told
 
 
 def is_of_readings(figure: Row) -> bool:
