@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _ANSWERS = {
     "chosen": "The rule that was fixed before these runs chooses {reading}",
     "not identified": "The rule that was fixed before these runs identifies no reading",
-    "texts disagree": "The rule that was fixed before these runs chooses none: the texts disagree",
+    "texts disagree": "The rule that was fixed before these runs chooses none, as texts disagree",
     "too few seeds": "The rule that was fixed before these runs cannot be applied yet",
 }
 
@@ -37,13 +37,13 @@ class Said(NamedTuple):
 def said(records: ReadingRecords) -> list[Said]:
     """Everything that the pages say of these readings, in order; nothing that is not known."""
     found = study(records)
-    turned, answer = _turned(found), _answer(found)
-    headlines = [*_headline(found), f"{answer[0][:-1]}; {turned[:1].lower()}{turned[1:]}"]
+    turned, ruled = _turned(found), _ruled(found)
+    headlines = [*_headline(found), f"{ruled}; {turned[:1].lower()}{turned[1:]}"]
     rows = [Said("headline", None, None, text) for text in headlines]
     of_scales = [*_residual_scale(found), *_gain(records, found), *_first_layer(found)]
-    finding = [*of_scales, *_directions(found), turned, answer[0], *_partial(records)]
+    finding = [*of_scales, *_directions(found), turned, f"{ruled}.", *_partial(records)]
     rows += [Said("finding", None, None, text) for text in finding]
-    rows += [Said("answer", None, None, text) for text in answer]
+    rows += [Said("answer", None, None, text) for text in _answer(found)]
     rows += [
         Said("statistic", statistic.claim, statistic.name, text)
         for statistic in found.statistics
@@ -61,7 +61,7 @@ def _bases(found: Study, statistic: str) -> tuple[pd.Series, pd.Series] | None:
 
 
 def _with_interval(row: pd.Series, statistic: Statistic) -> str:
-    told = amount(row["mean"], statistic)
+    told = amount(row["mean"], statistic, unit=True)
     ends = interval(row["low"], row["high"], statistic)
     return f"{told} {ends}" if ends else f"{told} (n = {row['n']}, no interval)"
 
@@ -90,11 +90,15 @@ def _headline(found: Study) -> list[str]:
         return []
     statistic = BY_NAME["final-nll"]
     unscaled, scaled = (amount(row["mean"], statistic) for row in both)
-    told = {True: "told apart", False: "not told apart", None: "not tested"}
+    told = {
+        True: "the pairs tell the two apart",
+        False: "the pairs do not tell the two apart",
+        None: "nothing tests yet whether the two differ",
+    }
     return [
         "The paper does not print the initial scale of W_O and W_down: unscaled, Relation’s final "
         f"NLL at 10M less MHA’s is {unscaled} nat/token, and {scaled} divided by sqrt(2L); the "
-        f"paper’s is {amount(statistic.paper, statistic)}, and the two are "
+        f"paper’s is {amount(statistic.paper, statistic)}, and "
         f"{told[_apart(found, 'final-nll')[0]]}."
     ]
 
@@ -107,9 +111,12 @@ def _residual_scale(found: Study) -> list[str]:
     unscaled, scaled = (_with_interval(row, statistic) for row in both)
     return [
         f"The paper does not print the initial scale of W_O and W_down. Unscaled, Relation’s final "
-        f"NLL less MHA’s is {unscaled} nat/token; divided by sqrt(2L), it is {scaled}; the paper "
+        f"NLL less MHA’s is {unscaled}; divided by sqrt(2L), it is {scaled}; the paper "
         f"prints {amount(statistic.paper, statistic)}. {_apart(found, 'final-nll')[1]}"
     ]
+
+
+_MOVES = {"lowers": "gains", "raises": "loses"}
 
 
 def _gain(records: ReadingRecords, found: Study) -> list[str]:
@@ -127,9 +134,9 @@ def _gain(records: ReadingRecords, found: Study) -> list[str]:
         f"{'' if verbs[0] == verbs[1] else verbs[1] + ' '}Relation’s by "
         f"{_move(own_before, own_after)}"
     )
-    if _apart(found, "final-nll")[0]:
-        gains = after - before < own_after - own_before
-        told += f": {'MHA' if gains else 'Relation'} gains more from it"
+    if verbs[0] == verbs[1] and _apart(found, "final-nll")[0]:
+        more = abs(after - before) > abs(own_after - own_before)
+        told += f": {'MHA' if more else 'Relation'} {_MOVES[verbs[0]]} more"
     return [f"{told}."]
 
 
@@ -188,17 +195,20 @@ def _partial(records: ReadingRecords) -> list[str]:
 
 def _answer(found: Study) -> list[str]:
     choice = found.choice
-    told = _ANSWERS[choice.answer].format(reading=choice.reading)
-    rest = [f"{choice.reason[:1].upper()}{choice.reason[1:]}"]
+    told = [f"{_ruled(found)}: {choice.reason}"]
     if choice.answer != "chosen":
-        rest.append(f"The default stays {DEFAULT}, which adds nothing for the residual matrices.")
+        told.append(f"The default stays {DEFAULT}, which adds nothing for the residual matrices.")
     if math.isfinite(choice.bound):
-        rest.append(
+        told.append(
             f"The bound on the nearest distance is {choice.bound:.1f}: the larger of what chance "
             f"gives a right reading ({choice.by_chance:.1f}) and four times what the text does "
             f"({choice.by_text:.1f})."
         )
-    return [f"{told}.", *rest]
+    return told
+
+
+def _ruled(found: Study) -> str:
+    return _ANSWERS[found.choice.answer].format(reading=found.choice.reading)
 
 
 def turning_claims(found: Study) -> dict[int, str]:
@@ -243,7 +253,7 @@ def _statistic(found: Study, statistic: Statistic) -> str:
     rows = _candidates(found, statistic.name)
     n = count(len(rows), "reading")
     if statistic.side is None:
-        told = [f"The paper gives no direction here; {n} have a value."]
+        told = [f"The paper gives no direction here; {n} with a value."]
     else:
         holds = rows["holds"].fillna(False).astype(bool)
         told = [f"The paper’s direction holds in {int(holds.sum())} of {n}"]
@@ -257,8 +267,10 @@ def _statistic(found: Study, statistic: Statistic) -> str:
         turning = found.turning(statistic.name)
         if turning:
             told.append(f"It turns on {turned_on(found, statistic.name)}.")
-        elif (found.turns["statistic"] == statistic.name).any():
+        elif found.turns.loc[found.turns["statistic"] == statistic.name, "p_holm"].notna().any():
             told.append(f"No reading turns it, compared with {found.base}.")
+        elif statistic.tested:
+            told.append("Nothing tests yet whether a reading turns it.")
     if not statistic.tested:
         told.append("It is only counted: it has no interval and no contrast.")
     elif rows["low"].isna().all():

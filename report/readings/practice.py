@@ -55,7 +55,7 @@ def _best_baseline(found: Study, means: pd.DataFrame) -> list[str]:
     if own < 0 and row["mean"] < 0:
         left += f", {row['mean'] / own:.0%} of the difference under {DEFAULT}"
     elif own < 0:
-        left += f", so the advantage under {DEFAULT} is gone"
+        left += f": these pairs show nothing of the advantage under {DEFAULT}"
     if ends and row["low"] <= 0 <= row["high"]:
         left += "; the interval includes 0"
     return [*told, f"{left}. {_verdict(found, best, own, row['mean'])}"]
@@ -107,13 +107,18 @@ def _rate(records: ReadingRecords, residual: str) -> list[str]:
     means = rows.groupby("factor")[["mha", "full", "delta"]].mean()
     mha, full = float(means["mha"].idxmin()), float(means["full"].idxmin())
     apart = means["full"][full] - means["mha"][mha]
+    best = f"{nats(means['mha'][mha])} and {nats(means['full'][full])}"
+    if mha == full == 1.0:
+        return [
+            f"{residual.capitalize()}, both do best at the paper’s learning rate of those tried "
+            f"({best}), where Relation − MHA is {nats(apart, signed=True)}."
+        ]
     told = (
-        f"{residual.capitalize()}, MHA is best at {_RATES[mha]} ({nats(means['mha'][mha])}) and "
-        f"Relation at {_RATES[full]} ({nats(means['full'][full])}): best against best, Relation − "
-        f"MHA is {nats(apart, signed=True)}, {nats(means['delta'][1.0], signed=True)} at the "
-        "paper’s rate"
+        f"{residual.capitalize()}, MHA is best at {_RATES[mha]} and Relation at {_RATES[full]} "
+        f"({best}): best against best, Relation − MHA is {nats(apart, signed=True)}; at the "
+        f"paper’s rate it is {nats(means['delta'][1.0], signed=True)}"
     )
     edges = {min(FACTORS.values()), max(FACTORS.values())}
     if edges & {mha, full}:
-        told += "; the best may lie beyond the rates tried"
+        told += ". The best may lie beyond the rates tried"
     return [f"{told}."]
