@@ -32,7 +32,7 @@ Gradients = dict[str, Tensor]
 
 RMS, LARGEST, SCALE = "RMS", "largest", "scale"
 _SLACK = {"bf16": 1e-3, "fp32": 1e-5}
-# Standard errors of the yardstick's scale; chance alone passes four once in 16,000.
+# Standard errors of a scale; chance alone passes four once in 16,000.
 _STANDARD_ERRORS = 4
 # Half of the 2% that must be found; the noise of the faulty gradient may take the other half.
 _LARGEST_SCALE_ERROR = 0.01
@@ -202,8 +202,10 @@ def gradient_errors(moments: Tensor, elements: int, precision: str) -> Iterator[
     noise is 1 to 4% of a gradient's RMS here, and 2% adds in squares. The scale error
     |<g, t> / <t, t> - 1| can, g the gradient and t the truth over all draws: noise that does not
     follow the truth averages out in the product, to some 2e-4 of a matrix. It may be twice the
-    yardstick's plus that slack plus four standard errors of the yardstick's, whose draws are
-    independent; but never more than 1%, half of the error that must be found.
+    yardstick's plus that slack plus four standard errors, of the error or of the yardstick,
+    whichever is noisier, as the draws are independent: of lambda a single draw with a large
+    gradient can outweigh the rest, where the two round differently. But never more than 1%, half of
+    the error that must be found.
     """
     squares, largest, products = moments.unbind(-1)
     slack = _SLACK[precision]
@@ -215,7 +217,7 @@ def gradient_errors(moments: Tensor, elements: int, precision: str) -> Iterator[
         yield GradientError(measure, error, yardstick, 2 * yardstick + slack * truth)
     power = squares[:, 2].sum()
     error, yardstick = (products[:, :2].sum(0).abs() / power).tolist()
-    noise = (products[:, 1].square().sum().sqrt() / power).item()
+    noise = (products[:, :2].square().sum(0).amax().sqrt() / power).item()
     allowed = min(2 * yardstick + slack + _STANDARD_ERRORS * noise, _LARGEST_SCALE_ERROR)
     yield GradientError(SCALE, error, yardstick, allowed)
 

@@ -23,7 +23,9 @@ rule diagnose:
         " --config {params.config} --expect {params.spec} --threads {threads} 2>&1 | tee -i {log}"
 
 
+# Before further runs begin, so that a stopped campaign has whole readings.
 use rule diagnose as diagnose_reading with:
+    priority: 1
     input:
         checkpoint=rules.train_reading.output.checkpoint,
         validation=lambda w: prepared(reading_run(w), "validation.bin"),
