@@ -56,46 +56,35 @@ def test_the_finding_is_what_the_pairs_say(records: ReadingRecords) -> None:
     assert len(headline) == 2 and "less MHA’s is −0.0650 nat/token, and −0.0120" in headline[0]
 
 
-@pytest.mark.parametrize(
-    "delta, mha, words, never",
-    [
-        (
-            (-0.065, -0.012),
-            (3.445, 3.346),
-            ("tell the two apart", "Relation’s by 0.0460", ": MHA gains more.")
-            + ("below MHA’s in 2 of 2 readings, established in 1; it is above in 0",),
-            "loses",
-        ),
-        (
-            (0.065, 0.012),
-            (3.346, 3.445),
-            ("is +0.0650 nat/token [+0.0490", "raises MHA’s final NLL by 0.0990", "MHA loses more.")
-            + (
-                "below MHA’s in 0 of 2 readings, established in 0; it is above in 2, established in",
-            ),
-            "gains",
-        ),
-        (
-            (-0.065, -0.112),
-            (3.445, 3.435),
-            ("lowers MHA’s final NLL by 0.0100", "Relation’s by 0.0570", ": Relation gains more."),
-            "MHA gains",
-        ),
-        (
-            (-0.012, -0.065),
-            (3.445, 3.446),
-            ("raises MHA’s final NLL by 0.0010", "and lowers Relation’s by 0.0520"),
-            " more.",
-        ),
-        (
-            (-0.03, -0.031),
-            (3.4, 3.3),
-            ("do not tell the two apart", "lowers MHA’s final NLL by 0.1000"),
-            " more.",
-        ),
-    ],
-)
-def test_the_words_follow_the_numbers(delta, mha, words, never) -> None:
+SIGNS = {
+    "both fall": (
+        (-0.065, -0.012), (3.445, 3.346), "loses",
+        "tell the two apart", "Relation’s by 0.0460", ": MHA gains more.",
+        "below MHA’s in 2 of 2 readings, established in 1; it is above in 0",
+    ),
+    "both rise": (
+        (0.065, 0.012), (3.346, 3.445), "gains",
+        "is +0.0650 nat/token [+0.0490", "raises MHA’s final NLL by 0.0990", "MHA loses more.",
+        "in 0 of 2 readings, established in 0; it is above in 2, established in 1",
+    ),
+    "Relation falls further": (
+        (-0.065, -0.112), (3.445, 3.435), "MHA gains",
+        "lowers MHA’s final NLL by 0.0100", "Relation’s by 0.0570", ": Relation gains more.",
+    ),
+    "apart": (
+        (-0.012, -0.065), (3.445, 3.446), " more.",
+        "raises MHA’s final NLL by 0.0010", "and lowers Relation’s by 0.0520",
+    ),
+    "alike": (
+        (-0.03, -0.031), (3.4, 3.3), " more.",
+        "do not tell the two apart", "lowers MHA’s final NLL by 0.1000",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("signs", SIGNS.values(), ids=SIGNS)
+def test_the_words_follow_the_numbers(signs) -> None:
+    delta, mha, never, *words = signs
     finding = told(both(delta, mha), "finding")
     assert all(word in finding for word in words), finding
     assert never not in finding

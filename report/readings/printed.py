@@ -10,7 +10,7 @@ from typing import Any
 from report.numbers import DASH
 from report.readings.rule import LEAST_SHARE, VALUES
 from report.readings.values import BY_NAME, INTERVALS, Statistic
-from report.readings.words import PREFIX, amount, interval, probability, title
+from report.readings.words import PREFIX, amount, heading, interval, probability, title
 
 Row = Mapping[str, Any]
 
@@ -54,6 +54,7 @@ class Curve:
 
     name: str
     title: str
+    heading: str
     claim: int | None
     paper: str
     said: str
@@ -226,6 +227,7 @@ def _curve(
     return Curve(
         name=statistic.name,
         title=title(statistic),
+        heading=heading(statistic),
         claim=statistic.claim,
         paper=amount(statistic.paper, statistic, unit=True),
         said=said,

@@ -21,6 +21,12 @@ def title(statistic: Statistic) -> str:
     return statistic.title.replace(" - ", f" {MINUS} ").replace("'", "’")
 
 
+def heading(statistic: Statistic) -> str:
+    """The title with a capital, which a symbol does not take."""
+    told = title(statistic)
+    return told[0].upper() + told[1:] if told[0].isascii() else told
+
+
 def factor(unit: str) -> float:
     """What a value in the records' units is multiplied by to be printed."""
     return 100.0 if unit == "%" else 1.0

@@ -24,7 +24,7 @@ from report.numbers import MINUS
 from report.readings.rule import BASE
 from report.readings.study import Described, Study, study
 from report.readings.values import STATISTICS, Statistic
-from report.readings.words import PREFIX, amount, factor, shown_unit, title
+from report.readings.words import PREFIX, amount, factor, heading, shown_unit, title
 from report.style import HAIR, INK, MUTED
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def _title(statistic: Statistic) -> Callable[[CampaignRecords], str]:
             bound = f" The full line is the bound of the paper’s direction, which is {asked} it."
         paper = f" Dashed: the paper’s {amount(statistic.paper, statistic, unit=True)}."
         return (
-            f"{title(statistic)[:1].upper()}{title(statistic)[1:]}: every reading, sorted by its "
+            f"{heading(statistic)}: every reading, sorted by its "
             "value, with its 95% interval, and below it the residual scale and the choice that it "
             f"takes; shaded, the base ({BASE}) of either scale. A filled point is established, a "
             "hollow one is not; a triangle marks a reading on which the answer turns. Faint above "
