@@ -151,6 +151,11 @@ def test_partial_records_are_shown_as_far_as_they_go() -> None:
         "the base",
         "not compared",
     }
+    assert all(row["distance"] is None and row["terms"] == [] for row in one.readings)
+    assert {one.ruling(row).partition(";")[0] for row in one.nearest} == {
+        "not decided yet",
+        "no candidate",
+    }
     assert not one.turns and printed(None).curves == {} and not printed(None)
 
 

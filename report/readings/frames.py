@@ -85,8 +85,8 @@ def _choice(records: ReadingRecords, found: Study) -> Rows:
 
 
 def _terms(terms: pd.DataFrame, reading: str) -> list[float]:
-    """The eight deviations from the paper, in the order of VALUES; empty without a whole pair."""
-    if reading not in terms.index:
+    """The eight deviations from the paper, in the order of VALUES; empty without a distance."""
+    if reading not in terms.index or terms.loc[reading].isna().any():
         return []
     return [float(terms.loc[reading, value.name]) for value in VALUES]
 

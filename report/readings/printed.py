@@ -155,12 +155,12 @@ class Readings:
         """What the rule says of one row of ``nearest``."""
         if row["chosen"]:
             told = "chosen"
-        elif row["distance"] is None:
+        elif not row["n"]:
             told = "no whole pair"
         elif row["beside"]:
             told = "no candidate"
         elif row["nearer"] is None:
-            told = "undecided"
+            told = "not decided yet"
         elif row["nearer"] >= LEAST_SHARE:
             told = "not told from the nearest"
         else:

@@ -151,7 +151,7 @@ def render_site(content: Content, folder: Path) -> None:
     for place, run in enumerate(content.runs):
         _write_run(site, run, place)
     site.write("pipeline.html", "pipeline.html.j2", pipeline=content.pipeline)
-    site.write("assumptions.html", "assumptions.html.j2")
+    site.write("assumptions.html", "assumptions.html.j2", readings=readings)
     site.write("checklist.html", "checklist.html.j2", checklist=content.checklist)
 
 

@@ -22,7 +22,8 @@ from report.figures.readings.look import (
     readings_of,
 )
 from report.paper_seeds import number
-from report.readings.baselines import paired_nll, rates
+from report.readings.baselines import comparable, paired_nll, rates
+from report.readings.rule import SHORT
 from report.style import INK, MUTED, OPERATOR_COLOUR
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ _LETTER, _LINE = 3.9, 8.0  # a label's size in points, at the size it is set in
 def advantage(records: CampaignRecords) -> Figure:
     """Relation's final NLL less MHA's against MHA's own, a point a reading."""
     readings = readings_of(records)
-    pairs = paired_nll(readings)
+    pairs = comparable(paired_nll(readings))
     if pairs.empty:
         raise NotDrawnError("no reading has a whole pair")
     figure, axes = grid(1, 1, 4.2)
@@ -147,8 +148,8 @@ DRAWINGS = (
         "readings-advantage",
         "How much of Relation’s advantage is left where MHA is better: final NLL of Relation less "
         "MHA’s against MHA’s own, a point a reading (mean over its pairs; small, its pairs), faint "
-        "what is beside the readings. The text of short-books is another one, so its NLL is not "
-        "comparable with the others. Dashed: the paper’s difference.",
+        f"what is beside the readings. Left out is {SHORT}: an NLL on another text is not "
+        "comparable. Dashed: the paper’s difference.",
         "A scatter plot: the difference of Relation and MHA in final NLL against MHA's final NLL, "
         "a point a reading, by colour and shape of the residual scale, with a line at zero and one "
         "at the paper's difference.",
