@@ -13,6 +13,9 @@ RELATION = "#D55E00"
 # Okabe and Ito's further colours, for operators outside the pair.
 LINEAR = "#009E73"
 MATERIALISED = "#CC79A7"
+# The two residual scales of the readings: plain on light and dark, far from the operators' colours.
+UNSCALED = "#1b9e8f"
+SCALED = "#8c6bc8"
 INK = "#1b1c1e"
 MUTED = "#62656a"
 HAIR = "#d9d9d4"

@@ -13,6 +13,7 @@ from report.figures import draw_figures
 from report.figures.runs import draw_runs
 from report.jobs.cells import write_cells
 from report.jobs.schemas import FRAMES, page_origin
+from report.readings.printed import run_names
 from report.site import Content, render_site
 from report.site.content import printed_tables
 from report.site.pipeline import campaign_pipeline
@@ -57,7 +58,9 @@ def content_of(records: CampaignRecords, folder: Path, figures: list, **cells: o
         figures=figures,
         runs=runs,
         further=further,
-        pipeline=campaign_pipeline(campaign, runs, rows["missing"], further),
+        pipeline=campaign_pipeline(
+            campaign, runs, rows["missing"], further, run_names(rows["readings_runs"])
+        ),
         **rows,
     )
 

@@ -13,8 +13,9 @@ from relation.config import load_config, resolve
 from relation.records import CampaignRecords
 from report.checklist import checklist
 from report.numbers import spans
+from report.site.boxes import SQUARES
 from report.site.overview import gaps
-from report.site.pipeline import SQUARES, campaign_pipeline
+from report.site.pipeline import campaign_pipeline
 from report.site.render import records_by_source
 from report.site.runs import Run
 

@@ -39,14 +39,15 @@ LAYOUTS = {
 _ORIGIN = ("config_hash", "code_hash", "golden_hash", "commit", "device", "created")
 
 
-@dataclass(frozen=True)
+# Compared by identity: frames have no truth of their own, and what is computed of them is cached.
+@dataclass(frozen=True, eq=False)
 class ReadingRecords:
     """What is there of a campaign's readings.
 
     described: every reading, in the configuration's order, as `Reading.described` gives it; runs,
     losses, probes, diagnoses: the rows of the four schemas, those of a run that readings share
     under the name of each; planned: how many runs the campaign asks for; there: how many of them
-    have records; sources: the files.
+    have records; absent: the names of the others, as reading/variant/seed; sources: the files.
     """
 
     described: tuple[dict, ...]
@@ -56,6 +57,7 @@ class ReadingRecords:
     diagnoses: pd.DataFrame
     planned: int
     there: int
+    absent: tuple[str, ...]
     sources: tuple[str, ...]
 
 
@@ -194,5 +196,6 @@ def load_readings(results: Results | None) -> ReadingRecords | None:
         **{kind: _expanded(campaign, rows) for kind, rows in frames.items()},
         planned=len(planned),
         there=len(there & planned.keys()),
+        absent=tuple(name for name in planned if name not in there),
         sources=tuple(path.as_posix() for path in files.values() if path.exists()),
     )

@@ -11,7 +11,9 @@ import pandas as pd
 import pyarrow as pa
 
 from relation.parquet import read_origin, read_parquet
-from report.jobs.schemas import CELLS, CHECKLIST, CLAIMS, EVIDENCE, FIGURES, PROVENANCE
+from report.jobs.schemas import CELLS, CHECKLIST, CLAIMS, EVIDENCE, FIGURES, FRAMES, PROVENANCE
+from report.readings.frames import NAMES
+from report.readings.printed import Readings, is_of_readings, read_readings
 from report.tables import TABLES
 from report.view import PrintedTable, print_table
 
@@ -33,6 +35,7 @@ class Document:
     evidence: Sequence[Row]
     provenance: Sequence[Row]
     checklist: Sequence[Row]
+    readings: Readings
 
 
 def gather(folder: Path) -> Document:
@@ -42,12 +45,14 @@ def gather(folder: Path) -> Document:
         return read_parquet(folder / f"{name}.parquet", layout).to_pylist()
 
     cells = pd.DataFrame(rows("cells", CELLS), columns=CELLS.names, dtype=object)
+    figures = rows("figures", FIGURES)
     return Document(
         page=read_origin(folder / "cells.parquet")["page"],
         tables=[print_table(table, cells[cells["table"] == table.label]) for table in TABLES],
-        figures=rows("figures", FIGURES),
+        figures=[figure for figure in figures if not is_of_readings(figure)],
         claims=rows("claims", CLAIMS),
         evidence=rows("evidence", EVIDENCE),
         provenance=rows("provenance", PROVENANCE),
         checklist=rows("checklist", CHECKLIST),
+        readings=read_readings(*(rows(name, FRAMES[name]) for name in NAMES), figures),
     )

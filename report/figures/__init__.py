@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from report.figures import (
     formation,
     further,
     overview,
+    readings,
     self_exchange,
     structure,
     systems,
@@ -37,15 +39,19 @@ DRAWINGS: tuple[Drawing, ...] = (
     *formation.DRAWINGS,
     *systems.DRAWINGS,
 )
+# Those of the page "Readings", which shows them beside its tables.
+READINGS: tuple[Drawing, ...] = readings.DRAWINGS
 # The face is looked up when a figure is written, so one drawing serves page and print.
 _PAGE = {"font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"]}
 _PRINT = {"font.sans-serif": ["STIXGeneral"], "pdf.fonttype": 42}
 
 
-def draw_figures(records: CampaignRecords, out_dir: Path) -> list[dict[str, Any]]:
+def draw_figures(
+    records: CampaignRecords, out_dir: Path, drawings: Sequence[Drawing] | None = None
+) -> list[dict[str, Any]]:
     """Draw every figure whose data are there under ``out_dir``/figures, as SVG and as PDF.
 
-    The same records give the same bytes.
+    The same records give the same bytes. drawings: which, DRAWINGS where None is given.
 
     Returns:
         One entry a figure that the campaign plans, in the order of the page: name, title, alt (what
@@ -56,7 +62,7 @@ def draw_figures(records: CampaignRecords, out_dir: Path) -> list[dict[str, Any]
     folder = Path(out_dir) / "figures"
     folder.mkdir(parents=True, exist_ok=True)
     entries = []
-    for drawing in DRAWINGS:
+    for drawing in DRAWINGS if drawings is None else drawings:
         if drawing.planned is None or drawing.planned(records):
             entries.append(_draw(drawing, records, folder))
         else:

@@ -15,10 +15,11 @@ from report.cells import Behind, build
 from report.checklist import checklist
 from report.claims import Judged, judge_claims
 from report.jobs.schemas import CELLS, FRAMES, MISSING, PROVENANCE, page_origin
+from report.readings.frames import reading_rows
 
 
 def write_cells(records: CampaignRecords, folder: Path) -> None:
-    """Compute cells, provenance, gaps, claims and checklist, and write each to its Parquet."""
+    """Compute what the pages show, from cells to readings, and write each frame to its Parquet."""
     origin = page_origin(records, "cells")
     judged, behind = judge_claims(records), Behind(records)
 
@@ -29,6 +30,7 @@ def write_cells(records: CampaignRecords, folder: Path) -> None:
         "claims": [_claim(claim, behind) for claim in judged],
         "evidence": [row for claim in judged for row in _evidence(claim)],
         "checklist": checklist(records, judged),
+        **reading_rows(records.readings),
     }
     for name, layout in FRAMES.items():
         write_parquet(folder / f"{name}.parquet", layout, rows[name], origin)

@@ -4,13 +4,13 @@ from pathlib import Path
 
 from relation.parquet import write_parquet
 from relation.records import CampaignRecords
-from report.figures import draw_figures
+from report.figures import READINGS, draw_figures
 from report.figures.runs import draw_runs
 from report.jobs.schemas import FIGURES, page_origin
 
 
 def write_figures(records: CampaignRecords, path: Path) -> None:
     """Draw every figure beside figures.parquet, which lists them, and the curves of every run."""
-    figures = draw_figures(records, path.parent)
+    figures = draw_figures(records, path.parent) + draw_figures(records, path.parent, READINGS)
     draw_runs(records, path.parent)
     write_parquet(path, FIGURES, figures, page_origin(records, "figures"))

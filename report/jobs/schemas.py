@@ -5,6 +5,7 @@ import pyarrow as pa
 from relation.origin import origin
 from relation.parquet import Column, schema
 from relation.records import CampaignRecords
+from relation.schemas import READING_RUNS
 from relation.spec import canonical_hash
 from report.verdicts import Likeness
 
@@ -121,6 +122,72 @@ CHECKLIST = schema(
     Column("justification", _TEXT, description="from the records"),
 )
 
+_READING = Column("reading", _TEXT, description="residual scale and choice, as scaled-sd-0.02")
+_OF_THE_STATISTIC = "its own unit; shares are fractions"
+_ON_ITS_SCALE = "on the statistic's transform"
+
+READINGS = schema(
+    Column("statistic", _TEXT, description="one of report.readings.values.STATISTICS"),
+    Column("claim", _INT, description="number of the claim it is about; null for none"),
+    Column("title", _TEXT),
+    Column("unit", _TEXT),
+    Column("transform", _TEXT, description="the scale of means and intervals"),
+    Column("paper", _REAL, _OF_THE_STATISTIC, "the paper's at 10M; null where it prints none"),
+    Column("side", _TEXT, description="the paper's direction: below, above or at least the bound"),
+    Column("bound", _REAL, _OF_THE_STATISTIC),
+    _READING,
+    Column("base", pa.bool_(), description="whether contrasts are taken against it"),
+    Column("n", _INT, description="pairs behind the mean"),
+    Column("mean", _REAL, _OF_THE_STATISTIC),
+    Column("low", _REAL, _OF_THE_STATISTIC, "95% t interval with the pooled deviation"),
+    Column("high", _REAL, _OF_THE_STATISTIC, "null where no reading has two pairs"),
+    Column("holds", pa.bool_(), description="the paper's direction; null where it has none"),
+    Column("established", pa.bool_(), description="whether the whole interval says the same"),
+    Column("paper_inside", pa.bool_(), description="the paper's value in the interval"),
+    Column("difference", _REAL, _ON_ITS_SCALE, "less the base"),
+    Column("se", _REAL, _ON_ITS_SCALE),
+    Column("difference_low", _REAL, _ON_ITS_SCALE, "95% t interval"),
+    Column("difference_high", _REAL, _ON_ITS_SCALE),
+    Column("p", _REAL, description="two-sided t"),
+    Column("p_holm", _REAL, description="corrected over the contrasts of the claim"),
+    Column("told_apart", pa.bool_(), description="from the base, at 5% after Holm"),
+    Column("turns", pa.bool_(), description="told apart, and another answer than the base's"),
+)
+
+READINGS_CHOICE = schema(
+    _READING,
+    *(Column(name, _TEXT) for name in ("residual", "choice", "title", "group")),
+    Column("paper", _TEXT, description="the line of the paper that allows it"),
+    Column("adds", pa.list_(_TEXT), description="statements it needs beyond the paper's"),
+    Column("beside", pa.bool_(), description="no reading: it changes what the paper prints"),
+    Column("n", _INT, description="whole pairs behind the distance"),
+    Column("distance", _REAL, "squared standard errors", "to the paper, over eight values"),
+    Column("rms", _REAL, "standard errors", "root of the mean over the eight"),
+    Column(
+        "terms", pa.list_(_REAL), "standard errors", "the eight, as report.readings.rule.VALUES"
+    ),
+    Column(
+        "nearer", _REAL, description="share of the draws in which it is nearer than the nearest"
+    ),
+    Column("candidate", pa.bool_(), description="whether the rule may choose it"),
+    Column("chosen", pa.bool_()),
+    Column("default", pa.bool_(), description="what the matrix runs under, chosen or not"),
+    Column("mha_nll", _REAL, "nat/token", "mean of the final NLL over its pairs"),
+    Column("full_nll", _REAL, "nat/token"),
+    Column("absent", pa.list_(_TEXT), description="its planned runs that have no record"),
+    Column("answer", _TEXT, description="of the rule; the same in every row"),
+    Column("bound", _REAL, "squared standard errors", "on the nearest distance"),
+    Column("by_chance", _REAL, "squared standard errors", "what a right reading passes in 5%"),
+    Column("by_text", _REAL, "squared standard errors", "four times what the text does"),
+)
+
+READINGS_SAID = schema(
+    Column("place", _TEXT, description="headline, finding, answer, statistic, turns or practice"),
+    Column("claim", _INT),
+    Column("statistic", _TEXT),
+    Column("text", _TEXT),
+)
+
 # What the rule `cells` writes, by file name.
 FRAMES = {
     "cells": CELLS,
@@ -129,6 +196,10 @@ FRAMES = {
     "claims": CLAIMS,
     "evidence": EVIDENCE,
     "checklist": CHECKLIST,
+    "readings": READINGS,
+    "readings_choice": READINGS_CHOICE,
+    "readings_runs": READING_RUNS,
+    "readings_said": READINGS_SAID,
 }
 
 CELL_KEY = ("table", "row", "column", "statistic")

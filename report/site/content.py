@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from relation.parquet import read_origin, read_parquet
 from report.jobs.schemas import FIGURES, FRAMES
+from report.readings.printed import run_names
 from report.site.pipeline import Pipeline, campaign_pipeline
 from report.site.runs import Run, read_further, read_runs
 from report.tables import TABLES
@@ -40,6 +41,10 @@ class Content:
     provenance: Sequence[Row]
     missing: Sequence[Row]
     checklist: Sequence[Row]
+    readings: Sequence[Row]
+    readings_choice: Sequence[Row]
+    readings_runs: Sequence[Row]
+    readings_said: Sequence[Row]
     runs: Sequence[Run]
     further: Sequence[Run]
     pipeline: Pipeline
@@ -65,7 +70,9 @@ def gather(campaign: Campaign, results: Results) -> Content:
         tables=printed_tables(cells),
         runs=runs,
         further=further,
-        pipeline=campaign_pipeline(campaign, runs, rows["missing"], further),
+        pipeline=campaign_pipeline(
+            campaign, runs, rows["missing"], further, run_names(rows["readings_runs"])
+        ),
         **rows,
     )
 

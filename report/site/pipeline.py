@@ -6,11 +6,12 @@ one another as their jobs do, so the lines join groups.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from relation.geometry import PAIRED
+from report.site.boxes import COLUMN_GAP, LANE, ROW_GAP, Box, Job, Placed, in_rows
 from report.site.runs import Run, pair_anchor
 
 if TYPE_CHECKING:
@@ -19,16 +20,6 @@ if TYPE_CHECKING:
 
 Gaps = Mapping[tuple[str, str, str, int], Mapping[str, Any]]
 
-# Sizes in the picture's own units, which are CSS pixels at its full width.
-CELL, GAP, LABEL, TITLE, PAD = 15, 4, 92, 22, 10
-COLUMN_GAP, ROW_GAP = 56, 16
-# A letter of a label, wider than the mean of the page's type.
-LETTER = 6.0
-# Squares in a row where there may be many.
-SQUARES = 8
-# Below a box of diagnostics this much stays free, for the line that leads past it.
-LANE = 16
-
 # What the rules do, in the order in which data flow.
 RULES = {
     "prepare": "Tokenise a corpus and train its tokenizer.",
@@ -36,7 +27,14 @@ RULES = {
     "train": "Train one model; its log and checkpoint.",
     "diagnose": "Measure the flow of one checkpoint, head by head.",
     "verify": "Hold FlashRelation and the paper’s identities to their definitions.",
+<<<<<<< HEAD
+    "verify_gradients": "Hold the gradients of a training step to FP64.",
+    "train_reading": "Train one model of a reading of the paper.",
+    "diagnose_reading": "Measure the flow of its checkpoint.",
+    "collect": "Gather the records of the readings, a file a kind.",
+=======
     "verify_gradients": "Hold the training step’s gradients to FP64, parameter by parameter.",
+>>>>>>> main
     "measure": "Time whole training steps, memory, and operators against the context.",
     "cells": "Set every value of every table beside the paper’s, and judge it.",
     "figures": "Draw the figures.",
@@ -45,80 +43,7 @@ RULES = {
 }
 
 
-@dataclass(frozen=True)
-class Job:
-    """One square: what it is, its page where it has one, and whether its record is missing."""
-
-    title: str
-    kind: str = "other"
-    page: str = ""
-    missing: bool = False
-
-
-@dataclass(frozen=True)
-class Box:
-    """Jobs of one rule that belong together: rows of squares with a label each.
-
-    ``needs`` has the keys of the boxes that it depends on; ``floor`` is its least height.
-    """
-
-    rule: str
-    title: str
-    rows: tuple[tuple[str, tuple[Job, ...]], ...]
-    needs: tuple[str, ...] = ()
-    floor: int = 0
-
-    @property
-    def key(self) -> str:
-        return f"{self.rule} {self.title}"
-
-    @property
-    def label_width(self) -> int:
-        longest = max((len(label) for label, _ in self.rows), default=0)
-        return max(LABEL, round(LETTER * longest) + GAP)
-
-    @property
-    def width(self) -> int:
-        squares = max((len(jobs) for _, jobs in self.rows), default=0)
-        return 2 * PAD + self.label_width + squares * (CELL + GAP)
-
-    @property
-    def height(self) -> int:
-        return max(self.floor, 2 * PAD + TITLE + len(self.rows) * (CELL + GAP) - GAP)
-
-
-@dataclass(frozen=True)
-class Placed:
-    """A box and where it stands."""
-
-    box: Box
-    x: int
-    y: int
-
-    @property
-    def right(self) -> int:
-        return self.x + self.box.width
-
-    @property
-    def middle(self) -> float:
-        return self.y + self.box.height / 2
-
-    @property
-    def jobs(self) -> Iterator[tuple[Job, int, int]]:
-        """Every square with its corner."""
-        for line, (_, jobs) in enumerate(self.box.rows):
-            for place, job in enumerate(jobs):
-                yield (
-                    job,
-                    self.x + PAD + self.box.label_width + place * (CELL + GAP),
-                    self.y + PAD + TITLE + line * (CELL + GAP),
-                )
-
-    @property
-    def labels(self) -> Iterator[tuple[str, int, int]]:
-        """The label of every row with its baseline."""
-        for line, (label, _) in enumerate(self.box.rows):
-            yield label, self.x + PAD, self.y + PAD + TITLE + line * (CELL + GAP) + CELL - 3
+OF_READINGS = ("train_reading", "diagnose_reading", "collect")
 
 
 @dataclass(frozen=True)
@@ -142,6 +67,7 @@ def campaign_pipeline(
     runs: Sequence[Run],
     missing: Sequence[Mapping[str, Any]],
     further: Sequence[Run] = (),
+    of_readings: Collection[str] | None = None,
 ) -> Pipeline:
     """Lay out the DAG of a campaign, jobs without a record drawn as such.
 
@@ -150,6 +76,7 @@ def campaign_pipeline(
         runs: as ``runs.read_runs`` returns them.
         missing: the rows of missing.parquet.
         further: the runs of the pairs beyond the matrix, as ``runs.read_further`` returns them.
+        of_readings: names of the readings' runs that have records; None: all of the campaign's.
     """
     gaps = {(row["kind"], row["scale"], row["variant"], row["seed"]): row for row in missing}
     data = _data(campaign, [*runs, *further], gaps)
@@ -175,15 +102,22 @@ def campaign_pipeline(
     ]
     scales = dict.fromkeys(run.scale for run in further)
     beyond = [_further(further, scale, data) for scale in scales]
+<<<<<<< HEAD
+    exact = _single("verify_gradients", "gradients", "gradients" in kinds)
+    others = (*beyond, _benchmarks(campaign, gaps, data), verified, exact, models)
+    readings = _readings(campaign, of_readings, data)
+    records = tuple(box.key for box in (*training, *diagnosis, *others, *readings[-1:]))
+=======
     others = (*beyond, _benchmarks(campaign, gaps, data), *checks, models)
     records = tuple(box.key for box in (*training, *diagnosis, *others))
+>>>>>>> main
     cells = _single("cells", "cells", needs=records)
     figures = _single("figures", "figures", needs=records)
     rendered = tuple(
         _single(rule, what, needs=(cells.key, figures.key))
         for rule, what in (("report", "pages"), ("document", "PDF"))
     )
-    return _placed(data, training, diagnosis, others, (cells, figures), rendered)
+    return _placed(data, training, diagnosis, readings, others, (cells, figures), rendered)
 
 
 def _single(rule: str, label: str, missing: bool = False, needs: tuple[str, ...] = ()) -> Box:
@@ -228,10 +162,32 @@ def _further(runs: Sequence[Run], scale: str, data: Box) -> Box:
     rows = []
     for variant, own in _by_variant(runs, scale).items():
         jobs = [_trained(run, f"runs.html#{pair_anchor(run)}") for run in own]
-        for start in range(0, len(jobs), SQUARES):
-            label = "" if start else variant
-            rows.append((label, tuple(jobs[start : start + SQUARES])))
+        rows += in_rows(variant, jobs)
     return Box("train", f"{scale}, further pairs", tuple(rows), (data.key,))
+
+
+def _readings(campaign: Campaign, there: Collection[str] | None, data: Box) -> tuple[Box, ...]:
+    """Training, diagnostics and gathering of the readings' runs by choice; none without any."""
+    if not campaign.reading_runs:
+        return ()
+    choices: dict[str, list[Job]] = {}
+    for reading in campaign.readings:
+        for run in reading.runs:
+            if run.reading == reading.name and run in campaign.reading_runs:
+                gone = there is not None and run.name not in there
+                choices.setdefault(reading.choice, []).append(
+                    Job(
+                        f"{run.name}: {'not run' if gone else 'done'}",
+                        run.variant if run.variant in PAIRED else "other",
+                        page="" if gone else f"readings.html#reading-{reading.name}",
+                        missing=gone,
+                    )
+                )
+    rows = tuple(row for choice, jobs in choices.items() for row in in_rows(choice, jobs))
+    trained = Box("train_reading", "", rows, (data.key,))
+    looked = tuple((label, tuple(replace(job, page="") for job in jobs)) for label, jobs in rows)
+    diagnosed = Box("diagnose_reading", "", looked, (trained.key,))
+    return trained, diagnosed, _single("collect", "readings", there == set(), (diagnosed.key,))
 
 
 def _by_variant(runs: Sequence[Run], scale: str) -> dict[str, list[Run]]:
@@ -281,6 +237,7 @@ def _placed(
     data: Box,
     training: Sequence[Box],
     diagnosis: Sequence[Box],
+    readings: Sequence[Box],
     others: Sequence[Box],
     computed: Sequence[Box],
     rendered: Sequence[Box],
@@ -288,7 +245,8 @@ def _placed(
     """Stand each scale's training and diagnostics side by side; all records meet on one line."""
     boxes, exits, y = [], [], 1
     left = data.width + COLUMN_GAP
-    middle = left + max(box.width for box in (*training, *others)) + COLUMN_GAP
+    wide = (*training, *others, *readings[:1])
+    middle = left + max(box.width for box in wide) + COLUMN_GAP
     for trained, diagnosed in zip(training, diagnosis, strict=True):
         tall = Placed(replace(trained, floor=diagnosed.height + LANE), left, y)
         boxes.append(tall)
@@ -297,13 +255,21 @@ def _placed(
             boxes.append(Placed(diagnosed, middle, y))
             exits.append((boxes[-1], boxes[-1].middle))
         y += tall.box.height + ROW_GAP
+    if readings:
+        trained, diagnosed, collected = readings
+        below = y + diagnosed.height + ROW_GAP
+        boxes += [Placed(trained, left, y), Placed(diagnosed, middle, y)]
+        boxes.append(Placed(collected, middle, below))
+        exits.append((boxes[-1], boxes[-1].middle))
+        y = below + collected.height + ROW_GAP
     for box in others:
         boxes.append(Placed(box, left, y))
         exits.append((boxes[-1], boxes[-1].middle))
         y += box.height + ROW_GAP
     height = y - ROW_GAP
     boxes.insert(0, Placed(data, 1, (height - data.height) // 2))
-    meeting = middle + max((box.width for box in diagnosis if box.rows), default=0) + 24
+    looks = (*diagnosis, *readings[1:])
+    meeting = middle + max((box.width for box in looks if box.rows), default=0) + 24
     ends = _stacked(computed, meeting + COLUMN_GAP // 2, height)
     last = _stacked(rendered, ends[0].right + COLUMN_GAP, height)
 
@@ -319,7 +285,11 @@ def _placed(
         lines=tuple(lines),
         width=last[0].right + 1,
         height=height + 1,
-        counts=tuple((rule, *_count(boxes, rule), does) for rule, does in RULES.items()),
+        counts=tuple(
+            (rule, *_count(boxes, rule), does)
+            for rule, does in RULES.items()
+            if rule in {placed.box.rule for placed in boxes} or rule not in OF_READINGS
+        ),
         edges=frozenset(
             (start.box.rule, end.box.rule)
             for end in boxes
@@ -351,7 +321,9 @@ def _needs(box: Box, other: Box) -> bool:
 
 
 def _curve(start: Placed, end: Placed) -> str:
-    """A path from the right edge of a box to the left edge of another."""
+    """A path from the right edge of a box to the left edge of another, or down to one below it."""
+    if start.x == end.x:
+        return f"M{start.x + COLUMN_GAP} {start.y + start.box.height}V{end.y}"
     bend = (start.right + end.x) / 2
     return (
         f"M{start.right} {start.middle:.0f}"

@@ -12,6 +12,8 @@ import pandas as pd
 import pyarrow as pa
 
 from report.jobs.schemas import CELLS
+from report.readings.printed import is_of_readings, read_readings
+from report.readings.values import INTERVALS
 from report.site.behind import behind_cells
 from report.site.content import Content
 from report.site.environment import html_environment
@@ -28,6 +30,7 @@ from report.view import PrintedTable
 SECTIONS = (
     ("index.html", "Overview"),
     ("claims.html", "Claims"),
+    ("readings.html", "Readings"),
     ("tables.html", "Tables"),
     ("figures.html", "Figures"),
     ("runs.html", "Runs"),
@@ -77,6 +80,14 @@ def render_site(content: Content, folder: Path) -> None:
     site.folder.mkdir(parents=True, exist_ok=True)
     write_assets(site.folder, site.environment)
     tables, claims = content.tables, content.claims
+    figures = [figure for figure in content.figures if not is_of_readings(figure)]
+    readings = read_readings(
+        content.readings,
+        content.readings_choice,
+        content.readings_runs,
+        content.readings_said,
+        content.figures,
+    )
     claim_tally = tally(claims)
     site.write(
         "index.html",
@@ -86,8 +97,9 @@ def render_site(content: Content, folder: Path) -> None:
         headlines=headlines(tables),
         gaps=gaps(content.missing),
         shares={printed.table.label: shares(printed) for printed in tables},
-        figures=content.figures,
+        figures=figures,
         figure_titles=FIGURES,
+        readings=readings,
         runs=content.runs,
         further=content.further,
         texts=texts([*content.runs, *content.further]),
@@ -119,8 +131,16 @@ def render_site(content: Content, folder: Path) -> None:
         claim_tally=claim_tally,
         numbers={printed.table.label: printed.table.number for printed in tables},
         evidence=evidence_by_claim(content.evidence),
+        readings=readings,
     )
-    site.write("figures.html", "figures.html.j2", figures=content.figures)
+    site.write(
+        "readings.html",
+        "readings.html.j2",
+        readings=readings,
+        intervals=INTERVALS,
+        claims={claim["number"]: claim for claim in claims},
+    )
+    site.write("figures.html", "figures.html.j2", figures=figures)
     site.write(
         "runs.html",
         "runs.html.j2",
@@ -131,7 +151,7 @@ def render_site(content: Content, folder: Path) -> None:
     for place, run in enumerate(content.runs):
         _write_run(site, run, place)
     site.write("pipeline.html", "pipeline.html.j2", pipeline=content.pipeline)
-    site.write("assumptions.html", "assumptions.html.j2")
+    site.write("assumptions.html", "assumptions.html.j2", readings=readings)
     site.write("checklist.html", "checklist.html.j2", checklist=content.checklist)
 
 
