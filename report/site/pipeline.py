@@ -27,14 +27,10 @@ RULES = {
     "train": "Train one model; its log and checkpoint.",
     "diagnose": "Measure the flow of one checkpoint, head by head.",
     "verify": "Hold FlashRelation and the paper’s identities to their definitions.",
-<<<<<<< HEAD
-    "verify_gradients": "Hold the gradients of a training step to FP64.",
+    "verify_gradients": "Hold the training step’s gradients to FP64, parameter by parameter.",
     "train_reading": "Train one model of a reading of the paper.",
     "diagnose_reading": "Measure the flow of its checkpoint.",
     "collect": "Gather the records of the readings, a file a kind.",
-=======
-    "verify_gradients": "Hold the training step’s gradients to FP64, parameter by parameter.",
->>>>>>> main
     "measure": "Time whole training steps, memory, and operators against the context.",
     "cells": "Set every value of every table beside the paper’s, and judge it.",
     "figures": "Draw the figures.",
@@ -102,15 +98,9 @@ def campaign_pipeline(
     ]
     scales = dict.fromkeys(run.scale for run in further)
     beyond = [_further(further, scale, data) for scale in scales]
-<<<<<<< HEAD
-    exact = _single("verify_gradients", "gradients", "gradients" in kinds)
-    others = (*beyond, _benchmarks(campaign, gaps, data), verified, exact, models)
+    others = (*beyond, _benchmarks(campaign, gaps, data), *checks, models)
     readings = _readings(campaign, of_readings, data)
     records = tuple(box.key for box in (*training, *diagnosis, *others, *readings[-1:]))
-=======
-    others = (*beyond, _benchmarks(campaign, gaps, data), *checks, models)
-    records = tuple(box.key for box in (*training, *diagnosis, *others))
->>>>>>> main
     cells = _single("cells", "cells", needs=records)
     figures = _single("figures", "figures", needs=records)
     rendered = tuple(
