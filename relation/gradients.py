@@ -4,6 +4,7 @@ A compiler can lose or mis-scale a gradient without an error, and training would
 checked is the campaign's: its loss, compilation, precision and backends, through `UpdateStep`.
 """
 
+import gc
 import math
 import sys
 from collections.abc import Iterable, Iterator
@@ -24,11 +25,10 @@ from relation.parquet import write_parquet
 from relation.progress import Progress
 from relation.schemas import GRADIENTS
 from relation.spec import GradientsSpec
-from relation.systems.throughput import release
 from relation.training.step import UpdateStep, autocast
 
 Batches = list[tuple[Tensor, Tensor]]
-Gradients = dict[str, Tensor]
+Tensors = dict[str, Tensor]
 
 RMS, LARGEST, SCALE = "RMS", "largest", "scale"
 _SLACK = {"bf16": 1e-3, "fp32": 1e-5}
@@ -57,18 +57,20 @@ class _Truth(Decoder):
 
 
 @torch.no_grad()
-def _draw_weights(model: Decoder, seed: int) -> None:
-    """Draw weights at which every parameter matters, the same ones on every device.
+def _draw_weights(model: Decoder, initial: Tensors, seed: int) -> None:
+    """Draw weights at which every parameter matters; `initial`: the initial ones by name.
 
-    Matrices are normal with sd 0.8/sqrt(inputs), so that scores are of order 1. Angles, lambda,
-    scales of norms and retention are moved off their initial values, at which angles are 0.
+    Matrices are normal with sd 0.8/sqrt(inputs), so that scores are of order 1. Angles, scales of
+    norms and retention are moved off their initial values, at which angles are 0. Lambda lies
+    around 1, where Exchange, a sum over i tokens divided by i^lambda, weighs as much as Self.
     """
-    model.initialise(seed)
-    generator = torch.Generator().manual_seed(seed)
-    for parameter in model.parameters():
-        noise = torch.randn(parameter.shape, generator=generator).to(parameter.device)
-        if parameter.ndim < 2:
-            parameter.add_(_SPREAD * noise)
+    generator = torch.Generator(model.embedding.weight.device).manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        noise = torch.empty_like(parameter).normal_(generator=generator)
+        if name.endswith(".lam"):
+            parameter.copy_(1 + _SPREAD * noise)
+        elif parameter.ndim < 2:
+            parameter.copy_(initial[name] + _SPREAD * noise)
         else:
             parameter.copy_(_GAIN / math.sqrt(parameter.shape[-1]) * noise)
 
@@ -81,7 +83,7 @@ def _draw_batches(side: dict, spec: GradientsSpec, seed: int, device: torch.devi
     """
     generator = torch.Generator().manual_seed(seed)
     vocabulary = side["model"]["vocab_size"]
-    shape = (spec.accumulation, spec.micro, side["length"] + 1)
+    shape = (spec.accumulation, side["micro"], side["length"] + 1)
     drawn = torch.rand(shape, generator=generator, dtype=torch.float64)
     tokens = ((vocabulary + 1) ** drawn).long().clamp(1, vocabulary).sub(1).to(device)
     return [(part[:, :-1].contiguous(), part[:, 1:].contiguous()) for part in tokens]
@@ -91,7 +93,7 @@ def _tokens(batches: Batches) -> int:
     return sum(targets.numel() for _, targets in batches)
 
 
-def _eager_gradients(model: Decoder, batches: Batches, precision: str) -> Gradients:
+def _eager_gradients(model: Decoder, batches: Batches, precision: str) -> Tensors:
     """The gradient of the mean NLL by PyTorch's own cross-entropy, in FP32 at least."""
     model.zero_grad()
     for inputs, targets in batches:
@@ -115,7 +117,7 @@ class _CheckedStep:
             self.model, still, device, spec.precision, spec.compile, math.inf, self._keep
         )
         self._replays, self._replayable = spec.compile and device.type == "cuda", False
-        self._kept: Gradients = {}
+        self._kept: Tensors = {}
 
     def _keep(self, loss: Tensor) -> None:
         """Copy the gradients, after the last backward pass and before clipping."""
@@ -124,11 +126,11 @@ class _CheckedStep:
             for name, p in self.model.named_parameters()
         }
 
-    def _gradients(self, step: UpdateStep, batches: Batches) -> Gradients:
+    def _gradients(self, step: UpdateStep, batches: Batches) -> Tensors:
         step(batches, _tokens(batches), learning_rate=0.0)
         return self._kept
 
-    def __call__(self, batches: Batches) -> dict[str, Gradients]:
+    def __call__(self, batches: Batches) -> dict[str, Tensors]:
         """The gradients of an update whose kernels the host launches and of one that is replayed.
 
         The second only where the step replays CUDA graphs.
@@ -156,11 +158,14 @@ def _measured(
     By parameter, kind of update and number of the parameter's elements.
     """
     config = model_config(side["model"])
-    checked, eager = _CheckedStep(config, side, spec, device), Decoder(config).to(device)
-    truth = _Truth(config).to(device)
+    checked, truth = _CheckedStep(config, side, spec, device), _Truth(config).to(device)
+    eager = Decoder(config)
+    eager.initialise(seed=0)
+    eager.to(device)
+    initial = {name: tensor.clone() for name, tensor in eager.state_dict().items()}
     drawn: dict[tuple[str, str, int], list[Tensor]] = {}
     for seed in range(spec.draws):
-        _draw_weights(eager, seed)
+        _draw_weights(eager, initial, seed)
         for model in (truth, checked.model):
             model.load_state_dict(eager.state_dict())
         batches = _draw_batches(side, spec, seed, device)
@@ -243,7 +248,7 @@ def check_variant(side: dict, spec: GradientsSpec, device: torch.device) -> list
             "layout": config.layout,
             "width": config.head_dim,
             "length": side["length"],
-            "micro": spec.micro,
+            "micro": side["micro"],
             "accumulation": spec.accumulation,
             "backends": sorted(f"{k}: {side['backends'][k]}" for k in _operators(config)),
             "precision": spec.precision,
@@ -285,7 +290,9 @@ def verify_gradients(spec: GradientsSpec, output: Path) -> None:
         with Progress("verify gradients", len(spec.variants), "variants") as progress:
             for side in spec.variants:
                 rows += check_variant(side, spec, device)
-                release(device)
+                # No variant lends another compiled code or the memory of its graphs.
+                torch.compiler.reset()
+                gc.collect()
                 progress.advance(1, side["variant"])
         written = origin(spec.campaign, spec.config_hash, "gradients", describe(device))
     write_parquet(output, GRADIENTS, rows, written)

@@ -228,8 +228,8 @@ COMPLEXITY = schema(
 )
 
 VERIFICATION = schema(
-    Column("check", _TEXT, description="exactness or identity"),
-    Column("name", _TEXT, description="Y or a gradient; the identity"),
+    Column("check", _TEXT, description="exactness, identity, mixing, recurrence or history"),
+    Column("name", _TEXT, description="Y, the state C or a gradient; the identity"),
     Column("operator", _TEXT, description="what was checked: a backend, or the definition"),
     Column("scale", _TEXT, description="whose head width and context it is"),
     Column("heads", _INT),

@@ -172,10 +172,11 @@ class SystemsSpec(Spec):
 
 @dataclass(frozen=True)
 class VerificationSpec(Spec):
-    """The check of one backend of Full Relation against its definition.
+    """The check of one backend of Full Relation, and one of Linear, against their definitions.
 
     `shapes` has a scale, heads, context T and head width D each; `draws` of random inputs are made
-    for a shape.
+    for a shape. `linear` is no identity: records from before it was checked keep theirs, and the
+    claims say of a check that they lack it.
     """
 
     campaign: str
@@ -184,8 +185,9 @@ class VerificationSpec(Spec):
     draws: int
     precision: str
     device: str
+    linear: str
 
-    not_identity = ("campaign",)
+    not_identity = ("campaign", "linear")
     not_job = ("campaign",)
 
 
@@ -193,14 +195,13 @@ class VerificationSpec(Spec):
 class GradientsSpec(Spec):
     """The check of a training step's gradients against FP64.
 
-    `variants` has a variant, the scale of its widths, its model, length T and backends each. An
-    update takes `accumulation` micro-batches of `micro` sequences; `draws` of random weights and
+    `variants` has a variant, the scale of its widths, its model, length T, micro-batch in sequences
+    and backends each. An update takes `accumulation` micro-batches; `draws` of random weights and
     tokens are made for a variant.
     """
 
     campaign: str
     variants: list[dict]
-    micro: int
     accumulation: int
     draws: int
     precision: str

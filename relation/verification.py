@@ -1,6 +1,6 @@
-"""Checks FlashRelation against its definition on this device, and the paper's identities.
+"""Checks FlashRelation and Linear Relation against their definitions, and the paper's identities.
 
-What the tests prove elsewhere, a campaign records for its own backend, precision, shapes and GPU.
+What the tests prove elsewhere, a campaign records for its own backends, precision, shapes and GPU.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,24 +11,33 @@ from torch import Tensor
 
 from relation.devices import claim, describe
 from relation.geometry import ModelConfig
-from relation.operators import full_relation, get_backend
-from relation.operators.scores import scores
+from relation.identities import (
+    BITWISE,
+    SIZES,
+    Operator,
+    exchange_gate,
+    history_errors,
+    history_retention,
+    history_states,
+    identity_errors,
+    mixing_errors,
+    parameter_dtype,
+    recurrence_deviations,
+)
+from relation.operators import full_relation, get_backend, givens_mix, linear_relation
 from relation.origin import origin
 from relation.parquet import write_parquet
 from relation.progress import Progress
 from relation.schemas import VERIFICATION
 from relation.spec import VerificationSpec
 from relation.systems.bench.peers import Inputs, Shape
-from relation.systems.tuning.exact import deviations
+from relation.systems.tuning.exact import Deviation, deviations
 
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
-# BF16 rounds a share of flow to 2^-9 of it, the sums of a row and of a score add to that.
+# BF16 rounds a share of flow to 2^-9 of it, the sums of a row and of a score add to that. A mixed
+# entry is rounded once, so that lengths are off by 2^-8 and what comes back by 3 * 2^-9.
 _IDENTITY_SLACK = {"bf16": 2.0**-7, "fp32": 1e-5, "fp64": 1e-12}
-# The flow itself is what the operator transports of the unit vectors, for which D must be T.
-_IDENTITY_LENGTH = 64
-_OTHER_LAMBDA = -1.0
-
-Operator = Callable[..., Tensor]
+_DEFINITION = "definition"
 
 
 def _with_gradients(operator: Operator) -> Callable[[Inputs], tuple[Tensor, ...]]:
@@ -40,48 +49,17 @@ def _with_gradients(operator: Operator) -> Callable[[Inputs], tuple[Tensor, ...]
     return call
 
 
-def _split(p1: Tensor, p2: Tensor, lam: Tensor) -> Tensor:
-    """The exchange gate g (B, H, T) of Section 4.2, by its two levels, in FP64."""
-    U = scores(p1.double(), p2.double())
-    T = U.shape[-1]
-    S = torch.sigmoid(U.diagonal(dim1=-2, dim2=-1) / ModelConfig.tau)
-    history = torch.ones(T, T, dtype=torch.bool, device=U.device).tril(-1)
-    E = torch.nn.functional.silu(U).masked_fill(~history, -torch.inf)
-    i = torch.arange(1, T + 1, dtype=U.dtype, device=U.device)
-    return torch.sigmoid(E.logsumexp(-1) - lam.double() * i.log() - S)
-
-
-def identity_errors(operator: Operator, dtype: torch.dtype, device: torch.device) -> dict:
-    """The largest error of three of the paper's identities on random states.
-
-    Sections 4.2 and 4.3, Appendix A.1.8.
-
-    operator: Full Relation of p1, p2, info (1, H, T, D) in `dtype` and lam. The flow is read off
-    what it transports of unit vectors, the gate from the two levels in FP64.
-    """
-    generator = torch.Generator(device).manual_seed(2)
-    T = _IDENTITY_LENGTH
-    drawn = torch.randn(3, 1, 2, T, T, device=device, generator=generator).to(dtype)
-    p1, p2, info = drawn
-    unit = torch.eye(T, dtype=dtype, device=device).expand_as(info).contiguous()
-    parameter = torch.float64 if dtype == torch.float64 else torch.float32
-    lams = [
-        torch.tensor(value, dtype=parameter, device=device)
-        for value in (ModelConfig.lambda_init, _OTHER_LAMBDA)
-    ]
-    flow, other = (operator(p1, p2, unit, lam).double() for lam in lams)
-    own = flow.diagonal(dim1=-2, dim2=-1)
-    allocations = []
-    for found in (flow, other):
-        exchange = found.tril(-1)[:, :, 1:]
-        allocations.append(exchange / exchange.sum(-1, keepdim=True))
-    y = operator(p1, p2, info, lams[0])
-    errors = {
-        "F_ii + g_i = 1": own + _split(p1, p2, lams[0]) - 1,
-        "the count correction leaves the allocation": allocations[0] - allocations[1],
-        "the first token's output is its information": (y - info)[:, :, 0],
+def _deviation(check: str, operator: str, precision: str, off: Deviation) -> dict:
+    return {
+        "check": check,
+        "name": off.result,
+        "operator": operator,
+        "precision": precision,
+        "measure": off.measure,
+        "error": off.error,
+        "yardstick": off.yardstick,
+        "allowed": off.allowed,
     }
-    return {name: error.abs().max().item() for name, error in errors.items()}
 
 
 def _exactness(
@@ -92,51 +70,76 @@ def _exactness(
         for length in dict.fromkeys((at["length"], max(1, at["length"] - 1))):
             shape = Shape(at["scale"], 1, at["heads"], length, at["width"])
             for off in deviations(_with_gradients(operator), shape, dtype, device, spec.draws):
-                yield {
-                    "check": "exactness",
-                    "name": off.result,
-                    "operator": spec.backend,
-                    **(at | {"length": length}),
-                    "precision": spec.precision,
-                    "measure": off.measure,
-                    "error": off.error,
-                    "yardstick": off.yardstick,
-                    "allowed": off.allowed,
-                    "draws": spec.draws,
-                    "device": describe(device),
-                }
+                row = _deviation("exactness", spec.backend, spec.precision, off)
+                yield row | at | {"length": length, "draws": spec.draws}
             progress.advance(1, f"{at['scale']} T={length}")
 
 
-def _identities(spec: VerificationSpec, operator: Operator, device: torch.device) -> Iterator[dict]:
-    for name, checked, precision in (
-        ("definition", full_relation, "fp64"),
-        (spec.backend, operator, spec.precision),
+def _errors(check: str, operator: str, precision: str, errors: dict, what: str = "") -> list[dict]:
+    return [
+        {
+            "check": check,
+            "name": f"{what}{name}",
+            "operator": operator,
+            "precision": precision,
+            "measure": "largest",
+            "error": error,
+            "yardstick": None,
+            "allowed": 0.0 if name in BITWISE else _IDENTITY_SLACK[precision],
+        }
+        for name, error in errors.items()
+    ]
+
+
+def _full(name: str, operator: Operator, precision: str, device: torch.device) -> list[dict]:
+    """Identities and history of Full Relation."""
+    dtype = _DTYPES[precision]
+    states = history_states(dtype, device)
+    lam = torch.tensor(ModelConfig.lambda_init, dtype=parameter_dtype(dtype), device=device)
+    share = 1 - exchange_gate(*states[:2], lam)
+    history = history_errors(lambda *given: operator(*given, lam), states, share)
+    return [
+        *_errors("identity", name, precision, identity_errors(operator, dtype, device)),
+        *_errors("history", name, precision, history, "Full Relation: "),
+    ]
+
+
+def _linear(name: str, operator: Operator, precision: str, device: torch.device) -> list[dict]:
+    """History of Linear Relation."""
+    states = history_states(_DTYPES[precision], device)
+    g = history_retention(_DTYPES[precision], device)
+
+    def y(*given: Tensor) -> Tensor:
+        return operator(*given, g.expand_as(given[0]).contiguous())[0]
+
+    history = history_errors(y, states, torch.ones_like(g[..., 0]))
+    return _errors("history", name, precision, history, "Linear Relation: ")
+
+
+def _identities(spec: VerificationSpec, full: Operator, device: torch.device) -> Iterator[dict]:
+    linear = get_backend("linear", spec.linear, device).call
+    yield from _full(_DEFINITION, full_relation, "fp64", device)
+    yield from _full(spec.backend, full, spec.precision, device)
+    for precision in dict.fromkeys(("fp64", spec.precision)):
+        errors = mixing_errors(givens_mix, _DTYPES[precision], device)
+        yield from _errors("mixing", _DEFINITION, precision, errors)
+    for name, precision in (
+        ("expanded", "fp64"),
+        ("chunked", "fp64"),
+        (spec.linear, spec.precision),
     ):
-        for identity, error in identity_errors(checked, _DTYPES[precision], device).items():
-            yield {
-                "check": "identity",
-                "name": identity,
-                "operator": name,
-                "scale": "",
-                "heads": 2,
-                "length": _IDENTITY_LENGTH,
-                "width": _IDENTITY_LENGTH,
-                "precision": precision,
-                "measure": "largest",
-                "error": error,
-                "yardstick": None,
-                "allowed": _IDENTITY_SLACK[precision],
-                "draws": 1,
-                "device": describe(device),
-            }
+        operator = get_backend("linear", name).call
+        for off in recurrence_deviations(operator, _DTYPES[precision], device):
+            yield _deviation("recurrence", name, precision, off)
+    yield from _linear(_DEFINITION, linear_relation, "fp64", device)
+    yield from _linear(spec.linear, linear, spec.precision, device)
 
 
 def verify(spec: VerificationSpec, output: Path) -> None:
-    """Check one backend of Full Relation and write a row a checked quantity.
+    """Check a campaign's backends of Full and Linear Relation; write a row a checked quantity.
 
     An error above what is allowed is a row too: the report's ledger judges it. Raises InputError
-    where the device cannot run the backend.
+    where the device cannot run a backend.
     """
     with claim(spec.device) as device:
         operator = get_backend("full", spec.backend, device).call
@@ -144,4 +147,6 @@ def verify(spec: VerificationSpec, output: Path) -> None:
             rows = [*_exactness(spec, operator, device, progress)]
         rows += _identities(spec, operator, device)
         written = origin(spec.campaign, spec.config_hash, "verification", describe(device))
+        of_all = {"scale": "", "draws": 1, "device": describe(device)}
+    rows = [of_all | SIZES.get(row["check"], {}) | row for row in rows]
     write_parquet(output, VERIFICATION, rows, written)

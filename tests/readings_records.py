@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 
 import numpy as np
@@ -136,12 +136,3 @@ def _looks(run, planted: Mapping[str, Planted]) -> pd.DataFrame:
                 shown["lambda"] = 0.5 + (end[0] - 0.5) * rise / (1 + layer)
             rows += [of_layer | {"metric": name, "value": value} for name, value in shown.items()]
     return pd.DataFrame(rows)
-
-
-def without(records: ReadingRecords, *readings: str) -> ReadingRecords:
-    """The records less these readings' rows."""
-    kept = {
-        kind: getattr(records, kind)[~getattr(records, kind)["reading"].isin(readings)]
-        for kind in LAYOUTS
-    }
-    return replace(records, **kept)

@@ -28,6 +28,7 @@ ORDER = (
     ("relation.model",),
     ("relation.training",),
     ("relation.diagnostics", "relation.systems", "relation.generation"),
+    ("relation.identities",),
     ("relation.verification", "relation.gradients"),
     (
         "relation.results",

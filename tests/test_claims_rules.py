@@ -100,15 +100,6 @@ def test_a_part_that_is_decided_is_told_of_a_claim_that_is_not() -> None:
         assert beside[label].direction is None and beside[label].size is None
 
 
-def test_the_first_layer_is_held_against_the_later_one_with_most() -> None:
-    claims = ledger(paper_records(), 7, 8)
-    # Table 7, 10M: Self 28.57% against 3.39% in L4, rank 405.4 against 224.5 in L2.
-    for number, theirs in ((7, 405.4 / 224.5), (8, 28.57 / 3.39)):
-        row = next(row for row in claims[number].evidence if row.beside and row.label == "10M")
-        assert row.paper == pytest.approx(theirs) and row.ours == pytest.approx(theirs)
-        assert claims[number].verdict == "reproduced"
-
-
 def test_peers_and_bytes_stand_beside_the_papers_comparisons() -> None:
     records = speed("fixed", "flash", "full", 1.0)
     rates = records.throughput

@@ -8,7 +8,7 @@ import pytest
 from test_records import ORIGIN, refusal, results, write_run  # noqa: F401
 from test_report_records import make_records
 
-from relation import code
+from relation import code, schemas
 from relation.parquet import read_origin, read_parquet, write_parquet
 from relation.records import gaps, load_records, provenance
 from relation.records.provenance import CURRENT, OLDER, STALE, freshness, worst
@@ -17,7 +17,7 @@ from relation.records.sources import planned_sources
 from relation.results import CHECKSUMS, Results, with_pictures
 from report.jobs.cells import write_cells
 from report.jobs.compare import compare
-from report.jobs.schemas import COMPARED_CELLS, COMPARED_CLAIMS
+from report.jobs.schemas import CLAIMS, COMPARED_CELLS, COMPARED_CLAIMS
 
 
 @pytest.fixture
@@ -243,11 +243,21 @@ def test_shipped_records_are_read_alone_and_checked(results: Results) -> None:  
     command = records.provenance.set_index("kind").loc["models", "rerun"]
     assert "published" not in command and "-R" not in command
     listed = shipped.shipped_files()
-    assert shipped.models in listed and shipped.verification in listed
+    assert {shipped.models, shipped.verification, shipped.gradients} <= set(listed)
     listed[0].write_bytes(listed[0].read_bytes() + b" ")
     assert "SHA256SUMS" in refusal(shipped.check_shipped)
     listed[0].unlink()
     assert "restore it" in refusal(shipped.check_shipped)
+
+
+def test_what_shipped_before_gradients_were_checked_still_renders(results: Results) -> None:  # noqa: F811
+    results.gradients.unlink()
+    publish(results.campaign, results)
+    shipped = replace(results, shipped_only=True)
+    records = load_records(results.campaign, shipped, partial=True)
+    assert records.gradients.empty and {*schemas.GRADIENTS.names} < {*records.gradients.columns}
+    gap = records.missing.set_index("kind").loc["gradients"]
+    assert gap["status"] == "not run" and "gradients.parquet" in gap["reason"]
 
 
 def test_nothing_shipped_is_said_in_one_line(results: Results) -> None:  # noqa: F811
@@ -278,7 +288,17 @@ def test_two_campaigns_stand_side_by_side(tmp_path: Path) -> None:
     gone = cells.loc["app-hybrid", "42", "nll", "value"]
     assert gone["second_status"] == "not run" and gone["first_value"] == pytest.approx(1.8)
     claims = read_parquet(folder / "claims.parquet", COMPARED_CLAIMS).to_pylist()
-    assert [claim["number"] for claim in claims] == list(range(1, 19))
+    assert [claim["number"] for claim in claims] == list(range(1, 25))
+
+
+def test_ledgers_of_two_versions_are_not_compared(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_cells(make_records(), tmp_path / name / "report")
+    path = tmp_path / "b" / "report" / "claims.parquet"
+    rows = read_parquet(path, CLAIMS).to_pylist()
+    write_parquet(path, CLAIMS, rows[:18], read_origin(path))
+    refused = refusal(lambda: compare("a", "b", tmp_path))
+    assert "hold 24 and 18 claims" in refused and "render both again" in refused
 
 
 def test_a_campaign_that_cannot_be_compared_says_what_it_lacks(tmp_path: Path) -> None:

@@ -9,13 +9,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from kernels.linear_relation.launches import LAUNCHES
 from relation import files, schemas
 from relation.code import code_hash
 from relation.config import load_config, resolve
 from relation.errors import InputError
+from relation.operators.linear import CHUNK
 from relation.parquet import Column, read_origin, read_parquet, schema, write_parquet
 from relation.records import load_records, smoothed_loss, token_crossing
 from relation.records.campaign import check_order
+from relation.records.readings import fixed_readings
 from relation.results import Results, with_pictures
 from relation.spec import RunSpec
 
@@ -277,6 +280,8 @@ def results(tmp_path: Path) -> Results:
         write_parquet(results.systems(spec), schemas.THROUGHPUT, [], origin)
     verified = ORIGIN | {"config_hash": campaign.verification.config_hash}
     write_parquet(results.verification, schemas.VERIFICATION, [], verified)
+    checked = ORIGIN | {"config_hash": campaign.gradients.config_hash}
+    write_parquet(results.gradients, schemas.GRADIENTS, [], checked)
     return results
 
 
@@ -317,6 +322,18 @@ def test_the_readings_say_how_local_texts_were_split(tmp_path: Path, files, said
     page = load_records(smoke, Results(smoke, tmp_path), partial=True).page
     readings = {reading["name"]: reading["value"] for reading in page["assumptions"]}
     assert readings["backend_overrides"] == "none"
+    assert readings["backends.linear"] == f"chunked, chunks of {CHUNK} tokens"
+
+
+def test_the_readings_name_the_papers_schedule_and_the_launches_in_its_place() -> None:
+    campaign = resolve(load_config(ROOT / "config.yaml"), campaign="paper")
+    (reading,) = (r for r in fixed_readings(campaign) if r["name"] == "backends.linear")
+    chunks: dict[int, set[int]] = {}
+    for (_, size), entries in LAUNCHES.items():
+        chunks.setdefault(size, set()).update(entry.chunk for entry in entries)
+    assert chunks == {2: {64}, 4: {32}}
+    assert reading["value"].startswith("flash, chunks of 64 tokens for 16-bit states, 32 for FP32")
+    assert "K_L60 (chunk 128, block 64, four warps, one stage, row tile 1)" in reading["question"]
 
 
 def test_a_text_beside_the_records_says_how_it_came_about_what_is_there(tmp_path: Path) -> None:

@@ -14,7 +14,15 @@ from relation.config import load_config
 from relation.parquet import write_parquet
 from relation.preflight import write_started_with
 from relation.records.publish import publish
-from relation.results import RUN_FILES, Results, chosen_results, run_path, systems_path
+from relation.results import (
+    GRADIENTS_FILE,
+    RUN_FILES,
+    VERIFICATION_FILE,
+    Results,
+    chosen_results,
+    run_path,
+    systems_path,
+)
 from relation.spec import canonical_hash
 from report.jobs.compare import report_of
 
@@ -67,14 +75,17 @@ def test_own_diagnostics_do_not_stand_for_a_shipped_run(shipped: Results) -> Non
 
 def test_an_own_benchmark_and_check_come_before_the_shipped_ones(shipped: Results) -> None:
     spec, *others = shipped.campaign.systems
-    for kind, of in ((schemas.THROUGHPUT, spec), (schemas.VERIFICATION, None)):
-        made = of or shipped.campaign.verification
-        path = shipped.own_folder / (systems_path(spec) if of else "verification.parquet")
+    campaign = shipped.campaign
+    for layout, made, path in (
+        (schemas.THROUGHPUT, spec, systems_path(spec)),
+        (schemas.VERIFICATION, campaign.verification, VERIFICATION_FILE),
+        (schemas.GRADIENTS, campaign.gradients, GRADIENTS_FILE),
+    ):
         later = ORIGIN | {"config_hash": made.config_hash, "created": "2027"}
-        write_parquet(path, kind, [], later)
+        write_parquet(shipped.own_folder / path, layout, [], later)
     shipped = again(shipped)
     assert place(shipped.systems(spec), shipped) == "tiny"
-    assert place(shipped.verification, shipped) == "tiny"
+    assert place(shipped.verification, shipped) == place(shipped.gradients, shipped) == "tiny"
     assert {place(shipped.systems(other), shipped) for other in others} == {"published"}
 
 

@@ -94,8 +94,8 @@ def test_further_pairs_stand_apart_in_every_form_and_alone(project: Path) -> Non
 
 def test_every_stage_writes_parquet_with_units_and_origin(project: Path) -> None:
     files = sorted((project / "results/tiny").rglob("*.parquet"))
-    data, models, runs, diagnostics, systems, verification = 2, 1, 28 * 3, 12 * 3, 11, 1
-    made = data + models + runs + diagnostics + systems + verification
+    data, models, runs, diagnostics, systems, checks = 2, 1, 28 * 3, 12 * 3, 11, 2
+    made = data + models + runs + diagnostics + systems + checks
     assert len(files) == made + len(FRAMES) + 1
     for path in files:
         origin = read_origin(path)
@@ -154,6 +154,7 @@ EDITS = {
     "report/paper/app-nll.csv": {"cells", "report", "document", "all"},
     "report/tolerances.toml": {"cells", "report", "document", "all"},
     "relation/verification.py": {"verify", *REPORT},
+    "relation/gradients.py": {"verify_gradients", *REPORT},
     "README.md": set(),
 }
 
@@ -204,7 +205,8 @@ def test_what_is_shipped_is_rendered_by_rules_that_cannot_train(clone: Path) -> 
     """Quick, idle when done, and stale where the code of a stage changed."""
     rules = snakemake(clone, *PUBLISHED, "--list-rules", "--quiet").stdout.split()
     assert {"cells", "figures", "report"} <= set(rules)
-    assert not set(rules) & {"train", "diagnose", "measure", "verify", "prepare", "inventory"}
+    made = {"train", "diagnose", "measure", "verify", "verify_gradients", "prepare", "inventory"}
+    assert not set(rules) & made
     assert planned_jobs(clone, *PUBLISHED) == dict.fromkeys(REPORT, 1)
     snakemake(clone, *PUBLISHED)
     assert planned_jobs(clone, *PUBLISHED) == {}

@@ -135,7 +135,7 @@ _VERIFIED_HEADS, _VERIFIED_DRAWS = 2, 16
 
 
 def verification_spec(campaign: Mapping, name: str) -> VerificationSpec:
-    """The check of the backend that stands for FlashRelation, at every scale's T and head width."""
+    """The check of FlashRelation's backend at every scale's T and head width, and of Linear's."""
     shapes = [
         {
             "scale": scale,
@@ -152,11 +152,14 @@ def verification_spec(campaign: Mapping, name: str) -> VerificationSpec:
         draws=_VERIFIED_DRAWS,
         precision=campaign["precision"],
         device=campaign["device"],
+        linear=campaign["backends"]["linear"],
     )
 
 
-# Layers of two parities hold both pairings of heads. T x T matrices in FP64 must fit.
-_CHECKED_LAYERS, _CHECKED_LENGTH, _CHECKED_MICRO, _CHECKED_ACCUMULATION = 2, 512, 2, 2
+# Two layers hold both pairings of heads. So many tokens and draws lift lambda's gradient above
+# BF16's noise, and the T x T matrices in FP64 fit on the GPU.
+_CHECKED_LAYERS, _CHECKED_LENGTH, _CHECKED_MICRO, _CHECKED_ACCUMULATION = 2, 512, 8, 2
+_CHECKED_DRAWS = {"bf16": 32, "fp32": 16}
 
 
 def gradients_spec(
@@ -179,15 +182,15 @@ def gradients_spec(
                 "scale": scale,
                 "model": model_values(replace(whole, layout=whole.layout[:layers])),
                 "length": min(_CHECKED_LENGTH, scales[scale]["context"]),
+                "micro": min(_CHECKED_MICRO, scales[scale]["micro"]),
                 "backends": {**campaign["backends"], **overrides},
             }
         )
     return GradientsSpec(
         campaign=name,
         variants=variants,
-        micro=_CHECKED_MICRO,
         accumulation=_CHECKED_ACCUMULATION,
-        draws=_VERIFIED_DRAWS,
+        draws=_CHECKED_DRAWS[campaign["precision"]],
         precision=campaign["precision"],
         compile=campaign["compile"],
         device=campaign["device"],

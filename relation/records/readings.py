@@ -8,6 +8,13 @@ from relation.config import Campaign
 
 OTHER_BACKENDS = "backend_overrides"
 NO_OTHER_BACKEND = "none"
+LINEAR_LAUNCHES = "backends.linear"
+# What the Triton kernel launches; tests hold it to kernels/linear_relation/launches.py.
+_CHUNKS = {
+    "flash": "chunks of 64 tokens for 16-bit states, 32 for FP32; tiles, warps and stages by "
+    "architecture and head width",
+    "chunked": "chunks of 32 tokens",
+}
 
 
 def fixed_readings(campaign: Campaign) -> tuple[dict, ...]:
@@ -44,6 +51,16 @@ def fixed_readings(campaign: Campaign) -> tuple[dict, ...]:
             "In what precision a checkpoint is diagnosed and evaluated",
         ),
     ]
+    linear = campaign.verification.linear
+    readings.append(
+        (
+            LINEAR_LAUNCHES,
+            ", ".join(filter(None, (linear, _CHUNKS.get(linear)))),
+            "How Linear Relation is executed. The paper's long-context runs use its production "
+            "schedule K_L60 (chunk 128, block 64, four warps, one stage, row tile 1); it gives no "
+            "kernel to which these belong, and this one has no row tile, so they are not set",
+        )
+    )
     if timed is not None:
         readings.append(
             (

@@ -1,8 +1,7 @@
-"""Claims on speed, memory and exactness: 12 to 16 and 18 (Sections 4, 5, 6.3, Appendices G, H)."""
+"""Claims on speed, memory and cost: 12 to 14, 16, 21 (Sections 5, 6.3, Appendices F to H)."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -20,12 +19,11 @@ from report.compute import systems as compute
 from report.compute.complexity import complexity as powers
 from report.compute.measured import Measured, Measurements, is_number, select
 from report.compute.structure import ratio
-from report.compute.systems import TILED
+from report.compute.systems import PAPER_CONTEXTS
 from report.layout import SCALES
 from report.numbers import MINUS
+from report.paper import load
 
-# What a verification calls the Triton kernel, and the definition that is checked beside it.
-KERNEL, DEFINITION = "flash", "definition"
 # The T of claim 12.
 FIXED_CONTEXT = 1024
 # Fixed costs at small T and caches that overflow at large T bend a fitted power of T by so much.
@@ -228,86 +226,6 @@ def _bytes_beside(context: Context, scale: str) -> Iterator[str]:
             )
 
 
-def _held_of_the_kernel(backend: str, held: bool) -> tuple[bool | None, str]:
-    """What a check of a backend says of FlashRelation, and why it may say nothing.
-
-    An error beyond its bound speaks against any form of it; only the kernel speaks for itself.
-    """
-    if backend == KERNEL or not held:
-        return held, ""
-    ran = TILED if backend == "tiled" else f"backend {backend}, not the kernel"
-    return None, f"only {ran} was checked here"
-
-
-def exactness(context: Context) -> Iterator[Evidence]:
-    """Claim 15: errors off the definition over what its own precision allows, at every scale."""
-    rows = select(context.records.verification, check="exactness")
-    if rows.empty:
-        yield Evidence("all", "error / allowed", "1", note=_no_record(context), essential=True)
-    for (scale, operator, precision), found in rows.groupby(
-        ["scale", "operator", "precision"], sort=False
-    ):
-        # An error that is no number is beyond any bound.
-        shares = (found["error"] / found["allowed"]).fillna(math.inf)
-        largest = found.loc[shares.idxmax()]
-        lengths = " and ".join(str(length) for length in sorted(set(found["length"])))
-        direction, unchecked = _held_of_the_kernel(
-            str(operator), bool((found["error"] <= found["allowed"]).all())
-        )
-        nearest = (
-            f"backend {operator} in {precision} at T = {lengths}: {largest['measure']} error "
-            f"of {largest['name']} is the nearest to its bound"
-        )
-        yield Evidence(
-            str(scale),
-            f"largest error / allowed, {operator} in {precision}",
-            "1",
-            ours=float(shares.max()),
-            n=len(found),
-            counted="checks",
-            direction=direction,
-            asks_size=False,
-            essential=True,
-            note=unchecked or nearest,
-            sources=tuple(dict.fromkeys(found["source"])),
-        )
-
-
-def identities(context: Context) -> Iterator[Evidence]:
-    """Claim 18: the largest error of each identity, of the definition and of the backend.
-
-    The definition decides: that the kernel was not checked leaves its own rows open.
-    """
-    rows = select(context.records.verification, check="identity")
-    if rows.empty:
-        yield Evidence("all", "largest error", "1", note=_no_record(context), essential=True)
-    for row in rows.to_dict("records"):
-        operator, held = row["operator"], bool(row["error"] <= row["allowed"])
-        of_the_definition = operator == DEFINITION
-        direction, unchecked = (
-            (held, "") if of_the_definition else _held_of_the_kernel(operator, held)
-        )
-        yield Evidence(
-            row["name"] if of_the_definition else f"{row['name']}, {operator}",
-            f"largest error, {operator} in {row['precision']}",
-            "1",
-            paper=0.0,
-            ours=row["error"],
-            n=1,
-            counted="checks",
-            direction=direction,
-            asks_size=False,
-            essential=of_the_definition,
-            note=unchecked or f"allowed: {row['allowed']:.2g}",
-            sources=(row["source"],),
-        )
-
-
-def _no_record(context: Context) -> str:
-    missing = select(context.records.missing, kind="verification")["reason"]
-    return "; ".join(missing) or "this campaign holds no verification"
-
-
 def complexity(context: Context) -> Iterator[Evidence]:
     """Claim 16: fitted powers of T of Linear Relation's time, and of both decode states.
 
@@ -368,3 +286,71 @@ def complexity(context: Context) -> Iterator[Evidence]:
 
 def _power(context: Context, row: str, quantity: str) -> float | None:
     return context.table(powers)[row, f"{quantity}_exponent", "value"].value
+
+
+def long_context(context: Context) -> Iterator[Evidence]:
+    """Claim 21: what the paper's memory holds; how many contexts train, and which run out of it.
+
+    Beside it, what a GPU with more memory allocates where the paper's runs out.
+    """
+    found = context.table(compute.linear_long)
+    theirs = {T: load("app-linear-long")[T, "status", "value"].printed for T in PAPER_CONTEXTS}
+    for status, quantity in (("PASS", "contexts that train"), ("OOM", "contexts out of memory")):
+        lengths = [T for T in PAPER_CONTEXTS if theirs[T] == status]
+        cells = [found[T, "status", "value"] for T in lengths]
+        there = [cell for cell in cells if cell.text is not None]
+        ours = sum(cell.text == status for cell in there)
+        sources = tuple(
+            dict.fromkeys(s for T in lengths for s in found[T, "throughput", "value"].sources)
+        )
+        lacking = context.setting(sources).lacks("gpu") if there else ""
+        all_there = len(there) == len(cells)
+        missing = "; ".join(dict.fromkeys(c.reason for c in cells if c.text is None and c.reason))
+        yield Evidence(
+            _contexts([_length(found, T) for T in lengths]),
+            quantity,
+            "1",
+            paper=len(lengths),
+            ours=ours if there else None,
+            n=len(there),
+            counted="contexts",
+            paper_n=len(lengths),
+            direction=None if lacking or not all_there else ours == len(lengths),
+            asks_size=False,
+            essential=True,
+            note=joined(lacking or "", missing),
+            sources=sources,
+        )
+        if status == "OOM":
+            for T in lengths:
+                yield from _fits(found, T)
+
+
+def _length(found: Measurements, T: str) -> int:
+    """What stands for a context of the paper's, in a campaign of other models."""
+    return int(found[T, "context", "value"].value or T)
+
+
+def _contexts(lengths: list[int]) -> str:
+    first, last = (f"{T:,}" for T in (lengths[0], lengths[-1]))
+    return f"T = {first}" if first == last else f"T = {first} to {last}"
+
+
+def _fits(found: Measurements, T: str) -> Iterator[Evidence]:
+    """Allocated bytes at a context that the paper's memory does not hold; decides nothing."""
+    allocated = found[T, "allocated", "value"]
+    if allocated.value is None or _length(found, T) != int(T):
+        return
+    yield Evidence(
+        f"T = {int(T):,}, allocated",
+        "GPU memory of an update",
+        "GiB",
+        ours=allocated.value,
+        n=allocated.n,
+        counted="rounds",
+        asks_size=False,
+        beside=True,
+        note=allocated.reason,
+        told=f"T = {int(T):,} takes {allocated.value:.3g} GiB here; the paper’s GPU has 32 GB",
+        sources=allocated.sources,
+    )

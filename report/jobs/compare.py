@@ -66,6 +66,12 @@ def compare(first: str, second: str, root: Path = Path("results")) -> Path:
     folders = [report_of(name, root) for name in (first, second)]
     cells = [read_parquet(folder / "cells.parquet", CELLS).to_pylist() for folder in folders]
     claims = [read_parquet(folder / "claims.parquet", CLAIMS).to_pylist() for folder in folders]
+    if [row["number"] for row in claims[0]] != [row["number"] for row in claims[1]]:
+        counts = " and ".join(str(len(rows)) for rows in claims)
+        raise InputError(
+            f"cannot compare {first} and {second}: their ledgers hold {counts} claims, so they are "
+            "of two versions; render both again"
+        )
     origins = [read_origin(folder / "cells.parquet") for folder in folders]
     written = origin(
         f"{first}-{second}",

@@ -83,7 +83,7 @@ MISSING = schema(
 )
 
 CLAIMS = schema(
-    Column("number", _INT, description="1 to 18"),
+    Column("number", _INT, description="as in docs/verdicts.md"),
     Column("claim", _TEXT, description="what the paper asserts"),
     Column("verdict", _TEXT, description=_VERDICTS),
     Column("reason", _TEXT),
@@ -107,7 +107,7 @@ EVIDENCE = schema(
     Column("low", _REAL, "the row's unit", "95% interval of ours"),
     Column("high", _REAL, "the row's unit"),
     Column("n", _INT, description="how many of counted are behind ours"),
-    Column("counted", _TEXT, description="what n counts: seeds, pairs, rounds, points, checks"),
+    Column("counted", _TEXT, description="what n counts, as seeds, pairs, rounds or checks"),
     Column("paper_n", _INT, description="what the paper's count is out of, ours being out of n"),
     Column("unit", _TEXT),
     Column("direction", pa.bool_(), description="the paper's sign or bound; null: undecided"),

@@ -27,7 +27,7 @@ RULES = {
     "train": "Train one model; its log and checkpoint.",
     "diagnose": "Measure the flow of one checkpoint, head by head.",
     "verify": "Hold FlashRelation and the paper’s identities to their definitions.",
-    "verify_gradients": "Hold the gradients of a training step to FP64.",
+    "verify_gradients": "Hold the training step’s gradients to FP64, parameter by parameter.",
     "train_reading": "Train one model of a reading of the paper.",
     "diagnose_reading": "Measure the flow of its checkpoint.",
     "collect": "Gather the records of the readings, a file a kind.",
@@ -78,7 +78,10 @@ def campaign_pipeline(
     data = _data(campaign, [*runs, *further], gaps)
     kinds = {row["kind"] for row in missing}
     models = _single("inventory", "models", "models" in kinds)
-    verified = _single("verify", "exactness", "verification" in kinds)
+    checks = (
+        _single("verify", "exactness", "verification" in kinds),
+        _single("verify_gradients", "gradients", "gradients" in kinds),
+    )
     training = [_training(runs, scale, data) for scale in campaign.scales]
     diagnosis = [
         Box(
@@ -95,8 +98,7 @@ def campaign_pipeline(
     ]
     scales = dict.fromkeys(run.scale for run in further)
     beyond = [_further(further, scale, data) for scale in scales]
-    exact = _single("verify_gradients", "gradients", "gradients" in kinds)
-    others = (*beyond, _benchmarks(campaign, gaps, data), verified, exact, models)
+    others = (*beyond, _benchmarks(campaign, gaps, data), *checks, models)
     readings = _readings(campaign, of_readings, data)
     records = tuple(box.key for box in (*training, *diagnosis, *others, *readings[-1:]))
     cells = _single("cells", "cells", needs=records)

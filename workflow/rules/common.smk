@@ -31,8 +31,11 @@ ON_GPU = CAMPAIGN.device == "cuda"
 SETTINGS = canonical_hash(CAMPAIGN.settings)
 # Whether a queue runs the jobs: Snakemake then limits their number, in place of cores alone.
 ON_CLUSTER = workflow.resource_settings.nodes is not None
-# How many processes train one run: a GPU each; on a CPU as many as are asked for.
-PROCESSES = "{resources.gpu}" if ON_GPU else "{resources.processes}"
+# How many processes train one run: a GPU each, one where it has a share of a GPU; on a CPU as many
+# as are asked for.
+PROCESSES = (
+    "$(({resources.gpu} > 0 ? {resources.gpu} : 1))" if ON_GPU else "{resources.processes}"
+)
 
 # Snakemake counts no GPUs: as many jobs run at once as PyTorch sees here, each on its own, unless
 # `--resources gpu=1` says otherwise.

@@ -67,7 +67,7 @@ def _drawn(found: Study, statistic: Statistic, rows: pd.DataFrame) -> Figure:
     for axes in (above, below):
         axes.set_xlim(-0.7, len(shown) - 0.3)
         for place, reading in enumerate(shown):
-            if reading.choice == BASE:
+            if reading.choice == BASE and any(r.choice != BASE for r in shown):
                 axes.axvspan(place - 0.5, place + 0.5, color=HAIR, alpha=0.5, linewidth=0, zorder=0)
     return figure
 
