@@ -10,6 +10,7 @@ from conftest import ROOT
 from test_config import changed, config
 from training import run_spec, small_model, write_corpus
 
+from relation.cli import main
 from relation.config import load_config, resolve
 from relation.diagnostics.measure import diagnose
 from relation.diagnostics.probe import FlowProbe
@@ -246,3 +247,26 @@ def test_what_is_shipped_stands_for_runs_that_are_not_here(
         assert len(rows) == len(before[kind]) > 0
     assert list(again["runs"]["final_nll"]) == list(before["runs"]["final_nll"])
     assert replace(fresh, published=False).shipped_reading_runs == frozenset()
+
+
+def test_the_command_lists_every_reading_and_what_runs_next(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of what is shipped: the answer, the distances, and the pairs that the rule asks for."""
+    monkeypatch.chdir(ROOT)
+    assert main(["readings"]) == 0
+    printed = capsys.readouterr().out
+    names = {line.split()[0] for line in printed.splitlines() if line}
+    assert names >= {reading.name for reading in readings().readings}
+    answers = ("chosen", "not identified", "texts disagree", "unfinished")
+    assert printed.split("\n\n")[1].startswith(answers)
+    assert "Next pairs" in printed
+
+
+def test_the_command_needs_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config_file = str(ROOT / "config.yaml")
+    assert main(["readings", "--config", config_file]) != 0
+    assert "no finished run of a reading" in capsys.readouterr().err

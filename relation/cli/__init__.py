@@ -16,6 +16,7 @@ from relation.cli import (
     inspect,
     jobs,
     profile,
+    readings,
     scaling,
     status,
     tune,
@@ -53,6 +54,7 @@ def build_parser() -> argparse.ArgumentParser:
     diagnose.add_commands(commands)
     jobs.add_commands(commands)
     compare.add_commands(commands)
+    readings.add_commands(commands)
     return parser
 
 

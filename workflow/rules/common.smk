@@ -33,9 +33,7 @@ SETTINGS = canonical_hash(CAMPAIGN.settings)
 ON_CLUSTER = workflow.resource_settings.nodes is not None
 # How many processes train one run: a GPU each, one where it has a share of a GPU; on a CPU as many
 # as are asked for.
-PROCESSES = (
-    "$(({resources.gpu} > 0 ? {resources.gpu} : 1))" if ON_GPU else "{resources.processes}"
-)
+PROCESSES = "$(({resources.gpu} > 0 ? {resources.gpu} : 1))" if ON_GPU else "{resources.processes}"
 
 # Snakemake counts no GPUs: as many jobs run at once as PyTorch sees here, each on its own, unless
 # `--resources gpu=1` says otherwise.

@@ -25,7 +25,6 @@ rule diagnose:
 
 # Before further runs begin, so that a stopped campaign has whole readings.
 use rule diagnose as diagnose_reading with:
-    priority: 1
     input:
         checkpoint=rules.train_reading.output.checkpoint,
         validation=lambda w: prepared(reading_run(w), "validation.bin"),
@@ -35,6 +34,7 @@ use rule diagnose as diagnose_reading with:
         maps=f"{FOLDER}/readings/{{reading}}/{{variant}}/{{seed}}/diagnostics-maps.parquet",
     log:
         f"{FOLDER}/logs/diagnose/{{reading}}-{{variant}}-{{seed}}.log",
+    priority: 1
     resources:
         gpu=WHOLE_GPU,
         gpu_share=SHARED_GPU,
