@@ -29,7 +29,24 @@ def planted(changes: Mapping[str, float | Planted] | None = None) -> dict[str, P
 
 
 def chosen(plan: dict[str, Planted], adds: dict[str, int] | None = None) -> Choice:
-    return choose(configured(adds), make_frames(plan).diagnoses)
+    """What the rule says of the planted pairs where no other will be run."""
+    readings = configured(adds)
+    every = {(reading.name, seed) for reading in readings for seed in THREE}
+    diagnoses = make_frames(plan).diagnoses
+    return choose(readings, diagnoses, every - {*calibration(diagnoses).index})
+
+
+def test_nothing_is_chosen_before_the_pairs_of_the_rule_are_there() -> None:
+    plan = planted({"unscaled-sd-torch": 0.0})
+    readings, diagnoses = configured(), make_frames(plan).diagnoses
+    choice = choose(readings, diagnoses)
+    assert (choice.answer, choice.reading, choice.default) == ("unfinished", None, DEFAULT)
+    assert choice.reason.startswith("7 pairs that the rule waits for are not there yet. So far ")
+    assert "unscaled-sd-torch is nearest" in choice.reason
+    first = [(r.name, 142) for r in readings if r.name not in plan]
+    assert len(first) == 7 and choose(readings, diagnoses, first).answer == "chosen"
+    plan["unscaled-sd-torch"] = Planted(seeds=ONE)
+    assert choose(readings, make_frames(plan).diagnoses, first).answer == "unfinished"
 
 
 def row(choice: Choice, reading: str) -> pd.Series:

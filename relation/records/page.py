@@ -112,7 +112,7 @@ def campaign_page(results: Results, devices: Iterable[str], origins: Iterable[di
     campaign = results.campaign
     everything = command_for(campaign, results.published)
     first = (*campaign.trained_runs, *campaign.reading_runs)[0]
-    record = f"results/{campaign.name}/{run_path(first).as_posix()}/record.parquet"
+    record = (results.own_folder / run_path(first) / "record.parquet").as_posix()
     commands = {
         "Everything": everything,
         "One seed of one variant, and what depends on it": f"{everything} -R {record} -- all",

@@ -23,6 +23,7 @@ _ANSWERS = {
     "not identified": "The rule that was fixed before these runs identifies no reading",
     "texts disagree": "The rule that was fixed before these runs chooses none, as texts disagree",
     "too few seeds": "The rule that was fixed before these runs cannot be applied yet",
+    "unfinished": "The rule that was fixed before these runs waits for further ones",
 }
 
 

@@ -83,7 +83,7 @@ class Choice:
     cannot be computed; by_text: TEXT_FACTOR times what the texts differ by.
     """
 
-    answer: Literal["chosen", "not identified", "texts disagree", "too few seeds"]
+    answer: Literal["chosen", "not identified", "texts disagree", "too few seeds", "unfinished"]
     reading: str | None
     reason: str
     distances: pd.DataFrame
@@ -248,12 +248,17 @@ def _lacking(readings: Sequence[Reading], fit: _Fit) -> str:
     return "" if fit.known else "no reading has two seeds, so nothing is known of chance"
 
 
-def choose(readings: Sequence[Reading], diagnoses: pd.DataFrame) -> Choice:
+def choose(
+    readings: Sequence[Reading],
+    diagnoses: pd.DataFrame,
+    given_up: Collection[tuple[str, int]] = (),
+) -> Choice:
     """Apply the rule.
 
     Args:
         readings: the configured ones, in their order.
         diagnoses: (reading, variant, seed, layer, head, metric, count, value) of seeds in SEEDS.
+        given_up: pairs that failed and will not be run again.
 
     Raises:
         InputError: for rows of another seed or of a reading that is not configured.
@@ -269,6 +274,10 @@ def choose(readings: Sequence[Reading], diagnoses: pd.DataFrame) -> Choice:
         by_chance = fit.by_chance()
         by_text = TEXT_FACTOR * max(fit.distance(books[r], short[r]) for r in RESIDUALS)
         answer, reading, reason = _answer(distances, fit, (books, short), max(by_chance, by_text))
+        left = _required(readings, distances, {*calibration(diagnoses).index, *given_up})
+        if left:
+            answer, reading = "unfinished", None
+            reason = f"{len(left)} pairs that the rule waits for are not there yet. So far {reason}"
     terms = pd.DataFrame(
         [
             (name, value, float(deviation))
@@ -280,6 +289,28 @@ def choose(readings: Sequence[Reading], diagnoses: pd.DataFrame) -> Choice:
     deviations = pd.DataFrame({"value": _NAMES, "sd": fit.sd, "freedom": fit.freedom})
     bound = max(by_chance, by_text)
     return Choice(answer, reading, reason, distances, terms, deviations, bound, by_chance, by_text)
+
+
+def _first(readings: Sequence[Reading]) -> list[tuple[str, int]]:
+    """The pairs of step 1: the first seed of every reading, all seeds of the base."""
+    base = _named(readings, BASE)
+    further = [(base[r], seed) for r in RESIDUALS if r in base for seed in SEEDS[1:]]
+    return [(r.name, SEEDS[0]) for r in readings] + further
+
+
+def _deciding(readings: Sequence[Reading], distances: pd.DataFrame) -> list[str]:
+    """The readings of step 2, on which the choice rests."""
+    nearest = distances[distances["candidate"]].nsmallest(NEAREST, "distance")
+    named = (*_named(readings, SHORT).values(), *nearest["reading"], *_tied(distances)["reading"])
+    return list(dict.fromkeys(named))
+
+
+def _required(
+    readings: Sequence[Reading], distances: pd.DataFrame, done: Collection[tuple[str, int]]
+) -> list[tuple[str, int]]:
+    """The pairs of steps 1 and 2 that are not there."""
+    second = [(name, seed) for name in _deciding(readings, distances) for seed in SEEDS]
+    return [pair for pair in dict.fromkeys((*_first(readings), *second)) if pair not in done]
 
 
 def _answer(
@@ -320,18 +351,11 @@ def next_seeds(
     """
     fit = _Fit(diagnoses)
     done = {*calibration(diagnoses).index, *given_up}
-    base = _named(readings, BASE)
-    first = [(r.name, SEEDS[0]) for r in readings]
-    first += [(base[r], seed) for r in RESIDUALS if r in base for seed in SEEDS[1:]]
-    left = [pair for pair in first if pair not in done]
+    left = [pair for pair in _first(readings) if pair not in done]
     if left:
         return left
-    distances = _distances(readings, fit)
-    nearest = distances[distances["candidate"]].nsmallest(NEAREST, "distance")
     ordered = [
-        *_named(readings, SHORT).values(),
-        *nearest["reading"],
-        *_tied(distances)["reading"],
+        *_deciding(readings, _distances(readings, fit)),
         *(name for choice in RATES for name in _named(readings, choice).values()),
         *(r.name for r in readings),
     ]
