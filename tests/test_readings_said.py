@@ -1,6 +1,7 @@
 """What the report says of the readings: computed, partial where the records are, never fixed."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 from readings_records import BASES, Invented, described, invented
@@ -125,6 +126,22 @@ def test_the_rules_answer_is_in_its_words(records: ReadingRecords) -> None:
     assert study(far).choice.answer == "not identified"
     assert "identifies no reading" in told(far, "headline")
     assert "The default stays unscaled-sd-0.02" in told(far, "answer")
+
+
+def test_an_answer_that_more_runs_may_change_says_so(records: ReadingRecords) -> None:
+    missing = replace(records, absent=("scaled-adam-eps/mha/143",), planned=73)
+    for place in ("headline", "finding", "answer"):
+        assert "So far, with 72 of 73 runs, the rule" in told(missing, place)
+        assert "So far" not in told(records, place)
+
+
+def test_a_run_without_its_partner_moves_no_mean(records: ReadingRecords) -> None:
+    alone = (records.runs["reading"] == SCALED) & (records.runs["seed"] == 144)
+    lone = records.runs[alone & (records.runs["variant"] == "full")].index
+    lacking = replace(records, runs=records.runs.drop(lone))
+    finding = told(lacking, "finding")
+    assert "(3.3800 to 3.3340)" in finding and "by 0.0990 (3.4450 to 3.3460)" in finding
+    assert "scaled" in finding and "it is −0.0120" in finding
 
 
 def test_a_claim_turns_on_the_residual_scale_or_on_readings() -> None:

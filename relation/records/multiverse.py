@@ -184,7 +184,7 @@ def load_readings(results: Results | None) -> ReadingRecords | None:
             kind: read_parquet(path, LAYOUTS[kind]).to_pandas() for kind, path in files.items()
         }
     else:
-        frames = gather(results)
+        frames, files = gather(results), results.shipped_readings()
     if frames["runs"].empty:
         return None
     planned = _of_campaign(campaign)
@@ -197,5 +197,5 @@ def load_readings(results: Results | None) -> ReadingRecords | None:
         planned=len(planned),
         there=len(there & planned.keys()),
         absent=tuple(name for name in planned if name not in there),
-        sources=tuple(path.as_posix() for path in files.values() if path.exists()),
+        sources=tuple(path.as_posix() for path in files.values()),
     )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pandas as pd
 
+from report.readings.baselines import paired_nll
 from report.readings.practice import practice
 from report.readings.rule import BASE, DEFAULT, RESIDUALS
 from report.readings.statistics import contrasts
@@ -38,13 +39,13 @@ class Said(NamedTuple):
 def said(records: ReadingRecords) -> list[Said]:
     """Everything that the pages say of these readings, in order; nothing that is not known."""
     found = study(records)
-    turned, ruled = _turned(found), _ruled(found)
+    turned, ruled = _turned(found), _ruled(records, found)
     headlines = [*_headline(found), f"{ruled}; {turned[:1].lower()}{turned[1:]}"]
     rows = [Said("headline", None, None, text) for text in headlines]
     of_scales = [*_residual_scale(found), *_gain(records, found), *_first_layer(found)]
     finding = [*of_scales, *_directions(found), turned, f"{ruled}.", *_partial(records)]
     rows += [Said("finding", None, None, text) for text in finding]
-    rows += [Said("answer", None, None, text) for text in _answer(found)]
+    rows += [Said("answer", None, None, text) for text in _answer(records, found)]
     rows += [
         Said("statistic", statistic.claim, statistic.name, text)
         for statistic in found.statistics
@@ -122,12 +123,12 @@ _MOVES = {"lowers": "gains", "raises": "loses"}
 
 def _gain(records: ReadingRecords, found: Study) -> list[str]:
     """What the factor does to either model, and for which it does more."""
-    runs = records.runs[records.runs["final_nll"].notna()]
-    means = runs.groupby(["reading", "variant"])["final_nll"].mean()
-    keys = [(f"{r}-{BASE}", variant) for variant in ("mha", "full") for r in RESIDUALS]
-    if not set(keys) <= set(means.index):
+    means = paired_nll(records).groupby("reading")[["mha", "full"]].mean()
+    names = [f"{residual}-{BASE}" for residual in RESIDUALS]
+    if not set(names) <= set(means.index):
         return []
-    before, after, own_before, own_after = (float(means[key]) for key in keys)
+    before, after = means.loc[names, "mha"]
+    own_before, own_after = means.loc[names, "full"]
     verbs = ["lowers" if end < start else "raises"
              for start, end in ((before, after), (own_before, own_after))]  # fmt: skip
     told = (
@@ -194,9 +195,9 @@ def _partial(records: ReadingRecords) -> list[str]:
     return [f"{told}, so there are no intervals and nothing is established."]
 
 
-def _answer(found: Study) -> list[str]:
+def _answer(records: ReadingRecords, found: Study) -> list[str]:
     choice = found.choice
-    told = [f"{_ruled(found)}: {choice.reason}"]
+    told = [f"{_ruled(records, found)}: {choice.reason}"]
     if choice.answer != "chosen":
         told.append(f"The default stays {DEFAULT}, which adds nothing for the residual matrices.")
     if math.isfinite(choice.bound):
@@ -208,8 +209,13 @@ def _answer(found: Study) -> list[str]:
     return told
 
 
-def _ruled(found: Study) -> str:
-    return _ANSWERS[found.choice.answer].format(reading=found.choice.reading)
+def _ruled(records: ReadingRecords, found: Study) -> str:
+    """The answer, which more runs may change."""
+    told = _ANSWERS[found.choice.answer].format(reading=found.choice.reading)
+    if not records.absent:
+        return told
+    so_far = f"So far, with {records.there} of {records.planned} runs"
+    return f"{so_far}, {told[:1].lower()}{told[1:]}"
 
 
 def turning_claims(found: Study) -> dict[int, str]:
