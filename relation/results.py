@@ -61,9 +61,22 @@ def _made_by(spec: Spec, paths: Iterable[Path]) -> bool:
     return all(read_origin(path)["config_hash"] == spec.config_hash for path in paths)
 
 
+# The first replication's records hold a hash of their corpus's files: the same texts' own hash.
+_TEXTS_OF_FILES = {
+    "be830d96b31ed42cf3724ba6f02fce99ebb7c30ca46c6709711d293a773fb5ec": (
+        "f912d9ff442f84a9255df0bfc0ffcd38401dde0b0238a7a445b3d563a0333c74"
+    )
+}
+
+
+def texts_of(origin: Mapping[str, Any]) -> str | None:
+    """Fingerprint of the local texts behind a record's origin; None where it has none."""
+    found = origin.get("data_origin", {}).get("corpus_sha256")
+    return _TEXTS_OF_FILES.get(found, found)
+
+
 def _read_texts(paths: Sequence[Path]) -> str | None:
-    """Fingerprint of the local texts behind a run's or another record; None where it has none."""
-    return read_origin(paths[0]).get("data_origin", {}).get("corpus_sha256")
+    return texts_of(read_origin(paths[0]))
 
 
 @dataclass(frozen=True)

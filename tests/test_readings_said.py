@@ -114,11 +114,14 @@ def test_without_one_base_nothing_is_said_of_the_scale() -> None:
 
 
 def test_the_rules_answer_is_in_its_words(records: ReadingRecords) -> None:
-    choice = study(records).choice
-    assert choice.answer == "chosen" and f"chooses {choice.reading}." in told(records, "finding")
-    assert choice.reason in told(records, "answer")
-    assert f"bound on the nearest distance is {choice.bound:.1f}" in told(records, "answer")
-    far = invented(Invented(shifts=dict.fromkeys(EVERY, 9.0)))
+    assert study(records).choice.answer == "unfinished"
+    assert "waits for further ones" in told(records, "headline")
+    whole = invented(Invented(seeds=THREE))
+    choice = study(whole).choice
+    assert choice.answer == "chosen" and f"chooses {choice.reading}." in told(whole, "finding")
+    assert choice.reason in told(whole, "answer")
+    assert f"bound on the nearest distance is {choice.bound:.1f}" in told(whole, "answer")
+    far = invented(Invented(seeds=THREE, shifts=dict.fromkeys(EVERY, 9.0)))
     assert study(far).choice.answer == "not identified"
     assert "identifies no reading" in told(far, "headline")
     assert "The default stays unscaled-sd-0.02" in told(far, "answer")

@@ -50,7 +50,10 @@ try:
         shipped = replace(chosen_results(config, campaign=name), shipped_only=True)
         shipped.check_shipped()
         CAMPAIGNS[name] = shipped.campaign
-        RECORDS[name] = [path.as_posix() for path in shipped.shipped_files()]
+        shown = shipped.of_readings
+        readings = () if shown is None else shown.shipped_readings().values()
+        records = dict.fromkeys((*shipped.shipped_files(), *readings))
+        RECORDS[name] = [path.as_posix() for path in records]
 except InputError as error:
     sys.exit(f"error: {error}")
 

@@ -8,7 +8,7 @@ from relation.data.sources import text_files
 from relation.errors import InputError
 from relation.records.provenance import command_for
 from relation.records.readings import fixed_readings
-from relation.results import OMISSIONS, Results
+from relation.results import OMISSIONS, Results, run_path
 
 
 def _origins(origins: Iterable[dict]) -> dict:
@@ -111,7 +111,8 @@ def campaign_page(results: Results, devices: Iterable[str], origins: Iterable[di
     """
     campaign = results.campaign
     everything = command_for(campaign, results.published)
-    record = f"results/{campaign.name}/runs/{campaign.trained_runs[0].name}/record.parquet"
+    first = (*campaign.trained_runs, *campaign.reading_runs)[0]
+    record = (results.own_folder / run_path(first) / "record.parquet").as_posix()
     commands = {
         "Everything": everything,
         "One seed of one variant, and what depends on it": f"{everything} -R {record} -- all",

@@ -12,6 +12,7 @@ from typing import Any
 from relation.code import code_hash, golden_hash
 from relation.config import Campaign
 from relation.records.sources import Source
+from relation.results import texts_of
 from relation.spec import canonical_hash
 
 CURRENT, OLDER, STALE = "current", "older code, same golden losses", "stale"
@@ -91,7 +92,7 @@ def _own_freshness(origin: Mapping[str, Any], source: Source) -> tuple[str, str]
         )
     if source.probed is not None and not source.probed_alike(origin):
         return STALE, "the run was probed by another configuration"
-    read = origin.get("data_origin", {}).get("corpus_sha256")
+    read = texts_of(origin)
     if None not in (read, source.corpus) and read != source.corpus:
         return STALE, "made from other texts than the corpus given now"
     golden, here = origin.get("golden_hash"), golden_hash()
