@@ -16,7 +16,7 @@ from relation.geometry import ABLATIONS
 from relation.operators import BACKENDS
 
 ROOT = Path(__file__).resolve().parents[1]
-CAMPAIGNS = ("paper", "books", "smoke", "smoke-text", "tiny")
+CAMPAIGNS = ("paper", "books", "books-scaled", "readings", "smoke", "smoke-text", "tiny")
 
 FULL_10M, LAYERS_10M, WIDTH_10M = 10_425_246, 6, 384
 PAPER_COUNTS = {
@@ -32,6 +32,14 @@ PAPER_COUNTS = {
     ("30M", "hybrid"): 31_967_571,
     ("100M", "mha"): 102_917_760,
     ("100M", "full"): 102_917_860,
+}
+# Pairs of every choice under both residual scales; the first choice's further seeds and, in
+# `readings`, ablations. Separate weights share MHA with the first choice.
+READING_RUNS = {
+    "readings": 2 * (13 * 2 + 2 * 2 + 3 * 2) - 2,
+    "smoke": 2 * (2 * 2 + 2),
+    "smoke-text": 2 * (2 * 2 + 2),
+    "tiny": 2 * 2,
 }
 
 Output = pytest.CaptureFixture[str]
@@ -70,14 +78,17 @@ def test_params_of_another_campaign_as_a_file_gives_it(capsys: Output) -> None:
 @pytest.mark.parametrize("campaign", CAMPAIGNS)
 def test_plan_counts_jobs_and_prices_all_tables(capsys: Output, campaign: str) -> None:
     plan = json.loads(printed(capsys, "plan", "--campaign", campaign, "--json"))
-    seeds = 2 if campaign == "tiny" else 3
+    seeds = {"tiny": 2, "readings": 0}.get(campaign, 3)
     jobs = {stage["stage"]: (stage["jobs"], stage["done"]) for stage in plan["stages"]}
     assert jobs["paired runs"] == (6 * seeds, 0)
     assert jobs["ablation runs"] == (len(ABLATIONS) * seeds, 0)
     assert jobs["other runs"] == (seeds, 0)
-    further = {"tiny": (2 * 2, 0), "books": (2 * 28, 0)}
-    assert jobs.get("further runs") == further.get(campaign)
-    assert jobs["diagnostics"] == (6 * seeds, 0)
+    further = {"tiny": 2 * 2, "books": 2 * 28, "books-scaled": 2 * 28}.get(campaign)
+    assert jobs.get("further runs") == (None if further is None else (further, 0))
+    readings = READING_RUNS.get(campaign)
+    assert jobs.get("readings") == (None if readings is None else (readings, 0))
+    assert jobs["diagnostics"] == (6 * seeds + (readings or 0), 0)
+    assert jobs["systems"][0] == (0 if campaign == "readings" else 11)
     assert len(plan["tables"]) == 17
     for name in ("jobs", "tokens", "hours", "disk_gib"):
         assert plan["total"][name] == sum(stage[name] for stage in plan["stages"])

@@ -13,7 +13,7 @@ from relation.config import Campaign, load_config, resolve
 from relation.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[1]
-CAMPAIGNS = ("paper", "books", "smoke", "smoke-text", "tiny")
+CAMPAIGNS = ("paper", "books", "books-scaled", "readings", "smoke", "smoke-text", "tiny")
 SMOKE = "campaigns.smoke"
 STORIES = f"{SMOKE}.corpora.stories"
 SCALE = f"{SMOKE}.scales.10M"
@@ -77,6 +77,12 @@ LEVELS = (
     "campaigns.paper.corpora.smollm.source",
     "campaigns.paper.corpora.smollm.source.streams.0",
     "campaigns.books.corpora.smollm.source",
+    "residuals.scaled",
+    "residuals.scaled.assumptions",
+    "choices.sd-torch",
+    "choices.sd-torch.assumptions",
+    f"{SMOKE}.readings",
+    f"{SMOKE}.readings.base",
 )
 
 
@@ -271,8 +277,10 @@ def test_asking_for_what_does_not_exist() -> None:
 
 
 @pytest.mark.parametrize("name", CAMPAIGNS)
-@pytest.mark.parametrize("choice", [{}, {"scales": "10M", "seeds": 42}])
-def test_settings_resolve_again_to_the_same_campaign(name: str, choice: dict) -> None:
+@pytest.mark.parametrize("restricted", [False, True])
+def test_settings_resolve_again_to_the_same_campaign(name: str, restricted: bool) -> None:
+    seed = 142 if name == "readings" else 42
+    choice = {"scales": "10M", "seeds": seed} if restricted else {}
     first = resolve(config(), campaign=name, **choice)
     assert resolve(json.loads(json.dumps(first.settings))) == first
 

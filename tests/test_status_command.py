@@ -58,7 +58,9 @@ def test_the_table_fits_and_adds_up(results: Results, capsys: Output) -> None:
 
 def test_a_choice_restricts_the_table(results: Results, capsys: Output) -> None:
     rows = json.loads(printed(capsys, "--scales", "10M", "--variants", "mha", "--json"))["runs"]
-    assert [r["name"] for r in rows] == [f"10M/mha/{seed}" for seed in (42, 43, 44, 45)]
+    of_readings = [f"{residual}-sd-0.02/mha/142" for residual in ("unscaled", "scaled")]
+    seeds = (42, 43, 44, 45)
+    assert [r["name"] for r in rows] == [*(f"10M/mha/{seed}" for seed in seeds), *of_readings]
     assert {r["state"] for r in rows} == {"waiting"}
 
 
