@@ -128,13 +128,6 @@ def test_the_rules_answer_is_in_its_words(records: ReadingRecords) -> None:
     assert "The default stays unscaled-sd-0.02" in told(far, "answer")
 
 
-def test_an_answer_that_more_runs_may_change_says_so(records: ReadingRecords) -> None:
-    missing = replace(records, absent=("scaled-adam-eps/mha/143",), planned=73)
-    for place in ("headline", "finding", "answer"):
-        assert "So far, with 72 of 73 runs, the rule" in told(missing, place)
-        assert "So far" not in told(records, place)
-
-
 def test_a_run_without_its_partner_moves_no_mean(records: ReadingRecords) -> None:
     alone = (records.runs["reading"] == SCALED) & (records.runs["seed"] == 144)
     lone = records.runs[alone & (records.runs["variant"] == "full")].index

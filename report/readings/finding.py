@@ -39,13 +39,13 @@ class Said(NamedTuple):
 def said(records: ReadingRecords) -> list[Said]:
     """Everything that the pages say of these readings, in order; nothing that is not known."""
     found = study(records)
-    turned, ruled = _turned(found), _ruled(records, found)
+    turned, ruled = _turned(found), _ruled(found)
     headlines = [*_headline(found), f"{ruled}; {turned[:1].lower()}{turned[1:]}"]
     rows = [Said("headline", None, None, text) for text in headlines]
     of_scales = [*_residual_scale(found), *_gain(records, found), *_first_layer(found)]
     finding = [*of_scales, *_directions(found), turned, f"{ruled}.", *_partial(records)]
     rows += [Said("finding", None, None, text) for text in finding]
-    rows += [Said("answer", None, None, text) for text in _answer(records, found)]
+    rows += [Said("answer", None, None, text) for text in _answer(found)]
     rows += [
         Said("statistic", statistic.claim, statistic.name, text)
         for statistic in found.statistics
@@ -195,11 +195,14 @@ def _partial(records: ReadingRecords) -> list[str]:
     return [f"{told}, so there are no intervals and nothing is established."]
 
 
-def _answer(records: ReadingRecords, found: Study) -> list[str]:
+def _answer(found: Study) -> list[str]:
     choice = found.choice
-    told = [f"{_ruled(records, found)}: {choice.reason}"]
+    told = [f"{_ruled(found)}: {choice.reason}"]
     if choice.answer != "chosen":
-        told.append(f"The default stays {DEFAULT}, which adds nothing for the residual matrices.")
+        until = " until then" if choice.answer == "unfinished" else ""
+        told.append(
+            f"The default stays {DEFAULT}{until}, which adds nothing for the residual matrices."
+        )
     if math.isfinite(choice.bound):
         told.append(
             f"The bound on the nearest distance is {choice.bound:.1f}: the larger of what chance "
@@ -209,13 +212,8 @@ def _answer(records: ReadingRecords, found: Study) -> list[str]:
     return told
 
 
-def _ruled(records: ReadingRecords, found: Study) -> str:
-    """The answer, which more runs may change."""
-    told = _ANSWERS[found.choice.answer].format(reading=found.choice.reading)
-    if not records.absent:
-        return told
-    so_far = f"So far, with {records.there} of {records.planned} runs"
-    return f"{so_far}, {told[:1].lower()}{told[1:]}"
+def _ruled(found: Study) -> str:
+    return _ANSWERS[found.choice.answer].format(reading=found.choice.reading)
 
 
 def turning_claims(found: Study) -> dict[int, str]:
