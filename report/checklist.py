@@ -133,7 +133,8 @@ class _Facts:
             sizes(records.runs, "run"),
             sizes(records.further_runs, "further run"),
         )
-        gib = training_gib(matrix) + disk_gib(count for _, count in further)
+        of_readings = (int(counted[scale, variant]) for scale, variant in self.page["reading_runs"])
+        gib = training_gib(matrix) + disk_gib(count for _, count in further) + disk_gib(of_readings)
         return f"{gib:.2f} GiB for checkpoints and resume states; the corpora come on top"
 
     @property

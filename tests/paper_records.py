@@ -194,7 +194,7 @@ def paper_records(**page) -> CampaignRecords:
         "diagnosed": {"sequences": 4, "flow_length": 1024, "rank_length": 512},
         "systems": {"precision": ["bf16"], "flash": "flash"},
         "seeds": list(SEEDS), "scales": list(SCALES), "efficiency_window": 0.01,
-        "further_seeds": {},
+        "further_seeds": {}, "reading_runs": [],
         "probes": 10, "probe_sequences": 1, "validations": 20, "validation_tokens": 1048576,
         "corpora": [{"title": "TinyStories", "kind": "huggingface"}], "assumptions": [],
         "origin": {"commit": "c0ffee", "versions": {"torch": "2.13.0"}},

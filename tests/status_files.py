@@ -8,8 +8,8 @@ from conftest import ROOT
 
 from relation.config import Campaign, load_config, resolve
 from relation.parquet import write_parquet
-from relation.results import Results, run_path
-from relation.schemas import DATA, LOG, PROBES, RUN
+from relation.results import Results, diagnostics_path, run_path, with_pictures
+from relation.schemas import DATA, FLOW, FLOW_CURVES, FLOW_MAPS, LOG, PROBES, RUN
 from relation.spec import RunSpec
 from relation.status import CampaignStatus, RunStatus, campaign_status
 from relation.training.folder import resume_key
@@ -48,6 +48,7 @@ MADE = "2026-01-02T03:04:05+00:00"
 
 def origin(config_hash: str, **details) -> dict:
     known = {"campaign": "tiny", "config_hash": config_hash, "commit": "unknown", "versions": {}}
+    known |= {"device": "cpu", "backends": {"mha": "flash", "full": "tiled"}}
     return known | {"seed": 42, "created": MADE, **details}
 
 
@@ -85,6 +86,14 @@ def finish(results: Results, spec: RunSpec, rate: float = 1000.0, hash: str | No
     write_parquet(folder / "log.parquet", LOG, [log_row(u) for u in range(1, 6)], written)
     write_parquet(folder / "probes.parquet", PROBES, [], written)
     return folder
+
+
+def finish_diagnosis(results: Results, spec: RunSpec) -> None:
+    """The records of a checkpoint's diagnostics."""
+    written = origin(campaign().diagnostics_spec(spec).config_hash)
+    paths = with_pictures(results.folder / diagnostics_path(spec))
+    for path, layout in zip(paths, (FLOW, FLOW_CURVES, FLOW_MAPS), strict=True):
+        write_parquet(path, layout, [], written)
 
 
 def resume_folder(results: Results, spec: RunSpec) -> Path:

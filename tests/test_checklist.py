@@ -32,18 +32,20 @@ def all_run(campaign: Campaign) -> CampaignRecords:
         rows = [(run.scale, run.variant, run.seed, 7.0, 1) for run in runs]
         return pd.DataFrame(rows, columns=columns)
 
+    of_readings = [(run.scale, run.variant) for run in campaign.reading_runs]
     return replace(
         invented,
         models=pd.DataFrame(inventory_row(run, title) for run, title in campaign.inventory()),
         runs=frame(campaign.runs),
         further_runs=frame(campaign.further_runs),
+        page=invented.page | {"reading_runs": of_readings},
         missing=invented.missing[invented.missing["kind"] != "run"],
     )
 
 
 @pytest.mark.parametrize("name", ["smoke", "books"])
 def test_disk_is_the_plans(name: str, tmp_path: Path) -> None:
-    """Of the matrix, and of the further pairs where a campaign has them, run or not."""
+    """Of the matrix, the further pairs and the readings where a campaign has them, run or not."""
     campaign = resolve(load_config(ROOT / "config.yaml"), campaign=name)
     records = all_run(campaign)
     planned = make_plan(campaign, Results(campaign, tmp_path)).total

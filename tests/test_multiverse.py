@@ -1,5 +1,6 @@
 """Readings as runs: what a choice changes, what readings share, and what is gathered of them."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -229,6 +230,18 @@ def test_runs_of_a_seed_must_have_read_the_same_windows(gathered: Results) -> No
     runs.loc[0, "order_hash"] = "another"
     with pytest.raises(InputError, match="read different windows"):
         multiverse.check_pairs(runs)
+
+
+def test_a_run_without_diagnostics_holds_up_no_publishing(
+    gathered: Results, tmp_path: Path
+) -> None:
+    """It is left out, as a run of the matrix is; alone, it is nothing to publish."""
+    run = gathered.campaign.reading_runs[0]
+    fresh = Results(gathered.campaign, tmp_path)
+    shutil.copytree(gathered.own_folder / run_path(run), fresh.own_folder / run_path(run))
+    (fresh.own_folder / diagnostics_path(run)).unlink()
+    with pytest.raises(InputError, match="no complete record to publish"):
+        publish(gathered.campaign, fresh)
 
 
 def test_what_is_shipped_stands_for_runs_that_are_not_here(

@@ -242,7 +242,7 @@ def make_records(comparable=False):
         "diagnosed": {"sequences": 4, "flow_length": 1024, "rank_length": 512},
         "systems": {"precision": ["fp32"], "flash": "tiled"},
         "devices": ["cpu_0"], "seeds": [42, 43, 44], "scales": list(LAYERS),
-        "further_seeds": {},
+        "further_seeds": {}, "reading_runs": [],
         "efficiency_window": 0.01, "corpora": [{"title": HOSTILE, "kind": "files"}],
         "probes": 2, "probe_sequences": 1, "validations": 4, "validation_tokens": 512,
         "assumptions": [{"question": HOSTILE, "value": [1.0, 16.0], "name": "a_range"}],

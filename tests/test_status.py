@@ -17,6 +17,7 @@ from status_files import (
     empty_results,
     every_run,
     finish,
+    finish_diagnosis,
     found,
     job_log,
     log_row,
@@ -30,8 +31,8 @@ from status_files import (
 from relation.errors import RunError, StoppedError
 from relation.parquet import write_parquet
 from relation.records.publish import publish
-from relation.results import Results, diagnostics_path, run_path, systems_path, with_pictures
-from relation.schemas import FLOW, FLOW_CURVES, FLOW_MAPS, RUN, THROUGHPUT
+from relation.results import Results, diagnostics_path, run_path, systems_path
+from relation.schemas import FLOW, RUN, THROUGHPUT
 from relation.status import CampaignStatus, RunStatus, failure, trained_tokens
 from relation.training.folder import ABOUT, LOCK, METRICS
 
@@ -182,11 +183,14 @@ def test_runs_at_a_time_share_what_is_left() -> None:
 def test_published_runs_are_done(results: Results) -> None:
     for spec in every_run():
         finish(results, spec)
-    (results.folder / "runs").rename(results.folder / "kept")
+    for spec in campaign().reading_runs:
+        finish_diagnosis(results, spec)
+    kept = results.folder.with_name("kept")
+    results.folder.rename(kept)
     assert {r.state for r in look(results).runs} == {"waiting"}
-    (results.folder / "kept").rename(results.folder / "runs")
+    kept.rename(results.folder)
     publish(campaign(), results)
-    (results.folder / "runs").rename(results.folder / "kept")
+    results.folder.rename(kept)
     assert {r.state for r in look(Results(campaign())).runs} == {"done"}
 
     record = results.published_folder / run_path(run()) / "record.parquet"
@@ -206,19 +210,17 @@ def test_published_diagnostics_may_be_absent_and_are_named_where_damaged(results
     for spec in campaign().runs:
         finish(results, spec)
     diagnosed = campaign().paired_runs[0]
-    path = results.folder / diagnostics_path(diagnosed)
-    written = origin(campaign().diagnostics_spec(diagnosed).config_hash)
-    for file, layout in zip(with_pictures(path), (FLOW, FLOW_CURVES, FLOW_MAPS), strict=True):
-        write_parquet(file, layout, [], written)
+    finish_diagnosis(results, diagnosed)
     publish(campaign(), results)
+    due = {f"diagnose {run.name}": "waiting" for run in campaign().reading_runs}
 
     def states() -> dict[str, str]:
         status = look(Results(campaign()), steps=True)
         return {s.name: s.state for s in status.steps if s.name.startswith("diagnose")}
 
-    assert states() == {f"diagnose {diagnosed.name}": "done"}
+    assert states() == {f"diagnose {diagnosed.name}": "done", **due}
     cut(results.published_folder / diagnostics_path(diagnosed))
-    assert states() == {f"diagnose {diagnosed.name}": "damaged"}
+    assert states() == {f"diagnose {diagnosed.name}": "damaged", **due}
     notes = look(Results(campaign()), steps=True).notes
     assert notes and all("SHA256SUMS" in note for note in notes)
 

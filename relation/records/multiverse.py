@@ -107,6 +107,11 @@ def _rows_of(rows: pd.DataFrame, run: RunSpec) -> pd.DataFrame:
     return rows[same & (rows["seed"] == run.seed)]
 
 
+def any_own(results: Results) -> bool:
+    """Whether some run of a reading has all its records in the campaign's own folder."""
+    return any(_own(results, run) is not None for run in results.campaign.reading_runs)
+
+
 def gather(results: Results) -> dict[str, pd.DataFrame]:
     """The rows of every planned run that is there, by kind: its own, else shipped ones."""
     parts: dict[str, list[pd.DataFrame]] = {kind: [] for kind in READING_KINDS}

@@ -134,6 +134,7 @@ def campaign_page(results: Results, devices: Iterable[str], origins: Iterable[di
         "devices": sorted(set(devices)),
         "seeds": list(campaign.seeds),
         "further_seeds": _further_seeds(campaign),
+        "reading_runs": [[run.scale, run.variant] for run in campaign.reading_runs],
         "corpora": [
             {"title": spec.title, "kind": spec.source["kind"]} for spec in campaign.data.values()
         ],

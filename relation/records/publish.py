@@ -7,7 +7,7 @@ from relation.config import Campaign
 from relation.errors import InputError
 from relation.files import atomic_path, sha256_of, write_text
 from relation.parquet import read_origin
-from relation.records.multiverse import collect
+from relation.records.multiverse import any_own, collect
 from relation.results import (
     CHECKSUMS,
     GRADIENTS_FILE,
@@ -46,6 +46,8 @@ def publish(campaign: Campaign, results: Results) -> list[Path]:
     wanted.append(([GRADIENTS_FILE], campaign.gradients.config_hash))
 
     copied: list[Path] = []
+    if any_own(results):  # first, as it may refuse runs before anything is copied
+        copied += collect(results, results.published_folder / READINGS)
     for files, config_hash in wanted:
         sources = [results.folder / file for file in files]
         if not all(source.exists() for source in sources):
@@ -58,8 +60,6 @@ def publish(campaign: Campaign, results: Results) -> list[Path]:
             with atomic_path(target) as temporary:
                 shutil.copyfile(source, temporary)
             copied.append(target)
-    if any((results.folder / run_path(run)).exists() for run in campaign.reading_runs):
-        copied += collect(results, results.published_folder / READINGS)
     if not any(path.name != MODELS_FILE.name for path in copied):
         raise InputError(f"campaign {campaign.name} has no complete record to publish")
     folder = results.published_folder

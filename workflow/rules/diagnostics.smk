@@ -45,24 +45,27 @@ use rule diagnose as diagnose_reading with:
         code=code_hash("diagnostics"),
 
 
-# What the report reads of the readings, and what is shipped: a file a kind of record.
-rule collect:
-    input:
-        [
-            (RESULTS.own_folder / path).as_posix()
-            for run in RESULTS.own_reading_runs()
-            for path in (*(run_path(run) / file for file in RUN_FILES), diagnostics_path(run))
-        ],
-        list(map(Path.as_posix, RESULTS.shipped_readings().values())),
-    output:
-        expand(f"{FOLDER}/readings/{{kind}}.parquet", kind=READING_KINDS),
-    log:
-        f"{FOLDER}/logs/collect.log",
-    conda:
-        "../../environment.yml"
-    params:
-        config=STARTED_WITH,
-        runs=canonical_hash([run.config_hash for run in CAMPAIGN.reading_runs]),
-        code=code_hash("readings"),
-    shell:
-        "python -m relation collect --config {params.config} 2>&1 | tee -i {log}"
+# What the report reads of the readings, and what is shipped: a file a kind of record. Where none is
+# asked for, what was gathered before stays.
+if CAMPAIGN.reading_runs:
+
+    rule collect:
+        input:
+            [
+                (RESULTS.own_folder / path).as_posix()
+                for run in RESULTS.own_reading_runs()
+                for path in (*(run_path(run) / file for file in RUN_FILES), diagnostics_path(run))
+            ],
+            list(map(Path.as_posix, RESULTS.shipped_readings().values())),
+        output:
+            expand(f"{FOLDER}/readings/{{kind}}.parquet", kind=READING_KINDS),
+        log:
+            f"{FOLDER}/logs/collect.log",
+        conda:
+            "../../environment.yml"
+        params:
+            config=STARTED_WITH,
+            runs=canonical_hash([run.config_hash for run in CAMPAIGN.reading_runs]),
+            code=code_hash("readings"),
+        shell:
+            "python -m relation collect --config {params.config} 2>&1 | tee -i {log}"
