@@ -58,9 +58,9 @@ def test_the_rate_is_never_zero_and_has_one_plateau(budget: int, warmup: int, up
 
 
 def toy(variant: str, execution: Execution | None = None, dtype=torch.float32) -> Decoder:
-    config = ModelConfig.for_variant(
-        variant, layers=4, d_model=16, heads=4, d_ff=24, vocab_size=VOCABULARY, init_std=0.2
-    )
+    geometry = {"layers": 4, "d_model": 16, "heads": 4, "d_ff": 24, "vocab_size": VOCABULARY}
+    initial = {"init_std": 0.2, "scale_residual_init": True}  # those of the pinned curves
+    config = ModelConfig.for_variant(variant, **geometry, **initial)
     model = Decoder(config, execution)
     model.initialise(42)
     return model.to(dtype)
