@@ -10,8 +10,8 @@ from test_report_records import HOSTILE
 
 from relation.parquet import read_parquet
 from report.jobs.schemas import CELLS
+from report.pages import PAGES
 from report.site.content import printed_tables
-from report.site.render import PAGES
 from report.style import MHA, RELATION
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "a browser is here")

@@ -20,12 +20,13 @@ from report.figures import DRAWINGS
 from report.jobs.cells import write_cells
 from report.jobs.compare import compare
 from report.jobs.schemas import CELLS
+from report.pages import PAGES
 from report.site import render_site
 from report.site.comparison import render_comparison
 from report.site.environment import duration, figure, html_environment
 from report.site.evidence import evidence_by_claim
 from report.site.overview import FIGURES
-from report.site.render import PAGES, records_by_source
+from report.site.render import records_by_source
 from report.tables import TABLES
 from report.view import FRESHNESS, VERDICTS
 

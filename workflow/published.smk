@@ -22,7 +22,7 @@ from relation.results import CHECKSUMS, chosen_results
 from relation.spec import canonical_hash
 from report.typeset import can_typeset
 from report.jobs.schemas import FRAMES
-from report.site.render import ASSETS, PAGES
+from report.pages import ASSETS, PAGES
 from report.tables import TABLES
 
 CONFIG = PROJECT / "config.yaml"

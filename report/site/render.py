@@ -12,6 +12,7 @@ import pandas as pd
 import pyarrow as pa
 
 from report.jobs.schemas import CELLS
+from report.pages import SECTIONS
 from report.readings.printed import is_of_readings, read_readings
 from report.readings.values import INTERVALS
 from report.site.behind import behind_cells
@@ -25,21 +26,6 @@ from report.typeset import can_typeset
 from report.verdicts import other_device
 from report.verdicts.setting import PAPER_DEVICE
 from report.view import PrintedTable
-
-# The pages of the bar at the top, in its order.
-SECTIONS = (
-    ("index.html", "Overview"),
-    ("claims.html", "Claims"),
-    ("readings.html", "Readings"),
-    ("tables.html", "Tables"),
-    ("figures.html", "Figures"),
-    ("runs.html", "Runs"),
-    ("pipeline.html", "Pipeline"),
-    ("assumptions.html", "Assumptions"),
-    ("checklist.html", "Checklist"),
-)
-PAGES = tuple(name for name, _ in SECTIONS)
-ASSETS = ("style.css", "report.js")
 
 
 class _Site:

@@ -1,6 +1,6 @@
 from relation.records.provenance import checkout_hash
 from report.jobs.schemas import FRAMES
-from report.site.render import ASSETS, PAGES
+from report.pages import ASSETS, PAGES
 from report.tables import TABLES
 
 LABELS = [table.label for table in TABLES]
