@@ -234,8 +234,10 @@ def test_initial_weights_follow_the_seed_and_their_name():
     assert all(a != b for i, a in enumerate(flat) for b in flat[:i])
 
 
-def test_initial_values_are_the_papers_and_specs():
-    model = build("hybrid", d_model=128, d_ff=160, vocab_size=300, layers=8)
+@pytest.mark.parametrize("scaled", [False, True])
+def test_initial_values_are_the_papers_and_specs(scaled):
+    geometry = {"d_model": 128, "d_ff": 160, "vocab_size": 300, "layers": 8}
+    model = build("hybrid", **geometry, scale_residual_init=scaled)
     for name, p in model.named_parameters():
         if name.endswith("lam"):
             assert p.dtype == torch.float32 and p.item() == 0.5
@@ -249,7 +251,8 @@ def test_initial_values_are_the_papers_and_specs():
             dt = F.softplus(p)
             assert (dt > 0.999e-3).all() and (dt < 0.1001).all() and dt.log().std() > 1
         else:
-            sd = 0.02 / (16**0.5 if name.endswith(("wo.weight", "ffn.down.weight")) else 1)
+            residual = name.endswith(("wo.weight", "ffn.down.weight"))
+            sd = 0.02 / (16**0.5 if scaled and residual else 1)
             # Five standard errors of a normal sample's standard deviation.
             assert abs(p.std().item() / sd - 1) < 5 / (2 * p.numel()) ** 0.5
 
