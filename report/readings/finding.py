@@ -86,22 +86,34 @@ def _apart(found: Study, statistic: str) -> tuple[bool | None, str]:
     )
 
 
+_TOLD = {
+    True: "the pairs tell the two apart",
+    False: "the pairs do not tell the two apart",
+    None: "nothing tests yet whether the two differ",
+}
+
+
 def _headline(found: Study) -> list[str]:
-    both = _bases(found, "final-nll")
-    if both is None:
-        return []
-    statistic = BY_NAME["final-nll"]
-    unscaled, scaled = (amount(row["mean"], statistic) for row in both)
-    told = {
-        True: "the pairs tell the two apart",
-        False: "the pairs do not tell the two apart",
-        None: "nothing tests yet whether the two differ",
-    }
+    """The difference of loss and the first layer's Self flow at both scales of the base."""
+    parts = []
+    for name, what in (
+        ("final-nll", "Relation’s final NLL at 10M less MHA’s is"),
+        ("l0-self", "layer 0’s Self flow is"),
+    ):
+        both = _bases(found, name)
+        if both is None:
+            return []
+        statistic = BY_NAME[name]
+        unit = " nat/token" if name == "final-nll" else ""
+        unscaled, scaled = (amount(row["mean"], statistic, unit=not unit) for row in both)
+        paper = amount(statistic.paper, statistic, unit=not unit)
+        parts.append(
+            f"{what} {unscaled}{unit}, and {scaled} divided by sqrt(2L); the paper’s is {paper}, "
+            f"and {_TOLD[_apart(found, name)[0]]}"
+        )
     return [
-        "The paper does not print the initial scale of W_O and W_down: unscaled, Relation’s final "
-        f"NLL at 10M less MHA’s is {unscaled} nat/token, and {scaled} divided by sqrt(2L); the "
-        f"paper’s is {amount(statistic.paper, statistic)}, and "
-        f"{told[_apart(found, 'final-nll')[0]]}."
+        "The paper does not print the initial scale of W_O and W_down: unscaled, "
+        f"{parts[0]}. Unscaled, {parts[1]}."
     ]
 
 
