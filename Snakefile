@@ -43,7 +43,8 @@ onstart:
         check(
             CAMPAIGN,
             datasets=[job.wildcards.dataset for job in jobs if job.rule.name == "prepare"],
-            needs_gpu=local and any(job.resources.get("gpu") for job in jobs),
+            needs_gpu=local
+            and any(job.resources.get("gpu") or job.resources.get("gpu_share") for job in jobs),
             inputs={str(path) for job in jobs for path in job.input},
         )
         write_started_with(CAMPAIGN, RESULTS)

@@ -330,8 +330,9 @@ class Results:
         if self.campaign.reading_runs:
             files += self.reading_files().values()
         elif self.of_readings is not None:
-            shown = self.of_readings.reading_files().values()
-            files += [path for path in shown if path.exists()]
+            shown = self.of_readings
+            files += [path for path in shown.reading_files().values() if path.exists()]
+            files += [path for path in shown.shipped_readings().values() if path not in files]
         return files
 
 

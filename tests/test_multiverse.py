@@ -202,7 +202,7 @@ def gathered(tmp_path_factory: pytest.TempPathFactory) -> Results:
 
 
 def test_records_are_gathered_into_a_file_a_kind(gathered: Results) -> None:
-    paths = multiverse.collect(gathered, gathered.own_folder / READINGS)
+    paths = multiverse.collect(gathered)
     assert [path.stem for path in paths] == ["runs", "losses", "probes", "diagnoses"]
     found = multiverse.load_readings(gathered)
     assert (found.planned, found.there) == (4, 2)
@@ -244,24 +244,6 @@ def test_a_run_without_diagnostics_holds_up_no_publishing(
         publish(gathered.campaign, fresh)
 
 
-def test_what_is_shipped_stands_for_runs_that_are_not_here(
-    gathered: Results, tmp_path: Path
-) -> None:
-    """Published rows count as done, are gathered again with new ones, and need no checkpoint."""
-    publish(gathered.campaign, gathered)
-    shipped = gathered.published_folder / READINGS
-    (tmp_path / "published").mkdir()
-    shipped.parent.rename(tmp_path / "published" / "tiny")
-    fresh = Results(gathered.campaign, tmp_path)
-    assert fresh.shipped_reading_runs == {run.name for run in gathered.campaign.reading_runs[:2]}
-    assert fresh.own_reading_runs() == list(gathered.campaign.reading_runs[2:])
-    again, before = multiverse.gather(fresh), multiverse.gather(gathered)
-    for kind, rows in again.items():
-        assert len(rows) == len(before[kind]) > 0
-    assert list(again["runs"]["final_nll"]) == list(before["runs"]["final_nll"])
-    assert replace(fresh, published=False).shipped_reading_runs == frozenset()
-
-
 def test_the_command_lists_every_reading_and_what_runs_next(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -283,3 +265,40 @@ def test_the_command_needs_runs(
     config_file = str(ROOT / "config.yaml")
     assert main(["readings", "--config", config_file]) != 0
     assert "no finished run of a reading" in capsys.readouterr().err
+
+
+def test_publishing_keeps_every_shipped_run(gathered: Results) -> None:
+    """Whatever is configured or chosen now, only a run made here replaces a shipped one."""
+    publish(gathered.campaign, gathered)
+    folder = gathered.published_folder / READINGS
+    runs = pd.read_parquet(folder / "runs.parquet")
+    other = replace(
+        gathered.campaign,
+        readings=tuple(
+            replace(reading, runs=tuple(replace(run, learning_rate=1.0) for run in reading.runs))
+            for reading in gathered.campaign.readings[1:]
+        ),
+    )
+    rows = multiverse.gather_to_ship(Results(other, gathered.root, published=False))
+    assert sorted(rows["runs"]["config_hash"]) == sorted(runs["config_hash"])
+    assert multiverse.gather(Results(other, gathered.root))["runs"].empty, "none is current"
+    again = multiverse.gather_to_ship(gathered)
+    assert len(again["runs"]) == len(runs) and len(again["losses"]) > 0
+
+
+def test_what_is_shipped_stands_for_runs_that_are_not_here(
+    gathered: Results, tmp_path: Path
+) -> None:
+    """Published rows count as done, are gathered again with new ones, and need no checkpoint."""
+    publish(gathered.campaign, gathered)
+    shipped = gathered.published_folder / READINGS
+    (tmp_path / "published").mkdir()
+    shipped.parent.rename(tmp_path / "published" / "tiny")
+    fresh = Results(gathered.campaign, tmp_path)
+    assert fresh.shipped_reading_runs == {run.name for run in gathered.campaign.reading_runs[:2]}
+    assert fresh.own_reading_runs() == list(gathered.campaign.reading_runs[2:])
+    again, before = multiverse.gather(fresh), multiverse.gather(gathered)
+    for kind, rows in again.items():
+        assert len(rows) == len(before[kind]) > 0
+    assert list(again["runs"]["final_nll"]) == list(before["runs"]["final_nll"])
+    assert replace(fresh, published=False).shipped_reading_runs == frozenset()

@@ -41,7 +41,8 @@ def test_nothing_is_chosen_before_the_pairs_of_the_rule_are_there() -> None:
     readings, diagnoses = configured(), make_frames(plan).diagnoses
     choice = choose(readings, diagnoses)
     assert (choice.answer, choice.reading, choice.default) == ("unfinished", None, DEFAULT)
-    assert choice.reason.startswith("7 pairs that the rule waits for are not there yet. So far ")
+    assert choice.reason.startswith("7 pairs that it waits for are not there yet. On those that")
+    assert "it would choose unscaled-sd-torch: " in choice.reason
     assert "unscaled-sd-torch is nearest" in choice.reason
     first = [(r.name, 142) for r in readings if r.name not in plan]
     assert len(first) == 7 and choose(readings, diagnoses, first).answer == "chosen"

@@ -116,7 +116,7 @@ def test_without_one_base_nothing_is_said_of_the_scale() -> None:
 
 def test_the_rules_answer_is_in_its_words(records: ReadingRecords) -> None:
     assert study(records).choice.answer == "unfinished"
-    assert "waits for further ones" in told(records, "headline")
+    assert "waits for further runs" in told(records, "headline")
     whole = invented(Invented(seeds=THREE))
     choice = study(whole).choice
     assert choice.answer == "chosen" and f"chooses {choice.reading}." in told(whole, "finding")
@@ -155,7 +155,7 @@ def test_a_claim_turns_on_the_residual_scale_or_on_readings() -> None:
     )
     none = invented(Invented(seeds=THREE, delta=dict.fromkeys(EVERY, -0.065)))
     assert 1 not in turning_claims(study(none))
-    assert "No reading turns it" in told_of(none, "final-nll")
+    assert "No reading is known to turn it" in told_of(none, "final-nll")
 
 
 def test_practice_names_the_best_baseline_and_what_it_leaves() -> None:

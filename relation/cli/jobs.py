@@ -29,7 +29,6 @@ from relation.config import Campaign, load_config
 from relation.errors import InputError
 from relation.results import (
     GRADIENTS_FILE,
-    READINGS,
     VERIFICATION_FILE,
     Results,
     chosen_results,
@@ -273,7 +272,7 @@ def _collect(options: argparse.Namespace) -> None:
     from relation.records.multiverse import collect
 
     _, results = _campaign(options)
-    for path in collect(results, results.folder / READINGS):
+    for path in collect(results):
         print(path)
 
 

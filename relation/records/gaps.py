@@ -35,6 +35,7 @@ def left_out(campaign: Campaign) -> Iterator[dict]:
         for kind in kinds:
             yield _gap(kind, run.scale, run.variant, run.seed, NOT_RUN, run.reason)
     chosen = " ".join(f"{key}={value}" for key, value in campaign.restrictions.items())
+    chosen = chosen or "a campaign of readings alone"
     for run in campaign.planned_further:
         if run not in campaign.further_runs:
             key = (run.scale, run.variant, run.seed)

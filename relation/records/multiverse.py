@@ -4,19 +4,28 @@ A run's own records lie in results/<campaign>/readings/<reading>/<variant>/<seed
 and what the report reads, are the four files that `collect` makes of them.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from relation.config import Campaign
+from relation.data.sources import corpus_fingerprint
 from relation.errors import InputError
 from relation.origin import origin
 from relation.parquet import read_origin, read_parquet, write_parquet
 from relation.records.structure import over_sequences
-from relation.results import READING_KINDS, RUN_FILES, Results, diagnostics_path, run_path
+from relation.results import (
+    READING_KINDS,
+    READINGS,
+    RUN_FILES,
+    Results,
+    diagnostics_path,
+    run_path,
+    texts_of,
+)
 from relation.schemas import (
     FLOW,
     LOG,
@@ -71,6 +80,9 @@ def _own(results: Results, run: RunSpec) -> dict[str, pd.DataFrame] | None:
     made = [read_origin(path) for path in files]
     if any(one["config_hash"] != run.config_hash for one in made):
         return None
+    texts = corpus_fingerprint(campaign.data[run.data].path)
+    if texts not in (None, texts_of(made[0])):
+        return None
     if read_origin(flow)["config_hash"] != campaign.diagnostics_spec(run).config_hash:
         return None
     key = {"reading": run.reading, "variant": run.variant, "seed": run.seed}
@@ -113,7 +125,10 @@ def any_own(results: Results) -> bool:
 
 
 def gather(results: Results) -> dict[str, pd.DataFrame]:
-    """The rows of every planned run that is there, by kind: its own, else shipped ones."""
+    """The rows of every planned run that is there, by kind: its own, else shipped ones.
+
+    Both are of this very configuration, and of the texts given now where some are.
+    """
     parts: dict[str, list[pd.DataFrame]] = {kind: [] for kind in READING_KINDS}
     shipped = _shipped(results)
     for run in _of_campaign(results.campaign).values():
@@ -122,20 +137,43 @@ def gather(results: Results) -> dict[str, pd.DataFrame]:
             found = {kind: _rows_of(rows, run) for kind, rows in shipped.items()}
         for kind, rows in (found or {}).items():
             parts[kind].append(rows[LAYOUTS[kind].names])
+    return {kind: _joined(kind, rows) for kind, rows in parts.items()}
+
+
+def _joined(kind: str, parts: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    if not parts:
+        return pd.DataFrame(columns=LAYOUTS[kind].names)
+    return pd.concat(parts, ignore_index=True)
+
+
+def gather_to_ship(results: Results) -> dict[str, pd.DataFrame]:
+    """The rows to be shipped: of every own run, and every shipped row that none of them replaces.
+
+    So publishing never drops a shipped run, whatever is configured now.
+    """
+    parts: dict[str, list[pd.DataFrame]] = {kind: [] for kind in READING_KINDS}
+    shipped = _shipped(replace(results, published=True))
+    for run in _of_campaign(results.campaign).values():
+        for kind, rows in (_own(results, run) or {}).items():
+            parts[kind].append(rows[LAYOUTS[kind].names])
+            if shipped:
+                shipped[kind] = shipped[kind].drop(_rows_of(shipped[kind], run).index)
     return {
-        kind: pd.concat(rows, ignore_index=True)
-        if rows
-        else pd.DataFrame(columns=LAYOUTS[kind].names)
+        kind: _joined(kind, [*([shipped[kind]] if shipped else []), *rows])
         for kind, rows in parts.items()
     }
 
 
-def collect(results: Results, folder: Path) -> list[Path]:
-    """Write the four files below `folder`, each with the rows of every run that is there.
+def collect(results: Results) -> list[Path]:
+    """Write the four files that the report reads, each with the rows of every run that is there.
 
     Raises InputError where no run is, or where runs of a pair read different windows.
     """
-    frames = gather(results)
+    return write_gathered(results, gather(results), results.folder / READINGS)
+
+
+def write_gathered(results: Results, frames: dict[str, pd.DataFrame], folder: Path) -> list[Path]:
+    """Write the four frames below `folder`. Raises InputError as `collect` does."""
     if frames["runs"].empty:
         raise InputError(f"campaign {results.campaign.name} has no finished run of a reading")
     check_pairs(frames["runs"])
@@ -159,7 +197,8 @@ def _values(column: pd.Series) -> Iterator[Any]:
 
 def check_pairs(runs: pd.DataFrame) -> None:
     """Raise InputError unless all runs of a text and seed read the same windows in one order."""
-    for (corpus, seed), group in runs.groupby(["unigram_entropy", "seed"]):
+    texts = ["unigram_entropy", "validation_tokens", "seed"]
+    for (corpus, _, seed), group in runs.groupby(texts):
         if group["order_hash"].nunique() > 1:
             names = ", ".join(sorted(group["reading"] + "/" + group["variant"]))
             raise InputError(
@@ -182,16 +221,13 @@ def load_readings(results: Results | None) -> ReadingRecords | None:
     """What is there of a campaign's readings; None where it plans none or none is there."""
     if results is None or not results.campaign.readings:
         return None
-    campaign = results.campaign
-    files = results.reading_files()
-    if files and all(path.exists() for path in files.values()):
-        frames = {
-            kind: read_parquet(path, LAYOUTS[kind]).to_pandas() for kind, path in files.items()
-        }
-    else:
-        frames, files = gather(results), results.shipped_readings()
+    # Not the gathered files: they may be older than the runs beside them.
+    campaign, frames = results.campaign, gather(results)
     if frames["runs"].empty:
         return None
+    files = results.reading_files()
+    if not all(path.exists() for path in files.values()):
+        files = results.shipped_readings()
     planned = _of_campaign(campaign)
     there = {
         f"{row.reading}/{row.variant}/{row.seed}" for row in frames["runs"].itertuples(index=False)

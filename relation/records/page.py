@@ -111,12 +111,16 @@ def campaign_page(results: Results, devices: Iterable[str], origins: Iterable[di
     """
     campaign = results.campaign
     everything = command_for(campaign, results.published)
-    first = (*campaign.trained_runs, *campaign.reading_runs)[0]
-    record = (results.own_folder / run_path(first) / "record.parquet").as_posix()
-    commands = {
-        "Everything": everything,
-        "One seed of one variant, and what depends on it": f"{everything} -R {record} -- all",
-    }
+    commands = {"Everything": everything}
+    if campaign.trained_runs:
+        record = (
+            results.own_folder / run_path(campaign.trained_runs[0]) / "record.parquet"
+        ).as_posix()
+        again = f"{everything} -R {record} -- all"
+        commands["One seed of one variant, and what depends on it"] = again
+    elif campaign.readings:
+        again = f"{command_for(campaign, False)} readings={campaign.readings[0].name}"
+        commands["One reading, nothing shipped counted"] = again
     return {
         "campaign": campaign.name,
         "title": campaign.title,

@@ -115,6 +115,13 @@ def _own_freshness(origin: Mapping[str, Any], source: Source) -> tuple[str, str]
     return OLDER, changed
 
 
+def code_freshness(made: Mapping[str, Any], stage: str) -> str:
+    """How fresh a row is whose configuration is the present one, by its code and golden losses."""
+    if made["code_hash"] == code_hash(stage):
+        return CURRENT
+    return OLDER if made["golden_hash"] == golden_hash() else STALE
+
+
 # Whose code the records that a report is made from rest on.
 _STAGES = ("models", "training", "probe", "diagnostics", "systems", "verification", "gradients")
 

@@ -7,7 +7,7 @@ from relation.config import Campaign
 from relation.errors import InputError
 from relation.files import atomic_path, sha256_of, write_text
 from relation.parquet import read_origin
-from relation.records.multiverse import any_own, collect
+from relation.records.multiverse import any_own, gather_to_ship, write_gathered
 from relation.results import (
     CHECKSUMS,
     GRADIENTS_FILE,
@@ -47,7 +47,8 @@ def publish(campaign: Campaign, results: Results) -> list[Path]:
 
     copied: list[Path] = []
     if any_own(results):  # first, as it may refuse runs before anything is copied
-        copied += collect(results, results.published_folder / READINGS)
+        rows = gather_to_ship(results)
+        copied += write_gathered(results, rows, results.published_folder / READINGS)
     for files, config_hash in wanted:
         sources = [results.folder / file for file in files]
         if not all(source.exists() for source in sources):

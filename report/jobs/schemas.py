@@ -188,6 +188,11 @@ READINGS_SAID = schema(
     Column("text", _TEXT),
 )
 
+READINGS_RUNS = schema(
+    *(Column(f.name, f.type, f.metadata[b"unit"].decode()) for f in READING_RUNS),
+    Column("freshness", _TEXT, description="current, stale, or: older code, same golden losses"),
+)
+
 # What the rule `cells` writes, by file name.
 FRAMES = {
     "cells": CELLS,
@@ -198,7 +203,7 @@ FRAMES = {
     "checklist": CHECKLIST,
     "readings": READINGS,
     "readings_choice": READINGS_CHOICE,
-    "readings_runs": READING_RUNS,
+    "readings_runs": READINGS_RUNS,
     "readings_said": READINGS_SAID,
 }
 

@@ -10,7 +10,7 @@ import pandas as pd
 from report.readings.baselines import paired_nll
 from report.readings.practice import practice
 from report.readings.rule import BASE, DEFAULT, RESIDUALS
-from report.readings.statistics import contrasts
+from report.readings.statistics import contrasts, pooled
 from report.readings.study import Study, study
 from report.readings.values import BY_NAME, Statistic
 from report.readings.words import amount, count, interval, listed, nats, probability, some, title
@@ -23,7 +23,7 @@ _ANSWERS = {
     "not identified": "The rule that was fixed before these runs identifies no reading",
     "texts disagree": "The rule that was fixed before these runs chooses none, as texts disagree",
     "too few seeds": "The rule that was fixed before these runs cannot be applied yet",
-    "unfinished": "The rule that was fixed before these runs waits for further ones",
+    "unfinished": "The rule that chooses a reading waits for further runs",
 }
 
 
@@ -43,7 +43,7 @@ def said(records: ReadingRecords) -> list[Said]:
     headlines = [*_headline(found), f"{ruled}; {turned[:1].lower()}{turned[1:]}"]
     rows = [Said("headline", None, None, text) for text in headlines]
     of_scales = [*_residual_scale(found), *_gain(records, found), *_first_layer(found)]
-    finding = [*of_scales, *_directions(found), turned, f"{ruled}.", *_partial(records)]
+    finding = [*of_scales, *_directions(found), turned, f"{ruled}.", *_partial(records, found)]
     rows += [Said("finding", None, None, text) for text in finding]
     rows += [Said("answer", None, None, text) for text in _answer(found)]
     rows += [
@@ -86,22 +86,34 @@ def _apart(found: Study, statistic: str) -> tuple[bool | None, str]:
     )
 
 
+_TOLD = {
+    True: "the pairs tell the two apart",
+    False: "the pairs do not tell the two apart",
+    None: "nothing tests yet whether the two differ",
+}
+
+
 def _headline(found: Study) -> list[str]:
-    both = _bases(found, "final-nll")
-    if both is None:
-        return []
-    statistic = BY_NAME["final-nll"]
-    unscaled, scaled = (amount(row["mean"], statistic) for row in both)
-    told = {
-        True: "the pairs tell the two apart",
-        False: "the pairs do not tell the two apart",
-        None: "nothing tests yet whether the two differ",
-    }
+    """The difference of loss and the first layer's Self flow at both scales of the base."""
+    parts = []
+    for name, what in (
+        ("final-nll", "Relation’s final NLL at 10M less MHA’s is"),
+        ("l0-self", "layer 0’s Self flow is"),
+    ):
+        both = _bases(found, name)
+        if both is None:
+            return []
+        statistic = BY_NAME[name]
+        unit = " nat/token" if name == "final-nll" else ""
+        unscaled, scaled = (amount(row["mean"], statistic, unit=not unit) for row in both)
+        paper = amount(statistic.paper, statistic, unit=not unit)
+        parts.append(
+            f"{what} {unscaled}{unit}, and {scaled} divided by sqrt(2L); the paper’s is {paper}, "
+            f"and {_TOLD[_apart(found, name)[0]]}"
+        )
     return [
-        "The paper does not print the initial scale of W_O and W_down: unscaled, Relation’s final "
-        f"NLL at 10M less MHA’s is {unscaled} nat/token, and {scaled} divided by sqrt(2L); the "
-        f"paper’s is {amount(statistic.paper, statistic)}, and "
-        f"{told[_apart(found, 'final-nll')[0]]}."
+        "The paper does not print the initial scale of W_O and W_down: unscaled, "
+        f"{parts[0]}. Unscaled, {parts[1]}."
     ]
 
 
@@ -183,7 +195,21 @@ def _candidates(found: Study, statistic: str) -> pd.DataFrame:
     return rows[~rows.index.isin(list(beside))]
 
 
-def _partial(records: ReadingRecords) -> list[str]:
+def _spreads(found: Study) -> list[str]:
+    """How differently the pairs of readings spread, which pooling takes alike."""
+    rows = found.values[found.values["statistic"] == "final-nll"]
+    spread = rows.groupby("reading")["value"].std().dropna()
+    if len(spread) < 2:
+        return []
+    least, most = spread.idxmin(), spread.idxmax()
+    return [
+        f"Pairs spread by {nats(spread[most])} nat/token under {most} and by {nats(spread[least])} "
+        f"under {least}. The pooled deviation takes all readings alike, so intervals are too wide "
+        "where runs spread less than that and too narrow elsewhere."
+    ]
+
+
+def _partial(records: ReadingRecords, found: Study) -> list[str]:
     pairs = records.runs[records.runs["variant"] == "full"].groupby("reading")["seed"].nunique()
     several = int((pairs > 1).sum())
     told = (
@@ -191,7 +217,8 @@ def _partial(records: ReadingRecords) -> list[str]:
         f"{count(len(pairs), 'reading')} {'has' if several == 1 else 'have'} two seeds or more"
     )
     if several:
-        return [f"{told}; the deviation between seeds, pooled over these, serves all."]
+        told += "; the deviation between seeds, pooled over these, serves all."
+        return [told, *_spreads(found)]
     return [f"{told}, so there are no intervals and nothing is established."]
 
 
@@ -247,11 +274,21 @@ def _turned(found: Study) -> str:
         return f"Nothing can be told apart from {found.base} yet, so no claim is known to turn."
     claims = sorted(turning_claims(found))
     if not claims:
-        return f"At 10M no claim’s answer turns on a reading, compared with {found.base}."
+        return (
+            f"At 10M no claim’s answer is known to turn on a reading, compared with {found.base}: "
+            f"deviations between seeds rest on {_freedom(found)}, so little can be established."
+        )
     named = listed(str(claim) for claim in claims)
     what = "the answer to claim" if len(claims) == 1 else "the answers to claims"
     verb = "turns" if len(claims) == 1 else "turn"
     return f"At 10M {what} {named} {verb} on a reading, compared with {found.base}."
+
+
+def _freedom(found: Study) -> str:
+    """The degrees of freedom behind the final NLL's deviation, in words."""
+    rows = pooled(found.values).set_index("statistic")
+    degrees = int(rows.loc["final-nll", "freedom"])
+    return "1 degree of freedom" if degrees == 1 else f"{degrees} degrees of freedom"
 
 
 def _statistic(found: Study, statistic: Statistic) -> str:
@@ -273,7 +310,7 @@ def _statistic(found: Study, statistic: Statistic) -> str:
         if turning:
             told.append(f"It turns on {turned_on(found, statistic.name)}.")
         elif found.turns.loc[found.turns["statistic"] == statistic.name, "p_holm"].notna().any():
-            told.append(f"No reading turns it, compared with {found.base}.")
+            told.append(f"No reading is known to turn it, compared with {found.base}.")
         elif statistic.tested:
             told.append("Nothing tests yet whether a reading turns it.")
     if not statistic.tested:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from relation.records.provenance import code_freshness
 from report.readings.baselines import paired_nll
 from report.readings.finding import said
 from report.readings.rule import VALUES
@@ -92,7 +93,11 @@ def _terms(terms: pd.DataFrame, reading: str) -> list[float]:
 
 
 def _runs(records: ReadingRecords) -> Rows:
-    return records.runs.astype(object).to_dict("records")
+    """The rows of the runs, each with what has changed since it was made."""
+    rows = records.runs.astype(object).to_dict("records")
+    for row in rows:
+        row["freshness"] = code_freshness(row, "training")
+    return rows
 
 
 def _said(records: ReadingRecords) -> Rows:

@@ -1,7 +1,8 @@
 """The rule that chooses the default reading, and the one that says which seeds run next.
 
-Both were written before any run that they apply to; `docs/readings.md` states them in words. They
-read the first two layers at 10M against Table app-structural-layerwise, and nothing else.
+Both were written before any run that they apply to, but for the answer "unfinished";
+`docs/readings.md` states them in words. They read the first two layers at 10M against Table
+app-structural-layerwise, and nothing else.
 """
 
 from __future__ import annotations
@@ -276,8 +277,12 @@ def choose(
         answer, reading, reason = _answer(distances, fit, (books, short), max(by_chance, by_text))
         left = _required(readings, distances, {*calibration(diagnoses).index, *given_up})
         if left:
+            told = f"choose {reading}" if answer == "chosen" else f"answer {answer!r}"
+            reason = (
+                f"{len(left)} pairs that it waits for are not there yet. On those that are there "
+                f"it would {told}: {reason}"
+            )
             answer, reading = "unfinished", None
-            reason = f"{len(left)} pairs that the rule waits for are not there yet. So far {reason}"
     terms = pd.DataFrame(
         [
             (name, value, float(deviation))

@@ -12,6 +12,7 @@ rule measure:
     threads: workflow.cores if CAMPAIGN.systems_alone and not ON_GPU else 1
     resources:
         gpu=int(ON_GPU) and (GPUS if CAMPAIGN.systems_alone and not ON_CLUSTER else 1),
+        gpu_share=SHARED_GPU * CAMPAIGN.systems_alone * GPUS * CAMPAIGN.runs_per_gpu,
     params:
         config=STARTED_WITH,
         spec=lambda w: CAMPAIGN.benchmark(w.benchmark, w.scale).job_hash,

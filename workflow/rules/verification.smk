@@ -17,11 +17,13 @@ rule verify:
         " --expect {params.spec} --threads {threads} 2>&1 | tee -i {log}"
 
 
+# Before anything is trained: a step that loses a gradient trains another model.
 rule verify_gradients:
     output:
         f"{FOLDER}/{GRADIENTS_FILE}",
     log:
         f"{FOLDER}/logs/verify-gradients.log",
+    priority: 2
     conda:
         "../../environment.yml"
     threads: 1
