@@ -59,9 +59,14 @@ def test_the_slurm_profile_asks_for_what_every_rule_needs() -> None:
     rules = {
         match
         for path in (ROOT / "workflow/rules").glob("*.smk")
-        for match in re.findall(r"^rule (\w+):", path.read_text(encoding="utf-8"), re.MULTILINE)
+        for match in re.findall(
+            r"^(?:use )?rule (?:\w+ as )?(\w+)(?::| with:)",
+            path.read_text(encoding="utf-8"),
+            re.MULTILINE,
+        )
     }
     assert profile["executor"] == "slurm"
     assert set(profile["set-resources"]) <= rules
     assert {"mem_mb", "runtime"} <= set(profile["default-resources"])
-    assert {"prepare", "train", "diagnose", "measure"} <= set(profile["set-resources"])
+    heavy = {"prepare", "train", "train_reading", "diagnose", "diagnose_reading", "measure"}
+    assert {*heavy, "verify_gradients"} <= set(profile["set-resources"])
