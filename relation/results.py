@@ -288,8 +288,7 @@ class Results:
         made = {f"{row['reading']}/{row['variant']}/{row['seed']}": row for row in rows.to_pylist()}
         return frozenset(
             run.name
-            for reading in self.campaign.readings
-            for run in reading.runs
+            for run in self.campaign.planned_reading_runs
             if run.name in made
             and made[run.name]["config_hash"] == run.config_hash
             and corpus_fingerprint(self.campaign.data[run.data].path)

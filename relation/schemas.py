@@ -89,7 +89,7 @@ _READING_KEY = (
 )
 
 READING_RUNS = schema(
-    Column("reading", _TEXT, description="residual scale and choice, as unscaled-sd-0.02"),
+    _READING_KEY[0],
     *(Column(f.name, f.type, f.metadata[b"unit"].decode()) for f in RUN),
     Column("backend", _TEXT, description="of the run's operator"),
     Column("config_hash", _TEXT),

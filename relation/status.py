@@ -211,7 +211,7 @@ class _Look:
         planned = (
             *campaign.planned_runs,
             *campaign.planned_further,
-            *(run for reading in campaign.readings for run in reading.runs),
+            *campaign.planned_reading_runs,
         )
         runs = {(run.name, run.config_hash): run for run in planned}
         left = 0

@@ -106,14 +106,19 @@ class Campaign:
 
         Raises InputError where the campaign has no such run.
         """
-        of_readings = (run for reading in self.readings for run in reading.runs)
-        for spec in (*self.planned_runs, *self.planned_further, *of_readings):
+        for spec in (*self.planned_runs, *self.planned_further, *self.planned_reading_runs):
             if (spec.reading or spec.scale, spec.variant, spec.seed) == (scale, variant, seed):
                 return spec
         raise InputError(
             f"campaign {self.name} has no run {scale}/{variant}/{seed}; "
             f"`python -m relation status --campaign {self.name}` lists them"
         )
+
+    @property
+    def planned_reading_runs(self) -> tuple[RunSpec, ...]:
+        """Every run that a reading rests on, those that readings share once."""
+        runs = (run for reading in self.readings for run in reading.runs)
+        return tuple({run.name: run for run in runs}.values())
 
     @property
     def trained_runs(self) -> tuple[RunSpec, ...]:

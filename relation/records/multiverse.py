@@ -110,10 +110,6 @@ def _shipped(results: Results) -> dict[str, pd.DataFrame]:
     }
 
 
-def _of_campaign(campaign: Campaign) -> dict[str, RunSpec]:
-    return {run.name: run for reading in campaign.readings for run in reading.runs}
-
-
 def _rows_of(rows: pd.DataFrame, run: RunSpec) -> pd.DataFrame:
     same = (rows["reading"] == run.reading) & (rows["variant"] == run.variant)
     return rows[same & (rows["seed"] == run.seed)]
@@ -131,7 +127,7 @@ def gather(results: Results) -> dict[str, pd.DataFrame]:
     """
     parts: dict[str, list[pd.DataFrame]] = {kind: [] for kind in READING_KINDS}
     shipped = _shipped(results)
-    for run in _of_campaign(results.campaign).values():
+    for run in results.campaign.planned_reading_runs:
         found = None if results.shipped_only else _own(results, run)
         if found is None and run.name in results.shipped_reading_runs:
             found = {kind: _rows_of(rows, run) for kind, rows in shipped.items()}
@@ -153,7 +149,7 @@ def gather_to_ship(results: Results) -> dict[str, pd.DataFrame]:
     """
     parts: dict[str, list[pd.DataFrame]] = {kind: [] for kind in READING_KINDS}
     shipped = _shipped(replace(results, published=True))
-    for run in _of_campaign(results.campaign).values():
+    for run in results.campaign.planned_reading_runs:
         for kind, rows in (_own(results, run) or {}).items():
             parts[kind].append(rows[LAYOUTS[kind].names])
             if shipped:
@@ -228,7 +224,7 @@ def load_readings(results: Results | None) -> ReadingRecords | None:
     files = results.reading_files()
     if not all(path.exists() for path in files.values()):
         files = results.shipped_readings()
-    planned = _of_campaign(campaign)
+    planned = [run.name for run in campaign.planned_reading_runs]
     there = {
         f"{row.reading}/{row.variant}/{row.seed}" for row in frames["runs"].itertuples(index=False)
     }
@@ -236,7 +232,7 @@ def load_readings(results: Results | None) -> ReadingRecords | None:
         described=tuple(reading.described() for reading in campaign.readings),
         **{kind: _expanded(campaign, rows) for kind, rows in frames.items()},
         planned=len(planned),
-        there=len(there & planned.keys()),
+        there=len(there.intersection(planned)),
         absent=tuple(name for name in planned if name not in there),
         sources=tuple(path.as_posix() for path in files.values()),
     )
