@@ -4,7 +4,8 @@ from pathlib import Path
 
 from report.figures.drawing import Drawing
 
-DRAWN = Path(__file__).parents[2] / "docs" / "figures"
+# Through links, as a sandbox links this package.
+DRAWN = Path(__file__).resolve().parents[2] / "docs" / "figures"
 
 OVERVIEW = Drawing(
     "overview",
