@@ -4,8 +4,6 @@ They show no campaign's data. The SVG and PDF beside this file are kept, and eve
 them. Flow and head pairs are computed by the operators, from invented evidence.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from pathlib import Path

@@ -1,12 +1,11 @@
 """The pictures of a campaign, drawn from its records alone: SVG for the pages, PDF for print."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from relation.records import CampaignRecords
 from report.figures import (
     diagrams,
     flow_maps,
@@ -20,9 +19,6 @@ from report.figures import (
 )
 from report.figures.drawing import Drawing, NotDrawnError
 from report.style import save, styled
-
-if TYPE_CHECKING:
-    from relation.records import CampaignRecords
 
 # Every figure that these modules declare, in the order of the page.
 _MODULES = (diagrams, training, further, validation, structure, flow_maps, formation, systems)

@@ -1,11 +1,9 @@
 """What all figures share: how one is declared, panels by scale, axes, curves over seeds."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,15 +18,11 @@ from matplotlib.ticker import (
     PercentFormatter,
 )
 
-from relation.records import smoothed_loss
+from relation.records import CampaignRecords, smoothed_loss
 from relation.records.gaps import NOT_THERE
 from report.compute.measured import select
 from report.layout import SCALES
 from report.style import INK, MUTED, OPERATOR_COLOUR, OPERATOR_NAME
-
-if TYPE_CHECKING:
-    from relation.records import CampaignRecords
-
 
 PAIR = ("mha", "full")
 DASHES = (0, (4, 3))
@@ -111,8 +105,9 @@ def by_scale(
     height: float,
     labels: Sequence[str],
     along: str = "",
+    legend: int | None = None,
     **options: object,
-) -> tuple[Figure, np.ndarray]:
+) -> Figure:
     """Small multiples: a column for each scale of the rows, in the paper's order.
 
     Args:
@@ -121,10 +116,8 @@ def by_scale(
         height: of the figure, inches.
         labels: of the y axes, one for each row of panels.
         along: label of the x axes at the bottom.
+        legend: the column in whose upper panel the lines are named.
         options: of ``Figure.subplots``.
-
-    Returns:
-        The figure and its axes, len(labels) x number of scales.
     """
     scales = scales_of(rows)
     figure, axes = grid(len(labels), len(scales), height, **options)
@@ -134,7 +127,9 @@ def by_scale(
         draw(scale, select(rows, scale=scale), panels)
     for panel, label in zip(axes[:, 0], labels, strict=True):
         panel.set_ylabel(label)
-    return figure, axes
+    if legend is not None:
+        axes[0, legend].legend(handlelength=1.6)
+    return figure
 
 
 def seeds_and_mean(
@@ -145,10 +140,11 @@ def seeds_and_mean(
     A column without a value is left out, and the mean is where all others have one. Returns it.
     """
     curves = curves.dropna(axis=1, how="all")
+    faint = 0.5 if curves.shape[1] < 10 else 0.3
     if points:
         axes.plot(curves.index, curves, "o", color=colour, markersize=3, alpha=0.35)
     else:
-        axes.plot(curves.index, curves, color=colour, linewidth=0.6, alpha=0.5)
+        axes.plot(curves.index, curves, color=colour, linewidth=0.6, alpha=faint)
     mean = curves.dropna().mean(axis=1)
     if len(mean):
         axes.plot(mean.index, mean, color=colour, **look)

@@ -1,12 +1,9 @@
 """Flow maps: MHA beside Relation, a few layers as a picture, every layer and head as a page."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -15,14 +12,12 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
 from relation.flow_codes import TOP, decode, encode
+from relation.records import CampaignRecords
 from report.compute.measured import select
 from report.figures.drawing import PAIR, demand, figure, grid
 from report.figures.stepper import page
 from report.layout import SCALES
 from report.style import OPERATOR_NAME
-
-if TYPE_CHECKING:
-    from relation.records import CampaignRecords
 
 MOST = 5  # layers a row of the picture
 COLOURS = colormaps["magma"]

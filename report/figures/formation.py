@@ -1,9 +1,7 @@
 """What forms while a model trains: lambda, angles, and the organisation of flow by depth."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,13 +9,11 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from relation.records import CampaignRecords
 from report.compute.measured import select
 from report.figures.drawing import PAIR, by_scale, figure, percent, token_axis
 from report.figures.validation import left_out, probed
 from report.style import OPERATOR_NAME
-
-if TYPE_CHECKING:
-    from relation.records import CampaignRecords
 
 FULL = "full"
 
@@ -102,7 +98,7 @@ def organisation(records: CampaignRecords) -> Figure:
         panels[0].legend(handlelength=2.4)
 
     labels = [f"{OPERATOR_NAME[variant]}\n{label}" for (_, variant), label in shown.items()]
-    return by_scale(_organised(records), draw, 6.6, labels, sharex="col")[0]
+    return by_scale(_organised(records), draw, 6.6, labels, sharex="col")
 
 
 def _learned(records: CampaignRecords) -> pd.DataFrame:
@@ -140,4 +136,4 @@ def learned_parameters(records: CampaignRecords) -> Figure:
         above.legend(handlelength=2.4)
 
     labels = ["count calibration λ", "Givens angle (rad)"]
-    return by_scale(_learned(records), draw, 4.2, labels, sharex="col", sharey="row")[0]
+    return by_scale(_learned(records), draw, 4.2, labels, sharex="col", sharey="row")

@@ -1,14 +1,11 @@
 """Every pair of the scales that have pairs beyond the paper's."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from relation.records import CampaignRecords
 from report.compute.further import KIND, paired
 from report.compute.measured import select, t_margin
 from report.figures.drawing import (
@@ -30,9 +27,6 @@ from report.layout import SCALES
 from report.numbers import MINUS
 from report.paper_seeds import number
 from report.style import INK, MUTED, RELATION
-
-if TYPE_CHECKING:
-    from relation.records import CampaignRecords
 
 # Before this part of the budget single pairs differ by so much that all others would look flat.
 SHOWN_FROM = 0.2

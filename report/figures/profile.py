@@ -1,7 +1,5 @@
 """Where a training step's time goes: one stacked bar a model."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from matplotlib.figure import Figure

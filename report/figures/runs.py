@@ -1,21 +1,16 @@
 """The curves of every training run, a picture a run."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from relation.geometry import PAIRED
+from relation.records import CampaignRecords
 from report.compute.measured import select
 from report.figures.drawing import counts, inside, mark_passes, smoothed, token_axis
 from report.style import INK, MUTED, OPERATOR_COLOUR, OPERATOR_NAME, styled, svg_text
-
-if TYPE_CHECKING:
-    from relation.records import CampaignRecords
 
 _BESIDE = {
     "learning_rate": "learning rate",

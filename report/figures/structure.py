@@ -1,9 +1,6 @@
 """Flow by depth, by distance, by position and on the first tokens, and its spectra."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -11,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from relation.records import CampaignRecords
 from relation.records.structure import by_checkpoint, by_layer
 from report.compute.measured import select
 from report.figures.drawing import (
@@ -25,9 +23,6 @@ from report.figures.drawing import (
 )
 from report.numbers import MINUS
 from report.style import MUTED, OPERATOR_COLOUR, OPERATOR_NAME
-
-if TYPE_CHECKING:
-    from relation.records import CampaignRecords
 
 SINK_SIZES = (1, 2, 4, 8, 16, 32)
 POSITION_LAYERS = (("L0", 0, 0, "-"), ("L1", 1, 1, "--"), ("L2+", 2, np.inf, ":"))
@@ -113,9 +108,7 @@ def flow_by_layer(records: CampaignRecords) -> Figure:
 
     labels = ["Self / diagonal flow", "effective rank", "rank, Relation\nover MHA"]
     shape = {"sharex": "col", "sharey": "row", "height_ratios": (3, 3, 2)}
-    drawn, axes = by_scale(layers, draw, 5.4, labels, "layer", **shape)
-    axes[0, 0].legend(handlelength=1.6)
-    return drawn
+    return by_scale(layers, draw, 5.4, labels, "layer", **shape, legend=0)
 
 
 @figure(
@@ -145,9 +138,7 @@ def spectra(records: CampaignRecords) -> Figure:
         here.set_ylim(bottom=1e-5)  # below it FP32 has little to say
 
     curves = _found(select(_curves(records), curve="sigma"), records)
-    drawn, axes = by_scale(curves, draw, 2.8, ["k-th singular value"], "k", sharey="row")
-    axes[0, 0].legend(handlelength=1.6)
-    return drawn
+    return by_scale(curves, draw, 2.8, ["k-th singular value"], "k", sharey="row", legend=0)
 
 
 @figure(
@@ -180,9 +171,7 @@ def history_by_distance(records: CampaignRecords) -> Figure:
     curves = _found(select(_curves(records), curve="distance"), records)
     labels = ["historical mass\nbeyond d", _DIFFERENCE]
     along = "distance d (tokens)"
-    drawn, axes = by_scale(curves, draw, 3.8, labels, along, **_ABOVE_DIFFERENCE)
-    axes[0, -1].legend(handlelength=1.6)
-    return drawn
+    return by_scale(curves, draw, 3.8, labels, along, **_ABOVE_DIFFERENCE, legend=-1)
 
 
 def _beyond(curves: pd.DataFrame) -> pd.DataFrame:
@@ -220,9 +209,7 @@ def sink_profile(records: CampaignRecords) -> Figure:
         percent(above)
 
     labels = ["historical mass\non the first k", _DIFFERENCE]
-    drawn, axes = by_scale(sinks, draw, 3.8, labels, "first k tokens", **_ABOVE_DIFFERENCE)
-    axes[0, 0].legend(handlelength=1.6)
-    return drawn
+    return by_scale(sinks, draw, 3.8, labels, "first k tokens", **_ABOVE_DIFFERENCE, legend=0)
 
 
 @figure(
@@ -255,9 +242,7 @@ def split_by_position(records: CampaignRecords) -> Figure:
 
     curves = _found(select(_curves(records), curve="self"), records)
     labels, along = ["Self / diagonal flow"], "position (tokens)"
-    drawn, axes = by_scale(curves, draw, 2.8, labels, along, sharey="row")
-    axes[0, -1].legend(handlelength=1.6)
-    return drawn
+    return by_scale(curves, draw, 2.8, labels, along, sharey="row", legend=-1)
 
 
 def _in_bins(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -1,14 +1,12 @@
 """Throughput, memory and time against T."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from relation.records import CampaignRecords
 from report.compute.complexity import OPERATORS, fitted_time
 from report.compute.fit import power_fit
 from report.compute.measured import Measurements, select
@@ -34,9 +32,6 @@ from report.style import INK, MATERIALISED, MHA, MUTED, OPERATOR_COLOUR, OPERATO
 from report.tables.systems import RATIO, SPEEDUP
 from report.verdicts import Likeness
 from report.verdicts.setting import PAPER_GPU
-
-if TYPE_CHECKING:
-    from relation.records import CampaignRecords
 
 MOST_TICKS = 5
 # Operators whose decode states agree lie on one another: the earlier ones stay visible as a rim.
@@ -93,7 +88,7 @@ def throughput(records: CampaignRecords) -> Figure:
             _bars(here, bars)
             here.set_title(f"{scale}, {label}{_ratio(found, scale, *ratio)}", fontsize=8)
 
-    return by_scale(both, draw, 4.4, ["", ""], "tokens/s")[0]
+    return by_scale(both, draw, 4.4, ["", ""], "tokens/s")
 
 
 def _ratio(found: Measurements, scale: str, terms: str, column: str, form: Number) -> str:

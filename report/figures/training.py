@@ -1,15 +1,13 @@
 """Loss curves, paired NLL, ablations."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from relation.records import CampaignRecords
 from report.compute.measured import is_number, select, t_margin
 from report.compute.quality import ABLATION_SCALE, ABLATIONS
 from report.figures.drawing import (
@@ -32,9 +30,6 @@ from report.numbers import MINUS
 from report.paper_seeds import number
 from report.style import INK, MHA, MUTED, OPERATOR_COLOUR, RELATION
 from report.tables.quality import ABLATION_NAMES
-
-if TYPE_CHECKING:
-    from relation.records import CampaignRecords
 
 # Losses of the first updates, and of a spike, are so high that the crossing would be a flat line
 # beneath them: a panel ends at this quantile of the losses after this part of the budget.
@@ -83,8 +78,8 @@ def loss_curves(records: CampaignRecords) -> Figure:
 
     labels = [f"seed {seed}\nloss (nat/token)" for seed in seeds]
     height = 1.75 * len(seeds) + 0.4
-    drawn, axes = by_scale(logs, draw, height, labels, "training tokens", sharex="col")
-    name_pair(axes[0, 0])
+    drawn = by_scale(logs, draw, height, labels, "training tokens", sharex="col")
+    name_pair(drawn.axes[0])
     return drawn
 
 
@@ -162,7 +157,7 @@ def paired_nll(records: CampaignRecords) -> Figure:
         here.margins(y=0.12)
         _name_seeds(here, pairs["full"].sort_values(ascending=False))
 
-    return by_scale(runs, draw, 2.9, ["final validation NLL (nat/token)"])[0]
+    return by_scale(runs, draw, 2.9, ["final validation NLL (nat/token)"])
 
 
 def _name_seeds(axes: Axes, ends: pd.Series) -> None:

@@ -1,14 +1,12 @@
 """Validation NLL while the pairs train, and the looks at a run that figures take."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from relation.records import CampaignRecords
 from report.compute.measured import select
 from report.figures.drawing import (
     PAIR,
@@ -25,9 +23,6 @@ from report.figures.drawing import (
     zero,
 )
 from report.style import INK, MUTED, OPERATOR_COLOUR
-
-if TYPE_CHECKING:
-    from relation.records import CampaignRecords
 
 METRIC = "validation_nll"
 # The fall of the first looks would flatten all others.
@@ -108,6 +103,6 @@ def validation_curves(records: CampaignRecords) -> Figure:
         token_axis(below)
 
     labels = ["validation NLL\n(nat/token)", "Relation − MHA\n(nat/token)"]
-    drawn, axes = by_scale(rows, draw, 4.2, labels, sharex="col")
-    name_pair(axes[0, 0])
+    drawn = by_scale(rows, draw, 4.2, labels, sharex="col")
+    name_pair(drawn.axes[0])
     return drawn
