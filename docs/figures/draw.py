@@ -49,8 +49,8 @@ class Example:
 
 
 def pairing(layer: int) -> list[tuple[int, int]]:
-    """The heads, counted from one, that Givens mixing rotates together: (a, b) is sent to (-b, a)
-    by a quarter turn."""
+    """The pairs of heads, counted from one, that Givens mixing rotates together in a layer."""
+    # A quarter turn sends (a, b) to (-b, a).
     info = torch.arange(1.0, HEADS + 1).view(1, HEADS, 1, 1)
     turned = givens_mix(info, torch.full((HEADS // 2,), torch.pi / 2), layer).flatten().tolist()
     return [(head, round(-value)) for head, value in enumerate(turned, 1) if value < -0.5]
