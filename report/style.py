@@ -6,6 +6,9 @@ import io
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
     from matplotlib.figure import Figure
 
 MHA = "#0072B2"
@@ -46,6 +49,7 @@ STYLE: dict[str, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "relation",
     "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
     "font.size": 8,
     "text.color": INK,
     "axes.edgecolor": INK,
@@ -73,6 +77,9 @@ STYLE: dict[str, Any] = {
     "savefig.transparent": True,
 }
 
+# A font is looked up when a figure is written, so one drawing serves page and print.
+_PRINT = {"font.sans-serif": ["STIXGeneral"], "pdf.fonttype": 42}
+
 PAGE_TYPE = (
     'Inter, -apple-system, "Segoe UI", "Helvetica Neue", "Liberation Sans", "Noto Sans", '
     "system-ui, sans-serif"
@@ -81,6 +88,22 @@ PAGE_TYPE = (
 # The three neutral colours turn over with the reader's scheme; a figure is an image of its own, so
 # the page's style sheet does not reach it.
 _DARK = {INK: "#e4e4e0", MUTED: "#9da0a6", HAIR: "#35373c"}
+
+
+def styled(**more: Any) -> AbstractContextManager[None]:
+    """The project's look, with ``more`` settings of matplotlib, for figures drawn and written."""
+    import matplotlib
+
+    return matplotlib.rc_context({**matplotlib.rcParamsDefault, **STYLE, "backend": "svg", **more})
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure as SVG for the pages to ``path``, and beside it as PDF for print."""
+    from matplotlib import rc_context
+
+    path.write_text(svg_text(figure), encoding="utf-8")
+    with rc_context(_PRINT):
+        figure.savefig(path.with_suffix(".pdf"), metadata={"CreationDate": None, "Creator": None})
 
 
 def svg_text(figure: Figure) -> str:

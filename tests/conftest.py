@@ -12,7 +12,15 @@ from filelock import FileLock
 
 ROOT = Path(__file__).resolve().parents[1]
 COPIED = ("Snakefile", "config.yaml", "environment.yml", "pyproject.toml")
-COPIED_FOLDERS = ("workflow", "profiles", "relation", "kernels", "report", "tests/golden")
+COPIED_FOLDERS = (
+    "workflow",
+    "profiles",
+    "relation",
+    "kernels",
+    "report",
+    "docs/figures",
+    "tests/golden",
+)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

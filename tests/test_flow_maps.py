@@ -1,4 +1,4 @@
-"""The page of the flow maps: every layer and head of a pair, in one file that needs no other."""
+"""The flow maps: the layers of the picture, and the page of every layer and head of a pair."""
 
 import base64
 import io
@@ -13,7 +13,7 @@ from test_report_records import LAYERS, make_empty, make_records
 
 from relation.flow_codes import TOP
 from report.figures.drawing import NotDrawnError
-from report.figures.flow_maps import COLOURS, stepper
+from report.figures.flow_maps import COLOURS, flow_maps, stepper
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +32,15 @@ def test_each_scale_shows_its_first_pair(scales) -> None:
     assert found == [(scale, 42, depth, 2, 64) for scale, depth in LAYERS.items()]
 
 
+def test_the_picture_shows_the_layers_that_its_caption_names() -> None:
+    """All of up to five; of 21 the first three, the middle one and the last."""
+    titles = [axes.get_title() for axes in flow_maps.draw(make_records()).axes]
+    shown = ["L0 L1 L2", "L0 L1", "L0 L1 L2 L10 L20"]
+    assert (
+        " ".join(filter(None, titles)).split() == " ".join(f"{row} {row}" for row in shown).split()
+    )
+
+
 def test_a_sheet_has_a_row_a_layer_and_a_column_a_head(page: str, scales) -> None:
     for scale in scales:
         for variant in ("mha", "full"):
@@ -47,11 +56,10 @@ def test_a_sheet_has_a_row_a_layer_and_a_column_a_head(page: str, scales) -> Non
 def test_the_numbers_are_the_heads_own(scales) -> None:
     for scale in scales:
         for layer, head in np.ndindex(scale["layers"], 2):
-            expected = 0.2 * (layer + 1) * (head + 1)
-            values = {v: scale["values"][v][layer][head] for v in ("mha", "full")}
-            assert set(values["full"]) == {"self", "rank", "sink"}
-            assert all(v == pytest.approx(expected) for v in values["full"].values())
-            assert all(v == pytest.approx(0.1) for v in values["mha"].values())
+            expected = {"mha": 0.1, "full": 0.2 * (layer + 1) * (head + 1)}
+            for variant, value in expected.items():
+                found = scale["values"][variant][layer][head]
+                assert found == pytest.approx(dict.fromkeys(("self", "rank", "sink"), value))
 
 
 def test_the_page_needs_no_network(page: str) -> None:
@@ -60,12 +68,8 @@ def test_the_page_needs_no_network(page: str) -> None:
     assert page == stepper(make_records())
 
 
-def test_without_a_pair_there_is_no_page() -> None:
-    with pytest.raises(NotDrawnError):
-        stepper(make_empty())
-
-
-def test_maps_without_their_measurements_are_no_pair() -> None:
+def test_without_a_measured_pair_there_is_no_page() -> None:
     records = make_records()
-    with pytest.raises(NotDrawnError):
-        stepper(replace(records, flow=records.flow.iloc[:0]))
+    for lacking in (make_empty(), replace(records, flow=records.flow.iloc[:0])):
+        with pytest.raises(NotDrawnError):
+            stepper(lacking)

@@ -16,12 +16,13 @@ from report.compute.fit import T_975
 from report.compute.further import further_pairs
 from report.compute.measured import Measured
 from report.document.render import LINES_A_FLOAT, floats
-from report.figures import draw_figures, further
+from report.figures import DRAWINGS, draw_figures
 from report.site.overview import headlines
 from report.tables import TABLES
 from report.tables.quality import PAIRED_NLL
 from report.view import PrintedPanel, PrintedTable, print_table
 
+FIGURES = [drawing for drawing in DRAWINGS if drawing.name.startswith("further-")]
 CLAIMS_BESIDE = {1: "nat/token", 2: "1", 3: "%"}
 
 
@@ -164,9 +165,7 @@ def test_the_panel_prints_one_line_a_scale_that_has_further_seeds(cells, plain_c
     assert (shown.measured, shown.asked) == (plain.measured, plain.asked)
 
 
-def test_a_campaign_without_further_seeds_has_no_word_of_them(
-    plain_cells, tmp_path, monkeypatch
-) -> None:
+def test_a_campaign_without_further_seeds_has_no_word_of_them(plain_cells, tmp_path) -> None:
     plain = make_records()
     shown = nll_table(plain_cells)
     (matrix,) = shown.panels
@@ -174,16 +173,15 @@ def test_a_campaign_without_further_seeds_has_no_word_of_them(
     assert not any("further" in text.lower() for text in (*shown.remarks, *shown.conditions))
     assert not any("further" in row.label for row in evidence(plain))
     assert not any("further" in line.title for line in headlines(tables(plain_cells)))
-    monkeypatch.setattr("report.figures.DRAWINGS", further.DRAWINGS)
     (tmp_path / "figures").mkdir()
     stale = tmp_path / "figures" / "further-pairs.svg"
     stale.touch()
-    assert draw_figures(plain, tmp_path) == []
+    assert draw_figures(plain, tmp_path, FIGURES) == []
     assert not stale.exists(), "of a campaign that had some"
 
 
 @pytest.mark.parametrize("base", [make_records, make_empty])
-def test_pairs_that_did_not_run_are_counted_as_such(base, tmp_path, monkeypatch) -> None:
+def test_pairs_that_did_not_run_are_counted_as_such(base, tmp_path) -> None:
     none = with_further(base(), {}, planned=(45, 46))
     none = replace(
         none,
@@ -195,8 +193,7 @@ def test_pairs_that_did_not_run_are_counted_as_such(base, tmp_path, monkeypatch)
     assert value(none, "delta").reason.endswith("further runs of 10M (mha, full) are not there")
     beside = [row for row in evidence(none) if row.label == "10M, further pairs"]
     assert len(beside) == 3 and all(row.ours is None and row.n == 0 for row in beside)
-    monkeypatch.setattr("report.figures.DRAWINGS", further.DRAWINGS)
-    pairs, curves = draw_figures(none, tmp_path)
+    pairs, curves = draw_figures(none, tmp_path, FIGURES)
     assert pairs["file"] is curves["file"] is None
     assert "has no further pair" in pairs["reason"]
 

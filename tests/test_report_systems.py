@@ -44,7 +44,7 @@ def test_the_throughput_figure_prints_the_tables_ratios(records):
     ]
     changed = replace(records, throughput=rates.assign(samples=slowing))
     found = efficient(changed)
-    titles = [axes.get_title("left") or axes.get_title() for axes in throughput(changed).axes]
+    titles = [axes.get_title("left") or axes.get_title() for axes in throughput.draw(changed).axes]
     for terms, column, decimals in (
         ("FlashRelation / materialised", "fixed.speedup", 2),
         ("Relation / MHA", "matched.ratio", 3),
@@ -55,7 +55,7 @@ def test_the_throughput_figure_prints_the_tables_ratios(records):
 
 
 def test_the_throughput_figure_has_a_bar_for_every_side_that_table_5_has(records):
-    panels = [axes for axes in throughput(records).axes if axes.get_title().startswith("10M")]
+    panels = [axes for axes in throughput.draw(records).axes if axes.get_title().startswith("10M")]
     names = [[label.get_text() for label in axes.get_yticklabels()] for axes in panels]
     assert names == [["Materialised", "FlashRelation"], ["MHA", "MHA, reference", "Relation"]]
     rates = records.throughput
@@ -63,10 +63,10 @@ def test_the_throughput_figure_has_a_bar_for_every_side_that_table_5_has(records
         side="reference-compiled", tokens_per_second=123_000.0, status="PASS"
     )
     more = replace(records, throughput=pd.concat([rates, compiled]))
-    bars = throughput(more).axes[0]
+    bars = throughput.draw(more).axes[0]
     assert [text.get_text() for text in bars.texts] == ["100", "123K", "250"]
     named = replace(records, throughput=rates.replace({"backend": {"reference": "cudnn"}}))
-    panels = [axes for axes in throughput(named).axes if axes.get_title().startswith("10M")]
+    panels = [axes for axes in throughput.draw(named).axes if axes.get_title().startswith("10M")]
     for name in (panels[1].get_yticklabels()[1].get_text(),
                  efficient(named)["10M", "peers.name", "value"].text):  # fmt: skip
         assert name == ATTENTION_NAME["cudnn"]

@@ -9,40 +9,36 @@ from test_report_records import make_empty, make_records
 
 from relation.records import CampaignRecords
 from report.cells import build
-from report.figures import validation
 from report.figures.drawing import NotDrawnError
+from report.figures.validation import validation_curves
 from report.style import MHA, RELATION
 from report.tables import TABLES
 
-TOKENS = [24576, 49152, 73728, 98304]
-
-
-def lines(axes) -> list[list[float]]:
-    """The y values of the curves, without marks."""
-    return [list(line.get_ydata()) for line in axes.lines if len(line.get_xdata()) == len(TOKENS)]
+LOOKS = 4
 
 
 def panels_of_10m(records: CampaignRecords) -> tuple:
     """The axes above and below in the first column, whose seeds are all there."""
-    axes = validation.DRAWING.draw(records).axes
+    axes = validation_curves.draw(records).axes
     return axes[0], axes[len(axes) // 2]
 
 
+def curves(axes) -> list:
+    return [line for line in axes.lines if len(line.get_xdata()) == LOOKS]
+
+
 def test_both_curves_and_their_paired_difference() -> None:
+    """A thin line a seed and their mean, of either variant; the upper mean is dashed."""
     above, below = panels_of_10m(make_records())
-    # A thin line a seed and their mean, of either variant.
-    assert len(lines(above)) == 8
-    assert sorted(map(tuple, lines(above))).count((7, 6, 5, 4)) == 4
-    differences = [[-0.001 * seed] * 4 for seed in (42, 43, 44, 43)]
-    np.testing.assert_allclose(lines(below), differences)
-
-
-def test_means_that_lie_on_one_another_both_show() -> None:
-    above, _ = panels_of_10m(make_records())
-    mha, full = (line for line in above.lines if line.get_linewidth() > 1)
-    assert (mha.get_color(), full.get_color()) == (MHA, RELATION)
-    assert full.is_dashed() and not mha.is_dashed()
-    assert full.get_zorder() >= mha.get_zorder(), "or the whole line would cover the dashes"
+    drawn = [tuple(line.get_ydata()) for line in curves(above)]
+    assert len(drawn) == 8 and drawn.count((7, 6, 5, 4)) == 4
+    means = [line for line in curves(above) if line.get_linewidth() > 1]
+    assert [(line.get_color(), line.is_dashed()) for line in means] == [
+        (MHA, False),
+        (RELATION, True),
+    ]
+    differences = [[-0.001 * seed] * LOOKS for seed in (42, 43, 44, 43)]
+    np.testing.assert_allclose([line.get_ydata() for line in curves(below)], differences)
 
 
 def test_a_seed_without_its_pair_has_no_difference() -> None:
@@ -50,37 +46,27 @@ def test_a_seed_without_its_pair_has_no_difference() -> None:
     probes = records.probes
     gone = (probes["seed"] == 43) & (probes["variant"] == "full")
     _, below = panels_of_10m(replace(records, probes=probes[~gone]))
-    assert len(lines(below)) == 3
+    assert len(curves(below)) == 3
 
 
 def test_passes_over_the_corpus_are_marked() -> None:
     records = make_records()
     runs = records.runs.assign(epochs=2.5, trained_tokens=100_000)
-    figure = validation.DRAWING.draw(replace(records, runs=runs))
-    for axes in figure.axes:
+    for axes in validation_curves.draw(replace(records, runs=runs)).axes:
         marks = [line.get_xdata()[0] for line in axes.lines if line.get_linestyle() == ":"]
         assert marks == [40_000, 80_000]
 
 
 def test_nothing_is_drawn_before_anything_ran() -> None:
     with pytest.raises(NotDrawnError, match="no run of a pair"):
-        validation.DRAWING.draw(make_empty())
+        validation_curves.draw(make_empty())
 
 
 def test_the_caption_says_what_is_read_and_how_often() -> None:
     records = make_records()
     page = records.page | {"validations": 7, "validation_tokens": 12345}
-    title = validation.DRAWING.title(replace(records, page=page))
+    title = validation_curves.title(replace(records, page=page))
     assert "after each of 7 equal parts" in title and "first 12,345 tokens" in title
-
-
-PASSES = {
-    "main-results": "10M 1.5, 30M 3",
-    "app-nll": "10M 1.5, 30M 3",
-    "structural-ablations": "1.5",
-    "app-ablation": "1.5",
-    "app-hybrid": "3",
-}
 
 
 def passes_told(label: str, cells: pd.DataFrame) -> list[str]:
@@ -98,13 +84,18 @@ def cells() -> pd.DataFrame:
     return build(replace(records, runs=records.runs.assign(epochs=passes)))
 
 
-@pytest.mark.parametrize("label", PASSES)
-def test_tables_tell_how_often_the_runs_read_their_corpus(label: str, cells: pd.DataFrame) -> None:
-    assert passes_told(label, cells) == [f"Passes over the training windows: {PASSES[label]}."]
+@pytest.mark.parametrize("label, passes", [
+    ("main-results", "10M 1.5, 30M 3"),
+    ("app-nll", "10M 1.5, 30M 3"),
+    ("structural-ablations", "1.5"),
+    ("app-ablation", "1.5"),
+    ("app-hybrid", "3"),
+])  # fmt: skip
+def test_tables_tell_how_often_the_runs_read_their_corpus(label, passes, cells) -> None:
+    assert passes_told(label, cells) == [f"Passes over the training windows: {passes}."]
 
 
 def test_runs_of_unlike_passes_show_as_a_range(cells: pd.DataFrame) -> None:
     other = (cells["column"] == "epochs") & cells["row"].str.endswith("/43")
-    unlike = cells.assign(value=cells["value"].mask(other, 2.0))
-    (note,) = passes_told("app-nll", unlike)
+    (note,) = passes_told("app-nll", cells.assign(value=cells["value"].mask(other, 2.0)))
     assert "10M 1.5 to 2" in note

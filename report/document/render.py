@@ -64,10 +64,9 @@ def render_document(document: Document, out_dir: Path) -> Path:
     text = report.render(
         document=document,
         page=document.page,
-        diagrams=[figure for figure in drawn if figure["name"] in ("overview", "self-exchange")],
-        pictures=[
-            figure for figure in drawn if figure["name"] not in ("overview", "self-exchange")
-        ],
+        # A diagram shows no campaign's data.
+        diagrams=[figure for figure in drawn if not figure["sources"]],
+        pictures=[figure for figure in drawn if figure["sources"]],
         absent=absent,
         cited=lambda figure: cited(figure["sources"], numbers),
         evidence=_by_claim(document.evidence),

@@ -1,27 +1,31 @@
-"""What all drawings share."""
-
-from __future__ import annotations
+"""What all figures share: how one is declared, panels by scale, axes, curves over seeds."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import (
+    FuncFormatter,
+    LogLocator,
+    MaxNLocator,
+    NullLocator,
+    PercentFormatter,
+)
 
+from relation.records import CampaignRecords, smoothed_loss
 from relation.records.gaps import NOT_THERE
 from report.compute.measured import select
-from report.style import MUTED, OPERATOR_COLOUR, OPERATOR_NAME
-
-if TYPE_CHECKING:
-    from relation.records import CampaignRecords
-
+from report.layout import SCALES
+from report.style import INK, MUTED, OPERATOR_COLOUR, OPERATOR_NAME
 
 PAIR = ("mha", "full")
-
+DASHES = (0, (4, 3))
 
 # So many records that are not there are named one by one.
 _MOST_NAMED = 3
@@ -33,31 +37,39 @@ class NotDrawnError(Exception):
 
 @dataclass(frozen=True)
 class Drawing:
-    """One figure: file name, title, description in words, and how it is drawn.
+    """One figure, declared where it is drawn; ``report.figures.DRAWINGS`` finds it there.
 
-    ``title`` may depend on the records. ``outlined`` keeps its letters as outlines: a formula needs
-    signs that a reader's fonts may lack. ``page`` writes a page of its own on which a reader
-    explores it, where there is one. ``reads`` gives the rows that it shows, each with its record in
-    the column "source"; None where it shows no campaign's data. ``planned`` says of records whether
-    their campaign plans what it shows, and so has the figure at all; None where every one does.
+    ``title`` is its caption and may depend on the records; ``alt`` says what the picture shows, for
+    those who do not see it, ``heading`` the same in a few words. ``draw`` gives the picture, or is
+    the SVG of one that shows no campaign's data, with a PDF beside it. ``page`` writes a page of
+    its own on which a reader explores it, where there is one. ``reads`` gives the rows that it
+    shows, one frame or several, each row with its record in the column "source". ``planned`` says
+    of records whether their campaign plans what it shows, and so has the figure at all; None where
+    every one does.
     """
 
     name: str
     title: str | Callable[[CampaignRecords], str]
     alt: str
-    draw: Callable[[CampaignRecords], Figure]
-    outlined: bool = False
+    draw: Callable[[CampaignRecords], Figure] | Path
     page: Callable[[CampaignRecords], str] | None = None
-    reads: Callable[[CampaignRecords], Iterable[pd.DataFrame]] | None = None
+    reads: Callable[[CampaignRecords], pd.DataFrame | Iterable[pd.DataFrame]] | None = None
     planned: Callable[[CampaignRecords], bool] | None = None
+    heading: str = ""
 
     def sources(self, records: CampaignRecords) -> list[str]:
         """The Parquet files that it is drawn from, in the order of the records."""
         frames = [] if self.reads is None else self.reads(records)
+        frames = [frames] if isinstance(frames, pd.DataFrame) else frames
         return list(dict.fromkeys(source for rows in frames for source in rows["source"]))
 
 
-def demand(found: bool, what: str, records: CampaignRecords, kinds: tuple[str, ...]) -> None:
+def figure(name: str, **declared: Any) -> Callable[[Callable[[CampaignRecords], Figure]], Drawing]:
+    """Declare what a function draws: the fields of ``Drawing`` but ``draw``."""
+    return lambda draw: Drawing(name, draw=draw, **declared)
+
+
+def demand(found: bool, what: str, records: CampaignRecords, *kinds: str) -> None:
     """Refuse to draw without data.
 
     Raises:
@@ -81,21 +93,120 @@ def grid(rows: int, columns: int, height: float, **options: object) -> tuple[Fig
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
 
-def present(frame: pd.DataFrame, scales: Sequence[str]) -> list[str]:
+def scales_of(rows: pd.DataFrame) -> list[str]:
     """The scales of a frame, in the paper's order."""
-    found = set(frame["scale"])
-    return [scale for scale in scales if scale in found]
+    found = set(rows["scale"])
+    return [scale for scale in SCALES if scale in found]
 
 
-def token_ticks(axes: Axes) -> None:
-    """A few round counts of tokens."""
-    axes.xaxis.set_major_locator(MaxNLocator(4))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda tokens, _: quantity(tokens)))
+def by_scale(
+    rows: pd.DataFrame,
+    draw: Callable[[str, pd.DataFrame, Sequence[Axes]], None],
+    height: float,
+    labels: Sequence[str],
+    along: str = "",
+    legend: int | None = None,
+    **options: object,
+) -> Figure:
+    """Small multiples: a column for each scale of the rows, in the paper's order.
+
+    Args:
+        rows: have the column "scale".
+        draw: fills a column: the scale, its rows and its axes from the top.
+        height: of the figure, inches.
+        labels: of the y axes, one for each row of panels.
+        along: label of the x axes at the bottom.
+        legend: the column in whose upper panel the lines are named.
+        options: of ``Figure.subplots``.
+    """
+    scales = scales_of(rows)
+    figure, axes = grid(len(labels), len(scales), height, **options)
+    for scale, panels in zip(scales, axes.T, strict=True):
+        panels[0].set_title(scale)
+        panels[-1].set_xlabel(along)
+        draw(scale, select(rows, scale=scale), panels)
+    for panel, label in zip(axes[:, 0], labels, strict=True):
+        panel.set_ylabel(label)
+    if legend is not None:
+        axes[0, legend].legend(handlelength=1.6)
+    return figure
+
+
+def seeds_and_mean(
+    axes: Axes, curves: pd.DataFrame, colour: str, points: bool = False, **look: object
+) -> pd.Series:
+    """Draw a thin line, or points, for each column, and over them the mean; ``look`` is its own.
+
+    A column without a value is left out, and the mean is where all others have one. Returns it.
+    """
+    curves = curves.dropna(axis=1, how="all")
+    faint = 0.5 if curves.shape[1] < 10 else 0.3
+    if points:
+        axes.plot(curves.index, curves, "o", color=colour, markersize=3, alpha=0.35)
+    else:
+        axes.plot(curves.index, curves, color=colour, linewidth=0.6, alpha=faint)
+    mean = curves.dropna().mean(axis=1)
+    if len(mean):
+        axes.plot(mean.index, mean, color=colour, **look)
+    return mean
+
+
+def band(axes: Axes, places: Any, low: Any, high: Any, colour: str) -> None:
+    """Shade an interval."""
+    axes.fill_between(places, low, high, color=colour, alpha=0.2, linewidth=0, zorder=1)
+
+
+def limit(axes: Axes, values: Iterable[float], margin: float = 0.06) -> None:
+    """End a panel a little below the least and above the greatest of some values, if any."""
+    if not (values := list(values)):
+        return
+    low, high = min(values), max(values)
+    axes.set_ylim(low - margin * (high - low), high + margin * (high - low))
+
+
+def late(curves: pd.DataFrame, share: float) -> list[float]:
+    """The values of curves after a share of their budget; the index is in tokens."""
+    values = curves[curves.index >= share * curves.index.max()].to_numpy().ravel()
+    return list(values[~np.isnan(values)])
+
+
+def smoothed(log: pd.DataFrame, records: CampaignRecords) -> pd.Series:
+    """A run's loss, its trailing mean over the campaign's window, against training tokens."""
+    log = log.sort_values("update")
+    tokens, sizes, losses = (log[name].to_numpy() for name in ("tokens", "update_tokens", "loss"))
+    window = records.page["efficiency_window"] * tokens[-1]
+    return pd.Series(smoothed_loss(tokens, sizes, losses, window), index=tokens)
+
+
+def counts(axis: Axis, ticks: int) -> None:
+    """A few round counts: 131K, 1.07B."""
+    axis.set_major_locator(MaxNLocator(ticks))
+    axis.set_major_formatter(FuncFormatter(lambda count, _: quantity(count)))
+
+
+def powers(axes: Axes) -> None:
+    """A logarithmic y axis of counts."""
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda count, _: quantity(count)))
+    axes.yaxis.set_minor_locator(NullLocator())
+
+
+def doublings(axes: Axes, places: Sequence[int], form: str = "d") -> None:
+    """A logarithmic x axis with ticks at ``places``."""
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(places, [format(place, form) for place in places])
+    axes.xaxis.set_minor_locator(NullLocator())
+
+
+def percent(axes: Axes) -> None:
+    """Shares on the y axis, in whole percent."""
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
 
 
 def token_axis(axes: Axes) -> None:
     """Training tokens from left to right."""
-    token_ticks(axes)
+    counts(axes.xaxis, 4)
     axes.set_xlabel("training tokens")
 
 
@@ -114,14 +225,31 @@ def mark_passes(axes: Axes, runs: pd.DataFrame) -> None:
 def name_pair(axes: Axes) -> None:
     """The pair's names in their colours, at the right."""
     for position, variant in enumerate(PAIR):
-        axes.text(
-            0.97,
-            0.9 - 0.12 * position,
-            OPERATOR_NAME[variant],
-            transform=axes.transAxes,
-            ha="right",
-            color=OPERATOR_COLOUR[variant],
-        )
+        inside(axes, 0.9 - 0.12 * position, OPERATOR_NAME[variant], OPERATOR_COLOUR[variant])
+
+
+def inside(axes: Axes, height: float, text: str, colour: str, **options: object) -> None:
+    """A word at the right of a panel, at a share of its height."""
+    axes.text(0.97, height, text, transform=axes.transAxes, ha="right", color=colour, **options)
+
+
+def beside(axes: Axes, place: tuple[float, float], text: str, **options: Any) -> None:
+    """A word right of a point; ``options`` are those of ``Axes.annotate``."""
+    look = {"xytext": (4, 0), "textcoords": "offset points", "va": "center", "fontsize": 8}
+    axes.annotate(text, place, **{**look, **options})
+
+
+def sideways(axes: Axes, places: Sequence[float], names: Sequence[str]) -> None:
+    """Make a panel one of horizontal bars, named at the left."""
+    axes.grid(axis="x")
+    axes.grid(visible=False, axis="y")
+    axes.set_yticks(places, names)
+    axes.tick_params(axis="y", length=0)
+
+
+def zero(axes: Axes, colour: str = INK) -> None:
+    """A line at no difference."""
+    axes.axhline(0, color=colour, linewidth=0.8)
 
 
 def quantity(value: float, form: str = ".3g") -> str:

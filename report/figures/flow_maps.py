@@ -1,12 +1,9 @@
 """Flow maps: MHA beside Relation, a few layers as a picture, every layer and head as a page."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -15,14 +12,12 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
 from relation.flow_codes import TOP, decode, encode
+from relation.records import CampaignRecords
 from report.compute.measured import select
-from report.figures.drawing import PAIR, Drawing, demand, grid
+from report.figures.drawing import PAIR, demand, figure, grid
 from report.figures.stepper import page
 from report.layout import SCALES
 from report.style import OPERATOR_NAME
-
-if TYPE_CHECKING:
-    from relation.records import CampaignRecords
 
 MOST = 5  # layers a row of the picture
 COLOURS = colormaps["magma"]
@@ -57,7 +52,7 @@ def _pairs(records: CampaignRecords) -> list[Maps]:
                 codes = {variant: _codes(select(rows, variant=variant)) for variant in PAIR}
                 found.append(Maps(scale, int(seed), int(rows["length"].iloc[0]), codes))
                 break
-    demand(len(found) > 0, "pair of diagnosed checkpoints", records, ("flow", "run"))
+    demand(len(found) > 0, "pair of diagnosed checkpoints", records, "flow", "run")
     return found
 
 
@@ -73,29 +68,6 @@ def _read(records: CampaignRecords) -> list[pd.DataFrame]:
 def shown_layers(depth: int) -> list[int]:
     """The layers that the picture has room for."""
     return list(range(depth)) if depth <= MOST else [0, 1, 2, depth // 2, depth - 1]
-
-
-def overview(records: CampaignRecords) -> Figure:
-    """Maps of a few layers, means over heads: two rows a scale, MHA above Relation."""
-    pairs = _pairs(records)
-    figure, axes = grid(2 * len(pairs), MOST, 3.0 * len(pairs))
-    for axis in axes.flat:
-        axis.set_axis_off()
-    for number, maps in enumerate(pairs):
-        shown = shown_layers(len(maps.codes["full"]))
-        for row, variant in enumerate(PAIR, start=2 * number):
-            for column, layer in enumerate(shown):
-                here = axes[row, column]
-                here.set_axis_on()
-                mean = encode(decode(maps.codes[variant][layer]).mean(0))
-                here.imshow(mean, cmap=COLOURS, norm=Normalize(0, TOP), interpolation="nearest")
-                here.set_xticks([])
-                here.set_yticks([])
-                here.grid(visible=False)
-                here.set_title(f"L{layer}", fontsize=7.5)
-                if column == 0:
-                    here.set_ylabel(f"{maps.scale}\n{OPERATOR_NAME[variant]}")
-    return figure
 
 
 def _png(pixels: np.ndarray) -> str:
@@ -148,17 +120,36 @@ def stepper(records: CampaignRecords) -> str:
     return page(json.dumps({"scales": scales, "names": names}), sheets, names, bar)
 
 
-DRAWINGS = (
-    Drawing(
-        "flow-maps",
-        "Flow between blocks of tokens on the first diagnosed sequence, mean over heads, of the "
-        "first pair of each scale; of more than five layers the first three, the middle one and "
-        "the last. A row shows where its tokens draw from, and sums to 1; colours are logarithmic "
-        "from 1/100,000 or less (black) to 1. The page steps through every layer and head.",
-        "Heat maps by scale and layer: lower triangles that show from which tokens up to itself "
-        "each token’s flow comes, MHA above Relation.",
-        overview,
-        page=stepper,
-        reads=_read,
-    ),
+@figure(
+    "flow-maps",
+    heading="Flow maps",
+    title="Flow between blocks of tokens on the first diagnosed sequence, mean over heads, of the "
+    "first pair of each scale; of more than five layers the first three, the middle one and the "
+    "last. A row shows where its tokens draw from, and sums to 1; colours are logarithmic from "
+    "1/100,000 or less (black) to 1. The page steps through every layer and head.",
+    alt="Heat maps by scale and layer: lower triangles that show from which tokens up to itself "
+    "each token’s flow comes, MHA above Relation.",
+    page=stepper,
+    reads=_read,
 )
+def flow_maps(records: CampaignRecords) -> Figure:
+    """Maps of a few layers, means over heads: two rows a scale, MHA above Relation."""
+    pairs = _pairs(records)
+    drawn, axes = grid(2 * len(pairs), MOST, 3.0 * len(pairs))
+    for axis in axes.flat:
+        axis.set_axis_off()
+    for number, maps in enumerate(pairs):
+        shown = shown_layers(len(maps.codes["full"]))
+        for row, variant in enumerate(PAIR, start=2 * number):
+            for column, layer in enumerate(shown):
+                here = axes[row, column]
+                here.set_axis_on()
+                mean = encode(decode(maps.codes[variant][layer]).mean(0))
+                here.imshow(mean, cmap=COLOURS, norm=Normalize(0, TOP), interpolation="nearest")
+                here.set_xticks([])
+                here.set_yticks([])
+                here.grid(visible=False)
+                here.set_title(f"L{layer}", fontsize=7.5)
+                if column == 0:
+                    here.set_ylabel(f"{maps.scale}\n{OPERATOR_NAME[variant]}")
+    return drawn

@@ -1,24 +1,19 @@
 """What forms while a model trains: lambda, angles, and the organisation of flow by depth."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
 
+from relation.records import CampaignRecords
 from report.compute.measured import select
-from report.figures.drawing import PAIR, Drawing, grid, present, token_axis
-from report.figures.probes import left_out, probed
-from report.layout import SCALES
+from report.figures.drawing import PAIR, by_scale, figure, percent, token_axis
+from report.figures.validation import left_out, probed
 from report.style import OPERATOR_NAME
-
-if TYPE_CHECKING:
-    from relation.records import CampaignRecords
 
 FULL = "full"
 
@@ -53,12 +48,16 @@ def _by_layer(axes: Axes, rows: pd.DataFrame, layers: int) -> None:
         axes.plot(mean.index, mean, label=label, **_look(layer, layers))
 
 
-def _name_layers(axes: Axes) -> None:
-    axes.legend(handlelength=2.4)
+def _depth(rows: pd.DataFrame) -> int:
+    return int(rows["layer"].max()) + 1
 
 
 def _when(records: CampaignRecords) -> str:
     return f"before training and after each of {records.page['probes']} equal parts of the budget"
+
+
+def _organised(records: CampaignRecords) -> pd.DataFrame:
+    return probed(records, "run of a pair", variant=PAIR, metric=("self_flow", "effective_rank"))
 
 
 def _organisation_title(records: CampaignRecords) -> str:
@@ -71,6 +70,41 @@ def _organisation_title(records: CampaignRecords) -> str:
     )
 
 
+@figure(
+    "organisation-over-training",
+    heading="Organisation over training",
+    title=_organisation_title,
+    alt="Line charts by scale, for MHA and Relation: the share of flow that stays on a token, and "
+    "the effective rank of the flow, against training tokens, a line a layer.",
+    reads=_organised,
+)
+def organisation(records: CampaignRecords) -> Figure:
+    """Self or diagonal flow and effective rank by layer over training, MHA and Relation in turn."""
+    shown = {
+        ("self_flow", "mha"): "diagonal flow",
+        ("self_flow", "full"): "Self flow",
+        ("effective_rank", "mha"): "effective rank",
+        ("effective_rank", "full"): "effective rank",
+    }
+
+    def draw(scale: str, rows: pd.DataFrame, panels: Sequence[Axes]) -> None:
+        highest = rows.groupby(["metric", "variant", "layer", "tokens"])["value"].mean()
+        for here, (metric, variant) in zip(panels, shown, strict=True):
+            _by_layer(here, select(rows, metric=metric, variant=variant), _depth(rows))
+            here.set_ylim(0, 1.05 * highest[metric].max())
+            if metric == "self_flow":
+                percent(here)
+        token_axis(panels[-1])
+        panels[0].legend(handlelength=2.4)
+
+    labels = [f"{OPERATOR_NAME[variant]}\n{label}" for (_, variant), label in shown.items()]
+    return by_scale(_organised(records), draw, 6.6, labels, sharex="col")
+
+
+def _learned(records: CampaignRecords) -> pd.DataFrame:
+    return probed(records, "run of Full Relation", variant=FULL, metric=("lambda", "theta"))
+
+
 def _parameters_title(records: CampaignRecords) -> str:
     return (
         f"What Relation learns besides its projections, {_when(records)}: above, the count "
@@ -79,82 +113,27 @@ def _parameters_title(records: CampaignRecords) -> str:
     )
 
 
-def _learned(records: CampaignRecords) -> pd.DataFrame:
-    return probed(records, "run of Full Relation", variant=FULL, metric=("lambda", "theta"))
-
-
+@figure(
+    "learned-parameters",
+    heading="Learned parameters",
+    title=_parameters_title,
+    alt="Line charts by scale: count calibration and Givens angles against training tokens, a line "
+    "a layer or a pair of heads.",
+    reads=_learned,
+)
 def learned_parameters(records: CampaignRecords) -> Figure:
     """Count calibration above, Givens angles below, by layer over training; a column a scale."""
-    rows = _learned(records)
-    scales = present(rows, SCALES)
-    figure, axes = grid(2, len(scales), 4.2, sharex="col", sharey="row")
-    for column, scale in enumerate(scales):
-        of_scale = select(rows, scale=scale)
-        layers = int(of_scale["layer"].max()) + 1
-        _by_layer(axes[0, column], select(of_scale, metric="lambda"), layers)
-        angles = select(of_scale, metric="theta")
+
+    def draw(scale: str, rows: pd.DataFrame, panels: Sequence[Axes]) -> None:
+        above, below = panels
+        _by_layer(above, select(rows, metric="lambda"), _depth(rows))
+        angles = select(rows, metric="theta")
         # A mean over seeds would cancel: an angle's sign is of no account.
-        shown = select(angles, seed=int(angles["seed"].min())) if len(angles) else angles
-        for (layer, _), group in shown.groupby(["layer", "part"]):
-            ordered = group.sort_values("tokens")
-            look = _look(layer, layers)
-            axes[1, column].plot(ordered["tokens"], ordered["value"], **look)
-        axes[0, column].set_title(scale)
-        token_axis(axes[1, column])
-        _name_layers(axes[0, column])
-    axes[0, 0].set_ylabel("count calibration λ")
-    axes[1, 0].set_ylabel("Givens angle (rad)")
-    return figure
+        first = select(angles, seed=angles["seed"].min())
+        for (layer, _), group in first.sort_values("tokens").groupby(["layer", "part"]):
+            below.plot(group["tokens"], group["value"], **_look(layer, _depth(rows)))
+        token_axis(below)
+        above.legend(handlelength=2.4)
 
-
-def _organised(records: CampaignRecords) -> pd.DataFrame:
-    return probed(records, "run of a pair", variant=PAIR, metric=("self_flow", "effective_rank"))
-
-
-def organisation(records: CampaignRecords) -> Figure:
-    """Self or diagonal flow and effective rank by layer over training, MHA and Relation in turn."""
-    labels = {
-        "self_flow": {"mha": "diagonal flow", "full": "Self flow"},
-        "effective_rank": dict.fromkeys(PAIR, "effective rank"),
-    }
-    rows = _organised(records)
-    scales = present(rows, SCALES)
-    figure, axes = grid(4, len(scales), 6.6, sharex="col")
-    for column, scale in enumerate(scales):
-        of_scale = select(rows, scale=scale)
-        layers = int(of_scale["layer"].max()) + 1
-        for pair, (metric, label) in enumerate(labels.items()):
-            of_metric = select(of_scale, metric=metric)
-            highest = of_metric.groupby(["variant", "layer", "tokens"])["value"].mean().max()
-            for row, variant in enumerate(PAIR, start=2 * pair):
-                here = axes[row, column]
-                _by_layer(here, select(of_metric, variant=variant), layers)
-                here.set_ylim(0, 1.05 * highest)
-                if metric == "self_flow":
-                    here.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-                if column == 0:
-                    here.set_ylabel(f"{OPERATOR_NAME[variant]}\n{label[variant]}")
-        axes[0, column].set_title(scale)
-        token_axis(axes[3, column])
-        _name_layers(axes[0, column])
-    return figure
-
-
-DRAWINGS = (
-    Drawing(
-        "organisation-over-training",
-        _organisation_title,
-        "Line charts by scale, for MHA and Relation: the share of flow that stays on a token, and "
-        "the effective rank of the flow, against training tokens, a line a layer.",
-        organisation,
-        reads=lambda records: (_organised(records),),
-    ),
-    Drawing(
-        "learned-parameters",
-        _parameters_title,
-        "Line charts by scale: count calibration and Givens angles against training tokens, a "
-        "line a layer or a pair of heads.",
-        learned_parameters,
-        reads=lambda records: (_learned(records),),
-    ),
-)
+    labels = ["count calibration λ", "Givens angle (rad)"]
+    return by_scale(_learned(records), draw, 4.2, labels, sharex="col", sharey="row")

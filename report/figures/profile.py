@@ -1,14 +1,10 @@
 """Where a training step's time goes: one stacked bar a model."""
 
-from __future__ import annotations
-
-import io
 from collections.abc import Mapping, Sequence
 
-import matplotlib
 from matplotlib.figure import Figure
 
-from report.style import HAIR, MUTED, STYLE, adapt
+from report.style import HAIR, MUTED, styled, svg_text
 
 _COLOUR = {
     "operator": "#D55E00",
@@ -28,7 +24,7 @@ _COLOUR = {
 def profile_svg(rows: Sequence[Mapping]) -> str:
     """An SVG of stacked bars: the rows of `relation.systems.profile`, milliseconds of an update."""
     steps = list(dict.fromkeys((row["scale"], row["variant"]) for row in rows))
-    with matplotlib.rc_context({**matplotlib.rcParamsDefault, **STYLE, "backend": "svg"}):
+    with styled():
         figure = Figure(figsize=(8.4, 1.4 + 0.5 * len(steps)))
         axes = figure.subplots()
         axes.grid(visible=False, axis="y")
@@ -47,6 +43,4 @@ def profile_svg(rows: Sequence[Mapping]) -> str:
         axes.invert_yaxis()
         axes.set_xlabel("ms of an update of one micro-batch")
         figure.legend(loc="outside upper center", ncols=6)
-        buffer = io.StringIO()
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-    return adapt(buffer.getvalue())
+        return svg_text(figure)

@@ -1,7 +1,5 @@
 """The page of the flow maps: one file without a network, driven by keys, sliders or a click."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import jinja2

@@ -1,20 +1,31 @@
 """Throughput, memory and time against T."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
+from relation.records import CampaignRecords
 from report.compute.complexity import OPERATORS, fitted_time
 from report.compute.fit import power_fit
 from report.compute.measured import Measurements, select
 from report.compute.systems import PAPER_CONTEXTS, efficient
-from report.figures.drawing import Drawing, demand, grid, present, quantity
-from report.layout import SCALES, Number
+from report.figures.drawing import (
+    DASHES,
+    band,
+    beside,
+    by_scale,
+    counts,
+    demand,
+    doublings,
+    figure,
+    grid,
+    powers,
+    quantity,
+    sideways,
+)
+from report.layout import Number
 from report.numbers import value_text
 from report.paper_seeds import number
 from report.style import INK, MATERIALISED, MHA, MUTED, OPERATOR_COLOUR, OPERATOR_NAME, RELATION
@@ -22,51 +33,62 @@ from report.tables.systems import RATIO, SPEEDUP
 from report.verdicts import Likeness
 from report.verdicts.setting import PAPER_GPU
 
-if TYPE_CHECKING:
-    from relation.records import CampaignRecords
-
 MOST_TICKS = 5
 # Operators whose decode states agree lie on one another: the earlier ones stay visible as a rim.
 WIDTHS = {"mha": 5.0, "full-reference": 3.2, "full-flash": 1.4, "linear": 1.4}
+# A row of panels: its name, bars as (name, column of the table, colour), and the table's ratio.
+COMPARISONS = (
+    (
+        "fixed context",
+        (("Materialised", "fixed.reference", MATERIALISED),
+         ("Compiled", "peers.compiled", MATERIALISED),
+         ("FlashRelation", "fixed.flash", RELATION)),
+        ("FlashRelation / materialised", "fixed.speedup", SPEEDUP),
+    ),
+    (
+        "matched",
+        (("MHA", "matched.mha", MHA), ("", "peers.other", MHA),
+         ("Relation", "matched.full", RELATION)),
+        ("Relation / MHA", "matched.ratio", RATIO),
+    ),
+)  # fmt: skip
 
 
 def _compared(records: CampaignRecords) -> pd.DataFrame:
     return select(records.throughput, status="PASS", benchmark=("fixed", "matched"))
 
 
+@figure(
+    "throughput",
+    heading="Throughput",
+    title="Tokens per second in whole training steps, medians, with Table 5’s ratio of the lower "
+    "to the upper, the median of single rounds with its 95% interval: FlashRelation against the "
+    "materialised operator, Relation against MHA. Between them, where it was measured, what the "
+    "paper leaves out: the operator compiled with its model, and another attention.",
+    alt="Bar charts by scale: above, tokens per second of the materialised operator, of it "
+    "compiled, and of FlashRelation; below, of MHA, of another attention and of Relation; each "
+    "title gives the ratio of the last to the first.",
+    reads=_compared,
+)
 def throughput(records: CampaignRecords) -> Figure:
     """Above, the forms of the materialised operator; below, the matched sides; as Table 5."""
     both = _compared(records)
-    demand(len(both) > 0, "finished throughput measurement", records, ("throughput",))
-    found, scales = efficient(records), present(both, SCALES)
-    comparisons = (
-        (
-            "fixed context",
-            (("Materialised", "fixed.reference", MATERIALISED),
-             ("Compiled", "peers.compiled", MATERIALISED),
-             ("FlashRelation", "fixed.flash", RELATION)),
-            ("FlashRelation / materialised", "fixed.speedup", SPEEDUP),
-        ),
-        (
-            "matched",
-            (("MHA", "matched.mha", MHA), ("", "peers.other", MHA),
-             ("Relation", "matched.full", RELATION)),
-            ("Relation / MHA", "matched.ratio", RATIO),
-        ),
-    )  # fmt: skip
-    figure, axes = grid(2, len(scales), 4.4)
-    for row, (label, sides, ratio) in enumerate(comparisons):
-        for here, scale in zip(axes[row], scales, strict=True):
-            other = found[scale, "peers.name", "value"].text
+    demand(len(both) > 0, "finished throughput measurement", records, "throughput")
+    found = efficient(records)
+
+    def draw(scale: str, rows: pd.DataFrame, panels: Sequence[Axes]) -> None:
+        other = found[scale, "peers.name", "value"].text
+        for here, (label, sides, ratio) in zip(panels, COMPARISONS, strict=True):
+            rates = {key: found[scale, key, "value"].value for _, key, _ in sides}
             bars = [
-                (name or other, found[scale, key, "value"].value, colour)
+                (name or other, rates[key], colour)
                 for name, key, colour in sides
-                if not key.startswith("peers") or found[scale, key, "value"].value is not None
+                if rates[key] is not None or not key.startswith("peers")
             ]
-            _bars(here, f"{scale}, {label}{_ratio(found, scale, *ratio)}", bars)
-    for here in axes[1]:
-        here.set_xlabel("tokens/s")
-    return figure
+            _bars(here, bars)
+            here.set_title(f"{scale}, {label}{_ratio(found, scale, *ratio)}", fontsize=8)
+
+    return by_scale(both, draw, 4.4, ["", ""], "tokens/s")
 
 
 def _ratio(found: Measurements, scale: str, terms: str, column: str, form: Number) -> str:
@@ -79,63 +101,19 @@ def _ratio(found: Measurements, scale: str, terms: str, column: str, form: Numbe
     return f"\n{terms}\n{value}×" + (f" [{', '.join(ends)}]" if ends else "")
 
 
-def _bars(axes: Axes, title: str, bars: list[tuple[str, float | None, str]]) -> None:
-    axes.grid(axis="x")
-    axes.grid(visible=False, axis="y")
+def _bars(axes: Axes, bars: list[tuple[str, float | None, str]]) -> None:
+    sideways(axes, [-place for place in range(len(bars))], [name for name, _, _ in bars])
     for place, (_, rate, colour) in enumerate(bars):
         if rate is not None:
             axes.barh(-place, rate, height=0.6, color=colour)
-        axes.annotate(
-            quantity(rate, "#.3g") if rate is not None else "not run",
-            (rate or 0.0, -place),
-            xytext=(4, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=8,
-        )
-    axes.set_yticks([-place for place in range(len(bars))], [name for name, _, _ in bars])
-    axes.tick_params(axis="y", length=0)
+        told = quantity(rate, "#.3g") if rate is not None else "not run"
+        beside(axes, (rate or 0.0, -place), told)
     axes.set_xlim(0, 1.22 * max((rate for _, rate, _ in bars if rate is not None), default=1.0))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: quantity(value)))
-    axes.xaxis.set_major_locator(MaxNLocator(3))
-    axes.set_title(title, fontsize=8)
+    counts(axes.xaxis, 3)
 
 
 def _scaled(records: CampaignRecords) -> pd.DataFrame:
     return select(records.complexity, operator=OPERATORS)
-
-
-def scaling(records: CampaignRecords) -> Figure:
-    """Time and decode state against T, log-log, with fitted powers; a token's time from zero."""
-    rows = _scaled(records)
-    demand(len(rows) > 0, "complexity measurement", records, ("complexity",))
-    figure, axes = grid(1, 3, 3.9)
-    panels = (
-        ("seconds", "forward and backward of one layer (s)"),
-        ("decode_state_bytes", "decode state of one layer (bytes)"),
-        ("decode_seconds", "decoding a token (ms)"),
-    )
-    for here, (field, label) in zip(axes[0], panels, strict=True):
-        for operator in OPERATORS:
-            _power_line(here, select(rows, operator=operator), field, operator)
-        _context_axis(here, sorted(set(rows["context"])))
-        here.set_ylabel(label)
-        if field == "decode_seconds":
-            here.set_ylim(bottom=0)
-        else:
-            here.set_yscale("log")
-            here.yaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
-            here.yaxis.set_major_formatter(FuncFormatter(lambda value, _: quantity(value)))
-            here.yaxis.set_minor_locator(NullLocator())
-        here.legend(
-            handlelength=1.6,
-            fontsize=7.5,
-            loc="lower left",
-            bbox_to_anchor=(0, 1),
-        )
-    for operator, failed in select(rows, status="OOM").groupby("operator"):
-        _mark_memory(axes[0, 0], failed["context"].min(), OPERATOR_COLOUR[operator], 0.86)
-    return figure
 
 
 def _scaling_title(records: CampaignRecords) -> str:
@@ -151,26 +129,49 @@ def _scaling_title(records: CampaignRecords) -> str:
     )
 
 
+@figure(
+    "scaling",
+    heading="Cost against the context",
+    title=_scaling_title,
+    alt="Three charts against the context: the time of MHA, of Full Relation materialised and "
+    "tiled and of Linear Relation, the bytes of decode state, both log-log, and the time of one "
+    "token from zero.",
+    reads=_scaled,
+)
+def scaling(records: CampaignRecords) -> Figure:
+    """Time and decode state against T, log-log, with fitted powers; a token's time from zero."""
+    rows = _scaled(records)
+    demand(len(rows) > 0, "complexity measurement", records, "complexity")
+    drawn, axes = grid(1, 3, 3.9)
+    panels = (
+        ("seconds", "forward and backward of one layer (s)"),
+        ("decode_state_bytes", "decode state of one layer (bytes)"),
+        ("decode_seconds", "decoding a token (ms)"),
+    )
+    for here, (field, label) in zip(axes[0], panels, strict=True):
+        for operator in OPERATORS:
+            _power_line(here, select(rows, operator=operator), field, operator)
+        _context_axis(here, sorted(set(rows["context"])))
+        here.set_ylabel(label)
+        if field == "decode_seconds":
+            here.set_ylim(bottom=0)
+        else:
+            powers(here)
+        here.legend(handlelength=1.6, fontsize=7.5, loc="lower left", bbox_to_anchor=(0, 1))
+    for operator, failed in select(rows, status="OOM").groupby("operator"):
+        _mark_memory(axes[0, 0], failed["context"].min(), OPERATOR_COLOUR[operator], 0.86)
+    return drawn
+
+
 def _context_axis(axes: Axes, contexts: list[int]) -> None:
-    axes.set_xscale("log", base=2)
-    shown = contexts[:: -(-len(contexts) // MOST_TICKS)]
-    axes.set_xticks(shown, [f"{context:,}" for context in shown])
-    axes.xaxis.set_minor_locator(NullLocator())
+    doublings(axes, contexts[:: -(-len(contexts) // MOST_TICKS)], ",d")
     axes.set_xlabel("context T (tokens)")
 
 
 def _mark_memory(axes: Axes, context: float, colour: str, height: float = 0.5) -> None:
-    axes.axvline(context, color=colour, linewidth=0.7, linestyle=(0, (4, 3)))
-    axes.annotate(
-        "out of memory",
-        (context, height),
-        xycoords=("data", "axes fraction"),
-        xytext=(-9, 0),
-        textcoords="offset points",
-        rotation=90,
-        va="center",
-        fontsize=7.5,
-    )
+    axes.axvline(context, color=colour, linewidth=0.7, linestyle=DASHES)
+    look = {"xycoords": ("data", "axes fraction"), "xytext": (-9, 0), "rotation": 90}
+    beside(axes, (context, height), "out of memory", fontsize=7.5, **look)
 
 
 def _power_line(axes: Axes, rows: pd.DataFrame, field: str, operator: str) -> None:
@@ -178,21 +179,14 @@ def _power_line(axes: Axes, rows: pd.DataFrame, field: str, operator: str) -> No
     points = rows[rows[field] > 0].groupby("context")[field].median() / unit
     if points.empty:
         return
-    power = _exponent(rows, points, field)
-    axes.plot(
-        points.index,
-        points,
-        marker="o",
-        markersize=3,
-        linewidth=WIDTHS[operator] if field == "decode_state_bytes" else None,
-        color=OPERATOR_COLOUR[operator],
-        label=f"{OPERATOR_NAME[operator]}{power}",
-    )
+    name = f"{OPERATOR_NAME[operator]}{_exponent(rows, points, field)}"
+    width = WIDTHS[operator] if field == "decode_state_bytes" else None
+    look = {"color": OPERATOR_COLOUR[operator], "markersize": 3, "linewidth": width}
+    axes.plot(points.index, points, marker="o", label=name, **look)
     if f"{field}_low" in rows:
         spread = rows.dropna(subset=[f"{field}_low"]).sort_values("context")
         ends = (spread[f"{field}_{end}"] / unit for end in ("low", "high"))
-        colour = OPERATOR_COLOUR[operator]
-        axes.fill_between(spread["context"], *ends, color=colour, alpha=0.15, linewidth=0)
+        band(axes, spread["context"], *ends, OPERATOR_COLOUR[operator])
 
 
 def _exponent(rows: pd.DataFrame, points: pd.Series, field: str) -> str:
@@ -210,30 +204,6 @@ def _exponent(rows: pd.DataFrame, points: pd.Series, field: str) -> str:
 
 def _long(records: CampaignRecords) -> pd.DataFrame:
     return select(records.throughput, benchmark="linear-long")
-
-
-def linear_long(records: CampaignRecords) -> Figure:
-    """Linear Relation's throughput and memory against T, the paper's beside; who runs out."""
-    rows = _long(records).sort_values("context")
-    passed = select(rows, status="PASS")
-    demand(len(passed) > 0, "finished long-context measurement", records, ("throughput",))
-    panels = [("tokens_per_second", "throughput", "tokens/s")]
-    if passed["allocated_gib"].notna().any():
-        panels.append(("allocated_gib", "allocated", "allocated (GiB)"))
-    figure, axes = grid(1, len(panels), 2.8)
-    for here, (field, column, label) in zip(axes[0], panels, strict=True):
-        here.plot(passed["context"], passed[field], "o-", color=OPERATOR_COLOUR["linear"])
-        theirs = _printed_long(records, column)
-        here.plot(list(theirs), list(theirs.values()), "D-", color=MUTED, markerfacecolor="none")
-        for context in select(rows, status="OOM")["context"]:
-            _mark_memory(here, context, INK)
-        _context_axis(here, sorted(set(rows["context"])))
-        here.set_yscale("log")
-        here.yaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
-        here.yaxis.set_major_formatter(FuncFormatter(lambda value, _: quantity(value)))
-        here.yaxis.set_minor_locator(NullLocator())
-        here.set_ylabel(label)
-    return figure
 
 
 def _printed_long(records: CampaignRecords, column: str) -> dict[int, float]:
@@ -261,34 +231,30 @@ def _long_title(records: CampaignRecords) -> str:
     )
 
 
-DRAWINGS = (
-    Drawing(
-        "throughput",
-        "Tokens per second in whole training steps, medians, with Table 5’s ratio of the lower to "
-        "the upper, the median of single rounds with its 95% interval: FlashRelation against the "
-        "materialised operator, Relation against MHA. Between them, where it was measured, what "
-        "the paper leaves out: the operator compiled with its model, and another attention.",
-        "Bar charts by scale: above, tokens per second of the materialised operator, of it "
-        "compiled, and of FlashRelation; below, of MHA, of another attention and of Relation; each "
-        "title gives the ratio of the last to the first.",
-        throughput,
-        reads=lambda records: (_compared(records),),
-    ),
-    Drawing(
-        "scaling",
-        _scaling_title,
-        "Three charts against the context: the time of MHA, of Full Relation materialised and "
-        "tiled and of Linear Relation, the bytes of decode state, both log-log, and the time of "
-        "one token from zero.",
-        scaling,
-        reads=lambda records: (_scaled(records),),
-    ),
-    Drawing(
-        "linear-long",
-        _long_title,
-        "Line charts: Linear Relation's throughput, and its memory where the device counts it, "
-        "against the context, the paper's beside; a dashed line marks a context out of memory.",
-        linear_long,
-        reads=lambda records: (_long(records),),
-    ),
+@figure(
+    "linear-long",
+    heading="Linear Relation at long contexts",
+    title=_long_title,
+    alt="Line charts: Linear Relation's throughput, and its memory where the device counts it, "
+    "against the context, the paper's beside; a dashed line marks a context out of memory.",
+    reads=_long,
 )
+def linear_long(records: CampaignRecords) -> Figure:
+    """Linear Relation's throughput and memory against T, the paper's beside; who runs out."""
+    rows = _long(records).sort_values("context")
+    passed = select(rows, status="PASS")
+    demand(len(passed) > 0, "finished long-context measurement", records, "throughput")
+    panels = [("tokens_per_second", "throughput", "tokens/s")]
+    if passed["allocated_gib"].notna().any():
+        panels.append(("allocated_gib", "allocated", "allocated (GiB)"))
+    drawn, axes = grid(1, len(panels), 2.8)
+    for here, (field, column, label) in zip(axes[0], panels, strict=True):
+        here.plot(passed["context"], passed[field], "o-", color=OPERATOR_COLOUR["linear"])
+        theirs = _printed_long(records, column)
+        here.plot(list(theirs), list(theirs.values()), "D-", color=MUTED, markerfacecolor="none")
+        for context in select(rows, status="OOM")["context"]:
+            _mark_memory(here, context, INK)
+        _context_axis(here, sorted(set(rows["context"])))
+        powers(here)
+        here.set_ylabel(label)
+    return drawn

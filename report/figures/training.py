@@ -1,35 +1,35 @@
 """Loss curves, paired NLL, ablations."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from relation.records import smoothed_loss
+from relation.records import CampaignRecords
 from report.compute.measured import is_number, select, t_margin
 from report.compute.quality import ABLATION_SCALE, ABLATIONS
 from report.figures.drawing import (
+    DASHES,
     PAIR,
-    Drawing,
+    beside,
+    by_scale,
+    counts,
     demand,
+    figure,
     grid,
+    inside,
+    limit,
     mark_passes,
     name_pair,
-    present,
-    token_ticks,
+    sideways,
+    smoothed,
 )
-from report.layout import SCALES
 from report.numbers import MINUS
 from report.paper_seeds import number
 from report.style import INK, MHA, MUTED, OPERATOR_COLOUR, RELATION
 from report.tables.quality import ABLATION_NAMES
-
-if TYPE_CHECKING:
-    from relation.records import CampaignRecords
 
 # Losses of the first updates, and of a spike, are so high that the crossing would be a flat line
 # beneath them: a panel ends at this quantile of the losses after this part of the budget.
@@ -42,116 +42,112 @@ def _read_losses(records: CampaignRecords) -> tuple[pd.DataFrame, pd.DataFrame]:
     return select(records.logs, variant=PAIR), select(records.runs, variant=PAIR)
 
 
+def _loss_title(records: CampaignRecords) -> str:
+    return (
+        "Training loss of every pair, trailing mean over "
+        f"{100 * records.page['efficiency_window']:g}% of the budget. Dashed: the MHA run’s final "
+        "smoothed loss; the circle is where the Relation run first reaches it. Dotted: the end of "
+        "a pass over the training windows. A panel ends just "
+        f"above {SHOWN_QUANTILE:.0%} of either run’s losses after the first {SHOWN_FROM:.0%} of "
+        "the budget: the fall from the first losses lies outside, and a triangle marks every later "
+        "peak that does."
+    )
+
+
+@figure(
+    "loss-curves",
+    heading="Training loss",
+    title=_loss_title,
+    alt="Small multiples by scale and seed: the training loss of MHA and of Relation falls with "
+    "the training tokens; a dashed line marks the MHA run's final loss and a circle the Relation "
+    "run's crossing.",
+    reads=_read_losses,
+)
 def loss_curves(records: CampaignRecords) -> Figure:
     """A row a seed, a column a scale: both losses, the MHA run's final one, the crossing."""
-    logs, _ = _read_losses(records)
-    demand(len(logs) > 0, "training log of a pair", records, ("run",))
-    scales = present(logs, SCALES)
+    logs, runs = _read_losses(records)
+    demand(len(logs) > 0, "training log of a pair", records, "run")
     seeds = sorted(set(logs["seed"]))
-    figure, axes = grid(len(seeds), len(scales), 1.75 * len(seeds) + 0.4, sharex="col")
-    for row, seed in enumerate(seeds):
-        for column, scale in enumerate(scales):
-            here = axes[row, column]
-            _pair_losses(here, records, scale, int(seed))
-            if row == column == 0:
-                name_pair(here)
-            if row == 0:
-                here.set_title(scale)
-            if row == len(seeds) - 1:
-                here.set_xlabel("training tokens")
-            if column == 0:
-                here.set_ylabel(f"seed {seed}\nloss (nat/token)")
-    return figure
+
+    def draw(scale: str, logs: pd.DataFrame, panels: Sequence[Axes]) -> None:
+        for here, seed in zip(panels, seeds, strict=True):
+            _pair_losses(here, select(logs, seed=seed), records)
+            mark_passes(here, select(runs, scale=scale, seed=seed))
+            for row in select(records.efficiency, scale=scale, seed=seed).to_dict("records"):
+                _mark_crossing(here, row)
+
+    labels = [f"seed {seed}\nloss (nat/token)" for seed in seeds]
+    height = 1.75 * len(seeds) + 0.4
+    drawn = by_scale(logs, draw, height, labels, "training tokens", sharex="col")
+    name_pair(drawn.axes[0])
+    return drawn
 
 
-def _pair_losses(axes: Axes, records: CampaignRecords, scale: str, seed: int) -> None:
-    logs = select(records.logs, scale=scale, seed=seed)
-    curves, lowest, highest = [], [], []
-    for variant in PAIR:
-        log = select(logs, variant=variant).sort_values("update")
-        if log.empty:
-            continue
-        budget = float(log["tokens"].iloc[-1])
-        losses = smoothed_loss(
-            log["tokens"].to_numpy(),
-            log["update_tokens"].to_numpy(),
-            log["loss"].to_numpy(),
-            records.page["efficiency_window"] * budget,
-        )
-        axes.plot(log["tokens"], losses, color=OPERATOR_COLOUR[variant], zorder=3)
-        curves.append((log["tokens"].to_numpy(), losses, OPERATOR_COLOUR[variant]))
-        lowest.append(losses.min())
-        # Of the updates' own losses, as smoothing spreads a spike over the whole window.
-        late = log.loc[log["tokens"] >= SHOWN_FROM * budget, "loss"]
-        highest.append(late.quantile(SHOWN_QUANTILE))
-    if not curves:
+def _pair_losses(axes: Axes, logs: pd.DataFrame, records: CampaignRecords) -> None:
+    if logs.empty:
         axes.text(0.5, 0.5, "not run", transform=axes.transAxes, ha="center", color=MUTED)
         axes.set_yticks([])
         return
-    margin = 0.06 * (max(highest) - min(lowest))
-    axes.set_ylim(min(lowest) - margin, max(highest) + margin)
+    lowest, highest, curves = [], [], {}
+    for variant in (variant for variant in PAIR if variant in set(logs["variant"])):
+        log = select(logs, variant=variant)
+        curves[variant] = losses = smoothed(log, records)
+        axes.plot(losses.index, losses, color=OPERATOR_COLOUR[variant], zorder=3)
+        lowest.append(losses.min())
+        # Of the updates' own losses, as smoothing spreads a spike over the whole window.
+        late = log.loc[log["tokens"] >= SHOWN_FROM * log["tokens"].max(), "loss"]
+        highest.append(late.quantile(SHOWN_QUANTILE))
+    limit(axes, (min(lowest), max(highest)))
     axes.set_xlim(left=0)
-    mark_passes(axes, select(records.runs, scale=scale, seed=seed, variant=PAIR))
-    for tokens, losses, colour in curves:
-        _mark_spikes(axes, tokens, losses, colour)
-    token_ticks(axes)
-    for row in select(records.efficiency, scale=scale, seed=seed).to_dict("records"):
-        _mark_crossing(axes, row)
+    counts(axes.xaxis, 4)
+    for variant, losses in curves.items():
+        _mark_spikes(axes, losses, OPERATOR_COLOUR[variant])
 
 
-def _mark_spikes(axes: Axes, tokens: np.ndarray, losses: np.ndarray, colour: str) -> None:
+def _mark_spikes(axes: Axes, losses: pd.Series, colour: str) -> None:
     """A triangle on the upper edge over the peak of every rise out of the panel."""
     low, high = axes.get_ylim()
-    above = losses > high
     # The fall from the first loss, with its wiggles across the edge, is no spike.
-    above &= np.logical_or.accumulate(losses < high - 0.1 * (high - low))
-    for rise in np.split(np.arange(len(losses)), np.flatnonzero(np.diff(above)) + 1):
-        if above[rise[0]]:
-            axes.plot(
-                tokens[rise[np.argmax(losses[rise])]],
-                0.97,
-                "^",
-                transform=axes.get_xaxis_transform(),
-                color=colour,
-                markersize=5,
-            )
+    above = (losses > high) & (losses < high - 0.1 * (high - low)).cummax()
+    for _, rise in losses[above].groupby((~above).cumsum()):
+        edge = axes.get_xaxis_transform()
+        axes.plot(rise.idxmax(), 0.97, "^", transform=edge, color=colour, markersize=5)
 
 
 def _mark_crossing(axes: Axes, row: dict[str, float]) -> None:
-    axes.axhline(row["target"], color=MUTED, linewidth=0.7, linestyle=(0, (4, 3)))
-    reached = is_number(row["crossing_tokens"])
-    if reached:
-        axes.plot(
-            row["crossing_tokens"],
-            row["target"],
-            marker="o",
-            markersize=5,
-            markerfacecolor="none",
-            color=INK,
-            zorder=4,
-        )
-    note = f"{MINUS}{row['reduction']:.1%} tokens" if reached else "not reached"
-    axes.text(0.97, 0.64, note, transform=axes.transAxes, ha="right", fontsize=7.5, color=INK)
+    axes.axhline(row["target"], color=MUTED, linewidth=0.7, linestyle=DASHES)
+    note = "not reached"
+    if is_number(row["crossing_tokens"]):
+        look = {"markersize": 5, "markerfacecolor": "none", "color": INK, "zorder": 4}
+        axes.plot(row["crossing_tokens"], row["target"], "o", **look)
+        note = f"{MINUS}{row['reduction']:.1%} tokens"
+    inside(axes, 0.64, note, INK, fontsize=7.5)
 
 
-def _read_pairs(records: CampaignRecords) -> tuple[pd.DataFrame]:
+def _read_pairs(records: CampaignRecords) -> pd.DataFrame:
     """The runs that have their partner."""
     runs = select(records.runs, variant=PAIR)
-    return (runs[runs.groupby(["scale", "seed"])["variant"].transform("nunique") == len(PAIR)],)
+    return runs[runs.groupby(["scale", "seed"])["variant"].transform("nunique") == len(PAIR)]
 
 
+@figure(
+    "paired-nll",
+    heading="Validation NLL by pair",
+    title="Final validation NLL of every pair; a line joins the two runs of a seed, which it "
+    "names. Above, the mean of Relation − MHA.",
+    alt="Slope charts by scale: one line a seed from the MHA run's final validation NLL to the "
+    "Relation run's, with the mean difference above.",
+    reads=_read_pairs,
+)
 def paired_nll(records: CampaignRecords) -> Figure:
     """A slope a pair, from MHA to Relation."""
-    (runs,) = _read_pairs(records)
-    wide = runs.pivot_table(index=["scale", "seed"], columns="variant", values="final_nll")
-    paired = wide.reindex(columns=list(PAIR)).reset_index()
-    demand(len(paired) > 0, "finished pair", records, ("run",))
-    scales = present(paired, SCALES)
-    figure, axes = grid(1, len(scales), 2.9)
-    for here, scale in zip(axes[0], scales, strict=True):
-        pairs = select(paired, scale=scale)
-        for pair in pairs.to_dict("records"):
-            here.plot([0, 1], [pair["mha"], pair["full"]], color=MUTED, linewidth=0.9, zorder=2)
+    runs = _read_pairs(records)
+    demand(len(runs) > 0, "finished pair", records, "run")
+
+    def draw(scale: str, runs: pd.DataFrame, panels: Sequence[Axes]) -> None:
+        (here,) = panels
+        pairs = runs.pivot_table(index="seed", columns="variant", values="final_nll")
+        here.plot([0, 1], pairs[list(PAIR)].T, color=MUTED, linewidth=0.9, zorder=2)
         here.plot(np.zeros(len(pairs)), pairs["mha"], "o", color=MHA, zorder=3)
         here.plot(np.ones(len(pairs)), pairs["full"], "o", color=RELATION, zorder=3)
         change = float((pairs["full"] - pairs["mha"]).mean())
@@ -159,53 +155,57 @@ def paired_nll(records: CampaignRecords) -> Figure:
         here.set_xlim(-0.25, 1.35)
         here.set_xticks([0, 1], ["MHA", "Relation"])
         here.margins(y=0.12)
-        _name_seeds(here, pairs)
-    axes[0, 0].set_ylabel("final validation NLL (nat/token)")
-    return figure
+        _name_seeds(here, pairs["full"].sort_values(ascending=False))
+
+    return by_scale(runs, draw, 2.9, ["final validation NLL (nat/token)"])
 
 
-def _name_seeds(axes: Axes, pairs: pd.DataFrame) -> None:
+def _name_seeds(axes: Axes, ends: pd.Series) -> None:
     """Each Relation run's seed beside it; one label for those too near each other for two."""
     low, high = axes.get_ylim()
-    groups: list[list[dict]] = []
-    for pair in pairs.sort_values("full", ascending=False).to_dict("records"):
-        if groups and groups[-1][0]["full"] - pair["full"] < LABEL_HEIGHT * (high - low):
-            groups[-1].append(pair)
+    groups: list[dict[int, float]] = []
+    for seed, end in ends.items():
+        if groups and max(groups[-1].values()) - end < LABEL_HEIGHT * (high - low):
+            groups[-1][seed] = end
         else:
-            groups.append([pair])
+            groups.append({seed: end})
     for group in groups:
-        axes.annotate(
-            ", ".join(f"{pair['seed']:.0f}" for pair in group),
-            (1, np.mean([pair["full"] for pair in group])),
-            xytext=(6, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=7.5,
-            color=MUTED,
-        )
+        place = (1, np.mean(list(group.values())))
+        beside(axes, place, ", ".join(map(str, group)), xytext=(6, 0), fontsize=7.5, color=MUTED)
 
 
-def _read_ablations(records: CampaignRecords) -> tuple[pd.DataFrame]:
+def _read_ablations(records: CampaignRecords) -> pd.DataFrame:
     """The runs of the seeds that have both a Full run and an ablation."""
     runs = select(records.runs, scale=ABLATION_SCALE, variant=("full", *ABLATIONS))
     full = runs["variant"] == "full"
     both = set(runs[full]["seed"]) & set(runs[~full]["seed"])
-    return (select(runs, seed=tuple(both)),)
+    return select(runs, seed=tuple(both))
 
 
+@figure(
+    "ablations",
+    heading="Ablations",
+    title="Final validation NLL of every structural ablation less that of Full Relation with the "
+    "same seed: bars and numbers are means over seeds with their 95% intervals, a point is a seed, "
+    "a diamond what the paper prints. An interval of fewer seeds may leave the panel.",
+    alt="Horizontal bars: the mean difference between the final validation NLL of each structural "
+    "ablation and Full Relation's with its 95% interval, the seeds as points, the paper's value as "
+    "a diamond.",
+    reads=_read_ablations,
+)
 def ablations(records: CampaignRecords) -> Figure:
     """Bars of the mean paired difference to Full Relation, its interval, the seeds, the paper."""
-    runs = select(records.runs, scale=ABLATION_SCALE, variant=("full", *ABLATIONS))
+    ablated = select(records.runs, scale=ABLATION_SCALE, variant=ABLATIONS)
+    demand(len(ablated) > 0, "ablation run", records, "run")
+    runs = _read_ablations(records)
+    demand(len(runs) > 0, "ablation with a Full run of its seed", records, "run")
     wide = runs.pivot_table(index="seed", columns="variant", values="final_nll")
-    demand("full" in wide and len(wide.columns) > 1, "ablation run", records, ("run",))
-    differences = wide.drop(columns="full").sub(wide["full"], axis=0).dropna(how="all")
+    differences = wide.drop(columns="full").sub(wide["full"], axis=0)
     variants = [variant for variant in ABLATIONS if variant in differences]
-    demand(len(differences) > 0, "ablation with a Full run of its seed", records, ("run",))
-    figure, axes = grid(1, 1, 0.42 * len(variants) + 0.8)
+    drawn, axes = grid(1, 1, 0.42 * len(variants) + 0.8)
     here = axes[0, 0]
-    here.grid(axis="x")
-    here.grid(visible=False, axis="y")
     places = np.arange(len(variants))[::-1]
+    sideways(here, places, [ABLATION_NAMES[variant] for variant in variants])
     most, shown = int(differences[variants].count().max()), [0.0]
     for place, variant in zip(places, variants, strict=True):
         seeds = differences[variant].dropna()
@@ -223,71 +223,10 @@ def ablations(records: CampaignRecords) -> Figure:
             shown += ends if len(seeds) == most else ()
             told += " [{:+.3f}, {:+.3f}]".format(*ends)
         told += f", n = {len(seeds)}" if len(seeds) < len(records.page["seeds"]) else ""
-        here.annotate(
-            told.replace("-", MINUS),
-            (1, place),
-            xycoords=("axes fraction", "data"),
-            xytext=(4, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=8,
-        )
+        beside(here, (1, place), told.replace("-", MINUS), xycoords=("axes fraction", "data"))
     margin = 0.04 * (max(shown) - min(shown))
     here.set_xlim(min(shown) - margin, max(shown) + margin)
     here.axvline(0, color=INK, linewidth=0.8)
-    here.set_yticks(places, [ABLATION_NAMES[variant] for variant in variants])
-    here.tick_params(axis="y", length=0)
-    here.annotate(
-        "mean [95% interval]",
-        (1, 1),
-        xycoords="axes fraction",
-        xytext=(4, 0),
-        textcoords="offset points",
-    )
+    beside(here, (1, 1), "mean [95% interval]", xycoords="axes fraction", va="baseline")
     here.set_xlabel(f"final validation NLL less Full Relation’s, {ABLATION_SCALE} (nat/token)")
-    return figure
-
-
-def _loss_title(records: CampaignRecords) -> str:
-    return (
-        "Training loss of every pair, trailing mean over "
-        f"{100 * records.page['efficiency_window']:g}% of the budget. Dashed: the MHA run’s final "
-        "smoothed loss; the circle is where the Relation run first reaches it. Dotted: the end of "
-        "a pass over the training windows. A panel ends just "
-        f"above {SHOWN_QUANTILE:.0%} of either run’s losses after the first {SHOWN_FROM:.0%} of "
-        "the budget: the fall from the first losses lies outside, and a triangle marks every later "
-        "peak that does."
-    )
-
-
-DRAWINGS = (
-    Drawing(
-        "loss-curves",
-        _loss_title,
-        "Small multiples by scale and seed: the training loss of MHA and of Relation falls with "
-        "the training tokens; a dashed line marks the MHA run's final loss and a circle the "
-        "Relation run's crossing.",
-        loss_curves,
-        reads=_read_losses,
-    ),
-    Drawing(
-        "paired-nll",
-        "Final validation NLL of every pair; a line joins the two runs of a seed, which it names. "
-        "Above, the mean of Relation − MHA.",
-        "Slope charts by scale: one line a seed from the MHA run's final validation NLL to the "
-        "Relation run's, with the mean difference above.",
-        paired_nll,
-        reads=_read_pairs,
-    ),
-    Drawing(
-        "ablations",
-        "Final validation NLL of every structural ablation less that of Full Relation with the "
-        "same seed: bars and numbers are means over seeds with their 95% intervals, a point is a "
-        "seed, a diamond what the paper prints. An interval of fewer seeds may leave the panel.",
-        "Horizontal bars: the mean difference between the final validation NLL of each structural "
-        "ablation and Full Relation's with its 95% interval, the seeds as points, the paper's "
-        "value as a diamond.",
-        ablations,
-        reads=_read_ablations,
-    ),
-)
+    return drawn

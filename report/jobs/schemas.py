@@ -235,7 +235,8 @@ COMPARED_CLAIMS = schema(
 
 FIGURES = schema(
     Column("name", _TEXT),
-    Column("title", _TEXT),
+    Column("heading", _TEXT, description="what it shows, in a few words"),
+    Column("title", _TEXT, description="its caption"),
     Column("alt", _TEXT),
     Column("file", _TEXT, description="SVG below the report; null where it was not drawn"),
     Column("page", _TEXT, description="HTML below the report that explores it; null if none"),

@@ -37,29 +37,6 @@ SAME = "settings and counts, the same"
 # The class of colour of a share; the others are open.
 SHARE_CLASSES = {"within": "agrees", "outside": "differs", SAME: "same", "missing": "gap"}
 
-# What a figure shows, in a few words; its own title is a caption.
-FIGURES = {
-    "overview": "Overview of Relation",
-    "self-exchange": "Self–Exchange and Multi-Head Relation",
-    "loss-curves": "Training loss",
-    "paired-nll": "Validation NLL by pair",
-    "ablations": "Ablations",
-    "further-pairs": "Further pairs",
-    "further-curves": "Further pairs while training",
-    "validation-curves": "Validation NLL while training",
-    "flow-by-layer": "Flow and effective rank by layer",
-    "flow-spectra": "Spectra of the flow",
-    "history-by-distance": "History by distance",
-    "sink-profile": "Flow on the first tokens",
-    "split-by-position": "Self and Exchange by position",
-    "flow-maps": "Flow maps",
-    "organisation-over-training": "Organisation over training",
-    "learned-parameters": "Learned parameters",
-    "throughput": "Throughput",
-    "scaling": "Cost against the context",
-    "linear-long": "Linear Relation at long contexts",
-}
-
 
 @dataclass(frozen=True)
 class Result:

@@ -19,7 +19,7 @@ from report.site.behind import behind_cells
 from report.site.content import Content
 from report.site.environment import html_environment
 from report.site.evidence import evidence_by_claim
-from report.site.overview import FIGURES, SHARE_CLASSES, gaps, headlines, shares, tally, texts
+from report.site.overview import SHARE_CLASSES, gaps, headlines, shares, tally, texts
 from report.site.runs import Run, pairs_by_scale
 from report.templating import TEMPLATES
 from report.typeset import can_typeset
@@ -84,7 +84,6 @@ def render_site(content: Content, folder: Path) -> None:
         gaps=gaps(content.missing),
         shares={printed.table.label: shares(printed) for printed in tables},
         figures=figures,
-        figure_titles=FIGURES,
         readings=readings,
         runs=content.runs,
         further=content.further,
