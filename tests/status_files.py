@@ -7,6 +7,7 @@ import pytest
 from conftest import ROOT
 
 from relation.config import Campaign, load_config, resolve
+from relation.data.sources import corpus_fingerprint
 from relation.parquet import write_parquet
 from relation.results import Results, diagnostics_path, run_path, with_pictures
 from relation.schemas import DATA, FLOW, FLOW_CURVES, FLOW_MAPS, LOG, PROBES, RUN
@@ -81,7 +82,8 @@ def finish(results: Results, spec: RunSpec, rate: float = 1000.0, hash: str | No
     values = {name: "x" if RUN.field(name).type == "string" else 1 for name in RUN.names}
     values |= {"scale": spec.scale, "variant": spec.variant, "seed": spec.seed}
     values |= {"tokens_per_second": rate}
-    written = origin(hash or spec.config_hash, data_origin={"corpus_sha256": None})
+    texts = corpus_fingerprint(campaign().data[spec.data].path)
+    written = origin(hash or spec.config_hash, data_origin={"corpus_sha256": texts})
     write_parquet(folder / "record.parquet", RUN, [values], written)
     write_parquet(folder / "log.parquet", LOG, [log_row(u) for u in range(1, 6)], written)
     write_parquet(folder / "probes.parquet", PROBES, [], written)

@@ -93,12 +93,12 @@ def test_the_time_of_a_run_on_several_gpus_is_that_of_all(processes: list, said:
     )
 
 
-def test_licences_are_asked_of_texts_that_exist() -> None:
+def test_licences_are_asked_of_texts_that_are_not_shipped() -> None:
     records = make_records()
     answer, why = answers(records)["Licenses for existing assets"]
     assert answer == "No" and HOSTILE in why
-    generated = {**records.page, "corpora": [{"title": "Stories", "kind": "stories"}]}
-    assert answers(replace(records, page=generated))["Licenses for existing assets"][0] == "NA"
+    shipped = {**records.page, "corpora": [{"title": "Books", "kind": "shipped"}]}
+    assert answers(replace(records, page=shipped))["Licenses for existing assets"][0] == "Yes"
 
 
 def test_a_commit_is_no_address() -> None:

@@ -16,7 +16,7 @@ from relation.geometry import ABLATIONS
 from relation.operators import BACKENDS
 
 ROOT = Path(__file__).resolve().parents[1]
-CAMPAIGNS = ("paper", "books", "books-scaled", "readings", "smoke", "smoke-text", "tiny")
+CAMPAIGNS = ("paper", "books", "books-scaled", "readings", "smoke", "tiny")
 
 FULL_10M, LAYERS_10M, WIDTH_10M = 10_425_246, 6, 384
 PAPER_COUNTS = {
@@ -38,7 +38,6 @@ PAPER_COUNTS = {
 READING_RUNS = {
     "readings": 2 * (13 * 2 + 2 * 2 + 3 * 2) - 2,
     "smoke": 2 * (2 * 2 + 2),
-    "smoke-text": 2 * (2 * 2 + 2),
     "tiny": 2 * 2,
 }
 

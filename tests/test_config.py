@@ -13,9 +13,9 @@ from relation.config import Campaign, load_config, resolve
 from relation.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[1]
-CAMPAIGNS = ("paper", "books", "books-scaled", "readings", "smoke", "smoke-text", "tiny")
+CAMPAIGNS = ("paper", "books", "books-scaled", "readings", "smoke", "tiny")
 SMOKE = "campaigns.smoke"
-STORIES = f"{SMOKE}.corpora.stories"
+SAMPLE = f"{SMOKE}.corpora.sample"
 SCALE = f"{SMOKE}.scales.10M"
 LOCAL = {"kind": "files", "validation_modulus": 5}
 
@@ -67,8 +67,8 @@ LEVELS = (
     f"{SMOKE}.backends",
     f"{SMOKE}.diagnostics",
     f"{SMOKE}.efficiency",
-    STORIES,
-    f"{STORIES}.source",
+    SAMPLE,
+    f"{SAMPLE}.source",
     SCALE,
     f"{SMOKE}.scales.30M.overrides.hybrid",
     *(f"{SMOKE}.systems{part}" for part in ("", ".baseline", ".fixed", ".matched")),
@@ -122,10 +122,10 @@ def test_unknown_keys_are_refused_at_every_level(level: str) -> None:
         ("campaigns.paper.systems.matched.peers", ["refernce"], "'refernce' is not one of"),
         (f"{SMOKE}.systems.fixed.batches", {"1B": [1, 1]}, "1B"),
         (f"{SMOKE}.systems.complexity.scale", "1B", "1B"),
-        (f"{STORIES}.source", {"kind": "web"}, "source"),
-        (f"{STORIES}.source", {"kind": "files"}, "validation_modulus"),
-        (f"{STORIES}.source", LOCAL | {"document_characters": 0}, "document_characters"),
-        (f"{STORIES}.source", LOCAL | {"document_characters": None}, "document_characters"),
+        (f"{SAMPLE}.source", {"kind": "web"}, "source"),
+        (f"{SAMPLE}.source", {"kind": "files"}, "validation_modulus"),
+        (f"{SAMPLE}.source", LOCAL | {"document_characters": 0}, "document_characters"),
+        (f"{SAMPLE}.source", LOCAL | {"document_characters": None}, "document_characters"),
         (f"{SMOKE}.base", "nothing", "nothing"),
         (f"{SMOKE}.base", "smoke", "base"),
         (f"{SMOKE}.base", "tiny", "base"),
@@ -286,8 +286,8 @@ def test_settings_resolve_again_to_the_same_campaign(name: str, restricted: bool
 
 
 def test_a_campaigns_own_smoothing_window_stands_above_the_common_one() -> None:
-    windows = {name: campaign(name).efficiency_window for name in ("paper", "books", "smoke-text")}
-    assert windows == {"paper": 0.01, "books": 0.01, "smoke-text": 0.1}
+    windows = {name: campaign(name).efficiency_window for name in ("paper", "books", "smoke")}
+    assert windows == {"paper": 0.01, "books": 0.01, "smoke": 0.05}
     own = changed(("efficiency.window", 0.03), (f"{SMOKE}.efficiency.window", 0.2))
     assert resolve(own, campaign="smoke").efficiency_window == 0.2
     assert resolve(own, campaign="paper").efficiency_window == 0.03

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from test_config import LOCAL, SCALE, SMOKE, STORIES, campaign, changed, config
+from test_config import LOCAL, SAMPLE, SCALE, SMOKE, campaign, changed, config
 
 from relation.config import resolve
 from relation.geometry import PAIRED, VARIANTS
@@ -23,7 +23,7 @@ def run_of(spoilt: dict, variant: str = "full", name: str = "smoke", scale: str 
         (f"{SMOKE}.compile", True),
         (f"{SMOKE}.title", "Another title"),
         (f"{SMOKE}.scales.10M.expected_tokens_per_second", 1),
-        (f"{STORIES}.title", "Other words for the same stories"),
+        (f"{SAMPLE}.title", "Other words for the same texts"),
         ("training.checkpoint_seconds", 1),
         ("training.checkpoint_tokens", None),
         ("training.deterministic", True),
@@ -61,7 +61,7 @@ def test_where_a_corpus_lies_changes_neither_identity_nor_job() -> None:
     [
         ("training.checkpoint_seconds", 5),
         ("training.checkpoint_tokens", 5),
-        (f"{SMOKE}.corpora.stories.title", "X"),
+        (f"{SAMPLE}.title", "X"),
     ],
 )
 def test_keys_that_determine_no_result_make_no_job_stale(place: str, value: Any) -> None:
@@ -73,7 +73,7 @@ def test_keys_that_determine_no_result_make_no_job_stale(place: str, value: Any)
 
 
 @pytest.mark.parametrize("place, value, same", [
-    (f"{STORIES}.title", "Other words for the same stories", True),
+    (f"{SAMPLE}.title", "Other words for the same texts", True),
     (f"{SMOKE}.seeds", [7], True),
     (f"{SMOKE}.device", "cuda", True),
     (f"{SMOKE}.backend_overrides", {"full": {"full": "reference"}}, True),
@@ -134,15 +134,14 @@ def test_another_way_of_execution_makes_the_job_stale(place: str, value: Any) ->
         {f"{SCALE}.d_ff": 128},
         {f"{SCALE}.layers": 4},
         {f"{SCALE}.learning_rate": 0.011},
-        {f"{SCALE}.micro": 16, f"{SCALE}.accumulation": 1},
+        {f"{SCALE}.micro": 4, f"{SCALE}.accumulation": 2},
         {f"{SCALE}.context": 128, f"{SCALE}.micro": 4},
         {f"{SCALE}.vocabulary": 513},
         {f"{SCALE}.warmup_tokens": 3073},
-        {f"{STORIES}.source.seed": 1},
-        {f"{STORIES}.source.train_documents": 999},
-        {f"{STORIES}.train_tokens": 90_000},
-        {f"{STORIES}.validation_tokens": 5_000},
-        {f"{STORIES}.tokenizer_characters": 90_000},
+        {f"{SAMPLE}.source.validation_modulus": 49},
+        {f"{SAMPLE}.train_tokens": 90_000},
+        {f"{SAMPLE}.validation_tokens": 5_000},
+        {f"{SAMPLE}.tokenizer_characters": 90_000},
     ],
     ids=lambda changes: next(iter(changes)).split(".")[-1],
 )
@@ -152,7 +151,7 @@ def test_whatever_changes_the_result_changes_the_hash(changes: dict) -> None:
 
 def test_short_documents_are_another_corpus() -> None:
     hashes = {
-        run_of(changed((f"{STORIES}.source", LOCAL | cut))).config_hash
+        run_of(changed((f"{SAMPLE}.source", LOCAL | cut))).config_hash
         for cut in ({}, {"document_characters": 700}, {"document_characters": 701})
     }
     assert len(hashes) == 3
@@ -257,7 +256,7 @@ def test_the_papers_data_are_pinned() -> None:
     assert campaign("paper").data["smollm-32768"].validation_tokens == 10_000_000
 
 
-@pytest.mark.parametrize("name", ["books", "smoke", "smoke-text", "tiny"])
+@pytest.mark.parametrize("name", ["books", "smoke", "tiny"])
 def test_other_campaigns_hold_the_papers_matrix_and_have_a_word_on_comparing(name: str) -> None:
     other = campaign(name)
     kinds = {(run.scale, run.variant) for run in campaign("paper").runs}

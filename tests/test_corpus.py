@@ -199,6 +199,15 @@ def test_a_cache_keeps_the_newest() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("texts", [[], [""], [" \n", f"{END_OF_TEXT} {END_OF_TEXT}"]], ids=str)
+def test_an_empty_corpus_is_called_empty(corpus: Path, cache: Path, texts: list[str]) -> None:
+    as_jsonl(corpus / "a.jsonl", texts)
+    as_jsonl(corpus / "validation.jsonl", DOCUMENTS)
+    with pytest.raises(InputError, match=f"corpus {corpus} is empty"):
+        fingerprint(corpus)
+    assert not cache.exists()
+
+
 def test_a_corpus_that_changes_while_it_is_read_is_refused(
     corpus: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""Three sources behind one interface, each resumable; tokenizers of exactly the asked size."""
+"""Two sources behind one interface, each resumable; tokenizers of exactly the asked size."""
 
 import hashlib
 import json
@@ -19,7 +19,6 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # read when `datasets` is first imported: no
 
 DOCUMENTS = [f"Story {i}: the fox met owl {i % 7}.\n\nThey ate {i * i} plums.\n" for i in range(60)]
 FILES = {"kind": "files", "validation_modulus": 5}
-STORIES = {"kind": "stories", "seed": 3, "train_documents": 40, "validation_documents": 9}
 
 
 def as_txt(path: Path, texts: list[str]) -> None:
@@ -92,22 +91,14 @@ def test_a_local_data_set_streams_like_the_hub(tmp_path: Path) -> None:
     assert 0 < len(held_out) < 30
 
 
-def test_stories_of_the_splits_differ() -> None:
-    train, validation = (read(STORIES, split) for split in ("train", "validation"))
-    assert (len(train), len(validation)) == (40, 9)
-    assert not set(train) & set(validation)
-
-
-@pytest.mark.parametrize("kind", ["stories", "files", "hub", "hub-modulus"])
+@pytest.mark.parametrize("kind", ["files", "hub", "hub-modulus"])
 @pytest.mark.parametrize("read_before", [0, 1, 17, 39, 40])
 def test_every_stream_goes_on_at_its_cursor(tmp_path: Path, kind: str, read_before: int) -> None:
     texts = DOCUMENTS[:40]
     as_parquet(tmp_path / "files" / "a.parquet", texts)
     as_txt(tmp_path / "files" / "validation.txt", DOCUMENTS[40:])
     stream = hub_folder(tmp_path / "set", texts, DOCUMENTS[40:])
-    source = {"stories": STORIES, "files": FILES, "hub": hub(stream)}.get(
-        kind, hub(stream, modulus=1000)
-    )
+    source = {"files": FILES, "hub": hub(stream)}.get(kind, hub(stream, modulus=1000))
     whole = read(source, "train", tmp_path / "files")
     (first,) = open_streams(source, "train", str(tmp_path / "files"))
     head = list(islice(first, read_before))

@@ -27,7 +27,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     os.chdir(folder)
     try:
         (folder / "config.yaml").symlink_to(ROOT / "config.yaml")
-        assert main(["prepare", "stories-300", "--campaign", "tiny"]) == 0
+        assert main(["prepare", "sample-300", "--campaign", "tiny"]) == 0
         for run in RUNS:
             assert main(["train", run, "--campaign", "tiny"]) == 0
     finally:
@@ -56,7 +56,7 @@ TINY_RUN = ("10M/full/42", "--campaign", "tiny")
 def test_the_command_continues_a_prompt(here: Path, capsys: Output, run: str) -> None:
     arguments = (run, "--campaign", "tiny", "--prompt", PROMPT, "--tokens", "20")
     out, err = generated(capsys, *arguments, "--temperature", "0")
-    tokenizer = load_tokenizer(here / "results/tiny/data/stories-300/tokenizer.json")
+    tokenizer = load_tokenizer(here / "results/tiny/data/sample-300/tokenizer.json")
     model = load_model(here / f"results/tiny/runs/{run}/model.safetensors", torch.device("cpu"))
     prompt = tokenizer.encode(PROMPT).ids
     expected = greedy(model, prompt, 20)
@@ -79,7 +79,7 @@ def test_the_command_continues_a_prompt(here: Path, capsys: Output, run: str) ->
 
 def test_going_beyond_the_training_context_is_told(here: Path, capsys: Output) -> None:
     prompt = len(
-        load_tokenizer(here / "results/tiny/data/stories-300/tokenizer.json").encode("Once").ids
+        load_tokenizer(here / "results/tiny/data/sample-300/tokenizer.json").encode("Once").ids
     )
     for tokens, warned in ((16 - prompt, False), (17 - prompt, True)):
         call = (*TINY_RUN, "--prompt", "Once", "--tokens", str(tokens))
@@ -136,13 +136,13 @@ def test_a_checkpoint_with_its_tokenizer_stands_for_a_run(here: Path, capsys: Ou
         capsys,
         *call,
         *("--checkpoint", "results/tiny/runs/10M/full/42/model.safetensors"),
-        *("--tokenizer", "results/tiny/data/stories-300/tokenizer.json"),
+        *("--tokenizer", "results/tiny/data/sample-300/tokenizer.json"),
     )
     assert out == generated(capsys, *TINY_RUN, *call)[0]
     assert len(err.splitlines()) == 1
 
 
-TOKENIZER = "results/tiny/data/stories-300/tokenizer.json"
+TOKENIZER = "results/tiny/data/sample-300/tokenizer.json"
 CHECKPOINT = "--checkpoint results/tiny/runs/10M/full/42/model.safetensors"
 BAD_CALLS = {
     "no run named": ("--prompt a", "SCALE/VARIANT/SEED"),

@@ -264,7 +264,7 @@ def test_unigram_entropy_of_known_counts() -> None:
 @pytest.mark.parametrize(
     "texts, changes, said",
     [
-        ([""], {}, "vocabulary"),
+        ([""], {}, "is empty"),
         (DOCUMENTS, {"vocabulary": 5000}, "vocabulary"),
         (DOCUMENTS, {"largest_context": 10**5}, "window"),
         (DOCUMENTS, {"source": {**FILES, "validation_modulus": 10**9}}, "validation split"),

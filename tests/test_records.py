@@ -307,7 +307,7 @@ def test_the_readings_say_how_local_texts_were_split(tmp_path: Path, files, said
     if files is not None:
         folder.mkdir()
     for name in files or ():
-        (folder / name).touch()
+        (folder / name).write_text('{"text": "A text."}', encoding="utf-8")
     given = {} if files is None else {"corpus": str(folder)}
     config = load_config(ROOT / "config.yaml")
     campaign = resolve(config, campaign="books", scales="10M", **given)

@@ -18,7 +18,7 @@ CHOICES = {"scales": "10M", "seeds": "42,43", "variants": ["mha", "full"]}
 
 
 def texts(corpus: str, **choices) -> Campaign:
-    return resolve(config(), campaign="smoke-text", corpus=corpus, **choices)
+    return resolve(config(), campaign="smoke", corpus=corpus, **choices)
 
 
 @pytest.mark.parametrize("corpus", [
@@ -37,13 +37,14 @@ def test_a_corpus_of_any_name_comes_back_from_the_printed_command(corpus: str) -
 
 def test_what_needs_no_quotes_has_none() -> None:
     command = command_for(texts("data/my-texts", seeds=42))
-    assert command.endswith("--config campaign=smoke-text seeds=42 corpus=data/my-texts")
+    assert command.endswith("--config campaign=smoke seeds=42 corpus=data/my-texts")
 
 
 def test_a_campaign_on_local_texts_is_told_to_be_given_some() -> None:
     """As of shipped records, whose texts are not there."""
     assert command_for(resolve(config(), campaign="books")).endswith("campaign=books corpus=DIR")
-    assert "corpus" not in command_for(resolve(config(), campaign="paper"))
+    for name in ("paper", "smoke"):
+        assert "corpus" not in command_for(resolve(config(), campaign=name))
 
 
 @pytest.mark.parametrize("campaign, processes, said", [

@@ -32,8 +32,7 @@ LOCAL = ((f"{P}.corpora.tinystories.source", {"kind": "files", "validation_modul
 
 @pytest.mark.parametrize("name, models, corpora", [
     ("paper", set(), set()), ("books", set(), set(SCALES)),
-    ("smoke", set(SCALES), set(SCALES)), ("smoke-text", set(SCALES), set(SCALES)),
-    ("tiny", set(SCALES), set(SCALES)),
+    ("smoke", set(SCALES), set(SCALES)), ("tiny", set(SCALES), set(SCALES)),
 ])  # fmt: skip
 def test_each_campaign_is_what_its_configuration_makes_it(name: str, models, corpora) -> None:
     likeness = likeness_of(trained_as(name))

@@ -253,7 +253,7 @@ def test_a_damaged_record_is_named(results: Results, file: str, damage: Callable
         (lambda folder: cut(folder / ABOUT), "waiting"),
         (lambda folder: (folder / ABOUT).unlink(), "waiting"),
         (lambda folder: (folder / METRICS).unlink(), "waiting"),
-        (lambda folder: cut(folder.parents[1] / "data/stories-300/data.parquet"), "waiting"),
+        (lambda folder: cut(folder.parents[1] / "data/sample-300/data.parquet"), "waiting"),
     ],
     ids=["metrics", "torn", "description", "no description", "no metrics", "corpus"],
 )
@@ -323,7 +323,7 @@ def test_the_other_steps(results: Results) -> None:
     job_log(results, "diagnose", "10M-full-42", "error: no checkpoint\n")
     job_log(results, "", "inventory", "Traceback (most recent call last):\nKeyError: 'mha'\n")
     states = {s.name: s.state for s in look(results, steps=True).steps}
-    assert states["prepare stories-300"] == "done"
+    assert states["prepare sample-300"] == "done"
     assert states[f"diagnose {diagnosed.name}"] == "done"
     assert states["diagnose 10M/full/42"] == "failed"
     assert states["diagnose 10M/full/43"] == "waiting"

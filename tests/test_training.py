@@ -25,8 +25,8 @@ BUDGET = 600
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny campaign's stories, prepared."""
-    folder = tmp_path_factory.mktemp("stories")
+    """The tiny campaign's corpus, prepared."""
+    folder = tmp_path_factory.mktemp("sample")
     spec = campaign().data[run_spec().data]
     prepare(spec, folder / "data", folder / "work", "tiny")
     return folder / "data"

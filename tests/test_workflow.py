@@ -12,8 +12,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from conftest import ROOT, copy_project, planned_jobs, snakemake
+from sample import documents
 
-from relation.data.stories import story
 from relation.parquet import read_origin
 from relation.results import READING_KINDS
 from report.jobs.schemas import FRAMES
@@ -291,34 +291,30 @@ def test_what_is_shipped_can_be_made_again_and_own_records_come_first(clone: Pat
     assert f" {own}," in snakemake(clone, "--dry-run", *TINY).stdout
 
 
-TEXTS = ("--config", "campaign=texts", "scales=10M", "seeds=42", "variants=mha,full")
+TEXTS = ("--config", "campaign=tiny", "scales=10M", "seeds=42", "variants=mha,full")
 
 
 @pytest.mark.slow
 def test_local_texts_train_and_a_changed_corpus_makes_everything_stale(
     project: Path, tmp_path: Path
 ) -> None:
-    """The `files` source through the whole DAG; its report prints commands that run."""
+    """Texts of a user's own through the whole DAG; its report prints commands that run."""
     clone = copy_project(tmp_path / "clone")
-    config = (clone / "config.yaml").read_text(encoding="utf-8")
-    source = "{source: {kind: files, validation_modulus: 5}}"
-    (clone / "config.yaml").write_text(
-        f"{config}\n  texts:\n    base: tiny\n    corpora: {{stories: {source}}}\n",
-        encoding="utf-8",
-    )
-    corpus = tmp_path / "my texts.txt"
-    documents = [story(seed=7, index=i) for i in range(60)]
-    corpus.write_text("\n<|endoftext|>\n".join(documents), encoding="utf-8")
+    corpus = tmp_path / "my texts"
+    corpus.mkdir()
+    validation, *train = documents(60)
+    (corpus / "validation.txt").write_text(validation, encoding="utf-8")
+    (corpus / "train.txt").write_text("\n<|endoftext|>\n".join(train), encoding="utf-8")
     texts = (*TEXTS, f"corpus={corpus}")
     snakemake(clone, *texts)
-    page = (clone / "results/texts/report/index.html").read_text(encoding="utf-8")
-    assert "variants=mha,full" in page and "my texts.txt" in page
+    page = (clone / "results/tiny/report/index.html").read_text(encoding="utf-8")
+    assert "variants=mha,full" in page and "my texts" in page
     assert planned_jobs(clone, *texts) == {}
 
-    relation(clone, "publish", "--campaign", "texts", "--corpus", str(corpus))
-    shutil.rmtree(clone / "results/texts")
+    relation(clone, "publish", "--campaign", "tiny", "--corpus", str(corpus))
+    shutil.rmtree(clone / "results/tiny")
     assert set(planned_jobs(clone, *texts)) == {"inventory", *REPORT}
-    corpus.write_text("\n<|endoftext|>\n".join(documents[::-1]), encoding="utf-8")
+    (corpus / "train.txt").write_text("\n<|endoftext|>\n".join(train[::-1]), encoding="utf-8")
     jobs = planned_jobs(clone, *texts)
     assert jobs["prepare"] == 1 and jobs["train"] == 2
 
@@ -356,9 +352,9 @@ rule claim:
         ("campaign=tiny typo=1", "typo"),
         ("campaign=tiny published=no", "published: 'no'"),
         ("campaign=paper", "CUDA"),
-        ("campaign=smoke-text", "corpus=FILE_OR_FOLDER"),
-        ("campaign=smoke-text corpus=missing.txt", "does not exist"),
-        ("campaign=smoke-text corpus=missing.txt --dry-run", "does not exist"),
+        ("campaign=books", "corpus=FILE_OR_FOLDER"),
+        ("campaign=smoke corpus=missing.txt", "does not exist"),
+        ("campaign=smoke corpus=missing.txt --dry-run", "does not exist"),
     ],
 )
 def test_bad_input_is_told_in_one_line_before_any_job(
@@ -370,7 +366,7 @@ def test_bad_input_is_told_in_one_line_before_any_job(
     errors = [line for line in done.stdout.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1 and said in errors[0]
     assert "Traceback" not in done.stdout and "steps (" not in done.stdout
-    assert not list((project / "results").glob("smoke-text/logs/*"))
+    assert not list((project / "results").glob("smoke/logs/*"))
     assert not list((project / "results").glob("paper/*"))
 
 

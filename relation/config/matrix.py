@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
+from relation.code import PROJECT
 from relation.errors import InputError
 from relation.geometry import FULL, LINEAR, MHA, VARIANTS, ModelConfig, model_values
 from relation.spec import DataSpec, RunSpec
@@ -20,6 +21,15 @@ _MODEL_ASSUMPTIONS = {
 def data_name(scale: Mapping) -> str:
     """The name of the prepared corpus that a scale reads."""
     return f"{scale['corpus']}-{scale['vocabulary']}"
+
+
+def _texts(corpus: Mapping, chosen: str | None) -> tuple[str, str | None]:
+    """Title and path of the texts that a corpus reads; `chosen` is that of corpus=PATH."""
+    if corpus["source"]["kind"] != "files":
+        return corpus["title"], None
+    if "path" not in corpus:
+        return corpus["title"], chosen
+    return ("Local texts", chosen) if chosen else (corpus["title"], str(PROJECT / corpus["path"]))
 
 
 def data_specs(
@@ -41,18 +51,18 @@ def data_specs(
                 f"does not define; choose among {', '.join(campaign['corpora'])}"
             )
         corpus = campaign["corpora"][scale["corpus"]]
-        from_files = corpus["source"]["kind"] == "files"
+        title, path = _texts(corpus, corpus_path)
         key = data_name(scale)
         before = specs.get(key)
         specs[key] = DataSpec(
             corpus=scale["corpus"],
-            title=corpus["title"],
+            title=title,
             vocabulary=scale["vocabulary"],
             source=corpus["source"],
             train_tokens=corpus.get("train_tokens"),
             validation_tokens=corpus.get("validation_tokens"),
             tokenizer_characters=corpus.get("tokenizer_characters"),
-            path=corpus_path if from_files else None,
+            path=path,
             largest_context=max(scale["context"], before.largest_context if before else 0),
             diagnosed_tokens=max(
                 sequences * scale["context"] + 1, before.diagnosed_tokens if before else 0

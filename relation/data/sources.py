@@ -1,4 +1,4 @@
-"""Where documents come from: generated stories, local files, or the Hugging Face hub.
+"""Where documents come from: local files or the Hugging Face hub.
 
 A source offers, for a split, one or more streams of documents. A stream yields texts, tells a
 cursor that JSON can hold, and can be started again at a cursor, so that preparation can resume.
@@ -8,13 +8,13 @@ import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Protocol
 
 from relation.code import code_hash
 from relation.data.pieces import shuffled_pieces
-from relation.data.splits import SPLITS
+from relation.data.splits import END_OF_TEXT
 from relation.data.texts import SUFFIXES, read_texts, unreadable
 from relation.errors import InputError, RunError
 from relation.files import recall, remember, sha256_of
@@ -57,15 +57,6 @@ def _split_by_hash(texts: Iterator[str], split: str, modulus: int) -> Iterator[s
     return (text for text in texts if is_held_out(text, modulus) == (split == "validation"))
 
 
-def _stories(source: dict, split: str) -> list[Stream]:
-    from relation.data.stories import story
-
-    # The splits never share a story: each has a seed of its own.
-    seed = 2 * source["seed"] + SPLITS.index(split)
-    count = source[f"{split}_documents"]
-    return [CountedStream(lambda start: (story(seed, i) for i in range(start, count)))]
-
-
 def text_files(path: str | None) -> dict[str, list[Path]]:
     """The files of a `files` source by split, in name order.
 
@@ -97,7 +88,7 @@ def corpus_fingerprint(path: str | None) -> str | None:
     texts in another format, under other names in the same order, or in other shards are the same
     corpus. Every process hashes the files' bytes, so it notices any changed byte; the user's cache
     maps that hash to the fingerprint, so the texts are parsed once. Raises InputError where they
-    cannot be read.
+    cannot be read or are empty.
     """
     if path is None or not Path(path).exists():
         return None
@@ -107,6 +98,9 @@ def corpus_fingerprint(path: str | None) -> str | None:
     # A damaged cache may hold anything.
     if isinstance(found, str) and re.fullmatch("[0-9a-f]{64}", found):
         return found
+    texts = chain.from_iterable(map(read_texts, files["train"]))
+    if not any(text.replace(END_OF_TEXT, "").strip() for text in texts):
+        raise InputError(f"corpus {path} is empty: no file to train on holds a word; give texts")
     fingerprint = _hash_of_texts(files)
     if _hash_of_bytes(text_files(path)) != key:
         raise InputError(f"corpus {path} changed while it was read; wait until it is whole")
@@ -221,8 +215,6 @@ def open_streams(source: dict, split: str, path: str | None) -> list[Stream]:
     source: the `source` mapping of a corpus in config.yaml; path: the local corpus, for `files`.
     Raises InputError where the source cannot be read.
     """
-    if source["kind"] == "stories":
-        return _stories(source, split)
     if source["kind"] == "files":
         return _files(source, split, path)
     return [HubStream(s, split, source["validation_modulus"]) for s in source["streams"]]

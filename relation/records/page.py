@@ -9,6 +9,7 @@ from relation.errors import InputError
 from relation.records.provenance import command_for
 from relation.records.readings import fixed_readings
 from relation.results import OMISSIONS, Results, run_path
+from relation.spec import DataSpec
 
 
 def _origins(origins: Iterable[dict]) -> dict:
@@ -49,6 +50,11 @@ def trained_models(campaign: Campaign) -> list[dict]:
 
 # The reading that says where documents come from, and how validation is split off.
 _SOURCES = "corpora.*.source"
+
+
+def _kind(campaign: Campaign, spec: DataSpec) -> str:
+    """A corpus's kind of source, or "shipped" where its texts are part of the project."""
+    return "shipped" if spec.path and campaign.corpus is None else spec.source["kind"]
 
 
 def _held_out(path: str | None, modulus: int) -> str:
@@ -140,7 +146,7 @@ def campaign_page(results: Results, devices: Iterable[str], origins: Iterable[di
         "further_seeds": _further_seeds(campaign),
         "reading_runs": [[run.scale, run.variant] for run in campaign.reading_runs],
         "corpora": [
-            {"title": spec.title, "kind": spec.source["kind"]} for spec in campaign.data.values()
+            {"title": spec.title, "kind": _kind(campaign, spec)} for spec in campaign.data.values()
         ],
         "scales": list(campaign.scales),
         "probes": campaign.diagnostics["probes"],

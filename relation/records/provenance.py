@@ -53,7 +53,9 @@ def command_for(campaign: Campaign, published: bool = True) -> str:
     choices = {"campaign": campaign.name, **campaign.restrictions}
     if campaign.corpus is not None:
         choices["corpus"] = campaign.corpus
-    elif any(spec.source["kind"] == "files" for spec in campaign.data.values()):
+    elif any(
+        spec.source["kind"] == "files" and spec.path is None for spec in campaign.data.values()
+    ):
         choices["corpus"] = "DIR"
     if not published:
         choices["published"] = "false"

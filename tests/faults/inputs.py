@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from sample import documents
 
 from faults.registry import case
 from faults.sandbox import DATA, Done, Sandbox
@@ -35,10 +36,10 @@ def bounded() -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY, _MEMORY))
 
 
-def _stories(count: int = 60) -> list[str]:
-    from relation.data.stories import story
-
-    return [story(seed=7, index=index) for index in range(count)]
+def _write_texts(folder: Path) -> None:
+    """A corpus that nothing is wrong with."""
+    folder.mkdir()
+    (folder / "books.txt").write_text("\n<|endoftext|>\n".join(documents(60)), encoding="utf-8")
 
 
 def _prepare(box: Sandbox, corpus: Path) -> Done:
@@ -60,8 +61,7 @@ def refused(box: Sandbox, done: Done, *said: str) -> tuple[str, str]:
 def corpus_refused(name: str, content: bytes, *said: str) -> Callable:
     def act(box: Sandbox) -> tuple[str, str]:
         folder = box.folder / "corpus"
-        folder.mkdir()
-        (folder / "stories.txt").write_text("\n<|endoftext|>\n".join(_stories()), encoding="utf-8")
+        _write_texts(folder)
         (folder / name).write_bytes(content)
         return refused(box, _prepare(box, folder), *said)
 
@@ -69,10 +69,9 @@ def corpus_refused(name: str, content: bytes, *said: str) -> Callable:
 
 
 def _handled(box: Sandbox, extra: Callable[[Path], None], how: str) -> tuple[str, str]:
-    """A corpus of stories and something odd is prepared, and trains."""
+    """A corpus of books and something odd is prepared, and trains."""
     folder = box.folder / "corpus"
-    folder.mkdir()
-    (folder / "stories.txt").write_text("\n<|endoftext|>\n".join(_stories()), encoding="utf-8")
+    _write_texts(folder)
     extra(folder)
     done = _prepare(box, folder)
     assert done.status == 0, done.output
@@ -115,7 +114,7 @@ def smuggled_end_of_text(box: Sandbox) -> tuple[str, str]:
 def nothing_but_empty(box: Sandbox) -> tuple[str, str]:
     path = box.folder / "empty.txt"
     path.write_text("<|endoftext|>\n" * 99, encoding="utf-8")
-    return refused(box, _prepare(box, path), "vocabulary")
+    return refused(box, _prepare(box, path), "is empty")
 
 
 @bad("A corpus folder with names of odd characters")

@@ -5,6 +5,8 @@ import signal
 from functools import partial
 from pathlib import Path
 
+from sample import documents
+
 from faults.registry import case
 from faults.sandbox import CAMPAIGN, DATA, Sandbox, moments, until
 from faults.training import send_self
@@ -156,7 +158,7 @@ HUB = """
     base: tiny
     seeds: [42]
     corpora:
-      stories:
+      sample:
         source:
           kind: huggingface
           validation_modulus: 5
@@ -189,14 +191,12 @@ def break_off(rows: int) -> None:
     datasets.load_dataset = lambda *arguments, **options: Broken(load(*arguments, **options))
 
 
-def hub_corpus(folder: Path, documents: int = 400) -> None:
+def hub_corpus(folder: Path) -> None:
     """A data set in a folder, which `datasets` streams as it does the hub's."""
-    from relation.data.stories import story
-
     folder.mkdir()
     with (folder / "train.jsonl").open("w", encoding="utf-8") as file:
-        for index in range(documents):
-            file.write(json.dumps({"text": story(seed=3, index=index)}) + "\n")
+        for text in documents(400):
+            file.write(json.dumps({"text": text}) + "\n")
 
 
 def _hub(box: Sandbox) -> tuple:

@@ -22,7 +22,7 @@ PROCESSES.set_forkserver_preload(
     ["relation.cli", "relation.training.engine", "relation.data.prepare", "torch._dynamo"]
 )
 DONE_RUN, RUN_NAME = "10M/mha/42", "10M/full/42"
-DATA, CAMPAIGN = "stories-300", "faults"
+DATA, CAMPAIGN = "sample-300", "faults"
 TIMES = {"seconds", "tokens_per_second"}  # all that may differ between two runs of one kind
 SECONDS = 120.0  # longer than any command here takes
 
@@ -36,7 +36,7 @@ _CAMPAIGNS = """
     base: tiny
     seeds: [42]
     corpora:
-      stories:
+      sample:
         source: {kind: files, validation_modulus: 5}
         train_tokens: 200000
         tokenizer_characters: 200000

@@ -68,9 +68,9 @@ _edited(
 _edited(
     "corpus_leaves",
     "A corpus whose name leaves the campaign's folder",
-    "\n      stories:\n        title",
-    '\n      "../../x": {title: x, source: {kind: stories, seed: 0, train_documents: 1,'
-    " validation_documents: 1}}\n      stories:\n        title",
+    "\n      sample:\n        title",
+    '\n      "../../x": {title: x, source: {kind: files, validation_modulus: 2}}'
+    "\n      sample:\n        title",
     "../../x",
 )
 _edited("unknown_key", "An unknown key", "gradient_clip: 1.0", "gradient_clpi: 1.0", "gradient_cl")

@@ -1,1 +1,0 @@
-"""The plots, scenes and phrases that `relation.data.stories` tells its stories with."""
