@@ -195,8 +195,8 @@ AssumptionsChanges = _changes(Assumptions)
 class Training:
     """What the paper fixes for every run (Appendix B.2), and how a run is saved."""
 
-    betas: Range
-    weight_decay: Annotated[float, Field(strict=True, ge=0)]
+    betas: Annotated[Range, key("Betas of AdamW")]
+    weight_decay: Annotated[float, key("Weight decay of AdamW", strict=True, ge=0)]
     gradient_clip: Annotated[Positive, key("Bound of the gradient's global L2 norm")]
     checkpoint_seconds: Annotated[
         Positive, key("Wall time after which a resume state is saved, seconds")
@@ -268,7 +268,9 @@ class Choice:
         ),
     ] = False
     assumptions: AssumptionsChanges = field(default_factory=dict)
-    learning_rate_factor: Positive = 1.0
+    learning_rate_factor: Annotated[
+        Positive, key("What the scale's learning rate is multiplied by")
+    ] = 1.0
     corpus: Annotated[StrictStr | None, key("Another corpus of the campaign")] = None
 
 
@@ -360,7 +362,10 @@ class Corpus:
     """Texts, and how much of them is read."""
 
     title: Words
-    source: Annotated[Stories | Files | HuggingFace, Field(discriminator="kind")]
+    source: Annotated[
+        Stories | Files | HuggingFace,
+        key("Where its documents come from", discriminator="kind"),
+    ]
     train_tokens: Annotated[
         Annotated[StrictInt, Field(ge=2)] | None,
         key("Stop the training split here, tokens; null takes all of it"),
@@ -399,8 +404,8 @@ class Schedule(MicroBatches):
 
     context: Annotated[Count, key("T, tokens predicted by one window")]
     budget_tokens: Annotated[Count, key("Predicted tokens of a whole run")]
-    warmup_tokens: Count
-    learning_rate: Positive
+    warmup_tokens: Annotated[Count, key("Predicted tokens over which the rate rises from zero")]
+    learning_rate: Annotated[Positive, key("The rate after the warm-up")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -408,7 +413,7 @@ class Scale(Shape, Schedule):
     """A size of the matrix: its texts, models and runs."""
 
     corpus: StrictStr
-    vocabulary: Annotated[StrictInt, Field(ge=257, le=65536)]
+    vocabulary: Annotated[StrictInt, key("Entries of the tokenizer", ge=257, le=65536)]
     variants: Annotated[list[Variant], *UNIQUE, Field(min_length=1)]
     overrides: Annotated[
         dict[Variant, _changes(Shape)], key("What single variants change of the scale")

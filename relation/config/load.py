@@ -1,14 +1,14 @@
 """Reading config.yaml: inheritance between campaigns, then validation by the types."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from difflib import get_close_matches
-from functools import cache
 from pathlib import Path
 
 import yaml
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
+from relation.config.keys import adapter, known_keys
 from relation.errors import InputError
 from relation.sections import Configuration
 
@@ -102,46 +102,6 @@ def merged(config: Mapping) -> dict:
     return {**config, "campaigns": whole}
 
 
-@cache
-def _adapter() -> TypeAdapter:
-    return TypeAdapter(Configuration)
-
-
-@cache
-def schema() -> dict:
-    """The JSON Schema of the configuration, whose descriptions the report prints."""
-    return _adapter().json_schema()
-
-
-def options(node: Mapping) -> Iterator[Mapping]:
-    """The schemas that a value may follow, references and alternatives resolved."""
-    if "$ref" in node:
-        yield from options(schema()["$defs"][node["$ref"].rpartition("/")[2]])
-    for kind in ("anyOf", "oneOf"):
-        for each in node.get(kind, ()):
-            yield from options(each)
-    yield node
-
-
-def values_of(node: Mapping) -> Mapping | None:
-    """The schema of the values of a mapping whose keys are free, else None."""
-    free = [*node.get("patternProperties", {}).values(), node.get("additionalProperties")]
-    return free[0] if isinstance(free[0], Mapping) else None
-
-
-def _known_keys(place: list) -> list[str]:
-    """The keys that the configuration takes at a place."""
-    nodes = list(options(schema()))
-    for part in place:
-        below = []
-        for node in nodes:
-            inner = node.get("items") if isinstance(part, int) else values_of(node)
-            inner = node.get("properties", {}).get(part, inner)
-            below += options(inner) if inner else ()
-        nodes = below
-    return [key for node in nodes for key in node.get("properties", {})]
-
-
 def _place(config: object, location: tuple) -> list:
     """Where an error lies: pydantic's location without its names of types and alternatives."""
     place = []
@@ -160,6 +120,7 @@ _PHRASES = {
     "finite_number": "{value} is not a finite number",
     "string_pattern_mismatch": "{value} does not match {pattern!r}",
     "less_than_equal": "{value} is greater than the maximum of {le}",
+    **dict.fromkeys(("dict_type", "dataclass_type"), "{value} is no mapping"),
 }
 
 
@@ -167,7 +128,7 @@ def _told(error: Mapping, place: list) -> str:
     """A violation in one line."""
     *parents, last = place or [""]
     if error["type"] in _UNKNOWN:
-        known = _known_keys(parents)
+        known = known_keys(parents)
         near = get_close_matches(str(last), known, 1)
         hint = f"did you mean {near[0]!r}?" if near else f"choose among {', '.join(known)}"
         place, said = parents, f"unknown key {last!r}; {hint}"
@@ -192,7 +153,7 @@ def checked(config: Mapping) -> Configuration:
     is named before those that are missing.
     """
     try:
-        return _adapter().validate_python(config)
+        return adapter().validate_python(config)
     except ValidationError as refused:
         errors = refused.errors(include_url=False)
 
@@ -202,7 +163,9 @@ def checked(config: Mapping) -> Configuration:
         inherited = 0
         if place[:1] == ["campaigns"] and len(place) > 1:
             inherited = len(_lineage(config["campaigns"], place[1]))
-        return inherited, error["type"] not in _UNKNOWN, len(place)
+        # Of the alternatives to a rule's misspelt name, such as a number, the names help.
+        alternative = isinstance(error["input"], str) and error["type"] != "literal_error"
+        return inherited, error["type"] not in _UNKNOWN, len(place), alternative
 
     error = min(errors, key=first)
     raise InputError(_told(error, _place(config, error["loc"])))

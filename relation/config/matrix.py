@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from relation.config.load import schema
+from relation.config.keys import described_assumptions
 from relation.errors import InputError
 from relation.geometry import VARIANTS, ModelConfig, model_values
 from relation.sections import (
@@ -23,11 +23,6 @@ from relation.spec import DataSpec, RunSpec
 def taken(section: type, values: Any) -> dict:
     """The fields of a section, for a specification that takes it whole."""
     return {field.name: getattr(values, field.name) for field in fields(section)}
-
-
-def described_assumptions() -> dict[str, dict]:
-    """Every assumption's entry in the JSON Schema, with its description, by name."""
-    return schema()["$defs"]["Assumptions"]["properties"]
 
 
 # Deviations and multipliers that depend on the width d, by the names the configuration gives them.

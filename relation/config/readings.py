@@ -6,7 +6,8 @@ They are the assumptions, what other keys of the configuration set, and what the
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 
-from relation.config.matrix import Matrix, described_assumptions
+from relation.config.keys import described_assumptions
+from relation.config.matrix import Matrix
 from relation.spec import RunSpec
 
 OTHER_BACKENDS = "backend_overrides"
