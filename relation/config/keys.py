@@ -24,11 +24,6 @@ def schema() -> dict:
     return adapter().json_schema()
 
 
-def described_assumptions() -> dict[str, dict]:
-    """Every assumption's entry in the JSON Schema, with its description, by name."""
-    return schema()["$defs"]["Assumptions"]["properties"]
-
-
 def _options(node: Mapping) -> Iterator[Mapping]:
     """A schema, and those that it refers to or offers as alternatives."""
     yield node

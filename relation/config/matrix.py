@@ -4,7 +4,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from relation.config.keys import described_assumptions
 from relation.errors import InputError
 from relation.geometry import VARIANTS, ModelConfig, model_values
 from relation.sections import (
@@ -46,9 +45,9 @@ def _rests_on(variant: str) -> list[str]:
     if not VARIANTS[variant].givens:
         without.add("givens_first_pairing")
     return [
-        name
-        for name, about in described_assumptions().items()
-        if letters & set(about.get("layers", "")) and name not in without
+        each.name
+        for each in fields(Assumptions)
+        if letters & set(each.metadata["layers"]) and each.name not in without
     ]
 
 

@@ -4,9 +4,8 @@ They are the assumptions, what other keys of the configuration set, and what the
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import fields
 
-from relation.config.keys import described_assumptions
 from relation.config.matrix import Matrix
 from relation.spec import RunSpec
 
@@ -170,8 +169,10 @@ def _readings(matrix: Matrix, planned: Iterable[RunSpec]) -> list[tuple[str, str
 
 def stated_assumptions(matrix: Matrix, planned: Iterable[RunSpec]) -> tuple[dict, ...]:
     """One mapping (name, value, question) a reading, with the campaign's own values."""
-    questions = described_assumptions()
-    assumed = asdict(matrix.assumptions).items()
-    rows = [(name, value, questions[name]["description"]) for name, value in assumed]
+    assumed = matrix.assumptions
+    rows = [
+        (each.name, getattr(assumed, each.name), each.metadata["description"])
+        for each in fields(assumed)
+    ]
     rows += _readings(matrix, planned)
     return tuple({"name": n, "value": v, "question": q} for n, v, q in rows)
