@@ -413,17 +413,10 @@ class Matched(Batches):
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """A benchmark over contexts."""
+    """A benchmark over contexts; two at least, so that a power can be fitted."""
 
     scale: StrictStr
-    contexts: list[Count] = key("", min_length=1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Curve(Sweep):
-    """A sweep that a power is fitted to."""
-
-    contexts: list[Count] = key("", min_length=2)
+    contexts: list[Count] = key("Contexts T, each a side", min_length=2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -451,7 +444,7 @@ class Systems(Rounds):
     matched: Matched
     linear_steady: AtContext
     linear_long: Sweep
-    complexity: Curve
+    complexity: Sweep
 
 
 @dataclass(frozen=True, kw_only=True)
