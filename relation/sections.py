@@ -223,7 +223,7 @@ class Efficiency:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class ChoiceSection:
     """What the paper leaves open, as a change of assumptions."""
 
     title: Words
@@ -243,7 +243,7 @@ class Choice:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Readings:
+class ReadingsSection:
     """The readings of the paper that are tried, each with pairs of MHA and Full Relation."""
 
     scale: StrictStr = key("The scale whose pairs are trained")
@@ -294,7 +294,7 @@ class Files(TypedDict):
     ]
 
 
-class Stream(TypedDict):
+class StreamSection(TypedDict):
     """A data set of the hub, or a local folder."""
 
     path: Annotated[StrictStr, says("Name on the hub, or a local folder")]
@@ -308,7 +308,7 @@ class HuggingFace(TypedDict):
 
     kind: Literal["huggingface"]
     streams: Annotated[
-        list[Stream], says("Data sets mixed by tokens in equal shares"), Field(min_length=1)
+        list[StreamSection], says("Data sets mixed by tokens in equal shares"), Field(min_length=1)
     ]
     validation_modulus: Annotated[
         AtLeastTwo | None,
@@ -345,7 +345,7 @@ class MicroBatches:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape(MicroBatches):
+class ShapeSection(MicroBatches):
     """What single variants may change of their scale."""
 
     layers: Count
@@ -365,13 +365,13 @@ class Schedule(MicroBatches):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scale(Shape, Schedule):
+class Scale(ShapeSection, Schedule):
     """A size of the matrix: its texts, models and runs."""
 
     corpus: StrictStr
     vocabulary: StrictInt = key("Entries of the tokenizer", ge=257, le=65536)
     variants: Annotated[list[Variant], *UNIQUE] = key("What is trained at it", min_length=1)
-    overrides: dict[Variant, _changes(Shape)] = key(
+    overrides: dict[Variant, _changes(ShapeSection)] = key(
         "What single variants change of the scale", default={}
     )
     expected_tokens_per_second: Positive = key(
@@ -448,7 +448,7 @@ class Systems(Rounds):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Execution:
+class ExecutionSection:
     """Where and how a run computes; every run takes it whole."""
 
     device: Literal["cpu", "cuda"]
@@ -460,7 +460,7 @@ class Execution:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CampaignSection(Execution):
+class CampaignSection(ExecutionSection):
     """A campaign, with its bases merged in."""
 
     base: StrictStr | None = key("Another campaign whose values this one starts from", default=None)
@@ -492,7 +492,7 @@ class CampaignSection(Execution):
         "Whether the paper's matrix and benchmarks are run; false runs the readings alone",
         default=True,
     )
-    readings: Readings | None = key(
+    readings: ReadingsSection | None = key(
         "The readings of the paper that are tried: changes of its assumptions, each with pairs of"
         " MHA and Full Relation",
         default=None,
@@ -536,11 +536,11 @@ class Configuration:
     training: Training
     diagnostics: Diagnostics
     efficiency: Efficiency
-    residuals: dict[ChoiceName, Choice] = key(
+    residuals: dict[ChoiceName, ChoiceSection] = key(
         "The scales of the residual matrices under which every choice is tried, by name",
         default={},
     )
-    choices: dict[ChoiceName, Choice] = key(
+    choices: dict[ChoiceName, ChoiceSection] = key(
         "What the paper leaves open, each as a change of assumptions, by name", default={}
     )
     campaigns: dict[Name, CampaignSection] = key("By name", min_length=1)

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from relation.geometry import ModelConfig, model_config
-from relation.sections import Execution, Optimisation, Rounds, Schedule, Training
+from relation.sections import ExecutionSection, Optimisation, Rounds, Schedule, Training
 
 
 def canonical_hash(value: Any) -> str:
@@ -78,7 +78,7 @@ class DataSpec(Spec):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunSpec(Execution, Training, Optimisation, Schedule, Spec):
+class RunSpec(ExecutionSection, Training, Optimisation, Schedule, Spec):
     """One training run: the sections of the configuration that it takes whole, and what it is.
 
     decay_vectors: whether norms, scalars and angles decay too; init_key: what initial weights are

@@ -10,7 +10,7 @@ from relation.sections import (
     Assumptions,
     CampaignSection,
     Configuration,
-    Execution,
+    ExecutionSection,
     Optimisation,
     Scale,
     Schedule,
@@ -155,7 +155,7 @@ class Matrix:
             **taken(Schedule, b),
             **taken(Optimisation, assumed),
             **taken(Training, self.config.training),
-            **taken(Execution, campaign),
+            **taken(ExecutionSection, campaign),
         }
         changed = {
             "learning_rate": b.learning_rate * learning_rate_factor,

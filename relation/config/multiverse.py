@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from relation.config.matrix import Matrix
 from relation.errors import InputError
 from relation.geometry import PAIRED
-from relation.sections import Choice, Readings, Scale
+from relation.sections import ChoiceSection, ReadingsSection, Scale
 from relation.spec import DataSpec, RunSpec
 
 
@@ -38,7 +38,7 @@ class Reading:
         return {**{name: getattr(self, name) for name in fields}, "adds": list(self.adds)}
 
 
-def _checked(matrix: Matrix) -> Readings | None:
+def _checked(matrix: Matrix) -> ReadingsSection | None:
     """A campaign's readings as configured. Raises InputError where they contradict each other."""
     campaign, given = matrix.campaign, matrix.campaign.readings
     if given is None:
@@ -63,7 +63,7 @@ def _checked(matrix: Matrix) -> Readings | None:
     return given
 
 
-def _scale(matrix: Matrix, given: Readings, choice: Choice) -> Scale:
+def _scale(matrix: Matrix, given: ReadingsSection, choice: ChoiceSection) -> Scale:
     """The scale that a choice's runs are made at, with the corpus that they read."""
     scale = matrix.campaign.scales[given.scale]
     return replace(scale, corpus=choice.corpus or scale.corpus)
