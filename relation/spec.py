@@ -6,10 +6,11 @@ files lie, not the device, not the backend that executes the same mathematics.
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from relation.geometry import ModelConfig, model_config
+from relation.sections import ExecutionSection, Optimisation, Rounds, Schedule, Training
 
 
 def canonical_hash(value: Any) -> str:
@@ -23,12 +24,16 @@ class Spec:
 
     not_identity: tuple[str, ...] = ()
     not_job: tuple[str, ...] = ()
-    # Options that are None when off, and then in no hash: adding one makes no older record stale.
-    options: tuple[str, ...] = ()
 
     def _without(self, left_out: tuple[str, ...]) -> dict:
-        off = [name for name in self.options if getattr(self, name) is None]
-        return {k: v for k, v in asdict(self).items() if k not in (*left_out, *off)}
+        # An option that is off (None, its default) is in no hash: a new option makes no older
+        # record stale.
+        options = {field.name for field in fields(self) if field.default is None}
+        return {
+            name: value
+            for name, value in asdict(self).items()
+            if name not in left_out and not (value is None and name in options)
+        }
 
     def identity(self) -> dict:
         """The fields that determine the result."""
@@ -72,9 +77,9 @@ class DataSpec(Spec):
         return f"{self.corpus}-{self.vocabulary}"
 
 
-@dataclass(frozen=True)
-class RunSpec(Spec):
-    """One training run.
+@dataclass(frozen=True, kw_only=True)
+class RunSpec(ExecutionSection, Training, Optimisation, Schedule, Spec):
+    """One training run: the sections of the configuration that it takes whole, and what it is.
 
     decay_vectors: whether norms, scalars and angles decay too; init_key: what initial weights are
     keyed by beside the seed, where a pair does not share them; reading: the reading of the paper
@@ -88,34 +93,13 @@ class RunSpec(Spec):
     model: dict
     data: str
     data_hash: str
-    context: int
-    budget_tokens: int
-    warmup_tokens: int
     tokens_per_update: int
-    micro: int
-    accumulation: int
-    learning_rate: float
-    plateau_fraction: float
-    betas: list[float]
-    adam_eps: float
-    weight_decay: float
-    decay_embedding: bool
-    gradient_clip: float
-    last_update: str
-    precision: str
-    device: str
-    compile: bool
-    backends: dict
-    checkpoint_seconds: float
-    checkpoint_tokens: int | None
-    deterministic: bool
     decay_vectors: bool | None = None
     init_key: str | None = None
     reading: str = ""
 
     not_job = ("campaign", "data", "checkpoint_seconds", "checkpoint_tokens", "reading")
     not_identity = (*not_job, "device", "compile", "backends", "deterministic")
-    options = ("decay_vectors", "init_key")
 
     @property
     def name(self) -> str:
@@ -145,8 +129,8 @@ class DiagnosticsSpec(Spec):
     not_identity = ("device",)
 
 
-@dataclass(frozen=True)
-class SystemsSpec(Spec):
+@dataclass(frozen=True, kw_only=True)
+class SystemsSpec(Rounds, Spec):
     """One systems benchmark at one scale.
 
     `sides`: each a variant with its backends, model, context, micro and accumulation, and a
@@ -158,9 +142,6 @@ class SystemsSpec(Spec):
     benchmark: str
     scale: str
     sides: list[dict]
-    warmup_updates: int
-    measured_updates: int
-    rounds: int
     optimizer: dict
     precision: str
     compile: bool

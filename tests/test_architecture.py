@@ -18,6 +18,7 @@ ORDER = (
         "relation.geometry",
         "relation.locks",
         "relation.progress",
+        "relation.sections",
     ),
     ("relation.spec", "relation.parquet", "relation.disk"),
     ("relation.code", "relation.schemas"),

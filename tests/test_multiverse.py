@@ -117,7 +117,7 @@ def test_restrictions_choose_among_the_readings() -> None:
 @pytest.mark.parametrize("changes, message", [
     ({"further": ["unscaled-none"]}, "none of its readings"),
     ({"choices": ["none"]}, "choices does not define"),
-    ({"ablations": ["mha"]}, "ablations names 'mha'"),
+    ({"ablations": ["mha"]}, "ablations.0: 'mha' is not one of"),
     ({"seeds": [42]}, "seed 42 is there twice or is the matrix's"),
     ({"scale": "1B"}, "no scale of the campaign"),
 ])  # fmt: skip

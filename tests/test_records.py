@@ -18,7 +18,6 @@ from relation.operators.linear import CHUNK
 from relation.parquet import Column, read_origin, read_parquet, schema, write_parquet
 from relation.records import load_records, smoothed_loss, token_crossing
 from relation.records.campaign import check_order
-from relation.records.readings import fixed_readings
 from relation.results import Results, with_pictures
 from relation.spec import RunSpec
 
@@ -327,7 +326,7 @@ def test_the_readings_say_how_local_texts_were_split(tmp_path: Path, files, said
 
 def test_the_readings_name_the_papers_schedule_and_the_launches_in_its_place() -> None:
     campaign = resolve(load_config(ROOT / "config.yaml"), campaign="paper")
-    (reading,) = (r for r in fixed_readings(campaign) if r["name"] == "backends.linear")
+    (reading,) = (r for r in campaign.assumptions if r["name"] == "backends.linear")
     chunks: dict[int, set[int]] = {}
     for (_, size), entries in LAUNCHES.items():
         chunks.setdefault(size, set()).update(entry.chunk for entry in entries)

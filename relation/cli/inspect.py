@@ -1,11 +1,13 @@
-"""Commands a person runs: params, plan, backends."""
+"""Commands a person runs: params, plan, backends, keys."""
 
 import argparse
 import json
+import textwrap
 
 from relation.cli import scale
 from relation.cli.options import add_campaign_options, campaign_results, chosen_campaign
 from relation.cli.tables import print_table
+from relation.errors import InputError
 
 
 def add_commands(commands) -> None:
@@ -24,6 +26,11 @@ def add_commands(commands) -> None:
     backends = commands.add_parser("backends", help="implementations of each operator")
     backends.add_argument("--device", choices=("cpu", "cuda"), help="default: what there is")
     backends.set_defaults(call=_backends)
+
+    keys = commands.add_parser("keys", help="every key of config.yaml and what it means")
+    keys.add_argument("place", nargs="?", default="", help="only those below, such as training")
+    keys.add_argument("--schema", action="store_true", help="print the JSON Schema, for an editor")
+    keys.set_defaults(call=_keys)
 
 
 def _params(options: argparse.Namespace) -> None:
@@ -95,3 +102,19 @@ def _backends(options: argparse.Namespace) -> None:
         reason = backend.why_unavailable(device)
         rows.append([backend.operator, backend.name, reason or "runs here", backend.summary])
     print_table(["operator", "backend", str(device), "what it is"], rows)
+
+
+def _keys(options: argparse.Namespace) -> None:
+    from relation.config.keys import documented_keys, schema
+
+    if options.schema:
+        print(json.dumps(schema(), indent=2))
+        return
+    place = f"{options.place}." if options.place else ""
+    keys = [key for key in documented_keys() if f"{key.place}.".startswith(place)]
+    if not keys:
+        raise InputError(f"no key {options.place!r}; `python -m relation keys` lists every one")
+    for key in keys:
+        print(f"{key.place}: {key.takes}")
+        if key.meaning:
+            print(textwrap.fill(key.meaning, 100, initial_indent="    ", subsequent_indent="    "))

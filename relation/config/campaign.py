@@ -1,17 +1,16 @@
 """A campaign: what config.yaml says to run, resolved to one specification a job."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from itertools import chain
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from relation.config.load import schema, validate
-from relation.config.matrix import assumptions_of, data_name, data_specs, model_of, run_spec
+from relation.config.load import checked, merged
+from relation.config.matrix import Matrix
 from relation.config.multiverse import Reading, reading_scales, readings_of
-from relation.config.readings import settled_readings
+from relation.config.readings import stated_assumptions
 from relation.config.systems import gradients_spec, systems_specs, verification_spec
 from relation.errors import InputError
-from relation.geometry import PAIRED, VARIANTS, ModelConfig
+from relation.geometry import PAIRED, VARIANTS
 from relation.spec import (
     DataSpec,
     DiagnosticsSpec,
@@ -145,215 +144,190 @@ class Campaign:
         )
 
 
-def _further_seeds(campaign: Mapping, name: str) -> dict[str, list[int]]:
+def _further_seeds(matrix: Matrix) -> dict[str, list[int]]:
     """Seeds of pairs beyond the matrix, by scale; raises InputError where there can be no pair."""
-    further = campaign.get("further_seeds", {})
-    for scale, seeds in further.items():
-        place = f"config: campaigns.{name}.further_seeds.{scale}"
-        if scale not in campaign["scales"]:
+    campaign = matrix.campaign
+    for scale, seeds in campaign.further_seeds.items():
+        place = f"config: campaigns.{matrix.name}.further_seeds.{scale}"
+        if scale not in campaign.scales:
             raise InputError(
-                f"{place} is no scale of the campaign; choose among {', '.join(campaign['scales'])}"
+                f"{place} is no scale of the campaign; choose among {', '.join(campaign.scales)}"
             )
-        if not set(PAIRED) <= set(campaign["scales"][scale]["variants"]):
+        if not set(PAIRED) <= set(campaign.scales[scale].variants):
             raise InputError(f"{place}: that scale does not train both {' and '.join(PAIRED)}")
-        twice = sorted(set(seeds) & set(campaign["seeds"]))
+        twice = sorted(set(seeds) & set(campaign.seeds))
         if twice:
             raise InputError(f"{place}: seed {twice[0]} is one of the campaign's seeds; drop it")
-    return further
+    return campaign.further_seeds
 
 
-def _with_readings(config: Mapping, name: str) -> tuple[str, ...]:
-    """A campaign and the one whose readings its report shows, if another."""
-    shown = config["campaigns"][name].get("readings_from")
+def _shown_beside(matrix: Matrix) -> tuple[str, ...]:
+    """The campaign whose readings the report shows, if it is another."""
+    shown = matrix.campaign.readings_from
     if shown is None:
-        return (name,)
-    if not (config["campaigns"].get(shown) or {}).get("readings"):
+        return ()
+    if shown not in matrix.config.campaigns or matrix.config.campaigns[shown].readings is None:
         raise InputError(
-            f"config: campaigns.{name}.readings_from is {shown!r}, no campaign with readings"
+            f"config: campaigns.{matrix.name}.readings_from is {shown!r}, no campaign with readings"
         )
-    return (name, shown)
+    return (shown,)
 
 
-def _chosen(config: Mapping, key: str, available: Iterable, campaign: str) -> tuple:
-    """The restriction `key` as a tuple, or everything available."""
-    available = tuple(available)
-    value: Any = config.get(key)
-    if value is None:
-        return available
-    items = value.split(",") if isinstance(value, str) else value
-    items = items if isinstance(items, list) else [items]
-    wanted = [str(item).strip() for item in items]
-    by_text = {str(item): item for item in available}
-    for item in wanted:
-        if item not in by_text:
+class _Restrictions:
+    """What the top-level choices leave of a campaign."""
+
+    def __init__(self, config: Mapping, campaign: str) -> None:
+        self.given = {key: config[key] for key in _RESTRICTIONS if config.get(key) is not None}
+        self._campaign = campaign
+        self._chosen: dict[str, tuple] = {}
+
+    def choose(self, key: str, offered: Iterable, silent: tuple = ()) -> None:
+        """Read one choice among what is offered; `silent` may be chosen too.
+
+        Raises InputError for anything else, with what the campaign has.
+        """
+        if key not in self.given:
+            return
+        value, known = self.given[key], {str(item): item for item in offered}
+        items = value.split(",") if isinstance(value, str) else value
+        wanted = {str(item).strip() for item in (items if isinstance(items, list) else [items])}
+        for item in sorted(wanted - {*known, *silent}):
             raise InputError(
-                f"{key}={item}: campaign {campaign} has no such {key[:-1]}; "
-                f"choose among {', '.join(by_text)}"
+                f"{key}={item}: campaign {self._campaign} has no such {key[:-1]}; "
+                f"choose among {', '.join(known) or 'none'}"
             )
-    return tuple(item for text, item in by_text.items() if text in wanted)
+        known |= {item: item for item in silent}
+        self._chosen[key] = tuple(item for text, item in known.items() if text in wanted)
+
+    def allow(self, key: str, value: object) -> bool:
+        return key not in self._chosen or value in self._chosen[key]
+
+    def excluding(self, run: RunSpec) -> list[str]:
+        """The choices that leave a run out, in words."""
+        values = {"scales": run.scale, "seeds": run.seed, "variants": run.variant}
+        return [
+            f"{key}={','.join(map(str, self._chosen[key]))}"
+            for key, value in values.items()
+            if not self.allow(key, value)
+        ]
+
+    def __str__(self) -> str:
+        return " ".join(f"{key}={value}" for key, value in self.given.items())
 
 
 def resolve(config: Mapping, **overrides: Any) -> Campaign:
     """The campaign that `config` chooses, restricted by its scales, seeds and variants.
 
     `overrides` replace the top-level choices (campaign, scales, seeds, variants, corpus) where
-    they are not None. Raises InputError for anything the schema or the models refuse.
+    they are not None. Raises InputError for anything the types or the models refuse.
     """
-    config = validate({**config, **{k: v for k, v in overrides.items() if v is not None}})
-    name = config["campaign"]
-    if name not in config["campaigns"]:
+    raw = merged({**config, **{k: v for k, v in overrides.items() if v is not None}})
+    config = checked(raw)
+    name = config.campaign
+    if name not in config.campaigns:
         raise InputError(
-            f"unknown campaign {name!r}; config.yaml defines {', '.join(config['campaigns'])}"
+            f"unknown campaign {name!r}; config.yaml defines {', '.join(config.campaigns)}"
         )
-    campaign = config["campaigns"][name]
-    for scale_name, scale in campaign["scales"].items():
-        unknown = (set(scale["variants"]) | set(scale.get("overrides", {}))) - set(VARIANTS)
-        if unknown:
-            raise InputError(
-                f"config: scale {scale_name} names unknown variant {sorted(unknown)[0]!r}; "
-                f"choose among {', '.join(VARIANTS)}"
-            )
-
-    # Linear Relation is benchmarked at every scale although no scale trains it.
-    used = {v for scale in campaign["scales"].values() for v in scale["variants"]} | {"linear"}
-    all_variants = [variant for variant in VARIANTS if variant in used]
-    scales = _chosen(config, "scales", campaign["scales"], name)
-    further_seeds = _further_seeds(campaign, name)
-    of_readings = campaign.get("readings") or {"seeds": (), "further_seeds": ()}
-    every_seed = dict.fromkeys(
-        chain(
-            campaign["seeds"],
-            *further_seeds.values(),
-            of_readings["seeds"],
-            of_readings["further_seeds"],
-        )
-    )
-    seeds = _chosen(config, "seeds", every_seed, name)
-    variants = _chosen(config, "variants", all_variants, name)
-    diagnostics = {**config["diagnostics"], **campaign.get("diagnostics", {})}
-    data = data_specs(
-        campaign, config.get("corpus"), diagnostics["sequences"], reading_scales(config, name)
-    )
-    if config.get("corpus") and not any(spec.path for spec in data.values()):
+    matrix = Matrix(config)
+    campaign = matrix.campaign
+    further_seeds = _further_seeds(matrix)
+    diagnostics = replace(config.diagnostics, **campaign.diagnostics)
+    data = matrix.data(diagnostics.sequences, reading_scales(matrix))
+    if config.corpus and not any(spec.path for spec in data.values()):
         raise InputError(
-            f"corpus={config['corpus']}: campaign {name} reads no local files; choose one that "
+            f"corpus={config.corpus}: campaign {name} reads no local files; choose one that "
             "does, for example campaign=books"
         )
 
     planned = [
-        run_spec(config, name, scale_name, variant, seed, data[data_name(scale)])
-        for scale_name, scale in campaign["scales"].items()
-        for variant in scale["variants"]
-        for seed in campaign["seeds"]
+        matrix.run(scale_name, variant, seed, data[scale.data])
+        for scale_name, scale in campaign.scales.items()
+        for variant in scale.variants
+        for seed in campaign.seeds
     ]
-    readings = readings_of(config, name, data)
-    chosen_readings = _chosen(config, "readings", [reading.name for reading in readings], name)
-    reading_runs = {
-        run.name: run
-        for reading in readings
-        if reading.name in chosen_readings
-        for run in reading.runs
-        if run.scale in scales and run.variant in variants and run.seed in seeds
-    }
+    planned_further = [
+        matrix.run(scale, variant, seed, data[campaign.scales[scale].data])
+        for scale, seeds in further_seeds.items()
+        for seed in seeds
+        for variant in PAIRED
+    ]
+    readings = readings_of(matrix, data)
+    every = [
+        *(planned if campaign.matrix else ()),
+        *planned_further,
+        *(run for reading in readings for run in reading.runs),
+    ]
+    chosen = _Restrictions(raw, name)
+    chosen.choose("scales", dict.fromkeys(run.scale for run in every))
+    chosen.choose("seeds", dict.fromkeys(run.seed for run in every))
+    trained = {run.variant for run in every}
+    # Linear Relation is benchmarked at every scale although no scale trains it.
+    chosen.choose("variants", [v for v in VARIANTS if v in trained], silent=("linear",))
+    chosen.choose("readings", [reading.name for reading in readings])
+
     omitted: dict[str, Omitted] = {}
     for run in planned:
-        left_out = [] if campaign.get("matrix", True) else ["a campaign of readings alone"]
-        left_out += [
-            f"{key}={','.join(map(str, chosen))}"
-            for key, chosen, value in (
-                ("scales", scales, run.scale),
-                ("seeds", seeds, run.seed),
-                ("variants", variants, run.variant),
-            )
-            if value not in chosen
-        ]
+        left_out = [] if campaign.matrix else ["a campaign of readings alone"]
+        left_out += chosen.excluding(run)
         if left_out:
             reason = f"left out by {' '.join(left_out)}"
             omitted[run.name] = Omitted(run.scale, run.variant, run.seed, reason)
-
-    planned_further = [
-        run_spec(config, name, scale, variant, seed, data[data_name(campaign["scales"][scale])])
-        for scale, further in further_seeds.items()
-        for seed in further
-        for variant in PAIRED
-    ]
-    further_runs = [
-        run
-        for run in planned_further
-        if run.scale in scales and run.variant in variants and run.seed in seeds
-    ]
-    if len(omitted) == len(planned) and not further_runs and not reading_runs:
-        raise InputError(
-            f"campaign {name} has no run left under "
-            f"{' '.join(f'{k}={config[k]}' for k in _RESTRICTIONS if config.get(k) is not None)}"
-        )
-    assumptions = assumptions_of(config, campaign)
-
-    def model(scale: str, variant: str) -> ModelConfig:
-        return model_of(assumptions, scale, campaign["scales"][scale], variant)
-
-    training = config["training"]
-    optimizer = {
-        "betas": list(training["betas"]),
-        "eps": assumptions["adam_eps"],
-        "weight_decay": training["weight_decay"],
-        "decay_embedding": assumptions["decay_embedding"],
-        "gradient_clip": training["gradient_clip"],
+    runs = [run for run in planned if run.name not in omitted]
+    further_runs = [run for run in planned_further if not chosen.excluding(run)]
+    reading_runs = {
+        run.name: run
+        for reading in readings
+        if chosen.allow("readings", reading.name)
+        for run in reading.runs
+        if not chosen.excluding(run)
     }
-    if assumptions["decay_vectors"]:
-        optimizer["decay_vectors"] = True
-    systems = systems_specs(campaign, name, optimizer, model)
-    questions = schema()["$defs"]["assumptions"]["properties"]
+    if not (runs or further_runs or reading_runs):
+        raise InputError(f"campaign {name} has no run left under {chosen}")
+
+    systems = systems_specs(matrix)
     return Campaign(
         name=name,
-        title=campaign["title"],
-        description=campaign["description"],
-        notice=campaign["notice"],
-        device=campaign["device"],
-        scales=tuple(campaign["scales"]),
-        seeds=tuple(campaign["seeds"]),
+        title=campaign.title,
+        description=campaign.description,
+        notice=campaign.notice,
+        device=campaign.device,
+        scales=tuple(campaign.scales),
+        seeds=tuple(campaign.seeds),
         data=data,
         planned_runs=tuple(planned),
-        runs=tuple(run for run in planned if run.name not in omitted),
+        runs=tuple(runs),
         planned_further=tuple(planned_further),
         further_runs=tuple(further_runs),
         omitted=tuple(omitted.values()),
         systems=tuple(
             spec
             for spec in systems
-            if campaign.get("matrix", True)
-            and spec.scale in scales
-            and any(side["variant"] in variants for side in spec.sides)
+            if campaign.matrix
+            and chosen.allow("scales", spec.scale)
+            and any(chosen.allow("variants", side["variant"]) for side in spec.sides)
         ),
         planned_systems=systems,
-        systems_alone=campaign["systems"]["alone"],
-        verification=verification_spec(campaign, name),
-        gradients=gradients_spec(campaign, name, model),
-        diagnostics=diagnostics,
-        efficiency_window={**config["efficiency"], **campaign.get("efficiency", {})}["window"],
-        assumptions=(
-            *(
-                {"name": key, "value": value, "question": questions[key]["description"]}
-                for key, value in assumptions.items()
-            ),
-            *settled_readings(campaign),
-        ),
+        systems_alone=campaign.systems.alone,
+        verification=verification_spec(matrix),
+        gradients=gradients_spec(matrix),
+        diagnostics=asdict(diagnostics),
+        efficiency_window=replace(config.efficiency, **campaign.efficiency).window,
+        assumptions=stated_assumptions(matrix, planned),
         expected_tokens_per_second={
-            scale: values["expected_tokens_per_second"]
-            for scale, values in campaign["scales"].items()
+            name: scale.expected_tokens_per_second for name, scale in campaign.scales.items()
         },
         readings=readings,
         reading_runs=tuple(reading_runs.values()),
-        readings_from=campaign.get("readings_from"),
-        runs_per_gpu=campaign.get("runs_per_gpu", 1),
-        corpus=config.get("corpus"),
-        restrictions={key: config[key] for key in _RESTRICTIONS if config.get(key) is not None},
+        readings_from=campaign.readings_from,
+        runs_per_gpu=campaign.runs_per_gpu,
+        corpus=config.corpus,
+        restrictions=chosen.given,
         settings={
-            **{key: value for key, value in config.items() if key != "tensorboard"},
+            **{key: value for key, value in raw.items() if key != "tensorboard"},
             "campaigns": {
-                each: {**config["campaigns"][each], "base": None}
-                for each in _with_readings(config, name)
+                each: {**raw["campaigns"][each], "base": None}
+                for each in (name, *_shown_beside(matrix))
             },
         },
-        tensorboard=config.get("tensorboard") in (True, "true"),
+        tensorboard=config.tensorboard in (True, "true"),
     )

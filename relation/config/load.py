@@ -1,17 +1,16 @@
-"""Reading config.yaml: inheritance between campaigns, then validation against the schema."""
+"""Reading config.yaml: inheritance between campaigns, then validation by the types."""
 
 import json
-import math
 from collections.abc import Mapping
-from functools import cache
+from difflib import get_close_matches
 from pathlib import Path
 
-import jsonschema
 import yaml
+from pydantic import ValidationError
 
+from relation.config.keys import adapter, known_keys
 from relation.errors import InputError
-
-SCHEMA_PATH = Path(__file__).parents[2] / "workflow" / "schemas" / "config.schema.yaml"
+from relation.sections import Configuration
 
 
 class _Loader(yaml.SafeLoader):
@@ -30,12 +29,6 @@ class _Loader(yaml.SafeLoader):
                 problem = f"the key {key.value!r} stands there twice"
                 raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
         return super().construct_mapping(node, deep)
-
-
-@cache
-def schema() -> dict:
-    """The JSON Schema of the configuration, whose descriptions the report prints."""
-    return yaml.safe_load(SCHEMA_PATH.read_text(encoding="utf-8"))
 
 
 def load_config(path: Path) -> dict:
@@ -93,43 +86,86 @@ def _lineage(campaigns: Mapping, name: str) -> list[str]:
         names.append(base)
 
 
-def _refuse_non_finite(value: object, place: str = "") -> None:
-    """YAML spells .nan and .inf; JSON Schema counts them as numbers, and no setting means them."""
-    if isinstance(value, float) and not math.isfinite(value):
-        raise InputError(f"config: {place}: {value} is not a finite number")
-    items = value.items() if isinstance(value, Mapping) else ()
-    items = enumerate(value) if isinstance(value, list) else items
-    for key, item in items:
-        _refuse_non_finite(item, f"{place}.{key}" if place else str(key))
+def merged(config: Mapping) -> dict:
+    """The configuration with every campaign's base merged in.
 
-
-def validate(config: Mapping) -> dict:
-    """The configuration with every campaign's base merged in, checked against the schema.
-
-    Raises InputError with the place and the reason of the first violation.
+    Raises InputError where a base is no campaign or leads back to itself.
     """
     campaigns = config.get("campaigns")
-    merged, depth = dict(config), {}
-    if isinstance(campaigns, Mapping):
-        merged["campaigns"] = {}
-        for name in campaigns:
-            lineage = _lineage(campaigns, name)
-            depth[name] = len(lineage)
-            whole: dict = {}
-            for ancestor in reversed(lineage):
-                whole = _merge(whole, campaigns[ancestor])
-            merged["campaigns"][name] = whole
-    _refuse_non_finite(merged)
+    if not isinstance(campaigns, Mapping):
+        return dict(config)
+    whole: dict[str, dict] = {}
+    for name in campaigns:
+        whole[name] = {}
+        for ancestor in reversed(_lineage(campaigns, name)):
+            whole[name] = _merge(whole[name], campaigns[ancestor])
+    return {**config, "campaigns": whole}
 
-    def inherited(error: jsonschema.ValidationError) -> int:
-        place = list(error.absolute_path)
-        return depth.get(place[1], 0) if len(place) > 1 and place[0] == "campaigns" else 0
 
-    errors = list(jsonschema.Draft202012Validator(schema()).iter_errors(merged))
-    # What is wrong in a base is wrong in every campaign built on it: name it where it stands.
-    nearest = min(map(inherited, errors), default=0)
-    error = jsonschema.exceptions.best_match(e for e in errors if inherited(e) == nearest)
-    if error is not None:
-        place = ".".join(str(part) for part in error.absolute_path) or "top level"
-        raise InputError(f"config: {place}: {error.message.splitlines()[0]}")
-    return merged
+def _place(config: object, location: tuple) -> list:
+    """Where an error lies: pydantic's location without its names of types and alternatives."""
+    place = []
+    for part in location:
+        mapping = isinstance(config, Mapping) and part in config
+        if mapping or (isinstance(config, list) and isinstance(part, int)):
+            place.append(part)
+            config = config[part]
+    return place
+
+
+_UNKNOWN = ("unexpected_keyword_argument", "extra_forbidden")
+_PHRASES = {
+    "literal_error": "{value} is not one of {expected}",
+    "union_tag_invalid": "kind {tag!r} is not one of {expected_tags}",
+    "finite_number": "{value} is not a finite number",
+    "string_pattern_mismatch": "{value} does not match {pattern!r}",
+    "less_than_equal": "{value} is greater than the maximum of {le}",
+    **dict.fromkeys(("dict_type", "dataclass_type"), "{value} is no mapping"),
+}
+
+
+def _told(error: Mapping, place: list) -> str:
+    """A violation in one line."""
+    *parents, last = place or [""]
+    if error["type"] in _UNKNOWN:
+        known = known_keys(parents)
+        near = get_close_matches(str(last), known, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"choose among {', '.join(known)}"
+        place, said = parents, f"unknown key {last!r}; {hint}"
+    elif error["type"] == "missing":
+        said = f"{error['loc'][-1]!r} is missing"
+    else:
+        value = "this" if isinstance(error["input"], Mapping) else repr(error["input"])[:80]
+        phrase = _PHRASES.get(error["type"])
+        if phrase is None:
+            said = error["msg"].replace("Input", value, 1)
+        else:
+            said = phrase.format(value=value, **error.get("ctx", {}))
+        if error["loc"][-1] == "[key]":
+            place = parents
+    return f"config: {'.'.join(map(str, place)) or 'top level'}: {said.splitlines()[0]}"
+
+
+def checked(config: Mapping) -> Configuration:
+    """A merged configuration as its types have it.
+
+    Raises InputError with the place and the reason of the first violation; a key that nobody knows
+    is named before those that are missing.
+    """
+    try:
+        return adapter().validate_python(config)
+    except ValidationError as refused:
+        errors = refused.errors(include_url=False)
+
+    def first(error: Mapping) -> tuple:
+        place = _place(config, error["loc"])
+        # What is wrong in a base is wrong in every campaign built on it: name it where it stands.
+        inherited = 0
+        if place[:1] == ["campaigns"] and len(place) > 1:
+            inherited = len(_lineage(config["campaigns"], place[1]))
+        # Of the alternatives to a rule's misspelt name, such as a number, the names help.
+        alternative = isinstance(error["input"], str) and error["type"] != "literal_error"
+        return inherited, error["type"] not in _UNKNOWN, len(place), alternative
+
+    error = min(errors, key=first)
+    raise InputError(_told(error, _place(config, error["loc"])))

@@ -3,12 +3,12 @@
 `docs/readings.md` says how they are tried, read and chosen from.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from relation.config.matrix import data_name, run_spec
+from relation.config.matrix import Matrix
 from relation.errors import InputError
-from relation.geometry import ABLATIONS, PAIRED
+from relation.geometry import PAIRED
+from relation.sections import ChoiceSection, ReadingsSection, Scale
 from relation.spec import DataSpec, RunSpec
 
 
@@ -38,106 +38,88 @@ class Reading:
         return {**{name: getattr(self, name) for name in fields}, "adds": list(self.adds)}
 
 
-def _known(kind: str, names, config: Mapping, place: str) -> None:
-    for name in names:
-        if name not in config.get(kind, {}):
-            known = ", ".join(config.get(kind, {})) or "none"
-            raise InputError(
-                f"{place} names {name!r}, which {kind} does not define; known: {known}"
-            )
-
-
-def _checked(config: Mapping, name: str) -> Mapping | None:
+def _checked(matrix: Matrix) -> ReadingsSection | None:
     """A campaign's readings as configured. Raises InputError where they contradict each other."""
-    campaign = config["campaigns"][name]
-    given = campaign.get("readings")
+    campaign, given = matrix.campaign, matrix.campaign.readings
     if given is None:
         return None
-    place = f"config: campaigns.{name}.readings"
-    if given["scale"] not in campaign["scales"]:
-        raise InputError(f"{place}.scale is {given['scale']!r}, no scale of the campaign")
-    _known("choices", given["choices"], config, f"{place}.choices")
-    names = {
-        f"{residual}-{choice}" for residual in config["residuals"] for choice in given["choices"]
-    }
-    for further in given["further"]:
+    place = f"config: campaigns.{matrix.name}.readings"
+    if given.scale not in campaign.scales:
+        raise InputError(f"{place}.scale is {given.scale!r}, no scale of the campaign")
+    for choice in given.choices:
+        if choice not in matrix.config.choices:
+            known = ", ".join(matrix.config.choices) or "none"
+            raise InputError(
+                f"{place}.choices names {choice!r}, which choices does not define; known: {known}"
+            )
+    names = {f"{r}-{choice}" for r in matrix.config.residuals for choice in given.choices}
+    for further in given.further:
         if further not in names:
             raise InputError(f"{place}.further names {further!r}, which is none of its readings")
-    for variant in given["ablations"]:
-        if variant not in ABLATIONS:
-            raise InputError(
-                f"{place}.ablations names {variant!r}; choose of {', '.join(ABLATIONS)}"
-            )
-    seeds = [*given["seeds"], *given["further_seeds"]]
+    seeds = [*given.seeds, *given.further_seeds]
     for seed in seeds:
-        if seed in campaign["seeds"] or seeds.count(seed) > 1:
+        if seed in campaign.seeds or seeds.count(seed) > 1:
             raise InputError(f"{place}: seed {seed} is there twice or is the matrix's; drop one")
     return given
 
 
-def _scale(config: Mapping, name: str, given: Mapping, choice: Mapping) -> dict:
+def _scale(matrix: Matrix, given: ReadingsSection, choice: ChoiceSection) -> Scale:
     """The scale that a choice's runs are made at, with the corpus that they read."""
-    scale = config["campaigns"][name]["scales"][given["scale"]]
-    return {**scale, "corpus": choice.get("corpus", scale["corpus"])}
+    scale = matrix.campaign.scales[given.scale]
+    return replace(scale, corpus=choice.corpus or scale.corpus)
 
 
-def reading_scales(config: Mapping, name: str) -> Iterator[tuple[str, Mapping]]:
-    """The scale of the readings once for every corpus that they read beside the matrix's."""
-    given = _checked(config, name)
-    for choice in () if given is None else given["choices"]:
-        chosen = config["choices"][choice]
-        if "corpus" in chosen:
-            yield given["scale"], _scale(config, name, given, chosen)
+def reading_scales(matrix: Matrix) -> list[Scale]:
+    """The scale of the readings with every corpus that they read beside the matrix's."""
+    given = _checked(matrix)
+    if given is None:
+        return []
+    choices = [matrix.config.choices[name] for name in given.choices]
+    return [_scale(matrix, given, choice) for choice in choices if choice.corpus is not None]
 
 
-def readings_of(config: Mapping, name: str, data: Mapping[str, DataSpec]) -> tuple[Reading, ...]:
+def readings_of(matrix: Matrix, data: dict[str, DataSpec]) -> tuple[Reading, ...]:
     """Every reading of a campaign, choice by choice; none where it has none.
 
     Raises InputError for an unknown name, or values that make no run.
     """
-    given = _checked(config, name)
+    given = _checked(matrix)
     if given is None:
         return ()
     owners: dict[tuple[str, str], RunSpec] = {}
     found = []
-    for position, choice_name in enumerate(given["choices"]):
-        choice = config["choices"][choice_name]
-        corpus = data[data_name(_scale(config, name, given, choice))]
-        for residual_name, residual in config["residuals"].items():
-            reading = f"{residual_name}-{choice_name}"
-            seeds = [
-                *given["seeds"],
-                *(given["further_seeds"] if reading in given["further"] else ()),
-            ]
-            changes = (residual.get("assumptions", {}), choice.get("assumptions", {}))
-            assumed = {**config["assumptions"], **given["base"], **changes[0], **changes[1]}
-            variants = (*PAIRED, *(() if position else given["ablations"]))
+    for choice_name in given.choices:
+        choice = matrix.config.choices[choice_name]
+        corpus = data[_scale(matrix, given, choice).data]
+        variants = (*PAIRED, *(given.ablations if choice_name == given.choices[0] else ()))
+        for residual_name, residual in matrix.config.residuals.items():
+            name = f"{residual_name}-{choice_name}"
+            changes = {**given.base, **residual.assumptions, **choice.assumptions}
+            assumed = replace(matrix.config.assumptions, **changes)
             runs = []
-            for seed in seeds:
+            for seed in (*given.seeds, *(given.further_seeds if name in given.further else ())):
                 for variant in variants:
-                    run = run_spec(
-                        config,
-                        name,
-                        given["scale"],
+                    run = matrix.run(
+                        given.scale,
                         variant,
                         seed,
                         corpus,
                         assumed=assumed,
-                        learning_rate_factor=choice.get("learning_rate_factor", 1.0),
-                        reading=reading,
+                        learning_rate_factor=choice.learning_rate_factor,
+                        reading=name,
                     )
                     # Equal runs are trained once: the first reading's.
                     runs.append(owners.setdefault((run.config_hash, run.job_hash), run))
             found.append(
                 Reading(
-                    name=reading,
+                    name=name,
                     residual=residual_name,
                     choice=choice_name,
-                    title=f"{choice['title']}; {residual['title']}",
-                    group=choice["group"],
-                    paper=choice["paper"],
-                    adds=(*residual["adds"], *choice["adds"]),
-                    beside=choice.get("beside", False),
+                    title=f"{choice.title}; {residual.title}",
+                    group=choice.group,
+                    paper=choice.paper,
+                    adds=(*residual.adds, *choice.adds),
+                    beside=choice.beside,
                     runs=tuple(runs),
                 )
             )

@@ -1,132 +1,100 @@
 """The systems benchmarks of a campaign, resolved to one specification a job (Appendix F)."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+from relation.config.matrix import Matrix, taken
 from relation.errors import InputError
-from relation.geometry import VARIANTS, ModelConfig, model_values
+from relation.geometry import VARIANTS, model_values
+from relation.sections import Rounds
 from relation.spec import GradientsSpec, SystemsSpec, VerificationSpec
 
 
-def _side(
-    name: str,
-    model: ModelConfig,
-    variant: str,
-    backends: dict,
-    context: int,
-    batch,
-    position: int = 0,
-) -> dict:
-    return {
-        "side": name,
-        "variant": variant,
-        "backends": backends,
-        "model": model_values(model),
-        "context": context,
-        "micro": batch[0],
-        "accumulation": batch[1],
-        "position": position,
-    }
+def _sides(matrix: Matrix) -> Iterator[tuple[str, str, Iterable[tuple]]]:
+    """Every benchmark: its name, its scale, and its sides.
 
+    A side is its name, variant, backends, context, (micro, accumulation), and its position in the
+    paper's order where that matters.
+    """
+    campaign, settings = matrix.campaign, matrix.campaign.systems
+    baseline, linear = settings.baseline, campaign.backends
+    reference, flash = {"full": "reference"}, {"full": settings.flash}
 
-def systems_specs(
-    campaign: Mapping,
-    name: str,
-    optimizer: dict,
-    model: Callable[[str, str], ModelConfig],
-) -> tuple[SystemsSpec, ...]:
-    """Every benchmark of the whole campaign; `model(scale, variant)` builds the models."""
-    settings = campaign["systems"]
-    baseline, flash, linear = settings["baseline"], settings["flash"], campaign["backends"]
-    specs: list[SystemsSpec] = []
+    for scale, batch in settings.fixed.batches.items():
+        context = settings.fixed.context
+        operators = {"reference": reference, "full": flash}
+        if campaign.compile:
+            operators["reference-compiled"] = {"full": "materialised"}
+        sides = [(name, "full", on, context, batch) for name, on in operators.items()]
+        yield "fixed", scale, sides
+    for scale, batch in settings.matched.batches.items():
+        context = _known(matrix, "matched.batches", scale).context
+        peers = {f"mha-{peer}": {"mha": peer} for peer in settings.matched.peers}
+        sides = [("mha", "mha", baseline, context, batch), ("full", "full", flash, context, batch)]
+        sides += [(name, "mha", on, context, batch) for name, on in peers.items()]
+        yield "matched", scale, sides
+    for scale, batch in settings.linear_steady.batches.items():
+        side = ("linear", "linear", linear, settings.linear_steady.context, batch)
+        yield "linear-steady", scale, [side]
 
-    def add(benchmark: str, scale: str, sides: list[dict], **rest) -> None:
-        specs.append(
-            SystemsSpec(
-                campaign=name,
-                benchmark=benchmark,
-                scale=scale,
-                sides=sides,
-                warmup_updates=settings["warmup_updates"],
-                measured_updates=settings["measured_updates"],
-                rounds=settings["rounds"],
-                optimizer={
-                    **optimizer,
-                    "learning_rate": campaign["scales"][scale]["learning_rate"],
-                },
-                precision=campaign["precision"],
-                compile=campaign["compile"],
-                device=campaign["device"],
-                **rest,
-            )
-        )
+    sides = []
+    for position, context in enumerate(settings.linear_long.contexts):
+        batch = (1, max(1, campaign.tokens_per_update // context))
+        sides.append((f"T={context}", "linear", linear, context, batch, position))
+    yield "linear-long", settings.linear_long.scale, sides
 
-    def batches(section: str) -> dict:
-        given = settings[section]["batches"]
-        for scale in given:
-            if scale not in campaign["scales"]:
-                raise InputError(f"config: systems.{section}.batches names unknown scale {scale!r}")
-        return given
-
-    for scale, batch in batches("fixed").items():
-        context, full = settings["fixed"]["context"], model(scale, "full")
-        sides = [
-            _side("reference", full, "full", {"full": "reference"}, context, batch),
-            _side("full", full, "full", {"full": flash}, context, batch),
-        ]
-        if campaign["compile"]:
-            compiled = {"full": "materialised"}
-            sides.append(_side("reference-compiled", full, "full", compiled, context, batch))
-        add("fixed", scale, sides)
-    for scale, batch in batches("matched").items():
-        context = campaign["scales"][scale]["context"]
-        mha = model(scale, "mha")
-        sides = [
-            _side("mha", mha, "mha", baseline, context, batch),
-            _side("full", model(scale, "full"), "full", {"full": flash}, context, batch),
-        ]
-        for peer in settings["matched"]["peers"]:
-            sides.append(_side(f"mha-{peer}", mha, "mha", {"mha": peer}, context, batch))
-        add("matched", scale, sides)
-    for scale, batch in batches("linear_steady").items():
-        context = settings["linear_steady"]["context"]
-        add(
-            "linear-steady",
-            scale,
-            [_side("linear", model(scale, "linear"), "linear", linear, context, batch)],
-        )
-
-    long, complexity = settings["linear_long"], settings["complexity"]
-    for section, scale in (("linear_long", long["scale"]), ("complexity", complexity["scale"])):
-        if scale not in campaign["scales"]:
-            raise InputError(f"config: systems.{section}.scale is {scale!r}, not a scale")
-    sides = [
-        _side(
-            f"T={context}",
-            model(long["scale"], "linear"),
-            "linear",
-            linear,
-            context,
-            (1, max(1, campaign["tokens_per_update"] // context)),
-            position,
-        )
-        for position, context in enumerate(long["contexts"])
-    ]
-    add("linear-long", long["scale"], sides)
-
-    scale = complexity["scale"]
     operators = (
         ("mha", "mha", baseline),
-        ("full-reference", "full", {"full": "reference"}),
-        ("full-flash", "full", {"full": flash}),
+        ("full-reference", "full", reference),
+        ("full-flash", "full", flash),
         ("linear", "linear", linear),
     )
-    sides = [
-        _side(operator, model(scale, variant), variant, backends, context, (1, 1))
-        for operator, variant, backends in operators
-        for context in complexity["contexts"]
-    ]
-    add("complexity", scale, sides)
+    contexts = settings.complexity.contexts
+    sides = [(*operator, context, (1, 1)) for operator in operators for context in contexts]
+    yield "complexity", settings.complexity.scale, sides
+
+
+def _known(matrix: Matrix, place: str, scale: str):
+    """A scale of the campaign. Raises InputError where it has none of that name."""
+    if scale not in matrix.campaign.scales:
+        raise InputError(
+            f"config: campaigns.{matrix.name}.systems.{place} names {scale!r}; "
+            f"choose among {', '.join(matrix.campaign.scales)}"
+        )
+    return matrix.campaign.scales[scale]
+
+
+def systems_specs(matrix: Matrix) -> tuple[SystemsSpec, ...]:
+    """Every benchmark of the whole campaign. Raises InputError for an unknown scale."""
+    campaign = matrix.campaign
+    specs = []
+    for benchmark, scale, sides in _sides(matrix):
+        rate = _known(matrix, benchmark.replace("-", "_"), scale).learning_rate
+        specs.append(
+            SystemsSpec(
+                campaign=matrix.name,
+                benchmark=benchmark,
+                scale=scale,
+                sides=[
+                    {
+                        "side": name,
+                        "variant": variant,
+                        "backends": backends,
+                        "model": model_values(matrix.model(scale, variant)),
+                        "context": context,
+                        "micro": micro,
+                        "accumulation": accumulation,
+                        "position": position[0] if position else 0,
+                    }
+                    for name, variant, backends, context, (micro, accumulation), *position in sides
+                ],
+                optimizer={**matrix.optimizer(), "learning_rate": rate},
+                precision=campaign.precision,
+                compile=campaign.compile,
+                device=campaign.device,
+                **taken(Rounds, campaign.systems),
+            )
+        )
     return tuple(specs)
 
 
@@ -134,25 +102,26 @@ def systems_specs(
 _VERIFIED_HEADS, _VERIFIED_DRAWS = 2, 16
 
 
-def verification_spec(campaign: Mapping, name: str) -> VerificationSpec:
+def verification_spec(matrix: Matrix) -> VerificationSpec:
     """The check of FlashRelation's backend at every scale's T and head width, and of Linear's."""
+    campaign = matrix.campaign
     shapes = [
         {
-            "scale": scale,
-            "heads": min(_VERIFIED_HEADS, values["heads"]),
-            "length": values["context"],
-            "width": values["d_model"] // values["heads"],
+            "scale": name,
+            "heads": min(_VERIFIED_HEADS, scale.heads),
+            "length": scale.context,
+            "width": scale.d_model // scale.heads,
         }
-        for scale, values in campaign["scales"].items()
+        for name, scale in campaign.scales.items()
     ]
     return VerificationSpec(
-        campaign=name,
-        backend=campaign["systems"]["flash"],
+        campaign=matrix.name,
+        backend=campaign.systems.flash,
         shapes=shapes,
         draws=_VERIFIED_DRAWS,
-        precision=campaign["precision"],
-        device=campaign["device"],
-        linear=campaign["backends"]["linear"],
+        precision=campaign.precision,
+        device=campaign.device,
+        linear=campaign.backends["linear"],
     )
 
 
@@ -162,36 +131,33 @@ _CHECKED_LAYERS, _CHECKED_LENGTH, _CHECKED_MICRO, _CHECKED_ACCUMULATION = 2, 512
 _CHECKED_DRAWS = {"bf16": 32, "fp32": 16}
 
 
-def gradients_spec(
-    campaign: Mapping, name: str, model: Callable[[str, str], ModelConfig]
-) -> GradientsSpec:
+def gradients_spec(matrix: Matrix) -> GradientsSpec:
     """The check of the training step's gradients, of every variant that the paper has.
 
     Each has the widths of the first scale that trains it, or of the first one of all, and as few
     layers as hold its pattern.
     """
-    variants = []
+    campaign, variants = matrix.campaign, []
     for variant, known in VARIANTS.items():
-        scales = campaign["scales"]
-        scale = next((s for s, v in scales.items() if variant in v["variants"]), next(iter(scales)))
-        whole, layers = model(scale, variant), max(_CHECKED_LAYERS, len(known.pattern))
-        overrides = campaign.get("backend_overrides", {}).get(variant, {})
+        scales = campaign.scales
+        name = next((n for n, s in scales.items() if variant in s.variants), next(iter(scales)))
+        whole, layers = matrix.model(name, variant), max(_CHECKED_LAYERS, len(known.pattern))
         variants.append(
             {
                 "variant": variant,
-                "scale": scale,
+                "scale": name,
                 "model": model_values(replace(whole, layout=whole.layout[:layers])),
-                "length": min(_CHECKED_LENGTH, scales[scale]["context"]),
-                "micro": min(_CHECKED_MICRO, scales[scale]["micro"]),
-                "backends": {**campaign["backends"], **overrides},
+                "length": min(_CHECKED_LENGTH, scales[name].context),
+                "micro": min(_CHECKED_MICRO, scales[name].micro),
+                "backends": matrix.backends(variant),
             }
         )
     return GradientsSpec(
-        campaign=name,
+        campaign=matrix.name,
         variants=variants,
         accumulation=_CHECKED_ACCUMULATION,
-        draws=_CHECKED_DRAWS[campaign["precision"]],
-        precision=campaign["precision"],
-        compile=campaign["compile"],
-        device=campaign["device"],
+        draws=_CHECKED_DRAWS[campaign.precision],
+        precision=campaign.precision,
+        compile=campaign.compile,
+        device=campaign.device,
     )

@@ -7,7 +7,6 @@ from relation.config import Campaign
 from relation.data.sources import text_files
 from relation.errors import InputError
 from relation.records.provenance import command_for
-from relation.records.readings import fixed_readings
 from relation.results import OMISSIONS, Results, run_path
 from relation.spec import DataSpec
 
@@ -86,7 +85,7 @@ def _assumptions(campaign: Campaign) -> list[dict]:
         {**reading, "value": "".join((reading["value"], *told))}
         if reading["name"] == _SOURCES
         else dict(reading)
-        for reading in (*campaign.assumptions, *fixed_readings(campaign))
+        for reading in campaign.assumptions
     ]
 
 

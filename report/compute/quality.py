@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from relation.records.readings import NO_OTHER_BACKEND, OTHER_BACKENDS
+from relation.config.readings import NO_OTHER_BACKEND, OTHER_BACKENDS
 from report.compute.configurations import (
     backbone,
     data_and_vocab,
