@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import CASE, CPU, campaign
+from benchmarks import CASE, CPU, campaign, measured
 from conftest import ROOT
 
 from relation.cli import main
 from relation.errors import InputError
 from relation.parquet import read_origin, read_parquet
 from relation.schemas import BENCH
-from relation.systems.bench import timing
+from relation.systems import timing
 from relation.systems.bench.run import run
 from relation.systems.bench.table import notes, sections
-from relation.systems.bench.timing import interleave
 from relation.systems.processes import Failure
+from relation.systems.rounds import WARM_ROUNDS, interleave
 from relation.systems.statistics import median_interval, ratio, summary
 
 Output = pytest.CaptureFixture[str]
@@ -81,10 +81,10 @@ def test_rounds_are_interleaved_in_changing_order_and_warm_ones_do_not_count() -
 
     found = interleave({name: partial(side, name) for name in "abc"}, rounds=20)
     rounds = [asked[i : i + 3] for i in range(0, len(asked), 3)]
-    assert len(rounds) == 20 + timing.WARM_ROUNDS
+    assert len(rounds) == 20 + WARM_ROUNDS
     assert all(sorted(members) == ["a", "b", "c"] for members in rounds)
     assert len({tuple(members) for members in rounds}) > 3
-    first = 3 * timing.WARM_ROUNDS
+    first = 3 * WARM_ROUNDS
     assert sorted(v for values in found.values() for v in values) == list(
         range(first + 1, first + 61)
     )
@@ -121,13 +121,13 @@ def test_a_steady_load_is_timed_once_it_has_slowed_down(monkeypatch: pytest.Monk
 def test_the_table_shows_times_ratios_and_why_something_is_missing() -> None:
     ours, theirs = [2e-3] * 6, [3e-3, 2.8e-3, 3.2e-3, 3e-3, 3e-3, 3e-3]
     rows = [
-        CASE.measured("forward", "tiled", ours, relative_error=1e-7),
-        CASE.measured("forward", "materialised", theirs, ours, relative_error=0.0),
+        measured(CASE, "forward", "tiled", ours, relative_error=1e-7),
+        measured(CASE, "forward", "materialised", theirs, ours, relative_error=0.0),
         CASE.failed("forward", "absent", Failure("UNAVAILABLE", "not here")),
-        CASE.measured("forward+backward", "tiled", ours, peak_bytes=3 * 2**20),
-        CASE.measured("forward+backward", "materialised", theirs, ours, peak_bytes=2**30),
+        measured(CASE, "forward+backward", "tiled", ours, peak_bytes=3 * 2**20),
+        measured(CASE, "forward+backward", "materialised", theirs, ours, peak_bytes=2**30),
         CASE.failed("forward+backward", "absent", Failure("UNAVAILABLE", "not here")),
-        CASE.measured("step", "tiled", ours, tokens_per_second=1234567.0, peak_bytes=2**31),
+        measured(CASE, "step", "tiled", ours, tokens_per_second=1234567.0, peak_bytes=2**31),
     ]
     operator, step = sections(rows)
     assert operator.title == "10M operator, (B, H, T, D) = (2, 2, 33, 16)"
@@ -274,7 +274,7 @@ def test_an_output_that_cannot_be_written_is_told_before_measuring(
     # The superuser may write anywhere, whatever the mode.
     may = os.access
     monkeypatch.setattr(os, "access", lambda path, mode: path.name != "locked" and may(path, mode))
-    monkeypatch.setattr("relation.systems.bench.run.reserved", None)
+    monkeypatch.setattr("relation.systems.bench.run.session", None)
     with pytest.raises(InputError, match=f"output {Path(output)}.* folder"):
         run("flash", campaign("tiny"), "cpu", Path(output))
 

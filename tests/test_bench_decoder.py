@@ -17,8 +17,8 @@ from relation.systems.bench import decoder
 from relation.systems.bench.floor import FloorStep, product_flops, projections, traffic_bytes
 from relation.systems.bench.plain import PlainStep, plain_decoder
 from relation.systems.bench.run import run
-from relation.systems.bench.steps import step_groups
-from relation.systems.throughput import build_step
+from relation.systems.bench.sides import step_groups
+from relation.systems.throughput import Setup, build_step
 from relation.training.loss import summed_nll
 
 CONFIG = ModelConfig.for_variant(
@@ -84,8 +84,8 @@ def test_the_plain_step_trains_as_the_projects_does(
     micro_batches: int, decay_embedding: bool
 ) -> None:
     settings = OPTIMIZER | {"decay_embedding": decay_embedding}
-    given = (CONFIG, FLASH, settings, "fp32", False, CPU)
-    ours, plain = build_step(*given), PlainStep(*given)
+    setup = Setup(CONFIG, FLASH, settings, "fp32", False, CPU)
+    ours, plain = build_step(setup), PlainStep(setup)
     split = batches(micro_batches)
     tokens = sum(targets.numel() for _, targets in split)
     curves = [
@@ -98,8 +98,8 @@ def test_the_plain_step_trains_as_the_projects_does(
 
 
 def test_bf16_steps_agree_within_its_rounding() -> None:
-    given = (CONFIG, FLASH, OPTIMIZER, "bf16", False, CPU)
-    ours, plain = (step(batches(1), 34, 1e-2) for step in (build_step(*given), PlainStep(*given)))
+    setup = Setup(CONFIG, FLASH, OPTIMIZER, "bf16", False, CPU)
+    ours, plain = (step(batches(1), 34, 1e-2) for step in (build_step(setup), PlainStep(setup)))
     torch.testing.assert_close(plain, ours, rtol=2**-8, atol=0)
 
 
@@ -133,13 +133,13 @@ def test_the_floor_runs_its_parts_and_no_other() -> None:
     (batch,) = batches(1)
     calls = {}
     for part in ("products", "attention", "traffic"):
-        step = FloorStep([part], CONFIG, FLASH, OPTIMIZER, "fp32", True, CPU)
+        step = FloorStep([part], Setup(CONFIG, FLASH, OPTIMIZER, "fp32", True, CPU))
         step([batch], 34, 1e-3)
         calls[part] = len(step._calls)
     moved = traffic_bytes(CONFIG, count_parameters(CONFIG), 34, 4) // 2
     expected = {"products": 3 * (4 * 3 + 1), "attention": 3, "traffic": math.ceil(moved / 2**28)}
     assert calls == expected
-    whole = FloorStep(expected, CONFIG, FLASH, OPTIMIZER, "bf16", True, CPU)
+    whole = FloorStep(expected, Setup(CONFIG, FLASH, OPTIMIZER, "bf16", True, CPU))
     whole([batch], 34, 1e-3)
     assert len(whole._calls) == sum(expected.values())
 
@@ -166,10 +166,10 @@ def test_compiled_steps_agree_on_a_gpu() -> None:
     generator = torch.Generator().manual_seed(2)
     tokens = torch.randint(512, (4, 257), generator=generator)
     split = [(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())]
-    given = (model, FLASH, OPTIMIZER, "bf16", True, CUDA)
+    setup = Setup(model, FLASH, OPTIMIZER, "bf16", True, CUDA)
     ours, plain = (
         torch.stack([torch.stack(step(split, 1024, 1e-3)) for _ in range(3)])
-        for step in (build_step(*given), PlainStep(*given))
+        for step in (build_step(setup), PlainStep(setup))
     )
     # Loss and norm, eight significant bits in every product.
     torch.testing.assert_close(plain, ours, rtol=2**-6, atol=0)

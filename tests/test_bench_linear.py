@@ -10,14 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import CPU, CUDA, SHAPE, InProcess, Quiet, campaign
+from benchmarks import CPU, CUDA, SHAPE, campaign, measured, quiet_session
 from conftest import ROOT
 from torch import Tensor
 
 from relation.cli import main
 from relation.operators import linear_relation
 from relation.parquet import read_origin, read_parquet
-from relation.progress import Progress
 from relation.schemas import BENCH
 from relation.systems.bench import linear
 from relation.systems.bench.autotuning import brief_autotuning
@@ -29,13 +28,18 @@ from relation.systems.bench.fla_peers import (
     gated_linear_attention,
     relation_by_attention,
 )
-from relation.systems.bench.operators import FLOOR, floor_bytes, measure_operator
-from relation.systems.bench.outcome import Case
 from relation.systems.bench.peers import Peer, Shape
-from relation.systems.bench.steps import long_groups, step_groups
+from relation.systems.bench.sides import (
+    FLOOR,
+    Case,
+    floor_bytes,
+    long_groups,
+    measure_operator,
+    step_groups,
+)
 from relation.systems.bench.table import notes, sections
-from relation.systems.conditions import Conditions
 from relation.systems.processes import Failure
+from relation.systems.rounds import session
 
 CASE = Case("linear", SHAPE, "fp32", "a machine", "chunked")
 RELATION = ("p1", "p2", "info", "log_retention")
@@ -192,12 +196,10 @@ def rows_of(*peers: Peer, shape: Shape = SHAPE) -> dict[tuple[str, str], dict]:
     """The rows of the chunked operator and some peers, by peer and measure."""
     whole = linear.benchmark(CPU)
     benchmark = replace(whole, peers=(whole.peers[0], *peers))
-    progress = Progress("test", 2 * (len(benchmark.peers) + 1), "measurements")
-    measures = ("forward", "forward+backward")
+    shared, measures = quiet_session(len(benchmark.peers) + 1), ("forward", "forward+backward")
     case = replace(CASE, shape=shape)
-    given = measures, torch.float32, 6, CPU, progress, Quiet()
-    rows = measure_operator(benchmark, case, *given, start=InProcess)
-    assert progress.done == progress.total
+    rows = measure_operator(benchmark, case, measures, torch.float32, 6, shared)
+    assert shared.progress.done == shared.progress.total
     return {(row["peer"], row["measure"]): row for row in rows}
 
 
@@ -269,7 +271,8 @@ def test_the_floor_is_a_copy_of_what_must_be_read_and_written(small_cache: None)
 
 def long_row(length: int, seconds: float, peak: int | None) -> dict:
     case = replace(CASE, shape=Shape("30M", 1, 8, length, 64))
-    return case.measured(
+    return measured(
+        case,
         "long",
         "chunked",
         [seconds] * 6,
@@ -311,9 +314,9 @@ def test_the_table_of_long_contexts_shows_rates_and_the_straightness_of_memory()
 def test_the_floors_bytes_and_speed_are_told_once_a_shape() -> None:
     ours, floor = [4e-3] * 6, [1e-3] * 6
     rows = [
-        CASE.measured("forward", "chunked", ours),
-        CASE.measured("forward", "floor", floor, ours, moved_bytes=150_000_000),
-        CASE.measured("forward+backward", "floor", floor, ours, moved_bytes=3_000_000_000),
+        measured(CASE, "forward", "chunked", ours),
+        measured(CASE, "forward", "floor", floor, ours, moved_bytes=150_000_000),
+        measured(CASE, "forward+backward", "floor", floor, ours, moved_bytes=3_000_000_000),
         CASE.failed("forward", "floor", Failure("OOM", "full")),
     ]
     told = "forward 150.0 MB at 150 GB/s, forward+backward 3,000.0 MB at 3,000 GB/s"
@@ -381,11 +384,10 @@ def test_every_peer_of_linear_relation_runs_and_agrees() -> None:
     whole, shape = linear.benchmark(CUDA), Shape("10M", 2, 4, 500, 48)
     if importlib.util.find_spec("fla") is None:
         pytest.skip("fla-core is not installed")
-    progress = Progress("test", 2 * (len(whole.peers) + 1), "measurements")
     case = Case("linear", shape, "bf16", "a GPU", whole.subject)
     measures = ("forward", "forward+backward")
-    given = measures, torch.bfloat16, 6, CUDA, progress, Conditions(CUDA)
-    rows = measure_operator(whole, case, *given)
+    with session("cuda", "test", len(whole.peers) + 1) as shared:
+        rows = measure_operator(whole, case, measures, torch.bfloat16, 6, shared)
     names = [*(peer.name for peer in whole.peers), FLOOR]
     assert {(row["peer"], row["status"]) for row in rows} == {(name, "PASS") for name in names}
     for row in rows:

@@ -13,7 +13,7 @@ from relation.geometry import LINEAR, VARIANTS
 from relation.model import Decoder, Execution, ModelConfig
 from relation.model.cache import HistoryCache, LinearState
 from relation.model.folding import fold
-from relation.systems.operators import probe_operator
+from relation.systems.measure import probe_operator
 
 TINY = {"layers": 4, "d_model": 24, "heads": 4, "d_ff": 20, "vocab_size": 29}
 LENGTH, BATCH = 31, 2

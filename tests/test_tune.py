@@ -21,10 +21,11 @@ from kernels.flash_relation.launches import Launch, load_launches
 from kernels.resources import Resources
 from relation.cli import main
 from relation.errors import InputError, RunError
-from relation.systems.bench import timing
+from relation.systems import timing
+from relation.systems.bench import exactness
+from relation.systems.bench.exactness import RESULTS, why_wrong
 from relation.systems.bench.peers import Shape
-from relation.systems.tuning import exact, grid, search
-from relation.systems.tuning.exact import RESULTS, why_wrong
+from relation.systems.tuning import grid, search
 from relation.systems.tuning.grid import SEARCHED, candidates, register_caps, why_unfit
 from relation.systems.tuning.prepare import Target, prepare_all
 from relation.systems.tuning.report import entries_toml, notes, sections
@@ -80,7 +81,7 @@ class TestGrid:
 
 
 def definition(inputs):
-    return exact._definition(inputs, inputs["p1"].dtype)
+    return exactness._definition(inputs, inputs["p1"].dtype)
 
 
 class TestExactness:
@@ -91,7 +92,7 @@ class TestExactness:
     @pytest.mark.parametrize(("times", "right"), [(1.9, True), (4.0, False)])
     def test_twice_the_yardsticks_error_is_allowed(self, times, right):
         def scaled(inputs):
-            truth = exact._definition(inputs, torch.float64)
+            truth = exactness._definition(inputs, torch.float64)
             return [t + times * (x - t) for x, t in zip(definition(inputs), truth, strict=True)]
 
         assert (why_wrong(scaled, SHAPE, torch.bfloat16, CPU) is None) == right
@@ -306,9 +307,9 @@ class TestInterpreted:
         monkeypatch.setattr(search, "candidates", lambda name, bits: tried)
         monkeypatch.setattr(search, "prepare_all", lambda jobs, note: dict.fromkeys(jobs))
         monkeypatch.setattr(search, "interleave", lambda sides, rounds: fastest_first(sides, wrong))
-        monkeypatch.setattr("relation.systems.bench.operators.cache_bytes", lambda device: 1)
-        monkeypatch.setattr("relation.systems.bench.timing.WARM_CALLS", 1)
-        monkeypatch.setattr(exact, "_DRAWS", 1)
+        monkeypatch.setattr("relation.systems.bench.sides.cache_bytes", lambda device: 1)
+        monkeypatch.setattr("relation.systems.timing.WARM_CALLS", 1)
+        monkeypatch.setattr(exactness, "_DRAWS", 1)
         entry = replace(self.ENTRY, forward=Launch(32, 16, 4, 1), p1=Launch(32, 16, 4, 1))
         rankings = search._search([Target(shape, torch.float32, CPU, entry)], 1)
         assert [(r.name, r.best) for r in rankings] == [(name, tried[1]) for name in SEARCHED]

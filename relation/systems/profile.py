@@ -14,14 +14,14 @@ from relation.config import Campaign
 from relation.devices import claim, describe
 from relation.errors import InputError
 from relation.geometry import ModelConfig, model_config
-from relation.model import Execution
 from relation.origin import origin
 from relation.parquet import write_parquet
 from relation.progress import Progress
 from relation.schemas import PROFILE
 from relation.spec import SystemsSpec, canonical_hash
 from relation.systems.profile_parts import IDLE, PARTS, Classifier, Kernel, factors
-from relation.systems.throughput import build_step, release, synchronize
+from relation.systems.throughput import Setup, build_step
+from relation.systems.timing import reclaim, synchronize
 from relation.training.step import UpdateStep
 
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -140,10 +140,7 @@ def profile_step(spec: SystemsSpec, side: Mapping, device: torch.device) -> list
     """
     model = model_config(side["model"])
     micro, context = side["micro"], side["context"]
-    execution = Execution(**side["backends"], compiled=spec.compile)
-    step: UpdateStep = build_step(
-        model, execution, spec.optimizer, spec.precision, spec.compile, device
-    )
+    step: UpdateStep = build_step(Setup.of(spec, model, side["backends"], device))
     batches, tokens = _batches(model, micro, context, device), micro * context
 
     def update(step: UpdateStep) -> None:
@@ -215,7 +212,9 @@ def run(campaign: Campaign, variants: Sequence[str], device_kind: str, output: P
         for spec, side in steps:
             progress.advance(0, f"{spec.scale} {side['variant']}")
             rows += profile_step(spec, side, device)
-            release(device)
+            # The next starts from an empty device.
+            torch.compiler.reset()
+            reclaim()
             progress.advance(1, f"{spec.scale} {side['variant']}")
         hashed = canonical_hash([campaign.settings, list(variants)])
         written = origin(campaign.name, hashed, "profile", describe(device))

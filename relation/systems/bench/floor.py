@@ -5,7 +5,7 @@ these and nothing else, one after the other, would take the floor's time.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from relation.geometry import ModelConfig
-from relation.model import Execution
+from relation.systems.throughput import Setup
 
 PRODUCTS, ATTENTION, TRAFFIC = "products", "attention", "traffic"
 _COPIED_AT_ONCE = 2**28
@@ -68,18 +68,9 @@ class FloorStep:
     shape of its micro-batch. The loss it returns is nothing.
     """
 
-    def __init__(
-        self,
-        parts: Iterable[str],
-        config: ModelConfig,
-        execution: Execution,
-        optimizer: Mapping,
-        precision: str,
-        compile: bool,
-        device: torch.device,
-    ):
-        self.parts, self.config, self.device = tuple(parts), config, device
-        self.dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    def __init__(self, parts: Iterable[str], setup: Setup):
+        self.parts, self.config, self.device = tuple(parts), setup.model, setup.device
+        self.dtype = torch.bfloat16 if setup.precision == "bf16" else torch.float32
         self._calls: list[Callable[[], None]] | None = None
 
     def _products(self, tokens: int) -> list[Callable[[], None]]:

@@ -9,6 +9,7 @@ from torch import Tensor
 from relation.config import Campaign
 from relation.geometry import model_config
 from relation.operators import get_backend
+from relation.systems.throughput import Setup, build_step
 
 Operator = Callable[..., Tensor]
 Inputs = dict[str, Tensor]
@@ -54,6 +55,11 @@ class Peer:
     longest: int | None = None
     autotuned: bool = False
 
+    @property
+    def wanted(self) -> list[str]:
+        """The inputs whose gradients are taken."""
+        return [name for name in self.takes if name not in self.frozen]
+
     def why_not_timed(self, shape: Shape, device: torch.device) -> str | None:
         """Why it has no time on this shape and device, or None where it has one."""
         if self.longest is not None and shape.length > self.longest:
@@ -88,13 +94,13 @@ def backend_peer(
 class Side:
     """One model of a training step: a variant and the backends that run it.
 
-    `build` makes the step, as `relation.systems.throughput.build_step`, which is the default.
+    `build` makes the step.
     """
 
     name: str
     variant: str
     backends: Mapping[str, str]
-    build: Callable[..., Callable] | None = None
+    build: Callable[[Setup], Callable] = build_step
 
 
 @dataclass(frozen=True)

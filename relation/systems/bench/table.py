@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from relation.systems.bench.steps import LONG, STEP
+from relation.systems.bench.sides import LONG, STEP
 
 _MISSING = "-"
 

@@ -14,12 +14,12 @@ from relation.config import Campaign
 from relation.devices import claim, describe
 from relation.errors import InputError, RunError
 from relation.progress import Progress
+from relation.systems.bench.exactness import why_wrong
 from relation.systems.bench.flash import draw
-from relation.systems.bench.operators import RotatingInputs
-from relation.systems.bench.outcome import reclaim
 from relation.systems.bench.peers import Shape, micro_batch_shapes
-from relation.systems.bench.timing import STEADY_PARTS, Stopwatch, interleave
-from relation.systems.tuning.exact import why_wrong
+from relation.systems.bench.sides import RotatingInputs
+from relation.systems.rounds import interleave
+from relation.systems.timing import STEADY_PARTS, Stopwatch, reclaim
 from relation.systems.tuning.grid import SEARCHED, candidates
 from relation.systems.tuning.passes import Passes, results
 from relation.systems.tuning.prepare import Job, Target, prepare_all
