@@ -21,7 +21,7 @@ from relation.schemas import BENCH
 from relation.systems.bench import linear
 from relation.systems.bench.autotuning import brief_autotuning
 from relation.systems.bench.exactness import relative_errors
-from relation.systems.bench.fla_peers import (
+from relation.systems.bench.linear import (
     FLA_PEERS,
     chunked_output,
     gated_delta_attention,
@@ -146,14 +146,14 @@ except ModuleNotFoundError as missing:
     "layers.py": "import a_package_that_only_layers_need",
     "ops/__init__.py": "",
     "ops/gla.py": """
-from relation.systems.bench.fla_peers import gated_linear_attention
+from relation.systems.bench.linear import gated_linear_attention
 
 def chunk_gla(q, k, v, g, scale):
     assert scale == 1.0 and all(x.is_contiguous() for x in (q, k, v, g))
     return gated_linear_attention(*(x.transpose(1, 2) for x in (q, k, v, g))).transpose(1, 2), None
 """,
     "ops/kda.py": """
-from relation.systems.bench.fla_peers import gated_delta_attention
+from relation.systems.bench.linear import gated_delta_attention
 
 def chunk_kda(q, k, v, g, beta, scale):
     assert scale == 1.0 and all(x.is_contiguous() for x in (q, k, v, g, beta))

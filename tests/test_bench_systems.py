@@ -6,12 +6,15 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-from relation.cli import bench_systems, main
+from relation.cli import main
+from relation.cli.bench import growth
 from relation.config import load_config, resolve
 from relation.data.tokens import token_file
+from relation.errors import InputError
 from relation.parquet import read_origin, read_parquet
 from relation.results import Results
 from relation.schemas import THROUGHPUT
+from relation.systems.bench.table import campaign_notes
 
 Output = pytest.CaptureFixture[str]
 
@@ -48,7 +51,7 @@ def test_the_prepared_corpus_is_read_where_it_is_there(
 
     def measured(spec, data: Path | None, path: Path) -> list[dict]:
         given.append(data)
-        raise bench_systems.InputError("enough")
+        raise InputError("enough")
 
     monkeypatch.setattr("relation.systems.measure.measure", measured)
     campaign = resolve(load_config(Path("config.yaml")), campaign="tiny")
@@ -83,7 +86,7 @@ def test_choices_that_it_does_not_have(
 def test_all_measures_everything_in_order(elsewhere: None, monkeypatch: pytest.MonkeyPatch) -> None:
     called = []
     monkeypatch.setattr(
-        "relation.cli.bench.measure_systems", lambda campaign, only: called.append(campaign.name)
+        "relation.cli.bench._measure_systems", lambda campaign, only: called.append(campaign.name)
     )
     monkeypatch.setattr(
         "relation.cli.bench._compare", lambda options, campaign: called.append(options.name)
@@ -100,19 +103,18 @@ def row(context: int, seconds: float, **changes) -> dict:
     }  # fmt: skip
 
 
-def test_exponents_are_fitted_only_where_time_has_grown_five_times(capsys: Output) -> None:
+def test_exponents_are_fitted_only_where_time_has_grown_five_times() -> None:
     flat = [row(64, 1e-3), row(128, 1.1e-3)]
     grown = [row(64 * 2**k, 1e-3 * 4**k / 16) for k in range(4, 8)]
-    bench_systems._print_complexity([*flat, *grown])
-    assert "mha: time grows as T^2.000 [2.000, 2.000] from T = 1,024 on" in capsys.readouterr().out
-    bench_systems._print_complexity(flat)
-    assert "undetermined, a power is fitted to 3 contexts or more" in capsys.readouterr().out
+    assert growth([*flat, *grown]) == [
+        "mha: time grows as T^2.000 [2.000, 2.000] from T = 1,024 on"
+    ]
+    assert "undetermined, a power is fitted to 3 contexts or more" in growth(flat)[0]
 
 
-def test_what_happened_is_told_below(capsys: Output) -> None:
+def test_what_happened_is_told_below() -> None:
     gone = row(64, None, status="KILLED", reason="killed by SIGKILL", disturbed="busy")
-    bench_systems._print_notes([gone, row(128, 1.0)])
-    assert capsys.readouterr().out.splitlines() == [
+    assert campaign_notes([gone, row(128, 1.0)]) == [
         "mha T=64: KILLED, killed by SIGKILL",
         "disturbed: busy",
         "lowest SM clock 1755 MHz (at most 1980)",

@@ -12,12 +12,14 @@ from relation.geometry import ModelConfig
 from relation.parquet import read_origin, read_parquet
 from relation.schemas import PROFILE
 from relation.systems.profile import (
+    PARTS,
+    Classifier,
+    Kernel,
     device_kernels,
     host_operations,
     profile_step,
     summed,
 )
-from relation.systems.profile_parts import PARTS, Classifier, Kernel
 
 CONFIG = ModelConfig.for_variant("mha", layers=6, d_model=384, heads=8, d_ff=768, vocab_size=4096)
 TOKENS = 32768

@@ -25,11 +25,20 @@ from relation.systems import timing
 from relation.systems.bench import exactness
 from relation.systems.bench.exactness import RESULTS, why_wrong
 from relation.systems.bench.peers import Shape
-from relation.systems.tuning import grid, search
-from relation.systems.tuning.grid import SEARCHED, candidates, register_caps, why_unfit
-from relation.systems.tuning.prepare import Target, prepare_all
+from relation.systems.tuning import search
 from relation.systems.tuning.report import entries_toml, notes, sections
-from relation.systems.tuning.search import Found, Ranking, rank, widest_work
+from relation.systems.tuning.search import (
+    SEARCHED,
+    Found,
+    Ranking,
+    Target,
+    candidates,
+    prepare_all,
+    rank,
+    register_caps,
+    why_unfit,
+    widest_work,
+)
 
 CPU = torch.device("cpu")
 SHAPE = Shape("30M", 3, 2, 24, 16)
@@ -72,7 +81,7 @@ class TestGrid:
     ):
         asked = []
         found = Resources(registers=128, stack=0, shared=1024)
-        monkeypatch.setattr(grid, "pass_resources", lambda *given: asked.append(given) or found)
+        monkeypatch.setattr(search, "pass_resources", lambda *given: asked.append(given) or found)
         entry = replace(SHIPPED, widest=width, descriptors=descriptors)
         assert (
             why_unfit("p1", entry, "sm_90") is None and why_unfit("repair", entry, "sm_90") is None
@@ -333,8 +342,8 @@ def fastest_first(sides, wrong):
 @pytest.mark.gpu
 def test_the_command_on_a_gpu(monkeypatch, capsys, tmp_path):
     """On a small grid: what it writes is an entry of right launches, and launches.toml stays."""
-    monkeypatch.setattr(grid, "_TILES", {16: ((64, 32, 4), (64, 64, 4))})
-    monkeypatch.setattr(grid, "_STAGES", {16: (2,)})
+    monkeypatch.setattr(search, "_TILES", {16: ((64, 32, 4), (64, 64, 4))})
+    monkeypatch.setattr(search, "_STAGES", {16: (2,)})
     monkeypatch.chdir(ROOT)
     shipped = Path("kernels/flash_relation/launches.toml").read_bytes()
     file = tmp_path / "found.toml"
