@@ -47,6 +47,13 @@ def small_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("relation.systems.bench.sides.cache_bytes", lambda device: 2**16)
 
 
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with the configuration and no results."""
+    shutil.copy(ROOT / "config.yaml", tmp_path)
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture(scope="session")
 def invented_report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of an invented campaign's site, made once for all tests that only read it.

@@ -17,7 +17,7 @@ from relation.operators import full_relation
 from relation.schemas import BENCH
 from relation.systems.bench import flash
 from relation.systems.bench.exactness import relative_errors
-from relation.systems.bench.peers import Benchmark, Peer, Shape, micro_batch_shapes
+from relation.systems.bench.peers import Peer, Shape, micro_batch_shapes
 from relation.systems.bench.sides import (
     Case,
     RotatingInputs,
@@ -26,7 +26,7 @@ from relation.systems.bench.sides import (
     step_groups,
 )
 from relation.systems.processes import failure_of
-from relation.systems.rounds import session
+from relation.systems.rounds import Answers, session
 from relation.systems.throughput import Setup, build_step
 
 
@@ -166,23 +166,14 @@ def test_rows_carry_the_error_of_what_they_measure(small_cache: None) -> None:
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_who_runs_out_of_memory_beside_others_is_measured_alone(
-    small_cache: None, again: bool
-) -> None:
-    """Compiling, the check and the peak take three calls, planning the forward the next ones."""
-    calls = []
-
-    def greedy(*given: Tensor) -> Tensor:
-        calls.append(None)
-        if len(calls) == 4 or (again and len(calls) > 4):
-            raise torch.OutOfMemoryError("no more")
-        return full_relation(*given)
-
-    rows = operator_rows(peer("greedy", greedy), peer("other", full_relation))
-    for (name, _), row in rows.items():
-        assert row["status"] == ("OOM" if again and name == "greedy" else "PASS")
-        assert (row["ratio"] is None) == (name == "tiled" or row["status"] == "OOM")
-    assert rows["greedy", "forward"]["reason"] == ("no more" if again else None)
+def test_a_side_measured_alone_is_compared_apart() -> None:
+    unit = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+    sides = {
+        "tiled": Answers(samples={"step": unit}),
+        "other": Answers(samples={"step": unit[::-1]}, alone=True),
+    }
+    row = CASE.row("step", "other", sides)
+    assert (row["ratio"], row["ratio_low"], row["ratio_high"]) == (1.0, 1 / 6, 6.0)
 
 
 def raising(error: Exception) -> Callable:
@@ -255,22 +246,23 @@ def test_peers_that_fail_are_rows_and_the_others_go_on(small_cache: None) -> Non
         assert rows["kept", measure]["ratio"] == median
 
 
-def one_forward(benchmark: Benchmark) -> None:
-    measure_operator(benchmark, CASE, ("forward",), torch.float32, 1, quiet_session())
-
-
-def test_a_subject_that_computes_something_else_stops_the_run(small_cache: None) -> None:
-    whole = flash.benchmark(CPU)
-    benchmark = replace(whole, peers=(peer("tiled", without_self),))
-    with pytest.raises(RunError, match=r"^tiled: tiled on .* is off its definition by"):
-        one_forward(benchmark)
-
-
-def test_a_subject_that_cannot_run_here_stops_the_run(small_cache: None) -> None:
-    subject = peer("tiled", full_relation, why_unavailable=lambda device: "no GPU")
-    benchmark = replace(flash.benchmark(CPU), peers=(subject,))
-    with pytest.raises(InputError, match="tiled cannot run on a machine: no GPU"):
-        one_forward(benchmark)
+@pytest.mark.parametrize(
+    "changes, error, told",
+    [
+        ({}, RunError, r"^tiled: tiled on .* is off its definition by"),
+        (
+            {"why_unavailable": lambda device: "no GPU"},
+            InputError,
+            "tiled cannot run on a machine: no GPU",
+        ),
+    ],
+)
+def test_a_subject_that_is_wrong_or_cannot_run_stops_the_run(
+    small_cache: None, changes: dict, error: type, told: str
+) -> None:
+    benchmark = replace(flash.benchmark(CPU), peers=(peer("tiled", without_self, **changes),))
+    with pytest.raises(error, match=told):
+        measure_operator(benchmark, CASE, ("forward",), torch.float32, 1, quiet_session())
 
 
 def test_a_model_that_cannot_run_here_is_a_row_of_its_step() -> None:
@@ -282,8 +274,9 @@ def test_a_model_that_cannot_run_here_is_a_row_of_its_step() -> None:
         )
     }
     (group,) = step_groups(steps, tiny)
+    cold = replace(group, spec=replace(group.spec, warmup_updates=0))  # its loss is checked still
     shared = quiet_session(3)
-    rows = measure_steps([group], lambda _: CASE, 2, shared)
+    rows = measure_steps([cold], lambda _: CASE, 2, shared)
     assert [(row["peer"], row["status"]) for row in rows] == [
         ("tiled", "PASS"),
         ("attention", "PASS"),
@@ -292,14 +285,6 @@ def test_a_model_that_cannot_run_here_is_a_row_of_its_step() -> None:
     for row in rows[:2]:
         assert row["tokens_per_second"] == group.micro * group.context / row["seconds"]
     assert shared.progress.done == shared.progress.total
-
-
-def test_a_step_without_warm_up_is_still_checked() -> None:
-    tiny = campaign("tiny", scales="10M")
-    (group,) = step_groups({"matched": flash.benchmark(CPU).steps["matched"]}, tiny)
-    cold = replace(group, spec=replace(group.spec, warmup_updates=0))
-    rows = measure_steps([cold], lambda _: CASE, 1, quiet_session(2))
-    assert [row["status"] for row in rows] == ["PASS", "PASS"]
 
 
 @pytest.fixture

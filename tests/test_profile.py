@@ -180,10 +180,8 @@ def test_on_a_gpu_products_are_told_apart() -> None:
 
 
 def test_profile_on_a_cpu_from_command_to_picture(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    elsewhere: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "config.yaml").write_text((ROOT / "config.yaml").read_text(encoding="utf-8"))
-    monkeypatch.chdir(tmp_path)
     command = "profile --device cpu --campaign tiny --scales 10M --variants mha,full"
     assert main(command.split()) == 0
     output = capsys.readouterr().out

@@ -21,6 +21,7 @@ from kernels.flash_relation.launches import Launch, load_launches
 from kernels.resources import Resources
 from relation.cli import main
 from relation.errors import InputError, RunError
+from relation.operators import full_relation
 from relation.systems import timing
 from relation.systems.bench import exactness
 from relation.systems.bench.exactness import RESULTS, why_wrong
@@ -89,8 +90,12 @@ class TestGrid:
         assert asked == [("p1", "sm_90", entry, described), ("repair", "sm_90", entry, False)]
 
 
-def definition(inputs):
-    return exactness._definition(inputs, inputs["p1"].dtype)
+def definition(inputs, dtype=None):
+    """Y and the gradients of the definition, in the inputs' own dtype or another."""
+    leaves = [inputs[name].detach() for name in ("p1", "p2", "info", "lam")]
+    leaves = [x.to(dtype or x.dtype, copy=True).requires_grad_() for x in leaves]
+    y = full_relation(*leaves)
+    return y.detach(), *torch.autograd.grad(y, leaves, inputs["dy"].to(y.dtype))
 
 
 class TestExactness:
@@ -101,7 +106,7 @@ class TestExactness:
     @pytest.mark.parametrize(("times", "right"), [(1.9, True), (4.0, False)])
     def test_twice_the_yardsticks_error_is_allowed(self, times, right):
         def scaled(inputs):
-            truth = exactness._definition(inputs, torch.float64)
+            truth = definition(inputs, torch.float64)
             return [t + times * (x - t) for x, t in zip(definition(inputs), truth, strict=True)]
 
         assert (why_wrong(scaled, SHAPE, torch.bfloat16, CPU) is None) == right
@@ -193,8 +198,8 @@ class TestRanking:
         monkeypatch.setattr(search, "interleave", lambda sides, rounds: times)
         monkeypatch.setattr(search, "why_wrong", lambda *given: None)
         given = goal, "forward", {B: None, C: None}, Calls(), Watch(), 3
-        assert search._rank(*given, None).best == B
-        found = search._rank(*given, 4.0)
+        assert search.time_and_rank(*given, None).best == B
+        found = search.time_and_rank(*given, 4.0)
         assert found.best == A and list(found.seconds) == [A, B]
         assert found.rejected == {C: "over 1.25 times the fastest in short rounds"}
         assert asked == [(A, 2.0), (B, 2.0), (B, 2.0), (A, 2.0)]
@@ -320,7 +325,7 @@ class TestInterpreted:
         monkeypatch.setattr("relation.systems.timing.WARM_CALLS", 1)
         monkeypatch.setattr(exactness, "_DRAWS", 1)
         entry = replace(self.ENTRY, forward=Launch(32, 16, 4, 1), p1=Launch(32, 16, 4, 1))
-        rankings = search._search([Target(shape, torch.float32, CPU, entry)], 1)
+        rankings = search.search_launches([Target(shape, torch.float32, CPU, entry)], 1)
         assert [(r.name, r.best) for r in rankings] == [(name, tried[1]) for name in SEARCHED]
         assert all("error of dp1" in r.rejected[wrong] for r in rankings)
         assert len(launched) == 2 * len(SEARCHED)

@@ -143,16 +143,15 @@ def _measure_systems(campaign: Campaign, only: Sequence[str] | None) -> None:
     for an unknown name or where there is no such device.
     """
     from relation.data.tokens import token_file
+    from relation.systems.bench.run import choose
     from relation.systems.bench.table import campaign_notes, complexity_section, throughput_section
     from relation.systems.measure import measure
 
-    known = list(dict.fromkeys(spec.benchmark for spec in campaign.systems))
-    for name in only or ():
-        if name not in known:
-            raise InputError(f"unknown systems benchmark {name!r}; choose among {', '.join(known)}")
+    known = dict.fromkeys(spec.benchmark for spec in campaign.systems)
+    chosen = choose("systems benchmark", only, known)
     results, measured = Results(campaign), []
     for spec in campaign.systems:
-        if only is not None and spec.benchmark not in only:
+        if spec.benchmark not in chosen:
             continue
         data = results.data(campaign.data_of_scale(spec.scale))
         prepared = data if token_file(data, "train").exists() else None

@@ -21,6 +21,7 @@ from relation.model import Decoder
 from relation.model.norm import Normed
 from relation.operators import chunked_linear_relation, get_backend, linear_relation
 from relation.systems.bench.peers import (
+    AsItIs,
     Benchmark,
     Inputs,
     Operator,
@@ -266,18 +267,7 @@ def draw(
 
 
 _RECURRENT = OutputOf(linear_relation)
-
-
-def _build_flash(shape: Shape, device: torch.device) -> Operator:
-    return OutputOf(get_backend("linear", "flash").call)
-
-
-def _build_chunked(shape: Shape, device: torch.device) -> Operator:
-    return chunked_output
-
-
-def _build_recurrent(shape: Shape, device: torch.device) -> Operator:
-    return _RECURRENT
+_FLASH = get_backend("linear", "flash")
 
 
 def _sides(linear: Side, full: Side, mha: Side) -> dict:
@@ -293,12 +283,12 @@ _ON_GPU = Benchmark(
         Peer(
             "linear-relation",
             RELATION,
-            _build_flash,
+            AsItIs(OutputOf(_FLASH.call)),
             chunked_output,
-            why_unavailable=get_backend("linear", "flash").why_unavailable,
+            why_unavailable=_FLASH.why_unavailable,
         ),
         *FLA_PEERS,
-        Peer("chunked", RELATION, _build_chunked, chunked_output, longest=_LONGEST_EAGER),
+        Peer("chunked", RELATION, AsItIs(chunked_output), chunked_output, longest=_LONGEST_EAGER),
     ),
     **_sides(
         Side("linear-relation", "linear", {"linear": "flash"}),
@@ -314,8 +304,8 @@ _ON_CPU = Benchmark(
     shapes=linear_shapes,
     draw=draw,
     peers=(
-        Peer("chunked", RELATION, _build_chunked, _RECURRENT),
-        Peer("recurrent", RELATION, _build_recurrent, _RECURRENT),
+        Peer("chunked", RELATION, AsItIs(chunked_output), _RECURRENT),
+        Peer("recurrent", RELATION, AsItIs(_RECURRENT), _RECURRENT),
     ),
     **_sides(
         Side("chunked", "linear", {"linear": "chunked"}),

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -68,26 +69,26 @@ class Peer:
 
 
 @dataclass(frozen=True)
-class _OfBackend:
-    """Builds one of this project's backends; unlike a closure, it can travel to a process."""
+class AsItIs:
+    """Builds a function that serves every shape; unlike a closure, it travels by pickle."""
 
-    operator: str
-    backend: str
+    call: Operator
 
     def __call__(self, shape: Shape, device: torch.device) -> Operator:
-        return get_backend(self.operator, self.backend).call
+        return self.call
 
-    def why_unavailable(self, device: torch.device) -> str | None:
-        return get_backend(self.operator, self.backend).why_unavailable(device)
+
+def _why_no_backend(operator: str, backend: str, device: torch.device) -> str | None:
+    return get_backend(operator, backend).why_unavailable(device)
 
 
 def backend_peer(
     name: str, operator: str, backend: str, takes: tuple[str, ...], definition: Operator
 ) -> Peer:
     """A peer that is one of this project's backends. Raises InputError for an unknown one."""
-    get_backend(operator, backend)
-    build = _OfBackend(operator, backend)
-    return Peer(name, takes, build, definition, why_unavailable=build.why_unavailable)
+    build = AsItIs(get_backend(operator, backend).call)
+    why_unavailable = partial(_why_no_backend, operator, backend)
+    return Peer(name, takes, build, definition, why_unavailable=why_unavailable)
 
 
 @dataclass(frozen=True)
@@ -108,18 +109,19 @@ class Benchmark:
     """What one benchmark compares on one kind of device.
 
     subject: the name of the peer, and side, whose time is the unit of every ratio. `draw(shape,
-    dtype, device, generator)` gives random inputs by name, with "dy", the gradient of Y. steps:
-    the sides measured at the geometry of each of a campaign's systems benchmarks. long: the side
+    dtype, device, generator)` gives random inputs by name, with "dy", the gradient of Y; without
+    peers there is none. steps: the sides measured at the geometry of each of a campaign's systems
+    benchmarks. long: the side
     measured at ever longer contexts. floor: whether a copy of the bytes that the subject must read
     and write is timed beside it.
     """
 
     title: str
     subject: str
-    shapes: Callable[[Campaign], list[Shape]]
-    draw: Callable[[Shape, torch.dtype, torch.device, torch.Generator], Inputs]
-    peers: tuple[Peer, ...]
     steps: Mapping[str, tuple[Side, ...]]
+    peers: tuple[Peer, ...] = ()
+    shapes: Callable[[Campaign], list[Shape]] = lambda campaign: []
+    draw: Callable[[Shape, torch.dtype, torch.device, torch.Generator], Inputs] | None = None
     long: Side | None = None
     floor: bool = False
 

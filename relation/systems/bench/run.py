@@ -51,7 +51,8 @@ class Comparison:
     conditions: list[dict]
 
 
-def _choose(what: str, wanted: Sequence[str] | None, known: Iterable[str]) -> list[str]:
+def choose(what: str, wanted: Sequence[str] | None, known: Iterable[str]) -> list[str]:
+    """Those of `known` that are wanted, None for all. Raises InputError for an unknown one."""
     known = list(known)
     for name in wanted or ():
         if name not in known:
@@ -61,7 +62,7 @@ def _choose(what: str, wanted: Sequence[str] | None, known: Iterable[str]) -> li
 
 def _restricted(benchmark: Benchmark, peers: Sequence[str] | None) -> Benchmark:
     """The benchmark with the chosen peers and, whatever is chosen, its subject."""
-    names = {benchmark.subject, *_choose("peer", peers, benchmark.names)}
+    names = {benchmark.subject, *choose("peer", peers, benchmark.names)}
     kept = {
         systems: tuple(side for side in sides if side.name in names)
         for systems, sides in benchmark.steps.items()
@@ -107,8 +108,8 @@ def run(
     anew after every shape, so that an interrupted run leaves what it measured. Raises InputError
     for unknown names, repeats < 1, an output that cannot be written, and where there is no GPU.
     """
-    whole = BENCHMARKS[_choose("benchmark", [name], BENCHMARKS)[0]](torch.device(device_kind))
-    only = [MEASURES[m] for m in _choose("measure", measures, _measures_of(whole))]
+    whole = BENCHMARKS[choose("benchmark", [name], BENCHMARKS)[0]](torch.device(device_kind))
+    only = [MEASURES[m] for m in choose("measure", measures, _measures_of(whole))]
     if repeats < 1:
         raise InputError(f"repeats is {repeats}; give at least 1")
     _check_output(output)

@@ -344,7 +344,7 @@ def tune(campaign: Campaign, precision: str, repeats: int, steady: float | None 
     shapes, left_out = widest_work(micro_batch_shapes(campaign))
     with claim("cuda") as device:
         targets = [_target(shape, DTYPES[precision], device) for shape in shapes]
-        rankings = _search(targets, repeats, steady)
+        rankings = search_launches(targets, repeats, steady)
         return Found(describe(device), architecture(device), precision, targets, rankings, left_out)
 
 
@@ -353,7 +353,10 @@ def _target(shape: Shape, dtype: torch.dtype, device: torch.device) -> Target:
     return Target(shape, dtype, device, replace(shipped, widest=shape.width))
 
 
-def _search(targets: Sequence[Target], repeats: int, steady: float | None = None) -> list[Ranking]:
+def search_launches(
+    targets: Sequence[Target], repeats: int, steady: float | None = None
+) -> list[Ranking]:
+    """A ranking of every searched pass of each target; the numbers are as in `tune`."""
     jobs = [
         Candidate(target, name, launch)
         for target in targets
@@ -374,14 +377,16 @@ def _search(targets: Sequence[Target], repeats: int, steady: float | None = None
                     for job, reason in reasons.items()
                     if (job.target, job.name) == (target, name)
                 }
-                rankings.append(_rank(target, name, prepared, passes, stopwatch, repeats, steady))
+                rankings.append(
+                    time_and_rank(target, name, prepared, passes, stopwatch, repeats, steady)
+                )
                 progress.advance(len(prepared), f"{target.shape.scale} {name} timed")
             del inputs, passes
             reclaim()
     return rankings
 
 
-def _rank(
+def time_and_rank(
     target: Target,
     name: str,
     prepared: Mapping[Launch, str | None],
