@@ -165,7 +165,6 @@ def test_rows_carry_the_error_of_what_they_measure(small_cache: None) -> None:
     assert errors["definition", "forward"] is errors["definition", "forward+backward"] is None
 
 
-@pytest.mark.parametrize("again", [False, True])
 def test_a_side_measured_alone_is_compared_apart() -> None:
     unit = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
     sides = {

@@ -111,9 +111,8 @@ class Benchmark:
     subject: the name of the peer, and side, whose time is the unit of every ratio. `draw(shape,
     dtype, device, generator)` gives random inputs by name, with "dy", the gradient of Y; without
     peers there is none. steps: the sides measured at the geometry of each of a campaign's systems
-    benchmarks. long: the side
-    measured at ever longer contexts. floor: whether a copy of the bytes that the subject must read
-    and write is timed beside it.
+    benchmarks. long: the side measured at ever longer contexts. floor: whether a copy of the bytes
+    that the subject must read and write is timed beside it.
     """
 
     title: str
