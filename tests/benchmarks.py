@@ -16,6 +16,14 @@ from relation.systems.processes import Measurement, answer
 from relation.systems.rounds import Answers, Session
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+OPTIMIZER = {
+    "learning_rate": 1e-2,
+    "betas": (0.9, 0.95),
+    "eps": 1e-4,  # wide: else the sign of a gradient near zero, mere rounding, moves its weight
+    "weight_decay": 0.1,
+    "decay_embedding": True,
+    "gradient_clip": 0.5,
+}
 SHAPE = Shape("10M", 2, 2, 33, 16)
 CASE = Case("flash", SHAPE, "fp32", "a machine", "tiled")
 

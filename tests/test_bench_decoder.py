@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import CPU, CUDA, campaign
+from benchmarks import CPU, CUDA, OPTIMIZER, campaign
 from torch import Tensor
 
 from relation.geometry import ModelConfig
@@ -24,14 +24,6 @@ from relation.training.loss import summed_nll
 CONFIG = ModelConfig.for_variant(
     "mha", layers=3, d_model=24, heads=4, d_ff=40, vocab_size=61, init_std=0.2
 )
-OPTIMIZER = {
-    "learning_rate": 1e-2,
-    "betas": (0.9, 0.95),
-    "eps": 1e-4,  # wide: else the sign of a gradient near zero, mere rounding, moves its weight
-    "weight_decay": 0.1,
-    "decay_embedding": True,
-    "gradient_clip": 0.5,
-}
 FLASH = Execution(mha="flash")
 Batches = list[tuple[Tensor, Tensor]]
 

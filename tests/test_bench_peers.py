@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from benchmarks import CASE, CPU, CUDA, SHAPE, campaign, quiet_session
+from benchmarks import CASE, CPU, CUDA, OPTIMIZER, SHAPE, campaign, quiet_session
 from torch import Tensor
 
 from relation.errors import InputError, RunError
@@ -307,16 +307,8 @@ def graphs_run(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[object]]:
 def compiled_update(variant: str, layers: int, **backends: str) -> Callable[[], object]:
     """The next update of a toy model under torch.compile."""
     model = ModelConfig.for_variant(variant, layers, d_model=16, heads=2, d_ff=16, vocab_size=32)
-    optimizer = {
-        "learning_rate": 1e-3,
-        "betas": (0.9, 0.95),
-        "eps": 1e-8,
-        "weight_decay": 0.1,
-        "decay_embedding": True,
-        "gradient_clip": 1.0,
-    }
     execution = Execution(**backends, compiled=True)
-    step = build_step(Setup(model, execution, optimizer, "fp32", True, CPU))
+    step = build_step(Setup(model, execution, OPTIMIZER, "fp32", True, CPU))
     tokens = torch.arange(16).view(2, 8)
     return lambda: step([(tokens, tokens)], tokens.numel(), 1e-3)
 

@@ -156,16 +156,6 @@ def test_operations_of_a_cpu_count_without_those_they_call() -> None:
     }
 
 
-OPTIMIZER = {
-    "learning_rate": 1e-3,
-    "betas": (0.9, 0.95),
-    "eps": 1e-8,
-    "weight_decay": 0.1,
-    "decay_embedding": True,
-    "gradient_clip": 1.0,
-}
-
-
 @pytest.mark.gpu
 def test_on_a_gpu_products_are_told_apart() -> None:
     campaign = resolve(load_config(ROOT / "config.yaml"), campaign="paper", scales="10M")

@@ -31,17 +31,6 @@ _TOKENS_A_ROUND = 8
 _GIB = 2**30
 
 
-@dataclass(frozen=True)
-class OperatorProbe:
-    """One layer's operator on one sequence: a call to time, and the history it keeps.
-
-    `decode_state_bytes` is what a decoding layer's cache holds after T tokens.
-    """
-
-    call: Callable[[], None]
-    decode_state_bytes: int
-
-
 @torch.no_grad()
 def _decode_cache(operator: str, call: Callable, inputs: list) -> HistoryCache | LinearState:
     """The cache of a layer that has read the inputs, (B, H, T, d_h) each."""
@@ -62,8 +51,11 @@ def probe_operator(
     context: int,
     precision: str,
     device: torch.device,
-) -> OperatorProbe:
-    """Forward and backward of one layer's operator on random tokens, (1, H, T, d_h)."""
+) -> tuple[Callable[[], None], int]:
+    """Forward and backward of one layer's operator on random tokens, (1, H, T, d_h).
+
+    Beside that call, the bytes that a decoding layer's cache holds after T tokens.
+    """
     call = get_backend(operator, backends[operator], device).call
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     generator = torch.Generator().manual_seed(0)
@@ -86,7 +78,7 @@ def probe_operator(
         y = y[0] if operator == "linear" else y
         torch.autograd.grad(y, inputs, weight)
 
-    return OperatorProbe(run, _decode_cache(operator, call, inputs).nbytes)
+    return run, _decode_cache(operator, call, inputs).nbytes
 
 
 @dataclass
@@ -108,11 +100,10 @@ class OperatorAndDecoding(TimedCalls):
         """Draw the inputs. What is timed is built in its first round, where it may fail alone."""
         self.begin(self.device)
         self._decodes: Callable[[], None] | None = None
-        probe = probe_operator(
+        self.calls[OPERATOR], held = probe_operator(
             self.config, self.operator, self.backends, self.context, self.precision, self.device
         )
-        self.calls[OPERATOR] = probe.call
-        return {"decode_state_bytes": probe.decode_state_bytes}
+        return {"decode_state_bytes": held}
 
     def seconds(self, measure: str) -> float:
         """Seconds of a call of the operator, or of a token."""

@@ -1,7 +1,7 @@
-"""A measurement in a process of its own: what becomes of it, the others do not feel.
+"""A measurement in its own process, whose crash or memory use does not touch the others.
 
-Processes are forked from one server that has imported PyTorch and never touches a GPU, so that one
-more costs milliseconds. They answer one question at a time and wait meanwhile.
+Processes are forked from one server that has imported PyTorch and never touches a GPU, so another
+one costs milliseconds. Each answers one question at a time and waits in between.
 """
 
 import multiprocessing
@@ -136,7 +136,7 @@ class Worker:
 
     def __exit__(self, kind: type | None, *exception: object) -> None:
         if kind is not None:
-            # What it works on is of no more use.
+            # Its result is not wanted any more.
             self._process.kill()
         self.close()
 
@@ -184,7 +184,7 @@ class Worker:
         return f"the process was killed by {name}{hint}"
 
     def close(self) -> None:
-        """End the process and give its memory back; one that works on is killed in the end."""
+        """End the process and give its memory back; kill it where it does not end in 10 s."""
         self._mine.close()
         self._process.join(_SECONDS_TO_END)
         if self._process.is_alive():

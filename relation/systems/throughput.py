@@ -68,7 +68,7 @@ def attention_kernels(update: Callable[[], object], device: torch.device) -> lis
     """The names of the attention kernels that ran in an update; on a CPU, PyTorch's operations."""
     on_gpu = device.type == "cuda"
     activity = ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU
-    # Of the one cycle nothing is cleared; without acc_events PyTorch warns that it would be.
+    # Without acc_events PyTorch warns that further cycles clear events; here there is only one.
     with profile(activities=[activity], acc_events=True) as found:
         update()
     wanted = DeviceType.CUDA if on_gpu else DeviceType.CPU

@@ -1,4 +1,4 @@
-"""What a training step of the MHA backbone cannot do without, each part run alone.
+"""The floor of a training step of the MHA backbone: its unavoidable work, part by part.
 
 Matrix products, attention, and the memory traffic of everything between them. A step that ran
 these and nothing else, one after the other, would take the floor's time.
@@ -65,7 +65,7 @@ class FloorStep:
     """Runs parts of the floor of an update; called as an update is.
 
     `parts` are of PRODUCTS, ATTENTION and TRAFFIC. Buffers are made at the first call, for the
-    shape of its micro-batch. The loss it returns is nothing.
+    shape of its micro-batch. The loss it returns is zero.
     """
 
     def __init__(self, parts: Iterable[str], setup: Setup):

@@ -86,7 +86,7 @@ class Case:
 class RotatingInputs:
     """Copies of a shape's random inputs, so that a call never finds its own in the cache.
 
-    There is one copy more than fills the device's last cache, of `cache` bytes where that is given.
+    The copies overflow the device's last cache, or `cache` bytes, by one.
     """
 
     def __init__(
