@@ -32,11 +32,6 @@ def projections(config: ModelConfig) -> dict[tuple[int, int], int]:
     return counts
 
 
-def product_flops(config: ModelConfig, tokens: int) -> int:
-    """Floating-point operations of the projections' three products: forward and two gradients."""
-    return sum(6 * tokens * o * i * count for (o, i), count in projections(config).items())
-
-
 def traffic_bytes(config: ModelConfig, parameters: int, tokens: int, activation: int) -> int:
     """Least bytes that the element-wise rest of one update reads and writes.
 

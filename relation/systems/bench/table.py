@@ -206,9 +206,7 @@ def throughput_section(title: str, rows: Sequence[Mapping]) -> Section:
             f"{row['context']:,}",
             f"{row['micro']}/{row['accumulation']}",
             with_interval(row, "tokens_per_second", ",.0f"),
-            MISSING
-            if apart or row is first
-            else with_interval(rate_ratio(row, first), "ratio", ".3f"),
+            with_interval(over_first(row), "ratio", ".3f"),
             cell(row["allocated_gib"], ".2f"),
             cell(row["reserved_gib"], ".2f"),
             _status(row),
