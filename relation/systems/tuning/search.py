@@ -19,17 +19,17 @@ import torch
 from torch import Tensor
 from triton.errors import TritonError
 
-from kernels.common import SHARED_MEMORY, architecture, interpreted
-from kernels.flash_relation import NARROWEST, WIDEST
-from kernels.flash_relation.backward import launch_backward
-from kernels.flash_relation.descriptors import are_describable
-from kernels.flash_relation.forward import launch_forward
-from kernels.flash_relation.launches import Launch, Launches, select_launches
-from kernels.flash_relation.resources import pass_resources
 from relation.config import Campaign
 from relation.devices import claim, describe
 from relation.errors import InputError, RunError
 from relation.geometry import ModelConfig
+from relation.kernels.common import SHARED_MEMORY, architecture, interpreted
+from relation.kernels.flash_relation import NARROWEST, WIDEST
+from relation.kernels.flash_relation.backward import launch_backward
+from relation.kernels.flash_relation.descriptors import are_describable
+from relation.kernels.flash_relation.forward import launch_forward
+from relation.kernels.flash_relation.launches import Launch, Launches, select_launches
+from relation.kernels.flash_relation.resources import pass_resources
 from relation.progress import Progress
 from relation.systems.bench.exactness import why_wrong
 from relation.systems.bench.flash import draw
