@@ -113,9 +113,8 @@ def gated_delta_attention(
 def _kernel(module: str, name: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
     """A function of flash-linear-attention, imported without the package's layers and models.
 
-    Where those are installed, the package imports them, and they import transformers, which takes
-    this project's `kernels` for a package of that name. None in `sys.modules` stands for a module
-    that is not installed, which the package accepts.
+    Where those are installed, the package imports them, and with them transformers, which no kernel
+    needs. None in `sys.modules` stands for a module that is not installed; the package accepts that.
     """
     hidden = [m for m in ("fla.layers", "fla.models") if m not in sys.modules]
     sys.modules.update(dict.fromkeys(hidden))
