@@ -114,7 +114,7 @@ def _kernel(module: str, name: str) -> Callable[..., tuple[Tensor, Tensor | None
     """A function of flash-linear-attention, imported without the package's layers and models.
 
     Where those are installed, the package imports them, and with them transformers, which no kernel
-    needs. None in `sys.modules` stands for a module that is not installed; the package accepts that.
+    needs. None in `sys.modules` stands for a module that is not installed, which it accepts.
     """
     hidden = [m for m in ("fla.layers", "fla.models") if m not in sys.modules]
     sys.modules.update(dict.fromkeys(hidden))
