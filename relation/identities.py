@@ -8,7 +8,7 @@ from torch import Tensor
 from relation.geometry import ModelConfig
 from relation.operators import linear_relation
 from relation.operators.scores import scores
-from relation.systems.tuning.exact import Deviation
+from relation.systems.bench.exactness import Deviation
 
 OTHER_LAMBDA = -1.0
 # By check. The flow itself is what the operator transports of the unit vectors, for which D must be
@@ -23,7 +23,6 @@ SIZES = {
 BITWISE = ("no output reads a later token",)
 # The most that one token forgets: the first head keeps nearly all, the second nearly nothing.
 _FORGOTTEN = (0.01, 10.0)
-_SLACK = {torch.bfloat16: 1e-3, torch.float32: 1e-5, torch.float64: 1e-12}
 
 Operator = Callable[..., Tensor]
 
@@ -140,9 +139,8 @@ def recurrence_deviations(
             ("RMS", lambda e: e.square().mean().sqrt().item()),
             ("largest", lambda e: e.abs().max().item()),
         ):
-            error, yardstick = size(x - truth), size(rounded - truth)
-            allowed = 2 * yardstick + _SLACK[dtype] * size(truth)
-            deviations.append(Deviation(name, measure, error, yardstick, allowed))
+            sizes = size(x - truth), size(rounded - truth), size(truth)
+            deviations.append(Deviation(name, measure, *sizes, dtype))
     return deviations
 
 

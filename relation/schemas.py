@@ -303,7 +303,7 @@ PROFILE = schema(
     Column("micro", _INT, "sequences", "the update's one micro-batch"),
     Column("context", _INT, "tokens"),
     Column("precision", _TEXT, description="bf16 or fp32"),
-    Column("part", _TEXT, description="of the step, as relation.systems.profile_parts sorts it"),
+    Column("part", _TEXT, description="of the step, as relation.systems.profile sorts it"),
     Column("seconds", _REAL, "s", "of an update"),
     Column("kernels", _REAL, description="of an update; on a CPU, operations"),
     Column("wall_seconds", _REAL, "s", "median of whole updates that nothing observes"),

@@ -30,8 +30,8 @@ from relation.parquet import write_parquet
 from relation.progress import Progress
 from relation.schemas import VERIFICATION
 from relation.spec import VerificationSpec
+from relation.systems.bench.exactness import Deviation, deviations
 from relation.systems.bench.peers import Inputs, Shape
-from relation.systems.tuning.exact import Deviation, deviations
 
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
 # BF16 rounds a share of flow to 2^-9 of it, the sums of a row and of a score add to that. A mixed

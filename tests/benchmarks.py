@@ -8,12 +8,22 @@ import torch
 from conftest import ROOT
 
 from relation.config import Campaign, load_config, resolve
-from relation.systems.bench.outcome import Case
+from relation.progress import Progress
 from relation.systems.bench.peers import Shape
+from relation.systems.bench.sides import Case
 from relation.systems.conditions import Conditions
-from relation.systems.processes import Job, Served
+from relation.systems.processes import Measurement, answer
+from relation.systems.rounds import Answers, Session
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+OPTIMIZER = {
+    "learning_rate": 1e-2,
+    "betas": (0.9, 0.95),
+    "eps": 1e-4,  # wide: else the sign of a gradient near zero, mere rounding, moves its weight
+    "weight_decay": 0.1,
+    "decay_embedding": True,
+    "gradient_clip": 0.5,
+}
 SHAPE = Shape("10M", 2, 2, 33, 16)
 CASE = Case("flash", SHAPE, "fp32", "a machine", "tiled")
 
@@ -28,8 +38,8 @@ class InProcess:
     pid = 0
     _turn = threading.Lock()
 
-    def __init__(self, job: Job):
-        self._served = Served(job)
+    def __init__(self, measurement: Measurement):
+        self._measurement = measurement
 
     def __enter__(self) -> "InProcess":
         return self
@@ -42,7 +52,7 @@ class InProcess:
             watch()
         # Processes share no state of PyTorch's; threads do.
         with InProcess._turn:
-            return self._served.answer(question, given)
+            return answer(self._measurement, question, given)
 
     def close(self) -> None:
         pass
@@ -54,3 +64,17 @@ class Quiet(Conditions):
     def __init__(self) -> None:
         super().__init__(CPU)
         self._before = []
+
+
+def quiet_session(sides: int = 1, start: Callable = InProcess) -> Session:
+    """A session of so many sides on this CPU, in this process."""
+    return Session(CPU, Quiet(), Progress("test", 2 * sides, "measurements"), start)
+
+
+def measured(
+    case: Case, measure: str, peer: str, seconds: list, unit: list | None = None, **found: Any
+) -> dict:
+    """The row of a side with these seconds; unit: the subject's."""
+    samples = {case.subject: unit or seconds, peer: seconds}
+    sides = {name: Answers(samples={measure: values}) for name, values in samples.items()}
+    return case.row(measure, peer, sides, **found)

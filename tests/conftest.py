@@ -52,7 +52,14 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture
 def small_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """Benchmarks make few copies of their inputs."""
-    monkeypatch.setattr("relation.systems.bench.operators.cache_bytes", lambda device: 2**16)
+    monkeypatch.setattr("relation.systems.bench.sides.cache_bytes", lambda device: 2**16)
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with the configuration and no results."""
+    shutil.copy(ROOT / "config.yaml", tmp_path)
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Measurements that meet what real ones may, as jobs that travel to a process."""
+"""Measurements that meet what real ones may."""
 
 import importlib
 import os
@@ -23,9 +23,6 @@ class Planted:
     where: str = "prepare"
     when: int = 0
     asked: int = 0
-
-    def __call__(self) -> "Planted":
-        return self
 
     def _meet(self, where: str) -> None:
         if where != self.where:
@@ -73,7 +70,7 @@ class Meeting(Planted):
 
 
 class Unknown:
-    """A job of a module that the process does not have."""
+    """A measurement of a module that the process does not have."""
 
     def __reduce__(self) -> tuple:
         return importlib.import_module, ("a_module_that_is_not_there",)

@@ -1,26 +1,27 @@
-"""The benchmark command: statistics, interleaving, the printed table, and the command on a CPU."""
+"""The command `bench`: statistics, interleaving, the printed tables, and the command on a CPU."""
 
-import math
 import os
 import random
-import re
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import CASE, CPU, campaign
-from conftest import ROOT
+from benchmarks import CASE, CPU, campaign, measured
 
 from relation.cli import main
+from relation.cli.bench import growth
+from relation.config import load_config, resolve
+from relation.data.tokens import token_file
 from relation.errors import InputError
 from relation.parquet import read_origin, read_parquet
-from relation.schemas import BENCH
-from relation.systems.bench import timing
+from relation.results import Results
+from relation.schemas import BENCH, THROUGHPUT
+from relation.systems import timing
 from relation.systems.bench.run import run
-from relation.systems.bench.table import notes, sections
-from relation.systems.bench.timing import interleave
+from relation.systems.bench.table import campaign_notes, notes, sections
 from relation.systems.processes import Failure
+from relation.systems.rounds import WARM_ROUNDS, interleave
 from relation.systems.statistics import median_interval, ratio, summary
 
 Output = pytest.CaptureFixture[str]
@@ -39,17 +40,6 @@ def test_the_interval_of_a_median_is_two_order_statistics(n: int, low: int, high
     values = [float(v) for v in range(1, n + 1)]
     random.Random(n).shuffle(values)
     assert median_interval(values) == (low, high)
-    within = sum(math.comb(n, k) for k in range(low, high)) / 2**n
-    assert within >= 0.95
-
-
-def test_the_interval_holds_the_median_as_often_as_it_says() -> None:
-    drawn = random.Random(0)
-    held = 0
-    for _ in range(2000):
-        low, high = median_interval([drawn.expovariate(1.0) for _ in range(12)])
-        held += low <= math.log(2) <= high
-    assert held / 2000 > 0.95
 
 
 def test_a_summary_is_median_and_quartiles() -> None:
@@ -81,10 +71,10 @@ def test_rounds_are_interleaved_in_changing_order_and_warm_ones_do_not_count() -
 
     found = interleave({name: partial(side, name) for name in "abc"}, rounds=20)
     rounds = [asked[i : i + 3] for i in range(0, len(asked), 3)]
-    assert len(rounds) == 20 + timing.WARM_ROUNDS
+    assert len(rounds) == 20 + WARM_ROUNDS
     assert all(sorted(members) == ["a", "b", "c"] for members in rounds)
     assert len({tuple(members) for members in rounds}) > 3
-    first = 3 * timing.WARM_ROUNDS
+    first = 3 * WARM_ROUNDS
     assert sorted(v for values in found.values() for v in values) == list(
         range(first + 1, first + 61)
     )
@@ -121,13 +111,13 @@ def test_a_steady_load_is_timed_once_it_has_slowed_down(monkeypatch: pytest.Monk
 def test_the_table_shows_times_ratios_and_why_something_is_missing() -> None:
     ours, theirs = [2e-3] * 6, [3e-3, 2.8e-3, 3.2e-3, 3e-3, 3e-3, 3e-3]
     rows = [
-        CASE.measured("forward", "tiled", ours, relative_error=1e-7),
-        CASE.measured("forward", "materialised", theirs, ours, relative_error=0.0),
+        measured(CASE, "forward", "tiled", ours, relative_error=1e-7),
+        measured(CASE, "forward", "materialised", theirs, ours, relative_error=0.0),
         CASE.failed("forward", "absent", Failure("UNAVAILABLE", "not here")),
-        CASE.measured("forward+backward", "tiled", ours, peak_bytes=3 * 2**20),
-        CASE.measured("forward+backward", "materialised", theirs, ours, peak_bytes=2**30),
+        measured(CASE, "forward+backward", "tiled", ours, peak_bytes=3 * 2**20),
+        measured(CASE, "forward+backward", "materialised", theirs, ours, peak_bytes=2**30),
         CASE.failed("forward+backward", "absent", Failure("UNAVAILABLE", "not here")),
-        CASE.measured("step", "tiled", ours, tokens_per_second=1234567.0, peak_bytes=2**31),
+        measured(CASE, "step", "tiled", ours, tokens_per_second=1234567.0, peak_bytes=2**31),
     ]
     operator, step = sections(rows)
     assert operator.title == "10M operator, (B, H, T, D) = (2, 2, 33, 16)"
@@ -153,35 +143,6 @@ def test_the_table_shows_times_ratios_and_why_something_is_missing() -> None:
     assert "absent (10M forward T 33 and 1 more): UNAVAILABLE, not here" in lines
     assert [line for line in lines if "busy" in line] == ["long: busy"]
     assert "SM clock of each part: 1980, 1755 MHz (at most 1980)" in lines
-
-
-@pytest.fixture
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder with the configuration and no results."""
-    (tmp_path / "config.yaml").write_text((ROOT / "config.yaml").read_text(encoding="utf-8"))
-    monkeypatch.chdir(tmp_path)
-
-
-def printed_title(row: dict) -> tuple[str, int]:
-    """What tells one printed table from another: scale and T."""
-    return row["scale"], row["length"]
-
-
-def printed_milliseconds(output: str) -> dict[tuple[str, int, str, str], str]:
-    """Every time of the printed tables, by scale, T, peer and measure."""
-    found = {}
-    for block in output.split("\n\n"):
-        title, *lines = block.splitlines()
-        table = re.match(r"(\w+) (?:operator.*= \(\d+, \d+, (\d+), |training step, T (\d+))", title)
-        if table is None:
-            continue
-        header, *rows = (re.split(r" {2,}", line.strip()) for line in lines)
-        for peer, *cells in rows:
-            for name, cell in zip(header[1:], cells, strict=False):
-                if name.endswith(" ms"):
-                    where = table[1], int(table[2] or table[3]), peer
-                    found[*where, name.removesuffix(" ms")] = cell
-    return found
 
 
 def test_bench_on_a_cpu_from_command_to_parquet(
@@ -214,12 +175,9 @@ def test_bench_on_a_cpu_from_command_to_parquet(
         assert (row["relative_error"] is not None) == (
             row["peer"] == "tiled" and row["measure"] != "step"
         )
-    assert printed_milliseconds(output.out) == {
-        (*printed_title(row), row["peer"], row["measure"]): (
-            f"{1e3 * row['seconds']:.{2 if row['measure'] == 'step' else 3}f}"
-        )
-        for row in rows
-    }
+    for row in rows:
+        digits = 2 if row["measure"] == "step" else 3
+        assert f"{1e3 * row['seconds']:.{digits}f}" in output.out
     written = read_origin(path)
     assert (written["campaign"], written["benchmark"], written["repeats"]) == ("tiny", "flash", 6)
 
@@ -274,9 +232,86 @@ def test_an_output_that_cannot_be_written_is_told_before_measuring(
     # The superuser may write anywhere, whatever the mode.
     may = os.access
     monkeypatch.setattr(os, "access", lambda path, mode: path.name != "locked" and may(path, mode))
-    monkeypatch.setattr("relation.systems.bench.run.reserved", None)
+    monkeypatch.setattr("relation.systems.bench.run.session", None)
     with pytest.raises(InputError, match=f"output {Path(output)}.* folder"):
         run("flash", campaign("tiny"), "cpu", Path(output))
+
+
+def test_the_tables_files_and_ratios_from_one_command(elsewhere: None, capsys: Output) -> None:
+    command = "bench systems --device cpu --shapes tiny --scales 10M --only fixed,linear-steady"
+    assert main(command.split()) == 0
+    output = capsys.readouterr().out
+    campaign = resolve(load_config(Path("config.yaml")), campaign="tiny")
+    results = Results(campaign)
+    for benchmark in ("fixed", "linear-steady"):
+        spec = campaign.benchmark(benchmark, "10M")
+        path = results.systems(spec)
+        assert str(path) in output.splitlines()
+        assert read_origin(path)["config_hash"] == spec.config_hash
+        rows = read_parquet(path, THROUGHPUT).to_pylist()
+        assert {(row["status"], row["tokens"]) for row in rows} == {("PASS", "random")}
+        for row in rows:
+            assert f"{row['tokens_per_second']:,.0f}" in output
+    assert "fixed 10M: FlashRelation over reference" in output and "5.28" in output
+    assert not (results.folder / "systems" / "matched").exists()
+
+
+def test_the_prepared_corpus_is_read_where_it_is_there(
+    elsewhere: None, monkeypatch: pytest.MonkeyPatch, capsys: Output
+) -> None:
+    given = []
+
+    def measured(spec, data: Path | None, path: Path) -> list[dict]:
+        given.append(data)
+        raise InputError("enough")
+
+    monkeypatch.setattr("relation.systems.measure.measure", measured)
+    campaign = resolve(load_config(Path("config.yaml")), campaign="tiny")
+    folder = Results(campaign).data(campaign.data_of_scale("10M"))
+    command = "bench systems --device cpu --shapes tiny --scales 10M"
+    assert main(command.split()) == 2
+    token_file(folder, "train").parent.mkdir(parents=True)
+    token_file(folder, "train").touch()
+    assert main(command.split()) == 2
+    assert given == [None, folder]
+
+
+def test_all_measures_everything_in_order(elsewhere: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    called = []
+    monkeypatch.setattr(
+        "relation.cli.bench._measure_systems", lambda campaign, only: called.append(campaign.name)
+    )
+    monkeypatch.setattr(
+        "relation.cli.bench._compare", lambda options, campaign: called.append(options.name)
+    )
+    assert main(["bench", "all", "--device", "cpu"]) == 0
+    assert called == ["smoke", "flash", "linear", "decoder"]
+
+
+def row(context: int, seconds: float, **changes) -> dict:
+    return {
+        "operator": "mha", "context": context, "status": "PASS", "reason": None,
+        "seconds": seconds, "decode_seconds": 1e-3, "decode_state_bytes": 64 * context,
+        "disturbed": None, "sm_clock_least": 1755.0, "sm_clock_limit": 1980.0, **changes,
+    }  # fmt: skip
+
+
+def test_exponents_are_fitted_only_where_time_has_grown_five_times() -> None:
+    flat = [row(64, 1e-3), row(128, 1.1e-3)]
+    grown = [row(64 * 2**k, 1e-3 * 4**k / 16) for k in range(4, 8)]
+    assert growth([*flat, *grown]) == [
+        "mha: time grows as T^2.000 [2.000, 2.000] from T = 1,024 on"
+    ]
+    assert "undetermined, a power is fitted to 3 contexts or more" in growth(flat)[0]
+
+
+def test_what_happened_is_told_below() -> None:
+    gone = row(64, None, status="KILLED", reason="killed by SIGKILL", disturbed="busy")
+    assert campaign_notes([gone, row(128, 1.0)]) == [
+        "mha T=64: KILLED, killed by SIGKILL",
+        "disturbed: busy",
+        "lowest SM clock 1755 MHz (at most 1980)",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -292,6 +327,12 @@ def test_an_output_that_cannot_be_written_is_told_before_measuring(
         ("flash --device cpu --repeats many", "invalid int value"),
         ("flash --device cpu --only step --peers tiled", "nothing to compare"),
         ("flash --device cpu --shapes none", "unknown campaign 'none'"),
+        ("systems --device cpu --only fixd", "unknown systems benchmark 'fixd'"),
+        ("systems --device cpu --peers cudnn", "bench systems takes no --peers"),
+        ("systems --device cpu --repeats 3", "bench systems takes no --repeats"),
+        ("all --device cpu --only fixed", "bench all takes no --only"),
+        ("all --device cpu --output x.parquet", "bench all takes no --output"),
+        ("systems --device cpu --shapes paper", "campaign paper runs on cuda; give --device cuda"),
     ],
 )
 def test_what_cannot_be_measured_is_told_in_one_line(

@@ -1,7 +1,6 @@
 """The benchmark of Linear Relation: its peers, its floor, long contexts, and the printed lines."""
 
 import importlib.util
-import re
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,32 +9,34 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import CPU, CUDA, SHAPE, InProcess, Quiet, campaign
-from conftest import ROOT
+from benchmarks import CPU, CUDA, SHAPE, campaign, measured, quiet_session
 from torch import Tensor
 
-from relation.cli import main
 from relation.operators import linear_relation
-from relation.parquet import read_origin, read_parquet
-from relation.progress import Progress
-from relation.schemas import BENCH
+from relation.parquet import read_origin
 from relation.systems.bench import linear
 from relation.systems.bench.autotuning import brief_autotuning
 from relation.systems.bench.exactness import relative_errors
-from relation.systems.bench.fla_peers import (
+from relation.systems.bench.linear import (
     FLA_PEERS,
     chunked_output,
     gated_delta_attention,
     gated_linear_attention,
     relation_by_attention,
 )
-from relation.systems.bench.operators import FLOOR, floor_bytes, measure_operator
-from relation.systems.bench.outcome import Case
 from relation.systems.bench.peers import Peer, Shape
-from relation.systems.bench.steps import long_groups, step_groups
+from relation.systems.bench.run import run
+from relation.systems.bench.sides import (
+    FLOOR,
+    Case,
+    floor_bytes,
+    long_groups,
+    measure_operator,
+    step_groups,
+)
 from relation.systems.bench.table import notes, sections
-from relation.systems.conditions import Conditions
 from relation.systems.processes import Failure
+from relation.systems.rounds import session
 
 CASE = Case("linear", SHAPE, "fp32", "a machine", "chunked")
 RELATION = ("p1", "p2", "info", "log_retention")
@@ -142,14 +143,14 @@ except ModuleNotFoundError as missing:
     "layers.py": "import a_package_that_only_layers_need",
     "ops/__init__.py": "",
     "ops/gla.py": """
-from relation.systems.bench.fla_peers import gated_linear_attention
+from relation.systems.bench.linear import gated_linear_attention
 
 def chunk_gla(q, k, v, g, scale):
     assert scale == 1.0 and all(x.is_contiguous() for x in (q, k, v, g))
     return gated_linear_attention(*(x.transpose(1, 2) for x in (q, k, v, g))).transpose(1, 2), None
 """,
     "ops/kda.py": """
-from relation.systems.bench.fla_peers import gated_delta_attention
+from relation.systems.bench.linear import gated_delta_attention
 
 def chunk_kda(q, k, v, g, beta, scale):
     assert scale == 1.0 and all(x.is_contiguous() for x in (q, k, v, g, beta))
@@ -188,50 +189,29 @@ def test_the_librarys_kernels_are_called_as_they_want_it(fake_library: None, pee
     assert not {"fla.layers", "fla.models"} & set(sys.modules)
 
 
-def rows_of(*peers: Peer, shape: Shape = SHAPE) -> dict[tuple[str, str], dict]:
-    """The rows of the chunked operator and some peers, by peer and measure."""
-    whole = linear.benchmark(CPU)
-    benchmark = replace(whole, peers=(whole.peers[0], *peers))
-    progress = Progress("test", 2 * (len(benchmark.peers) + 1), "measurements")
-    measures = ("forward", "forward+backward")
-    case = replace(CASE, shape=shape)
-    given = measures, torch.float32, 6, CPU, progress, Quiet()
-    rows = measure_operator(benchmark, case, *given, start=InProcess)
-    assert progress.done == progress.total
-    return {(row["peer"], row["measure"]): row for row in rows}
-
-
-def test_without_the_library_its_rows_say_why(
-    small_cache: None, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "library, told",
+    [
+        (None, "not installed; pip install fla-core"),
+        (object(), "it needs a GPU, and this device is cpu"),
+    ],
+)
+def test_a_missing_library_or_gpu_is_told(
+    monkeypatch: pytest.MonkeyPatch, library: object, told: str
 ) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "fla" else find(name)
+        importlib.util, "find_spec", lambda name: library if name == "fla" else find(name)
     )
-    rows = rows_of(*FLA_PEERS)
     for peer in FLA_PEERS:
-        for measure in ("forward", "forward+backward"):
-            row = rows[peer.name, measure]
-            assert (row["status"], row["seconds"]) == ("UNAVAILABLE", None)
-            assert row["reason"].endswith("not installed; pip install fla-core")
-    assert rows["chunked", "forward"]["status"] == "PASS"
+        assert peer.why_not_timed(SHAPE, CPU).endswith(told)
+        assert (peer.why_not_timed(SHAPE, CUDA) is None) == (library is not None)
 
 
-def test_with_the_library_a_cpu_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
-    for peer in FLA_PEERS:
-        assert peer.why_not_timed(SHAPE, CPU) == "it needs a GPU, and this device is cpu"
-        assert peer.why_not_timed(SHAPE, CUDA) is None
-
-
-def test_a_peer_is_not_timed_above_its_longest(small_cache: None) -> None:
-    def peer(name: str, longest: int) -> Peer:
-        return Peer(name, RELATION, lambda *_: chunked_output, chunked_output, longest=longest)
-
-    rows = rows_of(peer("short", SHAPE.length - 1), peer("long", SHAPE.length))
-    assert rows["long", "forward"]["status"] == "PASS"
-    row = rows["short", "forward"]
-    assert row["status"] == "UNAVAILABLE" and f"above T = {SHAPE.length - 1}" in row["reason"]
+def test_a_peer_is_not_timed_above_its_longest() -> None:
+    short = replace(linear.benchmark(CPU).peers[0], longest=SHAPE.length - 1)
+    assert f"above T = {SHAPE.length - 1}" in short.why_not_timed(SHAPE, CPU)
+    assert replace(short, longest=SHAPE.length).why_not_timed(SHAPE, CPU) is None
 
 
 def test_only_as_many_tokens_are_checked_as_a_peer_says() -> None:
@@ -259,7 +239,10 @@ def test_the_floor_is_a_copy_of_what_must_be_read_and_written(small_cache: None)
     assert floor_bytes(frozen, inputs)["forward+backward"] == moved["forward+backward"] - (
         4 * numbers
     )
-    rows = rows_of()
+    whole, measures = linear.benchmark(CPU), tuple(moved)
+    benchmark, shared = replace(whole, peers=whole.peers[:1]), quiet_session(2)
+    found = measure_operator(benchmark, CASE, measures, torch.float32, 6, shared)
+    rows = {(row["peer"], row["measure"]): row for row in found}
     for measure in moved:
         row = rows[FLOOR, measure]
         assert row["status"] == "PASS" and row["ratio"] > 0 and row["relative_error"] is None
@@ -269,7 +252,8 @@ def test_the_floor_is_a_copy_of_what_must_be_read_and_written(small_cache: None)
 
 def long_row(length: int, seconds: float, peak: int | None) -> dict:
     case = replace(CASE, shape=Shape("30M", 1, 8, length, 64))
-    return case.measured(
+    return measured(
+        case,
         "long",
         "chunked",
         [seconds] * 6,
@@ -311,9 +295,9 @@ def test_the_table_of_long_contexts_shows_rates_and_the_straightness_of_memory()
 def test_the_floors_bytes_and_speed_are_told_once_a_shape() -> None:
     ours, floor = [4e-3] * 6, [1e-3] * 6
     rows = [
-        CASE.measured("forward", "chunked", ours),
-        CASE.measured("forward", "floor", floor, ours, moved_bytes=150_000_000),
-        CASE.measured("forward+backward", "floor", floor, ours, moved_bytes=3_000_000_000),
+        measured(CASE, "forward", "chunked", ours),
+        measured(CASE, "forward", "floor", floor, ours, moved_bytes=150_000_000),
+        measured(CASE, "forward+backward", "floor", floor, ours, moved_bytes=3_000_000_000),
         CASE.failed("forward", "floor", Failure("OOM", "full")),
     ]
     told = "forward 150.0 MB at 150 GB/s, forward+backward 3,000.0 MB at 3,000 GB/s"
@@ -346,32 +330,20 @@ def test_candidates_are_compiled_before_they_are_timed() -> None:
     assert len(compiled) == 3
 
 
-def test_bench_linear_on_a_cpu_from_command_to_parquet(
-    tmp_path: Path,
-    small_cache: None,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    (tmp_path / "config.yaml").write_text((ROOT / "config.yaml").read_text(encoding="utf-8"))
-    monkeypatch.chdir(tmp_path)
-    command = "bench linear --device cpu --shapes tiny --scales 30M --only backward,step,long"
-    assert main([*command.split(), "--repeats", "6"]) == 0
-    output = capsys.readouterr().out
-    path = Path("results/bench/linear-cpu-choice.parquet")
-    assert output.splitlines()[-1] == str(path)
-    rows = read_parquet(path, BENCH).to_pylist()
+def test_bench_linear_on_a_cpu(small_cache: None, tmp_path: Path) -> None:
+    path, tiny = tmp_path / "linear.parquet", campaign("tiny", scales="30M")
+    found = run("linear", tiny, "cpu", path, measures=["backward", "step", "long"], repeats=6)
     passes = "forward+backward"
-    assert {(row["measure"], row["length"], row["peer"]) for row in rows} == {
+    assert {(row["measure"], row["length"], row["peer"]) for row in found.rows} == {
         *((passes, length, p) for length in (32, 128) for p in ("chunked", "recurrent", FLOOR)),
         *(("step", 32, p) for p in ("chunked", "tiled", "attention")),
         *(("long", length, "chunked") for length in (8, 16, 32, 64, 128)),
     }
-    for row in rows:
+    for row in found.rows:
         assert row["status"] == "PASS" and row["seconds"] > 0
         assert (row["ratio"] is None) == (row["peer"] == "chunked")
         if row["measure"] == "long":
             assert row["tokens_per_second"] == row["length"] / row["seconds"]
-            assert re.search(rf"^ *{row['length']} +{1e3 * row['seconds']:.2f} ", output, re.M)
     moments = [state["moment"] for state in read_origin(path)["conditions"]]
     assert moments[-4:] == [f"30M long T={contexts}" for contexts in ("8, 16", "32", "64", "128")]
 
@@ -381,11 +353,10 @@ def test_every_peer_of_linear_relation_runs_and_agrees() -> None:
     whole, shape = linear.benchmark(CUDA), Shape("10M", 2, 4, 500, 48)
     if importlib.util.find_spec("fla") is None:
         pytest.skip("fla-core is not installed")
-    progress = Progress("test", 2 * (len(whole.peers) + 1), "measurements")
     case = Case("linear", shape, "bf16", "a GPU", whole.subject)
     measures = ("forward", "forward+backward")
-    given = measures, torch.bfloat16, 6, CUDA, progress, Conditions(CUDA)
-    rows = measure_operator(whole, case, *given)
+    with session("cuda", "test", len(whole.peers) + 1) as shared:
+        rows = measure_operator(whole, case, measures, torch.bfloat16, 6, shared)
     names = [*(peer.name for peer in whole.peers), FLOOR]
     assert {(row["peer"], row["status"]) for row in rows} == {(name, "PASS") for name in names}
     for row in rows:

@@ -7,24 +7,27 @@ from functools import partial
 
 import pytest
 import torch
-from benchmarks import CASE, CPU, CUDA, SHAPE, InProcess, Quiet, campaign
+from benchmarks import CASE, CPU, CUDA, OPTIMIZER, SHAPE, campaign, quiet_session
 from torch import Tensor
 
 from relation.errors import InputError, RunError
 from relation.geometry import ModelConfig
 from relation.model import Execution
 from relation.operators import full_relation
-from relation.progress import Progress
 from relation.schemas import BENCH
 from relation.systems.bench import flash
 from relation.systems.bench.exactness import relative_errors
-from relation.systems.bench.operators import RotatingInputs, measure_operator
-from relation.systems.bench.outcome import Case
-from relation.systems.bench.peers import Benchmark, Peer, Shape, micro_batch_shapes
-from relation.systems.bench.steps import measure_steps, step_groups
-from relation.systems.conditions import Conditions
+from relation.systems.bench.peers import Peer, Shape, micro_batch_shapes
+from relation.systems.bench.sides import (
+    Case,
+    RotatingInputs,
+    measure_operator,
+    measure_steps,
+    step_groups,
+)
 from relation.systems.processes import failure_of
-from relation.systems.throughput import build_step
+from relation.systems.rounds import Answers, session
+from relation.systems.throughput import Setup, build_step
 
 
 def test_the_papers_shapes_and_steps_come_from_the_configuration() -> None:
@@ -162,24 +165,14 @@ def test_rows_carry_the_error_of_what_they_measure(small_cache: None) -> None:
     assert errors["definition", "forward"] is errors["definition", "forward+backward"] is None
 
 
-@pytest.mark.parametrize("again", [False, True])
-def test_who_runs_out_of_memory_beside_others_is_measured_alone(
-    small_cache: None, again: bool
-) -> None:
-    """Compiling, the check and the peak take three calls, planning the forward the next ones."""
-    calls = []
-
-    def greedy(*given: Tensor) -> Tensor:
-        calls.append(None)
-        if len(calls) == 4 or (again and len(calls) > 4):
-            raise torch.OutOfMemoryError("no more")
-        return full_relation(*given)
-
-    rows = operator_rows(peer("greedy", greedy), peer("other", full_relation))
-    for (name, _), row in rows.items():
-        assert row["status"] == ("OOM" if again and name == "greedy" else "PASS")
-        assert (row["ratio"] is None) == (name == "tiled" or row["status"] == "OOM")
-    assert rows["greedy", "forward"]["reason"] == ("no more" if again else None)
+def test_a_side_measured_alone_is_compared_apart() -> None:
+    unit = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+    sides = {
+        "tiled": Answers(samples={"step": unit}),
+        "other": Answers(samples={"step": unit[::-1]}, alone=True),
+    }
+    row = CASE.row("step", "other", sides)
+    assert (row["ratio"], row["ratio_low"], row["ratio_high"]) == (1.0, 1 / 6, 6.0)
 
 
 def raising(error: Exception) -> Callable:
@@ -215,10 +208,9 @@ def operator_rows(*peers: Peer, repeats: int = 6) -> dict[tuple[str, str], dict]
     """The rows of the tiled operator and some peers, by peer and measure."""
     whole = flash.benchmark(CPU)
     benchmark = replace(whole, peers=(whole.peers[0], *peers))
-    progress = Progress("test", 2 * len(benchmark.peers), "measurements")
-    given = ("forward", "forward+backward"), torch.float32, repeats, CPU, progress, Quiet()
-    rows = measure_operator(benchmark, CASE, *given, start=InProcess)
-    assert progress.done == progress.total
+    shared, measures = quiet_session(len(benchmark.peers)), ("forward", "forward+backward")
+    rows = measure_operator(benchmark, CASE, measures, torch.float32, repeats, shared)
+    assert shared.progress.done == shared.progress.total
     return {(row["peer"], row["measure"]): row for row in rows}
 
 
@@ -253,23 +245,23 @@ def test_peers_that_fail_are_rows_and_the_others_go_on(small_cache: None) -> Non
         assert rows["kept", measure]["ratio"] == median
 
 
-def one_forward(benchmark: Benchmark) -> None:
-    given = ("forward",), torch.float32, 1, CPU, Progress("test", 2, "rows"), Quiet()
-    measure_operator(benchmark, CASE, *given, start=InProcess)
-
-
-def test_a_subject_that_computes_something_else_stops_the_run(small_cache: None) -> None:
-    whole = flash.benchmark(CPU)
-    benchmark = replace(whole, peers=(peer("tiled", without_self),))
-    with pytest.raises(RunError, match=r"^tiled: tiled on .* is off its definition by"):
-        one_forward(benchmark)
-
-
-def test_a_subject_that_cannot_run_here_stops_the_run(small_cache: None) -> None:
-    subject = peer("tiled", full_relation, why_unavailable=lambda device: "no GPU")
-    benchmark = replace(flash.benchmark(CPU), peers=(subject,))
-    with pytest.raises(InputError, match="tiled cannot run on a machine: no GPU"):
-        one_forward(benchmark)
+@pytest.mark.parametrize(
+    "changes, error, told",
+    [
+        ({}, RunError, r"^tiled: tiled on .* is off its definition by"),
+        (
+            {"why_unavailable": lambda device: "no GPU"},
+            InputError,
+            "tiled cannot run on a machine: no GPU",
+        ),
+    ],
+)
+def test_a_subject_that_is_wrong_or_cannot_run_stops_the_run(
+    small_cache: None, changes: dict, error: type, told: str
+) -> None:
+    benchmark = replace(flash.benchmark(CPU), peers=(peer("tiled", without_self, **changes),))
+    with pytest.raises(error, match=told):
+        measure_operator(benchmark, CASE, ("forward",), torch.float32, 1, quiet_session())
 
 
 def test_a_model_that_cannot_run_here_is_a_row_of_its_step() -> None:
@@ -281,8 +273,9 @@ def test_a_model_that_cannot_run_here_is_a_row_of_its_step() -> None:
         )
     }
     (group,) = step_groups(steps, tiny)
-    progress = Progress("test", 6, "measurements")
-    rows = measure_steps([group], lambda _: CASE, 2, CPU, progress, Quiet(), start=InProcess)
+    cold = replace(group, spec=replace(group.spec, warmup_updates=0))  # its loss is checked still
+    shared = quiet_session(3)
+    rows = measure_steps([cold], lambda _: CASE, 2, shared)
     assert [(row["peer"], row["status"]) for row in rows] == [
         ("tiled", "PASS"),
         ("attention", "PASS"),
@@ -290,16 +283,7 @@ def test_a_model_that_cannot_run_here_is_a_row_of_its_step() -> None:
     ]
     for row in rows[:2]:
         assert row["tokens_per_second"] == group.micro * group.context / row["seconds"]
-    assert progress.done == progress.total
-
-
-def test_a_step_without_warm_up_is_still_checked() -> None:
-    tiny = campaign("tiny", scales="10M")
-    (group,) = step_groups({"matched": flash.benchmark(CPU).steps["matched"]}, tiny)
-    cold = replace(group, spec=replace(group.spec, warmup_updates=0))
-    progress = Progress("test", 4, "measurements")
-    rows = measure_steps([cold], lambda _: CASE, 1, CPU, progress, Quiet(), start=InProcess)
-    assert [row["status"] for row in rows] == ["PASS", "PASS"]
+    assert shared.progress.done == shared.progress.total
 
 
 @pytest.fixture
@@ -323,16 +307,8 @@ def graphs_run(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[object]]:
 def compiled_update(variant: str, layers: int, **backends: str) -> Callable[[], object]:
     """The next update of a toy model under torch.compile."""
     model = ModelConfig.for_variant(variant, layers, d_model=16, heads=2, d_ff=16, vocab_size=32)
-    optimizer = {
-        "learning_rate": 1e-3,
-        "betas": (0.9, 0.95),
-        "eps": 1e-8,
-        "weight_decay": 0.1,
-        "decay_embedding": True,
-        "gradient_clip": 1.0,
-    }
     execution = Execution(**backends, compiled=True)
-    step = build_step(model, execution, optimizer, "fp32", True, CPU)
+    step = build_step(Setup(model, execution, OPTIMIZER, "fp32", True, CPU))
     tokens = torch.arange(16).view(2, 8)
     return lambda: step([(tokens, tokens)], tokens.numel(), 1e-3)
 
@@ -368,10 +344,9 @@ def test_every_peer_of_flash_relation_runs_and_agrees() -> None:
     shape = Shape("10M", 2, 4, 512, 48)
     benchmark = flash.benchmark(CUDA)
     case = Case("flash", shape, "bf16", "a GPU", benchmark.subject)
-    progress = Progress("test", 3 * len(benchmark.peers), "measurements")
     measures = ("forward", "forward+backward")
-    given = measures, torch.bfloat16, 6, CUDA, progress, Conditions(CUDA)
-    rows = measure_operator(benchmark, case, *given)
+    with session("cuda", "test", len(benchmark.peers)) as shared:
+        rows = measure_operator(benchmark, case, measures, torch.bfloat16, 6, shared)
     assert {(row["peer"], row["status"]) for row in rows} == {
         (p.name, "PASS") for p in benchmark.peers
     }
@@ -385,7 +360,7 @@ def test_equal_models_take_equal_memory_whichever_comes_first() -> None:
     """What a library keeps for the life of the process is no model's."""
     sides = [flash.Side(name, "mha", {"mha": "flash"}) for name in ("first", "second")]
     (group,) = step_groups({"matched": sides}, campaign("paper", scales="10M"))
-    progress = Progress("test", 4, "measurements")
     case = partial(Case, "flash", precision="bf16", device="a GPU", subject="first")
-    first, second = measure_steps([group], case, 1, CUDA, progress, Conditions(CUDA))
+    with session("cuda", "test", 2) as shared:
+        first, second = measure_steps([group], case, 1, shared)
     assert first["peak_bytes"] == pytest.approx(second["peak_bytes"], rel=0.002)

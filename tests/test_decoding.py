@@ -13,7 +13,7 @@ from relation.geometry import LINEAR, VARIANTS
 from relation.model import Decoder, Execution, ModelConfig
 from relation.model.cache import HistoryCache, LinearState
 from relation.model.folding import fold
-from relation.systems.operators import probe_operator
+from relation.systems.measure import probe_operator
 
 TINY = {"layers": 4, "d_model": 24, "heads": 4, "d_ff": 20, "vocab_size": 29}
 LENGTH, BATCH = 31, 2
@@ -292,11 +292,12 @@ def test_a_benchmark_measures_the_bytes_that_decoding_keeps(precision):
         model = stirred(operator).float()
         for context in (3, LENGTH):
             cpu = torch.device("cpu")
-            probe = probe_operator(config, operator, {operator: backend}, context, precision, cpu)
+            given = config, operator, {operator: backend}, context, precision, cpu
+            _, held = probe_operator(*given)
             state = model.decode_state()
             with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
                 model.decode(TOKENS[:1, :context], state)
-            assert probe.decode_state_bytes == state.layers[0].nbytes > 0
+            assert held == state.layers[0].nbytes > 0
 
 
 def test_a_history_grows_by_doubling_and_keeps_what_it_holds():

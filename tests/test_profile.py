@@ -12,12 +12,14 @@ from relation.geometry import ModelConfig
 from relation.parquet import read_origin, read_parquet
 from relation.schemas import PROFILE
 from relation.systems.profile import (
+    PARTS,
+    Classifier,
+    Kernel,
     device_kernels,
     host_operations,
     profile_step,
     summed,
 )
-from relation.systems.profile_parts import PARTS, Classifier, Kernel
 
 CONFIG = ModelConfig.for_variant("mha", layers=6, d_model=384, heads=8, d_ff=768, vocab_size=4096)
 TOKENS = 32768
@@ -154,16 +156,6 @@ def test_operations_of_a_cpu_count_without_those_they_call() -> None:
     }
 
 
-OPTIMIZER = {
-    "learning_rate": 1e-3,
-    "betas": (0.9, 0.95),
-    "eps": 1e-8,
-    "weight_decay": 0.1,
-    "decay_embedding": True,
-    "gradient_clip": 1.0,
-}
-
-
 @pytest.mark.gpu
 def test_on_a_gpu_products_are_told_apart() -> None:
     campaign = resolve(load_config(ROOT / "config.yaml"), campaign="paper", scales="10M")
@@ -178,10 +170,8 @@ def test_on_a_gpu_products_are_told_apart() -> None:
 
 
 def test_profile_on_a_cpu_from_command_to_picture(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    elsewhere: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "config.yaml").write_text((ROOT / "config.yaml").read_text(encoding="utf-8"))
-    monkeypatch.chdir(tmp_path)
     command = "profile --device cpu --campaign tiny --scales 10M --variants mha,full"
     assert main(command.split()) == 0
     output = capsys.readouterr().out

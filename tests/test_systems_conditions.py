@@ -12,8 +12,8 @@ from conftest import ROOT
 
 from relation.errors import RunError
 from relation.systems import conditions
-from relation.systems.attention_kernels import check_kernels, named_kernels
 from relation.systems.conditions import Conditions
+from relation.systems.throughput import check_kernels, named_kernels
 
 
 class FakeGpu:

@@ -2,12 +2,13 @@
 
 import os
 import time
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import CPU, InProcess, Quiet, campaign
+from benchmarks import InProcess, Quiet, campaign, quiet_session
 from planted import Meeting, Planted, Unknown
 
 from relation.parquet import read_origin, read_parquet
@@ -15,13 +16,16 @@ from relation.schemas import COMPLEXITY, THROUGHPUT
 from relation.systems import measure as measuring
 from relation.systems import processes
 from relation.systems.measure import measure
-from relation.systems.processes import Failure, Served, Worker
-from relation.systems.rounds import Outcome, measure_together
+from relation.systems.processes import Failure, Worker, answer
+from relation.systems.rounds import Answers, Session
 from relation.systems.statistics import median_columns, ratio_apart
 
 
-def together(**jobs: Planted) -> dict[str, Outcome]:
-    return measure_together(jobs, ["update"], 6, Quiet(), warm_rounds=0)
+def together(start: Callable = Worker, apart: Collection[str] = (), **sides) -> dict[str, Answers]:
+    shared = quiet_session(len(sides), start)
+    found = shared.compare(sides, ["update"], 6, warm_rounds=0, apart=apart)
+    assert shared.progress.done == shared.progress.total
+    return found
 
 
 def test_each_side_has_a_process_of_its_own() -> None:
@@ -67,14 +71,12 @@ def test_a_side_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_sides_are_prepared_at_once_where_that_is_asked_for(tmp_path: Path) -> None:
-    sides = {"one": Meeting(folder=tmp_path), "two": Meeting(folder=tmp_path)}
-    found = measure_together(sides, ["update"], 6, Quiet(), warm_rounds=0, at_once=sides)
+    found = together(one=Meeting(folder=tmp_path), two=Meeting(folder=tmp_path))
     assert all(len(outcome.samples["update"]) == 6 for outcome in found.values())
 
 
 def test_a_failed_preparation_beside_others_is_its_own() -> None:
-    sides = {"one": Planted("kill"), "two": Planted(), "three": Planted("memory")}
-    found = measure_together(sides, ["update"], 6, Quiet(), warm_rounds=0, at_once=sides)
+    found = together(one=Planted("kill"), two=Planted(), three=Planted("memory"))
     assert found["one"].failures["update"].status == "KILLED"
     assert len(found["two"].samples["update"]) == 6
     assert found["three"].failures["update"].status == "OOM" and found["three"].alone
@@ -85,8 +87,8 @@ class Crowded(InProcess):
 
     alive = 0
 
-    def __init__(self, job: Planted):
-        super().__init__(job)
+    def __init__(self, side: Planted):
+        super().__init__(side)
         Crowded.alive += 1
 
     def ask(self, question: str, *given, watch=None):
@@ -99,13 +101,11 @@ class Crowded(InProcess):
 
 
 def test_an_oom_beside_others_is_tried_again_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    watched, forgot = Quiet(), []
-    monkeypatch.setattr(watched, "began", lambda ours, forget: forgot.append(forget))
-    found = measure_together(
-        {"first": Planted(), "second": Planted()}, ["update"], 6, watched, start=Crowded
-    )
+    forgot = []
+    monkeypatch.setattr(Quiet, "began", lambda self, ours, forget=None: forgot.append(forget))
+    found = together(Crowded, ["second"], first=Planted(), second=Planted())
     # What both met stays on record.
-    assert forgot == [True, False]
+    assert forgot == [None, True, False]
     assert {name: outcome.alone for name, outcome in found.items()} == {
         "first": False,
         "second": True,
@@ -120,8 +120,7 @@ def test_a_worker_that_died_says_so_again() -> None:
 
 
 def test_an_answer_never_raises() -> None:
-    served = Served(Planted())
-    assert served.answer("no_such_question", ()).status == "FAILED"
+    assert answer(Planted(), "no_such_question", ()).status == "FAILED"
 
 
 def test_medians_with_intervals_and_ratios_of_sides_apart() -> None:
@@ -156,24 +155,20 @@ def test_whole_updates_are_timed_and_their_kernels_proven(tmp_path: Path) -> Non
 def test_a_planted_kill_leaves_the_rest_of_the_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec, job_of = spec_of("linear-long"), measuring.step_job
+    spec, side_of = spec_of("linear-long"), measuring.measurement_of
     plants = {8: Planted("kill"), 32: Planted("memory"), 64: Planted("absent")}
 
     def planted(spec, side, tokens, device):
-        job = job_of(spec, side, tokens, device)
-        plant = plants.get(side["context"])
-        if plant is not None:
-            plant.tokens_per_update, plant.tokens = job.tokens_per_update, None
-        return plant or job
+        return plants.get(side["context"]) or side_of(spec, side, tokens, device)
 
-    together, groups = measuring.measure_together, []
+    compare, groups = Session.compare, []
 
-    def watched(jobs, *arguments, **options):
-        groups.append([getattr(job, "context", None) for job in jobs.values()])
-        return together(jobs, *arguments, **options)
+    def watched(shared, sides, *arguments, **options):
+        groups.append([getattr(side, "context", None) for side in sides.values()])
+        return compare(shared, sides, *arguments, **options)
 
-    monkeypatch.setattr(measuring, "measure_together", watched)
-    monkeypatch.setattr(measuring, "step_job", planted)
+    monkeypatch.setattr(Session, "compare", watched)
+    monkeypatch.setattr(measuring, "measurement_of", planted)
     rows = measure(spec, None, tmp_path / "long.parquet")
     # Of 8 to 128, those up to 16 side by side; the others can have all of the memory.
     assert groups == [[None, 16], [None], [None], [128]]
@@ -226,4 +221,3 @@ def test_a_device_that_is_not_there_is_told_before_measuring(tmp_path: Path) -> 
         pytest.skip("there is a GPU")
     with pytest.raises(processes.InputError, match="CUDA GPU"):
         measure(spec_of("matched", device="cuda"), None, tmp_path / "x.parquet")
-    assert measuring.reserved("cpu").__enter__() == CPU

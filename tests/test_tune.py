@@ -21,14 +21,25 @@ from relation.errors import InputError, RunError
 from relation.kernels.common import SHARED_MEMORY
 from relation.kernels.flash_relation.launches import Launch, load_launches
 from relation.kernels.resources import Resources
-from relation.systems.bench import timing
+from relation.operators import full_relation
+from relation.systems import timing
+from relation.systems.bench import exactness
+from relation.systems.bench.exactness import RESULTS, why_wrong
 from relation.systems.bench.peers import Shape
-from relation.systems.tuning import exact, grid, search
-from relation.systems.tuning.exact import RESULTS, why_wrong
-from relation.systems.tuning.grid import SEARCHED, candidates, register_caps, why_unfit
-from relation.systems.tuning.prepare import Target, prepare_all
+from relation.systems.tuning import search
 from relation.systems.tuning.report import entries_toml, notes, sections
-from relation.systems.tuning.search import Found, Ranking, rank, widest_work
+from relation.systems.tuning.search import (
+    SEARCHED,
+    Found,
+    Ranking,
+    Target,
+    candidates,
+    prepare_all,
+    rank,
+    register_caps,
+    why_unfit,
+    widest_work,
+)
 
 CPU = torch.device("cpu")
 SHAPE = Shape("30M", 3, 2, 24, 16)
@@ -71,7 +82,7 @@ class TestGrid:
     ):
         asked = []
         found = Resources(registers=128, stack=0, shared=1024)
-        monkeypatch.setattr(grid, "pass_resources", lambda *given: asked.append(given) or found)
+        monkeypatch.setattr(search, "pass_resources", lambda *given: asked.append(given) or found)
         entry = replace(SHIPPED, widest=width, descriptors=descriptors)
         assert (
             why_unfit("p1", entry, "sm_90") is None and why_unfit("repair", entry, "sm_90") is None
@@ -79,8 +90,12 @@ class TestGrid:
         assert asked == [("p1", "sm_90", entry, described), ("repair", "sm_90", entry, False)]
 
 
-def definition(inputs):
-    return exact._definition(inputs, inputs["p1"].dtype)
+def definition(inputs, dtype=None):
+    """Y and the gradients of the definition, in the inputs' own dtype or another."""
+    leaves = [inputs[name].detach() for name in ("p1", "p2", "info", "lam")]
+    leaves = [x.to(dtype or x.dtype, copy=True).requires_grad_() for x in leaves]
+    y = full_relation(*leaves)
+    return y.detach(), *torch.autograd.grad(y, leaves, inputs["dy"].to(y.dtype))
 
 
 class TestExactness:
@@ -91,7 +106,7 @@ class TestExactness:
     @pytest.mark.parametrize(("times", "right"), [(1.9, True), (4.0, False)])
     def test_twice_the_yardsticks_error_is_allowed(self, times, right):
         def scaled(inputs):
-            truth = exact._definition(inputs, torch.float64)
+            truth = definition(inputs, torch.float64)
             return [t + times * (x - t) for x, t in zip(definition(inputs), truth, strict=True)]
 
         assert (why_wrong(scaled, SHAPE, torch.bfloat16, CPU) is None) == right
@@ -183,8 +198,8 @@ class TestRanking:
         monkeypatch.setattr(search, "interleave", lambda sides, rounds: times)
         monkeypatch.setattr(search, "why_wrong", lambda *given: None)
         given = goal, "forward", {B: None, C: None}, Calls(), Watch(), 3
-        assert search._rank(*given, None).best == B
-        found = search._rank(*given, 4.0)
+        assert search.time_and_rank(*given, None).best == B
+        found = search.time_and_rank(*given, 4.0)
         assert found.best == A and list(found.seconds) == [A, B]
         assert found.rejected == {C: "over 1.25 times the fastest in short rounds"}
         assert asked == [(A, 2.0), (B, 2.0), (B, 2.0), (A, 2.0)]
@@ -306,11 +321,11 @@ class TestInterpreted:
         monkeypatch.setattr(search, "candidates", lambda name, bits: tried)
         monkeypatch.setattr(search, "prepare_all", lambda jobs, note: dict.fromkeys(jobs))
         monkeypatch.setattr(search, "interleave", lambda sides, rounds: fastest_first(sides, wrong))
-        monkeypatch.setattr("relation.systems.bench.operators.cache_bytes", lambda device: 1)
-        monkeypatch.setattr("relation.systems.bench.timing.WARM_CALLS", 1)
-        monkeypatch.setattr(exact, "_DRAWS", 1)
+        monkeypatch.setattr("relation.systems.bench.sides.cache_bytes", lambda device: 1)
+        monkeypatch.setattr("relation.systems.timing.WARM_CALLS", 1)
+        monkeypatch.setattr(exactness, "_DRAWS", 1)
         entry = replace(self.ENTRY, forward=Launch(32, 16, 4, 1), p1=Launch(32, 16, 4, 1))
-        rankings = search._search([Target(shape, torch.float32, CPU, entry)], 1)
+        rankings = search.search_launches([Target(shape, torch.float32, CPU, entry)], 1)
         assert [(r.name, r.best) for r in rankings] == [(name, tried[1]) for name in SEARCHED]
         assert all("error of dp1" in r.rejected[wrong] for r in rankings)
         assert len(launched) == 2 * len(SEARCHED)
@@ -332,8 +347,8 @@ def fastest_first(sides, wrong):
 @pytest.mark.gpu
 def test_the_command_on_a_gpu(monkeypatch, capsys, tmp_path):
     """On a small grid: what it writes is an entry of right launches, and launches.toml stays."""
-    monkeypatch.setattr(grid, "_TILES", {16: ((64, 32, 4), (64, 64, 4))})
-    monkeypatch.setattr(grid, "_STAGES", {16: (2,)})
+    monkeypatch.setattr(search, "_TILES", {16: ((64, 32, 4), (64, 64, 4))})
+    monkeypatch.setattr(search, "_STAGES", {16: (2,)})
     monkeypatch.chdir(ROOT)
     shipped = Path("kernels/flash_relation/launches.toml").read_bytes()
     file = tmp_path / "found.toml"

@@ -1,13 +1,15 @@
 """The command `bench`: operators and training steps beside their peers, in turns."""
 
 import argparse
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from relation.cli.bench_systems import measure_systems
-from relation.cli.tables import print_table
+from relation.cli.tables import print_table, print_tables
 from relation.config import Campaign, load_config, resolve
 from relation.errors import InputError
+from relation.results import Results, systems_path
 
+_COMPLEXITY = "complexity"
 _REPEATS = 50
 _PEERS = ("flash", "linear", "decoder")
 
@@ -88,7 +90,7 @@ def _bench(options: argparse.Namespace) -> None:
         _compare(options, campaign)
         return
     _check_whole(options, campaign)
-    measure_systems(campaign, _names(options.only))
+    _measure_systems(campaign, _names(options.only))
     if options.name == "all":
         for name in _PEERS:
             print()
@@ -129,10 +131,83 @@ def _compare(options: argparse.Namespace, campaign: Campaign) -> None:
         repeats=options.repeats,
     )
     print(found.title)
-    for section in sections(found.rows):
-        print(f"\n{section.title}")
-        print_table(section.header, section.rows)
-    print()
-    for line in notes(found.subject, found.rows, found.conditions):
-        print(line)
+    print_tables(sections(found.rows), notes(found.subject, found.rows, found.conditions))
     print(output)
+
+
+def _measure_systems(campaign: Campaign, only: Sequence[str] | None) -> None:
+    """Measure a campaign's systems benchmarks, print each, and at last the ratios.
+
+    They go where Snakemake would write them. Tokens are the prepared corpus's where it is there,
+    else random, and each row says which. only: benchmarks by name, None for all. Raises InputError
+    for an unknown name or where there is no such device.
+    """
+    from relation.data.tokens import token_file
+    from relation.systems.bench.run import choose
+    from relation.systems.bench.table import campaign_notes, complexity_section, throughput_section
+    from relation.systems.measure import measure
+
+    known = dict.fromkeys(spec.benchmark for spec in campaign.systems)
+    chosen = choose("systems benchmark", only, known)
+    results, measured = Results(campaign), []
+    for spec in campaign.systems:
+        if spec.benchmark not in chosen:
+            continue
+        data = results.data(campaign.data_of_scale(spec.scale))
+        prepared = data if token_file(data, "train").exists() else None
+        path = results.folder / systems_path(spec)
+        rows = measure(spec, prepared, path)
+        title = f"{spec.benchmark} {spec.scale}: {rows[0]['device']}"
+        if spec.benchmark == _COMPLEXITY:
+            tables, notes = [complexity_section(title, rows)], growth(rows)
+        else:
+            tables, notes = [throughput_section(title, rows)], []
+            measured += rows
+        print_tables(tables, [*notes, *campaign_notes(rows), str(path)])
+    _print_ratios(measured)
+
+
+def growth(rows: Sequence[Mapping]) -> list[str]:
+    """How the time of each operator grows with T: a line each."""
+    import pandas as pd
+
+    from report.compute.complexity import fitted_time, grown
+
+    lines = []
+    for operator, own in pd.DataFrame(rows).groupby("operator"):
+        fit, why = fitted_time(own)
+        if fit is None:
+            told = f"undetermined, {why}" if why else "no time was measured"
+        else:
+            power = f"{fit.exponent:.3f} [{fit.low:.3f}, {fit.high:.3f}]"
+            told = f"time grows as T^{power} from T = {grown(own)['context'].min():,} on"
+        lines.append(f"{operator}: {told}")
+    return lines
+
+
+def _print_ratios(rows: Sequence[Mapping]) -> None:
+    """Every ratio that the paper prints beside the one that was measured."""
+    from relation.systems.bench.table import MISSING, rate_ratio, with_interval
+    from report.paper import load
+
+    printed, table = load("efficient-relation"), []
+    for benchmark, column, base in (
+        ("fixed", "fixed.speedup", "reference"),
+        ("matched", "matched.ratio", "mha"),
+    ):
+        of_scale: dict[str, dict[str, Mapping]] = {}
+        for row in rows:
+            if row["benchmark"] == benchmark:
+                of_scale.setdefault(row["scale"], {})[row["side"]] = row
+        for scale, own in of_scale.items():
+            paper = printed.get((scale, column, "value"))
+            table.append(
+                [
+                    f"{benchmark} {scale}: FlashRelation over {base}",
+                    MISSING if paper is None else paper.printed,
+                    with_interval(rate_ratio(own["full"], own[base]), "ratio", ".3f"),
+                ]
+            )
+    if table:
+        print("\nratios of tokens per second, with the 95% interval of the median")
+        print_table(["", "paper (RTX 5090)", "here"], table)

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from relation.cli.tables import print_table
+from relation.cli.tables import print_tables
 from relation.config import load_config, resolve
 from relation.errors import InputError
 from relation.files import write_text
@@ -65,12 +65,7 @@ def _tune(options: argparse.Namespace) -> None:
     campaign = resolve(load_config(options.config), campaign=options.shapes, scales=options.scales)
     found = tune(campaign, options.dtype, options.repeats, options.steady)
     print(f"Launches of FlashRelation on {found.device}")
-    for section in sections(found):
-        print(f"\n{section.title}")
-        print_table(section.header, section.rows)
-    print()
-    for line in notes(found):
-        print(line)
+    print_tables(sections(found), notes(found))
     entries = entries_toml(found)
     print(f"\n{entries}", end="")
     if options.output is not None:

@@ -30,7 +30,7 @@ def libraries(device: torch.device) -> dict:
 
 
 class _Gpu:
-    """Readings of one GPU by NVML; what a GPU does not tell is None."""
+    """Readings of one GPU by NVML; None for what the GPU does not report."""
 
     def __init__(self, device: torch.device):
         pynvml.nvmlInit()

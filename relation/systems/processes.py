@@ -1,7 +1,7 @@
-"""A measurement in a process of its own: what becomes of it, the others do not feel.
+"""A measurement in its own process, whose crash or memory use does not touch the others.
 
-Processes are forked from one server that has imported PyTorch and never touches a GPU, so that one
-more costs milliseconds. They answer one question at a time and wait meanwhile.
+Processes are forked from one server that has imported PyTorch and never touches a GPU, so another
+one costs milliseconds. Each answers one question at a time and waits in between.
 """
 
 import multiprocessing
@@ -9,7 +9,6 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -45,7 +44,10 @@ class Failure:
 
 
 class Measurement(Protocol):
-    """What a process holds. Every method may raise; a `Failure` takes the answer's place."""
+    """What a process measures: it travels there by pickle, and holds little before `prepare`.
+
+    Every method may raise; a `Failure` takes the answer's place.
+    """
 
     def prepare(self) -> dict:
         """Build, compile and warm up. Returns facts: columns of a row."""
@@ -55,10 +57,6 @@ class Measurement(Protocol):
 
     def proof(self) -> dict:
         """Facts that are found after the last round, such as the kernels that ran."""
-
-
-# Called in the process, without arguments; it travels there by pickle.
-Job = Callable[[], Measurement]
 
 
 def failure_of(error: Exception) -> Failure:
@@ -83,54 +81,44 @@ def _preloaded() -> list[str]:
     return modules if torch.cuda.is_available() else [*modules, "torch._dynamo"]
 
 
-class Served:
-    """One measurement behind its questions, failures in place of exceptions."""
-
-    def __init__(self, job: Job):
-        self._job, self._measurement = job, None
-
-    def answer(self, question: str, given: Sequence[Any]) -> Any:
-        try:
-            if self._measurement is None:
-                self._measurement = self._job()
-            return getattr(self._measurement, question)(*given)
-        except Exception as error:
-            failure = failure_of(error)
-        if failure.status == OOM and torch.cuda.is_initialized():
-            # Freed blocks go back to the device, where others are waiting for their turn.
-            torch.cuda.empty_cache()
-        return failure
+def answer(measurement: Measurement, question: str, given: Sequence[Any]) -> Any | Failure:
+    """What a method of a measurement returns, or the failure that it raises."""
+    try:
+        return getattr(measurement, question)(*given)
+    except Exception as error:
+        failure = failure_of(error)
+    if failure.status == OOM and torch.cuda.is_initialized():
+        # Freed blocks go back to the device, where others are waiting for their turn.
+        torch.cuda.empty_cache()
+    return failure
 
 
 def _serve(connection: Any, threads: int) -> None:
-    """Answer until the other end is closed; the first message is the job."""
+    """Answer until the other end is closed; the first message is the measurement."""
     # Ctrl-C reaches every process of a terminal; the one that asks ends the others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(threads)
+    unread = None
     try:
-        served = Served(connection.recv())
+        measurement = connection.recv()
     except Exception as error:
-        # What the job names cannot be imported here.
-        served = Served(partial(_raise, error))
+        # It names what cannot be imported here.
+        unread = failure_of(error)
     while True:
         try:
-            question, given = connection.recv()
+            asked = connection.recv()
         except EOFError:
             return
-        connection.send(served.answer(question, given))
-
-
-def _raise(error: Exception) -> Measurement:
-    raise error
+        connection.send(unread or answer(measurement, *asked))
 
 
 class Worker:
     """A process with one measurement, ended by `close`. Use as a context manager.
 
-    Raises what pickle raises for a job that cannot travel.
+    Raises what pickle raises for a measurement that cannot travel.
     """
 
-    def __init__(self, job: Job):
+    def __init__(self, measurement: Measurement):
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(_preloaded())
         self._mine, theirs = context.Pipe()
@@ -141,14 +129,14 @@ class Worker:
         self._process.start()
         theirs.close()
         self._dead: Failure | None = None
-        self._mine.send(job)
+        self._mine.send(measurement)
 
     def __enter__(self) -> "Worker":
         return self
 
     def __exit__(self, kind: type | None, *exception: object) -> None:
         if kind is not None:
-            # What it works on is of no more use.
+            # Its result is not wanted any more.
             self._process.kill()
         self.close()
 
@@ -196,7 +184,7 @@ class Worker:
         return f"the process was killed by {name}{hint}"
 
     def close(self) -> None:
-        """End the process and give its memory back; one that works on is killed in the end."""
+        """End the process and give its memory back; kill it where it does not end in 10 s."""
         self._mine.close()
         self._process.join(_SECONDS_TO_END)
         if self._process.is_alive():

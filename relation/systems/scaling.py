@@ -17,7 +17,8 @@ from relation.errors import RelationError, RunError
 from relation.geometry import model_config
 from relation.model import Execution
 from relation.spec import RunSpec
-from relation.systems.throughput import build_step, synchronize
+from relation.systems.throughput import Setup, build_step
+from relation.systems.timing import synchronize
 from relation.training.parallel import ON_THIS_MACHINE, SummedGradients, World
 
 _UPDATES_OF_DATA = 2  # random windows, read again and again
@@ -48,18 +49,11 @@ def measure_updates(spec: RunSpec, warmup: int, updates: int) -> float | None:
         world.device(spec.device) as device,
     ):
         world.check_enough(spec.accumulation)
-        optimizer = {
-            "learning_rate": spec.learning_rate,
-            "betas": tuple(spec.betas),
-            "eps": spec.adam_eps,
-            "weight_decay": spec.weight_decay,
-            "decay_embedding": spec.decay_embedding,
-            "gradient_clip": spec.gradient_clip,
-        }
+        names = ("learning_rate", "betas", "weight_decay", "decay_embedding", "gradient_clip")
+        optimizer = {name: getattr(spec, name) for name in names} | {"eps": spec.adam_eps}
         execution = Execution(**spec.backends, compiled=spec.compile)
-        step = build_step(
-            model_config(spec.model), execution, optimizer, spec.precision, spec.compile, device
-        )
+        given = model_config(spec.model), execution, optimizer, spec.precision, spec.compile
+        step = build_step(Setup(*given, device))
         if world.size > 1:
             step.reduce = SummedGradients(world, step.model, lambda: False)
         micro, rows = spec.micro, spec.micro * spec.accumulation

@@ -1,8 +1,9 @@
 """What the times of one run say: medians, their intervals, and ratios taken round by round."""
 
-import math
 import statistics
 from collections.abc import Sequence
+
+from scipy.stats import binom
 
 _CONFIDENCE = 0.95
 
@@ -13,11 +14,8 @@ def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
     Two order statistics, their ranks from the binomial distribution of the values on either side.
     None for fewer than six values, which allow no such interval.
     """
-    n, tail = len(values), (1 - _CONFIDENCE) / 2
-    below, rank = 0.0, 0
-    while below + math.comb(n, rank) / 2**n <= tail:
-        below += math.comb(n, rank) / 2**n
-        rank += 1
+    n = len(values)
+    rank = int(binom.ppf((1 - _CONFIDENCE) / 2, n, 0.5))
     if rank == 0:
         return None
     ordered = sorted(values)
@@ -36,7 +34,8 @@ def summary(seconds: Sequence[float]) -> dict:
 def median_columns(name: str, values: Sequence[float]) -> dict:
     """The columns `name`, `name`_low and `name`_high: median and its 95% interval or None."""
     low, high = median_interval(values) or (None, None)
-    return {name: statistics.median(values), f"{name}_low": low, f"{name}_high": high}
+    median = statistics.median(values) if values else None
+    return {name: median, f"{name}_low": low, f"{name}_high": high}
 
 
 def ratio(peer: Sequence[float], subject: Sequence[float]) -> dict:

@@ -1,14 +1,19 @@
-"""Throughput of complete optimiser updates, after the paper's protocol (Appendix F.2)."""
+"""Throughput of complete optimiser updates, after the paper's protocol (Appendix F.2).
 
-import gc
+With the proof of which attention kernels ran: their names in a profile.
+"""
+
+import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
 
 from relation.data.tokens import open_tokens
 from relation.data.windows import TrainingWindows
@@ -16,79 +21,86 @@ from relation.devices import to_device
 from relation.errors import RunError
 from relation.geometry import ModelConfig
 from relation.model import Decoder, Execution
-from relation.systems.attention_kernels import attention_kernels, check_kernels
+from relation.spec import SystemsSpec
+from relation.systems.timing import mark, seconds_between, synchronize
 from relation.training.optimizer import build_optimizer
 from relation.training.step import UpdateStep
 
+# Names of the kernels that each backend must run on a GPU; PyTorch's and cuDNN's carry more.
+_ON_GPU = {
+    ("mha", "flash"): r"flash_(fwd|bwd)",
+    ("mha", "cudnn"): r"cudnn|sdpa",
+    ("full", "flash"): r"^(forward|p1|p2_info|repair)_kernel",
+    ("linear", "flash"): (
+        r"^(prepare|chunk_states|segment_scan|output|information_backward|coordinates_backward|"
+        r"weak_(output|information|coordinates|gradients))_kernel"
+    ),
+}
+# On a CPU the operations of PyTorch stand for kernels; what is written in PyTorch has none.
+_ON_CPU = {("mha", "flash"): r"scaled_dot_product_flash_attention_for_cpu"}
+_OTHERS = r"fmha|efficient_attention|flex_attention|_scaled_dot_product_"
+_CUDNN = re.compile(_ON_GPU["mha", "cudnn"])
+# Inductor names a kernel after the operations whose inputs and results it moves. Its templates
+# (triton_tem_), FlexAttention's among them, do the work themselves.
+_MOVER = re.compile(r"triton_(?!tem_)")
+
+
+def _own(operator: str, backend: str, device: torch.device) -> str | None:
+    return (_ON_GPU if device.type == "cuda" else _ON_CPU).get((operator, backend))
+
+
+def _matches(operator: str, backend: str, device: torch.device, name: str) -> bool:
+    own = _own(operator, backend, device)
+    if own is None or not re.search(own, name):
+        return False
+    # cuDNN's kernels have "flash" in their names.
+    return (operator, backend) != ("mha", "flash") or not _CUDNN.search(name)
+
+
+def named_kernels(names: Sequence[str], device: torch.device) -> list[str]:
+    """Those of attention or of a Relation operator, in order, each once."""
+    patterns = (_ON_GPU if device.type == "cuda" else _ON_CPU).values()
+    any_of = re.compile("|".join((*patterns, _OTHERS)))
+    return sorted({name for name in names if any_of.search(name) and not _MOVER.match(name)})
+
+
+def attention_kernels(update: Callable[[], object], device: torch.device) -> list[str]:
+    """The names of the attention kernels that ran in an update; on a CPU, PyTorch's operations."""
+    on_gpu = device.type == "cuda"
+    activity = ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU
+    # Without acc_events PyTorch warns that further cycles clear events; here there is only one.
+    with profile(activities=[activity], acc_events=True) as found:
+        update()
+    wanted = DeviceType.CUDA if on_gpu else DeviceType.CPU
+    names = [event.key for event in found.key_averages() if event.device_type == wanted]
+    return named_kernels(names, device)
+
+
+def check_kernels(
+    operator: str, backend: str, device: torch.device, kernels: Sequence[str]
+) -> None:
+    """Raise RunError unless a backend's own kernels ran and no other one of attention.
+
+    kernels: as `attention_kernels` gives them. A backend in plain PyTorch must have run none.
+    """
+    strange = [name for name in kernels if not _matches(operator, backend, device, name)]
+    if strange:
+        raise RunError(f"{operator} by {backend!r} was asked for, and {strange[0]} ran")
+    if not kernels and _own(operator, backend, device) is not None:
+        raise RunError(f"{operator} by {backend!r} was asked for, and no kernel of its name ran")
+
+
 UPDATE = "update"
-_GIB = 2**30
 # The first update of a process compiles, the second captures graphs.
 _LEAST_WARM_UPDATES = 2
 _UPDATES_OF_RANDOM_TOKENS = 4
 
 
-def synchronize(device: torch.device) -> None:
-    """Wait until the device has done what it was given."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def mark(device: torch.device) -> torch.cuda.Event | float:
-    """The moment at which the device has done what it was given; a GPU tells it later."""
-    if device.type != "cuda":
-        return time.perf_counter()
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
-    return event
-
-
-def seconds_between(first: torch.cuda.Event | float, last: torch.cuda.Event | float) -> float:
-    """Seconds between two marks of one device, which has been waited for."""
-    if isinstance(first, float):
-        return last - first
-    return first.elapsed_time(last) / 1e3
-
-
-def release(device: torch.device) -> None:
-    """Give back what the last measurement held, so that the next starts from an empty device."""
-    torch.compiler.reset()
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-
-
-def build_step(
-    config: ModelConfig,
-    execution: Execution,
-    optimizer: Mapping,
-    precision: str,
-    compile: bool,
-    device: torch.device,
-) -> UpdateStep:
-    """The update of a fresh model on a device.
-
-    optimizer: learning_rate, betas, eps, weight_decay, decay_embedding and gradient_clip. Raises
-    InputError where the device cannot run a backend, torch.OutOfMemoryError.
-    """
-    execution.check(config, device)
-    torch.manual_seed(0)
-    model = Decoder(config, execution)
-    model.initialise(seed=0)
-    model.to(device)
-    settings = dict(optimizer)
-    gradient_clip = settings.pop("gradient_clip")
-    adamw = build_optimizer(model, **settings)
-    return UpdateStep(model, adamw, device, precision, compile, gradient_clip)
-
-
 @dataclass(frozen=True)
-class StepJob:
-    """Whole updates of one model, to be timed in a process of their own.
+class Setup:
+    """A model and how it is trained, from which a step is built.
 
-    An update takes micro x accumulation windows of `context` tokens, from the token file `tokens`
-    or, without one, random. At least two updates are warm-up; a round times `updates` of them.
-    proves: the operator and backend whose kernel the record must show, None for a step that is not
-    this project's. `build` makes the step, as `build_step`.
+    optimizer: learning_rate, betas, eps, weight_decay, decay_embedding and gradient_clip.
     """
 
     model: ModelConfig
@@ -97,6 +109,48 @@ class StepJob:
     precision: str
     compile: bool
     device: torch.device
+
+    @classmethod
+    def of(
+        cls,
+        spec: SystemsSpec,
+        model: ModelConfig,
+        backends: Mapping[str, str],
+        device: torch.device,
+    ) -> "Setup":
+        """A model of a systems benchmark, trained as the benchmark says."""
+        execution = Execution(**backends, compiled=spec.compile)
+        return cls(model, execution, spec.optimizer, spec.precision, spec.compile, device)
+
+
+def build_step(setup: Setup) -> UpdateStep:
+    """The update of a fresh model.
+
+    Raises InputError where the device cannot run a backend, torch.OutOfMemoryError.
+    """
+    setup.execution.check(setup.model, setup.device)
+    torch.manual_seed(0)
+    model = Decoder(setup.model, setup.execution)
+    model.initialise(seed=0)
+    model.to(setup.device)
+    settings = dict(setup.optimizer)
+    gradient_clip = settings.pop("gradient_clip")
+    adamw = build_optimizer(model, **settings)
+    return UpdateStep(model, adamw, setup.device, setup.precision, setup.compile, gradient_clip)
+
+
+@dataclass
+class WholeUpdates:
+    """Times whole updates, each started while the device still works on the one before.
+
+    So they run in training. An update takes micro x accumulation windows of `context` tokens, from
+    the token file `tokens` or, without one, random. At least two updates are warm-up; a round times
+    `updates` of them, on a GPU after one that does not count. proves: the operator and backend
+    whose kernel the record must show, None for a step that is not this project's. The peaks are
+    those after compilation: the graphs' memory is counted when they are captured.
+    """
+
+    setup: Setup
     context: int
     micro: int
     accumulation: int
@@ -104,74 +158,59 @@ class StepJob:
     updates: int
     tokens: Path | None = None
     proves: tuple[str, str] | None = None
-    build: Callable[..., Callable] = build_step
-
-    def __call__(self) -> "StepMeasurement":
-        return StepMeasurement(self)
+    build: Callable[[Setup], Callable] = build_step
 
     @property
     def tokens_per_update(self) -> int:
         return self.micro * self.accumulation * self.context
 
-
-class StepMeasurement:
-    """Times whole updates, each started while the device still works on the one before.
-
-    So they run in training. `seconds` is the time of one update, the mean of a round's; on a GPU
-    the first update of a round does not count. The peaks
-    are those after compilation: the graphs' memory is counted when they are captured.
-    """
-
-    def __init__(self, job: StepJob):
-        self.job, self.device = job, job.device
-        self._on_gpu = job.device.type == "cuda"
-        if self._on_gpu:
-            torch.cuda.set_device(job.device)
-        self._updates, self._wall = 0, 0.0
+    @property
+    def _on_gpu(self) -> bool:
+        return self.setup.device.type == "cuda"
 
     def _open_windows(self) -> TrainingWindows:
-        job = self.job
-        if job.tokens is not None:
-            return TrainingWindows(open_tokens(job.tokens), job.context, seed=0)
-        count = _UPDATES_OF_RANDOM_TOKENS * job.tokens_per_update + 1
-        drawn = np.random.default_rng(0).integers(0, job.model.vocab_size, count)
-        return TrainingWindows(drawn, job.context, seed=0)
+        if self.tokens is not None:
+            return TrainingWindows(open_tokens(self.tokens), self.context, seed=0)
+        count = _UPDATES_OF_RANDOM_TOKENS * self.tokens_per_update + 1
+        drawn = np.random.default_rng(0).integers(0, self.setup.model.vocab_size, count)
+        return TrainingWindows(drawn, self.context, seed=0)
 
     def _batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """The next update's micro-batches, sent to the device as training sends them."""
-        job = self.job
-        first = self._updates * job.micro * job.accumulation
-        for part in range(job.accumulation):
-            ids = self._windows.window_ids(first + part * job.micro, job.micro)
-            inputs, targets = self._windows.batch(ids, job.micro * job.context, job.micro)
-            yield to_device(inputs, self.device), to_device(targets, self.device)
+        first, device = self._updates * self.micro * self.accumulation, self.setup.device
+        for part in range(self.accumulation):
+            ids = self._windows.window_ids(first + part * self.micro, self.micro)
+            inputs, targets = self._windows.batch(ids, self.micro * self.context, self.micro)
+            yield to_device(inputs, device), to_device(targets, device)
+
+    def _update(self, batches: Iterable[tuple[Tensor, Tensor]], tokens: int) -> Tensor:
+        loss, _ = self._step(batches, tokens, self.setup.optimizer["learning_rate"])
+        return loss
 
     def _run(self, updates: int) -> Tensor:
         """Start updates and return the last one's loss; a GPU may still be working."""
         for _ in range(updates):
-            loss, _ = self._step(
-                self._batches(), self.job.tokens_per_update, self.job.optimizer["learning_rate"]
-            )
+            loss = self._update(self._batches(), self.tokens_per_update)
             self._updates += 1
         return loss
 
     def prepare(self) -> dict:
         """Build and warm up. Raises RunError for a loss that is not finite."""
-        job = self.job
-        self._windows = self._open_windows()
-        self._step = job.build(
-            job.model, job.execution, job.optimizer, job.precision, job.compile, job.device
-        )
-        synchronize(self.device)
+        device = self.setup.device
+        if self._on_gpu:
+            torch.cuda.set_device(device)
+        self._updates, self._windows = 0, self._open_windows()
+        self._step = self.build(self.setup)
+        synchronize(device)
         began = time.perf_counter()
         self._run(1)
-        synchronize(self.device)
+        synchronize(device)
         if self._on_gpu:
             torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats(self.device)
-        loss = self._run(max(_LEAST_WARM_UPDATES, job.warmup) - 1)
-        synchronize(self.device)
-        self._wall += time.perf_counter() - began
+            torch.cuda.reset_peak_memory_stats(device)
+        loss = self._run(max(_LEAST_WARM_UPDATES, self.warmup) - 1)
+        synchronize(device)
+        self._wall = time.perf_counter() - began
         if not loss.isfinite():
             raise RunError(f"the loss is {loss.item()} at update {self._updates}")
         return {}
@@ -182,12 +221,12 @@ class StepMeasurement:
         if self._on_gpu:
             # It finds caches and allocator as another process left them; a CPU's fill at once.
             self._run(1)
-        first = mark(self.device)
-        self._run(self.job.updates)
-        last = mark(self.device)
-        synchronize(self.device)
+        first = mark(self.setup.device)
+        self._run(self.updates)
+        last = mark(self.setup.device)
+        synchronize(self.setup.device)
         self._wall += time.perf_counter() - began
-        return seconds_between(first, last) / self.job.updates
+        return seconds_between(first, last) / self.updates
 
     def proof(self) -> dict:
         """Peak bytes, the raw rate, and the attention kernels of one more micro-batch.
@@ -197,27 +236,26 @@ class StepMeasurement:
         peaks = {"peak_bytes": None, "reserved_bytes": None}
         if self._on_gpu:
             peaks = {
-                "peak_bytes": torch.cuda.max_memory_allocated(self.device),
-                "reserved_bytes": torch.cuda.max_memory_reserved(self.device),
+                "peak_bytes": torch.cuda.max_memory_allocated(self.setup.device),
+                "reserved_bytes": torch.cuda.max_memory_reserved(self.setup.device),
             }
-        raw = self._updates * self.job.tokens_per_update / self._wall
+        raw = self._updates * self.tokens_per_update / self._wall
         kernels = []
-        if self.job.proves is not None:
+        if self.proves is not None:
             kernels = self._attention_kernels()
-            check_kernels(*self.job.proves, self.device, kernels)
+            check_kernels(*self.proves, self.setup.device, kernels)
         return {**peaks, "raw_tokens_per_second": raw, "kernels": kernels}
 
     def _one_micro_batch(self) -> None:
         """An update of one micro-batch alone, all of whose kernels any other one launches too."""
-        tokens = self.job.micro * self.job.context
-        self._step([next(self._batches())], tokens, self.job.optimizer["learning_rate"])
-        synchronize(self.device)
+        self._update([next(self._batches())], self.micro * self.context)
+        synchronize(self.setup.device)
 
     def _attention_kernels(self) -> list[str]:
-        kernels = attention_kernels(self._one_micro_batch, self.device)
+        kernels = attention_kernels(self._one_micro_batch, self.setup.device)
         if not kernels and self._on_gpu and isinstance(self._step, UpdateStep):
             # A profiler that does not see into graphs sees the same kernels launched one by one.
             self._step = self._step.uncaptured()
             self._one_micro_batch()
-            kernels = attention_kernels(self._one_micro_batch, self.device)
+            kernels = attention_kernels(self._one_micro_batch, self.setup.device)
         return kernels

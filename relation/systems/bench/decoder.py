@@ -8,9 +8,8 @@ from functools import partial
 
 import torch
 
-from relation.config import Campaign
 from relation.systems.bench.floor import ATTENTION, PRODUCTS, TRAFFIC, FloorStep
-from relation.systems.bench.peers import Benchmark, Shape, Side
+from relation.systems.bench.peers import Benchmark, Side
 from relation.systems.bench.plain import PlainStep
 
 _FLOORS = {
@@ -19,10 +18,6 @@ _FLOORS = {
     "floor-attention": (ATTENTION,),
     "floor-traffic": (TRAFFIC,),
 }
-
-
-def _no_operator(campaign: Campaign) -> list[Shape]:
-    return []
 
 
 def benchmark(device: torch.device) -> Benchmark:
@@ -35,9 +30,6 @@ def benchmark(device: torch.device) -> Benchmark:
     return Benchmark(
         title="Training steps of the MHA backbone, of a plain decoder, and their floor",
         subject="decoder",
-        shapes=_no_operator,
-        draw=lambda *_: {},
-        peers=(),
         steps={
             "matched": (
                 Side("decoder", "mha", backend),

@@ -1,11 +1,11 @@
-"""What a training step of the MHA backbone cannot do without, each part run alone.
+"""The floor of a training step of the MHA backbone: its unavoidable work, part by part.
 
 Matrix products, attention, and the memory traffic of everything between them. A step that ran
 these and nothing else, one after the other, would take the floor's time.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from relation.geometry import ModelConfig
-from relation.model import Execution
+from relation.systems.throughput import Setup
 
 PRODUCTS, ATTENTION, TRAFFIC = "products", "attention", "traffic"
 _COPIED_AT_ONCE = 2**28
@@ -30,11 +30,6 @@ def projections(config: ModelConfig) -> dict[tuple[int, int], int]:
     for shape in ((3 * d, d), (d, d), (2 * d_ff, d), (d, d_ff)):
         counts[shape] = counts.get(shape, 0) + config.layers
     return counts
-
-
-def product_flops(config: ModelConfig, tokens: int) -> int:
-    """Floating-point operations of the projections' three products: forward and two gradients."""
-    return sum(6 * tokens * o * i * count for (o, i), count in projections(config).items())
 
 
 def traffic_bytes(config: ModelConfig, parameters: int, tokens: int, activation: int) -> int:
@@ -65,21 +60,12 @@ class FloorStep:
     """Runs parts of the floor of an update; called as an update is.
 
     `parts` are of PRODUCTS, ATTENTION and TRAFFIC. Buffers are made at the first call, for the
-    shape of its micro-batch. The loss it returns is nothing.
+    shape of its micro-batch. The loss it returns is zero.
     """
 
-    def __init__(
-        self,
-        parts: Iterable[str],
-        config: ModelConfig,
-        execution: Execution,
-        optimizer: Mapping,
-        precision: str,
-        compile: bool,
-        device: torch.device,
-    ):
-        self.parts, self.config, self.device = tuple(parts), config, device
-        self.dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    def __init__(self, parts: Iterable[str], setup: Setup):
+        self.parts, self.config, self.device = tuple(parts), setup.model, setup.device
+        self.dtype = torch.bfloat16 if setup.precision == "bf16" else torch.float32
         self._calls: list[Callable[[], None]] | None = None
 
     def _products(self, tokens: int) -> list[Callable[[], None]]:

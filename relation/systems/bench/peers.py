@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -9,6 +10,7 @@ from torch import Tensor
 from relation.config import Campaign
 from relation.geometry import model_config
 from relation.operators import get_backend
+from relation.systems.throughput import Setup, build_step
 
 Operator = Callable[..., Tensor]
 Inputs = dict[str, Tensor]
@@ -54,6 +56,11 @@ class Peer:
     longest: int | None = None
     autotuned: bool = False
 
+    @property
+    def wanted(self) -> list[str]:
+        """The inputs whose gradients are taken."""
+        return [name for name in self.takes if name not in self.frozen]
+
     def why_not_timed(self, shape: Shape, device: torch.device) -> str | None:
         """Why it has no time on this shape and device, or None where it has one."""
         if self.longest is not None and shape.length > self.longest:
@@ -62,39 +69,39 @@ class Peer:
 
 
 @dataclass(frozen=True)
-class _OfBackend:
-    """Builds one of this project's backends; unlike a closure, it can travel to a process."""
+class AsItIs:
+    """Builds a function that serves every shape; unlike a closure, it travels by pickle."""
 
-    operator: str
-    backend: str
+    call: Operator
 
     def __call__(self, shape: Shape, device: torch.device) -> Operator:
-        return get_backend(self.operator, self.backend).call
+        return self.call
 
-    def why_unavailable(self, device: torch.device) -> str | None:
-        return get_backend(self.operator, self.backend).why_unavailable(device)
+
+def _why_no_backend(operator: str, backend: str, device: torch.device) -> str | None:
+    return get_backend(operator, backend).why_unavailable(device)
 
 
 def backend_peer(
     name: str, operator: str, backend: str, takes: tuple[str, ...], definition: Operator
 ) -> Peer:
     """A peer that is one of this project's backends. Raises InputError for an unknown one."""
-    get_backend(operator, backend)
-    build = _OfBackend(operator, backend)
-    return Peer(name, takes, build, definition, why_unavailable=build.why_unavailable)
+    build = AsItIs(get_backend(operator, backend).call)
+    why_unavailable = partial(_why_no_backend, operator, backend)
+    return Peer(name, takes, build, definition, why_unavailable=why_unavailable)
 
 
 @dataclass(frozen=True)
 class Side:
     """One model of a training step: a variant and the backends that run it.
 
-    `build` makes the step, as `relation.systems.throughput.build_step`, which is the default.
+    `build` makes the step.
     """
 
     name: str
     variant: str
     backends: Mapping[str, str]
-    build: Callable[..., Callable] | None = None
+    build: Callable[[Setup], Callable] = build_step
 
 
 @dataclass(frozen=True)
@@ -102,18 +109,18 @@ class Benchmark:
     """What one benchmark compares on one kind of device.
 
     subject: the name of the peer, and side, whose time is the unit of every ratio. `draw(shape,
-    dtype, device, generator)` gives random inputs by name, with "dy", the gradient of Y. steps:
-    the sides measured at the geometry of each of a campaign's systems benchmarks. long: the side
-    measured at ever longer contexts. floor: whether a copy of the bytes that the subject must read
-    and write is timed beside it.
+    dtype, device, generator)` gives random inputs by name, with "dy", the gradient of Y; without
+    peers there is none. steps: the sides measured at the geometry of each of a campaign's systems
+    benchmarks. long: the side measured at ever longer contexts. floor: whether a copy of the bytes
+    that the subject must read and write is timed beside it.
     """
 
     title: str
     subject: str
-    shapes: Callable[[Campaign], list[Shape]]
-    draw: Callable[[Shape, torch.dtype, torch.device, torch.Generator], Inputs]
-    peers: tuple[Peer, ...]
     steps: Mapping[str, tuple[Side, ...]]
+    peers: tuple[Peer, ...] = ()
+    shapes: Callable[[Campaign], list[Shape]] = lambda campaign: []
+    draw: Callable[[Shape, torch.dtype, torch.device, torch.Generator], Inputs] | None = None
     long: Side | None = None
     floor: bool = False
 

@@ -3,7 +3,7 @@
 It shares no code with `relation.model` or `relation.training.step`, and computes the same.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from relation.geometry import ModelConfig
-from relation.model import Decoder, Execution
+from relation.model import Decoder
+from relation.systems.throughput import Setup
 
 
 def _rotary_tables(length: int, width: int, base: float) -> tuple[Tensor, Tensor]:
@@ -134,24 +135,15 @@ class PlainStep:
     does by default; the project's step replays CUDA graphs.
     """
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        execution: Execution,
-        optimizer: Mapping,
-        precision: str,
-        compile: bool,
-        device: torch.device,
-    ):
-        self.config, self.settings, self.device = config, dict(optimizer), device
-        self.bf16, self.compile = precision == "bf16", compile
+    def __init__(self, setup: Setup):
+        self.setup, self.device = setup, setup.device
         self.model: PlainDecoder | None = None
 
     def _build(self, length: int) -> None:
-        source = Decoder(self.config)
+        source = Decoder(self.setup.model)
         source.initialise(seed=0)
         self.model = plain_decoder(source, length).to(self.device)
-        settings = self.settings
+        settings = self.setup.optimizer
         decayed = [p for p in self.model.parameters() if p.ndim >= 2]
         others = [p for p in self.model.parameters() if p.ndim < 2]
         if not settings["decay_embedding"]:
@@ -168,22 +160,24 @@ class PlainStep:
             eps=settings["eps"],
             fused=True,
         )
-        self.loss = torch.compile(self.model) if self.compile else self.model
+        self.loss = torch.compile(self.model) if self.setup.compile else self.model
 
     def __call__(
         self, batches: Iterable[tuple[Tensor, Tensor]], tokens: int, learning_rate: float
     ) -> tuple[Tensor, Tensor]:
         """One update over micro-batches of (B, T) inputs and targets: mean loss, gradient norm."""
-        total = torch.zeros((), device=self.device)
+        total, bf16 = torch.zeros((), device=self.device), self.setup.precision == "bf16"
         for inputs, targets in batches:
             inputs, targets = inputs.to(self.device), targets.to(self.device)
             if self.model is None:
                 self._build(inputs.shape[1])
-            with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.bf16):
+            with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=bf16):
                 loss = self.loss(inputs, targets) * (targets.numel() / tokens)
             loss.backward()
             total += loss.detach()
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.settings["gradient_clip"])
+        norm = nn.utils.clip_grad_norm_(
+            self.model.parameters(), self.setup.optimizer["gradient_clip"]
+        )
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         self.optimizer.step()

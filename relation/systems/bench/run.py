@@ -11,18 +11,22 @@ import torch
 from relation.config import Campaign
 from relation.devices import describe
 from relation.errors import InputError
-from relation.origin import origin
-from relation.parquet import write_parquet
-from relation.progress import Progress
 from relation.schemas import BENCH
 from relation.spec import canonical_hash
 from relation.systems.bench import decoder, flash, linear
-from relation.systems.bench.operators import FORWARD, FORWARD_BACKWARD, measure_operator
-from relation.systems.bench.outcome import Case
 from relation.systems.bench.peers import Benchmark, Shape
-from relation.systems.bench.steps import LONG, STEP, long_groups, measure_steps, step_groups
-from relation.systems.conditions import Conditions, libraries
-from relation.systems.measure import reserved
+from relation.systems.bench.sides import (
+    FORWARD,
+    FORWARD_BACKWARD,
+    LONG,
+    STEP,
+    Case,
+    long_groups,
+    measure_operator,
+    measure_steps,
+    step_groups,
+)
+from relation.systems.rounds import session
 
 BENCHMARKS: dict[str, Callable[[torch.device], Benchmark]] = {
     "flash": flash.benchmark,
@@ -47,7 +51,8 @@ class Comparison:
     conditions: list[dict]
 
 
-def _choose(what: str, wanted: Sequence[str] | None, known: Iterable[str]) -> list[str]:
+def choose(what: str, wanted: Sequence[str] | None, known: Iterable[str]) -> list[str]:
+    """Those of `known` that are wanted, None for all. Raises InputError for an unknown one."""
     known = list(known)
     for name in wanted or ():
         if name not in known:
@@ -57,7 +62,7 @@ def _choose(what: str, wanted: Sequence[str] | None, known: Iterable[str]) -> li
 
 def _restricted(benchmark: Benchmark, peers: Sequence[str] | None) -> Benchmark:
     """The benchmark with the chosen peers and, whatever is chosen, its subject."""
-    names = {benchmark.subject, *_choose("peer", peers, benchmark.names)}
+    names = {benchmark.subject, *choose("peer", peers, benchmark.names)}
     kept = {
         systems: tuple(side for side in sides if side.name in names)
         for systems, sides in benchmark.steps.items()
@@ -103,8 +108,8 @@ def run(
     anew after every shape, so that an interrupted run leaves what it measured. Raises InputError
     for unknown names, repeats < 1, an output that cannot be written, and where there is no GPU.
     """
-    whole = BENCHMARKS[_choose("benchmark", [name], BENCHMARKS)[0]](torch.device(device_kind))
-    only = [MEASURES[m] for m in _choose("measure", measures, _measures_of(whole))]
+    whole = BENCHMARKS[choose("benchmark", [name], BENCHMARKS)[0]](torch.device(device_kind))
+    only = [MEASURES[m] for m in choose("measure", measures, _measures_of(whole))]
     if repeats < 1:
         raise InputError(f"repeats is {repeats}; give at least 1")
     _check_output(output)
@@ -114,21 +119,18 @@ def run(
             f"bench {name} measures on a CUDA GPU and PyTorch sees none here; "
             "--device cpu compares plain PyTorch at small shapes"
         )
-    with reserved(device_kind) as device:
-        return _measure(name, benchmark, campaign, device, output, only, repeats)
+    return _measure(name, benchmark, campaign, device_kind, output, only, repeats)
 
 
 def _measure(
     name: str,
     benchmark: Benchmark,
     campaign: Campaign,
-    device: torch.device,
+    device_kind: str,
     output: Path,
     measures: Sequence[str],
     repeats: int,
 ) -> Comparison:
-    precision, device_name = campaign.systems[0].precision, describe(device)
-    case = partial(Case, name, precision=precision, device=device_name, subject=benchmark.subject)
     on_operator = [m for m in measures if m not in (STEP, LONG)]
     shapes: list[Shape] = benchmark.shapes(campaign) if on_operator else []
     steps = []
@@ -136,45 +138,36 @@ def _measure(
         steps += [(STEP, [group]) for group in step_groups(benchmark.steps, campaign)]
     if LONG in measures:
         steps += [(LONG, groups) for groups in long_groups(benchmark.long, campaign)]
-    step_rounds = -(-repeats // _REPEATS_A_STEP_ROUND)
-    config_hash = canonical_hash(
-        [name, campaign.settings, benchmark.names, list(measures), repeats]
-    )
-    found = Comparison(f"{benchmark.title}: {device_name}, {precision}", benchmark.subject, [], [])
-
-    watched = Conditions(device)
-
-    def record(rows: list[dict], moment: str) -> None:
-        found.conditions.append({"moment": moment, **watched.columns()})
-        found.rows.extend(rows)
-        written = origin(
-            campaign.name,
-            config_hash,
-            "bench",
-            device_name,
-            benchmark=name,
-            repeats=repeats,
-            libraries=libraries(device),
-            conditions=found.conditions,
-        )
-        write_parquet(output, BENCH, found.rows, written)
-
-    units = 2 * len(shapes) * (len(benchmark.peers) + benchmark.floor)
-    units += sum(2 * len(group.sides) for _, groups in steps for group in groups)
-    if not units:
+    sides = len(shapes) * (len(benchmark.peers) + benchmark.floor)
+    sides += sum(len(group.sides) for _, groups in steps for group in groups)
+    if not sides:
         raise InputError(
             f"nothing to compare: no training step of {benchmark.subject} has one of the chosen "
             "peers and scales; choose others"
         )
-    dtype = _DTYPES[precision]
-    with Progress(f"bench {name}", units, "measurements") as progress:
+    precision, step_rounds = campaign.systems[0].precision, -(-repeats // _REPEATS_A_STEP_ROUND)
+    config_hash = canonical_hash(
+        [name, campaign.settings, benchmark.names, list(measures), repeats]
+    )
+    with session(device_kind, f"bench {name}", sides) as shared:
+        device = describe(shared.device)
+        title, subject = f"{benchmark.title}: {device}, {precision}", benchmark.subject
+        found = Comparison(title, subject, [], [])
+        case = partial(Case, name, precision=precision, device=device, subject=subject)
+
+        def record(rows: list[dict], moment: str) -> None:
+            found.conditions.append({"moment": moment, **shared.conditions.columns()})
+            found.rows.extend(rows)
+            given = output, BENCH, found.rows, campaign.name, config_hash, "bench"
+            more = {"benchmark": name, "repeats": repeats, "conditions": found.conditions}
+            shared.record(*given, **more)
+
         for shape in shapes:
-            rows = measure_operator(
-                benchmark, case(shape), on_operator, dtype, repeats, device, progress, watched
-            )
+            dtype = _DTYPES[precision]
+            rows = measure_operator(benchmark, case(shape), on_operator, dtype, repeats, shared)
             record(rows, f"{shape.scale} operator")
         for measure, groups in steps:
-            rows = measure_steps(groups, case, step_rounds, device, progress, watched, measure)
+            rows = measure_steps(groups, case, step_rounds, shared, measure)
             contexts = ", ".join(str(group.context) for group in groups)
             record(rows, f"{groups[0].spec.scale} {measure} T={contexts}")
     return found

@@ -1,12 +1,13 @@
-"""The printed form of a benchmark: one table a shape or training step, and notes."""
+"""The printed form of what was measured: tables of rows, and the notes below them."""
 
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from relation.systems.bench.steps import LONG, STEP
+from relation.systems.bench.sides import LONG, STEP
+from relation.systems.statistics import ratio, ratio_apart
 
-_MISSING = "-"
+MISSING = "-"
 
 
 @dataclass(frozen=True)
@@ -18,25 +19,19 @@ class Section:
     rows: list[list[str]]
 
 
-def _milliseconds(row: Mapping, digits: int) -> str:
-    return _MISSING if row["seconds"] is None else f"{1e3 * row['seconds']:.{digits}f}"
+def cell(value: float | None, form: str, unit: float = 1) -> str:
+    """A number in multiples of `unit`, or a dash for None."""
+    if value is None:
+        return MISSING
+    return format(value if unit == 1 else value / unit, form)
 
 
-def _ratio(row: Mapping) -> str:
-    """The ratio with its interval, where there are one and the other."""
-    if row["ratio"] is None:
-        return _MISSING
-    if row["ratio_low"] is None:
-        return f"{row['ratio']:.2f}"
-    return f"{row['ratio']:.2f} [{row['ratio_low']:.2f}, {row['ratio_high']:.2f}]"
-
-
-def _peak(row: Mapping, unit: int, digits: int) -> str:
-    return _MISSING if row["peak_bytes"] is None else f"{row['peak_bytes'] / unit:,.{digits}f}"
-
-
-def _error(row: Mapping) -> str:
-    return _MISSING if row["relative_error"] is None else f"{row['relative_error']:.1e}"
+def with_interval(row: Mapping, name: str, form: str) -> str:
+    """A column's number with its interval, as far as the row has them."""
+    if row.get(f"{name}_low") is None:
+        return cell(row.get(name), form)
+    low, high = row[f"{name}_low"], row[f"{name}_high"]
+    return f"{row[name]:{form}} [{low:{form}}, {high:{form}}]"
 
 
 def _status(row: Mapping) -> str:
@@ -54,33 +49,42 @@ def _operator_section(title: str, rows: Sequence[Mapping]) -> Section:
         own = {row["measure"]: row for row in rows if row["peer"] == peer}
         cells = [peer]
         for measure in measures:
-            cells += [_milliseconds(own[measure], 3), _ratio(own[measure])]
-        last = own[measures[-1]]
-        table.append([*cells, _peak(last, 2**20, 0), _error(last), _status(last)])
+            row = own[measure]
+            cells += [cell(row["seconds"], ".3f", 1e-3), with_interval(row, "ratio", ".2f")]
+        cells += [cell(row["peak_bytes"], ",.0f", 2**20), cell(row["relative_error"], ".1e")]
+        table.append([*cells, _status(row)])
     return Section(title, [*header, "peak MiB", "error", ""], table)
 
 
-def _rate(row: Mapping) -> str:
-    rate = row["tokens_per_second"]
-    return _MISSING if rate is None else f"{rate:,.0f}"
-
-
 def _step_section(title: str, rows: Sequence[Mapping]) -> Section:
-    table = []
-    for row in rows:
-        cells = [_milliseconds(row, 2), _ratio(row), _rate(row), _peak(row, 2**30, 2)]
-        table.append([row["peer"], *cells, _status(row)])
+    table = [
+        [
+            row["peer"],
+            cell(row["seconds"], ".2f", 1e-3),
+            with_interval(row, "ratio", ".2f"),
+            cell(row["tokens_per_second"], ",.0f"),
+            cell(row["peak_bytes"], ",.2f", 2**30),
+            _status(row),
+        ]
+        for row in rows
+    ]
     return Section(title, ["model", "step ms", "ratio", "tok/s", "peak GiB", ""], table)
 
 
 def _long_section(title: str, rows: Sequence[Mapping]) -> Section:
     """Lengths down; each rate also over that of the shortest."""
-    table, first = [], rows[0]["tokens_per_second"]
-    for row in rows:
-        rate = row["tokens_per_second"]
-        relative = _MISSING if rate is None or first is None else f"{rate / first:.3f}"
-        cells = [_milliseconds(row, 2), _rate(row), relative, _peak(row, 2**30, 2), _status(row)]
-        table.append([f"{row['length']:,}", *cells])
+    first = rows[0]["tokens_per_second"]
+    table = [
+        [
+            f"{row['length']:,}",
+            cell(row["seconds"], ".2f", 1e-3),
+            cell(row["tokens_per_second"], ",.0f"),
+            MISSING if first is None else cell(row["tokens_per_second"], ".3f", first),
+            cell(row["peak_bytes"], ",.2f", 2**30),
+            _status(row),
+        ]
+        for row in rows
+    ]
     header = ["T", "step ms", "tok/s", f"of T={rows[0]['length']:,}", "peak GiB", ""]
     return Section(title, header, table)
 
@@ -177,4 +181,72 @@ def notes(subject: str, rows: Sequence[Mapping], conditions: Sequence[Mapping]) 
     if clocks:
         limit = f"{conditions[-1]['sm_clock_limit']:.0f}"
         lines.append(f"SM clock of each part: {', '.join(clocks)} MHz (at most {limit})")
+    return lines
+
+
+def rate_ratio(row: Mapping, base: Mapping) -> dict:
+    """A row's tokens per second over another's, as columns; none where one was not measured."""
+    if not row["samples"] or not base["samples"]:
+        return {}
+    taken = ratio_apart if row["alone"] or base["alone"] else ratio
+    return taken(row["samples"], base["samples"])
+
+
+def throughput_section(title: str, rows: Sequence[Mapping]) -> Section:
+    """Sides of a campaign's benchmark down, each over the first where they share a model's size."""
+    first, apart = rows[0], rows[0]["benchmark"].startswith("linear")
+
+    def over_first(row: Mapping) -> dict:
+        return {} if apart or row is first else rate_ratio(row, first)
+
+    table = [
+        [
+            row["side"],
+            row["backend"],
+            f"{row['context']:,}",
+            f"{row['micro']}/{row['accumulation']}",
+            with_interval(row, "tokens_per_second", ",.0f"),
+            with_interval(over_first(row), "ratio", ".3f"),
+            cell(row["allocated_gib"], ".2f"),
+            cell(row["reserved_gib"], ".2f"),
+            _status(row),
+        ]
+        for row in rows
+    ]
+    over = "ratio" if apart else f"over {first['side']}"
+    header = ["side", "backend", "T", "micro/GA", "tok/s", over, "alloc. GiB", "res. GiB", ""]
+    return Section(title, header, table)
+
+
+def complexity_section(title: str, rows: Sequence[Mapping]) -> Section:
+    """Operators down, their contexts as measured."""
+    table = [
+        [
+            row["operator"],
+            f"{row['context']:,}",
+            cell(row["seconds"], ".3f", 1e-3),
+            cell(row["decode_seconds"], ".3f", 1e-3),
+            cell(row["decode_state_bytes"], ","),
+            _status(row),
+        ]
+        for row in sorted(rows, key=lambda row: row["operator"])
+    ]
+    return Section(title, ["operator", "T", "ms", "token ms", "state bytes", ""], table)
+
+
+def campaign_notes(rows: Sequence[Mapping]) -> list[str]:
+    """Lines below a campaign's benchmark: why a side is missing, what disturbed, the clocks."""
+    lines = []
+    for row in rows:
+        name = row.get("side") or f"{row['operator']} T={row['context']}"
+        if row["status"] != "PASS":
+            lines.append(f"{name}: {row['status']}, {row['reason']}")
+        if row.get("alone"):
+            lines.append(f"{name}: measured apart, because together the sides did not fit")
+    disturbed = dict.fromkeys(row["disturbed"] for row in rows if row["disturbed"] is not None)
+    lines += [f"disturbed: {told}" for told in disturbed]
+    clocks = [row["sm_clock_least"] for row in rows if row["sm_clock_least"] is not None]
+    if clocks:
+        limit = max(row["sm_clock_limit"] or 0 for row in rows)
+        lines.append(f"lowest SM clock {min(clocks):.0f} MHz (at most {limit:.0f})")
     return lines

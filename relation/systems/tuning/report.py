@@ -9,7 +9,7 @@ import triton
 
 from relation.kernels.flash_relation.launches import PASSES, Launch, Launches, load_launches
 from relation.systems.bench.peers import Shape
-from relation.systems.bench.table import Section
+from relation.systems.bench.table import Section, cell, with_interval
 from relation.systems.statistics import ratio
 from relation.systems.tuning.search import Found, Ranking
 
@@ -20,21 +20,16 @@ _HEADER = ["pass", "rank", "i x j", "warps", "stages", "registers", "ms", "of sh
 def _row(ranking: Ranking, place: int, launch: Launch) -> list[str]:
     seconds, unit = ranking.seconds[launch], ranking.seconds.get(ranking.shipped)
     shipped = launch == ranking.shipped
-    relative = "-"
-    if unit is not None and not shipped:
-        found = ratio(seconds, unit)
-        relative = f"{found['ratio']:.3f}"
-        if found["ratio_low"] is not None:
-            relative += f" [{found['ratio_low']:.3f}, {found['ratio_high']:.3f}]"
+    compared = {} if unit is None or shipped else ratio(seconds, unit)
     return [
         ranking.name,
         f"{place}",
         f"{launch.block_i} x {launch.block_j}",
         f"{launch.warps}",
         f"{launch.stages}",
-        "-" if launch.registers is None else f"{launch.registers}",
+        cell(launch.registers, "d"),
         f"{1e3 * statistics.median(seconds):.4f}",
-        relative,
+        with_interval(compared, "ratio", ".3f"),
         "shipped" if shipped else "",
     ]
 

@@ -1,35 +1,231 @@
-"""The search itself: a campaign's shapes to the fastest launches that compute the definition."""
+"""The search for FlashRelation's launches: a campaign's shapes to the fastest right ones.
 
+Candidates are compiled in many processes at once, then timed in turns; the fastest is checked.
+"""
+
+import contextlib
+import io
+import itertools
+import multiprocessing
+import os
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
+from torch import Tensor
+from triton.errors import TritonError
 
 from relation.config import Campaign
 from relation.devices import claim, describe
 from relation.errors import InputError, RunError
-from relation.kernels.common import architecture, interpreted
+from relation.geometry import ModelConfig
+from relation.kernels.common import SHARED_MEMORY, architecture, interpreted
 from relation.kernels.flash_relation import NARROWEST, WIDEST
+from relation.kernels.flash_relation.backward import launch_backward
+from relation.kernels.flash_relation.descriptors import are_describable
+from relation.kernels.flash_relation.forward import launch_forward
 from relation.kernels.flash_relation.launches import Launch, Launches, select_launches
+from relation.kernels.flash_relation.resources import pass_resources
 from relation.progress import Progress
+from relation.systems.bench.exactness import why_wrong
 from relation.systems.bench.flash import draw
-from relation.systems.bench.operators import RotatingInputs
-from relation.systems.bench.outcome import reclaim
-from relation.systems.bench.peers import Shape, micro_batch_shapes
-from relation.systems.bench.timing import STEADY_PARTS, Stopwatch, interleave
-from relation.systems.tuning.exact import why_wrong
-from relation.systems.tuning.grid import SEARCHED, candidates
-from relation.systems.tuning.passes import Passes, results
-from relation.systems.tuning.prepare import Job, Target, prepare_all
+from relation.systems.bench.peers import Inputs, Shape, micro_batch_shapes
+from relation.systems.bench.sides import RotatingInputs
+from relation.systems.rounds import interleave
+from relation.systems.timing import STEADY_PARTS, Stopwatch, reclaim
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-
 Samples = Mapping[Launch, Sequence[float]]
 
+# `repair` runs on rows that almost no input has, and is not searched.
+SEARCHED = ("forward", "p1", "p2_info")
+
+# By bits of an input: what a program owns, what it scans a tile, and its warps. Matrix products of
+# 16 bits take 64 rows or more for every four warps; those of FP32 keep their operands in registers.
+_TILES = {
+    16: ((64, 32, 4), (64, 64, 4), (128, 64, 4), (128, 32, 8), (128, 64, 8), (128, 128, 8)),
+    32: ((16, 16, 4), (32, 16, 4), (32, 32, 4)),
+}
+_STAGES = {16: (2, 3, 4), 32: (1, 2)}
+
+# Registers of a multiprocessor, and the most and, in this search, the fewest of a thread.
+_REGISTERS = 65_536
+_MOST_REGISTERS, _FEWEST_REGISTERS = 255, 128
+_MOST_SPILLED = 256
+
+# Each process that compiles holds a CUDA context, half a GiB of the GPU's memory.
+_MOST_WORKERS = 16
 # A launch that is slower in short rounds is not tried under a steady load.
 _CONTENDS = 1.25
+_TRANSPORT_SELF = True
+
+
+def register_caps(warps: int) -> Iterator[int]:
+    """Caps on a thread's registers that each let one more program share a multiprocessor."""
+    programs = 1
+    while True:
+        # The hardware hands registers to a warp in units of 8 a thread.
+        cap = _REGISTERS // (32 * warps * programs) // 8 * 8
+        if cap < _FEWEST_REGISTERS:
+            return
+        if cap < _MOST_REGISTERS:
+            yield cap
+        programs += 1
+
+
+def candidates(name: str, bits: int) -> list[Launch]:
+    """The launches to try for a pass; their tiles divide as `Launches` demands."""
+    found = []
+    for owned, scanned, warps in _TILES[bits]:
+        block_i, block_j = (scanned, owned) if name == "p2_info" else (owned, scanned)
+        for stages in _STAGES[bits]:
+            for registers in (None, *register_caps(warps)):
+                found.append(Launch(block_i, block_j, warps, stages, registers))
+    return found
+
+
+def why_unfit(name: str, launches: Launches, architecture: str) -> str | None:
+    """Why a pass of an entry is not worth timing, from compiling it for `architecture`, or None.
+
+    It is compiled with the masks of a ragged T and, for 16 bits, as BF16: through descriptors where
+    contiguous inputs are. Raises TritonError where it does not compile.
+    """
+    dtype = torch.bfloat16 if launches.bits == 16 else torch.float32
+    contiguous = torch.empty((1, 1, 16, launches.widest), dtype=dtype)
+    described = name != "repair" and are_describable(launches, contiguous)
+    found = pass_resources(name, architecture, launches, described)
+    if found.shared > SHARED_MEMORY[architecture]:
+        return "needs more shared memory than there is"
+    if found.stack > _MOST_SPILLED:
+        return f"spills more than {_MOST_SPILLED} bytes a thread"
+    return None
+
+
+def _coordinates(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
+    return inputs["p1"], inputs["p2"], inputs["info"]
+
+
+def _forward(inputs: Inputs, launches: Launches) -> tuple[Tensor, Tensor, Tensor]:
+    given = (*_coordinates(inputs), inputs["lam"], ModelConfig.tau, _TRANSPORT_SELF)
+    return launch_forward(*given, launches)
+
+
+def _backward(
+    inputs: Inputs, saved: tuple[Tensor, Tensor, Tensor], launches: Launches
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    given = (inputs["dy"], *_coordinates(inputs), *saved, ModelConfig.tau, _TRANSPORT_SELF)
+    return launch_backward(*given, launches)
+
+
+def results(inputs: Inputs, launches: Launches) -> tuple[Tensor, ...]:
+    """Y and the gradients of p1, p2, info and lam of inputs as the benchmark `flash` draws them."""
+    saved = _forward(inputs, launches)
+    return saved[0], *_backward(inputs, saved, launches)
+
+
+class Passes:
+    """The forward and the backward on copies of one shape's inputs, taken in turn.
+
+    The backward reads what the `shipped` forward left.
+    """
+
+    def __init__(self, copies: Sequence[Inputs], shipped: Launches):
+        self._copies = [(inputs, _forward(inputs, shipped)) for inputs in copies]
+
+    def call(self, name: str, launches: Launches) -> Callable[[], None]:
+        """What is timed for a pass: the forward, or for "p1" and "p2_info" the whole backward."""
+        turn = itertools.cycle(self._copies)
+
+        def forward() -> None:
+            inputs, _ = next(turn)
+            _forward(inputs, launches)
+
+        def backward() -> None:
+            _backward(*next(turn), launches)
+
+        return forward if name == "forward" else backward
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a search is for: one shape, and the entry that serves it so far."""
+
+    shape: Shape
+    dtype: torch.dtype
+    device: torch.device
+    shipped: Launches
+
+    def entry(self, name: str, launch: Launch) -> Launches:
+        """The shipped entry with one pass replaced."""
+        return replace(self.shipped, **{name: launch})
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A launch for one pass of a target."""
+
+    target: Target
+    name: str
+    launch: Launch
+
+
+def prepare(candidate: Candidate) -> str | None:
+    """Compile a candidate as its timing will find it in Triton's cache; why it is out, or None.
+
+    It runs once on one sequence: Triton compiles for strides, not for the batch.
+    """
+    target, name = candidate.target, candidate.name
+    entry, device = target.entry(name, candidate.launch), target.device
+    torch.cuda.set_device(device)
+    try:
+        # Triton prints the whole program that its assembler refuses.
+        with contextlib.redirect_stdout(io.StringIO()):
+            reason = why_unfit(name, entry, architecture(device))
+            if reason is None:
+                generator = torch.Generator(device).manual_seed(0)
+                inputs = draw(replace(target.shape, batch=1), target.dtype, device, generator)
+                Passes([inputs], entry).call(name, entry)()
+                torch.cuda.synchronize(device)
+    except TritonError as error:
+        return f"refused by Triton ({type(error).__name__})"
+    except RuntimeError as error:
+        if "PassManager::run failed" not in str(error):
+            raise
+        return "refused by Triton (PassManager)"
+    return reason
+
+
+def prepare_all(
+    jobs: Sequence[Candidate],
+    note: Callable[[Candidate], None],
+    work: Callable[[Candidate], str | None] = prepare,
+) -> dict[Candidate, str | None]:
+    """What `work` returns for every job, from as many processes as there are cores, at most 16.
+
+    `note` is called as each is done. Raises RunError where a process dies, and what a job raises.
+    """
+    found = {}
+    workers = min(_MOST_WORKERS, len(os.sched_getaffinity(0)), len(jobs))
+    # A forked process cannot use a GPU that its parent has used.
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=spawn) as pool:
+        waiting = {pool.submit(work, job): job for job in jobs}
+        try:
+            for future in as_completed(waiting):
+                found[waiting[future]] = future.result()
+                note(waiting[future])
+        except BrokenProcessPool:
+            raise RunError(
+                f"a process that compiles launches died after {len(found)} of {len(jobs)}; look "
+                "for the reason in the system's log, or search fewer with --scales"
+            ) from None
+        finally:
+            pool.shutdown(cancel_futures=True)
+    return {job: found[job] for job in jobs}
 
 
 @dataclass(frozen=True)
@@ -148,7 +344,7 @@ def tune(campaign: Campaign, precision: str, repeats: int, steady: float | None 
     shapes, left_out = widest_work(micro_batch_shapes(campaign))
     with claim("cuda") as device:
         targets = [_target(shape, DTYPES[precision], device) for shape in shapes]
-        rankings = _search(targets, repeats, steady)
+        rankings = search_launches(targets, repeats, steady)
         return Found(describe(device), architecture(device), precision, targets, rankings, left_out)
 
 
@@ -157,9 +353,12 @@ def _target(shape: Shape, dtype: torch.dtype, device: torch.device) -> Target:
     return Target(shape, dtype, device, replace(shipped, widest=shape.width))
 
 
-def _search(targets: Sequence[Target], repeats: int, steady: float | None = None) -> list[Ranking]:
+def search_launches(
+    targets: Sequence[Target], repeats: int, steady: float | None = None
+) -> list[Ranking]:
+    """A ranking of every searched pass of each target; the numbers are as in `tune`."""
     jobs = [
-        Job(target, name, launch)
+        Candidate(target, name, launch)
         for target in targets
         for name in SEARCHED
         for launch in candidates(name, target.shipped.bits)
@@ -178,14 +377,16 @@ def _search(targets: Sequence[Target], repeats: int, steady: float | None = None
                     for job, reason in reasons.items()
                     if (job.target, job.name) == (target, name)
                 }
-                rankings.append(_rank(target, name, prepared, passes, stopwatch, repeats, steady))
+                rankings.append(
+                    time_and_rank(target, name, prepared, passes, stopwatch, repeats, steady)
+                )
                 progress.advance(len(prepared), f"{target.shape.scale} {name} timed")
             del inputs, passes
             reclaim()
     return rankings
 
 
-def _rank(
+def time_and_rank(
     target: Target,
     name: str,
     prepared: Mapping[Launch, str | None],

@@ -1,23 +1,49 @@
-"""Timing single calls, and asking several sides in turns."""
+"""Timing single calls on one device, apart from what the host and the caches add."""
 
+import gc
 import itertools
 import math
-import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
-from relation.systems.throughput import mark, seconds_between, synchronize
-
 Call = Callable[[], object]
 
 WARM_CALLS = 3
-WARM_ROUNDS = 2
 STEADY_PARTS = 10
 _SHORTEST_SECONDS = 2e-4
 _CPU_CACHE_BYTES = 32 * 2**20
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def mark(device: torch.device) -> torch.cuda.Event | float:
+    """The moment at which the device has done what it was given; a GPU tells it later."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def seconds_between(first: torch.cuda.Event | float, last: torch.cuda.Event | float) -> float:
+    """Seconds between two marks of one device, which has been waited for."""
+    if isinstance(first, float):
+        return last - first
+    return first.elapsed_time(last) / 1e3
+
+
+def reclaim() -> None:
+    """Give the memory of deleted tensors back to the device."""
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 def cache_bytes(device: torch.device) -> int:
@@ -28,7 +54,7 @@ def cache_bytes(device: torch.device) -> int:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Repeats:
     """How one call is timed: `calls` in a row, after `fills` writes that keep the GPU busy."""
 
     calls: int
@@ -39,8 +65,8 @@ class Stopwatch:
     """Seconds that single calls take on one device.
 
     On a GPU they lie between CUDA events, and the calls are launched while the GPU still writes a
-    buffer four times its L2 cache. So the host's launches are not part of the time, and nothing
-    that an earlier call left in the cache is there.
+    buffer four times its L2 cache. So the time holds none of the host's launches, and the cache
+    holds nothing of an earlier call.
     """
 
     def __init__(self, device: torch.device):
@@ -58,7 +84,7 @@ class Stopwatch:
         end.synchronize()
         return start.elapsed_time(end) / 1e3
 
-    def plan(self, call: Call) -> Plan:
+    def plan(self, call: Call) -> Repeats:
         """Warm a call up, so that it is compiled, and see how it must be timed.
 
         A call under 0.2 ms is timed several in a row.
@@ -71,26 +97,26 @@ class Stopwatch:
         launched = time.perf_counter() - began
         synchronize(self.device)
         if self.device.type != "cuda":
-            return Plan(math.ceil(_SHORTEST_SECONDS / launched), 0)
+            return Repeats(math.ceil(_SHORTEST_SECONDS / launched), 0)
         # Twice the launching time: the host is not equally fast every time.
-        once = self.seconds(call, Plan(1, math.ceil(2 * launched / self._fill_seconds)))
+        once = self.seconds(call, Repeats(1, math.ceil(2 * launched / self._fill_seconds)))
         calls = math.ceil(_SHORTEST_SECONDS / once)
-        return Plan(calls, math.ceil(2 * calls * launched / self._fill_seconds))
+        return Repeats(calls, math.ceil(2 * calls * launched / self._fill_seconds))
 
-    def seconds(self, call: Call, plan: Plan) -> float:
-        """Seconds of one call, the mean of `plan.calls` in a row."""
+    def seconds(self, call: Call, repeats: Repeats) -> float:
+        """Seconds of one call, the mean of `repeats.calls` in a row."""
 
         def calls() -> None:
-            for _ in range(plan.calls):
+            for _ in range(repeats.calls):
                 call()
 
         if self.device.type == "cuda":
-            for _ in range(plan.fills):
+            for _ in range(repeats.fills):
                 self._buffer.zero_()
-            return self._between_events(calls) / plan.calls
+            return self._between_events(calls) / repeats.calls
         began = time.perf_counter()
         calls()
-        return (time.perf_counter() - began) / plan.calls
+        return (time.perf_counter() - began) / repeats.calls
 
     def steady(self, call: Call, seconds: float) -> list[float]:
         """Seconds of one call in each of STEADY_PARTS parts of a load without a pause.
@@ -98,7 +124,7 @@ class Stopwatch:
         The load lasts about `seconds`, and the parts are its second half: by then a GPU has come to
         the clock that its power cap leaves it, as in training, where single calls run faster.
         """
-        once = self.seconds(call, Plan(1, 0))
+        once = self.seconds(call, Repeats(1, 0))
         calls = math.ceil(seconds / (2 * STEADY_PARTS * once))
         marks = [mark(self.device)]
         for _ in range(2 * STEADY_PARTS):
@@ -110,26 +136,23 @@ class Stopwatch:
         return [seconds_between(start, end) / calls for start, end in parts]
 
 
-def interleave(
-    sides: Mapping[str, Callable[[], float | None]], rounds: int, warm_rounds: int = WARM_ROUNDS
-) -> dict[str, list[float]]:
-    """What every side returns in each of `rounds` rounds, by name.
+class TimedCalls:
+    """Part of a measurement: calls by measure, each timed as its first round finds it must be."""
 
-    A round asks each side once, in an order drawn anew, so that a drift of the clocks meets all
-    alike; `warm_rounds` before them do not count. A side that runs out of memory or returns None is
-    asked no more, and its list is shorter than `rounds`.
-    """
-    order, drawn = list(sides), random.Random(0)
-    found: dict[str, list[float]] = {name: [] for name in sides}
-    for number in range(warm_rounds + rounds):
-        drawn.shuffle(order)
-        for name in list(order):
-            try:
-                value = sides[name]()
-            except torch.OutOfMemoryError:
-                value = None
-            if value is None:
-                order.remove(name)
-            elif number >= warm_rounds:
-                found[name].append(value)
-    return found
+    def begin(self, device: torch.device) -> None:
+        """Make the stopwatch, in the process that measures."""
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        self._stopwatch = Stopwatch(device)
+        self._repeats: dict[str, Repeats] = {}
+        self.calls: dict[str, Call] = {}
+
+    def seconds(self, measure: str) -> float:
+        """Seconds of one call."""
+        call = self.calls[measure]
+        if measure not in self._repeats:
+            self._repeats[measure] = self._stopwatch.plan(call)
+        return self._stopwatch.seconds(call, self._repeats[measure])
+
+    def proof(self) -> dict:
+        return {}
