@@ -65,14 +65,14 @@ def _measured(row: pd.Series, statistic: Statistic) -> str:
     return f"{amount(row['mean'], statistic, unit=True)} [{beside}]"
 
 
-def _tested(row: pd.Series) -> str:
-    """Whether a contrast is established, with its p."""
+def _tested(row: pd.Series, where: str = "") -> str:
+    """Whether a contrast is established, with its p; where: of several, which."""
     if pd.isna(row["p"]):
-        return "not tested, as no reading has two pairs"
+        return f"not tested{where}, as no reading has two pairs that differ"
     holm = f"p {probability(row['p_holm'])} after Holm’s correction"
     if row["told_apart"]:
-        return f"established ({holm})"
-    return f"not established ({holm}, p {probability(row['p'])} before)"
+        return f"established{where} ({holm})"
+    return f"not established{where} ({holm}, p {probability(row['p'])} without)"
 
 
 def _moved(found: Study) -> dict[str, list[tuple[str, pd.Series]]]:
@@ -143,8 +143,8 @@ def _first_layer(found: Study) -> list[str]:
         return []
     unscaled, scaled = (_measured(row, FIRST_LAYER) for row in both)
     told = [
-        f"{_lead(both[1])} With sd 0.02 for every matrix, layer 0’s Self flow is {unscaled}; with "
-        f"{DIVIDED}, it is {scaled}. The paper prints "
+        f"{_lead(both[1])} With sd 0.02 for every matrix, layer 0’s Self flow, the share that a "
+        f"token keeps for itself, is {unscaled}. With {DIVIDED}, it is {scaled}. The paper prints "
         f"{amount(FIRST_LAYER.paper, FIRST_LAYER, unit=True)}. The difference between the two is "
         f"{_tested(both[1])}."
     ]
@@ -201,8 +201,8 @@ def _rates(found: Study) -> list[str]:
     return [
         f"At {rate} the difference changes its sign: it is "
         f"{listed(f'{_measured(row, LOSS)} {residual}' for residual, row in turned)}. Compared "
-        "with the paper’s rate, the change is "
-        f"{listed(f'{_tested(row)} {residual}' for residual, row in turned)}."
+        "with the paper’s rate, this is "
+        f"{listed(_tested(row, f' {residual}') for residual, row in turned)}."
         for rate, turned in _sign_turns(found).items()
     ]
 
