@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -30,6 +30,19 @@ CHOICES = {
     "sd-torch": (-0.06, 0.02), "sd-rsqrt-d": (0.05, -0.01), "sd-small": (-0.01, 0.004),
     "short-books": (0.1, 0.01), "lr-half": (0.04, -0.01), "lr-twice": (-0.03, 0.01),
     "embedding-times-sqrt-d": (0.02, 0.03), "adam-eps": (0.001, 0.001),
+}  # fmt: skip
+
+
+# At the end of training, by residual scale: lambda and Self flow of layer 0.
+ENDS = {"unscaled": (0.92, 0.37), "scaled": (0.46, 0.05)}
+# What no test asks of a run.
+RUN = {
+    "scale": "10M", "parameters": 10_425_216, "validation_tokens": 1000,
+    "unigram_entropy": 6.0, "trained_tokens": BUDGET, "updates": 400, "epochs": 0.5,
+    "seconds": 60.0, "tokens_per_second": 1e6, "peak_memory_gib": 9.5,
+    "backend": "cudnn", "code_hash": "c" * 64, "golden_hash": "9" * 64,
+    "corpus_sha256": "5" * 64, "commit": "c0ffee" * 6, "torch": "2.13.0",
+    "device": "NVIDIA H200", "created": "2026-01-01T00:00:00+00:00",
 }  # fmt: skip
 
 
@@ -75,25 +88,16 @@ def invented(given: Invented | None = None) -> ReadingRecords:
             ablations={"no-count": 0.04, "exchange-only": 0.02} if name in BASES else {},
         )
     frames = make_frames({name: planted[name] for name in names})
-    lift = frames.runs["reading"].map(mha) - 2.0
-    runs = frames.runs.assign(final_nll=frames.runs["final_nll"] + lift)
-    losses = frames.losses.merge(runs[["reading"]].drop_duplicates(), on="reading")
-    losses = losses.assign(loss=losses["loss"] + losses["reading"].map(mha) - 2.0)
-    about = {
-        "scale": "10M", "parameters": 10_425_216, "validation_tokens": 1000,
-        "unigram_entropy": 6.0, "trained_tokens": BUDGET, "updates": 400, "epochs": 0.5,
-        "seconds": 60.0, "tokens_per_second": 1e6, "peak_memory_gib": 9.5,
-        "backend": "cudnn", "code_hash": "c" * 64, "golden_hash": "9" * 64,
-        "corpus_sha256": "5" * 64, "commit": "c0ffee" * 6, "torch": "2.13.0",
-        "device": "NVIDIA H200", "created": "2026-01-01T00:00:00+00:00",
-    }  # fmt: skip
-    runs = runs.assign(**about)
-    runs["order_hash"] = [f"{seed:x}" * 16 for seed in runs["seed"]]
-    runs["init_hash"] = runs["order_hash"]
-    runs["config_hash"] = [f"{abs(hash_of(row)):064x}" for row in runs.itertuples()]
-    probes = pd.concat([_looks(row, planted) for row in runs.itertuples()], ignore_index=True)
-    planned = sum(len(p.seeds) * (2 + len(p.ablations)) for p in planted.values())
-    gone = [
+    # The frames have every MHA end at 2.0.
+    lift = {name: value - 2.0 for name, value in mha.items()}
+    losses = frames.losses.assign(loss=frames.losses["loss"] + frames.losses["reading"].map(lift))
+    runs = frames.runs.assign(
+        final_nll=frames.runs["final_nll"] + frames.runs["reading"].map(lift), **RUN
+    )
+    runs["order_hash"] = runs["init_hash"] = [f"{seed:x}" * 16 for seed in runs["seed"]]
+    runs["config_hash"] = runs["reading"] + runs["variant"] + runs["seed"].astype(str)
+    probes = pd.DataFrame([look for run in runs.itertuples() for look in _looks(run)])
+    absent = [
         f"{name}/{variant}/{seed}"
         for name, plan in planted.items()
         if name not in names
@@ -104,35 +108,34 @@ def invented(given: Invented | None = None) -> ReadingRecords:
     return ReadingRecords(
         described=readings,
         **{kind: rows[LAYOUTS[kind].names] for kind, rows in kinds.items()},
-        planned=planned,
+        planned=len(runs) + len(absent),
         there=len(runs),
-        absent=tuple(gone),
+        absent=tuple(absent),
         sources=FILES,
     )
 
 
-def hash_of(row) -> int:
-    """A number that is the same for a run in every process."""
-    return int.from_bytes(f"{row.reading}{row.variant}{row.seed}".encode()[:30], "big")
-
-
-def _looks(run, planted: Mapping[str, Planted]) -> pd.DataFrame:
-    """Validation NLL, lambda, Self flow and rank of two layers at LOOKS parts of the budget."""
-    rows = []
-    residual = run.reading.partition("-")[0]
-    end = {"unscaled": (0.92, 0.37), "scaled": (0.46, 0.05)}[residual]
+def _looks(run) -> Iterator[dict]:
+    """Validation NLL, lambda and Self flow of two layers at LOOKS parts of the budget."""
+    lam, self_flow = ENDS[run.reading.partition("-")[0]]
     for look in range(LOOKS + 1):
         part = look / LOOKS
         key = {"reading": run.reading, "variant": run.variant, "seed": run.seed}
         key |= {"update": 40 * look, "tokens": 400 * look, "layer": None, "part": None}
+        yield key | {
+            "metric": "validation_nll", "value": run.final_nll + 4 * math.exp(-6 * part),
+        }  # fmt: skip
         rise = 1 - math.exp(-4 * part)
-        rows.append(
-            key | {"metric": "validation_nll", "value": run.final_nll + 4 * math.exp(-6 * part)}
-        )
         for layer in (0, 1):
-            of_layer = key | {"layer": layer}
-            shown = {"self_flow": 0.02 + (end[1] if layer == 0 else 0.01) * rise}
+            shown = {"self_flow": 0.02 + (0.01 if layer else self_flow) * rise}
             if run.variant == "full":
-                shown["lambda"] = 0.5 + (end[0] - 0.5) * rise / (1 + layer)
-            rows += [of_layer | {"metric": name, "value": value} for name, value in shown.items()]
-    return pd.DataFrame(rows)
+                shown["lambda"] = 0.5 + (lam - 0.5) * rise / (1 + layer)
+            for name, value in shown.items():
+                yield key | {"layer": layer, "metric": name, "value": value}
+
+
+# One reading's answer turns: Relation loses clearly under it, and wins under all others.
+TURNED = Invented(
+    seeds={reading["name"]: (142, 143, 144) for reading in described()},
+    delta={reading["name"]: -0.065 for reading in described()} | {"scaled-adam-eps": 0.065},
+)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter, itemgetter
 from typing import Any
 
 from report.numbers import DASH
 from report.readings.rule import LEAST_SHARE, VALUES
-from report.readings.values import BY_NAME, INTERVALS, Statistic
+from report.readings.values import BY_NAME, Statistic
 from report.readings.words import PREFIX, amount, heading, interval, probability, title
 
 Row = Mapping[str, Any]
@@ -23,7 +24,6 @@ ANSWERS = {
     (False, False): ("(✗)", "open", "does not hold, not established"),
     (False, None): ("✗", "open", "does not hold, no interval"),
 }
-_SURE = (True, False, None)
 NO_ANSWER = ("·", "open", "no direction in the paper")
 # Figures of the document; the page has all.
 ON_PAPER = ("final-nll", "advantage", "learning-rate", "l0-self-more", "validation")
@@ -40,12 +40,18 @@ class Value:
     text: str
     interval: str
     n: int
-    answer: tuple[str, str, str]
+    holds: bool | None
+    established: bool | None
     inside: bool | None
     difference: str
     holm: str
     against: str
     turns: bool
+
+    @property
+    def answer(self) -> tuple[str, str, str]:
+        """Whether the paper's direction holds, as a sign with its colour and words."""
+        return ANSWERS.get((self.holds, self.established), NO_ANSWER)
 
 
 @dataclass(frozen=True)
@@ -62,30 +68,27 @@ class Curve:
     values: tuple[Value, ...]
 
     @property
-    def proper(self) -> list[Value]:
-        """The values of the readings proper, those beside left out."""
-        return [value for value in self.values if not value.beside]
-
-    @property
     def base(self) -> Value | None:
         """The value that the others are compared with."""
         return next((value for value in self.values if value.against == "the base"), None)
 
     @property
+    def _answered(self) -> list[Value]:
+        """The readings proper for which the paper has a direction, those beside left out."""
+        return [v for v in self.values if not v.beside and v.holds is not None]
+
+    @property
     def holding(self) -> str:
         """In how many readings the paper's direction holds; a dash where it has none."""
-        asked = [value.answer for value in self.proper if value.answer != NO_ANSWER]
-        holds = [answer for answer in asked if answer in (ANSWERS[True, e] for e in _SURE)]
-        return f"{len(holds)} of {len(asked)}" if asked else DASH
+        asked = self._answered
+        return f"{sum(v.holds for v in asked)} of {len(asked)}" if asked else DASH
 
     @property
     def established(self) -> str:
         """In how many of them it is established, and against it; a dash without intervals."""
-        answers = [value.answer for value in self.proper]
-        if not any(answer in (ANSWERS[h, e] for h in (True, False) for e in (True, False))
-                   for answer in answers):  # fmt: skip
-            return DASH
-        return f"{answers.count(ANSWERS[True, True])}, {answers.count(ANSWERS[False, True])}"
+        tested = [v for v in self._answered if v.established is not None]
+        sure = [v.holds for v in tested if v.established]
+        return f"{sum(sure)}, {len(sure) - sum(sure)}" if tested else DASH
 
 
 @dataclass(frozen=True)
@@ -119,32 +122,27 @@ class Readings:
     def __bool__(self) -> bool:
         return bool(self.curves)
 
+    def _by_reading(self, curves: Iterable[Curve]) -> list[tuple[Row, list[Value | None]]]:
+        """The readings that have a value on some of these curves, those beside last."""
+        found = [{value.reading: value for value in curve.values} for curve in curves]
+        ordered = sorted(self.readings, key=itemgetter("beside"))
+        rows = [(r, [values.get(r["reading"]) for values in found]) for r in ordered]
+        return [(reading, values) for reading, values in rows if any(values)]
+
     @property
     def matrix(self) -> list[list[tuple[Row, list[Value | None]]]]:
         """A row a reading with a value, a column a statistic, in the order of ``curves``.
 
         The readings by residual scale, then those beside.
         """
-        curves = [curve for group in self.curves.values() for curve in group]
-        by_name = [{value.reading: value for value in curve.values} for curve in curves]
-        groups: dict[str, list[tuple[Row, list[Value | None]]]] = {}
-        for reading in sorted(self.readings, key=lambda r: r["beside"]):
-            values = [found.get(reading["reading"]) for found in by_name]
-            if any(values):
-                group = "beside" if reading["beside"] else reading["residual"]
-                groups.setdefault(group, []).append((reading, values))
+        rows = self._by_reading(curve for group in self.curves.values() for curve in group)
+        groups = grouped(rows, lambda r: "beside" if r[0]["beside"] else r[0]["residual"])
         return list(groups.values())
 
     @property
     def logged(self) -> list[tuple[Row, list[Value | None]]]:
         """Tokens spared by reading, a column an interval of logging."""
-        names = [f"spared-every-{every}" for every in INTERVALS]
-        curves = {curve.name: curve for curve in self.curves.get(3, ())}
-        found = [
-            {v.reading: v for v in curves[name].values} if name in curves else {} for name in names
-        ]
-        rows = [(r, [values.get(r["reading"]) for values in found]) for r in self.readings]
-        return [(reading, values) for reading, values in rows if any(values)]
+        return self._by_reading(self.curves.get(3, ()))
 
     @property
     def deviations(self) -> list[str]:
@@ -178,6 +176,14 @@ def run_names(rows: Iterable[Row]) -> set[str]:
     return {f"{row['reading']}/{row['variant']}/{row['seed']}" for row in rows}
 
 
+def grouped(rows: Iterable, key: Callable) -> dict:
+    """Rows by key, both in the order in which they come."""
+    groups: dict = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return groups
+
+
 def read_readings(
     values: Iterable[Row],
     choice: Sequence[Row],
@@ -187,32 +193,20 @@ def read_readings(
 ) -> Readings:
     """Lay out the rows of readings.parquet and its three companions, with the figures."""
     drawn = {figure["name"]: figure for figure in figures if is_of_readings(figure)}
-    sentences: dict[str, list[str]] = {}
-    of_statistic, turns = {}, {}
-    for row in said:
-        sentences.setdefault(row["place"], []).append(row["text"])
-        if row["place"] == "statistic":
-            of_statistic[row["statistic"]] = row["text"]
-        elif row["place"] == "turns":
-            turns[row["claim"]] = row["text"]
+    places = grouped(said, itemgetter("place"))
+    of_statistic = {row["statistic"]: row["text"] for row in places.get("statistic", ())}
     beside = {row["reading"]: row["beside"] for row in choice}
-    grouped: dict[str, list[Row]] = {}
-    for row in values:
-        grouped.setdefault(row["statistic"], []).append(row)
-    curves: dict[int | None, list[Curve]] = {}
-    for name, rows in grouped.items():
-        curve = _curve(BY_NAME[name], rows, beside, of_statistic[name], drawn.get(PREFIX + name))
-        curves.setdefault(curve.claim, []).append(curve)
-    by_reading: dict[str, list[Row]] = {}
-    for row in runs:
-        by_reading.setdefault(row["reading"], []).append(row)
+    curves = [
+        _curve(BY_NAME[name], rows, beside, of_statistic[name], drawn.get(PREFIX + name))
+        for name, rows in grouped(values, itemgetter("statistic")).items()
+    ]
     return Readings(
-        said=sentences,
-        turns=turns,
-        curves=curves,
+        said={place: [row["text"] for row in rows] for place, rows in places.items()},
+        turns={row["claim"]: row["text"] for row in places.get("turns", ())},
+        curves=grouped(curves, attrgetter("claim")),
         readings=choice,
         nearest=sorted(choice, key=lambda r: math.inf if r["distance"] is None else r["distance"]),
-        runs=by_reading,
+        runs=grouped(runs, itemgetter("reading")),
         figures=drawn,
     )
 
@@ -234,7 +228,7 @@ def _curve(
         figure=figure,
         values=tuple(
             _value(statistic, row, beside[row["reading"]])
-            for row in sorted(rows, key=lambda row: row["mean"])
+            for row in sorted(rows, key=itemgetter("mean"))
         ),
     )
 
@@ -255,7 +249,8 @@ def _value(statistic: Statistic, row: Row, beside: bool) -> Value:
         text=amount(row["mean"], statistic),
         interval=interval(row["low"], row["high"], statistic),
         n=row["n"],
-        answer=ANSWERS.get((row["holds"], row["established"]), NO_ANSWER),
+        holds=row["holds"],
+        established=row["established"],
         inside=row["paper_inside"],
         difference=_difference(statistic, row),
         holm="" if row["p_holm"] is None else probability(row["p_holm"]),

@@ -278,10 +278,8 @@ def choose(
         left = _required(readings, distances, {*calibration(diagnoses).index, *given_up})
         if left:
             told = f"choose {reading}" if answer == "chosen" else f"answer {answer!r}"
-            reason = (
-                f"{len(left)} pairs that it waits for are not there yet. On those that are there "
-                f"it would {told}: {reason}"
-            )
+            pairs = "1 pair is" if len(left) == 1 else f"{len(left)} pairs are"
+            reason = f"{pairs} missing. On the pairs that have run it would {told}: {reason}"
             answer, reading = "unfinished", None
     terms = pd.DataFrame(
         [
@@ -329,12 +327,20 @@ def _answer(
         return "texts disagree", None, reason
     tied = _tied(distances)
     best = tied.iloc[0]
-    said = f"{best['reading']} is nearest (distance {best['distance']:.1f}, bound {bound:.1f})"
+    said = (
+        f"{best['reading']} is nearest to the paper "
+        f"(distance {best['distance']:.1f}, bound {bound:.1f})"
+    )
     if best["distance"] > bound:
-        return "not identified", None, f"{said}: no reading is near the paper."
+        return "not identified", None, f"{said}, and so none is near."
     chosen = tied.sort_values(["adds", "distance"], kind="stable").iloc[0]
-    others = ", ".join(f"{r.reading} ({r.nearer:.0%}, n = {r.n})" for r in tied[1:].itertuples())
-    reason = f"{said}; not told from it (share of draws nearer): {others or 'none'}."
+    others = ", ".join(
+        f"{r.reading} (nearer in {r.nearer:.0%} of the draws, n = {r.n})"
+        for r in tied[1:].itertuples()
+    )
+    reason = f"{said}; " + (
+        f"not told from it: {others}." if others else "every other candidate is farther."
+    )
     if chosen["reading"] != best["reading"]:
         reason += f" Of these {chosen['reading']} adds fewest statements ({chosen['adds']})."
     return "chosen", chosen["reading"], reason

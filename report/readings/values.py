@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -57,70 +58,62 @@ class Statistic:
         return bool(value > self.bound or (self.side == "at least" and value == self.bound))
 
 
-def _printed(label: str, row: str, column: str, statistic: str = "value") -> float:
+def _cell(label: str, column: str, row: str = SCALE, statistic: str = "value") -> float:
+    """A value that the paper prints, in the records' units."""
     found = paper_seeds.printed(label, row, column, statistic)
     return found.number * UNIT_SCALE[found.unit]
 
 
-def _less(label: str, column: str) -> float:
-    """The paper's Relation - MHA."""
-    return _printed(label, SCALE, f"{column}.full") - _printed(label, SCALE, f"{column}.mha")
-
-
-def _won() -> float:
-    """The paper's share of pairs that Relation wins."""
-    deltas = [_printed("app-nll", f"{SCALE}/{seed}", "delta") for seed in SEEDS]
-    return sum(delta < 0 for delta in deltas) / len(deltas)
-
-
-def _anchor() -> float:
-    label = "app-structural-layerwise"
-    first, *later = (_printed(label, f"{SCALE}/L{layer}", "self.full") for layer in range(6))
-    return first / max(later)
+def _less(name: str, claim: int, what: str, label: str, column: str, side: str) -> Statistic:
+    """A share of Relation's less MHA's."""
+    paper = _cell(label, f"{column}.full") - _cell(label, f"{column}.mha")
+    return Statistic(name, claim, f"{what}, Relation - MHA", "%", "identity", paper, side, 0.0)
 
 
 def _statistics() -> Iterator[Statistic]:
-    nat, internal = "nat/token", "relation_internal"
-    delta = _printed("app-nll", f"{SCALE}/mean", "delta")
-    yield Statistic(
-        "final-nll", 1, "final NLL, Relation - MHA", nat, "identity", delta, "below", 0.0
-    )
+    nat, internal, layers = "nat/token", "relation_internal", "app-structural-layerwise"
+    delta = _cell("app-nll", "delta", f"{SCALE}/mean")
+    title = "final NLL, Relation - MHA"
+    yield Statistic("final-nll", 1, title, nat, "identity", delta, "below", 0.0)
+    won = [_cell("app-nll", "delta", f"{SCALE}/{seed}") < 0 for seed in SEEDS]
     # At most one loss in nine; of three pairs against three no test can tell shares apart.
     yield Statistic(
-        *("pair-won", 2, "pairs won", "%", "identity", _won(), "at least", 8 / 9), tested=False
-    )
-    spared = _printed("main-results", SCALE, "token_reduction", "mean")
+        "pair-won", 2, "pairs won", "%", "identity", sum(won) / len(won), "at least", 8 / 9,
+        tested=False,
+    )  # fmt: skip
+    spared = _cell("main-results", "token_reduction", statistic="mean")
     for every in INTERVALS:
         often = "every update" if every == 1 else f"every {every}th update"
         title = f"tokens spared to MHA's final loss, logged {often}"
-        name = f"spared-every-{every}"
-        yield Statistic(name, 3, title, "%", "identity", spared, "above", 0.0, majority=True)
+        yield Statistic(
+            f"spared-every-{every}", 3, title, "%", "identity", spared, "above", 0.0, majority=True
+        )
     for variant in RISES:
-        rise = _printed("structural-ablations", "delta", variant)
+        rise = _cell("structural-ablations", variant, "delta")
         title = f"final NLL, {variant} - Full Relation"
         yield Statistic(f"{variant}-rise", 4, title, nat, "identity", rise, "above", 0.0)
-    self_flow = _printed(internal, SCALE, "l0_self.full")
+    self_flow = _cell(internal, "l0_self.full")
     yield Statistic("l0-self", 6, "L0 Self flow", "%", "logit", self_flow)
-    more, title = _less(internal, "l0_self"), "L0 Self flow, Relation - MHA's diagonal"
-    yield Statistic("l0-self-more", 6, title, "%", "identity", more, "above", 0.0)
-    ratio = _printed(internal, SCALE, "l0_effrank.ratio")
+    more = _less("l0-self-more", 6, "L0 Self flow", internal, "l0_self", "above")
+    yield replace(more, title=f"{more.title}'s diagonal")
     title = "L0 effective rank, Relation / MHA"
+    ratio = _cell(internal, "l0_effrank.ratio")
     yield Statistic("l0-rank-ratio", 7, title, "x", "log", ratio, "above", 1.0)
-    second, largest = _printed(internal, SCALE, "l1_self.full"), LARGEST_L1_SELF / 100
+    second, largest = _cell(internal, "l1_self.full"), LARGEST_L1_SELF / 100
     yield Statistic("l1-self", 8, "L1 Self flow", "%", "logit", second, "below", largest)
-    deep, least = _printed(internal, SCALE, "l2_exchange.full"), least_exchange() / 100
+    deep, least = _cell(internal, "l2_exchange.full"), least_exchange() / 100
     title = "Exchange flow from L2 on"
     yield Statistic("l2-exchange", 9, title, "%", "logit", deep, "at least", least)
     for column in DISTANCES:
-        tokens, more = column.removeprefix("beyond_"), _less(internal, column)
-        title = f"historical mass beyond {tokens}, Relation - MHA"
-        yield Statistic(f"beyond-{tokens}", 10, title, "%", "identity", more, "above", 0.0)
+        tokens = column.removeprefix("beyond_")
+        what = f"historical mass beyond {tokens}"
+        yield _less(f"beyond-{tokens}", 10, what, internal, column, "above")
     for k, side in ((1, "below"), (32, "above")):
-        more = _less("app-structural-sink-profile", f"sink_{k}")
-        title = f"historical mass on the first {k}, Relation - MHA"
-        yield Statistic(f"sink-{k}", 11, title, "%", "identity", more, side, 0.0)
+        what = f"historical mass on the first {k}"
+        yield _less(f"sink-{k}", 11, what, "app-structural-sink-profile", f"sink_{k}", side)
+    first, *later = (_cell(layers, "self.full", f"{SCALE}/L{layer}") for layer in range(6))
     title = "L0 Self flow / that of the later layer with most"
-    yield Statistic("l0-anchor", None, title, "x", "log", _anchor(), "above", 1.0)
+    yield Statistic("l0-anchor", None, title, "x", "log", first / max(later), "above", 1.0)
     yield Statistic("l0-lambda", None, "λ of L0 after training", "1", "identity", None)
 
 
@@ -173,34 +166,19 @@ def _nll_values(runs: pd.DataFrame) -> dict[str, pd.Series]:
 
 
 def _spared_values(runs: pd.DataFrame, losses: pd.DataFrame) -> dict[str, pd.Series]:
-    """Shares of the budget, for every interval of logging."""
-    logs = {key: log for key, log in losses.groupby([*_KEY, "variant"], observed=True)}
-    rows: dict[tuple[str, int], dict[str, float]] = {}
-    for key, pair in runs.groupby(_KEY):
-        if not all((*key, variant) in logs for variant in PAIRED):
+    """Shares of the budget spared to MHA's last loss, for every interval of logging."""
+    logs = dict(iter(losses.groupby([*_KEY, "variant"], observed=True)))
+    budgets = runs.pivot(index=_KEY, columns="variant", values="budget_tokens")
+    budgets = budgets.reindex(columns=list(PAIRED)).dropna()["full"]
+    found: dict[str, dict] = {f"spared-every-{every}": {} for every in INTERVALS}
+    for pair, budget in budgets.items():
+        if not all((*pair, variant) in logs for variant in PAIRED):
             continue
-        if not set(PAIRED) <= set(pair["variant"]):
-            continue
-        budget = int(pair["budget_tokens"].iloc[0])
-        rows[key] = {
-            f"spared-every-{every}": _spared(
-                *(logged(logs[*key, variant], every, WINDOW * budget) for variant in PAIRED), budget
-            )
-            for every in INTERVALS
-        }
-    names = [f"spared-every-{every}" for every in INTERVALS]
-    index = pd.MultiIndex.from_tuples(rows, names=_KEY) if rows else runs.set_index(_KEY).index[:0]
-    return dict(pd.DataFrame(list(rows.values()), index=index, columns=names).items())
-
-
-def _spared(
-    mha: tuple[np.ndarray, np.ndarray], full: tuple[np.ndarray, np.ndarray], budget: int
-) -> float:
-    """Share of the budget that Relation spares to MHA's last loss; 0 if it never reaches it.
-
-    mha, full: tokens and smoothed losses.
-    """
-    return token_crossing(mha[1][-1], *full, budget).reduction or 0.0
+        for every, shares in zip(INTERVALS, found.values(), strict=True):
+            mha, full = (logged(logs[*pair, v], every, WINDOW * budget) for v in ("mha", "full"))
+            # A pair that never reaches the loss spares nothing.
+            shares[pair] = token_crossing(mha[1][-1], *full, int(budget)).reduction or 0.0
+    return {name: pd.Series(shares, dtype=float) for name, shares in found.items()}
 
 
 def logged(log: pd.DataFrame, every: int, window: float) -> tuple[np.ndarray, np.ndarray]:
@@ -228,20 +206,19 @@ def _flow_values(diagnoses: pd.DataFrame) -> dict[str, pd.Series]:
     """Heads count-weighted at a layer, layers at a checkpoint (Appendix B.4)."""
     layers = by_layer(diagnoses.rename(columns={"reading": "scale"}))
 
-    def of(variant: str, metric: str, first: int = 0, last: int | None = None) -> pd.Series:
+    def rows(variant: str, metric: str, first: int, last: float) -> pd.DataFrame:
         kept = (layers["variant"] == variant) & (layers["metric"] == metric)
-        kept &= layers["layer"] >= first
-        if last is not None:
-            kept &= layers["layer"] <= last
-        means = by_checkpoint(layers[kept]).rename(columns={"scale": "reading"})
-        return means.set_index(_KEY)["value"]
+        return layers[kept & layers["layer"].between(first, last)]
 
-    def less(metric: str, last: int | None = None) -> pd.Series:
+    def of(variant: str, metric: str, first: int = 0, last: float = math.inf) -> pd.Series:
+        means = by_checkpoint(rows(variant, metric, first, last))
+        return means.set_index(["scale", "seed"])["value"].rename_axis(_KEY)
+
+    def less(metric: str, last: float = math.inf) -> pd.Series:
         return of("full", metric, last=last) - of("mha", metric, last=last)
 
     self_flow = of("full", "self_flow", last=0)
-    own = layers[(layers["variant"] == "full") & (layers["metric"] == "self_flow")]
-    later = own[own["layer"] > 0].rename(columns={"scale": "reading"}).groupby(_KEY)["value"].max()
+    later = rows("full", "self_flow", 1, math.inf).groupby(["scale", "seed"])["value"].max()
     return {
         "l0-self": self_flow,
         "l0-self-more": less("self_flow", last=0),
@@ -250,7 +227,7 @@ def _flow_values(diagnoses: pd.DataFrame) -> dict[str, pd.Series]:
         "l2-exchange": of("full", "exchange_flow", 2),
         **{column.replace("_", "-"): less(metric) for column, metric in DISTANCES.items()},
         **{f"sink-{k}": less(f"sink_{k}") for k in (1, 32)},
-        "l0-anchor": self_flow / later,
+        "l0-anchor": self_flow / later.rename_axis(_KEY),
     }
 
 

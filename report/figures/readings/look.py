@@ -1,34 +1,36 @@
-"""How the figures of the readings look: residual scales by colour and shape, readings by place."""
+"""How the figures of the readings look: residual scales by colour and shape, readings by line."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
+from matplotlib.figure import Figure
 
-from report.figures.drawing import NotDrawnError
-from report.style import INK, MUTED, SCALED, UNSCALED
+from report.figures.drawing import NotDrawnError, grid
+from report.readings.rule import BASE, RESIDUALS
+from report.readings.study import Described, Study, study
+from report.style import MUTED, SCALED, UNSCALED
 
 if TYPE_CHECKING:
     from relation.records import CampaignRecords
-    from relation.records.multiverse import ReadingRecords
 
-RESIDUALS = ("unscaled", "scaled")
 RESIDUAL_COLOUR = {"unscaled": UNSCALED, "scaled": SCALED}
 RESIDUAL_MARKER = {"unscaled": "o", "scaled": "s"}
 RESIDUAL_NAME = {"unscaled": "unscaled", "scaled": "scaled by 1/√(2L)"}
 BESIDE = 0.45  # how far what is beside the readings fades
 KINDS = ("runs", "losses", "probes", "diagnoses")
+LINES = f"thick the base ({BASE}), thin the other readings, dotted those beside"
 
 
-def readings_of(records: CampaignRecords) -> ReadingRecords:
-    """The readings' records. Raises NotDrawnError where the campaign has none."""
+def study_of(records: CampaignRecords) -> Study:
+    """What is computed of the readings. Raises NotDrawnError where the campaign has none."""
     if records.readings is None:
         raise NotDrawnError("this campaign has no run of a reading")
-    return records.readings
+    return study(records.readings)
 
 
 def planned(records: CampaignRecords) -> bool:
@@ -36,7 +38,7 @@ def planned(records: CampaignRecords) -> bool:
     return records.readings is not None
 
 
-def read(*kinds: str) -> Any:
+def read(*kinds: str) -> Callable[[CampaignRecords], list[pd.DataFrame]]:
     """What a drawing reads: the readings' files of these kinds, as its ``reads`` gives them."""
 
     def rows(records: CampaignRecords) -> list[pd.DataFrame]:
@@ -61,28 +63,43 @@ def marker(residual: str, established: bool = True, beside: bool = False) -> dic
     }
 
 
-def name_residuals(axes: Axes, residuals: Iterable[str], **options: Any) -> None:
-    """A legend of the residual scales."""
-    handles = [
-        Line2D([], [], **marker(residual), label=RESIDUAL_NAME[residual]) for residual in residuals
-    ]
-    axes.legend(handles=handles, handletextpad=0.2, labelcolor=INK, **options)
+def by_residual(
+    residuals: Iterable[str], rows: int, height: float, **options: Any
+) -> tuple[Figure, np.ndarray, list[str]]:
+    """A figure with a column a residual scale, its axes (rows, columns), and the scales in order.
+
+    Raises NotDrawnError where there is none.
+    """
+    there = [residual for residual in RESIDUALS if residual in set(residuals)]
+    if not there:
+        raise NotDrawnError("no pair of a reading has what is shown here")
+    figure, axes = grid(rows, len(there), height, sharey="row", **options)
+    for here, residual in zip(axes[0], there, strict=True):
+        here.set_title(RESIDUAL_NAME[residual])
+    return figure, axes, there
 
 
-def dashed(axes: Axes, value: float | None, label: str = "") -> None:
-    """The paper's value as a dashed line, named at its right end."""
-    if value is None:
-        return
-    axes.axhline(value, color=MUTED, linewidth=0.9, linestyle=(0, (4, 3)), zorder=1.5)
-    if label:
-        axes.annotate(
-            label,
-            (1, value),
-            xycoords=("axes fraction", "data"),
-            xytext=(3, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=7,
-            color=MUTED,
-            annotation_clip=False,
-        )
+def draw_lines(
+    axes: Axes, readings: Sequence[Described], residual: str, curves: Mapping[str, pd.Series]
+) -> None:
+    """The curves of one residual scale: the base thick, others thin, those beside dotted."""
+    for reading in readings:
+        if reading.residual != residual or reading.name not in curves:
+            continue
+        look = {"color": MUTED, "linewidth": 0.6, "alpha": 0.7}
+        if reading.beside:
+            look["linestyle"] = ":"
+        if reading.choice == BASE:
+            look = {"color": RESIDUAL_COLOUR[residual], "linewidth": 2.0, "zorder": 3}
+        curve = curves[reading.name]
+        axes.plot(curve.index, curve, **look)
+
+
+def dashed(row: Sequence[Axes], value: float) -> None:
+    """The paper's value as a dashed line in a row of axes, named at the right end of the last."""
+    for axes in row:
+        axes.axhline(value, color=MUTED, linewidth=0.9, linestyle=(0, (4, 3)), zorder=1.5)
+    row[-1].annotate(
+        "paper", (1, value), xycoords=("axes fraction", "data"), xytext=(3, 0),
+        textcoords="offset points", va="center", fontsize=7, color=MUTED, annotation_clip=False,
+    )  # fmt: skip
