@@ -14,6 +14,7 @@ from relation.operators.linear import (
     linear_relation,
 )
 from relation.operators.tiled import tiled_relation
+from relation.registry import Registry, tells
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,11 @@ class Backend:
     eager: bool = False
     refusal: Callable[[torch.device], str | None] = lambda device: None
 
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.operator, self.name
+
+    @tells
     def why_unavailable(self, device: torch.device) -> str | None:
         """The reason why it cannot run on `device`, or None where it can."""
         if device.type == "cuda" and not torch.cuda.is_available():
@@ -39,6 +45,7 @@ class Backend:
         return self.refusal(device)
 
 
+@tells
 def _flash_attention_refusal(device: torch.device) -> str | None:
     if device.type == "cuda" and not torch.backends.cuda.is_flash_attention_available():
         return "this PyTorch was built without FlashAttention"
@@ -47,6 +54,7 @@ def _flash_attention_refusal(device: torch.device) -> str | None:
     return None
 
 
+@tells
 def _cudnn_refusal(device: torch.device) -> str | None:
     if device.type != "cuda":
         return f"it needs a CUDA device, and this one is {device}"
@@ -66,13 +74,14 @@ def _flash_linear_relation(*args, **kwargs):
     return linear_relation(*args, **kwargs)
 
 
+@tells
 def _flash_refusal(device: torch.device) -> str | None:
     from kernels import why_unavailable
 
     return why_unavailable(device)
 
 
-_ALL = (
+BACKENDS: Registry[tuple[str, str], Backend] = Registry(
     Backend("mha", "reference", causal_attention, "materialised softmax attention", True),
     Backend(
         "mha",
@@ -97,8 +106,6 @@ _ALL = (
         refusal=_flash_refusal,
     ),
 )
-
-BACKENDS: dict[tuple[str, str], Backend] = {(b.operator, b.name): b for b in _ALL}
 
 
 def get_backend(operator: str, name: str, device: torch.device | str | None = None) -> Backend:
