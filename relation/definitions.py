@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-PACKAGES = ("relation", "kernels", "report")
-_IN_WORDS = "report"  # the package whose words are results
+_ROOTS = ("relation", "report")
+_IN_WORDS = "report"  # its words are results
 _FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 _COMPREHENSION = (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
 _SAYING = {"print", "warnings", "logging"}  # a statement that calls one of them computes nothing
@@ -35,7 +35,7 @@ _CALLED_BY: dict[str, set[str]] = {
 }
 # Methods of these are called everywhere, so a mark on a method of such a name is not heeded.
 _BUILTIN = {name for kind in (dict, list, set, str, bytes, Path) for name in dir(kind)}
-_REFERENCE = re.compile(rf"(?:{'|'.join(PACKAGES)})(?:\.\w+)+:\w+")
+_REFERENCE = re.compile(rf"(?:{'|'.join(_ROOTS)})(?:\.\w+)+:\w+")
 _KEY = re.compile(r"[\w.-]+")
 
 Reference = str  # "module:name.attribute", the module alone before an empty rest
@@ -262,7 +262,8 @@ class _Reader:
         elif not self.heard and isinstance(node, ast.keyword) and node.arg in _PROSE:
             pass
         elif (path := self._path(node)) is not None:
-            self.files.add(path.as_posix())
+            if path != self.path:
+                self.files.add(path.as_posix())
             self.text.append("(file)")
         else:
             if isinstance(node, ast.Attribute):
@@ -287,7 +288,7 @@ class _Reader:
         self.text.append(".".join(chain))
         self.words.update(chain[1:])
         reference = self._reference(chain)
-        if reference is not None and reference.split(":")[0].split(".")[0] in PACKAGES:
+        if reference is not None and reference.split(":")[0].split(".")[0] in _ROOTS:
             self.refers.add((".".join(chain), reference))
 
     def _tell_string(self, text: str) -> None:
