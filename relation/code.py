@@ -12,10 +12,10 @@ From an entry the hash follows
 - the data files that a definition opens beside itself (a TOML file's comments aside);
 - of a `Registry` the entries that a job uses, where it names those.
 
-It leaves out docstrings, comments, annotations, the words of an error, statements that print, warn
-or log, descriptions and help texts, and what is marked `@tells`. In report/ words are results, so
-there only docstrings and comments are left out. No module's name is hashed: where a definition
-stands computes nothing.
+It leaves out docstrings, comments, annotations of arguments, the words of an error, statements that
+print, warn or log, descriptions and help texts, and what is marked `@tells`. In report/ words are
+results: only docstrings and comments are left out. No module's name is hashed, as the place of a
+definition computes nothing.
 """
 
 import importlib.util
@@ -27,6 +27,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+from relation import definitions
 from relation.definitions import (
     Definition,
     Module,
@@ -75,6 +76,7 @@ def module_of(path: Path, root: Path = PROJECT) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+_READER = Path(definitions.__file__).read_text(encoding="utf-8")
 # Definitions are told apart by what they refer to, and that by what it refers to, so far.
 _DEPTH = 3
 
@@ -98,10 +100,10 @@ class Code:
         self.marks: set[str] = set()
         for module, source in self.sources.items():
             self.marks.update(*marks_in(module, source))
-        reader = self.sources["relation.definitions"]
-        self._read_by = digest_of(json.dumps([sys.version_info[:2], reader, sorted(self.marks)]))
+        self._read_by = digest_of(f"{sys.version_info[:2]} {_READER} {sorted(self.marks)}")
         self._modules: dict[str, Module] = {}
         self._bound: dict[str, dict[str, list[Definition]]] = {}
+        self._resolved: dict[Reference, list[Definition]] = {}
 
     def module(self, name: str) -> Module:
         """A module's definitions. Raises KeyError where the project has no such module."""
@@ -131,7 +133,9 @@ class Code:
     # -- resolution -------------------------------------------------------------------------------
     def resolve(self, reference: Reference) -> list[Definition]:
         """What a reference stands for, through re-exports; of a bare module, all that it has."""
-        return self._resolve(*_split(reference), ())
+        if reference not in self._resolved:
+            self._resolved[reference] = self._resolve(*_split(reference), ())
+        return self._resolved[reference]
 
     def _resolve(self, module: str, names: list[str], seen: tuple) -> list[Definition]:
         if module not in self.sources or (where := (module, *names)) in seen:
@@ -240,21 +244,17 @@ class Code:
     def hash(self, entries: Iterable[Reference], uses: frozenset[str] | None = None) -> str:
         """A hash of what `reach` finds: 16 hexadecimal digits."""
         found = self.reach(entries, uses)
-        wired = {
-            d: [(said, t) for said, reference in d.refers for t in self.resolve(reference)]
+        labels = {
+            d: digest_of(f"{d.names} {d.digest} {[self._file(path) for path in d.files]}")
             for d in found
         }
-        labels = {
-            d: digest_of(json.dumps([d.names, d.digest, [self._file(f) for f in d.files]]))
+        wired = {
+            d: [(said, t) for said, ref in d.refers for t in self.resolve(ref) if t in labels]
             for d in found
         }
         for _ in range(_DEPTH):
             labels = {
-                d: digest_of(
-                    json.dumps(
-                        [labels[d], [(said, labels[t]) for said, t in wired[d] if t in labels]]
-                    )
-                )
+                d: digest_of(labels[d] + "".join([f" {said}={labels[t]}" for said, t in wired[d]]))
                 for d in found
             }
         return digest_of("\n".join(sorted(set(labels.values()))))[:16]

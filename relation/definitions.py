@@ -8,13 +8,15 @@ import ast
 import hashlib
 import re
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 _ROOTS = ("relation", "report")
 _IN_WORDS = "report"  # its words are results
 _FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 _COMPREHENSION = (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
+_SCOPED = (*_FUNCTION, ast.ClassDef, ast.Lambda, *_COMPREHENSION)
+_NAMING = (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)
 _SAYING = {"print", "warnings", "logging"}  # a statement that calls one of them computes nothing
 _PROSE = {"description", "summary", "help"}  # keyword arguments for people
 _MARK = "tells"
@@ -76,11 +78,15 @@ class Module:
     imports: dict[str, Reference]
 
     def as_json(self) -> dict:
-        return asdict(self)
+        return {"definitions": [_values(d) for d in self.definitions], "imports": self.imports}
 
     @classmethod
     def from_json(cls, values: dict) -> "Module":
         return cls([_definition(d) for d in values["definitions"]], values["imports"])
+
+
+def _values(definition: Definition) -> dict:
+    return {**vars(definition), "parts": [_values(part) for part in definition.parts]}
 
 
 def _definition(values: dict) -> Definition:
@@ -199,17 +205,21 @@ class _Reader:
     # -- names ------------------------------------------------------------------------------------
     def _reference(self, chain: list[str]) -> Reference | None:
         """The project's thing that a name with attributes stands for, if it is one."""
-        if not chain:
+        found = self._global(chain[0]) if chain else None
+        if found is None or found.partition(":")[0].partition(".")[0] not in _ROOTS:
             return None
-        first, rest = chain[0], ".".join(chain[1:])
+        module, _, name = found.partition(":")
+        return f"{module}:{'.'.join([name, *chain[1:]] if name else chain[1:])}"
+
+    def _global(self, name: str) -> Reference | None:
+        """What a name stands for, unless it is one of the functions' around it, or Python's."""
         for names, imports in reversed(self.scopes):
-            if first in imports:
-                return _joined(imports[first], rest)
-            if first in names:
+            if name in imports:
+                return imports[name]
+            if name in names:
                 return None
-        if first in self.module.imports:
-            return _joined(self.module.imports[first], rest)
-        return _joined(f"{self.name}:{first}", rest) if first in self.bound else None
+        own = f"{self.name}:{name}" if name in self.bound else None
+        return self.module.imports.get(name, own)
 
     def _tells(self, call: ast.Call) -> bool:
         chain = _chain(call.func)
@@ -248,6 +258,7 @@ class _Reader:
         elif isinstance(node, (*_FUNCTION, ast.Lambda)):
             self._tell_function(node)
         elif isinstance(node, _COMPREHENSION):
+            self._tell(node.generators[0].iter)  # Python evaluates it outside
             self.scopes.append((set(_stored(node.generators)), {}))
             self._tell_fields(node)
             self.scopes.pop()
@@ -288,7 +299,7 @@ class _Reader:
         self.text.append(".".join(chain))
         self.words.update(chain[1:])
         reference = self._reference(chain)
-        if reference is not None and reference.split(":")[0].split(".")[0] in _ROOTS:
+        if reference is not None:
             self.refers.add((".".join(chain), reference))
 
     def _tell_string(self, text: str) -> None:
@@ -343,10 +354,6 @@ class _Reader:
             base = self._path(node.left)
             return None if base is None else base / node.right.value
         return None
-
-
-def _joined(reference: Reference, rest: str) -> Reference:
-    return reference + (rest if not rest or reference.endswith(":") else f".{rest}")
 
 
 def _bind_import(names: dict[str, Reference], node: ast.Import | ast.ImportFrom) -> None:
@@ -418,17 +425,16 @@ def _locals(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> set[st
     waiting: list[ast.AST] = list(node.body) if isinstance(node.body, list) else [node.body]
     while waiting:
         inner = waiting.pop()
-        if isinstance(inner, (*_FUNCTION, ast.ClassDef)):
-            found.add(inner.name)
-        elif isinstance(inner, _COMPREHENSION):
-            # Its own names are its own; one that `:=` binds is taken for the module's as well.
-            continue
+        if isinstance(inner, ast.Name):
+            if not isinstance(inner.ctx, ast.Load):
+                found.add(inner.id)
+        elif isinstance(inner, _SCOPED):
+            # What it binds is its own; a name that `:=` binds is taken for the module's as well.
+            found.update(_bound_by(inner))
         elif isinstance(inner, ast.Global | ast.Nonlocal):
             outer.update(inner.names)
-        elif not isinstance(inner, ast.Lambda):
-            if isinstance(inner, ast.Name) and not isinstance(inner.ctx, ast.Load):
-                found.add(inner.id)
-            elif isinstance(inner, ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and inner.name:
+        else:
+            if isinstance(inner, _NAMING) and inner.name:
                 found.add(inner.name)
             waiting.extend(ast.iter_child_nodes(inner))
     return found - outer

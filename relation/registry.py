@@ -3,7 +3,7 @@
 See `relation.code` for what it makes of them.
 """
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from typing import TypeVar
 
 Thing = TypeVar("Thing")
@@ -31,8 +31,3 @@ class Registry(dict[Key, Entry]):
         super().__init__((entry.key, entry) for entry in entries)
         if len(self) < len(entries):
             raise ValueError(f"two entries have one key: {[entry.key for entry in entries]}")
-
-
-def used(registry: str, keys: Iterable[str]) -> frozenset[str]:
-    """What `code_hash` takes for a job that uses the entries `keys`, such as "full/flash"."""
-    return frozenset(f"{registry}/{key}" for key in keys)

@@ -82,27 +82,51 @@ def _flash_refusal(device: torch.device) -> str | None:
 
 
 BACKENDS: Registry[tuple[str, str], Backend] = Registry(
-    Backend("mha", "reference", causal_attention, "materialised softmax attention", True),
+    Backend(
+        "mha", "reference", causal_attention, summary="materialised softmax attention", eager=True
+    ),
     Backend(
         "mha",
         "flash",
         flash_attention,
-        "PyTorch FlashAttention, forced",
+        summary="PyTorch FlashAttention, forced",
         refusal=_flash_attention_refusal,
     ),
-    Backend("mha", "cudnn", cudnn_attention, "cuDNN attention, forced", refusal=_cudnn_refusal),
-    Backend("full", "reference", full_relation, "materialised R and F, the definition", True),
-    Backend("full", "materialised", full_relation, "the same, compiled where the model is"),
-    Backend("full", "tiled", tiled_relation, "FlashRelation in plain PyTorch", True),
-    Backend("full", "flash", _flash_relation, "FlashRelation in Triton", refusal=_flash_refusal),
-    Backend("linear", "recurrent", linear_relation, "the direct recurrence", True),
-    Backend("linear", "expanded", expanded_linear_relation, "the sum over history, O(T^2)", True),
-    Backend("linear", "chunked", chunked_linear_relation, "chunks of matrix products", True),
+    Backend(
+        "mha", "cudnn", cudnn_attention, summary="cuDNN attention, forced", refusal=_cudnn_refusal
+    ),
+    Backend(
+        "full",
+        "reference",
+        full_relation,
+        summary="materialised R and F, the definition",
+        eager=True,
+    ),
+    Backend("full", "materialised", full_relation, summary="the same, compiled where the model is"),
+    Backend("full", "tiled", tiled_relation, summary="FlashRelation in plain PyTorch", eager=True),
+    Backend(
+        "full", "flash", _flash_relation, summary="FlashRelation in Triton", refusal=_flash_refusal
+    ),
+    Backend("linear", "recurrent", linear_relation, summary="the direct recurrence", eager=True),
+    Backend(
+        "linear",
+        "expanded",
+        expanded_linear_relation,
+        summary="the sum over history, O(T^2)",
+        eager=True,
+    ),
+    Backend(
+        "linear",
+        "chunked",
+        chunked_linear_relation,
+        summary="chunks of matrix products",
+        eager=True,
+    ),
     Backend(
         "linear",
         "flash",
         _flash_linear_relation,
-        "chunks, fused in Triton",
+        summary="chunks, fused in Triton",
         refusal=_flash_refusal,
     ),
 )
