@@ -27,7 +27,6 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from relation import definitions
 from relation.definitions import (
     Definition,
     Module,
@@ -76,7 +75,7 @@ def module_of(path: Path, root: Path = PROJECT) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-_READER = Path(definitions.__file__).read_text(encoding="utf-8")
+_READER = Path(__file__).with_name("definitions.py").read_text(encoding="utf-8")
 # Definitions are told apart by what they refer to, and that by what it refers to, so far.
 _DEPTH = 3
 
@@ -138,7 +137,9 @@ class Code:
         return self._resolved[reference]
 
     def _resolve(self, module: str, names: list[str], seen: tuple) -> list[Definition]:
-        if module not in self.sources or (where := (module, *names)) in seen:
+        if module not in self.sources:
+            return self._resolve(f"{module}.{names[0]}", names[1:], seen) if names else []
+        if (where := (module, *names)) in seen:
             return []
         imports, seen = self.module(module).imports, (*seen, where)
         if not names:  # getattr(module, name)
@@ -171,10 +172,9 @@ class Code:
 
         uses: entries of registries, as "REGISTRY/key" or the beginning of a key: of a registry that
         it names, only those count; of any other, and without `uses`, all. Raises LookupError for an
-        entry or a use that the project does not have.
+        entry point, or an entry of a registry, that there is not.
         """
         named = {use.partition("/")[0] for use in uses or ()}
-        unknown = set(uses or ())
         found: dict[Definition, None] = {}
         waiting: list[Definition] = []
         said: set[str] = set()
@@ -196,12 +196,14 @@ class Code:
                     held.setdefault(name, []).append(method)
 
         def want_entries(definition: Definition) -> None:
-            registry = definition.names[0]
-            for entry in definition.parts:
-                asked = {u for u in uses or () if f"{entry.names[0]}/".startswith(f"{u}/")}
-                unknown.difference_update(asked)
-                if asked or registry not in named:
-                    want([entry])
+            if definition.names[0] not in named:
+                want(definition.parts)
+                return
+            for use in uses or ():
+                asked = [d for d in definition.parts if f"{d.names[0]}/".startswith(f"{use}/")]
+                if not asked and use.startswith(f"{definition.names[0]}/"):
+                    raise LookupError(f"the project has no {use}")
+                want(asked)
 
         def want_module(name: str) -> None:
             package = name.rpartition(".")[0]
@@ -237,8 +239,6 @@ class Code:
                 if d.attached is not None and d.attached in definition.names
             )
             want_module(definition.module)
-        if unknown:
-            raise LookupError(f"nothing uses {', '.join(sorted(unknown))}")
         return list(found)
 
     def hash(self, entries: Iterable[Reference], uses: frozenset[str] | None = None) -> str:

@@ -25,7 +25,7 @@ _MARK = "tells"
 _PLAIN = {
     _MARK, "assume_constant_result", "cache", "cached_property", "classmethod", "contextmanager",
     "custom_op", "dataclass", "disable", "inference_mode", "jit", "lru_cache", "no_grad",
-    "property", "staticmethod",
+    "property", "singledispatch", "staticmethod",
 }  # fmt: skip
 # The methods that a base outside the project calls by itself; every method for one not listed.
 _CALLED_BY: dict[str, set[str]] = {

@@ -1,6 +1,6 @@
 """The entries of registries that a job uses: its code hash covers no others."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import singledispatch
 
 from relation.geometry import MIXERS
@@ -25,6 +25,11 @@ def uses_of_model(layout: str, backends: Mapping[str, str] = DEFINITIONS) -> fro
         [f"LAYERS/{letter}" for letter in layout]
         + [f"BACKENDS/{operator}/{backends[operator]}" for operator in operators]
     )
+
+
+def uses_of_report(variants: Iterable[str]) -> frozenset[str]:
+    """The same of the report of a campaign with these variants."""
+    return frozenset(f"VARIANTS/{variant}" for variant in variants)
 
 
 @uses_of.register

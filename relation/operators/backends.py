@@ -37,7 +37,6 @@ class Backend:
     def key(self) -> tuple[str, str]:
         return self.operator, self.name
 
-    @tells
     def why_unavailable(self, device: torch.device) -> str | None:
         """The reason why it cannot run on `device`, or None where it can."""
         if device.type == "cuda" and not torch.cuda.is_available():
