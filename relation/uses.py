@@ -8,6 +8,8 @@ from relation.spec import DataSpec, GradientsSpec, RunSpec, Spec, SystemsSpec, V
 
 # The backends of `relation.model.Execution`, which a checkpoint is diagnosed with.
 DEFINITIONS = {"mha": "reference", "full": "reference", "linear": "recurrent"}
+# The truth of the gradients, where that is not the definition.
+TRUTH = {"linear": "chunked"}
 # The forms of Linear Relation that the campaign's own is checked beside.
 CHECKED_BESIDE = ("linear/expanded", "linear/chunked")
 
@@ -18,12 +20,13 @@ def uses_of(spec: Spec) -> frozenset[str]:
     raise TypeError(f"nobody has said what the job of a {type(spec).__name__} uses")
 
 
-def uses_of_model(layout: str, backends: Mapping[str, str] = DEFINITIONS) -> frozenset[str]:
-    """The same of a model with these layers; backends: by operator."""
+def uses_of_model(layout: str, backends: Mapping[str, str] = {}) -> frozenset[str]:
+    """The same of a model with these layers; backends: by operator, where not the definition."""
+    chosen = {**DEFINITIONS, **backends}
     operators = [MIXERS[letter] for letter in layout]
     return frozenset(
         [f"LAYERS/{letter}" for letter in layout]
-        + [f"BACKENDS/{operator}/{backends[operator]}" for operator in operators]
+        + [f"BACKENDS/{operator}/{chosen[operator]}" for operator in operators]
     )
 
 
@@ -49,7 +52,8 @@ def _(spec: SystemsSpec) -> frozenset[str]:
 
 @uses_of.register
 def _(spec: GradientsSpec) -> frozenset[str]:
-    return _of_sides(spec.variants)
+    truth = (uses_of_model(side["model"]["layout"], TRUTH) for side in spec.variants)
+    return _of_sides(spec.variants).union(*truth)
 
 
 @uses_of.register
