@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from relation.errors import InputError
+from relation.registry import Registry
 
 MHA, FULL, LINEAR = "A", "F", "L"
 MIXERS = {MHA: "mha", FULL: "full", LINEAR: "linear"}
@@ -23,21 +24,22 @@ class Variant:
     givens: bool = True
     single_head: bool = False
 
+    @property
+    def key(self) -> str:
+        return self.name
 
-VARIANTS: dict[str, Variant] = {
-    v.name: v
-    for v in (
-        Variant("mha", "MHA", pattern=MHA),
-        Variant("full", "Full Relation"),
-        Variant("exchange-only", "Exchange-only transport", transport_self=False),
-        Variant("raw-x", "Raw-X communication", raw_information=True),
-        Variant("no-count", "No count calibration", count_calibration=False),
-        Variant("no-givens", "No Givens mixing", givens=False),
-        Variant("single-head", "Single head", single_head=True, givens=False),
-        Variant("linear", "Linear Relation", pattern=LINEAR),
-        Variant("hybrid", "Hybrid Relation", pattern="LLLF"),
-    )
-}
+
+VARIANTS: Registry[str, Variant] = Registry(
+    Variant("mha", "MHA", pattern=MHA),
+    Variant("full", "Full Relation"),
+    Variant("exchange-only", "Exchange-only transport", transport_self=False),
+    Variant("raw-x", "Raw-X communication", raw_information=True),
+    Variant("no-count", "No count calibration", count_calibration=False),
+    Variant("no-givens", "No Givens mixing", givens=False),
+    Variant("single-head", "Single head", single_head=True, givens=False),
+    Variant("linear", "Linear Relation", pattern=LINEAR),
+    Variant("hybrid", "Hybrid Relation", pattern="LLLF"),
+)
 PAIRED = ("mha", "full")
 ABLATIONS = ("exchange-only", "raw-x", "no-count", "no-givens", "single-head")
 

@@ -7,10 +7,12 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from relation.errors import RunError
+from relation.registry import tells
 
 _SECONDS_OF_A_LOOK = 0.2
 
 
+@tells
 @contextmanager
 def held(path: Path, name: str) -> Iterator[None]:
     """Hold the lock of the job `name`, so that two processes never do it at once.

@@ -9,6 +9,7 @@ from importlib import metadata
 from typing import Any
 
 from relation.code import PROJECT, code_hash, golden_hash
+from relation.registry import tells
 
 PACKAGES = ("torch", "triton", "numpy", "pyarrow", "tokenizers", "datasets", "snakemake")
 
@@ -44,6 +45,7 @@ def versions() -> dict[str, str]:
     return found
 
 
+@tells
 def origin(
     campaign: str, config_hash: str, stage: str, device: str, **details: Any
 ) -> Mapping[str, Any]:

@@ -7,6 +7,8 @@ from collections import deque
 
 from tqdm import tqdm
 
+from relation.registry import tells
+
 _SECONDS_BETWEEN_LINES = 15.0
 _SECONDS_OF_PACE = 60.0
 _SECONDS_BETWEEN_SAMPLES = 1.0
@@ -61,6 +63,7 @@ def _on_a_terminal() -> bool:
     return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
 
+@tells
 class Progress:
     """Counts towards `total` units. Use as a context manager; call `advance` after each step."""
 
@@ -87,6 +90,7 @@ class Progress:
         if self._bar is not None:
             self._bar.close()
 
+    @tells
     def advance(self, step: int, note: str = "") -> None:
         """Record `step` more units; `note` is a short reading such as the loss."""
         complete = self.done < self.total <= self.done + step

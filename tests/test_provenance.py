@@ -1,6 +1,5 @@
 """Freshness that survives a clone, gaps by name, shipped records, two campaigns side by side."""
 
-import ast
 from dataclasses import replace
 from pathlib import Path
 
@@ -130,37 +129,6 @@ def test_what_rests_on_a_stale_run_is_stale(results: Results, shipped: bool) -> 
 def test_a_cell_is_as_old_as_the_oldest_of_its_records() -> None:
     assert worst([]) == CURRENT and worst([CURRENT, OLDER]) == OLDER
     assert worst([OLDER, STALE, CURRENT]) == STALE
-
-
-def test_comments_docstrings_and_layout_are_no_code() -> None:
-    same = [
-        "def f(x):\n    return x + 1\n",
-        'def f(x):  # why\n    """What."""\n\n    return (x\n+1)',
-    ]
-    assert len({code.syntax_hash(text) for text in same}) == 1
-    others = [
-        "def f(x):\n    return x + 2\n",
-        "def f(y):\n    return y + 1\n",
-        "x = 'a'",
-        "x = b'a'",
-    ]
-    assert len({code.syntax_hash(text) for text in [*same, *others]}) == 1 + len(others)
-    assert code.syntax_hash("def f():\n    pass\n") != code.syntax_hash('def f():\n    "s"\n')
-
-
-def test_every_python_gives_code_one_hash(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python 3.12 puts an empty text behind the braces that end a format."""
-    source = 'f"{x:{form}}"'
-    here, parse = code.syntax_hash(source), ast.parse
-    for empty in ([], [ast.Constant("")]):
-        tree = parse(source)
-        ((formatted,),) = (statement.value.values for statement in tree.body)
-        braces = next(v for v in formatted.format_spec.values if isinstance(v, ast.FormattedValue))
-        formatted.format_spec.values = [braces, *empty]
-        with monkeypatch.context() as patch:
-            patch.setattr(ast, "parse", lambda text, tree=tree: tree)
-            found = code.syntax_hash(source)
-        assert found == here
 
 
 def test_provenance_names_log_and_command(results: Results) -> None:  # noqa: F811

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from relation.code import code_hash
 from relation.data.pieces import shuffled_pieces
@@ -18,6 +18,7 @@ from relation.data.splits import END_OF_TEXT
 from relation.data.texts import SUFFIXES, read_texts, unreadable
 from relation.errors import InputError, RunError
 from relation.files import recall, remember, sha256_of
+from relation.registry import Registry
 
 _CACHE = "corpora"  # its file in the user's cache folder
 
@@ -209,12 +210,27 @@ class HubStream:
         self._data.load_state_dict(cursor)
 
 
+def _hub(source: dict, split: str, path: str | None) -> list[Stream]:
+    return [HubStream(s, split, source["validation_modulus"]) for s in source["streams"]]
+
+
+class Source(NamedTuple):
+    """A kind of corpus, and what opens it: its arguments are those of `open_streams`."""
+
+    key: str
+    streams: Callable[[dict, str, str | None], list[Stream]]
+
+
+SOURCES: Registry[str, Source] = Registry(
+    Source("files", _files),
+    Source("hub", _hub),
+)
+
+
 def open_streams(source: dict, split: str, path: str | None) -> list[Stream]:
     """The streams of a split ("train" or "validation"), to be mixed in equal shares of tokens.
 
     source: the `source` mapping of a corpus in config.yaml; path: the local corpus, for `files`.
     Raises InputError where the source cannot be read.
     """
-    if source["kind"] == "files":
-        return _files(source, split, path)
-    return [HubStream(s, split, source["validation_modulus"]) for s in source["streams"]]
+    return SOURCES[source["kind"]].streams(source, split, path)

@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from relation.errors import InputError
-from relation.geometry import ModelConfig
+from relation.geometry import LINEAR, ModelConfig
 from relation.model.cache import DecodeState, HistoryCache, LinearState
 from relation.model.execution import Execution
-from relation.model.mixers import LinearRelationMixer, RopeTables, build_mixer, initialise_retention
+from relation.model.mixers import RopeTables, build_mixer
 from relation.model.norm import FoldedRMSNorm, Normed
 from relation.operators.rope import rope_angles
 
@@ -131,11 +131,11 @@ class Decoder(nn.Module):
         layer passes on is transported by that very flow, whatever backend executes the model.
         Raises InputError for a model with Linear layers, which form no token-to-token flow.
         """
-        for index, block in enumerate(self.blocks):
-            if isinstance(block.mixer, LinearRelationMixer):
-                raise InputError(
-                    f"layer {index} is Linear Relation, which has no T x T flow to diagnose"
-                )
+        if LINEAR in self.config.layout:
+            raise InputError(
+                f"layer {self.config.layout.index(LINEAR)} is Linear Relation, which has no T x T "
+                "flow to diagnose"
+            )
         x = self.embed(tokens)
         rope = self.rope_tables(tokens.shape[1], tokens.device)
         for block in self.blocks:
@@ -157,19 +157,17 @@ class Decoder(nn.Module):
         So the weights that paired variants share start equal, whatever else a variant adds; with
         different keys all weights differ.
         """
-        config = self.config
         prefix = f"{key}/" if key else ""
         for name, parameter in self.named_parameters():
             if parameter.ndim >= 2:
                 parameter.copy_(self._drawn(name, parameter, _generator(seed, prefix + name)))
         for index, block in enumerate(self.blocks):
-            if isinstance(block.mixer, LinearRelationMixer):
 
-                def draw(name: str, shape: torch.Size, layer: int = index) -> Tensor:
-                    generator = _generator(seed, f"{prefix}blocks.{layer}.{name}")
-                    return torch.rand(shape, generator=generator)
+            def draw(name: str, shape: torch.Size, layer: int = index) -> Tensor:
+                generator = _generator(seed, f"{prefix}blocks.{layer}.{name}")
+                return torch.rand(shape, generator=generator)
 
-                initialise_retention(block.mixer, config, draw)
+            block.mixer.draw_vectors(self.config, draw)
 
     def _drawn(self, name: str, weight: Tensor, generator: torch.Generator) -> Tensor:
         """Initial values of one matrix: (out, in), or the embedding's (V, d)."""

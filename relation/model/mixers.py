@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from relation.geometry import FULL, MHA, ModelConfig
+from relation.geometry import MIXERS, ModelConfig
 from relation.model.cache import HistoryCache, LinearState
 from relation.model.norm import Normed
 from relation.operators import (
@@ -18,13 +19,16 @@ from relation.operators import (
     givens_mix,
 )
 from relation.operators.rope import apply_rope
+from relation.registry import Registry
 
 RopeTables = tuple[Tensor, Tensor]
+Draw = Callable[[str, torch.Size], Tensor]
 
 
 class Mixer(nn.Module):
     """Shared by all mixers: two rotated coordinates, one transported state, an output projection.
 
+    config: the model; layer_index: which layer of it, from 0; call: the operator's function.
     Input, `Normed`, and output are (B, T, d). `w1`, `w2`, `wi` are Q, K, V in MHA and the relation
     and information projections in Relation, so that paired models share names and initial values.
 
@@ -32,7 +36,7 @@ class Mixer(nn.Module):
     cache what is kept of those before, and the cache takes the newest in.
     """
 
-    def __init__(self, config: ModelConfig, call: Callable[..., Tensor]):
+    def __init__(self, config: ModelConfig, layer_index: int, call: Callable[..., Tensor]):
         super().__init__()
         self.heads = config.heads
         self.call = call
@@ -55,6 +59,12 @@ class Mixer(nn.Module):
     def output(self, y: Tensor) -> Tensor:
         """Concatenate the heads of y (B, H, T, d_h) and project to (B, T, d)."""
         return self.wo(y.transpose(1, 2).flatten(2))
+
+    def draw_vectors(self, config: ModelConfig, draw: Draw) -> None:
+        """Draw the initial values of parameters that are no matrices; most mixers draw none.
+
+        `draw(name, shape)` gives uniform numbers in [0, 1) that depend on the name alone.
+        """
 
 
 class AttentionMixer(Mixer):
@@ -82,7 +92,7 @@ class InformationMixer(Mixer):
     """What Full and Linear Relation share: the information state and its Givens mixing."""
 
     def __init__(self, config: ModelConfig, layer_index: int, call: Callable[..., Tensor]):
-        super().__init__(config, call)
+        super().__init__(config, layer_index, call)
         self.tau = config.tau
         # The parity alone: torch.compile compiles a layer's code anew for every other constant.
         self.pairing_index = (layer_index + (config.givens_first_pairing == "B")) % 2
@@ -172,18 +182,28 @@ class LinearRelationMixer(InformationMixer):
             cache.replace(C, residual.shape[1])
         return self.output(y)
 
+    def draw_vectors(self, config: ModelConfig, draw: Draw) -> None:
+        """A ~ U(range) and dt log-uniform over its range, as KDA and Mamba-2 start them."""
+        low, high = config.retention_a_range
+        self.a_log.copy_((low + (high - low) * draw("a_log", self.a_log.shape)).log())
+        low, high = (math.log(v) for v in config.retention_dt_range)
+        dt = (low + (high - low) * draw("dt_bias", self.dt_bias.shape)).exp()
+        # The inverse of softplus, so that softplus(dt_bias) = dt where the retention path gives 0.
+        self.dt_bias.copy_(dt + torch.log(-torch.expm1(-dt)))
 
-def initialise_retention(mixer: LinearRelationMixer, config: ModelConfig, draw) -> None:
-    """A ~ U(range) and dt log-uniform over its range, as KDA and Mamba-2 start them.
 
-    `draw(name, shape)` gives uniform numbers in [0, 1) that depend on the name alone.
-    """
-    low, high = config.retention_a_range
-    mixer.a_log.copy_((low + (high - low) * draw("a_log", mixer.a_log.shape)).log())
-    low, high = (math.log(v) for v in config.retention_dt_range)
-    dt = (low + (high - low) * draw("dt_bias", mixer.dt_bias.shape)).exp()
-    # The inverse of softplus, so that softplus(dt_bias) = dt where the retention path gives 0.
-    mixer.dt_bias.copy_(dt + torch.log(-torch.expm1(-dt)))
+class Layer(NamedTuple):
+    """The mixer that a letter of a model's layout stands for."""
+
+    key: str
+    mixer: type[Mixer]
+
+
+LAYERS: Registry[str, Layer] = Registry(
+    Layer("A", AttentionMixer),
+    Layer("F", FullRelationMixer),
+    Layer("L", LinearRelationMixer),
+)
 
 
 def build_mixer(
@@ -191,8 +211,4 @@ def build_mixer(
 ) -> Mixer:
     """The mixer of one layer, by its letter in the layout; `calls` maps operator to function."""
     letter = config.layout[layer_index]
-    if letter == MHA:
-        return AttentionMixer(config, calls["mha"])
-    if letter == FULL:
-        return FullRelationMixer(config, layer_index, calls["full"])
-    return LinearRelationMixer(config, layer_index, calls["linear"])
+    return LAYERS[letter].mixer(config, layer_index, calls[MIXERS[letter]])

@@ -14,6 +14,7 @@ from relation.operators.linear import (
     linear_relation,
 )
 from relation.operators.tiled import tiled_relation
+from relation.registry import Registry, tells
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,10 @@ class Backend:
     eager: bool = False
     refusal: Callable[[torch.device], str | None] = lambda device: None
 
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.operator, self.name
+
     def why_unavailable(self, device: torch.device) -> str | None:
         """The reason why it cannot run on `device`, or None where it can."""
         if device.type == "cuda" and not torch.cuda.is_available():
@@ -39,6 +44,7 @@ class Backend:
         return self.refusal(device)
 
 
+@tells
 def _flash_attention_refusal(device: torch.device) -> str | None:
     if device.type == "cuda" and not torch.backends.cuda.is_flash_attention_available():
         return "this PyTorch was built without FlashAttention"
@@ -47,6 +53,7 @@ def _flash_attention_refusal(device: torch.device) -> str | None:
     return None
 
 
+@tells
 def _cudnn_refusal(device: torch.device) -> str | None:
     if device.type != "cuda":
         return f"it needs a CUDA device, and this one is {device}"
@@ -66,39 +73,62 @@ def _flash_linear_relation(*args, **kwargs):
     return linear_relation(*args, **kwargs)
 
 
+@tells
 def _flash_refusal(device: torch.device) -> str | None:
     from relation.kernels import why_unavailable
 
     return why_unavailable(device)
 
 
-_ALL = (
-    Backend("mha", "reference", causal_attention, "materialised softmax attention", True),
+BACKENDS: Registry[tuple[str, str], Backend] = Registry(
+    Backend(
+        "mha", "reference", causal_attention, summary="materialised softmax attention", eager=True
+    ),
     Backend(
         "mha",
         "flash",
         flash_attention,
-        "PyTorch FlashAttention, forced",
+        summary="PyTorch FlashAttention, forced",
         refusal=_flash_attention_refusal,
     ),
-    Backend("mha", "cudnn", cudnn_attention, "cuDNN attention, forced", refusal=_cudnn_refusal),
-    Backend("full", "reference", full_relation, "materialised R and F, the definition", True),
-    Backend("full", "materialised", full_relation, "the same, compiled where the model is"),
-    Backend("full", "tiled", tiled_relation, "FlashRelation in plain PyTorch", True),
-    Backend("full", "flash", _flash_relation, "FlashRelation in Triton", refusal=_flash_refusal),
-    Backend("linear", "recurrent", linear_relation, "the direct recurrence", True),
-    Backend("linear", "expanded", expanded_linear_relation, "the sum over history, O(T^2)", True),
-    Backend("linear", "chunked", chunked_linear_relation, "chunks of matrix products", True),
+    Backend(
+        "mha", "cudnn", cudnn_attention, summary="cuDNN attention, forced", refusal=_cudnn_refusal
+    ),
+    Backend(
+        "full",
+        "reference",
+        full_relation,
+        summary="materialised R and F, the definition",
+        eager=True,
+    ),
+    Backend("full", "materialised", full_relation, summary="the same, compiled where the model is"),
+    Backend("full", "tiled", tiled_relation, summary="FlashRelation in plain PyTorch", eager=True),
+    Backend(
+        "full", "flash", _flash_relation, summary="FlashRelation in Triton", refusal=_flash_refusal
+    ),
+    Backend("linear", "recurrent", linear_relation, summary="the direct recurrence", eager=True),
+    Backend(
+        "linear",
+        "expanded",
+        expanded_linear_relation,
+        summary="the sum over history, O(T^2)",
+        eager=True,
+    ),
+    Backend(
+        "linear",
+        "chunked",
+        chunked_linear_relation,
+        summary="chunks of matrix products",
+        eager=True,
+    ),
     Backend(
         "linear",
         "flash",
         _flash_linear_relation,
-        "chunks, fused in Triton",
+        summary="chunks, fused in Triton",
         refusal=_flash_refusal,
     ),
 )
-
-BACKENDS: dict[tuple[str, str], Backend] = {(b.operator, b.name): b for b in _ALL}
 
 
 def get_backend(operator: str, name: str, device: torch.device | str | None = None) -> Backend:

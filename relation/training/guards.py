@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from relation.errors import InputError, RunError
+from relation.registry import tells
 
 
 @contextmanager
@@ -24,6 +25,7 @@ def asked_to_stop() -> Iterator[Callable[[], bool]]:
             signal.signal(number, handler)
 
 
+@tells
 @contextmanager
 def writing(name: str, place: Path, kept: Callable[[], str]) -> Iterator[None]:
     """Tell in one line that a run's files cannot be written at `place`, and what `kept` says is.
@@ -40,6 +42,7 @@ def writing(name: str, place: Path, kept: Callable[[], str]) -> Iterator[None]:
         ) from error
 
 
+@tells
 def check_writable(folder: Path) -> None:
     """Raise InputError where files could not be made in a folder, before hours are spent on them.
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from relation.errors import InputError, RelationError, StoppedError
 from relation.files import write_text
+from relation.registry import tells
 from relation.schemas import LOG
 from relation.spec import RunSpec
 from relation.training.folder import ABOUT, METRICS, parse_line
@@ -110,6 +111,7 @@ def _ending(error: BaseException) -> dict[str, Any]:
     return {"state": "stopped" if stopped else "failed", "reason": reason, "time": time.time()}
 
 
+@tells
 class Watch:
     """Writes what a run has done and is doing where it can be followed; a context manager.
 
