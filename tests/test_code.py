@@ -266,7 +266,9 @@ def test_what_no_hash_follows_is_listed() -> None:
     }
     methods = {mark for mark in TELLING if ":" not in mark}
     assert not unmarked & methods, "a call of a marked method must be no other's"
-    assert {d.module for d in definitions() if d.effect and d.attached is None} == EFFECTS
+    effects = {d.module for d in definitions() if d.effect and d.attached is None}
+    # A figure's declaration is a decorator; the figures' job reaches every module of figures.
+    assert {module for module in effects if not module.startswith("report.figures.")} == EFFECTS
 
 
 def test_registries_are_written_as_the_hash_reads_them() -> None:

@@ -22,7 +22,7 @@ def corpus(kind: str) -> frozenset[str]:
 # Jobs by name: stage and, where they are known, the entries of registries.
 JOBS: dict[str, tuple[str, frozenset[str] | None]] = {
     "files": ("data", corpus("files")),
-    "hub": ("data", corpus("hub")),
+    "hub": ("data", corpus("huggingface")),
     "inventory": ("models", uses_of_model("AFL")),
     "mha": ("training", uses_of_model("A", CPU)),
     "full": ("training", uses_of_model("F", CPU)),
@@ -56,9 +56,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for package in PACKAGES:
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / package, root / package, ignore=ignored)
-    for name in ("config.yaml", "workflow/schemas/config.schema.yaml"):
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(ROOT / name, root / name)
+    shutil.copy2(ROOT / "config.yaml", root)
     return root
 
 

@@ -223,7 +223,7 @@ class Source(NamedTuple):
 
 SOURCES: Registry[str, Source] = Registry(
     Source("files", _files),
-    Source("hub", _hub),
+    Source("huggingface", _hub),
 )
 
 
