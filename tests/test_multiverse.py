@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 import torch
 from conftest import ROOT
+from sample import without_texts
 from test_config import changed, config
 from training import run_spec, small_model, write_corpus
 
@@ -187,7 +188,7 @@ def gathered(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """Two runs of one reading of the tiny campaign, trained and diagnosed."""
     root = tmp_path_factory.mktemp("readings")
     campaign = resolve(load_config(ROOT / "config.yaml"), campaign="tiny", variants="mha,full")
-    results = Results(campaign, root)
+    results = Results(without_texts(campaign), root)
     data = write_corpus(root / "corpus", vocabulary=300)
     for run in campaign.reading_runs[:2]:
         folder = results.own_folder / run_path(run)

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from sample import without_texts
 from test_config import config
 from test_records import ORIGIN, refusal, results, write_run  # noqa: F401  (fixture)
 
@@ -32,9 +33,7 @@ OTHER = [5, 4, 3, 2, 1.2]
 @pytest.fixture
 def shipped(results: Results) -> Results:  # noqa: F811
     """Results whose records are there and are what was shipped; no texts are at hand."""
-    campaign = chosen_results(results.campaign.settings).campaign
-    data = {name: replace(spec, path=None) for name, spec in campaign.data.items()}
-    campaign = replace(campaign, data=data)
+    campaign = without_texts(chosen_results(results.campaign.settings).campaign)
     publish(campaign, results)
     return again(results, campaign=campaign)
 

@@ -17,10 +17,10 @@ FILES = ("tokenizer.json", "train.bin", "validation.bin")
 
 
 def small_batches() -> None:
-    """In a preparing process: a journal after every 16 documents, as after 4,096 elsewhere."""
+    """In a preparing process: a journal after every 2 documents, as after 4,096 elsewhere."""
     from relation.data import encode
 
-    encode._DOCUMENTS_AT_A_TIME, encode._BATCHES_BETWEEN_JOURNALS = 8, 2
+    encode._DOCUMENTS_AT_A_TIME, encode._BATCHES_BETWEEN_JOURNALS = 1, 2
 
 
 def kill_after(batches: int, number: int = signal.SIGKILL) -> None:
@@ -164,6 +164,7 @@ HUB = """
           validation_modulus: 5
           streams: [{path: FOLDER}]
         train_tokens: 20000
+        validation_tokens: null
         tokenizer_characters: 30000
 """
 
