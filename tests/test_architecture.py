@@ -30,6 +30,8 @@ ORDER = (
     ("relation.model",),
     ("relation.training",),
     ("relation.diagnostics", "relation.systems", "relation.generation"),
+    ("relation.systems.bench",),
+    ("relation.systems.tuning",),
     ("relation.identities",),
     ("relation.verification", "relation.gradients"),
     (
