@@ -16,13 +16,13 @@ all: setup
 
 setup: $(VENV)/.ready
 
-$(VENV)/.ready: requirements.txt constraints.txt
+$(VENV)/.ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else \
 	  "Python %d.%d is not supported; set PYTHON to one of 3.11, 3.12, 3.13" % v)'
 	@echo "Setting up $(VENV): a virtual environment with the pinned packages"
 	$(PYTHON) -m venv $(VENV)
 	"$(BIN)/python" -m pip install --quiet --disable-pip-version-check \
-	  -r requirements.txt -c constraints.txt
+	  -c constraints.txt -e ".[pipeline,report,test]"
 	@touch $@
 
 published: setup

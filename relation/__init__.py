@@ -1,7 +1,37 @@
 """Reference implementation of "Ask Self, Ask Others: Relation Is All You Need".
 
-Data flows one way: data, operators (and the Triton `kernels`), model, training, diagnostics and
-systems, records, and then the top-level `report` package. `tests/test_architecture.py` checks it.
+The library is `relation.operators` (the equations in plain PyTorch), `relation.kernels`
+(FlashRelation and Linear Relation in Triton) and `relation.model`; each is imported on its first
+use. All else is the pipeline of the reproduction, which needs the extras `pipeline` and `report`.
+Data flows one way through it: data, operators, model, training, diagnostics and systems, records,
+and then the top-level `report` package. `tests/test_architecture.py` checks it.
 """
 
-__version__ = "0.1.0"
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.2.0"
+
+_ROOMS = ("generation", "kernels", "model", "operators")
+_FROM = {
+    "Decoder": "model",
+    "Execution": "model",
+    "ModelConfig": "model",
+    "flash_relation": "kernels",
+    "full_relation": "operators",
+    "linear_relation": "operators",
+}
+__all__ = [*_ROOMS, *_FROM, "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: to parse the Snakefile no PyTorch is needed."""
+    if name in _ROOMS:
+        return import_module(f"{__name__}.{name}")
+    if name in _FROM:
+        return getattr(import_module(f"{__name__}.{_FROM[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -42,7 +42,9 @@ STAGES = {
 
 def module_file(module: str) -> Path | None:
     """The file of one of the project's modules, or None where there is no such module."""
-    base = PROJECT.joinpath(*module.split("."))
+    # relation/kernels.py gives the folder kernels/ its import name.
+    name = module.removeprefix("relation.") if module.startswith("relation.kernels.") else module
+    base = PROJECT.joinpath(*name.split("."))
     for path in (base.with_suffix(".py"), base / "__init__.py"):
         if path.exists():
             return path

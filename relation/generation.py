@@ -3,14 +3,16 @@
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
 from torch import Tensor
 
 from relation.errors import InputError, RunError
 from relation.model import Decoder, DecodeState
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 # A prompt is read in blocks, so that its scores take memory linear in its length.
 BLOCK = 256
@@ -123,12 +125,14 @@ def _continuation(
             logits = model.decode(torch.tensor([[token]], device=device), state)
 
 
-def stream_text(tokenizer: Tokenizer, tokens: Iterable[int]) -> Iterator[str]:
+def stream_text(tokenizer: "Tokenizer", tokens: Iterable[int]) -> Iterator[str]:
     """Yield the text of byte-level BPE tokens piece by piece, only whole characters.
 
     A character of several bytes may span tokens: it is held back until it is complete. Bytes that
     never become a character come out as U+FFFD. The pieces joined are the decoded whole.
     """
+    from tokenizers.decoders import DecodeStream  # not one of the library's packages
+
     stream = DecodeStream(skip_special_tokens=False)
     ids, told = [], 0
     for token in tokens:

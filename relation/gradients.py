@@ -39,13 +39,16 @@ _LARGEST_SCALE_ERROR = 0.01
 # The largest error of fewer numbers is left to their RMS.
 _FEWEST_FOR_LARGEST = 16
 _GAIN, _SPREAD = 0.8, 0.3
+# In FP64 the chunks are the recurrence up to rounding (tests/test_linear_relation.py), and launch a
+# few kernels where it launches some for every token.
+_DEFINITION = Execution(linear="chunked")
 
 
 class _Truth(Decoder):
     """The decoder in FP64, its rotary angles too."""
 
     def __init__(self, config: ModelConfig):
-        super().__init__(config)
+        super().__init__(config, _DEFINITION)
         self.double()
 
     def rope_tables(self, length: int, device: torch.device, offset: int = 0) -> RopeTables:
@@ -159,7 +162,7 @@ def _measured(
     """
     config = model_config(side["model"])
     checked, truth = _CheckedStep(config, side, spec, device), _Truth(config).to(device)
-    eager = Decoder(config)
+    eager = Decoder(config, _DEFINITION)
     eager.initialise(seed=0)
     eager.to(device)
     initial = {name: tensor.clone() for name, tensor in eager.state_dict().items()}

@@ -29,7 +29,7 @@ def why_not() -> str:
     try:
         import selenium  # noqa: F401
     except ImportError:
-        return "needs selenium, of requirements.txt"
+        return "needs selenium, of the extra test"
     if not any(map(shutil.which, BROWSERS)):
         return f"needs one of {', '.join(BROWSERS)}"
     return "" if shutil.which("chromedriver") else "needs chromedriver (Debian: chromium-driver)"

@@ -14,7 +14,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import kernels
+from relation import kernels
 
 # Width and columns cut off before it: with none, 64 is read through TMA descriptors.
 LAYOUTS, LENGTHS = ((48, 1), (64, 0), (80, 1)), (17, 130)

@@ -25,7 +25,7 @@ ORDER = (
     ("relation.origin", "relation.config"),
     ("relation.devices",),
     ("relation.data",),
-    ("relation.operators", "kernels"),
+    ("relation.operators", "relation.kernels"),
     ("relation.model",),
     ("relation.training",),
     ("relation.diagnostics", "relation.systems", "relation.generation"),
@@ -46,6 +46,8 @@ ORDER = (
 
 def module_of(path: Path) -> str:
     parts = path.relative_to(PROJECT).with_suffix("").parts
+    if parts[0] == "kernels":
+        parts = ("relation", *parts)
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 

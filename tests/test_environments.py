@@ -1,6 +1,7 @@
-"""One set of pins: requirements.txt, constraints.txt, environment.yml and the Containerfile."""
+"""One set of pins: pyproject.toml, constraints.txt, environment.yml and the Containerfile."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import yaml
@@ -12,15 +13,22 @@ PAPERS = {"torch": "pytorch-gpu", "triton": "triton"}
 CONDA_ALONE = {"python", "cuda-version", *PAPERS.values()}
 
 
-def lines(name: str) -> list[str]:
-    text = (ROOT / name).read_text(encoding="utf-8")
-    return [line for line in text.splitlines() if line and not line.startswith("#")]
+def canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def pins(name: str) -> dict[str, str]:
-    """Pinned packages of a requirements file, names as pip compares them."""
-    found = dict(line.split("==") for line in lines(name) if re.fullmatch(r"[\w.-]+==\S+", line))
-    return {re.sub(r"[-_.]+", "-", k).lower(): v for k, v in found.items()}
+def declared() -> set[str]:
+    """The packages that pyproject.toml asks for, but for trackers, which nothing here installs."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    asked = [*project["dependencies"], *extras["pipeline"], *extras["report"], *extras["test"]]
+    return {canonical(re.match(r"[\w.-]+", line)[0]) for line in asked}
+
+
+def pins() -> dict[str, str]:
+    text = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    found = re.findall(r"^([\w.-]+)==(\S+)$", text, re.MULTILINE)
+    return {canonical(name): version for name, version in found}
 
 
 def conda_pins() -> dict[str, str]:
@@ -28,18 +36,23 @@ def conda_pins() -> dict[str, str]:
     return dict(package.split("=") for package in environment["dependencies"])
 
 
+def test_everything_asked_for_is_pinned() -> None:
+    # Triton follows PyTorch's own pin.
+    assert declared() - pins().keys() == {"triton"}
+
+
 def test_conda_has_the_pins_of_pip_and_no_others() -> None:
-    pip, conda = pins("requirements.txt"), conda_pins()
-    expected = {CONDA_NAMES.get(n, n): v for n, v in pip.items() if n not in PAPERS}
+    conda = conda_pins()
+    expected = {
+        CONDA_NAMES.get(name, name): pins()[name]
+        for name in declared() - PAPERS.keys() - {"setuptools"}
+    }
     assert {n: v for n, v in conda.items() if n not in CONDA_ALONE} == expected
-    assert set(conda) >= CONDA_ALONE
-
-
-def test_constraints_hold_what_requirements_pin() -> None:
-    pip, constraints = pins("requirements.txt"), pins("constraints.txt")
-    both = pip.keys() & constraints.keys()
-    assert {n: pip[n] for n in both} == {n: constraints[n] for n in both}
-    assert {"snakemake", "pyarrow", "snakemake-executor-plugin-slurm"} <= both
+    assert {name: conda[name] for name in CONDA_ALONE - {"python"}} == {
+        "cuda-version": "13.0",
+        "pytorch-gpu": "2.12.1",
+        "triton": "3.7.1",
+    }
 
 
 def test_the_container_installs_those_pins_on_a_supported_python() -> None:
@@ -50,8 +63,7 @@ def test_the_container_installs_those_pins_on_a_supported_python() -> None:
     )
     assert int(supported[1]) <= int(image[1]) <= int(supported[2])
     assert conda_pins()["python"] == f"3.{image[1]}"
-    assert "-r requirements.txt -c constraints.txt" in recipe
-    assert recipe.index("COPY requirements.txt constraints.txt") < recipe.index("pip install")
+    assert "-c constraints.txt -e '.[pipeline,report,test]'" in recipe
 
 
 def test_the_slurm_profile_asks_for_what_every_rule_needs() -> None:

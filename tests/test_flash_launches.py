@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from kernels.flash_relation import launches
-from kernels.flash_relation.launches import PASSES, load_launches, split_width
+from relation.kernels.flash_relation import launches
+from relation.kernels.flash_relation.launches import PASSES, load_launches, split_width
 
 FOLDER = Path(launches.__file__).parent
 OTHERS = ("sm_80", "sm_89", "sm_100")
@@ -35,8 +35,8 @@ def label(value):
 @pytest.mark.parametrize(("name", "tiles", "architecture", "entry"), ENTRIES, ids=label)
 def test_every_launch_fits_and_grows_no_further(name, tiles, architecture, entry):
     triton = pytest.importorskip("triton")
-    from kernels.common import SHARED_MEMORY
-    from kernels.flash_relation.resources import pass_resources
+    from relation.kernels.common import SHARED_MEMORY
+    from relation.kernels.flash_relation.resources import pass_resources
 
     found = pass_resources(name, architecture, entry, tiles == "descriptors")
     assert found.shared <= SHARED_MEMORY[architecture]
@@ -50,8 +50,8 @@ def test_every_launch_fits_and_grows_no_further(name, tiles, architecture, entry
 @pytest.mark.parametrize("architecture", OTHERS)
 def test_other_architectures_take_what_fits_them(architecture):
     pytest.importorskip("triton")
-    from kernels.common import SHARED_MEMORY
-    from kernels.flash_relation.resources import pass_resources
+    from relation.kernels.common import SHARED_MEMORY
+    from relation.kernels.flash_relation.resources import pass_resources
 
     # Of 16 and of 32 bits, the entry and pass that take the most in the recorded table.
     for bits in (16, 32):

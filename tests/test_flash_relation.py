@@ -17,7 +17,7 @@ import pytest
 import torch
 from interpreter import INTERPRETED, run_interpreted
 
-import kernels
+from relation import kernels
 from relation.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -107,7 +107,7 @@ def test_the_interpreter_reproduces_the_definition():
 @pytest.fixture
 def launch_with(monkeypatch) -> Iterator[Callable[..., None]]:
     """Called with fields of Launches, changes those of what the interpreter launches."""
-    from kernels.flash_relation import launches
+    from relation.kernels.flash_relation import launches
 
     def change(**fields) -> None:
         monkeypatch.setattr(launches, "INTERPRETED", replace(launches.INTERPRETED, **fields))
@@ -122,7 +122,7 @@ def described(monkeypatch) -> list[bool]:
     """Whether the tiles of each launch to come, forward and backward, came through descriptors."""
     answers = []
     for name in ("forward", "backward"):
-        module = importlib.import_module(f"kernels.flash_relation.{name}")
+        module = importlib.import_module(f"relation.kernels.flash_relation.{name}")
 
         def recorded(*arguments, are_describable=module.are_describable) -> bool:
             answers.append(are_describable(*arguments))
@@ -158,7 +158,7 @@ class TestInterpreted:
     @pytest.mark.parametrize(("width", "descriptors"), [(60, False), (80, False), (16, True)])
     def test_blocks_of_several_tiles(self, launch_with, width, descriptors):
         """As the shipped launches have: 32 rows owned, history scanned by 16, and the reverse."""
-        from kernels.flash_relation.launches import Launch
+        from relation.kernels.flash_relation.launches import Launch
 
         rows, history = Launch(32, 16, 1, 1), Launch(16, 32, 1, 1)
         launch_with(forward=rows, repair=rows, p1=rows, p2_info=history, descriptors=descriptors)
@@ -178,7 +178,7 @@ class TestInterpreted:
             assert described[4 + 2 * k :] == [k == 3, False]
 
     def test_exchange_only_and_repairs_through_descriptors(self, launch_with, monkeypatch):
-        forward = importlib.import_module("kernels.flash_relation.forward")
+        forward = importlib.import_module("relation.kernels.flash_relation.forward")
         monkeypatch.setattr(forward, "keeps_maximum", lambda dtype: False)
         launch_with(descriptors=True)
         p1, *others = draw(9, (1, 2, 33, 16), lam=-4.0)
@@ -204,7 +204,7 @@ class TestInterpreted:
         again, as much off as the definition's: within 1e-4 in all, a tenth of BF16's slack.
         """
         # By its full name: the package's attribute of that name is the function.
-        forward = importlib.import_module("kernels.flash_relation.forward")
+        forward = importlib.import_module("relation.kernels.flash_relation.forward")
         monkeypatch.setattr(forward, "keeps_maximum", lambda dtype: False)
         monkeypatch.setattr(forward, "REPAIRED_ROWS", 32)
         p1, *others = draw(9, (2, 1, 51, 16), lam=correction)
@@ -240,7 +240,7 @@ class TestInterpreted:
 def test_importing_kernels_needs_no_triton():
     script = (
         "import sys; sys.modules['triton'] = None\n"
-        "import kernels\n"
+        "from relation import kernels\n"
         "assert 'Triton is not installed' in kernels.why_unavailable('cuda')"
     )
     subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
@@ -330,7 +330,7 @@ class TestOnDevice:
 
     @pytest.mark.parametrize("width", [48, 64, 80])
     def test_heads_in_several_groups(self, monkeypatch, width):
-        launches = importlib.import_module("kernels.flash_relation.launches")
+        launches = importlib.import_module("relation.kernels.flash_relation.launches")
         monkeypatch.setattr(launches, "cache_bytes", lambda device: 1 << 20)
         inputs = draw(3, (3, 4, 300, width), torch.bfloat16, "cuda")
         assert launches.grid(inputs[0], 64)[2] > 1

@@ -13,7 +13,7 @@ import torch
 from interpreter import INTERPRETED, run_interpreted
 from test_flash_relation import SLACK, assert_close, poisoned_memory
 
-import kernels
+from relation import kernels
 from relation.errors import InputError
 from relation.operators import chunked_linear_relation, get_backend, linear_relation
 
@@ -99,7 +99,7 @@ class TestInterpreted:
 
         Weak chunks have kernels of their own for the whole backward pass, for some, or for none.
         """
-        launches = importlib.import_module("kernels.linear_relation.launches")
+        launches = importlib.import_module("relation.kernels.linear_relation.launches")
         monkeypatch.setattr(launches, "INTERPRETED", launches.INTERPRETED[way:])
         p1, p2, info, g, *others = draw(11, (1, 2, 53, width), dtype)
         g[:, 0, 20:24] = g[:, 1, 40:] = -30
@@ -219,7 +219,7 @@ KERNELS = {
 
 
 def shipped_launches() -> list:
-    from kernels.linear_relation.launches import LAUNCHES
+    from relation.kernels.linear_relation.launches import LAUNCHES
 
     return [
         pytest.param(arch, size, entry, name, id=f"{arch}-{size}-{entry.widest}-{name}")
@@ -237,10 +237,12 @@ def test_every_launch_fits_its_architecture(architecture, element_size, entry, n
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from kernels.common import SHARED_MEMORY
+    from relation.kernels.common import SHARED_MEMORY
 
     module, function = KERNELS[name]
-    kernel = getattr(importlib.import_module(f"kernels.linear_relation.{module}"), function)
+    kernel = getattr(
+        importlib.import_module(f"relation.kernels.linear_relation.{module}"), function
+    )
     options = getattr(entry, name).options(entry.widest)
     constants = {
         **entry.constants(entry.widest),
@@ -276,7 +278,7 @@ def test_an_entry_whose_passes_do_not_fit_together_is_refused():
     pytest.importorskip("triton")
     from dataclasses import replace
 
-    from kernels.linear_relation.launches import INTERPRETED, Launch
+    from relation.kernels.linear_relation.launches import INTERPRETED, Launch
 
     fused, apart, *_ = INTERPRETED
     small = Launch(16, 16, 1, 1)

@@ -9,11 +9,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from kernels.linear_relation.launches import LAUNCHES
 from relation import files, schemas
 from relation.code import code_hash
 from relation.config import load_config, resolve
 from relation.errors import InputError
+from relation.kernels.linear_relation.launches import LAUNCHES
 from relation.operators.linear import CHUNK
 from relation.parquet import Column, read_origin, read_parquet, schema, write_parquet
 from relation.records import load_records, smoothed_loss, token_crossing

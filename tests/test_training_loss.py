@@ -75,21 +75,21 @@ class TestInterpreted:
         assert_exact(torch.float32, vocabulary, "cpu")
 
     def test_logits_that_overflow_are_not_hidden(self) -> None:
-        from kernels.cross_entropy import cross_entropy
+        from relation.kernels.cross_entropy import cross_entropy
 
         logits = torch.tensor([[0.0, torch.inf], [0.0, torch.nan], [3e38, -3e38]])
         nll, _ = cross_entropy(logits, torch.tensor([0, 0, 0]), IGNORED)
         assert nll[:2].isnan().all() and nll[2] == 0
 
     def test_a_target_outside_the_vocabulary_is_no_number(self) -> None:
-        from kernels.cross_entropy import cross_entropy
+        from relation.kernels.cross_entropy import cross_entropy
 
         logits, targets = torch.zeros(5, 29), torch.tensor([28, 29, 40, -1, IGNORED])
         nll, _ = cross_entropy(logits, targets, IGNORED)
         assert nll.isnan().tolist() == [False, True, True, True, False]
 
     def test_what_does_not_fit_is_refused(self) -> None:
-        from kernels.cross_entropy import cross_entropy
+        from relation.kernels.cross_entropy import cross_entropy
 
         rows = torch.zeros(3, dtype=torch.int64)
         with pytest.raises(InputError, match="float64; give"):
@@ -111,8 +111,8 @@ def test_the_kernel_fits_every_architecture(architecture: str, vocabulary: int) 
     pytest.importorskip("triton")
     if INTERPRETED:
         pytest.skip("the interpreter compiles nothing")
-    from kernels.cross_entropy import cross_entropy_kernel, row_options
-    from kernels.resources import compile_resources
+    from relation.kernels.cross_entropy import cross_entropy_kernel, row_options
+    from relation.kernels.resources import compile_resources
 
     options = row_options(vocabulary)
     row = options.pop("ROW")

@@ -16,11 +16,11 @@ from interpreter import INTERPRETED, run_interpreted
 
 pytest.importorskip("triton")
 
-from kernels.common import SHARED_MEMORY
-from kernels.flash_relation.launches import Launch, load_launches
-from kernels.resources import Resources
 from relation.cli import main
 from relation.errors import InputError, RunError
+from relation.kernels.common import SHARED_MEMORY
+from relation.kernels.flash_relation.launches import Launch, load_launches
+from relation.kernels.resources import Resources
 from relation.systems.bench import timing
 from relation.systems.bench.peers import Shape
 from relation.systems.tuning import exact, grid, search
@@ -263,7 +263,7 @@ def test_the_entries_are_what_the_kernels_read(tmp_path):
     ],
 )
 def test_what_cannot_be_searched_is_told_in_one_line(monkeypatch, capsys, arguments, told):
-    monkeypatch.setattr("kernels.why_unavailable", lambda device: None)
+    monkeypatch.setattr("relation.kernels.why_unavailable", lambda device: None)
     monkeypatch.chdir(ROOT)
     assert main(["tune", *arguments.split()]) == 2
     output = capsys.readouterr()
@@ -272,7 +272,7 @@ def test_what_cannot_be_searched_is_told_in_one_line(monkeypatch, capsys, argume
 
 
 def test_without_a_gpu_one_line_says_so(monkeypatch, capsys):
-    monkeypatch.setattr("kernels.why_unavailable", lambda device: f"there is no {device}")
+    monkeypatch.setattr("relation.kernels.why_unavailable", lambda device: f"there is no {device}")
     assert main(["tune", "flash"]) == 2
     assert capsys.readouterr().err == (
         "error: tune flash searches on an NVIDIA GPU: there is no cuda\n"
@@ -316,7 +316,7 @@ class TestInterpreted:
         assert len(launched) == 2 * len(SEARCHED)
 
     def test_a_compiled_search_is_refused(self, monkeypatch, capsys):
-        monkeypatch.setattr("kernels.why_unavailable", lambda device: None)
+        monkeypatch.setattr("relation.kernels.why_unavailable", lambda device: None)
         assert main(["tune", "flash"]) == 2
         assert "unset TRITON_INTERPRET" in capsys.readouterr().err
 

@@ -38,7 +38,7 @@ def flash_relation(
     """
     _check_inputs(p1, p2, info, lam, tau)
     # Registering the operators compiles nothing, but it imports Triton.
-    from kernels.flash_relation.autograd import relation_forward
+    from relation.kernels.flash_relation.autograd import relation_forward
 
     return relation_forward(p1, p2, info, lam, float(tau), transport_self)[0]
 

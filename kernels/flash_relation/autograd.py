@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from kernels.flash_relation.backward import launch_backward
-from kernels.flash_relation.forward import launch_forward
+from relation.kernels.flash_relation.backward import launch_backward
+from relation.kernels.flash_relation.forward import launch_forward
 
 
 @custom_op("relation::flash_relation", mutates_args=())

@@ -10,11 +10,11 @@ import math
 import torch
 import triton
 
-from kernels.common import interpreted
-from kernels.flash_relation.backward_p1 import p1_kernel
-from kernels.flash_relation.backward_p2_info import p2_info_kernel
-from kernels.flash_relation.descriptors import are_describable, describe
-from kernels.flash_relation.launches import Launches, grid, select_launches, split_width
+from relation.kernels.common import interpreted
+from relation.kernels.flash_relation.backward_p1 import p1_kernel
+from relation.kernels.flash_relation.backward_p2_info import p2_info_kernel
+from relation.kernels.flash_relation.descriptors import are_describable, describe
+from relation.kernels.flash_relation.launches import Launches, grid, select_launches, split_width
 
 
 def launch_backward(

@@ -6,9 +6,9 @@ A program owns a block of rows of one head and scans their history (Appendix A.1
 import triton
 import triton.language as tl
 
-from kernels.common import offset_of_head
-from kernels.flash_relation.forward import LOG2_E
-from kernels.flash_relation.tiles import (
+from relation.kernels.common import offset_of_head
+from relation.kernels.flash_relation.forward import LOG2_E
+from relation.kernels.flash_relation.tiles import (
     PAST_END,
     half_tanh,
     load_tile,

@@ -6,9 +6,9 @@ A program owns a block of history of one head and scans the rows that read it (A
 import triton
 import triton.language as tl
 
-from kernels.common import offset_of_head
-from kernels.flash_relation.forward import LOG2_E
-from kernels.flash_relation.tiles import (
+from relation.kernels.common import offset_of_head
+from relation.kernels.flash_relation.forward import LOG2_E
+from relation.kernels.flash_relation.tiles import (
     PAST_END,
     half_tanh,
     load_tile,

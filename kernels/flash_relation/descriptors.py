@@ -5,7 +5,7 @@ import math
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from kernels.flash_relation.launches import Launches
+from relation.kernels.flash_relation.launches import Launches
 
 ALIGNMENT = 16  # bytes, of a tensor's start and of every stride but the last
 

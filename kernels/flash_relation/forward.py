@@ -10,10 +10,16 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.common import interpreted, offset_of_head
-from kernels.flash_relation.descriptors import are_describable, describe
-from kernels.flash_relation.launches import Launch, Launches, grid, select_launches, split_width
-from kernels.flash_relation.tiles import (
+from relation.kernels.common import interpreted, offset_of_head
+from relation.kernels.flash_relation.descriptors import are_describable, describe
+from relation.kernels.flash_relation.launches import (
+    Launch,
+    Launches,
+    grid,
+    select_launches,
+    split_width,
+)
+from relation.kernels.flash_relation.tiles import (
     half_tanh,
     load_tile,
     program_head,

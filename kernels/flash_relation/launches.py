@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from kernels.common import architecture
+from relation.kernels.common import architecture
 
 FILE = Path(__file__).with_name("launches.toml")
 PASSES = ("forward", "repair", "p1", "p2_info")

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import triton
 
-from kernels.flash_relation import backward, forward
-from kernels.flash_relation.launches import PASSES, Launches, load_launches, split_width
-from kernels.resources import Resources, compile_resources
+from relation.kernels.flash_relation import backward, forward
+from relation.kernels.flash_relation.launches import PASSES, Launches, load_launches, split_width
+from relation.kernels.resources import Resources, compile_resources
 
 TABLE = Path(__file__).with_suffix(".csv")
 _TILES = ("p1_tiles", "p2_tiles", "info_tiles", "dy_tiles")

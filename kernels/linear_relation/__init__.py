@@ -2,8 +2,8 @@
 
 import torch
 
-from kernels.flash_relation import DTYPES, NARROWEST, WIDEST, why_unavailable
 from relation.errors import InputError
+from relation.kernels.flash_relation import DTYPES, NARROWEST, WIDEST, why_unavailable
 from relation.operators.checks import check_floating, check_relation_inputs
 
 
@@ -31,7 +31,7 @@ def linear_relation(
     """
     _check_inputs(p1, p2, info, log_retention, tau, state)
     # Registering the operators compiles nothing, but it imports Triton.
-    from kernels.linear_relation.autograd import linear_forward
+    from relation.kernels.linear_relation.autograd import linear_forward
 
     y, final, *_ = linear_forward(p1, p2, info, log_retention, state, float(tau))
     return y, final

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from kernels.linear_relation.backward import launch_backward
-from kernels.linear_relation.forward import kept_shapes, launch_forward
-from kernels.linear_relation.launches import select_launches
+from relation.kernels.linear_relation.backward import launch_backward
+from relation.kernels.linear_relation.forward import kept_shapes, launch_forward
+from relation.kernels.linear_relation.launches import select_launches
 
 
 @custom_op("relation::linear_relation", mutates_args=())

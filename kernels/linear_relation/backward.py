@@ -5,13 +5,16 @@ import itertools
 import torch
 import triton
 
-from kernels.common import padded_width
-from kernels.linear_relation.fused import weak_gradients_kernel
-from kernels.linear_relation.launches import select_launches, split_chunks
-from kernels.linear_relation.levels import coordinates_backward_kernel, information_backward_kernel
-from kernels.linear_relation.prepare import launch_prepare
-from kernels.linear_relation.states import launch_states
-from kernels.linear_relation.weak import weak_coordinates_kernel, weak_information_kernel
+from relation.kernels.common import padded_width
+from relation.kernels.linear_relation.fused import weak_gradients_kernel
+from relation.kernels.linear_relation.launches import select_launches, split_chunks
+from relation.kernels.linear_relation.levels import (
+    coordinates_backward_kernel,
+    information_backward_kernel,
+)
+from relation.kernels.linear_relation.prepare import launch_prepare
+from relation.kernels.linear_relation.states import launch_states
+from relation.kernels.linear_relation.weak import weak_coordinates_kernel, weak_information_kernel
 
 
 def launch_backward(

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from kernels.linear_relation.tiles import load_tokens
+from relation.kernels.linear_relation.tiles import load_tokens
 
 # F.normalize divides by the norm, or by this where the norm is smaller.
 NORM_FLOOR = tl.constexpr(1e-12)

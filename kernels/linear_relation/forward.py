@@ -2,11 +2,16 @@
 
 import torch
 
-from kernels.linear_relation.launches import Launches, Segments, select_launches, split_chunks
-from kernels.linear_relation.output import output_kernel
-from kernels.linear_relation.prepare import Prepared, launch_prepare
-from kernels.linear_relation.states import States, launch_states, state_shapes
-from kernels.linear_relation.weak import weak_output_kernel
+from relation.kernels.linear_relation.launches import (
+    Launches,
+    Segments,
+    select_launches,
+    split_chunks,
+)
+from relation.kernels.linear_relation.output import output_kernel
+from relation.kernels.linear_relation.prepare import Prepared, launch_prepare
+from relation.kernels.linear_relation.states import States, launch_states, state_shapes
+from relation.kernels.linear_relation.weak import weak_output_kernel
 
 Forward = tuple[torch.Tensor, ...]
 

@@ -3,8 +3,8 @@
 import triton
 import triton.language as tl
 
-from kernels.common import head_offset
-from kernels.linear_relation.decays import (
+from relation.kernels.common import head_offset
+from relation.kernels.linear_relation.decays import (
     exp,
     load_retention,
     product,
@@ -14,8 +14,13 @@ from kernels.linear_relation.decays import (
     sum_halves,
     sum_steps,
 )
-from kernels.linear_relation.tiles import load_state, load_tokens, states_of_chunk, store_tokens
-from kernels.linear_relation.weak import rounded
+from relation.kernels.linear_relation.tiles import (
+    load_state,
+    load_tokens,
+    states_of_chunk,
+    store_tokens,
+)
+from relation.kernels.linear_relation.weak import rounded
 
 
 @triton.jit

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.common import HOPPER, SMALL, architecture, padded_width
+from relation.kernels.common import HOPPER, SMALL, architecture, padded_width
 
 
 @dataclass(frozen=True)

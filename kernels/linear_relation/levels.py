@@ -8,8 +8,8 @@ the retention, one block of channels a program.
 import triton
 import triton.language as tl
 
-from kernels.common import head_offset
-from kernels.linear_relation.decays import (
+from relation.kernels.common import head_offset
+from relation.kernels.linear_relation.decays import (
     decays_at_level,
     load_retention,
     pairs_in_blocks,
@@ -18,7 +18,7 @@ from kernels.linear_relation.decays import (
     steps_to_middle,
     sum_steps,
 )
-from kernels.linear_relation.tiles import (
+from relation.kernels.linear_relation.tiles import (
     load_row,
     load_selves,
     load_state,

@@ -3,15 +3,15 @@
 import triton
 import triton.language as tl
 
-from kernels.common import head_offset
-from kernels.linear_relation.decays import (
+from relation.kernels.common import head_offset
+from relation.kernels.linear_relation.decays import (
     decays_at_level,
     load_retention,
     pairs_in_blocks,
     product,
     sum_steps,
 )
-from kernels.linear_relation.tiles import (
+from relation.kernels.linear_relation.tiles import (
     load_selves,
     load_state,
     load_tokens,

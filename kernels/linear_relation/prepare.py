@@ -6,8 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.common import head_offset, padded_width
-from kernels.linear_relation.decays import (
+from relation.kernels.common import head_offset, padded_width
+from relation.kernels.linear_relation.decays import (
     LARGEST_EXPONENT,
     load_retention,
     self_and_norms_of,
@@ -15,8 +15,8 @@ from kernels.linear_relation.decays import (
     sum_halves,
     sum_steps,
 )
-from kernels.linear_relation.launches import Launches, Segments
-from kernels.linear_relation.tiles import load_tokens, store_row, store_tokens
+from relation.kernels.linear_relation.launches import Launches, Segments
+from relation.kernels.linear_relation.tiles import load_tokens, store_row, store_tokens
 
 
 @dataclass(frozen=True)

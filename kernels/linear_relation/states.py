@@ -10,11 +10,11 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.common import head_offset
-from kernels.linear_relation.decays import exp, product
-from kernels.linear_relation.launches import Launches, Segments
-from kernels.linear_relation.prepare import Prepared
-from kernels.linear_relation.tiles import load_half, load_selves, load_tokens, state_tile
+from relation.kernels.common import head_offset
+from relation.kernels.linear_relation.decays import exp, product
+from relation.kernels.linear_relation.launches import Launches, Segments
+from relation.kernels.linear_relation.prepare import Prepared
+from relation.kernels.linear_relation.tiles import load_half, load_selves, load_tokens, state_tile
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ matrix of exponents and its reciprocal.
 import triton
 import triton.language as tl
 
-from kernels.common import head_offset
-from kernels.linear_relation.decays import exp, product, project, split
-from kernels.linear_relation.tiles import (
+from relation.kernels.common import head_offset
+from relation.kernels.linear_relation.decays import exp, product, project, split
+from relation.kernels.linear_relation.tiles import (
     load_half,
     load_row,
     load_selves,

@@ -51,7 +51,7 @@ def add_commands(commands) -> None:
 
 
 def _tune(options: argparse.Namespace) -> None:
-    from kernels import why_unavailable
+    from relation.kernels import why_unavailable
 
     if options.name != "flash":
         raise InputError(f"nothing named {options.name!r} to tune; choose flash")

@@ -55,19 +55,19 @@ def _cudnn_refusal(device: torch.device) -> str | None:
 
 def _flash_relation(*args, **kwargs):
     # Imported on use: the reference operators run on machines without Triton.
-    from kernels import flash_relation
+    from relation.kernels import flash_relation
 
     return flash_relation(*args, **kwargs)
 
 
 def _flash_linear_relation(*args, **kwargs):
-    from kernels import linear_relation
+    from relation.kernels import linear_relation
 
     return linear_relation(*args, **kwargs)
 
 
 def _flash_refusal(device: torch.device) -> str | None:
-    from kernels import why_unavailable
+    from relation.kernels import why_unavailable
 
     return why_unavailable(device)
 

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import kernels
+from relation import kernels
 from relation.data.windows import IGNORED
 from relation.model import Decoder
 from relation.operators.checks import projection_dtype
@@ -29,7 +29,7 @@ def _fuses(device: torch.device, vocabulary: int) -> bool:
     if device.type != "cuda" or kernels.why_unavailable(device) is not None:
         return False
     # It imports Triton.
-    from kernels.cross_entropy import LARGEST_VOCABULARY
+    from relation.kernels.cross_entropy import LARGEST_VOCABULARY
 
     return vocabulary <= LARGEST_VOCABULARY
 
@@ -43,7 +43,7 @@ class _SummedNLL(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, states: Tensor, weight: Tensor, targets: Tensor, dtype: torch.dtype) -> Tensor:
-        from kernels.cross_entropy import cross_entropy
+        from relation.kernels.cross_entropy import cross_entropy
 
         x, w = states.to(dtype).flatten(0, 1), weight.to(dtype)
         nll, dlogits = cross_entropy(x @ w.mT, targets.flatten(), IGNORED)

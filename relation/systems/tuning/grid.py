@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import torch
 
-from kernels.common import SHARED_MEMORY
-from kernels.flash_relation.descriptors import are_describable
-from kernels.flash_relation.launches import Launch, Launches
-from kernels.flash_relation.resources import pass_resources
+from relation.kernels.common import SHARED_MEMORY
+from relation.kernels.flash_relation.descriptors import are_describable
+from relation.kernels.flash_relation.launches import Launch, Launches
+from relation.kernels.flash_relation.resources import pass_resources
 
 # `repair` runs on rows that almost no input has, and is not searched.
 SEARCHED = ("forward", "p1", "p2_info")

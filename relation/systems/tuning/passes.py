@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from kernels.flash_relation.backward import launch_backward
-from kernels.flash_relation.forward import launch_forward
-from kernels.flash_relation.launches import Launches
 from relation.geometry import ModelConfig
+from relation.kernels.flash_relation.backward import launch_backward
+from relation.kernels.flash_relation.forward import launch_forward
+from relation.kernels.flash_relation.launches import Launches
 from relation.systems.bench.peers import Inputs
 
 _TRANSPORT_SELF = True

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 import torch
 from triton.errors import TritonError
 
-from kernels.common import architecture
-from kernels.flash_relation.launches import Launch, Launches
 from relation.errors import RunError
+from relation.kernels.common import architecture
+from relation.kernels.flash_relation.launches import Launch, Launches
 from relation.systems.bench.flash import draw
 from relation.systems.bench.peers import Shape
 from relation.systems.tuning.grid import why_unfit

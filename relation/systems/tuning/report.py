@@ -7,7 +7,7 @@ from dataclasses import fields
 import torch
 import triton
 
-from kernels.flash_relation.launches import PASSES, Launch, Launches, load_launches
+from relation.kernels.flash_relation.launches import PASSES, Launch, Launches, load_launches
 from relation.systems.bench.peers import Shape
 from relation.systems.bench.table import Section
 from relation.systems.statistics import ratio

@@ -7,12 +7,12 @@ from functools import partial
 
 import torch
 
-from kernels.common import architecture, interpreted
-from kernels.flash_relation import NARROWEST, WIDEST
-from kernels.flash_relation.launches import Launch, Launches, select_launches
 from relation.config import Campaign
 from relation.devices import claim, describe
 from relation.errors import InputError, RunError
+from relation.kernels.common import architecture, interpreted
+from relation.kernels.flash_relation import NARROWEST, WIDEST
+from relation.kernels.flash_relation.launches import Launch, Launches, select_launches
 from relation.progress import Progress
 from relation.systems.bench.flash import draw
 from relation.systems.bench.operators import RotatingInputs

@@ -1,0 +1,17 @@
+"""Triton kernels of the paper's operators. Importing this needs no Triton and no GPU.
+
+Their files lie in the project's folder kernels/, which has no `__init__.py`, so that `import
+kernels` finds Hugging Face's package and not this folder. In a wheel they lie beside this file.
+"""
+
+from pathlib import Path
+
+_HERE = Path(__file__)
+_HOMES = (_HERE.with_suffix(""), _HERE.parents[1] / "kernels")
+__path__ = [str(next(home for home in _HOMES if home.is_dir()))]
+__spec__.submodule_search_locations = __path__
+
+from relation.kernels.flash_relation import flash_relation, why_unavailable  # noqa: E402
+from relation.kernels.linear_relation import linear_relation  # noqa: E402
+
+__all__ = ["flash_relation", "linear_relation", "why_unavailable"]
