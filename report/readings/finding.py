@@ -149,19 +149,21 @@ def _first_layer(found: Study) -> list[str]:
         f"{_tested(both[1])}."
     ]
     moved = {residual: rows for residual, rows in _moved(found).items() if rows}
-    effects = {"unscaled": "have the same effect without that division", "scaled": "undo it"}
-    parts = []
+    effects = {
+        "unscaled": "Without that division, the same effect comes from",
+        "scaled": "With it, the effect is undone by",
+    }
     for residual, rows in moved.items():
-        choices = "; ".join(f"{what}: {_measured(row, FIRST_LAYER)}" for what, row in rows)
-        parts.append(f"{effects[residual]} ({choices})")
-    if parts:
+        choices = (f"{what} ({_measured(row, FIRST_LAYER)})" for what, row in rows)
+        told.append(f"{effects[residual]}: {'; '.join(choices)}.")
+    if moved:
         worst = max(row["p_holm"] for rows in moved.values() for _, row in rows)
         told.append(
-            f"Other choices {' and others '.join(parts)}. Each is established: it differs from the "
-            f"base of its residual scale (p {probability(worst)} after Holm’s correction), and its "
-            "interval lies beyond the middle between the two bases."
+            "Each of these is established: it differs from the base of its residual scale "
+            f"(p {probability(worst)} after Holm’s correction), and its interval lies beyond the "
+            "middle between the two bases."
         )
-    return told
+    return [told[0], " ".join(told[1:])] if moved else told
 
 
 def _loss(found: Study) -> list[str]:
