@@ -62,7 +62,7 @@ def test_the_curves_show_each_pair_and_the_mean_with_its_interval(records) -> No
     assert list(mean.get_xdata()) == [24_576, 49_152, 73_728, 98_304]
     assert list(mean.get_ydata()) == pytest.approx([-0.395, -0.295, -0.195, -0.095])
     (band,) = axes.collections
-    margin = 3.182 * statistics.stdev([-0.01, 0, 0.01, 0.02]) / 2
+    margin = 3.182446 * statistics.stdev([-0.01, 0, 0.01, 0.02]) / 2
     heights = band.get_paths()[0].vertices[:, 1]
     assert (heights.min(), heights.max()) == pytest.approx((-0.395 - margin, -0.095 + margin))
     assert axes.get_title() == "10M, n = 4"

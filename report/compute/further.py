@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pandas as pd
+from scipy import stats
 
 from relation.geometry import PAIRED
 from report.compute.measured import Measured, Measurements, absent, select, worded
@@ -26,7 +26,6 @@ COLUMNS = (
     *("mha", "full", "delta", "spread", "won", "correlation"),
     *("spared.full", "spared.mha", "spared.difference"),
 )
-Z_975 = 1.959964  # 97.5% quantile of the normal distribution
 
 
 def further_row(scale: str) -> str:
@@ -150,10 +149,10 @@ def _put_correlation(found: Measurements, row: str, pairs: pd.DataFrame, behind:
         why = "all runs of a variant end at the same NLL"
         found[*key, "value"] = _undetermined(why, behind)
         return
-    value = statistics.correlation(pairs["mha"], pairs["full"])
+    correlation = stats.pearsonr(pairs["mha"], pairs["full"])
+    value = float(correlation.statistic)
     found[*key, "value"] = replace(behind, value=value)
     if len(pairs) > 3 and abs(value) < 1:
-        margin = Z_975 / math.sqrt(len(pairs) - 3)
-        for statistic, sign in (("low", -1), ("high", 1)):
-            end = math.tanh(math.atanh(value) + sign * margin)
-            found[*key, statistic] = replace(behind, value=end)
+        interval = correlation.confidence_interval()
+        found[*key, "low"] = replace(behind, value=float(interval.low))
+        found[*key, "high"] = replace(behind, value=float(interval.high))

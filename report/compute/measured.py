@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import pandas as pd
 
 from relation.records.gaps import NOT_RUN, NOT_THERE
-from report.compute.fit import T_975
+from report.compute.fit import t_quantile
 
 if TYPE_CHECKING:
     from relation.records import CampaignRecords
@@ -71,7 +71,7 @@ def t_margin(values: list[float]) -> float | None:
     n = len(values)
     if n < 2:
         return None
-    return T_975[min(n - 1, len(T_975)) - 1] * statistics.stdev(values) / math.sqrt(n)
+    return t_quantile(n - 1) * statistics.stdev(values) / math.sqrt(n)
 
 
 Measurements = dict[tuple[str, str, str], Measured]
