@@ -14,11 +14,11 @@ from relation.records import CampaignRecords
 from report.cells import build
 from report.compute.further import further_pairs
 from report.compute.measured import Measured
+from report.compute.quality import PAIRED_NLL
 from report.document.render import LINES_A_FLOAT, floats
 from report.figures import draw_figures, further
 from report.site.overview import headlines
 from report.tables import TABLES
-from report.tables.quality import PAIRED_NLL
 from report.view import PrintedPanel, PrintedTable, print_table
 
 CLAIMS_BESIDE = {1: "nat/token", 2: "1", 3: "%"}

@@ -12,13 +12,12 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from report.compute.complexity import OPERATORS, fitted_time
 from report.compute.fit import power_fit
 from report.compute.measured import Measurements, select
-from report.compute.systems import PAPER_CONTEXTS, efficient
+from report.compute.systems import PAPER_CONTEXTS, RATIO, SPEEDUP, efficient
 from report.figures.drawing import Drawing, demand, grid, present, quantity
 from report.layout import SCALES, Number
 from report.numbers import value_text
 from report.paper_seeds import number
 from report.style import INK, MATERIALISED, MHA, MUTED, OPERATOR_COLOUR, OPERATOR_NAME, RELATION
-from report.tables.systems import RATIO, SPEEDUP
 from report.verdicts import Likeness
 from report.verdicts.setting import PAPER_GPU
 

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from relation.records import smoothed_loss
 from report.compute.measured import is_number, select, t_margin
-from report.compute.quality import ABLATION_SCALE, ABLATIONS
+from report.compute.quality import ABLATION_NAMES, ABLATION_SCALE, ABLATIONS
 from report.figures.drawing import (
     PAIR,
     Drawing,
@@ -26,7 +26,6 @@ from report.layout import SCALES
 from report.numbers import MINUS
 from report.paper_seeds import number
 from report.style import INK, MHA, MUTED, OPERATOR_COLOUR, RELATION
-from report.tables.quality import ABLATION_NAMES
 
 if TYPE_CHECKING:
     from relation.records import CampaignRecords
