@@ -1,12 +1,12 @@
 """What a campaign would run and what it costs, before anything runs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Protocol
 
 from relation.config import Campaign
 from relation.disk import disk_gib, stage_of
-from relation.geometry import ABLATIONS, PAIRED
 from relation.model.inventory import count_parameters
 from relation.parquet import read_origin
 from relation.results import Results
@@ -31,6 +31,15 @@ class Stage:
     tokens: int
     hours: float
     disk_gib: float
+
+
+class TableNeeds(Protocol):
+    """What a table rests on, as its declaration says (``report.layout.Needs``)."""
+
+    runs: Callable[[RunSpec], bool]
+    further: bool
+    flow: bool
+    benchmarks: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -61,18 +70,6 @@ class Plan:
         return asdict(self) | {"total": asdict(self.total)}
 
 
-def _paired(run: RunSpec) -> bool:
-    return run.variant in PAIRED
-
-
-def _ablation(run: RunSpec) -> bool:
-    return run.variant in ABLATIONS or (run.variant == "full" and run.scale == "10M")
-
-
-def _none(run: RunSpec) -> bool:
-    return False
-
-
 def _benchmark_seconds(spec: SystemsSpec, tokens_per_second: float) -> float:
     """Each side compiled, warmed up and asked in every round, at its scale's training rate."""
     updates = spec.warmup_updates + spec.rounds * (spec.measured_updates + 1)
@@ -81,32 +78,12 @@ def _benchmark_seconds(spec: SystemsSpec, tokens_per_second: float) -> float:
     return _START_SECONDS + compilation + updates * tokens / tokens_per_second
 
 
-# Which runs, whether their diagnostics, and which benchmarks each table rests on.
-_NEEDS: dict[str, tuple[Callable[[RunSpec], bool], bool, tuple[str, ...]]] = {
-    "token-mixing-complexity": (_none, False, ("complexity",)),
-    "main-results": (_paired, False, ()),
-    "structural-ablations": (_ablation, False, ()),
-    "relation_internal": (_paired, True, ()),
-    "efficient-relation": (_none, False, ("fixed", "matched")),
-    "app-configs": (_none, False, ()),
-    "app-structural-layerwise": (_paired, True, ()),
-    "app-structural-routing": (_paired, True, ()),
-    "app-structural-sink-profile": (_paired, True, ()),
-    "app-structural-spectrum": (_paired, True, ()),
-    "app-nll": (_paired, False, ()),
-    "app-token-efficiency": (_paired, False, ()),
-    "app-ablation": (_ablation, False, ()),
-    "app-hybrid": (lambda run: run.variant == "hybrid", False, ()),
-    "app-prod-fr-fa": (_paired, False, ("matched",)),
-    "app-linear-steady": (_none, False, ("linear-steady",)),
-    "app-linear-long": (_none, False, ("linear-long",)),
-}
-# Tables with a panel of the pairs beyond the matrix.
-_WITH_FURTHER = ("app-nll",)
+def make_plan(campaign: Campaign, results: Results, tables: Mapping[str, TableNeeds]) -> Plan:
+    """Count jobs, tokens, hours and disk of a campaign, from its configured token rates.
 
-
-def make_plan(campaign: Campaign, results: Results) -> Plan:
-    """Count jobs, tokens, hours and disk of a campaign, from its configured token rates."""
+    Args:
+        tables: what each table needs, by its label.
+    """
     parameters: dict[tuple[str, str], int] = {}
     for run in (*campaign.trained_runs, *campaign.reading_runs):
         key = (run.scale, run.variant)
@@ -194,17 +171,18 @@ def make_plan(campaign: Campaign, results: Results) -> Plan:
     verified = 2 - unverified - unchecked
     stages.append(Stage("verification", 2, verified, 0, seconds / 3600, 0.0))
 
-    tables = []
-    for label, (wants, with_flow, benchmarks) in _NEEDS.items():
-        runs = [run for run in campaign.runs if wants(run)]
-        if label in _WITH_FURTHER:
+    costs = []
+    for label, needs in tables.items():
+        runs = [run for run in campaign.runs if needs.runs(run)]
+        if needs.further:
             runs += campaign.further_runs
-        hours = sum(run_hours(run) + with_flow * diagnosis_hours(run) for run in runs)
-        hours += sum(benchmark_hours(s) for s in campaign.systems if s.benchmark in benchmarks)
-        tables.append(TableCost(label, len(runs), hours, run_gib(runs)))
+        hours = sum(run_hours(run) + needs.flow * diagnosis_hours(run) for run in runs)
+        measured = [spec for spec in campaign.systems if spec.benchmark in needs.benchmarks]
+        hours += sum(map(benchmark_hours, measured))
+        costs.append(TableCost(label, len(runs), hours, run_gib(runs)))
     basis = (
         "Training and benchmarks from expected_tokens_per_second in config.yaml, 5 s for a job's "
         "start and 30 s to compile a model; diagnostics are a rough guess. Disk: every run's "
         "checkpoint and the two resume states of the largest run; corpora come on top."
     )
-    return Plan(stages, tables, basis)
+    return Plan(stages, costs, basis)

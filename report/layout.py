@@ -10,6 +10,7 @@ import pandas as pd
 
 if TYPE_CHECKING:
     from relation.records import CampaignRecords
+    from relation.spec import RunSpec
     from report.compute.measured import Measurements
 
 
@@ -99,6 +100,28 @@ class Note(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Needs:
+    """What a table rests on, for what it alone would cost.
+
+    Attributes:
+        runs: whether it needs a run of the matrix.
+        further: whether it shows the pairs beyond the matrix too.
+        flow: whether it needs the diagnosed checkpoints of its runs.
+        benchmarks: names of systems benchmarks.
+    """
+
+    runs: Callable[[RunSpec], bool] = lambda run: False
+    further: bool = False
+    flow: bool = False
+    benchmarks: tuple[str, ...] = ()
+
+
+SCALES = ("10M", "30M", "100M")
+SEEDS = (42, 43, 44)
+SCALE_ROWS = tuple(Row(scale, (scale,)) for scale in SCALES)
+
+
+@dataclass(frozen=True)
 class Table:
     """One table of the paper.
 
@@ -108,8 +131,11 @@ class Table:
         title: a few words, as a heading.
         summary: one line for the index.
         caption: what the reader sees, without the campaign's name and devices.
-        stubs: headings of the row labels.
+        panels: its blocks of columns.
         measure: the campaign's values from its records, keyed (row, column, statistic).
+        needs: the runs, diagnoses and benchmarks that it rests on.
+        stubs: headings of the row labels.
+        rows: as the paper prints them.
         systems: whether the paper measured it on its own GPU.
         extra_row: makes a row for a key that only the campaign has.
         label_column: the column of the cells that holds the campaign's own row label, where its
@@ -123,19 +149,20 @@ class Table:
     title: str
     summary: str
     caption: str
-    stubs: tuple[str, ...]
-    rows: tuple[Row, ...]
     panels: tuple[Panel, ...]
     measure: Callable[[CampaignRecords], Measurements]
+    needs: Needs = Needs()
+    stubs: tuple[str, ...] = ("Scale",)
+    rows: tuple[Row, ...] = SCALE_ROWS
     systems: bool = False
     extra_row: Callable[[str], Row] | None = None
     label_column: str = ""
     notes: Callable[[pd.DataFrame], list[Note]] | None = None
 
 
-SCALES = ("10M", "30M", "100M")
-SEEDS = (42, 43, 44)
-SCALE_ROWS = tuple(Row(scale, (scale,)) for scale in SCALES)
+def block(*columns: Column) -> tuple[Panel, ...]:
+    """The panels of a table that has one, without a title."""
+    return (Panel("", columns),)
 
 
 def value(header: str, key: str, form: Number | Words, operator: str = "") -> Column:
@@ -148,3 +175,8 @@ def arrow(header: str, key: str, form: Number) -> Column:
     return Column(
         header, (Part(f"{key}.mha", form), Part(f"{key}.full", form)), "{} → {}", operator="both"
     )
+
+
+def shown(cells: pd.DataFrame, column: str) -> pd.DataFrame:
+    """The cells of one column that hold a number, for a table's notes."""
+    return cells[(cells["column"] == column) & cells["value"].notna()]

@@ -48,7 +48,7 @@ def test_disk_is_the_plans(name: str, tmp_path: Path) -> None:
     """Of the matrix, the further pairs and the readings where a campaign has them, run or not."""
     campaign = resolve(load_config(ROOT / "config.yaml"), campaign=name)
     records = all_run(campaign)
-    planned = make_plan(campaign, Results(campaign, tmp_path)).total
+    planned = make_plan(campaign, Results(campaign, tmp_path), {}).total
     assert answers(records)["Disk space required"][0].startswith(f"{planned.disk_gib:.2f} GiB")
     gaps = pd.DataFrame(
         {"kind": "further run", "scale": run.scale, "variant": run.variant, "seed": run.seed}

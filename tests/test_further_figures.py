@@ -79,8 +79,8 @@ def test_the_curves_show_each_pair_and_the_mean_with_its_interval(records) -> No
     assert list(mean.get_xdata()) == TOKENS
     assert list(mean.get_ydata()) == pytest.approx([-0.395, -0.295, -0.195, -0.095])
     (shaded,) = axes.collections
-    margin = 3.182 * statistics.stdev([-0.01, 0, 0.01, 0.02]) / 2
-    assert heights(shaded) == pytest.approx((-0.395 - margin, -0.095 + margin), abs=1e-4)
+    margin = 3.182446 * statistics.stdev([-0.01, 0, 0.01, 0.02]) / 2
+    assert heights(shaded) == pytest.approx((-0.395 - margin, -0.095 + margin))
     assert axes.get_title() == "10M, n = 4"
     low, high = axes.get_ylim()
     assert low < -0.395 - margin and high > 0

@@ -14,7 +14,6 @@ from report import paper
 from report.cells import build
 from report.claims import judge_claims
 from report.compute.measured import Measured, absent
-from report.compute.structure import ratio
 from report.tables import TABLES
 from report.view import print_table
 
@@ -201,12 +200,12 @@ def test_flow_is_count_weighted_over_heads_and_layers_and_then_averaged_over_see
 def test_a_ratio_is_of_the_seeds_that_have_both_terms():
     over = Measured(2.0, n=2, by_seed={42: 1.0, 43: 3.0})
     below = Measured(3.0, n=2, by_seed={43: 2.0, 44: 4.0})
-    found = ratio(over, below)
+    found = over / below
     assert found.value == pytest.approx(1.5) and found.n == 1 and found.by_seed == {43: 1.5}
-    apart = ratio(over, replace(below, by_seed={44: 4.0, 45: 2.0}))
+    apart = over / replace(below, by_seed={44: 4.0, 45: 2.0})
     assert apart.value is None and "no seed has both" in apart.reason
-    assert ratio(Measured(3.0, n=1), Measured(2.0, n=1)).value == 1.5
-    zero = ratio(over, replace(below, by_seed={43: 0.0, 44: 4.0}))
+    assert (Measured(3.0, n=1) / Measured(2.0, n=1)).value == 1.5
+    zero = over / replace(below, by_seed={43: 0.0, 44: 4.0})
     assert zero.status == "no counterpart"
 
 

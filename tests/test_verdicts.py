@@ -8,7 +8,7 @@ from test_report_records import make_empty, make_records
 
 from relation.errors import InputError
 from report.cells import build
-from report.compute.fit import T_975
+from report.compute.fit import t_quantile
 from report.paper import load
 from report.paper_seeds import by_seed, number, spread
 from report.site.behind import behind_cells
@@ -103,7 +103,7 @@ def test_a_structural_mean_of_one_seed_has_no_interval() -> None:
 def test_two_runs_differ_by_students_quantile_of_the_difference() -> None:
     (factor,) = {rule.factor for rule in load_rules() if rule.kind == "seed"}
     # The paper's deviation is of three seeds: two degrees of freedom.
-    assert factor == pytest.approx(T_975[1] * 2**0.5, rel=2e-3)
+    assert factor == pytest.approx(t_quantile(2) * 2**0.5, rel=2e-3)
 
 
 def test_a_difference_that_is_zero_by_construction_is_not_judged() -> None:

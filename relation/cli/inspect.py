@@ -56,11 +56,12 @@ def _plan(options: argparse.Namespace) -> None:
 
     from relation.plan import make_plan
     from relation.preflight import check_corpus
+    from report.tables import TABLES
 
     results = campaign_results(options)
     campaign = results.campaign
     check_corpus(campaign)
-    plan = make_plan(campaign, results)
+    plan = make_plan(campaign, results, {table.label: table.needs for table in TABLES})
     if options.json:
         print(json.dumps(plan.as_dict(), indent=2))
         return

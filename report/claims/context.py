@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from statistics import fmean
 from typing import TYPE_CHECKING
 
+from report.claims.evidence import Term, printed
 from report.compute.measured import Measured, Measurements
+from report.layout import Table
 from report.verdicts import Setting, Settings
 
 if TYPE_CHECKING:
@@ -36,6 +36,22 @@ class Context:
     def _computed(self, compute: Compute) -> Measurements:
         return compute(self.records)
 
+    def cell(self, table: Table, row: str, column: str, statistic: str = "value") -> Measured:
+        """A value of one of the tables."""
+        return self.table(table.measure)[row, column, statistic]
+
+    def term(self, table: Table, row: str, column: str, statistic: str = "value") -> Term:
+        """A value of one of the tables beside what the paper prints there."""
+        paper = printed(table.label, row, column, statistic)
+        return Term(paper, self.cell(table, row, column, statistic))
+
+    def interval(self, table: Table, row: str, column: str) -> tuple[float | None, float | None]:
+        """The 95% interval beside a value of a table, where the table has one."""
+        cells = self.table(table.measure)
+        found = (cells.get((row, column, end)) for end in ("low", "high"))
+        low, high = (None if end is None else end.value for end in found)
+        return low, high
+
     def setting(self, sources: tuple[str, ...], scales: tuple[str, ...] = ()) -> Setting:
         """What a value that rests on these records has in common with the paper's."""
         return self._settings.of(sources, scales)
@@ -50,41 +66,4 @@ class WithoutSeed(Context):
 
     def _computed(self, compute: Compute) -> Measurements:
         table = self._whole.table(compute)
-        return {key: without_seed(value, self.left_out) for key, value in table.items()}
-
-
-def without_seed(measured: Measured, seed: int) -> Measured:
-    """A mean over seeds without one of them; what holds no such seed is itself.
-
-    A ratio of means is none: take it anew of its terms.
-    """
-    if seed not in measured.by_seed:
-        return measured
-    rest = {other: value for other, value in measured.by_seed.items() if other != seed}
-    if not rest:
-        return Measured(status="not run", reason=f"seed {seed} is left out")
-    return replace(measured, value=fmean(rest.values()), n=len(rest), by_seed=rest, whole=measured)
-
-
-def difference(ours: Measured, base: Measured) -> Measured:
-    """ours - base, seed by seed where both have the seed; absent for the reason that either is."""
-    for term in (ours, base):
-        if term.value is None:
-            return term
-    paired = [seed for seed in ours.by_seed if seed in base.by_seed]
-    if ours.by_seed and base.by_seed and not paired:
-        return Measured(status="not run", reason="no seed has both terms of the difference")
-    by_seed = {seed: ours.by_seed[seed] - base.by_seed[seed] for seed in paired}
-    value = sum(by_seed.values()) / len(by_seed) if by_seed else ours.value - base.value
-    whole = None
-    if ours.whole or base.whole:
-        whole = difference(ours.whole or ours, base.whole or base)
-    return Measured(
-        value,
-        unit=ours.unit,
-        n=len(by_seed) or min(ours.n, base.n),
-        reason=ours.reason or base.reason,
-        sources=(*base.sources, *ours.sources),
-        by_seed=by_seed,
-        whole=whole,
-    )
+        return {key: value.without(self.left_out) for key, value in table.items()}

@@ -15,7 +15,7 @@ Verdict = Literal["reproduced", "direction only", "not reproduced", "not tested"
 # A scale that was tried and gave no value is not one that was left out.
 _TRIED = ("failed", "oom")
 # Equal sums of equal numbers may differ in the last bit.
-_LAST_BIT = 1e-9
+LAST_BIT = 1e-9
 _CONTESTED = "its interval holds values that say otherwise"
 
 
@@ -31,13 +31,11 @@ class Printed:
     unit: str
     spread: float | None = None
 
-    def minus(self, other: Printed) -> Printed:
-        """The difference of two printed values."""
+    def __sub__(self, other: Printed) -> Printed:
         rounding = self.rounding + other.rounding
         return Printed(self.value - other.value, rounding, self.unit)
 
-    def over(self, other: Printed) -> Printed:
-        """The ratio of two printed values."""
+    def __truediv__(self, other: Printed) -> Printed:
         ratio = self.value / other.value
         rounding = ratio * (self.rounding / self.value + other.rounding / other.value)
         return Printed(ratio, rounding, "x")
@@ -52,6 +50,29 @@ def printed(label: str, row: str, column: str, statistic: str = "value") -> Prin
         found.unit,
         paper_seeds.spread(label, row, column),
     )
+
+
+class Term(NamedTuple):
+    """One quantity, as the paper prints it and as the campaign measured it."""
+
+    paper: Printed
+    ours: Measured
+
+    def __sub__(self, other: Term) -> Term:
+        return Term(self.paper - other.paper, self.ours - other.ours)
+
+    def __truediv__(self, other: Term) -> Term:
+        return Term(self.paper / other.paper, self.ours / other.ours)
+
+
+def rises(value: float) -> bool:
+    """The sign of a rise."""
+    return value > 0
+
+
+def falls(value: float) -> bool:
+    """The sign of a fall."""
+    return value < 0
 
 
 @dataclass(frozen=True)
@@ -117,58 +138,69 @@ def compare(
     measured: Measured,
     direction: Callable[[float], bool] | None,
     *,
+    met: Callable[[float], bool] | None = None,
+    ends: tuple[float | None, float | None] | None = None,
+    counted: str = "seeds",
     essential: bool = False,
 ) -> Evidence:
     """Hold a value of the campaign against the paper's.
 
     The size is met where the paper's value lies in our 95% t interval over seeds, or ours within
-    one of the paper's standard deviations or of its rounding.
+    one of the paper's standard deviations or of its rounding; or as ``met`` says.
 
     Args:
         measured: in the records' unit, with its values by seed.
         direction: whether a value in the paper's unit has the paper's sign; None: no sign is
             asked for.
+        met: whether a value in the paper's unit meets the paper's size.
+        ends: of the 95% interval in the paper's unit, where it is not one over seeds.
+        counted: what ``measured.n`` counts.
+        essential: the claim is not tested without it.
     """
-    given = {
-        "label": label,
-        "quantity": quantity,
-        "unit": paper.unit,
-        "paper": paper.value,
-        "asks_direction": direction is not None,
-        "essential": essential or measured.status in _TRIED,
-        "note": measured.reason,
-        "sources": measured.sources,
-    }
+    given = Evidence(
+        label,
+        quantity,
+        paper.unit,
+        paper=paper.value,
+        n=measured.n,
+        counted=counted,
+        asks_direction=direction is not None,
+        essential=essential or measured.status in _TRIED,
+        note=measured.reason,
+        sources=measured.sources,
+    )
     if measured.value is None:
         # A loss that was never reached is an answer, and a run that is not there is none.
-        missed = False if measured.status == "not reached" else None
-        return Evidence(**given, n=measured.n, direction=missed)
-    if 0 < len(measured.by_seed) < len(SEEDS):
-        seeds = "one seed" if measured.n == 1 else f"{measured.n} seeds"
-        fewer = f"{seeds}, the paper's mean is of {len(SEEDS)}"
-        given["note"] = joined(fewer, measured.reason)
+        return replace(given, direction=False if measured.status == "not reached" else None)
     scale = UNIT_SCALE[paper.unit]
     ours = measured.value / scale
     margin = None if measured.margin is None else measured.margin / scale
-    known = [size for size in (margin, paper.spread) if size is not None]
-    off = abs(ours - paper.value)
-    size: bool | None = off <= max([*known, paper.rounding]) * (1 + _LAST_BIT)
-    if not known and not size:
-        size = None
-        given["note"] = joined(given["note"], "one seed has no interval")
-    low, high = (None, None) if margin is None else (ours - margin, ours + margin)
-    contested = says_otherwise(direction, low, high)
-    given["note"] = joined(given["note"], _CONTESTED if contested else "")
-    return Evidence(
-        **given,
+    if ends is None:
+        ends = (None, None) if margin is None else (ours - margin, ours + margin)
+    contested = any(says_otherwise(holds, *ends) for holds in (met, direction))
+    size, why = _size(paper, ours, margin) if met is None else (met(ours), "")
+    fewer = ""
+    if 0 < len(measured.by_seed) < len(SEEDS):
+        seeds = "one seed" if measured.n == 1 else f"{measured.n} seeds"
+        fewer = f"{seeds}, the paper's mean is of {len(SEEDS)}"
+    low, high = ends
+    return replace(
+        given,
         ours=ours,
         low=low,
         high=high,
-        n=measured.n,
         direction=None if direction is None else direction(ours),
         size=size,
         contested=contested,
+        note=joined(fewer, measured.reason, why, _CONTESTED if contested else ""),
     )
+
+
+def _size(paper: Printed, ours: float, margin: float | None) -> tuple[bool | None, str]:
+    """Whether a value is as near to the paper's as their spreads allow, or why that is open."""
+    known = [size for size in (margin, paper.spread) if size is not None]
+    near = abs(ours - paper.value) <= max([*known, paper.rounding]) * (1 + LAST_BIT)
+    return (near, "") if known or near else (None, "one seed has no interval")
 
 
 def shown_beside(found: Evidence) -> Evidence:
@@ -176,46 +208,9 @@ def shown_beside(found: Evidence) -> Evidence:
     return replace(found, size=None, asks_size=False, essential=False, beside=True)
 
 
-def at_least_as_good(
-    label: str,
-    quantity: str,
-    paper: Printed,
-    worst: Printed,
-    measured: Measured,
-    *,
-    more: bool,
-    direction: Callable[[float], bool] | None,
-    ends: tuple[float | None, float | None] = (None, None),
-) -> Evidence:
-    """Hold a value against the paper's worst: at least it where ``more`` is better, else at most.
-
-    A value that was not measured is undecided; if it failed, so is the claim. ends: of its 95%
-    interval.
-    """
-    ours = None if measured.value is None else measured.value / UNIT_SCALE[paper.unit]
-    slack = worst.rounding + _LAST_BIT
-
-    def good(value: float) -> bool:
-        return value >= worst.value - slack if more else value <= worst.value + slack
-
-    contested = any(says_otherwise(holds, *ends) for holds in (good, direction))
-    return Evidence(
-        label,
-        quantity,
-        paper.unit,
-        paper.value,
-        ours,
-        *ends,
-        n=measured.n,
-        counted="rounds",
-        direction=None if direction is None or ours is None else direction(ours),
-        size=None if ours is None else good(ours),
-        contested=contested,
-        asks_direction=direction is not None,
-        essential=measured.status in _TRIED,
-        note=joined(measured.reason, _CONTESTED if contested else ""),
-        sources=measured.sources,
-    )
+def undecided(found: Evidence, why: str) -> Evidence:
+    """The same comparison, which decides nothing for a reason."""
+    return replace(found, direction=None, size=None, note=why)
 
 
 def _names(rows: Sequence[Evidence]) -> str:

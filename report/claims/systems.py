@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
+from relation.geometry import PAIRED
 from report import paper_seeds
 from report.claims.context import Context
 from report.claims.evidence import (
+    LAST_BIT,
     Evidence,
-    Printed,
-    at_least_as_good,
+    Term,
+    compare,
     joined,
-    printed,
     says_otherwise,
+    undecided,
 )
-from report.compute import systems as compute
-from report.compute.complexity import complexity as powers
-from report.compute.measured import Measured, Measurements, is_number, select
-from report.compute.structure import ratio
-from report.compute.systems import PAPER_CONTEXTS
+from report.compute.complexity import TOKEN_MIXING
+from report.compute.measured import is_number, select
+from report.compute.systems import (
+    EFFICIENT,
+    FIXED_CONTEXT,
+    LINEAR_LONG,
+    PAPER_CONTEXTS,
+    PRODUCTION,
+)
 from report.layout import SCALES
 from report.numbers import MINUS
-from report.paper import load
 
-# The T of claim 12.
-FIXED_CONTEXT = 1024
 # Fixed costs at small T and caches that overflow at large T bend a fitted power of T by so much.
 POWER_OF_TIME = 0.15
 # Bytes are counted, not timed: a fitted power is off by no more than rounding.
@@ -34,28 +38,30 @@ POWER_OF_BYTES = 0.01
 POWER_DECIMALS = 3
 
 
-def _comparable(
-    context: Context, found: Evidence, other_workload: Callable[[Context, str], str]
-) -> Evidence:
+Workload = Callable[[Context, str], str]
+"""Why a scale was measured on another workload than the paper's, or ""."""
+
+
+def _comparable(context: Context, found: Evidence, other_workload: Workload) -> Evidence:
     """The evidence of a scale, undecided if measured on no CUDA GPU or on another workload."""
     if found.ours is None:
         return found
     lacking = context.setting(found.sources).lacks("cuda") or other_workload(context, found.label)
-    return replace(found, direction=None, size=None, note=lacking) if lacking else found
+    return undecided(found, lacking) if lacking else found
 
 
 def _other_context(context: Context, scale: str) -> str:
     """Why the comparison with the materialised operator is not at the paper's T, if it is not."""
-    length = context.table(compute.efficient)[scale, "fixed.context", "value"].value
+    length = context.cell(EFFICIENT, scale, "fixed.context").value
     return "" if length == FIXED_CONTEXT else f"measured at T = {length:.0f}, not {FIXED_CONTEXT}"
 
 
 def _other_batches(context: Context, scale: str) -> str:
     """Why the pair is not the paper's production workload, if it is not."""
-    for variant in ("mha", "full"):
+    for variant in PAIRED:
         column = f"micro_ga.{variant}"
-        ours = context.table(compute.production)[scale, column, "value"].text
-        theirs = paper_seeds.printed("app-prod-fr-fa", scale, column).printed
+        ours = context.cell(PRODUCTION, scale, column).text
+        theirs = paper_seeds.printed(PRODUCTION.label, scale, column).printed
         if ours != theirs:
             return f"measured with micro/GA {ours}, not {theirs}"
     return ""
@@ -64,52 +70,45 @@ def _other_batches(context: Context, scale: str) -> str:
 def _held_to_the_worst(
     context: Context,
     quantity: str,
-    theirs: dict[str, Printed],
-    ours: Callable[[str], Measured],
-    more: bool,
+    terms: Mapping[str, Term],
     direction: Callable[[float], bool] | None,
-    other_workload: Callable[[Context, str], str],
-    ends: Callable[[str], tuple[float | None, float | None]] | None = None,
+    other_workload: Workload,
+    *,
+    more: bool,
+    ends: Mapping[str, tuple[float | None, float | None]] | None = None,
 ) -> Iterator[Evidence]:
-    worst = (min if more else max)(theirs.values(), key=lambda found: found.value)
-    for scale, paper in theirs.items():
-        found = at_least_as_good(
-            scale,
-            quantity,
-            paper,
-            worst,
-            ours(scale),
-            more=more,
-            direction=direction,
-            ends=ends(scale) if ends else (None, None),
-        )
+    """Hold each scale to the paper's worst: at least that where ``more`` is better, else at most.
+
+    ends: of each scale's 95% interval.
+    """
+    worst = (min if more else max)((term.paper for term in terms.values()), key=lambda p: p.value)
+    slack = worst.rounding + LAST_BIT
+
+    def met(value: float) -> bool:
+        return value >= worst.value - slack if more else value <= worst.value + slack
+
+    for scale, term in terms.items():
+        interval = ends[scale] if ends else (None, None)
+        found = compare(scale, quantity, *term, direction, met=met, ends=interval, counted="rounds")
         yield _comparable(context, found, other_workload)
-
-
-def _interval(table: Measurements, row: str, column: str) -> tuple[float | None, float | None]:
-    """The 95% interval beside a value of a table, where the table has one."""
-    found = (table.get((row, column, end)) for end in ("low", "high"))
-    low, high = (None if end is None else end.value for end in found)
-    return low, high
 
 
 def _throughput(
     context: Context,
     column: str,
     peer: str,
-    sign: Callable[[float], bool] | None,
-    other_workload: Callable[[Context, str], str],
+    direction: Callable[[float], bool] | None,
+    other_workload: Workload,
 ) -> Iterator[Evidence]:
-    """FlashRelation's training throughput over a peer's, a column of efficient-relation."""
+    """FlashRelation's training throughput over a peer's, a column of Table 5."""
     return _held_to_the_worst(
         context,
         f"training throughput, FlashRelation / {peer}",
-        {scale: printed("efficient-relation", scale, column) for scale in SCALES},
-        lambda scale: context.table(compute.efficient)[scale, column, "value"],
-        True,
-        sign,
+        {scale: context.term(EFFICIENT, scale, column) for scale in SCALES},
+        direction,
         other_workload,
-        lambda scale: _interval(context.table(compute.efficient), scale, column),
+        more=True,
+        ends={scale: context.interval(EFFICIENT, scale, column) for scale in SCALES},
     )
 
 
@@ -130,27 +129,20 @@ def beside_attention(context: Context) -> Iterator[Evidence]:
     """
     for found in _throughput(context, "matched.ratio", "FlashAttention", None, _other_batches):
         yield replace(found, note=joined(found.note, _which_attention(context, found.label)))
-    peer = next(
-        (
-            name.text
-            for scale in SCALES
-            if (name := context.table(compute.efficient)[scale, "peers.name", "value"]).text
-        ),
-        "",
-    )
+    names = (context.cell(EFFICIENT, scale, "peers.name").text for scale in SCALES)
+    peer = next(filter(None, names), "")
     yield from _beyond_the_paper(context, "peers.other_ratio", peer, _other_batches)
 
 
 def _beyond_the_paper(
-    context: Context, column: str, peer: str, other_workload: Callable[[Context, str], str]
+    context: Context, column: str, peer: str, other_workload: Workload
 ) -> Iterator[Evidence]:
     """FlashRelation's throughput over what the paper does not compare with; decides nothing."""
-    table = context.table(compute.efficient)
     for scale in SCALES:
-        measured = table[scale, column, "value"]
+        measured = context.cell(EFFICIENT, scale, column)
         if measured.value is None:
             continue
-        low, high = _interval(table, scale, column)
+        low, high = context.interval(EFFICIENT, scale, column)
         found = Evidence(
             scale,
             f"beyond the paper: training throughput, FlashRelation / {peer}",
@@ -184,28 +176,18 @@ def _which_attention(context: Context, scale: str) -> str:
 
 def memory(context: Context) -> Iterator[Evidence]:
     """Claim 14."""
-
-    def theirs(scale: str) -> Printed:
-        return Printed.over(
-            *(printed("app-prod-fr-fa", scale, f"allocated.{v}") for v in ("full", "mha"))
-        )
-
-    def ours(scale: str) -> Measured:
-        return ratio(
-            *(
-                context.table(compute.production)[scale, f"allocated.{v}", "value"]
-                for v in ("full", "mha")
-            )
-        )
-
+    ratios = {
+        scale: context.term(PRODUCTION, scale, "allocated.full")
+        / context.term(PRODUCTION, scale, "allocated.mha")
+        for scale in SCALES
+    }
     for found in _held_to_the_worst(
         context,
         "allocated memory, FlashRelation / FlashAttention",
-        {scale: theirs(scale) for scale in SCALES},
-        ours,
-        False,
+        ratios,
         lambda value: value <= 1,
         _other_batches,
+        more=False,
     ):
         yield replace(found, note=joined(found.note, *_bytes_beside(context, found.label)))
 
@@ -226,66 +208,84 @@ def _bytes_beside(context: Context, scale: str) -> Iterator[str]:
             )
 
 
+class _Power(NamedTuple):
+    """A power of T that the paper gives: what it is of, by how much a fit may be off it, its sign.
+
+    Without ``holds`` it is shown and decides nothing.
+    """
+
+    row: str
+    quantity: str
+    label: str
+    paper: float
+    tolerance: float | None = None
+    holds: Callable[[float], bool] | None = None
+
+
 def complexity(context: Context) -> Iterator[Evidence]:
     """Claim 16: fitted powers of T of Linear Relation's time, and of both decode states.
 
     Beside them those of the others' times, which are quadratic by definition.
     """
-    found = context.table(powers)
-
-    full = next(
-        (r for r in ("full-flash", "full-reference") if _power(context, r, "state") is not None),
-        "full-flash",
+    fitted = (
+        row
+        for row in ("full-flash", "full-reference")
+        if context.cell(TOKEN_MIXING, row, "state_exponent").value is not None
     )
-    for row, quantity, paper, tolerance, label, holds in (
-        ("linear", "time", 1.0, POWER_OF_TIME, "Linear Relation’s time", lambda e: e < 1.5),
-        (
-            "linear",
+    full = next(fitted, "full-flash")
+    linear = "linear"
+    for power in (
+        _Power(linear, "time", "Linear Relation’s time", 1.0, POWER_OF_TIME, lambda e: e < 1.5),
+        _Power(
+            linear,
             "state",
+            "Linear Relation’s decode state",
             0.0,
             POWER_OF_BYTES,
-            "Linear Relation’s decode state",
             lambda e: e < 0.5,
         ),
-        (full, "state", 1.0, POWER_OF_BYTES, "Full Relation’s decode state", lambda e: e > 0.5),
-        (full, "time", 2.0, None, "Full Relation’s time", None),
-        ("mha", "time", 2.0, None, "MHA’s time", None),
+        _Power(
+            full, "state", "Full Relation’s decode state", 1.0, POWER_OF_BYTES, lambda e: e > 0.5
+        ),
+        _Power(full, "time", "Full Relation’s time", 2.0),
+        _Power("mha", "time", "MHA’s time", 2.0),
     ):
-        cell = found[row, f"{quantity}_exponent", "value"]
-        low, high = _interval(found, row, f"{quantity}_exponent")
-        size = None
-        if cell.value is not None and tolerance is not None:
-            inside = low is not None and high is not None and low <= paper <= high
-            size = inside or abs(cell.value - paper) <= tolerance
-        contested = says_otherwise(holds, low, high)
-        low, high, shown = (
-            None if end is None else round(end, POWER_DECIMALS) for end in (low, high, cell.value)
-        )
-        yield Evidence(
-            label,
-            "fitted power of T",
-            "1",
-            paper=paper,
-            ours=shown,
-            low=low,
-            high=high,
-            n=cell.n,
-            counted="points",
-            direction=None if cell.value is None or holds is None else holds(cell.value),
-            size=size,
-            contested=contested,
-            asks_direction=holds is not None,
-            asks_size=tolerance is not None,
-            essential=holds is not None,
-            beside=holds is None,
-            note=cell.reason,
-            sources=cell.sources
-            or tuple(dict.fromkeys(select(context.records.complexity, operator=row)["source"])),
-        )
+        yield _of_power(context, power)
 
 
-def _power(context: Context, row: str, quantity: str) -> float | None:
-    return context.table(powers)[row, f"{quantity}_exponent", "value"].value
+def _of_power(context: Context, power: _Power) -> Evidence:
+    column = f"{power.quantity}_exponent"
+    cell = context.cell(TOKEN_MIXING, power.row, column)
+    low, high = context.interval(TOKEN_MIXING, power.row, column)
+    size = None
+    if cell.value is not None and power.tolerance is not None:
+        inside = low is not None and low <= power.paper <= high
+        size = inside or abs(cell.value - power.paper) <= power.tolerance
+    contested = says_otherwise(power.holds, low, high)
+    low, high, shown = (
+        None if end is None else round(end, POWER_DECIMALS) for end in (low, high, cell.value)
+    )
+    timed = select(context.records.complexity, operator=power.row)["source"]
+    return Evidence(
+        power.label,
+        "fitted power of T",
+        "1",
+        paper=power.paper,
+        ours=shown,
+        low=low,
+        high=high,
+        n=cell.n,
+        counted="points",
+        direction=None if cell.value is None or power.holds is None else power.holds(cell.value),
+        size=size,
+        contested=contested,
+        asks_direction=power.holds is not None,
+        asks_size=power.tolerance is not None,
+        essential=power.holds is not None,
+        beside=power.holds is None,
+        note=cell.reason,
+        sources=cell.sources or tuple(dict.fromkeys(timed)),
+    )
 
 
 def long_context(context: Context) -> Iterator[Evidence]:
@@ -293,21 +293,21 @@ def long_context(context: Context) -> Iterator[Evidence]:
 
     Beside it, what a GPU with more memory allocates where the paper's runs out.
     """
-    found = context.table(compute.linear_long)
-    theirs = {T: load("app-linear-long")[T, "status", "value"].printed for T in PAPER_CONTEXTS}
+    theirs = {
+        T: paper_seeds.printed(LINEAR_LONG.label, T, "status").printed for T in PAPER_CONTEXTS
+    }
     for status, quantity in (("PASS", "contexts that train"), ("OOM", "contexts out of memory")):
         lengths = [T for T in PAPER_CONTEXTS if theirs[T] == status]
-        cells = [found[T, "status", "value"] for T in lengths]
+        cells = [context.cell(LINEAR_LONG, T, "status") for T in lengths]
         there = [cell for cell in cells if cell.text is not None]
         ours = sum(cell.text == status for cell in there)
-        sources = tuple(
-            dict.fromkeys(s for T in lengths for s in found[T, "throughput", "value"].sources)
-        )
+        rates = [context.cell(LINEAR_LONG, T, "throughput") for T in lengths]
+        sources = tuple(dict.fromkeys(source for rate in rates for source in rate.sources))
         lacking = context.setting(sources).lacks("gpu") if there else ""
-        all_there = len(there) == len(cells)
-        missing = "; ".join(dict.fromkeys(c.reason for c in cells if c.text is None and c.reason))
+        missing = dict.fromkeys(c.reason for c in cells if c.text is None)
+        open_ = lacking or len(there) < len(cells)
         yield Evidence(
-            _contexts([_length(found, T) for T in lengths]),
+            _contexts([_length(context, T) for T in lengths]),
             quantity,
             "1",
             paper=len(lengths),
@@ -315,20 +315,20 @@ def long_context(context: Context) -> Iterator[Evidence]:
             n=len(there),
             counted="contexts",
             paper_n=len(lengths),
-            direction=None if lacking or not all_there else ours == len(lengths),
+            direction=None if open_ else ours == len(lengths),
             asks_size=False,
             essential=True,
-            note=joined(lacking or "", missing),
+            note=joined(lacking or "", *missing),
             sources=sources,
         )
         if status == "OOM":
             for T in lengths:
-                yield from _fits(found, T)
+                yield from _fits(context, T)
 
 
-def _length(found: Measurements, T: str) -> int:
+def _length(context: Context, T: str) -> int:
     """What stands for a context of the paper's, in a campaign of other models."""
-    return int(found[T, "context", "value"].value or T)
+    return int(context.cell(LINEAR_LONG, T, "context").value or T)
 
 
 def _contexts(lengths: list[int]) -> str:
@@ -336,10 +336,10 @@ def _contexts(lengths: list[int]) -> str:
     return f"T = {first}" if first == last else f"T = {first} to {last}"
 
 
-def _fits(found: Measurements, T: str) -> Iterator[Evidence]:
+def _fits(context: Context, T: str) -> Iterator[Evidence]:
     """Allocated bytes at a context that the paper's memory does not hold; decides nothing."""
-    allocated = found[T, "allocated", "value"]
-    if allocated.value is None or _length(found, T) != int(T):
+    allocated = context.cell(LINEAR_LONG, T, "allocated")
+    if allocated.value is None or _length(context, T) != int(T):
         return
     yield Evidence(
         f"T = {int(T):,}, allocated",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pandas as pd
@@ -14,10 +15,12 @@ from report.compute.measured import (
     absent,
     is_number,
     no_counterpart,
+    put,
     select,
     worded,
 )
-from report.compute.systems import failed, put_retention, put_setting
+from report.compute.systems import failed, put_retention, put_setting, setting_notes
+from report.layout import Column, Needs, Number, Panel, Part, Row, Table, Words, value
 from report.style import OPERATOR_NAME
 
 if TYPE_CHECKING:
@@ -44,7 +47,6 @@ def grown(rows: pd.DataFrame) -> pd.DataFrame:
 def complexity(records: CampaignRecords) -> Measurements:
     """Table 1, beside exponents fitted to the measured time and decode state against T."""
     found: Measurements = {}
-    sequential = no_counterpart("a property of the algorithm; nothing is measured for it")
     for operator in OPERATORS:
         rows = select(records.complexity, operator=operator).sort_values("context")
         none = absent(records, ("complexity",), variants=_names(operator))
@@ -52,25 +54,29 @@ def complexity(records: CampaignRecords) -> Measurements:
         undetermined = none
         if not rows.empty:
             undetermined = Measured(status="undetermined", reason=why) if why else failed(rows)
-        _put_fit(found, operator, "time_exponent", time, undetermined, noisy=True)
-        _put_fit(
-            found, operator, "state_exponent", _fit(rows, "decode_state_bytes"), none, noisy=False
-        )
-        found[operator, "contexts", "value"] = (
-            undetermined if time is None else _range(grown(rows)["context"], none)
-        )
-        for place in ("first", "last"):
-            found[operator, f"decode_{place}", "value"] = _token(rows, place, none)
+        state = _fit(rows, "decode_state_bytes")
+        # Bytes have no noise, and so no interval.
+        _put_fit(found, operator, "time_exponent", time, undetermined)
+        _put_fit(found, operator, "state_exponent", state and replace(state, low=None), none)
         decoded = rows[rows["decode_seconds"].notna()]
-        found[operator, "decoded", "value"] = _range(decoded["context"], none)
+        columns = {
+            "contexts": undetermined if time is None else _range(grown(rows)["context"], none),
+            "decode_first": _token(rows, decoded.head(1), none),
+            "decode_last": _token(rows, decoded.tail(1), none),
+            "decoded": _range(decoded["context"], none),
+        }
+        put(found, operator, columns)
     for row, candidates in (
         ("mha", ("mha",)),
         ("full", ("full-flash", "full-reference")),
         ("linear", ("linear",)),
     ):
-        found[row, "sequential", "value"] = sequential
-        for column, quantity in (("complexity", "time"), ("state", "state")):
-            found[row, column, "value"] = _power(found, candidates, quantity)
+        columns = {
+            "sequential": no_counterpart("a property of the algorithm; nothing is measured for it"),
+            "complexity": _power(found, candidates, "time"),
+            "state": _power(found, candidates, "state"),
+        }
+        put(found, row, columns)
     put_setting(found, records.complexity, records.page)
     put_retention(found, records, records.complexity)
     for column, names in (("oom", _out_of_memory(records)), ("flat", _flat(records))):
@@ -134,14 +140,13 @@ def _range(contexts: pd.Series, none: Measured) -> Measured:
     return worded(f"{contexts.min():.0f} to {contexts.max():.0f}")
 
 
-def _token(rows: pd.DataFrame, place: str, none: Measured) -> Measured:
-    """The time to decode one token at the first or last T that has one."""
-    decoded = rows[rows["decode_seconds"].notna()]
+def _token(rows: pd.DataFrame, decoded: pd.DataFrame, none: Measured) -> Measured:
+    """The time to decode one token at the one context of ``decoded``, if any was decoded."""
     if rows.empty:
         return none
     if decoded.empty:
         return Measured(status="failed", reason=str(rows.iloc[0]["decode_reason"]))
-    row = decoded.iloc[0 if place == "first" else -1]
+    row = decoded.iloc[0]
     return Measured(float(row["decode_seconds"]), unit="ms", n=1, sources=(row["source"],))
 
 
@@ -151,23 +156,16 @@ def _names(operator: str) -> tuple[str, ...]:
 
 
 def _fit(rows: pd.DataFrame, field: str) -> PowerFit | None:
-    points = [
-        (float(context), float(value))
-        for context, value in zip(rows["context"], rows[field], strict=True)
-        if is_number(value) and value > 0
-    ]
-    return power_fit(points)
+    kept = rows[(rows[field].astype(float) > 0) & rows[field].map(is_number).astype(bool)]
+    return power_fit(kept[["context", field]].astype(float).to_numpy().tolist())
 
 
 def _put_fit(
-    found: Measurements, row: str, column: str, fit: PowerFit | None, none: Measured, noisy: bool
+    found: Measurements, row: str, column: str, fit: PowerFit | None, none: Measured
 ) -> None:
-    """A fitted exponent, with an interval where the quantity has noise at all: bytes have none."""
-    if fit is None:
-        found[row, column, "value"] = none
-        return
-    found[row, column, "value"] = Measured(fit.exponent, n=fit.points)
-    if noisy and fit.low is not None and fit.high is not None:
+    """A fitted exponent, with its interval where it has one."""
+    found[row, column, "value"] = none if fit is None else Measured(fit.exponent, n=fit.points)
+    if fit is not None and fit.low is not None:
         found[row, column, "low"] = Measured(fit.low, n=fit.points)
         found[row, column, "high"] = Measured(fit.high, n=fit.points)
 
@@ -182,3 +180,60 @@ def _power(found: Measurements, operators: Iterable[str], quantity: str) -> Meas
                 reason=f"fitted to {cell.n} contexts of {operator}",
             )
     return cells[0]
+
+
+FORMULA = Words("formula")
+EXPONENT = Number(2)
+TOKEN_TIME = Number(1, significant=2)
+TOKEN_MIXING = Table(
+    label="token-mixing-complexity",
+    number="1",
+    title="Token-mixing complexity",
+    summary="What each operator costs, stores and waits for, with the measured powers of T.",
+    caption=(
+        "Cost of the token-mixing core, the sequential operations of its direct form, and the "
+        "history it keeps while decoding. The campaign’s lines give the power of $T$ fitted to its "
+        "own points, those whose time is at least five times that of the smallest $T$; timed are "
+        "forward and backward of one layer’s operator on one sequence. (b) adds "
+        "the 95% interval of the fit of log time on log $T$. A power of fewer than three such "
+        "points, or with an interval wider than 1, is undetermined. Decode state is the size of "
+        "the tensors that the next token needs; a token is decoded by the whole model, batch 1, "
+        "at the first and the last $T$."
+    ),
+    stubs=("Layer type",),
+    rows=(
+        Row("mha", ("MHA / FlashAttention",)),
+        Row("full", ("Full / FlashRelation",)),
+        Row("linear", ("Linear Relation",)),
+    ),
+    panels=(
+        Panel(
+            "(a) Asymptotic cost",
+            (
+                value("Token-mixing\ncomplexity", "complexity", FORMULA),
+                value("Sequential ops.", "sequential", FORMULA),
+                value("Decode history\nstate", "state", FORMULA),
+            ),
+        ),
+        Panel(
+            "(b) Fitted powers of $T$",
+            (
+                value("Time: exponent\n[95% interval]", "time_exponent", EXPONENT),
+                value("Fitted to\n$T$", "contexts", Words()),
+                value("Decode state:\nexponent", "state_exponent", EXPONENT),
+                Column(
+                    "Decoding a token,\nms",
+                    (Part("decode_first", TOKEN_TIME), Part("decode_last", TOKEN_TIME)),
+                    "{} → {}",
+                ),
+                value("at $T$", "decoded", Words()),
+            ),
+            rows=tuple(Row(operator, (OPERATOR_NAME[operator],)) for operator in OPERATORS),
+            measured=True,
+        ),
+    ),
+    measure=complexity,
+    needs=Needs(benchmarks=("complexity",)),
+    systems=True,
+    notes=setting_notes,
+)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+import operator
 import statistics
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import pandas as pd
 
 from relation.records.gaps import NOT_RUN, NOT_THERE
-from report.compute.fit import T_975
+from report.compute.fit import t_quantile
 
 if TYPE_CHECKING:
     from relation.records import CampaignRecords
@@ -31,10 +33,13 @@ _COUNTED = {
 class Measured:
     """A value in the records' own unit (fraction, token, nat), or the reason for its absence.
 
+    A mean over seeds holds its sample in ``by_seed``. ``a - b`` and ``a / b`` combine two means
+    over the seeds that both have; a term that is absent stands for the result.
+
     ``unit`` is the unit to print where the paper prints no value; else the paper's is used.
-    ``n`` counts the seeds or the measurements behind the value; ``by_seed`` holds what a mean over
-    seeds is the mean of; ``rows`` says which rows of the sources count, as ``metric = self_flow``;
-    ``whole`` is the same over all seeds, where one was left out.
+    ``n`` counts the seeds or the measurements behind the value; ``rows`` says which rows of the
+    sources count, as ``metric = self_flow``; ``whole`` is the same over all seeds, where one was
+    left out.
     """
 
     value: float | None = None
@@ -65,13 +70,82 @@ class Measured:
             return own
         return min(own, self.whole.margin)
 
+    @property
+    def interval(self) -> dict[str, Measured]:
+        """The ends of the 95% interval of a mean, "low" and "high"; empty below two seeds."""
+        if self.margin is None:
+            return {}
+        ends = {"low": self.value - self.margin, "high": self.value + self.margin}
+        return {name: replace(self, value=end, by_seed={}) for name, end in ends.items()}
+
+    def deviation(self, alone: Measured) -> Measured:
+        """The sample standard deviation over seeds; ``alone`` where one seed has a value."""
+        if self.value is None:
+            return self
+        return alone if self.spread is None else replace(self, value=self.spread, by_seed={})
+
+    def without(self, seed: int) -> Measured:
+        """A mean over seeds without one of them; itself if that seed is not in it.
+
+        A ratio of means is no mean over seeds: take it anew of its terms.
+        """
+        if seed not in self.by_seed:
+            return self
+        rest = {other: value for other, value in self.by_seed.items() if other != seed}
+        if not rest:
+            return Measured(status="not run", reason=f"seed {seed} is left out")
+        value = statistics.fmean(rest.values())
+        return replace(self, value=value, n=len(rest), by_seed=rest, whole=self)
+
+    def __sub__(self, base: Measured) -> Measured:
+        return _combined(self, base, operator.sub, self.unit, "difference")
+
+    def __truediv__(self, base: Measured) -> Measured:
+        """The ratio of the means; its interval is that of the seeds' own ratios."""
+        return _combined(self, base, operator.truediv, "x", "ratio")
+
+
+def _combined(
+    over: Measured,
+    base: Measured,
+    combine: Callable[[float, float], float],
+    unit: str,
+    name: str,
+) -> Measured:
+    for term in (over, base):
+        if term.value is None:
+            return term
+    paired = [seed for seed in over.by_seed if seed in base.by_seed]
+    n, values = min(over.n, base.n), (over.value, base.value)
+    if over.by_seed and base.by_seed:
+        if not paired:
+            return Measured(status="not run", reason=f"no seed has both terms of the {name}")
+        n = len(paired)
+        values = tuple(statistics.fmean(term.by_seed[s] for s in paired) for term in (over, base))
+    if name == "ratio" and 0 in (values[1], *(base.by_seed[seed] for seed in paired)):
+        return no_counterpart("the denominator is zero")
+    whole = None
+    if over.whole or base.whole:
+        terms = (over.whole or over, base.whole or base)
+        whole = _combined(*terms, combine, unit, name)
+    return Measured(
+        combine(*values),
+        unit=unit,
+        n=n,
+        reason=over.reason or base.reason,
+        sources=(*base.sources, *over.sources),
+        rows=over.rows,
+        by_seed={seed: combine(over.by_seed[seed], base.by_seed[seed]) for seed in paired},
+        whole=whole,
+    )
+
 
 def t_margin(values: list[float]) -> float | None:
     """Half of the 95% t interval of a mean; None below two values."""
     n = len(values)
     if n < 2:
         return None
-    return T_975[min(n - 1, len(T_975)) - 1] * statistics.stdev(values) / math.sqrt(n)
+    return t_quantile(n - 1) * statistics.stdev(values) / math.sqrt(n)
 
 
 Measurements = dict[tuple[str, str, str], Measured]
@@ -160,38 +234,63 @@ def over_seeds(
     values: Mapping[int, float],
     planned: Iterable[int],
     sources: tuple[str, ...],
-    missing: Measured,
+    missing: Callable[[], Measured],
     unit: str = "nat/token",
     rows: str = "",
-) -> dict[str, Measured]:
-    """Mean and sample standard deviation (ddof = 1) over seeds.
+) -> Measured:
+    """The mean over seeds.
 
     Args:
         values: one value a seed.
         planned: the campaign's seeds; those without a value are named in the reason.
         sources: records behind the values.
-        missing: stands in for both statistics when no seed has a value.
+        missing: gives the result when no seed has a value.
         unit, rows: see ``Measured``.
     """
     if not values:
-        return {"mean": missing, "sd": missing}
-    series = pd.Series(values, dtype="float64")
-    left_out = [str(seed) for seed in planned if seed not in values]
-    reason = f"seeds without a value: {', '.join(left_out)}" if left_out else ""
-    found = {"unit": unit, "n": len(series), "reason": reason, "sources": sources, "rows": rows}
-    mean = Measured(float(series.mean()), by_seed=dict(values), **found)
-    if len(series) < 2:
-        return {
-            "mean": mean,
-            "sd": Measured(
-                status="not run",
-                reason="one seed has a value; a standard deviation takes two",
-                n=1,
-            ),
-        }
-    return {"mean": mean, "sd": Measured(float(series.std(ddof=1)), **found)}
+        return missing()
+    by_seed = {int(seed): float(value) for seed, value in values.items()}
+    left_out = [str(seed) for seed in planned if seed not in by_seed]
+    return Measured(
+        statistics.fmean(by_seed.values()),
+        unit=unit,
+        n=len(by_seed),
+        reason=f"seeds without a value: {', '.join(left_out)}" if left_out else "",
+        sources=sources,
+        rows=rows,
+        by_seed=by_seed,
+    )
+
+
+# A standard deviation that the paper prints, where one seed has a value.
+ONE_SEED = Measured(
+    status="not run", reason="one seed has a value; a standard deviation takes two", n=1
+)
+
+
+def put(found: Measurements, row: str, columns: Mapping[str, Measured]) -> None:
+    """Values of one row, by column."""
+    found.update({(row, column, "value"): value for column, value in columns.items()})
+
+
+def put_mean(found: Measurements, row: str, column: str, mean: Measured) -> None:
+    """A mean over seeds with its standard deviation, as the paper prints them."""
+    found[row, column, "mean"] = mean
+    found[row, column, "sd"] = mean.deviation(ONE_SEED)
+
+
+def put_with_interval(found: Measurements, row: str, column: str, mean: Measured) -> None:
+    """A mean over seeds with its 95% interval, where it has a width."""
+    found[row, column, "value"] = mean
+    if mean.margin:
+        found.update({(row, column, end): value for end, value in mean.interval.items()})
 
 
 def is_number(value: object) -> bool:
     """Whether a field of a frame holds a finite number."""
     return pd.api.types.is_number(value) and math.isfinite(value)
+
+
+def logs_beside(records: Iterable[str]) -> tuple[str, ...]:
+    """The logs beside the records of runs."""
+    return tuple(str(Path(record).with_name("log.parquet")) for record in records)

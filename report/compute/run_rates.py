@@ -15,6 +15,7 @@ from report.compute.measured import (
     absent,
     no_counterpart,
     over_seeds,
+    put,
     select,
     worded,
 )
@@ -45,53 +46,46 @@ def put_run_rates(found: Measurements, records: CampaignRecords, scale: str) -> 
     own, of those whose two runs were trained by as many processes.
     """
     logs = select(run_logs(records), scale=scale, variant=PAIRED)
-    runs = logs.groupby(["variant", "seed"]).agg({"rate": "median", "processes": "first"})
-    rates: dict[str, dict[int, float]] = {}
-    processes: dict[str, dict[int, float]] = {}
-    for (variant, seed), run in runs.iterrows():
-        rates.setdefault(variant, {})[seed] = run["rate"]
-        processes.setdefault(variant, {})[seed] = run["processes"]
+    runs = logs.groupby(["seed", "variant"]).agg({"rate": "median", "processes": "first"})
 
-    def mean(values: dict[int, float], unit: str, variants: tuple[str, ...], none: Measured):
-        behind = select(logs, variant=variants, seed=tuple(values))["source"]
+    def mean(values: pd.Series, unit: str, variants: tuple[str, ...], none: Measured) -> Measured:
+        seeds = tuple(values.index)
+        behind = select(logs, variant=variants, seed=seeds)["source"]
         return over_seeds(
-            values,
+            values.to_dict(),
             records.page["seeds"],
             tuple(dict.fromkeys(behind)),
-            replace(none, unit=unit),
+            lambda: replace(none, unit=unit),
             unit,
             "tokens_per_second",
-        )["mean"]
+        )
 
     timed = select(records.throughput, benchmark="matched", scale=scale)
     on_cpu = bool(timed["device"].astype(str).str.contains("cpu", case=False).any())
     for variant in PAIRED:
-        none = _no_rate(records, scale, (variant,))
-        rate = mean(rates.get(variant, {}), "tok/s", (variant,), none)
-        found[scale, f"run_rate.{variant}", "value"] = rate
+        of_variant = select(runs.reset_index(), variant=variant).set_index("seed")["rate"]
+        rate = mean(of_variant, "tok/s", (variant,), _no_rate(records, scale, (variant,)))
         batches = worded_models(records, scale, (variant,), micro_ga)
-        found[scale, f"run_micro_ga.{variant}", "value"] = batches
-        found[scale, f"run_share.{variant}", "value"] = _share(
-            rate,
-            found[scale, f"throughput.{variant}", "value"],
-            (batches, found[scale, f"micro_ga.{variant}", "value"]),
-            on_cpu,
-        )
+        alone = found[scale, f"throughput.{variant}", "value"]
+        share = _share(rate, alone, (batches, found[scale, f"micro_ga.{variant}", "value"]), on_cpu)
+        columns = {
+            f"run_rate.{variant}": rate,
+            f"run_micro_ga.{variant}": batches,
+            f"run_share.{variant}": share,
+        }
+        put(found, scale, columns)
     none = _no_rate(records, scale, PAIRED)
-    pairs = {}
-    if set(PAIRED) <= rates.keys():
-        why = "no pair of one seed was trained by as many processes"
-        none = Measured(status="undetermined", reason=why)
-        (mha, full), (of_mha, of_full) = (
-            [of[variant] for variant in ("mha", "full")] for of in (rates, processes)
-        )
-        pairs = {s: full[s] / mha[s] for s in full if of_full[s] == of_mha.get(s)}
-    ratio = mean(pairs, "x", PAIRED, none)
-    found[scale, "run_ratio", "value"] = ratio
-    if ratio.value is not None and ratio.margin is not None:
-        for statistic, sign in (("low", -1), ("high", 1)):
-            end = replace(ratio, value=ratio.value + sign * ratio.margin, by_seed={})
-            found[scale, "run_ratio", statistic] = end
+    ratios = pd.Series(dtype=float)
+    if set(PAIRED) <= set(runs.index.unique("variant")):
+        pairs = runs.unstack("variant").dropna()
+        alike = pairs[pairs["processes", "mha"] == pairs["processes", "full"]]
+        ratios = alike["rate", "full"] / alike["rate", "mha"]
+        if ratios.empty:
+            why = "no pair of one seed was trained by as many processes"
+            none = Measured(status="undetermined", reason=why)
+    ratio = mean(ratios, "x", PAIRED, none)
+    for statistic, value in ({"value": ratio} | ratio.interval).items():
+        found[scale, "run_ratio", statistic] = value
     counts = ", ".join(f"{count:.0f}" for count in sorted(runs["processes"].unique()))
     behind = tuple(dict.fromkeys(logs["source"]))
     found[scale, "processes", "value"] = worded(counts, sources=behind) if counts else none

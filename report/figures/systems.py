@@ -10,7 +10,7 @@ from relation.records import CampaignRecords
 from report.compute.complexity import OPERATORS, fitted_time
 from report.compute.fit import power_fit
 from report.compute.measured import Measurements, select
-from report.compute.systems import PAPER_CONTEXTS, efficient
+from report.compute.systems import PAPER_CONTEXTS, RATIO, SPEEDUP, efficient
 from report.figures.drawing import (
     DASHES,
     band,
@@ -29,7 +29,6 @@ from report.layout import Number
 from report.numbers import value_text
 from report.paper_seeds import number
 from report.style import INK, MATERIALISED, MHA, MUTED, OPERATOR_COLOUR, OPERATOR_NAME, RELATION
-from report.tables.systems import RATIO, SPEEDUP
 from report.verdicts import Likeness
 from report.verdicts.setting import PAPER_GPU
 

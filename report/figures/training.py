@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from relation.records import CampaignRecords
 from report.compute.measured import is_number, select, t_margin
-from report.compute.quality import ABLATION_SCALE, ABLATIONS
+from report.compute.quality import ABLATION_NAMES, ABLATION_SCALE, ABLATIONS
 from report.figures.drawing import (
     DASHES,
     PAIR,
@@ -29,7 +29,6 @@ from report.figures.drawing import (
 from report.numbers import MINUS
 from report.paper_seeds import number
 from report.style import INK, MHA, MUTED, OPERATOR_COLOUR, RELATION
-from report.tables.quality import ABLATION_NAMES
 
 # Losses of the first updates, and of a spike, are so high that the crossing would be a flat line
 # beneath them: a panel ends at this quantile of the losses after this part of the budget.

@@ -1,35 +1,12 @@
-"""The seventeen tables in the paper’s order and layout."""
+"""The paper’s tables in its order: every ``Table`` that a family's module declares."""
 
-from report.tables.architecture import CONFIGURATIONS, TOKEN_MIXING
-from report.tables.quality import (
-    ABLATION_SEEDS,
-    HYBRID,
-    MAIN_RESULTS,
-    PAIRED_NLL,
-    STRUCTURAL_ABLATIONS,
-    TOKEN_EFFICIENCY,
-)
-from report.tables.structure import INTERNAL, LAYERWISE, ROUTING, SINK_PROFILE, SPECTRUM
-from report.tables.systems import EFFICIENT, LINEAR_LONG, LINEAR_STEADY, PRODUCTION
+from report.compute import complexity, configurations, quality, structure, systems
+from report.layout import Table
 
-TABLES = (
-    TOKEN_MIXING,
-    MAIN_RESULTS,
-    STRUCTURAL_ABLATIONS,
-    INTERNAL,
-    EFFICIENT,
-    CONFIGURATIONS,
-    LAYERWISE,
-    ROUTING,
-    SINK_PROFILE,
-    SPECTRUM,
-    PAIRED_NLL,
-    TOKEN_EFFICIENCY,
-    ABLATION_SEEDS,
-    HYBRID,
-    PRODUCTION,
-    LINEAR_STEADY,
-    LINEAR_LONG,
-)
+_FAMILIES = (complexity, configurations, quality, structure, systems)
+_DECLARED = [
+    found for family in _FAMILIES for found in vars(family).values() if isinstance(found, Table)
+]
+TABLES = tuple(sorted(_DECLARED, key=lambda table: int(table.number)))
 
 __all__ = ["TABLES"]
