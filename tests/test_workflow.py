@@ -194,6 +194,24 @@ def test_a_touched_file_and_a_comment_make_nothing_stale(project: Path) -> None:
     assert planned_jobs(project, *TINY) == {}
 
 
+def test_a_copied_and_touched_project_has_nothing_to_do(project: Path, tmp_path: Path) -> None:
+    """Without Snakemake's memory it makes the report alone."""
+    copy = tmp_path / "copy"
+    shutil.copytree(project, copy, copy_function=shutil.copyfile)
+
+    def touch() -> None:
+        for path in sorted(
+            (copy / "results").rglob("*"), key=lambda path: path.suffix != ".parquet"
+        ):
+            os.utime(path)
+
+    touch()
+    assert planned_jobs(copy, *TINY) == {}
+    shutil.rmtree(copy / ".snakemake")
+    touch()
+    assert set(planned_jobs(copy, *TINY)) <= REPORT
+
+
 def test_an_unrelated_key_reruns_nothing_and_its_own_reruns_its_runs(project: Path) -> None:
     path = project / "config.yaml"
     before = path.read_text(encoding="utf-8")

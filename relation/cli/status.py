@@ -27,8 +27,8 @@ def add_commands(commands) -> None:
             "Prints every planned run with its state, progress, speed, time left, last training "
             "loss and the age of its last update. Reads files and changes none, so that it can be "
             "asked at any time. A run that is stopped goes on at the progress shown; one that is "
-            "done has a record of this configuration, and whether the code changed since is what "
-            "`snakemake -n` tells."
+            "done has a record of this configuration, one that is stale of another or of other "
+            "texts, and whether the code changed since is what `snakemake -n` tells."
         ),
     )
     parser.set_defaults(call=_status)
