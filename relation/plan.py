@@ -1,16 +1,15 @@
 """What a campaign would run and what it costs, before anything runs."""
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, replace
 
 from relation.config import Campaign
 from relation.disk import disk_gib, stage_of
 from relation.geometry import ABLATIONS, PAIRED
+from relation.ledger import Job, Ledger
 from relation.model.inventory import count_parameters
-from relation.parquet import read_origin
 from relation.results import Results
-from relation.spec import RunSpec, Spec, SystemsSpec
+from relation.spec import DiagnosticsSpec, GradientsSpec, RunSpec, SystemsSpec
 
 # Guesses, each a little too much:
 _DIAGNOSIS_SHARE = 0.02  # of its run's hours
@@ -105,10 +104,29 @@ _NEEDS: dict[str, tuple[Callable[[RunSpec], bool], bool, tuple[str, ...]]] = {
 _WITH_FURTHER = ("app-nll",)
 
 
+_STAGES = {
+    "diagnose": "diagnostics",
+    "diagnose_reading": "diagnostics",
+    "measure": "systems",
+    "verify": "verification",
+    "verify_gradients": "verification",
+}
+
+
+def _stage(job: Job) -> str | None:
+    """The stage that a job is counted in; None of one that takes seconds."""
+    if not isinstance(job.spec, RunSpec):
+        return _STAGES.get(job.rule)
+    if job.spec.reading:
+        return "readings"
+    return "further runs" if job.further else stage_of(job.variant)
+
+
 def make_plan(campaign: Campaign, results: Results) -> Plan:
     """Count jobs, tokens, hours and disk of a campaign, from its configured token rates."""
+    runs = {run.name: run for run in (*campaign.trained_runs, *campaign.reading_runs)}
     parameters: dict[tuple[str, str], int] = {}
-    for run in (*campaign.trained_runs, *campaign.reading_runs):
+    for run in runs.values():
         key = (run.scale, run.variant)
         if key not in parameters:
             parameters[key] = count_parameters(run.model_config())
@@ -124,75 +142,46 @@ def make_plan(campaign: Campaign, results: Results) -> Plan:
         rate = campaign.expected_tokens_per_second[spec.scale]
         return _benchmark_seconds(spec, rate) / 3600
 
-    def run_gib(runs: list[RunSpec]) -> float:
+    def run_gib(runs: Iterable[RunSpec]) -> float:
         return disk_gib(parameters[run.scale, run.variant] for run in runs)
 
-    def current(path: Path, spec: Spec) -> bool:
-        return path.exists() and read_origin(path)["config_hash"] == spec.config_hash
+    def hours(job: Job) -> float:
+        match job.spec:
+            case RunSpec():
+                return run_hours(job.spec)
+            case DiagnosticsSpec():
+                return diagnosis_hours(runs[job.name])
+            case SystemsSpec():
+                return benchmark_hours(job.spec)
+            case GradientsSpec() if job.spec.compile:
+                models = len(job.spec.variants)
+                return (_START_SECONDS + _COMPILE_SECONDS * models) / 3600
+        return _START_SECONDS / 3600
 
-    def run_done(run: RunSpec) -> bool:
-        if run.name in shipped:
-            return True
-        return current(results.run(run) / "record.parquet", run)
-
-    def diagnosed(run: RunSpec) -> bool:
-        if run.name in shipped:
-            return True
-        path = results.diagnostics(run)
-        return path is not None and current(path, campaign.diagnostics_spec(run))
-
-    shipped = results.shipped_reading_runs
-    due = [run for run in (*campaign.trained_runs, *campaign.reading_runs) if not run_done(run)]
-    names = ("paired runs", "ablation runs", "other runs")
-    groups = {name: [r for r in campaign.runs if stage_of(r.variant) == name] for name in names}
-    if campaign.planned_further:
-        groups["further runs"] = list(campaign.further_runs)
-    if campaign.readings:
-        groups["readings"] = list(campaign.reading_runs)
+    ledger = Ledger(replace(results, campaign=campaign))
+    names = ["paired runs", "ablation runs", "other runs"]
+    names += ["further runs"] if campaign.planned_further else []
+    names += ["readings"] if campaign.readings else []
+    jobs: dict[str, list[Job]] = {
+        name: [] for name in (*names, "diagnostics", "systems", "verification")
+    }
+    for job in ledger.jobs:
+        if not job.is_unpublished and _stage(job) is not None:
+            jobs[_stage(job)].append(job)
     stages = []
-    for name, runs in groups.items():
-        left = [run for run in runs if run in due]
+    for name, planned in jobs.items():
+        due = [job for job in planned if not ledger.is_done(job)]
+        trained = [job.spec for job in due if isinstance(job.spec, RunSpec)]
         stages.append(
             Stage(
                 name,
-                len(runs),
-                len(runs) - len(left),
-                sum(run.budget_tokens for run in left),
-                sum(map(run_hours, left)),
-                run_gib(left),
+                len(planned),
+                len(planned) - len(due),
+                sum(run.budget_tokens for run in trained),
+                sum(map(hours, due)),
+                run_gib(trained),
             )
         )
-    checkpoints = (*campaign.paired_runs, *campaign.reading_runs)
-    undiagnosed = [run for run in checkpoints if not diagnosed(run)]
-    stages.append(
-        Stage(
-            "diagnostics",
-            len(checkpoints),
-            len(checkpoints) - len(undiagnosed),
-            0,
-            sum(map(diagnosis_hours, undiagnosed)),
-            0.0,
-        )
-    )
-    unmeasured = [s for s in campaign.systems if not current(results.systems(s), s)]
-    stages.append(
-        Stage(
-            "systems",
-            len(campaign.systems),
-            len(campaign.systems) - len(unmeasured),
-            0,
-            sum(map(benchmark_hours, unmeasured)),
-            0.0,
-        )
-    )
-
-    unverified = not current(results.verification, campaign.verification)
-    unchecked = not current(results.gradients, campaign.gradients)
-    seconds = (unverified + unchecked) * _START_SECONDS
-    if campaign.gradients.compile:
-        seconds += unchecked * _COMPILE_SECONDS * len(campaign.gradients.variants)
-    verified = 2 - unverified - unchecked
-    stages.append(Stage("verification", 2, verified, 0, seconds / 3600, 0.0))
 
     tables = []
     for label, (wants, with_flow, benchmarks) in _NEEDS.items():

@@ -1,11 +1,11 @@
 """Where results lie: results/<campaign>/, or results/published/<campaign>/ for shipped records.
 
 A published record whose configuration hash is the campaign's counts as done: its job never enters
-the DAG, and its Parquet is read in place. A record of the campaign's own comes before it, unless it
-is the very file that was shipped; `published: false` lets nothing shipped count.
+the DAG, and its Parquet is read in place. The campaign's own record wins over a published one,
+unless it is the very file that was shipped; `published: false` ignores published records.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -24,10 +24,78 @@ GRADIENTS_FILE = Path("gradients.parquet")
 # Words beside a campaign's records, shown with what is missing of them.
 OMISSIONS = "omissions.txt"
 RUN_FILES = ("record.parquet", "log.parquet", "probes.parquet")
+CHECKPOINT = "model.safetensors"
 # The runs of readings, a folder each, and what is gathered of them: a file a kind.
 READINGS, READING_KINDS = Path("readings"), ("runs", "losses", "probes", "diagnoses")
 # Snakemake makes the one when every record is there; a report with gaps must not pass for it.
 REPORT, SO_FAR = "report", "so-far"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A kind of job.
+
+    stage: whose code it rests on; writes: its files by name, as patterns below the campaign's
+    folder; log: the same of its log, below logs/ and without its ending.
+    """
+
+    stage: str
+    writes: dict[str, str]
+    log: str
+
+
+def _of_run(place: str) -> dict[str, str]:
+    files = zip(("run", "log", "probes", "model"), (*RUN_FILES, CHECKPOINT), strict=True)
+    return {name: f"{place}/{file}" for name, file in files}
+
+
+def _of_checkpoint(place: str) -> dict[str, str]:
+    return {
+        "diagnostics": f"{place}.parquet",
+        "curves": f"{place}-curves.parquet",
+        "maps": f"{place}-maps.parquet",
+    }
+
+
+_RUN, _READING = "{scale}/{variant}/{seed}", "{reading}/{variant}/{seed}"
+_PREPARED = {
+    "data": "data.parquet",
+    "tokenizer": "tokenizer.json",
+    "train": "train.bin",
+    "validation": "validation.bin",
+}
+RULES = {
+    "prepare": Rule(
+        "data",
+        {name: f"data/{{dataset}}/{file}" for name, file in _PREPARED.items()},
+        "prepare/{dataset}",
+    ),
+    "inventory": Rule("models", {"models": f"{MODELS_FILE}"}, "inventory"),
+    "train": Rule("training", _of_run(f"runs/{_RUN}"), "train/{scale}-{variant}-{seed}"),
+    "diagnose": Rule(
+        "diagnostics",
+        _of_checkpoint(f"diagnostics/{_RUN}"),
+        "diagnose/{scale}-{variant}-{seed}",
+    ),
+    "train_reading": Rule(
+        "training", _of_run(f"{READINGS}/{_READING}"), "train/{reading}-{variant}-{seed}"
+    ),
+    "diagnose_reading": Rule(
+        "diagnostics",
+        _of_checkpoint(f"{READINGS}/{_READING}/diagnostics"),
+        "diagnose/{reading}-{variant}-{seed}",
+    ),
+    "collect": Rule(
+        "readings", {kind: f"{READINGS}/{kind}.parquet" for kind in READING_KINDS}, "collect"
+    ),
+    "measure": Rule(
+        "systems",
+        {"systems": "systems/{benchmark}/{scale}.parquet"},
+        "measure/{benchmark}-{scale}",
+    ),
+    "verify": Rule("verification", {"verification": f"{VERIFICATION_FILE}"}, "verify"),
+    "verify_gradients": Rule("gradients", {"gradients": f"{GRADIENTS_FILE}"}, "verify-gradients"),
+}
 
 
 def run_path(run: RunSpec) -> Path:
@@ -35,15 +103,14 @@ def run_path(run: RunSpec) -> Path:
 
     Of a reading's run: readings/<reading>/<variant>/<seed>.
     """
-    place = READINGS / run.reading if run.reading else Path("runs", run.scale)
-    return place / run.variant / str(run.seed)
+    rule = RULES["train_reading" if run.reading else "train"]
+    return Path(rule.writes["run"].format(**vars(run))).parent
 
 
 def diagnostics_path(run: RunSpec) -> Path:
     """The diagnostics of a run's checkpoint, below the campaign's folder."""
-    if run.reading:
-        return run_path(run) / "diagnostics.parquet"
-    return Path("diagnostics", run.scale, run.variant, f"{run.seed}.parquet")
+    rule = RULES["diagnose_reading" if run.reading else "diagnose"]
+    return Path(rule.writes["diagnostics"].format(**vars(run)))
 
 
 def with_pictures(diagnostics: Path) -> tuple[Path, Path, Path]:
@@ -53,12 +120,7 @@ def with_pictures(diagnostics: Path) -> tuple[Path, Path, Path]:
 
 def systems_path(spec: SystemsSpec) -> Path:
     """A systems benchmark, below the campaign's folder."""
-    return Path("systems", spec.benchmark, f"{spec.scale}.parquet")
-
-
-def _made_by(spec: Spec, paths: Iterable[Path]) -> bool:
-    """Whether a configuration made all of some records."""
-    return all(read_origin(path)["config_hash"] == spec.config_hash for path in paths)
+    return Path(RULES["measure"].writes["systems"].format(**vars(spec)))
 
 
 # The first replication's records hold a hash of their corpus's files: the same texts' own hash.
@@ -73,10 +135,6 @@ def texts_of(origin: Mapping[str, Any]) -> str | None:
     """Fingerprint of the local texts behind a record's origin; None where it has none."""
     found = origin.get("data_origin", {}).get("corpus_sha256")
     return _TEXTS_OF_FILES.get(found, found)
-
-
-def _read_texts(paths: Sequence[Path]) -> str | None:
-    return texts_of(read_origin(paths[0]))
 
 
 @dataclass(frozen=True)
@@ -153,38 +211,33 @@ class Results:
         except ValueError:
             raise InputError(f"{path} is damaged; restore it or publish again") from None
 
+    def _origins(self, spec: Spec, folder: Path, relatives: Iterable[Path]) -> list[dict] | None:
+        """The origins of records of this very configuration; None unless all are there and such."""
+        paths = [folder / relative for relative in relatives]
+        if not all(path.exists() for path in paths):
+            return None
+        if folder == self.published_folder:
+            for relative in relatives:
+                self._check_listed(relative)
+        origins = [read_origin(path) for path in paths]
+        return origins if all(o["config_hash"] == spec.config_hash for o in origins) else None
+
     def _published(self, spec: Spec, *relatives: Path, texts: str | None = None) -> bool:
         """Whether shipped files of this very configuration stand for the campaign's own.
 
-        They are there, and no files of its own come before them. texts: fingerprint of the local
-        texts that they must have been made from, where some are given.
+        They are there, whole and unchanged, and no files of its own win over them. texts:
+        fingerprint of the local texts that they must have been made from, where some are given.
+        Raises InputError for a shipped file that was changed.
         """
         if self.shipped_only or not self.published:
             return False  # shipped alone, they are the campaign's own, whatever made them
-        if not self._shipped(spec, *relatives):
+        shipped = self._origins(spec, self.published_folder, relatives)
+        if shipped is None or texts not in (None, texts_of(shipped[0])):
             return False
-        read = _read_texts([self.published_folder / relative for relative in relatives])
-        return texts in (None, read) and not self._own(spec, *relatives, texts=read)
+        return not self._own(spec, relatives, texts_of(shipped[0]))
 
-    def _shipped(self, spec: Spec, *relatives: Path) -> bool:
-        """Whether shipped files of this very configuration are there, whole and unchanged."""
-        paths = [self.published_folder / relative for relative in relatives]
-        if not all(path.exists() for path in paths):
-            return False
-        for relative in relatives:
-            self._check_listed(relative)
-        return _made_by(spec, paths)
-
-    def _check_listed(self, relative: Path) -> None:
-        """Raise InputError unless a published file is the one that the checksums list."""
-        path = self.published_folder / relative
-        if not path.is_file() or self._checksums.get(relative.as_posix()) != sha256_of(path):
-            raise InputError(
-                f"{path} is not the file that {CHECKSUMS} lists; restore it or publish again"
-            )
-
-    def _own(self, spec: Spec, *relatives: Path, texts: str | None) -> bool:
-        """Whether files of the campaign's own come before the shipped ones.
+    def _own(self, spec: Spec, relatives: Iterable[Path], texts: str | None) -> bool:
+        """Whether files of the campaign's own win over the shipped ones.
 
         They are all there, of this configuration and those texts, and not the files that were
         shipped: what is shipped stays when code changes, and what was published with it.
@@ -196,9 +249,18 @@ class Results:
         if [sha256_of(path) for path in paths] == shipped:
             return False
         try:
-            return _made_by(spec, paths) and _read_texts(paths) == texts
+            own = self._origins(spec, self.own_folder, relatives)
         except InputError:
             return True  # damaged: whoever reads it says so, and nothing else is shown for it
+        return own is not None and texts_of(own[0]) == texts
+
+    def _check_listed(self, relative: Path) -> None:
+        """Raise InputError unless a published file is the one that the checksums list."""
+        path = self.published_folder / relative
+        if not path.is_file() or self._checksums.get(relative.as_posix()) != sha256_of(path):
+            raise InputError(
+                f"{path} is not the file that {CHECKSUMS} lists; restore it or publish again"
+            )
 
     def check_shipped(self) -> None:
         """Raise InputError unless the published files are those that the checksums list."""
@@ -216,20 +278,31 @@ class Results:
         return [self.published_folder / name for name in self._checksums]
 
     @cached_property
-    def _published_runs(self) -> frozenset[str]:
-        return frozenset(
-            run.name
-            for run in self.campaign.trained_runs
-            if self._published(
-                run,
-                *(run_path(run) / file for file in RUN_FILES),
-                texts=corpus_fingerprint(self.campaign.data[run.data].path),
-            )
-        )
+    def _corpora(self) -> dict[str, str | None]:
+        return {}
+
+    def corpus(self, data: str) -> str | None:
+        """Fingerprint of the local texts given now for a corpus, read once; None without them.
+
+        Raises InputError where they cannot be read.
+        """
+        if data not in self._corpora:
+            self._corpora[data] = corpus_fingerprint(self.campaign.data[data].path)
+        return self._corpora[data]
+
+    @cached_property
+    def _known(self) -> dict[str, bool]:
+        return {}
 
     def is_published(self, run: RunSpec) -> bool:
-        """Whether a shipped record of this very configuration stands for the run."""
-        return run.name in self._published_runs
+        """Whether a shipped record of this very configuration stands for the run.
+
+        Raises InputError for a shipped file that was changed.
+        """
+        if run.name not in self._known:
+            files = (run_path(run) / file for file in RUN_FILES)
+            self._known[run.name] = self._published(run, *files, texts=self.corpus(run.data))
+        return self._known[run.name]
 
     def run(self, run: RunSpec) -> Path:
         """The folder with a run's RUN_FILES."""
@@ -245,8 +318,9 @@ class Results:
         relative = diagnostics_path(run)
         if not self.is_published(run):
             return self.folder / relative
-        shipped = self._shipped(self.campaign.diagnostics_spec(run), *with_pictures(relative))
-        return self.published_folder / relative if shipped else None
+        spec = self.campaign.diagnostics_spec(run)
+        shipped = self._origins(spec, self.published_folder, with_pictures(relative))
+        return None if shipped is None else self.published_folder / relative
 
     def systems(self, spec: SystemsSpec) -> Path:
         """The Parquet of a systems benchmark."""
@@ -291,8 +365,7 @@ class Results:
             for run in self.campaign.planned_reading_runs
             if run.name in made
             and made[run.name]["config_hash"] == run.config_hash
-            and corpus_fingerprint(self.campaign.data[run.data].path)
-            in (None, made[run.name]["corpus_sha256"])
+            and self.corpus(run.data) in (None, made[run.name]["corpus_sha256"])
         )
 
     def own_reading_runs(self) -> list[RunSpec]:
@@ -314,25 +387,6 @@ class Results:
         if shipped and not self.own_reading_runs():
             return shipped
         return {kind: self.folder / READINGS / f"{kind}.parquet" for kind in READING_KINDS}
-
-    def record_files(self) -> list[Path]:
-        """Every Parquet that the report reads, in a fixed order."""
-        files = [self.models]
-        for run in self.campaign.trained_runs:
-            files += [self.run(run) / file for file in RUN_FILES]
-        for run in self.campaign.paired_runs:
-            diagnostics = self.diagnostics(run)
-            if diagnostics is not None:
-                files += with_pictures(diagnostics)
-        files += [self.systems(spec) for spec in self.campaign.systems]
-        files += [self.verification, self.gradients]
-        if self.campaign.reading_runs:
-            files += self.reading_files().values()
-        elif self.of_readings is not None:
-            shown = self.of_readings
-            files += [path for path in shown.reading_files().values() if path.exists()]
-            files += [path for path in shown.shipped_readings().values() if path not in files]
-        return files
 
 
 def chosen_results(config: Mapping, **overrides: Any) -> Results:

@@ -15,31 +15,40 @@ import pyarrow as pa
 from relation.config import Campaign
 from relation.data.windows import plan_updates
 from relation.errors import InputError
-from relation.parquet import read_origin, read_parquet
-from relation.results import (
-    GRADIENTS_FILE,
-    VERIFICATION_FILE,
-    Results,
-    diagnostics_path,
-    run_path,
-    systems_path,
+from relation.ledger import (
+    BEGUN,
+    DAMAGED,
+    DONE,
+    FAILED,
+    STALE,
+    WAITING,
+    Job,
+    Ledger,
+    State,
+    failure,
+    fault_of,
 )
+from relation.parquet import read_origin, read_parquet
+from relation.results import Results
 from relation.schemas import DATA, LOG, RUN
-from relation.spec import RunSpec, Spec
+from relation.spec import RunSpec
 from relation.training.folder import RunFolder, read_folder, resume_key, saved_update
 
-RUNNING, DONE, STOPPED, FAILED = "running", "done", "stopped", "failed"
-DAMAGED, WAITING, BEGUN = "damaged", "waiting", "begun"
-STATES = (DONE, RUNNING, STOPPED, FAILED, DAMAGED, WAITING)  # of a run
+RUNNING, STOPPED = "running", "stopped"
+STATES = (DONE, RUNNING, STOPPED, FAILED, DAMAGED, STALE, WAITING)  # of a run
 _UPDATES_OF_PACE = 50
+# The jobs that are no training run, in the order of the DAG; the report comes last.
+_STEPS = ("prepare", "diagnose", "diagnose_reading", "measure", "verify", "verify_gradients")
+_STEPS += ("inventory",)
 
 
 @dataclass(frozen=True)
 class RunStatus:
     """One training run.
 
-    state: running, done, stopped (it can go on), failed, damaged (its record) or waiting; share:
-    of its tokens, those that need not be trained again; seconds_left: of training alone; loss: of
+    state: running, done, stopped (it can go on), failed, damaged (its record), stale (its record is
+    of another configuration or other texts) or waiting; share: of its tokens, those that need not
+    be trained again; seconds_left: of training alone; loss: of
     the last update, nat/token; updated: when that was, in seconds since 1970.
     """
 
@@ -55,7 +64,7 @@ class RunStatus:
 
 @dataclass(frozen=True)
 class StepStatus:
-    """Another job: done, failed, damaged, waiting, or begun, which is running or killed."""
+    """Another job: done, failed, damaged, stale, waiting, or begun, which is running or killed."""
 
     name: str
     state: str
@@ -96,27 +105,13 @@ def trained_tokens(run: RunSpec) -> int:
     return sum(update.tokens for update in updates)
 
 
-def failure(log: Path) -> str | None:
-    """The reason, one line, for which the job that wrote a log failed; None where it did not."""
-    lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.exists() else []
-    lines = [line for line in lines if line.strip()]
-    if not lines:
-        return None
-    if lines[-1].startswith("error: "):
-        return lines[-1].removeprefix("error: ")
-    return lines[-1] if "Traceback (most recent call last):" in lines else None
-
-
 class _Look:
     """One look at a campaign's files, gathering a line for each that cannot be used."""
 
     def __init__(self, campaign: Campaign, results: Results):
         self.campaign, self.results = campaign, results
+        self.ledger = Ledger(replace(results, campaign=campaign), strict=False)
         self.notes: list[str] = []
-        self.shipped = self._or_note(
-            lambda: {run.name for run in campaign.trained_runs if results.is_published(run)}
-        )
-        self.shipped_rows = self._or_note(lambda: results.shipped_reading_runs) or frozenset()
         self.hashes = {name: self._token_hashes(name) for name in campaign.data}
         found = (
             self._or_note(lambda path=path: read_folder(path))
@@ -132,15 +127,13 @@ class _Look:
 
     def _or_note(self, read: Callable[[], Any]) -> Any:
         """What `read` gives, or None and a line about why it gives nothing."""
-        try:
-            return read()
-        except InputError as error:
-            line = str(error)
-        except OSError as error:
-            line = f"{error.filename or 'a file'} cannot be read ({error.strerror})"
-        if line not in self.notes:
+        found, fault = fault_of(read)
+        self._note(fault)
+        return found
+
+    def _note(self, line: str) -> None:
+        if line and line not in self.notes:
             self.notes.append(line)
-        return None
 
     def _token_hashes(self, data: str) -> dict[str, str] | None:
         """SHA-256 of a prepared corpus's token file by split; None where it is not prepared."""
@@ -155,54 +148,51 @@ class _Look:
         hashes = self.hashes[run.data]
         return None if hashes is None else resume_key(run, hashes)
 
-    def _current(self, path: Path, spec: Spec) -> bool | None:
-        """Whether a record is there and of this configuration; None where it cannot be read."""
-        if not path.exists():
-            return False
-        origin = self._or_note(lambda: read_origin(path))
-        return origin and origin.get("config_hash") == spec.config_hash
+    def runs(self) -> list[RunStatus]:
+        """The state of every run; their seconds left are not filled in."""
+        trained = (job for job in self.ledger.jobs if isinstance(job.spec, RunSpec))
+        return [self._run(job, job.spec) for job in trained]
 
-    def _log(self, rule: str, name: str) -> Path:
-        return self.results.folder / "logs" / rule / f"{name}.log"
-
-    def run(self, run: RunSpec) -> RunStatus:
-        """The state of one run; its seconds left are not filled in."""
+    def _run(self, job: Job, run: RunSpec) -> RunStatus:
         own = [f for f in self.folders if f.about["run"] == run.name]
         own = [f for f in own if f.about["config_hash"] == run.config_hash]
         held = next((f for f in own if f.held), None)
         if held is not None:
             return _unfinished(run, held, RUNNING)
-        own_record = self.results.folder / run_path(run) / "record.parquet"
-        if run.name in self.shipped_rows and not own_record.exists():
-            return RunStatus(run.name, DONE, share=1.0)
-        shipped = self.shipped is not None and run.name in self.shipped
-        base = self.results.published_folder if shipped else self.results.folder
-        current = self._current(base / run_path(run) / "record.parquet", run)
-        if current is None:
+        state = self._state(job)
+        if state.name == DAMAGED:
             return RunStatus(run.name, DAMAGED)
-        if current:
-            return self._done(run, base / run_path(run))
+        if state.name == DONE:
+            return RunStatus(run.name, DONE, share=1.0) if job.shipped else self._done(job)
         key = self._key(run)
         left = next((f for f in own if f.path.name == key), None)
         if left is not None:
             ended = left.about["ended"]
             return _unfinished(run, left, STOPPED if ended is None else ended["state"])
-        log = self._log("train", run.name.replace("/", "-"))
-        reason = None if own else self._or_note(lambda: failure(log))
-        return RunStatus(run.name, WAITING if reason is None else FAILED, reason=reason or "")
+        # The log of a run that has a folder is of an attempt that began well.
+        if state.name == BEGUN or (own and state.name == FAILED):
+            return RunStatus(run.name, WAITING)
+        return RunStatus(run.name, state.name, reason=state.reason)
 
-    def _done(self, run: RunSpec, folder: Path) -> RunStatus:
-        record = self._or_note(lambda: _last_row(folder / "record.parquet", RUN))
-        last = self._or_note(lambda: _last_row(folder / "log.parquet", LOG))
+    def _state(self, job: Job) -> State:
+        """The ledger's, with a line about what is damaged."""
+        state = self.ledger.state(job)
+        if state.name == DAMAGED:
+            self._note(state.reason)
+        return state
+
+    def _done(self, job: Job) -> RunStatus:
+        record = self._or_note(lambda: _last_row(job.paths[0], RUN))
+        last = self._or_note(lambda: _last_row(job.paths[1], LOG))
         if record is None or last is None:
-            return RunStatus(run.name, DAMAGED)
+            return RunStatus(job.name, DAMAGED)
         return RunStatus(
-            run.name,
+            job.name,
             DONE,
             share=1.0,
             tokens_per_second=record["tokens_per_second"],
             loss=last["loss"],
-            updated=_made(folder / "record.parquet"),
+            updated=_seconds(self.ledger.state(job).made),
         )
 
     def note_leftovers(self) -> None:
@@ -228,82 +218,39 @@ class _Look:
 
     def steps(self) -> Iterator[StepStatus]:
         """Every job that is no training run, in the order of the DAG."""
-        results = self.results
-        for name, data in self.campaign.data.items():
-            path = results.data(data) / "data.parquet"
-            yield self._step(f"prepare {name}", path, data, self._log("prepare", name))
-        for run in (*self.campaign.paired_runs, *self.campaign.reading_runs):
-            yield from self._diagnosis(run)
-        for spec in self.campaign.systems:
-            path = self._or_note(lambda spec=spec: results.systems(spec))
-            path = path or results.folder / systems_path(spec)
-            log = self._log("measure", f"{spec.benchmark}-{spec.scale}")
-            yield self._step(f"measure {spec.benchmark}/{spec.scale}", path, spec, log)
-
-        path = self._or_note(lambda: results.verification) or results.folder / VERIFICATION_FILE
-        log = results.folder / "logs" / "verify.log"
-        yield self._step("verify", path, self.campaign.verification, log)
-        path = self._or_note(lambda: results.gradients) or results.folder / GRADIENTS_FILE
-        log = results.folder / "logs" / "verify-gradients.log"
-        yield self._step("verify-gradients", path, self.campaign.gradients, log)
-        yield self._inventory()
+        for rule in _STEPS:
+            for job in self.ledger.jobs:
+                if job.rule == rule and not job.is_unpublished:
+                    name = f"{rule.removesuffix('_reading').replace('_', '-')} {job.name}".strip()
+                    state = self._state(job)
+                    reason = "" if state.name == DAMAGED else state.reason
+                    yield StepStatus(name, state.name, _seconds(state.made), reason)
         yield self._report()
 
-    def _diagnosis(self, run: RunSpec) -> Iterator[StepStatus]:
-        """The diagnostics of a run; nothing for one that was published without them."""
-        name, path = f"diagnose {run.name}", self.results.folder / diagnostics_path(run)
-        if run.name in self.shipped_rows and not path.exists():
-            yield StepStatus(name, DONE)
-            return
-        if self.shipped is not None and run.name in self.shipped:
-            # A tuple, as None is what a run without them gives, and one whose are damaged.
-            published = self._or_note(lambda: (self.results.diagnostics(run),))
-            if published is None:
-                yield StepStatus(name, DAMAGED)
-                return
-            (path,) = published
-            if path is None:
-                return
-        log = self._log("diagnose", run.name.replace("/", "-"))
-        yield self._step(name, path, self.campaign.diagnostics_spec(run), log)
-
-    def _step(self, name: str, path: Path, spec: Spec, log: Path) -> StepStatus:
-        current = self._current(path, spec)
-        if current is None:
-            return StepStatus(name, DAMAGED)
-        if current:
-            return StepStatus(name, DONE, _made(path))
-        return self._not_done(name, path, [log])
-
-    def _inventory(self) -> StepStatus:
-        models = self.results.models
-        # What it rests on is known only when the models are built: its being there has to do.
-        if models.exists():
-            whole = self._or_note(lambda: read_origin(models)) is not None
-            if not whole:
-                return StepStatus("inventory", DAMAGED)
-            return StepStatus("inventory", DONE, _made(models))
-        log = self.results.folder / "logs" / "inventory.log"
-        return self._not_done("inventory", models, [log])
-
     def _report(self) -> StepStatus:
-        index = self.results.report / "index.html"
-        records = self._or_note(self.results.record_files) or []
-        made = _modified(index)
-        if made and records and all(0 < _modified(record) <= made for record in records):
-            return StepStatus("report", DONE, made)
+        """The report of all records, made from those that are there now."""
+        report = self.results.report
+        if (report / "index.html").exists():
+            shown = self._or_note(lambda: read_parquet(report / "provenance.parquet"))
+            if shown is None:
+                return StepStatus("report", DAMAGED)
+            made = {row["source"]: row["made"] for row in shown.to_pylist()}
+            present = self._or_note(
+                lambda: {
+                    record.path.as_posix(): read_origin(record.path)["created"]
+                    for record in self.ledger.records
+                    if record.path is not None
+                }
+            )
+            if made == present:
+                cells = read_origin(report / "provenance.parquet")
+                return StepStatus("report", DONE, _seconds(cells["created"]))
         folder = self.results.folder / "logs"
-        logs = [folder / f"{rule}.log" for rule in ("cells", "figures", "report")]
-        return self._not_done("report", index, logs)
-
-    def _not_done(self, name: str, output: Path, logs: list[Path]) -> StepStatus:
-        """A step as its logs tell, where one is newer than what the step made before."""
-        log = max(logs, key=_modified)
-        said = _modified(log)
-        if said <= _modified(output):
-            return StepStatus(name, WAITING)
-        reason = self._or_note(lambda: failure(log))
-        return StepStatus(name, BEGUN if reason is None else FAILED, said, reason or "")
+        for rule in ("cells", "figures", "report"):
+            reason = self._or_note(lambda rule=rule: failure(folder / f"{rule}.log"))
+            if reason is not None:
+                return StepStatus("report", FAILED, reason=reason)
+        return StepStatus("report", WAITING)
 
 
 def _last_row(path: Path, layout: pa.Schema) -> dict[str, Any]:
@@ -314,17 +261,9 @@ def _last_row(path: Path, layout: pa.Schema) -> dict[str, Any]:
     return table.slice(table.num_rows - 1).to_pylist()[0]
 
 
-def _made(path: Path) -> float:
-    """When a record was made, in seconds since 1970; its file may be a copy or a clone's."""
-    return datetime.fromisoformat(read_origin(path)["created"]).timestamp()
-
-
-def _modified(path: Path) -> float:
-    """When a file was last written, in seconds since 1970; 0 where there is none."""
-    try:
-        return path.stat().st_mtime
-    except FileNotFoundError:
-        return 0.0
+def _seconds(made: str | None) -> float | None:
+    """When a record was made, in seconds since 1970."""
+    return None if made is None else datetime.fromisoformat(made).timestamp()
 
 
 def _unfinished(run: RunSpec, folder: RunFolder, state: str) -> RunStatus:
@@ -387,6 +326,6 @@ def campaign_status(campaign: Campaign, results: Results, steps: bool = False) -
     """
     look = _Look(campaign, results)
     planned = (*campaign.trained_runs, *campaign.reading_runs)
-    runs = _with_time_left(campaign, planned, [look.run(run) for run in planned])
+    runs = _with_time_left(campaign, planned, look.runs())
     look.note_leftovers()
     return CampaignStatus(runs, list(look.steps()) if steps else [], look.notes)

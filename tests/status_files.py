@@ -8,7 +8,7 @@ from conftest import ROOT
 
 from relation.config import Campaign, load_config, resolve
 from relation.parquet import write_parquet
-from relation.results import Results, diagnostics_path, run_path, with_pictures
+from relation.results import CHECKPOINT, Results, diagnostics_path, run_path, with_pictures
 from relation.schemas import DATA, FLOW, FLOW_CURVES, FLOW_MAPS, LOG, PROBES, RUN
 from relation.spec import RunSpec
 from relation.status import CampaignStatus, RunStatus, campaign_status
@@ -53,14 +53,17 @@ def origin(config_hash: str, **details) -> dict:
 
 
 def prepare(results: Results) -> None:
-    """The records of prepared corpora, without their texts."""
+    """The records of prepared corpora, their files empty."""
     for data in campaign().data.values():
         rows = [
             dict.fromkeys(DATA.names, 1) | {"split": split, "sha256": digest}
             for split, digest in HASHES.items()
         ]
         rows = [row | {"unigram_entropy": 5.0} for row in rows]
-        write_parquet(results.data(data) / "data.parquet", DATA, rows, origin(data.config_hash))
+        folder = results.data(data)
+        write_parquet(folder / "data.parquet", DATA, rows, origin(data.config_hash))
+        for file in ("tokenizer.json", "train.bin", "validation.bin"):
+            (folder / file).touch()
 
 
 def log_row(update: int, rate: float = 1000.0) -> dict:
@@ -76,7 +79,7 @@ def log_row(update: int, rate: float = 1000.0) -> dict:
 
 
 def finish(results: Results, spec: RunSpec, rate: float = 1000.0, hash: str | None = None) -> Path:
-    """The records of a finished run."""
+    """The records of a finished run, its checkpoint empty."""
     folder = results.folder / run_path(spec)
     values = {name: "x" if RUN.field(name).type == "string" else 1 for name in RUN.names}
     values |= {"scale": spec.scale, "variant": spec.variant, "seed": spec.seed}
@@ -85,6 +88,7 @@ def finish(results: Results, spec: RunSpec, rate: float = 1000.0, hash: str | No
     write_parquet(folder / "record.parquet", RUN, [values], written)
     write_parquet(folder / "log.parquet", LOG, [log_row(u) for u in range(1, 6)], written)
     write_parquet(folder / "probes.parquet", PROBES, [], written)
+    (folder / CHECKPOINT).touch()
     return folder
 
 

@@ -33,6 +33,7 @@ ORDER = (
     ("relation.verification", "relation.gradients"),
     (
         "relation.results",
+        "relation.ledger",
         "relation.preflight",
         "relation.plan",
         "relation.scale",

@@ -8,11 +8,11 @@ from test_records import ORIGIN, refusal, results, write_run  # noqa: F401
 from test_report_records import make_records
 
 from relation import code, schemas
+from relation.ledger import Ledger
 from relation.parquet import read_origin, read_parquet, write_parquet
 from relation.records import gaps, load_records, provenance
 from relation.records.provenance import CURRENT, OLDER, STALE, freshness, worst
 from relation.records.publish import publish
-from relation.records.sources import planned_sources
 from relation.results import CHECKSUMS, Results, with_pictures
 from report.jobs.cells import write_cells
 from report.jobs.compare import compare
@@ -22,9 +22,9 @@ from report.jobs.schemas import CLAIMS, COMPARED_CELLS, COMPARED_CLAIMS
 @pytest.fixture
 def run_source(results: Results):  # noqa: F811
     """The record of one run, and an origin that this checkout would write."""
-    source = next(s for s in planned_sources(results.campaign, results) if s.kind == "run")
+    source = next(record for record in Ledger(results).records if record.kind == "run")
     origin = ORIGIN | {
-        "config_hash": source.config_hash,
+        "config_hash": source.job.config_hash,
         "code_hash": code.code_hash("training"),
         "golden_hash": code.golden_hash(),
     }
@@ -60,9 +60,10 @@ def test_a_copy_without_the_tests_compares_no_golden_losses(run_source, monkeypa
 def test_other_texts_make_a_record_stale(run_source) -> None:
     source, origin = run_source
     texts = origin | {"data_origin": {"corpus_sha256": "a"}}
-    assert freshness(texts, replace(source, corpus="b"))[0] == STALE
-    assert freshness(texts, replace(source, corpus="a"))[0] == CURRENT
-    assert freshness(texts, replace(source, corpus=None))[0] == CURRENT  # no texts to compare with
+    # None: no texts to compare with.
+    for given, state in (("b", STALE), ("a", CURRENT), (None, CURRENT)):
+        asked = replace(source, job=replace(source.job, corpus=given))
+        assert freshness(texts, asked)[0] == state
 
 
 MADE = ORIGIN["created"]
@@ -82,7 +83,7 @@ def test_a_record_is_no_fresher_than_what_it_rests_on(
     run_source, base, own, state: str, said: str
 ) -> None:
     source, origin = run_source
-    source = replace(source, rests_on=Path("run/record.parquet"))
+    source = replace(source, job=replace(source.job, base=Path("run/record.parquet")))
     row = base and {"made": MADE, "freshness_reason": "other", **base}
     found, reason = freshness(origin | own, source, row)
     assert found == state and said in reason

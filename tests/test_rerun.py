@@ -10,8 +10,8 @@ from test_config import config
 from test_records import ORIGIN
 
 from relation.config import Campaign, resolve
+from relation.ledger import Ledger
 from relation.records.provenance import command_for, provenance_row
-from relation.records.sources import planned_sources
 from relation.results import Results
 
 CHOICES = {"scales": "10M", "seeds": "42,43", "variants": ["mha", "full"]}
@@ -54,9 +54,9 @@ def test_a_campaign_on_local_texts_is_told_to_be_given_some() -> None:
 ])  # fmt: skip
 def test_a_run_of_several_processes_is_run_again_by_as_many(campaign, processes, said) -> None:
     planned = resolve(config(), campaign=campaign)
-    for source in planned_sources(planned, Results(planned)):
+    for source in Ledger(Results(planned)).records:
         command = provenance_row(source, ORIGIN | {"processes": processes}, planned)["rerun"]
-        trained = said if source.stage == "training" else ""
+        trained = said if source.job.stage == "training" else ""
         assert command.startswith(f"{command_for(planned)}{trained} -")
         assert trained or "--set-resources" not in command
 
@@ -70,7 +70,7 @@ def test_snakemake_takes_the_command_of_a_record(tmp_path: Path) -> None:
     (folder / "text.txt").write_text("Once.<|endoftext|>Twice.", encoding="utf-8")
     campaign = texts("my texts #1", **CHOICES)
     rows = {}
-    for source in planned_sources(campaign, Results(campaign)):
+    for source in Ledger(Results(campaign)).records:
         rows.setdefault(source.kind, provenance_row(source, ORIGIN, campaign)["rerun"])
     for kind, forced in (("run", "train"), ("systems", "measure")):
         program, *arguments = shlex.split(rows[kind])
@@ -78,7 +78,7 @@ def test_snakemake_takes_the_command_of_a_record(tmp_path: Path) -> None:
         said = snakemake(project, "--dry-run", *arguments).stdout
         assert f"forced:\n        {forced}\n" in said
     shared = ORIGIN | {"processes": [2]}
-    run = next(s for s in planned_sources(campaign, Results(campaign)) if s.kind == "run")
+    run = next(s for s in Ledger(Results(campaign)).records if s.kind == "run")
     again = shlex.split(provenance_row(run, shared, campaign)["rerun"])[1:]
     said = snakemake(project, "--dry-run", "--printshellcmds", *again).stdout
     assert said.count("relation train ") == said.count("--processes 2 ") > 0

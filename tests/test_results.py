@@ -11,6 +11,7 @@ from test_records import ORIGIN, refusal, results, write_run  # noqa: F401  (fix
 from relation import schemas
 from relation.cli.jobs import report_place
 from relation.config import load_config
+from relation.ledger import Ledger
 from relation.parquet import write_parquet
 from relation.preflight import write_started_with
 from relation.records.publish import publish
@@ -48,7 +49,7 @@ def place(path: Path, results: Results) -> str:  # noqa: F811
 
 def test_shipped_records_stand_for_their_own_copies(shipped: Results) -> None:
     """What was published stays done when code changes."""
-    paths = [*shipped.record_files(), *map(shipped.run, shipped.campaign.runs)]
+    paths = [*Ledger(shipped).record_files(), *map(shipped.run, shipped.campaign.runs)]
     assert {place(path, shipped) for path in paths if path != shipped.models} == {"published"}
 
 
@@ -122,7 +123,7 @@ def test_a_run_on_other_texts_is_no_substitute(shipped: Results) -> None:
 
 def test_nothing_shipped_counts_where_that_is_asked(shipped: Results) -> None:
     asked = again(shipped, published=False)
-    assert {place(path, asked) for path in asked.record_files()} == {"tiny"}
+    assert {place(path, asked) for path in Ledger(asked).record_files()} == {"tiny"}
     assert not any(map(asked.is_published, asked.campaign.runs))
 
 

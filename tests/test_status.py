@@ -29,12 +29,15 @@ from status_files import (
 )
 
 from relation.errors import RunError, StoppedError
+from relation.ledger import Ledger, failure
 from relation.parquet import write_parquet
+from relation.records.provenance import PROVENANCE
 from relation.records.publish import publish
-from relation.results import Results, diagnostics_path, run_path, systems_path
-from relation.schemas import FLOW, RUN, THROUGHPUT
-from relation.status import CampaignStatus, RunStatus, failure, trained_tokens
+from relation.results import CHECKPOINT, Results, diagnostics_path, run_path, systems_path
+from relation.schemas import RUN, THROUGHPUT
+from relation.status import CampaignStatus, RunStatus, trained_tokens
 from relation.training.folder import ABOUT, LOCK, METRICS
+from report.jobs.schemas import FRAMES
 
 
 @pytest.fixture
@@ -157,7 +160,16 @@ def test_a_finished_run(results: Results) -> None:
 
 def test_a_record_of_another_configuration_is_to_be_made_again(results: Results) -> None:
     finish(results, run(), hash="0" * 16)
-    assert found(results).state == "waiting"
+    status = found(results)
+    assert (status.state, status.share) == ("stale", 0.0)
+    assert "another configuration: 0000" in status.reason
+
+
+def test_a_run_whose_checkpoint_is_gone_is_done_unless_something_needs_it(results: Results) -> None:
+    (finish(results, run()) / CHECKPOINT).unlink()
+    assert found(results).state == "waiting" and CHECKPOINT in found(results).reason
+    finish_diagnosis(results, run())
+    assert found(results).state == "done"
 
 
 def test_a_run_without_a_rate_takes_one_of_its_kind(results: Results) -> None:
@@ -275,7 +287,7 @@ def test_a_record_without_a_row_is_named_and_of_another_run_is_not(
     results: Results,
 ) -> None:
     spec = run()
-    origins = {"damaged": (origin(spec.config_hash), {}), "waiting": (origin("0" * 64),)}
+    origins = {"damaged": (origin(spec.config_hash), {}), "stale": (origin("0" * 64),)}
     for state, written in ((state, o) for state, several in origins.items() for o in several):
         path = finish(results, spec) / "record.parquet"
         write_parquet(path, RUN, [], written)
@@ -313,9 +325,8 @@ def test_a_line_in_the_writing_is_no_damage(results: Results) -> None:
 def test_the_other_steps(results: Results) -> None:
     prepare(results)
     diagnosed, benchmark = campaign().paired_runs[0], campaign().systems[0]
-    spec = campaign().diagnostics_spec(diagnosed)
     diagnosis = results.folder / diagnostics_path(diagnosed)
-    write_parquet(diagnosis, FLOW, [], origin(spec.config_hash))
+    finish_diagnosis(results, diagnosed)
     write_parquet(
         results.folder / systems_path(benchmark), THROUGHPUT, [], origin("of another time")
     )
@@ -327,7 +338,7 @@ def test_the_other_steps(results: Results) -> None:
     assert states[f"diagnose {diagnosed.name}"] == "done"
     assert states["diagnose 10M/full/42"] == "failed"
     assert states["diagnose 10M/full/43"] == "waiting"
-    assert states[f"measure {benchmark.benchmark}/{benchmark.scale}"] == "waiting"
+    assert states[f"measure {benchmark.benchmark}/{benchmark.scale}"] == "stale"
     assert states[f"measure {campaign().systems[1].benchmark}/30M"] == "begun"
     assert states["inventory"] == "failed"
     assert states["report"] == "waiting"
@@ -337,14 +348,17 @@ def test_the_other_steps(results: Results) -> None:
     assert len(status.notes) == 1 and diagnosis.as_posix() in status.notes[0]
 
 
-def test_the_report_is_done_when_it_is_newer_than_every_record(results: Results) -> None:
-    for path in results.record_files():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"")
-        os.utime(path, (1000, 1000))
-    index = results.report / "index.html"
-    index.parent.mkdir(parents=True)
-    index.write_bytes(b"")
-    for age, state in ((2000, "done"), (500, "waiting")):
-        os.utime(index, (age, age))
-        assert look(results, steps=True).steps[-1].state == state
+def test_the_report_is_done_while_it_is_of_the_records_that_are_there(results: Results) -> None:
+    """Whatever the dates of the files."""
+    shown = []
+    for record in Ledger(results).records:
+        write_parquet(record.path, RUN, [], origin(record.job.config_hash))
+        shown.append({name: "x" if name != "seed" else 1 for name in PROVENANCE})
+        shown[-1] |= {"source": record.path.as_posix(), "made": MADE}
+    write_parquet(results.report / "provenance.parquet", FRAMES["provenance"], shown, origin("x"))
+    (results.report / "index.html").touch()
+    os.utime(results.report / "index.html", (1000, 1000))
+    assert look(results, steps=True).steps[-1].state == "done"
+    later = origin(record.job.config_hash, created="2026-01-03T00:00:00+00:00")
+    write_parquet(record.path, RUN, [], later)
+    assert look(results, steps=True).steps[-1].state == "waiting"

@@ -81,7 +81,7 @@ def _source(options: argparse.Namespace) -> _Source:
     checkpoint = results.folder / run_path(run) / "model.safetensors"
     if not checkpoint.exists():
         raise InputError(
-            f"{run.name} has no checkpoint yet; make it with "
+            f"{run.name} has no checkpoint; make it with "
             f"`snakemake --cores all --config campaign={campaign.name} -- {checkpoint}`"
         )
     tokenizer = results.data(campaign.data[run.data]) / "tokenizer.json"

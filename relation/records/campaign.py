@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -12,13 +12,13 @@ import pyarrow as pa
 from relation.config import Campaign
 from relation.errors import InputError
 from relation.geometry import PAIRED
+from relation.ledger import Ledger, Record
 from relation.parquet import read_origin, read_parquet
 from relation.records import gaps
 from relation.records.efficiency import smoothed_loss, token_crossing
 from relation.records.multiverse import ReadingRecords, load_readings
 from relation.records.page import campaign_page
 from relation.records.provenance import PROVENANCE, provenance_row
-from relation.records.sources import Source, planned_sources
 from relation.results import Results
 from relation.schemas import (
     COMPLEXITY,
@@ -157,11 +157,8 @@ def _efficiency(runs: pd.DataFrame, logs: pd.DataFrame, window: float) -> pd.Dat
 _LAYOUTS = {
     "models": MODELS,
     "run": RUN,
-    "further run": RUN,
     "log": LOG,
-    "further log": LOG,
     "probes": PROBES,
-    "further probes": PROBES,
     "diagnostics": FLOW,
     "curves": FLOW_CURVES,
     "maps": FLOW_MAPS,
@@ -170,6 +167,7 @@ _LAYOUTS = {
     "verification": VERIFICATION,
     "gradients": GRADIENTS,
 }
+_LAYOUTS |= {f"further {kind}": _LAYOUTS[kind] for kind in ("run", "log", "probes")}
 
 
 class _Loader:
@@ -184,48 +182,47 @@ class _Loader:
         self.provenance: dict[Path, dict] = {}
         self.missing: list[dict] = list(gaps.left_out(self.campaign))
 
-    def take(self, source: Source) -> None:
+    def take(self, record: Record) -> None:
         """Read one record. Raises InputError where it will not do and the whole was asked for."""
-        if source.path is None:
-            self.missing.append(gaps.unpublished(source))
+        if record.path is None:
+            self.missing.append(gaps.unpublished(record))
             return
         try:
-            origin = read_origin(source.path)
-            if not self.partial and source.config_hash != origin["config_hash"]:
+            origin = read_origin(record.path)
+            if not self.partial and record.job.config_hash != origin["config_hash"]:
                 raise InputError(
-                    f"{source.path} was made with another configuration; run snakemake to make it "
+                    f"{record.path} was made with another configuration; run snakemake to make it "
                     "again"
                 )
-            self._keep(source, origin)
+            self._keep(record, origin)
         except InputError as error:
             if not self.partial:
                 raise
-            self.missing.append(gaps.not_there(source, error))
+            self.missing.append(gaps.not_there(record, error))
 
-    def _keep(self, source: Source, origin: dict) -> None:
-        kind, extra = source.kind, {"source": source.path.as_posix()}
+    def _keep(self, record: Record, origin: dict) -> None:
+        job, kind, extra = record.job, record.kind, {"source": record.path.as_posix()}
         if kind == "systems":
-            kind = "complexity" if source.variant == "complexity" else "throughput"
-        rows = read_parquet(source.path, _LAYOUTS[kind]).to_pandas()
+            kind = "complexity" if job.variant == "complexity" else "throughput"
+        rows = read_parquet(record.path, _LAYOUTS[kind]).to_pandas()
         if _LAYOUTS[kind] is LOG:
-            extra |= {"scale": source.scale, "variant": source.variant, "seed": source.seed}
+            extra |= {"scale": job.scale, "variant": job.variant, "seed": job.seed}
         elif _LAYOUTS[kind] is PROBES:
-            extra["alike"] = source.probed_alike(origin)
+            extra["alike"] = record.probed_alike(origin)
         elif _LAYOUTS[kind] is RUN:
             extra["device"] = origin["device"]
             counts = origin.get("processes", ())
             extra["processes"] = counts[0] if len(counts) == 1 else math.nan
         elif kind == "complexity":
-            extra["scale"] = source.scale
+            extra["scale"] = job.scale
         self.frames.setdefault(kind, []).append(rows.assign(**extra))
         self.origins.append(origin)
         if kind == "diagnostics":
-            name = f"{source.scale}/{source.variant}/{source.seed}"
-            self.diagnosed[name] = origin
-        # What a record rests on is planned before it.
-        base = self.provenance.get(source.rests_on)
-        self.provenance[source.path] = provenance_row(
-            source, origin, self.campaign, base, self.published
+            self.diagnosed[job.name] = origin
+        # What a record rests on is listed before it.
+        base = self.provenance.get(record.rests_on)
+        self.provenance[record.path] = provenance_row(
+            record, origin, self.campaign, base, self.published
         )
 
     def frame(self, kind: str, *extra: str) -> pd.DataFrame:
@@ -241,8 +238,8 @@ def load_records(campaign: Campaign, results: Results, *, partial: bool = False)
     damaged file or one that another configuration made.
     """
     loader = _Loader(results, partial)
-    for source in planned_sources(campaign, results):
-        loader.take(source)
+    for record in Ledger(replace(results, campaign=campaign)).records:
+        loader.take(record)
     runs, logs = loader.frame("run", *_OF_RUNS), loader.frame("log", *_OF_LOGS)
     further = loader.frame("further run", *_OF_RUNS)
     throughput = loader.frame("throughput", "source")

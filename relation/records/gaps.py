@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from relation.config import Campaign
 from relation.errors import InputError
 from relation.geometry import PAIRED
-from relation.records.sources import Source
-from relation.status import failure
+from relation.ledger import Record, failure
 
 MISSING = ("kind", "scale", "variant", "seed", "status", "reason")
 NOT_RUN, FAILED, OOM = "not run", "failed", "oom"
@@ -47,23 +46,24 @@ def left_out(campaign: Campaign) -> Iterator[dict]:
             yield _gap(kind, spec.scale, spec.benchmark, None, NOT_RUN, reason)
 
 
-def unpublished(source: Source) -> dict:
+def unpublished(record: Record) -> dict:
     """Diagnostics of a published run that was published without them."""
     reason = "the run was published without diagnostics and checkpoints are not shipped"
-    kind = _KINDS.get(source.kind, source.kind)
-    return _gap(kind, source.scale, source.variant, source.seed, NOT_RUN, reason)
+    return _gap(*_key(record), NOT_RUN, reason)
 
 
-def not_there(source: Source, error: InputError) -> dict:
+def not_there(record: Record, error: InputError) -> dict:
     """A record that is absent or unreadable; the log of its job may say why."""
-    kind = _KINDS.get(source.kind, source.kind)
-    if source.variant == "complexity":
-        kind = "complexity"
-    key = (kind, source.scale, source.variant, source.seed)
-    if source.path.exists():
-        return _gap(*key, FAILED, str(error))
-    reason = failure(source.job_log)
+    if record.path.exists():
+        return _gap(*_key(record), FAILED, str(error))
+    reason = failure(record.job.log)
     if reason is None:
-        return _gap(*key, NOT_RUN, f"{NOT_THERE}{source.path.as_posix()}")
+        return _gap(*_key(record), NOT_RUN, f"{NOT_THERE}{record.path.as_posix()}")
     status = OOM if any(words in reason for words in _OUT_OF_MEMORY) else FAILED
-    return _gap(*key, status, reason)
+    return _gap(*_key(record), status, reason)
+
+
+def _key(record: Record) -> tuple[str, str, str, int | None]:
+    job = record.job
+    kind = "complexity" if job.variant == "complexity" else _KINDS.get(record.kind, record.kind)
+    return kind, job.scale, job.variant, job.seed

@@ -11,8 +11,8 @@ from typing import Any
 
 from relation.code import code_hash, golden_hash
 from relation.config import Campaign
-from relation.records.sources import Source
-from relation.results import texts_of
+from relation.ledger import UNREPORTED, Record
+from relation.results import RULES
 from relation.spec import canonical_hash
 
 CURRENT, OLDER, STALE = "current", "older code, same golden losses", "stale"
@@ -64,17 +64,17 @@ def command_for(campaign: Campaign, published: bool = True) -> str:
 
 
 def freshness(
-    origin: Mapping[str, Any], source: Source, base: Mapping[str, Any] | None = None
+    origin: Mapping[str, Any], record: Record, base: Mapping[str, Any] | None = None
 ) -> tuple[str, str]:
     """Whether a record is what this checkout would make again, and why it may not be.
 
     base: the row of PROVENANCE of what the record rests on; None where that is not there. A record
     is no fresher than its base.
     """
-    own, reason = _own_freshness(origin, source)
-    if source.rests_on is None or own == STALE:
+    own, reason = _own_freshness(origin, record)
+    if record.rests_on is None or own == STALE:
         return own, reason
-    rests_on = f"{source.rests_on.as_posix()}, which it rests on,"
+    rests_on = f"{record.rests_on.as_posix()}, which it rests on,"
     if base is None:
         return STALE, f"{rests_on} is not there"
     if base["made"] > origin["created"]:
@@ -84,22 +84,18 @@ def freshness(
     return own, reason
 
 
-def _own_freshness(origin: Mapping[str, Any], source: Source) -> tuple[str, str]:
+def _own_freshness(origin: Mapping[str, Any], record: Record) -> tuple[str, str]:
     """The same of a record by itself."""
-    if source.config_hash != origin["config_hash"]:
-        return STALE, (
-            f"made with another configuration: {origin['config_hash']}, now {source.config_hash}"
-        )
-    if source.probed is not None and not source.probed_alike(origin):
+    mismatch = record.job.mismatch(origin)
+    if mismatch:
+        return STALE, mismatch
+    if record.is_probed and not record.probed_alike(origin):
         return STALE, "the run was probed by another configuration"
-    read = texts_of(origin)
-    if None not in (read, source.corpus) and read != source.corpus:
-        return STALE, "made from other texts than the corpus given now"
     golden, here = origin.get("golden_hash"), golden_hash()
     if None not in (golden, here) and golden != here:
         return STALE, f"the golden losses changed: {golden}, now {here}"
-    made_by = {source.stage: origin["code_hash"]}
-    if source.probed is not None:
+    made_by = {record.job.stage: origin["code_hash"]}
+    if record.is_probed:
         made_by["probe"] = origin["probe_code_hash"]
     changed = "; ".join(
         f"the code of stage {stage} changed: {code}, now {code_hash(stage)}"
@@ -123,7 +119,7 @@ def code_freshness(made: Mapping[str, Any], stage: str) -> str:
 
 
 # Whose code the records that a report is made from rest on.
-_STAGES = ("models", "training", "probe", "diagnostics", "systems", "verification", "gradients")
+_STAGES = ("probe", *dict.fromkeys(RULES[rule].stage for rule in RULES if rule not in UNREPORTED))
 
 
 def checkout_hash() -> str:
@@ -136,29 +132,29 @@ def worst(states: Iterable[str]) -> str:
     return max(states, key=FRESHNESS.index, default=CURRENT)
 
 
-def _log(source: Source) -> str | None:
+def _log(record: Record) -> str | None:
     """The log of the job that made a record, where it was made here."""
-    here = source.path == source.target and source.job_log.exists()
-    return source.job_log.as_posix() if here else None
+    log = record.job.log
+    return log.as_posix() if record.path == record.target and log.exists() else None
 
 
-def _rerun(source: Source, campaign: Campaign, processes: Sequence[int], published: bool) -> str:
+def _rerun(record: Record, campaign: Campaign, processes: Sequence[int], published: bool) -> str:
     """The command that makes a record again, and what depends on it unless it was published.
 
     processes: how many trained its run, in order of change; the last are asked for again.
     """
     everything = command_for(campaign, published)
-    target = shlex.quote(source.target.as_posix())
-    if source.stage == "training" and max(processes[-1:], default=1) > 1:
+    target = shlex.quote(record.target.as_posix())
+    if record.job.stage == "training" and max(processes[-1:], default=1) > 1:
         resource = "gpu" if campaign.device == "cuda" else "processes"
         everything += f" --set-resources train:{resource}={processes[-1]}"
-    if source.path != source.target:
+    if record.path != record.target:
         return f"{everything} -- {target}"
     return f"{everything} -R {target} -- all"
 
 
 def provenance_row(
-    source: Source,
+    record: Record,
     origin: Mapping[str, Any],
     campaign: Campaign,
     base: Mapping[str, Any] | None = None,
@@ -168,13 +164,13 @@ def provenance_row(
 
     base as in freshness, published as in command_for.
     """
-    state, reason = freshness(origin, source, base)
+    state, reason = freshness(origin, record, base)
     return {
-        "source": source.path.as_posix(),
-        "kind": source.kind,
-        "scale": source.scale,
-        "variant": source.variant,
-        "seed": source.seed,
+        "source": record.path.as_posix(),
+        "kind": record.kind,
+        "scale": record.job.scale,
+        "variant": record.job.variant,
+        "seed": record.job.seed,
         "config_hash": origin["config_hash"],
         "code_hash": origin["code_hash"],
         "golden_hash": origin.get("golden_hash"),
@@ -182,8 +178,8 @@ def provenance_row(
         "device": origin["device"],
         "versions": json.dumps(origin["versions"], sort_keys=True),
         "made": origin["created"],
-        "log": _log(source),
-        "rerun": _rerun(source, campaign, origin.get("processes", ()), published),
+        "log": _log(record),
+        "rerun": _rerun(record, campaign, origin.get("processes", ()), published),
         "freshness": state,
         "freshness_reason": reason,
     }

@@ -1,27 +1,15 @@
 """Publishing: copy complete records, with checksums, to where a fresh clone finds them."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 from relation.config import Campaign
 from relation.errors import InputError
 from relation.files import atomic_path, sha256_of, write_text
-from relation.parquet import read_origin
+from relation.ledger import DAMAGED, DONE, UNREPORTED, Ledger
 from relation.records.multiverse import any_own, gather_to_ship, write_gathered
-from relation.results import (
-    CHECKSUMS,
-    GRADIENTS_FILE,
-    MODELS_FILE,
-    OMISSIONS,
-    READINGS,
-    RUN_FILES,
-    VERIFICATION_FILE,
-    Results,
-    diagnostics_path,
-    run_path,
-    systems_path,
-    with_pictures,
-)
+from relation.results import CHECKSUMS, MODELS_FILE, OMISSIONS, READINGS, Results
 
 
 def publish(campaign: Campaign, results: Results) -> list[Path]:
@@ -34,32 +22,21 @@ def publish(campaign: Campaign, results: Results) -> list[Path]:
     checksums cover a text on what is left out too, where one lies there. Returns the files copied.
     Raises InputError where nothing is complete.
     """
-    wanted = [([MODELS_FILE], campaign.inventory_hash)]
-    for run in campaign.trained_runs:
-        wanted.append(([run_path(run) / file for file in RUN_FILES], run.config_hash))
-    for run in campaign.paired_runs:
-        files = list(with_pictures(diagnostics_path(run)))
-        wanted.append((files, campaign.diagnostics_spec(run).config_hash))
-    for spec in campaign.systems:
-        wanted.append(([systems_path(spec)], spec.config_hash))
-    wanted.append(([VERIFICATION_FILE], campaign.verification.config_hash))
-    wanted.append(([GRADIENTS_FILE], campaign.gradients.config_hash))
-
     copied: list[Path] = []
     if any_own(results):  # first, as it may refuse runs before anything is copied
         rows = gather_to_ship(results)
         copied += write_gathered(results, rows, results.published_folder / READINGS)
-    for files, config_hash in wanted:
-        sources = [results.folder / file for file in files]
-        if not all(source.exists() for source in sources):
+    ledger = Ledger(replace(results, campaign=campaign, published=False))
+    for job in ledger.jobs:
+        state = ledger.recorded(job)
+        if state.name == DAMAGED:
+            raise InputError(state.reason)
+        if job.rule in UNREPORTED or state.name != DONE:
             continue
-        hashes = {read_origin(source)["config_hash"] for source in sources}
-        if hashes != {config_hash}:
-            continue
-        for file, source in zip(files, sources, strict=True):
-            target = results.published_folder / file
+        for record in job.records:
+            target = results.published_folder / record.path.relative_to(results.folder)
             with atomic_path(target) as temporary:
-                shutil.copyfile(source, temporary)
+                shutil.copyfile(record.path, temporary)
             copied.append(target)
     if not any(path.name != MODELS_FILE.name for path in copied):
         raise InputError(f"campaign {campaign.name} has no complete record to publish")

@@ -190,11 +190,12 @@ def _by_variant(runs: Sequence[Run], scale: str) -> dict[str, list[Run]]:
 
 def _trained(run: Run, page: str) -> Job:
     """The square of a training run, which leads to a page."""
+    said = f"{run.gap}, {run.reason}" if run.gap else "done"
     return Job(
-        f"{run.name}: {f'{run.gap}, {run.reason}' if run.gap else 'done'}",
+        f"{run.name}: {'stale, of another configuration' if run.stale else said}",
         run.variant if run.variant in PAIRED else "other",
         page=page,
-        missing=bool(run.gap),
+        missing=bool(run.gap) or run.stale,
     )
 
 

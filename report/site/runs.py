@@ -47,7 +47,8 @@ class Run:
     updates, by all of them together, ``first_seconds`` what the first of them took, compilation
     included, ``settings`` the resolved configuration by group, ``texts`` the corpus's title and the
     SHA-256 of its texts where they are local ones, ``updates`` a sample of the log's rows, ``text``
-    the end of the text log, None where that is not at hand.
+    the end of the text log, None where that is not at hand, ``stale`` whether another configuration
+    made the record, so that the run is to be trained again.
     """
 
     scale: str
@@ -65,6 +66,7 @@ class Run:
     texts: tuple[str, str] | None = None
     updates: tuple[Mapping[str, Any], ...] = ()
     text: str | None = None
+    stale: bool = False
 
     @property
     def name(self) -> str:
@@ -172,6 +174,7 @@ def _read(spec: RunSpec, results: Results) -> Run:
         spec.seed,
         source=path.as_posix(),
         record=record,
+        stale=origin["config_hash"] != spec.config_hash,
         processes=tuple(origin.get("processes", ())),
         rate=median(row["tokens_per_second"] for row in log),
         first_seconds=log[0]["update_tokens"] / log[0]["tokens_per_second"],

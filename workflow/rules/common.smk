@@ -5,16 +5,9 @@ import sys
 from relation.code import code_hash
 from relation.data.sources import corpus_fingerprint
 from relation.errors import InputError
+from relation.ledger import Ledger
 from relation.preflight import check, check_corpus, write_started_with
-from relation.results import (
-    GRADIENTS_FILE,
-    READING_KINDS,
-    RUN_FILES,
-    VERIFICATION_FILE,
-    chosen_results,
-    diagnostics_path,
-    run_path,
-)
+from relation.results import RULES, chosen_results
 from relation.spec import canonical_hash
 
 try:
@@ -22,7 +15,10 @@ try:
     CAMPAIGN = RESULTS.campaign
     if workflow.is_main_process:  # a dry run has no onstart
         check_corpus(CAMPAIGN)
-    RECORDS = [path.as_posix() for path in RESULTS.record_files()]
+    LEDGER = Ledger(RESULTS)
+    if workflow.is_main_process:
+        LEDGER.settle()
+    RECORDS = [path.as_posix() for path in LEDGER.record_files()]
 except InputError as error:
     sys.exit(f"error: {error}")
 
@@ -53,6 +49,7 @@ if "gpu_share" not in workflow.global_resources:
 
 # Jobs read the configuration that this workflow was started with, whatever becomes of config.yaml.
 STARTED_WITH = RESULTS.started_with.as_posix()
+CHOICE = f"--config {STARTED_WITH}"
 
 
 include: "shell.smk"
@@ -67,14 +64,26 @@ wildcard_constraints:
     benchmark=r"[a-z-]+",
 
 
-def run_of(wildcards):
-    return CAMPAIGN.run(wildcards.scale, wildcards.variant, int(wildcards.seed))
+def job_of(rule):
+    """The job of the ledger that a rule's wildcards name, as a function of them."""
+    return lambda wildcards: LEDGER.of_rule(rule, dict(wildcards.items()))
 
 
-def reading_run(wildcards):
-    return CAMPAIGN.run(wildcards.reading, wildcards.variant, int(wildcards.seed))
+def reads(rule):
+    return lambda wildcards: [path.as_posix() for path in job_of(rule)(wildcards).reads]
 
 
-def prepared(run, file):
-    """A file of the corpus that a run reads."""
-    return (RESULTS.data(CAMPAIGN.data[run.data]) / file).as_posix()
+def spec(rule):
+    return lambda wildcards: job_of(rule)(wildcards).spec.job_hash
+
+
+def writes(rule):
+    return {name: f"{FOLDER}/{file}" for name, file in RULES[rule].writes.items()}
+
+
+def log_of(rule):
+    return f"{FOLDER}/logs/{RULES[rule].log}.log"
+
+
+def code_of(rule):
+    return code_hash(RULES[rule].stage)

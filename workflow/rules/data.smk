@@ -1,19 +1,16 @@
 rule prepare:
     output:
-        tokenizer=f"{FOLDER}/data/{{dataset}}/tokenizer.json",
-        train=f"{FOLDER}/data/{{dataset}}/train.bin",
-        validation=f"{FOLDER}/data/{{dataset}}/validation.bin",
-        record=f"{FOLDER}/data/{{dataset}}/data.parquet",
+        **writes("prepare"),
     log:
-        f"{FOLDER}/logs/prepare/{{dataset}}.log",
+        log_of("prepare"),
     conda:
         "../../environment.yml"
     threads: 2
     params:
         config=STARTED_WITH,
-        spec=lambda w: CAMPAIGN.data[w.dataset].job_hash,
+        spec=spec("prepare"),
         corpus=lambda w: corpus_fingerprint(CAMPAIGN.data[w.dataset].path),
-        code=code_hash("data"),
+        code=code_of("prepare"),
     shell:
         "python -m relation prepare {wildcards.dataset} --config {params.config}"
         " --expect {params.spec} 2>&1 | tee -i {log}"
@@ -21,15 +18,15 @@ rule prepare:
 
 rule inventory:
     output:
-        f"{FOLDER}/models.parquet",
+        **writes("inventory"),
     log:
-        f"{FOLDER}/logs/inventory.log",
+        log_of("inventory"),
     conda:
         "../../environment.yml"
     params:
         config=STARTED_WITH,
         settings=SETTINGS,
-        code=code_hash("models"),
+        code=code_of("inventory"),
     shell:
         "python -m relation inventory --config {params.config}"
         " --expect {params.settings} 2>&1 | tee -i {log}"

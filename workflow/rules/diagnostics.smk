@@ -1,13 +1,10 @@
 rule diagnose:
     input:
-        checkpoint=rules.train.output.checkpoint,
-        validation=lambda w: prepared(run_of(w), "validation.bin"),
+        reads("diagnose"),
     output:
-        metrics=f"{FOLDER}/diagnostics/{{scale}}/{{variant}}/{{seed}}.parquet",
-        curves=f"{FOLDER}/diagnostics/{{scale}}/{{variant}}/{{seed}}-curves.parquet",
-        maps=f"{FOLDER}/diagnostics/{{scale}}/{{variant}}/{{seed}}-maps.parquet",
+        **writes("diagnose"),
     log:
-        f"{FOLDER}/logs/diagnose/{{scale}}-{{variant}}-{{seed}}.log",
+        log_of("diagnose"),
     conda:
         "../../environment.yml"
     threads: 1
@@ -16,8 +13,8 @@ rule diagnose:
     params:
         config=STARTED_WITH,
         target="{scale}/{variant}/{seed}",
-        spec=lambda w: CAMPAIGN.diagnostics_spec(run_of(w)).job_hash,
-        code=code_hash("diagnostics"),
+        spec=spec("diagnose"),
+        code=code_of("diagnose"),
     shell:
         "python -m relation diagnose {params.target}"
         " --config {params.config} --expect {params.spec} --threads {threads} 2>&1 | tee -i {log}"
@@ -26,14 +23,11 @@ rule diagnose:
 # Before further runs begin, so that a stopped campaign has whole readings.
 use rule diagnose as diagnose_reading with:
     input:
-        checkpoint=rules.train_reading.output.checkpoint,
-        validation=lambda w: prepared(reading_run(w), "validation.bin"),
+        reads("diagnose_reading"),
     output:
-        metrics=f"{FOLDER}/readings/{{reading}}/{{variant}}/{{seed}}/diagnostics.parquet",
-        curves=f"{FOLDER}/readings/{{reading}}/{{variant}}/{{seed}}/diagnostics-curves.parquet",
-        maps=f"{FOLDER}/readings/{{reading}}/{{variant}}/{{seed}}/diagnostics-maps.parquet",
+        **writes("diagnose_reading"),
     log:
-        f"{FOLDER}/logs/diagnose/{{reading}}-{{variant}}-{{seed}}.log",
+        log_of("diagnose_reading"),
     priority: 1
     resources:
         gpu=WHOLE_GPU,
@@ -41,8 +35,8 @@ use rule diagnose as diagnose_reading with:
     params:
         config=STARTED_WITH,
         target="{reading}/{variant}/{seed}",
-        spec=lambda w: CAMPAIGN.diagnostics_spec(reading_run(w)).job_hash,
-        code=code_hash("diagnostics"),
+        spec=spec("diagnose_reading"),
+        code=code_of("diagnose_reading"),
 
 
 # What the report reads of the readings, and what is shipped: a file a kind of record. Where none is
@@ -51,21 +45,16 @@ if CAMPAIGN.reading_runs:
 
     rule collect:
         input:
-            [
-                (RESULTS.own_folder / path).as_posix()
-                for run in RESULTS.own_reading_runs()
-                for path in (*(run_path(run) / file for file in RUN_FILES), diagnostics_path(run))
-            ],
-            list(map(Path.as_posix, RESULTS.shipped_readings().values())),
+            reads("collect"),
         output:
-            expand(f"{FOLDER}/readings/{{kind}}.parquet", kind=READING_KINDS),
+            **writes("collect"),
         log:
-            f"{FOLDER}/logs/collect.log",
+            log_of("collect"),
         conda:
             "../../environment.yml"
         params:
             config=STARTED_WITH,
             runs=canonical_hash([run.config_hash for run in CAMPAIGN.reading_runs]),
-            code=code_hash("readings"),
+            code=code_of("collect"),
         shell:
             "python -m relation collect --config {params.config} 2>&1 | tee -i {log}"

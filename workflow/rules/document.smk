@@ -7,7 +7,7 @@ rule document:
         figures=rules.figures.output.record,
         templates=sorted(TEMPLATES.glob("*.tex.j2")),
     output:
-        tex=expand(f"{FOLDER}/report/tables/{{label}}.tex", label=LABELS),
+        tex=expand(f"{FOLDER}/report/tables/{{label}}.tex", label=LABELS, allow_missing=True),
         document=f"{FOLDER}/report/report.tex",
         # Where TeX is installed later, the PDF is missing and the rule runs again.
         pdf=[f"{FOLDER}/report/report.pdf"] if can_typeset() else [],
@@ -16,7 +16,7 @@ rule document:
     conda:
         "../../environment.yml"
     params:
-        config=STARTED_WITH,
         code=code_hash("document"),
     shell:
-        "python -m relation document --config {params.config} 2>&1 | tee -i {log}"
+        f"python -m relation document {CHOICE}"
+        " 2>&1 | tee -i {log}"

@@ -3,29 +3,30 @@ from report.jobs.schemas import FRAMES
 from report.pages import ASSETS, PAGES
 from report.tables import TABLES
 
+# The including workflow sets FOLDER, RECORDS and SETTINGS, constants or functions of wildcards,
+# and CHOICE, the options of the commands.
 LABELS = [table.label for table in TABLES]
-TEMPLATES = PROJECT / "report" / "templates"
+TEMPLATES = SOURCE / "report" / "templates"
 
 
 rule cells:
     input:
         records=RECORDS,
-        paper=sorted((PROJECT / "report" / "paper").glob("*.csv")),
-        tolerances=PROJECT / "report" / "tolerances.toml",
+        paper=sorted((SOURCE / "report" / "paper").glob("*.csv")),
+        tolerances=SOURCE / "report" / "tolerances.toml",
     output:
-        expand(f"{FOLDER}/report/{{frame}}.parquet", frame=FRAMES),
+        expand(f"{FOLDER}/report/{{frame}}.parquet", frame=FRAMES, allow_missing=True),
     log:
         f"{FOLDER}/logs/cells.log",
     conda:
         "../../environment.yml"
     params:
-        config=STARTED_WITH,
         settings=SETTINGS,
         code=code_hash("cells"),
         # Shipped records stay when code changes; the report then says that theirs is older.
         checkout=checkout_hash(),
     shell:
-        "python -m relation cells --config {params.config}"
+        f"python -m relation cells {CHOICE}"
         " --expect {params.settings} 2>&1 | tee -i {log}"
 
 
@@ -40,11 +41,10 @@ rule figures:
     conda:
         "../../environment.yml"
     params:
-        config=STARTED_WITH,
         settings=SETTINGS,
         code=code_hash("figures"),
     shell:
-        "python -m relation figures --config {params.config}"
+        f"python -m relation figures {CHOICE}"
         " --expect {params.settings} 2>&1 | tee -i {log}"
 
 
@@ -55,19 +55,20 @@ rule report:
         records=RECORDS,
         templates=sorted(set(TEMPLATES.iterdir()) - set(TEMPLATES.glob("*.tex.j2"))),
     output:
-        pages=expand(f"{FOLDER}/report/{{page}}", page=PAGES + ASSETS),
+        pages=expand(f"{FOLDER}/report/{{page}}", page=PAGES + ASSETS, allow_missing=True),
         runs=directory(f"{FOLDER}/report/runs"),
         tables=expand(
             f"{FOLDER}/report/tables/{{label}}.{{form}}",
             label=LABELS,
             form=("html", "csv"),
+            allow_missing=True,
         ),
     log:
         f"{FOLDER}/logs/report.log",
     conda:
         "../../environment.yml"
     params:
-        config=STARTED_WITH,
         code=code_hash("report"),
     shell:
-        "python -m relation report --config {params.config} 2>&1 | tee -i {log}"
+        f"python -m relation report {CHOICE}"
+        " 2>&1 | tee -i {log}"

@@ -1,10 +1,10 @@
 rule measure:
     input:
-        train=lambda w: (RESULTS.data(CAMPAIGN.data_of_scale(w.scale)) / "train.bin").as_posix(),
+        reads("measure"),
     output:
-        f"{FOLDER}/systems/{{benchmark}}/{{scale}}.parquet",
+        **writes("measure"),
     log:
-        f"{FOLDER}/logs/measure/{{benchmark}}-{{scale}}.log",
+        log_of("measure"),
     conda:
         "../../environment.yml"
     # A benchmark takes every core of a CPU or every GPU, so that nothing is trained beside it. It
@@ -15,8 +15,8 @@ rule measure:
         gpu_share=SHARED_GPU * CAMPAIGN.systems_alone * GPUS * CAMPAIGN.runs_per_gpu,
     params:
         config=STARTED_WITH,
-        spec=lambda w: CAMPAIGN.benchmark(w.benchmark, w.scale).job_hash,
-        code=code_hash("systems"),
+        spec=spec("measure"),
+        code=code_of("measure"),
     shell:
         "python -m relation measure {wildcards.benchmark}/{wildcards.scale} --config {params.config}"
         " --expect {params.spec} --threads 1 2>&1 | tee -i {log}"

@@ -1,15 +1,10 @@
 rule train:
     input:
-        train=lambda w: prepared(run_of(w), "train.bin"),
-        validation=lambda w: prepared(run_of(w), "validation.bin"),
-        record=lambda w: prepared(run_of(w), "data.parquet"),
+        reads("train"),
     output:
-        record=f"{FOLDER}/runs/{{scale}}/{{variant}}/{{seed}}/record.parquet",
-        log=f"{FOLDER}/runs/{{scale}}/{{variant}}/{{seed}}/log.parquet",
-        probes=f"{FOLDER}/runs/{{scale}}/{{variant}}/{{seed}}/probes.parquet",
-        checkpoint=f"{FOLDER}/runs/{{scale}}/{{variant}}/{{seed}}/model.safetensors",
+        **writes("train"),
     log:
-        f"{FOLDER}/logs/train/{{scale}}-{{variant}}-{{seed}}.log",
+        log_of("train"),
     # A killed run goes on from its resume state; on a CPU a fault is more likely the user's. A
     # queue ends jobs for reasons of its own.
     retries: 3 if ON_CLUSTER else int(ON_GPU)
@@ -22,8 +17,8 @@ rule train:
     params:
         config=STARTED_WITH,
         target="{scale}/{variant}/{seed}",
-        spec=lambda w: run_of(w).job_hash,
-        code=code_hash("training"),
+        spec=spec("train"),
+        code=code_of("train"),
     shell:
         "python -m relation train {params.target}"
         " --config {params.config} --expect {params.spec} --threads {threads}"
@@ -34,16 +29,11 @@ rule train:
 # A run of a reading: the same, elsewhere. Its times are no result, so it may share a GPU.
 use rule train as train_reading with:
     input:
-        train=lambda w: prepared(reading_run(w), "train.bin"),
-        validation=lambda w: prepared(reading_run(w), "validation.bin"),
-        record=lambda w: prepared(reading_run(w), "data.parquet"),
+        reads("train_reading"),
     output:
-        record=f"{FOLDER}/readings/{{reading}}/{{variant}}/{{seed}}/record.parquet",
-        log=f"{FOLDER}/readings/{{reading}}/{{variant}}/{{seed}}/log.parquet",
-        probes=f"{FOLDER}/readings/{{reading}}/{{variant}}/{{seed}}/probes.parquet",
-        checkpoint=f"{FOLDER}/readings/{{reading}}/{{variant}}/{{seed}}/model.safetensors",
+        **writes("train_reading"),
     log:
-        f"{FOLDER}/logs/train/{{reading}}-{{variant}}-{{seed}}.log",
+        log_of("train_reading"),
     resources:
         gpu=WHOLE_GPU,
         gpu_share=SHARED_GPU,
@@ -51,5 +41,5 @@ use rule train as train_reading with:
     params:
         config=STARTED_WITH,
         target="{reading}/{variant}/{seed}",
-        spec=lambda w: reading_run(w).job_hash,
-        code=code_hash("training"),
+        spec=spec("train_reading"),
+        code=code_of("train_reading"),

@@ -1,8 +1,8 @@
 rule verify:
     output:
-        f"{FOLDER}/{VERIFICATION_FILE}",
+        **writes("verify"),
     log:
-        f"{FOLDER}/logs/verify.log",
+        log_of("verify"),
     conda:
         "../../environment.yml"
     threads: 1
@@ -10,8 +10,8 @@ rule verify:
         gpu=int(ON_GPU),
     params:
         config=STARTED_WITH,
-        spec=CAMPAIGN.verification.job_hash,
-        code=code_hash("verification"),
+        spec=spec("verify"),
+        code=code_of("verify"),
     shell:
         "python -m relation verify --config {params.config}"
         " --expect {params.spec} --threads {threads} 2>&1 | tee -i {log}"
@@ -20,9 +20,9 @@ rule verify:
 # Before anything is trained: a step that loses a gradient trains another model.
 rule verify_gradients:
     output:
-        f"{FOLDER}/{GRADIENTS_FILE}",
+        **writes("verify_gradients"),
     log:
-        f"{FOLDER}/logs/verify-gradients.log",
+        log_of("verify_gradients"),
     priority: 2
     conda:
         "../../environment.yml"
@@ -31,8 +31,8 @@ rule verify_gradients:
         gpu=int(ON_GPU),
     params:
         config=STARTED_WITH,
-        spec=CAMPAIGN.gradients.job_hash,
-        code=code_hash("gradients"),
+        spec=spec("verify_gradients"),
+        code=code_of("verify_gradients"),
     shell:
         "python -m relation verify-gradients --config {params.config}"
         " --expect {params.spec} --threads {threads} 2>&1 | tee -i {log}"
