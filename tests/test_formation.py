@@ -13,6 +13,7 @@ from relation.parquet import read_parquet, write_parquet
 from relation.records import CampaignRecords, load_records
 from relation.records.provenance import CURRENT, OLDER, STALE
 from relation.results import Results
+from relation.uses import uses_of
 from report.figures import draw_figures, formation
 from report.figures.drawing import NotDrawnError
 
@@ -80,9 +81,6 @@ def test_captions_say_how_often_and_on_what_the_runs_were_probed(tmp_path, monke
     assert "on one sequence" in formation.DRAWINGS[0].title(records)
 
 
-NOW = {"code_hash": code_hash("training"), "golden_hash": golden_hash()}
-
-
 @pytest.mark.parametrize("sampling, changes, alike, state", [
     ({}, {}, True, CURRENT),
     ({"sequences": 2}, {}, False, STALE),
@@ -105,7 +103,8 @@ def test_probes_are_known_by_how_they_were_taken(
         "scale": "10M", "variant": "full", "seed": 42, "update": 0, "tokens": 0, "layer": 0,
         "part": None, "metric": "lambda", "value": 0.5,
     }  # fmt: skip
-    origin = ORIGIN | NOW | {"config_hash": run.config_hash}
+    now = {"code_hash": code_hash("training", uses_of(run)), "golden_hash": golden_hash()}
+    origin = ORIGIN | now | {"config_hash": run.config_hash}
     for name, layout in (("record", schemas.RUN), ("log", schemas.LOG)):
         file = results.run(run) / f"{name}.parquet"
         write_parquet(file, layout, read_parquet(file).to_pydict(), origin)

@@ -22,6 +22,7 @@ from relation.systems.processes import Worker
 from relation.systems.rounds import Outcome, Start, measure_together, prepared_together
 from relation.systems.statistics import median_columns
 from relation.systems.throughput import UPDATE, StepJob
+from relation.uses import uses_of
 
 _GIB = 2**30
 
@@ -211,6 +212,7 @@ def measure(
             spec.config_hash,
             "systems",
             describe(device),
+            uses_of(spec),
             libraries=libraries(device),
         )
         write_parquet(output, layout, rows, written)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from relation.records.provenance import code_freshness
+from relation.records.provenance import run_freshness
 from report.readings.baselines import paired_nll
 from report.readings.finding import said
 from report.readings.rule import VALUES
@@ -96,7 +96,7 @@ def _runs(records: ReadingRecords) -> Rows:
     """The rows of the runs, each with what has changed since it was made."""
     rows = records.runs.astype(object).to_dict("records")
     for row in rows:
-        row["freshness"] = code_freshness(row, "training")
+        row["freshness"] = run_freshness(row)
     return rows
 
 
