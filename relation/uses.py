@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from functools import singledispatch
 
 from relation.geometry import ABLATIONS, MIXERS, PAIRED
+from relation.registry import tells
 from relation.spec import DataSpec, GradientsSpec, RunSpec, Spec, SystemsSpec, VerificationSpec
 
 # The backends of `relation.model.Execution`, which a checkpoint is diagnosed with.
@@ -16,12 +17,14 @@ TRUTH = {"linear": "chunked"}
 CHECKED_BESIDE = ("linear/expanded", "linear/chunked")
 
 
+@tells
 @singledispatch
 def uses_of(spec: Spec) -> frozenset[str]:
     """What `code_hash` takes as `uses` for the job of a specification."""
     raise TypeError(f"nobody has said what the job of a {type(spec).__name__} uses")
 
 
+@tells
 def uses_of_model(layout: str, backends: Mapping[str, str] = {}) -> frozenset[str]:
     """The same of a model with these layers; backends: by operator, where not the definition."""
     chosen = {**DEFINITIONS, **backends}
@@ -32,6 +35,7 @@ def uses_of_model(layout: str, backends: Mapping[str, str] = {}) -> frozenset[st
     )
 
 
+@tells
 def uses_of_models(runs: Iterable[RunSpec]) -> frozenset[str]:
     """The same of the inventory of the models of these runs."""
     return frozenset().union(*(uses_of_model(run.model["layout"]) for run in runs))

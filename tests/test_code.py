@@ -224,6 +224,9 @@ TELLING = {
     "relation.training.guards:check_writable",
     "relation.training.guards:writing",
     "relation.training.watch:Watch",
+    "relation.uses:uses_of",
+    "relation.uses:uses_of_model",
+    "relation.uses:uses_of_models",
     "advance",
 }
 # What a module does when it is imported: hashed once the module is reached by one of its names.
