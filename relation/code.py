@@ -166,15 +166,15 @@ class Code:
 
     # -- closure ----------------------------------------------------------------------------------
     def reach(
-        self, entries: Iterable[Reference], uses: frozenset[str] | None = None
+        self, entries: Iterable[Reference], uses: frozenset[str] = frozenset()
     ) -> list[Definition]:
         """Every definition that the entries rest on.
 
         uses: entries of registries, as "REGISTRY/key" or the beginning of a key: of a registry that
-        it names, only those count; of any other, and without `uses`, all. Raises LookupError for an
+        it names, only those count; of any other, all. Raises LookupError for an
         entry point, or an entry of a registry, that there is not.
         """
-        named = {use.partition("/")[0] for use in uses or ()}
+        named = {use.partition("/")[0] for use in uses}
         found: dict[Definition, None] = {}
         waiting: list[Definition] = []
         said: set[str] = set()
@@ -199,7 +199,7 @@ class Code:
             if definition.names[0] not in named:
                 want(definition.parts)
                 return
-            for use in uses or ():
+            for use in uses:
                 asked = [d for d in definition.parts if f"{d.names[0]}/".startswith(f"{use}/")]
                 if not asked and use.startswith(f"{definition.names[0]}/"):
                     raise LookupError(f"the project has no {use}")
@@ -241,7 +241,7 @@ class Code:
             want_module(definition.module)
         return list(found)
 
-    def hash(self, entries: Iterable[Reference], uses: frozenset[str] | None = None) -> str:
+    def hash(self, entries: Iterable[Reference], uses: frozenset[str] = frozenset()) -> str:
         """A hash of what `reach` finds: 16 hexadecimal digits."""
         found = self.reach(entries, uses)
         labels = {
@@ -281,11 +281,11 @@ def _project() -> Code:
 
 @tells
 @cache
-def code_hash(stage: str, uses: frozenset[str] | None = None) -> str:
+def code_hash(stage: str, uses: frozenset[str] = frozenset()) -> str:
     """A hash of the code that a stage's results rest on: an edit of what it computes changes it.
 
-    uses: the entries of registries that a job of the stage uses (`relation.registry.used`); every
-    entry without it. Raises LookupError for an entry that there is not.
+    uses: the entries of registries that a job of the stage uses (`relation.uses`); of a registry
+    that it does not name, every entry counts. Raises LookupError for an entry that there is not.
     """
     return _project().hash(STAGES[stage], uses)
 

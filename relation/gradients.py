@@ -26,6 +26,7 @@ from relation.progress import Progress
 from relation.schemas import GRADIENTS
 from relation.spec import GradientsSpec
 from relation.training.step import UpdateStep, autocast
+from relation.uses import uses_of
 
 Batches = list[tuple[Tensor, Tensor]]
 Tensors = dict[str, Tensor]
@@ -297,7 +298,9 @@ def verify_gradients(spec: GradientsSpec, output: Path) -> None:
                 torch.compiler.reset()
                 gc.collect()
                 progress.advance(1, side["variant"])
-        written = origin(spec.campaign, spec.config_hash, "gradients", describe(device))
+        written = origin(
+            spec.campaign, spec.config_hash, "gradients", describe(device), uses_of(spec)
+        )
     write_parquet(output, GRADIENTS, rows, written)
     failed = failures(rows)
     for line in failed.values():

@@ -12,11 +12,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from relation.code import code_hash
 from relation.errors import InputError
 from relation.geometry import PAIRED
 from relation.parquet import read_origin
 from relation.results import RULES, RUN_FILES, Results, run_path, texts_of, with_pictures
 from relation.spec import DataSpec, DiagnosticsSpec, RunSpec, Spec, SystemsSpec, canonical_hash
+from relation.uses import uses_of, uses_of_model, uses_of_models
 
 DONE, STALE, FAILED, DAMAGED = "done", "stale", "failed", "damaged"
 BEGUN, WAITING = "begun", "waiting"
@@ -48,7 +50,7 @@ class Job:
     the local texts given now; base: the record of another job on which its own rest; shipped:
     whether shipped rows stand for it; fault: why its records cannot be found; probed: how the
     present configuration samples a run, and what else the origin of its probes would say; further:
-    whether its run is of a pair beyond the matrix.
+    whether its run is of a pair beyond the matrix; uses: the entries of registries that it uses.
     """
 
     rule: str
@@ -67,6 +69,7 @@ class Job:
     fault: str = ""
     probed: tuple[DiagnosticsSpec, Mapping[str, int]] | None = None
     further: bool = False
+    uses: frozenset[str] = frozenset()
 
     @property
     def name(self) -> str:
@@ -82,6 +85,11 @@ class Job:
     def stage(self) -> str:
         """Whose code it rests on."""
         return RULES[self.rule].stage
+
+    @property
+    def code(self) -> str:
+        """The hash of the code that it rests on."""
+        return code_hash(self.stage, self.uses)
 
     @cached_property
     def writes(self) -> dict[str, Path]:
@@ -246,6 +254,8 @@ class Ledger:
         """find: returns the paths of its records, or raises InputError."""
         paths, fault = self._ask(find)
         about.setdefault("config_hash", spec.config_hash if spec else "")
+        if "uses" not in about:
+            about["uses"] = uses_of(spec) if spec else frozenset()
         return Job(
             rule,
             spec,
@@ -275,8 +285,14 @@ class Ledger:
 
     def inventory(self) -> Job:
         """The models, counted."""
-        found, config_hash = [self.results.models], self.results.campaign.inventory_hash
-        return self._job("inventory", None, lambda: found, config_hash=config_hash)
+        campaign, found = self.results.campaign, [self.results.models]
+        return self._job(
+            "inventory",
+            None,
+            lambda: found,
+            config_hash=campaign.inventory_hash,
+            uses=uses_of_models(run for run, _ in campaign.inventory()),
+        )
 
     def _of_run(self, run: RunSpec) -> dict[str, Any]:
         """What training and diagnosing a run have in common."""
@@ -330,6 +346,7 @@ class Ledger:
                 *self._prepared(campaign.data[run.data], "validation"),
             ),
             base=None if trained.paths is None else trained.paths[0],
+            uses=uses_of_model(run.model["layout"]),
             shipped=trained.shipped,
             **self._of_run(run),
         )

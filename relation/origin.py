@@ -47,14 +47,22 @@ def versions() -> dict[str, str]:
 
 @tells
 def origin(
-    campaign: str, config_hash: str, stage: str, device: str, **details: Any
+    campaign: str,
+    config_hash: str,
+    stage: str,
+    device: str,
+    uses: frozenset[str] = frozenset(),
+    **details: Any,
 ) -> Mapping[str, Any]:
-    """The metadata written into a record; `details` add seed, order hash and the like."""
+    """The metadata written into a record; `details` add seed, order hash and the like.
+
+    uses: the entries of registries that the job uses, as `code_hash` takes them.
+    """
     return {
         "campaign": campaign,
         "config_hash": config_hash,
         "stage": stage,
-        "code_hash": code_hash(stage),
+        "code_hash": code_hash(stage, uses),
         "golden_hash": golden_hash(),
         "commit": commit(),
         "versions": versions(),

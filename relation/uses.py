@@ -3,23 +3,28 @@
 from collections.abc import Iterable, Mapping
 from functools import singledispatch
 
-from relation.geometry import MIXERS
+from relation.geometry import ABLATIONS, MIXERS, PAIRED
+from relation.registry import tells
 from relation.spec import DataSpec, GradientsSpec, RunSpec, Spec, SystemsSpec, VerificationSpec
 
 # The backends of `relation.model.Execution`, which a checkpoint is diagnosed with.
 DEFINITIONS = {"mha": "reference", "full": "reference", "linear": "recurrent"}
+# The variants that the paper's tables have.
+PAPERS = (*PAIRED, *ABLATIONS, "linear", "hybrid")
 # The truth of the gradients, where that is not the definition.
 TRUTH = {"linear": "chunked"}
 # The forms of Linear Relation that the campaign's own is checked beside.
 CHECKED_BESIDE = ("linear/expanded", "linear/chunked")
 
 
+@tells
 @singledispatch
 def uses_of(spec: Spec) -> frozenset[str]:
     """What `code_hash` takes as `uses` for the job of a specification."""
     raise TypeError(f"nobody has said what the job of a {type(spec).__name__} uses")
 
 
+@tells
 def uses_of_model(layout: str, backends: Mapping[str, str] = {}) -> frozenset[str]:
     """The same of a model with these layers; backends: by operator, where not the definition."""
     chosen = {**DEFINITIONS, **backends}
@@ -30,9 +35,15 @@ def uses_of_model(layout: str, backends: Mapping[str, str] = {}) -> frozenset[st
     )
 
 
+@tells
+def uses_of_models(runs: Iterable[RunSpec]) -> frozenset[str]:
+    """The same of the inventory of the models of these runs."""
+    return frozenset().union(*(uses_of_model(run.model["layout"]) for run in runs))
+
+
 def uses_of_report(variants: Iterable[str]) -> frozenset[str]:
-    """The same of the report of a campaign with these variants."""
-    return frozenset(f"VARIANTS/{variant}" for variant in variants)
+    """The same of the report of a campaign with these variants: the paper's are in it too."""
+    return frozenset(f"VARIANTS/{variant}" for variant in {*PAPERS, *variants})
 
 
 @uses_of.register

@@ -32,6 +32,7 @@ from relation.schemas import VERIFICATION
 from relation.spec import VerificationSpec
 from relation.systems.bench.exactness import Deviation, deviations
 from relation.systems.bench.peers import Inputs, Shape
+from relation.uses import uses_of
 
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
 # BF16 rounds a share of flow to 2^-9 of it, the sums of a row and of a score add to that. A mixed
@@ -146,7 +147,9 @@ def verify(spec: VerificationSpec, output: Path) -> None:
         with Progress(f"verify {spec.backend}", 2 * len(spec.shapes), "shapes") as progress:
             rows = [*_exactness(spec, operator, device, progress)]
         rows += _identities(spec, operator, device)
-        written = origin(spec.campaign, spec.config_hash, "verification", describe(device))
+        written = origin(
+            spec.campaign, spec.config_hash, "verification", describe(device), uses_of(spec)
+        )
         of_all = {"scale": "", "draws": 1, "device": describe(device)}
     rows = [of_all | SIZES.get(row["check"], {}) | row for row in rows]
     write_parquet(output, VERIFICATION, rows, written)

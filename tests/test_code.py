@@ -22,7 +22,7 @@ BASE = {
 }
 
 
-def hash_of(root: Path, uses: frozenset[str] | None = None, **modules: str) -> str:
+def hash_of(root: Path, uses: frozenset[str] = frozenset(), **modules: str) -> str:
     """The hash of `run` in relation/job.py of a project of these modules."""
     (root / "relation").mkdir(exist_ok=True)
     for path in (root / "relation").glob("*.py"):
@@ -169,8 +169,8 @@ def test_a_registry_counts_as_far_as_it_is_used(tmp_path: Path) -> None:
         "from relation.registry import Registry\nTHINGS = Registry(Entry('a', 1), Entry('b', {}))"
     )
     first, second = (run("return THINGS[x]", above.format(value)) for value in (1, 2))
-    for uses, differs in ((None, True), ("THINGS/a", False), ("THINGS/b", True), ("OTHER/a", True)):
-        used = None if uses is None else frozenset([uses])
+    for uses, differs in (("", True), ("THINGS/a", False), ("THINGS/b", True), ("OTHER/a", True)):
+        used = frozenset(filter(None, [uses]))
         hashes = {hash_of(tmp_path, used, job=first), hash_of(tmp_path, used, job=second)}
         assert (len(hashes) == 2) == differs, uses
     with pytest.raises(LookupError, match="THINGS/c"):
@@ -224,6 +224,9 @@ TELLING = {
     "relation.training.guards:check_writable",
     "relation.training.guards:writing",
     "relation.training.watch:Watch",
+    "relation.uses:uses_of",
+    "relation.uses:uses_of_model",
+    "relation.uses:uses_of_models",
     "advance",
 }
 # What a module does when it is imported: hashed once the module is reached by one of its names.

@@ -39,6 +39,8 @@ STAMPED = {
     "relation.spec:canonical_hash",
     "relation.systems.conditions:libraries",
     "relation.training.engine:_Run.kept",
+    "relation.uses:_",
+    "relation.uses:_of_sides",
 }
 
 # The command, its stage, and what it uses, in the order in which they need each other.

@@ -20,7 +20,7 @@ def corpus(kind: str) -> frozenset[str]:
 
 
 # Jobs by name: stage and, where they are known, the entries of registries.
-JOBS: dict[str, tuple[str, frozenset[str] | None]] = {
+JOBS: dict[str, tuple[str, frozenset[str]]] = {
     "files": ("data", corpus("files")),
     "hub": ("data", corpus("huggingface")),
     "inventory": ("models", uses_of_model("AFL")),
@@ -35,7 +35,7 @@ JOBS: dict[str, tuple[str, frozenset[str] | None]] = {
     "measure-gpu": ("systems", uses_of_model("AF", GPU)),
     "verify-gpu": ("verification", frozenset({"BACKENDS/full/flash", "BACKENDS/linear/chunked"})),
     "gradients": ("gradients", uses_of_model("AFL", CPU)),
-    "collect": ("readings", None),
+    "collect": ("readings", frozenset()),
     **{page: (page, uses_of_report(["mha", "full", "hybrid"])) for page in sorted(PAGES)},
 }
 TRAINED = {"mha", "full", "hybrid", "mha-gpu", "full-gpu"}

@@ -13,6 +13,7 @@ from relation.parquet import read_parquet, write_parquet
 from relation.records import load_records
 from relation.records.provenance import CURRENT, OLDER, STALE
 from relation.results import Results
+from relation.uses import uses_of
 from report.figures import formation
 from report.figures.drawing import NotDrawnError
 
@@ -85,7 +86,7 @@ def test_probes_are_known_by_how_they_were_taken(
         "scale": "10M", "variant": "full", "seed": 42, "update": 0, "tokens": 0, "layer": 0,
         "part": None, "metric": "lambda", "value": 0.5,
     }  # fmt: skip
-    now = {"code_hash": code_hash("training"), "golden_hash": golden_hash()}
+    now = {"code_hash": code_hash("training", uses_of(run)), "golden_hash": golden_hash()}
     origin = ORIGIN | now | {"config_hash": run.config_hash}
     for name, layout in (("record", schemas.RUN), ("log", schemas.LOG)):
         file = results.run(run) / f"{name}.parquet"

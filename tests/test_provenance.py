@@ -25,7 +25,7 @@ def run_source(results: Results):  # noqa: F811
     source = next(record for record in Ledger(results).records if record.kind == "run")
     origin = ORIGIN | {
         "config_hash": source.job.config_hash,
-        "code_hash": code.code_hash("training"),
+        "code_hash": source.job.code,
         "golden_hash": code.golden_hash(),
     }
     return source, origin
@@ -103,9 +103,10 @@ def states(results: Results) -> dict[tuple[str, str], tuple[str, str]]:  # noqa:
 def test_what_rests_on_a_stale_run_is_stale(results: Results, shipped: bool) -> None:  # noqa: F811
     """Only the run's own record says so; the diagnoses of the other run stand."""
     full = results.campaign.run("10M", "full", 42)
-    now = {"code_hash": code.code_hash("training"), "golden_hash": code.golden_hash()}
-    looked = {"code_hash": code.code_hash("diagnostics"), "golden_hash": code.golden_hash()}
+    ledger, golden = Ledger(results), {"golden_hash": code.golden_hash()}
     for run in results.campaign.runs:
+        now = golden | {"code_hash": ledger.train(run).code}
+        looked = golden | {"code_hash": ledger.diagnose(run).code}
         files = {path: now for path in sorted(results.run(run).iterdir())}
         files |= {path: looked for path in with_pictures(results.diagnostics(run))}
         for path, made in files.items():

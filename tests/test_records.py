@@ -20,6 +20,7 @@ from relation.records import load_records, smoothed_loss, token_crossing
 from relation.records.campaign import check_order
 from relation.results import Results, with_pictures
 from relation.spec import RunSpec
+from relation.uses import uses_of
 
 ROOT = Path(__file__).resolve().parents[1]
 LAYOUT = schema(
@@ -223,7 +224,7 @@ def probed(run: RunSpec, **changes) -> dict:
     tiny = resolve(load_config(ROOT / "config.yaml"), campaign="tiny")
     sampling = replace(tiny.diagnostics_spec(run, sequences=1), **changes)
     return {
-        "probe_code_hash": code_hash("probe"),
+        "probe_code_hash": code_hash("probe", uses_of(run)),
         "probe_config_hash": sampling.config_hash,
         "probe_times": tiny.diagnostics["probes"],
         "validation_looks": tiny.diagnostics["validations"],

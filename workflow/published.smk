@@ -45,6 +45,7 @@ except InputError as error:
     sys.exit(f"error: {error}")
 
 CONFIG = shlex.quote((SOURCE / "config.yaml").as_posix())
+REPORTED = frozenset()  # every entry
 CHOICE = f"--shipped --campaign {{wildcards.campaign}} --config {CONFIG}"
 
 

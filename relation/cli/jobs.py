@@ -36,6 +36,7 @@ from relation.results import (
     systems_path,
 )
 from relation.spec import canonical_hash
+from relation.uses import uses_of
 
 if TYPE_CHECKING:
     from relation.records import CampaignRecords
@@ -146,7 +147,7 @@ def _train(options: argparse.Namespace) -> None:
     looks = campaign.diagnostics
     sampling = campaign.diagnostics_spec(spec, looks["probe_sequences"])
     probes = (
-        FlowProbe(sampling, looks["probes"], data, spec.model_config().vocab_size),
+        FlowProbe(sampling, looks["probes"], data, spec.model_config().vocab_size, uses_of(spec)),
         ValidationProbe(looks["validations"], looks["validation_tokens"], data, spec),
     )
     output, resume = results.folder / run_path(spec), results.folder / "resume"

@@ -26,6 +26,7 @@ from relation.origin import origin
 from relation.parquet import write_parquet
 from relation.schemas import DATA
 from relation.spec import DataSpec
+from relation.uses import uses_of
 
 _TOKENS_AT_A_TIME = 1 << 22
 
@@ -81,8 +82,8 @@ def prepare(spec: DataSpec, folder: Path, work: Path, campaign: str) -> None:
 
 
 def _prepare(spec: DataSpec, folder: Path, work: Path, campaign: str) -> None:
-    fingerprint = corpus_fingerprint(spec.path)
-    key = {"config": spec.config_hash, "corpus": fingerprint, "code": code_hash("data")}
+    fingerprint, uses = corpus_fingerprint(spec.path), uses_of(spec)
+    key = {"config": spec.config_hash, "corpus": fingerprint, "code": code_hash("data", uses)}
     stamp = work / "key.json"
     # A stamp that cannot be read is another's.
     if not stamp.exists() or stamp.read_bytes() != json.dumps(key).encode():
@@ -121,6 +122,6 @@ def _prepare(spec: DataSpec, folder: Path, work: Path, campaign: str) -> None:
         "source": spec.source,
         "corpus_sha256": fingerprint,
     }
-    written = origin(campaign, spec.config_hash, "data", "cpu", **details)
+    written = origin(campaign, spec.config_hash, "data", "cpu", uses, **details)
     write_parquet(folder / "data.parquet", DATA, rows, written)
     shutil.rmtree(work)

@@ -26,6 +26,7 @@ from relation.progress import Progress
 from relation.schemas import FLOW, FLOW_CURVES, FLOW_MAPS
 from relation.spec import DiagnosticsSpec, RunSpec
 from relation.training.checkpoint import load_model
+from relation.uses import uses_of_model
 
 
 def first_windows(tokens: np.ndarray, window: int, count: int) -> Tensor:
@@ -164,6 +165,7 @@ def diagnose(
             spec.config_hash,
             "diagnostics",
             describe(device),
+            uses_of_model(run.model["layout"]),
             seed=run.seed,
             run_hash=spec.run_hash,
             sequences_hash=hash_of_sequences(sequences),

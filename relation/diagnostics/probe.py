@@ -34,6 +34,7 @@ def _value(parameter: torch.Tensor) -> dict[str, float]:
 class FlowProbe:
     """Reads what `spec` samples of `data`, the run's prepared corpus of so large a vocabulary.
 
+    uses: the entries of registries that the run uses, for the hash of the probe's code.
     A model with Linear layers has no flow to read: of it only lambda and the angles are taken.
     """
 
@@ -41,6 +42,7 @@ class FlowProbe:
     times: int
     data: Path
     vocabulary: int
+    uses: frozenset[str] = frozenset()
 
     @cached_property
     def _sequences(self) -> torch.Tensor:
@@ -66,7 +68,7 @@ class FlowProbe:
         Raises InputError where the validation split will not do.
         """
         return {
-            "probe_code_hash": code_hash("probe"),
+            "probe_code_hash": code_hash("probe", self.uses),
             "probe_config_hash": self.spec.config_hash,
             "sequences_hash": hash_of_sequences(self._sequences),
             "probe_times": self.times,

@@ -11,6 +11,7 @@ from relation.origin import origin
 from relation.parquet import write_parquet
 from relation.schemas import MODELS
 from relation.spec import RunSpec
+from relation.uses import uses_of_models
 
 
 def count_parameters(config: ModelConfig) -> int:
@@ -44,5 +45,6 @@ def inventory_row(run: RunSpec, data_title: str) -> dict:
 def write_inventory(campaign: Campaign, path: Path) -> None:
     """Write models.parquet: a row a scale and variant of the whole campaign."""
     rows = [inventory_row(run, title) for run, title in campaign.inventory()]
-    written = origin(campaign.name, campaign.inventory_hash, "models", "meta")
+    uses = uses_of_models(run for run, _ in campaign.inventory())
+    written = origin(campaign.name, campaign.inventory_hash, "models", "meta", uses)
     write_parquet(path, MODELS, rows, written)

@@ -7,13 +7,16 @@ import json
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from relation.code import code_hash, golden_hash
 from relation.config import Campaign
+from relation.geometry import VARIANTS
 from relation.ledger import UNREPORTED, Record
 from relation.results import RULES
 from relation.spec import canonical_hash
+from relation.uses import uses_of_model
 
 CURRENT, OLDER, STALE = "current", "older code, same golden losses", "stale"
 FRESHNESS = (CURRENT, OLDER, STALE)  # from best to worst
@@ -96,13 +99,14 @@ def _own_freshness(origin: Mapping[str, Any], record: Record) -> tuple[str, str]
     golden, here = origin.get("golden_hash"), golden_hash()
     if None not in (golden, here) and golden != here:
         return STALE, f"the golden losses changed: {golden}, now {here}"
-    made_by = {record.job.stage: origin["code_hash"]}
+    job = record.job
+    made_by = {job.stage: (origin["code_hash"], job.code)}
     if record.is_probed:
-        made_by["probe"] = origin["probe_code_hash"]
+        made_by["probe"] = (origin["probe_code_hash"], code_hash("probe", job.uses))
     changed = "; ".join(
-        f"the code of stage {stage} changed: {code}, now {code_hash(stage)}"
-        for stage, code in made_by.items()
-        if code != code_hash(stage)
+        f"the code of stage {stage} changed: {code}, now {now}"
+        for stage, (code, now) in made_by.items()
+        if code != now
     )
     if not changed:
         return CURRENT, ""
@@ -113,10 +117,12 @@ def _own_freshness(origin: Mapping[str, Any], record: Record) -> tuple[str, str]
     return OLDER, changed
 
 
-def code_freshness(made: Mapping[str, Any], stage: str) -> str:
-    """How fresh a row is whose configuration is the present one, by its code and golden losses."""
-    if made["code_hash"] == code_hash(stage):
-        return CURRENT
+def run_freshness(made: Mapping[str, Any]) -> str:
+    """How fresh a row of RUNS is, of the present configuration, by its code and golden losses."""
+    uses = uses_of_model(VARIANTS[made["variant"]].pattern, {made["variant"]: made["backend"]})
+    with suppress(LookupError):  # a backend that there no longer is
+        if made["code_hash"] == code_hash("training", uses):
+            return CURRENT
     return OLDER if made["golden_hash"] == golden_hash() else STALE
 
 

@@ -25,6 +25,7 @@ from relation.systems.statistics import median_columns
 from relation.systems.throughput import UPDATE, Setup, WholeUpdates
 from relation.systems.timing import TimedCalls, synchronize
 from relation.training.step import autocast
+from relation.uses import uses_of
 
 OPERATOR, DECODE = "operator", "decode"
 _TOKENS_A_ROUND = 8
@@ -263,5 +264,6 @@ def measure(
                     row = _throughput_row(spec, side, found, "corpus" if tokens else "random")
                 rows.append(row | conditions)
         layout = COMPLEXITY if complexity else THROUGHPUT
-        shared.record(output, layout, rows, spec.campaign, spec.config_hash, "systems")
+        origin = (spec.campaign, spec.config_hash, "systems")
+        shared.record(output, layout, rows, *origin, uses=uses_of(spec))
     return rows

@@ -47,6 +47,7 @@ from relation.training.readings import Reading, Readings
 from relation.training.schedule import wsd
 from relation.training.step import UpdateStep
 from relation.training.watch import Watch
+from relation.uses import uses_of
 
 RECORD, LOG_FILE, CHECKPOINT = "record.parquet", "log.parquet", "model.safetensors"
 PROBES_FILE = "probes.parquet"
@@ -333,6 +334,7 @@ class _Run:
             spec.config_hash,
             "training",
             describe(self.device),
+            uses_of(spec),
             seed=spec.seed,
             order_hash=row["order_hash"],
             spec=spec.identity(),

@@ -14,6 +14,7 @@ from relation.code import code_hash
 from relation.errors import InputError
 from relation.schemas import LOG
 from relation.spec import RunSpec, canonical_hash
+from relation.uses import uses_of
 
 LOCK, METRICS, ABOUT = "lock", "metrics.jsonl", "run.json"
 
@@ -24,7 +25,8 @@ def resume_key(spec: RunSpec, token_hashes: dict[str, str]) -> str:
     token_hashes: SHA-256 of the token file by split.
     """
     execution = [spec.device, spec.compile, spec.backends, spec.deterministic]
-    return canonical_hash([spec.config_hash, token_hashes, code_hash("training"), execution])
+    code = code_hash("training", uses_of(spec))
+    return canonical_hash([spec.config_hash, token_hashes, code, execution])
 
 
 def is_held(folder: Path) -> bool:

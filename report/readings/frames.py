@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from relation.records.provenance import code_freshness
+from relation.records.provenance import run_freshness
 from report.readings.finding import said
 from report.readings.rule import VALUES
 from report.readings.study import Study, study
@@ -72,4 +72,4 @@ def _choice(found: Study) -> Rows:
 def _runs(records: ReadingRecords) -> Rows:
     """The rows of the runs, each with what has changed since it was made."""
     rows = records.runs.astype(object).to_dict("records")
-    return [row | {"freshness": code_freshness(row, "training")} for row in rows]
+    return [row | {"freshness": run_freshness(row)} for row in rows]

@@ -9,6 +9,7 @@ from relation.ledger import Ledger
 from relation.preflight import check, check_corpus, write_started_with
 from relation.results import RULES, chosen_results
 from relation.spec import canonical_hash
+from relation.uses import uses_of_report
 
 try:
     RESULTS = chosen_results(config)
@@ -49,6 +50,7 @@ if "gpu_share" not in workflow.global_resources:
 
 # Jobs read the configuration that this workflow was started with, whatever becomes of config.yaml.
 STARTED_WITH = RESULTS.started_with.as_posix()
+REPORTED = uses_of_report(run.variant for run in CAMPAIGN.planned_runs)
 CHOICE = f"--config {STARTED_WITH}"
 
 
@@ -85,5 +87,5 @@ def log_of(rule):
     return f"{FOLDER}/logs/{RULES[rule].log}.log"
 
 
-def code_of(rule):
-    return code_hash(RULES[rule].stage)
+def code(rule):
+    return lambda wildcards: job_of(rule)(wildcards).code

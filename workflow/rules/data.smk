@@ -10,7 +10,7 @@ rule prepare:
         config=STARTED_WITH,
         spec=spec("prepare"),
         corpus=lambda w: corpus_fingerprint(CAMPAIGN.data[w.dataset].path),
-        code=code_of("prepare"),
+        code=code("prepare"),
     shell:
         "python -m relation prepare {wildcards.dataset} --config {params.config}"
         " --expect {params.spec} 2>&1 | tee -i {log}"
@@ -26,7 +26,7 @@ rule inventory:
     params:
         config=STARTED_WITH,
         settings=SETTINGS,
-        code=code_of("inventory"),
+        code=code("inventory"),
     shell:
         "python -m relation inventory --config {params.config}"
         " --expect {params.settings} 2>&1 | tee -i {log}"

@@ -14,7 +14,7 @@ rule diagnose:
         config=STARTED_WITH,
         target="{scale}/{variant}/{seed}",
         spec=spec("diagnose"),
-        code=code_of("diagnose"),
+        code=code("diagnose"),
     shell:
         "python -m relation diagnose {params.target}"
         " --config {params.config} --expect {params.spec} --threads {threads} 2>&1 | tee -i {log}"
@@ -36,7 +36,7 @@ use rule diagnose as diagnose_reading with:
         config=STARTED_WITH,
         target="{reading}/{variant}/{seed}",
         spec=spec("diagnose_reading"),
-        code=code_of("diagnose_reading"),
+        code=code("diagnose_reading"),
 
 
 # What the report reads of the readings, and what is shipped: a file a kind of record. Where none is
@@ -55,6 +55,6 @@ if CAMPAIGN.reading_runs:
         params:
             config=STARTED_WITH,
             runs=canonical_hash([run.config_hash for run in CAMPAIGN.reading_runs]),
-            code=code_of("collect"),
+            code=code("collect"),
         shell:
             "python -m relation collect --config {params.config} 2>&1 | tee -i {log}"

@@ -16,7 +16,6 @@ rule document:
     conda:
         "../../environment.yml"
     params:
-        code=code_hash("document"),
+        code=code_hash("document", REPORTED),
     shell:
-        f"python -m relation document {CHOICE}"
-        " 2>&1 | tee -i {log}"
+        f"python -m relation document {CHOICE}" " 2>&1 | tee -i {log}"

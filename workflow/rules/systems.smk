@@ -16,7 +16,7 @@ rule measure:
     params:
         config=STARTED_WITH,
         spec=spec("measure"),
-        code=code_of("measure"),
+        code=code("measure"),
     shell:
         "python -m relation measure {wildcards.benchmark}/{wildcards.scale} --config {params.config}"
         " --expect {params.spec} --threads 1 2>&1 | tee -i {log}"

@@ -18,7 +18,7 @@ rule train:
         config=STARTED_WITH,
         target="{scale}/{variant}/{seed}",
         spec=spec("train"),
-        code=code_of("train"),
+        code=code("train"),
     shell:
         "python -m relation train {params.target}"
         " --config {params.config} --expect {params.spec} --threads {threads}"
@@ -42,4 +42,4 @@ use rule train as train_reading with:
         config=STARTED_WITH,
         target="{reading}/{variant}/{seed}",
         spec=spec("train_reading"),
-        code=code_of("train_reading"),
+        code=code("train_reading"),

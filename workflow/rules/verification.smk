@@ -11,7 +11,7 @@ rule verify:
     params:
         config=STARTED_WITH,
         spec=spec("verify"),
-        code=code_of("verify"),
+        code=code("verify"),
     shell:
         "python -m relation verify --config {params.config}"
         " --expect {params.spec} --threads {threads} 2>&1 | tee -i {log}"
@@ -32,7 +32,7 @@ rule verify_gradients:
     params:
         config=STARTED_WITH,
         spec=spec("verify_gradients"),
-        code=code_of("verify_gradients"),
+        code=code("verify_gradients"),
     shell:
         "python -m relation verify-gradients --config {params.config}"
         " --expect {params.spec} --threads {threads} 2>&1 | tee -i {log}"
