@@ -18,5 +18,4 @@ rule document:
     params:
         code=code_hash("document"),
     shell:
-        f"python -m relation document {CHOICE}"
-        " 2>&1 | tee -i {log}"
+        f"python -m relation document {CHOICE}" " 2>&1 | tee -i {log}"

@@ -26,8 +26,7 @@ rule cells:
         # Shipped records stay when code changes; the report then says that theirs is older.
         checkout=checkout_hash(),
     shell:
-        f"python -m relation cells {CHOICE}"
-        " --expect {params.settings} 2>&1 | tee -i {log}"
+        f"python -m relation cells {CHOICE}" " --expect {params.settings} 2>&1 | tee -i {log}"
 
 
 rule figures:
@@ -44,8 +43,7 @@ rule figures:
         settings=SETTINGS,
         code=code_hash("figures"),
     shell:
-        f"python -m relation figures {CHOICE}"
-        " --expect {params.settings} 2>&1 | tee -i {log}"
+        f"python -m relation figures {CHOICE}" " --expect {params.settings} 2>&1 | tee -i {log}"
 
 
 rule report:
@@ -70,5 +68,4 @@ rule report:
     params:
         code=code_hash("report"),
     shell:
-        f"python -m relation report {CHOICE}"
-        " 2>&1 | tee -i {log}"
+        f"python -m relation report {CHOICE}" " 2>&1 | tee -i {log}"
