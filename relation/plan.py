@@ -6,7 +6,8 @@ from typing import Protocol
 
 from relation.config import Campaign
 from relation.disk import disk_gib, stage_of
-from relation.ledger import Job, Ledger
+from relation.errors import InputError
+from relation.ledger import DAMAGED, Job, Ledger
 from relation.model.inventory import count_parameters
 from relation.results import Results
 from relation.spec import DiagnosticsSpec, GradientsSpec, RunSpec, SystemsSpec
@@ -100,6 +101,8 @@ def make_plan(campaign: Campaign, results: Results, tables: Mapping[str, TableNe
 
     Args:
         tables: what each table needs, by its label.
+
+    Raises InputError for a record that is damaged.
     """
     runs = {run.name: run for run in (*campaign.trained_runs, *campaign.reading_runs)}
     parameters: dict[tuple[str, str], int] = {}
@@ -147,6 +150,9 @@ def make_plan(campaign: Campaign, results: Results, tables: Mapping[str, TableNe
             jobs[_stage(job)].append(job)
     stages = []
     for name, planned in jobs.items():
+        for job in planned:
+            if (state := ledger.state(job)).name == DAMAGED:
+                raise InputError(state.reason)
         due = [job for job in planned if not ledger.is_done(job)]
         trained = [job.spec for job in due if isinstance(job.spec, RunSpec)]
         stages.append(

@@ -85,9 +85,9 @@ EDITS: dict[str, tuple[str, str, str, set[str]]] = {
     ),
     "a new layer": (MIXERS, 'Layer("L"', 'Layer("T", FullRelationMixer),\n    Layer("L"', NONE),
     "a new table": (
-        "report/tables/__init__.py",
-        "TABLES = (",
-        "TABLES = (None,",
+        "report/compute/quality.py",
+        "\nMAIN_RESULTS = ",
+        "\nTOY = replace(STRUCTURAL_ABLATIONS, label='toy')\nMAIN_RESULTS = ",
         PAGES - {"figures"},
     ),
     "a new campaign": ("config.yaml", "campaigns:\n", "campaigns:\n  toy: {base: smoke}\n", NONE),

@@ -55,7 +55,7 @@ def test_every_subject_says_the_same_of_a_run_and_its_diagnostics(results: Resul
         jobs = [job for job in ledger.jobs if job.name == run().name]
         status = look(results, steps=True)
         states = {found.name: found.state for found in (*status.runs, *status.steps)}
-        stages = {stage.stage: stage.done for stage in make_plan(campaign(), results).stages}
+        stages = {stage.stage: stage.done for stage in make_plan(campaign(), results, {}).stages}
         return [
             tuple(ledger.state(job).name == DONE for job in jobs),
             (states[run().name] == "done", states[f"diagnose {run().name}"] == "done"),
