@@ -54,6 +54,7 @@ class Column:
 
     ``merged`` is the pattern's short form for parts that read the same ("32/4" for both
     operators). ``operator`` marks a column that belongs to one of the paired operators.
+    ``setting`` marks what was set and not measured, which a phone leaves out.
     """
 
     header: str
@@ -61,6 +62,7 @@ class Column:
     pattern: str = "{}"
     merged: bool = False
     operator: Literal["", "mha", "full", "both"] = ""
+    setting: bool = False
 
     @property
     def align(self) -> str:
@@ -165,9 +167,11 @@ def block(*columns: Column) -> tuple[Panel, ...]:
     return (Panel("", columns),)
 
 
-def value(header: str, key: str, form: Number | Words, operator: str = "") -> Column:
+def value(
+    header: str, key: str, form: Number | Words, operator: str = "", setting: bool = False
+) -> Column:
     """A column of one value."""
-    return Column(header, (Part(key, form),), operator=operator)
+    return Column(header, (Part(key, form),), operator=operator, setting=setting)
 
 
 def arrow(header: str, key: str, form: Number) -> Column:

@@ -148,38 +148,44 @@ def test_a_report_of_what_is_there_keeps_no_job_from_running(project: Path) -> N
     assert (whole / "index.html").exists() and planned_jobs(project, *TINY) == {}
 
 
-# By file: the rules that a change of it makes stale.
+# By file: a text in it, what replaces it, and the rules that this makes stale.
 EDITS = {
-    "relation/training/schedule.py": {*TRAINED, *DIAGNOSED, *REPORT},
-    "relation/diagnostics/metrics.py": {*DIAGNOSED, *REPORT},
-    "relation/records/multiverse.py": {"collect", *REPORT},
-    "relation/systems/throughput.py": {"measure", *REPORT},
-    "report/jobs/pages.py": {"report", "all"},
-    "report/templates/table.html.j2": {"report", "all"},
-    "report/templates/table.tex.j2": {"document", "all"},
-    "report/paper/app-nll.csv": {"cells", "report", "document", "all"},
-    "report/tolerances.toml": {"cells", "report", "document", "all"},
-    "relation/verification.py": {"verify", *REPORT},
-    "relation/gradients.py": {"verify_gradients", *REPORT},
-    "README.md": set(),
+    "relation/training/schedule.py": (
+        "min(rise, fall)",
+        "0.99 * min(rise, fall)",
+        {*TRAINED, *DIAGNOSED, *REPORT},
+    ),
+    "relation/diagnostics/metrics.py": (".mean(-1)", ".sum(-1)", {*DIAGNOSED, *REPORT}),
+    "relation/records/multiverse.py": ("return None", "return 0", {"collect", *REPORT}),
+    "relation/systems/throughput.py": ("seed=0", "seed=1", {"measure", *REPORT}),
+    "report/jobs/pages.py": ("results.report)", "results.folder)", {"report", "all"}),
+    "report/templates/table.html.j2": ("<h1>", "<h1 >", {"report", "all"}),
+    "report/templates/table.tex.j2": ("\n", "\n\n", {"document", "all"}),
+    "report/paper/app-nll.csv": ("\n", "\n\n", {"cells", "report", "document", "all"}),
+    "report/tolerances.toml": ("\n", "\n\n", {"cells", "report", "document", "all"}),
+    "relation/verification.py": ("y.detach()", "-y.detach()", {"verify", *REPORT}),
+    "relation/gradients.py": ("ERROR = 0.01", "ERROR = 0.02", {"verify_gradients", *REPORT}),
+    "README.md": ("\n", "\n\n", set()),
 }
 
 
 @contextmanager
-def appended(path: Path, text: bytes) -> Iterator[None]:
-    """A file with more at its end, or made of that, while the context lasts."""
-    before = path.read_bytes() if path.exists() else None
+def edited(path: Path, text: str, new: str) -> Iterator[None]:
+    """A file with the first occurrence of a text replaced, while the context lasts."""
+    before = path.read_bytes()
+    assert text.encode() in before, f"{path} has no {text!r}"
     try:
-        path.write_bytes((before or b"") + text)
+        path.write_bytes(before.replace(text.encode(), new.encode(), 1))
         yield
     finally:
-        path.unlink() if before is None else path.write_bytes(before)
+        path.write_bytes(before)
 
 
 @pytest.mark.parametrize("file", EDITS)
 def test_an_edit_makes_stale_what_rests_on_it(project: Path, file: str) -> None:
-    with appended(project / file, b"\nedited = 1\n"):
-        assert set(planned_jobs(project, *TINY)) == EDITS[file]
+    text, new, stale = EDITS[file]
+    with edited(project / file, text, new):
+        assert set(planned_jobs(project, *TINY)) == stale
 
 
 def test_a_touched_file_and_a_comment_make_nothing_stale(project: Path) -> None:
@@ -187,8 +193,9 @@ def test_a_touched_file_and_a_comment_make_nothing_stale(project: Path) -> None:
     with ExitStack() as edits:
         for path in (project / file for file in EDITS):
             if path.suffix == ".py":
-                edits.enter_context(appended(path, b"\n\n# A comment computes nothing.\n"))
-            elif path.exists():
+                comment = "\n\n\n# A comment computes nothing.\ndef "
+                edits.enter_context(edited(path, "\n\n\ndef ", comment))
+            else:
                 os.utime(path)
         assert planned_jobs(project, *TINY) == {}
     assert planned_jobs(project, *TINY) == {}
@@ -242,7 +249,7 @@ def test_what_is_shipped_is_rendered_by_rules_that_cannot_train(clone: Path) -> 
 
     code = clone / "relation/training/schedule.py"
     before = code.read_bytes()
-    code.write_bytes(before + b"\nedited = 1\n")
+    code.write_bytes(before.replace(b"min(rise, fall)", b"0.99 * min(rise, fall)"))
     assert planned_jobs(clone, *PUBLISHED) == dict.fromkeys(REPORT - {"figures"}, 1)
     table = report / "cells.parquet"
     snakemake(clone, *PUBLISHED, "--", table.relative_to(clone).as_posix())

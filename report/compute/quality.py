@@ -375,10 +375,10 @@ MAIN_RESULTS = Table(
         "Δ is the mean paired difference, with its 95% interval over seeds."
     ),
     panels=block(
-        value("Backbone", "backbone", Words("geometry")),
-        value("Data/Vocab", "data", Words()),
-        value("Ctx", "context", Number()),
-        value("Tokens", "tokens", Words()),
+        value("Backbone", "backbone", Words("geometry"), setting=True),
+        value("Data/Vocab", "data", Words(), setting=True),
+        value("Ctx", "context", Number(), setting=True),
+        value("Tokens", "tokens", Words(), setting=True),
         value("MHA NLL ↓", "mha_nll", ROUNDED, "mha"),
         value("Relation NLL ↓", "full_nll", ROUNDED, "full"),
         value("Δ", "delta", DELTA),
