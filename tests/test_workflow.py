@@ -165,7 +165,6 @@ EDITS = {
     "report/tolerances.toml": ("\n", "\n\n", {"cells", "report", "document", "all"}),
     "relation/verification.py": ("y.detach()", "-y.detach()", {"verify", *REPORT}),
     "relation/gradients.py": ("ERROR = 0.01", "ERROR = 0.02", {"verify_gradients", *REPORT}),
-    "README.md": ("\n", "\n\n", set()),
 }
 
 
