@@ -111,8 +111,9 @@ def _headline(found: Study) -> list[str]:
         for what, row in _moved(found)["unscaled"]
     ]
     told = [
-        f"{_lead(both[1])} At 10M, with sd 0.02 for every matrix, that layer keeps {unscaled} of "
-        f"its flow for itself (the paper: {amount(FIRST_LAYER.paper, FIRST_LAYER, unit=True)}). "
+        f"{_lead(both[1])} At 10M Relation’s first layer keeps {unscaled} of its flow for itself "
+        f"where W_O and W_down start as the other matrices "
+        f"(the paper: {amount(FIRST_LAYER.paper, FIRST_LAYER, unit=True)}). "
         f"It keeps {scaled} with {DIVIDED}{''.join(others)}."
     ]
     unscaled, scaled = (amount(row["mean"], LOSS) for row in loss)
