@@ -14,7 +14,7 @@ from training import campaign
 
 from relation import gradients
 from relation.cli import main
-from relation.code import STAGES, Code, module_of
+from relation.code import PACKAGES, STAGES, Code, module_of
 from relation.errors import RunError
 from relation.uses import uses_of, uses_of_model
 
@@ -68,10 +68,9 @@ class Trace:
                 self._aside.pop()
             return
         code = frame.f_code
-        if event != "call" or not code.co_filename.startswith(f"{ROOT}/"):
-            return
         path = Path(code.co_filename)
-        if path.relative_to(ROOT).parts[0] == "tests":
+        # A clone also holds the tests and the virtual environment.
+        if event != "call" or not any(path.is_relative_to(ROOT / part) for part in PACKAGES):
             return
         parts = code.co_qualname.split(".<locals>")[0].split(".")
         module = module_of(path, ROOT)
