@@ -26,7 +26,7 @@ from relation.progress import Progress
 from relation.schemas import GRADIENTS
 from relation.spec import GradientsSpec
 from relation.training.step import UpdateStep, autocast
-from relation.uses import uses_of
+from relation.uses import TRUTH, uses_of
 
 Batches = list[tuple[Tensor, Tensor]]
 Tensors = dict[str, Tensor]
@@ -42,7 +42,7 @@ _FEWEST_FOR_LARGEST = 16
 _GAIN, _SPREAD = 0.8, 0.3
 # In FP64 the chunks are the recurrence up to rounding (tests/test_linear_relation.py), and launch a
 # few kernels where it launches some for every token.
-_DEFINITION = Execution(linear="chunked")
+_DEFINITION = Execution(**TRUTH)
 
 
 class _Truth(Decoder):

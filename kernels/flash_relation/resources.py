@@ -1,6 +1,7 @@
 """Registers, stack and shared memory of every shipped launch, compiled without a GPU.
 
-`python -m kernels.flash_relation.resources` writes the table that the tests hold the launches to.
+`python -m relation.kernels.flash_relation.resources` writes the table that the tests compare
+launches with.
 """
 
 import csv
