@@ -33,7 +33,7 @@ def curve(variant: str, backends: dict[str, str], data: Path, folder: Path) -> l
     """Seven updates and a partial one, in which warm-up, plateau and decay all take part."""
     model = small_model(variant, init_std=0.1, scale_residual_init=True)
     spec = run_spec(model=model, backends=backends, budget_tokens=7 * UPDATE + 40)
-    spec = replace(spec, variant=variant, learning_rate=8e-3)
+    spec = replace(spec, variant=variant, learning_rate=8e-3, adam_eps=1e-8)
     engine.train(spec, data, folder / "out", folder / "resume")
     log = read_parquet(folder / "out" / "log.parquet", LOG).to_pylist()
     return [{name: row[name] for name in ("update", *READINGS)} for row in log]
