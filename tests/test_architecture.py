@@ -7,42 +7,42 @@ from pathlib import Path
 
 import pytest
 
-from relation.code import PACKAGES, PROJECT, STAGES, module_of
+from relation.pipeline.hashes import PACKAGES, PROJECT, STAGES, module_of
 
 # From the foundation to the command line; a module may import from its own line and those above.
 ORDER = (
     ("relation", "relation.errors", "relation.registry"),
     (
-        "relation.files",
-        "relation.flow_codes",
-        "relation.geometry",
-        "relation.definitions",
-        "relation.locks",
-        "relation.progress",
-        "relation.sections",
+        "relation.store.files",
+        "relation.flow.codes",
+        "relation.variants",
+        "relation.pipeline.definitions",
+        "relation.store.locks",
+        "relation.machine.progress",
+        "relation.pipeline.sections",
     ),
-    ("relation.spec", "relation.parquet", "relation.disk"),
-    ("relation.code", "relation.uses", "relation.schemas"),
-    ("relation.origin", "relation.config"),
-    ("relation.devices",),
+    ("relation.spec", "relation.store.parquet", "relation.pipeline.disk"),
+    ("relation.pipeline.hashes", "relation.pipeline.uses", "relation.store.layouts"),
+    ("relation.pipeline.origin", "relation.pipeline"),
+    ("relation.machine.devices",),
     ("relation.data",),
-    ("relation.operators", "relation.kernels"),
-    ("relation.model",),
-    ("relation.training",),
-    ("relation.diagnostics", "relation.systems", "relation.generation"),
-    ("relation.systems.bench",),
-    ("relation.systems.tuning",),
-    ("relation.identities",),
-    ("relation.verification", "relation.gradients"),
+    ("relation.ops", "relation.kernels"),
+    ("relation.nn",),
+    ("relation.train",),
+    ("relation.flow", "relation.bench", "relation.nn.generation"),
+    ("relation.bench",),
+    ("relation.bench",),
+    ("relation.verify.identities",),
+    ("relation.verify.operators", "relation.verify.gradients"),
     (
-        "relation.results",
-        "relation.ledger",
-        "relation.preflight",
-        "relation.plan",
-        "relation.scale",
-        "relation.status",
+        "relation.pipeline.results",
+        "relation.pipeline.ledger",
+        "relation.pipeline.preflight",
+        "relation.pipeline.cost",
+        "relation.pipeline.estimate",
+        "relation.pipeline.progress",
     ),
-    ("relation.records",),
+    ("report.values",),
     ("report",),
     ("relation.cli", "relation.__main__"),
 )
@@ -93,7 +93,9 @@ def test_every_stage_is_what_a_command_calls() -> None:
     assert {entry.partition(":")[0] for entries in STAGES.values() for entry in entries} <= called
 
 
-@pytest.mark.parametrize("module", ["relation.config", "relation.results", "report.tables"])
+@pytest.mark.parametrize(
+    "module", ["relation.pipeline", "relation.pipeline.results", "report.values.tables"]
+)
 def test_parsing_the_snakefile_imports_no_torch(module: str) -> None:
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], cwd=PROJECT, check=True)

@@ -9,20 +9,21 @@ import pytest
 import torch
 from benchmarks import CASE, CPU, campaign, measured
 
+from relation.bench import timing
+from relation.bench.processes import Failure
+from relation.bench.rounds import WARM_ROUNDS, interleave
+from relation.bench.run import run
+from relation.bench.statistics import median_interval, ratio, summary
+from relation.bench.table import campaign_notes, notes, sections
 from relation.cli import main
 from relation.cli.bench import growth
-from relation.config import load_config, resolve
 from relation.data.tokens import token_file
 from relation.errors import InputError
-from relation.parquet import read_origin, read_parquet
-from relation.results import Results
-from relation.schemas import BENCH, THROUGHPUT
-from relation.systems import timing
-from relation.systems.bench.run import run
-from relation.systems.bench.table import campaign_notes, notes, sections
-from relation.systems.processes import Failure
-from relation.systems.rounds import WARM_ROUNDS, interleave
-from relation.systems.statistics import median_interval, ratio, summary
+from relation.pipeline.campaign import resolve
+from relation.pipeline.config import load_config
+from relation.pipeline.results import Results
+from relation.store.layouts import BENCH, THROUGHPUT
+from relation.store.parquet import read_origin, read_parquet
 
 Output = pytest.CaptureFixture[str]
 
@@ -215,7 +216,7 @@ def test_a_part_never_replaces_the_whole(
         outputs.append(output)
         raise InputError("measured elsewhere")
 
-    monkeypatch.setattr("relation.systems.bench.run.run", stopped)
+    monkeypatch.setattr("relation.bench.run.run", stopped)
     for more in ("", " --output my.parquet"):
         main(f"bench flash {choices}{more}".split())
     assert outputs == [Path(f"results/bench/{name}.parquet"), Path("my.parquet")]
@@ -232,7 +233,7 @@ def test_an_output_that_cannot_be_written_is_told_before_measuring(
     # The superuser may write anywhere, whatever the mode.
     may = os.access
     monkeypatch.setattr(os, "access", lambda path, mode: path.name != "locked" and may(path, mode))
-    monkeypatch.setattr("relation.systems.bench.run.session", None)
+    monkeypatch.setattr("relation.bench.run.session", None)
     with pytest.raises(InputError, match=f"output {Path(output)}.* folder"):
         run("flash", campaign("tiny"), "cpu", Path(output))
 
@@ -265,7 +266,7 @@ def test_the_prepared_corpus_is_read_where_it_is_there(
         given.append(data)
         raise InputError("enough")
 
-    monkeypatch.setattr("relation.systems.measure.measure", measured)
+    monkeypatch.setattr("relation.bench.campaign.measure", measured)
     campaign = resolve(load_config(Path("config.yaml")), campaign="tiny")
     folder = Results(campaign).data(campaign.data_of_scale("10M"))
     command = "bench systems --device cpu --shapes tiny --scales 10M"

@@ -12,21 +12,20 @@ import torch
 from benchmarks import CPU, CUDA, SHAPE, campaign, measured, quiet_session
 from torch import Tensor
 
-from relation.operators import linear_relation
-from relation.parquet import read_origin
-from relation.systems.bench import linear
-from relation.systems.bench.autotuning import brief_autotuning
-from relation.systems.bench.exactness import relative_errors
-from relation.systems.bench.linear import (
+from relation.bench import linear
+from relation.bench.autotuning import brief_autotuning
+from relation.bench.linear import (
     FLA_PEERS,
     chunked_output,
     gated_delta_attention,
     gated_linear_attention,
     relation_by_attention,
 )
-from relation.systems.bench.peers import Peer, Shape
-from relation.systems.bench.run import run
-from relation.systems.bench.sides import (
+from relation.bench.peers import Peer, Shape
+from relation.bench.processes import Failure
+from relation.bench.rounds import session
+from relation.bench.run import run
+from relation.bench.sides import (
     FLOOR,
     Case,
     floor_bytes,
@@ -34,9 +33,10 @@ from relation.systems.bench.sides import (
     measure_operator,
     step_groups,
 )
-from relation.systems.bench.table import notes, sections
-from relation.systems.processes import Failure
-from relation.systems.rounds import session
+from relation.bench.table import notes, sections
+from relation.ops import linear_relation
+from relation.store.parquet import read_origin
+from relation.verify.exact import relative_errors
 
 CASE = Case("linear", SHAPE, "fp32", "a machine", "chunked")
 RELATION = ("p1", "p2", "info", "log_retention")
@@ -143,14 +143,14 @@ except ModuleNotFoundError as missing:
     "layers.py": "import a_package_that_only_layers_need",
     "ops/__init__.py": "",
     "ops/gla.py": """
-from relation.systems.bench.linear import gated_linear_attention
+from relation.bench.linear import gated_linear_attention
 
 def chunk_gla(q, k, v, g, scale):
     assert scale == 1.0 and all(x.is_contiguous() for x in (q, k, v, g))
     return gated_linear_attention(*(x.transpose(1, 2) for x in (q, k, v, g))).transpose(1, 2), None
 """,
     "ops/kda.py": """
-from relation.systems.bench.linear import gated_delta_attention
+from relation.bench.linear import gated_delta_attention
 
 def chunk_kda(q, k, v, g, beta, scale):
     assert scale == 1.0 and all(x.is_contiguous() for x in (q, k, v, g, beta))

@@ -10,24 +10,24 @@ import torch
 from benchmarks import CASE, CPU, CUDA, OPTIMIZER, SHAPE, campaign, quiet_session
 from torch import Tensor
 
-from relation.errors import InputError, RunError
-from relation.geometry import ModelConfig
-from relation.model import Execution
-from relation.operators import full_relation
-from relation.schemas import BENCH
-from relation.systems.bench import flash
-from relation.systems.bench.exactness import relative_errors
-from relation.systems.bench.peers import Peer, Shape, micro_batch_shapes
-from relation.systems.bench.sides import (
+from relation.bench import flash
+from relation.bench.peers import Peer, Shape, micro_batch_shapes
+from relation.bench.processes import failure_of
+from relation.bench.rounds import Answers, session
+from relation.bench.sides import (
     Case,
     RotatingInputs,
     measure_operator,
     measure_steps,
     step_groups,
 )
-from relation.systems.processes import failure_of
-from relation.systems.rounds import Answers, session
-from relation.systems.throughput import Setup, build_step
+from relation.bench.steps import Setup, build_step
+from relation.errors import InputError, RunError
+from relation.nn import Execution
+from relation.ops import full_relation
+from relation.store.layouts import BENCH
+from relation.variants import ModelConfig
+from relation.verify.exact import relative_errors
 
 
 def test_the_papers_shapes_and_steps_come_from_the_configuration() -> None:

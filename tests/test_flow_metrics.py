@@ -18,11 +18,11 @@ from flows import (
     uniform_spectrum,
 )
 
-from relation import diagnostics
-from relation.diagnostics import layers, metrics
-from relation.diagnostics.maps import pooled
+from relation import flow as diagnostics
 from relation.errors import InputError
-from relation.flow_codes import decode, encode
+from relation.flow import layers, metrics
+from relation.flow.codes import decode, encode
+from relation.flow.maps import pooled
 
 SPECTRA = {
     "effective_rank": metrics.spectrum_effective_rank,

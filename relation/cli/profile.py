@@ -6,8 +6,9 @@ from pathlib import Path
 
 from relation.cli.options import DEFAULT_CONFIG
 from relation.cli.tables import print_table
-from relation.config import load_config, resolve
-from relation.files import write_text
+from relation.pipeline.campaign import resolve
+from relation.pipeline.config import load_config
+from relation.store.files import write_text
 
 _VARIANTS = "mha,full"
 
@@ -71,7 +72,7 @@ def _print_step(rows: Sequence[Mapping]) -> None:
 
 
 def _profile(options: argparse.Namespace) -> None:
-    from relation.systems.profile import run
+    from relation.bench.profile import run
     from report.figures.profile import profile_svg
 
     name = options.campaign or ("paper" if options.device == "cuda" else "smoke")
