@@ -1,10 +1,9 @@
 """Reference implementation of "Ask Self, Ask Others: Relation Is All You Need".
 
-The library is `relation.ops` (the equations in plain PyTorch), `relation.kernels`
-(FlashRelation and Linear Relation in Triton) and `relation.nn`; each is imported on its first
-use. All else is the pipeline of the reproduction, which needs the extras `pipeline` and `report`.
-Data flows one way through it: data, operators, model, training, diagnostics and systems, records,
-and then the top-level `report` package. `tests/test_architecture.py` checks it.
+The library is `relation.ops` (the equations in plain PyTorch), `relation.kernels` (FlashRelation
+and Linear Relation in Triton) and `relation.nn`; each is imported on its first use. All else is the
+pipeline of the reproduction, which needs the extras `pipeline` and `report`. A module imports from
+its own room and from those before it; `tests/test_architecture.py` has their order and checks it.
 """
 
 from importlib import import_module

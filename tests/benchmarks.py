@@ -8,13 +8,13 @@ import torch
 from conftest import ROOT
 
 from relation.bench.conditions import Conditions
-from relation.bench.peers import Shape
 from relation.bench.processes import Measurement, answer
 from relation.bench.rounds import Answers, Session
 from relation.bench.sides import Case
 from relation.machine.progress import Progress
 from relation.pipeline.campaign import Campaign, resolve
 from relation.pipeline.config import load_config
+from relation.verify.inputs import Shape
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 OPTIMIZER = {

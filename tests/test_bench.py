@@ -186,7 +186,16 @@ def test_bench_on_a_cpu_from_command_to_parquet(
 def test_a_choice_of_measures_and_peers(small_cache: None, tmp_path: Path) -> None:
     path = tmp_path / "few.parquet"
     tiny = campaign("tiny", scales="10M")
-    found = run("flash", tiny, "cpu", path, measures=["backward"], peers=["attention"], repeats=2)
+    found = run(
+        "flash",
+        tiny.systems,
+        tiny.settings,
+        "cpu",
+        path,
+        measures=["backward"],
+        peers=["attention"],
+        repeats=2,
+    )
     assert [(row["peer"], row["measure"]) for row in found.rows] == [
         ("tiled", "forward+backward"),
         ("attention", "forward+backward"),
@@ -212,7 +221,9 @@ def test_a_part_never_replaces_the_whole(
 ) -> None:
     outputs = []
 
-    def stopped(name: str, campaign: object, device: str, output: Path, **rest) -> None:
+    def stopped(
+        name: str, systems: object, settings: object, device: str, output: Path, **rest
+    ) -> None:
         outputs.append(output)
         raise InputError("measured elsewhere")
 
@@ -234,8 +245,9 @@ def test_an_output_that_cannot_be_written_is_told_before_measuring(
     may = os.access
     monkeypatch.setattr(os, "access", lambda path, mode: path.name != "locked" and may(path, mode))
     monkeypatch.setattr("relation.bench.run.session", None)
+    tiny = campaign("tiny")
     with pytest.raises(InputError, match=f"output {Path(output)}.* folder"):
-        run("flash", campaign("tiny"), "cpu", Path(output))
+        run("flash", tiny.systems, tiny.settings, "cpu", Path(output))
 
 
 def test_the_tables_files_and_ratios_from_one_command(elsewhere: None, capsys: Output) -> None:

@@ -99,7 +99,7 @@ def test_projections_hold_every_matrix_of_the_model() -> None:
     for spec in campaign("paper").systems:
         if spec.benchmark != "matched":
             continue
-        (group,) = (g for g in step_groups(decoder.benchmark(CUDA).steps, campaign("paper"))
+        (group,) = (g for g in step_groups(decoder.benchmark(CUDA).steps, campaign("paper").systems)
                     if g.spec.scale == spec.scale)  # fmt: skip
         _, model = group.sides["plain"]
         matrices = sum(o * i * count for (o, i), count in projections(model).items())
@@ -137,7 +137,8 @@ def test_the_floor_runs_its_parts_and_no_other() -> None:
 
 def test_bench_decoder_on_a_cpu(tmp_path: Path) -> None:
     path = tmp_path / "decoder.parquet"
-    found = run("decoder", campaign("tiny", scales="10M"), "cpu", path, repeats=2)
+    tiny = campaign("tiny", scales="10M")
+    found = run("decoder", tiny.systems, tiny.settings, "cpu", path, repeats=2)
     rows = read_parquet(path, BENCH).to_pylist()
     assert [row["peer"] for row in rows] == [
         "decoder",

@@ -18,7 +18,6 @@ pytest.importorskip("triton")
 
 from relation.bench import timing
 from relation.bench import tune as search
-from relation.bench.peers import Shape
 from relation.bench.tune import (
     SEARCHED,
     Found,
@@ -40,6 +39,7 @@ from relation.kernels.resources import Resources
 from relation.ops import full_relation
 from relation.verify import exact as exactness
 from relation.verify.exact import RESULTS, why_wrong
+from relation.verify.inputs import Shape
 
 CPU = torch.device("cpu")
 SHAPE = Shape("30M", 3, 2, 24, 16)

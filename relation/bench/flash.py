@@ -7,31 +7,15 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 
 from relation.bench.peers import (
     Benchmark,
-    Inputs,
-    Operator,
     Peer,
-    Shape,
     Side,
     backend_peer,
     micro_batch_shapes,
-    stored_by_token,
 )
 from relation.ops import causal_attention, full_relation
-from relation.variants import ModelConfig
+from relation.verify.inputs import COORDINATES, Operator, Shape, draw
 
-_COORDINATES = ("p1", "p2", "info")
-_RELATION = (*_COORDINATES, "lam")
-
-
-def draw(
-    shape: Shape, dtype: torch.dtype, device: torch.device, generator: torch.Generator
-) -> Inputs:
-    """p1, p2, info and dy, (B, H, T, D) of `dtype`, and lam, a scalar in FP32."""
-    inputs = {
-        name: stored_by_token(shape, dtype, device, generator) for name in (*_COORDINATES, "dy")
-    }
-    lam = torch.tensor(ModelConfig.lambda_init, device=device, requires_grad=True)
-    return {**inputs, "dy": inputs["dy"].detach(), "lam": lam}
+_RELATION = (*COORDINATES, "lam")
 
 
 def causal_blocks(length: int, device: torch.device) -> BlockMask:
@@ -94,8 +78,8 @@ _ON_GPU = Benchmark(
     draw=draw,
     peers=(
         backend_peer("flash-relation", "full", "flash", _RELATION, full_relation),
-        backend_peer("flash-attention-2", "mha", "flash", _COORDINATES, causal_attention),
-        backend_peer("cudnn-attention", "mha", "cudnn", _COORDINATES, causal_attention),
+        backend_peer("flash-attention-2", "mha", "flash", COORDINATES, causal_attention),
+        backend_peer("cudnn-attention", "mha", "cudnn", COORDINATES, causal_attention),
         Peer("flex-attention", _RELATION, _build_flex, full_relation, ("lam",), _why_no_flex),
         _MATERIALISED,
         Peer("materialised-compiled", _RELATION, _build_compiled, full_relation),
@@ -121,7 +105,7 @@ _ON_CPU = Benchmark(
     draw=draw,
     peers=(
         backend_peer("tiled", "full", "tiled", _RELATION, full_relation),
-        backend_peer("attention", "mha", "reference", _COORDINATES, causal_attention),
+        backend_peer("attention", "mha", "reference", COORDINATES, causal_attention),
         _MATERIALISED,
     ),
     steps={

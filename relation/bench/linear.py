@@ -15,22 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from relation.bench.peers import (
-    AsItIs,
-    Benchmark,
-    Inputs,
-    Operator,
-    Peer,
-    Shape,
-    Side,
-    micro_batch_shapes,
-    stored_by_token,
-)
+from relation.bench.peers import AsItIs, Benchmark, Peer, Side, Systems, micro_batch_shapes
 from relation.nn import Decoder
 from relation.nn.norm import Normed
 from relation.ops import chunked_linear_relation, get_backend, linear_relation
-from relation.pipeline.campaign import Campaign
 from relation.variants import ModelConfig, model_config
+from relation.verify.inputs import Inputs, Operator, Shape, stored_by_token
 
 RELATION = ("p1", "p2", "info", "log_retention")
 _ATTENTION = ("read", "write", "info", "log_retention")
@@ -214,13 +204,13 @@ _LONGEST_EAGER = 4096
 _LONGEST_SHAPE = 65536
 
 
-def linear_shapes(campaign: Campaign) -> list[Shape]:
+def linear_shapes(systems: Systems) -> list[Shape]:
     """One layer's call on a micro-batch of each scale, and on one sequence of 65,536 tokens.
 
     Of the campaign's longest, where that is shorter.
     """
-    shapes = micro_batch_shapes(campaign)
-    for spec in campaign.systems:
+    shapes = micro_batch_shapes(systems)
+    for spec in systems:
         if spec.benchmark == "linear-long":
             side = max(spec.sides, key=lambda side: side["context"])
             model = model_config(side["model"])

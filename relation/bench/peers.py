@@ -1,34 +1,18 @@
 """What a benchmark compares: shapes, implementations of an operator, models of a training step."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch import Tensor
 
 from relation.bench.steps import Setup, build_step
 from relation.ops import get_backend
-from relation.pipeline.campaign import Campaign
+from relation.spec import SystemsSpec
 from relation.variants import model_config
+from relation.verify.inputs import Inputs, Operator, Shape
 
-Operator = Callable[..., Tensor]
-Inputs = dict[str, Tensor]
-
-
-@dataclass(frozen=True)
-class Shape:
-    """One call of an operator, (B, H, T, D) with the scale whose geometry it is."""
-
-    scale: str
-    batch: int
-    heads: int
-    length: int
-    width: int
-
-    @property
-    def dimensions(self) -> tuple[int, int, int, int]:
-        return self.batch, self.heads, self.length, self.width
+Systems = Sequence[SystemsSpec]  # of one campaign
 
 
 def _runs_anywhere(device: torch.device) -> str | None:
@@ -119,7 +103,7 @@ class Benchmark:
     subject: str
     steps: Mapping[str, tuple[Side, ...]]
     peers: tuple[Peer, ...] = ()
-    shapes: Callable[[Campaign], list[Shape]] = lambda campaign: []
+    shapes: Callable[[Systems], list[Shape]] = lambda systems: []
     draw: Callable[[Shape, torch.dtype, torch.device, torch.Generator], Inputs] | None = None
     long: Side | None = None
     floor: bool = False
@@ -131,24 +115,13 @@ class Benchmark:
         return list(dict.fromkeys(item.name for item in (*self.peers, *sides)))
 
 
-def micro_batch_shapes(campaign: Campaign) -> list[Shape]:
+def micro_batch_shapes(systems: Systems) -> list[Shape]:
     """One layer's call on a micro-batch of each scale, as its training steps make it."""
     shapes = []
-    for spec in campaign.systems:
+    for spec in systems:
         if spec.benchmark == "matched":
             side = next(side for side in spec.sides if side["variant"] == "full")
             model = model_config(side["model"])
             dimensions = side["micro"], model.heads, side["context"], model.head_dim
             shapes.append(Shape(spec.scale, *dimensions))
     return shapes
-
-
-def stored_by_token(
-    shape: Shape, dtype: torch.dtype, device: torch.device, generator: torch.Generator
-) -> Tensor:
-    """Standard normal (B, H, T, D) that requires gradients, stored (B, T, H, D) as in a model."""
-    batch, heads, length, width = shape.dimensions
-    stored = torch.randn(
-        batch, length, heads, width, dtype=dtype, device=device, generator=generator
-    )
-    return stored.transpose(1, 2).detach().requires_grad_()

@@ -20,7 +20,6 @@ from relation.bench.timing import reclaim, synchronize
 from relation.errors import InputError
 from relation.machine.devices import claim, describe
 from relation.machine.progress import Progress
-from relation.pipeline.campaign import Campaign
 from relation.pipeline.origin import origin
 from relation.spec import SystemsSpec, canonical_hash
 from relation.store.layouts import PROFILE
@@ -344,9 +343,16 @@ def profile_step(spec: SystemsSpec, side: Mapping, device: torch.device) -> list
     return rows
 
 
-def run(campaign: Campaign, variants: Sequence[str], device_kind: str, output: Path) -> list[dict]:
+def run(
+    systems: Sequence[SystemsSpec],
+    settings: Mapping,
+    variants: Sequence[str],
+    device_kind: str,
+    output: Path,
+) -> list[dict]:
     """Profile the matched training step of every scale of a campaign and write the Parquet.
 
+    systems: the campaign's benchmarks; settings: its configuration, which the origin has a hash of;
     variants: of "mha" and "full"; device_kind: "cuda" or "cpu". Raises InputError for another
     variant, for scales without such a step and where there is no GPU.
     """
@@ -355,15 +361,15 @@ def run(campaign: Campaign, variants: Sequence[str], device_kind: str, output: P
             raise InputError(f"unknown variant {variant!r}; choose among mha, full")
     steps = [
         (spec, side)
-        for spec in campaign.systems
+        for spec in systems
         if spec.benchmark == "matched"
         for side in spec.sides
         if side["side"] in variants
     ]
     if not steps:
         raise InputError(
-            f"campaign {campaign.name} has no matched training step of {', '.join(variants)} at "
-            f"{', '.join(campaign.scales)}; choose other scales or add one under systems.matched"
+            f"the campaign has no matched training step of {', '.join(variants)} at these scales; "
+            "choose others or add one under systems.matched"
         )
     rows: list[dict] = []
     with claim(device_kind) as device, Progress("profile", len(steps), "steps") as progress:
@@ -374,7 +380,7 @@ def run(campaign: Campaign, variants: Sequence[str], device_kind: str, output: P
             torch.compiler.reset()
             reclaim()
             progress.advance(1, f"{spec.scale} {side['variant']}")
-        hashed = canonical_hash([campaign.settings, list(variants)])
-        written = origin(campaign.name, hashed, "profile", describe(device))
+        hashed = canonical_hash([settings, list(variants)])
+        written = origin(systems[0].campaign, hashed, "profile", describe(device))
         write_parquet(output, PROFILE, rows, written)
     return rows

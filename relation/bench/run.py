@@ -1,7 +1,7 @@
 """One benchmark from a campaign's geometry to Parquet."""
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from relation.bench import decoder, flash, linear
-from relation.bench.peers import Benchmark, Shape
+from relation.bench.peers import Benchmark, Systems
 from relation.bench.rounds import session
 from relation.bench.sides import (
     FORWARD,
@@ -24,9 +24,9 @@ from relation.bench.sides import (
 )
 from relation.errors import InputError
 from relation.machine.devices import describe
-from relation.pipeline.campaign import Campaign
 from relation.spec import canonical_hash
 from relation.store.layouts import BENCH
+from relation.verify.inputs import Shape
 
 BENCHMARKS: dict[str, Callable[[torch.device], Benchmark]] = {
     "flash": flash.benchmark,
@@ -92,7 +92,8 @@ def _check_output(path: Path) -> None:
 
 def run(
     name: str,
-    campaign: Campaign,
+    systems: Systems,
+    settings: Mapping,
     device_kind: str,
     output: Path,
     measures: Sequence[str] | None = None,
@@ -101,7 +102,8 @@ def run(
 ) -> Comparison:
     """Measure one benchmark at a campaign's geometry and write its Parquet.
 
-    device_kind: "cuda" or "cpu"; measures: of "forward", "backward" (forward and backward
+    systems: the campaign's benchmarks; settings: its configuration, which the origin has a hash of.
+        device_kind: "cuda" or "cpu"; measures: of "forward", "backward" (forward and backward
     together), "step" and "long" (steps at ever longer contexts) those that the benchmark has, None
     for all; peers: names, None for all, the subject always among them. An operator is timed in
     `repeats` rounds, a training step in a fifth of them, three updates each. The file is written
@@ -119,25 +121,26 @@ def run(
             f"bench {name} measures on a CUDA GPU and PyTorch sees none here; "
             "--device cpu compares plain PyTorch at small shapes"
         )
-    return _measure(name, benchmark, campaign, device_kind, output, only, repeats)
+    return _measure(name, benchmark, systems, settings, device_kind, output, only, repeats)
 
 
 def _measure(
     name: str,
     benchmark: Benchmark,
-    campaign: Campaign,
+    systems: Systems,
+    settings: Mapping,
     device_kind: str,
     output: Path,
     measures: Sequence[str],
     repeats: int,
 ) -> Comparison:
     on_operator = [m for m in measures if m not in (STEP, LONG)]
-    shapes: list[Shape] = benchmark.shapes(campaign) if on_operator else []
+    shapes: list[Shape] = benchmark.shapes(systems) if on_operator else []
     steps = []
     if STEP in measures:
-        steps += [(STEP, [group]) for group in step_groups(benchmark.steps, campaign)]
+        steps += [(STEP, [group]) for group in step_groups(benchmark.steps, systems)]
     if LONG in measures:
-        steps += [(LONG, groups) for groups in long_groups(benchmark.long, campaign)]
+        steps += [(LONG, groups) for groups in long_groups(benchmark.long, systems)]
     sides = len(shapes) * (len(benchmark.peers) + benchmark.floor)
     sides += sum(len(group.sides) for _, groups in steps for group in groups)
     if not sides:
@@ -145,10 +148,8 @@ def _measure(
             f"nothing to compare: no training step of {benchmark.subject} has one of the chosen "
             "peers and scales; choose others"
         )
-    precision, step_rounds = campaign.systems[0].precision, -(-repeats // _REPEATS_A_STEP_ROUND)
-    config_hash = canonical_hash(
-        [name, campaign.settings, benchmark.names, list(measures), repeats]
-    )
+    precision, step_rounds = systems[0].precision, -(-repeats // _REPEATS_A_STEP_ROUND)
+    config_hash = canonical_hash([name, settings, benchmark.names, list(measures), repeats])
     with session(device_kind, f"bench {name}", sides) as shared:
         device = describe(shared.device)
         title, subject = f"{benchmark.title}: {device}, {precision}", benchmark.subject
@@ -158,7 +159,7 @@ def _measure(
         def record(rows: list[dict], moment: str) -> None:
             found.conditions.append({"moment": moment, **shared.conditions.columns()})
             found.rows.extend(rows)
-            given = output, BENCH, found.rows, campaign.name, config_hash, "bench"
+            given = output, BENCH, found.rows, systems[0].campaign, config_hash, "bench"
             more = {"benchmark": name, "repeats": repeats, "conditions": found.conditions}
             shared.record(*given, **more)
 

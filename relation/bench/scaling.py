@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -16,7 +17,6 @@ from relation.data.windows import TrainingWindows
 from relation.errors import RelationError, RunError
 from relation.machine.devices import deterministic_algorithms, to_device
 from relation.nn import Execution
-from relation.pipeline.hashes import PROJECT
 from relation.spec import RunSpec
 from relation.train.parallel import ON_THIS_MACHINE, SummedGradients, World
 from relation.variants import model_config
@@ -86,7 +86,7 @@ def launch(spec: RunSpec, processes: int, warmup: int, updates: int) -> Scaling:
     given = json.dumps([asdict(spec), warmup, updates])
     done = subprocess.run(
         [sys.executable, "-m", *torchrun, "-m", "relation.bench.scaling", given],
-        cwd=PROJECT,
+        cwd=Path(__file__).parents[2],
         # torchrun sets it for several processes alone, and one would have all cores.
         env={"OMP_NUM_THREADS": "1", **os.environ},
         capture_output=True,

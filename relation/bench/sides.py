@@ -11,18 +11,18 @@ import torch
 from torch import Tensor
 
 from relation.bench.autotuning import brief_autotuning
-from relation.bench.peers import Benchmark, Inputs, Peer, Shape, Side
+from relation.bench.exact import check
+from relation.bench.peers import Benchmark, Peer, Side, Systems
 from relation.bench.processes import KILLED, OOM, UNAVAILABLE, Failure
 from relation.bench.rounds import Answers, Session, prepared_together
 from relation.bench.statistics import ratio, ratio_apart, summary
 from relation.bench.steps import Setup, WholeUpdates, build_step
 from relation.bench.timing import TimedCalls, cache_bytes
 from relation.errors import InputError, RunError
-from relation.pipeline.campaign import Campaign
 from relation.spec import SystemsSpec
 from relation.store.layouts import BENCH
 from relation.variants import ModelConfig, model_config
-from relation.verify.exact import check
+from relation.verify.inputs import Inputs, Shape
 
 FORWARD, FORWARD_BACKWARD = "forward", "forward+backward"
 STEP, LONG = "step", "long"
@@ -273,16 +273,17 @@ class StepGroup:
         return Shape(self.spec.scale, self.micro, model.heads, self.context, model.head_dim)
 
 
-def _model_of(variant: str, scale: str, campaign: Campaign) -> ModelConfig:
+def _model_of(variant: str, scale: str, systems: Systems) -> ModelConfig:
     """A variant's model at a scale, from whichever systems benchmark measures it there."""
-    for spec in campaign.systems:
+    for spec in systems:
         for side in spec.sides:
             if (spec.scale, side["variant"]) == (scale, variant):
                 return model_config(side["model"])
-    raise InputError(f"campaign {campaign.name} measures no {variant} model at {scale}")
+    name = systems[0].campaign
+    raise InputError(f"campaign {name} measures no {variant} model at {scale}")
 
 
-def step_groups(steps: Mapping[str, Sequence[Side]], campaign: Campaign) -> list[StepGroup]:
+def step_groups(steps: Mapping[str, Sequence[Side]], systems: Systems) -> list[StepGroup]:
     """The sides at the geometry of a campaign's systems benchmarks, those of one geometry together.
 
     steps: the sides by systems benchmark, which gives the order. A variant that a benchmark does
@@ -291,7 +292,7 @@ def step_groups(steps: Mapping[str, Sequence[Side]], campaign: Campaign) -> list
     """
     groups: dict[tuple[str, int, int], StepGroup] = {}
     for benchmark, sides in steps.items():
-        for spec in campaign.systems:
+        for spec in systems:
             if spec.benchmark != benchmark:
                 continue
             for side in sides:
@@ -300,22 +301,22 @@ def step_groups(steps: Mapping[str, Sequence[Side]], campaign: Campaign) -> list
                 context, micro = geometry["context"], geometry["micro"]
                 fresh = StepGroup(spec, context, micro)
                 group = groups.setdefault((spec.scale, context, micro), fresh)
-                model = _model_of(side.variant, spec.scale, campaign)
+                model = _model_of(side.variant, spec.scale, systems)
                 group.sides[side.name] = side, model
     return list(groups.values())
 
 
-def long_groups(side: Side, campaign: Campaign) -> list[list[StepGroup]]:
+def long_groups(side: Side, systems: Systems) -> list[list[StepGroup]]:
     """One side alone on single sequences, shortest first; a list of those prepared together.
 
     Their lengths are the six longest contexts of the campaign's long-context benchmark. Empty
     where the chosen scales leave that benchmark out.
     """
     groups: list[list[StepGroup]] = []
-    for spec in campaign.systems:
+    for spec in systems:
         if spec.benchmark == "linear-long":
             contexts = sorted(s["context"] for s in spec.sides)
-            model = _model_of(side.variant, spec.scale, campaign)
+            model = _model_of(side.variant, spec.scale, systems)
             sweep = [
                 StepGroup(spec, context, 1, {side.name: (side, model)}) for context in contexts[-6:]
             ]

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 from triton.errors import TritonError
 
-from relation.bench.flash import draw
-from relation.bench.peers import Inputs, Shape, micro_batch_shapes
+from relation.bench.peers import Systems, micro_batch_shapes
 from relation.bench.rounds import interleave
 from relation.bench.sides import RotatingInputs
 from relation.bench.timing import STEADY_PARTS, Stopwatch, reclaim
@@ -34,9 +33,9 @@ from relation.kernels.flash_relation.launches import Launch, Launches, select_la
 from relation.kernels.flash_relation.resources import pass_resources
 from relation.machine.devices import claim, describe
 from relation.machine.progress import Progress
-from relation.pipeline.campaign import Campaign
 from relation.variants import ModelConfig
 from relation.verify.exact import why_wrong
+from relation.verify.inputs import Inputs, Shape, draw
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 Samples = Mapping[Launch, Sequence[float]]
@@ -327,13 +326,13 @@ def _pairs(shape: Shape) -> int:
     return shape.batch * shape.heads * shape.length**2
 
 
-def tune(campaign: Campaign, precision: str, repeats: int, steady: float | None = None) -> Found:
+def tune(systems: Systems, precision: str, repeats: int, steady: float | None = None) -> Found:
     """Search the launches of FlashRelation at a campaign's shapes, on a GPU held alone.
 
-    precision: a key of `DTYPES`; every candidate is timed in `repeats` rounds. steady: seconds for
-    which the fastest of them are then run, each alone in two halves without a pause, and by whose
-    later parts they are ranked. Raises InputError for repeats < 1, steady <= 0, for head widths
-    that the kernels do not take, and in Triton's interpreter.
+    systems: the campaign's benchmarks; precision: a key of `DTYPES`; every candidate is timed in
+    `repeats` rounds. steady: seconds for which the fastest of them are then run, each alone in two
+    halves without a pause, and by whose later parts they are ranked. Raises InputError for repeats
+    < 1, steady <= 0, for head widths that the kernels do not take, and in Triton's interpreter.
     """
     if repeats < 1:
         raise InputError(f"repeats is {repeats}; give at least 1")
@@ -341,7 +340,7 @@ def tune(campaign: Campaign, precision: str, repeats: int, steady: float | None 
         raise InputError(f"steady is {steady}; give seconds above 0")
     if interpreted():
         raise InputError("tune flash times compiled kernels; unset TRITON_INTERPRET")
-    shapes, left_out = widest_work(micro_batch_shapes(campaign))
+    shapes, left_out = widest_work(micro_batch_shapes(systems))
     with claim("cuda") as device:
         targets = [_target(shape, DTYPES[precision], device) for shape in shapes]
         rankings = search_launches(targets, repeats, steady)

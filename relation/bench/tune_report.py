@@ -7,11 +7,11 @@ from dataclasses import fields
 import torch
 import triton
 
-from relation.bench.peers import Shape
 from relation.bench.statistics import ratio
 from relation.bench.table import Section, cell, with_interval
 from relation.bench.tune import Found, Ranking
 from relation.kernels.flash_relation.launches import PASSES, Launch, Launches, load_launches
+from relation.verify.inputs import Shape
 
 _SHOWN = 5
 _HEADER = ["pass", "rank", "i x j", "warps", "stages", "registers", "ms", "of shipped", ""]

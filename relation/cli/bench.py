@@ -124,7 +124,8 @@ def _compare(options: argparse.Namespace, campaign: Campaign) -> None:
     output = _default_output(options) if options.output is None else options.output
     found = run(
         options.name,
-        campaign,
+        campaign.systems,
+        campaign.settings,
         options.device,
         output,
         measures=_names(options.only),

@@ -79,7 +79,7 @@ def _profile(options: argparse.Namespace) -> None:
     campaign = resolve(load_config(options.config), campaign=name, scales=options.scales)
     output = options.output or _default_output(name, options)
     variants = [variant.strip() for variant in options.variants.split(",")]
-    rows = run(campaign, variants, options.device, output)
+    rows = run(campaign.systems, campaign.settings, variants, options.device, output)
     for step in dict.fromkeys((row["scale"], row["variant"]) for row in rows):
         _print_step([row for row in rows if (row["scale"], row["variant"]) == step])
     picture = output.with_suffix(".svg")

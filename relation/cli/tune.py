@@ -64,7 +64,7 @@ def _tune(options: argparse.Namespace) -> None:
     from relation.bench.tune_report import entries_toml, notes, sections
 
     campaign = resolve(load_config(options.config), campaign=options.shapes, scales=options.scales)
-    found = tune(campaign, options.dtype, options.repeats, options.steady)
+    found = tune(campaign.systems, options.dtype, options.repeats, options.steady)
     print(f"Launches of FlashRelation on {found.device}")
     print_tables(sections(found), notes(found))
     entries = entries_toml(found)

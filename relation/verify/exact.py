@@ -1,4 +1,4 @@
-"""How far results lie from their definition: a peer's in FP32, Full Relation's in FP64."""
+"""How far the results of Full Relation lie from its definition in FP64."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -7,11 +7,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from relation.bench.flash import draw
-from relation.bench.peers import Inputs, Operator, Peer, Shape
-from relation.errors import RunError
 from relation.ops import full_relation
 from relation.variants import ModelConfig
+from relation.verify.inputs import Inputs, Shape, draw
 
 RESULTS = ("Y", "dp1", "dp2", "dinfo", "dlam")
 _SLACK = {
@@ -22,71 +20,6 @@ _SLACK = {
 }
 # lam's gradient is one number a draw: fewer of them are no statistics.
 _DRAWS = 16
-# BF16 rounds to 2^-9 of a value; another function is off by its own size.
-_SAME_FUNCTION = 0.02
-
-
-def _rms(x: Tensor) -> Tensor:
-    return x.square().mean().sqrt()
-
-
-def relative_errors(peer: Peer, call: Operator, inputs: Inputs) -> dict[str, float]:
-    """RMS of Y and of each wanted gradient minus its definition in FP32, over the definition's RMS.
-
-    On the first sequence and at most its first `peer.checked_tokens` tokens: a causal operator's
-    rows depend on no token after them, and the gradient of Y is zero elsewhere. By name: "Y",
-    "dp1" and so on.
-    """
-
-    def start(x: Tensor) -> Tensor:
-        return x[:1, :, : peer.checked_tokens] if x.ndim else x
-
-    dy = torch.zeros_like(inputs["dy"])
-    start(dy).copy_(start(inputs["dy"]))
-    # Not under no_grad: what is compiled would be compiled once more.
-    y = call(*(inputs[name] for name in peer.takes))
-    gradients = torch.autograd.grad(y, [inputs[name] for name in peer.wanted], dy)
-
-    given = {name: start(inputs[name].detach()).float() for name in peer.takes}
-    leaves = [given[name].requires_grad_() for name in peer.wanted]
-    truth_dy, truth = start(dy).float(), peer.definition(*given.values())
-    truths = torch.autograd.grad(truth, leaves, truth_dy)
-
-    errors = {"Y": (_rms(start(y.detach()).float() - truth.detach()) / _rms(truth)).item()}
-    for name, found, expected in zip(peer.wanted, gradients, truths, strict=True):
-        if expected.ndim:
-            size = _rms(expected)
-        else:
-            size = _scalar_gradient_rms(peer, given, name, truth_dy)
-        errors[f"d{name}"] = (_rms(start(found).float() - expected) / size).item()
-    return errors
-
-
-def _scalar_gradient_rms(peer: Peer, given: Inputs, name: str, dy: Tensor) -> Tensor:
-    """RMS of a scalar's gradient over all dy as large as this one: |dY/dx| times the RMS of dy.
-
-    The gradient itself is no measure: its terms' signs are random, and they may cancel.
-    """
-
-    def of_scalar(x: Tensor) -> Tensor:
-        return peer.definition(*(given | {name: x}).values())
-
-    x = given[name].detach()
-    given = {other: tensor.detach() for other, tensor in given.items()}
-    _, slope = torch.func.jvp(of_scalar, (x,), (torch.ones_like(x),))
-    return slope.norm() * _rms(dy)
-
-
-def check(peer: Peer, call: Operator, inputs: Inputs, shape: Shape) -> dict[str, float]:
-    """The errors of `relative_errors`. Raises RunError where one is above 0.02."""
-    errors = relative_errors(peer, call, inputs)
-    for name, error in errors.items():
-        if not error <= _SAME_FUNCTION:
-            raise RunError(
-                f"{peer.name} on {shape.dimensions}: {name} is off its definition by {error:.2g} "
-                "of its RMS"
-            )
-    return errors
 
 
 @contextmanager
@@ -175,7 +108,7 @@ def why_wrong(
 ) -> str | None:
     """One line on the first result that is not the definition's (Section 3.1), or None.
 
-    operator: takes inputs as the benchmark `flash` draws them, (1, H, T, D) in `dtype`, and gives
+    operator: takes inputs as `draw` makes them, (1, H, T, D) in `dtype`, and gives
     Y and the gradients of p1, p2, info and lam. Their `deviations` over 16 draws are checked at the
     shape's T and at T - 1, where the last tiles are masked.
     """

@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from relation.bench.peers import Inputs, Shape
 from relation.machine.devices import claim, describe
 from relation.machine.progress import Progress
 from relation.ops import full_relation, get_backend, givens_mix, linear_relation
@@ -33,6 +32,7 @@ from relation.verify.identities import (
     parameter_dtype,
     recurrence_deviations,
 )
+from relation.verify.inputs import Inputs, Shape
 
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
 # BF16 rounds a share of flow to 2^-9 of it, the sums of a row and of a score add to that. A mixed

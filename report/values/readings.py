@@ -13,13 +13,12 @@ import pandas as pd
 from relation.errors import InputError
 from relation.flow.pooled import by_checkpoint, by_layer
 from relation.variants import PAIRED
-from report.judge.claims.structure import LARGEST_L1_SELF, least_exchange
 from report.values import paper_seeds
 from report.values.efficiency import smoothed_loss, token_crossing
 from report.values.layout import SEEDS
 from report.values.paper import UNIT_SCALE
 from report.values.scales import Scale
-from report.values.structure import DISTANCES
+from report.values.structure import DISTANCES, LARGEST_L1_SELF, least_exchange
 
 SCALE = "10M"
 INTERVALS = (1, 10, 50, 100)  # updates from one logged loss to the next

@@ -10,6 +10,7 @@ import pandas as pd
 
 from relation.flow.pooled import by_checkpoint, by_layer
 from relation.variants import PAIRED
+from report.values import paper_seeds
 from report.values.layout import (
     SCALES,
     Column,
@@ -56,6 +57,8 @@ SPECTRUM_COLUMNS = {
     "dims_95": "dims_95",
     "top_energy": "top_singular_energy",
 }
+LARGEST_L1_SELF = 1.5  # %, claim 8
+DEEP_EXCHANGE = "l2_exchange.full"  # claim 9
 _ONE_SEED = no_counterpart("one seed has no standard deviation")
 
 
@@ -414,3 +417,9 @@ SPECTRUM = Table(
     needs=_DIAGNOSED_PAIRS,
     notes=_notes(rank_length="Values"),
 )
+
+
+def least_exchange() -> float:
+    """The paper's least Exchange flow from L2 on, in %, less half of its last digit."""
+    theirs = [paper_seeds.printed(INTERNAL.label, scale, DEEP_EXCHANGE) for scale in SCALES]
+    return min(found.number - paper_seeds.resolution(found.printed) for found in theirs)

@@ -10,6 +10,7 @@ from report.judge.claims import checks, quality, structure, systems
 from report.judge.claims.context import Context, WithoutSeed
 from report.judge.claims.evidence import Evidence, Outcome, Verdict, outcome
 from report.values.complexity import WIDEST_INTERVAL
+from report.values.structure import LARGEST_L1_SELF, least_exchange
 
 if TYPE_CHECKING:
     from report.values.frames import CampaignRecords
@@ -105,14 +106,14 @@ CLAIMS = (
         "Self flow in the second layer is below 1.5% at every scale.",
         structure.self_flow_second,
         ("relation_internal", "app-structural-layerwise"),
-        _sized(f"Below {structure.LARGEST_L1_SELF:g}%"),
+        _sized(f"Below {LARGEST_L1_SELF:g}%"),
     ),
     Claim(
         9,
         "From the third layer on, 97.13 to 98.99% of Relation's flow goes to Exchange.",
         structure.exchange_deep,
         ("relation_internal",),
-        _sized(f"At least {structure.least_exchange():g}%, the paper's least but for rounding,"),
+        _sized(f"At least {least_exchange():g}%, the paper's least but for rounding,"),
     ),
     Claim(
         10,

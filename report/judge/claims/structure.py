@@ -11,17 +11,18 @@ from report.judge.claims.evidence import Evidence, Term, compare, falls, printed
 from report.values import paper_seeds
 from report.values.layout import SCALES, Table
 from report.values.structure import (
+    DEEP_EXCHANGE,
     INTERNAL,
+    LARGEST_L1_SELF,
     LAYERWISE,
     PAPER_FLOW_LENGTH,
     PARTS,
     SINK_PROFILE,
     SPECTRUM,
     distance,
+    least_exchange,
 )
 
-LARGEST_L1_SELF = 1.5  # %, claim 8
-DEEP_EXCHANGE = "l2_exchange.full"
 # Claim 20: the shift is rapid where L1 keeps less than this share of L0's Self flow.
 RAPID = 0.5
 # Claim 19, by column of Table 10: what it is called, and the sign of Relation's less MHA's.
@@ -69,12 +70,6 @@ def self_flow_second(context: Context) -> Iterator[Evidence]:
         yield compare(
             scale, "L1 Self flow of Relation", *found, lambda value: value < LARGEST_L1_SELF
         )
-
-
-def least_exchange() -> float:
-    """The paper's least Exchange flow from L2 on, in %, less half of its last digit."""
-    theirs = [printed(INTERNAL.label, scale, DEEP_EXCHANGE) for scale in SCALES]
-    return min(found.value - found.rounding for found in theirs)
 
 
 def exchange_deep(context: Context) -> Iterator[Evidence]:
