@@ -18,10 +18,10 @@ import torch
 from conftest import ROOT
 from training import UPDATE, run_spec, small_model, write_corpus
 
-from relation.geometry import VARIANTS
-from relation.parquet import read_parquet
-from relation.schemas import LOG
-from relation.training import engine
+from relation.store.layouts import LOG
+from relation.store.parquet import read_parquet
+from relation.train import run as engine
+from relation.variants import VARIANTS
 
 GOLDEN = ROOT / "tests" / "golden" / "losses.csv"
 READINGS = ("loss", "gradient_norm")
