@@ -3,7 +3,7 @@
 `docs/readings.md` says how they are tried, read and chosen from.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from relation.errors import InputError
 from relation.pipeline.matrix import Matrix
@@ -18,8 +18,9 @@ class Reading:
 
     group: what it is a choice of; paper: the line of the paper that allows it; adds: the statements
     that it needs and the paper does not print; beside: it changes what the paper prints, so it is
-    no reading and is never chosen; runs: every run it rests on, of MHA and Full Relation, and at
-    the first choice of the ablations. A run that two readings share carries the name of the first.
+    no reading and is never chosen; assumptions: all of them, by name; runs: every run it rests on,
+    of MHA and Full Relation, and at the first choice of the ablations. A run that two readings
+    share carries the name of the first.
     """
 
     name: str
@@ -30,11 +31,12 @@ class Reading:
     paper: str
     adds: tuple[str, ...]
     beside: bool
+    assumptions: dict
     runs: tuple[RunSpec, ...]
 
     def described(self) -> dict:
         """Everything but the runs, as JSON holds it."""
-        fields = ("name", "residual", "choice", "title", "group", "paper", "beside")
+        fields = ("name", "residual", "choice", "title", "group", "paper", "beside", "assumptions")
         return {**{name: getattr(self, name) for name in fields}, "adds": list(self.adds)}
 
 
@@ -120,6 +122,7 @@ def readings_of(matrix: Matrix, data: dict[str, DataSpec]) -> tuple[Reading, ...
                     paper=choice.paper,
                     adds=(*residual.adds, *choice.adds),
                     beside=choice.beside,
+                    assumptions=asdict(assumed),
                     runs=tuple(runs),
                 )
             )

@@ -11,6 +11,7 @@ import pandas as pd
 
 from relation.errors import InputError
 from relation.pipeline.provenance import worst
+from report.judge.chosen import chosen_reading, rests_on_the_choice, why
 from report.judge.setting import Setting, Settings
 from report.judge.tolerances import load_rules, rule_for
 from report.judge.verdicts import judge
@@ -86,12 +87,18 @@ class Behind:
 
     def __init__(self, records: CampaignRecords) -> None:
         self._settings = Settings(records)
+        self._chosen = chosen_reading(records)
         self._sources = records.provenance.set_index("source").to_dict("index")
 
     def setting(self, row: str, sources: tuple[str, ...]) -> Setting:
         """What a value of this row has in common with the paper's; most rows begin with a scale."""
         scale = row.partition("/")[0]
         return self._settings.of(sources, (scale,) if scale in SCALES else ())
+
+    def choice(self, table: str, row: str, column: str) -> str:
+        """Why a value is evidence of the choice of a reading; empty where it is not."""
+        rests = self._chosen is not None and rests_on_the_choice(table, row, column)
+        return why(self._chosen) if rests else ""
 
     def freshness(self, sources: tuple[str, ...]) -> tuple[str, str]:
         """The worst state of these sources, and the reasons for it."""
@@ -159,7 +166,8 @@ def _cell(
         unjudged = ("tolerance", "least", "most", "tolerance_rule", "verdict", "verdict_reason")
         return cell | dict.fromkeys(unjudged)
     rule = rule_for(cell, load_rules())
-    judged = judge(cell, margin, rule, behind.setting(key[0], sources))
+    chose = behind.choice(label, key[0], key[1])
+    judged = judge(cell, margin, rule, behind.setting(key[0], sources), chose)
     return cell | {
         "tolerance": judged.tolerance,
         "least": judged.least,

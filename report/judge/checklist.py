@@ -14,6 +14,7 @@ import pandas as pd
 
 from relation.machine.progress import duration
 from relation.pipeline.disk import disk_gib, training_gib
+from report.judge.chosen import CHOSE
 from report.judge.claims import Judged
 from report.values.gaps import KINDS, by_job
 from report.values.likeness import Likeness
@@ -163,7 +164,7 @@ class _Facts:
 
 def _neurips(facts: _Facts) -> Iterator[tuple[str, str, str]]:
     page = facts.page
-    tested = facts.claims - facts.verdicts["not tested"]
+    tested = facts.claims - facts.verdicts["not tested"] - facts.verdicts[CHOSE]
     complete = not facts.gaps
     yield (
         "Claims",

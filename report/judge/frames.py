@@ -19,7 +19,7 @@ _NOT_ESTABLISHED = (
 _CELL_VERDICTS = (
     "same (a count or setting), within, outside, not judged; null without a paper value"
 )
-_VERDICTS = "reproduced, direction only, not reproduced or not tested"
+_VERDICTS = "reproduced, direction only, not reproduced, chose the reading or not tested"
 
 CELLS = schema(
     Column("table", _TEXT, description="LaTeX label without tab:"),

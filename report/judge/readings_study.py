@@ -125,7 +125,10 @@ def study(records: ReadingRecords) -> Study:
     Raises InputError for rows of a foreign seed, or a run that is there twice.
     """
     readings = tuple(
-        Described(**{**reading, "adds": tuple(reading["adds"])}) for reading in records.described
+        Described(
+            **{name: reading[name] for name in Described._fields} | {"adds": tuple(reading["adds"])}
+        )
+        for reading in records.described
     )
     values = pair_values(records.runs, records.losses, records.diagnoses, records.probes)
     return Study(records, readings, choose(readings, records.diagnoses), values)

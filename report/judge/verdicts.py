@@ -35,7 +35,13 @@ def _not_judged(reason: str) -> Judgement:
     return Judgement("not judged", reason)
 
 
-def judge(cell: Mapping[str, Any], margin: float | None, rule: Rule, setting: Setting) -> Judgement:
+def judge(
+    cell: Mapping[str, Any],
+    margin: float | None,
+    rule: Rule,
+    setting: Setting,
+    chose: str = "",
+) -> Judgement:
     """Hold one cell of the paper against the campaign's value.
 
     Args:
@@ -43,6 +49,7 @@ def judge(cell: Mapping[str, Any], margin: float | None, rule: Rule, setting: Se
         margin: half of the 95% t interval of the campaign's value, in the cell's unit.
         rule: the tolerance that covers the cell.
         setting: what the campaign has in common with the paper.
+        chose: why the value is evidence of the choice of a reading; empty where it is not.
     """
     if setting.other_models:
         return _not_judged(setting.other_models)
@@ -50,6 +57,8 @@ def judge(cell: Mapping[str, Any], margin: float | None, rule: Rule, setting: Se
         return _not_judged(rule.why)
     if cell["status"] not in ANSWERED:
         return _not_judged(f"there is no value: {cell['status']}")
+    if chose:
+        return _not_judged(chose)
     for need in rule.needs:
         reason = setting.lacks(need)
         if reason is not None:

@@ -11,6 +11,7 @@ from typing import Any
 import jinja2
 
 from relation.store.files import write_text
+from report.judge.chosen import ABOUT, CHOSE
 from report.judge.setting import PAPER_DEVICE, other_device
 from report.render import latex, templating
 from report.render.document_behind import again, cited, numbered, record_comments, row_comments
@@ -170,6 +171,8 @@ def _environment() -> jinja2.Environment:
     }
     environment.globals |= {
         "line_names": LINE_NAMES,
+        "chose": CHOSE,
+        "about_chose": ABOUT,
         "paper_device": PAPER_DEVICE,
         "style": style,
     }

@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 import jinja2
 
+from report.judge.chosen import ABOUT, CHOSE
 from report.render import html, templating
 from report.render.behind import anchor
 from report.render.printed import Entry, entry_text
@@ -25,6 +26,7 @@ SIGNS = {
     "reproduced": ("✓", "agrees"),
     "direction only": ("≈", "partly"),
     "not reproduced": ("✗", "differs"),
+    CHOSE: ("○", "open"),
     "not tested": ("–", "open"),
 }
 
@@ -45,6 +47,7 @@ def html_environment() -> jinja2.Environment:
     }
     environment.globals |= {
         "signs": SIGNS,
+        "about_verdicts": {CHOSE: ABOUT},
         "line_names": LINE_NAMES,
         "style": style,
         "anchors": anchor,

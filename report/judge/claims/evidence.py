@@ -11,7 +11,9 @@ from report.values.layout import SEEDS
 from report.values.measured import Measured
 from report.values.paper import UNIT_SCALE
 
-Verdict = Literal["reproduced", "direction only", "not reproduced", "not tested"]
+Verdict = Literal[
+    "reproduced", "direction only", "not reproduced", "chose the reading", "not tested"
+]
 # A scale that was tried and gave no value is not one that was left out.
 _TRIED = ("failed", "oom")
 # Equal sums of equal numbers may differ in the last bit.

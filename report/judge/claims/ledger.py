@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from report.judge.chosen import CHOSE, chosen_reading, why
 from report.judge.claims import checks, quality, structure, systems
 from report.judge.claims.context import Context, WithoutSeed
 from report.judge.claims.evidence import Evidence, Outcome, Verdict, outcome
@@ -42,7 +43,7 @@ class Claim:
     """One claim.
 
     gather: its evidence; rule: what "reproduced" means for it; any_geometry: whether models of any
-    size can test it.
+    size can test it; first_layers: whether it rests on layers 0 and 1, which choose a reading.
     """
 
     number: int
@@ -51,6 +52,7 @@ class Claim:
     tables: tuple[str, ...]
     rule: str = _SIZE
     any_geometry: bool = False
+    first_layers: bool = False
 
 
 CLAIMS = (
@@ -93,6 +95,7 @@ CLAIMS = (
         "Self flow in the first layer is above MHA's diagonal flow at every scale.",
         structure.self_flow_first,
         ("relation_internal", "app-structural-layerwise"),
+        first_layers=True,
     ),
     Claim(
         7,
@@ -100,6 +103,7 @@ CLAIMS = (
         structure.rank_first,
         ("relation_internal", "app-structural-layerwise"),
         _sized("Relation's effective rank over MHA's above 1"),
+        first_layers=True,
     ),
     Claim(
         8,
@@ -107,6 +111,7 @@ CLAIMS = (
         structure.self_flow_second,
         ("relation_internal", "app-structural-layerwise"),
         _sized(f"Below {LARGEST_L1_SELF:g}%"),
+        first_layers=True,
     ),
     Claim(
         9,
@@ -120,6 +125,7 @@ CLAIMS = (
         "Historical mass beyond 128, 256 and 512 tokens is higher than MHA's at every scale.",
         structure.distant_mass,
         ("relation_internal", "app-structural-routing"),
+        first_layers=True,
     ),
     Claim(
         11,
@@ -127,6 +133,7 @@ CLAIMS = (
         "is higher at 10M and 30M.",
         structure.sink,
         ("app-structural-sink-profile", "app-structural-routing"),
+        first_layers=True,
     ),
     Claim(
         12,
@@ -198,6 +205,7 @@ CLAIMS = (
         structure.spectrum,
         ("app-structural-spectrum",),
         _ADDED + _SIZE,
+        first_layers=True,
     ),
     Claim(
         20,
@@ -209,6 +217,7 @@ CLAIMS = (
         f"above those of every later one; Self flow of the second below {structure.RAPID:.0%} of "
         "the first's; and the second's share of the first's below that of MHA's diagonal. The "
         "paper gives no number, so none is asked for.",
+        first_layers=True,
     ),
     Claim(
         21,
@@ -294,7 +303,7 @@ def _other_models(row: Evidence, context: Context) -> str:
 
 
 def judge_claims(records: CampaignRecords, claims: Sequence[Claim] = CLAIMS) -> list[Judged]:
-    """The claims' verdicts by their rules.
+    """The claims' verdicts by their rules; first layers that chose the reading decide nothing.
 
     A flip is told for seeds of which two or more have records; claims that rest on no seed, or have
     no verdict, have none.
@@ -302,9 +311,13 @@ def judge_claims(records: CampaignRecords, claims: Sequence[Claim] = CLAIMS) -> 
     whole = Context(records)
     seeds = sorted({int(seed) for seed in [*records.runs["seed"], *records.flow["seed"]]})
     without = {seed: WithoutSeed(whole, seed) for seed in seeds} if len(seeds) > 1 else {}
+    chosen = chosen_reading(records)
     judged = []
     for claim in claims:
         evidence, (verdict, reason, not_established) = _judge(claim, whole)
+        if chosen is not None and claim.first_layers and verdict != "not tested":
+            judged.append(Judged(claim, evidence, CHOSE, why(chosen), {}))
+            continue
         others = {seed: _judge(claim, context)[1].verdict for seed, context in without.items()}
         # Without its only seed a claim is not tested, which says nothing about that seed.
         same = (verdict, "not tested")
