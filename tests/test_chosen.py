@@ -41,6 +41,7 @@ def test_claims_on_the_first_layers_chose_the_reading_and_get_no_verdict() -> No
         if number in FIRST_LAYERS:
             assert judged.verdict == CHOSE and not judged.flips and not judged.not_established
             assert f"the rule chose {CHOSEN}" in judged.reason
+            assert judged.reason.endswith(before[number].verdict)
             assert judged.evidence == before[number].evidence
         else:
             assert judged == before[number]

@@ -8,7 +8,7 @@ from paper_records import trained_as
 from test_claims import ledger, nll, paper
 
 from report.judge.claims import structure
-from report.judge.claims.context import Context, WithoutSeed
+from report.judge.claims.context import Context
 from report.values.frames import CampaignRecords
 
 
@@ -94,7 +94,9 @@ def test_a_ratio_without_a_seed_is_the_ratio_of_the_other_means() -> None:
     row = next(row for row in ledger(records, 7)[7].evidence if row.label == "30M")
     assert row.ours == pytest.approx(101 / 12) and row.n == 3
     without = next(
-        row for row in structure.rank_first(WithoutSeed(Context(records), 43)) if row.label == "30M"
+        row
+        for row in structure.rank_first(Context(records, 43, Context(records)))
+        if row.label == "30M"
     )
     assert without.ours == pytest.approx(0.5) and without.n == 2 and without.direction is False
 
@@ -108,8 +110,8 @@ def test_a_ratio_without_a_seed_has_no_wider_interval() -> None:
         row = next(row for row in structure.rank_first(context) if row.label == "30M")
         return row.high - row.low
 
-    assert width(WithoutSeed(whole, 44)) == pytest.approx(width(whole))
-    assert 0 < width(WithoutSeed(whole, 42)) < width(whole)
+    assert width(Context(records, 44, whole)) == pytest.approx(width(whole))
+    assert 0 < width(Context(records, 42, whole)) < width(whole)
 
 
 def test_terms_of_different_seeds_have_no_difference() -> None:

@@ -12,6 +12,7 @@ import pandas as pd
 from relation.errors import InputError
 from relation.pipeline.provenance import worst
 from report.judge.chosen import chosen_reading, rests_on_the_choice, why
+from report.judge.frames import CELL_KEY, CELLS
 from report.judge.setting import Setting, Settings
 from report.judge.tolerances import load_rules, rule_for
 from report.judge.verdicts import judge
@@ -23,34 +24,7 @@ from report.values.tables import TABLES
 if TYPE_CHECKING:
     from report.values.frames import CampaignRecords
 
-COLUMNS = {
-    "table": "str",
-    "row": "str",
-    "column": "str",
-    "statistic": "str",
-    "paper": "object",
-    "paper_value": "float64",
-    "value": "float64",
-    "text": "object",
-    "unit": "str",
-    "n": "int64",
-    "spread": "float64",
-    "low": "float64",
-    "high": "float64",
-    "difference": "float64",
-    "status": "str",
-    "reason": "str",
-    "tolerance": "float64",
-    "least": "float64",
-    "most": "float64",
-    "tolerance_rule": "object",
-    "verdict": "object",
-    "verdict_reason": "object",
-    "freshness": "object",
-    "freshness_reason": "object",
-    "rows": "str",
-    "sources": "object",
-}
+_DTYPES = {"double": "float64", "int64": "int64"}
 
 
 def build(records: CampaignRecords) -> pd.DataFrame:
@@ -60,16 +34,9 @@ def build(records: CampaignRecords) -> pd.DataFrame:
         records: a campaign's frames; any of them may be empty or partial.
 
     Returns:
-        One row a value. ``paper`` is the printed string or None, ``paper_value`` its number or
-        NaN; ``value`` and ``difference`` (value - paper_value) are in ``unit``, NaN where there is
-        none; ``text`` holds worded values; ``n`` counts seeds or measurements, ``spread`` is the
-        standard deviation over seeds, ``low`` to ``high`` the 95% t interval of their mean;
-        ``status`` is one of "ok", "not run", "failed", "oom", "not reached", "undetermined" and
-        "no counterpart"; ``reason`` says why a value is missing or what a present one leaves out.
-        ``verdict`` is "same", "within", "outside" or "not judged", by the ``tolerance``, or the
-        bound ``least`` or ``most``, that ``tolerance_rule`` explains, and None where the paper
-        prints nothing; ``freshness`` is the worst of the ``sources``, the records behind the
-        value, of which ``rows`` count; None where there is no value.
+        A row a value, as CELLS describes its columns: ``value`` and ``difference``
+        (value - paper_value) in ``unit``, NaN where there is none; no verdict where the paper
+        prints nothing, no freshness where there is no value.
 
     Raises:
         InputError: the paper's CSV holds a key that the table does not know, or no rule of the
@@ -77,8 +44,9 @@ def build(records: CampaignRecords) -> pd.DataFrame:
     """
     behind = Behind(records)
     rows = [row for table in TABLES for row in _table_rows(table, records, behind)]
+    columns = {field.name: _DTYPES.get(str(field.type), "object") for field in CELLS}
     return pd.DataFrame(
-        {name: pd.Series([row[name] for row in rows], dtype=kind) for name, kind in COLUMNS.items()}
+        {name: pd.Series([row[name] for row in rows], dtype=kind) for name, kind in columns.items()}
     )
 
 
@@ -132,39 +100,30 @@ def _cell(
     behind: Behind,
 ) -> dict[str, object]:
     unit = printed.unit if printed else measured.unit
-    scale = UNIT_SCALE[unit]
-    value = None if measured.value is None else measured.value / scale
-    spread, margin = (
-        None if size is None else size / scale for size in (measured.spread, measured.margin)
+    paper = printed.number if printed else None
+    value, spread, margin = (
+        None if number is None else number / UNIT_SCALE[unit]
+        for number in (measured.value, measured.spread, measured.margin)
     )
-    paper_value = printed.number if printed else None
-    comparable = value is not None and paper_value is not None
     sources = measured.sources or (every if measured.status != "no counterpart" else ())
-    cell: dict[str, Any] = {
-        "table": label,
-        "row": key[0],
-        "column": key[1],
-        "statistic": key[2],
+    fresh = behind.freshness(sources) if measured.status == "ok" else (None, None)
+    cell: dict[str, Any] = dict.fromkeys(CELLS.names) | {
+        **dict(zip(CELL_KEY, (label, *key), strict=True)),
+        **{name: getattr(measured, name) for name in ("text", "n", "status", "reason", "rows")},
         "paper": printed.printed if printed else None,
-        "paper_value": paper_value,
+        "paper_value": paper,
         "value": value,
-        "text": measured.text,
         "unit": unit,
-        "n": measured.n,
         "spread": spread,
         "low": None if margin is None else value - margin,
         "high": None if margin is None else value + margin,
-        "difference": value - paper_value if comparable else None,
-        "status": measured.status,
-        "reason": measured.reason,
-        "rows": measured.rows,
+        "difference": None if value is None or paper is None else value - paper,
+        "freshness": fresh[0],
+        "freshness_reason": fresh[1],
         "sources": list(sources),
     }
-    fresh = behind.freshness(sources) if measured.status == "ok" else (None, None)
-    cell |= {"freshness": fresh[0], "freshness_reason": fresh[1]}
     if printed is None:
-        unjudged = ("tolerance", "least", "most", "tolerance_rule", "verdict", "verdict_reason")
-        return cell | dict.fromkeys(unjudged)
+        return cell
     rule = rule_for(cell, load_rules())
     chose = behind.choice(label, key[0], key[1])
     judged = judge(cell, margin, rule, behind.setting(key[0], sources), chose)

@@ -13,7 +13,7 @@ from relation.store.parquet import write_parquet
 from report.judge.cells import Behind, build
 from report.judge.checklist import checklist
 from report.judge.claims import Judged, judge_claims
-from report.judge.frames import CELLS, FRAMES, MISSING, PROVENANCE, page_origin
+from report.judge.frames import CELLS, EVIDENCE, FRAMES, MISSING, PROVENANCE, page_origin
 from report.judge.readings_frames import reading_rows
 from report.values.frames import CampaignRecords
 
@@ -46,17 +46,16 @@ def _rows(frame: pd.DataFrame, layout: pa.Schema) -> list[dict[str, Any]]:
 
 
 def _claim(judged: Judged, behind: Behind) -> dict[str, Any]:
-    fresh = behind.freshness(judged.sources) if judged.sources else (None, None)
+    claim, fresh = judged.claim, (None, None)
+    if judged.sources:
+        fresh = behind.freshness(judged.sources)
     flips = (f"without seed {seed}: {verdict}" for seed, verdict in judged.flips.items())
-    return {
-        "number": judged.claim.number,
-        "claim": judged.claim.text,
-        "verdict": judged.verdict,
-        "reason": judged.reason,
-        "not_established": judged.not_established,
-        "beside": judged.beside,
-        "rule": judged.claim.rule,
-        "tables": list(judged.claim.tables),
+    told = ("verdict", "reason", "not_established", "beside")
+    return {name: getattr(judged, name) for name in told} | {
+        "number": claim.number,
+        "claim": claim.text,
+        "rule": claim.rule,
+        "tables": list(claim.tables),
         "sources": list(judged.sources),
         "flips": "; ".join(flips),
         "freshness": fresh[0],
@@ -67,20 +66,7 @@ def _claim(judged: Judged, behind: Behind) -> dict[str, Any]:
 def _evidence(judged: Judged) -> Iterable[dict[str, Any]]:
     for row in judged.evidence:
         both = row.ours is not None and row.paper is not None and row.paper_n is None
-        yield {
+        yield {name: getattr(row, name, None) for name in EVIDENCE.names} | {
             "claim": judged.claim.number,
-            "label": row.label,
-            "quantity": row.quantity,
-            "paper": row.paper,
-            "ours": row.ours,
             "difference": row.ours - row.paper if both else None,
-            "low": row.low,
-            "high": row.high,
-            "n": row.n,
-            "counted": row.counted,
-            "paper_n": row.paper_n,
-            "unit": row.unit,
-            "direction": row.direction,
-            "size": row.size,
-            "note": row.note,
         }

@@ -17,24 +17,32 @@ Compute = Callable[["CampaignRecords"], Measurements]
 
 
 class Context:
-    """A campaign's records and the tables made of them."""
+    """A campaign's records and the tables made of them.
 
-    left_out: int | None = None
+    left_out: a seed without which every mean over seeds is taken; whole: the context of all.
+    """
 
-    def __init__(self, records: CampaignRecords) -> None:
-        self.records = records
-        self.page = records.page
+    def __init__(
+        self,
+        records: CampaignRecords,
+        left_out: int | None = None,
+        whole: Context | None = None,
+    ) -> None:
+        self.records, self.page = records, records.page
+        self.left_out, self._whole = left_out, whole
         self._tables: dict[Compute, Measurements] = {}
         self._settings = Settings(records)
 
     def table(self, compute: Compute) -> Measurements:
         """What a function of ``report.values`` makes of the records."""
         if compute not in self._tables:
-            self._tables[compute] = self._computed(compute)
+            if self._whole is None:
+                found = compute(self.records)
+            else:
+                table = self._whole.table(compute)
+                found = {key: value.without(self.left_out) for key, value in table.items()}
+            self._tables[compute] = found
         return self._tables[compute]
-
-    def _computed(self, compute: Compute) -> Measurements:
-        return compute(self.records)
 
     def cell(self, table: Table, row: str, column: str, statistic: str = "value") -> Measured:
         """A value of one of the tables."""
@@ -55,15 +63,3 @@ class Context:
     def setting(self, sources: tuple[str, ...], scales: tuple[str, ...] = ()) -> Setting:
         """What a value that rests on these records has in common with the paper's."""
         return self._settings.of(sources, scales)
-
-
-class WithoutSeed(Context):
-    """The same tables with one seed left out of every mean over seeds."""
-
-    def __init__(self, whole: Context, seed: int) -> None:
-        super().__init__(whole.records)
-        self._whole, self.left_out = whole, seed
-
-    def _computed(self, compute: Compute) -> Measurements:
-        table = self._whole.table(compute)
-        return {key: value.without(self.left_out) for key, value in table.items()}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from report.judge.chosen import CHOSE, chosen_reading, why
 from report.judge.claims import checks, quality, structure, systems
-from report.judge.claims.context import Context, WithoutSeed
+from report.judge.claims.context import Context
 from report.judge.claims.evidence import Evidence, Outcome, Verdict, outcome
 from report.values.complexity import WIDEST_INTERVAL
 from report.values.structure import LARGEST_L1_SELF, least_exchange
@@ -310,13 +310,15 @@ def judge_claims(records: CampaignRecords, claims: Sequence[Claim] = CLAIMS) -> 
     """
     whole = Context(records)
     seeds = sorted({int(seed) for seed in [*records.runs["seed"], *records.flow["seed"]]})
-    without = {seed: WithoutSeed(whole, seed) for seed in seeds} if len(seeds) > 1 else {}
+    without = {seed: Context(records, seed, whole) for seed in seeds} if len(seeds) > 1 else {}
     chosen = chosen_reading(records)
     judged = []
     for claim in claims:
         evidence, (verdict, reason, not_established) = _judge(claim, whole)
         if chosen is not None and claim.first_layers and verdict != "not tested":
-            judged.append(Judged(claim, evidence, CHOSE, why(chosen), {}))
+            # A miss says something even here, so the reader learns of it.
+            told = f"{why(chosen)}; its rule alone would give: {verdict}"
+            judged.append(Judged(claim, evidence, CHOSE, told, {}))
             continue
         others = {seed: _judge(claim, context)[1].verdict for seed, context in without.items()}
         # Without its only seed a claim is not tested, which says nothing about that seed.

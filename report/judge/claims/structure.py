@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from report.judge.claims.context import Context
 from report.judge.claims.evidence import Evidence, Term, compare, falls, printed, rises
@@ -23,8 +24,10 @@ from report.values.structure import (
     least_exchange,
 )
 
+PAIRS = ("full", "mha")
 # Claim 20: the shift is rapid where L1 keeps less than this share of L0's Self flow.
 RAPID = 0.5
+_FIRST_AND_MOST = (("self", "anchor", "Self flow"), ("effrank", "router", "effective rank"))
 # Claim 19, by column of Table 10: what it is called, and the sign of Relation's less MHA's.
 SPECTRA = {
     "stable_rank": ("stable rank", rises),
@@ -35,50 +38,74 @@ SPECTRA = {
 }
 
 
-def _pair(context: Context, table: Table, row: str, column: str) -> tuple[Term, Term]:
-    """Relation's value and MHA's."""
-    full, mha = (context.term(table, row, f"{column}.{v}") for v in ("full", "mha"))
-    return full, mha
+def _above_one(value: float) -> bool:
+    return value > 1
 
 
-def _difference(context: Context, table: Table, row: str, column: str) -> Term:
-    """Relation's value less MHA's, seed by seed."""
-    full, mha = _pair(context, table, row, column)
-    return full - mha
+@dataclass(frozen=True)
+class _Row:
+    """A column of a table that a claim compares at every scale.
+
+    terms: Relation's value less MHA's (-) or over it (/), seed by seed; "" for a column that holds
+    the value itself. holds: the paper's sign or bound. label: stands beside the scale.
+    """
+
+    table: Table
+    column: str
+    quantity: str
+    holds: Callable[[float], bool]
+    terms: Literal["-", "/", ""] = "-"
+    label: str = ""
+    scales: tuple[str, ...] = SCALES
+
+    def compared(self, context: Context, scale: str) -> Evidence:
+        """The evidence of a scale."""
+        columns = (f"{self.column}.{v}" for v in PAIRS) if self.terms else (self.column,)
+        term, *mha = (context.term(self.table, scale, column) for column in columns)
+        if self.terms == "-":
+            term -= mha[0]
+        elif self.terms == "/":
+            paper = printed(self.table.label, scale, f"{self.column}.ratio")
+            term = Term(paper, term.ours / mha[0].ours)
+        return compare(f"{scale}{self.label}", self.quantity, *term, self.holds)
 
 
-def self_flow_first(context: Context) -> Iterator[Evidence]:
-    """Claim 6."""
-    for scale in SCALES:
-        found = _difference(context, INTERNAL, scale, "l0_self")
-        yield compare(scale, "L0 Self flow, Relation - MHA's diagonal", *found, rises)
+def _each(*rows: _Row) -> Callable[[Context], Iterator[Evidence]]:
+    """The evidence of these rows, scale by scale."""
+    return lambda context: (
+        row.compared(context, scale) for scale in SCALES for row in rows if scale in row.scales
+    )
 
 
-def rank_first(context: Context) -> Iterator[Evidence]:
-    """Claim 7."""
-    for scale in SCALES:
-        full, mha = _pair(context, INTERNAL, scale, "l0_effrank")
-        paper = printed(INTERNAL.label, scale, "l0_effrank.ratio")
-        quantity = "L0 effective rank of the flow, Relation / MHA"
-        yield compare(scale, quantity, paper, full.ours / mha.ours, lambda value: value > 1)
+def _below_largest(value: float) -> bool:
+    return value < LARGEST_L1_SELF
 
 
-def self_flow_second(context: Context) -> Iterator[Evidence]:
-    """Claim 8."""
-    for scale in SCALES:
-        found = context.term(INTERNAL, scale, "l1_self.full")
-        yield compare(
-            scale, "L1 Self flow of Relation", *found, lambda value: value < LARGEST_L1_SELF
-        )
+def _at_least_least(value: float) -> bool:
+    return value >= least_exchange()
 
 
-def exchange_deep(context: Context) -> Iterator[Evidence]:
-    """Claim 9."""
-    least = least_exchange()
-    for scale in SCALES:
-        found = context.term(INTERNAL, scale, DEEP_EXCHANGE)
-        quantity = "Exchange flow of Relation from L2 on"
-        yield compare(scale, quantity, *found, lambda value: value >= least)
+# Claims 6 to 9, 11 and 19.
+self_flow_first = _each(_Row(INTERNAL, "l0_self", "L0 Self flow, Relation - MHA's diagonal", rises))
+_RANK = "L0 effective rank of the flow, Relation / MHA"
+rank_first = _each(_Row(INTERNAL, "l0_effrank", _RANK, _above_one, "/"))
+_SECOND = "L1 Self flow of Relation"
+self_flow_second = _each(_Row(INTERNAL, "l1_self.full", _SECOND, _below_largest, ""))
+_DEEP = "Exchange flow of Relation from L2 on"
+exchange_deep = _each(_Row(INTERNAL, DEEP_EXCHANGE, _DEEP, _at_least_least, ""))
+_ON_THE_FIRST = "historical mass on the first {}, Relation - MHA"
+sink = _each(
+    _Row(SINK_PROFILE, "sink_1", _ON_THE_FIRST.format(1), falls, label=", first 1"),
+    _Row(
+        SINK_PROFILE, "sink_32", _ON_THE_FIRST.format(32), rises, "-", ", first 32", ("10M", "30M")
+    ),
+)
+spectrum = _each(
+    *(
+        _Row(SPECTRUM, column, f"{words}, Relation - MHA", holds, label=f", {words}")
+        for column, (words, holds) in SPECTRA.items()
+    )
+)
 
 
 def distant_mass(context: Context) -> Iterator[Evidence]:
@@ -88,34 +115,9 @@ def distant_mass(context: Context) -> Iterator[Evidence]:
         for column, part in PARTS.items():
             away = distance(length, column)
             stands = "" if length == PAPER_FLOW_LENGTH else f" = T/{part}"
-            yield compare(
-                f"{scale}, d > {away}",
-                f"historical mass beyond {away}{stands}, Relation - MHA",
-                *_difference(context, INTERNAL, scale, column),
-                rises,
-            )
-
-
-def sink(context: Context) -> Iterator[Evidence]:
-    """Claim 11: less on the first token everywhere, more on the first 32 at 10M and 30M."""
-    for scale in SCALES:
-        for k, direction in ((1, falls), (32, rises)):
-            if (scale, k) == ("100M", 32):
-                continue
-            yield compare(
-                f"{scale}, first {k}",
-                f"historical mass on the first {k}, Relation - MHA",
-                *_difference(context, SINK_PROFILE, scale, f"sink_{k}"),
-                direction,
-            )
-
-
-def spectrum(context: Context) -> Iterator[Evidence]:
-    """Claim 19."""
-    for scale in SCALES:
-        for column, (words, direction) in SPECTRA.items():
-            found = _difference(context, SPECTRUM, scale, column)
-            yield compare(f"{scale}, {words}", f"{words}, Relation - MHA", *found, direction)
+            quantity = f"historical mass beyond {away}{stands}, Relation - MHA"
+            row = _Row(INTERNAL, column, quantity, rises, label=f", d > {away}")
+            yield row.compared(context, scale)
 
 
 def anchor(context: Context) -> Iterator[Evidence]:
@@ -126,32 +128,22 @@ def anchor(context: Context) -> Iterator[Evidence]:
             r for r, *key in table if key == ["self.full", "value"] and r.startswith(f"{scale}/")
         ]
         first, second = rows[:2]
-        for column, role, name in (
-            ("self", "anchor", "Self flow"),
-            ("effrank", "router", "effective rank"),
-        ):
+        for column, role, name in _FIRST_AND_MOST:
             top = context.term(LAYERWISE, first, f"{column}.full")
-            yield _unsized(
-                f"{scale}, {role}",
-                f"{name} of Relation, L0 / the later layer with most",
-                top / _with_most(context, rows[1:], f"{column}.full"),
-                lambda value: value > 1,
-            )
-        kept = {
-            variant: context.term(LAYERWISE, second, f"self.{variant}")
+            most = _with_most(context, rows[1:], f"{column}.full")
+            quantity = f"{name} of Relation, L0 / the later layer with most"
+            yield _unsized(f"{scale}, {role}", quantity, top / most, _above_one)
+        kept, of_mha = (
+            context.term(LAYERWISE, second, f"self.{variant}")
             / context.term(LAYERWISE, first, f"self.{variant}")
-            for variant in ("full", "mha")
-        }
-        yield _unsized(
-            f"{scale}, shift",
-            "Self flow of Relation, L1 / L0",
-            kept["full"],
-            lambda value: value < RAPID,
+            for variant in PAIRS
         )
+        quantity = "Self flow of Relation, L1 / L0"
+        yield _unsized(f"{scale}, shift", quantity, kept, lambda value: value < RAPID)
         yield _unsized(
             f"{scale}, shift beside MHA's",
             "L1 / L0 of Relation's Self flow / that of MHA's diagonal",
-            kept["full"] / kept["mha"],
+            kept / of_mha,
             lambda value: value < 1,
         )
 
