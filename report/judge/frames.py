@@ -17,7 +17,8 @@ _NOT_ESTABLISHED = (
     "that say otherwise; empty where there is none"
 )
 _CELL_VERDICTS = (
-    "same (a count or setting), within, outside, not judged; null without a paper value"
+    "same (a count or setting), within, outside, not judged, chose the reading; null without a "
+    "paper value"
 )
 _VERDICTS = "reproduced, direction only, not reproduced, chose the reading or not tested"
 

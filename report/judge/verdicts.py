@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from report.judge.chosen import CHOSE
 from report.judge.setting import Setting
 from report.judge.tolerances import Rule
 from report.values import paper_seeds
 from report.values.measured import ANSWERED
 from report.values.paper import load
 
-Verdict = Literal["same", "within", "outside", "not judged"]
+Verdict = Literal["same", "within", "outside", "not judged", "chose the reading"]
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def judge(
     if cell["status"] not in ANSWERED:
         return _not_judged(f"there is no value: {cell['status']}")
     if chose:
-        return _not_judged(chose)
+        return Judgement(CHOSE, chose)
     for need in rule.needs:
         reason = setting.lacks(need)
         if reason is not None:

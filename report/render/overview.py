@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from report.judge.chosen import CHOSE
 from report.render.behind import anchor
 from report.render.environment import SIGNS
 from report.render.printed import MISSING, Entry, PrintedTable
@@ -116,11 +117,12 @@ def gaps(missing: Iterable[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
 def shares(printed: PrintedTable) -> list[tuple[str, int]]:
     """The printed values of a table by what became of them; the missing ones come last."""
     counts: Mapping[str, Any] = printed.verdicts
-    judged = counts["same"] + counts["within"] + counts["outside"]
+    judged = sum(counts[name] for name in ("same", "within", "outside", CHOSE))
     parts = [
         ("within", counts["within"]),
         (SAME, counts["same"]),
         ("outside", counts["outside"]),
+        (CHOSE, counts[CHOSE]),
         ("measured, not judged", max(0, printed.measured - judged)),
         ("missing", printed.asked - printed.measured),
     ]

@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 
 from relation.pipeline.provenance import CURRENT, FRESHNESS, worst
+from report.judge.chosen import ABOUT, CHOSE
 from report.values.layout import Column, Panel, Part, Row, Table, Words
 from report.values.measured import ANSWERED
 from report.values.numbers import (
@@ -172,11 +173,14 @@ def print_table(table: Table, cells: pd.DataFrame) -> PrintedTable:
         table=table,
         panels=panels,
         notes=tuple((letter(i), text) for i, text in enumerate(notes.texts)),
-        remarks=tuple(note.text for note in told if not note.below),
+        remarks=(
+            *(note.text for note in told if not note.below),
+            *((ABOUT,) if CHOSE in set(asked["verdict"]) else ()),
+        ),
         conditions=tuple(note.text for note in told if note.below),
         measured=int(asked["status"].isin(ANSWERED).sum()),
         asked=len(asked),
-        verdicts=_counts(asked["verdict"], VERDICTS),
+        verdicts=_counts(asked["verdict"], (*VERDICTS, CHOSE)),
         freshness=_counts(cells[cells["status"] == "ok"]["freshness"], FRESHNESS),
         sources=tuple(sorted({source for sources in cells["sources"] for source in sources})),
     )
