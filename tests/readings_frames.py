@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from report.judge.readings_rule import VALUES
-from report.values.scales import back, forward
+from report.values.statistics import back, forward
 
 SPREAD = 0.1  # deviation between seeds of each of the eight values, on its scale
 UPDATES, UPDATE_TOKENS = 400, 10

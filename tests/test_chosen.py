@@ -12,9 +12,12 @@ from relation.pipeline.campaign import resolve
 from relation.pipeline.config import load_config
 from report.judge.cells import build
 from report.judge.checklist import checklist
-from report.judge.chosen import CHOSE
+from report.judge.chosen import ABOUT, CHOSE
 from report.judge.claims import judge_claims
+from report.render.overview import shares
+from report.render.printed import print_table
 from report.values.frames import CampaignRecords
+from report.values.structure import INTERNAL
 
 CHOSEN = "unscaled-adam-eps"
 FIRST_LAYERS = (6, 7, 8, 10, 11, 19, 20)
@@ -73,13 +76,17 @@ def test_cells_of_the_first_layers_are_not_judged_and_those_of_later_ones_are() 
         "relation_internal", "app-structural-layerwise", "app-structural-routing",
         "app-structural-sink-profile", "app-structural-spectrum",
     }  # fmt: skip
-    assert set(under.loc[changed, "verdict"]) == {"not judged"}
+    assert set(under.loc[changed, "verdict"]) == {CHOSE}
     assert under.loc[changed, "verdict_reason"].str.contains(CHOSEN).all()
     assert under.loc[changed, "tolerance"].isna().all()
     layers = changed[changed.get_level_values("table") == "app-structural-layerwise"]
     assert {row.partition("/")[2] for row in layers.get_level_values("row")} == {"L0", "L1"}
     for column in ("l2_self.full", "l2_exchange.full"):
         assert under.loc[("relation_internal", "10M", column, "value"), "verdict"] == "within"
+    internal = under.reset_index()
+    printed = print_table(INTERNAL, internal[internal["table"] == INTERNAL.label])
+    # 3 scales of (a) L0, L1 and ranks, 7 values, and (b) 4 distances and sinks of both operators.
+    assert dict(shares(printed))[CHOSE] == 3 * (7 + 8) and ABOUT in printed.remarks
 
 
 def test_what_has_no_value_still_says_why() -> None:

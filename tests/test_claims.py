@@ -343,12 +343,6 @@ def test_speed_is_not_tested_at_another_t_or_in_other_batches() -> None:
         assert "without 10M: measured with micro/GA 16/4, not 32/4" in judged.reason
 
 
-def test_other_corpora_leave_the_hybrids_loss_undecided_and_paired_differences_decided() -> None:
-    found = ledger(replace(paper(), page=paper().page | {"trained": trained_as("books")}), 1, 17)
-    assert found[17].verdict == "not tested" and "other texts" in found[17].reason
-    assert found[1].verdict == "reproduced"
-
-
 def test_one_seed_has_no_interval() -> None:
     one = paper().runs[paper().runs["seed"] == 42]
     found = ledger(replace(paper(), runs=one), 1)

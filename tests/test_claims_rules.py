@@ -94,8 +94,10 @@ def test_what_stands_beside_a_claim_decides_nothing() -> None:
 
 
 def test_a_part_that_is_decided_is_told_of_a_claim_that_is_not() -> None:
-    found = ledger(paper_records(trained=trained_as("books")), 17)[17]
-    assert found.verdict == "not tested"
+    ledgers = ledger(paper_records(trained=trained_as("books")), 1, 17)
+    found = ledgers[17]
+    assert found.verdict == "not tested" and "other texts" in found.reason
+    assert ledgers[1].verdict == "reproduced"
     assert found.reason.startswith("it holds for parameters; undecided: NLL (")
     beside = {row.label: row for row in found.evidence if row.beside}
     for label, theirs in (("Hybrid - Full Relation", -0.0070), ("Hybrid - MHA", -0.0221)):
@@ -140,9 +142,6 @@ def test_a_pair_that_ends_above_the_target_it_crossed_is_named() -> None:
 
 
 def test_the_record_of_a_claim_says_what_is_not_established_and_out_of_what(tmp_path) -> None:
-    from relation.store.parquet import read_parquet
-    from report.judge.frames import FRAMES
-
     write_cells(nll("full", "10M", 0.035), tmp_path)
     frames = {
         name: read_parquet(tmp_path / f"{name}.parquet", FRAMES[name]).to_pylist()

@@ -18,7 +18,7 @@ from report.judge.readings_rule import (
     choose,
     next_seeds,
 )
-from report.values.scales import CLAMP, back, forward
+from report.values.statistics import CLAMP, back, forward
 
 FAR = 12 * SPREAD
 TORCH, EPS = "unscaled-sd-torch", "unscaled-adam-eps"

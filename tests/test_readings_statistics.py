@@ -7,7 +7,7 @@ import pytest
 
 from relation.errors import InputError
 from report.judge.readings_statistics import compare, holm
-from report.values.scales import CLAMP, pooled_deviation
+from report.values.statistics import CLAMP, pooled_deviation
 
 BASE = "unscaled-sd-0.02"
 

@@ -1,6 +1,7 @@
 """An invented campaign for the report's tests, in the columns of the real records."""
 
 import math
+from itertools import product
 
 import numpy as np
 import pandas as pd
@@ -31,19 +32,11 @@ def _variants(scale):
 
 def _flow_rows():
     """MHA's values are 0.1; Relation's are 0.2 (layer + 1), twice that on every second head."""
-    for scale, depth in LAYERS.items():
-        for variant in ("mha", "full"):
-            for seed in SEEDS[scale]:
-                for layer in range(depth):
-                    for head in range(2):
-                        for metric in METRICS:
-                            rise = 0.1 if variant == "mha" else 0.2 * (layer + 1) * (head + 1)
-                            yield {
-                                "scale": scale, "variant": variant, "seed": seed, "layer": layer,
-                                "head": head, "sequence": 0, "length": 64, "count": 4,
-                                "metric": metric, "value": rise,
-                                "source": f"flow/{scale}/{variant}/{seed}.parquet",
-                            }  # fmt: skip
+    for key, depth in _checkpoints():
+        key |= _source(key, "flow") | {"sequence": 0, "length": 64, "count": 4}
+        for layer, head, metric in product(range(depth), range(2), METRICS):
+            rise = 0.1 if key["variant"] == "mha" else 0.2 * (layer + 1) * (head + 1)
+            yield key | {"layer": layer, "head": head, "metric": metric, "value": rise}
 
 
 def _checkpoints():
@@ -131,20 +124,9 @@ def _throughput_rows():
     yield _measurement("linear-steady", "10M", "linear", "recurrent", 80.0)
     for position in range(9):
         oom = {"status": "OOM", "reason": "9 GiB", "tokens_per_second": math.nan}
-        oom = oom if position == 4 else {}
-        context = 64 * 2**position
-        yield (
-            _measurement(
-                "linear-long",
-                "30M",
-                "linear",
-                "recurrent",
-                70.0,
-                context=context,
-                position=position,
-            )
-            | oom
-        )
+        place = {"context": 64 * 2**position, "position": position}
+        long = _measurement("linear-long", "30M", "linear", "recurrent", 70.0, **place)
+        yield long | (oom if position == 4 else {})
 
 
 def _verification_rows():

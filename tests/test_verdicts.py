@@ -10,7 +10,6 @@ from relation.errors import InputError
 from report.judge.cells import build
 from report.judge.setting import Setting
 from report.judge.tolerances import Rule, load_rules, rule_for
-from report.judge.tolerances import load_rules as read_rules
 from report.judge.verdicts import judge
 from report.render.behind import behind_cells
 from report.render.printed import print_table
@@ -215,7 +214,7 @@ def test_a_wrong_tolerances_file_is_told_in_one_line(tmp_path, text: str, said: 
     path = tmp_path / "tolerances.toml"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(InputError, match=said) as caught:
-        read_rules(path)
+        load_rules(path)
     assert "\n" not in str(caught.value)
 
 

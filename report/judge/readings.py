@@ -21,7 +21,7 @@ from report.judge.readings_words import (
     title,
 )
 from report.values.readings import BY_NAME, Statistic
-from report.values.scales import back, forward
+from report.values.statistics import back, forward
 
 LOSS, FIRST_LAYER = BY_NAME["final-nll"], BY_NAME["l0-self"]
 DIVIDED = "W_O and W_down divided by sqrt(2L)"

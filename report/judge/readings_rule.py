@@ -19,7 +19,7 @@ from relation.errors import InputError
 from relation.flow.pooled import by_layer
 from report.values.paper import UNIT_SCALE
 from report.values.paper_seeds import printed
-from report.values.scales import Scale, forward, pooled_deviation
+from report.values.statistics import Scale, forward, pooled_deviation
 
 SEEDS = (142, 143, 144)  # the matrix's seeds 42 to 44 carry verdicts and choose nothing
 DEFAULT = "unscaled-sd-0.02"

@@ -13,7 +13,7 @@ from scipy.stats import t
 
 from relation.errors import InputError
 from report.values.readings import BY_NAME, Statistic
-from report.values.scales import back, forward, pooled_deviation
+from report.values.statistics import back, forward, pooled_deviation
 
 LEVEL = 0.05
 # Nullable, so that what is not known stays apart from what is not so.

@@ -123,32 +123,28 @@ def check_sequences(origins: Mapping[str, dict]) -> None:
 
 def _efficiency(runs: pd.DataFrame, logs: pd.DataFrame, window: float) -> pd.DataFrame:
     rows = []
-    for (scale, seed), pair in runs[runs["variant"].isin(PAIRED)].groupby(["scale", "seed"]):
-        both = logs[(logs["scale"] == scale) & (logs["seed"] == seed)]
-        if not set(PAIRED) <= set(pair["variant"]) & set(both["variant"]):
+    by_run = dict(iter(logs.groupby(["scale", "seed", "variant"])))
+    budgets = runs.set_index(["scale", "seed", "variant"])["budget_tokens"].sort_index()
+    for pair in dict.fromkeys(key[:2] for key in budgets.index):
+        keys = [(*pair, variant) for variant in PAIRED]
+        if not all(key in by_run and key in budgets.index for key in keys):
             continue
-        budget = int(pair["budget_tokens"].iloc[0])
-        smooth = {}
-        for variant in PAIRED:
-            log = both[both["variant"] == variant].sort_values("update")
-            tokens = log["tokens"].to_numpy()
-            smooth[variant] = (
-                tokens,
-                smoothed_loss(
-                    tokens, log["update_tokens"].to_numpy(), log["loss"].to_numpy(), window * budget
-                ),
-            )
-        target = smooth["mha"][1][-1]
-        crossing = token_crossing(target, *smooth["full"], budget)
+        budget = int(budgets[keys[0]])
+        columns = [
+            [log[name].to_numpy() for name in ("tokens", "update_tokens", "loss")]
+            for log in (by_run[key].sort_values("update") for key in keys)
+        ]
+        mha, full = (smoothed_loss(*given, window * budget) for given in columns)
+        own, tokens = (given[0] for given in columns)
+        crossing = token_crossing(mha[-1], tokens, full, budget)
         rows.append(
             {
-                "scale": scale,
-                "seed": seed,
+                **dict(zip(("scale", "seed"), pair, strict=True)),
                 "target": crossing.target,
                 "crossing_tokens": crossing.tokens,
                 "reduction": crossing.reduction,
-                "own_reduction": token_crossing(target, *smooth["mha"], budget).reduction,
-                "end_gap": smooth["full"][1][-1] - target,
+                "own_reduction": token_crossing(mha[-1], own, mha, budget).reduction,
+                "end_gap": full[-1] - mha[-1],
             }
         )
     return _efficiency_frame(rows)

@@ -17,7 +17,7 @@ from report.values import paper_seeds
 from report.values.efficiency import smoothed_loss, token_crossing
 from report.values.layout import SEEDS
 from report.values.paper import UNIT_SCALE
-from report.values.scales import Scale
+from report.values.statistics import Scale
 from report.values.structure import DISTANCES, LARGEST_L1_SELF, least_exchange
 
 SCALE = "10M"

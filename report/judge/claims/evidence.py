@@ -113,6 +113,13 @@ class Evidence:
     sources: tuple[str, ...] = ()
     scales: tuple[str, ...] = ()
 
+    @classmethod
+    def of(cls, label: str, quantity: str, measured: Measured, **fields: object) -> Evidence:
+        """What the campaign measured, in its unit; ``fields`` replace and add."""
+        shown = {name: getattr(measured, name) for name in ("unit", "n", "sources")}
+        shown |= {"ours": measured.value, "note": measured.reason}
+        return cls(label, quantity, **shown | fields)
+
     @property
     def undecided(self) -> bool:
         """Whether it says neither yes nor no."""
@@ -159,17 +166,15 @@ def compare(
         counted: what ``measured.n`` counts.
         essential: the claim is not tested without it.
     """
-    given = Evidence(
+    given = Evidence.of(
         label,
         quantity,
-        paper.unit,
+        measured,
+        unit=paper.unit,
         paper=paper.value,
-        n=measured.n,
         counted=counted,
         asks_direction=direction is not None,
         essential=essential or measured.status in _TRIED,
-        note=measured.reason,
-        sources=measured.sources,
     )
     if measured.value is None:
         # A loss that was never reached is an answer, and a run that is not there is none.

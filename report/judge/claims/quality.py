@@ -135,17 +135,8 @@ def wins(context: Context) -> Iterator[Evidence]:
         further = _Further(context, scale)
         if further.planned:
             won = further.cell("won")
-            beyond = Evidence(
-                scale,
-                "pairs won by Relation",
-                "1",
-                paper=theirs[scale],
-                ours=won.value,
-                n=won.n,
-                paper_n=len(SEEDS),
-                note=won.reason,
-                sources=won.sources,
-            )
+            counts = {"unit": "1", "paper": theirs[scale], "paper_n": len(SEEDS)}
+            beyond = Evidence.of(scale, "pairs won by Relation", won, **counts)
             told = f"of {won.n} further pairs at {scale} it wins {won.value:.0f}" if won.n else ""
             yield further.beside(beyond, told=told)
 

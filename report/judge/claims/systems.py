@@ -143,20 +143,9 @@ def _beyond_the_paper(
         if measured.value is None:
             continue
         low, high = context.interval(EFFICIENT, scale, column)
-        found = Evidence(
-            scale,
-            f"beyond the paper: training throughput, FlashRelation / {peer}",
-            measured.unit,
-            ours=measured.value,
-            low=low,
-            high=high,
-            n=measured.n,
-            counted="rounds",
-            asks_size=False,
-            beside=True,
-            note=measured.reason,
-            sources=measured.sources,
-        )
+        quantity = f"beyond the paper: training throughput, FlashRelation / {peer}"
+        aside = {"counted": "rounds", "asks_size": False, "beside": True}
+        found = Evidence.of(scale, quantity, measured, low=low, high=high, **aside)
         yield _comparable(context, found, other_workload)
 
 
@@ -266,15 +255,15 @@ def _of_power(context: Context, power: _Power) -> Evidence:
         None if end is None else round(end, POWER_DECIMALS) for end in (low, high, cell.value)
     )
     timed = select(context.records.complexity, operator=power.row)["source"]
-    return Evidence(
+    return Evidence.of(
         power.label,
         "fitted power of T",
-        "1",
+        cell,
+        unit="1",
         paper=power.paper,
         ours=shown,
         low=low,
         high=high,
-        n=cell.n,
         counted="points",
         direction=None if cell.value is None or power.holds is None else power.holds(cell.value),
         size=size,
@@ -283,7 +272,6 @@ def _of_power(context: Context, power: _Power) -> Evidence:
         asks_size=power.tolerance is not None,
         essential=power.holds is not None,
         beside=power.holds is None,
-        note=cell.reason,
         sources=cell.sources or tuple(dict.fromkeys(timed)),
     )
 
@@ -341,16 +329,12 @@ def _fits(context: Context, T: str) -> Iterator[Evidence]:
     allocated = context.cell(LINEAR_LONG, T, "allocated")
     if allocated.value is None or _length(context, T) != int(T):
         return
-    yield Evidence(
+    yield Evidence.of(
         f"T = {int(T):,}, allocated",
         "GPU memory of an update",
-        "GiB",
-        ours=allocated.value,
-        n=allocated.n,
+        allocated,
         counted="rounds",
         asks_size=False,
         beside=True,
-        note=allocated.reason,
         told=f"T = {int(T):,} takes {allocated.value:.3g} GiB here; the paper’s GPU has 32 GB",
-        sources=allocated.sources,
     )
