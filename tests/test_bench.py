@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import CASE, CPU, campaign, measured
+from benchmarks import CASE, CPU, campaign, failed, measured
 
 from relation.bench import timing
-from relation.bench.processes import Failure
 from relation.bench.rounds import WARM_ROUNDS, interleave
 from relation.bench.run import run
 from relation.bench.statistics import median_interval, ratio, summary
@@ -114,10 +113,10 @@ def test_the_table_shows_times_ratios_and_why_something_is_missing() -> None:
     rows = [
         measured(CASE, "forward", "tiled", ours, relative_error=1e-7),
         measured(CASE, "forward", "materialised", theirs, ours, relative_error=0.0),
-        CASE.failed("forward", "absent", Failure("UNAVAILABLE", "not here")),
+        failed(CASE, "forward", "absent", "UNAVAILABLE", "not here"),
         measured(CASE, "forward+backward", "tiled", ours, peak_bytes=3 * 2**20),
         measured(CASE, "forward+backward", "materialised", theirs, ours, peak_bytes=2**30),
-        CASE.failed("forward+backward", "absent", Failure("UNAVAILABLE", "not here")),
+        failed(CASE, "forward+backward", "absent", "UNAVAILABLE", "not here"),
         measured(CASE, "step", "tiled", ours, tokens_per_second=1234567.0, peak_bytes=2**31),
     ]
     operator, step = sections(rows)

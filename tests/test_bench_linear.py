@@ -4,34 +4,30 @@ import importlib.util
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import CPU, CUDA, SHAPE, campaign, measured, quiet_session
+from benchmarks import CPU, CUDA, SHAPE, campaign, compared_rows, failed, measured, on_gpu
 from torch import Tensor
 
 from relation.bench import linear
-from relation.bench.autotuning import brief_autotuning
-from relation.bench.exact import relative_errors
 from relation.bench.linear import (
     FLA_PEERS,
     chunked_output,
-    gated_delta_attention,
-    gated_linear_attention,
+    gated_attention,
     relation_by_attention,
 )
-from relation.bench.peers import Peer
-from relation.bench.processes import Failure
-from relation.bench.rounds import session
+from relation.bench.peers import Peer, brief_autotuning, relative_errors
 from relation.bench.run import run
 from relation.bench.sides import (
     FLOOR,
     Case,
     floor_bytes,
     long_groups,
-    measure_operator,
+    operator_part,
     step_groups,
 )
 from relation.bench.table import notes, sections
@@ -44,7 +40,7 @@ RELATION = ("p1", "p2", "info", "log_retention")
 
 
 def test_the_papers_shapes_steps_and_long_contexts_come_from_the_configuration() -> None:
-    paper, compared = campaign("paper"), linear.benchmark(CUDA)
+    paper, compared = campaign("paper"), linear.BENCHMARKS["cuda"]
     assert [shape.dimensions for shape in compared.shapes(paper.systems)] == [
         (32, 8, 1024, 48),
         (16, 8, 2048, 64),
@@ -100,11 +96,11 @@ def in_float64(inputs: dict[str, Tensor], names: tuple[str, ...]) -> list[Tensor
 
 
 @pytest.mark.parametrize("shape", [Shape("", 1, 1, 1, 8), Shape("", 2, 3, 63, 12), SHAPE])
-def test_linear_relation_is_gated_linear_attention_less_its_diagonal(shape: Shape) -> None:
+def test_linear_relation_is_gated_attention_less_its_diagonal(shape: Shape) -> None:
     inputs = drawn(replace(shape, heads=2), torch.float32, seed=1)
     given = in_float64(inputs, RELATION)
     dy = inputs["dy"].double()
-    found = relation_by_attention(*given, gated_linear_attention)
+    found = relation_by_attention(*given, gated_attention)
     expected, _ = linear_relation(*given)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
     gradients, truths = (torch.autograd.grad(y, given, dy) for y in (found, expected))
@@ -123,13 +119,13 @@ def test_the_delta_rule_replaces_what_was_written_under_the_same_key() -> None:
     full = torch.ones(1, 1, len(order), dtype=torch.float64)
     for key in range(width):
         read = keys[key].expand_as(write)
-        read_back = gated_delta_attention(read, write, info, kept, full)[0, 0, -1]
+        read_back = gated_attention(read, write, info, kept, full)[0, 0, -1]
         last = max(t for t, written in enumerate(order) if written == key)
         torch.testing.assert_close(read_back, info[0, 0, last])
-    none = gated_delta_attention(write, write, info, kept, 0 * full)
+    none = gated_attention(write, write, info, kept, 0 * full)
     assert not none.any()
     halved = kept - torch.tensor(2.0).log()
-    half = gated_delta_attention(write, write, info, halved, 0.5 * full)[0, 0]
+    half = gated_attention(write, write, info, halved, 0.5 * full)[0, 0]
     torch.testing.assert_close(half[3], 0.5 * info[0, 0, 3] + 0.5 * 0.25 * 0.5 * info[0, 0, 1])
 
 
@@ -144,19 +140,19 @@ except ModuleNotFoundError as missing:
     "layers.py": "import a_package_that_only_layers_need",
     "ops/__init__.py": "",
     "ops/gla.py": """
-from relation.bench.linear import gated_linear_attention
+from relation.bench.linear import gated_attention
 
 def chunk_gla(q, k, v, g, scale):
     assert scale == 1.0 and all(x.is_contiguous() for x in (q, k, v, g))
-    return gated_linear_attention(*(x.transpose(1, 2) for x in (q, k, v, g))).transpose(1, 2), None
+    return gated_attention(*(x.transpose(1, 2) for x in (q, k, v, g))).transpose(1, 2), None
 """,
     "ops/kda.py": """
-from relation.bench.linear import gated_delta_attention
+from relation.bench.linear import gated_attention
 
 def chunk_kda(q, k, v, g, beta, scale):
     assert scale == 1.0 and all(x.is_contiguous() for x in (q, k, v, g, beta))
     inputs = (x.transpose(1, 2) for x in (q, k, v, g, beta))
-    return gated_delta_attention(*inputs).transpose(1, 2), None
+    return gated_attention(*inputs).transpose(1, 2), None
 """,
 }
 
@@ -210,7 +206,7 @@ def test_a_missing_library_or_gpu_is_told(
 
 
 def test_a_peer_is_not_timed_above_its_longest() -> None:
-    short = replace(linear.benchmark(CPU).peers[0], longest=SHAPE.length - 1)
+    short = replace(linear.BENCHMARKS["cpu"].peers[0], longest=SHAPE.length - 1)
     assert f"above T = {SHAPE.length - 1}" in short.why_not_timed(SHAPE, CPU)
     assert replace(short, longest=SHAPE.length).why_not_timed(SHAPE, CPU) is None
 
@@ -230,7 +226,7 @@ def test_only_as_many_tokens_are_checked_as_a_peer_says() -> None:
 def test_the_floor_is_a_copy_of_what_must_be_read_and_written(small_cache: None) -> None:
     shape = Shape("", 2, 2, 33, 16)
     inputs = drawn(shape, torch.bfloat16)
-    subject = linear.benchmark(CPU).peers[0]
+    subject = linear.BENCHMARKS["cpu"].peers[0]
     numbers = inputs["p1"].numel()
     # Forward: p1, p2, I in and y out in BF16, g in FP32; backward: those in, dy in, gradients out.
     forward, backward = 4 * 2 + 4, 3 * 2 + 4 + 2 + 3 * 2 + 4
@@ -240,9 +236,9 @@ def test_the_floor_is_a_copy_of_what_must_be_read_and_written(small_cache: None)
     assert floor_bytes(frozen, inputs)["forward+backward"] == moved["forward+backward"] - (
         4 * numbers
     )
-    whole, measures = linear.benchmark(CPU), tuple(moved)
-    benchmark, shared = replace(whole, peers=whole.peers[:1]), quiet_session(2)
-    found = measure_operator(benchmark, CASE, measures, torch.float32, 6, shared)
+    whole, measures = linear.BENCHMARKS["cpu"], tuple(moved)
+    benchmark = replace(whole, peers=whole.peers[:1])
+    found = compared_rows(operator_part(benchmark, CASE, measures, 6, CPU))
     rows = {(row["peer"], row["measure"]): row for row in found}
     for measure in moved:
         row = rows[FLOOR, measure]
@@ -271,8 +267,8 @@ def test_the_table_of_long_contexts_shows_rates_and_the_straightness_of_memory()
         long_row(4096, 2.0, gib + 4 * mib),
     ]
     case = replace(CASE, shape=Shape("30M", 1, 8, 8192, 64))
-    failed = case.failed("long", "chunked", Failure("OOM", "tried to allocate 9 GiB"))
-    (section,) = sections([*rows, failed])
+    full = failed(case, "long", "chunked", "OOM", "tried to allocate 9 GiB")
+    (section,) = sections([*rows, full])
     assert section.title == "30M training step of chunked on one sequence"
     assert section.header == ["T", "step ms", "tok/s", "of T=1,024", "peak GiB", ""]
     assert section.rows == [
@@ -281,7 +277,7 @@ def test_the_table_of_long_contexts_shows_rates_and_the_straightness_of_memory()
         ["4,096", "2000.00", "2,048", "1.000", "1.00", ""],
         ["8,192", "-", "-", "-", "-", "OOM"],
     ]
-    lines = notes("chunked", [*rows, failed], [])
+    lines = notes("chunked", [*rows, full], [])
     straight = "1,024 MiB + 1.0 KiB a token by least squares; no point is off that line by more"
     assert any(straight in line and "0.00%" in line for line in lines)
     assert "chunked (30M long T 8192): OOM, tried to allocate 9 GiB" in lines
@@ -289,7 +285,7 @@ def test_the_table_of_long_contexts_shows_rates_and_the_straightness_of_memory()
     (told,) = [line for line in notes("chunked", bent, []) if line.startswith("memory")]
     assert "0.00%" not in told
     assert not [line for line in notes("chunked", rows[:2], []) if line.startswith("memory")]
-    (failed_first,) = sections([failed, rows[0]])
+    (failed_first,) = sections([full, rows[0]])
     assert failed_first.rows[1][3] == "-"
 
 
@@ -299,7 +295,7 @@ def test_the_floors_bytes_and_speed_are_told_once_a_shape() -> None:
         measured(CASE, "forward", "chunked", ours),
         measured(CASE, "forward", "floor", floor, ours, moved_bytes=150_000_000),
         measured(CASE, "forward+backward", "floor", floor, ours, moved_bytes=3_000_000_000),
-        CASE.failed("forward", "floor", Failure("OOM", "full")),
+        failed(CASE, "forward", "floor", "OOM", "full"),
     ]
     told = "forward 150.0 MB at 150 GB/s, forward+backward 3,000.0 MB at 3,000 GB/s"
     assert f"floor (10M T 33): {told}" in notes("chunked", rows, [])
@@ -359,13 +355,12 @@ def test_bench_linear_on_a_cpu(small_cache: None, tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 def test_every_peer_of_linear_relation_runs_and_agrees() -> None:
-    whole, shape = linear.benchmark(CUDA), Shape("10M", 2, 4, 500, 48)
+    whole, shape = linear.BENCHMARKS["cuda"], Shape("10M", 2, 4, 500, 48)
     if importlib.util.find_spec("fla") is None:
         pytest.skip("fla-core is not installed")
     case = Case("linear", shape, "bf16", "a GPU", whole.subject)
     measures = ("forward", "forward+backward")
-    with session("cuda", "test", len(whole.peers) + 1) as shared:
-        rows = measure_operator(whole, case, measures, torch.bfloat16, 6, shared)
+    rows = on_gpu(partial(operator_part, whole, case, measures, 6))
     names = [*(peer.name for peer in whole.peers), FLOOR]
     assert {(row["peer"], row["status"]) for row in rows} == {(name, "PASS") for name in names}
     for row in rows:

@@ -8,24 +8,21 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import InProcess, Quiet, campaign, quiet_session
+from benchmarks import InProcess, Quiet, campaign, compared
 from planted import Meeting, Planted, Unknown
 
 from relation.bench import campaign as measuring
 from relation.bench import processes
 from relation.bench.campaign import measure
 from relation.bench.processes import Failure, Worker, answer
-from relation.bench.rounds import Answers, Session
+from relation.bench.rounds import Answers, Part, Session
 from relation.bench.statistics import median_columns, ratio_apart
 from relation.store.layouts import COMPLEXITY, THROUGHPUT
 from relation.store.parquet import read_origin, read_parquet
 
 
 def together(start: Callable = Worker, apart: Collection[str] = (), **sides) -> dict[str, Answers]:
-    shared = quiet_session(len(sides), start)
-    found = shared.compare(sides, ["update"], 6, warm_rounds=0, apart=apart)
-    assert shared.progress.done == shared.progress.total
-    return found
+    return compared(Part(sides, ["update"], 6, lambda found: [], 0, apart), start)
 
 
 def test_each_side_has_a_process_of_its_own() -> None:
@@ -163,9 +160,9 @@ def test_a_planted_kill_leaves_the_rest_of_the_table(
 
     compare, groups = Session.compare, []
 
-    def watched(shared, sides, *arguments, **options):
-        groups.append([getattr(side, "context", None) for side in sides.values()])
-        return compare(shared, sides, *arguments, **options)
+    def watched(shared, part):
+        groups.append([getattr(side, "context", None) for side in part.sides.values()])
+        return compare(shared, part)
 
     monkeypatch.setattr(Session, "compare", watched)
     monkeypatch.setattr(measuring, "measurement_of", planted)

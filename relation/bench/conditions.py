@@ -126,9 +126,6 @@ class Conditions:
         known = len(ours & listed) or len(ours)
         self._others = max(self._others, len(listed) - known)
 
-    def _readings_of(self, name: str) -> list[float]:
-        return [reading[name] for reading in self._readings if reading[name] is not None]
-
     def _disturbances(self) -> list[str]:
         told = list(self._before)
         if self._unknown:
@@ -143,13 +140,16 @@ class Conditions:
 
     def columns(self) -> dict:
         """Clocks (MHz), highest temperature (C) and power (W), and what disturbed, or None."""
-        clocks, told = self._readings_of("sm_clock"), self._disturbances()
+        clocks, temperatures, powers = (
+            [reading[name] for reading in self._readings if reading[name] is not None]
+            for name in ("sm_clock", "temperature", "power")
+        )
         return {
             "driver": self._driver,
             "sm_clock": statistics.median(clocks) if clocks else None,
             "sm_clock_least": min(clocks, default=None),
             "sm_clock_limit": self._limit,
-            "temperature": max(self._readings_of("temperature"), default=None),
-            "power": max(self._readings_of("power"), default=None),
-            "disturbed": "; ".join(told) or None,
+            "temperature": max(temperatures, default=None),
+            "power": max(powers, default=None),
+            "disturbed": "; ".join(self._disturbances()) or None,
         }

@@ -27,6 +27,12 @@ class Shape:
     def dimensions(self) -> tuple[int, int, int, int]:
         return self.batch, self.heads, self.length, self.width
 
+    @property
+    def columns(self) -> dict[str, int]:
+        """The dimensions as the columns of a record."""
+        names = ("batch", "heads", "length", "width")
+        return dict(zip(names, self.dimensions, strict=True))
+
 
 def stored_by_token(
     shape: Shape, dtype: torch.dtype, device: torch.device, generator: torch.Generator
