@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 
 import pytest
@@ -48,11 +48,8 @@ def test_the_papers_shapes_steps_and_long_contexts_come_from_the_configuration()
         (1, 8, 65536, 64),
     ]
     steps = step_groups(compared.steps, paper.systems)
-    assert [(g.spec.scale, g.context, g.micro) for g in steps] == [
-        ("10M", 1024, 32),
-        ("30M", 2048, 16),
-        ("100M", 4096, 4),
-    ]
+    geometry = [("10M", 1024, 32), ("30M", 2048, 16), ("100M", 4096, 4)]
+    assert [(g.spec.scale, g.context, g.micro) for g in steps] == geometry
     for group, layers in zip(steps, (6, 10, 20), strict=True):
         layouts = {name: model.layout for name, (_, model) in group.sides.items()}
         assert layouts == {
@@ -122,13 +119,19 @@ def test_the_delta_rule_replaces_what_was_written_under_the_same_key() -> None:
         read_back = gated_attention(read, write, info, kept, full)[0, 0, -1]
         last = max(t for t, written in enumerate(order) if written == key)
         torch.testing.assert_close(read_back, info[0, 0, last])
-    none = gated_attention(write, write, info, kept, 0 * full)
-    assert not none.any()
+    assert not gated_attention(write, write, info, kept, 0 * full).any()
     halved = kept - torch.tensor(2.0).log()
     half = gated_attention(write, write, info, halved, 0.5 * full)[0, 0]
     torch.testing.assert_close(half[3], 0.5 * info[0, 0, 3] + 0.5 * 0.25 * 0.5 * info[0, 0, 1])
 
 
+FAKE_KERNEL = """
+from relation.bench.linear import gated_attention
+
+def {}(*inputs, scale):
+    assert scale == 1.0 and all(x.is_contiguous() for x in inputs)
+    return gated_attention(*(x.transpose(1, 2) for x in inputs)).transpose(1, 2), None
+"""
 FAKE_LIBRARY = {
     "__init__.py": """
 import importlib
@@ -139,21 +142,8 @@ except ModuleNotFoundError as missing:
 """,
     "layers.py": "import a_package_that_only_layers_need",
     "ops/__init__.py": "",
-    "ops/gla.py": """
-from relation.bench.linear import gated_attention
-
-def chunk_gla(q, k, v, g, scale):
-    assert scale == 1.0 and all(x.is_contiguous() for x in (q, k, v, g))
-    return gated_attention(*(x.transpose(1, 2) for x in (q, k, v, g))).transpose(1, 2), None
-""",
-    "ops/kda.py": """
-from relation.bench.linear import gated_attention
-
-def chunk_kda(q, k, v, g, beta, scale):
-    assert scale == 1.0 and all(x.is_contiguous() for x in (q, k, v, g, beta))
-    inputs = (x.transpose(1, 2) for x in (q, k, v, g, beta))
-    return gated_attention(*inputs).transpose(1, 2), None
-""",
+    "ops/gla.py": FAKE_KERNEL.format("chunk_gla"),
+    "ops/kda.py": FAKE_KERNEL.format("chunk_kda"),
 }
 
 
@@ -186,13 +176,10 @@ def test_the_librarys_kernels_are_called_as_they_want_it(fake_library: None, pee
     assert not {"fla.layers", "fla.models"} & set(sys.modules)
 
 
-@pytest.mark.parametrize(
-    "library, told",
-    [
-        (None, "not installed; pip install fla-core"),
-        (object(), "it needs a GPU, and this device is cpu"),
-    ],
-)
+@pytest.mark.parametrize("library, told", [
+    (None, "not installed; pip install fla-core"),
+    (object(), "it needs a GPU, and this device is cpu"),
+])  # fmt: skip
 def test_a_missing_library_or_gpu_is_told(
     monkeypatch: pytest.MonkeyPatch, library: object, told: str
 ) -> None:
@@ -249,23 +236,13 @@ def test_the_floor_is_a_copy_of_what_must_be_read_and_written(small_cache: None)
 
 def long_row(length: int, seconds: float, peak: int | None) -> dict:
     case = replace(CASE, shape=Shape("30M", 1, 8, length, 64))
-    return measured(
-        case,
-        "long",
-        "chunked",
-        [seconds] * 6,
-        tokens_per_second=length / seconds,
-        peak_bytes=peak,
-    )
+    found = {"tokens_per_second": length / seconds, "peak_bytes": peak}
+    return measured(case, "long", "chunked", [seconds] * 6, **found)
 
 
 def test_the_table_of_long_contexts_shows_rates_and_the_straightness_of_memory() -> None:
     gib, mib = 2**30, 2**20
-    rows = [
-        long_row(1024, 0.5, gib + mib),
-        long_row(2048, 0.8, gib + 2 * mib),
-        long_row(4096, 2.0, gib + 4 * mib),
-    ]
+    rows = [long_row(1024 * n, s, gib + n * mib) for n, s in ((1, 0.5), (2, 0.8), (4, 2.0))]
     case = replace(CASE, shape=Shape("30M", 1, 8, 8192, 64))
     full = failed(case, "long", "chunked", "OOM", "tried to allocate 9 GiB")
     (section,) = sections([*rows, full])
@@ -329,20 +306,12 @@ def test_candidates_are_compiled_before_they_are_timed() -> None:
 
 def test_bench_linear_on_a_cpu(small_cache: None, tmp_path: Path) -> None:
     path, tiny = tmp_path / "linear.parquet", campaign("tiny", scales="30M")
-    found = run(
-        "linear",
-        tiny.systems,
-        tiny.settings,
-        "cpu",
-        path,
-        measures=["backward", "step", "long"],
-        repeats=6,
-    )
-    passes = "forward+backward"
+    measures = ["backward", "step", "long"]
+    found = run("linear", tiny.systems, tiny.settings, "cpu", path, measures, repeats=6)
     assert {(row["measure"], row["length"], row["peer"]) for row in found.rows} == {
-        *((passes, length, p) for length in (32, 128) for p in ("chunked", "recurrent", FLOOR)),
-        *(("step", 32, p) for p in ("chunked", "tiled", "attention")),
-        *(("long", length, "chunked") for length in (8, 16, 32, 64, 128)),
+        *product(["forward+backward"], (32, 128), ("chunked", "recurrent", FLOOR)),
+        *product(["step"], [32], ("chunked", "tiled", "attention")),
+        *product(["long"], (8, 16, 32, 64, 128), ["chunked"]),
     }
     for row in found.rows:
         assert row["status"] == "PASS" and row["seconds"] > 0

@@ -72,13 +72,6 @@ def test_sides_are_prepared_at_once_where_that_is_asked_for(tmp_path: Path) -> N
     assert all(len(outcome.samples["update"]) == 6 for outcome in found.values())
 
 
-def test_a_failed_preparation_beside_others_is_its_own() -> None:
-    found = together(one=Planted("kill"), two=Planted(), three=Planted("memory"))
-    assert found["one"].failures["update"].status == "KILLED"
-    assert len(found["two"].samples["update"]) == 6
-    assert found["three"].failures["update"].status == "OOM" and found["three"].alone
-
-
 class Crowded(InProcess):
     """A device that holds one process and no more."""
 
@@ -103,10 +96,7 @@ def test_an_oom_beside_others_is_tried_again_alone(monkeypatch: pytest.MonkeyPat
     found = together(Crowded, ["second"], first=Planted(), second=Planted())
     # What both met stays on record.
     assert forgot == [None, True, False]
-    assert {name: outcome.alone for name, outcome in found.items()} == {
-        "first": False,
-        "second": True,
-    }
+    assert [name for name, outcome in found.items() if outcome.alone] == ["second"]
     assert all(len(outcome.samples["update"]) == 6 for outcome in found.values())
 
 
@@ -169,13 +159,8 @@ def test_a_planted_kill_leaves_the_rest_of_the_table(
     rows = measure(spec, None, tmp_path / "long.parquet")
     # Of 8 to 128, those up to 16 side by side; the others can have all of the memory.
     assert groups == [[None, 16], [None], [None], [128]]
-    assert {row["context"]: row["status"] for row in rows} == {
-        8: "KILLED",
-        16: "PASS",
-        32: "OOM",
-        64: "UNAVAILABLE",
-        128: "PASS",
-    }
+    statuses = {8: "KILLED", 16: "PASS", 32: "OOM", 64: "UNAVAILABLE", 128: "PASS"}
+    assert {row["context"]: row["status"] for row in rows} == statuses
     assert rows[2]["reason"] == "Tried to allocate 20.00 GiB."
     for row in rows:
         assert (row["tokens_per_second"] is None) == (row["status"] != "PASS")

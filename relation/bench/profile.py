@@ -105,16 +105,13 @@ class Classifier:
             return ELEMENTWISE
         if kernel.dims is not None:
             return self._product(kernel.dims)
-        generated = _GENERATED.match(kernel.name)
-        if generated is not None:
+        if generated := _GENERATED.match(kernel.name):
             return _fused(generated[1])
         if _OPERATOR.search(kernel.name):
             return OPERATOR
         if "Adam" in kernel.name:
             return OPTIMISER
-        if kernel.name == _LOSS_KERNEL:
-            return LOSS
-        return _eager(kernel.name)
+        return LOSS if kernel.name == _LOSS_KERNEL else _eager(kernel.name)
 
     def _product(self, dims: Sequence[Sequence[int]]) -> str:
         """The part of a product (M, K) (K, N): two of M, K, N are a weight's, one the tokens."""

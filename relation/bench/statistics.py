@@ -14,9 +14,12 @@ def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
     Two order statistics, their ranks from the binomial distribution of the values on either side.
     None for fewer than six values, which allow no such interval.
     """
-    rank = int(binom.ppf((1 - _CONFIDENCE) / 2, len(values), 0.5))
+    n = len(values)
+    rank = int(binom.ppf((1 - _CONFIDENCE) / 2, n, 0.5))
+    if rank == 0:
+        return None
     ordered = sorted(values)
-    return (ordered[rank - 1], ordered[-rank]) if rank else None
+    return ordered[rank - 1], ordered[n - rank]
 
 
 def summary(seconds: Sequence[float]) -> dict:
