@@ -27,6 +27,7 @@ from relation.spec import SystemsSpec
 from relation.store.layouts import COMPLEXITY, THROUGHPUT
 from relation.train.step import autocast
 from relation.variants import ModelConfig, model_config
+from relation.verify.inputs import DTYPES
 
 OPERATOR, DECODE = "operator", "decode"
 _TOKENS_A_ROUND = 8
@@ -36,61 +37,21 @@ _GIB = 2**30
 @torch.no_grad()
 def _decode_cache(operator: str, call: Callable, inputs: list) -> HistoryCache | LinearState:
     """The cache of a layer that has read the inputs, (B, H, T, d_h) each."""
-    if operator == "linear":
-        cache = LinearState()
-        _, state = call(*inputs)
-        cache.replace(state, inputs[0].shape[2])
-    else:
+    if operator != "linear":
         cache = HistoryCache()
         cache.append(inputs[1], inputs[2])
+        return cache
+    cache, (_, state) = LinearState(), call(*inputs)
+    cache.replace(state, inputs[0].shape[2])
     return cache
-
-
-def _dtype(precision: str) -> torch.dtype:
-    return torch.bfloat16 if precision == "bf16" else torch.float32
-
-
-def probe_operator(
-    config: ModelConfig,
-    operator: str,
-    backends: Mapping[str, str],
-    context: int,
-    precision: str,
-    device: torch.device,
-) -> tuple[Callable[[], None], int]:
-    """Forward and backward of one layer's operator on random tokens, (1, H, T, d_h).
-
-    Beside that call, the bytes that a decoding layer's cache holds after T tokens.
-    """
-    call = get_backend(operator, backends[operator], device).call
-    generator = torch.Generator().manual_seed(0)
-    shape = (1, config.heads, context, config.head_dim)
-
-    def draw() -> torch.Tensor:
-        return torch.randn(shape, generator=generator).to(device, _dtype(precision))
-
-    inputs = [draw().requires_grad_() for _ in range(3)]
-    weight = draw()
-    if operator == "full":
-        inputs.append(torch.tensor(config.lambda_init, device=device, requires_grad=True))
-    elif operator == "linear":
-        rate = torch.rand(shape, generator=generator).to(device)
-        inputs.append((-rate).requires_grad_())
-
-    def run() -> None:
-        y = call(*inputs)
-        y = y[0] if operator == "linear" else y
-        torch.autograd.grad(y, inputs, weight)
-
-    return run, _decode_cache(operator, call, inputs).nbytes
 
 
 @dataclass
 class OperatorAndDecoding(TimedCalls):
-    """Times an operator's forward and backward, and one token of the whole model's decoding.
+    """Times one layer's operator, forward and backward, and one token of the model's decoding.
 
-    The token is decoded by the clock on the wall, from random caches of T - 1 tokens, batch 1: what
-    a reader waits for, launches included.
+    The operator takes random tokens, (1, H, T, d_h). The token is decoded by the clock on the wall,
+    from random caches of T - 1 tokens, batch 1: what a reader waits for, launches included.
     """
 
     config: ModelConfig
@@ -101,13 +62,35 @@ class OperatorAndDecoding(TimedCalls):
     device: torch.device
 
     def prepare(self) -> dict:
-        """Draw the inputs. What is timed is built in its first round, where it may fail alone."""
+        """Draw the inputs. What is timed is built in its first round, where it may fail alone.
+
+        Returns the bytes that a decoding layer's cache holds after T tokens.
+        """
         self.begin(self.device)
         self._decodes: Callable[[], None] | None = None
-        self.calls[OPERATOR], held = probe_operator(
-            self.config, self.operator, self.backends, self.context, self.precision, self.device
-        )
-        return {"decode_state_bytes": held}
+        config, operator, device = self.config, self.operator, self.device
+        call = get_backend(operator, self.backends[operator], device).call
+        generator = torch.Generator().manual_seed(0)
+        shape = (1, config.heads, self.context, config.head_dim)
+
+        def draw() -> torch.Tensor:
+            return torch.randn(shape, generator=generator).to(device, DTYPES[self.precision])
+
+        inputs = [draw().requires_grad_() for _ in range(3)]
+        weight = draw()
+        if operator == "full":
+            inputs.append(torch.tensor(config.lambda_init, device=device, requires_grad=True))
+        elif operator == "linear":
+            rate = torch.rand(shape, generator=generator).to(device)
+            inputs.append((-rate).requires_grad_())
+
+        def forward_backward() -> None:
+            y = call(*inputs)
+            y = y[0] if operator == "linear" else y
+            torch.autograd.grad(y, inputs, weight)
+
+        self.calls[OPERATOR] = forward_backward
+        return {"decode_state_bytes": _decode_cache(operator, call, inputs).nbytes}
 
     def seconds(self, measure: str) -> float:
         """Seconds of a call of the operator, or of a token."""
@@ -141,7 +124,7 @@ class OperatorAndDecoding(TimedCalls):
             if isinstance(cache, LinearState):
                 cache.replace(drawn(config.head_dim, torch.float32), before)
             else:
-                cache.append(*(drawn(before, _dtype(self.precision)) for _ in range(2)))
+                cache.append(*(drawn(before, DTYPES[self.precision]) for _ in range(2)))
         token = torch.zeros((1, 1), dtype=torch.int64, device=device)
 
         def decode() -> None:

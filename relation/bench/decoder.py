@@ -22,6 +22,7 @@ from relation.bench.peers import Benchmark, Side
 from relation.bench.steps import Setup
 from relation.nn import Decoder
 from relation.variants import ModelConfig
+from relation.verify.inputs import DTYPES
 
 PRODUCTS, ATTENTION, TRAFFIC = "products", "attention", "traffic"
 _COPIED_AT_ONCE = 2**28
@@ -213,7 +214,7 @@ class FloorStep:
 
     def __init__(self, parts: Iterable[str], setup: Setup):
         self.parts, self.config, self.device = tuple(parts), setup.model, setup.device
-        self.dtype = torch.bfloat16 if setup.precision == "bf16" else torch.float32
+        self.dtype = DTYPES[setup.precision]
         self._calls: list[Callable[[], None]] | None = None
 
     def _drawn(self, seed: int) -> Callable[..., Tensor]:

@@ -20,13 +20,12 @@ from relation.errors import InputError, RunError
 from relation.spec import SystemsSpec
 from relation.store.layouts import BENCH
 from relation.variants import ModelConfig, model_config
-from relation.verify.inputs import Inputs, Shape
+from relation.verify.inputs import DTYPES, Inputs, Shape
 
 FORWARD, FORWARD_BACKWARD = "forward", "forward+backward"
 STEP, LONG = "step", "long"
 FLOOR = "floor"
 UPDATES_A_ROUND = 3
-_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 @dataclass(frozen=True)
@@ -212,7 +211,7 @@ def operator_part(
     function's.
     """
     shape = case.shape
-    given = benchmark.draw, shape, _DTYPES[case.precision], device, cache_bytes(device)
+    given = benchmark.draw, shape, DTYPES[case.precision], device, cache_bytes(device)
     sides: dict[str, PeerCalls] = {}
     missing: dict[str, Answers] = {}
     for peer in benchmark.peers:

@@ -35,9 +35,8 @@ from relation.machine.devices import claim, describe
 from relation.machine.progress import Progress
 from relation.variants import ModelConfig
 from relation.verify.exact import why_wrong
-from relation.verify.inputs import COORDINATES, Inputs, Shape, draw
+from relation.verify.inputs import COORDINATES, DTYPES, Inputs, Shape, draw
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 Samples = Mapping[Launch, Sequence[float]]
 
 # `repair` runs on rows that almost no input has, and is not searched.

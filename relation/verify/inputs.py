@@ -11,6 +11,12 @@ from relation.variants import ModelConfig
 Operator = Callable[..., Tensor]
 Inputs = dict[str, Tensor]
 COORDINATES = ("p1", "p2", "info")
+DTYPES = {
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp32": torch.float32,
+    "fp64": torch.float64,
+}
 
 
 @dataclass(frozen=True)
