@@ -12,7 +12,7 @@ from benchmarks import CASE, CPU, campaign, failed, measured
 
 from relation.bench import timing
 from relation.bench.rounds import WARM_ROUNDS, interleave
-from relation.bench.run import run
+from relation.bench.run import BENCHMARKS, run
 from relation.bench.statistics import median_interval, ratio, summary
 from relation.bench.table import campaign_notes, notes, sections
 from relation.cli import main
@@ -259,6 +259,7 @@ def test_the_prepared_corpus_is_read_where_it_is_there(
 
 def test_all_measures_everything_in_order(elsewhere: None, monkeypatch: pytest.MonkeyPatch) -> None:
     called = []
+    monkeypatch.setitem(BENCHMARKS, "toy", BENCHMARKS["decoder"])  # registered here alone
     monkeypatch.setattr(
         "relation.cli.bench._measure_systems", lambda campaign, only: called.append(campaign.name)
     )
@@ -266,7 +267,7 @@ def test_all_measures_everything_in_order(elsewhere: None, monkeypatch: pytest.M
         "relation.cli.bench._compare", lambda name, options, campaign: called.append(name)
     )
     assert main(["bench", "all", "--device", "cpu"]) == 0
-    assert called == ["smoke", "flash", "linear", "decoder"]
+    assert called == ["smoke", "flash", "linear", "decoder", "toy"]
 
 
 def row(context: int, seconds: float, **changes) -> dict:

@@ -27,7 +27,7 @@ def add_commands(commands) -> None:
     parser.add_argument(
         "name",
         metavar="NAME",
-        help="flash, linear, decoder; systems: what the systems tables show; all: everything",
+        help="as flash, linear, decoder; systems: what the systems tables show; all: everything",
     )
     parser.add_argument(
         "--device", choices=("cuda", "cpu"), default="cuda", help="default: cuda; cpu: no kernels"

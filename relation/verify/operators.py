@@ -50,16 +50,9 @@ def _with_gradients(operator: Operator) -> Callable[[Inputs], tuple[Tensor, ...]
 
 
 def _deviation(check: str, operator: str, precision: str, off: Deviation) -> dict:
-    return {
-        "check": check,
-        "name": off.result,
-        "operator": operator,
-        "precision": precision,
-        "measure": off.measure,
-        "error": off.error,
-        "yardstick": off.yardstick,
-        "allowed": off.allowed,
-    }
+    columns = {name: getattr(off, name) for name in ("measure", "error", "yardstick", "allowed")}
+    known = {"check": check, "name": off.result, "operator": operator, "precision": precision}
+    return known | columns
 
 
 def _exactness(
