@@ -131,3 +131,19 @@ def unseen(documents: Documents | None, x: Tensor) -> Tensor:
         return future
     j = torch.arange(length, device=x.device)
     return future | (j < documents.starts[:, None, :, None])
+
+
+def forget_at_starts(
+    documents: Documents | None, x: Tensor, log_retention: Tensor, state: Tensor | None
+) -> Tensor:
+    """Linear Relation's g, (B, H, T, D), where a document's first token forgets all: -inf.
+
+    So its state starts empty. x: p1, (B, H, T, D). Raises InputError for documents of another
+    batch or device, or with a state of the tokens before.
+    """
+    if documents is None:
+        return log_retention
+    documents.check(x)
+    if state is not None:
+        raise InputError("documents start with an empty state; give them or a state, not both")
+    return log_retention.masked_fill((documents.positions == 0)[:, None, :, None], -torch.inf)

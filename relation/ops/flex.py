@@ -62,12 +62,13 @@ def _compiled():
 
 def _attend(p1: Tensor, p2: Tensor, info: Tensor, mask) -> tuple[Tensor, Tensor]:
     """zbar (B, H, T, D) and L (B, H, T)."""
-    from torch.nn.attention.flex_attention import flex_attention
+    from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
     # Without its compiler FlexAttention materialises the scores.
     call = _compiled() if p1.is_cuda and not torch.compiler.is_compiling() else flex_attention
-    groups = p1.shape[1] != p2.shape[1]
-    return call(p1, p2, info, _exchange, mask, enable_gqa=groups, return_lse=True)
+    groups, wanted = p1.shape[1] != p2.shape[1], AuxRequest(lse=True)
+    zbar, aux = call(p1, p2, info, _exchange, mask, enable_gqa=groups, return_aux=wanted)
+    return zbar, aux.lse
 
 
 def flex_relation(

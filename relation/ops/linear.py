@@ -18,7 +18,7 @@ from relation.kernels.checks import (
     check_tau,
     without_autocast,
 )
-from relation.kernels.documents import Documents
+from relation.kernels.documents import Documents, forget_at_starts
 from relation.ops.scores import for_heads
 
 CHUNK = 32  # a power of two
@@ -52,12 +52,7 @@ def _read_write(
         raise InputError(
             f"state has shape {tuple(state.shape)}; give {(batch, heads, width, width)}"
         )
-    if documents is not None:
-        documents.check(p1)
-        if state is not None:
-            raise InputError("documents start with an empty state; give them or a state, not both")
-        first = (documents.positions == 0)[:, None, :, None]
-        log_retention = log_retention.masked_fill(first, -torch.inf)
+    log_retention = forget_at_starts(documents, p1, log_retention, state)
     wide = torch.promote_types(p1.dtype, torch.float32)
     p2, info = (for_heads(x, heads) for x in (p2, info))
     p1, p2 = p1.to(wide), p2.to(wide)
