@@ -13,7 +13,13 @@ import triton
 from relation.kernels.common import interpreted
 from relation.kernels.flash_relation.backward_p1 import p1_kernel
 from relation.kernels.flash_relation.backward_p2_info import p2_info_kernel
-from relation.kernels.flash_relation.descriptors import are_describable, describe
+from relation.kernels.flash_relation.descriptors import (
+    aligned,
+    describe,
+    describe_row_sums,
+    empty_row_sums,
+    scales_exactly,
+)
 from relation.kernels.flash_relation.launches import Launches, grid, select_launches, split_width
 
 
@@ -42,37 +48,43 @@ def launch_backward(
         for x in (p1, p2, info)
     )
     launches = launches or select_launches(p1.device, p1.element_size(), D)
+    described = launches.descriptors
+    if described:
+        p1, p2, info, dy = map(aligned, (p1, p2, info, dy))
     blocks = triton.cdiv(T, launches.p1.block_i)
-    row_sums = torch.empty((B, H, T, 2), dtype=torch.float32, device=p1.device)
+    row_sums = empty_row_sums(B * H, T, described, p1.device)
     du_self = torch.empty((B, H, T), dtype=torch.float32, device=p1.device)
     dlam_partial = torch.empty(B * H * blocks, dtype=torch.float32, device=p1.device)
     strides = (*p1.stride(), *p2.stride(), *info.stride())
-    described = are_describable(launches, p1, p2, info, dy)
-    wide, rest = split_width(D)
     options = {
         "TRANSPORT_SELF": transport_self,
         "D": D,
-        "WIDE": wide,
-        "REST": rest,
         "FAST": p1.element_size() == 2 and not interpreted(),
-        "SCALED": described,
+        "SCALED": described and scales_exactly(p1),
     }
     with torch.cuda.device_of(p1):
         tile = launches.p1
-        history = (describe(x, tile.block_j) if described else None for x in (p2, info))
+        wide, rest = split_width(D, described and tile.padded)
+        history = [None] * 4
+        if described:
+            history = [describe(x, tile.block_j, w) for w in (wide, rest) for x in (p2, info)]
         p1_kernel[grid(p1, tile.block_i)](
             p1, p2, info, y, dy, *history,
             gate_logit, log_norm, row_sums, du_self, dlam_partial, dp1,
             *strides, *y.stride(), *dy.stride(), *dp1.stride(), H, T, 1 / math.sqrt(D), tau,
-            BLOCK_I=tile.block_i, BLOCK_J=tile.block_j, WHOLE=T % tile.block_i == 0,
-            **options, **tile.options(),
+            WIDE=wide, REST=rest, BLOCK_I=tile.block_i, BLOCK_J=tile.block_j,
+            WHOLE=T % tile.block_i == 0, **options, **tile.options(),
         )  # fmt: skip
         tile = launches.p2_info
-        rows = (describe(x, tile.block_i) if described else None for x in (p1, dy))
+        wide, rest = split_width(D, described and tile.padded)
+        rows = [None] * 5
+        if described:
+            rows = [describe(x, tile.block_i, w) for w in (wide, rest) for x in (p1, dy)]
+            rows.append(describe_row_sums(row_sums, T, tile.block_i))
         p2_info_kernel[grid(p2, tile.block_j)](
             p1, p2, info, dy, *rows, gate_logit, row_sums, du_self, dp2, dinfo,
             *strides, *dy.stride(), *dp2.stride(), H, T, 1 / math.sqrt(D),
-            BLOCK_I=tile.block_i, BLOCK_J=tile.block_j, WHOLE=T % tile.block_j == 0,
-            **options, **tile.options(),
+            WIDE=wide, REST=rest, BLOCK_I=tile.block_i, BLOCK_J=tile.block_j,
+            WHOLE=T % tile.block_j == 0, **options, **tile.options(),
         )  # fmt: skip
     return dp1, dp2, dinfo, dlam_partial.sum()

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from relation.kernels.common import head_offset
-from relation.kernels.linear_relation.decays import exp, product
+from relation.kernels.linear_relation.decays import exp, from_registers, product
 from relation.kernels.linear_relation.launches import Launches, Segments
 from relation.kernels.linear_relation.prepare import Prepared
 from relation.kernels.linear_relation.tiles import load_half, load_selves, load_tokens, state_tile
@@ -77,6 +77,7 @@ def chunk_states_kernel(
         value_t = load_tokens(
             value, t_start, T, stride_value_t, v_start, stride_value_d, D, CHUNK, BLOCK_V, WHOLE
         )
+        value_t = from_registers(value_t, PRECISION)
         S, inverse_norm1, inverse_norm2 = load_selves(selves, head, t_start, T, CHUNK)
         if BACKWARD:
             coordinate = load_tokens(
