@@ -1,5 +1,6 @@
 """TMA descriptors of (B, H, T, D) tensors: one instruction copies a tile."""
 
+import functools
 import math
 
 import torch
@@ -10,7 +11,7 @@ ALIGNMENT = 16  # bytes, of a tensor's start and of every stride but the last
 
 def aligned(x: torch.Tensor) -> torch.Tensor:
     """x (B, H, T, D), or a copy of it where the hardware cannot hold its descriptor."""
-    if _is_aligned(x):
+    if x.data_ptr() % ALIGNMENT == 0 and _fits(x.stride(), x.element_size()):
         return x
     B, H, T, D = x.shape
     unit = ALIGNMENT // x.element_size()
@@ -18,10 +19,10 @@ def aligned(x: torch.Tensor) -> torch.Tensor:
     return rows[..., :D].transpose(1, 2).copy_(x)
 
 
-def _is_aligned(x: torch.Tensor) -> bool:
-    *strides, last = x.stride()
-    steps = (x.data_ptr(), *(stride * x.element_size() for stride in strides))
-    return last == 1 and all(step > 0 and step % ALIGNMENT == 0 for step in steps)
+@functools.lru_cache
+def _fits(strides: tuple[int, ...], element_size: int) -> bool:
+    *steps, last = strides
+    return last == 1 and all(s > 0 and s * element_size % ALIGNMENT == 0 for s in steps)
 
 
 def scales_exactly(x: torch.Tensor) -> bool:
@@ -32,11 +33,18 @@ def scales_exactly(x: torch.Tensor) -> bool:
     return math.frexp(0.5 / math.sqrt(x.shape[-1]))[0] == 0.5 and x.dtype != torch.float16
 
 
-def describe(x: torch.Tensor, rows: int, width: int) -> TensorDescriptor | None:
+class Tiles(TensorDescriptor):
+    """A descriptor without the checks that `aligned` has made needless, at every call."""
+
+    def __init__(self, base: torch.Tensor, shape, strides, block_shape: list[int]):
+        self.base, self.shape, self.strides, self.block_shape = base, shape, strides, block_shape
+        self.padding = "zero"
+        self.round_f32_to_tf32 = False
+
+
+def describe(x: torch.Tensor, rows: int, width: int) -> Tiles | None:
     """Of x (B, H, T, D) in tiles of `rows` by `width`, zeros past T and D; None for no width."""
-    if width == 0:
-        return None
-    return TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows, width])
+    return Tiles(x, x.shape, x.stride(), [1, 1, rows, width]) if width else None
 
 
 def empty_row_sums(heads: int, length: int, planes: bool, device: torch.device) -> torch.Tensor:
@@ -45,7 +53,7 @@ def empty_row_sums(heads: int, length: int, planes: bool, device: torch.device) 
     return torch.empty(shape, dtype=torch.float32, device=device)
 
 
-def describe_row_sums(row_sums: torch.Tensor, length: int, rows: int) -> TensorDescriptor:
+def describe_row_sums(row_sums: torch.Tensor, length: int, rows: int) -> Tiles:
     """Of planes (heads, 2, length or a little more) as rows of `length`, zeros beyond."""
     heads, planes, stride = row_sums.shape
-    return TensorDescriptor(row_sums, [heads * planes, length], [stride, 1], [1, rows])
+    return Tiles(row_sums, (heads * planes, length), (stride, 1), [1, rows])

@@ -26,6 +26,7 @@ from relation.kernels.flash_relation.tiles import (
     read_tile,
     store_tile,
 )
+from relation.kernels.plans import Configuration, layout, plan_of
 
 LOG2_E = tl.constexpr(math.log2(math.e))
 LN_2 = tl.constexpr(math.log(2))
@@ -283,25 +284,35 @@ def launch_forward(
             describe(p1, tile.block_i, wide),
             *(describe(x, tile.block_j, width) for width in (wide, rest) for x in (p2, info)),
         ]
-    results = (lam, y, gate_logit, log_norm)
-    strides = (*p1.stride(), *p2.stride(), *info.stride(), *y.stride())
-    numbers = (H, T, 1 / math.sqrt(D), tau)
+    inputs, results = (p1, p2, info), (lam, y, gate_logit, log_norm)
     online = keeps_maximum(p1.dtype)
-    fast = p1.element_size() == 2 and not interpreted()
+
+    def configure(tile: Launch, padded: bool, **own) -> tuple:
+        wide, rest = split_width(D, padded)
+        strides = (*p1.stride(), *p2.stride(), *info.stride(), *y.stride())
+        constants = {
+            "TRANSPORT_SELF": transport_self,
+            "D": D,
+            "WIDE": wide,
+            "REST": rest,
+            "BLOCK_I": tile.block_i,
+            "BLOCK_J": tile.block_j,
+            "FAST": p1.element_size() == 2 and not interpreted(),
+        }
+        return (*strides, H, T, 1 / math.sqrt(D), tau), constants | own | tile.options()
+
+    def configure_forward() -> Configuration:
+        scaled = described and scales_exactly(p1)
+        own = {"WHOLE": T % tile.block_i == 0, "ONLINE": online, "SCALED": scaled}
+        return grid(p1, tile.block_i), *configure(tile, described and tile.padded, **own)
+
+    def configure_repair() -> Configuration:
+        blocks = triton.cdiv(T, REPAIRED_ROWS)
+        return (B * H, blocks), *configure(launches.repair, False, ROWS=REPAIRED_ROWS)
+
+    plan = plan_of(launch_forward, launches, tau, transport_self, *map(layout, (*inputs, lam)))
     with torch.cuda.device_of(p1):
-        forward_kernel[grid(p1, tile.block_i)](
-            p1, p2, info, *tiles, *results, *strides, *numbers,
-            TRANSPORT_SELF=transport_self, D=D, WIDE=wide, REST=rest,
-            BLOCK_I=tile.block_i, BLOCK_J=tile.block_j, WHOLE=T % tile.block_i == 0, FAST=fast,
-            ONLINE=online, SCALED=described and scales_exactly(p1), **tile.options(),
-        )  # fmt: skip
+        plan.launch(forward_kernel, (*inputs, *tiles, *results), configure_forward)
         if not online:
-            tile = launches.repair
-            wide, rest = split_width(D)
-            repair_kernel[(B * H, triton.cdiv(T, REPAIRED_ROWS))](
-                p1, p2, info, *results, *strides, *numbers,
-                TRANSPORT_SELF=transport_self, D=D, WIDE=wide, REST=rest,
-                BLOCK_I=tile.block_i, BLOCK_J=tile.block_j, FAST=fast, ROWS=REPAIRED_ROWS,
-                **tile.options(),
-            )  # fmt: skip
+            plan.launch(repair_kernel, (*inputs, *results), configure_repair)
     return y, gate_logit, log_norm

@@ -3,7 +3,7 @@
 import torch
 
 from relation.errors import InputError
-from relation.kernels.flash_relation import DTYPES, NARROWEST, WIDEST, why_unavailable
+from relation.kernels.flash_relation import DTYPES, NARROWEST, WIDEST, is_eager, why_unavailable
 from relation.operators.checks import check_floating, check_relation_inputs
 
 
@@ -31,8 +31,10 @@ def linear_relation(
     """
     _check_inputs(p1, p2, info, log_retention, tau, state)
     # Registering the operators compiles nothing, but it imports Triton.
-    from relation.kernels.linear_relation.autograd import linear_forward
+    from relation.kernels.linear_relation.autograd import EagerRelation, linear_forward
 
+    if is_eager(p1, p2, info, log_retention, state):
+        return EagerRelation.apply(p1, p2, info, log_retention, state, float(tau))
     y, final, *_ = linear_forward(p1, p2, info, log_retention, state, float(tau))
     return y, final
 
