@@ -38,9 +38,18 @@ def flash_relation(
     """
     _check_inputs(p1, p2, info, lam, tau)
     # Registering the operators compiles nothing, but it imports Triton.
-    from relation.kernels.flash_relation.autograd import relation_forward
+    from relation.kernels.flash_relation.autograd import EagerRelation, relation_forward
 
+    if is_eager(p1, p2, info, lam):
+        return EagerRelation.apply(p1, p2, info, lam, float(tau), transport_self)
     return relation_forward(p1, p2, info, lam, float(tau), transport_self)[0]
+
+
+def is_eager(*tensors: torch.Tensor | None) -> bool:
+    """Whether plain tensors are computed with now, and not traced, transformed or wrapped."""
+    return not torch.compiler.is_compiling() and all(
+        x is None or type(x) in (torch.Tensor, torch.nn.Parameter) for x in tensors
+    )
 
 
 @torch.compiler.assume_constant_result

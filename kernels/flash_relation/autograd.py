@@ -1,11 +1,13 @@
-"""FlashRelation as PyTorch operators, which autograd and torch.compile call without a graph break.
+"""FlashRelation as PyTorch operators for torch.compile, and as a plain function for eager calls.
 
-No mathematics here: `forward` and `backward` compute, this file registers. The operators are opaque
-to the compiler, because Inductor cannot pass on a cap on registers.
+No mathematics here: `forward` and `backward` compute, this file registers. torch.compile calls the
+operators without a graph break; they are opaque to it, because Inductor cannot pass on a cap on
+registers. Eager PyTorch would spend longer on an operator's dispatch than on its launches.
 """
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
 from relation.kernels.flash_relation.backward import launch_backward
@@ -67,3 +69,20 @@ def _differentiate(ctx, dy, *_):
 
 
 relation_forward.register_autograd(_differentiate, setup_context=_save)
+
+
+class EagerRelation(torch.autograd.Function):
+    """The same without the operators' dispatch: Y of p1, p2, info, lam, tau and transport_self."""
+
+    @staticmethod
+    def forward(ctx, p1, p2, info, lam, tau, transport_self):
+        y, *rows = launch_forward(p1, p2, info, lam, tau, transport_self)
+        ctx.save_for_backward(p1, p2, info, y, *rows)
+        ctx.numbers, ctx.lam_shape = (tau, transport_self), lam.shape
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy):
+        dp1, dp2, dinfo, dlam = launch_backward(dy, *ctx.saved_tensors, *ctx.numbers)
+        return dp1, dp2, dinfo, dlam.reshape(ctx.lam_shape), None, None

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from relation.kernels.common import interpreted, offset_of_head
-from relation.kernels.flash_relation.descriptors import are_describable, describe
+from relation.kernels.flash_relation.descriptors import aligned, describe, scales_exactly
 from relation.kernels.flash_relation.launches import (
     Launch,
     Launches,
@@ -26,6 +26,7 @@ from relation.kernels.flash_relation.tiles import (
     read_tile,
     store_tile,
 )
+from relation.kernels.plans import Configuration, layout, plan_of
 
 LOG2_E = tl.constexpr(math.log2(math.e))
 LN_2 = tl.constexpr(math.log(2))
@@ -39,7 +40,8 @@ REPAIRED_ROWS = 1024
 
 @triton.jit
 def _history_tile(
-    p1_i, p1_i_rest, p2, info, p2_tiles, info_tiles, b, h, lam, i_start, j_start, T,
+    p1_i, p1_i_rest, p2, info, p2_tiles, info_tiles, p2_rests, info_rests, b, h, lam,
+    i_start, j_start, T,
     m_i, l_i, self2_i, z_i, z_i_rest,
     stride_p2_t, stride_p2_d, stride_info_t, stride_info_d, scale, tau,
     TRANSPORT_SELF: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, REST: tl.constexpr,
@@ -62,12 +64,13 @@ def _history_tile(
     )  # fmt: skip
     u = tl.dot(p1_i, tl.trans(p2_j), input_precision="ieee")
     if REST > 0:
-        p2_j_rest = load_tile(
-            p2, j_start, T, stride_p2_t, stride_p2_d, D, WIDE, BLOCK_J, REST, WHOLE or not DIAGONAL
-        )
-        info_j_rest = load_tile(
-            info, j_start, T, stride_info_t, stride_info_d, D, WIDE, BLOCK_J, REST,
+        p2_j_rest = read_tile(
+            p2_rests, b, h, p2, j_start, T, stride_p2_t, stride_p2_d, D, WIDE, BLOCK_J, REST,
             WHOLE or not DIAGONAL,
+        )  # fmt: skip
+        info_j_rest = read_tile(
+            info_rests, b, h, info, j_start, T, stride_info_t, stride_info_d, D, WIDE, BLOCK_J,
+            REST, WHOLE or not DIAGONAL,
         )  # fmt: skip
         u = tl.dot(p1_i_rest, tl.trans(p2_j_rest), u, input_precision="ieee")
     if SCALED:
@@ -114,7 +117,8 @@ def _history_tile(
 
 @triton.jit
 def _forward_rows(
-    p1, p2, info, p1_tiles, p2_tiles, info_tiles, b, h, lam, y, gate_logit, log_norm, i_start,
+    p1, p2, info, p1_tiles, p2_tiles, info_tiles, p2_rests, info_rests, b, h,
+    lam, y, gate_logit, log_norm, i_start,
     stride_p1_t, stride_p1_d, stride_p2_t, stride_p2_d, stride_info_t, stride_info_d,
     stride_y_t, stride_y_d, T, scale, tau,
     TRANSPORT_SELF: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, REST: tl.constexpr,
@@ -142,14 +146,16 @@ def _forward_rows(
     # loops asynchronous, and the second loop needs no mask.
     for step in tl.range(0, tl.minimum(BLOCK_I, T - i_start), BLOCK_J, num_stages=1):
         m_i, l_i, self2_i, z_i, z_i_rest = _history_tile(
-            p1_i, p1_i_rest, p2, info, p2_tiles, info_tiles, b, h, lam, i_start, i_start + step, T,
+            p1_i, p1_i_rest, p2, info, p2_tiles, info_tiles, p2_rests, info_rests, b, h, lam,
+            i_start, i_start + step, T,
             m_i, l_i, self2_i, z_i, z_i_rest,
             stride_p2_t, stride_p2_d, stride_info_t, stride_info_d, scale, tau,
             TRANSPORT_SELF, D, WIDE, REST, BLOCK_I, BLOCK_J, WHOLE, FAST, ONLINE, SCALED, True,
         )  # fmt: skip
     for j_start in range(0, i_start, BLOCK_J):
         m_i, l_i, self2_i, z_i, z_i_rest = _history_tile(
-            p1_i, p1_i_rest, p2, info, p2_tiles, info_tiles, b, h, lam, i_start, j_start, T,
+            p1_i, p1_i_rest, p2, info, p2_tiles, info_tiles, p2_rests, info_rests, b, h, lam,
+            i_start, j_start, T,
             m_i, l_i, self2_i, z_i, z_i_rest,
             stride_p2_t, stride_p2_d, stride_info_t, stride_info_d, scale, tau,
             TRANSPORT_SELF, D, WIDE, REST, BLOCK_I, BLOCK_J, WHOLE, FAST, ONLINE, SCALED, False,
@@ -168,7 +174,8 @@ def _forward_rows(
 
 @triton.jit(do_not_specialize=["T"])
 def forward_kernel(
-    p1, p2, info, p1_tiles, p2_tiles, info_tiles, lam, y, gate_logit, log_norm,
+    p1, p2, info, p1_tiles, p2_tiles, info_tiles, p2_rests, info_rests,
+    lam, y, gate_logit, log_norm,
     stride_p1_b, stride_p1_h, stride_p1_t, stride_p1_d,
     stride_p2_b, stride_p2_h, stride_p2_t, stride_p2_d,
     stride_info_b, stride_info_h, stride_info_t, stride_info_d,
@@ -188,7 +195,7 @@ def forward_kernel(
         p1 + offset_of_head(head, H, stride_p1_b, stride_p1_h),
         p2 + offset_of_head(head, H, stride_p2_b, stride_p2_h),
         info + offset_of_head(head, H, stride_info_b, stride_info_h),
-        p1_tiles, p2_tiles, info_tiles, head // H, head % H, lam,
+        p1_tiles, p2_tiles, info_tiles, p2_rests, info_rests, head // H, head % H, lam,
         y + offset_of_head(head, H, stride_y_b, stride_y_h),
         gate_logit + rows, log_norm + rows, i_start,
         stride_p1_t, stride_p1_d, stride_p2_t, stride_p2_d, stride_info_t, stride_info_d,
@@ -231,7 +238,7 @@ def repair_kernel(
                     p1 + offset_of_head(head, H, stride_p1_b, stride_p1_h),
                     p2 + offset_of_head(head, H, stride_p2_b, stride_p2_h),
                     info + offset_of_head(head, H, stride_info_b, stride_info_h),
-                    None, None, None, 0, 0, lam,
+                    None, None, None, None, None, 0, 0, lam,
                     y + offset_of_head(head, H, stride_y_b, stride_y_h),
                     gate_logit + rows, log_norm + rows, i_start,
                     stride_p1_t, stride_p1_d, stride_p2_t, stride_p2_d,
@@ -267,28 +274,45 @@ def launch_forward(
     log_norm = torch.empty((B, H, T), dtype=torch.float32, device=info.device)
     launches = launches or select_launches(p1.device, p1.element_size(), D)
     tile: Launch = launches.forward
-    wide, rest = split_width(D)
-    described = are_describable(launches, p1, p2, info)
-    owned_and_scanned = ((p1, tile.block_i), (p2, tile.block_j), (info, tile.block_j))
-    tiles = (describe(*pair) if described else None for pair in owned_and_scanned)
-    results = (lam, y, gate_logit, log_norm)
-    strides = (*p1.stride(), *p2.stride(), *info.stride(), *y.stride())
-    numbers = (H, T, 1 / math.sqrt(D), tau)
+    described = launches.descriptors
+    if described:
+        p1, p2, info = map(aligned, (p1, p2, info))
+    wide, rest = split_width(D, described and tile.padded)
+    tiles = [None] * 5
+    if described:
+        tiles = [
+            describe(p1, tile.block_i, wide),
+            *(describe(x, tile.block_j, width) for width in (wide, rest) for x in (p2, info)),
+        ]
+    inputs, results = (p1, p2, info), (lam, y, gate_logit, log_norm)
     online = keeps_maximum(p1.dtype)
-    fast = p1.element_size() == 2 and not interpreted()
+
+    def configure(tile: Launch, padded: bool, **own) -> tuple:
+        wide, rest = split_width(D, padded)
+        strides = (*p1.stride(), *p2.stride(), *info.stride(), *y.stride())
+        constants = {
+            "TRANSPORT_SELF": transport_self,
+            "D": D,
+            "WIDE": wide,
+            "REST": rest,
+            "BLOCK_I": tile.block_i,
+            "BLOCK_J": tile.block_j,
+            "FAST": p1.element_size() == 2 and not interpreted(),
+        }
+        return (*strides, H, T, 1 / math.sqrt(D), tau), constants | own | tile.options()
+
+    def configure_forward() -> Configuration:
+        scaled = described and scales_exactly(p1)
+        own = {"WHOLE": T % tile.block_i == 0, "ONLINE": online, "SCALED": scaled}
+        return grid(p1, tile.block_i), *configure(tile, described and tile.padded, **own)
+
+    def configure_repair() -> Configuration:
+        blocks = triton.cdiv(T, REPAIRED_ROWS)
+        return (B * H, blocks), *configure(launches.repair, False, ROWS=REPAIRED_ROWS)
+
+    plan = plan_of(launch_forward, launches, tau, transport_self, *map(layout, (*inputs, lam)))
     with torch.cuda.device_of(p1):
-        forward_kernel[grid(p1, tile.block_i)](
-            p1, p2, info, *tiles, *results, *strides, *numbers,
-            TRANSPORT_SELF=transport_self, D=D, WIDE=wide, REST=rest,
-            BLOCK_I=tile.block_i, BLOCK_J=tile.block_j, WHOLE=T % tile.block_i == 0, FAST=fast,
-            ONLINE=online, SCALED=described, **tile.options(),
-        )  # fmt: skip
+        plan.launch(forward_kernel, (*inputs, *tiles, *results), configure_forward)
         if not online:
-            tile = launches.repair
-            repair_kernel[(B * H, triton.cdiv(T, REPAIRED_ROWS))](
-                p1, p2, info, *results, *strides, *numbers,
-                TRANSPORT_SELF=transport_self, D=D, WIDE=wide, REST=rest,
-                BLOCK_I=tile.block_i, BLOCK_J=tile.block_j, FAST=fast, ROWS=REPAIRED_ROWS,
-                **tile.options(),
-            )  # fmt: skip
+            plan.launch(repair_kernel, (*inputs, *results), configure_repair)
     return y, gate_logit, log_norm

@@ -65,7 +65,41 @@ def read_tile(
     if tiles is None:
         return load_tile(head, start, T, stride_t, stride_d, D, FIRST, BLOCK, WIDTH, WHOLE)
     else:
-        return tl.reshape(tiles.load([b, h, start, 0]), [BLOCK, WIDTH])
+        return tl.reshape(tiles.load([b, h, start, FIRST]), [BLOCK, WIDTH])
+
+
+@triton.jit
+def row_sums_at(head, i, T, PLANES: tl.constexpr):
+    """Offsets (rows, 2) of log_norm and mean_h of the rows i of a head.
+
+    Side by side, because two vectors through pointers would be copied number by number; with
+    PLANES, for TMA, one behind the other in rows of a multiple of 16 bytes.
+    """
+    which = tl.arange(0, 2)[None, :]
+    head = tl.cast(head, tl.int64)
+    if PLANES:
+        length = tl.cdiv(T, 4) * 4
+        return head * 2 * length + which * length + i[:, None]
+    else:
+        return 2 * (head * T + i)[:, None] + which
+
+
+@triton.jit
+def read_row_sums(tiles, head, row_sums, start, T, BLOCK: tl.constexpr, WHOLE: tl.constexpr):
+    """log_norm and mean_h of BLOCK rows of a head, through the descriptor `tiles` unless None.
+
+    Past the last row they give F = 0; a descriptor's zeros do no harm, since its tiles of p1 and dy
+    are zeros there too.
+    """
+    if tiles is None:
+        i = start + tl.arange(0, BLOCK)
+        at = row_sums + row_sums_at(head, i, T, False)
+        both = tl.load(at) if WHOLE else tl.load(at, mask=(i < T)[:, None], other=PAST_END)
+        norm, mean_h = tl.split(both)
+    else:
+        norm = tl.reshape(tiles.load([2 * head, start]), [BLOCK])
+        mean_h = tl.reshape(tiles.load([2 * head + 1, start]), [BLOCK])
+    return norm, mean_h
 
 
 @triton.jit

@@ -5,7 +5,7 @@ import torch
 from relation.errors import InputError
 from relation.kernels.checks import check_floating, check_relation_inputs
 from relation.kernels.documents import Documents, forget_at_starts
-from relation.kernels.flash_relation import DTYPES, NARROWEST, WIDEST, why_unavailable
+from relation.kernels.flash_relation import DTYPES, NARROWEST, WIDEST, is_eager, why_unavailable
 
 
 def linear_relation(
@@ -35,8 +35,10 @@ def linear_relation(
     _check_inputs(p1, p2, info, log_retention, tau, state)
     log_retention = forget_at_starts(documents, p1, log_retention, state)
     # Registering the operators compiles nothing, but it imports Triton.
-    from relation.kernels.linear_relation.autograd import linear_forward
+    from relation.kernels.linear_relation.autograd import EagerRelation, linear_forward
 
+    if is_eager(p1, p2, info, log_retention, state):
+        return EagerRelation.apply(p1, p2, info, log_retention, state, float(tau))
     y, final, *_ = linear_forward(p1, p2, info, log_retention, state, float(tau))
     return y, final
 
