@@ -15,7 +15,7 @@ class Documents:
     A token sees its own document alone: what an operator computes for it is what it computes where
     the document is a row by itself. Padding is a document of its own, whose results nobody reads.
 
-    starts: (B, T) int32, the place in its row of the first token of a token's document.
+    starts, ends: (B, T) int32, where in its row a token's document begins, and where it has ended.
     offsets: (n + 1,) int32, where each of the n documents begins in the B x T tokens, row by row,
         and B T at the end (`cu_seqlens` elsewhere).
     longest: the most tokens that a document has.
@@ -24,6 +24,7 @@ class Documents:
     """
 
     starts: Tensor
+    ends: Tensor
     offsets: Tensor
     longest: int
 
@@ -88,10 +89,12 @@ class Documents:
         batch, length = first.shape
         place = torch.arange(length, dtype=torch.int32, device=first.device)
         starts = torch.where(first, place, 0).cummax(dim=1).values
+        ended = torch.nn.functional.pad(first[:, 1:], (0, 1), value=True)
+        ends = torch.where(ended, place + 1, length).flip(1).cummin(dim=1).values.flip(1)
         begins = first.flatten().nonzero().flatten()
         end = begins.new_tensor([batch * length])
         offsets = torch.cat((begins, end)).to(torch.int32)
-        return cls(starts, offsets, int(offsets.diff().max()))
+        return cls(starts, ends, offsets, int(offsets.diff().max()))
 
     @property
     def positions(self) -> Tensor:

@@ -141,6 +141,7 @@ def test_every_form_gives_the_same_documents():
     offsets = torch.tensor([0, 2, 3, 5])
     for documents in (Documents.of(ids), Documents.packed(offsets)):
         assert documents.starts.tolist() == [[0, 0, 2, 3, 3]]
+        assert documents.ends.tolist() == [[2, 2, 3, 5, 5]]
         assert documents.positions.tolist() == [[0, 1, 0, 0, 1]]
         assert documents.offsets.tolist() == offsets.tolist()
         assert documents.longest == 2
@@ -176,7 +177,9 @@ def test_documents_of_another_batch_or_device_are_refused(kind, name):
     with pytest.raises(InputError, match=r"documents are of \(B, T\) = \(3, 41\)"):
         operator_of(kind, name, documents=packed())(*inputs)
     documents = packed()
-    elsewhere = Documents(documents.starts.to("meta"), documents.offsets, documents.longest)
+    elsewhere = Documents(
+        documents.starts.to("meta"), documents.ends, documents.offsets, documents.longest
+    )
     with pytest.raises(InputError, match="documents lie on meta"):
         operator_of(kind, name, documents=elsewhere)(*inputs_of(kind, 3, 2, 41, 6))
 

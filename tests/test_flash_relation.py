@@ -19,6 +19,8 @@ from interpreter import INTERPRETED, run_interpreted
 
 from relation import kernels
 from relation.errors import InputError
+from relation.kernels.documents import Documents
+from relation.ops import full_relation
 
 ROOT = Path(__file__).resolve().parents[1]
 SLACK = {torch.bfloat16: 1e-3, torch.float16: 1e-3, torch.float32: 1e-5}
@@ -154,6 +156,27 @@ class TestInterpreted:
 
     def test_exchange_only(self):
         assert_exact(draw(2, (2, 2, 33, 20)), transport_self=False)
+
+    @pytest.mark.parametrize("descriptors", [False, True])
+    @pytest.mark.parametrize("transport_self", [True, False])
+    @pytest.mark.parametrize("width", [16, 48])
+    def test_documents(self, launch_with, width, transport_self, descriptors):
+        """Ends inside blocks, at their edges and of one token, with blocks of several tiles."""
+        from relation.kernels.flash_relation.launches import Launch
+
+        rows, history = Launch(32, 16, 1, 1), Launch(16, 32, 1, 1)
+        launch_with(forward=rows, repair=rows, p1=rows, p2_info=history, descriptors=descriptors)
+        begins = torch.zeros(2, 113, dtype=torch.int64)
+        begins[0, [1, 5, 32, 33, 63, 100]] = begins[1, [48, 96]] = 1
+        documents = Documents.of(begins.cumsum(1))
+        inputs = draw(12, (2, 2, 113, width))
+        options = {"transport_self": transport_self, "documents": documents}
+        with poisoned_memory():
+            ours = differentiate(kernels.flash_relation, inputs, **options)
+        truth = differentiate(full_relation, tuple(x.double() for x in inputs), **options)
+        yardstick = differentiate(full_relation, inputs, **options)
+        for name, *three in zip(RESULTS, ours, truth, yardstick, strict=True):
+            assert_close(name, *three, SLACK[torch.float32])
 
     @pytest.mark.parametrize(("heads", "transport_self"), [(2, True), (1, False)])
     def test_dlam(self, heads, transport_self):

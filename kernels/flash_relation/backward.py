@@ -41,11 +41,15 @@ def launch_backward(
     tau: float,
     transport_self: bool,
     launches: Launches | None = None,
+    *,
+    starts: torch.Tensor | None = None,
+    ends: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Run the backward passes; p1 to transport_self are the forward's inputs and results.
 
-    Without `launches`, the device's are taken. Returns the gradients of p1, p2 and info in their
-    dtype, and of lam as an FP32 scalar.
+    starts and ends: (B, T) int32, contiguous, where each token's document begins and ends in its
+    row. Without `launches`, the device's are taken. Returns the gradients of p1, p2 and info in
+    their dtype, and of lam as an FP32 scalar.
     """
     B, H, T, D = p1.shape
     # Without atomics and with one writer an element, every sum has one order: equal inputs give
@@ -98,13 +102,14 @@ def launch_backward(
         numbers = (*dy.stride(), *dp2.stride(), H, T, 1 / math.sqrt(D))
         return grid(p2, block), *configure(by_history, block, *numbers)
 
-    plan = plan_of(launch_backward, launches, tau, transport_self, *map(layout, inputs))
+    facts = tau, transport_self, starts is None
+    plan = plan_of(launch_backward, launches, *facts, *map(layout, inputs))
     with torch.cuda.device_of(p1):
         history = tiles(by_rows, by_rows.block_j, p2, info)
         results = (gate_logit, log_norm, row_sums, du_self, dlam_partial, dp1)
-        plan.launch(p1_kernel, (*inputs, *history, *results), configure_p1)
+        plan.launch(p1_kernel, (*inputs, *history, starts, *results), configure_p1)
         rows = tiles(by_history, by_history.block_i, p1, dy)
         rows.append(describe_row_sums(row_sums, T, by_history.block_i) if described else None)
-        results = (gate_logit, row_sums, du_self, dp2, dinfo)
+        results = (ends, gate_logit, row_sums, du_self, dp2, dinfo)
         plan.launch(p2_info_kernel, (p1, p2, info, dy, *rows, *results), configure_p2_info)
     return dp1, dp2, dinfo, dlam_partial.sum()

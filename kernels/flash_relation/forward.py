@@ -20,10 +20,12 @@ from relation.kernels.flash_relation.launches import (
     split_width,
 )
 from relation.kernels.flash_relation.tiles import (
+    document_starts,
     half_tanh,
     load_tile,
     program_head,
     read_tile,
+    row_of_batch,
     store_tile,
 )
 from relation.kernels.plans import Configuration, layout, plan_of
@@ -41,14 +43,16 @@ REPAIRED_ROWS = 1024
 @triton.jit
 def _history_tile(
     p1_i, p1_i_rest, p2, info, p2_tiles, info_tiles, p2_rests, info_rests, b, h, lam,
-    i_start, j_start, T,
+    start_i, i_start, j_start, T,
     m_i, l_i, self2_i, z_i, z_i_rest,
     stride_p2_t, stride_p2_d, stride_info_t, stride_info_d, scale, tau,
     TRANSPORT_SELF: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, REST: tl.constexpr,
     BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr, WHOLE: tl.constexpr, FAST: tl.constexpr,
-    ONLINE: tl.constexpr, SCALED: tl.constexpr, DIAGONAL: tl.constexpr,
+    ONLINE: tl.constexpr, SCALED: tl.constexpr, DIAGONAL: tl.constexpr, BOUND: tl.constexpr,
 ):  # fmt: skip
     """Add the tile of history at j_start to the sums of the rows at i_start.
+
+    With BOUND some of it may lie before start_i, the start of a row's document.
 
     l_i sums exp(E_ij) over j < i; z_i sums exp(E_ij) I_j and, from the diagonal, Self's share: in
     the softmax of row i, Self weighs exp(S_i + lam log i) where history weighs exp(E_ij).
@@ -84,12 +88,18 @@ def _history_tile(
         j = j_start + tl.arange(0, BLOCK_J)
         own = j[None, :] == i[:, None]
         s = tl.sigmoid(tl.sum(tl.where(own, u, 0.0), 1) * (2.0 / tau if SCALED else scale / tau))
-        self2 = s * LOG2_E + tl.load(lam) * tl.log2((i + 1).to(tl.float32))
+        place = i - start_i
+        self2 = s * LOG2_E + tl.load(lam) * tl.log2((place + 1).to(tl.float32))
         # Without history only Self is left: any weight will do, and 1 divides away exactly.
-        self2 = tl.where(i == 0, 0.0, self2)
+        self2 = tl.where(place == 0, 0.0, self2)
         self2_i = tl.where((i >= j_start) & (i < j_start + BLOCK_J), self2, self2_i)
         e2 = tl.where(j[None, :] < i[:, None], e2, float("-inf"))
+        if BOUND:
+            e2 = tl.where(j[None, :] >= start_i[:, None], e2, float("-inf"))
         e2 = tl.where(own, self2[:, None], e2)
+    elif BOUND:
+        j = j_start + tl.arange(0, BLOCK_J)
+        e2 = tl.where(j[None, :] >= start_i[:, None], e2, float("-inf"))
     if ONLINE:
         m_new = tl.maximum(m_i, tl.max(e2, 1))
         weight = tl.exp2(e2 - m_new[:, None])
@@ -118,7 +128,7 @@ def _history_tile(
 @triton.jit
 def _forward_rows(
     p1, p2, info, p1_tiles, p2_tiles, info_tiles, p2_rests, info_rests, b, h,
-    lam, y, gate_logit, log_norm, i_start,
+    lam, starts, y, gate_logit, log_norm, i_start,
     stride_p1_t, stride_p1_d, stride_p2_t, stride_p2_d, stride_info_t, stride_info_d,
     stride_y_t, stride_y_d, T, scale, tau,
     TRANSPORT_SELF: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, REST: tl.constexpr,
@@ -141,24 +151,38 @@ def _forward_rows(
     l_i = tl.zeros([BLOCK_I], tl.float32)
     self2_i = tl.zeros([BLOCK_I], tl.float32)
     m_i = tl.full([BLOCK_I], SILU_FLOOR if ONLINE else 0.0, tl.float32)
+    DOCUMENTS: tl.constexpr = starts is not None
+    start_i, first, bound = document_starts(starts, i_start, T, BLOCK_I, BLOCK_J)
 
     # The diagonal first and in a loop of its own: ptxas then keeps the matrix products of both
     # loops asynchronous, and the second loop needs no mask.
     for step in tl.range(0, tl.minimum(BLOCK_I, T - i_start), BLOCK_J, num_stages=1):
         m_i, l_i, self2_i, z_i, z_i_rest = _history_tile(
             p1_i, p1_i_rest, p2, info, p2_tiles, info_tiles, p2_rests, info_rests, b, h, lam,
-            i_start, i_start + step, T,
+            start_i, i_start, i_start + step, T,
             m_i, l_i, self2_i, z_i, z_i_rest,
             stride_p2_t, stride_p2_d, stride_info_t, stride_info_d, scale, tau,
             TRANSPORT_SELF, D, WIDE, REST, BLOCK_I, BLOCK_J, WHOLE, FAST, ONLINE, SCALED, True,
+            DOCUMENTS,
         )  # fmt: skip
-    for j_start in range(0, i_start, BLOCK_J):
+    if DOCUMENTS:
+        for j_start in tl.range(first, bound, BLOCK_J, num_stages=1):
+            m_i, l_i, self2_i, z_i, z_i_rest = _history_tile(
+                p1_i, p1_i_rest, p2, info, p2_tiles, info_tiles, p2_rests, info_rests, b, h, lam,
+                start_i, i_start, j_start, T,
+                m_i, l_i, self2_i, z_i, z_i_rest,
+                stride_p2_t, stride_p2_d, stride_info_t, stride_info_d, scale, tau,
+                TRANSPORT_SELF, D, WIDE, REST, BLOCK_I, BLOCK_J, WHOLE, FAST, ONLINE, SCALED,
+                False, True,
+            )  # fmt: skip
+    for j_start in range(bound, i_start, BLOCK_J):
         m_i, l_i, self2_i, z_i, z_i_rest = _history_tile(
             p1_i, p1_i_rest, p2, info, p2_tiles, info_tiles, p2_rests, info_rests, b, h, lam,
-            i_start, j_start, T,
+            start_i, i_start, j_start, T,
             m_i, l_i, self2_i, z_i, z_i_rest,
             stride_p2_t, stride_p2_d, stride_info_t, stride_info_d, scale, tau,
             TRANSPORT_SELF, D, WIDE, REST, BLOCK_I, BLOCK_J, WHOLE, FAST, ONLINE, SCALED, False,
+            False,
         )  # fmt: skip
 
     l_all = l_i + tl.exp2(self2_i - m_i)
@@ -175,7 +199,7 @@ def _forward_rows(
 @triton.jit(do_not_specialize=["T"])
 def forward_kernel(
     p1, p2, info, p1_tiles, p2_tiles, info_tiles, p2_rests, info_rests,
-    lam, y, gate_logit, log_norm,
+    lam, starts, y, gate_logit, log_norm,
     stride_p1_b, stride_p1_h, stride_p1_t, stride_p1_d,
     stride_p2_b, stride_p2_h, stride_p2_t, stride_p2_d,
     stride_info_b, stride_info_h, stride_info_t, stride_info_d,
@@ -196,7 +220,7 @@ def forward_kernel(
         p2 + offset_of_head(head, H, stride_p2_b, stride_p2_h),
         info + offset_of_head(head, H, stride_info_b, stride_info_h),
         p1_tiles, p2_tiles, info_tiles, p2_rests, info_rests, head // H, head % H, lam,
-        y + offset_of_head(head, H, stride_y_b, stride_y_h),
+        row_of_batch(starts, head // H, T), y + offset_of_head(head, H, stride_y_b, stride_y_h),
         gate_logit + rows, log_norm + rows, i_start,
         stride_p1_t, stride_p1_d, stride_p2_t, stride_p2_d, stride_info_t, stride_info_d,
         stride_y_t, stride_y_d, T, scale, tau,
@@ -214,7 +238,7 @@ def _left_the_range(log_norm, start, T, ROWS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["T"])
 def repair_kernel(
-    p1, p2, info, lam, y, gate_logit, log_norm,
+    p1, p2, info, lam, starts, y, gate_logit, log_norm,
     stride_p1_b, stride_p1_h, stride_p1_t, stride_p1_d,
     stride_p2_b, stride_p2_h, stride_p2_t, stride_p2_d,
     stride_info_b, stride_info_h, stride_info_t, stride_info_d,
@@ -239,6 +263,7 @@ def repair_kernel(
                     p2 + offset_of_head(head, H, stride_p2_b, stride_p2_h),
                     info + offset_of_head(head, H, stride_info_b, stride_info_h),
                     None, None, None, None, None, 0, 0, lam,
+                    row_of_batch(starts, head // H, T),
                     y + offset_of_head(head, H, stride_y_b, stride_y_h),
                     gate_logit + rows, log_norm + rows, i_start,
                     stride_p1_t, stride_p1_d, stride_p2_t, stride_p2_d,
@@ -260,8 +285,12 @@ def launch_forward(
     tau: float,
     transport_self: bool,
     launches: Launches | None = None,
+    *,
+    starts: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Run the forward pass, with the device's launches where none are given.
+
+    starts: (B, T) int32, contiguous, where each token's document begins in its row.
 
     Returns Y (B, H, T, D) in info's dtype, and two FP32 (B, H, T): the gate's logit A - S, and the
     number n_i of which F_ij = 2^(E_ij log2(e) - n_i) for j < i.
@@ -284,7 +313,7 @@ def launch_forward(
             describe(p1, tile.block_i, wide),
             *(describe(x, tile.block_j, width) for width in (wide, rest) for x in (p2, info)),
         ]
-    inputs, results = (p1, p2, info), (lam, y, gate_logit, log_norm)
+    inputs, results = (p1, p2, info), (lam, starts, y, gate_logit, log_norm)
     online = keeps_maximum(p1.dtype)
 
     def configure(tile: Launch, padded: bool, **own) -> tuple:
@@ -310,7 +339,8 @@ def launch_forward(
         blocks = triton.cdiv(T, REPAIRED_ROWS)
         return (B * H, blocks), *configure(launches.repair, False, ROWS=REPAIRED_ROWS)
 
-    plan = plan_of(launch_forward, launches, tau, transport_self, *map(layout, (*inputs, lam)))
+    facts = tau, transport_self, starts is None
+    plan = plan_of(launch_forward, launches, *facts, *map(layout, (*inputs, lam)))
     with torch.cuda.device_of(p1):
         plan.launch(forward_kernel, (*inputs, *tiles, *results), configure_forward)
         if not online:

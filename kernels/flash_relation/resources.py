@@ -18,15 +18,21 @@ TABLE = Path(__file__).with_suffix(".csv")
 _TILES = ("p1_tiles", "p2_tiles", "info_tiles", "dy_tiles")
 _ROWS = "row_tiles"
 _RESTS = ("p1_rests", "p2_rests", "info_rests", "dy_rests")
+_DOCUMENTS = ("starts", "ends")
 _FP32 = ("lam", "gate_logit", "log_norm", "row_sums", "du_self", "dlam_partial")
 
 
 def compile_pass(
-    name: str, architecture: str, launches: Launches, descriptors: bool = False
+    name: str,
+    architecture: str,
+    launches: Launches,
+    descriptors: bool = False,
+    documents: bool = False,
 ) -> CompiledKernel:
     """Compile one of `PASSES` at the entry's widest head, with the masks of a ragged T.
 
-    descriptors: as launched on inputs that TMA can hold, rather than through pointers.
+    descriptors: as launched on inputs that TMA can hold, rather than through pointers; documents:
+    as launched with some.
     """
     kernel = getattr(forward if name in ("forward", "repair") else backward, f"{name}_kernel")
     launch = getattr(launches, name)
@@ -48,8 +54,11 @@ def compile_pass(
         constants |= dict.fromkeys((*_TILES, _ROWS))
     if not descriptors or not rest:
         constants |= dict.fromkeys(_RESTS)
+    if not documents:
+        constants |= dict.fromkeys(_DOCUMENTS)
     constants = {key: value for key, value in constants.items() if key in kernel.arg_names}
-    types = {"H": "i32", "T": "i32", "scale": "fp32", "tau": "fp32"}
+    types = dict.fromkeys(_DOCUMENTS if documents else (), "*i32")
+    types |= {"H": "i32", "T": "i32", "scale": "fp32", "tau": "fp32"}
     for argument in {*_TILES, *_RESTS}.intersection(kernel.arg_names) - constants.keys():
         owned = argument == "p1_tiles" and name == "forward"
         rows = launch.block_i if owned or name == "p2_info" else launch.block_j

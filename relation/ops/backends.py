@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import torch
 
 from relation.errors import InputError
-from relation.kernels.documents import Documents
 from relation.ops.attention import causal_attention, cudnn_attention, flash_attention
 from relation.ops.flex import flex_relation
 from relation.ops.full import full_relation
@@ -69,12 +68,10 @@ def _flex_refusal(device: torch.device) -> str | None:
     return None
 
 
-def _flash_relation(*args, documents: Documents | None = None, **kwargs):
+def _flash_relation(*args, **kwargs):
     # Imported on use: the reference operators run on machines without Triton.
     from relation.kernels import flash_relation
 
-    if documents is not None:
-        raise InputError("FlashRelation takes no documents yet; use the backend tiled or flex")
     return flash_relation(*args, **kwargs)
 
 
