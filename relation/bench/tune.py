@@ -27,7 +27,6 @@ from relation.errors import InputError, RunError
 from relation.kernels.common import SHARED_MEMORY, architecture, interpreted
 from relation.kernels.flash_relation import NARROWEST, WIDEST
 from relation.kernels.flash_relation.backward import launch_backward
-from relation.kernels.flash_relation.descriptors import are_describable
 from relation.kernels.flash_relation.forward import launch_forward
 from relation.kernels.flash_relation.launches import Launch, Launches, select_launches
 from relation.kernels.flash_relation.resources import pass_resources
@@ -88,12 +87,10 @@ def candidates(name: str, bits: int) -> list[Launch]:
 def why_unfit(name: str, launches: Launches, architecture: str) -> str | None:
     """Why a pass of an entry is not worth timing, from compiling it for `architecture`, or None.
 
-    It is compiled with the masks of a ragged T and, for 16 bits, as BF16: through descriptors where
-    contiguous inputs are. Raises TritonError where it does not compile.
+    It is compiled with the masks of a ragged T and, for 16 bits, as BF16. Raises TritonError where
+    it does not compile.
     """
-    dtype = torch.bfloat16 if launches.bits == 16 else torch.float32
-    contiguous = torch.empty((1, 1, 16, launches.widest), dtype=dtype)
-    described = name != "repair" and are_describable(launches, contiguous)
+    described = name != "repair" and launches.descriptors
     found = pass_resources(name, architecture, launches, described)
     if found.shared > SHARED_MEMORY[architecture]:
         return "needs more shared memory than there is"
