@@ -26,6 +26,7 @@ from relation.errors import InputError
 from relation.machine.devices import describe
 from relation.spec import canonical_hash
 from relation.store.layouts import BENCH
+from relation.store.stamp import UNKNOWN, Stamp
 from relation.verify.inputs import Shape
 
 BENCHMARKS: dict[str, Callable[[torch.device], Benchmark]] = {
@@ -99,6 +100,7 @@ def run(
     measures: Sequence[str] | None = None,
     peers: Sequence[str] | None = None,
     repeats: int = 50,
+    stamp: Stamp = UNKNOWN,
 ) -> Comparison:
     """Measure one benchmark at a campaign's geometry and write its Parquet.
 
@@ -121,7 +123,7 @@ def run(
             f"bench {name} measures on a CUDA GPU and PyTorch sees none here; "
             "--device cpu compares plain PyTorch at small shapes"
         )
-    return _measure(name, benchmark, systems, settings, device_kind, output, only, repeats)
+    return _measure(name, benchmark, systems, settings, device_kind, output, only, repeats, stamp)
 
 
 def _measure(
@@ -133,6 +135,7 @@ def _measure(
     output: Path,
     measures: Sequence[str],
     repeats: int,
+    stamp: Stamp,
 ) -> Comparison:
     on_operator = [m for m in measures if m not in (STEP, LONG)]
     shapes: list[Shape] = benchmark.shapes(systems) if on_operator else []
@@ -161,6 +164,7 @@ def _measure(
             found.rows.extend(rows)
             given = output, BENCH, found.rows, systems[0].campaign, config_hash, "bench"
             more = {"benchmark": name, "repeats": repeats, "conditions": found.conditions}
+            more |= {"stamp": stamp}
             shared.record(*given, **more)
 
         for shape in shapes:

@@ -17,7 +17,9 @@ from relation.cli.options import (
 )
 from relation.cli.tables import print_table
 from relation.errors import InputError
+from relation.pipeline.origin import stamp
 from relation.pipeline.results import Results, diagnostics_path, run_path
+from relation.pipeline.uses import uses_of_model
 
 # The paper's sampling, as the options of a checkpoint of no campaign have it.
 _SAMPLING = {"sequences": 4, "flow_length": 1024, "rank_length": 512}
@@ -99,7 +101,8 @@ def _diagnose_run(options: argparse.Namespace) -> list[dict]:
     checkpoint = results.folder / run_path(run) / "model.safetensors"
     data = results.data(campaign.data[run.data])
     output = results.folder / diagnostics_path(run)
-    diagnose(spec, run, checkpoint, data, output, sharing_of(campaign, run))
+    stamped = stamp("diagnostics", uses_of_model(run.model["layout"]))
+    diagnose(spec, run, checkpoint, data, output, sharing_of(campaign, run), stamped)
     return read_parquet(output).to_pylist()
 
 
@@ -119,6 +122,7 @@ def _diagnose_file(options: argparse.Namespace) -> list[dict]:
         options.data,
         options.output,
         options.device or "cpu",
+        stamp("diagnostics"),
         window=options.window or longest,
         **sampling,
     )

@@ -28,6 +28,8 @@ from relation.cli.options import (
 from relation.errors import InputError
 from relation.pipeline.campaign import Campaign
 from relation.pipeline.config import load_config
+from relation.pipeline.hashes import code_hash
+from relation.pipeline.origin import stamp
 from relation.pipeline.results import (
     GRADIENTS_FILE,
     VERIFICATION_FILE,
@@ -106,7 +108,8 @@ def _prepare(options: argparse.Namespace) -> None:
             f"choose among {', '.join(campaign.data)}"
         )
     check_expected(options.expect, spec.job_hash, spec.name)
-    prepare(spec, results.data(spec), results.folder / "work" / spec.name, campaign.name)
+    work = results.folder / "work" / spec.name
+    prepare(spec, results.data(spec), work, campaign.name, stamp("data", uses_of(spec)))
 
 
 def _train_under_torchrun(processes: int) -> None:
@@ -148,11 +151,18 @@ def _train(options: argparse.Namespace) -> None:
     looks = campaign.diagnostics
     sampling = campaign.diagnostics_spec(spec, looks["probe_sequences"])
     probes = (
-        FlowProbe(sampling, looks["probes"], data, spec.model_config().vocab_size, uses_of(spec)),
+        FlowProbe(
+            sampling,
+            looks["probes"],
+            data,
+            spec.model_config().vocab_size,
+            code_hash("probe", uses_of(spec)),
+        ),
         ValidationProbe(looks["validations"], looks["validation_tokens"], data, spec),
     )
     output, resume = results.folder / run_path(spec), results.folder / "resume"
-    train(spec, data, output, resume, events, probes, sharing_of(campaign, spec))
+    sharing, stamped = sharing_of(campaign, spec), stamp("training", uses_of(spec))
+    train(spec, data, output, resume, events, probes, sharing, stamped)
 
 
 def _measure(options: argparse.Namespace) -> None:
@@ -164,7 +174,8 @@ def _measure(options: argparse.Namespace) -> None:
     spec = campaign.benchmark(benchmark, scale)
     check_expected(options.expect, spec.job_hash, f"benchmark {options.target}")
     data = results.data(campaign.data_of_scale(scale))
-    measure(spec, data, results.folder / systems_path(spec))
+    output = results.folder / systems_path(spec)
+    measure(spec, data, output, stamp=stamp("systems", uses_of(spec)))
 
 
 def _verify(options: argparse.Namespace) -> None:
@@ -173,7 +184,9 @@ def _verify(options: argparse.Namespace) -> None:
     set_threads(options)
     campaign, results = _campaign(options)
     check_expected(options.expect, campaign.verification.job_hash, "verification")
-    verify(campaign.verification, results.folder / VERIFICATION_FILE)
+    spec = campaign.verification
+    output = results.folder / VERIFICATION_FILE
+    verify(spec, output, stamp("verification", uses_of(spec)))
 
 
 def _verify_gradients(options: argparse.Namespace) -> None:
@@ -182,7 +195,8 @@ def _verify_gradients(options: argparse.Namespace) -> None:
     set_threads(options)
     campaign, results = _campaign(options)
     check_expected(options.expect, campaign.gradients.job_hash, "gradients")
-    verify_gradients(campaign.gradients, results.folder / GRADIENTS_FILE)
+    spec = campaign.gradients
+    verify_gradients(spec, results.folder / GRADIENTS_FILE, stamp("gradients", uses_of(spec)))
 
 
 def _inventory(options: argparse.Namespace) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from relation.errors import InputError
 from relation.pipeline.matrix import Matrix, taken
-from relation.pipeline.sections import Rounds
+from relation.sections import Rounds
 from relation.spec import GradientsSpec, SystemsSpec, VerificationSpec
 from relation.variants import VARIANTS, model_values
 

@@ -15,7 +15,7 @@ from relation.data.sources import corpus_fingerprint
 from relation.errors import InputError
 from relation.flow.pooled import over_sequences
 from relation.pipeline.campaign import Campaign
-from relation.pipeline.origin import origin
+from relation.pipeline.origin import stamp
 from relation.pipeline.results import (
     READING_KINDS,
     READINGS,
@@ -37,6 +37,7 @@ from relation.store.layouts import (
     RUN,
 )
 from relation.store.parquet import read_origin, read_parquet, write_parquet
+from relation.store.stamp import origin
 
 LAYOUTS = {
     "runs": READING_RUNS,
@@ -176,7 +177,7 @@ def write_gathered(results: Results, frames: dict[str, pd.DataFrame], folder: Pa
     campaign = results.campaign
     identity = canonical_hash([run.config_hash for run in campaign.reading_runs])
     devices = "; ".join(sorted(set(frames["runs"]["device"])))
-    written = origin(campaign.name, identity, "readings", devices)
+    written = origin(campaign.name, identity, "readings", devices, stamp("readings"))
     paths = []
     for kind, rows in frames.items():
         path = folder / f"{kind}.parquet"

@@ -6,7 +6,7 @@ from typing import Any
 
 from relation.errors import InputError
 from relation.pipeline.hashes import PROJECT
-from relation.pipeline.sections import (
+from relation.sections import (
     Assumptions,
     CampaignSection,
     Configuration,
