@@ -4,6 +4,7 @@
 """
 
 import sys
+import time
 from pathlib import Path
 
 from snakemake.utils import min_version
@@ -34,10 +35,24 @@ rule all:
         RECORDS,
         rules.report.output,
         rules.document.output,
+    message:
+        "everything is there"
+
+
+STARTED, BEGAN = [], time.time()
+
+
+def last_words(ended_well):
+    """The last screen: what was made or failed, and where the report is."""
+    lines = (*summary(STARTED, BEGAN, ended_well), *report_lines(RESULTS, ended_well))
+    print("", *lines, sep="\n", file=sys.stderr)
 
 
 onstart:
     jobs = list(workflow.dag.needrun_jobs())
+    for job in jobs:
+        name, log = "/".join(job.wildcards), Path(job.log[0]) if job.log else None
+        STARTED.append(Started(job.rule.name, name, tuple(map(Path, job.output)), log))
     local = workflow.executor_plugin.name == "local"
     try:
         check(
@@ -52,9 +67,9 @@ onstart:
         sys.exit(f"error: {error}")
 
 
+onsuccess:
+    last_words(True)
+
+
 onerror:
-    print(
-        f"A report of what is there, with the gaps named: "
-        f"python -m relation render --config {STARTED_WITH}",
-        file=sys.stderr,
-    )
+    last_words(False)

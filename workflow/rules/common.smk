@@ -8,6 +8,7 @@ from relation.errors import InputError
 from relation.pipeline.ledger import Ledger
 from relation.pipeline.preflight import check, check_corpus, write_started_with
 from relation.pipeline.results import RULES, chosen_results
+from relation.pipeline.summary import Started, report_lines, summary
 from relation.spec import canonical_hash
 from relation.pipeline.uses import uses_of_report
 
