@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from relation.errors import InputError
 from relation.pipeline.keys import adapter, known_keys
-from relation.sections import Configuration
+from relation.pipeline.sections import Configuration
 
 
 class _Loader(yaml.SafeLoader):

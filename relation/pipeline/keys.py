@@ -6,7 +6,7 @@ from functools import cache
 
 from pydantic import TypeAdapter
 
-from relation.sections import Configuration
+from relation.pipeline.sections import Configuration
 
 # In a key's place: a name of one's own, and a position in a list.
 _NAME, _POSITION = "NAME", "N"

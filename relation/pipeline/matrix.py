@@ -6,17 +6,14 @@ from typing import Any
 
 from relation.errors import InputError
 from relation.pipeline.hashes import PROJECT
-from relation.sections import (
+from relation.pipeline.sections import (
     Assumptions,
     CampaignSection,
     Configuration,
     Corpus,
-    ExecutionSection,
-    Optimisation,
     Scale,
-    Schedule,
-    Training,
 )
+from relation.sections import ExecutionSection, Optimisation, Schedule, Training
 from relation.spec import DataSpec, RunSpec
 from relation.variants import VARIANTS, ModelConfig, model_values
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from relation.errors import InputError
 from relation.pipeline.matrix import Matrix
-from relation.sections import ChoiceSection, ReadingsSection, Scale
+from relation.pipeline.sections import ChoiceSection, ReadingsSection, Scale
 from relation.spec import DataSpec, RunSpec
 from relation.variants import PAIRED
 
