@@ -4,7 +4,6 @@
 """
 
 import sys
-import time
 from pathlib import Path
 
 from snakemake.utils import min_version
@@ -37,15 +36,6 @@ rule all:
         rules.document.output,
     message:
         "everything is there"
-
-
-STARTED, BEGAN = [], time.time()
-
-
-def last_words(ended_well):
-    """The last screen: what was made or failed, and where the report is."""
-    lines = (*summary(STARTED, BEGAN, ended_well), *report_lines(RESULTS, ended_well))
-    print("", *lines, sep="\n", file=sys.stderr)
 
 
 onstart:

@@ -82,7 +82,7 @@ def test_every_stage_is_what_a_command_calls() -> None:
     """A stage's code hash starts from what its rule's command imports."""
     commands = [
         PROJECT / f"relation/cli/{name}.py"
-        for name in ("jobs", "bench", "compare", "diagnose", "profile")
+        for name in ("jobs", "bench", "report", "diagnose", "profile")
     ]
     called = set().union(*map(imported_modules, commands))
     assert {entry.partition(":")[0] for entries in STAGES.values() for entry in entries} <= called

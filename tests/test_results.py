@@ -9,7 +9,7 @@ from sample import without_texts
 from test_config import config
 from test_records import ORIGIN, refusal, results, write_run  # noqa: F401  (fixture)
 
-from relation.cli.jobs import report_place
+from relation.cli.report import report_place
 from relation.pipeline.config import load_config
 from relation.pipeline.ledger import Ledger
 from relation.pipeline.preflight import write_started_with
