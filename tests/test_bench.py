@@ -21,7 +21,7 @@ from relation.data.tokens import token_file
 from relation.errors import InputError
 from relation.pipeline.campaign import resolve
 from relation.pipeline.config import load_config
-from relation.pipeline.results import Results
+from relation.pipeline.results import Results, systems_path
 from relation.store.layouts import BENCH, THROUGHPUT
 from relation.store.parquet import read_origin, read_parquet
 
@@ -258,7 +258,7 @@ def test_the_tables_files_and_ratios_from_one_command(elsewhere: None, capsys: O
     results = Results(campaign)
     for benchmark in ("fixed", "linear-steady"):
         spec = campaign.benchmark(benchmark, "10M")
-        path = results.systems(spec)
+        path = results.folder / systems_path(spec)
         assert str(path) in output.splitlines()
         assert read_origin(path)["config_hash"] == spec.config_hash
         rows = read_parquet(path, THROUGHPUT).to_pylist()

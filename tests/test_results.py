@@ -86,9 +86,11 @@ def test_an_own_benchmark_and_check_come_before_the_shipped_ones(shipped: Result
         later = ORIGIN | {"config_hash": made.config_hash, "created": "2027"}
         write_parquet(shipped.own_folder / path, layout, [], later)
     shipped = again(shipped)
-    assert place(shipped.systems(spec), shipped) == "tiny"
-    assert place(shipped.verification, shipped) == place(shipped.gradients, shipped) == "tiny"
-    assert {place(shipped.systems(other), shipped) for other in others} == {"published"}
+    ledger = Ledger(shipped)
+    own = (ledger.measure(spec), ledger.verify(), ledger.verify_gradients())
+    assert {place(job.paths[0], shipped) for job in own} == {"tiny"}
+    measured = map(ledger.measure, others)
+    assert {place(job.paths[0], shipped) for job in measured} == {"published"}
 
 
 def test_what_is_not_whole_or_of_another_configuration_stands_for_nothing(shipped: Results) -> None:

@@ -4,14 +4,13 @@ import argparse
 from pathlib import Path
 
 from relation.cli.options import (
-    CHOICES,
-    DEFAULT_CONFIG,
     add_campaign_options,
     add_job_options,
     check_expected,
     chosen_campaign,
     chosen_run,
     count,
+    refuse_campaign,
     set_threads,
     sharing_of,
 )
@@ -111,10 +110,7 @@ def _diagnose_file(options: argparse.Namespace) -> list[dict]:
 
     if options.target is not None or options.data is None:
         raise InputError("give --checkpoint with --data, in place of SCALE/VARIANT/SEED")
-    unused = [f"--{name}" for name in (*CHOICES, "expect") if getattr(options, name) is not None]
-    unused += ["--config"] * (options.config != DEFAULT_CONFIG)
-    if unused:
-        raise InputError(f"--checkpoint reads no campaign; leave out {', '.join(unused)}")
+    refuse_campaign(options, "expect")
     sampling = {name: getattr(options, name) or default for name, default in _SAMPLING.items()}
     longest = max(sampling["flow_length"], sampling["rank_length"])
     found = diagnose_file(

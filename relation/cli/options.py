@@ -86,6 +86,14 @@ def chosen_run(target: str, campaign: Campaign) -> RunSpec:
     return campaign.run(parts[0], parts[1], int(parts[2]))
 
 
+def refuse_campaign(options: argparse.Namespace, *further: str) -> None:
+    """Raise InputError for options of a campaign, or `further` ones, beside --checkpoint."""
+    given = [f"--{name}" for name in (*CHOICES, *further) if getattr(options, name) is not None]
+    given += ["--config"] * (options.config != DEFAULT_CONFIG)
+    if given:
+        raise InputError(f"--checkpoint reads no campaign; leave out {', '.join(given)}")
+
+
 def sharing_of(campaign: Campaign, run: RunSpec) -> int:
     """How many such runs may share a GPU: the matrix's, whose times are results, none."""
     return campaign.runs_per_gpu if run.reading else 1
