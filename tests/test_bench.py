@@ -274,7 +274,7 @@ def test_the_prepared_corpus_is_read_where_it_is_there(
 ) -> None:
     given = []
 
-    def measured(spec, data: Path | None, path: Path) -> list[dict]:
+    def measured(spec, data: Path | None, path: Path, stamp: object) -> list[dict]:
         given.append(data)
         raise InputError("enough")
 
