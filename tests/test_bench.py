@@ -19,7 +19,7 @@ from relation.cli import main
 from relation.cli.bench import growth
 from relation.data.tokens import token_file
 from relation.errors import InputError
-from relation.pipeline.results import Results
+from relation.pipeline.results import Results, systems_path
 from relation.store.layouts import BENCH, THROUGHPUT
 from relation.store.parquet import read_origin, read_parquet
 
@@ -226,7 +226,7 @@ def test_the_tables_files_and_ratios_from_one_command(elsewhere: None, capsys: O
     results = Results(tiny)
     for benchmark in ("fixed", "linear-steady"):
         spec = tiny.benchmark(benchmark, "10M")
-        path = results.systems(spec)
+        path = results.folder / systems_path(spec)
         assert str(path) in output.splitlines()
         assert read_origin(path)["config_hash"] == spec.config_hash
         rows = read_parquet(path, THROUGHPUT).to_pylist()
@@ -242,7 +242,7 @@ def test_the_prepared_corpus_is_read_where_it_is_there(
 ) -> None:
     given = []
 
-    def measured(spec, data: Path | None, path: Path) -> list[dict]:
+    def measured(spec, data: Path | None, path: Path, stamp: object) -> list[dict]:
         given.append(data)
         raise InputError("enough")
 

@@ -142,7 +142,7 @@ def test_a_changed_byte_is_noticed_although_size_and_time_stay(corpus: Path, who
 def test_another_code_reads_the_texts_anew(
     corpus: Path, whole: str, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sources, "code_hash", lambda stage: "other")
+    monkeypatch.setattr(sources, "reader_hash", lambda: "other")
     as_jsonl(corpus / "whole.jsonl", DOCUMENTS)
     assert fingerprint(corpus) == whole
     assert list(json.loads(cache.read_bytes()).values()) == [whole, whole]

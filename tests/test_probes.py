@@ -24,7 +24,6 @@ from relation.flow import diagnose as measure
 from relation.flow.pooled import by_layer
 from relation.flow.probe import FlowProbe
 from relation.nn import Decoder, Execution
-from relation.pipeline.hashes import code_hash
 from relation.spec import RunSpec
 from relation.store.layouts import PROBES, RUN
 from relation.store.parquet import read_origin, read_parquet
@@ -42,7 +41,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def probe_of(spec: RunSpec, data: Path, times: int = 10) -> FlowProbe:
     sampling = campaign().diagnostics_spec(campaign().run("10M", "full", 42), sequences=1)
-    return FlowProbe(sampling, times, data, spec.model_config().vocab_size)
+    return FlowProbe(sampling, times, data, spec.model_config().vocab_size, "its code")
 
 
 def train(spec: RunSpec, data: Path, folder: Path, times: int = 10) -> list[dict]:
@@ -149,7 +148,7 @@ def test_the_record_names_the_probes_code_and_sequences(probed, data: Path) -> N
     output, _ = probed
     origin = read_origin(output / "probes.parquet")
     assert origin["config_hash"] == run_spec().config_hash
-    assert origin["probe_code_hash"] == code_hash("probe") != origin["code_hash"]
+    assert origin["probe_code_hash"] == "its code" != origin["code_hash"]
     sequences = torch.from_numpy(np.fromfile(data / "validation.bin", "<u2")[:16].astype("i8"))
     assert origin["sequences_hash"] == measure.hash_of_sequences(sequences[None])
 

@@ -410,7 +410,9 @@ def test_a_failed_job_leaves_the_others_and_says_why_in_one_line(project: Path) 
     )
     assert "Traceback" not in done.stdout
     assert (project / RUN / "record.parquet").read_bytes() == kept
-    assert "python -m relation render --config results/tiny/campaign.json" in done.stdout
+    last = done.stdout[done.stdout.index("\nMade: ") :]
+    assert "Failed: diagnose 10M/full/42: " in last and "logs/diagnose/10M-full-42.log" in last
+    assert "python -m relation render --config results/tiny/campaign.json" in last
     relation(project, "render", "--config", "results/tiny/campaign.json")
     missing = pq.read_table(project / "results/tiny/so-far/missing.parquet").to_pylist()
     assert {("flow", "failed"), ("curves", "failed")} <= {(m["kind"], m["status"]) for m in missing}

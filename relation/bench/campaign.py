@@ -22,9 +22,9 @@ from relation.machine.devices import describe
 from relation.nn import Decoder, Execution
 from relation.nn.cache import HistoryCache, LinearState
 from relation.ops import get_backend
-from relation.pipeline.uses import uses_of
 from relation.spec import SystemsSpec
 from relation.store.layouts import COMPLEXITY, THROUGHPUT
+from relation.store.stamp import UNKNOWN, Stamp
 from relation.train.step import autocast
 from relation.variants import ModelConfig, model_config
 from relation.verify.inputs import DTYPES
@@ -226,6 +226,7 @@ def measure(
     data: Path | None,
     output: Path,
     start: Callable[[Measurement], object] = Worker,
+    stamp: Stamp = UNKNOWN,
 ) -> list[dict]:
     """Run one benchmark, write its Parquet and return the rows.
 
@@ -242,5 +243,5 @@ def measure(
             rows += [row | conditions for row in found]
         layout = COMPLEXITY if spec.benchmark == "complexity" else THROUGHPUT
         origin = (spec.campaign, spec.config_hash, "systems")
-        shared.record(output, layout, rows, *origin, uses=uses_of(spec))
+        shared.record(output, layout, rows, *origin, stamp=stamp)
     return rows

@@ -21,10 +21,10 @@ from relation.bench.timing import reclaim, synchronize
 from relation.errors import InputError
 from relation.machine.devices import claim, describe
 from relation.machine.progress import Progress
-from relation.pipeline.origin import origin
 from relation.spec import SystemsSpec, canonical_hash
 from relation.store.layouts import PROFILE
 from relation.store.parquet import write_parquet
+from relation.store.stamp import UNKNOWN, Stamp, origin
 from relation.train.step import UpdateStep
 from relation.variants import ModelConfig, model_config
 
@@ -318,6 +318,7 @@ def run(
     variants: Sequence[str],
     device_kind: str,
     output: Path,
+    stamp: Stamp = UNKNOWN,
 ) -> list[dict]:
     """Profile the matched training step of every scale of a campaign and write the Parquet.
 
@@ -350,6 +351,6 @@ def run(
             reclaim()
             progress.advance(1, f"{spec.scale} {side['variant']}")
         hashed = canonical_hash([settings, list(variants)])
-        written = origin(systems[0].campaign, hashed, "profile", describe(device))
+        written = origin(systems[0].campaign, hashed, "profile", describe(device), stamp)
         write_parquet(output, PROFILE, rows, written)
     return rows

@@ -21,8 +21,8 @@ from relation.bench.conditions import Conditions, libraries
 from relation.bench.processes import OOM, Failure, Measurement, Worker
 from relation.machine.devices import claim_gpus, describe
 from relation.machine.progress import Progress
-from relation.pipeline.origin import origin
 from relation.store.parquet import write_parquet
+from relation.store.stamp import origin
 
 WARM_ROUNDS = 2
 Side = TypeVar("Side")

@@ -26,6 +26,7 @@ from relation.errors import InputError
 from relation.machine.devices import describe
 from relation.spec import canonical_hash
 from relation.store.layouts import BENCH
+from relation.store.stamp import UNKNOWN, Stamp
 
 # What `bench NAME` compares, by name and kind of device.
 BENCHMARKS: dict[str, Mapping[str, Benchmark]] = {
@@ -98,6 +99,7 @@ def run(
     measures: Sequence[str] | None = None,
     peers: Sequence[str] | None = None,
     repeats: int = 50,
+    stamp: Stamp = UNKNOWN,
 ) -> Comparison:
     """Measure one benchmark at a campaign's geometry and write its Parquet.
 
@@ -149,5 +151,6 @@ def run(
             found.conditions.append({"moment": part.moment, **shared.conditions.columns()})
             given = output, BENCH, found.rows, systems[0].campaign, config_hash, "bench"
             more = {"benchmark": name, "repeats": repeats, "conditions": found.conditions}
+            more |= {"stamp": stamp}
             shared.record(*given, **more)
     return found

@@ -8,7 +8,9 @@ from relation.cli.tables import print_table, print_tables
 from relation.errors import InputError
 from relation.pipeline.campaign import Campaign, resolve
 from relation.pipeline.config import load_config
+from relation.pipeline.origin import stamp
 from relation.pipeline.results import Results, systems_path
+from relation.pipeline.uses import uses_of
 
 _REPEATS = 50
 
@@ -128,6 +130,7 @@ def _compare(name: str, options: argparse.Namespace, campaign: Campaign) -> None
         measures=_names(options.only),
         peers=_names(options.peers),
         repeats=options.repeats,
+        stamp=stamp("bench"),
     )
     print(found.title)
     print_tables(sections(found.rows), notes(found.subject, found.rows, found.conditions))
@@ -155,7 +158,7 @@ def _measure_systems(campaign: Campaign, only: Sequence[str] | None) -> None:
         data = results.data(campaign.data_of_scale(spec.scale))
         prepared = data if token_file(data, "train").exists() else None
         path = results.folder / systems_path(spec)
-        rows = measure(spec, prepared, path)
+        rows = measure(spec, prepared, path, stamp=stamp("systems", uses_of(spec)))
         title = f"{spec.benchmark} {spec.scale}: {rows[0]['device']}"
         if spec.benchmark == "complexity":
             tables, notes = [complexity_section(title, rows)], growth(rows)

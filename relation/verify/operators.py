@@ -12,11 +12,10 @@ from torch import Tensor
 from relation.machine.devices import claim, describe
 from relation.machine.progress import Progress
 from relation.ops import full_relation, get_backend, givens_mix, linear_relation
-from relation.pipeline.origin import origin
-from relation.pipeline.uses import uses_of
 from relation.spec import VerificationSpec
 from relation.store.layouts import VERIFICATION
 from relation.store.parquet import write_parquet
+from relation.store.stamp import UNKNOWN, Stamp, origin
 from relation.variants import ModelConfig
 from relation.verify.exact import Deviation, deviations
 from relation.verify.identities import (
@@ -128,7 +127,7 @@ def _identities(spec: VerificationSpec, full: Operator, device: torch.device) ->
     yield from _linear(spec.linear, linear, spec.precision, device)
 
 
-def verify(spec: VerificationSpec, output: Path) -> None:
+def verify(spec: VerificationSpec, output: Path, stamp: Stamp = UNKNOWN) -> None:
     """Check a campaign's backends of Full and Linear Relation; write a row a checked quantity.
 
     An error above what is allowed is a row too: the report's ledger judges it. Raises InputError
@@ -139,9 +138,7 @@ def verify(spec: VerificationSpec, output: Path) -> None:
         with Progress(f"verify {spec.backend}", 2 * len(spec.shapes), "shapes") as progress:
             rows = [*_exactness(spec, operator, device, progress)]
         rows += _identities(spec, operator, device)
-        written = origin(
-            spec.campaign, spec.config_hash, "verification", describe(device), uses_of(spec)
-        )
+        written = origin(spec.campaign, spec.config_hash, "verification", describe(device), stamp)
         of_all = {"scale": "", "draws": 1, "device": describe(device)}
     rows = [of_all | SIZES.get(row["check"], {}) | row for row in rows]
     write_parquet(output, VERIFICATION, rows, written)

@@ -7,10 +7,11 @@ from typing import Any
 
 from relation.errors import InputError
 from relation.pipeline.config import load_config
-from relation.pipeline.origin import origin
+from relation.pipeline.origin import stamp
 from relation.pipeline.results import CHECKSUMS, REPORT, SO_FAR
 from relation.spec import canonical_hash
 from relation.store.parquet import read_origin, read_parquet, write_parquet
+from relation.store.stamp import origin
 from report.judge.frames import (
     CELL_KEY,
     CELLS,
@@ -78,6 +79,7 @@ def compare(first: str, second: str, root: Path = Path("results")) -> Path:
         canonical_hash([found["config_hash"] for found in origins]),
         "compare",
         "; ".join(dict.fromkeys(found["device"] for found in origins)),
+        stamp("compare"),
         first={"name": first, "page": origins[0]["page"]},
         second={"name": second, "page": origins[1]["page"]},
     )
