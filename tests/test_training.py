@@ -1,12 +1,13 @@
 """A run from specification to record: exact, repeatable, refused where its inputs are wrong."""
 
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from training import CONTEXT, assert_same_run, campaign, run_spec
+from training import CONTEXT, PROCESSES, assert_same_run, campaign, run_spec
 
 from relation.data.prepare import prepare
 from relation.data.tokens import open_tokens
@@ -54,6 +55,20 @@ def test_the_log_has_a_row_an_update(trained: Path) -> None:
     assert log["loss"][0] == pytest.approx(np.log(300), abs=0.2)
     assert log["loss"][-1] < log["loss"][0]
     assert min(*log["gradient_norm"], *log["tokens_per_second"]) > 0
+
+
+def _train_and_look_at_imports(run: tuple) -> None:
+    engine.train(*run)
+    assert "torch._dynamo" not in sys.modules
+
+
+def test_a_run_that_compiles_nothing_imports_no_compiler(data: Path, tmp_path: Path) -> None:
+    """Importing it takes two seconds, and every job is a process."""
+    run = (run_spec(), data, tmp_path / "out", tmp_path / "resume")
+    process = PROCESSES.Process(target=_train_and_look_at_imports, args=(run,))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
 
 
 def test_the_record_says_what_was_trained_on_what(trained: Path, data: Path) -> None:

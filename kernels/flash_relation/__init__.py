@@ -43,7 +43,6 @@ def flash_relation(
     return relation_forward(p1, p2, info, lam, float(tau), transport_self)[0]
 
 
-@torch.compiler.assume_constant_result
 def why_unavailable(device: torch.device | str) -> str | None:
     """The reason why FlashRelation cannot run on `device`, or None where it can."""
     device = torch.device(device)
@@ -56,6 +55,11 @@ def why_unavailable(device: torch.device | str) -> str | None:
     if device.type != "cuda" or torch.version.hip is not None:
         return f"it needs an NVIDIA GPU, and this device is {device}"
     return _why_gpu_unavailable(device.index)
+
+
+# What torch.compiler.assume_constant_result sets. Calling that imports torch._dynamo, which takes
+# every process two seconds.
+why_unavailable._dynamo_marked_constant = True
 
 
 @functools.cache
