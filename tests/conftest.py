@@ -1,10 +1,13 @@
 """Shared by the tests: the project's folder, GPU skipping, one thread, and Snakemake runs."""
 
+import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -95,20 +98,20 @@ def copy_project(target: Path) -> Path:
     return target
 
 
-Snakemake = Callable[..., subprocess.CompletedProcess]
+@cache
+def _snakemake_server() -> subprocess.Popen:
+    command = [sys.executable, str(ROOT / "tests/snakemake_server.py")]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 def snakemake(project: Path, *arguments: str, check: bool = True) -> subprocess.CompletedProcess:
     """Run Snakemake in a project's folder; its output is captured, both streams in stdout."""
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    done = subprocess.run(
-        [sys.executable, "-m", "snakemake", *arguments],
-        cwd=project,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    server = _snakemake_server()
+    with tempfile.NamedTemporaryFile("r", encoding="utf-8") as output:
+        print(json.dumps([str(project), arguments, environment, output.name]), file=server.stdin)
+        server.stdin.flush()
+        done = subprocess.CompletedProcess(arguments, int(server.stdout.readline()), output.read())
     if check and done.returncode:
         pytest.fail(f"snakemake {' '.join(arguments)} failed:\n{done.stdout[-6000:]}")
     return done
