@@ -27,7 +27,10 @@ COPIED_FOLDERS = (
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip what needs a GPU where there is none and slow faults; run the campaigns last."""
+    """Skip what needs a GPU where there is none and slow faults; run the campaigns last.
+
+    pytest-xdist runs them first: the longest at the end would leave all processes but one idle.
+    """
     import torch
 
     if not torch.cuda.is_available():
@@ -38,7 +41,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("faults"):
                 item.add_marker(pytest.mark.skip(reason="slow; ask for it with -m faults"))
-    items.sort(key=lambda item: item.get_closest_marker("campaign") is not None)
+    first = hasattr(config, "workerinput")
+    items.sort(key=lambda item: (item.get_closest_marker("campaign") is not None) != first)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,4 +1,4 @@
-"""Runs Snakemake in forks of one process that has imported it; importing takes longer than a dry run.
+"""Runs Snakemake in forks of one process that has imported it, which takes most of a dry run.
 
 Reads a line of JSON for each run: folder, arguments, environment, the file for both streams.
 Answers each with a line that holds the exit code.
