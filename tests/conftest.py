@@ -90,6 +90,26 @@ def invented_report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small prepared corpus, for runs of `training.run_spec`; read only."""
+    from training import write_corpus
+
+    return write_corpus(tmp_path_factory.mktemp("corpus") / "data")
+
+
+@pytest.fixture(scope="session")
+def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The output of a Full Relation run that nothing interrupted; read only."""
+    from training import run_spec
+
+    from relation.train.run import train
+
+    folder = tmp_path_factory.mktemp("trained")
+    train(run_spec(), data, folder / "out", folder / "resume")
+    return folder / "out"
+
+
 def copy_project(target: Path) -> Path:
     """A copy of what the pipeline runs from, so that tests can edit it."""
     target.mkdir(parents=True)

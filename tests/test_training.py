@@ -110,9 +110,7 @@ def test_the_final_nll_is_the_checkpoints(trained: Path, data: Path) -> None:
     assert (len(tokens) - 1) % CONTEXT, "the split has no ragged tail to test"
 
 
-def test_the_same_specification_gives_the_same_bits(
-    trained: Path, data: Path, tmp_path: Path
-) -> None:
+def test_the_same_specification_gives_the_same_bits(trained, data, tmp_path) -> None:
     engine.train(run_spec(), data, tmp_path / "out", tmp_path / "resume")
     assert_same_run(tmp_path / "out", trained)
 
@@ -131,7 +129,7 @@ def test_a_pair_starts_alike_and_reads_alike(trained: Path, data: Path, tmp_path
 
 @pytest.mark.parametrize("seconds, said", [(60, "at update 2"), (1e-9, "after update 1")])
 def test_a_run_that_diverges_is_stopped_and_saves_no_broken_state(
-    data: Path, tmp_path: Path, seconds: float, said: str
+    data, tmp_path, seconds, said
 ) -> None:
     """The first update throws the weights out of FP32's range; the loss shows it in the second."""
     spec = run_spec(learning_rate=1e38, checkpoint_seconds=seconds)
@@ -145,9 +143,7 @@ def test_a_run_that_diverges_is_stopped_and_saves_no_broken_state(
 
 @pytest.mark.parametrize("file", ["train.bin", "validation.bin", "data.parquet"])
 @pytest.mark.parametrize("cut", [1, 2, 64])
-def test_data_that_lost_their_end_are_refused(
-    data: Path, tmp_path: Path, file: str, cut: int
-) -> None:
+def test_data_that_lost_their_end_are_refused(data, tmp_path, file, cut) -> None:
     """A shorter token file would train on other windows under the recorded order hash."""
     damaged = tmp_path / "data"
     shutil.copytree(data, damaged)
