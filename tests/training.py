@@ -35,7 +35,7 @@ from relation.variants import ModelConfig
 TIMES = {"seconds", "tokens_per_second"}  # all that may differ between two runs of one kind
 CONTEXT, UPDATE = 16, 128
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["relation.train.run", "torch._dynamo", "pytest"])
+PROCESSES.set_forkserver_preload(["relation.train.run", "pytest"])
 
 
 @cache

@@ -59,7 +59,6 @@ def is_eager(*tensors: torch.Tensor | None) -> bool:
     )
 
 
-@torch.compiler.assume_constant_result
 def why_unavailable(device: torch.device | str) -> str | None:
     """The reason why FlashRelation cannot run on `device`, or None where it can."""
     device = torch.device(device)
@@ -72,6 +71,11 @@ def why_unavailable(device: torch.device | str) -> str | None:
     if device.type != "cuda" or torch.version.hip is not None:
         return f"it needs an NVIDIA GPU, and this device is {device}"
     return _why_gpu_unavailable(device.index)
+
+
+# What torch.compiler.assume_constant_result sets. Calling that imports torch._dynamo, which takes
+# every process two seconds.
+why_unavailable._dynamo_marked_constant = True
 
 
 @functools.cache
