@@ -245,7 +245,7 @@ def report_place(results: Results) -> Results:
 def _render(options: argparse.Namespace) -> None:
     from report.figures.job import write_figures
     from report.judge.job import write_cells
-    from report.render.document_job import write_document
+    from report.render.document import write_document
     from report.render.site_job import render_report
     from report.values.frames import load_records
 
@@ -264,7 +264,7 @@ def _render(options: argparse.Namespace) -> None:
 
 
 def _document(options: argparse.Namespace) -> None:
-    from report.render.document_job import write_document
+    from report.render.document import write_document
 
     _, results = _campaign(options)
     print(write_document(replace(results, shipped_only=options.shipped).report))
