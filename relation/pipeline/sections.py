@@ -71,7 +71,7 @@ Batch = Annotated[
 ]
 # As relation.ops.BACKENDS lists them; here, so that a wrong name is told before a job starts.
 MhaBackend = Literal["reference", "flash", "cudnn"]
-FullBackend = Literal["reference", "materialised", "tiled", "flash"]
+FullBackend = Literal["reference", "materialised", "tiled", "flex", "flash"]
 LinearBackend = Literal["recurrent", "expanded", "chunked", "flash"]
 
 
