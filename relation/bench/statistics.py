@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Sequence
 
-import scipy
+import scipy  # scipy.stats is loaded where it is used, as that takes a second
 
 _CONFIDENCE = 0.95
 

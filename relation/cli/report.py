@@ -97,7 +97,7 @@ def report_place(results: Results) -> Results:
 def _render(options: argparse.Namespace) -> None:
     from report.figures.job import write_figures
     from report.judge.job import write_cells
-    from report.render.document_job import write_document
+    from report.render.document import write_document
     from report.render.site_job import render_report
     from report.values.frames import load_records
 
@@ -115,7 +115,7 @@ def _render(options: argparse.Namespace) -> None:
 
 
 def _document(options: argparse.Namespace) -> None:
-    from report.render.document_job import write_document
+    from report.render.document import write_document
 
     results = campaign_results(options)
     print(write_document(replace(results, shipped_only=options.shipped).report))
@@ -132,8 +132,7 @@ def _publish(options: argparse.Namespace) -> None:
 def _compare(options: argparse.Namespace) -> None:
     from relation.store.parquet import read_parquet
     from report.judge.frames import COMPARED_CELLS, COMPARED_CLAIMS
-    from report.render.compare import compare
-    from report.render.comparison import compared_tables, render_comparison
+    from report.render.compare import compare, compared_tables, render_comparison
 
     folder = compare(options.first, options.second)
     page = render_comparison(folder)

@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 import pandas as pd
-import scipy
+import scipy  # scipy.stats is loaded where it is used, as that takes a second
 
 from relation.errors import InputError
 from report.values.readings import BY_NAME, Statistic

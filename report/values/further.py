@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pandas as pd
-import scipy
+import scipy  # scipy.stats is loaded where it is used, as that takes a second
 
 from relation.variants import PAIRED
 from report.values.layout import SCALES, Column, Note, Number, Panel, Part, Row, value

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import scipy
+import scipy  # scipy.stats is loaded where it is used, as that takes a second
 
 
 def t_quantile(freedom: int) -> float:
