@@ -219,6 +219,7 @@ TELLING = {
     "relation.ops.backends:_cudnn_refusal",
     "relation.ops.backends:_flash_attention_refusal",
     "relation.ops.backends:_flash_refusal",
+    "relation.ops.backends:_flex_refusal",
     "relation.pipeline.origin:stamp",
     "relation.store.stamp:origin",
     "relation.machine.progress:Progress",
