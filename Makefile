@@ -30,8 +30,8 @@ published: setup
 
 test: setup
 	@echo 'Running the tests; those of the smoke campaign only where "make" has run it'
-	PATH="$(BIN):$$PATH" python -m pytest -m "not campaign" -n auto
-	PATH="$(BIN):$$PATH" python -m pytest -m "campaign and not slow and not slurm"
+	PATH="$(BIN):$$PATH" python -m pytest -m "not slow and not slurm" -n auto \
+	  --dist loadfile --no-loadscope-reorder
 
 help:
 	@echo "make          set up .venv, then snakemake --cores all (smoke campaign, CPU)"

@@ -34,10 +34,15 @@ rule all:
         RECORDS,
         rules.report.output,
         rules.document.output,
+    message:
+        "everything is there"
 
 
 onstart:
     jobs = list(workflow.dag.needrun_jobs())
+    for job in jobs:
+        name, log = "/".join(job.wildcards), Path(job.log[0]) if job.log else None
+        STARTED.append(Started(job.rule.name, name, tuple(map(Path, job.output)), log))
     local = workflow.executor_plugin.name == "local"
     try:
         check(
@@ -52,9 +57,9 @@ onstart:
         sys.exit(f"error: {error}")
 
 
+onsuccess:
+    last_words(True)
+
+
 onerror:
-    print(
-        f"A report of what is there, with the gaps named: "
-        f"python -m relation render --config {STARTED_WITH}",
-        file=sys.stderr,
-    )
+    last_words(False)

@@ -32,6 +32,26 @@ def check_states(**states: torch.Tensor) -> None:
     check_device(*states.values())
 
 
+def check_groups(**states: torch.Tensor) -> int:
+    """How many heads of the first state share one of the others', as in grouped-query attention.
+
+    The first is (B, H, T, D), the others (B, H / n, T, D) alike; n is returned, and head h of the
+    first reads head h // n. Raises InputError where H is no multiple of the others' heads, and as
+    `check_states` does.
+    """
+    (name, first), (other, shared), *_ = states.items()
+    if not first.ndim == shared.ndim == 4 or first.shape[1] == shared.shape[1]:
+        check_states(**states)
+        return 1
+    heads, fewer = first.shape[1], shared.shape[1]
+    if not fewer or heads % fewer:
+        raise InputError(
+            f"{other} has {fewer} heads and {name} {heads}; make {name}'s a multiple of {other}'s"
+        )
+    check_states(**(states | {name: first[:, :fewer]}))
+    return heads // fewer
+
+
 def check_device(*tensors: torch.Tensor) -> None:
     """Raise InputError unless the tensors lie on one device."""
     devices = sorted({str(tensor.device) for tensor in tensors})

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 import triton
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.compiler import ASTSource, CompiledKernel
 
 
 @dataclass(frozen=True)
@@ -21,13 +21,13 @@ class Resources:
     shared: int
 
 
-def compile_resources(
+def compile_kernel(
     kernel: triton.JITFunction,
     constants: Mapping[str, object],
     types: Mapping[str, str],
     options: Mapping[str, int],
     architecture: str,
-) -> Resources:
+) -> CompiledKernel:
     """Compile `kernel` for an architecture ("sm_90") as a launch on contiguous tensors would.
 
     constants: values of constexpr parameters; types: Triton types of the others, where a name
@@ -41,11 +41,26 @@ def compile_resources(
         signature[name] = "constexpr" if name in values else types.get(name, "i32")
         if signature[name].startswith("*") or (name not in types and name not in values):
             attributes[(position,)] = [["tt.divisibility", 16]]
-    compiled = triton.compile(
+    return triton.compile(
         ASTSource(kernel, signature, values, attributes),
         target=GPUTarget("cuda", int(architecture.removeprefix("sm_")), 32),
         options=dict(options),
     )
+
+
+def compile_resources(
+    kernel: triton.JITFunction,
+    constants: Mapping[str, object],
+    types: Mapping[str, str],
+    options: Mapping[str, int],
+    architecture: str,
+) -> Resources:
+    """What a kernel takes, as `compile_kernel` compiles it."""
+    return resources_of(compile_kernel(kernel, constants, types, options, architecture))
+
+
+def resources_of(compiled: CompiledKernel) -> Resources:
+    """What the machine code takes, by Triton's cuobjdump."""
     registers, stack = _resource_usage(compiled.asm["cubin"])
     return Resources(registers, stack, compiled.metadata.shared)
 

@@ -14,6 +14,7 @@ __version__ = "0.2.0"
 _ROOMS = ("kernels", "nn", "ops")
 _FROM = {
     "Decoder": "nn",
+    "Documents": "kernels.documents",
     "Execution": "nn",
     "ModelConfig": "nn",
     "flash_relation": "kernels",

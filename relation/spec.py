@@ -9,7 +9,7 @@ import json
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from relation.pipeline.sections import ExecutionSection, Optimisation, Rounds, Schedule, Training
+from relation.sections import ExecutionSection, Optimisation, Rounds, Schedule, Training
 from relation.variants import ModelConfig, model_config
 
 
@@ -170,6 +170,10 @@ class VerificationSpec(Spec):
 
     not_identity = ("campaign", "linear")
     not_job = ("campaign",)
+
+
+# The backends of the truth of the gradients, where that is not the definition.
+TRUTH = {"linear": "chunked"}
 
 
 @dataclass(frozen=True)

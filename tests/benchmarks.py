@@ -8,8 +8,8 @@ import torch
 from conftest import ROOT
 
 from relation.bench.conditions import Conditions
-from relation.bench.processes import Measurement, answer
-from relation.bench.rounds import Answers, Session
+from relation.bench.processes import Failure, Measurement, answer
+from relation.bench.rounds import Answers, Part, Session, session
 from relation.bench.sides import Case
 from relation.machine.progress import Progress
 from relation.pipeline.campaign import Campaign, resolve
@@ -67,9 +67,29 @@ class Quiet(Conditions):
         self._before = []
 
 
-def quiet_session(sides: int = 1, start: Callable = InProcess) -> Session:
-    """A session of so many sides on this CPU, in this process."""
-    return Session(CPU, Quiet(), Progress("test", 2 * sides, "measurements"), start)
+def compared(part: Part, start: Callable = InProcess) -> dict[str, Answers]:
+    """What the sides of a part answer on this CPU, in this process."""
+    shared = Session(CPU, Quiet(), Progress("test", 2 * len(part.sides), "measurements"), start)
+    found = shared.compare(part)
+    assert shared.progress.done == shared.progress.total
+    return found
+
+
+def compared_rows(part: Part) -> list[dict]:
+    """The rows of a part."""
+    return part.rows(compared(part))
+
+
+def on_gpu(part_of: Callable[[torch.device], Part]) -> list[dict]:
+    """The rows of a part on a GPU."""
+    with session("cuda", "test", lambda device: [part_of(device)]) as (shared, (part,)):
+        return part.rows(shared.compare(part))
+
+
+def failed(case: Case, measure: str, peer: str, status: str, reason: str) -> dict:
+    """The row of a side that was not measured."""
+    answers = Answers(failures={measure: Failure(status, reason)})
+    return case.row(measure, peer, {peer: answers})
 
 
 def measured(

@@ -1,10 +1,13 @@
 """Shared by the tests: the project's folder, GPU skipping, one thread, and Snakemake runs."""
 
+import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -24,7 +27,10 @@ COPIED_FOLDERS = (
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip what needs a GPU where there is none and slow faults; run the campaigns last."""
+    """Skip what needs a GPU where there is none and slow faults; run the campaigns last.
+
+    pytest-xdist runs them first: the longest at the end would leave all processes but one idle.
+    """
     import torch
 
     if not torch.cuda.is_available():
@@ -35,7 +41,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("faults"):
                 item.add_marker(pytest.mark.skip(reason="slow; ask for it with -m faults"))
-    items.sort(key=lambda item: item.get_closest_marker("campaign") is not None)
+    first = hasattr(config, "workerinput")
+    items.sort(key=lambda item: (item.get_closest_marker("campaign") is not None) != first)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -83,6 +90,26 @@ def invented_report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small prepared corpus, for runs of `training.run_spec`; read only."""
+    from training import write_corpus
+
+    return write_corpus(tmp_path_factory.mktemp("corpus") / "data")
+
+
+@pytest.fixture(scope="session")
+def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The output of a Full Relation run that nothing interrupted; read only."""
+    from training import run_spec
+
+    from relation.train.run import train
+
+    folder = tmp_path_factory.mktemp("trained")
+    train(run_spec(), data, folder / "out", folder / "resume")
+    return folder / "out"
+
+
 def copy_project(target: Path) -> Path:
     """A copy of what the pipeline runs from, so that tests can edit it."""
     target.mkdir(parents=True)
@@ -95,20 +122,20 @@ def copy_project(target: Path) -> Path:
     return target
 
 
-Snakemake = Callable[..., subprocess.CompletedProcess]
+@cache
+def _snakemake_server() -> subprocess.Popen:
+    command = [sys.executable, str(ROOT / "tests/snakemake_server.py")]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 def snakemake(project: Path, *arguments: str, check: bool = True) -> subprocess.CompletedProcess:
     """Run Snakemake in a project's folder; its output is captured, both streams in stdout."""
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    done = subprocess.run(
-        [sys.executable, "-m", "snakemake", *arguments],
-        cwd=project,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    server = _snakemake_server()
+    with tempfile.NamedTemporaryFile("r", encoding="utf-8") as output:
+        print(json.dumps([str(project), arguments, environment, output.name]), file=server.stdin)
+        server.stdin.flush()
+        done = subprocess.CompletedProcess(arguments, int(server.stdout.readline()), output.read())
     if check and done.returncode:
         pytest.fail(f"snakemake {' '.join(arguments)} failed:\n{done.stdout[-6000:]}")
     return done

@@ -9,6 +9,7 @@ from conftest import ROOT
 from relation.data.sources import corpus_fingerprint
 from relation.pipeline.campaign import Campaign, resolve
 from relation.pipeline.config import load_config
+from relation.pipeline.ledger import Ledger
 from relation.pipeline.progress import CampaignStatus, RunStatus, campaign_status
 from relation.pipeline.results import CHECKPOINT, Results, diagnostics_path, run_path, with_pictures
 from relation.spec import RunSpec
@@ -104,7 +105,8 @@ def finish_diagnosis(results: Results, spec: RunSpec) -> None:
 
 
 def resume_folder(results: Results, spec: RunSpec) -> Path:
-    return results.folder / "resume" / resume_key(spec, HASHES)
+    code = Ledger(results).train(spec).code
+    return results.folder / "resume" / resume_key(spec, HASHES, code)
 
 
 def begin(results: Results, spec: RunSpec, updates: int, saved: int = 0, folder=None) -> Watch:

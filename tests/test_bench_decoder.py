@@ -9,8 +9,13 @@ from benchmarks import CPU, CUDA, OPTIMIZER, campaign
 from torch import Tensor
 
 from relation.bench import decoder
-from relation.bench.floor import FloorStep, projections, traffic_bytes
-from relation.bench.plain import PlainStep, plain_decoder
+from relation.bench.decoder import (
+    FloorStep,
+    PlainDecoder,
+    PlainStep,
+    projections,
+    traffic_bytes,
+)
 from relation.bench.run import run
 from relation.bench.sides import step_groups
 from relation.bench.steps import Setup, build_step
@@ -42,7 +47,7 @@ def test_the_plain_decoder_is_the_same_model() -> None:
         for p in ours.parameters():
             p += 0.3 * torch.randn(p.shape, generator=generator)
     ours.double()
-    plain = plain_decoder(ours, 17).double()
+    plain = PlainDecoder(ours, 17).double()
     assert sum(p.numel() for p in plain.parameters()) == ours.parameter_count()
     ((inputs, targets),) = batches(1)
     truth, loss = summed_nll(ours, inputs, targets) / targets.numel(), plain(inputs, targets)
@@ -51,23 +56,9 @@ def test_the_plain_decoder_is_the_same_model() -> None:
     # RoPE's angles are FP32 in both, but not rounded alike: eight roundings a position.
     close = {"rtol": 8 * 17 * 2**-23, "atol": 8 * 17 * 2**-23}
     torch.testing.assert_close(loss.float(), truth.float(), **close)
-    for mine, theirs in {
-        "embedding": "embedding",
-        "norm": "norm",
-        "blocks.1.attention.query": "blocks.1.mixer.w1",
-        "blocks.0.attention.key": "blocks.0.mixer.w2",
-        "blocks.2.attention.value": "blocks.2.mixer.wi",
-        "blocks.1.attention.output": "blocks.1.mixer.wo",
-        "blocks.2.attention_norm": "blocks.2.mixer_norm",
-        "blocks.1.ffn_norm": "blocks.1.ffn_norm",
-        "blocks.2.gate": "blocks.2.ffn.gate",
-        "blocks.0.up": "blocks.0.ffn.up",
-        "blocks.1.down": "blocks.1.ffn.down",
-    }.items():
-        found = plain.get_parameter(f"{mine}.weight").grad
-        expected = ours.get_parameter(f"{theirs}.weight").grad
-        assert expected.any()
-        torch.testing.assert_close(found, expected, **close)
+    for name, parameter in ours.named_parameters():
+        assert parameter.grad.any()
+        torch.testing.assert_close(plain.get_parameter(name).grad, parameter.grad, **close)
 
 
 @pytest.mark.parametrize("decay_embedding", [True, False])
@@ -96,11 +87,7 @@ def test_bf16_steps_agree_within_its_rounding() -> None:
 
 
 def test_projections_hold_every_matrix_of_the_model() -> None:
-    for spec in campaign("paper").systems:
-        if spec.benchmark != "matched":
-            continue
-        (group,) = (g for g in step_groups(decoder.benchmark(CUDA).steps, campaign("paper").systems)
-                    if g.spec.scale == spec.scale)  # fmt: skip
+    for group in step_groups(decoder.BENCHMARKS["cuda"].steps, campaign("paper").systems):
         _, model = group.sides["plain"]
         matrices = sum(o * i * count for (o, i), count in projections(model).items())
         norms = (2 * model.layers + 1) * model.d_model
@@ -140,14 +127,8 @@ def test_bench_decoder_on_a_cpu(tmp_path: Path) -> None:
     tiny = campaign("tiny", scales="10M")
     found = run("decoder", tiny.systems, tiny.settings, "cpu", path, repeats=2)
     rows = read_parquet(path, BENCH).to_pylist()
-    assert [row["peer"] for row in rows] == [
-        "decoder",
-        "plain",
-        "floor",
-        "floor-products",
-        "floor-attention",
-        "floor-traffic",
-    ]
+    parts = ["floor", "floor-products", "floor-attention", "floor-traffic"]
+    assert [row["peer"] for row in rows] == ["decoder", "plain", *parts]
     assert {(row["measure"], row["status"]) for row in rows} == {("step", "PASS")}
     assert found.subject == "decoder"
 

@@ -4,34 +4,30 @@ import importlib.util
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import chain
+from functools import partial
+from itertools import chain, product
 from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import CPU, CUDA, SHAPE, campaign, measured, quiet_session
+from benchmarks import CPU, CUDA, SHAPE, campaign, compared_rows, failed, measured, on_gpu
 from torch import Tensor
 
 from relation.bench import linear
-from relation.bench.autotuning import brief_autotuning
-from relation.bench.exact import relative_errors
 from relation.bench.linear import (
     FLA_PEERS,
     chunked_output,
-    gated_delta_attention,
-    gated_linear_attention,
+    gated_attention,
     relation_by_attention,
 )
-from relation.bench.peers import Peer
-from relation.bench.processes import Failure
-from relation.bench.rounds import session
+from relation.bench.peers import Peer, brief_autotuning, relative_errors
 from relation.bench.run import run
 from relation.bench.sides import (
     FLOOR,
     Case,
     floor_bytes,
     long_groups,
-    measure_operator,
+    operator_part,
     step_groups,
 )
 from relation.bench.table import notes, sections
@@ -44,7 +40,7 @@ RELATION = ("p1", "p2", "info", "log_retention")
 
 
 def test_the_papers_shapes_steps_and_long_contexts_come_from_the_configuration() -> None:
-    paper, compared = campaign("paper"), linear.benchmark(CUDA)
+    paper, compared = campaign("paper"), linear.BENCHMARKS["cuda"]
     assert [shape.dimensions for shape in compared.shapes(paper.systems)] == [
         (32, 8, 1024, 48),
         (16, 8, 2048, 64),
@@ -52,11 +48,8 @@ def test_the_papers_shapes_steps_and_long_contexts_come_from_the_configuration()
         (1, 8, 65536, 64),
     ]
     steps = step_groups(compared.steps, paper.systems)
-    assert [(g.spec.scale, g.context, g.micro) for g in steps] == [
-        ("10M", 1024, 32),
-        ("30M", 2048, 16),
-        ("100M", 4096, 4),
-    ]
+    geometry = [("10M", 1024, 32), ("30M", 2048, 16), ("100M", 4096, 4)]
+    assert [(g.spec.scale, g.context, g.micro) for g in steps] == geometry
     for group, layers in zip(steps, (6, 10, 20), strict=True):
         layouts = {name: model.layout for name, (_, model) in group.sides.items()}
         assert layouts == {
@@ -100,11 +93,11 @@ def in_float64(inputs: dict[str, Tensor], names: tuple[str, ...]) -> list[Tensor
 
 
 @pytest.mark.parametrize("shape", [Shape("", 1, 1, 1, 8), Shape("", 2, 3, 63, 12), SHAPE])
-def test_linear_relation_is_gated_linear_attention_less_its_diagonal(shape: Shape) -> None:
+def test_linear_relation_is_gated_attention_less_its_diagonal(shape: Shape) -> None:
     inputs = drawn(replace(shape, heads=2), torch.float32, seed=1)
     given = in_float64(inputs, RELATION)
     dy = inputs["dy"].double()
-    found = relation_by_attention(*given, gated_linear_attention)
+    found = relation_by_attention(*given, gated_attention)
     expected, _ = linear_relation(*given)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
     gradients, truths = (torch.autograd.grad(y, given, dy) for y in (found, expected))
@@ -123,16 +116,22 @@ def test_the_delta_rule_replaces_what_was_written_under_the_same_key() -> None:
     full = torch.ones(1, 1, len(order), dtype=torch.float64)
     for key in range(width):
         read = keys[key].expand_as(write)
-        read_back = gated_delta_attention(read, write, info, kept, full)[0, 0, -1]
+        read_back = gated_attention(read, write, info, kept, full)[0, 0, -1]
         last = max(t for t, written in enumerate(order) if written == key)
         torch.testing.assert_close(read_back, info[0, 0, last])
-    none = gated_delta_attention(write, write, info, kept, 0 * full)
-    assert not none.any()
+    assert not gated_attention(write, write, info, kept, 0 * full).any()
     halved = kept - torch.tensor(2.0).log()
-    half = gated_delta_attention(write, write, info, halved, 0.5 * full)[0, 0]
+    half = gated_attention(write, write, info, halved, 0.5 * full)[0, 0]
     torch.testing.assert_close(half[3], 0.5 * info[0, 0, 3] + 0.5 * 0.25 * 0.5 * info[0, 0, 1])
 
 
+FAKE_KERNEL = """
+from relation.bench.linear import gated_attention
+
+def {}(*inputs, scale):
+    assert scale == 1.0 and all(x.is_contiguous() for x in inputs)
+    return gated_attention(*(x.transpose(1, 2) for x in inputs)).transpose(1, 2), None
+"""
 FAKE_LIBRARY = {
     "__init__.py": """
 import importlib
@@ -143,21 +142,8 @@ except ModuleNotFoundError as missing:
 """,
     "layers.py": "import a_package_that_only_layers_need",
     "ops/__init__.py": "",
-    "ops/gla.py": """
-from relation.bench.linear import gated_linear_attention
-
-def chunk_gla(q, k, v, g, scale):
-    assert scale == 1.0 and all(x.is_contiguous() for x in (q, k, v, g))
-    return gated_linear_attention(*(x.transpose(1, 2) for x in (q, k, v, g))).transpose(1, 2), None
-""",
-    "ops/kda.py": """
-from relation.bench.linear import gated_delta_attention
-
-def chunk_kda(q, k, v, g, beta, scale):
-    assert scale == 1.0 and all(x.is_contiguous() for x in (q, k, v, g, beta))
-    inputs = (x.transpose(1, 2) for x in (q, k, v, g, beta))
-    return gated_delta_attention(*inputs).transpose(1, 2), None
-""",
+    "ops/gla.py": FAKE_KERNEL.format("chunk_gla"),
+    "ops/kda.py": FAKE_KERNEL.format("chunk_kda"),
 }
 
 
@@ -190,13 +176,10 @@ def test_the_librarys_kernels_are_called_as_they_want_it(fake_library: None, pee
     assert not {"fla.layers", "fla.models"} & set(sys.modules)
 
 
-@pytest.mark.parametrize(
-    "library, told",
-    [
-        (None, "not installed; pip install fla-core"),
-        (object(), "it needs a GPU, and this device is cpu"),
-    ],
-)
+@pytest.mark.parametrize("library, told", [
+    (None, "not installed; pip install fla-core"),
+    (object(), "it needs a GPU, and this device is cpu"),
+])  # fmt: skip
 def test_a_missing_library_or_gpu_is_told(
     monkeypatch: pytest.MonkeyPatch, library: object, told: str
 ) -> None:
@@ -210,7 +193,7 @@ def test_a_missing_library_or_gpu_is_told(
 
 
 def test_a_peer_is_not_timed_above_its_longest() -> None:
-    short = replace(linear.benchmark(CPU).peers[0], longest=SHAPE.length - 1)
+    short = replace(linear.BENCHMARKS["cpu"].peers[0], longest=SHAPE.length - 1)
     assert f"above T = {SHAPE.length - 1}" in short.why_not_timed(SHAPE, CPU)
     assert replace(short, longest=SHAPE.length).why_not_timed(SHAPE, CPU) is None
 
@@ -230,7 +213,7 @@ def test_only_as_many_tokens_are_checked_as_a_peer_says() -> None:
 def test_the_floor_is_a_copy_of_what_must_be_read_and_written(small_cache: None) -> None:
     shape = Shape("", 2, 2, 33, 16)
     inputs = drawn(shape, torch.bfloat16)
-    subject = linear.benchmark(CPU).peers[0]
+    subject = linear.BENCHMARKS["cpu"].peers[0]
     numbers = inputs["p1"].numel()
     # Forward: p1, p2, I in and y out in BF16, g in FP32; backward: those in, dy in, gradients out.
     forward, backward = 4 * 2 + 4, 3 * 2 + 4 + 2 + 3 * 2 + 4
@@ -240,9 +223,9 @@ def test_the_floor_is_a_copy_of_what_must_be_read_and_written(small_cache: None)
     assert floor_bytes(frozen, inputs)["forward+backward"] == moved["forward+backward"] - (
         4 * numbers
     )
-    whole, measures = linear.benchmark(CPU), tuple(moved)
-    benchmark, shared = replace(whole, peers=whole.peers[:1]), quiet_session(2)
-    found = measure_operator(benchmark, CASE, measures, torch.float32, 6, shared)
+    whole, measures = linear.BENCHMARKS["cpu"], tuple(moved)
+    benchmark = replace(whole, peers=whole.peers[:1])
+    found = compared_rows(operator_part(benchmark, CASE, measures, 6, CPU))
     rows = {(row["peer"], row["measure"]): row for row in found}
     for measure in moved:
         row = rows[FLOOR, measure]
@@ -253,26 +236,16 @@ def test_the_floor_is_a_copy_of_what_must_be_read_and_written(small_cache: None)
 
 def long_row(length: int, seconds: float, peak: int | None) -> dict:
     case = replace(CASE, shape=Shape("30M", 1, 8, length, 64))
-    return measured(
-        case,
-        "long",
-        "chunked",
-        [seconds] * 6,
-        tokens_per_second=length / seconds,
-        peak_bytes=peak,
-    )
+    found = {"tokens_per_second": length / seconds, "peak_bytes": peak}
+    return measured(case, "long", "chunked", [seconds] * 6, **found)
 
 
 def test_the_table_of_long_contexts_shows_rates_and_the_straightness_of_memory() -> None:
     gib, mib = 2**30, 2**20
-    rows = [
-        long_row(1024, 0.5, gib + mib),
-        long_row(2048, 0.8, gib + 2 * mib),
-        long_row(4096, 2.0, gib + 4 * mib),
-    ]
+    rows = [long_row(1024 * n, s, gib + n * mib) for n, s in ((1, 0.5), (2, 0.8), (4, 2.0))]
     case = replace(CASE, shape=Shape("30M", 1, 8, 8192, 64))
-    failed = case.failed("long", "chunked", Failure("OOM", "tried to allocate 9 GiB"))
-    (section,) = sections([*rows, failed])
+    full = failed(case, "long", "chunked", "OOM", "tried to allocate 9 GiB")
+    (section,) = sections([*rows, full])
     assert section.title == "30M training step of chunked on one sequence"
     assert section.header == ["T", "step ms", "tok/s", "of T=1,024", "peak GiB", ""]
     assert section.rows == [
@@ -281,7 +254,7 @@ def test_the_table_of_long_contexts_shows_rates_and_the_straightness_of_memory()
         ["4,096", "2000.00", "2,048", "1.000", "1.00", ""],
         ["8,192", "-", "-", "-", "-", "OOM"],
     ]
-    lines = notes("chunked", [*rows, failed], [])
+    lines = notes("chunked", [*rows, full], [])
     straight = "1,024 MiB + 1.0 KiB a token by least squares; no point is off that line by more"
     assert any(straight in line and "0.00%" in line for line in lines)
     assert "chunked (30M long T 8192): OOM, tried to allocate 9 GiB" in lines
@@ -289,7 +262,7 @@ def test_the_table_of_long_contexts_shows_rates_and_the_straightness_of_memory()
     (told,) = [line for line in notes("chunked", bent, []) if line.startswith("memory")]
     assert "0.00%" not in told
     assert not [line for line in notes("chunked", rows[:2], []) if line.startswith("memory")]
-    (failed_first,) = sections([failed, rows[0]])
+    (failed_first,) = sections([full, rows[0]])
     assert failed_first.rows[1][3] == "-"
 
 
@@ -299,7 +272,7 @@ def test_the_floors_bytes_and_speed_are_told_once_a_shape() -> None:
         measured(CASE, "forward", "chunked", ours),
         measured(CASE, "forward", "floor", floor, ours, moved_bytes=150_000_000),
         measured(CASE, "forward+backward", "floor", floor, ours, moved_bytes=3_000_000_000),
-        CASE.failed("forward", "floor", Failure("OOM", "full")),
+        failed(CASE, "forward", "floor", "OOM", "full"),
     ]
     told = "forward 150.0 MB at 150 GB/s, forward+backward 3,000.0 MB at 3,000 GB/s"
     assert f"floor (10M T 33): {told}" in notes("chunked", rows, [])
@@ -333,20 +306,12 @@ def test_candidates_are_compiled_before_they_are_timed() -> None:
 
 def test_bench_linear_on_a_cpu(small_cache: None, tmp_path: Path) -> None:
     path, tiny = tmp_path / "linear.parquet", campaign("tiny", scales="30M")
-    found = run(
-        "linear",
-        tiny.systems,
-        tiny.settings,
-        "cpu",
-        path,
-        measures=["backward", "step", "long"],
-        repeats=6,
-    )
-    passes = "forward+backward"
+    measures = ["backward", "step", "long"]
+    found = run("linear", tiny.systems, tiny.settings, "cpu", path, measures, repeats=6)
     assert {(row["measure"], row["length"], row["peer"]) for row in found.rows} == {
-        *((passes, length, p) for length in (32, 128) for p in ("chunked", "recurrent", FLOOR)),
-        *(("step", 32, p) for p in ("chunked", "tiled", "attention")),
-        *(("long", length, "chunked") for length in (8, 16, 32, 64, 128)),
+        *product(["forward+backward"], (32, 128), ("chunked", "recurrent", FLOOR)),
+        *product(["step"], [32], ("chunked", "tiled", "attention")),
+        *product(["long"], (8, 16, 32, 64, 128), ["chunked"]),
     }
     for row in found.rows:
         assert row["status"] == "PASS" and row["seconds"] > 0
@@ -359,13 +324,12 @@ def test_bench_linear_on_a_cpu(small_cache: None, tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 def test_every_peer_of_linear_relation_runs_and_agrees() -> None:
-    whole, shape = linear.benchmark(CUDA), Shape("10M", 2, 4, 500, 48)
+    whole, shape = linear.BENCHMARKS["cuda"], Shape("10M", 2, 4, 500, 48)
     if importlib.util.find_spec("fla") is None:
         pytest.skip("fla-core is not installed")
     case = Case("linear", shape, "bf16", "a GPU", whole.subject)
     measures = ("forward", "forward+backward")
-    with session("cuda", "test", len(whole.peers) + 1) as shared:
-        rows = measure_operator(whole, case, measures, torch.bfloat16, 6, shared)
+    rows = on_gpu(partial(operator_part, whole, case, measures, 6))
     names = [*(peer.name for peer in whole.peers), FLOOR]
     assert {(row["peer"], row["status"]) for row in rows} == {(name, "PASS") for name in names}
     for row in rows:

@@ -7,21 +7,14 @@ from functools import partial
 
 import pytest
 import torch
-from benchmarks import CASE, CPU, CUDA, OPTIMIZER, SHAPE, campaign, quiet_session
+from benchmarks import CASE, CPU, OPTIMIZER, SHAPE, campaign, compared_rows, failed, on_gpu
 from torch import Tensor
 
 from relation.bench import flash
-from relation.bench.exact import relative_errors
-from relation.bench.peers import Peer, micro_batch_shapes
+from relation.bench.peers import Peer, micro_batch_shapes, relative_errors
 from relation.bench.processes import failure_of
-from relation.bench.rounds import Answers, session
-from relation.bench.sides import (
-    Case,
-    RotatingInputs,
-    measure_operator,
-    measure_steps,
-    step_groups,
-)
+from relation.bench.rounds import Answers
+from relation.bench.sides import Case, operator_part, rotating_inputs, step_groups, steps_part
 from relation.bench.steps import Setup, build_step
 from relation.errors import InputError, RunError
 from relation.nn import Execution
@@ -35,7 +28,7 @@ def test_the_papers_shapes_and_steps_come_from_the_configuration() -> None:
     paper = campaign("paper")
     shapes = [shape.dimensions for shape in micro_batch_shapes(paper.systems)]
     assert shapes == [(32, 8, 1024, 48), (16, 8, 2048, 64), (4, 8, 4096, 80)]
-    groups = step_groups(flash.benchmark(CUDA).steps, paper.systems)
+    groups = step_groups(flash.BENCHMARKS["cuda"].steps, paper.systems)
     found = {(g.spec.scale, g.context, g.micro): list(g.sides) for g in groups}
     materialised = ["materialised", "materialised-compiled"]
     attention = ["flash-attention-2", "cudnn-attention"]
@@ -66,20 +59,17 @@ def test_flex_attention_spells_full_relation(shape: Shape, lam: float, tau: floa
 
 
 def test_inputs_are_stored_as_a_models_are_and_rotate(small_cache: None) -> None:
-    inputs = RotatingInputs(flash.draw, SHAPE, torch.float32, CPU)
-    first = inputs.next()
+    first, *others = rotating_inputs(flash.draw, SHAPE, torch.float32, CPU)
     for name in ("p1", "p2", "info", "dy"):
         assert first[name].shape == SHAPE.dimensions
         assert first[name].transpose(1, 2).is_contiguous()
         assert first[name].std().item() == pytest.approx(1.0, abs=0.1)
         assert first[name].requires_grad == (name != "dy")
     held = sum(tensor.nbytes for tensor in first.values())
-    others = [inputs.next() for _ in range(len(inputs.copies) - 1)]
     assert held * len(others) >= 2**16
     pointers = {copy["p1"].data_ptr() for copy in (first, *others)}
-    assert len(pointers) == len(inputs.copies)
+    assert len(pointers) == 1 + len(others)
     assert not torch.equal(others[0]["p1"], first["p1"])
-    assert inputs.next() is first
 
 
 def peer(name: str, call: Callable[..., Tensor], **rest) -> Peer:
@@ -199,19 +189,18 @@ def test_a_failure_of_a_peer_is_an_outcome(error: Exception, status: str, reason
     found = failure_of(error)
     assert found.status == status and found.reason.startswith(reason)
     if status in ("OOM", "KILLED"):
-        assert CASE.failed("forward", CASE.subject, found)["status"] == status
+        assert failed(CASE, "forward", CASE.subject, status, reason)["status"] == status
     else:
         with pytest.raises(InputError if status == "UNAVAILABLE" else RunError, match="tiled: "):
-            CASE.failed("forward", CASE.subject, found)
+            failed(CASE, "forward", CASE.subject, status, reason)
 
 
 def operator_rows(*peers: Peer, repeats: int = 6) -> dict[tuple[str, str], dict]:
     """The rows of the tiled operator and some peers, by peer and measure."""
-    whole = flash.benchmark(CPU)
+    whole = flash.BENCHMARKS["cpu"]
     benchmark = replace(whole, peers=(whole.peers[0], *peers))
-    shared, measures = quiet_session(len(benchmark.peers)), ("forward", "forward+backward")
-    rows = measure_operator(benchmark, CASE, measures, torch.float32, repeats, shared)
-    assert shared.progress.done == shared.progress.total
+    part = operator_part(benchmark, CASE, ("forward", "forward+backward"), repeats, CPU)
+    rows = compared_rows(part)
     return {(row["peer"], row["measure"]): row for row in rows}
 
 
@@ -225,15 +214,10 @@ def test_peers_that_fail_are_rows_and_the_others_go_on(small_cache: None) -> Non
         peer("kept", full_relation, frozen=("lam",)),
     )
     statuses = {name: row["status"] for (name, measure), row in rows.items()}
-    assert statuses == {
-        "tiled": "PASS",
-        "greedy": "OOM",
-        "broken": "FAILED",
-        "absent": "UNAVAILABLE",
-        "other": "WRONG",
-        "frozen": "FAILED",  # it promises a gradient for lam
-        "kept": "PASS",
-    }
+    # The frozen one promises a gradient for lam.
+    told = "PASS OOM FAILED UNAVAILABLE WRONG FAILED PASS"
+    names = ("tiled", "greedy", "broken", "absent", "other", "frozen", "kept")
+    assert statuses == dict(zip(names, told.split(), strict=True))
     for (name, _), row in rows.items():
         assert set(row) == set(BENCH.names)
         passed = row["status"] == "PASS"
@@ -246,45 +230,28 @@ def test_peers_that_fail_are_rows_and_the_others_go_on(small_cache: None) -> Non
         assert rows["kept", measure]["ratio"] == median
 
 
-@pytest.mark.parametrize(
-    "changes, error, told",
-    [
-        ({}, RunError, r"^tiled: tiled on .* is off its definition by"),
-        (
-            {"why_unavailable": lambda device: "no GPU"},
-            InputError,
-            "tiled cannot run on a machine: no GPU",
-        ),
-    ],
-)
+@pytest.mark.parametrize("changes, error, told", [
+    ({}, RunError, r"^tiled: tiled on .* is off its definition by"),
+    ({"why_unavailable": lambda device: "no GPU"}, InputError, "cannot run on a machine: no GPU"),
+])  # fmt: skip
 def test_a_subject_that_is_wrong_or_cannot_run_stops_the_run(
     small_cache: None, changes: dict, error: type, told: str
 ) -> None:
-    benchmark = replace(flash.benchmark(CPU), peers=(peer("tiled", without_self, **changes),))
+    benchmark = replace(flash.BENCHMARKS["cpu"], peers=(peer("tiled", without_self, **changes),))
     with pytest.raises(error, match=told):
-        measure_operator(benchmark, CASE, ("forward",), torch.float32, 1, quiet_session())
+        compared_rows(operator_part(benchmark, CASE, ("forward",), 1, CPU))
 
 
 def test_a_model_that_cannot_run_here_is_a_row_of_its_step() -> None:
     tiny = campaign("tiny", scales="10M")
-    steps = {
-        "matched": (
-            *flash.benchmark(CPU).steps["matched"],
-            flash.Side("x", "mha", {"mha": "cudnn"}),
-        )
-    }
-    (group,) = step_groups(steps, tiny.systems)
+    sides = *flash.BENCHMARKS["cpu"].steps["matched"], flash.Side("x", "mha", {"mha": "cudnn"})
+    (group,) = step_groups({"matched": sides}, tiny.systems)
     cold = replace(group, spec=replace(group.spec, warmup_updates=0))  # its loss is checked still
-    shared = quiet_session(3)
-    rows = measure_steps([cold], lambda _: CASE, 2, shared)
-    assert [(row["peer"], row["status"]) for row in rows] == [
-        ("tiled", "PASS"),
-        ("attention", "PASS"),
-        ("x", "UNAVAILABLE"),
-    ]
+    rows = compared_rows(steps_part([cold], lambda _: CASE, 2, CPU))
+    statuses = [row["status"] for row in rows]
+    assert statuses == ["PASS", "PASS", "UNAVAILABLE"] and rows[2]["peer"] == "x"
     for row in rows[:2]:
         assert row["tokens_per_second"] == group.micro * group.context / row["seconds"]
-    assert shared.progress.done == shared.progress.total
 
 
 @pytest.fixture
@@ -343,11 +310,10 @@ def test_layers_around_an_eager_operator_share_their_compiled_code(
 @pytest.mark.gpu
 def test_every_peer_of_flash_relation_runs_and_agrees() -> None:
     shape = Shape("10M", 2, 4, 512, 48)
-    benchmark = flash.benchmark(CUDA)
+    benchmark = flash.BENCHMARKS["cuda"]
     case = Case("flash", shape, "bf16", "a GPU", benchmark.subject)
     measures = ("forward", "forward+backward")
-    with session("cuda", "test", len(benchmark.peers)) as shared:
-        rows = measure_operator(benchmark, case, measures, torch.bfloat16, 6, shared)
+    rows = on_gpu(partial(operator_part, benchmark, case, measures, 6))
     assert {(row["peer"], row["status"]) for row in rows} == {
         (p.name, "PASS") for p in benchmark.peers
     }
@@ -362,6 +328,5 @@ def test_equal_models_take_equal_memory_whichever_comes_first() -> None:
     sides = [flash.Side(name, "mha", {"mha": "flash"}) for name in ("first", "second")]
     (group,) = step_groups({"matched": sides}, campaign("paper", scales="10M").systems)
     case = partial(Case, "flash", precision="bf16", device="a GPU", subject="first")
-    with session("cuda", "test", 2) as shared:
-        first, second = measure_steps([group], case, 1, shared)
+    first, second = on_gpu(partial(steps_part, [group], case, 1))
     assert first["peak_bytes"] == pytest.approx(second["peak_bytes"], rel=0.002)

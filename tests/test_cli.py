@@ -36,7 +36,7 @@ PAPER_COUNTS = {
 # Pairs of every choice under both residual scales, and the first choice's further seeds. `readings`
 # has the seeds that its rule asked for and ablations, too.
 READING_RUNS = {
-    "readings": 96,
+    "readings": 116,
     "smoke": 2 * (2 * 2 + 2),
     "tiny": 2 * 2,
 }
@@ -63,7 +63,8 @@ def test_params_are_the_papers_counts(capsys: Output) -> None:
     rows = json.loads(printed(capsys, "params", "--json"))
     assert {(r["scale"], r["variant"]): r["parameters"] for r in rows} == PAPER_COUNTS
     table = printed(capsys, "params").splitlines()
-    assert len(table) == 1 + len(PAPER_COUNTS)
+    assert "campaign paper" in table[0] and "10M, 30M, 100M" in table[0]
+    assert len(table) == 3 + len(PAPER_COUNTS)
     for (scale, variant), count in PAPER_COUNTS.items():
         assert sum(line.split()[:3] == [scale, variant, f"{count:,}"] for line in table) == 1
 

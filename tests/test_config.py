@@ -14,7 +14,7 @@ from relation.errors import InputError
 from relation.pipeline.campaign import Campaign, resolve
 from relation.pipeline.config import load_config
 from relation.pipeline.keys import documented_keys, schema
-from relation.pipeline.sections import Training
+from relation.sections import Training
 
 ROOT = Path(__file__).resolve().parents[1]
 CAMPAIGNS = ("paper", "books", "books-scaled", "readings", "smoke", "tiny")

@@ -54,9 +54,7 @@ def refuse_to_read(path: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize("suffix", WRITERS)
 @pytest.mark.parametrize("shards", [1, 3])
-def test_the_same_documents_are_the_same_corpus(
-    corpus: Path, whole: str, suffix: str, shards: int
-) -> None:
+def test_the_same_documents_are_the_same_corpus(corpus, whole, suffix, shards) -> None:
     size = len(DOCUMENTS) // shards
     for i in range(shards):
         WRITERS[suffix](corpus / f"part-{i}{suffix}", DOCUMENTS[i * size : (i + 1) * size])
@@ -100,9 +98,7 @@ def test_the_fingerprint_is_of_framed_documents_by_split(corpus: Path) -> None:
     ],
     ids=str,
 )
-def test_other_documents_or_another_split_are_another_corpus(
-    corpus: Path, tmp_path: Path, layout: dict[str, list[str]]
-) -> None:
+def test_other_documents_or_another_split_are_another_corpus(corpus, tmp_path, layout) -> None:
     for name, texts in layout.items():
         as_jsonl(corpus / f"{name}.jsonl", texts)
     as_jsonl(tmp_path / "base.jsonl", ["ab", "c", "d"])
@@ -113,9 +109,7 @@ def test_no_corpus_has_no_fingerprint(tmp_path: Path) -> None:
     assert fingerprint(tmp_path / "missing") is sources.corpus_fingerprint(None) is None
 
 
-def test_texts_are_read_once_for_the_same_bytes(
-    corpus: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_texts_are_read_once_for_the_same_bytes(corpus, monkeypatch) -> None:
     as_parquet(corpus / "a.parquet", DOCUMENTS)
     found = fingerprint(corpus)
     monkeypatch.setattr(sources, "read_texts", refuse_to_read)
@@ -139,10 +133,8 @@ def test_a_changed_byte_is_noticed_although_size_and_time_stay(corpus: Path, who
     assert fingerprint(corpus) != whole
 
 
-def test_another_code_reads_the_texts_anew(
-    corpus: Path, whole: str, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sources, "code_hash", lambda stage: "other")
+def test_another_code_reads_the_texts_anew(corpus, whole, cache, monkeypatch) -> None:
+    monkeypatch.setattr(sources, "reader_hash", lambda: "other")
     as_jsonl(corpus / "whole.jsonl", DOCUMENTS)
     assert fingerprint(corpus) == whole
     assert list(json.loads(cache.read_bytes()).values()) == [whole, whole]
@@ -162,9 +154,7 @@ def test_another_code_reads_the_texts_anew(
     ],
     ids=lambda damage: repr(damage[:12]),
 )
-def test_a_damaged_cache_is_replaced(
-    tmp_path: Path, whole: str, cache: Path, damage: bytes
-) -> None:
+def test_a_damaged_cache_is_replaced(tmp_path, whole, cache, damage) -> None:
     good = cache.read_bytes()
     (key,) = json.loads(good)
     cache.write_bytes(damage.replace(b"KEY", key.encode()))
@@ -173,9 +163,7 @@ def test_a_damaged_cache_is_replaced(
 
 
 @pytest.mark.parametrize("case", ["a file in its place", "no home"])
-def test_without_a_cache_the_texts_are_read(
-    tmp_path: Path, whole: str, monkeypatch: pytest.MonkeyPatch, case: str
-) -> None:
+def test_without_a_cache_the_texts_are_read(tmp_path, whole, monkeypatch, case) -> None:
     if case == "no home":
         monkeypatch.delenv("XDG_CACHE_HOME")
 
@@ -208,9 +196,7 @@ def test_an_empty_corpus_is_called_empty(corpus: Path, cache: Path, texts: list[
     assert not cache.exists()
 
 
-def test_a_corpus_that_changes_while_it_is_read_is_refused(
-    corpus: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_corpus_that_changes_while_it_is_read_is_refused(corpus, cache, monkeypatch) -> None:
     as_jsonl(corpus / "a.jsonl", DOCUMENTS)
     read = sources.read_texts
 
@@ -225,9 +211,7 @@ def test_a_corpus_that_changes_while_it_is_read_is_refused(
 
 
 @pytest.mark.parametrize("case", ["system error", *BAD_FILES])
-def test_a_bad_corpus_is_refused_before_a_job_starts(
-    tmp_path: Path, cache: Path, case: str
-) -> None:
+def test_a_bad_corpus_is_refused_before_a_job_starts(tmp_path, cache, case) -> None:
     folder = tmp_path / "corpus"
     if case == "system error":
         folder.mkdir()

@@ -38,9 +38,7 @@ def test_each_claim_has_its_own_gpu(two_gpus: list[int]) -> None:
     assert two_gpus == [0, 1, 0]
 
 
-def test_a_claim_waits_for_whichever_gpu_frees_first(
-    two_gpus: list[int], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_claim_waits_for_whichever_gpu_frees_first(two_gpus, capsys) -> None:
     taken, waits, leave = [], threading.Event(), threading.Event()
 
     def third() -> None:

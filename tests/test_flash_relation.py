@@ -19,6 +19,8 @@ from interpreter import INTERPRETED, run_interpreted
 
 from relation import kernels
 from relation.errors import InputError
+from relation.kernels.documents import Documents
+from relation.ops import full_relation
 
 ROOT = Path(__file__).resolve().parents[1]
 SLACK = {torch.bfloat16: 1e-3, torch.float16: 1e-3, torch.float32: 1e-5}
@@ -118,18 +120,27 @@ def launch_with(monkeypatch) -> Iterator[Callable[..., None]]:
 
 
 @pytest.fixture
-def described(monkeypatch) -> list[bool]:
-    """Whether the tiles of each launch to come, forward and backward, came through descriptors."""
-    answers = []
+def copied(monkeypatch) -> list[int]:
+    """How many tensors each launch to come, forward and backward, copied for descriptors."""
+    descriptors = importlib.import_module("relation.kernels.flash_relation.descriptors")
+    counts = []
     for name in ("forward", "backward"):
         module = importlib.import_module(f"relation.kernels.flash_relation.{name}")
+        launched = getattr(module, f"launch_{name}")
 
-        def recorded(*arguments, are_describable=module.are_describable) -> bool:
-            answers.append(are_describable(*arguments))
-            return answers[-1]
+        def counting(*arguments, launch=launched, **options):
+            counts.append(0)
+            return launch(*arguments, **options)
 
-        monkeypatch.setattr(module, "are_describable", recorded)
-    return answers
+        def recorded(x: torch.Tensor) -> torch.Tensor:
+            found = descriptors.aligned(x)
+            counts[-1] += found is not x
+            return found
+
+        monkeypatch.setattr(module, "aligned", recorded)
+        autograd = importlib.import_module("relation.kernels.flash_relation.autograd")
+        monkeypatch.setattr(autograd, f"launch_{name}", counting)
+    return counts
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="run by the test above")
@@ -146,6 +157,27 @@ class TestInterpreted:
     def test_exchange_only(self):
         assert_exact(draw(2, (2, 2, 33, 20)), transport_self=False)
 
+    @pytest.mark.parametrize("descriptors", [False, True])
+    @pytest.mark.parametrize("transport_self", [True, False])
+    @pytest.mark.parametrize("width", [16, 48])
+    def test_documents(self, launch_with, width, transport_self, descriptors):
+        """Ends inside blocks, at their edges and of one token, with blocks of several tiles."""
+        from relation.kernels.flash_relation.launches import Launch
+
+        rows, history = Launch(32, 16, 1, 1), Launch(16, 32, 1, 1)
+        launch_with(forward=rows, repair=rows, p1=rows, p2_info=history, descriptors=descriptors)
+        begins = torch.zeros(2, 113, dtype=torch.int64)
+        begins[0, [1, 5, 32, 33, 63, 100]] = begins[1, [48, 96]] = 1
+        documents = Documents.of(begins.cumsum(1))
+        inputs = draw(12, (2, 2, 113, width))
+        options = {"transport_self": transport_self, "documents": documents}
+        with poisoned_memory():
+            ours = differentiate(kernels.flash_relation, inputs, **options)
+        truth = differentiate(full_relation, tuple(x.double() for x in inputs), **options)
+        yardstick = differentiate(full_relation, inputs, **options)
+        for name, *three in zip(RESULTS, ours, truth, yardstick, strict=True):
+            assert_close(name, *three, SLACK[torch.float32])
+
     @pytest.mark.parametrize(("heads", "transport_self"), [(2, True), (1, False)])
     def test_dlam(self, heads, transport_self):
         assert_dlam_exact((1, heads, 17, 16), transport_self=transport_self)
@@ -155,27 +187,38 @@ class TestInterpreted:
         p1, *others = draw(3, (1, 2, 33, 16), lam=lam)
         assert_exact((20 * p1, *others), tau=0.7)
 
-    @pytest.mark.parametrize(("width", "descriptors"), [(60, False), (80, False), (16, True)])
-    def test_blocks_of_several_tiles(self, launch_with, width, descriptors):
+    @pytest.mark.parametrize("width", [60, 80])
+    def test_blocks_of_several_tiles(self, launch_with, width):
         """As the shipped launches have: 32 rows owned, history scanned by 16, and the reverse."""
         from relation.kernels.flash_relation.launches import Launch
 
         rows, history = Launch(32, 16, 1, 1), Launch(16, 32, 1, 1)
-        launch_with(forward=rows, repair=rows, p1=rows, p2_info=history, descriptors=descriptors)
+        launch_with(forward=rows, repair=rows, p1=rows, p2_info=history)
         for length in (1, 33, 64):
             assert_exact(draw(7, (1, 1, length, width)))
 
-    def test_tiles_through_descriptors(self, launch_with, described):
-        """And pointers for what TMA cannot hold: each of the four in turn off its alignment."""
-        launch_with(descriptors=True)
+    @pytest.mark.parametrize("padded", [True, False])
+    @pytest.mark.parametrize("width", [16, 20, 32, 48, 80])
+    def test_tiles_through_descriptors(self, launch_with, copied, width, padded):
+        from relation.kernels.flash_relation.launches import Launch
+
+        rows, history = Launch(32, 16, 1, 1, None, padded), Launch(16, 32, 1, 1, None, padded)
+        launch_with(forward=rows, p1=rows, p2_info=history, descriptors=True)
         for length in (1, 33):
-            assert_exact(draw(7, (2, 2, length, 16)))
-        assert described == [True] * 4
+            assert_exact(draw(7, (2, 2, length, width)))
+        assert copied == [0] * 4
+
+    def test_what_descriptors_cannot_hold_is_copied(self, launch_with, copied):
+        """Each of the four inputs in turn off its alignment, and a width whose rows are."""
+        launch_with(descriptors=True)
         for k in range(4):
             inputs = list(draw(7, (1, 2, 18, 16)))
             inputs[k] = torch.cat([inputs[k], inputs[k][..., :1]], -1)[..., :-1]
             assert_exact(tuple(inputs))
-            assert described[4 + 2 * k :] == [k == 3, False]
+        assert copied == [1, 1, 1, 1, 1, 1, 0, 1]
+        assert_exact(draw(7, (1, 2, 18, 19)))
+        assert_exact(draw(7, (1, 2, 18, 20), torch.float16))
+        assert copied[8:] == [3, 4, 3, 4]
 
     def test_exchange_only_and_repairs_through_descriptors(self, launch_with, monkeypatch):
         forward = importlib.import_module("relation.kernels.flash_relation.forward")
@@ -186,11 +229,21 @@ class TestInterpreted:
         p1[0, :, 20:30] *= 60
         assert_exact((p1, *others), slack=1e-4)
 
-    def test_no_descriptors_where_the_scale_would_round(self, launch_with, described):
-        launch_with(descriptors=True)
-        assert_exact(draw(7, (1, 2, 33, 32)))  # 1 / sqrt(32) is no power of two
-        assert_exact(draw(7, (1, 2, 33, 16), torch.float16))  # small numbers lose digits
-        assert described == [False] * 4
+    @pytest.mark.parametrize(
+        ("width", "dtype", "exactly"),
+        [
+            (16, torch.float32, True),
+            (64, torch.bfloat16, True),
+            (32, torch.float32, False),  # 1 / sqrt(32) is no power of two
+            (16, torch.float16, False),  # small numbers lose digits
+        ],
+    )
+    def test_the_scale_is_multiplied_in_beforehand_where_it_does_not_round(
+        self, width, dtype, exactly
+    ):
+        from relation.kernels.flash_relation.descriptors import scales_exactly
+
+        assert scales_exactly(torch.empty((1, width), dtype=dtype)) == exactly
 
     @pytest.mark.parametrize("correction", [0.5, 30.0])
     @pytest.mark.parametrize("transport_self", [True, False])
@@ -336,8 +389,9 @@ class TestOnDevice:
         assert launches.grid(inputs[0], 64)[2] > 1
         assert_exact(inputs)
 
-    def test_an_expanded_gradient_takes_pointers_after_descriptors(self):
-        p1, p2, info, dy, lam = draw(3, (2, 3, 300, 64), torch.bfloat16, "cuda")
+    @pytest.mark.parametrize("width", [48, 60, 64, 80])
+    def test_an_expanded_gradient_is_copied(self, width):
+        p1, p2, info, dy, lam = draw(3, (2, 3, 300, width), torch.bfloat16, "cuda")
         assert_exact((p1, p2, info, dy[:1, :1, :1].expand_as(p1), lam))
 
     def test_equal_inputs_give_bitwise_equal_gradients(self):

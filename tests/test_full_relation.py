@@ -103,29 +103,6 @@ def test_gradients_are_the_papers_credit_decomposition(monkeypatch, operator, ea
         assert_close(ours, papers, 11 + D)
 
 
-@pytest.mark.parametrize("lam", torch.tensor([0.0, 0.5, -2.0], dtype=torch.float64))
-def test_flow_has_the_papers_two_levels(lam):
-    p1, p2, info = draw(2, 2, 20, 6)
-    U = p1 @ p2.mT / 6**0.5
-    E = (U * torch.sigmoid(U)).masked_fill(~torch.ones(20, 20).tril(-1).bool(), -torch.inf)
-    S = torch.sigmoid(U.diagonal(dim1=-2, dim2=-1) / TAU)
-    flow = ops.full_flow(p1, p2, lam)
-    own, g = flow.diagonal(dim1=-2, dim2=-1), flow.tril(-1).sum(-1)
-    assert not flow.triu(1).any()
-    assert_close(own + g, torch.ones_like(own), 20)
-    # Where the history goes does not depend on lambda; how much goes there does.
-    assert_close((flow.tril(-1) / g[..., None])[:, :, 1:], E[:, :, 1:].softmax(-1), 20)
-    A = E.logsumexp(-1) - lam * torch.arange(1, 21, dtype=torch.float64).log()
-    assert_close((g / own).log()[..., 1:], (A - S)[..., 1:], 20)
-    # log F and R differ by a constant a row, so that R_ij - R_ik can be read off the flow.
-    assert_close(
-        (flow[..., 19, :19] / flow[..., 19, :1]).log(), E[..., 19, :19] - E[..., 19, :1], 20
-    )
-    for operator in FULL:
-        assert torch.equal(operator(p1, p2, info, lam)[:, :, 0], info[:, :, 0])
-        assert not operator(p1, p2, info, lam, transport_self=False)[:, :, 0].any()
-
-
 @pytest.mark.parametrize("operator", FULL)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("largest", [1e-3, 1, 1e3])

@@ -4,18 +4,12 @@ import re
 from dataclasses import replace
 
 import pytest
-from conftest import ROOT
 from further_records import with_further
 from sites import content_of
 from test_report_records import make_records
 
-from relation.pipeline.campaign import resolve
-from relation.pipeline.config import load_config
 from report.judge.checklist import checklist
-from report.render.boxes import SQUARES
 from report.render.overview import gaps
-from report.render.pipeline import campaign_pipeline
-from report.render.runs import Run
 from report.render.site import records_by_source
 from report.values.frames import CampaignRecords
 from report.values.numbers import spans
@@ -58,22 +52,6 @@ def test_what_is_missing_names_a_run_once(records) -> None:
     ]
 
 
-def test_the_pipeline_draws_them_in_short_rows() -> None:
-    books = resolve(load_config(ROOT / "config.yaml"), campaign="books")
-    beyond = [
-        Run(run.scale, run.variant, run.seed, gap="" if run.seed < 60 else "not run")
-        for run in books.planned_further
-    ]
-    pipeline = campaign_pipeline(books, [], [], beyond)
-    (box,) = (p.box for p in pipeline.boxes if p.box.title == "10M, further pairs")
-    assert box.rule == "train" and max(len(jobs) for _, jobs in box.rows) == SQUARES
-    assert [label for label, _ in box.rows if label] == ["mha", "full"]
-    jobs = [job for _, jobs in box.rows for job in jobs]
-    assert len(jobs) == 56 and sum(job.missing for job in jobs) == 26
-    assert next(row[1:3] for row in pipeline.counts if row[0] == "train") == (30, 56)
-    assert {job.page for job in jobs} == {f"runs.html#further-10M-{s}" for s in range(45, 73)}
-
-
 @pytest.mark.parametrize("numbers, said", [
     ([], ""), ([42], "42"), ([43, 42], "42, 43"), ([44, 42, 43], "42 to 44"),
     ([45, 47, 48, 49, 52, 53], "45, 47 to 49, 52, 53"),
@@ -100,7 +78,7 @@ def test_a_further_pair_is_one_row(folder):
 
 
 def test_every_record_of_a_further_run_leads_to_its_first(folder):
-    content = content_of(with_further(make_records()), folder, [])
+    content = content_of(with_further(make_records()), folder)
     pages = {
         source: row["page"]
         for source, row in records_by_source(content, folder).items()

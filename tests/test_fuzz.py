@@ -65,9 +65,7 @@ def test_a_configuration_with_anything_anywhere(place: tuple, value: object) -> 
 
 @FUZZ
 @given(position=st.integers(0, len(CONFIG.encode()) - 1), noise=st.binary(min_size=1, max_size=9))
-def test_a_configuration_with_noise_in_its_bytes(
-    tmp_path: Path, position: int, noise: bytes
-) -> None:
+def test_a_configuration_with_noise_in_its_bytes(tmp_path, position, noise) -> None:
     whole = CONFIG.encode()
     path = tmp_path / "config.yaml"
     path.write_bytes(whole[:position] + noise + whole[position + len(noise) :])
@@ -97,9 +95,7 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, list]:
 
 @FUZZ
 @given(data=st.data())
-def test_a_record_with_flipped_bytes_is_refused_or_unharmed(
-    tmp_path: Path, record: tuple[bytes, list], data: st.DataObject
-) -> None:
+def test_a_record_with_flipped_bytes_is_refused_or_unharmed(tmp_path, record, data) -> None:
     """A changed byte is never another number: checksums cover the pages."""
     whole, rows = record
     position = data.draw(st.integers(0, len(whole) - 1))
@@ -118,9 +114,7 @@ def test_a_record_with_flipped_bytes_is_refused_or_unharmed(
 
 @FUZZ
 @given(length=st.integers(0, 3000))
-def test_a_record_cut_anywhere_is_refused(
-    tmp_path: Path, record: tuple[bytes, list], length: int
-) -> None:
+def test_a_record_cut_anywhere_is_refused(tmp_path, record, length) -> None:
     path = tmp_path / "log.parquet"
     path.write_bytes(record[0][: min(length, len(record[0]) - 1)])
     with pytest.raises(InputError):

@@ -96,7 +96,7 @@ def test_a_seed_fixes_the_text(here: Path, capsys: Output) -> None:
 
 @pytest.mark.parametrize("ending", ["", "\n"])
 def test_a_prompt_from_a_file_or_standard_input(
-    here: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ending: str
+    here, capsys, monkeypatch, tmp_path, ending
 ) -> None:
     call = (*TINY_RUN, "--tokens", "5")
     expected = generated(capsys, *call, "--prompt", "Zoë sat.\n")[0]
@@ -119,7 +119,7 @@ def test_a_huge_count_takes_no_memory_ahead(here: Path, capsys: Output) -> None:
 
 
 def test_characters_that_the_terminal_lacks_come_out_as_question_marks(
-    here: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch
+    here, capsys, monkeypatch
 ) -> None:
     call = (*TINY_RUN, "--prompt", "Zoë sat.", "--tokens", "30")
     expected = generated(capsys, *call)[0]

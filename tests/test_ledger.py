@@ -20,6 +20,7 @@ from relation.pipeline.cost import make_plan
 from relation.pipeline.ledger import DONE, Job, Ledger
 from relation.pipeline.publish import publish
 from relation.pipeline.results import CHECKPOINT, RULES, Results, run_path, systems_path
+from relation.pipeline.summary import Started, report_lines, summary
 from relation.store.layouts import THROUGHPUT
 from relation.store.parquet import read_origin, read_parquet, write_parquet
 
@@ -93,3 +94,34 @@ def test_what_is_done_is_dated_after_what_it_read(results: Results) -> None:
     assert record.stat().st_mtime >= newest.stat().st_mtime
     assert measured.stat().st_mtime == 2000
     assert (earlier / "record.parquet").stat().st_mtime == 1000
+
+
+def test_the_last_words_are_what_was_made_and_what_failed(tmp_path: Path) -> None:
+    def job(name: str, log: str | None = None) -> Started:
+        if log is not None:
+            (tmp_path / f"{name}.log").write_text(log)
+        return Started("train", name, (tmp_path / name,), tmp_path / f"{name}.log")
+
+    jobs = [
+        job("made", "all well"),
+        job("failed", "error: no room"),
+        job("killed", ""),
+        job("none"),
+    ]
+    (tmp_path / "made").touch()
+    assert list(summary(jobs, 0.0, False)) == [
+        "Made: 1 train.",
+        f"Failed: train failed: no room (log: {tmp_path / 'failed.log'})",
+        f"Failed: train killed: stopped (log: {tmp_path / 'killed.log'})",
+        "Not begun: 1 more.",
+    ]
+    assert next(summary(jobs, 1e18, False)) == "Made: nothing."
+    assert list(summary(jobs, 0.0, True)) == ["Made: 4 train."]
+
+
+def test_the_last_line_says_where_the_report_is(results: Results) -> None:
+    (gaps,) = report_lines(results, ended_well=False)
+    assert gaps.endswith("render --config results/tiny/campaign.json")
+    (results.report / "index.html").parent.mkdir(parents=True)
+    (results.report / "index.html").touch()
+    assert list(report_lines(results, True)) == ["Report: results/tiny/report/index.html"]

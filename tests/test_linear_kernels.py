@@ -7,6 +7,7 @@ kernels are imported. Tests marked gpu run them compiled.
 
 import importlib
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from test_flash_relation import SLACK, assert_close, poisoned_memory
 
 from relation import kernels
 from relation.errors import InputError
+from relation.kernels.documents import Documents
 from relation.ops import chunked_linear_relation, get_backend, linear_relation
 
 RESULTS = ("Y", "C_T", "dp1", "dp2", "dinfo", "dg", "dC_0")
@@ -108,6 +110,25 @@ class TestInterpreted:
     @pytest.mark.parametrize("kind", ["mixed", -10])
     def test_half_precision(self, kind):
         assert_exact(draw(3, (1, 1, 33, 20), torch.float16, kind=kind))
+
+    def test_documents_start_empty(self):
+        """As the definition has them, inside chunks, at their ends and of one token."""
+        p1, p2, info, g, _, dy, dfinal = draw(9, (2, 1, 53, 16), state=False)
+        starts = torch.zeros(2, 53, dtype=torch.int64)
+        starts[0, [7, 16, 17, 40]] = starts[1, [1, 52]] = 1
+        documents = Documents.of(starts.cumsum(1))
+        inputs = (p1, p2, info, g, None, dy, dfinal)
+
+        ours, exact, yardstick = (
+            differentiate(partial(operator, documents=documents), given)
+            for operator, given in (
+                (kernels.linear_relation, inputs),
+                (linear_relation, double(inputs)),
+                (chunked_linear_relation, inputs),
+            )
+        )
+        for name, *three in zip(RESULTS, ours, exact, yardstick, strict=False):
+            assert_close(name, *three, SLACK[torch.float32])
 
     def test_no_initial_state_and_another_tau(self):
         assert_exact(draw(4, (2, 1, 20, 16), state=False), tau=0.7)

@@ -13,7 +13,6 @@ from relation.nn import Decoder, Execution, ModelConfig
 from relation.nn.decoder import shared_weights_hash
 from relation.nn.norm import Normed
 from relation.pipeline.inventory import count_parameters
-from relation.train.optimizer import build_optimizer
 
 FULL_LIKE = ("full", "exchange-only", "raw-x", "no-count", "no-givens", "single-head")
 VARIANTS = ("mha", *FULL_LIKE, "linear", "hybrid")
@@ -277,20 +276,6 @@ def test_ablation_is_full_relation_with_one_part_made_neutral(variant, part, neu
     full = build("full")
     full.load_state_dict({f"blocks.{i}.mixer.{part}": neutral for i in range(4)}, strict=False)
     torch.testing.assert_close(full(TOKENS), build(variant)(TOKENS))
-
-
-@pytest.mark.parametrize("decay_embedding", [True, False])
-def test_only_matrices_decay(decay_embedding):
-    model = build("hybrid")
-    with torch.no_grad():
-        for p in model.parameters():
-            p.fill_(1.0)
-            p.grad = torch.zeros_like(p)
-    build_optimizer(model, 0.5, (0.9, 0.95), 1e-8, 0.1, decay_embedding).step()
-    for name, p in model.named_parameters():
-        kept = name.endswith(("norm.weight", "lam", "theta", "a_log", "dt_bias"))
-        kept |= name == "embedding.weight" and not decay_embedding
-        torch.testing.assert_close(p.detach(), torch.full_like(p, 1.0 if kept else 0.95))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from relation import ops
 from relation.errors import InputError
 from relation.ops.backends import Backend
-from relation.pipeline.sections import FullBackend, LinearBackend, MhaBackend
+from relation.sections import FullBackend, LinearBackend, MhaBackend
 
 DEFINITION = {"mha": "reference", "full": "reference", "linear": "recurrent"}
 PLAIN = [

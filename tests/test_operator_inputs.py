@@ -79,7 +79,7 @@ def test_another_shape_is_refused(operator, state, position):
     assert_refused("shape", operator, **{**arguments, state: X[0]})
     if position:
         assert_refused(f"{state} has shape", operator, **{**arguments, state: X.mT})
-        assert_refused(f"{state} has shape", operator, **{**arguments, state: X[:, :1]})
+        assert_refused(f"{state} has shape", operator, **{**arguments, state: X[:, :, :1]})
 
 
 @each_state

@@ -31,9 +31,7 @@ SHORT = FILES | {"document_characters": 24}
         ("", 4, []),
     ],
 )
-def test_pieces_end_with_a_sentence_else_a_word(
-    text: str, characters: int, pieces: list[str]
-) -> None:
+def test_pieces_end_with_a_sentence_else_a_word(text, characters, pieces) -> None:
     assert list(cut(text, characters)) == pieces
 
 

@@ -100,9 +100,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module", params=["files", "pieces", "hub"])
-def long_corpus(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> DataSpec:
+def long_corpus(request, tmp_path_factory) -> DataSpec:
     folder = tmp_path_factory.mktemp(request.param)
     if request.param == "hub":
         return data_spec(hub(hub_folder(folder, MANY[:TRAIN], MANY[TRAIN:])))
@@ -114,20 +112,14 @@ def long_corpus(
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(
-    long_corpus: DataSpec, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, bytes]:
+def uninterrupted(long_corpus, tmp_path_factory) -> dict[str, bytes]:
     return prepared(long_corpus, tmp_path_factory.mktemp("whole"))
 
 
 # In the tokenizer's sample, before the first journal, after it, and in the validation split.
 @pytest.mark.parametrize("share", [0.01, 0.2, 0.7, 0.999])
 def test_a_killed_preparation_goes_on_to_the_same_bytes(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    long_corpus: DataSpec,
-    uninterrupted: dict[str, bytes],
-    share: float,
+    tmp_path, monkeypatch, long_corpus, uninterrupted, share
 ) -> None:
     def run() -> None:
         assert prepared(long_corpus, tmp_path) == uninterrupted
@@ -139,10 +131,7 @@ def test_a_killed_preparation_goes_on_to_the_same_bytes(
 
 
 def test_a_partial_file_that_lost_its_end_is_not_filled_up(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    long_corpus: DataSpec,
-    uninterrupted: dict[str, bytes],
+    tmp_path, monkeypatch, long_corpus, uninterrupted
 ) -> None:
     """After a crash of the machine a file may be shorter than its journal says."""
     with pytest.raises(KilledError):
@@ -153,10 +142,7 @@ def test_a_partial_file_that_lost_its_end_is_not_filled_up(
 
 
 def test_a_preparation_killed_at_its_record_can_be_repeated(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    long_corpus: DataSpec,
-    uninterrupted: dict[str, bytes],
+    tmp_path, monkeypatch, long_corpus, uninterrupted
 ) -> None:
     def killed(*arguments) -> None:
         raise KilledError
@@ -169,7 +155,7 @@ def test_a_preparation_killed_at_its_record_can_be_repeated(
 
 
 def test_another_configuration_starts_from_the_beginning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, long_corpus: DataSpec
+    tmp_path, monkeypatch, long_corpus
 ) -> None:
     with pytest.raises(KilledError):
         read_by(monkeypatch, lambda: prepared(long_corpus, tmp_path), 6000)
@@ -203,7 +189,7 @@ def test_the_record_describes_the_files(tmp_path: Path, corpus: Path) -> None:
 
 @pytest.mark.parametrize("train_tokens, validation_tokens", [(500, 100), (501, None), (None, 37)])
 def test_limits_are_exact_and_cut_nothing_else(
-    tmp_path: Path, corpus: Path, train_tokens: int | None, validation_tokens: int | None
+    tmp_path, corpus, train_tokens, validation_tokens
 ) -> None:
     as_jsonl(corpus / "texts.jsonl", DOCUMENTS)
     whole = prepared(data_spec(FILES, corpus), tmp_path / "whole")
@@ -271,9 +257,7 @@ def test_unigram_entropy_of_known_counts() -> None:
     ],
     ids=["empty", "vocabulary", "window", "no validation"],
 )
-def test_a_corpus_too_small_is_one_clear_line(
-    tmp_path: Path, corpus: Path, texts: list[str], changes: dict, said: str
-) -> None:
+def test_a_corpus_too_small_is_one_clear_line(tmp_path, corpus, texts, changes, said) -> None:
     as_txt(corpus / "a.txt", texts)
     with pytest.raises(InputError, match=said) as caught:
         prepared(data_spec(**({"source": FILES, "path": corpus} | changes)), tmp_path)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from benchmarks import campaign
 from conftest import ROOT
 
 from relation.bench.profile import (
@@ -16,8 +17,6 @@ from relation.bench.profile import (
     summed,
 )
 from relation.cli import main
-from relation.pipeline.campaign import resolve
-from relation.pipeline.config import load_config
 from relation.store.layouts import PROFILE
 from relation.store.parquet import read_origin, read_parquet
 from relation.variants import ModelConfig
@@ -159,8 +158,7 @@ def test_operations_of_a_cpu_count_without_those_they_call() -> None:
 
 @pytest.mark.gpu
 def test_on_a_gpu_products_are_told_apart() -> None:
-    campaign = resolve(load_config(ROOT / "config.yaml"), campaign="paper", scales="10M")
-    spec = next(s for s in campaign.systems if s.benchmark == "matched")
+    spec = campaign("paper", scales="10M").benchmark("matched", "10M")
     for side in spec.sides:
         found = {r["part"]: r for r in profile_step(spec, side, torch.device("cuda"))}
         wall = found["FFN"]["wall_seconds"]

@@ -60,9 +60,7 @@ def test_lines_are_few_and_the_last_is_there(capsys: Output, wait: Callable[[flo
     assert lines[-1] == "run: 100/100 updates (100%), 1 updates/s, took 1 min 40 s"
 
 
-def test_the_first_step_does_not_spoil_the_estimate(
-    capsys: Output, wait: Callable[[float], None]
-) -> None:
+def test_the_first_step_does_not_spoil_the_estimate(capsys, wait) -> None:
     """Compilation falls into it: 90 s, then a step every 2 s."""
     with Progress("run", 100, "updates") as shown:
         wait(90)
@@ -87,9 +85,7 @@ def test_the_estimate_follows_the_last_minute() -> None:
     assert pace.rate == pytest.approx(40, rel=0.05)
 
 
-def test_what_a_run_did_before_it_was_killed_is_not_its_pace(
-    capsys: Output, wait: Callable[[float], None]
-) -> None:
+def test_what_a_run_did_before_it_was_killed_is_not_its_pace(capsys, wait) -> None:
     with Progress("run", 1000, "tokens", done=900) as shown:
         for _ in range(5):
             wait(10)
@@ -98,18 +94,14 @@ def test_what_a_run_did_before_it_was_killed_is_not_its_pace(
     assert line == "run: 950/1,000 tokens (95%), 1 tokens/s, 50 s left"
 
 
-def test_a_job_that_is_one_step_says_how_long_it_took(
-    capsys: Output, wait: Callable[[float], None]
-) -> None:
+def test_a_job_that_is_one_step_says_how_long_it_took(capsys, wait) -> None:
     with Progress("check", 1, "passes") as shown:
         wait(3)
         shown.advance(1, "fine")
     assert capsys.readouterr().err == "check: 1/1 passes (100%), fine, took 3 s\n"
 
 
-def test_a_step_beyond_the_total_is_no_further_end(
-    capsys: Output, wait: Callable[[float], None]
-) -> None:
+def test_a_step_beyond_the_total_is_no_further_end(capsys, wait) -> None:
     with Progress("run", 2, "steps") as shown:
         for _ in range(6):
             wait(1)

@@ -12,7 +12,15 @@ from relation.pipeline import hashes as code
 from relation.pipeline.ledger import Ledger
 from relation.pipeline.provenance import CURRENT, OLDER, STALE, freshness, worst
 from relation.pipeline.publish import publish
-from relation.pipeline.results import CHECKSUMS, Results, with_pictures
+from relation.pipeline.results import (
+    CHECKSUMS,
+    GRADIENTS_FILE,
+    MODELS_FILE,
+    VERIFICATION_FILE,
+    Results,
+    systems_path,
+    with_pictures,
+)
 from relation.store import layouts as schemas
 from relation.store.parquet import read_origin, read_parquet, write_parquet
 from report.judge.frames import CLAIMS, COMPARED_CELLS, COMPARED_CLAIMS
@@ -154,7 +162,10 @@ def test_what_is_not_there_is_a_gap_with_its_reason(results: Results) -> None:  
     full, mha = (campaign.run("10M", variant, 42) for variant in ("full", "mha"))
     (results.run(full) / "record.parquet").unlink()
     results.diagnostics(mha).write_bytes(b"PAR1 half a file")
-    matched, fixed = (results.systems(campaign.benchmark(b, "10M")) for b in ("matched", "fixed"))
+    matched, fixed = (
+        results.folder / systems_path(campaign.benchmark(name, "10M"))
+        for name in ("matched", "fixed")
+    )
     matched.unlink(), fixed.unlink()
     logs = results.folder / "logs"
     for name, text in (
@@ -215,7 +226,8 @@ def test_shipped_records_are_read_alone_and_checked(results: Results) -> None:  
     command = records.provenance.set_index("kind").loc["models", "rerun"]
     assert "published" not in command and "-R" not in command
     listed = shipped.shipped_files()
-    assert {shipped.models, shipped.verification, shipped.gradients} <= set(listed)
+    files = (MODELS_FILE, VERIFICATION_FILE, GRADIENTS_FILE)
+    assert {shipped.folder / file for file in files} <= set(listed)
     listed[0].write_bytes(listed[0].read_bytes() + b" ")
     assert "SHA256SUMS" in refusal(shipped.check_shipped)
     listed[0].unlink()
@@ -223,7 +235,7 @@ def test_shipped_records_are_read_alone_and_checked(results: Results) -> None:  
 
 
 def test_what_shipped_before_gradients_were_checked_still_renders(results: Results) -> None:  # noqa: F811
-    results.gradients.unlink()
+    (results.folder / GRADIENTS_FILE).unlink()
     publish(results.campaign, results)
     shipped = replace(results, shipped_only=True)
     records = load_records(results.campaign, shipped, partial=True)

@@ -9,6 +9,7 @@ from test_report_records import make_records
 
 from report.figures import READINGS, draw_figures
 from report.figures.drawing import NotDrawnError
+from report.figures.readings import RESIDUAL_COLOUR
 from report.judge.readings_study import study
 from report.judge.readings_words import PREFIX
 from report.values.frames import CampaignRecords
@@ -31,9 +32,14 @@ def draw(records: CampaignRecords, name: str):
 
 
 def points(axes) -> list[tuple[float, float, bool]]:
-    """Single points of a panel: place, height, filled."""
-    found = [line for line in axes.lines if len(line.get_xdata()) == 1 and line.get_marker() != "^"]
-    return sorted((*line.get_xydata()[0], line.get_markerfacecolor() != "none") for line in found)
+    """The readings' points of a panel: place, height, filled."""
+    lines = (line for line in axes.lines if line.get_marker() in ("o", "s"))
+    return sorted(
+        (*place, line.get_markerfacecolor() != "none")
+        for line in lines
+        if line.get_color() in RESIDUAL_COLOUR.values() and line.get_markersize() > 3
+        for place in line.get_xydata()
+    )
 
 
 def test_every_statistic_has_a_curve_and_every_figure_words(records) -> None:

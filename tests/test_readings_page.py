@@ -6,27 +6,21 @@ from pathlib import Path
 
 import pytest
 from readings_records import BASES, TURNED, Invented, described, invented
-from sites import content_of
+from sites import content_of, write_report
 from test_report_records import make_records
 from test_site import Page
 
 import report.figures
-from relation.pipeline.campaign import resolve
-from relation.pipeline.config import load_config
-from relation.store.parquet import read_parquet, write_parquet
+from relation.store.parquet import read_parquet
 from report.figures import READINGS, draw_figures
-from report.judge.frames import FIGURES, FRAMES, page_origin
-from report.judge.job import write_cells
 from report.judge.readings_frames import NAMES, reading_rows
+from report.render.content import gather
 from report.render.document import render_document
-from report.render.document_content import gather as gather_document
-from report.render.pipeline import OF_READINGS, campaign_pipeline
 from report.render.readings import ANSWERS, Readings, read_readings
 from report.render.site import render_site
 from report.values.readings import STATISTICS
 
 DRAWN = ("readings-final-nll", "readings-advantage", "readings-learning-rate")
-CONFIG = Path(__file__).parents[1] / "config.yaml"
 
 
 def printed(records) -> Readings:
@@ -34,28 +28,19 @@ def printed(records) -> Readings:
     return read_readings(*(rows[name] for name in NAMES), [])
 
 
-def write_report(readings, folder: Path) -> Path:
-    """The Parquet, some figures, the pages and report.tex of these readings."""
-    records = replace(make_records(), readings=readings)
-    write_cells(records, folder)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """The Parquet, some figures, the pages and report.tex of readings on which answers turn."""
+    folder = tmp_path_factory.mktemp("readings")
+    records = replace(make_records(), readings=invented(TURNED))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(report.figures, "DRAWINGS", report.figures.DRAWINGS[:1])
         figures = draw_figures(records, folder)
     figures += draw_figures(records, folder, [d for d in READINGS if d.name in DRAWN])
-    write_parquet(folder / "figures.parquet", FIGURES, figures, page_origin(records, "figures"))
-    render_site(content_of(records, folder, figures), folder)
-    render_document(gather_document(folder), folder)
+    write_report(records, folder, figures)
+    render_site(content_of(records, folder), folder)
+    render_document(gather(folder), folder)
     return folder
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    return write_report(invented(TURNED), tmp_path_factory.mktemp("readings"))
-
-
-@pytest.fixture(scope="module")
-def without(tmp_path_factory) -> Path:
-    return write_report(None, tmp_path_factory.mktemp("none"))
 
 
 def text_of(folder: Path, name: str) -> str:
@@ -79,13 +64,13 @@ def test_the_page_has_every_statistic_reading_and_run(folder: Path) -> None:
     assert all(f'id="figure-{name}"' in text for name in DRAWN)
 
 
-def test_where_there_are_none_the_page_says_so_and_no_other_speaks_of_them(without: Path) -> None:
-    assert "This campaign has no run of a reading" in text_of(without, "readings.html")
+def test_where_there_are_none_the_page_says_so_and_no_other_speaks_of_them(invented_report) -> None:
+    assert "This campaign has no run of a reading" in text_of(invented_report, "readings.html")
     for name in ("index.html", "claims.html"):
-        assert "turns on a reading" not in text_of(without, name)
-    assert 'id="finding"' not in text_of(without, "index.html")
-    assert "\\section{Readings}" not in text_of(without, "report.tex")
-    assert all(not read_parquet(without / f"{n}.parquet", FRAMES[n]).num_rows for n in NAMES)
+        assert "turns on a reading" not in text_of(invented_report, name)
+    assert 'id="finding"' not in text_of(invented_report, "index.html")
+    files = [invented_report / f"{name}.parquet" for name in NAMES]
+    assert not any(read_parquet(file).num_rows for file in files)
 
 
 def test_the_overview_says_the_finding_before_the_claims(folder: Path) -> None:
@@ -162,17 +147,3 @@ def test_differences_are_in_the_statistics_own_terms() -> None:
     assert all(text.startswith("× ") for text in told["l0-anchor"])
     assert all(text[0] in "+−0" and "[" in text for text in told["final-nll"])
     assert told["pair-won"] == [] and curves["l0-self"].holding == "—"
-
-
-def test_the_pipeline_has_a_square_a_run_of_a_reading() -> None:
-    campaign = resolve(load_config(CONFIG), campaign="readings")
-    names = [run.name for run in campaign.reading_runs]
-    pipeline = campaign_pipeline(campaign, [], [], (), set(names[:5]))
-    counts = {rule: (done, jobs) for rule, done, jobs, _ in pipeline.counts}
-    assert counts["train_reading"] == counts["diagnose_reading"] == (5, len(names))
-    assert counts["collect"] == (1, 1)
-    jobs = [job for placed in pipeline.boxes for job, _, _ in placed.jobs if job.page]
-    assert {job.page.partition("#")[0] for job in jobs} == {"readings.html"} and len(jobs) == 5
-    books = resolve(load_config(CONFIG), campaign="books", readings=None)
-    plain = campaign_pipeline(replace(books, reading_runs=()), [], [])
-    assert not {rule for rule, *_ in plain.counts} & set(OF_READINGS)

@@ -15,7 +15,13 @@ from relation.ops.linear import CHUNK
 from relation.pipeline.campaign import resolve
 from relation.pipeline.config import load_config
 from relation.pipeline.hashes import code_hash
-from relation.pipeline.results import Results, with_pictures
+from relation.pipeline.results import (
+    GRADIENTS_FILE,
+    VERIFICATION_FILE,
+    Results,
+    systems_path,
+    with_pictures,
+)
 from relation.pipeline.uses import uses_of
 from relation.spec import RunSpec
 from relation.store import files
@@ -279,11 +285,11 @@ def results(tmp_path: Path) -> Results:
         write_diagnostics(results, run)
     for spec in campaign.systems:
         origin = ORIGIN | {"config_hash": spec.config_hash}
-        write_parquet(results.systems(spec), schemas.THROUGHPUT, [], origin)
+        write_parquet(results.folder / systems_path(spec), schemas.THROUGHPUT, [], origin)
     verified = ORIGIN | {"config_hash": campaign.verification.config_hash}
-    write_parquet(results.verification, schemas.VERIFICATION, [], verified)
+    write_parquet(results.folder / VERIFICATION_FILE, schemas.VERIFICATION, [], verified)
     checked = ORIGIN | {"config_hash": campaign.gradients.config_hash}
-    write_parquet(results.gradients, schemas.GRADIENTS, [], checked)
+    write_parquet(results.folder / GRADIENTS_FILE, schemas.GRADIENTS, [], checked)
     return results
 
 

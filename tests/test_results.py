@@ -9,7 +9,7 @@ from sample import without_texts
 from test_config import config
 from test_records import ORIGIN, refusal, results, write_run  # noqa: F401  (fixture)
 
-from relation.cli.jobs import report_place
+from relation.cli.report import report_place
 from relation.pipeline.config import load_config
 from relation.pipeline.ledger import Ledger
 from relation.pipeline.preflight import write_started_with
@@ -86,9 +86,11 @@ def test_an_own_benchmark_and_check_come_before_the_shipped_ones(shipped: Result
         later = ORIGIN | {"config_hash": made.config_hash, "created": "2027"}
         write_parquet(shipped.own_folder / path, layout, [], later)
     shipped = again(shipped)
-    assert place(shipped.systems(spec), shipped) == "tiny"
-    assert place(shipped.verification, shipped) == place(shipped.gradients, shipped) == "tiny"
-    assert {place(shipped.systems(other), shipped) for other in others} == {"published"}
+    ledger = Ledger(shipped)
+    own = (ledger.measure(spec), ledger.verify(), ledger.verify_gradients())
+    assert {place(job.paths[0], shipped) for job in own} == {"tiny"}
+    measured = map(ledger.measure, others)
+    assert {place(job.paths[0], shipped) for job in measured} == {"published"}
 
 
 def test_what_is_not_whole_or_of_another_configuration_stands_for_nothing(shipped: Results) -> None:

@@ -10,22 +10,22 @@ from urllib.parse import unquote
 import pandas as pd
 import pytest
 from further_records import with_further
-from sites import content_of
+from sites import content_of, write_report
 from test_report_records import HOSTILE, make_empty, make_records
 
 from relation.cli import main
 from relation.store.parquet import read_parquet
 from report.figures import DRAWINGS
-from report.judge.frames import CELLS
-from report.judge.job import write_cells
-from report.render.compare import compare
-from report.render.comparison import render_comparison
-from report.render.environment import duration, figure, html_environment
+from report.judge.frames import CELLS, page_origin
+from report.render.compare import compare, render_comparison
+from report.render.content import printed_tables
+from report.render.environment import duration, html_environment
 from report.render.evidence import evidence_by_claim
 from report.render.pages import PAGES
 from report.render.printed import FRESHNESS, VERDICTS
 from report.render.site import records_by_source, render_site
 from report.values import paper
+from report.values.numbers import significant
 from report.values.tables import TABLES
 
 RECORD = "runs/10M/full/42/record.parquet"
@@ -185,7 +185,7 @@ def test_what_lies_behind_a_cell_reads_as_its_table_does(folder):
 
 
 def test_a_run_names_every_table_that_rests_on_any_of_its_records(folder, tmp_path):
-    content = content_of(with_further(make_records()), folder, [])
+    content = content_of(with_further(make_records()), folder)
     record = next(row for row in content.provenance if row["source"] == RECORD)
     further = (RECORD.replace("record", "log"), "flow/10M/full/42.parquet")
     provenance = [*content.provenance, *(record | {"source": source} for source in further)]
@@ -198,7 +198,7 @@ def test_a_run_names_every_table_that_rests_on_any_of_its_records(folder, tmp_pa
 
 
 def test_every_record_leads_to_what_shows_it(folder):
-    content = content_of(with_further(make_records()), folder, [])
+    content = content_of(with_further(make_records()), folder)
     run = next(row for row in content.provenance if row["kind"] == "run")
     log = {**run, "kind": "log", "source": "log.parquet"}
     probes = {**run, "kind": "probes", "source": "probes.parquet"}
@@ -224,7 +224,7 @@ def test_several_notes_of_a_cell_stand_apart(marks, said):
 
 
 def test_the_first_page_names_the_texts(folder, tmp_path):
-    content = content_of(with_further(make_records()), folder, [])
+    content = content_of(with_further(make_records()), folder)
     assert "Trained on</dt>" not in page_of(folder, "index.html")
     first, *others = content.runs
     runs = [replace(first, texts=(HOSTILE, "ab" * 32)), *others]
@@ -245,10 +245,10 @@ def test_gaps_are_named(folder):
 
 def test_a_campaign_without_any_result_renders(tmp_path):
     empty = make_empty()
-    write_cells(empty, tmp_path)
+    write_report(empty, tmp_path, [])
     absent = {"name": "paired-nll", "title": "Pairs", "alt": "", "file": None, "reason": HOSTILE}
-    content = content_of(empty, tmp_path, [absent])
-    render_site(content, tmp_path)
+    content = content_of(empty, tmp_path)
+    render_site(replace(content, figures=[absent]), tmp_path)
     assert "Not drawn" in page_of(tmp_path, "figures.html")
     assert all(printed.measured == 0 for printed in content.tables)
     for label in ("main-results", "app-linear-long"):
@@ -257,16 +257,19 @@ def test_a_campaign_without_any_result_renders(tmp_path):
 
 
 def test_verdicts_and_freshness_show_by_word_and_by_class(folder, tmp_path):
-    def judged(cells):
-        return [VERDICTS[i % 4] if paper else None for i, paper in enumerate(cells["paper"])]
-
-    content = content_of(
-        with_further(make_records(comparable=True)),
-        folder,
-        [],
-        verdict=judged,
+    records = with_further(make_records(comparable=True))
+    content = content_of(records, folder)
+    given = content.cells
+    cells = given.assign(
+        verdict=[VERDICTS[i % 4] if paper else None for i, paper in enumerate(given["paper"])],
         tolerance=0.0125,
-        freshness=lambda cells: [FRESHNESS[i % 3] for i in range(len(cells))],
+        freshness=[FRESHNESS[i % 3] for i in range(len(given))],
+    )
+    content = replace(
+        content,
+        page=page_origin(records, "cells")["page"],
+        cells=cells,
+        tables=printed_tables(cells),
     )
     claims = [
         row | {"verdict": verdict}
@@ -335,7 +338,7 @@ def test_a_comparison_counts_alike_on_page_and_terminal(folder, tmp_path, monkey
 
 def test_a_campaign_named_paper_is_told_from_the_paper(folder, tmp_path):
     """A header never says the same of the paper's column and of the campaign's."""
-    content = content_of(with_further(make_records()), folder, [])
+    content = content_of(with_further(make_records()), folder)
     render_site(replace(content, page=content.page | {"campaign": "paper"}), tmp_path)
     for name in ("index.html", "claims.html"):
         for header in re.findall(r"<thead>.*?</thead>", page_of(tmp_path, name), re.S):
@@ -378,10 +381,11 @@ def test_evidence_shares_an_axis():
 
 
 def test_numbers_and_times_read_as_a_person_writes_them():
-    assert figure(-0.041168) == "−0.04117" and figure(12345.6, signed=True) == "+12,346"
-    assert figure(0.0, signed=True) == "0" and figure(-7.394e-05) == "−0.00007394"
-    assert figure(None) == "—" == figure(float("nan"))
-    assert figure(float("inf")) == "inf"
+    assert significant(-0.041168) == "−0.04117" and significant(12345.6, signed=True) == "+12,346"
+    assert significant(0.0, signed=True) == "0" and significant(-7.394e-05) == "−0.00007394"
+    assert significant(None) == "—" == significant(float("nan"))
+    assert significant(1234.5678, 6) == "1,234.57" and significant(3e-13) == "3e−13"
+    assert significant(float("inf")) == "inf"
     assert [duration(s) for s in (0.4, 12, 59.9, 320, 11_520)] == [
-        "0.4 s", "12 s", "1 min 0 s", "5 min 20 s", "3 h 12 min",
+        "0.4 s", "12 s", "1 min 00 s", "5 min 20 s", "3 h 12 min",
     ]  # fmt: skip

@@ -14,7 +14,6 @@ from relation.pipeline.results import Results
 from relation.store.layouts import LOG, RUN
 from relation.store.parquet import read_origin, read_parquet, write_parquet
 from report.render.overview import gaps, texts
-from report.render.pipeline import campaign_pipeline
 from report.render.runs import Run, read_runs
 
 TINY = resolve(load_config(ROOT / "config.yaml"), campaign="tiny")
@@ -46,7 +45,7 @@ def test_a_run_without_any_record_names_its_record_not_its_log() -> None:
         for run in TINY.planned_runs
         for file in ("record.parquet", "log.parquet")
     ]
-    found = read_runs(TINY, Results(TINY), missing)
+    found = read_runs(TINY.planned_runs, Results(TINY), missing)
     assert {run.reason for run in found} == {"there is no record.parquet"}
 
 
@@ -66,7 +65,7 @@ def only_run(folder: Path, rates: Sequence[float] = (1000.0,), **told: Any) -> R
         for run in TINY.planned_runs
         if run != spec
     ]
-    (run,) = (run for run in read_runs(TINY, results, missing) if run.record)
+    (run,) = (run for run in read_runs(TINY.planned_runs, results, missing) if run.record)
     assert run.name == f"{spec.scale}/{spec.variant}/{spec.seed}"
     return run
 
@@ -95,25 +94,3 @@ def test_the_texts_of_a_run_are_named_by_their_hash(tmp_path) -> None:
     made = only_run(tmp_path / "stories", data_origin={**data, "corpus_sha256": None})
     assert "corpus_sha256" not in dict(made.environment)
     assert texts([run, made, run]) == [("Local texts", "ab" * 32)]
-
-
-@pytest.mark.parametrize("benchmarks", [False, True])
-def test_a_corpus_that_no_record_read_is_hollow(benchmarks: bool) -> None:
-    """The second corpus is that of 100M, which is measured, if `benchmarks`, and not trained."""
-    books = resolve(load_config(ROOT / "config.yaml"), campaign="books")
-    runs = [
-        Run(run.scale, run.variant, run.seed, gap="" if run.scale == "10M" else "not run")
-        for run in books.planned_runs
-    ]
-    missing = [
-        {**gap("throughput", -1, "", spec.benchmark), "scale": spec.scale}
-        for spec in books.planned_systems
-        if not benchmarks and spec.scale == "100M"
-    ]
-    pipeline = campaign_pipeline(books, runs, missing)
-    (data,) = (p.box for p in pipeline.boxes if p.box.rule == "prepare")
-    assert {label: (job.title, job.missing) for label, (job,) in data.rows} == {
-        "Local texts, 4,096 entries": ("prepare tinystories-4096", False),
-        "Local texts, 32,768 entries": ("prepare smollm-32768", not benchmarks),
-    }
-    assert dict(row[:2] for row in pipeline.counts)["prepare"] == 1 + benchmarks

@@ -70,7 +70,7 @@ def until(what, campaign: subprocess.Popen, log: Path):
 
 
 def test_a_campaign_runs_through_slurm_and_a_cancelled_training_job_goes_on(
-    cluster: Cluster, tmp_path: Path
+    cluster, tmp_path
 ) -> None:
     project = copy_project(tmp_path / "project")
     with (project / "config.yaml").open("a", encoding="utf-8") as config:

@@ -60,9 +60,7 @@ def test_a_file_without_permission_is_told(path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     "content, said", [(None, "missing"), (b"", "empty"), (b"abc", "ends inside a token")]
 )
-def test_a_file_that_holds_no_tokens_is_refused(
-    path: Path, content: bytes | None, said: str
-) -> None:
+def test_a_file_that_holds_no_tokens_is_refused(path, content, said) -> None:
     path.unlink()
     if content is not None:
         path.write_bytes(content)

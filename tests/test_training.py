@@ -1,12 +1,13 @@
 """A run from specification to record: exact, repeatable, refused where its inputs are wrong."""
 
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from training import CONTEXT, assert_same_run, campaign, run_spec
+from training import CONTEXT, PROCESSES, assert_same_run, campaign, run_spec
 
 from relation.data.prepare import prepare
 from relation.data.tokens import open_tokens
@@ -56,6 +57,20 @@ def test_the_log_has_a_row_an_update(trained: Path) -> None:
     assert min(*log["gradient_norm"], *log["tokens_per_second"]) > 0
 
 
+def _train_and_look_at_imports(run: tuple) -> None:
+    engine.train(*run)
+    assert "torch._dynamo" not in sys.modules
+
+
+def test_a_run_that_compiles_nothing_imports_no_compiler(data: Path, tmp_path: Path) -> None:
+    """Importing it takes two seconds, and every job is a process."""
+    run = (run_spec(), data, tmp_path / "out", tmp_path / "resume")
+    process = PROCESSES.Process(target=_train_and_look_at_imports, args=(run,))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+
+
 def test_the_record_says_what_was_trained_on_what(trained: Path, data: Path) -> None:
     (row,) = read_parquet(trained / "record.parquet", RUN).to_pylist()
     known = {r["split"]: r for r in read_parquet(data / "data.parquet", DATA).to_pylist()}
@@ -95,9 +110,7 @@ def test_the_final_nll_is_the_checkpoints(trained: Path, data: Path) -> None:
     assert (len(tokens) - 1) % CONTEXT, "the split has no ragged tail to test"
 
 
-def test_the_same_specification_gives_the_same_bits(
-    trained: Path, data: Path, tmp_path: Path
-) -> None:
+def test_the_same_specification_gives_the_same_bits(trained, data, tmp_path) -> None:
     engine.train(run_spec(), data, tmp_path / "out", tmp_path / "resume")
     assert_same_run(tmp_path / "out", trained)
 
@@ -116,7 +129,7 @@ def test_a_pair_starts_alike_and_reads_alike(trained: Path, data: Path, tmp_path
 
 @pytest.mark.parametrize("seconds, said", [(60, "at update 2"), (1e-9, "after update 1")])
 def test_a_run_that_diverges_is_stopped_and_saves_no_broken_state(
-    data: Path, tmp_path: Path, seconds: float, said: str
+    data, tmp_path, seconds, said
 ) -> None:
     """The first update throws the weights out of FP32's range; the loss shows it in the second."""
     spec = run_spec(learning_rate=1e38, checkpoint_seconds=seconds)
@@ -130,9 +143,7 @@ def test_a_run_that_diverges_is_stopped_and_saves_no_broken_state(
 
 @pytest.mark.parametrize("file", ["train.bin", "validation.bin", "data.parquet"])
 @pytest.mark.parametrize("cut", [1, 2, 64])
-def test_data_that_lost_their_end_are_refused(
-    data: Path, tmp_path: Path, file: str, cut: int
-) -> None:
+def test_data_that_lost_their_end_are_refused(data, tmp_path, file, cut) -> None:
     """A shorter token file would train on other windows under the recorded order hash."""
     damaged = tmp_path / "data"
     shutil.copytree(data, damaged)

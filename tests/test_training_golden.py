@@ -64,16 +64,9 @@ def regenerate() -> None:
                     writer.writerow({"variant": variant, "update": row["update"], **readings})
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_corpus(tmp_path_factory.mktemp("corpus") / "data")
-
-
 @pytest.mark.parametrize("backends", [REFERENCE, FAST], ids=["reference", "fast"])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_run_gives_the_golden_losses(
-    data: Path, tmp_path: Path, variant: str, backends: dict[str, str]
-) -> None:
+def test_a_run_gives_the_golden_losses(data, tmp_path, variant, backends) -> None:
     """FP32's rounding, seen as what float64 or the other backend changes, moves a loss by 3e-7
     and a norm by 2e-6 of itself at most; other instruction sets round as much."""
     found, expected = curve(variant, backends, data, tmp_path), golden()[variant]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from training import UPDATE, assert_same_run, at_update, die, resume_key, run_spec, write_corpus
+from training import UPDATE, assert_same_run, at_update, die, resume_key, run_spec
 
 from relation.errors import RelationError
 from relation.train import checkpoint
@@ -18,18 +18,6 @@ from relation.train.guards import check_writable
 from relation.train.optimizer import build_optimizer
 
 SPEC = run_spec(checkpoint_tokens=UPDATE)
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_corpus(tmp_path_factory.mktemp("corpus") / "data")
-
-
-@pytest.fixture(scope="module")
-def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("trained")
-    engine.train(SPEC, data, folder / "out", folder / "resume")
-    return folder / "out"
 
 
 def refusal(data: Path, folder: Path) -> str:
@@ -78,15 +66,7 @@ def no_space(path: Path) -> None:
 @pytest.mark.parametrize(
     "save, kept, place", [(3, [1, 2], "resume"), (5, [3, 4], "resume"), (6, [4, 5], "out")]
 )
-def test_a_full_disk(
-    data: Path,
-    trained: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    save: int,
-    kept: list[int],
-    place: str,
-) -> None:
+def test_a_full_disk(data, trained, tmp_path, monkeypatch, save, kept, place) -> None:
     """While a state is saved, or the trained model, which is the sixth file."""
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "save_file", at_save(save, no_space))
@@ -99,9 +79,7 @@ def test_a_full_disk(
     assert_goes_on(data, tmp_path, trained, monkeypatch, kept[-1] + 1)
 
 
-def test_a_quota(
-    data: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_quota(data, trained, tmp_path, monkeypatch) -> None:
     """The kernel itself refuses to let the file grow; what was written of it is gone."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     limit = lambda path: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))  # noqa: E731
@@ -126,9 +104,7 @@ def test_what_a_kill_left_half_written_is_swept(data: Path, tmp_path: Path) -> N
     assert list(folder.iterdir()) == []
 
 
-def test_no_permission_for_the_resume_states(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_permission_for_the_resume_states(data, tmp_path, monkeypatch) -> None:
     def refuse(self: Path, **options) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self))
 
@@ -138,7 +114,7 @@ def test_no_permission_for_the_resume_states(
 
 
 def test_an_output_that_cannot_be_written_is_refused_before_training(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    data, tmp_path, monkeypatch
 ) -> None:
     begun = at_update(monkeypatch, 0, die)
     (tmp_path / "out").write_text("a file", encoding="utf-8")
@@ -154,7 +130,7 @@ def test_an_output_that_cannot_be_written_is_refused_before_training(
 
 
 def test_a_corpus_that_vanished_before_the_run_goes_on(
-    data: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    data, trained, tmp_path, monkeypatch
 ) -> None:
     own = tmp_path / "data"
     shutil.copytree(data, own)
@@ -173,7 +149,7 @@ def test_a_corpus_that_vanished_before_the_run_goes_on(
 
 
 def test_a_corpus_that_is_deleted_while_it_is_read_is_read_to_the_end(
-    data: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    data, trained, tmp_path, monkeypatch
 ) -> None:
     own = tmp_path / "data"
     shutil.copytree(data, own)
@@ -191,12 +167,7 @@ def test_a_corpus_that_is_deleted_while_it_is_read_is_read_to_the_end(
     ids=["cut", "gone from the network"],
 )
 def test_a_corpus_that_goes_while_it_is_read(
-    data: Path,
-    trained: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    fault: Callable[[Path], None] | None,
-    said: str,
+    data, trained, tmp_path, monkeypatch, fault, said
 ) -> None:
     own = tmp_path / "data"
     shutil.copytree(data, own)
@@ -219,9 +190,7 @@ def test_a_corpus_that_goes_while_it_is_read(
     assert_goes_on(own, tmp_path, trained, monkeypatch, 4)
 
 
-def test_deterministic_mode_holds_for_the_run_alone(
-    data: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_deterministic_mode_holds_for_the_run_alone(data, trained, tmp_path, monkeypatch) -> None:
     seen = []
     at_update(monkeypatch, 2, lambda: seen.append(torch.are_deterministic_algorithms_enabled()))
     for wanted in (True, False):
@@ -232,9 +201,7 @@ def test_deterministic_mode_holds_for_the_run_alone(
     assert seen == [True, False]
 
 
-def test_a_parameter_that_gets_no_gradient_stops_the_run(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_parameter_that_gets_no_gradient_stops_the_run(data, tmp_path, monkeypatch) -> None:
     """As a compiler that loses one would have it."""
 
     def without_one(model, *settings):

@@ -35,11 +35,6 @@ SHARED = {"micro": 2, "accumulation": 4, "budget_tokens": 20 * UPDATE + 40}
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_corpus(tmp_path_factory.mktemp("corpus") / "data")
-
-
-@pytest.fixture(scope="module")
 def alone(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The output of one process."""
     folder = tmp_path_factory.mktemp("alone")
@@ -64,7 +59,7 @@ def assert_agrees(output: Path, alone: Path) -> None:
 
 @pytest.mark.parametrize("processes", [2, 3])
 def test_processes_that_share_the_updates_train_the_same_run(
-    data: Path, alone: Path, tmp_path: Path, processes: int
+    data, alone, tmp_path, processes
 ) -> None:
     """Three do not divide four micro-batches, and one of them has none of the last update's two."""
     run = (run_spec(**SHARED), data, tmp_path / "out", tmp_path / "resume")
@@ -91,9 +86,7 @@ class StopAsked:
 
 
 @pytest.mark.parametrize("asked", [0, 1])
-def test_a_run_that_several_began_is_ended_by_one(
-    data: Path, alone: Path, tmp_path: Path, asked: int
-) -> None:
+def test_a_run_that_several_began_is_ended_by_one(data, alone, tmp_path, asked) -> None:
     """A signal to any of them stops all after the same update, with its state saved."""
     run = (run_spec(**SHARED), data, tmp_path / "out", tmp_path / "resume")
     codes, said = train_together(2, run, tmp_path / "said", StopAsked(asked))
@@ -197,9 +190,7 @@ class FindsItRunning:
     ],
     ids=["corpus", "killed", "diverges", "locked"],
 )
-def test_a_fault_in_one_process_ends_all_with_one_line(
-    data: Path, tmp_path: Path, fault, said: str, codes: list[int]
-) -> None:
+def test_a_fault_in_one_process_ends_all_with_one_line(data, tmp_path, fault, said, codes) -> None:
     own = tmp_path / "data"
     shutil.copytree(data, own)
     run = (run_spec(**SHARED), own, tmp_path / "out", tmp_path / "resume")
@@ -209,9 +200,7 @@ def test_a_fault_in_one_process_ends_all_with_one_line(
     assert not (tmp_path / "out").exists()
 
 
-def test_who_waits_long_after_it_was_asked_to_stop_takes_the_others_for_killed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_who_waits_long_after_it_was_asked_to_stop_takes_the_others_for_killed(monkeypatch) -> None:
     now = 100.0
     monkeypatch.setattr(parallel.time, "monotonic", lambda: now)
     world = World("10M/full/42")
@@ -268,9 +257,7 @@ def test_torchrun_starts_a_run_from_the_command_line(tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("variant, compiled", [("mha", False), ("full", False), ("full", True)])
-def test_two_gpus_train_the_same_run(
-    data: Path, tmp_path: Path, variant: str, compiled: bool
-) -> None:
+def test_two_gpus_train_the_same_run(data, tmp_path, variant, compiled) -> None:
     """Compiled, each process replays its own share of an update as CUDA graphs."""
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from training import UPDATE, assert_same_run, at_update, die, run_spec, write_corpus
+from training import UPDATE, assert_same_run, at_update, die, run_spec
 
 from relation.errors import RunError, StoppedError
 from relation.train import checkpoint
@@ -53,11 +53,6 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "Readings", lambda device, waiting: Readings(CUDA, waiting))
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_corpus(tmp_path_factory.mktemp("corpus") / "data")
-
-
 def test_on_a_cpu_a_reading_is_due_at_once() -> None:
     readings = Readings(torch.device("cpu"))
     time.sleep(0.02)
@@ -97,9 +92,7 @@ def test_a_pause_belongs_to_no_update(fake_gpu) -> None:
     assert [reading.seconds for reading in again] == pytest.approx([0.010] * 4)
 
 
-def test_a_run_read_late_is_the_same_run(
-    fake_gpu, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_read_late_is_the_same_run(fake_gpu, data, tmp_path, monkeypatch) -> None:
     """Stopped in between, and with saves that find updates still waiting."""
     spec = run_spec(budget_tokens=9 * UPDATE + 30, checkpoint_tokens=2 * UPDATE)
     at_update(monkeypatch, 6, lambda: signal.raise_signal(signal.SIGTERM))
@@ -113,9 +106,7 @@ def test_a_run_read_late_is_the_same_run(
     assert_same_run(tmp_path / "out", tmp_path / "expected")
 
 
-def test_a_run_trains_on_while_a_state_is_written(
-    fake_gpu, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_trains_on_while_a_state_is_written(fake_gpu, data, tmp_path, monkeypatch) -> None:
     """The state is that of the update after which it was taken, not of when it was written."""
     trained_on, write = threading.Event(), checkpoint.write_state
 
@@ -143,12 +134,7 @@ def test_a_run_trains_on_while_a_state_is_written(
 
 @pytest.mark.parametrize("save, kept", [(1, "none saved yet"), (2, "state-00000002")])
 def test_a_full_disk_that_the_thread_meets_ends_the_run(
-    fake_gpu,
-    data: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    save: int,
-    kept: str,
+    fake_gpu, data, tmp_path, monkeypatch, save, kept
 ) -> None:
     """Also at the last save of a run, after which nothing would look."""
     calls, write = [], checkpoint.save_file
@@ -170,13 +156,7 @@ def test_a_full_disk_that_the_thread_meets_ends_the_run(
 @pytest.mark.parametrize("update, saved", [(3, [2]), (4, [2]), (5, [2, 4]), (10, [6, 8])])
 @pytest.mark.parametrize("broken", ["loss", "gradient"])
 def test_a_loss_that_is_not_finite_is_found_before_it_is_kept(
-    fake_gpu,
-    data: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    update: int,
-    saved: list[int],
-    broken: str,
+    fake_gpu, data, tmp_path, monkeypatch, update, saved, broken
 ) -> None:
     """The error names the update where it arose, its windows and the state before it."""
     spec = run_spec(budget_tokens=9 * UPDATE + 30, checkpoint_tokens=2 * UPDATE)

@@ -4,7 +4,7 @@ import random
 import shutil
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,6 @@ from training import (
     run_spec,
     small_model,
     train_alone,
-    write_corpus,
 )
 
 from relation.errors import RunError, StoppedError
@@ -37,27 +36,9 @@ from relation.train.probes import Probe, ValidationProbe
 UPDATES = 5
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_corpus(tmp_path_factory.mktemp("corpus") / "data")
-
-
-@pytest.fixture(scope="module")
-def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The output of a Full Relation run that nothing interrupted."""
-    folder = tmp_path_factory.mktemp("trained")
-    engine.train(run_spec(), data, folder / "out", folder / "resume")
-    return folder / "out"
-
-
 @pytest.mark.parametrize("number, update", [(signal.SIGTERM, 2), (signal.SIGINT, UPDATES)])
 def test_a_stopped_run_goes_on_to_the_same_bits(
-    trained: Path,
-    data: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    number: signal.Signals,
-    update: int,
+    trained, data, tmp_path, monkeypatch, number, update
 ) -> None:
     before = signal.getsignal(number)
     at_update(monkeypatch, update, lambda: signal.raise_signal(number))
@@ -109,15 +90,7 @@ def lose_everything(path: Path) -> None:
     ],
 )
 def test_a_killed_run_goes_on_from_its_newest_whole_state(
-    trained: Path,
-    data: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    killed: list[Path],
-    damage: Callable[[Path], None] | None,
-    damaged: int,
-    goes_on_at: int,
+    trained, data, tmp_path, monkeypatch, capsys, killed, damage, damaged, goes_on_at
 ) -> None:
     for state in killed[2 - damaged :]:
         damage(state)
@@ -133,16 +106,14 @@ def test_a_killed_run_goes_on_from_its_newest_whole_state(
 
 
 def test_a_state_of_another_configuration_is_never_used(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: list[Path]
+    data, tmp_path, monkeypatch, killed
 ) -> None:
     begun = at_update(monkeypatch, 0, die)
     engine.train(run_spec(weight_decay=0.2), data, tmp_path / "out", tmp_path / "resume")
     assert begun[0] == 1
 
 
-def test_a_state_of_another_corpus_is_not_taken_up(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: list[Path]
-) -> None:
+def test_a_state_of_another_corpus_is_not_taken_up(data, tmp_path, monkeypatch, killed) -> None:
     """The same settings on other texts start anew: a run never mixes two corpora."""
     other = tmp_path / "other"
     shutil.copytree(data, other)
@@ -168,9 +139,7 @@ def test_a_run_in_two_processes_is_refused(data: Path, tmp_path: Path) -> None:
         engine.train(run_spec(), data, tmp_path / "out", tmp_path / "resume")
 
 
-def test_states_are_saved_by_tokens(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_states_are_saved_by_tokens(data, tmp_path, monkeypatch) -> None:
     """Every second update here, although no time has passed; the last two states are kept."""
     saved = []
     write = checkpoint.write_state
@@ -187,9 +156,7 @@ def test_states_are_saved_by_tokens(
     assert saved == [2, 4, 6]
 
 
-def test_a_state_that_does_not_read_back_takes_no_name(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_state_that_does_not_read_back_takes_no_name(data, tmp_path, monkeypatch) -> None:
     """A disk that loses a bit on the way: the state before is kept, and the run goes on from it."""
     write, saves = checkpoint.save_file, []
 
@@ -273,7 +240,7 @@ def test_ten_kills_at_random_moments_leave_no_trace(data: Path, tmp_path: Path) 
     "variant, compiled", [("mha", False), ("full", False), ("hybrid", False), ("full", True)]
 )
 def test_kills_leave_no_trace_on_a_gpu_in_deterministic_mode(
-    data: Path, tmp_path: Path, variant: str, compiled: bool
+    data, tmp_path, variant, compiled
 ) -> None:
     spec = run_spec(
         model=small_model(variant, d_model=64),

@@ -73,21 +73,16 @@ class TestGrid:
         assert "spills" in why_unfit("p1", crowded, "sm_120")
         assert SHARED_MEMORY["sm_120"] < SHARED_MEMORY["sm_90"]
 
-    @pytest.mark.parametrize(
-        ("width", "descriptors", "described"),
-        [(64, True, True), (64, False, False), (60, True, False)],
-    )
-    def test_the_variant_that_will_be_timed_is_compiled(
-        self, monkeypatch, width, descriptors, described
-    ):
+    @pytest.mark.parametrize("descriptors", [True, False])
+    def test_the_variant_that_will_be_timed_is_compiled(self, monkeypatch, descriptors):
         asked = []
         found = Resources(registers=128, stack=0, shared=1024)
         monkeypatch.setattr(search, "pass_resources", lambda *given: asked.append(given) or found)
-        entry = replace(SHIPPED, widest=width, descriptors=descriptors)
+        entry = replace(SHIPPED, descriptors=descriptors)
         assert (
             why_unfit("p1", entry, "sm_90") is None and why_unfit("repair", entry, "sm_90") is None
         )
-        assert asked == [("p1", "sm_90", entry, described), ("repair", "sm_90", entry, False)]
+        assert asked == [("p1", "sm_90", entry, descriptors), ("repair", "sm_90", entry, False)]
 
 
 def definition(inputs, dtype=None):

@@ -97,9 +97,7 @@ def gradient_step(
 @pytest.mark.parametrize("variant", ["mha", "full", "hybrid"])
 @pytest.mark.parametrize("tokens", [8 * CONTEXT, 8 * CONTEXT - 5, 5 * CONTEXT + 1])
 @pytest.mark.parametrize("micro", [1, 2, 3, 4, 8])
-def test_any_split_into_micro_batches_gives_the_mean_gradient(
-    variant: str, tokens: int, micro: int
-) -> None:
+def test_any_split_into_micro_batches_gives_the_mean_gradient(variant, tokens, micro) -> None:
     """The truth is one batch in float64, padding and all; sums of 96 terms in FP32 may differ."""
     true_loss, true_norm, truth = gradient_step(
         variant, batches(8, tokens), tokens, dtype=torch.float64

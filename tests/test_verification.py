@@ -4,12 +4,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import ROOT
+from benchmarks import campaign
 from torch import Tensor
 
 from relation.ops import full_flow, full_relation, givens_mix, linear_relation
-from relation.pipeline.campaign import resolve
-from relation.pipeline.config import load_config
 from relation.store import layouts as schemas
 from relation.store.parquet import read_parquet
 from relation.verify import identities
@@ -21,12 +19,8 @@ DOUBLE = torch.float64
 OWN = "Exchange does not read the token's own information"
 
 
-def spec(campaign: str = "tiny"):
-    return resolve(load_config(ROOT / "config.yaml"), campaign=campaign).verification
-
-
 def test_a_campaigns_own_backends_pass_every_check(tmp_path) -> None:
-    verify(spec(), tmp_path / "v.parquet")
+    verify(campaign("tiny").verification, tmp_path / "v.parquet")
     rows = read_parquet(tmp_path / "v.parquet", schemas.VERIFICATION).to_pylist()
     assert all(row["error"] <= row["allowed"] for row in rows)
     checked: dict[str, set] = {}
@@ -45,7 +39,7 @@ def test_a_campaigns_own_backends_pass_every_check(tmp_path) -> None:
 
 
 def test_records_from_before_linear_was_checked_keep_their_identity() -> None:
-    known = spec("books")
+    known = campaign("books").verification
     other = replace(known, linear="chunked")
     assert known.linear == "flash" and other.config_hash == known.config_hash
     assert other.job_hash != known.job_hash

@@ -192,9 +192,7 @@ def test_how_a_run_broke_off_is_told(tmp_path: Path, error, state: str, reason) 
         assert read_folder(tmp_path).about["ended"] is None
 
 
-def test_a_disk_that_takes_no_more_ends_the_file_and_not_the_run(
-    tmp_path: Path, capsys: Output
-) -> None:
+def test_a_disk_that_takes_no_more_ends_the_file_and_not_the_run(tmp_path, capsys) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     with Watch(tmp_path, spec(), log(0)) as watch:
         try:

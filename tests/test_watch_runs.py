@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 from test_watch import campaign, log, row, spec, without_time
-from training import at_update, die, resume_key, run_spec, train_together, write_corpus
+from training import at_update, die, resume_key, run_spec, train_together
 
 from relation.errors import InputError, RunError
 from relation.pipeline.campaign import resolve
@@ -51,9 +51,7 @@ def no_tensorboard(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("relation.train.watch.find_spec", lambda name: None)
 
 
-def test_without_tensorboard_it_is_one_line_before_any_job(
-    tmp_path: Path, no_tensorboard: None
-) -> None:
+def test_without_tensorboard_it_is_one_line_before_any_job(tmp_path, no_tensorboard) -> None:
     with pytest.raises(InputError, match="pip install tensorboard") as caught:
         Watch(tmp_path, spec(), log(0), tmp_path / "events")
     assert "\n" not in str(caught.value)
@@ -64,9 +62,7 @@ def test_without_tensorboard_it_is_one_line_before_any_job(
 
 
 @pytest.mark.parametrize("value, wanted", [(True, True), ("true", True), ("false", False)])
-def test_tensorboard_is_a_choice_that_makes_nothing_stale(
-    tmp_path: Path, value: object, wanted: bool
-) -> None:
+def test_tensorboard_is_a_choice_that_makes_nothing_stale(tmp_path, value, wanted) -> None:
     """Snakemake gives `tensorboard=True` as a truth value and `tensorboard=true` as text."""
     config = {**load_config(ROOT / "config.yaml"), "tensorboard": value}
     chosen = resolve(config, campaign="tiny")
@@ -93,14 +89,7 @@ def fail_after_training(rank: int) -> None:
     engine.validation_nll = validation_fails
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_corpus(tmp_path_factory.mktemp("corpus") / "data")
-
-
-def test_a_run_is_followed_until_it_is_done(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_is_followed_until_it_is_done(data, tmp_path, monkeypatch) -> None:
     """It dies in update 4, its newest state is lost, and it goes on at update 3."""
     key = resume_key(run_spec(), data)
     run = (run_spec(checkpoint_seconds=1e-9), data, tmp_path / "out", tmp_path / "resume")

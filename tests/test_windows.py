@@ -75,9 +75,7 @@ def test_a_run_reads_epoch_after_epoch_from_any_position() -> None:
     "scale, updates, windows, tokens",
     [("10M", 1145, 53, 384), ("30M", 3434, 15, 1152), ("100M", 8173, 5, 3232)],
 )
-def test_the_papers_budgets_end_in_a_partial_update(
-    scale: str, updates: int, windows: int, tokens: int
-) -> None:
+def test_the_papers_budgets_end_in_a_partial_update(scale, updates, windows, tokens) -> None:
     """`tokens` are those of the last, truncated window."""
     budget, context = PAPER_BUDGETS[scale]
     plans = plan_updates(budget, PAPER_UPDATE, context, "partial")

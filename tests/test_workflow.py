@@ -14,10 +14,14 @@ import pytest
 from conftest import ROOT, copy_project, planned_jobs, snakemake
 from sample import documents
 
-from relation.pipeline.results import READING_KINDS
+from relation.pipeline.campaign import resolve
+from relation.pipeline.config import load_config
+from relation.pipeline.results import READING_KINDS, Results
 from relation.store.parquet import read_origin
 from report.judge.frames import FRAMES
+from report.judge.job import write_cells
 from report.render.typeset import can_typeset
+from report.values.frames import load_records
 from report.values.tables import TABLES
 
 pytestmark = pytest.mark.campaign
@@ -58,6 +62,10 @@ def relation(project: Path, *arguments: str) -> None:
     subprocess.run(command, cwd=project, env=environment, check=True)
 
 
+def diagnosis(project: Path) -> Path:
+    return project / "results/tiny/diagnostics/10M/full/42.parquet"
+
+
 def nll(project: Path) -> float:
     return pq.read_table(project / RUN / "record.parquet")["final_nll"][0].as_py()
 
@@ -74,7 +82,7 @@ def test_every_table_is_there_in_both_forms(project: Path) -> None:
     assert (folder / "report.pdf").exists() == can_typeset()
 
 
-def test_further_pairs_stand_apart_in_every_form_and_alone(project: Path) -> None:
+def test_further_pairs_stand_apart_in_every_form_and_alone(project: Path, tmp_path: Path) -> None:
     """Seeds 44 and 45 of 10M are in panel (b); `seeds=45` leaves the matrix empty."""
     folder = project / "results/tiny/report"
     for form in ("html", "tex"):
@@ -86,15 +94,16 @@ def test_further_pairs_stand_apart_in_every_form_and_alone(project: Path) -> Non
     assert not (folder / "runs/10M-full-44.html").exists()
     assert (folder / "figures/further-pairs.svg").exists()
 
-    relation(project, "render", "--campaign", "tiny", "--seeds", "45")
-    cells = pq.read_table(project / "results/tiny/so-far/cells.parquet").to_pandas()
+    campaign = resolve(load_config(project / "config.yaml"), campaign="tiny", seeds="45")
+    records = load_records(campaign, Results(campaign, project / "results"), partial=True)
+    write_cells(records, tmp_path)
+    cells = pq.read_table(tmp_path / "cells.parquet").to_pandas()
     nll = cells[(cells["table"] == "app-nll") & (cells["statistic"] == "value")]
     nll = nll.set_index(["row", "column"])
     assert nll["status"]["10M/42", "delta"] == nll["status"]["10M/mean", "delta"] == "not run"
     assert nll["value"]["10M/further", "further.pairs"] == 1
     assert nll["status"]["10M/further", "further.delta"] == "ok"
     assert nll["status"]["10M/further", "further.spread"] == "undetermined"
-    shutil.rmtree(project / "results/tiny/so-far")
 
 
 def test_every_stage_writes_parquet_with_units_and_origin(project: Path) -> None:
@@ -118,32 +127,30 @@ def test_a_second_run_has_nothing_to_do(project: Path) -> None:
     assert "Nothing to be done" in done and "steps (" not in done
 
 
-def test_rerunning_one_seed_reruns_what_depends_on_it_and_gives_the_same_nll(
-    project: Path,
-) -> None:
-    before = nll(project)
-    rerun = (*TINY, "-R", f"{RUN}/record.parquet", "--", "all")
-    assert planned_jobs(project, *rerun) == {"train": 1, "diagnose": 1, **dict.fromkeys(REPORT, 1)}
-    snakemake(project, *rerun)
-    assert nll(project) == before
-    assert planned_jobs(project, *TINY) == {}
+def test_one_seed_again_and_a_report_of_what_is_there(project: Path) -> None:
+    """Rerunning a seed reruns what depends on it and gives the same loss.
 
-
-def test_a_report_of_what_is_there_keeps_no_job_from_running(project: Path) -> None:
-    """With or without a report of all records beside it; one of all of them is not made twice."""
+    A report of some records keeps no job from running; one of all of them is not made twice.
+    """
     folder = project / "results/tiny"
     check, whole, so_far = (folder / name for name in ("verification.parquet", "report", "so-far"))
-    due = {"verify": 1, **dict.fromkeys(REPORT, 1)}
+    again = (*TINY, "-R", f"{RUN}/record.parquet", "--")
+    one_seed, report = {"train": 1, "diagnose": 1}, dict.fromkeys(REPORT, 1)
+    assert planned_jobs(project, *again, "all") == {**one_seed, **report}
     check.unlink()
-    assert planned_jobs(project, *TINY) == due
+    assert planned_jobs(project, *TINY) == {"verify": 1, **report}
     shutil.rmtree(whole)
     relation(project, "render", "--campaign", "tiny")
     assert (so_far / "index.html").exists() and not whole.exists()
     missing = pq.read_table(so_far / "missing.parquet").to_pylist()
     assert [(gap["kind"], gap["status"]) for gap in missing] == [("verification", "not run")]
-    assert planned_jobs(project, *TINY) == due
-    snakemake(project, *TINY, "--", check.relative_to(project).as_posix())
-    assert check.exists()
+    assert planned_jobs(project, *TINY) == {"verify": 1, **report}
+
+    before = nll(project)
+    made = [path.relative_to(project).as_posix() for path in (check, diagnosis(project))]
+    assert planned_jobs(project, *again, *made) == {"verify": 1, **one_seed}
+    snakemake(project, *again, *made)
+    assert check.exists() and nll(project) == before
     relation(project, "render", "--campaign", "tiny")
     assert (whole / "index.html").exists() and planned_jobs(project, *TINY) == {}
 
@@ -398,10 +405,9 @@ def test_bad_input_is_told_in_one_line_before_any_job(
 def test_a_failed_job_leaves_the_others_and_says_why_in_one_line(project: Path) -> None:
     """A damaged checkpoint fails its diagnosis; nothing finished is lost, and mending it mends."""
     checkpoint = project / RUN / "model.safetensors"
-    diagnosis = project / "results/tiny/diagnostics/10M/full/42.parquet"
     whole, kept = checkpoint.read_bytes(), (project / RUN / "record.parquet").read_bytes()
     checkpoint.write_bytes(whole[: len(whole) // 2])
-    diagnosis.unlink()
+    diagnosis(project).unlink()
     done = snakemake(project, *TINY, check=False)
     assert done.returncode
     assert any(
@@ -410,7 +416,9 @@ def test_a_failed_job_leaves_the_others_and_says_why_in_one_line(project: Path) 
     )
     assert "Traceback" not in done.stdout
     assert (project / RUN / "record.parquet").read_bytes() == kept
-    assert "python -m relation render --config results/tiny/campaign.json" in done.stdout
+    last = done.stdout[done.stdout.index("\nMade: ") :]
+    assert "Failed: diagnose 10M/full/42: " in last and "logs/diagnose/10M-full-42.log" in last
+    assert "python -m relation render --config results/tiny/campaign.json" in last
     relation(project, "render", "--config", "results/tiny/campaign.json")
     missing = pq.read_table(project / "results/tiny/so-far/missing.parquet").to_pylist()
     assert {("flow", "failed"), ("curves", "failed")} <= {(m["kind"], m["status"]) for m in missing}
@@ -418,7 +426,7 @@ def test_a_failed_job_leaves_the_others_and_says_why_in_one_line(project: Path) 
     checkpoint.write_bytes(whole)
     assert planned_jobs(project, *TINY) == {"diagnose": 1, **dict.fromkeys(REPORT, 1)}
     snakemake(project, *TINY)
-    assert diagnosis.exists() and planned_jobs(project, *TINY) == {}
+    assert diagnosis(project).exists() and planned_jobs(project, *TINY) == {}
 
 
 def test_the_started_configuration_is_what_jobs_read(project: Path) -> None:

@@ -22,11 +22,11 @@ from relation.data.prepare import unigram_entropy
 from relation.errors import RelationError
 from relation.pipeline.campaign import Campaign, resolve
 from relation.pipeline.config import load_config
-from relation.pipeline.origin import origin
 from relation.spec import RunSpec
 from relation.store.files import sha256_of
 from relation.store.layouts import DATA, LOG, RUN
 from relation.store.parquet import read_parquet, write_parquet
+from relation.store.stamp import UNKNOWN, origin
 from relation.train import checkpoint
 from relation.train import run as engine
 from relation.train.schedule import wsd
@@ -35,7 +35,7 @@ from relation.variants import ModelConfig
 TIMES = {"seconds", "tokens_per_second"}  # all that may differ between two runs of one kind
 CONTEXT, UPDATE = 16, 128
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["relation.train.run", "torch._dynamo", "pytest"])
+PROCESSES.set_forkserver_preload(["relation.train.run", "pytest"])
 
 
 @cache
@@ -92,7 +92,7 @@ def assert_same_run(output: Path, expected: Path) -> None:
 def resume_key(spec: RunSpec, data: Path) -> str:
     """The name of a run's resume folder."""
     hashes = {split: row["sha256"] for split, row in engine.data_rows(data).items()}
-    return engine.resume_key(spec, hashes)
+    return engine.resume_key(spec, hashes, UNKNOWN.code_hash)
 
 
 def at_update(monkeypatch, update: int, action: Callable[[], object]) -> list[int]:

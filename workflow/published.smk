@@ -72,3 +72,10 @@ rule all:
     default_target: True
     input:
         expand(f"{FOLDER}/report/{{page}}", page=("index.html", "report.tex"), campaign=NAMES),
+    message:
+        "every report is there"
+
+
+onsuccess:
+    for name in NAMES:
+        print(f"Report: {SHIPPED[name].report / 'index.html'}", file=sys.stderr)

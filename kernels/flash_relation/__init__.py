@@ -8,6 +8,7 @@ import torch
 
 from relation.errors import InputError
 from relation.kernels.checks import check_floating, check_relation_inputs
+from relation.kernels.documents import Documents
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 NARROWEST, WIDEST = 16, 128
@@ -22,6 +23,7 @@ def flash_relation(
     tau: float = 2.0,
     *,
     transport_self: bool = True,
+    documents: Documents | None = None,
 ) -> torch.Tensor:
     """Full Relation, Y = F I, in memory linear in T (Section 3.1; Appendix A.1 and A.3).
 
@@ -31,19 +33,32 @@ def flash_relation(
     (B, H, T, D) in their dtype, stored as (B, T, H, D). Scores, normalisers and sums are FP32.
     Differentiable once in p1, p2, info and lam; equal inputs give bitwise equal gradients.
     `transport_self=False` is the exchange-only ablation (Appendix D.1): the same flow, of which
-    only the entries j < i carry information.
+    only the entries j < i carry information. documents: a token sees its own alone, and i counts
+    in it; tiles without a row's document are not read.
 
     Raises InputError for other shapes, dtypes, mixed devices or tau <= 0, and on a device for
     which `why_unavailable` has a reason.
     """
     _check_inputs(p1, p2, info, lam, tau)
+    starts = ends = None
+    if documents is not None:
+        documents.check(p1)
+        starts, ends = documents.starts, documents.ends
     # Registering the operators compiles nothing, but it imports Triton.
-    from relation.kernels.flash_relation.autograd import relation_forward
+    from relation.kernels.flash_relation.autograd import EagerRelation, relation_forward
 
-    return relation_forward(p1, p2, info, lam, float(tau), transport_self)[0]
+    if is_eager(p1, p2, info, lam):
+        return EagerRelation.apply(p1, p2, info, lam, float(tau), transport_self, starts, ends)
+    return relation_forward(p1, p2, info, lam, float(tau), transport_self, starts, ends)[0]
 
 
-@torch.compiler.assume_constant_result
+def is_eager(*tensors: torch.Tensor | None) -> bool:
+    """Whether plain tensors are computed with now, and not traced, transformed or wrapped."""
+    return not torch.compiler.is_compiling() and all(
+        x is None or type(x) in (torch.Tensor, torch.nn.Parameter) for x in tensors
+    )
+
+
 def why_unavailable(device: torch.device | str) -> str | None:
     """The reason why FlashRelation cannot run on `device`, or None where it can."""
     device = torch.device(device)
@@ -56,6 +71,11 @@ def why_unavailable(device: torch.device | str) -> str | None:
     if device.type != "cuda" or torch.version.hip is not None:
         return f"it needs an NVIDIA GPU, and this device is {device}"
     return _why_gpu_unavailable(device.index)
+
+
+# What torch.compiler.assume_constant_result sets. Calling that imports torch._dynamo, which takes
+# every process two seconds.
+why_unavailable._dynamo_marked_constant = True
 
 
 @functools.cache

@@ -13,8 +13,21 @@ import triton
 from relation.kernels.common import interpreted
 from relation.kernels.flash_relation.backward_p1 import p1_kernel
 from relation.kernels.flash_relation.backward_p2_info import p2_info_kernel
-from relation.kernels.flash_relation.descriptors import are_describable, describe
-from relation.kernels.flash_relation.launches import Launches, grid, select_launches, split_width
+from relation.kernels.flash_relation.descriptors import (
+    aligned,
+    describe,
+    describe_row_sums,
+    empty_row_sums,
+    scales_exactly,
+)
+from relation.kernels.flash_relation.launches import (
+    Launch,
+    Launches,
+    grid,
+    select_launches,
+    split_width,
+)
+from relation.kernels.plans import Configuration, layout, plan_of
 
 
 def launch_backward(
@@ -28,11 +41,15 @@ def launch_backward(
     tau: float,
     transport_self: bool,
     launches: Launches | None = None,
+    *,
+    starts: torch.Tensor | None = None,
+    ends: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Run the backward passes; p1 to transport_self are the forward's inputs and results.
 
-    Without `launches`, the device's are taken. Returns the gradients of p1, p2 and info in their
-    dtype, and of lam as an FP32 scalar.
+    starts and ends: (B, T) int32, contiguous, where each token's document begins and ends in its
+    row. Without `launches`, the device's are taken. Returns the gradients of p1, p2 and info in
+    their dtype, and of lam as an FP32 scalar.
     """
     B, H, T, D = p1.shape
     # Without atomics and with one writer an element, every sum has one order: equal inputs give
@@ -42,37 +59,57 @@ def launch_backward(
         for x in (p1, p2, info)
     )
     launches = launches or select_launches(p1.device, p1.element_size(), D)
+    described = launches.descriptors
+    if described:
+        p1, p2, info, dy = map(aligned, (p1, p2, info, dy))
     blocks = triton.cdiv(T, launches.p1.block_i)
-    row_sums = torch.empty((B, H, T, 2), dtype=torch.float32, device=p1.device)
+    row_sums = empty_row_sums(B * H, T, described, p1.device)
     du_self = torch.empty((B, H, T), dtype=torch.float32, device=p1.device)
     dlam_partial = torch.empty(B * H * blocks, dtype=torch.float32, device=p1.device)
-    strides = (*p1.stride(), *p2.stride(), *info.stride())
-    described = are_describable(launches, p1, p2, info, dy)
-    wide, rest = split_width(D)
-    options = {
-        "TRANSPORT_SELF": transport_self,
-        "D": D,
-        "WIDE": wide,
-        "REST": rest,
-        "FAST": p1.element_size() == 2 and not interpreted(),
-        "SCALED": described,
-    }
+    inputs = (p1, p2, info, y, dy)
+    by_rows, by_history = launches.p1, launches.p2_info
+
+    def tiles(tile: Launch, block: int, *scanned: torch.Tensor) -> list:
+        if not described:
+            return [None] * (2 * len(scanned))
+        parts = split_width(D, tile.padded)
+        return [describe(x, block, width) for width in parts for x in scanned]
+
+    def configure(tile: Launch, whole: int, *numbers: float) -> tuple:
+        wide, rest = split_width(D, described and tile.padded)
+        constants = {
+            "TRANSPORT_SELF": transport_self,
+            "D": D,
+            "WIDE": wide,
+            "REST": rest,
+            "BLOCK_I": tile.block_i,
+            "BLOCK_J": tile.block_j,
+            "WHOLE": T % whole == 0,
+            "FAST": p1.element_size() == 2 and not interpreted(),
+            "SCALED": described and scales_exactly(p1),
+        }
+        strides = (*p1.stride(), *p2.stride(), *info.stride())
+        return (*strides, *numbers), constants | tile.options()
+
+    def configure_p1() -> Configuration:
+        strides = (*y.stride(), *dy.stride(), *dp1.stride())
+        block = by_rows.block_i
+        numbers = (*strides, H, T, 1 / math.sqrt(D), tau)
+        return grid(p1, block), *configure(by_rows, block, *numbers)
+
+    def configure_p2_info() -> Configuration:
+        block = by_history.block_j
+        numbers = (*dy.stride(), *dp2.stride(), H, T, 1 / math.sqrt(D))
+        return grid(p2, block), *configure(by_history, block, *numbers)
+
+    facts = tau, transport_self, starts is None
+    plan = plan_of(launch_backward, launches, *facts, *map(layout, inputs))
     with torch.cuda.device_of(p1):
-        tile = launches.p1
-        history = (describe(x, tile.block_j) if described else None for x in (p2, info))
-        p1_kernel[grid(p1, tile.block_i)](
-            p1, p2, info, y, dy, *history,
-            gate_logit, log_norm, row_sums, du_self, dlam_partial, dp1,
-            *strides, *y.stride(), *dy.stride(), *dp1.stride(), H, T, 1 / math.sqrt(D), tau,
-            BLOCK_I=tile.block_i, BLOCK_J=tile.block_j, WHOLE=T % tile.block_i == 0,
-            **options, **tile.options(),
-        )  # fmt: skip
-        tile = launches.p2_info
-        rows = (describe(x, tile.block_i) if described else None for x in (p1, dy))
-        p2_info_kernel[grid(p2, tile.block_j)](
-            p1, p2, info, dy, *rows, gate_logit, row_sums, du_self, dp2, dinfo,
-            *strides, *dy.stride(), *dp2.stride(), H, T, 1 / math.sqrt(D),
-            BLOCK_I=tile.block_i, BLOCK_J=tile.block_j, WHOLE=T % tile.block_j == 0,
-            **options, **tile.options(),
-        )  # fmt: skip
+        history = tiles(by_rows, by_rows.block_j, p2, info)
+        results = (gate_logit, log_norm, row_sums, du_self, dlam_partial, dp1)
+        plan.launch(p1_kernel, (*inputs, *history, starts, *results), configure_p1)
+        rows = tiles(by_history, by_history.block_i, p1, dy)
+        rows.append(describe_row_sums(row_sums, T, by_history.block_i) if described else None)
+        results = (ends, gate_logit, row_sums, du_self, dp2, dinfo)
+        plan.launch(p2_info_kernel, (p1, p2, info, dy, *rows, *results), configure_p2_info)
     return dp1, dp2, dinfo, dlam_partial.sum()

@@ -10,22 +10,26 @@ from relation.kernels.common import offset_of_head
 from relation.kernels.flash_relation.forward import LOG2_E
 from relation.kernels.flash_relation.tiles import (
     PAST_END,
+    document_starts,
     half_tanh,
     load_tile,
     program_head,
     read_tile,
+    row_of_batch,
+    row_sums_at,
     store_tile,
 )
 
 
 @triton.jit
 def _p1_tile(
-    p1_i, p1_i_rest, dy_i, dy_i_rest, p2, info, p2_tiles, info_tiles, b, head, i_start, j_start, T,
+    p1_i, p1_i_rest, dy_i, dy_i_rest, p2, info, p2_tiles, info_tiles, p2_rests, info_rests,
+    b, head, start_i, i_start, j_start, T,
     norm_i, mean_h_i, from_history_i, u_self_i, h_self_i, dp1_i, dp1_i_rest,
     stride_p2_t, stride_p2_d, stride_info_t, stride_info_d, scale,
     D: tl.constexpr, WIDE: tl.constexpr, REST: tl.constexpr,
     BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr, WHOLE: tl.constexpr, FAST: tl.constexpr,
-    SCALED: tl.constexpr, DIAGONAL: tl.constexpr,
+    SCALED: tl.constexpr, DIAGONAL: tl.constexpr, BOUND: tl.constexpr,
 ):  # fmt: skip
     """Add the tile of history at j_start to the sums of the rows at i_start."""
     p2_j = read_tile(
@@ -38,15 +42,16 @@ def _p1_tile(
     )  # fmt: skip
     u = tl.dot(p1_i, tl.trans(p2_j), input_precision="ieee")
     if REST > 0:
-        p2_j_rest = load_tile(
-            p2, j_start, T, stride_p2_t, stride_p2_d, D, WIDE, BLOCK_J, REST, WHOLE or not DIAGONAL
-        )
+        p2_j_rest = read_tile(
+            p2_rests, b, head, p2, j_start, T, stride_p2_t, stride_p2_d, D, WIDE, BLOCK_J, REST,
+            WHOLE or not DIAGONAL,
+        )  # fmt: skip
         u = tl.dot(p1_i_rest, tl.trans(p2_j_rest), u, input_precision="ieee")
     h = tl.dot(dy_i, tl.trans(info_j), input_precision="ieee")
     if REST > 0:
-        info_j_rest = load_tile(
-            info, j_start, T, stride_info_t, stride_info_d, D, WIDE, BLOCK_J, REST,
-            WHOLE or not DIAGONAL,
+        info_j_rest = read_tile(
+            info_rests, b, head, info, j_start, T, stride_info_t, stride_info_d, D, WIDE, BLOCK_J,
+            REST, WHOLE or not DIAGONAL,
         )  # fmt: skip
         h = tl.dot(dy_i_rest, tl.trans(info_j_rest), h, input_precision="ieee")
     half_u = u if SCALED else u * (0.5 * scale)
@@ -58,8 +63,13 @@ def _p1_tile(
         j = j_start + tl.arange(0, BLOCK_J)
         own = j[None, :] == i[:, None]
         log2_f = tl.where(j[None, :] < i[:, None], log2_f, float("-inf"))
+        if BOUND:
+            log2_f = tl.where(j[None, :] >= start_i[:, None], log2_f, float("-inf"))
         u_self_i += tl.sum(tl.where(own, u, 0.0), 1)
         h_self_i += tl.sum(tl.where(own, h, 0.0), 1)
+    elif BOUND:
+        j = j_start + tl.arange(0, BLOCK_J)
+        log2_f = tl.where(j[None, :] >= start_i[:, None], log2_f, float("-inf"))
     f = tl.exp2(log2_f)
     from_history_i += tl.sum(f * h, 1)
     de = f * (h - mean_h_i[:, None])
@@ -73,8 +83,8 @@ def _p1_tile(
 
 @triton.jit(do_not_specialize=["T"])
 def p1_kernel(
-    p1, p2, info, y, dy, p2_tiles, info_tiles, gate_logit, log_norm, row_sums, du_self,
-    dlam_partial, dp1,
+    p1, p2, info, y, dy, p2_tiles, info_tiles, p2_rests, info_rests, starts,
+    gate_logit, log_norm, row_sums, du_self, dlam_partial, dp1,
     stride_p1_b, stride_p1_h, stride_p1_t, stride_p1_d,
     stride_p2_b, stride_p2_h, stride_p2_t, stride_p2_d,
     stride_info_b, stride_info_h, stride_info_t, stride_info_d,
@@ -118,11 +128,9 @@ def p1_kernel(
     if SCALED:
         p1_i = (p1_i * (0.5 * scale)).to(p1_i.dtype)
     norm_i = tl.load(log_norm + row, mask=i < T, other=PAST_END)
-    # Side by side, because p2_info_kernel needs both of a row at once.
-    which = tl.arange(0, 2)[None, :]
     tl.store(
-        row_sums + 2 * row[:, None] + which,
-        tl.where(which == 0, norm_i[:, None], mean_h_i[:, None]),
+        row_sums + row_sums_at(head, i, T, p2_tiles is not None),
+        tl.join(norm_i, mean_h_i),
         mask=(i < T)[:, None],
     )
 
@@ -130,22 +138,34 @@ def p1_kernel(
     from_history_i = tl.zeros([BLOCK_I], tl.float32)
     u_self_i = tl.zeros([BLOCK_I], tl.float32)
     h_self_i = tl.zeros([BLOCK_I], tl.float32)
+    DOCUMENTS: tl.constexpr = starts is not None
+    starts = row_of_batch(starts, head // H, T)
+    start_i, first, bound = document_starts(starts, i_start, T, BLOCK_I, BLOCK_J)
     # As in the forward pass, the diagonal first and in a loop of its own.
     for step in tl.range(0, tl.minimum(BLOCK_I, T - i_start), BLOCK_J, num_stages=1):
         from_history_i, u_self_i, h_self_i, dp1_i, dp1_i_rest = _p1_tile(
-            p1_i, p1_i_rest, dy_i, dy_i_rest, p2, info, p2_tiles, info_tiles, head // H, head % H,
-            i_start, i_start + step, T,
+            p1_i, p1_i_rest, dy_i, dy_i_rest, p2, info, p2_tiles, info_tiles, p2_rests, info_rests,
+            head // H, head % H, start_i, i_start, i_start + step, T,
             norm_i, mean_h_i, from_history_i, u_self_i, h_self_i, dp1_i, dp1_i_rest,
             stride_p2_t, stride_p2_d, stride_info_t, stride_info_d, scale,
-            D, WIDE, REST, BLOCK_I, BLOCK_J, WHOLE, FAST, SCALED, True,
+            D, WIDE, REST, BLOCK_I, BLOCK_J, WHOLE, FAST, SCALED, True, DOCUMENTS,
         )  # fmt: skip
-    for j_start in range(0, i_start, BLOCK_J):
+    if DOCUMENTS:
+        for j_start in tl.range(first, bound, BLOCK_J, num_stages=1):
+            from_history_i, u_self_i, h_self_i, dp1_i, dp1_i_rest = _p1_tile(
+                p1_i, p1_i_rest, dy_i, dy_i_rest, p2, info, p2_tiles, info_tiles, p2_rests,
+                info_rests, head // H, head % H, start_i, i_start, j_start, T,
+                norm_i, mean_h_i, from_history_i, u_self_i, h_self_i, dp1_i, dp1_i_rest,
+                stride_p2_t, stride_p2_d, stride_info_t, stride_info_d, scale,
+                D, WIDE, REST, BLOCK_I, BLOCK_J, WHOLE, FAST, SCALED, False, True,
+            )  # fmt: skip
+    for j_start in range(bound, i_start, BLOCK_J):
         from_history_i, u_self_i, h_self_i, dp1_i, dp1_i_rest = _p1_tile(
-            p1_i, p1_i_rest, dy_i, dy_i_rest, p2, info, p2_tiles, info_tiles, head // H, head % H,
-            i_start, j_start, T,
+            p1_i, p1_i_rest, dy_i, dy_i_rest, p2, info, p2_tiles, info_tiles, p2_rests, info_rests,
+            head // H, head % H, start_i, i_start, j_start, T,
             norm_i, mean_h_i, from_history_i, u_self_i, h_self_i, dp1_i, dp1_i_rest,
             stride_p2_t, stride_p2_d, stride_info_t, stride_info_d, scale,
-            D, WIDE, REST, BLOCK_I, BLOCK_J, WHOLE, FAST, SCALED, False,
+            D, WIDE, REST, BLOCK_I, BLOCK_J, WHOLE, FAST, SCALED, False, False,
         )  # fmt: skip
 
     # dA = (1 - g) (sum_j F_ij H_ij - g H_ii): in FP32 from the scores. From the rounded Y it would
@@ -159,7 +179,7 @@ def p1_kernel(
     du_self_i = -da * s * (1.0 - s) * (scale / tau)
     tl.store(du_self + row, du_self_i, mask=i < T)
     block = tl.cast(head, tl.int64) * tl.num_programs(1) + tl.program_id(1)
-    dlam_i = tl.where(i < T, -da * tl.log((i + 1).to(tl.float32)), 0.0)
+    dlam_i = tl.where(i < T, -da * tl.log((i + 1 - start_i).to(tl.float32)), 0.0)
     tl.store(dlam_partial + block, tl.sum(dlam_i, 0))
 
     p2_i = load_tile(p2, i_start, T, stride_p2_t, stride_p2_d, D, 0, BLOCK_I, WIDE, WHOLE)

@@ -9,27 +9,31 @@ import triton.language as tl
 from relation.kernels.common import offset_of_head
 from relation.kernels.flash_relation.forward import LOG2_E
 from relation.kernels.flash_relation.tiles import (
-    PAST_END,
+    document_ends,
     half_tanh,
     load_tile,
     program_head,
+    read_row_sums,
     read_tile,
+    row_of_batch,
     store_tile,
 )
 
 
 @triton.jit
 def _p2_info_tile(
-    p2_j, p2_j_rest, info_j, info_j_rest, p1, dy, p1_tiles, dy_tiles, b, h, row_sums,
-    du_self_j, f_self_j, i_start, j_start, T, dp2_j, dp2_j_rest, dinfo_j, dinfo_j_rest,
+    p2_j, p2_j_rest, info_j, info_j_rest, p1, dy, p1_tiles, dy_tiles, p1_rests, dy_rests, row_tiles,
+    head, b, h, row_sums, du_self_j, f_self_j, end_j, i_start, j_start, T,
+    dp2_j, dp2_j_rest, dinfo_j, dinfo_j_rest,
     stride_p1_t, stride_p1_d, stride_dy_t, stride_dy_d, scale,
     TRANSPORT_SELF: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, REST: tl.constexpr,
     BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr, WHOLE: tl.constexpr, FAST: tl.constexpr,
-    SCALED: tl.constexpr, SPLIT: tl.constexpr, DIAGONAL: tl.constexpr,
+    SCALED: tl.constexpr, SPLIT: tl.constexpr, DIAGONAL: tl.constexpr, BOUND: tl.constexpr,
 ):  # fmt: skip
     """Add what the rows at i_start give to the gradients of the history at j_start.
 
     With SPLIT, Self is not among it, and DIAGONAL says whether some of the rows lie in the block.
+    With BOUND some of the rows may lie behind end_j, the end of their history's document.
     """
     i = i_start + tl.arange(0, BLOCK_I)
     j = j_start + tl.arange(0, BLOCK_J)
@@ -39,21 +43,21 @@ def _p2_info_tile(
     dy_i = read_tile(
         dy_tiles, b, h, dy, i_start, T, stride_dy_t, stride_dy_d, D, 0, BLOCK_I, WIDE, WHOLE
     )
-    # One load of pairs: two vectors of BLOCK_I would be copied number by number.
-    at = row_sums + 2 * tl.cast(i, tl.int64)[:, None] + tl.arange(0, 2)[None, :]
-    both = tl.load(at) if WHOLE else tl.load(at, mask=(i < T)[:, None], other=PAST_END)
-    norm_i, mean_h_i = tl.split(both)
+    norm_i, mean_h_i = read_row_sums(row_tiles, head, row_sums, i_start, T, BLOCK_I, WHOLE)
     # Formed transposed: a dot result transposed into another dot is miscompiled on Hopper.
+    # Each rest directly behind its wide product: ptxas then waits twice before the first tanh and
+    # not four times.
     ut = tl.dot(p2_j, tl.trans(p1_i), input_precision="ieee")
-    ht = tl.dot(info_j, tl.trans(dy_i), input_precision="ieee")
     if REST > 0:
-        p1_i_rest = load_tile(
-            p1, i_start, T, stride_p1_t, stride_p1_d, D, WIDE, BLOCK_I, REST, WHOLE
-        )
-        dy_i_rest = load_tile(
-            dy, i_start, T, stride_dy_t, stride_dy_d, D, WIDE, BLOCK_I, REST, WHOLE
+        p1_i_rest = read_tile(
+            p1_rests, b, h, p1, i_start, T, stride_p1_t, stride_p1_d, D, WIDE, BLOCK_I, REST, WHOLE
         )
         ut = tl.dot(p2_j_rest, tl.trans(p1_i_rest), ut, input_precision="ieee")
+    ht = tl.dot(info_j, tl.trans(dy_i), input_precision="ieee")
+    if REST > 0:
+        dy_i_rest = read_tile(
+            dy_rests, b, h, dy, i_start, T, stride_dy_t, stride_dy_d, D, WIDE, BLOCK_I, REST, WHOLE
+        )
         ht = tl.dot(info_j_rest, tl.trans(dy_i_rest), ht, input_precision="ieee")
     half_u = ut if SCALED else ut * (0.5 * scale)
     t = half_tanh(half_u, FAST)
@@ -61,6 +65,8 @@ def _p2_info_tile(
     log2_f = e * LOG2_E - norm_i[None, :]
     if SPLIT and DIAGONAL:
         log2_f = tl.where(j[:, None] < i[None, :], log2_f, float("-inf"))
+    if BOUND:
+        log2_f = tl.where(i[None, :] < end_j[:, None], log2_f, float("-inf"))
     ft = tl.exp2(log2_f)
     de = ft * (ht - mean_h_i[None, :])
     dut = de * ((e - e * t) + t) + de
@@ -85,7 +91,8 @@ def _p2_info_tile(
 
 @triton.jit(do_not_specialize=["T"])
 def p2_info_kernel(
-    p1, p2, info, dy, p1_tiles, dy_tiles, gate_logit, row_sums, du_self, dp2, dinfo,
+    p1, p2, info, dy, p1_tiles, dy_tiles, p1_rests, dy_rests, row_tiles, ends,
+    gate_logit, row_sums, du_self, dp2, dinfo,
     stride_p1_b, stride_p1_h, stride_p1_t, stride_p1_d,
     stride_p2_b, stride_p2_h, stride_p2_t, stride_p2_d,
     stride_info_b, stride_info_h, stride_info_t, stride_info_d,
@@ -96,8 +103,8 @@ def p2_info_kernel(
     BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr, WHOLE: tl.constexpr, FAST: tl.constexpr,
     SCALED: tl.constexpr,
 ):  # fmt: skip
-    # At widths of two tiles, and through pointers, the second loop takes longer than its branch.
-    SPLIT: tl.constexpr = SCALED
+    # At widths of two tiles, and through pointers, a second loop spills or takes longer.
+    SPLIT: tl.constexpr = p1_tiles is not None and REST == 0
     scale = tl.cast(scale, tl.float32)
     # The first of history is read by the most rows: program 0 starts first.
     j_start = tl.program_id(1) * BLOCK_J
@@ -105,7 +112,6 @@ def p2_info_kernel(
     head = program_head()
     b, h = head // H, head % H
     rows = tl.cast(head, tl.int64) * T
-    row_sums += 2 * rows
     p1 += offset_of_head(head, H, stride_p1_b, stride_p1_h)
     p2 += offset_of_head(head, H, stride_p2_b, stride_p2_h)
     info += offset_of_head(head, H, stride_info_b, stride_info_h)
@@ -134,6 +140,9 @@ def p2_info_kernel(
     if TRANSPORT_SELF:
         f_self_j = tl.sigmoid(-tl.load(gate_logit + rows + j, mask=j < T, other=0.0))
 
+    DOCUMENTS: tl.constexpr = ends is not None
+    ends = row_of_batch(ends, b, T)
+    end_j, whole, end = document_ends(ends, j_start, T, BLOCK_J, BLOCK_I)
     first = j_start // BLOCK_I * BLOCK_I
     if SPLIT:
         # The sums begin with Self's share: begun with zeros, as in the exchange-only ablation,
@@ -144,22 +153,36 @@ def p2_info_kernel(
             dy_j = load_tile(dy, j_start, T, stride_dy_t, stride_dy_d, D, 0, BLOCK_J, WIDE, WHOLE)
             dinfo_j = f_self_j[:, None] * dy_j.to(tl.float32)
         # As in the forward pass, the diagonal first and in a loop of its own.
-        past = tl.minimum(tl.cdiv(j_start + BLOCK_J, BLOCK_I) * BLOCK_I, T)
+        past = tl.minimum(tl.cdiv(j_start + BLOCK_J, BLOCK_I) * BLOCK_I, end)
         for i_start in tl.range(first, past, BLOCK_I, num_stages=1):
             dp2_j, dp2_j_rest, dinfo_j, dinfo_j_rest = _p2_info_tile(
-                p2_j, p2_j_rest, info_j, info_j_rest, p1, dy, p1_tiles, dy_tiles, b, h, row_sums,
-                du_self_j, f_self_j, i_start, j_start, T, dp2_j, dp2_j_rest, dinfo_j, dinfo_j_rest,
+                p2_j, p2_j_rest, info_j, info_j_rest, p1, dy, p1_tiles, dy_tiles, p1_rests,
+                dy_rests, row_tiles, head, b, h, row_sums, du_self_j, f_self_j, end_j, i_start,
+                j_start, T, dp2_j, dp2_j_rest, dinfo_j, dinfo_j_rest,
                 stride_p1_t, stride_p1_d, stride_dy_t, stride_dy_d, scale,
                 TRANSPORT_SELF, D, WIDE, REST, BLOCK_I, BLOCK_J, WHOLE, FAST, SCALED, SPLIT, True,
+                DOCUMENTS,
             )  # fmt: skip
         first = past
-    for i_start in range(first, T, BLOCK_I):
+    for i_start in range(first, whole, BLOCK_I):
         dp2_j, dp2_j_rest, dinfo_j, dinfo_j_rest = _p2_info_tile(
-            p2_j, p2_j_rest, info_j, info_j_rest, p1, dy, p1_tiles, dy_tiles, b, h, row_sums,
-            du_self_j, f_self_j, i_start, j_start, T, dp2_j, dp2_j_rest, dinfo_j, dinfo_j_rest,
+            p2_j, p2_j_rest, info_j, info_j_rest, p1, dy, p1_tiles, dy_tiles, p1_rests,
+            dy_rests, row_tiles, head, b, h, row_sums, du_self_j, f_self_j, end_j, i_start,
+            j_start, T, dp2_j, dp2_j_rest, dinfo_j, dinfo_j_rest,
             stride_p1_t, stride_p1_d, stride_dy_t, stride_dy_d, scale,
             TRANSPORT_SELF, D, WIDE, REST, BLOCK_I, BLOCK_J, WHOLE, FAST, SCALED, SPLIT, False,
+            False,
         )  # fmt: skip
+    if DOCUMENTS:
+        for i_start in tl.range(tl.maximum(first, whole), end, BLOCK_I, num_stages=1):
+            dp2_j, dp2_j_rest, dinfo_j, dinfo_j_rest = _p2_info_tile(
+                p2_j, p2_j_rest, info_j, info_j_rest, p1, dy, p1_tiles, dy_tiles, p1_rests,
+                dy_rests, row_tiles, head, b, h, row_sums, du_self_j, f_self_j, end_j, i_start,
+                j_start, T, dp2_j, dp2_j_rest, dinfo_j, dinfo_j_rest,
+                stride_p1_t, stride_p1_d, stride_dy_t, stride_dy_d, scale,
+                TRANSPORT_SELF, D, WIDE, REST, BLOCK_I, BLOCK_J, WHOLE, FAST, SCALED, SPLIT,
+                False, True,
+            )  # fmt: skip
 
     dp2_j *= 0.5 * scale
     store_tile(dp2 + out, dp2_j, j_start, T, stride_out_t, stride_out_d, D, 0, BLOCK_J, WIDE)

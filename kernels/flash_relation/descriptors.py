@@ -1,35 +1,59 @@
 """TMA descriptors of (B, H, T, D) tensors: one instruction copies a tile."""
 
+import functools
 import math
 
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from relation.kernels.flash_relation.launches import Launches
-
 ALIGNMENT = 16  # bytes, of a tensor's start and of every stride but the last
 
 
-def are_describable(launches: Launches, *tensors: torch.Tensor) -> bool:
-    """Whether these launches scan through descriptors, and the hardware can hold these tensors'.
+def aligned(x: torch.Tensor) -> torch.Tensor:
+    """x (B, H, T, D), or a copy of it where the hardware cannot hold its descriptor."""
+    if x.data_ptr() % ALIGNMENT == 0 and _fits(x.stride(), x.element_size()):
+        return x
+    B, H, T, D = x.shape
+    unit = ALIGNMENT // x.element_size()
+    rows = torch.empty((B, T, H, -(-D // unit) * unit), dtype=x.dtype, device=x.device)
+    return rows[..., :D].transpose(1, 2).copy_(x)
 
-    Kernels that do so multiply p1 or p2 by half of D^-1/2 beforehand. That must be exact: a power
-    of two, in a dtype whose small numbers keep their digits.
+
+@functools.lru_cache
+def _fits(strides: tuple[int, ...], element_size: int) -> bool:
+    *steps, last = strides
+    return last == 1 and all(s > 0 and s * element_size % ALIGNMENT == 0 for s in steps)
+
+
+def scales_exactly(x: torch.Tensor) -> bool:
+    """Whether x (..., D) can be multiplied by half of D^-1/2 beforehand without rounding.
+
+    That takes a power of two, and a dtype whose small numbers keep their digits.
     """
-    width = tensors[0].shape[-1]
-    return (
-        launches.descriptors
-        and math.frexp(0.5 / math.sqrt(width))[0] == 0.5
-        and all(x.dtype != torch.float16 and _is_aligned(x) for x in tensors)
-    )
+    return math.frexp(0.5 / math.sqrt(x.shape[-1]))[0] == 0.5 and x.dtype != torch.float16
 
 
-def _is_aligned(x: torch.Tensor) -> bool:
-    *strides, last = x.stride()
-    steps = (x.data_ptr(), *(stride * x.element_size() for stride in strides))
-    return last == 1 and all(step > 0 and step % ALIGNMENT == 0 for step in steps)
+class Tiles(TensorDescriptor):
+    """A descriptor without the checks that `aligned` has made needless, at every call."""
+
+    def __init__(self, base: torch.Tensor, shape, strides, block_shape: list[int]):
+        self.base, self.shape, self.strides, self.block_shape = base, shape, strides, block_shape
+        self.padding = "zero"
+        self.round_f32_to_tf32 = False
 
 
-def describe(x: torch.Tensor, rows: int) -> TensorDescriptor:
-    """The descriptor of x (B, H, T, D) in tiles of `rows` by D; past T they hold zeros."""
-    return TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows, x.shape[-1]])
+def describe(x: torch.Tensor, rows: int, width: int) -> Tiles | None:
+    """Of x (B, H, T, D) in tiles of `rows` by `width`, zeros past T and D; None for no width."""
+    return Tiles(x, x.shape, x.stride(), [1, 1, rows, width]) if width else None
+
+
+def empty_row_sums(heads: int, length: int, planes: bool, device: torch.device) -> torch.Tensor:
+    """FP32 for two numbers a row: a pair, or with `planes` a row each that TMA can hold."""
+    shape = (heads, 2, -(-length // 4) * 4) if planes else (heads, length, 2)
+    return torch.empty(shape, dtype=torch.float32, device=device)
+
+
+def describe_row_sums(row_sums: torch.Tensor, length: int, rows: int) -> Tiles:
+    """Of planes (heads, 2, length or a little more) as rows of `length`, zeros beyond."""
+    heads, planes, stride = row_sums.shape
+    return Tiles(row_sums, (heads * planes, length), (stride, 1), [1, rows])

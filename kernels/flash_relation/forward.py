@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from relation.kernels.common import interpreted, offset_of_head
-from relation.kernels.flash_relation.descriptors import are_describable, describe
+from relation.kernels.flash_relation.descriptors import aligned, describe, scales_exactly
 from relation.kernels.flash_relation.launches import (
     Launch,
     Launches,
@@ -20,12 +20,15 @@ from relation.kernels.flash_relation.launches import (
     split_width,
 )
 from relation.kernels.flash_relation.tiles import (
+    document_starts,
     half_tanh,
     load_tile,
     program_head,
     read_tile,
+    row_of_batch,
     store_tile,
 )
+from relation.kernels.plans import Configuration, layout, plan_of
 
 LOG2_E = tl.constexpr(math.log2(math.e))
 LN_2 = tl.constexpr(math.log(2))
@@ -39,14 +42,17 @@ REPAIRED_ROWS = 1024
 
 @triton.jit
 def _history_tile(
-    p1_i, p1_i_rest, p2, info, p2_tiles, info_tiles, b, h, lam, i_start, j_start, T,
+    p1_i, p1_i_rest, p2, info, p2_tiles, info_tiles, p2_rests, info_rests, b, h, lam,
+    start_i, i_start, j_start, T,
     m_i, l_i, self2_i, z_i, z_i_rest,
     stride_p2_t, stride_p2_d, stride_info_t, stride_info_d, scale, tau,
     TRANSPORT_SELF: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, REST: tl.constexpr,
     BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr, WHOLE: tl.constexpr, FAST: tl.constexpr,
-    ONLINE: tl.constexpr, SCALED: tl.constexpr, DIAGONAL: tl.constexpr,
+    ONLINE: tl.constexpr, SCALED: tl.constexpr, DIAGONAL: tl.constexpr, BOUND: tl.constexpr,
 ):  # fmt: skip
     """Add the tile of history at j_start to the sums of the rows at i_start.
+
+    With BOUND some of it may lie before start_i, the start of a row's document.
 
     l_i sums exp(E_ij) over j < i; z_i sums exp(E_ij) I_j and, from the diagonal, Self's share: in
     the softmax of row i, Self weighs exp(S_i + lam log i) where history weighs exp(E_ij).
@@ -62,12 +68,13 @@ def _history_tile(
     )  # fmt: skip
     u = tl.dot(p1_i, tl.trans(p2_j), input_precision="ieee")
     if REST > 0:
-        p2_j_rest = load_tile(
-            p2, j_start, T, stride_p2_t, stride_p2_d, D, WIDE, BLOCK_J, REST, WHOLE or not DIAGONAL
-        )
-        info_j_rest = load_tile(
-            info, j_start, T, stride_info_t, stride_info_d, D, WIDE, BLOCK_J, REST,
+        p2_j_rest = read_tile(
+            p2_rests, b, h, p2, j_start, T, stride_p2_t, stride_p2_d, D, WIDE, BLOCK_J, REST,
             WHOLE or not DIAGONAL,
+        )  # fmt: skip
+        info_j_rest = read_tile(
+            info_rests, b, h, info, j_start, T, stride_info_t, stride_info_d, D, WIDE, BLOCK_J,
+            REST, WHOLE or not DIAGONAL,
         )  # fmt: skip
         u = tl.dot(p1_i_rest, tl.trans(p2_j_rest), u, input_precision="ieee")
     if SCALED:
@@ -81,12 +88,18 @@ def _history_tile(
         j = j_start + tl.arange(0, BLOCK_J)
         own = j[None, :] == i[:, None]
         s = tl.sigmoid(tl.sum(tl.where(own, u, 0.0), 1) * (2.0 / tau if SCALED else scale / tau))
-        self2 = s * LOG2_E + tl.load(lam) * tl.log2((i + 1).to(tl.float32))
+        place = i - start_i
+        self2 = s * LOG2_E + tl.load(lam) * tl.log2((place + 1).to(tl.float32))
         # Without history only Self is left: any weight will do, and 1 divides away exactly.
-        self2 = tl.where(i == 0, 0.0, self2)
+        self2 = tl.where(place == 0, 0.0, self2)
         self2_i = tl.where((i >= j_start) & (i < j_start + BLOCK_J), self2, self2_i)
         e2 = tl.where(j[None, :] < i[:, None], e2, float("-inf"))
+        if BOUND:
+            e2 = tl.where(j[None, :] >= start_i[:, None], e2, float("-inf"))
         e2 = tl.where(own, self2[:, None], e2)
+    elif BOUND:
+        j = j_start + tl.arange(0, BLOCK_J)
+        e2 = tl.where(j[None, :] >= start_i[:, None], e2, float("-inf"))
     if ONLINE:
         m_new = tl.maximum(m_i, tl.max(e2, 1))
         weight = tl.exp2(e2 - m_new[:, None])
@@ -114,7 +127,8 @@ def _history_tile(
 
 @triton.jit
 def _forward_rows(
-    p1, p2, info, p1_tiles, p2_tiles, info_tiles, b, h, lam, y, gate_logit, log_norm, i_start,
+    p1, p2, info, p1_tiles, p2_tiles, info_tiles, p2_rests, info_rests, b, h,
+    lam, starts, y, gate_logit, log_norm, i_start,
     stride_p1_t, stride_p1_d, stride_p2_t, stride_p2_d, stride_info_t, stride_info_d,
     stride_y_t, stride_y_d, T, scale, tau,
     TRANSPORT_SELF: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, REST: tl.constexpr,
@@ -137,22 +151,38 @@ def _forward_rows(
     l_i = tl.zeros([BLOCK_I], tl.float32)
     self2_i = tl.zeros([BLOCK_I], tl.float32)
     m_i = tl.full([BLOCK_I], SILU_FLOOR if ONLINE else 0.0, tl.float32)
+    DOCUMENTS: tl.constexpr = starts is not None
+    start_i, first, bound = document_starts(starts, i_start, T, BLOCK_I, BLOCK_J)
 
     # The diagonal first and in a loop of its own: ptxas then keeps the matrix products of both
     # loops asynchronous, and the second loop needs no mask.
     for step in tl.range(0, tl.minimum(BLOCK_I, T - i_start), BLOCK_J, num_stages=1):
         m_i, l_i, self2_i, z_i, z_i_rest = _history_tile(
-            p1_i, p1_i_rest, p2, info, p2_tiles, info_tiles, b, h, lam, i_start, i_start + step, T,
+            p1_i, p1_i_rest, p2, info, p2_tiles, info_tiles, p2_rests, info_rests, b, h, lam,
+            start_i, i_start, i_start + step, T,
             m_i, l_i, self2_i, z_i, z_i_rest,
             stride_p2_t, stride_p2_d, stride_info_t, stride_info_d, scale, tau,
             TRANSPORT_SELF, D, WIDE, REST, BLOCK_I, BLOCK_J, WHOLE, FAST, ONLINE, SCALED, True,
+            DOCUMENTS,
         )  # fmt: skip
-    for j_start in range(0, i_start, BLOCK_J):
+    if DOCUMENTS:
+        for j_start in tl.range(first, bound, BLOCK_J, num_stages=1):
+            m_i, l_i, self2_i, z_i, z_i_rest = _history_tile(
+                p1_i, p1_i_rest, p2, info, p2_tiles, info_tiles, p2_rests, info_rests, b, h, lam,
+                start_i, i_start, j_start, T,
+                m_i, l_i, self2_i, z_i, z_i_rest,
+                stride_p2_t, stride_p2_d, stride_info_t, stride_info_d, scale, tau,
+                TRANSPORT_SELF, D, WIDE, REST, BLOCK_I, BLOCK_J, WHOLE, FAST, ONLINE, SCALED,
+                False, True,
+            )  # fmt: skip
+    for j_start in range(bound, i_start, BLOCK_J):
         m_i, l_i, self2_i, z_i, z_i_rest = _history_tile(
-            p1_i, p1_i_rest, p2, info, p2_tiles, info_tiles, b, h, lam, i_start, j_start, T,
+            p1_i, p1_i_rest, p2, info, p2_tiles, info_tiles, p2_rests, info_rests, b, h, lam,
+            start_i, i_start, j_start, T,
             m_i, l_i, self2_i, z_i, z_i_rest,
             stride_p2_t, stride_p2_d, stride_info_t, stride_info_d, scale, tau,
             TRANSPORT_SELF, D, WIDE, REST, BLOCK_I, BLOCK_J, WHOLE, FAST, ONLINE, SCALED, False,
+            False,
         )  # fmt: skip
 
     l_all = l_i + tl.exp2(self2_i - m_i)
@@ -168,7 +198,8 @@ def _forward_rows(
 
 @triton.jit(do_not_specialize=["T"])
 def forward_kernel(
-    p1, p2, info, p1_tiles, p2_tiles, info_tiles, lam, y, gate_logit, log_norm,
+    p1, p2, info, p1_tiles, p2_tiles, info_tiles, p2_rests, info_rests,
+    lam, starts, y, gate_logit, log_norm,
     stride_p1_b, stride_p1_h, stride_p1_t, stride_p1_d,
     stride_p2_b, stride_p2_h, stride_p2_t, stride_p2_d,
     stride_info_b, stride_info_h, stride_info_t, stride_info_d,
@@ -188,8 +219,8 @@ def forward_kernel(
         p1 + offset_of_head(head, H, stride_p1_b, stride_p1_h),
         p2 + offset_of_head(head, H, stride_p2_b, stride_p2_h),
         info + offset_of_head(head, H, stride_info_b, stride_info_h),
-        p1_tiles, p2_tiles, info_tiles, head // H, head % H, lam,
-        y + offset_of_head(head, H, stride_y_b, stride_y_h),
+        p1_tiles, p2_tiles, info_tiles, p2_rests, info_rests, head // H, head % H, lam,
+        row_of_batch(starts, head // H, T), y + offset_of_head(head, H, stride_y_b, stride_y_h),
         gate_logit + rows, log_norm + rows, i_start,
         stride_p1_t, stride_p1_d, stride_p2_t, stride_p2_d, stride_info_t, stride_info_d,
         stride_y_t, stride_y_d, T, scale, tau,
@@ -207,7 +238,7 @@ def _left_the_range(log_norm, start, T, ROWS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["T"])
 def repair_kernel(
-    p1, p2, info, lam, y, gate_logit, log_norm,
+    p1, p2, info, lam, starts, y, gate_logit, log_norm,
     stride_p1_b, stride_p1_h, stride_p1_t, stride_p1_d,
     stride_p2_b, stride_p2_h, stride_p2_t, stride_p2_d,
     stride_info_b, stride_info_h, stride_info_t, stride_info_d,
@@ -231,7 +262,8 @@ def repair_kernel(
                     p1 + offset_of_head(head, H, stride_p1_b, stride_p1_h),
                     p2 + offset_of_head(head, H, stride_p2_b, stride_p2_h),
                     info + offset_of_head(head, H, stride_info_b, stride_info_h),
-                    None, None, None, 0, 0, lam,
+                    None, None, None, None, None, 0, 0, lam,
+                    row_of_batch(starts, head // H, T),
                     y + offset_of_head(head, H, stride_y_b, stride_y_h),
                     gate_logit + rows, log_norm + rows, i_start,
                     stride_p1_t, stride_p1_d, stride_p2_t, stride_p2_d,
@@ -253,8 +285,12 @@ def launch_forward(
     tau: float,
     transport_self: bool,
     launches: Launches | None = None,
+    *,
+    starts: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Run the forward pass, with the device's launches where none are given.
+
+    starts: (B, T) int32, contiguous, where each token's document begins in its row.
 
     Returns Y (B, H, T, D) in info's dtype, and two FP32 (B, H, T): the gate's logit A - S, and the
     number n_i of which F_ij = 2^(E_ij log2(e) - n_i) for j < i.
@@ -267,28 +303,46 @@ def launch_forward(
     log_norm = torch.empty((B, H, T), dtype=torch.float32, device=info.device)
     launches = launches or select_launches(p1.device, p1.element_size(), D)
     tile: Launch = launches.forward
-    wide, rest = split_width(D)
-    described = are_describable(launches, p1, p2, info)
-    owned_and_scanned = ((p1, tile.block_i), (p2, tile.block_j), (info, tile.block_j))
-    tiles = (describe(*pair) if described else None for pair in owned_and_scanned)
-    results = (lam, y, gate_logit, log_norm)
-    strides = (*p1.stride(), *p2.stride(), *info.stride(), *y.stride())
-    numbers = (H, T, 1 / math.sqrt(D), tau)
+    described = launches.descriptors
+    if described:
+        p1, p2, info = map(aligned, (p1, p2, info))
+    wide, rest = split_width(D, described and tile.padded)
+    tiles = [None] * 5
+    if described:
+        tiles = [
+            describe(p1, tile.block_i, wide),
+            *(describe(x, tile.block_j, width) for width in (wide, rest) for x in (p2, info)),
+        ]
+    inputs, results = (p1, p2, info), (lam, starts, y, gate_logit, log_norm)
     online = keeps_maximum(p1.dtype)
-    fast = p1.element_size() == 2 and not interpreted()
+
+    def configure(tile: Launch, padded: bool, **own) -> tuple:
+        wide, rest = split_width(D, padded)
+        strides = (*p1.stride(), *p2.stride(), *info.stride(), *y.stride())
+        constants = {
+            "TRANSPORT_SELF": transport_self,
+            "D": D,
+            "WIDE": wide,
+            "REST": rest,
+            "BLOCK_I": tile.block_i,
+            "BLOCK_J": tile.block_j,
+            "FAST": p1.element_size() == 2 and not interpreted(),
+        }
+        return (*strides, H, T, 1 / math.sqrt(D), tau), constants | own | tile.options()
+
+    def configure_forward() -> Configuration:
+        scaled = described and scales_exactly(p1)
+        own = {"WHOLE": T % tile.block_i == 0, "ONLINE": online, "SCALED": scaled}
+        return grid(p1, tile.block_i), *configure(tile, described and tile.padded, **own)
+
+    def configure_repair() -> Configuration:
+        blocks = triton.cdiv(T, REPAIRED_ROWS)
+        return (B * H, blocks), *configure(launches.repair, False, ROWS=REPAIRED_ROWS)
+
+    facts = tau, transport_self, starts is None
+    plan = plan_of(launch_forward, launches, *facts, *map(layout, (*inputs, lam)))
     with torch.cuda.device_of(p1):
-        forward_kernel[grid(p1, tile.block_i)](
-            p1, p2, info, *tiles, *results, *strides, *numbers,
-            TRANSPORT_SELF=transport_self, D=D, WIDE=wide, REST=rest,
-            BLOCK_I=tile.block_i, BLOCK_J=tile.block_j, WHOLE=T % tile.block_i == 0, FAST=fast,
-            ONLINE=online, SCALED=described, **tile.options(),
-        )  # fmt: skip
+        plan.launch(forward_kernel, (*inputs, *tiles, *results), configure_forward)
         if not online:
-            tile = launches.repair
-            repair_kernel[(B * H, triton.cdiv(T, REPAIRED_ROWS))](
-                p1, p2, info, *results, *strides, *numbers,
-                TRANSPORT_SELF=transport_self, D=D, WIDE=wide, REST=rest,
-                BLOCK_I=tile.block_i, BLOCK_J=tile.block_j, FAST=fast, ROWS=REPAIRED_ROWS,
-                **tile.options(),
-            )  # fmt: skip
+            plan.launch(repair_kernel, (*inputs, *results), configure_repair)
     return y, gate_logit, log_norm

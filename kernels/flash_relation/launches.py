@@ -20,7 +20,8 @@ class Launch:
     """One pass: tiles of block_i rows by block_j positions of history, and how they are run.
 
     `registers` caps the registers of a thread, so that more programs share a multiprocessor; None
-    leaves them to the compiler.
+    leaves them to the compiler. `padded`: through descriptors, a width below 64 comes as one tile
+    of the next power of two, whose columns past the width are zeros, and not as two.
     """
 
     block_i: int
@@ -28,6 +29,7 @@ class Launch:
     warps: int
     stages: int
     registers: int | None = None
+    padded: bool = False
 
     def options(self) -> dict[str, int]:
         """Triton's launch options."""
@@ -39,8 +41,8 @@ class Launch:
 class Launches:
     """The passes for one architecture and input size, for head widths up to `widest`.
 
-    `descriptors`: tiles that a pass scans come through TMA descriptors where
-    `descriptors.are_describable` allows it.
+    `descriptors`: tiles that a pass scans come through TMA descriptors; inputs that these cannot
+    hold are copied. On Hopper 16-bit entries must: see `fences`.
     """
 
     bits: int
@@ -89,14 +91,17 @@ def load_launches(path: Path = FILE) -> dict[str, tuple[Launches, ...]]:
     }
 
 
-def split_width(head_dim: int) -> tuple[int, int]:
+def split_width(head_dim: int, padded: bool = False) -> tuple[int, int]:
     """(WIDE, REST): powers of two of at least 16, or REST = 0, that cover `head_dim` columns.
 
-    Two tiles where they are fewer columns than one: 48 is 32 + 16, 80 is 64 + 16, 60 is 64.
+    Two tiles where they are fewer columns than one: 48 is 32 + 16, 80 is 64 + 16, 60 is 64. Padded,
+    48 is 64.
     """
     wide = 1 << (head_dim.bit_length() - 1)
     if wide == head_dim:
         return wide, 0
+    if padded and wide < 64:
+        return 2 * wide, 0
     rest = max(16, 1 << (head_dim - wide - 1).bit_length())
     return (2 * wide, 0) if rest == wide else (wide, rest)
 

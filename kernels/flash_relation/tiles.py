@@ -19,6 +19,48 @@ def program_head():
 
 
 @triton.jit
+def row_of_batch(numbers, b, T):
+    """The T numbers of row b of (B, T), or None where there are none."""
+    if numbers is None:
+        return numbers
+    else:
+        return numbers + tl.cast(b, tl.int64) * T
+
+
+@triton.jit
+def document_starts(starts, i_start, T, BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr):
+    """Where the documents of the rows at i_start begin; the tiles of history that they need.
+
+    Returns the starts (BLOCK_I,), where the first tile with history begins and from where on, up to
+    i_start, every tile is history of every row. Starts never decrease along a row.
+    """
+    if starts is None:
+        return 0, 0, 0
+    else:
+        i = i_start + tl.arange(0, BLOCK_I)
+        start_i = tl.load(starts + i, mask=i < T, other=0)
+        first = tl.load(starts + i_start) // BLOCK_J * BLOCK_J
+        last = tl.load(starts + tl.minimum(i_start + BLOCK_I, T) - 1)
+        return start_i, first, tl.minimum(tl.cdiv(last, BLOCK_J) * BLOCK_J, i_start)
+
+
+@triton.jit
+def document_ends(ends, j_start, T, BLOCK_J: tl.constexpr, BLOCK_I: tl.constexpr):
+    """Where the documents of the history at j_start end; the rows that need it.
+
+    Returns the ends (BLOCK_J,), up to where every block of rows may read all of it, and the end of
+    the last row that reads some.
+    """
+    if ends is None:
+        return 0, T, T
+    else:
+        j = j_start + tl.arange(0, BLOCK_J)
+        end_j = tl.load(ends + j, mask=j < T, other=0)
+        whole = tl.load(ends + j_start) // BLOCK_I * BLOCK_I
+        return end_j, whole, tl.load(ends + tl.minimum(j_start + BLOCK_J, T) - 1)
+
+
+@triton.jit
 def _offsets(
     start, stride_t, stride_d, FIRST: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr
 ):
@@ -65,7 +107,41 @@ def read_tile(
     if tiles is None:
         return load_tile(head, start, T, stride_t, stride_d, D, FIRST, BLOCK, WIDTH, WHOLE)
     else:
-        return tl.reshape(tiles.load([b, h, start, 0]), [BLOCK, WIDTH])
+        return tl.reshape(tiles.load([b, h, start, FIRST]), [BLOCK, WIDTH])
+
+
+@triton.jit
+def row_sums_at(head, i, T, PLANES: tl.constexpr):
+    """Offsets (rows, 2) of log_norm and mean_h of the rows i of a head.
+
+    Side by side, because two vectors through pointers would be copied number by number; with
+    PLANES, for TMA, one behind the other in rows of a multiple of 16 bytes.
+    """
+    which = tl.arange(0, 2)[None, :]
+    head = tl.cast(head, tl.int64)
+    if PLANES:
+        length = tl.cdiv(T, 4) * 4
+        return head * 2 * length + which * length + i[:, None]
+    else:
+        return 2 * (head * T + i)[:, None] + which
+
+
+@triton.jit
+def read_row_sums(tiles, head, row_sums, start, T, BLOCK: tl.constexpr, WHOLE: tl.constexpr):
+    """log_norm and mean_h of BLOCK rows of a head, through the descriptor `tiles` unless None.
+
+    Past the last row they give F = 0; a descriptor's zeros do no harm, since its tiles of p1 and dy
+    are zeros there too.
+    """
+    if tiles is None:
+        i = start + tl.arange(0, BLOCK)
+        at = row_sums + row_sums_at(head, i, T, False)
+        both = tl.load(at) if WHOLE else tl.load(at, mask=(i < T)[:, None], other=PAST_END)
+        norm, mean_h = tl.split(both)
+    else:
+        norm = tl.reshape(tiles.load([2 * head, start]), [BLOCK])
+        mean_h = tl.reshape(tiles.load([2 * head + 1, start]), [BLOCK])
+    return norm, mean_h
 
 
 @triton.jit

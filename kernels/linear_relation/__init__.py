@@ -4,7 +4,8 @@ import torch
 
 from relation.errors import InputError
 from relation.kernels.checks import check_floating, check_relation_inputs
-from relation.kernels.flash_relation import DTYPES, NARROWEST, WIDEST, why_unavailable
+from relation.kernels.documents import Documents, forget_at_starts
+from relation.kernels.flash_relation import DTYPES, NARROWEST, WIDEST, is_eager, why_unavailable
 
 
 def linear_relation(
@@ -14,6 +15,8 @@ def linear_relation(
     log_retention: torch.Tensor,
     tau: float = 2.0,
     state: torch.Tensor | None = None,
+    *,
+    documents: Documents | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Ask Self, Ask Others, Answer, Become Others (Section 5.2; Appendix A.4), in chunks of tokens.
 
@@ -21,7 +24,7 @@ def linear_relation(
     128; p1, p2 after RoPE and before normalisation, info after Givens mixing. log_retention:
     g = log alpha <= 0, (B, H, T, D), FP32 or BF16; -inf forgets all. state: C of the tokens before,
     (B, H, D, D), FP32, with the retained channel first and the information channel last, or None
-    for C = 0. tau: the Self temperature.
+    for C = 0. tau: the Self temperature. documents: each starts with C = 0.
     Returns y (B, H, T, D) in info's dtype, stored as (B, T, H, D), and the final state
     (B, H, D, D), FP32. Sums are FP32, and no retention, however strong, gives NaN. Differentiable
     once in every tensor; equal inputs give bitwise equal results and gradients.
@@ -30,9 +33,12 @@ def linear_relation(
     which `why_unavailable` has a reason.
     """
     _check_inputs(p1, p2, info, log_retention, tau, state)
+    log_retention = forget_at_starts(documents, p1, log_retention, state)
     # Registering the operators compiles nothing, but it imports Triton.
-    from relation.kernels.linear_relation.autograd import linear_forward
+    from relation.kernels.linear_relation.autograd import EagerRelation, linear_forward
 
+    if is_eager(p1, p2, info, log_retention, state):
+        return EagerRelation.apply(p1, p2, info, log_retention, state, float(tau))
     y, final, *_ = linear_forward(p1, p2, info, log_retention, state, float(tau))
     return y, final
 

@@ -1,11 +1,13 @@
-"""Linear Relation as PyTorch operators: autograd and torch.compile see no graph break.
+"""Linear Relation as PyTorch operators for torch.compile, and as a plain function for eager calls.
 
-No mathematics here: `output` and `gradients` compute, this file registers. The operators are opaque
-to the compiler.
+No mathematics here: `forward` and `backward` compute, this file registers. torch.compile calls the
+operators without a graph break; they are opaque to it. Eager PyTorch would spend longer on an
+operator's dispatch than on its launches.
 """
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
 from relation.kernels.linear_relation.backward import launch_backward
@@ -80,3 +82,24 @@ def _differentiate(ctx, dy, dfinal, *_):
 
 
 linear_forward.register_autograd(_differentiate, setup_context=_save)
+
+
+class EagerRelation(torch.autograd.Function):
+    """The same without the operators' dispatch: y and the final state."""
+
+    @staticmethod
+    def forward(ctx, p1, p2, info, log_retention, state, tau):
+        y, final, *kept = launch_forward(p1, p2, info, log_retention, state, tau)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(p1, p2, info, log_retention, *kept)
+        ctx.has_state, ctx.tau = state is not None, tau
+        return y, final
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy, dfinal):
+        saved = ctx.saved_tensors
+        if dy is None:  # only the final state was used
+            dy = torch.zeros_like(saved[2])
+        *gradients, dstate = launch_backward(dy, dfinal, *saved, ctx.tau)
+        return *gradients, dstate if ctx.has_state else None, None

@@ -7,7 +7,7 @@ import triton
 
 from relation.kernels.common import padded_width
 from relation.kernels.linear_relation.fused import weak_gradients_kernel
-from relation.kernels.linear_relation.launches import select_launches, split_chunks
+from relation.kernels.linear_relation.launches import Launch, select_launches, split_chunks
 from relation.kernels.linear_relation.levels import (
     coordinates_backward_kernel,
     information_backward_kernel,
@@ -15,6 +15,7 @@ from relation.kernels.linear_relation.levels import (
 from relation.kernels.linear_relation.prepare import launch_prepare
 from relation.kernels.linear_relation.states import launch_states
 from relation.kernels.linear_relation.weak import weak_coordinates_kernel, weak_information_kernel
+from relation.kernels.plans import Configuration, layout, plan_of
 
 
 def launch_backward(
@@ -38,9 +39,14 @@ def launch_backward(
     launches = select_launches(p1.device, p1.element_size(), D)
     segments = split_chunks(B * H, T, launches)
     scale = 1 / (tau * D**0.5)
+    given = [layout(x) for x in (p1, p2, info, log_retention, dy)]
+    given.append(None if dfinal is None else layout(dfinal))
+    plan = plan_of(launch_backward, launches, tau, *given)
     # Formed again: kept, the exponents would double what g takes.
-    prepared = launch_prepare(p1, p2, log_retention, scale, launches, segments, backward=True)
-    dmet, dinitial = launch_states(p1, p2, dy, prepared, dfinal, launches, segments, backward=True)
+    prepared = launch_prepare(p1, p2, log_retention, scale, launches, segments, plan, backward=True)
+    dmet, dinitial = launch_states(
+        p1, p2, dy, prepared, dfinal, launches, segments, plan, backward=True
+    )
 
     def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=p1.device)
@@ -52,62 +58,66 @@ def launch_backward(
     dp1, dp2, dinfo, dlog_retention = tokens(p1), tokens(p2), tokens(info), tokens(log_retention)
     states = within, log_decay, entry, dmet.within, dmet.log_decay, dmet.entry
     inputs = p1, p2, info, log_retention, dy, prepared.selves, prepared.weak, *states
-    strides = [x.stride() for x in (p1, p2, info, log_retention, dy, dp1)]
     after = H, T, scale, segments.chunks, segments.length, segments.count
-    numbers = *itertools.chain(*strides), *after
-    constants, by_chunk = launches.constants(D), (B * H, segments.chunks)
     sums, gradients = (read_dread, write_dwrite), (dp1, dp2, dlog_retention)
     weak_information, weak_coordinates = launches.weak_information, launches.weak_coordinates
+    apart = launches.weak_gradients is not None
     squares, kept = launches.kept_scores
     dscores_t = empty(B, H, segments.chunks if weak_coordinates else 0, *squares, dtype=kept)
     of_chunks = prepared.selves, prepared.weak, prepared.exponents, prepared.halves
     weak_inputs = p1, p2, info, dy, *of_chunks, *states
-    weak_numbers = *itertools.chain(*strides[:3], *strides[4:]), *after
-    weak_constants = {
-        "PRECISION": launches.precision,
-        "D": D,
-        "CHUNK": launches.chunk,
-        "WHOLE": segments.whole,
-    }
+
+    def numbers(*tensors: torch.Tensor) -> tuple[float, ...]:
+        return *itertools.chain(*(x.stride() for x in tensors)), *after
+
+    def configure(launch: Launch, by_channels: bool, **own) -> Configuration:
+        options = launch.options(D)
+        blocks = (triton.cdiv(D, options["BLOCK_D"]),) if by_channels else ()
+        strides = numbers(p1, p2, info, log_retention, dy, dp1)
+        return (B * H, segments.chunks, *blocks), strides, launches.constants(D) | own | options
+
+    def configure_weak(launch: Launch, by_channels: bool, **own) -> Configuration:
+        constants = launches.constants(D) | {"WHOLE": segments.whole}
+        del constants["LEVELS"]
+        options = launch.options(D)
+        grid = (B * H, segments.chunks)
+        if by_channels:
+            grid = (B * H, triton.cdiv(D, options["BLOCK_D"]), segments.chunks)
+        return grid, numbers(p1, p2, info, dy, dp1), constants | own | options
+
+    def configure_gradients() -> Configuration:
+        own = {"WIDTH": padded_width(D), "WHOLE": segments.whole} | launches.constants(D)
+        strides = numbers(p1, p2, info, log_retention, dy, dp1)
+        options = launches.weak_gradients.without_block_d(D)
+        return (B * H, segments.chunks), strides, own | options
+
+    def configure_weak_information() -> Configuration:
+        keeps = weak_coordinates is not None
+        return configure_weak(weak_information, False, KEEPS_DSCORES=keeps)
+
+    def configure_information() -> Configuration:
+        skips = apart or weak_information is not None
+        return configure(launches.information, False, SKIP_WEAK=skips)
+
+    def configure_coordinates() -> Configuration:
+        skips = apart or weak_coordinates is not None
+        return configure(launches.coordinates, True, SKIP_WEAK=skips)
+
     with torch.cuda.device_of(p1):
-        if launches.weak_gradients is not None:
-            weak_gradients_kernel[by_chunk](
-                p1, p2, info, log_retention, dy, prepared.weak, *states,
-                dp1, dp2, dinfo, dlog_retention, *numbers,
-                WIDTH=padded_width(D), WHOLE=segments.whole, **constants,
-                **launches.weak_gradients.without_block_d(D),
-            )  # fmt: skip
+        if apart:
+            tensors = (p1, p2, info, log_retention, dy, prepared.weak, *states)
+            tensors += (dp1, dp2, dinfo, dlog_retention)
+            plan.launch(weak_gradients_kernel, tensors, configure_gradients)
         if weak_information is not None:
-            weak_information_kernel[by_chunk](
-                *weak_inputs, dinfo, *sums, dscores_t, *weak_numbers,
-                KEEPS_DSCORES=weak_coordinates is not None,
-                **weak_constants, **weak_information.options(D),
-            )  # fmt: skip
+            tensors = (*weak_inputs, dinfo, *sums, dscores_t)
+            plan.launch(weak_information_kernel, tensors, configure_weak_information)
         if weak_coordinates is not None:
-            options = weak_coordinates.options(D)
-            blocks = triton.cdiv(D, options["BLOCK_D"])
-            weak_coordinates_kernel[B * H, blocks, segments.chunks](
-                *weak_inputs, *sums, dscores_t, *gradients, *weak_numbers,
-                **weak_constants, **options,
-            )  # fmt: skip
-        apart = launches.weak_gradients is not None
-        information_backward_kernel[by_chunk](
-            *inputs,
-            dinfo,
-            *sums,
-            *numbers,
-            SKIP_WEAK=apart or weak_information is not None,
-            **constants,
-            **launches.information.options(D),
-        )
-        options = launches.coordinates.options(D)
-        coordinates_backward_kernel[*by_chunk, triton.cdiv(D, options["BLOCK_D"])](
-            *inputs,
-            *sums,
-            *gradients,
-            *numbers,
-            SKIP_WEAK=apart or weak_coordinates is not None,
-            **constants,
-            **options,
-        )
+            tensors = (*weak_inputs, *sums, dscores_t, *gradients)
+            plan.launch(
+                weak_coordinates_kernel, tensors, lambda: configure_weak(weak_coordinates, True)
+            )
+        tensors = (*inputs, dinfo, *sums)
+        plan.launch(information_backward_kernel, tensors, configure_information)
+        tensors = (*inputs, *sums, *gradients)
+        plan.launch(coordinates_backward_kernel, tensors, configure_coordinates)
     return dp1, dp2, dinfo, dlog_retention, dinitial

@@ -15,6 +15,21 @@ LARGEST_EXPONENT = tl.constexpr(40.0)
 
 
 @triton.jit
+def from_registers(tile, PRECISION: tl.constexpr):
+    """The tile, 16 bits a number, as a result and not as a load.
+
+    wgmma reads a load of a pipelined loop where cp.async has put it, which Triton before 3.7.1 does
+    not fence (`relation.kernels.fences`). A result is stored for it, with the fence.
+    """
+    if PRECISION == "ieee" or tile.dtype == tl.float32:
+        return tile
+    else:
+        return tl.inline_asm_elementwise(
+            "mov.b32 $0, $1;", "=r,r", [tile], dtype=tile.dtype, is_pure=True, pack=2
+        )
+
+
+@triton.jit
 def self_and_norms_of(p1, p2, scale):
     """S and what normalises p1 and p2, each (CHUNK,), of FP32 tiles that hold all channels."""
     return _self_and_norms(tl.sum(p1 * p2, 1), tl.sum(p1 * p1, 1), tl.sum(p2 * p2, 1), scale)

@@ -12,6 +12,7 @@ from relation.kernels.linear_relation.output import output_kernel
 from relation.kernels.linear_relation.prepare import Prepared, launch_prepare
 from relation.kernels.linear_relation.states import States, launch_states, state_shapes
 from relation.kernels.linear_relation.weak import weak_output_kernel
+from relation.kernels.plans import Configuration, Plan, layout, plan_of
 
 Forward = tuple[torch.Tensor, ...]
 
@@ -36,11 +37,16 @@ def launch_forward(
     B, H, T, D = p1.shape
     launches = select_launches(p1.device, p1.element_size(), D)
     segments = split_chunks(B * H, T, launches)
+    given = [layout(x) for x in (p1, p2, info, log_retention)]
+    plan = plan_of(launch_forward, launches, tau, *given, None if state is None else layout(state))
+    scale = 1 / (tau * D**0.5)
     prepared = launch_prepare(
-        p1, p2, log_retention, 1 / (tau * D**0.5), launches, segments, backward=False
+        p1, p2, log_retention, scale, launches, segments, plan, backward=False
     )
-    met, final = launch_states(p1, p2, info, prepared, state, launches, segments, backward=False)
-    y = _launch_output(p1, p2, info, log_retention, prepared, met, launches, segments)
+    met, final = launch_states(
+        p1, p2, info, prepared, state, launches, segments, plan, backward=False
+    )
+    y = _launch_output(p1, p2, info, log_retention, prepared, met, launches, segments, plan)
     return y, final, met.within, met.log_decay, met.entry
 
 
@@ -53,25 +59,35 @@ def _launch_output(
     met: States,
     launches: Launches,
     segments: Segments,
+    plan: Plan,
 ) -> torch.Tensor:
     B, H, T, D = p1.shape
     y = torch.empty((B, T, H, D), dtype=info.dtype, device=info.device).transpose(1, 2)
-    grid = (B * H, segments.chunks)
-    states, strides = (met.within, met.log_decay, met.entry), log_retention.stride()
+    states, selves, weak = (met.within, met.log_decay, met.entry), prepared.selves, prepared.weak
     numbers = H, T, segments.chunks, segments.length, segments.count
-    selves, weak = prepared.selves, prepared.weak
+    by_chunk = (B * H, segments.chunks)
+
+    def configure_weak() -> Configuration:
+        strides = (*p1.stride(), *p2.stride(), *info.stride(), *y.stride())
+        own = {
+            "PRECISION": launches.precision,
+            "D": D,
+            "CHUNK": launches.chunk,
+            "WHOLE": segments.whole,
+        }
+        return by_chunk, (*strides, *numbers), own | launches.weak_output.options(D)
+
+    def configure_others() -> Configuration:
+        strides = (*p1.stride(), *p2.stride(), *info.stride())
+        strides += (*log_retention.stride(), *y.stride())
+        own = {"SKIP_WEAK": launches.weak_output is not None} | launches.constants(D)
+        return by_chunk, (*strides, *numbers), own | launches.output.options(D)
+
     with torch.cuda.device_of(p1):
         if launches.weak_output is not None:
-            weak_output_kernel[grid](
-                p1, p2, info, selves, weak, prepared.exponents, prepared.halves, *states, y,
-                *p1.stride(), *p2.stride(), *info.stride(), *y.stride(), *numbers,
-                PRECISION=launches.precision, D=D, CHUNK=launches.chunk,
-                WHOLE=segments.whole, **launches.weak_output.options(D),
-            )  # fmt: skip
-        output_kernel[grid](
-            p1, p2, info, log_retention, selves, weak, *states, y,
-            *p1.stride(), *p2.stride(), *info.stride(), *strides, *y.stride(), *numbers,
-            SKIP_WEAK=launches.weak_output is not None,
-            **launches.constants(D), **launches.output.options(D),
-        )  # fmt: skip
+            kept = (selves, weak, prepared.exponents, prepared.halves)
+            tensors = (p1, p2, info, *kept, *states, y)
+            plan.launch(weak_output_kernel, tensors, configure_weak)
+        tensors = (p1, p2, info, log_retention, selves, weak, *states, y)
+        plan.launch(output_kernel, tensors, configure_others)
     return y

@@ -17,6 +17,7 @@ from relation.kernels.linear_relation.decays import (
 )
 from relation.kernels.linear_relation.launches import Launches, Segments
 from relation.kernels.linear_relation.tiles import load_tokens, store_row, store_tokens
+from relation.kernels.plans import Configuration, Plan
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,7 @@ def launch_prepare(
     scale: float,
     launches: Launches,
     segments: Segments,
+    plan: Plan,
     *,
     backward: bool,
 ) -> Prepared:
@@ -98,12 +100,19 @@ def launch_prepare(
     weak = torch.empty((B, H, segments.chunks), dtype=torch.uint8, device=p1.device)
     exponents = torch.empty((B, H, T, D), dtype=torch.float32, device=p1.device)
     halves = torch.empty((B, H, segments.chunks, 2, D), dtype=torch.float32, device=p1.device)
+
+    def configure() -> Configuration:
+        strides = (*p1.stride(), *p2.stride(), *log_retention.stride())
+        own = {
+            "WIDTH": padded_width(D),
+            "WHOLE": segments.whole,
+            "BACKWARD": backward,
+            "num_warps": launches.prepare_warps,
+        }
+        numbers = (*strides, H, T, scale, segments.chunks)
+        return (B * H, segments.chunks), numbers, launches.constants(D) | own
+
+    tensors = (p1, p2, log_retention, selves, weak, exponents, halves)
     with torch.cuda.device_of(p1):
-        prepare_kernel[(B * H, segments.chunks)](
-            p1, p2, log_retention, selves, weak, exponents, halves,
-            *p1.stride(), *p2.stride(), *log_retention.stride(),
-            H, T, scale, segments.chunks,
-            **launches.constants(D), WIDTH=padded_width(D), WHOLE=segments.whole,
-            BACKWARD=backward, num_warps=launches.prepare_warps,
-        )  # fmt: skip
+        plan.launch(prepare_kernel, tensors, configure)
     return Prepared(selves, weak, exponents, halves)

@@ -11,10 +11,11 @@ import triton
 import triton.language as tl
 
 from relation.kernels.common import head_offset
-from relation.kernels.linear_relation.decays import exp, product
+from relation.kernels.linear_relation.decays import exp, from_registers, product
 from relation.kernels.linear_relation.launches import Launches, Segments
 from relation.kernels.linear_relation.prepare import Prepared
 from relation.kernels.linear_relation.tiles import load_half, load_selves, load_tokens, state_tile
+from relation.kernels.plans import Configuration, Plan
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,7 @@ def chunk_states_kernel(
         value_t = load_tokens(
             value, t_start, T, stride_value_t, v_start, stride_value_d, D, CHUNK, BLOCK_V, WHOLE
         )
+        value_t = from_registers(value_t, PRECISION)
         S, inverse_norm1, inverse_norm2 = load_selves(selves, head, t_start, T, CHUNK)
         if BACKWARD:
             coordinate = load_tokens(
@@ -156,6 +158,7 @@ def launch_states(
     initial: torch.Tensor | None,
     launches: Launches,
     segments: Segments,
+    plan: Plan,
     *,
     backward: bool,
 ) -> tuple[States, torch.Tensor]:
@@ -173,22 +176,37 @@ def launch_states(
     within, log_decay, entry = (empty(*shape) for shape in state_shapes(D, segments))
     added, added_log_decay = empty(segments.count, D, D), empty(segments.count, D)
     final = empty(D, D)
-    with torch.cuda.device_of(p1):
+    of_chunks = prepared.selves, prepared.weak, prepared.exponents, prepared.halves
+    scan = launches.scan
+    start = added if initial is None else initial.contiguous()
+
+    def configure_chunks() -> Configuration:
         blocks = triton.cdiv(D, options["BLOCK_D"]) * triton.cdiv(D, options["BLOCK_V"])
-        chunk_states_kernel[(B * H, segments.count, blocks)](
-            p1, p2, value,
-            prepared.selves, prepared.weak, prepared.exponents, prepared.halves,
-            within, log_decay, added, added_log_decay,
-            *p1.stride(), *p2.stride(), *value.stride(),
-            H, T, segments.chunks, segments.length,
-            BACKWARD=backward, PRECISION=launches.precision, D=D, CHUNK=launches.chunk,
-            WHOLE=segments.whole, **options,
-        )  # fmt: skip
-        scan = launches.scan
-        segment_scan_kernel[(B * H, triton.cdiv(D * D, scan.block))](
-            added, added_log_decay, added if initial is None else initial.contiguous(),
-            entry, final, segments.count,
-            BACKWARD=backward, HAS_INITIAL=initial is not None, D=D,
-            BLOCK=scan.block, STEPS=scan.steps, num_warps=scan.num_warps,
-        )  # fmt: skip
+        strides = (*p1.stride(), *p2.stride(), *value.stride())
+        own = {
+            "BACKWARD": backward,
+            "PRECISION": launches.precision,
+            "D": D,
+            "CHUNK": launches.chunk,
+            "WHOLE": segments.whole,
+        }
+        numbers = (*strides, H, T, segments.chunks, segments.length)
+        return (B * H, segments.count, blocks), numbers, own | options
+
+    def configure_scan() -> Configuration:
+        own = {
+            "BACKWARD": backward,
+            "HAS_INITIAL": initial is not None,
+            "D": D,
+            "BLOCK": scan.block,
+            "STEPS": scan.steps,
+            "num_warps": scan.num_warps,
+        }
+        return (B * H, triton.cdiv(D * D, scan.block)), (segments.count,), own
+
+    with torch.cuda.device_of(p1):
+        results = (within, log_decay, added, added_log_decay)
+        plan.launch(chunk_states_kernel, (p1, p2, value, *of_chunks, *results), configure_chunks)
+        tensors = (added, added_log_decay, start, entry, final)
+        plan.launch(segment_scan_kernel, tensors, configure_scan)
     return States(within, log_decay, entry), final

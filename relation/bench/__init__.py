@@ -1,8 +1,8 @@
 """Benchmarks: a campaign's updates and operators, peers of the operators, profiles, launches.
 
 `python -m relation bench` measures one operator beside its peers in one process, so that its
-ratios are of one run: a benchmark is one module that makes a `relation.bench.peers.Benchmark`, and
-its line in `relation.bench.run`.
+ratios are of one run: a benchmark is a module that makes a `relation.bench.peers.Benchmark` for
+each kind of device, and its line in `relation.bench.run.BENCHMARKS`.
 """
 
 import os

@@ -37,33 +37,24 @@ class _Gpu:
         uuid = str(torch.cuda.get_device_properties(device).uuid)
         self._handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
 
-    def _read(self, function: Callable, *rest: Any) -> Any | None:
+    def read(self, name: str, *rest: Any) -> Any | None:
         try:
-            return function(self._handle, *rest)
+            return getattr(pynvml, f"nvmlDeviceGet{name}")(self._handle, *rest)
         except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_NoPermission):
             return None
 
-    def driver(self) -> str:
-        return pynvml.nvmlSystemGetDriverVersion()
-
-    def processes(self) -> list[int]:
-        found = self._read(pynvml.nvmlDeviceGetComputeRunningProcesses)
-        return [process.pid for process in found or ()]
-
-    def utilisation(self) -> float:
-        rates = self._read(pynvml.nvmlDeviceGetUtilizationRates)
-        return 0.0 if rates is None else rates.gpu / 100
-
-    def clock_limit(self) -> float | None:
-        return self._read(pynvml.nvmlDeviceGetMaxClockInfo, pynvml.NVML_CLOCK_SM)
+    def processes(self) -> set[int]:
+        """The processes on it without this one."""
+        found = self.read("ComputeRunningProcesses") or ()
+        return {process.pid for process in found} - {os.getpid()}
 
     def reading(self) -> dict:
-        power = self._read(pynvml.nvmlDeviceGetPowerUsage)
+        power = self.read("PowerUsage")
         return {
-            "sm_clock": self._read(pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_SM),
-            "temperature": self._read(pynvml.nvmlDeviceGetTemperature, pynvml.NVML_TEMPERATURE_GPU),
+            "sm_clock": self.read("ClockInfo", pynvml.NVML_CLOCK_SM),
+            "temperature": self.read("Temperature", pynvml.NVML_TEMPERATURE_GPU),
             "power": None if power is None else power / 1e3,
-            "reasons": self._read(pynvml.nvmlDeviceGetCurrentClocksEventReasons) or 0,
+            "reasons": self.read("CurrentClocksEventReasons") or 0,
         }
 
 
@@ -81,7 +72,8 @@ class Conditions:
         if device.type == "cuda":
             try:
                 self._gpu = _Gpu(device)
-                self._driver, self._limit = self._gpu.driver(), self._gpu.clock_limit()
+                self._driver = pynvml.nvmlSystemGetDriverVersion()
+                self._limit = self._gpu.read("MaxClockInfo", pynvml.NVML_CLOCK_SM)
                 self._before = self._of_gpu()
             except pynvml.NVMLError as error:
                 self._gpu, self._unknown = None, f"not observed, NVML: {error}"
@@ -93,13 +85,14 @@ class Conditions:
 
     def _of_gpu(self) -> list[str]:
         """What others do to the GPU before any process of ours is on it."""
-        told, others = [], set(self._gpu.processes()) - {os.getpid()}
+        told, others = [], self._gpu.processes()
         if others:
             told.append(f"other processes on the GPU before the start: {len(others)}")
         busy = []
         for _ in range(_LOOKS_AT_THE_START):
             time.sleep(_SECONDS_BETWEEN)
-            busy.append(self._gpu.utilisation())
+            rates = self._gpu.read("UtilizationRates")
+            busy.append(0.0 if rates is None else rates.gpu / 100)
         # The least: the work of a measurement that ended just now shows for a moment.
         if min(busy) > _BUSY_GPU:
             told.append(f"the GPU was {min(busy):.0%} busy before the start")
@@ -117,17 +110,14 @@ class Conditions:
             return
         try:
             self._readings.append(self._gpu.reading())
-            found = self._gpu.processes()
+            listed = self._gpu.processes()
         except pynvml.NVMLError as error:
             self._gpu, self._unknown = None, f"not observed, NVML: {error}"
             return
-        ours, listed = set(self._ours()), set(found) - {os.getpid()}
+        ours = set(self._ours())
         # In a container NVML may tell the host's ids: then only the number of ours is known.
         known = len(ours & listed) or len(ours)
         self._others = max(self._others, len(listed) - known)
-
-    def _readings_of(self, name: str) -> list[float]:
-        return [reading[name] for reading in self._readings if reading[name] is not None]
 
     def _disturbances(self) -> list[str]:
         told = list(self._before)
@@ -143,13 +133,16 @@ class Conditions:
 
     def columns(self) -> dict:
         """Clocks (MHz), highest temperature (C) and power (W), and what disturbed, or None."""
-        clocks, told = self._readings_of("sm_clock"), self._disturbances()
+        clocks, temperatures, powers = (
+            [reading[name] for reading in self._readings if reading[name] is not None]
+            for name in ("sm_clock", "temperature", "power")
+        )
         return {
             "driver": self._driver,
             "sm_clock": statistics.median(clocks) if clocks else None,
             "sm_clock_least": min(clocks, default=None),
             "sm_clock_limit": self._limit,
-            "temperature": max(self._readings_of("temperature"), default=None),
-            "power": max(self._readings_of("power"), default=None),
-            "disturbed": "; ".join(told) or None,
+            "temperature": max(temperatures, default=None),
+            "power": max(powers, default=None),
+            "disturbed": "; ".join(self._disturbances()) or None,
         }

@@ -5,13 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from relation.bench.peers import (
-    Benchmark,
-    Peer,
-    Side,
-    backend_peer,
-    micro_batch_shapes,
-)
+from relation.bench.peers import Benchmark, Peer, Side, backend_peer, micro_batch_shapes
 from relation.ops import causal_attention, full_relation
 from relation.verify.inputs import COORDINATES, Operator, Shape, draw
 
@@ -70,57 +64,51 @@ def _why_no_flex(device: torch.device) -> str | None:
 
 
 _MATERIALISED = backend_peer("materialised", "full", "reference", _RELATION, full_relation)
+_FLASH = Side("flash-relation", "full", {"full": "flash"})
+_TILED = Side("tiled", "full", {"full": "tiled"})
+_MATERIALISED_SIDE = Side("materialised", "full", {"full": "reference"})
 
-_ON_GPU = Benchmark(
-    title="FlashRelation and its peers",
-    subject="flash-relation",
-    shapes=micro_batch_shapes,
-    draw=draw,
-    peers=(
-        backend_peer("flash-relation", "full", "flash", _RELATION, full_relation),
-        backend_peer("flash-attention-2", "mha", "flash", COORDINATES, causal_attention),
-        backend_peer("cudnn-attention", "mha", "cudnn", COORDINATES, causal_attention),
-        Peer("flex-attention", _RELATION, _build_flex, full_relation, ("lam",), _why_no_flex),
-        _MATERIALISED,
-        Peer("materialised-compiled", _RELATION, _build_compiled, full_relation),
+# By kind of device.
+BENCHMARKS = {
+    "cuda": Benchmark(
+        title="FlashRelation and its peers",
+        subject="flash-relation",
+        shapes=micro_batch_shapes,
+        draw=draw,
+        peers=(
+            backend_peer("flash-relation", "full", "flash", _RELATION, full_relation),
+            backend_peer("flash-attention-2", "mha", "flash", COORDINATES, causal_attention),
+            backend_peer("cudnn-attention", "mha", "cudnn", COORDINATES, causal_attention),
+            Peer("flex-attention", _RELATION, _build_flex, full_relation, ("lam",), _why_no_flex),
+            _MATERIALISED,
+            Peer("materialised-compiled", _RELATION, _build_compiled, full_relation),
+        ),
+        steps={
+            "matched": (
+                _FLASH,
+                Side("flash-attention-2", "mha", {"mha": "flash"}),
+                Side("cudnn-attention", "mha", {"mha": "cudnn"}),
+            ),
+            "fixed": (
+                _FLASH,
+                _MATERIALISED_SIDE,
+                Side("materialised-compiled", "full", {"full": "materialised"}),
+            ),
+        },
     ),
-    steps={
-        "matched": (
-            Side("flash-relation", "full", {"full": "flash"}),
-            Side("flash-attention-2", "mha", {"mha": "flash"}),
-            Side("cudnn-attention", "mha", {"mha": "cudnn"}),
+    "cpu": Benchmark(
+        title="Tiled Full Relation and its peers in plain PyTorch on a CPU; no kernel is measured",
+        subject="tiled",
+        shapes=micro_batch_shapes,
+        draw=draw,
+        peers=(
+            backend_peer("tiled", "full", "tiled", _RELATION, full_relation),
+            backend_peer("attention", "mha", "reference", COORDINATES, causal_attention),
+            _MATERIALISED,
         ),
-        "fixed": (
-            Side("flash-relation", "full", {"full": "flash"}),
-            Side("materialised", "full", {"full": "reference"}),
-            Side("materialised-compiled", "full", {"full": "materialised"}),
-        ),
-    },
-)
-
-_ON_CPU = Benchmark(
-    title="Tiled Full Relation and its peers in plain PyTorch on a CPU; no kernel is measured",
-    subject="tiled",
-    shapes=micro_batch_shapes,
-    draw=draw,
-    peers=(
-        backend_peer("tiled", "full", "tiled", _RELATION, full_relation),
-        backend_peer("attention", "mha", "reference", COORDINATES, causal_attention),
-        _MATERIALISED,
+        steps={
+            "matched": (_TILED, Side("attention", "mha", {"mha": "reference"})),
+            "fixed": (_TILED, _MATERIALISED_SIDE),
+        },
     ),
-    steps={
-        "matched": (
-            Side("tiled", "full", {"full": "tiled"}),
-            Side("attention", "mha", {"mha": "reference"}),
-        ),
-        "fixed": (
-            Side("tiled", "full", {"full": "tiled"}),
-            Side("materialised", "full", {"full": "reference"}),
-        ),
-    },
-)
-
-
-def benchmark(device: torch.device) -> Benchmark:
-    """What `bench flash` compares on a device."""
-    return _ON_GPU if device.type == "cuda" else _ON_CPU
+}

@@ -9,36 +9,44 @@ import importlib.util
 import math
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from relation.bench.peers import AsItIs, Benchmark, Peer, Side, Systems, micro_batch_shapes
+from relation.bench.peers import (
+    AsItIs,
+    Benchmark,
+    Peer,
+    Side,
+    Systems,
+    micro_batch_shapes,
+    shape_of,
+)
 from relation.nn import Decoder
 from relation.nn.norm import Normed
 from relation.ops import chunked_linear_relation, get_backend, linear_relation
-from relation.variants import ModelConfig, model_config
-from relation.verify.inputs import Inputs, Operator, Shape, stored_by_token
+from relation.variants import ModelConfig
+from relation.verify.inputs import COORDINATES, Inputs, Operator, Shape, stored_by_token
 
-RELATION = ("p1", "p2", "info", "log_retention")
+RELATION = (*COORDINATES, "log_retention")
 _ATTENTION = ("read", "write", "info", "log_retention")
 # A definition that goes token by token takes a second for a thousand of them.
 _CHECKED_BY_RECURRENCE = 1024
+_LONGEST_EAGER = 4096
+# The paper's longest: an operator beside its peers, which are made for such lengths.
+_LONGEST_SHAPE = 65536
 
 
-@dataclass(frozen=True)
-class OutputOf:
-    """A form of Linear Relation without the final state that it returns besides y."""
-
-    call: Callable[..., tuple[Tensor, Tensor]]
-
-    def __call__(self, p1: Tensor, p2: Tensor, info: Tensor, log_retention: Tensor) -> Tensor:
-        return self.call(p1, p2, info, log_retention)[0]
+def _output_of(form: Callable[..., tuple[Tensor, Tensor]], *given: Tensor) -> Tensor:
+    """y of a form of Linear Relation, without the final state that it returns besides."""
+    return form(*given)[0]
 
 
-chunked_output = OutputOf(chunked_linear_relation)
+_FLASH = get_backend("linear", "flash")
+_RECURRENT = partial(_output_of, linear_relation)
+chunked_output = partial(_output_of, chunked_linear_relation)
 
 
 def coordinates(p1: Tensor, p2: Tensor, tau: float = 2.0) -> tuple[Tensor, Tensor]:
@@ -65,37 +73,27 @@ def answer(read: Tensor, write: Tensor, info: Tensor, attended: Tensor) -> Tenso
     return (e + (1 - itself) * i).to(info.dtype).transpose(1, 2)
 
 
-def gated_linear_attention(
-    read: Tensor, write: Tensor, info: Tensor, log_retention: Tensor
+def gated_attention(
+    read: Tensor,
+    write: Tensor,
+    info: Tensor,
+    log_retention: Tensor,
+    strength: Tensor | None = None,
 ) -> Tensor:
-    """C_t = Diag(alpha_t) C_{t-1} + w_t I_t^T and C_t^T r_t, one token at a time.
+    """Gated linear attention, or with a strength the gated delta rule, one token at a time.
 
-    All (B, H, T, D), one floating dtype; log_retention is log alpha. Unlike Linear Relation's, the
-    state that a token reads holds what it wrote.
+    C_t = Diag(alpha_t) C_{t-1} + w_t I_t^T and C_t^T r_t, all (B, H, T, D), one floating dtype;
+    log_retention is log alpha. Unlike Linear Relation's, the state that a token reads holds what it
+    wrote. With strength (B, H, T), token t writes strength_t (I_t - what its w_t already reads).
     """
     C = info.new_zeros(*info.shape[:2], info.shape[-1], info.shape[-1])
     attended = []
-    for r, w, i, g in zip(*(x.unbind(2) for x in (read, write, info, log_retention)), strict=True):
-        C = g.exp()[..., None] * C + w[..., None] * i[..., None, :]
-        attended.append((r[..., None, :] @ C).squeeze(-2))
-    return torch.stack(attended, dim=2)
-
-
-def gated_delta_attention(
-    read: Tensor, write: Tensor, info: Tensor, log_retention: Tensor, strength: Tensor
-) -> Tensor:
-    """The gated delta rule with a retention a channel, one token at a time.
-
-    As `gated_linear_attention`, but token t writes strength_t (I_t - what its w_t already reads).
-    strength: (B, H, T).
-    """
-    C = info.new_zeros(*info.shape[:2], info.shape[-1], info.shape[-1])
-    attended = []
-    inputs = (read, write, info, log_retention, strength)
-    for r, w, i, g, b in zip(*(x.unbind(2) for x in inputs), strict=True):
-        C = g.exp()[..., None] * C
-        missing = i[..., None, :] - w[..., None, :] @ C
-        C = C + (b[..., None] * w)[..., None] * missing
+    for t in range(info.shape[2]):
+        r, w, written = read[:, :, t], write[:, :, t], info[:, :, t, None]
+        C = log_retention[:, :, t].exp()[..., None] * C
+        if strength is not None:
+            written = strength[:, :, t, None, None] * (written - w[..., None, :] @ C)
+        C = C + w[..., None] * written
         attended.append((r[..., None, :] @ C).squeeze(-2))
     return torch.stack(attended, dim=2)
 
@@ -115,13 +113,17 @@ def _kernel(module: str, name: str) -> Callable[..., tuple[Tensor, Tensor | None
             del sys.modules[m]
 
 
-def _by_token(kernel: Callable[..., tuple[Tensor, Tensor | None]]) -> Operator:
+def _build_alone(module: str, name: str, shape: Shape, device: torch.device) -> Operator:
     """flash-linear-attention's kernel, which takes (B, T, H, D), as a function of (B, H, T, D)."""
+    kernel = _kernel(module, name)
 
     def attend(*inputs: Tensor) -> Tensor:
         return kernel(*(x.transpose(1, 2) for x in inputs), scale=1.0)[0].transpose(1, 2)
 
     return attend
+
+
+_build_gla_alone = partial(_build_alone, "fla.ops.gla", "chunk_gla")
 
 
 def relation_by_attention(
@@ -135,7 +137,7 @@ def relation_by_attention(
 ) -> Tensor:
     """Linear Relation around a kernel of gated linear attention; all (B, H, T, D).
 
-    attend: as `gated_linear_attention`; before and after: `coordinates` and `answer`, or what
+    attend: as `gated_attention`; before and after: `coordinates` and `answer`, or what
     torch.compile makes of them.
     """
     read, write = before(p1, p2)
@@ -143,22 +145,10 @@ def relation_by_attention(
 
 
 def _build_gla(shape: Shape, device: torch.device) -> Operator:
-    attend = _build_gla_alone(shape, device)
     # Not one graph: the kernel keeps itself out of torch.compile.
     before, after = (torch.compile(f, dynamic=False) for f in (coordinates, answer))
-
-    def call(p1: Tensor, p2: Tensor, info: Tensor, log_retention: Tensor) -> Tensor:
-        return relation_by_attention(p1, p2, info, log_retention, attend, before, after)
-
-    return call
-
-
-def _build_gla_alone(shape: Shape, device: torch.device) -> Operator:
-    return _by_token(_kernel("fla.ops.gla", "chunk_gla"))
-
-
-def _build_kda(shape: Shape, device: torch.device) -> Operator:
-    return _by_token(_kernel("fla.ops.kda", "chunk_kda"))
+    attend = _build_gla_alone(shape, device)
+    return partial(relation_by_attention, attend=attend, before=before, after=after)
 
 
 def _why_no_fla(device: torch.device) -> str | None:
@@ -167,41 +157,15 @@ def _why_no_fla(device: torch.device) -> str | None:
     return None if device.type == "cuda" else f"it needs a GPU, and this device is {device}"
 
 
-def _fla_peer(name: str, takes: tuple[str, ...], build, definition: Operator, **rest) -> Peer:
-    return Peer(
-        name,
-        takes,
-        build,
-        definition,
-        why_unavailable=_why_no_fla,
-        autotuned=True,
-        **rest,
-    )
-
-
+_fla_peer = partial(Peer, why_unavailable=_why_no_fla, autotuned=True)
+_fla_alone = partial(_fla_peer, definition=gated_attention, checked_tokens=_CHECKED_BY_RECURRENCE)
 FLA_PEERS = (
     _fla_peer("chunk-gla", RELATION, _build_gla, chunked_output),
-    _fla_peer(
-        "chunk-gla-alone",
-        _ATTENTION,
-        _build_gla_alone,
-        gated_linear_attention,
-        checked_tokens=_CHECKED_BY_RECURRENCE,
-    ),
-    _fla_peer(
-        "chunk-kda",
-        (*_ATTENTION, "strength"),
-        _build_kda,
-        gated_delta_attention,
-        checked_tokens=_CHECKED_BY_RECURRENCE,
+    _fla_alone("chunk-gla-alone", _ATTENTION, _build_gla_alone),
+    _fla_alone(
+        "chunk-kda", (*_ATTENTION, "strength"), partial(_build_alone, "fla.ops.kda", "chunk_kda")
     ),
 )
-
-
-_STATES = ("p1", "p2", "info")
-_LONGEST_EAGER = 4096
-# The paper's longest: an operator beside its peers, which are made for such lengths.
-_LONGEST_SHAPE = 65536
 
 
 def linear_shapes(systems: Systems) -> list[Shape]:
@@ -213,10 +177,8 @@ def linear_shapes(systems: Systems) -> list[Shape]:
     for spec in systems:
         if spec.benchmark == "linear-long":
             side = max(spec.sides, key=lambda side: side["context"])
-            model = model_config(side["model"])
             length = min(side["context"], _LONGEST_SHAPE)
-            dimensions = side["micro"], model.heads, length, model.head_dim
-            shapes.append(Shape(spec.scale, *dimensions))
+            shapes.append(shape_of(spec.scale, {**side, "context": length}))
     return shapes
 
 
@@ -240,9 +202,9 @@ def draw(
     Those take read and write, (B, H, T, D), and strength in (0, 1), (B, H, T), all of `dtype`.
     Everything is stored by token, (B, T, H, D).
     """
-    inputs = {name: stored_by_token(shape, dtype, device, generator) for name in (*_STATES, "dy")}
-    p1, p2 = inputs["p1"].detach(), inputs["p2"].detach()
-    read, write = coordinates(p1, p2)
+    names = (*COORDINATES, "dy")
+    inputs = {name: stored_by_token(shape, dtype, device, generator) for name in names}
+    read, write = coordinates(inputs["p1"].detach(), inputs["p2"].detach())
     strength = stored_by_token(shape, dtype, device, generator).detach()[..., 0].sigmoid()
     derived = {
         "log_retention": _retention(shape, device, generator),
@@ -255,56 +217,55 @@ def draw(
     return {**inputs, "dy": inputs["dy"].detach()}
 
 
-_RECURRENT = OutputOf(linear_relation)
-_FLASH = get_backend("linear", "flash")
+_shared = {"shapes": linear_shapes, "draw": draw, "floor": True}
+_GPU_SIDE = Side("linear-relation", "linear", {"linear": "flash"})
+_CPU_SIDE = Side("chunked", "linear", {"linear": "chunked"})
 
-
-def _sides(linear: Side, full: Side, mha: Side) -> dict:
-    return {"steps": {"matched": (linear, full, mha)}, "long": linear}
-
-
-_ON_GPU = Benchmark(
-    title="Linear Relation and its peers",
-    subject="linear-relation",
-    shapes=linear_shapes,
-    draw=draw,
-    peers=(
-        Peer(
-            "linear-relation",
-            RELATION,
-            AsItIs(OutputOf(_FLASH.call)),
-            chunked_output,
-            why_unavailable=_FLASH.why_unavailable,
+# By kind of device.
+BENCHMARKS = {
+    "cuda": Benchmark(
+        title="Linear Relation and its peers",
+        subject="linear-relation",
+        peers=(
+            Peer(
+                "linear-relation",
+                RELATION,
+                AsItIs(partial(_output_of, _FLASH.call)),
+                chunked_output,
+                why_unavailable=_FLASH.why_unavailable,
+            ),
+            *FLA_PEERS,
+            Peer(
+                "chunked", RELATION, AsItIs(chunked_output), chunked_output, longest=_LONGEST_EAGER
+            ),
         ),
-        *FLA_PEERS,
-        Peer("chunked", RELATION, AsItIs(chunked_output), chunked_output, longest=_LONGEST_EAGER),
+        steps={
+            "matched": (
+                _GPU_SIDE,
+                Side("flash-relation", "full", {"full": "flash"}),
+                Side("flash-attention-2", "mha", {"mha": "flash"}),
+            )
+        },
+        long=_GPU_SIDE,
+        **_shared,
     ),
-    **_sides(
-        Side("linear-relation", "linear", {"linear": "flash"}),
-        Side("flash-relation", "full", {"full": "flash"}),
-        Side("flash-attention-2", "mha", {"mha": "flash"}),
+    "cpu": Benchmark(
+        title=(
+            "Chunked Linear Relation and its peers in plain PyTorch on a CPU; no kernel is measured"
+        ),
+        subject="chunked",
+        peers=(
+            Peer("chunked", RELATION, AsItIs(chunked_output), _RECURRENT),
+            Peer("recurrent", RELATION, AsItIs(_RECURRENT), _RECURRENT),
+        ),
+        steps={
+            "matched": (
+                _CPU_SIDE,
+                Side("tiled", "full", {"full": "tiled"}),
+                Side("attention", "mha", {"mha": "reference"}),
+            )
+        },
+        long=_CPU_SIDE,
+        **_shared,
     ),
-    floor=True,
-)
-
-_ON_CPU = Benchmark(
-    title="Chunked Linear Relation and its peers in plain PyTorch on a CPU; no kernel is measured",
-    subject="chunked",
-    shapes=linear_shapes,
-    draw=draw,
-    peers=(
-        Peer("chunked", RELATION, AsItIs(chunked_output), _RECURRENT),
-        Peer("recurrent", RELATION, AsItIs(_RECURRENT), _RECURRENT),
-    ),
-    **_sides(
-        Side("chunked", "linear", {"linear": "chunked"}),
-        Side("tiled", "full", {"full": "tiled"}),
-        Side("attention", "mha", {"mha": "reference"}),
-    ),
-    floor=True,
-)
-
-
-def benchmark(device: torch.device) -> Benchmark:
-    """What `bench linear` compares on a device."""
-    return _ON_GPU if device.type == "cuda" else _ON_CPU
+}

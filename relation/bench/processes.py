@@ -74,13 +74,6 @@ def failure_of(error: Exception) -> Failure:
     return Failure(FAILED, f"{type(error).__name__}: {first}")
 
 
-def _preloaded() -> list[str]:
-    """What the server imports. It must never ask for a GPU: its forks could not use one."""
-    modules = ["relation.bench.steps"]
-    # Every optimiser imports it; whether it asks depends on PyTorch's version.
-    return modules if torch.cuda.is_available() else [*modules, "torch._dynamo"]
-
-
 def answer(measurement: Measurement, question: str, given: Sequence[Any]) -> Any | Failure:
     """What a method of a measurement returns, or the failure that it raises."""
     try:
@@ -120,7 +113,8 @@ class Worker:
 
     def __init__(self, measurement: Measurement):
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(_preloaded())
+        # It must never ask for a GPU: the server's forks could not use one.
+        context.set_forkserver_preload(["relation.bench.steps"])
         self._mine, theirs = context.Pipe()
         # A daemon ends with the process that started it.
         self._process = context.Process(

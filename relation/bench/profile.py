@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -20,29 +21,18 @@ from relation.bench.timing import reclaim, synchronize
 from relation.errors import InputError
 from relation.machine.devices import claim, describe
 from relation.machine.progress import Progress
-from relation.pipeline.origin import origin
 from relation.spec import SystemsSpec, canonical_hash
 from relation.store.layouts import PROFILE
 from relation.store.parquet import write_parquet
+from relation.store.stamp import UNKNOWN, Stamp, origin
 from relation.train.step import UpdateStep
 from relation.variants import ModelConfig, model_config
 
 OPERATOR, PROJECTIONS, FFN = "operator", "projections", "FFN"
 NORM, ELEMENTWISE, CASTS, LOSS = "norm", "RoPE and sums", "casts", "loss"
 OPTIMISER, CLIPPING, UNCLASSIFIED, IDLE = "optimiser", "clipping", "unclassified", "idle"
-PARTS = (
-    OPERATOR,
-    PROJECTIONS,
-    FFN,
-    NORM,
-    ELEMENTWISE,
-    CASTS,
-    LOSS,
-    OPTIMISER,
-    CLIPPING,
-    UNCLASSIFIED,
-    IDLE,
-)
+PARTS = (OPERATOR, PROJECTIONS, FFN, NORM, ELEMENTWISE, CASTS, LOSS, OPTIMISER, CLIPPING)
+PARTS += (UNCLASSIFIED, IDLE)
 
 # The operator of the tables of RoPE.
 _TABLES = "relation::cos_sin"
@@ -55,12 +45,9 @@ _OPERATOR = re.compile(r"attention|TiledRelation|relation::(flash|linear)_|flash
 _NEAR_OPERATOR = re.compile(
     r"_scaled_dot_product_[a-z]+_attention(_for_cpu)?(_backward)?|(flash|linear)_relation(_backward)?"
 )
-_FACTORS = {
-    "aten::mm": slice(0, 2),
-    "aten::bmm": slice(0, 2),
-    "aten::addmm": slice(1, 3),
-    "aten::baddbmm": slice(1, 3),
-}
+# Which inputs of an operation are the two matrices that it multiplies.
+_FACTORS = dict.fromkeys(("aten::mm", "aten::bmm"), slice(0, 2))
+_FACTORS |= dict.fromkeys(("aten::addmm", "aten::baddbmm"), slice(1, 3))
 _GENERATED = re.compile(r"^(?:triton|cpp)_(?:[a-z]+_)?fused_(.*?)_?\d*$")
 _MOVES = re.compile(
     r"^(_to_copy|_unsafe_view|unsafe_view|view|t|clone|permute|transpose|copy|copy_|to|cat|split|_)+$"
@@ -80,11 +67,6 @@ class Kernel:
     seconds: float
     within: tuple[str, ...] = ()
     dims: tuple[tuple[int, ...], ...] | None = None
-
-
-def factors(name: str) -> slice | None:
-    """Which inputs of an operation are the two matrices it multiplies; None for another kind."""
-    return _FACTORS.get(name)
 
 
 class Classifier:
@@ -115,26 +97,21 @@ class Classifier:
     def part(self, kernel: Kernel) -> str:
         """The part of PARTS, IDLE apart, that a kernel belongs to."""
         for name in kernel.within:
-            if name == CLIPPING_RANGE:
-                return CLIPPING
-            if name.startswith("Optimizer."):
-                return OPTIMISER
+            if name == CLIPPING_RANGE or name.startswith("Optimizer."):
+                return CLIPPING if name == CLIPPING_RANGE else OPTIMISER
         if any(_OPERATOR.search(name) for name in kernel.within):
             return OPERATOR
         if _TABLES in kernel.within:
             return ELEMENTWISE
         if kernel.dims is not None:
             return self._product(kernel.dims)
-        generated = _GENERATED.match(kernel.name)
-        if generated is not None:
+        if generated := _GENERATED.match(kernel.name):
             return _fused(generated[1])
         if _OPERATOR.search(kernel.name):
             return OPERATOR
         if "Adam" in kernel.name:
             return OPTIMISER
-        if kernel.name == _LOSS_KERNEL:
-            return LOSS
-        return _eager(kernel.name)
+        return LOSS if kernel.name == _LOSS_KERNEL else _eager(kernel.name)
 
     def _product(self, dims: Sequence[Sequence[int]]) -> str:
         """The part of a product (M, K) (K, N): two of M, K, N are a weight's, one the tokens."""
@@ -216,7 +193,7 @@ def _nested(
 def _kernel(name: str, microseconds: float, within: Sequence[Mapping]) -> Kernel:
     names = tuple(event["name"] for event in within)
     for event in reversed(within):
-        place = factors(event["name"])
+        place = _FACTORS.get(event["name"])
         if place is not None and "Input Dims" in event["args"]:
             dims = tuple(tuple(shape) for shape in event["args"]["Input Dims"][place])
             return Kernel(name, microseconds / 1e6, names, dims)
@@ -252,6 +229,16 @@ def host_operations(events: Sequence[Mapping]) -> list[Kernel]:
     ]
 
 
+def _mean_seconds(update: Callable[[], None], device: torch.device, updates: int = 1) -> float:
+    """Wall seconds of one of some updates, which nothing else shares the device with."""
+    synchronize(device)
+    began = time.perf_counter()
+    for _ in range(updates):
+        update()
+    synchronize(device)
+    return (time.perf_counter() - began) / updates
+
+
 def _trace(update: Callable[[], None], device: torch.device) -> tuple[list[Mapping], float]:
     """The events of a trace of _PROFILED_UPDATES updates, and the seconds of one."""
     activities = [ProfilerActivity.CPU]
@@ -259,11 +246,7 @@ def _trace(update: Callable[[], None], device: torch.device) -> tuple[list[Mappi
         activities.append(ProfilerActivity.CUDA)
     # acc_events: as in throughput.attention_kernels.
     with profile(activities=activities, record_shapes=True, acc_events=True) as profiler:
-        began = time.perf_counter()
-        for _ in range(_PROFILED_UPDATES):
-            update()
-        synchronize(device)
-        seconds = (time.perf_counter() - began) / _PROFILED_UPDATES
+        seconds = _mean_seconds(update, device, _PROFILED_UPDATES)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(path))
@@ -280,12 +263,6 @@ def summed(kernels: Iterable[Kernel], classifier: Classifier) -> dict[str, tuple
     return found
 
 
-def _batches(model: ModelConfig, micro: int, context: int, device: torch.device) -> list:
-    generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(model.vocab_size, (micro, context + 1), generator=generator).to(device)
-    return [(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())]
-
-
 def profile_step(spec: SystemsSpec, side: Mapping, device: torch.device) -> list[dict]:
     """One row a part of one model's update of one micro-batch.
 
@@ -298,7 +275,9 @@ def profile_step(spec: SystemsSpec, side: Mapping, device: torch.device) -> list
     model = model_config(side["model"])
     micro, context = side["micro"], side["context"]
     step: UpdateStep = build_step(Setup.of(spec, model, side["backends"], device))
-    batches, tokens = _batches(model, micro, context, device), micro * context
+    generator, tokens = torch.Generator().manual_seed(0), micro * context
+    drawn = torch.randint(model.vocab_size, (micro, context + 1), generator=generator).to(device)
+    batches = [(drawn[:, :-1].contiguous(), drawn[:, 1:].contiguous())]
 
     def update(step: UpdateStep) -> None:
         step(batches, tokens, spec.optimizer["learning_rate"])
@@ -306,41 +285,31 @@ def profile_step(spec: SystemsSpec, side: Mapping, device: torch.device) -> list
     for _ in range(_WARM_UPDATES):
         update(step)
     on_gpu = device.type == "cuda"
-    walls = []
-    for _ in range(_TIMED_UPDATES):
-        synchronize(device)
-        began = time.perf_counter()
-        update(step)
-        synchronize(device)
-        walls.append(time.perf_counter() - began)
+    walls = [_mean_seconds(partial(update, step), device) for _ in range(_TIMED_UPDATES)]
     launched = step.uncaptured()
     # Memory that the graphs hold to themselves is taken anew.
     update(launched)
-    events, observed = _trace(lambda: update(launched), device)
+    events, observed = _trace(partial(update, launched), device)
     wall = statistics.median(walls) if on_gpu else observed
     kernels = device_kernels(events) if on_gpu else host_operations(events)
     parts = summed(kernels, Classifier(model, tokens))
     busy = sum(seconds for seconds, _ in parts.values()) / _PROFILED_UPDATES
-    rows = []
-    for part in PARTS:
-        seconds, count = parts[part]
-        seconds /= _PROFILED_UPDATES
-        rows.append(
-            {
-                "scale": spec.scale,
-                "variant": side["variant"],
-                "backend": side["backends"][side["variant"]],
-                "micro": micro,
-                "context": context,
-                "precision": spec.precision,
-                "part": part,
-                "seconds": max(0.0, wall - busy) if part == IDLE else seconds,
-                "kernels": count / _PROFILED_UPDATES,
-                "wall_seconds": wall,
-                "device": describe(device),
-            }
-        )
-    return rows
+    return [
+        {
+            "scale": spec.scale,
+            "variant": side["variant"],
+            "backend": side["backends"][side["variant"]],
+            "micro": micro,
+            "context": context,
+            "precision": spec.precision,
+            "part": part,
+            "seconds": max(0.0, wall - busy) if part == IDLE else seconds / _PROFILED_UPDATES,
+            "kernels": count / _PROFILED_UPDATES,
+            "wall_seconds": wall,
+            "device": describe(device),
+        }
+        for part, (seconds, count) in parts.items()
+    ]
 
 
 def run(
@@ -349,6 +318,7 @@ def run(
     variants: Sequence[str],
     device_kind: str,
     output: Path,
+    stamp: Stamp = UNKNOWN,
 ) -> list[dict]:
     """Profile the matched training step of every scale of a campaign and write the Parquet.
 
@@ -381,6 +351,6 @@ def run(
             reclaim()
             progress.advance(1, f"{spec.scale} {side['variant']}")
         hashed = canonical_hash([settings, list(variants)])
-        written = origin(systems[0].campaign, hashed, "profile", describe(device))
+        written = origin(systems[0].campaign, hashed, "profile", describe(device), stamp)
         write_parquet(output, PROFILE, rows, written)
     return rows

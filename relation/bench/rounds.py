@@ -21,15 +21,15 @@ from relation.bench.conditions import Conditions, libraries
 from relation.bench.processes import OOM, Failure, Measurement, Worker
 from relation.machine.devices import claim_gpus, describe
 from relation.machine.progress import Progress
-from relation.pipeline.origin import origin
 from relation.store.parquet import write_parquet
+from relation.store.stamp import origin
 
 WARM_ROUNDS = 2
 Side = TypeVar("Side")
 
 
 def prepared_together(sides: Sequence[Side], context: Callable[[Side], int]) -> list[list[Side]]:
-    """The sides of a sweep over contexts, in groups that `Session.compare` takes at once.
+    """The sides of a sweep over contexts, in groups of which each makes one `Part`.
 
     Those up to an eighth of the longest are one group: each is twice as long as the one before, so
     together they hold a quarter of its tokens. The others are one each, so that each can have the
@@ -78,6 +78,30 @@ class Answers:
     failures: dict[str, Failure] = field(default_factory=dict)
     alone: bool = False
 
+    def status(self, measure: str) -> dict:
+        """The columns `status` and `reason` of a measure."""
+        failure = self.failures.get(measure, Failure("PASS", None))
+        return {"status": failure.status, "reason": failure.reason}
+
+
+@dataclass(frozen=True)
+class Part:
+    """The sides of one comparison, by name, and how their answers become rows.
+
+    Each measure has `rounds` rounds after `warm_rounds` that do not count. apart: the sides that
+    time candidates of their own while they are prepared, one by one after the others. label: of
+    the progress; moment: of the conditions.
+    """
+
+    sides: Mapping[str, Measurement]
+    measures: Sequence[str]
+    rounds: int
+    rows: Callable[[Mapping[str, Answers]], list[dict]]
+    warm_rounds: int = WARM_ROUNDS
+    apart: Collection[str] = ()
+    label: str = ""
+    moment: str = ""
+
 
 @dataclass
 class Session:
@@ -92,60 +116,44 @@ class Session:
     progress: Progress
     start: Callable[[Measurement], Any] = Worker
 
-    def compare(
-        self,
-        sides: Mapping[str, Measurement],
-        measures: Sequence[str],
-        rounds: int,
-        label: str = "",
-        warm_rounds: int = WARM_ROUNDS,
-        apart: Collection[str] = (),
-    ) -> dict[str, Answers]:
-        """What each side answers in `rounds` rounds of every measure.
+    def compare(self, part: Part) -> dict[str, Answers]:
+        """What each side answers in all rounds of every measure.
 
         A side that fails is asked no more and the others go on. One that runs out of memory while
         others hold theirs is measured again once they are gone: a reported OOM is the side's own.
-        Sides are prepared at once, and so compiled in the time of one. Those named in `apart` time
-        candidates of their own meanwhile, and follow one by one.
+        Sides are prepared at once, and so compiled in the time of one.
         """
 
         def advance(name: str, done: int) -> None:
-            self.progress.advance(done, f"{label} {name}".strip())
+            self.progress.advance(done, f"{part.label} {name}".strip())
 
-        asked = measures, rounds, warm_rounds
-        found = self._together(sides, *asked, apart, advance)
+        found = self._together(part, advance)
         for name, answers in found.items():
-            if len(sides) > 1 and any(f.status == OOM for f in answers.failures.values()):
-                alone = self._together({name: sides[name]}, *asked, forget=False)
+            if len(found) > 1 and any(f.status == OOM for f in answers.failures.values()):
+                alone = self._together(replace(part, sides={name: part.sides[name]}, apart=()))
                 found[name] = replace(alone[name], alone=True)
-        for name in sides:
+        for name in found:
             advance(name, 1)
         return found
 
     def _together(
-        self,
-        sides: Mapping[str, Measurement],
-        measures: Sequence[str],
-        rounds: int,
-        warm_rounds: int,
-        apart: Collection[str] = (),
-        advance: Callable[[str, int], None] = lambda name, done: None,
-        forget: bool = True,
+        self, part: Part, advance: Callable[[str, int], None] | None = None
     ) -> dict[str, Answers]:
-        found = {name: Answers() for name in sides}
+        """What the sides answer beside each other; without `advance`, of one tried again."""
+        found = {name: Answers() for name in part.sides}
         with ExitStack() as stack:
             workers = {}
-            for name, worker, told in self._prepare(sides, apart, stack, advance):
-                advance(name, 1)
+            for name, worker, told in self._prepare(part, stack, advance or (lambda *given: None)):
                 if isinstance(told, Failure):
-                    found[name].failures |= dict.fromkeys(measures, told)
+                    found[name].failures |= dict.fromkeys(part.measures, told)
                     worker.close()
                 else:
                     found[name].facts |= told
                     workers[name] = worker
+            forget = advance is not None
             self.conditions.began(lambda: [worker.pid for worker in workers.values()], forget)
-            for measure in measures:
-                self._rounds_of(measure, rounds, workers, found, warm_rounds)
+            for measure in part.measures:
+                self._rounds_of(measure, part, workers, found)
             for name, worker in workers.items():
                 told, answers = worker.ask("proof"), found[name]
                 if isinstance(told, Failure):
@@ -157,33 +165,30 @@ class Session:
         return found
 
     def _prepare(
-        self,
-        sides: Mapping[str, Measurement],
-        apart: Collection[str],
-        stack: ExitStack,
-        advance: Callable[[str, int], None],
+        self, part: Part, stack: ExitStack, advance: Callable[[str, int], None]
     ) -> Iterator[tuple[str, Any, dict | Failure]]:
         """Each side's name, its worker and what became of its preparation."""
         # Left after the workers: their end is what a thread of an interrupted call waits for.
-        pool = stack.enter_context(ThreadPoolExecutor(len(sides)))
-        at_once = [name for name in sides if name not in apart]
-        workers = {name: stack.enter_context(self.start(sides[name])) for name in at_once}
+        pool = stack.enter_context(ThreadPoolExecutor(len(part.sides)))
+        at_once = [name for name in part.sides if name not in part.apart]
+        workers = {name: stack.enter_context(self.start(part.sides[name])) for name in at_once}
         answers = {name: pool.submit(worker.ask, "prepare") for name, worker in workers.items()}
-        for name, worker in workers.items():
+        for name in (*at_once, *part.apart):
             advance(name, 0)
-            yield name, worker, answers[name].result()
-        for name in apart:
-            advance(name, 0)
-            worker = stack.enter_context(self.start(sides[name]))
-            yield name, worker, worker.ask("prepare")
+            if name in answers:
+                told = answers[name].result()
+            else:
+                workers[name] = stack.enter_context(self.start(part.sides[name]))
+                told = workers[name].ask("prepare")
+            advance(name, 1)
+            yield name, workers[name], told
 
     def _rounds_of(
         self,
         measure: str,
-        rounds: int,
+        part: Part,
         workers: Mapping[str, Any],
         found: Mapping[str, Answers],
-        warm_rounds: int,
     ) -> None:
         def seconds(name: str) -> float | None:
             told = workers[name].ask("seconds", measure, watch=self.conditions.look)
@@ -194,13 +199,13 @@ class Session:
                 return None
             return told
 
-        times = interleave({name: partial(seconds, name) for name in workers}, rounds, warm_rounds)
-        for name, samples in times.items():
+        asked = {name: partial(seconds, name) for name in workers}
+        for name, samples in interleave(asked, part.rounds, part.warm_rounds).items():
             failure = found[name].failures.get(measure)
             if failure is None:
                 found[name].samples[measure] = samples
             else:
-                reason = f"{failure.reason} (after {len(samples)} of {rounds} rounds)"
+                reason = f"{failure.reason} (after {len(samples)} of {part.rounds} rounds)"
                 found[name].failures[measure] = replace(failure, reason=reason)
 
     def record(
@@ -221,9 +226,12 @@ class Session:
 
 @contextmanager
 def session(
-    kind: str, label: str, sides: int, start: Callable[[Measurement], Any] = Worker
-) -> Iterator[Session]:
-    """A session on a device, "cpu" or "cuda", for so many sides in all.
+    kind: str,
+    label: str,
+    parts_of: Callable[[torch.device], list[Part]],
+    start: Callable[[Measurement], Any] = Worker,
+) -> Iterator[tuple[Session, list[Part]]]:
+    """A session on a device, "cpu" or "cuda", and the parts that `parts_of` makes for the device.
 
     A GPU is held alone while the context lasts; this process takes no memory on it. Raises
     InputError where there is no GPU.
@@ -233,6 +241,7 @@ def session(
         if kind == "cuda":
             (index,) = stack.enter_context(claim_gpus(1))
             device = torch.device(kind, index)
-        watched = Conditions(device)
+        watched, parts = Conditions(device), parts_of(device)
+        sides = sum(len(part.sides) for part in parts)
         progress = stack.enter_context(Progress(label, 2 * sides, "measurements"))
-        yield Session(device, watched, progress, start)
+        yield Session(device, watched, progress, start), parts

@@ -1,7 +1,7 @@
 """One benchmark from a campaign's geometry to Parquet."""
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -10,7 +10,7 @@ import torch
 
 from relation.bench import decoder, flash, linear
 from relation.bench.peers import Benchmark, Systems
-from relation.bench.rounds import session
+from relation.bench.rounds import Part, session
 from relation.bench.sides import (
     FORWARD,
     FORWARD_BACKWARD,
@@ -18,23 +18,23 @@ from relation.bench.sides import (
     STEP,
     Case,
     long_groups,
-    measure_operator,
-    measure_steps,
+    operator_part,
     step_groups,
+    steps_part,
 )
 from relation.errors import InputError
 from relation.machine.devices import describe
 from relation.spec import canonical_hash
 from relation.store.layouts import BENCH
-from relation.verify.inputs import Shape
+from relation.store.stamp import UNKNOWN, Stamp
 
-BENCHMARKS: dict[str, Callable[[torch.device], Benchmark]] = {
-    "flash": flash.benchmark,
-    "linear": linear.benchmark,
-    "decoder": decoder.benchmark,
+# What `bench NAME` compares, by name and kind of device.
+BENCHMARKS: dict[str, Mapping[str, Benchmark]] = {
+    "flash": flash.BENCHMARKS,
+    "linear": linear.BENCHMARKS,
+    "decoder": decoder.BENCHMARKS,
 }
 MEASURES = {"forward": FORWARD, "backward": FORWARD_BACKWARD, "step": STEP, "long": LONG}
-_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 _REPEATS_A_STEP_ROUND = 5
 
 
@@ -99,18 +99,19 @@ def run(
     measures: Sequence[str] | None = None,
     peers: Sequence[str] | None = None,
     repeats: int = 50,
+    stamp: Stamp = UNKNOWN,
 ) -> Comparison:
     """Measure one benchmark at a campaign's geometry and write its Parquet.
 
     systems: the campaign's benchmarks; settings: its configuration, which the origin has a hash of.
-        device_kind: "cuda" or "cpu"; measures: of "forward", "backward" (forward and backward
+    device_kind: "cuda" or "cpu"; measures: of "forward", "backward" (forward and backward
     together), "step" and "long" (steps at ever longer contexts) those that the benchmark has, None
     for all; peers: names, None for all, the subject always among them. An operator is timed in
     `repeats` rounds, a training step in a fifth of them, three updates each. The file is written
-    anew after every shape, so that an interrupted run leaves what it measured. Raises InputError
+    anew after every part, so that an interrupted run leaves what it measured. Raises InputError
     for unknown names, repeats < 1, an output that cannot be written, and where there is no GPU.
     """
-    whole = BENCHMARKS[choose("benchmark", [name], BENCHMARKS)[0]](torch.device(device_kind))
+    whole = BENCHMARKS[choose("benchmark", [name], BENCHMARKS)[0]][device_kind]
     only = [MEASURES[m] for m in choose("measure", measures, _measures_of(whole))]
     if repeats < 1:
         raise InputError(f"repeats is {repeats}; give at least 1")
@@ -121,54 +122,35 @@ def run(
             f"bench {name} measures on a CUDA GPU and PyTorch sees none here; "
             "--device cpu compares plain PyTorch at small shapes"
         )
-    return _measure(name, benchmark, systems, settings, device_kind, output, only, repeats)
-
-
-def _measure(
-    name: str,
-    benchmark: Benchmark,
-    systems: Systems,
-    settings: Mapping,
-    device_kind: str,
-    output: Path,
-    measures: Sequence[str],
-    repeats: int,
-) -> Comparison:
-    on_operator = [m for m in measures if m not in (STEP, LONG)]
-    shapes: list[Shape] = benchmark.shapes(systems) if on_operator else []
-    steps = []
-    if STEP in measures:
-        steps += [(STEP, [group]) for group in step_groups(benchmark.steps, systems)]
-    if LONG in measures:
-        steps += [(LONG, groups) for groups in long_groups(benchmark.long, systems)]
-    sides = len(shapes) * (len(benchmark.peers) + benchmark.floor)
-    sides += sum(len(group.sides) for _, groups in steps for group in groups)
-    if not sides:
+    on_operator = [measure for measure in only if measure not in (STEP, LONG)]
+    shapes = benchmark.shapes(systems) if on_operator else []
+    steps = [[group] for group in step_groups(benchmark.steps, systems)] if STEP in only else []
+    sweep = long_groups(benchmark.long, systems) if LONG in only else []
+    if not (shapes or steps or sweep):
         raise InputError(
             f"nothing to compare: no training step of {benchmark.subject} has one of the chosen "
             "peers and scales; choose others"
         )
     precision, step_rounds = systems[0].precision, -(-repeats // _REPEATS_A_STEP_ROUND)
-    config_hash = canonical_hash([name, settings, benchmark.names, list(measures), repeats])
-    with session(device_kind, f"bench {name}", sides) as shared:
-        device = describe(shared.device)
-        title, subject = f"{benchmark.title}: {device}, {precision}", benchmark.subject
-        found = Comparison(title, subject, [], [])
-        case = partial(Case, name, precision=precision, device=device, subject=subject)
 
-        def record(rows: list[dict], moment: str) -> None:
-            found.conditions.append({"moment": moment, **shared.conditions.columns()})
-            found.rows.extend(rows)
+    def parts_of(device: torch.device) -> list[Part]:
+        given = {"precision": precision, "device": describe(device), "subject": benchmark.subject}
+        case = partial(Case, name, **given)
+        return [
+            *(operator_part(benchmark, case(s), on_operator, repeats, device) for s in shapes),
+            *(steps_part(groups, case, step_rounds, device) for groups in steps),
+            *(steps_part(groups, case, step_rounds, device, LONG) for groups in sweep),
+        ]
+
+    config_hash = canonical_hash([name, settings, benchmark.names, only, repeats])
+    with session(device_kind, f"bench {name}", parts_of) as (shared, parts):
+        title = f"{benchmark.title}: {describe(shared.device)}, {precision}"
+        found = Comparison(title, benchmark.subject, [], [])
+        for part in parts:
+            found.rows.extend(part.rows(shared.compare(part)))
+            found.conditions.append({"moment": part.moment, **shared.conditions.columns()})
             given = output, BENCH, found.rows, systems[0].campaign, config_hash, "bench"
             more = {"benchmark": name, "repeats": repeats, "conditions": found.conditions}
+            more |= {"stamp": stamp}
             shared.record(*given, **more)
-
-        for shape in shapes:
-            dtype = _DTYPES[precision]
-            rows = measure_operator(benchmark, case(shape), on_operator, dtype, repeats, shared)
-            record(rows, f"{shape.scale} operator")
-        for measure, groups in steps:
-            rows = measure_steps(groups, case, step_rounds, shared, measure)
-            contexts = ", ".join(str(group.context) for group in groups)
-            record(rows, f"{groups[0].spec.scale} {measure} T={contexts}")
     return found

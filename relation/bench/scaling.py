@@ -98,15 +98,15 @@ def launch(spec: RunSpec, processes: int, warmup: int, updates: int) -> Scaling:
         told = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
         # Else torchrun's own account of it, whose first error is the cause.
         told += [line.strip() for line in lines if "Error" in line]
-        raise RunError(told[0] if told else f"torchrun failed with status {done.returncode}")
+        raise RunError([*told, f"torchrun failed with status {done.returncode}"][0])
     return Scaling(processes, float(done.stdout.split()[-1]))
 
 
 def main(given: str) -> int:
     """One process of `launch`; the first prints what it measured. Returns the exit status."""
-    values, warmup, updates = json.loads(given)
+    values, *updates = json.loads(given)
     try:
-        measured = measure_updates(RunSpec(**values), warmup, updates)
+        measured = measure_updates(RunSpec(**values), *updates)
     except RelationError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -10,19 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relation.bench.autotuning import brief_autotuning
-from relation.bench.exact import check
-from relation.bench.peers import Benchmark, Peer, Side, Systems
+from relation.bench.peers import Benchmark, Peer, Side, Systems, brief_autotuning, check
 from relation.bench.processes import KILLED, OOM, UNAVAILABLE, Failure
-from relation.bench.rounds import Answers, Session, prepared_together
+from relation.bench.rounds import Answers, Part, prepared_together
 from relation.bench.statistics import ratio, ratio_apart, summary
-from relation.bench.steps import Setup, WholeUpdates, build_step
+from relation.bench.steps import WholeUpdates, build_step
 from relation.bench.timing import TimedCalls, cache_bytes
 from relation.errors import InputError, RunError
 from relation.spec import SystemsSpec
 from relation.store.layouts import BENCH
 from relation.variants import ModelConfig, model_config
-from relation.verify.inputs import Inputs, Shape
+from relation.verify.inputs import DTYPES, Inputs, Shape
 
 FORWARD, FORWARD_BACKWARD = "forward", "forward+backward"
 STEP, LONG = "step", "long"
@@ -40,72 +38,55 @@ class Case:
     device: str
     subject: str
 
-    def _row(self, measure: str, peer: str, **found: Any) -> dict:
-        """A row with every column of the schema; what is not given is null."""
-        batch, heads, length, width = self.shape.dimensions
-        own = {
-            "benchmark": self.benchmark,
-            "measure": measure,
-            "scale": self.shape.scale,
-            "batch": batch,
-            "heads": heads,
-            "length": length,
-            "width": width,
-            "precision": self.precision,
-            "peer": peer,
-            "status": "PASS",
-            "samples": [],
-            "device": self.device,
-        }
-        return dict.fromkeys(BENCH.names) | own | found
-
-    def failed(self, measure: str, peer: str, failure: Failure) -> dict:
-        """The row of a side that was not measured.
+    def row(self, measure: str, peer: str, sides: Mapping[str, Answers], **found: Any) -> dict:
+        """The row of one of several sides that were compared; what it has not is null.
 
         Running out of memory and being killed are outcomes for everyone. A peer is mostly somebody
         else's code and may refuse a device, a shape or an import; where the subject does, there is
         nothing to compare: raises InputError or RunError.
         """
-        if peer == self.subject and failure.status not in (OOM, KILLED):
+        answers, subject = sides[peer], sides.get(self.subject)
+        failure, seconds = answers.failures.get(measure), answers.samples.get(measure, [])
+        if failure and peer == self.subject and failure.status not in (OOM, KILLED):
             error = InputError if failure.status == UNAVAILABLE else RunError
             raise error(f"{peer}: {failure.reason}")
-        return self._row(measure, peer, status=failure.status, reason=failure.reason)
-
-    def row(self, measure: str, peer: str, sides: Mapping[str, Answers], **found: Any) -> dict:
-        """The row of one of several sides that were compared."""
-        answers, subject = sides[peer], sides.get(self.subject)
-        if measure in answers.failures:
-            return self.failed(measure, peer, answers.failures[measure])
-        seconds, compared = answers.samples[measure], {}
+        if failure:
+            found = {}
+        else:
+            found |= summary(seconds)
         unit = subject and subject.samples.get(measure)
-        if peer != self.subject and unit:
-            compared = (ratio_apart if answers.alone or subject.alone else ratio)(seconds, unit)
-        return self._row(measure, peer, samples=seconds, **summary(seconds), **compared, **found)
+        if seconds and unit and peer != self.subject:
+            found |= (ratio_apart if answers.alone or subject.alone else ratio)(seconds, unit)
+        own = {
+            "benchmark": self.benchmark,
+            "measure": measure,
+            "scale": self.shape.scale,
+            **self.shape.columns,
+            "precision": self.precision,
+            "peer": peer,
+            "samples": seconds,
+            "device": self.device,
+        }
+        return dict.fromkeys(BENCH.names) | own | answers.status(measure) | found
 
 
-class RotatingInputs:
-    """Copies of a shape's random inputs, so that a call never finds its own in the cache.
+def rotating_inputs(
+    draw: Callable[..., Inputs],
+    shape: Shape,
+    dtype: torch.dtype,
+    device: torch.device,
+    cache: int | None = None,
+) -> list[Inputs]:
+    """Copies of a shape's random inputs; a call that takes the next finds it in no cache.
 
     The copies overflow the device's last cache, or `cache` bytes, by one.
     """
-
-    def __init__(
-        self,
-        draw: Callable[..., Inputs],
-        shape: Shape,
-        dtype: torch.dtype,
-        device: torch.device,
-        cache: int | None = None,
-    ):
-        generator = torch.Generator(device).manual_seed(0)
-        self.copies = [draw(shape, dtype, device, generator)]
-        held = sum(tensor.nbytes for tensor in self.copies[0].values())
-        for _ in range(math.ceil((cache or cache_bytes(device)) / held)):
-            self.copies.append(draw(shape, dtype, device, generator))
-        self._next = itertools.cycle(self.copies)
-
-    def next(self) -> Inputs:
-        return next(self._next)
+    generator = torch.Generator(device).manual_seed(0)
+    copies = [draw(shape, dtype, device, generator)]
+    held = sum(tensor.nbytes for tensor in copies[0].values())
+    for _ in range(math.ceil((cache or cache_bytes(device)) / held)):
+        copies.append(draw(shape, dtype, device, generator))
+    return copies
 
 
 def _peak_bytes(call: Callable[[], None], device: torch.device) -> int | None:
@@ -137,7 +118,7 @@ class PeerCalls(TimedCalls):
 
     def begin(self, device: torch.device) -> None:
         super().begin(device)
-        self.inputs = RotatingInputs(self.draw, self.shape, self.dtype, device, self.cache)
+        self.copies = rotating_inputs(self.draw, self.shape, self.dtype, device, self.cache)
 
     def prepare(self) -> dict:
         """Compile the peer and check what it computes: its errors by name and its peak bytes.
@@ -146,19 +127,19 @@ class PeerCalls(TimedCalls):
         """
         self.begin(self.device)
         peer, call = self.peer, self.peer.build(self.shape, self.device)
+        first, turn = self.copies[0], itertools.cycle(self.copies)
 
         def forward() -> Tensor:
-            values = self.inputs.next()
+            values = next(turn)
             return call(*(values[name] for name in peer.takes))
 
         def forward_backward() -> None:
-            values = self.inputs.next()
+            values = next(turn)
             y = call(*(values[name] for name in peer.takes))
             torch.autograd.grad(y, [values[name] for name in peer.wanted], values["dy"])
 
         with brief_autotuning() if peer.autotuned else nullcontext():
             forward_backward()  # compiles what is compiled
-        first = self.inputs.copies[0]
         itself = call == peer.definition and first["dy"].dtype == torch.float32
         errors = None if itself else check(peer, call, first, self.shape)
         self.calls = {FORWARD: forward, FORWARD_BACKWARD: forward_backward}
@@ -185,7 +166,7 @@ class FloorCopies(PeerCalls):
 
     def prepare(self) -> dict:
         self.begin(self.device)
-        moved = floor_bytes(self.peer, self.inputs.copies[0])
+        moved = floor_bytes(self.peer, self.copies[0])
         size = max(moved.values()) // 2
         source = torch.randint(256, (size,), dtype=torch.uint8, device=self.device)
         target = torch.empty_like(source)
@@ -216,45 +197,48 @@ def _columns(facts: Mapping, measure: str) -> dict:
     }
 
 
-def measure_operator(
+def operator_part(
     benchmark: Benchmark,
     case: Case,
     measures: Sequence[str],
-    dtype: torch.dtype,
     repeats: int,
-    shared: Session,
-) -> list[dict]:
-    """One row a peer and measure ("forward", "forward+backward") on the case's shape.
+    device: torch.device,
+) -> Part:
+    """The peers on the case's shape: one row a peer and measure ("forward", "forward+backward").
 
     The floor, where the benchmark has one, is a row like a peer's. Raises InputError where the
-    device cannot run the subject, RunError where its Y or a gradient is another function's.
+    device cannot run the subject; its rows, RunError where its Y or a gradient is another
+    function's.
     """
-    shape, label = case.shape, f"{case.shape.scale} {case.shape.dimensions}"
-    given = benchmark.draw, shape, dtype, shared.device, cache_bytes(shared.device)
+    shape = case.shape
+    given = benchmark.draw, shape, DTYPES[case.precision], device, cache_bytes(device)
     sides: dict[str, PeerCalls] = {}
-    missing: dict[str, Failure] = {}
+    missing: dict[str, Answers] = {}
     for peer in benchmark.peers:
-        reason = peer.why_not_timed(shape, shared.device)
+        reason = peer.why_not_timed(shape, device)
         if reason and peer.name == benchmark.subject:
             raise InputError(f"{peer.name} cannot run on {case.device}: {reason}")
         if reason:
-            missing[peer.name] = Failure(UNAVAILABLE, reason)
-            shared.progress.advance(2, f"{label} {peer.name}")
+            refused = dict.fromkeys(measures, Failure(UNAVAILABLE, reason))
+            missing[peer.name] = Answers(failures=refused)
         else:
             sides[peer.name] = PeerCalls(peer, *given)
+    names = [peer.name for peer in benchmark.peers]
     if benchmark.floor:
-        subject = next(peer for peer in benchmark.peers if peer.name == benchmark.subject)
-        sides[FLOOR] = FloorCopies(subject, *given)
+        names.append(FLOOR)
+        sides[FLOOR] = FloorCopies(sides[benchmark.subject].peer, *given)
+
+    def rows(found: Mapping[str, Answers]) -> list[dict]:
+        known = {**found, **missing}
+        return [
+            case.row(measure, name, known, **_columns(known[name].facts, measure))
+            for measure in measures
+            for name in names
+        ]
+
     apart = [name for name, side in sides.items() if side.peer.autotuned]
-    found = shared.compare(sides, measures, repeats, label, apart=apart)
-    names = [*(peer.name for peer in benchmark.peers), *([FLOOR] if benchmark.floor else [])]
-    return [
-        case.failed(measure, name, missing[name])
-        if name in missing
-        else case.row(measure, name, found, **_columns(found[name].facts, measure))
-        for measure in measures
-        for name in names
-    ]
+    label, moment = f"{shape.scale} {shape.dimensions}", f"{shape.scale} operator"
+    return Part(sides, measures, repeats, rows, apart=apart, label=label, moment=moment)
 
 
 @dataclass(frozen=True)
@@ -292,9 +276,7 @@ def step_groups(steps: Mapping[str, Sequence[Side]], systems: Systems) -> list[S
     """
     groups: dict[tuple[str, int, int], StepGroup] = {}
     for benchmark, sides in steps.items():
-        for spec in systems:
-            if spec.benchmark != benchmark:
-                continue
+        for spec in (spec for spec in systems if spec.benchmark == benchmark):
             for side in sides:
                 own = (s for s in spec.sides if s["variant"] == side.variant)
                 geometry = next(own, spec.sides[0])
@@ -313,62 +295,62 @@ def long_groups(side: Side, systems: Systems) -> list[list[StepGroup]]:
     where the chosen scales leave that benchmark out.
     """
     groups: list[list[StepGroup]] = []
-    for spec in systems:
-        if spec.benchmark == "linear-long":
-            contexts = sorted(s["context"] for s in spec.sides)
-            model = _model_of(side.variant, spec.scale, systems)
-            sweep = [
-                StepGroup(spec, context, 1, {side.name: (side, model)}) for context in contexts[-6:]
-            ]
-            groups += prepared_together(sweep, lambda group: group.context)
+    for spec in (spec for spec in systems if spec.benchmark == "linear-long"):
+        contexts = sorted(s["context"] for s in spec.sides)
+        model = _model_of(side.variant, spec.scale, systems)
+        sweep = [StepGroup(spec, length, 1, {side.name: (side, model)}) for length in contexts[-6:]]
+        groups += prepared_together(sweep, lambda group: group.context)
     return groups
 
 
-def _updates(
-    group: StepGroup, side: Side, model: ModelConfig, device: torch.device
-) -> WholeUpdates:
+def _updates(device: torch.device, group: StepGroup, side: Side, model: ModelConfig):
     """Updates of one micro-batch of random tokens, compiled as in training."""
     own = side.build is build_step
-    return WholeUpdates(
-        Setup.of(group.spec, model, side.backends, device),
+    return WholeUpdates.of(
+        group.spec,
+        model,
+        side.backends,
+        device,
         context=group.context,
         micro=group.micro,
         accumulation=1,
-        warmup=group.spec.warmup_updates,
         updates=UPDATES_A_ROUND,
         proves=(side.variant, side.backends[side.variant]) if own else None,
         build=side.build,
     )
 
 
-def measure_steps(
+def steps_part(
     groups: Sequence[StepGroup],
     case_of: Callable[[Shape], Case],
     rounds: int,
-    shared: Session,
+    device: torch.device,
     measure: str = STEP,
-) -> list[dict]:
-    """One row a side: whole updates of one micro-batch of random tokens, as training runs them.
+) -> Part:
+    """Whole updates of one micro-batch of random tokens, as training runs them: one row a side.
 
     groups: of different contexts; the sides of all are prepared and asked together, and compared
-    within their own. Raises InputError where the device cannot run the subject, RunError where its
-    loss is not finite.
+    within their own. Its rows raise InputError where the device cannot run the subject, RunError
+    where its loss is not finite.
     """
     sides = {
-        f"{group.spec.scale} {measure} T={group.context} {name}": _updates(
-            group, side, model, shared.device
-        )
+        f"{group.spec.scale} {measure} T={group.context} {name}": _updates(device, group, *side)
         for group in groups
-        for name, (side, model) in group.sides.items()
+        for name, side in group.sides.items()
     }
+
+    def rows(found: Mapping[str, Answers]) -> list[dict]:
+        answered, made = iter(found.values()), []
+        for group in groups:
+            case, tokens = case_of(group.shape), group.micro * group.context
+            own = {name: next(answered) for name in group.sides}
+            for name, answers in own.items():
+                row = case.row(measure, name, own, peak_bytes=answers.facts.get("peak_bytes"))
+                rate = None if row["seconds"] is None else tokens / row["seconds"]
+                made.append(row | {"tokens_per_second": rate})
+        return made
+
+    contexts = ", ".join(str(group.context) for group in groups)
+    moment = f"{groups[0].spec.scale} {measure} T={contexts}"
     # A round's first update settles what the others left.
-    found = iter(shared.compare(sides, [measure], rounds, warm_rounds=0).values())
-    rows = []
-    for group in groups:
-        case, tokens = case_of(group.shape), group.micro * group.context
-        own = {name: next(found) for name in group.sides}
-        for name, answers in own.items():
-            row = case.row(measure, name, own, peak_bytes=answers.facts.get("peak_bytes"))
-            rate = None if row["seconds"] is None else tokens / row["seconds"]
-            rows.append(row | {"tokens_per_second": rate})
-    return rows
+    return Part(sides, [measure], rounds, rows, warm_rounds=0, moment=moment)

@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Sequence
 
-from scipy.stats import binom
+import scipy  # scipy.stats is loaded where it is used, as that takes a second
 
 _CONFIDENCE = 0.95
 
@@ -15,7 +15,7 @@ def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
     None for fewer than six values, which allow no such interval.
     """
     n = len(values)
-    rank = int(binom.ppf((1 - _CONFIDENCE) / 2, n, 0.5))
+    rank = int(scipy.stats.binom.ppf((1 - _CONFIDENCE) / 2, n, 0.5))
     if rank == 0:
         return None
     ordered = sorted(values)

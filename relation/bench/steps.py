@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,41 +27,29 @@ from relation.train.optimizer import build_optimizer
 from relation.train.step import UpdateStep
 from relation.variants import ModelConfig
 
-# Names of the kernels that each backend must run on a GPU; PyTorch's and cuDNN's carry more.
-_ON_GPU = {
-    ("mha", "flash"): r"flash_(fwd|bwd)",
-    ("mha", "cudnn"): r"cudnn|sdpa",
-    ("full", "flash"): r"^(forward|p1|p2_info|repair)_kernel",
-    ("linear", "flash"): (
-        r"^(prepare|chunk_states|segment_scan|output|information_backward|coordinates_backward|"
-        r"weak_(output|information|coordinates|gradients))_kernel"
-    ),
+# Names of the kernels that each backend must run, by kind of device; PyTorch's and cuDNN's carry
+# more. On a CPU the operations of PyTorch stand for kernels; what is written in PyTorch has none.
+_KERNELS = {
+    "cuda": {
+        ("mha", "flash"): r"flash_(fwd|bwd)",
+        ("mha", "cudnn"): r"cudnn|sdpa",
+        ("full", "flash"): r"^(forward|p1|p2_info|repair)_kernel",
+        ("linear", "flash"): (
+            r"^(prepare|chunk_states|segment_scan|output|information_backward|"
+            r"coordinates_backward|weak_(output|information|coordinates|gradients))_kernel"
+        ),
+    },
+    "cpu": {("mha", "flash"): r"scaled_dot_product_flash_attention_for_cpu"},
 }
-# On a CPU the operations of PyTorch stand for kernels; what is written in PyTorch has none.
-_ON_CPU = {("mha", "flash"): r"scaled_dot_product_flash_attention_for_cpu"}
 _OTHERS = r"fmha|efficient_attention|flex_attention|_scaled_dot_product_"
-_CUDNN = re.compile(_ON_GPU["mha", "cudnn"])
 # Inductor names a kernel after the operations whose inputs and results it moves. Its templates
 # (triton_tem_), FlexAttention's among them, do the work themselves.
 _MOVER = re.compile(r"triton_(?!tem_)")
 
 
-def _own(operator: str, backend: str, device: torch.device) -> str | None:
-    return (_ON_GPU if device.type == "cuda" else _ON_CPU).get((operator, backend))
-
-
-def _matches(operator: str, backend: str, device: torch.device, name: str) -> bool:
-    own = _own(operator, backend, device)
-    if own is None or not re.search(own, name):
-        return False
-    # cuDNN's kernels have "flash" in their names.
-    return (operator, backend) != ("mha", "flash") or not _CUDNN.search(name)
-
-
 def named_kernels(names: Sequence[str], device: torch.device) -> list[str]:
     """Those of attention or of a Relation operator, in order, each once."""
-    patterns = (_ON_GPU if device.type == "cuda" else _ON_CPU).values()
-    any_of = re.compile("|".join((*patterns, _OTHERS)))
+    any_of = re.compile("|".join((*_KERNELS[device.type].values(), _OTHERS)))
     return sorted({name for name in names if any_of.search(name) and not _MOVER.match(name)})
 
 
@@ -83,10 +72,13 @@ def check_kernels(
 
     kernels: as `attention_kernels` gives them. A backend in plain PyTorch must have run none.
     """
-    strange = [name for name in kernels if not _matches(operator, backend, device, name)]
-    if strange:
-        raise RunError(f"{operator} by {backend!r} was asked for, and {strange[0]} ran")
-    if not kernels and _own(operator, backend, device) is not None:
+    own = _KERNELS[device.type].get((operator, backend))
+    # cuDNN's kernels have "flash" in their names.
+    cudnn = _KERNELS["cuda"]["mha", "cudnn"] if (operator, backend) == ("mha", "flash") else None
+    for name in kernels:
+        if own is None or not re.search(own, name) or (cudnn and re.search(cudnn, name)):
+            raise RunError(f"{operator} by {backend!r} was asked for, and {name} ran")
+    if own is not None and not kernels:
         raise RunError(f"{operator} by {backend!r} was asked for, and no kernel of its name ran")
 
 
@@ -159,6 +151,19 @@ class WholeUpdates:
     tokens: Path | None = None
     proves: tuple[str, str] | None = None
     build: Callable[[Setup], Callable] = build_step
+
+    @classmethod
+    def of(
+        cls,
+        spec: SystemsSpec,
+        model: ModelConfig,
+        backends: Mapping[str, str],
+        device: torch.device,
+        **rest: Any,
+    ) -> "WholeUpdates":
+        """Updates of a model as a systems benchmark trains and warms it up; rest: the fields."""
+        setup = Setup.of(spec, model, backends, device)
+        return cls(setup, warmup=spec.warmup_updates, **rest)
 
     @property
     def tokens_per_update(self) -> int:

@@ -77,12 +77,11 @@ class Stopwatch:
             self._fill_seconds = min(self._between_events(self._buffer.zero_) for _ in range(5))
 
     def _between_events(self, call: Call) -> float:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
+        start = mark(self.device)
         call()
-        end.record()
+        end = mark(self.device)
         end.synchronize()
-        return start.elapsed_time(end) / 1e3
+        return seconds_between(start, end)
 
     def plan(self, call: Call) -> Repeats:
         """Warm a call up, so that it is compiled, and see how it must be timed.

@@ -21,13 +21,12 @@ from triton.errors import TritonError
 
 from relation.bench.peers import Systems, micro_batch_shapes
 from relation.bench.rounds import interleave
-from relation.bench.sides import RotatingInputs
+from relation.bench.sides import rotating_inputs
 from relation.bench.timing import STEADY_PARTS, Stopwatch, reclaim
 from relation.errors import InputError, RunError
 from relation.kernels.common import SHARED_MEMORY, architecture, interpreted
 from relation.kernels.flash_relation import NARROWEST, WIDEST
 from relation.kernels.flash_relation.backward import launch_backward
-from relation.kernels.flash_relation.descriptors import are_describable
 from relation.kernels.flash_relation.forward import launch_forward
 from relation.kernels.flash_relation.launches import Launch, Launches, select_launches
 from relation.kernels.flash_relation.resources import pass_resources
@@ -35,9 +34,8 @@ from relation.machine.devices import claim, describe
 from relation.machine.progress import Progress
 from relation.variants import ModelConfig
 from relation.verify.exact import why_wrong
-from relation.verify.inputs import Inputs, Shape, draw
+from relation.verify.inputs import COORDINATES, DTYPES, Inputs, Shape, draw
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 Samples = Mapping[Launch, Sequence[float]]
 
 # `repair` runs on rows that almost no input has, and is not searched.
@@ -78,24 +76,21 @@ def register_caps(warps: int) -> Iterator[int]:
 
 def candidates(name: str, bits: int) -> list[Launch]:
     """The launches to try for a pass; their tiles divide as `Launches` demands."""
-    found = []
-    for owned, scanned, warps in _TILES[bits]:
-        block_i, block_j = (scanned, owned) if name == "p2_info" else (owned, scanned)
-        for stages in _STAGES[bits]:
-            for registers in (None, *register_caps(warps)):
-                found.append(Launch(block_i, block_j, warps, stages, registers))
-    return found
+    return [
+        Launch(*((scanned, owned) if name == "p2_info" else (owned, scanned)), warps, stages, cap)
+        for owned, scanned, warps in _TILES[bits]
+        for stages in _STAGES[bits]
+        for cap in (None, *register_caps(warps))
+    ]
 
 
 def why_unfit(name: str, launches: Launches, architecture: str) -> str | None:
     """Why a pass of an entry is not worth timing, from compiling it for `architecture`, or None.
 
-    It is compiled with the masks of a ragged T and, for 16 bits, as BF16: through descriptors where
-    contiguous inputs are. Raises TritonError where it does not compile.
+    It is compiled with the masks of a ragged T and, for 16 bits, as BF16. Raises TritonError where
+    it does not compile.
     """
-    dtype = torch.bfloat16 if launches.bits == 16 else torch.float32
-    contiguous = torch.empty((1, 1, 16, launches.widest), dtype=dtype)
-    described = name != "repair" and are_describable(launches, contiguous)
+    described = name != "repair" and launches.descriptors
     found = pass_resources(name, architecture, launches, described)
     if found.shared > SHARED_MEMORY[architecture]:
         return "needs more shared memory than there is"
@@ -104,20 +99,16 @@ def why_unfit(name: str, launches: Launches, architecture: str) -> str | None:
     return None
 
 
-def _coordinates(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
-    return inputs["p1"], inputs["p2"], inputs["info"]
-
-
 def _forward(inputs: Inputs, launches: Launches) -> tuple[Tensor, Tensor, Tensor]:
-    given = (*_coordinates(inputs), inputs["lam"], ModelConfig.tau, _TRANSPORT_SELF)
+    given = (*(inputs[name] for name in (*COORDINATES, "lam")), ModelConfig.tau, _TRANSPORT_SELF)
     return launch_forward(*given, launches)
 
 
 def _backward(
     inputs: Inputs, saved: tuple[Tensor, Tensor, Tensor], launches: Launches
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    given = (inputs["dy"], *_coordinates(inputs), *saved, ModelConfig.tau, _TRANSPORT_SELF)
-    return launch_backward(*given, launches)
+    given = (*(inputs[name] for name in ("dy", *COORDINATES)), *saved)
+    return launch_backward(*given, ModelConfig.tau, _TRANSPORT_SELF, launches)
 
 
 def results(inputs: Inputs, launches: Launches) -> tuple[Tensor, ...]:
@@ -139,14 +130,14 @@ class Passes:
         """What is timed for a pass: the forward, or for "p1" and "p2_info" the whole backward."""
         turn = itertools.cycle(self._copies)
 
-        def forward() -> None:
-            inputs, _ = next(turn)
-            _forward(inputs, launches)
+        def one_pass() -> None:
+            inputs, saved = next(turn)
+            if name == "forward":
+                _forward(inputs, launches)
+            else:
+                _backward(inputs, saved, launches)
 
-        def backward() -> None:
-            _backward(*next(turn), launches)
-
-        return forward if name == "forward" else backward
+        return one_pass
 
 
 @dataclass(frozen=True)
@@ -308,6 +299,10 @@ def widest_work(shapes: Sequence[Shape]) -> tuple[list[Shape], list[Shape]]:
     An entry is chosen by the head width alone. Raises InputError for a width that the kernels do
     not take.
     """
+
+    def pairs(shape: Shape) -> int:
+        return shape.batch * shape.heads * shape.length**2
+
     chosen: dict[int, Shape] = {}
     for shape in shapes:
         if not NARROWEST <= shape.width <= WIDEST:
@@ -315,15 +310,9 @@ def widest_work(shapes: Sequence[Shape]) -> tuple[list[Shape], list[Shape]]:
                 f"{shape.scale}'s head width is {shape.width}; the kernels take {NARROWEST} to "
                 f"{WIDEST}: choose others with --shapes or --scales"
             )
-        before = chosen.get(shape.width)
-        if before is None or _pairs(shape) > _pairs(before):
-            chosen[shape.width] = shape
+        chosen[shape.width] = max(chosen.get(shape.width, shape), shape, key=pairs)
     kept = list(chosen.values())
     return kept, [shape for shape in shapes if shape not in kept]
-
-
-def _pairs(shape: Shape) -> int:
-    return shape.batch * shape.heads * shape.length**2
 
 
 def tune(systems: Systems, precision: str, repeats: int, steady: float | None = None) -> Found:
@@ -342,14 +331,12 @@ def tune(systems: Systems, precision: str, repeats: int, steady: float | None = 
         raise InputError("tune flash times compiled kernels; unset TRITON_INTERPRET")
     shapes, left_out = widest_work(micro_batch_shapes(systems))
     with claim("cuda") as device:
-        targets = [_target(shape, DTYPES[precision], device) for shape in shapes]
+        dtype, targets = DTYPES[precision], []
+        for shape in shapes:
+            shipped = select_launches(device, dtype.itemsize, shape.width)
+            targets.append(Target(shape, dtype, device, replace(shipped, widest=shape.width)))
         rankings = search_launches(targets, repeats, steady)
         return Found(describe(device), architecture(device), precision, targets, rankings, left_out)
-
-
-def _target(shape: Shape, dtype: torch.dtype, device: torch.device) -> Target:
-    shipped = select_launches(device, dtype.itemsize, shape.width)
-    return Target(shape, dtype, device, replace(shipped, widest=shape.width))
 
 
 def search_launches(
@@ -368,8 +355,8 @@ def search_launches(
         reasons = prepare_all(jobs, lambda job: progress.advance(1, f"{job.name} compiled"))
         stopwatch = Stopwatch(targets[0].device)
         for target in targets:
-            inputs = RotatingInputs(draw, target.shape, target.dtype, target.device)
-            passes = Passes(inputs.copies, target.shipped)
+            inputs = rotating_inputs(draw, target.shape, target.dtype, target.device)
+            passes = Passes(inputs, target.shipped)
             for name in SEARCHED:
                 prepared = {
                     job.launch: reason

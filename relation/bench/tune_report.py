@@ -80,7 +80,11 @@ def notes(found: Found) -> list[str]:
 
 def _table(launch: Launch) -> str:
     values = {field.name: getattr(launch, field.name) for field in fields(launch)}
-    told = ", ".join(f"{name} = {value}" for name, value in values.items() if value is not None)
+    told = ", ".join(
+        f"{name} = {str(value).lower()}"
+        for name, value in values.items()
+        if value is not None and value is not False
+    )
     return f"{{ {told} }}"
 
 

@@ -10,18 +10,20 @@ from typing import NoReturn
 
 from relation.cli import (
     bench,
-    compare,
     diagnose,
     generate,
     inspect,
     jobs,
     profile,
-    readings,
+    report,
     scaling,
     status,
     tune,
 )
 from relation.errors import InputError, RelationError
+
+# In the order in which --help lists their commands.
+_MODULES = (inspect, status, bench, tune, profile, scaling, generate, diagnose, jobs, report)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -44,17 +46,19 @@ def build_parser() -> argparse.ArgumentParser:
         description="Reproduction of 'Ask Self, Ask Others: Relation Is All You Need'.",
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    inspect.add_commands(commands)
-    status.add_commands(commands)
-    bench.add_commands(commands)
-    tune.add_commands(commands)
-    profile.add_commands(commands)
-    scaling.add_commands(commands)
-    generate.add_commands(commands)
-    diagnose.add_commands(commands)
-    jobs.add_commands(commands)
-    compare.add_commands(commands)
-    readings.add_commands(commands)
+    for module in (
+        inspect,
+        status,
+        bench,
+        tune,
+        profile,
+        scaling,
+        generate,
+        diagnose,
+        jobs,
+        report,
+    ):
+        module.add_commands(commands)
     return parser
 
 

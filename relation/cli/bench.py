@@ -8,11 +8,11 @@ from relation.cli.tables import print_table, print_tables
 from relation.errors import InputError
 from relation.pipeline.campaign import Campaign, resolve
 from relation.pipeline.config import load_config
+from relation.pipeline.origin import stamp
 from relation.pipeline.results import Results, systems_path
+from relation.pipeline.uses import uses_of
 
-_COMPLEXITY = "complexity"
 _REPEATS = 50
-_PEERS = ("flash", "linear", "decoder")
 
 
 def add_commands(commands) -> None:
@@ -29,7 +29,7 @@ def add_commands(commands) -> None:
     parser.add_argument(
         "name",
         metavar="NAME",
-        help="flash, linear, decoder; systems: what the systems tables show; all: everything",
+        help="as flash, linear, decoder; systems: what the systems tables show; all: everything",
     )
     parser.add_argument(
         "--device", choices=("cuda", "cpu"), default="cuda", help="default: cuda; cpu: no kernels"
@@ -72,30 +72,29 @@ def _names(text: str | None) -> list[str] | None:
     return None if text is None else [name.strip() for name in text.split(",")]
 
 
-def _default_output(options: argparse.Namespace) -> Path:
+def _default_output(name: str, options: argparse.Namespace) -> Path:
     """Where a benchmark goes: what was restricted never replaces the whole."""
     choices = (options.shapes, options.scales, options.only, options.peers)
     chosen = any(choice is not None for choice in choices) or options.repeats != _REPEATS
     device = "-cpu" if options.device == "cpu" else ""
-    return Path("results", "bench", f"{options.name}{device}{'-choice' if chosen else ''}.parquet")
+    return Path("results", "bench", f"{name}{device}{'-choice' if chosen else ''}.parquet")
 
 
 def _bench(options: argparse.Namespace) -> None:
+    from relation.bench.run import BENCHMARKS, choose
+
     shapes = options.shapes or ("paper" if options.device == "cuda" else "smoke")
     campaign = resolve(load_config(options.config), campaign=shapes, scales=options.scales)
-    if options.name not in (*_PEERS, "systems", "all"):
-        raise InputError(
-            f"unknown benchmark {options.name!r}; choose among {', '.join(_PEERS)}, systems, all"
-        )
-    if options.name in _PEERS:
-        _compare(options, campaign)
+    choose("benchmark", [options.name], [*BENCHMARKS, "systems", "all"])
+    if options.name in BENCHMARKS:
+        _compare(options.name, options, campaign)
         return
     _check_whole(options, campaign)
     _measure_systems(campaign, _names(options.only))
     if options.name == "all":
-        for name in _PEERS:
+        for name in BENCHMARKS:
             print()
-            _compare(argparse.Namespace(**{**vars(options), "name": name}), campaign)
+            _compare(name, options, campaign)
 
 
 def _check_whole(options: argparse.Namespace, campaign: Campaign) -> None:
@@ -116,14 +115,14 @@ def _check_whole(options: argparse.Namespace, campaign: Campaign) -> None:
         )
 
 
-def _compare(options: argparse.Namespace, campaign: Campaign) -> None:
+def _compare(name: str, options: argparse.Namespace, campaign: Campaign) -> None:
     """One benchmark of operators and steps beside their peers."""
     from relation.bench.run import run
     from relation.bench.table import notes, sections
 
-    output = _default_output(options) if options.output is None else options.output
+    output = options.output or _default_output(name, options)
     found = run(
-        options.name,
+        name,
         campaign.systems,
         campaign.settings,
         options.device,
@@ -131,6 +130,7 @@ def _compare(options: argparse.Namespace, campaign: Campaign) -> None:
         measures=_names(options.only),
         peers=_names(options.peers),
         repeats=options.repeats,
+        stamp=stamp("bench"),
     )
     print(found.title)
     print_tables(sections(found.rows), notes(found.subject, found.rows, found.conditions))
@@ -158,9 +158,9 @@ def _measure_systems(campaign: Campaign, only: Sequence[str] | None) -> None:
         data = results.data(campaign.data_of_scale(spec.scale))
         prepared = data if token_file(data, "train").exists() else None
         path = results.folder / systems_path(spec)
-        rows = measure(spec, prepared, path)
+        rows = measure(spec, prepared, path, stamp=stamp("systems", uses_of(spec)))
         title = f"{spec.benchmark} {spec.scale}: {rows[0]['device']}"
-        if spec.benchmark == _COMPLEXITY:
+        if spec.benchmark == "complexity":
             tables, notes = [complexity_section(title, rows)], growth(rows)
         else:
             tables, notes = [throughput_section(title, rows)], []

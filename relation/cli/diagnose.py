@@ -4,20 +4,21 @@ import argparse
 from pathlib import Path
 
 from relation.cli.options import (
-    CHOICES,
-    DEFAULT_CONFIG,
     add_campaign_options,
     add_job_options,
     check_expected,
     chosen_campaign,
     chosen_run,
     count,
+    refuse_campaign,
     set_threads,
     sharing_of,
 )
 from relation.cli.tables import print_table
 from relation.errors import InputError
+from relation.pipeline.origin import stamp
 from relation.pipeline.results import Results, diagnostics_path, run_path
+from relation.pipeline.uses import uses_of_model
 
 # The paper's sampling, as the options of a checkpoint of no campaign have it.
 _SAMPLING = {"sequences": 4, "flow_length": 1024, "rank_length": 512}
@@ -99,7 +100,8 @@ def _diagnose_run(options: argparse.Namespace) -> list[dict]:
     checkpoint = results.folder / run_path(run) / "model.safetensors"
     data = results.data(campaign.data[run.data])
     output = results.folder / diagnostics_path(run)
-    diagnose(spec, run, checkpoint, data, output, sharing_of(campaign, run))
+    stamped = stamp("diagnostics", uses_of_model(run.model["layout"]))
+    diagnose(spec, run, checkpoint, data, output, sharing_of(campaign, run), stamped)
     return read_parquet(output).to_pylist()
 
 
@@ -108,10 +110,7 @@ def _diagnose_file(options: argparse.Namespace) -> list[dict]:
 
     if options.target is not None or options.data is None:
         raise InputError("give --checkpoint with --data, in place of SCALE/VARIANT/SEED")
-    unused = [f"--{name}" for name in (*CHOICES, "expect") if getattr(options, name) is not None]
-    unused += ["--config"] * (options.config != DEFAULT_CONFIG)
-    if unused:
-        raise InputError(f"--checkpoint reads no campaign; leave out {', '.join(unused)}")
+    refuse_campaign(options, "expect")
     sampling = {name: getattr(options, name) or default for name, default in _SAMPLING.items()}
     longest = max(sampling["flow_length"], sampling["rank_length"])
     found = diagnose_file(
@@ -119,6 +118,7 @@ def _diagnose_file(options: argparse.Namespace) -> list[dict]:
         options.data,
         options.output,
         options.device or "cpu",
+        stamp("diagnostics"),
         window=options.window or longest,
         **sampling,
     )

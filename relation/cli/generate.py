@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from relation.cli.options import (
-    CHOICES,
-    DEFAULT_CONFIG,
     add_campaign_options,
     chosen_campaign,
     chosen_run,
+    refuse_campaign,
 )
 from relation.errors import InputError
 from relation.pipeline.results import Results, run_path
@@ -69,10 +68,7 @@ def _source(options: argparse.Namespace) -> _Source:
     if options.checkpoint is not None:
         if options.target is not None or options.tokenizer is None:
             raise InputError("give --checkpoint with --tokenizer, in place of SCALE/VARIANT/SEED")
-        unused = [f"--{name}" for name in CHOICES if getattr(options, name) is not None]
-        unused += ["--config"] * (options.config != DEFAULT_CONFIG)
-        if unused:
-            raise InputError(f"--checkpoint reads no campaign; leave out {', '.join(unused)}")
+        refuse_campaign(options)
         return _Source(options.checkpoint, options.tokenizer, None)
     if options.target is None or options.tokenizer is not None:
         raise InputError("give SCALE/VARIANT/SEED, or --checkpoint with --tokenizer")

@@ -41,6 +41,8 @@ def _params(options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps(rows, indent=2))
         return
+    scales = ", ".join(dict.fromkeys(row["scale"] for row in rows))
+    print(f"Models of campaign {campaign.name} ({campaign.title}), scales {scales}\n")
     header = ["scale", "variant", "parameters", "layers", "d", "heads", "d_ff", "vocabulary"]
     keys = ["scale", "variant", "parameters", "layers", "d_model", "heads", "d_ff", "vocab"]
     print_table(

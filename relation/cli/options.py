@@ -1,13 +1,14 @@
 """Options that choose a campaign, shared by the commands."""
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 
 from relation.errors import InputError
 from relation.pipeline.campaign import Campaign
 from relation.pipeline.config import load_config
 from relation.pipeline.results import Results, chosen_results
-from relation.spec import RunSpec
+from relation.spec import RunSpec, canonical_hash
 
 DEFAULT_CONFIG = Path("config.yaml")
 CHOICES = ("campaign", "scales", "seeds", "variants", "readings", "corpus", "published")
@@ -32,6 +33,19 @@ def add_job_options(parser: argparse.ArgumentParser) -> None:
     """--expect and --threads, which Snakemake's rules give."""
     parser.add_argument("--expect", help="refuse to run unless the job has this hash")
     parser.add_argument("--threads", type=count, help="CPU threads of PyTorch")
+
+
+def add_job(
+    commands, name: str, call: Callable, help: str, target: str | None = None
+) -> argparse.ArgumentParser:
+    """Register a command that one rule of Snakemake calls; target: what its argument is."""
+    parser = commands.add_parser(name, help=help)
+    parser.set_defaults(call=call)
+    if target is not None:
+        parser.add_argument("target", metavar=target)
+    add_campaign_options(parser)
+    add_job_options(parser)
+    return parser
 
 
 def count(text: str) -> int:
@@ -72,6 +86,14 @@ def chosen_run(target: str, campaign: Campaign) -> RunSpec:
     return campaign.run(parts[0], parts[1], int(parts[2]))
 
 
+def refuse_campaign(options: argparse.Namespace, *further: str) -> None:
+    """Raise InputError for options of a campaign, or `further` ones, beside --checkpoint."""
+    given = [f"--{name}" for name in (*CHOICES, *further) if getattr(options, name) is not None]
+    given += ["--config"] * (options.config != DEFAULT_CONFIG)
+    if given:
+        raise InputError(f"--checkpoint reads no campaign; leave out {', '.join(given)}")
+
+
 def sharing_of(campaign: Campaign, run: RunSpec) -> int:
     """How many such runs may share a GPU: the matrix's, whose times are results, none."""
     return campaign.runs_per_gpu if run.reading else 1
@@ -83,3 +105,11 @@ def check_expected(expected: str | None, found: str, what: str) -> None:
         raise InputError(
             f"{what}: the configuration changed after the workflow was started; start it again"
         )
+
+
+def whole_results(options: argparse.Namespace) -> Results:
+    """The results of a job that rests on all of the campaign."""
+    results = campaign_results(options)
+    campaign = results.campaign
+    check_expected(options.expect, canonical_hash(campaign.settings), f"campaign {campaign.name}")
+    return results

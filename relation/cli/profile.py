@@ -8,6 +8,7 @@ from relation.cli.options import DEFAULT_CONFIG
 from relation.cli.tables import print_table
 from relation.pipeline.campaign import resolve
 from relation.pipeline.config import load_config
+from relation.pipeline.origin import stamp
 from relation.store.files import write_text
 
 _VARIANTS = "mha,full"
@@ -79,7 +80,9 @@ def _profile(options: argparse.Namespace) -> None:
     campaign = resolve(load_config(options.config), campaign=name, scales=options.scales)
     output = options.output or _default_output(name, options)
     variants = [variant.strip() for variant in options.variants.split(",")]
-    rows = run(campaign.systems, campaign.settings, variants, options.device, output)
+    rows = run(
+        campaign.systems, campaign.settings, variants, options.device, output, stamp("profile")
+    )
     for step in dict.fromkeys((row["scale"], row["variant"]) for row in rows):
         _print_step([row for row in rows if (row["scale"], row["variant"]) == step])
     picture = output.with_suffix(".svg")

@@ -19,14 +19,12 @@ from relation.data.splits import SPLITS
 from relation.data.tokenizer import load_tokenizer, train_tokenizer
 from relation.data.tokens import TOKEN_TYPE, token_file
 from relation.errors import InputError
-from relation.pipeline.hashes import code_hash
-from relation.pipeline.origin import origin
-from relation.pipeline.uses import uses_of
 from relation.spec import DataSpec
 from relation.store.files import sha256_of, write_text
 from relation.store.layouts import DATA
 from relation.store.locks import held
 from relation.store.parquet import write_parquet
+from relation.store.stamp import UNKNOWN, Stamp, origin
 
 _TOKENS_AT_A_TIME = 1 << 22
 
@@ -71,24 +69,27 @@ def unigram_entropy(tokens: np.ndarray) -> float:
     return float(-(p * np.log(p)).sum())
 
 
-def prepare(spec: DataSpec, folder: Path, work: Path, campaign: str) -> None:
+def prepare(
+    spec: DataSpec, folder: Path, work: Path, campaign: str, stamp: Stamp = UNKNOWN
+) -> None:
     """Prepare a corpus into `folder`, keeping partial work in `work` until it is complete.
 
+    Partial work of other code, by the stamp's hash, is done again.
     Raises InputError for a missing or empty corpus, one smaller than a window, or one that cannot
     fill the vocabulary; RunError where another process prepares it or a download breaks off.
     """
     with held(work.with_name(f"{work.name}.lock"), spec.name):
-        _prepare(spec, folder, work, campaign)
+        _prepare(spec, folder, work, campaign, stamp)
 
 
-def _prepare(spec: DataSpec, folder: Path, work: Path, campaign: str) -> None:
-    fingerprint, uses = corpus_fingerprint(spec.path), uses_of(spec)
-    key = {"config": spec.config_hash, "corpus": fingerprint, "code": code_hash("data", uses)}
-    stamp = work / "key.json"
-    # A stamp that cannot be read is another's.
-    if not stamp.exists() or stamp.read_bytes() != json.dumps(key).encode():
+def _prepare(spec: DataSpec, folder: Path, work: Path, campaign: str, stamp: Stamp) -> None:
+    fingerprint = corpus_fingerprint(spec.path)
+    key = {"config": spec.config_hash, "corpus": fingerprint, "code": stamp.code_hash}
+    key_file = work / "key.json"
+    # A key that cannot be read is another's.
+    if not key_file.exists() or key_file.read_bytes() != json.dumps(key).encode():
         shutil.rmtree(work, ignore_errors=True)
-        write_text(stamp, json.dumps(key))
+        write_text(key_file, json.dumps(key))
 
     tokenizer_path = work / "tokenizer.json"
     if not tokenizer_path.exists():
@@ -122,6 +123,6 @@ def _prepare(spec: DataSpec, folder: Path, work: Path, campaign: str) -> None:
         "source": spec.source,
         "corpus_sha256": fingerprint,
     }
-    written = origin(campaign, spec.config_hash, "data", "cpu", uses, **details)
+    written = origin(campaign, spec.config_hash, "data", "cpu", stamp, **details)
     write_parquet(folder / "data.parquet", DATA, rows, written)
     shutil.rmtree(work)

@@ -14,9 +14,8 @@ from typing import Any, NamedTuple, Protocol
 
 from relation.data.pieces import shuffled_pieces
 from relation.data.splits import END_OF_TEXT
-from relation.data.texts import SUFFIXES, read_texts, unreadable
+from relation.data.texts import SUFFIXES, read_texts, reader_hash, unreadable
 from relation.errors import InputError, RunError
-from relation.pipeline.hashes import code_hash
 from relation.registry import Registry
 from relation.store.files import recall, remember, sha256_of
 
@@ -111,7 +110,7 @@ def corpus_fingerprint(path: str | None) -> str | None:
 
 def _hash_of_bytes(files: Mapping[str, Sequence[Path]]) -> str:
     """SHA-256 of the files as they lie on disk, and of the code that makes documents of them."""
-    digest = hashlib.sha256(code_hash("data").encode())
+    digest = hashlib.sha256(reader_hash().encode())
     for split, paths in files.items():
         for path in paths:
             try:

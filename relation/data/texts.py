@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 
 from relation.data.splits import END_OF_TEXT
 from relation.errors import InputError
+from relation.store.files import sha256_of
 
 _ROWS_AT_A_TIME = 256
 _LONGEST_DOCUMENT = 1 << 24  # characters; encoding one takes some 50 bytes of memory for each
@@ -111,6 +112,11 @@ def _check_column(path: Path, file: pq.ParquetFile) -> None:
 
 _READERS = {".txt": _read_text, ".jsonl": _read_jsonl, ".parquet": _read_parquet}
 SUFFIXES = tuple(_READERS)
+
+
+def reader_hash() -> str:
+    """SHA-256 of this module: of other code the same bytes may be other documents."""
+    return sha256_of(Path(__file__))
 
 
 def read_texts(path: Path) -> Iterator[str]:

@@ -20,12 +20,11 @@ from relation.flow.maps import pooled
 from relation.machine.devices import claim, describe
 from relation.machine.progress import Progress
 from relation.nn import Decoder, Execution
-from relation.pipeline.origin import origin
-from relation.pipeline.uses import uses_of_model
 from relation.spec import DiagnosticsSpec, RunSpec
 from relation.store.files import beside, sha256_of
 from relation.store.layouts import FLOW, FLOW_CURVES, FLOW_MAPS
 from relation.store.parquet import write_parquet
+from relation.store.stamp import UNKNOWN, Stamp, origin
 from relation.train.checkpoint import load_model
 
 
@@ -149,6 +148,7 @@ def diagnose(
     data: Path,
     output: Path,
     sharing: int = 1,
+    stamp: Stamp = UNKNOWN,
 ) -> None:
     """Diagnose a run's checkpoint and write `output`, and its curves and maps beside it.
 
@@ -165,7 +165,7 @@ def diagnose(
             spec.config_hash,
             "diagnostics",
             describe(device),
-            uses_of_model(run.model["layout"]),
+            stamp,
             seed=run.seed,
             run_hash=spec.run_hash,
             sequences_hash=hash_of_sequences(sequences),
@@ -174,7 +174,12 @@ def diagnose(
 
 
 def diagnose_file(
-    checkpoint: Path, data: Path, output: Path | None, device_kind: str, **sampling: int
+    checkpoint: Path,
+    data: Path,
+    output: Path | None,
+    device_kind: str,
+    stamp: Stamp = UNKNOWN,
+    **sampling: int,
 ) -> Diagnosis:
     """Diagnose any checkpoint of MHA or Full layers; write its records where `output` is given.
 
@@ -194,6 +199,7 @@ def diagnose_file(
                 spec.config_hash,
                 "diagnostics",
                 describe(device),
+                stamp,
                 checkpoint_sha256=spec.run_hash,
                 sequences_hash=hash_of_sequences(sequences),
             )

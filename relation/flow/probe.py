@@ -9,7 +9,6 @@ import torch
 from relation.flow.diagnose import hash_of_sequences, sequences_of
 from relation.flow.layers import read_layers
 from relation.nn import Decoder
-from relation.pipeline.hashes import code_hash
 from relation.spec import DiagnosticsSpec
 from relation.variants import LINEAR
 
@@ -34,7 +33,7 @@ def _value(parameter: torch.Tensor) -> dict[str, float]:
 class FlowProbe:
     """Reads what `spec` samples of `data`, the run's prepared corpus of so large a vocabulary.
 
-    uses: the entries of registries that the run uses, for the hash of the probe's code.
+    code: hash of the probe's code.
     A model with Linear layers has no flow to read: of it only lambda and the angles are taken.
     """
 
@@ -42,7 +41,7 @@ class FlowProbe:
     times: int
     data: Path
     vocabulary: int
-    uses: frozenset[str] = frozenset()
+    code: str = "unknown"
 
     @cached_property
     def _sequences(self) -> torch.Tensor:
@@ -68,7 +67,7 @@ class FlowProbe:
         Raises InputError where the validation split will not do.
         """
         return {
-            "probe_code_hash": code_hash("probe", self.uses),
+            "probe_code_hash": self.code,
             "probe_config_hash": self.spec.config_hash,
             "sequences_hash": hash_of_sequences(self._sequences),
             "probe_times": self.times,

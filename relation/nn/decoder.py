@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from relation.errors import InputError
+from relation.kernels.documents import Documents
 from relation.nn.cache import DecodeState, HistoryCache, LinearState
 from relation.nn.execution import Execution
 from relation.nn.mixers import RopeTables, build_mixer
@@ -44,9 +45,13 @@ class Block(nn.Module):
         self.ffn = SwiGLU(config.d_model, config.d_ff)
 
     def forward(
-        self, x: Tensor, rope: RopeTables, cache: HistoryCache | LinearState | None = None
+        self,
+        x: Tensor,
+        rope: RopeTables,
+        cache: HistoryCache | LinearState | None = None,
+        documents: Documents | None = None,
     ) -> Tensor:
-        x = x + self.mixer(self.mixer_norm(x), x, rope, cache)
+        x = x + self.mixer(self.mixer_norm(x), x, rope, cache, documents)
         return x + self.ffn(self.ffn_norm(x))
 
 
@@ -72,16 +77,27 @@ class Decoder(nn.Module):
         config = self.config
         return rope_angles(length, config.head_dim, config.rope_base, offset, device)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Logits (B, T, V) of tokens (B, T), int64."""
-        return self.logits(self.states(tokens))
+    def document_tables(self, tokens: Tensor, documents: Documents | None) -> RopeTables:
+        """`rope_tables` of tokens (B, T): (T, d_h), or (B, T, d_h) by their places in documents."""
+        tables = self.rope_tables(tokens.shape[1], tokens.device)
+        if documents is None:
+            return tables
+        cos, sin = tables
+        return cos[documents.positions], sin[documents.positions]
 
-    def states(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, documents: Documents | None = None) -> Tensor:
+        """Logits (B, T, V) of tokens (B, T), int64; each as where its document stands alone.
+
+        Raises InputError for documents of other tokens or a backend that takes none.
+        """
+        return self.logits(self.states(tokens, documents))
+
+    def states(self, tokens: Tensor, documents: Documents | None = None) -> Tensor:
         """The last block's output after the last norm, (B, T, d), of tokens (B, T), int64."""
         x = self.embed(tokens)
-        rope = self.rope_tables(tokens.shape[1], tokens.device)
+        rope = self.document_tables(tokens, documents)
         for block in self.blocks:
-            x = block(x, rope)
+            x = block(x, rope, documents=documents)
         return self.norm(x)
 
     def embed(self, tokens: Tensor) -> Tensor:
@@ -124,7 +140,7 @@ class Decoder(nn.Module):
             x = block(x, rope, cache)
         return self.logits(self.norm(x))
 
-    def flows(self, tokens: Tensor) -> Iterator[Tensor]:
+    def flows(self, tokens: Tensor, documents: Documents | None = None) -> Iterator[Tensor]:
         """Yield each layer's normalised flow (B, H, T, T), FP32, one layer at a time.
 
         Appendix B.5: reconstructed from Q and K for MHA, the actual F for Full Relation. What a
@@ -137,10 +153,10 @@ class Decoder(nn.Module):
                 "flow to diagnose"
             )
         x = self.embed(tokens)
-        rope = self.rope_tables(tokens.shape[1], tokens.device)
+        rope = self.document_tables(tokens, documents)
         for block in self.blocks:
             normed = block.mixer_norm(x)
-            flow = block.mixer.flow(normed, rope)
+            flow = block.mixer.flow(normed, rope, documents)
             yield flow
             x = x + block.mixer.transport(normed, flow)
             x = x + block.ffn(block.ffn_norm(x))

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from relation.kernels.documents import Documents
 from relation.nn.cache import HistoryCache, LinearState
 from relation.nn.norm import Normed
 from relation.ops import (
@@ -25,6 +26,11 @@ RopeTables = tuple[Tensor, Tensor]
 Draw = Callable[[str, torch.Size], Tensor]
 
 
+def within(documents: Documents | None) -> dict[str, Documents]:
+    """The operators' argument; without documents none, so that compiled code stays what it was."""
+    return {} if documents is None else {"documents": documents}
+
+
 class Mixer(nn.Module):
     """Shared by all mixers: two rotated coordinates, one transported state, an output projection.
 
@@ -33,7 +39,8 @@ class Mixer(nn.Module):
     and information projections in Relation, so that paired models share names and initial values.
 
     A mixer's forward is given the layer's cache when decoding: x then holds the newest tokens, the
-    cache what is kept of those before, and the cache takes the newest in.
+    cache what is kept of those before, and the cache takes the newest in. Or it is given the
+    documents of the batch; RoPE's tables then hold each token's place in its own.
     """
 
     def __init__(self, config: ModelConfig, layer_index: int, call: Callable[..., Tensor]):
@@ -71,17 +78,22 @@ class AttentionMixer(Mixer):
     """Multi-head attention with RoPE on Q and K."""
 
     def forward(
-        self, x: Normed, residual: Tensor, rope: RopeTables, cache: HistoryCache | None = None
+        self,
+        x: Normed,
+        residual: Tensor,
+        rope: RopeTables,
+        cache: HistoryCache | None = None,
+        documents: Documents | None = None,
     ) -> Tensor:
         q, k = self.coordinates(x, rope)
         v = self.split(x.project(self.wi.weight))
         if cache is None:
-            return self.output(self.call(q, k, v))
+            return self.output(self.call(q, k, v, **within(documents)))
         return self.output(attention_step(q, *cache.append(k, v)))
 
-    def flow(self, x: Normed, rope: RopeTables) -> Tensor:
+    def flow(self, x: Normed, rope: RopeTables, documents: Documents | None = None) -> Tensor:
         """Normalised flow (B, H, T, T), FP32."""
-        return causal_flow(*self.coordinates(x, rope))
+        return causal_flow(*self.coordinates(x, rope), documents=documents)
 
     def transport(self, x: Normed, flow: Tensor) -> Tensor:
         """The mixer's output by the definition, from the flow of the same x."""
@@ -125,20 +137,26 @@ class FullRelationMixer(InformationMixer):
             self.register_buffer("lam", torch.tensor(0.0), persistent=False)
 
     def forward(
-        self, x: Normed, residual: Tensor, rope: RopeTables, cache: HistoryCache | None = None
+        self,
+        x: Normed,
+        residual: Tensor,
+        rope: RopeTables,
+        cache: HistoryCache | None = None,
+        documents: Documents | None = None,
     ) -> Tensor:
         p1, p2 = self.coordinates(x, rope)
         # Under autocast the projections are BF16 and scaled X is FP32: Raw-X transports BF16 too.
         info = self.information(x).to(p1.dtype)
-        call = self.call
+        call, options = self.call, within(documents)
         if cache is not None:
             call, (p2, info) = full_relation_step, cache.append(p2, info)
-        y = call(p1, p2, info, self.lam, self.tau, transport_self=self.transport_self)
+        y = call(p1, p2, info, self.lam, self.tau, transport_self=self.transport_self, **options)
         return self.output(y)
 
-    def flow(self, x: Normed, rope: RopeTables) -> Tensor:
+    def flow(self, x: Normed, rope: RopeTables, documents: Documents | None = None) -> Tensor:
         """The layer's actual F (B, H, T, T), FP32."""
-        return full_flow(*self.coordinates(x, rope), self.lam, self.tau)
+        coordinates = self.coordinates(x, rope)
+        return full_flow(*coordinates, self.lam, self.tau, documents=documents)
 
     def transport(self, x: Normed, flow: Tensor) -> Tensor:
         """The mixer's output by the definition, from the flow of the same x."""
@@ -172,12 +190,17 @@ class LinearRelationMixer(InformationMixer):
         return -a.exp() * F.softplus(r.to(bias.dtype) + bias)
 
     def forward(
-        self, x: Normed, residual: Tensor, rope: RopeTables, cache: LinearState | None = None
+        self,
+        x: Normed,
+        residual: Tensor,
+        rope: RopeTables,
+        cache: LinearState | None = None,
+        documents: Documents | None = None,
     ) -> Tensor:
         p1, p2 = self.coordinates(x, rope)
         g = self.log_retention(Normed(residual) if self.reads_residual else x)
         C = None if cache is None else cache.state
-        y, C = self.call(p1, p2, self.information(x), g, self.tau, C)
+        y, C = self.call(p1, p2, self.information(x), g, self.tau, C, **within(documents))
         if cache is not None:
             cache.replace(C, residual.shape[1])
         return self.output(y)

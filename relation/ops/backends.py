@@ -7,6 +7,7 @@ import torch
 
 from relation.errors import InputError
 from relation.ops.attention import causal_attention, cudnn_attention, flash_attention
+from relation.ops.flex import flex_relation
 from relation.ops.full import full_relation
 from relation.ops.linear import (
     chunked_linear_relation,
@@ -60,6 +61,13 @@ def _cudnn_refusal(device: torch.device) -> str | None:
     return None if torch.backends.cudnn.is_available() else "this PyTorch was built without cuDNN"
 
 
+@tells
+def _flex_refusal(device: torch.device) -> str | None:
+    if device.type != "cuda":
+        return f"PyTorch's FlexAttention has no backward pass on this device, {device}; take tiled"
+    return None
+
+
 def _flash_relation(*args, **kwargs):
     # Imported on use: the reference operators run on machines without Triton.
     from relation.kernels import flash_relation
@@ -103,6 +111,13 @@ BACKENDS: Registry[tuple[str, str], Backend] = Registry(
     ),
     Backend("full", "materialised", full_relation, summary="the same, compiled where the model is"),
     Backend("full", "tiled", tiled_relation, summary="FlashRelation in plain PyTorch", eager=True),
+    Backend(
+        "full",
+        "flex",
+        flex_relation,
+        summary="FlexAttention, for heads of any width",
+        refusal=_flex_refusal,
+    ),
     Backend(
         "full", "flash", _flash_relation, summary="FlashRelation in Triton", refusal=_flash_refusal
     ),

@@ -6,34 +6,43 @@ This is the definition everything else is held to. It materialises T x T matrice
 import torch
 import torch.nn.functional as F
 
-from relation.kernels.checks import check_device, check_lambda, check_states, check_tau
-from relation.ops.scores import scores
+from relation.kernels.checks import check_device, check_groups, check_lambda, check_tau
+from relation.kernels.documents import Documents, token_counts, unseen
+from relation.ops.scores import for_heads, scores
 
 
 def full_flow(
-    p1: torch.Tensor, p2: torch.Tensor, lam: torch.Tensor, tau: float = 2.0
+    p1: torch.Tensor,
+    p2: torch.Tensor,
+    lam: torch.Tensor,
+    tau: float = 2.0,
+    *,
+    documents: Documents | None = None,
 ) -> torch.Tensor:
     """The normalised flow F = Softmax(R) of Section 3.1 (Appendix A.1.2).
 
-    p1, p2: (B, H, T, D) after RoPE, any floating dtype; lam: one number, shape () or (1,), the
-    layer's count calibration; tau: the Self temperature. Returns (B, H, T, T), lower triangular,
-    rows summing to 1. BF16 inputs round U to BF16; R and the softmax are FP32 (FP64 for FP64
-    inputs). Raises InputError for unequal shapes or dtypes, an empty dimension, mixed devices, a
-    lam that is not one floating number, or a tau that is not positive and finite.
+    p1: (B, H, T, D) after RoPE, any floating dtype; p2: the same, of H heads or a divisor of H,
+    each shared by neighbouring heads of p1; lam: one number, shape () or (1,), the layer's count
+    calibration; tau: the Self temperature; documents: a token sees its own alone, and i starts
+    anew in each. Returns (B, H, T, T), lower triangular, rows summing to 1. BF16 inputs round U to
+    BF16; R and the softmax are FP32 (FP64 for FP64 inputs). Raises InputError for shapes or dtypes
+    that do not fit, an empty dimension, mixed devices, a lam that is not one floating number, or a
+    tau that is not positive and finite.
     """
-    check_states(p1=p1, p2=p2)
+    check_groups(p1=p1, p2=p2)
     check_lambda(lam)
     check_device(p1, lam)
     check_tau(tau)
+    if documents is not None:
+        documents.check(p1)
     U, length = scores(p1, p2), p1.shape[2]
     S = torch.sigmoid(U.diagonal(dim1=-2, dim2=-1) / tau)
     E = F.silu(U)
 
-    i = torch.arange(1, length + 1, device=p1.device, dtype=U.dtype)
-    R = E - lam.to(U.dtype) * i.log()[:, None]
+    i = token_counts(documents, p1, U.dtype)
+    R = E - lam.to(U.dtype) * i.log()[..., None]
     own = torch.eye(length, dtype=torch.bool, device=p1.device)
-    future = torch.ones_like(own).triu(1)
-    R = torch.where(own, S[..., :, None], R).masked_fill(future, -torch.inf)
+    R = torch.where(own, S[..., :, None], R).masked_fill(unseen(documents, p1), -torch.inf)
     return R.softmax(dim=-1)
 
 
@@ -45,16 +54,18 @@ def full_relation(
     tau: float = 2.0,
     *,
     transport_self: bool = True,
+    documents: Documents | None = None,
 ) -> torch.Tensor:
     """Full Relation, Y = F I (Section 3.1; Appendix A.1.6).
 
     p1, p2, info: (B, H, T, D), one floating dtype, p1 and p2 after RoPE, info after Givens mixing;
-    lam: one number, shape () or (1,); tau: the Self temperature. Returns (B, H, T, D) in their
-    dtype. `transport_self=False` is the exchange-only ablation (Appendix D.1): the same flow, of
-    which only the entries j < i carry information. Raises InputError as `full_flow` does.
+    p2 and info may have fewer heads, a divisor of H; lam: one number, shape () or (1,); tau: the
+    Self temperature; documents: as `full_flow` takes them. Returns (B, H, T, D) in their dtype.
+    `transport_self=False` is the exchange-only ablation (Appendix D.1): the same flow, of which
+    only the entries j < i carry information. Raises InputError as `full_flow` does.
     """
-    check_states(p1=p1, p2=p2, info=info)
-    flow = full_flow(p1, p2, lam, tau)
+    check_groups(p1=p1, p2=p2, info=info)
+    flow = full_flow(p1, p2, lam, tau, documents=documents)
     if not transport_self:
         flow = flow.tril(-1)
-    return flow.to(info.dtype) @ info
+    return flow.to(info.dtype) @ for_heads(info, p1.shape[1])

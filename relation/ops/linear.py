@@ -11,21 +11,38 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from relation.errors import InputError
-from relation.kernels.checks import check_floating, check_relation_inputs, without_autocast
+from relation.kernels.checks import (
+    check_device,
+    check_floating,
+    check_groups,
+    check_tau,
+    without_autocast,
+)
+from relation.kernels.documents import Documents, forget_at_starts
+from relation.ops.scores import for_heads
 
 CHUNK = 32  # a power of two
 
 
 def _read_write(
-    p1: Tensor, p2: Tensor, info: Tensor, log_retention: Tensor, tau: float, state: Tensor | None
+    p1: Tensor,
+    p2: Tensor,
+    info: Tensor,
+    log_retention: Tensor,
+    tau: float,
+    state: Tensor | None,
+    documents: Documents | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Checked inputs as (read, write, information, g, C_0), FP32 at least.
 
-    read is S p1-hat and write S p2-hat: Self stands on both sides of the recurrence.
+    read is S p1-hat and write S p2-hat: Self stands on both sides of the recurrence. A document's
+    first token forgets all, which empties the state.
     """
     given = {} if state is None else {"state": state}
     check_floating(log_retention=log_retention, **given)
-    check_relation_inputs(p1, p2, info, tau, log_retention, *given.values())
+    check_groups(p1=p1, p2=p2, info=info)
+    check_device(p1, log_retention, *given.values())
+    check_tau(tau)
     if log_retention.shape != p1.shape:
         raise InputError(
             f"log_retention has shape {tuple(log_retention.shape)}; give {tuple(p1.shape)}"
@@ -35,7 +52,9 @@ def _read_write(
         raise InputError(
             f"state has shape {tuple(state.shape)}; give {(batch, heads, width, width)}"
         )
+    log_retention = forget_at_starts(documents, p1, log_retention, state)
     wide = torch.promote_types(p1.dtype, torch.float32)
+    p2, info = (for_heads(x, heads) for x in (p2, info))
     p1, p2 = p1.to(wide), p2.to(wide)
     S = torch.sigmoid((p1 * p2).sum(-1, keepdim=True) / (tau * math.sqrt(width)))
     C = p1.new_zeros(batch, heads, width, width) if state is None else state.to(wide)
@@ -50,19 +69,23 @@ def linear_relation(
     log_retention: Tensor,
     tau: float = 2.0,
     state: Tensor | None = None,
+    *,
+    documents: Documents | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Ask Self, Ask Others, Answer, Become Others, one token at a time (Section 5.2).
 
     p1, p2, info: (B, H, T, D), one floating dtype; p1, p2 after RoPE and before normalisation,
-    which divides by the length or by 1e-12, the larger; info after Givens mixing. log_retention:
+    which divides by the length or by 1e-12, the larger; info after Givens mixing; p2 and info may
+    have fewer heads, a divisor of H, each for neighbouring heads of p1. log_retention:
     g = log alpha <= 0, (B, H, T, D), any floating dtype; -inf forgets all. state: C of the tokens
     before, (B, H, D, D), any floating dtype, with the retained channel first and the information
-    channel last, or None for C = 0. tau: the Self temperature. Returns y (B, H, T, D) in info's
+    channel last, or None for C = 0. tau: the Self temperature. documents: each starts with C = 0,
+    so no state may be given. Returns y (B, H, T, D) in info's
     dtype and the final state (B, H, D, D), FP32 (FP64 for FP64 inputs), in which all sums are
     formed. Raises InputError for other or unequal shapes, an empty dimension, dtypes that are mixed
     or not floating, mixed devices, or a tau that is not positive and finite.
     """
-    read, write, information, g, C = _read_write(p1, p2, info, log_retention, tau, state)
+    read, write, information, g, C = _read_write(p1, p2, info, log_retention, tau, state, documents)
     alpha = g.exp()
     exchange = []
     with without_autocast(p1):
@@ -85,6 +108,8 @@ def expanded_linear_relation(
     log_retention: Tensor,
     tau: float = 2.0,
     state: Tensor | None = None,
+    *,
+    documents: Documents | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`linear_relation` as the sum over historical tokens of Appendix A.4, without a state.
 
@@ -92,7 +117,9 @@ def expanded_linear_relation(
     through D_t ... D_{j+1}, and a given C_0 through D_t ... D_1. Each product is the exponential of
     a sum of g, so no exponent is positive. The cost is quadratic in T.
     """
-    read, write, information, g, C_0 = _read_write(p1, p2, info, log_retention, tau, state)
+    read, write, information, g, C_0 = _read_write(
+        p1, p2, info, log_retention, tau, state, documents
+    )
     exchange = []
     with without_autocast(p1):
         for t in range(p1.shape[2]):
@@ -143,13 +170,15 @@ def chunked_linear_relation(
     log_retention: Tensor,
     tau: float = 2.0,
     state: Tensor | None = None,
+    *,
+    documents: Documents | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`linear_relation` by chunks: the expanded sum inside a chunk, the recurrence between chunks.
 
     Arguments, result and errors are those of `linear_relation`. Every exponent is a sum of g, never
     positive, so nothing overflows however strong the retention.
     """
-    read, write, information, g, C = _read_write(p1, p2, info, log_retention, tau, state)
+    read, write, information, g, C = _read_write(p1, p2, info, log_retention, tau, state, documents)
     T = p1.shape[2]
     with without_autocast(p1):
         # Past the last token nothing is asked or written, and with g = 0 nothing is forgotten.

@@ -28,8 +28,9 @@ def rope_angles(
 
 
 def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate x (B, H, T, D) by `rope_angles`' tables (T, D); the halves of D are the pairs.
+    """Rotate x (B, H, T, D) by `rope_angles`' tables; the halves of D are the pairs.
 
+    The tables are (T, D), or (B, T, D) where the rows of a batch have places of their own.
     The rotation is computed in the tables' FP32 (FP64 for FP64 inputs); the result has x's dtype.
     Differentiable once, in x alone.
     """
@@ -58,7 +59,7 @@ def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
     # As (B, T, H, D), as projections and kernels store it: nothing has to be moved afterwards.
     wide = x.transpose(1, 2).to(torch.promote_types(x.dtype, cos.dtype))
     first, second = wide.chunk(2, dim=-1)
-    turned = wide * cos[:, None] + torch.cat((-second, first), dim=-1) * sin[:, None]
+    turned = wide * cos.unsqueeze(-2) + torch.cat((-second, first), dim=-1) * sin.unsqueeze(-2)
     # Compiled by PyTorch 2.11, a result cast to the dtype that it has gets gradients of zero.
     return (turned if turned.dtype == x.dtype else turned.to(x.dtype)).transpose(1, 2)
 

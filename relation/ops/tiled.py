@@ -12,39 +12,65 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from relation.kernels.checks import check_lambda, check_relation_inputs, without_autocast
+from relation.kernels.checks import (
+    check_device,
+    check_groups,
+    check_lambda,
+    check_tau,
+    without_autocast,
+)
+from relation.kernels.documents import Documents, token_counts
 
 TILE = 128
 
 
-def _tiles(end: int) -> Iterator[slice]:
-    """Tokens 0 .. end - 1 in tiles."""
-    for start in range(0, end, TILE):
-        yield slice(start, min(start + TILE, end))
+def _tiles(start: int, end: int) -> Iterator[slice]:
+    """Tokens start .. end - 1 in tiles that begin at multiples of TILE."""
+    for first in range(start - start % TILE, end, TILE):
+        yield slice(first, min(first + TILE, end))
 
 
-def _keep_history(tile: Tensor, rows: slice, columns: slice, absent: float) -> Tensor:
-    """Overwrite a tile's entries j >= i, which only tiles on the diagonal have."""
-    if rows != columns:
-        return tile
-    no_history = torch.ones(tile.shape[-2:], dtype=torch.bool, device=tile.device).triu()
-    return tile.masked_fill_(no_history, absent)
+class _History:
+    """Which tokens are the history of which: those before in the same document.
+
+    starts: (B, 1, 1, T), where each token's document begins, or None where every row is one
+    document.
+    """
+
+    def __init__(self, starts: Tensor | None):
+        self.starts = starts
+
+    def tiles(self, length: int) -> Iterator[tuple[slice, list[slice]]]:
+        """Tiles of tokens, each with the tiles in which some of them have history."""
+        for rows in _tiles(0, length):
+            first = 0 if self.starts is None else int(self.starts[..., rows].min())
+            yield rows, list(_tiles(first, rows.stop))
+
+    def keep(self, tile: Tensor, rows: slice, columns: slice, absent: float) -> Tensor:
+        """Overwrite a tile's entries (i, j) where token j is no history of token i."""
+        if rows == columns:
+            no_history = torch.ones(tile.shape[-2:], dtype=torch.bool, device=tile.device).triu()
+            tile = tile.masked_fill_(no_history, absent)
+        if self.starts is None:
+            return tile
+        j = torch.arange(columns.start, columns.stop, device=tile.device)
+        return tile.masked_fill_(j < self.starts[..., rows, None], absent)
 
 
-def _scan_history(p1: Tensor, p2: Tensor, info: Tensor) -> tuple[Tensor, Tensor]:
-    """L (B, H, T) and zbar (B, H, T, D): log-normaliser and mean information of the Exchange.
+def _scan_history(p1: Tensor, p2: Tensor, info: Tensor, history: _History) -> tuple[Tensor, Tensor]:
+    """Log-normaliser L, (..., T), and mean information zbar, as p1, of the Exchange.
 
-    Appendix A.3. The first token has no history: L = -inf and zbar = 0.
+    Appendix A.3. A document's first token has no history: L = -inf and zbar = 0.
     """
     scale, tiny = 1 / math.sqrt(p1.shape[-1]), torch.finfo(p1.dtype).tiny
-    L, zbar = p1.new_empty(p1.shape[:-1]), torch.empty_like(info)
-    for rows in _tiles(p1.shape[-2]):
+    L, zbar = p1.new_empty(p1.shape[:-1]), torch.empty_like(p1)
+    for rows, before in history.tiles(p1.shape[-2]):
         p1_rows = p1[..., rows, :] * scale
         m = p1.new_full(p1_rows.shape[:-1], -torch.inf)
         normalizer, z = torch.zeros_like(m), torch.zeros_like(p1_rows)
-        for columns in _tiles(rows.stop):
+        for columns in before:
             U = p1_rows @ p2[..., columns, :].transpose(-1, -2)
-            E = _keep_history(F.silu(U), rows, columns, -torch.inf)
+            E = history.keep(F.silu(U), rows, columns, -torch.inf)
             m_new = torch.maximum(m, E.amax(-1))
             # A row without history keeps m = -inf, and -inf - (-inf) is not a number.
             anchor = m_new.masked_fill(m_new.isneginf(), 0)
@@ -59,36 +85,33 @@ def _scan_history(p1: Tensor, p2: Tensor, info: Tensor) -> tuple[Tensor, Tensor]
 
 
 def _masses(gap: Tensor) -> tuple[Tensor, Tensor]:
-    """g = sigma(A - S) and F_ii = sigma(S - A), both (B, H, T, 1), of the gap A - S (B, H, T).
+    """g = sigma(A - S) and F_ii = sigma(S - A), both (..., T, 1), of the gap A - S (..., T).
 
     1 - g in place of F_ii would lose the digits of a small one.
     """
     return torch.sigmoid(gap)[..., None], torch.sigmoid(-gap)[..., None]
 
 
-def _log_count(like: Tensor) -> Tensor:
-    """log i of tokens i = 1 .. T, for a (B, H, T) tensor."""
-    return torch.arange(1, like.shape[-1] + 1, device=like.device, dtype=like.dtype).log()
-
-
 class _TiledRelation(torch.autograd.Function):
+    """p1 is (B, groups, heads that share, T, D) and p2 and info (B, groups, 1, T, D)."""
+
     @staticmethod
-    def forward(ctx, p1, p2, info, lam, tau, transport_self):
+    def forward(ctx, p1, p2, info, lam, tau, transport_self, log_i, history):
         wide = torch.promote_types(p1.dtype, torch.float32)
         p1_wide, p2_wide, info_wide, lam_wide = (x.to(wide) for x in (p1, p2, info, lam))
-        L, zbar = _scan_history(p1_wide, p2_wide, info_wide)
+        L, zbar = _scan_history(p1_wide, p2_wide, info_wide, history)
         S = torch.sigmoid((p1_wide * p2_wide).sum(-1) / (tau * math.sqrt(p1.shape[-1])))
-        gap = L - lam_wide * _log_count(L) - S
+        gap = L - lam_wide * log_i - S
         g, F_ii = _masses(gap)
         y = g * zbar + F_ii * info_wide if transport_self else g * zbar
-        ctx.save_for_backward(p1, p2, info, lam, L, zbar, S, gap)
-        ctx.tau, ctx.transport_self = tau, transport_self
+        ctx.save_for_backward(p1, p2, info, lam, L, zbar, S, gap, log_i)
+        ctx.tau, ctx.transport_self, ctx.history = tau, transport_self, history
         return y.to(info.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dy):
-        *states, lam, L, zbar, S, gap = ctx.saved_tensors
+        *states, lam, L, zbar, S, gap, log_i = ctx.saved_tensors
         p1, p2, info, G = (x.to(zbar.dtype) for x in (*states, dy))
         scale = 1 / math.sqrt(p1.shape[-1])
         g, F_ii = _masses(gap)
@@ -96,33 +119,35 @@ class _TiledRelation(torch.autograd.Function):
 
         displacement = zbar - info if ctx.transport_self else zbar
         dA = (F_ii * gG * displacement).sum(-1)
-        dlam = -(dA * _log_count(dA)).sum()
+        dlam = -(dA * log_i).sum()
 
         # dL/dS_i = -dL/dA_i reaches both coordinates of token i through U_ii.
         dU_self = (-dA * S * (1 - S) * (scale / ctx.tau))[..., None]
-        dp1, dp2 = dU_self * p2, dU_self * p1
-        dinfo = F_ii * G if ctx.transport_self else torch.zeros_like(info)
+        dp1, dp2 = dU_self * p2, (dU_self * p1).sum(2, keepdim=True)
+        dinfo = torch.zeros_like(info)
+        if ctx.transport_self:
+            dinfo += (F_ii * G).sum(2, keepdim=True)
 
         # dL/dE_ij = pi_ij (g_i G_i . I_j - offset_i) with offset_i = g_i G_i . zbar_i - dL/dA_i.
         offset = (gG * zbar).sum(-1) - dA
         L = L.masked_fill(L.isneginf(), 0)
-        for rows in _tiles(p1.shape[-2]):
+        for rows, before in ctx.history.tiles(p1.shape[-2]):
             p1_rows, gG_rows = p1[..., rows, :] * scale, gG[..., rows, :]
-            for columns in _tiles(rows.stop):
+            for columns in before:
                 p2_columns = p2[..., columns, :]
                 U = p1_rows @ p2_columns.transpose(-1, -2)
                 sigma = torch.sigmoid(U)
                 E = U.mul_(sigma)
-                pi = _keep_history((E - L[..., rows, None]).exp_(), rows, columns, 0.0)
-                dinfo[..., columns, :] += pi.transpose(-1, -2) @ gG_rows
+                pi = ctx.history.keep((E - L[..., rows, None]).exp_(), rows, columns, 0.0)
+                dinfo[..., columns, :] += (pi.transpose(-1, -2) @ gG_rows).sum(2, keepdim=True)
                 dE = gG_rows @ info[..., columns, :].transpose(-1, -2)
                 dE.sub_(offset[..., rows, None]).mul_(pi)
                 # SiLU'(U) = sigma + U sigma (1 - sigma), and E = U sigma.
                 dU = dE.mul_(E.sub_(E * sigma).add_(sigma))
                 dp1[..., rows, :] += (dU @ p2_columns) * scale
-                dp2[..., columns, :] += dU.transpose(-1, -2) @ p1_rows
+                dp2[..., columns, :] += (dU.transpose(-1, -2) @ p1_rows).sum(2, keepdim=True)
         dlam = dlam.to(lam.dtype).reshape(lam.shape)
-        return (*(x.to(dy.dtype) for x in (dp1, dp2, dinfo)), dlam, None, None)
+        return (*(x.to(dy.dtype) for x in (dp1, dp2, dinfo)), dlam, None, None, None, None)
 
 
 def tiled_relation(
@@ -133,13 +158,26 @@ def tiled_relation(
     tau: float = 2.0,
     *,
     transport_self: bool = True,
+    documents: Documents | None = None,
 ) -> torch.Tensor:
     """Full Relation by tiles (Section 5.1): the arguments, result and errors of `full_relation`.
 
     Memory beyond inputs and outputs is linear in T. Scores and sums are FP32 (FP64 for FP64
-    inputs); differentiable once in p1, p2, info and lam.
+    inputs); differentiable once in p1, p2, info and lam. Tiles without a token's document are not
+    formed, nor is a copy of p2 and info where heads share them.
     """
     check_lambda(lam)
-    check_relation_inputs(p1, p2, info, tau, lam)
+    groups = check_groups(p1=p1, p2=p2, info=info)
+    check_device(p1, lam)
+    check_tau(tau)
+    wide = torch.promote_types(p1.dtype, torch.float32)
+    log_i, starts = token_counts(documents, p1, wide).log(), None
+    if documents is not None:
+        documents.check(p1)
+        log_i, starts = log_i[:, None], documents.starts[:, None, None]
     with without_autocast(p1):
-        return _TiledRelation.apply(p1, p2, info, lam, tau, transport_self)
+        y = _TiledRelation.apply(
+            p1.unflatten(1, (-1, groups)), p2.unflatten(1, (-1, 1)), info.unflatten(1, (-1, 1)),
+            lam, tau, transport_self, log_i, _History(starts),
+        )  # fmt: skip
+    return y.flatten(1, 2)

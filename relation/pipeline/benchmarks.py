@@ -1,101 +1,57 @@
 """The systems benchmarks of a campaign, resolved to one specification a job (Appendix F)."""
 
-from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from relation.errors import InputError
 from relation.pipeline.matrix import Matrix, taken
-from relation.pipeline.sections import Rounds
+from relation.pipeline.systems import Side
+from relation.sections import Rounds
 from relation.spec import GradientsSpec, SystemsSpec, VerificationSpec
 from relation.variants import VARIANTS, model_values
-
-
-def _sides(matrix: Matrix) -> Iterator[tuple[str, str, Iterable[tuple]]]:
-    """Every benchmark: its name, its scale, and its sides.
-
-    A side is its name, variant, backends, context, (micro, accumulation), and its position in the
-    paper's order where that matters.
-    """
-    campaign, settings = matrix.campaign, matrix.campaign.systems
-    baseline, linear = settings.baseline, campaign.backends
-    reference, flash = {"full": "reference"}, {"full": settings.flash}
-
-    for scale, batch in settings.fixed.batches.items():
-        context = settings.fixed.context
-        operators = {"reference": reference, "full": flash}
-        if campaign.compile:
-            operators["reference-compiled"] = {"full": "materialised"}
-        sides = [(name, "full", on, context, batch) for name, on in operators.items()]
-        yield "fixed", scale, sides
-    for scale, batch in settings.matched.batches.items():
-        context = _known(matrix, "matched.batches", scale).context
-        peers = {f"mha-{peer}": {"mha": peer} for peer in settings.matched.peers}
-        sides = [("mha", "mha", baseline, context, batch), ("full", "full", flash, context, batch)]
-        sides += [(name, "mha", on, context, batch) for name, on in peers.items()]
-        yield "matched", scale, sides
-    for scale, batch in settings.linear_steady.batches.items():
-        side = ("linear", "linear", linear, settings.linear_steady.context, batch)
-        yield "linear-steady", scale, [side]
-
-    sides = []
-    for position, context in enumerate(settings.linear_long.contexts):
-        batch = (1, max(1, campaign.tokens_per_update // context))
-        sides.append((f"T={context}", "linear", linear, context, batch, position))
-    yield "linear-long", settings.linear_long.scale, sides
-
-    operators = (
-        ("mha", "mha", baseline),
-        ("full-reference", "full", reference),
-        ("full-flash", "full", flash),
-        ("linear", "linear", linear),
-    )
-    contexts = settings.complexity.contexts
-    sides = [(*operator, context, (1, 1)) for operator in operators for context in contexts]
-    yield "complexity", settings.complexity.scale, sides
-
-
-def _known(matrix: Matrix, place: str, scale: str):
-    """A scale of the campaign. Raises InputError where it has none of that name."""
-    if scale not in matrix.campaign.scales:
-        raise InputError(
-            f"config: campaigns.{matrix.name}.systems.{place} names {scale!r}; "
-            f"choose among {', '.join(matrix.campaign.scales)}"
-        )
-    return matrix.campaign.scales[scale]
 
 
 def systems_specs(matrix: Matrix) -> tuple[SystemsSpec, ...]:
     """Every benchmark of the whole campaign. Raises InputError for an unknown scale."""
     campaign = matrix.campaign
     specs = []
-    for benchmark, scale, sides in _sides(matrix):
-        rate = _known(matrix, benchmark.replace("-", "_"), scale).learning_rate
-        specs.append(
-            SystemsSpec(
-                campaign=matrix.name,
-                benchmark=benchmark,
-                scale=scale,
-                sides=[
-                    {
-                        "side": name,
-                        "variant": variant,
-                        "backends": backends,
-                        "model": model_values(matrix.model(scale, variant)),
-                        "context": context,
-                        "micro": micro,
-                        "accumulation": accumulation,
-                        "position": position[0] if position else 0,
-                    }
-                    for name, variant, backends, context, (micro, accumulation), *position in sides
-                ],
-                optimizer={**matrix.optimizer(), "learning_rate": rate},
-                precision=campaign.precision,
-                compile=campaign.compile,
-                device=campaign.device,
-                **taken(Rounds, campaign.systems),
+    for benchmark, section in campaign.systems.benchmarks:
+        for scale in section.scales:
+            if scale not in campaign.scales:
+                raise InputError(
+                    f"config: campaigns.{matrix.name}.systems.{benchmark} names {scale!r}; "
+                    f"choose among {', '.join(campaign.scales)}"
+                )
+            sides = section.sides(campaign, scale)
+            learning_rate = campaign.scales[scale].learning_rate
+            specs.append(
+                SystemsSpec(
+                    campaign=matrix.name,
+                    benchmark=benchmark.replace("_", "-"),
+                    scale=scale,
+                    sides=[_resolved(matrix, scale, side) for side in sides],
+                    optimizer={**matrix.optimizer(), "learning_rate": learning_rate},
+                    precision=campaign.precision,
+                    compile=campaign.compile,
+                    device=campaign.device,
+                    **taken(Rounds, campaign.systems),
+                )
             )
-        )
     return tuple(specs)
+
+
+def _resolved(matrix: Matrix, scale: str, side: Side) -> dict:
+    """A side as its specification has it."""
+    micro, accumulation = side.batch
+    return {
+        "side": side.name,
+        "variant": side.variant,
+        "backends": side.backends,
+        "model": model_values(matrix.model(scale, side.variant)),
+        "context": side.context,
+        "micro": micro,
+        "accumulation": accumulation,
+        "position": side.position,
+    }
 
 
 # Heads do not meet in the operator: two are enough, and leave room for T x T matrices in FP64.

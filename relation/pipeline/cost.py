@@ -6,16 +6,44 @@ from typing import Protocol
 
 from relation.errors import InputError
 from relation.pipeline.campaign import Campaign
-from relation.pipeline.disk import disk_gib, stage_of
-from relation.pipeline.inventory import count_parameters
 from relation.pipeline.ledger import DAMAGED, Job, Ledger
 from relation.pipeline.results import Results
 from relation.spec import DiagnosticsSpec, GradientsSpec, RunSpec, SystemsSpec
+from relation.variants import ABLATIONS, PAIRED
 
+_GIB = 2**30
+_STATE_COPIES = 3 * 2  # a resume state holds weights and two moments, and two states are kept
 # Guesses, each a little too much:
 _DIAGNOSIS_SHARE = 0.02  # of its run's hours
 _START_SECONDS = 5.0  # a job: Python, PyTorch, the configuration
 _COMPILE_SECONDS = 30.0  # a model, the kernels it needs included
+
+
+def stage_of(variant: str) -> str:
+    """The stage of training that a variant's runs belong to."""
+    if variant in PAIRED:
+        return "paired runs"
+    return "ablation runs" if variant in ABLATIONS else "other runs"
+
+
+def disk_gib(parameters: Iterable[int]) -> float:
+    """Every run's checkpoint and the two resume states of the largest run, in GiB.
+
+    parameters: how many the model of each run has, at 4 bytes each.
+    """
+    sizes = [4 * count / _GIB for count in parameters]
+    return sum(sizes) + _STATE_COPIES * max(sizes, default=0.0)
+
+
+def training_gib(runs: Iterable[tuple[str, int]]) -> float:
+    """The disk of all stages of training, added up.
+
+    runs: the variant and the parameters of each.
+    """
+    stages: dict[str, list[int]] = {}
+    for variant, count in runs:
+        stages.setdefault(stage_of(variant), []).append(count)
+    return sum(map(disk_gib, stages.values()))
 
 
 @dataclass(frozen=True)
@@ -104,6 +132,9 @@ def make_plan(campaign: Campaign, results: Results, tables: Mapping[str, TableNe
 
     Raises InputError for a record that is damaged.
     """
+    # Not above: it imports PyTorch, and the report asks for the disk alone.
+    from relation.pipeline.inventory import count_parameters
+
     runs = {run.name: run for run in (*campaign.trained_runs, *campaign.reading_runs)}
     parameters: dict[tuple[str, str], int] = {}
     for run in runs.values():

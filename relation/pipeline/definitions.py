@@ -8,7 +8,7 @@ import ast
 import hashlib
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 _ROOTS = ("relation", "report")
@@ -78,15 +78,11 @@ class Module:
     imports: dict[str, Reference]
 
     def as_json(self) -> dict:
-        return {"definitions": [_values(d) for d in self.definitions], "imports": self.imports}
+        return asdict(self)
 
     @classmethod
     def from_json(cls, values: dict) -> "Module":
         return cls([_definition(d) for d in values["definitions"]], values["imports"])
-
-
-def _values(definition: Definition) -> dict:
-    return {**vars(definition), "parts": [_values(part) for part in definition.parts]}
 
 
 def _definition(values: dict) -> Definition:

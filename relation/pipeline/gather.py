@@ -11,20 +11,12 @@ from typing import Any
 
 import pandas as pd
 
-from relation.data.sources import corpus_fingerprint
 from relation.errors import InputError
 from relation.flow.pooled import over_sequences
 from relation.pipeline.campaign import Campaign
-from relation.pipeline.origin import origin
-from relation.pipeline.results import (
-    READING_KINDS,
-    READINGS,
-    RUN_FILES,
-    Results,
-    diagnostics_path,
-    run_path,
-    texts_of,
-)
+from relation.pipeline.ledger import DAMAGED, DONE, Ledger
+from relation.pipeline.origin import stamp
+from relation.pipeline.results import READING_KINDS, READINGS, Results
 from relation.spec import RunSpec, canonical_hash
 from relation.store.layouts import (
     FLOW,
@@ -37,6 +29,7 @@ from relation.store.layouts import (
     RUN,
 )
 from relation.store.parquet import read_origin, read_parquet, write_parquet
+from relation.store.stamp import origin
 
 LAYOUTS = {
     "runs": READING_RUNS,
@@ -70,30 +63,29 @@ class ReadingRecords:
     sources: tuple[str, ...]
 
 
-def _own(results: Results, run: RunSpec) -> dict[str, pd.DataFrame] | None:
-    """One run's rows by kind from its own folder; None where a record is missing or another's."""
-    campaign, folder = results.campaign, results.own_folder
-    files = [folder / run_path(run) / name for name in RUN_FILES]
-    flow = folder / diagnostics_path(run)
-    if not all(path.exists() for path in (*files, flow)):
-        return None
-    made = [read_origin(path) for path in files]
-    if any(one["config_hash"] != run.config_hash for one in made):
-        return None
-    texts = corpus_fingerprint(campaign.data[run.data].path)
-    if texts not in (None, texts_of(made[0])):
-        return None
-    if read_origin(flow)["config_hash"] != campaign.diagnostics_spec(run).config_hash:
-        return None
+def _own(ledger: Ledger, run: RunSpec) -> dict[str, pd.DataFrame] | None:
+    """One run's rows by kind from its own folder; None where a record is missing or another's.
+
+    Raises InputError for one that is damaged.
+    """
+    trained, diagnosed = ledger.train(run), ledger.diagnose(run)
+    for job in (trained, diagnosed):
+        state = ledger.recorded(job)
+        if state.name == DAMAGED:
+            raise InputError(state.reason)
+        if job.shipped or state.name != DONE:
+            return None
+    files, flow = trained.paths, diagnosed.paths[0]
+    origin_of_run = read_origin(files[0])
     key = {"reading": run.reading, "variant": run.variant, "seed": run.seed}
     record, log, probes = (
         read_parquet(path, layout).to_pandas()
         for path, layout in zip(files, (RUN, LOG, PROBES), strict=True)
     )
-    about = {name: made[0].get(name) for name in _ORIGIN}
-    about["corpus_sha256"] = made[0]["data_origin"].get("corpus_sha256")
-    about["torch"] = made[0]["versions"].get("torch")
-    about["backend"] = made[0]["backends"]["mha" if run.variant == "mha" else "full"]
+    about = {name: origin_of_run.get(name) for name in _ORIGIN}
+    about["corpus_sha256"] = origin_of_run["data_origin"].get("corpus_sha256")
+    about["torch"] = origin_of_run["versions"].get("torch")
+    about["backend"] = origin_of_run["backends"]["mha" if run.variant == "mha" else "full"]
     return {
         "runs": record.assign(**key, **about),
         "losses": log.assign(**key),
@@ -117,7 +109,8 @@ def _rows_of(rows: pd.DataFrame, run: RunSpec) -> pd.DataFrame:
 
 def any_own(results: Results) -> bool:
     """Whether some run of a reading has all its records in the campaign's own folder."""
-    return any(_own(results, run) is not None for run in results.campaign.reading_runs)
+    ledger = Ledger(results)
+    return any(_own(ledger, run) is not None for run in results.campaign.reading_runs)
 
 
 def gather(results: Results) -> dict[str, pd.DataFrame]:
@@ -126,9 +119,9 @@ def gather(results: Results) -> dict[str, pd.DataFrame]:
     Both are of this very configuration, and of the texts given now where some are.
     """
     parts: dict[str, list[pd.DataFrame]] = {kind: [] for kind in READING_KINDS}
-    shipped = _shipped(results)
+    shipped, ledger = _shipped(results), Ledger(results)
     for run in results.campaign.planned_reading_runs:
-        found = None if results.shipped_only else _own(results, run)
+        found = None if results.shipped_only else _own(ledger, run)
         if found is None and run.name in results.shipped_reading_runs:
             found = {kind: _rows_of(rows, run) for kind, rows in shipped.items()}
         for kind, rows in (found or {}).items():
@@ -148,9 +141,9 @@ def gather_to_ship(results: Results) -> dict[str, pd.DataFrame]:
     So publishing never drops a shipped run, whatever is configured now.
     """
     parts: dict[str, list[pd.DataFrame]] = {kind: [] for kind in READING_KINDS}
-    shipped = _shipped(replace(results, published=True))
+    shipped, ledger = _shipped(replace(results, published=True)), Ledger(results)
     for run in results.campaign.planned_reading_runs:
-        for kind, rows in (_own(results, run) or {}).items():
+        for kind, rows in (_own(ledger, run) or {}).items():
             parts[kind].append(rows[LAYOUTS[kind].names])
             if shipped:
                 shipped[kind] = shipped[kind].drop(_rows_of(shipped[kind], run).index)
@@ -176,7 +169,7 @@ def write_gathered(results: Results, frames: dict[str, pd.DataFrame], folder: Pa
     campaign = results.campaign
     identity = canonical_hash([run.config_hash for run in campaign.reading_runs])
     devices = "; ".join(sorted(set(frames["runs"]["device"])))
-    written = origin(campaign.name, identity, "readings", devices)
+    written = origin(campaign.name, identity, "readings", devices, stamp("readings"))
     paths = []
     for kind, rows in frames.items():
         path = folder / f"{kind}.parquet"

@@ -63,7 +63,7 @@ STAGES: dict[str, tuple[Reference, ...]] = {
     "figures": ("report.figures.job:write_figures", "report.values.frames:load_records"),
     "report": ("report.render.site_job:render_report",),
     "compare": ("report.render.compare:compare",),
-    "document": ("report.render.document_job:write_document",),
+    "document": ("report.render.document:write_document",),
 }
 
 

@@ -6,11 +6,12 @@ import torch
 
 from relation.nn.decoder import Decoder
 from relation.pipeline.campaign import Campaign
-from relation.pipeline.origin import origin
+from relation.pipeline.origin import stamp
 from relation.pipeline.uses import uses_of_models
 from relation.spec import RunSpec
 from relation.store.layouts import MODELS
 from relation.store.parquet import write_parquet
+from relation.store.stamp import origin
 from relation.variants import ModelConfig
 
 
@@ -45,6 +46,6 @@ def inventory_row(run: RunSpec, data_title: str) -> dict:
 def write_inventory(campaign: Campaign, path: Path) -> None:
     """Write models.parquet: a row a scale and variant of the whole campaign."""
     rows = [inventory_row(run, title) for run, title in campaign.inventory()]
-    uses = uses_of_models(run for run, _ in campaign.inventory())
-    written = origin(campaign.name, campaign.inventory_hash, "models", "meta", uses)
+    stamped = stamp("models", uses_of_models(run for run, _ in campaign.inventory()))
+    written = origin(campaign.name, campaign.inventory_hash, "models", "meta", stamped)
     write_parquet(path, MODELS, rows, written)

@@ -375,26 +375,24 @@ class Ledger:
 
     def measure(self, spec: SystemsSpec) -> Job:
         """A systems benchmark."""
+        about = {"scale": spec.scale, "variant": spec.benchmark}
+        reads = self._prepared(self.results.campaign.data_of_scale(spec.scale), "train")
         wildcards = {"benchmark": spec.benchmark, "scale": spec.scale}
-        return self._job(
-            "measure",
-            spec,
-            lambda: [self.results.systems(spec)],
-            wildcards,
-            reads=self._prepared(self.results.campaign.data_of_scale(spec.scale), "train"),
-            scale=spec.scale,
-            variant=spec.benchmark,
-        )
+        return self._single("measure", spec, wildcards, reads=reads, **about)
 
     def verify(self) -> Job:
         """The check of the operators against their definitions."""
-        spec = self.results.campaign.verification
-        return self._job("verify", spec, lambda: [self.results.verification])
+        return self._single("verify", self.results.campaign.verification)
 
     def verify_gradients(self) -> Job:
         """The check of a training step's gradients."""
-        spec = self.results.campaign.gradients
-        return self._job("verify_gradients", spec, lambda: [self.results.gradients])
+        return self._single("verify_gradients", self.results.campaign.gradients)
+
+    def _single(self, rule: str, spec: Spec, wildcards: Mapping[str, str] = {}, **about) -> Job:
+        """A job of one record."""
+        (pattern,) = RULES[rule].writes.values()
+        file = Path(pattern.format(**wildcards))
+        return self._job(rule, spec, lambda: [self.results.single(spec, file)], wildcards, **about)
 
     @cached_property
     def _readers(self) -> dict[Path, list[Job]]:

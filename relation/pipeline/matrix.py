@@ -11,12 +11,9 @@ from relation.pipeline.sections import (
     CampaignSection,
     Configuration,
     Corpus,
-    ExecutionSection,
-    Optimisation,
     Scale,
-    Schedule,
-    Training,
 )
+from relation.sections import ExecutionSection, Optimisation, Schedule, Training
 from relation.spec import DataSpec, RunSpec
 from relation.variants import VARIANTS, ModelConfig, model_values
 

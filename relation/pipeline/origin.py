@@ -1,15 +1,13 @@
-"""Where a result comes from: commit, code, versions, device (house rule: every record says so)."""
+"""The stamp of a job: code hash, commit, versions (house rule: every record says them)."""
 
 import platform
 import subprocess
-from collections.abc import Mapping
-from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata
-from typing import Any
 
 from relation.pipeline.hashes import PROJECT, code_hash, golden_hash
 from relation.registry import tells
+from relation.store.stamp import Stamp
 
 PACKAGES = ("torch", "triton", "numpy", "pyarrow", "tokenizers", "datasets", "snakemake")
 
@@ -46,28 +44,6 @@ def versions() -> dict[str, str]:
 
 
 @tells
-def origin(
-    campaign: str,
-    config_hash: str,
-    stage: str,
-    device: str,
-    uses: frozenset[str] = frozenset(),
-    **details: Any,
-) -> Mapping[str, Any]:
-    """The metadata written into a record; `details` add seed, order hash and the like.
-
-    uses: the entries of registries that the job uses, as `code_hash` takes them.
-    """
-    return {
-        "campaign": campaign,
-        "config_hash": config_hash,
-        "stage": stage,
-        "code_hash": code_hash(stage, uses),
-        "golden_hash": golden_hash(),
-        "commit": commit(),
-        "versions": versions(),
-        "device": device,
-        "host_machine": platform.machine(),
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        **details,
-    }
+def stamp(stage: str, uses: frozenset[str] = frozenset()) -> Stamp:
+    """The stamp of a job of a stage; uses: the entries of registries, as `code_hash` takes them."""
+    return Stamp(code_hash(stage, uses), golden_hash(), commit(), versions())

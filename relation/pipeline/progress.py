@@ -15,6 +15,7 @@ import pyarrow as pa
 from relation.data.windows import plan_updates
 from relation.errors import InputError
 from relation.pipeline.campaign import Campaign
+from relation.pipeline.hashes import code_hash
 from relation.pipeline.ledger import (
     BEGUN,
     DAMAGED,
@@ -29,6 +30,7 @@ from relation.pipeline.ledger import (
     fault_of,
 )
 from relation.pipeline.results import Results
+from relation.pipeline.uses import uses_of
 from relation.spec import RunSpec
 from relation.store.layouts import DATA, LOG, RUN
 from relation.store.parquet import read_origin, read_parquet
@@ -146,7 +148,9 @@ class _Look:
     def _key(self, run: RunSpec) -> str | None:
         """The name of the folder from which a run would go on, where its corpus is prepared."""
         hashes = self.hashes[run.data]
-        return None if hashes is None else resume_key(run, hashes)
+        return (
+            None if hashes is None else resume_key(run, hashes, code_hash("training", uses_of(run)))
+        )
 
     def runs(self) -> list[RunStatus]:
         """The state of every run; their seconds left are not filled in."""

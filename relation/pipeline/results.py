@@ -175,16 +175,6 @@ class Results:
         return self.folder / MODELS_FILE
 
     @property
-    def verification(self) -> Path:
-        """The check of the campaign's FlashRelation against its definition."""
-        return self._single(self.campaign.verification, VERIFICATION_FILE)
-
-    @property
-    def gradients(self) -> Path:
-        """The check of the training step's gradients."""
-        return self._single(self.campaign.gradients, GRADIENTS_FILE)
-
-    @property
     def started_with(self) -> Path:
         """The configuration that the running workflow was started with."""
         return self.folder / "campaign.json"
@@ -304,6 +294,10 @@ class Results:
             self._known[run.name] = self._published(run, *files, texts=self.corpus(run.data))
         return self._known[run.name]
 
+    def single(self, spec: Spec, file: Path) -> Path:
+        """A record of one file: the shipped one where it stands for the campaign's own."""
+        return (self.published_folder if self._published(spec, file) else self.folder) / file
+
     def run(self, run: RunSpec) -> Path:
         """The folder with a run's RUN_FILES."""
         base = self.published_folder if self.is_published(run) else self.folder
@@ -321,15 +315,6 @@ class Results:
         spec = self.campaign.diagnostics_spec(run)
         shipped = self._origins(spec, self.published_folder, with_pictures(relative))
         return None if shipped is None else self.published_folder / relative
-
-    def systems(self, spec: SystemsSpec) -> Path:
-        """The Parquet of a systems benchmark."""
-        return self._single(spec, systems_path(spec))
-
-    def _single(self, spec: Spec, relative: Path) -> Path:
-        """A record of one file: the shipped one where it stands for the campaign's own."""
-        base = self.published_folder if self._published(spec, relative) else self.folder
-        return base / relative
 
     @property
     def of_readings(self) -> "Results | None":

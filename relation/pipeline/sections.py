@@ -1,52 +1,36 @@
 """The sections of config.yaml: every key with its type, its bounds and what it means.
 
 The JSON Schema, the documentation of the keys (`python -m relation keys`) and the words on the
-assumptions in the report follow from these types. A specification inherits the sections that it
-takes whole, so a new key of `training` is a field here and nowhere else.
+assumptions in the report follow from these types. Those that specifications take whole are in
+`relation.sections`.
 """
 
 # ruff: noqa: RUF009 (`key` makes a field, not a default)
 
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
-from typing import Annotated, Any, Literal, NotRequired, get_type_hints
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal, NotRequired
 
-from pydantic import AfterValidator, ConfigDict, Field, StrictBool, StrictInt, StrictStr
-from pydantic_core import PydanticCustomError
+from pydantic import ConfigDict, Field, StrictBool, StrictInt, StrictStr
 from typing_extensions import TypedDict
 
+from relation.pipeline.systems import Systems
+from relation.sections import (
+    UNIQUE,
+    BackendsChanges,
+    Count,
+    ExecutionSection,
+    MicroBatches,
+    Optimisation,
+    Positive,
+    Range,
+    Schedule,
+    Training,
+    changes_of,
+    key,
+    says,
+)
 from relation.variants import ABLATIONS, VARIANTS
 
-
-def key(description: str, layers: str = "", default: object = MISSING, **bounds: Any) -> Any:
-    """A field of a section: what it means, and bounds as `pydantic.Field` takes them.
-
-    layers: for an assumption on the model, the letters of the layers that rest on it, as
-    `relation.variants.MIXERS` has them; "*" for every model.
-    """
-    about = {"description": description, "layers": layers, **bounds}
-    if default == {}:
-        return field(default_factory=dict, metadata=about)
-    return field(default=default, metadata=about)
-
-
-def says(description: str) -> Any:
-    """What a value means, where a type is annotated with it."""
-    return Field(description=description)
-
-
-def _unique(values: list) -> list:
-    for value in values:
-        if values.count(value) > 1:
-            raise PydanticCustomError(
-                "unique", "{value} stands there twice", {"value": repr(value)}
-            )
-    return values
-
-
-UNIQUE = (AfterValidator(_unique), Field(json_schema_extra={"uniqueItems": True}))
-Count = Annotated[StrictInt, Field(ge=1)]
-Positive = Annotated[float, Field(strict=True, gt=0)]
-Range = Annotated[list[Positive], Field(min_length=2, max_length=2)]
 Words = Annotated[StrictStr, Field(min_length=1)]
 Name = Annotated[str, Field(pattern="^[a-z][a-z0-9-]*$")]
 ScaleName = Annotated[str, Field(pattern="^[0-9A-Za-z]+$")]
@@ -61,40 +45,6 @@ Restriction = Annotated[
     StrictStr | StrictInt | list[StrictStr | StrictInt] | None,
     says("null for all, one value, a list, or values separated by commas"),
 ]
-Batch = Annotated[
-    list[Count],
-    Field(
-        description="[micro, accumulation], sequences and micro-batches an update",
-        min_length=2,
-        max_length=2,
-    ),
-]
-# As relation.ops.BACKENDS lists them; here, so that a wrong name is told before a job starts.
-MhaBackend = Literal["reference", "flash", "cudnn"]
-FullBackend = Literal["reference", "materialised", "tiled", "flash"]
-LinearBackend = Literal["recurrent", "expanded", "chunked", "flash"]
-
-
-def _changes(section: type) -> type:
-    """The keys of a section, each of which may be left out."""
-    hints = get_type_hints(section, include_extras=True)
-    for each in fields(section) if is_dataclass(section) else ():
-        bounds = {name: value for name, value in each.metadata.items() if name != "layers"}
-        hints[each.name] = Annotated[hints[each.name], Field(**bounds)]
-    changes = TypedDict(f"{section.__name__}Changes", hints, total=False)
-    changes.__doc__ = section.__doc__
-    return changes
-
-
-class Backends(TypedDict):
-    """Backend by operator; `python -m relation backends` lists them."""
-
-    mha: MhaBackend
-    full: FullBackend
-    linear: LinearBackend
-
-
-BackendsChanges = _changes(Backends)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,24 +93,6 @@ class ModelAssumptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Optimisation:
-    """What the paper leaves open about the optimiser and its schedule; every run takes it whole."""
-
-    adam_eps: Positive = key("Epsilon of AdamW")
-    decay_embedding: StrictBool = key("Whether weight decay reaches the tied embedding")
-    decay_vectors: StrictBool = key(
-        "Whether weight decay reaches norms, lambda, angles, A_log and dt_bias"
-    )
-    plateau_fraction: Positive = key(
-        "WSD80, the fraction of the tokens after which the rate falls linearly to zero", lt=1.0
-    )
-    last_update: Literal["partial", "drop"] = key(
-        "The update in which the budget ends. Partial trains on the remaining windows, the last "
-        "one truncated, and averages the gradient over their tokens; drop leaves them out"
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
 class Assumptions(Optimisation, ModelAssumptions):
     """The reading chosen where the paper is silent."""
 
@@ -174,24 +106,7 @@ class Assumptions(Optimisation, ModelAssumptions):
     )
 
 
-AssumptionsChanges = _changes(Assumptions)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Training:
-    """What the paper fixes for every run (Appendix B.2), and how a run is saved."""
-
-    betas: Range = key("Betas of AdamW")
-    weight_decay: float = key("Weight decay of AdamW", strict=True, ge=0)
-    gradient_clip: Positive = key("Bound of the gradient's global L2 norm")
-    checkpoint_seconds: Positive = key("Wall time after which a resume state is saved, seconds")
-    checkpoint_tokens: Count | None = key(
-        "Tokens after which one is saved, if that comes first; null saves by time alone"
-    )
-    deterministic: StrictBool = key(
-        "Whether a GPU runs only algorithms that give the same bits every time; it changes how a "
-        "run is executed, not what it computes"
-    )
+AssumptionsChanges = changes_of(Assumptions)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -331,14 +246,6 @@ class Corpus:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MicroBatches:
-    """How an update is split."""
-
-    micro: Count = key("Sequences in a micro-batch")
-    accumulation: Count = key("Micro-batches in an update")
-
-
-@dataclass(frozen=True, kw_only=True)
 class ShapeSection(MicroBatches):
     """What single variants may change of their scale."""
 
@@ -349,23 +256,13 @@ class ShapeSection(MicroBatches):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Schedule(MicroBatches):
-    """How long a run trains, and at what rate; every run takes it whole."""
-
-    context: Count = key("T, tokens predicted by one window")
-    budget_tokens: Count = key("Predicted tokens of a whole run")
-    warmup_tokens: Count = key("Predicted tokens over which the rate rises from zero")
-    learning_rate: Positive = key("The rate after the warm-up")
-
-
-@dataclass(frozen=True, kw_only=True)
 class Scale(ShapeSection, Schedule):
     """A size of the matrix: its texts, models and runs."""
 
     corpus: StrictStr
     vocabulary: StrictInt = key("Entries of the tokenizer", ge=257, le=65536)
     variants: Annotated[list[Variant], *UNIQUE] = key("What is trained at it", min_length=1)
-    overrides: dict[Variant, _changes(ShapeSection)] = key(
+    overrides: dict[Variant, changes_of(ShapeSection)] = key(
         "What single variants change of the scale", default={}
     )
     expected_tokens_per_second: Positive = key(
@@ -383,77 +280,6 @@ class Scale(ShapeSection, Schedule):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Batches:
-    """A benchmark whose batch is fixed by scale."""
-
-    batches: dict[str, Batch] = key("Batch by scale")
-
-
-@dataclass(frozen=True, kw_only=True)
-class AtContext(Batches):
-    """A benchmark at one context."""
-
-    context: Count
-
-
-@dataclass(frozen=True, kw_only=True)
-class Matched(Batches):
-    """MHA and Full Relation at the scale's own context."""
-
-    peers: Annotated[list[MhaBackend], *UNIQUE] = key(
-        "Further backends of MHA that are measured beside the pair"
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sweep:
-    """A benchmark over contexts; two at least, so that a power can be fitted."""
-
-    scale: StrictStr
-    contexts: list[Count] = key("Contexts T, each a side", min_length=2)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rounds:
-    """How often a side of a benchmark is asked; every benchmark takes it whole."""
-
-    warmup_updates: StrictInt = key(
-        "Updates before the first that is timed; at least two are done", ge=0
-    )
-    rounds: Count = key("How often each side of a comparison is asked")
-    measured_updates: Count = key("Complete updates timed in a round")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Systems(Rounds):
-    """The systems benchmarks (Appendix F)."""
-
-    alone: StrictBool = key(
-        "Whether a benchmark takes every core of a CPU or every GPU, so that nothing is trained "
-        "beside it"
-    )
-    baseline: BackendsChanges
-    flash: FullBackend = key("The backend measured as FlashRelation")
-    fixed: AtContext
-    matched: Matched
-    linear_steady: AtContext
-    linear_long: Sweep
-    complexity: Sweep
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExecutionSection:
-    """Where and how a run computes; every run takes it whole."""
-
-    device: Literal["cpu", "cuda"]
-    precision: Literal["fp32", "bf16"] = key(
-        "FP32 master weights always; bf16 runs the model under BF16 autocast"
-    )
-    compile: StrictBool = key("Whether torch.compile builds the training step")
-    backends: Backends
-
-
-@dataclass(frozen=True, kw_only=True)
 class CampaignSection(ExecutionSection):
     """A campaign, with its bases merged in."""
 
@@ -466,10 +292,10 @@ class CampaignSection(ExecutionSection):
     assumptions: AssumptionsChanges = key(
         "Assumptions that this campaign reads differently", default={}
     )
-    diagnostics: _changes(Diagnostics) = key(
+    diagnostics: changes_of(Diagnostics) = key(
         "Where this campaign is sampled or looked at differently", default={}
     )
-    efficiency: _changes(Efficiency) = key(
+    efficiency: changes_of(Efficiency) = key(
         "Where this campaign reads token efficiency differently", default={}
     )
     backend_overrides: dict[Variant, BackendsChanges] = key(

@@ -4,15 +4,21 @@ from collections.abc import Iterable, Mapping
 from functools import singledispatch
 
 from relation.registry import tells
-from relation.spec import DataSpec, GradientsSpec, RunSpec, Spec, SystemsSpec, VerificationSpec
+from relation.spec import (
+    TRUTH,
+    DataSpec,
+    GradientsSpec,
+    RunSpec,
+    Spec,
+    SystemsSpec,
+    VerificationSpec,
+)
 from relation.variants import ABLATIONS, MIXERS, PAIRED
 
 # The backends of `relation.nn.Execution`, which a checkpoint is diagnosed with.
 DEFINITIONS = {"mha": "reference", "full": "reference", "linear": "recurrent"}
 # The variants that the paper's tables have.
 PAPERS = (*PAIRED, *ABLATIONS, "linear", "hybrid")
-# The truth of the gradients, where that is not the definition.
-TRUTH = {"linear": "chunked"}
 # The forms of Linear Relation that the campaign's own is checked beside.
 CHECKED_BESIDE = ("linear/expanded", "linear/chunked")
 

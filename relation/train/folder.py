@@ -11,21 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from relation.errors import InputError
-from relation.pipeline.hashes import code_hash
-from relation.pipeline.uses import uses_of
 from relation.spec import RunSpec, canonical_hash
 from relation.store.layouts import LOG
 
 LOCK, METRICS, ABOUT = "lock", "metrics.jsonl", "run.json"
 
 
-def resume_key(spec: RunSpec, token_hashes: dict[str, str]) -> str:
+def resume_key(spec: RunSpec, token_hashes: dict[str, str], code: str) -> str:
     """The name of a run's resume folder: state of other data, settings or code is never used.
 
-    token_hashes: SHA-256 of the token file by split.
+    token_hashes: SHA-256 of the token file by split; code: hash of the code of training.
     """
     execution = [spec.device, spec.compile, spec.backends, spec.deterministic]
-    code = code_hash("training", uses_of(spec))
     return canonical_hash([spec.config_hash, token_hashes, code, execution])
 
 

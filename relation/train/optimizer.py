@@ -3,9 +3,25 @@
 B.2 names no exemption. Which parameters decay is a reading; the page of assumptions lists it.
 """
 
+from inspect import unwrap
+
 import torch
 
 from relation.nn import Decoder
+
+
+class AdamW(torch.optim.AdamW):
+    """PyTorch's AdamW, never traced by torch.compile.
+
+    PyTorch wraps these methods against tracing, and the first call imports torch._dynamo, which
+    takes every process two seconds.
+    """
+
+    step = torch.no_grad()(unwrap(torch.optim.AdamW.step))
+    zero_grad = unwrap(torch.optim.AdamW.zero_grad)
+    add_param_group = unwrap(torch.optim.AdamW.add_param_group)
+    state_dict = unwrap(torch.optim.AdamW.state_dict)
+    load_state_dict = unwrap(torch.optim.AdamW.load_state_dict)
 
 
 def build_optimizer(
@@ -16,7 +32,7 @@ def build_optimizer(
     weight_decay: float,
     decay_embedding: bool,
     decay_vectors: bool = False,
-) -> torch.optim.AdamW:
+) -> AdamW:
     """A fused AdamW over two groups: the parameters that decay, and those that do not.
 
     decay_embedding: whether the tied embedding decays; decay_vectors: whether norms, lambda,
@@ -33,4 +49,4 @@ def build_optimizer(
         {"params": plain, "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
-    return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, eps=eps, fused=True)
+    return AdamW(groups, lr=learning_rate, betas=betas, eps=eps, fused=True)

@@ -21,13 +21,12 @@ from relation.machine.devices import describe, deterministic_algorithms, to_devi
 from relation.machine.progress import Progress
 from relation.nn import Decoder, Execution
 from relation.nn.decoder import shared_weights_hash
-from relation.pipeline.origin import origin
-from relation.pipeline.uses import uses_of
 from relation.spec import RunSpec
 from relation.store.files import sha256_of
 from relation.store.layouts import LOG, PROBES, RUN
 from relation.store.locks import held
 from relation.store.parquet import read_origin, write_parquet
+from relation.store.stamp import UNKNOWN, Stamp, origin
 from relation.train.checkpoint import (
     Progressed,
     StateWriter,
@@ -323,7 +322,7 @@ class _Run:
             "peak_memory_gib": self.peak_memory.gib(),
         }
 
-    def write(self, output: Path) -> None:
+    def write(self, output: Path, stamp: Stamp) -> None:
         """Evaluate, and write record.parquet, log.parquet and model.safetensors."""
         spec, progressed, row = self.spec, self.progressed, self.record()
         with writing(spec.name, output, self.kept):
@@ -334,7 +333,7 @@ class _Run:
             spec.config_hash,
             "training",
             describe(self.device),
-            uses_of(spec),
+            stamp,
             seed=spec.seed,
             order_hash=row["order_hash"],
             spec=spec.identity(),
@@ -372,21 +371,23 @@ def train(
     events: Path | None = None,
     probes: Sequence[Probe] = (),
     sharing: int = 1,
+    stamp: Stamp = UNKNOWN,
 ) -> None:
     """Train one run and write record.parquet, log.parquet and model.safetensors into `output`.
 
     data: a prepared corpus; resume_root: where resume states of killed runs lie; events: the folder
     of TensorBoard's curves, where they are wanted; probes: what looks at the model meanwhile, whose
-    rows probes.parquet there takes; sharing: how many such runs may share a GPU. On a CPU, and on a
-    GPU where the run is deterministic, the result is the same to the last bit however often the run
-    was stopped, if the number of processes stays the same. Raises RunError for a non-finite loss, a
+    rows probes.parquet there takes; sharing: how many such runs may share a GPU; stamp: no state of
+    other code, by its hash, is used. On a CPU, and on a GPU where the run is deterministic, the
+    result is the same to the last bit however often the run was stopped, if the number of processes
+    stays the same. Raises RunError for a non-finite loss, a
     stop signal or files that cannot be written, InputError for unusable inputs.
     """
     world = World(spec.name)
     with world.one_voice(), deterministic_algorithms(spec.deterministic), ExitStack() as stack:
         world.check_enough(spec.accumulation)
         token_hashes = {split: row["sha256"] for split, row in data_rows(data).items()}
-        resume = resume_root / resume_key(spec, token_hashes)
+        resume = resume_root / resume_key(spec, token_hashes, stamp.code_hash)
         check_writable(output)
         with writing(spec.name, resume, lambda: str(newest_state(resume) or "none")):
             resume.mkdir(parents=True, exist_ok=True)
@@ -400,4 +401,4 @@ def train(
             run.watch = stack.enter_context(Watch(resume, spec, run.progressed.log, events))
         run.train()
         if world.leads:
-            run.write(output)
+            run.write(output, stamp)

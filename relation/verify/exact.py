@@ -1,6 +1,6 @@
 """How far the results of Full Relation lie from its definition in FP64."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -42,8 +42,8 @@ def _definition(inputs: Inputs, dtype: torch.dtype) -> tuple[Tensor, ...]:
     return y.detach(), *torch.autograd.grad(y, leaves, inputs["dy"].to(dtype))
 
 
-def _sizes(results: tuple[Tensor, ...]) -> Tensor:
-    """Mean square and largest magnitude of each result, (5, 2) in FP64."""
+def _sizes(results: Sequence[Tensor]) -> Tensor:
+    """Mean square and largest magnitude of each result, (results, 2) in FP64."""
     wide = [x.double() for x in results]
     return torch.stack([torch.stack((x.square().mean(), x.abs().max())) for x in wide])
 
@@ -69,6 +69,28 @@ class Deviation:
         return 2 * self.yardstick + _SLACK[self.dtype] * self.truth
 
 
+def deviations_of(
+    names: Sequence[str],
+    drawn: Iterable[tuple[Sequence[Tensor], ...]],
+    dtype: torch.dtype,
+) -> list[Deviation]:
+    """Both errors of each named result over all draws, in the order RMS of all, largest of all.
+
+    drawn: an operator's results, the definition's in `dtype` and the definition's in FP64.
+    """
+    sizes = []
+    for *rounded, truth in drawn:
+        off = [[x.double() - t for x, t in zip(found, truth, strict=True)] for found in rounded]
+        sizes.append(torch.stack([_sizes(found) for found in (*off, truth)]))
+    squares, largest = torch.stack(sizes).unbind(-1)  # each (draws, 3, results)
+    measures = {"RMS": squares.mean(0).sqrt(), "largest": largest.amax(0)}
+    return [
+        Deviation(name, measure, *of_name, dtype)
+        for measure, values in measures.items()
+        for name, *of_name in zip(names, *values.tolist(), strict=True)
+    ]
+
+
 def deviations(
     operator: Callable[[Inputs], tuple[Tensor, ...]],
     shape: Shape,
@@ -76,28 +98,17 @@ def deviations(
     device: torch.device,
     draws: int = _DRAWS,
 ) -> list[Deviation]:
-    """Both errors of each of RESULTS, in the order RMS of all, largest of all.
-
-    operator: as `why_wrong` takes it.
-    """
+    """Both errors of each of RESULTS. operator: as `why_wrong` takes it."""
     generator = torch.Generator(device).manual_seed(1)
-    drawn = []
-    for _ in range(draws):
-        inputs = draw(shape, dtype, device, generator)
-        with _poisoned_memory():
-            ours = operator(inputs)
-        truth, yardstick = (_definition(inputs, d) for d in (torch.float64, dtype))
-        errors = [
-            _sizes(tuple(x.double() - t for x, t in zip(found, truth, strict=True)))
-            for found in (ours, yardstick)
-        ]
-        drawn.append(torch.stack((*errors, _sizes(truth))))
-    squares, largest = torch.stack(drawn).unbind(-1)  # each (draws, 3, 5)
-    found = []
-    for measure, values in (("RMS", squares.mean(0).sqrt()), ("largest", largest.amax(0))):
-        for name, *sizes in zip(RESULTS, *values.tolist(), strict=True):
-            found.append(Deviation(name, measure, *sizes, dtype))
-    return found
+
+    def drawn() -> Iterator[tuple[Sequence[Tensor], ...]]:
+        for _ in range(draws):
+            inputs = draw(shape, dtype, device, generator)
+            with _poisoned_memory():
+                ours = operator(inputs)
+            yield ours, _definition(inputs, dtype), _definition(inputs, torch.float64)
+
+    return deviations_of(RESULTS, drawn(), dtype)
 
 
 def why_wrong(

@@ -20,11 +20,10 @@ from relation.machine.devices import claim, describe
 from relation.machine.progress import Progress
 from relation.nn import Decoder, Execution
 from relation.nn.mixers import RopeTables
-from relation.pipeline.origin import origin
-from relation.pipeline.uses import TRUTH, uses_of
-from relation.spec import GradientsSpec
+from relation.spec import TRUTH, GradientsSpec
 from relation.store.layouts import GRADIENTS
 from relation.store.parquet import write_parquet
+from relation.store.stamp import UNKNOWN, Stamp, origin
 from relation.train.step import UpdateStep, autocast
 from relation.variants import MIXERS, ModelConfig, model_config
 
@@ -283,7 +282,7 @@ def failures(rows: Iterable[dict]) -> dict[tuple[str, str], str]:
     return said
 
 
-def verify_gradients(spec: GradientsSpec, output: Path) -> None:
+def verify_gradients(spec: GradientsSpec, output: Path, stamp: Stamp = UNKNOWN) -> None:
     """Check every variant's gradients and write a row a parameter, kind of update and measure.
 
     Raises InputError where the device cannot run a backend and, with every row written and a line
@@ -298,9 +297,7 @@ def verify_gradients(spec: GradientsSpec, output: Path) -> None:
                 torch.compiler.reset()
                 gc.collect()
                 progress.advance(1, side["variant"])
-        written = origin(
-            spec.campaign, spec.config_hash, "gradients", describe(device), uses_of(spec)
-        )
+        written = origin(spec.campaign, spec.config_hash, "gradients", describe(device), stamp)
     write_parquet(output, GRADIENTS, rows, written)
     failed = failures(rows)
     for line in failed.values():

@@ -8,7 +8,7 @@ from torch import Tensor
 from relation.ops import linear_relation
 from relation.ops.scores import scores
 from relation.variants import ModelConfig
-from relation.verify.exact import Deviation
+from relation.verify.exact import Deviation, deviations_of
 
 OTHER_LAMBDA = -1.0
 # By check. The flow itself is what the operator transports of the unit vectors, for which D must be
@@ -129,19 +129,9 @@ def recurrence_deviations(
         gradients = torch.autograd.grad(found, leaves, wanted)
         return [x.detach().double() for x in (*found, *gradients)]
 
-    ours = results(operator, dtype)
     plain, truths = (results(linear_relation, kind) for kind in (dtype, torch.float64))
-    deviations = []
-    for name, x, rounded, truth in zip(
-        ("Y", "C", "dp1", "dp2", "dinfo", "dg"), ours, plain, truths, strict=True
-    ):
-        for measure, size in (
-            ("RMS", lambda e: e.square().mean().sqrt().item()),
-            ("largest", lambda e: e.abs().max().item()),
-        ):
-            sizes = size(x - truth), size(rounded - truth), size(truth)
-            deviations.append(Deviation(name, measure, *sizes, dtype))
-    return deviations
+    names = ("Y", "C", "dp1", "dp2", "dinfo", "dg")
+    return deviations_of(names, [(results(operator, dtype), plain, truths)], dtype)
 
 
 def history_states(dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -11,6 +11,12 @@ from relation.variants import ModelConfig
 Operator = Callable[..., Tensor]
 Inputs = dict[str, Tensor]
 COORDINATES = ("p1", "p2", "info")
+DTYPES = {
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp32": torch.float32,
+    "fp64": torch.float64,
+}
 
 
 @dataclass(frozen=True)
@@ -26,6 +32,12 @@ class Shape:
     @property
     def dimensions(self) -> tuple[int, int, int, int]:
         return self.batch, self.heads, self.length, self.width
+
+    @property
+    def columns(self) -> dict[str, int]:
+        """The dimensions as the columns of a record."""
+        names = ("batch", "heads", "length", "width")
+        return dict(zip(names, self.dimensions, strict=True))
 
 
 def stored_by_token(

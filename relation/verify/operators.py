@@ -12,11 +12,10 @@ from torch import Tensor
 from relation.machine.devices import claim, describe
 from relation.machine.progress import Progress
 from relation.ops import full_relation, get_backend, givens_mix, linear_relation
-from relation.pipeline.origin import origin
-from relation.pipeline.uses import uses_of
 from relation.spec import VerificationSpec
 from relation.store.layouts import VERIFICATION
 from relation.store.parquet import write_parquet
+from relation.store.stamp import UNKNOWN, Stamp, origin
 from relation.variants import ModelConfig
 from relation.verify.exact import Deviation, deviations
 from relation.verify.identities import (
@@ -32,9 +31,8 @@ from relation.verify.identities import (
     parameter_dtype,
     recurrence_deviations,
 )
-from relation.verify.inputs import Inputs, Shape
+from relation.verify.inputs import DTYPES, Inputs, Shape
 
-_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
 # BF16 rounds a share of flow to 2^-9 of it, the sums of a row and of a score add to that. A mixed
 # entry is rounded once, so that lengths are off by 2^-8 and what comes back by 3 * 2^-9.
 _IDENTITY_SLACK = {"bf16": 2.0**-7, "fp32": 1e-5, "fp64": 1e-12}
@@ -51,22 +49,15 @@ def _with_gradients(operator: Operator) -> Callable[[Inputs], tuple[Tensor, ...]
 
 
 def _deviation(check: str, operator: str, precision: str, off: Deviation) -> dict:
-    return {
-        "check": check,
-        "name": off.result,
-        "operator": operator,
-        "precision": precision,
-        "measure": off.measure,
-        "error": off.error,
-        "yardstick": off.yardstick,
-        "allowed": off.allowed,
-    }
+    columns = {name: getattr(off, name) for name in ("measure", "error", "yardstick", "allowed")}
+    known = {"check": check, "name": off.result, "operator": operator, "precision": precision}
+    return known | columns
 
 
 def _exactness(
     spec: VerificationSpec, operator: Operator, device: torch.device, progress: Progress
 ) -> Iterator[dict]:
-    dtype = _DTYPES[spec.precision]
+    dtype = DTYPES[spec.precision]
     for at in spec.shapes:
         for length in dict.fromkeys((at["length"], max(1, at["length"] - 1))):
             shape = Shape(at["scale"], 1, at["heads"], length, at["width"])
@@ -94,7 +85,7 @@ def _errors(check: str, operator: str, precision: str, errors: dict, what: str =
 
 def _full(name: str, operator: Operator, precision: str, device: torch.device) -> list[dict]:
     """Identities and history of Full Relation."""
-    dtype = _DTYPES[precision]
+    dtype = DTYPES[precision]
     states = history_states(dtype, device)
     lam = torch.tensor(ModelConfig.lambda_init, dtype=parameter_dtype(dtype), device=device)
     share = 1 - exchange_gate(*states[:2], lam)
@@ -107,8 +98,8 @@ def _full(name: str, operator: Operator, precision: str, device: torch.device) -
 
 def _linear(name: str, operator: Operator, precision: str, device: torch.device) -> list[dict]:
     """History of Linear Relation."""
-    states = history_states(_DTYPES[precision], device)
-    g = history_retention(_DTYPES[precision], device)
+    states = history_states(DTYPES[precision], device)
+    g = history_retention(DTYPES[precision], device)
 
     def y(*given: Tensor) -> Tensor:
         return operator(*given, g.expand_as(given[0]).contiguous())[0]
@@ -122,7 +113,7 @@ def _identities(spec: VerificationSpec, full: Operator, device: torch.device) ->
     yield from _full(_DEFINITION, full_relation, "fp64", device)
     yield from _full(spec.backend, full, spec.precision, device)
     for precision in dict.fromkeys(("fp64", spec.precision)):
-        errors = mixing_errors(givens_mix, _DTYPES[precision], device)
+        errors = mixing_errors(givens_mix, DTYPES[precision], device)
         yield from _errors("mixing", _DEFINITION, precision, errors)
     for name, precision in (
         ("expanded", "fp64"),
@@ -130,13 +121,13 @@ def _identities(spec: VerificationSpec, full: Operator, device: torch.device) ->
         (spec.linear, spec.precision),
     ):
         operator = get_backend("linear", name).call
-        for off in recurrence_deviations(operator, _DTYPES[precision], device):
+        for off in recurrence_deviations(operator, DTYPES[precision], device):
             yield _deviation("recurrence", name, precision, off)
     yield from _linear(_DEFINITION, linear_relation, "fp64", device)
     yield from _linear(spec.linear, linear, spec.precision, device)
 
 
-def verify(spec: VerificationSpec, output: Path) -> None:
+def verify(spec: VerificationSpec, output: Path, stamp: Stamp = UNKNOWN) -> None:
     """Check a campaign's backends of Full and Linear Relation; write a row a checked quantity.
 
     An error above what is allowed is a row too: the report's ledger judges it. Raises InputError
@@ -147,9 +138,7 @@ def verify(spec: VerificationSpec, output: Path) -> None:
         with Progress(f"verify {spec.backend}", 2 * len(spec.shapes), "shapes") as progress:
             rows = [*_exactness(spec, operator, device, progress)]
         rows += _identities(spec, operator, device)
-        written = origin(
-            spec.campaign, spec.config_hash, "verification", describe(device), uses_of(spec)
-        )
+        written = origin(spec.campaign, spec.config_hash, "verification", describe(device), stamp)
         of_all = {"scale": "", "draws": 1, "device": describe(device)}
     rows = [of_all | SIZES.get(row["check"], {}) | row for row in rows]
     write_parquet(output, VERIFICATION, rows, written)

@@ -2,7 +2,9 @@
 
 import shutil
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from report.figures import (
@@ -11,6 +13,7 @@ from report.figures import (
     formation,
     further,
     readings,
+    readings_curve,
     structure,
     systems,
     training,
@@ -20,16 +23,18 @@ from report.figures.drawing import Drawing, NotDrawnError
 from report.values.frames import CampaignRecords
 from report.values.style import save, styled
 
+
+def _declared(*modules: ModuleType) -> tuple[Drawing, ...]:
+    found = (vars(module).values() for module in modules)
+    return tuple(one for one in chain.from_iterable(found) if isinstance(one, Drawing))
+
+
 # Every figure that these modules declare, in the order of the page.
-_MODULES = (diagrams, training, further, validation, structure, flow_maps, formation, systems)
-DRAWINGS: tuple[Drawing, ...] = tuple(
-    declared
-    for module in _MODULES
-    for declared in vars(module).values()
-    if isinstance(declared, Drawing)
+DRAWINGS = _declared(
+    diagrams, training, further, validation, structure, flow_maps, formation, systems
 )
 # Those of the page "Readings", which shows them beside its tables.
-READINGS: tuple[Drawing, ...] = readings.DRAWINGS
+READINGS = (*_declared(readings), *readings_curve.DRAWINGS)
 
 
 def draw_figures(

@@ -100,37 +100,58 @@ def scales_of(rows: pd.DataFrame) -> list[str]:
     return [scale for scale in SCALES if scale in found]
 
 
+def multiples(
+    columns: Sequence[str],
+    draw: Callable[[str, Sequence[Axes]], None],
+    height: float,
+    labels: Sequence[str],
+    titles: Sequence[str],
+    along: str = "",
+    legend: int | None = None,
+    **options: object,
+) -> Figure:
+    """Small multiples side by side.
+
+    Args:
+        columns: what each column shows.
+        draw: fills a column: what it shows, and its axes from the top.
+        height: of the figure, inches.
+        labels: of the y axes, one for each row of panels.
+        titles: one for each column.
+        along: label of the x axes at the bottom.
+        legend: the column in whose upper panel the lines are named.
+        options: of ``Figure.subplots``.
+    """
+    figure, axes = grid(len(labels), len(columns), height, **options)
+    for column, title, panels in zip(columns, titles, axes.T, strict=True):
+        panels[0].set_title(title)
+        panels[-1].set_xlabel(along)
+        draw(column, panels)
+    for panel, label in zip(axes[:, 0], labels, strict=True):
+        panel.set_ylabel(label)
+    if legend is not None:
+        axes[0, legend].legend(handlelength=1.6)
+    return figure
+
+
 def by_scale(
     rows: pd.DataFrame,
     draw: Callable[[str, pd.DataFrame, Sequence[Axes]], None],
     height: float,
     labels: Sequence[str],
     along: str = "",
-    legend: int | None = None,
     **options: object,
 ) -> Figure:
-    """Small multiples: a column for each scale of the rows, in the paper's order.
+    """`multiples` with a column for each scale of the rows, in the paper's order.
 
-    Args:
-        rows: have the column "scale".
-        draw: fills a column: the scale, its rows and its axes from the top.
-        height: of the figure, inches.
-        labels: of the y axes, one for each row of panels.
-        along: label of the x axes at the bottom.
-        legend: the column in whose upper panel the lines are named.
-        options: of ``Figure.subplots``.
+    rows: have the column "scale"; draw: also gets those of its scale.
     """
-    scales = scales_of(rows)
-    figure, axes = grid(len(labels), len(scales), height, **options)
-    for scale, panels in zip(scales, axes.T, strict=True):
-        panels[0].set_title(scale)
-        panels[-1].set_xlabel(along)
+
+    def column(scale: str, panels: Sequence[Axes]) -> None:
         draw(scale, select(rows, scale=scale), panels)
-    for panel, label in zip(axes[:, 0], labels, strict=True):
-        panel.set_ylabel(label)
-    if legend is not None:
-        axes[0, legend].legend(handlelength=1.6)
-    return figure
+
+    scales = scales_of(rows)
+    return multiples(scales, column, height, labels, scales, along, **options)
 
 
 def seeds_and_mean(

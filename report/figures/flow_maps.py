@@ -133,7 +133,6 @@ def stepper(records: CampaignRecords) -> str:
     reads=_read,
 )
 def flow_maps(records: CampaignRecords) -> Figure:
-    """Maps of a few layers, means over heads: two rows a scale, MHA above Relation."""
     pairs = _pairs(records)
     drawn, axes = grid(2 * len(pairs), MOST, 3.0 * len(pairs))
     for axis in axes.flat:

@@ -79,7 +79,6 @@ def _organisation_title(records: CampaignRecords) -> str:
     reads=_organised,
 )
 def organisation(records: CampaignRecords) -> Figure:
-    """Self or diagonal flow and effective rank by layer over training, MHA and Relation in turn."""
     shown = {
         ("self_flow", "mha"): "diagonal flow",
         ("self_flow", "full"): "Self flow",
@@ -122,8 +121,6 @@ def _parameters_title(records: CampaignRecords) -> str:
     reads=_learned,
 )
 def learned_parameters(records: CampaignRecords) -> Figure:
-    """Count calibration above, Givens angles below, by layer over training; a column a scale."""
-
     def draw(scale: str, rows: pd.DataFrame, panels: Sequence[Axes]) -> None:
         above, below = panels
         _by_layer(above, select(rows, metric="lambda"), _depth(rows))

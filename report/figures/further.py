@@ -67,7 +67,6 @@ def _read(records: CampaignRecords) -> tuple[pd.DataFrame, pd.DataFrame]:
     planned=_planned,
 )
 def further_pairs(records: CampaignRecords) -> Figure:
-    """The difference of every pair, a row a scale, the matrix's seeds apart on the left."""
     further, matrix = _read(records)
     demand(len(further) > 0, "further pair", records, KIND)
     scales = scales_of(further)
@@ -147,7 +146,6 @@ def _curves_title(records: CampaignRecords) -> str:
     planned=_planned,
 )
 def further_curves(records: CampaignRecords) -> Figure:
-    """The difference of every further pair while it trains, and their mean; a row a scale."""
     rows = _whole_looks(records)
     demand(len(_looks(records)) > 0, "look at a further pair", records, KIND)
     demand(len(rows) > 0, "further pair that has every look of the others", records, KIND)

@@ -86,7 +86,6 @@ def _mean_curve(curves: pd.DataFrame) -> np.ndarray:
     reads=_measured,
 )
 def flow_by_layer(records: CampaignRecords) -> Figure:
-    """Self or diagonal flow, effective rank, and Relation's rank over MHA's; a column a scale."""
     metrics = ("self_flow", "effective_rank")
     layers = _found(by_layer(select(_measured(records), metric=metrics)), records)
 
@@ -121,8 +120,6 @@ def flow_by_layer(records: CampaignRecords) -> Figure:
     reads=_curves,
 )
 def spectra(records: CampaignRecords) -> Figure:
-    """Singular values of every layer's flow, the first layer's strong, a column a scale."""
-
     def draw(scale: str, curves: pd.DataFrame, panels: Sequence[Axes]) -> None:
         (here,) = panels
         for variant in PAIR:
@@ -152,8 +149,6 @@ def spectra(records: CampaignRecords) -> Figure:
     reads=_curves,
 )
 def history_by_distance(records: CampaignRecords) -> Figure:
-    """Conditional historical mass beyond every distance, a column a scale."""
-
     def draw(scale: str, curves: pd.DataFrame, panels: Sequence[Axes]) -> None:
         above, below = panels
         beyond = {variant: _beyond(select(curves, variant=variant)) for variant in PAIR}
@@ -193,7 +188,6 @@ def _beyond(curves: pd.DataFrame) -> pd.DataFrame:
     reads=_measured,
 )
 def sink_profile(records: CampaignRecords) -> Figure:
-    """Conditional historical mass on the first k tokens, a column a scale."""
     sizes = {f"sink_{size}": size for size in SINK_SIZES}
     flow = _found(select(_measured(records), metric=tuple(sizes)), records)
     sinks = by_checkpoint(by_layer(flow))
@@ -224,8 +218,6 @@ def sink_profile(records: CampaignRecords) -> Figure:
     reads=_curves,
 )
 def split_by_position(records: CampaignRecords) -> Figure:
-    """Self or diagonal flow against the position in the sequence, a column a scale."""
-
     def draw(scale: str, curves: pd.DataFrame, panels: Sequence[Axes]) -> None:
         (here,) = panels
         for variant in PAIR:

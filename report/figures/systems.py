@@ -78,7 +78,6 @@ def _compared(records: CampaignRecords) -> pd.DataFrame:
     reads=_compared,
 )
 def throughput(records: CampaignRecords) -> Figure:
-    """Above, the forms of the materialised operator; below, the matched sides; as Table 5."""
     both = _compared(records)
     demand(len(both) > 0, "finished throughput measurement", records, "throughput")
     found = efficient(records)
@@ -146,7 +145,6 @@ def _scaling_title(records: CampaignRecords) -> str:
     reads=_scaled,
 )
 def scaling(records: CampaignRecords) -> Figure:
-    """Time and decode state against T, log-log, with fitted powers; a token's time from zero."""
     rows = _scaled(records)
     demand(len(rows) > 0, "complexity measurement", records, "complexity")
     drawn, axes = grid(1, 3, 3.9)
@@ -247,7 +245,6 @@ def _long_title(records: CampaignRecords) -> str:
     reads=_long,
 )
 def linear_long(records: CampaignRecords) -> Figure:
-    """Linear Relation's throughput and memory against T, the paper's beside; who runs out."""
     rows = _long(records).sort_values("context")
     passed = select(rows, status="PASS")
     demand(len(passed) > 0, "finished long-context measurement", records, "throughput")

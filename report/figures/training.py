@@ -63,7 +63,6 @@ def _loss_title(records: CampaignRecords) -> str:
     reads=_read_losses,
 )
 def loss_curves(records: CampaignRecords) -> Figure:
-    """A row a seed, a column a scale: both losses, the MHA run's final one, the crossing."""
     logs, runs = _read_losses(records)
     demand(len(logs) > 0, "training log of a pair", records, "run")
     seeds = sorted(set(logs["seed"]))
@@ -139,7 +138,6 @@ def _read_pairs(records: CampaignRecords) -> pd.DataFrame:
     reads=_read_pairs,
 )
 def paired_nll(records: CampaignRecords) -> Figure:
-    """A slope a pair, from MHA to Relation."""
     runs = _read_pairs(records)
     demand(len(runs) > 0, "finished pair", records, "run")
 
@@ -193,7 +191,6 @@ def _read_ablations(records: CampaignRecords) -> pd.DataFrame:
     reads=_read_ablations,
 )
 def ablations(records: CampaignRecords) -> Figure:
-    """Bars of the mean paired difference to Full Relation, its interval, the seeds, the paper."""
     ablated = select(records.runs, scale=ABLATION_SCALE, variant=ABLATIONS)
     demand(len(ablated) > 0, "ablation run", records, "run")
     runs = _read_ablations(records)

@@ -79,7 +79,6 @@ def _title(records: CampaignRecords) -> str:
     reads=_read,
 )
 def validation_curves(records: CampaignRecords) -> Figure:
-    """Validation NLL of both above, the paired difference below; a column a scale."""
     rows, runs = _read(records)
 
     def draw(scale: str, rows: pd.DataFrame, panels: Sequence[Axes]) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from relation.machine.progress import duration
-from relation.pipeline.disk import disk_gib, training_gib
+from relation.pipeline.cost import disk_gib, training_gib
 from report.judge.chosen import CHOSE
 from report.judge.claims import Judged
 from report.values.gaps import KINDS, by_job

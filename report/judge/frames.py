@@ -2,10 +2,11 @@
 
 import pyarrow as pa
 
-from relation.pipeline.origin import origin
+from relation.pipeline.origin import stamp
 from relation.spec import canonical_hash
 from relation.store.layouts import READING_RUNS
 from relation.store.parquet import Column, schema
+from relation.store.stamp import origin
 from report.values.frames import CampaignRecords
 from report.values.likeness import Likeness
 
@@ -253,4 +254,5 @@ def page_origin(records: CampaignRecords, stage: str) -> dict:
     """The origin of a stage's Parquet, with the campaign's page in it."""
     page = records.page | {"differences": Likeness(records.page).differences}
     devices = "; ".join(page["devices"]) or "none"
-    return dict(origin(page["campaign"], canonical_hash(page), stage, devices, page=page))
+    hashed = canonical_hash(page)
+    return origin(page["campaign"], hashed, stage, devices, stamp(stage), page=page)

@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 import pandas as pd
-from scipy.stats import t
+import scipy  # scipy.stats is loaded where it is used, as that takes a second
 
 from relation.errors import InputError
 from report.values.readings import BY_NAME, Statistic
@@ -84,7 +84,7 @@ def _compared(statistic: Statistic, rows: pd.DataFrame, base: str) -> list[dict]
     sd, freedom = pooled_deviation(on_scale, rows["reading"])
     if not (statistic.tested and sd > 0):
         sd = math.nan
-    quantile = t.ppf(0.975, freedom)
+    quantile = scipy.stats.t.ppf(0.975, freedom)
     groups = {name: own for name, own in on_scale.groupby(rows["reading"], sort=False)}
     found = []
     for reading, own in groups.items():
@@ -108,7 +108,8 @@ def _compared(statistic: Statistic, rows: pd.DataFrame, base: str) -> list[dict]
             difference = centre - groups[base].mean()
             se = sd * math.sqrt(1 / len(own) + 1 / len(groups[base]))
             row |= {
-                "difference": difference, "se": se, "p": 2 * t.sf(abs(difference / se), freedom),
+                "difference": difference, "se": se,
+                "p": 2 * scipy.stats.t.sf(abs(difference / se), freedom),
                 "difference_low": difference - quantile * se,
                 "difference_high": difference + quantile * se,
             }  # fmt: skip

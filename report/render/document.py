@@ -1,10 +1,12 @@
-"""LaTeX from the templates: a file a table, and report.tex, which reads them."""
+"""LaTeX from the templates: a file a table, and report.tex, which reads them; report.pdf of it."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,16 @@ from relation.store.files import write_text
 from report.judge.chosen import ABOUT, CHOSE
 from report.judge.setting import PAPER_DEVICE, other_device
 from report.render import latex, templating
-from report.render.document_behind import again, cited, numbered, record_comments, row_comments
-from report.render.document_content import Document
-from report.render.printed import Entry, PrintedPanel, PrintedTable, entry_text
+from report.render.behind import Value, record_facts, title, values_behind
+from report.render.content import Content, gather
+from report.render.printed import Entry, PrintedPanel, PrintedRow, PrintedTable, entry_text
+from report.render.templating import grouped
+from report.render.typeset import MissingTypesetterError, typeset
 from report.values import style
-from report.values.numbers import DASH, MINUS, counted
+from report.values.layout import Column
+from report.values.numbers import DASH, counted, significant
+
+Record = Mapping[str, Any]
 
 # Longer tables continue in a second float: this many lines fill a page of an article, with a few
 # of notes below.
@@ -36,43 +43,59 @@ SIGNS = {
 }
 
 
-def render_document(document: Document, out_dir: Path) -> Path:
+def write_document(folder: Path) -> str:
+    """Write tables/<label>.tex, report.tex and report.pdf into a report's folder.
+
+    Returns:
+        One line: where the PDF is, or why there is none.
+
+    Raises:
+        InputError: the report's Parquet is missing or damaged.
+        RelationError: the typesetter failed.
+    """
+    source = render_document(gather(folder), folder)
+    try:
+        return f"{typeset(source)}"
+    except MissingTypesetterError as missing:
+        # A PDF of other results must not stay beside this source.
+        source.with_suffix(".pdf").unlink(missing_ok=True)
+        return f"{missing}; then run the same command again"
+
+
+def render_document(content: Content, out_dir: Path) -> Path:
     """Write tables/<label>.tex and report.tex, which reads them, under ``out_dir``.
 
     Returns:
         The path of report.tex.
     """
     environment = _environment()
-    numbers = numbered(document.provenance)
+    environment.globals |= {"page": content.page, "readings": content.readings}
+    numbers = {record["source"]: place for place, record in enumerate(content.provenance, start=1)}
     (out_dir / "tables").mkdir(parents=True, exist_ok=True)
     template = environment.get_template("table.tex.j2")
-    for printed in document.tables:
+    for printed in content.tables:
+        used = [record for record in content.provenance if record["source"] in printed.sources]
         text = template.render(
-            page=document.page,
             printed=printed,
             floats=floats(printed),
             notes_apart=notes_apart(printed),
-            records=record_comments(printed, document.provenance),
-            cited=cited(printed.sources, numbers),
-            warning=_warning(document.page, printed),
-            behind=lambda row, panel: row_comments(row, panel.columns, numbers),
+            records=_record_comments(used, numbers),
+            cited=_cited(printed.sources, numbers),
+            warning=_warning(content.page, printed),
+            behind=lambda row, panel: _row_comments(row, panel.columns, numbers),
         )
         write_text(out_dir / "tables" / f"{printed.table.label}.tex", text)
-    report = environment.get_template("report.tex.j2")
-    drawn, absent = [], []
-    for figure in document.figures:
-        (drawn if figure["file"] else absent).append(figure)
-    text = report.render(
-        document=document,
-        page=document.page,
+    drawn = [figure for figure in content.figures if figure["file"]]
+    text = environment.get_template("report.tex.j2").render(
+        document=content,
         # A diagram shows no campaign's data.
         diagrams=[figure for figure in drawn if not figure["sources"]],
         pictures=[figure for figure in drawn if figure["sources"]],
-        absent=absent,
-        cited=lambda figure: cited(figure["sources"], numbers),
-        evidence=_by_claim(document.evidence),
-        again=again(document.provenance),
-        checklists=_by_standard(document.checklist),
+        absent=[figure for figure in content.figures if not figure["file"]],
+        cited=lambda figure: _cited(figure["sources"], numbers),
+        evidence=grouped(content.evidence, itemgetter("claim")),
+        again=again(content.provenance),
+        checklists=grouped(content.checklist, itemgetter("standard")),
     )
     write_text(out_dir / "report.tex", text)
     return out_dir / "report.tex"
@@ -85,20 +108,6 @@ def _warning(page: Mapping[str, Any], printed: PrintedTable) -> str:
     if device is not None:
         return device
     return "Not the paper’s setting." if page["differences"] else ""
-
-
-def _by_claim(evidence: Sequence[Mapping[str, Any]]) -> dict[int, list[Mapping[str, Any]]]:
-    found: dict[int, list[Mapping[str, Any]]] = {}
-    for row in evidence:
-        found.setdefault(row["claim"], []).append(row)
-    return found
-
-
-def _by_standard(checklist: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
-    found: dict[str, list[Mapping[str, Any]]] = {}
-    for row in checklist:
-        found.setdefault(row["standard"], []).append(row)
-    return found
 
 
 def floats(printed: PrintedTable) -> list[list[PrintedPanel]]:
@@ -130,13 +139,15 @@ def notes_apart(printed: PrintedTable) -> bool:
     return notes > 0 and rows + notes > LINES_A_FLOAT + LINES_OF_NOTES
 
 
-def _groups(panel: PrintedPanel) -> list[list]:
-    groups: list[list] = []
+def _groups(panel: PrintedPanel) -> Iterator[list[PrintedRow]]:
+    """The rows of a panel, cut where a rule sets one apart."""
+    group: list[PrintedRow] = []
     for row in panel.rows:
-        if row.ruled or not groups:
-            groups.append([])
-        groups[-1].append(row)
-    return groups
+        if row.ruled and group:
+            yield group
+            group = []
+        group.append(row)
+    yield group
 
 
 def _environment() -> jinja2.Environment:
@@ -162,7 +173,7 @@ def _environment() -> jinja2.Environment:
         "entry": _entry,
         "sign": lambda verdict: latex.Tex(SIGNS.get(verdict, "")),
         "held": _held,
-        "number": _number,
+        "number": significant,
         "difference": _difference,
         "counted": counted,
         "json": lambda value: json.dumps(value, ensure_ascii=False),
@@ -192,18 +203,91 @@ def _held(whether: bool | None) -> str:
     return latex.Tex(SIGNS["within" if whether else "outside"])
 
 
-def _number(value: float | None, signed: bool = False) -> str:
-    """A real number of any unit: four digits, or all of a large count."""
-    if value is None or math.isnan(value):
-        return DASH
-    size = abs(value)
-    text = f"{size:,.0f}" if size >= 10_000 else f"{size:.4g}".replace("-", MINUS)
-    return f"{MINUS if value < 0 else '+' if signed and value else ''}{text}"
-
-
 def _difference(row: Mapping[str, Any]) -> str:
     """Ours less the paper's value, with its sign; 0 where only rounding tells the two apart."""
     difference = row["difference"]
     if difference is not None and abs(difference) < ROUNDING * abs(row["paper"]):
         return "0"
-    return _number(difference, signed=True)
+    return significant(difference, signed=True)
+
+
+def _cited(sources: Iterable[str], numbers: Mapping[str, int]) -> latex.Tex:
+    """The records behind a table or a figure as ``\\relationrecord`` and ranges of it."""
+    spans: list[list[int]] = []
+    for number in sorted(numbers[source] for source in sources if source in numbers):
+        if spans and number == spans[-1][-1] + 1:
+            spans[-1].append(number)
+        else:
+            spans.append([number])
+    ends = (dict.fromkeys((span[0], span[-1])) for span in spans)
+    told = ("--".join(rf"\relationrecord{{{number}}}" for number in span) for span in ends)
+    return latex.Tex(", ".join(told))
+
+
+def _record_comments(records: Iterable[Record], numbers: Mapping[str, int]) -> latex.Tex:
+    """Two comments a record: its origin, and how to make it again."""
+    lines = []
+    for record in records:
+        facts = [f"{label.lower()} {text}" for label, text in record_facts(record)]
+        facts += [f"log {record['log']}"] if record["log"] else []
+        state = "; ".join(filter(None, (record["freshness"], record["freshness_reason"])))
+        told = f"{record['source']}: {', '.join(facts)}; {state}"
+        lines.append(latex.comment(f"{numbers[record['source']]} {told}"))
+        lines.append(latex.comment(f"  again: {record['rerun']}"))
+    return latex.Tex("\n".join(lines) or "% none")
+
+
+# The record in the command that makes it: after -R or --, not a corpus that is such a file too.
+_TARGET = re.compile(r"((?:-R|--) )\S+\.parquet")
+
+
+def again(provenance: Iterable[Record]) -> dict[str, list[str]]:
+    """The commands that make records again, each with the kinds of them, FILE for a record's.
+
+    A run whose records another command makes than most of their kind is named with them.
+    """
+    found: dict[str, dict[str, list[str]]] = {}
+    for record in provenance:
+        command = _TARGET.sub(r"\1FILE", record["rerun"])
+        named = (record[part] for part in ("scale", "variant", "seed"))
+        run = "/".join(str(part) for part in named if part not in (None, ""))
+        found.setdefault(command, {}).setdefault(record["kind"], []).append(run)
+    most = {
+        kind: max(found, key=lambda command: len(found[command].get(kind, ())))
+        for kinds in found.values()
+        for kind in kinds
+    }
+    told = {}
+    for command, kinds in found.items():
+        usual = [kind for kind in kinds if most[kind] == command]
+        runs = {kind: " and ".join(dict.fromkeys(names)) for kind, names in kinds.items()}
+        others = grouped((kind for kind in kinds if kind not in usual), runs.get)
+        apart = [
+            ", ".join(sorted(names)) + (f" of {said}" if said else "")
+            for said, names in others.items()
+        ]
+        told[command] = [*usual, *apart]
+    return told
+
+
+def _row_comments(
+    row: PrintedRow, columns: Sequence[Column], numbers: Mapping[str, int]
+) -> latex.Tex | None:
+    """A comment a cell of a row, and one for each value in it."""
+    comments = []
+    for column, values in values_behind(row, columns):
+        comments.append(latex.comment(title(row, column).replace(" · ", ": ")))
+        comments += [latex.comment(f"  {_told(value, numbers)}") for value in values]
+    return latex.Tex("\n".join(comments)) if comments else None
+
+
+def _told(value: Value, numbers: Mapping[str, int]) -> str:
+    facts = [f"{label} {text}" for label, text in value.facts]
+    for said, reason in (
+        (value.verdict, value.verdict_reason),
+        (value.freshness, value.freshness_reason),
+    ):
+        facts += [": ".join(filter(None, (said, reason)))] if said else []
+    records = sorted(numbers[source] for source in value.sources if source in numbers)
+    facts += [f"records {', '.join(map(str, records))}"] if records else []
+    return f"{value.name}: {'; '.join(facts)}"

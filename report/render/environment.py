@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 from urllib.parse import quote
 
 import jinja2
 
+from relation.machine import progress
 from report.judge.chosen import ABOUT, CHOSE
 from report.render import html, templating
 from report.render.behind import anchor
 from report.render.printed import Entry, entry_text
 from report.values import style
-from report.values.numbers import DASH, MINUS, counted
+from report.values.numbers import counted, significant
 
 LINE_NAMES = {"paper": "paper", "campaign": "this campaign", "difference": "difference"}
 
@@ -41,7 +41,7 @@ def html_environment() -> jinja2.Environment:
         "entry": _entry,
         "path": quote,
         "capital": lambda text: text[:1].upper() + text[1:],
-        "figure": figure,
+        "figure": significant,
         "counted": counted,
         "duration": duration,
     }
@@ -51,36 +51,14 @@ def html_environment() -> jinja2.Environment:
         "line_names": LINE_NAMES,
         "style": style,
         "anchors": anchor,
-        "figure": figure,
+        "figure": significant,
     }
     return environment
 
 
-def figure(value: float | None, signed: bool = False) -> str:
-    """A number to four significant digits; a dash where there is none."""
-    if value is None or value != value:
-        return DASH
-    if not value:
-        return "0"
-    size = abs(value)
-    if 1e-7 < size < 1e-3:
-        text = f"{size:.{3 - math.floor(math.log10(size))}f}".rstrip("0")
-    else:
-        text = f"{size:,.0f}" if size >= 1000 else f"{size:.4g}"
-    return f"{MINUS if value < 0 else '+' if signed else ''}{text}"
-
-
 def duration(seconds: float) -> str:
-    """Seconds as a reader counts them: 0.4 s, 12 s, 5 min 20 s, 3 h 12 min."""
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s"
-    return f"{minutes // 60} h {minutes % 60} min"
+    """A span of time as a reader counts it: 0.4 s, 12 s, 5 min 20 s."""
+    return f"{seconds:.1f} s" if seconds < 10 else progress.duration(seconds)
 
 
 def _entry(entry: Entry) -> Any:

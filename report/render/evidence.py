@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
+
+from report.render.templating import grouped
 
 Row = Mapping[str, Any]
 
@@ -19,10 +22,7 @@ def evidence_by_claim(rows: Iterable[Row]) -> dict[int, list[dict[str, Any]]]:
     it shares with the claim's other rows; None where a value is missing, and in all of them where
     the units differ or what is counted is out of different numbers.
     """
-    grouped: dict[int, list[Row]] = {}
-    for row in rows:
-        grouped.setdefault(row["claim"], []).append(row)
-    return {claim: _placed(group) for claim, group in grouped.items()}
+    return {claim: _placed(group) for claim, group in grouped(rows, itemgetter("claim")).items()}
 
 
 def _placed(rows: Sequence[Row]) -> list[dict[str, Any]]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter, itemgetter
 from typing import Any
 
 from report.judge.readings_rule import LEAST_SHARE, VALUES
 from report.judge.readings_words import PREFIX, amount, heading, interval, probability, title
+from report.render.templating import grouped
 from report.values.numbers import DASH
 from report.values.readings import BY_NAME, Statistic
 
@@ -169,19 +170,6 @@ class Readings:
 def is_of_readings(figure: Row) -> bool:
     """Whether a figure stands on this page and not among the others."""
     return figure["name"].startswith(PREFIX)
-
-
-def run_names(rows: Iterable[Row]) -> set[str]:
-    """The runs of readings_runs.parquet, as reading/variant/seed."""
-    return {f"{row['reading']}/{row['variant']}/{row['seed']}" for row in rows}
-
-
-def grouped(rows: Iterable, key: Callable) -> dict:
-    """Rows by key, both in the order in which they come."""
-    groups: dict = {}
-    for row in rows:
-        groups.setdefault(key(row), []).append(row)
-    return groups
 
 
 def read_readings(

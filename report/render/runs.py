@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -12,10 +13,10 @@ from relation.store.layouts import LOG, RUN
 from relation.store.parquet import read_origin, read_parquet
 from relation.variants import PAIRED, VARIANTS
 from report.render.printed import MISSING
+from report.render.templating import grouped
 from report.values.gaps import by_job
 
 if TYPE_CHECKING:
-    from relation.pipeline.campaign import Campaign
     from relation.pipeline.results import Results
     from relation.spec import RunSpec
 
@@ -79,7 +80,7 @@ class Run:
     @property
     def page(self) -> str:
         """Its page and, below figures/, its picture, without the ending."""
-        return f"runs/{self.scale}-{self.variant}-{self.seed}"
+        return page_of_run(self.scale, self.variant, self.seed)
 
     @property
     def partner(self) -> str | None:
@@ -98,7 +99,7 @@ class Pair:
     @property
     def row(self) -> str:
         """The id of its row."""
-        return pair_anchor(self.mha)
+        return pair_anchor(self.mha.scale, self.mha.seed)
 
     @property
     def difference(self) -> float | None:
@@ -108,47 +109,40 @@ class Pair:
         return self.full.record["final_nll"] - self.mha.record["final_nll"]
 
 
-def pair_anchor(run: Run) -> str:
-    """The id, in runs.html, of the row of a further run's pair."""
-    return f"further-{run.scale}-{run.seed}"
+def page_of_run(scale: str, variant: str, seed: int) -> str:
+    """The page of a run of the matrix, without the ending."""
+    return f"runs/{scale}-{variant}-{seed}"
+
+
+def pair_anchor(scale: str, seed: int) -> str:
+    """The id, in runs.html, of the row of a further pair."""
+    return f"further-{scale}-{seed}"
 
 
 def pairs_by_scale(runs: Iterable[Run]) -> list[list[Pair]]:
     """The pairs that further runs make up: a list a scale, by seed."""
-    found: dict[tuple[str, int], dict[str, Run]] = {}
-    for run in runs:
-        found.setdefault((run.scale, run.seed), {})[run.variant] = run
-    scales: dict[str, list[Pair]] = {}
-    for (scale, _), pair in found.items():
-        scales.setdefault(scale, []).append(Pair(**pair))
-    return [sorted(pairs, key=lambda pair: pair.mha.seed) for pairs in scales.values()]
+    found = grouped(runs, attrgetter("scale", "seed")).values()
+    pairs = [Pair(**{run.variant: run for run in both}) for both in found]
+    scales = grouped(pairs, lambda pair: pair.mha.scale).values()
+    return [sorted(own, key=lambda pair: pair.mha.seed) for own in scales]
 
 
 def read_runs(
-    campaign: Campaign, results: Results, missing: Iterable[Mapping[str, Any]]
+    planned: Iterable[RunSpec],
+    results: Results,
+    missing: Iterable[Mapping[str, Any]],
+    kind: str = "run",
 ) -> list[Run]:
-    """Every run of a campaign's matrix, those without a record with the reason.
+    """Runs of the matrix, or of pairs beyond it; those without a record with the reason.
 
     Args:
-        campaign: whose runs they are.
-        results: where its records lie.
+        planned: which.
+        results: where their records lie.
         missing: the rows of missing.parquet.
+        kind: what the latter call a run of these.
 
     Raises InputError for a damaged record.
     """
-    return _read_all(campaign.planned_runs, "run", results, missing)
-
-
-def read_further(
-    campaign: Campaign, results: Results, missing: Iterable[Mapping[str, Any]]
-) -> list[Run]:
-    """The same as `read_runs`, of the pairs beyond the matrix."""
-    return _read_all(campaign.planned_further, "further run", results, missing)
-
-
-def _read_all(
-    planned: Iterable[RunSpec], kind: str, results: Results, missing: Iterable[Mapping[str, Any]]
-) -> list[Run]:
     gaps = {
         (row["scale"], row["variant"], row["seed"]): (MISSING[row["status"]], row["reason"])
         for row in by_job(missing)
@@ -168,6 +162,7 @@ def _read(spec: RunSpec, results: Results) -> Run:
     (record,) = read_parquet(path, RUN).to_pylist()
     log = read_parquet(folder / "log.parquet", LOG).to_pylist()
     step = max(1, -(-len(log) // LOGGED_UPDATES))
+    texts = tuple(origin.get("data_origin", {}).get(key) for key in ("title", "corpus_sha256"))
     return Run(
         spec.scale,
         spec.variant,
@@ -180,7 +175,7 @@ def _read(spec: RunSpec, results: Results) -> Run:
         first_seconds=log[0]["update_tokens"] / log[0]["tokens_per_second"],
         settings=_settings(origin["spec"], origin.get("processes", ())),
         environment=_environment(origin),
-        texts=_texts(origin.get("data_origin", {})),
+        texts=None if None in texts else texts,
         updates=tuple(row for i, row in enumerate(log) if i % step == 0 or i == len(log) - 1),
         # That of a shipped run was not shipped: what lies here is another attempt's.
         text=None
@@ -211,21 +206,14 @@ def _environment(origin: Mapping[str, Any]) -> Facts:
     facts = {
         "device": origin["device"],
         "machine": origin["host_machine"],
-        **{name: version for name, version in origin["versions"].items()},
-        "backends": origin.get("backends"),
-        "deterministic": origin.get("deterministic"),
-        "processes": origin.get("processes"),
+        **origin["versions"],
+        **{key: origin.get(key) for key in ("backends", "deterministic", "processes")},
         "corpus": data.get("title"),
         "corpus_source": data.get("source"),
         "corpus_sha256": data.get("corpus_sha256"),
         "order_hash": origin["order_hash"],
     }
     return facts_of({key: value for key, value in facts.items() if value is not None})
-
-
-def _texts(data: Mapping[str, Any]) -> tuple[str, str] | None:
-    found = (data.get("title"), data.get("corpus_sha256"))
-    return None if None in found else found
 
 
 def facts_of(values: Mapping[str, Any]) -> Facts:

@@ -1,7 +1,7 @@
-"""What the pages and the document share of Jinja."""
+"""What the pages and the document share: Jinja, formulas in running text, rows by key."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,3 +26,11 @@ def symbol_pieces(text: str) -> Iterator[tuple[str, bool]]:
     """Running text in pieces, each with whether it is a variable with its index: F_ii as F_{ii}."""
     for place, piece in enumerate(re.split(r"\b([A-Za-z]_(?:[a-z]{1,2}|O|down))\b", text)):
         yield (f"{piece[0]}_{{{piece[2:]}}}", True) if place % 2 else (piece, False)
+
+
+def grouped(rows: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[Any]]:
+    """Rows by key, both in the order in which they come."""
+    groups: dict[Any, list[Any]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return groups

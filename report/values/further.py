@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pandas as pd
-from scipy import stats
+import scipy  # scipy.stats is loaded where it is used, as that takes a second
 
 from relation.variants import PAIRED
 from report.values.layout import SCALES, Column, Note, Number, Panel, Part, Row, value
@@ -151,7 +151,7 @@ def _put_correlation(found: Measurements, row: str, pairs: pd.DataFrame, behind:
     if why:
         found[*key, "value"] = _undetermined(why, behind)
         return
-    correlation = stats.pearsonr(pairs["mha"], pairs["full"])
+    correlation = scipy.stats.pearsonr(pairs["mha"], pairs["full"])
     found[*key, "value"] = replace(behind, value=float(correlation.statistic))
     if len(pairs) > 3 and abs(correlation.statistic) < 1:
         for statistic, end in correlation.confidence_interval()._asdict().items():

@@ -35,6 +35,23 @@ def three_digits(value: float) -> str:
     return f"{Context(prec=3).create_decimal_from_float(value):,f}"
 
 
+def significant(value: float | None, digits: int = 4, signed: bool = False) -> str:
+    """A number of any unit to so many significant digits, all of its whole ones, with separators.
+
+    A dash where there is none.
+    """
+    if value is None or math.isnan(value):
+        return DASH
+    size = abs(value)
+    if size >= 10 ** (digits - 1):
+        text = f"{size:,.0f}"
+    elif 1e-12 < size < 1e-3:  # where Python's form may take an exponent
+        text = f"{size:.{digits - 1 - math.floor(math.log10(size))}f}".rstrip("0")
+    else:
+        text = f"{size:,.{digits}g}".replace("-", MINUS)
+    return (MINUS if value < 0 else "+" if signed and value else "") + text
+
+
 def printed_text(printed: str, form: Number) -> str:
     """The paper's value, every digit kept, with a true minus and, in such a form, separators."""
     return grouped(printed) if form.grouped else printed.replace("-", MINUS)

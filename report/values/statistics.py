@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 import pandas as pd
-from scipy import stats
+import scipy  # scipy.stats is loaded where it is used, as that takes a second
 
 from relation.errors import InputError
 
@@ -65,7 +65,7 @@ def pooled_deviation(values: pd.Series, readings: pd.Series) -> tuple[float, int
 
 def t_quantile(freedom: int) -> float:
     """The 97.5% quantile of Student's t, which a two-sided 95% interval takes."""
-    return float(stats.t.ppf(0.975, freedom))
+    return float(scipy.stats.t.ppf(0.975, freedom))
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def power_fit(points: Sequence[tuple[float, float]]) -> PowerFit | None:
     if len({x for x, _ in points}) < 2:
         return None
     x, y = np.log(np.asarray(points, dtype=np.float64)).T
-    fit = stats.linregress(x, y)
+    fit = scipy.stats.linregress(x, y)
     low = high = None
     freedom = len(points) - 2
     if freedom:

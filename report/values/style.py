@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -102,15 +102,31 @@ def save(figure: Figure, path: Path) -> None:
     from matplotlib import rc_context
 
     path.write_text(svg_text(figure), encoding="utf-8")
-    with rc_context(_PRINT):
-        figure.savefig(path.with_suffix(".pdf"), metadata={"CreationDate": None, "Creator": None})
+    with rc_context(_PRINT), open(path.with_suffix(".pdf"), "wb") as file:
+        _write(figure, file, "pdf", {"CreationDate": None, "Creator": None})
 
 
 def svg_text(figure: Figure) -> str:
     """A figure as SVG for the pages; the same figure gives the same bytes."""
     buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    _write(figure, buffer, "svg", {"Date": None, "Creator": None})
     return adapt(buffer.getvalue())
+
+
+def _write(figure: Figure, file: IO, form: str, metadata: dict[str, None]) -> None:
+    """Lay a figure out, then draw it: ``savefig`` alone would draw all of it for the layout too."""
+    from matplotlib import rc_context
+    from matplotlib.backends.registry import backend_registry
+
+    engine = figure.get_layout_engine()
+    if engine is not None:
+        # The canvas knows how wide a text is in this form.
+        backend_registry.load_backend_module(form).FigureCanvas(figure)
+        engine.execute(figure)
+        with rc_context({"figure.constrained_layout.use": False}):
+            figure.set_layout_engine(None)
+    figure.savefig(file, format=form, metadata=metadata)
+    figure.set_layout_engine(engine)
 
 
 def adapt(svg: str) -> str:

@@ -1,6 +1,7 @@
 # What every stage uses: the campaign, where its results lie, how a job is started, GPU limits.
 
 import sys
+import time
 
 from relation.pipeline.hashes import code_hash
 from relation.data.sources import corpus_fingerprint
@@ -8,6 +9,7 @@ from relation.errors import InputError
 from relation.pipeline.ledger import Ledger
 from relation.pipeline.preflight import check, check_corpus, write_started_with
 from relation.pipeline.results import RULES, chosen_results
+from relation.pipeline.summary import Started, report_lines, summary
 from relation.spec import canonical_hash
 from relation.pipeline.uses import uses_of_report
 
@@ -89,3 +91,13 @@ def log_of(rule):
 
 def code(rule):
     return lambda wildcards: job_of(rule)(wildcards).code
+
+
+# What the workflow is to run, and since when: it says at last what became of it.
+STARTED, BEGAN = [], time.time()
+
+
+def last_words(ended_well):
+    """The last screen: what was made or failed, and where the report is."""
+    lines = (*summary(STARTED, BEGAN, ended_well), *report_lines(RESULTS, ended_well))
+    print("", *lines, sep="\n", file=sys.stderr)

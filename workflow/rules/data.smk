@@ -11,6 +11,8 @@ rule prepare:
         spec=spec("prepare"),
         corpus=lambda w: corpus_fingerprint(CAMPAIGN.data[w.dataset].path),
         code=code("prepare"),
+    message:
+        "prepare {wildcards.dataset}; log {log}"
     shell:
         "python -m relation prepare {wildcards.dataset} --config {params.config}"
         " --expect {params.spec} 2>&1 | tee -i {log}"
@@ -27,6 +29,8 @@ rule inventory:
         config=STARTED_WITH,
         settings=SETTINGS,
         code=code("inventory"),
+    message:
+        "count the parameters of the models; log {log}"
     shell:
         "python -m relation inventory --config {params.config}"
         " --expect {params.settings} 2>&1 | tee -i {log}"

@@ -15,6 +15,8 @@ rule diagnose:
         target="{scale}/{variant}/{seed}",
         spec=spec("diagnose"),
         code=code("diagnose"),
+    message:
+        "diagnose {params.target}; log {log}"
     shell:
         "python -m relation diagnose {params.target}"
         " --config {params.config} --expect {params.spec} --threads {threads} 2>&1 | tee -i {log}"
@@ -56,5 +58,7 @@ if CAMPAIGN.reading_runs:
             config=STARTED_WITH,
             runs=canonical_hash([run.config_hash for run in CAMPAIGN.reading_runs]),
             code=code("collect"),
+        message:
+            "gather the records of the readings; log {log}"
         shell:
             "python -m relation collect --config {params.config} 2>&1 | tee -i {log}"

@@ -17,5 +17,7 @@ rule document:
         "../../environment.yml"
     params:
         code=code_hash("document", REPORTED),
+    message:
+        "write the tables in LaTeX and report.pdf; log {log}"
     shell:
         f"python -m relation document {CHOICE}" " 2>&1 | tee -i {log}"

@@ -25,6 +25,8 @@ rule cells:
         code=code_hash("cells", REPORTED),
         # Shipped records stay when code changes; the report then says that theirs is older.
         checkout=checkout_hash(),
+    message:
+        "compute every cell and claim; log {log}"
     shell:
         f"python -m relation cells {CHOICE}" " --expect {params.settings} 2>&1 | tee -i {log}"
 
@@ -42,6 +44,8 @@ rule figures:
     params:
         settings=SETTINGS,
         code=code_hash("figures", REPORTED),
+    message:
+        "draw the figures; log {log}"
     shell:
         f"python -m relation figures {CHOICE}" " --expect {params.settings} 2>&1 | tee -i {log}"
 
@@ -67,5 +71,7 @@ rule report:
         "../../environment.yml"
     params:
         code=code_hash("report", REPORTED),
+    message:
+        "render the pages; log {log}"
     shell:
         f"python -m relation report {CHOICE}" " 2>&1 | tee -i {log}"

@@ -17,6 +17,8 @@ rule measure:
         config=STARTED_WITH,
         spec=spec("measure"),
         code=code("measure"),
+    message:
+        "measure {wildcards.benchmark}/{wildcards.scale}; log {log}"
     shell:
         "python -m relation measure {wildcards.benchmark}/{wildcards.scale} --config {params.config}"
         " --expect {params.spec} --threads 1 2>&1 | tee -i {log}"

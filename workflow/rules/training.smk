@@ -19,6 +19,8 @@ rule train:
         target="{scale}/{variant}/{seed}",
         spec=spec("train"),
         code=code("train"),
+    message:
+        "train {params.target}; log {log}"
     shell:
         "python -m relation train {params.target}"
         " --config {params.config} --expect {params.spec} --threads {threads}"

@@ -12,6 +12,8 @@ rule verify:
         config=STARTED_WITH,
         spec=spec("verify"),
         code=code("verify"),
+    message:
+        "check the operators against their definitions; log {log}"
     shell:
         "python -m relation verify --config {params.config}"
         " --expect {params.spec} --threads {threads} 2>&1 | tee -i {log}"
@@ -33,6 +35,8 @@ rule verify_gradients:
         config=STARTED_WITH,
         spec=spec("verify_gradients"),
         code=code("verify_gradients"),
+    message:
+        "check the gradients against FP64; log {log}"
     shell:
         "python -m relation verify-gradients --config {params.config}"
         " --expect {params.spec} --threads {threads} 2>&1 | tee -i {log}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from itertools import product
 
 import numpy as np
 import pandas as pd
@@ -14,16 +14,13 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from report.figures.drawing import Drawing, NotDrawnError
-from report.figures.readings.look import dashed, marker, planned, read, study_of
+from report.figures.readings import KINDS, dashed, marker, of_readings
 from report.judge.readings_rule import BASE, RESIDUALS
-from report.judge.readings_study import Described
-from report.judge.readings_words import PREFIX, amount, factor, heading, shown_unit, title
+from report.judge.readings_study import Described, Study
+from report.judge.readings_words import amount, factor, heading, shown_unit, title
 from report.values.numbers import MINUS
 from report.values.readings import STATISTICS, Statistic
 from report.values.style import HAIR, INK, MUTED
-
-if TYPE_CHECKING:
-    from report.values.frames import CampaignRecords
 
 ROW = 0.145  # inches of the grid a choice
 CURVE = 2.3  # inches of the panel above it
@@ -31,9 +28,8 @@ GROUP_GAP = 0.4  # rows between groups of choices
 GROUP_AT = 124  # points left of the panel where the names of the groups stand
 
 
-def curve(statistic: Statistic, records: CampaignRecords) -> Figure:
+def curve(statistic: Statistic, found: Study) -> Figure:
     """One statistic of every reading that has it."""
-    found = study_of(records)
     rows = found.of(statistic.name).sort_values("mean", kind="stable")
     if rows.empty:
         raise NotDrawnError(f"no pair of a reading has a value of: {title(statistic)}")
@@ -64,16 +60,28 @@ def _values(
         axes.axhline(scale * statistic.bound, color=INK, linewidth=0.8, zorder=1.5)
     if statistic.paper is not None:
         dashed([axes], scale * statistic.paper)
-    for place, (reading, row) in enumerate(zip(shown, rows.itertuples(), strict=True)):
-        established = pd.notna(row.established) and bool(row.established)
-        look = marker(reading.residual, established, reading.beside)
-        if np.isfinite(row.low):
-            ends = scale * row.low, scale * row.high
-            axes.vlines(place, *ends, color=look["color"], linewidth=1.1, alpha=look["alpha"])
-        axes.plot(place, scale * row.mean, **look, zorder=3)
-        if pd.notna(row.turns) and row.turns:
-            foot = axes.get_xaxis_transform()
-            axes.plot(place, 0.025, "^", color=INK, markersize=4, clip_on=False, transform=foot)
+    points = (
+        rows[["mean", "low", "high"]]
+        .mul(scale)
+        .assign(
+            place=range(len(rows)),
+            residual=[reading.residual for reading in shown],
+            established=rows["established"].fillna(False).astype(bool),
+            beside=[reading.beside for reading in shown],
+        )
+    )
+    for key, alike in points.groupby(["residual", "established", "beside"], sort=False):
+        look = marker(*key)
+        told = alike[np.isfinite(alike["low"])]
+        if len(told):
+            line = {"color": look["color"], "linewidth": 1.1, "alpha": look["alpha"]}
+            axes.vlines(told["place"], told["low"], told["high"], **line)
+        axes.plot(alike["place"], alike["mean"], **look, zorder=3)
+    turns = points["place"][rows["turns"].fillna(False).astype(bool)]
+    if len(turns):
+        foot = axes.get_xaxis_transform()
+        heights, look = np.full(len(turns), 0.025), {"color": INK, "markersize": 4}
+        axes.plot(turns, heights, "^", clip_on=False, transform=foot, **look)
     unit = shown_unit(statistic)
     label = textwrap.fill(title(statistic), 26)
     axes.set_ylabel(label + (f"\n({unit})" if unit else ""))
@@ -103,12 +111,18 @@ def _grid(axes: Axes, shown: Sequence[Described], groups: Mapping[str, Sequence[
             xycoords=("axes fraction", "data"), xytext=(-GROUP_AT, 0), textcoords="offset points",
             ha="left", va="center", fontsize=7, color=MUTED, annotation_clip=False,
         )  # fmt: skip
-    for name, y in places.items():
-        axes.plot(range(len(shown)), [y] * len(shown), "o", color=HAIR, markersize=2.2, zorder=1)
-        for x, reading in enumerate(shown):
-            if name in (reading.residual, reading.choice):
-                look = marker(reading.residual, established=not reading.beside)
-                axes.plot(x, y, **{**look, "markersize": 4.2}, zorder=2)
+    every = np.array(list(product(range(len(shown)), places.values())))
+    axes.plot(*every.T, "o", color=HAIR, markersize=2.2, zorder=1)
+    taken = pd.DataFrame(
+        [
+            (x, places[name], reading.residual, not reading.beside)
+            for x, reading in enumerate(shown)
+            for name in (reading.residual, reading.choice)
+        ],
+        columns=["x", "y", "residual", "established"],
+    )
+    for key, alike in taken.groupby(["residual", "established"], sort=False):
+        axes.plot(alike["x"], alike["y"], **{**marker(*key), "markersize": 4.2}, zorder=2)
     axes.set_ylim(max(places.values()) + 0.6, -0.6)
     axes.set_yticks(list(places.values()), list(places))
     axes.tick_params(axis="both", length=0, labelsize=7)
@@ -134,16 +148,13 @@ def _title(statistic: Statistic) -> str:
     return told
 
 
-DRAWINGS = tuple(
-    Drawing(
-        PREFIX + statistic.name,
-        _title(statistic),
+def _declared(statistic: Statistic) -> Drawing:
+    alt = (
         f"A specification curve of {statistic.title}: a point with an interval for every reading, "
         "sorted by value, with the paper's value as a dashed line, and below it a grid of dots "
-        "that says which residual scale and which choice each reading takes.",
-        partial(curve, statistic),
-        reads=read("runs", "losses", "probes", "diagnoses"),
-        planned=planned,
+        "that says which residual scale and which choice each reading takes."
     )
-    for statistic in STATISTICS
-)
+    return of_readings(statistic.name, KINDS, _title(statistic), alt)(partial(curve, statistic))
+
+
+DRAWINGS = tuple(map(_declared, STATISTICS))

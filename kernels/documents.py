@@ -1,0 +1,152 @@
+"""Which tokens of a batch see each other: documents packed into rows, and padding."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from relation.errors import InputError
+
+
+@dataclass(frozen=True, eq=False)
+class Documents:
+    """The documents of a batch of B rows of T tokens, each a run of neighbours in one row.
+
+    A token sees its own document alone: what an operator computes for it is what it computes where
+    the document is a row by itself. Padding is a document of its own, whose results nobody reads.
+
+    starts, ends: (B, T) int32, where in its row a token's document begins, and where it has ended.
+    offsets: (n + 1,) int32, where each of the n documents begins in the B x T tokens, row by row,
+        and B T at the end (`cu_seqlens` elsewhere).
+    longest: the most tokens that a document has.
+
+    Made by `of`, `packed` or `padded`, which check what they are given and wait for the GPU once.
+    """
+
+    starts: Tensor
+    ends: Tensor
+    offsets: Tensor
+    longest: int
+
+    @classmethod
+    def of(cls, ids: Tensor) -> "Documents":
+        """From a number for each token, (B, T), integer: equal ones in a row are one document.
+
+        Raises InputError for another rank or dtype, no tokens, or numbers that decrease in a row.
+        """
+        if ids.ndim != 2 or ids.is_floating_point() or ids.dtype == torch.bool or 0 in ids.shape:
+            raise InputError(
+                f"documents are {ids.dtype} of shape {tuple(ids.shape)}; give an integer for each "
+                "token, (B, T) with a token at least"
+            )
+        change = ids.diff(dim=1)
+        if (change < 0).any():
+            row, t = (change < 0).nonzero()[0].tolist()
+            raise InputError(
+                f"documents decrease in row {row}: {ids[row, t]} at token {t} and "
+                f"{ids[row, t + 1]} after it; number them in the order in which they stand"
+            )
+        return cls._of_first(torch.nn.functional.pad(change != 0, (1, 0), value=True))
+
+    @classmethod
+    def packed(cls, offsets: Tensor) -> "Documents":
+        """Of one row, from where its documents begin and the last ends: (n + 1,), integer.
+
+        Raises InputError unless they begin at 0 and increase.
+        """
+        fits = offsets.ndim == 1 and len(offsets) > 1 and not offsets.is_floating_point()
+        if not fits or offsets[0] != 0 or (offsets.diff() < 1).any():
+            raise InputError(
+                "the offsets of packed documents begin at 0 and increase to the number of tokens, "
+                f"(n + 1,) integers; these are {offsets.dtype} of shape {tuple(offsets.shape)}: "
+                f"{offsets.flatten()[:8].tolist()}"
+            )
+        first = torch.zeros(1, int(offsets[-1]), dtype=torch.bool, device=offsets.device)
+        first[0, offsets[:-1].long()] = True
+        return cls._of_first(first)
+
+    @classmethod
+    def padded(cls, mask: Tensor) -> "Documents":
+        """From a padding mask, (B, T), bool or 0 and 1: the ones of a row are its text.
+
+        They stand at its left or its right, or in between. Raises InputError for another rank, a
+        row without text or one whose text is interrupted.
+        """
+        if mask.ndim != 2 or 0 in mask.shape:
+            raise InputError(f"the padding mask has shape {tuple(mask.shape)}; give (B, T)")
+        text = mask != 0
+        runs = (torch.nn.functional.pad(text, (1, 0)).to(torch.int8).diff(dim=1) == 1).sum(1)
+        if (runs != 1).any():
+            row = int((runs != 1).nonzero()[0])
+            found = "no text" if runs[row] == 0 else f"{int(runs[row])} pieces of text"
+            raise InputError(f"row {row} of the padding mask has {found}; give each row one")
+        change = torch.nn.functional.pad(text[:, 1:] != text[:, :-1], (1, 0), value=True)
+        return cls._of_first(change)
+
+    @classmethod
+    def _of_first(cls, first: Tensor) -> "Documents":
+        """From (B, T) bool, true where a document begins; so is every row's first token."""
+        batch, length = first.shape
+        place = torch.arange(length, dtype=torch.int32, device=first.device)
+        starts = torch.where(first, place, 0).cummax(dim=1).values
+        ended = torch.nn.functional.pad(first[:, 1:], (0, 1), value=True)
+        ends = torch.where(ended, place + 1, length).flip(1).cummin(dim=1).values.flip(1)
+        begins = first.flatten().nonzero().flatten()
+        end = begins.new_tensor([batch * length])
+        offsets = torch.cat((begins, end)).to(torch.int32)
+        return cls(starts, ends, offsets, int(offsets.diff().max()))
+
+    @property
+    def positions(self) -> Tensor:
+        """(B, T) int32, the place of each token in its document, from 0."""
+        return torch.arange(self.starts.shape[1], device=self.starts.device) - self.starts
+
+    def check(self, x: Tensor) -> None:
+        """Raise InputError unless they are of x, (B, H, T, D), and on its device."""
+        given, needed = tuple(self.starts.shape), (x.shape[0], x.shape[2])
+        if given != needed:
+            raise InputError(f"the documents are of (B, T) = {given} and the states of {needed}")
+        if self.starts.device != x.device:
+            raise InputError(
+                f"the documents lie on {self.starts.device} and the states on {x.device}; "
+                "make them on one device"
+            )
+
+
+def token_counts(documents: Documents | None, x: Tensor, dtype: torch.dtype) -> Tensor:
+    """i of Section 3.1: how many tokens its document has up to and with each token, in `dtype`.
+
+    x: (B, H, T, D). Returns (T,) without documents and (B, 1, T) with them.
+    """
+    if documents is None:
+        return torch.arange(1, x.shape[2] + 1, device=x.device, dtype=dtype)
+    return (documents.positions + 1).to(dtype)[:, None]
+
+
+def unseen(documents: Documents | None, x: Tensor) -> Tensor:
+    """What token i does not see: j > i, and j of another document. x: (B, H, T, D).
+
+    Returns bool, (T, T) without documents and (B, 1, T, T) with them.
+    """
+    length = x.shape[2]
+    future = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
+    if documents is None:
+        return future
+    j = torch.arange(length, device=x.device)
+    return future | (j < documents.starts[:, None, :, None])
+
+
+def forget_at_starts(
+    documents: Documents | None, x: Tensor, log_retention: Tensor, state: Tensor | None
+) -> Tensor:
+    """Linear Relation's g, (B, H, T, D), where a document's first token forgets all: -inf.
+
+    So its state starts empty. x: p1, (B, H, T, D). Raises InputError for documents of another
+    batch or device, or with a state of the tokens before.
+    """
+    if documents is None:
+        return log_retention
+    documents.check(x)
+    if state is not None:
+        raise InputError("documents start with an empty state; give them or a state, not both")
+    return log_retention.masked_fill((documents.positions == 0)[:, None, :, None], -torch.inf)

@@ -1,0 +1,192 @@
+"""Commands of the report: its jobs, `render`, `publish`, `compare`, and the readings' rule."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from relation.cli.options import (
+    add_campaign_options,
+    add_job,
+    campaign_results,
+    whole_results,
+)
+from relation.cli.tables import print_table
+from relation.errors import InputError
+from relation.pipeline.config import load_config
+from relation.pipeline.results import Results, chosen_results
+
+if TYPE_CHECKING:
+    from report.values.frames import CampaignRecords
+
+
+def add_commands(commands) -> None:
+    """Register the commands."""
+    for name, call, help in (
+        ("cells", _cells, "compute every cell and claim"),
+        ("figures", _figures, "draw the figures"),
+        ("report", _report, "render the pages"),
+        ("document", _document, "write the tables in LaTeX, report.tex and report.pdf"),
+    ):
+        add_job(commands, name, call, help).add_argument(
+            "--shipped", action="store_true", help="from results/published alone, gaps named"
+        )
+    rendered = "cells, figures and report of what is there, with the gaps named"
+    add_job(commands, "render", _render, rendered)
+    add_job(commands, "publish", _publish, "copy complete records to results/published")
+    compared = commands.add_parser("compare", help="two campaigns' reports side by side")
+    compared.add_argument("first", help="a campaign with a report: smoke, or published/smoke")
+    compared.add_argument("second", help="another")
+    compared.set_defaults(call=_compare)
+    ruled = commands.add_parser("readings", help="which reading the rule chooses, what runs next")
+    add_campaign_options(ruled, default="readings")
+    ruled.set_defaults(call=_readings)
+
+
+def _records(options: argparse.Namespace) -> tuple[CampaignRecords, Path]:
+    """What a report is made from, of shipped records those that are there; its folder."""
+    from report.values.frames import load_records
+
+    results = whole_results(options)
+    if options.shipped:
+        results = replace(results, shipped_only=True)
+        results.check_shipped()
+    return load_records(results.campaign, results, partial=options.shipped), results.report
+
+
+def _cells(options: argparse.Namespace) -> None:
+    from report.judge.job import write_cells
+
+    write_cells(*_records(options))
+
+
+def _figures(options: argparse.Namespace) -> None:
+    from report.figures.job import write_figures
+
+    records, report = _records(options)
+    write_figures(records, report / "figures.parquet")
+
+
+def _report(options: argparse.Namespace) -> None:
+    from report.render.site_job import render_report
+
+    results = campaign_results(options)
+    render_report(results.campaign, replace(results, shipped_only=options.shipped))
+
+
+def report_place(results: Results) -> Results:
+    """Where a report of what is there goes.
+
+    Snakemake takes the report's folder for one of all records, made as the workflow was started:
+    anything else goes beside it, so that nothing passes for done that is not.
+    """
+    from report.values.frames import load_records
+
+    try:
+        started = chosen_results(load_config(results.started_with))
+        load_records(results.campaign, results)
+    except InputError:
+        return results.so_far
+    as_started = started.published == results.published
+    as_started &= started.campaign.settings == results.campaign.settings
+    return results if as_started else results.so_far
+
+
+def _render(options: argparse.Namespace) -> None:
+    from report.figures.job import write_figures
+    from report.judge.job import write_cells
+    from report.render.document import write_document
+    from report.render.site_job import render_report
+    from report.values.frames import load_records
+
+    results = report_place(campaign_results(options))
+    records = load_records(results.campaign, results, partial=True)
+    write_cells(records, results.report)
+    write_figures(records, results.report / "figures.parquet")
+    render_report(results.campaign, results)
+    print(write_document(results.report))
+    print(f"{results.report / 'index.html'}: {len(records.provenance)} records")
+    for gap in records.missing.to_dict("records"):
+        seed = "" if gap["seed"] < 0 else str(gap["seed"])
+        name = "/".join(filter(None, (gap["scale"], gap["variant"], seed)))
+        print(f"{gap['status']}: {' '.join(filter(None, (gap['kind'], name)))}: {gap['reason']}")
+
+
+def _document(options: argparse.Namespace) -> None:
+    from report.render.document import write_document
+
+    results = campaign_results(options)
+    print(write_document(replace(results, shipped_only=options.shipped).report))
+
+
+def _publish(options: argparse.Namespace) -> None:
+    from relation.pipeline.publish import publish
+
+    results = campaign_results(options)
+    published = publish(results.campaign, results)
+    print(f"{len(published)} files in {results.published_folder}")
+
+
+def _compare(options: argparse.Namespace) -> None:
+    from relation.store.parquet import read_parquet
+    from report.judge.frames import COMPARED_CELLS, COMPARED_CLAIMS
+    from report.render.compare import compare, compared_tables, render_comparison
+
+    folder = compare(options.first, options.second)
+    page = render_comparison(folder)
+    cells = read_parquet(folder / "cells.parquet", COMPARED_CELLS).to_pylist()
+    claims = read_parquet(folder / "claims.parquet", COMPARED_CLAIMS).to_pylist()
+    print_table(
+        ["table", "values in both", "intervals apart", "verdicts differ"],
+        [
+            [found.table.label, f"{found.both}", f"{found.apart}", f"{found.verdicts}"]
+            for found in compared_tables(cells)
+        ],
+    )
+    differing = [row for row in claims if row["first_verdict"] != row["second_verdict"]]
+    print()
+    for row in differing:
+        print(f"claim {row['number']}: {row['first_verdict']}, then {row['second_verdict']}")
+    if not differing:
+        print("The verdicts on all claims agree.")
+    print(f"{page}, from {folder}/cells.parquet and claims.parquet")
+
+
+def _readings(options: argparse.Namespace) -> None:
+    from relation.pipeline.gather import load_readings
+    from report.judge.readings_rule import SEEDS, choose, next_seeds
+
+    results = campaign_results(options)
+    campaign = results.campaign
+    records = load_readings(results.of_readings)
+    if records is None:
+        raise InputError(
+            f"campaign {campaign.name} has no finished run of a reading; `snakemake --cores all "
+            f"--config campaign={campaign.name}` makes them"
+        )
+    choice = choose(campaign.readings, records.diagnoses)
+    rows = choice.distances.sort_values("distance")
+    print_table(
+        ["reading", "pairs", "adds", "distance", "nearer"],
+        [
+            [
+                row.reading,
+                f"{row.n}",
+                f"{row.adds}",
+                f"{row.distance:.1f}" if row.n else "-",
+                f"{row.nearer:.2f}" if row.candidate else "-",
+            ]
+            for row in rows.itertuples()
+        ],
+    )
+    print(f"\n{choice.answer}: {choice.reason}")
+    left = next_seeds(campaign.readings, records.diagnoses)
+    planned = {(run.reading, run.seed) for run in campaign.reading_runs}
+    print("\nNext pairs, in the rule's order:")
+    for name, seed in left:
+        print(f"  {name} {seed}" + ("" if (name, seed) in planned else ", not configured yet"))
+    unplanned = [name for name, seed in left if seed in SEEDS[1:] and (name, seed) not in planned]
+    if unplanned:
+        print(f"config.yaml, readings.further: add {', '.join(dict.fromkeys(unplanned))}")

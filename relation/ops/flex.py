@@ -1,0 +1,106 @@
+"""Full Relation spelled with FlexAttention, for heads and devices that FlashRelation does not take.
+
+FlexAttention gives a row's mean information over its history and the logarithm of its normaliser,
+the Exchange scan of Appendix A.3; Self and the count calibration complete the row outside. Lambda
+is so no part of the fused kernel, and its gradient is autograd's.
+"""
+
+from functools import lru_cache
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from relation.kernels.checks import (
+    check_device,
+    check_groups,
+    check_lambda,
+    check_tau,
+    without_autocast,
+)
+from relation.kernels.documents import Documents, token_counts
+from relation.ops.scores import for_heads
+
+_MASKS: "WeakKeyDictionary[Documents, object]" = WeakKeyDictionary()
+
+
+def _exchange(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    return F.silu(score)
+
+
+@lru_cache(maxsize=8)
+def _row_mask(length: int, device: torch.device):
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    return create_block_mask(lambda b, h, i, j: j < i, None, None, length, length, device)
+
+
+def _history_mask(p1: Tensor, documents: Documents | None):
+    """Which tokens are history, by blocks; made once a length or batch."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    batch, length = p1.shape[0], p1.shape[2]
+    if documents is None:
+        return _row_mask(length, p1.device)
+    if documents not in _MASKS:
+        starts = documents.starts
+
+        def history(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            return (j < i) & (j >= starts[b, i])
+
+        _MASKS[documents] = create_block_mask(history, batch, None, length, length, p1.device)
+    return _MASKS[documents]
+
+
+@lru_cache(maxsize=1)
+def _compiled():
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention, dynamic=False)
+
+
+def _attend(p1: Tensor, p2: Tensor, info: Tensor, mask) -> tuple[Tensor, Tensor]:
+    """zbar (B, H, T, D) and L (B, H, T)."""
+    from torch.nn.attention.flex_attention import AuxRequest, flex_attention
+
+    # Without its compiler FlexAttention materialises the scores.
+    call = _compiled() if p1.is_cuda and not torch.compiler.is_compiling() else flex_attention
+    groups, wanted = p1.shape[1] != p2.shape[1], AuxRequest(lse=True)
+    zbar, aux = call(p1, p2, info, _exchange, mask, enable_gqa=groups, return_aux=wanted)
+    return zbar, aux.lse
+
+
+def flex_relation(
+    p1: Tensor,
+    p2: Tensor,
+    info: Tensor,
+    lam: Tensor,
+    tau: float = 2.0,
+    *,
+    transport_self: bool = True,
+    documents: Documents | None = None,
+) -> Tensor:
+    """Full Relation by FlexAttention: the arguments, result and errors of `full_relation`.
+
+    On a CUDA GPU, for 16-bit and FP32 inputs and any head width that its kernel takes;
+    differentiable once in p1, p2, info and lam. PyTorch has no backward pass of it on a CPU and
+    materialises the scores there.
+    """
+    check_lambda(lam)
+    check_groups(p1=p1, p2=p2, info=info)
+    check_device(p1, lam)
+    check_tau(tau)
+    if documents is not None:
+        documents.check(p1)
+    wide = torch.promote_types(p1.dtype, torch.float32)
+    with without_autocast(p1):
+        zbar, L = _attend(p1, p2, info, _history_mask(p1, documents))
+        p2, own = (for_heads(x, p1.shape[1]).to(wide) for x in (p2, info))
+        S = torch.sigmoid((p1.to(wide) * p2).sum(-1) / (tau * p1.shape[-1] ** 0.5))
+        i = token_counts(documents, p1, wide)
+        # The first token has no history: its normaliser is empty, and nothing flows into it.
+        A = torch.where(i == 1, -torch.inf, L.to(wide) - lam.to(wide) * i.log())
+        g, F_ii = (torch.sigmoid(x)[..., None] for x in (A - S, S - A))
+        y = g * zbar.to(wide)
+        return (y + F_ii * own if transport_self else y).to(info.dtype)

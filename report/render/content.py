@@ -1,0 +1,70 @@
+"""What the pages and the document say of a campaign, read from the report's own Parquet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from relation.store.parquet import read_origin, read_parquet
+from report.judge.frames import FIGURES, FRAMES
+from report.judge.readings_frames import NAMES
+from report.render.pipeline import Rule
+from report.render.printed import PrintedTable, print_table
+from report.render.readings import Readings, is_of_readings, read_readings
+from report.render.runs import Run
+from report.values.tables import TABLES
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Content:
+    """The report of one campaign.
+
+    ``page`` holds the campaign's own words (``CampaignRecords.page``), ``tables`` the ``cells``
+    laid out, ``figures`` those of no reading. ``runs``, ``further`` (of the pairs beyond the
+    matrix) and ``pipeline`` are for the pages alone. The other fields are rows of the Parquet of
+    that name.
+    """
+
+    page: Row
+    cells: pd.DataFrame
+    tables: Sequence[PrintedTable]
+    figures: Sequence[Row]
+    claims: Sequence[Row]
+    evidence: Sequence[Row]
+    provenance: Sequence[Row]
+    missing: Sequence[Row]
+    checklist: Sequence[Row]
+    readings: Readings
+    runs: Sequence[Run] = ()
+    further: Sequence[Run] = ()
+    pipeline: Sequence[Rule] = ()
+
+
+def gather(folder: Path) -> Content:
+    """Read a report's folder. Raises InputError for a missing or damaged file."""
+    frames = {
+        name: read_parquet(folder / f"{name}.parquet", layout)
+        for name, layout in {**FRAMES, "figures": FIGURES}.items()
+    }
+    cells = frames.pop("cells").to_pandas()
+    rows = {name: frame.to_pylist() for name, frame in frames.items()}
+    figures = rows.pop("figures")
+    return Content(
+        page=read_origin(folder / "cells.parquet")["page"],
+        cells=cells,
+        tables=printed_tables(cells),
+        figures=[figure for figure in figures if not is_of_readings(figure)],
+        readings=read_readings(*(rows.pop(name) for name in NAMES), figures),
+        **rows,
+    )
+
+
+def printed_tables(cells: pd.DataFrame) -> list[PrintedTable]:
+    """The seventeen tables, laid out."""
+    return [print_table(table, cells[cells["table"] == table.label]) for table in TABLES]
