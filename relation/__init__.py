@@ -1,10 +1,9 @@
 """Reference implementation of "Ask Self, Ask Others: Relation Is All You Need".
 
-The library is `relation.operators` (the equations in plain PyTorch), `relation.kernels`
-(FlashRelation and Linear Relation in Triton) and `relation.model`; each is imported on its first
-use. All else is the pipeline of the reproduction, which needs the extras `pipeline` and `report`.
-Data flows one way through it: data, operators, model, training, diagnostics and systems, records,
-and then the top-level `report` package. `tests/test_architecture.py` checks it.
+The library is `relation.ops` (the equations in plain PyTorch), `relation.kernels` (FlashRelation
+and Linear Relation in Triton) and `relation.nn`; each is imported on its first use. All else is the
+pipeline of the reproduction, which needs the extras `pipeline` and `report`. A module imports from
+its own room and from those before it; `tests/test_architecture.py` has their order and checks it.
 """
 
 from importlib import import_module
@@ -12,14 +11,14 @@ from typing import Any
 
 __version__ = "0.2.0"
 
-_ROOMS = ("generation", "kernels", "model", "operators")
+_ROOMS = ("kernels", "nn", "ops")
 _FROM = {
-    "Decoder": "model",
-    "Execution": "model",
-    "ModelConfig": "model",
+    "Decoder": "nn",
+    "Execution": "nn",
+    "ModelConfig": "nn",
     "flash_relation": "kernels",
-    "full_relation": "operators",
-    "linear_relation": "operators",
+    "full_relation": "ops",
+    "linear_relation": "ops",
 }
 __all__ = [*_ROOMS, *_FROM, "__version__"]
 

@@ -1,6 +1,6 @@
 """Registries, and the mark of code that only tells people: two forms that the code hash reads.
 
-See `relation.code` for what it makes of them.
+See `relation.pipeline.hashes` for what it makes of them.
 """
 
 from collections.abc import Hashable

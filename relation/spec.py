@@ -9,8 +9,8 @@ import json
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from relation.geometry import ModelConfig, model_config
-from relation.sections import ExecutionSection, Optimisation, Rounds, Schedule, Training
+from relation.pipeline.sections import ExecutionSection, Optimisation, Rounds, Schedule, Training
+from relation.variants import ModelConfig, model_config
 
 
 def canonical_hash(value: Any) -> str:

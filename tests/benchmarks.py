@@ -7,13 +7,14 @@ from typing import Any
 import torch
 from conftest import ROOT
 
-from relation.config import Campaign, load_config, resolve
-from relation.progress import Progress
-from relation.systems.bench.peers import Shape
-from relation.systems.bench.sides import Case
-from relation.systems.conditions import Conditions
-from relation.systems.processes import Measurement, answer
-from relation.systems.rounds import Answers, Session
+from relation.bench.conditions import Conditions
+from relation.bench.processes import Measurement, answer
+from relation.bench.rounds import Answers, Session
+from relation.bench.sides import Case
+from relation.machine.progress import Progress
+from relation.pipeline.campaign import Campaign, resolve
+from relation.pipeline.config import load_config
+from relation.verify.inputs import Shape
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 OPTIMIZER = {

@@ -52,7 +52,7 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture
 def small_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """Benchmarks make few copies of their inputs."""
-    monkeypatch.setattr("relation.systems.bench.sides.cache_bytes", lambda device: 2**16)
+    monkeypatch.setattr("relation.bench.sides.cache_bytes", lambda device: 2**16)
 
 
 @pytest.fixture

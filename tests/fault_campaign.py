@@ -28,9 +28,9 @@ from faults import (  # noqa: F401
 from faults.registry import CASES, Case
 from faults.sandbox import PROJECT, can_mount, make_base, make_sandbox
 
-from relation.files import write_text
-from relation.origin import commit, versions
-from relation.parquet import Column, read_parquet, schema, write_parquet
+from relation.pipeline.origin import commit, versions
+from relation.store.files import write_text
+from relation.store.parquet import Column, read_parquet, schema, write_parquet
 
 DOCS = PROJECT / "docs"
 OUT = DOCS / "faults.parquet"

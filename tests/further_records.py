@@ -7,10 +7,10 @@ from dataclasses import replace
 import pandas as pd
 from test_report_records import HOSTILE
 
-from relation.records import CampaignRecords
-from report.claims import judge_claims
-from report.claims.evidence import Evidence
-from report.claims.ledger import CLAIMS
+from report.judge.claims import judge_claims
+from report.judge.claims.evidence import Evidence
+from report.judge.claims.ledger import CLAIMS
+from report.values.frames import CampaignRecords
 
 # By seed: final NLL of MHA and of Relation, shares of the budget spared by Relation and by MHA
 # against itself. 47 never reaches the target; 49 has no MHA run, 50 no run at all.

@@ -7,15 +7,16 @@ from functools import cache
 import pandas as pd
 from conftest import ROOT
 
-from relation import schemas
-from relation.config import load_config, resolve
-from relation.model.inventory import inventory_row
-from relation.records import CampaignRecords
-from relation.records.gaps import MISSING
-from relation.records.page import trained_models
-from report.layout import SCALES, SEEDS
-from report.paper import load
-from report.paper_seeds import number
+from relation.pipeline.campaign import resolve
+from relation.pipeline.config import load_config
+from relation.pipeline.gaps import MISSING
+from relation.pipeline.inventory import inventory_row
+from relation.store import layouts as schemas
+from report.values.frames import CampaignRecords
+from report.values.layout import SCALES, SEEDS
+from report.values.page import trained_models
+from report.values.paper import load
+from report.values.paper_seeds import number
 
 SETTING = {
     "driver": None, "sm_clock": math.nan, "sm_clock_least": math.nan, "sm_clock_limit": math.nan,

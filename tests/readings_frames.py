@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 
-from report.readings.rule import VALUES
-from report.readings.scales import back, forward
+from report.judge.readings_rule import VALUES
+from report.values.scales import back, forward
 
 SPREAD = 0.1  # deviation between seeds of each of the eight values, on its scale
 UPDATES, UPDATE_TOKENS = 400, 10
@@ -53,7 +53,7 @@ class Planted:
 
 @dataclass(frozen=True)
 class Frames:
-    """The four frames, as relation.records gives them."""
+    """The four frames, as report.values gives them."""
 
     runs: pd.DataFrame
     losses: pd.DataFrame

@@ -12,8 +12,9 @@ import pandas as pd
 from conftest import ROOT
 from readings_frames import BUDGET, Planted, make_frames
 
-from relation.config import load_config, resolve
-from relation.records.multiverse import LAYOUTS, ReadingRecords
+from relation.pipeline.campaign import resolve
+from relation.pipeline.config import load_config
+from relation.pipeline.gather import LAYOUTS, ReadingRecords
 
 LOOKS = 10
 FILES = tuple(f"results/readings/readings/{kind}.parquet" for kind in LAYOUTS)

@@ -4,9 +4,9 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-from relation.config import Campaign
 from relation.data.pieces import cut
 from relation.data.texts import read_texts
+from relation.pipeline.campaign import Campaign
 
 SAMPLE = Path(__file__).parents[1] / "relation" / "data" / "sample"
 

@@ -5,20 +5,21 @@ from pathlib import Path
 from conftest import ROOT
 from test_report_records import HOSTILE
 
-from relation.config import load_config, resolve
-from relation.parquet import read_parquet
-from relation.records import CampaignRecords
-from relation.schemas import LOG, RUN
+from relation.pipeline.campaign import resolve
+from relation.pipeline.config import load_config
+from relation.store.layouts import LOG, RUN
+from relation.store.parquet import read_parquet
 from report.figures import draw_figures
 from report.figures.runs import draw_runs
-from report.jobs.cells import write_cells
-from report.jobs.schemas import FRAMES, page_origin
-from report.readings.printed import run_names
-from report.site import Content, render_site
-from report.site.content import printed_tables
-from report.site.pipeline import campaign_pipeline
-from report.site.runs import Run
-from report.view import MISSING
+from report.judge.frames import FRAMES, page_origin
+from report.judge.job import write_cells
+from report.render.pipeline import campaign_pipeline
+from report.render.printed import MISSING
+from report.render.readings import run_names
+from report.render.runs import Run
+from report.render.site import render_site
+from report.render.site_content import Content, printed_tables
+from report.values.frames import CampaignRecords
 
 
 def invented_site(records: CampaignRecords, folder: Path) -> Content:

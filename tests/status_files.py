@@ -6,15 +6,16 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-from relation.config import Campaign, load_config, resolve
 from relation.data.sources import corpus_fingerprint
-from relation.parquet import write_parquet
-from relation.results import CHECKPOINT, Results, diagnostics_path, run_path, with_pictures
-from relation.schemas import DATA, FLOW, FLOW_CURVES, FLOW_MAPS, LOG, PROBES, RUN
+from relation.pipeline.campaign import Campaign, resolve
+from relation.pipeline.config import load_config
+from relation.pipeline.progress import CampaignStatus, RunStatus, campaign_status
+from relation.pipeline.results import CHECKPOINT, Results, diagnostics_path, run_path, with_pictures
 from relation.spec import RunSpec
-from relation.status import CampaignStatus, RunStatus, campaign_status
-from relation.training.folder import resume_key
-from relation.training.watch import Watch
+from relation.store.layouts import DATA, FLOW, FLOW_CURVES, FLOW_MAPS, LOG, PROBES, RUN
+from relation.store.parquet import write_parquet
+from relation.train.folder import resume_key
+from relation.train.watch import Watch
 
 Output = pytest.CaptureFixture[str]
 NAME = "10M/full/42"

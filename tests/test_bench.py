@@ -9,20 +9,21 @@ import pytest
 import torch
 from benchmarks import CASE, CPU, campaign, measured
 
+from relation.bench import timing
+from relation.bench.processes import Failure
+from relation.bench.rounds import WARM_ROUNDS, interleave
+from relation.bench.run import run
+from relation.bench.statistics import median_interval, ratio, summary
+from relation.bench.table import campaign_notes, notes, sections
 from relation.cli import main
 from relation.cli.bench import growth
-from relation.config import load_config, resolve
 from relation.data.tokens import token_file
 from relation.errors import InputError
-from relation.parquet import read_origin, read_parquet
-from relation.results import Results
-from relation.schemas import BENCH, THROUGHPUT
-from relation.systems import timing
-from relation.systems.bench.run import run
-from relation.systems.bench.table import campaign_notes, notes, sections
-from relation.systems.processes import Failure
-from relation.systems.rounds import WARM_ROUNDS, interleave
-from relation.systems.statistics import median_interval, ratio, summary
+from relation.pipeline.campaign import resolve
+from relation.pipeline.config import load_config
+from relation.pipeline.results import Results
+from relation.store.layouts import BENCH, THROUGHPUT
+from relation.store.parquet import read_origin, read_parquet
 
 Output = pytest.CaptureFixture[str]
 
@@ -185,7 +186,16 @@ def test_bench_on_a_cpu_from_command_to_parquet(
 def test_a_choice_of_measures_and_peers(small_cache: None, tmp_path: Path) -> None:
     path = tmp_path / "few.parquet"
     tiny = campaign("tiny", scales="10M")
-    found = run("flash", tiny, "cpu", path, measures=["backward"], peers=["attention"], repeats=2)
+    found = run(
+        "flash",
+        tiny.systems,
+        tiny.settings,
+        "cpu",
+        path,
+        measures=["backward"],
+        peers=["attention"],
+        repeats=2,
+    )
     assert [(row["peer"], row["measure"]) for row in found.rows] == [
         ("tiled", "forward+backward"),
         ("attention", "forward+backward"),
@@ -211,11 +221,13 @@ def test_a_part_never_replaces_the_whole(
 ) -> None:
     outputs = []
 
-    def stopped(name: str, campaign: object, device: str, output: Path, **rest) -> None:
+    def stopped(
+        name: str, systems: object, settings: object, device: str, output: Path, **rest
+    ) -> None:
         outputs.append(output)
         raise InputError("measured elsewhere")
 
-    monkeypatch.setattr("relation.systems.bench.run.run", stopped)
+    monkeypatch.setattr("relation.bench.run.run", stopped)
     for more in ("", " --output my.parquet"):
         main(f"bench flash {choices}{more}".split())
     assert outputs == [Path(f"results/bench/{name}.parquet"), Path("my.parquet")]
@@ -232,9 +244,10 @@ def test_an_output_that_cannot_be_written_is_told_before_measuring(
     # The superuser may write anywhere, whatever the mode.
     may = os.access
     monkeypatch.setattr(os, "access", lambda path, mode: path.name != "locked" and may(path, mode))
-    monkeypatch.setattr("relation.systems.bench.run.session", None)
+    monkeypatch.setattr("relation.bench.run.session", None)
+    tiny = campaign("tiny")
     with pytest.raises(InputError, match=f"output {Path(output)}.* folder"):
-        run("flash", campaign("tiny"), "cpu", Path(output))
+        run("flash", tiny.systems, tiny.settings, "cpu", Path(output))
 
 
 def test_the_tables_files_and_ratios_from_one_command(elsewhere: None, capsys: Output) -> None:
@@ -265,7 +278,7 @@ def test_the_prepared_corpus_is_read_where_it_is_there(
         given.append(data)
         raise InputError("enough")
 
-    monkeypatch.setattr("relation.systems.measure.measure", measured)
+    monkeypatch.setattr("relation.bench.campaign.measure", measured)
     campaign = resolve(load_config(Path("config.yaml")), campaign="tiny")
     folder = Results(campaign).data(campaign.data_of_scale("10M"))
     command = "bench systems --device cpu --shapes tiny --scales 10M"

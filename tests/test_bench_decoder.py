@@ -8,18 +8,18 @@ import torch
 from benchmarks import CPU, CUDA, OPTIMIZER, campaign
 from torch import Tensor
 
-from relation.geometry import ModelConfig
-from relation.model import Decoder, Execution
-from relation.model.inventory import count_parameters
-from relation.parquet import read_parquet
-from relation.schemas import BENCH
-from relation.systems.bench import decoder
-from relation.systems.bench.floor import FloorStep, projections, traffic_bytes
-from relation.systems.bench.plain import PlainStep, plain_decoder
-from relation.systems.bench.run import run
-from relation.systems.bench.sides import step_groups
-from relation.systems.throughput import Setup, build_step
-from relation.training.loss import summed_nll
+from relation.bench import decoder
+from relation.bench.floor import FloorStep, projections, traffic_bytes
+from relation.bench.plain import PlainStep, plain_decoder
+from relation.bench.run import run
+from relation.bench.sides import step_groups
+from relation.bench.steps import Setup, build_step
+from relation.nn import Decoder, Execution
+from relation.pipeline.inventory import count_parameters
+from relation.store.layouts import BENCH
+from relation.store.parquet import read_parquet
+from relation.train.loss import summed_nll
+from relation.variants import ModelConfig
 
 CONFIG = ModelConfig.for_variant(
     "mha", layers=3, d_model=24, heads=4, d_ff=40, vocab_size=61, init_std=0.2
@@ -99,7 +99,7 @@ def test_projections_hold_every_matrix_of_the_model() -> None:
     for spec in campaign("paper").systems:
         if spec.benchmark != "matched":
             continue
-        (group,) = (g for g in step_groups(decoder.benchmark(CUDA).steps, campaign("paper"))
+        (group,) = (g for g in step_groups(decoder.benchmark(CUDA).steps, campaign("paper").systems)
                     if g.spec.scale == spec.scale)  # fmt: skip
         _, model = group.sides["plain"]
         matrices = sum(o * i * count for (o, i), count in projections(model).items())
@@ -137,7 +137,8 @@ def test_the_floor_runs_its_parts_and_no_other() -> None:
 
 def test_bench_decoder_on_a_cpu(tmp_path: Path) -> None:
     path = tmp_path / "decoder.parquet"
-    found = run("decoder", campaign("tiny", scales="10M"), "cpu", path, repeats=2)
+    tiny = campaign("tiny", scales="10M")
+    found = run("decoder", tiny.systems, tiny.settings, "cpu", path, repeats=2)
     rows = read_parquet(path, BENCH).to_pylist()
     assert [row["peer"] for row in rows] == [
         "decoder",

@@ -12,21 +12,21 @@ import torch
 from benchmarks import CPU, CUDA, SHAPE, campaign, measured, quiet_session
 from torch import Tensor
 
-from relation.operators import linear_relation
-from relation.parquet import read_origin
-from relation.systems.bench import linear
-from relation.systems.bench.autotuning import brief_autotuning
-from relation.systems.bench.exactness import relative_errors
-from relation.systems.bench.linear import (
+from relation.bench import linear
+from relation.bench.autotuning import brief_autotuning
+from relation.bench.exact import relative_errors
+from relation.bench.linear import (
     FLA_PEERS,
     chunked_output,
     gated_delta_attention,
     gated_linear_attention,
     relation_by_attention,
 )
-from relation.systems.bench.peers import Peer, Shape
-from relation.systems.bench.run import run
-from relation.systems.bench.sides import (
+from relation.bench.peers import Peer
+from relation.bench.processes import Failure
+from relation.bench.rounds import session
+from relation.bench.run import run
+from relation.bench.sides import (
     FLOOR,
     Case,
     floor_bytes,
@@ -34,9 +34,10 @@ from relation.systems.bench.sides import (
     measure_operator,
     step_groups,
 )
-from relation.systems.bench.table import notes, sections
-from relation.systems.processes import Failure
-from relation.systems.rounds import session
+from relation.bench.table import notes, sections
+from relation.ops import linear_relation
+from relation.store.parquet import read_origin
+from relation.verify.inputs import Shape
 
 CASE = Case("linear", SHAPE, "fp32", "a machine", "chunked")
 RELATION = ("p1", "p2", "info", "log_retention")
@@ -44,13 +45,13 @@ RELATION = ("p1", "p2", "info", "log_retention")
 
 def test_the_papers_shapes_steps_and_long_contexts_come_from_the_configuration() -> None:
     paper, compared = campaign("paper"), linear.benchmark(CUDA)
-    assert [shape.dimensions for shape in compared.shapes(paper)] == [
+    assert [shape.dimensions for shape in compared.shapes(paper.systems)] == [
         (32, 8, 1024, 48),
         (16, 8, 2048, 64),
         (4, 8, 4096, 80),
         (1, 8, 65536, 64),
     ]
-    steps = step_groups(compared.steps, paper)
+    steps = step_groups(compared.steps, paper.systems)
     assert [(g.spec.scale, g.context, g.micro) for g in steps] == [
         ("10M", 1024, 32),
         ("30M", 2048, 16),
@@ -63,14 +64,14 @@ def test_the_papers_shapes_steps_and_long_contexts_come_from_the_configuration()
             "flash-relation": "F" * layers,
             "flash-attention-2": "A" * layers,
         }
-    sweep = long_groups(compared.long, paper)
+    sweep = long_groups(compared.long, paper.systems)
     contexts = [[group.context for group in together] for together in sweep]
     assert contexts == [[8192, 16384, 32768], [65536], [131072], [262144]]
     for group in chain(*sweep):
         ((side, model),) = group.sides.values()
         assert (group.micro, group.spec.scale, side.variant) == (1, "30M", "linear")
         assert (model.layout, model.d_model) == ("L" * 10, 512)
-    assert long_groups(compared.long, campaign("paper", scales="10M,100M")) == []
+    assert long_groups(compared.long, campaign("paper", scales="10M,100M").systems) == []
 
 
 def drawn(shape: Shape, dtype: torch.dtype, seed: int = 0) -> dict[str, Tensor]:
@@ -143,14 +144,14 @@ except ModuleNotFoundError as missing:
     "layers.py": "import a_package_that_only_layers_need",
     "ops/__init__.py": "",
     "ops/gla.py": """
-from relation.systems.bench.linear import gated_linear_attention
+from relation.bench.linear import gated_linear_attention
 
 def chunk_gla(q, k, v, g, scale):
     assert scale == 1.0 and all(x.is_contiguous() for x in (q, k, v, g))
     return gated_linear_attention(*(x.transpose(1, 2) for x in (q, k, v, g))).transpose(1, 2), None
 """,
     "ops/kda.py": """
-from relation.systems.bench.linear import gated_delta_attention
+from relation.bench.linear import gated_delta_attention
 
 def chunk_kda(q, k, v, g, beta, scale):
     assert scale == 1.0 and all(x.is_contiguous() for x in (q, k, v, g, beta))
@@ -332,7 +333,15 @@ def test_candidates_are_compiled_before_they_are_timed() -> None:
 
 def test_bench_linear_on_a_cpu(small_cache: None, tmp_path: Path) -> None:
     path, tiny = tmp_path / "linear.parquet", campaign("tiny", scales="30M")
-    found = run("linear", tiny, "cpu", path, measures=["backward", "step", "long"], repeats=6)
+    found = run(
+        "linear",
+        tiny.systems,
+        tiny.settings,
+        "cpu",
+        path,
+        measures=["backward", "step", "long"],
+        repeats=6,
+    )
     passes = "forward+backward"
     assert {(row["measure"], row["length"], row["peer"]) for row in found.rows} == {
         *((passes, length, p) for length in (32, 128) for p in ("chunked", "recurrent", FLOOR)),

@@ -10,31 +10,32 @@ import torch
 from benchmarks import CASE, CPU, CUDA, OPTIMIZER, SHAPE, campaign, quiet_session
 from torch import Tensor
 
-from relation.errors import InputError, RunError
-from relation.geometry import ModelConfig
-from relation.model import Execution
-from relation.operators import full_relation
-from relation.schemas import BENCH
-from relation.systems.bench import flash
-from relation.systems.bench.exactness import relative_errors
-from relation.systems.bench.peers import Peer, Shape, micro_batch_shapes
-from relation.systems.bench.sides import (
+from relation.bench import flash
+from relation.bench.exact import relative_errors
+from relation.bench.peers import Peer, micro_batch_shapes
+from relation.bench.processes import failure_of
+from relation.bench.rounds import Answers, session
+from relation.bench.sides import (
     Case,
     RotatingInputs,
     measure_operator,
     measure_steps,
     step_groups,
 )
-from relation.systems.processes import failure_of
-from relation.systems.rounds import Answers, session
-from relation.systems.throughput import Setup, build_step
+from relation.bench.steps import Setup, build_step
+from relation.errors import InputError, RunError
+from relation.nn import Execution
+from relation.ops import full_relation
+from relation.store.layouts import BENCH
+from relation.variants import ModelConfig
+from relation.verify.inputs import Shape
 
 
 def test_the_papers_shapes_and_steps_come_from_the_configuration() -> None:
     paper = campaign("paper")
-    shapes = [shape.dimensions for shape in micro_batch_shapes(paper)]
+    shapes = [shape.dimensions for shape in micro_batch_shapes(paper.systems)]
     assert shapes == [(32, 8, 1024, 48), (16, 8, 2048, 64), (4, 8, 4096, 80)]
-    groups = step_groups(flash.benchmark(CUDA).steps, paper)
+    groups = step_groups(flash.benchmark(CUDA).steps, paper.systems)
     found = {(g.spec.scale, g.context, g.micro): list(g.sides) for g in groups}
     materialised = ["materialised", "materialised-compiled"]
     attention = ["flash-attention-2", "cudnn-attention"]
@@ -272,7 +273,7 @@ def test_a_model_that_cannot_run_here_is_a_row_of_its_step() -> None:
             flash.Side("x", "mha", {"mha": "cudnn"}),
         )
     }
-    (group,) = step_groups(steps, tiny)
+    (group,) = step_groups(steps, tiny.systems)
     cold = replace(group, spec=replace(group.spec, warmup_updates=0))  # its loss is checked still
     shared = quiet_session(3)
     rows = measure_steps([cold], lambda _: CASE, 2, shared)
@@ -359,7 +360,7 @@ def test_every_peer_of_flash_relation_runs_and_agrees() -> None:
 def test_equal_models_take_equal_memory_whichever_comes_first() -> None:
     """What a library keeps for the life of the process is no model's."""
     sides = [flash.Side(name, "mha", {"mha": "flash"}) for name in ("first", "second")]
-    (group,) = step_groups({"matched": sides}, campaign("paper", scales="10M"))
+    (group,) = step_groups({"matched": sides}, campaign("paper", scales="10M").systems)
     case = partial(Case, "flash", precision="bf16", device="a GPU", subject="first")
     with session("cuda", "test", 2) as shared:
         first, second = measure_steps([group], case, 1, shared)

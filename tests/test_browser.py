@@ -8,11 +8,11 @@ from browser import PHONE, browser, why_not
 from conftest import ROOT, snakemake
 from test_report_records import HOSTILE
 
-from relation.parquet import read_parquet
-from report.jobs.schemas import CELLS
-from report.pages import PAGES
-from report.site.content import printed_tables
-from report.style import MHA, RELATION
+from relation.store.parquet import read_parquet
+from report.judge.frames import CELLS
+from report.render.pages import PAGES
+from report.render.site_content import printed_tables
+from report.values.style import MHA, RELATION
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "a browser is here")
 

@@ -5,9 +5,9 @@ import os
 import pytest
 import torch
 
-from relation.model import Decoder, Execution, ModelConfig
-from relation.training.optimizer import build_optimizer
-from relation.training.step import UpdateStep
+from relation.nn import Decoder, Execution, ModelConfig
+from relation.train.optimizer import build_optimizer
+from relation.train.step import UpdateStep
 
 # What PyTorch asks of whoever wants cuBLAS deterministic, before its first product.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

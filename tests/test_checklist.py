@@ -10,13 +10,14 @@ import pytest
 from conftest import ROOT
 from test_report_records import HOSTILE, make_records
 
-from relation.config import Campaign, load_config, resolve
-from relation.model.inventory import inventory_row
-from relation.plan import make_plan
-from relation.records import CampaignRecords
-from relation.results import Results
+from relation.pipeline.campaign import Campaign, resolve
+from relation.pipeline.config import load_config
+from relation.pipeline.cost import make_plan
+from relation.pipeline.inventory import inventory_row
+from relation.pipeline.results import Results
 from relation.spec import RunSpec
-from report.checklist import checklist
+from report.judge.checklist import checklist
+from report.values.frames import CampaignRecords
 
 
 def answers(records: CampaignRecords) -> dict[str, tuple[str, str]]:

@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import save_file
 
 from relation.errors import InputError
-from relation.geometry import VARIANTS, ModelConfig
-from relation.model import Decoder, Execution
-from relation.training.checkpoint import load_model, save_model
+from relation.nn import Decoder, Execution
+from relation.train.checkpoint import load_model, save_model
+from relation.variants import VARIANTS, ModelConfig
 
 CPU = torch.device("cpu")
 
@@ -57,7 +57,7 @@ def test_a_checkpoint_is_replaced_whole(tmp_path: Path, monkeypatch: pytest.Monk
         Path(file).write_bytes(b"half")
         raise OSError("no space left on device")
 
-    monkeypatch.setattr("relation.training.checkpoint.save_file", full_disk)
+    monkeypatch.setattr("relation.train.checkpoint.save_file", full_disk)
     with pytest.raises(OSError, match="no space"):
         save_model(toy("mha"), path, {})
     assert path.read_bytes() == before

@@ -9,11 +9,11 @@ import pytest
 from paper_records import GPU, SETTING, paper_records, trained_as
 from test_report_records import make_empty
 
-from relation.records import CampaignRecords
-from report.claims import CLAIMS, Judged, judge_claims
-from report.claims.evidence import Printed, compare
-from report.compute.complexity import complexity
-from report.compute.measured import Measured, t_margin
+from report.judge.claims import CLAIMS, Judged, judge_claims
+from report.judge.claims.evidence import Printed, compare
+from report.values.complexity import complexity
+from report.values.frames import CampaignRecords
+from report.values.measured import Measured, t_margin
 
 ALL = range(1, 25)
 DECIDED = (*range(1, 15), 17, 19, 20, 21)

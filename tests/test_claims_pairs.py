@@ -7,9 +7,9 @@ import pytest
 from paper_records import trained_as
 from test_claims import ledger, nll, paper
 
-from relation.records import CampaignRecords
-from report.claims import structure
-from report.claims.context import Context, WithoutSeed
+from report.judge.claims import structure
+from report.judge.claims.context import Context, WithoutSeed
+from report.values.frames import CampaignRecords
 
 
 def pairs(drop: list[tuple[str, int]], lost: list[tuple[str, int]], **page) -> CampaignRecords:

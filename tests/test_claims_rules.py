@@ -9,15 +9,15 @@ from paper_records import paper_records, trained_as
 from test_claims import ALL, flow, ledger, long_context, nll, paper, speed, without
 from test_report_records import HOSTILE, make_records
 
-from relation.parquet import read_parquet
-from report.claims import CLAIMS
-from report.claims.evidence import Evidence, compare, outcome, printed
-from report.compute.measured import Measured
-from report.jobs.cells import write_cells
-from report.jobs.schemas import CLAIMS as LAYOUT
-from report.jobs.schemas import FRAMES
-from report.numbers import counted
-from report.site.overview import tally
+from relation.store.parquet import read_parquet
+from report.judge.claims import CLAIMS
+from report.judge.claims.evidence import Evidence, compare, outcome, printed
+from report.judge.frames import CLAIMS as LAYOUT
+from report.judge.frames import FRAMES
+from report.judge.job import write_cells
+from report.render.overview import tally
+from report.values.measured import Measured
+from report.values.numbers import counted
 
 
 def test_what_only_the_pytorch_form_was_held_to_says_nothing_for_the_kernel() -> None:
@@ -140,8 +140,8 @@ def test_a_pair_that_ends_above_the_target_it_crossed_is_named() -> None:
 
 
 def test_the_record_of_a_claim_says_what_is_not_established_and_out_of_what(tmp_path) -> None:
-    from relation.parquet import read_parquet
-    from report.jobs.schemas import FRAMES
+    from relation.store.parquet import read_parquet
+    from report.judge.frames import FRAMES
 
     write_cells(nll("full", "10M", 0.035), tmp_path)
     frames = {

@@ -12,8 +12,8 @@ import pytest
 
 from relation.cli import main
 from relation.errors import RunError
-from relation.geometry import ABLATIONS
-from relation.operators import BACKENDS
+from relation.ops import BACKENDS
+from relation.variants import ABLATIONS
 
 ROOT = Path(__file__).resolve().parents[1]
 CAMPAIGNS = ("paper", "books", "books-scaled", "readings", "smoke", "tiny")
@@ -177,7 +177,7 @@ def test_a_run_that_cannot_go_on_is_told_alike(
     def stopped(*arguments) -> None:
         raise RunError("10M/full/42: stopped after update 3")
 
-    monkeypatch.setattr("relation.training.engine.train", stopped)
+    monkeypatch.setattr("relation.train.run.train", stopped)
     assert main(["train", "10M/full/42", "--campaign", "tiny"]) == 2
     assert capsys.readouterr().err == "error: 10M/full/42: stopped after update 3\n"
 
@@ -186,7 +186,7 @@ def test_a_fault_of_the_program_keeps_its_traceback(monkeypatch: pytest.MonkeyPa
     def faulty(*arguments) -> None:
         raise KeyError("a fault")
 
-    monkeypatch.setattr("relation.training.engine.train", faulty)
+    monkeypatch.setattr("relation.train.run.train", faulty)
     with pytest.raises(KeyError, match="a fault"):
         main(["train", "10M/full/42", "--campaign", "tiny"])
 

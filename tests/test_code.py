@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from relation.code import PROJECT, STAGES, Code, code_hash
-from relation.definitions import Definition
-from relation.model import Execution
-from relation.uses import DEFINITIONS
+from relation.nn import Execution
+from relation.pipeline.definitions import Definition
+from relation.pipeline.hashes import PROJECT, STAGES, Code, code_hash
+from relation.pipeline.uses import DEFINITIONS
 
 BASE = {
     "job": "from relation.parts import helper\n\ndef run(x):\n    return helper(x) + 1\n",
@@ -213,28 +213,28 @@ def test_every_python_gives_code_one_hash(tmp_path: Path, monkeypatch: pytest.Mo
 CODE = Code(PROJECT)
 # What tells people, stops a job or stamps a record: an edit of it makes nothing stale.
 TELLING = {
-    "relation.code:code_hash",
-    "relation.code:golden_hash",
-    "relation.locks:held",
-    "relation.operators.backends:_cudnn_refusal",
-    "relation.operators.backends:_flash_attention_refusal",
-    "relation.operators.backends:_flash_refusal",
-    "relation.origin:origin",
-    "relation.progress:Progress",
-    "relation.training.guards:check_writable",
-    "relation.training.guards:writing",
-    "relation.training.watch:Watch",
-    "relation.uses:uses_of",
-    "relation.uses:uses_of_model",
-    "relation.uses:uses_of_models",
+    "relation.pipeline.hashes:code_hash",
+    "relation.pipeline.hashes:golden_hash",
+    "relation.store.locks:held",
+    "relation.ops.backends:_cudnn_refusal",
+    "relation.ops.backends:_flash_attention_refusal",
+    "relation.ops.backends:_flash_refusal",
+    "relation.pipeline.origin:origin",
+    "relation.machine.progress:Progress",
+    "relation.train.guards:check_writable",
+    "relation.train.guards:writing",
+    "relation.train.watch:Watch",
+    "relation.pipeline.uses:uses_of",
+    "relation.pipeline.uses:uses_of_model",
+    "relation.pipeline.uses:uses_of_models",
     "advance",
 }
 # What a module does when it is imported: hashed once the module is reached by one of its names.
 EFFECTS = {
     "relation.__main__",
     "relation.kernels",
-    "relation.operators.trigonometry",
-    "relation.systems",
+    "relation.ops.trigonometry",
+    "relation.bench",
 }
 
 
@@ -245,7 +245,7 @@ def definitions() -> list[Definition]:
 def test_every_stage_has_its_entry_points() -> None:
     assert len({code_hash(stage) for stage in STAGES}) == len(STAGES)
     with pytest.raises(LookupError, match="nothing"):
-        CODE.hash(["relation.code:nothing"])
+        CODE.hash(["relation.pipeline.hashes:nothing"])
 
 
 def test_every_name_of_the_project_is_found() -> None:
@@ -276,9 +276,9 @@ def test_what_no_hash_follows_is_listed() -> None:
 
 def test_registries_are_written_as_the_hash_reads_them() -> None:
     from relation.data.sources import SOURCES
-    from relation.geometry import VARIANTS
-    from relation.model.mixers import LAYERS
-    from relation.operators import BACKENDS
+    from relation.nn.mixers import LAYERS
+    from relation.ops import BACKENDS
+    from relation.variants import VARIANTS
 
     read = {d.names[0]: d for d in definitions() if d.kind == "registry"}
     written = {"SOURCES": SOURCES, "VARIANTS": VARIANTS, "LAYERS": LAYERS, "BACKENDS": BACKENDS}

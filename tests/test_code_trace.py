@@ -12,11 +12,11 @@ import pytest
 from conftest import ROOT
 from training import campaign
 
-from relation import gradients
 from relation.cli import main
-from relation.code import PACKAGES, STAGES, Code, module_of
 from relation.errors import RunError
-from relation.uses import uses_of, uses_of_model
+from relation.pipeline.hashes import PACKAGES, STAGES, Code, module_of
+from relation.pipeline.uses import uses_of, uses_of_model
+from relation.verify import gradients
 
 pytestmark = pytest.mark.campaign
 
@@ -30,17 +30,17 @@ CHECKED = [v for v in campaign().gradients.variants if v["variant"] in ("mha", "
 GRADIENTS = replace(campaign().gradients, variants=CHECKED, draws=1)
 # Arguments of stamps and messages, which the hash does not follow.
 STAMPED = {
-    "relation.config.campaign:Campaign.inventory_hash",
-    "relation.devices:describe",
-    "relation.diagnostics.measure:hash_of_sequences",
+    "relation.pipeline.campaign:Campaign.inventory_hash",
+    "relation.machine.devices:describe",
+    "relation.flow.diagnose:hash_of_sequences",
     "relation.spec:Spec._without",
     "relation.spec:Spec.config_hash",
     "relation.spec:Spec.identity",
     "relation.spec:canonical_hash",
-    "relation.systems.conditions:libraries",
-    "relation.training.engine:_Run.kept",
-    "relation.uses:_",
-    "relation.uses:_of_sides",
+    "relation.bench.conditions:libraries",
+    "relation.train.run:_Run.kept",
+    "relation.pipeline.uses:_",
+    "relation.pipeline.uses:_of_sides",
 }
 
 # The command, its stage, and what it uses, in the order in which they need each other.

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from relation.config import Campaign, load_config, resolve
-from relation.config.keys import documented_keys, schema
 from relation.errors import InputError
-from relation.sections import Training
+from relation.pipeline.campaign import Campaign, resolve
+from relation.pipeline.config import load_config
+from relation.pipeline.keys import documented_keys, schema
+from relation.pipeline.sections import Training
 
 ROOT = Path(__file__).resolve().parents[1]
 CAMPAIGNS = ("paper", "books", "books-scaled", "readings", "smoke", "tiny")

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from test_config import LOCAL, SAMPLE, SCALE, SMOKE, campaign, changed, config
 
-from relation.config import resolve
-from relation.geometry import PAIRED, VARIANTS
+from relation.pipeline.campaign import resolve
 from relation.spec import RunSpec
+from relation.variants import PAIRED, VARIANTS
 
 
 def run_of(spoilt: dict, variant: str = "full", name: str = "smoke", scale: str = "10M") -> RunSpec:

@@ -12,12 +12,12 @@ import pytest
 from test_config import config
 from test_data import BAD_FILES, DOCUMENTS, WRITERS, as_jsonl, as_parquet, as_txt
 
-from relation import files
-from relation.config import resolve
 from relation.data import sources
 from relation.data.splits import END_OF_TEXT
 from relation.errors import InputError
-from relation.preflight import check_corpus
+from relation.pipeline.campaign import resolve
+from relation.pipeline.preflight import check_corpus
+from relation.store import files
 
 
 @pytest.fixture(autouse=True)

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from relation import operators as ops
+from relation import ops
+from relation.bench.campaign import probe_operator
 from relation.errors import InputError
-from relation.geometry import LINEAR, VARIANTS
-from relation.model import Decoder, Execution, ModelConfig
-from relation.model.cache import HistoryCache, LinearState
-from relation.model.folding import fold
-from relation.systems.measure import probe_operator
+from relation.nn import Decoder, Execution, ModelConfig
+from relation.nn.cache import HistoryCache, LinearState
+from relation.nn.folding import fold
+from relation.variants import LINEAR, VARIANTS
 
 TINY = {"layers": 4, "d_model": 24, "heads": 4, "d_ff": 20, "vocab_size": 29}
 LENGTH, BATCH = 31, 2

@@ -11,9 +11,9 @@ import pytest
 import torch
 from conftest import ROOT, snakemake
 
-from relation import devices
-from relation.devices import claim, claim_gpus, gpu_count, to_device
 from relation.errors import InputError
+from relation.machine import devices
+from relation.machine.devices import claim, claim_gpus, gpu_count, to_device
 
 
 @pytest.fixture
@@ -120,8 +120,8 @@ import sys
 from pathlib import Path
 PROJECT = Path({str(ROOT)!r})
 sys.path.insert(0, str(PROJECT))
-import relation.devices
-relation.devices.gpu_count = lambda: 2
+import relation.machine.devices
+relation.machine.devices.gpu_count = lambda: 2
 configfile: str(PROJECT / "config.yaml")
 include: str(PROJECT / "workflow/rules/common.smk")
 """

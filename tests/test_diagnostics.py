@@ -13,16 +13,18 @@ from flows import defined_flow_metrics, defined_rank_metrics
 from training import campaign
 
 from relation.cli import main
-from relation.config import load_config, resolve
-from relation.diagnostics import layers, maps, measure, metrics
 from relation.errors import InputError
-from relation.flow_codes import decode, encode
-from relation.model import Decoder, ModelConfig
-from relation.parquet import read_origin, read_parquet
-from relation.results import with_pictures
-from relation.schemas import FLOW, FLOW_CURVES, FLOW_MAPS
+from relation.flow import diagnose as measure
+from relation.flow import layers, maps, metrics
+from relation.flow.codes import decode, encode
+from relation.nn import Decoder, ModelConfig
+from relation.pipeline.campaign import resolve
+from relation.pipeline.config import load_config
+from relation.pipeline.results import with_pictures
 from relation.spec import DiagnosticsSpec
-from relation.training.checkpoint import save_model
+from relation.store.layouts import FLOW, FLOW_CURVES, FLOW_MAPS
+from relation.store.parquet import read_origin, read_parquet
+from relation.train.checkpoint import save_model
 
 CONFIG = Path(__file__).resolve().parents[1] / "config.yaml"
 TOKENS = np.random.default_rng(5).integers(31, size=3 * 24 + 1)

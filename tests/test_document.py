@@ -12,17 +12,18 @@ from test_report_records import HOSTILE, make_empty, make_records
 
 import report.figures
 from relation.errors import RelationError
-from relation.parquet import write_parquet
-from report import latex, paper
-from report.document import gather, render_document
-from report.document.behind import again
-from report.document.render import LINES_A_FLOAT, floats
+from relation.store.parquet import write_parquet
 from report.figures import draw_figures
-from report.jobs.cells import write_cells
-from report.jobs.document import write_document
-from report.jobs.schemas import FIGURES, page_origin
-from report.tables import TABLES
-from report.typeset import MissingTypesetterError, can_typeset, typeset, typesetter
+from report.judge.frames import FIGURES, page_origin
+from report.judge.job import write_cells
+from report.render import latex
+from report.render.document import LINES_A_FLOAT, floats, render_document
+from report.render.document_behind import again
+from report.render.document_content import gather
+from report.render.document_job import write_document
+from report.render.typeset import MissingTypesetterError, can_typeset, typeset, typesetter
+from report.values import paper
+from report.values.tables import TABLES
 
 LABELS = [table.label for table in TABLES]
 # What the paper's own source loads, without its conference's style.

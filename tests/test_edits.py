@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-from relation.code import PACKAGES, STAGES, Code
+from relation.pipeline.hashes import PACKAGES, STAGES, Code
+from relation.pipeline.uses import uses_of, uses_of_model, uses_of_report
 from relation.spec import DataSpec
-from relation.uses import uses_of, uses_of_model, uses_of_report
 
 CPU = {"mha": "flash", "full": "tiled", "linear": "chunked"}
 GPU = {"mha": "flash", "full": "flash", "linear": "flash"}
@@ -67,12 +67,12 @@ def before(copy: Path) -> dict[str, str]:
 
 # What was edited; the file, the text and what replaces it; the jobs that rest on it.
 NONE: set[str] = set()
-BACKENDS, SCHEDULE = "relation/operators/backends.py", "relation/training/schedule.py"
-MIXERS, DECODER = "relation/model/mixers.py", "relation/model/decoder.py"
+BACKENDS, SCHEDULE = "relation/ops/backends.py", "relation/train/schedule.py"
+MIXERS, DECODER = "relation/nn/mixers.py", "relation/nn/decoder.py"
 LAUNCHES = "kernels/flash_relation/launches.toml"
 EDITS: dict[str, tuple[str, str, str, set[str]]] = {
     "a new variant": (
-        "relation/geometry.py",
+        "relation/variants.py",
         'Variant("linear",',
         'Variant("toy", "Toy"),\n    Variant("linear",',
         NONE,
@@ -85,21 +85,21 @@ EDITS: dict[str, tuple[str, str, str, set[str]]] = {
     ),
     "a new layer": (MIXERS, 'Layer("L"', 'Layer("T", FullRelationMixer),\n    Layer("L"', NONE),
     "a new table": (
-        "report/compute/quality.py",
+        "report/values/quality.py",
         "\nMAIN_RESULTS = ",
         "\nTOY = replace(STRUCTURAL_ABLATIONS, label='toy')\nMAIN_RESULTS = ",
         PAGES - {"figures"},
     ),
     "a new campaign": ("config.yaml", "campaigns:\n", "campaigns:\n  toy: {base: smoke}\n", NONE),
-    "a log line": ("relation/training/engine.py", "goes on at", "resumes at", NONE),
-    "a progress note": ("relation/training/engine.py", "['loss']:.3f", "['loss']:.4f", NONE),
-    "a progress interval": ("relation/progress.py", "LINES = 15.0", "LINES = 5.0", NONE),
-    "an error's wording": ("relation/operators/checks.py", 'Error(f"', 'Error(f"so: ', NONE),
-    "a lock's wording": ("relation/locks.py", "is already running", "runs", NONE),
+    "a log line": ("relation/train/run.py", "goes on at", "resumes at", NONE),
+    "a progress note": ("relation/train/run.py", "['loss']:.3f", "['loss']:.4f", NONE),
+    "a progress interval": ("relation/machine/progress.py", "LINES = 15.0", "LINES = 5.0", NONE),
+    "an error's wording": ("kernels/checks.py", 'Error(f"', 'Error(f"so: ', NONE),
+    "a lock's wording": ("relation/store/locks.py", "is already running", "runs", NONE),
     "a refusal's wording": (BACKENDS, "it needs a CUDA device", "give a CUDA device", NONE),
     "a help text": ("relation/cli/jobs.py", "tokenise one corpus", "tokenise a corpus", NONE),
     "a backend's summary": (BACKENDS, "the direct recurrence", "a recurrence", NONE),
-    "a column's description": ("relation/schemas.py", '"from 1"', '"counted from 1"', NONE),
+    "a column's description": ("relation/store/layouts.py", '"from 1"', '"counted from 1"', NONE),
     "a docstring": (SCHEDULE, '"""', '"""In other words: ', NONE),
     "an annotation": (SCHEDULE, "-> float", '-> "float"', NONE),
     "a corpus read otherwise": (
@@ -108,7 +108,7 @@ EDITS: dict[str, tuple[str, str, str, set[str]]] = {
         "iter(list(self._data))",
         {"hub"},
     ),
-    "the report's prose": ("report/site/pipeline.py", "Draw the", "Draw all", {"report"}),
+    "the report's prose": ("report/render/pipeline.py", "Draw the", "Draw all", {"report"}),
     "the schedule": (SCHEDULE, "min(rise, fall)", "0.99 * min(rise, fall)", TRAINED),
     "a kernel": ("kernels/flash_relation/forward.py", "LN_2 =", "LN_2 = 1.0 *", FULL_ON_GPU),
     "a launch": (LAUNCHES, "warps = 4", "warps = 8", FULL_ON_GPU),
@@ -149,12 +149,10 @@ def test_an_edit_makes_stale_what_rests_on_it(
 def test_a_copy_and_a_move_change_nothing(copy: Path, before: dict[str, str]) -> None:
     """Where the project lies is in no hash, nor where in it a definition stands."""
     assert before == hashes(ROOT)
-    moved, engine = copy / SCHEDULE, copy / "relation/training/engine.py"
+    moved, engine = copy / SCHEDULE, copy / "relation/train/run.py"
     text = engine.read_text(encoding="utf-8")
     moved.rename(copy / "relation/rates.py")
-    engine.write_text(
-        text.replace("relation.training.schedule", "relation.rates"), encoding="utf-8"
-    )
+    engine.write_text(text.replace("relation.train.schedule", "relation.rates"), encoding="utf-8")
     try:
         assert hashes(copy) == before
     finally:

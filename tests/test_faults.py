@@ -11,7 +11,7 @@ from fault_campaign import CASES, OUTCOMES, outcome, page, unavailable
 from faults.registry import Case
 from faults.sandbox import make_base
 
-from relation.parquet import read_origin, read_parquet
+from relation.store.parquet import read_origin, read_parquet
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 

@@ -8,12 +8,12 @@ import pytest
 from further_records import with_further
 from test_report_records import LAYERS, make_records
 
-from report.cells import build
-from report.compute.measured import select
 from report.figures import DRAWINGS, runs
-from report.latex import escape
-from report.style import MHA, MUTED, RELATION
-from report.tables import TABLES
+from report.judge.cells import build
+from report.render.latex import escape
+from report.values.measured import select
+from report.values.style import MHA, MUTED, RELATION
+from report.values.tables import TABLES
 
 FIGURES = {drawing.name: drawing for drawing in DRAWINGS}
 

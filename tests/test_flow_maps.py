@@ -11,7 +11,7 @@ import pytest
 from matplotlib import image
 from test_report_records import LAYERS, make_empty, make_records
 
-from relation.flow_codes import TOP
+from relation.flow.codes import TOP
 from report.figures.drawing import NotDrawnError
 from report.figures.flow_maps import COLOURS, flow_maps, stepper
 

@@ -7,15 +7,15 @@ import pytest
 from test_records import ORIGIN, probed, results  # noqa: F401
 from test_report_records import make_records
 
-from relation import schemas
-from relation.code import code_hash, golden_hash
-from relation.parquet import read_parquet, write_parquet
-from relation.records import load_records
-from relation.records.provenance import CURRENT, OLDER, STALE
-from relation.results import Results
-from relation.uses import uses_of
+from relation.pipeline.hashes import code_hash, golden_hash
+from relation.pipeline.provenance import CURRENT, OLDER, STALE
+from relation.pipeline.results import Results
+from relation.pipeline.uses import uses_of
+from relation.store import layouts as schemas
+from relation.store.parquet import read_parquet, write_parquet
 from report.figures import formation
 from report.figures.drawing import NotDrawnError
+from report.values.frames import load_records
 
 DRAWINGS = (formation.organisation, formation.learned_parameters)
 

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from equations import TAU, assert_close, closed_forms, credit, differentiate, draw, flow_rows
 
-from relation import operators as ops
+from relation import ops
 
 FULL = (ops.full_relation, ops.tiled_relation)
 LAM = torch.tensor(0.5, dtype=torch.float64)
@@ -53,7 +53,7 @@ def assert_tiled_is_materialised(shape: tuple[int, ...], transport_self: bool) -
 )
 @pytest.mark.parametrize(("H", "D"), [(1, 6), (2, 60), (2, 48)])
 def test_tiling_changes_no_value_and_no_gradient(monkeypatch, T, tile, H, D, transport_self):
-    monkeypatch.setattr("relation.operators.tiled.TILE", tile)
+    monkeypatch.setattr("relation.ops.tiled.TILE", tile)
     assert_tiled_is_materialised((2, H, T, D), transport_self)
 
 
@@ -68,7 +68,7 @@ def test_tiles_of_the_shipped_size_at_a_ragged_length(H, D, transport_self):
 @pytest.mark.parametrize("operator", FULL)
 @pytest.mark.parametrize("T", [1, 5])
 def test_gradients_of_full_relation_are_derivatives(monkeypatch, operator, T, transport_self):
-    monkeypatch.setattr("relation.operators.tiled.TILE", 2)
+    monkeypatch.setattr("relation.ops.tiled.TILE", 2)
     inputs = [x.requires_grad_() for x in (*draw(1, 2, T, 2).unbind(), LAM.clone())]
     assert torch.autograd.gradcheck(
         lambda *x: operator(*x, 0.7, transport_self=transport_self), inputs
@@ -93,7 +93,7 @@ def test_the_papers_credit_is_the_derivative_of_the_softmax_of_r():
 @pytest.mark.parametrize("each_entry", [False, True])
 def test_gradients_are_the_papers_credit_decomposition(monkeypatch, operator, each_entry):
     """With p2 = sqrt(D) 1, U is p1 and dL/dp1 is dL/dU: dL/dE and dL/dS show entry by entry."""
-    monkeypatch.setattr("relation.operators.tiled.TILE", 4)
+    monkeypatch.setattr("relation.ops.tiled.TILE", 4)
     D = 11 if each_entry else 6
     p1, p2, info, G = draw(1, 2, 11, D, count=4)
     if each_entry:

@@ -10,16 +10,16 @@ import pytest
 from further_records import PAIRS, evidence, with_further
 from test_report_records import make_empty, make_records, one
 
-from relation.records import CampaignRecords
-from report.cells import build
-from report.compute.further import further_pairs
-from report.compute.measured import Measured
-from report.compute.quality import PAIRED_NLL
-from report.document.render import LINES_A_FLOAT, floats
 from report.figures import DRAWINGS, draw_figures
-from report.site.overview import headlines
-from report.tables import TABLES
-from report.view import PrintedPanel, PrintedTable, print_table
+from report.judge.cells import build
+from report.render.document import LINES_A_FLOAT, floats
+from report.render.overview import headlines
+from report.render.printed import PrintedPanel, PrintedTable, print_table
+from report.values.frames import CampaignRecords
+from report.values.further import further_pairs
+from report.values.measured import Measured
+from report.values.quality import PAIRED_NLL
+from report.values.tables import TABLES
 
 FIGURES = [drawing for drawing in DRAWINGS if drawing.name.startswith("further-")]
 CLAIMS_BESIDE = {1: "nat/token", 2: "1", 3: "%"}

@@ -7,9 +7,9 @@ import pytest
 from further_records import PAIRS, PLANNED, evidence, with_further
 from test_report_records import make_records
 
-from relation.records import CampaignRecords
-from report.claims import judge_claims
-from report.claims.ledger import CLAIMS
+from report.judge.claims import judge_claims
+from report.judge.claims.ledger import CLAIMS
+from report.values.frames import CampaignRecords
 
 CLAIMS_BESIDE = {1: "nat/token", 2: "1", 3: "%"}
 

@@ -9,9 +9,9 @@ import pytest
 from further_records import PAIRS, with_further
 from test_report_records import make_records
 
-from relation.records import CampaignRecords
 from report.figures.drawing import NotDrawnError
 from report.figures.further import further_curves, further_pairs
+from report.values.frames import CampaignRecords
 
 TOKENS = [24_576, 49_152, 73_728, 98_304]
 

@@ -9,15 +9,16 @@ from further_records import with_further
 from sites import content_of
 from test_report_records import make_records
 
-from relation.config import load_config, resolve
-from relation.records import CampaignRecords
-from report.checklist import checklist
-from report.numbers import spans
-from report.site.boxes import SQUARES
-from report.site.overview import gaps
-from report.site.pipeline import campaign_pipeline
-from report.site.render import records_by_source
-from report.site.runs import Run
+from relation.pipeline.campaign import resolve
+from relation.pipeline.config import load_config
+from report.judge.checklist import checklist
+from report.render.boxes import SQUARES
+from report.render.overview import gaps
+from report.render.pipeline import campaign_pipeline
+from report.render.runs import Run
+from report.render.site import records_by_source
+from report.values.frames import CampaignRecords
+from report.values.numbers import spans
 
 
 @pytest.fixture(scope="module")

@@ -8,11 +8,12 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from relation.config import load_config, resolve
 from relation.errors import InputError, RelationError
-from relation.parquet import read_origin, read_parquet, write_parquet
-from relation.schemas import LOG
-from relation.training.folder import parse_line, read_folder
+from relation.pipeline.campaign import resolve
+from relation.pipeline.config import load_config
+from relation.store.layouts import LOG
+from relation.store.parquet import read_origin, read_parquet, write_parquet
+from relation.train.folder import parse_line, read_folder
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = (ROOT / "config.yaml").read_text(encoding="utf-8")

@@ -12,7 +12,7 @@ from test_generation import greedy
 
 from relation.cli import main
 from relation.data.tokenizer import load_tokenizer, train_tokenizer
-from relation.training.checkpoint import load_model
+from relation.train.checkpoint import load_model
 
 ROOT = Path(__file__).resolve().parents[1]
 Output = pytest.CaptureFixture[str]

@@ -12,15 +12,15 @@ from torch import Tensor
 
 from relation.data.tokenizer import train_tokenizer
 from relation.errors import InputError, RunError
-from relation.generation import (
+from relation.nn import Decoder, ModelConfig
+from relation.nn.generation import (
     BLOCK,
     Sampling,
     generate_tokens,
     next_token_probabilities,
     stream_text,
 )
-from relation.geometry import VARIANTS
-from relation.model import Decoder, ModelConfig
+from relation.variants import VARIANTS
 
 GREEDY = Sampling(temperature=0)
 TINY = {"layers": 4, "d_model": 16, "heads": 2, "d_ff": 20, "vocab_size": 53}

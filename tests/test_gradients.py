@@ -8,15 +8,16 @@ import pytest
 import torch
 from conftest import ROOT
 
-from relation import gradients
-from relation.config import load_config, resolve
 from relation.errors import RunError
-from relation.geometry import VARIANTS, ModelConfig, model_config, model_values
-from relation.gradients import check_variant, failures, gradient_errors, verify_gradients
-from relation.model import Decoder
-from relation.parquet import read_origin, read_parquet
-from relation.schemas import GRADIENTS
+from relation.nn import Decoder
+from relation.pipeline.campaign import resolve
+from relation.pipeline.config import load_config
 from relation.spec import GradientsSpec
+from relation.store.layouts import GRADIENTS
+from relation.store.parquet import read_origin, read_parquet
+from relation.variants import VARIANTS, ModelConfig, model_config, model_values
+from relation.verify import gradients
+from relation.verify.gradients import check_variant, failures, gradient_errors, verify_gradients
 
 CPU = torch.device("cpu")
 ON_CPU = {"mha": "flash", "full": "tiled", "linear": "chunked"}

@@ -16,12 +16,12 @@ from status_files import (
     run,
 )
 
-from relation.ledger import DONE, Job, Ledger
-from relation.parquet import read_origin, read_parquet, write_parquet
-from relation.plan import make_plan
-from relation.records.publish import publish
-from relation.results import CHECKPOINT, RULES, Results, run_path, systems_path
-from relation.schemas import THROUGHPUT
+from relation.pipeline.cost import make_plan
+from relation.pipeline.ledger import DONE, Job, Ledger
+from relation.pipeline.publish import publish
+from relation.pipeline.results import CHECKPOINT, RULES, Results, run_path, systems_path
+from relation.store.layouts import THROUGHPUT
+from relation.store.parquet import read_origin, read_parquet, write_parquet
 
 
 @pytest.fixture

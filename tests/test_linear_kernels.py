@@ -15,7 +15,7 @@ from test_flash_relation import SLACK, assert_close, poisoned_memory
 
 from relation import kernels
 from relation.errors import InputError
-from relation.operators import chunked_linear_relation, get_backend, linear_relation
+from relation.ops import chunked_linear_relation, get_backend, linear_relation
 
 RESULTS = ("Y", "C_T", "dp1", "dp2", "dinfo", "dg", "dC_0")
 

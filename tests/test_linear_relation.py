@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from equations import assert_close, differentiate, draw, draw_linear, expanded_sum
 
-from relation import operators as ops
-from relation.operators.linear import CHUNK
+from relation import ops
+from relation.ops.linear import CHUNK
 
 LINEAR = (ops.linear_relation, ops.chunked_linear_relation, ops.expanded_linear_relation)
 TAU = 0.7
@@ -57,7 +57,7 @@ def test_forms_agree_at_a_thousand_tokens(D):
 @pytest.mark.parametrize("operator", LINEAR)
 @pytest.mark.parametrize("T", [1, 7])
 def test_linear_gradients_are_derivatives(monkeypatch, operator, T):
-    monkeypatch.setattr("relation.operators.linear.CHUNK", 4)
+    monkeypatch.setattr("relation.ops.linear.CHUNK", 4)
     p1, p2, info, g = draw(1, 2, T, 2, count=4)
     C0 = draw(1, 2, 2, 2, count=1)[0]
     inputs = [x.requires_grad_() for x in (p1, p2, info, -g.abs(), C0)]

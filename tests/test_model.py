@@ -9,11 +9,11 @@ from equations import assert_close
 from torch import Tensor
 
 from relation.errors import InputError
-from relation.model import Decoder, Execution, ModelConfig
-from relation.model.decoder import shared_weights_hash
-from relation.model.inventory import count_parameters
-from relation.model.norm import Normed
-from relation.training.optimizer import build_optimizer
+from relation.nn import Decoder, Execution, ModelConfig
+from relation.nn.decoder import shared_weights_hash
+from relation.nn.norm import Normed
+from relation.pipeline.inventory import count_parameters
+from relation.train.optimizer import build_optimizer
 
 FULL_LIKE = ("full", "exchange-only", "raw-x", "no-count", "no-givens", "single-head")
 VARIANTS = ("mha", *FULL_LIKE, "linear", "hybrid")

@@ -13,17 +13,18 @@ from test_config import changed, config
 from training import run_spec, small_model, write_corpus
 
 from relation.cli import main
-from relation.config import Campaign, load_config, resolve
-from relation.diagnostics.measure import diagnose
-from relation.diagnostics.probe import FlowProbe
 from relation.errors import InputError
-from relation.geometry import ModelConfig
-from relation.model import Decoder
-from relation.records import multiverse
-from relation.records.publish import publish
-from relation.results import READINGS, Results, diagnostics_path, run_path
-from relation.training.engine import train
-from relation.training.optimizer import build_optimizer
+from relation.flow.diagnose import diagnose
+from relation.flow.probe import FlowProbe
+from relation.nn import Decoder
+from relation.pipeline import gather as multiverse
+from relation.pipeline.campaign import Campaign, resolve
+from relation.pipeline.config import load_config
+from relation.pipeline.publish import publish
+from relation.pipeline.results import READINGS, Results, diagnostics_path, run_path
+from relation.train.optimizer import build_optimizer
+from relation.train.run import train
+from relation.variants import ModelConfig
 
 SMALL = {"layers": 2, "d_model": 64, "heads": 4, "d_ff": 128, "vocab_size": 300}
 

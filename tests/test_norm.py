@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from relation.model.norm import FoldedRMSNorm
+from relation.nn.norm import FoldedRMSNorm
 
 WIDTH, OUT, EPS = 24, 16, 1e-6
 

@@ -12,10 +12,10 @@ from equations import assert_close, differentiate, draw, draw_linear
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from relation import operators as ops
+from relation import ops
 from relation.errors import InputError
-from relation.operators.backends import Backend
-from relation.sections import FullBackend, LinearBackend, MhaBackend
+from relation.ops.backends import Backend
+from relation.pipeline.sections import FullBackend, LinearBackend, MhaBackend
 
 DEFINITION = {"mha": "reference", "full": "reference", "linear": "recurrent"}
 PLAIN = [
@@ -215,7 +215,7 @@ def test_a_backend_that_cannot_run_is_refused_with_its_reason(monkeypatch):
 
 
 def test_the_readme_names_every_operator_and_tests_that_exist():
-    text = (ROOT / "relation/operators/README.md").read_text(encoding="utf-8")
+    text = (ROOT / "relation/ops/README.md").read_text(encoding="utf-8")
     operators = {n for n in ops.__all__ if callable(getattr(ops, n))} - {"get_backend"}
     assert operators <= set(re.findall(r"`(\w+)`", text))
     files = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "tests").glob("*.py")}

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from relation import operators as ops
+from relation import ops
 from relation.errors import InputError
-from relation.operators.attention import cudnn_attention, flash_attention
+from relation.ops.attention import cudnn_attention, flash_attention
 
 X = torch.zeros(1, 2, 3, 4)
 LAM, THETA, STATE = torch.tensor(0.5), torch.zeros(1), torch.zeros(1, 2, 4, 4)

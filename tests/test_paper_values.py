@@ -18,7 +18,7 @@ from statistics import mean, stdev
 
 import pytest
 
-from report.paper import PrintedValue, load
+from report.values.paper import PrintedValue, load
 
 PAPER = Path(__file__).resolve().parents[1] / "report" / "paper"
 NUMBER = re.compile(r"[+-]?(0|[1-9]\d*)(\.\d+)?")

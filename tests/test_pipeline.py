@@ -5,9 +5,10 @@ import re
 import pytest
 from conftest import ROOT, copy_project, snakemake
 
-from relation.config import load_config, resolve
-from report.site.pipeline import campaign_pipeline
-from report.site.runs import Run
+from relation.pipeline.campaign import resolve
+from relation.pipeline.config import load_config
+from report.render.pipeline import campaign_pipeline
+from report.render.runs import Run
 
 
 def closure(edges):

@@ -16,10 +16,10 @@ from relation.data.splits import END_OF_TEXT
 from relation.data.tokenizer import load_tokenizer
 from relation.data.tokens import open_tokens
 from relation.errors import InputError
-from relation.files import sha256_of
-from relation.parquet import read_origin, read_parquet
-from relation.schemas import DATA
 from relation.spec import DataSpec
+from relation.store.files import sha256_of
+from relation.store.layouts import DATA
+from relation.store.parquet import read_origin, read_parquet
 
 # A journal is written every 4,096 documents: the second one falls on the end of the split.
 TRAIN, HELD_OUT = 8192, 40

@@ -19,18 +19,18 @@ from training import (
     write_corpus,
 )
 
-from relation.code import code_hash
-from relation.diagnostics import measure
-from relation.diagnostics.probe import FlowProbe
 from relation.errors import InputError
-from relation.model import Decoder, Execution
-from relation.parquet import read_origin, read_parquet
-from relation.records.structure import by_layer
-from relation.schemas import PROBES, RUN
+from relation.flow import diagnose as measure
+from relation.flow.pooled import by_layer
+from relation.flow.probe import FlowProbe
+from relation.nn import Decoder, Execution
+from relation.pipeline.hashes import code_hash
 from relation.spec import RunSpec
-from relation.training import engine
-from relation.training.checkpoint import load_model
-from relation.training.probes import PeakMemory, ValidationProbe, due
+from relation.store.layouts import PROBES, RUN
+from relation.store.parquet import read_origin, read_parquet
+from relation.train import run as engine
+from relation.train.checkpoint import load_model
+from relation.train.probes import PeakMemory, ValidationProbe, due
 
 ENDS = [0, 128, 256, 384, 512, 600]  # tokens after each update of `run_spec`
 

@@ -6,12 +6,7 @@ import pytest
 import torch
 from conftest import ROOT
 
-from relation.cli import main
-from relation.config import load_config, resolve
-from relation.geometry import ModelConfig
-from relation.parquet import read_origin, read_parquet
-from relation.schemas import PROFILE
-from relation.systems.profile import (
+from relation.bench.profile import (
     PARTS,
     Classifier,
     Kernel,
@@ -20,6 +15,12 @@ from relation.systems.profile import (
     profile_step,
     summed,
 )
+from relation.cli import main
+from relation.pipeline.campaign import resolve
+from relation.pipeline.config import load_config
+from relation.store.layouts import PROFILE
+from relation.store.parquet import read_origin, read_parquet
+from relation.variants import ModelConfig
 
 CONFIG = ModelConfig.for_variant("mha", layers=6, d_model=384, heads=8, d_ff=768, vocab_size=4096)
 TOKENS = 32768

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from relation import progress
-from relation.progress import Pace, Progress, duration
+from relation.machine import progress
+from relation.machine.progress import Pace, Progress, duration
 
 Output = pytest.CaptureFixture[str]
 

@@ -7,16 +7,18 @@ import pytest
 from test_records import ORIGIN, refusal, results, write_run  # noqa: F401
 from test_report_records import make_records
 
-from relation import code, schemas
-from relation.ledger import Ledger
-from relation.parquet import read_origin, read_parquet, write_parquet
-from relation.records import gaps, load_records, provenance
-from relation.records.provenance import CURRENT, OLDER, STALE, freshness, worst
-from relation.records.publish import publish
-from relation.results import CHECKSUMS, Results, with_pictures
-from report.jobs.cells import write_cells
-from report.jobs.compare import compare
-from report.jobs.schemas import CLAIMS, COMPARED_CELLS, COMPARED_CLAIMS
+from relation.pipeline import gaps, provenance
+from relation.pipeline import hashes as code
+from relation.pipeline.ledger import Ledger
+from relation.pipeline.provenance import CURRENT, OLDER, STALE, freshness, worst
+from relation.pipeline.publish import publish
+from relation.pipeline.results import CHECKSUMS, Results, with_pictures
+from relation.store import layouts as schemas
+from relation.store.parquet import read_origin, read_parquet, write_parquet
+from report.judge.frames import CLAIMS, COMPARED_CELLS, COMPARED_CLAIMS
+from report.judge.job import write_cells
+from report.render.compare import compare
+from report.values.frames import load_records
 
 
 @pytest.fixture

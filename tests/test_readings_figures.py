@@ -7,12 +7,12 @@ import pytest
 from readings_records import BASES, TURNED, Invented, invented
 from test_report_records import make_records
 
-from relation.records import CampaignRecords
 from report.figures import READINGS, draw_figures
 from report.figures.drawing import NotDrawnError
-from report.readings.study import study
-from report.readings.values import INTERVALS, STATISTICS
-from report.readings.words import PREFIX
+from report.judge.readings_study import study
+from report.judge.readings_words import PREFIX
+from report.values.frames import CampaignRecords
+from report.values.readings import INTERVALS, STATISTICS
 
 BY_NAME = {drawing.name: drawing for drawing in READINGS}
 

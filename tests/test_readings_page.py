@@ -11,18 +11,19 @@ from test_report_records import make_records
 from test_site import Page
 
 import report.figures
-from relation.config import load_config, resolve
-from relation.parquet import read_parquet, write_parquet
-from report.document import gather as gather_document
-from report.document import render_document
+from relation.pipeline.campaign import resolve
+from relation.pipeline.config import load_config
+from relation.store.parquet import read_parquet, write_parquet
 from report.figures import READINGS, draw_figures
-from report.jobs.cells import write_cells
-from report.jobs.schemas import FIGURES, FRAMES, page_origin
-from report.readings.frames import NAMES, reading_rows
-from report.readings.printed import ANSWERS, Readings, read_readings
-from report.readings.values import STATISTICS
-from report.site import render_site
-from report.site.pipeline import OF_READINGS, campaign_pipeline
+from report.judge.frames import FIGURES, FRAMES, page_origin
+from report.judge.job import write_cells
+from report.judge.readings_frames import NAMES, reading_rows
+from report.render.document import render_document
+from report.render.document_content import gather as gather_document
+from report.render.pipeline import OF_READINGS, campaign_pipeline
+from report.render.readings import ANSWERS, Readings, read_readings
+from report.render.site import render_site
+from report.values.readings import STATISTICS
 
 DRAWN = ("readings-final-nll", "readings-advantage", "readings-learning-rate")
 CONFIG = Path(__file__).parents[1] / "config.yaml"

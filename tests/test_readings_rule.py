@@ -9,8 +9,16 @@ import pytest
 from readings_frames import SPREAD, Planted, configured, make_frames
 
 from relation.errors import InputError
-from report.readings.rule import DEFAULT, DRAWS, VALUES, Choice, calibration, choose, next_seeds
-from report.readings.scales import CLAMP, back, forward
+from report.judge.readings_rule import (
+    DEFAULT,
+    DRAWS,
+    VALUES,
+    Choice,
+    calibration,
+    choose,
+    next_seeds,
+)
+from report.values.scales import CLAMP, back, forward
 
 FAR = 12 * SPREAD
 TORCH, EPS = "unscaled-sd-torch", "unscaled-adam-eps"

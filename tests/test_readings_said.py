@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 from readings_records import BASES, Invented, described, invented
 
-from relation.records.multiverse import ReadingRecords
-from report.readings.finding import said, turned_on, turning_claims
-from report.readings.study import study
+from relation.pipeline.gather import ReadingRecords
+from report.judge.readings import said, turned_on, turning_claims
+from report.judge.readings_study import study
 
 UNSCALED, SCALED = BASES
 EVERY = [reading["name"] for reading in described()]

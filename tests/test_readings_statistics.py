@@ -6,8 +6,8 @@ import pandas as pd
 import pytest
 
 from relation.errors import InputError
-from report.readings.scales import CLAMP, pooled_deviation
-from report.readings.statistics import compare, holm
+from report.judge.readings_statistics import compare, holm
+from report.values.scales import CLAMP, pooled_deviation
 
 BASE = "unscaled-sd-0.02"
 

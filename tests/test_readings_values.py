@@ -6,7 +6,7 @@ import pytest
 from readings_frames import BUDGET, ELSEWHERE, UPDATE_TOKENS, UPDATES, Planted, make_frames
 
 from relation.errors import InputError
-from report.readings.values import BY_NAME, INTERVALS, RISES, STATISTICS, logged, pair_values
+from report.values.readings import BY_NAME, INTERVALS, RISES, STATISTICS, logged, pair_values
 
 READING = "unscaled-sd-0.02"
 

@@ -9,18 +9,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from relation import files, schemas
-from relation.code import code_hash
-from relation.config import load_config, resolve
 from relation.errors import InputError
 from relation.kernels.linear_relation.launches import LAUNCHES
-from relation.operators.linear import CHUNK
-from relation.parquet import Column, read_origin, read_parquet, schema, write_parquet
-from relation.records import load_records, smoothed_loss, token_crossing
-from relation.records.campaign import check_order
-from relation.results import Results, with_pictures
+from relation.ops.linear import CHUNK
+from relation.pipeline.campaign import resolve
+from relation.pipeline.config import load_config
+from relation.pipeline.hashes import code_hash
+from relation.pipeline.results import Results, with_pictures
+from relation.pipeline.uses import uses_of
 from relation.spec import RunSpec
-from relation.uses import uses_of
+from relation.store import files
+from relation.store import layouts as schemas
+from relation.store.parquet import Column, read_origin, read_parquet, schema, write_parquet
+from report.values.efficiency import smoothed_loss, token_crossing
+from report.values.frames import check_order, load_records
 
 ROOT = Path(__file__).resolve().parents[1]
 LAYOUT = schema(

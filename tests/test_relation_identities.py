@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from torch import Tensor
 
-from relation import operators as ops
+from relation import ops
 
 FULL = (ops.full_relation, ops.tiled_relation)
 LINEAR = (ops.linear_relation, ops.chunked_linear_relation, ops.expanded_linear_relation)

@@ -6,11 +6,12 @@ from xml.etree import ElementTree
 import pandas as pd
 from test_report_records import make_empty, make_records
 
-from report import figures, html, latex
+from report import figures
 from report.figures import DRAWINGS, draw_figures
 from report.figures.runs import draw_runs
-from report.layout import Number
-from report.numbers import (
+from report.render import html, latex
+from report.values.layout import Number
+from report.values.numbers import (
     difference_text,
     few_tokens,
     printed_text,

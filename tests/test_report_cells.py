@@ -9,13 +9,13 @@ import pytest
 from test_report_records import HOSTILE, make_empty, make_records, one
 
 from relation.errors import InputError
-from relation.records import CampaignRecords
-from report import paper
-from report.cells import build
-from report.claims import judge_claims
-from report.compute.measured import Measured, absent
-from report.tables import TABLES
-from report.view import print_table
+from report.judge.cells import build
+from report.judge.claims import judge_claims
+from report.render.printed import print_table
+from report.values import paper
+from report.values.frames import CampaignRecords
+from report.values.measured import Measured, absent
+from report.values.tables import TABLES
 
 
 @pytest.fixture(scope="module")

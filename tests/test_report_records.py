@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 from paper_records import trained_as
 
-from relation import schemas
-from relation.records import CampaignRecords
+from relation.store import layouts as schemas
+from report.values.frames import CampaignRecords
 
 HOSTILE = r"<script>alert(1)</script> 50% & $x_1$ {a} \input{b} #~^ [c] “d” 猫"
 LAYERS = {"10M": 3, "30M": 2, "100M": 21}

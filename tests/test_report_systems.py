@@ -7,14 +7,14 @@ import pandas as pd
 import pytest
 from test_report_records import make_records, one
 
-from relation.records import CampaignRecords
-from report.cells import build
-from report.compute.fit import power_fit
-from report.compute.systems import ATTENTION_NAME, efficient
 from report.figures.systems import throughput
-from report.layout import Note
-from report.tables import TABLES
-from report.view import print_table
+from report.judge.cells import build
+from report.render.printed import print_table
+from report.values.frames import CampaignRecords
+from report.values.layout import Note
+from report.values.statistics import power_fit
+from report.values.systems import ATTENTION_NAME, efficient
+from report.values.tables import TABLES
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,10 @@ from snakemake.cli import parse_config
 from test_config import config
 from test_records import ORIGIN
 
-from relation.config import Campaign, resolve
-from relation.ledger import Ledger
-from relation.records.provenance import command_for, provenance_row
-from relation.results import Results
+from relation.pipeline.campaign import Campaign, resolve
+from relation.pipeline.ledger import Ledger
+from relation.pipeline.provenance import command_for, provenance_row
+from relation.pipeline.results import Results
 
 CHOICES = {"scales": "10M", "seeds": "42,43", "variants": ["mha", "full"]}
 

@@ -9,14 +9,12 @@ from sample import without_texts
 from test_config import config
 from test_records import ORIGIN, refusal, results, write_run  # noqa: F401  (fixture)
 
-from relation import schemas
 from relation.cli.jobs import report_place
-from relation.config import load_config
-from relation.ledger import Ledger
-from relation.parquet import write_parquet
-from relation.preflight import write_started_with
-from relation.records.publish import publish
-from relation.results import (
+from relation.pipeline.config import load_config
+from relation.pipeline.ledger import Ledger
+from relation.pipeline.preflight import write_started_with
+from relation.pipeline.publish import publish
+from relation.pipeline.results import (
     GRADIENTS_FILE,
     RUN_FILES,
     VERIFICATION_FILE,
@@ -26,7 +24,9 @@ from relation.results import (
     systems_path,
 )
 from relation.spec import canonical_hash
-from report.jobs.compare import report_of
+from relation.store import layouts as schemas
+from relation.store.parquet import write_parquet
+from report.render.compare import report_of
 
 OTHER = [5, 4, 3, 2, 1.2]
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from equations import assert_close, differentiate, draw
 
-from relation import operators as ops
+from relation import ops
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from sample import SAMPLE
 from test_config import SAMPLE as CORPUS
 from test_config import changed, config
 
-from relation.config import resolve
 from relation.data.sources import open_streams, text_files
+from relation.pipeline.campaign import resolve
 
 
 def test_every_document_has_its_source_and_status_and_the_splits_share_no_book() -> None:

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from relation.cli import main
-from relation.config import load_config, resolve
 from relation.errors import InputError
-from relation.parquet import write_parquet
-from relation.scale import PLANNED, activation_bytes, plan_scale, rates, shipped_rates
-from relation.schemas import BENCH
+from relation.pipeline.campaign import resolve
+from relation.pipeline.config import load_config
+from relation.pipeline.estimate import PLANNED, activation_bytes, plan_scale, rates, shipped_rates
+from relation.store.layouts import BENCH
+from relation.store.parquet import write_parquet
 
 ROOT = Path(__file__).resolve().parents[1]
 BILLION = 10**9

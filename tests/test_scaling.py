@@ -7,10 +7,10 @@ import pytest
 from conftest import ROOT
 from training import run_spec
 
+from relation.bench import scaling
+from relation.bench.scaling import Scaling, launch
 from relation.cli import main
 from relation.errors import RunError
-from relation.systems import scaling
-from relation.systems.scaling import Scaling, launch
 
 
 def test_two_processes_are_measured() -> None:

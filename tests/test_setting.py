@@ -7,10 +7,11 @@ from paper_records import paper_records, trained_as
 from test_claims import ledger, paper
 from test_config import changed
 
-from relation.config import resolve
-from relation.records.page import trained_models
-from report.cells import build
-from report.verdicts import Likeness, other_device
+from relation.pipeline.campaign import resolve
+from report.judge.cells import build
+from report.judge.setting import other_device
+from report.values.likeness import Likeness
+from report.values.page import trained_models
 
 SCALES = ("10M", "30M", "100M")
 P = "campaigns.paper"

@@ -14,20 +14,19 @@ from sites import content_of
 from test_report_records import HOSTILE, make_empty, make_records
 
 from relation.cli import main
-from relation.parquet import read_parquet
-from report import paper
+from relation.store.parquet import read_parquet
 from report.figures import DRAWINGS
-from report.jobs.cells import write_cells
-from report.jobs.compare import compare
-from report.jobs.schemas import CELLS
-from report.pages import PAGES
-from report.site import render_site
-from report.site.comparison import render_comparison
-from report.site.environment import duration, figure, html_environment
-from report.site.evidence import evidence_by_claim
-from report.site.render import records_by_source
-from report.tables import TABLES
-from report.view import FRESHNESS, VERDICTS
+from report.judge.frames import CELLS
+from report.judge.job import write_cells
+from report.render.compare import compare
+from report.render.comparison import render_comparison
+from report.render.environment import duration, figure, html_environment
+from report.render.evidence import evidence_by_claim
+from report.render.pages import PAGES
+from report.render.printed import FRESHNESS, VERDICTS
+from report.render.site import records_by_source, render_site
+from report.values import paper
+from report.values.tables import TABLES
 
 RECORD = "runs/10M/full/42/record.parquet"
 VOID = {"meta", "img", "br", "link", "rect", "path", "line", "circle"}

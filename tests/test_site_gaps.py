@@ -8,13 +8,14 @@ import pytest
 from conftest import ROOT
 from status_files import finish, log_row
 
-from relation.config import load_config, resolve
-from relation.parquet import read_origin, read_parquet, write_parquet
-from relation.results import Results
-from relation.schemas import LOG, RUN
-from report.site.overview import gaps, texts
-from report.site.pipeline import campaign_pipeline
-from report.site.runs import Run, read_runs
+from relation.pipeline.campaign import resolve
+from relation.pipeline.config import load_config
+from relation.pipeline.results import Results
+from relation.store.layouts import LOG, RUN
+from relation.store.parquet import read_origin, read_parquet, write_parquet
+from report.render.overview import gaps, texts
+from report.render.pipeline import campaign_pipeline
+from report.render.runs import Run, read_runs
 
 TINY = resolve(load_config(ROOT / "config.yaml"), campaign="tiny")
 

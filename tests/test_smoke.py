@@ -6,9 +6,9 @@ import pandas as pd
 import pytest
 from conftest import ROOT, snakemake
 
-from relation.parquet import read_parquet
-from relation.schemas import LOG, PROBES, RUN
-from report.tables import TABLES
+from relation.store.layouts import LOG, PROBES, RUN
+from relation.store.parquet import read_parquet
+from report.values.tables import TABLES
 
 pytestmark = [
     pytest.mark.campaign,

@@ -29,15 +29,15 @@ from status_files import (
 )
 
 from relation.errors import RunError, StoppedError
-from relation.ledger import Ledger, failure
-from relation.parquet import write_parquet
-from relation.records.provenance import PROVENANCE
-from relation.records.publish import publish
-from relation.results import CHECKPOINT, Results, diagnostics_path, run_path, systems_path
-from relation.schemas import RUN, THROUGHPUT
-from relation.status import CampaignStatus, RunStatus, trained_tokens
-from relation.training.folder import ABOUT, LOCK, METRICS
-from report.jobs.schemas import FRAMES
+from relation.pipeline.ledger import Ledger, failure
+from relation.pipeline.progress import CampaignStatus, RunStatus, trained_tokens
+from relation.pipeline.provenance import PROVENANCE
+from relation.pipeline.publish import publish
+from relation.pipeline.results import CHECKPOINT, Results, diagnostics_path, run_path, systems_path
+from relation.store.layouts import RUN, THROUGHPUT
+from relation.store.parquet import write_parquet
+from relation.train.folder import ABOUT, LOCK, METRICS
+from report.judge.frames import FRAMES
 
 
 @pytest.fixture

@@ -21,8 +21,8 @@ from status_files import (
 
 from relation.cli import main
 from relation.errors import RunError
-from relation.results import Results
-from relation.training.folder import LOCK
+from relation.pipeline.results import Results
+from relation.train.folder import LOCK
 
 
 @pytest.fixture

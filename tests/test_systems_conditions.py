@@ -10,10 +10,10 @@ import torch
 from benchmarks import CPU, CUDA
 from conftest import ROOT
 
+from relation.bench import conditions
+from relation.bench.conditions import Conditions
+from relation.bench.steps import check_kernels, named_kernels
 from relation.errors import RunError
-from relation.systems import conditions
-from relation.systems.conditions import Conditions
-from relation.systems.throughput import check_kernels, named_kernels
 
 
 class FakeGpu:

@@ -11,14 +11,14 @@ import torch
 from benchmarks import InProcess, Quiet, campaign, quiet_session
 from planted import Meeting, Planted, Unknown
 
-from relation.parquet import read_origin, read_parquet
-from relation.schemas import COMPLEXITY, THROUGHPUT
-from relation.systems import measure as measuring
-from relation.systems import processes
-from relation.systems.measure import measure
-from relation.systems.processes import Failure, Worker, answer
-from relation.systems.rounds import Answers, Session
-from relation.systems.statistics import median_columns, ratio_apart
+from relation.bench import campaign as measuring
+from relation.bench import processes
+from relation.bench.campaign import measure
+from relation.bench.processes import Failure, Worker, answer
+from relation.bench.rounds import Answers, Session
+from relation.bench.statistics import median_columns, ratio_apart
+from relation.store.layouts import COMPLEXITY, THROUGHPUT
+from relation.store.parquet import read_origin, read_parquet
 
 
 def together(start: Callable = Worker, apart: Collection[str] = (), **sides) -> dict[str, Answers]:

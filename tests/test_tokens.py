@@ -8,7 +8,7 @@ import pytest
 
 from relation.data.tokens import TokenFile, open_prepared
 from relation.errors import InputError
-from relation.files import sha256_of
+from relation.store.files import sha256_of
 
 IDS = (np.arange(100) ** 2 % 65536).astype("<u2")
 

@@ -12,12 +12,12 @@ from relation.data.prepare import prepare
 from relation.data.tokens import open_tokens
 from relation.data.windows import OrderHash, TrainingWindows, plan_updates
 from relation.errors import InputError, RunError
-from relation.files import sha256_of
-from relation.parquet import read_origin, read_parquet
-from relation.schemas import DATA, LOG, RUN
-from relation.training import engine
-from relation.training.checkpoint import load_model
-from relation.training.schedule import wsd
+from relation.store.files import sha256_of
+from relation.store.layouts import DATA, LOG, RUN
+from relation.store.parquet import read_origin, read_parquet
+from relation.train import run as engine
+from relation.train.checkpoint import load_model
+from relation.train.schedule import wsd
 
 CPU = torch.device("cpu")
 BUDGET = 600

@@ -18,10 +18,10 @@ import torch
 from conftest import ROOT
 from training import UPDATE, run_spec, small_model, write_corpus
 
-from relation.geometry import VARIANTS
-from relation.parquet import read_parquet
-from relation.schemas import LOG
-from relation.training import engine
+from relation.store.layouts import LOG
+from relation.store.parquet import read_parquet
+from relation.train import run as engine
+from relation.variants import VARIANTS
 
 GOLDEN = ROOT / "tests" / "golden" / "losses.csv"
 READINGS = ("loss", "gradient_norm")
@@ -33,7 +33,7 @@ def curve(variant: str, backends: dict[str, str], data: Path, folder: Path) -> l
     """Seven updates and a partial one, in which warm-up, plateau and decay all take part."""
     model = small_model(variant, init_std=0.1, scale_residual_init=True)
     spec = run_spec(model=model, backends=backends, budget_tokens=7 * UPDATE + 40)
-    spec = replace(spec, variant=variant, learning_rate=8e-3)
+    spec = replace(spec, variant=variant, learning_rate=8e-3, adam_eps=1e-8)
     engine.train(spec, data, folder / "out", folder / "resume")
     log = read_parquet(folder / "out" / "log.parquet", LOG).to_pylist()
     return [{name: row[name] for name in ("update", *READINGS)} for row in log]

@@ -12,9 +12,10 @@ import torch
 from training import UPDATE, assert_same_run, at_update, die, resume_key, run_spec, write_corpus
 
 from relation.errors import RelationError
-from relation.training import checkpoint, engine
-from relation.training.guards import check_writable
-from relation.training.optimizer import build_optimizer
+from relation.train import checkpoint
+from relation.train import run as engine
+from relation.train.guards import check_writable
+from relation.train.optimizer import build_optimizer
 
 SPEC = run_spec(checkpoint_tokens=UPDATE)
 

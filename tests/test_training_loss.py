@@ -13,9 +13,9 @@ from torch import Tensor
 
 from relation.data.windows import IGNORED
 from relation.errors import InputError
-from relation.model import Decoder, ModelConfig
-from relation.training import loss as training_loss
-from relation.training.step import autocast
+from relation.nn import Decoder, ModelConfig
+from relation.train import loss as training_loss
+from relation.train.step import autocast
 
 ROWS, WIDTH = 37, 24
 

@@ -23,11 +23,12 @@ from training import (
 
 from relation.data.tokens import TokenFile
 from relation.errors import RunError
-from relation.parquet import read_origin, read_parquet
-from relation.schemas import LOG, RUN
-from relation.training import checkpoint, engine, parallel
-from relation.training.parallel import World
-from relation.training.schedule import wsd
+from relation.store.layouts import LOG, RUN
+from relation.store.parquet import read_origin, read_parquet
+from relation.train import checkpoint, parallel
+from relation.train import run as engine
+from relation.train.parallel import World
+from relation.train.schedule import wsd
 
 # 20 updates of four micro-batches of two windows; the partial one has two, the last not full.
 SHARED = {"micro": 2, "accumulation": 4, "budget_tokens": 20 * UPDATE + 40}

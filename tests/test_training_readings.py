@@ -13,8 +13,9 @@ import torch
 from training import UPDATE, assert_same_run, at_update, die, run_spec, write_corpus
 
 from relation.errors import RunError, StoppedError
-from relation.training import checkpoint, engine
-from relation.training.readings import UPDATES_LATE, Reading, Readings
+from relation.train import checkpoint
+from relation.train import run as engine
+from relation.train.readback import UPDATES_LATE, Reading, Readings
 
 CUDA = torch.device("cuda")
 

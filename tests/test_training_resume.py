@@ -25,13 +25,14 @@ from training import (
     write_corpus,
 )
 
-from relation.diagnostics.probe import FlowProbe
 from relation.errors import RunError, StoppedError
-from relation.files import sha256_of
-from relation.parquet import read_origin, read_parquet, write_parquet
-from relation.schemas import DATA
-from relation.training import checkpoint, engine
-from relation.training.probes import Probe, ValidationProbe
+from relation.flow.probe import FlowProbe
+from relation.store.files import sha256_of
+from relation.store.layouts import DATA
+from relation.store.parquet import read_origin, read_parquet, write_parquet
+from relation.train import checkpoint
+from relation.train import run as engine
+from relation.train.probes import Probe, ValidationProbe
 
 UPDATES = 5
 

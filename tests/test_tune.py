@@ -16,19 +16,9 @@ from interpreter import INTERPRETED, run_interpreted
 
 pytest.importorskip("triton")
 
-from relation.cli import main
-from relation.errors import InputError, RunError
-from relation.kernels.common import SHARED_MEMORY
-from relation.kernels.flash_relation.launches import Launch, load_launches
-from relation.kernels.resources import Resources
-from relation.operators import full_relation
-from relation.systems import timing
-from relation.systems.bench import exactness
-from relation.systems.bench.exactness import RESULTS, why_wrong
-from relation.systems.bench.peers import Shape
-from relation.systems.tuning import search
-from relation.systems.tuning.report import entries_toml, notes, sections
-from relation.systems.tuning.search import (
+from relation.bench import timing
+from relation.bench import tune as search
+from relation.bench.tune import (
     SEARCHED,
     Found,
     Ranking,
@@ -40,6 +30,16 @@ from relation.systems.tuning.search import (
     why_unfit,
     widest_work,
 )
+from relation.bench.tune_report import entries_toml, notes, sections
+from relation.cli import main
+from relation.errors import InputError, RunError
+from relation.kernels.common import SHARED_MEMORY
+from relation.kernels.flash_relation.launches import Launch, load_launches
+from relation.kernels.resources import Resources
+from relation.ops import full_relation
+from relation.verify import exact as exactness
+from relation.verify.exact import RESULTS, why_wrong
+from relation.verify.inputs import Shape
 
 CPU = torch.device("cpu")
 SHAPE = Shape("30M", 3, 2, 24, 16)
@@ -316,8 +316,8 @@ class TestInterpreted:
         monkeypatch.setattr(search, "candidates", lambda name, bits: tried)
         monkeypatch.setattr(search, "prepare_all", lambda jobs, note: dict.fromkeys(jobs))
         monkeypatch.setattr(search, "interleave", lambda sides, rounds: fastest_first(sides, wrong))
-        monkeypatch.setattr("relation.systems.bench.sides.cache_bytes", lambda device: 1)
-        monkeypatch.setattr("relation.systems.timing.WARM_CALLS", 1)
+        monkeypatch.setattr("relation.bench.sides.cache_bytes", lambda device: 1)
+        monkeypatch.setattr("relation.bench.timing.WARM_CALLS", 1)
         monkeypatch.setattr(exactness, "_DRAWS", 1)
         entry = replace(self.ENTRY, forward=Launch(32, 16, 4, 1), p1=Launch(32, 16, 4, 1))
         rankings = search.search_launches([Target(shape, torch.float32, CPU, entry)], 1)

@@ -5,11 +5,11 @@ import pytest
 import torch
 
 from relation.data.windows import TrainingWindows, plan_updates
-from relation.geometry import VARIANTS, ModelConfig
-from relation.model import Decoder, Execution
-from relation.training.optimizer import build_optimizer
-from relation.training.schedule import wsd
-from relation.training.step import UpdateStep
+from relation.nn import Decoder, Execution
+from relation.train.optimizer import build_optimizer
+from relation.train.schedule import wsd
+from relation.train.step import UpdateStep
+from relation.variants import VARIANTS, ModelConfig
 
 CPU = torch.device("cpu")
 CONTEXT, VOCABULARY = 12, 61
@@ -120,7 +120,7 @@ def test_an_uncaptured_update_captures_no_graph(monkeypatch: pytest.MonkeyPatch)
     def captured(*arguments):
         raise AssertionError("captured a graph")
 
-    monkeypatch.setattr("relation.training.step.CapturedPass", captured)
+    monkeypatch.setattr("relation.train.step.CapturedPass", captured)
     # As on a GPU with torch.compile.
     step._captures = True
     step(batches(1, CONTEXT), CONTEXT, 1e-2)

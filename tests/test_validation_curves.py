@@ -7,12 +7,12 @@ import pandas as pd
 import pytest
 from test_report_records import make_empty, make_records
 
-from relation.records import CampaignRecords
-from report.cells import build
 from report.figures.drawing import NotDrawnError
 from report.figures.validation import validation_curves
-from report.style import MHA, RELATION
-from report.tables import TABLES
+from report.judge.cells import build
+from report.values.frames import CampaignRecords
+from report.values.style import MHA, RELATION
+from report.values.tables import TABLES
 
 LOOKS = 4
 

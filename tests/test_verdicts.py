@@ -7,15 +7,17 @@ from paper_records import GPU, paper_records
 from test_report_records import make_empty, make_records
 
 from relation.errors import InputError
-from report.cells import build
-from report.compute.fit import t_quantile
-from report.paper import load
-from report.paper_seeds import by_seed, number, spread
-from report.site.behind import behind_cells
-from report.tables import TABLES
-from report.verdicts import Rule, Setting, judge, load_rules, rule_for
-from report.verdicts.tolerances import load_rules as read_rules
-from report.view import print_table
+from report.judge.cells import build
+from report.judge.setting import Setting
+from report.judge.tolerances import Rule, load_rules, rule_for
+from report.judge.tolerances import load_rules as read_rules
+from report.judge.verdicts import judge
+from report.render.behind import behind_cells
+from report.render.printed import print_table
+from report.values.paper import load
+from report.values.paper_seeds import by_seed, number, spread
+from report.values.statistics import t_quantile
+from report.values.tables import TABLES
 
 ON_PAPER_GPU = Setting(other_models="", other_corpora="", devices=(GPU,))
 ON_CPU = replace(ON_PAPER_GPU, devices=("CPU (x86_64, 1 thread)",))

@@ -7,12 +7,14 @@ import torch
 from conftest import ROOT
 from torch import Tensor
 
-from relation import identities, schemas
-from relation.config import load_config, resolve
-from relation.identities import BITWISE, history_errors, mixing_errors, recurrence_deviations
-from relation.operators import full_flow, full_relation, givens_mix, linear_relation
-from relation.parquet import read_parquet
-from relation.verification import verify
+from relation.ops import full_flow, full_relation, givens_mix, linear_relation
+from relation.pipeline.campaign import resolve
+from relation.pipeline.config import load_config
+from relation.store import layouts as schemas
+from relation.store.parquet import read_parquet
+from relation.verify import identities
+from relation.verify.identities import BITWISE, history_errors, mixing_errors, recurrence_deviations
+from relation.verify.operators import verify
 
 CPU = torch.device("cpu")
 DOUBLE = torch.float64

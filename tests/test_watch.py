@@ -15,12 +15,13 @@ import pytest
 from conftest import ROOT
 from filelock import FileLock
 
-from relation.config import Campaign, load_config, resolve
 from relation.errors import InputError, RunError, StoppedError
-from relation.locks import held
-from relation.schemas import LOG
+from relation.pipeline.campaign import Campaign, resolve
+from relation.pipeline.config import load_config
 from relation.spec import RunSpec
-from relation.training.folder import (
+from relation.store.layouts import LOG
+from relation.store.locks import held
+from relation.train.folder import (
     ABOUT,
     LOCK,
     METRICS,
@@ -29,7 +30,7 @@ from relation.training.folder import (
     read_folder,
     saved_update,
 )
-from relation.training.watch import Watch
+from relation.train.watch import Watch
 
 Output = pytest.CaptureFixture[str]
 

@@ -8,15 +8,16 @@ from conftest import ROOT
 from test_watch import campaign, log, row, spec, without_time
 from training import at_update, die, resume_key, run_spec, train_together, write_corpus
 
-from relation.config import load_config, resolve
 from relation.errors import InputError, RunError
-from relation.parquet import read_parquet
-from relation.preflight import check, write_started_with
-from relation.results import Results
-from relation.schemas import LOG
-from relation.training import engine
-from relation.training.folder import read_folder
-from relation.training.watch import Watch
+from relation.pipeline.campaign import resolve
+from relation.pipeline.config import load_config
+from relation.pipeline.preflight import check, write_started_with
+from relation.pipeline.results import Results
+from relation.store.layouts import LOG
+from relation.store.parquet import read_parquet
+from relation.train import run as engine
+from relation.train.folder import read_folder
+from relation.train.watch import Watch
 
 
 def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
@@ -47,7 +48,7 @@ def test_tensorboard_has_every_update_once_after_a_kill(tmp_path: Path) -> None:
 
 @pytest.fixture
 def no_tensorboard(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("relation.training.watch.find_spec", lambda name: None)
+    monkeypatch.setattr("relation.train.watch.find_spec", lambda name: None)
 
 
 def test_without_tensorboard_it_is_one_line_before_any_job(

@@ -14,11 +14,11 @@ import pytest
 from conftest import ROOT, copy_project, planned_jobs, snakemake
 from sample import documents
 
-from relation.parquet import read_origin
-from relation.results import READING_KINDS
-from report.jobs.schemas import FRAMES
-from report.tables import TABLES
-from report.typeset import can_typeset
+from relation.pipeline.results import READING_KINDS
+from relation.store.parquet import read_origin
+from report.judge.frames import FRAMES
+from report.render.typeset import can_typeset
+from report.values.tables import TABLES
 
 pytestmark = pytest.mark.campaign
 TINY = ("--config", "campaign=tiny")
@@ -150,21 +150,21 @@ def test_a_report_of_what_is_there_keeps_no_job_from_running(project: Path) -> N
 
 # By file: a text in it, what replaces it, and the rules that this makes stale.
 EDITS = {
-    "relation/training/schedule.py": (
+    "relation/train/schedule.py": (
         "min(rise, fall)",
         "0.99 * min(rise, fall)",
         {*TRAINED, *DIAGNOSED, *REPORT},
     ),
-    "relation/diagnostics/metrics.py": (".mean(-1)", ".sum(-1)", {*DIAGNOSED, *REPORT}),
-    "relation/records/multiverse.py": ("return None", "return 0", {"collect", *REPORT}),
-    "relation/systems/throughput.py": ("seed=0", "seed=1", {"measure", *REPORT}),
-    "report/jobs/pages.py": ("results.report)", "results.folder)", {"report", "all"}),
+    "relation/flow/metrics.py": (".mean(-1)", ".sum(-1)", {*DIAGNOSED, *REPORT}),
+    "relation/pipeline/gather.py": ("return None", "return 0", {"collect", *REPORT}),
+    "relation/bench/steps.py": ("seed=0", "seed=1", {"measure", *REPORT}),
+    "report/render/site_job.py": ("results.report)", "results.folder)", {"report", "all"}),
     "report/templates/table.html.j2": ("<h1>", "<h1 >", {"report", "all"}),
     "report/templates/table.tex.j2": ("\n", "\n\n", {"document", "all"}),
     "report/paper/app-nll.csv": ("\n", "\n\n", {"cells", "report", "document", "all"}),
     "report/tolerances.toml": ("\n", "\n\n", {"cells", "report", "document", "all"}),
-    "relation/verification.py": ("y.detach()", "-y.detach()", {"verify", *REPORT}),
-    "relation/gradients.py": ("ERROR = 0.01", "ERROR = 0.02", {"verify_gradients", *REPORT}),
+    "relation/verify/operators.py": ("y.detach()", "-y.detach()", {"verify", *REPORT}),
+    "relation/verify/gradients.py": ("ERROR = 0.01", "ERROR = 0.02", {"verify_gradients", *REPORT}),
 }
 
 
@@ -246,7 +246,7 @@ def test_what_is_shipped_is_rendered_by_rules_that_cannot_train(clone: Path) -> 
     assert set(cells[cells["status"] == "ok"]["freshness"]) == {"current"}
     assert not (clone / "results/tiny").exists()
 
-    code = clone / "relation/training/schedule.py"
+    code = clone / "relation/train/schedule.py"
     before = code.read_bytes()
     code.write_bytes(before.replace(b"min(rise, fall)", b"0.99 * min(rise, fall)"))
     assert planned_jobs(clone, *PUBLISHED) == dict.fromkeys(REPORT - {"figures"}, 1)

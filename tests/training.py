@@ -18,22 +18,24 @@ from conftest import ROOT
 from safetensors.torch import load_file
 from torch.distributed import TCPStore
 
-from relation.config import Campaign, load_config, resolve
 from relation.data.prepare import unigram_entropy
 from relation.errors import RelationError
-from relation.files import sha256_of
-from relation.geometry import ModelConfig
-from relation.origin import origin
-from relation.parquet import read_parquet, write_parquet
-from relation.schemas import DATA, LOG, RUN
+from relation.pipeline.campaign import Campaign, resolve
+from relation.pipeline.config import load_config
+from relation.pipeline.origin import origin
 from relation.spec import RunSpec
-from relation.training import checkpoint, engine
-from relation.training.schedule import wsd
+from relation.store.files import sha256_of
+from relation.store.layouts import DATA, LOG, RUN
+from relation.store.parquet import read_parquet, write_parquet
+from relation.train import checkpoint
+from relation.train import run as engine
+from relation.train.schedule import wsd
+from relation.variants import ModelConfig
 
 TIMES = {"seconds", "tokens_per_second"}  # all that may differ between two runs of one kind
 CONTEXT, UPDATE = 16, 128
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["relation.training.engine", "torch._dynamo", "pytest"])
+PROCESSES.set_forkserver_preload(["relation.train.run", "torch._dynamo", "pytest"])
 
 
 @cache

@@ -16,9 +16,9 @@ min_version("9.27")
 PROJECT = Path(workflow.basedir).parent
 sys.path.insert(0, str(PROJECT))
 
-from relation.code import code_hash
+from relation.pipeline.hashes import code_hash
 from relation.errors import InputError
-from relation.results import CHECKSUMS, chosen_results
+from relation.pipeline.results import CHECKSUMS, chosen_results
 from relation.spec import canonical_hash
 
 

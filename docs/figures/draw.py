@@ -14,8 +14,8 @@ import torch
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
 
-from relation.operators import full_flow, givens_mix
-from report.style import HAIR, INK, LINEAR, MHA, MUTED, RELATION, save, styled
+from relation.ops import full_flow, givens_mix
+from report.values.style import HAIR, INK, LINEAR, MHA, MUTED, RELATION, save, styled
 
 Point = tuple[float, float]
 Fill = Callable[[int, int], tuple[str, float] | None]

@@ -7,7 +7,7 @@ import os
 import torch
 
 from relation.errors import InputError
-from relation.operators.checks import check_floating, check_relation_inputs
+from relation.kernels.checks import check_floating, check_relation_inputs
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 NARROWEST, WIDEST = 16, 128

@@ -3,8 +3,8 @@
 import torch
 
 from relation.errors import InputError
+from relation.kernels.checks import check_floating, check_relation_inputs
 from relation.kernels.flash_relation import DTYPES, NARROWEST, WIDEST, is_eager, why_unavailable
-from relation.operators.checks import check_floating, check_relation_inputs
 
 
 def linear_relation(

@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from relation.cli.tables import print_table, print_tables
-from relation.config import Campaign, load_config, resolve
 from relation.errors import InputError
-from relation.results import Results, systems_path
+from relation.pipeline.campaign import Campaign, resolve
+from relation.pipeline.config import load_config
+from relation.pipeline.results import Results, systems_path
 
 _COMPLEXITY = "complexity"
 _REPEATS = 50
@@ -117,13 +118,14 @@ def _check_whole(options: argparse.Namespace, campaign: Campaign) -> None:
 
 def _compare(options: argparse.Namespace, campaign: Campaign) -> None:
     """One benchmark of operators and steps beside their peers."""
-    from relation.systems.bench.run import run
-    from relation.systems.bench.table import notes, sections
+    from relation.bench.run import run
+    from relation.bench.table import notes, sections
 
     output = _default_output(options) if options.output is None else options.output
     found = run(
         options.name,
-        campaign,
+        campaign.systems,
+        campaign.settings,
         options.device,
         output,
         measures=_names(options.only),
@@ -142,10 +144,10 @@ def _measure_systems(campaign: Campaign, only: Sequence[str] | None) -> None:
     else random, and each row says which. only: benchmarks by name, None for all. Raises InputError
     for an unknown name or where there is no such device.
     """
+    from relation.bench.campaign import measure
+    from relation.bench.run import choose
+    from relation.bench.table import campaign_notes, complexity_section, throughput_section
     from relation.data.tokens import token_file
-    from relation.systems.bench.run import choose
-    from relation.systems.bench.table import campaign_notes, complexity_section, throughput_section
-    from relation.systems.measure import measure
 
     known = dict.fromkeys(spec.benchmark for spec in campaign.systems)
     chosen = choose("systems benchmark", only, known)
@@ -171,7 +173,7 @@ def growth(rows: Sequence[Mapping]) -> list[str]:
     """How the time of each operator grows with T: a line each."""
     import pandas as pd
 
-    from report.compute.complexity import fitted_time, grown
+    from report.values.complexity import fitted_time, grown
 
     lines = []
     for operator, own in pd.DataFrame(rows).groupby("operator"):
@@ -187,8 +189,8 @@ def growth(rows: Sequence[Mapping]) -> list[str]:
 
 def _print_ratios(rows: Sequence[Mapping]) -> None:
     """Every ratio that the paper prints beside the one that was measured."""
-    from relation.systems.bench.table import MISSING, rate_ratio, with_interval
-    from report.paper import load
+    from relation.bench.table import MISSING, rate_ratio, with_interval
+    from report.values.paper import load
 
     printed, table = load("efficient-relation"), []
     for benchmark, column, base in (

@@ -14,10 +14,10 @@ def add_commands(commands) -> None:
 
 
 def _compare(options: argparse.Namespace) -> None:
-    from relation.parquet import read_parquet
-    from report.jobs.compare import compare
-    from report.jobs.schemas import COMPARED_CELLS, COMPARED_CLAIMS
-    from report.site.comparison import compared_tables, render_comparison
+    from relation.store.parquet import read_parquet
+    from report.judge.frames import COMPARED_CELLS, COMPARED_CLAIMS
+    from report.render.compare import compare
+    from report.render.comparison import compared_tables, render_comparison
 
     folder = compare(options.first, options.second)
     page = render_comparison(folder)

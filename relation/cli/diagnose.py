@@ -17,7 +17,7 @@ from relation.cli.options import (
 )
 from relation.cli.tables import print_table
 from relation.errors import InputError
-from relation.results import Results, diagnostics_path, run_path
+from relation.pipeline.results import Results, diagnostics_path, run_path
 
 # The paper's sampling, as the options of a checkpoint of no campaign have it.
 _SAMPLING = {"sequences": 4, "flow_length": 1024, "rank_length": 512}
@@ -82,8 +82,8 @@ def _diagnose(options: argparse.Namespace) -> None:
 
 
 def _diagnose_run(options: argparse.Namespace) -> list[dict]:
-    from relation.diagnostics.measure import diagnose
-    from relation.parquet import read_parquet
+    from relation.flow.diagnose import diagnose
+    from relation.store.parquet import read_parquet
 
     given = (*_SAMPLING, "data", "output", "window", "device")
     used = [f"--{n.replace('_', '-')}" for n in given if getattr(options, n) is not None]
@@ -104,7 +104,7 @@ def _diagnose_run(options: argparse.Namespace) -> list[dict]:
 
 
 def _diagnose_file(options: argparse.Namespace) -> list[dict]:
-    from relation.diagnostics.measure import diagnose_file
+    from relation.flow.diagnose import diagnose_file
 
     if options.target is not None or options.data is None:
         raise InputError("give --checkpoint with --data, in place of SCALE/VARIANT/SEED")
@@ -129,7 +129,7 @@ def _print(rows: list[dict]) -> None:
     """A line a layer and one of all; shares in percent."""
     import pandas as pd
 
-    from relation.records.structure import by_checkpoint, by_layer
+    from relation.flow.pooled import by_checkpoint, by_layer
 
     layers = by_layer(pd.DataFrame(rows))
     table = [[f"L{layer}", *_numbers(found)] for layer, found in layers.groupby("layer", sort=True)]

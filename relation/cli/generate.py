@@ -15,7 +15,7 @@ from relation.cli.options import (
     chosen_run,
 )
 from relation.errors import InputError
-from relation.results import Results, run_path
+from relation.pipeline.results import Results, run_path
 
 
 def add_commands(commands) -> None:
@@ -112,11 +112,11 @@ def _generate(options: argparse.Namespace) -> None:
 
     from relation.data.splits import END_OF_TEXT
     from relation.data.tokenizer import load_tokenizer
-    from relation.devices import claim
-    from relation.generation import Sampling, generate_tokens, stream_text
-    from relation.model import Execution
-    from relation.model.folding import fold
-    from relation.training.checkpoint import load_model
+    from relation.machine.devices import claim
+    from relation.nn import Execution
+    from relation.nn.folding import fold
+    from relation.nn.generation import Sampling, generate_tokens, stream_text
+    from relation.train.checkpoint import load_model
 
     sampling = Sampling(options.temperature, options.top_k, options.top_p, options.seed)
     text, source = _prompt(options), _source(options)

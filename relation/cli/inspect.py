@@ -34,7 +34,7 @@ def add_commands(commands) -> None:
 
 
 def _params(options: argparse.Namespace) -> None:
-    from relation.model.inventory import inventory_row
+    from relation.pipeline.inventory import inventory_row
 
     campaign = chosen_campaign(options)
     rows = [inventory_row(run, title) for run, title in campaign.inventory()]
@@ -54,9 +54,9 @@ def _plan(options: argparse.Namespace) -> None:
         scale.print_scale(options)
         return
 
-    from relation.plan import make_plan
-    from relation.preflight import check_corpus
-    from report.tables import TABLES
+    from relation.pipeline.cost import make_plan
+    from relation.pipeline.preflight import check_corpus
+    from report.values.tables import TABLES
 
     results = campaign_results(options)
     campaign = results.campaign
@@ -94,7 +94,7 @@ def _plan(options: argparse.Namespace) -> None:
 def _backends(options: argparse.Namespace) -> None:
     import torch
 
-    from relation.operators import BACKENDS
+    from relation.ops import BACKENDS
 
     name = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.device(name)
@@ -106,7 +106,7 @@ def _backends(options: argparse.Namespace) -> None:
 
 
 def _keys(options: argparse.Namespace) -> None:
-    from relation.config.keys import documented_keys, schema
+    from relation.pipeline.keys import documented_keys, schema
 
     if options.schema:
         print(json.dumps(schema(), indent=2))

@@ -25,9 +25,10 @@ from relation.cli.options import (
     set_threads,
     sharing_of,
 )
-from relation.config import Campaign, load_config
 from relation.errors import InputError
-from relation.results import (
+from relation.pipeline.campaign import Campaign
+from relation.pipeline.config import load_config
+from relation.pipeline.results import (
     GRADIENTS_FILE,
     VERIFICATION_FILE,
     Results,
@@ -35,11 +36,11 @@ from relation.results import (
     run_path,
     systems_path,
 )
+from relation.pipeline.uses import uses_of
 from relation.spec import canonical_hash
-from relation.uses import uses_of
 
 if TYPE_CHECKING:
-    from relation.records import CampaignRecords
+    from report.values.frames import CampaignRecords
 
 
 def add_commands(commands) -> None:
@@ -117,7 +118,7 @@ def _train_under_torchrun(processes: int) -> None:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
 
-    from relation.training.parallel import ON_THIS_MACHINE
+    from relation.train.parallel import ON_THIS_MACHINE
 
     # Its own account of a failure says less than the run's line, at greater length.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
@@ -136,9 +137,9 @@ def _train(options: argparse.Namespace) -> None:
         _train_under_torchrun(options.processes)
         return
 
-    from relation.diagnostics.probe import FlowProbe
-    from relation.training.engine import train
-    from relation.training.probes import ValidationProbe
+    from relation.flow.probe import FlowProbe
+    from relation.train.probes import ValidationProbe
+    from relation.train.run import train
 
     set_threads(options)
     data = results.data(campaign.data[spec.data])
@@ -155,7 +156,7 @@ def _train(options: argparse.Namespace) -> None:
 
 
 def _measure(options: argparse.Namespace) -> None:
-    from relation.systems.measure import measure
+    from relation.bench.campaign import measure
 
     set_threads(options)
     campaign, results = _campaign(options)
@@ -167,7 +168,7 @@ def _measure(options: argparse.Namespace) -> None:
 
 
 def _verify(options: argparse.Namespace) -> None:
-    from relation.verification import verify
+    from relation.verify.operators import verify
 
     set_threads(options)
     campaign, results = _campaign(options)
@@ -176,7 +177,7 @@ def _verify(options: argparse.Namespace) -> None:
 
 
 def _verify_gradients(options: argparse.Namespace) -> None:
-    from relation.gradients import verify_gradients
+    from relation.verify.gradients import verify_gradients
 
     set_threads(options)
     campaign, results = _campaign(options)
@@ -185,7 +186,7 @@ def _verify_gradients(options: argparse.Namespace) -> None:
 
 
 def _inventory(options: argparse.Namespace) -> None:
-    from relation.model.inventory import write_inventory
+    from relation.pipeline.inventory import write_inventory
 
     campaign, results = _whole_campaign(options)
     write_inventory(campaign, results.models)
@@ -193,7 +194,7 @@ def _inventory(options: argparse.Namespace) -> None:
 
 def _records(options: argparse.Namespace) -> tuple[CampaignRecords, Results]:
     """What a report is made from; of shipped records, those that are there."""
-    from relation.records import load_records
+    from report.values.frames import load_records
 
     campaign, results = _whole_campaign(options)
     if options.shipped:
@@ -203,21 +204,21 @@ def _records(options: argparse.Namespace) -> tuple[CampaignRecords, Results]:
 
 
 def _cells(options: argparse.Namespace) -> None:
-    from report.jobs.cells import write_cells
+    from report.judge.job import write_cells
 
     records, results = _records(options)
     write_cells(records, results.report)
 
 
 def _figures(options: argparse.Namespace) -> None:
-    from report.jobs.figures import write_figures
+    from report.figures.job import write_figures
 
     records, results = _records(options)
     write_figures(records, results.report / "figures.parquet")
 
 
 def _report(options: argparse.Namespace) -> None:
-    from report.jobs.pages import render_report
+    from report.render.site_job import render_report
 
     campaign, results = _campaign(options)
     render_report(campaign, replace(results, shipped_only=options.shipped))
@@ -229,7 +230,7 @@ def report_place(results: Results) -> Results:
     Snakemake takes the report's folder for one of all records, made as the workflow was started:
     anything else goes beside it, so that nothing passes for done that is not.
     """
-    from relation.records import load_records
+    from report.values.frames import load_records
 
     try:
         started = chosen_results(load_config(results.started_with))
@@ -242,11 +243,11 @@ def report_place(results: Results) -> Results:
 
 
 def _render(options: argparse.Namespace) -> None:
-    from relation.records import load_records
-    from report.jobs.cells import write_cells
-    from report.jobs.document import write_document
-    from report.jobs.figures import write_figures
-    from report.jobs.pages import render_report
+    from report.figures.job import write_figures
+    from report.judge.job import write_cells
+    from report.render.document_job import write_document
+    from report.render.site_job import render_report
+    from report.values.frames import load_records
 
     campaign, results = _campaign(options)
     results = report_place(results)
@@ -263,14 +264,14 @@ def _render(options: argparse.Namespace) -> None:
 
 
 def _document(options: argparse.Namespace) -> None:
-    from report.jobs.document import write_document
+    from report.render.document_job import write_document
 
     _, results = _campaign(options)
     print(write_document(replace(results, shipped_only=options.shipped).report))
 
 
 def _collect(options: argparse.Namespace) -> None:
-    from relation.records.multiverse import collect
+    from relation.pipeline.gather import collect
 
     _, results = _campaign(options)
     for path in collect(results):
@@ -278,7 +279,7 @@ def _collect(options: argparse.Namespace) -> None:
 
 
 def _publish(options: argparse.Namespace) -> None:
-    from relation.records.publish import publish
+    from relation.pipeline.publish import publish
 
     campaign, results = _campaign(options)
     published = publish(campaign, results)

@@ -3,9 +3,10 @@
 import argparse
 from pathlib import Path
 
-from relation.config import Campaign, load_config
 from relation.errors import InputError
-from relation.results import Results, chosen_results
+from relation.pipeline.campaign import Campaign
+from relation.pipeline.config import load_config
+from relation.pipeline.results import Results, chosen_results
 from relation.spec import RunSpec
 
 DEFAULT_CONFIG = Path("config.yaml")

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from relation.cli.options import DEFAULT_CONFIG
 from relation.cli.tables import print_table
-from relation.config import load_config, resolve
-from relation.files import write_text
+from relation.pipeline.campaign import resolve
+from relation.pipeline.config import load_config
+from relation.store.files import write_text
 
 _VARIANTS = "mha,full"
 
@@ -71,14 +72,14 @@ def _print_step(rows: Sequence[Mapping]) -> None:
 
 
 def _profile(options: argparse.Namespace) -> None:
-    from relation.systems.profile import run
+    from relation.bench.profile import run
     from report.figures.profile import profile_svg
 
     name = options.campaign or ("paper" if options.device == "cuda" else "smoke")
     campaign = resolve(load_config(options.config), campaign=name, scales=options.scales)
     output = options.output or _default_output(name, options)
     variants = [variant.strip() for variant in options.variants.split(",")]
-    rows = run(campaign, variants, options.device, output)
+    rows = run(campaign.systems, campaign.settings, variants, options.device, output)
     for step in dict.fromkeys((row["scale"], row["variant"]) for row in rows):
         _print_step([row for row in rows if (row["scale"], row["variant"]) == step])
     picture = output.with_suffix(".svg")

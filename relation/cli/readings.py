@@ -15,8 +15,8 @@ def add_commands(commands) -> None:
 
 
 def _readings(options: argparse.Namespace) -> None:
-    from relation.records.multiverse import load_readings
-    from report.readings.rule import SEEDS, choose, next_seeds
+    from relation.pipeline.gather import load_readings
+    from report.judge.readings_rule import SEEDS, choose, next_seeds
 
     results = campaign_results(options)
     campaign = results.campaign

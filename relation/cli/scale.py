@@ -60,7 +60,7 @@ def check_unmixed(options: argparse.Namespace) -> None:
 
 def print_scale(options: argparse.Namespace) -> None:
     """Print the plan of one run. Raises InputError for an unknown scale or an impossible shape."""
-    from relation.scale import PLANNED, plan_scale, rates
+    from relation.pipeline.estimate import PLANNED, plan_scale, rates
 
     measured = rates()
     shapes = {rate.geometry.scale: rate.geometry for rate in measured} | {PLANNED.scale: PLANNED}

@@ -34,7 +34,7 @@ def add_commands(commands) -> None:
 
 
 def _scaling(options: argparse.Namespace) -> None:
-    from relation.systems.scaling import launch
+    from relation.bench.scaling import launch
 
     counts = options.processes.split(",")
     if not all(count.isdecimal() and int(count) > 0 for count in counts):

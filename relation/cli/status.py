@@ -10,9 +10,16 @@ from dataclasses import replace
 
 from relation.cli.options import add_campaign_options, campaign_results
 from relation.cli.tables import print_table
-from relation.config import Campaign
-from relation.progress import duration
-from relation.status import DONE, STATES, STOPPED, CampaignStatus, RunStatus, campaign_status
+from relation.machine.progress import duration
+from relation.pipeline.campaign import Campaign
+from relation.pipeline.progress import (
+    DONE,
+    STATES,
+    STOPPED,
+    CampaignStatus,
+    RunStatus,
+    campaign_status,
+)
 
 _COLUMNS = 100
 _CLEAR_SCREEN = "\x1b[H\x1b[2J"

@@ -4,9 +4,10 @@ import argparse
 from pathlib import Path
 
 from relation.cli.tables import print_tables
-from relation.config import load_config, resolve
 from relation.errors import InputError
-from relation.files import write_text
+from relation.pipeline.campaign import resolve
+from relation.pipeline.config import load_config
+from relation.store.files import write_text
 
 
 def add_commands(commands) -> None:
@@ -59,11 +60,11 @@ def _tune(options: argparse.Namespace) -> None:
     if reason is not None:
         raise InputError(f"tune flash searches on an NVIDIA GPU: {reason}")
     # After the refusal, because they import Triton.
-    from relation.systems.tuning.report import entries_toml, notes, sections
-    from relation.systems.tuning.search import tune
+    from relation.bench.tune import tune
+    from relation.bench.tune_report import entries_toml, notes, sections
 
     campaign = resolve(load_config(options.config), campaign=options.shapes, scales=options.scales)
-    found = tune(campaign, options.dtype, options.repeats, options.steady)
+    found = tune(campaign.systems, options.dtype, options.repeats, options.steady)
     print(f"Launches of FlashRelation on {found.device}")
     print_tables(sections(found), notes(found))
     entries = entries_toml(found)

@@ -13,9 +13,9 @@ from tokenizers import Tokenizer
 from relation.data.sources import open_streams
 from relation.data.splits import END_OF_TEXT
 from relation.data.tokens import TOKEN_TYPE, token_file
-from relation.files import write_text
-from relation.progress import Progress
+from relation.machine.progress import Progress
 from relation.spec import DataSpec
+from relation.store.files import write_text
 
 _DOCUMENTS_AT_A_TIME = 256
 _CHARACTERS_AT_A_TIME = 1 << 24

@@ -13,20 +13,20 @@ from pathlib import Path
 
 import numpy as np
 
-from relation.code import code_hash
 from relation.data.encode import SplitEncoder
 from relation.data.sources import corpus_fingerprint, open_streams
 from relation.data.splits import SPLITS
 from relation.data.tokenizer import load_tokenizer, train_tokenizer
 from relation.data.tokens import TOKEN_TYPE, token_file
 from relation.errors import InputError
-from relation.files import sha256_of, write_text
-from relation.locks import held
-from relation.origin import origin
-from relation.parquet import write_parquet
-from relation.schemas import DATA
+from relation.pipeline.hashes import code_hash
+from relation.pipeline.origin import origin
+from relation.pipeline.uses import uses_of
 from relation.spec import DataSpec
-from relation.uses import uses_of
+from relation.store.files import sha256_of, write_text
+from relation.store.layouts import DATA
+from relation.store.locks import held
+from relation.store.parquet import write_parquet
 
 _TOKENS_AT_A_TIME = 1 << 22
 

@@ -12,13 +12,13 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from relation.code import code_hash
 from relation.data.pieces import shuffled_pieces
 from relation.data.splits import END_OF_TEXT
 from relation.data.texts import SUFFIXES, read_texts, unreadable
 from relation.errors import InputError, RunError
-from relation.files import recall, remember, sha256_of
+from relation.pipeline.hashes import code_hash
 from relation.registry import Registry
+from relation.store.files import recall, remember, sha256_of
 
 _CACHE = "corpora"  # its file in the user's cache folder
 

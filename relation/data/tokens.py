@@ -8,9 +8,9 @@ import numpy as np
 
 from relation.data.splits import SPLITS
 from relation.errors import InputError
-from relation.files import sha256_of
-from relation.parquet import read_parquet
-from relation.schemas import DATA
+from relation.store.files import sha256_of
+from relation.store.layouts import DATA
+from relation.store.parquet import read_parquet
 
 TOKEN_TYPE = np.dtype("<u2")
 

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from relation.records import CampaignRecords
 from report.figures import (
     diagrams,
     flow_maps,
@@ -18,7 +17,8 @@ from report.figures import (
     validation,
 )
 from report.figures.drawing import Drawing, NotDrawnError
-from report.style import save, styled
+from report.values.frames import CampaignRecords
+from report.values.style import save, styled
 
 # Every figure that these modules declare, in the order of the page.
 _MODULES = (diagrams, training, further, validation, structure, flow_maps, formation, systems)

@@ -18,11 +18,12 @@ from matplotlib.ticker import (
     PercentFormatter,
 )
 
-from relation.records import CampaignRecords, smoothed_loss
-from relation.records.gaps import NOT_THERE
-from report.compute.measured import select
-from report.layout import SCALES
-from report.style import INK, MUTED, OPERATOR_COLOUR, OPERATOR_NAME
+from relation.pipeline.gaps import NOT_THERE
+from report.values.efficiency import smoothed_loss
+from report.values.frames import CampaignRecords
+from report.values.layout import SCALES
+from report.values.measured import select
+from report.values.style import INK, MUTED, OPERATOR_COLOUR, OPERATOR_NAME
 
 PAIR = ("mha", "full")
 DASHES = (0, (4, 3))

@@ -11,13 +11,13 @@ from matplotlib import colormaps, image
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
-from relation.flow_codes import TOP, decode, encode
-from relation.records import CampaignRecords
-from report.compute.measured import select
+from relation.flow.codes import TOP, decode, encode
 from report.figures.drawing import PAIR, demand, figure, grid
 from report.figures.stepper import page
-from report.layout import SCALES
-from report.style import OPERATOR_NAME
+from report.values.frames import CampaignRecords
+from report.values.layout import SCALES
+from report.values.measured import select
+from report.values.style import OPERATOR_NAME
 
 MOST = 5  # layers a row of the picture
 COLOURS = colormaps["magma"]

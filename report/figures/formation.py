@@ -9,11 +9,11 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from relation.records import CampaignRecords
-from report.compute.measured import select
 from report.figures.drawing import PAIR, by_scale, figure, percent, token_axis
 from report.figures.validation import left_out, probed
-from report.style import OPERATOR_NAME
+from report.values.frames import CampaignRecords
+from report.values.measured import select
+from report.values.style import OPERATOR_NAME
 
 FULL = "full"
 

@@ -5,9 +5,6 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from relation.records import CampaignRecords
-from report.compute.further import KIND, paired
-from report.compute.measured import select, t_margin
 from report.figures.drawing import (
     DASHES,
     PAIR,
@@ -23,10 +20,13 @@ from report.figures.drawing import (
     zero,
 )
 from report.figures.validation import METRIC
-from report.layout import SCALES
-from report.numbers import MINUS
-from report.paper_seeds import number
-from report.style import INK, MUTED, RELATION
+from report.values.frames import CampaignRecords
+from report.values.further import KIND, paired
+from report.values.layout import SCALES
+from report.values.measured import select, t_margin
+from report.values.numbers import MINUS
+from report.values.paper_seeds import number
+from report.values.style import INK, MUTED, RELATION
 
 # Before this part of the budget single pairs differ by so much that all others would look flat.
 SHOWN_FROM = 0.2

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.figure import Figure
 
-from report.style import HAIR, MUTED, styled, svg_text
+from report.values.style import HAIR, MUTED, styled, svg_text
 
 _COLOUR = {
     "operator": "#D55E00",
@@ -22,7 +22,7 @@ _COLOUR = {
 
 
 def profile_svg(rows: Sequence[Mapping]) -> str:
-    """An SVG of stacked bars: the rows of `relation.systems.profile`, milliseconds of an update."""
+    """An SVG of stacked bars: the rows of `relation.bench.profile`, milliseconds of an update."""
     steps = list(dict.fromkeys((row["scale"], row["variant"]) for row in rows))
     with styled():
         figure = Figure(figsize=(8.4, 1.4 + 0.5 * len(steps)))

@@ -6,11 +6,11 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from relation.geometry import PAIRED
-from relation.records import CampaignRecords
-from report.compute.measured import select
+from relation.variants import PAIRED
 from report.figures.drawing import counts, inside, mark_passes, smoothed, token_axis
-from report.style import INK, MUTED, OPERATOR_COLOUR, OPERATOR_NAME, styled, svg_text
+from report.values.frames import CampaignRecords
+from report.values.measured import select
+from report.values.style import INK, MUTED, OPERATOR_COLOUR, OPERATOR_NAME, styled, svg_text
 
 _BESIDE = {
     "learning_rate": "learning rate",

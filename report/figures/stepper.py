@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import jinja2
 from markupsafe import Markup
 
-from report.style import INK, PAGE_TYPE
+from report.values.style import INK, PAGE_TYPE
 
 _PAGE = """<!DOCTYPE html>
 <html lang="en">

@@ -8,9 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from relation.records import CampaignRecords
-from relation.records.structure import by_checkpoint, by_layer
-from report.compute.measured import select
+from relation.flow.pooled import by_checkpoint, by_layer
 from report.figures.drawing import (
     PAIR,
     by_scale,
@@ -21,8 +19,10 @@ from report.figures.drawing import (
     seeds_and_mean,
     zero,
 )
-from report.numbers import MINUS
-from report.style import MUTED, OPERATOR_COLOUR, OPERATOR_NAME
+from report.values.frames import CampaignRecords
+from report.values.measured import select
+from report.values.numbers import MINUS
+from report.values.style import MUTED, OPERATOR_COLOUR, OPERATOR_NAME
 
 SINK_SIZES = (1, 2, 4, 8, 16, 32)
 POSITION_LAYERS = (("L0", 0, 0, "-"), ("L1", 1, 1, "--"), ("L2+", 2, np.inf, ":"))

@@ -6,11 +6,6 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from relation.records import CampaignRecords
-from report.compute.complexity import OPERATORS, fitted_time
-from report.compute.fit import power_fit
-from report.compute.measured import Measurements, select
-from report.compute.systems import PAPER_CONTEXTS, RATIO, SPEEDUP, efficient
 from report.figures.drawing import (
     DASHES,
     band,
@@ -25,12 +20,25 @@ from report.figures.drawing import (
     quantity,
     sideways,
 )
-from report.layout import Number
-from report.numbers import value_text
-from report.paper_seeds import number
-from report.style import INK, MATERIALISED, MHA, MUTED, OPERATOR_COLOUR, OPERATOR_NAME, RELATION
-from report.verdicts import Likeness
-from report.verdicts.setting import PAPER_GPU
+from report.judge.setting import PAPER_GPU
+from report.values.complexity import OPERATORS, fitted_time
+from report.values.frames import CampaignRecords
+from report.values.layout import Number
+from report.values.likeness import Likeness
+from report.values.measured import Measurements, select
+from report.values.numbers import value_text
+from report.values.paper_seeds import number
+from report.values.statistics import power_fit
+from report.values.style import (
+    INK,
+    MATERIALISED,
+    MHA,
+    MUTED,
+    OPERATOR_COLOUR,
+    OPERATOR_NAME,
+    RELATION,
+)
+from report.values.systems import PAPER_CONTEXTS, RATIO, SPEEDUP, efficient
 
 MOST_TICKS = 5
 # Operators whose decode states agree lie on one another: the earlier ones stay visible as a rim.

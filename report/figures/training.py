@@ -7,9 +7,6 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from relation.records import CampaignRecords
-from report.compute.measured import is_number, select, t_margin
-from report.compute.quality import ABLATION_NAMES, ABLATION_SCALE, ABLATIONS
 from report.figures.drawing import (
     DASHES,
     PAIR,
@@ -26,9 +23,12 @@ from report.figures.drawing import (
     sideways,
     smoothed,
 )
-from report.numbers import MINUS
-from report.paper_seeds import number
-from report.style import INK, MHA, MUTED, OPERATOR_COLOUR, RELATION
+from report.values.frames import CampaignRecords
+from report.values.measured import is_number, select, t_margin
+from report.values.numbers import MINUS
+from report.values.paper_seeds import number
+from report.values.quality import ABLATION_NAMES, ABLATION_SCALE, ABLATIONS
+from report.values.style import INK, MHA, MUTED, OPERATOR_COLOUR, RELATION
 
 # Losses of the first updates, and of a spike, are so high that the crossing would be a flat line
 # beneath them: a panel ends at this quantile of the losses after this part of the budget.

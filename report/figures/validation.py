@@ -6,8 +6,6 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from relation.records import CampaignRecords
-from report.compute.measured import select
 from report.figures.drawing import (
     PAIR,
     NotDrawnError,
@@ -22,7 +20,9 @@ from report.figures.drawing import (
     token_axis,
     zero,
 )
-from report.style import INK, MUTED, OPERATOR_COLOUR
+from report.values.frames import CampaignRecords
+from report.values.measured import select
+from report.values.style import INK, MUTED, OPERATOR_COLOUR
 
 METRIC = "validation_nll"
 # The fall of the first looks would flatten all others.

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from relation.schemas import LOG, RUN
+from relation.store.layouts import LOG, RUN
 
 PROJECT = Path(__file__).resolve().parents[2]
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(
-    ["relation.cli", "relation.training.engine", "relation.data.prepare", "torch._dynamo"]
+    ["relation.cli", "relation.train.run", "relation.data.prepare", "torch._dynamo"]
 )
 DONE_RUN, RUN_NAME = "10M/mha/42", "10M/full/42"
 DATA, CAMPAIGN = "sample-300", "faults"
@@ -231,7 +231,7 @@ def can_mount() -> bool:
 
 
 def _columns(path: Path, layout) -> dict[str, list]:
-    from relation.parquet import read_parquet
+    from relation.store.parquet import read_parquet
 
     return {n: v for n, v in read_parquet(path, layout).to_pydict().items() if n not in TIMES}
 

@@ -27,7 +27,7 @@ def goes_on(box: Sandbox, text: str = "goes on at update") -> str:
 
 def at_update(number: int, action) -> None:
     """In a training process: do something as its `number`th update begins."""
-    from relation.training import engine
+    from relation.train import run as engine
 
     schedule, begun = engine.wsd, []
 
@@ -47,7 +47,7 @@ def send_self(number: int) -> None:
 
 def in_a_save(half: bool) -> None:
     """In a training process: be killed in the third save, inside the file or before its name."""
-    from relation.training import checkpoint
+    from relation.train import checkpoint
 
     write, rename, saves = checkpoint.save_file, os.replace, []
 
@@ -132,7 +132,8 @@ def _no_room_for(name: str) -> None:
     """In a training process: the disk is full when a file of this name is written."""
     import errno
 
-    from relation.training import checkpoint, engine
+    from relation.train import checkpoint
+    from relation.train import run as engine
 
     def full(*arguments, **options):
         path = next(a for a in arguments if isinstance(a, Path))

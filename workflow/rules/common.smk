@@ -2,14 +2,14 @@
 
 import sys
 
-from relation.code import code_hash
+from relation.pipeline.hashes import code_hash
 from relation.data.sources import corpus_fingerprint
 from relation.errors import InputError
-from relation.ledger import Ledger
-from relation.preflight import check, check_corpus, write_started_with
-from relation.results import RULES, chosen_results
+from relation.pipeline.ledger import Ledger
+from relation.pipeline.preflight import check, check_corpus, write_started_with
+from relation.pipeline.results import RULES, chosen_results
 from relation.spec import canonical_hash
-from relation.uses import uses_of_report
+from relation.pipeline.uses import uses_of_report
 
 try:
     RESULTS = chosen_results(config)
@@ -37,7 +37,7 @@ PROCESSES = "$(({resources.gpu} > 0 ? {resources.gpu} : 1))" if ON_GPU else "{re
 if "gpu" not in workflow.global_resources:
     gpus = 1
     if ON_GPU:
-        from relation.devices import gpu_count
+        from relation.machine.devices import gpu_count
 
         gpus = max(1, gpu_count())
     workflow.register_resource("gpu", gpus)

@@ -1,4 +1,4 @@
-from report.typeset import can_typeset
+from report.render.typeset import can_typeset
 
 
 rule document:

@@ -1,7 +1,7 @@
-from relation.records.provenance import checkout_hash
-from report.jobs.schemas import FRAMES
-from report.pages import ASSETS, PAGES
-from report.tables import TABLES
+from relation.pipeline.provenance import checkout_hash
+from report.judge.frames import FRAMES
+from report.render.pages import ASSETS, PAGES
+from report.values.tables import TABLES
 
 # The including workflow sets FOLDER, RECORDS and SETTINGS, constants or functions of wildcards,
 # CHOICE, the options of the commands, and REPORTED, the entries of registries that a report uses.

@@ -19,12 +19,12 @@ from report.figures.readings.look import (
     read,
     study_of,
 )
-from report.paper_seeds import number
-from report.readings.rule import SHORT
-from report.style import HAIR, INK, MUTED, OPERATOR_COLOUR
+from report.judge.readings_rule import SHORT
+from report.values.paper_seeds import number
+from report.values.style import HAIR, INK, MUTED, OPERATOR_COLOUR
 
 if TYPE_CHECKING:
-    from relation.records import CampaignRecords
+    from report.values.frames import CampaignRecords
 
 
 def advantage(records: CampaignRecords) -> Figure:

@@ -15,15 +15,15 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from report.figures.drawing import Drawing, NotDrawnError
 from report.figures.readings.look import dashed, marker, planned, read, study_of
-from report.numbers import MINUS
-from report.readings.rule import BASE, RESIDUALS
-from report.readings.study import Described
-from report.readings.values import STATISTICS, Statistic
-from report.readings.words import PREFIX, amount, factor, heading, shown_unit, title
-from report.style import HAIR, INK, MUTED
+from report.judge.readings_rule import BASE, RESIDUALS
+from report.judge.readings_study import Described
+from report.judge.readings_words import PREFIX, amount, factor, heading, shown_unit, title
+from report.values.numbers import MINUS
+from report.values.readings import STATISTICS, Statistic
+from report.values.style import HAIR, INK, MUTED
 
 if TYPE_CHECKING:
-    from relation.records import CampaignRecords
+    from report.values.frames import CampaignRecords
 
 ROW = 0.145  # inches of the grid a choice
 CURVE = 2.3  # inches of the panel above it

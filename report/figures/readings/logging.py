@@ -19,12 +19,12 @@ from report.figures.readings.look import (
     read,
     study_of,
 )
-from report.readings.study import BASES
-from report.readings.values import BY_NAME, INTERVALS
-from report.style import INK
+from report.judge.readings_study import BASES
+from report.values.readings import BY_NAME, INTERVALS
+from report.values.style import INK
 
 if TYPE_CHECKING:
-    from relation.records import CampaignRecords
+    from report.values.frames import CampaignRecords
 
 NAMES = {every: f"spared-every-{every}" for every in INTERVALS}
 

@@ -11,12 +11,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from report.figures.drawing import NotDrawnError, grid
-from report.readings.rule import BASE, RESIDUALS
-from report.readings.study import Described, Study, study
-from report.style import MUTED, SCALED, UNSCALED
+from report.judge.readings_rule import BASE, RESIDUALS
+from report.judge.readings_study import Described, Study, study
+from report.values.style import MUTED, SCALED, UNSCALED
 
 if TYPE_CHECKING:
-    from relation.records import CampaignRecords
+    from report.values.frames import CampaignRecords
 
 RESIDUAL_COLOUR = {"unscaled": UNSCALED, "scaled": SCALED}
 RESIDUAL_MARKER = {"unscaled": "o", "scaled": "s"}

@@ -8,7 +8,6 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from report.compute.measured import select
 from report.figures.drawing import PAIR, Drawing, NotDrawnError, token_axis
 from report.figures.readings.look import (
     LINES,
@@ -20,11 +19,12 @@ from report.figures.readings.look import (
     study_of,
 )
 from report.figures.validation import METRIC
-from report.paper_seeds import number
-from report.style import INK
+from report.values.measured import select
+from report.values.paper_seeds import number
+from report.values.style import INK
 
 if TYPE_CHECKING:
-    from relation.records import CampaignRecords
+    from report.values.frames import CampaignRecords
 
 # The first looks' differences would flatten all that follow.
 SHOWN_FROM = 0.2

@@ -1,0 +1,174 @@
+"""One benchmark from a campaign's geometry to Parquet."""
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from relation.bench import decoder, flash, linear
+from relation.bench.peers import Benchmark, Systems
+from relation.bench.rounds import session
+from relation.bench.sides import (
+    FORWARD,
+    FORWARD_BACKWARD,
+    LONG,
+    STEP,
+    Case,
+    long_groups,
+    measure_operator,
+    measure_steps,
+    step_groups,
+)
+from relation.errors import InputError
+from relation.machine.devices import describe
+from relation.spec import canonical_hash
+from relation.store.layouts import BENCH
+from relation.verify.inputs import Shape
+
+BENCHMARKS: dict[str, Callable[[torch.device], Benchmark]] = {
+    "flash": flash.benchmark,
+    "linear": linear.benchmark,
+    "decoder": decoder.benchmark,
+}
+MEASURES = {"forward": FORWARD, "backward": FORWARD_BACKWARD, "step": STEP, "long": LONG}
+_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+_REPEATS_A_STEP_ROUND = 5
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The rows of one run with what a reader needs beside them.
+
+    conditions: of each part, as `Conditions.columns` gives them, with its name as "moment".
+    """
+
+    title: str
+    subject: str
+    rows: list[dict]
+    conditions: list[dict]
+
+
+def choose(what: str, wanted: Sequence[str] | None, known: Iterable[str]) -> list[str]:
+    """Those of `known` that are wanted, None for all. Raises InputError for an unknown one."""
+    known = list(known)
+    for name in wanted or ():
+        if name not in known:
+            raise InputError(f"unknown {what} {name!r}; choose among {', '.join(known)}")
+    return [name for name in known if wanted is None or name in wanted]
+
+
+def _restricted(benchmark: Benchmark, peers: Sequence[str] | None) -> Benchmark:
+    """The benchmark with the chosen peers and, whatever is chosen, its subject."""
+    names = {benchmark.subject, *choose("peer", peers, benchmark.names)}
+    kept = {
+        systems: tuple(side for side in sides if side.name in names)
+        for systems, sides in benchmark.steps.items()
+    }
+    return replace(
+        benchmark,
+        peers=tuple(peer for peer in benchmark.peers if peer.name in names),
+        steps={systems: sides for systems, sides in kept.items() if len(sides) > 1},
+    )
+
+
+def _measures_of(benchmark: Benchmark) -> list[str]:
+    """What a benchmark measures, by the names that a choice takes."""
+    operator = ["forward", "backward"] if benchmark.peers else []
+    step = ["step"] if benchmark.steps else []
+    return operator + step + (["long"] if benchmark.long else [])
+
+
+def _check_output(path: Path) -> None:
+    """Raise InputError where the results could not be written, before anything is measured."""
+    if path.is_dir():
+        raise InputError(f"output {path} is a folder; name a Parquet file")
+    folder = next(p for p in path.absolute().parents if os.path.exists(p))
+    if not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
+        raise InputError(f"output {path}: {folder} is no folder to write in; choose another")
+
+
+def run(
+    name: str,
+    systems: Systems,
+    settings: Mapping,
+    device_kind: str,
+    output: Path,
+    measures: Sequence[str] | None = None,
+    peers: Sequence[str] | None = None,
+    repeats: int = 50,
+) -> Comparison:
+    """Measure one benchmark at a campaign's geometry and write its Parquet.
+
+    systems: the campaign's benchmarks; settings: its configuration, which the origin has a hash of.
+        device_kind: "cuda" or "cpu"; measures: of "forward", "backward" (forward and backward
+    together), "step" and "long" (steps at ever longer contexts) those that the benchmark has, None
+    for all; peers: names, None for all, the subject always among them. An operator is timed in
+    `repeats` rounds, a training step in a fifth of them, three updates each. The file is written
+    anew after every shape, so that an interrupted run leaves what it measured. Raises InputError
+    for unknown names, repeats < 1, an output that cannot be written, and where there is no GPU.
+    """
+    whole = BENCHMARKS[choose("benchmark", [name], BENCHMARKS)[0]](torch.device(device_kind))
+    only = [MEASURES[m] for m in choose("measure", measures, _measures_of(whole))]
+    if repeats < 1:
+        raise InputError(f"repeats is {repeats}; give at least 1")
+    _check_output(output)
+    benchmark = _restricted(whole, peers)
+    if device_kind == "cuda" and not torch.cuda.is_available():
+        raise InputError(
+            f"bench {name} measures on a CUDA GPU and PyTorch sees none here; "
+            "--device cpu compares plain PyTorch at small shapes"
+        )
+    return _measure(name, benchmark, systems, settings, device_kind, output, only, repeats)
+
+
+def _measure(
+    name: str,
+    benchmark: Benchmark,
+    systems: Systems,
+    settings: Mapping,
+    device_kind: str,
+    output: Path,
+    measures: Sequence[str],
+    repeats: int,
+) -> Comparison:
+    on_operator = [m for m in measures if m not in (STEP, LONG)]
+    shapes: list[Shape] = benchmark.shapes(systems) if on_operator else []
+    steps = []
+    if STEP in measures:
+        steps += [(STEP, [group]) for group in step_groups(benchmark.steps, systems)]
+    if LONG in measures:
+        steps += [(LONG, groups) for groups in long_groups(benchmark.long, systems)]
+    sides = len(shapes) * (len(benchmark.peers) + benchmark.floor)
+    sides += sum(len(group.sides) for _, groups in steps for group in groups)
+    if not sides:
+        raise InputError(
+            f"nothing to compare: no training step of {benchmark.subject} has one of the chosen "
+            "peers and scales; choose others"
+        )
+    precision, step_rounds = systems[0].precision, -(-repeats // _REPEATS_A_STEP_ROUND)
+    config_hash = canonical_hash([name, settings, benchmark.names, list(measures), repeats])
+    with session(device_kind, f"bench {name}", sides) as shared:
+        device = describe(shared.device)
+        title, subject = f"{benchmark.title}: {device}, {precision}", benchmark.subject
+        found = Comparison(title, subject, [], [])
+        case = partial(Case, name, precision=precision, device=device, subject=subject)
+
+        def record(rows: list[dict], moment: str) -> None:
+            found.conditions.append({"moment": moment, **shared.conditions.columns()})
+            found.rows.extend(rows)
+            given = output, BENCH, found.rows, systems[0].campaign, config_hash, "bench"
+            more = {"benchmark": name, "repeats": repeats, "conditions": found.conditions}
+            shared.record(*given, **more)
+
+        for shape in shapes:
+            dtype = _DTYPES[precision]
+            rows = measure_operator(benchmark, case(shape), on_operator, dtype, repeats, shared)
+            record(rows, f"{shape.scale} operator")
+        for measure, groups in steps:
+            rows = measure_steps(groups, case, step_rounds, shared, measure)
+            contexts = ", ".join(str(group.context) for group in groups)
+            record(rows, f"{groups[0].spec.scale} {measure} T={contexts}")
+    return found

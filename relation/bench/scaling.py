@@ -1,0 +1,119 @@
+"""Throughput of one run trained by several processes beside that of one: scaling efficiency."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from relation.bench.steps import Setup, build_step
+from relation.bench.timing import synchronize
+from relation.data.windows import TrainingWindows
+from relation.errors import RelationError, RunError
+from relation.machine.devices import deterministic_algorithms, to_device
+from relation.nn import Execution
+from relation.spec import RunSpec
+from relation.train.parallel import ON_THIS_MACHINE, SummedGradients, World
+from relation.variants import model_config
+
+_UPDATES_OF_DATA = 2  # random windows, read again and again
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """Whole updates of one run by a number of processes, tokens a second over all of them."""
+
+    processes: int
+    tokens_per_second: float
+
+    def efficiency(self, alone: "Scaling") -> float:
+        """Throughput over that of as many processes that each work alone."""
+        return self.tokens_per_second / (self.processes * alone.tokens_per_second)
+
+
+def measure_updates(spec: RunSpec, warmup: int, updates: int) -> float | None:
+    """Tokens a second of `updates` whole updates after `warmup`, on random windows.
+
+    Called in each process that torchrun started; the time is from the moment that all are ready to
+    the end of the last update, with its batches. None in all but the first process.
+    """
+    world = World(spec.name)
+    with (
+        world.one_voice(),
+        deterministic_algorithms(spec.deterministic),
+        world.device(spec.device) as device,
+    ):
+        world.check_enough(spec.accumulation)
+        names = ("learning_rate", "betas", "weight_decay", "decay_embedding", "gradient_clip")
+        optimizer = {name: getattr(spec, name) for name in names} | {"eps": spec.adam_eps}
+        execution = Execution(**spec.backends, compiled=spec.compile)
+        given = model_config(spec.model), execution, optimizer, spec.precision, spec.compile
+        step = build_step(Setup(*given, device))
+        if world.size > 1:
+            step.reduce = SummedGradients(world, step.model, lambda: False)
+        micro, rows = spec.micro, spec.micro * spec.accumulation
+        count = _UPDATES_OF_DATA * rows * spec.context + 1
+        tokens = np.random.default_rng(0).integers(0, spec.model["vocab_size"], count)
+        windows = TrainingWindows(tokens, spec.context, spec.seed)
+
+        def update(index: int) -> None:
+            ids = windows.window_ids(index * rows, rows)
+            parts = (ids[part * micro :][:micro] for part in world.share(spec.accumulation))
+            batches = (windows.batch(part, micro * spec.context, micro) for part in parts)
+            on_device = (tuple(to_device(array, device) for array in batch) for batch in batches)
+            step(on_device, spec.tokens_per_update, spec.learning_rate)
+
+        for index in range(warmup):
+            update(index)
+        world.all_reduce(torch.zeros(1, device=device))
+        synchronize(device)
+        began = time.perf_counter()
+        for index in range(updates):
+            update(index)
+        synchronize(device)
+        seconds = time.perf_counter() - began
+    return updates * spec.tokens_per_update / seconds if world.leads else None
+
+
+def launch(spec: RunSpec, processes: int, warmup: int, updates: int) -> Scaling:
+    """Measure with so many processes, through torchrun. Raises RunError where they fail."""
+    torchrun = ["torch.distributed.run", *ON_THIS_MACHINE, "--nproc-per-node", str(processes)]
+    given = json.dumps([asdict(spec), warmup, updates])
+    done = subprocess.run(
+        [sys.executable, "-m", *torchrun, "-m", "relation.bench.scaling", given],
+        cwd=Path(__file__).parents[2],
+        # torchrun sets it for several processes alone, and one would have all cores.
+        env={"OMP_NUM_THREADS": "1", **os.environ},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        lines = done.stderr.splitlines()
+        told = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+        # Else torchrun's own account of it, whose first error is the cause.
+        told += [line.strip() for line in lines if "Error" in line]
+        raise RunError(told[0] if told else f"torchrun failed with status {done.returncode}")
+    return Scaling(processes, float(done.stdout.split()[-1]))
+
+
+def main(given: str) -> int:
+    """One process of `launch`; the first prints what it measured. Returns the exit status."""
+    values, warmup, updates = json.loads(given)
+    try:
+        measured = measure_updates(RunSpec(**values), warmup, updates)
+    except RelationError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if measured is not None:
+        print(measured)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

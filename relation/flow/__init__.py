@@ -1,0 +1,1 @@
+"""Structural diagnostics of normalised flow (Appendix B.4 and B.5)."""

@@ -1,0 +1,1 @@
+"""The machine at hand: GPUs and processes, and progress on its terminal."""

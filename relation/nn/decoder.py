@@ -1,0 +1,202 @@
+"""The decoder: embedding, pre-norm blocks of a mixer and SwiGLU, tied output.
+
+Of it the paper prints widths and counts of parameters (Appendix B.1), not the blocks; with these
+the counts come out exactly.
+"""
+
+import hashlib
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from relation.errors import InputError
+from relation.nn.cache import DecodeState, HistoryCache, LinearState
+from relation.nn.execution import Execution
+from relation.nn.mixers import RopeTables, build_mixer
+from relation.nn.norm import FoldedRMSNorm, Normed
+from relation.ops.rope import rope_angles
+from relation.variants import LINEAR, ModelConfig
+
+
+class SwiGLU(nn.Module):
+    """Normed (B, T, d) to (B, T, d) through d_ff, three matrices."""
+
+    def __init__(self, d_model: int, d_ff: int):
+        super().__init__()
+        self.gate = nn.Linear(d_model, d_ff, bias=False)
+        self.up = nn.Linear(d_model, d_ff, bias=False)
+        self.down = nn.Linear(d_ff, d_model, bias=False)
+
+    def forward(self, x: Normed) -> Tensor:
+        return self.down(F.silu(x.project(self.gate.weight)) * x.project(self.up.weight))
+
+
+class Block(nn.Module):
+    """One pre-norm layer: X + Mixer(norm X), then X + SwiGLU(norm X); X is (B, T, d)."""
+
+    def __init__(self, config: ModelConfig, layer_index: int, calls):
+        super().__init__()
+        self.mixer_norm = FoldedRMSNorm(config.d_model, eps=config.norm_eps)
+        self.mixer = build_mixer(config, layer_index, calls)
+        self.ffn_norm = FoldedRMSNorm(config.d_model, eps=config.norm_eps)
+        self.ffn = SwiGLU(config.d_model, config.d_ff)
+
+    def forward(
+        self, x: Tensor, rope: RopeTables, cache: HistoryCache | LinearState | None = None
+    ) -> Tensor:
+        x = x + self.mixer(self.mixer_norm(x), x, rope, cache)
+        return x + self.ffn(self.ffn_norm(x))
+
+
+class Decoder(nn.Module):
+    """A decoder-only language model of the paper.
+
+    config: the model; execution: the backends that run its operators. Parameters are FP32.
+    Raises InputError for an unknown backend.
+    """
+
+    def __init__(self, config: ModelConfig, execution: Execution | None = None):
+        super().__init__()
+        self.config = config
+        calls = (execution or Execution()).calls(config)
+        # `initialise` draws it. PyTorch's own draw, on the meta device, imports its compiler.
+        weight = torch.zeros(config.vocab_size, config.d_model)
+        self.embedding = nn.Embedding(config.vocab_size, config.d_model, _weight=weight)
+        self.blocks = nn.ModuleList(Block(config, i, calls) for i in range(config.layers))
+        self.norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
+
+    def rope_tables(self, length: int, device: torch.device, offset: int = 0) -> RopeTables:
+        """Cosine and sine for positions offset .. offset + length - 1, shared by all layers."""
+        config = self.config
+        return rope_angles(length, config.head_dim, config.rope_base, offset, device)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits (B, T, V) of tokens (B, T), int64."""
+        return self.logits(self.states(tokens))
+
+    def states(self, tokens: Tensor) -> Tensor:
+        """The last block's output after the last norm, (B, T, d), of tokens (B, T), int64."""
+        x = self.embed(tokens)
+        rope = self.rope_tables(tokens.shape[1], tokens.device)
+        for block in self.blocks:
+            x = block(x, rope)
+        return self.norm(x)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """What the first block reads, (B, T, d), of tokens (B, T)."""
+        x = self.embedding(tokens)
+        multiplier = self.config.embedding_multiplier
+        return x if multiplier is None else x * multiplier
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Logits (B, T, V) of `states`; the output matrix is the embedding's."""
+        return F.linear(states, self.embedding.weight)
+
+    def decode_state(self, capacity: int = 256) -> DecodeState:
+        """An empty state to decode from; memory for `capacity` tokens is taken at the first."""
+        return DecodeState(self.config.layout, capacity)
+
+    @torch.no_grad()
+    def decode(self, tokens: Tensor, state: DecodeState) -> Tensor:
+        """Logits (B, n, V) of the next n tokens (B, n) after those that `state` has read.
+
+        They are the forward's last n rows, and `state` takes the tokens in: ids in int64 or int32
+        below the vocabulary's size, which is not checked, as a GPU would have to be waited for. A
+        prompt is read in one block or several, then n = 1 a step. MHA and Full layers run the
+        decoding forms of the reference operators, Linear ones their backend; nothing is
+        differentiable. Raises InputError for tokens of another shape or dtype, or a state of
+        another model or batch.
+        """
+        if tokens.ndim != 2 or tokens.shape[1] < 1:
+            raise InputError(f"tokens have shape {tuple(tokens.shape)}; give (B, n) with n >= 1")
+        if tokens.dtype not in (torch.int64, torch.int32):
+            raise InputError(f"tokens are {tokens.dtype}; give their ids in int64 or int32")
+        if state.layout != self.config.layout:
+            raise InputError(
+                f"the decode state is of layers {state.layout} and the model of "
+                f"{self.config.layout}; start one with decode_state()"
+            )
+        x = self.embed(tokens)
+        rope = self.rope_tables(tokens.shape[1], tokens.device, state.length)
+        for block, cache in zip(self.blocks, state.layers, strict=True):
+            x = block(x, rope, cache)
+        return self.logits(self.norm(x))
+
+    def flows(self, tokens: Tensor) -> Iterator[Tensor]:
+        """Yield each layer's normalised flow (B, H, T, T), FP32, one layer at a time.
+
+        Appendix B.5: reconstructed from Q and K for MHA, the actual F for Full Relation. What a
+        layer passes on is transported by that very flow, whatever backend executes the model.
+        Raises InputError for a model with Linear layers, which form no token-to-token flow.
+        """
+        if LINEAR in self.config.layout:
+            raise InputError(
+                f"layer {self.config.layout.index(LINEAR)} is Linear Relation, which has no T x T "
+                "flow to diagnose"
+            )
+        x = self.embed(tokens)
+        rope = self.rope_tables(tokens.shape[1], tokens.device)
+        for block in self.blocks:
+            normed = block.mixer_norm(x)
+            flow = block.mixer.flow(normed, rope)
+            yield flow
+            x = x + block.mixer.transport(normed, flow)
+            x = x + block.ffn(block.ffn_norm(x))
+            del flow
+
+    def parameter_count(self) -> int:
+        """Number of trained scalars, the tied matrix counted once."""
+        return sum(p.numel() for p in self.parameters())
+
+    @torch.no_grad()
+    def initialise(self, seed: int, key: str = "") -> None:
+        """Draw the initial weights, each from a generator keyed by (seed, key, parameter name).
+
+        So the weights that paired variants share start equal, whatever else a variant adds; with
+        different keys all weights differ.
+        """
+        prefix = f"{key}/" if key else ""
+        for name, parameter in self.named_parameters():
+            if parameter.ndim >= 2:
+                parameter.copy_(self._drawn(name, parameter, _generator(seed, prefix + name)))
+        for index, block in enumerate(self.blocks):
+
+            def draw(name: str, shape: torch.Size, layer: int = index) -> Tensor:
+                generator = _generator(seed, f"{prefix}blocks.{layer}.{name}")
+                return torch.rand(shape, generator=generator)
+
+            block.mixer.draw_vectors(self.config, draw)
+
+    def _drawn(self, name: str, weight: Tensor, generator: torch.Generator) -> Tensor:
+        """Initial values of one matrix: (out, in), or the embedding's (V, d)."""
+        config, embedding = self.config, name == "embedding.weight"
+        if config.linear_init == "torch" and not embedding:
+            values = 2 * torch.rand(weight.shape, generator=generator) - 1
+            scale = weight.shape[1] ** -0.5
+        else:
+            values = torch.randn(weight.shape, generator=generator)
+            own = embedding and config.embedding_std is not None
+            scale = config.embedding_std if own else config.init_std
+        if config.scale_residual_init and name.endswith(("mixer.wo.weight", "ffn.down.weight")):
+            scale /= (2 * config.layers) ** 0.5
+        return values * scale
+
+
+def _generator(seed: int, name: str) -> torch.Generator:
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+
+
+def shared_weights_hash(model: Decoder) -> str:
+    """SHA-256 of the matrices that MHA and Full Relation have in common, by name.
+
+    Taken before training, it proves that the two runs of a pair started from the same weights.
+    """
+    digest = hashlib.sha256()
+    for name, parameter in sorted(model.named_parameters()):
+        if parameter.ndim == 2:
+            digest.update(name.encode())
+            digest.update(parameter.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()

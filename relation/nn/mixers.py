@@ -1,0 +1,214 @@
+"""Token mixers as modules: projections around an operator of `relation.ops`."""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from relation.nn.cache import HistoryCache, LinearState
+from relation.nn.norm import Normed
+from relation.ops import (
+    attention_step,
+    causal_flow,
+    full_flow,
+    full_relation_step,
+    givens_mix,
+)
+from relation.ops.rope import apply_rope
+from relation.registry import Registry
+from relation.variants import MIXERS, ModelConfig
+
+RopeTables = tuple[Tensor, Tensor]
+Draw = Callable[[str, torch.Size], Tensor]
+
+
+class Mixer(nn.Module):
+    """Shared by all mixers: two rotated coordinates, one transported state, an output projection.
+
+    config: the model; layer_index: which layer of it, from 0; call: the operator's function.
+    Input, `Normed`, and output are (B, T, d). `w1`, `w2`, `wi` are Q, K, V in MHA and the relation
+    and information projections in Relation, so that paired models share names and initial values.
+
+    A mixer's forward is given the layer's cache when decoding: x then holds the newest tokens, the
+    cache what is kept of those before, and the cache takes the newest in.
+    """
+
+    def __init__(self, config: ModelConfig, layer_index: int, call: Callable[..., Tensor]):
+        super().__init__()
+        self.heads = config.heads
+        self.call = call
+        d = config.d_model
+        self.w1 = nn.Linear(d, d, bias=False)
+        self.w2 = nn.Linear(d, d, bias=False)
+        if not config.raw_information:
+            self.wi = nn.Linear(d, d, bias=False)
+        self.wo = nn.Linear(d, d, bias=False)
+
+    def split(self, x: Tensor) -> Tensor:
+        """(B, T, d) to (B, H, T, d_h)."""
+        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+    def coordinates(self, x: Normed, rope: RopeTables) -> tuple[Tensor, Tensor]:
+        """The two rotated coordinates, each (B, H, T, d_h)."""
+        p1, p2 = (self.split(x.project(linear.weight)) for linear in (self.w1, self.w2))
+        return apply_rope(p1, *rope), apply_rope(p2, *rope)
+
+    def output(self, y: Tensor) -> Tensor:
+        """Concatenate the heads of y (B, H, T, d_h) and project to (B, T, d)."""
+        return self.wo(y.transpose(1, 2).flatten(2))
+
+    def draw_vectors(self, config: ModelConfig, draw: Draw) -> None:
+        """Draw the initial values of parameters that are no matrices; most mixers draw none.
+
+        `draw(name, shape)` gives uniform numbers in [0, 1) that depend on the name alone.
+        """
+
+
+class AttentionMixer(Mixer):
+    """Multi-head attention with RoPE on Q and K."""
+
+    def forward(
+        self, x: Normed, residual: Tensor, rope: RopeTables, cache: HistoryCache | None = None
+    ) -> Tensor:
+        q, k = self.coordinates(x, rope)
+        v = self.split(x.project(self.wi.weight))
+        if cache is None:
+            return self.output(self.call(q, k, v))
+        return self.output(attention_step(q, *cache.append(k, v)))
+
+    def flow(self, x: Normed, rope: RopeTables) -> Tensor:
+        """Normalised flow (B, H, T, T), FP32."""
+        return causal_flow(*self.coordinates(x, rope))
+
+    def transport(self, x: Normed, flow: Tensor) -> Tensor:
+        """The mixer's output by the definition, from the flow of the same x."""
+        return self.output(flow @ self.split(x.project(self.wi.weight)))
+
+
+class InformationMixer(Mixer):
+    """What Full and Linear Relation share: the information state and its Givens mixing."""
+
+    def __init__(self, config: ModelConfig, layer_index: int, call: Callable[..., Tensor]):
+        super().__init__(config, layer_index, call)
+        self.tau = config.tau
+        # The parity alone: torch.compile compiles a layer's code anew for every other constant.
+        self.pairing_index = (layer_index + (config.givens_first_pairing == "B")) % 2
+        self.projects, self.mixes = not config.raw_information, config.givens
+        if self.mixes:
+            self.theta = nn.Parameter(torch.zeros(config.heads // 2))
+
+    def information(self, x: Normed) -> Tensor:
+        """I-tilde (B, H, T, d_h): projected (or X itself for Raw-X), split and mixed."""
+        if not self.mixes:
+            return self.split(x.project(self.wi.weight) if self.projects else x.scaled())
+        if not self.projects:
+            return givens_mix(self.split(x.scaled()), self.theta, self.pairing_index)
+        # Mixing acts on heads and so commutes with the projection of a token: the rows of W_I are
+        # mixed, d x d numbers, instead of the states of every token.
+        weight = self.wi.weight.unflatten(0, (1, self.heads, -1))
+        mixed = givens_mix(weight, self.theta, self.pairing_index).flatten(0, 2)
+        return self.split(x.project(mixed))
+
+
+class FullRelationMixer(InformationMixer):
+    """Multi-Head Relation (Section 3.2) with the count calibration lambda of its layer."""
+
+    def __init__(self, config: ModelConfig, layer_index: int, call: Callable[..., Tensor]):
+        super().__init__(config, layer_index, call)
+        self.transport_self = config.transport_self
+        if config.count_calibration:
+            self.lam = nn.Parameter(torch.tensor(config.lambda_init))
+        else:
+            self.register_buffer("lam", torch.tensor(0.0), persistent=False)
+
+    def forward(
+        self, x: Normed, residual: Tensor, rope: RopeTables, cache: HistoryCache | None = None
+    ) -> Tensor:
+        p1, p2 = self.coordinates(x, rope)
+        # Under autocast the projections are BF16 and scaled X is FP32: Raw-X transports BF16 too.
+        info = self.information(x).to(p1.dtype)
+        call = self.call
+        if cache is not None:
+            call, (p2, info) = full_relation_step, cache.append(p2, info)
+        y = call(p1, p2, info, self.lam, self.tau, transport_self=self.transport_self)
+        return self.output(y)
+
+    def flow(self, x: Normed, rope: RopeTables) -> Tensor:
+        """The layer's actual F (B, H, T, T), FP32."""
+        return full_flow(*self.coordinates(x, rope), self.lam, self.tau)
+
+    def transport(self, x: Normed, flow: Tensor) -> Tensor:
+        """The mixer's output by the definition, from the flow of the same x."""
+        carried = flow if self.transport_self else flow.tril(-1)
+        return self.output(carried @ self.information(x))
+
+
+class LinearRelationMixer(InformationMixer):
+    """Linear Relation (Section 5.2) with the channel-wise retention of Kimi Delta Attention.
+
+    The retention path is a pair of matrices a head, d -> d_h -> d_h, with A_log and dt_bias a
+    channel, where KDA's published code shares one pair, d -> d_h -> d, and has A_log a head: the
+    paper's count of the Hybrid's parameters is that of the former. A_log, dt_bias, g and the
+    state are FP32 whatever the autocast.
+    """
+
+    def __init__(self, config: ModelConfig, layer_index: int, call: Callable[..., Tensor]):
+        super().__init__(config, layer_index, call)
+        d, width = config.d_model, config.head_dim
+        self.reads_residual = config.retention_input == "residual"
+        self.retention_down = nn.Linear(d, d, bias=False)
+        self.retention_up = nn.Parameter(torch.empty(config.heads, width, width))
+        self.a_log = nn.Parameter(torch.empty(d))
+        self.dt_bias = nn.Parameter(torch.empty(d))
+
+    def log_retention(self, x: Normed) -> Tensor:
+        """g = log alpha <= 0 as (B, H, T, d_h), FP32 at least."""
+        down = self.split(x.project(self.retention_down.weight))
+        r = torch.einsum("bhtk,hjk->bhtj", down, self.retention_up)
+        a, bias = (p.unflatten(0, (self.heads, 1, -1)) for p in (self.a_log, self.dt_bias))
+        return -a.exp() * F.softplus(r.to(bias.dtype) + bias)
+
+    def forward(
+        self, x: Normed, residual: Tensor, rope: RopeTables, cache: LinearState | None = None
+    ) -> Tensor:
+        p1, p2 = self.coordinates(x, rope)
+        g = self.log_retention(Normed(residual) if self.reads_residual else x)
+        C = None if cache is None else cache.state
+        y, C = self.call(p1, p2, self.information(x), g, self.tau, C)
+        if cache is not None:
+            cache.replace(C, residual.shape[1])
+        return self.output(y)
+
+    def draw_vectors(self, config: ModelConfig, draw: Draw) -> None:
+        """A ~ U(range) and dt log-uniform over its range, as KDA and Mamba-2 start them."""
+        low, high = config.retention_a_range
+        self.a_log.copy_((low + (high - low) * draw("a_log", self.a_log.shape)).log())
+        low, high = (math.log(v) for v in config.retention_dt_range)
+        dt = (low + (high - low) * draw("dt_bias", self.dt_bias.shape)).exp()
+        # The inverse of softplus, so that softplus(dt_bias) = dt where the retention path gives 0.
+        self.dt_bias.copy_(dt + torch.log(-torch.expm1(-dt)))
+
+
+class Layer(NamedTuple):
+    """The mixer that a letter of a model's layout stands for."""
+
+    key: str
+    mixer: type[Mixer]
+
+
+LAYERS: Registry[str, Layer] = Registry(
+    Layer("A", AttentionMixer),
+    Layer("F", FullRelationMixer),
+    Layer("L", LinearRelationMixer),
+)
+
+
+def build_mixer(
+    config: ModelConfig, layer_index: int, calls: dict[str, Callable[..., Tensor]]
+) -> Mixer:
+    """The mixer of one layer, by its letter in the layout; `calls` maps operator to function."""
+    letter = config.layout[layer_index]
+    return LAYERS[letter].mixer(config, layer_index, calls[MIXERS[letter]])

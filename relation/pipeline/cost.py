@@ -1,0 +1,183 @@
+"""What a campaign would run and what it costs, before anything runs."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Protocol
+
+from relation.errors import InputError
+from relation.pipeline.campaign import Campaign
+from relation.pipeline.disk import disk_gib, stage_of
+from relation.pipeline.inventory import count_parameters
+from relation.pipeline.ledger import DAMAGED, Job, Ledger
+from relation.pipeline.results import Results
+from relation.spec import DiagnosticsSpec, GradientsSpec, RunSpec, SystemsSpec
+
+# Guesses, each a little too much:
+_DIAGNOSIS_SHARE = 0.02  # of its run's hours
+_START_SECONDS = 5.0  # a job: Python, PyTorch, the configuration
+_COMPILE_SECONDS = 30.0  # a model, the kernels it needs included
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of the DAG: jobs, those already done, tokens trained, hours and disk still due.
+
+    ``disk_gib`` is the checkpoints, which stay, and the resume states of the largest run.
+    """
+
+    stage: str
+    jobs: int
+    done: int
+    tokens: int
+    hours: float
+    disk_gib: float
+
+
+class TableNeeds(Protocol):
+    """What a table rests on, as its declaration says (``report.values.layout.Needs``)."""
+
+    runs: Callable[[RunSpec], bool]
+    further: bool
+    flow: bool
+    benchmarks: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class TableCost:
+    """What one table alone would need from nothing: runs, device hours, disk as a stage's."""
+
+    label: str
+    runs: int
+    hours: float
+    disk_gib: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A campaign's stages and the cost of each table."""
+
+    stages: list[Stage]
+    tables: list[TableCost]
+    basis: str
+
+    @property
+    def total(self) -> Stage:
+        """The sum of all stages."""
+        counts = ("jobs", "done", "tokens", "hours", "disk_gib")
+        return Stage("total", *(sum(getattr(s, name) for s in self.stages) for name in counts))
+
+    def as_dict(self) -> dict:
+        return asdict(self) | {"total": asdict(self.total)}
+
+
+def _benchmark_seconds(spec: SystemsSpec, tokens_per_second: float) -> float:
+    """Each side compiled, warmed up and asked in every round, at its scale's training rate."""
+    updates = spec.warmup_updates + spec.rounds * (spec.measured_updates + 1)
+    tokens = sum(side["micro"] * side["accumulation"] * side["context"] for side in spec.sides)
+    compilation = _COMPILE_SECONDS * len(spec.sides) if spec.compile else 0.0
+    return _START_SECONDS + compilation + updates * tokens / tokens_per_second
+
+
+_STAGES = {
+    "diagnose": "diagnostics",
+    "diagnose_reading": "diagnostics",
+    "measure": "systems",
+    "verify": "verification",
+    "verify_gradients": "verification",
+}
+
+
+def _stage(job: Job) -> str | None:
+    """The stage that a job is counted in; None of one that takes seconds."""
+    if not isinstance(job.spec, RunSpec):
+        return _STAGES.get(job.rule)
+    if job.spec.reading:
+        return "readings"
+    return "further runs" if job.further else stage_of(job.variant)
+
+
+def make_plan(campaign: Campaign, results: Results, tables: Mapping[str, TableNeeds]) -> Plan:
+    """Count jobs, tokens, hours and disk of a campaign, from its configured token rates.
+
+    Args:
+        tables: what each table needs, by its label.
+
+    Raises InputError for a record that is damaged.
+    """
+    runs = {run.name: run for run in (*campaign.trained_runs, *campaign.reading_runs)}
+    parameters: dict[tuple[str, str], int] = {}
+    for run in runs.values():
+        key = (run.scale, run.variant)
+        if key not in parameters:
+            parameters[key] = count_parameters(run.model_config())
+
+    def run_hours(run: RunSpec) -> float:
+        training = run.budget_tokens / campaign.expected_tokens_per_second[run.scale]
+        return (_START_SECONDS + run.compile * _COMPILE_SECONDS + training) / 3600
+
+    def diagnosis_hours(run: RunSpec) -> float:
+        return _START_SECONDS / 3600 + run_hours(run) * _DIAGNOSIS_SHARE
+
+    def benchmark_hours(spec: SystemsSpec) -> float:
+        rate = campaign.expected_tokens_per_second[spec.scale]
+        return _benchmark_seconds(spec, rate) / 3600
+
+    def run_gib(runs: Iterable[RunSpec]) -> float:
+        return disk_gib(parameters[run.scale, run.variant] for run in runs)
+
+    def hours(job: Job) -> float:
+        match job.spec:
+            case RunSpec():
+                return run_hours(job.spec)
+            case DiagnosticsSpec():
+                return diagnosis_hours(runs[job.name])
+            case SystemsSpec():
+                return benchmark_hours(job.spec)
+            case GradientsSpec() if job.spec.compile:
+                models = len(job.spec.variants)
+                return (_START_SECONDS + _COMPILE_SECONDS * models) / 3600
+        return _START_SECONDS / 3600
+
+    ledger = Ledger(replace(results, campaign=campaign))
+    names = ["paired runs", "ablation runs", "other runs"]
+    names += ["further runs"] if campaign.planned_further else []
+    names += ["readings"] if campaign.readings else []
+    jobs: dict[str, list[Job]] = {
+        name: [] for name in (*names, "diagnostics", "systems", "verification")
+    }
+    for job in ledger.jobs:
+        if not job.is_unpublished and _stage(job) is not None:
+            jobs[_stage(job)].append(job)
+    stages = []
+    for name, planned in jobs.items():
+        for job in planned:
+            if (state := ledger.state(job)).name == DAMAGED:
+                raise InputError(state.reason)
+        due = [job for job in planned if not ledger.is_done(job)]
+        trained = [job.spec for job in due if isinstance(job.spec, RunSpec)]
+        stages.append(
+            Stage(
+                name,
+                len(planned),
+                len(planned) - len(due),
+                sum(run.budget_tokens for run in trained),
+                sum(map(hours, due)),
+                run_gib(trained),
+            )
+        )
+
+    costs = []
+    for label, needs in tables.items():
+        runs = [run for run in campaign.runs if needs.runs(run)]
+        if needs.further:
+            runs += campaign.further_runs
+        hours = sum(run_hours(run) + needs.flow * diagnosis_hours(run) for run in runs)
+        measured = [spec for spec in campaign.systems if spec.benchmark in needs.benchmarks]
+        hours += sum(map(benchmark_hours, measured))
+        costs.append(TableCost(label, len(runs), hours, run_gib(runs)))
+    basis = (
+        "Training and benchmarks from expected_tokens_per_second in config.yaml, 5 s for a job's "
+        "start and 30 s to compile a model; diagnostics are a rough guess. Disk: every run's "
+        "checkpoint and the two resume states of the largest run; corpora come on top."
+    )
+    return Plan(stages, costs, basis)

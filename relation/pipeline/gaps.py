@@ -1,0 +1,69 @@
+"""What a campaign lacks, and why: left out, not run, failed, out of memory."""
+
+from collections.abc import Iterator
+
+from relation.errors import InputError
+from relation.pipeline.campaign import Campaign
+from relation.pipeline.ledger import Record, failure
+from relation.variants import PAIRED
+
+MISSING = ("kind", "scale", "variant", "seed", "status", "reason")
+NOT_RUN, FAILED, OOM = "not run", "failed", "oom"
+# How the reason begins of what no job has tried yet; its file follows.
+NOT_THERE = "there is no "
+_OUT_OF_MEMORY = ("out of memory", "OutOfMemoryError")
+# What a record's absence is called in the frames that it would have filled.
+_KINDS = {
+    "log": "run",
+    "diagnostics": "flow",
+    "systems": "throughput",
+    "further log": "further run",
+    "further probes": "further run",
+}
+
+
+def _gap(kind: str, scale: str, variant: str, seed: int | None, status: str, reason: str) -> dict:
+    seed = -1 if seed is None else seed
+    return dict(zip(MISSING, (kind, scale, variant, seed, status, reason), strict=True))
+
+
+def left_out(campaign: Campaign) -> Iterator[dict]:
+    """What the campaign's restrictions leave out of the whole matrix."""
+    for run in campaign.omitted:
+        kinds = ("run", "flow") if run.variant in PAIRED else ("run",)
+        for kind in kinds:
+            yield _gap(kind, run.scale, run.variant, run.seed, NOT_RUN, run.reason)
+    chosen = " ".join(f"{key}={value}" for key, value in campaign.restrictions.items())
+    chosen = chosen or "a campaign of readings alone"
+    for run in campaign.planned_further:
+        if run not in campaign.further_runs:
+            key = (run.scale, run.variant, run.seed)
+            yield _gap("further run", *key, NOT_RUN, f"left out by {chosen}")
+    for spec in campaign.planned_systems:
+        if spec not in campaign.systems:
+            kind = "complexity" if spec.benchmark == "complexity" else "throughput"
+            reason = f"left out by {chosen}"
+            yield _gap(kind, spec.scale, spec.benchmark, None, NOT_RUN, reason)
+
+
+def unpublished(record: Record) -> dict:
+    """Diagnostics of a published run that was published without them."""
+    reason = "the run was published without diagnostics and checkpoints are not shipped"
+    return _gap(*_key(record), NOT_RUN, reason)
+
+
+def not_there(record: Record, error: InputError) -> dict:
+    """A record that is absent or unreadable; the log of its job may say why."""
+    if record.path.exists():
+        return _gap(*_key(record), FAILED, str(error))
+    reason = failure(record.job.log)
+    if reason is None:
+        return _gap(*_key(record), NOT_RUN, f"{NOT_THERE}{record.path.as_posix()}")
+    status = OOM if any(words in reason for words in _OUT_OF_MEMORY) else FAILED
+    return _gap(*_key(record), status, reason)
+
+
+def _key(record: Record) -> tuple[str, str, str, int | None]:
+    job = record.job
+    kind = "complexity" if job.variant == "complexity" else _KINDS.get(record.kind, record.kind)
+    return kind, job.scale, job.variant, job.seed

@@ -1,0 +1,238 @@
+"""The records of the readings: one Parquet a kind, gathered from a folder a run.
+
+A run's own records lie in results/<campaign>/readings/<reading>/<variant>/<seed>/. What is shipped,
+and what the report reads, are the four files that `collect` makes of them.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from relation.data.sources import corpus_fingerprint
+from relation.errors import InputError
+from relation.flow.pooled import over_sequences
+from relation.pipeline.campaign import Campaign
+from relation.pipeline.origin import origin
+from relation.pipeline.results import (
+    READING_KINDS,
+    READINGS,
+    RUN_FILES,
+    Results,
+    diagnostics_path,
+    run_path,
+    texts_of,
+)
+from relation.spec import RunSpec, canonical_hash
+from relation.store.layouts import (
+    FLOW,
+    LOG,
+    PROBES,
+    READING_DIAGNOSES,
+    READING_LOSSES,
+    READING_PROBES,
+    READING_RUNS,
+    RUN,
+)
+from relation.store.parquet import read_origin, read_parquet, write_parquet
+
+LAYOUTS = {
+    "runs": READING_RUNS,
+    "losses": READING_LOSSES,
+    "probes": READING_PROBES,
+    "diagnoses": READING_DIAGNOSES,
+}
+# Of a run's origin, what each of its rows carries: the files gather runs of several campaigns.
+_ORIGIN = ("config_hash", "code_hash", "golden_hash", "commit", "device", "created")
+
+
+# Compared by identity: frames have no truth of their own, and what is computed of them is cached.
+@dataclass(frozen=True, eq=False)
+class ReadingRecords:
+    """What is there of a campaign's readings.
+
+    described: every reading, in the configuration's order, as `Reading.described` gives it; runs,
+    losses, probes, diagnoses: the rows of the four schemas, those of a run that readings share
+    under the name of each; planned: how many runs the campaign asks for; there: how many of them
+    have records; absent: the names of the others, as reading/variant/seed; sources: the files.
+    """
+
+    described: tuple[dict, ...]
+    runs: pd.DataFrame
+    losses: pd.DataFrame
+    probes: pd.DataFrame
+    diagnoses: pd.DataFrame
+    planned: int
+    there: int
+    absent: tuple[str, ...]
+    sources: tuple[str, ...]
+
+
+def _own(results: Results, run: RunSpec) -> dict[str, pd.DataFrame] | None:
+    """One run's rows by kind from its own folder; None where a record is missing or another's."""
+    campaign, folder = results.campaign, results.own_folder
+    files = [folder / run_path(run) / name for name in RUN_FILES]
+    flow = folder / diagnostics_path(run)
+    if not all(path.exists() for path in (*files, flow)):
+        return None
+    made = [read_origin(path) for path in files]
+    if any(one["config_hash"] != run.config_hash for one in made):
+        return None
+    texts = corpus_fingerprint(campaign.data[run.data].path)
+    if texts not in (None, texts_of(made[0])):
+        return None
+    if read_origin(flow)["config_hash"] != campaign.diagnostics_spec(run).config_hash:
+        return None
+    key = {"reading": run.reading, "variant": run.variant, "seed": run.seed}
+    record, log, probes = (
+        read_parquet(path, layout).to_pandas()
+        for path, layout in zip(files, (RUN, LOG, PROBES), strict=True)
+    )
+    about = {name: made[0].get(name) for name in _ORIGIN}
+    about["corpus_sha256"] = made[0]["data_origin"].get("corpus_sha256")
+    about["torch"] = made[0]["versions"].get("torch")
+    about["backend"] = made[0]["backends"]["mha" if run.variant == "mha" else "full"]
+    return {
+        "runs": record.assign(**key, **about),
+        "losses": log.assign(**key),
+        "probes": probes.assign(**key),
+        "diagnoses": over_sequences(read_parquet(flow, FLOW).to_pandas()).assign(**key),
+    }
+
+
+def _shipped(results: Results) -> dict[str, pd.DataFrame]:
+    """The shipped rows by kind; none where nothing is shipped or it is not to count."""
+    return {
+        kind: read_parquet(path, LAYOUTS[kind]).to_pandas()
+        for kind, path in results.shipped_readings().items()
+    }
+
+
+def _rows_of(rows: pd.DataFrame, run: RunSpec) -> pd.DataFrame:
+    same = (rows["reading"] == run.reading) & (rows["variant"] == run.variant)
+    return rows[same & (rows["seed"] == run.seed)]
+
+
+def any_own(results: Results) -> bool:
+    """Whether some run of a reading has all its records in the campaign's own folder."""
+    return any(_own(results, run) is not None for run in results.campaign.reading_runs)
+
+
+def gather(results: Results) -> dict[str, pd.DataFrame]:
+    """The rows of every planned run that is there, by kind: its own, else shipped ones.
+
+    Both are of this very configuration, and of the texts given now where some are.
+    """
+    parts: dict[str, list[pd.DataFrame]] = {kind: [] for kind in READING_KINDS}
+    shipped = _shipped(results)
+    for run in results.campaign.planned_reading_runs:
+        found = None if results.shipped_only else _own(results, run)
+        if found is None and run.name in results.shipped_reading_runs:
+            found = {kind: _rows_of(rows, run) for kind, rows in shipped.items()}
+        for kind, rows in (found or {}).items():
+            parts[kind].append(rows[LAYOUTS[kind].names])
+    return {kind: _joined(kind, rows) for kind, rows in parts.items()}
+
+
+def _joined(kind: str, parts: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    if not parts:
+        return pd.DataFrame(columns=LAYOUTS[kind].names)
+    return pd.concat(parts, ignore_index=True)
+
+
+def gather_to_ship(results: Results) -> dict[str, pd.DataFrame]:
+    """The rows to be shipped: of every own run, and every shipped row that none of them replaces.
+
+    So publishing never drops a shipped run, whatever is configured now.
+    """
+    parts: dict[str, list[pd.DataFrame]] = {kind: [] for kind in READING_KINDS}
+    shipped = _shipped(replace(results, published=True))
+    for run in results.campaign.planned_reading_runs:
+        for kind, rows in (_own(results, run) or {}).items():
+            parts[kind].append(rows[LAYOUTS[kind].names])
+            if shipped:
+                shipped[kind] = shipped[kind].drop(_rows_of(shipped[kind], run).index)
+    return {
+        kind: _joined(kind, [*([shipped[kind]] if shipped else []), *rows])
+        for kind, rows in parts.items()
+    }
+
+
+def collect(results: Results) -> list[Path]:
+    """Write the four files that the report reads, each with the rows of every run that is there.
+
+    Raises InputError where no run is, or where runs of a pair read different windows.
+    """
+    return write_gathered(results, gather(results), results.folder / READINGS)
+
+
+def write_gathered(results: Results, frames: dict[str, pd.DataFrame], folder: Path) -> list[Path]:
+    """Write the four frames below `folder`. Raises InputError as `collect` does."""
+    if frames["runs"].empty:
+        raise InputError(f"campaign {results.campaign.name} has no finished run of a reading")
+    check_pairs(frames["runs"])
+    campaign = results.campaign
+    identity = canonical_hash([run.config_hash for run in campaign.reading_runs])
+    devices = "; ".join(sorted(set(frames["runs"]["device"])))
+    written = origin(campaign.name, identity, "readings", devices)
+    paths = []
+    for kind, rows in frames.items():
+        path = folder / f"{kind}.parquet"
+        columns = {name: list(_values(rows[name])) for name in LAYOUTS[kind].names}
+        write_parquet(path, LAYOUTS[kind], columns, written)
+        paths.append(path)
+    return paths
+
+
+def _values(column: pd.Series) -> Iterator[Any]:
+    """A column's values, None for what is missing."""
+    return (None if pd.isna(value) else value for value in column)
+
+
+def check_pairs(runs: pd.DataFrame) -> None:
+    """Raise InputError unless all runs of a text and seed read the same windows in one order."""
+    texts = ["unigram_entropy", "validation_tokens", "seed"]
+    for (corpus, _, seed), group in runs.groupby(texts):
+        if group["order_hash"].nunique() > 1:
+            names = ", ".join(sorted(group["reading"] + "/" + group["variant"]))
+            raise InputError(
+                f"runs of seed {seed} on one text (unigram entropy {corpus:.6f}) read different "
+                f"windows: {names}; delete the older ones and run snakemake again"
+            )
+
+
+def _expanded(campaign: Campaign, rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows with those of a shared run repeated under every reading that rests on it."""
+    copies = [rows]
+    for reading in campaign.readings:
+        for run in reading.runs:
+            if run.reading != reading.name:
+                copies.append(_rows_of(rows, run).assign(reading=reading.name))
+    return pd.concat(copies, ignore_index=True)
+
+
+def load_readings(results: Results | None) -> ReadingRecords | None:
+    """What is there of a campaign's readings; None where it plans none or none is there."""
+    if results is None or not results.campaign.readings:
+        return None
+    # Not the gathered files: they may be older than the runs beside them.
+    campaign, frames = results.campaign, gather(results)
+    if frames["runs"].empty:
+        return None
+    files = results.reading_files()
+    if not all(path.exists() for path in files.values()):
+        files = results.shipped_readings()
+    planned = [run.name for run in campaign.planned_reading_runs]
+    there = {
+        f"{row.reading}/{row.variant}/{row.seed}" for row in frames["runs"].itertuples(index=False)
+    }
+    return ReadingRecords(
+        described=tuple(reading.described() for reading in campaign.readings),
+        **{kind: _expanded(campaign, rows) for kind, rows in frames.items()},
+        planned=len(planned),
+        there=len(there.intersection(planned)),
+        absent=tuple(name for name in planned if name not in there),
+        sources=tuple(path.as_posix() for path in files.values()),
+    )

@@ -1,0 +1,73 @@
+"""What must hold before a campaign's first job starts, so that a fault is told at once."""
+
+import json
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from relation.data.sources import corpus_fingerprint, text_files
+from relation.errors import InputError
+from relation.pipeline.campaign import Campaign
+from relation.pipeline.results import Results
+from relation.store.files import write_text
+from relation.train.watch import require_tensorboard
+
+_SECONDS_OF_SKEW = 5.0  # between this machine's clock and a file server's
+
+
+def check(
+    campaign: Campaign, datasets: Iterable[str], needs_gpu: bool, inputs: Iterable[str] = ()
+) -> None:
+    """Raise InputError where a corpus to be prepared, TensorBoard or the jobs' GPU is not there.
+
+    datasets: names of the corpora to be prepared; needs_gpu: whether jobs will use this machine's
+    GPU; inputs: files that jobs read. Snakemake deletes what a job made from a file that is dated
+    after it, so one dated in the future is refused.
+    """
+    latest = time.time() + _SECONDS_OF_SKEW
+    for path in map(Path, inputs):
+        if path.exists() and path.stat().st_mtime > latest:
+            raise InputError(
+                f"{path} is dated in the future: the clock was set back; set it right or `touch` "
+                "that file"
+            )
+    if campaign.tensorboard:
+        require_tensorboard()
+    for name in datasets:
+        spec = campaign.data[name]
+        if spec.source["kind"] == "files":
+            text_files(spec.path)
+    if needs_gpu:
+        import torch
+
+        if not torch.cuda.is_available():
+            raise InputError(
+                f"campaign {campaign.name} trains and measures on a CUDA GPU and PyTorch sees none "
+                "here; run it on a machine with one, or choose campaign=smoke"
+            )
+
+
+def check_corpus(campaign: Campaign) -> None:
+    """Raise InputError where the local texts that `corpus` names are missing or unreadable."""
+    if campaign.corpus is not None:
+        text_files(campaign.corpus)
+    for spec in campaign.data.values():
+        corpus_fingerprint(spec.path)
+
+
+def write_started_with(campaign: Campaign, results: Results) -> None:
+    """Write the configuration that jobs read, results/<campaign>/campaign.json.
+
+    Raises InputError where nothing can be written there.
+    """
+    started_with = {
+        **campaign.settings,
+        "tensorboard": campaign.tensorboard,
+        "published": results.published,
+    }
+    try:
+        write_text(results.started_with, json.dumps(started_with, indent=2))
+    except OSError as error:
+        raise InputError(
+            f"cannot write to {results.folder} ({error.strerror}); mend that and start again"
+        ) from None

@@ -1,0 +1,51 @@
+"""Publishing: copy complete records, with checksums, to where a fresh clone finds them."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+from relation.errors import InputError
+from relation.pipeline.campaign import Campaign
+from relation.pipeline.gather import any_own, gather_to_ship, write_gathered
+from relation.pipeline.ledger import DAMAGED, DONE, UNREPORTED, Ledger
+from relation.pipeline.results import CHECKSUMS, MODELS_FILE, OMISSIONS, READINGS, Results
+from relation.store.files import atomic_path, sha256_of, write_text
+
+
+def publish(campaign: Campaign, results: Results) -> list[Path]:
+    """Copy every complete record of this configuration to results/published/<campaign>.
+
+    A run counts when its record, log and probes are there and carry the campaign's configuration
+    hash; so do its diagnostics, each systems benchmark, the verification and the check of
+    gradients; the inventory of models goes with them. Of readings, a file a kind gathers the runs
+    that are there and those shipped before. Checkpoints and the logs of jobs are not copied. The
+    checksums cover a text on what is left out too, where one lies there. Returns the files copied.
+    Raises InputError where nothing is complete.
+    """
+    copied: list[Path] = []
+    if any_own(results):  # first, as it may refuse runs before anything is copied
+        rows = gather_to_ship(results)
+        copied += write_gathered(results, rows, results.published_folder / READINGS)
+    ledger = Ledger(replace(results, campaign=campaign, published=False))
+    for job in ledger.jobs:
+        state = ledger.recorded(job)
+        if state.name == DAMAGED:
+            raise InputError(state.reason)
+        if job.rule in UNREPORTED or state.name != DONE:
+            continue
+        for record in job.records:
+            target = results.published_folder / record.path.relative_to(results.folder)
+            with atomic_path(target) as temporary:
+                shutil.copyfile(record.path, temporary)
+            copied.append(target)
+    if not any(path.name != MODELS_FILE.name for path in copied):
+        raise InputError(f"campaign {campaign.name} has no complete record to publish")
+    folder = results.published_folder
+    shipped = sorted([*folder.rglob("*.parquet"), *folder.glob(OMISSIONS)])
+    lines = [
+        f"{sha256_of(path)}  {path.relative_to(folder).as_posix()}\n"
+        for path in shipped
+        if results.report.name not in path.relative_to(folder).parts[:1]
+    ]
+    write_text(folder / CHECKSUMS, "".join(lines))
+    return copied

@@ -1,0 +1,540 @@
+"""The sections of config.yaml: every key with its type, its bounds and what it means.
+
+The JSON Schema, the documentation of the keys (`python -m relation keys`) and the words on the
+assumptions in the report follow from these types. A specification inherits the sections that it
+takes whole, so a new key of `training` is a field here and nowhere else.
+"""
+
+# ruff: noqa: RUF009 (`key` makes a field, not a default)
+
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
+from typing import Annotated, Any, Literal, NotRequired, get_type_hints
+
+from pydantic import AfterValidator, ConfigDict, Field, StrictBool, StrictInt, StrictStr
+from pydantic_core import PydanticCustomError
+from typing_extensions import TypedDict
+
+from relation.variants import ABLATIONS, VARIANTS
+
+
+def key(description: str, layers: str = "", default: object = MISSING, **bounds: Any) -> Any:
+    """A field of a section: what it means, and bounds as `pydantic.Field` takes them.
+
+    layers: for an assumption on the model, the letters of the layers that rest on it, as
+    `relation.variants.MIXERS` has them; "*" for every model.
+    """
+    about = {"description": description, "layers": layers, **bounds}
+    if default == {}:
+        return field(default_factory=dict, metadata=about)
+    return field(default=default, metadata=about)
+
+
+def says(description: str) -> Any:
+    """What a value means, where a type is annotated with it."""
+    return Field(description=description)
+
+
+def _unique(values: list) -> list:
+    for value in values:
+        if values.count(value) > 1:
+            raise PydanticCustomError(
+                "unique", "{value} stands there twice", {"value": repr(value)}
+            )
+    return values
+
+
+UNIQUE = (AfterValidator(_unique), Field(json_schema_extra={"uniqueItems": True}))
+Count = Annotated[StrictInt, Field(ge=1)]
+Positive = Annotated[float, Field(strict=True, gt=0)]
+Range = Annotated[list[Positive], Field(min_length=2, max_length=2)]
+Words = Annotated[StrictStr, Field(min_length=1)]
+Name = Annotated[str, Field(pattern="^[a-z][a-z0-9-]*$")]
+ScaleName = Annotated[str, Field(pattern="^[0-9A-Za-z]+$")]
+ChoiceName = Annotated[str, Field(pattern="^[a-z][a-z0-9.-]*$")]
+AtLeastTwo = Annotated[StrictInt, Field(ge=2)]
+Seed = Annotated[StrictInt, Field(ge=0)]
+Seeds = Annotated[list[Seed], *UNIQUE]
+Deviation = Positive | Literal["1/sqrt(d)", "sqrt(2/(5d))"]
+Variant = Literal[*VARIANTS]
+Switch = Literal[True, False, "true", "false"]  # Snakemake gives a lower-case true as text
+Restriction = Annotated[
+    StrictStr | StrictInt | list[StrictStr | StrictInt] | None,
+    says("null for all, one value, a list, or values separated by commas"),
+]
+Batch = Annotated[
+    list[Count],
+    Field(
+        description="[micro, accumulation], sequences and micro-batches an update",
+        min_length=2,
+        max_length=2,
+    ),
+]
+# As relation.ops.BACKENDS lists them; here, so that a wrong name is told before a job starts.
+MhaBackend = Literal["reference", "flash", "cudnn"]
+FullBackend = Literal["reference", "materialised", "tiled", "flash"]
+LinearBackend = Literal["recurrent", "expanded", "chunked", "flash"]
+
+
+def _changes(section: type) -> type:
+    """The keys of a section, each of which may be left out."""
+    hints = get_type_hints(section, include_extras=True)
+    for each in fields(section) if is_dataclass(section) else ():
+        bounds = {name: value for name, value in each.metadata.items() if name != "layers"}
+        hints[each.name] = Annotated[hints[each.name], Field(**bounds)]
+    changes = TypedDict(f"{section.__name__}Changes", hints, total=False)
+    changes.__doc__ = section.__doc__
+    return changes
+
+
+class Backends(TypedDict):
+    """Backend by operator; `python -m relation backends` lists them."""
+
+    mha: MhaBackend
+    full: FullBackend
+    linear: LinearBackend
+
+
+BackendsChanges = _changes(Backends)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelAssumptions:
+    """What the paper leaves open about the model."""
+
+    givens_first_pairing: Literal["A", "B"] = key(
+        "Which Givens pairing layer 0 uses; the next layers alternate by absolute index", "FL"
+    )
+    retention_input: Literal["normalised", "residual"] = key(
+        "What x-bar is in the retention path, the normalised mixer input or the residual", "L"
+    )
+    retention_projection: Literal["per-head"] = key(
+        "Shape of the retention path. Two matrices a head (d to d_h to d_h) with A_log a channel "
+        "give the paper's count of the Hybrid's parameters; KDA's published code, which the paper"
+        " follows, shares one pair (d to d_h to d) and has A_log a head, and a shared pair d to "
+        "9d/16 to d would have the same count as here"
+    )
+    retention_a_range: Range = key(
+        "Range of the uniform initial value of A, whose logarithm is A_log", "L"
+    )
+    retention_dt_range: Range = key(
+        "Range of the log-uniform initial dt; dt_bias is its inverse softplus", "L"
+    )
+    init_std: Deviation = key(
+        "Standard deviation of the normal initial weights; a number, or a rule of the width d", "*"
+    )
+    linear_init: Literal["normal", "torch"] = key(
+        "Initial projections, normal as init_std says, or as PyTorch's nn.Linear has them, "
+        "uniform within 1/sqrt(fan_in)",
+        "*",
+    )
+    embedding_std: Deviation | None = key(
+        "Standard deviation of the initial embedding; null takes init_std", "*"
+    )
+    embedding_multiplier: Positive | Literal["sqrt(d)"] | None = key(
+        "What the embedding is multiplied by before the first block; null multiplies nothing", "*"
+    )
+    scale_residual_init: StrictBool = key(
+        "Whether W_O and the FFN's down projection start divided by sqrt(2L)", "*"
+    )
+    paired_weights: Literal["shared", "separate"] = key(
+        "Whether MHA and Relation of one seed start from the same weights where they share them"
+    )
+    norm_eps: Positive = key("Epsilon of RMSNorm", "*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimisation:
+    """What the paper leaves open about the optimiser and its schedule; every run takes it whole."""
+
+    adam_eps: Positive = key("Epsilon of AdamW")
+    decay_embedding: StrictBool = key("Whether weight decay reaches the tied embedding")
+    decay_vectors: StrictBool = key(
+        "Whether weight decay reaches norms, lambda, angles, A_log and dt_bias"
+    )
+    plateau_fraction: Positive = key(
+        "WSD80, the fraction of the tokens after which the rate falls linearly to zero", lt=1.0
+    )
+    last_update: Literal["partial", "drop"] = key(
+        "The update in which the budget ends. Partial trains on the remaining windows, the last "
+        "one truncated, and averages the gradient over their tokens; drop leaves them out"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assumptions(Optimisation, ModelAssumptions):
+    """The reading chosen where the paper is silent."""
+
+    document_mask: Literal["none"] = key(
+        "Whether tokens may see across a document's end inside a window (none masks nothing)"
+    )
+    validation: Literal["full-split"] = key("What final validation NLL averages over")
+    diagnostic_windows: Literal["first"] = key(
+        "Which windows of the validation split the diagnostics read; a window is as long as the "
+        "longest context of the corpus's scales, so that all checkpoints read the same ones"
+    )
+
+
+AssumptionsChanges = _changes(Assumptions)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """What the paper fixes for every run (Appendix B.2), and how a run is saved."""
+
+    betas: Range = key("Betas of AdamW")
+    weight_decay: float = key("Weight decay of AdamW", strict=True, ge=0)
+    gradient_clip: Positive = key("Bound of the gradient's global L2 norm")
+    checkpoint_seconds: Positive = key("Wall time after which a resume state is saved, seconds")
+    checkpoint_tokens: Count | None = key(
+        "Tokens after which one is saved, if that comes first; null saves by time alone"
+    )
+    deterministic: StrictBool = key(
+        "Whether a GPU runs only algorithms that give the same bits every time; it changes how a "
+        "run is executed, not what it computes"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnostics:
+    """Sampling of the structural diagnostics (Appendix B.4), and looks at a run meanwhile."""
+
+    sequences: Count = key("How many sequences a checkpoint is diagnosed on")
+    flow_length: Count = key("Tokens of a sequence whose flow is measured")
+    rank_length: Count = key("Tokens of a sequence whose spectra are measured")
+    probes: Count = key(
+        "Into how many equal parts of the budget a run's model is looked at, at the end of each "
+        "and before the first; no part of what is trained"
+    )
+    probe_sequences: Count = key("How many of the sequences those looks read")
+    validations: Count = key(
+        "Into how many equal parts of the budget a run's validation NLL is taken, at the end of "
+        "each and before the first"
+    )
+    validation_tokens: Count = key(
+        "How many tokens of the validation split, from its first, those predict"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Efficiency:
+    """Matched-train-loss token efficiency (Appendix B.4)."""
+
+    window: Positive = key("Trailing smoothing window as a fraction of the budget", le=1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChoiceSection:
+    """What the paper leaves open, as a change of assumptions."""
+
+    title: Words
+    group: Words = key("What it is a choice of")
+    paper: Words = key("The line of the paper that allows it")
+    adds: list[StrictStr] = key("What it assumes that the paper does not print, a statement each")
+    beside: StrictBool = key(
+        "Whether it changes what the paper does print (its text, its learning rate): no reading, "
+        "and never chosen",
+        default=False,
+    )
+    assumptions: AssumptionsChanges = key("What it changes", default={})
+    learning_rate_factor: Positive = key(
+        "What the scale's learning rate is multiplied by", default=1.0
+    )
+    corpus: StrictStr | None = key("Another corpus of the campaign", default=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadingsSection:
+    """The readings of the paper that are tried, each with pairs of MHA and Full Relation."""
+
+    scale: StrictStr = key("The scale whose pairs are trained")
+    base: AssumptionsChanges = key(
+        "The assumptions that every reading starts from, whatever the campaign's own; a choice "
+        "changes them"
+    )
+    choices: Annotated[list[StrictStr], *UNIQUE] = key(
+        "Names of choices, each tried under every residual scale; the first is the base",
+        min_length=1,
+    )
+    seeds: Seeds = key("Seeds of every reading, none of them the matrix's", min_length=1)
+    further_seeds: Seeds = key("Seeds of the readings that `further` names")
+    further: Annotated[list[StrictStr], *UNIQUE] = key(
+        "Readings that have the further seeds too, chosen by the rule of docs/readings.md"
+    )
+    ablations: Annotated[list[Literal[*ABLATIONS,]], *UNIQUE] = key(
+        "Ablations that are trained under every residual scale, with the first choice"
+    )
+
+
+class Files(TypedDict):
+    """Local .txt, .jsonl and .parquet files, at the corpus's `path` or corpus=PATH."""
+
+    kind: Literal["files"]
+    validation_modulus: Annotated[
+        AtLeastTwo,
+        says("Where no file is named validation*, documents whose text hash is 0 modulo this"),
+    ]
+    document_characters: NotRequired[
+        Annotated[
+            Count,
+            says(
+                "Cut every document, after the split, into pieces of at most so many characters, "
+                "at the ends of sentences where it can, and shuffle a split's pieces in a fixed "
+                "order; memory holds all of them. Without it documents stay whole and in order"
+            ),
+        ]
+    ]
+
+
+class StreamSection(TypedDict):
+    """A data set of the hub, or a local folder."""
+
+    path: Annotated[StrictStr, says("Name on the hub, or a local folder")]
+    name: NotRequired[Annotated[StrictStr | None, says("Configuration of the data set")]]
+    revision: NotRequired[Annotated[StrictStr | None, says("Commit, so that it cannot move")]]
+    column: NotRequired[Annotated[StrictStr, says("Column that holds the text")]]
+
+
+class HuggingFace(TypedDict):
+    """Data sets of the Hugging Face hub, or local folders of the same schema."""
+
+    kind: Literal["huggingface"]
+    streams: Annotated[
+        list[StreamSection], says("Data sets mixed by tokens in equal shares"), Field(min_length=1)
+    ]
+    validation_modulus: Annotated[
+        AtLeastTwo | None,
+        says("null where the data set has a validation split of its own"),
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Corpus:
+    """Texts, and how much of them is read."""
+
+    title: Words
+    source: Files | HuggingFace = key("Where its documents come from", discriminator="kind")
+    path: Words | None = key(
+        "Texts that a `files` source reads unless corpus=PATH names others, below the project's "
+        "folder",
+        default=None,
+    )
+    train_tokens: AtLeastTwo | None = key(
+        "Stop the training split here, tokens; null takes all of it", default=None
+    )
+    validation_tokens: AtLeastTwo | None = key(
+        "Stop the validation split here, tokens", default=None
+    )
+    tokenizer_characters: Count | None = key(
+        "Train BPE on this much of the training split, characters; null takes all of it",
+        default=None,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MicroBatches:
+    """How an update is split."""
+
+    micro: Count = key("Sequences in a micro-batch")
+    accumulation: Count = key("Micro-batches in an update")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShapeSection(MicroBatches):
+    """What single variants may change of their scale."""
+
+    layers: Count
+    d_model: Count
+    heads: Count
+    d_ff: Count
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule(MicroBatches):
+    """How long a run trains, and at what rate; every run takes it whole."""
+
+    context: Count = key("T, tokens predicted by one window")
+    budget_tokens: Count = key("Predicted tokens of a whole run")
+    warmup_tokens: Count = key("Predicted tokens over which the rate rises from zero")
+    learning_rate: Positive = key("The rate after the warm-up")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale(ShapeSection, Schedule):
+    """A size of the matrix: its texts, models and runs."""
+
+    corpus: StrictStr
+    vocabulary: StrictInt = key("Entries of the tokenizer", ge=257, le=65536)
+    variants: Annotated[list[Variant], *UNIQUE] = key("What is trained at it", min_length=1)
+    overrides: dict[Variant, _changes(ShapeSection)] = key(
+        "What single variants change of the scale", default={}
+    )
+    expected_tokens_per_second: Positive = key(
+        "For estimates before anything was measured, tokens a second"
+    )
+
+    @property
+    def data(self) -> str:
+        """The name of the prepared corpus that it reads."""
+        return f"{self.corpus}-{self.vocabulary}"
+
+    def of(self, variant: str) -> "Scale":
+        """The scale with what a variant changes of it."""
+        return replace(self, **self.overrides.get(variant, {}))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batches:
+    """A benchmark whose batch is fixed by scale."""
+
+    batches: dict[str, Batch] = key("Batch by scale")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AtContext(Batches):
+    """A benchmark at one context."""
+
+    context: Count
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matched(Batches):
+    """MHA and Full Relation at the scale's own context."""
+
+    peers: Annotated[list[MhaBackend], *UNIQUE] = key(
+        "Further backends of MHA that are measured beside the pair"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """A benchmark over contexts; two at least, so that a power can be fitted."""
+
+    scale: StrictStr
+    contexts: list[Count] = key("Contexts T, each a side", min_length=2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rounds:
+    """How often a side of a benchmark is asked; every benchmark takes it whole."""
+
+    warmup_updates: StrictInt = key(
+        "Updates before the first that is timed; at least two are done", ge=0
+    )
+    rounds: Count = key("How often each side of a comparison is asked")
+    measured_updates: Count = key("Complete updates timed in a round")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Systems(Rounds):
+    """The systems benchmarks (Appendix F)."""
+
+    alone: StrictBool = key(
+        "Whether a benchmark takes every core of a CPU or every GPU, so that nothing is trained "
+        "beside it"
+    )
+    baseline: BackendsChanges
+    flash: FullBackend = key("The backend measured as FlashRelation")
+    fixed: AtContext
+    matched: Matched
+    linear_steady: AtContext
+    linear_long: Sweep
+    complexity: Sweep
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecutionSection:
+    """Where and how a run computes; every run takes it whole."""
+
+    device: Literal["cpu", "cuda"]
+    precision: Literal["fp32", "bf16"] = key(
+        "FP32 master weights always; bf16 runs the model under BF16 autocast"
+    )
+    compile: StrictBool = key("Whether torch.compile builds the training step")
+    backends: Backends
+
+
+@dataclass(frozen=True, kw_only=True)
+class CampaignSection(ExecutionSection):
+    """A campaign, with its bases merged in."""
+
+    base: StrictStr | None = key("Another campaign whose values this one starts from", default=None)
+    title: Words
+    description: StrictStr
+    notice: StrictStr = key(
+        "What its values may be compared with, in words for the reader; may be empty"
+    )
+    assumptions: AssumptionsChanges = key(
+        "Assumptions that this campaign reads differently", default={}
+    )
+    diagnostics: _changes(Diagnostics) = key(
+        "Where this campaign is sampled or looked at differently", default={}
+    )
+    efficiency: _changes(Efficiency) = key(
+        "Where this campaign reads token efficiency differently", default={}
+    )
+    backend_overrides: dict[Variant, BackendsChanges] = key(
+        "Backends of single variants", default={}
+    )
+    seeds: Seeds = key("Seeds of the matrix", min_length=1)
+    further_seeds: dict[str, Seeds] = key(
+        "By scale, seeds of pairs of MHA and Full Relation beyond the paper's matrix. They are "
+        "trained, not diagnosed, and compared apart from it; `seeds` leaves them out like others,"
+        " and an empty list drops those of a base",
+        default={},
+    )
+    matrix: StrictBool = key(
+        "Whether the paper's matrix and benchmarks are run; false runs the readings alone",
+        default=True,
+    )
+    readings: ReadingsSection | None = key(
+        "The readings of the paper that are tried: changes of its assumptions, each with pairs of"
+        " MHA and Full Relation",
+        default=None,
+    )
+    readings_from: StrictStr | None = key(
+        "Another campaign, whose readings this one's report shows; null for none", default=None
+    )
+    runs_per_gpu: Literal[1, 2, 4] = key(
+        "How many runs of readings share a GPU, 1 to 4: their times are no result, and one waits "
+        "for the host while another computes",
+        default=1,
+    )
+    tokens_per_update: Count = key("Predicted tokens of one optimiser update (the paper's 131,072)")
+    corpora: dict[Name, Corpus] = key("Texts, by name", min_length=1)
+    scales: dict[ScaleName, Scale] = key("Sizes of the matrix, by name", min_length=1)
+    systems: Systems
+
+
+@dataclass(frozen=True, kw_only=True)
+class Configuration:
+    """config.yaml, after each campaign's `base` has been merged in."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    campaign: StrictStr = key("The campaign to run")
+    scales: Restriction = None
+    seeds: Restriction = None
+    variants: Restriction = None
+    readings: Restriction = key(
+        "Which readings of a campaign that has some; null for all", default=None
+    )
+    corpus: StrictStr | None = key(
+        "File or folder of texts for campaigns whose source is `files`", default=None
+    )
+    published: Switch = key(
+        "Whether records in results/published count as done; true or false, as text too",
+        default=True,
+    )
+    tensorboard: Switch = key("Whether training runs log to TensorBoard", default=False)
+    assumptions: Assumptions
+    training: Training
+    diagnostics: Diagnostics
+    efficiency: Efficiency
+    residuals: dict[ChoiceName, ChoiceSection] = key(
+        "The scales of the residual matrices under which every choice is tried, by name",
+        default={},
+    )
+    choices: dict[ChoiceName, ChoiceSection] = key(
+        "What the paper leaves open, each as a change of assumptions, by name", default={}
+    )
+    campaigns: dict[Name, CampaignSection] = key("By name", min_length=1)

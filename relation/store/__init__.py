@@ -1,0 +1,1 @@
+"""Files: whole or absent, Parquet with units and origin, its layouts, and locks."""

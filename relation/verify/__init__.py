@@ -1,0 +1,1 @@
+"""Exactness: operators, identities and gradients against float64."""

@@ -1,1 +1,0 @@
-"""The campaign's values for each table, from its records, one module a stage."""

@@ -1,0 +1,1 @@
+"""Whether a cell agrees with the paper's, a claim holds, and which reading is chosen."""

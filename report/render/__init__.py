@@ -1,0 +1,1 @@
+"""The report as a site of static pages and as one LaTeX document."""

@@ -1,0 +1,127 @@
+"""What the first page puts before the reader: the results that decide, beside the paper's."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from report.render.behind import anchor
+from report.render.environment import SIGNS
+from report.render.printed import MISSING, Entry, PrintedTable
+from report.render.runs import Run
+from report.values.gaps import KINDS, by_job
+from report.values.layout import SCALES
+from report.values.numbers import DASH
+
+# A line each: what it says, its table and column, and its row at a scale.
+HEADLINES = (
+    ("Validation NLL, Relation − MHA", "main-results", "delta", "{}"),
+    ("Validation NLL, Relation − MHA, further pairs", "app-nll", "further.delta", "{}/further"),
+    ("Tokens spared to MHA’s final loss", "main-results", "token_reduction", "{}"),
+    (
+        "Layer 0 effective rank, Relation / MHA",
+        "app-structural-layerwise",
+        "effrank.ratio",
+        "{}/L0",
+    ),
+    ("FlashRelation / materialised, tok/s", "efficient-relation", "fixed.speedup", "{}"),
+    ("FlashRelation / FlashAttention, tok/s", "efficient-relation", "matched.ratio", "{}"),
+)
+
+
+# Counts and settings that are the paper's, which no measurement made so.
+SAME = "settings and counts, the same"
+# The class of colour of a share; the others are open.
+SHARE_CLASSES = {"within": "agrees", "outside": "differs", SAME: "same", "missing": "gap"}
+
+
+@dataclass(frozen=True)
+class Result:
+    """One value beside the paper's, with where its cell stands."""
+
+    paper: Entry
+    campaign: Entry
+    verdict: str
+    link: str
+
+
+@dataclass(frozen=True)
+class Headline:
+    title: str
+    results: tuple[Result | None, ...]
+
+
+def headlines(tables: Sequence[PrintedTable]) -> list[Headline]:
+    """The headline results at each of the paper's scales; None where the table has no such cell.
+
+    A line of which no scale has a cell is left out.
+    """
+    by_label = {printed.table.label: printed for printed in tables}
+    found = (
+        Headline(title, tuple(_find(by_label[label], row.format(s), column) for s in SCALES))
+        for title, label, column, row in HEADLINES
+    )
+    return [headline for headline in found if any(headline.results)]
+
+
+def _find(printed: PrintedTable, key: str, part: str) -> Result | None:
+    for block in printed.panels:
+        for place, column in enumerate(block.panel.columns):
+            if [p.column for p in column.parts] != [part]:
+                continue
+            for row in block.rows:
+                if row.key != key:
+                    continue
+                lines = {line.kind: line.entries[place] for line in row.lines}
+                judged = row.verdicts.entries[place].verdict if row.verdicts else ""
+                link = f"tables/{printed.table.label}.html#{anchor(row, column)}"
+                paper = lines.get("paper", Entry(DASH))
+                return Result(paper, lines["campaign"], judged, link)
+    return None
+
+
+def tally(claims: Iterable[Mapping[str, Any]]) -> list[tuple[str, int, int]]:
+    """How often each verdict was given, and how often it was not established.
+
+    In the order of the signs; those never given are left out.
+    """
+    claims = list(claims)
+    counts = Counter(claim["verdict"] for claim in claims)
+    unsure = Counter(claim["verdict"] for claim in claims if claim["not_established"])
+    return [(name, counts[name], unsure[name]) for name in SIGNS if counts[name]]
+
+
+def texts(runs: Iterable[Run]) -> list[tuple[str, str]]:
+    """The local texts that the runs read: each a title and a SHA-256; none of other corpora."""
+    return list(dict.fromkeys(run.texts for run in runs if run.texts))
+
+
+def gaps(missing: Iterable[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
+    """What the campaign lacks: one line a kind and cause, with the names of what it is about."""
+    told: dict[str, list[str]] = {}
+    for row in by_job(missing):
+        # Each names its own file: without it they have one cause.
+        cause = re.sub(r"^there is no \S+$", "no record is there", row["reason"])
+        kind = KINDS.get(row["kind"], row["kind"])
+        seed = [] if row["seed"] < 0 else [str(row["seed"])]
+        name = "/".join(filter(None, [row["scale"], row["variant"], *seed]))
+        line = f"{kind.capitalize()} {MISSING[row['status']]}: {cause}"
+        told.setdefault(line, []).append(name or row["kind"])
+    return list(told.items())
+
+
+def shares(printed: PrintedTable) -> list[tuple[str, int]]:
+    """The printed values of a table by what became of them; the missing ones come last."""
+    counts: Mapping[str, Any] = printed.verdicts
+    judged = counts["same"] + counts["within"] + counts["outside"]
+    parts = [
+        ("within", counts["within"]),
+        (SAME, counts["same"]),
+        ("outside", counts["outside"]),
+        ("measured, not judged", max(0, printed.measured - judged)),
+        ("missing", printed.asked - printed.measured),
+    ]
+    return [(name, count) for name, count in parts if count]

@@ -1,0 +1,239 @@
+"""Powers of T fitted to measured time and decode state (Table 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from report.values.layout import Column, Needs, Number, Panel, Part, Row, Table, Words, value
+from report.values.measured import (
+    Measured,
+    Measurements,
+    absent,
+    is_number,
+    no_counterpart,
+    put,
+    select,
+    worded,
+)
+from report.values.statistics import PowerFit, power_fit
+from report.values.style import OPERATOR_NAME
+from report.values.systems import failed, put_retention, put_setting, setting_notes
+
+if TYPE_CHECKING:
+    from report.values.frames import CampaignRecords
+
+OPERATORS = ("mha", "full-reference", "full-flash", "linear")
+# An exponent is fitted where time is so many times that of the smallest T, to so many contexts.
+GROWN, FEWEST_POINTS = 5, 3
+# A wider 95% interval holds two powers of T at once and tells them not apart.
+WIDEST_INTERVAL = 1.0
+
+
+def grown(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of one operator whose time is at least GROWN times that of its smallest T.
+
+    Below that, what does not depend on T, such as launching kernels, is a part of the time.
+    """
+    passed = rows[rows["seconds"].notna()].sort_values("context")
+    if passed.empty:
+        return passed
+    return passed[passed["seconds"] >= GROWN * passed["seconds"].iloc[0]]
+
+
+def complexity(records: CampaignRecords) -> Measurements:
+    """Table 1, beside exponents fitted to the measured time and decode state against T."""
+    found: Measurements = {}
+    for operator in OPERATORS:
+        rows = select(records.complexity, operator=operator).sort_values("context")
+        none = absent(records, ("complexity",), variants=_names(operator))
+        time, why = fitted_time(rows)
+        undetermined = none
+        if not rows.empty:
+            undetermined = Measured(status="undetermined", reason=why) if why else failed(rows)
+        state = _fit(rows, "decode_state_bytes")
+        # Bytes have no noise, and so no interval.
+        _put_fit(found, operator, "time_exponent", time, undetermined)
+        _put_fit(found, operator, "state_exponent", state and replace(state, low=None), none)
+        decoded = rows[rows["decode_seconds"].notna()]
+        columns = {
+            "contexts": undetermined if time is None else _range(grown(rows)["context"], none),
+            "decode_first": _token(rows, decoded.head(1), none),
+            "decode_last": _token(rows, decoded.tail(1), none),
+            "decoded": _range(decoded["context"], none),
+        }
+        put(found, operator, columns)
+    for row, candidates in (
+        ("mha", ("mha",)),
+        ("full", ("full-flash", "full-reference")),
+        ("linear", ("linear",)),
+    ):
+        columns = {
+            "sequential": no_counterpart("a property of the algorithm; nothing is measured for it"),
+            "complexity": _power(found, candidates, "time"),
+            "state": _power(found, candidates, "state"),
+        }
+        put(found, row, columns)
+    put_setting(found, records.complexity, records.page)
+    put_retention(found, records, records.complexity)
+    for column, names in (("oom", _out_of_memory(records)), ("flat", _flat(records))):
+        told = "; ".join(names)
+        if told:
+            found["setting", column, "value"] = worded(told)
+    return found
+
+
+def _out_of_memory(records: CampaignRecords) -> Iterable[str]:
+    """The operators that ran out of memory, each with its contexts."""
+    failures = select(records.complexity, status="OOM")
+    for operator, rows in failures.groupby("operator", sort=False):
+        contexts = ", ".join(f"{context:,.0f}" for context in sorted(rows["context"]))
+        yield f"{OPERATOR_NAME[operator]} at T = {contexts}"
+
+
+def _flat(records: CampaignRecords) -> Iterable[str]:
+    """The operators of whose decoding on a GPU no trend with T is resolved.
+
+    That is, the 95% intervals of the times at the first and at the last T overlap.
+    """
+    for operator in OPERATORS:
+        rows = select(records.complexity, operator=operator).sort_values("context")
+        rows = rows.dropna(subset=["decode_seconds_low", "decode_seconds_high"])
+        if len(rows) < 2 or "cpu" in rows["device"].iloc[0].lower():
+            continue
+        low, high = rows["decode_seconds_low"], rows["decode_seconds_high"]
+        if low.iloc[-1] <= high.iloc[0] and low.iloc[0] <= high.iloc[-1]:
+            yield OPERATOR_NAME[operator]
+
+
+def fitted_time(rows: pd.DataFrame) -> tuple[PowerFit | None, str]:
+    """The power of T fitted to the times of one operator; or None, and why it is undetermined.
+
+    The reason is empty where no time was measured at all.
+    """
+    passed = rows[rows["seconds"].notna()].sort_values("context")
+    if passed.empty:
+        return None, ""
+    timed = grown(rows)
+    points = timed["context"].nunique()
+    if points < FEWEST_POINTS:
+        grew = passed["seconds"].iloc[-1] / passed["seconds"].iloc[0]
+        return None, (
+            f"a power is fitted to {FEWEST_POINTS} contexts or more that take {GROWN} times as "
+            f"long as the smallest; {points} do, and the largest takes {grew:.1f} times as long"
+        )
+    fit = _fit(timed, "seconds")
+    if fit.high - fit.low > WIDEST_INTERVAL:
+        return None, (
+            f"the 95% interval of the fitted power, {fit.low:.2f} to {fit.high:.2f}, is wider "
+            f"than {WIDEST_INTERVAL:g}"
+        )
+    return fit, ""
+
+
+def _range(contexts: pd.Series, none: Measured) -> Measured:
+    if contexts.empty:
+        return none
+    return worded(f"{contexts.min():.0f} to {contexts.max():.0f}")
+
+
+def _token(rows: pd.DataFrame, decoded: pd.DataFrame, none: Measured) -> Measured:
+    """The time to decode one token at the one context of ``decoded``, if any was decoded."""
+    if rows.empty:
+        return none
+    if decoded.empty:
+        return Measured(status="failed", reason=str(rows.iloc[0]["decode_reason"]))
+    row = decoded.iloc[0]
+    return Measured(float(row["decode_seconds"]), unit="ms", n=1, sources=(row["source"],))
+
+
+def _names(operator: str) -> tuple[str, ...]:
+    """How the list of missing pieces may name an operator: by benchmark, in full, by variant."""
+    return tuple(dict.fromkeys(("complexity", operator, operator.split("-")[0])))
+
+
+def _fit(rows: pd.DataFrame, field: str) -> PowerFit | None:
+    kept = rows[(rows[field].astype(float) > 0) & rows[field].map(is_number).astype(bool)]
+    return power_fit(kept[["context", field]].astype(float).to_numpy().tolist())
+
+
+def _put_fit(
+    found: Measurements, row: str, column: str, fit: PowerFit | None, none: Measured
+) -> None:
+    """A fitted exponent, with its interval where it has one."""
+    found[row, column, "value"] = none if fit is None else Measured(fit.exponent, n=fit.points)
+    if fit is not None and fit.low is not None:
+        found[row, column, "low"] = Measured(fit.low, n=fit.points)
+        found[row, column, "high"] = Measured(fit.high, n=fit.points)
+
+
+def _power(found: Measurements, operators: Iterable[str], quantity: str) -> Measured:
+    """The fitted power of T, in words, of the first of ``operators`` that was measured."""
+    cells = [found[operator, f"{quantity}_exponent", "value"] for operator in operators]
+    for operator, cell in zip(operators, cells, strict=True):
+        if cell.value is not None:
+            return worded(
+                f"T^{round(cell.value, 2) + 0.0:.2f}",
+                reason=f"fitted to {cell.n} contexts of {operator}",
+            )
+    return cells[0]
+
+
+FORMULA = Words("formula")
+EXPONENT = Number(2)
+TOKEN_TIME = Number(1, significant=2)
+TOKEN_MIXING = Table(
+    label="token-mixing-complexity",
+    number="1",
+    title="Token-mixing complexity",
+    summary="What each operator costs, stores and waits for, with the measured powers of T.",
+    caption=(
+        "Cost of the token-mixing core, the sequential operations of its direct form, and the "
+        "history it keeps while decoding. The campaign’s lines give the power of $T$ fitted to its "
+        "own points, those whose time is at least five times that of the smallest $T$; timed are "
+        "forward and backward of one layer’s operator on one sequence. (b) adds "
+        "the 95% interval of the fit of log time on log $T$. A power of fewer than three such "
+        "points, or with an interval wider than 1, is undetermined. Decode state is the size of "
+        "the tensors that the next token needs; a token is decoded by the whole model, batch 1, "
+        "at the first and the last $T$."
+    ),
+    stubs=("Layer type",),
+    rows=(
+        Row("mha", ("MHA / FlashAttention",)),
+        Row("full", ("Full / FlashRelation",)),
+        Row("linear", ("Linear Relation",)),
+    ),
+    panels=(
+        Panel(
+            "(a) Asymptotic cost",
+            (
+                value("Token-mixing\ncomplexity", "complexity", FORMULA),
+                value("Sequential ops.", "sequential", FORMULA),
+                value("Decode history\nstate", "state", FORMULA),
+            ),
+        ),
+        Panel(
+            "(b) Fitted powers of $T$",
+            (
+                value("Time: exponent\n[95% interval]", "time_exponent", EXPONENT),
+                value("Fitted to\n$T$", "contexts", Words()),
+                value("Decode state:\nexponent", "state_exponent", EXPONENT),
+                Column(
+                    "Decoding a token,\nms",
+                    (Part("decode_first", TOKEN_TIME), Part("decode_last", TOKEN_TIME)),
+                    "{} → {}",
+                ),
+                value("at $T$", "decoded", Words()),
+            ),
+            rows=tuple(Row(operator, (OPERATOR_NAME[operator],)) for operator in OPERATORS),
+            measured=True,
+        ),
+    ),
+    measure=complexity,
+    needs=Needs(benchmarks=("complexity",)),
+    systems=True,
+    notes=setting_notes,
+)

@@ -1,0 +1,273 @@
+"""Loading a campaign's records, with what is missing and why."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+
+from relation.errors import InputError
+from relation.pipeline import gaps
+from relation.pipeline.campaign import Campaign
+from relation.pipeline.gather import ReadingRecords, load_readings
+from relation.pipeline.ledger import Ledger, Record
+from relation.pipeline.provenance import PROVENANCE, provenance_row
+from relation.pipeline.results import Results
+from relation.store.layouts import (
+    COMPLEXITY,
+    FLOW,
+    FLOW_CURVES,
+    FLOW_MAPS,
+    GRADIENTS,
+    LOG,
+    MODELS,
+    PROBES,
+    RUN,
+    THROUGHPUT,
+    VERIFICATION,
+)
+from relation.store.parquet import read_origin, read_parquet
+from relation.variants import PAIRED
+from report.values.efficiency import smoothed_loss, token_crossing
+from report.values.page import campaign_page
+
+
+def _frame(parts: list[pd.DataFrame], schema: pa.Schema, *extra: str) -> pd.DataFrame:
+    """Concatenate, or an empty frame with the schema's columns."""
+    if parts:
+        return pd.concat(parts, ignore_index=True)
+    return pd.DataFrame(columns=[*schema.names, *extra])
+
+
+_OF_RUNS, _OF_LOGS = ("device", "processes", "source"), ("scale", "variant", "seed", "source")
+_MEASURES = ("target", "crossing_tokens", "reduction", "own_reduction", "end_gap")
+
+
+def _efficiency_frame(rows: list[dict]) -> pd.DataFrame:
+    frame = pd.DataFrame(rows, columns=["scale", "seed", *_MEASURES])
+    return frame.astype(dict.fromkeys(_MEASURES, float))
+
+
+@dataclass(frozen=True)
+class CampaignRecords:
+    """Tidy frames of one campaign.
+
+    models: a row a scale and variant; runs: a row a finished run (with device, source and how
+    many processes trained it, NaN where that changed or is not recorded); logs: a row an
+    update; efficiency: a row a pair (target nat/token, crossing_tokens, reduction; what the
+    same measure gives MHA against itself, own_reduction, and Relation's last loss above the
+    target, end_gap); flow: a row a metric of a head; throughput and complexity: a row a
+    measurement; verification: a row a checked quantity; gradients: a row a measure of a checked
+    gradient; missing: a row a planned thing that is not there (kind, scale, variant, seed, status,
+    reason); provenance: a row a record that is there; page: what the report says about the
+    campaign; curves, maps and probes: rows of FLOW_CURVES, FLOW_MAPS and PROBES, the latter with
+    `alike`, whether they were taken as the present configuration takes them; readings: those
+    that the report shows, None where there are none.
+    """
+
+    models: pd.DataFrame
+    runs: pd.DataFrame
+    logs: pd.DataFrame
+    efficiency: pd.DataFrame
+    flow: pd.DataFrame
+    throughput: pd.DataFrame
+    complexity: pd.DataFrame
+    verification: pd.DataFrame
+    missing: pd.DataFrame
+    provenance: pd.DataFrame
+    page: dict
+    gradients: pd.DataFrame = field(default_factory=partial(_frame, [], GRADIENTS, "source"))
+    curves: pd.DataFrame = field(default_factory=partial(_frame, [], FLOW_CURVES, "source"))
+    maps: pd.DataFrame = field(default_factory=partial(_frame, [], FLOW_MAPS, "source"))
+    probes: pd.DataFrame = field(default_factory=partial(_frame, [], PROBES, "alike", "source"))
+    further_runs: pd.DataFrame = field(default_factory=partial(_frame, [], RUN, *_OF_RUNS))
+    further_efficiency: pd.DataFrame = field(default_factory=partial(_efficiency_frame, []))
+    further_probes: pd.DataFrame = field(
+        default_factory=partial(_frame, [], PROBES, "alike", "source")
+    )
+    readings: ReadingRecords | None = None
+
+
+def check_order(runs: pd.DataFrame) -> None:
+    """Raise InputError unless all runs of one scale and seed read the same windows in one order."""
+    for (scale, seed), group in runs.groupby(["scale", "seed"]):
+        if group["order_hash"].nunique() > 1:
+            hashes = ", ".join(
+                f"{v} {h[:12]}" for v, h in zip(group["variant"], group["order_hash"], strict=True)
+            )
+            raise InputError(
+                f"runs of {scale} seed {seed} read different data ({hashes}): they cannot be "
+                "compared; delete the older ones and run snakemake again"
+            )
+
+
+def check_sequences(origins: Mapping[str, dict]) -> None:
+    """Raise InputError unless all checkpoints of a scale were diagnosed on the same sequences.
+
+    origins: those of the diagnostics, by the name of the run.
+    """
+    hashes: dict[str, dict[str, str]] = {}
+    for name, origin in origins.items():
+        hashes.setdefault(name.partition("/")[0], {})[name] = origin["sequences_hash"]
+    for scale, found in hashes.items():
+        if len(set(found.values())) > 1:
+            listed = ", ".join(f"{name} {digest[:12]}" for name, digest in found.items())
+            raise InputError(
+                f"checkpoints of {scale} were diagnosed on different sequences ({listed}): they "
+                "cannot be compared; delete the older diagnostics and run snakemake again"
+            )
+
+
+def _efficiency(runs: pd.DataFrame, logs: pd.DataFrame, window: float) -> pd.DataFrame:
+    rows = []
+    for (scale, seed), pair in runs[runs["variant"].isin(PAIRED)].groupby(["scale", "seed"]):
+        both = logs[(logs["scale"] == scale) & (logs["seed"] == seed)]
+        if not set(PAIRED) <= set(pair["variant"]) & set(both["variant"]):
+            continue
+        budget = int(pair["budget_tokens"].iloc[0])
+        smooth = {}
+        for variant in PAIRED:
+            log = both[both["variant"] == variant].sort_values("update")
+            tokens = log["tokens"].to_numpy()
+            smooth[variant] = (
+                tokens,
+                smoothed_loss(
+                    tokens, log["update_tokens"].to_numpy(), log["loss"].to_numpy(), window * budget
+                ),
+            )
+        target = smooth["mha"][1][-1]
+        crossing = token_crossing(target, *smooth["full"], budget)
+        rows.append(
+            {
+                "scale": scale,
+                "seed": seed,
+                "target": crossing.target,
+                "crossing_tokens": crossing.tokens,
+                "reduction": crossing.reduction,
+                "own_reduction": token_crossing(target, *smooth["mha"], budget).reduction,
+                "end_gap": smooth["full"][1][-1] - target,
+            }
+        )
+    return _efficiency_frame(rows)
+
+
+_LAYOUTS = {
+    "models": MODELS,
+    "run": RUN,
+    "log": LOG,
+    "probes": PROBES,
+    "diagnostics": FLOW,
+    "curves": FLOW_CURVES,
+    "maps": FLOW_MAPS,
+    "throughput": THROUGHPUT,
+    "complexity": COMPLEXITY,
+    "verification": VERIFICATION,
+    "gradients": GRADIENTS,
+}
+_LAYOUTS |= {f"further {kind}": _LAYOUTS[kind] for kind in ("run", "log", "probes")}
+
+
+class _Loader:
+    """Reads planned records one by one; what is not there is a gap, or an error."""
+
+    def __init__(self, results: Results, partial: bool):
+        self.campaign, self.published = results.campaign, results.published
+        self.partial = partial
+        self.frames: dict[str, list[pd.DataFrame]] = {}
+        self.origins: list[dict] = []
+        self.diagnosed: dict[str, dict] = {}
+        self.provenance: dict[Path, dict] = {}
+        self.missing: list[dict] = list(gaps.left_out(self.campaign))
+
+    def take(self, record: Record) -> None:
+        """Read one record. Raises InputError where it will not do and the whole was asked for."""
+        if record.path is None:
+            self.missing.append(gaps.unpublished(record))
+            return
+        try:
+            origin = read_origin(record.path)
+            if not self.partial and record.job.config_hash != origin["config_hash"]:
+                raise InputError(
+                    f"{record.path} was made with another configuration; run snakemake to make it "
+                    "again"
+                )
+            self._keep(record, origin)
+        except InputError as error:
+            if not self.partial:
+                raise
+            self.missing.append(gaps.not_there(record, error))
+
+    def _keep(self, record: Record, origin: dict) -> None:
+        job, kind, extra = record.job, record.kind, {"source": record.path.as_posix()}
+        if kind == "systems":
+            kind = "complexity" if job.variant == "complexity" else "throughput"
+        rows = read_parquet(record.path, _LAYOUTS[kind]).to_pandas()
+        if _LAYOUTS[kind] is LOG:
+            extra |= {"scale": job.scale, "variant": job.variant, "seed": job.seed}
+        elif _LAYOUTS[kind] is PROBES:
+            extra["alike"] = record.probed_alike(origin)
+        elif _LAYOUTS[kind] is RUN:
+            extra["device"] = origin["device"]
+            counts = origin.get("processes", ())
+            extra["processes"] = counts[0] if len(counts) == 1 else math.nan
+        elif kind == "complexity":
+            extra["scale"] = job.scale
+        self.frames.setdefault(kind, []).append(rows.assign(**extra))
+        self.origins.append(origin)
+        if kind == "diagnostics":
+            self.diagnosed[job.name] = origin
+        # What a record rests on is listed before it.
+        base = self.provenance.get(record.rests_on)
+        self.provenance[record.path] = provenance_row(
+            record, origin, self.campaign, base, self.published
+        )
+
+    def frame(self, kind: str, *extra: str) -> pd.DataFrame:
+        """The rows of one kind."""
+        return _frame(self.frames.get(kind, []), _LAYOUTS[kind], *extra)
+
+
+def load_records(campaign: Campaign, results: Results, *, partial: bool = False) -> CampaignRecords:
+    """Read every record of a campaign.
+
+    partial: read what is there, whatever configuration made it, and name the rest in `missing`.
+    Raises InputError for runs that read different data and, unless `partial`, for a missing or
+    damaged file or one that another configuration made.
+    """
+    loader = _Loader(results, partial)
+    for record in Ledger(replace(results, campaign=campaign)).records:
+        loader.take(record)
+    runs, logs = loader.frame("run", *_OF_RUNS), loader.frame("log", *_OF_LOGS)
+    further = loader.frame("further run", *_OF_RUNS)
+    throughput = loader.frame("throughput", "source")
+    check_order(runs)
+    check_order(further)
+    check_sequences(loader.diagnosed)
+    return CampaignRecords(
+        models=loader.frame("models", "source"),
+        runs=runs,
+        logs=logs,
+        efficiency=_efficiency(runs, logs, campaign.efficiency_window),
+        flow=loader.frame("diagnostics", "source"),
+        throughput=throughput,
+        complexity=loader.frame("complexity", "scale", "source"),
+        verification=loader.frame("verification", "source"),
+        missing=pd.DataFrame(loader.missing, columns=gaps.MISSING),
+        provenance=pd.DataFrame(loader.provenance.values(), columns=PROVENANCE),
+        page=campaign_page(
+            results, [*runs["device"], *further["device"], *throughput["device"]], loader.origins
+        ),
+        gradients=loader.frame("gradients", "source"),
+        curves=loader.frame("curves", "source"),
+        maps=loader.frame("maps", "source"),
+        probes=loader.frame("probes", "alike", "source"),
+        further_runs=further,
+        further_efficiency=_efficiency(
+            further, loader.frame("further log", *_OF_LOGS), campaign.efficiency_window
+        ),
+        further_probes=loader.frame("further probes", "alike", "source"),
+        readings=load_readings(results.of_readings),
+    )
