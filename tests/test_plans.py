@@ -49,6 +49,7 @@ def launched(monkeypatch) -> list[tuple]:
 
     monkeypatch.setattr(_Launcher, "__call__", record)
     monkeypatch.setattr(plans, "_plans", {})
+    monkeypatch.setattr(plans, "BINDS", True)
     return calls
 
 
