@@ -39,7 +39,8 @@ class Documents:
                 f"documents are {ids.dtype} of shape {tuple(ids.shape)}; give an integer for each "
                 "token, (B, T) with a token at least"
             )
-        change = ids.diff(dim=1)
+        # Signed: of unsigned numbers no difference is negative.
+        change = ids.long().diff(dim=1)
         if (change < 0).any():
             row, t = (change < 0).nonzero()[0].tolist()
             raise InputError(
@@ -98,7 +99,7 @@ class Documents:
 
     @property
     def positions(self) -> Tensor:
-        """(B, T) int32, the place of each token in its document, from 0."""
+        """(B, T) int64, the place of each token in its document, from 0."""
         return torch.arange(self.starts.shape[1], device=self.starts.device) - self.starts
 
     def check(self, x: Tensor) -> None:

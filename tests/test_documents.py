@@ -171,6 +171,11 @@ def test_wrong_documents_are_refused(make, given, said):
     assert "\n" not in str(refusal.value)
 
 
+def test_unsigned_numbers_that_decrease_are_refused():
+    with pytest.raises(InputError, match="decrease in row 0: 200 at token 0 and 3 after it"):
+        Documents.of(torch.tensor([[200, 3]], dtype=torch.uint8))
+
+
 @each_backend
 def test_documents_of_another_batch_or_device_are_refused(kind, name):
     inputs = inputs_of(kind, 3, 2, 40, 6)

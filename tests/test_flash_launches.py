@@ -62,9 +62,11 @@ def test_tensor_cores_read_no_tile_before_it_has_arrived(name, architecture, ent
     from relation.kernels.fences import count_products, unfenced_products
     from relation.kernels.flash_relation.resources import compile_pass
 
-    for width in (entry.widest, *NARROWER.get(entry.widest, ())):
+    widths = [(entry.widest, False), *((w, False) for w in NARROWER.get(entry.widest, ()))]
+    for width, documents in [*widths, (entry.widest, True)]:
         at = replace(entry, widest=width)
-        ptx = compile_pass(name, architecture, at, by_descriptors(name, entry)).asm["ptx"]
+        by = by_descriptors(name, entry)
+        ptx = compile_pass(name, architecture, at, by, documents).asm["ptx"]
         assert (count_products(ptx) > 0) == (architecture == "sm_90" and entry.bits == 16)
         assert unfenced_products(ptx) == []
 

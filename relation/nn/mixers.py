@@ -26,11 +26,6 @@ RopeTables = tuple[Tensor, Tensor]
 Draw = Callable[[str, torch.Size], Tensor]
 
 
-def within(documents: Documents | None) -> dict[str, Documents]:
-    """The operators' argument; without documents none, so that compiled code stays what it was."""
-    return {} if documents is None else {"documents": documents}
-
-
 class Mixer(nn.Module):
     """Shared by all mixers: two rotated coordinates, one transported state, an output projection.
 
@@ -88,7 +83,7 @@ class AttentionMixer(Mixer):
         q, k = self.coordinates(x, rope)
         v = self.split(x.project(self.wi.weight))
         if cache is None:
-            return self.output(self.call(q, k, v, **within(documents)))
+            return self.output(self.call(q, k, v, documents=documents))
         return self.output(attention_step(q, *cache.append(k, v)))
 
     def flow(self, x: Normed, rope: RopeTables, documents: Documents | None = None) -> Tensor:
@@ -147,10 +142,11 @@ class FullRelationMixer(InformationMixer):
         p1, p2 = self.coordinates(x, rope)
         # Under autocast the projections are BF16 and scaled X is FP32: Raw-X transports BF16 too.
         info = self.information(x).to(p1.dtype)
-        call, options = self.call, within(documents)
+        numbers, own = (self.lam, self.tau), self.transport_self
         if cache is not None:
-            call, (p2, info) = full_relation_step, cache.append(p2, info)
-        y = call(p1, p2, info, self.lam, self.tau, transport_self=self.transport_self, **options)
+            history = cache.append(p2, info)
+            return self.output(full_relation_step(p1, *history, *numbers, transport_self=own))
+        y = self.call(p1, p2, info, *numbers, transport_self=own, documents=documents)
         return self.output(y)
 
     def flow(self, x: Normed, rope: RopeTables, documents: Documents | None = None) -> Tensor:
@@ -200,7 +196,7 @@ class LinearRelationMixer(InformationMixer):
         p1, p2 = self.coordinates(x, rope)
         g = self.log_retention(Normed(residual) if self.reads_residual else x)
         C = None if cache is None else cache.state
-        y, C = self.call(p1, p2, self.information(x), g, self.tau, C, **within(documents))
+        y, C = self.call(p1, p2, self.information(x), g, self.tau, C, documents=documents)
         if cache is not None:
             cache.replace(C, residual.shape[1])
         return self.output(y)
