@@ -15,7 +15,6 @@ from relation.kernels.flash_relation.tiles import (
     load_tile,
     program_head,
     read_tile,
-    row_of_batch,
     row_sums_at,
     store_tile,
 )
@@ -139,8 +138,7 @@ def p1_kernel(
     u_self_i = tl.zeros([BLOCK_I], tl.float32)
     h_self_i = tl.zeros([BLOCK_I], tl.float32)
     DOCUMENTS: tl.constexpr = starts is not None
-    starts = row_of_batch(starts, head // H, T)
-    start_i, first, bound = document_starts(starts, i_start, T, BLOCK_I, BLOCK_J)
+    start_i, first, bound = document_starts(starts, head // H, i_start, T, BLOCK_I, BLOCK_J)
     # As in the forward pass, the diagonal first and in a loop of its own.
     for step in tl.range(0, tl.minimum(BLOCK_I, T - i_start), BLOCK_J, num_stages=1):
         from_history_i, u_self_i, h_self_i, dp1_i, dp1_i_rest = _p1_tile(

@@ -15,7 +15,6 @@ from relation.kernels.flash_relation.tiles import (
     program_head,
     read_row_sums,
     read_tile,
-    row_of_batch,
     store_tile,
 )
 
@@ -141,8 +140,7 @@ def p2_info_kernel(
         f_self_j = tl.sigmoid(-tl.load(gate_logit + rows + j, mask=j < T, other=0.0))
 
     DOCUMENTS: tl.constexpr = ends is not None
-    ends = row_of_batch(ends, b, T)
-    end_j, whole, end = document_ends(ends, j_start, T, BLOCK_J, BLOCK_I)
+    end_j, whole, end = document_ends(ends, b, j_start, T, BLOCK_J, BLOCK_I)
     first = j_start // BLOCK_I * BLOCK_I
     if SPLIT:
         # The sums begin with Self's share: begun with zeros, as in the exchange-only ablation,

@@ -25,7 +25,6 @@ from relation.kernels.flash_relation.tiles import (
     load_tile,
     program_head,
     read_tile,
-    row_of_batch,
     store_tile,
 )
 from relation.kernels.plans import Configuration, layout, plan_of
@@ -152,7 +151,7 @@ def _forward_rows(
     self2_i = tl.zeros([BLOCK_I], tl.float32)
     m_i = tl.full([BLOCK_I], SILU_FLOOR if ONLINE else 0.0, tl.float32)
     DOCUMENTS: tl.constexpr = starts is not None
-    start_i, first, bound = document_starts(starts, i_start, T, BLOCK_I, BLOCK_J)
+    start_i, first, bound = document_starts(starts, b, i_start, T, BLOCK_I, BLOCK_J)
 
     # The diagonal first and in a loop of its own: ptxas then keeps the matrix products of both
     # loops asynchronous, and the second loop needs no mask.
@@ -220,7 +219,7 @@ def forward_kernel(
         p2 + offset_of_head(head, H, stride_p2_b, stride_p2_h),
         info + offset_of_head(head, H, stride_info_b, stride_info_h),
         p1_tiles, p2_tiles, info_tiles, p2_rests, info_rests, head // H, head % H, lam,
-        row_of_batch(starts, head // H, T), y + offset_of_head(head, H, stride_y_b, stride_y_h),
+        starts, y + offset_of_head(head, H, stride_y_b, stride_y_h),
         gate_logit + rows, log_norm + rows, i_start,
         stride_p1_t, stride_p1_d, stride_p2_t, stride_p2_d, stride_info_t, stride_info_d,
         stride_y_t, stride_y_d, T, scale, tau,
@@ -262,9 +261,8 @@ def repair_kernel(
                     p1 + offset_of_head(head, H, stride_p1_b, stride_p1_h),
                     p2 + offset_of_head(head, H, stride_p2_b, stride_p2_h),
                     info + offset_of_head(head, H, stride_info_b, stride_info_h),
-                    None, None, None, None, None, 0, 0, lam,
-                    row_of_batch(starts, head // H, T),
-                    y + offset_of_head(head, H, stride_y_b, stride_y_h),
+                    None, None, None, None, None, head // H, head % H, lam,
+                    starts, y + offset_of_head(head, H, stride_y_b, stride_y_h),
                     gate_logit + rows, log_norm + rows, i_start,
                     stride_p1_t, stride_p1_d, stride_p2_t, stride_p2_d,
                     stride_info_t, stride_info_d, stride_y_t, stride_y_d, T, scale, tau,

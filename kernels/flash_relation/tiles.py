@@ -19,17 +19,8 @@ def program_head():
 
 
 @triton.jit
-def row_of_batch(numbers, b, T):
-    """The T numbers of row b of (B, T), or None where there are none."""
-    if numbers is None:
-        return numbers
-    else:
-        return numbers + tl.cast(b, tl.int64) * T
-
-
-@triton.jit
-def document_starts(starts, i_start, T, BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr):
-    """Where the documents of the rows at i_start begin; the tiles of history that they need.
+def document_starts(starts, b, i_start, T, BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr):
+    """Where the documents of row b's tokens at i_start begin; the tiles of history that they need.
 
     Returns the starts (BLOCK_I,), where the first tile with history begins and from where on, up to
     i_start, every tile is history of every row. Starts never decrease along a row.
@@ -37,6 +28,7 @@ def document_starts(starts, i_start, T, BLOCK_I: tl.constexpr, BLOCK_J: tl.const
     if starts is None:
         return 0, 0, 0
     else:
+        starts += tl.cast(b, tl.int64) * T
         i = i_start + tl.arange(0, BLOCK_I)
         start_i = tl.load(starts + i, mask=i < T, other=0)
         first = tl.load(starts + i_start) // BLOCK_J * BLOCK_J
@@ -45,8 +37,8 @@ def document_starts(starts, i_start, T, BLOCK_I: tl.constexpr, BLOCK_J: tl.const
 
 
 @triton.jit
-def document_ends(ends, j_start, T, BLOCK_J: tl.constexpr, BLOCK_I: tl.constexpr):
-    """Where the documents of the history at j_start end; the rows that need it.
+def document_ends(ends, b, j_start, T, BLOCK_J: tl.constexpr, BLOCK_I: tl.constexpr):
+    """Where the documents of row b's history at j_start end; the tokens that need it.
 
     Returns the ends (BLOCK_J,), up to where every block of rows may read all of it, and the end of
     the last row that reads some.
@@ -54,6 +46,7 @@ def document_ends(ends, j_start, T, BLOCK_J: tl.constexpr, BLOCK_I: tl.constexpr
     if ends is None:
         return 0, T, T
     else:
+        ends += tl.cast(b, tl.int64) * T
         j = j_start + tl.arange(0, BLOCK_J)
         end_j = tl.load(ends + j, mask=j < T, other=0)
         whole = tl.load(ends + j_start) // BLOCK_I * BLOCK_I

@@ -60,14 +60,23 @@ def _compiled():
     return torch.compile(flex_attention, dynamic=False)
 
 
+def _tiles(p1: Tensor) -> dict[str, int] | None:
+    """Its own choice of tiles up to heads of 256; of wider ones that overflows shared memory."""
+    if not p1.is_cuda or p1.shape[3] <= 256:
+        return None
+    room = torch.cuda.get_device_properties(p1.device).shared_memory_per_block_optin
+    small = {"fwd_BLOCK_M": 32, "fwd_BLOCK_N": 16} if room < 2**17 + 2**14 else {}
+    return {"fwd_num_stages": 1} | small
+
+
 def _attend(p1: Tensor, p2: Tensor, info: Tensor, mask) -> tuple[Tensor, Tensor]:
     """zbar (B, H, T, D) and L (B, H, T)."""
     from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
     # Without its compiler FlexAttention materialises the scores.
     call = _compiled() if p1.is_cuda and not torch.compiler.is_compiling() else flex_attention
-    groups, wanted = p1.shape[1] != p2.shape[1], AuxRequest(lse=True)
-    zbar, aux = call(p1, p2, info, _exchange, mask, enable_gqa=groups, return_aux=wanted)
+    options = {"enable_gqa": p1.shape[1] != p2.shape[1], "return_aux": AuxRequest(lse=True)}
+    zbar, aux = call(p1, p2, info, _exchange, mask, kernel_options=_tiles(p1), **options)
     return zbar, aux.lse
 
 
