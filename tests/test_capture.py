@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from relation.data.mask import DocumentMask
+from relation.data.mask import BoundedMask
 from relation.nn import Decoder, Execution, ModelConfig
 from relation.train.optimizer import build_optimizer
 from relation.train.step import UpdateStep
@@ -35,7 +35,7 @@ def trained(
     model.to(device)
     optimizer = build_optimizer(model, 1e-2, (0.9, 0.95), 1e-8, 0.1, True)
     # Of 200 tokens some three are 0 and begin a document.
-    documents = DocumentMask(0).at_most(24) if masked else None
+    documents = BoundedMask(0, 24) if masked else None
     step = UpdateStep(model, optimizer, device, "bf16", True, 1.0, documents=documents)
     tokens = torch.randint(
         VOCABULARY,

@@ -40,25 +40,21 @@ class DocumentMask:
         """The documents of windows (B, T); waits for a GPU once."""
         return Documents.of((inputs == self.end).cumsum(1))
 
-    def at_most(self, most: int) -> "BoundedMask":
-        """The same for micro-batches of at most `most` documents, without waiting."""
-        return BoundedMask(self.end, most)
-
-    def most_documents(
+    def of_updates(
         self, windows: TrainingWindows, plans: Iterable[UpdatePlan], micro: int
-    ) -> int:
-        """The most documents that a micro-batch of `micro` windows has in updates as planned."""
+    ) -> "BoundedMask":
+        """The mask of every micro-batch of `micro` windows in these updates; reads the split."""
         ends, most = windows.count_of(self.end), 0
         for plan in plans:
             own = ends[windows.window_ids(plan.first, plan.windows)]
             batches = np.add.reduceat(own, np.arange(0, len(own), micro))
             most = max(most, int(batches.max()))
-        return most + micro
+        return BoundedMask(self.end, most + micro)
 
 
 @dataclass(frozen=True)
 class BoundedMask:
-    """A mask for micro-batches of one shape, which a CUDA graph can hold."""
+    """The mask of micro-batches of at most `most` documents each, which a CUDA graph can hold."""
 
     end: int
     most: int

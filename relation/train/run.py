@@ -87,11 +87,9 @@ class _Run:
             spec.budget_tokens, spec.tokens_per_update, spec.context, spec.last_update
         )
         self.planned_tokens = sum(plan.tokens for plan in self.plans)
-        self.mask, documents = DocumentMask.of(spec.document_mask, data), None
-        if self.mask is not None:
-            # Counted over all updates, so that every process and every start has one graph.
-            most = self.mask.most_documents(self.windows, self.plans, spec.micro)
-            documents = self.mask.at_most(most)
+        self.mask = DocumentMask.of(spec.document_mask, data)
+        # Of all updates, so that every process and every start has the same graph.
+        documents = self.mask and self.mask.of_updates(self.windows, self.plans, spec.micro)
 
         execution = Execution(**spec.backends, compiled=spec.compile)
         execution.check(spec.model_config(), device)
