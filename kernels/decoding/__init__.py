@@ -14,6 +14,8 @@ from relation.kernels.checks import check_device
 from relation.kernels.flash_relation import DTYPES, NARROWEST, WIDEST, why_unavailable
 
 ADD, GATE = "add", "gate"
+# CUDA refuses more than 65,535 pieces of a history.
+LONGEST = 65_535 * 256
 
 
 def why_not(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
@@ -48,6 +50,8 @@ def history_token(
     _expect("projected", projected, (B, 3, H, D), projected.dtype)
     for state in history:
         _expect("history", state, (B, H, capacity, D), projected.dtype)
+    if capacity > LONGEST:
+        raise InputError(f"the history holds {capacity:,} tokens; the kernel reads {LONGEST:,}")
     _expect_places(tables, lengths, B, D)
     given = [] if lam is None else [lam]
     check_device(projected, *tables, *history, lengths, *given)

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_BLOCK_B, _BLOCK_K = 16, 128
+_BLOCK_B, _BYTES_K = 16, 256
 _WARPS, _STAGES = 4, 3
 
 
@@ -71,6 +71,6 @@ def launch(x: Tensor, weight: Tensor, eps: float | None, out: Tensor, then: str)
         project_kernel[(triton.cdiv(N, block_n), triton.cdiv(B, _BLOCK_B))](
             x, weight, out, B, N, 0.0 if eps is None else eps,
             K=K, NORM=eps is not None, ADD=then == "add", GATE=then == "gate",
-            BLOCK_B=_BLOCK_B, BLOCK_N=block_n, BLOCK_K=_BLOCK_K,
+            BLOCK_B=_BLOCK_B, BLOCK_N=block_n, BLOCK_K=_BYTES_K // weight.element_size(),
             num_warps=_WARPS, num_stages=_STAGES,
         )  # fmt: skip

@@ -36,7 +36,7 @@ GRID = {
 }
 PEER = "llama"
 # Compiling the peer takes as long as measuring a model's whole row.
-_PEERS_CONTEXTS, _PEERS_BATCHES = (512, 8192, 131072), (1, 32)
+_PEERS_CONTEXTS, _PEERS_BATCHES = (512, 131072), (1, 32)
 _ROUNDS, _TOKENS_A_ROUND, _WARM_TOKENS = 10, 8, 4
 # Places that measuring takes beyond the context.
 ROOM = (_ROUNDS + 1) * _TOKENS_A_ROUND + _WARM_TOKENS

@@ -94,7 +94,7 @@ class Replay:
         ids = draw(logits, uniforms, self._sampling)
         lengths.add_(active)
         if self._stop is not None:
-            ids = torch.where(active != 0, ids, self._stop)
+            ids = ids.masked_fill(active == 0, self._stop)
             active.mul_(ids != self._stop)
         self.ids.copy_(ids)
 

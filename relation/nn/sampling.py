@@ -77,7 +77,8 @@ def draw(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> Tensor:
     else:
         cumulative = next_token_probabilities(logits, sampling).cumsum(dim=-1)
         ids = (cumulative <= uniforms[:, None] * cumulative[:, -1:]).sum(dim=-1)
-    return torch.where(logits.isfinite().all(dim=-1), ids, -1)
+    # Not `where`, which copies a number from the host: no CUDA graph can hold that.
+    return ids.masked_fill(~logits.isfinite().all(dim=-1), -1)
 
 
 class Uniforms:
