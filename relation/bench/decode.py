@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -20,6 +21,7 @@ from relation.errors import InputError
 from relation.machine.devices import claim, describe
 from relation.machine.progress import Progress
 from relation.nn import Decoder, DecodeState, Execution
+from relation.nn.folding import fold
 from relation.nn.prepared import Prepared
 from relation.nn.replay import Replay
 from relation.nn.sampling import Sampling, Uniforms, draw
@@ -38,12 +40,18 @@ PEER = "llama"
 # Compiling the peer takes as long as measuring a model's whole row.
 _PEERS_CONTEXTS, _PEERS_BATCHES = (512, 131072), (1, 32)
 _ROUNDS, _TOKENS_A_ROUND, _WARM_TOKENS = 10, 8, 4
-# Places that measuring takes beyond the context.
-ROOM = (_ROUNDS + 1) * _TOKENS_A_ROUND + _WARM_TOKENS
+# Places beyond the context, for the tokens of a round.
+ROOM = 16
 
-# A token of the batch, run once: the host has its ids when it returns.
-Token = Callable[[], object]
-Maker = Callable[["Cell"], Token]
+
+class Decoding(NamedTuple):
+    """What is timed: `token` runs a token of the batch, `rewind` goes back to the context."""
+
+    token: Callable[[], object]
+    rewind: Callable[[], object]
+
+
+Maker = Callable[["Cell"], Decoding]
 
 
 @dataclass(frozen=True)
@@ -85,8 +93,8 @@ def _decoder(config: ModelConfig, device: torch.device) -> Decoder:
     return model.to(device).eval()
 
 
-def _replayed(model: Decoder, cell: Cell, dtype: torch.dtype, device: torch.device) -> Token:
-    """A token by the kernels, as `replayed` runs them: the last one is read meanwhile."""
+def _replayed(model: Decoder, cell: Cell, dtype: torch.dtype, device: torch.device) -> Decoding:
+    """Tokens by the kernels, as generation runs them: the last one is read meanwhile."""
     state = random_state(cell, dtype, device)
     logits = torch.zeros(cell.batch, cell.config.vocab_size, device=device)
     prepared = Prepared(model, dtype)
@@ -97,11 +105,11 @@ def _replayed(model: Decoder, cell: Cell, dtype: torch.dtype, device: torch.devi
         replay.next()
         note.read()
 
-    return token
+    return Decoding(token, partial(replay.rewind, cell.context))
 
 
-def _plain(model: Decoder, cell: Cell, dtype: torch.dtype, device: torch.device) -> Token:
-    """A token by `model.decode`, as a CPU generates."""
+def _plain(model: Decoder, cell: Cell, dtype: torch.dtype, device: torch.device) -> Decoding:
+    """Tokens by `model.decode`, as a CPU generates."""
     state = random_state(cell, dtype, device)
     numbers = Uniforms(0, cell.batch).next()[0]
     ids = torch.zeros(cell.batch, dtype=torch.int64)
@@ -111,11 +119,12 @@ def _plain(model: Decoder, cell: Cell, dtype: torch.dtype, device: torch.device)
             logits = model.decode(ids[:, None], state)[:, -1]
         ids.copy_(draw(logits, numbers, Sampling()))
 
-    return token
+    return Decoding(token, partial(state.settle, [cell.context] * cell.batch))
 
 
-def _peer(cell: Cell, dtype: torch.dtype, device: torch.device) -> Token:
-    return llama.token(cell.config, cell.batch, cell.context, cell.context + ROOM, dtype, device)
+def _peer(cell: Cell, dtype: torch.dtype, device: torch.device) -> Decoding:
+    places = cell.context + ROOM
+    return Decoding(*llama.tokens(cell.config, cell.batch, cell.context, places, dtype, device))
 
 
 def _maker(name: str, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Maker:
@@ -123,7 +132,7 @@ def _maker(name: str, config: ModelConfig, dtype: torch.dtype, device: torch.dev
     if name == PEER:
         return partial(_peer, dtype=dtype, device=device)
     make = _replayed if device.type == "cuda" else _plain
-    return partial(make, _decoder(config, device), dtype=dtype, device=device)
+    return partial(make, fold(_decoder(config, device)), dtype=dtype, device=device)
 
 
 def why_unmeasured(cell: Cell, dtype: torch.dtype, device: torch.device) -> str | None:
@@ -136,16 +145,17 @@ def why_unmeasured(cell: Cell, dtype: torch.dtype, device: torch.device) -> str 
     return reason
 
 
-def _seconds(token: Token, device: torch.device) -> list[float]:
+def _seconds(decoding: Decoding, device: torch.device) -> list[float]:
     """Seconds of one token, the mean of each round, by the clock on the wall."""
     for _ in range(_WARM_TOKENS):
-        token()
+        decoding.token()
     found = []
     for _ in range(_ROUNDS):
+        decoding.rewind()
         synchronize(device)
         began = time.perf_counter()
         for _ in range(_TOKENS_A_ROUND):
-            token()
+            decoding.token()
         synchronize(device)
         found.append((time.perf_counter() - began) / _TOKENS_A_ROUND)
     return found

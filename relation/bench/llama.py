@@ -49,15 +49,15 @@ def build(
     return model, cache
 
 
-def token(
+def tokens(
     shape: ModelConfig,
     batch: int,
     context: int,
     places: int,
     dtype: torch.dtype,
     device: torch.device,
-) -> Callable[[], None]:
-    """A token of the batch, compiled, its sampling and all in one CUDA graph."""
+) -> tuple[Callable[[], None], Callable[[], None]]:
+    """Runs a token of the batch, compiled, its sampling and all in one CUDA graph; goes back."""
     torch.compiler.reset()
     model, cache = build(shape, batch, context, places, dtype, device)
     forward = torch.compile(model, dynamic=False)
@@ -79,8 +79,12 @@ def token(
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()
-    for layer in cache.layers:
-        layer.cumulative_length.fill_(context)
+
+    def rewind() -> None:
+        for layer in cache.layers:
+            layer.cumulative_length.fill_(context)
+
+    rewind()
     event = torch.cuda.Event()
 
     def replayed() -> None:
@@ -89,4 +93,4 @@ def token(
         graph.replay()
         event.synchronize()
 
-    return replayed
+    return replayed, rewind
