@@ -16,7 +16,7 @@ from relation.kernels.documents import Documents
 from relation.nn.cache import DecodeState, HistoryCache, LinearState
 from relation.nn.execution import Execution
 from relation.nn.mixers import RopeTables, build_mixer
-from relation.nn.norm import FoldedRMSNorm, Normed
+from relation.nn.norm import FoldedRMSNorm, Normed, PlainRMSNorm
 from relation.ops.rope import rope_angles
 from relation.variants import LINEAR, ModelConfig
 
@@ -31,17 +31,18 @@ class SwiGLU(nn.Module):
         self.down = nn.Linear(d_ff, d_model, bias=False)
 
     def forward(self, x: Normed) -> Tensor:
-        return self.down(F.silu(x.project(self.gate.weight)) * x.project(self.up.weight))
+        return self.down(F.silu(x.through(self.gate)) * x.through(self.up))
 
 
 class Block(nn.Module):
     """One pre-norm layer: X + Mixer(norm X), then X + SwiGLU(norm X); X is (B, T, d)."""
 
-    def __init__(self, config: ModelConfig, layer_index: int, calls):
+    def __init__(self, config: ModelConfig, layer_index: int, calls, plain: bool):
         super().__init__()
-        self.mixer_norm = FoldedRMSNorm(config.d_model, eps=config.norm_eps)
+        norm = PlainRMSNorm if plain else FoldedRMSNorm
+        self.mixer_norm = norm(config.d_model, eps=config.norm_eps)
         self.mixer = build_mixer(config, layer_index, calls)
-        self.ffn_norm = FoldedRMSNorm(config.d_model, eps=config.norm_eps)
+        self.ffn_norm = norm(config.d_model, eps=config.norm_eps)
         self.ffn = SwiGLU(config.d_model, config.d_ff)
 
     def forward(
@@ -59,17 +60,23 @@ class Decoder(nn.Module):
     """A decoder-only language model of the paper.
 
     config: the model; execution: the backends that run its operators. Parameters are FP32.
+    plain: whether norms apply their scales, so that every projection is called as the module it is
+    and LoRA, quantisers, hooks and FSDP see it; else the projections' weights take the scales,
+    which trains faster. Both forms have the same parameters by the same names: `load_state_dict`
+    converts one to the other, and their results are equal up to rounding.
     Raises InputError for an unknown backend.
     """
 
-    def __init__(self, config: ModelConfig, execution: Execution | None = None):
+    def __init__(
+        self, config: ModelConfig, execution: Execution | None = None, *, plain: bool = False
+    ):
         super().__init__()
         self.config = config
         calls = (execution or Execution()).calls(config)
         # `initialise` draws it. PyTorch's own draw, on the meta device, imports its compiler.
         weight = torch.zeros(config.vocab_size, config.d_model)
         self.embedding = nn.Embedding(config.vocab_size, config.d_model, _weight=weight)
-        self.blocks = nn.ModuleList(Block(config, i, calls) for i in range(config.layers))
+        self.blocks = nn.ModuleList(Block(config, i, calls, plain) for i in range(config.layers))
         self.norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
 
     def rope_tables(self, length: int, device: torch.device, offset: int = 0) -> RopeTables:
