@@ -97,6 +97,20 @@ def test_a_cache_gives_the_rows_of_the_whole(kind, kv_heads):
 
 
 @each_layer
+@each_sharing
+def test_unequal_prompts_decode_as_rows_by_themselves(kind, kv_heads):
+    layer, x = build(kind, kv_heads), draw(2, T, D)
+    cache = layer.new_cache()
+    cache.begin(torch.tensor([4, 9]))
+    first = layer(x[:, :9], cache=cache)
+    second = layer(x[:, 9:12], cache=cache)
+    for row, length in enumerate((4, 9)):
+        alone = layer(torch.cat((x[row : row + 1, :length], x[row : row + 1, 9:12]), dim=1))
+        together = torch.cat((first[row : row + 1, :length], second[row : row + 1]), dim=1)
+        assert_close(together, alone, T + D, scale=8)
+
+
+@each_layer
 def test_an_offset_moves_every_position(kind):
     layer, x = build(kind), draw(1, T, D)
     # Full Relation depends on differences of positions alone, but the angles are FP32. Linear

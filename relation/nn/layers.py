@@ -63,23 +63,31 @@ class _Layer(nn.Module):
 
         documents: a token sees its own alone and its place starts there; padding is a document
         too (`Documents.padded`). cache: while decoding, one of `new_cache()`; x then follows the
-        tokens that it has read, it takes x in, and nothing is differentiable. offset: RoPE's
-        position of the first token. Raises InputError for documents with a cache, for states that
-        do not continue it, and for what the backend does not take.
+        tokens that it has read, it takes x in, and nothing is differentiable; before a prompt of
+        unequal rows call its `begin`. offset: RoPE's position of the first token. Raises InputError
+        for documents with a cache, for states that do not continue it, and for what the backend
+        does not take.
         """
         if documents is not None and cache is not None:
             raise InputError("decoding takes no documents; give them or a cache, not both")
-        length, first = x.shape[1], offset if cache is None else offset + cache.length
-        cos, sin = _tables(first + length, self.head_dim, self.rope_base, x.device)
-        if documents is None:
-            rope = cos[first : first + length], sin[first : first + length]
-        else:
-            places = documents.positions + first
-            rope = cos[places], sin[places]
+        rope = self._rope(x, documents, cache, offset)
         if cache is None:
             return super().forward(Normed(x), x, rope, None, documents)
         with torch.no_grad():
             return super().forward(Normed(x), x, rope, cache)
+
+    def _rope(self, x: Tensor, documents, cache, offset: int) -> RopeTables:
+        """RoPE's tables at the places of x's tokens, (T, d_h) or (B, T, d_h)."""
+        read = 0 if cache is None else cache.length
+        first, last = offset + read, offset + read + x.shape[1]
+        cos, sin = _tables(last, self.head_dim, self.rope_base, x.device)
+        if documents is not None:
+            places = documents.positions + offset
+        elif read and cache.lengths is not None:
+            places = cache.lengths[:, None] + torch.arange(offset, last - read, device=x.device)
+        else:
+            return cos[first:last], sin[first:last]
+        return cos[places], sin[places]
 
 
 class FullRelation(_Layer, FullRelationMixer):
