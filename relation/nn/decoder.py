@@ -133,7 +133,7 @@ class Decoder(nn.Module):
         operators. Nothing is differentiable. Raises InputError for tokens of another shape or
         dtype, or a state of another model or batch.
         """
-        return self.logits(self._decoded(tokens, state))
+        return self.logits(self.decode_states(tokens, state))
 
     @torch.no_grad()
     def read(
@@ -146,7 +146,7 @@ class Decoder(nn.Module):
         that do not fit, an empty prompt among them, and as `decode` does.
         """
         if lengths is None:
-            return self.logits(self._decoded(tokens, state)[:, -1])
+            return self.logits(self.decode_states(tokens, state)[:, -1])
         self._check_tokens(tokens)
         batch, width = tokens.shape
         if len(lengths) != batch or max(lengths) > width:
@@ -160,11 +160,11 @@ class Decoder(nn.Module):
         last = torch.tensor(lengths, device=tokens.device)
         if len(set(lengths)) > 1:
             state.begin(last)
-        states = self._decoded(tokens[:, : max(lengths)], state)
+        states = self.decode_states(tokens[:, : max(lengths)], state)
         return self.logits(states[torch.arange(batch, device=tokens.device), last - 1])
 
-    def _decoded(self, tokens: Tensor, state: DecodeState) -> Tensor:
-        """The last norm's output, (B, n, d), of the next n tokens, which `state` takes in."""
+    def decode_states(self, tokens: Tensor, state: DecodeState) -> Tensor:
+        """`states` of the next n tokens, (B, n, d), which `state` takes in; as `decode`."""
         self._check_tokens(tokens)
         if state.layout != self.config.layout:
             raise InputError(

@@ -15,11 +15,12 @@ from torch import Tensor, nn
 from relation.errors import InputError
 from relation.kernels.documents import Documents
 from relation.nn.cache import HistoryCache, LinearState
+from relation.nn.execution import ByDevice
 from relation.nn.mixers import FullRelationMixer, LinearRelationMixer, RopeTables
 from relation.nn.norm import Normed
 from relation.ops import get_backend
 from relation.ops.rope import rope_angles
-from relation.variants import FULL, LINEAR, ModelConfig
+from relation.variants import FULL, LINEAR, MIXERS, ModelConfig
 
 
 @lru_cache(maxsize=16)
@@ -34,16 +35,6 @@ def _tables(length: int, width: int, base: float, device: torch.device) -> RopeT
     if torch.compiler.is_compiling():
         return rope_angles(length, width, base, 0, device)
     return _kept_tables(1 << (length - 1).bit_length(), width, base, device)
-
-
-def _by_device(operator: str, on_cuda: str, elsewhere: str) -> Callable:
-    """An operator whose backend follows from where its inputs lie."""
-    there, here = get_backend(operator, on_cuda).call, get_backend(operator, elsewhere).call
-
-    def call(p1: Tensor, *inputs, **options):
-        return (there if p1.is_cuda else here)(p1, *inputs, **options)
-
-    return call
 
 
 class _Layer(nn.Module):
@@ -121,11 +112,7 @@ class FullRelation(_Layer, FullRelationMixer):
     ):
         config = _alone(FULL, d_model, heads, kv_heads, tau, givens, rope_base)
         config = replace(config, count_calibration=count_calibration, lambda_init=lambda_init)
-        if backend is None:
-            shares = config.shared_heads < heads
-            call = _by_device("full", "flex" if shares else "flash", "tiled")
-        else:
-            call = get_backend("full", backend).call
+        call = _operator(config, backend)
         super().__init__(config, layer_index, call)
         self.rope_base = rope_base
 
@@ -158,11 +145,7 @@ class LinearRelation(_Layer, LinearRelationMixer):
         backend: str | None = None,
     ):
         config = _alone(LINEAR, d_model, heads, kv_heads, tau, givens, rope_base)
-        if backend is None:
-            shares = config.shared_heads < heads
-            call = _by_device("linear", "chunked" if shares else "flash", "chunked")
-        else:
-            call = get_backend("linear", backend).call
+        call = _operator(config, backend)
         super().__init__(config, layer_index, call)
         self.rope_base = rope_base
         bound = config.head_dim**-0.5
@@ -173,6 +156,14 @@ class LinearRelation(_Layer, LinearRelationMixer):
     def new_cache(self) -> LinearState:
         """An empty cache, O(d^2 / H) however many tokens it reads."""
         return LinearState()
+
+
+def _operator(config: ModelConfig, backend: str | None) -> Callable[..., Tensor]:
+    """The operator of a layer's configuration by a backend's name, or by its inputs' device."""
+    operator = MIXERS[config.layout]
+    if backend is None:
+        return ByDevice().calls(config)[operator]
+    return get_backend(operator, backend).call
 
 
 def _alone(
