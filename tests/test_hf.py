@@ -4,10 +4,18 @@ import pytest
 import torch
 from test_model import TOKENS, stirred
 from torch import Tensor
+from training import run_spec
 
+from relation.data.tokens import open_tokens, token_file
+from relation.data.windows import TrainingWindows, plan_updates
 from relation.errors import InputError
 from relation.nn import Decoder
 from relation.nn.generation import Sampling, generate_tokens
+from relation.store.layouts import RUN
+from relation.store.parquet import read_parquet
+from relation.train.evaluate import nll_of
+from relation.train.optimizer import build_optimizer
+from relation.train.schedule import wsd
 from relation.variants import VARIANTS
 
 transformers = pytest.importorskip(
@@ -124,10 +132,9 @@ def test_padding_that_cannot_be_is_refused():
         model(TOKENS[:1, :3], attention_mask=mask, past_key_values=cache)
 
 
-@pytest.mark.parametrize("variant", ["full", "hybrid"])
-def test_trainer_trains_every_parameter(variant, tmp_path):
+def test_trainer_trains_every_parameter(tmp_path):
     pytest.importorskip("accelerate", reason="accelerate is not installed; pip install '.[hf]'")
-    _, model = build(variant)
+    _, model = build("hybrid")
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     rows = [{"input_ids": row, "labels": row} for row in TOKENS.repeat(4, 1)]
     options = transformers.TrainingArguments(
@@ -144,6 +151,62 @@ def test_trainer_trains_every_parameter(variant, tmp_path):
     transformers.Trainer(model=model, args=options, train_dataset=rows).train()
     assert model(TOKENS, labels=TOKENS).loss < first - 0.1
     assert all(not torch.equal(p, before[name]) for name, p in model.named_parameters())
+
+
+class InOrder(transformers.Trainer):
+    """Reads its rows as they stand."""
+
+    def _get_train_sampler(self, *arguments) -> torch.utils.data.Sampler:
+        return torch.utils.data.SequentialSampler(self.train_dataset)
+
+
+def test_trainer_reaches_the_loss_of_this_projects_training(data, trained, tmp_path):
+    """The same windows, rates and optimiser groups; records are of the project's own step."""
+    pytest.importorskip("accelerate", reason="accelerate is not installed; pip install '.[hf]'")
+    spec = run_spec()
+    tokens = {split: open_tokens(token_file(data, split)) for split in ("train", "validation")}
+    windows = TrainingWindows(tokens["train"], spec.context, spec.seed)
+    plans = plan_updates(spec.budget_tokens, spec.tokens_per_update, spec.context, spec.last_update)
+    rows = []
+    for plan in plans:
+        ids = windows.window_ids(plan.first, plan.windows)
+        inputs, targets = windows.batch(ids, plan.tokens, spec.tokens_per_update // spec.context)
+        for x, y in zip(inputs, targets, strict=True):
+            read, said = (torch.as_tensor(z.astype("int64")) for z in (x, y))
+            ends = torch.cat((read, said[-1:].clamp(min=0))), torch.cat((said[:1] * 0 - 100, said))
+            rows.append(dict(zip(("input_ids", "labels"), ends, strict=True)))
+    decoder = Decoder(spec.model_config())
+    decoder.initialise(spec.seed)
+    model = hf.RelationForCausalLM.of(decoder)
+    trunk = model.model.decoder
+    decay = spec.adam_eps, spec.weight_decay, spec.decay_embedding
+    groups = build_optimizer(trunk, spec.learning_rate, tuple(spec.betas), *decay).param_groups
+    optimizer = torch.optim.AdamW(
+        [{key: group[key] for key in ("params", "weight_decay")} for group in groups],
+        lr=spec.learning_rate,
+        betas=tuple(spec.betas),
+        eps=spec.adam_eps,
+    )
+    starts = [plan.index * spec.tokens_per_update for plan in plans]
+    limits = spec.budget_tokens, spec.warmup_tokens, spec.plateau_fraction
+    rates = [wsd(s, s + plan.tokens, *limits) for s, plan in zip(starts, plans, strict=True)]
+    rate = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: [*rates, 0.0][n])
+    options = transformers.TrainingArguments(
+        output_dir=tmp_path,
+        max_steps=len(plans),
+        per_device_train_batch_size=spec.tokens_per_update // spec.context,
+        max_grad_norm=spec.gradient_clip,
+        report_to=[],
+        save_strategy="no",
+        disable_tqdm=True,
+        use_cpu=True,
+    )
+    given = {"train_dataset": rows, "optimizers": (optimizer, rate)}
+    InOrder(model=model, args=options, **given).train()
+    cpu = torch.device("cpu")
+    loss, _ = nll_of(trunk, tokens["validation"], spec.context, spec.micro, cpu, "fp32")
+    (record,) = read_parquet(trained / "record.parquet", RUN).to_pylist()
+    assert loss == pytest.approx(record["final_nll"], abs=1e-4)
 
 
 @each_layout
