@@ -52,7 +52,7 @@ def left_padded(rows: list[Tensor]) -> dict[str, Tensor]:
 
 def generated(model, rows: list[Tensor], **options) -> list[list[int]]:
     """Greedy continuations of 9 tokens, all rows in one batch."""
-    given = left_padded(rows)
+    given = {name: x.to(model.device) for name, x in left_padded(rows).items()}
     ids = model.generate(**given, max_new_tokens=9, do_sample=False, pad_token_id=0, **options)
     return ids[:, given["input_ids"].shape[1] :].tolist()
 
@@ -101,6 +101,16 @@ def test_greedy_texts_are_the_decoders_alone_and_in_a_batch(variant, changes):
     expected = [list(generate_tokens(decoder, row.tolist(), 9, greedy)) for row in rows]
     assert generated(model, rows) == expected
     assert generated(model, rows, use_cache=False) == expected
+
+
+@pytest.mark.gpu
+@each_layout
+def test_greedy_texts_of_a_gpu_are_those_of_a_cpu(variant):
+    _, model = build(variant, d_model=64)
+    expected = generated(model, prompts())
+    on_gpu = model.cuda()
+    assert generated(on_gpu, prompts()) == expected
+    assert generated(on_gpu, prompts(), use_cache=False) == expected
 
 
 def test_beams_follow_their_rows():

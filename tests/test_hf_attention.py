@@ -15,11 +15,11 @@ TOKENS = torch.randint(29, (2, 11), generator=torch.Generator().manual_seed(1))
 each_sharing = pytest.mark.parametrize("kv_heads", [4, 2])
 
 
-def llama(kv_heads: int = 4, family: str = "Llama", **options):
+def llama(kv_heads: int = 4, family: str = "Llama", width: int = 24):
     """A model whose every weight has left its initial value."""
     config = getattr(transformers, f"{family}Config")(
         vocab_size=29,
-        hidden_size=24,
+        hidden_size=width,
         intermediate_size=20,
         num_hidden_layers=2,
         num_attention_heads=4,
@@ -27,7 +27,6 @@ def llama(kv_heads: int = 4, family: str = "Llama", **options):
         pad_token_id=0,
         eos_token_id=None,
         attn_implementation="relation",
-        **options,
     )
     torch.manual_seed(3)
     model = add_lambda(getattr(transformers, f"{family}ForCausalLM")(config).eval(), 0.7)
@@ -109,6 +108,19 @@ def test_padding_and_caches_change_no_text(kv_heads):
         for row, found in zip(rows, logits, strict=True):
             expected = model(row[None]).logits[0]
             assert (found[-len(row) :] - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+@pytest.mark.gpu
+@each_sharing
+def test_a_gpu_writes_the_texts_of_a_cpu_and_trains(kv_heads):
+    model = llama(kv_heads, width=64)
+    expected = generated(model, prompts())
+    assert generated(model.cuda(), prompts()) == expected
+    mask = torch.ones_like(TOKENS).cuda()
+    mask[0, :5] = 0
+    given = {"input_ids": TOKENS.cuda(), "attention_mask": mask, "labels": TOKENS.cuda()}
+    model.train()(**given).loss.backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
 def test_lambda_is_trained_saved_and_read_back(tmp_path):

@@ -233,6 +233,37 @@ def test_a_layer_compiles_whole(kind):
         assert_close(found, expected, T + D, scale=8)
 
 
+@pytest.mark.gpu
+@each_layer
+@each_sharing
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_kernels_of_a_gpu_are_as_exact_as_the_definitions(kind, kv_heads, compiled):
+    """Output and every gradient in BF16, beside the definition of the operator in BF16."""
+    definition = "reference" if kind == "full" else "recurrent"
+    truth = LAYERS[kind](64, HEADS, kv_heads, backend=definition).double()
+    x, dy = draw(2, 65, 64).bfloat16(), draw(2, 65, 64, seed=2).bfloat16()
+    weights = {name: w.bfloat16() for name, w in truth.state_dict().items()}
+
+    def results(backend: str | None, dtype: torch.dtype, device: str) -> list[Tensor]:
+        layer = LAYERS[kind](64, HEADS, kv_heads, backend=backend).to(device, dtype)
+        layer.load_state_dict(weights)
+        if compiled and backend is None:
+            layer = torch.compile(layer, fullgraph=True)
+        given = x.to(device, dtype).requires_grad_()
+        y = layer(given)
+        gradients = torch.autograd.grad(y, [given, *layer.parameters()], dy.to(device, dtype))
+        return [result.double().cpu() for result in (y.detach(), *gradients)]
+
+    found = results(None, torch.bfloat16, "cuda")
+    yardstick = results(definition, torch.bfloat16, "cuda")
+    exact = results(definition, torch.float64, "cpu")
+    for ours, theirs, expected in zip(found, yardstick, exact, strict=True):
+        # One number, such as lambda's gradient, may be exact in the yardstick by chance.
+        slack = 1e-3 if expected.numel() > 1 else 5e-2
+        error, allowed = (ours - expected).norm(), (theirs - expected).norm()
+        assert error <= 2 * allowed + slack * expected.norm()
+
+
 def test_tables_made_in_inference_mode_serve_training():
     layer = FullRelation(D, HEADS, rope_base=123.0)
     with torch.inference_mode():
