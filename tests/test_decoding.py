@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from relation import ops
 from relation.bench.campaign import OperatorAndDecoding
-from relation.errors import InputError
+from relation.errors import InputError, RunError
 from relation.nn import Decoder, Execution, ModelConfig
 from relation.nn.cache import HistoryCache, LinearState
 from relation.nn.folding import fold
@@ -378,6 +378,19 @@ def test_a_block_that_does_not_continue_a_history_is_refused(block):
     assert cache.length == 4
     with pytest.raises(InputError, match="capacity"):
         HistoryCache(capacity=0)
+
+
+def test_a_history_that_no_memory_is_left_for_is_told(monkeypatch):
+    cache = HistoryCache(capacity=4)
+    cache.append(state(2, 3, 4, 5), state(2, 3, 4, 5))
+
+    def fail(*shape) -> None:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(Tensor, "new_zeros", fail)
+    with pytest.raises(RunError, match="full at 4 tokens, and the GPU has no memory for 8"):
+        cache.append(state(2, 3, 1, 5), state(2, 3, 1, 5))
+    assert (cache.length, cache.capacity) == (4, 4)
 
 
 def test_a_linear_state_is_replaced():

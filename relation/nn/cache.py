@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from relation.errors import InputError
+from relation.errors import InputError, RunError
 from relation.variants import LINEAR
 
 Tables = tuple[Tensor, Tensor]
@@ -115,13 +115,23 @@ class HistoryCache(Cache):
         return self.states
 
     def reserve(self, tokens: int, blocks: tuple[Tensor, ...] = ()) -> None:
-        """Take memory for `tokens` tokens at least, shaped as the history or else as `blocks`."""
+        """Take memory for `tokens` tokens at least, shaped as the history or else as `blocks`.
+
+        Raises RunError where a GPU has too little.
+        """
         if self.tensors and tokens <= self.capacity:
             return
         states = self.states or tuple(block[:, :, :0] for block in blocks)
-        self.capacity = max(tokens, 2 * self.capacity if self.tensors else self.capacity)
+        capacity = max(tokens, 2 * self.capacity if self.tensors else self.capacity)
         # Zeros: a shorter row's places past its end are read, and weigh nothing.
-        self.tensors = tuple(s.new_zeros(*s.shape[:2], self.capacity, s.shape[3]) for s in states)
+        try:
+            taken = tuple(s.new_zeros(*s.shape[:2], capacity, s.shape[3]) for s in states)
+        except torch.OutOfMemoryError:
+            raise RunError(
+                f"the decode state is full at {self.length:,} tokens, and the GPU has no memory "
+                f"for {capacity:,}; decode fewer rows or tokens"
+            ) from None
+        self.capacity, self.tensors = capacity, taken
         for buffer, state in zip(self.tensors, states, strict=True):
             buffer[:, :, : state.shape[2]] = state
 

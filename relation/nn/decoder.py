@@ -19,7 +19,7 @@ from relation.nn.execution import Execution
 from relation.nn.mixers import RopeTables, build_mixer
 from relation.nn.norm import FoldedRMSNorm, Normed, PlainRMSNorm
 from relation.ops.rope import rope_angles
-from relation.variants import LINEAR, ModelConfig
+from relation.variants import LINEAR, MIXERS, ModelConfig
 
 
 class SwiGLU(nn.Module):
@@ -79,6 +79,12 @@ class Decoder(nn.Module):
         self.embedding = nn.Embedding(config.vocab_size, config.d_model, _weight=weight)
         self.blocks = nn.ModuleList(Block(config, i, calls, plain) for i in range(config.layers))
         self.norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
+
+    def run_by(self, execution: Execution) -> None:
+        """Run the operators by other backends. Raises InputError for one the device cannot run."""
+        calls = execution.calls(self.config, self.embedding.weight.device)
+        for letter, block in zip(self.config.layout, self.blocks, strict=True):
+            block.mixer.call = calls[MIXERS[letter]]
 
     def rope_tables(self, length: int, device: torch.device, offset: int = 0) -> RopeTables:
         """Cosine and sine for positions offset .. offset + length - 1, shared by all layers."""
