@@ -10,6 +10,7 @@ from relation import Documents, FullRelation, LinearRelation, ops
 from relation.errors import InputError
 from relation.nn import Decoder
 from relation.nn.folding import fold
+from relation.nn.prepared import why_plain
 
 D, HEADS, T = 24, 4, 21
 LAYERS = {"full": FullRelation, "linear": LinearRelation}
@@ -167,7 +168,8 @@ def test_a_plain_decoder_is_the_folded_one_and_calls_every_projection(variant):
     (expected, truth), (logits, gradients) = results
     assert_close(logits, expected, 4 * 3 * 24, scale=8)
     for name, gradient in gradients.items():
-        torch.testing.assert_close(gradient, truth[name], rtol=1e-9, atol=1e-9)
+        expected_one = truth[name].reshape(gradient.shape)
+        torch.testing.assert_close(gradient, expected_one, rtol=1e-9, atol=1e-9)
     state = plain.decode_state()
     decoded = torch.cat([plain.decode(t, state) for t in TOKENS.split([5, 6], dim=1)], dim=1)
     assert_close(decoded, expected, 4 * 3 * 24, scale=8)
@@ -187,6 +189,31 @@ def test_a_folded_plain_decoder_decodes_the_same():
     plain = Decoder(model.config, plain=True).double()
     plain.load_state_dict(model.state_dict())
     assert_close(fold(plain)(TOKENS), model(TOKENS), 4 * 3 * 24, scale=8)
+
+
+def test_fsdp_shards_layers_and_plain_decoders():
+    """Every parameter, lambda among them, in a group of one process."""
+    from torch.distributed import HashStore, destroy_process_group, init_process_group
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    plain = Decoder(stirred("hybrid").config, plain=True)
+    plain.initialise(42)
+    given = ((plain, TOKENS), *((LAYERS[kind](D, HEADS), torch.randn(2, T, D)) for kind in LAYERS))
+    expected = [model(x).detach() for model, x in given]
+    init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        for (model, x), y in zip(given, expected, strict=True):
+            for block in model.blocks if model is plain else ():
+                fully_shard(block, mesh=mesh)
+            fully_shard(model, mesh=mesh)
+            found = model(x)
+            found.sum().backward()
+            assert torch.equal(found.detach(), y)
+            assert all(p.grad is not None for p in model.parameters())
+    finally:
+        destroy_process_group()
 
 
 @each_layer
@@ -213,6 +240,7 @@ def test_a_decoder_of_shared_heads_is_one_of_repeated_heads(variant):
     whole.load_state_dict(weights)
     expected = whole(TOKENS)
     assert_close(shared(TOKENS), expected, 4 * 3 * 24, scale=8)
+    assert "share" in why_plain(shared, torch.device("cpu"), torch.float32)
     state = shared.decode_state()
     decoded = torch.cat([shared.decode(t, state) for t in TOKENS.split([5, 6], dim=1)], dim=1)
     assert_close(decoded, expected, 4 * 3 * 24, scale=8)

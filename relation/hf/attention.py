@@ -28,7 +28,7 @@ TAU = 2.0
 def add_lambda(
     model: PreTrainedModel, init: float = 0.5, saved: str | Path | None = None
 ) -> PreTrainedModel:
-    """Give every attention module of a model its `lam`, a trained FP32 parameter.
+    """Give every attention module of a model its `lam` (1,), a trained FP32 parameter.
 
     Returns the model. Call it before training, as an optimiser takes the parameters that it finds.
     `save_pretrained` writes them; `from_pretrained` builds the model without them and passes over
@@ -47,7 +47,7 @@ def add_lambda(
             raise InputError(f"{saved} has no {name}.lam; give the folder of such a model")
         module = model.get_submodule(name)
         device = next(module.parameters()).device
-        value = torch.tensor(values.get(f"{name}.lam", init), dtype=torch.float32, device=device)
+        value = torch.tensor([values.get(f"{name}.lam", init)], dtype=torch.float32, device=device)
         module.lam = nn.Parameter(value)
     return model
 

@@ -16,7 +16,7 @@ from relation.errors import InputError
 from relation.kernels.documents import Documents
 from relation.nn.cache import DecodeState, HistoryCache, LinearState
 from relation.nn.execution import Execution
-from relation.nn.mixers import RopeTables, build_mixer
+from relation.nn.mixers import FullRelationMixer, RopeTables, build_mixer
 from relation.nn.norm import FoldedRMSNorm, Normed, PlainRMSNorm
 from relation.ops.rope import rope_angles
 from relation.variants import LINEAR, MIXERS, ModelConfig
@@ -43,6 +43,8 @@ class Block(nn.Module):
         norm = PlainRMSNorm if plain else FoldedRMSNorm
         self.mixer_norm = norm(config.d_model, eps=config.norm_eps)
         self.mixer = build_mixer(config, layer_index, calls)
+        if plain and isinstance(self.mixer, FullRelationMixer):
+            self.mixer.hold_as_vector()
         self.ffn_norm = norm(config.d_model, eps=config.norm_eps)
         self.ffn = SwiGLU(config.d_model, config.d_ff)
 
@@ -63,8 +65,9 @@ class Decoder(nn.Module):
     config: the model; execution: the backends that run its operators. Parameters are FP32.
     plain: whether norms apply their scales, so that every projection is called as the module it is
     and LoRA, quantisers, hooks and FSDP see it; else the projections' weights take the scales,
-    which trains faster. Both forms have the same parameters by the same names: `load_state_dict`
-    converts one to the other, and their results are equal up to rounding.
+    which trains faster. Both forms have the same parameters by the same names (lambda is (1,) in
+    the plain one): `load_state_dict` converts one to the other, and their results are equal up to
+    rounding.
     Raises InputError for an unknown backend.
     """
 

@@ -93,7 +93,7 @@ class FullRelation(_Layer, FullRelationMixer):
     the tiled form in plain PyTorch elsewhere.
 
     Parameters: w1 (d, d), w2 and wi (kv_heads d_h, d), wo (d, d), which start as `nn.Linear` does,
-    theta (kv_heads / 2,) in radians and lam (). Raises InputError for sizes that do not fit.
+    theta (kv_heads / 2,) in radians and lam (1,). Raises InputError for sizes that do not fit.
     """
 
     def __init__(
@@ -115,6 +115,7 @@ class FullRelation(_Layer, FullRelationMixer):
         call = _operator(config, backend)
         super().__init__(config, layer_index, call)
         self.rope_base = rope_base
+        self.hold_as_vector()
 
     def new_cache(self, capacity: int = 256) -> HistoryCache:
         """An empty cache, O(T d); memory for `capacity` tokens is taken at the first."""

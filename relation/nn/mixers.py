@@ -157,6 +157,18 @@ class FullRelationMixer(InformationMixer):
         y = self.call(p1, p2, info, *numbers, transport_self=own, documents=documents)
         return self.output(y)
 
+    def hold_as_vector(self) -> None:
+        """Hold lambda as (1,) instead of (), which FSDP does not shard."""
+        if isinstance(self.lam, nn.Parameter):
+            self.lam = nn.Parameter(self.lam.detach().reshape(1))
+
+    def _load_from_state_dict(self, state_dict, prefix, *rest) -> None:
+        # One number, whichever shape it was saved in.
+        name = f"{prefix}lam"
+        if name in state_dict:
+            state_dict[name] = state_dict[name].reshape(self.lam.shape)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
     def calibration(self) -> Tensor:
         """Lambda, FP32 at least, in a layer of 16-bit parameters too."""
         return self.lam.to(torch.promote_types(self.lam.dtype, torch.float32))
