@@ -125,6 +125,13 @@ class InformationMixer(Mixer):
         return self.split(x.project(mixed))
 
 
+def _shape_lambda(mixer: nn.Module, state_dict: dict[str, Tensor], prefix: str, *rest) -> None:
+    """Give a saved lambda the mixer's own shape, () or (1,): it is one number."""
+    name = f"{prefix}lam"
+    if name in state_dict:
+        state_dict[name] = state_dict[name].reshape(mixer.lam.shape)
+
+
 class FullRelationMixer(InformationMixer):
     """Multi-Head Relation (Section 3.2) with the count calibration lambda of its layer."""
 
@@ -135,6 +142,7 @@ class FullRelationMixer(InformationMixer):
             self.lam = nn.Parameter(torch.tensor(config.lambda_init))
         else:
             self.register_buffer("lam", torch.tensor(0.0), persistent=False)
+        self.register_load_state_dict_pre_hook(_shape_lambda)
 
     def forward(
         self,
@@ -161,13 +169,6 @@ class FullRelationMixer(InformationMixer):
         """Hold lambda as (1,) instead of (), which FSDP does not shard."""
         if isinstance(self.lam, nn.Parameter):
             self.lam = nn.Parameter(self.lam.detach().reshape(1))
-
-    def _load_from_state_dict(self, state_dict, prefix, *rest) -> None:
-        # One number, whichever shape it was saved in.
-        name = f"{prefix}lam"
-        if name in state_dict:
-            state_dict[name] = state_dict[name].reshape(self.lam.shape)
-        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def calibration(self) -> Tensor:
         """Lambda, FP32 at least, in a layer of 16-bit parameters too."""
