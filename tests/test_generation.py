@@ -12,9 +12,10 @@ from torch import Tensor
 
 from relation.data.tokenizer import train_tokenizer
 from relation.errors import InputError, RunError
-from relation.nn import Decoder, ModelConfig
+from relation.nn import Decoder, Execution, ModelConfig
 from relation.nn.generation import (
     BLOCK,
+    WHOLE,
     generate_batch,
     generate_tokens,
     stream_text,
@@ -175,6 +176,19 @@ def test_a_long_text_after_a_state_is_read_in_blocks():
     assert sizes == [2 * BLOCK + 3, BLOCK, BLOCK, 3]
 
 
+@pytest.mark.parametrize(
+    ("execution", "expected"),
+    [(Execution(), [WHOLE, BLOCK, 3]), (Execution(full="tiled"), [WHOLE + BLOCK + 3])],
+)
+def test_a_prompt_is_read_whole_by_backends_of_linear_memory(execution, expected):
+    model = build("full")
+    model.run_by(execution)
+    sizes, read = [], model.read
+    model.read = lambda tokens, state: sizes.append(tokens.shape[1]) or read(tokens, state)
+    assert list(generate_tokens(model, [7] * (WHOLE + BLOCK + 3), 1, GREEDY))
+    assert sizes == expected
+
+
 PROMPTS = ([5, 2, 7, 1], [3], [9, 9, 4, 1, 0, 2, 8])
 
 
@@ -189,7 +203,7 @@ def test_a_batch_continues_each_prompt_as_if_alone(variant):
 
 
 def test_a_drawn_text_depends_on_its_seed_and_row_alone():
-    model, sampling = build("hybrid"), Sampling(temperature=3, seed=4)
+    model, sampling = build("mha"), Sampling(temperature=3, seed=4)
     both = generate_batch(model, PROMPTS[:2], 300, sampling)
     assert both[0] == list(generate_tokens(model, PROMPTS[0], 300, sampling))
     assert both == generate_batch(model, PROMPTS, 300, sampling)[:2]

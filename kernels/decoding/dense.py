@@ -22,7 +22,7 @@ def _load_x(x, b, k, B, inverse, K: tl.constexpr, NORM: tl.constexpr, kind: tl.c
     return tile.to(kind)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["B"])
 def project_kernel(
     x, weight, out, B, N, eps,
     K: tl.constexpr, NORM: tl.constexpr, ADD: tl.constexpr, GATE: tl.constexpr,

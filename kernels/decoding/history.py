@@ -31,7 +31,8 @@ def _score2(u, RELATION: tl.constexpr):
         return u * LOG2E
 
 
-@triton.jit
+# A state that grows runs the code that it had.
+@triton.jit(do_not_specialize=["capacity", "pieces"])
 def piece_kernel(
     projected, cos, sin, first, second, lengths, tops, sums,
     H, capacity, pieces, scale,
@@ -76,7 +77,7 @@ def piece_kernel(
     tl.store(sums + here * D + d, tl.sum(carried * kept[:, None], 0), mask=d < D)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["capacity", "pieces"])
 def token_kernel(
     projected, cos, sin, first, second, lengths, lam, tops, sums, y,
     H, capacity, pieces, scale, tau,

@@ -22,11 +22,12 @@ Tables = tuple[Tensor, Tensor]
 
 
 class Cache:
-    """How many tokens each row of a layer's cache has read."""
+    """How many tokens each row of a layer's cache has read; `tensors` are what it keeps of them."""
 
     def __init__(self):
         self.length = 0
         self.lengths: Tensor | None = None
+        self.tensors: tuple[Tensor, ...] = ()
 
     def begin(self, lengths: Tensor) -> None:
         """Expect a prompt of unequal rows: of its n tokens row b has the first lengths[b].
@@ -80,7 +81,6 @@ class HistoryCache(Cache):
         if capacity < 1:
             raise InputError(f"capacity is {capacity}; give at least 1 token")
         self.capacity = capacity
-        self.tensors: tuple[Tensor, ...] = ()
 
     @property
     def states(self) -> tuple[Tensor, ...]:
@@ -153,10 +153,6 @@ class LinearState(Cache):
 
     `tensors` holds C; it is empty before the first token.
     """
-
-    def __init__(self):
-        super().__init__()
-        self.tensors: tuple[Tensor, ...] = ()
 
     @property
     def state(self) -> Tensor | None:

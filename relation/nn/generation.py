@@ -12,13 +12,16 @@ from relation.nn import Decoder, DecodeState
 from relation.nn.prepared import Prepared, why_plain
 from relation.nn.replay import Replay, replayed
 from relation.nn.sampling import CHUNK, Sampling, Uniforms, draw
+from relation.ops import causal_attention, expanded_linear_relation, full_relation
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-# What follows tokens that a state has read is read in blocks, so that its scores take memory linear
-# in its length. An empty state's first block runs the model's backends whole.
-BLOCK = 256
+# A prompt is read whole by the model's backends. Where one of them forms all T x T scores, it reads
+# the first WHOLE tokens; the rest, and what follows tokens that a state has read, come in blocks,
+# so that scores take memory linear in the prompt's length.
+BLOCK, WHOLE = 256, 1024
+_SQUARE = (causal_attention, full_relation, expanded_linear_relation)
 
 
 def generate_tokens(
@@ -125,9 +128,11 @@ def _read(model: Decoder, prompts: Sequence[Sequence[int]], state: DecodeState) 
             row[: len(prompt)] = torch.tensor(prompt)
         return model.read(padded.to(device), state, lengths)
     tokens = torch.tensor([list(prompts[0])], device=device)
-    blocks = tokens.split(BLOCK, dim=1) if state.length else (tokens,)
-    for block in blocks:
-        logits = model.read(block, state)
+    square = any(block.mixer.call in _SQUARE for block in model.blocks)
+    whole = 0 if state.length else min(WHOLE, lengths[0]) if square else lengths[0]
+    for block in (tokens[:, :whole], *tokens[:, whole:].split(BLOCK, dim=1)):
+        if block.shape[1]:
+            logits = model.read(block, state)
     return logits
 
 
