@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from relation.cli import (
     bench,
+    corpus,
     diagnose,
     generate,
     inspect,
@@ -23,7 +24,19 @@ from relation.cli import (
 from relation.errors import InputError, RelationError
 
 # In the order in which --help lists their commands.
-_MODULES = (inspect, status, bench, tune, profile, scaling, generate, diagnose, jobs, report)
+_MODULES = (
+    inspect,
+    status,
+    corpus,
+    bench,
+    tune,
+    profile,
+    scaling,
+    generate,
+    diagnose,
+    jobs,
+    report,
+)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -46,18 +59,7 @@ def build_parser() -> argparse.ArgumentParser:
         description="Reproduction of 'Ask Self, Ask Others: Relation Is All You Need'.",
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for module in (
-        inspect,
-        status,
-        bench,
-        tune,
-        profile,
-        scaling,
-        generate,
-        diagnose,
-        jobs,
-        report,
-    ):
+    for module in _MODULES:
         module.add_commands(commands)
     return parser
 
