@@ -12,6 +12,7 @@ from relation.cli import (
     bench,
     corpus,
     diagnose,
+    export,
     generate,
     inspect,
     jobs,
@@ -36,6 +37,7 @@ _MODULES = (
     diagnose,
     jobs,
     report,
+    export,
 )
 
 
