@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(CURDIR)/$(VENV)/bin
 
-.PHONY: all setup published test help
+.PHONY: all setup published site test help
 
 all: setup
 	@"$(BIN)/python" -m relation plan
@@ -28,6 +28,12 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 published: setup
 	PATH="$(BIN):$$PATH" snakemake --snakefile workflow/published.smk --cores all
 
+site: published
+	"$(BIN)/python" -m pip install --quiet --disable-pip-version-check \
+	  -c constraints.txt -e ".[pipeline,report,test,site]"
+	"$(BIN)/python" -m relation site
+	@echo "Serve it: python3 -m http.server --directory site"
+
 test: setup
 	@echo 'Running the tests; those of the smoke campaign only where "make" has run it'
 	PATH="$(BIN):$$PATH" python -m pytest -m "not slow and not slurm" -n auto \
@@ -36,5 +42,6 @@ test: setup
 help:
 	@echo "make          set up .venv, then snakemake --cores all (smoke campaign, CPU)"
 	@echo "make published  reports of the shipped results, results/published/*/report/index.html"
+	@echo "make site     those reports, the documentation and the reference in one folder, site/"
 	@echo "make test     set up .venv, then the tests"
 	@echo "make setup    only set up .venv"

@@ -1,4 +1,4 @@
-"""The command `export`: a campaign's records as a Workflow Run RO-Crate."""
+"""The commands `export` and `site`: what is made here, for other programs and for readers."""
 
 import argparse
 from dataclasses import replace
@@ -8,7 +8,7 @@ from relation.cli.options import add_campaign_options, campaign_results
 
 
 def add_commands(commands) -> None:
-    """Register the command."""
+    """Register the commands."""
     parser = commands.add_parser(
         "export",
         help="a campaign's workflow, configuration and records as an RO-Crate",
@@ -26,6 +26,13 @@ def add_commands(commands) -> None:
     parser.add_argument(
         "--output", type=Path, metavar="DIR", help="default: results/CAMPAIGN/crate"
     )
+    parser = commands.add_parser(
+        "site", help="shipped reports, documentation and reference in one folder, for any server"
+    )
+    parser.set_defaults(call=_site)
+    parser.add_argument(
+        "--output", type=Path, metavar="DIR", default=Path("site"), help="default: site"
+    )
 
 
 def _export(options: argparse.Namespace) -> None:
@@ -37,3 +44,10 @@ def _export(options: argparse.Namespace) -> None:
         results.check_shipped()
     folder = options.output or results.own_folder / "crate"
     print(f"{folder}: {len(write_crate(results, folder))} records")
+
+
+def _site(options: argparse.Namespace) -> None:
+    from report.render.handbook import write_site
+
+    for page in write_site(options.output):
+        print(page)
