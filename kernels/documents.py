@@ -20,7 +20,8 @@ class Documents:
         and B T at the end (`cu_seqlens` elsewhere).
     longest: the most tokens that a document has.
 
-    Made by `of`, `packed` or `padded`, which check what they are given and wait for the GPU once.
+    Made by `of`, `packed` or `padded`, which check what they are given and wait for the GPU once;
+    or by `bounded`, which does neither.
     """
 
     starts: Tensor
@@ -85,17 +86,27 @@ class Documents:
         return cls._of_first(change)
 
     @classmethod
+    def bounded(cls, first: Tensor, most: int) -> "Documents":
+        """From where documents begin, (B, T) bool, at most `most` of them, rows' starts included.
+
+        Nothing waits for the GPU, and every shape follows from B, T and `most`, so a CUDA graph can
+        hold it. `offsets` has most + 1 entries, those after the last document B T, and `longest` is
+        T. More documents than `most` are no error that a GPU could raise.
+        """
+        length = first.shape[1]
+        first = torch.nn.functional.pad(first[:, 1:], (1, 0), value=True)
+        number = first.flatten().cumsum(0)
+        wanted = torch.arange(1, most + 2, device=first.device)
+        offsets = torch.searchsorted(number, wanted, out_int32=True)
+        return cls(*_bounds(first), offsets, length)
+
+    @classmethod
     def _of_first(cls, first: Tensor) -> "Documents":
         """From (B, T) bool, true where a document begins; so is every row's first token."""
-        batch, length = first.shape
-        place = torch.arange(length, dtype=torch.int32, device=first.device)
-        starts = torch.where(first, place, 0).cummax(dim=1).values
-        ended = torch.nn.functional.pad(first[:, 1:], (0, 1), value=True)
-        ends = torch.where(ended, place + 1, length).flip(1).cummin(dim=1).values.flip(1)
         begins = first.flatten().nonzero().flatten()
-        end = begins.new_tensor([batch * length])
+        end = begins.new_tensor([first.numel()])
         offsets = torch.cat((begins, end)).to(torch.int32)
-        return cls(starts, ends, offsets, int(offsets.diff().max()))
+        return cls(*_bounds(first), offsets, int(offsets.diff().max()))
 
     @property
     def positions(self) -> Tensor:
@@ -112,6 +123,16 @@ class Documents:
                 f"the documents lie on {self.starts.device} and the states on {x.device}; "
                 "make them on one device"
             )
+
+
+def _bounds(first: Tensor) -> tuple[Tensor, Tensor]:
+    """`starts` and `ends` from (B, T) bool, true at every row's and document's first token."""
+    length = first.shape[1]
+    place = torch.arange(length, dtype=torch.int32, device=first.device)
+    starts = torch.where(first, place, 0).cummax(dim=1).values
+    ended = torch.nn.functional.pad(first[:, 1:], (0, 1), value=True)
+    ends = torch.where(ended, place + 1, length).flip(1).cummin(dim=1).values.flip(1)
+    return starts, ends
 
 
 def token_counts(documents: Documents | None, x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -22,9 +22,6 @@ Configuration = tuple[tuple[int, ...], Sequence[float], Mapping[str, Any]]
 # Of layouts; a caller whose lengths always differ starts anew.
 _MOST_PLANS = 1024
 _plans: dict[tuple, "Plan"] = {}
-# Bound launches are tested against a stand-in for the driver and have not run on a GPU yet: until
-# they have, Triton launches every call.
-BINDS = False
 
 
 def layout(x: torch.Tensor) -> tuple:
@@ -67,7 +64,7 @@ class Plan:
             return
         grid, numbers, constants = configure()
         compiled = kernel[grid](*tensors, *numbers, **constants)
-        if BINDS and not interpreted():
+        if not interpreted():
             self._bound[kernel] = _bind(compiled, kernel, grid, len(tensors), numbers, constants)
 
 

@@ -60,6 +60,10 @@ FullBackend = Literal["reference", "materialised", "tiled", "flex", "flash"]
 LinearBackend = Literal["recurrent", "expanded", "chunked", "flash"]
 
 
+# What cannot keep documents apart.
+WITHOUT_DOCUMENTS = (("mha", "cudnn"),)
+
+
 class Backends(TypedDict):
     """Backend by operator; `python -m relation backends` lists them."""
 

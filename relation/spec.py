@@ -83,7 +83,8 @@ class RunSpec(ExecutionSection, Training, Optimisation, Schedule, Spec):
 
     decay_vectors: whether norms, scalars and angles decay too; init_key: what initial weights are
     keyed by beside the seed, where a pair does not share them; reading: the reading of the paper
-    that it is trained for, empty in the matrix.
+    that it is trained for, empty in the matrix; document_mask: "documents" where a token sees its
+    own document alone.
     """
 
     campaign: str
@@ -96,6 +97,7 @@ class RunSpec(ExecutionSection, Training, Optimisation, Schedule, Spec):
     tokens_per_update: int
     decay_vectors: bool | None = None
     init_key: str | None = None
+    document_mask: str | None = None
     reading: str = ""
 
     not_job = ("campaign", "data", "checkpoint_seconds", "checkpoint_tokens", "reading")
@@ -116,7 +118,7 @@ class DiagnosticsSpec(Spec):
     """The structural diagnostics of one checkpoint, on the first tokens of the first windows.
 
     `window` is the longest context of the corpus's scales, so that all its checkpoints read the
-    same sequences.
+    same sequences; `document_mask` is the run's.
     """
 
     run_hash: str
@@ -125,6 +127,7 @@ class DiagnosticsSpec(Spec):
     flow_length: int
     rank_length: int
     device: str
+    document_mask: str | None = None
 
     not_identity = ("device",)
 

@@ -266,8 +266,11 @@ def test_all_measures_everything_in_order(elsewhere: None, monkeypatch: pytest.M
     monkeypatch.setattr(
         "relation.cli.bench._compare", lambda name, options, campaign: called.append(name)
     )
+    monkeypatch.setattr(
+        "relation.cli.bench._decode", lambda options, campaign: called.append("decode")
+    )
     assert main(["bench", "all", "--device", "cpu"]) == 0
-    assert called == ["smoke", "flash", "linear", "decoder", "toy"]
+    assert called == ["smoke", "flash", "linear", "decoder", "toy", "decode"]
 
 
 def row(context: int, seconds: float, **changes) -> dict:
@@ -313,6 +316,11 @@ def test_what_happened_is_told_below() -> None:
         ("systems --device cpu --repeats 3", "bench systems takes no --repeats"),
         ("all --device cpu --only fixed", "bench all takes no --only"),
         ("all --device cpu --output x.parquet", "bench all takes no --output"),
+        ("flash --device cpu --contexts 3", "bench flash takes no --contexts"),
+        ("decode --device cpu --repeats 3", "bench decode takes no --only and --repeats"),
+        ("decode --device cpu --contexts few", "--contexts few: give whole numbers"),
+        ("decode --device cpu --batches 1,0", "a batch is 0; give at least 1"),
+        ("decode --device cpu --peers gpt", "unknown model 'gpt'; choose among mha, full"),
         ("systems --device cpu --shapes paper", "campaign paper runs on cuda; give --device cuda"),
     ],
 )

@@ -5,6 +5,7 @@ import os
 import pytest
 import torch
 
+from relation.data.mask import BoundedMask
 from relation.nn import Decoder, Execution, ModelConfig
 from relation.train.optimizer import build_optimizer
 from relation.train.step import UpdateStep
@@ -20,7 +21,9 @@ pytestmark = [
 UPDATES, MICRO_BATCHES, MICRO, CONTEXT, VOCABULARY = 4, 3, 2, 100, 64
 
 
-def trained(variant: str, backends: dict[str, str], capture: bool) -> tuple[list, dict]:
+def trained(
+    variant: str, backends: dict[str, str], capture: bool, masked: bool
+) -> tuple[list, dict]:
     """Losses and norms of a few updates, and the parameters after them."""
     config = ModelConfig.for_variant(
         variant, layers=2, d_model=64, heads=4, d_ff=64, vocab_size=VOCABULARY
@@ -31,7 +34,9 @@ def trained(variant: str, backends: dict[str, str], capture: bool) -> tuple[list
     model.initialise(seed=1)
     model.to(device)
     optimizer = build_optimizer(model, 1e-2, (0.9, 0.95), 1e-8, 0.1, True)
-    step = UpdateStep(model, optimizer, device, "bf16", True, 1.0)
+    # Of 200 tokens some three are 0 and begin a document.
+    documents = BoundedMask(0, 24) if masked else None
+    step = UpdateStep(model, optimizer, device, "bf16", True, 1.0, documents=documents)
     tokens = torch.randint(
         VOCABULARY,
         (UPDATES, MICRO_BATCHES, MICRO, CONTEXT + 1),
@@ -47,19 +52,23 @@ def trained(variant: str, backends: dict[str, str], capture: bool) -> tuple[list
 
 
 @pytest.mark.parametrize(
-    ("variant", "backends"),
+    ("variant", "backends", "masked"),
     [
-        ("mha", {"mha": "flash"}),
-        ("full", {"full": "flash"}),
-        ("full", {"full": "reference"}),
-        ("linear", {"linear": "flash"}),
+        ("mha", {"mha": "flash"}, False),
+        ("full", {"full": "flash"}, False),
+        ("full", {"full": "reference"}, False),
+        ("linear", {"linear": "flash"}, False),
+        ("mha", {"mha": "flash"}, True),
+        ("full", {"full": "flash"}, True),
+        ("full", {"full": "flex"}, True),
+        ("linear", {"linear": "flash"}, True),
     ],
 )
-def test_replayed_updates_are_those_launched_one_by_one(variant, backends):
+def test_replayed_updates_are_those_launched_one_by_one(variant, backends, masked):
     torch.use_deterministic_algorithms(True)
     try:
         (losses, parameters), (eager_losses, eager) = (
-            trained(variant, backends, capture) for capture in (True, False)
+            trained(variant, backends, capture, masked) for capture in (True, False)
         )
     finally:
         torch.use_deterministic_algorithms(False)

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from relation import ops
 from relation.bench.campaign import OperatorAndDecoding
-from relation.errors import InputError
+from relation.errors import InputError, RunError
 from relation.nn import Decoder, Execution, ModelConfig
 from relation.nn.cache import HistoryCache, LinearState
 from relation.nn.folding import fold
@@ -241,7 +241,7 @@ def test_folding_changes_no_bit_and_spares_the_products_of_weights(variant, chan
 
 
 @pytest.mark.parametrize("variant", ["mha", "full", "hybrid"])
-def test_the_backend_decides_only_how_linear_layers_run(variant):
+def test_the_backend_decides_only_how_prompts_and_linear_layers_run(variant):
     model = stirred(variant)
     other = Decoder(model.config, Execution(mha="flash", full="tiled", linear="chunked")).double()
     other.load_state_dict(model.state_dict())
@@ -261,6 +261,57 @@ def test_states_do_not_touch_one_another():
     for state, row in ((first, 0), (second, 1)):
         last = model.decode(TOKENS[row : row + 1, -1:], state)
         torch.testing.assert_close(last[0, 0], expected[row, -1], rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("blocks", [(), (1,) * 6, (2, 1, 3)], ids=str)
+@pytest.mark.parametrize(("variant", "changes"), MODELS)
+@torch.no_grad()
+def test_rows_of_unequal_length_decode_as_each_alone(variant, changes, blocks):
+    model, lengths = stirred(variant, **changes), (9, 4, 17)
+    tokens = torch.randint(29, (3, 24), generator=torch.Generator().manual_seed(2))
+    rows = [tokens[b, : n + sum(blocks)] for b, n in enumerate(lengths)]
+    state = model.decode_state(capacity=5)
+    padded = torch.full((3, 20), 7)
+    for b, n in enumerate(lengths):
+        padded[b, :n] = tokens[b, :n]
+    last = model.read(padded, state, lengths)
+    read = list(lengths)
+    for block in blocks:
+        news = [row[n : n + block] for row, n in zip(rows, read, strict=True)]
+        last = model.decode(torch.stack(news), state)[:, -1]
+        read = [n + block for n in read]
+    assert state.length == max(read) and state.lengths.tolist() == read
+    for row, found in zip(rows, last, strict=True):
+        torch.testing.assert_close(found, model(row[None])[0, -1], rtol=0, atol=1e-11)
+
+
+@torch.no_grad()
+def test_a_state_keeps_the_rows_it_is_given_in_their_order():
+    model = stirred("hybrid")
+    state, alike = model.decode_state(), model.decode_state()
+    model.read(TOKENS, state, [11, 23])
+    model.read(TOKENS, alike)
+    for each, lengths in ((state, [23, 11, 23]), (alike, None)):
+        each.reorder(torch.tensor([1, 0, 1]))
+        assert (each.lengths if lengths is None else each.lengths.tolist()) == lengths
+    found = model.decode(TOKENS[:1, :1].expand(3, 1), state)[:, 0]
+    for row, end, logits in zip((1, 0, 1), (23, 11, 23), found, strict=True):
+        alone = torch.cat((TOKENS[row, :end], TOKENS[0, :1]))
+        torch.testing.assert_close(logits, model(alone[None])[0, -1], rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "match"),
+    [([3], "2 lengths"), ([3, 99], "at most 31"), ([3, 0], "prompt 1 is empty")],
+)
+def test_lengths_that_do_not_fit_are_refused(lengths, match):
+    model = stirred("hybrid")
+    with pytest.raises(InputError, match=match):
+        model.read(TOKENS, model.decode_state(), lengths)
+    state = model.decode_state()
+    model.read(TOKENS, state)
+    with pytest.raises(InputError, match="empty cache"):
+        model.read(TOKENS, state, [2, 3])
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -327,6 +378,19 @@ def test_a_block_that_does_not_continue_a_history_is_refused(block):
     assert cache.length == 4
     with pytest.raises(InputError, match="capacity"):
         HistoryCache(capacity=0)
+
+
+def test_a_history_that_no_memory_is_left_for_is_told(monkeypatch):
+    cache = HistoryCache(capacity=4)
+    cache.append(state(2, 3, 4, 5), state(2, 3, 4, 5))
+
+    def fail(*shape) -> None:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(Tensor, "new_zeros", fail)
+    with pytest.raises(RunError, match="full at 4 tokens, and the GPU has no memory for 8"):
+        cache.append(state(2, 3, 1, 5), state(2, 3, 1, 5))
+    assert (cache.length, cache.capacity) == (4, 4)
 
 
 def test_a_linear_state_is_replaced():

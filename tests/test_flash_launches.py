@@ -5,10 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from relation.kernels.flash_relation import launches
-from relation.kernels.flash_relation.launches import PASSES, Launch, load_launches, split_width
+from relation.kernels.flash_relation.launches import PASSES, load_launches, split_width
 
 FOLDER = Path(launches.__file__).parent
 OTHERS = ("sm_80", "sm_89", "sm_100")
@@ -127,46 +126,3 @@ def test_heads_run_in_equal_groups_that_share_the_cache(heads, scanned, at_a_tim
 
 def test_more_groups_than_cuda_counts_run_at_once():
     assert launches.head_groups(65_537, 5, 1 << 30, 50 << 20) == (65_537, 5, 1)
-
-
-# A backward in one pass that may ship once it is timed, with the stack it takes at most.
-ONE_PASS = {48: (Launch(64, 64, 4, 2, None, True), 0), 64: (Launch(64, 64, 4, 2), 0)}
-ONE_PASS[80] = Launch(64, 64, 4, 2), 96
-
-
-@pytest.mark.parametrize("width", ONE_PASS)
-def test_the_backward_in_one_pass_fits_and_waits_for_its_tiles(width):
-    pytest.importorskip("triton")
-    import importlib
-
-    from fake_gpu import fake_gpu
-
-    from relation.kernels.common import SHARED_MEMORY
-    from relation.kernels.fences import unfenced_products
-    from relation.kernels.resources import resources_of
-
-    launch, stack = ONE_PASS[width]
-    shipped = next(e for e in load_launches()["sm_90"] if e.bits == 16 and e.widest >= width)
-    entry = replace(shipped, one_pass=launch)
-    p1, p2, info, y, dy = torch.zeros(5, 1, 2, 130, width, dtype=torch.bfloat16)
-    rows = torch.zeros(1, 2, 130)
-    backward = importlib.import_module("relation.kernels.flash_relation.backward")
-    with fake_gpu("sm_90") as compiled:
-        backward.launch_backward(dy, p1, p2, info, y, rows, rows, 2.0, True, entry)
-    for (kernel,) in compiled.values():
-        assert unfenced_products(kernel.asm["ptx"]) == []
-        assert resources_of(kernel).stack <= stack
-        assert 2 * resources_of(kernel).shared <= SHARED_MEMORY["sm_90"]
-
-
-def test_the_backward_in_one_pass_is_chosen_by_name(tmp_path):
-    text = (FOLDER / "launches.toml").read_text(encoding="utf-8")
-    at = "one_pass = { block_i = 64, block_j = 64, warps = 4, stages = 2, padded = true }\n"
-    file = tmp_path / "launches.toml"
-    file.write_text(text.replace("widest = 48\n", f"widest = 48\n{at}", 1), encoding="utf-8")
-    entry = next(e for e in load_launches(file)["sm_90"] if e.widest == 48)
-    assert entry.one_pass == ONE_PASS[48][0]
-    others = tmp_path / "without_descriptors.toml"
-    others.write_text(text.replace("bits = 32\n", f"bits = 32\n{at}", 1), encoding="utf-8")
-    with pytest.raises(ValueError, match="takes descriptors"):
-        load_launches(others)

@@ -208,43 +208,6 @@ class TestInterpreted:
             assert_exact(draw(7, (2, 2, length, width)))
         assert copied == [0] * 4
 
-    @pytest.mark.parametrize(("block_i", "block_j"), [(16, 16), (16, 32), (32, 16)])
-    @pytest.mark.parametrize("width", [16, 20, 48])
-    def test_the_backward_in_one_pass(self, launch_with, width, block_i, block_j):
-        from relation.kernels.flash_relation.launches import Launch
-
-        launch_with(descriptors=True, one_pass=Launch(block_i, block_j, 1, 1))
-        for length in (1, 33):
-            assert_exact(draw(7, (1, 2, length, width)))
-
-    @pytest.mark.parametrize("transport_self", [True, False])
-    def test_dlam_in_one_pass(self, launch_with, transport_self):
-        from relation.kernels.flash_relation.launches import Launch
-
-        launch_with(descriptors=True, one_pass=Launch(16, 16, 1, 1, None, True))
-        assert_dlam_exact((1, 2, 17, 20), transport_self=transport_self)
-        assert_exact(draw(2, (2, 1, 66, 20)), transport_self=transport_self)
-
-    @pytest.mark.parametrize("size", [2.0**-40, 1e-6, 1e6])
-    def test_one_pass_at_any_size_of_the_gradient_and_of_what_it_meets(self, launch_with, size):
-        from relation.kernels.flash_relation.launches import Launch
-
-        launch_with(descriptors=True, one_pass=Launch(16, 16, 1, 1))
-        p1, p2, info, dy, lam = draw(3, (1, 2, 33, 16))
-        dy[:, :, ::3] *= 1e-3  # rows of unlike size
-        assert_exact((p1, p2, info, size * dy, lam))
-        info[:, :, 20] *= 100
-        assert_exact((p1 / 4, 4 * p2, info / 8, dy, lam))
-
-    def test_one_pass_passes_nans_on(self, launch_with):
-        from relation.kernels.flash_relation.launches import Launch
-
-        launch_with(descriptors=True, one_pass=Launch(16, 16, 1, 1))
-        for k in range(3):
-            inputs = draw(3, (1, 1, 33, 16))
-            inputs[k][0, 0, 10, 3] = math.nan
-            assert differentiate(kernels.flash_relation, inputs)[1][0, 0, 10].isnan().all()
-
     def test_what_descriptors_cannot_hold_is_copied(self, launch_with, copied):
         """Each of the four inputs in turn off its alignment, and a width whose rows are."""
         launch_with(descriptors=True)

@@ -77,6 +77,15 @@ def test_the_command_continues_a_prompt(here: Path, capsys: Output, run: str) ->
     assert int(bytes_.replace(",", "")) == expected_bytes
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("run", RUNS)
+def test_a_gpu_continues_as_a_cpu_does(here: Path, capsys: Output, run: str) -> None:
+    arguments = (run, "--campaign", "tiny", "--prompt", PROMPT, "--tokens", "20")
+    expected, _ = generated(capsys, *arguments, "--temperature", "0")
+    assert main(["generate", *arguments, "--temperature", "0", "--device", "cuda"]) == 0
+    assert capsys.readouterr().out == expected
+
+
 def test_going_beyond_the_training_context_is_told(here: Path, capsys: Output) -> None:
     prompt = len(
         load_tokenizer(here / "results/tiny/data/sample-300/tokenizer.json").encode("Once").ids

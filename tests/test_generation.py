@@ -12,14 +12,15 @@ from torch import Tensor
 
 from relation.data.tokenizer import train_tokenizer
 from relation.errors import InputError, RunError
-from relation.nn import Decoder, ModelConfig
+from relation.nn import Decoder, Execution, ModelConfig
 from relation.nn.generation import (
     BLOCK,
-    Sampling,
+    WHOLE,
+    generate_batch,
     generate_tokens,
-    next_token_probabilities,
     stream_text,
 )
+from relation.nn.sampling import Sampling, next_token_probabilities
 from relation.variants import VARIANTS
 
 GREEDY = Sampling(temperature=0)
@@ -111,8 +112,11 @@ class Fixed(Decoder):
         super().__init__(ModelConfig.for_variant("mha", 1, 4, 2, 2, len(logits)))
         self.row = torch.tensor(logits)
 
+    def read(self, tokens: Tensor, state, lengths=None) -> Tensor:
+        return self.row[None]
+
     def decode(self, tokens: Tensor, state) -> Tensor:
-        return self.row.expand(1, tokens.shape[1], -1)
+        return self.row[None, None]
 
 
 @pytest.mark.parametrize(
@@ -145,7 +149,8 @@ def greedy(model: Decoder, prompt: list[int], count: int) -> list[int]:
     """The continuation by one full forward a token."""
     tokens = list(prompt)
     for _ in range(count):
-        tokens.append(model(torch.tensor([tokens]))[0, -1].argmax().item())
+        device = model.embedding.weight.device
+        tokens.append(model(torch.tensor([tokens], device=device))[0, -1].argmax().item())
     return tokens[len(prompt) :]
 
 
@@ -159,16 +164,51 @@ def test_a_greedy_continuation_is_the_full_forwards(variant):
     assert state.length == 4 + 40 - 1
 
 
-@pytest.mark.parametrize("variant", ["full", "hybrid"])
-def test_a_long_prompt_is_read_in_blocks(variant):
+def test_a_long_text_after_a_state_is_read_in_blocks():
+    model = build("hybrid")
+    text = torch.randint(53, (2 * BLOCK + 3,), generator=torch.Generator().manual_seed(0)).tolist()
+    sizes, read = [], model.read
+    model.read = lambda tokens, state: sizes.append(tokens.shape[1]) or read(tokens, state)
+    state = model.decode_state()
+    list(generate_tokens(model, text, 1, GREEDY, state=state))
+    found = list(generate_tokens(model, text, 3, GREEDY, state=state))
+    assert found == greedy(model, text + text, 3)
+    assert sizes == [2 * BLOCK + 3, BLOCK, BLOCK, 3]
+
+
+@pytest.mark.parametrize(
+    ("execution", "expected"),
+    [(Execution(), [WHOLE, BLOCK, 3]), (Execution(full="tiled"), [WHOLE + BLOCK + 3])],
+)
+def test_a_prompt_is_read_whole_by_backends_of_linear_memory(execution, expected):
+    model = build("full")
+    model.run_by(execution)
+    sizes, read = [], model.read
+    model.read = lambda tokens, state: sizes.append(tokens.shape[1]) or read(tokens, state)
+    assert list(generate_tokens(model, [7] * (WHOLE + BLOCK + 3), 1, GREEDY))
+    assert sizes == expected
+
+
+PROMPTS = ([5, 2, 7, 1], [3], [9, 9, 4, 1, 0, 2, 8])
+
+
+@pytest.mark.parametrize("variant", ["mha", "full", "exchange-only", "linear", "hybrid"])
+def test_a_batch_continues_each_prompt_as_if_alone(variant):
     model = build(variant)
-    prompt = torch.randint(53, (2 * BLOCK + 3,), generator=torch.Generator().manual_seed(0))
-    sizes = []
-    decode = model.decode
-    model.decode = lambda tokens, state: sizes.append(tokens.shape[1]) or decode(tokens, state)
-    found = list(generate_tokens(model, prompt.tolist(), 3, GREEDY))
-    assert found == greedy(model, prompt.tolist(), 3)
-    assert sizes == [BLOCK, BLOCK, 3, 1, 1]
+    texts = [greedy(model, prompt, 12) for prompt in PROMPTS]
+    assert generate_batch(model, PROMPTS, 12, GREEDY) == texts
+    stop = texts[1][5]
+    cut = [text[: text.index(stop)] if stop in text else text for text in texts]
+    assert generate_batch(model, PROMPTS, 12, GREEDY, stop) == cut
+
+
+def test_a_drawn_text_depends_on_its_seed_and_row_alone():
+    model, sampling = build("mha"), Sampling(temperature=3, seed=4)
+    both = generate_batch(model, PROMPTS[:2], 300, sampling)
+    assert both[0] == list(generate_tokens(model, PROMPTS[0], 300, sampling))
+    assert both == generate_batch(model, PROMPTS, 300, sampling)[:2]
+    same = generate_batch(model, [PROMPTS[1]] * 2, 30, sampling)
+    assert same[0] != same[1]
 
 
 def test_generation_goes_on_from_a_state():
@@ -206,6 +246,12 @@ def test_tokens_come_one_at_a_time():
 def test_what_cannot_be_continued_is_refused_at_once(prompt, count, match):
     with pytest.raises(InputError, match=match):
         generate_tokens(build("full"), prompt, count, GREEDY)
+
+
+def test_a_batch_with_an_empty_prompt_is_refused():
+    for prompts, match in (([], "no prompt"), ([[1], []], "prompt 1 is empty")):
+        with pytest.raises(InputError, match=match):
+            generate_batch(build("full"), prompts, 3, GREEDY)
 
 
 def test_broken_weights_are_told():

@@ -46,7 +46,8 @@ def deviations(model: Decoder) -> dict[str, float]:
 def test_every_choice_is_tried_under_both_residual_scales() -> None:
     found = readings().readings
     assert [r.residual for r in found] == ["unscaled", "scaled"] * (len(found) // 2)
-    assert {r.choice for r in found} == set(load_config(ROOT / "config.yaml")["choices"])
+    choices = set(load_config(ROOT / "config.yaml")["choices"])
+    assert {r.choice for r in found} == choices - {"document-mask"}  # for campaigns to come
     assert [r.name for r in found[:2]] == ["unscaled-sd-0.02", "scaled-sd-0.02"]
     for reading in found:
         scaled = {run.model["scale_residual_init"] for run in reading.runs}

@@ -49,7 +49,6 @@ def launched(monkeypatch) -> list[tuple]:
 
     monkeypatch.setattr(_Launcher, "__call__", record)
     monkeypatch.setattr(plans, "_plans", {})
-    monkeypatch.setattr(plans, "BINDS", True)
     return calls
 
 

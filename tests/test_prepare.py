@@ -13,7 +13,7 @@ from relation.data import prepare as preparation
 from relation.data.prepare import prepare, unigram_entropy
 from relation.data.sources import open_streams
 from relation.data.splits import END_OF_TEXT
-from relation.data.tokenizer import load_tokenizer
+from relation.data.tokenizer import end_of_text_id, load_tokenizer
 from relation.data.tokens import open_tokens
 from relation.errors import InputError
 from relation.spec import DataSpec
@@ -203,7 +203,7 @@ def test_limits_are_exact_and_cut_nothing_else(
 def test_the_record_counts_only_documents_that_the_limit_left(tmp_path: Path, corpus: Path) -> None:
     as_jsonl(corpus / "texts.jsonl", DOCUMENTS)
     prepared(data_spec(FILES, corpus, train_tokens=500), tmp_path)
-    end = load_tokenizer(tmp_path / "out" / "tokenizer.json").token_to_id(END_OF_TEXT)
+    end = end_of_text_id(tmp_path / "out")
     tokens = open_tokens(tmp_path / "out" / "train.bin").tolist()
     row = read_parquet(tmp_path / "out" / "data.parquet", DATA).to_pylist()[0]
     assert (row["split"], row["tokens"]) == ("train", 500)

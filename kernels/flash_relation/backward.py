@@ -1,31 +1,22 @@
-"""The backward pass of FlashRelation (Appendix A.1.7), in two passes without atomics, or in one.
+"""The backward pass of FlashRelation (Appendix A.1.7), in two passes without atomics.
 
 `p1_kernel` owns blocks of rows: the gradient of p1 and, since it meets all history of a row, what
 flows through the gate and lambda. `p2_info_kernel` owns blocks of history. Both compute the scores
-again; `one_pass_kernel`, where the launches say so, computes them once. The derivative of SiLU is
-(1 + t + E (1 - t)) / 2 with t = tanh(U/2).
+again. The derivative of SiLU is (1 + t + E (1 - t)) / 2 with t = tanh(U/2).
 """
 
-import itertools
 import math
 
 import torch
 import triton
 
 from relation.kernels.common import interpreted
-from relation.kernels.flash_relation.backward_one_pass import (
-    PLANES,
-    one_pass_end_kernel,
-    one_pass_kernel,
-    one_pass_rows_kernel,
-)
 from relation.kernels.flash_relation.backward_p1 import p1_kernel
 from relation.kernels.flash_relation.backward_p2_info import p2_info_kernel
 from relation.kernels.flash_relation.descriptors import (
     aligned,
     describe,
     describe_row_sums,
-    describe_sums,
     empty_row_sums,
     scales_exactly,
 )
@@ -37,9 +28,6 @@ from relation.kernels.flash_relation.launches import (
     split_width,
 )
 from relation.kernels.plans import Configuration, layout, plan_of
-
-# Rows of a program before and after the one pass.
-ROWS = 64
 
 
 def launch_backward(
@@ -74,10 +62,6 @@ def launch_backward(
     described = launches.descriptors
     if described:
         p1, p2, info, dy = map(aligned, (p1, p2, info, dy))
-    # The one pass scans every row behind its history, in whatever document it lies.
-    if launches.one_pass is not None and starts is None:
-        given = (p1, p2, info, y, dy), (dp1, dp2, dinfo), gate_logit, log_norm
-        return dp1, dp2, dinfo, _launch_one_pass(*given, tau, transport_self, launches)
     blocks = triton.cdiv(T, launches.p1.block_i)
     row_sums = empty_row_sums(B * H, T, described, p1.device)
     du_self = torch.empty((B, H, T), dtype=torch.float32, device=p1.device)
@@ -129,72 +113,3 @@ def launch_backward(
         results = (ends, gate_logit, row_sums, du_self, dp2, dinfo)
         plan.launch(p2_info_kernel, (p1, p2, info, dy, *rows, *results), configure_p2_info)
     return dp1, dp2, dinfo, dlam_partial.sum()
-
-
-def _launch_one_pass(
-    inputs: tuple[torch.Tensor, ...],
-    gradients: tuple[torch.Tensor, ...],
-    gate_logit: torch.Tensor,
-    log_norm: torch.Tensor,
-    tau: float,
-    transport_self: bool,
-    launches: Launches,
-) -> torch.Tensor:
-    """Fill the gradients of p1, p2 and info, and return that of lam."""
-    p1, p2, info, y, dy = inputs
-    dp1, dp2, dinfo = gradients
-    B, H, T, D = p1.shape
-    heads, tile, scale = B * H, launches.one_pass, 1 / math.sqrt(D)
-    blocks, length, stored = triton.cdiv(T, ROWS), -(-T // 4) * 4, -(-D // 4) * 4
-
-    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device=p1.device)
-
-    row_sums, maxima = empty(heads, PLANES, length), empty(heads, blocks, 2)
-    dp1_sums = empty(heads, T, stored, dtype=torch.int32)
-    history_sums = empty(heads, T, dtype=torch.int32)
-    dlam_partial = empty(heads * blocks)
-
-    def constants(padded: bool, **own) -> dict:
-        wide, rest = split_width(D, padded)
-        return {"D": D, "WIDE": wide, "REST": rest, "PLANES": PLANES, "STORED": stored} | own
-
-    def strides(*tensors: torch.Tensor) -> tuple[int, ...]:
-        return tuple(itertools.chain(*(x.stride() for x in tensors)))
-
-    def configure_rows() -> Configuration:
-        numbers = (*strides(p2, info, y, dy), H, T, length, blocks)
-        return (heads, blocks), numbers, constants(False, BLOCK=ROWS, num_warps=4)
-
-    def configure() -> Configuration:
-        own = {
-            "TRANSPORT_SELF": transport_self,
-            "BLOCK_I": tile.block_i,
-            "BLOCK_J": tile.block_j,
-            "FAST": p1.element_size() == 2 and not interpreted(),
-            "SCALED": scales_exactly(p1),
-        }
-        numbers = (*strides(p1, p2, info, dy, dp2), H, T, blocks, scale)
-        return grid(p2, tile.block_j), numbers, constants(tile.padded, **own) | tile.options()
-
-    def configure_end() -> Configuration:
-        numbers = (*strides(p1, p2, info, dy, dp1), H, T, length, blocks, scale, tau)
-        own = {"TRANSPORT_SELF": transport_self, "BLOCK": ROWS, "num_warps": 4}
-        return (heads, blocks), numbers, constants(False, **own)
-
-    parts = split_width(D, tile.padded)
-    scanned = [describe(x, tile.block_i, width) for width in parts for x in (p1, dy)]
-    sums = [describe_sums(dp1_sums, D, tile.block_i, width) for width in parts]
-    if interpreted():  # which adds through pointers alone
-        sums = [None, None]
-    plan = plan_of(_launch_one_pass, launches, tau, transport_self, *map(layout, inputs))
-    with torch.cuda.device_of(p1):
-        tensors = (p2, info, y, dy, log_norm, row_sums, maxima, dp1_sums, history_sums)
-        plan.launch(one_pass_rows_kernel, tensors, configure_rows)
-        rows = describe_row_sums(row_sums, T, tile.block_i)
-        tensors = (p1, p2, info, dy, *scanned, rows, *sums)
-        tensors += (gate_logit, row_sums, maxima, dp1_sums, history_sums, dp2, dinfo)
-        plan.launch(one_pass_kernel, tensors, configure)
-        tensors = (p1, p2, info, dy, gate_logit, row_sums, maxima, dp1_sums, history_sums)
-        plan.launch(one_pass_end_kernel, (*tensors, dlam_partial, dp1, dp2), configure_end)
-    return dlam_partial.sum()

@@ -57,10 +57,3 @@ def describe_row_sums(row_sums: torch.Tensor, length: int, rows: int) -> Tiles:
     """Of planes (heads, 2, length or a little more) as rows of `length`, zeros beyond."""
     heads, planes, stride = row_sums.shape
     return Tiles(row_sums, (heads * planes, length), (stride, 1), [1, rows])
-
-
-def describe_sums(sums: torch.Tensor, head_dim: int, rows: int, width: int) -> Tiles | None:
-    """Of sums (heads, T, head_dim or a little more) in tiles of `rows` by `width`."""
-    heads, length, _ = sums.shape
-    shape = (heads, length, head_dim)
-    return Tiles(sums, shape, sums.stride(), [1, rows, width]) if width else None

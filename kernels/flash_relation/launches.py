@@ -42,8 +42,7 @@ class Launches:
     """The passes for one architecture and input size, for head widths up to `widest`.
 
     `descriptors`: tiles that a pass scans come through TMA descriptors; inputs that these cannot
-    hold are copied. On Hopper 16-bit entries must: see `fences`. `one_pass`: the backward is this
-    pass with five products, which takes descriptors, and not p1 and p2_info with seven.
+    hold are copied. On Hopper 16-bit entries must: see `fences`.
     """
 
     bits: int
@@ -54,11 +53,8 @@ class Launches:
     p1: Launch
     p2_info: Launch
     descriptors: bool = False
-    one_pass: Launch | None = None
 
     def __post_init__(self):
-        if self.one_pass is not None and not self.descriptors:
-            raise ValueError(f"one_pass at width {self.widest} takes descriptors")
         for name in PASSES:
             launch = getattr(self, name)
             owned, scanned = launch.block_i, launch.block_j
@@ -85,14 +81,7 @@ def load_launches(path: Path = FILE) -> dict[str, tuple[Launches, ...]]:
         name: tuple(
             sorted(
                 (
-                    Launches(
-                        **entry
-                        | {
-                            name: Launch(**entry[name])
-                            for name in (*PASSES, "one_pass")
-                            if name in entry
-                        }
-                    )
+                    Launches(**entry | {name: Launch(**entry[name]) for name in PASSES})
                     for entry in listed
                 ),
                 key=lambda launches: launches.widest,

@@ -86,6 +86,7 @@ BENCHMARKS = {
         steps={
             "matched": (
                 _FLASH,
+                Side("8-documents", "full", {"full": "flash"}, documents=8),
                 Side("flash-attention-2", "mha", {"mha": "flash"}),
                 Side("cudnn-attention", "mha", {"mha": "cudnn"}),
             ),

@@ -85,12 +85,16 @@ def backend_peer(
 
 @dataclass(frozen=True)
 class Side:
-    """One model of a training step: a variant, its backends, and what makes the step."""
+    """One model of a training step: a variant, its backends, and what makes the step.
+
+    documents: of how many equal ones every window is packed.
+    """
 
     name: str
     variant: str
     backends: Mapping[str, str]
     build: Callable[[Setup], Callable] = build_step
+    documents: int = 1
 
 
 @dataclass(frozen=True)

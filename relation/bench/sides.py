@@ -311,6 +311,7 @@ def _updates(device: torch.device, group: StepGroup, side: Side, model: ModelCon
         model,
         side.backends,
         device,
+        side.documents,
         context=group.context,
         micro=group.micro,
         accumulation=1,

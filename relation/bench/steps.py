@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from relation.bench.timing import mark, seconds_between, synchronize
 from relation.data.tokens import open_tokens
 from relation.data.windows import TrainingWindows
 from relation.errors import RunError
+from relation.kernels.documents import Documents
 from relation.machine.devices import to_device
 from relation.nn import Decoder, Execution
 from relation.spec import SystemsSpec
@@ -33,7 +35,7 @@ _KERNELS = {
     "cuda": {
         ("mha", "flash"): r"flash_(fwd|bwd)",
         ("mha", "cudnn"): r"cudnn|sdpa",
-        ("full", "flash"): r"^(forward|p1|p2_info|repair|one_pass(_rows|_end)?)_kernel",
+        ("full", "flash"): r"^(forward|p1|p2_info|repair)_kernel",
         ("linear", "flash"): (
             r"^(prepare|chunk_states|segment_scan|output|information_backward|"
             r"coordinates_backward|weak_(output|information|coordinates|gradients))_kernel"
@@ -93,6 +95,7 @@ class Setup:
     """A model and how it is trained, from which a step is built.
 
     optimizer: learning_rate, betas, eps, weight_decay, decay_embedding and gradient_clip.
+    documents: of how many equal ones every window is packed, which the operators keep apart.
     """
 
     model: ModelConfig
@@ -101,6 +104,7 @@ class Setup:
     precision: str
     compile: bool
     device: torch.device
+    documents: int = 1
 
     @classmethod
     def of(
@@ -109,10 +113,20 @@ class Setup:
         model: ModelConfig,
         backends: Mapping[str, str],
         device: torch.device,
+        documents: int = 1,
     ) -> "Setup":
         """A model of a systems benchmark, trained as the benchmark says."""
         execution = Execution(**backends, compiled=spec.compile)
-        return cls(model, execution, spec.optimizer, spec.precision, spec.compile, device)
+        given = spec.optimizer, spec.precision, spec.compile, device, documents
+        return cls(model, execution, *given)
+
+
+def equal_documents(count: int, inputs: Tensor, targets: Tensor) -> Documents:
+    """`count` documents in every row of a micro-batch, (B, T) both, as equal as T allows."""
+    batch, length = inputs.shape
+    number = torch.arange(length, device=inputs.device) * count // length
+    first = number.diff(prepend=number[:1]) != 0
+    return Documents.bounded(first.expand(batch, length), batch * count)
 
 
 def build_step(setup: Setup) -> UpdateStep:
@@ -128,7 +142,9 @@ def build_step(setup: Setup) -> UpdateStep:
     settings = dict(setup.optimizer)
     gradient_clip = settings.pop("gradient_clip")
     adamw = build_optimizer(model, **settings)
-    return UpdateStep(model, adamw, setup.device, setup.precision, setup.compile, gradient_clip)
+    given = setup.device, setup.precision, setup.compile, gradient_clip
+    documents = partial(equal_documents, setup.documents) if setup.documents > 1 else None
+    return UpdateStep(model, adamw, *given, documents=documents)
 
 
 @dataclass
@@ -159,10 +175,11 @@ class WholeUpdates:
         model: ModelConfig,
         backends: Mapping[str, str],
         device: torch.device,
+        documents: int = 1,
         **rest: Any,
     ) -> "WholeUpdates":
         """Updates of a model as a systems benchmark trains and warms it up; rest: the fields."""
-        setup = Setup.of(spec, model, backends, device)
+        setup = Setup.of(spec, model, backends, device, documents)
         return cls(setup, warmup=spec.warmup_updates, **rest)
 
     @property

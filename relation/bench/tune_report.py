@@ -97,7 +97,6 @@ def _entry(architecture: str, launches: Launches, comment: str) -> str:
         f"tuned = {'true' if launches.tuned else 'false'}",
         *(["descriptors = true"] if launches.descriptors else []),
         *(f"{name} = {_table(getattr(launches, name))}" for name in PASSES),
-        *([f"one_pass = {_table(launches.one_pass)}"] if launches.one_pass else []),
     ]
     return "\n".join(lines) + "\n"
 

@@ -11,8 +11,11 @@ from relation.pipeline.config import load_config
 from relation.pipeline.origin import stamp
 from relation.pipeline.results import Results, systems_path
 from relation.pipeline.uses import uses_of
+from relation.store.files import write_text
+from relation.variants import ModelConfig, model_config
 
 _REPEATS = 50
+DECODE = "decode"
 
 
 def add_commands(commands) -> None:
@@ -29,7 +32,10 @@ def add_commands(commands) -> None:
     parser.add_argument(
         "name",
         metavar="NAME",
-        help="as flash, linear, decoder; systems: what the systems tables show; all: everything",
+        help=(
+            "as flash, linear, decoder; decode: a token by context and batch; systems: what the "
+            "systems tables show; all: everything"
+        ),
     )
     parser.add_argument(
         "--device", choices=("cuda", "cpu"), default="cuda", help="default: cuda; cpu: no kernels"
@@ -49,6 +55,8 @@ def add_commands(commands) -> None:
         ),
     )
     parser.add_argument("--peers", help="comma-separated choice of what to compare with")
+    parser.add_argument("--contexts", help="of decode: tokens read before, comma-separated")
+    parser.add_argument("--batches", help="of decode: sequences at a time, comma-separated")
     parser.add_argument(
         "--repeats",
         type=int,
@@ -60,7 +68,7 @@ def add_commands(commands) -> None:
         type=Path,
         help=(
             "Parquet to write (default: results/bench/NAME.parquet; NAME-cpu with --device cpu, "
-            "and -choice after it with --shapes, --scales, --only, --peers or --repeats)"
+            "and -choice after it with any option that changes what is measured)"
         ),
     )
     parser.add_argument(
@@ -74,7 +82,8 @@ def _names(text: str | None) -> list[str] | None:
 
 def _default_output(name: str, options: argparse.Namespace) -> Path:
     """Where a benchmark goes: what was restricted never replaces the whole."""
-    choices = (options.shapes, options.scales, options.only, options.peers)
+    names = ("shapes", "scales", "only", "peers", "contexts", "batches")
+    choices = [getattr(options, name) for name in names]
     chosen = any(choice is not None for choice in choices) or options.repeats != _REPEATS
     device = "-cpu" if options.device == "cpu" else ""
     return Path("results", "bench", f"{name}{device}{'-choice' if chosen else ''}.parquet")
@@ -85,9 +94,14 @@ def _bench(options: argparse.Namespace) -> None:
 
     shapes = options.shapes or ("paper" if options.device == "cuda" else "smoke")
     campaign = resolve(load_config(options.config), campaign=shapes, scales=options.scales)
-    choose("benchmark", [options.name], [*BENCHMARKS, "systems", "all"])
+    choose("benchmark", [options.name], [*BENCHMARKS, DECODE, "systems", "all"])
+    if options.name != DECODE and (options.contexts or options.batches):
+        raise InputError(f"bench {options.name} takes no --contexts and --batches; decode does")
     if options.name in BENCHMARKS:
         _compare(options.name, options, campaign)
+        return
+    if options.name == DECODE:
+        _decode(options, campaign)
         return
     _check_whole(options, campaign)
     _measure_systems(campaign, _names(options.only))
@@ -95,6 +109,8 @@ def _bench(options: argparse.Namespace) -> None:
         for name in BENCHMARKS:
             print()
             _compare(name, options, campaign)
+        print()
+        _decode(options, campaign)
 
 
 def _check_whole(options: argparse.Namespace, campaign: Campaign) -> None:
@@ -135,6 +151,57 @@ def _compare(name: str, options: argparse.Namespace, campaign: Campaign) -> None
     print(found.title)
     print_tables(sections(found.rows), notes(found.subject, found.rows, found.conditions))
     print(output)
+
+
+def _numbers(name: str, text: str | None) -> list[int] | None:
+    if text is None:
+        return None
+    try:
+        return [int(number) for number in text.split(",")]
+    except ValueError:
+        raise InputError(f"--{name} {text}: give whole numbers, comma-separated") from None
+
+
+def _decode(options: argparse.Namespace, campaign: Campaign) -> None:
+    """A token of MHA, Full, Linear and Hybrid Relation, by context and batch."""
+    from relation.bench.decode import run
+    from relation.bench.decode_table import notes, sections
+    from report.figures.decode import decode_svg
+
+    if options.name == DECODE and (options.only or options.repeats != _REPEATS):
+        raise InputError("bench decode takes no --only and --repeats; give --peers or --contexts")
+    output = options.output or _default_output(DECODE, options)
+    rows = run(
+        campaign.name,
+        campaign.settings,
+        _decoded_models(campaign),
+        options.device,
+        output,
+        campaign.systems[0].precision,
+        _names(options.peers),
+        _numbers("contexts", options.contexts),
+        _numbers("batches", options.batches),
+        stamp(DECODE),
+    )
+    print(f"Decoding a token: {rows[0]['device']}, {rows[0]['precision']}")
+    picture = output.with_suffix(".svg")
+    write_text(picture, decode_svg(rows))
+    print_tables(sections(rows), notes(rows))
+    print(f"{output}\n{picture}")
+
+
+def _decoded_models(campaign: Campaign) -> dict[str, ModelConfig]:
+    """MHA, Full, Linear and Hybrid at the scale of the systems benchmark of complexity."""
+    of = next((spec for spec in campaign.systems if spec.benchmark == "complexity"), None)
+    if of is None:
+        raise InputError("decode takes the scale of the benchmark complexity; choose that scale")
+    found = {side["variant"]: side["model"] for side in of.sides}
+    found |= {run.variant: run.model for run, _ in campaign.inventory() if run.scale == of.scale}
+    return {
+        name: model_config(found[name])
+        for name in ("mha", "full", "linear", "hybrid")
+        if name in found
+    }
 
 
 def _measure_systems(campaign: Campaign, only: Sequence[str] | None) -> None:

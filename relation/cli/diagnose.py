@@ -72,6 +72,11 @@ def add_commands(commands) -> None:
         type=count,
         help="tokens from the start of one sequence to the next (default: the longest sequence)",
     )
+    other.add_argument(
+        "--document-mask",
+        choices=("documents",),
+        help="as the checkpoint was trained; documents: the flow stays within them",
+    )
     other.add_argument("--device", choices=("cpu", "cuda"), help="default: cpu")
 
 
@@ -86,7 +91,7 @@ def _diagnose_run(options: argparse.Namespace) -> list[dict]:
     from relation.flow.diagnose import diagnose
     from relation.store.parquet import read_parquet
 
-    given = (*_SAMPLING, "data", "output", "window", "device")
+    given = (*_SAMPLING, "data", "output", "window", "document_mask", "device")
     used = [f"--{n.replace('_', '-')}" for n in given if getattr(options, n) is not None]
     if used:
         raise InputError(f"{', '.join(used)}: only with --checkpoint; a run's are the campaign's")
@@ -119,6 +124,7 @@ def _diagnose_file(options: argparse.Namespace) -> list[dict]:
         options.output,
         options.device or "cpu",
         stamp("diagnostics"),
+        document_mask=options.document_mask,
         window=options.window or longest,
         **sampling,
     )

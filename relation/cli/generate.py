@@ -111,7 +111,7 @@ def _generate(options: argparse.Namespace) -> None:
     from relation.machine.devices import claim
     from relation.nn import Execution
     from relation.nn.folding import fold
-    from relation.nn.generation import Sampling, generate_tokens, stream_text
+    from relation.nn.generation import Sampling, generate_tokens, stream_text, why_plain
     from relation.train.checkpoint import load_model
 
     sampling = Sampling(options.temperature, options.top_k, options.top_p, options.seed)
@@ -123,12 +123,21 @@ def _generate(options: argparse.Namespace) -> None:
     prompt = tokenizer.encode(text, add_special_tokens=False).ids
     reach = len(prompt) + options.tokens
     with claim(options.device or ("cuda" if on_gpu else "cpu")) as device:
-        model = fold(load_model(source.checkpoint, device, Execution(linear="chunked")).eval())
+        # On a GPU, PyTorch's flash attention takes no FP32.
+        mha = "reference" if device.type == "cuda" else "flash"
+        plain = Execution(mha=mha, full="tiled", linear="chunked")
+        model = fold(load_model(source.checkpoint, device, plain).eval())
         if model.config.vocab_size != tokenizer.get_vocab_size():
             raise InputError(
                 f"{source.checkpoint} has {model.config.vocab_size} tokens and {source.tokenizer} "
                 f"{tokenizer.get_vocab_size()}; give the tokenizer that it was trained with"
             )
+        if device.type == "cuda":
+            reason = why_plain(model, device, torch.float32)
+            if reason is None:
+                model.run_by(Execution(mha=mha, full="flash", linear="flash"))
+            else:
+                print(f"warning: plain PyTorch decodes, as {reason}", file=sys.stderr)
         state = model.decode_state()
         stop = tokenizer.token_to_id(END_OF_TEXT)
         tokens = generate_tokens(model, prompt, options.tokens, sampling, stop, state)

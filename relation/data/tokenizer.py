@@ -50,3 +50,12 @@ def load_tokenizer(path: Path) -> Tokenizer:
         return Tokenizer.from_file(str(path))
     except Exception as error:  # `tokenizers` raises bare Exception for a file it cannot parse
         raise InputError(f"{path} is damaged ({error}); delete it and run snakemake") from None
+
+
+def end_of_text_id(data: Path) -> int:
+    """The id of end-of-text in a prepared corpus. Raises InputError as `load_tokenizer` does."""
+    path = data / "tokenizer.json"
+    found = load_tokenizer(path).token_to_id(END_OF_TEXT)
+    if found is None:
+        raise InputError(f"{path} has no {END_OF_TEXT}; delete it and run snakemake to make it")
+    return found

@@ -13,6 +13,7 @@ from relation.data.tokens import TokenFile
 from relation.errors import InputError
 
 IGNORED = -100  # the target that cross-entropy skips, PyTorch's convention
+_WINDOWS_AT_A_TIME = 1024
 
 
 def epoch_order(windows: int, seed: int, epoch: int) -> np.ndarray:
@@ -79,6 +80,15 @@ class TrainingWindows:
                 self._epoch, self._order = epoch, epoch_order(self.count, self._seed, epoch)
             ids[i] = self._order[place]
         return ids
+
+    def count_of(self, token: int) -> np.ndarray:
+        """How often every window's inputs hold a token, (windows,) int64; reads the whole split."""
+        found = np.empty(self.count, np.int64)
+        for first in range(0, self.count, _WINDOWS_AT_A_TIME):
+            last = min(first + _WINDOWS_AT_A_TIME, self.count)
+            inputs = self._tokens[first * self.context : last * self.context]
+            found[first:last] = (inputs.reshape(-1, self.context) == token).sum(1)
+        return found
 
     def batch(self, ids: np.ndarray, tokens: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
         """Inputs and targets, each (rows, T) int64, for windows `ids`.

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from relation.data.mask import DocumentMask
 from relation.data.tokens import open_tokens, token_file
 from relation.data.windows import validation_windows
 from relation.errors import InputError
@@ -123,14 +124,20 @@ def _map_rows(layer: Layer) -> Iterator[dict]:
 
 
 def diagnosis_of(
-    model: Decoder, spec: DiagnosticsSpec, sequences: Tensor, key: Mapping[str, Any], name: str
+    model: Decoder,
+    spec: DiagnosticsSpec,
+    sequences: Tensor,
+    key: Mapping[str, Any],
+    name: str,
+    mask: DocumentMask | None = None,
 ) -> Diagnosis:
     """Diagnose a model on sequences (B, T) on its device; `key` goes into every row.
 
-    Raises InputError for a model with Linear layers, or one whose flow is not finite.
+    mask: that of the model's training. Raises InputError for a model with Linear layers, or one
+    whose flow is not finite.
     """
     found = Diagnosis()
-    layers = read_layers(model, sequences, spec.flow_length, spec.rank_length)
+    layers = read_layers(model, sequences, spec.flow_length, spec.rank_length, mask)
     with Progress(f"diagnose {name}", model.config.layers, "layers") as progress:
         for layer in layers:
             for reading in layer.readings:
@@ -159,7 +166,8 @@ def diagnose(
         model = load_model(checkpoint, device, Execution()).eval()
         sequences = sequences_of(spec, data, model.config.vocab_size)
         key = {"scale": run.scale, "variant": run.variant, "seed": run.seed}
-        found = diagnosis_of(model, spec, sequences.to(device), key, run.name)
+        mask = DocumentMask.of(spec.document_mask, data)
+        found = diagnosis_of(model, spec, sequences.to(device), key, run.name, mask)
         written = origin(
             run.campaign,
             spec.config_hash,
@@ -179,20 +187,24 @@ def diagnose_file(
     output: Path | None,
     device_kind: str,
     stamp: Stamp = UNKNOWN,
+    document_mask: str | None = None,
     **sampling: int,
 ) -> Diagnosis:
     """Diagnose any checkpoint of MHA or Full layers; write its records where `output` is given.
 
-    data: a prepared corpus or a token file. sampling: the fields of DiagnosticsSpec of these names.
+    data: a prepared corpus or a token file. document_mask, sampling: the fields of DiagnosticsSpec
+    of these names; "documents" takes the tokenizer beside the tokens.
     The rows' scale, variant and seed are null; the origin holds the file's SHA-256. Raises
     InputError as `diagnose` does.
     """
     with claim(device_kind) as device:
         model = load_model(checkpoint, device, Execution()).eval()
-        spec = DiagnosticsSpec(run_hash=sha256_of(checkpoint), device=device_kind, **sampling)
+        given = {"device": device_kind, "document_mask": document_mask, **sampling}
+        spec = DiagnosticsSpec(run_hash=sha256_of(checkpoint), **given)
         sequences = sequences_of(spec, data, model.config.vocab_size)
         key = dict.fromkeys(("scale", "variant", "seed"))
-        found = diagnosis_of(model, spec, sequences.to(device), key, checkpoint.name)
+        mask = DocumentMask.of(document_mask, data.parent if data.suffix == ".bin" else data)
+        found = diagnosis_of(model, spec, sequences.to(device), key, checkpoint.name, mask)
         if output is not None:
             written = origin(
                 "none",

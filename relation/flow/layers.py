@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from relation.data.mask import DocumentMask
 from relation.errors import InputError
 from relation.flow import metrics
 from relation.nn import Decoder
@@ -27,11 +28,16 @@ class Reading(NamedTuple):
     count: int
 
 
-def read_flow(flow: Tensor) -> Reading:
-    """Flow, distance and sink metrics of (B, H, T, T); curves `self` by position and `distance`."""
+def read_flow(flow: Tensor, places: Tensor | None = None) -> Reading:
+    """Flow, distance and sink metrics of (B, H, T, T); curves `self` by position and `distance`.
+
+    places: where each token stands in its document, (B, T) int64; sinks are then documents'.
+    """
     length = flow.shape[-1]
     # Small from here on, and a GPU has no cumulative sum that gives the same bits every time.
     by_distance, by_source = (p.double().cpu() for p in metrics.history_profiles(flow))
+    if places is not None:
+        by_source = metrics.by_place(by_source, places.cpu())
     values = {"self_flow": metrics.self_flow(flow), "exchange_flow": metrics.exchange_flow(flow)}
     for name, part in DISTANCES.items():
         values[name] = by_distance[..., length // part + 1 :].sum(-1)
@@ -68,15 +74,21 @@ class Layer(NamedTuple):
 
 @torch.no_grad()
 def read_layers(
-    model: Decoder, tokens: Tensor, flow_length: int, rank_length: int
+    model: Decoder,
+    tokens: Tensor,
+    flow_length: int,
+    rank_length: int,
+    mask: DocumentMask | None = None,
 ) -> Iterator[Layer]:
     """Read every layer's flow on (B, T) ids, T at least both lengths, one layer at a time.
 
     A causal flow of the first tokens of a sequence is the corner of the whole flow, so one pass
-    serves both lengths. Raises InputError for a model with Linear layers, or a flow that is not
-    finite.
+    serves both lengths. mask: the flow stays within the documents that it finds. Raises InputError
+    for a model with Linear layers, or a flow that is not finite.
     """
-    for index, flow in enumerate(model.flows(tokens)):
+    documents = None if mask is None else mask.documents(tokens)
+    places = None if documents is None else documents.positions[:, :flow_length]
+    for index, flow in enumerate(model.flows(tokens, documents)):
         if not flow.isfinite().all():
             raise InputError(
                 f"the flow of layer {index} is not finite: the model diverged; train it anew with "
@@ -84,4 +96,4 @@ def read_layers(
             )
         corner = flow[..., :flow_length, :flow_length]
         spectrum = read_spectrum(flow[..., :rank_length, :rank_length])
-        yield Layer(index, corner, (read_flow(corner), spectrum))
+        yield Layer(index, corner, (read_flow(corner, places), spectrum))

@@ -60,6 +60,15 @@ def sink_mass(flow: Tensor, first: int) -> Tensor:
     return conditional_history(flow)[..., :first].sum(-1).mean(-1)
 
 
+def by_place(by_source: Tensor, places: Tensor) -> Tensor:
+    """Mass by source, (B, H, T), summed by the source's place in its document, (B, H, T).
+
+    places: (B, T) int64. Within documents the sink is that of their first tokens.
+    """
+    places = places[:, None].expand_as(by_source)
+    return torch.zeros_like(by_source).scatter_add(-1, places, by_source)
+
+
 def history_profiles(flow: Tensor) -> tuple[Tensor, Tensor]:
     """The conditional historical mass by distance and by source, (..., T) each, means over rows.
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from relation.data.mask import DocumentMask
 from relation.flow.diagnose import hash_of_sequences, sequences_of
 from relation.flow.layers import read_layers
 from relation.nn import Decoder
@@ -52,8 +53,9 @@ class FlowProbe:
         rows = _parameter_rows(model)
         if LINEAR in model.config.layout:
             return rows
-        sequences = self._sequences.to(model.embedding.weight.device)
-        for layer in read_layers(model, sequences, self.spec.flow_length, self.spec.rank_length):
+        sequences, spec = self._sequences.to(model.embedding.weight.device), self.spec
+        mask = DocumentMask.of(spec.document_mask, self.data)
+        for layer in read_layers(model, sequences, spec.flow_length, spec.rank_length, mask):
             rows += [
                 {"layer": layer.index, "part": None, "metric": name, "value": values.mean().item()}
                 for reading in layer.readings

@@ -1,80 +1,173 @@
-"""What decoding keeps of the tokens read so far: Table 1's decode history state, layer by layer."""
+"""What decoding keeps of the tokens read so far: Table 1's decode history state, layer by layer.
 
+A layer's cache is a `HistoryCache` (MHA and Full Relation) or a `LinearState` (Linear Relation).
+Both are used alike:
+
+    length, lengths   tokens read by the longest row; by each row, (B,) int64, or None: all alike
+    begin(lengths)    before a prompt whose rows differ in length, padded at the right
+    append, replace   take the states of a block of tokens in
+    reorder(rows)     keep other rows: row b becomes what was row rows[b]
+    nbytes            bytes of what is kept
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
 from torch import Tensor
 
-from relation.errors import InputError
+from relation.errors import InputError, RunError
 from relation.variants import LINEAR
 
+Tables = tuple[Tensor, Tensor]
 
-class HistoryCache:
+
+class Cache:
+    """How many tokens each row of a layer's cache has read; `tensors` are what it keeps of them."""
+
+    def __init__(self):
+        self.length = 0
+        self.lengths: Tensor | None = None
+        self.tensors: tuple[Tensor, ...] = ()
+
+    def begin(self, lengths: Tensor) -> None:
+        """Expect a prompt of unequal rows: of its n tokens row b has the first lengths[b].
+
+        lengths: (B,) int64, from 1 to n. Raises InputError for a cache that has read tokens.
+        """
+        if self.length:
+            raise InputError(
+                f"rows of unequal length begin with an empty cache, and this one has read "
+                f"{self.length} tokens; start a new decode state"
+            )
+        self.lengths = lengths
+
+    def padding(self, tokens: int) -> Tensor | None:
+        """Where the next block of so many tokens is padding, (B, n) bool; None: nowhere."""
+        if self.lengths is None or self.length:
+            return None
+        return torch.arange(tokens, device=self.lengths.device) >= self.lengths[:, None]
+
+    def _take(self, tokens: int) -> None:
+        """Count a block of so many tokens a row; of an unequal prompt `begin` knows how many."""
+        if self.lengths is not None and self.length:
+            self.lengths = self.lengths + tokens
+        self.length += tokens
+
+    def settle(self, lengths: Sequence[int]) -> None:
+        """Say how many tokens each row has read, where a GPU counted them."""
+        self.length = max(lengths)
+        if len(set(lengths)) > 1:
+            self.lengths = torch.tensor(lengths, device=self.tensors[0].device)
+        else:
+            self.lengths = None
+
+    def reorder(self, rows: Tensor) -> None:
+        """Keep the rows (n,) int64 in that order, repeated where they are named twice."""
+        self.tensors = tuple(tensor.index_select(0, rows) for tensor in self.tensors)
+        if self.lengths is not None:
+            self.lengths = self.lengths.index_select(0, rows)
+
+
+class HistoryCache(Cache):
     """The history of an MHA or Full Relation layer, O(T d): two states a token.
 
     They are K and V, or the relation coordinate p2 and the mixed information. Memory is taken for
-    `capacity` tokens at the first block and at least doubled when that is full.
+    `capacity` tokens at the first block and at least doubled when that is full: `tensors` are the
+    two buffers, (B, H, capacity, D), none before the first block.
     """
 
     def __init__(self, capacity: int = 256):
+        super().__init__()
         if capacity < 1:
             raise InputError(f"capacity is {capacity}; give at least 1 token")
-        self.capacity, self.length = capacity, 0
-        self._buffers: tuple[Tensor, ...] = ()
+        self.capacity = capacity
 
     @property
     def states(self) -> tuple[Tensor, ...]:
-        """Views of the two states, (B, H, T, D) each; none before the first block."""
-        return tuple(buffer[:, :, : self.length] for buffer in self._buffers)
+        """Views of the two states, (B, H, T, D) each, T the longest row's tokens."""
+        return tuple(buffer[:, :, : self.length] for buffer in self.tensors)
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the history fills; the memory taken ahead does not count."""
+        """Bytes that the history fills, shorter rows' padding included; not the memory ahead."""
         return sum(state.nbytes for state in self.states)
 
     def append(self, first: Tensor, second: Tensor) -> tuple[Tensor, ...]:
         """Add a block's two states, (B, H, n, D) alike, and return `states` with them.
 
-        Raises InputError for a block of another shape, dtype or device than the history's.
+        Each row's block follows its own last token. Raises InputError for a block of another
+        shape, dtype or device than the history's.
         """
-        end = self.length + first.shape[2]
-        if not self._buffers or end > self.capacity:
-            self._grow(end, (first, second))
-        for buffer, block in zip(self._buffers, (first, second), strict=True):
-            kept = buffer[:, :, self.length : end]
-            if (block.shape, block.dtype, block.device) != (kept.shape, kept.dtype, kept.device):
-                raise InputError(
-                    f"a block of {tuple(block.shape)} {block.dtype} on {block.device} does not "
-                    f"continue a history of {tuple(buffer[:, :, : self.length].shape)} "
-                    f"{buffer.dtype} on {buffer.device}; start a new decode state"
-                )
-        for buffer, block in zip(self._buffers, (first, second), strict=True):
-            buffer[:, :, self.length : end] = block
-        self.length = end
+        blocks, end = (first, second), self.length + first.shape[2]
+        for block in blocks:
+            self._check(block, end - self.length)
+        if not self.tensors or end > self.capacity:
+            self.reserve(end, blocks)
+        if self.lengths is None or not self.length:
+            for buffer, block in zip(self.tensors, blocks, strict=True):
+                buffer[:, :, self.length : end] = block
+        else:
+            places = self.lengths[:, None] + torch.arange(first.shape[2], device=first.device)
+            rows = torch.arange(len(places), device=first.device)[:, None]
+            for buffer, block in zip(self.tensors, blocks, strict=True):
+                buffer.transpose(1, 2)[rows, places] = block.transpose(1, 2)
+        self._take(first.shape[2])
         return self.states
 
-    def _grow(self, needed: int, blocks: tuple[Tensor, ...]) -> None:
-        """Take memory for `needed` tokens, shaped as the history or else as the first block."""
+    def reserve(self, tokens: int, blocks: tuple[Tensor, ...] = ()) -> None:
+        """Take memory for `tokens` tokens at least, shaped as the history or else as `blocks`.
+
+        Raises RunError where a GPU has too little.
+        """
+        if self.tensors and tokens <= self.capacity:
+            return
         states = self.states or tuple(block[:, :, :0] for block in blocks)
-        self.capacity = max(needed, 2 * self.capacity if self._buffers else self.capacity)
-        self._buffers = tuple(s.new_empty(*s.shape[:2], self.capacity, s.shape[3]) for s in states)
-        for buffer, state in zip(self._buffers, states, strict=True):
-            buffer[:, :, : self.length] = state
+        capacity = max(tokens, 2 * self.capacity if self.tensors else self.capacity)
+        # Zeros: a shorter row's places past its end are read, and weigh nothing.
+        try:
+            taken = tuple(s.new_zeros(*s.shape[:2], capacity, s.shape[3]) for s in states)
+        except torch.OutOfMemoryError:
+            raise RunError(
+                f"the decode state is full at {self.length:,} tokens, and the GPU has no memory "
+                f"for {capacity:,}; decode fewer rows or tokens"
+            ) from None
+        self.capacity, self.tensors = capacity, taken
+        for buffer, state in zip(self.tensors, states, strict=True):
+            buffer[:, :, : state.shape[2]] = state
+
+    def _check(self, block: Tensor, tokens: int) -> None:
+        if not self.tensors:
+            return
+        buffer = self.tensors[0]
+        fits = (*buffer.shape[:2], tokens, buffer.shape[3])
+        if (tuple(block.shape), block.dtype, block.device) != (fits, buffer.dtype, buffer.device):
+            raise InputError(
+                f"a block of {tuple(block.shape)} {block.dtype} on {block.device} does not "
+                f"continue a history of {tuple(self.states[0].shape)} {buffer.dtype} on "
+                f"{buffer.device}; start a new decode state"
+            )
 
 
-class LinearState:
-    """The state of a Linear Relation layer, O(d^2 / H): C, (B, H, D, D), however many tokens."""
+class LinearState(Cache):
+    """The state of a Linear Relation layer, O(d^2 / H): C, (B, H, D, D), however many tokens.
 
-    def __init__(self):
-        self.length = 0
-        self.state: Tensor | None = None
+    `tensors` holds C; it is empty before the first token.
+    """
+
+    @property
+    def state(self) -> Tensor | None:
+        """C of the tokens read so far, None before the first."""
+        return self.tensors[0] if self.tensors else None
 
     @property
     def nbytes(self) -> int:
         """Bytes of C; none before the first token."""
-        return 0 if self.state is None else self.state.nbytes
+        return sum(C.nbytes for C in self.tensors)
 
     def replace(self, state: Tensor, tokens: int) -> None:
         """Keep C (B, H, D, D) of `tokens` more tokens in place of the one before."""
-        self.state = state
-        self.length += tokens
+        self.tensors = (state,)
+        self._take(tokens)
 
 
 class DecodeState:
@@ -85,16 +178,51 @@ class DecodeState:
         self.layers = [
             LinearState() if letter == LINEAR else HistoryCache(capacity) for letter in layout
         ]
+        self._tables: Tables | None = None
 
     @property
     def length(self) -> int:
-        """Tokens read. Raises InputError where an exception left only some layers with a block."""
+        """Tokens read by the longest row.
+
+        Raises InputError where an exception left only some layers with a block.
+        """
         lengths = {layer.length for layer in self.layers}
         if len(lengths) > 1:
             raise InputError("the last block reached only some layers; start a new decode state")
         return lengths.pop()
 
     @property
+    def lengths(self) -> Tensor | None:
+        """Tokens that each row has read, (B,) int64, or None: as many as `length` says."""
+        return self.layers[0].lengths
+
+    @property
     def nbytes(self) -> int:
         """Bytes that the layers keep for the next token."""
         return sum(layer.nbytes for layer in self.layers)
+
+    @property
+    def histories(self) -> Iterator[HistoryCache]:
+        """The caches that grow with the text."""
+        return (layer for layer in self.layers if isinstance(layer, HistoryCache))
+
+    def begin(self, lengths: Tensor) -> None:
+        """Expect a prompt of unequal rows in every layer; see `Cache.begin`."""
+        for layer in self.layers:
+            layer.begin(lengths)
+
+    def settle(self, lengths: Sequence[int]) -> None:
+        """Say how many tokens each row has read, where a GPU counted them."""
+        for layer in self.layers:
+            layer.settle(lengths)
+
+    def reorder(self, rows: Tensor) -> None:
+        """Keep the rows (n,) int64 in that order, as beam search does after each token."""
+        for layer in self.layers:
+            layer.reorder(rows)
+
+    def tables(self, build: Callable[[int], Tables], tokens: int) -> Tables:
+        """RoPE's tables for `tokens` places at least, by `build(places)`, kept for later calls."""
+        if self._tables is None or len(self._tables[0]) < tokens:
+            self._tables = build(1 << (tokens - 1).bit_length())
+        return self._tables

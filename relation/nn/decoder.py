@@ -5,7 +5,8 @@ the counts come out exactly.
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +19,7 @@ from relation.nn.execution import Execution
 from relation.nn.mixers import RopeTables, build_mixer
 from relation.nn.norm import FoldedRMSNorm, Normed
 from relation.ops.rope import rope_angles
-from relation.variants import LINEAR, ModelConfig
+from relation.variants import LINEAR, MIXERS, ModelConfig
 
 
 class SwiGLU(nn.Module):
@@ -72,6 +73,12 @@ class Decoder(nn.Module):
         self.blocks = nn.ModuleList(Block(config, i, calls) for i in range(config.layers))
         self.norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
 
+    def run_by(self, execution: Execution) -> None:
+        """Run the operators by other backends. Raises InputError for one the device cannot run."""
+        calls = execution.calls(self.config, self.embedding.weight.device)
+        for letter, block in zip(self.config.layout, self.blocks, strict=True):
+            block.mixer.call = calls[MIXERS[letter]]
+
     def rope_tables(self, length: int, device: torch.device, offset: int = 0) -> RopeTables:
         """Cosine and sine for positions offset .. offset + length - 1, shared by all layers."""
         config = self.config
@@ -120,25 +127,70 @@ class Decoder(nn.Module):
 
         They are the forward's last n rows, and `state` takes the tokens in: ids in int64 or int32
         below the vocabulary's size, which is not checked, as a GPU would have to be waited for. A
-        prompt is read in one block or several, then n = 1 a step. MHA and Full layers run the
-        decoding forms of the reference operators, Linear ones their backend; nothing is
-        differentiable. Raises InputError for tokens of another shape or dtype, or a state of
-        another model or batch.
+        prompt is read in one block or several, then n = 1 a step. An empty state's first block runs
+        the backends; later ones of MHA and Full layers run the decoding forms of the reference
+        operators. Nothing is differentiable. Raises InputError for tokens of another shape or
+        dtype, or a state of another model or batch.
         """
-        if tokens.ndim != 2 or tokens.shape[1] < 1:
-            raise InputError(f"tokens have shape {tuple(tokens.shape)}; give (B, n) with n >= 1")
-        if tokens.dtype not in (torch.int64, torch.int32):
-            raise InputError(f"tokens are {tokens.dtype}; give their ids in int64 or int32")
+        return self.logits(self._decoded(tokens, state))
+
+    @torch.no_grad()
+    def read(
+        self, tokens: Tensor, state: DecodeState, lengths: Sequence[int] | None = None
+    ) -> Tensor:
+        """Logits (B, V) of each row's last token; otherwise as `decode`.
+
+        lengths: of prompts of unequal length, how many of the row's tokens are its own; it is
+        padded at the right with any ids, and `state` must be empty. Raises InputError for lengths
+        that do not fit, an empty prompt among them, and as `decode` does.
+        """
+        if lengths is None:
+            return self.logits(self._decoded(tokens, state)[:, -1])
+        self._check_tokens(tokens)
+        batch, width = tokens.shape
+        if len(lengths) != batch or max(lengths) > width:
+            raise InputError(
+                f"tokens have shape {tuple(tokens.shape)} and lengths are {list(lengths)[:8]}; "
+                f"give {batch} lengths of at most {width}"
+            )
+        if min(lengths) < 1:
+            row = next(row for row, length in enumerate(lengths) if length < 1)
+            raise InputError(f"prompt {row} is empty; give each row of a batch at least one token")
+        last = torch.tensor(lengths, device=tokens.device)
+        if len(set(lengths)) > 1:
+            state.begin(last)
+        states = self._decoded(tokens[:, : max(lengths)], state)
+        return self.logits(states[torch.arange(batch, device=tokens.device), last - 1])
+
+    def _decoded(self, tokens: Tensor, state: DecodeState) -> Tensor:
+        """The last norm's output, (B, n, d), of the next n tokens, which `state` takes in."""
+        self._check_tokens(tokens)
         if state.layout != self.config.layout:
             raise InputError(
                 f"the decode state is of layers {state.layout} and the model of "
                 f"{self.config.layout}; start one with decode_state()"
             )
         x = self.embed(tokens)
-        rope = self.rope_tables(tokens.shape[1], tokens.device, state.length)
+        rope = self._decoding_tables(tokens, state)
         for block, cache in zip(self.blocks, state.layers, strict=True):
             x = block(x, rope, cache)
-        return self.logits(self.norm(x))
+        return self.norm(x)
+
+    def _check_tokens(self, tokens: Tensor) -> None:
+        if tokens.ndim != 2 or tokens.shape[1] < 1:
+            raise InputError(f"tokens have shape {tuple(tokens.shape)}; give (B, n) with n >= 1")
+        if tokens.dtype not in (torch.int64, torch.int32):
+            raise InputError(f"tokens are {tokens.dtype}; give their ids in int64 or int32")
+
+    def _decoding_tables(self, tokens: Tensor, state: DecodeState) -> RopeTables:
+        """RoPE's tables of the next tokens, (n, d_h), or (B, n, d_h) for rows of unequal length."""
+        n, device = tokens.shape[1], tokens.device
+        if state.lengths is None or not state.length:
+            return self.rope_tables(n, device, state.length)
+        tables = state.tables(partial(self.rope_tables, device=device), state.length + n)
+        places = state.lengths[:, None] + torch.arange(n, device=device)
+        cos, sin = (table[places] for table in tables)
+        return cos, sin
 
     def flows(self, tokens: Tensor, documents: Documents | None = None) -> Iterator[Tensor]:
         """Yield each layer's normalised flow (B, H, T, T), FP32, one layer at a time.

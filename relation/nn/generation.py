@@ -1,128 +1,153 @@
-"""Generation: continuing a prompt token by token from a model's decode state."""
+"""Generation: continuing prompts token by token from a model's decode state."""
 
-import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from relation.errors import InputError, RunError
+from relation.kernels.checks import projection_dtype
 from relation.nn import Decoder, DecodeState
+from relation.nn.prepared import Prepared, why_plain
+from relation.nn.replay import Replay, replayed
+from relation.nn.sampling import CHUNK, Sampling, Uniforms, draw
+from relation.ops import causal_attention, expanded_linear_relation, full_relation
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-# A prompt is read in blocks, so that its scores take memory linear in its length.
-BLOCK = 256
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How the next token is drawn. Raises InputError for values that mean nothing.
-
-    temperature divides the logits, 0 takes the likeliest token; top_k keeps the k likeliest, None
-    all; top_p keeps the fewest likeliest tokens whose probability, after top_k, reaches it.
-    """
-
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float = 1.0
-    seed: int = 0
-
-    def __post_init__(self):
-        if not 0 <= self.temperature < math.inf:
-            raise InputError(
-                f"temperature is {self.temperature}; give 0 (the likeliest token) or more"
-            )
-        if self.top_k is not None and self.top_k < 1:
-            raise InputError(f"top_k is {self.top_k}; give at least 1 token")
-        if not 0 < self.top_p <= 1:
-            raise InputError(f"top_p is {self.top_p}; give a probability above 0, at most 1")
-        if not 0 <= self.seed < 2**63:
-            raise InputError(f"seed is {self.seed}; give a whole number from 0 to 2^63 - 1")
-
-
-def next_token_probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
-    """The distribution that the next token is drawn from, (..., V), FP64, of logits (..., V).
-
-    Tokens that temperature, top_k and top_p leave out have probability 0; of equal logits the
-    lower id comes first.
-    """
-    ranked, ids = logits.double().sort(dim=-1, descending=True, stable=True)
-    if sampling.temperature == 0:
-        kept = torch.zeros_like(ranked)
-        kept[..., 0] = 1
-    else:
-        kept = ((ranked - ranked[..., :1]) / sampling.temperature).softmax(dim=-1)
-        if sampling.top_k is not None:
-            kept[..., sampling.top_k :] = 0
-            kept /= kept.sum(dim=-1, keepdim=True)
-        if sampling.top_p < 1:
-            likelier = kept.cumsum(dim=-1) - kept
-            kept = kept.masked_fill(likelier >= sampling.top_p, 0)
-            kept /= kept.sum(dim=-1, keepdim=True)
-    return torch.zeros_like(kept).scatter(-1, ids, kept)
+# A prompt is read whole by the model's backends. Where one of them forms all T x T scores, it reads
+# the first WHOLE tokens; the rest, and what follows tokens that a state has read, come in blocks,
+# so that scores take memory linear in the prompt's length.
+BLOCK, WHOLE = 256, 1024
+_SQUARE = (causal_attention, full_relation, expanded_linear_relation)
 
 
 def generate_tokens(
     model: Decoder,
-    prompt: list[int],
+    prompt: Sequence[int],
     count: int,
     sampling: Sampling,
     stop: int | None = None,
     state: DecodeState | None = None,
 ) -> Iterator[int]:
-    """Yield up to `count` token ids that continue the prompt's ids, each as soon as it is drawn.
+    """Yield up to `count` token ids that continue the prompt's ids, as soon as they are drawn.
 
     Ends before the token `stop`, which is not yielded. `state` is the decode state to go on from,
-    an empty one by default; it takes the prompt and each token that another one follows. Tokens are
-    drawn on the CPU: for one seed, devices differ only where the rounding of their logits decides.
-    Raises InputError for an empty prompt, an id outside the vocabulary or a count below 1, RunError
-    for logits that are not finite.
+    an empty one by default; it takes the prompt and each token that another one follows. On a GPU
+    a token is one CUDA graph, launched before the last one is read, and the state is up to date
+    when the iterator has ended; where `why_plain` has a reason, and on a CPU, a token is
+    `model.decode`. Under autocast either computes in its dtype. The numbers that tokens are drawn
+    with come from the CPU: for one seed, devices differ only where the rounding of their logits
+    decides. Raises InputError for an empty prompt, an id outside the vocabulary or a count below 1,
+    RunError for logits that are not finite.
     """
-    vocabulary = model.config.vocab_size
-    if not prompt:
-        raise InputError("the prompt is empty; give at least one token to continue")
-    if not 0 <= min(prompt) <= max(prompt) < vocabulary:
-        raise InputError(
-            f"the prompt has token ids from {min(prompt)} to {max(prompt)} and the model knows "
-            f"0 to {vocabulary - 1}; use the tokenizer that it was trained with"
-        )
-    if count < 1:
-        raise InputError(f"{count} tokens were asked for; ask for at least 1")
+    _check(model, [prompt], count)
     if state is None:
         state = model.decode_state()
-    return _continuation(model, prompt, count, sampling, stop, state)
+    steps = _continuations(model, [prompt], count, sampling, stop, state)
+    return (row[0] for row in steps)
 
 
-def _continuation(
+def generate_batch(
     model: Decoder,
-    prompt: list[int],
+    prompts: Sequence[Sequence[int]],
+    count: int,
+    sampling: Sampling,
+    stop: int | None = None,
+) -> list[list[int]]:
+    """Up to `count` token ids that continue each prompt's ids, in one batch.
+
+    Prompts may differ in length. What row b draws depends on the seed and on b, not on the other
+    rows, but for the rounding of the prompts' products. Everything else is as `generate_tokens`;
+    raises InputError for no prompts, or an empty one among them, too.
+    """
+    if not prompts:
+        raise InputError("there is no prompt in the batch; give one at least")
+    _check(model, prompts, count)
+    texts: list[list[int]] = [[] for _ in prompts]
+    for ids in _continuations(model, prompts, count, sampling, stop, model.decode_state()):
+        for text, token in zip(texts, ids, strict=True):
+            if token is not None:
+                text.append(token)
+    return texts
+
+
+def _check(model: Decoder, prompts: Sequence[Sequence[int]], count: int) -> None:
+    vocabulary = model.config.vocab_size
+    for row, prompt in enumerate(prompts):
+        which = "the prompt" if len(prompts) == 1 else f"prompt {row}"
+        if not prompt:
+            raise InputError(f"{which} is empty; give at least one token to continue")
+        if not 0 <= min(prompt) <= max(prompt) < vocabulary:
+            raise InputError(
+                f"{which} has token ids from {min(prompt)} to {max(prompt)} and the model knows "
+                f"0 to {vocabulary - 1}; use the tokenizer that it was trained with"
+            )
+    if count < 1:
+        raise InputError(f"{count} tokens were asked for; ask for at least 1")
+
+
+def _continuations(
+    model: Decoder,
+    prompts: Sequence[Sequence[int]],
     count: int,
     sampling: Sampling,
     stop: int | None,
     state: DecodeState,
-) -> Iterator[int]:
-    generator = torch.Generator().manual_seed(sampling.seed)
-    device = model.embedding.weight.device
-    for block in torch.tensor([prompt], device=device).split(BLOCK, dim=1):
-        logits = model.decode(block, state)
-    for drawn in range(1, count + 1):
-        last = logits[0, -1].cpu()
-        if not last.isfinite().all():
+) -> Iterator[list[int | None]]:
+    """Yield each row's next id, None where it has ended, until all have."""
+    weight = model.embedding.weight
+    logits = _read(model, prompts, state)
+    dtype = projection_dtype(weight)
+    if why_plain(model, weight.device, dtype) is None:
+        replay = Replay(Prepared(model, dtype), state, logits, sampling, stop)
+        steps = replayed(replay, count)
+    else:
+        steps = _plain(model, logits, sampling, count, state)
+    live = [True] * len(prompts)
+    for ids in steps:
+        if any(alive and token < 0 for alive, token in zip(live, ids, strict=True)):
             raise RunError(
                 f"the logits after {state.length} tokens are not finite; the weights are broken or "
                 "the precision is too low"
             )
-        probabilities = next_token_probabilities(last, sampling)
-        token = torch.multinomial(probabilities, 1, generator=generator).item()
-        if token == stop:
+        live = [alive and token != stop for alive, token in zip(live, ids, strict=True)]
+        if not any(live):
             return
-        yield token
-        if drawn < count:
-            logits = model.decode(torch.tensor([[token]], device=device), state)
+        yield [token if alive else None for alive, token in zip(live, ids, strict=True)]
+
+
+def _read(model: Decoder, prompts: Sequence[Sequence[int]], state: DecodeState) -> Tensor:
+    """Logits (B, V) after the prompts, which `state` takes in."""
+    device, lengths = model.embedding.weight.device, [len(prompt) for prompt in prompts]
+    if len(prompts) > 1:
+        padded = torch.zeros(len(prompts), max(lengths), dtype=torch.int64)
+        for row, prompt in zip(padded, prompts, strict=True):
+            row[: len(prompt)] = torch.tensor(prompt)
+        return model.read(padded.to(device), state, lengths)
+    tokens = torch.tensor([list(prompts[0])], device=device)
+    square = any(block.mixer.call in _SQUARE for block in model.blocks)
+    whole = 0 if state.length else min(WHOLE, lengths[0]) if square else lengths[0]
+    for block in (tokens[:, :whole], *tokens[:, whole:].split(BLOCK, dim=1)):
+        if block.shape[1]:
+            logits = model.read(block, state)
+    return logits
+
+
+def _plain(
+    model: Decoder, logits: Tensor, sampling: Sampling, count: int, state: DecodeState
+) -> Iterator[list[int]]:
+    """Yield the ids (B,) of each of `count` tokens, read one by one by `model.decode`."""
+    uniforms = Uniforms(sampling.seed, len(logits))
+    for drawn in range(count):
+        if drawn % CHUNK == 0:
+            numbers = uniforms.next().to(logits.device)
+        ids = draw(logits, numbers[drawn % CHUNK], sampling)
+        yield ids.tolist()
+        if drawn + 1 < count:
+            logits = model.decode(ids[:, None], state)[:, -1]
 
 
 def stream_text(tokenizer: "Tokenizer", tokens: Iterable[int]) -> Iterator[str]:

@@ -34,7 +34,8 @@ class Mixer(nn.Module):
     and information projections in Relation, so that paired models share names and initial values.
 
     A mixer's forward is given the layer's cache when decoding: x then holds the newest tokens, the
-    cache what is kept of those before, and the cache takes the newest in. Or it is given the
+    cache what is kept of those before, and the cache takes the newest in. An empty cache's first
+    block, a prompt, is computed by the operator's backend. Or it is given the
     documents of the batch; RoPE's tables then hold each token's place in its own.
     """
 
@@ -84,7 +85,9 @@ class AttentionMixer(Mixer):
         v = self.split(x.project(self.wi.weight))
         if cache is None:
             return self.output(self.call(q, k, v, documents=documents))
-        return self.output(attention_step(q, *cache.append(k, v)))
+        prompt, history = cache.length == 0, cache.append(k, v)
+        y = self.call(q, k, v) if prompt else attention_step(q, *history, lengths=cache.lengths)
+        return self.output(y)
 
     def flow(self, x: Normed, rope: RopeTables, documents: Documents | None = None) -> Tensor:
         """Normalised flow (B, H, T, T), FP32."""
@@ -143,9 +146,12 @@ class FullRelationMixer(InformationMixer):
         # Under autocast the projections are BF16 and scaled X is FP32: Raw-X transports BF16 too.
         info = self.information(x).to(p1.dtype)
         numbers, own = (self.lam, self.tau), self.transport_self
-        if cache is not None:
+        if cache is not None and cache.length:
             history = cache.append(p2, info)
-            return self.output(full_relation_step(p1, *history, *numbers, transport_self=own))
+            rest = {"transport_self": own, "lengths": cache.lengths}
+            return self.output(full_relation_step(p1, *history, *numbers, **rest))
+        if cache is not None:
+            cache.append(p2, info)
         y = self.call(p1, p2, info, *numbers, transport_self=own, documents=documents)
         return self.output(y)
 
@@ -196,6 +202,10 @@ class LinearRelationMixer(InformationMixer):
         p1, p2 = self.coordinates(x, rope)
         g = self.log_retention(Normed(residual) if self.reads_residual else x)
         C = None if cache is None else cache.state
+        padding = None if cache is None else cache.padding(residual.shape[1])
+        if padding is not None:
+            # Padding neither forgets nor writes, so that the state is that of the row's last token.
+            p2, g = (s.masked_fill(padding[:, None, :, None], 0) for s in (p2, g))
         y, C = self.call(p1, p2, self.information(x), g, self.tau, C, documents=documents)
         if cache is not None:
             cache.replace(C, residual.shape[1])

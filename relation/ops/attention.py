@@ -67,7 +67,7 @@ def _flash_rows_on_gpu(q, k, v, documents: Documents) -> torch.Tensor:
 
 
 def _flash_rows_on_cpu(q, k, v, documents: Documents) -> torch.Tensor:
-    sizes = documents.offsets.diff().tolist()
+    sizes = [size for size in documents.offsets.diff().tolist() if size]
     rows = (x.transpose(0, 1)[None].split(sizes, dim=2) for x in (q, k, v))
     parts = [flash_attention(*document) for document in zip(*rows, strict=True)]
     return torch.cat(parts, dim=2)[0].transpose(0, 1)

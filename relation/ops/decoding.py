@@ -29,22 +29,36 @@ def _tokens_before(name: str, block: Tensor, **history: Tensor) -> int:
     return before
 
 
-def _future(block: Tensor, before: int) -> Tensor:
-    """(n, T) mask of what token i of the block may not see: j > i."""
-    n = block.shape[2]
-    return torch.ones(n, before + n, dtype=torch.bool, device=block.device).triu(before + 1)
+def _places(block: Tensor, before: int, lengths: Tensor | None) -> Tensor:
+    """Where in the history the block's tokens stand, from 0: (n,), or (B, 1, n) by the lengths."""
+    place = torch.arange(block.shape[2], device=block.device)
+    if lengths is None:
+        return before + place
+    if tuple(lengths.shape) != (block.shape[0],) or lengths.dtype != torch.int64:
+        raise InputError(
+            f"lengths are {lengths.dtype} of shape {tuple(lengths.shape)}; give "
+            f"({block.shape[0]},) in int64"
+        )
+    check_device(block, lengths)
+    return (lengths[:, None] - len(place) + place)[:, None]
 
 
-def attention_step(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def _future(places: Tensor, total: int) -> Tensor:
+    """Mask (n, T) or (B, 1, n, T) of what a token of the block may not see: j > i."""
+    return torch.arange(total, device=places.device) > places[..., None]
+
+
+def attention_step(q: Tensor, k: Tensor, v: Tensor, *, lengths: Tensor | None = None) -> Tensor:
     """Causal attention of n new tokens: the last n rows of `causal_attention`.
 
     q: (B, H, n, D) of the new tokens; k, v: (B, H, T, D) of all tokens, the new ones last; one
-    floating dtype, q and k after RoPE. Returns (B, H, n, D) in their dtype; the softmax is FP32
-    (FP64 for FP64 inputs). Raises InputError for shapes that do not fit, an empty dimension, mixed
-    dtypes or mixed devices.
+    floating dtype, q and k after RoPE. lengths: (B,) int64, where rows differ: row b's history is
+    its first lengths[b] tokens, n to T, which is not checked. Returns (B, H, n, D) in their dtype;
+    the softmax is FP32 (FP64 for FP64 inputs). Raises InputError for shapes that do not fit, an
+    empty dimension, mixed dtypes or mixed devices.
     """
-    before = _tokens_before("q", q, k=k, v=v)
-    flow = scores(q, k).masked_fill(_future(q, before), -torch.inf).softmax(dim=-1)
+    places = _places(q, _tokens_before("q", q, k=k, v=v), lengths)
+    flow = scores(q, k).masked_fill(_future(places, k.shape[2]), -torch.inf).softmax(dim=-1)
     return flow.to(v.dtype) @ v
 
 
@@ -56,27 +70,28 @@ def full_relation_step(
     tau: float = 2.0,
     *,
     transport_self: bool = True,
+    lengths: Tensor | None = None,
 ) -> Tensor:
     """Full Relation of n new tokens (Section 3.1): the last n rows of `full_relation`.
 
     p1: (B, H, n, D) of the new tokens; p2, info: (B, H, T, D) of all tokens, the new ones last; one
     floating dtype, p1 and p2 after RoPE, info after Givens mixing; lam: one number, shape () or
-    (1,). Returns (B, H, n, D) in their dtype; R and the softmax are FP32 (FP64 for FP64 inputs).
-    `transport_self=False` is the exchange-only ablation (Appendix D.1). Raises InputError for
-    shapes that do not fit, an empty dimension, mixed dtypes or devices, a lam that is not one
-    floating number, or a tau that is not positive and finite.
+    (1,); lengths: as `attention_step` takes them. Returns (B, H, n, D) in their dtype; R and the
+    softmax are FP32 (FP64 for FP64 inputs). `transport_self=False` is the exchange-only ablation
+    (Appendix D.1). Raises InputError for shapes that do not fit, an empty dimension, mixed dtypes
+    or devices, a lam that is not one floating number, or a tau that is not positive and finite.
     """
-    before = _tokens_before("p1", p1, p2=p2, info=info)
+    places = _places(p1, _tokens_before("p1", p1, p2=p2, info=info), lengths)
     check_lambda(lam)
     check_device(p1, lam)
     check_tau(tau)
-    U, n = scores(p1, p2), p1.shape[2]
-    S = torch.sigmoid(U.diagonal(before, dim1=-2, dim2=-1) / tau)
+    U = scores(p1, p2)
+    own = places.expand(U.shape[:3])[..., None]
+    S = torch.sigmoid(U.gather(-1, own) / tau)
 
-    i = torch.arange(before + 1, before + n + 1, device=p1.device, dtype=U.dtype)
-    R = F.silu(U) - lam.to(U.dtype) * i.log()[:, None]
-    R.diagonal(before, dim1=-2, dim2=-1).copy_(S)
-    flow = R.masked_fill(_future(p1, before), -torch.inf).softmax(dim=-1)
+    i = (places + 1).to(U.dtype)
+    R = (F.silu(U) - lam.to(U.dtype) * i.log()[..., None]).scatter(-1, own, S)
+    flow = R.masked_fill(_future(places, U.shape[-1]), -torch.inf).softmax(dim=-1)
     if not transport_self:
-        flow = flow.tril(before - 1)
+        flow = flow.scatter(-1, own, 0)
     return flow.to(info.dtype) @ info

@@ -141,6 +141,7 @@ class Campaign:
             flow_length=min(self.diagnostics["flow_length"], run.context),
             rank_length=min(self.diagnostics["rank_length"], run.context),
             device=run.device,
+            document_mask=run.document_mask,
         )
 
 

@@ -1,6 +1,6 @@
 """The matrix of a campaign: its corpora, models and runs as specifications."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -14,9 +14,15 @@ from relation.pipeline.sections import (
     Corpus,
     Scale,
 )
-from relation.sections import ExecutionSection, Optimisation, Schedule, Training
+from relation.sections import (
+    WITHOUT_DOCUMENTS,
+    ExecutionSection,
+    Optimisation,
+    Schedule,
+    Training,
+)
 from relation.spec import DataSpec, RunSpec
-from relation.variants import VARIANTS, ModelConfig, model_values
+from relation.variants import MIXERS, VARIANTS, ModelConfig, model_values
 
 
 def taken(section: type, values: Any) -> dict:
@@ -59,6 +65,16 @@ def _rests_on(variant: str) -> list[str]:
         for each in fields(Assumptions)
         if letters & set(each.metadata["layers"]) and each.name not in without
     ]
+
+
+def _check_documents(place: str, variant: str, backends: Mapping[str, str]) -> None:
+    for letter in VARIANTS[variant].pattern:
+        operator = MIXERS[letter]
+        if (operator, backends[operator]) in WITHOUT_DOCUMENTS:
+            raise InputError(
+                f"{place}: document_mask is documents, which the backend {backends[operator]!r} of "
+                f"{operator} cannot keep apart; name another under backends"
+            )
 
 
 @dataclass(frozen=True)
@@ -141,11 +157,12 @@ class Matrix:
         *,
         assumed: Assumptions | None = None,
         learning_rate_factor: float = 1.0,
+        backends: Mapping[str, str] | None = None,
         reading: str = "",
     ) -> RunSpec:
         """One run; raises InputError where its values contradict each other.
 
-        assumed, learning_rate_factor and reading: of a run that a reading asks for.
+        assumed, learning_rate_factor, backends and reading: of a run that a reading asks for.
         """
         campaign, assumed = self.campaign, assumed or self.assumptions
         b = campaign.scales[scale_name].of(variant)
@@ -168,10 +185,13 @@ class Matrix:
             **taken(Training, self.config.training),
             **taken(ExecutionSection, campaign),
         }
+        backends = {**self.backends(variant), **(backends or {})}
+        if assumed.document_mask == "documents":
+            _check_documents(f"config: scale {scale_name}, variant {variant}", variant, backends)
         changed = {
             "learning_rate": b.learning_rate * learning_rate_factor,
             "decay_vectors": assumed.decay_vectors or None,
-            "backends": self.backends(variant),
+            "backends": backends,
         }
         return RunSpec(
             campaign=self.name,
@@ -183,6 +203,7 @@ class Matrix:
             data_hash=data.config_hash,
             tokens_per_update=tokens,
             init_key=variant if separate else None,
+            document_mask=None if assumed.document_mask == "none" else assumed.document_mask,
             reading=reading,
             **(sections | changed),
         )

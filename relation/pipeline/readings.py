@@ -108,6 +108,7 @@ def readings_of(matrix: Matrix, data: dict[str, DataSpec]) -> tuple[Reading, ...
                         corpus,
                         assumed=assumed,
                         learning_rate_factor=choice.learning_rate_factor,
+                        backends={**residual.backends, **choice.backends},
                         reading=name,
                     )
                     # Equal runs are trained once: the first reading's.

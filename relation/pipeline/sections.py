@@ -96,8 +96,11 @@ class ModelAssumptions:
 class Assumptions(Optimisation, ModelAssumptions):
     """The reading chosen where the paper is silent."""
 
-    document_mask: Literal["none"] = key(
-        "Whether tokens may see across a document's end inside a window (none masks nothing)"
+    document_mask: Literal["none", "documents"] = key(
+        "What a token sees of its window: none masks nothing before it; documents, the tokens of "
+        "its own document alone, which the end-of-text before it begins, and where positions and "
+        "counts begin again. The sink is then that of a document's first token. Benchmarks, on "
+        "windows of any tokens, mask nothing"
     )
     validation: Literal["full-split"] = key("What final validation NLL averages over")
     diagnostic_windows: Literal["first"] = key(
@@ -155,6 +158,7 @@ class ChoiceSection:
         "What the scale's learning rate is multiplied by", default=1.0
     )
     corpus: StrictStr | None = key("Another corpus of the campaign", default=None)
+    backends: BackendsChanges = key("Backends that its runs need", default={})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -296,6 +296,22 @@ BENCH = schema(
     Column("device", _TEXT),
 )
 
+DECODE = schema(
+    Column("model", _TEXT, description="mha, full, linear, hybrid, or llama, the peer"),
+    Column("layout", _TEXT, description="one letter a layer: A MHA, F Full, L Linear"),
+    Column("context", _INT, "tokens", "that each row has read"),
+    Column("batch", _INT, "sequences"),
+    Column("precision", _TEXT, description="bf16 or fp32"),
+    *_OUTCOME,
+    Column("seconds", _REAL, "s", "median of a token of the whole batch, its sampling included"),
+    Column("seconds_low", _REAL, "s", "95% interval"),
+    Column("seconds_high", _REAL, "s"),
+    Column("tokens_per_second", _REAL, "tok/s", "over all rows"),
+    Column("state_bytes", _INT, "bytes", "of the decode state, measured or not"),
+    Column("samples", pa.list_(_REAL), "s", "every round, in order"),
+    Column("device", _TEXT),
+)
+
 PROFILE = schema(
     Column("scale", _TEXT),
     Column("variant", _TEXT, description="mha or full"),

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import torch
 
+from relation.data.mask import DocumentMask
 from relation.data.tokens import TokenFile
 from relation.data.windows import validation_windows
 from relation.machine.devices import to_device
@@ -37,18 +38,21 @@ def nll_of(
     device: torch.device,
     precision: str,
     advance: Callable[[int], None] = lambda tokens: None,
+    mask: DocumentMask | None = None,
 ) -> tuple[float, int]:
     """(NLL in nat/token, predicted tokens) over (N,) ids in windows of T = context.
 
     `rows` windows are evaluated at a time; the sum is taken in FP64. `advance(n)` is called when n
-    more tokens are done.
+    more tokens are done. mask: that of the model's training.
     """
     model.eval()
     total = torch.zeros((), dtype=torch.float64, device=device)
-    for inputs, targets in _batches(tokens, context, rows):
+    for batch in _batches(tokens, context, rows):
+        inputs, targets = (to_device(part, device) for part in batch)
+        documents = None if mask is None else mask.documents(inputs)
         with autocast(device, precision):
-            total += summed_nll(model, to_device(inputs, device), to_device(targets, device))
-        advance(targets.size)
+            total += summed_nll(model, inputs, targets, documents)
+        advance(targets.numel())
     model.train()
     return total.item() / (len(tokens) - 1), len(tokens) - 1
 
@@ -60,7 +64,8 @@ def validation_nll(
     rows: int,
     device: torch.device,
     precision: str,
+    mask: DocumentMask | None = None,
 ) -> tuple[float, int]:
     """`nll_of` a whole split, with its progress."""
     with Progress("validation", len(tokens) - 1, "tokens") as progress:
-        return nll_of(model, tokens, context, rows, device, precision, progress.advance)
+        return nll_of(model, tokens, context, rows, device, precision, progress.advance, mask)

@@ -7,15 +7,19 @@ from torch import Tensor
 from relation import kernels
 from relation.data.windows import IGNORED
 from relation.kernels.checks import projection_dtype
+from relation.kernels.documents import Documents
 from relation.nn import Decoder
 
 
-def summed_nll(model: Decoder, inputs: Tensor, targets: Tensor) -> Tensor:
+def summed_nll(
+    model: Decoder, inputs: Tensor, targets: Tensor, documents: Documents | None = None
+) -> Tensor:
     """Sum of negative log-likelihoods in nats, FP32, over targets that are not IGNORED.
 
-    inputs, targets: (B, T) int64. On a GPU, where a gradient is wanted, it is formed with the loss.
+    inputs, targets: (B, T) int64; documents: those of the inputs. On a GPU, where a gradient is
+    wanted, it is formed with the loss.
     """
-    states, weight = model.states(inputs), model.embedding.weight
+    states, weight = model.states(inputs, documents), model.embedding.weight
     if torch.is_grad_enabled() and _fuses(states.device, weight.shape[0]):
         return _SummedNLL.apply(states, weight, targets, projection_dtype(states))
     logits = model.logits(states)

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from relation.data.mask import DocumentMask
 from relation.data.tokens import data_rows, open_prepared
 from relation.nn import Decoder
 from relation.spec import RunSpec
@@ -55,7 +56,8 @@ class ValidationProbe:
     def look(self, model: Decoder) -> list[dict[str, Any]]:
         """One row, in the run's precision."""
         spec, device = self.spec, model.embedding.weight.device
-        nll, _ = nll_of(model, self._read, spec.context, spec.micro, device, spec.precision)
+        given = model, self._read, spec.context, spec.micro, device, spec.precision
+        nll, _ = nll_of(*given, mask=DocumentMask.of(spec.document_mask, self.data))
         return [{"layer": None, "part": None, "metric": VALIDATION_NLL, "value": nll}]
 
     def origin(self) -> dict[str, int]:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import torch
 
+from relation.data.mask import DocumentMask
 from relation.data.tokens import data_rows, open_prepared
 from relation.data.windows import OrderHash, TrainingWindows, UpdatePlan, plan_updates
 from relation.errors import RunError, StoppedError
@@ -86,6 +87,9 @@ class _Run:
             spec.budget_tokens, spec.tokens_per_update, spec.context, spec.last_update
         )
         self.planned_tokens = sum(plan.tokens for plan in self.plans)
+        self.mask = DocumentMask.of(spec.document_mask, data)
+        # Of all updates, so that every process and every start has the same graph.
+        documents = self.mask and self.mask.of_updates(self.windows, self.plans, spec.micro)
 
         execution = Execution(**spec.backends, compiled=spec.compile)
         execution.check(spec.model_config(), device)
@@ -113,6 +117,7 @@ class _Run:
             spec.compile,
             spec.gradient_clip,
             self.summed,
+            documents,
         )
         self.progressed = self._resumed() or Progressed(
             0, "", init_hash, 0.0, {n: [] for n in LOG.names}, []
@@ -299,9 +304,8 @@ class _Run:
     def record(self) -> dict:
         """The run's row: evaluates the final checkpoint on the whole validation split."""
         spec, progressed = self.spec, self.progressed
-        nll, count = validation_nll(
-            self.model, self.validation, spec.context, spec.micro, self.device, spec.precision
-        )
+        given = self.model, self.validation, spec.context, spec.micro, self.device, spec.precision
+        nll, count = validation_nll(*given, self.mask)
         trained = progressed.log["tokens"][-1]
         return {
             "scale": spec.scale,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.profiler import record_function
 
+from relation.kernels.documents import Documents
 from relation.nn import Decoder
 from relation.train.capture import CapturedPass
 from relation.train.loss import summed_nll
@@ -37,6 +38,8 @@ class UpdateStep:
     and on a GPU later updates replay it as CUDA graphs: every micro-batch then has that shape.
     `reduce(loss)`, where given, is called once an update, after the last backward pass and before
     clipping: data-parallel training sums the gradients and the loss over its processes there.
+    `documents(inputs, targets)`, where given, says which documents a micro-batch has, which the
+    model keeps apart; a graph holds what it does, so it must not wait for the device.
     """
 
     def __init__(
@@ -48,8 +51,9 @@ class UpdateStep:
         compile: bool,
         gradient_clip: float,
         reduce: Callable[[Tensor], None] | None = None,
+        documents: Callable[[Tensor, Tensor], Documents] | None = None,
     ):
-        self.reduce = reduce
+        self.reduce, self.documents = reduce, documents
         self.model, self.optimizer, self.device = model, optimizer, device
         self.precision, self.gradient_clip = precision, gradient_clip
         self._loss = torch.compile(_with_own_code(summed_nll)) if compile else summed_nll
@@ -64,8 +68,9 @@ class UpdateStep:
 
     def _pass(self, inputs: Tensor, targets: Tensor, tokens: int | Tensor) -> Tensor:
         """Add a micro-batch's share of the gradient to `.grad`; returns its share of the loss."""
+        documents = None if self.documents is None else self.documents(inputs, targets)
         with autocast(self.device, self.precision):
-            loss = self._loss(self.model, inputs, targets) / tokens
+            loss = self._loss(self.model, inputs, targets, documents) / tokens
         loss.backward()
         return loss.detach()
 

@@ -1,0 +1,147 @@
+"""One token of a batch: a step of MHA, Full and Linear Relation and the products around them.
+
+Every sum of a row is formed in an order that neither the batch nor the state's capacity changes,
+so that equal rows get equal bits in any company. Nothing here waits for the GPU: where a row stands
+is read from `lengths`, (B,) int32 on the device, the tokens before the new one; it must be below
+the capacity, which the caller knows.
+"""
+
+import torch
+from torch import Tensor
+
+from relation.errors import InputError
+from relation.kernels.checks import check_device
+from relation.kernels.flash_relation import DTYPES, NARROWEST, WIDEST, why_unavailable
+
+ADD, GATE = "add", "gate"
+# CUDA refuses more than 65,535 pieces of a history.
+LONGEST = 65_535 * 256
+
+
+def why_not(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
+    """The reason why these kernels cannot decode such a model on `device`, or None."""
+    if dtype not in DTYPES:
+        return f"the model computes in {dtype}, and the kernels in bfloat16, float16 or float32"
+    if not NARROWEST <= head_dim <= WIDEST:
+        return f"the head width is {head_dim}, and the kernels take {NARROWEST} to {WIDEST}"
+    return why_unavailable(device)
+
+
+def history_token(
+    projected: Tensor,
+    tables: tuple[Tensor, Tensor],
+    history: tuple[Tensor, Tensor],
+    lengths: Tensor,
+    lam: Tensor | None = None,
+    tau: float = 2.0,
+    transport_self: bool = True,
+) -> Tensor:
+    """Full Relation of one token a row, or without lam attention; the history takes it in.
+
+    projected: (B, 3, H, D), contiguous, BF16, FP16 or FP32: p1, p2 and mixed information, or Q, K
+    and V, before RoPE. tables: RoPE's cosines and sines, (places, D) FP32. history: p2 and
+    information of the tokens before, or K and V, (B, H, capacity, D) of projected's dtype,
+    contiguous: row b has lengths[b], and its next place is written. lam: one FP32 number; tau: the
+    Self temperature; transport_self: as `flash_relation`. Returns (B, H D) of projected's dtype.
+    Raises InputError for shapes, dtypes or devices that do not fit.
+    """
+    B, _, H, D = _dimensions("projected", projected, 4)
+    capacity = history[0].shape[2] if history[0].ndim == 4 else 0
+    _expect("projected", projected, (B, 3, H, D), projected.dtype)
+    for state in history:
+        _expect("history", state, (B, H, capacity, D), projected.dtype)
+    if capacity > LONGEST:
+        raise InputError(f"the history holds {capacity:,} tokens; the kernel reads {LONGEST:,}")
+    _expect_places(tables, lengths, B, D)
+    given = [] if lam is None else [lam]
+    check_device(projected, *tables, *history, lengths, *given)
+    from relation.kernels.decoding.history import launch
+
+    return launch(projected, tables, history, lengths, lam, float(tau), transport_self)
+
+
+def linear_token(
+    projected: Tensor,
+    down: Tensor,
+    retention: tuple[Tensor, Tensor, Tensor],
+    tables: tuple[Tensor, Tensor],
+    state: Tensor,
+    lengths: Tensor,
+    active: Tensor,
+    tau: float = 2.0,
+) -> Tensor:
+    """Linear Relation of one token a row (Section 5.2); the state takes it in, in place.
+
+    projected: (B, n >= 3, H, D), contiguous: p1 and p2 before RoPE and mixed information first.
+    down: the retention path's inner projection, (B, H, D), its last two dimensions contiguous.
+    retention: its second matrix a head, (H, D, D), in projected's dtype, and A_log and dt_bias,
+    (H D,) FP32. state: C, (B, H, D, D) FP32, contiguous. active: (B,) int32; where 0, the row's
+    state stays. tables, lengths, tau: as `history_token`. Returns (B, H D) of projected's dtype.
+    Raises InputError for shapes, dtypes or devices that do not fit.
+    """
+    B, n, H, D = _dimensions("projected", projected, 4)
+    up, a_log, dt_bias = retention
+    if n < 3:
+        raise InputError(f"projected has shape {tuple(projected.shape)}; give (B, 3 or more, H, D)")
+    _expect("projected", projected, (B, n, H, D), projected.dtype)
+    _expect("retention's matrices", up, (H, D, D), projected.dtype)
+    for name, vector in (("A_log", a_log), ("dt_bias", dt_bias)):
+        _expect(name, vector, (H * D,), torch.float32)
+    _expect("state", state, (B, H, D, D), torch.float32)
+    _expect("active", active, (B,), torch.int32)
+    if tuple(down.shape) != (B, H, D) or down.stride()[1:] != (D, 1):
+        raise InputError(f"down has shape {tuple(down.shape)}; give {(B, H, D)}, rows contiguous")
+    _expect_places(tables, lengths, B, D)
+    check_device(projected, down, *retention, *tables, state, lengths, active)
+    from relation.kernels.decoding.linear import launch
+
+    return launch(projected, down, retention, tables, state, lengths, active, float(tau))
+
+
+def project(
+    x: Tensor, weight: Tensor, eps: float | None = None, out: Tensor | None = None, then: str = ""
+) -> Tensor:
+    """x (B, K) through weight (N, K), both contiguous, as a decoder does for one token a row.
+
+    weight: BF16, FP16 or FP32. With eps, x is FP32 and first divided by its root mean square; else
+    it has weight's dtype. `then` says what becomes of x W^T: "add" adds it, rounded to weight's
+    dtype, to `out`, (B, N) FP32, in place; "gate" gives silu(first half) times second half, of
+    weight's dtype, (B, N / 2); "" gives it in `out`'s dtype, weight's where there is no `out`.
+    Sums are FP32. Raises InputError for shapes, dtypes or devices that do not fit.
+    """
+    N, K = _dimensions("weight", weight, 2)
+    B = x.shape[0]
+    _expect("x", x, (B, K), weight.dtype if eps is None else torch.float32)
+    _expect("weight", weight, (N, K), weight.dtype)
+    columns = N // 2 if then == GATE else N
+    if out is None:
+        out = x.new_empty(B, columns, dtype=weight.dtype)
+    _expect("out", out, (B, columns), torch.float32 if then == ADD else out.dtype)
+    check_device(x, weight, out)
+    from relation.kernels.decoding.dense import launch
+
+    launch(x, weight, eps, out, then)
+    return out
+
+
+def _dimensions(name: str, x: Tensor, rank: int) -> tuple[int, ...]:
+    if x.ndim != rank or 0 in x.shape:
+        raise InputError(f"{name} has shape {tuple(x.shape)}; give {rank} dimensions, none empty")
+    return tuple(x.shape)
+
+
+def _expect(name: str, x: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Raise InputError unless x is contiguous, of that shape and dtype."""
+    if (tuple(x.shape), x.dtype) != (shape, dtype) or not x.is_contiguous():
+        how = "" if x.is_contiguous() else " not contiguous"
+        raise InputError(
+            f"{name} is {x.dtype} of shape {tuple(x.shape)}{how}; give {dtype} of {shape}, "
+            "contiguous"
+        )
+
+
+def _expect_places(tables: tuple[Tensor, Tensor], lengths: Tensor, batch: int, width: int) -> None:
+    places = tables[0].shape[0]
+    for table in tables:
+        _expect("a RoPE table", table, (places, width), torch.float32)
+    _expect("lengths", lengths, (batch,), torch.int32)

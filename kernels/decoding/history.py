@@ -1,0 +1,164 @@
+"""One token against its history: pieces of the history side by side, then their sums in order.
+
+A program of `piece_kernel` reads CHUNK tokens of one head. Each of its BLOCK_T lanes keeps a sum
+over its own tokens; lanes are added at the end. `token_kernel` adds the pieces of a head likewise,
+then the token itself, and writes the token into the history: nothing reads that place before.
+Scores are kept times log2(e), and sums relative to the largest score so far.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from relation.kernels.common import offset_of_head, padded_width
+from relation.kernels.decoding.rows import load_rotated, load_row
+
+# Fixed, so that a row is summed alike in every batch and at every capacity.
+CHUNK = 256
+_BLOCK_T, _BLOCK_S = 64, 32
+_WARPS = 4
+LOG2E = tl.constexpr(1.4426950408889634)
+# Below every score, and finite: the difference of two infinities is no number.
+LEAST = tl.constexpr(-1.0e30)
+
+
+@triton.jit
+def _score2(u, RELATION: tl.constexpr):
+    if RELATION:
+        return u * tl.sigmoid(u) * LOG2E
+    else:
+        return u * LOG2E
+
+
+# A state that grows runs the code that it had.
+@triton.jit(do_not_specialize=["capacity", "pieces"])
+def piece_kernel(
+    projected, cos, sin, first, second, lengths, tops, sums,
+    H, capacity, pieces, scale,
+    RELATION: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_T: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    head = tl.program_id(0)
+    piece = tl.program_id(1)
+    length = tl.load(lengths + head // H)
+    start = piece * CHUNK
+    if start >= length:
+        return
+    d = tl.arange(0, BLOCK_D)
+    lane = tl.arange(0, BLOCK_T)
+    p1 = load_rotated(
+        projected + offset_of_head(head, H, 3 * H * D, D), cos, sin, length, D, BLOCK_D
+    )
+    state = tl.cast(head, tl.int64) * capacity * D
+    largest = tl.full([BLOCK_T], LEAST, tl.float32)
+    total = tl.zeros([BLOCK_T], tl.float32)
+    carried = tl.zeros([BLOCK_T, BLOCK_D], tl.float32)
+    end = tl.minimum(start + CHUNK, length)
+    for t_start in range(start, end, BLOCK_T):
+        t = t_start + lane
+        at = state + tl.cast(t, tl.int64)[:, None] * D + d[None, :]
+        inside = (t < end)[:, None] & (d < D)[None, :]
+        p2 = tl.load(first + at, mask=inside, other=0.0).to(tl.float32)
+        info = tl.load(second + at, mask=inside, other=0.0).to(tl.float32)
+        score = _score2(tl.sum(p1[None, :] * p2, 1) * scale, RELATION)
+        score = tl.where(t < end, score, LEAST)
+        new = tl.maximum(largest, score)
+        kept = tl.exp2(largest - new)
+        weight = tl.where(t < end, tl.exp2(score - new), 0.0)
+        total = total * kept + weight
+        carried = carried * kept[:, None] + weight[:, None] * info
+        largest = new
+    top = tl.max(largest, 0)
+    kept = tl.exp2(largest - top)
+    here = tl.cast(head, tl.int64) * pieces + piece
+    tl.store(tops + 2 * here, top)
+    tl.store(tops + 2 * here + 1, tl.sum(total * kept, 0))
+    tl.store(sums + here * D + d, tl.sum(carried * kept[:, None], 0), mask=d < D)
+
+
+@triton.jit(do_not_specialize=["capacity", "pieces"])
+def token_kernel(
+    projected, cos, sin, first, second, lengths, lam, tops, sums, y,
+    H, capacity, pieces, scale, tau,
+    RELATION: tl.constexpr, CARRIES_SELF: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_S: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    head = tl.program_id(0)
+    length = tl.load(lengths + head // H)
+    d = tl.arange(0, BLOCK_D)
+    lane = tl.arange(0, BLOCK_S)
+    row = projected + offset_of_head(head, H, 3 * H * D, D)
+    p1 = load_rotated(row, cos, sin, length, D, BLOCK_D)
+    p2 = load_rotated(row + H * D, cos, sin, length, D, BLOCK_D)
+    info = load_row(row + 2 * H * D, D, BLOCK_D)
+
+    here = tl.cast(head, tl.int64) * pieces
+    filled = tl.cdiv(length, CHUNK)
+    largest = tl.full([BLOCK_S], LEAST, tl.float32)
+    total = tl.zeros([BLOCK_S], tl.float32)
+    carried = tl.zeros([BLOCK_S, BLOCK_D], tl.float32)
+    for s_start in range(0, filled, BLOCK_S):
+        s = s_start + lane
+        top = tl.load(tops + 2 * (here + s), mask=s < filled, other=LEAST)
+        part = tl.load(tops + 2 * (here + s) + 1, mask=s < filled, other=0.0)
+        inside = (s < filled)[:, None] & (d < D)[None, :]
+        sums_s = tl.load(sums + (here + s)[:, None] * D + d[None, :], mask=inside, other=0.0)
+        new = tl.maximum(largest, top)
+        kept, weight = tl.exp2(largest - new), tl.exp2(top - new)
+        total = total * kept + part * weight
+        carried = carried * kept[:, None] + sums_s * weight[:, None]
+        largest = new
+
+    u = tl.sum(p1 * p2, 0) * scale
+    if RELATION:
+        # R_ij = E_ij - lam log i: the history's scores are shifted, Self's is not.
+        shift = tl.load(lam) * tl.log2((length + 1).to(tl.float32))
+        own = tl.sigmoid(u / tau) * LOG2E
+    else:
+        shift = 0.0
+        own = u * LOG2E
+    top = tl.maximum(tl.max(largest, 0) - shift, own)
+    kept = tl.exp2(largest - shift - top)
+    self_weight = tl.exp2(own - top)
+    normaliser = tl.sum(total * kept, 0) + self_weight
+    answer = tl.sum(carried * kept[:, None], 0)
+    if CARRIES_SELF:
+        answer += self_weight * info
+    out = y + tl.cast(head, tl.int64) * D + d
+    tl.store(out, (answer / normaliser).to(y.dtype.element_ty), mask=d < D)
+
+    at = (tl.cast(head, tl.int64) * capacity + length) * D + d
+    fits = (d < D) & (length < capacity)
+    tl.store(first + at, p2.to(first.dtype.element_ty), mask=fits)
+    tl.store(second + at, info.to(second.dtype.element_ty), mask=fits)
+
+
+def launch(
+    projected: Tensor,
+    tables: tuple[Tensor, Tensor],
+    history: tuple[Tensor, Tensor],
+    lengths: Tensor,
+    lam: Tensor | None,
+    tau: float,
+    transport_self: bool,
+) -> Tensor:
+    """See `relation.kernels.decoding.history_token`, which checks what it passes on."""
+    B, _, H, D = projected.shape
+    capacity = history[0].shape[2]
+    pieces = triton.cdiv(capacity, CHUNK)
+    tops = projected.new_empty(B * H, pieces, 2, dtype=torch.float32)
+    sums = projected.new_empty(B * H, pieces, D, dtype=torch.float32)
+    y = projected.new_empty(B, H * D)
+    common = {"RELATION": lam is not None, "D": D, "BLOCK_D": padded_width(D), "CHUNK": CHUNK}
+    with torch.cuda.device_of(projected):
+        piece_kernel[(B * H, pieces)](
+            projected, *tables, *history, lengths, tops, sums, H, capacity, pieces, D**-0.5,
+            BLOCK_T=_BLOCK_T, num_warps=_WARPS, **common,
+        )  # fmt: skip
+        token_kernel[(B * H,)](
+            projected, *tables, *history, lengths, tables[0] if lam is None else lam, tops, sums, y,
+            H, capacity, pieces, D**-0.5, tau,
+            CARRIES_SELF=transport_self, BLOCK_S=_BLOCK_S, num_warps=_WARPS, **common,
+        )  # fmt: skip
+    return y

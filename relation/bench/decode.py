@@ -1,0 +1,239 @@
+"""Decoding: the time of a token and the bytes of the state, by context and batch (Table 1).
+
+A token is what `relation.nn.generation` runs: read the last ids, draw the next ones, and tell the
+host, which reads them a token late. The state holds random numbers: no time depends on them.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from relation.bench import llama
+from relation.bench.run import choose
+from relation.bench.statistics import median_columns
+from relation.bench.timing import reclaim, synchronize
+from relation.errors import InputError
+from relation.machine.devices import claim, describe
+from relation.machine.progress import Progress
+from relation.nn import Decoder, DecodeState, Execution
+from relation.nn.folding import fold
+from relation.nn.prepared import Prepared
+from relation.nn.replay import Replay
+from relation.nn.sampling import Sampling, Uniforms, draw
+from relation.spec import canonical_hash
+from relation.store.layouts import DECODE
+from relation.store.parquet import write_parquet
+from relation.store.stamp import UNKNOWN, Stamp, origin
+from relation.variants import LINEAR, ModelConfig
+from relation.verify.inputs import DTYPES
+
+GRID = {
+    "cuda": ((512, 2048, 8192, 32768, 131072), (1, 8, 32, 128)),
+    "cpu": ((16, 64), (1, 2)),
+}
+PEER = "llama"
+# Compiling the peer takes as long as measuring a model's whole row.
+_PEERS_CONTEXTS, _PEERS_BATCHES = (512, 131072), (1, 32)
+_ROUNDS, _TOKENS_A_ROUND, _WARM_TOKENS = 10, 8, 4
+# Places beyond the context, for the tokens of a round.
+ROOM = 16
+
+
+class Decoding(NamedTuple):
+    """What is timed: `token` runs a token of the batch, `rewind` goes back to the context."""
+
+    token: Callable[[], object]
+    rewind: Callable[[], object]
+
+
+Maker = Callable[["Cell"], Decoding]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is measured once: a token of `batch` rows that have read `context` tokens each."""
+
+    model: str
+    config: ModelConfig
+    context: int
+    batch: int
+
+    def state_bytes(self, dtype: torch.dtype) -> int:
+        """Bytes of the decode state: Table 1's history state, of all layers and rows."""
+        config = self.config
+        history = 2 * self.context * config.d_model * dtype.itemsize
+        linear = config.d_model * config.head_dim * torch.float32.itemsize
+        of_layer = {letter: linear if letter == LINEAR else history for letter in config.layout}
+        return self.batch * sum(of_layer[letter] for letter in config.layout)
+
+
+def random_state(cell: Cell, dtype: torch.dtype, device: torch.device) -> DecodeState:
+    """A decode state as `cell` finds it, with room for the tokens that are measured."""
+    config, rows = cell.config, (cell.batch, cell.config.heads)
+    state = DecodeState(config.layout, cell.context + ROOM)
+    for letter, cache in zip(config.layout, state.layers, strict=True):
+        if letter == LINEAR:
+            C = torch.randn(*rows, config.head_dim, config.head_dim, device=device)
+            cache.tensors = (C,)
+        else:
+            shape = (*rows, cache.capacity, config.head_dim)
+            cache.tensors = tuple(torch.randn(shape, dtype=dtype, device=device) for _ in range(2))
+    state.settle([cell.context] * cell.batch)
+    return state
+
+
+def _decoder(config: ModelConfig, device: torch.device) -> Decoder:
+    model = Decoder(config, Execution(linear="chunked"))
+    model.initialise(seed=0)
+    return model.to(device).eval()
+
+
+def _replayed(model: Decoder, cell: Cell, dtype: torch.dtype, device: torch.device) -> Decoding:
+    """Tokens by the kernels, as generation runs them: the last one is read meanwhile."""
+    state = random_state(cell, dtype, device)
+    logits = torch.zeros(cell.batch, cell.config.vocab_size, device=device)
+    prepared = Prepared(model, dtype)
+    replay = Replay(prepared, state, logits, Sampling(), None)
+
+    def token() -> None:
+        note = replay.note()
+        replay.next()
+        note.read()
+
+    return Decoding(token, partial(replay.rewind, cell.context))
+
+
+def _plain(model: Decoder, cell: Cell, dtype: torch.dtype, device: torch.device) -> Decoding:
+    """Tokens by `model.decode`, as a CPU generates."""
+    state = random_state(cell, dtype, device)
+    numbers = Uniforms(0, cell.batch).next()[0]
+    ids = torch.zeros(cell.batch, dtype=torch.int64)
+
+    def token() -> None:
+        with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+            logits = model.decode(ids[:, None], state)[:, -1]
+        ids.copy_(draw(logits, numbers, Sampling()))
+
+    return Decoding(token, partial(state.settle, [cell.context] * cell.batch))
+
+
+def _peer(cell: Cell, dtype: torch.dtype, device: torch.device) -> Decoding:
+    places = cell.context + ROOM
+    return Decoding(*llama.tokens(cell.config, cell.batch, cell.context, places, dtype, device))
+
+
+def _maker(name: str, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Maker:
+    """What makes the token of a cell of one model, which is built once."""
+    if name == PEER:
+        return partial(_peer, dtype=dtype, device=device)
+    make = _replayed if device.type == "cuda" else _plain
+    return partial(make, fold(_decoder(config, device)), dtype=dtype, device=device)
+
+
+def why_unmeasured(cell: Cell, dtype: torch.dtype, device: torch.device) -> str | None:
+    """The reason why a cell is not measured on `device`, or None; memory is not asked about."""
+    if cell.model != PEER:
+        return None
+    reason = llama.why_unavailable(device)
+    if reason is None and (cell.context not in _PEERS_CONTEXTS or cell.batch not in _PEERS_BATCHES):
+        reason = "compiled at few contexts and batches alone: each takes many seconds"
+    return reason
+
+
+def _seconds(decoding: Decoding, device: torch.device) -> list[float]:
+    """Seconds of one token, the mean of each round, by the clock on the wall."""
+    for _ in range(_WARM_TOKENS):
+        decoding.token()
+    found = []
+    for _ in range(_ROUNDS):
+        decoding.rewind()
+        synchronize(device)
+        began = time.perf_counter()
+        for _ in range(_TOKENS_A_ROUND):
+            decoding.token()
+        synchronize(device)
+        found.append((time.perf_counter() - began) / _TOKENS_A_ROUND)
+    return found
+
+
+def measured(cell: Cell, make: Maker, precision: str, device: torch.device) -> dict:
+    """The row of a cell: its times, or why it has none with the bytes that it would take."""
+    dtype, samples = DTYPES[precision], []
+    needed = cell.state_bytes(dtype)
+    status, reason = "UNAVAILABLE", why_unmeasured(cell, dtype, device)
+    if reason is None and device.type == "cuda":
+        free = torch.cuda.mem_get_info(device)[0]
+        if needed > free:
+            status = "OOM"
+            reason = f"its state takes {needed / 1e9:,.0f} GB, and {free / 1e9:,.0f} GB are free"
+    if reason is None:
+        try:
+            samples = _seconds(make(cell), device)
+            status = "PASS"
+        except torch.OutOfMemoryError as error:
+            status, reason = "OOM", str(error).splitlines()[0]
+    median = median_columns("seconds", samples)
+    seconds = median["seconds"]
+    return {
+        "model": cell.model,
+        "layout": cell.config.layout,
+        "context": cell.context,
+        "batch": cell.batch,
+        "precision": precision,
+        "status": status,
+        "reason": reason,
+        **median,
+        "tokens_per_second": None if seconds is None else cell.batch / seconds,
+        "state_bytes": needed,
+        "samples": samples,
+        "device": describe(device),
+    }
+
+
+def run(
+    campaign: str,
+    settings: Mapping,
+    models: Mapping[str, ModelConfig],
+    device_kind: str,
+    output: Path,
+    precision: str = "bf16",
+    only: Sequence[str] | None = None,
+    contexts: Sequence[int] | None = None,
+    batches: Sequence[int] | None = None,
+    stamp: Stamp = UNKNOWN,
+) -> list[dict]:
+    """Measure a token of each model at each context and batch, and write the Parquet.
+
+    models: by name, "mha" among them, whose shape the peer in transformers takes; only: names of
+    models and of the peer, None for all; contexts, batches: those of GRID by default. The file is
+    written anew after every model, so that an interrupted run leaves what it measured. Raises
+    InputError for an unknown model, a context or batch below 1 and where there is no GPU.
+    """
+    named = {**models, PEER: models["mha"]}
+    chosen = choose("model", only, named)
+    grid = [
+        given or known for given, known in zip((contexts, batches), GRID[device_kind], strict=True)
+    ]
+    for what, values in zip(("context", "batch"), grid, strict=True):
+        if min(values) < 1:
+            raise InputError(f"a {what} is {min(values)}; give at least 1")
+    rows: list[dict] = []
+    hashed = canonical_hash([settings, chosen, *map(list, grid)])
+    with claim(device_kind) as device, Progress("decode", len(chosen), "models") as progress:
+        written = origin(campaign, hashed, "decode", describe(device), stamp)
+        for model in chosen:
+            make = _maker(model, named[model], DTYPES[precision], device)
+            for context in grid[0]:
+                for batch in grid[1]:
+                    progress.advance(0, f"{model} {context:,} x {batch}")
+                    cell = Cell(model, named[model], context, batch)
+                    rows.append(measured(cell, make, precision, device))
+                    reclaim()
+            write_parquet(output, DECODE, rows, written)
+            progress.advance(1, model)
+    return rows

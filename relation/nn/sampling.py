@@ -1,0 +1,100 @@
+"""How a next token is drawn: its distribution, and the uniform numbers that choose from it."""
+
+import hashlib
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from relation.errors import InputError
+
+# Uniform numbers are drawn for so many tokens at a time.
+CHUNK = 256
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is drawn. Raises InputError for values that mean nothing.
+
+    temperature divides the logits, 0 takes the likeliest token; top_k keeps the k likeliest, None
+    all; top_p keeps the fewest likeliest tokens whose probability, after top_k, reaches it.
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self):
+        if not 0 <= self.temperature < math.inf:
+            raise InputError(
+                f"temperature is {self.temperature}; give 0 (the likeliest token) or more"
+            )
+        if self.top_k is not None and self.top_k < 1:
+            raise InputError(f"top_k is {self.top_k}; give at least 1 token")
+        if not 0 < self.top_p <= 1:
+            raise InputError(f"top_p is {self.top_p}; give a probability above 0, at most 1")
+        if not 0 <= self.seed < 2**63:
+            raise InputError(f"seed is {self.seed}; give a whole number from 0 to 2^63 - 1")
+
+
+def next_token_probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
+    """The distribution that the next token is drawn from, (..., V), FP64, of logits (..., V).
+
+    Tokens that temperature, top_k and top_p leave out have probability 0; of equal logits the
+    lower id comes first.
+    """
+    wide = logits.double()
+    if sampling.temperature == 0:
+        first = wide.argmax(dim=-1, keepdim=True)
+        return torch.zeros_like(wide).scatter(-1, first, 1)
+    if sampling.top_k is None and sampling.top_p == 1:
+        return _softmax(wide, wide.amax(dim=-1, keepdim=True), sampling)
+    ranked, ids = wide.sort(dim=-1, descending=True, stable=True)
+    kept = _softmax(ranked, ranked[..., :1], sampling)
+    if sampling.top_k is not None:
+        kept[..., sampling.top_k :] = 0
+        kept /= kept.sum(dim=-1, keepdim=True)
+    if sampling.top_p < 1:
+        likelier = kept.cumsum(dim=-1) - kept
+        kept = kept.masked_fill(likelier >= sampling.top_p, 0)
+        kept /= kept.sum(dim=-1, keepdim=True)
+    return torch.zeros_like(kept).scatter(-1, ids, kept)
+
+
+def _softmax(logits: Tensor, largest: Tensor, sampling: Sampling) -> Tensor:
+    return ((logits - largest) / sampling.temperature).softmax(dim=-1)
+
+
+def draw(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> Tensor:
+    """A token of each row, (B,) int64, of logits (B, V); -1 where a row's are not all finite.
+
+    uniforms: (B,) FP64 in [0, 1), where the row's cumulative distribution is cut.
+    """
+    if sampling.temperature == 0:
+        ids = logits.argmax(dim=-1)
+    else:
+        cumulative = next_token_probabilities(logits, sampling).cumsum(dim=-1)
+        ids = (cumulative <= uniforms[:, None] * cumulative[:, -1:]).sum(dim=-1)
+    # Not `where`, which copies a number from the host: no CUDA graph can hold that.
+    return ids.masked_fill(~logits.isfinite().all(dim=-1), -1)
+
+
+class Uniforms:
+    """Uniform numbers of a batch: row b's depend on the seed and on b alone.
+
+    They are drawn on the CPU, so that every device draws the same text from the same logits.
+    """
+
+    def __init__(self, seed: int, rows: int):
+        digests = (hashlib.sha256(f"{seed}/{row}".encode()).digest() for row in range(rows))
+        self._generators = [
+            torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+            for digest in digests
+        ]
+
+    def next(self) -> Tensor:
+        """The numbers of the next CHUNK tokens, (CHUNK, B) FP64 in [0, 1)."""
+        rows = [torch.rand(CHUNK, generator=g, dtype=torch.float64) for g in self._generators]
+        return torch.stack(rows, dim=1)

@@ -1,0 +1,281 @@
+"""The kernels of one token against the operators' steps in float64, by the rule of `assert_close`.
+
+The yardstick is the same step in plain PyTorch on inputs of the kernels' dtype. Without a GPU the
+kernels run in Triton's interpreter, in a process of their own; tests marked gpu run them compiled.
+"""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from interpreter import INTERPRETED, run_interpreted
+from test_flash_relation import SLACK, assert_close, poisoned_memory
+from torch import Tensor
+
+from relation import ops
+from relation.errors import InputError
+from relation.kernels import decoding
+from relation.ops.rope import apply_rope, rope_angles
+
+HEADS, CAPACITY = 2, 600
+# No history, a token, a piece but one, a piece, one more, and several with a ragged end.
+LENGTHS = (0, 1, 255, 256, 257, 599)
+
+
+def tables(width: int, device="cpu") -> tuple[Tensor, Tensor]:
+    return rope_angles(CAPACITY, width, 1e4, 0, torch.device(device))
+
+
+def placed(x: Tensor, length: int) -> Tensor:
+    """x (H, D) as (1, H, 1, D), turned to the place after `length` tokens."""
+    width = x.shape[-1]
+    cos, sin = rope_angles(1, width, 1e4, length, x.device)
+    return apply_rope(x[None, :, None], cos, sin)
+
+
+class History:
+    """Random projections and histories of rows of LENGTHS tokens, NaN past each row's end."""
+
+    def __init__(self, width: int, dtype: torch.dtype, device="cpu", strength: float = 1.0):
+        torch.manual_seed(width)
+        B, state = len(LENGTHS), (len(LENGTHS), HEADS, CAPACITY, width)
+        self.projected = (strength * torch.randn(B, 3, HEADS, width)).to(device, dtype)
+        self.history = torch.randn(2, *state).to(device, dtype)
+        for b, length in enumerate(LENGTHS):
+            self.history[:, b, :, length:] = torch.nan
+        self.lengths = torch.tensor(LENGTHS, dtype=torch.int32, device=device)
+        self.tables = tables(width, device)
+        self.lam = torch.tensor(0.7, device=device)
+
+    def step(self, relation: bool, own: bool, wide: bool) -> tuple[Tensor, Tensor]:
+        """y (B, H D) and the new rows (2, B, H, D) by the steps, in float64 where wide."""
+        found, news = [], []
+        for b, length in enumerate(LENGTHS):
+            # The coordinates are rounded as RoPE rounds them, in either precision.
+            p1, p2 = (placed(x, length) for x in self.projected[b, :2])
+            info = self.projected[b, 2][None, :, None]
+            before = self.history[:, b : b + 1, :, :length]
+            inputs = p1, torch.cat((before[0], p2), 2), torch.cat((before[1], info), 2)
+            inputs = tuple(x.double() if wide else x for x in inputs)
+            if relation:
+                y = ops.full_relation_step(*inputs, self.lam, 1.3, transport_self=own)
+            else:
+                y = ops.attention_step(*inputs)
+            found.append(y.flatten())
+            news.append(torch.stack((p2, info)).flatten(1, 3).view(2, HEADS, -1))
+        return torch.stack(found), torch.stack(news, 1)
+
+    def token(self, relation: bool, own: bool) -> Tensor:
+        given = (self.lam, 1.3, own) if relation else ()
+        return decoding.history_token(
+            self.projected, self.tables, tuple(self.history), self.lengths, *given
+        )
+
+
+def check_history(relation: bool, own: bool, *given) -> None:
+    case = History(*given)
+    (truth, news), yardstick = case.step(relation, own, True), case.step(relation, own, False)[0]
+    with poisoned_memory():
+        y = case.token(relation, own)
+    assert_close("y", y, truth, yardstick, SLACK[y.dtype])
+    for b, length in enumerate(LENGTHS):
+        new = case.history[:, b, :, length]
+        # A product and a sum of FP32 numbers, fused or not, then the same rounding.
+        torch.testing.assert_close(new, news[:, b], rtol=2 * torch.finfo(new.dtype).eps, atol=1e-6)
+        assert case.history[:, b, :, length + 1 :].isnan().all()
+
+
+class Linear:
+    """Random projections, retention and states of three rows, the last of which has stopped."""
+
+    def __init__(self, width: int, dtype: torch.dtype, device="cpu"):
+        torch.manual_seed(width)
+        self.projected = torch.randn(3, 4, HEADS, width).to(device, dtype)
+        # Strong and weak retention beside each other.
+        a, bias = torch.rand(HEADS * width) * 3, torch.randn(HEADS * width) * 4 - 4
+        up = torch.randn(HEADS, width, width).to(device, dtype)
+        self.retention = up, a.to(device), bias.to(device)
+        self.state = torch.randn(3, HEADS, width, width).to(device)
+        self.lengths = torch.tensor([0, 5, 77], dtype=torch.int32, device=device)
+        self.active = torch.tensor([1, 1, 0], dtype=torch.int32, device=device)
+        self.tables = tables(width, device)
+
+    def step(self, wide: bool) -> tuple[Tensor, Tensor]:
+        """y (B, H D) and C by the recurrence, in float64 where wide."""
+        kind = torch.float64 if wide else self.projected.dtype
+        up, a, bias = self.retention
+        ys, states = [], []
+        for b, length in enumerate(self.lengths.tolist()):
+            p1, p2 = (placed(x, length).to(kind) for x in self.projected[b, :2])
+            info, inner = self.projected[b, 2].to(kind), self.projected[b, 3].to(kind)
+            raw = torch.einsum("hk,hjk->hj", inner, up.to(kind))
+            wider = torch.float64 if wide else torch.float32
+            raw, rate, base = raw.to(wider).flatten(), a.to(wider).exp(), bias.to(wider)
+            g = (-rate * F.softplus(raw + base)).view(1, HEADS, 1, -1)
+            C = self.state[b : b + 1].to(wider)
+            y, C = ops.linear_relation(p1, p2, info[None, :, None], g, 1.3, C)
+            ys.append(y.flatten())
+            states.append(C[0])
+        return torch.stack(ys), torch.stack(states)
+
+    def token(self) -> Tensor:
+        return decoding.linear_token(
+            self.projected, self.projected[:, 3], self.retention, self.tables, self.state,
+            self.lengths, self.active, 1.3,
+        )  # fmt: skip
+
+
+def check_linear(*given) -> None:
+    case = Linear(*given)
+    (truth, C_truth), (yardstick, C_yardstick) = case.step(True), case.step(False)
+    stopped = case.state[2].clone()
+    with poisoned_memory():
+        y = case.token()
+    assert_close("y", y, truth, yardstick, SLACK[y.dtype])
+    assert_close("C", case.state[:2], C_truth[:2], C_yardstick[:2], SLACK[y.dtype])
+    assert torch.equal(case.state[2], stopped)
+
+
+def check_project(batch: int, K: int, N: int, dtype: torch.dtype, device="cpu") -> None:
+    torch.manual_seed(K)
+    stream = torch.randn(batch, K).to(device)
+    weight = (torch.randn(N, K) / math.sqrt(K)).to(device, dtype)
+    before = torch.randn(batch, N).to(device)
+
+    def expected(kind: torch.dtype) -> dict[str, Tensor]:
+        wide = torch.promote_types(kind, torch.float32)
+        x = stream.to(wide)
+        normed = (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)).to(kind)
+        product = normed @ weight.to(kind).T
+        gate, up = product.chunk(2, dim=-1)
+        sums = before.to(wide) + stream.to(dtype).to(kind) @ weight.to(kind).T
+        return {"": product, "gate": F.silu(gate) * up, "add": sums}
+
+    def ours(then: str) -> Tensor:
+        if then == "add":
+            return decoding.project(stream.to(dtype), weight, out=before.clone(), then=then)
+        return decoding.project(stream, weight, 1e-6, then=then)
+
+    truth, yardstick = expected(torch.float64), expected(dtype)
+    for then in truth:
+        with poisoned_memory():
+            found = ours(then)
+        assert_close(then, found, truth[then], yardstick[then], SLACK[dtype])
+        # A row is the same in any batch.
+        assert torch.equal(found[:1], check_alone(then, stream, weight, before, dtype))
+
+
+def check_alone(then, stream, weight, before, dtype) -> Tensor:
+    """The first row of `check_project` by itself."""
+    if then == "add":
+        return decoding.project(stream[:1].to(dtype), weight, out=before[:1].clone(), then=then)
+    return decoding.project(stream[:1], weight, 1e-6, then=then)
+
+
+HISTORIES = [(False, True), (True, True), (True, False)]
+GPU = [torch.bfloat16, torch.float16, torch.float32]
+
+
+@pytest.mark.skipif(INTERPRETED, reason="it would start itself")
+def test_the_interpreter_reproduces_the_steps():
+    run_interpreted(__file__)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="runs in Triton's interpreter")
+class TestInterpreted:
+    @pytest.mark.parametrize(("relation", "own"), HISTORIES)
+    @pytest.mark.parametrize(
+        "given",
+        [(24, torch.float32), (16, torch.float16), (32, torch.float32, "cpu", 6.0)],
+        ids=str,
+    )
+    def test_a_token_with_its_history_is_the_step(self, relation, own, given):
+        check_history(relation, own, *given)
+
+    @pytest.mark.parametrize("given", [(24, torch.float32), (16, torch.float16)], ids=str)
+    def test_a_token_of_linear_relation_is_the_recurrence(self, given):
+        check_linear(*given)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+    def test_products_are_those_of_the_decoder(self, dtype):
+        check_project(19, 152, 40, dtype)
+
+    def test_a_row_is_the_same_in_every_batch_and_capacity(self):
+        case = History(24, torch.float32)
+        whole = case.token(True, True)
+        alone = decoding.history_token(
+            case.projected[3:4].contiguous(), case.tables,
+            tuple(case.history[:, 3:4, :, :300].contiguous()), case.lengths[3:4], case.lam, 1.3,
+        )  # fmt: skip
+        assert torch.equal(alone[0], whole[3])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", GPU)
+@pytest.mark.parametrize("width", [16, 48, 64, 80, 128])
+class TestOnGpu:
+    @pytest.mark.parametrize(("relation", "own"), HISTORIES)
+    def test_a_token_with_its_history_is_the_step(self, relation, own, width, dtype):
+        check_history(relation, own, width, dtype, "cuda")
+        check_history(relation, own, width, dtype, "cuda", 6.0)
+
+    def test_a_token_of_linear_relation_is_the_recurrence(self, width, dtype):
+        check_linear(width, dtype, "cuda")
+
+    def test_products_are_those_of_the_decoder(self, width, dtype):
+        check_project(19, 8 * width, 6 * width, dtype, "cuda")
+
+
+def cases(dtype: torch.dtype) -> list[Callable[[], object]]:
+    """Every kernel as a model of width 64 launches it."""
+    history, linear = History(64, dtype), Linear(64, dtype)
+    x, weight = torch.zeros(2, 512), torch.zeros(2048, 512, dtype=dtype)
+    return [
+        lambda: history.token(True, True),
+        lambda: history.token(False, True),
+        linear.token,
+        lambda: decoding.project(x, weight, 1e-6),
+        lambda: decoding.project(x, weight, 1e-6, then="gate"),
+        lambda: decoding.project(x.to(dtype), weight, out=torch.zeros(2, 2048), then="add"),
+    ]
+
+
+@pytest.mark.skipif(INTERPRETED, reason="nothing is compiled in the interpreter")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_every_kernel_compiles_for_hopper_without_spilling(dtype):
+    pytest.importorskip("triton")
+    from fake_gpu import fake_gpu
+
+    from relation.kernels.common import SHARED_MEMORY
+    from relation.kernels.fences import unfenced_products
+    from relation.kernels.resources import resources_of
+
+    with fake_gpu("sm_90") as compiled:
+        for call in cases(dtype):
+            call()
+    names = {"piece_kernel", "token_kernel", "linear_kernel", "project_kernel"}
+    assert compiled.keys() == names
+    for kernels in compiled.values():
+        for kernel in kernels:
+            assert unfenced_products(kernel.asm["ptx"]) == []
+            used = resources_of(kernel)
+            assert used.stack == 0 and 2 * used.shared <= SHARED_MEMORY["sm_90"]
+
+
+def test_what_does_not_fit_is_refused_in_one_line():
+    history, linear = History(16, torch.float32), Linear(16, torch.float32)
+    history.lengths = history.lengths.long()
+    linear.state = linear.state.double()
+    for call, match in (
+        (lambda: history.token(True, True), "lengths"),
+        (linear.token, "state"),
+        (lambda: decoding.project(torch.zeros(2, 8), torch.zeros(4, 9), 1e-6), "x is"),
+        (lambda: decoding.project(torch.zeros(2, 8), torch.zeros(8)), "weight has shape"),
+    ):
+        with pytest.raises(InputError, match=match) as refusal:
+            call()
+        assert "\n" not in str(refusal.value)
+    assert "head width is 8" in decoding.why_not(torch.device("cpu"), torch.float32, 8)
+    assert "float64" in decoding.why_not(torch.device("cpu"), torch.float64, 64)
