@@ -42,6 +42,8 @@ def test_the_documentation_is_there_under_its_paths(site: Path) -> None:
     assert 'href="docs/campaigns.html"' in overview and "W_O and W_down" in overview
     training = (site / "docs/campaigns.html").read_text(encoding="utf-8")
     assert 'href="training.html#watching-runs"' in training
+    library = (site / "docs/library.html").read_text(encoding="utf-8")
+    assert '<a title="kernels/decoding/">' in library  # a folder
     assert (site / "config.yaml").read_bytes() == (ROOT / "config.yaml").read_bytes()
     reference = (site / "reference/relation/ops.html").read_text(encoding="utf-8")
     assert "full_relation" in reference

@@ -132,6 +132,8 @@ def _linked(body: str, source: str, pages: dict[str, Path], folder: Path) -> str
             place = target
             (folder / place).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(PROJECT / target, folder / place)
+        elif (PROJECT / target).is_dir():
+            return f'title="{html.escape(target)}/"'  # no link: a server need not list folders
         else:
             raise InputError(f"{source} links to {found[2]}, which is no page and no file")
         fragment = f"#{address.fragment}" if address.fragment else ""
