@@ -16,6 +16,8 @@ _FROM = {
     "Decoder": "nn",
     "Documents": "kernels.documents",
     "Execution": "nn",
+    "FullRelation": "nn",
+    "LinearRelation": "nn",
     "ModelConfig": "nn",
     "flash_relation": "kernels",
     "full_relation": "ops",

@@ -51,7 +51,9 @@ class ModelConfig:
     `layout` has one letter a layer: A for MHA, F for Full Relation, L for Linear Relation.
     Initial weights are normal with standard deviation `init_std`. With `linear_init` "torch" the
     projections start as `nn.Linear` does, uniform within 1/sqrt(fan_in); `embedding_std` gives the
-    embedding its own deviation; `embedding_multiplier` scales what the first block reads.
+    embedding its own deviation; `embedding_multiplier` scales what the first block reads. The
+    second coordinate and information have `kv_heads` heads, each for as many neighbouring heads of
+    the first; None gives every head its own.
     Raises InputError where no such model exists.
     """
 
@@ -77,6 +79,7 @@ class ModelConfig:
     linear_init: str | None = None
     embedding_std: float | None = None
     embedding_multiplier: float | None = None
+    kv_heads: int | None = None
 
     def __post_init__(self):
         for name in ("vocab_size", "d_model", "heads", "d_ff"):
@@ -94,8 +97,20 @@ class ModelConfig:
                 f"head width {self.head_dim} (d_model {self.d_model} / {self.heads} heads) is odd "
                 "and RoPE rotates pairs of channels; make it even"
             )
-        if self.mixes_heads and self.heads % 2:
-            raise InputError(f"Givens mixing pairs heads, and {self.heads} heads are odd in number")
+        if self.shared_heads < 1 or self.heads % self.shared_heads:
+            raise InputError(
+                f"kv_heads is {self.kv_heads} and heads {self.heads}; give a divisor of the heads"
+            )
+        if self.raw_information and self.shared_heads < self.heads:
+            raise InputError(
+                f"Raw-X transports all {self.heads} heads of X, not {self.kv_heads}; leave out "
+                "kv_heads"
+            )
+        if self.mixes_heads and self.shared_heads % 2:
+            raise InputError(
+                f"Givens mixing pairs heads of information, and {self.shared_heads} are odd in "
+                "number; give an even number, or givens=False"
+            )
         if not 0 < self.tau < math.inf:
             raise InputError(f"tau is {self.tau}; the Self temperature must be positive")
         for name, choices in (
@@ -143,6 +158,11 @@ class ModelConfig:
     def head_dim(self) -> int:
         """d_h, the width of one head."""
         return self.d_model // self.heads
+
+    @property
+    def shared_heads(self) -> int:
+        """Heads of the second coordinate and of information; `heads`, unless they are shared."""
+        return self.heads if self.kv_heads is None else self.kv_heads
 
     @property
     def mixes_heads(self) -> bool:

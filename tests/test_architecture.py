@@ -20,6 +20,7 @@ ORDER = (
     "relation.kernels",
     "relation.ops",
     "relation.nn",
+    "relation.hf",
     "relation.store",
     "relation.machine",
     "relation.data",

@@ -237,6 +237,10 @@ EFFECTS = {
     "relation.kernels",
     "relation.ops.trigonometry",
     "relation.bench",
+    "relation.hf",
+    "relation.hf.attention",
+    "relation.hf.configuration",
+    "relation.hf.modeling",
 }
 
 

@@ -109,7 +109,7 @@ def test_the_command_exports_what_is_shipped(
     monkeypatch.chdir(ROOT)
     output = tmp_path / "crate"
     arguments = ["--campaign", "books", "--shipped", "--output", str(output)]
-    assert main(["export", *arguments]) == 0
+    assert main(["crate", *arguments]) == 0
     count = sum("/records/" in path.as_posix() for path in output.rglob("*.parquet"))
     assert capsys.readouterr().out == f"{output}: {count} records\n"
     corpora = [e["value"] for e in graph(output).values() if e.get("name") == "corpus SHA-256"]

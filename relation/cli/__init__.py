@@ -11,6 +11,7 @@ from typing import NoReturn
 from relation.cli import (
     bench,
     corpus,
+    crate,
     diagnose,
     export,
     generate,
@@ -34,10 +35,11 @@ _MODULES = (
     profile,
     scaling,
     generate,
+    export,
     diagnose,
     jobs,
     report,
-    export,
+    crate,
 )
 
 

@@ -1,53 +1,94 @@
-"""The commands `export` and `site`: what is made here, for other programs and for readers."""
+"""The command `export`: a trained run as a folder that transformers loads, with a model card."""
 
 import argparse
-from dataclasses import replace
+import json
+import tempfile
 from pathlib import Path
 
-from relation.cli.options import add_campaign_options, campaign_results
+from relation.cli.options import add_campaign_options, campaign_results, chosen_run
+from relation.errors import InputError
+from relation.pipeline.results import CHECKPOINT, Results, run_path
+from relation.spec import RunSpec
 
 
 def add_commands(commands) -> None:
-    """Register the commands."""
+    """Register the command."""
     parser = commands.add_parser(
         "export",
-        help="a campaign's workflow, configuration and records as an RO-Crate",
+        help="write a trained run as a folder that transformers loads",
         description=(
-            "Copies the records of a campaign, with its workflow and configuration, into a folder "
-            "that any reader of Workflow Run RO-Crates understands, and describes the corpus in "
-            "Croissant where its texts are at hand."
+            "Writes config, weights, tokenizer and a model card whose numbers come from the "
+            "campaign's records. To load it: import relation.hf, then "
+            "AutoModelForCausalLM.from_pretrained."
         ),
     )
     parser.set_defaults(call=_export)
+    parser.add_argument("target", metavar="SCALE/VARIANT/SEED", help="a trained run")
+    parser.add_argument("folder", metavar="DIR", type=Path, help="a folder that is not there yet")
     add_campaign_options(parser)
-    parser.add_argument(
-        "--shipped", action="store_true", help="the records in results/published alone"
-    )
-    parser.add_argument(
-        "--output", type=Path, metavar="DIR", help="default: results/CAMPAIGN/crate"
-    )
-    parser = commands.add_parser(
-        "site", help="shipped reports, documentation and reference in one folder, for any server"
-    )
-    parser.set_defaults(call=_site)
-    parser.add_argument(
-        "--output", type=Path, metavar="DIR", default=Path("site"), help="default: site"
-    )
 
 
 def _export(options: argparse.Namespace) -> None:
-    from relation.pipeline.crate import write_crate
-
+    try:
+        from relation.hf import RelationForCausalLM
+    except ImportError as error:
+        raise InputError(str(error)) from None
     results = campaign_results(options)
-    if options.shipped:
-        results = replace(results, shipped_only=True)
-        results.check_shipped()
-    folder = options.output or results.own_folder / "crate"
-    print(f"{folder}: {len(write_crate(results, folder))} records")
+    run, folder = chosen_run(options.target, results.campaign), options.folder
+    if folder.exists():
+        raise InputError(f"{folder} is there already; name a folder that is not")
+    checkpoint = _checkpoint(run, results)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    # Beside it, so that the folder is whole as soon as it has its name.
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as temporary:
+        made = Path(temporary) / folder.name
+        _write(run, results, checkpoint, made, RelationForCausalLM)
+        made.rename(folder)
+    print(f"{folder}: {run.name} of campaign {results.campaign.name}")
 
 
-def _site(options: argparse.Namespace) -> None:
-    from report.render.handbook import write_site
+def _checkpoint(run: RunSpec, results: Results) -> Path:
+    """The run's checkpoint. Raises InputError unless it and its own record are there."""
+    from relation.store.parquet import read_origin
 
-    for page in write_site(options.output):
-        print(page)
+    campaign, folder = results.campaign.name, results.folder / run_path(run)
+    make = f"`snakemake --cores all --config campaign={campaign} -- {folder / CHECKPOINT}`"
+    for name in (CHECKPOINT, "record.parquet"):
+        if not (folder / name).exists():
+            raise InputError(f"{run.name} has no {name}; make it with {make}")
+    if read_origin(folder / "record.parquet")["config_hash"] != run.config_hash:
+        raise InputError(f"{run.name} was trained as another configuration; make it with {make}")
+    return folder / CHECKPOINT
+
+
+def _write(run: RunSpec, results: Results, checkpoint: Path, folder: Path, model: type) -> None:
+    import torch
+
+    from relation.data.splits import END_OF_TEXT
+    from relation.data.tokenizer import load_tokenizer
+    from relation.store.files import write_text
+    from relation.train.checkpoint import load_model
+    from report.render.card import card
+    from report.values.frames import load_records
+
+    campaign = results.campaign
+    source = results.data(campaign.data[run.data]) / "tokenizer.json"
+    end = load_tokenizer(source).token_to_id(END_OF_TEXT)
+    special = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), end)
+    decoder = load_model(checkpoint, torch.device("cpu"))
+    model.of(decoder, **special).save_pretrained(folder)
+    write_text(folder / "tokenizer.json", source.read_text(encoding="utf-8"))
+    about = {
+        # By the name that every version of transformers knows.
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        **dict.fromkeys(("bos_token", "eos_token", "pad_token"), END_OF_TEXT),
+        "padding_side": "left",
+        "model_input_names": ["input_ids", "attention_mask"],
+        "model_max_length": run.context,
+        "clean_up_tokenization_spaces": False,
+    }
+    write_text(folder / "tokenizer_config.json", json.dumps(about, indent=2) + "\n")
+    records = load_records(campaign, results, partial=True)
+    write_text(folder / "README.md", card(run, checkpoint.with_name("record.parquet"), records))
+    for path in folder.glob("*.safetensors"):  # which lets nobody but its owner read them
+        path.chmod((folder / "README.md").stat().st_mode)

@@ -1,8 +1,9 @@
-"""The decoder-only models of the paper: `ModelConfig` fixes one, `Decoder` is one."""
+"""The paper's decoder, fixed by a `ModelConfig`, and its mixers as layers for other models."""
 
 from relation.nn.cache import DecodeState
 from relation.nn.decoder import Decoder
 from relation.nn.execution import Execution
+from relation.nn.layers import FullRelation, LinearRelation
 from relation.variants import ModelConfig
 
-__all__ = ["DecodeState", "Decoder", "Execution", "ModelConfig"]
+__all__ = ["DecodeState", "Decoder", "Execution", "FullRelation", "LinearRelation", "ModelConfig"]

@@ -16,8 +16,8 @@ from relation.errors import InputError
 from relation.kernels.documents import Documents
 from relation.nn.cache import DecodeState, HistoryCache, LinearState
 from relation.nn.execution import Execution
-from relation.nn.mixers import RopeTables, build_mixer
-from relation.nn.norm import FoldedRMSNorm, Normed
+from relation.nn.mixers import FullRelationMixer, RopeTables, build_mixer
+from relation.nn.norm import FoldedRMSNorm, Normed, PlainRMSNorm
 from relation.ops.rope import rope_angles
 from relation.variants import LINEAR, MIXERS, ModelConfig
 
@@ -32,17 +32,20 @@ class SwiGLU(nn.Module):
         self.down = nn.Linear(d_ff, d_model, bias=False)
 
     def forward(self, x: Normed) -> Tensor:
-        return self.down(F.silu(x.project(self.gate.weight)) * x.project(self.up.weight))
+        return self.down(F.silu(x.through(self.gate)) * x.through(self.up))
 
 
 class Block(nn.Module):
     """One pre-norm layer: X + Mixer(norm X), then X + SwiGLU(norm X); X is (B, T, d)."""
 
-    def __init__(self, config: ModelConfig, layer_index: int, calls):
+    def __init__(self, config: ModelConfig, layer_index: int, calls, plain: bool):
         super().__init__()
-        self.mixer_norm = FoldedRMSNorm(config.d_model, eps=config.norm_eps)
+        norm = PlainRMSNorm if plain else FoldedRMSNorm
+        self.mixer_norm = norm(config.d_model, eps=config.norm_eps)
         self.mixer = build_mixer(config, layer_index, calls)
-        self.ffn_norm = FoldedRMSNorm(config.d_model, eps=config.norm_eps)
+        if plain and isinstance(self.mixer, FullRelationMixer):
+            self.mixer.hold_as_vector()
+        self.ffn_norm = norm(config.d_model, eps=config.norm_eps)
         self.ffn = SwiGLU(config.d_model, config.d_ff)
 
     def forward(
@@ -60,17 +63,24 @@ class Decoder(nn.Module):
     """A decoder-only language model of the paper.
 
     config: the model; execution: the backends that run its operators. Parameters are FP32.
+    plain: whether norms apply their scales, so that every projection is called as the module it is
+    and LoRA, quantisers, hooks and FSDP see it; else the projections' weights take the scales,
+    which trains faster. Both forms have the same parameters by the same names (lambda is (1,) in
+    the plain one): `load_state_dict` converts one to the other, and their results are equal up to
+    rounding.
     Raises InputError for an unknown backend.
     """
 
-    def __init__(self, config: ModelConfig, execution: Execution | None = None):
+    def __init__(
+        self, config: ModelConfig, execution: Execution | None = None, *, plain: bool = False
+    ):
         super().__init__()
         self.config = config
         calls = (execution or Execution()).calls(config)
         # `initialise` draws it. PyTorch's own draw, on the meta device, imports its compiler.
         weight = torch.zeros(config.vocab_size, config.d_model)
         self.embedding = nn.Embedding(config.vocab_size, config.d_model, _weight=weight)
-        self.blocks = nn.ModuleList(Block(config, i, calls) for i in range(config.layers))
+        self.blocks = nn.ModuleList(Block(config, i, calls, plain) for i in range(config.layers))
         self.norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
 
     def run_by(self, execution: Execution) -> None:
@@ -132,7 +142,7 @@ class Decoder(nn.Module):
         operators. Nothing is differentiable. Raises InputError for tokens of another shape or
         dtype, or a state of another model or batch.
         """
-        return self.logits(self._decoded(tokens, state))
+        return self.logits(self.decode_states(tokens, state))
 
     @torch.no_grad()
     def read(
@@ -145,7 +155,7 @@ class Decoder(nn.Module):
         that do not fit, an empty prompt among them, and as `decode` does.
         """
         if lengths is None:
-            return self.logits(self._decoded(tokens, state)[:, -1])
+            return self.logits(self.decode_states(tokens, state)[:, -1])
         self._check_tokens(tokens)
         batch, width = tokens.shape
         if len(lengths) != batch or max(lengths) > width:
@@ -159,11 +169,11 @@ class Decoder(nn.Module):
         last = torch.tensor(lengths, device=tokens.device)
         if len(set(lengths)) > 1:
             state.begin(last)
-        states = self._decoded(tokens[:, : max(lengths)], state)
+        states = self.decode_states(tokens[:, : max(lengths)], state)
         return self.logits(states[torch.arange(batch, device=tokens.device), last - 1])
 
-    def _decoded(self, tokens: Tensor, state: DecodeState) -> Tensor:
-        """The last norm's output, (B, n, d), of the next n tokens, which `state` takes in."""
+    def decode_states(self, tokens: Tensor, state: DecodeState) -> Tensor:
+        """`states` of the next n tokens, (B, n, d), which `state` takes in; as `decode`."""
         self._check_tokens(tokens)
         if state.layout != self.config.layout:
             raise InputError(

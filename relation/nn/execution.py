@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from relation.kernels.flash_relation import WIDEST
 from relation.ops import get_backend
 from relation.variants import MIXERS, ModelConfig
 
@@ -39,3 +40,40 @@ class Execution:
     def check(self, config: ModelConfig, device: torch.device) -> None:
         """Raise InputError where the device cannot run a backend that the model uses."""
         self.calls(config, device)
+
+
+class ByDevice(Execution):
+    """The backends for models and layers whose user names none: by where their inputs lie.
+
+    On CUDA the Triton kernels; FlexAttention for Full Relation whose heads are shared or wider than
+    they take, and chunks of matrix products for such a Linear Relation. Elsewhere plain PyTorch in
+    memory linear in T. MHA runs PyTorch's FlashAttention, in FP32 on CUDA the materialised one.
+    """
+
+    def calls(
+        self, config: ModelConfig, device: torch.device | None = None
+    ) -> dict[str, Callable[..., torch.Tensor]]:
+        """As `Execution.calls`; a backend that does not take its inputs says so when called."""
+        fits = config.shared_heads == config.heads and config.head_dim <= WIDEST
+        names = {
+            "mha": ("flash", "flash"),
+            "full": ("flash" if fits else "flex", "tiled"),
+            "linear": ("flash" if fits else "chunked", "chunked"),
+        }
+        return {
+            operator: _by_device(operator, *names[operator])
+            for operator in sorted({MIXERS[letter] for letter in config.layout})
+        }
+
+
+def _by_device(operator: str, on_cuda: str, elsewhere: str) -> Callable[..., torch.Tensor]:
+    there, here = get_backend(operator, on_cuda).call, get_backend(operator, elsewhere).call
+    reference = get_backend(operator, "reference").call if operator == "mha" else there
+
+    def call(first: torch.Tensor, *inputs, **options):
+        if not first.is_cuda:
+            return here(first, *inputs, **options)
+        wide = first.dtype not in (torch.bfloat16, torch.float16)
+        return (reference if wide else there)(first, *inputs, **options)
+
+    return call

@@ -21,7 +21,7 @@ def _readers(mixer: Mixer) -> list[nn.Linear] | None:
 
 def _mix_in(mixer: InformationMixer) -> None:
     """Put the Givens mixing into the rows of W_I."""
-    weight = mixer.wi.weight.unflatten(0, (1, mixer.heads, -1))
+    weight = mixer.wi.weight.unflatten(0, (1, -1, mixer.head_dim))
     mixer.wi.weight.copy_(givens_mix(weight, mixer.theta, mixer.pairing_index).flatten(0, 2))
     mixer.mixes = False
 

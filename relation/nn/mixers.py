@@ -19,6 +19,7 @@ from relation.ops import (
     givens_mix,
 )
 from relation.ops.rope import apply_rope
+from relation.ops.scores import for_heads
 from relation.registry import Registry
 from relation.variants import MIXERS, ModelConfig
 
@@ -41,22 +42,22 @@ class Mixer(nn.Module):
 
     def __init__(self, config: ModelConfig, layer_index: int, call: Callable[..., Tensor]):
         super().__init__()
-        self.heads = config.heads
+        self.heads, self.head_dim = config.heads, config.head_dim
         self.call = call
-        d = config.d_model
+        d, shared = config.d_model, config.shared_heads * config.head_dim
         self.w1 = nn.Linear(d, d, bias=False)
-        self.w2 = nn.Linear(d, d, bias=False)
+        self.w2 = nn.Linear(d, shared, bias=False)
         if not config.raw_information:
-            self.wi = nn.Linear(d, d, bias=False)
+            self.wi = nn.Linear(d, shared, bias=False)
         self.wo = nn.Linear(d, d, bias=False)
 
     def split(self, x: Tensor) -> Tensor:
-        """(B, T, d) to (B, H, T, d_h)."""
-        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        """(B, T, H d_h) to (B, H, T, d_h); H is fewer where heads share."""
+        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
     def coordinates(self, x: Normed, rope: RopeTables) -> tuple[Tensor, Tensor]:
-        """The two rotated coordinates, each (B, H, T, d_h)."""
-        p1, p2 = (self.split(x.project(linear.weight)) for linear in (self.w1, self.w2))
+        """The two rotated coordinates, (B, H, T, d_h); the second may have fewer heads."""
+        p1, p2 = (self.split(x.through(linear)) for linear in (self.w1, self.w2))
         return apply_rope(p1, *rope), apply_rope(p2, *rope)
 
     def output(self, y: Tensor) -> Tensor:
@@ -82,12 +83,14 @@ class AttentionMixer(Mixer):
         documents: Documents | None = None,
     ) -> Tensor:
         q, k = self.coordinates(x, rope)
-        v = self.split(x.project(self.wi.weight))
+        v = self.split(x.through(self.wi))
         if cache is None:
             return self.output(self.call(q, k, v, documents=documents))
         prompt, history = cache.length == 0, cache.append(k, v)
-        y = self.call(q, k, v) if prompt else attention_step(q, *history, lengths=cache.lengths)
-        return self.output(y)
+        if prompt:
+            return self.output(self.call(q, k, v))
+        history = (for_heads(states, self.heads) for states in history)
+        return self.output(attention_step(q, *history, lengths=cache.lengths))
 
     def flow(self, x: Normed, rope: RopeTables, documents: Documents | None = None) -> Tensor:
         """Normalised flow (B, H, T, T), FP32."""
@@ -95,7 +98,7 @@ class AttentionMixer(Mixer):
 
     def transport(self, x: Normed, flow: Tensor) -> Tensor:
         """The mixer's output by the definition, from the flow of the same x."""
-        return self.output(flow @ self.split(x.project(self.wi.weight)))
+        return self.output(flow @ for_heads(self.split(x.through(self.wi)), self.heads))
 
 
 class InformationMixer(Mixer):
@@ -108,19 +111,25 @@ class InformationMixer(Mixer):
         self.pairing_index = (layer_index + (config.givens_first_pairing == "B")) % 2
         self.projects, self.mixes = not config.raw_information, config.givens
         if self.mixes:
-            self.theta = nn.Parameter(torch.zeros(config.heads // 2))
+            self.theta = nn.Parameter(torch.zeros(config.shared_heads // 2))
 
     def information(self, x: Normed) -> Tensor:
         """I-tilde (B, H, T, d_h): projected (or X itself for Raw-X), split and mixed."""
-        if not self.mixes:
-            return self.split(x.project(self.wi.weight) if self.projects else x.scaled())
-        if not self.projects:
-            return givens_mix(self.split(x.scaled()), self.theta, self.pairing_index)
+        if not (self.mixes and self.projects) or x.scale is None:
+            info = self.split(x.through(self.wi) if self.projects else x.scaled())
+            return givens_mix(info, self.theta, self.pairing_index) if self.mixes else info
         # Mixing acts on heads and so commutes with the projection of a token: the rows of W_I are
         # mixed, d x d numbers, instead of the states of every token.
-        weight = self.wi.weight.unflatten(0, (1, self.heads, -1))
+        weight = self.wi.weight.unflatten(0, (1, -1, self.head_dim))
         mixed = givens_mix(weight, self.theta, self.pairing_index).flatten(0, 2)
         return self.split(x.project(mixed))
+
+
+def _shape_lambda(mixer: nn.Module, state_dict: dict[str, Tensor], prefix: str, *rest) -> None:
+    """Give a saved lambda the mixer's own shape, () or (1,): it is one number."""
+    name = f"{prefix}lam"
+    if name in state_dict:
+        state_dict[name] = state_dict[name].reshape(mixer.lam.shape)
 
 
 class FullRelationMixer(InformationMixer):
@@ -133,6 +142,7 @@ class FullRelationMixer(InformationMixer):
             self.lam = nn.Parameter(torch.tensor(config.lambda_init))
         else:
             self.register_buffer("lam", torch.tensor(0.0), persistent=False)
+        self.register_load_state_dict_pre_hook(_shape_lambda)
 
     def forward(
         self,
@@ -145,15 +155,24 @@ class FullRelationMixer(InformationMixer):
         p1, p2 = self.coordinates(x, rope)
         # Under autocast the projections are BF16 and scaled X is FP32: Raw-X transports BF16 too.
         info = self.information(x).to(p1.dtype)
-        numbers, own = (self.lam, self.tau), self.transport_self
+        numbers, own = (self.calibration(), self.tau), self.transport_self
         if cache is not None and cache.length:
-            history = cache.append(p2, info)
+            history = (for_heads(states, self.heads) for states in cache.append(p2, info))
             rest = {"transport_self": own, "lengths": cache.lengths}
             return self.output(full_relation_step(p1, *history, *numbers, **rest))
         if cache is not None:
             cache.append(p2, info)
         y = self.call(p1, p2, info, *numbers, transport_self=own, documents=documents)
         return self.output(y)
+
+    def hold_as_vector(self) -> None:
+        """Hold lambda as (1,) instead of (), which FSDP does not shard."""
+        if isinstance(self.lam, nn.Parameter):
+            self.lam = nn.Parameter(self.lam.detach().reshape(1))
+
+    def calibration(self) -> Tensor:
+        """Lambda, FP32 at least, in a layer of 16-bit parameters too."""
+        return self.lam.to(torch.promote_types(self.lam.dtype, torch.float32))
 
     def flow(self, x: Normed, rope: RopeTables, documents: Documents | None = None) -> Tensor:
         """The layer's actual F (B, H, T, T), FP32."""
@@ -163,7 +182,7 @@ class FullRelationMixer(InformationMixer):
     def transport(self, x: Normed, flow: Tensor) -> Tensor:
         """The mixer's output by the definition, from the flow of the same x."""
         carried = flow if self.transport_self else flow.tril(-1)
-        return self.output(carried @ self.information(x))
+        return self.output(carried @ for_heads(self.information(x), self.heads))
 
 
 class LinearRelationMixer(InformationMixer):
@@ -186,10 +205,11 @@ class LinearRelationMixer(InformationMixer):
 
     def log_retention(self, x: Normed) -> Tensor:
         """g = log alpha <= 0 as (B, H, T, d_h), FP32 at least."""
-        down = self.split(x.project(self.retention_down.weight))
+        down = self.split(x.through(self.retention_down))
         r = torch.einsum("bhtk,hjk->bhtj", down, self.retention_up)
-        a, bias = (p.unflatten(0, (self.heads, 1, -1)) for p in (self.a_log, self.dt_bias))
-        return -a.exp() * F.softplus(r.to(bias.dtype) + bias)
+        wide = torch.promote_types(self.a_log.dtype, torch.float32)
+        a, bias = (p.to(wide).unflatten(0, (self.heads, 1, -1)) for p in (self.a_log, self.dt_bias))
+        return -a.exp() * F.softplus(r.to(wide) + bias)
 
     def forward(
         self,

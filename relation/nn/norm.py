@@ -24,6 +24,14 @@ class Normed(NamedTuple):
         """The scaled states through a linear map without bias, weight (n, d): (B, T, n)."""
         return F.linear(self.states, weight if self.scale is None else weight * self.scale)
 
+    def through(self, linear: nn.Module) -> Tensor:
+        """The scaled states through a projection, (B, T, n).
+
+        Where no scale is owed the module is called, and with it its hooks and what replaces it:
+        LoRA, quantised weights. Else its weight takes the scale.
+        """
+        return linear(self.states) if self.scale is None else self.project(linear.weight)
+
     def scaled(self) -> Tensor:
         """The scaled states themselves, (B, T, d), in the scale's dtype or a wider one.
 
@@ -41,6 +49,13 @@ class FoldedRMSNorm(nn.RMSNorm):
 
     def forward(self, x: Tensor) -> Normed:
         return Normed(_OverRMS.apply(x, self.eps, projection_dtype(x)), self.weight)
+
+
+class PlainRMSNorm(nn.RMSNorm):
+    """PyTorch's RMSNorm of (B, T, d) as `Normed`: the scale is applied, its readers owe nothing."""
+
+    def forward(self, x: Tensor) -> Normed:
+        return Normed(super().forward(x))
 
 
 class _OverRMS(torch.autograd.Function):

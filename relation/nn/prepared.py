@@ -59,6 +59,8 @@ def why_plain(model: Decoder, device: torch.device, dtype: torch.dtype) -> str |
     """The reason why `Prepared` cannot decode a model that computes in dtype, or None."""
     if model.config.raw_information:
         return "Raw-X transports the normed states themselves, for which there is no kernel"
+    if model.config.shared_heads < model.config.heads:
+        return "its heads share states, which the kernels do not take"
     return why_not(device, dtype, model.config.head_dim)
 
 

@@ -1,0 +1,22 @@
+"""Relation in transformers: models of its own, and Full Relation in Llama-type models.
+
+Importing it registers `RelationConfig`, `RelationModel` and `RelationForCausalLM` with the Auto
+classes, and the attention "relation". It needs the extra `hf`.
+"""
+
+try:
+    import transformers  # noqa: F401
+except ImportError as error:
+    raise ImportError("relation.hf needs transformers: pip install 'relation-lm[hf]'") from error
+
+from relation.hf.attention import add_lambda
+from relation.hf.configuration import RelationConfig
+from relation.hf.modeling import RelationCache, RelationForCausalLM, RelationModel
+
+__all__ = [
+    "RelationCache",
+    "RelationConfig",
+    "RelationForCausalLM",
+    "RelationModel",
+    "add_lambda",
+]

@@ -1,0 +1,162 @@
+"""`attn_implementation="relation"`: Full Relation in place of attention in Llama-type models.
+
+Q, K and V are p1, p2 and information, after the model's own RoPE; there are no mixing angles. Each
+attention module gets the count calibration lambda by `add_lambda`.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors import safe_open
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+from relation.errors import InputError
+from relation.kernels.documents import Documents
+from relation.nn.execution import ByDevice
+from relation.ops.scores import for_heads, scores
+from relation.variants import FULL, ModelConfig
+
+NAME = "relation"
+TAU = 2.0
+
+
+def add_lambda(
+    model: PreTrainedModel, init: float = 0.5, saved: str | Path | None = None
+) -> PreTrainedModel:
+    """Give every attention module of a model its `lam` (1,), a trained FP32 parameter.
+
+    Returns the model. Call it before training, as an optimiser takes the parameters that it finds.
+    `save_pretrained` writes them; `from_pretrained` builds the model without them and passes over
+    them: name its folder as `saved` to have their values back, else all start at `init`. Raises
+    InputError for a model without such modules and for a folder that lacks one of the values.
+    """
+    names = [name for name, module in model.named_modules() if _attends(module)]
+    if not names:
+        raise InputError(
+            f"{type(model).__name__} has no causal attention modules with a layer_idx; "
+            "attn_implementation='relation' is for Llama-type models"
+        )
+    values = {} if saved is None else _saved(Path(saved))
+    for name in names:
+        if saved is not None and f"{name}.lam" not in values:
+            raise InputError(f"{saved} has no {name}.lam; give the folder of such a model")
+        module = model.get_submodule(name)
+        device = next(module.parameters()).device
+        value = torch.tensor([values.get(f"{name}.lam", init)], dtype=torch.float32, device=device)
+        module.lam = nn.Parameter(value)
+    return model
+
+
+def _attends(module: nn.Module) -> bool:
+    return hasattr(module, "layer_idx") and getattr(module, "is_causal", False)
+
+
+def _saved(folder: Path) -> dict[str, float]:
+    """The values of `lam` in a folder that `save_pretrained` wrote, by name."""
+    found = {}
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            names = [name for name in file.keys() if name.endswith(".lam")]  # noqa: SIM118
+            found |= {name: file.get_tensor(name).item() for name in names}
+    return found
+
+
+@lru_cache(maxsize=32)
+def _operator(heads: int, kv_heads: int, width: int) -> Callable[..., Tensor]:
+    """Full Relation of such heads, by the backend that fits the device."""
+    config = ModelConfig(1, heads * width, heads, 1, FULL, givens=False, kv_heads=kv_heads)
+    return ByDevice().calls(config)["full"]
+
+
+def _documents(visible: Tensor) -> Documents | None:
+    """The documents whose tokens see what `visible` (B, 1, T, T) says; None where there are none.
+
+    Padding sees nothing there, and becomes documents of one token each.
+    """
+    place = torch.arange(visible.shape[-1], device=visible.device)
+    seen = visible[:, 0].sum(-1)
+    starts = torch.where(seen > 0, visible[:, 0].int().argmax(-1), place)
+    documents = Documents.of((starts == place).long().cumsum(1))
+    is_whole = (seen == 0) | (seen == place - starts + 1)
+    return documents if bool((is_whole & (documents.starts == starts)).all()) else None
+
+
+def _masked(p1: Tensor, p2: Tensor, info: Tensor, lam: Tensor, visible: Tensor | None) -> Tensor:
+    """Full Relation, (B, H, n, D), of n tokens that see what `visible` (B, 1, n, T) says.
+
+    The last token that one sees is itself. None: the n tokens are one, and it sees all. A token
+    that sees nothing is padding: it gets something finite.
+    """
+    U = scores(p1, p2)
+    if visible is None:
+        visible = torch.ones(1, 1, *U.shape[-2:], dtype=torch.bool, device=U.device)
+    visible = visible | ~visible.any(-1, keepdim=True)
+    own = visible.shape[-1] - 1 - visible.flip(-1).int().argmax(-1, keepdim=True)
+    own = own.expand(*U.shape[:3], 1)
+    S = torch.sigmoid(U.gather(-1, own) / TAU)
+    i = visible.sum(-1, keepdim=True).to(U.dtype)
+    R = (F.silu(U) - lam.to(U.dtype) * i.log()).scatter(-1, own, S)
+    flow = R.masked_fill(~visible, -torch.inf).softmax(dim=-1)
+    return flow.to(info.dtype) @ for_heads(info, p1.shape[1])
+
+
+def relation_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **options,
+) -> tuple[Tensor, None]:
+    """What transformers calls: Full Relation of (B, H, n, D), and (B, n, H, D) back.
+
+    key, value: (B, H or a divisor of it, T, D), those of the cache first. attention_mask: bool,
+    (B, 1, n, T), or None for all tokens before. Whole rows and documents run the kernels, tokens
+    that follow a cache plain PyTorch, O(n T). Raises InputError for a module without `lam`,
+    dropout, soft capping or attention that is not causal.
+    """
+    lam = getattr(module, "lam", None)
+    if lam is None:
+        raise InputError(
+            f"layer {module.layer_idx} has no lambda; call relation.hf.add_lambda(model) first"
+        )
+    for name, used in {
+        "dropout of attention weights": dropout,
+        "soft capping of scores": options.get("softcap"),
+        "attention that is not causal": options.get("is_causal") is False,
+    }.items():
+        if used:
+            raise InputError(f"attn_implementation='relation' has no {name}; switch it off")
+    width, lam = query.shape[-1], lam.float() if lam.dtype != torch.float64 else lam
+    if scaling is not None and scaling != width**-0.5:
+        query = query * (scaling * width**0.5)
+    n = query.shape[2]
+    if attention_mask is None and n > 1:
+        # The keys of a static cache go on past the prompt that it has just read.
+        key, value = key[:, :, :n], value[:, :, :n]
+    documents, whole = None, n == key.shape[2]
+    if whole and attention_mask is not None:
+        documents = _documents(attention_mask)
+        whole = documents is not None
+    if whole:
+        operator = _operator(query.shape[1], key.shape[1], width)
+        y = operator(query, key, value, lam, TAU, documents=documents)
+    else:
+        y = _masked(query, key, value, lam, attention_mask)
+    return y.transpose(1, 2), None
+
+
+def relation_mask(*inputs, **options) -> Tensor | None:
+    """transformers' boolean mask, in which padding sees nothing; None where it is only causal."""
+    return sdpa_mask(*inputs, **(options | {"allow_torch_fix": False}))
+
+
+AttentionInterface.register(NAME, relation_attention)
+AttentionMaskInterface.register(NAME, relation_mask)

@@ -1,0 +1,66 @@
+"""A model's configuration as transformers keeps it."""
+
+from dataclasses import MISSING, fields
+
+from transformers import AutoConfig, PretrainedConfig
+
+from relation.variants import ModelConfig, model_config
+
+# A model of 10M parameters: transformers makes a configuration without arguments to compare with.
+_DEFAULTS = {"vocab_size": 4096, "d_model": 384, "heads": 8, "d_ff": 768, "layout": "F" * 6}
+
+
+class RelationConfig(PretrainedConfig):
+    """`ModelConfig` with the fields that every configuration of transformers has.
+
+    Its keywords are `ModelConfig`'s fields: `layout` has a letter a layer, A for MHA, F for Full
+    and L for Linear Relation, so that "LLLF" * 3 is a Hybrid. transformers' names for the sizes
+    (`hidden_size`, `num_attention_heads`, ...) read the same. Raises InputError where no such
+    model exists.
+    """
+
+    model_type = "relation"
+    attribute_map = {  # noqa: RUF012
+        "hidden_size": "d_model",
+        "intermediate_size": "d_ff",
+        "num_attention_heads": "heads",
+        "initializer_range": "init_std",
+    }
+
+    def __init__(self, **options):
+        for field in fields(ModelConfig):
+            default = _DEFAULTS.get(field.name, None if field.default is MISSING else field.default)
+            # transformers writes every attribute as JSON, which has no tuples.
+            value = options.pop(self._other_name(field.name), default)
+            value = options.pop(field.name, value)
+            setattr(self, field.name, list(value) if isinstance(value, tuple) else value)
+        super().__init__(**options)
+        self.model()
+
+    @classmethod
+    def _other_name(cls, name: str) -> str:
+        return next((other for other, own in cls.attribute_map.items() if own == name), "")
+
+    @classmethod
+    def of(cls, config: ModelConfig, **options) -> "RelationConfig":
+        """The configuration of a model of this project's; options: transformers' own fields."""
+        return cls(**{f.name: getattr(config, f.name) for f in fields(config)}, **options)
+
+    def model(self) -> ModelConfig:
+        """The model's shape as the decoder takes it."""
+        return model_config(
+            {field.name: getattr(self, field.name) for field in fields(ModelConfig)}
+        )
+
+    @property
+    def num_hidden_layers(self) -> int:
+        """Layers of the layout."""
+        return len(self.layout)
+
+    @property
+    def num_key_value_heads(self) -> int:
+        """Heads of the second coordinate and of information."""
+        return self.heads if self.kv_heads is None else self.kv_heads
+
+
+AutoConfig.register(RelationConfig.model_type, RelationConfig)

@@ -1,0 +1,236 @@
+"""Relation in transformers: the same numbers as the decoder's, kept, generated and trained."""
+
+import pytest
+import torch
+from test_model import TOKENS, stirred
+from torch import Tensor
+from training import run_spec
+
+from relation.data.tokens import open_tokens, token_file
+from relation.data.windows import TrainingWindows, plan_updates
+from relation.errors import InputError
+from relation.nn import Decoder
+from relation.nn.generation import Sampling, generate_tokens
+from relation.store.layouts import RUN
+from relation.store.parquet import read_parquet
+from relation.train.evaluate import nll_of
+from relation.train.optimizer import build_optimizer
+from relation.train.schedule import wsd
+from relation.variants import VARIANTS
+
+transformers = pytest.importorskip(
+    "transformers", reason="transformers is not installed; pip install '.[hf]'"
+)
+hf = pytest.importorskip("relation.hf")
+
+LAYOUTS = ("mha", "full", "linear", "hybrid")
+LENGTHS = (3, 11, 7, 1, 10, 5, 8, 2)
+each_layout = pytest.mark.parametrize("variant", LAYOUTS)
+
+
+def build(variant: str, **changes) -> tuple[Decoder, "hf.RelationForCausalLM"]:
+    """A decoder in FP32 and the model of transformers with its weights."""
+    decoder = stirred(variant, **changes).float().eval()
+    return decoder, hf.RelationForCausalLM.of(decoder, eos_token_id=None, pad_token_id=0).eval()
+
+
+def close(found: Tensor, expected: Tensor) -> None:
+    assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+def prompts() -> list[Tensor]:
+    generator = torch.Generator().manual_seed(9)
+    return [torch.randint(29, (n,), generator=generator) for n in LENGTHS]
+
+
+def left_padded(rows: list[Tensor]) -> dict[str, Tensor]:
+    width = max(map(len, rows))
+    ids = torch.stack([torch.nn.functional.pad(row, (width - len(row), 0)) for row in rows])
+    mask = torch.stack([torch.arange(width) >= width - len(row) for row in rows])
+    return {"input_ids": ids, "attention_mask": mask.long()}
+
+
+def generated(model, rows: list[Tensor], **options) -> list[list[int]]:
+    """Greedy continuations of 9 tokens, all rows in one batch."""
+    given = {name: x.to(model.device) for name, x in left_padded(rows).items()}
+    ids = model.generate(**given, max_new_tokens=9, do_sample=False, pad_token_id=0, **options)
+    return ids[:, given["input_ids"].shape[1] :].tolist()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_saved_model_gives_the_decoders_logits(variant, tmp_path):
+    decoder, model = build(variant)
+    model.save_pretrained(tmp_path)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert loaded.config.model() == decoder.config
+    with torch.no_grad():
+        for given in (model, loaded):
+            close(given(TOKENS).logits, decoder(TOKENS))
+        base = transformers.AutoModel.from_pretrained(tmp_path)
+        close(base(TOKENS).last_hidden_state, decoder.states(TOKENS))
+    # And back: the same parameters by the same names.
+    decoder.load_state_dict(loaded.model.decoder.state_dict())
+
+
+def test_transformers_names_say_the_sizes():
+    config = hf.RelationConfig(hidden_size=32, num_attention_heads=4, layout="LLLF", kv_heads=2)
+    assert (config.d_model, config.heads, config.num_hidden_layers) == (32, 4, 4)
+    assert config.num_key_value_heads == 2
+    with pytest.raises(InputError, match="not divisible"):
+        hf.RelationConfig(d_model=30, heads=4)
+
+
+@each_layout
+def test_labels_give_the_mean_loss_of_the_next_tokens(variant):
+    decoder, model = build(variant)
+    labels = TOKENS.clone()
+    labels[0, :4] = -100
+    expected = torch.nn.functional.cross_entropy(
+        decoder(TOKENS)[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100
+    )
+    torch.testing.assert_close(model(TOKENS, labels=labels).loss, expected, rtol=1e-5, atol=0)
+    assert model(TOKENS, logits_to_keep=2).logits.shape == (2, 2, 29)
+
+
+@each_layout
+@pytest.mark.parametrize("changes", [{}, {"kv_heads": 2}], ids=["own heads", "shared heads"])
+def test_greedy_texts_are_the_decoders_alone_and_in_a_batch(variant, changes):
+    decoder, model = build(variant, **changes)
+    rows = prompts()
+    greedy = Sampling(temperature=0)
+    expected = [list(generate_tokens(decoder, row.tolist(), 9, greedy)) for row in rows]
+    assert generated(model, rows) == expected
+    assert generated(model, rows, use_cache=False) == expected
+
+
+@pytest.mark.gpu
+@each_layout
+def test_greedy_texts_of_a_gpu_are_those_of_a_cpu(variant):
+    _, model = build(variant, d_model=64)
+    expected = generated(model, prompts())
+    on_gpu = model.cuda()
+    assert generated(on_gpu, prompts()) == expected
+    assert generated(on_gpu, prompts(), use_cache=False) == expected
+
+
+def test_beams_follow_their_rows():
+    _, model = build("hybrid")
+    assert generated(model, prompts(), num_beams=3) == generated(
+        model, prompts(), num_beams=3, use_cache=False
+    )
+
+
+@each_layout
+def test_padded_rows_have_the_logits_of_rows_alone(variant):
+    _, model = build(variant)
+    rows = prompts()
+    given = left_padded(rows)
+    with torch.no_grad():
+        for found in (model(**given), model(**given, use_cache=True)):
+            for row, logits in zip(rows, found.logits, strict=True):
+                close(logits[-len(row) :], model(row[None]).logits[0])
+
+
+def test_padding_that_cannot_be_is_refused():
+    _, model = build("full")
+    mask = torch.tensor([[1, 0, 1]])
+    for options in ({}, {"use_cache": True}):
+        with pytest.raises(InputError, match="2 pieces of text"):
+            model(TOKENS[:1, :3], attention_mask=mask, **options)
+    cache = model(TOKENS[:1, :3], use_cache=True).past_key_values
+    with pytest.raises(InputError, match="first block of a cache"):
+        model(TOKENS[:1, :3], attention_mask=mask, past_key_values=cache)
+
+
+def test_trainer_trains_every_parameter(tmp_path):
+    pytest.importorskip("accelerate", reason="accelerate is not installed; pip install '.[hf]'")
+    _, model = build("hybrid")
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    rows = [{"input_ids": row, "labels": row} for row in TOKENS.repeat(4, 1)]
+    options = transformers.TrainingArguments(
+        output_dir=tmp_path,
+        max_steps=6,
+        per_device_train_batch_size=4,
+        learning_rate=1e-2,
+        report_to=[],
+        save_strategy="no",
+        disable_tqdm=True,
+        use_cpu=True,
+    )
+    first = model(TOKENS, labels=TOKENS).loss
+    transformers.Trainer(model=model, args=options, train_dataset=rows).train()
+    assert model(TOKENS, labels=TOKENS).loss < first - 0.1
+    assert all(not torch.equal(p, before[name]) for name, p in model.named_parameters())
+
+
+class InOrder(transformers.Trainer):
+    """Reads its rows as they stand."""
+
+    def _get_train_sampler(self, *arguments) -> torch.utils.data.Sampler:
+        return torch.utils.data.SequentialSampler(self.train_dataset)
+
+
+def test_trainer_reaches_the_loss_of_this_projects_training(data, trained, tmp_path):
+    """The same windows, rates and optimiser groups; records are of the project's own step."""
+    pytest.importorskip("accelerate", reason="accelerate is not installed; pip install '.[hf]'")
+    spec = run_spec()
+    tokens = {split: open_tokens(token_file(data, split)) for split in ("train", "validation")}
+    windows = TrainingWindows(tokens["train"], spec.context, spec.seed)
+    plans = plan_updates(spec.budget_tokens, spec.tokens_per_update, spec.context, spec.last_update)
+    rows = []
+    for plan in plans:
+        ids = windows.window_ids(plan.first, plan.windows)
+        inputs, targets = windows.batch(ids, plan.tokens, spec.tokens_per_update // spec.context)
+        for x, y in zip(inputs, targets, strict=True):
+            read, said = (torch.as_tensor(z.astype("int64")) for z in (x, y))
+            ends = torch.cat((read, said[-1:].clamp(min=0))), torch.cat((said[:1] * 0 - 100, said))
+            rows.append(dict(zip(("input_ids", "labels"), ends, strict=True)))
+    decoder = Decoder(spec.model_config())
+    decoder.initialise(spec.seed)
+    model = hf.RelationForCausalLM.of(decoder)
+    trunk = model.model.decoder
+    decay = spec.adam_eps, spec.weight_decay, spec.decay_embedding
+    groups = build_optimizer(trunk, spec.learning_rate, tuple(spec.betas), *decay).param_groups
+    optimizer = torch.optim.AdamW(
+        [{key: group[key] for key in ("params", "weight_decay")} for group in groups],
+        lr=spec.learning_rate,
+        betas=tuple(spec.betas),
+        eps=spec.adam_eps,
+    )
+    starts = [plan.index * spec.tokens_per_update for plan in plans]
+    limits = spec.budget_tokens, spec.warmup_tokens, spec.plateau_fraction
+    rates = [wsd(s, s + plan.tokens, *limits) for s, plan in zip(starts, plans, strict=True)]
+    rate = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: [*rates, 0.0][n])
+    options = transformers.TrainingArguments(
+        output_dir=tmp_path,
+        max_steps=len(plans),
+        per_device_train_batch_size=spec.tokens_per_update // spec.context,
+        max_grad_norm=spec.gradient_clip,
+        report_to=[],
+        save_strategy="no",
+        disable_tqdm=True,
+        use_cpu=True,
+    )
+    given = {"train_dataset": rows, "optimizers": (optimizer, rate)}
+    InOrder(model=model, args=options, **given).train()
+    cpu = torch.device("cpu")
+    loss, _ = nll_of(trunk, tokens["validation"], spec.context, spec.micro, cpu, "fp32")
+    (record,) = read_parquet(trained / "record.parquet", RUN).to_pylist()
+    assert loss == pytest.approx(record["final_nll"], abs=1e-4)
+
+
+@each_layout
+def test_lora_trains_every_tensor_and_merges_exactly(variant):
+    peft = pytest.importorskip("peft", reason="peft is not installed; pip install peft")
+    _, model = build(variant)
+    options = peft.LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)
+    lora = peft.get_peft_model(model, options)
+    lora(TOKENS, labels=TOKENS).loss.backward()
+    trained = {name: p for name, p in lora.named_parameters() if p.requires_grad}
+    linears = [m for m in lora.modules() if isinstance(m, torch.nn.Linear)]
+    assert len(trained) >= 2 * 4 * 7 and len(linears) > len(trained)
+    assert [name for name, p in trained.items() if p.grad is None or not p.grad.any()] == []
+    expected = lora.eval()(TOKENS).logits
+    merged = lora.merge_and_unload()
+    close(merged(TOKENS).logits, expected)
+    assert not any("lora" in name for name, _ in merged.named_parameters())
