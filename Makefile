@@ -4,8 +4,12 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(CURDIR)/$(VENV)/bin
+# One of locks/: without an NVIDIA GPU, PyTorch's CPU build, which spares gigabytes of CUDA.
+LOCK ?= $(if $(shell command -v nvidia-smi 2>/dev/null),cuda-newest,cpu)
+READY := $(VENV)/.ready-$(LOCK)
+INSTALL := "$(BIN)/python" -m pip install --quiet --disable-pip-version-check --no-deps
 
-.PHONY: all setup published test help
+.PHONY: all setup published site test help
 
 all: setup
 	@"$(BIN)/python" -m relation plan
@@ -14,19 +18,36 @@ all: setup
 	PATH="$(BIN):$$PATH" snakemake --cores all
 	@echo "Report: results/smoke/report/index.html"
 
-setup: $(VENV)/.ready
+setup: $(READY)
 
-$(VENV)/.ready: pyproject.toml constraints.txt
+$(READY): pyproject.toml locks/$(LOCK).txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else \
 	  "Python %d.%d is not supported; set PYTHON to one of 3.11, 3.12, 3.13" % v)'
-	@echo "Setting up $(VENV): a virtual environment with the pinned packages"
+	@$(PYTHON) -c 'import sys; old = "$(LOCK)" == "cuda-published" and sys.version_info < (3, 12); \
+	  sys.exit("the published versions need Python 3.12; set PYTHON to python3.12" if old else 0)'
+	@[ "$$(uname -s)" = Linux ] || { echo "the locks are for Linux; use a container" >&2; exit 1; }
+	@for other in $(VENV)/.ready-*; do \
+	  if [ -e "$$other" ] && [ "$$other" != "$@" ]; then rm -rf $(VENV); fi; done
+	@echo "Setting up $(VENV): a virtual environment with the packages of locks/$(LOCK).txt"
 	$(PYTHON) -m venv $(VENV)
-	"$(BIN)/python" -m pip install --quiet --disable-pip-version-check \
-	  -c constraints.txt -e ".[pipeline,report,test]"
+ifeq ($(LOCK),cpu)
+	$(INSTALL) --extra-index-url https://download.pytorch.org/whl/cpu \
+	  "torch==$(shell sed -n 's/^torch==//p' constraints.txt)+cpu"
+endif
+	$(INSTALL) --require-hashes -r locks/$(LOCK).txt
+	$(INSTALL) --no-build-isolation -e .
 	@touch $@
+
+locks/$(LOCK).txt:
+	@echo "there is no lock $(LOCK); set LOCK to one of $(basename $(notdir $(wildcard locks/*)))" >&2
+	@exit 1
 
 published: setup
 	PATH="$(BIN):$$PATH" snakemake --snakefile workflow/published.smk --cores all
+
+site: published
+	"$(BIN)/python" -m relation site
+	@echo "Serve it: python3 -m http.server --directory site"
 
 test: setup
 	@echo 'Running the tests; those of the smoke campaign only where "make" has run it'
@@ -36,5 +57,6 @@ test: setup
 help:
 	@echo "make          set up .venv, then snakemake --cores all (smoke campaign, CPU)"
 	@echo "make published  reports of the shipped results, results/published/*/report/index.html"
+	@echo "make site     those reports, the documentation and the reference in one folder, site/"
 	@echo "make test     set up .venv, then the tests"
-	@echo "make setup    only set up .venv"
+	@echo "make setup    only set up .venv; LOCK=cpu, cuda-newest or cuda-published chooses its versions"

@@ -1,10 +1,14 @@
-"""One set of pins: pyproject.toml, constraints.txt, environment.yml and the Containerfile."""
+"""One set of pins: pyproject.toml, constraints.txt, the locks, environment.yml, the container."""
 
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 
+import pytest
 import yaml
+
+from relation.store.parquet import read_origin
 
 ROOT = Path(__file__).resolve().parents[1]
 CONDA_NAMES = {"matplotlib": "matplotlib-base", "snakemake": "snakemake-minimal"}
@@ -63,7 +67,45 @@ def test_the_container_installs_those_pins_on_a_supported_python() -> None:
     )
     assert int(supported[1]) <= int(image[1]) <= int(supported[2])
     assert conda_pins()["python"] == f"3.{image[1]}"
-    assert "-c constraints.txt -e '.[pipeline,report,test]'" in recipe
+    assert "--require-hashes -r locks/cuda-newest.txt" in recipe
+
+
+def locked(name: str) -> dict[str, str]:
+    """The versions of a lock by package; every one of them has a hash."""
+    text = (ROOT / "locks" / f"{name}.txt").read_text(encoding="utf-8")
+    assert "://" not in text
+    entries = re.split(r"\n(?=\S)", text.strip())[1:]
+    assert all("--hash=sha256:" in entry for entry in entries)
+    found = [re.match(r"([\w.-]+)==(\S+)", entry) for entry in entries]
+    return {canonical(pin[1]): pin[2] for pin in found}
+
+
+@pytest.mark.parametrize("name", ["cpu", "cuda-newest"])
+def test_a_lock_has_the_pins_and_what_they_bring_along(name: str) -> None:
+    versions = locked(name)
+    beside = {"torch"} if name == "cpu" else set()  # the Makefile's
+    assert declared() - versions.keys() == beside
+    assert {package: pins().get(package, v) for package, v in versions.items()} == versions
+    cuda = {package for package in versions if package.startswith("nvidia-")} - {"nvidia-ml-py"}
+    assert bool(cuda) is (name != "cpu")
+
+
+def test_the_published_lock_has_the_versions_of_the_records() -> None:
+    record = "results/published/books-scaled/runs/10M/full/42/record.parquet"
+    made_with = read_origin(ROOT / record)["versions"]
+    python = made_with.pop("python").rpartition(".")[0]
+    versions = locked("cuda-published")
+    assert {package: versions[package] for package in made_with} == made_with
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert f"the published versions need Python {python}" in makefile
+
+
+def test_make_names_the_locks_there_are() -> None:
+    done = subprocess.run(
+        ["make", "LOCK=other", "setup"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    told = done.stderr.splitlines()
+    assert done.returncode and "no lock other; set LOCK to one of cpu cuda" in told[0]
 
 
 def test_the_slurm_profile_asks_for_what_every_rule_needs() -> None:

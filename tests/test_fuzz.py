@@ -82,7 +82,7 @@ def test_a_configuration_of_noise(tmp_path: Path, content: bytes) -> None:
 
 
 @pytest.fixture(scope="module")
-def record(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, list]:
+def record(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     path = tmp_path_factory.mktemp("record") / "log.parquet"
     rows = [
         {n: i if n in ("update", "tokens", "update_tokens") else i / 7 for n in LOG.names}
@@ -90,33 +90,27 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, list]:
     ]
     origin = {"campaign": "c", "config_hash": "0", "commit": "x", "versions": {}}
     write_parquet(path, LOG, rows, origin)
-    return path.read_bytes(), rows
+    return path.read_bytes()
 
 
 @FUZZ
 @given(data=st.data())
-def test_a_record_with_flipped_bytes_is_refused_or_unharmed(tmp_path, record, data) -> None:
-    """A changed byte is never another number: checksums cover the pages."""
-    whole, rows = record
-    position = data.draw(st.integers(0, len(whole) - 1))
-    content = bytearray(whole)
+def test_a_record_with_a_changed_byte_is_refused(tmp_path, record, data) -> None:
+    position = data.draw(st.integers(0, len(record) - 1))
+    content = bytearray(record)
     content[position] ^= data.draw(st.integers(1, 255))
     path = tmp_path / "log.parquet"
     path.write_bytes(content)
-    one_line(lambda: read_origin(path))
-    try:
-        read = read_parquet(path, LOG).to_pylist()
-    except InputError as error:
-        assert "\n" not in str(error)
-    else:
-        assert read == rows
+    for read in (read_origin, read_parquet):
+        with pytest.raises(InputError):
+            read(path)
 
 
 @FUZZ
 @given(length=st.integers(0, 3000))
 def test_a_record_cut_anywhere_is_refused(tmp_path, record, length) -> None:
     path = tmp_path / "log.parquet"
-    path.write_bytes(record[0][: min(length, len(record[0]) - 1)])
+    path.write_bytes(record[: min(length, len(record) - 1)])
     with pytest.raises(InputError):
         read_parquet(path, LOG)
     with pytest.raises(InputError):

@@ -39,6 +39,7 @@ LAYOUT = schema(
 ROWS = [{"name": "a", "time": 0.1, "count": 3}, {"name": "猫", "time": None, "count": 2**62}]
 ORIGIN = {
     "campaign": "test",
+    "stage": "training",
     "config_hash": "0" * 16,
     "code_hash": "1" * 16,
     "created": "2026-01-01T00:00:00+00:00",

@@ -1,6 +1,8 @@
-"""Cut whole books from the corpus public-domain-books: python tools/sample.py CORPUS TARGET.
+"""Cut whole books from the corpus `books`: python -m tools.sample [CORPUS [TARGET]].
 
-CORPUS holds its Parquet files; TARGET gets train.parquet and validation.parquet, a chapter a row.
+CORPUS holds its Parquet files, a chapter a row (default: corpora/books, which `python -m relation
+corpus books` makes); TARGET gets train.parquet and validation.parquet (default: the shipped
+sample's folder). Prints the SHA-256 of the sample's texts.
 """
 
 import sys
@@ -10,7 +12,10 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-ORIGIN = "github.com/mlschmitt/classic-books-markdown at 944882722e9a96fa6cf2739dc2ea757e101f412f"
+from relation.data.recipes import BOOKS as RECIPE
+from relation.data.sources import corpus_fingerprint
+
+ORIGIN = f"github.com/{RECIPE.repository} at {RECIPE.commit}"
 # Author and title: year of publication, year of the author's death.
 BOOKS = {
     "train": {
@@ -23,7 +28,9 @@ BOOKS = {
     "validation": {"Oscar Wilde/The Happy Prince & Other Tales": (1888, 1900)},
 }
 
-corpus, target = map(Path, sys.argv[1:])
+given = [Path(argument) for argument in sys.argv[1:]]
+shipped = Path(__file__).parents[1] / "relation" / "data" / "sample"
+corpus, target = [*given, *[RECIPE.folder, shipped][len(given) :]]
 chapters = ds.dataset(sorted(corpus.glob("*.parquet")))
 for split, books in BOOKS.items():
     rows = []
@@ -34,6 +41,9 @@ for split, books in BOOKS.items():
             "status": f"public domain: published in {published}, the author died in {died}",
         }
         found = chapters.to_table(["text"], filter=ds.field("source") == book)
+        if not len(found):
+            sys.exit(f"error: {corpus} does not hold {book}; python -m relation corpus books")
         rows += [{"text": text, **facts} for text in found["text"].to_pylist()]
     path = target / f"{split}.parquet"
     pq.write_table(pa.Table.from_pylist(rows), path, compression="zstd", compression_level=19)
+print(f"{target}  {corpus_fingerprint(str(target))}")

@@ -10,6 +10,8 @@ from typing import NoReturn
 
 from relation.cli import (
     bench,
+    corpus,
+    crate,
     diagnose,
     export,
     generate,
@@ -27,6 +29,7 @@ from relation.errors import InputError, RelationError
 _MODULES = (
     inspect,
     status,
+    corpus,
     bench,
     tune,
     profile,
@@ -36,6 +39,7 @@ _MODULES = (
     diagnose,
     jobs,
     report,
+    crate,
 )
 
 

@@ -66,9 +66,11 @@ def _stamped(options: argparse.Namespace, stage: str, spec: Spec, what: str) -> 
 
 def _prepare(options: argparse.Namespace) -> None:
     from relation.data.prepare import prepare
+    from relation.pipeline.preflight import make_chosen_corpus
 
     results = campaign_results(options)
     campaign = results.campaign
+    make_chosen_corpus(campaign)
     spec = campaign.data.get(options.target)
     if spec is None:
         raise InputError(

@@ -23,7 +23,9 @@ def add_campaign_options(parser: argparse.ArgumentParser, default: str | None = 
     parser.add_argument("--seeds", help="comma-separated choice of seeds")
     parser.add_argument("--variants", help="comma-separated choice of variants")
     parser.add_argument("--readings", help="comma-separated choice of readings, where it has some")
-    parser.add_argument("--corpus", help="file or folder of texts, for campaigns that read them")
+    parser.add_argument(
+        "--corpus", help="books, or a file or folder of texts, for campaigns that read them"
+    )
     parser.add_argument(
         "--published", choices=("true", "false"), help="whether shipped records count as done"
     )

@@ -122,6 +122,7 @@ def _prepare(spec: DataSpec, folder: Path, work: Path, campaign: str, stamp: Sta
         "vocabulary": spec.vocabulary,
         "source": spec.source,
         "corpus_sha256": fingerprint,
+        "tokenizer_sha256": sha256_of(folder / "tokenizer.json"),
     }
     written = origin(campaign, spec.config_hash, "data", "cpu", stamp, **details)
     write_parquet(folder / "data.parquet", DATA, rows, written)

@@ -7,6 +7,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from relation.data.splits import END_OF_TEXT
 from relation.errors import InputError
+from relation.store.files import sha256_of
+from relation.store.parquet import read_origin
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int, name: str) -> Tokenizer:
@@ -34,9 +36,16 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int, name: str) -> Tokeniz
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """Load tokenizer.json. Raises InputError where it is missing or damaged."""
+    """Load tokenizer.json. Raises InputError where it is missing or damaged.
+
+    Only data.parquet beside it can tell of every damage, and one from 0.2.0 or before does not.
+    """
     if not path.exists():
         raise InputError(f"{path} is missing; run snakemake to make it")
+    record = path.with_name("data.parquet")
+    recorded = read_origin(record).get("tokenizer_sha256") if record.exists() else None
+    if recorded not in (None, sha256_of(path)):
+        raise InputError(f"{path} is not the file that {record.name} records; prepare it again")
     try:
         return Tokenizer.from_file(str(path))
     except Exception as error:  # `tokenizers` raises bare Exception for a file it cannot parse

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from relation.data.recipes import texts_path
 from relation.errors import InputError
 from relation.pipeline.hashes import PROJECT
 from relation.pipeline.sections import (
@@ -30,7 +31,8 @@ def taken(section: type, values: Any) -> dict:
 
 
 def _texts(corpus: Corpus, chosen: str | None) -> tuple[str, str | None]:
-    """Title and path of the texts that a corpus reads; `chosen` is that of corpus=PATH."""
+    """Title and path of the texts that a corpus reads; `chosen` is what corpus= gives."""
+    chosen = texts_path(chosen)
     if corpus.source["kind"] != "files":
         return corpus.title, None
     if corpus.path is None:

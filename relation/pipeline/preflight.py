@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from relation.data.recipes import RECIPES, make_corpus
 from relation.data.sources import corpus_fingerprint, text_files
 from relation.errors import InputError
 from relation.pipeline.campaign import Campaign
@@ -47,9 +48,21 @@ def check(
             )
 
 
+def make_chosen_corpus(campaign: Campaign) -> None:
+    """Make the corpus that `corpus` names by a recipe, unless it is there.
+
+    Raises InputError and RunError as `make_corpus`.
+    """
+    if campaign.corpus in RECIPES:
+        make_corpus(RECIPES[campaign.corpus])
+
+
 def check_corpus(campaign: Campaign) -> None:
-    """Raise InputError where the local texts that `corpus` names are missing or unreadable."""
-    if campaign.corpus is not None:
+    """Raise InputError where the local texts that `corpus` names are missing or unreadable.
+
+    A recipe's corpus may be missing: it is made before it is read.
+    """
+    if campaign.corpus is not None and campaign.corpus not in RECIPES:
         text_files(campaign.corpus)
     for spec in campaign.data.values():
         corpus_fingerprint(spec.path)

@@ -33,7 +33,7 @@ from relation.pipeline.results import Results
 from relation.pipeline.uses import uses_of
 from relation.spec import RunSpec
 from relation.store.layouts import DATA, LOG, RUN
-from relation.store.parquet import read_origin, read_parquet
+from relation.store.parquet import is_checkable, read_origin, read_parquet
 from relation.train.folder import RunFolder, read_folder, resume_key, saved_update
 
 RUNNING, STOPPED = "running", "stopped"
@@ -220,6 +220,20 @@ class _Look:
                 "nothing goes on from them, delete them to free the disk"
             )
 
+    def note_uncheckable(self) -> None:
+        """A line about own records whose metadata cannot be checked, where there are."""
+        read = (path for job in self.ledger.jobs for path in job.paths or ())
+        folder = self.results.own_folder  # what was published has the checksums beside it
+        paths = [path for path in read if path.is_relative_to(folder) and path.exists()]
+        # One that is damaged has its note from its own job.
+        old = sum(fault_of(lambda path=path: is_checkable(path))[0] is False for path in paths)
+        if old:
+            records = "1 record is" if old == 1 else f"{old} records are"
+            self.notes.append(
+                f"{folder}: {records} from before records held a checksum of themselves; their "
+                "rows can be checked, their metadata cannot"
+            )
+
     def steps(self) -> Iterator[StepStatus]:
         """Every job that is no training run, in the order of the DAG."""
         for rule in _STEPS:
@@ -328,4 +342,5 @@ def campaign_status(campaign: Campaign, results: Results, steps: bool = False) -
     planned = (*campaign.trained_runs, *campaign.reading_runs)
     runs = _with_time_left(campaign, planned, look.runs())
     look.note_leftovers()
+    look.note_uncheckable()
     return CampaignStatus(runs, list(look.steps()) if steps else [], look.notes)

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 
 from relation.errors import InputError
 from relation.store.files import atomic_path
+from relation.store.seal import KEY, UNSEALED, is_sealed, seal
 
 _ORIGIN_KEY = b"relation.origin"
 _ORIGIN_KEYS = {"campaign", "config_hash", "commit", "versions"}  # what every reader rests on
@@ -53,15 +54,15 @@ def write_parquet(
         if given != names:
             odd = sorted(given ^ names)
             raise InputError(f"{path}: rows and schema differ in {', '.join(odd)}")
-    metadata = {_ORIGIN_KEY: json.dumps(dict(origin), sort_keys=True).encode()}
+    metadata = {_ORIGIN_KEY: json.dumps(dict(origin), sort_keys=True), KEY: UNSEALED}
     layout = layout.with_metadata(metadata)
     if isinstance(rows, Mapping):
         table = pa.table(dict(rows), schema=layout)
     else:
         table = pa.Table.from_pylist([dict(row) for row in rows], schema=layout)
     with atomic_path(path) as temporary:
-        # Without checksums a flipped bit can pass as another number.
         pq.write_table(table, temporary, compression="zstd", write_page_checksum=True)
+        seal(temporary)
 
 
 @contextmanager
@@ -78,10 +79,15 @@ def _told_in_one_line(path: Path) -> Iterator[None]:
 
 
 def read_parquet(path: Path, layout: pa.Schema | None = None) -> pa.Table:
-    """Read a record. Raises InputError where it is missing, truncated or of another schema."""
-    # Not pq.read_table: it imports pyarrow.dataset and pandas, a quarter second in every job.
-    with _told_in_one_line(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
-        table = file.read()
+    """Read a record. Raises InputError where it is missing, damaged or of another schema.
+
+    Of a record from before there were seals only the pages are checked, not its metadata.
+    """
+    with _told_in_one_line(path):
+        is_sealed(path)
+        # Not pq.read_table: it imports pyarrow.dataset and pandas, a quarter second in every job.
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            table = file.read()
     if layout is not None and not _same_columns(table.schema, layout):
         missing = sorted(set(layout.names) - set(table.schema.names))
         what = f"lacks {', '.join(missing)}" if missing else "has other columns, types or units"
@@ -91,6 +97,13 @@ def read_parquet(path: Path, layout: pa.Schema | None = None) -> pa.Table:
     return table
 
 
+def is_checkable(path: Path) -> bool:
+    """Whether a record can be checked whole. Raises InputError where it is missing or damaged."""
+    with _told_in_one_line(path):
+        pq.read_schema(path)
+        return is_sealed(path)
+
+
 def _same_columns(found: pa.Schema, layout: pa.Schema) -> bool:
     """Whether names, types and units agree; descriptions may change without harm."""
     units = [[(field.metadata or {}).get(b"unit") for field in s] for s in (found, layout)]
@@ -98,8 +111,9 @@ def _same_columns(found: pa.Schema, layout: pa.Schema) -> bool:
 
 
 def read_origin(path: Path) -> dict:
-    """The origin metadata of a record. Raises InputError where there is none."""
+    """The origin metadata of a record. Raises InputError where there is none, or it is damaged."""
     with _told_in_one_line(path):
+        is_sealed(path)
         metadata = pq.read_schema(path).metadata or {}
     if _ORIGIN_KEY not in metadata:
         raise InputError(f"{path} carries no origin; it was not written by this project")

@@ -17,6 +17,7 @@ from relation.errors import InputError, RunError
 from relation.nn import Decoder, Execution
 from relation.store.files import atomic_path, sha256_of
 from relation.store.parquet import read_origin
+from relation.store.seal import KEY, UNSEALED, is_sealed, seal
 from relation.variants import ModelConfig, model_config
 
 
@@ -37,18 +38,25 @@ def _write(tensors: Mapping[str, torch.Tensor], path: Path, metadata: dict[str, 
 def save_model(model: Decoder, path: Path, details: dict) -> None:
     """Write a model's FP32 parameters with its configuration and `details` in the header."""
     # One key: safetensors writes several in an order that changes from run to run.
-    metadata = {"model": json.dumps({**asdict(model.config), "details": details}, sort_keys=True)}
+    values = {**asdict(model.config), "details": details, KEY: UNSEALED}
+    metadata = {"model": json.dumps(values, sort_keys=True)}
     tensors = {name: p.detach().cpu().contiguous() for name, p in model.named_parameters()}
     with atomic_path(path) as temporary:
         _write(tensors, temporary, metadata)
+        seal(temporary)
 
 
 def load_model(path: Path, device: torch.device, execution: Execution | None = None) -> Decoder:
-    """The trained model of a checkpoint. Raises InputError for none or a damaged one."""
+    """The trained model of a checkpoint. Raises InputError for none or a damaged one.
+
+    Warns where nothing is there to check it with: no checksum in it and no record beside it.
+    """
     try:
+        sealed = is_sealed(path)
         with safe_open(path, framework="pt") as file:
             values = json.loads(file.metadata()["model"])
-            values.pop("details", None)
+            for other in ("details", KEY):
+                values.pop(other, None)
             config = model_config(values)
             _check_tensors(file, config)
         tensors = load_file(path)
@@ -70,7 +78,8 @@ def load_model(path: Path, device: torch.device, execution: Execution | None = N
         raise InputError(
             f"{path} is no complete checkpoint ({error}); delete it and run snakemake again"
         ) from None
-    _check_recorded(path)
+    if not _is_recorded(path) and not sealed:
+        print(f"warning: {path} has no checksum; whether it is whole is not known", file=sys.stderr)
     model.load_state_dict(tensors)
     return model.to(device)
 
@@ -94,16 +103,18 @@ def _check_tensors(file, config: ModelConfig) -> None:
             raise ValueError(f"{name} is {found}, its configuration says F32 of {shape}")
 
 
-def _check_recorded(path: Path) -> None:
-    """Raise InputError where a run's record stands beside its checkpoint and tells of another."""
+def _is_recorded(path: Path) -> bool:
+    """Whether a run's record beside its checkpoint has this checkpoint's checksum.
+
+    Raises InputError where it has another's.
+    """
     record = path.with_name("record.parquet")
-    if not record.exists():
-        return
-    recorded = read_origin(record).get("checkpoint_sha256")
-    if recorded is not None and recorded != sha256_of(path):
+    recorded = read_origin(record).get("checkpoint_sha256") if record.exists() else None
+    if recorded not in (None, sha256_of(path)):
         raise InputError(
             f"{path} is not the file that {record.name} tells of; delete it and run snakemake again"
         )
+    return recorded is not None
 
 
 @dataclass

@@ -5,9 +5,14 @@ import time
 
 from relation.pipeline.hashes import code_hash
 from relation.data.sources import corpus_fingerprint
-from relation.errors import InputError
+from relation.errors import InputError, RelationError
 from relation.pipeline.ledger import Ledger
-from relation.pipeline.preflight import check, check_corpus, write_started_with
+from relation.pipeline.preflight import (
+    check,
+    check_corpus,
+    make_chosen_corpus,
+    write_started_with,
+)
 from relation.pipeline.results import RULES, chosen_results
 from relation.pipeline.summary import Started, report_lines, summary
 from relation.spec import canonical_hash
@@ -17,12 +22,13 @@ try:
     RESULTS = chosen_results(config)
     CAMPAIGN = RESULTS.campaign
     if workflow.is_main_process:  # a dry run has no onstart
+        make_chosen_corpus(CAMPAIGN)
         check_corpus(CAMPAIGN)
     LEDGER = Ledger(RESULTS)
     if workflow.is_main_process:
         LEDGER.settle()
     RECORDS = [path.as_posix() for path in LEDGER.record_files()]
-except InputError as error:
+except RelationError as error:
     sys.exit(f"error: {error}")
 
 FOLDER = RESULTS.folder.as_posix()
