@@ -43,15 +43,21 @@ STAMPED = {
     "relation.pipeline.uses:_of_sides",
 }
 
-# The command, its stage, and what it uses, in the order in which they need each other.
+
+def job(command: str, stage: str, uses: frozenset[str], *marks: pytest.MarkDecorator):
+    """A command, its stage and what it uses; traced for a minute and more where it is slow."""
+    return pytest.param(command, stage, uses, marks=marks, id=command)
+
+
+# In the order in which they need each other.
 JOBS = [
-    *((f"prepare {name}", "data", uses_of(campaign().data[name])) for name in READ),
-    *((f"train {run.name}", "training", uses_of(run)) for run in (FULL, HYBRID)),
-    (f"diagnose {FULL.name}", "diagnostics", uses_of_model(FULL.model["layout"])),
-    ("verify", "verification", uses_of(campaign().verification)),
-    ("verify-gradients", "gradients", uses_of(GRADIENTS)),
-    ("measure linear-steady/10M", "systems", uses_of(BENCHMARK)),
-    ("inventory", "models", uses_of_model("AFL")),
+    *(job(f"prepare {name}", "data", uses_of(campaign().data[name])) for name in READ),
+    *(job(f"train {run.name}", "training", uses_of(run)) for run in (FULL, HYBRID)),
+    job(f"diagnose {FULL.name}", "diagnostics", uses_of_model(FULL.model["layout"])),
+    job("verify", "verification", uses_of(campaign().verification), pytest.mark.slow),
+    job("verify-gradients", "gradients", uses_of(GRADIENTS)),
+    job("measure linear-steady/10M", "systems", uses_of(BENCHMARK), pytest.mark.slow),
+    job("inventory", "models", uses_of_model("AFL")),
 ]
 
 
@@ -108,7 +114,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("traced")
 
 
-@pytest.mark.parametrize(("command", "stage", "uses"), JOBS, ids=[job[0] for job in JOBS])
+@pytest.mark.parametrize(("command", "stage", "uses"), JOBS)
 def test_what_a_job_runs_is_in_its_hash(
     folder: Path, monkeypatch: pytest.MonkeyPatch, command: str, stage: str, uses: frozenset[str]
 ) -> None:

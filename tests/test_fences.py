@@ -63,7 +63,10 @@ def test_comments_are_no_instructions():
 
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
-@pytest.mark.parametrize("width", [60, 64, 80])
+@pytest.mark.parametrize(
+    "width",
+    [pytest.param(60, marks=pytest.mark.slow), 64, pytest.param(80, marks=pytest.mark.slow)],
+)
 def test_linear_relations_products_wait_for_copies(width, monkeypatch):
     """Stores are left out: tiles that change their layout through shared memory look like them."""
     from fake_gpu import fake_gpu

@@ -17,6 +17,8 @@ ENTRIES = [
     for entry in entries
     for name in PASSES
 ]
+# Only Hopper has wgmma, and only for numbers of 16 bits.
+WITH_PRODUCTS = [e for e in ENTRIES if e[1] == "sm_90" and e[2].bits == 16]
 # The widths of an entry that are compiled to other code than its widest: not scaled beforehand, or
 # one tile of two.
 NARROWER = {32: (20,), 64: (60,), 128: (96, 100)}
@@ -54,7 +56,7 @@ def test_every_launch_fits_and_grows_no_further(name, architecture, entry):
         assert found.registers <= int(row["registers"])
 
 
-@pytest.mark.parametrize(("name", "architecture", "entry"), ENTRIES, ids=label)
+@pytest.mark.parametrize(("name", "architecture", "entry"), WITH_PRODUCTS, ids=label)
 def test_tensor_cores_read_no_tile_before_it_has_arrived(name, architecture, entry):
     """The cause of forwards that came out wrong on Hopper, in the code of every shipped launch."""
     pytest.importorskip("triton")
@@ -66,7 +68,7 @@ def test_tensor_cores_read_no_tile_before_it_has_arrived(name, architecture, ent
         at = replace(entry, widest=width)
         by = by_descriptors(name, entry)
         ptx = compile_pass(name, architecture, at, by, documents).asm["ptx"]
-        assert (count_products(ptx) > 0) == (architecture == "sm_90" and entry.bits == 16)
+        assert count_products(ptx) > 0
         assert unfenced_products(ptx) == []
 
 
