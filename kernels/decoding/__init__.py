@@ -14,7 +14,7 @@ from relation.kernels.checks import check_device
 from relation.kernels.flash_relation import DTYPES, NARROWEST, WIDEST, why_unavailable
 
 ADD, GATE = "add", "gate"
-# CUDA refuses more than 65,535 pieces of a history.
+# CUDA refuses more than 65,535 pieces of a history, of 256 tokens each (`CHUNK` in history.py).
 LONGEST = 65_535 * 256
 
 
