@@ -69,10 +69,10 @@ def start_from_attention(model: Decoder, attention: Decoder) -> None:
 def fit_lambda(
     model: nn.Module, batches: Sequence[Batch], loss: Callable[[Batch], Tensor]
 ) -> tuple[float, float]:
-    """Set every layer's lambda where the mean loss of the batches is lowest; all else stays.
+    """Set every layer's lambda where the loss, summed over the batches, is lowest; all else stays.
 
     model: has parameters named `lam`, as a Full Relation layer does; loss: of one batch, a scalar
-    that lambda has a gradient through. Returns that mean before and after, in the loss's unit. The
+    that lambda has a gradient through. Returns that sum before and after, in the loss's unit. The
     layers' numbers are searched together, from their present values, by L-BFGS with a line search:
     on equal inputs and devices the same each time. Raises InputError for a model without lambda.
     """
@@ -81,12 +81,12 @@ def fit_lambda(
         raise InputError("the model has no lambda to choose; convert it to Full Relation first")
     found: list[float] = []
 
-    def mean_loss() -> float:
+    def total_loss() -> float:
         for number in numbers:
             number.grad = torch.zeros_like(number)
         total = 0.0
         for batch in batches:
-            value = loss(batch) / len(batches)
+            value = loss(batch)
             for number, gradient in zip(numbers, torch.autograd.grad(value, numbers), strict=True):
                 number.grad += gradient
             total += value.item()
@@ -97,8 +97,8 @@ def fit_lambda(
     search = torch.optim.LBFGS(
         numbers, max_iter=50, tolerance_change=1e-5, line_search_fn="strong_wolfe"
     )
-    search.step(mean_loss)
-    mean_loss()
+    search.step(total_loss)
+    total_loss()
     for number in numbers:
         number.grad = None
     return found[0], found[-1]

@@ -13,8 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from relation.errors import InputError
+from relation.pipeline.campaign import CONVERTED
 from relation.pipeline.hashes import code_hash
-from relation.pipeline.results import RULES, RUN_FILES, Results, run_path, texts_of, with_pictures
+from relation.pipeline.results import (
+    RULES,
+    RUN_FILES,
+    Results,
+    rule_of,
+    run_path,
+    texts_of,
+    with_pictures,
+)
 from relation.pipeline.uses import uses_of, uses_of_model, uses_of_models
 from relation.spec import DataSpec, DiagnosticsSpec, RunSpec, Spec, SystemsSpec, canonical_hash
 from relation.store.parquet import read_origin
@@ -115,8 +124,9 @@ class Job:
         """Its Parquet, in the order of `writes`."""
         targets = {kind: t for kind, t in self.writes.items() if t.suffix == ".parquet"}
         paths = (None,) * len(targets) if self.paths is None else self.paths
+        among = "further " if self.further else "converted " if self.rule == "convert" else ""
         return tuple(
-            Record(self, f"further {kind}" if self.further else kind, path, target)
+            Record(self, f"{among}{kind}", path, target)
             for (kind, target), path in zip(targets.items(), paths, strict=True)
         )
 
@@ -126,8 +136,8 @@ class Record:
     """A Parquet file of a job.
 
     kind: its name among the outputs of the job's rule, after "further" for a pair beyond the
-    matrix; path: where it is read, None for diagnostics that were not published with their run;
-    target: where the job writes it.
+    matrix and "converted" for a run that goes on from MHA; path: where it is read, None for
+    diagnostics that were not published with their run; target: where the job writes it.
     """
 
     job: Job
@@ -203,6 +213,7 @@ class Ledger:
             if run.variant in PAIRED:
                 yield self.diagnose(run)
         yield from map(self.train, campaign.further_runs)
+        yield from map(self.train, campaign.converted_runs)
         for run in campaign.reading_runs:
             yield self.train(run)
             yield self.diagnose(run)
@@ -238,6 +249,8 @@ class Ledger:
             return self.prepare(campaign.data[wildcards["dataset"]])
         if rule == "measure":
             return self.measure(campaign.benchmark(wildcards["benchmark"], wildcards["scale"]))
+        if rule == "convert":
+            return self.train(campaign.run(wildcards["scale"], CONVERTED, int(wildcards["seed"])))
         if "variant" in wildcards:
             place, variant, seed = wildcards.values()
             return getattr(self, rule.partition("_")[0])(campaign.run(place, variant, int(seed)))
@@ -298,7 +311,10 @@ class Ledger:
         """What training and diagnosing a run have in common."""
         place = {"reading": run.reading} if run.reading else {"scale": run.scale}
         key = {"variant": run.variant, "seed": run.seed}
-        return {"wildcards": place | key, "scale": run.scale, **key}
+        named = place | key
+        if run.start is not None:
+            named.pop("variant")  # its rule has no other
+        return {"wildcards": named, "scale": run.scale, **key}
 
     def _of_shipped_row(self, run: RunSpec) -> bool:
         """Whether a shipped row stands for a reading's run, which has no record here."""
@@ -308,7 +324,7 @@ class Ledger:
         return bool(self._ask(lambda: run.name in results.shipped_reading_runs)[0])
 
     def train(self, run: RunSpec) -> Job:
-        """A run, of the matrix, further or of a reading."""
+        """A run, of the matrix, further, converted or of a reading."""
         results, campaign = self.results, self.results.campaign
         data, looks = campaign.data[run.data], campaign.diagnostics
         times = {
@@ -317,16 +333,22 @@ class Ledger:
             "validation_look_tokens": looks["validation_tokens"],
         }
         return self._job(
-            "train_reading" if run.reading else "train",
+            rule_of(run),
             run,
             lambda: [results.run(run) / file for file in RUN_FILES],
-            reads=self._prepared(data, "train", "validation", "data"),
+            reads=(*self._prepared(data, "train", "validation", "data"), *self._start(run)),
             corpus=self._corpus(run.data),
             shipped=self._of_shipped_row(run),
             probed=(campaign.diagnostics_spec(run, looks["probe_sequences"]), times),
             further=run in campaign.planned_further,
             **self._of_run(run),
         )
+
+    def _start(self, run: RunSpec) -> tuple[Path, ...]:
+        """The checkpoint from which a converted run goes on."""
+        if run.start is None:
+            return ()
+        return (self.train(self.results.campaign.run(run.scale, "mha", run.seed)).writes["model"],)
 
     def diagnose(self, run: RunSpec) -> Job:
         """The diagnostics of a run's checkpoint."""

@@ -20,6 +20,7 @@ RULES = {
     "verify": "Hold FlashRelation and the paper’s identities to their definitions.",
     "verify_gradients": "Hold the training step’s gradients to FP64, parameter by parameter.",
     "train_reading": "Train one model of a reading of the paper.",
+    "convert": "Train a Full Relation model on from the weights of an MHA run.",
     "diagnose_reading": "Measure the flow of its checkpoint.",
     "collect": "Gather the records of the readings, a file a kind.",
     "measure": "Time whole training steps, memory, and operators against the context.",
