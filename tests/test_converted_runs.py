@@ -49,7 +49,7 @@ def test_the_command_writes_mhas_matrices_and_the_lambda_that_the_run_starts_wit
     assert all(torch.equal(made[name], values) for name, values in mha.items())
     others = {name: made[name] for name in made.keys() - mha.keys()}
     assert all(not values.any() for name, values in others.items() if name.endswith("theta"))
-    probes = read_parquet(runs / "converted/10M/42/probes.parquet", PROBES).to_pandas()
+    probes = read_parquet(runs / "runs/10M/converted/42/probes.parquet", PROBES).to_pandas()
     first = probes[(probes["tokens"] == 0) & (probes["metric"] == "lambda")]
     chosen = [others[f"blocks.{int(layer)}.mixer.lam"].item() for layer in first["layer"]]
     assert chosen == pytest.approx(list(first["value"]), abs=1e-6)
@@ -57,13 +57,12 @@ def test_the_command_writes_mhas_matrices_and_the_lambda_that_the_run_starts_wit
 
 
 def test_the_run_goes_on_for_its_share_of_the_budget(project):
-    folder = project / "results/tiny/converted/10M/42"
+    folder = project / "results/tiny/runs/10M/converted/42"
     (row,) = read_parquet(folder / "record.parquet", RUN).to_pylist()
     (mha,) = read_parquet(project / "results/tiny/runs/10M/mha/42/record.parquet", RUN).to_pylist()
     assert (row["variant"], row["trained_tokens"]) == ("converted", mha["trained_tokens"] // 2)
     origins = [
-        read_origin(path / "record.parquet")
-        for path in (folder, folder.parents[2] / "runs/10M/mha/42")
+        read_origin(path / "record.parquet") for path in (folder, folder.parents[1] / "mha/42")
     ]
     assert origins[0]["spec"]["start"] == origins[1]["config_hash"]
     rate = [origin["spec"]["learning_rate"] for origin in origins]
@@ -98,9 +97,9 @@ def test_a_scale_without_pairs_is_refused(tmp_path, monkeypatch, capsys):
 def test_the_dag_trains_mha_first_and_no_other_campaign_converts(tmp_path):
     project = copy_project(tmp_path / "copy")
     write_config(project)
-    record = "results/tiny/converted/10M/43/record.parquet"
+    record = "results/tiny/runs/10M/converted/43/record.parquet"
     jobs = planned_jobs(project, "--config", "campaign=tiny", "--", record)
-    assert jobs == {"prepare": 1, "train": 1, "convert": 1}
+    assert jobs == {"prepare": 1, "train": 2}
     config = yaml.safe_load((ROOT / "config.yaml").read_text(encoding="utf-8"))
     converting = [name for name, each in config["campaigns"].items() if "conversion" in each]
     assert converting == ["conversion"]

@@ -13,17 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from relation.errors import InputError
-from relation.pipeline.campaign import CONVERTED
 from relation.pipeline.hashes import code_hash
-from relation.pipeline.results import (
-    RULES,
-    RUN_FILES,
-    Results,
-    rule_of,
-    run_path,
-    texts_of,
-    with_pictures,
-)
+from relation.pipeline.results import RULES, RUN_FILES, Results, run_path, texts_of, with_pictures
 from relation.pipeline.uses import uses_of, uses_of_model, uses_of_models
 from relation.spec import DataSpec, DiagnosticsSpec, RunSpec, Spec, SystemsSpec, canonical_hash
 from relation.store.parquet import read_origin
@@ -124,7 +115,8 @@ class Job:
         """Its Parquet, in the order of `writes`."""
         targets = {kind: t for kind, t in self.writes.items() if t.suffix == ".parquet"}
         paths = (None,) * len(targets) if self.paths is None else self.paths
-        among = "further " if self.further else "converted " if self.rule == "convert" else ""
+        converted = isinstance(self.spec, RunSpec) and self.spec.start is not None
+        among = "further " if self.further else "converted " if converted else ""
         return tuple(
             Record(self, f"{among}{kind}", path, target)
             for (kind, target), path in zip(targets.items(), paths, strict=True)
@@ -249,8 +241,6 @@ class Ledger:
             return self.prepare(campaign.data[wildcards["dataset"]])
         if rule == "measure":
             return self.measure(campaign.benchmark(wildcards["benchmark"], wildcards["scale"]))
-        if rule == "convert":
-            return self.train(campaign.run(wildcards["scale"], CONVERTED, int(wildcards["seed"])))
         if "variant" in wildcards:
             place, variant, seed = wildcards.values()
             return getattr(self, rule.partition("_")[0])(campaign.run(place, variant, int(seed)))
@@ -311,10 +301,7 @@ class Ledger:
         """What training and diagnosing a run have in common."""
         place = {"reading": run.reading} if run.reading else {"scale": run.scale}
         key = {"variant": run.variant, "seed": run.seed}
-        named = place | key
-        if run.start is not None:
-            named.pop("variant")  # its rule has no other
-        return {"wildcards": named, "scale": run.scale, **key}
+        return {"wildcards": place | key, "scale": run.scale, **key}
 
     def _of_shipped_row(self, run: RunSpec) -> bool:
         """Whether a shipped row stands for a reading's run, which has no record here."""
@@ -333,7 +320,7 @@ class Ledger:
             "validation_look_tokens": looks["validation_tokens"],
         }
         return self._job(
-            rule_of(run),
+            "train_reading" if run.reading else "train",
             run,
             lambda: [results.run(run) / file for file in RUN_FILES],
             reads=(*self._prepared(data, "train", "validation", "data"), *self._start(run)),

@@ -58,7 +58,6 @@ def _of_checkpoint(place: str) -> dict[str, str]:
 
 
 _RUN, _READING = "{scale}/{variant}/{seed}", "{reading}/{variant}/{seed}"
-_CONVERTED = "{scale}/{seed}"
 _PREPARED = {
     "data": "data.parquet",
     "tokenizer": "tokenizer.json",
@@ -73,9 +72,6 @@ RULES = {
     ),
     "inventory": Rule("models", {"models": f"{MODELS_FILE}"}, "inventory"),
     "train": Rule("training", _of_run(f"runs/{_RUN}"), "train/{scale}-{variant}-{seed}"),
-    "convert": Rule(
-        "training", _of_run(f"converted/{_CONVERTED}"), "train/{scale}-converted-{seed}"
-    ),
     "diagnose": Rule(
         "diagnostics",
         _of_checkpoint(f"diagnostics/{_RUN}"),
@@ -105,17 +101,10 @@ RULES = {
 def run_path(run: RunSpec) -> Path:
     """The folder of a run below its campaign's: runs/<scale>/<variant>/<seed>.
 
-    Of a reading's run: readings/<reading>/<variant>/<seed>; of a converted one:
-    converted/<scale>/<seed>.
+    Of a reading's run: readings/<reading>/<variant>/<seed>.
     """
-    return Path(RULES[rule_of(run)].writes["run"].format(**vars(run))).parent
-
-
-def rule_of(run: RunSpec) -> str:
-    """The rule that trains a run."""
-    if run.start is not None:
-        return "convert"
-    return "train_reading" if run.reading else "train"
+    rule = RULES["train_reading" if run.reading else "train"]
+    return Path(rule.writes["run"].format(**vars(run))).parent
 
 
 def diagnostics_path(run: RunSpec) -> Path:

@@ -20,7 +20,6 @@ RULES = {
     "verify": "Hold FlashRelation and the paper’s identities to their definitions.",
     "verify_gradients": "Hold the training step’s gradients to FP64, parameter by parameter.",
     "train_reading": "Train one model of a reading of the paper.",
-    "convert": "Train a Full Relation model on from the weights of an MHA run.",
     "diagnose_reading": "Measure the flow of its checkpoint.",
     "collect": "Gather the records of the readings, a file a kind.",
     "measure": "Time whole training steps, memory, and operators against the context.",
@@ -103,6 +102,7 @@ def _states(results: Results) -> Iterator[tuple[Job, State]]:
         campaign,
         runs=campaign.planned_runs,
         further_runs=campaign.planned_further,
+        converted_runs=campaign.planned_converted,
         systems=campaign.planned_systems,
     )
     for job in Ledger(replace(results, campaign=whole), strict=False).jobs:
@@ -120,7 +120,8 @@ def _needs(jobs: list[Job]) -> dict[str, list[str]]:
     found: dict[str, set[str]] = {job.rule: set() for job in jobs}
     writers = {path: job.rule for job in jobs for path in job.writes.values()}
     for job in jobs:
-        found[job.rule] |= {writers[path] for path in job.reads if path in writers}
+        # A converted run reads a checkpoint of its own rule.
+        found[job.rule] |= {writers[path] for path in job.reads if path in writers} - {job.rule}
     if "collect" in found:  # shipped records of the readings read no run's
         found["collect"].add("diagnose_reading")
     recorded = set(found) - READ_LATER
@@ -149,7 +150,7 @@ def _square(job: Job, state: State, done: bool) -> Square:
         page = f"readings.html#reading-{job.wildcards['reading']}"
     elif job.rule == "train" and job.further:
         page = f"runs.html#{pair_anchor(job.scale, job.seed)}"
-    elif job.rule == "train":
+    elif job.rule == "train" and job.spec.start is None:
         page = f"{page_of_run(job.scale, job.variant, job.seed)}.html"
     said = "done" if done else ", ".join(filter(None, (told, state.reason)))
     name = job.name or ROWS[job.rule]

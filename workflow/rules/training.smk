@@ -28,21 +28,6 @@ rule train:
         " 2>&1 | tee -i {log}"
 
 
-# A run that goes on from the weights of an MHA run.
-use rule train as convert with:
-    input:
-        reads("convert"),
-    output:
-        **writes("convert"),
-    log:
-        log_of("convert"),
-    params:
-        config=STARTED_WITH,
-        target="{scale}/converted/{seed}",
-        spec=spec("convert"),
-        code=code("convert"),
-
-
 # A run of a reading: the same, elsewhere. Its times are no result, so it may share a GPU.
 use rule train as train_reading with:
     input:
