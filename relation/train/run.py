@@ -99,8 +99,10 @@ class _Run:
         self.model.initialise(spec.seed, spec.init_key or "")
         self.model.to(device)
         if start is not None:
-            search = SearchWindows(spec, self.windows, device, self.mask)
-            start_converted(self.model, start, search)
+            with self.peak_memory.left_out():
+                search = SearchWindows(spec, self.windows, device, self.mask)
+                start_converted(self.model, start, search)
+                del search
         init_hash = shared_weights_hash(self.model)
         self.optimizer = build_optimizer(
             self.model,
