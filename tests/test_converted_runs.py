@@ -120,7 +120,7 @@ def test_values_are_those_of_the_curves():
     """MHA ends at 4. Seed 42 is there after 1 / 1.25 of its tokens, 43 at its end, 44 never."""
     found = conversion(converted(make_records(), {42: 3.75, 43: 4.0, 44: 4.5}))
     until = found["10M", "until.converted", "value"]
-    assert until.by_seed == pytest.approx({42: 0.8, 43: 1.0})
+    assert until.by_seed == pytest.approx({42: 0.8e6, 43: 1e6})
     assert until.reason == "seeds that never reach it: 44"
     assert found["10M", "start", "value"].value == pytest.approx(1.0)
     assert found["10M", "end", "value"].value == pytest.approx(np.mean([-0.25, 0.0, 0.5]))
@@ -128,7 +128,7 @@ def test_values_are_those_of_the_curves():
     assert high - low == pytest.approx(2 * 4.302653 * np.std([-0.25, 0, 0.5], ddof=1) / 3**0.5)
     # Full Relation's looks of seed s are s / 1000 below MHA's, a nat in 24,576 tokens.
     nothing = found["10M", "until.nothing", "value"].by_seed
-    assert nothing == pytest.approx({s: (98304 - s / 1000 * 24576) / 1e6 for s in (42, 43, 44)})
+    assert nothing == pytest.approx({s: 98304 - s / 1000 * 24576 for s in (42, 43, 44)})
 
 
 def test_a_loss_that_no_run_reaches_is_said():

@@ -14,7 +14,7 @@ from relation.train.checkpoint import load_model
 from relation.train.loss import summed_nll
 from relation.train.step import autocast
 
-# Lambda is a number a layer: more of them change the loss in its fourth decimal.
+# Enough to choose one number a layer.
 WINDOWS = 32
 
 

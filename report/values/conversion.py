@@ -10,7 +10,7 @@ import pandas as pd
 
 from relation.variants import PAIRED
 from report.values.efficiency import token_crossing
-from report.values.layout import SCALES, Needs, Note, Number, Row, Table, block, value
+from report.values.layout import SCALE_ROWS, SCALES, Needs, Note, Number, Panel, Table, value
 from report.values.measured import (
     Measured,
     Measurements,
@@ -62,7 +62,10 @@ def _put_scale(
     mha, full = (curves(select(records.probes, variant=v), scale) for v in PAIRED)
     ends = {seed: float(looks["value"].iloc[-1]) for seed, looks in mha.items()}
     seeds = [seed for seed in converted if seed in ends]
-    behind = (select(records.converted_probes, scale=scale), select(records.probes, scale=scale))
+    behind = (
+        select(records.converted_probes, scale=scale),
+        select(records.probes, scale=scale, variant=PAIRED),
+    )
     sources = tuple(dict.fromkeys(source for rows in behind for source in rows["source"]))
 
     def mean(values: dict[int, float], unit: str = "nat/token") -> Measured:
@@ -77,8 +80,8 @@ def _put_scale(
     put_with_interval(found, scale, "start", mean(starts))
     for column, of in (("converted", converted), ("nothing", full)):
         told = {s: tokens_until(ends[s], of[s]) for s in seeds if s in of}
-        reached = {s: tokens / 1e6 for s, tokens in told.items() if tokens is not None}
-        share = mean(reached, "Mtokens")
+        reached = {s: tokens for s, tokens in told.items() if tokens is not None}
+        share = mean(reached, "M tokens")
         if told and not reached:
             share = Measured(status="not reached", reason="no run reaches MHA’s final NLL")
         elif len(reached) < len(told):
@@ -87,8 +90,8 @@ def _put_scale(
         put_with_interval(found, scale, f"until.{column}", share)
     lasts = {s: converted[s]["value"].iloc[-1] - ends[s] for s in seeds}
     put_with_interval(found, scale, "end", mean(lasts))
-    trained = {s: converted[s]["tokens"].iloc[-1] / 1e6 for s in seeds}
-    put(found, scale, {"trained": mean(trained, "Mtokens")})
+    trained = {s: converted[s]["tokens"].iloc[-1] for s in seeds}
+    put(found, scale, {"trained": mean(trained, "M tokens")})
 
 
 def _notes(cells: pd.DataFrame) -> Iterator[Note]:
@@ -105,7 +108,7 @@ def _notes(cells: pd.DataFrame) -> Iterator[Note]:
 _NLL, _TOKENS = Number(4), Number(2)
 CONVERSION = Table(
     label="beyond-conversion",
-    number="B3",
+    number="B6",
     title="From attention to Relation",
     summary="Full Relation from MHA’s weights: its first loss, and tokens until MHA’s.",
     caption=(
@@ -114,17 +117,23 @@ CONVERSION = Table(
         "validation NLL before the first update, and millions of tokens until it is that of MHA at "
         "the end of its budget, beside Full Relation trained from nothing."
     ),
-    panels=block(
-        value("MHA\nNLL", "mha", _NLL, "mha"),
-        value("Start\n− MHA", "start", Number(4, signed=True), "full"),
-        value("Mtokens\nuntil MHA’s,\nconverted", "until.converted", _TOKENS, "full"),
-        value("Mtokens\nuntil MHA’s,\nfrom nothing", "until.nothing", _TOKENS, "full"),
-        value("End\n− MHA", "end", Number(4, signed=True), "full"),
-        value("Mtokens\ntrained", "trained", _TOKENS, setting=True),
+    panels=(
+        Panel(
+            "Converted runs",
+            (
+                value("MHA\nNLL", "mha", _NLL, "mha"),
+                value("Start\n− MHA", "start", Number(4, signed=True), "full"),
+                value("M tokens\nuntil MHA’s,\nconverted", "until.converted", _TOKENS, "full"),
+                value("M tokens\nuntil MHA’s,\nfrom nothing", "until.nothing", _TOKENS, "full"),
+                value("End\n− MHA", "end", Number(4, signed=True), "full"),
+                value("M tokens\ntrained", "trained", _TOKENS, setting=True),
+            ),
+            rows=SCALE_ROWS,
+            measured=True,
+        ),
     ),
     measure=conversion,
     needs=Needs(lambda run: run.variant in PAIRED),
     rows=(),
-    extra_row=lambda key: Row(key, (key,)),
     notes=lambda cells: list(_notes(cells)),
 )
