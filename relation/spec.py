@@ -84,7 +84,8 @@ class RunSpec(ExecutionSection, Training, Optimisation, Schedule, Spec):
     decay_vectors: whether norms, scalars and angles decay too; init_key: what initial weights are
     keyed by beside the seed, where a pair does not share them; reading: the reading of the paper
     that it is trained for, empty in the matrix; document_mask: "documents" where a token sees its
-    own document alone.
+    own document alone; start: the configuration hash of the MHA run from whose converted
+    weights it goes on, None where it starts from drawn ones.
     """
 
     campaign: str
@@ -98,6 +99,7 @@ class RunSpec(ExecutionSection, Training, Optimisation, Schedule, Spec):
     decay_vectors: bool | None = None
     init_key: str | None = None
     document_mask: str | None = None
+    start: str | None = None
     reading: str = ""
 
     not_job = ("campaign", "data", "checkpoint_seconds", "checkpoint_tokens", "reading")

@@ -1,5 +1,7 @@
 """`python -m relation export`: a run as transformers loads it, and a card that rests on records."""
 
+import json
+import math
 import os
 import re
 import subprocess
@@ -74,7 +76,8 @@ def test_it_gives_the_records_loss_where_the_pipeline_is_not(exported: Path) -> 
     context = str(read_origin(record)["spec"]["context"])
     done = subprocess.run(
         [sys.executable, "-c", LOADED, exported, data / "validation.bin", context],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        # More threads would only wait for each other on so small a model.
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         cwd=exported,
         capture_output=True,
         text=True,
@@ -133,3 +136,43 @@ def test_it_generates(exported: Path) -> None:
     with torch.no_grad():
         ids = model.generate(**given, max_new_tokens=5, do_sample=False)
     assert ids.shape[0] == 2 and tokenizer.decode(ids[1]).startswith("Once upon a time")
+
+
+TASK = """
+task: own-text
+dataset_path: json
+dataset_kwargs: {data_files: {test: TEXTS}}
+output_type: loglikelihood_rolling
+test_split: test
+doc_to_text: ""
+doc_to_target: "{{text}}"
+metric_list: [{metric: bits_per_byte}]
+"""
+
+
+def test_the_evaluation_harness_scores_own_texts(
+    exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """lm_eval's bits per byte are those of the logits, a text after end-of-text."""
+    lm_eval = pytest.importorskip("lm_eval", reason="lm_eval is not installed; pip install lm_eval")
+    transformers = pytest.importorskip("transformers")
+    texts = ["Once upon a time", "a house by the sea"]
+    lines = [json.dumps({"text": text}) for text in texts]
+    (tmp_path / "texts.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    task = TASK.replace("TEXTS", str(tmp_path / "texts.jsonl"))
+    (tmp_path / "own-text.yaml").write_text(task, encoding="utf-8")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    found = lm_eval.simple_evaluate(
+        model="hf",
+        model_args={"pretrained": str(exported), "device": "cpu", "dtype": "float32"},
+        tasks=["own-text"],
+        task_manager=lm_eval.tasks.TaskManager(include_path=str(tmp_path)),
+    )
+    model = transformers.AutoModelForCausalLM.from_pretrained(exported)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(exported)
+    nats = 0.0
+    for text in texts:
+        ids = torch.tensor([[tokenizer.eos_token_id, *tokenizer(text).input_ids]])
+        nats += model(ids, labels=ids).loss.item() * (ids.shape[1] - 1)
+    bits = nats / math.log(2) / sum(len(text.encode()) for text in texts)
+    assert found["results"]["own-text"]["bits_per_byte,none"] == pytest.approx(bits, rel=1e-4)

@@ -10,6 +10,7 @@ from relation import Documents, ops
 from relation.errors import InputError
 from relation.hf import add_lambda
 from relation.hf.attention import relation_attention
+from relation.nn.conversion import fit_lambda
 
 TOKENS = torch.randint(29, (2, 11), generator=torch.Generator().manual_seed(1))
 each_sharing = pytest.mark.parametrize("kv_heads", [4, 2])
@@ -143,6 +144,23 @@ def test_lambda_is_trained_saved_and_read_back(tmp_path):
     assert torch.equal(loaded(TOKENS).logits, model(TOKENS).logits)
     with pytest.raises(InputError, match=r"no model\.layers\.0\.self_attn\.lam"):
         add_lambda(loaded, saved=tmp_path / "elsewhere")
+
+
+def test_a_trained_llama_is_converted_by_its_lambda(tmp_path):
+    llama(2).save_pretrained(tmp_path / "attention")
+    model = add_lambda(
+        transformers.AutoModelForCausalLM.from_pretrained(
+            tmp_path / "attention", attn_implementation="relation"
+        )
+    )
+    before, after = fit_lambda(model, [TOKENS], lambda ids: model(ids, labels=ids).loss)
+    assert after < before - 1e-4
+    model.save_pretrained(tmp_path / "relation")
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "relation", attn_implementation="relation"
+    )
+    add_lambda(loaded, saved=tmp_path / "relation")
+    assert loaded(TOKENS, labels=TOKENS).loss.item() == pytest.approx(after, abs=1e-6)
 
 
 @pytest.mark.parametrize("family", ["Mistral", "Qwen2"])

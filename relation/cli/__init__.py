@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from relation.cli import (
     bench,
+    convert,
     corpus,
     crate,
     diagnose,
@@ -36,6 +37,7 @@ _MODULES = (
     scaling,
     generate,
     export,
+    convert,
     diagnose,
     jobs,
     report,

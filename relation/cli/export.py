@@ -5,9 +5,14 @@ import json
 import tempfile
 from pathlib import Path
 
-from relation.cli.options import add_campaign_options, campaign_results, chosen_run
+from relation.cli.options import (
+    add_campaign_options,
+    campaign_results,
+    checkpoint_of,
+    chosen_run,
+)
 from relation.errors import InputError
-from relation.pipeline.results import CHECKPOINT, Results, run_path
+from relation.pipeline.results import Results
 from relation.spec import RunSpec
 
 
@@ -37,7 +42,7 @@ def _export(options: argparse.Namespace) -> None:
     run, folder = chosen_run(options.target, results.campaign), options.folder
     if folder.exists():
         raise InputError(f"{folder} is there already; name a folder that is not")
-    checkpoint = _checkpoint(run, results)
+    checkpoint = checkpoint_of(run, results)
     folder.parent.mkdir(parents=True, exist_ok=True)
     # Beside it, so that the folder is whole as soon as it has its name.
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as temporary:
@@ -45,20 +50,6 @@ def _export(options: argparse.Namespace) -> None:
         _write(run, results, checkpoint, made, RelationForCausalLM)
         made.rename(folder)
     print(f"{folder}: {run.name} of campaign {results.campaign.name}")
-
-
-def _checkpoint(run: RunSpec, results: Results) -> Path:
-    """The run's checkpoint. Raises InputError unless it and its own record are there."""
-    from relation.store.parquet import read_origin
-
-    campaign, folder = results.campaign.name, results.folder / run_path(run)
-    make = f"`snakemake --cores all --config campaign={campaign} -- {folder / CHECKPOINT}`"
-    for name in (CHECKPOINT, "record.parquet"):
-        if not (folder / name).exists():
-            raise InputError(f"{run.name} has no {name}; make it with {make}")
-    if read_origin(folder / "record.parquet")["config_hash"] != run.config_hash:
-        raise InputError(f"{run.name} was trained as another configuration; make it with {make}")
-    return folder / CHECKPOINT
 
 
 def _write(run: RunSpec, results: Results, checkpoint: Path, folder: Path, model: type) -> None:

@@ -14,6 +14,7 @@ from relation.cli.options import (
     add_job,
     campaign_results,
     check_expected,
+    checkpoint_of,
     chosen_run,
     count,
     set_threads,
@@ -127,7 +128,11 @@ def _train(options: argparse.Namespace) -> None:
         ValidationProbe(looks["validations"], looks["validation_tokens"], data, spec),
     )
     output, resume = results.folder / run_path(spec), results.folder / "resume"
-    train(spec, data, output, resume, events, probes, sharing_of(campaign, spec), stamped)
+    start = None
+    if spec.start is not None:
+        start = checkpoint_of(campaign.run(spec.scale, "mha", spec.seed), results)
+    sharing = sharing_of(campaign, spec)
+    train(spec, data, output, resume, events, probes, sharing, stamped, start)
 
 
 def _measure(options: argparse.Namespace) -> None:

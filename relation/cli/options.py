@@ -7,7 +7,7 @@ from pathlib import Path
 from relation.errors import InputError
 from relation.pipeline.campaign import Campaign
 from relation.pipeline.config import load_config
-from relation.pipeline.results import Results, chosen_results
+from relation.pipeline.results import CHECKPOINT, Results, chosen_results, run_path
 from relation.spec import RunSpec, canonical_hash
 
 DEFAULT_CONFIG = Path("config.yaml")
@@ -86,6 +86,20 @@ def chosen_run(target: str, campaign: Campaign) -> RunSpec:
     if len(parts) != 3 or not parts[2].isdecimal():
         raise InputError(f"{target!r} is no run; give SCALE/VARIANT/SEED, as 10M/full/42")
     return campaign.run(parts[0], parts[1], int(parts[2]))
+
+
+def checkpoint_of(run: RunSpec, results: Results) -> Path:
+    """The run's checkpoint. Raises InputError unless it and its own record are there."""
+    from relation.store.parquet import read_origin
+
+    campaign, folder = results.campaign.name, results.folder / run_path(run)
+    make = f"`snakemake --cores all --config campaign={campaign} -- {folder / CHECKPOINT}`"
+    for name in (CHECKPOINT, "record.parquet"):
+        if not (folder / name).exists():
+            raise InputError(f"{run.name} has no {name}; make it with {make}")
+    if read_origin(folder / "record.parquet")["config_hash"] != run.config_hash:
+        raise InputError(f"{run.name} was trained as another configuration; make it with {make}")
+    return folder / CHECKPOINT
 
 
 def refuse_campaign(options: argparse.Namespace, *further: str) -> None:

@@ -22,6 +22,8 @@ from relation.spec import (
 from relation.variants import PAIRED, VARIANTS
 
 _RESTRICTIONS = ("scales", "seeds", "variants", "readings")
+# What records and addresses call a Full Relation run that goes on from MHA.
+CONVERTED = "converted"
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,8 @@ class Campaign:
     `planned_runs` is the whole matrix, `runs` what is to be done of it and `omitted` what is not;
     `planned_further` and `further_runs` are the same of the pairs beyond the matrix, `readings` and
     `reading_runs` of the readings of the paper, each run once; `readings_from` names another
-    campaign, whose readings the report shows; `settings` is the configuration of this campaign
+    campaign, whose readings the report shows; `planned_converted` and `converted_runs` go on from
+    MHA runs of the matrix; `settings` is the configuration of this campaign
     alone, from which it can be resolved again; `tensorboard`, which changes no result, stands
     beside it.
     """
@@ -71,6 +74,8 @@ class Campaign:
     readings: tuple[Reading, ...] = ()
     reading_runs: tuple[RunSpec, ...] = ()
     readings_from: str | None = None
+    planned_converted: tuple[RunSpec, ...] = ()
+    converted_runs: tuple[RunSpec, ...] = ()
     runs_per_gpu: int = 1
     corpus: str | None = None
     restrictions: dict = field(default_factory=dict)
@@ -105,7 +110,12 @@ class Campaign:
 
         Raises InputError where the campaign has no such run.
         """
-        for spec in (*self.planned_runs, *self.planned_further, *self.planned_reading_runs):
+        for spec in (
+            *self.planned_runs,
+            *self.planned_further,
+            *self.planned_converted,
+            *self.planned_reading_runs,
+        ):
             if (spec.reading or spec.scale, spec.variant, spec.seed) == (scale, variant, seed):
                 return spec
         raise InputError(
@@ -121,8 +131,8 @@ class Campaign:
 
     @property
     def trained_runs(self) -> tuple[RunSpec, ...]:
-        """Every run that is to be done: those of the matrix, then the further ones."""
-        return (*self.runs, *self.further_runs)
+        """Every run that is to be done: those of the matrix, the further and the converted ones."""
+        return (*self.runs, *self.further_runs, *self.converted_runs)
 
     @property
     def paired_runs(self) -> tuple[RunSpec, ...]:
@@ -160,6 +170,30 @@ def _further_seeds(matrix: Matrix) -> dict[str, list[int]]:
         if twice:
             raise InputError(f"{place}: seed {twice[0]} is one of the campaign's seeds; drop it")
     return campaign.further_seeds
+
+
+def _converted(matrix: Matrix, runs: Iterable[RunSpec]) -> list[RunSpec]:
+    """The runs that go on from MHA runs; raises InputError where there can be none."""
+    section = matrix.campaign.conversion
+    if section is None:
+        return []
+    place = f"config: campaigns.{matrix.name}.conversion"
+    pairs = {(run.scale, run.variant, run.seed): run for run in runs}
+    for scale in section.scales:
+        if not {(scale, variant) for variant in PAIRED} <= {key[:2] for key in pairs}:
+            raise InputError(f"{place}: {scale} does not train both {' and '.join(PAIRED)}")
+    return [
+        replace(
+            full,
+            variant=CONVERTED,
+            start=pairs[scale, "mha", seed].config_hash,
+            budget_tokens=round(section.share * full.budget_tokens),
+            warmup_tokens=round(section.share * full.warmup_tokens),
+            learning_rate=section.rate * full.learning_rate,
+        )
+        for (scale, variant, seed), full in pairs.items()
+        if scale in section.scales and variant == "full"
+    ]
 
 
 def _shown_beside(matrix: Matrix) -> tuple[str, ...]:
@@ -252,6 +286,7 @@ def resolve(config: Mapping, **overrides: Any) -> Campaign:
         for seed in seeds
         for variant in PAIRED
     ]
+    planned_converted = _converted(matrix, planned)
     readings = readings_of(matrix, data)
     every = [
         *(planned if campaign.matrix else ()),
@@ -263,7 +298,8 @@ def resolve(config: Mapping, **overrides: Any) -> Campaign:
     chosen.choose("seeds", dict.fromkeys(run.seed for run in every))
     trained = {run.variant for run in every}
     # Linear Relation is benchmarked at every scale although no scale trains it.
-    chosen.choose("variants", [v for v in VARIANTS if v in trained], silent=("linear",))
+    offered = [*(v for v in VARIANTS if v in trained), *([CONVERTED] * bool(planned_converted))]
+    chosen.choose("variants", offered, silent=("linear",))
     chosen.choose("readings", [reading.name for reading in readings])
 
     omitted: dict[str, Omitted] = {}
@@ -275,6 +311,9 @@ def resolve(config: Mapping, **overrides: Any) -> Campaign:
             omitted[run.name] = Omitted(run.scale, run.variant, run.seed, reason)
     runs = [run for run in planned if run.name not in omitted]
     further_runs = [run for run in planned_further if not chosen.excluding(run)]
+    converted_runs = [
+        run for run in planned_converted if campaign.matrix and not chosen.excluding(run)
+    ]
     reading_runs = {
         run.name: run
         for reading in readings
@@ -282,7 +321,7 @@ def resolve(config: Mapping, **overrides: Any) -> Campaign:
         for run in reading.runs
         if not chosen.excluding(run)
     }
-    if not (runs or further_runs or reading_runs):
+    if not (runs or further_runs or converted_runs or reading_runs):
         raise InputError(f"campaign {name} has no run left under {chosen}")
 
     systems = systems_specs(matrix)
@@ -320,6 +359,8 @@ def resolve(config: Mapping, **overrides: Any) -> Campaign:
         readings=readings,
         reading_runs=tuple(reading_runs.values()),
         readings_from=campaign.readings_from,
+        planned_converted=tuple(planned_converted),
+        converted_runs=tuple(converted_runs),
         runs_per_gpu=campaign.runs_per_gpu,
         corpus=config.corpus,
         restrictions=chosen.given,

@@ -121,6 +121,8 @@ def _stage(job: Job) -> str | None:
         return _STAGES.get(job.rule)
     if job.spec.reading:
         return "readings"
+    if job.spec.start is not None:
+        return "converted runs"
     return "further runs" if job.further else stage_of(job.variant)
 
 
@@ -172,6 +174,7 @@ def make_plan(campaign: Campaign, results: Results, tables: Mapping[str, TableNe
     ledger = Ledger(replace(results, campaign=campaign))
     names = ["paired runs", "ablation runs", "other runs"]
     names += ["further runs"] if campaign.planned_further else []
+    names += ["converted runs"] if campaign.planned_converted else []
     names += ["readings"] if campaign.readings else []
     jobs: dict[str, list[Job]] = {
         name: [] for name in (*names, "diagnostics", "systems", "verification")

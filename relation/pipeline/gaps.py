@@ -19,6 +19,8 @@ _KINDS = {
     "systems": "throughput",
     "further log": "further run",
     "further probes": "further run",
+    "converted log": "converted run",
+    "converted probes": "converted run",
 }
 
 
@@ -35,10 +37,15 @@ def left_out(campaign: Campaign) -> Iterator[dict]:
             yield _gap(kind, run.scale, run.variant, run.seed, NOT_RUN, run.reason)
     chosen = " ".join(f"{key}={value}" for key, value in campaign.restrictions.items())
     chosen = chosen or "a campaign of readings alone"
-    for run in campaign.planned_further:
-        if run not in campaign.further_runs:
-            key = (run.scale, run.variant, run.seed)
-            yield _gap("further run", *key, NOT_RUN, f"left out by {chosen}")
+    beyond = {
+        "further run": (campaign.planned_further, campaign.further_runs),
+        "converted run": (campaign.planned_converted, campaign.converted_runs),
+    }
+    for kind, (planned, done) in beyond.items():
+        for run in planned:
+            if run not in done:
+                key = (run.scale, run.variant, run.seed)
+                yield _gap(kind, *key, NOT_RUN, f"left out by {chosen}")
     for spec in campaign.planned_systems:
         if spec not in campaign.systems:
             kind = "complexity" if spec.benchmark == "complexity" else "throughput"

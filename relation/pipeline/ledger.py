@@ -115,8 +115,10 @@ class Job:
         """Its Parquet, in the order of `writes`."""
         targets = {kind: t for kind, t in self.writes.items() if t.suffix == ".parquet"}
         paths = (None,) * len(targets) if self.paths is None else self.paths
+        converted = isinstance(self.spec, RunSpec) and self.spec.start is not None
+        among = "further " if self.further else "converted " if converted else ""
         return tuple(
-            Record(self, f"further {kind}" if self.further else kind, path, target)
+            Record(self, f"{among}{kind}", path, target)
             for (kind, target), path in zip(targets.items(), paths, strict=True)
         )
 
@@ -126,8 +128,8 @@ class Record:
     """A Parquet file of a job.
 
     kind: its name among the outputs of the job's rule, after "further" for a pair beyond the
-    matrix; path: where it is read, None for diagnostics that were not published with their run;
-    target: where the job writes it.
+    matrix and "converted" for a run that goes on from MHA; path: where it is read, None for
+    diagnostics that were not published with their run; target: where the job writes it.
     """
 
     job: Job
@@ -203,6 +205,7 @@ class Ledger:
             if run.variant in PAIRED:
                 yield self.diagnose(run)
         yield from map(self.train, campaign.further_runs)
+        yield from map(self.train, campaign.converted_runs)
         for run in campaign.reading_runs:
             yield self.train(run)
             yield self.diagnose(run)
@@ -308,7 +311,7 @@ class Ledger:
         return bool(self._ask(lambda: run.name in results.shipped_reading_runs)[0])
 
     def train(self, run: RunSpec) -> Job:
-        """A run, of the matrix, further or of a reading."""
+        """A run, of the matrix, further, converted or of a reading."""
         results, campaign = self.results, self.results.campaign
         data, looks = campaign.data[run.data], campaign.diagnostics
         times = {
@@ -320,13 +323,19 @@ class Ledger:
             "train_reading" if run.reading else "train",
             run,
             lambda: [results.run(run) / file for file in RUN_FILES],
-            reads=self._prepared(data, "train", "validation", "data"),
+            reads=(*self._prepared(data, "train", "validation", "data"), *self._start(run)),
             corpus=self._corpus(run.data),
             shipped=self._of_shipped_row(run),
             probed=(campaign.diagnostics_spec(run, looks["probe_sequences"]), times),
             further=run in campaign.planned_further,
             **self._of_run(run),
         )
+
+    def _start(self, run: RunSpec) -> tuple[Path, ...]:
+        """The checkpoint from which a converted run goes on."""
+        if run.start is None:
+            return ()
+        return (self.train(self.results.campaign.run(run.scale, "mha", run.seed)).writes["model"],)
 
     def diagnose(self, run: RunSpec) -> Job:
         """The diagnostics of a run's checkpoint."""

@@ -205,6 +205,7 @@ class _Look:
         planned = (
             *campaign.planned_runs,
             *campaign.planned_further,
+            *campaign.planned_converted,
             *campaign.planned_reading_runs,
         )
         runs = {(run.name, run.config_hash): run for run in planned}

@@ -284,6 +284,15 @@ class Scale(ShapeSection, Schedule):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ConversionSection:
+    """Full Relation that goes on from the campaign's MHA runs: their weights, angles 0."""
+
+    scales: Annotated[list[ScaleName], *UNIQUE] = key("Where the MHA runs are converted")
+    share: Positive = key("Tokens that a converted run trains, as a share of the budget", le=1.0)
+    rate: Positive = key("Its learning rate, as a share of the scale's")
+
+
+@dataclass(frozen=True, kw_only=True)
 class CampaignSection(ExecutionSection):
     """A campaign, with its bases merged in."""
 
@@ -323,6 +332,10 @@ class CampaignSection(ExecutionSection):
     )
     readings_from: StrictStr | None = key(
         "Another campaign, whose readings this one's report shows; null for none", default=None
+    )
+    conversion: ConversionSection | None = key(
+        "Which MHA runs are converted to Full Relation and trained on; null for none",
+        default=None,
     )
     runs_per_gpu: Literal[1, 2, 4] = key(
         "How many runs of readings share a GPU, 1 to 4: their times are no result, and one waits "

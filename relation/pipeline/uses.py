@@ -13,7 +13,7 @@ from relation.spec import (
     SystemsSpec,
     VerificationSpec,
 )
-from relation.variants import ABLATIONS, MIXERS, PAIRED
+from relation.variants import ABLATIONS, MHA, MIXERS, PAIRED
 
 # The backends of `relation.nn.Execution`, which a checkpoint is diagnosed with.
 DEFINITIONS = {"mha": "reference", "full": "reference", "linear": "recurrent"}
@@ -59,7 +59,8 @@ def _(spec: DataSpec) -> frozenset[str]:
 
 @uses_of.register
 def _(spec: RunSpec) -> frozenset[str]:
-    return uses_of_model(spec.model["layout"], spec.backends)
+    start = frozenset() if spec.start is None else uses_of_model(MHA)
+    return start | uses_of_model(spec.model["layout"], spec.backends)
 
 
 @uses_of.register

@@ -38,6 +38,7 @@ from relation.train.checkpoint import (
     snapshot,
     sweep,
 )
+from relation.train.convert import SearchWindows, start_converted
 from relation.train.evaluate import validation_nll
 from relation.train.folder import LOCK, resume_key
 from relation.train.guards import asked_to_stop, check_all_learn, check_writable, writing
@@ -74,6 +75,7 @@ class _Run:
         world: World,
         writer: StateWriter,
         probes: Sequence[Probe],
+        start: Path | None,
     ):
         self.spec, self.resume, self.device, self.world = spec, resume, device, world
         self.writer, self.probes, self.peak_memory = writer, probes, PeakMemory(device)
@@ -95,8 +97,13 @@ class _Run:
         execution.check(spec.model_config(), device)
         self.model = Decoder(spec.model_config(), execution)
         self.model.initialise(spec.seed, spec.init_key or "")
-        init_hash = shared_weights_hash(self.model)
         self.model.to(device)
+        if start is not None:
+            with self.peak_memory.left_out():
+                search = SearchWindows(spec, self.windows, device, self.mask)
+                start_converted(self.model, start, search)
+                del search
+        init_hash = shared_weights_hash(self.model)
         self.optimizer = build_optimizer(
             self.model,
             spec.learning_rate,
@@ -376,13 +383,15 @@ def train(
     probes: Sequence[Probe] = (),
     sharing: int = 1,
     stamp: Stamp = UNKNOWN,
+    start: Path | None = None,
 ) -> None:
     """Train one run and write record.parquet, log.parquet and model.safetensors into `output`.
 
     data: a prepared corpus; resume_root: where resume states of killed runs lie; events: the folder
     of TensorBoard's curves, where they are wanted; probes: what looks at the model meanwhile, whose
     rows probes.parquet there takes; sharing: how many such runs may share a GPU; stamp: no state of
-    other code, by its hash, is used. On a CPU, and on a GPU where the run is deterministic, the
+    other code, by its hash, is used; start: the checkpoint from which a run with `spec.start` goes
+    on. On a CPU, and on a GPU where the run is deterministic, the
     result is the same to the last bit however often the run was stopped, if the number of processes
     stays the same. Raises RunError for a non-finite loss, a
     stop signal or files that cannot be written, InputError for unusable inputs.
@@ -400,7 +409,7 @@ def train(
                 sweep(resume)
         device = stack.enter_context(world.device(spec.device, sharing))
         writer = stack.enter_context(StateWriter(resume, aside=_writes_aside(device)))
-        run = _Run(spec, data, resume, device, world, writer, probes)
+        run = _Run(spec, data, resume, device, world, writer, probes, start)
         if world.leads:
             run.watch = stack.enter_context(Watch(resume, spec, run.progressed.log, events))
         run.train()

@@ -16,7 +16,10 @@ PAPER_DEVICE = f"NVIDIA {PAPER_GPU}"
 # Kinds of records that rest on how a checkpoint was diagnosed, and on a training run's budget.
 DIAGNOSES = frozenset(("diagnostics", "curves", "maps"))
 _OF_A_RUN = ("run", "log", "probes")
-TRAINED = DIAGNOSES | {*_OF_A_RUN, *(f"further {kind}" for kind in _OF_A_RUN)}
+TRAINED = DIAGNOSES | {
+    *_OF_A_RUN,
+    *(f"{among} {kind}" for among in ("further", "converted") for kind in _OF_A_RUN),
+}
 
 
 @dataclass(frozen=True)

@@ -102,6 +102,7 @@ def _states(results: Results) -> Iterator[tuple[Job, State]]:
         campaign,
         runs=campaign.planned_runs,
         further_runs=campaign.planned_further,
+        converted_runs=campaign.planned_converted,
         systems=campaign.planned_systems,
     )
     for job in Ledger(replace(results, campaign=whole), strict=False).jobs:
@@ -119,7 +120,8 @@ def _needs(jobs: list[Job]) -> dict[str, list[str]]:
     found: dict[str, set[str]] = {job.rule: set() for job in jobs}
     writers = {path: job.rule for job in jobs for path in job.writes.values()}
     for job in jobs:
-        found[job.rule] |= {writers[path] for path in job.reads if path in writers}
+        # A converted run reads a checkpoint of its own rule.
+        found[job.rule] |= {writers[path] for path in job.reads if path in writers} - {job.rule}
     if "collect" in found:  # shipped records of the readings read no run's
         found["collect"].add("diagnose_reading")
     recorded = set(found) - READ_LATER
@@ -148,7 +150,7 @@ def _square(job: Job, state: State, done: bool) -> Square:
         page = f"readings.html#reading-{job.wildcards['reading']}"
     elif job.rule == "train" and job.further:
         page = f"runs.html#{pair_anchor(job.scale, job.seed)}"
-    elif job.rule == "train":
+    elif job.rule == "train" and job.spec.start is None:
         page = f"{page_of_run(job.scale, job.variant, job.seed)}.html"
     said = "done" if done else ", ".join(filter(None, (told, state.reason)))
     name = job.name or ROWS[job.rule]

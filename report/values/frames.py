@@ -64,8 +64,9 @@ class CampaignRecords:
     gradient; missing: a row a planned thing that is not there (kind, scale, variant, seed, status,
     reason); provenance: a row a record that is there; page: what the report says about the
     campaign; curves, maps and probes: rows of FLOW_CURVES, FLOW_MAPS and PROBES, the latter with
-    `alike`, whether they were taken as the present configuration takes them; readings: those
-    that the report shows, None where there are none.
+    `alike`, whether they were taken as the present configuration takes them; converted_probes:
+    those of the runs that go on from MHA; readings: those that the report shows, None where there
+    are none.
     """
 
     models: pd.DataFrame
@@ -86,6 +87,9 @@ class CampaignRecords:
     further_runs: pd.DataFrame = field(default_factory=partial(_frame, [], RUN, *_OF_RUNS))
     further_efficiency: pd.DataFrame = field(default_factory=partial(_efficiency_frame, []))
     further_probes: pd.DataFrame = field(
+        default_factory=partial(_frame, [], PROBES, "alike", "source")
+    )
+    converted_probes: pd.DataFrame = field(
         default_factory=partial(_frame, [], PROBES, "alike", "source")
     )
     readings: ReadingRecords | None = None
@@ -163,7 +167,11 @@ _LAYOUTS = {
     "verification": VERIFICATION,
     "gradients": GRADIENTS,
 }
-_LAYOUTS |= {f"further {kind}": _LAYOUTS[kind] for kind in ("run", "log", "probes")}
+_LAYOUTS |= {
+    f"{among} {kind}": _LAYOUTS[kind]
+    for among in ("further", "converted")
+    for kind in ("run", "log", "probes")
+}
 
 
 class _Loader:
@@ -265,5 +273,6 @@ def load_records(campaign: Campaign, results: Results, *, partial: bool = False)
             further, loader.frame("further log", *_OF_LOGS), campaign.efficiency_window
         ),
         further_probes=loader.frame("further probes", "alike", "source"),
+        converted_probes=loader.frame("converted probes", "alike", "source"),
         readings=load_readings(results.of_readings),
     )

@@ -9,6 +9,7 @@ from typing import Any
 KINDS = {
     "run": "training runs",
     "further run": "runs of further pairs",
+    "converted run": "runs that go on from MHA",
     "flow": "diagnostics",
     "throughput": "benchmarks",
 }
