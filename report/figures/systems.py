@@ -81,7 +81,7 @@ def _compared(records: CampaignRecords) -> pd.DataFrame:
 def throughput(records: CampaignRecords) -> Figure:
     both = _compared(records)
     demand(len(both) > 0, "finished throughput measurement", records, "throughput")
-    found = efficient(records)
+    found = records.made(efficient)
 
     def draw(scale: str, rows: pd.DataFrame, panels: Sequence[Axes]) -> None:
         other = found[scale, "peers.name", "value"].text
