@@ -1,8 +1,8 @@
 """Shared by the tests: the project's folder, GPU skipping, one thread, and Snakemake runs."""
 
-import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
+from forks import ask, write_python
 
 ROOT = Path(__file__).resolve().parents[1]
 COPIED = ("Snakefile", "config.yaml", "environment.yml", "pyproject.toml")
@@ -123,19 +124,42 @@ def copy_project(target: Path) -> Path:
 
 
 @cache
-def _snakemake_server() -> subprocess.Popen:
-    command = [sys.executable, str(ROOT / "tests/snakemake_server.py")]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+def _forks() -> tuple[str, str, object]:
+    """The address of a server of forks, its `python` for Snakemake's jobs, and what keeps both."""
+    folder = tempfile.TemporaryDirectory(prefix="forks")
+    address = f"{folder.name}/socket"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen()
+        number = listener.fileno()
+        command = [sys.executable, str(ROOT / "tests/forks.py"), str(number)]
+        server = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[number])
+    return address, str(write_python(Path(folder.name), address)), (folder, server)
 
 
-def snakemake(project: Path, *arguments: str, check: bool = True) -> subprocess.CompletedProcess:
-    """Run Snakemake in a project's folder; its output is captured, both streams in stdout."""
+def run_module(
+    project: Path, module: str, *arguments: str, own_jobs: bool = False
+) -> subprocess.CompletedProcess:
+    """Run `python -m` in a project's folder; its output is captured, both streams in stdout.
+
+    Jobs that Snakemake starts are forks too, or processes of their own.
+    """
+    address, python, _ = _forks()
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    server = _snakemake_server()
-    with tempfile.NamedTemporaryFile("r", encoding="utf-8") as output:
-        print(json.dumps([str(project), arguments, environment, output.name]), file=server.stdin)
-        server.stdin.flush()
-        done = subprocess.CompletedProcess(arguments, int(server.stdout.readline()), output.read())
+    executable = sys.executable if own_jobs else python
+    with open(os.devnull) as nothing, tempfile.TemporaryFile("w+", encoding="utf-8") as output:
+        streams = nothing.fileno(), output.fileno(), output.fileno()
+        request = (module, arguments, str(project), environment, executable)
+        status = ask(address, request, *streams)
+        output.seek(0)
+        return subprocess.CompletedProcess(arguments, status, output.read())
+
+
+def snakemake(
+    project: Path, *arguments: str, check: bool = True, own_jobs: bool = False
+) -> subprocess.CompletedProcess:
+    """Run Snakemake in a project's folder, as `run_module` does."""
+    done = run_module(project, "snakemake", *arguments, own_jobs=own_jobs)
     if check and done.returncode:
         pytest.fail(f"snakemake {' '.join(arguments)} failed:\n{done.stdout[-6000:]}")
     return done

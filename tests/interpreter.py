@@ -14,6 +14,32 @@ from conftest import ROOT
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
+def _patch_once_a_launch() -> None:
+    """Triton's interpreter replaces its language again at every call of a device function.
+
+    That takes a third of the tests' time; once a launch is enough.
+    """
+    from triton.runtime import interpreter
+
+    patch, execute, patched = interpreter._patch_lang, interpreter.GridExecutor.__call__, set()
+
+    def patch_once(function):
+        if function in patched:
+            return interpreter._LangPatchScope()
+        patched.add(function)
+        return patch(function)
+
+    def launch(*arguments, **options) -> None:
+        patched.clear()
+        execute(*arguments, **options)
+
+    interpreter._patch_lang, interpreter.GridExecutor.__call__ = patch_once, launch
+
+
+if INTERPRETED:
+    _patch_once_a_launch()
+
+
 def run_interpreted(file: str) -> None:
     """Run the class TestInterpreted of a test file, and fail with what it printed."""
     triton = pytest.importorskip("triton")

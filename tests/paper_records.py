@@ -1,7 +1,6 @@
 """Records of a campaign that measured exactly what the paper prints, for the verdicts' tests."""
 
 import math
-from dataclasses import replace
 from functools import cache
 
 import pandas as pd
@@ -220,8 +219,3 @@ def paper_records(**page) -> CampaignRecords:
         provenance=pd.DataFrame([_provenance_row(*source) for source in sources]),
         page=said | page,
     )
-
-
-def with_rows(records: CampaignRecords, **frames: pd.DataFrame) -> CampaignRecords:
-    """The records with some frames replaced."""
-    return replace(records, **frames)

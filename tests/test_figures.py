@@ -200,9 +200,10 @@ def notes(label: str, cells) -> list[str]:
 
 def test_a_note_names_the_window_beside_the_papers(records, cells) -> None:
     said = "The training loss is smoothed by a trailing mean over "
-    other = build(replace(records, page=records.page | {"efficiency_window": 0.07}))
-    without = build(replace(records, efficiency=records.efficiency.iloc[:0]))
-    for label in ("main-results", "app-token-efficiency"):
+    labels = ("main-results", "app-token-efficiency")
+    other = build(replace(records, page=records.page | {"efficiency_window": 0.07}), *labels)
+    without = build(replace(records, efficiency=records.efficiency.iloc[:0]), *labels)
+    for label in labels:
         assert f"{said}1% of the budget, as in the paper." in notes(label, cells)
         assert f"{said}7% of the budget, 1% in the paper." in notes(label, other)
     assert not any("is smoothed" in note for note in notes("main-results", without))

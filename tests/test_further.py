@@ -131,7 +131,7 @@ def test_few_pairs_have_what_so_few_can_tell(count: int, undetermined: set[str])
     assert interval == (count > 1)
     if count == 1:
         assert value(few, "delta").reason == "one pair has no interval"
-        assert texts(nll_table(build(few)).panels[1])[:5] == [
+        assert texts(nll_table(build(few, "app-nll")).panels[1])[:5] == [
             "1 of 6", "2.0100", "2.0000", "−0.0100", "undetermined"
         ]  # fmt: skip
     ends = ("10M/further", "further.correlation", "low") in further_pairs(few)
@@ -177,7 +177,7 @@ def test_pairs_that_did_not_run_are_counted_as_such(base, tmp_path) -> None:
         further_runs=none.further_runs.iloc[:0],
         further_probes=none.further_probes.iloc[:0],
     )
-    row = texts(nll_table(build(none)).panels[1])
+    row = texts(nll_table(build(none, "app-nll")).panels[1])
     assert row[0] == "0 of 2" and set(row[1:]) == {"not run"}
     assert value(none, "delta").reason.endswith("further runs of 10M (mha, full) are not there")
     beside = [row for row in evidence(none) if row.label == "10M, further pairs"]

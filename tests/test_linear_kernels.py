@@ -94,8 +94,10 @@ class TestInterpreted:
     def test_segments_of_chunks(self):
         assert_exact(draw(2, (1, 2, 83, 16)))
 
-    @pytest.mark.parametrize("way", range(4))
-    @pytest.mark.parametrize(("dtype", "width"), [(torch.float32, 20), (torch.float16, 16)])
+    @pytest.mark.parametrize(
+        ("dtype", "width", "way"),
+        [*((torch.float32, 20, way) for way in range(4)), (torch.float16, 16, 0)],
+    )
     def test_chunks_of_weak_and_of_strong_retention(self, dtype, width, way, monkeypatch):
         """Either kind meets states that the other left, and leaves some to it.
 

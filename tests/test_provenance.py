@@ -1,5 +1,6 @@
 """Freshness that survives a clone, gaps by name, shipped records, two campaigns side by side."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -276,8 +277,8 @@ def test_two_campaigns_stand_side_by_side(tmp_path: Path) -> None:
 
 
 def test_ledgers_of_two_versions_are_not_compared(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        write_cells(make_records(), tmp_path / name / "report")
+    write_cells(make_records(), tmp_path / "a/report")
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
     path = tmp_path / "b" / "report" / "claims.parquet"
     rows = read_parquet(path, CLAIMS).to_pylist()
     write_parquet(path, CLAIMS, rows[:18], read_origin(path))

@@ -13,7 +13,6 @@ from report.judge.cells import build
 from report.judge.claims import judge_claims
 from report.render.printed import print_table
 from report.values import paper
-from report.values.frames import CampaignRecords
 from report.values.measured import Measured, absent
 from report.values.tables import TABLES
 
@@ -75,9 +74,10 @@ def test_an_ablation_on_another_backend_is_told(records):
     reading = {"name": "backend_overrides", "question": "?", "value": "single-head on materialised"}
     page = records.page | {"assumptions": [*records.page["assumptions"], reading]}
     for frames, told in ((replace(records, page=page), True), (records, False)):
-        cells = build(frames)
+        labels = ("structural-ablations", "app-ablation")
+        cells = build(frames, *labels)
         for table in TABLES:
-            if table.label in ("structural-ablations", "app-ablation"):
+            if table.label in labels:
                 notes = [note.text for note in table.notes(cells[cells["table"] == table.label])]
                 said = "On another backend than the rest: single-head on materialised."
                 assert (said in notes) == told
@@ -101,7 +101,7 @@ def test_missing_seeds_are_counted_and_named(cells):
 def test_delta_of_uneven_seeds_rests_on_pairs(records):
     runs = records.runs
     dropped = (runs["scale"] == "10M") & (runs["variant"] == "mha") & (runs["seed"] == 44)
-    cells = build(CampaignRecords(**(vars(records) | {"runs": runs[~dropped]})))
+    cells = build(replace(records, runs=runs[~dropped]), "main-results")
     delta = one(cells, "main-results", "10M", "delta")
     assert delta["value"] == pytest.approx(((1.9 - 2.0) + (1.92 - 2.01)) / 2)
     assert delta["n"] == 2 and "44" in delta["reason"]
@@ -111,9 +111,7 @@ def test_a_seed_of_the_paper_that_the_campaign_does_not_plan(records):
     page = records.page | {"seeds": [42, 43]}
     kept = records.runs[records.runs["seed"] < 44]
     missing = records.missing.iloc[:0]
-    cells = build(
-        CampaignRecords(**(vars(records) | {"page": page, "runs": kept, "missing": missing}))
-    )
+    cells = build(replace(records, page=page, runs=kept, missing=missing), "app-ablation")
     absent = one(cells, "app-ablation", "raw-x", "seed_44")
     assert absent["status"] == "not run" and "none of this campaign's (42, 43)" in absent["reason"]
     assert one(cells, "app-ablation", "raw-x", "mean", "mean")["n"] == 2
@@ -169,7 +167,8 @@ def test_flow_is_count_weighted_over_heads_and_layers_and_then_averaged_over_see
     here = (flow["scale"] == "10M") & (flow["variant"] == "full")
     lost = here & (flow["seed"] == 44) & (flow["head"] == 1) & (flow["layer"] == 0)
     flow.loc[here & (flow["seed"] == 43) & (flow["head"] == 1) & (flow["layer"] == 1), "count"] = 12
-    cells = build(CampaignRecords(**(vars(records) | {"flow": flow[~lost]})))
+    tables = ("app-structural-layerwise", "app-structural-spectrum")
+    cells = build(replace(records, flow=flow[~lost]), *tables)
 
     # Head 0 has 0.2 (layer + 1), head 1 twice that. Seed 43: its layer 1 is 0.4 x 4 + 0.8 x 12.
     second = [0.6, (0.4 * 4 + 0.8 * 12) / 16, 0.6]

@@ -1,6 +1,7 @@
 """An invented campaign for the report's tests, in the columns of the real records."""
 
 import math
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -253,10 +254,11 @@ def make_empty():
     """The same campaign before anything ran."""
     full = make_records()
     frames = {
-        name: pd.DataFrame(columns=frame.columns) if isinstance(frame, pd.DataFrame) else frame
+        name: pd.DataFrame(columns=frame.columns)
         for name, frame in vars(full).items()
+        if isinstance(frame, pd.DataFrame)
     }
-    return CampaignRecords(**frames)
+    return replace(full, **frames)
 
 
 SCHEMAS = {

@@ -10,7 +10,6 @@ from test_report_records import make_records, one
 from report.figures.systems import throughput
 from report.judge.cells import build
 from report.render.printed import print_table
-from report.values.frames import CampaignRecords
 from report.values.layout import Note
 from report.values.statistics import power_fit
 from report.values.systems import ATTENTION_NAME, efficient
@@ -90,7 +89,7 @@ def test_long_contexts_meet_by_position(cells):
 
 def test_fewer_contexts_than_the_paper(records):
     kept = records.throughput[records.throughput["position"] < 5]
-    cells = build(CampaignRecords(**(vars(records) | {"throughput": kept})))
+    cells = build(replace(records, throughput=kept), "app-linear-long")
     beyond = one(cells, "app-linear-long", "32768", "throughput")
     assert beyond["status"] == "no counterpart" and "5 contexts" in beyond["reason"]
 
@@ -111,7 +110,7 @@ def test_linear_relation_is_told_to_be_timed_untrained_and_how_it_trained(record
     tables = {table.label: table for table in TABLES if table.label in labels}
 
     def told(**frames):
-        cells = build(replace(records, **frames))
+        cells = build(replace(records, **frames), *labels)
         notes = {label: " ".join(note.text for note in table.notes(cells[cells["table"] == label]))
                  for label, table in tables.items()}  # fmt: skip
         return {label: ("timed untrained" in note, "Hybrid runs" in note, note)
@@ -132,7 +131,7 @@ def test_linear_relation_is_told_to_be_timed_untrained_and_how_it_trained(record
     assert all(shared in note for *_, note in told(**gpu, runs=runs).values())
 
 
-def test_rates_in_training_are_of_each_process_and_of_whole_pairs(records):
+def test_rates_in_training_are_of_each_process_and_of_whole_pairs(records, cells):
     runs = records.runs.copy()
     alone, shared = 43, (runs["scale"] == "10M") & (runs["seed"] == 42)
     runs.loc[shared, "processes"] = 4
@@ -142,7 +141,7 @@ def test_rates_in_training_are_of_each_process_and_of_whole_pairs(records):
     # Medians of updates at rates of 1000, 1001 and so on: 1023.5, of Relation twice that.
     logs.loc[logs["variant"] == "full", "tokens_per_second"] *= 2
     gpu = records.throughput.assign(device="NVIDIA X")
-    found = build(replace(records, runs=runs, logs=logs, throughput=gpu))
+    found = build(replace(records, runs=runs, logs=logs, throughput=gpu), "app-prod-fr-fa")
 
     def value(column, scale="10M"):
         return one(found, "app-prod-fr-fa", scale, column)
@@ -158,7 +157,6 @@ def test_rates_in_training_are_of_each_process_and_of_whole_pairs(records):
     share = value("run_share.full")["value"]
     assert share == pytest.approx(100 * (2047 / 4 + 2047) / 2 / benchmark)
     assert value("run_share.full", "30M")["status"] == "not run", "there is no benchmark"
-    cells = build(records)
     on_cpu = one(cells, "app-prod-fr-fa", "10M", "run_share.mha")
     assert on_cpu["status"] == "no counterpart" and "CPU" in on_cpu["reason"]
     ends = [
@@ -170,8 +168,8 @@ def test_rates_in_training_are_of_each_process_and_of_whole_pairs(records):
 def test_runs_without_a_rate_say_why(records):
     def value(column, runs, models=records.models):
         gpu = records.throughput.assign(device="NVIDIA X")
-        found = build(replace(records, runs=runs, models=models, throughput=gpu))
-        return one(found, "app-prod-fr-fa", "10M", column)
+        changed = replace(records, runs=runs, models=models, throughput=gpu)
+        return one(build(changed, "app-prod-fr-fa"), "app-prod-fr-fa", "10M", column)
 
     changed = records.runs.assign(processes=math.nan)
     for column, unit in (("run_rate.full", "tok/s"), ("run_ratio", "x"), ("run_share.mha", "%")):
@@ -198,7 +196,7 @@ def test_a_token_without_a_trend_and_contexts_out_of_memory_are_told(records):
         times.loc[slower, f"decode_seconds_{end}"] += 1e-3
     lost = (times["operator"] == "full-reference") & (times["context"] > 1024)
     times.loc[lost, "status"] = "OOM"
-    cells = build(replace(records, complexity=times))
+    cells = build(replace(records, complexity=times), table.label)
     notes = table.notes(cells[cells["table"] == table.label])
     assert Note("Out of memory: Full, materialised at T = 2,048, 4,096.", below=True) in notes
     (flat,) = [note for note in notes if note.text.startswith("No trend of a token’s time")]
@@ -213,7 +211,7 @@ def test_what_a_table_was_measured_under_is_said_once(records):
     throughput["kernels"] = [["scan_kernel", "scan_kernel"]] * len(throughput)
     throughput.loc[busy, "disturbed"] = "busy"
     throughput.loc[busy & (throughput["context"] > 8000), "disturbed"] = "hot"
-    cells = build(CampaignRecords(**(vars(records) | {"throughput": throughput})))
+    cells = build(replace(records, throughput=throughput))
     found = one(cells, "app-linear-long", "setting", "disturbed")["text"].split("; ")
     assert found == [
         "linear-long 30M at T = 128, 256, 512, 1,024, 2,048, 4,096: busy",
@@ -233,7 +231,7 @@ def test_what_values_mean_is_said_before_a_table_and_what_they_were_measured_und
     for precision, above in (("bf16", ["The raw"]), ("fp32", ["In FP32", "The raw"])):
         page = records.page | {"systems": systems | {"precision": [precision]}}
         driver = records.throughput.assign(driver="1.2")
-        cells = build(CampaignRecords(**(vars(records) | {"page": page, "throughput": driver})))
+        cells = build(replace(records, page=page, throughput=driver), table.label)
         printed = print_table(table, cells[cells["table"] == table.label])
         assert [remark[:7] for remark in printed.remarks][: len(above)] == above
         assert "GPU driver 1.2." in printed.conditions

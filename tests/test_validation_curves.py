@@ -76,21 +76,24 @@ def passes_told(label: str, cells: pd.DataFrame) -> list[str]:
     return [note.text for note in notes if "Passes" in note.text]
 
 
+PASSES = {
+    "main-results": "10M 1.5, 30M 3",
+    "app-nll": "10M 1.5, 30M 3",
+    "structural-ablations": "1.5",
+    "app-ablation": "1.5",
+    "app-hybrid": "3",
+}
+
+
 @pytest.fixture(scope="module")
 def cells() -> pd.DataFrame:
     """Of runs that pass as often over their windows as their scale says."""
     records = make_records()
     passes = records.runs["scale"].map({"10M": 1.5, "30M": 3.0})
-    return build(replace(records, runs=records.runs.assign(epochs=passes)))
+    return build(replace(records, runs=records.runs.assign(epochs=passes)), *PASSES)
 
 
-@pytest.mark.parametrize("label, passes", [
-    ("main-results", "10M 1.5, 30M 3"),
-    ("app-nll", "10M 1.5, 30M 3"),
-    ("structural-ablations", "1.5"),
-    ("app-ablation", "1.5"),
-    ("app-hybrid", "3"),
-])  # fmt: skip
+@pytest.mark.parametrize(("label", "passes"), PASSES.items())
 def test_tables_tell_how_often_the_runs_read_their_corpus(label, passes, cells) -> None:
     assert passes_told(label, cells) == [f"Passes over the training windows: {passes}."]
 

@@ -171,8 +171,8 @@ def test_a_rule_with_one_side_has_a_bound_and_no_tolerance() -> None:
 
 
 def test_a_bound_is_printed_as_the_rule_has_it() -> None:
-    cells = build(paper_records())
     (table,) = (table for table in TABLES if table.label == "efficient-relation")
+    cells = build(paper_records(), table.label)
     printed = print_table(table, cells[cells["table"] == table.label])
     texts = {
         entry.text

@@ -113,8 +113,10 @@ class Worker:
 
     def __init__(self, measurement: Measurement):
         context = multiprocessing.get_context("forkserver")
-        # It must never ask for a GPU: the server's forks could not use one.
-        context.set_forkserver_preload(["relation.bench.steps"])
+        # It must never ask for a GPU: the server's forks could not use one. PyTorch imports the
+        # second, and with it SymPy, where a backward pass first takes a gradient.
+        preloaded = ["relation.bench.steps", "torch.fx.experimental.symbolic_shapes"]
+        context.set_forkserver_preload(preloaded)
         self._mine, theirs = context.Pipe()
         # A daemon ends with the process that started it.
         self._process = context.Process(

@@ -30,6 +30,11 @@ def by_checkpoint(layers: pd.DataFrame) -> pd.DataFrame:
     return _count_weighted(layers, _CHECKPOINT)
 
 
+def by_seed(layers: pd.DataFrame) -> pd.DataFrame:
+    """`by_checkpoint` of one scale, variant and metric: a row a seed."""
+    return _count_weighted(layers, ["seed"])
+
+
 def over_sequences(flow: pd.DataFrame) -> pd.DataFrame:
     """Rows of FLOW, of one checkpoint, to a row a layer, head and metric, sequences pooled."""
     return _count_weighted(flow, ["layer", "head", "metric"])

@@ -25,6 +25,7 @@ from report.values.complexity import OPERATORS, fitted_time
 from report.values.frames import CampaignRecords
 from report.values.layout import Number
 from report.values.likeness import Likeness
+from report.values.linear import PAPER_CONTEXTS
 from report.values.measured import Measurements, select
 from report.values.numbers import value_text
 from report.values.paper_seeds import number
@@ -38,7 +39,7 @@ from report.values.style import (
     OPERATOR_NAME,
     RELATION,
 )
-from report.values.systems import PAPER_CONTEXTS, RATIO, SPEEDUP, efficient
+from report.values.systems import RATIO, SPEEDUP, efficient
 
 MOST_TICKS = 5
 # Operators whose decode states agree lie on one another: the earlier ones stay visible as a rim.
@@ -80,7 +81,7 @@ def _compared(records: CampaignRecords) -> pd.DataFrame:
 def throughput(records: CampaignRecords) -> Figure:
     both = _compared(records)
     demand(len(both) > 0, "finished throughput measurement", records, "throughput")
-    found = efficient(records)
+    found = records.made(efficient)
 
     def draw(scale: str, rows: pd.DataFrame, panels: Sequence[Axes]) -> None:
         other = found[scale, "peers.name", "value"].text

@@ -27,11 +27,12 @@ if TYPE_CHECKING:
 _DTYPES = {"double": "float64", "int64": "int64"}
 
 
-def build(records: CampaignRecords) -> pd.DataFrame:
+def build(records: CampaignRecords, *labels: str) -> pd.DataFrame:
     """Set the campaign's values beside the paper's.
 
     Args:
         records: a campaign's frames; any of them may be empty or partial.
+        labels: the tables to take; all where none is given.
 
     Returns:
         A row a value, as CELLS describes its columns: ``value`` and ``difference``
@@ -43,7 +44,8 @@ def build(records: CampaignRecords) -> pd.DataFrame:
             tolerances covers one of its values.
     """
     behind = Behind(records)
-    rows = [row for table in TABLES for row in _table_rows(table, records, behind)]
+    tables = [table for table in TABLES if not labels or table.label in labels]
+    rows = [row for table in tables for row in _table_rows(table, records, behind)]
     columns = {field.name: _DTYPES.get(str(field.type), "object") for field in CELLS}
     return pd.DataFrame(
         {name: pd.Series([row[name] for row in rows], dtype=kind) for name, kind in columns.items()}
@@ -78,7 +80,7 @@ class Behind:
 
 def _table_rows(table: Table, records: CampaignRecords, behind: Behind) -> list[dict[str, object]]:
     printed = load(table.label)
-    measured = table.measure(records)
+    measured = records.made(table.measure)
     unknown = printed.keys() - measured.keys()
     if unknown:
         key = ", ".join(sorted(unknown)[0])

@@ -80,11 +80,19 @@ class Study:
         there = set(self.values["statistic"])
         return [statistic for statistic in STATISTICS if statistic.name in there]
 
+    @cached_property
+    def _found(self) -> dict[tuple[str, bool], pd.DataFrame]:
+        return {}
+
     def of(self, statistic: str, by_scale: bool = False) -> pd.DataFrame:
         """One statistic's rows of `compared`, or of `by_scale`, by reading, as configured."""
-        frame = self.by_scale if by_scale else self.compared
-        rows = frame[frame["statistic"] == statistic].set_index("reading")
-        return rows.reindex([r.name for r in self.readings if r.name in rows.index])
+        asked = (statistic, by_scale)
+        if asked not in self._found:
+            frame = self.by_scale if by_scale else self.compared
+            rows = frame[frame["statistic"] == statistic].set_index("reading")
+            order = [r.name for r in self.readings if r.name in rows.index]
+            self._found[asked] = rows.reindex(order)
+        return self._found[asked]
 
     def turning(self, statistic: str) -> list[str]:
         """The readings on which a statistic's direction turns, as configured."""

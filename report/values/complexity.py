@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from report.values.conditions import put_retention, put_setting, setting_notes
 from report.values.layout import Column, Needs, Number, Panel, Part, Row, Table, Words, value
 from report.values.measured import (
     Measured,
@@ -19,9 +20,9 @@ from report.values.measured import (
     select,
     worded,
 )
+from report.values.side_rates import failed
 from report.values.statistics import PowerFit, power_fit
 from report.values.style import OPERATOR_NAME
-from report.values.systems import failed, put_retention, put_setting, setting_notes
 
 if TYPE_CHECKING:
     from report.values.frames import CampaignRecords

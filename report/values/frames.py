@@ -1,10 +1,11 @@
 """Loading a campaign's records, with what is missing and why."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pandas as pd
 import pyarrow as pa
@@ -42,6 +43,7 @@ def _frame(parts: list[pd.DataFrame], schema: pa.Schema, *extra: str) -> pd.Data
     return pd.DataFrame(columns=[*schema.names, *extra])
 
 
+_Made = TypeVar("_Made")
 _OF_RUNS, _OF_LOGS = ("device", "processes", "source"), ("scale", "variant", "seed", "source")
 _MEASURES = ("target", "crossing_tokens", "reduction", "own_reduction", "end_gap")
 
@@ -93,6 +95,13 @@ class CampaignRecords:
         default_factory=partial(_frame, [], PROBES, "alike", "source")
     )
     readings: ReadingRecords | None = None
+    _made: dict[Callable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def made(self, make: Callable[["CampaignRecords"], _Made]) -> _Made:
+        """What a function makes of the records, such as a table's values; made once."""
+        if make not in self._made:
+            self._made[make] = make(self)
+        return self._made[make]
 
 
 def check_order(runs: pd.DataFrame) -> None:

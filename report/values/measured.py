@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
 import pandas as pd
 
 from relation.pipeline.gaps import NOT_RUN, NOT_THERE
@@ -158,9 +159,9 @@ def worded(text: str, **fields: object) -> Measured:
 
 def select(frame: pd.DataFrame, **keys: object) -> pd.DataFrame:
     """The rows whose columns equal ``keys``; a tuple stands for any of its members."""
-    kept = pd.Series(True, index=frame.index)
+    kept = np.ones(len(frame), dtype=bool)
     for column, wanted in keys.items():
-        kept &= frame[column].isin(wanted if isinstance(wanted, tuple) else (wanted,))
+        kept &= frame[column].isin(wanted if isinstance(wanted, tuple) else (wanted,)).to_numpy()
     return frame[kept]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 import numpy as np
@@ -63,6 +64,7 @@ def pooled_deviation(values: pd.Series, readings: pd.Series) -> tuple[float, int
     return math.sqrt(((values - groups.transform("mean")) ** 2).sum() / freedom), freedom
 
 
+@cache
 def t_quantile(freedom: int) -> float:
     """The 97.5% quantile of Student's t, which a two-sided 95% interval takes."""
     return float(scipy.stats.t.ppf(0.975, freedom))

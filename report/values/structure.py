@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from relation.flow.pooled import by_checkpoint, by_layer
+from relation.flow.pooled import by_layer, by_seed
 from relation.variants import PAIRED
 from report.values import paper_seeds
 from report.values.layout import (
@@ -75,13 +75,17 @@ class Flow:
         self._layers = dict(iter(layers.groupby(["scale", "variant", "metric"], observed=True)))
         self._none = layers.iloc[:0]
         self._sources = records.flow[["scale", "variant", "source"]].drop_duplicates()
-        # The layerwise table asks for it once a cell.
+        # The layerwise table asks for both once a cell.
         self.depth = cache(self.depth)
+        self._sources_of = cache(self._sources_of)
 
     def depth(self, scale: str) -> int | None:
         """Layers of this campaign's model at a scale; None if it plans no such pair."""
         models = select(self._records.models, scale=scale, variant=PAIRED)
         return int(models["layers"].max()) if len(models) else None
+
+    def _sources_of(self, scale: str, variants: str | tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(select(self._sources, scale=scale, variant=variants)["source"])
 
     def mean(
         self, scale: str, variant: str, metric: str, first: int = 0, last: int | None = None
@@ -92,12 +96,12 @@ class Flow:
             return no_counterpart(f"this campaign's {scale} has {depth} layers")
         rows = self._layers.get((scale, variant, metric), self._none)
         rows = rows[rows["layer"].between(first, rows["layer"].max() if last is None else last)]
-        checkpoints = by_checkpoint(rows)
+        checkpoints = by_seed(rows)
         layers = f"layer >= {first}" if first else "all layers"
         return over_seeds(
             dict(zip(checkpoints["seed"], checkpoints["value"], strict=True)),
             self._records.page["seeds"],
-            tuple(select(self._sources, scale=scale, variant=variant)["source"]),
+            self._sources_of(scale, variant),
             lambda: absent(self._records, ("flow", "run"), scale, (variant,)),
             unit=_unit(metric),
             rows=f"metric = {metric}, {f'layer = {first}' if first == last else layers}",
@@ -108,7 +112,7 @@ class Flow:
         lengths = select(self._records.flow, scale=scale, metric=metric)["length"].unique()
         if len(lengths) == 0:
             return absent(self._records, ("flow", "run"), scale, PAIRED)
-        sources = tuple(select(self._sources, scale=scale, variant=PAIRED)["source"])
+        sources = self._sources_of(scale, PAIRED)
         rows = f"length, metric = {metric}"
         return Measured(
             float(max(lengths)), unit="tokens", n=len(lengths), sources=sources, rows=rows
@@ -157,7 +161,7 @@ def _of_scales(columns: dict[str, str]) -> Callable[[CampaignRecords], Measureme
     """A measure of metrics over all layers: a row a scale."""
 
     def measure(records: CampaignRecords) -> Measurements:
-        flow = Flow(records)
+        flow = records.made(Flow)
         found: Measurements = {}
         for scale in SCALES:
             _put_pair(found, flow, scale, columns)
@@ -174,7 +178,7 @@ def _put_lengths(found: Measurements, flow: Flow, scale: str) -> None:
 
 def internal_organization(records: CampaignRecords) -> Measurements:
     """Table 4: depth organization and historical routing."""
-    flow = Flow(records)
+    flow = records.made(Flow)
     found = routing(records)
     for scale in SCALES:
         for variant in PAIRED:
@@ -193,7 +197,7 @@ def internal_organization(records: CampaignRecords) -> Measurements:
 
 def layerwise(records: CampaignRecords) -> Measurements:
     """Table 7: diagonal or Self flow and effective rank of the paper's layers and any deeper."""
-    flow = Flow(records)
+    flow = records.made(Flow)
     found: Measurements = {}
     for scale, paper_depth in PAPER_DEPTH.items():
         for layer in range(max(paper_depth, flow.depth(scale) or 0)):

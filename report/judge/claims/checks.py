@@ -9,8 +9,8 @@ import pandas as pd
 
 from report.judge.claims.context import Context
 from report.judge.claims.evidence import Evidence
+from report.values.conditions import TILED
 from report.values.measured import select
-from report.values.systems import TILED
 
 # What a verification calls the Triton kernel, and the definition that is checked beside it.
 KERNEL, DEFINITION = "flash", "definition"

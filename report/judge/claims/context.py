@@ -35,12 +35,11 @@ class Context:
 
     def table(self, compute: Compute) -> Measurements:
         """What a function of ``report.values`` makes of the records."""
+        if self._whole is None:
+            return self.records.made(compute)
         if compute not in self._tables:
-            if self._whole is None:
-                found = compute(self.records)
-            else:
-                table = self._whole.table(compute)
-                found = {key: value.without(self.left_out) for key, value in table.items()}
+            table = self._whole.table(compute)
+            found = {key: value.without(self.left_out) for key, value in table.items()}
             self._tables[compute] = found
         return self._tables[compute]
 

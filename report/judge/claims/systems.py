@@ -20,15 +20,10 @@ from report.judge.claims.evidence import (
 from report.values import paper_seeds
 from report.values.complexity import TOKEN_MIXING
 from report.values.layout import SCALES
+from report.values.linear import LINEAR_LONG, PAPER_CONTEXTS
 from report.values.measured import is_number, select
 from report.values.numbers import MINUS
-from report.values.systems import (
-    EFFICIENT,
-    FIXED_CONTEXT,
-    LINEAR_LONG,
-    PAPER_CONTEXTS,
-    PRODUCTION,
-)
+from report.values.systems import EFFICIENT, FIXED_CONTEXT, PRODUCTION
 
 # Fixed costs at small T and caches that overflow at large T bend a fitted power of T by so much.
 POWER_OF_TIME = 0.15
