@@ -10,10 +10,12 @@ from relation.pipeline.benchmarks import gradients_spec, systems_specs, verifica
 from relation.pipeline.config import checked, merged
 from relation.pipeline.matrix import Matrix
 from relation.pipeline.readings import Reading, reading_scales, readings_of
+from relation.pipeline.recall import recall_specs
 from relation.spec import (
     DataSpec,
     DiagnosticsSpec,
     GradientsSpec,
+    RecallSpec,
     RunSpec,
     SystemsSpec,
     VerificationSpec,
@@ -40,7 +42,8 @@ class Campaign:
 
     `planned_runs` is the whole matrix, `runs` what is to be done of it and `omitted` what is not;
     `planned_further` and `further_runs` are the same of the pairs beyond the matrix, `readings` and
-    `reading_runs` of the readings of the paper, each run once; `readings_from` names another
+    `reading_runs` of the readings of the paper, each run once, `planned_recall` and `recall` of
+    associative recall; `readings_from` names another
     campaign, whose readings the report shows; `settings` is the configuration of this campaign
     alone, from which it can be resolved again; `tensorboard`, which changes no result, stands
     beside it.
@@ -71,6 +74,9 @@ class Campaign:
     readings: tuple[Reading, ...] = ()
     reading_runs: tuple[RunSpec, ...] = ()
     readings_from: str | None = None
+    planned_recall: tuple[RecallSpec, ...] = ()
+    recall: tuple[RecallSpec, ...] = ()
+    recall_tokens_per_second: float | None = None
     runs_per_gpu: int = 1
     corpus: str | None = None
     restrictions: dict = field(default_factory=dict)
@@ -87,6 +93,13 @@ class Campaign:
             if (spec.benchmark, spec.scale) == (benchmark, scale):
                 return spec
         raise InputError(f"campaign {self.name} has no benchmark {benchmark}/{scale}")
+
+    def recall_of(self, mixer: str) -> RecallSpec:
+        """A mixer's associative recall. Raises InputError where the campaign has none."""
+        for spec in self.planned_recall:
+            if spec.mixer == mixer:
+                return spec
+        raise InputError(f"campaign {self.name} has no recall of {mixer!r}")
 
     def inventory(self) -> list[tuple[RunSpec, str]]:
         """Every model of the whole campaign, by its first run, with its corpus's title."""
@@ -285,7 +298,7 @@ def resolve(config: Mapping, **overrides: Any) -> Campaign:
     if not (runs or further_runs or reading_runs):
         raise InputError(f"campaign {name} has no run left under {chosen}")
 
-    systems = systems_specs(matrix)
+    systems, recall = systems_specs(matrix), recall_specs(matrix)
     return Campaign(
         name=name,
         title=campaign.title,
@@ -317,9 +330,14 @@ def resolve(config: Mapping, **overrides: Any) -> Campaign:
         expected_tokens_per_second={
             name: scale.expected_tokens_per_second for name, scale in campaign.scales.items()
         },
+        recall_tokens_per_second=campaign.recall and campaign.recall.expected_tokens_per_second,
         readings=readings,
         reading_runs=tuple(reading_runs.values()),
         readings_from=campaign.readings_from,
+        planned_recall=recall,
+        recall=tuple(
+            spec for spec in recall if campaign.matrix and chosen.allow("variants", spec.mixer)
+        ),
         runs_per_gpu=campaign.runs_per_gpu,
         corpus=config.corpus,
         restrictions=chosen.given,

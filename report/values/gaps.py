@@ -11,6 +11,7 @@ KINDS = {
     "further run": "runs of further pairs",
     "flow": "diagnostics",
     "throughput": "benchmarks",
+    "recall": "associative recall",
 }
 # Written by the job whose record has the other kind, so no gap of their own where that is one.
 _BESIDE = {"probes": "run", "curves": "flow", "maps": "flow"}
