@@ -155,13 +155,14 @@ def test_equal_curves_at_equal_rates_cost_the_same() -> None:
     assert value(found, "tokens.full").value == value(found, "tokens.mha").value
 
 
-def test_pairs_that_never_reach_it_are_told() -> None:
-    late = {42: [7, 6, 5, 4], 43: [8, 7, 6, 5]}
-    found = cost_to_a_loss(with_curves(late, [7, 6, 5, 4]))
+def test_a_pair_that_never_reaches_it_counts_as_the_whole_budget() -> None:
+    early = {42: [7, 4, 3, 2], 43: [8, 7, 6, 5]}
+    found = cost_to_a_loss(with_curves(early, [7, 6, 5, 4], {"full": 500.0}))
     share = value(found, "tokens.full")
-    assert share.n == 1 and share.reason.endswith("never reach it: 43")
+    assert share.by_seed == {42: 0.5, 43: 1.0} and share.reason.endswith("budget: seeds 43")
+    assert value(found, "cost.flash").by_seed == pytest.approx({42: 0.4, 43: 0.8})
     assert value(found, "reached").text == "1 of 2"
-    nowhere = cost_to_a_loss(with_curves({43: late[43]}, [7, 6, 5, 4]))
+    nowhere = cost_to_a_loss(with_curves({43: early[43]}, [7, 6, 5, 4]))
     assert value(nowhere, "cost.flash").status == "not reached"
 
 

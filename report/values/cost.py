@@ -92,15 +92,19 @@ def _put_pairs(
 
 
 def _share(pairs: pd.DataFrame, variant: str, sources: tuple[str, ...], none: Measured) -> Measured:
-    """Tokens until the target as a share of the budget, the mean over the pairs that reach it."""
+    """Mean tokens until the target as a share of the budget.
+
+    A pair that never reaches it counts as the whole budget: a mean without such pairs would favour
+    Relation.
+    """
     shares = pairs.set_index("seed")[variant]
     if shares.empty:
         return none
     never = [int(seed) for seed in shares.index[shares.isna()]]
-    told = f"seeds without a value, as they never reach it: {spans(never)}" if never else ""
-    by_seed = {int(seed): float(share) for seed, share in shares.dropna().items()}
+    told = f"never reached, and counted as the whole budget: seeds {spans(never)}" if never else ""
+    by_seed = {int(seed): float(share) for seed, share in shares.fillna(1.0).items()}
     behind = Measured(unit="%", n=len(by_seed), reason=told, sources=sources, rows=METRIC)
-    if not by_seed:
+    if len(never) == len(shares):
         return replace(behind, status="not reached", reason="no pair reaches MHA’s final NLL")
     return replace(behind, value=statistics.fmean(by_seed.values()), by_seed=by_seed)
 
@@ -131,10 +135,11 @@ def _notes(cells: pd.DataFrame) -> Iterator[Note]:
     if not len(cells[(cells["status"] == "ok") & cells["column"].str.startswith("tokens.")]):
         return
     yield Note(
-        "Below 1, Relation is cheaper. The intervals are over the seeds of the pairs that reach "
-        "the loss, so that a pair that never does makes the rest look better; the rates are single "
-        "numbers of one device, and their spread is not in the intervals. A first crossing of a "
-        "noisy curve comes early by itself: beside Relation’s stands that of MHA’s own curve.",
+        "Below 1, Relation is cheaper. A pair that never reaches the loss counts as the whole "
+        "budget, so that where some do not, means are lower bounds. Brackets hold the 95% t "
+        "interval over seeds; the rates are single numbers of one device, and their spread is not "
+        "in it. A first crossing of a noisy curve comes early by itself: beside Relation’s stands "
+        "that of MHA’s own curve.",
         below=True,
     )
 

@@ -88,7 +88,8 @@ def answer(
         inputs, targets = (_batch(a[part], device) for a in sequences[:2])
         asked = targets != IGNORED
         with autocast(device, precision):
-            logits = model.logits(model.states(inputs)[asked]).float()
+            states = model.states(inputs)[asked]
+        logits = model.logits(states.float())  # BF16's would tie
         wanted = targets[asked]
         total += torch.nn.functional.cross_entropy(logits, wanted, reduction="sum")
         asked_here = asked.cpu().numpy().reshape(right[part].shape)
