@@ -222,5 +222,5 @@ def test_what_cannot_be_is_refused_in_one_line(place: str, value: object, said: 
 def test_a_mixer_is_left_out_with_its_variant() -> None:
     whole, alone = campaign(), resolve(changed(), campaign="tiny", variants="mha")
     assert [s.mixer for s in whole.recall] == ["full", "gla"] and not alone.recall
-    with pytest.raises(InputError, match="no recall of 'mha'"):
+    with pytest.raises(InputError, match="no recall of 'mha'; choose among full, gla"):
         whole.recall_of("mha")

@@ -99,7 +99,8 @@ class Campaign:
         for spec in self.planned_recall:
             if spec.mixer == mixer:
                 return spec
-        raise InputError(f"campaign {self.name} has no recall of {mixer!r}")
+        known = ", ".join(spec.mixer for spec in self.planned_recall) or "none"
+        raise InputError(f"campaign {self.name} has no recall of {mixer!r}; choose among {known}")
 
     def inventory(self) -> list[tuple[RunSpec, str]]:
         """Every model of the whole campaign, by its first run, with its corpus's title."""
