@@ -23,6 +23,7 @@ include: "workflow/rules/training.smk"
 include: "workflow/rules/diagnostics.smk"
 include: "workflow/rules/systems.smk"
 include: "workflow/rules/verification.smk"
+include: "workflow/rules/probes.smk"
 include: "workflow/rules/report.smk"
 include: "workflow/rules/document.smk"
 

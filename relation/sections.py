@@ -59,6 +59,8 @@ MhaBackend = Literal["reference", "flash", "cudnn"]
 FullBackend = Literal["reference", "materialised", "tiled", "flex", "flash"]
 LinearBackend = Literal["recurrent", "expanded", "chunked", "flash"]
 
+RecallMixer = Literal["mha", "full", "linear", "hybrid", "gla", "kda"]
+
 
 # What cannot keep documents apart.
 WITHOUT_DOCUMENTS = (("mha", "cudnn"),)
@@ -149,3 +151,33 @@ class ExecutionSection:
     )
     compile: StrictBool = key("Whether torch.compile builds the training step")
     backends: Backends
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecallTraining:
+    """Multi-query associative recall (Arora et al. 2023), and how a model is trained on it."""
+
+    vocabulary: Annotated[StrictInt, Field(ge=4, le=65536, multiple_of=2)] = key(
+        "V: 0 fills, keys are 1 to V/2 - 1, values V/2 to V - 1"
+    )
+    tasks: Annotated[
+        list[Annotated[list[Count], Field(min_length=2, max_length=2)]], Field(min_length=1)
+    ] = key(
+        "[length, pairs]: tokens T of a sequence, even, and pairs of a key and its value, each "
+        "asked for once, so that T is at least four times as many; a model trains on all tasks, "
+        "as many sequences of each"
+    )
+    gap_power: Positive = key(
+        "The queries' slots are drawn with weights s^(power - 1), s from 1 behind the pairs; 1 "
+        "makes them uniform"
+    )
+    learning_rates: Annotated[list[Positive], Field(min_length=1), *UNIQUE] = key(
+        "Rates that are tried on the first seed"
+    )
+    seeds: Annotated[list[Annotated[StrictInt, Field(ge=0)]], Field(min_length=1), *UNIQUE] = key(
+        "Seeds of weights and sequences; those after the first train at the chosen rate alone"
+    )
+    updates: Count = key("Updates of a training")
+    warmup_updates: Count = key("Updates over which the rate rises from zero")
+    sequences: Count = key("Sequences of each task in an update")
+    tested: Count = key("Sequences of each task that a rate is chosen on, and that results count")

@@ -9,7 +9,14 @@ import json
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from relation.sections import ExecutionSection, Optimisation, Rounds, Schedule, Training
+from relation.sections import (
+    ExecutionSection,
+    Optimisation,
+    RecallTraining,
+    Rounds,
+    Schedule,
+    Training,
+)
 from relation.variants import ModelConfig, model_config
 
 
@@ -199,4 +206,22 @@ class GradientsSpec(Spec):
     device: str
 
     not_identity = ("campaign",)
+    not_job = ("campaign",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecallSpec(ExecutionSection, RecallTraining, Spec):
+    """Multi-query associative recall of one mixer.
+
+    models: one a width, two layers each; a peer of flash-linear-attention's takes the place of
+    their mixers. plateau_fraction: of the updates, as of a run's tokens.
+    """
+
+    campaign: str
+    mixer: str
+    models: list[dict]
+    optimizer: dict
+    plateau_fraction: float
+
+    not_identity = ("campaign", "device", "compile", "backends")
     not_job = ("campaign",)

@@ -57,6 +57,7 @@ JOBS = [
     job("verify", "verification", uses_of(campaign().verification), pytest.mark.slow),
     job("verify-gradients", "gradients", uses_of(GRADIENTS)),
     job("measure linear-steady/10M", "systems", uses_of(BENCHMARK), pytest.mark.slow),
+    job("recall full", "recall", uses_of(campaign().recall_of("full"))),
     job("inventory", "models", uses_of_model("AFL")),
 ]
 

@@ -35,11 +35,12 @@ JOBS: dict[str, tuple[str, frozenset[str]]] = {
     "measure-gpu": ("systems", uses_of_model("AF", GPU)),
     "verify-gpu": ("verification", frozenset({"BACKENDS/full/flash", "BACKENDS/linear/chunked"})),
     "gradients": ("gradients", uses_of_model("AFL", CPU)),
+    "recall": ("recall", uses_of_model("FF", CPU)),
     "collect": ("readings", frozenset()),
     **{page: (page, uses_of_report(["mha", "full", "hybrid"])) for page in sorted(PAGES)},
 }
 TRAINED = {"mha", "full", "hybrid", "mha-gpu", "full-gpu"}
-STEPS = TRAINED | {"measure", "measure-gpu", "gradients"}
+STEPS = TRAINED | {"measure", "measure-gpu", "gradients", "recall"}
 MODELS = STEPS | {"inventory", "probe", "diagnose"}
 FULL_ON_GPU = {"full-gpu", "measure-gpu", "verify-gpu"}
 
@@ -109,7 +110,7 @@ EDITS: dict[str, tuple[str, str, str, set[str]]] = {
         {"hub"},
     ),
     "the report's prose": ("report/render/pipeline.py", "Draw the", "Draw all", {"report"}),
-    "the schedule": (SCHEDULE, "min(rise, fall)", "0.99 * min(rise, fall)", TRAINED),
+    "the schedule": (SCHEDULE, "min(rise, fall)", "0.99 * min(rise, fall)", TRAINED | {"recall"}),
     "a kernel": ("kernels/flash_relation/forward.py", "LN_2 =", "LN_2 = 1.0 *", FULL_ON_GPU),
     "a launch": (LAUNCHES, "warps = 4", "warps = 8", FULL_ON_GPU),
     "a launch's comment": (LAUNCHES, "[", "# a word\n[", NONE),
@@ -125,7 +126,7 @@ EDITS: dict[str, tuple[str, str, str, set[str]]] = {
         "relation/data/windows.py",
         "np.random.",
         "np.random.x.",
-        STEPS - {"gradients"},
+        STEPS - {"gradients", "recall"},
     ),
 }
 
@@ -149,12 +150,15 @@ def test_an_edit_makes_stale_what_rests_on_it(
 def test_a_copy_and_a_move_change_nothing(copy: Path, before: dict[str, str]) -> None:
     """Where the project lies is in no hash, nor where in it a definition stands."""
     assert before == hashes(ROOT)
-    moved, engine = copy / SCHEDULE, copy / "relation/train/run.py"
-    text = engine.read_text(encoding="utf-8")
+    moved = copy / SCHEDULE
+    readers = [copy / "relation/train/run.py", copy / "relation/probes/recall/run.py"]
+    texts = [path.read_text(encoding="utf-8") for path in readers]
     moved.rename(copy / "relation/rates.py")
-    engine.write_text(text.replace("relation.train.schedule", "relation.rates"), encoding="utf-8")
+    for path, text in zip(readers, texts, strict=True):
+        path.write_text(text.replace("relation.train.schedule", "relation.rates"), encoding="utf-8")
     try:
         assert hashes(copy) == before
     finally:
         (copy / "relation/rates.py").rename(moved)
-        engine.write_text(text, encoding="utf-8")
+        for path, text in zip(readers, texts, strict=True):
+            path.write_text(text, encoding="utf-8")

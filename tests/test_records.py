@@ -19,6 +19,7 @@ from relation.pipeline.results import (
     GRADIENTS_FILE,
     VERIFICATION_FILE,
     Results,
+    recall_path,
     systems_path,
     with_pictures,
 )
@@ -287,6 +288,9 @@ def results(tmp_path: Path) -> Results:
     for spec in campaign.systems:
         origin = ORIGIN | {"config_hash": spec.config_hash}
         write_parquet(results.folder / systems_path(spec), schemas.THROUGHPUT, [], origin)
+    for spec in campaign.recall:
+        origin = ORIGIN | {"config_hash": spec.config_hash}
+        write_parquet(results.folder / recall_path(spec), schemas.RECALL, [], origin)
     verified = ORIGIN | {"config_hash": campaign.verification.config_hash}
     write_parquet(results.folder / VERIFICATION_FILE, schemas.VERIFICATION, [], verified)
     checked = ORIGIN | {"config_hash": campaign.gradients.config_hash}

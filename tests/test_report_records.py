@@ -130,6 +130,35 @@ def _throughput_rows():
         yield long | (oom if position == 4 else {})
 
 
+# By task and octave of distance, queries.
+RECALL_QUERIES = {(16, 2): {2: 10, 8: 10}, (32, 4): {8: 20, 16: 60}}
+
+
+def recall_training(
+    mixer: str, width: int, seed: int, right: dict[int, float], **changes
+) -> list[dict]:
+    """Rows of a training whose share of right answers is `right` by octave."""
+    return [
+        dict.fromkeys(schemas.RECALL.names)
+        | {"mixer": mixer, "layout": "FF", "status": "PASS", "width": width, "seed": seed}
+        | {"parameters": 1000 * width, "learning_rate": 1e-3, "chosen": True, "device": "cpu_0"}
+        | {"length": length, "pairs": pairs, "distance": octave, "queries": queries}
+        | {"right": round(right[octave] * queries), "source": f"recall/{mixer}.parquet"}
+        | changes
+        for (length, pairs), octaves in RECALL_QUERIES.items()
+        for octave, queries in octaves.items()
+    ]
+
+
+def _recall_rows():
+    for mixer, rise in (("mha", 0.0), ("full", 0.1)):
+        for width, seed in product((64, 128), (42, 43)):
+            share = 0.5 + rise + 0.1 * (seed - 42)
+            yield from recall_training(mixer, width, seed, {2: 1.0, 8: share, 16: share})
+    unavailable = {"mixer": "gla", "status": "UNAVAILABLE", "reason": HOSTILE, "device": "cpu_0"}
+    yield dict.fromkeys(schemas.RECALL.names) | unavailable | {"source": "recall/gla.parquet"}
+
+
 def _verification_rows():
     for check, name, scale in (
         *(("exactness", result, scale) for scale in LAYERS for result in ("Y", "dp1")),
@@ -247,6 +276,7 @@ def make_records(comparable=False):
         curves=pd.DataFrame(_curve_rows()),
         maps=pd.DataFrame(_map_rows()),
         probes=pd.DataFrame(_probe_rows()),
+        recall=pd.DataFrame(_recall_rows()),
     )
 
 
@@ -270,6 +300,7 @@ SCHEMAS = {
     "throughput": schemas.THROUGHPUT,
     "complexity": schemas.COMPLEXITY,
     "verification": schemas.VERIFICATION,
+    "recall": schemas.RECALL,
 }
 
 

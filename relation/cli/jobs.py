@@ -27,6 +27,7 @@ from relation.pipeline.origin import stamp
 from relation.pipeline.results import (
     GRADIENTS_FILE,
     VERIFICATION_FILE,
+    recall_path,
     run_path,
     systems_path,
 )
@@ -50,6 +51,7 @@ def add_commands(commands) -> None:
         "--tensorboard", action="store_true", help="log to results/CAMPAIGN/tensorboard too"
     )
     add_job(commands, "measure", _measure, "run one systems benchmark", "BENCHMARK/SCALE")
+    add_job(commands, "recall", _recall, "train one mixer on associative recall", "MIXER")
     for name, call, help in (
         ("verify", _verify, "check FlashRelation against its definition on this device"),
         ("verify-gradients", _verify_gradients, "check the training step's gradients against FP64"),
@@ -145,6 +147,16 @@ def _measure(options: argparse.Namespace) -> None:
     stamped = _stamped(options, "systems", spec, f"benchmark {options.target}")
     data = results.data(results.campaign.data_of_scale(scale))
     measure(spec, data, results.folder / systems_path(spec), stamp=stamped)
+
+
+def _recall(options: argparse.Namespace) -> None:
+    from relation.probes.recall.run import recall
+
+    set_threads(options)
+    results = campaign_results(options)
+    spec = results.campaign.recall_of(options.target)
+    stamped = _stamped(options, "recall", spec, f"recall {options.target}")
+    recall(spec, results.folder / recall_path(spec), stamped)
 
 
 def _verify(options: argparse.Namespace) -> None:

@@ -10,10 +10,12 @@ from relation.pipeline.benchmarks import gradients_spec, systems_specs, verifica
 from relation.pipeline.config import checked, merged
 from relation.pipeline.matrix import Matrix
 from relation.pipeline.readings import Reading, reading_scales, readings_of
+from relation.pipeline.recall import recall_specs
 from relation.spec import (
     DataSpec,
     DiagnosticsSpec,
     GradientsSpec,
+    RecallSpec,
     RunSpec,
     SystemsSpec,
     VerificationSpec,
@@ -42,9 +44,10 @@ class Campaign:
 
     `planned_runs` is the whole matrix, `runs` what is to be done of it and `omitted` what is not;
     `planned_further` and `further_runs` are the same of the pairs beyond the matrix, `readings` and
-    `reading_runs` of the readings of the paper, each run once; `readings_from` names another
-    campaign, whose readings the report shows; `planned_converted` and `converted_runs` go on from
-    MHA runs of the matrix; `settings` is the configuration of this campaign
+    `reading_runs` of the readings of the paper, each run once, `planned_recall` and `recall` of
+    associative recall; `readings_from` names another campaign, whose readings the report shows;
+    `planned_converted` and `converted_runs` go on from MHA runs of the matrix; `settings` is the
+    configuration of this campaign
     alone, from which it can be resolved again; `tensorboard`, which changes no result, stands
     beside it.
     """
@@ -76,6 +79,9 @@ class Campaign:
     readings_from: str | None = None
     planned_converted: tuple[RunSpec, ...] = ()
     converted_runs: tuple[RunSpec, ...] = ()
+    planned_recall: tuple[RecallSpec, ...] = ()
+    recall: tuple[RecallSpec, ...] = ()
+    recall_tokens_per_second: float | None = None
     runs_per_gpu: int = 1
     corpus: str | None = None
     restrictions: dict = field(default_factory=dict)
@@ -92,6 +98,14 @@ class Campaign:
             if (spec.benchmark, spec.scale) == (benchmark, scale):
                 return spec
         raise InputError(f"campaign {self.name} has no benchmark {benchmark}/{scale}")
+
+    def recall_of(self, mixer: str) -> RecallSpec:
+        """A mixer's associative recall. Raises InputError where the campaign has none."""
+        for spec in self.planned_recall:
+            if spec.mixer == mixer:
+                return spec
+        known = ", ".join(spec.mixer for spec in self.planned_recall) or "none"
+        raise InputError(f"campaign {self.name} has no recall of {mixer!r}; choose among {known}")
 
     def inventory(self) -> list[tuple[RunSpec, str]]:
         """Every model of the whole campaign, by its first run, with its corpus's title."""
@@ -324,7 +338,7 @@ def resolve(config: Mapping, **overrides: Any) -> Campaign:
     if not (runs or further_runs or converted_runs or reading_runs):
         raise InputError(f"campaign {name} has no run left under {chosen}")
 
-    systems = systems_specs(matrix)
+    systems, recall = systems_specs(matrix), recall_specs(matrix)
     return Campaign(
         name=name,
         title=campaign.title,
@@ -356,11 +370,16 @@ def resolve(config: Mapping, **overrides: Any) -> Campaign:
         expected_tokens_per_second={
             name: scale.expected_tokens_per_second for name, scale in campaign.scales.items()
         },
+        recall_tokens_per_second=campaign.recall and campaign.recall.expected_tokens_per_second,
         readings=readings,
         reading_runs=tuple(reading_runs.values()),
         readings_from=campaign.readings_from,
         planned_converted=tuple(planned_converted),
         converted_runs=tuple(converted_runs),
+        planned_recall=recall,
+        recall=tuple(
+            spec for spec in recall if campaign.matrix and chosen.allow("variants", spec.mixer)
+        ),
         runs_per_gpu=campaign.runs_per_gpu,
         corpus=config.corpus,
         restrictions=chosen.given,

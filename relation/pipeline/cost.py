@@ -8,7 +8,7 @@ from relation.errors import InputError
 from relation.pipeline.campaign import Campaign
 from relation.pipeline.ledger import DAMAGED, Job, Ledger
 from relation.pipeline.results import Results
-from relation.spec import DiagnosticsSpec, GradientsSpec, RunSpec, SystemsSpec
+from relation.spec import DiagnosticsSpec, GradientsSpec, RecallSpec, RunSpec, SystemsSpec
 from relation.variants import ABLATIONS, PAIRED
 
 _GIB = 2**30
@@ -106,10 +106,21 @@ def _benchmark_seconds(spec: SystemsSpec, tokens_per_second: float) -> float:
     return _START_SECONDS + compilation + updates * tokens / tokens_per_second
 
 
+def _recall_seconds(spec: RecallSpec, tokens_per_second: float) -> float:
+    """Every width compiled once and trained at every rate, then with the other seeds."""
+    trainings = len(spec.learning_rates) + len(spec.seeds) - 1
+    longest = max(length for length, _ in spec.tasks)
+    sequences = spec.updates * spec.sequences + 2 * spec.tested
+    tokens = trainings * sequences * len(spec.tasks) * longest
+    compilation = spec.compile * _COMPILE_SECONDS
+    return _START_SECONDS + len(spec.models) * (compilation + tokens / tokens_per_second)
+
+
 _STAGES = {
     "diagnose": "diagnostics",
     "diagnose_reading": "diagnostics",
     "measure": "systems",
+    "recall": "beyond the paper",
     "verify": "verification",
     "verify_gradients": "verification",
 }
@@ -166,6 +177,8 @@ def make_plan(campaign: Campaign, results: Results, tables: Mapping[str, TableNe
                 return diagnosis_hours(runs[job.name])
             case SystemsSpec():
                 return benchmark_hours(job.spec)
+            case RecallSpec():
+                return _recall_seconds(job.spec, campaign.recall_tokens_per_second) / 3600
             case GradientsSpec() if job.spec.compile:
                 models = len(job.spec.variants)
                 return (_START_SECONDS + _COMPILE_SECONDS * models) / 3600
@@ -176,9 +189,9 @@ def make_plan(campaign: Campaign, results: Results, tables: Mapping[str, TableNe
     names += ["further runs"] if campaign.planned_further else []
     names += ["converted runs"] if campaign.planned_converted else []
     names += ["readings"] if campaign.readings else []
-    jobs: dict[str, list[Job]] = {
-        name: [] for name in (*names, "diagnostics", "systems", "verification")
-    }
+    names += ["diagnostics", "systems", "verification"]
+    names += ["beyond the paper"] if campaign.planned_recall else []
+    jobs: dict[str, list[Job]] = {name: [] for name in names}
     for job in ledger.jobs:
         if not job.is_unpublished and _stage(job) is not None:
             jobs[_stage(job)].append(job)

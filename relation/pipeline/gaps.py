@@ -51,6 +51,9 @@ def left_out(campaign: Campaign) -> Iterator[dict]:
             kind = "complexity" if spec.benchmark == "complexity" else "throughput"
             reason = f"left out by {chosen}"
             yield _gap(kind, spec.scale, spec.benchmark, None, NOT_RUN, reason)
+    for spec in campaign.planned_recall:
+        if spec not in campaign.recall:
+            yield _gap("recall", "", spec.mixer, None, NOT_RUN, f"left out by {chosen}")
 
 
 def unpublished(record: Record) -> dict:

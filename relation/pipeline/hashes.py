@@ -55,6 +55,7 @@ STAGES: dict[str, tuple[Reference, ...]] = {
     ),
     "systems": ("relation.bench.campaign:measure",),
     "verification": ("relation.verify.operators:verify",),
+    "recall": ("relation.probes.recall.run:recall",),
     "readings": ("relation.pipeline.gather:collect",),
     "gradients": ("relation.verify.gradients:verify_gradients",),
     "bench": ("relation.bench.run:run",),

@@ -16,7 +16,15 @@ from relation.errors import InputError
 from relation.pipeline.hashes import code_hash
 from relation.pipeline.results import RULES, RUN_FILES, Results, run_path, texts_of, with_pictures
 from relation.pipeline.uses import uses_of, uses_of_model, uses_of_models
-from relation.spec import DataSpec, DiagnosticsSpec, RunSpec, Spec, SystemsSpec, canonical_hash
+from relation.spec import (
+    DataSpec,
+    DiagnosticsSpec,
+    RecallSpec,
+    RunSpec,
+    Spec,
+    SystemsSpec,
+    canonical_hash,
+)
 from relation.store.parquet import read_origin
 from relation.variants import PAIRED
 
@@ -212,6 +220,7 @@ class Ledger:
         if campaign.reading_runs:
             yield self.collect()
         yield from map(self.measure, campaign.systems)
+        yield from map(self.recall, campaign.recall)
         yield self.verify()
         yield self.verify_gradients()
 
@@ -241,6 +250,8 @@ class Ledger:
             return self.prepare(campaign.data[wildcards["dataset"]])
         if rule == "measure":
             return self.measure(campaign.benchmark(wildcards["benchmark"], wildcards["scale"]))
+        if rule == "recall":
+            return self.recall(campaign.recall_of(wildcards["mixer"]))
         if "variant" in wildcards:
             place, variant, seed = wildcards.values()
             return getattr(self, rule.partition("_")[0])(campaign.run(place, variant, int(seed)))
@@ -388,6 +399,10 @@ class Ledger:
         reads = self._prepared(self.results.campaign.data_of_scale(spec.scale), "train")
         wildcards = {"benchmark": spec.benchmark, "scale": spec.scale}
         return self._single("measure", spec, wildcards, reads=reads, **about)
+
+    def recall(self, spec: RecallSpec) -> Job:
+        """The associative recall of a mixer."""
+        return self._single("recall", spec, {"mixer": spec.mixer}, variant=spec.mixer)
 
     def verify(self) -> Job:
         """The check of the operators against their definitions."""

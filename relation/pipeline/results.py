@@ -14,7 +14,7 @@ from typing import Any
 from relation.data.sources import corpus_fingerprint
 from relation.errors import InputError
 from relation.pipeline.campaign import Campaign, resolve
-from relation.spec import DataSpec, RunSpec, Spec, SystemsSpec
+from relation.spec import DataSpec, RecallSpec, RunSpec, Spec, SystemsSpec
 from relation.store.files import beside, sha256_of
 from relation.store.parquet import read_origin, read_parquet
 
@@ -93,6 +93,7 @@ RULES = {
         {"systems": "systems/{benchmark}/{scale}.parquet"},
         "measure/{benchmark}-{scale}",
     ),
+    "recall": Rule("recall", {"recall": "recall/{mixer}.parquet"}, "recall/{mixer}"),
     "verify": Rule("verification", {"verification": f"{VERIFICATION_FILE}"}, "verify"),
     "verify_gradients": Rule("gradients", {"gradients": f"{GRADIENTS_FILE}"}, "verify-gradients"),
 }
@@ -121,6 +122,11 @@ def with_pictures(diagnostics: Path) -> tuple[Path, Path, Path]:
 def systems_path(spec: SystemsSpec) -> Path:
     """A systems benchmark, below the campaign's folder."""
     return Path(RULES["measure"].writes["systems"].format(**vars(spec)))
+
+
+def recall_path(spec: RecallSpec) -> Path:
+    """A mixer's associative recall, below the campaign's folder."""
+    return Path(RULES["recall"].writes["recall"].format(**vars(spec)))
 
 
 # The first replication's records hold a hash of their corpus's files: the same texts' own hash.

@@ -23,6 +23,8 @@ from relation.sections import (
     Optimisation,
     Positive,
     Range,
+    RecallMixer,
+    RecallTraining,
     Schedule,
     Training,
     changes_of,
@@ -293,6 +295,23 @@ class ConversionSection:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RecallSection(RecallTraining):
+    """Associative recall, beyond the paper: two layers of each mixer, at each width."""
+
+    mixers: Annotated[list[RecallMixer], *UNIQUE] = key(
+        "What recalls: hybrid is a Linear layer below a Full one; gla and kda are "
+        "flash-linear-attention's, where its layers are installed"
+    )
+    widths: Annotated[list[Count], *UNIQUE] = key("Widths d of the models", min_length=1)
+    heads: Count = key("Heads of every model; two are the fewest that Givens mixing pairs")
+    adam_eps: Positive = key(
+        "Epsilon of AdamW: a key is seen so seldom that the campaign's own may outweigh its "
+        "gradient"
+    )
+    expected_tokens_per_second: Positive = key("For estimates, tokens a second, fillers included")
+
+
+@dataclass(frozen=True, kw_only=True)
 class CampaignSection(ExecutionSection):
     """A campaign, with its bases merged in."""
 
@@ -341,6 +360,9 @@ class CampaignSection(ExecutionSection):
         "How many runs of readings share a GPU, 1 to 4: their times are no result, and one waits "
         "for the host while another computes",
         default=1,
+    )
+    recall: RecallSection | None = key(
+        "Associative recall, beyond the paper; null leaves it out", default=None
     )
     tokens_per_update: Count = key("Predicted tokens of one optimiser update (the paper's 131,072)")
     corpora: dict[Name, Corpus] = key("Texts, by name", min_length=1)

@@ -8,6 +8,7 @@ from relation.spec import (
     TRUTH,
     DataSpec,
     GradientsSpec,
+    RecallSpec,
     RunSpec,
     Spec,
     SystemsSpec,
@@ -72,6 +73,11 @@ def _(spec: SystemsSpec) -> frozenset[str]:
 def _(spec: GradientsSpec) -> frozenset[str]:
     truth = (uses_of_model(side["model"]["layout"], TRUTH) for side in spec.variants)
     return _of_sides(spec.variants).union(*truth)
+
+
+@uses_of.register
+def _(spec: RecallSpec) -> frozenset[str]:
+    return uses_of_model(spec.models[0]["layout"], spec.backends)
 
 
 @uses_of.register

@@ -266,6 +266,26 @@ GRADIENTS = schema(
     Column("device", _TEXT),
 )
 
+RECALL = schema(
+    Column("mixer", _TEXT, description="mha, full, linear, hybrid, or a peer: gla, kda"),
+    Column("layout", _TEXT, description="one letter a layer, as of a model; empty for a peer"),
+    *_OUTCOME,
+    Column("width", _INT, "channels", "d of the model"),
+    Column("parameters", _INT, "parameters"),
+    Column("learning_rate", _REAL),
+    Column("seed", _INT, description="of the weights and the training sequences"),
+    Column("chosen", pa.bool_(), description="whether the rate is the one chosen at this width"),
+    Column("validation_accuracy", _REAL, description="what the rate is chosen by, mean over tasks"),
+    Column("validation_nll", _REAL, "nat/query", "null where it is not finite"),
+    Column("seconds", _REAL, "s", "of the training and its answers, compilation included"),
+    Column("length", _INT, "tokens", "T of the task's sequences"),
+    Column("pairs", _INT, description="of a key and its value in a sequence"),
+    Column("distance", _INT, "tokens", "from a query back to its key: this to twice this, less 1"),
+    Column("queries", _INT, description="of the test sequences at such a distance"),
+    Column("right", _INT, description="of them, those whose likeliest token is the value"),
+    Column("device", _TEXT),
+)
+
 BENCH = schema(
     Column("benchmark", _TEXT, description="what is compared: flash, linear or decoder"),
     Column("measure", _TEXT, description="forward, forward+backward, step or long"),

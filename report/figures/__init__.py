@@ -14,6 +14,7 @@ from report.figures import (
     further,
     readings,
     readings_curve,
+    recall,
     structure,
     systems,
     training,
@@ -31,7 +32,7 @@ def _declared(*modules: ModuleType) -> tuple[Drawing, ...]:
 
 # Every figure that these modules declare, in the order of the page.
 DRAWINGS = _declared(
-    diagrams, training, further, validation, structure, flow_maps, formation, systems
+    diagrams, training, further, validation, structure, flow_maps, formation, systems, recall
 )
 # Those of the page "Readings", which shows them beside its tables.
 READINGS = (*_declared(readings), *readings_curve.DRAWINGS)

@@ -19,7 +19,7 @@ from report.judge.verdicts import judge
 from report.values.layout import SCALES, Table
 from report.values.measured import Measured
 from report.values.paper import UNIT_SCALE, PrintedValue, load
-from report.values.tables import TABLES
+from report.values.tables import BEYOND, EVERY
 
 if TYPE_CHECKING:
     from report.values.frames import CampaignRecords
@@ -44,7 +44,7 @@ def build(records: CampaignRecords, *labels: str) -> pd.DataFrame:
             tolerances covers one of its values.
     """
     behind = Behind(records)
-    tables = [table for table in TABLES if not labels or table.label in labels]
+    tables = [table for table in EVERY if not labels or table.label in labels]
     rows = [row for table in tables for row in _table_rows(table, records, behind)]
     columns = {field.name: _DTYPES.get(str(field.type), "object") for field in CELLS}
     return pd.DataFrame(
@@ -79,7 +79,7 @@ class Behind:
 
 
 def _table_rows(table: Table, records: CampaignRecords, behind: Behind) -> list[dict[str, object]]:
-    printed = load(table.label)
+    printed = {} if table in BEYOND else load(table.label)
     measured = records.made(table.measure)
     unknown = printed.keys() - measured.keys()
     if unknown:

@@ -23,6 +23,7 @@ RULES = {
     "diagnose_reading": "Measure the flow of its checkpoint.",
     "collect": "Gather the records of the readings, a file a kind.",
     "measure": "Time whole training steps, memory, and operators against the context.",
+    "recall": "Train a mixer on associative recall, at every width.",
     "cells": "Set every value of every table beside the paper’s, and judge it.",
     "figures": "Draw the figures.",
     "report": "Render these pages.",
@@ -104,6 +105,7 @@ def _states(results: Results) -> Iterator[tuple[Job, State]]:
         further_runs=campaign.planned_further,
         converted_runs=campaign.planned_converted,
         systems=campaign.planned_systems,
+        recall=campaign.planned_recall,
     )
     for job in Ledger(replace(results, campaign=whole), strict=False).jobs:
         if (job.rule, job.name) not in names:
@@ -136,7 +138,7 @@ def _place(job: Job, choices: Mapping[str, str]) -> tuple[str, str]:
         return "", f"{job.spec.title}, {job.spec.vocabulary:,} entries"
     if "reading" in job.wildcards:
         return "", choices[job.wildcards["reading"]]
-    if job.rule == "measure":
+    if job.rule in ("measure", "recall"):
         return "", job.variant
     if job.scale:
         return f"{job.scale}, further pairs" if job.further else job.scale, job.variant

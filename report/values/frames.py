@@ -26,6 +26,7 @@ from relation.store.layouts import (
     LOG,
     MODELS,
     PROBES,
+    RECALL,
     RUN,
     THROUGHPUT,
     VERIFICATION,
@@ -63,11 +64,12 @@ class CampaignRecords:
     same measure gives MHA against itself, own_reduction, and Relation's last loss above the
     target, end_gap); flow: a row a metric of a head; throughput and complexity: a row a
     measurement; verification: a row a checked quantity; gradients: a row a measure of a checked
-    gradient; missing: a row a planned thing that is not there (kind, scale, variant, seed, status,
-    reason); provenance: a row a record that is there; page: what the report says about the
-    campaign; curves, maps and probes: rows of FLOW_CURVES, FLOW_MAPS and PROBES, the latter with
-    `alike`, whether they were taken as the present configuration takes them; converted_probes:
-    those of the runs that go on from MHA; readings: those that the report shows, None where there
+    gradient; recall: a row a training, task and octave of distance; missing: a row a planned
+    thing that is not there (kind, scale, variant, seed, status, reason); provenance: a row a
+    record that is there; page: what the report says about the campaign; curves, maps and probes:
+    rows of FLOW_CURVES, FLOW_MAPS and PROBES, the latter with `alike`, whether they were taken as
+    the present configuration takes them; converted_probes: those of the runs that go on from MHA;
+    readings: those that the report shows, None where there
     are none.
     """
 
@@ -83,6 +85,7 @@ class CampaignRecords:
     provenance: pd.DataFrame
     page: dict
     gradients: pd.DataFrame = field(default_factory=partial(_frame, [], GRADIENTS, "source"))
+    recall: pd.DataFrame = field(default_factory=partial(_frame, [], RECALL, "source"))
     curves: pd.DataFrame = field(default_factory=partial(_frame, [], FLOW_CURVES, "source"))
     maps: pd.DataFrame = field(default_factory=partial(_frame, [], FLOW_MAPS, "source"))
     probes: pd.DataFrame = field(default_factory=partial(_frame, [], PROBES, "alike", "source"))
@@ -175,6 +178,7 @@ _LAYOUTS = {
     "complexity": COMPLEXITY,
     "verification": VERIFICATION,
     "gradients": GRADIENTS,
+    "recall": RECALL,
 }
 _LAYOUTS |= {
     f"{among} {kind}": _LAYOUTS[kind]
@@ -274,6 +278,7 @@ def load_records(campaign: Campaign, results: Results, *, partial: bool = False)
             results, [*runs["device"], *further["device"], *throughput["device"]], loader.origins
         ),
         gradients=loader.frame("gradients", "source"),
+        recall=loader.frame("recall", "source"),
         curves=loader.frame("curves", "source"),
         maps=loader.frame("maps", "source"),
         probes=loader.frame("probes", "alike", "source"),

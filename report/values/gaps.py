@@ -12,6 +12,7 @@ KINDS = {
     "converted run": "runs that go on from MHA",
     "flow": "diagnostics",
     "throughput": "benchmarks",
+    "recall": "associative recall",
 }
 # Written by the job whose record has the other kind, so no gap of their own where that is one.
 _BESIDE = {"probes": "run", "curves": "flow", "maps": "flow"}

@@ -72,6 +72,7 @@ wildcard_constraints:
     seed=r"\d+",
     reading=r"[a-z][a-z0-9.-]*",
     benchmark=r"[a-z-]+",
+    mixer=r"[a-z]+",
 
 
 def job_of(rule):

@@ -1,0 +1,1 @@
+"""Probes beyond the paper's tables: what a trained mixer can do that a loss does not show."""
