@@ -26,6 +26,7 @@ ORDER = (
     "relation.data",
     "relation.train",
     "relation.flow",
+    "relation.probes",
     "relation.verify",
     "relation.bench",
     "relation.pipeline",

@@ -24,8 +24,10 @@ from relation.errors import InputError
 from relation.pipeline.hashes import code_hash
 from relation.pipeline.origin import stamp
 from relation.pipeline.results import (
+    CHECKPOINT,
     GRADIENTS_FILE,
     VERIFICATION_FILE,
+    examination_paths,
     run_path,
     systems_path,
 )
@@ -48,6 +50,7 @@ def add_commands(commands) -> None:
     train.add_argument(
         "--tensorboard", action="store_true", help="log to results/CAMPAIGN/tensorboard too"
     )
+    add_job(commands, "examine", _examine, "what a run's checkpoint does beyond the paper", run)
     add_job(commands, "measure", _measure, "run one systems benchmark", "BENCHMARK/SCALE")
     for name, call, help in (
         ("verify", _verify, "check FlashRelation against its definition on this device"),
@@ -128,6 +131,21 @@ def _train(options: argparse.Namespace) -> None:
     )
     output, resume = results.folder / run_path(spec), results.folder / "resume"
     train(spec, data, output, resume, events, probes, sharing_of(campaign, spec), stamped)
+
+
+def _examine(options: argparse.Namespace) -> None:
+    from relation.probes.examine import examine
+
+    set_threads(options)
+    results = campaign_results(options)
+    campaign = results.campaign
+    run = chosen_run(options.target, campaign)
+    spec = campaign.examination_spec(run)
+    check_expected(options.expect, spec.job_hash, f"examination of {run.name}")
+    checkpoint = results.folder / run_path(run) / CHECKPOINT
+    outputs = {name: results.folder / file for name, file in examination_paths(run).items()}
+    data, stamped = results.data(campaign.data[run.data]), stamp("examination", uses_of(run))
+    examine(spec, run, checkpoint, data, outputs, stamped)
 
 
 def _measure(options: argparse.Namespace) -> None:

@@ -16,7 +16,8 @@ from report.render.pipeline import Rule
 from report.render.printed import PrintedTable, print_table
 from report.render.readings import Readings, is_of_readings, read_readings
 from report.render.runs import Run
-from report.values.tables import TABLES
+from report.values.layout import Table
+from report.values.tables import BEYOND, TABLES
 
 Row = Mapping[str, Any]
 
@@ -26,7 +27,8 @@ class Content:
     """The report of one campaign.
 
     ``page`` holds the campaign's own words (``CampaignRecords.page``), ``tables`` the ``cells``
-    laid out, ``figures`` those of no reading. ``runs``, ``further`` (of the pairs beyond the
+    laid out, ``figures`` those of no reading; ``beyond`` and ``beyond_figures`` are of what the
+    paper does not measure. ``runs``, ``further`` (of the pairs beyond the
     matrix) and ``pipeline`` are for the pages alone. The other fields are rows of the Parquet of
     that name.
     """
@@ -41,6 +43,8 @@ class Content:
     missing: Sequence[Row]
     checklist: Sequence[Row]
     readings: Readings
+    beyond: Sequence[PrintedTable] = ()
+    beyond_figures: Sequence[Row] = ()
     runs: Sequence[Run] = ()
     further: Sequence[Run] = ()
     pipeline: Sequence[Rule] = ()
@@ -59,12 +63,18 @@ def gather(folder: Path) -> Content:
         page=read_origin(folder / "cells.parquet")["page"],
         cells=cells,
         tables=printed_tables(cells),
-        figures=[figure for figure in figures if not is_of_readings(figure)],
+        beyond=printed_tables(cells, BEYOND),
+        figures=[f for f in figures if not (is_of_readings(f) or _is_beyond(f))],
+        beyond_figures=list(filter(_is_beyond, figures)),
         readings=read_readings(*(rows.pop(name) for name in NAMES), figures),
         **rows,
     )
 
 
-def printed_tables(cells: pd.DataFrame) -> list[PrintedTable]:
-    """The seventeen tables, laid out."""
-    return [print_table(table, cells[cells["table"] == table.label]) for table in TABLES]
+def printed_tables(cells: pd.DataFrame, tables: Sequence[Table] = TABLES) -> list[PrintedTable]:
+    """Tables laid out, the seventeen unless others are named."""
+    return [print_table(table, cells[cells["table"] == table.label]) for table in tables]
+
+
+def _is_beyond(figure: Row) -> bool:
+    return figure["name"].startswith("beyond-")

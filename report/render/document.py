@@ -73,7 +73,7 @@ def render_document(content: Content, out_dir: Path) -> Path:
     numbers = {record["source"]: place for place, record in enumerate(content.provenance, start=1)}
     (out_dir / "tables").mkdir(parents=True, exist_ok=True)
     template = environment.get_template("table.tex.j2")
-    for printed in content.tables:
+    for printed in (*content.tables, *content.beyond):
         used = [record for record in content.provenance if record["source"] in printed.sources]
         text = template.render(
             printed=printed,
@@ -91,7 +91,10 @@ def render_document(content: Content, out_dir: Path) -> Path:
         # A diagram shows no campaign's data.
         diagrams=[figure for figure in drawn if not figure["sources"]],
         pictures=[figure for figure in drawn if figure["sources"]],
-        absent=[figure for figure in content.figures if not figure["file"]],
+        beyond=[figure for figure in content.beyond_figures if figure["file"]],
+        absent=[
+            figure for figure in (*content.figures, *content.beyond_figures) if not figure["file"]
+        ],
         cited=lambda figure: _cited(figure["sources"], numbers),
         evidence=grouped(content.evidence, itemgetter("claim")),
         again=again(content.provenance),

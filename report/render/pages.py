@@ -10,6 +10,7 @@ SECTIONS = (
     ("readings.html", "Readings"),
     ("tables.html", "Tables"),
     ("figures.html", "Figures"),
+    ("beyond.html", "Beyond the paper"),
     ("runs.html", "Runs"),
     ("pipeline.html", "Pipeline"),
     ("assumptions.html", "Assumptions"),

@@ -45,6 +45,7 @@ def render_site(content: Content, folder: Path) -> None:
     folder = Path(folder)
     environment = html_environment()
     records = records_by_source(content, folder)
+    every = (*content.tables, *content.beyond)
     environment.globals |= {
         "page": content.page,
         "sections": SECTIONS,
@@ -53,7 +54,7 @@ def render_site(content: Content, folder: Path) -> None:
         "claim_tally": tally(content.claims),
         "figures": content.figures,
         "readings": content.readings,
-        "shares": {printed.table.label: shares(printed) for printed in content.tables},
+        "shares": {printed.table.label: shares(printed) for printed in every},
         "records": records,
         "paper_device": PAPER_DEVICE,
         "share_classes": SHARE_CLASSES,
@@ -62,7 +63,7 @@ def render_site(content: Content, folder: Path) -> None:
     }
     folder.mkdir(parents=True, exist_ok=True)
     write_assets(folder, environment)
-    for printed in content.tables:
+    for printed in every:
         write_csv(content.cells, printed.table.label, folder / "tables")
     pages = (_sections(content, records), _tables(content, records), _runs(content, records))
     for name, template, values in chain(*pages):
@@ -93,6 +94,7 @@ def _sections(content: Content, records: Mapping[str, Record]) -> Iterator[Page]
             "claim_of": {claim["number"]: claim for claim in content.claims},
         },
         "tables.html": {"columns": [_documented(f) for f in CELLS if f.name != "table"]},
+        "beyond.html": {"beyond": content.beyond, "pictures": content.beyond_figures},
         "runs.html": {
             "groups": list(grouped(content.runs, attrgetter("scale", "variant")).values()),
             "further": pairs_by_scale(content.further),
@@ -109,7 +111,8 @@ def _sections(content: Content, records: Mapping[str, Record]) -> Iterator[Page]
 
 
 def _tables(content: Content, records: Mapping[str, Record]) -> Iterator[Page]:
-    for place, printed in enumerate(content.tables):
+    every = (*content.tables, *content.beyond)
+    for place, printed in enumerate(every):
         # Models that were only counted have no device.
         found = (records[source]["device"] for source in printed.sources if source in records)
         devices = [device for device in dict.fromkeys(found) if device != "meta"]
@@ -118,7 +121,7 @@ def _tables(content: Content, records: Mapping[str, Record]) -> Iterator[Page]:
             "devices": devices,
             "device": other_device(content.page, devices) if printed.table.systems else None,
             "behind": behind_cells(printed, records),
-            **_beside([other.table for other in content.tables], place),
+            **_beside([other.table for other in every], place),
         }
         yield f"tables/{printed.table.label}.html", "table.html.j2", values
 
@@ -139,7 +142,7 @@ def _runs(content: Content, records: Mapping[str, Record]) -> Iterator[Page]:
             "provenance": records.get(run.source),
             "used": [
                 printed.table
-                for printed in content.tables
+                for printed in (*content.tables, *content.beyond)
                 if run.source and own & set(printed.sources)
             ],
             **_beside(content.runs, place),

@@ -18,14 +18,17 @@ from relation.pipeline.provenance import PROVENANCE, provenance_row
 from relation.pipeline.results import Results
 from relation.store.layouts import (
     COMPLEXITY,
+    COPYING,
     FLOW,
     FLOW_CURVES,
     FLOW_MAPS,
     GRADIENTS,
+    LENGTHS,
     LOG,
     MODELS,
     PROBES,
     RUN,
+    SELF_USE,
     THROUGHPUT,
     VERIFICATION,
 )
@@ -64,8 +67,9 @@ class CampaignRecords:
     gradient; missing: a row a planned thing that is not there (kind, scale, variant, seed, status,
     reason); provenance: a row a record that is there; page: what the report says about the
     campaign; curves, maps and probes: rows of FLOW_CURVES, FLOW_MAPS and PROBES, the latter with
-    `alike`, whether they were taken as the present configuration takes them; readings: those
-    that the report shows, None where there are none.
+    `alike`, whether they were taken as the present configuration takes them; copying, lengths and
+    self_use: rows of COPYING, LENGTHS and SELF_USE; readings: those that the report shows, None
+    where there are none.
     """
 
     models: pd.DataFrame
@@ -88,6 +92,9 @@ class CampaignRecords:
     further_probes: pd.DataFrame = field(
         default_factory=partial(_frame, [], PROBES, "alike", "source")
     )
+    copying: pd.DataFrame = field(default_factory=partial(_frame, [], COPYING, "source"))
+    lengths: pd.DataFrame = field(default_factory=partial(_frame, [], LENGTHS, "source"))
+    self_use: pd.DataFrame = field(default_factory=partial(_frame, [], SELF_USE, "source"))
     readings: ReadingRecords | None = None
 
 
@@ -162,6 +169,9 @@ _LAYOUTS = {
     "complexity": COMPLEXITY,
     "verification": VERIFICATION,
     "gradients": GRADIENTS,
+    "copying": COPYING,
+    "lengths": LENGTHS,
+    "self_use": SELF_USE,
 }
 _LAYOUTS |= {f"further {kind}": _LAYOUTS[kind] for kind in ("run", "log", "probes")}
 
@@ -265,5 +275,6 @@ def load_records(campaign: Campaign, results: Results, *, partial: bool = False)
             further, loader.frame("further log", *_OF_LOGS), campaign.efficiency_window
         ),
         further_probes=loader.frame("further probes", "alike", "source"),
+        **{kind: loader.frame(kind, "source") for kind in ("copying", "lengths", "self_use")},
         readings=load_readings(results.of_readings),
     )

@@ -10,10 +10,12 @@ KINDS = {
     "run": "training runs",
     "further run": "runs of further pairs",
     "flow": "diagnostics",
+    "copying": "examinations",
     "throughput": "benchmarks",
 }
 # Written by the job whose record has the other kind, so no gap of their own where that is one.
 _BESIDE = {"probes": "run", "curves": "flow", "maps": "flow"}
+_BESIDE |= {"lengths": "copying", "self_use": "copying"}
 _KEY = itemgetter("scale", "variant", "seed")
 
 

@@ -1,12 +1,33 @@
-"""The paper’s tables in its order: every ``Table`` that a family's module declares."""
+"""The paper’s tables in its order, and those beyond it: every ``Table`` that a module declares."""
 
-from report.values import architecture, complexity, quality, structure, systems
+from types import ModuleType
+
+from report.values import (
+    architecture,
+    complexity,
+    copying,
+    length,
+    quality,
+    self_use,
+    structure,
+    systems,
+)
 from report.values.layout import Table
 
-_FAMILIES = (architecture, complexity, quality, structure, systems)
-_DECLARED = [
-    found for family in _FAMILIES for found in vars(family).values() if isinstance(found, Table)
-]
-TABLES = tuple(sorted(_DECLARED, key=lambda table: int(table.number)))
 
-__all__ = ["TABLES"]
+def _declared(*modules: ModuleType) -> list[Table]:
+    found = (thing for module in modules for thing in vars(module).values())
+    return [thing for thing in found if isinstance(thing, Table)]
+
+
+TABLES = tuple(
+    sorted(
+        _declared(architecture, complexity, quality, structure, systems),
+        key=lambda table: int(table.number),
+    )
+)
+# Of what the paper does not measure: no value is judged, and no verdict of a claim counts one.
+BEYOND = tuple(_declared(copying, length, self_use))
+EVERY = (*TABLES, *BEYOND)
+
+__all__ = ["BEYOND", "EVERY", "TABLES"]

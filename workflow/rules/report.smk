@@ -1,11 +1,11 @@
 from relation.pipeline.provenance import checkout_hash
 from report.judge.frames import FRAMES
 from report.render.pages import ASSETS, PAGES
-from report.values.tables import TABLES
+from report.values.tables import EVERY
 
 # The including workflow sets FOLDER, RECORDS and SETTINGS, constants or functions of wildcards,
 # CHOICE, the options of the commands, and REPORTED, the entries of registries that a report uses.
-LABELS = [table.label for table in TABLES]
+LABELS = [table.label for table in EVERY]
 TEMPLATES = SOURCE / "report" / "templates"
 
 

@@ -1,0 +1,1 @@
+"""What trained models do beyond the paper's measures: copying, long texts, the use of Self."""
