@@ -29,7 +29,7 @@ def invented_site(records: CampaignRecords, folder: Path) -> Content:
     draw_runs(records, folder)
     content = content_of(records, folder)
     render_site(content, folder)
-    papers = (f"tables/{printed.table.label}.tex" for printed in content.tables)
+    papers = (f"tables/{printed.table.label}.tex" for printed in (*content.tables, *content.beyond))
     for paper in ("report.tex", "report.pdf", *papers):
         (folder / paper).touch()
     return content

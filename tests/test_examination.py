@@ -184,37 +184,57 @@ def test_the_count_correction_beyond_the_context() -> None:
         assert null[reading] == pytest.approx(null["whole"], rel=1e-5)
 
 
-@pytest.mark.parametrize("transport_self", [True, False])
-@pytest.mark.parametrize("call", [full_relation, tiled_relation])
-def test_a_frozen_count_is_that_of_the_definition(call, transport_self: bool) -> None:
-    """Against R with log min(i, context) in FP64, with FP32's own definition as the yardstick."""
+def corrected(p1: Tensor, p2: Tensor, info: Tensor, lam: float, own: bool) -> Tensor:
+    """Y by the definition, with log min(i, 8) in its correction."""
+    T = p1.shape[2]
+    U = p1 @ p2.mT / math.sqrt(p1.shape[3])
+    i = torch.arange(1, T + 1, dtype=p1.dtype, device=p1.device).clamp(max=8)
+    R = nn.functional.silu(U) - lam * i.log()[:, None]
+    itself = torch.eye(T, dtype=torch.bool, device=p1.device)
+    later = torch.ones(T, T, device=p1.device).triu(1).bool()
+    R = torch.where(itself, torch.sigmoid(U / 2), R).masked_fill(later, -math.inf)
+    flow = R.softmax(-1)
+    return (flow if own else flow.tril(-1)) @ info
+
+
+def check_frozen(call, own: bool, dtype: torch.dtype, device: str, length: int) -> None:
+    """A frozen count is no further off FP64 than twice the definition in the inputs' precision."""
     generator = torch.Generator().manual_seed(0)
-    p1, p2, info = torch.randn(3, 2, 2, 30, 8, generator=generator, dtype=torch.float64)
-    lam = torch.tensor(0.9, dtype=torch.float64)
+    drawn = torch.randn(3, 2, 2, length, 16, generator=generator, dtype=torch.float64)
+    given = drawn.to(device, dtype)
+    truth = corrected(*given.double(), 0.9, own)
+    narrow = dtype if dtype == torch.float64 else torch.float32
+    yardstick = (corrected(*given.to(narrow), 0.9, own) - truth).abs().max()
+    rounding = (truth.to(dtype) - truth).abs().max()
+    lam = torch.tensor(0.9, dtype=narrow, device=device)
+    y = frozen_count(call, 8)(*given, lam, 2.0, transport_self=own)
+    assert y.dtype == dtype
+    relative = 1e-12 if dtype == torch.float64 else 1e-5
+    assert (y - truth).abs().max() <= 2 * (yardstick + rounding) + relative * truth.abs().max()
 
-    def definition(dtype: torch.dtype) -> Tensor:
-        x1, x2, states = (x.to(dtype) for x in (p1, p2, info))
-        U = x1 @ x2.mT / math.sqrt(8)
-        i = torch.arange(1, 31, dtype=dtype).clamp(max=8)
-        R = nn.functional.silu(U) - 0.9 * i.log()[:, None]
-        own, later = torch.eye(30, dtype=torch.bool), torch.ones(30, 30).triu(1).bool()
-        R = torch.where(own, torch.sigmoid(U / 2), R).masked_fill(later, -math.inf)
-        flow = R.softmax(-1)
-        return (flow if transport_self else flow.tril(-1)) @ states
 
-    truth = definition(torch.float64)
-    yardstick = (definition(torch.float32) - truth).abs().max()
-    allowed = {torch.float64: 1e-12, torch.float32: 2 * yardstick + 1e-5 * truth.abs().max()}
-    for dtype, most in allowed.items():
-        given = (x.to(dtype) for x in (p1, p2, info, lam))
-        y = frozen_count(call, 8)(*given, 2.0, transport_self=transport_self)
-        assert y.dtype == dtype
-        assert (y - truth).abs().max() < most
-    model = decoder("F")
-    before = model.blocks[0].mixer.call
-    with count_frozen([model.blocks[0].mixer], 8):
-        assert model.blocks[0].mixer.call is not before
-    assert model.blocks[0].mixer.call is before
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("call", [full_relation, tiled_relation])
+def test_a_frozen_count_is_that_of_the_definition(call, dtype: torch.dtype, own: bool) -> None:
+    check_frozen(call, own, dtype, "cpu", 30)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_frozen_count_on_a_gpu(dtype: torch.dtype, own: bool) -> None:
+    from relation.kernels import flash_relation
+
+    check_frozen(flash_relation, own, dtype, "cuda", 1000)
+
+
+def test_a_frozen_count_ends_with_its_reading() -> None:
+    mixer = decoder("F").blocks[0].mixer
+    before = mixer.call
+    with count_frozen([mixer], 8):
+        assert mixer.call is not before
+    assert mixer.call is before
 
 
 def test_tokens_are_sorted_as_said() -> None:

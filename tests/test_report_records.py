@@ -6,6 +6,8 @@ from itertools import product
 import numpy as np
 import pandas as pd
 import pytest
+from examined_records import LAYOUTS as EXAMINED
+from examined_records import examinations
 from paper_records import trained_as
 
 from relation.store import layouts as schemas
@@ -246,6 +248,7 @@ def make_records(comparable=False):
         curves=pd.DataFrame(_curve_rows()),
         maps=pd.DataFrame(_map_rows()),
         probes=pd.DataFrame(_probe_rows()),
+        **examinations(0.1),
     )
 
 
@@ -268,6 +271,7 @@ SCHEMAS = {
     "throughput": schemas.THROUGHPUT,
     "complexity": schemas.COMPLEXITY,
     "verification": schemas.VERIFICATION,
+    **EXAMINED,
 }
 
 

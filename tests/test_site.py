@@ -26,7 +26,7 @@ from report.render.printed import FRESHNESS, VERDICTS
 from report.render.site import records_by_source, render_site
 from report.values import paper
 from report.values.numbers import significant
-from report.values.tables import TABLES
+from report.values.tables import EVERY, TABLES
 
 RECORD = "runs/10M/full/42/record.parquet"
 VOID = {"meta", "img", "br", "link", "rect", "path", "line", "circle"}
@@ -91,7 +91,7 @@ def behind(folder, label):
 
 def test_the_promised_pages_are_there(folder, records):
     assert all((folder / name).exists() for name in PAGES)
-    assert {path.stem for path in (folder / "tables").glob("*.html")} == {t.label for t in TABLES}
+    assert {path.stem for path in (folder / "tables").glob("*.html")} == {t.label for t in EVERY}
     missing = records.missing[records.missing["kind"] == "run"]
     assert len(list((folder / "runs").glob("*.html"))) == len(records.runs) + len(missing)
 

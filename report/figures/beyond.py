@@ -33,7 +33,8 @@ _SYMMETRIC = 0.01  # nat/token, up to which a rise is drawn to scale and not as 
 
 def _planned(records: CampaignRecords) -> bool:
     known = (records.provenance, records.missing)
-    return any(len(select(frame, kind="copying")) for frame in known)
+    listed = any(len(select(frame, kind="copying")) for frame in known)
+    return listed or len(records.copying) > 0
 
 
 def _lines(

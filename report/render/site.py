@@ -53,6 +53,7 @@ def render_site(content: Content, folder: Path) -> None:
         "claims": content.claims,
         "claim_tally": tally(content.claims),
         "figures": content.figures,
+        "beyond_figures": content.beyond_figures,
         "readings": content.readings,
         "shares": {printed.table.label: shares(printed) for printed in every},
         "records": records,
@@ -94,7 +95,7 @@ def _sections(content: Content, records: Mapping[str, Record]) -> Iterator[Page]
             "claim_of": {claim["number"]: claim for claim in content.claims},
         },
         "tables.html": {"columns": [_documented(f) for f in CELLS if f.name != "table"]},
-        "beyond.html": {"beyond": content.beyond, "pictures": content.beyond_figures},
+        "beyond.html": {"beyond": content.beyond},
         "runs.html": {
             "groups": list(grouped(content.runs, attrgetter("scale", "variant")).values()),
             "further": pairs_by_scale(content.further),

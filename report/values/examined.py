@@ -41,9 +41,12 @@ class Examined:
     @property
     def models(self) -> Iterator[tuple[str, str]]:
         """The scales and variants that have a record, or should have one, in the rows' order."""
+        frames = [self.rows]
+        frames += [
+            select(f, kind=self.kind) for f in (self.records.provenance, self.records.missing)
+        ]
         known = set()
-        for frame in (self.records.provenance, self.records.missing):
-            rows = select(frame, kind=self.kind)
+        for rows in frames:
             known.update(zip(rows["scale"], rows["variant"], strict=True))
         for row in ROWS:
             scale, _, variant = row.key.partition("/")
