@@ -234,7 +234,8 @@ def make_plan(campaign: Campaign, results: Results, tables: Mapping[str, TableNe
         costs.append(TableCost(label, len(runs), hours, run_gib(runs)))
     basis = (
         "Training and benchmarks from expected_tokens_per_second in config.yaml, 5 s for a job's "
-        "start and 30 s to compile a model; diagnostics are a rough guess. Disk: every run's "
-        "checkpoint and the two resume states of the largest run; corpora come on top."
+        "start and 30 s to compile a model; diagnostics are a rough guess, and examinations take "
+        "the tokens they read at the rate of training. Disk: every run's checkpoint and the two "
+        "resume states of the largest run; corpora come on top."
     )
     return Plan(stages, costs, basis)
