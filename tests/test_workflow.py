@@ -22,7 +22,7 @@ from report.judge.frames import FRAMES
 from report.judge.job import write_cells
 from report.render.typeset import can_typeset
 from report.values.frames import load_records
-from report.values.tables import TABLES
+from report.values.tables import EVERY, TABLES
 
 pytestmark = pytest.mark.campaign
 TINY = ("--config", "campaign=tiny")
@@ -32,6 +32,7 @@ REPORT = {"cells", "figures", "report", "document", "all"}
 TRAINED, DIAGNOSED = {"train", "train_reading"}, {"diagnose", "diagnose_reading", "collect"}
 # How many jobs the campaign has of each of them, where nothing is done.
 WHOLE = {"train": 28, "train_reading": 4, "diagnose": 12, "diagnose_reading": 4, "collect": 1}
+WHOLE |= {"examine": 6}
 PUBLISHED = ("--snakefile", "workflow/published.smk", "--cores", "1")
 
 
@@ -73,12 +74,13 @@ def nll(project: Path) -> float:
 def test_every_table_is_there_in_both_forms(project: Path) -> None:
     folder = project / "results/tiny/report"
     assert len(TABLES) == 17
-    for table in TABLES:
+    for table in EVERY:
         html = (folder / "tables" / f"{table.label}.html").read_text(encoding="utf-8")
         tex = (folder / "tables" / f"{table.label}.tex").read_text(encoding="utf-8")
         assert f"\\label{{tab:{table.label}}}" in tex
         assert "ot the paper's setting" in html and "ot the paper's setting" in tex
-        assert f"tables/{table.label}.html" in (folder / "index.html").read_text(encoding="utf-8")
+        page = folder / ("index.html" if table in TABLES else "beyond.html")
+        assert f"tables/{table.label}.html" in page.read_text(encoding="utf-8")
     assert (folder / "report.pdf").exists() == can_typeset()
 
 
@@ -110,6 +112,7 @@ def test_every_stage_writes_parquet_with_units_and_origin(project: Path) -> None
     files = sorted((project / "results/tiny").rglob("*.parquet"))
     data, models, runs, diagnostics, systems, checks = 2, 1, 32 * 3, 16 * 3, 11, 2
     made = data + models + runs + diagnostics + len(READING_KINDS) + systems + checks
+    made += 3 * WHOLE["examine"]
     assert len(files) == made + len(FRAMES) + 1
     for path in files:
         origin = read_origin(path)
@@ -178,8 +181,9 @@ EDITS = {
     "relation/train/schedule.py": (
         "min(rise, fall)",
         "0.99 * min(rise, fall)",
-        {*TRAINED, *DIAGNOSED, *REPORT},
+        {*TRAINED, *DIAGNOSED, "examine", *REPORT},
     ),
+    "relation/probes/self_use.py": ("BANDS = 4", "BANDS = 5", {"examine", *REPORT}),
     "relation/flow/metrics.py": (".mean(-1)", ".sum(-1)", {*DIAGNOSED, *REPORT}),
     "relation/pipeline/gather.py": ("return None", "return 0", {"collect", *REPORT}),
     "relation/bench/steps.py": ("seed=0", "seed=1", {"measure", *REPORT}),
@@ -242,13 +246,13 @@ def test_what_is_shipped_is_rendered_by_rules_that_cannot_train(clone: Path) -> 
     """Quick, idle when done, and stale where the code of a stage changed."""
     rules = snakemake(clone, *PUBLISHED, "--list-rules", "--quiet").stdout.split()
     assert {"cells", "figures", "report"} <= set(rules)
-    made = {"measure", "verify", "verify_gradients", "prepare", "inventory"}
+    made = {"measure", "examine", "verify", "verify_gradients", "prepare", "inventory"}
     assert not set(rules) & (made | TRAINED | DIAGNOSED)
     assert planned_jobs(clone, *PUBLISHED) == dict.fromkeys(REPORT, 1)
     snakemake(clone, *PUBLISHED)
     assert planned_jobs(clone, *PUBLISHED) == {}
     report = clone / "results/published/tiny/report"
-    assert len(list((report / "tables").glob("*.html"))) == len(TABLES)
+    assert len(list((report / "tables").glob("*.html"))) == len(EVERY)
     cells = pq.read_table(report / "cells.parquet").to_pandas()
     assert set(cells[cells["status"] == "ok"]["freshness"]) == {"current"}
     assert not (clone / "results/tiny").exists()
