@@ -1,16 +1,23 @@
 """Beyond the paper's measures: on models built by hand, whose answer is known."""
 
 import math
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from test_config import config
+from tokenizers import Tokenizer, models
 from torch import Tensor, nn
 
+from relation.data.splits import END_OF_TEXT
 from relation.nn import Decoder, Execution, ModelConfig
 from relation.ops import full_relation
 from relation.ops.tiled import tiled_relation
+from relation.pipeline.campaign import resolve
 from relation.probes.copying import copying_rows, distances, read_flow, repeated_blocks
+from relation.probes.examine import LAYOUTS, examination_of
 from relation.probes.length import (
     count_frozen,
     document_windows,
@@ -26,6 +33,8 @@ from relation.probes.self_use import (
     repeats,
     use_rows,
 )
+from relation.spec import ExaminationSpec, RunSpec
+from relation.train.step import autocast
 
 V, END, T = 40, 3, 32
 
@@ -310,3 +319,50 @@ def test_a_part_that_does_nothing_costs_nothing_and_a_planted_one_does() -> None
         neutral.blocks[0].mixer.theta.zero_()
     found = rises(neutral)
     assert found[0, "count"] == found[0, "mixing"] == 0 != found[0, "self"]
+
+
+def corpus_of(folder: Path, documents: int, length: int, vocabulary: int) -> Path:
+    """A prepared corpus of random documents of one length, as far as an examination reads it."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.add_special_tokens([END_OF_TEXT])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    ids = np.random.default_rng(0).integers(1, vocabulary, (documents, length))
+    ids[:, 0] = tokenizer.token_to_id(END_OF_TEXT)
+    ids.astype("<u2").tofile(folder / "validation.bin")
+    return folder
+
+
+def examined(run: RunSpec, data: Path, device: str, **asked: int) -> tuple[dict, dict]:
+    model = Decoder(run.model_config(), Execution(**run.backends)).to(device).eval()
+    model.initialise(seed=1)
+    spec = ExaminationSpec(run_hash=run.config_hash, device=device, **asked)
+    with autocast(torch.device(device), run.precision):
+        return examination_of(model, spec, run, data)
+
+
+@pytest.mark.parametrize("documents, length, contexts", [(3, 200, 4), (40, 20, 0)])
+def test_an_examination_fills_its_records(tmp_path: Path, documents, length, contexts) -> None:
+    run = resolve(config(), campaign="tiny").run("30M", "hybrid", 42)
+    data = corpus_of(tmp_path, documents, length, 300)
+    found, details = examined(run, data, "cpu", sequences=1, windows=2, contexts=8)
+    for name, rows in found.items():
+        names = set(LAYOUTS[name].names) - {"scale", "variant", "seed"}
+        assert all(row.keys() == names for row in rows), name
+        assert all(math.isfinite(row.get("value", row.get("nll"))) for row in rows), name
+    assert details == {"contexts": contexts, "long_windows": 2 * bool(contexts)}
+    assert bool(found["lengths"]) == bool(contexts) and found["copying"] and found["self_use"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("variant", ["mha", "full", "hybrid"])
+def test_a_pair_at_30m_takes_less_than_three_minutes(tmp_path: Path, variant: str) -> None:
+    """A model of half a pair in half that time, on one GPU; `pytest -s` prints the peak."""
+    paper = resolve(config(), campaign="paper")
+    run = paper.run("30M", variant, 42)
+    data = corpus_of(tmp_path, 16, 8 * run.context + 1, 4096)
+    began = time.monotonic()
+    asked = {name: paper.examination[name] for name in ("sequences", "windows", "contexts")}
+    _, details = examined(run, data, "cuda", **asked)
+    seconds, peak = time.monotonic() - began, torch.cuda.max_memory_allocated() / 2**30
+    print(f"{run.name}: {seconds:.0f} s, {peak:.1f} GiB")
+    assert details == {"contexts": 8, "long_windows": 16} and seconds < 90
