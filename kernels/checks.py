@@ -84,15 +84,6 @@ def check_lambda(lam: torch.Tensor) -> None:
         raise InputError(f"lam has shape {tuple(lam.shape)}; it is one number a layer: give ()")
 
 
-def check_relation_inputs(
-    p1: torch.Tensor, p2: torch.Tensor, info: torch.Tensor, tau: float, *others: torch.Tensor
-) -> None:
-    """Check the states and tau of a Relation operator; `others` must lie on the same device."""
-    check_states(p1=p1, p2=p2, info=info)
-    check_device(p1, *others)
-    check_tau(tau)
-
-
 def without_autocast(x: torch.Tensor) -> torch.autocast:
     """A context in which FP32 products stay FP32 although the model runs under BF16 autocast."""
     return torch.autocast(x.device.type, enabled=False)

@@ -32,6 +32,7 @@ Inputs = tuple[torch.Tensor, ...]
 def definition(p1, p2, info, lam, tau=2.0, *, transport_self=True):
     """Y = Softmax(R) I with R materialised; past the scores at least FP32, transport in dtype."""
     length, width = p1.shape[-2:]
+    p2, info = (x.repeat_interleave(p1.shape[1] // x.shape[1], 1) for x in (p2, info))
     wide = torch.promote_types(p1.dtype, torch.float32)
     U = (p1 @ p2.mT).to(wide) / math.sqrt(width)
     E = U * torch.sigmoid(U)
@@ -50,6 +51,12 @@ def draw(seed: int, shape: tuple[int, ...], dtype=torch.float32, device="cpu", l
     generator = torch.Generator().manual_seed(seed)
     heads = torch.randn(4, B, T, H, D, generator=generator).transpose(2, 3)
     return (*heads.to(device, dtype), torch.tensor(lam, device=device))
+
+
+def sharing(inputs: Inputs, heads: int) -> Inputs:
+    """The same with `heads` heads of p2 and info."""
+    p1, p2, info, *others = inputs
+    return (p1, p2[:, :heads], info[:, :heads], *others)
 
 
 @contextmanager
@@ -177,6 +184,14 @@ class TestInterpreted:
         yardstick = differentiate(full_relation, inputs, **options)
         for name, *three in zip(RESULTS, ours, truth, yardstick, strict=True):
             assert_close(name, *three, SLACK[torch.float32])
+
+    @pytest.mark.parametrize("descriptors", [False, True])
+    @pytest.mark.parametrize(("heads", "shared"), [(6, 2), (4, 1)])
+    def test_heads_that_share(self, launch_with, heads, shared, descriptors):
+        launch_with(descriptors=descriptors)
+        for width, transport_self in ((16, True), (48, False)):
+            inputs = sharing(draw(14, (2, heads, 33, width)), shared)
+            assert_exact(inputs, transport_self=transport_self)
 
     @pytest.mark.parametrize(("heads", "transport_self"), [(2, True), (1, False)])
     def test_dlam(self, heads, transport_self):
@@ -380,6 +395,12 @@ class TestOnDevice:
         for correction in (-4.0, 30.0):
             assert_exact((8 * p1, p2, info, dy, torch.full_like(lam, correction)), tau=0.7)
         assert_exact((p1.mT.contiguous().mT, p2.contiguous(), info[:1, :1].expand_as(p1), dy, lam))
+
+    @pytest.mark.parametrize("width", [48, 64, 80, 128])
+    @pytest.mark.parametrize("shared", [1, 2])
+    def test_heads_that_share(self, width, shared):
+        for length in (65, 1000):
+            assert_exact(sharing(draw(3, (2, 4, length, width), torch.bfloat16, "cuda"), shared))
 
     @pytest.mark.parametrize("width", [48, 64, 80])
     def test_heads_in_several_groups(self, monkeypatch, width):

@@ -7,7 +7,7 @@ import os
 import torch
 
 from relation.errors import InputError
-from relation.kernels.checks import check_floating, check_relation_inputs
+from relation.kernels.checks import check_device, check_floating, check_groups, check_tau
 from relation.kernels.documents import Documents
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -29,7 +29,8 @@ def flash_relation(
 
     p1, p2, info: (B, H, T, D), one of BF16, FP16 and FP32, any strides, T from 1 to 1,048,560
     (16-bit: four times that; CUDA refuses more than 65,535 blocks of a head) and D from 16 to 128;
-    p1 and p2 after RoPE, info after Givens mixing. lam: one FP32 number, shape () or (1,). Returns
+    p1 and p2 after RoPE, info after Givens mixing; p2 and info may have fewer heads, a divisor of
+    H, each read by neighbouring heads of p1. lam: one FP32 number, shape () or (1,). Returns
     (B, H, T, D) in their dtype, stored as (B, T, H, D). Scores, normalisers and sums are FP32.
     Differentiable once in p1, p2, info and lam; equal inputs give bitwise equal gradients.
     `transport_self=False` is the exchange-only ablation (Appendix D.1): the same flow, of which
@@ -93,7 +94,9 @@ def _check_inputs(
     p1: torch.Tensor, p2: torch.Tensor, info: torch.Tensor, lam: torch.Tensor, tau: float
 ) -> None:
     check_floating(lam=lam)
-    check_relation_inputs(p1, p2, info, tau, lam)
+    check_groups(p1=p1, p2=p2, info=info)
+    check_device(p1, lam)
+    check_tau(tau)
     if not NARROWEST <= p1.shape[-1] <= WIDEST:
         raise InputError(
             f"the head width is {p1.shape[-1]}; flash_relation takes {NARROWEST} to {WIDEST}"

@@ -56,8 +56,8 @@ def _tokens_like(x: Tensor) -> Tensor:
 
 @relation_forward.register_fake
 def _(p1, p2, info, lam, tau, transport_self, starts=None, ends=None):
-    rows = [info.new_empty(info.shape[:3], dtype=torch.float32) for _ in range(2)]
-    return _tokens_like(info), *rows
+    rows = [p1.new_empty(p1.shape[:3], dtype=torch.float32) for _ in range(2)]
+    return _tokens_like(p1), *rows
 
 
 @relation_backward.register_fake

@@ -55,7 +55,7 @@ def launch_backward(
     # Without atomics and with one writer an element, every sum has one order: equal inputs give
     # bitwise equal gradients.
     dp1, dp2, dinfo = (
-        torch.empty((B, T, H, D), dtype=x.dtype, device=x.device).transpose(1, 2)
+        torch.empty((B, T, x.shape[1], D), dtype=x.dtype, device=x.device).transpose(1, 2)
         for x in (p1, p2, info)
     )
     launches = launches or select_launches(p1.device, p1.element_size(), D)
@@ -80,6 +80,7 @@ def launch_backward(
         constants = {
             "TRANSPORT_SELF": transport_self,
             "D": D,
+            "GROUP": H // p2.shape[1],
             "WIDE": wide,
             "REST": rest,
             "BLOCK_I": tile.block_i,

@@ -93,7 +93,7 @@ def p1_kernel(
     H, T, scale, tau,
     TRANSPORT_SELF: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, REST: tl.constexpr,
     BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr, WHOLE: tl.constexpr, FAST: tl.constexpr,
-    SCALED: tl.constexpr,
+    SCALED: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     # torch.compile passes Python numbers in FP64, which would widen everything they touch.
     scale, tau = tl.cast(scale, tl.float32), tl.cast(tau, tl.float32)
@@ -103,8 +103,8 @@ def p1_kernel(
     head = program_head()
     row = tl.cast(head, tl.int64) * T + i
     p1 += offset_of_head(head, H, stride_p1_b, stride_p1_h)
-    p2 += offset_of_head(head, H, stride_p2_b, stride_p2_h)
-    info += offset_of_head(head, H, stride_info_b, stride_info_h)
+    p2 += offset_of_head(head // GROUP, H // GROUP, stride_p2_b, stride_p2_h)
+    info += offset_of_head(head // GROUP, H // GROUP, stride_info_b, stride_info_h)
     y += offset_of_head(head, H, stride_y_b, stride_y_h)
     dy += offset_of_head(head, H, stride_dy_b, stride_dy_h)
     dp1 += offset_of_head(head, H, stride_dp1_b, stride_dp1_h)
@@ -143,7 +143,7 @@ def p1_kernel(
     for step in tl.range(0, tl.minimum(BLOCK_I, T - i_start), BLOCK_J, num_stages=1):
         from_history_i, u_self_i, h_self_i, dp1_i, dp1_i_rest = _p1_tile(
             p1_i, p1_i_rest, dy_i, dy_i_rest, p2, info, p2_tiles, info_tiles, p2_rests, info_rests,
-            head // H, head % H, start_i, i_start, i_start + step, T,
+            head // H, head % H // GROUP, start_i, i_start, i_start + step, T,
             norm_i, mean_h_i, from_history_i, u_self_i, h_self_i, dp1_i, dp1_i_rest,
             stride_p2_t, stride_p2_d, stride_info_t, stride_info_d, scale,
             D, WIDE, REST, BLOCK_I, BLOCK_J, WHOLE, FAST, SCALED, True, DOCUMENTS,
@@ -152,7 +152,7 @@ def p1_kernel(
         for j_start in tl.range(first, bound, BLOCK_J, num_stages=1):
             from_history_i, u_self_i, h_self_i, dp1_i, dp1_i_rest = _p1_tile(
                 p1_i, p1_i_rest, dy_i, dy_i_rest, p2, info, p2_tiles, info_tiles, p2_rests,
-                info_rests, head // H, head % H, start_i, i_start, j_start, T,
+                info_rests, head // H, head % H // GROUP, start_i, i_start, j_start, T,
                 norm_i, mean_h_i, from_history_i, u_self_i, h_self_i, dp1_i, dp1_i_rest,
                 stride_p2_t, stride_p2_d, stride_info_t, stride_info_d, scale,
                 D, WIDE, REST, BLOCK_I, BLOCK_J, WHOLE, FAST, SCALED, False, True,
@@ -160,7 +160,7 @@ def p1_kernel(
     for j_start in range(bound, i_start, BLOCK_J):
         from_history_i, u_self_i, h_self_i, dp1_i, dp1_i_rest = _p1_tile(
             p1_i, p1_i_rest, dy_i, dy_i_rest, p2, info, p2_tiles, info_tiles, p2_rests, info_rests,
-            head // H, head % H, start_i, i_start, j_start, T,
+            head // H, head % H // GROUP, start_i, i_start, j_start, T,
             norm_i, mean_h_i, from_history_i, u_self_i, h_self_i, dp1_i, dp1_i_rest,
             stride_p2_t, stride_p2_d, stride_info_t, stride_info_d, scale,
             D, WIDE, REST, BLOCK_I, BLOCK_J, WHOLE, FAST, SCALED, False, False,

@@ -1,6 +1,7 @@
 """The backward pass over history: the gradients of p2 and information.
 
-A program owns a block of history of one head and scans the rows that read it (Appendix A.1.7).
+A program owns a block of history of one head and scans the rows that read it (Appendix A.1.7): of
+every head of p1 in turn, where some share it.
 """
 
 import triton
@@ -88,51 +89,28 @@ def _p2_info_tile(
     return dp2_j, dp2_j_rest, dinfo_j, dinfo_j_rest
 
 
-@triton.jit(do_not_specialize=["T"])
-def p2_info_kernel(
-    p1, p2, info, dy, p1_tiles, dy_tiles, p1_rests, dy_rests, row_tiles, ends,
-    gate_logit, row_sums, du_self, dp2, dinfo,
+@triton.jit
+def _scan_head(
+    p2_j, p2_j_rest, info_j, info_j_rest, p1, dy, p1_tiles, dy_tiles, p1_rests, dy_rests, row_tiles,
+    ends, head, gate_logit, row_sums, du_self, j_start,
+    dp2_j, dp2_j_rest, dinfo_j, dinfo_j_rest,
     stride_p1_b, stride_p1_h, stride_p1_t, stride_p1_d,
-    stride_p2_b, stride_p2_h, stride_p2_t, stride_p2_d,
-    stride_info_b, stride_info_h, stride_info_t, stride_info_d,
-    stride_dy_b, stride_dy_h, stride_dy_t, stride_dy_d,
-    stride_out_b, stride_out_h, stride_out_t, stride_out_d,
-    H, T, scale,
+    stride_dy_b, stride_dy_h, stride_dy_t, stride_dy_d, H, T, scale,
     TRANSPORT_SELF: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, REST: tl.constexpr,
     BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr, WHOLE: tl.constexpr, FAST: tl.constexpr,
-    SCALED: tl.constexpr,
+    SCALED: tl.constexpr, ALONE: tl.constexpr,
 ):  # fmt: skip
+    """Add what the rows of `head` give to the gradients of the history at j_start.
+
+    ALONE: no other head reads this history, and the sums so far are zeros.
+    """
     # At widths of two tiles, and through pointers, a second loop spills or takes longer.
     SPLIT: tl.constexpr = p1_tiles is not None and REST == 0
-    scale = tl.cast(scale, tl.float32)
-    # The first of history is read by the most rows: program 0 starts first.
-    j_start = tl.program_id(1) * BLOCK_J
     j = j_start + tl.arange(0, BLOCK_J)
-    head = program_head()
     b, h = head // H, head % H
     rows = tl.cast(head, tl.int64) * T
     p1 += offset_of_head(head, H, stride_p1_b, stride_p1_h)
-    p2 += offset_of_head(head, H, stride_p2_b, stride_p2_h)
-    info += offset_of_head(head, H, stride_info_b, stride_info_h)
     dy += offset_of_head(head, H, stride_dy_b, stride_dy_h)
-    out = offset_of_head(head, H, stride_out_b, stride_out_h)
-
-    p2_j = load_tile(p2, j_start, T, stride_p2_t, stride_p2_d, D, 0, BLOCK_J, WIDE, WHOLE)
-    info_j = load_tile(info, j_start, T, stride_info_t, stride_info_d, D, 0, BLOCK_J, WIDE, WHOLE)
-    if SCALED:
-        p2_j = (p2_j * (0.5 * scale)).to(p2_j.dtype)
-    p2_j_rest, info_j_rest, dp2_j_rest, dinfo_j_rest = p2_j, info_j, 0.0, 0.0
-    if REST > 0:
-        p2_j_rest = load_tile(
-            p2, j_start, T, stride_p2_t, stride_p2_d, D, WIDE, BLOCK_J, REST, WHOLE
-        )
-        info_j_rest = load_tile(
-            info, j_start, T, stride_info_t, stride_info_d, D, WIDE, BLOCK_J, REST, WHOLE
-        )
-        dp2_j_rest = tl.zeros([BLOCK_J, REST], tl.float32)
-        dinfo_j_rest = tl.zeros([BLOCK_J, REST], tl.float32)
-    dp2_j = tl.zeros([BLOCK_J, WIDE], tl.float32)
-    dinfo_j = tl.zeros([BLOCK_J, WIDE], tl.float32)
     # Self's entries of twice dU / scale and of F.
     du_self_j = tl.load(du_self + rows + j, mask=j < T, other=0.0) * (2.0 / scale)
     f_self_j = 0.0
@@ -146,10 +124,12 @@ def p2_info_kernel(
         # The sums begin with Self's share: begun with zeros, as in the exchange-only ablation,
         # ptxas serialises the products (C7515).
         p1_j = load_tile(p1, j_start, T, stride_p1_t, stride_p1_d, D, 0, BLOCK_J, WIDE, WHOLE)
-        dp2_j = du_self_j[:, None] * p1_j.to(tl.float32)
+        dp2_self = du_self_j[:, None] * p1_j.to(tl.float32)
+        dp2_j = dp2_self if ALONE else dp2_j + dp2_self
         if TRANSPORT_SELF:
             dy_j = load_tile(dy, j_start, T, stride_dy_t, stride_dy_d, D, 0, BLOCK_J, WIDE, WHOLE)
-            dinfo_j = f_self_j[:, None] * dy_j.to(tl.float32)
+            dinfo_self = f_self_j[:, None] * dy_j.to(tl.float32)
+            dinfo_j = dinfo_self if ALONE else dinfo_j + dinfo_self
         # As in the forward pass, the diagonal first and in a loop of its own.
         past = tl.minimum(tl.cdiv(j_start + BLOCK_J, BLOCK_I) * BLOCK_I, end)
         for i_start in tl.range(first, past, BLOCK_I, num_stages=1):
@@ -180,6 +160,66 @@ def p2_info_kernel(
                 stride_p1_t, stride_p1_d, stride_dy_t, stride_dy_d, scale,
                 TRANSPORT_SELF, D, WIDE, REST, BLOCK_I, BLOCK_J, WHOLE, FAST, SCALED, SPLIT,
                 False, True,
+            )  # fmt: skip
+    return dp2_j, dp2_j_rest, dinfo_j, dinfo_j_rest
+
+
+@triton.jit(do_not_specialize=["T"])
+def p2_info_kernel(
+    p1, p2, info, dy, p1_tiles, dy_tiles, p1_rests, dy_rests, row_tiles, ends,
+    gate_logit, row_sums, du_self, dp2, dinfo,
+    stride_p1_b, stride_p1_h, stride_p1_t, stride_p1_d,
+    stride_p2_b, stride_p2_h, stride_p2_t, stride_p2_d,
+    stride_info_b, stride_info_h, stride_info_t, stride_info_d,
+    stride_dy_b, stride_dy_h, stride_dy_t, stride_dy_d,
+    stride_out_b, stride_out_h, stride_out_t, stride_out_d,
+    H, T, scale,
+    TRANSPORT_SELF: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, REST: tl.constexpr,
+    BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr, WHOLE: tl.constexpr, FAST: tl.constexpr,
+    SCALED: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    scale = tl.cast(scale, tl.float32)
+    # The first of history is read by the most rows: program 0 starts first.
+    j_start = tl.program_id(1) * BLOCK_J
+    shared = program_head()
+    p2 += offset_of_head(shared, H // GROUP, stride_p2_b, stride_p2_h)
+    info += offset_of_head(shared, H // GROUP, stride_info_b, stride_info_h)
+    out = offset_of_head(shared, H // GROUP, stride_out_b, stride_out_h)
+
+    p2_j = load_tile(p2, j_start, T, stride_p2_t, stride_p2_d, D, 0, BLOCK_J, WIDE, WHOLE)
+    info_j = load_tile(info, j_start, T, stride_info_t, stride_info_d, D, 0, BLOCK_J, WIDE, WHOLE)
+    if SCALED:
+        p2_j = (p2_j * (0.5 * scale)).to(p2_j.dtype)
+    p2_j_rest, info_j_rest, dp2_j_rest, dinfo_j_rest = p2_j, info_j, 0.0, 0.0
+    if REST > 0:
+        p2_j_rest = load_tile(
+            p2, j_start, T, stride_p2_t, stride_p2_d, D, WIDE, BLOCK_J, REST, WHOLE
+        )
+        info_j_rest = load_tile(
+            info, j_start, T, stride_info_t, stride_info_d, D, WIDE, BLOCK_J, REST, WHOLE
+        )
+        dp2_j_rest = tl.zeros([BLOCK_J, REST], tl.float32)
+        dinfo_j_rest = tl.zeros([BLOCK_J, REST], tl.float32)
+    dp2_j = tl.zeros([BLOCK_J, WIDE], tl.float32)
+    dinfo_j = tl.zeros([BLOCK_J, WIDE], tl.float32)
+    if GROUP == 1:
+        dp2_j, dp2_j_rest, dinfo_j, dinfo_j_rest = _scan_head(
+            p2_j, p2_j_rest, info_j, info_j_rest, p1, dy, p1_tiles, dy_tiles, p1_rests, dy_rests,
+            row_tiles, ends, shared, gate_logit, row_sums, du_self, j_start,
+            dp2_j, dp2_j_rest, dinfo_j, dinfo_j_rest,
+            stride_p1_b, stride_p1_h, stride_p1_t, stride_p1_d,
+            stride_dy_b, stride_dy_h, stride_dy_t, stride_dy_d, H, T, scale,
+            TRANSPORT_SELF, D, WIDE, REST, BLOCK_I, BLOCK_J, WHOLE, FAST, SCALED, True,
+        )  # fmt: skip
+    else:
+        for member in range(GROUP):
+            dp2_j, dp2_j_rest, dinfo_j, dinfo_j_rest = _scan_head(
+                p2_j, p2_j_rest, info_j, info_j_rest, p1, dy, p1_tiles, dy_tiles, p1_rests,
+                dy_rests, row_tiles, ends, shared * GROUP + member, gate_logit, row_sums, du_self,
+                j_start, dp2_j, dp2_j_rest, dinfo_j, dinfo_j_rest,
+                stride_p1_b, stride_p1_h, stride_p1_t, stride_p1_d,
+                stride_dy_b, stride_dy_h, stride_dy_t, stride_dy_d, H, T, scale,
+                TRANSPORT_SELF, D, WIDE, REST, BLOCK_I, BLOCK_J, WHOLE, FAST, SCALED, False,
             )  # fmt: skip
 
     dp2_j *= 0.5 * scale

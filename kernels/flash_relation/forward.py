@@ -132,7 +132,7 @@ def _forward_rows(
     stride_y_t, stride_y_d, T, scale, tau,
     TRANSPORT_SELF: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, REST: tl.constexpr,
     BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr, WHOLE: tl.constexpr, FAST: tl.constexpr,
-    ONLINE: tl.constexpr, SCALED: tl.constexpr,
+    ONLINE: tl.constexpr, SCALED: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     p1_i = read_tile(
         p1_tiles, b, h, p1, i_start, T, stride_p1_t, stride_p1_d, D, 0, BLOCK_I, WIDE, WHOLE
@@ -157,8 +157,8 @@ def _forward_rows(
     # loops asynchronous, and the second loop needs no mask.
     for step in tl.range(0, tl.minimum(BLOCK_I, T - i_start), BLOCK_J, num_stages=1):
         m_i, l_i, self2_i, z_i, z_i_rest = _history_tile(
-            p1_i, p1_i_rest, p2, info, p2_tiles, info_tiles, p2_rests, info_rests, b, h, lam,
-            start_i, i_start, i_start + step, T,
+            p1_i, p1_i_rest, p2, info, p2_tiles, info_tiles, p2_rests, info_rests, b, h // GROUP,
+            lam, start_i, i_start, i_start + step, T,
             m_i, l_i, self2_i, z_i, z_i_rest,
             stride_p2_t, stride_p2_d, stride_info_t, stride_info_d, scale, tau,
             TRANSPORT_SELF, D, WIDE, REST, BLOCK_I, BLOCK_J, WHOLE, FAST, ONLINE, SCALED, True,
@@ -167,8 +167,8 @@ def _forward_rows(
     if DOCUMENTS:
         for j_start in tl.range(first, bound, BLOCK_J, num_stages=1):
             m_i, l_i, self2_i, z_i, z_i_rest = _history_tile(
-                p1_i, p1_i_rest, p2, info, p2_tiles, info_tiles, p2_rests, info_rests, b, h, lam,
-                start_i, i_start, j_start, T,
+                p1_i, p1_i_rest, p2, info, p2_tiles, info_tiles, p2_rests, info_rests, b,
+                h // GROUP, lam, start_i, i_start, j_start, T,
                 m_i, l_i, self2_i, z_i, z_i_rest,
                 stride_p2_t, stride_p2_d, stride_info_t, stride_info_d, scale, tau,
                 TRANSPORT_SELF, D, WIDE, REST, BLOCK_I, BLOCK_J, WHOLE, FAST, ONLINE, SCALED,
@@ -176,8 +176,8 @@ def _forward_rows(
             )  # fmt: skip
     for j_start in range(bound, i_start, BLOCK_J):
         m_i, l_i, self2_i, z_i, z_i_rest = _history_tile(
-            p1_i, p1_i_rest, p2, info, p2_tiles, info_tiles, p2_rests, info_rests, b, h, lam,
-            start_i, i_start, j_start, T,
+            p1_i, p1_i_rest, p2, info, p2_tiles, info_tiles, p2_rests, info_rests, b, h // GROUP,
+            lam, start_i, i_start, j_start, T,
             m_i, l_i, self2_i, z_i, z_i_rest,
             stride_p2_t, stride_p2_d, stride_info_t, stride_info_d, scale, tau,
             TRANSPORT_SELF, D, WIDE, REST, BLOCK_I, BLOCK_J, WHOLE, FAST, ONLINE, SCALED, False,
@@ -206,7 +206,7 @@ def forward_kernel(
     H, T, scale, tau,
     TRANSPORT_SELF: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, REST: tl.constexpr,
     BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr, WHOLE: tl.constexpr, FAST: tl.constexpr,
-    ONLINE: tl.constexpr, SCALED: tl.constexpr,
+    ONLINE: tl.constexpr, SCALED: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     # torch.compile passes Python numbers in FP64, which would widen everything they touch.
     scale, tau = tl.cast(scale, tl.float32), tl.cast(tau, tl.float32)
@@ -216,14 +216,14 @@ def forward_kernel(
     rows = tl.cast(head, tl.int64) * T
     _forward_rows(
         p1 + offset_of_head(head, H, stride_p1_b, stride_p1_h),
-        p2 + offset_of_head(head, H, stride_p2_b, stride_p2_h),
-        info + offset_of_head(head, H, stride_info_b, stride_info_h),
+        p2 + offset_of_head(head // GROUP, H // GROUP, stride_p2_b, stride_p2_h),
+        info + offset_of_head(head // GROUP, H // GROUP, stride_info_b, stride_info_h),
         p1_tiles, p2_tiles, info_tiles, p2_rests, info_rests, head // H, head % H, lam,
         starts, y + offset_of_head(head, H, stride_y_b, stride_y_h),
         gate_logit + rows, log_norm + rows, i_start,
         stride_p1_t, stride_p1_d, stride_p2_t, stride_p2_d, stride_info_t, stride_info_d,
         stride_y_t, stride_y_d, T, scale, tau,
-        TRANSPORT_SELF, D, WIDE, REST, BLOCK_I, BLOCK_J, WHOLE, FAST, ONLINE, SCALED,
+        TRANSPORT_SELF, D, WIDE, REST, BLOCK_I, BLOCK_J, WHOLE, FAST, ONLINE, SCALED, GROUP,
     )  # fmt: skip
 
 
@@ -245,6 +245,7 @@ def repair_kernel(
     H, T, scale, tau,
     TRANSPORT_SELF: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, REST: tl.constexpr,
     BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr, FAST: tl.constexpr, ROWS: tl.constexpr,
+    GROUP: tl.constexpr,
 ):  # fmt: skip
     """Compute again, with a running maximum, the rows whose sums left the safe range.
 
@@ -259,14 +260,16 @@ def repair_kernel(
             if _left_the_range(log_norm + rows, i_start, T, BLOCK_I):
                 _forward_rows(
                     p1 + offset_of_head(head, H, stride_p1_b, stride_p1_h),
-                    p2 + offset_of_head(head, H, stride_p2_b, stride_p2_h),
-                    info + offset_of_head(head, H, stride_info_b, stride_info_h),
+                    p2 + offset_of_head(head // GROUP, H // GROUP, stride_p2_b, stride_p2_h),
+                    info
+                    + offset_of_head(head // GROUP, H // GROUP, stride_info_b, stride_info_h),
                     None, None, None, None, None, head // H, head % H, lam,
                     starts, y + offset_of_head(head, H, stride_y_b, stride_y_h),
                     gate_logit + rows, log_norm + rows, i_start,
                     stride_p1_t, stride_p1_d, stride_p2_t, stride_p2_d,
                     stride_info_t, stride_info_d, stride_y_t, stride_y_d, T, scale, tau,
                     TRANSPORT_SELF, D, WIDE, REST, BLOCK_I, BLOCK_J, False, FAST, True, False,
+                    GROUP,
                 )  # fmt: skip
 
 
@@ -320,6 +323,7 @@ def launch_forward(
         constants = {
             "TRANSPORT_SELF": transport_self,
             "D": D,
+            "GROUP": H // p2.shape[1],
             "WIDE": wide,
             "REST": rest,
             "BLOCK_I": tile.block_i,

@@ -49,6 +49,7 @@ def compile_pass(
         "ONLINE": launches.bits == 32,
         "ROWS": forward.REPAIRED_ROWS,
         "SCALED": descriptors and launches.widest in (16, 64),
+        "GROUP": 1,
     }
     if not descriptors:
         constants |= dict.fromkeys((*_TILES, _ROWS))

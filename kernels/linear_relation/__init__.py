@@ -3,7 +3,7 @@
 import torch
 
 from relation.errors import InputError
-from relation.kernels.checks import check_floating, check_relation_inputs
+from relation.kernels.checks import check_device, check_floating, check_states, check_tau
 from relation.kernels.documents import Documents, forget_at_starts
 from relation.kernels.flash_relation import DTYPES, NARROWEST, WIDEST, is_eager, why_unavailable
 
@@ -53,7 +53,9 @@ def _check_inputs(
 ) -> None:
     given = {"log_retention": log_retention} | ({} if state is None else {"state": state})
     check_floating(**given)
-    check_relation_inputs(p1, p2, info, tau, *given.values())
+    check_states(p1=p1, p2=p2, info=info)
+    check_device(p1, *given.values())
+    check_tau(tau)
     B, H, _, D = p1.shape
     if not NARROWEST <= D <= WIDEST:
         raise InputError(f"the head width is {D}; linear_relation takes {NARROWEST} to {WIDEST}")

@@ -45,8 +45,8 @@ class Execution:
 class ByDevice(Execution):
     """The backends for models and layers whose user names none: by where their inputs lie.
 
-    On CUDA the Triton kernels; FlexAttention for Full Relation whose heads are shared or wider than
-    they take, and chunks of matrix products for such a Linear Relation. Elsewhere plain PyTorch in
+    On CUDA the Triton kernels; for heads wider than they take FlexAttention, or chunks of matrix
+    products for Linear Relation, also where its heads are shared. Elsewhere plain PyTorch in
     memory linear in T. MHA runs PyTorch's FlashAttention, in FP32 on CUDA the materialised one.
     """
 
@@ -54,11 +54,12 @@ class ByDevice(Execution):
         self, config: ModelConfig, device: torch.device | None = None
     ) -> dict[str, Callable[..., torch.Tensor]]:
         """As `Execution.calls`; a backend that does not take its inputs says so when called."""
-        fits = config.shared_heads == config.heads and config.head_dim <= WIDEST
+        fits = config.head_dim <= WIDEST
+        alone = config.shared_heads == config.heads
         names = {
             "mha": ("flash", "flash"),
             "full": ("flash" if fits else "flex", "tiled"),
-            "linear": ("flash" if fits else "chunked", "chunked"),
+            "linear": ("flash" if fits and alone else "chunked", "chunked"),
         }
         return {
             operator: _by_device(operator, *names[operator])
