@@ -141,6 +141,23 @@ class DiagnosticsSpec(Spec):
     not_identity = ("device",)
 
 
+@dataclass(frozen=True)
+class ExaminationSpec(Spec):
+    """What is asked of one checkpoint beyond the paper (`relation.probes`).
+
+    Random blocks that fill `sequences` windows at each distance; `windows` of text, the long ones
+    of `contexts` training contexts. Context, precision and backends are the run's.
+    """
+
+    run_hash: str
+    sequences: int
+    windows: int
+    contexts: int
+    device: str
+
+    not_identity = ("device",)
+
+
 @dataclass(frozen=True, kw_only=True)
 class SystemsSpec(Rounds, Spec):
     """One systems benchmark at one scale.

@@ -54,6 +54,7 @@ JOBS = [
     *(job(f"prepare {name}", "data", uses_of(campaign().data[name])) for name in READ),
     *(job(f"train {run.name}", "training", uses_of(run)) for run in (FULL, HYBRID)),
     job(f"diagnose {FULL.name}", "diagnostics", uses_of_model(FULL.model["layout"])),
+    job(f"examine {HYBRID.name}", "examination", uses_of(HYBRID)),
     job("verify", "verification", uses_of(campaign().verification), pytest.mark.slow),
     job("verify-gradients", "gradients", uses_of(GRADIENTS)),
     job("measure linear-steady/10M", "systems", uses_of(BENCHMARK), pytest.mark.slow),

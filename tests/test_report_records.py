@@ -7,6 +7,8 @@ from itertools import product
 import numpy as np
 import pandas as pd
 import pytest
+from examined_records import LAYOUTS as EXAMINED
+from examined_records import examinations
 from paper_records import trained_as
 
 from relation.store import layouts as schemas
@@ -277,6 +279,7 @@ def make_records(comparable=False):
         maps=pd.DataFrame(_map_rows()),
         probes=pd.DataFrame(_probe_rows()),
         recall=pd.DataFrame(_recall_rows()),
+        **examinations(0.1),
     )
 
 
@@ -301,6 +304,7 @@ SCHEMAS = {
     "complexity": schemas.COMPLEXITY,
     "verification": schemas.VERIFICATION,
     "recall": schemas.RECALL,
+    **EXAMINED,
 }
 
 

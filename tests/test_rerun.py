@@ -56,6 +56,8 @@ def test_a_campaign_on_local_texts_is_told_to_be_given_some() -> None:
 def test_a_run_of_several_processes_is_run_again_by_as_many(campaign, processes, said) -> None:
     planned = resolve(config(), campaign=campaign)
     for source in Ledger(Results(planned)).records:
+        if source.path is None:  # the run was published without it
+            continue
         command = provenance_row(source, ORIGIN | {"processes": processes}, planned)["rerun"]
         trained = said if source.job.stage == "training" else ""
         assert command.startswith(f"{command_for(planned)}{trained} -")

@@ -30,6 +30,7 @@ REPORT = {"cells", "figures", "report", "document", "all"}
 TRAINED, DIAGNOSED = {"train", "train_reading"}, {"diagnose", "diagnose_reading", "collect"}
 # How many jobs the campaign has of each of them, where nothing is done.
 WHOLE = {"train": 28, "train_reading": 4, "diagnose": 12, "diagnose_reading": 4, "collect": 1}
+WHOLE |= {"examine": 6}
 PUBLISHED = ("--snakefile", "workflow/published.smk", "--cores", "1")
 
 
@@ -108,6 +109,7 @@ def test_every_stage_writes_parquet_with_units_and_origin(project: Path) -> None
     files = sorted((project / "results/tiny").rglob("*.parquet"))
     data, models, runs, diagnostics, systems, checks = 2, 1, 32 * 3, 16 * 3, 11, 2
     made = data + models + runs + diagnostics + len(READING_KINDS) + systems + checks
+    made += 3 * WHOLE["examine"]
     assert len(files) == made + len(FRAMES) + 1
     for path in files:
         origin = read_origin(path)
@@ -171,9 +173,10 @@ EDITS = {
     "relation/train/schedule.py": (
         "min(rise, fall)",
         "0.99 * min(rise, fall)",
-        {*TRAINED, *DIAGNOSED, "recall", *REPORT},
+        {*TRAINED, *DIAGNOSED, "recall", "examine", *REPORT},
     ),
     "relation/probes/recall/sequences.py": ("FILLER = 0", "FILLER = 1", {"recall", *REPORT}),
+    "relation/probes/self_use.py": ("BANDS = 4", "BANDS = 5", {"examine", *REPORT}),
     "relation/flow/metrics.py": (".mean(-1)", ".sum(-1)", {*DIAGNOSED, *REPORT}),
     "relation/pipeline/gather.py": ("return None", "return 0", {"collect", *REPORT}),
     "relation/bench/steps.py": ("seed=0", "seed=1", {"measure", *REPORT}),
@@ -236,7 +239,7 @@ def test_what_is_shipped_is_rendered_by_rules_that_cannot_train(clone: Path) -> 
     """Quick, idle when done, and stale where the code of a stage changed."""
     rules = snakemake(clone, *PUBLISHED, "--list-rules", "--quiet").stdout.split()
     assert {"cells", "figures", "report"} <= set(rules)
-    made = {"measure", "recall", "verify", "verify_gradients", "prepare", "inventory"}
+    made = {"measure", "examine", "recall", "verify", "verify_gradients", "prepare", "inventory"}
     assert not set(rules) & (made | TRAINED | DIAGNOSED)
     assert planned_jobs(clone, *PUBLISHED) == dict.fromkeys(REPORT, 1)
     snakemake(clone, *PUBLISHED)

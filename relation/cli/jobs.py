@@ -25,8 +25,10 @@ from relation.errors import InputError
 from relation.pipeline.hashes import code_hash
 from relation.pipeline.origin import stamp
 from relation.pipeline.results import (
+    CHECKPOINT,
     GRADIENTS_FILE,
     VERIFICATION_FILE,
+    examination_paths,
     recall_path,
     run_path,
     systems_path,
@@ -50,6 +52,7 @@ def add_commands(commands) -> None:
     train.add_argument(
         "--tensorboard", action="store_true", help="log to results/CAMPAIGN/tensorboard too"
     )
+    add_job(commands, "examine", _examine, "what a run's checkpoint does beyond the paper", run)
     add_job(commands, "measure", _measure, "run one systems benchmark", "BENCHMARK/SCALE")
     add_job(commands, "recall", _recall, "train one mixer on associative recall", "MIXER")
     for name, call, help in (
@@ -135,6 +138,21 @@ def _train(options: argparse.Namespace) -> None:
         start = checkpoint_of(campaign.run(spec.scale, "mha", spec.seed), results)
     sharing = sharing_of(campaign, spec)
     train(spec, data, output, resume, events, probes, sharing, stamped, start)
+
+
+def _examine(options: argparse.Namespace) -> None:
+    from relation.probes.examine import examine
+
+    set_threads(options)
+    results = campaign_results(options)
+    campaign = results.campaign
+    run = chosen_run(options.target, campaign)
+    spec = campaign.examination_spec(run)
+    check_expected(options.expect, spec.job_hash, f"examination of {run.name}")
+    checkpoint = results.folder / run_path(run) / CHECKPOINT
+    outputs = {name: results.folder / file for name, file in examination_paths(run).items()}
+    data, stamped = results.data(campaign.data[run.data]), stamp("examination", uses_of(run))
+    examine(spec, run, checkpoint, data, outputs, stamped)
 
 
 def _measure(options: argparse.Namespace) -> None:

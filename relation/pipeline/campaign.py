@@ -14,6 +14,7 @@ from relation.pipeline.recall import recall_specs
 from relation.spec import (
     DataSpec,
     DiagnosticsSpec,
+    ExaminationSpec,
     GradientsSpec,
     RecallSpec,
     RunSpec,
@@ -71,6 +72,7 @@ class Campaign:
     verification: VerificationSpec
     gradients: GradientsSpec
     diagnostics: dict
+    examination: dict
     efficiency_window: float
     assumptions: tuple[dict, ...]
     expected_tokens_per_second: dict[str, float]
@@ -167,6 +169,18 @@ class Campaign:
             device=run.device,
             document_mask=run.document_mask,
         )
+
+    def is_examined(self, run: RunSpec) -> bool:
+        """Whether a run of the matrix is examined beyond the paper's measures."""
+        scales = self.examination["scales"]
+        return run.variant in self.examination["variants"] and (
+            scales is None or run.scale in scales
+        )
+
+    def examination_spec(self, run: RunSpec) -> ExaminationSpec:
+        """The examination of one run's checkpoint."""
+        asked = {name: self.examination[name] for name in ("sequences", "windows", "contexts")}
+        return ExaminationSpec(run_hash=run.config_hash, device=run.device, **asked)
 
 
 def _further_seeds(matrix: Matrix) -> dict[str, list[int]]:
@@ -365,6 +379,7 @@ def resolve(config: Mapping, **overrides: Any) -> Campaign:
         verification=verification_spec(matrix),
         gradients=gradients_spec(matrix),
         diagnostics=asdict(diagnostics),
+        examination=asdict(replace(config.examination, **campaign.examination)),
         efficiency_window=replace(config.efficiency, **campaign.efficiency).window,
         assumptions=stated_assumptions(matrix, planned),
         expected_tokens_per_second={

@@ -8,7 +8,14 @@ from relation.errors import InputError
 from relation.pipeline.campaign import Campaign
 from relation.pipeline.ledger import DAMAGED, Job, Ledger
 from relation.pipeline.results import Results
-from relation.spec import DiagnosticsSpec, GradientsSpec, RecallSpec, RunSpec, SystemsSpec
+from relation.spec import (
+    DiagnosticsSpec,
+    ExaminationSpec,
+    GradientsSpec,
+    RecallSpec,
+    RunSpec,
+    SystemsSpec,
+)
 from relation.variants import ABLATIONS, PAIRED
 
 _GIB = 2**30
@@ -17,6 +24,8 @@ _STATE_COPIES = 3 * 2  # a resume state holds weights and two moments, and two s
 _DIAGNOSIS_SHARE = 0.02  # of its run's hours
 _START_SECONDS = 5.0  # a job: Python, PyTorch, the configuration
 _COMPILE_SECONDS = 30.0  # a model, the kernels it needs included
+# An examination reads long windows so often, and takes so many parts from a layer, at most.
+_LONG_READINGS, _MOST_PARTS = 4, 4
 
 
 def stage_of(variant: str) -> str:
@@ -116,9 +125,21 @@ def _recall_seconds(spec: RecallSpec, tokens_per_second: float) -> float:
     return _START_SECONDS + len(spec.models) * (compilation + tokens / tokens_per_second)
 
 
+def _examined_tokens(run: RunSpec, spec: ExaminationSpec) -> int:
+    """Tokens that an examination reads: blocks at every distance, long windows, layers' parts.
+
+    Each costs as much as a trained one at most: no gradient, but a flow beside the forward pass.
+    """
+    blocks = spec.sequences * run.context * run.context.bit_length()
+    long = spec.windows * spec.contexts * run.context * _LONG_READINGS
+    parts = spec.windows * run.context * (1 + _MOST_PARTS * len(run.model["layout"]))
+    return blocks + long + parts
+
+
 _STAGES = {
     "diagnose": "diagnostics",
     "diagnose_reading": "diagnostics",
+    "examine": "beyond the paper",
     "measure": "systems",
     "recall": "beyond the paper",
     "verify": "verification",
@@ -162,6 +183,10 @@ def make_plan(campaign: Campaign, results: Results, tables: Mapping[str, TableNe
     def diagnosis_hours(run: RunSpec) -> float:
         return _START_SECONDS / 3600 + run_hours(run) * _DIAGNOSIS_SHARE
 
+    def examination_hours(run: RunSpec, spec: ExaminationSpec) -> float:
+        rate = campaign.expected_tokens_per_second[run.scale]
+        return (_START_SECONDS + _examined_tokens(run, spec) / rate) / 3600
+
     def benchmark_hours(spec: SystemsSpec) -> float:
         rate = campaign.expected_tokens_per_second[spec.scale]
         return _benchmark_seconds(spec, rate) / 3600
@@ -175,6 +200,8 @@ def make_plan(campaign: Campaign, results: Results, tables: Mapping[str, TableNe
                 return run_hours(job.spec)
             case DiagnosticsSpec():
                 return diagnosis_hours(runs[job.name])
+            case ExaminationSpec():
+                return examination_hours(runs[job.name], job.spec)
             case SystemsSpec():
                 return benchmark_hours(job.spec)
             case RecallSpec():
@@ -189,8 +216,7 @@ def make_plan(campaign: Campaign, results: Results, tables: Mapping[str, TableNe
     names += ["further runs"] if campaign.planned_further else []
     names += ["converted runs"] if campaign.planned_converted else []
     names += ["readings"] if campaign.readings else []
-    names += ["diagnostics", "systems", "verification"]
-    names += ["beyond the paper"] if campaign.planned_recall else []
+    names += ["diagnostics", "systems", "verification", "beyond the paper"]
     jobs: dict[str, list[Job]] = {name: [] for name in names}
     for job in ledger.jobs:
         if not job.is_unpublished and _stage(job) is not None:
@@ -224,7 +250,8 @@ def make_plan(campaign: Campaign, results: Results, tables: Mapping[str, TableNe
         costs.append(TableCost(label, len(runs), hours, run_gib(runs)))
     basis = (
         "Training and benchmarks from expected_tokens_per_second in config.yaml, 5 s for a job's "
-        "start and 30 s to compile a model; diagnostics are a rough guess. Disk: every run's "
-        "checkpoint and the two resume states of the largest run; corpora come on top."
+        "start and 30 s to compile a model; diagnostics are a rough guess, and examinations take "
+        "the tokens they read at the rate of training. Disk: every run's checkpoint and the two "
+        "resume states of the largest run; corpora come on top."
     )
     return Plan(stages, costs, basis)

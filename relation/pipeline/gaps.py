@@ -12,6 +12,8 @@ NOT_RUN, FAILED, OOM = "not run", "failed", "oom"
 # How the reason begins of what no job has tried yet; its file follows.
 NOT_THERE = "there is no "
 _OUT_OF_MEMORY = ("out of memory", "OutOfMemoryError")
+# The records of an examination, which its job writes together.
+EXAMINED = ("copying", "lengths", "self_use")
 # What a record's absence is called in the frames that it would have filled.
 _KINDS = {
     "log": "run",
@@ -32,7 +34,9 @@ def _gap(kind: str, scale: str, variant: str, seed: int | None, status: str, rea
 def left_out(campaign: Campaign) -> Iterator[dict]:
     """What the campaign's restrictions leave out of the whole matrix."""
     for run in campaign.omitted:
-        kinds = ("run", "flow") if run.variant in PAIRED else ("run",)
+        kinds = ["run"]
+        kinds += ["flow"] if run.variant in PAIRED else []
+        kinds += EXAMINED if campaign.is_examined(run) else []
         for kind in kinds:
             yield _gap(kind, run.scale, run.variant, run.seed, NOT_RUN, run.reason)
     chosen = " ".join(f"{key}={value}" for key, value in campaign.restrictions.items())
@@ -57,8 +61,9 @@ def left_out(campaign: Campaign) -> Iterator[dict]:
 
 
 def unpublished(record: Record) -> dict:
-    """Diagnostics of a published run that was published without them."""
-    reason = "the run was published without diagnostics and checkpoints are not shipped"
+    """Diagnostics, or an examination, of a published run that was published without them."""
+    made = "diagnostics" if record.job.rule == "diagnose" else "an examination"
+    reason = f"the run was published without {made} and checkpoints are not shipped"
     return _gap(*_key(record), NOT_RUN, reason)
 
 

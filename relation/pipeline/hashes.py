@@ -49,6 +49,7 @@ STAGES: dict[str, tuple[Reference, ...]] = {
     "models": ("relation.pipeline.inventory:write_inventory",),
     "training": ("relation.train.run:train",),
     "diagnostics": ("relation.flow.diagnose:diagnose",),
+    "examination": ("relation.probes.examine:examine",),
     "probe": (
         "relation.flow.probe:FlowProbe",
         "relation.train.probes:ValidationProbe",

@@ -212,6 +212,8 @@ class Ledger:
             yield self.train(run)
             if run.variant in PAIRED:
                 yield self.diagnose(run)
+            if campaign.is_examined(run):
+                yield self.examine(run)
         yield from map(self.train, campaign.further_runs)
         yield from map(self.train, campaign.converted_runs)
         for run in campaign.reading_runs:
@@ -368,6 +370,23 @@ class Ledger:
             base=None if trained.paths is None else trained.paths[0],
             uses=uses_of_model(run.model["layout"]),
             shipped=trained.shipped,
+            **self._of_run(run),
+        )
+
+    def examine(self, run: RunSpec) -> Job:
+        """What a run's checkpoint does beyond the paper's measures."""
+        results, campaign = self.results, self.results.campaign
+        trained = self.train(run)
+        return self._job(
+            "examine",
+            campaign.examination_spec(run),
+            lambda: results.examination(run),
+            reads=(
+                trained.writes["model"],
+                *self._prepared(campaign.data[run.data], "validation", "tokenizer"),
+            ),
+            base=None if trained.paths is None else trained.paths[0],
+            uses=uses_of(run),
             **self._of_run(run),
         )
 

@@ -41,7 +41,7 @@ STATES = (DONE, RUNNING, STOPPED, FAILED, DAMAGED, STALE, WAITING)  # of a run
 _UPDATES_OF_PACE = 50
 # The jobs that are no training run, in the order of the DAG; the report comes last.
 _STEPS = ("prepare", "diagnose", "diagnose_reading", "measure", "verify", "verify_gradients")
-_STEPS += ("recall", "inventory")
+_STEPS += ("inventory", "examine", "recall")
 
 
 @dataclass(frozen=True)

@@ -77,6 +77,11 @@ RULES = {
         _of_checkpoint(f"diagnostics/{_RUN}"),
         "diagnose/{scale}-{variant}-{seed}",
     ),
+    "examine": Rule(
+        "examination",
+        {name: f"beyond/{_RUN}/{name}.parquet" for name in ("copying", "lengths", "self_use")},
+        "examine/{scale}-{variant}-{seed}",
+    ),
     "train_reading": Rule(
         "training", _of_run(f"{READINGS}/{_READING}"), "train/{reading}-{variant}-{seed}"
     ),
@@ -112,6 +117,12 @@ def diagnostics_path(run: RunSpec) -> Path:
     """The diagnostics of a run's checkpoint, below the campaign's folder."""
     rule = RULES["diagnose_reading" if run.reading else "diagnose"]
     return Path(rule.writes["diagnostics"].format(**vars(run)))
+
+
+def examination_paths(run: RunSpec) -> dict[str, Path]:
+    """The records of a checkpoint's examination by name, below the campaign's folder."""
+    writes = RULES["examine"].writes.items()
+    return {name: Path(file.format(**vars(run))) for name, file in writes}
 
 
 def with_pictures(diagnostics: Path) -> tuple[Path, Path, Path]:
@@ -321,6 +332,23 @@ class Results:
         spec = self.campaign.diagnostics_spec(run)
         shipped = self._origins(spec, self.published_folder, with_pictures(relative))
         return None if shipped is None else self.published_folder / relative
+
+    def examination(self, run: RunSpec) -> list[Path] | None:
+        """A run's examination; None where the run was published and this was not.
+
+        As its diagnostics it follows the run.
+        """
+        relatives = examination_paths(run).values()
+        if self.shipped_only:
+            found = [self.folder / relative for relative in relatives]
+            shipped = (self.folder / run_path(run)).exists()
+            return found if all(path.exists() for path in found) or not shipped else None
+        if not self.is_published(run):
+            return [self.folder / relative for relative in relatives]
+        shipped = self._origins(
+            self.campaign.examination_spec(run), self.published_folder, [*relatives]
+        )
+        return None if shipped is None else [self.published_folder / path for path in relatives]
 
     @property
     def of_readings(self) -> "Results | None":

@@ -136,6 +136,24 @@ class Diagnostics:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Examination:
+    """What trained models are asked beyond the paper: copying, long texts, the use of Self."""
+
+    scales: list[StrictStr] | None = key("Scales whose checkpoints are examined; null for all")
+    variants: Annotated[list[Variant], *UNIQUE] = key(
+        "Variants whose checkpoints are examined, where they are trained"
+    )
+    sequences: Count = key(
+        "How many windows, as long as the training context, are filled with random tokens that "
+        "stand twice, at each distance"
+    )
+    windows: Count = key("How many windows of validation text are read, and how many long ones")
+    contexts: Count = key(
+        "How many training contexts a long window has, halved until a document is so long"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Efficiency:
     """Matched-train-loss token efficiency (Appendix B.4)."""
 
@@ -327,6 +345,9 @@ class CampaignSection(ExecutionSection):
     diagnostics: changes_of(Diagnostics) = key(
         "Where this campaign is sampled or looked at differently", default={}
     )
+    examination: changes_of(Examination) = key(
+        "Where this campaign's checkpoints are examined differently", default={}
+    )
     efficiency: changes_of(Efficiency) = key(
         "Where this campaign reads token efficiency differently", default={}
     )
@@ -394,6 +415,7 @@ class Configuration:
     assumptions: Assumptions
     training: Training
     diagnostics: Diagnostics
+    examination: Examination
     efficiency: Efficiency
     residuals: dict[ChoiceName, ChoiceSection] = key(
         "The scales of the residual matrices under which every choice is tried, by name",

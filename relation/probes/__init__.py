@@ -1,1 +1,1 @@
-"""Probes beyond the paper's tables: what a trained mixer can do that a loss does not show."""
+"""Beyond the paper: what mixers recall; how models copy, read long texts and use Self."""

@@ -171,6 +171,55 @@ FLOW_MAPS = schema(
     ),
 )
 
+COPYING = schema(
+    *_RUN_KEY,
+    Column("distance", _INT, "tokens", "from a token back to where it stood before"),
+    Column("layer", _INT, description="from 0; null for what is the whole model's"),
+    Column("head", _INT, description="from 0; null as the layer is"),
+    Column(
+        "metric",
+        _TEXT,
+        description=(
+            "first_ and repeat_nll, first_ and repeat_accuracy; of a head induction, its mean flow "
+            "to the token after the earlier occurrence, and self"
+        ),
+    ),
+    Column("count", _INT, description="predictions, or rows of a flow, that the value averages"),
+    Column("value", _REAL, description="nat/token, or a fraction"),
+)
+
+LENGTHS = schema(
+    *_RUN_KEY,
+    Column(
+        "reading",
+        _TEXT,
+        description=(
+            "whole: long windows; frozen and removed: with the count correction kept at the "
+            "training context, and without it; apart: the same tokens in windows as long as trained"
+        ),
+    ),
+    Column("first", _INT, "tokens", "position of the first predicted token in the long window"),
+    Column("count", _INT, "tokens", "predicted, over all windows"),
+    Column("nll", _REAL, "nat/token", "mean from that position to the next row's"),
+)
+
+SELF_USE = schema(
+    *_RUN_KEY,
+    Column("layer", _INT, description="from 0; null for the whole model"),
+    Column("metric", _TEXT, description="self_flow, mean over heads and tokens; or nll"),
+    Column(
+        "group",
+        _TEXT,
+        description=(
+            "of self_flow, how tokens are sorted: frequency, position or occurrence; of nll, what "
+            "the layer lacks: self, exchange, count or mixing; null for the whole model"
+        ),
+    ),
+    Column("band", _INT, description="of the tokens, from 0; null for nll"),
+    Column("count", _INT, "tokens"),
+    Column("value", _REAL, description="fraction of flow, or nat/token"),
+)
+
 _CONDITIONS = (
     Column("device", _TEXT),
     Column("driver", _TEXT, description="of the GPU; null on a CPU"),

@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from report.figures import (
+    beyond,
     diagrams,
     flow_maps,
     formation,
@@ -32,7 +33,16 @@ def _declared(*modules: ModuleType) -> tuple[Drawing, ...]:
 
 # Every figure that these modules declare, in the order of the page.
 DRAWINGS = _declared(
-    diagrams, training, further, validation, structure, flow_maps, formation, systems, recall
+    diagrams,
+    training,
+    further,
+    validation,
+    structure,
+    flow_maps,
+    formation,
+    systems,
+    recall,
+    beyond,
 )
 # Those of the page "Readings", which shows them beside its tables.
 READINGS = (*_declared(readings), *readings_curve.DRAWINGS)

@@ -17,6 +17,7 @@ RULES = {
     "inventory": "Build every model once and count its parameters.",
     "train": "Train one model; its log and checkpoint.",
     "diagnose": "Measure the flow of one checkpoint, head by head.",
+    "examine": "Ask one checkpoint what the paper does not: copying, long texts, the use of Self.",
     "verify": "Hold FlashRelation and the paper’s identities to their definitions.",
     "verify_gradients": "Hold the training step’s gradients to FP64, parameter by parameter.",
     "train_reading": "Train one model of a reading of the paper.",

@@ -19,15 +19,18 @@ from relation.pipeline.provenance import PROVENANCE, provenance_row
 from relation.pipeline.results import Results
 from relation.store.layouts import (
     COMPLEXITY,
+    COPYING,
     FLOW,
     FLOW_CURVES,
     FLOW_MAPS,
     GRADIENTS,
+    LENGTHS,
     LOG,
     MODELS,
     PROBES,
     RECALL,
     RUN,
+    SELF_USE,
     THROUGHPUT,
     VERIFICATION,
 )
@@ -69,8 +72,8 @@ class CampaignRecords:
     record that is there; page: what the report says about the campaign; curves, maps and probes:
     rows of FLOW_CURVES, FLOW_MAPS and PROBES, the latter with `alike`, whether they were taken as
     the present configuration takes them; converted_probes: those of the runs that go on from MHA;
-    readings: those that the report shows, None where there
-    are none.
+    copying, lengths and self_use: rows of COPYING, LENGTHS and SELF_USE; readings: those that the
+    report shows, None where there are none.
     """
 
     models: pd.DataFrame
@@ -97,6 +100,9 @@ class CampaignRecords:
     converted_probes: pd.DataFrame = field(
         default_factory=partial(_frame, [], PROBES, "alike", "source")
     )
+    copying: pd.DataFrame = field(default_factory=partial(_frame, [], COPYING, "source"))
+    lengths: pd.DataFrame = field(default_factory=partial(_frame, [], LENGTHS, "source"))
+    self_use: pd.DataFrame = field(default_factory=partial(_frame, [], SELF_USE, "source"))
     readings: ReadingRecords | None = None
     _made: dict[Callable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -179,6 +185,9 @@ _LAYOUTS = {
     "verification": VERIFICATION,
     "gradients": GRADIENTS,
     "recall": RECALL,
+    "copying": COPYING,
+    "lengths": LENGTHS,
+    "self_use": SELF_USE,
 }
 _LAYOUTS |= {
     f"{among} {kind}": _LAYOUTS[kind]
@@ -288,5 +297,6 @@ def load_records(campaign: Campaign, results: Results, *, partial: bool = False)
         ),
         further_probes=loader.frame("further probes", "alike", "source"),
         converted_probes=loader.frame("converted probes", "alike", "source"),
+        **{kind: loader.frame(kind, "source") for kind in ("copying", "lengths", "self_use")},
         readings=load_readings(results.of_readings),
     )

@@ -11,11 +11,13 @@ KINDS = {
     "further run": "runs of further pairs",
     "converted run": "runs that go on from MHA",
     "flow": "diagnostics",
+    "copying": "examinations",
     "throughput": "benchmarks",
     "recall": "associative recall",
 }
 # Written by the job whose record has the other kind, so no gap of their own where that is one.
 _BESIDE = {"probes": "run", "curves": "flow", "maps": "flow"}
+_BESIDE |= {"lengths": "copying", "self_use": "copying"}
 _KEY = itemgetter("scale", "variant", "seed")
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import pandas as pd
 
-from relation.pipeline.gaps import NOT_RUN, NOT_THERE
+from relation.pipeline.gaps import EXAMINED, NOT_RUN, NOT_THERE
 from report.values.statistics import t_quantile
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ _COUNTED = {
     "run": ("run", "run"),
     "further run": ("further run", "further run"),
     "flow": ("diagnosed checkpoint", "diagnostics"),
+    **{kind: ("examined checkpoint", kind) for kind in EXAMINED},
 }
 
 

@@ -6,10 +6,13 @@ from report.values import (
     architecture,
     complexity,
     conversion,
+    copying,
     cost,
+    length,
     linear,
     quality,
     recall,
+    self_use,
     structure,
     systems,
 )
@@ -28,7 +31,7 @@ TABLES = tuple(
     )
 )
 # Of what the paper does not measure: no value is judged, and no verdict of a claim counts one.
-BEYOND = tuple(_declared(recall, cost, conversion))
+BEYOND = tuple(_declared(recall, cost, copying, length, self_use, conversion))
 EVERY = (*TABLES, *BEYOND)
 
 __all__ = ["BEYOND", "EVERY", "TABLES"]

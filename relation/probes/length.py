@@ -1,0 +1,155 @@
+"""Longer than trained: NLL by position in windows of several training contexts.
+
+A window lies within one document. Positions, counts and states go on: nothing is reset. Beside it
+stand the same tokens in windows as long as trained and, where a model has the count correction
+lambda log i, windows whose i stays at the training context and windows without the correction.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from relation.nn import Decoder
+from relation.ops.scores import for_heads
+from relation.probes.parts import counting, without
+
+PIECES = 4  # of a training context, over which NLL is averaged
+
+
+def document_windows(tokens: np.ndarray, end: int, length: int, count: int) -> np.ndarray:
+    """Windows of `length` tokens and the next one, each within a document, (n, length + 1) int64.
+
+    tokens: (N,) ids; end: that of end-of-text, with which a document begins. The first window of
+    every document, then every second one, up to `count`; fewer where there are no more.
+    """
+    starts = np.concatenate([[0], np.flatnonzero(tokens == end), [len(tokens)]])
+    windows = (np.diff(starts) - 1) // length
+    places = [
+        start + turn * length
+        for turn in range(max(windows))
+        for start in starts[:-1][windows > turn]
+    ]
+    rows = [tokens[place : place + length + 1] for place in places[:count]]
+    return np.stack(rows).astype(np.int64) if rows else np.empty((0, length + 1), np.int64)
+
+
+def longest_windows(
+    tokens: np.ndarray, end: int, context: int, contexts: int, count: int
+) -> tuple[np.ndarray, int]:
+    """`document_windows` of `contexts` training contexts, and that number.
+
+    Halved until a document is so long; no windows, and 1, where none holds a context.
+    """
+    while True:
+        windows = document_windows(tokens, end, contexts * context, count)
+        if len(windows) or contexts == 1:
+            return windows, contexts
+        contexts //= 2
+
+
+@torch.no_grad()
+def token_nll(model: Decoder, windows: Tensor, piece: int) -> Tensor:
+    """NLL of every predicted token in nats, (n, L) FP32, of windows (n, L + 1) int64.
+
+    One window at a time, whose logits are formed `piece` tokens at a time.
+    """
+    found = []
+    for window in windows:
+        states = model.states(window[None, :-1])[0].split(piece)
+        targets = window[1:].split(piece)
+        found.append(
+            torch.cat(
+                [
+                    F.cross_entropy(model.logits(s).float(), wanted, reduction="none")
+                    for s, wanted in zip(states, targets, strict=True)
+                ]
+            )
+        )
+    return torch.stack(found)
+
+
+def frozen_count(call: Callable[..., Tensor], context: int) -> Callable[..., Tensor]:
+    """A backend of Full Relation whose correction stays at lambda log min(i, context).
+
+    The correction shifts the log-odds of Exchange against Self alone: Y = g zbar + (1 - g) I, with
+    g = sigma(A - S) and A = L - lambda log i (Appendix A.1.6). So g follows from a call that
+    transports ones, and zbar from one without Self. Both are FP32 at least, so that g near 1 keeps
+    its digits.
+    """
+
+    def frozen(p1, p2, info, lam, tau, *, transport_self, documents=None):
+        wide = torch.promote_types(info.dtype, torch.float32)
+        inputs = [x.to(wide) for x in (p1, p2, for_heads(info, p1.shape[1]))]
+        options = {"transport_self": False, "documents": documents}
+        exchange = call(*inputs, lam, tau, **options)
+        # A sum of ones may pass 1 by a rounding, and has no log-odds then.
+        g = call(*inputs[:2], torch.ones_like(inputs[2]), lam, tau, **options).clamp(max=1)
+        i = torch.arange(1, p1.shape[2] + 1, device=p1.device, dtype=wide)
+        less = lam.to(wide) * (i / context).clamp(min=1).log()
+        kept = torch.sigmoid(g.logit() + less[:, None])
+        # The first token has no history: 0 / 0.
+        y = torch.where(g > 0, kept / g, 0.0) * exchange
+        if transport_self:
+            y = y + (1 - kept) * inputs[2]
+        return y.to(info.dtype)
+
+    return frozen
+
+
+@contextmanager
+def count_frozen(mixers: Sequence[nn.Module], context: int) -> Iterator[None]:
+    """The count correction of Full Relation layers stays at its value after `context` tokens."""
+    kept = [mixer.call for mixer in mixers]
+    for mixer, call in zip(mixers, kept, strict=True):
+        mixer.call = frozen_count(call, context)
+    try:
+        yield
+    finally:
+        for mixer, call in zip(mixers, kept, strict=True):
+            mixer.call = call
+
+
+@contextmanager
+def count_removed(mixers: Sequence[nn.Module]) -> Iterator[None]:
+    """Full Relation layers without their count correction."""
+    with ExitStack() as stack:
+        for mixer in mixers:
+            stack.enter_context(without(mixer, "count"))
+        yield
+
+
+def length_rows(model: Decoder, windows: Tensor, context: int) -> Iterator[dict]:
+    """Rows of LENGTH after its key: mean NLL by position, a row for a quarter of the context.
+
+    windows: (n, contexts T + 1) int64 on the model's device; context: T of its training.
+    """
+    mixers = [block.mixer for block in model.blocks if counting(block.mixer)]
+    readings = {"whole": nullcontext()}
+    if mixers:
+        readings |= {"frozen": count_frozen(mixers, context), "removed": count_removed(mixers)}
+    piece = math.ceil(context / PIECES)
+    for reading, changed in readings.items():
+        with changed:
+            nll = token_nll(model, windows, context)
+        yield from _rows(reading, nll, piece)
+    length = windows.shape[1] - 1
+    # A window's last token is the next one's first.
+    apart = windows.unfold(1, context + 1, context).flatten(0, 1)
+    yield from _rows("apart", token_nll(model, apart, context).view(-1, length), piece)
+
+
+def _rows(reading: str, nll: Tensor, piece: int) -> Iterator[dict]:
+    first = 0
+    for part in nll.double().cpu().split(piece, dim=1):
+        yield {
+            "reading": reading,
+            "first": first,
+            "count": part.numel(),
+            "nll": part.mean().item(),
+        }
+        first += part.shape[1]

@@ -1,0 +1,109 @@
+"""Beyond the paper: texts longer than trained, and what the count correction does there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from report.values.examined import OVER_SEEDS, ROWS, STUBS, BySeed, Examined, average
+from report.values.layout import Note, Number, Panel, Table, value
+from report.values.measured import Measurements, put_with_interval, select
+
+if TYPE_CHECKING:
+    from report.values.frames import CampaignRecords
+
+# Where spans of positions end, in training contexts; each begins at half of that.
+ENDS = (2, 4, 8)
+_SHORT = "no document of the validation split is so long"
+
+
+def contexts_of(records: CampaignRecords) -> dict[tuple[str, str], int]:
+    """The training context of every model, tokens, by scale and variant."""
+    return {(row["scale"], row["variant"]): row["context"] for row in records.page["trained"]}
+
+
+def _span(rows: pd.DataFrame, reading: str, start: int, end: int) -> float | None:
+    """Mean NLL of a checkpoint's rows of LENGTHS between two positions; None where it has none."""
+    kept = select(rows, reading=reading)
+    return average(kept[(kept["first"] >= start) & (kept["first"] < end)], "nll")
+
+
+def _less(reading: str, base: str, start: int, end: int) -> tuple[BySeed, str]:
+    """NLL of a reading less another's on the same tokens, of one seed, and which rows those are."""
+
+    def of(rows: pd.DataFrame) -> float | None:
+        terms = [_span(rows, one, start, end) for one in (reading, base)]
+        return None if None in terms else terms[0] - terms[1]
+
+    return of, f"reading = {reading}, less that of {base}, first = {start} to {end}"
+
+
+def length(records: CampaignRecords) -> Measurements:
+    """A row a model: NLL within the training context, and how it changes beyond."""
+    examined, found = Examined(records, "lengths"), Measurements()
+    contexts = contexts_of(records)
+    for model in examined.models:
+        T = contexts[model]
+
+        def within(rows: pd.DataFrame, T: int = T) -> float | None:
+            return _span(rows, "whole", 0, T)
+
+        means = {
+            "length.within": examined.mean(model, within, "reading = whole, first < T", none=_SHORT)
+        }
+        for end in ENDS:
+            change = _less("whole", "apart", end // 2 * T, end * T)
+            means[f"length.{end}"] = examined.mean(model, *change, none=_SHORT)
+        for reading in ("frozen", "removed"):
+            change = _less(reading, "whole", ENDS[-1] // 2 * T, ENDS[-1] * T)
+            # Of a model whose windows are long enough, only the correction can lack.
+            none = "no layer of it has a count correction" if examined.seeds(*model) else _SHORT
+            means[f"length.{reading}"] = examined.mean(model, *change, none=none)
+        for column, mean in means.items():
+            put_with_interval(found, "/".join(model), column, mean)
+    return found
+
+
+def _times(contexts: int) -> str:
+    return "T" if contexts == 1 else f"{contexts}T"
+
+
+_NLL, _RISE = Number(3), Number(3, signed=True)
+LENGTH = Table(
+    label="beyond-length",
+    number="B4",
+    title="Longer than trained",
+    summary="Validation NLL up to eight training contexts, and what the count correction does.",
+    caption=(
+        "Windows of up to eight training contexts T, each within one document. Positions, counts "
+        "and states go on. By position beyond T: less the NLL of the same tokens in windows as "
+        "long as trained, so that a positive difference is a loss. Count correction, from 4T to "
+        "8T: with log i kept at log T, and without it, less the whole reading."
+    ),
+    panels=(
+        Panel(
+            "Length",
+            (
+                value("NLL\nto T", "length.within", _NLL),
+                *(value(f"{_times(end // 2)} to\n{end}T", f"length.{end}", _RISE) for end in ENDS),
+                value("Count kept\nat T", "length.frozen", _RISE),
+                value("Count\nleft out", "length.removed", _RISE),
+            ),
+            rows=ROWS,
+            measured=True,
+        ),
+    ),
+    measure=length,
+    stubs=STUBS,
+    rows=(),
+    notes=lambda cells: [
+        Note(OVER_SEEDS),
+        Note(
+            "Tokens differ between positions, so that NLL by position says little by itself: the "
+            "differences are between readings of the same tokens. They say nothing of a model "
+            "trained at that length. Without its count correction a layer is another one than was "
+            "trained, within the context too."
+        ),
+    ],
+)
