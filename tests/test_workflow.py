@@ -30,7 +30,7 @@ REPORT = {"cells", "figures", "report", "document", "all"}
 TRAINED, DIAGNOSED = {"train", "train_reading"}, {"diagnose", "diagnose_reading", "collect"}
 # How many jobs the campaign has of each of them, where nothing is done.
 WHOLE = {"train": 28, "train_reading": 4, "diagnose": 12, "diagnose_reading": 4, "collect": 1}
-WHOLE |= {"examine": 6}
+WHOLE |= {"examine": 6, "recall": 2}
 PUBLISHED = ("--snakefile", "workflow/published.smk", "--cores", "1")
 
 
@@ -109,7 +109,7 @@ def test_every_stage_writes_parquet_with_units_and_origin(project: Path) -> None
     files = sorted((project / "results/tiny").rglob("*.parquet"))
     data, models, runs, diagnostics, systems, checks = 2, 1, 32 * 3, 16 * 3, 11, 2
     made = data + models + runs + diagnostics + len(READING_KINDS) + systems + checks
-    made += 3 * WHOLE["examine"]
+    made += 3 * WHOLE["examine"] + WHOLE["recall"]
     assert len(files) == made + len(FRAMES) + 1
     for path in files:
         origin = read_origin(path)

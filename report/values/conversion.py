@@ -46,13 +46,10 @@ def tokens_until(target: float, looks: pd.DataFrame) -> float | None:
 
 
 def conversion(records: CampaignRecords) -> Measurements:
-    """A row a scale whose MHA runs were converted."""
+    """A row a scale."""
     found: Measurements = {}
     for scale in SCALES:
-        converted = curves(records.converted_probes, scale)
-        planned = select(records.missing, kind=KIND, scale=scale)
-        if converted or len(planned):
-            _put_scale(found, records, scale, converted)
+        _put_scale(found, records, scale, curves(records.converted_probes, scale))
     return found
 
 
