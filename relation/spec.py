@@ -91,8 +91,8 @@ class RunSpec(ExecutionSection, Training, Optimisation, Schedule, Spec):
     decay_vectors: whether norms, scalars and angles decay too; init_key: what initial weights are
     keyed by beside the seed, where a pair does not share them; reading: the reading of the paper
     that it is trained for, empty in the matrix; document_mask: "documents" where a token sees its
-    own document alone; start: the configuration hash of the MHA run from whose converted
-    weights it goes on, None where it starts from drawn ones.
+    own document alone; start: the configuration hash of the MHA run from whose weights it
+    goes on, converted where it trains Full Relation; None where it starts from drawn ones.
     """
 
     campaign: str

@@ -1,4 +1,4 @@
-"""Full Relation runs that go on from MHA's weights: the command, the job, its plan and values."""
+"""Runs that go on from MHA's weights: the command, the jobs, their plan and values."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from test_report_records import make_records
 
 from relation.cli import main
+from relation.pipeline.campaign import GOES_ON
 from relation.store.layouts import PROBES, RUN
 from relation.store.parquet import read_origin, read_parquet
 from report.values.conversion import conversion, tokens_until
@@ -30,7 +31,7 @@ def write_config(folder: Path, **changes) -> None:
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A trained MHA run, what `convert` makes of it, and the run that goes on from it."""
+    """A trained MHA run, what `convert` makes of it, and the two runs that go on from it."""
     project = tmp_path_factory.mktemp("project")
     write_config(project)
     with pytest.MonkeyPatch.context() as patched:
@@ -39,6 +40,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert main(["train", "10M/mha/42", *OPTIONS]) == 0
         assert main(["convert", "10M/mha/42", "new/model.safetensors", *OPTIONS]) == 0
         assert main(["train", "10M/converted/42", *OPTIONS]) == 0
+        assert main(["train", "10M/continued/42", *OPTIONS]) == 0
     return project
 
 
@@ -72,6 +74,24 @@ def test_the_run_goes_on_for_its_share_of_the_budget(project):
     assert abs(nll.iloc[0] - mha["final_nll"]) < 0.1 < np.log(300) - nll.iloc[0]
 
 
+def test_the_control_goes_on_from_mha_itself_on_the_same_tokens(project):
+    runs = project / "results/tiny/runs/10M"
+    looks = {}
+    for variant in ("mha", "converted", "continued"):
+        read = read_parquet(runs / variant / "42/probes.parquet", PROBES).to_pandas()
+        read = read[read["metric"] == "validation_nll"].sort_values("tokens")
+        looks[variant] = dict(zip(read["tokens"], read["value"], strict=True))
+    assert list(looks["continued"]) == list(looks["converted"])
+    last = list(looks["mha"].values())[-1]
+    assert looks["continued"][0] == pytest.approx(last, rel=1e-6)
+    origins = [read_origin(runs / v / "42/record.parquet") for v in ("converted", "continued")]
+    differ = {
+        name for name, value in origins[0]["spec"].items() if origins[1]["spec"][name] != value
+    }
+    assert differ == {"variant", "model"}
+    assert origins[0]["order_hash"] == origins[1]["order_hash"]
+
+
 def test_what_cannot_be_converted_is_told_in_one_line(project, monkeypatch, capsys):
     monkeypatch.chdir(project)
     for arguments, said in (
@@ -97,28 +117,34 @@ def test_a_scale_without_pairs_is_refused(tmp_path, monkeypatch, capsys):
 def test_the_dag_trains_mha_first_and_no_other_campaign_converts(tmp_path):
     project = copy_project(tmp_path / "copy")
     write_config(project)
-    record = "results/tiny/runs/10M/converted/43/record.parquet"
-    jobs = planned_jobs(project, "--config", "campaign=tiny", "--", record)
-    assert jobs == {"prepare": 1, "train": 2}
+    records = [f"results/tiny/runs/10M/{variant}/43/record.parquet" for variant in GOES_ON.values()]
+    jobs = planned_jobs(project, "--config", "campaign=tiny", "--", *records)
+    assert jobs == {"prepare": 1, "train": 3}
     config = yaml.safe_load((ROOT / "config.yaml").read_text(encoding="utf-8"))
     converting = [name for name, each in config["campaigns"].items() if "conversion" in each]
     assert converting == ["conversion"]
 
 
-def converted(records: CampaignRecords, ends: dict[int, float]) -> CampaignRecords:
-    """Runs at 10M that fall in a line from NLL 5 to an end, by seed, in a million tokens."""
+def gone_on(
+    records: CampaignRecords, ends: dict[int, float], control: dict[int, float] | None = None
+) -> CampaignRecords:
+    """Runs at 10M that go in a line to an end, by seed, in a million tokens.
+
+    The converted ones start from NLL 5, their control from 4.
+    """
     rows = [
-        {"scale": "10M", "variant": "converted", "seed": seed, "tokens": tokens, "alike": True}
-        | {"metric": "validation_nll", "value": value, "source": f"converted/10M/{seed}"}
-        for seed, end in ends.items()
-        for tokens, value in ((0, 5.0), (1_000_000, end))
+        {"scale": "10M", "variant": variant, "seed": seed, "tokens": tokens, "alike": True}
+        | {"metric": "validation_nll", "value": value, "source": f"{variant}/10M/{seed}"}
+        for variant, first, of in (("converted", 5.0, ends), ("continued", 4.0, control or {}))
+        for seed, end in of.items()
+        for tokens, value in ((0, first), (1_000_000, end))
     ]
     return replace(records, converted_probes=pd.DataFrame(rows))
 
 
 def test_values_are_those_of_the_curves():
     """MHA ends at 4. Seed 42 is there after 1 / 1.25 of its tokens, 43 at its end, 44 never."""
-    found = conversion(converted(make_records(), {42: 3.75, 43: 4.0, 44: 4.5}))
+    found = conversion(gone_on(make_records(), {42: 3.75, 43: 4.0, 44: 4.5}))
     until = found["10M", "until.converted", "value"]
     assert until.by_seed == pytest.approx({42: 0.8e6, 43: 1e6})
     assert until.reason == "seeds that never reach it: 44"
@@ -129,10 +155,23 @@ def test_values_are_those_of_the_curves():
     # Full Relation's looks of seed s are s / 1000 below MHA's, a nat in 24,576 tokens.
     nothing = found["10M", "until.nothing", "value"].by_seed
     assert nothing == pytest.approx({s: 98304 - s / 1000 * 24576 for s in (42, 43, 44)})
+    assert found["10M", "behind", "value"].status == "not run"
+
+
+def test_the_control_is_subtracted_where_both_have_the_same_tokens():
+    """A nat apart at first; seed 42 is level after 1 / 1.25 of its tokens, 43 never."""
+    records = gone_on(make_records(), {42: 3.5, 43: 3.75}, {42: 3.75, 43: 3.5, 44: 3.9})
+    found = conversion(records)
+    alone = found["10M", "end.control", "value"].by_seed
+    assert alone == pytest.approx({42: -0.25, 43: -0.5, 44: -0.1})
+    assert found["10M", "behind", "value"].by_seed == pytest.approx({42: -0.25, 43: 0.25})
+    level = found["10M", "until.control", "value"]
+    assert level.by_seed == pytest.approx({42: 0.8e6})
+    assert level.reason == "seeds that never reach it: 43"
 
 
 def test_a_loss_that_no_run_reaches_is_said():
-    found = conversion(converted(make_records(), {42: 4.5, 43: 4.1}))
+    found = conversion(gone_on(make_records(), {42: 4.5, 43: 4.1}))
     assert found["10M", "until.converted", "value"].status == "not reached"
     assert {cell.status for cell in conversion(make_records()).values()} == {"not run"}
     looks = pd.DataFrame({"tokens": [0, 10], "value": [3.0, 2.0]})

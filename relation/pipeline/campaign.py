@@ -25,8 +25,9 @@ from relation.spec import (
 from relation.variants import PAIRED, VARIANTS
 
 _RESTRICTIONS = ("scales", "seeds", "variants", "readings")
-# What records and addresses call a Full Relation run that goes on from MHA.
-CONVERTED = "converted"
+# What records and addresses call a run that goes on from MHA, by the model it trains: Full Relation
+# with the converted weights, and MHA itself, which shows what further training alone does.
+GOES_ON = {"full": "converted", "mha": "continued"}
 
 
 @dataclass(frozen=True)
@@ -201,7 +202,10 @@ def _further_seeds(matrix: Matrix) -> dict[str, list[int]]:
 
 
 def _converted(matrix: Matrix, runs: Iterable[RunSpec]) -> list[RunSpec]:
-    """The runs that go on from MHA runs; raises InputError where there can be none."""
+    """The runs that go on from MHA runs, converted or as MHA on the same schedule.
+
+    Raises InputError where there can be none.
+    """
     section = matrix.campaign.conversion
     if section is None:
         return []
@@ -212,15 +216,15 @@ def _converted(matrix: Matrix, runs: Iterable[RunSpec]) -> list[RunSpec]:
             raise InputError(f"{place}: {scale} does not train both {' and '.join(PAIRED)}")
     return [
         replace(
-            full,
-            variant=CONVERTED,
+            run,
+            variant=GOES_ON[variant],
             start=pairs[scale, "mha", seed].config_hash,
-            budget_tokens=round(section.share * full.budget_tokens),
-            warmup_tokens=round(section.share * full.warmup_tokens),
-            learning_rate=section.rate * full.learning_rate,
+            budget_tokens=round(section.share * run.budget_tokens),
+            warmup_tokens=round(section.share * run.warmup_tokens),
+            learning_rate=section.rate * run.learning_rate,
         )
-        for (scale, variant, seed), full in pairs.items()
-        if scale in section.scales and variant == "full"
+        for (scale, variant, seed), run in pairs.items()
+        if scale in section.scales and variant in GOES_ON
     ]
 
 
@@ -326,7 +330,10 @@ def resolve(config: Mapping, **overrides: Any) -> Campaign:
     chosen.choose("seeds", dict.fromkeys(run.seed for run in every))
     trained = {run.variant for run in every}
     # Linear Relation is benchmarked at every scale although no scale trains it.
-    offered = [*(v for v in VARIANTS if v in trained), *([CONVERTED] * bool(planned_converted))]
+    offered = [
+        *(v for v in VARIANTS if v in trained),
+        *dict.fromkeys(run.variant for run in planned_converted),
+    ]
     chosen.choose("variants", offered, silent=("linear",))
     chosen.choose("readings", [reading.name for reading in readings])
 

@@ -154,7 +154,7 @@ def _stage(job: Job) -> str | None:
     if job.spec.reading:
         return "readings"
     if job.spec.start is not None:
-        return "converted runs"
+        return "runs from MHA"
     return "further runs" if job.further else stage_of(job.variant)
 
 
@@ -214,7 +214,7 @@ def make_plan(campaign: Campaign, results: Results, tables: Mapping[str, TableNe
     ledger = Ledger(replace(results, campaign=campaign))
     names = ["paired runs", "ablation runs", "other runs"]
     names += ["further runs"] if campaign.planned_further else []
-    names += ["converted runs"] if campaign.planned_converted else []
+    names += ["runs from MHA"] if campaign.planned_converted else []
     names += ["readings"] if campaign.readings else []
     names += ["diagnostics", "systems", "verification", "beyond the paper"]
     jobs: dict[str, list[Job]] = {name: [] for name in names}

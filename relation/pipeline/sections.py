@@ -305,10 +305,10 @@ class Scale(ShapeSection, Schedule):
 
 @dataclass(frozen=True, kw_only=True)
 class ConversionSection:
-    """Full Relation that goes on from the campaign's MHA runs: their weights, angles 0."""
+    """Full Relation that goes on from the campaign's MHA runs, and MHA trained on beside it."""
 
-    scales: Annotated[list[ScaleName], *UNIQUE] = key("Where the MHA runs are converted")
-    share: Positive = key("Tokens that a converted run trains, as a share of the budget", le=1.0)
+    scales: Annotated[list[ScaleName], *UNIQUE] = key("Where the MHA runs are gone on from")
+    share: Positive = key("Tokens that such a run trains, as a share of the budget", le=1.0)
     rate: Positive = key("Its learning rate, as a share of the scale's")
 
 
@@ -374,7 +374,7 @@ class CampaignSection(ExecutionSection):
         "Another campaign, whose readings this one's report shows; null for none", default=None
     )
     conversion: ConversionSection | None = key(
-        "Which MHA runs are converted to Full Relation and trained on; null for none",
+        "Which MHA runs are trained on, converted to Full Relation and as they are; null for none",
         default=None,
     )
     runs_per_gpu: Literal[1, 2, 4] = key(

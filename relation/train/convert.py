@@ -1,4 +1,4 @@
-"""Full Relation from a trained MHA checkpoint, with lambda chosen on the run's own windows."""
+"""Runs from a trained MHA checkpoint; for Full Relation lambda is chosen on the run's windows."""
 
 from pathlib import Path
 
@@ -57,10 +57,22 @@ class SearchWindows:
             return summed_nll(model, inputs, targets, documents) / self.tokens
 
 
-def start_converted(model: Decoder, checkpoint: Path, search: SearchWindows) -> None:
-    """Give a Full Relation model what a trained MHA checkpoint has; lambda as `search` finds it.
+def start_trained(
+    model: Decoder,
+    checkpoint: Path,
+    spec: RunSpec,
+    windows: TrainingWindows,
+    mask: DocumentMask | None = None,
+) -> None:
+    """Give a run's model what a trained MHA checkpoint has.
 
-    Raises InputError for a damaged checkpoint or one of another shape.
+    MHA goes on as it is; Full Relation with lambda as its search on the run's first windows finds
+    it. Raises InputError for a damaged checkpoint or one of another shape.
     """
-    start_from_attention(model, load_model(checkpoint, model.embedding.weight.device))
-    search.fit(model)
+    device = model.embedding.weight.device
+    attention = load_model(checkpoint, device)
+    if model.config == attention.config:
+        model.load_state_dict(attention.state_dict())
+        return
+    start_from_attention(model, attention)
+    SearchWindows(spec, windows, device, mask).fit(model)

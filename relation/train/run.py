@@ -38,7 +38,7 @@ from relation.train.checkpoint import (
     snapshot,
     sweep,
 )
-from relation.train.convert import SearchWindows, start_converted
+from relation.train.convert import start_trained
 from relation.train.evaluate import validation_nll
 from relation.train.folder import LOCK, resume_key
 from relation.train.guards import asked_to_stop, check_all_learn, check_writable, writing
@@ -100,9 +100,7 @@ class _Run:
         self.model.to(device)
         if start is not None:
             with self.peak_memory.left_out():
-                search = SearchWindows(spec, self.windows, device, self.mask)
-                start_converted(self.model, start, search)
-                del search
+                start_trained(self.model, start, spec, self.windows, self.mask)
         init_hash = shared_weights_hash(self.model)
         self.optimizer = build_optimizer(
             self.model,

@@ -1,13 +1,18 @@
-"""Beyond the paper: Full Relation that goes on from a trained MHA model's weights."""
+"""Beyond the paper: Full Relation that goes on from a trained MHA model's weights.
+
+Its control is MHA that goes on from them too, on the same tokens by the same schedule: only what
+lies between the two is the operator's.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from relation.pipeline.campaign import GOES_ON
 from relation.variants import PAIRED
 from report.values.efficiency import token_crossing
 from report.values.layout import SCALE_ROWS, SCALES, Needs, Note, Number, Panel, Table, value
@@ -27,6 +32,7 @@ if TYPE_CHECKING:
 METRIC = "validation_nll"
 # What the gaps of these runs are called.
 KIND = "converted run"
+Mean = Callable[[Mapping[int, float], str], Measured]
 
 
 def curves(probes: pd.DataFrame, scale: str) -> dict[int, pd.DataFrame]:
@@ -45,59 +51,85 @@ def tokens_until(target: float, looks: pd.DataFrame) -> float | None:
     return token_crossing(target, tokens, values, max(1, int(tokens[-1]))).tokens
 
 
+def _behind(looks: pd.DataFrame, control: pd.DataFrame) -> pd.DataFrame:
+    """How far a curve is above its control's, at the tokens that both have."""
+    both = looks.merge(control, on="tokens", suffixes=("", "_control"))
+    return both.assign(value=both["value"] - both["value_control"])[["tokens", "value"]]
+
+
 def conversion(records: CampaignRecords) -> Measurements:
     """A row a scale."""
     found: Measurements = {}
     for scale in SCALES:
-        _put_scale(found, records, scale, curves(records.converted_probes, scale))
+        _put_scale(found, records, scale)
     return found
 
 
-def _put_scale(
-    found: Measurements, records: CampaignRecords, scale: str, converted: dict[int, pd.DataFrame]
-) -> None:
-    mha, full = (curves(select(records.probes, variant=v), scale) for v in PAIRED)
-    ends = {seed: float(looks["value"].iloc[-1]) for seed, looks in mha.items()}
-    seeds = [seed for seed in converted if seed in ends]
-    behind = (
-        select(records.converted_probes, scale=scale),
-        select(records.probes, scale=scale, variant=PAIRED),
-    )
-    sources = tuple(dict.fromkeys(source for rows in behind for source in rows["source"]))
+def _until(
+    curves: Mapping[int, pd.DataFrame], targets: Mapping[int, float], mean: Mean, what: str
+) -> Measured:
+    """Mean tokens until each seed's curve is at its target; `what` the target is, in words."""
+    found = {s: tokens_until(targets[s], curves[s]) for s in targets.keys() & curves.keys()}
+    reached = {seed: tokens for seed, tokens in sorted(found.items()) if tokens is not None}
+    if found and not reached:
+        return Measured(status="not reached", reason=f"no run reaches {what}")
+    tokens = mean(reached, "M tokens")
+    if len(reached) < len(found):
+        never = ", ".join(str(seed) for seed in sorted(found) if seed not in reached)
+        tokens = replace(tokens, reason=f"seeds that never reach it: {never}")
+    return tokens
 
-    def mean(values: dict[int, float], unit: str = "nat/token") -> Measured:
+
+def _put_scale(found: Measurements, records: CampaignRecords, scale: str) -> None:
+    gone_on = select(records.converted_probes, scale=scale)
+    paired = select(records.probes, scale=scale, variant=PAIRED)
+    sources = tuple(
+        dict.fromkeys(source for rows in (gone_on, paired) for source in rows["source"])
+    )
+    mha, full = (curves(select(paired, variant=variant), scale) for variant in PAIRED)
+    control, converted = (curves(select(gone_on, variant=GOES_ON[v]), scale) for v in PAIRED)
+
+    def mean(values: Mapping[int, float], unit: str = "nat/token") -> Measured:
         def missing() -> Measured:
             return absent(records, (KIND, "run"), scale)
 
         planned = records.page["seeds"]
         return over_seeds(values, planned, sources, missing, unit, "validation NLL by tokens")
 
-    put(found, scale, {"mha": mean({seed: ends[seed] for seed in seeds})})
-    starts = {s: converted[s]["value"].iloc[0] - ends[s] for s in seeds}
+    every = {seed: _last(looks) for seed, looks in mha.items()}
+    ends = {seed: every[seed] for seed in converted if seed in every}
+    put(found, scale, {"mha": mean(ends)})
+    starts = {s: converted[s]["value"].iloc[0] - end for s, end in ends.items()}
     put_with_interval(found, scale, "start", mean(starts))
     for column, of in (("converted", converted), ("nothing", full)):
-        told = {s: tokens_until(ends[s], of[s]) for s in seeds if s in of}
-        reached = {s: tokens for s, tokens in told.items() if tokens is not None}
-        share = mean(reached, "M tokens")
-        if told and not reached:
-            share = Measured(status="not reached", reason="no run reaches MHA’s final NLL")
-        elif len(reached) < len(told):
-            never = ", ".join(str(seed) for seed in told if seed not in reached)
-            share = replace(share, reason=f"seeds that never reach it: {never}")
-        put_with_interval(found, scale, f"until.{column}", share)
-    lasts = {s: converted[s]["value"].iloc[-1] - ends[s] for s in seeds}
+        until = _until(of, ends, mean, "MHA’s final NLL")
+        put_with_interval(found, scale, f"until.{column}", until)
+    lasts = {s: _last(converted[s]) - end for s, end in ends.items()}
     put_with_interval(found, scale, "end", mean(lasts))
-    trained = {s: converted[s]["tokens"].iloc[-1] for s in seeds}
+    trained = {s: converted[s]["tokens"].iloc[-1] for s in ends}
     put(found, scale, {"trained": mean(trained, "M tokens")})
+
+    alone = {s: _last(control[s]) - every[s] for s in control if s in every}
+    put_with_interval(found, scale, "end.control", mean(alone))
+    behind = {s: _behind(converted[s], control[s]) for s in ends if s in control}
+    left = {seed: _last(looks) for seed, looks in behind.items()}
+    put_with_interval(found, scale, "behind", mean(left))
+    level = _until(behind, dict.fromkeys(behind, 0.0), mean, "that of MHA trained on alike")
+    put_with_interval(found, scale, "until.control", level)
+
+
+def _last(looks: pd.DataFrame) -> float:
+    return float(looks["value"].iloc[-1])
 
 
 def _notes(cells: pd.DataFrame) -> Iterator[Note]:
     if not len(cells[(cells["status"] == "ok") & (cells["column"] == "start")]):
         return
     yield Note(
-        "The converted run has further tokens and another schedule than MHA: a lower NLL at its "
-        "end is no comparison of the operators. A seed that never reaches MHA’s NLL has no number "
-        "of tokens, so that the mean is over the others.",
+        "The converted run has further tokens and another schedule than MHA, so that a lower NLL "
+        "at its end is no comparison of the operators. MHA trained on is: it goes on from the same "
+        "weights, on the same tokens by the same schedule. A seed that never reaches a NLL has no "
+        "number of tokens, so that the mean is over the others.",
         below=True,
     )
 
@@ -112,7 +144,8 @@ CONVERSION = Table(
         "Full Relation whose W_1, W_2, W_I, W_O and all other matrices are those of a trained MHA "
         "model, with mixing angles of 0 and λ chosen on training windows for the lowest loss: "
         "validation NLL before the first update, and millions of tokens until it is that of MHA at "
-        "the end of its budget, beside Full Relation trained from nothing."
+        "the end of its budget, beside Full Relation trained from nothing. MHA trained on goes on "
+        "from the same weights, on the same tokens by the same schedule."
     ),
     panels=(
         Panel(
@@ -124,6 +157,16 @@ CONVERSION = Table(
                 value("M tokens\nuntil MHA’s,\nfrom nothing", "until.nothing", _TOKENS, "full"),
                 value("End\n− MHA", "end", Number(4, signed=True), "full"),
                 value("M tokens\ntrained", "trained", _TOKENS, setting=True),
+            ),
+            rows=SCALE_ROWS,
+            measured=True,
+        ),
+        Panel(
+            "Beside MHA trained on",
+            (
+                value("MHA trained on,\nend − MHA", "end.control", Number(4, signed=True), "mha"),
+                value("Converted, end\n− MHA trained on", "behind", Number(4, signed=True), "full"),
+                value("M tokens until\nMHA trained on’s", "until.control", _TOKENS, "full"),
             ),
             rows=SCALE_ROWS,
             measured=True,

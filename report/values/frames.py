@@ -71,7 +71,8 @@ class CampaignRecords:
     thing that is not there (kind, scale, variant, seed, status, reason); provenance: a row a
     record that is there; page: what the report says about the campaign; curves, maps and probes:
     rows of FLOW_CURVES, FLOW_MAPS and PROBES, the latter with `alike`, whether they were taken as
-    the present configuration takes them; converted_probes: those of the runs that go on from MHA;
+    the present configuration takes them; converted_probes: those of the runs that go on from MHA's
+    weights, converted or as MHA;
     copying, lengths and self_use: rows of COPYING, LENGTHS and SELF_USE; readings: those that the
     report shows, None where there are none.
     """
