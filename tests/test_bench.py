@@ -270,7 +270,16 @@ def test_all_measures_everything_in_order(elsewhere: None, monkeypatch: pytest.M
         "relation.cli.bench._decode", lambda options, campaign: called.append("decode")
     )
     assert main(["bench", "all", "--device", "cpu"]) == 0
-    assert called == ["smoke", "flash", "linear", "decoder", "toy", "decode"]
+    assert called == [
+        "smoke",
+        "flash",
+        "linear",
+        "decoder",
+        "layers",
+        "layers-eager",
+        "toy",
+        "decode",
+    ]
 
 
 def row(context: int, seconds: float, **changes) -> dict:

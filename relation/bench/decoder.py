@@ -27,6 +27,7 @@ from relation.verify.inputs import DTYPES
 PRODUCTS, ATTENTION, TRAFFIC = "products", "attention", "traffic"
 _COPIED_AT_ONCE = 2**28
 Batches = Iterable[tuple[Tensor, Tensor]]
+MakeMixer = Callable[[ModelConfig, int], nn.Module]
 
 
 def _rotary_tables(length: int, width: int, base: float) -> tuple[Tensor, Tensor]:
@@ -45,12 +46,12 @@ def _rotate_half(x: Tensor) -> Tensor:
 class PlainAttention(nn.Module):
     """Causal attention of (B, T, d) with RoPE: three linears in, PyTorch's FlashAttention, one out.
 
-    On a CPU whatever kernel PyTorch chooses.
+    On a CPU, and where it is not `forced`, whatever kernel PyTorch chooses.
     """
 
-    def __init__(self, d_model: int, heads: int):
+    def __init__(self, d_model: int, heads: int, forced: bool = True):
         super().__init__()
-        self.heads = heads
+        self.heads, self.forced = heads, forced
         # Query, key, value and output.
         self.w1, self.w2, self.wi, self.wo = (
             nn.Linear(d_model, d_model, bias=False) for _ in range(4)
@@ -63,7 +64,7 @@ class PlainAttention(nn.Module):
             for linear in (self.w1, self.w2, self.wi)
         )
         q, k = ((p * cos + _rotate_half(p) * sin).type_as(p) for p in (q, k))
-        if x.device.type == "cuda":
+        if self.forced and x.device.type == "cuda":
             with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
                 y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         else:
@@ -71,35 +72,44 @@ class PlainAttention(nn.Module):
         return self.wo(y.transpose(1, 2).reshape(B, T, d))
 
 
-class PlainBlock(nn.Module):
-    """One pre-norm layer: attention, then SwiGLU."""
+def plain_attention(config: ModelConfig, layer_index: int) -> nn.Module:
+    """A layer's attention with PyTorch's FlashAttention."""
+    return PlainAttention(config.d_model, config.heads)
 
-    def __init__(self, config: ModelConfig):
+
+class PlainBlock(nn.Module):
+    """One pre-norm layer: a token mixer, then SwiGLU. Attention alone is given RoPE's tables."""
+
+    def __init__(self, config: ModelConfig, mixer: nn.Module):
         super().__init__()
         d, d_ff = config.d_model, config.d_ff
         self.mixer_norm = nn.RMSNorm(d, eps=config.norm_eps)
-        self.mixer = PlainAttention(d, config.heads)
+        self.mixer = mixer
         self.ffn_norm = nn.RMSNorm(d, eps=config.norm_eps)
         widths = {"gate": (d, d_ff), "up": (d, d_ff), "down": (d_ff, d)}
         self.ffn = nn.ModuleDict({k: nn.Linear(*w, bias=False) for k, w in widths.items()})
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        x = x + self.mixer(self.mixer_norm(x), cos, sin)
+        h = self.mixer_norm(x)
+        rope = (cos, sin) if isinstance(self.mixer, PlainAttention) else ()
+        x = x + self.mixer(h, *rope)
         h, ffn = self.ffn_norm(x), self.ffn
         return x + ffn["down"](F.silu(ffn["gate"](h)) * ffn["up"](h))
 
 
 class PlainDecoder(nn.Module):
-    """The MHA backbone with the weights of a model, for sequences of `length` tokens.
+    """The backbone with the weights of a model, for sequences of `length` tokens.
 
-    Parameters are called as that model's.
+    mixer: makes a layer's token mixer. Parameters are called as that model's.
     """
 
-    def __init__(self, model: Decoder, length: int):
+    def __init__(self, model: Decoder, length: int, mixer: MakeMixer = plain_attention):
         super().__init__()
         config = model.config
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
-        self.blocks = nn.ModuleList(PlainBlock(config) for _ in range(config.layers))
+        self.blocks = nn.ModuleList(
+            PlainBlock(config, mixer(config, index)) for index in range(config.layers)
+        )
         self.norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
         self.load_state_dict(model.state_dict())
         self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
@@ -120,19 +130,19 @@ class PlainDecoder(nn.Module):
 class PlainStep:
     """Updates of a plain decoder, called as `relation.train.step.UpdateStep` is.
 
-    The model is built at the first call, for the length of its sequences. Every target counts: a
-    micro-batch's loss is the mean over it. Its kernels are launched one by one, as torch.compile
-    does by default; the project's step replays CUDA graphs.
+    The model is built at the first call, for the length of its sequences; mixer: makes a layer's
+    token mixer. Every target counts: a micro-batch's loss is the mean over it. Its kernels are
+    launched one by one, as torch.compile does by default; the project's step replays CUDA graphs.
     """
 
-    def __init__(self, setup: Setup):
-        self.setup, self.device = setup, setup.device
+    def __init__(self, setup: Setup, mixer: MakeMixer = plain_attention):
+        self.setup, self.device, self.mixer = setup, setup.device, mixer
         self.model: PlainDecoder | None = None
 
     def _build(self, length: int) -> None:
         source = Decoder(self.setup.model)
         source.initialise(seed=0)
-        self.model = PlainDecoder(source, length).to(self.device)
+        self.model = PlainDecoder(source, length, self.mixer).to(self.device)
         settings = self.setup.optimizer
         parameters = list(self.model.parameters())
         decayed = [p for p in parameters if p.ndim >= 2]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from relation.bench import decoder, flash, linear
+from relation.bench import decoder, flash, layers, linear
 from relation.bench.peers import Benchmark, Systems
 from relation.bench.rounds import Part, session
 from relation.bench.sides import (
@@ -33,6 +33,8 @@ BENCHMARKS: dict[str, Mapping[str, Benchmark]] = {
     "flash": flash.BENCHMARKS,
     "linear": linear.BENCHMARKS,
     "decoder": decoder.BENCHMARKS,
+    "layers": layers.BENCHMARKS,
+    "layers-eager": layers.EAGER_BENCHMARKS,
 }
 MEASURES = {"forward": FORWARD, "backward": FORWARD_BACKWARD, "step": STEP, "long": LONG}
 _REPEATS_A_STEP_ROUND = 5

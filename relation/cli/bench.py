@@ -33,8 +33,8 @@ def add_commands(commands) -> None:
         "name",
         metavar="NAME",
         help=(
-            "as flash, linear, decoder; decode: a token by context and batch; systems: what the "
-            "systems tables show; all: everything"
+            "as flash, linear, decoder, layers, layers-eager; decode: a token by context and "
+            "batch; systems: what the systems tables show; all: everything"
         ),
     )
     parser.add_argument(
