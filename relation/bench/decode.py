@@ -2,10 +2,13 @@
 
 A token is what `relation.nn.generation` runs: read the last ids, draw the next ones, and tell the
 host, which reads them a token late. The state holds random numbers: no time depends on them.
+Beside it stand the time of reading a prompt (`relation.bench.prompts`) and how far decoding agrees
+with the forward pass (`relation.bench.agreement`).
 """
 
+import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,6 +17,8 @@ from typing import NamedTuple
 import torch
 
 from relation.bench import llama
+from relation.bench.agreement import agreement
+from relation.bench.prompts import forward, model_of, reading
 from relation.bench.run import choose
 from relation.bench.statistics import median_columns
 from relation.bench.timing import reclaim, synchronize
@@ -36,7 +41,12 @@ GRID = {
     "cuda": ((512, 2048, 8192, 32768, 131072), (1, 8, 32, 128)),
     "cpu": ((16, 64), (1, 2)),
 }
+# Tokens of a prompt, and rows.
+PROMPTS = {"cuda": (8192, (1, 8)), "cpu": (64, (1,))}
 PEER = "llama"
+TOKEN, PROMPT, FORWARD, AGREEMENT = "token", "prompt", "forward", "agreement"
+# What `bench decode` measures; a prompt's rows are those of reading it and of training's forward.
+MEASURES = (TOKEN, PROMPT, AGREEMENT)
 # Compiling the peer takes as long as measuring a model's whole row.
 _PEERS_CONTEXTS, _PEERS_BATCHES = (512, 131072), (1, 32)
 _ROUNDS, _TOKENS_A_ROUND, _WARM_TOKENS = 10, 8, 4
@@ -48,7 +58,7 @@ class Decoding(NamedTuple):
     """What is timed: `token` runs a token of the batch, `rewind` goes back to the context."""
 
     token: Callable[[], object]
-    rewind: Callable[[], object]
+    rewind: Callable[[], object] = lambda: None
 
 
 Maker = Callable[["Cell"], Decoding]
@@ -56,12 +66,21 @@ Maker = Callable[["Cell"], Decoding]
 
 @dataclass(frozen=True)
 class Cell:
-    """What is measured once: a token of `batch` rows that have read `context` tokens each."""
+    """What is measured once: a token of `batch` rows that have read `context` tokens each.
+
+    measure: TOKEN, or PROMPT and FORWARD, of which `context` tokens a row are timed.
+    """
 
     model: str
     config: ModelConfig
     context: int
     batch: int
+    measure: str = TOKEN
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that a call takes."""
+        return self.batch * (1 if self.measure == TOKEN else self.context)
 
     def state_bytes(self, dtype: torch.dtype) -> int:
         """Bytes of the decode state: Table 1's history state, of all layers and rows."""
@@ -85,12 +104,6 @@ def random_state(cell: Cell, dtype: torch.dtype, device: torch.device) -> Decode
             cache.tensors = tuple(torch.randn(shape, dtype=dtype, device=device) for _ in range(2))
     state.settle([cell.context] * cell.batch)
     return state
-
-
-def _decoder(config: ModelConfig, device: torch.device) -> Decoder:
-    model = Decoder(config, Execution(linear="chunked"))
-    model.initialise(seed=0)
-    return model.to(device).eval()
 
 
 def _replayed(model: Decoder, cell: Cell, dtype: torch.dtype, device: torch.device) -> Decoding:
@@ -132,7 +145,14 @@ def _maker(name: str, config: ModelConfig, dtype: torch.dtype, device: torch.dev
     if name == PEER:
         return partial(_peer, dtype=dtype, device=device)
     make = _replayed if device.type == "cuda" else _plain
-    return partial(make, fold(_decoder(config, device)), dtype=dtype, device=device)
+    model = fold(model_of(config, Execution(linear="chunked"), device).eval())
+    return partial(make, model, dtype=dtype, device=device)
+
+
+def _of_prompts(cell: Cell, dtype: torch.dtype, device: torch.device) -> Decoding:
+    """A prompt read, or training's forward of as many tokens."""
+    make = reading if cell.measure == PROMPT else forward
+    return Decoding(make(cell.config, cell.context, cell.batch, dtype, device))
 
 
 def why_unmeasured(cell: Cell, dtype: torch.dtype, device: torch.device) -> str | None:
@@ -179,20 +199,54 @@ def measured(cell: Cell, make: Maker, precision: str, device: torch.device) -> d
             status, reason = "OOM", str(error).splitlines()[0]
     median = median_columns("seconds", samples)
     seconds = median["seconds"]
-    return {
-        "model": cell.model,
-        "layout": cell.config.layout,
+    return _row(cell.model, cell.config, cell.measure, precision, device) | {
         "context": cell.context,
         "batch": cell.batch,
-        "precision": precision,
         "status": status,
         "reason": reason,
         **median,
-        "tokens_per_second": None if seconds is None else cell.batch / seconds,
-        "state_bytes": needed,
+        "tokens_per_second": None if seconds is None else cell.tokens / seconds,
+        "state_bytes": None if cell.measure == FORWARD else needed,
         "samples": samples,
-        "device": describe(device),
     }
+
+
+def _row(
+    model: str, config: ModelConfig, measure: str, precision: str, device: torch.device
+) -> dict:
+    """What every row has; the other columns are null."""
+    own = {"model": model, "layout": config.layout, "measure": measure, "precision": precision}
+    return dict.fromkeys(DECODE.names) | own | {"samples": [], "device": describe(device)}
+
+
+def _rows_of(
+    name: str,
+    config: ModelConfig,
+    grid: Sequence[Sequence[int]],
+    measures: Sequence[str],
+    precision: str,
+    device: torch.device,
+    tell: Callable[[str], None],
+) -> Iterator[dict]:
+    """One model's rows. tell: what the next one is."""
+    dtype = DTYPES[precision]
+    if TOKEN in measures:
+        make = _maker(name, config, dtype, device)
+        for context, batch in itertools.product(*grid):
+            tell(f"{name} {context:,} x {batch}")
+            yield measured(Cell(name, config, context, batch), make, precision, device)
+    if name == PEER:
+        return
+    if PROMPT in measures:
+        make = partial(_of_prompts, dtype=dtype, device=device)
+        context, batches = PROMPTS[device.type]
+        for batch, measure in itertools.product(batches, (PROMPT, FORWARD)):
+            tell(f"{name} {measure} {context:,} x {batch}")
+            yield measured(Cell(name, config, context, batch, measure), make, precision, device)
+    if AGREEMENT in measures:
+        tell(f"{name} {AGREEMENT}")
+        found = _row(name, config, AGREEMENT, precision, device)
+        yield found | agreement(config, precision, device)
 
 
 def run(
@@ -205,17 +259,19 @@ def run(
     only: Sequence[str] | None = None,
     contexts: Sequence[int] | None = None,
     batches: Sequence[int] | None = None,
+    measures: Sequence[str] | None = None,
     stamp: Stamp = UNKNOWN,
 ) -> list[dict]:
-    """Measure a token of each model at each context and batch, and write the Parquet.
+    """Measure how each model decodes, and write the Parquet.
 
     models: by name, "mha" among them, whose shape the peer in transformers takes; only: names of
-    models and of the peer, None for all; contexts, batches: those of GRID by default. The file is
-    written anew after every model, so that an interrupted run leaves what it measured. Raises
-    InputError for an unknown model, a context or batch below 1 and where there is no GPU.
+    models and of the peer, None for all; contexts, batches: of the tokens, those of GRID by
+    default; measures: of MEASURES, None for all. The file is written anew after every model, so
+    that an interrupted run leaves what it measured. Raises InputError for an unknown model or
+    measure, a context or batch below 1 and where there is no GPU.
     """
     named = {**models, PEER: models["mha"]}
-    chosen = choose("model", only, named)
+    chosen, asked = choose("model", only, named), choose("measure", measures, MEASURES)
     grid = [
         given or known for given, known in zip((contexts, batches), GRID[device_kind], strict=True)
     ]
@@ -223,17 +279,14 @@ def run(
         if min(values) < 1:
             raise InputError(f"a {what} is {min(values)}; give at least 1")
     rows: list[dict] = []
-    hashed = canonical_hash([settings, chosen, *map(list, grid)])
+    hashed = canonical_hash([settings, chosen, *map(list, grid), asked])
     with claim(device_kind) as device, Progress("decode", len(chosen), "models") as progress:
         written = origin(campaign, hashed, "decode", describe(device), stamp)
         for model in chosen:
-            make = _maker(model, named[model], DTYPES[precision], device)
-            for context in grid[0]:
-                for batch in grid[1]:
-                    progress.advance(0, f"{model} {context:,} x {batch}")
-                    cell = Cell(model, named[model], context, batch)
-                    rows.append(measured(cell, make, precision, device))
-                    reclaim()
+            given = named[model], grid, asked, precision, device
+            for row in _rows_of(model, *given, partial(progress.advance, 0)):
+                rows.append(row)
+                reclaim()
             write_parquet(output, DECODE, rows, written)
             progress.advance(1, model)
     return rows

@@ -51,7 +51,8 @@ def add_commands(commands) -> None:
         metavar="MEASURES",
         help=(
             "comma-separated choice of forward, backward (with its forward), step and, of linear, "
-            "long (steps at ever longer contexts); of systems, of its benchmarks"
+            "long (steps at ever longer contexts); of systems, of its benchmarks; of decode, of "
+            "token, prompt and agreement"
         ),
     )
     parser.add_argument("--peers", help="comma-separated choice of what to compare with")
@@ -164,12 +165,12 @@ def _numbers(name: str, text: str | None) -> list[int] | None:
 
 def _decode(options: argparse.Namespace, campaign: Campaign) -> None:
     """A token of MHA, Full, Linear and Hybrid Relation, by context and batch."""
-    from relation.bench.decode import run
-    from relation.bench.decode_table import notes, sections
+    from relation.bench.decode import TOKEN, run
+    from relation.bench.decode_table import notes, of_measure, sections
     from report.figures.decode import decode_svg
 
-    if options.name == DECODE and (options.only or options.repeats != _REPEATS):
-        raise InputError("bench decode takes no --only and --repeats; give --peers or --contexts")
+    if options.name == DECODE and options.repeats != _REPEATS:
+        raise InputError("bench decode takes no --repeats; give --peers, --only or --contexts")
     output = options.output or _default_output(DECODE, options)
     rows = run(
         campaign.name,
@@ -181,13 +182,16 @@ def _decode(options: argparse.Namespace, campaign: Campaign) -> None:
         _names(options.peers),
         _numbers("contexts", options.contexts),
         _numbers("batches", options.batches),
+        _names(options.only),
         stamp(DECODE),
     )
-    print(f"Decoding a token: {rows[0]['device']}, {rows[0]['precision']}")
-    picture = output.with_suffix(".svg")
-    write_text(picture, decode_svg(rows))
+    print(f"Decoding: {rows[0]['device']}, {rows[0]['precision']}")
     print_tables(sections(rows), notes(rows))
-    print(f"{output}\n{picture}")
+    print(output)
+    if tokens := of_measure(rows, TOKEN):
+        picture = output.with_suffix(".svg")
+        write_text(picture, decode_svg(tokens))
+        print(picture)
 
 
 def _decoded_models(campaign: Campaign) -> dict[str, ModelConfig]:

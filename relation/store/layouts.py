@@ -368,15 +368,27 @@ BENCH = schema(
 DECODE = schema(
     Column("model", _TEXT, description="mha, full, linear, hybrid, or llama, the peer"),
     Column("layout", _TEXT, description="one letter a layer: A MHA, F Full, L Linear"),
-    Column("context", _INT, "tokens", "that each row has read"),
+    Column(
+        "measure",
+        _TEXT,
+        description="token: a token of every row, its sampling included; prompt: `context` tokens "
+        "of every row read at once, logits of the last; forward: training's forward pass of as "
+        "many, its loss included; agreement: tokens decoded after `context` beside the forward",
+    ),
+    Column("context", _INT, "tokens", "that each row has read or, of prompt and forward, reads"),
     Column("batch", _INT, "sequences"),
     Column("precision", _TEXT, description="bf16 or fp32"),
     *_OUTCOME,
-    Column("seconds", _REAL, "s", "median of a token of the whole batch, its sampling included"),
+    Column("seconds", _REAL, "s", "median of a token, a prompt or a forward of the whole batch"),
     Column("seconds_low", _REAL, "s", "95% interval"),
     Column("seconds_high", _REAL, "s"),
     Column("tokens_per_second", _REAL, "tok/s", "over all rows"),
     Column("state_bytes", _INT, "bytes", "of the decode state, measured or not"),
+    Column("compared_tokens", _INT, "tokens", "whose logits agreement compares, over all rows"),
+    Column("logit_error", _REAL, description="RMS of decoding's logits off FP64's, over theirs"),
+    Column("forward_error", _REAL, description="the same of the forward's in that precision"),
+    Column("greedy_differs", _INT, "tokens", "where decoding's largest logit isn't the forward's"),
+    Column("forward_differs", _INT, "tokens", "where the forward's largest logit isn't FP64's"),
     Column("samples", pa.list_(_REAL), "s", "every round, in order"),
     Column("device", _TEXT),
 )
