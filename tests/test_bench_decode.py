@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from benchmarks import campaign
 
 from relation.bench.agreement import agreement
 from relation.bench.decode import Cell, measured, random_state, run
@@ -132,13 +133,14 @@ def test_a_decoding_that_reads_another_place_is_wrong(monkeypatch: pytest.Monkey
 
 @pytest.mark.gpu
 def test_the_kernels_and_the_peer_on_a_gpu(tmp_path: Path) -> None:
-    models = {
-        name: replace(ModelConfig.for_variant(name, **{**THIRTY, "layers": 4}), vocab_size=512)
-        for name in ("mha", "full", "linear", "hybrid")
-    }
-    given = {"contexts": [512], "batches": [1, 8], "only": [*models, "llama"]}
+    (spec,) = (each for each in campaign("paper").systems if each.benchmark == "decode")
+    few = [
+        side | {"model": side["model"] | {"layout": side["model"]["layout"][:4]}}
+        for side in spec.sides
+    ]
+    given = {"contexts": [512], "batches": [1, 8]}
     # A row of agreement passes where BF16's logits are within their bound.
-    rows = run("paper", {}, models, "cuda", tmp_path / "decode.parquet", **given)
+    rows = run(replace(spec, sides=few), {}, "cuda", tmp_path / "decode.parquet", **given)
     for found in rows:
         if found["status"] == "UNAVAILABLE":
             assert found["model"] == "llama"

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from relation import ops
-from relation.bench.campaign import OperatorAndDecoding
+from relation.bench.campaign import OperatorCalls
 from relation.errors import InputError, RunError
 from relation.nn import Decoder, Execution, ModelConfig
 from relation.nn.cache import HistoryCache, LinearState
@@ -343,7 +343,7 @@ def test_a_benchmark_measures_the_bytes_that_decoding_keeps(precision):
         model = stirred(operator).float()
         for context in (3, LENGTH):
             given = {operator: backend}, context, precision, torch.device("cpu")
-            held = OperatorAndDecoding(config, operator, *given).prepare()["decode_state_bytes"]
+            held = OperatorCalls(config, operator, *given).prepare()["decode_state_bytes"]
             state = model.decode_state()
             with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
                 model.decode(TOKENS[:1, :context], state)

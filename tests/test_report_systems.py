@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 from test_report_records import make_records, one
 
+from relation.store.layouts import DECODE
 from report.figures.systems import throughput
 from report.judge.cells import build
 from report.render.printed import print_table
@@ -202,6 +203,47 @@ def test_a_token_without_a_trend_and_contexts_out_of_memory_are_told(records):
     (flat,) = [note for note in notes if note.text.startswith("No trend of a token’s time")]
     assert flat.text.endswith("overlap (Full, materialised; FlashRelation; Linear Relation).")
     assert not flat.below
+
+
+def decoded(model: str, context: int, batch: int, ms: float | None) -> dict:
+    """A row of the benchmark `decode`; without a time it did not fit."""
+    seconds = ms and ms / 1e3
+    return dict.fromkeys(DECODE.names) | {
+        "model": model, "measure": "token", "context": context, "batch": batch, "seconds": seconds,
+        "seconds_low": seconds, "seconds_high": seconds, "state_bytes": batch * context * 2**20,
+        "tokens_per_second": ms and 1e3 * batch / ms, "status": "PASS" if ms else "OOM",
+        "reason": None if ms else "too large", "device": "NVIDIA X", "scale": "30M",
+        "source": "systems/decode.parquet",
+    }  # fmt: skip
+
+
+def test_tokens_are_those_of_the_record_of_decoding(records):
+    """Where there is one: of one row in panel (b), of the largest batch in panel (c)."""
+    rows = [
+        decoded(model, context, batch, ms * batch if fits else None)
+        for model, ms in (("mha", 0.2), ("full", 0.3), ("linear", 0.1), ("hybrid", 0.15))
+        for context in (512, 8192)
+        for batch in (1, 128)
+        for fits in [(model, context, batch) != ("full", 8192, 128)]
+    ]
+    label = "token-mixing-complexity"
+    before, after = (
+        build(each, label) for each in (records, replace(records, decode=pd.DataFrame(rows)))
+    )
+    assert one(before, label, "full-flash", "decode_last")["value"] == pytest.approx(1.0)
+    assert not (before["row"] == "decode-full").any()
+    assert one(after, label, "full-flash", "decode_last")["value"] == pytest.approx(0.3)
+    assert one(after, label, "linear", "decoded")["text"] == "512 to 8192"
+    assert one(after, label, "full-reference", "decode_last")["status"] == "no counterpart"
+    assert one(after, label, "decode-full", "rows")["value"] == 128
+    assert one(after, label, "decode-full", "many_first")["value"] == pytest.approx(38.4)
+    assert one(after, label, "decode-full", "many_last")["status"] == "oom"
+    assert one(after, label, "decode-hybrid", "rate_last")["value"] == pytest.approx(1e3 / 0.15)
+    assert one(after, label, "decode-hybrid", "bytes")["value"] == pytest.approx(1024)
+    table = next(table for table in TABLES if table.label == label)
+    panels = [printed.panel.title for printed in print_table(table, after).panels]
+    assert panels[-1] == "(c) Decoding many rows"
+    assert len(print_table(table, before).panels) == len(panels) - 1
 
 
 def test_what_a_table_was_measured_under_is_said_once(records):

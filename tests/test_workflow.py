@@ -39,7 +39,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the project with the tiny campaign run from nothing."""
     project = copy_project(tmp_path_factory.mktemp("project") / "relation-copy")
     jobs = planned_jobs(project, *TINY)
-    assert WHOLE.items() < jobs.items() and jobs["measure"] == 11
+    assert WHOLE.items() < jobs.items() and jobs["measure"] == 12
     snakemake(project, *TINY)
     return project
 
@@ -107,7 +107,7 @@ def test_further_pairs_stand_apart_in_every_form_and_alone(project: Path, tmp_pa
 
 def test_every_stage_writes_parquet_with_units_and_origin(project: Path) -> None:
     files = sorted((project / "results/tiny").rglob("*.parquet"))
-    data, models, runs, diagnostics, systems, checks = 2, 1, 32 * 3, 16 * 3, 11, 2
+    data, models, runs, diagnostics, systems, checks = 2, 1, 32 * 3, 16 * 3, 12, 2
     made = data + models + runs + diagnostics + len(READING_KINDS) + systems + checks
     made += 3 * WHOLE["examine"] + WHOLE["recall"]
     assert len(files) == made + len(FRAMES) + 1
@@ -310,7 +310,7 @@ AGAIN = (*TINY, "published=false")
 
 def test_what_is_shipped_can_be_made_again_and_own_records_come_first(clone: Path) -> None:
     jobs = planned_jobs(clone, *AGAIN)
-    assert {**WHOLE, "measure": 11, "verify": 1}.items() < jobs.items()
+    assert {**WHOLE, "measure": 12, "verify": 1}.items() < jobs.items()
     own = "results/tiny/verification.parquet"
     assert own not in snakemake(clone, "--detailed-summary", *TINY).stdout
     snakemake(clone, *AGAIN, "--", own)

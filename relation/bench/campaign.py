@@ -1,10 +1,9 @@
 """One systems benchmark from specification to Parquet.
 
-Whole updates for the tables of throughput; for the complexity, one layer's operator against T, and
-decoding from a history of T (Table 1).
+Whole updates for the tables of throughput; for the complexity, one layer's operator and the state
+that decoding keeps of it, against T; for decode, tokens of whole models (Table 1).
 """
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,25 +11,23 @@ from pathlib import Path
 
 import torch
 
+from relation.bench import decode
 from relation.bench.processes import Measurement, Worker
 from relation.bench.rounds import WARM_ROUNDS, Answers, Part, prepared_together, session
 from relation.bench.statistics import median_columns
 from relation.bench.steps import UPDATE, WholeUpdates
-from relation.bench.timing import TimedCalls, synchronize
+from relation.bench.timing import TimedCalls
 from relation.data.tokens import token_file
 from relation.machine.devices import describe
-from relation.nn import Decoder, Execution
 from relation.nn.cache import HistoryCache, LinearState
 from relation.ops import get_backend
 from relation.spec import SystemsSpec
 from relation.store.layouts import COMPLEXITY, THROUGHPUT
 from relation.store.stamp import UNKNOWN, Stamp
-from relation.train.step import autocast
 from relation.variants import ModelConfig, model_config
 from relation.verify.inputs import DTYPES
 
-OPERATOR, DECODE = "operator", "decode"
-_TOKENS_A_ROUND = 8
+OPERATOR = "operator"
 _GIB = 2**30
 
 
@@ -47,12 +44,8 @@ def _decode_cache(operator: str, call: Callable, inputs: list) -> HistoryCache |
 
 
 @dataclass
-class OperatorAndDecoding(TimedCalls):
-    """Times one layer's operator, forward and backward, and one token of the model's decoding.
-
-    The operator takes random tokens, (1, H, T, d_h). The token is decoded by the clock on the wall,
-    from random caches of T - 1 tokens, batch 1: what a reader waits for, launches included.
-    """
+class OperatorCalls(TimedCalls):
+    """Times one layer's operator, forward and backward, on random tokens, (1, H, T, d_h)."""
 
     config: ModelConfig
     operator: str
@@ -62,12 +55,8 @@ class OperatorAndDecoding(TimedCalls):
     device: torch.device
 
     def prepare(self) -> dict:
-        """Draw the inputs. What is timed is built in its first round, where it may fail alone.
-
-        Returns the bytes that a decoding layer's cache holds after T tokens.
-        """
+        """Draw the inputs; returns the bytes that a decoding layer's cache holds after T tokens."""
         self.begin(self.device)
-        self._decodes: Callable[[], None] | None = None
         config, operator, device = self.config, self.operator, self.device
         call = get_backend(operator, self.backends[operator], device).call
         generator = torch.Generator().manual_seed(0)
@@ -92,49 +81,6 @@ class OperatorAndDecoding(TimedCalls):
         self.calls[OPERATOR] = forward_backward
         return {"decode_state_bytes": _decode_cache(operator, call, inputs).nbytes}
 
-    def seconds(self, measure: str) -> float:
-        """Seconds of a call of the operator, or of a token."""
-        if measure == OPERATOR:
-            return super().seconds(measure)
-        if self._decodes is None:
-            self._decodes = self._decoder()
-        self._decodes()
-        synchronize(self.device)
-        began = time.perf_counter()
-        for _ in range(_TOKENS_A_ROUND):
-            self._decodes()
-            # A token is read before the next can be chosen.
-            synchronize(self.device)
-        return (time.perf_counter() - began) / _TOKENS_A_ROUND
-
-    def _decoder(self) -> Callable[[], None]:
-        """Decodes the T-th token again and again."""
-        config, device, before = self.config, self.device, self.context - 1
-        model = Decoder(config, Execution(**self.backends))
-        model.initialise(seed=0)
-        model.to(device)
-        state = model.decode_state(self.context)
-        generator = torch.Generator(device).manual_seed(0)
-
-        def drawn(length: int, kind: torch.dtype) -> torch.Tensor:
-            shape = (1, config.heads, length, config.head_dim)
-            return torch.randn(shape, generator=generator, device=device).to(kind)
-
-        for cache in state.layers:
-            if isinstance(cache, LinearState):
-                cache.replace(drawn(config.head_dim, torch.float32), before)
-            else:
-                cache.append(*(drawn(before, DTYPES[self.precision]) for _ in range(2)))
-        token = torch.zeros((1, 1), dtype=torch.int64, device=device)
-
-        def decode() -> None:
-            for cache in state.layers:
-                cache.length = before
-            with autocast(device, self.precision):
-                model.decode(token, state)
-
-        return decode
-
 
 def measurement_of(
     spec: SystemsSpec, side: Mapping, tokens: Path | None, device: torch.device
@@ -142,9 +88,7 @@ def measurement_of(
     """The measurement of one side; tokens: the training split, or None for random tokens."""
     model, backends, variant = model_config(side["model"]), side["backends"], side["variant"]
     if spec.benchmark == "complexity":
-        return OperatorAndDecoding(
-            model, variant, backends, side["context"], spec.precision, device
-        )
+        return OperatorCalls(model, variant, backends, side["context"], spec.precision, device)
     return WholeUpdates.of(
         spec,
         model,
@@ -185,14 +129,11 @@ def _throughput_row(
 
 
 def _complexity_row(side: Mapping, answers: Answers) -> dict:
-    decode = answers.failures.get(DECODE)
-    return {
+    return dict.fromkeys(COMPLEXITY.names) | {
         "operator": side["side"],
         "context": side["context"],
         **answers.status(OPERATOR),
         **median_columns("seconds", answers.samples.get(OPERATOR, [])),
-        **median_columns("decode_seconds", answers.samples.get(DECODE, [])),
-        "decode_reason": None if decode is None else f"{decode.status}: {decode.reason}",
         "decode_state_bytes": answers.facts.get("decode_state_bytes"),
     }
 
@@ -210,7 +151,7 @@ def _parts(spec: SystemsSpec, tokens: Path | None, device: torch.device) -> list
     def part(sides: Sequence[Mapping]) -> Part:
         return Part(
             {side["side"]: measurement_of(spec, side, tokens, device) for side in sides},
-            [OPERATOR, DECODE] if complexity else [UPDATE],
+            [OPERATOR] if complexity else [UPDATE],
             spec.rounds,
             lambda found: [row(side, found[side["side"]]) for side in sides],
             # A round's first update settles what the others left.
@@ -234,6 +175,8 @@ def measure(
     of memory, a kill, a missing backend, is its row's status, not a failure of the benchmark.
     Raises InputError where there is no such device.
     """
+    if spec.benchmark == decode.NAME:
+        return decode.measure(spec, output, stamp)
     tokens, rows = None if data is None else token_file(data, "train"), []
     label, parts_of = f"{spec.benchmark} {spec.scale}", partial(_parts, spec, tokens)
     with session(spec.device, label, parts_of, start) as (shared, parts):

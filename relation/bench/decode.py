@@ -30,20 +30,17 @@ from relation.nn.folding import fold
 from relation.nn.prepared import Prepared
 from relation.nn.replay import Replay
 from relation.nn.sampling import Sampling, Uniforms, draw
-from relation.spec import canonical_hash
+from relation.spec import SystemsSpec, canonical_hash
 from relation.store.layouts import DECODE
 from relation.store.parquet import write_parquet
 from relation.store.stamp import UNKNOWN, Stamp, origin
-from relation.variants import LINEAR, ModelConfig
+from relation.variants import LINEAR, ModelConfig, model_config
 from relation.verify.inputs import DTYPES
 
-GRID = {
-    "cuda": ((512, 2048, 8192, 32768, 131072), (1, 8, 32, 128)),
-    "cpu": ((16, 64), (1, 2)),
-}
 # Tokens of a prompt, and rows.
 PROMPTS = {"cuda": (8192, (1, 8)), "cpu": (64, (1,))}
 PEER = "llama"
+NAME = "decode"
 TOKEN, PROMPT, FORWARD, AGREEMENT = "token", "prompt", "forward", "agreement"
 # What `bench decode` measures; a prompt's rows are those of reading it and of training's forward.
 MEASURES = (TOKEN, PROMPT, AGREEMENT)
@@ -165,12 +162,12 @@ def why_unmeasured(cell: Cell, dtype: torch.dtype, device: torch.device) -> str 
     return reason
 
 
-def _seconds(decoding: Decoding, device: torch.device) -> list[float]:
+def _seconds(decoding: Decoding, rounds: int, device: torch.device) -> list[float]:
     """Seconds of one token, the mean of each round, by the clock on the wall."""
     for _ in range(_WARM_TOKENS):
         decoding.token()
     found = []
-    for _ in range(_ROUNDS):
+    for _ in range(rounds):
         decoding.rewind()
         synchronize(device)
         began = time.perf_counter()
@@ -181,7 +178,9 @@ def _seconds(decoding: Decoding, device: torch.device) -> list[float]:
     return found
 
 
-def measured(cell: Cell, make: Maker, precision: str, device: torch.device) -> dict:
+def measured(
+    cell: Cell, make: Maker, precision: str, device: torch.device, rounds: int = _ROUNDS
+) -> dict:
     """The row of a cell: its times, or why it has none with the bytes that it would take."""
     dtype, samples = DTYPES[precision], []
     needed = cell.state_bytes(dtype)
@@ -193,7 +192,7 @@ def measured(cell: Cell, make: Maker, precision: str, device: torch.device) -> d
             reason = f"its state takes {needed / 1e9:,.0f} GB, and {free / 1e9:,.0f} GB are free"
     if reason is None:
         try:
-            samples = _seconds(make(cell), device)
+            samples = _seconds(make(cell), rounds, device)
             status = "PASS"
         except torch.OutOfMemoryError as error:
             status, reason = "OOM", str(error).splitlines()[0]
@@ -224,17 +223,18 @@ def _rows_of(
     config: ModelConfig,
     grid: Sequence[Sequence[int]],
     measures: Sequence[str],
+    rounds: int,
     precision: str,
     device: torch.device,
     tell: Callable[[str], None],
 ) -> Iterator[dict]:
     """One model's rows. tell: what the next one is."""
-    dtype = DTYPES[precision]
+    dtype, given = DTYPES[precision], (precision, device, rounds)
     if TOKEN in measures:
         make = _maker(name, config, dtype, device)
         for context, batch in itertools.product(*grid):
             tell(f"{name} {context:,} x {batch}")
-            yield measured(Cell(name, config, context, batch), make, precision, device)
+            yield measured(Cell(name, config, context, batch), make, *given)
     if name == PEER:
         return
     if PROMPT in measures:
@@ -242,51 +242,88 @@ def _rows_of(
         context, batches = PROMPTS[device.type]
         for batch, measure in itertools.product(batches, (PROMPT, FORWARD)):
             tell(f"{name} {measure} {context:,} x {batch}")
-            yield measured(Cell(name, config, context, batch, measure), make, precision, device)
+            yield measured(Cell(name, config, context, batch, measure), make, *given)
     if AGREEMENT in measures:
         tell(f"{name} {AGREEMENT}")
         found = _row(name, config, AGREEMENT, precision, device)
         yield found | agreement(config, precision, device)
 
 
-def run(
-    campaign: str,
-    settings: Mapping,
+def _record(
     models: Mapping[str, ModelConfig],
+    grid: Sequence[Sequence[int]],
+    measures: Sequence[str],
+    rounds: int,
+    precision: str,
     device_kind: str,
     output: Path,
-    precision: str = "bf16",
+    *stamped: str,
+    stamp: Stamp,
+) -> list[dict]:
+    """Measure models and write the Parquet anew after each, so that none is lost.
+
+    grid: contexts and batches of the tokens; stamped: campaign, hash and stage of the origin.
+    """
+    rows: list[dict] = []
+    with claim(device_kind) as device, Progress(NAME, len(models), "models") as progress:
+        written = origin(*stamped, describe(device), stamp)
+        for name, config in models.items():
+            given = grid, measures, rounds, precision, device
+            for row in _rows_of(name, config, *given, partial(progress.advance, 0)):
+                rows.append(row)
+                reclaim()
+            write_parquet(output, DECODE, rows, written)
+            progress.advance(1, name)
+    return rows
+
+
+def models_of(spec: SystemsSpec) -> dict[str, ModelConfig]:
+    """The models of a campaign's benchmark, by variant."""
+    return {side["variant"]: model_config(side["model"]) for side in spec.sides}
+
+
+def _grid_of(spec: SystemsSpec) -> list[list[int]]:
+    """Contexts and batches of a campaign's benchmark."""
+    return [list(dict.fromkeys(side[name] for side in spec.sides)) for name in ("context", "micro")]
+
+
+def measure(spec: SystemsSpec, output: Path, stamp: Stamp = UNKNOWN) -> list[dict]:
+    """A campaign's benchmark `decode`: the tokens of its sides; writes their Parquet.
+
+    Raises InputError where there is no such device.
+    """
+    given = models_of(spec), _grid_of(spec), [TOKEN], spec.rounds, spec.precision, spec.device
+    return _record(*given, output, spec.campaign, spec.config_hash, "systems", stamp=stamp)
+
+
+def run(
+    spec: SystemsSpec,
+    settings: Mapping,
+    device_kind: str,
+    output: Path,
     only: Sequence[str] | None = None,
     contexts: Sequence[int] | None = None,
     batches: Sequence[int] | None = None,
     measures: Sequence[str] | None = None,
     stamp: Stamp = UNKNOWN,
 ) -> list[dict]:
-    """Measure how each model decodes, and write the Parquet.
+    """Measure how each model of a campaign's benchmark decodes, and write the Parquet.
 
-    models: by name, "mha" among them, whose shape the peer in transformers takes; only: names of
-    models and of the peer, None for all; contexts, batches: of the tokens, those of GRID by
-    default; measures: of MEASURES, None for all. The file is written anew after every model, so
-    that an interrupted run leaves what it measured. Raises InputError for an unknown model or
-    measure, a context or batch below 1 and where there is no GPU.
+    The peer in transformers takes MHA's shape. settings: the campaign's, which the origin has a
+    hash of; only: names of models and of the peer, None for all; contexts, batches: of the tokens,
+    the benchmark's by default; measures: of MEASURES, None for all. Raises InputError for an
+    unknown model or measure, a context or batch below 1 and where there is no GPU.
     """
-    named = {**models, PEER: models["mha"]}
+    named = models_of(spec)
+    named |= {PEER: named["mha"]}
     chosen, asked = choose("model", only, named), choose("measure", measures, MEASURES)
     grid = [
-        given or known for given, known in zip((contexts, batches), GRID[device_kind], strict=True)
+        list(given or known)
+        for given, known in zip((contexts, batches), _grid_of(spec), strict=True)
     ]
     for what, values in zip(("context", "batch"), grid, strict=True):
         if min(values) < 1:
             raise InputError(f"a {what} is {min(values)}; give at least 1")
-    rows: list[dict] = []
-    hashed = canonical_hash([settings, chosen, *map(list, grid), asked])
-    with claim(device_kind) as device, Progress("decode", len(chosen), "models") as progress:
-        written = origin(campaign, hashed, "decode", describe(device), stamp)
-        for model in chosen:
-            given = named[model], grid, asked, precision, device
-            for row in _rows_of(model, *given, partial(progress.advance, 0)):
-                rows.append(row)
-                reclaim()
-            write_parquet(output, DECODE, rows, written)
-            progress.advance(1, model)
-    return rows
+    hashed = canonical_hash([settings, chosen, *grid, asked])
+    given = {name: named[name] for name in chosen}, grid, asked, _ROUNDS, spec.precision
+    return _record(*given, device_kind, output, spec.campaign, hashed, NAME, stamp=stamp)

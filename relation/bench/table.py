@@ -225,13 +225,12 @@ def complexity_section(title: str, rows: Sequence[Mapping]) -> Section:
             row["operator"],
             f"{row['context']:,}",
             cell(row["seconds"], ".3f", 1e-3),
-            cell(row["decode_seconds"], ".3f", 1e-3),
             cell(row["decode_state_bytes"], ","),
             _status(row),
         ]
         for row in sorted(rows, key=lambda row: row["operator"])
     ]
-    return Section(title, ["operator", "T", "ms", "token ms", "state bytes", ""], table)
+    return Section(title, ["operator", "T", "ms", "state bytes", ""], table)
 
 
 def campaign_notes(rows: Sequence[Mapping]) -> list[str]:

@@ -12,7 +12,6 @@ from relation.pipeline.origin import stamp
 from relation.pipeline.results import Results, systems_path
 from relation.pipeline.uses import uses_of
 from relation.store.files import write_text
-from relation.variants import ModelConfig, model_config
 
 _REPEATS = 50
 DECODE = "decode"
@@ -164,7 +163,7 @@ def _numbers(name: str, text: str | None) -> list[int] | None:
 
 
 def _decode(options: argparse.Namespace, campaign: Campaign) -> None:
-    """A token of MHA, Full, Linear and Hybrid Relation, by context and batch."""
+    """How MHA, Full, Linear and Hybrid Relation decode: tokens, prompts, agreement."""
     from relation.bench.decode import TOKEN, run
     from relation.bench.decode_table import notes, of_measure, sections
     from report.figures.decode import decode_svg
@@ -172,13 +171,14 @@ def _decode(options: argparse.Namespace, campaign: Campaign) -> None:
     if options.name == DECODE and options.repeats != _REPEATS:
         raise InputError("bench decode takes no --repeats; give --peers, --only or --contexts")
     output = options.output or _default_output(DECODE, options)
+    spec = next((each for each in campaign.systems if each.benchmark == DECODE), None)
+    if spec is None:
+        raise InputError("decode takes the scale of the systems benchmark decode; choose that")
     rows = run(
-        campaign.name,
+        spec,
         campaign.settings,
-        _decoded_models(campaign),
         options.device,
         output,
-        campaign.systems[0].precision,
         _names(options.peers),
         _numbers("contexts", options.contexts),
         _numbers("batches", options.batches),
@@ -194,20 +194,6 @@ def _decode(options: argparse.Namespace, campaign: Campaign) -> None:
         print(picture)
 
 
-def _decoded_models(campaign: Campaign) -> dict[str, ModelConfig]:
-    """MHA, Full, Linear and Hybrid at the scale of the systems benchmark of complexity."""
-    of = next((spec for spec in campaign.systems if spec.benchmark == "complexity"), None)
-    if of is None:
-        raise InputError("decode takes the scale of the benchmark complexity; choose that scale")
-    found = {side["variant"]: side["model"] for side in of.sides}
-    found |= {run.variant: run.model for run, _ in campaign.inventory() if run.scale == of.scale}
-    return {
-        name: model_config(found[name])
-        for name in ("mha", "full", "linear", "hybrid")
-        if name in found
-    }
-
-
 def _measure_systems(campaign: Campaign, only: Sequence[str] | None) -> None:
     """Measure a campaign's systems benchmarks, print each, and at last the ratios.
 
@@ -216,6 +202,7 @@ def _measure_systems(campaign: Campaign, only: Sequence[str] | None) -> None:
     for an unknown name or where there is no such device.
     """
     from relation.bench.campaign import measure
+    from relation.bench.decode_table import notes, sections
     from relation.bench.run import choose
     from relation.bench.table import campaign_notes, complexity_section, throughput_section
     from relation.data.tokens import token_file
@@ -231,12 +218,16 @@ def _measure_systems(campaign: Campaign, only: Sequence[str] | None) -> None:
         path = results.folder / systems_path(spec)
         rows = measure(spec, prepared, path, stamp=stamp("systems", uses_of(spec)))
         title = f"{spec.benchmark} {spec.scale}: {rows[0]['device']}"
+        if spec.benchmark == DECODE:
+            print(title)
+            print_tables(sections(rows), [*notes(rows), str(path)])
+            continue
         if spec.benchmark == "complexity":
-            tables, notes = [complexity_section(title, rows)], growth(rows)
+            tables, lines = [complexity_section(title, rows)], growth(rows)
         else:
-            tables, notes = [throughput_section(title, rows)], []
+            tables, lines = [throughput_section(title, rows)], []
             measured += rows
-        print_tables(tables, [*notes, *campaign_notes(rows), str(path)])
+        print_tables(tables, [*lines, *campaign_notes(rows), str(path)])
     _print_ratios(measured)
 
 

@@ -24,6 +24,7 @@ _STATE_COPIES = 3 * 2  # a resume state holds weights and two moments, and two s
 _DIAGNOSIS_SHARE = 0.02  # of its run's hours
 _START_SECONDS = 5.0  # a job: Python, PyTorch, the configuration
 _COMPILE_SECONDS = 30.0  # a model, the kernels it needs included
+_DECODED_SECONDS = 3.0  # a model at one context and batch: its graph and its tokens
 # An examination reads long windows so often, and takes so many parts from a layer, at most.
 _LONG_READINGS, _MOST_PARTS = 4, 4
 
@@ -109,6 +110,8 @@ class Plan:
 
 def _benchmark_seconds(spec: SystemsSpec, tokens_per_second: float) -> float:
     """Each side compiled, warmed up and asked in every round, at its scale's training rate."""
+    if spec.benchmark == "decode":
+        return _START_SECONDS + _DECODED_SECONDS * len(spec.sides)
     updates = spec.warmup_updates + spec.rounds * (spec.measured_updates + 1)
     tokens = sum(side["micro"] * side["accumulation"] * side["context"] for side in spec.sides)
     compilation = _COMPILE_SECONDS * len(spec.sides) if spec.compile else 0.0

@@ -18,12 +18,16 @@ EXAMINED = ("copying", "lengths", "self_use")
 _KINDS = {
     "log": "run",
     "diagnostics": "flow",
-    "systems": "throughput",
     "further log": "further run",
     "further probes": "further run",
     "converted log": "converted run",
     "converted probes": "converted run",
 }
+
+
+def kind_of(benchmark: str) -> str:
+    """What a systems benchmark's rows are: a record of its own layout, or of throughput."""
+    return benchmark if benchmark in ("complexity", "decode") else "throughput"
 
 
 def _gap(kind: str, scale: str, variant: str, seed: int | None, status: str, reason: str) -> dict:
@@ -52,7 +56,7 @@ def left_out(campaign: Campaign) -> Iterator[dict]:
                 yield _gap(kind, *key, NOT_RUN, f"left out by {chosen}")
     for spec in campaign.planned_systems:
         if spec not in campaign.systems:
-            kind = "complexity" if spec.benchmark == "complexity" else "throughput"
+            kind = kind_of(spec.benchmark)
             reason = f"left out by {chosen}"
             yield _gap(kind, spec.scale, spec.benchmark, None, NOT_RUN, reason)
     for spec in campaign.planned_recall:
@@ -80,5 +84,7 @@ def not_there(record: Record, error: InputError) -> dict:
 
 def _key(record: Record) -> tuple[str, str, str, int | None]:
     job = record.job
-    kind = "complexity" if job.variant == "complexity" else _KINDS.get(record.kind, record.kind)
+    kind = (
+        kind_of(job.variant) if record.kind == "systems" else _KINDS.get(record.kind, record.kind)
+    )
     return kind, job.scale, job.variant, job.seed

@@ -31,6 +31,10 @@ Batch = Annotated[
 ]
 
 
+# The models whose tokens are timed.
+DECODED = ("mha", "full", "linear", "hybrid")
+
+
 class Side(NamedTuple):
     """What a benchmark measures beside others: a variant on backends.
 
@@ -151,6 +155,21 @@ class Complexity(Sweep):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Decode(Sweep):
+    """A token of whole models after ever more tokens; no backend of an operator's decodes it."""
+
+    rows: Annotated[list[Count], *UNIQUE] = key("Rows of a batch, each at every context")
+
+    def sides(self, campaign: Any, scale: str) -> list[Side]:
+        return [
+            Side(f"{variant} T={context} x {rows}", variant, campaign.backends, context, (rows, 1))
+            for variant in DECODED
+            for context in self.contexts
+            for rows in self.rows
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Systems(Rounds):
     """The systems benchmarks (Appendix F)."""
 
@@ -165,6 +184,7 @@ class Systems(Rounds):
     linear_steady: LinearSteady
     linear_long: LinearLong
     complexity: Complexity
+    decode: Decode
 
     @property
     def benchmarks(self) -> Iterator[tuple[str, Any]]:

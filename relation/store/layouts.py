@@ -268,6 +268,7 @@ COMPLEXITY = schema(
     Column("seconds", _REAL, "s", "median, forward and backward of one layer's operator"),
     Column("seconds_low", _REAL, "s", "95% interval; null below six rounds"),
     Column("seconds_high", _REAL, "s"),
+    # Of records from before decoding had a benchmark and a record of its own; null in others.
     Column("decode_reason", _TEXT, description="why decoding has no time; null where it has one"),
     Column("decode_seconds", _REAL, "s", "median, one token of the model after T - 1, batch 1"),
     Column("decode_seconds_low", _REAL, "s"),

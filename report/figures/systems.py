@@ -21,7 +21,7 @@ from report.figures.drawing import (
     sideways,
 )
 from report.judge.setting import PAPER_GPU
-from report.values.complexity import OPERATORS, fitted_time
+from report.values.complexity import OPERATORS, decoded_tokens, fitted_time
 from report.values.frames import CampaignRecords
 from report.values.layout import Number
 from report.values.likeness import Likeness
@@ -123,6 +123,12 @@ def _scaled(records: CampaignRecords) -> pd.DataFrame:
     return select(records.complexity, operator=OPERATORS)
 
 
+def _drawn(records: CampaignRecords) -> pd.DataFrame:
+    """The rows of every panel: the operators' and those of their tokens."""
+    tokens = (decoded_tokens(records, operator) for operator in OPERATORS)
+    return pd.concat([_scaled(records), *tokens]).drop_duplicates(["source"])
+
+
 def _scaling_title(records: CampaignRecords) -> str:
     scales = ", ".join(dict.fromkeys(_scaled(records)["scale"]))
     return (
@@ -143,7 +149,7 @@ def _scaling_title(records: CampaignRecords) -> str:
     alt="Three charts against the context: the time of MHA, of Full Relation materialised and "
     "tiled and of Linear Relation, the bytes of decode state, both log-log, and the time of one "
     "token from zero.",
-    reads=_scaled,
+    reads=_drawn,
 )
 def scaling(records: CampaignRecords) -> Figure:
     rows = _scaled(records)
@@ -155,11 +161,14 @@ def scaling(records: CampaignRecords) -> Figure:
         ("decode_seconds", "decoding a token (ms)"),
     )
     for here, (field, label) in zip(axes[0], panels, strict=True):
+        decoding, shown = field == "decode_seconds", set()
         for operator in OPERATORS:
-            _power_line(here, select(rows, operator=operator), field, operator)
-        _context_axis(here, sorted(set(rows["context"])))
+            own = decoded_tokens(records, operator) if decoding else select(rows, operator=operator)
+            _power_line(here, own, field, operator)
+            shown |= set(own["context"])
+        _context_axis(here, sorted(shown or set(rows["context"])))
         here.set_ylabel(label)
-        if field == "decode_seconds":
+        if decoding:
             here.set_ylim(bottom=0)
         else:
             powers(here)

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from report.values.frames import CampaignRecords
 
 OPERATORS = ("mha", "full-reference", "full-flash", "linear")
+# The model of the benchmark `decode` whose tokens an operator's are. Kernels of their own decode
+# them, so that the materialised backend has none.
+_DECODES = {"mha": "mha", "full-flash": "full", "linear": "linear"}
 # An exponent is fitted where time is so many times that of the smallest T, to so many contexts.
 GROWN, FEWEST_POINTS = 5, 3
 # A wider 95% interval holds two powers of T at once and tells them not apart.
@@ -51,6 +54,7 @@ def complexity(records: CampaignRecords) -> Measurements:
     for operator in OPERATORS:
         rows = select(records.complexity, operator=operator).sort_values("context")
         none = absent(records, ("complexity",), variants=_names(operator))
+        tokens, no_token = decoded_tokens(records, operator), _no_token(records, operator, none)
         time, why = fitted_time(rows)
         undetermined = none
         if not rows.empty:
@@ -59,14 +63,14 @@ def complexity(records: CampaignRecords) -> Measurements:
         # Bytes have no noise, and so no interval.
         _put_fit(found, operator, "time_exponent", time, undetermined)
         _put_fit(found, operator, "state_exponent", state and replace(state, low=None), none)
-        decoded = rows[rows["decode_seconds"].notna()]
         columns = {
             "contexts": undetermined if time is None else _range(grown(rows)["context"], none),
-            "decode_first": _token(rows, decoded.head(1), none),
-            "decode_last": _token(rows, decoded.tail(1), none),
-            "decoded": _range(decoded["context"], none),
+            "decode_first": _token(tokens.head(1), no_token),
+            "decode_last": _token(tokens.tail(1), no_token),
+            "decoded": _range(tokens["context"], no_token),
         }
         put(found, operator, columns)
+    _put_many(found, records)
     for row, candidates in (
         ("mha", ("mha",)),
         ("full", ("full-flash", "full-reference")),
@@ -101,7 +105,7 @@ def _flat(records: CampaignRecords) -> Iterable[str]:
     That is, the 95% intervals of the times at the first and at the last T overlap.
     """
     for operator in OPERATORS:
-        rows = select(records.complexity, operator=operator).sort_values("context")
+        rows = decoded_tokens(records, operator)
         rows = rows.dropna(subset=["decode_seconds_low", "decode_seconds_high"])
         if len(rows) < 2 or "cpu" in rows["device"].iloc[0].lower():
             continue
@@ -141,14 +145,63 @@ def _range(contexts: pd.Series, none: Measured) -> Measured:
     return worded(f"{contexts.min():.0f} to {contexts.max():.0f}")
 
 
-def _token(rows: pd.DataFrame, decoded: pd.DataFrame, none: Measured) -> Measured:
+def decoded_tokens(records: CampaignRecords, operator: str) -> pd.DataFrame:
+    """The times of one row's token by context, as `decode_seconds` with its interval.
+
+    Of the benchmark `decode`; in a campaign from before there was one, of the complexity's rows.
+    """
+    rows = select(records.complexity, operator=operator)
+    if not records.decode.empty:
+        rows = select(records.decode, model=_DECODES.get(operator), measure="token", batch=1)
+        ends = ("seconds", "seconds_low", "seconds_high")
+        rows = rows.rename(columns={name: f"decode_{name}" for name in ends})
+    return rows[rows["decode_seconds"].notna()].sort_values("context")
+
+
+def _no_token(records: CampaignRecords, operator: str, none: Measured) -> Measured:
+    """What stands for the time of an operator's token where there is none."""
+    if not records.decode.empty and operator not in _DECODES:
+        return no_counterpart("a token is decoded by kernels of its own, not by this backend")
+    rows = select(records.complexity, operator=operator)
+    failures = rows["decode_reason"].dropna()
+    if len(failures):
+        return Measured(status="failed", reason=str(failures.iloc[0]))
+    return none if rows.empty else absent(records, ("decode",))
+
+
+def _token(decoded: pd.DataFrame, none: Measured) -> Measured:
     """The time to decode one token at the one context of ``decoded``, if any was decoded."""
-    if rows.empty:
-        return none
     if decoded.empty:
-        return Measured(status="failed", reason=str(rows.iloc[0]["decode_reason"]))
+        return none
     row = decoded.iloc[0]
     return Measured(float(row["decode_seconds"]), unit="ms", n=1, sources=(row["source"],))
+
+
+def _put_many(found: Measurements, records: CampaignRecords) -> None:
+    """Tokens of the largest batch, a row a model; nothing where the campaign decodes no batch."""
+    for model, own in select(records.decode, measure="token").groupby("model", sort=False):
+        rows = select(own, batch=own["batch"].max()).sort_values("context")
+        ends = {"first": rows.iloc[0], "last": rows.iloc[-1]}
+        columns = {"rows": Measured(float(rows["batch"].iloc[0]), n=1)}
+        columns |= {f"many_{end}": _of_many(row, "seconds", "ms") for end, row in ends.items()}
+        columns |= {
+            f"rate_{end}": _of_many(row, "tokens_per_second", "tok/s") for end, row in ends.items()
+        }
+        state = float(ends["last"]["state_bytes"]) / 2**30
+        columns["bytes"] = Measured(state, unit="GiB", n=1, sources=(ends["last"]["source"],))
+        put(
+            found,
+            f"decode-{model}",
+            columns | {"many_at": _range(rows["context"], columns["rows"])},
+        )
+
+
+def _of_many(row: pd.Series, field: str, unit: str) -> Measured:
+    """A row's number, or why it has none."""
+    if row["status"] != "PASS":
+        status = "oom" if row["status"] == "OOM" else "failed"
+        return Measured(status=status, reason=str(row["reason"]), sources=(row["source"],))
+    return Measured(float(row[field]), unit=unit, n=1, sources=(row["source"],))
 
 
 def _names(operator: str) -> tuple[str, ...]:
@@ -186,6 +239,19 @@ def _power(found: Measurements, operators: Iterable[str], quantity: str) -> Meas
 FORMULA = Words("formula")
 EXPONENT = Number(2)
 TOKEN_TIME = Number(1, significant=2)
+_MODELS = {
+    "mha": "MHA",
+    "full": "Full Relation",
+    "linear": "Linear Relation",
+    "hybrid": "Hybrid Relation",
+}
+
+
+def _first_to_last(header: str, key: str, form: Number) -> Column:
+    """A column of a number at the first and at the last T."""
+    return Column(header, (Part(f"{key}_first", form), Part(f"{key}_last", form)), "{} → {}")
+
+
 TOKEN_MIXING = Table(
     label="token-mixing-complexity",
     number="1",
@@ -199,7 +265,7 @@ TOKEN_MIXING = Table(
         "the 95% interval of the fit of log time on log $T$. A power of fewer than three such "
         "points, or with an interval wider than 1, is undetermined. Decode state is the size of "
         "the tensors that the next token needs; a token is decoded by the whole model, batch 1, "
-        "at the first and the last $T$."
+        "at the first and the last $T$. (c) has the largest batch that was asked for."
     ),
     stubs=("Layer type",),
     rows=(
@@ -222,19 +288,27 @@ TOKEN_MIXING = Table(
                 value("Time: exponent\n[95% interval]", "time_exponent", EXPONENT),
                 value("Fitted to\n$T$", "contexts", Words()),
                 value("Decode state:\nexponent", "state_exponent", EXPONENT),
-                Column(
-                    "Decoding a token,\nms",
-                    (Part("decode_first", TOKEN_TIME), Part("decode_last", TOKEN_TIME)),
-                    "{} → {}",
-                ),
+                _first_to_last("Decoding a token,\nms", "decode", TOKEN_TIME),
                 value("at $T$", "decoded", Words()),
             ),
             rows=tuple(Row(operator, (OPERATOR_NAME[operator],)) for operator in OPERATORS),
             measured=True,
         ),
+        Panel(
+            "(c) Decoding many rows",
+            (
+                value("Rows", "rows", Number()),
+                _first_to_last("A token of all rows,\nms", "many", TOKEN_TIME),
+                _first_to_last("Tokens/s", "rate", Number(0, grouped=True)),
+                value("State at the\nlast $T$, GiB", "bytes", Number(2, significant=2)),
+                value("at $T$", "many_at", Words()),
+            ),
+            rows=tuple(Row(f"decode-{model}", (name,)) for model, name in _MODELS.items()),
+            measured=True,
+        ),
     ),
     measure=complexity,
-    needs=Needs(benchmarks=("complexity",)),
+    needs=Needs(benchmarks=("complexity", "decode")),
     systems=True,
     notes=setting_notes,
 )

@@ -20,6 +20,7 @@ from relation.pipeline.results import Results
 from relation.store.layouts import (
     COMPLEXITY,
     COPYING,
+    DECODE,
     FLOW,
     FLOW_CURVES,
     FLOW_MAPS,
@@ -65,8 +66,8 @@ class CampaignRecords:
     many processes trained it, NaN where that changed or is not recorded); logs: a row an
     update; efficiency: a row a pair (target nat/token, crossing_tokens, reduction; what the
     same measure gives MHA against itself, own_reduction, and Relation's last loss above the
-    target, end_gap); flow: a row a metric of a head; throughput and complexity: a row a
-    measurement; verification: a row a checked quantity; gradients: a row a measure of a checked
+    target, end_gap); flow: a row a metric of a head; throughput, complexity and decode: a row
+    a measurement; verification: a row a checked quantity; gradients: a row a measure of a checked
     gradient; recall: a row a training, task and octave of distance; missing: a row a planned
     thing that is not there (kind, scale, variant, seed, status, reason); provenance: a row a
     record that is there; page: what the report says about the campaign; curves, maps and probes:
@@ -88,6 +89,7 @@ class CampaignRecords:
     missing: pd.DataFrame
     provenance: pd.DataFrame
     page: dict
+    decode: pd.DataFrame = field(default_factory=partial(_frame, [], DECODE, "scale", "source"))
     gradients: pd.DataFrame = field(default_factory=partial(_frame, [], GRADIENTS, "source"))
     recall: pd.DataFrame = field(default_factory=partial(_frame, [], RECALL, "source"))
     curves: pd.DataFrame = field(default_factory=partial(_frame, [], FLOW_CURVES, "source"))
@@ -183,6 +185,7 @@ _LAYOUTS = {
     "maps": FLOW_MAPS,
     "throughput": THROUGHPUT,
     "complexity": COMPLEXITY,
+    "decode": DECODE,
     "verification": VERIFICATION,
     "gradients": GRADIENTS,
     "recall": RECALL,
@@ -230,7 +233,7 @@ class _Loader:
     def _keep(self, record: Record, origin: dict) -> None:
         job, kind, extra = record.job, record.kind, {"source": record.path.as_posix()}
         if kind == "systems":
-            kind = "complexity" if job.variant == "complexity" else "throughput"
+            kind = gaps.kind_of(job.variant)
         rows = read_parquet(record.path, _LAYOUTS[kind]).to_pandas()
         if _LAYOUTS[kind] is LOG:
             extra |= {"scale": job.scale, "variant": job.variant, "seed": job.seed}
@@ -240,7 +243,7 @@ class _Loader:
             extra["device"] = origin["device"]
             counts = origin.get("processes", ())
             extra["processes"] = counts[0] if len(counts) == 1 else math.nan
-        elif kind == "complexity":
+        elif kind in ("complexity", "decode"):
             extra["scale"] = job.scale
         self.frames.setdefault(kind, []).append(rows.assign(**extra))
         self.origins.append(origin)
@@ -281,6 +284,7 @@ def load_records(campaign: Campaign, results: Results, *, partial: bool = False)
         flow=loader.frame("diagnostics", "source"),
         throughput=throughput,
         complexity=loader.frame("complexity", "scale", "source"),
+        decode=loader.frame("decode", "scale", "source"),
         verification=loader.frame("verification", "source"),
         missing=pd.DataFrame(loader.missing, columns=gaps.MISSING),
         provenance=pd.DataFrame(loader.provenance.values(), columns=PROVENANCE),
