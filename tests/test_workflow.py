@@ -119,6 +119,8 @@ def test_every_stage_writes_parquet_with_units_and_origin(project: Path) -> None
     run = read_origin(project / RUN / "record.parquet")
     assert run["seed"] == 42 and len(run["order_hash"]) == 64
     assert run["data_origin"]["config_hash"] == run["spec"]["data_hash"]
+    beyond = [path for path in files if path.parent.name == "recall" or path.stem == "lengths"]
+    assert beyond and all(read_origin(path)["seconds"] > 0 for path in beyond)
 
 
 def test_a_second_run_has_nothing_to_do(project: Path) -> None:

@@ -3,11 +3,14 @@
 import argparse
 import json
 import textwrap
+from pathlib import Path
 
 from relation.cli import scale
 from relation.cli.options import add_campaign_options, campaign_results, chosen_campaign
 from relation.cli.tables import print_table
 from relation.errors import InputError
+from relation.pipeline.results import Results
+from relation.store.files import write_text
 
 
 def add_commands(commands) -> None:
@@ -21,6 +24,12 @@ def add_commands(commands) -> None:
     add_campaign_options(plan)
     scale.add_options(plan)
     plan.add_argument("--json", action="store_true", help="print JSON")
+    plan.add_argument(
+        "--spent",
+        metavar="FILE",
+        type=Path,
+        help="write what examinations and recall took, by the records, as a CSV, and plan nothing",
+    )
     plan.set_defaults(call=_plan)
 
     backends = commands.add_parser("backends", help="implementations of each operator")
@@ -63,6 +72,9 @@ def _plan(options: argparse.Namespace) -> None:
     results = campaign_results(options)
     campaign = results.campaign
     check_corpus(campaign)
+    if options.spent is not None:
+        _write_spent(options.spent, results)
+        return
     plan = make_plan(campaign, results, {table.label: table.needs for table in TABLES})
     if options.json:
         print(json.dumps(plan.as_dict(), indent=2))
@@ -90,7 +102,40 @@ def _plan(options: argparse.Namespace) -> None:
         ["table", "runs", f"{campaign.device} hours", "disk"],
         [[t.label, f"{t.runs}", f"{t.hours:.2f}", f"{t.disk_gib:.2f} GiB"] for t in plan.tables],
     )
+    if plan.beyond:
+        print()
+        print_table(
+            ["beyond the paper", "jobs", "seconds", "peak", "measured on"],
+            [
+                [
+                    " ".join(filter(None, (b.job, b.scale, b.variant))),
+                    f"{b.jobs}",
+                    f"{b.seconds:.0f}",
+                    "-" if b.peak_gib is None else f"{b.peak_gib:.2f} GiB",
+                    b.device or "estimated",
+                ]
+                for b in plan.beyond
+            ],
+        )
     print(f"\nHours of one {'GPU' if campaign.device == 'cuda' else 'core'}. {plan.basis}")
+
+
+def _write_spent(file: Path, results: Results) -> None:
+    """What the campaign's records say, beside the rows of the file for other work."""
+    from relation.pipeline.ledger import Ledger
+    from relation.pipeline.spent import as_csv, kind_of, recorded, rows_of
+
+    own = recorded(Ledger(results))
+    if not own:
+        raise InputError(
+            f"no record of campaign {results.campaign.name} says what it took; run its "
+            "examinations or recall first"
+        )
+    here = {(row.work, kind_of(row.device)) for row in own}
+    kept = rows_of(file) if file.exists() else []
+    rows = [row for row in kept if (row.work, kind_of(row.device)) not in here]
+    write_text(file, as_csv([*rows, *own]))
+    print(f"{file}: {len(own)} kinds of work of campaign {results.campaign.name}")
 
 
 def _backends(options: argparse.Namespace) -> None:

@@ -5,9 +5,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import Protocol
 
 from relation.errors import InputError
+from relation.pipeline import spent
 from relation.pipeline.campaign import Campaign
 from relation.pipeline.ledger import DAMAGED, Job, Ledger
 from relation.pipeline.results import Results
+from relation.pipeline.spent import Spent
 from relation.spec import (
     DiagnosticsSpec,
     ExaminationSpec,
@@ -91,12 +93,29 @@ class TableCost:
 
 
 @dataclass(frozen=True)
+class BeyondCost:
+    """What each of a kind of job beyond the paper takes: seconds, and memory where it is known.
+
+    device: where both were measured, empty for an estimate.
+    """
+
+    job: str
+    scale: str
+    variant: str
+    jobs: int
+    seconds: float
+    peak_gib: float | None
+    device: str
+
+
+@dataclass(frozen=True)
 class Plan:
-    """A campaign's stages and the cost of each table."""
+    """A campaign's stages, the cost of each table and of each kind of job beyond the paper."""
 
     stages: list[Stage]
     tables: list[TableCost]
     basis: str
+    beyond: list[BeyondCost]
 
     @property
     def total(self) -> Stage:
@@ -198,6 +217,8 @@ def make_plan(campaign: Campaign, results: Results, tables: Mapping[str, TableNe
         return disk_gib(parameters[run.scale, run.variant] for run in runs)
 
     def hours(job: Job) -> float:
+        if job.rule in spent.RULES and (known := took(job)):
+            return (_START_SECONDS + known.seconds) / 3600
         match job.spec:
             case RunSpec():
                 return run_hours(job.spec)
@@ -215,6 +236,12 @@ def make_plan(campaign: Campaign, results: Results, tables: Mapping[str, TableNe
         return _START_SECONDS / 3600
 
     ledger = Ledger(replace(results, campaign=campaign))
+    measured = spent.known(ledger)
+
+    def took(job: Job) -> Spent | None:
+        """What the same work took on such a device, where it has been measured."""
+        return measured.get((spent.work_of(job, runs.get(job.name)), campaign.device))
+
     names = ["paired runs", "ablation runs", "other runs"]
     names += ["further runs"] if campaign.planned_further else []
     names += ["runs from MHA"] if campaign.planned_converted else []
@@ -244,17 +271,30 @@ def make_plan(campaign: Campaign, results: Results, tables: Mapping[str, TableNe
 
     costs = []
     for label, needs in tables.items():
-        runs = [run for run in campaign.runs if needs.runs(run)]
+        chosen = [run for run in campaign.runs if needs.runs(run)]
         if needs.further:
-            runs += campaign.further_runs
-        hours = sum(run_hours(run) + needs.flow * diagnosis_hours(run) for run in runs)
-        measured = [spec for spec in campaign.systems if spec.benchmark in needs.benchmarks]
-        hours += sum(map(benchmark_hours, measured))
-        costs.append(TableCost(label, len(runs), hours, run_gib(runs)))
+            chosen += campaign.further_runs
+        table_hours = sum(run_hours(run) + needs.flow * diagnosis_hours(run) for run in chosen)
+        measures = [spec for spec in campaign.systems if spec.benchmark in needs.benchmarks]
+        table_hours += sum(map(benchmark_hours, measures))
+        costs.append(TableCost(label, len(chosen), table_hours, run_gib(chosen)))
+    kinds: dict[tuple[str, str, str], list[Job]] = {}
+    for job in jobs["beyond the paper"]:
+        kinds.setdefault((job.rule, job.scale, job.variant), []).append(job)
+    beyond = [
+        BeyondCost(
+            *named,
+            len(own),
+            3600 * hours(own[0]),
+            known.peak_gib if (known := took(own[0])) else None,
+            known.device if known else "",
+        )
+        for named, own in kinds.items()
+    ]
     basis = (
         "Training and benchmarks from expected_tokens_per_second in config.yaml, 5 s for a job's "
         "start and 30 s to compile a model; diagnostics are a rough guess, and examinations take "
-        "the tokens they read at the rate of training. Disk: every run's checkpoint and the two "
-        "resume states of the largest run; corpora come on top."
+        "the tokens they read at the rate of training unless the same work was measured. Disk: "
+        "every run's checkpoint and the two resume states of the largest run; corpora come on top."
     )
-    return Plan(stages, costs, basis)
+    return Plan(stages, costs, basis, beyond)

@@ -1,5 +1,6 @@
 """The examination of one checkpoint: copying, texts longer than trained, the use of Self."""
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from relation.store.layouts import COPYING, LENGTHS, SELF_USE
 from relation.store.parquet import write_parquet
 from relation.store.stamp import UNKNOWN, Stamp, origin
 from relation.train.checkpoint import load_model
+from relation.train.probes import PeakMemory
 from relation.train.step import autocast
 
 LAYOUTS = {"copying": COPYING, "lengths": LENGTHS, "self_use": SELF_USE}
@@ -36,9 +38,11 @@ def examine(
     """Examine a run's checkpoint and write the records of LAYOUTS to `outputs`, by name.
 
     data: the run's prepared corpus. The model runs as the run validated it, by its backends and in
-    its precision. Raises InputError where the checkpoint or the corpus will not do.
+    its precision; the origin has the seconds it took and the peak of memory. Raises InputError
+    where the checkpoint or the corpus will not do.
     """
     with claim(spec.device) as device:
+        peak, began = PeakMemory(device), time.perf_counter()
         execution = Execution(**run.backends)
         execution.check(run.model_config(), device)
         model = load_model(checkpoint, device, execution).eval()
@@ -52,6 +56,8 @@ def examine(
             stamp,
             seed=run.seed,
             run_hash=spec.run_hash,
+            seconds=time.perf_counter() - began,
+            peak_gib=peak.gib(),
             **details,
         )
     key = {"scale": run.scale, "variant": run.variant, "seed": run.seed}

@@ -29,6 +29,7 @@ from relation.store.parquet import write_parquet
 from relation.store.stamp import UNKNOWN, Stamp, origin
 from relation.train.guards import check_all_learn
 from relation.train.optimizer import build_optimizer
+from relation.train.probes import PeakMemory
 from relation.train.schedule import wsd
 from relation.train.step import UpdateStep, autocast
 from relation.variants import model_config
@@ -227,12 +228,14 @@ def _of_spec(spec: RecallSpec, device: torch.device) -> dict[str, Any]:
 def recall(spec: RecallSpec, output: Path, stamp: Stamp = UNKNOWN) -> None:
     """Train a specification's models and write a row a training, task and octave of distance.
 
-    A peer that cannot run here is one row with the reason. Raises InputError where the device
+    A peer that cannot run here is one row with the reason. The origin has the seconds it took and
+    the peak of memory. Raises InputError where the device
     cannot run a backend, RunError where a parameter never learns.
     """
     rates, seeds, widths = (len(v) for v in (spec.learning_rates, spec.seeds, spec.models))
     total = widths * (rates + seeds - 1)
     with claim(spec.device) as device:
+        peak, began = PeakMemory(device), time.perf_counter()
         written = origin(spec.campaign, spec.config_hash, "recall", describe(device), stamp)
         reason = why_no_peer(device) if is_peer(spec.mixer) else None
         if reason is not None:
@@ -247,4 +250,6 @@ def recall(spec: RecallSpec, output: Path, stamp: Stamp = UNKNOWN) -> None:
                 rows += trainings.at_width(model["d_model"])
                 if spec.compile:  # no width lends another compiled code
                     torch.compiler.reset()
-        write_parquet(output, RECALL, rows, written | {"order_hash": trainings.order_hash()})
+        spent = {"seconds": time.perf_counter() - began, "peak_gib": peak.gib()}
+        more = {"order_hash": trainings.order_hash(), **spent}
+        write_parquet(output, RECALL, rows, written | more)
