@@ -12,7 +12,7 @@ from functools import partial
 import pytest
 import torch
 from interpreter import INTERPRETED, run_interpreted
-from test_flash_relation import SLACK, assert_close, poisoned_memory
+from test_flash_relation import SLACK, assert_close, poisoned_memory, sharing
 
 from relation import kernels
 from relation.errors import InputError
@@ -132,6 +132,15 @@ class TestInterpreted:
         for name, *three in zip(RESULTS, ours, exact, yardstick, strict=False):
             assert_close(name, *three, SLACK[torch.float32])
 
+    @pytest.mark.parametrize(("heads", "shared", "way"), [(4, 2, 0), (2, 1, 1), (2, 1, 3)])
+    def test_heads_that_share(self, heads, shared, way, monkeypatch):
+        """Of heads that share, one is weak in a chunk where its neighbour is not."""
+        launches = importlib.import_module("relation.kernels.linear_relation.launches")
+        monkeypatch.setattr(launches, "INTERPRETED", launches.INTERPRETED[way:])
+        p1, p2, info, g, *others = sharing(draw(12, (1, heads, 21, 16)), shared)
+        g[:, 0, 3:7] = -30
+        assert_exact((p1, p2, info, g, *others))
+
     def test_no_initial_state_and_another_tau(self):
         assert_exact(draw(4, (2, 1, 20, 16), state=False), tau=0.7)
 
@@ -195,6 +204,7 @@ class TestInputErrors:
         [
             ({"p1": torch.zeros(3, 16)}, r"give \(B, H, T, D\)"),
             ({"p2": torch.zeros(1, 1, 4, 16)}, "p2 has shape"),
+            (dict.fromkeys(("p2", "info"), torch.zeros(1, 2, 3, 16)), "p2 has 2 heads and p1 1"),
             ({"info": torch.zeros(1, 1, 3, 16, device="meta")}, "one device"),
             ({"tau": 0.0}, "positive"),
             ({"log_retention": -0.5}, "log_retention is a float; give a floating tensor"),
@@ -268,7 +278,7 @@ def test_every_launch_fits_its_architecture(architecture, element_size, entry, n
     )
     options = getattr(entry, name).options(entry.widest)
     constants = {
-        **entry.constants(entry.widest),
+        **entry.constants(entry.widest, 1),
         **{"BLOCK_D": options["BLOCK_D"], "BLOCK_V": options["BLOCK_V"]},
         **{"WIDTH": entry.widest, "BACKWARD": True, "WHOLE": False, "SKIP_WEAK": True},
         "KEEPS_DSCORES": True,
@@ -343,6 +353,14 @@ class TestOnDevice:
             p1, p2, info, g, *others = draw(7, (2, 3, length, width), dtype, "cuda")
             g[:, 0, 200:260] = g[:, 1, 640:] = -30
             assert_exact((p1, p2, info, g, *others), truth=chunked_linear_relation)
+
+    @pytest.mark.parametrize("dtype", SLACK)
+    @pytest.mark.parametrize("width", [48, 64, 80, 128])
+    @pytest.mark.parametrize("shared", [1, 2])
+    def test_heads_that_share(self, dtype, width, shared):
+        for length in (65, 1000):
+            inputs = sharing(draw(8, (2, 4, length, width), dtype, "cuda", "mixed"), shared)
+            assert_exact(inputs, truth=chunked_linear_relation)
 
     @pytest.mark.parametrize("dtype", SLACK)
     def test_any_strides_no_state_and_another_tau(self, dtype):

@@ -3,7 +3,7 @@
 import torch
 
 from relation.errors import InputError
-from relation.kernels.checks import check_device, check_floating, check_states, check_tau
+from relation.kernels.checks import check_device, check_floating, check_groups, check_tau
 from relation.kernels.documents import Documents, forget_at_starts
 from relation.kernels.flash_relation import DTYPES, NARROWEST, WIDEST, is_eager, why_unavailable
 
@@ -21,7 +21,8 @@ def linear_relation(
     """Ask Self, Ask Others, Answer, Become Others (Section 5.2; Appendix A.4), in chunks of tokens.
 
     p1, p2, info: (B, H, T, D), one of BF16, FP16 and FP32, any strides, T >= 1 and D from 16 to
-    128; p1, p2 after RoPE and before normalisation, info after Givens mixing. log_retention:
+    128; p1, p2 after RoPE and before normalisation, info after Givens mixing; p2 and info may have
+    fewer heads, a divisor of H, each read by neighbouring heads of p1. log_retention:
     g = log alpha <= 0, (B, H, T, D), FP32 or BF16; -inf forgets all. state: C of the tokens before,
     (B, H, D, D), FP32, with the retained channel first and the information channel last, or None
     for C = 0. tau: the Self temperature. documents: each starts with C = 0.
@@ -53,7 +54,7 @@ def _check_inputs(
 ) -> None:
     given = {"log_retention": log_retention} | ({} if state is None else {"state": state})
     check_floating(**given)
-    check_states(p1=p1, p2=p2, info=info)
+    check_groups(p1=p1, p2=p2, info=info)
     check_device(p1, *given.values())
     check_tau(tau)
     B, H, _, D = p1.shape

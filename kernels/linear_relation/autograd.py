@@ -56,12 +56,12 @@ def _(p1, p2, info, log_retention, state, tau):
     launches = select_launches(p1.device, p1.element_size(), p1.shape[3])
     kept = kept_shapes(*p1.shape, launches)
     kept = [p1.new_empty(shape, dtype=torch.float32) for shape in kept]
-    return _tokens_like(info), _state_of(info), *kept
+    return _tokens_like(p1), _state_of(p1), *kept
 
 
 @linear_backward.register_fake
 def _(dy, dfinal, p1, p2, info, log_retention, within, log_decay, entry, tau):
-    return *(_tokens_like(x) for x in (p1, p2, info, log_retention)), _state_of(info)
+    return *(_tokens_like(x) for x in (p1, p2, info, log_retention)), _state_of(p1)
 
 
 def _save(ctx, inputs, output) -> None:
@@ -76,7 +76,7 @@ def _save(ctx, inputs, output) -> None:
 def _differentiate(ctx, dy, dfinal, *_):
     saved = ctx.saved_tensors
     if dy is None:  # only the final state was used
-        dy = torch.zeros_like(saved[2])
+        dy = torch.zeros_like(saved[0])
     *gradients, dstate = linear_backward(dy, dfinal, *saved, ctx.tau)
     return *gradients, dstate if ctx.has_state else None, None
 
@@ -100,6 +100,6 @@ class EagerRelation(torch.autograd.Function):
     def backward(ctx, dy, dfinal):
         saved = ctx.saved_tensors
         if dy is None:  # only the final state was used
-            dy = torch.zeros_like(saved[2])
+            dy = torch.zeros_like(saved[0])
         *gradients, dstate = launch_backward(dy, dfinal, *saved, ctx.tau)
         return *gradients, dstate if ctx.has_state else None, None

@@ -36,6 +36,7 @@ def launch_backward(
     (B, H, D, D), FP32.
     """
     B, H, T, D = p1.shape
+    shared = p2.shape[1]
     launches = select_launches(p1.device, p1.element_size(), D)
     segments = split_chunks(B * H, T, launches)
     scale = 1 / (tau * D**0.5)
@@ -51,6 +52,8 @@ def launch_backward(
     def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=p1.device)
 
+    # Heads that share p2 and info have gradients of their own until the end: of one chunk some may
+    # be weak and others not, and no kernel has both.
     def tokens(like: torch.Tensor) -> torch.Tensor:
         return empty(B, T, H, D, dtype=like.dtype).transpose(1, 2)
 
@@ -67,6 +70,8 @@ def launch_backward(
     of_chunks = prepared.selves, prepared.weak, prepared.exponents, prepared.halves
     weak_inputs = p1, p2, info, dy, *of_chunks, *states
 
+    constants = launches.constants(D, H // shared)
+
     def numbers(*tensors: torch.Tensor) -> tuple[float, ...]:
         return *itertools.chain(*(x.stride() for x in tensors)), *after
 
@@ -74,19 +79,19 @@ def launch_backward(
         options = launch.options(D)
         blocks = (triton.cdiv(D, options["BLOCK_D"]),) if by_channels else ()
         strides = numbers(p1, p2, info, log_retention, dy, dp1)
-        return (B * H, segments.chunks, *blocks), strides, launches.constants(D) | own | options
+        return (B * H, segments.chunks, *blocks), strides, constants | own | options
 
     def configure_weak(launch: Launch, by_channels: bool, **own) -> Configuration:
-        constants = launches.constants(D) | {"WHOLE": segments.whole}
-        del constants["LEVELS"]
+        own |= constants | {"WHOLE": segments.whole}
+        del own["LEVELS"]
         options = launch.options(D)
         grid = (B * H, segments.chunks)
         if by_channels:
             grid = (B * H, triton.cdiv(D, options["BLOCK_D"]), segments.chunks)
-        return grid, numbers(p1, p2, info, dy, dp1), constants | own | options
+        return grid, numbers(p1, p2, info, dy, dp1), own | options
 
     def configure_gradients() -> Configuration:
-        own = {"WIDTH": padded_width(D), "WHOLE": segments.whole} | launches.constants(D)
+        own = {"WIDTH": padded_width(D), "WHOLE": segments.whole} | constants
         strides = numbers(p1, p2, info, log_retention, dy, dp1)
         options = launches.weak_gradients.without_block_d(D)
         return (B * H, segments.chunks), strides, own | options
@@ -120,4 +125,15 @@ def launch_backward(
         plan.launch(information_backward_kernel, tensors, configure_information)
         tensors = (*inputs, *sums, *gradients)
         plan.launch(coordinates_backward_kernel, tensors, configure_coordinates)
+    dp2, dinfo = (_sum_over_groups(x, shared) for x in (dp2, dinfo))
     return dp1, dp2, dinfo, dlog_retention, dinitial
+
+
+def _sum_over_groups(gradient: torch.Tensor, shared: int) -> torch.Tensor:
+    """Of (B, H, T, D), stored as (B, T, H, D), the sums of each H / shared neighbouring heads.
+
+    PyTorch adds 16-bit numbers in FP32, in an order that the shape decides.
+    """
+    if gradient.shape[1] == shared:
+        return gradient
+    return gradient.transpose(1, 2).unflatten(2, (shared, -1)).sum(3).transpose(1, 2)

@@ -72,6 +72,7 @@ def _launch_output(
         own = {
             "PRECISION": launches.precision,
             "D": D,
+            "GROUP": H // p2.shape[1],
             "CHUNK": launches.chunk,
             "WHOLE": segments.whole,
         }
@@ -80,7 +81,8 @@ def _launch_output(
     def configure_others() -> Configuration:
         strides = (*p1.stride(), *p2.stride(), *info.stride())
         strides += (*log_retention.stride(), *y.stride())
-        own = {"SKIP_WEAK": launches.weak_output is not None} | launches.constants(D)
+        own = {"SKIP_WEAK": launches.weak_output is not None}
+        own |= launches.constants(D, H // p2.shape[1])
         return by_chunk, (*strides, *numbers), own | launches.output.options(D)
 
     with torch.cuda.device_of(p1):

@@ -17,6 +17,7 @@ from relation.kernels.linear_relation.decays import (
 from relation.kernels.linear_relation.tiles import (
     load_state,
     load_tokens,
+    shared_offset,
     states_of_chunk,
     store_tokens,
 )
@@ -45,7 +46,7 @@ def weak_gradients_kernel(
     stride_out_b, stride_out_h, stride_out_t, stride_out_d,
     H, T, scale, chunks, segment_chunks, segments,
     PRECISION: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr,
-    BLOCK_V: tl.constexpr, CHUNK: tl.constexpr, LEVELS: tl.constexpr,
+    BLOCK_V: tl.constexpr, CHUNK: tl.constexpr, LEVELS: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     head = tl.cast(tl.program_id(0), tl.int64)
     chunk = tl.program_id(1)
@@ -56,8 +57,8 @@ def weak_gradients_kernel(
         return
     t_start = chunk * CHUNK
     p1 += head_offset(H, stride_p1_b, stride_p1_h)
-    p2 += head_offset(H, stride_p2_b, stride_p2_h)
-    info += head_offset(H, stride_info_b, stride_info_h)
+    p2 += shared_offset(H, GROUP, stride_p2_b, stride_p2_h)
+    info += shared_offset(H, GROUP, stride_info_b, stride_info_h)
     log_retention += head_offset(H, stride_g_b, stride_g_h)
     dy += head_offset(H, stride_dy_b, stride_dy_h)
     out = head_offset(H, stride_out_b, stride_out_h)

@@ -99,11 +99,12 @@ class Launches:
         parts, dtype = (1, torch.float32) if self.precision == "ieee" else (2, torch.bfloat16)
         return (parts, self.chunk, self.chunk), dtype
 
-    def constants(self, head_dim: int) -> dict[str, int | str]:
-        """What the kernels over chunks take alike."""
+    def constants(self, head_dim: int, group: int) -> dict[str, int | str]:
+        """What the kernels over chunks take alike; group: heads of p1 for one of p2 and info."""
         return {
             "PRECISION": self.precision,
             "D": head_dim,
+            "GROUP": group,
             "CHUNK": self.chunk,
             "LEVELS": self.levels,
         }

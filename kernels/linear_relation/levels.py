@@ -23,6 +23,7 @@ from relation.kernels.linear_relation.tiles import (
     load_selves,
     load_state,
     load_tokens,
+    shared_offset,
     states_of_chunk,
     store_row,
     store_tokens,
@@ -43,14 +44,14 @@ def information_backward_kernel(
     H, T, scale, chunks, segment_chunks, segments,
     PRECISION: tl.constexpr, D: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, CHUNK: tl.constexpr, LEVELS: tl.constexpr,
-    SKIP_WEAK: tl.constexpr,
+    GROUP: tl.constexpr, SKIP_WEAK: tl.constexpr,
 ):  # fmt: skip
     head = tl.cast(tl.program_id(0), tl.int64)
     chunk = tl.program_id(1)
     t_start = chunk * CHUNK
     p1 += head_offset(H, stride_p1_b, stride_p1_h)
-    p2 += head_offset(H, stride_p2_b, stride_p2_h)
-    info += head_offset(H, stride_info_b, stride_info_h)
+    p2 += shared_offset(H, GROUP, stride_p2_b, stride_p2_h)
+    info += shared_offset(H, GROUP, stride_info_b, stride_info_h)
     log_retention += head_offset(H, stride_g_b, stride_g_h)
     dy += head_offset(H, stride_dy_b, stride_dy_h)
     dinfo += head_offset(H, stride_out_b, stride_out_h)
@@ -156,15 +157,15 @@ def coordinates_backward_kernel(
     H, T, scale, chunks, segment_chunks, segments,
     PRECISION: tl.constexpr, D: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, CHUNK: tl.constexpr, LEVELS: tl.constexpr,
-    SKIP_WEAK: tl.constexpr,
+    GROUP: tl.constexpr, SKIP_WEAK: tl.constexpr,
 ):  # fmt: skip
     head = tl.cast(tl.program_id(0), tl.int64)
     chunk = tl.program_id(1)
     t_start = chunk * CHUNK
     d_start = tl.program_id(2) * BLOCK_D
     p1 += head_offset(H, stride_p1_b, stride_p1_h)
-    p2 += head_offset(H, stride_p2_b, stride_p2_h)
-    info += head_offset(H, stride_info_b, stride_info_h)
+    p2 += shared_offset(H, GROUP, stride_p2_b, stride_p2_h)
+    info += shared_offset(H, GROUP, stride_info_b, stride_info_h)
     log_retention += head_offset(H, stride_g_b, stride_g_h)
     dy += head_offset(H, stride_dy_b, stride_dy_h)
     out = head_offset(H, stride_out_b, stride_out_h)

@@ -15,6 +15,7 @@ from relation.kernels.linear_relation.tiles import (
     load_selves,
     load_state,
     load_tokens,
+    shared_offset,
     states_of_chunk,
     store_tokens,
 )
@@ -31,7 +32,7 @@ def output_kernel(
     H, T, chunks, segment_chunks, segments,
     PRECISION: tl.constexpr, D: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, CHUNK: tl.constexpr, LEVELS: tl.constexpr,
-    SKIP_WEAK: tl.constexpr,
+    GROUP: tl.constexpr, SKIP_WEAK: tl.constexpr,
 ):  # fmt: skip
     head = tl.cast(tl.program_id(0), tl.int64)
     chunk = tl.program_id(1)
@@ -40,8 +41,8 @@ def output_kernel(
         return
     t_start = chunk * CHUNK
     p1 += head_offset(H, stride_p1_b, stride_p1_h)
-    p2 += head_offset(H, stride_p2_b, stride_p2_h)
-    info += head_offset(H, stride_info_b, stride_info_h)
+    p2 += shared_offset(H, GROUP, stride_p2_b, stride_p2_h)
+    info += shared_offset(H, GROUP, stride_info_b, stride_info_h)
     log_retention += head_offset(H, stride_g_b, stride_g_h)
     y += head_offset(H, stride_y_b, stride_y_h)
 

@@ -16,7 +16,12 @@ from relation.kernels.linear_relation.decays import (
     sum_steps,
 )
 from relation.kernels.linear_relation.launches import Launches, Segments
-from relation.kernels.linear_relation.tiles import load_tokens, store_row, store_tokens
+from relation.kernels.linear_relation.tiles import (
+    load_tokens,
+    shared_offset,
+    store_row,
+    store_tokens,
+)
 from relation.kernels.plans import Configuration, Plan
 
 
@@ -44,14 +49,14 @@ def prepare_kernel(
     stride_g_b, stride_g_h, stride_g_t, stride_g_d,
     H, T, scale, chunks,
     PRECISION: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr,
-    LEVELS: tl.constexpr, WHOLE: tl.constexpr, BACKWARD: tl.constexpr,
+    LEVELS: tl.constexpr, WHOLE: tl.constexpr, GROUP: tl.constexpr, BACKWARD: tl.constexpr,
 ):  # fmt: skip
     head = tl.cast(tl.program_id(0), tl.int64)
     heads = tl.cast(tl.num_programs(0), tl.int64)
     chunk = tl.program_id(1)
     t_start = chunk * CHUNK
     p1 += head_offset(H, stride_p1_b, stride_p1_h)
-    p2 += head_offset(H, stride_p2_b, stride_p2_h)
+    p2 += shared_offset(H, GROUP, stride_p2_b, stride_p2_h)
     log_retention += head_offset(H, stride_g_b, stride_g_h)
 
     g = load_retention(log_retention, t_start, T, stride_g_t, 0, stride_g_d, D, CHUNK, WIDTH, WHOLE)
@@ -110,7 +115,8 @@ def launch_prepare(
             "num_warps": launches.prepare_warps,
         }
         numbers = (*strides, H, T, scale, segments.chunks)
-        return (B * H, segments.chunks), numbers, launches.constants(D) | own
+        constants = launches.constants(D, H // p2.shape[1])
+        return (B * H, segments.chunks), numbers, constants | own
 
     tensors = (p1, p2, log_retention, selves, weak, exponents, halves)
     with torch.cuda.device_of(p1):

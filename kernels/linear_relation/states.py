@@ -14,7 +14,13 @@ from relation.kernels.common import head_offset
 from relation.kernels.linear_relation.decays import exp, from_registers, product
 from relation.kernels.linear_relation.launches import Launches, Segments
 from relation.kernels.linear_relation.prepare import Prepared
-from relation.kernels.linear_relation.tiles import load_half, load_selves, load_tokens, state_tile
+from relation.kernels.linear_relation.tiles import (
+    load_half,
+    load_selves,
+    load_tokens,
+    shared_offset,
+    state_tile,
+)
 from relation.kernels.plans import Configuration, Plan
 
 
@@ -45,7 +51,7 @@ def chunk_states_kernel(
     stride_p2_b, stride_p2_h, stride_p2_t, stride_p2_d,
     stride_value_b, stride_value_h, stride_value_t, stride_value_d,
     H, T, chunks, segment_chunks,
-    BACKWARD: tl.constexpr, PRECISION: tl.constexpr, D: tl.constexpr,
+    BACKWARD: tl.constexpr, GROUP: tl.constexpr, PRECISION: tl.constexpr, D: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, CHUNK: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     head = tl.cast(tl.program_id(0), tl.int64)
@@ -54,8 +60,9 @@ def chunk_states_kernel(
     d_start = tl.program_id(2) // v_blocks * BLOCK_D
     v_start = tl.program_id(2) % v_blocks * BLOCK_V
     p1 += head_offset(H, stride_p1_b, stride_p1_h)
-    p2 += head_offset(H, stride_p2_b, stride_p2_h)
-    value += head_offset(H, stride_value_b, stride_value_h)
+    p2 += shared_offset(H, GROUP, stride_p2_b, stride_p2_h)
+    # The values are information forward and dY backward, which no heads share.
+    value += shared_offset(H, 1 if BACKWARD else GROUP, stride_value_b, stride_value_h)
     within += head * chunks * D * D
     log_decay += head * chunks * D
     exponents += head * T * D
@@ -185,6 +192,7 @@ def launch_states(
         strides = (*p1.stride(), *p2.stride(), *value.stride())
         own = {
             "BACKWARD": backward,
+            "GROUP": H // p2.shape[1],
             "PRECISION": launches.precision,
             "D": D,
             "CHUNK": launches.chunk,

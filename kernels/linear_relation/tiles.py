@@ -3,6 +3,14 @@
 import triton
 import triton.language as tl
 
+from relation.kernels.common import offset_of_head
+
+
+@triton.jit
+def shared_offset(H, GROUP: tl.constexpr, stride_b, stride_h):
+    """Elements, 64-bit, to the head that this program's shares with its GROUP - 1 neighbours."""
+    return offset_of_head(tl.program_id(0) // GROUP, H // GROUP, stride_b, stride_h)
+
 
 @triton.jit
 def _inside(t_start, T, d, D: tl.constexpr, BLOCK_T: tl.constexpr, WHOLE: tl.constexpr):

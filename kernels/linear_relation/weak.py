@@ -16,6 +16,7 @@ from relation.kernels.linear_relation.tiles import (
     load_selves,
     load_state,
     load_tokens,
+    shared_offset,
     states_of_chunk,
     store_row,
     store_tokens,
@@ -39,7 +40,7 @@ def weak_output_kernel(
     stride_info_b, stride_info_h, stride_info_t, stride_info_d,
     stride_y_b, stride_y_h, stride_y_t, stride_y_d,
     H, T, chunks, segment_chunks, segments,
-    PRECISION: tl.constexpr, D: tl.constexpr, WHOLE: tl.constexpr,
+    PRECISION: tl.constexpr, D: tl.constexpr, WHOLE: tl.constexpr, GROUP: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     head = tl.cast(tl.program_id(0), tl.int64)
@@ -49,8 +50,8 @@ def weak_output_kernel(
         return
     t_start = chunk * CHUNK
     p1 += head_offset(H, stride_p1_b, stride_p1_h)
-    p2 += head_offset(H, stride_p2_b, stride_p2_h)
-    info += head_offset(H, stride_info_b, stride_info_h)
+    p2 += shared_offset(H, GROUP, stride_p2_b, stride_p2_h)
+    info += shared_offset(H, GROUP, stride_info_b, stride_info_h)
     exponents += head * T * D
     y += head_offset(H, stride_y_b, stride_y_h)
 
@@ -125,7 +126,7 @@ def weak_information_kernel(
     stride_dy_b, stride_dy_h, stride_dy_t, stride_dy_d,
     stride_out_b, stride_out_h, stride_out_t, stride_out_d,
     H, T, scale, chunks, segment_chunks, segments,
-    PRECISION: tl.constexpr, D: tl.constexpr, WHOLE: tl.constexpr,
+    PRECISION: tl.constexpr, D: tl.constexpr, WHOLE: tl.constexpr, GROUP: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, CHUNK: tl.constexpr, KEEPS_DSCORES: tl.constexpr,
 ):  # fmt: skip
     head = tl.cast(tl.program_id(0), tl.int64)
@@ -137,8 +138,8 @@ def weak_information_kernel(
         return
     t_start = chunk * CHUNK
     p1 += head_offset(H, stride_p1_b, stride_p1_h)
-    p2 += head_offset(H, stride_p2_b, stride_p2_h)
-    info += head_offset(H, stride_info_b, stride_info_h)
+    p2 += shared_offset(H, GROUP, stride_p2_b, stride_p2_h)
+    info += shared_offset(H, GROUP, stride_info_b, stride_info_h)
     exponents += head * T * D
     dy += head_offset(H, stride_dy_b, stride_dy_h)
     dinfo += head_offset(H, stride_out_b, stride_out_h)
@@ -205,7 +206,7 @@ def weak_coordinates_kernel(
     stride_dy_b, stride_dy_h, stride_dy_t, stride_dy_d,
     stride_out_b, stride_out_h, stride_out_t, stride_out_d,
     H, T, scale, chunks, segment_chunks, segments,
-    PRECISION: tl.constexpr, D: tl.constexpr, WHOLE: tl.constexpr,
+    PRECISION: tl.constexpr, D: tl.constexpr, WHOLE: tl.constexpr, GROUP: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     head = tl.cast(tl.program_id(0), tl.int64)
@@ -218,8 +219,8 @@ def weak_coordinates_kernel(
         return
     t_start = chunk * CHUNK
     p1 += head_offset(H, stride_p1_b, stride_p1_h)
-    p2 += head_offset(H, stride_p2_b, stride_p2_h)
-    info += head_offset(H, stride_info_b, stride_info_h)
+    p2 += shared_offset(H, GROUP, stride_p2_b, stride_p2_h)
+    info += shared_offset(H, GROUP, stride_info_b, stride_info_h)
     exponents += head * T * D
     dy += head_offset(H, stride_dy_b, stride_dy_h)
     out = head_offset(H, stride_out_b, stride_out_h)

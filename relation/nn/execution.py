@@ -46,8 +46,8 @@ class ByDevice(Execution):
     """The backends for models and layers whose user names none: by where their inputs lie.
 
     On CUDA the Triton kernels; for heads wider than they take FlexAttention, or chunks of matrix
-    products for Linear Relation, also where its heads are shared. Elsewhere plain PyTorch in
-    memory linear in T. MHA runs PyTorch's FlashAttention, in FP32 on CUDA the materialised one.
+    products for Linear Relation. Elsewhere plain PyTorch in memory linear in T. MHA runs PyTorch's
+    FlashAttention, in FP32 on CUDA the materialised one.
     """
 
     def calls(
@@ -55,11 +55,10 @@ class ByDevice(Execution):
     ) -> dict[str, Callable[..., torch.Tensor]]:
         """As `Execution.calls`; a backend that does not take its inputs says so when called."""
         fits = config.head_dim <= WIDEST
-        alone = config.shared_heads == config.heads
         names = {
             "mha": ("flash", "flash"),
             "full": ("flash" if fits else "flex", "tiled"),
-            "linear": ("flash" if fits and alone else "chunked", "chunked"),
+            "linear": ("flash" if fits else "chunked", "chunked"),
         }
         return {
             operator: _by_device(operator, *names[operator])
