@@ -95,9 +95,10 @@ def grid(rows: int, columns: int, height: float, **options: object) -> tuple[Fig
 
 
 def scales_of(rows: pd.DataFrame) -> list[str]:
-    """The scales of a frame, in the paper's order."""
-    found = set(rows["scale"])
-    return [scale for scale in SCALES if scale in found]
+    """The scales of a frame: the paper's in its order, then a campaign's own."""
+    found = list(rows["scale"].unique())
+    own = [scale for scale in found if scale not in SCALES]
+    return [*(scale for scale in SCALES if scale in found), *own]
 
 
 def multiples(

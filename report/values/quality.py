@@ -156,7 +156,7 @@ def main_results(records: CampaignRecords) -> Measurements:
         for variant in PAIRED:
             put_mean(found, scale, f"{variant}_nll", final_nll(records, scale, variant))
         put_with_interval(found, scale, "delta", nll_difference(records, scale, "full", "mha"))
-        put_mean(found, scale, "token_reduction", _mean_reduction(records, scale))
+        put_mean(found, scale, "token_reduction", mean_reduction(records, scale))
         put(found, scale, _epochs(records, scale, *PAIRED))
         if len(select(records.efficiency, scale=scale)):
             sources = logs_beside(_sources(records, scale))
@@ -164,7 +164,8 @@ def main_results(records: CampaignRecords) -> Measurements:
     return found
 
 
-def _mean_reduction(records: CampaignRecords, scale: str) -> Measured:
+def mean_reduction(records: CampaignRecords, scale: str) -> Measured:
+    """Tokens spared to MHA's final smoothed loss: the mean share over pairs that reach it."""
     rows = select(records.efficiency, scale=scale)
     reached = rows[rows["reduction"].map(is_number).astype(bool)]
 

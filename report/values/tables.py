@@ -10,6 +10,7 @@ from report.values import (
     cost,
     length,
     linear,
+    own_scales,
     quality,
     recall,
     self_use,
@@ -31,7 +32,7 @@ TABLES = tuple(
     )
 )
 # Of what the paper does not measure: no value is judged, and no verdict of a claim counts one.
-BEYOND = tuple(_declared(recall, cost, copying, length, self_use, conversion))
+BEYOND = tuple(_declared(recall, cost, copying, length, self_use, conversion, own_scales))
 EVERY = (*TABLES, *BEYOND)
 
 __all__ = ["BEYOND", "EVERY", "TABLES"]

@@ -1,0 +1,64 @@
+"""Scales that the paper has not: Table B7 holds their pairs, and the paper's cells stay empty."""
+
+from dataclasses import fields, replace
+
+import pandas as pd
+from test_report_records import make_records
+
+from report.figures import draw_figures
+from report.judge.cells import build
+from report.values.frames import CampaignRecords
+from report.values.own_scales import OWN_SCALES
+from report.values.quality import main_results
+from report.values.structure import internal_organization
+
+OWN, PAPER = "10M28pc", "10M"
+
+
+def renamed(records: CampaignRecords) -> CampaignRecords:
+    """The same campaign, whose 10M has another name."""
+    frames = {each.name: getattr(records, each.name) for each in fields(records)}
+    trained = [
+        model | {"scale": OWN if model["scale"] == PAPER else model["scale"]}
+        for model in records.page["trained"]
+    ]
+    return replace(
+        records,
+        page=records.page | {"trained": trained},
+        **{
+            name: frame.assign(scale=frame["scale"].replace(PAPER, OWN))
+            for name, frame in frames.items()
+            if isinstance(frame, pd.DataFrame) and "scale" in frame
+        },
+    )
+
+
+def test_an_own_scale_has_the_values_that_the_papers_tables_would_have() -> None:
+    of_paper = make_records()
+    found = OWN_SCALES.measure(renamed(of_paper))
+    assert {row for row, _, _ in found} == {OWN}
+    losses, flow = main_results(of_paper), internal_organization(of_paper)
+    wanted = {
+        **{column: losses[PAPER, f"{column}_nll", "mean"] for column in ("mha", "full")},
+        "delta": losses[PAPER, "delta", "value"],
+        "reduction": losses[PAPER, "token_reduction", "mean"],
+        **{
+            column: flow[PAPER, column, "value"]
+            for column in ("l0_self.full", "l0_self.mha", "l0_effrank.full", "l1_self.full")
+        },
+    }
+    for column, value in wanted.items():
+        assert value.value is not None
+        assert found[OWN, column, "value"].value == value.value, column
+
+
+def test_the_papers_scales_have_no_row_and_its_cells_stay_not_run() -> None:
+    assert not OWN_SCALES.measure(make_records())
+    cells = build(renamed(make_records()), "main-results").set_index(["row", "column", "statistic"])
+    assert cells.loc[(PAPER, "delta", "value"), "status"] == "not run"
+
+
+def test_figures_draw_an_own_scale(tmp_path) -> None:
+    drawn = {row["name"]: row for row in draw_figures(renamed(make_records()), tmp_path)}
+    picture = tmp_path / drawn["flow-by-layer"]["file"]
+    assert OWN in picture.read_text(encoding="utf-8")
