@@ -115,7 +115,7 @@ class InformationMixer(Mixer):
 
     def information(self, x: Normed) -> Tensor:
         """I-tilde (B, H, T, d_h): projected (or X itself for Raw-X), split and mixed."""
-        if not (self.mixes and self.projects) or x.scale is None:
+        if not (self.mixes and self.projects and _is_bare(self.wi)):
             info = self.split(x.through(self.wi) if self.projects else x.scaled())
             return givens_mix(info, self.theta, self.pairing_index) if self.mixes else info
         # Mixing acts on heads and so commutes with the projection of a token: the rows of W_I are
@@ -123,6 +123,12 @@ class InformationMixer(Mixer):
         weight = self.wi.weight.unflatten(0, (1, -1, self.head_dim))
         mixed = givens_mix(weight, self.theta, self.pairing_index).flatten(0, 2)
         return self.split(x.project(mixed))
+
+
+def _is_bare(linear: nn.Module) -> bool:
+    """Whether calling a module is its weight's product and nothing else: no adapter, no hook."""
+    hooks = (linear._forward_hooks, linear._forward_pre_hooks, linear._backward_hooks)
+    return type(linear) is nn.Linear and linear.bias is None and not any(hooks)
 
 
 def _shape_lambda(mixer: nn.Module, state_dict: dict[str, Tensor], prefix: str, *rest) -> None:

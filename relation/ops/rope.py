@@ -46,13 +46,25 @@ class _Rotation(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(cos, sin)
-        return _rotate(x, cos, sin)
+        return _rotated(x, cos, sin)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, dy: torch.Tensor):
         cos, sin = ctx.saved_tensors
-        return _rotate(dy, cos, -sin), None, None
+        return _rotated(dy, cos, sin, back=True), None, None
+
+
+def _rotated(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, back: bool = False
+) -> torch.Tensor:
+    """By one kernel where torch.compile makes none."""
+    eager = x.is_cuda and not torch.compiler.is_compiling()
+    if eager and torch.promote_types(x.dtype, cos.dtype) == torch.float32:
+        from relation.kernels.rotation import rotate  # Triton is there where CUDA is
+
+        return rotate(x, cos, sin, back)
+    return _rotate(x, cos, -sin if back else sin)
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,56 @@
+"""RoPE's rotation in one pass: what eager PyTorch does in ten, each over FP32 copies of the states.
+
+torch.compile fuses the definition as well and is given that.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+ROWS = 64  # of a program; a row is a token's head
+
+
+@triton.jit
+def rotation_kernel(
+    x, cos, sin, out,
+    x_b, x_h, x_t, table_b, table_t, N, T, H, HALF, SIGN: tl.constexpr,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    # Rows in the order of out, (B, T, H): the heads of a token lie next to one another.
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    c = tl.arange(0, WIDTH)
+    b, t, h = row // (T * H), row // H % T, row % H
+    here = (row < N)[:, None] & (c < HALF)[None, :]
+    first = (b * x_b + h * x_h + t * x_t)[:, None] + c[None, :]
+    angle = (b * table_b + t * table_t)[:, None] + c[None, :]
+    cosine = tl.load(cos + angle, mask=here, other=0.0)
+    sine = SIGN * tl.load(sin + angle, mask=here, other=0.0)
+    a = tl.load(x + first, mask=here, other=0.0).to(tl.float32)
+    z = tl.load(x + first + HALF, mask=here, other=0.0).to(tl.float32)
+    written = (row * (2 * HALF))[:, None] + c[None, :]
+    kind = out.dtype.element_ty
+    tl.store(out + written, (a * cosine - z * sine).to(kind), mask=here)
+    tl.store(out + written + HALF, (z * cosine + a * sine).to(kind), mask=here)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, back: bool = False) -> Tensor:
+    """x (B, H, T, D), BF16, FP16 or FP32, turned by tables (T, D) or (B, T, D), FP32; or back.
+
+    Channels c and c + D/2 turn together by the tables' channel c. Computed in FP32 and rounded
+    once to x's dtype; returns (B, H, T, D), which lies in memory as (B, T, H, D).
+    """
+    B, H, T, D = x.shape
+    if x.stride(-1) != 1:
+        x = x.contiguous()
+    cos, sin = cos.contiguous(), sin.contiguous()
+    out = torch.empty(B, T, H, D, dtype=x.dtype, device=x.device)
+    rows = B * T * H
+    with torch.cuda.device_of(x):
+        rotation_kernel[(triton.cdiv(rows, ROWS),)](
+            x, cos, sin, out,
+            x.stride(0), x.stride(1), x.stride(2), T * D if cos.ndim == 3 else 0, D,
+            rows, T, H, D // 2, SIGN=-1 if back else 1,
+            ROWS=ROWS, WIDTH=triton.next_power_of_2(D // 2),
+        )  # fmt: skip
+    return out.transpose(1, 2)
