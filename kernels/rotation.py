@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-ROWS = 64  # of a program; a row is a token's head
+_NUMBERS = 2048  # of a program, in each half of the channels
 
 
 @triton.jit
@@ -45,12 +45,13 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, back: bool = False) -> Tensor:
         x = x.contiguous()
     cos, sin = cos.contiguous(), sin.contiguous()
     out = torch.empty(B, T, H, D, dtype=x.dtype, device=x.device)
-    rows = B * T * H
+    rows, width = B * T * H, triton.next_power_of_2(D // 2)
+    own = max(1, _NUMBERS // width)  # rows of a program: a row is a token's head
     with torch.cuda.device_of(x):
-        rotation_kernel[(triton.cdiv(rows, ROWS),)](
+        rotation_kernel[(triton.cdiv(rows, own),)](
             x, cos, sin, out,
             x.stride(0), x.stride(1), x.stride(2), T * D if cos.ndim == 3 else 0, D,
             rows, T, H, D // 2, SIGN=-1 if back else 1,
-            ROWS=ROWS, WIDTH=triton.next_power_of_2(D // 2),
+            ROWS=own, WIDTH=width,
         )  # fmt: skip
     return out.transpose(1, 2)

@@ -220,7 +220,8 @@ def test_fsdp_shards_layers_and_plain_decoders():
 def test_what_replaces_a_projection_is_called(kind):
     layer, x = build(kind), draw(1, T, D)
     expected, calls = layer(x), replace_linears(layer)
-    assert torch.equal(layer(x), expected)
+    # W_I's rows are mixed where nothing replaces it, else the states: the same by another rounding.
+    assert_close(layer(x), expected, 4 * 24, scale=8)
     assert [call.count for call in calls] == [1] * (5 if kind == "linear" else 4)
 
 

@@ -6,8 +6,10 @@ from functools import partial
 import pytest
 import torch
 from equations import assert_close, differentiate, draw
+from interpreter import INTERPRETED, run_interpreted
 
 from relation import ops
+from relation.ops.rope import apply_rope, rope_angles
 
 
 @pytest.mark.parametrize(
@@ -139,3 +141,65 @@ def test_gradients_of_rope_are_derivatives():
     by_token = x.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
     gradients = [torch.autograd.grad(ops.rope(v), v, dy.double())[0] for v in (x, by_token)]
     torch.testing.assert_close(*gradients, rtol=0, atol=0)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="is the interpreter")
+def test_the_rotation_kernel_is_the_definition():
+    run_interpreted(__file__)
+
+
+def tables(B: int, T: int, D: int, by_row: bool, device="cpu") -> tuple[torch.Tensor, torch.Tensor]:
+    """RoPE's tables; by row, every row of the batch has places of its own."""
+    cos, sin = rope_angles(T + B, D, 1e4, 3, torch.device(device))
+    if not by_row:
+        return cos[:T], sin[:T]
+    return tuple(torch.stack([t[b : b + T] for b in range(B)]) for t in (cos, sin))
+
+
+def turned_and_bound(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The definition in FP64 from the same tables, and how far one rounding may lie off it."""
+    first, second = x.double().chunk(2, dim=-1)
+    cos, sin = (t.double().unsqueeze(-3) for t in (cos, sin))
+    truth = x.double() * cos + torch.cat((-second, first), dim=-1) * sin
+    roundoff = torch.finfo(x.dtype).eps / 2
+    return truth, roundoff * truth.abs() + 4 * 2**-24 * x.double().abs().max()
+
+
+SHAPES = [(2, 3, 5, 48), (1, 2, 70, 64), (2, 5, 33, 80), (1, 1, 1, 2)]
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="runs in the interpreter")
+class TestInterpreted:
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+    @pytest.mark.parametrize("by_row", [False, True])
+    @pytest.mark.parametrize("shape", SHAPES)
+    def test_both_ways_at_ragged_shapes_and_strides(self, shape, by_row, dtype):
+        from relation.kernels.rotation import rotate
+
+        B, H, T, D = shape
+        states = draw(B, H, T, D, count=1)[0].to(dtype)
+        by_token = states.transpose(1, 2).contiguous().transpose(1, 2)
+        cos, sin = tables(B, T, D, by_row)
+        for x in (states, by_token, states.mT.contiguous().mT):
+            for back in (False, True):
+                truth, bound = turned_and_bound(x, cos, -sin if back else sin)
+                found = rotate(x, cos, sin, back)
+                assert (found.dtype, found.shape) == (dtype, truth.shape)
+                assert found.transpose(1, 2).is_contiguous()
+                assert ((found.double() - truth).abs() <= bound).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rope_and_its_gradient_on_a_gpu(shape, dtype):
+    B, H, T, D = shape
+    x, dy = draw(B, H, T, D, count=2).to("cuda", dtype)
+    cos, sin = tables(B, T, D, True, "cuda")
+    y, dx = differentiate(lambda x: apply_rope(x, cos, sin), (x,), dy)
+    for found, given, sine in ((y, x, sin), (dx, dy, -sin)):
+        truth, bound = turned_and_bound(given, cos, sine)
+        assert found.dtype == dtype
+        assert ((found.double() - truth).abs() <= bound).all()
