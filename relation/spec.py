@@ -179,6 +179,11 @@ class SystemsSpec(Rounds, Spec):
     not_identity = ("campaign",)
     not_job = ("campaign",)
 
+    @property
+    def stage(self) -> str:
+        """Whose code it rests on: that of tokens, or that of updates and operators."""
+        return "decode" if self.benchmark == "decode" else "systems"
+
 
 @dataclass(frozen=True)
 class VerificationSpec(Spec):

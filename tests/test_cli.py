@@ -88,7 +88,7 @@ def test_plan_counts_jobs_and_prices_all_tables(capsys: Output, campaign: str) -
     readings = READING_RUNS.get(campaign)
     assert jobs.get("readings") == (None if readings is None else (readings, 0))
     assert jobs["diagnostics"] == (6 * seeds + (readings or 0), 0)
-    assert jobs["systems"][0] == (0 if campaign == "readings" else 11)
+    assert jobs["systems"][0] == (0 if campaign == "readings" else 12)
     assert len(plan["tables"]) == 17
     for name in ("jobs", "tokens", "hours", "disk_gib"):
         assert plan["total"][name] == sum(stage[name] for stage in plan["stages"])

@@ -1,7 +1,10 @@
 """The published site: one folder whose every link leads somewhere, made anew or not at all."""
 
+import inspect
 import shutil
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from urllib.parse import unquote, urlparse
 
 import pytest
@@ -12,9 +15,11 @@ from test_records import refusal
 
 from report.render import handbook
 from report.render.handbook import write_site
+from report.render.links import check_links
 
 pytest.importorskip("markdown2", reason="needs the extra `site`")
 pytest.importorskip("pdoc", reason="needs the extra `site`")
+pytest.importorskip("transformers", reason="needs the extra `site`")
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +70,38 @@ def test_a_link_to_nothing_is_refused(published: Path, tmp_path: Path, monkeypat
     monkeypatch.setattr(handbook, "_html", lambda path: '<h1>A</h1><a href="gone.md">b</a>')
     message = refusal(lambda: write_site(tmp_path / "site", published))
     assert "README.md links to gone.md" in message and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("link", ["deep/a.html#there", "#here", "deep", "gone.html"])
+def test_a_link_to_no_page_or_heading_is_refused(tmp_path: Path, link: str) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "a.html").write_text('<h1 id="here">A</h1><a href="../b.html#x">b</a>')
+    page, good = tmp_path / "b.html", '<a href="deep/a.html#here" id="x">a</a> <a href="#x">b</a>'
+    page.write_text(good)
+    check_links(tmp_path, skipped=tmp_path / "none")
+    page.write_text(f'{good}<a href="{link}">c</a>')
+    message = refusal(lambda: check_links(tmp_path, skipped=tmp_path / "none"))
+    assert message.startswith(f"b.html links to {link}, which is not there")
+    check_links(tmp_path, skipped=page.parent)
+
+
+def documented_in(name: str, value: object) -> str:
+    """The first module of the reference that has something by its own name."""
+    modules = (module for module in handbook.LIBRARY if not module.startswith("!"))
+    return next(m for m in modules if getattr(import_module(m), name, None) is value)
+
+
+@pytest.mark.parametrize("package", ["", ".ops", ".kernels", ".nn", ".hf"])
+def test_every_public_name_is_explained_in_the_reference(site: Path, package: str) -> None:
+    module = import_module(f"relation{package}")
+    for name in module.__all__:
+        value = getattr(module, name)
+        if isinstance(value, ModuleType) or name == "__version__":
+            continue
+        home = documented_in(name, value) if package == "" else module.__name__
+        page = site / "reference" / f"{home.replace('.', '/')}.html"
+        assert f'<section id="{name}"' in page.read_text(encoding="utf-8"), f"{home}: {name}"
+        assert inspect.getdoc(value), f"{home}.{name} says nothing"
 
 
 @pytest.mark.skipif(bool(why_not()), reason=why_not() or "a browser is here")

@@ -99,7 +99,7 @@ def test_params_counts_the_toy_variant(project: Path) -> None:
 def test_plan_counts_the_toy_runs_benchmark_and_table(project: Path) -> None:
     plan = json.loads(relation(project, "plan", "--json"))
     jobs = {stage["stage"]: stage["jobs"] for stage in plan["stages"]}
-    assert jobs["other runs"] == 2 + 2 and jobs["systems"] == 11 + 1
+    assert jobs["other runs"] == 2 + 2 and jobs["systems"] == 12 + 1
     assert "toy-table" in {table["label"] for table in plan["tables"]}
 
 

@@ -50,7 +50,7 @@ def test_a_campaign_that_never_ran_waits(results: Results) -> None:
     assert [r.name for r in status.runs] == [r.name for r in every_run()]
     assert {r.state for r in status.runs} == {s.state for s in status.steps} == {"waiting"}
     assert status.notes == []
-    assert len(status.steps) == 2 + 12 + 4 + 6 + 11 + 2 + 4
+    assert len(status.steps) == 2 + 12 + 4 + 6 + 12 + 2 + 4
     rates = campaign().expected_tokens_per_second
     expected = sum(trained_tokens(r) / rates[r.scale] for r in every_run())
     assert status.seconds_left == pytest.approx(expected)

@@ -12,7 +12,7 @@ from benchmarks import InProcess, Quiet, campaign, compared
 from planted import Meeting, Planted, Unknown
 
 from relation.bench import campaign as measuring
-from relation.bench import processes
+from relation.bench import decode, processes
 from relation.bench.campaign import measure
 from relation.bench.processes import Failure, Worker, answer
 from relation.bench.rounds import Answers, Part, Session
@@ -183,7 +183,7 @@ def test_complexity_times_operators_and_counts_what_decoding_keeps(tmp_path: Pat
 
 def test_decode_times_a_token_of_every_model(tmp_path: Path) -> None:
     path, spec = tmp_path / "decode.parquet", spec_of("decode")
-    rows = measure(spec, None, path)
+    rows = decode.measure(spec, path)
     assert read_parquet(path, DECODE).num_rows == len(rows) == len(spec.sides) == 8
     assert read_origin(path)["config_hash"] == spec.config_hash
     for row, side in zip(rows, spec.sides, strict=True):

@@ -1,7 +1,7 @@
 """One systems benchmark from specification to Parquet.
 
 Whole updates for the tables of throughput; for the complexity, one layer's operator and the state
-that decoding keeps of it, against T; for decode, tokens of whole models (Table 1).
+that decoding keeps of it, against T (Table 1). Tokens are `relation.bench.decode`'s.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +11,6 @@ from pathlib import Path
 
 import torch
 
-from relation.bench import decode
 from relation.bench.processes import Measurement, Worker
 from relation.bench.rounds import WARM_ROUNDS, Answers, Part, prepared_together, session
 from relation.bench.statistics import median_columns
@@ -175,8 +174,6 @@ def measure(
     of memory, a kill, a missing backend, is its row's status, not a failure of the benchmark.
     Raises InputError where there is no such device.
     """
-    if spec.benchmark == decode.NAME:
-        return decode.measure(spec, output, stamp)
     tokens, rows = None if data is None else token_file(data, "train"), []
     label, parts_of = f"{spec.benchmark} {spec.scale}", partial(_parts, spec, tokens)
     with session(spec.device, label, parts_of, start) as (shared, parts):

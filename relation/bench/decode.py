@@ -293,7 +293,7 @@ def measure(spec: SystemsSpec, output: Path, stamp: Stamp = UNKNOWN) -> list[dic
     Raises InputError where there is no such device.
     """
     given = models_of(spec), _grid_of(spec), [TOKEN], spec.rounds, spec.precision, spec.device
-    return _record(*given, output, spec.campaign, spec.config_hash, "systems", stamp=stamp)
+    return _record(*given, output, spec.campaign, spec.config_hash, NAME, stamp=stamp)
 
 
 def run(

@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from relation.cli.jobs import measure_benchmark
 from relation.cli.tables import print_table, print_tables
 from relation.errors import InputError
 from relation.pipeline.campaign import Campaign, resolve
@@ -201,7 +202,6 @@ def _measure_systems(campaign: Campaign, only: Sequence[str] | None) -> None:
     else random, and each row says which. only: benchmarks by name, None for all. Raises InputError
     for an unknown name or where there is no such device.
     """
-    from relation.bench.campaign import measure
     from relation.bench.decode_table import notes, sections
     from relation.bench.run import choose
     from relation.bench.table import campaign_notes, complexity_section, throughput_section
@@ -216,7 +216,7 @@ def _measure_systems(campaign: Campaign, only: Sequence[str] | None) -> None:
         data = results.data(campaign.data_of_scale(spec.scale))
         prepared = data if token_file(data, "train").exists() else None
         path = results.folder / systems_path(spec)
-        rows = measure(spec, prepared, path, stamp=stamp("systems", uses_of(spec)))
+        rows = measure_benchmark(spec, prepared, path, stamp(spec.stage, uses_of(spec)))
         title = f"{spec.benchmark} {spec.scale}: {rows[0]['device']}"
         if spec.benchmark == DECODE:
             print(title)

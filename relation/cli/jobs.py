@@ -9,6 +9,7 @@ import argparse
 import logging
 import os
 import sys
+from pathlib import Path
 
 from relation.cli.options import (
     add_job,
@@ -34,7 +35,7 @@ from relation.pipeline.results import (
     systems_path,
 )
 from relation.pipeline.uses import uses_of
-from relation.spec import Spec
+from relation.spec import Spec, SystemsSpec
 from relation.store.stamp import Stamp
 
 
@@ -155,16 +156,27 @@ def _examine(options: argparse.Namespace) -> None:
     examine(spec, run, checkpoint, data, outputs, stamped)
 
 
-def _measure(options: argparse.Namespace) -> None:
+def measure_benchmark(
+    spec: SystemsSpec, data: Path | None, output: Path, stamped: Stamp
+) -> list[dict]:
+    """Measure a systems benchmark; returns its rows. data: the prepared corpus, if it is there."""
+    if spec.stage == "decode":
+        from relation.bench import decode
+
+        return decode.measure(spec, output, stamped)
     from relation.bench.campaign import measure
 
+    return measure(spec, data, output, stamp=stamped)
+
+
+def _measure(options: argparse.Namespace) -> None:
     set_threads(options)
     results = campaign_results(options)
     benchmark, _, scale = options.target.partition("/")
     spec = results.campaign.benchmark(benchmark, scale)
-    stamped = _stamped(options, "systems", spec, f"benchmark {options.target}")
+    stamped = _stamped(options, spec.stage, spec, f"benchmark {options.target}")
     data = results.data(results.campaign.data_of_scale(scale))
-    measure(spec, data, results.folder / systems_path(spec), stamp=stamped)
+    measure_benchmark(spec, data, results.folder / systems_path(spec), stamped)
 
 
 def _recall(options: argparse.Namespace) -> None:

@@ -66,7 +66,7 @@ class Decoder(nn.Module):
     plain: whether norms apply their scales, so that every projection is called as the module it is
     and LoRA, quantisers, hooks and FSDP see it; else the projections' weights take the scales,
     which trains faster. Both forms have the same parameters by the same names (lambda is (1,) in
-    the plain one): `load_state_dict` converts one to the other, and their results are equal up to
+    the plain one), so that either loads the other's state, and their results are equal up to
     rounding.
     Raises InputError for an unknown backend.
     """

@@ -60,7 +60,7 @@ STAGES: dict[str, tuple[Reference, ...]] = {
     "readings": ("relation.pipeline.gather:collect",),
     "gradients": ("relation.verify.gradients:verify_gradients",),
     "bench": ("relation.bench.run:run",),
-    "decode": ("relation.bench.decode:run",),
+    "decode": ("relation.bench.decode:run", "relation.bench.decode:measure"),
     "profile": ("relation.bench.profile:run",),
     "cells": ("report.judge.job:write_cells", "report.values.frames:load_records"),
     "figures": ("report.figures.job:write_figures", "report.values.frames:load_records"),

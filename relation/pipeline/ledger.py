@@ -92,7 +92,7 @@ class Job:
     @property
     def stage(self) -> str:
         """Whose code it rests on."""
-        return RULES[self.rule].stage
+        return self.spec.stage if isinstance(self.spec, SystemsSpec) else RULES[self.rule].stage
 
     @property
     def code(self) -> str:

@@ -48,6 +48,7 @@ def examine(
         model = load_model(checkpoint, device, execution).eval()
         with autocast(device, run.precision), Progress(f"examine {run.name}", 3, "parts") as shown:
             found, details = examination_of(model, spec, run, data, shown.advance)
+        details |= {"seconds": time.perf_counter() - began, "peak_gib": peak.gib()}
         written = origin(
             run.campaign,
             spec.config_hash,
@@ -56,8 +57,6 @@ def examine(
             stamp,
             seed=run.seed,
             run_hash=spec.run_hash,
-            seconds=time.perf_counter() - began,
-            peak_gib=peak.gib(),
             **details,
         )
     key = {"scale": run.scale, "variant": run.variant, "seed": run.seed}

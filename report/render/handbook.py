@@ -16,13 +16,19 @@ from urllib.parse import urlparse
 from relation.errors import InputError
 from relation.pipeline.hashes import PROJECT
 from report.render.environment import html_environment
+from report.render.links import check_links
 from report.render.site import write_assets
 
 _MADE = ".relation-site"  # the mark of a folder that may be made anew
 _REFERENCE = "reference/index.html"
-# What docs/library.md offers; the rest is the reproduction's.
-_LIBRARY = ("relation.ops", "relation.kernels", "relation.nn", "relation.nn.generation",
-            "relation.flow.metrics")  # fmt: skip
+# What docs/library.md offers; the rest is the reproduction's. Modules after an exclamation mark are
+# left out, by a pattern: a package's own page has what it offers of them.
+LIBRARY = (
+    "relation.ops", "relation.kernels", r"!relation\.(ops|kernels)\.", "relation.kernels.documents",
+    "relation.nn", "relation.nn.conversion", "relation.nn.folding", "relation.nn.generation",
+    "relation.nn.prepared", "relation.nn.sampling", "relation.hf", "relation.flow.metrics",
+    "relation.errors",
+)  # fmt: skip
 _MARKDOWN = ("tables", "fenced-code-blocks", "header-ids", "cuddled-lists", "code-friendly")
 _ADDRESS = re.compile(r'\b(href|src)="([^"]*)"')
 _TITLE = re.compile(r"<h1[^>]*>(.*?)</h1>", re.DOTALL)
@@ -32,8 +38,8 @@ def write_site(folder: Path, published: Path = Path("results/published")) -> lis
     """Write the site into `folder`, in place of one made before; returns its entry pages.
 
     published: the folder of shipped records, whose reports are rendered. Raises InputError where no
-    report is there, a page links to nothing, a package of the extra `site` is missing, or `folder`
-    holds something else.
+    report is there, a link of a page or of the reference leads nowhere, a package of the extra
+    `site` is missing, or `folder` holds something else.
     """
     reports = sorted(path.parent for path in published.glob("*/report/index.html"))
     if not reports:
@@ -44,6 +50,7 @@ def write_site(folder: Path, published: Path = Path("results/published")) -> lis
     shutil.rmtree(partial, ignore_errors=True)
     try:
         _write(partial, reports)
+        check_links(partial, skipped=partial / "results")
         (partial / _MADE).touch()
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
@@ -145,5 +152,6 @@ def _linked(body: str, source: str, pages: dict[str, Path], folder: Path) -> str
 def _write_reference(folder: Path) -> None:
     """The library's docstrings as pages."""
     pdoc = _imported("pdoc")
+    _imported("transformers")  # relation.hf is built on it
     _imported("pdoc.render").configure(search=False, show_source=False)
-    pdoc.pdoc(*_LIBRARY, output_directory=folder)
+    pdoc.pdoc(*LIBRARY, output_directory=folder)
