@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import pandas as pd
@@ -138,8 +139,8 @@ def test_a_failing_writer_leaves_the_old_record(
 ) -> None:
     before = record.read_bytes()
 
-    def full_disk(table: pa.Table, path: Path, **options) -> None:
-        path.write_bytes(b"PAR1 half a file")
+    def full_disk(table: pa.Table, file: BinaryIO, **options) -> None:
+        file.write(b"PAR1 half a file")
         raise OSError("no space left on device")
 
     monkeypatch.setattr(pq, "write_table", full_disk)
