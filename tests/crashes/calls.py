@@ -97,12 +97,11 @@ def hold_calls() -> int:
 class Call:
     """A call that is held.
 
-    process: its thread's number; paths: absolute, of the files that it changes; descriptor: where
-    /proc has the file that is open, of calls on an open file.
+    paths: absolute, of the files that it changes; descriptor: where /proc has the file that is
+    open, of calls on an open file.
     """
 
     name: str
-    process: int
     paths: tuple[str, ...]
     descriptor: str | None
 
@@ -121,7 +120,7 @@ def _decoded(process: int, number: int, arguments: tuple[int, ...]) -> Call:
             place += 1
             paths.append(_path(process, folder, arguments[place]))
         place += 1
-    return Call(name, process, tuple(paths), descriptor)
+    return Call(name, tuple(paths), descriptor)
 
 
 def _path(process: int, folder: int | None, address: int) -> str:
