@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
+from crashes.page import CRASHES, crashes_part
+from crashes.page import OUTCOMES as CRASH_OUTCOMES
 from faults import (  # noqa: F401
     campaigns,
     finished,
@@ -30,7 +32,7 @@ from faults.sandbox import PROJECT, can_mount, make_base, make_sandbox
 
 from relation.pipeline.origin import commit, versions
 from relation.store.files import write_text
-from relation.store.parquet import Column, read_parquet, schema, write_parquet
+from relation.store.parquet import Column, read_origin, read_parquet, schema, write_parquet
 
 DOCS = PROJECT / "docs"
 OUT = DOCS / "faults.parquet"
@@ -104,7 +106,7 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
 
 
-def page(rows: list[dict], origin: dict) -> str:
+def page(rows: list[dict], origin: dict, crashes: list[dict]) -> str:
     """docs/faults.md: the outcomes as tables."""
     versions = origin["versions"]
     parts = [
@@ -142,7 +144,14 @@ def page(rows: list[dict], origin: dict) -> str:
             f"{row['lost'] or 'nothing'} | {'yes' if row['borne'] else '**no**'} |"
             for row in chosen
         ]
-    return "\n".join(parts) + "\n"
+    return "\n".join([*parts, *crashes_part(crashes)]) + "\n"
+
+
+def write_page() -> None:
+    """Write docs/faults.md from the two files of outcomes."""
+    rows = read_parquet(OUT, OUTCOMES).to_pylist()
+    crashes = read_parquet(CRASHES, CRASH_OUTCOMES).to_pylist()
+    write_text(DOCS / "faults.md", page(rows, read_origin(OUT), crashes))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -182,7 +191,7 @@ def _write(row: dict) -> None:
         "versions": versions(),
     }
     write_parquet(OUT, OUTCOMES, merged, origin)
-    write_text(DOCS / "faults.md", page(merged, origin))
+    write_page()
 
 
 if __name__ == "__main__":

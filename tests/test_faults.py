@@ -7,6 +7,8 @@ tests/fault_campaign.py runs with all others and writes to docs/faults.md.
 from pathlib import Path
 
 import pytest
+from crashes.page import CRASHES
+from crashes.page import OUTCOMES as CRASH_OUTCOMES
 from fault_campaign import CASES, OUTCOMES, outcome, page, unavailable
 from faults.registry import Case
 from faults.sandbox import make_base
@@ -47,5 +49,6 @@ def test_the_page_is_what_the_campaign_wrote() -> None:
     for kind in ("fault", "input"):
         assert sum(row["kind"] == kind for row in rows) >= 25
     written = (DOCS / "faults.md").read_text(encoding="utf-8").splitlines()
-    made = page(rows, read_origin(DOCS / "faults.parquet")).splitlines()
+    crashes = read_parquet(CRASHES, CRASH_OUTCOMES).to_pylist()
+    made = page(rows, read_origin(DOCS / "faults.parquet"), crashes).splitlines()
     assert made == written

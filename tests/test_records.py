@@ -1,7 +1,11 @@
 """Records: whole or refused, with units and origin; token efficiency on invented curves."""
 
+import errno
+import os
+import stat
 from dataclasses import replace
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import pandas as pd
@@ -138,8 +142,8 @@ def test_a_failing_writer_leaves_the_old_record(
 ) -> None:
     before = record.read_bytes()
 
-    def full_disk(table: pa.Table, path: Path, **options) -> None:
-        path.write_bytes(b"PAR1 half a file")
+    def full_disk(table: pa.Table, file: BinaryIO, **options) -> None:
+        file.write(b"PAR1 half a file")
         raise OSError("no space left on device")
 
     monkeypatch.setattr(pq, "write_table", full_disk)
@@ -147,6 +151,25 @@ def test_a_failing_writer_leaves_the_old_record(
         write_parquet(record, LAYOUT, ROWS, ORIGIN)
     assert record.read_bytes() == before
     assert list(record.parent.iterdir()) == [record]
+
+
+def test_a_disk_that_syncs_no_folders_is_written_to_and_one_that_fails_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing = set()
+
+    def fsync(descriptor: int) -> None:
+        is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+        if (errno.EINVAL if is_folder else errno.EIO) in failing:
+            raise OSError(errno.EINVAL if is_folder else errno.EIO, "no")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    failing.add(errno.EINVAL)
+    files.write_text(tmp_path / "a" / "text", "new")
+    failing.add(errno.EIO)
+    with pytest.raises(OSError, match="no"):
+        files.write_text(tmp_path / "a" / "text", "newer")
+    assert {p.name: p.read_text() for p in (tmp_path / "a").iterdir()} == {"text": "new"}
 
 
 def test_text_is_replaced_whole(tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ def killed_in_a_save(number: int, half_written: bool) -> None:
             kill_self()
         rename(source, target)
 
-    checkpoint.save_file, checkpoint.os.replace = save_file, replace_file
+    checkpoint.save_file, os.replace = save_file, replace_file
 
 
 def train_alone(run: tuple, begun, save: int = 0, half_written: bool = False) -> None:

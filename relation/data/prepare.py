@@ -20,7 +20,7 @@ from relation.data.tokenizer import load_tokenizer, train_tokenizer
 from relation.data.tokens import TOKEN_TYPE, token_file
 from relation.errors import InputError
 from relation.spec import DataSpec
-from relation.store.files import sha256_of, write_text
+from relation.store.files import make_folder, move, sha256_of, write_text
 from relation.store.layouts import DATA
 from relation.store.locks import held
 from relation.store.parquet import write_parquet
@@ -114,9 +114,9 @@ def _prepare(spec: DataSpec, folder: Path, work: Path, campaign: str, stamp: Sta
                 "sha256": sha256_of(encoder.path),
             }
         )
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     for name in ("tokenizer.json", *(token_file(work, s).name for s in SPLITS)):
-        (work / name).replace(folder / name)
+        move(work / name, folder / name)
     details = {
         "title": spec.title,
         "vocabulary": spec.vocabulary,

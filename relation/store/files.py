@@ -1,5 +1,6 @@
 """Files that are either whole or absent, and a small cache of values that are slow to compute."""
 
+import errno
 import hashlib
 import json
 import os
@@ -15,17 +16,43 @@ _REMEMBERED = 64  # values in one cache
 def atomic_path(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`; on success it replaces `path`, else it is removed.
 
-    The data reach the disk before the name does, so that a crash leaves the old file or the new.
+    A crash leaves the old file or the new; once this has returned, the new.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield temporary
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        move(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def move(source: Path, target: Path) -> None:
+    """Give a file another name, on the disk when this returns; its data reach the disk before."""
+    sync(source)
+    os.replace(source, target)
+    sync(target.parent)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it, on the disk when this returns; one may be there."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in reversed(missing):
+        sync(folder.parent)
+
+
+def sync(path: Path) -> None:
+    """Return once a file's data, or a folder's names, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems sync a folder by themselves and refuse to be asked.
+        if error.errno != errno.EINVAL or not path.is_dir():
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def write_text(path: Path, text: str) -> None:

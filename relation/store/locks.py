@@ -8,6 +8,7 @@ from filelock import FileLock, Timeout
 
 from relation.errors import RunError
 from relation.registry import tells
+from relation.store.files import make_folder
 
 _SECONDS_OF_A_LOOK = 0.2
 
@@ -19,7 +20,7 @@ def held(path: Path, name: str) -> Iterator[None]:
 
     A killed process leaves no lock behind. Raises RunError where another one holds it.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     lock = FileLock(path)
     try:
         # Who looks whether it is held takes it for a moment.

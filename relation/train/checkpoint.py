@@ -1,7 +1,6 @@
 """Checkpoints in safetensors: a trained model, and the state from which a killed run goes on."""
 
 import json
-import os
 import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -15,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from relation.errors import InputError, RunError
 from relation.nn import Decoder, Execution
-from relation.store.files import atomic_path, sha256_of
+from relation.store.files import atomic_path, move, sha256_of, sync
 from relation.store.parquet import read_origin
 from relation.store.seal import KEY, UNSEALED, is_sealed, seal
 from relation.variants import ModelConfig, model_config
@@ -210,15 +209,14 @@ def write_state(folder: Path, taken: Snapshot) -> None:
     partial = folder / ".state"
     try:
         _write(taken.tensors, partial, {"progressed": taken.progressed})
-        with partial.open("rb") as file:
-            os.fsync(file.fileno())
+        sync(partial)
         if not _reads_back(partial, taken):
             raise RunError(
                 f"the state of update {taken.update} does not read back from {folder} as it was "
                 "written; look after that disk and run the same command again"
             )
         name = f"state-{taken.update:08d}-{_checksum(partial)}.safetensors"
-        os.replace(partial, folder / name)
+        move(partial, folder / name)
     finally:
         partial.unlink(missing_ok=True)
     for old in _states(folder)[:-2]:

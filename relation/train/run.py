@@ -23,7 +23,7 @@ from relation.machine.progress import Progress
 from relation.nn import Decoder, Execution
 from relation.nn.decoder import shared_weights_hash
 from relation.spec import RunSpec
-from relation.store.files import sha256_of
+from relation.store.files import make_folder, sha256_of
 from relation.store.layouts import LOG, PROBES, RUN
 from relation.store.locks import held
 from relation.store.parquet import read_origin, write_parquet
@@ -401,7 +401,7 @@ def train(
         resume = resume_root / resume_key(spec, token_hashes, stamp.code_hash)
         check_writable(output)
         with writing(spec.name, resume, lambda: str(newest_state(resume) or "none")):
-            resume.mkdir(parents=True, exist_ok=True)
+            make_folder(resume)
             if world.leads:
                 stack.enter_context(held(resume / LOCK, spec.name))
                 sweep(resume)

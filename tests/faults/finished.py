@@ -133,9 +133,9 @@ def _no_room() -> None:
 
     import pyarrow.parquet as pq
 
-    def full(table, path, **options):
-        Path(path).write_bytes(b"PAR1")
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+    def full(table, file, **options):
+        file.write(b"PAR1")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), file.name)
 
     pq.write_table = full
 

@@ -63,7 +63,7 @@ def in_a_save(half: bool) -> None:
             send_self(signal.SIGKILL)
         rename(source, target)
 
-    checkpoint.save_file, checkpoint.os.replace = save_file, replace
+    checkpoint.save_file, os.replace = save_file, replace
 
 
 def _interrupted(box: Sandbox, update: int = 11) -> None:

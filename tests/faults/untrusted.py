@@ -74,7 +74,7 @@ _edited(
     "../../x",
 )
 _edited("unknown_key", "An unknown key", "gradient_clip: 1.0", "gradient_clpi: 1.0", "gradient_cl")
-_edited("not_finite", "A learning rate that is no number", "8.0e-3", ".nan", "not a finite number")
+_edited("not_finite", "A learning rate that is no number", "1.2e-2", ".nan", "not a finite number")
 _edited(
     "vocabulary_too_large",
     "A vocabulary beyond 16 bits",
