@@ -156,6 +156,9 @@ def _examine(options: argparse.Namespace) -> None:
 
 
 def _measure(options: argparse.Namespace) -> None:
+    from relation.bench import start_server, wait_for_server
+
+    start_server()  # imports PyTorch while this process does
     from relation.bench.campaign import measure
 
     set_threads(options)
@@ -164,6 +167,7 @@ def _measure(options: argparse.Namespace) -> None:
     spec = results.campaign.benchmark(benchmark, scale)
     stamped = _stamped(options, "systems", spec, f"benchmark {options.target}")
     data = results.data(results.campaign.data_of_scale(scale))
+    wait_for_server()
     measure(spec, data, results.folder / systems_path(spec), stamp=stamped)
 
 
