@@ -6,7 +6,8 @@ from typing import Protocol
 
 from relation.errors import InputError
 from relation.pipeline.campaign import Campaign
-from relation.pipeline.ledger import DAMAGED, Job, Ledger
+from relation.pipeline.jobs import DAMAGED, Job
+from relation.pipeline.ledger import Ledger
 from relation.pipeline.results import Results
 from relation.spec import (
     DiagnosticsSpec,
