@@ -9,10 +9,14 @@ import tempfile
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from filelock import FileLock
 from forks import ask, write_python
+
+if TYPE_CHECKING:
+    from relation.pipeline.campaign import Campaign
 
 ROOT = Path(__file__).resolve().parents[1]
 COPIED = ("Snakefile", "config.yaml", "environment.yml", "pyproject.toml")
@@ -109,6 +113,15 @@ def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained")
     train(run_spec(), data, folder / "out", folder / "resume")
     return folder / "out"
+
+
+@cache
+def campaign(name: str = "tiny", **choices: str) -> "Campaign":
+    """A campaign of config.yaml, restricted as asked."""
+    from relation.pipeline.campaign import resolve
+    from relation.pipeline.config import load_config
+
+    return resolve(load_config(ROOT / "config.yaml"), campaign=name, **choices)
 
 
 def copy_project(target: Path) -> Path:

@@ -1,14 +1,11 @@
 """The files of the tiny campaign in any state, for the tests of `status`."""
 
-from functools import cache
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, campaign
 
 from relation.data.sources import corpus_fingerprint
-from relation.pipeline.campaign import Campaign, resolve
-from relation.pipeline.config import load_config
 from relation.pipeline.ledger import Ledger
 from relation.pipeline.progress import CampaignStatus, RunStatus, campaign_status
 from relation.pipeline.results import CHECKPOINT, Results, diagnostics_path, run_path, with_pictures
@@ -22,11 +19,6 @@ Output = pytest.CaptureFixture[str]
 NAME = "10M/full/42"
 HASHES = {"train": "a" * 64, "validation": "b" * 64}
 TOKENS = 128  # an update; five of them, the last partial, are the budget of 600
-
-
-@cache
-def campaign() -> Campaign:
-    return resolve(load_config(ROOT / "config.yaml"), campaign="tiny")
 
 
 def every_run() -> tuple[RunSpec, ...]:

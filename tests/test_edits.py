@@ -36,12 +36,14 @@ JOBS: dict[str, tuple[str, frozenset[str]]] = {
     "verify-gpu": ("verification", frozenset({"BACKENDS/full/flash", "BACKENDS/linear/chunked"})),
     "gradients": ("gradients", uses_of_model("AFL", CPU)),
     "recall": ("recall", uses_of_model("FF", CPU)),
+    "examine": ("examination", uses_of_model("FF", CPU)),
+    "verify": ("verification", uses_of_model("FL", CPU)),
     "collect": ("readings", frozenset()),
     **{page: (page, uses_of_report(["mha", "full", "hybrid"])) for page in sorted(PAGES)},
 }
 TRAINED = {"mha", "full", "hybrid", "mha-gpu", "full-gpu"}
 STEPS = TRAINED | {"measure", "measure-gpu", "gradients", "recall"}
-MODELS = STEPS | {"inventory", "probe", "diagnose"}
+MODELS = STEPS | {"inventory", "probe", "diagnose", "examine"}
 FULL_ON_GPU = {"full-gpu", "measure-gpu", "verify-gpu"}
 
 
@@ -114,6 +116,37 @@ EDITS: dict[str, tuple[str, str, str, set[str]]] = {
     "a kernel": ("kernels/flash_relation/forward.py", "LN_2 =", "LN_2 = 1.0 *", FULL_ON_GPU),
     "a launch": (LAUNCHES, "warps = 4", "warps = 8", FULL_ON_GPU),
     "a launch's comment": (LAUNCHES, "[", "# a word\n[", NONE),
+    "a task's filler": (
+        "relation/probes/recall/sequences.py",
+        "FILLER = 0",
+        "FILLER = 1",
+        {"recall"},
+    ),
+    "bands of use": ("relation/probes/self_use.py", "BANDS = 4", "BANDS = 5", {"examine"}),
+    "what is gathered": (
+        "relation/pipeline/gather.py",
+        "return None",
+        "return 0",
+        {"collect", "cells", "figures"},
+    ),
+    "a benchmark's seed": (
+        "relation/bench/steps.py",
+        "seed=0",
+        "seed=1",
+        {"measure", "measure-gpu"},
+    ),
+    "a check's output": (
+        "relation/verify/operators.py",
+        "y.detach()",
+        "-y.detach()",
+        {"verify", "verify-gpu"},
+    ),
+    "what a gradient may miss": (
+        "relation/verify/gradients.py",
+        "ERROR = 0.01",
+        "ERROR = 0.02",
+        {"gradients"},
+    ),
     "how vectors start": (
         MIXERS,
         '* draw("a_log"',

@@ -17,7 +17,8 @@ from status_files import (
 )
 
 from relation.pipeline.cost import make_plan
-from relation.pipeline.ledger import DONE, Job, Ledger
+from relation.pipeline.jobs import DONE, Job
+from relation.pipeline.ledger import Ledger
 from relation.pipeline.publish import publish
 from relation.pipeline.results import CHECKPOINT, RULES, Results, run_path, systems_path
 from relation.pipeline.summary import Started, report_lines, summary

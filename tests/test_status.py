@@ -29,7 +29,8 @@ from status_files import (
 )
 
 from relation.errors import RunError, StoppedError
-from relation.pipeline.ledger import Ledger, failure
+from relation.pipeline.jobs import failure
+from relation.pipeline.ledger import Ledger
 from relation.pipeline.progress import CampaignStatus, RunStatus, trained_tokens
 from relation.pipeline.provenance import PROVENANCE
 from relation.pipeline.publish import publish

@@ -8,16 +8,13 @@ import resource
 import signal
 import threading
 import time
-from functools import cache
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import campaign
 from filelock import FileLock
 
 from relation.errors import InputError, RunError, StoppedError
-from relation.pipeline.campaign import Campaign, resolve
-from relation.pipeline.config import load_config
 from relation.spec import RunSpec
 from relation.store.layouts import LOG
 from relation.store.locks import held
@@ -33,11 +30,6 @@ from relation.train.folder import (
 from relation.train.watch import Watch
 
 Output = pytest.CaptureFixture[str]
-
-
-@cache
-def campaign(**choices) -> Campaign:
-    return resolve(load_config(ROOT / "config.yaml"), campaign="tiny", **choices)
 
 
 def spec() -> RunSpec:

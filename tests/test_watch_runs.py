@@ -55,7 +55,7 @@ def test_without_tensorboard_it_is_one_line_before_any_job(tmp_path, no_tensorbo
     with pytest.raises(InputError, match="pip install tensorboard") as caught:
         Watch(tmp_path, spec(), log(0), tmp_path / "events")
     assert "\n" not in str(caught.value)
-    wanted = resolve(load_config(ROOT / "config.yaml"), campaign="tiny", tensorboard="true")
+    wanted = campaign(tensorboard="true")
     with pytest.raises(InputError, match="pip install tensorboard"):
         check(wanted, [], needs_gpu=False)
     check(campaign(), [], needs_gpu=False)

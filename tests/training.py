@@ -9,19 +9,16 @@ import signal
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from functools import cache
 from pathlib import Path
 
 import numpy as np
 import torch
-from conftest import ROOT
+from conftest import campaign
 from safetensors.torch import load_file
 from torch.distributed import TCPStore
 
 from relation.data.prepare import unigram_entropy
 from relation.errors import RelationError
-from relation.pipeline.campaign import Campaign, resolve
-from relation.pipeline.config import load_config
 from relation.spec import RunSpec
 from relation.store.files import sha256_of
 from relation.store.layouts import DATA, LOG, RUN
@@ -36,11 +33,6 @@ TIMES = {"seconds", "tokens_per_second"}  # all that may differ between two runs
 CONTEXT, UPDATE = 16, 128
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["relation.train.run", "pytest"])
-
-
-@cache
-def campaign() -> Campaign:
-    return resolve(load_config(ROOT / "config.yaml"), campaign="tiny")
 
 
 def run_spec(variant: str = "full", **changes) -> RunSpec:

@@ -4,7 +4,6 @@ Processes are forked from one server that has imported PyTorch and never touches
 one costs milliseconds. Each answers one question at a time and waits in between.
 """
 
-import multiprocessing
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -13,6 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
+from relation.bench import start_server
 from relation.errors import InputError, RunError
 
 OOM, KILLED, UNAVAILABLE = "OOM", "KILLED", "UNAVAILABLE"
@@ -112,11 +112,7 @@ class Worker:
     """
 
     def __init__(self, measurement: Measurement):
-        context = multiprocessing.get_context("forkserver")
-        # It must never ask for a GPU: the server's forks could not use one. PyTorch imports the
-        # second, and with it SymPy, where a backward pass first takes a gradient.
-        preloaded = ["relation.bench.steps", "torch.fx.experimental.symbolic_shapes"]
-        context.set_forkserver_preload(preloaded)
+        context = start_server()
         self._mine, theirs = context.Pipe()
         # A daemon ends with the process that started it.
         self._process = context.Process(

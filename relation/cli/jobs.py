@@ -170,12 +170,16 @@ def measure_benchmark(
 
 
 def _measure(options: argparse.Namespace) -> None:
+    from relation.bench import start_server, wait_for_server
+
+    start_server()  # imports PyTorch while this process does
     set_threads(options)
     results = campaign_results(options)
     benchmark, _, scale = options.target.partition("/")
     spec = results.campaign.benchmark(benchmark, scale)
     stamped = _stamped(options, spec.stage, spec, f"benchmark {options.target}")
     data = results.data(results.campaign.data_of_scale(scale))
+    wait_for_server()
     measure_benchmark(spec, data, results.folder / systems_path(spec), stamped)
 
 

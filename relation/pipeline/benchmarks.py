@@ -81,10 +81,11 @@ def verification_spec(matrix: Matrix) -> VerificationSpec:
     )
 
 
-# Two layers hold both pairings of heads. So many tokens and draws lift lambda's gradient above
-# BF16's noise, and the T x T matrices in FP64 fit on the GPU.
-_CHECKED_LAYERS, _CHECKED_LENGTH, _CHECKED_MICRO, _CHECKED_ACCUMULATION = 2, 512, 8, 2
-_CHECKED_DRAWS = {"bf16": 32, "fp32": 16}
+# Two layers hold both pairings of heads.
+_CHECKED_LAYERS, _CHECKED_ACCUMULATION = 2, 2
+# T, micro-batch and draws at most. In BF16 so many lift lambda's gradient above the noise, and the
+# T x T matrices in FP64 fit on the GPU; FP32's noise is 2^-16 of that, so few tokens do.
+_CHECKED = {"bf16": (512, 8, 32), "fp32": (32, 2, 16)}
 
 
 def gradients_spec(matrix: Matrix) -> GradientsSpec:
@@ -94,6 +95,7 @@ def gradients_spec(matrix: Matrix) -> GradientsSpec:
     layers as hold its pattern.
     """
     campaign, variants = matrix.campaign, []
+    length, micro, draws = _CHECKED[campaign.precision]
     for variant, known in VARIANTS.items():
         scales = campaign.scales
         name = next((n for n, s in scales.items() if variant in s.variants), next(iter(scales)))
@@ -103,8 +105,8 @@ def gradients_spec(matrix: Matrix) -> GradientsSpec:
                 "variant": variant,
                 "scale": name,
                 "model": model_values(replace(whole, layout=whole.layout[:layers])),
-                "length": min(_CHECKED_LENGTH, scales[name].context),
-                "micro": min(_CHECKED_MICRO, scales[name].micro),
+                "length": min(length, scales[name].context),
+                "micro": min(micro, scales[name].micro),
                 "backends": matrix.backends(variant),
             }
         )
@@ -112,7 +114,7 @@ def gradients_spec(matrix: Matrix) -> GradientsSpec:
         campaign=matrix.name,
         variants=variants,
         accumulation=_CHECKED_ACCUMULATION,
-        draws=_CHECKED_DRAWS[campaign.precision],
+        draws=draws,
         precision=campaign.precision,
         compile=campaign.compile,
         device=campaign.device,

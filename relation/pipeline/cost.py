@@ -7,7 +7,8 @@ from typing import Protocol
 from relation.errors import InputError
 from relation.pipeline import spent
 from relation.pipeline.campaign import Campaign
-from relation.pipeline.ledger import DAMAGED, Job, Ledger
+from relation.pipeline.jobs import DAMAGED, Job
+from relation.pipeline.ledger import Ledger
 from relation.pipeline.results import Results
 from relation.pipeline.spent import Spent
 from relation.spec import (

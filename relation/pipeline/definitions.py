@@ -7,26 +7,15 @@ and methods that Python calls) and its other methods, a `Registry` into its entr
 import ast
 import hashlib
 import re
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from relation.pipeline import syntax
+
 _ROOTS = ("relation", "report")
 _IN_WORDS = "report"  # its words are results
-_FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
-_COMPREHENSION = (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
-_SCOPED = (*_FUNCTION, ast.ClassDef, ast.Lambda, *_COMPREHENSION)
-_NAMING = (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)
 _SAYING = {"print", "warnings", "logging"}  # a statement that calls one of them computes nothing
 _PROSE = {"description", "summary", "help"}  # keyword arguments for people
-_MARK = "tells"
-# Decorators after which a function is reached by its own name alone. Any other may hand it
-# elsewhere, as @impl(NAME) does, so such a function counts with its module.
-_PLAIN = {
-    _MARK, "assume_constant_result", "cache", "cached_property", "classmethod", "contextmanager",
-    "custom_op", "dataclass", "disable", "inference_mode", "jit", "lru_cache", "no_grad",
-    "property", "singledispatch", "staticmethod",
-}  # fmt: skip
 # The methods that a base outside the project calls by itself; every method for one not listed.
 _CALLED_BY: dict[str, set[str]] = {
     "Function": {"forward", "backward", "setup_context"},
@@ -38,7 +27,6 @@ _CALLED_BY: dict[str, set[str]] = {
 # Methods of these are called everywhere, so a mark on a method of such a name is not heeded.
 _BUILTIN = {name for kind in (dict, list, set, str, bytes, Path) for name in dir(kind)}
 _REFERENCE = re.compile(rf"(?:{'|'.join(_ROOTS)})(?:\.\w+)+:\w+")
-_KEY = re.compile(r"[\w.-]+")
 
 Reference = str  # "module:name.attribute", the module alone before an empty rest
 
@@ -96,20 +84,16 @@ def digest_of(text: str) -> str:
 
 def marks_in(module: str, source: str) -> tuple[set[str], set[str]]:
     """References to a module's marked functions and classes; names of its marked methods."""
-    if f"@{_MARK}" not in source:
+    if "@tells" not in source:
         return set(), set()
     things, methods = set(), set()
     for node in ast.parse(source).body:
-        if _is_marked(node):
+        if syntax.is_marked(node):
             things.add(f"{module}:{node.name}")
         for method in getattr(node, "body", ()) if isinstance(node, ast.ClassDef) else ():
-            if _is_marked(method) and method.name not in _BUILTIN:
+            if syntax.is_marked(method) and method.name not in _BUILTIN:
                 methods.add(method.name)
     return things, methods
-
-
-def _is_marked(node: ast.stmt) -> bool:
-    return any(_last(d) == _MARK for d in getattr(node, "decorator_list", ()))
 
 
 def read_module(module: str, source: str, path: Path, marks: set[str]) -> Module:
@@ -128,24 +112,29 @@ class _Reader:
         self.scopes: list[tuple[set[str], dict[str, Reference]]] = []
         waiting: list[tuple[Definition, ast.stmt]] = []
         for node in ast.parse(source).body:
-            for imported in _imports(node):
+            for imported in syntax.imports_in(node):
                 _bind_import(self.module.imports, imported)
-            if isinstance(node, ast.Import | ast.ImportFrom) or _is_text(node) or _is_aside(node):
+            if (
+                isinstance(node, ast.Import | ast.ImportFrom)
+                or syntax.is_text(node)
+                or syntax.is_aside(node)
+            ):
                 continue
-            names = list(dict.fromkeys(_bound_by(node)))
-            waiting.append((Definition(name, names, effect=_is_effect(node)), node))
+            names = list(dict.fromkeys(syntax.bound_by(node)))
+            waiting.append((Definition(name, names, effect=syntax.is_effect(node)), node))
             self.bound.update(names)
         for definition, node in waiting:
             self._read(definition, node)
             self.module.definitions.append(definition)
 
     def _read(self, definition: Definition, node: ast.stmt) -> None:
-        definition.tells = _is_marked(node)
+        definition.tells = syntax.is_marked(node)
         value = getattr(node, "value", None)
-        if isinstance(value, ast.Call) and _last(value) == "Registry":
+        if isinstance(value, ast.Call) and syntax.last_name(value) == "Registry":
             definition.kind = "registry"
             definition.parts = [
-                self._part(f"{definition.names[0]}/{_key(entry)}", entry) for entry in value.args
+                self._part(f"{definition.names[0]}/{syntax.entry_key(entry)}", entry)
+                for entry in value.args
             ]
         elif isinstance(node, ast.ClassDef):
             self._read_class(definition, node)
@@ -157,7 +146,7 @@ class _Reader:
                 if isinstance(node, ast.Expr)
                 else getattr(node, "decorator_list", getattr(node, "targets", []))
             )
-            roots = [_root(change) for change in changes]
+            roots = [syntax.first_name(change) for change in changes]
             definition.attached = next((r for r in roots if r in self.bound), None)
 
     def _read_class(self, definition: Definition, node: ast.ClassDef) -> None:
@@ -165,18 +154,20 @@ class _Reader:
         called: set[str] | None = set()
         for base in node.bases:
             inner = base.value if isinstance(base, ast.Subscript) else base
-            reference = self._reference(_chain(inner) or [])
+            reference = self._reference(syntax.names_of(inner) or [])
             if reference is not None:
                 definition.bases.append(reference)
             elif called is not None:
-                named = _CALLED_BY.get(_last(inner) or "")
+                named = _CALLED_BY.get(syntax.last_name(inner) or "")
                 called = None if named is None else called | named
         definition.called = None if called is None else sorted(called)
-        methods = [n for n in node.body if isinstance(n, _FUNCTION) and not _special(n.name)]
+        methods = [
+            n for n in node.body if isinstance(n, syntax.FUNCTION) and not syntax.is_special(n.name)
+        ]
         shell = [n for n in node.body if n not in methods]
         definition.parts = [self._part(f"{node.name}.{m.name}", m) for m in methods]
         for part, method in zip(definition.parts, methods, strict=True):
-            part.tells = _is_marked(method)
+            part.tells = syntax.is_marked(method)
         self._fill(
             definition,
             ast.ClassDef(node.name, node.bases, node.keywords, shell, node.decorator_list),
@@ -218,18 +209,18 @@ class _Reader:
         return self.module.imports.get(name, own)
 
     def _tells(self, call: ast.Call) -> bool:
-        chain = _chain(call.func)
+        chain = syntax.names_of(call.func)
         return chain is not None and self._reference(chain) in self.marks
 
     def _is_silent(self, node: ast.stmt) -> bool:
         """Whether a statement computes nothing: a docstring, print, a warning, a marked call."""
-        if _is_text(node):
+        if syntax.is_text(node):
             return True
         if self.heard or not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)):
             return False
         call = node.value
         method = isinstance(call.func, ast.Attribute) and call.func.attr in self.marks
-        return method or _root(call) in _SAYING or self._tells(call)
+        return method or syntax.first_name(call) in _SAYING or self._tells(call)
 
     # -- text -------------------------------------------------------------------------------------
     def _tell(self, node: object) -> None:
@@ -246,16 +237,16 @@ class _Reader:
             self.text.append("]")
         elif not isinstance(node, ast.AST):
             self.text.append(f"{type(node).__name__} {node!r}")
-        elif isinstance(node, ast.Name | ast.Attribute) and (chain := _chain(node)):
+        elif isinstance(node, ast.Name | ast.Attribute) and (chain := syntax.names_of(node)):
             self._tell_name(chain)
         elif isinstance(node, ast.Import | ast.ImportFrom):
             if self.scopes:
                 _bind_import(self.scopes[-1][1], node)
-        elif isinstance(node, (*_FUNCTION, ast.Lambda)):
+        elif isinstance(node, (*syntax.FUNCTION, ast.Lambda)):
             self._tell_function(node)
-        elif isinstance(node, _COMPREHENSION):
+        elif isinstance(node, syntax.COMPREHENSION):
             self._tell(node.generators[0].iter)  # Python evaluates it outside
-            self.scopes.append((set(_stored(node.generators)), {}))
+            self.scopes.append((set(syntax.stored_in(node.generators)), {}))
             self._tell_fields(node)
             self.scopes.pop()
         elif isinstance(node, ast.AnnAssign) and self.scopes:
@@ -263,7 +254,7 @@ class _Reader:
         elif not self.heard and isinstance(node, ast.Raise):
             # That it is raised counts, and which: not its words, nor what they are made of.
             raised = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
-            self.text.append(f"(raise {'.'.join(_chain(raised) or [])})")
+            self.text.append(f"(raise {'.'.join(syntax.names_of(raised) or [])})")
         elif not self.heard and isinstance(node, ast.Call) and self._tells(node):
             self.text.append("(tells)")
         elif not self.heard and isinstance(node, ast.keyword) and node.arg in _PROSE:
@@ -309,12 +300,12 @@ class _Reader:
         self._tell(decorators)
         arguments = node.args
         self.text.append(f"(def {getattr(node, 'name', '')}")
-        for argument in _arguments(arguments):
+        for argument in syntax.arguments_of(arguments):
             self.text.append(argument.arg)
             if argument.annotation is not None:
                 self._tell_annotation(argument.annotation, bool(decorators))
         self._tell([*arguments.defaults, *(d for d in arguments.kw_defaults if d is not None)])
-        self.scopes.append((_locals(node), {}))
+        self.scopes.append((syntax.local_names(node), {}))
         self._tell(node.body if isinstance(node.body, list) else [node.body])
         self.scopes.pop()
         self.text.append(")")
@@ -333,7 +324,11 @@ class _Reader:
         """The path that an expression on `Path(__file__)` stands for, as far as it is constant."""
         if isinstance(node, ast.Call) and node.args:
             first = node.args[0]
-            if _last(node) == "Path" and isinstance(first, ast.Name) and first.id == "__file__":
+            if (
+                syntax.last_name(node) == "Path"
+                and isinstance(first, ast.Name)
+                and first.id == "__file__"
+            ):
                 return self.path
             if isinstance(node.func, ast.Attribute) and isinstance(first, ast.Constant):
                 base = self._path(node.func.value)
@@ -360,124 +355,3 @@ def _bind_import(names: dict[str, Reference], node: ast.Import | ast.ImportFrom)
             names[alias.asname] = f"{alias.name}:"
         else:
             names[alias.name.split(".")[0]] = f"{alias.name.split('.')[0]}:"
-
-
-def _imports(node: ast.stmt) -> Iterator[ast.Import | ast.ImportFrom]:
-    """The imports of a top-level statement that bind names of the module."""
-    if isinstance(node, ast.Import | ast.ImportFrom):
-        yield node
-    elif not isinstance(node, (*_FUNCTION, ast.ClassDef)):
-        for inner in ast.iter_child_nodes(node):
-            if isinstance(inner, ast.stmt | ast.ExceptHandler):
-                yield from _imports(inner)
-
-
-def _is_text(node: ast.AST) -> bool:
-    """A docstring, or a string between statements."""
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-
-
-def _is_aside(node: ast.stmt) -> bool:
-    """A block that never runs when the module is imported."""
-    if not isinstance(node, ast.If):
-        return False
-    test = ast.dump(node.test)
-    return "TYPE_CHECKING" in test or "__main__" in test
-
-
-def _is_effect(node: ast.stmt) -> bool:
-    """Whether a statement does something that no name of its own leads to."""
-    if isinstance(node, (*_FUNCTION, ast.ClassDef)):
-        return any(_last(d) not in _PLAIN for d in node.decorator_list)
-    if isinstance(node, ast.If | ast.Try | ast.With | ast.For | ast.While):
-        return True
-    if isinstance(node, ast.Assign):
-        return any(isinstance(t, ast.Attribute | ast.Subscript) for t in node.targets)
-    return not any(True for _ in _bound_by(node))
-
-
-def _bound_by(node: ast.AST) -> Iterator[str]:
-    """The names that a top-level statement binds."""
-    if isinstance(node, (*_FUNCTION, ast.ClassDef)):
-        yield node.name
-    elif isinstance(node, ast.stmt | ast.ExceptHandler):
-        for inner in ast.iter_child_nodes(node):
-            yield from _bound_by(inner)
-    elif isinstance(node, ast.Name | ast.Tuple | ast.withitem):
-        yield from _stored([node])
-
-
-def _stored(nodes: list) -> Iterator[str]:
-    for node in nodes:
-        for inner in ast.walk(node):
-            if isinstance(inner, ast.Name) and not isinstance(inner.ctx, ast.Load):
-                yield inner.id
-
-
-def _locals(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> set[str]:
-    """Names that a function binds itself, so that they are none of the module's."""
-    found = {argument.arg for argument in _arguments(node.args)}
-    outer: set[str] = set()
-    waiting: list[ast.AST] = list(node.body) if isinstance(node.body, list) else [node.body]
-    while waiting:
-        inner = waiting.pop()
-        if isinstance(inner, ast.Name):
-            if not isinstance(inner.ctx, ast.Load):
-                found.add(inner.id)
-        elif isinstance(inner, _SCOPED):
-            # What it binds is its own; a name that `:=` binds is taken for the module's as well.
-            found.update(_bound_by(inner))
-        elif isinstance(inner, ast.Global | ast.Nonlocal):
-            outer.update(inner.names)
-        else:
-            if isinstance(inner, _NAMING) and inner.name:
-                found.add(inner.name)
-            waiting.extend(ast.iter_child_nodes(inner))
-    return found - outer
-
-
-def _arguments(arguments: ast.arguments) -> list[ast.arg]:
-    a = arguments
-    every = (*a.posonlyargs, *a.args, a.vararg, *a.kwonlyargs, a.kwarg)
-    return [argument for argument in every if argument is not None]
-
-
-def _special(name: str) -> bool:
-    return name.startswith("__") and name.endswith("__")
-
-
-def _last(node: ast.AST) -> str | None:
-    """The last name of `a.b.c` or of `a.b.c(...)`."""
-    if isinstance(node, ast.Call):
-        node = node.func
-    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", None)
-
-
-def _root(node: ast.AST) -> str | None:
-    """The first name of what is called, subscripted or looked up."""
-    while not isinstance(node, ast.Name):
-        inner = getattr(node, "func", None) or getattr(node, "value", None)
-        if not isinstance(inner, ast.AST):
-            return None
-        node = inner
-    return node.id
-
-
-def _chain(node: ast.AST | None) -> list[str] | None:
-    """["a", "b", "c"] of `a.b.c`, None of anything else."""
-    parts: list[str] = []
-    while isinstance(node, ast.Attribute):
-        parts.append(node.attr)
-        node = node.value
-    return [node.id, *reversed(parts)] if isinstance(node, ast.Name) else None
-
-
-def _key(entry: ast.expr) -> str:
-    """The key of a registry's entry: the strings that its call begins with."""
-    words = []
-    for argument in getattr(entry, "args", ()):
-        value = getattr(argument, "value", None)
-        if not (isinstance(value, str) and _KEY.fullmatch(value)):
-            break
-        words.append(value)
-    return "/".join(words)

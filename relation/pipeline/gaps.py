@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from relation.errors import InputError
 from relation.pipeline.campaign import Campaign
-from relation.pipeline.ledger import Record, failure
+from relation.pipeline.jobs import Record, failure
 from relation.variants import PAIRED
 
 MISSING = ("kind", "scale", "variant", "seed", "status", "reason")

@@ -14,7 +14,8 @@ import pandas as pd
 from relation.errors import InputError
 from relation.flow.pooled import over_sequences
 from relation.pipeline.campaign import Campaign
-from relation.pipeline.ledger import DAMAGED, DONE, Ledger
+from relation.pipeline.jobs import DAMAGED, DONE
+from relation.pipeline.ledger import Ledger
 from relation.pipeline.origin import stamp
 from relation.pipeline.results import READING_KINDS, READINGS, Results
 from relation.spec import RunSpec, canonical_hash

@@ -78,7 +78,10 @@ def module_of(path: Path, root: Path = PROJECT) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-_READER = Path(__file__).with_name("definitions.py").read_text(encoding="utf-8")
+_READER = [
+    Path(__file__).with_name(name).read_text(encoding="utf-8")
+    for name in ("definitions.py", "syntax.py")
+]
 # Definitions are told apart by what they refer to, and that by what it refers to, so far.
 _DEPTH = 3
 

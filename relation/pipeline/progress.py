@@ -16,19 +16,8 @@ from relation.data.windows import plan_updates
 from relation.errors import InputError
 from relation.pipeline.campaign import Campaign
 from relation.pipeline.hashes import code_hash
-from relation.pipeline.ledger import (
-    BEGUN,
-    DAMAGED,
-    DONE,
-    FAILED,
-    STALE,
-    WAITING,
-    Job,
-    Ledger,
-    State,
-    failure,
-    fault_of,
-)
+from relation.pipeline.jobs import BEGUN, DAMAGED, DONE, FAILED, STALE, WAITING, Job, State, failure
+from relation.pipeline.ledger import Ledger, fault_of
 from relation.pipeline.results import Results
 from relation.pipeline.uses import uses_of
 from relation.spec import RunSpec

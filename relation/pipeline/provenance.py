@@ -12,7 +12,7 @@ from typing import Any
 
 from relation.pipeline.campaign import Campaign
 from relation.pipeline.hashes import code_hash, golden_hash
-from relation.pipeline.ledger import UNREPORTED, Record
+from relation.pipeline.jobs import UNREPORTED, Record
 from relation.pipeline.results import RULES
 from relation.pipeline.uses import uses_of_model
 from relation.spec import canonical_hash

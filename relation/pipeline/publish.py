@@ -7,7 +7,8 @@ from pathlib import Path
 from relation.errors import InputError
 from relation.pipeline.campaign import Campaign
 from relation.pipeline.gather import any_own, gather_to_ship, write_gathered
-from relation.pipeline.ledger import DAMAGED, DONE, UNREPORTED, Ledger
+from relation.pipeline.jobs import DAMAGED, DONE, UNREPORTED
+from relation.pipeline.ledger import Ledger
 from relation.pipeline.results import CHECKSUMS, MODELS_FILE, OMISSIONS, READINGS, Results
 from relation.store.files import atomic_path, sha256_of, write_text
 

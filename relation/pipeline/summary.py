@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from relation.pipeline.ledger import failure
+from relation.pipeline.jobs import failure
 from relation.pipeline.results import Results
 
 

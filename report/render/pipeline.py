@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
-from relation.pipeline.ledger import DONE, WAITING, Job, Ledger, State
+from relation.pipeline.jobs import DONE, WAITING, Job, State
+from relation.pipeline.ledger import Ledger
 from relation.pipeline.results import Results
 from relation.variants import PAIRED
 from report.render.runs import page_of_run, pair_anchor

@@ -14,7 +14,8 @@ from relation.errors import InputError
 from relation.pipeline import gaps
 from relation.pipeline.campaign import Campaign
 from relation.pipeline.gather import ReadingRecords, load_readings
-from relation.pipeline.ledger import Ledger, Record
+from relation.pipeline.jobs import Record
+from relation.pipeline.ledger import Ledger
 from relation.pipeline.provenance import PROVENANCE, provenance_row
 from relation.pipeline.results import Results
 from relation.store.layouts import (
