@@ -18,7 +18,8 @@ from relation.errors import RelationError, RunError
 from relation.machine.devices import deterministic_algorithms, to_device
 from relation.nn import Execution
 from relation.spec import RunSpec
-from relation.train.parallel import ON_THIS_MACHINE, SummedGradients, World
+from relation.train.launch import torchrun_options
+from relation.train.parallel import SummedGradients, World
 from relation.variants import model_config
 
 _UPDATES_OF_DATA = 2  # random windows, read again and again
@@ -82,7 +83,7 @@ def measure_updates(spec: RunSpec, warmup: int, updates: int) -> float | None:
 
 def launch(spec: RunSpec, processes: int, warmup: int, updates: int) -> Scaling:
     """Measure with so many processes, through torchrun. Raises RunError where they fail."""
-    torchrun = ["torch.distributed.run", *ON_THIS_MACHINE, "--nproc-per-node", str(processes)]
+    torchrun = ["torch.distributed.run", *torchrun_options(processes)]
     given = json.dumps([asdict(spec), warmup, updates])
     done = subprocess.run(
         [sys.executable, "-m", *torchrun, "-m", "relation.bench.scaling", given],
