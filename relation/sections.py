@@ -110,10 +110,9 @@ class Training:
         "Whether a GPU runs only algorithms that give the same bits every time; it changes how a "
         "run is executed, not what it computes"
     )
-    shard: StrictBool | None = key(
-        "Whether the processes that share a run also share its parameters, gradients and moments "
-        "(FSDP), where each has a copy otherwise: for a model that outgrows a GPU",
-        default=None,
+    shard: StrictBool = key(
+        "Whether the processes that share a run divide its parameters, gradients and moments among "
+        "them (FSDP) in place of a copy each: for a model that outgrows a GPU"
     )
 
 

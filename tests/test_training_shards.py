@@ -166,6 +166,7 @@ def test_a_sharded_run_is_looked_at_saved_and_ended_by_the_first_process(data, t
     codes, said = train_together(2, run, tmp_path / "said", Saves(saves))
     assert codes == [0, 0], said
     assert_agrees(tmp_path / "out", alone)
+    assert read_origin(tmp_path / "out/record.parquet")["sharded"] is True
     looks = [read_parquet(p / "probes.parquet", PROBES).to_pylist() for p in (run[2], alone)]
     assert [look["update"] for look in looks[0]] == [look["update"] for look in looks[1]]
     values = [[look["value"] for look in found] for found in looks]

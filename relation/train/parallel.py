@@ -100,13 +100,6 @@ class World:
         except RuntimeError:  # the node that held the store is gone
             return True
 
-    def _known(self, *keys: str) -> bool:
-        """Whether the store has these keys. Raises PeerEndedError where the store is gone."""
-        try:
-            return self._store.check(list(keys))
-        except RuntimeError as error:
-            raise self._peer_ended() from error
-
     def check_peers(self, asked: bool = False) -> None:
         """Raise PeerEndedError where another process has failed; looks at most once a second.
 
@@ -120,7 +113,7 @@ class World:
                 raise self._peer_ended()
         if self._store is not None and now - self._looked > _LOOKS_AT_STORE_EVERY:
             self._looked = now
-            if self._known("failed"):
+            if self._store.check(["failed"]):
                 raise self._peer_ended()
 
     def _peer_ended(self) -> PeerEndedError:
@@ -143,7 +136,7 @@ class World:
             value = find()
             self._store.set(key, json.dumps(value))
             return value
-        self._wait_until(lambda: self._known(key))
+        self._wait_until(lambda: self._store.check([key]))
         return json.loads(self._store.get(key))
 
     def _wait_until(self, come: Callable[[], bool]) -> None:
@@ -191,7 +184,8 @@ class World:
                 torch.cuda.set_device(device)
             # While PyTorch joins the processes, none would hear of another's failure.
             self._store.set(f"ready/{self.rank}", "")
-            self._wait_until(lambda: self._known(*(f"ready/{r}" for r in range(self.size))))
+            everybody = [f"ready/{rank}" for rank in range(self.size)]
+            self._wait_until(lambda: self._store.check(everybody))
             dist.init_process_group(
                 "nccl" if kind == "cuda" else "gloo",
                 store=self._store,
@@ -211,7 +205,7 @@ class World:
         """
         first = self._place == 0
         if first and self._node > 0:
-            self._wait_until(lambda: self._known(f"gpus/{self._node - 1}"))
+            self._wait_until(lambda: self._store.check([f"gpus/{self._node - 1}"]))
         return self._from(first, f"gpus/{self._node}", claim_all)
 
     def all_reduce(self, values: Tensor, operation=dist.ReduceOp.SUM) -> None:

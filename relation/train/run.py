@@ -105,7 +105,7 @@ class _Run:
                 start_converted(self.model, start, search)
                 del search
         init_hash = shared_weights_hash(self.model)
-        self.sharded = bool(spec.shard) and world.size > 1
+        self.sharded = spec.shard and world.size > 1
         if self.sharded:
             shard(self.model, device, world.size, spec.compile)
         else:
@@ -403,6 +403,8 @@ class _Run:
             data_origin=self.data_origin,
             checkpoint_sha256=checkpoint_sha256,
         )
+        if self.sharded:
+            written["sharded"] = True
         with writing(spec.name, output, self.kept):
             write_parquet(output / LOG_FILE, LOG, progressed.log, written)
             if self.probes:
