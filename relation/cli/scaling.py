@@ -36,7 +36,7 @@ def add_commands(commands) -> None:
         "--shard", action="store_true", help="measure a model in shards too, beside copies of it"
     )
     parser.add_argument(
-        "--planned", action="store_true", help="as many layers and so on as `plan --scale 1B` has"
+        "--planned", action="store_true", help="the model of `plan --scale 1B`, not the run's"
     )
 
 
