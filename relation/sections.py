@@ -110,6 +110,10 @@ class Training:
         "Whether a GPU runs only algorithms that give the same bits every time; it changes how a "
         "run is executed, not what it computes"
     )
+    shard: StrictBool = key(
+        "Whether the processes that share a run divide its parameters, gradients and moments among "
+        "them (FSDP) in place of a copy each: for a model that outgrows a GPU"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

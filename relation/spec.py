@@ -109,7 +109,7 @@ class RunSpec(ExecutionSection, Training, Optimisation, Schedule, Spec):
     start: str | None = None
     reading: str = ""
 
-    not_job = ("campaign", "data", "checkpoint_seconds", "checkpoint_tokens", "reading")
+    not_job = ("campaign", "data", "checkpoint_seconds", "checkpoint_tokens", "shard", "reading")
     not_identity = (*not_job, "device", "compile", "backends", "deterministic")
 
     @property

@@ -1,4 +1,4 @@
-"""A real Slurm of one node on this machine, for the tests and for a look by hand.
+"""A real Slurm of one node or more on this machine, for the tests and for a look by hand.
 
     python tests/slurm.py start FOLDER     prints the environment that Slurm's commands need
     python tests/slurm.py stop FOLDER
@@ -32,13 +32,12 @@ AuthType=auth/munge
 AuthInfo=socket={folder}/munge.socket
 CryptoType=crypto/munge
 SlurmctldPort={ctld}
-SlurmdPort={slurmd}
 SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.pid
+SlurmdPidFile={folder}/%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/slurmd.log
+SlurmdLogFile={folder}/%n.log
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool
+SlurmdSpoolDir={folder}/spool/%n
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
@@ -54,9 +53,13 @@ KillWait=20
 ReturnToService=2
 SlurmctldTimeout=30
 SchedulerParameters=sched_interval=2,batch_sched_delay=0,sched_min_interval=100000
-NodeName={host} NodeAddr=127.0.0.1 CPUs={cpus} RealMemory={memory} Gres=gpu:{gpus} State=UNKNOWN
-PartitionName=all Nodes={host} Default=YES MaxTime=INFINITE State=UP
+{nodes}
+PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
+_NODE = (
+    "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} "
+    "CPUs={cpus} RealMemory={memory} Gres=gpu:{gpus} State=UNKNOWN"
+)
 
 
 def missing_commands() -> list[str]:
@@ -72,10 +75,11 @@ def _free_port() -> int:
 
 
 class Cluster:
-    """One node that offers 4 CPUs, 64 GB and 2 GPUs, whatever this machine has."""
+    """Nodes that offer 4 CPUs, 64 GB and 2 GPUs each, whatever this machine has."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, nodes: int = 1):
         self.folder = folder.resolve()
+        self.nodes = [f"node{number}" for number in range(1, nodes + 1)]
         self.exports = {
             "SLURM_CONF": str(self.folder / "slurm.conf"),
             "PATH": f"{self.folder}/bin:{os.environ.get('PATH', '')}:/usr/sbin:/sbin",
@@ -83,7 +87,7 @@ class Cluster:
         self.environment = {**os.environ, **self.exports}
 
     def start(self) -> None:
-        """Start munged, slurmctld and slurmd; return once the node takes jobs."""
+        """Start munged, slurmctld and a slurmd a node; return once all take jobs."""
         folder = self.folder
         for name in ("state", "spool", "munge", "bin"):
             (folder / name).mkdir(parents=True, exist_ok=True)
@@ -93,15 +97,15 @@ class Cluster:
         key = folder / "munge" / "key"
         key.write_bytes(secrets.token_bytes(128))
         key.chmod(0o400)
+        host = socket.gethostname().split(".")[0]
+        offered = {"host": host, "cpus": _CPUS, "memory": _MEMORY_MB, "gpus": _GPUS}
+        lines = [_NODE.format(name=name, port=_free_port(), **offered) for name in self.nodes]
         conf = _CONF.format(
             folder=folder,
-            host=socket.gethostname().split(".")[0],
+            host=host,
             user=getpass.getuser(),
             ctld=_free_port(),
-            slurmd=_free_port(),
-            cpus=_CPUS,
-            memory=_MEMORY_MB,
-            gpus=_GPUS,
+            nodes="\n".join(lines),
         )
         (folder / "slurm.conf").write_text(conf, encoding="utf-8")
         # Slurm counts a GPU by its device file and opens none.
@@ -110,7 +114,7 @@ class Cluster:
             device.touch()
         gres = "".join(f"Name=gpu File={device}\n" for device in devices)
         (folder / "gres.conf").write_text(gres, encoding="utf-8")
-        # The executor's jobs start srun without SLURM_CONF, as a cluster has it in /etc.
+        # Jobs start srun without SLURM_CONF, as a cluster has it in /etc.
         srun = folder / "bin" / "srun"
         conf_file, real = self.exports["SLURM_CONF"], shutil.which("srun")
         srun.write_text(f'#!/bin/sh\nSLURM_CONF={conf_file} exec {real} "$@"\n', encoding="utf-8")
@@ -125,11 +129,13 @@ class Cluster:
             f"--seed-file={folder}/munge/seed",
         )
         self._run("slurmctld")
-        self._run("slurmd")
+        for name in self.nodes:
+            self._run("slurmd", "-N", name)
         deadline = time.monotonic() + _SECONDS_TO_START
-        while "idle" not in self._run("sinfo", "--noheader", "--format=%T", check=False):
+        states = ("sinfo", "--noheader", "--Node", "--format=%T")
+        while self._run(*states, check=False).split() != ["idle"] * len(self.nodes):
             if time.monotonic() > deadline:
-                raise RuntimeError(f"the node took no jobs; look into {folder}/slurmd.log")
+                raise RuntimeError(f"a node took no jobs; look into {folder}/node*.log")
             time.sleep(0.2)
 
     def stop(self) -> None:
@@ -139,7 +145,7 @@ class Cluster:
             deadline = time.monotonic() + _SECONDS_TO_END
             while self._run("squeue", "--noheader", check=False) and time.monotonic() < deadline:
                 time.sleep(0.2)
-        for name in reversed(DAEMONS):
+        for name in (*self.nodes, "slurmctld", "munged"):
             _end(self.folder / f"{name}.pid")
 
     def squeue(self, *arguments: str) -> list[str]:

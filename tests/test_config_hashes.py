@@ -20,6 +20,7 @@ def run_of(spoilt: dict, variant: str = "full", name: str = "smoke", scale: str 
     (f"{SMOKE}.backend_overrides", {"full": {"full": "reference"}}, False),
     (f"{SMOKE}.compile", True, False),
     ("training.deterministic", True, False),
+    ("training.shard", True, True),
     ("training.checkpoint_seconds", 5, True),
     ("training.checkpoint_tokens", None, True),
     (f"{SMOKE}.title", "Another title", True),

@@ -1,4 +1,4 @@
-"""A campaign through a real Slurm of one node: submitted, killed with scancel, gone on with."""
+"""A campaign through a real Slurm: submitted, killed with scancel, gone on with; on two nodes."""
 
 import os
 import subprocess
@@ -11,6 +11,8 @@ import pytest
 from conftest import copy_project, planned_jobs
 from slurm import Cluster, missing_commands
 from training import assert_same_run
+
+from relation.store.parquet import read_origin
 
 pytestmark = [
     pytest.mark.slurm,
@@ -33,13 +35,34 @@ SECONDS = 600
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    cluster = Cluster(tmp_path / "slurm")
+def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path / "slurm", nodes=request.param)
     try:
         cluster.start()
         yield cluster
     finally:
         cluster.stop()
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    folder = copy_project(tmp_path / "project")
+    with (folder / "config.yaml").open("a", encoding="utf-8") as config:
+        config.write(CAMPAIGN)
+    return folder
+
+
+def start(project: Path, cluster: Cluster, log: Path, *further: str) -> subprocess.Popen:
+    """Submit the campaign."""
+    environment = {k: v for k, v in cluster.environment.items() if k != "PYTHONPATH"}
+    with log.open("w", encoding="utf-8") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", "snakemake", *SLURM, *QUICK, *CONFIG, *further],
+            cwd=project,
+            env=environment,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
 
 
 def updates_logged(project: Path) -> int:
@@ -69,22 +92,12 @@ def until(what, campaign: subprocess.Popen, log: Path):
     return found
 
 
+@pytest.mark.parametrize("cluster", [1], indirect=True)
 def test_a_campaign_runs_through_slurm_and_a_cancelled_training_job_goes_on(
-    cluster, tmp_path
+    cluster, project, tmp_path
 ) -> None:
-    project = copy_project(tmp_path / "project")
-    with (project / "config.yaml").open("a", encoding="utf-8") as config:
-        config.write(CAMPAIGN)
-    environment = {k: v for k, v in cluster.environment.items() if k != "PYTHONPATH"}
     log = tmp_path / "snakemake.log"
-    with log.open("w", encoding="utf-8") as output:
-        campaign = subprocess.Popen(
-            [sys.executable, "-m", "snakemake", *SLURM, *QUICK, *CONFIG],
-            cwd=project,
-            env=environment,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
+    campaign = start(project, cluster, log)
     try:
         until(lambda: updates_logged(project) > 20, campaign, log)
         cancelled = training_job(cluster)
@@ -115,3 +128,21 @@ def test_a_campaign_runs_through_slurm_and_a_cancelled_training_job_goes_on(
     assert done.returncode == 0
     run = Path("results/cluster/runs") / KILLED
     assert_same_run(project / run, undisturbed / run)
+
+
+@pytest.mark.parametrize("cluster", [2], indirect=True)
+def test_a_run_spans_two_nodes(cluster, project, tmp_path) -> None:
+    """srun starts torchrun on each, and the two meet; the job is one."""
+    log, record = tmp_path / "snakemake.log", f"results/cluster/runs/{KILLED}/record.parquet"
+    spanning = ("nodes=2", "processes=2", "mpi=srun", "tasks=2")
+    resources = ("--set-resources", *(f"train:{value}" for value in spanning))
+    campaign = start(project, cluster, log, *resources, "--", record)
+    try:
+        assert campaign.wait(SECONDS) == 0, log.read_text(encoding="utf-8")[-6000:]
+    finally:
+        campaign.terminate()
+        campaign.wait()
+    assert read_origin(project / record)["processes"] == [2]
+    ended = [line.split() for line in cluster.squeue("--format=%D %T %k")]
+    trained = [line[:2] for line in ended if line[2].startswith("rule_train")]
+    assert trained == [["2", "COMPLETED"]]

@@ -14,8 +14,9 @@ import torch
 from conftest import ROOT
 from training import (
     UPDATE,
-    columns,
+    assert_agrees,
     kill_self,
+    one_line,
     run_spec,
     train_together,
     write_corpus,
@@ -40,21 +41,6 @@ def alone(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("alone")
     engine.train(run_spec(**SHARED), data, folder / "out", folder / "resume")
     return folder / "out"
-
-
-def assert_agrees(output: Path, alone: Path) -> None:
-    """The same run up to the order of FP32's sums, and the same one by its hashes."""
-    logs = [read_parquet(path / "log.parquet", LOG).to_pydict() for path in (output, alone)]
-    for name in ("update", "tokens", "update_tokens", "learning_rate"):
-        assert logs[0][name] == logs[1][name]
-    for name in ("loss", "gradient_norm"):
-        assert logs[0][name] == pytest.approx(logs[1][name], rel=1e-5)
-    records = [columns(path / "record.parquet", RUN) for path in (output, alone)]
-    nll, expected = (record.pop("final_nll")[0] for record in records)
-    assert nll == pytest.approx(expected, rel=1e-5)
-    assert records[0] == records[1]
-    origins = [read_origin(path / "record.parquet") for path in (output, alone)]
-    assert origins[0]["config_hash"] == origins[1]["config_hash"]
 
 
 @pytest.mark.parametrize("processes", [2, 3])
@@ -117,14 +103,6 @@ def test_no_process_says_stopped_before_the_state_is_saved(data: Path, tmp_path:
     codes, said = train_together(2, run, tmp_path / "said", CannotSave())
     assert codes == [2, 2]
     assert "No space left on device" in one_line(said)
-
-
-def one_line(said: list[str]) -> str:
-    """The one error that several processes printed."""
-    errors = [line for text in said for line in text.splitlines() if "rror" in line]
-    assert len(errors) == 1, said
-    assert "Traceback" not in "".join(said)
-    return errors[0]
 
 
 def test_more_processes_than_micro_batches_are_refused(data: Path, tmp_path: Path) -> None:

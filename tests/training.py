@@ -1,6 +1,6 @@
 """Small training runs for the tests: specifications, a corpus, and runs in processes of their own.
 
-The processes come from a fork server that has imported PyTorch once.
+The processes come from a fork server that has imported PyTorch, and its FSDP, once.
 """
 
 import multiprocessing
@@ -12,6 +12,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from conftest import campaign
 from safetensors.torch import load_file
@@ -22,7 +23,7 @@ from relation.errors import RelationError
 from relation.spec import RunSpec
 from relation.store.files import sha256_of
 from relation.store.layouts import DATA, LOG, RUN
-from relation.store.parquet import read_parquet, write_parquet
+from relation.store.parquet import read_origin, read_parquet, write_parquet
 from relation.store.stamp import UNKNOWN, origin
 from relation.train import checkpoint
 from relation.train import run as engine
@@ -32,7 +33,11 @@ from relation.variants import ModelConfig
 TIMES = {"seconds", "tokens_per_second"}  # all that may differ between two runs of one kind
 CONTEXT, UPDATE = 16, 128
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["relation.train.run", "pytest"])
+PROCESSES.set_forkserver_preload(
+    ["relation.train.run", "pytest", "torch.distributed.fsdp", "torch.distributed.tensor"]
+)
+# Of what imports PyTorch only afterwards; the command sets it for the processes it starts.
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 
 def run_spec(variant: str = "full", **changes) -> RunSpec:
@@ -79,6 +84,29 @@ def assert_same_run(output: Path, expected: Path) -> None:
     assert all(torch.equal(weights[name], same[name]) for name in same)
     for file, layout in (("log.parquet", LOG), ("record.parquet", RUN)):
         assert columns(output / file, layout) == columns(expected / file, layout)
+
+
+def assert_agrees(output: Path, alone: Path) -> None:
+    """The same run up to the order of FP32's sums, and the same one by its hashes."""
+    logs = [read_parquet(path / "log.parquet", LOG).to_pydict() for path in (output, alone)]
+    for name in ("update", "tokens", "update_tokens", "learning_rate"):
+        assert logs[0][name] == logs[1][name]
+    for name in ("loss", "gradient_norm"):
+        assert logs[0][name] == pytest.approx(logs[1][name], rel=1e-5)
+    records = [columns(path / "record.parquet", RUN) for path in (output, alone)]
+    nll, expected = (record.pop("final_nll")[0] for record in records)
+    assert nll == pytest.approx(expected, rel=1e-5)
+    assert records[0] == records[1]
+    origins = [read_origin(path / "record.parquet") for path in (output, alone)]
+    assert origins[0]["config_hash"] == origins[1]["config_hash"]
+
+
+def one_line(said: list[str]) -> str:
+    """The one error that several processes printed."""
+    errors = [line for text in said for line in text.splitlines() if "rror" in line]
+    assert len(errors) == 1, said
+    assert "Traceback" not in "".join(said)
+    return errors[0]
 
 
 def resume_key(spec: RunSpec, data: Path) -> str:
@@ -144,7 +172,10 @@ def train_alone(run: tuple, begun, save: int = 0, half_written: bool = False) ->
     engine.train(*run)
 
 
-def _member(rank: int, size: int, port: int, prepare: Callable | None, run: tuple, said) -> None:
+def _member(
+    rank: int, size: int, nodes: int, port: int, prepare: Callable | None, run: tuple, said
+) -> None:
+    node, place = divmod(rank, size // nodes)
     os.environ |= {
         "TORCHELASTIC_RUN_ID": "tests",
         "TORCHELASTIC_USE_AGENT_STORE": "True",
@@ -152,7 +183,9 @@ def _member(rank: int, size: int, port: int, prepare: Callable | None, run: tupl
         "MASTER_PORT": str(port),
         "RANK": str(rank),
         "WORLD_SIZE": str(size),
-        "LOCAL_WORLD_SIZE": str(size),
+        "LOCAL_WORLD_SIZE": str(size // nodes),
+        "LOCAL_RANK": str(place),
+        "GROUP_RANK": str(node),
     }
     torch.set_num_threads(1)
     with open(said, "w", encoding="utf-8", buffering=1) as file:
@@ -168,17 +201,22 @@ def _member(rank: int, size: int, port: int, prepare: Callable | None, run: tupl
 
 
 def train_together(
-    size: int, run: tuple, folder: Path, prepare: Callable | None = None, seconds: float = 60
+    size: int,
+    run: tuple,
+    folder: Path,
+    prepare: Callable | None = None,
+    seconds: float = 60,
+    nodes: int = 1,
 ) -> tuple[list[int], list[str]]:
     """Train in `size` processes as torchrun starts them; exit codes and what each printed.
 
-    prepare(rank) is called in each before it trains.
+    prepare(rank) is called in each before it trains. nodes: on how many they take themselves to be.
     """
     folder.mkdir(parents=True, exist_ok=True)
     store = TCPStore("127.0.0.1", 0, size + 1, is_master=True, wait_for_workers=False)
     members, said = [], [folder / f"said-{rank}" for rank in range(size)]
     for rank in range(size):
-        arguments = (rank, size, store.port, prepare, run, said[rank])
+        arguments = (rank, size, nodes, store.port, prepare, run, said[rank])
         members.append(PROCESSES.Process(target=_member, args=arguments))
         members[-1].start()
     for member in members:

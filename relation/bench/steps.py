@@ -26,6 +26,7 @@ from relation.machine.devices import to_device
 from relation.nn import Decoder, Execution
 from relation.spec import SystemsSpec
 from relation.train.optimizer import build_optimizer
+from relation.train.shards import shard
 from relation.train.step import UpdateStep
 from relation.variants import ModelConfig
 
@@ -129,8 +130,8 @@ def equal_documents(count: int, inputs: Tensor, targets: Tensor) -> Documents:
     return Documents.bounded(first.expand(batch, length), batch * count)
 
 
-def build_step(setup: Setup) -> UpdateStep:
-    """The update of a fresh model.
+def build_step(setup: Setup, processes: int = 1) -> UpdateStep:
+    """The update of a fresh model, or of this process's part of one that `processes` share.
 
     Raises InputError where the device cannot run a backend, torch.OutOfMemoryError.
     """
@@ -138,11 +139,15 @@ def build_step(setup: Setup) -> UpdateStep:
     torch.manual_seed(0)
     model = Decoder(setup.model, setup.execution)
     model.initialise(seed=0)
-    model.to(setup.device)
+    if processes > 1:
+        shard(model, setup.device, processes, setup.compile)
+    else:
+        model.to(setup.device)
     settings = dict(setup.optimizer)
     gradient_clip = settings.pop("gradient_clip")
     adamw = build_optimizer(model, **settings)
-    given = setup.device, setup.precision, setup.compile, gradient_clip
+    # The layers of a sharded model are compiled by themselves.
+    given = setup.device, setup.precision, setup.compile and processes == 1, gradient_clip
     documents = partial(equal_documents, setup.documents) if setup.documents > 1 else None
     return UpdateStep(model, adamw, *given, documents=documents)
 

@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from relation.cli.options import (
     add_job,
@@ -22,7 +23,7 @@ from relation.cli.options import (
     sharing_of,
     whole_results,
 )
-from relation.errors import InputError
+from relation.errors import InputError, RunError
 from relation.pipeline.hashes import code_hash
 from relation.pipeline.origin import stamp
 from relation.pipeline.results import (
@@ -49,6 +50,17 @@ def add_commands(commands) -> None:
         type=count,
         default=1,
         help="share each update among so many processes, a GPU each, under torchrun",
+    )
+    train.add_argument(
+        "--nodes",
+        type=count,
+        default=1,
+        help="as many of the processes on each of so many nodes; give the command on every node",
+    )
+    train.add_argument(
+        "--rendezvous",
+        metavar="HOST:PORT",
+        help="where the nodes meet: a free port of the first; srun's tasks need none",
     )
     train.add_argument(
         "--tensorboard", action="store_true", help="log to results/CAMPAIGN/tensorboard too"
@@ -89,24 +101,33 @@ def _prepare(options: argparse.Namespace) -> None:
     prepare(spec, results.data(spec), work, campaign.name, stamped)
 
 
-def _train_under_torchrun(processes: int) -> None:
-    """Start this very command so many times, as torchrun does.
+def _train_under_torchrun(started: list[str]) -> None:
+    """Start this very command as torchrun does, by its options `started`.
 
-    Raises SystemExit where they failed or were stopped: the first of them has said why.
+    Raises RunError where the nodes do not meet, SystemExit where the processes failed or were
+    stopped: the first of them has said why.
     """
+    # PyTorch's C++ and torchrun say less of a failure than the run's line, at greater length.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import RendezvousError
     from torch.distributed.run import parse_args, run
 
-    from relation.train.parallel import ON_THIS_MACHINE
-
-    # Its own account of a failure says less than the run's line, at greater length.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    started = [*ON_THIS_MACHINE, "--nproc-per-node", str(processes), "-m", "relation"]
-    try:
-        run(parse_args([*started, *sys.argv[1:]]))
-    except (ChildFailedError, SignalException):
-        raise SystemExit(2) from None
+    with TemporaryDirectory(prefix="torchrun-") as logs:
+        try:
+            run(parse_args([*started, "--log-dir", logs, "-m", "relation", *sys.argv[1:]]))
+        except (ChildFailedError, SignalException):
+            raise SystemExit(2) from None
+        except RendezvousError as error:
+            # torchrun makes a folder for each start of its processes.
+            if any(Path(logs).glob("*/attempt_*")):
+                raise SystemExit(2) from None
+            raise RunError(
+                f"the nodes did not meet ({error}); see that each runs the command and reaches the "
+                "first one, and run it again on all of them"
+            ) from None
 
 
 def _train(options: argparse.Namespace) -> None:
@@ -114,8 +135,11 @@ def _train(options: argparse.Namespace) -> None:
     campaign = results.campaign
     spec = chosen_run(options.target, campaign)
     stamped = _stamped(options, "training", spec, spec.name)
-    if options.processes > 1 and "TORCHELASTIC_RUN_ID" not in os.environ:
-        _train_under_torchrun(options.processes)
+    if max(options.processes, options.nodes) > 1 and "TORCHELASTIC_RUN_ID" not in os.environ:
+        from relation.train.launch import torchrun_options
+
+        where = options.processes, options.nodes, options.rendezvous
+        _train_under_torchrun(torchrun_options(*where, spec.name))
         return
 
     from relation.flow.probe import FlowProbe

@@ -17,6 +17,7 @@ from relation.nn import Decoder, Execution
 from relation.store.files import atomic_path, move, sha256_of, sync
 from relation.store.parquet import read_origin
 from relation.store.seal import KEY, UNSEALED, is_sealed, seal
+from relation.train.shards import as_held, whole
 from relation.variants import ModelConfig, model_config
 
 
@@ -181,13 +182,22 @@ class Snapshot(NamedTuple):
     progressed: str
 
 
-def snapshot(model: Decoder, optimizer: torch.optim.Optimizer, progressed: Progressed) -> Snapshot:
-    """Copy parameters, optimiser and progress as they are now."""
+def snapshot(
+    model: Decoder, optimizer: torch.optim.Optimizer, progressed: Progressed, keep: bool = True
+) -> Snapshot | None:
+    """Copy parameters, optimiser and progress as they are now.
+
+    All processes of a sharded model call it; None in those that do not `keep` what it gathers.
+    """
     tensors = {f"model.{name}": p.detach() for name, p in model.named_parameters()}
     for index, state in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{index}.{key}": value for key, value in state.items()}
-    copies = {name: t.to("cpu", copy=True).contiguous() for name, t in tensors.items()}
-    return Snapshot(progressed.update, copies, json.dumps(asdict(progressed)))
+    copies = {}
+    for name, tensor in tensors.items():
+        values = whole(tensor)
+        if keep:
+            copies[name] = values.to("cpu", copy=True).contiguous()
+    return Snapshot(progressed.update, copies, json.dumps(asdict(progressed))) if keep else None
 
 
 def _reads_back(path: Path, taken: Snapshot) -> bool:
@@ -266,18 +276,21 @@ class StateWriter:
 
 
 def load_state(path: Path, model: Decoder, optimizer: torch.optim.Optimizer) -> Progressed:
-    """Restore a resume state into model and optimiser."""
+    """Restore a resume state into model and optimiser, whole or sharded as they are.
+
+    A state is that of a whole model, however many processes saved it.
+    """
     with safe_open(path, framework="pt") as file:
         progressed = Progressed(**json.loads(file.metadata()["progressed"]))
     tensors = load_file(path)
-    model.load_state_dict(
-        {k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")}
-    )
+    parameters = model.named_parameters()
+    model.load_state_dict({n: as_held(tensors.pop(f"model.{n}"), p) for n, p in parameters})
+    trained = [p for group in optimizer.param_groups for p in group["params"]]
     state: dict[int, dict] = {}
     for key, value in tensors.items():
-        if key.startswith("optimizer."):
-            _, index, name = key.split(".")
-            state.setdefault(int(index), {})[name] = value
+        _, index, name = key.split(".")
+        held = value if name == "step" else as_held(value, trained[int(index)])
+        state.setdefault(int(index), {})[name] = held
     groups = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
     return progressed

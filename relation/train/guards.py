@@ -10,6 +10,7 @@ import torch
 
 from relation.errors import InputError, RunError
 from relation.registry import tells
+from relation.train.shards import part
 
 
 @contextmanager
@@ -57,13 +58,23 @@ def check_writable(folder: Path) -> None:
         raise InputError(f"{there} gives no permission to write {folder}; change its mode or mount")
 
 
-def check_all_learn(model: torch.nn.Module, optimizer: torch.optim.Adam, run: str) -> None:
+def check_all_learn(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Adam,
+    run: str,
+    anywhere: Callable[[torch.Tensor], None] = lambda learned: None,
+) -> None:
     """Raise RunError where a parameter has had gradients of zero alone.
 
-    All have others from the first update on. Compilers have been seen to lose some without a word,
-    and the run would end well.
+    Every parameter gets a non-zero gradient in update 1. A compiler bug can drop one silently, and
+    the run would still finish. anywhere: gives each of (n,) flags, FP32, its largest value in any
+    process, in place, as a process may have nothing of a sharded parameter.
     """
-    idle = [n for n, p in model.named_parameters() if not optimizer.state[p]["exp_avg"].any()]
+    moments = [part(optimizer.state[p]["exp_avg"]) for p in model.parameters()]
+    learned = torch.stack([moment.any() for moment in moments]).float()
+    anywhere(learned)
+    names = (name for name, _ in model.named_parameters())
+    idle = [name for name, learns in zip(names, learned.tolist(), strict=True) if not learns]
     if idle:
         raise RunError(
             f"{run}: the gradient of {', '.join(idle)} is zero, so this PyTorch "

@@ -7,8 +7,8 @@ import math
 import shutil
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,6 +47,7 @@ from relation.train.parallel import SummedGradients, World
 from relation.train.probes import PeakMemory, Probe, begin, due
 from relation.train.readback import Reading, Readings
 from relation.train.schedule import wsd
+from relation.train.shards import gathered, part, shard
 from relation.train.step import UpdateStep
 from relation.train.watch import Watch
 
@@ -93,15 +94,20 @@ class _Run:
         # Of all updates, so that every process and every start has the same graph.
         documents = self.mask and self.mask.of_updates(self.windows, self.plans, spec.micro)
 
-        execution = Execution(**spec.backends, compiled=spec.compile)
-        execution.check(spec.model_config(), device)
-        self.model = Decoder(spec.model_config(), execution)
+        self.execution = Execution(**spec.backends, compiled=spec.compile)
+        self.execution.check(spec.model_config(), device)
+        self.model = Decoder(spec.model_config(), self.execution)
         self.model.initialise(spec.seed, spec.init_key or "")
-        self.model.to(device)
         if start is not None:
+            self.model.to(device)
             with self.peak_memory.left_out():
                 start_trained(self.model, start, spec, self.windows, self.mask)
         init_hash = shared_weights_hash(self.model)
+        self.sharded = spec.shard and world.size > 1
+        if self.sharded:
+            shard(self.model, device, world.size, spec.compile)
+        else:
+            self.model.to(device)
         self.optimizer = build_optimizer(
             self.model,
             spec.learning_rate,
@@ -113,13 +119,14 @@ class _Run:
         )
         self.summed = None
         if world.size > 1:
-            self.summed = SummedGradients(world, self.model, lambda: self.asked())
+            copied = [] if self.sharded else list(self.model.parameters())
+            self.summed = SummedGradients(world, copied, device, self._signalled)
         self.step = UpdateStep(
             self.model,
             self.optimizer,
             device,
             spec.precision,
-            spec.compile,
+            spec.compile and not self.sharded,
             spec.gradient_clip,
             self.summed,
             documents,
@@ -137,7 +144,9 @@ class _Run:
         self.readings: Readings[_Started] = Readings(
             device, (lambda: world.check_peers(self.asked())) if world.size > 1 else None
         )
-        self.stop_after: int | None = None  # updates; known before it is reached
+        # Updates; known to all processes before they are reached.
+        self.stop_after: int | None = None
+        self.save_after: int | None = None
 
     def _resumed(self) -> Progressed | None:
         """Go on from the newest whole resume state; None where there is none."""
@@ -158,8 +167,9 @@ class _Run:
     def _batches(self, plan: UpdatePlan, ids):
         """This process's micro-batches of an update, (micro, T) each, on the device."""
         spec = self.spec
-        for part in self.world.share(-(-len(ids) // spec.micro)):
-            first = part * spec.micro
+        # FSDP adds up every micro-batch's gradients: none may be missing in one process.
+        for number in self.world.share(-(-len(ids) // spec.micro), equally=self.sharded):
+            first = number * spec.micro
             tokens = min(plan.tokens - first * spec.context, spec.micro * spec.context)
             arrays = self.windows.batch(ids[first : first + spec.micro], tokens, spec.micro)
             yield tuple(to_device(array, self.device) for array in arrays)
@@ -179,13 +189,13 @@ class _Run:
         loss, norm = self.step(self._batches(plan, ids), plan.tokens, rate)
         self.order.update(ids, plan.tokens)
         started = _Started(plan, rate, ids.tolist(), self.order.value)
-        stop = torch.zeros_like(loss) if self.summed is None else self.summed.stop[0]
-        for reading in self.readings.put(started, torch.stack((loss, norm, stop))):
+        signals = loss.new_zeros(2) if self.summed is None else self.summed.signals
+        for reading in self.readings.put(started, torch.stack((loss, norm, *signals))):
             self._finish(reading)
 
     def _finish(self, reading: Reading[_Started]) -> None:
         """Check a finished update and log it. Raises RunError for a loss or norm not finite."""
-        (plan, rate, ids, order_hash), (loss, norm, stop), seconds = reading
+        (plan, rate, ids, order_hash), (loss, norm, stop, save), seconds = reading
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise RunError(
                 f"{self.spec.name}: loss {loss} and gradient norm {norm} at update "
@@ -196,6 +206,8 @@ class _Run:
         if stop and self.stop_after is None:
             # Each process reads this at its own time; all have then started so many, and no more.
             self.stop_after = plan.index + 1 + self.readings.late
+        if save and self.save_after is None:
+            self.save_after = plan.index + 1 + self.readings.late
         row = {
             "update": plan.index + 1,
             "tokens": plan.index * self.spec.tokens_per_update + plan.tokens,
@@ -222,21 +234,24 @@ class _Run:
     def save(self) -> None:
         """Write a resume state of all started updates; one with broken weights is never written.
 
-        Only the first process does. Raises RunError where a parameter is not finite or the disk
-        takes no more.
+        Only the first process does, which the others of a sharded model give their parts. Raises
+        RunError where a parameter is not finite or the disk takes no more.
         """
         for reading in self.readings.drain():
             self._finish(reading)
-        if not self.world.leads:
+        self.save_after = None
+        if not (self.world.leads or self.sharded):
             return
-        broken = [n for n, p in self.model.named_parameters() if not p.isfinite().all()]
+        broken = [n for n, p in self.model.named_parameters() if not part(p).isfinite().all()]
         if broken:
             raise RunError(
                 f"{self.spec.name}: {broken[0]} is not finite after update "
                 f"{self.progressed.update}; last good state: {self.kept()}; lower learning_rate"
             )
-        with writing(self.spec.name, self.resume, self.kept):
-            self.writer.write(snapshot(self.model, self.optimizer, self.progressed))
+        taken = snapshot(self.model, self.optimizer, self.progressed, keep=self.world.leads)
+        if taken is not None:
+            with writing(self.spec.name, self.resume, self.kept):
+                self.writer.write(taken)
         self.readings.restart()
         self.saved, self.saved_update = time.monotonic(), self.progressed.update
 
@@ -246,19 +261,43 @@ class _Run:
         What that takes is neither in the updates' times nor in the run's peak memory.
         """
         probes = due(self.probes, before, tokens, self.planned_tokens)
-        if not (probes and self.world.leads):
+        if not (probes and (self.world.leads or self.sharded)):
             return
         for reading in self.readings.drain():
             self._finish(reading)
-        with self.peak_memory.left_out():
-            rows = [row for probe in probes for row in probe.look(self.model)]
+        with self.peak_memory.left_out(), self._whole_model() as model:
+            rows = [] if model is None else [row for p in probes for row in p.look(model)]
+            del model
         taken = {"update": self.progressed.update, "tokens": tokens}
         self.progressed.probes += [{**taken, **row} for row in rows]
         self.readings.restart()
 
+    @contextmanager
+    def _whole_model(self) -> Iterator[Decoder | None]:
+        """The model for the first process to look at: of a sharded one a copy, which all gather.
+
+        None in the other processes. A copy is not in the run's peak memory.
+        """
+        if not self.sharded:
+            yield self.model if self.world.leads else None
+            return
+        with self.peak_memory.left_out():
+            yield gathered(self.model, self.execution, wanted=self.world.leads)
+
     def _written(self) -> None:
         with writing(self.spec.name, self.resume, self.kept):
             self.writer.wait()
+
+    def _signalled(self) -> tuple[bool, bool]:
+        """What this process tells the others: it was asked to stop; it leads, and would save."""
+        due = self.sharded and self.world.leads and self._due(self.starting)
+        return self.asked(), due
+
+    def _saves(self, started: int) -> bool:
+        """Whether this process takes part in saving, `started` updates into the run."""
+        if self.sharded:
+            return started == self.save_after
+        return self.world.leads and self._due(started)
 
     def _due(self, started: int) -> bool:
         """Whether it is time to save, `started` updates into the run."""
@@ -277,9 +316,10 @@ class _Run:
             if done == 0:
                 self._look(-1, 0)
             for plan in self.plans[done:]:
+                self.starting = plan.index + 1
                 self._start(plan)
                 if plan.index == done:
-                    check_all_learn(self.model, self.optimizer, spec.name)
+                    check_all_learn(self.model, self.optimizer, spec.name, self.world.largest)
                 before = plan.index * spec.tokens_per_update
                 self._look(before, before + plan.tokens)
                 if self.world.size == 1 and self.asked():
@@ -294,23 +334,22 @@ class _Run:
                     )
                 with writing(spec.name, self.resume, self.kept):
                     self.writer.check()
-                if self.world.leads and self._due(plan.index + 1):
+                if self._saves(plan.index + 1):
                     self.save()
             for reading in self.readings.drain():
                 self._finish(reading)
             self._written()
-        self.world.check_same(self.model)
+        if not self.sharded:
+            self.world.check_same(self.model)
 
     def _progress(self, consumed: int):
         if not self.world.leads:
             return nullcontext()
         return Progress(self.spec.name, self.planned_tokens, "tokens", consumed)
 
-    def record(self) -> dict:
-        """The run's row: evaluates the final checkpoint on the whole validation split."""
+    def record(self, nll: float, count: int) -> dict:
+        """The run's row, of a validation NLL over `count` tokens."""
         spec, progressed = self.spec, self.progressed
-        given = self.model, self.validation, spec.context, spec.micro, self.device, spec.precision
-        nll, count = validation_nll(*given, self.mask)
         trained = progressed.log["tokens"][-1]
         return {
             "scale": spec.scale,
@@ -332,11 +371,21 @@ class _Run:
         }
 
     def write(self, output: Path, stamp: Stamp) -> None:
-        """Evaluate, and write record.parquet, log.parquet and model.safetensors."""
-        spec, progressed, row = self.spec, self.progressed, self.record()
-        with writing(spec.name, output, self.kept):
-            save_model(self.model, output / CHECKPOINT, {"config_hash": spec.config_hash})
-            checkpoint_sha256 = sha256_of(output / CHECKPOINT)
+        """Evaluate on the whole validation split, and write the run's files: the first process.
+
+        record.parquet, log.parquet and model.safetensors.
+        """
+        spec, progressed = self.spec, self.progressed
+        with self._whole_model() as model:
+            if model is None:
+                return
+            given = model, self.validation, spec.context, spec.micro, self.device, spec.precision
+            evaluated = validation_nll(*given, self.mask)
+            with writing(spec.name, output, self.kept):
+                save_model(model, output / CHECKPOINT, {"config_hash": spec.config_hash})
+                checkpoint_sha256 = sha256_of(output / CHECKPOINT)
+            del model, given
+        row = self.record(*evaluated)
         written = origin(
             spec.campaign,
             spec.config_hash,
@@ -352,6 +401,8 @@ class _Run:
             data_origin=self.data_origin,
             checkpoint_sha256=checkpoint_sha256,
         )
+        if self.sharded:
+            written["sharded"] = True
         with writing(spec.name, output, self.kept):
             write_parquet(output / LOG_FILE, LOG, progressed.log, written)
             if self.probes:
@@ -401,15 +452,15 @@ def train(
         resume = resume_root / resume_key(spec, token_hashes, stamp.code_hash)
         check_writable(output)
         with writing(spec.name, resume, lambda: str(newest_state(resume) or "none")):
-            make_folder(resume)
             if world.leads:
+                make_folder(resume)
                 stack.enter_context(held(resume / LOCK, spec.name))
                 sweep(resume)
+            world.check_shared(resume)
         device = stack.enter_context(world.device(spec.device, sharing))
         writer = stack.enter_context(StateWriter(resume, aside=_writes_aside(device)))
         run = _Run(spec, data, resume, device, world, writer, probes, start)
         if world.leads:
             run.watch = stack.enter_context(Watch(resume, spec, run.progressed.log, events))
         run.train()
-        if world.leads:
-            run.write(output, stamp)
+        run.write(output, stamp)

@@ -13,6 +13,7 @@ from relation.kernels.documents import Documents
 from relation.nn import Decoder
 from relation.train.capture import CapturedPass
 from relation.train.loss import summed_nll
+from relation.train.shards import whole
 
 
 def autocast(device: torch.device, precision: str):
@@ -100,6 +101,7 @@ class UpdateStep:
             self.reduce(total)
         with record_function("clipping"):
             norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.gradient_clip)
+        norm = whole(norm)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         self.optimizer.step()

@@ -40,6 +40,13 @@ ON_CLUSTER = workflow.resource_settings.nodes is not None
 # as are asked for.
 PROCESSES = "$(({resources.gpu} > 0 ? {resources.gpu} : 1))" if ON_GPU else "{resources.processes}"
 
+# Where one run spans nodes of a queue, srun starts the command on each: Snakemake itself runs on the
+# first. One that fails ends the others.
+ON_EACH_NODE = (
+    "$([ {resources.nodes} = 1 ] || echo srun --nodes={resources.nodes}"
+    " --ntasks={resources.nodes} --ntasks-per-node=1 --kill-on-bad-exit=1)"
+)
+
 # Snakemake counts no GPUs: as many jobs run at once as PyTorch sees here, each on its own, unless
 # `--resources gpu=1` says otherwise.
 if "gpu" not in workflow.global_resources:

@@ -14,6 +14,7 @@ rule train:
     resources:
         gpu=int(ON_GPU),
         processes=1,
+        nodes=1,
     params:
         config=STARTED_WITH,
         target="{scale}/{variant}/{seed}",
@@ -22,9 +23,11 @@ rule train:
     message:
         "train {params.target}; log {log}"
     shell:
+        f"{ON_EACH_NODE} "
         "python -m relation train {params.target}"
         " --config {params.config} --expect {params.spec} --threads {threads}"
         f" --processes {PROCESSES}"
+        " --nodes {resources.nodes}"
         " 2>&1 | tee -i {log}"
 
 
@@ -40,6 +43,7 @@ use rule train as train_reading with:
         gpu=WHOLE_GPU,
         gpu_share=SHARED_GPU,
         processes=1,
+        nodes=1,
     params:
         config=STARTED_WITH,
         target="{reading}/{variant}/{seed}",
