@@ -14,8 +14,7 @@ from relation.store import layouts as schemas
 from report.values.frames import CampaignRecords
 from report.values.layout import SCALES, SEEDS
 from report.values.page import trained_models
-from report.values.paper import load
-from report.values.paper_seeds import number
+from report.values.paper import load, number
 
 SETTING = {
     "driver": None, "sm_clock": math.nan, "sm_clock_least": math.nan, "sm_clock_limit": math.nan,

@@ -25,7 +25,7 @@ from report.values.further import KIND, paired
 from report.values.layout import SCALES
 from report.values.measured import select, t_margin
 from report.values.numbers import MINUS
-from report.values.paper_seeds import number
+from report.values.paper import number
 from report.values.style import INK, MUTED, RELATION
 
 # Before this part of the budget single pairs differ by so much that all others would look flat.

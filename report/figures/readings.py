@@ -3,10 +3,8 @@
 Residual scales differ by colour and shape, readings by the line.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -30,13 +28,11 @@ from report.figures.validation import METRIC
 from report.judge.readings_rule import BASE, RESIDUALS, SHORT
 from report.judge.readings_study import BASES, Study, study
 from report.judge.readings_words import PREFIX
+from report.values.frames import CampaignRecords
 from report.values.measured import select
-from report.values.paper_seeds import number
+from report.values.paper import number
 from report.values.readings import BY_NAME, INTERVALS
 from report.values.style import HAIR, INK, MUTED, OPERATOR_COLOUR, SCALED, UNSCALED
-
-if TYPE_CHECKING:
-    from report.values.frames import CampaignRecords
 
 RESIDUAL_COLOUR = {"unscaled": UNSCALED, "scaled": SCALED}
 RESIDUAL_MARKER = {"unscaled": "o", "scaled": "s"}

@@ -28,7 +28,7 @@ from report.values.likeness import Likeness
 from report.values.linear import PAPER_CONTEXTS
 from report.values.measured import Measurements, select
 from report.values.numbers import value_text
-from report.values.paper_seeds import number
+from report.values.paper import number
 from report.values.statistics import power_fit
 from report.values.style import (
     INK,

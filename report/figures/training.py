@@ -26,7 +26,7 @@ from report.figures.drawing import (
 from report.values.frames import CampaignRecords
 from report.values.measured import is_number, select, t_margin
 from report.values.numbers import MINUS
-from report.values.paper_seeds import number
+from report.values.paper import number
 from report.values.quality import ABLATION_NAMES, ABLATION_SCALE, ABLATIONS
 from report.values.style import INK, MHA, MUTED, OPERATOR_COLOUR, RELATION
 

@@ -4,11 +4,8 @@ What no record can answer, such as a question about the paper's authors, is answ
 why; nothing is claimed that a record does not hold.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import pandas as pd
 
@@ -16,12 +13,10 @@ from relation.machine.progress import duration
 from relation.pipeline.cost import disk_gib, training_gib
 from report.judge.chosen import CHOSE
 from report.judge.claims import Judged
+from report.values.frames import CampaignRecords
 from report.values.gaps import KINDS, by_job
 from report.values.likeness import Likeness
 from report.values.numbers import spans
-
-if TYPE_CHECKING:
-    from report.values.frames import CampaignRecords
 
 Row = dict[str, str]
 _AUTHORS = "A question to the paper's authors; this is a reproduction."

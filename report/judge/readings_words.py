@@ -1,7 +1,5 @@
 """Numbers and readings as the pages and figures print them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 

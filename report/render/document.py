@@ -1,7 +1,5 @@
 """LaTeX from the templates: a file a table, and report.tex, which reads them; report.pdf of it."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

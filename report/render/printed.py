@@ -1,7 +1,5 @@
 """A table as it prints: lines of text pieces, the same for LaTeX and HTML."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Writing the pages."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain

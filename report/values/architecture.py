@@ -1,15 +1,11 @@
 """Geometry, data and budget of the planned models, worded as the paper words them: Table 6."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from report.values.frames import CampaignRecords
 from report.values.layout import SCALES, Column, Number, Part, Table, Words, block, value
 from report.values.measured import Measured, Measurements, absent, select, worded
-
-if TYPE_CHECKING:
-    from report.values.frames import CampaignRecords
 
 Model = Mapping[str, Any]
 

@@ -1,14 +1,12 @@
 """Powers of T fitted to measured time and decode state (Table 1)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from report.values.conditions import put_retention, put_setting, setting_notes
+from report.values.frames import CampaignRecords
 from report.values.layout import Column, Needs, Number, Panel, Part, Row, Table, Words, value
 from report.values.measured import (
     Measured,
@@ -23,9 +21,6 @@ from report.values.measured import (
 from report.values.side_rates import failed
 from report.values.statistics import PowerFit, power_fit
 from report.values.style import OPERATOR_NAME
-
-if TYPE_CHECKING:
-    from report.values.frames import CampaignRecords
 
 OPERATORS = ("mha", "full-reference", "full-flash", "linear")
 # An exponent is fitted where time is so many times that of the smallest T, to so many contexts.

@@ -1,19 +1,15 @@
 """What a table of systems was measured on and under: the cells of its row "setting", its notes."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
+from report.values.frames import CampaignRecords
 from report.values.layout import Note
 from report.values.measured import Measurements, worded
 from report.values.run_rates import SPANS, hybrid_rates
-
-if TYPE_CHECKING:
-    from report.values.frames import CampaignRecords
 
 OPERATOR_NAME = {"mha": "MHA", "full": "Full Relation", "linear": "Linear Relation"}
 PAPER_PRECISION = "BF16"

@@ -1,15 +1,13 @@
 """Beyond the paper: Full Relation that goes on from a trained MHA model's weights."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from relation.variants import PAIRED
 from report.values.efficiency import token_crossing
+from report.values.frames import CampaignRecords
 from report.values.layout import SCALE_ROWS, SCALES, Needs, Note, Number, Panel, Table, value
 from report.values.measured import (
     Measured,
@@ -20,9 +18,6 @@ from report.values.measured import (
     put_with_interval,
     select,
 )
-
-if TYPE_CHECKING:
-    from report.values.frames import CampaignRecords
 
 METRIC = "validation_nll"
 # What the gaps of these runs are called.

@@ -1,18 +1,12 @@
 """Beyond the paper: in-context copying, and the heads whose flow finds what to copy."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pandas as pd
 
 from report.values.examined import NO_FLOW, OVER_SEEDS, ROWS, STUBS, BySeed, Examined, average
+from report.values.frames import CampaignRecords
 from report.values.layout import Note, Number, Panel, Table, Words, value
 from report.values.measured import Measurements, put_with_interval, select, worded
 from report.values.numbers import POINTS
-
-if TYPE_CHECKING:
-    from report.values.frames import CampaignRecords
 
 BASE = "mha"
 

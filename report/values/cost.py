@@ -1,16 +1,14 @@
 """Beyond the paper: device seconds until Relation reaches the loss that MHA ends at."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from relation.variants import PAIRED
 from report.values.efficiency import Crossing, token_crossing
+from report.values.frames import CampaignRecords
 from report.values.further import KIND, further_row
 from report.values.layout import SCALES, Needs, Note, Number, Row, Table, Words, block, value
 from report.values.measured import (
@@ -23,9 +21,6 @@ from report.values.measured import (
 )
 from report.values.numbers import spans
 from report.values.systems import efficient
-
-if TYPE_CHECKING:
-    from report.values.frames import CampaignRecords
 
 METRIC = "validation_nll"
 # The benchmark's cell of an attention, and what the columns beside it are called.

@@ -1,18 +1,13 @@
 """Beyond the paper: what the examinations of a campaign's checkpoints say, over seeds."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from relation.variants import VARIANTS
+from report.values.frames import CampaignRecords
 from report.values.layout import SCALES, Row
 from report.values.measured import Measured, absent, no_counterpart, over_seeds, select
-
-if TYPE_CHECKING:
-    from report.values.frames import CampaignRecords
 
 # What a reader should know of every interval.
 OVER_SEEDS = (

@@ -1,16 +1,14 @@
 """Pairs beyond the paper's matrix: how far its difference stands out of the spread of runs."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pandas as pd
 import scipy  # scipy.stats is loaded where it is used, as that takes a second
 
 from relation.variants import PAIRED
+from report.values.frames import CampaignRecords
 from report.values.layout import SCALES, Column, Note, Number, Panel, Part, Row, value
 from report.values.measured import (
     Measured,
@@ -23,9 +21,6 @@ from report.values.measured import (
     worded,
 )
 from report.values.numbers import spans
-
-if TYPE_CHECKING:
-    from report.values.frames import CampaignRecords
 
 # What the gaps and records of these pairs are called.
 KIND = "further run"

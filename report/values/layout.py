@@ -1,17 +1,14 @@
 """The vocabulary in which the tables are declared: forms, columns, rows, panels."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import pandas as pd
 
-if TYPE_CHECKING:
-    from relation.spec import RunSpec
-    from report.values.frames import CampaignRecords
-    from report.values.measured import Measurements
+from relation.spec import RunSpec
+from report.values.frames import CampaignRecords
+from report.values.measured import Measurements
 
 
 @dataclass(frozen=True)

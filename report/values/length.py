@@ -1,17 +1,11 @@
 """Beyond the paper: texts longer than trained, and what the count correction does there."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pandas as pd
 
 from report.values.examined import OVER_SEEDS, ROWS, STUBS, BySeed, Examined, average
+from report.values.frames import CampaignRecords
 from report.values.layout import Note, Number, Panel, Table, value
 from report.values.measured import Measurements, put_with_interval, select
-
-if TYPE_CHECKING:
-    from report.values.frames import CampaignRecords
 
 # Where spans of positions end, in training contexts; each begins at half of that.
 ENDS = (2, 4, 8)

@@ -1,17 +1,11 @@
 """Throughput and memory of Linear Relation's training step: Tables 16 and 17 (Appendices G, H)."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from report.values.conditions import put_retention, put_setting, setting_notes
+from report.values.frames import CampaignRecords
 from report.values.layout import SCALES, Needs, Number, Row, Table, Words, block, value
 from report.values.likeness import Likeness
 from report.values.measured import Measurements, no_counterpart, put, select, worded
 from report.values.side_rates import CONTEXT, RATE, absent_rate, batches_of, rate_of, setting_of
-
-if TYPE_CHECKING:
-    from report.values.frames import CampaignRecords
 
 PAPER_CONTEXTS = ("1024", "2048", "4096", "8192", "16384", "32768", "65536")
 

@@ -8,16 +8,14 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import pandas as pd
 
 from relation.pipeline.gaps import EXAMINED, NOT_RUN, NOT_THERE
+from report.values.frames import CampaignRecords
 from report.values.statistics import t_quantile
-
-if TYPE_CHECKING:
-    from report.values.frames import CampaignRecords
 
 Status = Literal["ok", "not run", "failed", "oom", "not reached", "undetermined", "no counterpart"]
 # What a campaign that ran has to say: a loss that was never reached is an answer too.

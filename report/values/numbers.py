@@ -1,7 +1,5 @@
 """Numbers as the tables print them, in plain Unicode."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from decimal import Context

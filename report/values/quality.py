@@ -1,14 +1,12 @@
 """NLL, paired differences, token efficiency: Tables 2, 3 and 11 to 14 (Appendices C, D, E)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from relation.pipeline.assumptions import NO_OTHER_BACKEND, OTHER_BACKENDS
+from relation.spec import RunSpec
 from relation.variants import PAIRED
 from report.values.architecture import (
     backbone,
@@ -17,6 +15,7 @@ from report.values.architecture import (
     tokens,
     worded_models,
 )
+from report.values.frames import CampaignRecords
 from report.values.further import FURTHER_PANEL, further_notes, further_pairs
 from report.values.layout import (
     SCALES,
@@ -48,10 +47,6 @@ from report.values.measured import (
     worded,
 )
 from report.values.numbers import MINUS
-
-if TYPE_CHECKING:
-    from relation.spec import RunSpec
-    from report.values.frames import CampaignRecords
 
 ABLATION_NAMES = {
     "full": "Full Relation",

@@ -1,12 +1,10 @@
 """Beyond the paper: multi-query associative recall by mixer and width (Arora et al. 2023)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from report.values.frames import CampaignRecords
 from report.values.layout import Note, Number, Row, Table, Words, block, value
 from report.values.measured import (
     Measured,
@@ -18,9 +16,6 @@ from report.values.measured import (
     select,
     worded,
 )
-
-if TYPE_CHECKING:
-    from report.values.frames import CampaignRecords
 
 # In the order of the rows and of the legends.
 MIXER_NAME = {

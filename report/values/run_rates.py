@@ -1,14 +1,12 @@
 """What the campaign's own training runs reach, which the paper does not print."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from relation.variants import PAIRED
 from report.values.architecture import micro_ga, worded_models
+from report.values.frames import CampaignRecords
 from report.values.measured import (
     Measured,
     Measurements,
@@ -20,9 +18,6 @@ from report.values.measured import (
     worded,
 )
 from report.values.numbers import three_digits
-
-if TYPE_CHECKING:
-    from report.values.frames import CampaignRecords
 
 # Between which shares of a run's updates its rate at the beginning and at the end are read.
 SPANS = ((0.01, 0.1), (0.75, 1.0))

@@ -1,18 +1,12 @@
 """Beyond the paper: Self flow by token, and what a layer's parts are worth to a trained model."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pandas as pd
 
 from report.values.examined import NO_FLOW, OVER_SEEDS, ROWS, STUBS, BySeed, Examined, average
+from report.values.frames import CampaignRecords
 from report.values.layout import Note, Number, Panel, Table, value
 from report.values.measured import Measurements, put_with_interval, select
 from report.values.numbers import POINTS
-
-if TYPE_CHECKING:
-    from report.values.frames import CampaignRecords
 
 # Parts of a layer as the record names them, and as a reader does.
 PARTS = {"self": "Self", "exchange": "Exchange", "count": "Count\ncorrection", "mixing": "Mixing"}

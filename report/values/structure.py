@@ -1,16 +1,13 @@
 """Flow inside the paired checkpoints: Tables 4 and 7 to 10 (Section 6.2, Appendices B.4, B.5)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from relation.flow.pooled import by_layer, by_seed
 from relation.variants import PAIRED
-from report.values import paper_seeds
+from report.values.frames import CampaignRecords
 from report.values.layout import (
     SCALES,
     Column,
@@ -34,9 +31,7 @@ from report.values.measured import (
     over_seeds,
     select,
 )
-
-if TYPE_CHECKING:
-    from report.values.frames import CampaignRecords
+from report.values.paper import printed
 
 DISTANCES = {
     "beyond_128": "beyond_eighth",
@@ -425,5 +420,5 @@ SPECTRUM = Table(
 
 def least_exchange() -> float:
     """The paper's least Exchange flow from L2 on, in %, less half of its last digit."""
-    theirs = [paper_seeds.printed(INTERNAL.label, scale, DEEP_EXCHANGE) for scale in SCALES]
-    return min(found.number - paper_seeds.resolution(found.printed) for found in theirs)
+    theirs = [printed(INTERNAL.label, scale, DEEP_EXCHANGE) for scale in SCALES]
+    return min(found.number - found.rounding for found in theirs)

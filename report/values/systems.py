@@ -1,14 +1,12 @@
 """Throughput and memory of a step by FlashAttention and by FlashRelation: Tables 5 and 15."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from relation.variants import PAIRED
 from report.values.conditions import put_setting, setting_notes
+from report.values.frames import CampaignRecords
 from report.values.layout import (
     SCALES,
     Column,
@@ -33,9 +31,6 @@ from report.values.side_rates import (
     ratio_of,
     setting_of,
 )
-
-if TYPE_CHECKING:
-    from report.values.frames import CampaignRecords
 
 FIXED_CONTEXT = 1024  # of the comparison with the materialised operator
 # Of MHA backends that a reader knows by a name of their own.

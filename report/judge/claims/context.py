@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from report.judge.claims.evidence import Term, printed
 from report.judge.setting import Setting, Settings
+from report.values.frames import CampaignRecords
 from report.values.layout import Table
 from report.values.measured import Measured, Measurements
-
-if TYPE_CHECKING:
-    from report.values.frames import CampaignRecords
 
 Compute = Callable[["CampaignRecords"], Measurements]
 
