@@ -125,10 +125,7 @@ class _Facts:
             return ((variant, int(counted[scale, variant])) for scale, variant in keys)
 
         records = self.records
-        matrix, further = (
-            sizes(records.runs, "run"),
-            sizes(records.further_runs, "further run"),
-        )
+        matrix, further = (sizes(records.runs, "run"), sizes(records.further_runs, "further run"))
         of_readings = (int(counted[scale, variant]) for scale, variant in self.page["reading_runs"])
         gib = training_gib(matrix) + disk_gib(count for _, count in further) + disk_gib(of_readings)
         return f"{gib:.2f} GiB for checkpoints and resume states; the corpora come on top"

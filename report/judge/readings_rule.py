@@ -245,9 +245,7 @@ def _lacking(readings: Sequence[Reading], fit: _Fit) -> str:
 
 
 def choose(
-    readings: Sequence[Reading],
-    diagnoses: pd.DataFrame,
-    given_up: Collection[tuple[str, int]] = (),
+    readings: Sequence[Reading], diagnoses: pd.DataFrame, given_up: Collection[tuple[str, int]] = ()
 ) -> Choice:
     """Apply the rule.
 
@@ -342,9 +340,7 @@ def _answer(
 
 
 def next_seeds(
-    readings: Sequence[Reading],
-    diagnoses: pd.DataFrame,
-    given_up: Collection[tuple[str, int]] = (),
+    readings: Sequence[Reading], diagnoses: pd.DataFrame, given_up: Collection[tuple[str, int]] = ()
 ) -> list[tuple[str, int]]:
     """The pairs still to run, (reading, seed), in order.
 

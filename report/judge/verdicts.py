@@ -34,11 +34,7 @@ def _not_judged(reason: str) -> Judgement:
 
 
 def judge(
-    cell: Mapping[str, Any],
-    margin: float | None,
-    rule: Rule,
-    setting: Setting,
-    chose: str = "",
+    cell: Mapping[str, Any], margin: float | None, rule: Rule, setting: Setting, chose: str = ""
 ) -> Judgement:
     """Hold one cell of the paper against the campaign's value.
 

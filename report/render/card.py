@@ -12,10 +12,11 @@ from relation.variants import MHA, VARIANTS, model_config
 from report.judge.claims import Judged, judge_claims
 from report.render.runs import facts_of
 from report.render.templating import environment
+from report.values.ablations import ABLATION_NAMES
 from report.values.frames import CampaignRecords
 from report.values.measured import Measured
 from report.values.numbers import DASH, significant
-from report.values.quality import ABLATION_NAMES, final_nll, nll_difference
+from report.values.quality import final_nll, nll_difference
 
 
 def card(run: RunSpec, record: Path, records: CampaignRecords) -> str:

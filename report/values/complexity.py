@@ -14,7 +14,6 @@ from report.values.measured import (
     absent,
     is_number,
     no_counterpart,
-    put,
     select,
     worded,
 )
@@ -42,7 +41,7 @@ def grown(rows: pd.DataFrame) -> pd.DataFrame:
 
 def complexity(records: CampaignRecords) -> Measurements:
     """Table 1, beside exponents fitted to the measured time and decode state against T."""
-    found: Measurements = {}
+    found = Measurements()
     for operator in OPERATORS:
         rows = select(records.complexity, operator=operator).sort_values("context")
         none = absent(records, ("complexity",), variants=_names(operator))
@@ -61,7 +60,7 @@ def complexity(records: CampaignRecords) -> Measurements:
             "decode_last": _token(rows, decoded.tail(1), none),
             "decoded": _range(decoded["context"], none),
         }
-        put(found, operator, columns)
+        found.put(operator, columns)
     for row, candidates in (
         ("mha", ("mha",)),
         ("full", ("full-flash", "full-reference")),
@@ -72,7 +71,7 @@ def complexity(records: CampaignRecords) -> Measurements:
             "complexity": _power(found, candidates, "time"),
             "state": _power(found, candidates, "state"),
         }
-        put(found, row, columns)
+        found.put(row, columns)
     put_setting(found, records.complexity, records.page)
     put_retention(found, records, records.complexity)
     for column, names in (("oom", _out_of_memory(records)), ("flat", _flat(records))):
@@ -160,10 +159,14 @@ def _put_fit(
     found: Measurements, row: str, column: str, fit: PowerFit | None, none: Measured
 ) -> None:
     """A fitted exponent, with its interval where it has one."""
-    found[row, column, "value"] = none if fit is None else Measured(fit.exponent, n=fit.points)
-    if fit is not None and fit.low is not None:
-        found[row, column, "low"] = Measured(fit.low, n=fit.points)
-        found[row, column, "high"] = Measured(fit.high, n=fit.points)
+    if fit is None:
+        found.put(row, {column: none})
+        return
+    numbers = {"value": fit.exponent}
+    if fit.low is not None:
+        numbers |= {"low": fit.low, "high": fit.high}
+    known = {name: Measured(number, n=fit.points) for name, number in numbers.items()}
+    found.put_statistics(row, column, known)
 
 
 def _power(found: Measurements, operators: Iterable[str], quantity: str) -> Measured:
@@ -231,5 +234,5 @@ TOKEN_MIXING = Table(
     measure=complexity,
     needs=Needs(benchmarks=("complexity",)),
     systems=True,
-    notes=setting_notes,
+    notes=(setting_notes,),
 )

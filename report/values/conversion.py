@@ -6,52 +6,31 @@ from dataclasses import replace
 import pandas as pd
 
 from relation.variants import PAIRED
-from report.values.efficiency import token_crossing
+from report.values.cost import first_crossing, validation_looks
 from report.values.frames import CampaignRecords
 from report.values.layout import SCALE_ROWS, SCALES, Needs, Note, Number, Panel, Table, value
-from report.values.measured import (
-    Measured,
-    Measurements,
-    absent,
-    over_seeds,
-    put,
-    put_with_interval,
-    select,
-)
+from report.values.measured import Measured, Measurements, absent, over_seeds, select
 
-METRIC = "validation_nll"
 # What the gaps of these runs are called.
 KIND = "converted run"
 
 
-def curves(probes: pd.DataFrame, scale: str) -> dict[int, pd.DataFrame]:
-    """Validation NLL by tokens of the runs of one variant at a scale, by seed.
-
-    probes: rows of PROBES, with `alike`; looks that another configuration took are left out.
-    """
-    looks = select(probes, scale=scale, metric=METRIC, alike=True)
-    looks = looks[looks["value"].notna()].sort_values("tokens")
-    return {int(seed): rows[["tokens", "value"]] for seed, rows in looks.groupby("seed")}
-
-
-def tokens_until(target: float, looks: pd.DataFrame) -> float | None:
-    """Tokens after which a curve first is at `target`, between looks by a line; None for never."""
-    tokens, values = (looks[name].to_numpy(float) for name in ("tokens", "value"))
-    return token_crossing(target, tokens, values, max(1, int(tokens[-1]))).tokens
+def _by_seed(probes: pd.DataFrame, **keys: object) -> dict[int, pd.DataFrame]:
+    """The looks at the runs that have these keys."""
+    return {int(seed): rows for seed, rows in validation_looks(probes, **keys).groupby("seed")}
 
 
 def conversion(records: CampaignRecords) -> Measurements:
     """A row a scale."""
-    found: Measurements = {}
+    found = Measurements()
     for scale in SCALES:
-        _put_scale(found, records, scale, curves(records.converted_probes, scale))
+        _put_scale(found, records, scale)
     return found
 
 
-def _put_scale(
-    found: Measurements, records: CampaignRecords, scale: str, converted: dict[int, pd.DataFrame]
-) -> None:
-    mha, full = (curves(select(records.probes, variant=v), scale) for v in PAIRED)
+def _put_scale(found: Measurements, records: CampaignRecords, scale: str) -> None:
+    converted = _by_seed(records.converted_probes, scale=scale)
+    mha, full = (_by_seed(records.probes, scale=scale, variant=variant) for variant in PAIRED)
     ends = {seed: float(looks["value"].iloc[-1]) for seed, looks in mha.items()}
     seeds = [seed for seed in converted if seed in ends]
     behind = (
@@ -67,11 +46,11 @@ def _put_scale(
         planned = records.page["seeds"]
         return over_seeds(values, planned, sources, missing, unit, "validation NLL by tokens")
 
-    put(found, scale, {"mha": mean({seed: ends[seed] for seed in seeds})})
+    found.put(scale, {"mha": mean({seed: ends[seed] for seed in seeds})})
     starts = {s: converted[s]["value"].iloc[0] - ends[s] for s in seeds}
-    put_with_interval(found, scale, "start", mean(starts))
+    found.put_with_interval(scale, "start", mean(starts))
     for column, of in (("converted", converted), ("nothing", full)):
-        told = {s: tokens_until(ends[s], of[s]) for s in seeds if s in of}
+        told = {s: first_crossing(ends[s], of[s]).tokens for s in seeds if s in of}
         reached = {s: tokens for s, tokens in told.items() if tokens is not None}
         share = mean(reached, "M tokens")
         if told and not reached:
@@ -79,11 +58,11 @@ def _put_scale(
         elif len(reached) < len(told):
             never = ", ".join(str(seed) for seed in told if seed not in reached)
             share = replace(share, reason=f"seeds that never reach it: {never}")
-        put_with_interval(found, scale, f"until.{column}", share)
+        found.put_with_interval(scale, f"until.{column}", share)
     lasts = {s: converted[s]["value"].iloc[-1] - ends[s] for s in seeds}
-    put_with_interval(found, scale, "end", mean(lasts))
+    found.put_with_interval(scale, "end", mean(lasts))
     trained = {s: converted[s]["tokens"].iloc[-1] for s in seeds}
-    put(found, scale, {"trained": mean(trained, "M tokens")})
+    found.put(scale, {"trained": mean(trained, "M tokens")})
 
 
 def _notes(cells: pd.DataFrame) -> Iterator[Note]:
@@ -127,5 +106,5 @@ CONVERSION = Table(
     measure=conversion,
     needs=Needs(lambda run: run.variant in PAIRED),
     rows=(),
-    notes=lambda cells: list(_notes(cells)),
+    notes=(_notes,),
 )

@@ -13,7 +13,6 @@ from report.values.measured import (
     absent,
     no_counterpart,
     over_seeds,
-    put,
     select,
     worded,
 )
@@ -68,7 +67,7 @@ def put_run_rates(found: Measurements, records: CampaignRecords, scale: str) -> 
             f"run_micro_ga.{variant}": batches,
             f"run_share.{variant}": share,
         }
-        put(found, scale, columns)
+        found.put(scale, columns)
     none = _no_rate(records, scale, PAIRED)
     ratios = pd.Series(dtype=float)
     if set(PAIRED) <= set(runs.index.unique("variant")):
@@ -79,8 +78,7 @@ def put_run_rates(found: Measurements, records: CampaignRecords, scale: str) -> 
             why = "no pair of one seed was trained by as many processes"
             none = Measured(status="undetermined", reason=why)
     ratio = mean(ratios, "x", PAIRED, none)
-    for statistic, value in ({"value": ratio} | ratio.interval).items():
-        found[scale, "run_ratio", statistic] = value
+    found.put_statistics(scale, "run_ratio", {"value": ratio, **ratio.interval})
     counts = ", ".join(f"{count:.0f}" for count in sorted(runs["processes"].unique()))
     behind = tuple(dict.fromkeys(logs["source"]))
     found[scale, "processes", "value"] = worded(counts, sources=behind) if counts else none

@@ -20,10 +20,7 @@ class Context:
     """
 
     def __init__(
-        self,
-        records: CampaignRecords,
-        left_out: int | None = None,
-        whole: Context | None = None,
+        self, records: CampaignRecords, left_out: int | None = None, whole: Context | None = None
     ) -> None:
         self.records, self.page = records, records.page
         self.left_out, self._whole = left_out, whole

@@ -16,21 +16,14 @@ from report.judge.claims.evidence import (
     shown_beside,
     undecided,
 )
+from report.values.ablations import ABLATION_NAMES, ABLATION_SEEDS, ABLATIONS, HYBRID, HYBRID_SCALE
 from report.values.architecture import no_model
 from report.values.further import further_row
 from report.values.layout import SCALES, SEEDS, Number
 from report.values.measured import Measured, select
 from report.values.numbers import value_text
 from report.values.paper import by_seed
-from report.values.quality import (
-    ABLATION_NAMES,
-    ABLATION_SEEDS,
-    ABLATIONS,
-    HYBRID,
-    HYBRID_SCALE,
-    MAIN_RESULTS,
-    PAIRED_NLL,
-)
+from report.values.quality import MAIN_RESULTS, PAIRED_NLL
 
 # Claim 2: at most one loss in nine pairs.
 PAIRS = len(SCALES) * len(SEEDS)
