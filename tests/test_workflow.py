@@ -182,7 +182,7 @@ EDITS = {
     "relation/flow/metrics.py": (".mean(-1)", ".sum(-1)", {*DIAGNOSED, *REPORT}),
     "relation/pipeline/gather.py": ("return None", "return 0", {"collect", *REPORT}),
     "relation/bench/steps.py": ("seed=0", "seed=1", {"measure", *REPORT}),
-    "report/render/site_job.py": ("results.report)", "results.folder)", {"report", "all"}),
+    "report/render/site.py": ("results.report)", "results.folder)", {"report", "all"}),
     "report/templates/table.html.j2": ("<h1>", "<h1 >", {"report", "all"}),
     "report/templates/table.tex.j2": ("\n", "\n\n", {"document", "all"}),
     "report/paper/app-nll.csv": ("\n", "\n\n", {"cells", "report", "document", "all"}),
