@@ -80,9 +80,8 @@ def invented_report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     And for all of pytest-xdist's processes, whose folders lie in one.
     """
-    from further_records import with_further
+    from further_records import further_campaign
     from sites import invented_site
-    from test_report_records import make_records
 
     own = tmp_path_factory.getbasetemp()
     shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
@@ -90,9 +89,25 @@ def invented_report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with FileLock(shared / "report.lock"):
         if not made.exists():
             shutil.rmtree(folder, ignore_errors=True)
-            invented_site(with_further(make_records()), folder)
+            invented_site(further_campaign(), folder)
             made.touch()
     return folder
+
+
+@pytest.fixture(scope="session")
+def records():
+    """The invented campaign, which tests only read."""
+    from test_report_records import make_records
+
+    return make_records()
+
+
+@pytest.fixture(scope="session")
+def cells(records):
+    """Every cell of its tables."""
+    from report.judge.cells import build
+
+    return build(records)
 
 
 @pytest.fixture(scope="session")

@@ -3,9 +3,10 @@
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 
 import pandas as pd
-from test_report_records import HOSTILE
+from test_report_records import HOSTILE, make_records
 
 from report.judge.claims import judge_claims
 from report.judge.claims.evidence import Evidence
@@ -82,6 +83,12 @@ def with_further(
         missing=pd.concat([records.missing, pd.DataFrame(missing)], ignore_index=True),
         provenance=pd.concat([records.provenance, pd.DataFrame(provenance)], ignore_index=True),
     )
+
+
+@cache
+def further_campaign() -> CampaignRecords:
+    """The invented campaign with these pairs."""
+    return with_further(make_records())
 
 
 def evidence(records: CampaignRecords) -> list[Evidence]:

@@ -73,7 +73,15 @@ class Invented:
 
 def invented(given: Invented | None = None) -> ReadingRecords:
     """The records of these runs; the same arguments give the same records."""
-    given = given or Invented()
+    return _default() if given is None else _make(given)
+
+
+@cache
+def _default() -> ReadingRecords:
+    return _make(Invented())
+
+
+def _make(given: Invented) -> ReadingRecords:
     readings = described()
     names = [r["name"] for r in readings if not given.keep or r["name"] in given.keep]
     planted, mha = {}, {}

@@ -33,7 +33,7 @@ def records(effect: float, **left_out: tuple[str, ...]) -> CampaignRecords:
 
 def measured(records: CampaignRecords) -> Measurements:
     """The values of all tables beyond the paper that examinations fill; no key is in two."""
-    found: Measurements = {}
+    found = Measurements()
     for table in (COPYING, LENGTH, SELF_USE):
         found |= table.measure(records)
     return found

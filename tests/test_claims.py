@@ -7,7 +7,7 @@ from functools import cache
 import pandas as pd
 import pytest
 from paper_records import GPU, SETTING, paper_records, trained_as
-from test_report_records import make_empty
+from test_report_records import edited, make_empty, without
 
 from report.judge.claims import CLAIMS, Judged, judge_claims
 from report.judge.claims.evidence import Printed, compare
@@ -69,18 +69,9 @@ def ledger(records: CampaignRecords, *numbers: int) -> dict[int, Judged]:
     return {judged.claim.number: judged for judged in judge_claims(records, claims)}
 
 
-def changed(frame: str, change, records: CampaignRecords | None = None, **where):
+def changed(frame: str, change, records: CampaignRecords | None = None, *, column, **where):
     """The records with `change` made to a column where the others have these values."""
-    records = records or paper()
-    table = getattr(records, frame).copy()
-    column = where.pop("column")
-    rows = pd.Series(True, index=table.index)
-    for name, value in where.items():
-        rows &= table[name] == value
-    assert rows.any()
-    table[column] = table[column].astype(float)
-    table.loc[rows, column] = change(table.loc[rows, column])
-    return replace(records, **{frame: table})
+    return edited(records or paper(), frame, where, **{column: change})
 
 
 def nll(variant: str, scale: str, by: float, records=None, **where):
@@ -90,16 +81,9 @@ def nll(variant: str, scale: str, by: float, records=None, **where):
 
 
 def flow(metric: str, value: float, layer: int | None = None, variant: str = "full"):
-    where = {} if layer is None else {"layer": layer}
-    return changed(
-        "flow",
-        lambda _: value,
-        column="value",
-        metric=metric,
-        variant=variant,
-        scale="30M",
-        **where,
-    )
+    where = {"metric": metric, "variant": variant, "scale": "30M"}
+    where |= {} if layer is None else {"layer": layer}
+    return edited(paper(), "flow", where, value=value)
 
 
 def speed(benchmark: str, backend: str, variant: str, factor: float, column="tokens_per_second"):
@@ -114,23 +98,9 @@ def speed(benchmark: str, backend: str, variant: str, factor: float, column="tok
 
 def long_context(context: str, status: str) -> CampaignRecords:
     """Another status, on the paper's GPU, of Linear Relation at a T."""
-    rates = paper().throughput
-    here = (rates["benchmark"] == "linear-long") & (rates["context"] == int(context))
-    rates = rates.assign(
-        status=rates["status"].mask(here, status),
-        tokens_per_second=rates["tokens_per_second"].mask(here, 1.0),
-        allocated_gib=rates["allocated_gib"].mask(here, 31.0),
-    )
-    return replace(paper(), throughput=rates)
-
-
-def without(frame: str, **where) -> CampaignRecords:
-    table = getattr(paper(), frame)
-    gone = pd.Series(True, index=table.index)
-    for name, value in where.items():
-        gone &= table[name] == value
-    assert gone.any()
-    return replace(paper(), **{frame: table[~gone]})
+    where = {"benchmark": "linear-long", "context": int(context)}
+    columns = {"status": status, "tokens_per_second": 1.0, "allocated_gib": 31.0}
+    return edited(paper(), "throughput", where, **columns)
 
 
 def test_the_papers_own_values_are_reproduced_wherever_the_tables_decide() -> None:
@@ -215,14 +185,14 @@ def test_the_right_sign_with_another_size_is_direction_only(number: int) -> None
 
 
 LACKS = {
-    2: lambda: without("runs", scale="10M", variant="full", seed=42),
-    4: lambda: without("runs", variant="no-givens"),
-    17: lambda: without("runs", variant="hybrid"),
-    16: lambda: without("complexity", operator="full-flash"),
-    21: lambda: without("throughput", benchmark="linear-long", context=16384),
-    22: lambda: without("verification", check="mixing"),
-    23: lambda: without("verification", check="recurrence"),
-    24: lambda: without("verification", check="history"),
+    2: lambda: without(paper(), "runs", scale="10M", variant="full", seed=42),
+    4: lambda: without(paper(), "runs", variant="no-givens"),
+    17: lambda: without(paper(), "runs", variant="hybrid"),
+    16: lambda: without(paper(), "complexity", operator="full-flash"),
+    21: lambda: without(paper(), "throughput", benchmark="linear-long", context=16384),
+    22: lambda: without(paper(), "verification", check="mixing"),
+    23: lambda: without(paper(), "verification", check="recurrence"),
+    24: lambda: without(paper(), "verification", check="history"),
 }
 
 
@@ -235,13 +205,11 @@ def test_a_claim_that_lacks_a_part_it_needs_is_not_tested(number: int) -> None:
 @pytest.mark.parametrize("number", [1, 13, 14])
 @pytest.mark.parametrize("status", ["failed", "oom", "not run"])
 def test_a_scale_that_failed_is_not_one_that_was_left_out(number: int, status: str) -> None:
-    kept = paper()
-    runs, rates = kept.runs, kept.throughput
     if number == 1:
-        kept = replace(kept, runs=runs[runs["scale"] != "100M"])
+        kept = without(paper(), "runs", scale="100M")
         gone = [("run", variant, seed) for variant in ("mha", "full") for seed in (42, 43, 44)]
     else:
-        kept = replace(kept, throughput=rates[rates["scale"] != "100M"])
+        kept = without(paper(), "throughput", scale="100M")
         gone = [("throughput", "matched", -1)]
     missing = pd.DataFrame(
         {"kind": kind, "scale": "100M", "variant": variant, "seed": seed, "status": status,
@@ -258,12 +226,8 @@ def test_a_scale_that_failed_is_not_one_that_was_left_out(number: int, status: s
 
 def test_an_error_that_is_no_number_is_beyond_its_bound() -> None:
     for name in (["dp1"], ["Y", "dp1"]):
-        records = paper()
-        rows = records.verification["name"].isin(name)
-        broken = records.verification.assign(
-            error=records.verification["error"].mask(rows, math.nan)
-        )
-        judged = ledger(replace(records, verification=broken), 15)[15]
+        broken = edited(paper(), "verification", {"name": tuple(name)}, error=math.nan)
+        judged = ledger(broken, 15)[15]
         assert judged.verdict == "not reproduced"
         row = judged.evidence[0]
         assert row.ours == math.inf and f"of {name[0]} is" in row.note
@@ -293,12 +257,11 @@ def test_without_records_no_claim_is_tested_and_each_says_why() -> None:
 
 
 def test_a_scale_that_was_not_run_is_named_and_decides_nothing() -> None:
-    runs = paper().runs
-    found = ledger(replace(paper(), runs=runs[runs["scale"] != "100M"]), 1, 2)
+    found = ledger(without(paper(), "runs", scale="100M"), 1, 2)
     assert found[1].verdict == "reproduced" and "100M" in found[1].reason
     assert found[2].verdict == "not tested" and "6 of 9" in found[2].reason
     lost = nll("full", "10M", 0.1)
-    found = ledger(replace(lost, runs=lost.runs[lost.runs["scale"] == "10M"]), 2)
+    found = ledger(without(lost, "runs", scale=("30M", "100M")), 2)
     assert found[2].verdict == "not reproduced"
 
 
@@ -332,20 +295,18 @@ def test_speed_and_memory_are_not_tested_on_a_cpu_and_ratios_are_on_another_gpu(
 
 
 def test_speed_is_not_tested_at_another_t_or_in_other_batches() -> None:
-    rates = paper().throughput
-    shorter = rates["context"].where(rates["benchmark"] != "fixed", 512)
-    judged = ledger(replace(paper(), throughput=rates.assign(context=shorter)), 12)[12]
+    shorter = edited(paper(), "throughput", {"benchmark": "fixed"}, context=512)
+    judged = ledger(shorter, 12)[12]
     assert judged.verdict == "not tested" and "measured at T = 512, not 1024" in judged.reason
-    here = (rates["scale"] == "10M") & (rates["benchmark"] == "matched")
-    smaller = replace(paper(), throughput=rates.assign(micro=rates["micro"].mask(here, 16)))
+    matched = {"scale": "10M", "benchmark": "matched"}
+    smaller = edited(paper(), "throughput", matched, micro=16)
     for number, judged in ledger(smaller, 13, 14).items():
         assert judged.verdict == "reproduced", number
         assert "without 10M: measured with micro/GA 16/4, not 32/4" in judged.reason
 
 
 def test_one_seed_has_no_interval() -> None:
-    one = paper().runs[paper().runs["seed"] == 42]
-    found = ledger(replace(paper(), runs=one), 1)
+    found = ledger(without(paper(), "runs", seed=(43, 44)), 1)
     # +0.005467 at 30M: seed 42 is the paper's one loss.
     assert found[1].verdict == "not reproduced"
     other = paper().flow.assign(value=paper().flow["value"] * 1.01)

@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 from paper_records import trained_as
 from test_claims import ledger, nll, paper
+from test_report_records import edited, without
 
 from report.judge.claims import structure
 from report.judge.claims.context import Context
@@ -20,9 +21,7 @@ def pairs(drop: list[tuple[str, int]], lost: list[tuple[str, int]], **page) -> C
             by = 1.0 if (scale, seed) in lost else -1.0
             records = nll("full", scale, by, records, seed=seed)
     for scale, seed in drop:
-        runs = records.runs
-        gone = (runs["scale"] == scale) & (runs["seed"] == seed) & (runs["variant"] == "full")
-        records = replace(records, runs=runs[~gone])
+        records = without(records, "runs", scale=scale, seed=seed, variant="full")
     missing = pd.DataFrame(
         {"kind": "run", "scale": scale, "variant": "full", "seed": seed, "status": "failed",
          "reason": "loss nan"}
@@ -71,7 +70,7 @@ def test_a_mean_of_fewer_seeds_than_the_papers_says_so() -> None:
     records = paper()
     for scale in ("10M", "30M", "100M"):
         records = nll("full", scale, -0.02, records)
-    one = replace(records, runs=records.runs[records.runs["seed"] == 43])
+    one = without(records, "runs", seed=(42, 44))
     for row in ledger(one, 1)[1].evidence:
         assert row.n == 1 and "one seed, the paper's mean is of 3" in row.note and row.direction
     for row in ledger(records, 1)[1].evidence:
@@ -115,9 +114,8 @@ def test_a_ratio_without_a_seed_has_no_wider_interval() -> None:
 
 
 def test_terms_of_different_seeds_have_no_difference() -> None:
-    flow = paper().flow
-    other = flow["seed"].mask((flow["scale"] == "30M") & (flow["variant"] == "full"), 43)
-    judged = ledger(replace(paper(), flow=flow.assign(seed=other)), 6)[6]
+    other = edited(paper(), "flow", {"scale": "30M", "variant": "full"}, seed=43)
+    judged = ledger(other, 6)[6]
     row = next(row for row in judged.evidence if row.label == "30M")
     assert row.ours is None and row.note == "no seed has both terms of the difference"
     assert judged.verdict == "reproduced" and "without 30M" in judged.reason

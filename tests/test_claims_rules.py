@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 from paper_records import paper_records, trained_as
-from test_claims import ALL, flow, ledger, long_context, nll, paper, speed, without
-from test_report_records import HOSTILE, make_records
+from test_claims import ALL, flow, ledger, long_context, nll, paper, speed
+from test_report_records import HOSTILE, edited, make_records, without
 
 from relation.store.parquet import read_parquet
 from report.judge.claims import CLAIMS
@@ -25,15 +25,16 @@ def test_what_only_the_pytorch_form_was_held_to_says_nothing_for_the_kernel() ->
     identity = checked["check"] == "identity"
     definition = checked[identity].assign(operator="definition", precision="fp64")
     tiled = pd.concat([definition, checked.assign(operator="tiled")], ignore_index=True)
-    found = ledger(replace(paper(), verification=tiled), 15, 18)
+    records = replace(paper(), verification=tiled)
+    found = ledger(records, 15, 18)
     assert found[15].verdict == "not tested" and "not the kernel" in found[15].reason
     assert all(row.ours == 0.5 and row.direction is None for row in found[15].evidence)
     assert (
         found[18].verdict == "reproduced" and "without first token, tiled" not in found[18].reason
     )
     assert "first token, tiled: only FlashRelation’s tiling" in found[18].reason
-    broken = tiled.assign(error=tiled["error"].mask(tiled["operator"] == "tiled", 1.0))
-    for judged in ledger(replace(paper(), verification=broken), 15, 18).values():
+    broken = edited(records, "verification", {"operator": "tiled"}, error=1.0)
+    for judged in ledger(broken, 15, 18).values():
         assert judged.verdict == "not reproduced"
 
 
@@ -133,10 +134,9 @@ def test_peers_and_bytes_stand_beside_the_papers_comparisons() -> None:
 
 
 def test_a_pair_that_ends_above_the_target_it_crossed_is_named() -> None:
-    records = paper()
-    above = (records.efficiency["scale"] == "10M") & (records.efficiency["seed"] == 43)
-    gaps = records.efficiency.assign(end_gap=np.where(above, 0.005, -0.01))
-    rows = ledger(replace(records, efficiency=gaps), 3)[3].evidence
+    below = replace(paper(), efficiency=paper().efficiency.assign(end_gap=-0.01))
+    records = edited(below, "efficiency", {"scale": "10M", "seed": 43}, end_gap=0.005)
+    rows = ledger(records, 3)[3].evidence
     assert "Relation ends above the target that it crossed: 43" in rows[0].note
     assert "ends above" not in rows[1].note + rows[2].note
 
@@ -190,7 +190,7 @@ def test_what_fits_is_tested_on_the_papers_gpu_alone_and_bytes_stand_beside() ->
 
 def test_a_verification_from_before_a_check_says_so() -> None:
     for number, check in ((22, "mixing"), (23, "recurrence"), (24, "history")):
-        older = ledger(without("verification", check=check), number)[number]
+        older = ledger(without(paper(), "verification", check=check), number)[number]
         assert "verification is older than this check" in older.reason
         none = replace(paper(), verification=paper().verification.iloc[:0])
         assert "holds no verification" in ledger(none, number)[number].reason
@@ -208,13 +208,8 @@ def test_the_cells_job_writes_what_the_ledger_says(tmp_path) -> None:
 
 
 def test_a_claim_is_as_old_as_the_oldest_of_its_records(tmp_path) -> None:
-    provenance = paper().provenance
-    old = provenance["kind"] == "diagnostics"
-    provenance = provenance.assign(
-        freshness=provenance["freshness"].mask(old, "stale"),
-        freshness_reason=provenance["freshness_reason"].mask(old, "other texts"),
-    )
-    write_cells(replace(paper_records(), provenance=provenance), tmp_path)
+    old = {"freshness": "stale", "freshness_reason": "other texts"}
+    write_cells(edited(paper_records(), "provenance", {"kind": "diagnostics"}, **old), tmp_path)
     claims = read_parquet(tmp_path / "claims.parquet", LAYOUT).to_pylist()
     found = {claim["number"]: (claim["freshness"], claim["freshness_reason"]) for claim in claims}
     assert found[1] == ("current", "")
@@ -239,12 +234,9 @@ def test_the_first_layer_is_held_against_the_later_one_with_most() -> None:
 
 
 def test_a_backend_may_fail_a_check_and_none_stands_for_the_definition() -> None:
-    checked = paper().verification
     for number, check in ((23, "recurrence"), (24, "history")):
-        here = checked["check"] == check
-        exact = checked["precision"] == "fp64"
-        tiled = checked.assign(operator=checked["operator"].mask(here & ~exact, "tiled"))
-        assert ledger(replace(paper(), verification=tiled), number)[number].verdict == "reproduced"
-        broken = tiled.assign(error=tiled["error"].mask(here & ~exact, 1.0))
-        found = ledger(replace(paper(), verification=broken), number)[number]
+        rough = {"check": check, "precision": "bf16"}
+        tiled = edited(paper(), "verification", rough, operator="tiled")
+        assert ledger(tiled, number)[number].verdict == "reproduced"
+        found = ledger(edited(tiled, "verification", rough, error=1.0), number)[number]
         assert found.verdict == "not reproduced" and "tiled" in found.reason

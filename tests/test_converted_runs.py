@@ -16,7 +16,8 @@ from relation.cli import main
 from relation.pipeline.campaign import GOES_ON
 from relation.store.layouts import PROBES, RUN
 from relation.store.parquet import read_origin, read_parquet
-from report.values.conversion import conversion, tokens_until
+from report.values.conversion import conversion
+from report.values.cost import first_crossing
 from report.values.frames import CampaignRecords
 
 OPTIONS = ("--campaign", "tiny")
@@ -175,4 +176,4 @@ def test_a_loss_that_no_run_reaches_is_said():
     assert found["10M", "until.converted", "value"].status == "not reached"
     assert {cell.status for cell in conversion(make_records()).values()} == {"not run"}
     looks = pd.DataFrame({"tokens": [0, 10], "value": [3.0, 2.0]})
-    assert (tokens_until(3.5, looks), tokens_until(1.0, looks)) == (0.0, None)
+    assert [first_crossing(target, looks).tokens for target in (3.5, 1.0)] == [0.0, None]

@@ -89,8 +89,8 @@ EDITS: dict[str, tuple[str, str, str, set[str]]] = {
     "a new layer": (MIXERS, 'Layer("L"', 'Layer("T", FullRelationMixer),\n    Layer("L"', NONE),
     "a new table": (
         "report/values/quality.py",
-        "\nMAIN_RESULTS = ",
-        "\nTOY = replace(STRUCTURAL_ABLATIONS, label='toy')\nMAIN_RESULTS = ",
+        "\nPAIRED_NLL = ",
+        "\nTOY = replace(MAIN_RESULTS, label='toy')\nPAIRED_NLL = ",
         PAGES - {"figures"},
     ),
     "a new campaign": ("config.yaml", "campaigns:\n", "campaigns:\n  toy: {base: smoke}\n", NONE),

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from further_records import with_further
-from test_report_records import LAYERS, make_records
+from further_records import further_campaign
+from test_report_records import LAYERS, edited, make_records, without
 
 from report.figures import DRAWINGS, runs
 from report.judge.cells import build
@@ -16,16 +16,6 @@ from report.values.style import MHA, MUTED, RELATION
 from report.values.tables import TABLES
 
 FIGURES = {drawing.name: drawing for drawing in DRAWINGS}
-
-
-@pytest.fixture(scope="module")
-def records():
-    return make_records()
-
-
-@pytest.fixture(scope="module")
-def cells(records):
-    return build(records)
 
 
 def drawn(name: str, records) -> list:
@@ -44,12 +34,11 @@ def marked(axes, marker: str) -> list[tuple[float, str]]:
 
 
 def test_a_spike_leaves_the_panel_as_it_was_and_is_marked(records) -> None:
-    logs = records.logs.copy()
-    of_run = (logs["scale"] == "10M") & (logs["variant"] == "mha") & (logs["seed"] == 42)
-    logs.loc[of_run & (logs["update"] == 30), "loss"] = 12.0
+    spike = {"scale": "10M", "variant": "mha", "seed": 42, "update": 30}
     for window in (0.01, 0.1):
         calm = replace(records, page=records.page | {"efficiency_window": window})
-        before, after = (drawn("loss-curves", r)[0] for r in (calm, replace(calm, logs=logs)))
+        rough = edited(calm, "logs", spike, loss=12.0)
+        before, after = (drawn("loss-curves", of)[0] for of in (calm, rough))
         assert marked(before, "^") == []
         ((tokens, colour),) = marked(after, "^")
         assert (30 - 1) * 2048 < tokens <= (30 + 48 * window) * 2048 and colour == MHA
@@ -72,16 +61,14 @@ def test_the_loss_curves_leave_out_what_their_caption_says(records) -> None:
 def test_seeds_too_near_for_two_labels_share_one(records) -> None:
     """Relation's NLL is 1.90, 1.92 and 1.94 by seed; MHA's 2.00 to 2.02."""
     assert labels(drawn("paired-nll", records)[0]) == ["44", "43", "42"]
-    near = (records.runs["variant"] == "full") & (records.runs["seed"] == 43)
-    changed = records.runs.assign(final_nll=records.runs["final_nll"].mask(near, 1.901))
-    assert labels(drawn("paired-nll", replace(records, runs=changed))[0]) == ["44", "43, 42"]
+    near = edited(records, "runs", {"variant": "full", "seed": 43}, final_nll=1.901)
+    assert labels(drawn("paired-nll", near)[0]) == ["44", "43, 42"]
 
 
 def test_ablations_print_means_and_intervals_beside_the_papers_values(records) -> None:
     """Full has 1.90, 1.92, 1.94, the others 2.10, 2.11, 2.12."""
-    lost = (records.runs["variant"] == "no-givens") & (records.runs["seed"] == 44)
     (whole,) = drawn("ablations", records)
-    (axes,) = drawn("ablations", replace(records, runs=records.runs[~lost]))
+    (axes,) = drawn("ablations", without(records, "runs", variant="no-givens", seed=44))
     *means, heading = labels(whole)
     assert means == ["+0.1900 [+0.165, +0.215]"] * 5 and heading == "mean [95% interval]"
     papers = [0.031982, 0.036557, 0.050604, 0.003236, 0.050703]
@@ -103,10 +90,8 @@ def test_flow_by_position_is_binned_as_its_caption_says(records) -> None:
 @pytest.mark.parametrize("name", ["history-by-distance", "sink-profile"])
 def test_what_differs_by_little_is_also_shown_as_a_difference(name, records) -> None:
     """Two operators, one over the other: below them, Relation less MHA."""
-    mha, values = records.curves["variant"] == "mha", records.curves["values"]
-    halved = records.curves.assign(values=values.mask(mha, values / 2))
-    changed = replace(records, curves=halved)
-    axes = drawn(name, changed)
+    halved = edited(records, "curves", {"variant": "mha"}, values=lambda values: values / 2)
+    axes = drawn(name, halved)
     for above, below in zip(axes[: len(LAYERS)], axes[len(LAYERS) :], strict=True):
         # The last curve of a colour is the mean; a line of two points is a mark.
         mean, less = (
@@ -118,10 +103,9 @@ def test_what_differs_by_little_is_also_shown_as_a_difference(name, records) -> 
 
 
 def test_a_difference_rests_on_the_seeds_of_both(records) -> None:
-    high = (records.flow["variant"] == "full") & (records.flow["seed"] == 44)
-    alone = ~((records.flow["variant"] == "mha") & (records.flow["seed"] == 44))
-    flow = records.flow.assign(value=records.flow["value"].mask(high, 99.0))[alone]
-    axes = drawn("sink-profile", replace(records, flow=flow))[len(LAYERS)]
+    alone = without(records, "flow", variant="mha", seed=44)
+    high = edited(alone, "flow", {"variant": "full", "seed": 44}, value=99.0)
+    axes = drawn("sink-profile", high)[len(LAYERS)]
     assert np.nanmax([value for line in axes.lines for value in line.get_ydata()]) < 2
 
 
@@ -136,10 +120,9 @@ def test_the_papers_long_contexts_stand_beside_its_own_models_alone() -> None:
 
 
 def test_what_ran_out_of_memory_is_marked_where_it_did(records) -> None:
-    complexity = records.complexity.copy()
-    lost = (complexity["operator"] == "full-reference") & (complexity["context"] > 1024)
-    complexity.loc[lost, ["status", "seconds"]] = ["OOM", np.nan]
-    times, states, tokens = drawn("scaling", replace(records, complexity=complexity))
+    lost = {"operator": "full-reference", "context": (2048, 4096)}
+    changed = edited(records, "complexity", lost, status="OOM", seconds=np.nan)
+    times, states, tokens = drawn("scaling", changed)
     assert labels(times) == ["out of memory"] and labels(states) == labels(tokens) == []
 
 
@@ -162,10 +145,8 @@ def test_latex_has_every_sign_of_a_caption(drawing, records) -> None:
 
 def test_a_figure_names_no_record_that_it_leaves_out(records) -> None:
     """Runs without their partner, probes of another configuration, ablations without a Full run."""
-    every, probes = records.runs, records.probes
-    lost = (every["scale"] == "10M") & (every["variant"] == "full") & (every["seed"] == 43)
-    other = (probes["scale"] == "10M") & (probes["seed"] == 43)
-    kept = replace(records, runs=every[~lost], probes=probes.assign(alike=~other))
+    kept = without(records, "runs", scale="10M", variant="full", seed=43)
+    kept = edited(kept, "probes", {"scale": "10M", "seed": 43}, alike=False)
     for name, variants in (
         ("paired-nll", ("mha", "full")),
         ("ablations", ("full", "raw-x", "no-count")),
@@ -185,7 +166,7 @@ def test_the_pages_list_the_records_behind_every_picture(records, invented_repor
         name = "beyond.html" if drawing.name.startswith("beyond-") else "figures.html"
         page = (invented_report / name).read_text(encoding="utf-8")
         shown = page.split(f'<figure id="{drawing.name}">')[1].split("</figure>")[0]
-        sources = drawing.sources(with_further(records))
+        sources = drawing.sources(further_campaign())
         assert re.findall("<li>.*?<code>(.*?)</code>", shown) == sources
         assert (f"{len(sources)} record" in shown) == bool(sources)
     run = (invented_report / "runs/10M-full-42.html").read_text(encoding="utf-8")
@@ -196,7 +177,7 @@ def test_the_pages_list_the_records_behind_every_picture(records, invented_repor
 
 def notes(label: str, cells) -> list[str]:
     (table,) = (table for table in TABLES if table.label == label)
-    return [note.text for note in table.notes(select(cells, table=label))]
+    return [note.text for note in table.notes_on(select(cells, table=label))]
 
 
 def test_a_note_names_the_window_beside_the_papers(records, cells) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from test_records import ORIGIN, probed, results  # noqa: F401
-from test_report_records import make_records
+from test_report_records import edited, make_records
 
 from relation.pipeline.hashes import code_hash, golden_hash
 from relation.pipeline.provenance import CURRENT, OLDER, STALE
@@ -26,9 +26,8 @@ DRAWINGS = (formation.organisation, formation.learned_parameters)
 ])  # fmt: skip
 def test_runs_that_were_probed_otherwise_are_left_out_and_named(drawing, runs) -> None:
     whole = make_records()
-    other = (whole.probes["scale"] == "10M") & (whole.probes["seed"] == 43)
-    values = whole.probes["value"].mask(other, 100.0)
-    records = replace(whole, probes=whole.probes.assign(alike=~other, value=values))
+    other = {"scale": "10M", "seed": 43}
+    records = edited(whole, "probes", other, alike=False, value=100.0)
     said = f"Left out, since another configuration probed them: {runs}."
     assert drawing.title(records).endswith(said) and "Left out" not in drawing.title(whole)
     drawn, expected = (

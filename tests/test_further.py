@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from further_records import PAIRS, evidence, with_further
+from further_records import PAIRS, evidence, further_campaign, with_further
 from test_report_records import make_empty, make_records, one
 
 from report.figures import DRAWINGS, draw_figures
@@ -27,7 +27,7 @@ CLAIMS_BESIDE = {1: "nat/token", 2: "1", 3: "%"}
 
 @pytest.fixture(scope="module")
 def records() -> CampaignRecords:
-    return with_further(make_records())
+    return further_campaign()
 
 
 def value(records: CampaignRecords, column: str, statistic: str = "value") -> Measured:

@@ -4,7 +4,7 @@ import math
 import statistics
 
 import pytest
-from further_records import PAIRS, PLANNED, evidence, with_further
+from further_records import PAIRS, PLANNED, evidence, further_campaign, with_further
 from test_report_records import make_records
 
 from report.judge.claims import judge_claims
@@ -16,7 +16,7 @@ CLAIMS_BESIDE = {1: "nat/token", 2: "1", 3: "%"}
 
 @pytest.fixture(scope="module")
 def records() -> CampaignRecords:
-    return with_further(make_records())
+    return further_campaign()
 
 
 @pytest.mark.parametrize("comparable", [True, False])

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
-from further_records import PAIRS, with_further
+from further_records import PAIRS, further_campaign, with_further
 from test_report_records import make_records
 
 from report.figures.drawing import NotDrawnError
@@ -18,7 +18,7 @@ TOKENS = [24_576, 49_152, 73_728, 98_304]
 
 @pytest.fixture(scope="module")
 def records() -> CampaignRecords:
-    return with_further(make_records())
+    return further_campaign()
 
 
 def lacking(records: CampaignRecords, *looks: tuple[str, int, int]) -> CampaignRecords:

@@ -4,9 +4,8 @@ import re
 from dataclasses import replace
 
 import pytest
-from further_records import with_further
+from further_records import further_campaign
 from sites import content_of
-from test_report_records import make_records
 
 from report.judge.checklist import checklist
 from report.render.overview import gaps
@@ -17,7 +16,7 @@ from report.values.numbers import spans
 
 @pytest.fixture(scope="module")
 def records() -> CampaignRecords:
-    return with_further(make_records())
+    return further_campaign()
 
 
 @pytest.fixture
@@ -78,7 +77,7 @@ def test_a_further_pair_is_one_row(folder):
 
 
 def test_every_record_of_a_further_run_leads_to_its_first(folder):
-    content = content_of(with_further(make_records()), folder)
+    content = content_of(further_campaign(), folder)
     pages = {
         source: row["page"]
         for source, row in records_by_source(content, folder).items()

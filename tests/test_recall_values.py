@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
-from further_records import with_further
+from further_records import further_campaign
 from test_report_records import make_empty, make_records, recall_training
 
 from relation.store.layouts import PROBES, RECALL
@@ -177,5 +177,5 @@ def test_what_is_not_there_says_so() -> None:
 
 
 def test_further_pairs_have_a_row() -> None:
-    found = cost_to_a_loss(with_further(make_records()))
+    found = cost_to_a_loss(further_campaign())
     assert found["10M/further", "reached", "value"].n == 4

@@ -13,8 +13,8 @@ from report.render import html, latex
 from report.values.layout import Number
 from report.values.numbers import (
     difference_text,
-    few_tokens,
     printed_text,
+    quantity,
     tolerance_text,
     value_text,
 )
@@ -41,7 +41,7 @@ def test_numbers_keep_the_papers_digits():
     assert value_text(3_356_849.446, own, "841833.930") == "3,356,849"
     assert value_text(0.75, own, "841833.930") == "0.7500"
     assert difference_text(0.2359, 1.1329, Number(3, "×", own=True), "x", "0.897000") == "+0.236×"
-    assert few_tokens(98_304) == "98.3K"
+    assert quantity(98_304) == "98.3K"
     assert tolerance_text(0.00124, Number(4), "nat/token", "-0.0412") == "±0.0012"
     assert tolerance_text(0.000031, Number(4), "nat/token", "-0.0412") == "±0.000031"
     assert tolerance_text(0.0, Number(), "tokens", "1024") == "exact"

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
-from test_report_records import HOSTILE, make_empty, make_records, one
+from test_report_records import HOSTILE, edited, make_empty, make_records, one, without
 
 from relation.errors import InputError
 from report.judge.cells import build
@@ -15,16 +15,6 @@ from report.render.printed import print_table
 from report.values import paper
 from report.values.measured import Measured, absent
 from report.values.tables import TABLES
-
-
-@pytest.fixture(scope="module")
-def records():
-    return make_records()
-
-
-@pytest.fixture(scope="module")
-def cells(records):
-    return build(records)
 
 
 def test_seventeen_tables_hold_every_printed_value(cells):
@@ -78,7 +68,7 @@ def test_an_ablation_on_another_backend_is_told(records):
         cells = build(frames, *labels)
         for table in TABLES:
             if table.label in labels:
-                notes = [note.text for note in table.notes(cells[cells["table"] == table.label])]
+                notes = [note.text for note in table.notes_on(cells[cells["table"] == table.label])]
                 said = "On another backend than the rest: single-head on materialised."
                 assert (said in notes) == told
 
@@ -99,9 +89,8 @@ def test_missing_seeds_are_counted_and_named(cells):
 
 
 def test_delta_of_uneven_seeds_rests_on_pairs(records):
-    runs = records.runs
-    dropped = (runs["scale"] == "10M") & (runs["variant"] == "mha") & (runs["seed"] == 44)
-    cells = build(replace(records, runs=runs[~dropped]), "main-results")
+    dropped = without(records, "runs", scale="10M", variant="mha", seed=44)
+    cells = build(dropped, "main-results")
     delta = one(cells, "main-results", "10M", "delta")
     assert delta["value"] == pytest.approx(((1.9 - 2.0) + (1.92 - 2.01)) / 2)
     assert delta["n"] == 2 and "44" in delta["reason"]
@@ -109,9 +98,8 @@ def test_delta_of_uneven_seeds_rests_on_pairs(records):
 
 def test_a_seed_of_the_paper_that_the_campaign_does_not_plan(records):
     page = records.page | {"seeds": [42, 43]}
-    kept = records.runs[records.runs["seed"] < 44]
-    missing = records.missing.iloc[:0]
-    cells = build(replace(records, page=page, runs=kept, missing=missing), "app-ablation")
+    fewer = replace(without(records, "runs", seed=44), page=page, missing=records.missing.iloc[:0])
+    cells = build(fewer, "app-ablation")
     absent = one(cells, "app-ablation", "raw-x", "seed_44")
     assert absent["status"] == "not run" and "none of this campaign's (42, 43)" in absent["reason"]
     assert one(cells, "app-ablation", "raw-x", "mean", "mean")["n"] == 2
@@ -155,7 +143,7 @@ def test_a_crossing_never_reached_is_left_out_of_the_mean(cells):
 def test_token_efficiency_says_what_its_measure_gives_mha_against_itself(cells):
     table = next(table for table in TABLES if table.label == "app-token-efficiency")
     of_table = cells[cells["table"] == table.label]
-    (note,) = [note.text for note in table.notes(of_table) if "first crossing" in note.text]
+    (note,) = [note.text for note in table.notes_on(of_table) if "first crossing" in note.text]
     assert "30M: 1.23, 1.23% and −0.2500, +0.1250 nat/token" in note
     told = next(j for j in judge_claims(make_records()) if j.claim.number == 3)
     assert any("MHA reaches its own final loss 1.2% early" in row.note for row in told.evidence)
@@ -163,12 +151,10 @@ def test_token_efficiency_says_what_its_measure_gives_mha_against_itself(cells):
 
 def test_flow_is_count_weighted_over_heads_and_layers_and_then_averaged_over_seeds(records):
     """A checkpoint whose layers, and a layer whose heads, rest on different numbers of samples."""
-    flow = records.flow.copy()
-    here = (flow["scale"] == "10M") & (flow["variant"] == "full")
-    lost = here & (flow["seed"] == 44) & (flow["head"] == 1) & (flow["layer"] == 0)
-    flow.loc[here & (flow["seed"] == 43) & (flow["head"] == 1) & (flow["layer"] == 1), "count"] = 12
+    head = {"scale": "10M", "variant": "full", "head": 1}
+    flow = edited(records, "flow", head | {"seed": 43, "layer": 1}, count=12)
     tables = ("app-structural-layerwise", "app-structural-spectrum")
-    cells = build(replace(records, flow=flow[~lost]), *tables)
+    cells = build(without(flow, "flow", **head, seed=44, layer=0), *tables)
 
     # Head 0 has 0.2 (layer + 1), head 1 twice that. Seed 43: its layer 1 is 0.4 x 4 + 0.8 x 12.
     second = [0.6, (0.4 * 4 + 0.8 * 12) / 16, 0.6]

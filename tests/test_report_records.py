@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import cache
 from itertools import product
 
 import numpy as np
@@ -13,6 +14,7 @@ from paper_records import trained_as
 
 from relation.store import layouts as schemas
 from report.values.frames import CampaignRecords
+from report.values.measured import select
 
 HOSTILE = r"<script>alert(1)</script> 50% & $x_1$ {a} \input{b} #~^ [c] “d” 猫"
 LAYERS = {"10M": 3, "30M": 2, "100M": 21}
@@ -186,6 +188,7 @@ def _provenance_rows(runs):
         }  # fmt: skip
 
 
+@cache
 def make_records(comparable=False):
     """A campaign with missing seeds, an OOM, a crossing never reached and hostile words.
 
@@ -283,6 +286,7 @@ def make_records(comparable=False):
     )
 
 
+@cache
 def make_empty():
     """The same campaign before anything ran."""
     full = make_records()
@@ -314,13 +318,31 @@ def test_the_invented_frames_use_columns_of_the_records_only(frame):
     assert set(getattr(make_records(), frame).columns) <= known
 
 
+def edited(records, frame, where, **columns):
+    """The records with these columns of a frame set, or changed, where its others are as said.
+
+    where: a value or a tuple of them by column; columns: a value, or what makes it of the old.
+    """
+    table = getattr(records, frame)
+    rows = table.index.isin(select(table, **where).index)
+    assert rows.any()
+    new = {
+        name: table[name].mask(rows, value(table[name]) if callable(value) else value)
+        for name, value in columns.items()
+    }
+    return replace(records, **{frame: table.assign(**new)})
+
+
+def without(records, frame, **where):
+    """The records without the rows of a frame that are as said."""
+    table = getattr(records, frame)
+    kept = table.drop(select(table, **where).index)
+    assert len(kept) < len(table)
+    return replace(records, **{frame: kept})
+
+
 def one(cells, table, row, column, statistic="value"):
     """The one cell of a key."""
-    found = cells[
-        (cells["table"] == table)
-        & (cells["row"] == row)
-        & (cells["column"] == column)
-        & (cells["statistic"] == statistic)
-    ]
+    found = select(cells, table=table, row=row, column=column, statistic=statistic)
     assert len(found) == 1, (table, row, column, statistic)
     return found.iloc[0]

@@ -5,26 +5,17 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
-from test_report_records import make_records, one
+from test_report_records import edited, one
 
 from relation.store.layouts import DECODE
 from report.figures.systems import throughput
 from report.judge.cells import build
 from report.render.printed import print_table
 from report.values.layout import Note
+from report.values.measured import select
 from report.values.statistics import power_fit
 from report.values.systems import ATTENTION_NAME, efficient
 from report.values.tables import TABLES
-
-
-@pytest.fixture(scope="module")
-def records():
-    return make_records()
-
-
-@pytest.fixture(scope="module")
-def cells(records):
-    return build(records)
 
 
 def test_systems_ratios_and_missing_memory(cells):
@@ -74,7 +65,7 @@ def test_the_throughput_figure_has_a_bar_for_every_side_that_table_5_has(records
 
 def test_a_systems_table_names_operators_backends_and_precision_once(cells):
     table = next(table for table in TABLES if table.label == "efficient-relation")
-    (told,) = [note.text for note in table.notes(cells[cells["table"] == table.label])
+    (told,) = [note.text for note in table.notes_on(cells[cells["table"] == table.label])
                if "FP32" in note.text]  # fmt: skip
     assert told.startswith("In FP32, the paper’s in BF16: ") and "Full Relation on" in told
     assert told.endswith("tiled, FlashRelation’s tiling in plain PyTorch, not the kernel.")
@@ -112,8 +103,10 @@ def test_linear_relation_is_told_to_be_timed_untrained_and_how_it_trained(record
 
     def told(**frames):
         cells = build(replace(records, **frames), *labels)
-        notes = {label: " ".join(note.text for note in table.notes(cells[cells["table"] == label]))
-                 for label, table in tables.items()}  # fmt: skip
+        notes = {
+            label: " ".join(note.text for note in table.notes_on(select(cells, table=label)))
+            for label, table in tables.items()
+        }
         return {label: ("timed untrained" in note, "Hybrid runs" in note, note)
                 for label, note in notes.items()}  # fmt: skip
 
@@ -192,13 +185,12 @@ def test_runs_without_a_rate_say_why(records):
 def test_a_token_without_a_trend_and_contexts_out_of_memory_are_told(records):
     (table,) = (table for table in TABLES if table.label == "token-mixing-complexity")
     times = records.complexity.assign(device="NVIDIA X")
-    slower = (times["operator"] == "mha") & (times["context"] == 4096)
-    for end in ("low", "high"):
-        times.loc[slower, f"decode_seconds_{end}"] += 1e-3
-    lost = (times["operator"] == "full-reference") & (times["context"] > 1024)
-    times.loc[lost, "status"] = "OOM"
-    cells = build(replace(records, complexity=times), table.label)
-    notes = table.notes(cells[cells["table"] == table.label])
+    slower = {f"decode_seconds_{end}": lambda seconds: seconds + 1e-3 for end in ("low", "high")}
+    changed = replace(records, complexity=times)
+    changed = edited(changed, "complexity", {"operator": "mha", "context": 4096}, **slower)
+    lost = {"operator": "full-reference", "context": (2048, 4096)}
+    cells = build(edited(changed, "complexity", lost, status="OOM"), table.label)
+    notes = table.notes_on(cells[cells["table"] == table.label])
     assert Note("Out of memory: Full, materialised at T = 2,048, 4,096.", below=True) in notes
     (flat,) = [note for note in notes if note.text.startswith("No trend of a token’s time")]
     assert flat.text.endswith("overlap (Full, materialised; FlashRelation; Linear Relation).")

@@ -9,7 +9,7 @@ from urllib.parse import unquote
 
 import pandas as pd
 import pytest
-from further_records import with_further
+from further_records import further_campaign, with_further
 from sites import content_of, write_report
 from test_report_records import HOSTILE, make_empty, make_records
 
@@ -60,11 +60,6 @@ class Page(HTMLParser):
     def handle_data(self, data):
         if {"td", "th"} & set(self.stack):
             self.cells[-1] += data
-
-
-@pytest.fixture(scope="module")
-def records():
-    return make_records()
 
 
 @pytest.fixture
@@ -185,7 +180,7 @@ def test_what_lies_behind_a_cell_reads_as_its_table_does(folder):
 
 
 def test_a_run_names_every_table_that_rests_on_any_of_its_records(folder, tmp_path):
-    content = content_of(with_further(make_records()), folder)
+    content = content_of(further_campaign(), folder)
     record = next(row for row in content.provenance if row["source"] == RECORD)
     further = (RECORD.replace("record", "log"), "flow/10M/full/42.parquet")
     provenance = [*content.provenance, *(record | {"source": source} for source in further)]
@@ -198,7 +193,7 @@ def test_a_run_names_every_table_that_rests_on_any_of_its_records(folder, tmp_pa
 
 
 def test_every_record_leads_to_what_shows_it(folder):
-    content = content_of(with_further(make_records()), folder)
+    content = content_of(further_campaign(), folder)
     run = next(row for row in content.provenance if row["kind"] == "run")
     log = {**run, "kind": "log", "source": "log.parquet"}
     probes = {**run, "kind": "probes", "source": "probes.parquet"}
@@ -224,7 +219,7 @@ def test_several_notes_of_a_cell_stand_apart(marks, said):
 
 
 def test_the_first_page_names_the_texts(folder, tmp_path):
-    content = content_of(with_further(make_records()), folder)
+    content = content_of(further_campaign(), folder)
     assert "Trained on</dt>" not in page_of(folder, "index.html")
     first, *others = content.runs
     runs = [replace(first, texts=(HOSTILE, "ab" * 32)), *others]
@@ -338,7 +333,7 @@ def test_a_comparison_counts_alike_on_page_and_terminal(folder, tmp_path, monkey
 
 def test_a_campaign_named_paper_is_told_from_the_paper(folder, tmp_path):
     """A header never says the same of the paper's column and of the campaign's."""
-    content = content_of(with_further(make_records()), folder)
+    content = content_of(further_campaign(), folder)
     render_site(replace(content, page=content.page | {"campaign": "paper"}), tmp_path)
     for name in ("index.html", "claims.html"):
         for header in re.findall(r"<thead>.*?</thead>", page_of(tmp_path, name), re.S):

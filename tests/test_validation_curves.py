@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from test_report_records import make_empty, make_records
+from test_report_records import make_empty, make_records, without
 
 from report.figures.drawing import NotDrawnError
 from report.figures.validation import validation_curves
@@ -42,10 +42,7 @@ def test_both_curves_and_their_paired_difference() -> None:
 
 
 def test_a_seed_without_its_pair_has_no_difference() -> None:
-    records = make_records()
-    probes = records.probes
-    gone = (probes["seed"] == 43) & (probes["variant"] == "full")
-    _, below = panels_of_10m(replace(records, probes=probes[~gone]))
+    _, below = panels_of_10m(without(make_records(), "probes", seed=43, variant="full"))
     assert len(curves(below)) == 3
 
 
@@ -72,7 +69,7 @@ def test_the_caption_says_what_is_read_and_how_often() -> None:
 def passes_told(label: str, cells: pd.DataFrame) -> list[str]:
     """What a table's notes tell of passes."""
     (table,) = [table for table in TABLES if table.label == label]
-    notes = table.notes(cells[cells["table"] == label])
+    notes = table.notes_on(cells[cells["table"] == label])
     return [note.text for note in notes if "Passes" in note.text]
 
 

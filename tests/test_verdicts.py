@@ -13,8 +13,7 @@ from report.judge.tolerances import Rule, load_rules, rule_for
 from report.judge.verdicts import judge
 from report.render.behind import behind_cells
 from report.render.printed import print_table
-from report.values.paper import load
-from report.values.paper_seeds import by_seed, number, spread
+from report.values.paper import by_seed, load, number, spread
 from report.values.statistics import t_quantile
 from report.values.tables import TABLES
 

@@ -63,14 +63,14 @@ def _cells(options: argparse.Namespace) -> None:
 
 
 def _figures(options: argparse.Namespace) -> None:
-    from report.figures.job import write_figures
+    from report.figures import write_figures
 
     records, report = _records(options)
     write_figures(records, report / "figures.parquet")
 
 
 def _report(options: argparse.Namespace) -> None:
-    from report.render.site_job import render_report
+    from report.render.site import render_report
 
     results = campaign_results(options)
     render_report(results.campaign, replace(results, shipped_only=options.shipped))
@@ -95,10 +95,10 @@ def report_place(results: Results) -> Results:
 
 
 def _render(options: argparse.Namespace) -> None:
-    from report.figures.job import write_figures
+    from report.figures import write_figures
     from report.judge.job import write_cells
     from report.render.document import write_document
-    from report.render.site_job import render_report
+    from report.render.site import render_report
     from report.values.frames import load_records
 
     results = report_place(campaign_results(options))

@@ -63,8 +63,8 @@ STAGES: dict[str, tuple[Reference, ...]] = {
     "decode": ("relation.bench.decode:run", "relation.bench.decode:measure"),
     "profile": ("relation.bench.profile:run",),
     "cells": ("report.judge.job:write_cells", "report.values.frames:load_records"),
-    "figures": ("report.figures.job:write_figures", "report.values.frames:load_records"),
-    "report": ("report.render.site_job:render_report",),
+    "figures": ("report.figures:write_figures", "report.values.frames:load_records"),
+    "report": ("report.render.site:render_report",),
     "compare": ("report.render.compare:compare",),
     "document": ("report.render.document:write_document",),
 }

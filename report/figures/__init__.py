@@ -7,6 +7,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from relation.store.parquet import write_parquet
 from report.figures import (
     beyond,
     diagrams,
@@ -22,6 +23,8 @@ from report.figures import (
     validation,
 )
 from report.figures.drawing import Drawing, NotDrawnError
+from report.figures.runs import draw_runs
+from report.judge.frames import FIGURES, page_origin
 from report.values.frames import CampaignRecords
 from report.values.style import save, styled
 
@@ -46,6 +49,13 @@ DRAWINGS = _declared(
 )
 # Those of the page "Readings", which shows them beside its tables.
 READINGS = (*_declared(readings), *readings_curve.DRAWINGS)
+
+
+def write_figures(records: CampaignRecords, path: Path) -> None:
+    """Draw every figure beside figures.parquet, which lists them, and the curves of every run."""
+    figures = draw_figures(records, path.parent) + draw_figures(records, path.parent, READINGS)
+    draw_runs(records, path.parent)
+    write_parquet(path, FIGURES, figures, page_origin(records, "figures"))
 
 
 def draw_figures(

@@ -10,22 +10,17 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import (
-    FuncFormatter,
-    LogLocator,
-    MaxNLocator,
-    NullLocator,
-    PercentFormatter,
-)
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator, PercentFormatter
 
 from relation.pipeline.gaps import NOT_THERE
+from relation.variants import PAIRED
 from report.values.efficiency import smoothed_loss
 from report.values.frames import CampaignRecords
 from report.values.layout import SCALES
 from report.values.measured import select
+from report.values.numbers import quantity
 from report.values.style import INK, MUTED, OPERATOR_COLOUR, OPERATOR_NAME
 
-PAIR = ("mha", "full")
 DASHES = (0, (4, 3))
 
 # So many records that are not there are named one by one.
@@ -92,6 +87,12 @@ def grid(rows: int, columns: int, height: float, **options: object) -> tuple[Fig
     """A figure of the page's width with rows x columns axes, always a 2-D array."""
     figure = Figure(figsize=(8.4, height))
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
+
+
+def of_both(rows: pd.DataFrame, *keys: str) -> pd.DataFrame:
+    """The rows of the scales, seeds and ``keys`` of which both runs of the pair have some."""
+    variants = rows.groupby(["scale", "seed", *keys])["variant"].transform("nunique")
+    return rows[variants == len(PAIRED)]
 
 
 def scales_of(rows: pd.DataFrame) -> list[str]:
@@ -204,14 +205,14 @@ def smoothed(log: pd.DataFrame, records: CampaignRecords) -> pd.Series:
 def counts(axis: Axis, ticks: int) -> None:
     """A few round counts: 131K, 1.07B."""
     axis.set_major_locator(MaxNLocator(ticks))
-    axis.set_major_formatter(FuncFormatter(lambda count, _: quantity(count)))
+    axis.set_major_formatter(FuncFormatter(lambda count, _: quantity(count, ".3g")))
 
 
 def powers(axes: Axes) -> None:
     """A logarithmic y axis of counts."""
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda count, _: quantity(count)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda count, _: quantity(count, ".3g")))
     axes.yaxis.set_minor_locator(NullLocator())
 
 
@@ -247,7 +248,7 @@ def mark_passes(axes: Axes, runs: pd.DataFrame) -> None:
 
 def name_pair(axes: Axes) -> None:
     """The pair's names in their colours, at the right."""
-    for position, variant in enumerate(PAIR):
+    for position, variant in enumerate(PAIRED):
         inside(axes, 0.9 - 0.12 * position, OPERATOR_NAME[variant], OPERATOR_COLOUR[variant])
 
 
@@ -273,11 +274,3 @@ def sideways(axes: Axes, places: Sequence[float], names: Sequence[str]) -> None:
 def zero(axes: Axes, colour: str = INK) -> None:
     """A line at no difference."""
     axes.axhline(0, color=colour, linewidth=0.8)
-
-
-def quantity(value: float, form: str = ".3g") -> str:
-    """A count with a letter for its size: 131K, 1.07B."""
-    for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
-        if abs(value) >= size:
-            return f"{value / size:{form}}".rstrip(".") + letter
-    return f"{value:{form}}".rstrip(".")

@@ -12,7 +12,8 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
 from relation.flow.codes import TOP, decode, encode
-from report.figures.drawing import PAIR, demand, figure, grid
+from relation.variants import PAIRED
+from report.figures.drawing import demand, figure, grid
 from report.figures.stepper import page
 from report.values.frames import CampaignRecords
 from report.values.layout import SCALES
@@ -45,11 +46,11 @@ def _pairs(records: CampaignRecords) -> list[Maps]:
     """The first pair of every scale whose two checkpoints were diagnosed."""
     found = []
     for scale in SCALES:
-        of_scale = select(records.maps, scale=scale, variant=PAIR)
+        of_scale = select(records.maps, scale=scale, variant=PAIRED)
         for seed, rows in of_scale.groupby("seed"):
-            measured = select(records.flow, scale=scale, seed=seed, variant=PAIR)
-            if set(rows["variant"]) == set(measured["variant"]) == set(PAIR):
-                codes = {variant: _codes(select(rows, variant=variant)) for variant in PAIR}
+            measured = select(records.flow, scale=scale, seed=seed, variant=PAIRED)
+            if set(rows["variant"]) == set(measured["variant"]) == set(PAIRED):
+                codes = {variant: _codes(select(rows, variant=variant)) for variant in PAIRED}
                 found.append(Maps(scale, int(seed), int(rows["length"].iloc[0]), codes))
                 break
     demand(len(found) > 0, "pair of diagnosed checkpoints", records, "flow", "run")
@@ -59,7 +60,7 @@ def _pairs(records: CampaignRecords) -> list[Maps]:
 def _read(records: CampaignRecords) -> list[pd.DataFrame]:
     """The maps of the pairs shown, and their metrics, which stand beside them on the page."""
     return [
-        select(rows, scale=maps.scale, seed=maps.seed, variant=PAIR)
+        select(rows, scale=maps.scale, seed=maps.seed, variant=PAIRED)
         for maps in _pairs(records)
         for rows in (records.maps, records.flow)
     ]
@@ -110,13 +111,13 @@ def stepper(records: CampaignRecords) -> str:
             "length": maps.length,
             "layers": len(maps.codes["full"]),
             "heads": maps.codes["full"].shape[1],
-            "values": {variant: _values(records.flow, maps, variant) for variant in PAIR},
+            "values": {variant: _values(records.flow, maps, variant) for variant in PAIRED},
         }
         for maps in pairs
     ]
-    sheets = {maps.scale: {v: _sheet(maps.codes[v]) for v in PAIR} for maps in pairs}
+    sheets = {maps.scale: {v: _sheet(maps.codes[v]) for v in PAIRED} for maps in pairs}
     bar = _png(COLOURS(np.arange(TOP + 1)[None] / TOP, bytes=True))
-    names = {variant: OPERATOR_NAME[variant] for variant in PAIR}
+    names = {variant: OPERATOR_NAME[variant] for variant in PAIRED}
     return page(json.dumps({"scales": scales, "names": names}), sheets, names, bar)
 
 
@@ -139,7 +140,7 @@ def flow_maps(records: CampaignRecords) -> Figure:
         axis.set_axis_off()
     for number, maps in enumerate(pairs):
         shown = shown_layers(len(maps.codes["full"]))
-        for row, variant in enumerate(PAIR, start=2 * number):
+        for row, variant in enumerate(PAIRED, start=2 * number):
             for column, layer in enumerate(shown):
                 here = axes[row, column]
                 here.set_axis_on()

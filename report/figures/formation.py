@@ -9,7 +9,8 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from report.figures.drawing import PAIR, by_scale, figure, percent, token_axis
+from relation.variants import PAIRED
+from report.figures.drawing import by_scale, figure, percent, token_axis
 from report.figures.validation import left_out, probed
 from report.values.frames import CampaignRecords
 from report.values.measured import select
@@ -57,7 +58,7 @@ def _when(records: CampaignRecords) -> str:
 
 
 def _organised(records: CampaignRecords) -> pd.DataFrame:
-    return probed(records, "run of a pair", variant=PAIR, metric=("self_flow", "effective_rank"))
+    return probed(records, "run of a pair", variant=PAIRED, metric=("self_flow", "effective_rank"))
 
 
 def _organisation_title(records: CampaignRecords) -> str:
@@ -66,7 +67,7 @@ def _organisation_title(records: CampaignRecords) -> str:
     return (
         "How the organisation by depth appears: diagonal flow of MHA, Self flow of Relation and "
         f"effective rank of every layer, {_when(records)}, means over seeds on {on}. {_LOOKS}"
-        f"{left_out(records, *PAIR)}"
+        f"{left_out(records, *PAIRED)}"
     )
 
 

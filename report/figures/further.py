@@ -5,9 +5,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from relation.variants import PAIRED
 from report.figures.drawing import (
     DASHES,
-    PAIR,
     band,
     counts,
     demand,
@@ -15,17 +15,18 @@ from report.figures.drawing import (
     grid,
     late,
     limit,
+    of_both,
     scales_of,
     seeds_and_mean,
     zero,
 )
-from report.figures.validation import METRIC
+from report.values.cost import METRIC
 from report.values.frames import CampaignRecords
 from report.values.further import KIND, paired
 from report.values.layout import SCALES
 from report.values.measured import select, t_margin
 from report.values.numbers import MINUS
-from report.values.paper_seeds import number
+from report.values.paper import number
 from report.values.style import INK, MUTED, RELATION
 
 # Before this part of the budget single pairs differ by so much that all others would look flat.
@@ -37,13 +38,8 @@ def _planned(records: CampaignRecords) -> bool:
     return any(scale in SCALES for scale in records.page["further_seeds"])
 
 
-def _both(rows: pd.DataFrame, *keys: str) -> pd.DataFrame:
-    """The rows of pairs whose two runs have some."""
-    return rows[rows.groupby(["scale", "seed", *keys])["variant"].transform("nunique") == len(PAIR)]
-
-
 def _whole(runs: pd.DataFrame) -> pd.DataFrame:
-    return _both(select(runs, variant=PAIR).dropna(subset="final_nll"))
+    return of_both(select(runs, variant=PAIRED).dropna(subset="final_nll"))
 
 
 def _read(records: CampaignRecords) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -107,13 +103,13 @@ def _differences(axes: Axes, scale: str, matrix: pd.DataFrame, further: pd.DataF
 
 def _looks(records: CampaignRecords) -> pd.DataFrame:
     """The looks at the validation text of the further pairs whose two runs have some."""
-    rows = select(records.further_probes, metric=METRIC, variant=PAIR, alike=True)
-    return _both(rows[(rows["tokens"] > 0) & rows["value"].notna()])
+    rows = select(records.further_probes, metric=METRIC, variant=PAIRED, alike=True)
+    return of_both(rows[(rows["tokens"] > 0) & rows["value"].notna()])
 
 
 def _whole_looks(records: CampaignRecords) -> pd.DataFrame:
     """Those of the pairs that have every look of their scale: a mean is over all at every look."""
-    rows = _both(_looks(records), "tokens")
+    rows = of_both(_looks(records), "tokens")
     every = rows.groupby("scale")["tokens"].transform("nunique")
     return rows[rows.groupby(["scale", "seed"])["tokens"].transform("nunique") == every]
 

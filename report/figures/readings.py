@@ -3,10 +3,8 @@
 Residual scales differ by colour and shape, readings by the line.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,9 +12,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from relation.variants import PAIRED
 from report.figures.drawing import (
     DASHES,
-    PAIR,
     Drawing,
     NotDrawnError,
     limit,
@@ -26,17 +24,15 @@ from report.figures.drawing import (
     token_axis,
     zero,
 )
-from report.figures.validation import METRIC
 from report.judge.readings_rule import BASE, RESIDUALS, SHORT
 from report.judge.readings_study import BASES, Study, study
 from report.judge.readings_words import PREFIX
+from report.values.cost import METRIC
+from report.values.frames import CampaignRecords
 from report.values.measured import select
-from report.values.paper_seeds import number
+from report.values.paper import number
 from report.values.readings import BY_NAME, INTERVALS
 from report.values.style import HAIR, INK, MUTED, OPERATOR_COLOUR, SCALED, UNSCALED
-
-if TYPE_CHECKING:
-    from report.values.frames import CampaignRecords
 
 RESIDUAL_COLOUR = {"unscaled": UNSCALED, "scaled": SCALED}
 RESIDUAL_MARKER = {"unscaled": "o", "scaled": "s"}
@@ -209,7 +205,7 @@ def learning_rates(found: Study) -> Figure:
         above, below = panels
         own = found.rates[found.rates["residual"] == residual]
         for here, column, colour in (
-            *((above, variant, OPERATOR_COLOUR[variant]) for variant in PAIR),
+            *((above, variant, OPERATOR_COLOUR[variant]) for variant in PAIRED),
             (below, "delta", INK),
         ):
             means = own.groupby("factor")[column].mean()
@@ -252,12 +248,12 @@ def _curves(looks: pd.DataFrame) -> dict[str, pd.Series]:
     "final difference.",
 )
 def validation_difference(found: Study) -> Figure:
-    looks = select(found.records.probes, metric=METRIC, variant=PAIR)
+    looks = select(found.records.probes, metric=METRIC, variant=PAIRED)
     keys = ["reading", "seed", "tokens"]
     wide = looks[looks["tokens"] > 0].pivot_table(
         index=keys, columns="variant", values="value", sort=False
     )
-    wide = wide.reindex(columns=list(PAIR))
+    wide = wide.reindex(columns=list(PAIRED))
     curves = _curves((wide["full"] - wide["mha"]).reset_index(name="value"))
     if not curves:
         raise NotDrawnError("no pair of a reading has looks at the validation text")

@@ -1,7 +1,5 @@
 """Specification curves: every reading's value of one statistic, and below it what each chose."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Mapping, Sequence
 from functools import partial

@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from relation.flow.pooled import by_checkpoint, by_layer
+from relation.variants import PAIRED
 from report.figures.drawing import (
-    PAIR,
     by_scale,
     demand,
     doublings,
@@ -22,9 +22,9 @@ from report.figures.drawing import (
 from report.values.frames import CampaignRecords
 from report.values.measured import select
 from report.values.numbers import MINUS
+from report.values.structure import SINK_SIZES
 from report.values.style import MUTED, OPERATOR_COLOUR, OPERATOR_NAME
 
-SINK_SIZES = (1, 2, 4, 8, 16, 32)
 POSITION_LAYERS = (("L0", 0, 0, "-"), ("L1", 1, 1, "--"), ("L2+", 2, np.inf, ":"))
 # On a logarithmic axis all positions from here on would be a band of noise.
 FIRST_BIN, BINS_AN_OCTAVE = 8, 4
@@ -34,11 +34,11 @@ _DIFFERENCE = "Relation − MHA\n(pp)"
 
 
 def _measured(records: CampaignRecords) -> pd.DataFrame:
-    return select(records.flow, variant=PAIR)
+    return select(records.flow, variant=PAIRED)
 
 
 def _curves(records: CampaignRecords) -> pd.DataFrame:
-    return select(records.curves, variant=PAIR)
+    return select(records.curves, variant=PAIRED)
 
 
 def _found(rows: pd.DataFrame, records: CampaignRecords) -> pd.DataFrame:
@@ -50,7 +50,7 @@ def _by_seed(rows: pd.DataFrame, along: str) -> dict[str, pd.DataFrame]:
     """By variant, values with a row a place and a column a seed."""
     return {
         variant: select(rows, variant=variant).pivot_table("value", along, "seed")
-        for variant in PAIR
+        for variant in PAIRED
     }
 
 
@@ -122,7 +122,7 @@ def flow_by_layer(records: CampaignRecords) -> Figure:
 def spectra(records: CampaignRecords) -> Figure:
     def draw(scale: str, curves: pd.DataFrame, panels: Sequence[Axes]) -> None:
         (here,) = panels
-        for variant in PAIR:
+        for variant in PAIRED:
             layers = select(curves, variant=variant).groupby("layer")
             for layer, group in reversed(list(layers)):
                 values = _mean_curve(group)
@@ -151,7 +151,7 @@ def spectra(records: CampaignRecords) -> Figure:
 def history_by_distance(records: CampaignRecords) -> Figure:
     def draw(scale: str, curves: pd.DataFrame, panels: Sequence[Axes]) -> None:
         above, below = panels
-        beyond = {variant: _beyond(select(curves, variant=variant)) for variant in PAIR}
+        beyond = {variant: _beyond(select(curves, variant=variant)) for variant in PAIRED}
         _pair(above, beyond, points=False)
         _difference(below, beyond, points=False)
         length = int(curves["length"].max())
@@ -220,7 +220,7 @@ def sink_profile(records: CampaignRecords) -> Figure:
 def split_by_position(records: CampaignRecords) -> Figure:
     def draw(scale: str, curves: pd.DataFrame, panels: Sequence[Axes]) -> None:
         (here,) = panels
-        for variant in PAIR:
+        for variant in PAIRED:
             of_variant = select(curves, variant=variant)
             for name, first, last, dashes in POSITION_LAYERS:
                 layers = of_variant[of_variant["layer"].between(first, last)]

@@ -17,7 +17,6 @@ from report.figures.drawing import (
     figure,
     grid,
     powers,
-    quantity,
     sideways,
 )
 from report.judge.setting import PAPER_GPU
@@ -27,8 +26,8 @@ from report.values.layout import SCALES, Number
 from report.values.likeness import Likeness
 from report.values.linear import PAPER_CONTEXTS
 from report.values.measured import Measurements, select
-from report.values.numbers import value_text
-from report.values.paper_seeds import number
+from report.values.numbers import quantity, value_text
+from report.values.paper import number
 from report.values.statistics import power_fit
 from report.values.style import (
     INK,

@@ -7,9 +7,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from relation.variants import PAIRED
 from report.figures.drawing import (
     DASHES,
-    PAIR,
     beside,
     by_scale,
     counts,
@@ -20,14 +20,15 @@ from report.figures.drawing import (
     limit,
     mark_passes,
     name_pair,
+    of_both,
     sideways,
     smoothed,
 )
+from report.values.ablations import ABLATION_NAMES, ABLATION_SCALE, ABLATIONS
 from report.values.frames import CampaignRecords
 from report.values.measured import is_number, select, t_margin
 from report.values.numbers import MINUS
-from report.values.paper_seeds import number
-from report.values.quality import ABLATION_NAMES, ABLATION_SCALE, ABLATIONS
+from report.values.paper import number
 from report.values.style import INK, MHA, MUTED, OPERATOR_COLOUR, RELATION
 
 # Losses of the first updates, and of a spike, are so high that the crossing would be a flat line
@@ -38,7 +39,7 @@ LABEL_HEIGHT = 0.05  # of a panel's height, with its leading
 
 def _read_losses(records: CampaignRecords) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The logs, and the runs: their budgets smooth a crossing, their passes are marked."""
-    return select(records.logs, variant=PAIR), select(records.runs, variant=PAIR)
+    return select(records.logs, variant=PAIRED), select(records.runs, variant=PAIRED)
 
 
 def _loss_title(records: CampaignRecords) -> str:
@@ -87,7 +88,7 @@ def _pair_losses(axes: Axes, logs: pd.DataFrame, records: CampaignRecords) -> No
         axes.set_yticks([])
         return
     lowest, highest, curves = [], [], {}
-    for variant in (variant for variant in PAIR if variant in set(logs["variant"])):
+    for variant in (variant for variant in PAIRED if variant in set(logs["variant"])):
         log = select(logs, variant=variant)
         curves[variant] = losses = smoothed(log, records)
         axes.plot(losses.index, losses, color=OPERATOR_COLOUR[variant], zorder=3)
@@ -124,8 +125,7 @@ def _mark_crossing(axes: Axes, row: dict[str, float]) -> None:
 
 def _read_pairs(records: CampaignRecords) -> pd.DataFrame:
     """The runs that have their partner."""
-    runs = select(records.runs, variant=PAIR)
-    return runs[runs.groupby(["scale", "seed"])["variant"].transform("nunique") == len(PAIR)]
+    return of_both(select(records.runs, variant=PAIRED))
 
 
 @figure(
@@ -144,7 +144,7 @@ def paired_nll(records: CampaignRecords) -> Figure:
     def draw(scale: str, runs: pd.DataFrame, panels: Sequence[Axes]) -> None:
         (here,) = panels
         pairs = runs.pivot_table(index="seed", columns="variant", values="final_nll")
-        here.plot([0, 1], pairs[list(PAIR)].T, color=MUTED, linewidth=0.9, zorder=2)
+        here.plot([0, 1], pairs[list(PAIRED)].T, color=MUTED, linewidth=0.9, zorder=2)
         here.plot(np.zeros(len(pairs)), pairs["mha"], "o", color=MHA, zorder=3)
         here.plot(np.ones(len(pairs)), pairs["full"], "o", color=RELATION, zorder=3)
         change = float((pairs["full"] - pairs["mha"]).mean())

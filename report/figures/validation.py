@@ -6,8 +6,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from relation.variants import PAIRED
 from report.figures.drawing import (
-    PAIR,
     NotDrawnError,
     by_scale,
     demand,
@@ -20,11 +20,11 @@ from report.figures.drawing import (
     token_axis,
     zero,
 )
+from report.values.cost import METRIC
 from report.values.frames import CampaignRecords
 from report.values.measured import select
 from report.values.style import INK, MUTED, OPERATOR_COLOUR
 
-METRIC = "validation_nll"
 # The fall of the first looks would flatten all others.
 SHOWN_FROM = 0.25
 
@@ -53,9 +53,9 @@ def left_out(records: CampaignRecords, *variants: str) -> str:
 
 def _read(records: CampaignRecords) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The looks, and the runs, which know the ends of their passes."""
-    rows = probed(records, "run of a pair", variant=PAIR, metric=METRIC)
+    rows = probed(records, "run of a pair", variant=PAIRED, metric=METRIC)
     rows = rows[rows["tokens"] > 0]
-    return rows, select(records.runs, scale=tuple(set(rows["scale"])), variant=PAIR)
+    return rows, select(records.runs, scale=tuple(set(rows["scale"])), variant=PAIRED)
 
 
 def _title(records: CampaignRecords) -> str:
@@ -66,7 +66,7 @@ def _title(records: CampaignRecords) -> str:
         "Relation, thin by seed and thick the mean, Relation’s dashed; below, the difference of "
         "each pair and their mean. A dotted line marks the end of a pass over the training "
         f"windows. A panel shows all that came after the first {SHOWN_FROM:.0%} of the budget."
-        f"{left_out(records, *PAIR)}"
+        f"{left_out(records, *PAIRED)}"
     )
 
 
@@ -85,7 +85,7 @@ def validation_curves(records: CampaignRecords) -> Figure:
         above, below = panels
         looks = {
             variant: select(rows, variant=variant).pivot_table("value", "tokens", "seed")
-            for variant in PAIR
+            for variant in PAIRED
         }
         for variant, curves in looks.items():
             # The two may lie on one another: the upper mean is dashed, the lower shows between.

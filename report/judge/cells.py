@@ -3,9 +3,7 @@
 One row a value, keyed by (table, row, column, statistic).
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
@@ -16,13 +14,11 @@ from report.judge.frames import CELL_KEY, CELLS
 from report.judge.setting import Setting, Settings
 from report.judge.tolerances import load_rules, rule_for
 from report.judge.verdicts import judge
+from report.values.frames import CampaignRecords
 from report.values.layout import SCALES, Table
 from report.values.measured import Measured
 from report.values.paper import UNIT_SCALE, PrintedValue, load
 from report.values.tables import BEYOND, EVERY
-
-if TYPE_CHECKING:
-    from report.values.frames import CampaignRecords
 
 _DTYPES = {"double": "float64", "int64": "int64"}
 

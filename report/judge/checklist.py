@@ -4,11 +4,8 @@ What no record can answer, such as a question about the paper's authors, is answ
 why; nothing is claimed that a record does not hold.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import pandas as pd
 
@@ -16,12 +13,10 @@ from relation.machine.progress import duration
 from relation.pipeline.cost import disk_gib, training_gib
 from report.judge.chosen import CHOSE
 from report.judge.claims import Judged
+from report.values.frames import CampaignRecords
 from report.values.gaps import KINDS, by_job
 from report.values.likeness import Likeness
 from report.values.numbers import spans
-
-if TYPE_CHECKING:
-    from report.values.frames import CampaignRecords
 
 Row = dict[str, str]
 _AUTHORS = "A question to the paper's authors; this is a reproduction."
@@ -130,10 +125,7 @@ class _Facts:
             return ((variant, int(counted[scale, variant])) for scale, variant in keys)
 
         records = self.records
-        matrix, further = (
-            sizes(records.runs, "run"),
-            sizes(records.further_runs, "further run"),
-        )
+        matrix, further = (sizes(records.runs, "run"), sizes(records.further_runs, "further run"))
         of_readings = (int(counted[scale, variant]) for scale, variant in self.page["reading_runs"])
         gib = training_gib(matrix) + disk_gib(count for _, count in further) + disk_gib(of_readings)
         return f"{gib:.2f} GiB for checkpoints and resume states; the corpora come on top"

@@ -3,17 +3,12 @@
 docs/readings.md fixed this before the runs under the chosen reading.
 """
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING
 
 from report.judge.readings_rule import VALUES
 from report.judge.readings_study import study
+from report.values.frames import CampaignRecords
 from report.values.structure import INTERNAL, LAYERWISE, ROUTING, SINK_PROFILE, SPECTRUM
-
-if TYPE_CHECKING:
-    from report.values.frames import CampaignRecords
 
 CHOSE = "chose the reading"
 ABOUT = (

@@ -1,7 +1,5 @@
 """The rule `cells`: every value of every table, what is behind it, and what the paper claims."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What the readings say, in sentences that are computed: of the whole, and of each statistic."""
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

@@ -1,19 +1,15 @@
 """The readings as rows of the report's own Parquet."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
+from relation.pipeline.gather import ReadingRecords
 from relation.pipeline.provenance import run_freshness
 from report.judge.readings import said
 from report.judge.readings_rule import VALUES
 from report.judge.readings_study import Study, study
 from report.values.readings import BY_NAME
-
-if TYPE_CHECKING:
-    from relation.pipeline.gather import ReadingRecords
 
 NAMES = ("readings", "readings_choice", "readings_runs", "readings_said")
 Rows = list[dict[str, Any]]

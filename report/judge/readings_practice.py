@@ -1,7 +1,5 @@
 """What a practitioner can take from the readings: of the baseline and what is left beside it."""
 
-from __future__ import annotations
-
 import pandas as pd
 
 from report.judge.readings_rule import DEFAULT

@@ -5,8 +5,6 @@ Both were written before any run that they apply to, but for the answer "unfinis
 app-structural-layerwise, and nothing else.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -17,8 +15,7 @@ import pandas as pd
 
 from relation.errors import InputError
 from relation.flow.pooled import by_layer
-from report.values.paper import UNIT_SCALE
-from report.values.paper_seeds import printed
+from report.values.paper import printed
 from report.values.statistics import Scale, forward, pooled_deviation
 
 SEEDS = (142, 143, 144)  # the matrix's seeds 42 to 44 carry verdicts and choose nothing
@@ -56,10 +53,8 @@ class Value(NamedTuple):
     def paper(self) -> float:
         """The paper's at 10M, a fraction or a rank."""
         column = {"self_flow": "self", "effective_rank": "effrank"}[self.metric]
-        found = printed(
-            "app-structural-layerwise", f"10M/L{self.layer}", f"{column}.{self.variant}"
-        )
-        return found.number * UNIT_SCALE[found.unit]
+        row = f"10M/L{self.layer}"
+        return printed("app-structural-layerwise", row, f"{column}.{self.variant}").value
 
 
 VALUES = tuple(
@@ -250,9 +245,7 @@ def _lacking(readings: Sequence[Reading], fit: _Fit) -> str:
 
 
 def choose(
-    readings: Sequence[Reading],
-    diagnoses: pd.DataFrame,
-    given_up: Collection[tuple[str, int]] = (),
+    readings: Sequence[Reading], diagnoses: pd.DataFrame, given_up: Collection[tuple[str, int]] = ()
 ) -> Choice:
     """Apply the rule.
 
@@ -347,9 +340,7 @@ def _answer(
 
 
 def next_seeds(
-    readings: Sequence[Reading],
-    diagnoses: pd.DataFrame,
-    given_up: Collection[tuple[str, int]] = (),
+    readings: Sequence[Reading], diagnoses: pd.DataFrame, given_up: Collection[tuple[str, int]] = ()
 ) -> list[tuple[str, int]]:
     """The pairs still to run, (reading, seed), in order.
 

@@ -3,8 +3,6 @@
 `docs/readings.md` states the rules in words.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,20 +1,16 @@
 """Everything that is computed of a campaign's readings, once for pages and figures alike."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import pandas as pd
 
+from relation.pipeline.gather import ReadingRecords
 from relation.variants import PAIRED
 from report.judge.readings_rule import BASE, RATES, RESIDUALS, SHORT, Choice, choose
 from report.judge.readings_statistics import compare
 from report.values.readings import STATISTICS, Statistic, pair_values
-
-if TYPE_CHECKING:
-    from relation.pipeline.gather import ReadingRecords
 
 HALF, TWICE = RATES
 FACTORS = {HALF: 0.5, BASE: 1.0, TWICE: 2.0}  # of the paper's learning rate

@@ -1,11 +1,10 @@
 """Numbers and readings as the pages and figures print them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 
-from report.values.numbers import DASH, MINUS
+from report.values.layout import Number
+from report.values.numbers import DASH, MINUS, value_text
 from report.values.readings import Statistic
 
 PREFIX = "readings-"  # of the names of their figures, which stand on their own page
@@ -44,10 +43,8 @@ def amount(value: float | None, statistic: Statistic, *, unit: bool = False) -> 
     if value is None or not math.isfinite(value):
         return DASH
     decimals = 4 if statistic.unit == "nat/token" else 2
-    told = f"{abs(value) * factor(statistic.unit):.{decimals}f}"
-    signed = is_difference(statistic) and float(told) != 0
-    told = (MINUS if value < 0 else "+" if signed else "") + told if float(told) else told
-    after = shown_unit(statistic)
+    form = Number(decimals, signed=is_difference(statistic))
+    told, after = value_text(value * factor(statistic.unit), form), shown_unit(statistic)
     return told + (f" {after}" if unit and after not in ("", "%") else after if unit else "")
 
 
@@ -60,10 +57,7 @@ def interval(low: float | None, high: float | None, statistic: Statistic) -> str
 
 def nats(value: float, *, signed: bool = False) -> str:
     """A loss or a difference of losses in nat/token, without the unit."""
-    told = f"{abs(value):.4f}"
-    if not float(told):
-        return told
-    return (MINUS if value < 0 else "+" if signed else "") + told
+    return value_text(value, Number(4, signed=signed))
 
 
 def listed(names: Iterable[str]) -> str:

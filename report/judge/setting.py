@@ -1,15 +1,11 @@
 """What a value has in common with the paper's: models, corpora, devices, by its records."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from report.values.frames import CampaignRecords
 from report.values.likeness import Likeness
-
-if TYPE_CHECKING:
-    from report.values.frames import CampaignRecords
 
 PAPER_GPU = "RTX 5090"
 PAPER_DEVICE = f"NVIDIA {PAPER_GPU}"

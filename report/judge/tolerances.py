@@ -1,7 +1,5 @@
 """The tolerances file: its rules, checked, and the one that covers a cell."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields

@@ -1,7 +1,5 @@
 """The verdict on one cell: within its tolerance, outside it, or not judged, and why."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -9,9 +7,8 @@ from typing import Any, Literal
 from report.judge.chosen import CHOSE
 from report.judge.setting import Setting
 from report.judge.tolerances import Rule
-from report.values import paper_seeds
 from report.values.measured import ANSWERED
-from report.values.paper import load
+from report.values.paper import load, resolution, spread
 
 Verdict = Literal["same", "within", "outside", "not judged", "chose the reading"]
 
@@ -37,11 +34,7 @@ def _not_judged(reason: str) -> Judgement:
 
 
 def judge(
-    cell: Mapping[str, Any],
-    margin: float | None,
-    rule: Rule,
-    setting: Setting,
-    chose: str = "",
+    cell: Mapping[str, Any], margin: float | None, rule: Rule, setting: Setting, chose: str = ""
 ) -> Judgement:
     """Hold one cell of the paper against the campaign's value.
 
@@ -74,17 +67,17 @@ def judge(
 
 def _number(cell: Mapping[str, Any], margin: float | None, rule: Rule) -> Judgement:
     value, paper = cell["value"], cell["paper_value"]
-    rounding = paper_seeds.resolution(cell["paper"])
+    rounding = resolution(cell["paper"])
     if rule.kind in ("at-least", "at-most", "own"):
         return _bound(cell, rule, rounding)
     if rule.kind == "exact":
         allowed, said = 0.0, "it must be the same"
     else:
-        spread = paper_seeds.spread(cell["table"], cell["row"], cell["column"])
+        theirs = spread(cell["table"], cell["row"], cell["column"])
         if rule.kind == "seed":
-            known = {f"{rule.factor} of the paper's standard deviations": rule.factor * spread}
+            known = {f"{rule.factor} of the paper's standard deviations": rule.factor * theirs}
         else:
-            known = {"our 95% interval": margin, "the paper's standard deviation": spread}
+            known = {"our 95% interval": margin, "the paper's standard deviation": theirs}
             known = {name: size for name, size in known.items() if size is not None}
         if not known and abs(value - paper) > rounding:
             return _not_judged("one seed has no interval, and the paper prints no spread")

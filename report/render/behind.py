@@ -1,7 +1,5 @@
 """What lies behind a printed cell, in words: for a page that opens it and for LaTeX's comments."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any

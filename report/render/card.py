@@ -1,25 +1,22 @@
 """A model card: what the records say of one run, its seeds, its claims and its text."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from relation.data.splits import END_OF_TEXT
+from relation.spec import RunSpec
 from relation.store.layouts import RUN
 from relation.store.parquet import read_origin, read_parquet
 from relation.variants import MHA, VARIANTS, model_config
 from report.judge.claims import Judged, judge_claims
 from report.render.runs import facts_of
 from report.render.templating import environment
+from report.values.ablations import ABLATION_NAMES
+from report.values.frames import CampaignRecords
 from report.values.measured import Measured
 from report.values.numbers import DASH, significant
-from report.values.quality import ABLATION_NAMES, final_nll, nll_difference
-
-if TYPE_CHECKING:
-    from relation.spec import RunSpec
-    from report.values.frames import CampaignRecords
+from report.values.quality import final_nll, nll_difference
 
 
 def card(run: RunSpec, record: Path, records: CampaignRecords) -> str:

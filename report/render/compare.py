@@ -1,7 +1,5 @@
 """The command `compare`: two campaigns' reports side by side, and their page."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter

@@ -1,7 +1,5 @@
 """What the pages and the document say of a campaign, read from the report's own Parquet."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """LaTeX from the templates: a file a table, and report.tex, which reads them; report.pdf of it."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -23,7 +21,7 @@ from report.render.templating import grouped
 from report.render.typeset import MissingTypesetterError, typeset
 from report.values import style
 from report.values.layout import Column
-from report.values.numbers import DASH, counted, significant
+from report.values.numbers import DASH, counted, in_a_row, significant
 
 Record = Mapping[str, Any]
 
@@ -216,13 +214,8 @@ def _difference(row: Mapping[str, Any]) -> str:
 
 def _cited(sources: Iterable[str], numbers: Mapping[str, int]) -> latex.Tex:
     """The records behind a table or a figure as ``\\relationrecord`` and ranges of it."""
-    spans: list[list[int]] = []
-    for number in sorted(numbers[source] for source in sources if source in numbers):
-        if spans and number == spans[-1][-1] + 1:
-            spans[-1].append(number)
-        else:
-            spans.append([number])
-    ends = (dict.fromkeys((span[0], span[-1])) for span in spans)
+    runs = in_a_row(numbers[source] for source in sources if source in numbers)
+    ends = (dict.fromkeys((run[0], run[-1])) for run in runs)
     told = ("--".join(rf"\relationrecord{{{number}}}" for number in span) for span in ends)
     return latex.Tex(", ".join(told))
 

@@ -1,7 +1,5 @@
 """The HTML templates' surroundings: escaping, filters, and the words and signs of a verdict."""
 
-from __future__ import annotations
-
 from typing import Any
 from urllib.parse import quote
 

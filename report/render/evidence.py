@@ -1,7 +1,5 @@
 """The evidence of the claims, each piece with its place on a small axis."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter

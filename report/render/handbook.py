@@ -4,8 +4,6 @@ Any static server serves it, and it opens from the disk. A page or file of the p
 under its path in the project, so that pages link to each other as they do in a clone.
 """
 
-from __future__ import annotations
-
 import html
 import os.path
 import re

@@ -1,7 +1,5 @@
 """Plain Unicode text as HTML."""
 
-from __future__ import annotations
-
 import re
 
 from markupsafe import Markup, escape

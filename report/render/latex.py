@@ -1,7 +1,5 @@
 """Plain Unicode text as LaTeX source."""
 
-from __future__ import annotations
-
 import re
 
 from report.render.templating import symbol_pieces

@@ -1,7 +1,5 @@
 """What the first page puts before the reader: the results that decide, beside the paper's."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

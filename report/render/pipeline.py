@@ -1,7 +1,5 @@
 """The campaign's jobs as squares by rule and scale, from the ledger."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain

@@ -1,9 +1,7 @@
 """A table as it prints: lines of text pieces, the same for LaTeX and HTML."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from string import ascii_lowercase
 from typing import Any
@@ -12,7 +10,7 @@ import pandas as pd
 
 from relation.pipeline.provenance import CURRENT, FRESHNESS, worst
 from report.judge.chosen import ABOUT, CHOSE
-from report.values.layout import Column, Panel, Part, Row, Table, Words
+from report.values.layout import Column, Panel, Part, Row, Table, Words, settings
 from report.values.measured import ANSWERED
 from report.values.numbers import (
     BOUNDS,
@@ -21,8 +19,8 @@ from report.values.numbers import (
     TOKEN_UNITS,
     bound_text,
     difference_text,
-    few_tokens,
     printed_text,
+    quantity,
     suffix,
     tolerance_text,
     value_text,
@@ -30,7 +28,8 @@ from report.values.numbers import (
 from report.values.paper import UNIT_SCALE
 
 Cell = dict[str, Any]
-Key = tuple[str, str]
+# The rows of the cells by row and column, then by statistic.
+Index = dict[tuple[str, str], dict[str, Cell]]
 
 MISSING = {
     "not run": "not run",
@@ -138,11 +137,10 @@ def letter(index: int) -> str:
 
 def named(table: Table, cells: pd.DataFrame) -> Table:
     """A systems table whose title names the device that was measured."""
-    device = cells[(cells["row"] == "setting") & (cells["column"] == "device")]
-    if not table.systems or device.empty:
+    device = settings(cells).get("device")
+    if not table.systems or device is None:
         return table
-    name = device["text"].iloc[0]
-    return replace(table, title=f"{table.title}: {name}")
+    return replace(table, title=f"{table.title}: {device}")
 
 
 def print_table(table: Table, cells: pd.DataFrame) -> PrintedTable:
@@ -154,7 +152,7 @@ def print_table(table: Table, cells: pd.DataFrame) -> PrintedTable:
     """
     table = named(table, cells)
     notes = Notes()
-    index: dict[Key, dict[str, Cell]] = {}
+    index: Index = {}
     # A frame read back from Parquet may say NaN where the built one says None.
     nullable = cells[list(NULLABLE)].astype("object")
     cells = cells.assign(**nullable.where(nullable.notna(), None))
@@ -167,7 +165,7 @@ def print_table(table: Table, cells: pd.DataFrame) -> PrintedTable:
     )
     if len(panels) == 1:
         panels = (replace(panels[0], panel=replace(panels[0].panel, title="")),)
-    told = table.notes(cells) if table.notes else []
+    told = table.notes_on(cells)
     asked = cells[cells["paper"].notna()]
     return PrintedTable(
         table=table,
@@ -191,9 +189,7 @@ def _counts(found: pd.Series, known: tuple[str, ...]) -> dict[str, int]:
     return {name: int(counts.get(name, 0)) for name in known}
 
 
-def _rows(
-    table: Table, panel: Panel, index: dict[Key, dict[str, Cell]], notes: Notes
-) -> Iterable[PrintedRow]:
+def _rows(table: Table, panel: Panel, index: Index, notes: Notes) -> Iterable[PrintedRow]:
     rows = _panel_rows(table, panel, index)
     known = {row.key for row in table.rows}
     group = rows[0].group if rows else ""
@@ -203,8 +199,7 @@ def _rows(
             kinds = ("paper", *kinds, "difference")
         lines = tuple(
             Line(
-                kind,
-                tuple(_entry(column, row.key, kind, index, notes) for column in panel.columns),
+                kind, tuple(_entry(column, row.key, kind, index, notes) for column in panel.columns)
             )
             for kind in kinds
         )
@@ -219,7 +214,7 @@ def _rows(
         group = row.group
 
 
-def _panel_rows(table: Table, panel: Panel, index: dict[Key, dict[str, Cell]]) -> tuple[Row, ...]:
+def _panel_rows(table: Table, panel: Panel, index: Index) -> tuple[Row, ...]:
     """The rows of a panel: its own, or the table's and those that only the campaign has."""
     shown = {part.column for column in panel.columns for part in column.parts}
     there = dict.fromkeys(row for row, column in index if column in shown)
@@ -236,7 +231,7 @@ def _in_groups(rows: Sequence[Row]) -> list[Row]:
     return sorted(rows, key=lambda row: groups.index(row.group))
 
 
-def _labels(table: Table, row: Row, index: dict[Key, dict[str, Cell]]) -> tuple[str, ...]:
+def _labels(table: Table, row: Row, index: Index) -> tuple[str, ...]:
     own = index.get((row.key, table.label_column), {}).get("value")
     if own is None or own["status"] != "ok":
         return row.labels
@@ -244,64 +239,140 @@ def _labels(table: Table, row: Row, index: dict[Key, dict[str, Cell]]) -> tuple[
     return row.labels if label == row.labels[0] else (f"{label} (paper: {row.labels[0]})",)
 
 
-def _entry(
-    column: Column, row: str, kind: str, index: dict[Key, dict[str, Cell]], notes: Notes
-) -> Entry:
-    found = [index.get((row, part.column), {}) for part in column.parts]
-    form = column.parts[0].form
+@dataclass(frozen=True)
+class _Value:
+    """One value of a printed cell: its key and form, and its rows of the cells by statistic."""
+
+    part: Part
+    cells: Mapping[str, Cell]
+
+    @property
+    def main(self) -> Cell | None:
+        return self.cells.get("value", self.cells.get("mean"))
+
+    @property
+    def there(self) -> Cell | None:
+        """The main row, where the campaign has the value."""
+        return self.main if self.main is not None and self.main["status"] == "ok" else None
+
+    @property
+    def gap(self) -> Cell | None:
+        """The row that says why the value is absent; None if it is there."""
+        return self.main if self.there is None else None
+
+    @property
+    def remark(self) -> str:
+        """What a note must say: why the value is missing, or which seeds it leaves out."""
+        main = self.main
+        if main is None:
+            return ""
+        if self.gap:
+            return f"{MISSING[main['status']]}: {main['reason']}"
+        if ("mean" in self.cells and main["n"] != PAPER_SEEDS) or "seeds without" in main["reason"]:
+            return f"n = {main['n']}" + (f"; {main['reason']}" if main["reason"] else "")
+        return ""
+
+    @property
+    def hover(self) -> str:
+        """How many seeds or measurements stand behind it, and what they leave out."""
+        if not self.there or not self.there["n"]:
+            return ""
+        reason = f"; {self.there['reason']}" if self.there["reason"] else ""
+        return f"n = {self.there['n']}{reason}"
+
+    def paper(self) -> str:
+        main, form = self.main, self.part.form
+        if main is None or main["paper"] is None:
+            return DASH
+        if isinstance(form, Words):
+            return main["paper"]
+        text = printed_text(main["paper"], form)
+        if "sd" in self.cells:
+            text += f" ± {printed_text(self.cells['sd']['paper'], form)}"
+        return text + suffix(form, main["unit"])
+
+    def campaign(self) -> str:
+        main, form = self.main, self.part.form
+        if main is None:
+            return DASH
+        if self.gap:
+            return MISSING[main["status"]]
+        if isinstance(form, Words):
+            return main["text"]
+        text, sd = value_text(main["value"], form, main["paper"]), self.cells.get("sd")
+        if sd is not None and sd["status"] == "ok":
+            text += f" ± {value_text(sd['value'], form, sd['paper'])}"
+        text += suffix(form, main["unit"])
+        if main["unit"] in TOKEN_UNITS and main["value"] < 0.1:
+            # Far below the paper's unit, in which it would print as leading zeros.
+            text = quantity(main["value"] * UNIT_SCALE[main["unit"]])
+        if "low" in self.cells:
+            signed = replace(form, signed=form.signed or (main["paper"] or "")[:1] in ("+", "-"))
+            ends = (value_text(self.cells[end]["value"], signed) for end in ("low", "high"))
+            text += f" [{', '.join(ends)}]"
+        return text + (f" (n = {main['n']})" if form.count else "")
+
+    def difference(self) -> str:
+        found, form = self.there, self.part.form
+        if found is None or found["paper"] is None:
+            return DASH
+        if not isinstance(form, Words):
+            ends = (found["difference"], found["value"])
+            return difference_text(*ends, form, found["unit"], found["paper"])
+        if found["unit"] == "text" and form.kind == "formula":
+            return DASH
+        return "same" if found["text"] == found["paper"] else "differs"
+
+    def tolerance(self) -> str:
+        main, form = self.main, self.part.form
+        if main is None or isinstance(form, Words):
+            return DASH
+        for side in BOUNDS:
+            if main[side] is not None:
+                return bound_text(side, main[side], form, main["unit"], main["paper"])
+        if main["tolerance"] is None:
+            return DASH
+        return tolerance_text(main["tolerance"], form, main["unit"], main["paper"])
+
+
+def _values(column: Column, row: str, index: Index) -> list[_Value]:
+    return [_Value(part, index.get((row, part.column), {})) for part in column.parts]
+
+
+def _entry(column: Column, row: str, kind: str, index: Index, notes: Notes) -> Entry:
+    found, form = _values(column, row, index), column.parts[0].form
     words = form.kind if isinstance(form, Words) else "plain"
-    if not any(found):
+    gaps = [value.gap for value in found]
+    if not any(value.cells for value in found) or (kind == "difference" and all(gaps)):
         return Entry(DASH)
     if kind == "paper":
-        texts = [_paper(part, cells) for part, cells in zip(column.parts, found, strict=True)]
-        return Entry(_set(column, texts), words)
-    missing = [_missing(cells) for cells in found]
+        return Entry(_set(column, [value.paper() for value in found]), words)
     if kind == "difference":
-        if all(missing):
-            return Entry(DASH)
-        texts = [_difference(part, cells) for part, cells in zip(column.parts, found, strict=True)]
-        return Entry(_set(column, _suffix_once(texts)))
-    behind = tuple(
-        (part.column, tuple(cells.values()))
-        for part, cells in zip(column.parts, found, strict=True)
-        if cells
-    )
-    remarks = (_remark(cells) for cells in found)
-    marks = tuple(dict.fromkeys(notes.mark(remark) for remark in remarks if remark))
-    if all(missing) and len({cell["status"] for cell in missing}) == 1:
-        return Entry(MISSING[missing[0]["status"]], marks=marks, missing=True, cells=behind)
-    texts = [
-        MISSING[gap["status"]] if gap else _campaign(part, cells)
-        for part, cells, gap in zip(column.parts, found, missing, strict=True)
-    ]
-    mains = [main for cells in found if (main := _main(cells))]
-    stale = worst(main["freshness"] for main in mains if main["freshness"])
+        return Entry(_set(column, _suffix_once([value.difference() for value in found])))
+    behind = tuple((v.part.column, tuple(v.cells.values())) for v in found if v.cells)
+    marks = tuple(dict.fromkeys(notes.mark(v.remark) for v in found if v.remark))
+    if all(gaps) and len({gap["status"] for gap in gaps}) == 1:
+        return Entry(MISSING[gaps[0]["status"]], marks=marks, missing=True, cells=behind)
+    mains = [value.main for value in found if value.main]
     return Entry(
-        _set(column, texts), words, marks, hover=_hover(found), freshness=stale, cells=behind
+        _set(column, [value.campaign() for value in found]),
+        words,
+        marks,
+        hover=" | ".join(dict.fromkeys(v.hover for v in found if v.hover)),
+        freshness=worst(main["freshness"] for main in mains if main["freshness"]),
+        cells=behind,
     )
 
 
-def _judged(column: Column, row: str, index: dict[Key, dict[str, Cell]]) -> Entry:
+def _judged(column: Column, row: str, index: Index) -> Entry:
     """The worst verdict of a column's values, with the tolerance or bound of each."""
-    found = [index.get((row, part.column), {}) for part in column.parts]
-    judged = [main for cells in found if (main := _main(cells)) and main["verdict"] in VERDICTS[1:]]
-    if not judged:
+    found = _values(column, row, index)
+    verdicts = [v.main["verdict"] for v in found if v.main and v.main["verdict"] in VERDICTS[1:]]
+    if not verdicts:
         return Entry("")
-    texts = [_tolerance(part, cells) for part, cells in zip(column.parts, found, strict=True)]
+    texts = [value.tolerance() for value in found]
     text = _set(column, texts) if set(texts) != {DASH} else ""
-    return Entry(text, verdict=max((main["verdict"] for main in judged), key=VERDICTS.index))
-
-
-def _tolerance(part: Part, cells: dict[str, Cell]) -> str:
-    main = _main(cells)
-    if main is None or isinstance(part.form, Words):
-        return DASH
-    for side in BOUNDS:
-        if main[side] is not None:
-            return bound_text(side, main[side], part.form, main["unit"], main["paper"])
-    if main["tolerance"] is None:
-        return DASH
-    return tolerance_text(main["tolerance"], part.form, main["unit"], main["paper"])
+    return Entry(text, verdict=max(verdicts, key=VERDICTS.index))
 
 
 def _set(column: Column, texts: list[str]) -> str:
@@ -312,90 +383,11 @@ def _set(column: Column, texts: list[str]) -> str:
     return column.pattern.format(*texts)
 
 
-def _main(cells: dict[str, Cell]) -> Cell | None:
-    return cells.get("value", cells.get("mean"))
-
-
-def _missing(cells: dict[str, Cell]) -> Cell | None:
-    """The cell that says why a printed value is absent; None if it is there."""
-    main = _main(cells)
-    return main if main is not None and main["status"] != "ok" else None
-
-
-def _remark(cells: dict[str, Cell]) -> str:
-    """What a note must say of a value: why it is missing, or which seeds it leaves out."""
-    main = _main(cells)
-    if main is None:
-        return ""
-    if main["status"] != "ok":
-        return f"{MISSING[main['status']]}: {main['reason']}"
-    if ("mean" in cells and main["n"] != PAPER_SEEDS) or "seeds without" in main["reason"]:
-        return f"n = {main['n']}" + (f"; {main['reason']}" if main["reason"] else "")
-    return ""
-
-
 def _suffix_once(texts: list[str]) -> list[str]:
     """Percentage points named once, after the last of several differences."""
     if not all(text.endswith(POINTS) for text in texts):
         return texts
     return [*(text.removesuffix(POINTS) for text in texts[:-1]), texts[-1]]
-
-
-def _paper(part: Part, cells: dict[str, Cell]) -> str:
-    main = _main(cells)
-    if main is None or main["paper"] is None:
-        return DASH
-    if isinstance(part.form, Words):
-        return main["paper"]
-    text = printed_text(main["paper"], part.form)
-    if "sd" in cells:
-        text += f" ± {printed_text(cells['sd']['paper'], part.form)}"
-    return text + suffix(part.form, main["unit"])
-
-
-def _campaign(part: Part, cells: dict[str, Cell]) -> str:
-    main = _main(cells)
-    if main is None:
-        return DASH
-    if isinstance(part.form, Words):
-        return main["text"]
-    text = value_text(main["value"], part.form, main["paper"])
-    if "sd" in cells and cells["sd"]["status"] == "ok":
-        text += f" ± {value_text(cells['sd']['value'], part.form, cells['sd']['paper'])}"
-    text += suffix(part.form, main["unit"])
-    if main["unit"] in TOKEN_UNITS and main["value"] < 0.1:
-        text = few_tokens(main["value"] * UNIT_SCALE[main["unit"]])
-    if "low" in cells:
-        signed = part.form.signed or (main["paper"] or "")[:1] in ("+", "-")
-        form = replace(part.form, signed=signed)
-        low, high = (value_text(cells[end]["value"], form) for end in ("low", "high"))
-        text += f" [{low}, {high}]"
-    if part.form.count:
-        text += f" (n = {main['n']})"
-    return text
-
-
-def _difference(part: Part, cells: dict[str, Cell]) -> str:
-    main = _main(cells)
-    if main is None or main["status"] != "ok" or main["paper"] is None:
-        return DASH
-    if isinstance(part.form, Words):
-        if main["unit"] == "text" and part.form.kind == "formula":
-            return DASH
-        return "same" if main["text"] == main["paper"] else "differs"
-    return difference_text(
-        main["difference"], main["value"], part.form, main["unit"], main["paper"]
-    )
-
-
-def _hover(found: list[dict[str, Cell]]) -> str:
-    parts = []
-    for cells in found:
-        main = _main(cells)
-        if main is not None and main["status"] == "ok" and main["n"]:
-            reason = f"; {main['reason']}" if main["reason"] else ""
-            parts.append(f"n = {main['n']}{reason}")
-    return " | ".join(dict.fromkeys(parts))
 
 
 def entry_text(entry: Entry) -> str:

@@ -1,7 +1,5 @@
 """The readings in print, for the page and the document: values, answers, distances, runs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,24 +1,20 @@
 """A page's worth of each training run: results, settings, environment, log, how to run it again."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from relation.pipeline.results import Results
+from relation.spec import RunSpec
 from relation.store.layouts import LOG, RUN
 from relation.store.parquet import read_origin, read_parquet
 from relation.variants import PAIRED, VARIANTS
 from report.render.printed import MISSING
 from report.render.templating import grouped
 from report.values.gaps import by_job
-
-if TYPE_CHECKING:
-    from relation.pipeline.results import Results
-    from relation.spec import RunSpec
 
 Facts = tuple[tuple[str, str], ...]
 

@@ -1,9 +1,8 @@
 """Writing the pages."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from operator import attrgetter, itemgetter
 from pathlib import Path
@@ -13,15 +12,18 @@ import jinja2
 import pandas as pd
 import pyarrow as pa
 
+from relation.pipeline.campaign import Campaign
+from relation.pipeline.results import Results
 from report.judge.frames import CELLS
 from report.judge.setting import PAPER_DEVICE, other_device
 from report.render.behind import behind_cells
-from report.render.content import Content
+from report.render.content import Content, gather
 from report.render.environment import html_environment
 from report.render.evidence import evidence_by_claim
 from report.render.overview import SHARE_CLASSES, gaps, headlines, shares, tally, texts
 from report.render.pages import SECTIONS
-from report.render.runs import pairs_by_scale
+from report.render.pipeline import campaign_pipeline
+from report.render.runs import pairs_by_scale, read_runs
 from report.render.templating import TEMPLATES, grouped
 from report.render.typeset import can_typeset
 from report.values.readings import INTERVALS
@@ -33,6 +35,18 @@ Page = tuple[str, str, Mapping[str, Any]]
 # The kinds of records that a run's page shows, and those that runs.html shows with further pairs.
 ON_RUN_PAGES = ("run", "log")
 OF_FURTHER = ("further run", "further log", "further probes")
+
+
+def render_report(campaign: Campaign, results: Results) -> None:
+    """Render every page from the report's Parquet. Raises InputError for a damaged file."""
+    content = gather(results.report)
+    content = replace(
+        content,
+        runs=read_runs(campaign.planned_runs, results, content.missing),
+        further=read_runs(campaign.planned_further, results, content.missing, "further run"),
+        pipeline=campaign_pipeline(results),
+    )
+    render_site(content, results.report)
 
 
 def render_site(content: Content, folder: Path) -> None:

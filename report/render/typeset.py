@@ -1,7 +1,5 @@
 """report.tex to report.pdf, with whichever typesetter is installed."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,15 +1,12 @@
 """Geometry, data and budget of the planned models, worded as the paper words them: Table 6."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from report.values.frames import CampaignRecords
 from report.values.layout import SCALES, Column, Number, Part, Table, Words, block, value
 from report.values.measured import Measured, Measurements, absent, select, worded
-
-if TYPE_CHECKING:
-    from report.values.frames import CampaignRecords
+from report.values.numbers import quantity
 
 Model = Mapping[str, Any]
 
@@ -46,11 +43,7 @@ def data_and_vocab(model: Model) -> str:
 
 def tokens(model: Model) -> str:
     """The training budget with at most four significant digits: 150M, 1.071B, 98.3K."""
-    budget = int(model["budget_tokens"])
-    for size, letter in ((10**9, "B"), (10**6, "M"), (10**3, "K")):
-        if budget >= size:
-            return f"{budget / size:.4g}{letter}"
-    return str(budget)
+    return quantity(int(model["budget_tokens"]))
 
 
 def micro_ga(model: Model) -> str:
@@ -98,7 +91,7 @@ def model_number(
 
 def configurations(records: CampaignRecords) -> Measurements:
     """Table 6: parameters are counted on the built models, not by formula."""
-    found: Measurements = {}
+    found = Measurements()
     for scale in SCALES:
         for variant in ("mha", "full"):
             found[scale, f"params.{variant}", "value"] = model_number(

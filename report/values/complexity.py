@@ -1,14 +1,12 @@
 """Powers of T fitted to measured time and decode state (Table 1)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from report.values.conditions import put_retention, put_setting, setting_notes
+from report.values.frames import CampaignRecords
 from report.values.layout import Column, Needs, Number, Panel, Part, Row, Table, Words, value
 from report.values.measured import (
     Measured,
@@ -16,16 +14,12 @@ from report.values.measured import (
     absent,
     is_number,
     no_counterpart,
-    put,
     select,
     worded,
 )
 from report.values.side_rates import failed
 from report.values.statistics import PowerFit, power_fit
 from report.values.style import OPERATOR_NAME
-
-if TYPE_CHECKING:
-    from report.values.frames import CampaignRecords
 
 OPERATORS = ("mha", "full-reference", "full-flash", "linear")
 # The model of the benchmark `decode` whose tokens an operator's are. Kernels of their own decode
@@ -50,7 +44,7 @@ def grown(rows: pd.DataFrame) -> pd.DataFrame:
 
 def complexity(records: CampaignRecords) -> Measurements:
     """Table 1, beside exponents fitted to the measured time and decode state against T."""
-    found: Measurements = {}
+    found = Measurements()
     for operator in OPERATORS:
         rows = select(records.complexity, operator=operator).sort_values("context")
         none = absent(records, ("complexity",), variants=_names(operator))
@@ -69,7 +63,7 @@ def complexity(records: CampaignRecords) -> Measurements:
             "decode_last": _token(tokens.tail(1), no_token),
             "decoded": _range(tokens["context"], no_token),
         }
-        put(found, operator, columns)
+        found.put(operator, columns)
     _put_many(found, records)
     for row, candidates in (
         ("mha", ("mha",)),
@@ -81,7 +75,7 @@ def complexity(records: CampaignRecords) -> Measurements:
             "complexity": _power(found, candidates, "time"),
             "state": _power(found, candidates, "state"),
         }
-        put(found, row, columns)
+        found.put(row, columns)
     put_setting(found, records.complexity, records.page)
     put_retention(found, records, records.complexity)
     for column, names in (("oom", _out_of_memory(records)), ("flat", _flat(records))):
@@ -189,8 +183,7 @@ def _put_many(found: Measurements, records: CampaignRecords) -> None:
         }
         state = float(ends["last"]["state_bytes"]) / 2**30
         columns["bytes"] = Measured(state, unit="GiB", n=1, sources=(ends["last"]["source"],))
-        put(
-            found,
+        found.put(
             f"decode-{model}",
             columns | {"many_at": _range(rows["context"], columns["rows"])},
         )
@@ -218,10 +211,14 @@ def _put_fit(
     found: Measurements, row: str, column: str, fit: PowerFit | None, none: Measured
 ) -> None:
     """A fitted exponent, with its interval where it has one."""
-    found[row, column, "value"] = none if fit is None else Measured(fit.exponent, n=fit.points)
-    if fit is not None and fit.low is not None:
-        found[row, column, "low"] = Measured(fit.low, n=fit.points)
-        found[row, column, "high"] = Measured(fit.high, n=fit.points)
+    if fit is None:
+        found.put(row, {column: none})
+        return
+    numbers = {"value": fit.exponent}
+    if fit.low is not None:
+        numbers |= {"low": fit.low, "high": fit.high}
+    known = {name: Measured(number, n=fit.points) for name, number in numbers.items()}
+    found.put_statistics(row, column, known)
 
 
 def _power(found: Measurements, operators: Iterable[str], quantity: str) -> Measured:
@@ -310,5 +307,5 @@ TOKEN_MIXING = Table(
     measure=complexity,
     needs=Needs(benchmarks=("complexity", "decode")),
     systems=True,
-    notes=setting_notes,
+    notes=(setting_notes,),
 )

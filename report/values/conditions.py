@@ -1,19 +1,15 @@
 """What a table of systems was measured on and under: the cells of its row "setting", its notes."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
-from report.values.layout import Note
+from report.values.frames import CampaignRecords
+from report.values.layout import Note, settings
 from report.values.measured import Measurements, worded
 from report.values.run_rates import SPANS, hybrid_rates
-
-if TYPE_CHECKING:
-    from report.values.frames import CampaignRecords
 
 OPERATOR_NAME = {"mha": "MHA", "full": "Full Relation", "linear": "Linear Relation"}
 PAPER_PRECISION = "BF16"
@@ -136,7 +132,7 @@ _SETTINGS = (
 
 def setting_notes(cells: pd.DataFrame) -> list[Note]:
     """What the device was and did while the campaign measured, one sentence each."""
-    found = cells[cells["row"] == "setting"].set_index("column")["text"]
+    found = settings(cells)
     notes = [
         Note(sentence.format(found[key]), below)
         for key, sentence, below in _SETTINGS
@@ -149,7 +145,7 @@ def setting_notes(cells: pd.DataFrame) -> list[Note]:
     return notes
 
 
-def _precision_note(found: pd.Series) -> str:
+def _precision_note(found: Mapping[str, str]) -> str:
     """In which precision, on which backends; the device stands in the table's last line."""
     precision = found["precision"]
     told = f"In {precision}"

@@ -4,51 +4,27 @@ Its control is MHA that goes on from them too, on the same tokens by the same sc
 lies between the two is the operator's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from relation.pipeline.campaign import GOES_ON
 from relation.variants import PAIRED
-from report.values.efficiency import token_crossing
+from report.values.cost import first_crossing, validation_looks
+from report.values.frames import CampaignRecords
 from report.values.layout import SCALE_ROWS, SCALES, Needs, Note, Number, Panel, Table, value
-from report.values.measured import (
-    Measured,
-    Measurements,
-    absent,
-    over_seeds,
-    put,
-    put_with_interval,
-    select,
-)
+from report.values.measured import Measured, Measurements, absent, over_seeds, select
 
-if TYPE_CHECKING:
-    from report.values.frames import CampaignRecords
-
-METRIC = "validation_nll"
 # What the gaps of these runs are called.
 KIND = "converted run"
 Mean = Callable[[Mapping[int, float], str], Measured]
 
 
-def curves(probes: pd.DataFrame, scale: str) -> dict[int, pd.DataFrame]:
-    """Validation NLL by tokens of the runs of one variant at a scale, by seed.
-
-    probes: rows of PROBES, with `alike`; looks that another configuration took are left out.
-    """
-    looks = select(probes, scale=scale, metric=METRIC, alike=True)
-    looks = looks[looks["value"].notna()].sort_values("tokens")
+def _by_seed(probes: pd.DataFrame, **keys: object) -> dict[int, pd.DataFrame]:
+    """The looks at the runs that have these keys."""
+    looks = validation_looks(probes, **keys)
     return {int(seed): rows[["tokens", "value"]] for seed, rows in looks.groupby("seed")}
-
-
-def tokens_until(target: float, looks: pd.DataFrame) -> float | None:
-    """Tokens after which a curve first is at `target`, between looks by a line; None for never."""
-    tokens, values = (looks[name].to_numpy(float) for name in ("tokens", "value"))
-    return token_crossing(target, tokens, values, max(1, int(tokens[-1]))).tokens
 
 
 def _behind(looks: pd.DataFrame, control: pd.DataFrame) -> pd.DataFrame:
@@ -59,7 +35,7 @@ def _behind(looks: pd.DataFrame, control: pd.DataFrame) -> pd.DataFrame:
 
 def conversion(records: CampaignRecords) -> Measurements:
     """A row a scale."""
-    found: Measurements = {}
+    found = Measurements()
     for scale in SCALES:
         _put_scale(found, records, scale)
     return found
@@ -69,7 +45,9 @@ def _until(
     curves: Mapping[int, pd.DataFrame], targets: Mapping[int, float], mean: Mean, what: str
 ) -> Measured:
     """Mean tokens until each seed's curve is at its target; `what` the target is, in words."""
-    found = {s: tokens_until(targets[s], curves[s]) for s in targets.keys() & curves.keys()}
+    found = {
+        s: first_crossing(targets[s], curves[s]).tokens for s in targets.keys() & curves.keys()
+    }
     reached = {seed: tokens for seed, tokens in sorted(found.items()) if tokens is not None}
     if found and not reached:
         return Measured(status="not reached", reason=f"no run reaches {what}")
@@ -86,8 +64,8 @@ def _put_scale(found: Measurements, records: CampaignRecords, scale: str) -> Non
     sources = tuple(
         dict.fromkeys(source for rows in (gone_on, paired) for source in rows["source"])
     )
-    mha, full = (curves(select(paired, variant=variant), scale) for variant in PAIRED)
-    control, converted = (curves(select(gone_on, variant=GOES_ON[v]), scale) for v in PAIRED)
+    mha, full = (_by_seed(paired, variant=variant) for variant in PAIRED)
+    control, converted = (_by_seed(gone_on, variant=GOES_ON[variant]) for variant in PAIRED)
 
     def mean(values: Mapping[int, float], unit: str = "nat/token") -> Measured:
         def missing() -> Measured:
@@ -98,24 +76,24 @@ def _put_scale(found: Measurements, records: CampaignRecords, scale: str) -> Non
 
     every = {seed: _last(looks) for seed, looks in mha.items()}
     ends = {seed: every[seed] for seed in converted if seed in every}
-    put(found, scale, {"mha": mean(ends)})
+    found.put(scale, {"mha": mean(ends)})
     starts = {s: converted[s]["value"].iloc[0] - end for s, end in ends.items()}
-    put_with_interval(found, scale, "start", mean(starts))
+    found.put_with_interval(scale, "start", mean(starts))
     for column, of in (("converted", converted), ("nothing", full)):
         until = _until(of, ends, mean, "MHA’s final NLL")
-        put_with_interval(found, scale, f"until.{column}", until)
+        found.put_with_interval(scale, f"until.{column}", until)
     lasts = {s: _last(converted[s]) - end for s, end in ends.items()}
-    put_with_interval(found, scale, "end", mean(lasts))
+    found.put_with_interval(scale, "end", mean(lasts))
     trained = {s: converted[s]["tokens"].iloc[-1] for s in ends}
-    put(found, scale, {"trained": mean(trained, "M tokens")})
+    found.put(scale, {"trained": mean(trained, "M tokens")})
 
     alone = {s: _last(control[s]) - every[s] for s in control if s in every}
-    put_with_interval(found, scale, "end.control", mean(alone))
+    found.put_with_interval(scale, "end.control", mean(alone))
     behind = {s: _behind(converted[s], control[s]) for s in ends if s in control}
     left = {seed: _last(looks) for seed, looks in behind.items()}
-    put_with_interval(found, scale, "behind", mean(left))
+    found.put_with_interval(scale, "behind", mean(left))
     level = _until(behind, dict.fromkeys(behind, 0.0), mean, "that of MHA trained on alike")
-    put_with_interval(found, scale, "until.control", level)
+    found.put_with_interval(scale, "until.control", level)
 
 
 def _last(looks: pd.DataFrame) -> float:
@@ -175,5 +153,5 @@ CONVERSION = Table(
     measure=conversion,
     needs=Needs(lambda run: run.variant in PAIRED),
     rows=(),
-    notes=lambda cells: list(_notes(cells)),
+    notes=(_notes,),
 )

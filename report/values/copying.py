@@ -1,18 +1,12 @@
 """Beyond the paper: in-context copying, and the heads whose flow finds what to copy."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pandas as pd
 
 from report.values.examined import NO_FLOW, OVER_SEEDS, ROWS, STUBS, BySeed, Examined, average
+from report.values.frames import CampaignRecords
 from report.values.layout import Note, Number, Panel, Table, Words, value
-from report.values.measured import Measurements, put_with_interval, select, worded
+from report.values.measured import Measurements, select, worded
 from report.values.numbers import POINTS
-
-if TYPE_CHECKING:
-    from report.values.frames import CampaignRecords
 
 BASE = "mha"
 
@@ -60,7 +54,7 @@ def copying(records: CampaignRecords) -> Measurements:
         said = "metric = induction, distance = T/2, the best head"
         means["copy.induction"] = examined.mean(model, _score, said, "1", NO_FLOW)
         for column, mean in means.items():
-            put_with_interval(found, row, column, mean)
+            found.put_with_interval(row, column, mean)
         heads = map(best_head, examined.seeds(*model).values())
         layers = ", ".join(f"L{int(head['layer'])}" for head in heads if head is not None)
         score = means["copy.induction"]
@@ -99,12 +93,12 @@ COPYING = Table(
     measure=copying,
     stubs=STUBS,
     rows=(),
-    notes=lambda cells: [
+    notes=(
         Note(OVER_SEEDS),
         Note(
             "Random tokens are unlike text: copying them shows that a model can, not how much of "
             "its loss it owes to that. A score says where a flow goes, not what a head does with "
             "it; the best of many heads scores above a uniform flow by chance alone."
         ),
-    ],
+    ),
 )

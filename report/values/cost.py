@@ -1,35 +1,38 @@
 """Beyond the paper: device seconds until Relation reaches the loss that MHA ends at."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from relation.variants import PAIRED
 from report.values.efficiency import Crossing, token_crossing
+from report.values.frames import CampaignRecords
 from report.values.further import KIND, further_row
 from report.values.layout import SCALES, Needs, Note, Number, Row, Table, Words, block, value
-from report.values.measured import (
-    Measured,
-    Measurements,
-    absent,
-    put,
-    put_with_interval,
-    select,
-)
+from report.values.measured import Measured, Measurements, absent, select
 from report.values.numbers import spans
 from report.values.systems import efficient
-
-if TYPE_CHECKING:
-    from report.values.frames import CampaignRecords
 
 METRIC = "validation_nll"
 # The benchmark's cell of an attention, and what the columns beside it are called.
 _AGAINST = {"flash": "matched.mha", "other": "peers.other"}
+
+
+def validation_looks(probes: pd.DataFrame, **keys: object) -> pd.DataFrame:
+    """The looks at validation NLL of the runs that have these keys, in the order of their tokens.
+
+    probes: rows of PROBES, with `alike`; looks that another configuration took are left out.
+    """
+    looks = select(probes, metric=METRIC, alike=True, **keys)
+    return looks[looks["value"].notna()].sort_values("tokens")
+
+
+def first_crossing(target: float, looks: pd.DataFrame) -> Crossing:
+    """Where the looks at one run first are at `target` nat/token, between two by a line."""
+    tokens, values = (looks[name].to_numpy(float) for name in ("tokens", "value"))
+    return token_crossing(float(target), tokens, values, max(1, int(tokens[-1])))
 
 
 def crossings(probes: pd.DataFrame, scale: str) -> pd.DataFrame:
@@ -39,27 +42,20 @@ def crossings(probes: pd.DataFrame, scale: str) -> pd.DataFrame:
     share of MHA's budget, NaN where it is never reached. A pair counts where MHA's look at its end
     and one of Relation's at as many tokens are there.
     """
-    looks = select(probes, scale=scale, metric=METRIC, variant=PAIRED, alike=True)
-    looks = looks[looks["value"].notna()].sort_values("tokens")
     rows = []
-    for seed, pair in looks.groupby("seed"):
+    for seed, pair in validation_looks(probes, scale=scale, variant=PAIRED).groupby("seed"):
         mha, full = (select(pair, variant=variant) for variant in PAIRED)
         if mha.empty or full.empty or mha["tokens"].max() != full["tokens"].max():
             continue
-        reached = [_crossing(mha["value"].iloc[-1], own) for own in (full, mha)]
+        reached = [first_crossing(mha["value"].iloc[-1], own) for own in (full, mha)]
         shares = [None if c.reduction is None else 1 - c.reduction for c in reached]
         rows.append({"seed": int(seed), "full": shares[0], "mha": shares[1]})
     return pd.DataFrame(rows, columns=["seed", "full", "mha"]).astype({"full": float, "mha": float})
 
 
-def _crossing(target: float, looks: pd.DataFrame) -> Crossing:
-    tokens, values = (looks[name].to_numpy(float) for name in ("tokens", "value"))
-    return token_crossing(float(target), tokens, values, int(tokens[-1]))
-
-
 def cost_to_a_loss(records: CampaignRecords) -> Measurements:
     """A row a scale, and one of the pairs beyond the matrix where there are some."""
-    found: Measurements = {}
+    found = Measurements()
     rates = efficient(records)
     for scale in SCALES:
         _put_pairs(found, records, scale, rates)
@@ -79,16 +75,16 @@ def _put_pairs(
             variant: _share(pairs, variant, tuple(own["source"].unique()), none)
             for variant in PAIRED
         }
-        put(found, row, {"reached": _reached(pairs, tokens["full"])})
+        found.put(row, {"reached": _reached(pairs, tokens["full"])})
         for variant, share in tokens.items():
-            put_with_interval(found, row, f"tokens.{variant}", share)
+            found.put_with_interval(row, f"tokens.{variant}", share)
         relation = rates[scale, "matched.full", "value"]
         for name, column in _AGAINST.items():
             attention = rates[scale, column, "value"]
             speed = relation / attention
-            put(found, row, {f"speed.{name}": speed})
-            put_with_interval(found, row, f"cost.{name}", _cost(tokens["full"], speed))
-        put(found, row, {"other": rates[scale, "peers.name", "value"]})
+            found.put(row, {f"speed.{name}": speed})
+            found.put_with_interval(row, f"cost.{name}", _cost(tokens["full"], speed))
+        found.put(row, {"other": rates[scale, "peers.name", "value"]})
 
 
 def _share(pairs: pd.DataFrame, variant: str, sources: tuple[str, ...], none: Measured) -> Measured:
@@ -170,5 +166,5 @@ COST = Table(
     needs=Needs(lambda run: run.variant in PAIRED, further=True, benchmarks=("matched",)),
     rows=(),
     extra_row=lambda key: Row(key, (key.replace("/", ", "),), group=key.partition("/")[0]),
-    notes=lambda cells: list(_notes(cells)),
+    notes=(_notes,),
 )

@@ -1,18 +1,13 @@
 """Beyond the paper: what the examinations of a campaign's checkpoints say, over seeds."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from relation.variants import VARIANTS
+from report.values.frames import CampaignRecords
 from report.values.layout import SCALES, Row
 from report.values.measured import Measured, absent, no_counterpart, over_seeds, select
-
-if TYPE_CHECKING:
-    from report.values.frames import CampaignRecords
 
 # What a reader should know of every interval.
 OVER_SEEDS = (
@@ -37,6 +32,9 @@ class Examined:
     def __init__(self, records: CampaignRecords, kind: str):
         self.records, self.kind = records, kind
         self.rows: pd.DataFrame = getattr(records, kind)
+        self._by_model: dict[tuple[str, str], dict[int, pd.DataFrame]] = {}
+        for (scale, variant, seed), own in self.rows.groupby(["scale", "variant", "seed"]):
+            self._by_model.setdefault((scale, variant), {})[int(seed)] = own
 
     @property
     def models(self) -> Iterator[tuple[str, str]]:
@@ -55,8 +53,7 @@ class Examined:
 
     def seeds(self, scale: str, variant: str) -> dict[int, pd.DataFrame]:
         """The rows of a model's checkpoints by seed."""
-        rows = select(self.rows, scale=scale, variant=variant)
-        return {int(seed): own for seed, own in rows.groupby("seed")}
+        return self._by_model.get((scale, variant), {})
 
     def mean(
         self, model: tuple[str, str], of: BySeed, said: str, unit: str = "nat/token", none: str = ""

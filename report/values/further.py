@@ -1,31 +1,17 @@
 """Pairs beyond the paper's matrix: how far its difference stands out of the spread of runs."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pandas as pd
 import scipy  # scipy.stats is loaded where it is used, as that takes a second
 
 from relation.variants import PAIRED
+from report.values.frames import CampaignRecords
 from report.values.layout import SCALES, Column, Note, Number, Panel, Part, Row, value
-from report.values.measured import (
-    Measured,
-    Measurements,
-    absent,
-    logs_beside,
-    put,
-    put_with_interval,
-    select,
-    worded,
-)
+from report.values.measured import Measured, Measurements, absent, logs_beside, select, worded
 from report.values.numbers import spans
-
-if TYPE_CHECKING:
-    from report.values.frames import CampaignRecords
 
 # What the gaps and records of these pairs are called.
 KIND = "further run"
@@ -52,7 +38,7 @@ def paired(runs: pd.DataFrame, scale: str) -> pd.DataFrame:
 
 def further_pairs(records: CampaignRecords) -> Measurements:
     """A row a scale that has further seeds, each value over its pairs that are whole."""
-    found: Measurements = {}
+    found = Measurements()
     for scale in SCALES:
         if scale in records.page["further_seeds"]:
             _put_scale(found, records, scale)
@@ -60,7 +46,7 @@ def further_pairs(records: CampaignRecords) -> Measurements:
 
 
 def _put(found: Measurements, scale: str, columns: dict[str, Measured]) -> None:
-    put(found, further_row(scale), {f"further.{name}": cell for name, cell in columns.items()})
+    found.put(further_row(scale), {f"further.{name}": cell for name, cell in columns.items()})
 
 
 def _put_scale(found: Measurements, records: CampaignRecords, scale: str) -> None:
@@ -93,7 +79,7 @@ def _put_scale(found: Measurements, records: CampaignRecords, scale: str) -> Non
         found[row, f"further.{variant}", "value"] = mean
         found[row, f"further.{variant}", "sd"] = mean.deviation(alone)
     delta = _mean(pairs["delta"], of_runs)
-    put_with_interval(found, row, "further.delta", delta)
+    found.put_with_interval(row, "further.delta", delta)
     won = replace(of_runs, value=float((pairs["delta"] < 0).sum()), unit="1")
     _put(found, scale, {"spread": delta.deviation(alone), "won": won})
     _put_spared(found, records, scale, replace(of_runs, sources=logs_beside(sources)), none)
@@ -137,7 +123,7 @@ def _put_spared(
     }
     _put(found, scale, columns)
     difference = _mean(relation - itself, with_none)
-    put_with_interval(found, further_row(scale), "further.spared.difference", difference)
+    found.put_with_interval(further_row(scale), "further.spared.difference", difference)
 
 
 def _put_correlation(found: Measurements, row: str, pairs: pd.DataFrame, behind: Measured) -> None:
@@ -160,10 +146,8 @@ def _put_correlation(found: Measurements, row: str, pairs: pd.DataFrame, behind:
 
 def further_notes(cells: pd.DataFrame) -> Iterator[Note]:
     """Which pairs stand apart from the table's own, and how their values are taken."""
-    seeds = cells[cells["column"] == "further.seeds"]
-    told = [
-        f"{row.split('/')[0]}: {text}" for row, text in seeds[["row", "text"]].itertuples(False)
-    ]
+    seeds = cells[cells["column"] == "further.seeds"].set_index("row")["text"]
+    told = [f"{row.split('/')[0]}: {text}" for row, text in seeds.items()]
     if not told:
         return
     yield Note(

@@ -1,7 +1,5 @@
 """What a campaign lacks, as a reader calls it: one gap a job, whatever it would have written."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from operator import itemgetter
 from typing import Any

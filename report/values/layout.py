@@ -1,17 +1,15 @@
 """The vocabulary in which the tables are declared: forms, columns, rows, panels."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from itertools import chain
+from typing import Literal, NamedTuple
 
 import pandas as pd
 
-if TYPE_CHECKING:
-    from relation.spec import RunSpec
-    from report.values.frames import CampaignRecords
-    from report.values.measured import Measurements
+from relation.spec import RunSpec
+from report.values.frames import CampaignRecords
+from report.values.measured import Measurements
 
 
 @dataclass(frozen=True)
@@ -142,7 +140,7 @@ class Table:
         extra_row: makes a row for a key that only the campaign has.
         label_column: the column of the cells that holds the campaign's own row label, where its
             rows meet the paper's by their place only.
-        notes: sentences that depend on what the campaign measured: what a value means before the
+        notes: sentences, or what makes some of the campaign's cells: what a value means before the
             table, what it was measured under below it.
     """
 
@@ -159,7 +157,12 @@ class Table:
     systems: bool = False
     extra_row: Callable[[str], Row] | None = None
     label_column: str = ""
-    notes: Callable[[pd.DataFrame], list[Note]] | None = None
+    notes: tuple[Note | Callable[[pd.DataFrame], Iterable[Note]], ...] = ()
+
+    def notes_on(self, cells: pd.DataFrame) -> list[Note]:
+        """Its notes on a campaign's cells."""
+        parts = ([part] if isinstance(part, Note) else part(cells) for part in self.notes)
+        return list(chain.from_iterable(parts))
 
 
 def block(*columns: Column) -> tuple[Panel, ...]:
@@ -181,6 +184,12 @@ def arrow(header: str, key: str, form: Number) -> Column:
     )
 
 
-def shown(cells: pd.DataFrame, column: str) -> pd.DataFrame:
-    """The cells of one column that hold a number, for a table's notes."""
-    return cells[(cells["column"] == column) & cells["value"].notna()]
+def shown(cells: pd.DataFrame, column: str) -> list[tuple[str, float]]:
+    """The rows and numbers of one column, where it has some, for a table's notes."""
+    numbers = cells[(cells["column"] == column) & cells["value"].notna()]
+    return list(numbers[["row", "value"]].itertuples(index=False, name=None))
+
+
+def settings(cells: pd.DataFrame) -> dict[str, str]:
+    """The texts of the row "setting" by column, for a table's notes."""
+    return cells[cells["row"] == "setting"].set_index("column")["text"].to_dict()

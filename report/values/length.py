@@ -1,17 +1,11 @@
 """Beyond the paper: texts longer than trained, and what the count correction does there."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pandas as pd
 
 from report.values.examined import OVER_SEEDS, ROWS, STUBS, BySeed, Examined, average
+from report.values.frames import CampaignRecords
 from report.values.layout import Note, Number, Panel, Table, value
-from report.values.measured import Measurements, put_with_interval, select
-
-if TYPE_CHECKING:
-    from report.values.frames import CampaignRecords
+from report.values.measured import Measurements, select
 
 # Where spans of positions end, in training contexts; each begins at half of that.
 ENDS = (2, 4, 8)
@@ -61,7 +55,7 @@ def length(records: CampaignRecords) -> Measurements:
             none = "no layer of it has a count correction" if examined.seeds(*model) else _SHORT
             means[f"length.{reading}"] = examined.mean(model, *change, none=none)
         for column, mean in means.items():
-            put_with_interval(found, "/".join(model), column, mean)
+            found.put_with_interval("/".join(model), column, mean)
     return found
 
 
@@ -97,7 +91,7 @@ LENGTH = Table(
     measure=length,
     stubs=STUBS,
     rows=(),
-    notes=lambda cells: [
+    notes=(
         Note(OVER_SEEDS),
         Note(
             "Tokens differ between positions, so that NLL by position says little by itself: the "
@@ -105,5 +99,5 @@ LENGTH = Table(
             "trained at that length. Without its count correction a layer is another one than was "
             "trained, within the context too."
         ),
-    ],
+    ),
 )

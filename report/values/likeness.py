@@ -4,15 +4,13 @@ Nothing is taken on trust: the configuration that the records were planned by is
 the paper prints (Appendix B.1, B.2 and E).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from relation.variants import ABLATIONS, PAIRED, VARIANTS
-from report.values import paper_seeds
 from report.values.architecture import geometry, tokens, vocab
 from report.values.layout import SCALES
+from report.values.paper import printed
 
 HYBRID_GEOMETRY = "12/480/8x60/960"
 # The hub's data sets behind the names that the paper prints: (path, configuration) each.
@@ -28,7 +26,7 @@ DIAGNOSED = {"sequences": 4, "flow_length": 1024, "rank_length": 512}
 
 
 def _printed(scale: str, column: str) -> str:
-    return paper_seeds.printed("app-configs", scale, column).printed
+    return printed("app-configs", scale, column).printed
 
 
 def _printed_geometry(scale: str, variant: str) -> str:

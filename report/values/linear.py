@@ -1,24 +1,18 @@
 """Throughput and memory of Linear Relation's training step: Tables 16 and 17 (Appendices G, H)."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from report.values.conditions import put_retention, put_setting, setting_notes
+from report.values.frames import CampaignRecords
 from report.values.layout import SCALES, Needs, Number, Row, Table, Words, block, value
 from report.values.likeness import Likeness
-from report.values.measured import Measurements, no_counterpart, put, select, worded
+from report.values.measured import Measurements, no_counterpart, select, worded
 from report.values.side_rates import CONTEXT, RATE, absent_rate, batches_of, rate_of, setting_of
-
-if TYPE_CHECKING:
-    from report.values.frames import CampaignRecords
 
 PAPER_CONTEXTS = ("1024", "2048", "4096", "8192", "16384", "32768", "65536")
 
 
 def linear_steady(records: CampaignRecords) -> Measurements:
     """Table 16: Linear Relation's throughput once warm, and over the whole run."""
-    found: Measurements = {}
+    found = Measurements()
     measured = select(records.throughput, benchmark="linear-steady")
     for scale in SCALES:
         rows = select(measured, scale=scale)
@@ -29,7 +23,7 @@ def linear_steady(records: CampaignRecords) -> Measurements:
             "steady": rate_of(rows, "tokens_per_second", none),
             "raw": rate_of(rows, "raw_tokens_per_second", none),
         }
-        put(found, scale, columns)
+        found.put(scale, columns)
     put_setting(found, measured, records.page)
     put_retention(found, records, measured)
     updates = measured["measured_updates"].dropna()
@@ -53,7 +47,7 @@ def linear_long(records: CampaignRecords) -> Measurements:
     )
     likeness = Likeness(records.page)
     others = bool(likeness.other_models(set(rows["scale"]), budget=False))
-    found: Measurements = {}
+    found = Measurements()
     counterpart = {}
     for row in rows.sort_values("context").to_dict("records"):
         context, position = int(row["context"]), int(row["position"])
@@ -71,7 +65,7 @@ def linear_long(records: CampaignRecords) -> Measurements:
             "throughput": rate_of(here, "tokens_per_second", none),
             "allocated": rate_of(here, "allocated_gib", none),
         }
-        put(found, key, columns)
+        found.put(key, columns)
     put_setting(found, rows, records.page)
     put_retention(found, records, rows)
     tokens = rows["micro"] * rows["accumulation"] * rows["context"]
@@ -100,7 +94,7 @@ LINEAR_STEADY = Table(
     measure=linear_steady,
     needs=Needs(benchmarks=("linear-steady",)),
     systems=True,
-    notes=setting_notes,
+    notes=(setting_notes,),
 )
 
 LINEAR_LONG = Table(
@@ -126,7 +120,7 @@ LINEAR_LONG = Table(
     measure=linear_long,
     needs=Needs(benchmarks=("linear-long",)),
     systems=True,
-    notes=setting_notes,
+    notes=(setting_notes,),
     extra_row=lambda key: Row(key, (f"{int(key):,}",), group="campaign"),
     label_column="context",
 )

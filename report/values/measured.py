@@ -8,16 +8,14 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import pandas as pd
 
 from relation.pipeline.gaps import EXAMINED, NOT_RUN, NOT_THERE
+from report.values.frames import CampaignRecords
 from report.values.statistics import t_quantile
-
-if TYPE_CHECKING:
-    from report.values.frames import CampaignRecords
 
 Status = Literal["ok", "not run", "failed", "oom", "not reached", "undetermined", "no counterpart"]
 # What a campaign that ran has to say: a loss that was never reached is an answer too.
@@ -108,11 +106,7 @@ class Measured:
 
 
 def _combined(
-    over: Measured,
-    base: Measured,
-    combine: Callable[[float, float], float],
-    unit: str,
-    name: str,
+    over: Measured, base: Measured, combine: Callable[[float, float], float], unit: str, name: str
 ) -> Measured:
     for term in (over, base):
         if term.value is None:
@@ -150,7 +144,25 @@ def t_margin(values: list[float]) -> float | None:
     return t_quantile(n - 1) * statistics.stdev(values) / math.sqrt(n)
 
 
-Measurements = dict[tuple[str, str, str], Measured]
+class Measurements(dict[tuple[str, str, str], Measured]):
+    """A table's values by row, column and statistic: value, mean, sd, low or high."""
+
+    def put(self, row: str, columns: Mapping[str, Measured]) -> None:
+        """Values of one row, by column."""
+        self.update({(row, column, "value"): value for column, value in columns.items()})
+
+    def put_statistics(self, row: str, column: str, statistics: Mapping[str, Measured]) -> None:
+        """What is known of one column, by statistic."""
+        self.update({(row, column, statistic): one for statistic, one in statistics.items()})
+
+    def put_mean(self, row: str, column: str, mean: Measured) -> None:
+        """A mean over seeds with its standard deviation, as the paper prints them."""
+        self.put_statistics(row, column, {"mean": mean, "sd": mean.deviation(ONE_SEED)})
+
+    def put_with_interval(self, row: str, column: str, mean: Measured) -> None:
+        """A mean over seeds with its 95% interval, where it has a width."""
+        interval = mean.interval if mean.margin else {}
+        self.put_statistics(row, column, {"value": mean, **interval})
 
 
 def worded(text: str, **fields: object) -> Measured:
@@ -268,24 +280,6 @@ def over_seeds(
 ONE_SEED = Measured(
     status="not run", reason="one seed has a value; a standard deviation takes two", n=1
 )
-
-
-def put(found: Measurements, row: str, columns: Mapping[str, Measured]) -> None:
-    """Values of one row, by column."""
-    found.update({(row, column, "value"): value for column, value in columns.items()})
-
-
-def put_mean(found: Measurements, row: str, column: str, mean: Measured) -> None:
-    """A mean over seeds with its standard deviation, as the paper prints them."""
-    found[row, column, "mean"] = mean
-    found[row, column, "sd"] = mean.deviation(ONE_SEED)
-
-
-def put_with_interval(found: Measurements, row: str, column: str, mean: Measured) -> None:
-    """A mean over seeds with its 95% interval, where it has a width."""
-    found[row, column, "value"] = mean
-    if mean.margin:
-        found.update({(row, column, end): value for end, value in mean.interval.items()})
 
 
 def is_number(value: object) -> bool:

@@ -1,7 +1,5 @@
 """Numbers as the tables print them, in plain Unicode."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from decimal import Context
@@ -22,12 +20,12 @@ def suffix(form: Number, unit: str) -> str:
     return TOKEN_UNITS.get(unit, form.suffix)
 
 
-def few_tokens(tokens: float) -> str:
-    """A count of tokens far below the paper's unit, which would print as leading zeros there."""
-    for size, letter in ((1e6, "M"), (1e3, "K")):
-        if tokens >= size:
-            return f"{tokens / size:.4g}{letter}"
-    return f"{tokens:.4g}"
+def quantity(value: float, form: str = ".4g") -> str:
+    """A count with a letter for its size: 98.3K, 150M, 1.071B."""
+    for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if abs(value) >= size:
+            return f"{value / size:{form}}".rstrip(".") + letter
+    return f"{value:{form}}".rstrip(".")
 
 
 def three_digits(value: float) -> str:
@@ -97,14 +95,20 @@ def bound_text(side: str, bound: float, form: Number, unit: str, printed: str | 
 
 def spans(numbers: Iterable[int]) -> str:
     """Whole numbers in order, three or more in a row as a span: 42, 45 to 72."""
+    runs = in_a_row(numbers)
+    told = (f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
+    return ", ".join(told)
+
+
+def in_a_row(numbers: Iterable[int]) -> list[list[int]]:
+    """Whole numbers in order, cut where one is left out."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and number == runs[-1][-1] + 1:
             runs[-1].append(number)
         else:
             runs.append([number])
-    told = (f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
-    return ", ".join(told)
+    return runs
 
 
 def counted(row: Mapping[str, Any]) -> str:

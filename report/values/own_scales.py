@@ -1,18 +1,12 @@
 """Beyond the paper: the pairs of scales that the paper has not, as 100M on less tokens."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from relation.variants import PAIRED
 from report.values.architecture import geometry, tokens, worded_models
+from report.values.frames import CampaignRecords
 from report.values.layout import SCALES, Needs, Number, Panel, Row, Table, Words, value
-from report.values.measured import Measured, Measurements, put, put_with_interval, select
+from report.values.measured import Measured, Measurements, select
 from report.values.quality import final_nll, mean_reduction, nll_difference
 from report.values.structure import FINE_PERCENT, PERCENT, RANK, Flow
-
-if TYPE_CHECKING:
-    from report.values.frames import CampaignRecords
 
 # (column, metric, variant, first layer, last layer or None for the last)
 _FLOW = (
@@ -28,22 +22,22 @@ _FLOW = (
 def own_scales(records: CampaignRecords) -> Measurements:
     """A row a scale of the campaign's pairs that is none of the paper's."""
     planned = select(records.models, variant=PAIRED)["scale"].unique()
-    found: Measurements = {}
+    found = Measurements()
     for scale in (scale for scale in planned if scale not in SCALES):
         for column, wording in (("geometry", geometry), ("tokens", tokens)):
-            put(found, scale, {column: worded_models(records, scale, PAIRED, wording)})
+            found.put(scale, {column: worded_models(records, scale, PAIRED, wording)})
         difference = nll_difference(records, scale, "full", "mha")
         whole = difference.value is not None
         pairs = Measured(float(difference.n), n=difference.n) if whole else difference
-        put(found, scale, {"pairs": pairs})
-        put_with_interval(found, scale, "delta", difference)
-        put_with_interval(found, scale, "reduction", mean_reduction(records, scale))
+        found.put(scale, {"pairs": pairs})
+        found.put_with_interval(scale, "delta", difference)
+        found.put_with_interval(scale, "reduction", mean_reduction(records, scale))
         for variant in PAIRED:
-            put(found, scale, {variant: final_nll(records, scale, variant)})
+            found.put(scale, {variant: final_nll(records, scale, variant)})
         flow = records.made(Flow)
         for column, metric, variant, first, last in _FLOW:
             mean = flow.mean(scale, variant, metric, first, last)
-            put_with_interval(found, scale, column, mean)
+            found.put_with_interval(scale, column, mean)
     return found
 
 

@@ -1,32 +1,22 @@
-"""NLL, paired differences, token efficiency: Tables 2, 3 and 11 to 14 (Appendices C, D, E)."""
+"""NLL, paired differences, token efficiency: Tables 2, 11 and 12 (Appendix C)."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from relation.pipeline.assumptions import NO_OTHER_BACKEND, OTHER_BACKENDS
+from relation.spec import RunSpec
 from relation.variants import PAIRED
-from report.values.architecture import (
-    backbone,
-    data_and_vocab,
-    model_number,
-    tokens,
-    worded_models,
-)
+from report.values.architecture import backbone, data_and_vocab, model_number, tokens, worded_models
+from report.values.frames import CampaignRecords
 from report.values.further import FURTHER_PANEL, further_notes, further_pairs
 from report.values.layout import (
     SCALES,
     SEEDS,
-    Column,
     Needs,
     Note,
     Number,
     Panel,
-    Part,
     Row,
     Table,
     Words,
@@ -41,31 +31,10 @@ from report.values.measured import (
     is_number,
     logs_beside,
     over_seeds,
-    put,
-    put_mean,
-    put_with_interval,
     select,
-    worded,
 )
 from report.values.numbers import MINUS
 
-if TYPE_CHECKING:
-    from relation.spec import RunSpec
-    from report.values.frames import CampaignRecords
-
-ABLATION_NAMES = {
-    "full": "Full Relation",
-    "exchange-only": "Exchange-only transport",
-    "raw-x": "Raw-X communication",
-    "no-count": "No count calibration",
-    "no-givens": "No Givens mixing",
-    "single-head": "Single head",
-}
-ABLATIONS = tuple(variant for variant in ABLATION_NAMES if variant != "full")
-# Of which Table 3 has a column.
-PRINTED_ABLATIONS = ("exchange-only", "raw-x", "no-count", "single-head")
-ABLATION_SCALE = "10M"
-HYBRID_SCALE = "30M"
 PAPER_WINDOW = 1.0  # % of the budget (Appendix B.4)
 _NLL_ROWS = "final_nll"
 _CURVE_ROWS = "loss against tokens, smoothed as efficiency.window says"
@@ -112,13 +81,13 @@ def nll_difference(
     return replace(found, reason=reason)
 
 
-def _all_seeds(records: CampaignRecords, scale: str, *variants: str) -> list[int]:
+def all_seeds(records: CampaignRecords, scale: str, *variants: str) -> list[int]:
     """The paper's seeds, the campaign's, and any other that a record here carries."""
     recorded = sorted(int(seed) for seed in _runs(records, scale, *variants)["seed"].unique())
     return list(dict.fromkeys([*SEEDS, *records.page["seeds"], *recorded]))
 
 
-def _epochs(
+def epochs(
     records: CampaignRecords, scale: str, *variants: str, seed: int | None = None
 ) -> dict[str, Measured]:
     """How often the runs pass over their training windows, under the name of its column, if known.
@@ -147,17 +116,17 @@ def _window(records: CampaignRecords, sources: tuple[str, ...]) -> Measured:
 
 def main_results(records: CampaignRecords) -> Measurements:
     """Table 2: configuration, mean NLL of the pair, their difference, token reduction."""
-    found: Measurements = {}
+    found = Measurements()
     for scale in SCALES:
         wordings = {"backbone": backbone, "data": data_and_vocab, "tokens": tokens}
         for column, wording in wordings.items():
             found[scale, column, "value"] = worded_models(records, scale, ("full", "mha"), wording)
         found[scale, "context", "value"] = model_number(records, scale, "full", "context", "tokens")
         for variant in PAIRED:
-            put_mean(found, scale, f"{variant}_nll", final_nll(records, scale, variant))
-        put_with_interval(found, scale, "delta", nll_difference(records, scale, "full", "mha"))
-        put_mean(found, scale, "token_reduction", mean_reduction(records, scale))
-        put(found, scale, _epochs(records, scale, *PAIRED))
+            found.put_mean(scale, f"{variant}_nll", final_nll(records, scale, variant))
+        found.put_with_interval(scale, "delta", nll_difference(records, scale, "full", "mha"))
+        found.put_mean(scale, "token_reduction", mean_reduction(records, scale))
+        found.put(scale, epochs(records, scale, *PAIRED))
         if len(select(records.efficiency, scale=scale)):
             sources = logs_beside(_sources(records, scale))
             found[scale, "window", "value"] = _window(records, sources)
@@ -187,23 +156,24 @@ def mean_reduction(records: CampaignRecords, scale: str) -> Measured:
 
 def paired_nll(records: CampaignRecords) -> Measurements:
     """Table 11: final validation NLL of every pair, their means, and the further pairs."""
-    found: Measurements = {}
+    found = Measurements()
     for scale in SCALES:
-        for seed in _all_seeds(records, scale, *PAIRED):
+        for seed in all_seeds(records, scale, *PAIRED):
             row = f"{scale}/{seed}"
-            put(found, row, {v: final_nll(records, scale, v, seed) for v in PAIRED})
-            put(found, row, {"delta": nll_difference(records, scale, "full", "mha", seed)})
-            put(found, row, _epochs(records, scale, *PAIRED, seed=seed))
+            found.put(row, {v: final_nll(records, scale, v, seed) for v in PAIRED})
+            found.put(row, {"delta": nll_difference(records, scale, "full", "mha", seed)})
+            found.put(row, epochs(records, scale, *PAIRED, seed=seed))
         mean = f"{scale}/mean"
         for variant in PAIRED:
-            put_mean(found, mean, variant, final_nll(records, scale, variant))
-        put_with_interval(found, mean, "delta", nll_difference(records, scale, "full", "mha"))
-    return found | further_pairs(records)
+            found.put_mean(mean, variant, final_nll(records, scale, variant))
+        found.put_with_interval(mean, "delta", nll_difference(records, scale, "full", "mha"))
+    found.update(further_pairs(records))
+    return found
 
 
 def token_efficiency(records: CampaignRecords) -> Measurements:
     """Table 12: target loss, crossing and token reduction of every pair (section B.4)."""
-    found: Measurements = {}
+    found = Measurements()
     for scale in SCALES:
         recorded = select(records.efficiency, scale=scale)
         by_seed = {int(row["seed"]): row for row in recorded.to_dict("records")}
@@ -211,11 +181,11 @@ def token_efficiency(records: CampaignRecords) -> Measurements:
             row = f"{scale}/{seed}"
             sources = logs_beside(_sources(records, scale, seed))
             if seed in by_seed:
-                put(found, row, _crossing(by_seed[seed], sources))
-                put(found, row, {"window": _window(records, sources)})
+                found.put(row, _crossing(by_seed[seed], sources))
+                found.put(row, {"window": _window(records, sources)})
             else:
                 none = absent(records, ("run",), scale, PAIRED, seed)
-                put(found, row, dict.fromkeys(("target", "crossing", "reduction"), none))
+                found.put(row, dict.fromkeys(("target", "crossing", "reduction"), none))
     return found
 
 
@@ -240,52 +210,6 @@ def _crossing(row: dict[str, object], sources: tuple[str, ...]) -> dict[str, Mea
     return found
 
 
-def structural_ablations(records: CampaignRecords) -> Measurements:
-    """Table 3: mean NLL of each ablation at 10M and its difference to Full Relation."""
-    found: Measurements = {}
-    for variant in ("full", *PRINTED_ABLATIONS):
-        put_mean(found, "nll", variant, final_nll(records, ABLATION_SCALE, variant))
-        if variant != "full":
-            difference = nll_difference(records, ABLATION_SCALE, variant, "full")
-            put_with_interval(found, "delta", variant, difference)
-    put(found, "nll", _epochs(records, ABLATION_SCALE, "full", *PRINTED_ABLATIONS))
-    _put_other_backends(found, records)
-    return found
-
-
-def _put_other_backends(found: Measurements, records: CampaignRecords) -> None:
-    """Which variants another backend computes than the others, in the row "setting"."""
-    for reading in records.page["assumptions"]:
-        if reading["name"] == OTHER_BACKENDS and reading["value"] != NO_OTHER_BACKEND:
-            found["setting", "backends", "value"] = worded(reading["value"])
-
-
-def ablation_seeds(records: CampaignRecords) -> Measurements:
-    """Table 13: NLL of every ablation run, their means, and the differences to Full Relation."""
-    found: Measurements = {}
-    for variant in ("full", *ABLATIONS):
-        for seed in _all_seeds(records, ABLATION_SCALE, variant):
-            nll = final_nll(records, ABLATION_SCALE, variant, seed)
-            found[variant, f"seed_{seed}", "value"] = nll
-        put_mean(found, variant, "mean", final_nll(records, ABLATION_SCALE, variant))
-        difference = nll_difference(records, ABLATION_SCALE, variant, "full")
-        put_with_interval(found, variant, "delta", difference)
-        put(found, variant, _epochs(records, ABLATION_SCALE, variant))
-    _put_other_backends(found, records)
-    return found
-
-
-def hybrid_seeds(records: CampaignRecords) -> Measurements:
-    """Table 14: NLL of every Hybrid run and their mean (Appendix E.2)."""
-    found: Measurements = {
-        (str(seed), "nll", "value"): final_nll(records, HYBRID_SCALE, "hybrid", seed)
-        for seed in _all_seeds(records, HYBRID_SCALE, "hybrid")
-    }
-    put_mean(found, "mean", "nll", final_nll(records, HYBRID_SCALE, "hybrid"))
-    put(found, "mean", _epochs(records, HYBRID_SCALE, "hybrid"))
-    return found
-
-
 ROUNDED = Number(4)
 FULL_PRECISION = Number(6)
 # The paper prints six decimals of some; a 95% interval over seeds has no more than four.
@@ -295,7 +219,7 @@ MEAN_ROW = "Mean ± SD"
 
 def _window_notes(cells: pd.DataFrame) -> Iterator[Note]:
     """Over what the loss is smoothed, as the tokens of a crossing depend on it."""
-    for window in shown(cells, "window")["value"].unique():
+    for window in dict.fromkeys(share for _, share in shown(cells, "window")):
         theirs = "as in the paper" if window == PAPER_WINDOW else f"{PAPER_WINDOW:g}% in the paper"
         yield Note(
             "The training loss is smoothed by a trailing mean over "
@@ -306,7 +230,7 @@ def _window_notes(cells: pd.DataFrame) -> Iterator[Note]:
 def _by_scale(cells: pd.DataFrame, column: str) -> dict[str, list[float]]:
     """The values of a column by scale; those of a row without a scale under ""."""
     found: dict[str, list[float]] = {}
-    for row, number in shown(cells, column)[["row", "value"]].itertuples(False):
+    for row, number in shown(cells, column):
         scale = row.split("/")[0]
         found.setdefault(scale if scale in SCALES else "", []).append(number)
     return found
@@ -328,7 +252,7 @@ def _control_notes(cells: pd.DataFrame) -> Iterator[Note]:
         )
 
 
-def _epoch_notes(cells: pd.DataFrame) -> Iterator[Note]:
+def epoch_notes(cells: pd.DataFrame) -> Iterator[Note]:
     """How often the runs saw their corpus, scale by scale where the table has several."""
     told = [
         f"{scale} ".lstrip() + " to ".join(dict.fromkeys(f"{n:.3g}" for n in (min(of), max(of))))
@@ -338,17 +262,6 @@ def _epoch_notes(cells: pd.DataFrame) -> Iterator[Note]:
         yield Note(f"Passes over the training windows: {', '.join(told)}.")
 
 
-def _backend_notes(cells: pd.DataFrame) -> Iterator[Note]:
-    """What ran on another backend than the rest."""
-    others = cells[(cells["row"] == "setting") & (cells["column"] == "backends")]["text"]
-    for text in others:
-        yield Note(f"On another backend than the rest: {text}.")
-
-
-def _notes(*parts: Callable[[pd.DataFrame], Iterator[Note]]) -> Callable[..., list[Note]]:
-    return lambda cells: [note for part in parts for note in part(cells)]
-
-
 def _seed_row(key: str) -> Row:
     scale, seed = key.split("/")
     return Row(key, (scale, seed), group=scale)
@@ -356,11 +269,6 @@ def _seed_row(key: str) -> Row:
 
 def _of_pairs(run: RunSpec) -> bool:
     return run.variant in PAIRED
-
-
-def _of_ablations(run: RunSpec) -> bool:
-    base = run.variant == "full" and run.scale == ABLATION_SCALE
-    return base or run.variant in ABLATIONS
 
 
 MAIN_RESULTS = Table(
@@ -387,31 +295,7 @@ MAIN_RESULTS = Table(
     ),
     measure=main_results,
     needs=Needs(_of_pairs),
-    notes=_notes(_window_notes, _epoch_notes),
-)
-
-STRUCTURAL_ABLATIONS = Table(
-    label="structural-ablations",
-    number="3",
-    title="Structural ablations",
-    summary="What each part of Full Relation is worth at 10M.",
-    caption=(
-        "Structural ablations of Full Relation in the 10M setting; NLL is mean ± sample standard "
-        "deviation over seeds, Δ the mean over paired seeds of the difference to Full "
-        "Relation, with its 95% interval."
-    ),
-    stubs=("Metric",),
-    rows=(Row("nll", ("NLL ↓",)), Row("delta", ("Δ vs Full",))),
-    panels=block(
-        value("Full Relation", "full", ROUNDED, "full"),
-        value("Exchange-only\ntransport\n$Y_i = Σ_{j<i} F_{ij} Ĩ_j$", "exchange-only", ROUNDED),
-        value("Raw-$X$\ncommunication\n$I = X$", "raw-x", ROUNDED),
-        value("No count\ncalibration\n$λ_ℓ = 0$", "no-count", ROUNDED),
-        value("Single head\n$H = 1$", "single-head", ROUNDED),
-    ),
-    measure=structural_ablations,
-    needs=Needs(_of_ablations),
-    notes=_notes(_epoch_notes, _backend_notes),
+    notes=(_window_notes, epoch_notes),
 )
 
 PAIRED_NLL = Table(
@@ -442,7 +326,7 @@ PAIRED_NLL = Table(
     ),
     measure=paired_nll,
     needs=Needs(_of_pairs, further=True),
-    notes=_notes(_epoch_notes, further_notes),
+    notes=(epoch_notes, further_notes),
     extra_row=_seed_row,
 )
 
@@ -468,42 +352,6 @@ TOKEN_EFFICIENCY = Table(
     ),
     measure=token_efficiency,
     needs=Needs(_of_pairs),
-    notes=_notes(_window_notes, _control_notes),
+    notes=(_window_notes, _control_notes),
     extra_row=_seed_row,
-)
-
-ABLATION_SEEDS = Table(
-    label="app-ablation",
-    number="13",
-    title="Structural ablations by seed",
-    summary="Every ablation run and the means.",
-    caption=(
-        "Final validation NLL of every structural ablation run in the 10M setting; Δ is the mean "
-        "paired difference, with its 95% interval over seeds."
-    ),
-    stubs=("Ablation",),
-    rows=tuple(Row(variant, (ABLATION_NAMES[variant],)) for variant in ("full", *ABLATIONS)),
-    panels=block(
-        *(value(f"Seed {seed}", f"seed_{seed}", FULL_PRECISION) for seed in SEEDS),
-        Column(MEAN_ROW, (Part("mean", FULL_PRECISION),)),
-        value("Δ vs Full", "delta", DELTA),
-    ),
-    measure=ablation_seeds,
-    needs=Needs(_of_ablations),
-    notes=_notes(_epoch_notes, _backend_notes),
-)
-
-HYBRID = Table(
-    label="app-hybrid",
-    number="14",
-    title="Hybrid Relation by seed",
-    summary="Every Hybrid run and the mean.",
-    caption="Final validation NLL of the Hybrid, three Full layers among nine Linear in the paper.",
-    stubs=("Seed",),
-    rows=(*(Row(str(seed), (str(seed),)) for seed in SEEDS), Row("mean", (MEAN_ROW,))),
-    panels=block(value("Final NLL", "nll", FULL_PRECISION, "full")),
-    measure=hybrid_seeds,
-    needs=Needs(lambda run: run.variant == "hybrid"),
-    notes=_notes(_epoch_notes),
-    extra_row=lambda key: Row(key, (key,)),
 )

@@ -1,7 +1,5 @@
 """What a pair gives for each claim that readings can move: a value a pair and statistic, at 10M."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -13,10 +11,9 @@ import pandas as pd
 from relation.errors import InputError
 from relation.flow.pooled import by_checkpoint, by_layer
 from relation.variants import PAIRED
-from report.values import paper_seeds
 from report.values.efficiency import smoothed_loss, token_crossing
 from report.values.layout import SEEDS
-from report.values.paper import UNIT_SCALE
+from report.values.paper import printed
 from report.values.statistics import Scale
 from report.values.structure import DISTANCES, LARGEST_L1_SELF, least_exchange
 
@@ -59,8 +56,7 @@ class Statistic:
 
 def _cell(label: str, column: str, row: str = SCALE, statistic: str = "value") -> float:
     """A value that the paper prints, in the records' units."""
-    found = paper_seeds.printed(label, row, column, statistic)
-    return found.number * UNIT_SCALE[found.unit]
+    return printed(label, row, column, statistic).value
 
 
 def _less(name: str, claim: int, what: str, label: str, column: str, side: str) -> Statistic:

@@ -1,26 +1,12 @@
 """Beyond the paper: multi-query associative recall by mixer and width (Arora et al. 2023)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from report.values.layout import Note, Number, Row, Table, Words, block, value
-from report.values.measured import (
-    Measured,
-    Measurements,
-    absent,
-    over_seeds,
-    put,
-    put_with_interval,
-    select,
-    worded,
-)
-
-if TYPE_CHECKING:
-    from report.values.frames import CampaignRecords
+from report.values.frames import CampaignRecords
+from report.values.layout import Note, Number, Row, Table, Words, block, settings, value
+from report.values.measured import Measured, Measurements, absent, over_seeds, select, worded
 
 # In the order of the rows and of the legends.
 MIXER_NAME = {
@@ -58,14 +44,14 @@ def accuracies(rows: pd.DataFrame, *by: str) -> pd.DataFrame:
 
 def associative_recall(records: CampaignRecords) -> Measurements:
     """A row a mixer and width: the chosen rate, and accuracies with intervals over the seeds."""
-    found: Measurements = {}
+    found = Measurements()
     rows = counted(records)
     for mixer in MIXER_NAME:
         own = select(rows, mixer=mixer)
         for width in sorted(own["width"].unique()):
             _put_width(found, f"{mixer}/{width}", select(own, width=width))
         if own.empty and (none := _why_none(records, mixer)) is not None:
-            put(found, mixer, dict.fromkeys(_COLUMNS, none))
+            found.put(mixer, dict.fromkeys(_COLUMNS, none))
     _put_setting(found, rows)
     return found
 
@@ -77,7 +63,7 @@ def _put_width(found: Measurements, row: str, own: pd.DataFrame) -> None:
         "rate": worded(f"{own['learning_rate'].iloc[0]:.2g}", sources=sources),
         "parameters": Measured(float(own["parameters"].iloc[0]), unit="parameters", n=1),
     }
-    put(found, row, about)
+    found.put(row, about)
     for column, rows in (
         ("accuracy", own),
         ("fewest", select(own, pairs=few)),
@@ -85,7 +71,7 @@ def _put_width(found: Measurements, row: str, own: pd.DataFrame) -> None:
     ):
         by_seed = accuracies(rows).set_index("seed")["accuracy"].to_dict()
         mean = over_seeds(by_seed, by_seed, sources, Measured, "%", "right / queries")
-        put_with_interval(found, row, column, mean)
+        found.put_with_interval(row, column, mean)
 
 
 def _why_none(records: CampaignRecords, mixer: str) -> Measured | None:
@@ -103,8 +89,7 @@ def _put_setting(found: Measurements, rows: pd.DataFrame) -> None:
         return
     tasks = rows[["length", "pairs"]].drop_duplicates().sort_values(["pairs", "length"])
     told = ", ".join(f"{pairs} in {length}" for length, pairs in tasks.itertuples(index=False))
-    put(
-        found,
+    found.put(
         "setting",
         {
             "tasks": worded(told),
@@ -115,8 +100,8 @@ def _put_setting(found: Measurements, rows: pd.DataFrame) -> None:
 
 
 def _notes(cells: pd.DataFrame) -> Iterator[Note]:
-    setting = cells[cells["row"] == "setting"].set_index("column")["text"]
-    if setting.empty:
+    setting = settings(cells)
+    if not setting:
         return
     yield Note(f"Pairs in tokens of a sequence: {setting['tasks']}. Seeds: {setting['seeds']}.")
     yield Note(
@@ -163,5 +148,5 @@ RECALL = Table(
     stubs=("Mixer", "Width"),
     rows=(),
     extra_row=_row,
-    notes=lambda cells: list(_notes(cells)),
+    notes=(_notes,),
 )

@@ -1,28 +1,22 @@
 """What the campaign's own training runs reach, which the paper does not print."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from relation.variants import PAIRED
 from report.values.architecture import micro_ga, worded_models
+from report.values.frames import CampaignRecords
 from report.values.measured import (
     Measured,
     Measurements,
     absent,
     no_counterpart,
     over_seeds,
-    put,
     select,
     worded,
 )
 from report.values.numbers import three_digits
-
-if TYPE_CHECKING:
-    from report.values.frames import CampaignRecords
 
 # Between which shares of a run's updates its rate at the beginning and at the end are read.
 SPANS = ((0.01, 0.1), (0.75, 1.0))
@@ -73,7 +67,7 @@ def put_run_rates(found: Measurements, records: CampaignRecords, scale: str) -> 
             f"run_micro_ga.{variant}": batches,
             f"run_share.{variant}": share,
         }
-        put(found, scale, columns)
+        found.put(scale, columns)
     none = _no_rate(records, scale, PAIRED)
     ratios = pd.Series(dtype=float)
     if set(PAIRED) <= set(runs.index.unique("variant")):
@@ -84,8 +78,7 @@ def put_run_rates(found: Measurements, records: CampaignRecords, scale: str) -> 
             why = "no pair of one seed was trained by as many processes"
             none = Measured(status="undetermined", reason=why)
     ratio = mean(ratios, "x", PAIRED, none)
-    for statistic, value in ({"value": ratio} | ratio.interval).items():
-        found[scale, "run_ratio", statistic] = value
+    found.put_statistics(scale, "run_ratio", {"value": ratio, **ratio.interval})
     counts = ", ".join(f"{count:.0f}" for count in sorted(runs["processes"].unique()))
     behind = tuple(dict.fromkeys(logs["source"]))
     found[scale, "processes", "value"] = worded(counts, sources=behind) if counts else none

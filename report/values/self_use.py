@@ -1,18 +1,12 @@
 """Beyond the paper: Self flow by token, and what a layer's parts are worth to a trained model."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pandas as pd
 
 from report.values.examined import NO_FLOW, OVER_SEEDS, ROWS, STUBS, BySeed, Examined, average
+from report.values.frames import CampaignRecords
 from report.values.layout import Note, Number, Panel, Table, value
-from report.values.measured import Measurements, put_with_interval, select
+from report.values.measured import Measurements, select
 from report.values.numbers import POINTS
-
-if TYPE_CHECKING:
-    from report.values.frames import CampaignRecords
 
 # Parts of a layer as the record names them, and as a reader does.
 PARTS = {"self": "Self", "exchange": "Exchange", "count": "Count\ncorrection", "mixing": "Mixing"}
@@ -73,7 +67,7 @@ def self_use(records: CampaignRecords) -> Measurements:
                 mean = examined.mean(model, *_rise(part, first), none=none)
                 means[f"without.{part}.{where}"] = mean
         for column, mean in means.items():
-            put_with_interval(found, "/".join(model), column, mean)
+            found.put_with_interval("/".join(model), column, mean)
     return found
 
 
@@ -119,12 +113,12 @@ SELF_USE = Table(
     measure=self_use,
     stubs=STUBS,
     rows=(),
-    notes=lambda cells: [
+    notes=(
         Note(OVER_SEEDS),
         Note(
             "Nothing is scaled up for a part that is taken away, and no model was trained without "
             "it: a rise says that the rest of the model relies on the part, not that the operator "
             "needs it. Tokens that come again are often the frequent ones too, and stand later."
         ),
-    ],
+    ),
 )

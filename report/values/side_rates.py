@@ -1,20 +1,15 @@
 """What one side of a benchmark measured: its rate, memory and settings, and two sides' ratio."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from relation.bench.statistics import ratio, ratio_apart
 from report.values.architecture import micro_ga
 from report.values.conditions import OPERATOR_NAME
+from report.values.frames import CampaignRecords
 from report.values.layout import Number
 from report.values.measured import Measured, absent, is_number, no_counterpart, worded
-
-if TYPE_CHECKING:
-    from report.values.frames import CampaignRecords
 
 UNITS = {
     "tokens_per_second": "tok/s",

@@ -1,7 +1,5 @@
 """Scales on which values of several seeds are averaged, and power laws fitted to measurements."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,16 +1,13 @@
 """Flow inside the paired checkpoints: Tables 4 and 7 to 10 (Section 6.2, Appendices B.4, B.5)."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
-from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from relation.flow.pooled import by_layer, by_seed
 from relation.variants import PAIRED
-from report.values import paper_seeds
+from report.values.frames import CampaignRecords
 from report.values.layout import (
     SCALES,
     Column,
@@ -34,9 +31,7 @@ from report.values.measured import (
     over_seeds,
     select,
 )
-
-if TYPE_CHECKING:
-    from report.values.frames import CampaignRecords
+from report.values.paper import printed
 
 DISTANCES = {
     "beyond_128": "beyond_eighth",
@@ -162,7 +157,7 @@ def _of_scales(columns: dict[str, str]) -> Callable[[CampaignRecords], Measureme
 
     def measure(records: CampaignRecords) -> Measurements:
         flow = records.made(Flow)
-        found: Measurements = {}
+        found = Measurements()
         for scale in SCALES:
             _put_pair(found, flow, scale, columns)
             _put_lengths(found, flow, scale)
@@ -198,7 +193,7 @@ def internal_organization(records: CampaignRecords) -> Measurements:
 def layerwise(records: CampaignRecords) -> Measurements:
     """Table 7: diagonal or Self flow and effective rank of the paper's layers and any deeper."""
     flow = records.made(Flow)
-    found: Measurements = {}
+    found = Measurements()
     for scale, paper_depth in PAPER_DEPTH.items():
         for layer in range(max(paper_depth, flow.depth(scale) or 0)):
             row = f"{scale}/L{layer}"
@@ -220,47 +215,38 @@ RANK = Number(1, significant=3)
 _DIAGNOSED_PAIRS = Needs(lambda run: run.variant in PAIRED, flow=True)
 
 
-def _length_notes(cells: pd.DataFrame, subjects: dict[str, str]) -> list[Note]:
-    """The sequence lengths that differ from the paper’s, on which the figures depend."""
-    notes = []
-    for column, subject in subjects.items():
-        theirs = PAPER_LENGTHS[column]
-        lengths = [
-            f"{length:.0f} ({row})"
-            for row, length in shown(cells, column)[["row", "value"]].itertuples(False)
-            if length != theirs
-        ]
-        if lengths:
-            said = f"{subject} rest on sequences of {', '.join(lengths)} tokens here"
-            notes.append(Note(f"{said}, of {theirs} in the paper."))
-    return notes
-
-
-def _distance_notes(cells: pd.DataFrame) -> list[Note]:
-    """The distances that stand for the paper’s in sequences of other lengths."""
-    readings = []
-    for row, length in shown(cells, "flow_length")[["row", "value"]].itertuples(False):
-        if length != PAPER_FLOW_LENGTH:
-            *others, last = (str(distance(length, column)) for column in PARTS)
-            readings.append(f"{', '.join(others)} and {last} ({row})")
-    if not readings:
-        return []
-    return [
-        Note(
-            "The distances 128, 256 and 512 stand for T/8, T/4 and T/2 of these sequences, "
-            f"which are {'; '.join(readings)} here."
-        )
-    ]
-
-
-def _notes(distances: bool = False, **subjects: str) -> Callable[[pd.DataFrame], list[Note]]:
-    """A table's notes.
+def _lengths(**subjects: str) -> Callable[[pd.DataFrame], Iterator[Note]]:
+    """Notes on the sequence lengths that differ from the paper’s, on which the figures depend.
 
     subjects: what of the table rests on flow_length, and what on rank_length.
     """
-    return lambda cells: (
-        _length_notes(cells, subjects) + (_distance_notes(cells) if distances else [])
-    )
+
+    def notes(cells: pd.DataFrame) -> Iterator[Note]:
+        for column, subject in subjects.items():
+            theirs = PAPER_LENGTHS[column]
+            others = [f"{own:.0f} ({row})" for row, own in shown(cells, column) if own != theirs]
+            if others:
+                said = f"{subject} rest on sequences of {', '.join(others)} tokens here"
+                yield Note(f"{said}, of {theirs} in the paper.")
+
+    return notes
+
+
+def _distance_notes(cells: pd.DataFrame) -> Iterator[Note]:
+    """The distances that stand for the paper’s in sequences of other lengths."""
+    readings = []
+    for row, length in shown(cells, "flow_length"):
+        if length != PAPER_FLOW_LENGTH:
+            *others, last = (str(distance(length, column)) for column in PARTS)
+            readings.append(f"{', '.join(others)} and {last} ({row})")
+    if readings:
+        yield Note(
+            "The distances 128, 256 and 512 stand for T/8, T/4 and T/2 of these sequences, "
+            f"which are {'; '.join(readings)} here."
+        )
+
+
+_DEPTH_LENGTHS = _lengths(flow_length="Shares of flow", rank_length="Effective ranks")
 
 
 def _distances(suffix: str = "") -> tuple[Column, ...]:
@@ -329,7 +315,7 @@ INTERNAL = Table(
     ),
     measure=internal_organization,
     needs=_DIAGNOSED_PAIRS,
-    notes=_notes(distances=True, flow_length="Shares of flow", rank_length="Effective ranks"),
+    notes=(_DEPTH_LENGTHS, _distance_notes),
 )
 
 
@@ -361,7 +347,7 @@ LAYERWISE = Table(
     measure=layerwise,
     needs=_DIAGNOSED_PAIRS,
     extra_row=_layer_row,
-    notes=_notes(flow_length="Shares of flow", rank_length="Effective ranks"),
+    notes=(_DEPTH_LENGTHS,),
 )
 
 ROUTING = Table(
@@ -376,7 +362,7 @@ ROUTING = Table(
     panels=(Panel("(a) Mean over seeds", _distances()), _spread("b", _distances("_sd"))),
     measure=routing,
     needs=_DIAGNOSED_PAIRS,
-    notes=_notes(distances=True, flow_length="Values"),
+    notes=(_lengths(flow_length="Values"), _distance_notes),
 )
 
 SINK_PROFILE = Table(
@@ -389,19 +375,13 @@ SINK_PROFILE = Table(
         "MHA → Relation; values are means over seeds."
     ),
     panels=(
-        Panel(
-            "(a) First 1 / 2 / 4",
-            _sinks((1, 2, 4)),
-        ),
-        Panel(
-            "(b) First 8 / 16 / 32",
-            _sinks((8, 16, 32)),
-        ),
+        Panel("(a) First 1 / 2 / 4", _sinks((1, 2, 4))),
+        Panel("(b) First 8 / 16 / 32", _sinks((8, 16, 32))),
         _spread("c", _sinks((1, 2, 4, 8, 16, 32), "_sd")),
     ),
     measure=sink_profile,
     needs=_DIAGNOSED_PAIRS,
-    notes=_notes(flow_length="Values"),
+    notes=(_lengths(flow_length="Values"),),
 )
 
 SPECTRUM = Table(
@@ -413,17 +393,14 @@ SPECTRUM = Table(
         "Singular values of the normalized flow, over all layers. Entries read MHA → Relation; "
         "values are means over seeds."
     ),
-    panels=(
-        Panel("(a) Mean over seeds", _spectra()),
-        _spread("b", _spectra("_sd")),
-    ),
+    panels=(Panel("(a) Mean over seeds", _spectra()), _spread("b", _spectra("_sd"))),
     measure=spectrum,
     needs=_DIAGNOSED_PAIRS,
-    notes=_notes(rank_length="Values"),
+    notes=(_lengths(rank_length="Values"),),
 )
 
 
 def least_exchange() -> float:
     """The paper's least Exchange flow from L2 on, in %, less half of its last digit."""
-    theirs = [paper_seeds.printed(INTERNAL.label, scale, DEEP_EXCHANGE) for scale in SCALES]
-    return min(found.number - paper_seeds.resolution(found.printed) for found in theirs)
+    theirs = [printed(INTERNAL.label, scale, DEEP_EXCHANGE) for scale in SCALES]
+    return min(found.number - found.rounding for found in theirs)

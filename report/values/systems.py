@@ -1,14 +1,12 @@
 """Throughput and memory of a step by FlashAttention and by FlashRelation: Tables 5 and 15."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pandas as pd
 
 from relation.variants import PAIRED
 from report.values.conditions import put_setting, setting_notes
+from report.values.frames import CampaignRecords
 from report.values.layout import (
     SCALES,
     Column,
@@ -22,7 +20,7 @@ from report.values.layout import (
     shown,
     value,
 )
-from report.values.measured import Measured, Measurements, no_counterpart, put, select, worded
+from report.values.measured import Measured, Measurements, no_counterpart, select, worded
 from report.values.run_rates import put_run_rates
 from report.values.side_rates import (
     CONTEXT,
@@ -33,9 +31,6 @@ from report.values.side_rates import (
     ratio_of,
     setting_of,
 )
-
-if TYPE_CHECKING:
-    from report.values.frames import CampaignRecords
 
 FIXED_CONTEXT = 1024  # of the comparison with the materialised operator
 # Of MHA backends that a reader knows by a name of their own.
@@ -49,20 +44,14 @@ def _matched_ratio(
     return ratio_of(full, mha, absent_rate(records, "matched", scale, "full"))
 
 
-def _put_ratio(
-    found: Measurements, row: str, column: str, statistics: Mapping[str, Measured]
-) -> None:
-    found.update({(row, column, statistic): value for statistic, value in statistics.items()})
-
-
 def production(records: CampaignRecords) -> Measurements:
     """Table 15: FlashAttention and FlashRelation at each scale's own context, with memory."""
-    found: Measurements = {}
+    found = Measurements()
     measured = select(records.throughput, benchmark="matched")
     for scale in SCALES:
         matched = select(measured, scale=scale)
         none = absent_rate(records, "matched", scale, *PAIRED)
-        put(found, scale, {"context": setting_of(matched, "context", none)})
+        found.put(scale, {"context": setting_of(matched, "context", none)})
         for side in PAIRED:
             rows, none = select(matched, side=side), absent_rate(records, "matched", scale, side)
             columns = {
@@ -71,8 +60,8 @@ def production(records: CampaignRecords) -> Measurements:
                 f"reserved.{side}": rate_of(rows, "reserved_gib", none),
                 f"micro_ga.{side}": batches_of(rows, none),
             }
-            put(found, scale, columns)
-        _put_ratio(found, scale, "ratio", _matched_ratio(records, matched, scale))
+            found.put(scale, columns)
+        found.put_statistics(scale, "ratio", _matched_ratio(records, matched, scale))
         put_run_rates(found, records, scale)
     put_setting(found, measured, records.page)
     return found
@@ -80,7 +69,7 @@ def production(records: CampaignRecords) -> Measurements:
 
 def efficient(records: CampaignRecords) -> Measurements:
     """Table 5: the materialised operator against FlashRelation, the matched pair, and peers."""
-    found: Measurements = {}
+    found = Measurements()
     measured = select(records.throughput, benchmark=("fixed", "matched"))
     for scale in SCALES:
         fixed, matched = (
@@ -93,15 +82,15 @@ def efficient(records: CampaignRecords) -> Measurements:
             "fixed.flash": rate_of(flash, "tokens_per_second", none),
             "fixed.context": setting_of(fixed, "context", none),
         }
-        put(found, scale, columns)
-        _put_ratio(found, scale, "fixed.speedup", ratio_of(flash, reference, none))
+        found.put(scale, columns)
+        found.put_statistics(scale, "fixed.speedup", ratio_of(flash, reference, none))
         none = absent_rate(records, "matched", scale, *PAIRED)
         columns = {"matched.context": setting_of(matched, "context", none)}
         for side in PAIRED:
             rows, none = select(matched, side=side), absent_rate(records, "matched", scale, side)
             columns[f"matched.{side}"] = rate_of(rows, "tokens_per_second", none)
-        put(found, scale, columns)
-        _put_ratio(found, scale, "matched.ratio", _matched_ratio(records, matched, scale))
+        found.put(scale, columns)
+        found.put_statistics(scale, "matched.ratio", _matched_ratio(records, matched, scale))
         _put_peers(found, records, scale, fixed, matched)
     put_setting(found, measured, records.page)
     return found
@@ -124,13 +113,12 @@ def _put_peers(
         none = no_counterpart("this campaign measures no such side")
         if flash.empty:
             none = absent_rate(records, benchmark, scale, "full")
-        put(found, scale, {f"peers.{column}": rate_of(rows, "tokens_per_second", none)})
-        _put_ratio(found, scale, f"peers.{column}_ratio", ratio_of(flash, rows, none))
+        found.put(scale, {f"peers.{column}": rate_of(rows, "tokens_per_second", none)})
+        found.put_statistics(scale, f"peers.{column}_ratio", ratio_of(flash, rows, none))
     found[scale, "peers.name", "value"] = found[scale, "peers.other", "value"]
     if len(others):
         backend = others.iloc[0]["backend"]
-        name = worded(ATTENTION_NAME.get(backend, f"MHA, {backend}"))
-        found[scale, "peers.name", "value"] = name
+        found[scale, "peers.name", "value"] = worded(ATTENTION_NAME.get(backend, f"MHA, {backend}"))
 
 
 SPEEDUP = Number(2, "×")
@@ -139,17 +127,12 @@ MEMORY = Number(2, significant=3)
 SHARE = Number(1, "%")
 
 
-def _notes(cells: pd.DataFrame) -> list[Note]:
-    """What was measured and under what, and a fixed context other than the paper’s."""
-    contexts = [
-        f"{context:.0f} ({row})"
-        for row, context in shown(cells, "fixed.context")[["row", "value"]].itertuples(False)
-        if context != FIXED_CONTEXT
-    ]
-    notes = setting_notes(cells)
-    if contexts:
-        notes.append(Note(f"The fixed context of (a) is {', '.join(contexts)} here."))
-    return notes
+def _context_notes(cells: pd.DataFrame) -> Iterator[Note]:
+    """A fixed context other than the paper’s."""
+    contexts = shown(cells, "fixed.context")
+    others = [f"{context:.0f} ({row})" for row, context in contexts if context != FIXED_CONTEXT]
+    if others:
+        yield Note(f"The fixed context of (a) is {', '.join(others)} here.")
 
 
 EFFICIENT = Table(
@@ -198,7 +181,7 @@ EFFICIENT = Table(
     measure=efficient,
     needs=Needs(benchmarks=("fixed", "matched")),
     systems=True,
-    notes=_notes,
+    notes=(setting_notes, _context_notes),
 )
 
 
@@ -257,5 +240,5 @@ PRODUCTION = Table(
     measure=production,
     needs=Needs(lambda run: run.variant in PAIRED, benchmarks=("matched",)),
     systems=True,
-    notes=_notes,
+    notes=(setting_notes,),
 )

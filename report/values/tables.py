@@ -3,6 +3,7 @@
 from types import ModuleType
 
 from report.values import (
+    ablations,
     architecture,
     complexity,
     conversion,
@@ -27,7 +28,7 @@ def _declared(*modules: ModuleType) -> list[Table]:
 
 TABLES = tuple(
     sorted(
-        _declared(architecture, complexity, linear, quality, structure, systems),
+        _declared(ablations, architecture, complexity, linear, quality, structure, systems),
         key=lambda table: int(table.number),
     )
 )

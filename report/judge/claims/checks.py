@@ -1,7 +1,5 @@
 """Claims that a verification's checks decide: 15, 18 and 22 to 24 (Sections 3 to 5, Appendix A)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 

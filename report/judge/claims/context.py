@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from report.judge.claims.evidence import Term, printed
 from report.judge.setting import Setting, Settings
+from report.values.frames import CampaignRecords
 from report.values.layout import Table
 from report.values.measured import Measured, Measurements
-
-if TYPE_CHECKING:
-    from report.values.frames import CampaignRecords
 
 Compute = Callable[["CampaignRecords"], Measurements]
 
@@ -23,10 +20,7 @@ class Context:
     """
 
     def __init__(
-        self,
-        records: CampaignRecords,
-        left_out: int | None = None,
-        whole: Context | None = None,
+        self, records: CampaignRecords, left_out: int | None = None, whole: Context | None = None
     ) -> None:
         self.records, self.page = records, records.page
         self.left_out, self._whole = left_out, whole

@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from report.values import paper_seeds
 from report.values.layout import SEEDS
 from report.values.measured import Measured
-from report.values.paper import UNIT_SCALE
+from report.values.paper import UNIT_SCALE, load, spread
 
 Verdict = Literal[
     "reproduced", "direction only", "not reproduced", "chose the reading", "not tested"
@@ -45,13 +44,8 @@ class Printed:
 
 def printed(label: str, row: str, column: str, statistic: str = "value") -> Printed:
     """A number of the paper's tables."""
-    found = paper_seeds.printed(label, row, column, statistic)
-    return Printed(
-        found.number,
-        paper_seeds.resolution(found.printed),
-        found.unit,
-        paper_seeds.spread(label, row, column),
-    )
+    found = load(label)[row, column, statistic]
+    return Printed(found.number, found.rounding, found.unit, spread(label, row, column))
 
 
 class Term(NamedTuple):

@@ -1,20 +1,15 @@
 """The claims, their verdicts, and whether one would flip without a seed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from report.judge.chosen import CHOSE, chosen_reading, why
 from report.judge.claims import checks, quality, structure, systems
 from report.judge.claims.context import Context
 from report.judge.claims.evidence import Evidence, Outcome, Verdict, outcome
 from report.values.complexity import WIDEST_INTERVAL
+from report.values.frames import CampaignRecords
 from report.values.structure import LARGEST_L1_SELF, least_exchange
-
-if TYPE_CHECKING:
-    from report.values.frames import CampaignRecords
 
 
 def _sized(direction: str) -> str:

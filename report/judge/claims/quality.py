@@ -1,7 +1,5 @@
 """Claims on losses: 1 to 5 and 17 (Section 6.1, Appendices C, D, E)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from statistics import fmean
@@ -18,21 +16,14 @@ from report.judge.claims.evidence import (
     shown_beside,
     undecided,
 )
-from report.values import paper_seeds
+from report.values.ablations import ABLATION_NAMES, ABLATION_SEEDS, ABLATIONS, HYBRID, HYBRID_SCALE
 from report.values.architecture import no_model
 from report.values.further import further_row
 from report.values.layout import SCALES, SEEDS, Number
 from report.values.measured import Measured, select
 from report.values.numbers import value_text
-from report.values.quality import (
-    ABLATION_NAMES,
-    ABLATION_SEEDS,
-    ABLATIONS,
-    HYBRID,
-    HYBRID_SCALE,
-    MAIN_RESULTS,
-    PAIRED_NLL,
-)
+from report.values.paper import by_seed
+from report.values.quality import MAIN_RESULTS, PAIRED_NLL
 
 # Claim 2: at most one loss in nine pairs.
 PAIRS = len(SCALES) * len(SEEDS)
@@ -142,7 +133,7 @@ def wins(context: Context) -> Iterator[Evidence]:
 
 
 def _paper_wins(scale: str) -> int:
-    theirs = paper_seeds.by_seed(PAIRED_NLL.label, f"{scale}/mean", "delta")
+    theirs = by_seed(PAIRED_NLL.label, f"{scale}/mean", "delta")
     return sum(delta < 0 for delta in theirs.values())
 
 
@@ -285,9 +276,9 @@ def hybrid(context: Context) -> Iterator[Evidence]:
     lacking = context.setting(ours.sources).lacks("data")
     yield found if lacking is None or ours.value is None else undecided(found, lacking)
     pairs = f"{HYBRID_SCALE}/mean"
-    theirs = paper_seeds.by_seed(HYBRID.label, "mean", "nll")
+    theirs = by_seed(HYBRID.label, "mean", "nll")
     for variant, name in (("full", "Full Relation"), ("mha", "MHA")):
-        other = paper_seeds.by_seed(PAIRED_NLL.label, pairs, variant)
+        other = by_seed(PAIRED_NLL.label, pairs, variant)
         apart = Printed(
             fmean(theirs[seed] - other[seed] for seed in SEEDS),
             2 * printed(HYBRID.label, "42", "nll").rounding,

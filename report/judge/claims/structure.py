@@ -1,7 +1,5 @@
 """Claims on the flow inside the trained models: 6 to 11, 19, 20 (Section 6.2, Appendix B.5)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -9,8 +7,8 @@ from typing import Literal
 
 from report.judge.claims.context import Context
 from report.judge.claims.evidence import Evidence, Term, compare, falls, printed, rises
-from report.values import paper_seeds
 from report.values.layout import SCALES, Table
+from report.values.paper import load
 from report.values.structure import (
     DEEP_EXCHANGE,
     INTERNAL,
@@ -152,7 +150,7 @@ def _with_most(context: Context, rows: list[str], column: str) -> Term:
     """The largest of these layers, in the paper and in the campaign, which may be deeper."""
     ours = (context.cell(LAYERWISE, row, column) for row in rows)
     label = LAYERWISE.label
-    theirs = [printed(label, r, column) for r in rows if paper_seeds.printed(label, r, column)]
+    theirs = [printed(label, r, column) for r in rows if (r, column, "value") in load(label)]
     return Term(
         max(theirs, key=lambda layer: layer.value),
         max(ours, key=lambda layer: -math.inf if layer.value is None else layer.value),

@@ -1,7 +1,5 @@
 """Claims on speed, memory and cost: 12 to 14, 16, 21 (Sections 5, 6.3, Appendices F to H)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
@@ -17,12 +15,12 @@ from report.judge.claims.evidence import (
     says_otherwise,
     undecided,
 )
-from report.values import paper_seeds
 from report.values.complexity import TOKEN_MIXING
 from report.values.layout import SCALES
 from report.values.linear import LINEAR_LONG, PAPER_CONTEXTS
 from report.values.measured import is_number, select
 from report.values.numbers import MINUS
+from report.values.paper import printed
 from report.values.systems import EFFICIENT, FIXED_CONTEXT, PRODUCTION
 
 # Fixed costs at small T and caches that overflow at large T bend a fitted power of T by so much.
@@ -56,7 +54,7 @@ def _other_batches(context: Context, scale: str) -> str:
     for variant in PAIRED:
         column = f"micro_ga.{variant}"
         ours = context.cell(PRODUCTION, scale, column).text
-        theirs = paper_seeds.printed(PRODUCTION.label, scale, column).printed
+        theirs = printed(PRODUCTION.label, scale, column).printed
         if ours != theirs:
             return f"measured with micro/GA {ours}, not {theirs}"
     return ""
@@ -276,9 +274,7 @@ def long_context(context: Context) -> Iterator[Evidence]:
 
     Beside it, what a GPU with more memory allocates where the paper's runs out.
     """
-    theirs = {
-        T: paper_seeds.printed(LINEAR_LONG.label, T, "status").printed for T in PAPER_CONTEXTS
-    }
+    theirs = {T: printed(LINEAR_LONG.label, T, "status").printed for T in PAPER_CONTEXTS}
     for status, quantity in (("PASS", "contexts that train"), ("OOM", "contexts out of memory")):
         lengths = [T for T in PAPER_CONTEXTS if theirs[T] == status]
         cells = [context.cell(LINEAR_LONG, T, "status") for T in lengths]
