@@ -21,6 +21,8 @@ BENCHMARK = """    toy_benchmark: LinearSteady | None = key("Toy", default=None)
     def benchmarks"""
 TABLE = """
 
+from dataclasses import replace
+
 TOY_TABLE = replace(STRUCTURAL_ABLATIONS, label="toy-table", number="99", title="Toy table")
 """
 TOLERANCE = """
@@ -70,7 +72,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         f"{BENCHMARK}",
     )
     edit(project / "config.yaml", "\ncampaigns:\n", CAMPAIGN)
-    with (project / "report/values/quality.py").open("a", encoding="utf-8") as file:
+    with (project / "report/values/ablations.py").open("a", encoding="utf-8") as file:
         file.write(TABLE)
     with (project / "report/figures/training.py").open("a", encoding="utf-8") as file:
         file.write(FIGURE)
