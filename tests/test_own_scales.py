@@ -53,7 +53,8 @@ def test_an_own_scale_has_the_values_that_the_papers_tables_would_have() -> None
 
 
 def test_the_papers_scales_have_no_row_and_its_cells_stay_not_run() -> None:
-    assert not OWN_SCALES.measure(make_records())
+    (none,) = OWN_SCALES.measure(make_records()).items()
+    assert none[0] == ("none", "pairs", "value") and none[1].status == "no counterpart"
     cells = build(renamed(make_records()), "main-results").set_index(["row", "column", "statistic"])
     assert cells.loc[(PAPER, "delta", "value"), "status"] == "not run"
 
