@@ -1,6 +1,6 @@
-"""RoPE's rotation in one pass: what eager PyTorch does in ten, each over FP32 copies of the states.
+"""RoPE's rotation in one pass, for eager PyTorch, which takes ten over FP32 copies of the states.
 
-torch.compile fuses the definition as well and is given that.
+torch.compile fuses the definition, so compiled code uses that.
 """
 
 import torch

@@ -159,6 +159,7 @@ def test_how_torchrun_is_asked(given: tuple, slurm: dict, options: str) -> None:
     [
         ((3, 2, "node1:29400"), "--processes 3 do not divide among --nodes 2"),
         ((2, 2), "--nodes needs --rendezvous HOST:PORT"),
+        ((2, 1, "node1:29400"), "for several nodes; give --nodes too"),
         ((2, 2, "node1"), "give HOST:PORT, as node1:29400"),
         ((2, 2, "nowhere.invalid:29400"), "nowhere.invalid cannot be reached"),
     ],

@@ -10,7 +10,7 @@ import os
 from multiprocessing import forkserver
 from multiprocessing.context import BaseContext
 
-# PyTorch's profiler says on stderr whenever it starts and stops, which no reader of a log asked.
+# PyTorch's profiler says on stderr whenever it starts and stops.
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 

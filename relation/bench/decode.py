@@ -246,7 +246,10 @@ def _rows_of(
     if AGREEMENT in measures:
         tell(f"{name} {AGREEMENT}")
         found = _row(name, config, AGREEMENT, precision, device)
-        yield found | agreement(config, precision, device)
+        try:
+            yield found | agreement(config, precision, device)
+        except torch.OutOfMemoryError as error:
+            yield found | {"status": "OOM", "reason": str(error).splitlines()[0]}
 
 
 def _record(

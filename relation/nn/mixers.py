@@ -127,8 +127,15 @@ class InformationMixer(Mixer):
 
 def _is_bare(linear: nn.Module) -> bool:
     """Whether calling a module is its weight's product and nothing else: no adapter, no hook."""
-    hooks = (linear._forward_hooks, linear._forward_pre_hooks, linear._backward_hooks)
-    return type(linear) is nn.Linear and linear.bias is None and not any(hooks)
+    hooks = (
+        linear._forward_hooks,
+        linear._forward_pre_hooks,
+        linear._backward_hooks,
+        linear._backward_pre_hooks,
+    )
+    # Offloading puts a forward of its own on the instance.
+    replaced = type(linear) is not nn.Linear or "forward" in vars(linear)
+    return not replaced and linear.bias is None and not any(hooks)
 
 
 def _shape_lambda(mixer: nn.Module, state_dict: dict[str, Tensor], prefix: str, *rest) -> None:

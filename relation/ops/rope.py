@@ -6,6 +6,7 @@ import torch
 
 from relation.errors import InputError
 from relation.kernels.checks import check_states
+from relation.kernels.flash_relation import is_eager, why_unavailable
 from relation.ops.trigonometry import cos_sin
 
 
@@ -58,10 +59,10 @@ class _Rotation(torch.autograd.Function):
 def _rotated(
     x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, back: bool = False
 ) -> torch.Tensor:
-    """By one kernel where torch.compile makes none."""
-    eager = x.is_cuda and not torch.compiler.is_compiling()
-    if eager and torch.promote_types(x.dtype, cos.dtype) == torch.float32:
-        from relation.kernels.rotation import rotate  # Triton is there where CUDA is
+    """By one Triton kernel in eager PyTorch on an NVIDIA GPU, else by the definition."""
+    single = x.is_cuda and torch.promote_types(x.dtype, cos.dtype) == torch.float32
+    if single and is_eager(x, cos, sin) and why_unavailable(x.device) is None:
+        from relation.kernels.rotation import rotate
 
         return rotate(x, cos, sin, back)
     return _rotate(x, cos, -sin if back else sin)

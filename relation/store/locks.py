@@ -23,7 +23,7 @@ def held(path: Path, name: str) -> Iterator[None]:
     make_folder(path.parent)
     lock = FileLock(path)
     try:
-        # A process that checks whether the lock is held takes it for a moment.
+        # A process that checks the lock also holds it briefly, so retry for 0.2 s.
         lock.acquire(timeout=_SECONDS_OF_A_LOOK, poll_interval=0.01)
     except Timeout:
         raise RunError(

@@ -30,6 +30,8 @@ def torchrun_options(
             f"--processes {processes} do not divide among --nodes {nodes}; give a multiple of it"
         )
     on_each = ["--nproc-per-node", str(processes // nodes)]
+    if nodes == 1 and rendezvous is not None:
+        raise InputError(f"--rendezvous {rendezvous} is for several nodes; give --nodes too")
     if nodes == 1:
         return [*_ON_THIS_NODE, *on_each]
     meeting = [] if rendezvous is None else ["--rdzv-endpoint", rendezvous]

@@ -103,8 +103,8 @@ class World:
     def check_peers(self, asked: bool = False) -> None:
         """Raise PeerEndedError where another process has failed; looks at most once a second.
 
-        asked: whether this one was asked to stop. One that waits for the others long after that
-        takes them for killed, as torchrun asks the rest to stop then.
+        asked: whether this one was asked to stop. torchrun stops the survivors when a process dies,
+        so one that still waits 20 s later assumes that its peers are dead.
         """
         now = time.monotonic()
         if asked:

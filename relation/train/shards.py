@@ -16,7 +16,7 @@ from relation.nn.mixers import FullRelationMixer
 def shard(model: Decoder, device: torch.device, processes: int, compile: bool) -> None:
     """Leave this process its part of a model, on its device; all processes call it.
 
-    A layer at a time, so that no device ever holds the whole. compile: whether torch.compile
+    A layer at a time: the model may still be on the CPU. compile: whether torch.compile
     builds each layer. Lambda becomes (1,), as FSDP shards no scalar.
     """
     # Imported on use: a run whose model is whole does without these two seconds.
