@@ -63,7 +63,7 @@ def is_eager(*tensors: torch.Tensor | None) -> bool:
 def why_unavailable(device: torch.device | str) -> str | None:
     """The reason why FlashRelation cannot run on `device`, or None where it can."""
     device = torch.device(device)
-    if importlib.util.find_spec("triton") is None:
+    if not _has_triton():
         return "Triton is not installed; install triton"
     if device.type == "cpu":
         if os.environ.get("TRITON_INTERPRET") == "1":
@@ -77,6 +77,11 @@ def why_unavailable(device: torch.device | str) -> str | None:
 # What torch.compiler.assume_constant_result sets. Calling that imports torch._dynamo, which takes
 # every process two seconds.
 why_unavailable._dynamo_marked_constant = True
+
+
+@functools.cache  # every eager call asks, and looking takes as long as a launch
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
 
 
 @functools.cache
