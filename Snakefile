@@ -59,6 +59,8 @@ onstart:
             inputs={str(path) for job in jobs for path in job.input},
         )
         write_started_with(CAMPAIGN, RESULTS)
+        if CAMPAIGN.import_once and local and not (ON_GPU or deployed):
+            import_once()
     except InputError as error:
         sys.exit(f"error: {error}")
 

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -13,12 +12,32 @@ from typing import TYPE_CHECKING
 
 import pytest
 from filelock import FileLock
-from forks import ask, write_python
+
+from relation.machine import forks
 
 if TYPE_CHECKING:
     from relation.pipeline.campaign import Campaign
 
 ROOT = Path(__file__).resolve().parents[1]
+# Snakemake and the tiny campaign's jobs import these.
+IMPORTED = (
+    "matplotlib.pyplot",
+    "pandas",
+    "pyarrow.parquet",
+    "pydantic",
+    "safetensors.torch",
+    "scipy.stats",
+    "snakemake.cli",
+    "snakemake.executors.local",
+    "snakemake.profiles",
+    "snakemake.report",
+    "snakemake_executor_plugin_slurm",
+    "torch",
+    "yaml",
+)
+# Theirs: of jobs of one thread, whose Snakefile has imported relation.bench.
+ENVIRONMENT = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+ENVIRONMENT |= {**forks.ONE_THREAD, "KINETO_LOG_LEVEL": "99"}
 COPIED = ("Snakefile", "config.yaml", "environment.yml", "pyproject.toml")
 COPIED_FOLDERS = (
     "workflow",
@@ -154,40 +173,38 @@ def copy_project(target: Path) -> Path:
 @cache
 def _forks() -> tuple[str, str, object]:
     """The address of a server of forks, its `python` for Snakemake's jobs, and what keeps both."""
-    folder = tempfile.TemporaryDirectory(prefix="forks")
-    address = f"{folder.name}/socket"
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(address)
-        listener.listen()
-        number = listener.fileno()
-        command = [sys.executable, str(ROOT / "tests/forks.py"), str(number)]
-        server = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[number])
-    return address, str(write_python(Path(folder.name), address)), (folder, server)
+    address, server = forks.start(IMPORTED, ENVIRONMENT)
+    folder = tempfile.TemporaryDirectory(prefix="python")
+    python = Path(folder.name) / "python"
+    python.write_text(f'#!/bin/sh\nexec {forks.python(address)} "$@"\n', encoding="utf-8")
+    python.chmod(0o755)
+    return address, str(python), (folder, server)
 
 
 def run_module(
-    project: Path, module: str, *arguments: str, own_jobs: bool = False
+    project: Path, module: str, *arguments: str, own_jobs: bool = False, **variables: str
 ) -> subprocess.CompletedProcess:
     """Run `python -m` in a project's folder; its output is captured, both streams in stdout.
 
-    Jobs that Snakemake starts are forks too, or processes of their own.
+    Jobs that Snakemake starts are forks too, or processes of their own. variables: of the
+    environment.
     """
     address, python, _ = _forks()
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     executable = sys.executable if own_jobs else python
     with open(os.devnull) as nothing, tempfile.TemporaryFile("w+", encoding="utf-8") as output:
         streams = nothing.fileno(), output.fileno(), output.fileno()
-        request = (module, arguments, str(project), environment, executable)
-        status = ask(address, request, *streams)
+        request = (module, list(arguments), str(project), ENVIRONMENT | variables, executable)
+        status = forks.ask(address, request, streams)
         output.seek(0)
         return subprocess.CompletedProcess(arguments, status, output.read())
 
 
 def snakemake(
-    project: Path, *arguments: str, check: bool = True, own_jobs: bool = False
+    project: Path, *arguments: str, check: bool = True, own_jobs: bool = False, **variables: str
 ) -> subprocess.CompletedProcess:
-    """Run Snakemake in a project's folder, as `run_module` does."""
-    done = run_module(project, "snakemake", *arguments, own_jobs=own_jobs)
+    """Run Snakemake in a project's folder, as `run_module` does, with one core unless told."""
+    arguments = "--cores", "1", *arguments
+    done = run_module(project, "snakemake", *arguments, own_jobs=own_jobs, **variables)
     if check and done.returncode:
         pytest.fail(f"snakemake {' '.join(arguments)} failed:\n{done.stdout[-6000:]}")
     return done

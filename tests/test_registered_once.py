@@ -1,14 +1,11 @@
 """A variant, a benchmark, a campaign, a table and a figure: each is added in one place."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from conftest import copy_project, snakemake
+from conftest import copy_project, run_module, snakemake
 
 from relation.store.parquet import read_parquet
 
@@ -86,10 +83,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def relation(project: Path, *arguments: str) -> str:
     """What a command prints in the project's folder."""
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    command = [sys.executable, "-m", "relation", *arguments, "--campaign", "toy"]
-    done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True)
-    assert not done.returncode, done.stderr
+    done = run_module(project, "relation", *arguments, "--campaign", "toy")
+    assert not done.returncode, done.stdout
     return done.stdout
 
 

@@ -42,6 +42,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     jobs = planned_jobs(project, *TINY)
     assert WHOLE.items() < jobs.items() and jobs["measure"] == 12
     snakemake(project, *TINY)
+    for log in (project / "results/tiny/logs").rglob("*.log"):
+        assert "not forked" not in log.read_text(encoding="utf-8"), log
     return project
 
 
@@ -399,10 +401,10 @@ rule claim:
     ],
 )
 def test_bad_input_is_told_in_one_line_before_any_job(
-    project: Path, config: str, said: str, monkeypatch: pytest.MonkeyPatch
+    project: Path, config: str, said: str
 ) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    done = snakemake(project, "--config", *config.split(), check=False)
+    choices = ("--config", *config.split())
+    done = snakemake(project, *choices, check=False, CUDA_VISIBLE_DEVICES="")
     assert done.returncode
     errors = [line for line in done.stdout.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1 and said in errors[0]

@@ -86,6 +86,7 @@ class Campaign:
     recall: tuple[RecallSpec, ...] = ()
     recall_tokens_per_second: float | None = None
     runs_per_gpu: int = 1
+    import_once: bool = False
     corpus: str | None = None
     restrictions: dict = field(default_factory=dict)
     settings: dict = field(default_factory=dict)
@@ -403,6 +404,7 @@ def resolve(config: Mapping, **overrides: Any) -> Campaign:
             spec for spec in recall if campaign.matrix and chosen.allow("variants", spec.mixer)
         ),
         runs_per_gpu=campaign.runs_per_gpu,
+        import_once=campaign.import_once,
         corpus=config.corpus,
         restrictions=chosen.given,
         settings={

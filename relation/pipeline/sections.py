@@ -382,6 +382,12 @@ class CampaignSection(ExecutionSection):
         "for the host while another computes",
         default=1,
     )
+    import_once: StrictBool = key(
+        "Whether jobs are forks of one process that has imported their libraries, where they run "
+        "on this machine's CPU: it spares a small campaign a fifth of its time. A fork cannot use "
+        "a GPU",
+        default=False,
+    )
     recall: RecallSection | None = key(
         "Associative recall, beyond the paper; null leaves it out", default=None
     )

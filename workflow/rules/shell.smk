@@ -3,12 +3,37 @@
 
 import os
 
+from relation.machine import forks
+
 SOURCE = Path(os.path.relpath(PROJECT))
 
 # Without a conda or container environment, jobs run on the interpreter that runs Snakemake.
 deployed = workflow.deployment_settings.deployment_method
 interpreter = "" if deployed else f"{Path(sys.executable).parent}:"
-shell.prefix(
+ENVIRONMENT = (
     f"set -o pipefail; export PATH={interpreter!r}$PATH PYTHONPATH={str(PROJECT)!r}"
     "${{PYTHONPATH:+:$PYTHONPATH}}; "
 )
+shell.prefix(ENVIRONMENT)
+
+# What most jobs import.
+LIBRARIES = "filelock numpy pandas pyarrow.parquet pydantic safetensors.torch torch tqdm yaml"
+SERVERS = []
+
+
+def import_once():
+    """Make jobs forks of a process that has imported their libraries.
+
+    One of several threads, as a benchmark, is a process of its own: libraries count threads when
+    they are imported.
+    """
+    try:
+        address, server = forks.start(LIBRARIES.split(), {**os.environ, **forks.ONE_THREAD})
+    except OSError as error:
+        print(f"note: jobs are not forked from a server of imports: {error}", file=sys.stderr)
+        return
+    SERVERS.append(server)
+    fork = (
+        f'[ "$OMP_NUM_THREADS" = 1 ] && set -- {forks.python(address)} "$@" || set -- python "$@"'
+    )
+    shell.prefix(ENVIRONMENT + f'python() {{{{ {fork}; command "$@"; }}}}; ')
