@@ -1,15 +1,14 @@
 """Tests of kernels in Triton's interpreter, which is chosen when the kernels are imported.
 
-So they run in a process of their own, which a test of the ordinary run starts.
+So they run in a process of their own, which a test of the ordinary run starts: this module.
 """
 
 import os
-import subprocess
 import sys
 
 import numpy as np
 import pytest
-from conftest import ROOT
+from conftest import ROOT, run_module
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -45,11 +44,11 @@ def run_interpreted(file: str) -> None:
     triton = pytest.importorskip("triton")
     if triton.__version__.startswith("3.6.") and np.lib.NumpyVersion(np.__version__) >= "2.4.0":
         pytest.skip("Triton 3.6's interpreter cannot run a loop with NumPy 2.4 or newer")
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"{file}::TestInterpreted"],
-        cwd=ROOT,
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
+    path = os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))
+    done = run_module(ROOT / "tests", "interpreter", file, PYTHONPATH=path)
+    assert done.returncode == 0, done.stdout
+
+
+if __name__ == "__main__":
+    os.environ["TRITON_INTERPRET"] = "1"
+    sys.exit(pytest.main(["-p", "no:cacheprovider", f"{sys.argv[1]}::TestInterpreted"]))
