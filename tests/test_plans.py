@@ -54,16 +54,20 @@ def launched(monkeypatch) -> list[tuple]:
 
 @pytest.fixture
 def same_memory(monkeypatch):
-    """Called before a call, gives its every torch.empty what the call before it got."""
-    empty, given, position = torch.empty, [], [0]
+    """Called before a call, gives its every new tensor the memory that the call before it got."""
+    given, position = [], [0]
 
-    def again(*shape, **options):
-        position[0] += 1
-        if len(given) < position[0]:
-            given.append(empty(*shape, **options))
-        return given[position[0] - 1]
+    def of(make):
+        def again(*arguments, **options):
+            position[0] += 1
+            if len(given) < position[0]:
+                given.append(make(*arguments, **options))
+            return given[position[0] - 1]
 
-    monkeypatch.setattr(torch, "empty", again)
+        return again
+
+    for name in ("new_empty", "new_empty_strided"):
+        monkeypatch.setattr(torch.Tensor, name, of(getattr(torch.Tensor, name)))
     return lambda: position.__setitem__(0, 0)
 
 
@@ -106,7 +110,7 @@ def test_a_profiler_hears_of_every_launch(launched, monkeypatch):
 
 def test_plans_do_not_pile_up(monkeypatch):
     monkeypatch.setattr(plans, "_plans", {})
-    monkeypatch.setattr(plans, "_MOST_PLANS", 4)
+    monkeypatch.setattr(plans, "MOST_LAYOUTS", 4)
     for length in range(10):
         plans.plan_of(run, None, length)
     assert len(plans._plans) <= 4
