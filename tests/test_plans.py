@@ -1,6 +1,7 @@
 """Launches that repeat are bound once by layout, and reach Triton's launcher as Triton calls it."""
 
 import importlib
+import weakref
 
 import pytest
 import torch
@@ -8,7 +9,9 @@ from interpreter import INTERPRETED
 
 pytest.importorskip("triton")
 
-from relation.kernels import plans
+from relation import kernels
+from relation.errors import InputError
+from relation.kernels import checks, plans
 from relation.kernels.flash_relation.launches import load_launches
 
 if INTERPRETED:
@@ -106,6 +109,53 @@ def test_a_profiler_hears_of_every_launch(launched, monkeypatch):
         for _ in range(2):
             run(*given)
     assert len(heard) == 8
+
+
+def test_nothing_keeps_a_calls_tensors(launched):
+    given = inputs()
+    alive = [weakref.ref(x) for x in given]
+    with fake_gpu("sm_90"):
+        for _ in range(2):
+            run(*given)
+    del given
+    assert [x() for x in alive] == [None] * 5
+
+
+TOKENS = torch.zeros(2, 3, 8, 16)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        TOKENS.bfloat16(),
+        TOKENS[:1],
+        TOKENS.mT.contiguous().mT,
+        torch.zeros(TOKENS.numel() + 1)[1:].view(TOKENS.shape),
+        TOKENS.to("meta"),
+        None,
+    ],
+    ids=["dtype", "shape", "strides", "alignment", "device", "none"],
+)
+def test_every_layout_is_checked_and_planned_for_itself(other, monkeypatch):
+    monkeypatch.setattr(checks, "_passed", set())
+    checked = []
+
+    def check(x, tau) -> None:
+        checked.append((x, tau))
+
+    for tau in (2.0, 2.0, 1.0):
+        checks.check_once(check, TOKENS, tau=tau)
+        checks.check_once(check, other, tau=tau)
+    assert checked == [(TOKENS, 2.0), (other, 2.0), (TOKENS, 1.0), (other, 1.0)]
+    plan_of = [plans.plan_of(check, None, checks.layout(x)) for x in (TOKENS, other, TOKENS)]
+    assert plan_of[0] is plan_of[2] is not plan_of[1]
+
+
+def test_wrong_input_is_refused_every_time():
+    given = [x.requires_grad_() for x in inputs(width=8)]
+    for _ in range(2):
+        with pytest.raises(InputError, match="head width is 8"):
+            kernels.flash_relation(*given[:3], given[4])
 
 
 def test_plans_do_not_pile_up(monkeypatch):
