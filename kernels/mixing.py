@@ -20,7 +20,7 @@ def _pair_places(stride_b, stride_h, stride_t, T, H, N, D, SHIFT, ROWS, WIDTH):
     """Where this program's numbers lie in both heads of its pair, and which of them exist."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     c = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
-    first = (2 * tl.program_id(2) + SHIFT) % H
+    first = (2 * tl.program_id(2).to(tl.int64) + SHIFT) % H
     here = (row // T * stride_b + row % T * stride_t)[:, None] + c[None, :]
     exists = (row < N)[:, None] & (c < D)[None, :]
     return here + first * stride_h, here + (first + 1) % H * stride_h, exists

@@ -100,7 +100,7 @@ def launch_backward(
         numbers = (*dy.stride(), *dp2.stride(), H, T, 1 / math.sqrt(D))
         return grid(p2, block), *configure(by_history, block, *numbers)
 
-    facts = tau, transport_self, *map(layout, (gate_logit, starts, ends))
+    facts = tau, transport_self, *map(layout, (gate_logit, log_norm, starts, ends))
     plan = plan_of(launch_backward, launches, *facts, *map(layout, inputs))
     with torch.cuda.device_of(p1):
         history = tiles(by_rows, by_rows.block_j, p2, info)

@@ -6,7 +6,7 @@ import torch
 import triton
 
 from relation.kernels.checks import layout
-from relation.kernels.common import empty_parts, empty_tokens, padded_width
+from relation.kernels.common import empty_parts, empty_tokens
 from relation.kernels.linear_relation.fused import weak_gradients_kernel
 from relation.kernels.linear_relation.launches import Launch, select_launches, split_chunks
 from relation.kernels.linear_relation.levels import (
@@ -76,13 +76,6 @@ def launch_backward(
             grid = (B * H, triton.cdiv(D, options["BLOCK_D"]), segments.chunks)
         return grid, numbers(p1, p2, info, dy, dp1), own | options
 
-    def configure_gradients() -> Configuration:
-        own = {"WIDTH": padded_width(D), "WHOLE": segments.whole}
-        own |= launches.constants(D, H // shared)
-        strides = numbers(p1, p2, info, log_retention, dy, dp1)
-        options = launches.weak_gradients.without_block_d(D)
-        return (B * H, segments.chunks), strides, own | options
-
     def configure_weak_information() -> Configuration:
         keeps = weak_coordinates is not None
         return configure_weak(weak_information, False, KEEPS_DSCORES=keeps)
@@ -97,9 +90,12 @@ def launch_backward(
 
     with torch.cuda.device_of(p1):
         if apart:
-            tensors = (p1, p2, info, log_retention, dy, prepared.weak, *states)
-            tensors += (dp1, dp2, dinfo, dlog_retention)
-            plan.launch(weak_gradients_kernel, tensors, configure_gradients)
+            tensors = (*weak_inputs, dp1, dp2, dinfo, dlog_retention)
+            plan.launch(
+                weak_gradients_kernel,
+                tensors,
+                lambda: configure_weak(launches.weak_gradients, False),
+            )
         if weak_information is not None:
             squares, kind = launches.kept_scores
             count = B * H * segments.chunks if weak_coordinates else 0
