@@ -17,7 +17,7 @@ from relation.kernels.flash_relation.launches import load_launches
 if INTERPRETED:
     pytest.skip("the interpreter launches nothing", allow_module_level=True)
 
-from fake_gpu import _Launcher, fake_gpu
+from fake_gpu import FakeDriver, _Launcher, fake_gpu
 
 FORWARD, BACKWARD = (
     importlib.import_module(f"relation.kernels.flash_relation.{name}")
@@ -156,6 +156,18 @@ def test_wrong_input_is_refused_every_time():
     for _ in range(2):
         with pytest.raises(InputError, match="head width is 8"):
             kernels.flash_relation(*given[:3], given[4])
+
+
+def test_every_launch_goes_to_the_current_stream(launched, monkeypatch):
+    streams = []
+    monkeypatch.setattr(_Launcher, "__call__", lambda self, *given: streams.append(given[3]))
+    current = [7]
+    monkeypatch.setattr(FakeDriver, "get_current_stream", lambda self, device: current[0])
+    given = inputs()
+    with fake_gpu("sm_90"):
+        for current[0] in (7, 7, 8):
+            run(*given)
+    assert streams == [7] * 8 + [8] * 4
 
 
 def test_plans_do_not_pile_up(monkeypatch):
