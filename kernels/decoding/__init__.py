@@ -4,6 +4,10 @@ Every sum of a row is formed in an order that neither the batch nor the state's 
 so that equal rows get equal bits in any company. Nothing here waits for the GPU: where a row stands
 is read from `lengths`, (B,) int32 on the device, the tokens before the new one; it must be below
 the capacity, which the caller knows.
+
+`chained` says that only x or `projected`, `down`, `out` and `logits` were written since the last
+launch that is not chained, by kernels of this module launched after it: on Hopper and later such a
+kernel starts, and loads all else, while the one before still runs (chain.py).
 """
 
 import torch
@@ -14,8 +18,8 @@ from relation.kernels.checks import check_device
 from relation.kernels.flash_relation import DTYPES, NARROWEST, WIDEST, why_unavailable
 
 ADD, GATE = "add", "gate"
-# CUDA refuses more than 65,535 pieces of a history, of 256 tokens each (`CHUNK` in history.py).
-LONGEST = 65_535 * 256
+# CUDA refuses more than 65,535 pieces of a history, of 128 tokens each (`PIECE` in history.py).
+LONGEST = 65_535 * 128
 
 
 def why_not(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
@@ -35,6 +39,8 @@ def history_token(
     lam: Tensor | None = None,
     tau: float = 2.0,
     transport_self: bool = True,
+    *,
+    chained: bool = False,
 ) -> Tensor:
     """Full Relation of one token a row, or without lam attention; the history takes it in.
 
@@ -57,7 +63,7 @@ def history_token(
     check_device(projected, *tables, *history, lengths, *given)
     from relation.kernels.decoding.history import launch
 
-    return launch(projected, tables, history, lengths, lam, float(tau), transport_self)
+    return launch(projected, tables, history, lengths, lam, float(tau), transport_self, chained)
 
 
 def linear_token(
@@ -69,6 +75,8 @@ def linear_token(
     lengths: Tensor,
     active: Tensor,
     tau: float = 2.0,
+    *,
+    chained: bool = False,
 ) -> Tensor:
     """Linear Relation of one token a row (Section 5.2); the state takes it in, in place.
 
@@ -95,11 +103,18 @@ def linear_token(
     check_device(projected, down, *retention, *tables, state, lengths, active)
     from relation.kernels.decoding.linear import launch
 
-    return launch(projected, down, retention, tables, state, lengths, active, float(tau))
+    given = projected, down, retention, tables, state, lengths, active, float(tau)
+    return launch(*given, chained)
 
 
 def project(
-    x: Tensor, weight: Tensor, eps: float | None = None, out: Tensor | None = None, then: str = ""
+    x: Tensor,
+    weight: Tensor,
+    eps: float | None = None,
+    out: Tensor | None = None,
+    then: str = "",
+    *,
+    chained: bool = False,
 ) -> Tensor:
     """x (B, K) through weight (N, K), both contiguous, as a decoder does for one token a row.
 
@@ -120,8 +135,63 @@ def project(
     check_device(x, weight, out)
     from relation.kernels.decoding.dense import launch
 
-    launch(x, weight, eps, out, then)
+    launch(x, weight, eps, out, then, chained)
     return out
+
+
+def embed(ids: Tensor, embedding: Tensor, multiplier: float = 1.0) -> Tensor:
+    """Rows of embedding (V, d) FP32 times a number, (B, d), of ids (B,) int64; contiguous all.
+
+    A negative id, of logits that were not finite, takes the first row. Never chained: chains start
+    here. Raises InputError for shapes, dtypes or devices that do not fit.
+    """
+    _expect("ids", ids, (ids.numel(),), torch.int64)
+    _expect("embedding", embedding, _dimensions("embedding", embedding, 2), torch.float32)
+    check_device(ids, embedding)
+    from relation.kernels.decoding.dense import launch_embed
+
+    return launch_embed(ids, embedding, float(multiplier))
+
+
+def draw(
+    logits: Tensor,
+    temperature: Tensor | None,
+    uniforms: Tensor,
+    ids: Tensor,
+    counts: tuple[Tensor, Tensor, Tensor] | None = None,
+    stop: int | None = None,
+    *,
+    chained: bool = False,
+) -> None:
+    """Draw a token of each row of logits (B, V) FP32 into ids (B,) int64.
+
+    -1 where logits are not finite. temperature: (1,) FP64, None for the likeliest token, of equal
+    ones the first. uniforms: (n, B) FP64 in [0, 1), where the cumulative distribution is cut;
+    their first row is taken. counts: what a token moves on, in place: the drawings so far (B,)
+    int64, whose next is that row of uniforms modulo n; `lengths` and `active`, as in
+    `linear_token`, the former by the latter. stop: an id; a row that draws it ends, and one that
+    has ended draws it again. All contiguous. Raises InputError for shapes, dtypes or devices that
+    do not fit.
+    """
+    B, _ = _dimensions("logits", logits, 2)
+    rounds, _ = _dimensions("uniforms", uniforms, 2)
+    _expect("logits", logits, tuple(logits.shape), torch.float32)
+    _expect("uniforms", uniforms, (rounds, B), torch.float64)
+    _expect("ids", ids, (B,), torch.int64)
+    given = [logits, uniforms, ids, *(counts or ())]
+    if temperature is not None:
+        _expect("temperature", temperature, (1,), torch.float64)
+        given.append(temperature)
+    if counts is not None:
+        kinds = ("drawings", torch.int64), ("lengths", torch.int32), ("active", torch.int32)
+        for (name, kind), count in zip(kinds, counts, strict=True):
+            _expect(name, count, (B,), kind)
+    elif stop is not None:
+        raise InputError("a row that draws the stop token ends: give counts with stop")
+    check_device(*given)
+    from relation.kernels.decoding.drawing import launch
+
+    launch(logits, temperature, uniforms, ids, counts, stop, chained)
 
 
 def _dimensions(name: str, x: Tensor, rank: int) -> tuple[int, ...]:

@@ -1,13 +1,22 @@
 """A decoder prepared to decode one token a row with `relation.kernels.decoding`."""
 
 import copy
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from relation.errors import InputError
-from relation.kernels.decoding import ADD, GATE, history_token, linear_token, project, why_not
+from relation.kernels.decoding import (
+    ADD,
+    GATE,
+    embed,
+    history_token,
+    linear_token,
+    project,
+    why_not,
+)
 from relation.nn.cache import Cache, DecodeState
 from relation.nn.decoder import Block, Decoder
 from relation.nn.folding import fold
@@ -25,6 +34,10 @@ class Places(NamedTuple):
     lengths: Tensor
     active: Tensor
     tables: tuple[Tensor, Tensor]
+
+
+# Weights, states and places are older than the token, whose first kernel is not chained.
+_chained = partial(project, chained=True)
 
 
 class _Layer:
@@ -82,7 +95,7 @@ class Prepared:
             _Layer(letter, block, dtype)
             for letter, block in zip(self.config.layout, folded.blocks, strict=True)
         ]
-        self.embedding = folded.embedding.weight.detach()
+        self.embedding = folded.embedding.weight.detach().float()
         self.outward = (self.embedding * folded.norm.weight).to(dtype)
         self.rope_tables = folded.rope_tables
 
@@ -93,30 +106,28 @@ class Prepared:
         the histories' capacity and the tables' length.
         """
         config = self.config
-        x = self.embedding[ids]
-        if config.embedding_multiplier is not None:
-            x = x * config.embedding_multiplier
+        x = embed(ids.contiguous(), self.embedding, config.embedding_multiplier or 1.0)
         for layer, cache in zip(self.layers, state.layers, strict=True):
             y = self._mixed(layer, x, cache, places)
-            project(y, layer.outward, out=x, then=ADD)
-            hidden = project(x, layer.gate_up, config.norm_eps, then=GATE)
-            project(hidden, layer.down, out=x, then=ADD)
+            _chained(y, layer.outward, out=x, then=ADD)
+            hidden = _chained(x, layer.gate_up, config.norm_eps, then=GATE)
+            _chained(hidden, layer.down, out=x, then=ADD)
         logits = x.new_empty(len(x), config.vocab_size)
-        return project(x, self.outward, config.norm_eps, logits)
+        return _chained(x, self.outward, config.norm_eps, logits)
 
     def _mixed(self, layer: _Layer, x: Tensor, cache: Cache, places: Places) -> Tensor:
         """The mixer's y, (B, d), before its output projection."""
         config, (lengths, active, tables) = self.config, places
         heads = (config.heads, config.head_dim)
-        projected = project(x, layer.inward, config.norm_eps).unflatten(1, (-1, *heads))
+        projected = _chained(x, layer.inward, config.norm_eps).unflatten(1, (-1, *heads))
         if layer.letter == LINEAR:
             if layer.down_from_residual is None:
                 down = projected[:, 3]
             else:
-                down = project(x.to(self.dtype), layer.down_from_residual).unflatten(1, heads)
+                down = _chained(x.to(self.dtype), layer.down_from_residual).unflatten(1, heads)
             given = layer.retention, tables, cache.tensors[0], lengths, active, config.tau
-            return linear_token(projected, down, *given)
-        given = projected, tables, cache.tensors, lengths
+            return linear_token(projected, down, *given, chained=True)
+        given = [projected, tables, cache.tensors, lengths]
         if layer.letter == FULL:
-            return history_token(*given, layer.lam, config.tau, layer.transport_self)
-        return history_token(*given)
+            given += layer.lam, config.tau, layer.transport_self
+        return history_token(*given, chained=True)
