@@ -216,6 +216,27 @@ def check_embeds(device="cpu") -> None:
     assert torch.equal(found, embedding[[6, 0, 3]] * 1.5)
 
 
+def check_prompts(shape: tuple[int, ...], dtype: torch.dtype, device="cpu") -> None:
+    """States of a prompt over their RMS, a sum before it, and gated states."""
+    torch.manual_seed(shape[-1])
+    x = torch.randn(shape).to(device)
+    y = torch.randn(shape).to(device, dtype)
+
+    def expected(kind: torch.dtype) -> tuple[Tensor, ...]:
+        wide = torch.promote_types(kind, torch.float32)
+        total = x.to(wide) + y.to(wide)
+        gate, up = y.to(kind).chunk(2, dim=-1)
+        inverse = torch.rsqrt(total.square().mean(-1, keepdim=True) + 1e-6)
+        return total, (total * inverse).to(kind), F.silu(gate) * up
+
+    truth, yardstick = expected(torch.float64), expected(dtype)
+    with poisoned_memory():
+        found = x, decoding.norm(x, 1e-6, dtype, y), decoding.gate(y)
+    for name, *each in zip(("sum", "norm", "gate"), found, truth, yardstick, strict=True):
+        assert_close(name, *each, SLACK[dtype])
+    assert torch.equal(decoding.norm(x, 1e-6, dtype), found[1])
+
+
 HISTORIES = [(False, True), (True, True), (True, False)]
 GPU = [torch.bfloat16, torch.float16, torch.float32]
 
@@ -244,6 +265,11 @@ class TestInterpreted:
     def test_products_are_those_of_the_decoder(self, dtype):
         check_project(19, 152, 40, dtype)
         check_project(2, 1100, 18, dtype)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+    def test_states_of_a_prompt_are_normed_and_gated(self, dtype):
+        check_prompts((3, 5, 38), dtype)
+        check_prompts((2, 3000), dtype)
 
     @pytest.mark.parametrize("V", [53, 5000])
     def test_the_next_token_is_drawn_by_its_probability(self, V):
@@ -276,6 +302,9 @@ class TestOnGpu:
     def test_products_are_those_of_the_decoder(self, width, dtype):
         check_project(19, 8 * width, 6 * width, dtype, "cuda")
         check_project(33, 4096, 100, dtype, "cuda")
+
+    def test_states_of_a_prompt_are_normed_and_gated(self, width, dtype):
+        check_prompts((3, 700, 6 * width), dtype, "cuda")
 
 
 @pytest.mark.gpu
@@ -321,7 +350,9 @@ def test_every_kernel_compiles_without_spilling(dtype, architecture):
         for call in cases(dtype, True):
             call()
         decoding.embed(torch.zeros(2, dtype=torch.int64), torch.zeros(3, 64))
-    names = "piece", "token", "linear", "project", "draw", "embed"
+        decoding.norm(torch.zeros(2, 8192), 1e-6, dtype, torch.zeros(2, 8192, dtype=dtype))
+        decoding.gate(torch.zeros(2, 64, dtype=dtype))
+    names = "piece", "token", "linear", "project", "draw", "embed", "norm", "gate"
     assert compiled.keys() == {f"{name}_kernel" for name in names}
     for kernels in compiled.values():
         for kernel in kernels:

@@ -47,7 +47,7 @@ def stirred(variant: str, device: str = "cpu", **changes) -> Decoder:
 
 @torch.no_grad()
 def check_logits(variant: str, device: str, dtype=torch.float32, **changes) -> None:
-    """The next tokens' logits are the forward's, within twice the error of `model.decode`."""
+    """Logits of prompts and of what follows are the forward's, within twice the model's error."""
     model, lengths = stirred(variant, device, **changes), [len(p) for p in PROMPTS]
     padded = torch.zeros(3, 7, dtype=torch.int64, device=device)
     for row, prompt in zip(padded, PROMPTS, strict=True):
@@ -56,11 +56,18 @@ def check_logits(variant: str, device: str, dtype=torch.float32, **changes) -> N
     truth = Decoder(model.config).double().to(device)
     truth.load_state_dict(model.state_dict())
     slack = 1e-5 if dtype == torch.float32 else 1e-3
+
+    def check(found, yardstick, step: int) -> None:
+        for row, prompt in enumerate(PROMPTS):
+            text = torch.cat((padded[row, : len(prompt)], news[row, :step]))
+            expected = truth(text[None])[0, -1]
+            for size in (lambda x: x.square().mean().sqrt(), lambda x: x.abs().max()):
+                allowed = 2 * size(yardstick[row].double() - expected) + slack * size(expected)
+                assert size(found[row].double() - expected) <= allowed
+
+    prepared, plain, state = Prepared(model, dtype), model.decode_state(), model.decode_state()
     with torch.autocast(device, dtype, enabled=dtype != torch.float32):
-        plain, state = model.decode_state(), model.decode_state()
-        for each in (plain, state):
-            model.read(padded, each, lengths)
-    prepared = Prepared(model, dtype)
+        check(prepared.read(padded, state, lengths), model.read(padded, plain, lengths), 0)
     counts = torch.tensor(lengths, dtype=torch.int32, device=device)
     tables = model.rope_tables(16, torch.device(device))
     for step in range(2):
@@ -68,12 +75,9 @@ def check_logits(variant: str, device: str, dtype=torch.float32, **changes) -> N
         found = prepared.token(news[:, step], state, places)
         with torch.autocast(device, dtype, enabled=dtype != torch.float32):
             yardstick = model.decode(news[:, step : step + 1], plain)[:, -1]
-        for row, prompt in enumerate(PROMPTS):
-            text = torch.cat((padded[row, : len(prompt)], news[row, : step + 1]))
-            expected = truth(text[None])[0, -1]
-            for size in (lambda x: x.square().mean().sqrt(), lambda x: x.abs().max()):
-                allowed = 2 * size(yardstick[row].double() - expected) + slack * size(expected)
-                assert size(found[row].double() - expected) <= allowed
+        check(found, yardstick, step + 1)
+    with pytest.raises(InputError, match="has read 7 tokens"):
+        prepared.read(padded, state)
 
 
 def check_texts(variant: str, device: str, count: int, **changes) -> None:

@@ -1,10 +1,12 @@
-"""A decoder prepared to decode one token a row with `relation.kernels.decoding`."""
+"""A decoder prepared to read prompts and to decode with `relation.kernels.decoding`."""
 
 import copy
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from relation.errors import InputError
@@ -12,16 +14,19 @@ from relation.kernels.decoding import (
     ADD,
     GATE,
     embed,
+    gate,
     history_token,
     linear_token,
+    norm,
     project,
     why_not,
 )
 from relation.nn.cache import Cache, DecodeState
 from relation.nn.decoder import Block, Decoder
 from relation.nn.folding import fold
-from relation.nn.mixers import LinearRelationMixer
-from relation.variants import FULL, LINEAR
+from relation.nn.mixers import LinearRelationMixer, RopeTables
+from relation.ops.rope import apply_rope
+from relation.variants import FULL, LINEAR, ModelConfig
 
 
 class Places(NamedTuple):
@@ -41,11 +46,11 @@ _chained = partial(project, chained=True)
 
 
 class _Layer:
-    """A block's weights: what reads one input joined, all cast."""
+    """A block's weights, what reads one input joined, all cast; and its operator for prompts."""
 
     def __init__(self, letter: str, block: Block, dtype: torch.dtype):
         mixer = block.mixer
-        self.letter = letter
+        self.letter, self.call = letter, mixer.call
         readers = [mixer.w1, mixer.w2, mixer.wi]
         self.down_from_residual = None
         if isinstance(mixer, LinearRelationMixer):
@@ -61,6 +66,48 @@ class _Layer:
         self.outward = mixer.wo.weight.to(dtype)
         self.gate_up = torch.cat([block.ffn.gate.weight, block.ffn.up.weight]).to(dtype)
         self.down = block.ffn.down.weight.to(dtype)
+
+    def mixed(
+        self, states: Tensor, x: Tensor, rope: RopeTables, cache: Cache, config: ModelConfig
+    ) -> Tensor:
+        """The mixer's output (B, T, d) of a prompt's normed states, which the cache takes in.
+
+        x: the residual stream, (B, T, d) FP32.
+        """
+
+        def split(projected: Tensor) -> Tensor:
+            """(B, T, n d_h) to (B, n, T, d_h)."""
+            return projected.unflatten(-1, (-1, config.head_dim)).transpose(1, 2)
+
+        heads, projected = config.heads, split(F.linear(states, self.inward))
+        p1, p2 = apply_rope(projected[:, : 2 * heads], *rope).split(heads, dim=1)
+        info = projected[:, 2 * heads : 3 * heads]
+        if self.letter == LINEAR:
+            down = projected[:, 3 * heads :]
+            if self.down_from_residual is not None:
+                down = split(F.linear(x.to(states.dtype), self.down_from_residual))
+            g = self._log_retention(down)
+            padding = cache.padding(x.shape[1])
+            if padding is not None:
+                # As in the mixer: padding neither forgets nor writes.
+                p2, g = (s.masked_fill(padding[:, None, :, None], 0) for s in (p2, g))
+            y, C = self.call(p1, p2, info, g, config.tau, None)
+            cache.replace(C, x.shape[1])
+        else:
+            cache.append(p2, info)
+            if self.letter == FULL:
+                own = self.transport_self
+                y = self.call(p1, p2, info, self.lam, config.tau, transport_self=own)
+            else:
+                y = self.call(p1, p2, info)
+        return F.linear(y.transpose(1, 2).flatten(2), self.outward)
+
+    def _log_retention(self, down: Tensor) -> Tensor:
+        """g = log alpha <= 0 of the retention path's inner projection, (B, H, T, d_h), FP32."""
+        up, a_log, bias = self.retention
+        rate, bias = (v.view(1, len(up), 1, -1) for v in (-a_log.exp(), bias))
+        raw = torch.einsum("bhtk,hjk->bhtj", down, up).float()
+        return F.softplus(raw + bias).mul_(rate)
 
 
 def _retention(mixer: LinearRelationMixer, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
@@ -78,10 +125,10 @@ def why_plain(model: Decoder, device: torch.device, dtype: torch.dtype) -> str |
 
 
 class Prepared:
-    """A decoder's weights for `token`: norms and Givens mixing folded in, joined, cast once.
+    """A decoder's weights to read and to decode: norms and Givens mixing folded in, joined, cast.
 
-    model: left as it is; dtype: of the products and of the histories, BF16, FP16 or FP32, as the
-    prompt was read. Raises InputError where `why_plain` has a reason.
+    model: left as it is, its backends read prompts; dtype: of the products and of the histories,
+    BF16, FP16 or FP32. Raises InputError where `why_plain` has a reason.
     """
 
     @torch.no_grad()
@@ -98,6 +145,37 @@ class Prepared:
         self.embedding = folded.embedding.weight.detach().float()
         self.outward = (self.embedding * folded.norm.weight).to(dtype)
         self.rope_tables = folded.rope_tables
+
+    @torch.no_grad()
+    def read(
+        self, tokens: Tensor, state: DecodeState, lengths: Sequence[int] | None = None
+    ) -> Tensor:
+        """Logits (B, V) FP32 of each row's last token; as `Decoder.read`, into an empty state.
+
+        A layer is two norms, four products and a gate, and between them rotation and operator: a
+        quarter of the kernels that `Decoder.read` launches. Raises InputError for a state that has
+        read tokens.
+        """
+        if state.length:
+            raise InputError(
+                f"the decode state has read {state.length} tokens; let the model's `read` go on"
+            )
+        (B, T), device, eps = tokens.shape, tokens.device, self.config.norm_eps
+        last = torch.tensor([T] * B if lengths is None else lengths, device=device)
+        if lengths is not None and len(set(lengths)) > 1:
+            state.begin(last)
+        rope = self.rope_tables(T, device)
+        x = embed(tokens.flatten(), self.embedding, self.config.embedding_multiplier or 1.0)
+        x = x.unflatten(0, (B, T))
+        y = None  # what x still lacks
+        for layer, cache in zip(self.layers, state.layers, strict=True):
+            y = layer.mixed(norm(x, eps, self.dtype, y), x, rope, cache, self.config)
+            states = norm(x, eps, self.dtype, y)
+            y = F.linear(gate(F.linear(states, layer.gate_up)), layer.down)
+        rows = torch.arange(B, device=device)
+        ends = x[rows, last - 1] + y[rows, last - 1]
+        logits = x.new_empty(B, self.config.vocab_size)
+        return project(ends, self.outward, eps, logits)
 
     def token(self, ids: Tensor, state: DecodeState, places: Places) -> Tensor:
         """Logits (B, V) FP32 of the tokens ids, (B,) int64, which `state` takes in, in place.
