@@ -150,6 +150,28 @@ class TestOnGpu:
     def test_a_text_goes_on(self):
         check_going_on("cuda")
 
+    @pytest.mark.parametrize("variant", ["mha", "full", "linear"])
+    @pytest.mark.parametrize("rows", [1, 20])
+    def test_kernels_that_overlap_change_no_bit(self, variant, rows, monkeypatch):
+        from relation.kernels.decoding import chain
+
+        model = stirred(variant, "cuda", d_model=512, heads=8, d_ff=1024, init_std=0.02)
+        prompts = [[row + 1] * 300 for row in range(rows)]
+
+        def run() -> tuple[list, list[torch.Tensor]]:
+            state = model.decode_state()
+            with torch.autocast("cuda", torch.bfloat16):
+                given = model, prompts, 200, Sampling(), None, state
+                steps = list(_continuations(*given))
+            read = 300 + 200 - 1
+            return steps, [x[:, :, :read].clone() for c in state.layers for x in c.tensors]
+
+        texts, states = run()
+        monkeypatch.setattr(chain, "can_chain", lambda: False)
+        plain_texts, plain_states = run()
+        assert texts == plain_texts
+        assert all(torch.equal(*pair) for pair in zip(states, plain_states, strict=True))
+
 
 def test_a_model_without_kernels_is_named():
     cpu = torch.device("cpu")
