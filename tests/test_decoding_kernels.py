@@ -338,14 +338,16 @@ def cases(dtype: torch.dtype, chained: bool) -> list[Callable[[], object]]:
 @pytest.mark.skipif(INTERPRETED, reason="nothing is compiled in the interpreter")
 @pytest.mark.parametrize("architecture", ["sm_90", "sm_120"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_every_kernel_compiles_without_spilling(dtype, architecture):
+def test_every_kernel_compiles_without_spilling(dtype, architecture, monkeypatch):
     pytest.importorskip("triton")
     from fake_gpu import fake_gpu
 
+    from relation.kernels import plans
     from relation.kernels.common import SHARED_MEMORY
     from relation.kernels.fences import unfenced_products
     from relation.kernels.resources import resources_of
 
+    monkeypatch.setattr(plans, "_plans", {})
     with fake_gpu(architecture) as compiled:
         for call in cases(dtype, True):
             call()

@@ -1,9 +1,15 @@
-"""What reading a prompt takes beside products and operators, each one pass over the states."""
+"""What reading a prompt takes beside products and operators, each one pass over the states.
+
+The host launches a prompt's kernels while the GPU runs them, so that a launch must not cost it
+more than they take: launches repeat by a plan.
+"""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from relation.kernels.plans import Configuration, layout, plan_of
 
 _NUMBERS, _WARPS = 4096, 4
 
@@ -35,20 +41,27 @@ def gate_kernel(joined, out, N, d_ff, BLOCK: tl.constexpr):
 
 def launch_norm(x: Tensor, eps: float, out: Tensor, y: Tensor | None) -> None:
     """See `relation.kernels.decoding.norm`, which checks what it passes on."""
-    d_model = x.shape[-1]
-    M = x.numel() // d_model
-    width = triton.next_power_of_2(d_model)
-    rows = max(1, _NUMBERS // width)
+
+    def configure() -> Configuration:
+        d_model = x.shape[-1]
+        M, width = x.numel() // d_model, triton.next_power_of_2(d_model)
+        rows = max(1, _NUMBERS // width)
+        constants = {"ADDS": y is not None, "ROWS": rows, "WIDTH": width, "num_warps": _WARPS}
+        return (triton.cdiv(M, rows),), (M, eps, d_model), constants
+
+    tensors = x, x if y is None else y, out
+    plan = plan_of(launch_norm, norm_kernel, eps, y is None, *map(layout, tensors))
     with torch.cuda.device_of(x):
-        norm_kernel[(triton.cdiv(M, rows),)](
-            x, x if y is None else y, out, M, eps, d_model,
-            ADDS=y is not None, ROWS=rows, WIDTH=width, num_warps=_WARPS,
-        )  # fmt: skip
+        plan.launch(norm_kernel, tensors, configure)
 
 
 def launch_gate(joined: Tensor, out: Tensor) -> None:
     """See `relation.kernels.decoding.gate`, which checks what it passes on."""
+
+    def configure() -> Configuration:
+        constants = {"BLOCK": _NUMBERS, "num_warps": _WARPS}
+        return (triton.cdiv(out.numel(), _NUMBERS),), (out.numel(), out.shape[-1]), constants
+
+    plan = plan_of(launch_gate, gate_kernel, layout(joined), layout(out))
     with torch.cuda.device_of(joined):
-        gate_kernel[(triton.cdiv(out.numel(), _NUMBERS),)](
-            joined, out, out.numel(), out.shape[-1], BLOCK=_NUMBERS, num_warps=_WARPS
-        )
+        plan.launch(gate_kernel, (joined, out), configure)

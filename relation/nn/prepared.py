@@ -106,8 +106,8 @@ class _Layer:
         """g = log alpha <= 0 of the retention path's inner projection, (B, H, T, d_h), FP32."""
         up, a_log, bias = self.retention
         rate, bias = (v.view(1, len(up), 1, -1) for v in (-a_log.exp(), bias))
-        raw = torch.einsum("bhtk,hjk->bhtj", down, up).float()
-        return F.softplus(raw + bias).mul_(rate)
+        raw = torch.einsum("bhtk,hjk->bhtj", down, up)
+        return F.softplus(raw + bias).mul_(rate)  # the FP32 bias makes it FP32
 
 
 def _retention(mixer: LinearRelationMixer, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
@@ -160,11 +160,15 @@ class Prepared:
             raise InputError(
                 f"the decode state has read {state.length} tokens; let the model's `read` go on"
             )
-        (B, T), device, eps = tokens.shape, tokens.device, self.config.norm_eps
-        last = torch.tensor([T] * B if lengths is None else lengths, device=device)
+        if lengths is not None:
+            tokens = tokens[:, : max(lengths)]
+        (B, T), eps = tokens.shape, self.config.norm_eps
+        ends = (slice(None), -1)
         if lengths is not None and len(set(lengths)) > 1:
-            state.begin(last)
-        rope = self.rope_tables(T, device)
+            counts = torch.tensor(lengths, device=tokens.device)
+            state.begin(counts)
+            ends = torch.arange(B, device=tokens.device), counts - 1
+        rope = self.rope_tables(T, tokens.device)
         x = embed(tokens.flatten(), self.embedding, self.config.embedding_multiplier or 1.0)
         x = x.unflatten(0, (B, T))
         y = None  # what x still lacks
@@ -172,10 +176,8 @@ class Prepared:
             y = layer.mixed(norm(x, eps, self.dtype, y), x, rope, cache, self.config)
             states = norm(x, eps, self.dtype, y)
             y = F.linear(gate(F.linear(states, layer.gate_up)), layer.down)
-        rows = torch.arange(B, device=device)
-        ends = x[rows, last - 1] + y[rows, last - 1]
         logits = x.new_empty(B, self.config.vocab_size)
-        return project(ends, self.outward, eps, logits)
+        return project(x[ends] + y[ends], self.outward, eps, logits)
 
     def token(self, ids: Tensor, state: DecodeState, places: Places) -> Tensor:
         """Logits (B, V) FP32 of the tokens ids, (B,) int64, which `state` takes in, in place.
