@@ -237,6 +237,22 @@ def check_prompts(shape: tuple[int, ...], dtype: torch.dtype, device="cpu") -> N
     assert torch.equal(decoding.norm(x, 1e-6, dtype), found[1])
 
 
+def check_retention(width: int, dtype: torch.dtype, device="cpu") -> None:
+    """A prompt's log retention, of tokens that lie apart."""
+    up, a, bias = Linear(width, dtype, device).retention
+    down = torch.randn(2, 70, 3 * HEADS, width).to(device, dtype)[:, :, HEADS : 2 * HEADS]
+
+    def expected(kind: torch.dtype) -> Tensor:
+        raw = torch.einsum("bthk,hjk->bhtj", down.to(kind), up.to(kind))
+        wide = torch.promote_types(kind, torch.float32)
+        rate, base = (v.to(wide).view(HEADS, 1, width) for v in (a.to(wide).exp(), bias))
+        return -rate * F.softplus(raw.to(wide) + base)
+
+    with poisoned_memory():
+        found = decoding.log_retention(down, (up, a, bias))
+    assert_close("g", found, expected(torch.float64), expected(dtype), SLACK[dtype])
+
+
 HISTORIES = [(False, True), (True, True), (True, False)]
 GPU = [torch.bfloat16, torch.float16, torch.float32]
 
@@ -267,9 +283,10 @@ class TestInterpreted:
         check_project(2, 1100, 18, dtype)
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-    def test_states_of_a_prompt_are_normed_and_gated(self, dtype):
+    def test_states_of_a_prompt_are_normed_gated_and_retained(self, dtype):
         check_prompts((3, 5, 38), dtype)
         check_prompts((2, 3000), dtype)
+        check_retention(24, dtype)
 
     @pytest.mark.parametrize("V", [53, 5000])
     def test_the_next_token_is_drawn_by_its_probability(self, V):
@@ -303,8 +320,9 @@ class TestOnGpu:
         check_project(19, 8 * width, 6 * width, dtype, "cuda")
         check_project(33, 4096, 100, dtype, "cuda")
 
-    def test_states_of_a_prompt_are_normed_and_gated(self, width, dtype):
+    def test_states_of_a_prompt_are_normed_gated_and_retained(self, width, dtype):
         check_prompts((3, 700, 6 * width), dtype, "cuda")
+        check_retention(width, dtype, "cuda")
 
 
 @pytest.mark.gpu
@@ -354,7 +372,9 @@ def test_every_kernel_compiles_without_spilling(dtype, architecture, monkeypatch
         decoding.embed(torch.zeros(2, dtype=torch.int64), torch.zeros(3, 64))
         decoding.norm(torch.zeros(2, 8192), 1e-6, dtype, torch.zeros(2, 8192, dtype=dtype))
         decoding.gate(torch.zeros(2, 64, dtype=dtype))
-    names = "piece", "token", "linear", "project", "draw", "embed", "norm", "gate"
+        linear = Linear(128, dtype)
+        decoding.log_retention(linear.projected[:, None, 3], linear.retention)
+    names = "piece", "token", "linear", "project", "draw", "embed", "norm", "gate", "retention"
     assert compiled.keys() == {f"{name}_kernel" for name in names}
     for kernels in compiled.values():
         for kernel in kernels:

@@ -1,6 +1,6 @@
 """One token of a batch: a step of MHA, Full and Linear Relation and the products around them.
 
-`norm` and `gate` read prompts, whose products are PyTorch's and whose operators are training's.
+`norm`, `gate` and `log_retention` read prompts, between products of PyTorch's and the operators.
 
 Every sum of a row is formed in an order that neither the batch nor the state's capacity changes,
 so that equal rows get equal bits in any company. Nothing here waits for the GPU: where a row stands
@@ -90,13 +90,10 @@ def linear_token(
     Raises InputError for shapes, dtypes or devices that do not fit.
     """
     B, n, H, D = _dimensions("projected", projected, 4)
-    up, a_log, dt_bias = retention
     if n < 3:
         raise InputError(f"projected has shape {tuple(projected.shape)}; give (B, 3 or more, H, D)")
     _expect("projected", projected, (B, n, H, D), projected.dtype)
-    _expect("retention's matrices", up, (H, D, D), projected.dtype)
-    for name, vector in (("A_log", a_log), ("dt_bias", dt_bias)):
-        _expect(name, vector, (H * D,), torch.float32)
+    _expect_retention(retention, H, D, projected.dtype)
     _expect("state", state, (B, H, D, D), torch.float32)
     _expect("active", active, (B,), torch.int32)
     if tuple(down.shape) != (B, H, D) or down.stride()[1:] != (D, 1):
@@ -229,6 +226,24 @@ def gate(joined: Tensor) -> Tensor:
     return out
 
 
+def log_retention(down: Tensor, retention: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    """g = log alpha <= 0 of a prompt (Section 5.2), (B, H, T, D) FP32, stored as (B, T, H, D).
+
+    down: (B, T, H, D), a token's numbers contiguous and tokens evenly spaced; retention: as in
+    `linear_token`. Raises InputError for shapes, dtypes or devices that do not fit.
+    """
+    B, T, H, D = _dimensions("down", down, 4)
+    _expect_retention(retention, H, D, down.dtype)
+    if down.stride()[2:] != (D, 1) or (B > 1 and down.stride(0) != T * down.stride(1)):
+        raise InputError(f"down has strides {down.stride()}; give tokens evenly spaced")
+    check_device(down, *retention)
+    from relation.kernels.decoding.prompt import launch_retention
+
+    out = torch.empty(B, T, H, D, dtype=torch.float32, device=down.device)
+    launch_retention(down, retention, out)
+    return out.transpose(1, 2)
+
+
 def _dimensions(name: str, x: Tensor, rank: int) -> tuple[int, ...]:
     if x.ndim != rank or 0 in x.shape:
         raise InputError(f"{name} has shape {tuple(x.shape)}; give {rank} dimensions, none empty")
@@ -243,6 +258,15 @@ def _expect(name: str, x: Tensor, shape: tuple[int, ...], dtype: torch.dtype) ->
             f"{name} is {x.dtype} of shape {tuple(x.shape)}{how}; give {dtype} of {shape}, "
             "contiguous"
         )
+
+
+def _expect_retention(
+    retention: tuple[Tensor, Tensor, Tensor], heads: int, width: int, dtype: torch.dtype
+) -> None:
+    up, a_log, dt_bias = retention
+    _expect("retention's matrices", up, (heads, width, width), dtype)
+    for name, vector in (("A_log", a_log), ("dt_bias", dt_bias)):
+        _expect(name, vector, (heads * width,), torch.float32)
 
 
 def _expect_places(tables: tuple[Tensor, Tensor], lengths: Tensor, batch: int, width: int) -> None:

@@ -18,7 +18,7 @@ _SHORTEST = tl.constexpr(1.0e-12)  # a vector's length is at least that, as in t
 
 
 @triton.jit
-def _softplus(x):
+def softplus(x):
     """log(1 + exp x), to the last digits where it is small: a retention is close to one there."""
     e = tl.exp(-tl.abs(x))
     u = 1.0 + e
@@ -59,7 +59,7 @@ def linear_kernel(
     inner = load_row(down + offset_of_head(head, H, stride_down, D), D, BLOCK_D)
     raw = tl.sum(matrix.to(tl.float32) * inner[None, :], 1)
     raw = raw.to(up.dtype.element_ty).to(tl.float32)
-    retention = tl.exp(-rate * _softplus(raw + bias))
+    retention = tl.exp(-rate * softplus(raw + bias))
 
     S = tl.sigmoid(tl.sum(p1 * p2, 0) * scale)
     read = p1 * (S / tl.maximum(tl.sqrt(tl.sum(p1 * p1, 0)), _SHORTEST))

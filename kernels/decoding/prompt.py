@@ -9,9 +9,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from relation.kernels.common import padded_width
+from relation.kernels.decoding.linear import softplus
 from relation.kernels.plans import Configuration, layout, plan_of
 
-_NUMBERS, _WARPS = 4096, 4
+_NUMBERS, _ROWS, _WARPS = 4096, 64, 4
 
 
 @triton.jit
@@ -37,6 +39,32 @@ def gate_kernel(joined, out, N, d_ff, BLOCK: tl.constexpr):
     gate = tl.load(joined + row * 2 * d_ff + c, mask=at < N, other=0.0).to(tl.float32)
     up = tl.load(joined + row * 2 * d_ff + d_ff + c, mask=at < N, other=0.0).to(tl.float32)
     tl.store(out + at, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty), mask=at < N)
+
+
+@triton.jit
+def retention_kernel(
+    down, up, a_log, dt_bias, out, stride_row, M, H,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_K: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    kind: tl.constexpr = up.dtype.element_ty
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    h = tl.program_id(1)
+    c = tl.arange(0, BLOCK_D)
+    raw = tl.zeros([ROWS, BLOCK_D], tl.float32)
+    for start in range(0, D, BLOCK_K):
+        k = start + tl.arange(0, BLOCK_K)
+        at = down + tl.cast(row, tl.int64)[:, None] * stride_row + h * D + k[None, :]
+        inner = tl.load(at, mask=(row < M)[:, None] & (k < D)[None, :], other=0.0)
+        # A channel's inputs down, the channels across.
+        square = (k < D)[:, None] & (c < D)[None, :]
+        matrix = tl.load(up + (h * D + c[None, :]) * D + k[:, None], mask=square, other=0.0)
+        raw = tl.dot(inner, matrix, raw, input_precision="ieee")
+    raw = raw.to(kind).to(tl.float32)
+    bias = tl.load(dt_bias + h * D + c, mask=c < D, other=0.0)
+    rate = tl.exp(tl.load(a_log + h * D + c, mask=c < D, other=0.0))
+    g = -rate[None, :] * softplus(raw + bias[None, :])
+    written = (tl.cast(row, tl.int64)[:, None] * H + h) * D + c[None, :]
+    tl.store(out + written, g, mask=(row < M)[:, None] & (c < D)[None, :])
 
 
 def launch_norm(x: Tensor, eps: float, out: Tensor, y: Tensor | None) -> None:
@@ -65,3 +93,20 @@ def launch_gate(joined: Tensor, out: Tensor) -> None:
     plan = plan_of(launch_gate, gate_kernel, layout(joined), layout(out))
     with torch.cuda.device_of(joined):
         plan.launch(gate_kernel, (joined, out), configure)
+
+
+def launch_retention(down: Tensor, retention: tuple[Tensor, Tensor, Tensor], out: Tensor) -> None:
+    """See `relation.kernels.decoding.log_retention`, which checks what it passes on."""
+
+    def configure() -> Configuration:
+        B, T, H, D = down.shape
+        width = padded_width(D)
+        # Without tensor cores a thread holds what it multiplies: few columns at a time.
+        constants = {"D": D, "BLOCK_D": width, "BLOCK_K": 16 if down.itemsize == 4 else width}
+        constants |= {"ROWS": _ROWS, "num_warps": 8, "num_stages": 1}
+        return (triton.cdiv(B * T, _ROWS), H), (down.stride(1), B * T, H), constants
+
+    tensors = down, *retention, out
+    plan = plan_of(launch_retention, retention_kernel, *map(layout, tensors))
+    with torch.cuda.device_of(down):
+        plan.launch(retention_kernel, tensors, configure)

@@ -17,6 +17,7 @@ from relation.kernels.decoding import (
     gate,
     history_token,
     linear_token,
+    log_retention,
     norm,
     project,
     why_not,
@@ -25,7 +26,6 @@ from relation.nn.cache import Cache, DecodeState
 from relation.nn.decoder import Block, Decoder
 from relation.nn.folding import fold
 from relation.nn.mixers import LinearRelationMixer, RopeTables
-from relation.ops.rope import apply_rope
 from relation.variants import FULL, LINEAR, ModelConfig
 
 
@@ -75,18 +75,21 @@ class _Layer:
         x: the residual stream, (B, T, d) FP32.
         """
 
+        from relation.kernels.rotation import rotate  # it imports Triton
+
         def split(projected: Tensor) -> Tensor:
-            """(B, T, n d_h) to (B, n, T, d_h)."""
-            return projected.unflatten(-1, (-1, config.head_dim)).transpose(1, 2)
+            """(B, T, n d_h) to (B, T, n, d_h)."""
+            return projected.unflatten(-1, (-1, config.head_dim))
 
         heads, projected = config.heads, split(F.linear(states, self.inward))
-        p1, p2 = apply_rope(projected[:, : 2 * heads], *rope).split(heads, dim=1)
-        info = projected[:, 2 * heads : 3 * heads]
+        rotated = rotate(projected[:, :, : 2 * heads].transpose(1, 2), *rope)
+        p1, p2 = rotated.split(heads, dim=1)
+        info = projected[:, :, 2 * heads : 3 * heads].transpose(1, 2)
         if self.letter == LINEAR:
-            down = projected[:, 3 * heads :]
+            down = projected[:, :, 3 * heads :]
             if self.down_from_residual is not None:
                 down = split(F.linear(x.to(states.dtype), self.down_from_residual))
-            g = self._log_retention(down)
+            g = log_retention(down, self.retention)
             padding = cache.padding(x.shape[1])
             if padding is not None:
                 # As in the mixer: padding neither forgets nor writes.
@@ -101,13 +104,6 @@ class _Layer:
             else:
                 y = self.call(p1, p2, info)
         return F.linear(y.transpose(1, 2).flatten(2), self.outward)
-
-    def _log_retention(self, down: Tensor) -> Tensor:
-        """g = log alpha <= 0 of the retention path's inner projection, (B, H, T, d_h), FP32."""
-        up, a_log, bias = self.retention
-        rate, bias = (v.view(1, len(up), 1, -1) for v in (-a_log.exp(), bias))
-        raw = torch.einsum("bhtk,hjk->bhtj", down, up)
-        return F.softplus(raw + bias).mul_(rate)  # the FP32 bias makes it FP32
 
 
 def _retention(mixer: LinearRelationMixer, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
@@ -153,7 +149,7 @@ class Prepared:
         """Logits (B, V) FP32 of each row's last token; as `Decoder.read`, into an empty state.
 
         A layer is two norms, four products and a gate, and between them rotation and operator: a
-        quarter of the kernels that `Decoder.read` launches. Raises InputError for a state that has
+        third of the kernels that `Decoder.read` launches. Raises InputError for a state that has
         read tokens.
         """
         if state.length:
