@@ -7,9 +7,9 @@ so that equal rows get equal bits in any company. Nothing here waits for the GPU
 is read from `lengths`, (B,) int32 on the device, the tokens before the new one; it must be below
 the capacity, which the caller knows.
 
-`chained` says that only x or `projected`, `down`, `out` and `logits` were written since the last
-launch that is not chained, by kernels of this module launched after it: on Hopper and later such a
-kernel starts, and loads all else, while the one before still runs (chain.py).
+On Hopper and later a `chained` launch starts, and loads what it can, while the kernel ahead still
+runs (chain.py). Pass it where kernels of this module alone have been launched since the last launch
+that is not chained, and have written x, `projected`, `down`, `out` or `logits` alone.
 """
 
 import torch
