@@ -410,11 +410,17 @@ def test_what_does_not_fit_is_refused_in_one_line():
     history, linear = History(16, torch.float32), Linear(16, torch.float32)
     history.lengths = history.lengths.long()
     linear.state = linear.state.double()
+    rows, ids = torch.zeros(1, 2, dtype=torch.float64), torch.zeros(2, dtype=torch.int64)
     for call, match in (
         (lambda: history.token(True, True), "lengths"),
         (linear.token, "state"),
         (lambda: decoding.project(torch.zeros(2, 8), torch.zeros(4, 9), 1e-6), "x is"),
         (lambda: decoding.project(torch.zeros(2, 8), torch.zeros(8)), "weight has shape"),
+        (lambda: decoding.embed(torch.zeros(2), torch.zeros(3, 4)), "ids is"),
+        (lambda: decoding.draw(torch.zeros(2, 3), None, rows, ids, stop=1), "counts"),
+        (lambda: decoding.draw(torch.zeros(3, 3), None, rows, ids), "uniforms is"),
+        (lambda: decoding.norm(torch.zeros(2, 4), 1e-6, torch.float32, rows), "y is"),
+        (lambda: decoding.gate(torch.zeros(2, 5)), "equal width"),
     ):
         with pytest.raises(InputError, match=match) as refusal:
             call()
