@@ -9,9 +9,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from relation.kernels.checks import layout
 from relation.kernels.common import padded_width
 from relation.kernels.decoding.linear import softplus
-from relation.kernels.plans import Configuration, layout, plan_of
+from relation.kernels.plans import Configuration, plan_of
 
 _NUMBERS, _ROWS, _WARPS = 4096, 64, 4
 
