@@ -1,5 +1,6 @@
 """Chunks, tile shapes and warps of every pass, by architecture; README.md says what was timed."""
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -31,12 +32,6 @@ class Launch:
             "num_stages": self.num_stages,
         }
 
-    def without_block_d(self, head_dim: int) -> dict[str, int]:
-        """The same for a kernel that holds all relation channels."""
-        options = self.options(head_dim)
-        del options["BLOCK_D"]
-        return options
-
 
 @dataclass(frozen=True)
 class Scan:
@@ -55,8 +50,8 @@ class Launches:
     the device busy, and segments grow longer only where as many are left. Passes over chunks of
     weak retention alone, or None where the others take those chunks too: weak_output,
     weak_information, weak_coordinates, which takes what weak_information keeps, and weak_gradients,
-    which does the work of both and holds all relation channels. weak_output and weak_information
-    hold all information channels.
+    which does the work of both and holds all relation channels. It, weak_output and
+    weak_information hold all information channels.
     """
 
     widest: int
@@ -79,7 +74,7 @@ class Launches:
             raise ValueError("give weak_information or weak_gradients, not both")
         if self.weak_coordinates is not None and self.weak_information is None:
             raise ValueError("weak_coordinates takes what weak_information keeps: give both")
-        for name in ("weak_output", "weak_information"):
+        for name in ("weak_output", "weak_information", "weak_gradients"):
             launch = getattr(self, name)
             if launch is not None and launch.block_v < self.widest:
                 raise ValueError(f"{name}: give block_v of at least {self.widest}, the widest head")
@@ -167,7 +162,7 @@ LAUNCHES: dict[tuple[str, int], tuple[Launches, ...]] = {
 INTERPRETED = (
     _entry(
         128, 16, "ieee", *[(16, 16, 1, 1)] * 4, scan=Scan(1024, 2, 1), programs=4,
-        weak_output=Launch(16, 128, 1, 1), weak_gradients=Launch(128, 16, 1, 1),
+        weak_output=Launch(16, 128, 1, 1), weak_gradients=Launch(128, 128, 1, 1),
     ),
     _entry(
         128, 16, "ieee", *[(16, 16, 1, 1)] * 4, scan=Scan(1024, 2, 1), programs=4,
@@ -186,5 +181,10 @@ def select_launches(device: torch.device, element_size: int, head_dim: int) -> L
     """The entry for a device and head width. Every GPU but sm_90 takes sm_120's."""
     if device.type == "cpu":
         return INTERPRETED[0]
+    return _of_gpu(device, element_size, head_dim)
+
+
+@functools.cache
+def _of_gpu(device: torch.device, element_size: int, head_dim: int) -> Launches:
     name = HOPPER if architecture(device) == HOPPER else SMALL
     return next(entry for entry in LAUNCHES[name, element_size] if entry.widest >= head_dim)
