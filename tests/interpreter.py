@@ -44,8 +44,8 @@ def run_interpreted(file: str) -> None:
     triton = pytest.importorskip("triton")
     if triton.__version__.startswith("3.6.") and np.lib.NumpyVersion(np.__version__) >= "2.4.0":
         pytest.skip("Triton 3.6's interpreter cannot run a loop with NumPy 2.4 or newer")
-    path = os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))
-    done = run_module(ROOT / "tests", "interpreter", file, PYTHONPATH=path)
+    path = os.pathsep.join((str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")))
+    done = run_module(ROOT, "interpreter", file, PYTHONPATH=path)
     assert done.returncode == 0, done.stdout
 
 

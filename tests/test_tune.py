@@ -7,6 +7,7 @@ is chosen when the kernels are imported. The test marked gpu runs the whole comm
 import math
 import signal
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -318,7 +319,7 @@ class TestInterpreted:
         monkeypatch.setattr(search, "interleave", lambda sides, rounds: fastest_first(sides, wrong))
         monkeypatch.setattr("relation.bench.sides.cache_bytes", lambda device: 1)
         monkeypatch.setattr("relation.bench.timing.WARM_CALLS", 1)
-        monkeypatch.setattr(exactness, "_DRAWS", 1)
+        monkeypatch.setattr(exactness, "deviations", partial(exactness.deviations, draws=1))
         entry = replace(self.ENTRY, forward=Launch(32, 16, 4, 1), p1=Launch(32, 16, 4, 1))
         rankings = search.search_launches([Target(shape, torch.float32, CPU, entry)], 1)
         assert [(r.name, r.best) for r in rankings] == [(name, tried[1]) for name in SEARCHED]
