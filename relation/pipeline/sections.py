@@ -384,8 +384,7 @@ class CampaignSection(ExecutionSection):
     )
     import_once: StrictBool = key(
         "Whether jobs are forks of one process that has imported their libraries, where they run "
-        "on this machine's CPU: it spares a small campaign a fifth of its time. A fork cannot use "
-        "a GPU",
+        "on this machine's CPU. It spares small campaigns much time; a fork cannot use a GPU",
         default=False,
     )
     recall: RecallSection | None = key(
