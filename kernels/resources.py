@@ -41,8 +41,13 @@ def compile_kernel(
         signature[name] = "constexpr" if name in values else types.get(name, "i32")
         if signature[name].startswith("*") or (name not in types and name not in values):
             attributes[(position,)] = [["tt.divisibility", 16]]
+    source = ASTSource
+    if kernel.is_gluon():
+        from triton.experimental.gluon._runtime import GluonASTSource
+
+        source = GluonASTSource
     return triton.compile(
-        ASTSource(kernel, signature, values, attributes),
+        source(kernel, signature, values, attributes),
         target=GPUTarget("cuda", int(architecture.removeprefix("sm_")), 32),
         options=dict(options),
     )
