@@ -22,6 +22,7 @@ from relation.kernels.flash_relation.descriptors import (
 )
 from relation.kernels.flash_relation.hopper import chosen
 from relation.kernels.flash_relation.launches import (
+    GLUON_BLOCK,
     Launch,
     Launches,
     grid,
@@ -67,7 +68,7 @@ def launch_backward(
     )
     if described:
         p1, p2, info, dy = map(aligned, (p1, p2, info, dy))
-    blocks = triton.cdiv(T, launches.p1.block_i)
+    blocks = triton.cdiv(T, GLUON_BLOCK if gluon_p1 else launches.p1.block_i)
     row_sums = empty_row_sums(B * H, T, described, p1.device)
     du_self = torch.empty((B, H, T), dtype=torch.float32, device=p1.device)
     dlam_partial = torch.empty(B * H * blocks, dtype=torch.float32, device=p1.device)

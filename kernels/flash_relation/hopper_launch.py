@@ -15,8 +15,8 @@ from relation.kernels.flash_relation.descriptors import scales_exactly
 from relation.kernels.flash_relation.hopper_forward import hopper_forward_kernel
 from relation.kernels.flash_relation.hopper_p1 import hopper_p1_kernel
 from relation.kernels.flash_relation.hopper_p2_info import hopper_p2_info_kernel
-from relation.kernels.flash_relation.hopper_tiles import BLOCK
 from relation.kernels.flash_relation.launches import (
+    GLUON_BLOCK,
     GluonLaunch,
     grid,
     multiprocessors,
@@ -24,7 +24,6 @@ from relation.kernels.flash_relation.launches import (
 )
 from relation.kernels.plans import Configuration, Plan
 
-ROWS = BLOCK.value
 # The producer's warp, and the three idle ones that make it a warp group, keep the fewest that the
 # hardware allows; the consumer takes what they leave.
 PRODUCER_REGISTERS = 24
@@ -43,7 +42,7 @@ class GluonTiles(TensorDescriptor):
 @functools.cache
 def tile_layout(width: int) -> gl.NVMMASharedLayout:
     """How a 16-bit tile of `width` columns lies in shared memory, for wgmma to read."""
-    return gl.NVMMASharedLayout.get_default_for([1, 1, ROWS, width], gl.bfloat16)
+    return gl.NVMMASharedLayout.get_default_for([1, 1, GLUON_BLOCK, width], gl.bfloat16)
 
 
 @functools.cache
@@ -55,7 +54,7 @@ def sums_layout() -> gl.NVMMASharedLayout:
 def _describe(*tensors: Tensor) -> list[GluonTiles | None]:
     """Of each tensor (B, H, T, D) its WIDE columns and the REST, None where there is none."""
     return [
-        GluonTiles(x, x.shape, x.stride(), [1, 1, ROWS, width], tile_layout(width))
+        GluonTiles(x, x.shape, x.stride(), [1, 1, GLUON_BLOCK, width], tile_layout(width))
         if width
         else None
         for x in tensors
@@ -69,7 +68,7 @@ def _configure(
 ) -> Configuration:  # fmt: skip
     """Of a pass that owns blocks of `owned` and scans `scanned`; p2_info takes no tau."""
     _, H, T, D = owned.shape
-    heads, blocks, groups = grid(owned, ROWS)
+    heads, blocks, groups = grid(owned, GLUON_BLOCK)
     all_blocks = heads * blocks * groups
     wide, rest = split_width(D)
     constants = {
@@ -125,7 +124,7 @@ def launch_p2_info(
     """`p2_info_kernel`'s work; counters as above, of which it takes the other."""
     heads, planes, stride = row_sums.shape
     shape = heads * planes, p1.shape[2]
-    sums = GluonTiles(row_sums, shape, (stride, 1), [1, ROWS], sums_layout())
+    sums = GluonTiles(row_sums, shape, (stride, 1), [1, GLUON_BLOCK], sums_layout())
     plan.launch(
         hopper_p2_info_kernel,
         (*_describe(p2, info, p1, dy), sums, counters, gate_logit, du_self, dp2, dinfo),

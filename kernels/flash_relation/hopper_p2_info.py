@@ -108,6 +108,9 @@ def _scan_head(
     left to the caller to pass on.
     """
     S: gl.constexpr = products(BLOCK)
+    # H's products begin before U's are waited for, while registers last. At 80 columns they do not
+    # hold the factors of the step before as well, and ptxas would serialise every product (C7512).
+    H_FIRST: gl.constexpr = WIDE + REST <= 64
     j = j_start + gl.arange(0, BLOCK, gl.SliceLayout(1, S))
     numbers = gl.cast(head, gl.int64) * T
     # Self's entries of twice dU / scale and of F.
@@ -154,31 +157,35 @@ def _scan_head(
         p1_i = tile_at(p1, stage)
         dy_i = tile_at(dy, stage)
         ut = begin_scores(p2_j, p1_i, REST)
-        ht = begin_scores(info_j, dy_i, REST)
+        if H_FIRST:
+            ht = begin_scores(info_j, dy_i, REST)
         norm_i = _row_sums(norms, stage)
         mean_h_i = _row_sums(means, stage)
         # All but H's products: its columns are one or two tiles.
         if REST > 0:
             ut, dinfo_j, dp2_j, dinfo_rest, dp2_rest, ft, dut = warpgroup_mma_wait(
-                2, deps=[ut, dinfo_j, dp2_j, dinfo_rest, dp2_rest, ft, dut]
+                2 if H_FIRST else 0, deps=[ut, dinfo_j, dp2_j, dinfo_rest, dp2_rest, ft, dut]
             )
         else:
             ut, dinfo_j, dp2_j, ft, dut = warpgroup_mma_wait(1, deps=[ut, dinfo_j, dp2_j, ft, dut])
+        if not H_FIRST:
+            ht = begin_scores(info_j, dy_i, REST)
         mbarrier.arrive(empty.index(before))
         half_u = ut if SCALED else ut * (0.5 * scale)
         t = tanh(half_u)
         e = half_u * t + half_u
         weight = gl.exp2(e * LOG2_E - norm_i)
+        # Twice dU / scale but for its factor H - G . Y, so that one tile waits for H and not three.
+        slope = weight * ((e - e * t) + t) + weight
         ft = gl.convert_layout(weight.to(DTYPE), factors(WIDE))
         dinfo_j = warpgroup_mma(ft, dy_i[0], dinfo_j, is_async=True)
         if REST > 0:
             ft_rest = gl.convert_layout(ft, factors(REST))
             dinfo_rest = warpgroup_mma(ft_rest, dy_i[1], dinfo_rest, is_async=True)
-            ht = warpgroup_mma_wait(2, deps=[ht])
+            ht, slope = warpgroup_mma_wait(2, deps=[ht, slope])
         else:
-            ht = warpgroup_mma_wait(1, deps=[ht])
-        de = weight * (ht - mean_h_i)
-        dut = gl.convert_layout((de * ((e - e * t) + t) + de).to(DTYPE), factors(WIDE))
+            ht, slope = warpgroup_mma_wait(1, deps=[ht, slope])
+        dut = gl.convert_layout((slope * (ht - mean_h_i)).to(DTYPE), factors(WIDE))
         dp2_j = warpgroup_mma(dut, p1_i[0], dp2_j, is_async=True)
         if REST > 0:
             dut_rest = gl.convert_layout(dut, factors(REST))

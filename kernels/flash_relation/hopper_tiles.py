@@ -38,8 +38,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma
 
-# Rows and columns of a tile of scores: four warps of 16 rows.
-BLOCK = gl.constexpr(64)
+from relation.kernels.flash_relation.launches import GLUON_BLOCK
+
+BLOCK = gl.constexpr(GLUON_BLOCK)
 LOG2_E = gl.constexpr(math.log2(math.e))
 LN_2 = gl.constexpr(math.log(2))
 # As in `tiles`: rows past the end get F = 2^(E - PAST_END) = 0.

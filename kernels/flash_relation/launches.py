@@ -12,6 +12,8 @@ from relation.kernels.common import architecture
 FILE = Path(__file__).with_name("launches.toml")
 PASSES = ("forward", "repair", "p1", "p2_info")
 GLUON_PASSES = ("forward", "p1", "p2_info")
+# Rows and columns of their tiles of scores: four warps of 16 rows.
+GLUON_BLOCK = 64
 # Architectures without entries of their own take sm_120's, which need the least shared memory.
 CONSERVATIVE = "sm_120"
 
@@ -40,7 +42,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class GluonLaunch:
-    """One pass in Gluon, in tiles of 64 by 64 (`hopper_tiles`).
+    """One pass in Gluon (`hopper_tiles`), in tiles of `GLUON_BLOCK` rows and columns.
 
     `stages` of scanned tiles under way, a cap on `registers` a thread before the warps share them
     out anew, and how many `programs` stay on a multiprocessor.

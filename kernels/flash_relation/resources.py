@@ -13,6 +13,7 @@ from triton.compiler import CompiledKernel
 
 from relation.kernels.flash_relation import backward, forward
 from relation.kernels.flash_relation.launches import (
+    GLUON_BLOCK,
     GLUON_PASSES,
     PASSES,
     Launches,
@@ -110,8 +111,8 @@ def compile_gluon(
     )
     for names, width in ((_TILES, wide), (_RESTS, rest)):
         layout = gluon.tile_layout(width) if width else None
-        types |= dict.fromkeys(names, f"tensordesc<bf16[1, 1, {gluon.ROWS}, {width}],{layout!r}>")
-    types["sums_tiles"] = f"tensordesc<fp32[1, {gluon.ROWS}],{gluon.sums_layout()!r}>"
+        types |= dict.fromkeys(names, f"tensordesc<bf16[1, 1, {GLUON_BLOCK}, {width}],{layout!r}>")
+    types["sums_tiles"] = f"tensordesc<fp32[1, {GLUON_BLOCK}],{gluon.sums_layout()!r}>"
     types = {key: value for key, value in types.items() if key not in constants}
     return compile_kernel(kernel, constants, types, launch.options(), architecture)
 
