@@ -9,7 +9,7 @@ LOCK ?= $(if $(shell command -v nvidia-smi 2>/dev/null),cuda-newest,cpu)
 READY := $(VENV)/.ready-$(LOCK)
 INSTALL := "$(BIN)/python" -m pip install --quiet --disable-pip-version-check --no-deps
 
-.PHONY: all setup published site test help
+.PHONY: all setup published site docs test help
 
 all: setup
 	@"$(BIN)/python" -m relation plan
@@ -49,6 +49,10 @@ site: published
 	"$(BIN)/python" -m relation site
 	@echo "Serve it: python3 -m http.server --directory site"
 
+docs: setup
+	"$(BIN)/python" -m relation site --no-reports
+	@echo "Open site/index.html"
+
 test: setup
 	@echo 'Running the tests; those of the smoke campaign only where "make" has run it'
 	PATH="$(BIN):$$PATH" python -m pytest -m "not slow and not slurm" -n auto \
@@ -58,5 +62,6 @@ help:
 	@echo "make          set up .venv, then snakemake --cores all (smoke campaign, CPU)"
 	@echo "make published  reports of the shipped results, results/published/*/report/index.html"
 	@echo "make site     those reports, the documentation and the reference in one folder, site/"
+	@echo "make docs     the documentation and the reference alone, site/"
 	@echo "make test     set up .venv, then the tests"
 	@echo "make setup    only set up .venv; LOCK=cpu, cuda-newest or cuda-published chooses its versions"

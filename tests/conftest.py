@@ -32,7 +32,7 @@ COPIED_FOLDERS = (
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip what needs a GPU where there is none and slow faults; run the campaigns last.
+    """Skip what needs a GPU where there is none and what must be asked for; run the campaigns last.
 
     pytest-xdist runs them first: the longest at the end would leave all processes but one idle.
     """
@@ -42,10 +42,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
-    if "faults" not in config.getoption("markexpr"):
+    for mark in {"bare", "faults"} - set(config.getoption("markexpr").split()):
         for item in items:
-            if item.get_closest_marker("faults"):
-                item.add_marker(pytest.mark.skip(reason="slow; ask for it with -m faults"))
+            if item.get_closest_marker(mark):
+                item.add_marker(pytest.mark.skip(reason=f"slow; ask for it with -m {mark}"))
     first = hasattr(config, "workerinput")
     items.sort(key=lambda item: (item.get_closest_marker("campaign") is not None) != first)
 

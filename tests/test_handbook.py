@@ -64,6 +64,7 @@ def test_it_is_made_anew_and_replaces_nothing_else(published, tmp_path, monkeypa
     (folder / ".relation-site").unlink()
     assert "no site that was made here" in refusal(lambda: write_site(folder, published))
     assert "no rendered report" in refusal(lambda: write_site(folder, tmp_path))
+    assert [path.name for path in write_site(tmp_path / "alone", None)] == ["index.html"] * 2
 
 
 def test_a_link_to_nothing_is_refused(published: Path, tmp_path: Path, monkeypatch) -> None:

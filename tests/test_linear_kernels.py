@@ -239,71 +239,26 @@ class TestInputErrors:
             get_backend("linear", "flash", "cpu")
 
 
-KERNELS = {
-    "states": ("states", "chunk_states_kernel"),
-    "output": ("output", "output_kernel"),
-    "information": ("levels", "information_backward_kernel"),
-    "coordinates": ("levels", "coordinates_backward_kernel"),
-    "weak_output": ("weak", "weak_output_kernel"),
-    "weak_information": ("weak", "weak_information_kernel"),
-    "weak_coordinates": ("weak", "weak_coordinates_kernel"),
-    "weak_gradients": ("fused", "weak_gradients_kernel"),
-}
-
-
 def shipped_launches() -> list:
     from relation.kernels.linear_relation.launches import LAUNCHES
+    from relation.kernels.linear_relation.resources import passes_of
 
     return [
         pytest.param(arch, size, entry, name, id=f"{arch}-{size}-{entry.widest}-{name}")
         for (arch, size), entries in LAUNCHES.items()
         for entry in entries
-        for name in KERNELS
-        if getattr(entry, name) is not None
+        for name in passes_of(entry)
     ]
 
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
 @pytest.mark.parametrize(("architecture", "element_size", "entry", "name"), shipped_launches())
 def test_every_launch_fits_its_architecture(architecture, element_size, entry, name):
-    triton = pytest.importorskip("triton")
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
     from relation.kernels.common import SHARED_MEMORY
+    from relation.kernels.linear_relation.resources import compile_pass
 
-    module, function = KERNELS[name]
-    kernel = getattr(
-        importlib.import_module(f"relation.kernels.linear_relation.{module}"), function
-    )
-    options = getattr(entry, name).options(entry.widest)
-    constants = {
-        **entry.constants(entry.widest, 1),
-        **{"BLOCK_D": options["BLOCK_D"], "BLOCK_V": options["BLOCK_V"]},
-        **{"WIDTH": entry.widest, "BACKWARD": True, "WHOLE": False, "SKIP_WEAK": True},
-        "KEEPS_DSCORES": True,
-    }
-    tokens = {"p1", "p2", "info", "value", "dy", "y", "dp1", "dp2", "dinfo", "dscores_t"}
-    numbers = {"H", "T", "chunks", "segment_chunks", "segments"}
-    signature, constexprs, attributes = {}, {}, {}
-    for position, argument in enumerate(kernel.arg_names):
-        if argument in constants or (argument.startswith("stride") and argument.endswith("_d")):
-            signature[argument] = "constexpr"
-            constexprs[argument] = constants.get(argument, 1)
-        elif argument == "scale":
-            signature[argument] = "fp32"
-        elif argument in numbers:
-            signature[argument] = "i32"
-        else:
-            pointee = "bf16" if element_size == 2 and argument in tokens else "fp32"
-            pointee = "u8" if argument == "weak" else pointee
-            signature[argument] = "i32" if argument.startswith("stride") else f"*{pointee}"
-            attributes[(position,)] = [["tt.divisibility", 16]]
-    compiled = triton.compile(
-        ASTSource(kernel, signature, constexprs, attributes),
-        target=GPUTarget("cuda", int(architecture.removeprefix("sm_")), 32),
-        options={name: value for name, value in options.items() if name not in constants},
-    )
+    given = name, architecture, element_size, entry, entry.widest
+    compiled = compile_pass(*given, whole=False)
     assert compiled.metadata.shared <= SHARED_MEMORY[architecture]
 
 
@@ -319,7 +274,8 @@ def test_an_entry_whose_passes_do_not_fit_together_is_refused():
         (fused, {"weak_information": small}, "not both"),
         (apart, {"weak_information": None}, "weak_coordinates takes what weak_information keeps"),
         (apart, {"weak_information": small}, "weak_information: give block_v of at least 128"),
-        (fused, {"weak_gradients": small}, "weak_gradients: give block_d of at least 128"),
+        (fused, {"weak_gradients": small}, "weak_gradients: give block_v of at least 128"),
+        (fused, {"weak_gradients": Launch(16, 128, 1, 1)}, "weak_gradients: give block_d"),
     ]:
         with pytest.raises(ValueError, match=message):
             replace(entry, **change)

@@ -66,8 +66,8 @@ def same_memory(monkeypatch):
 
         return again
 
-    for name in ("empty", "zeros"):
-        monkeypatch.setattr(torch, name, repeating(getattr(torch, name)))
+    monkeypatch.setattr(torch, "empty", repeating(torch.empty))
+    monkeypatch.setattr(torch.Tensor, "new_zeros", repeating(torch.Tensor.new_zeros))
     return lambda: position.__setitem__(0, 0)
 
 

@@ -116,7 +116,7 @@ def launch_backward(
             from relation.kernels.flash_relation import hopper_launch
 
             # Cleared on the stream and in a CUDA graph with it, so that no launch shares its own.
-            counters = torch.zeros(2, dtype=torch.int32, device=p1.device)
+            counters = p1.new_zeros(2, dtype=torch.int32)
         results = (gate_logit, log_norm, row_sums, du_self, dlam_partial, dp1)
         if gluon_p1:
             given = plan, gluon_p1, counters, *inputs, *results, tau, transport_self

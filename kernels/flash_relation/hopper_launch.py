@@ -92,7 +92,7 @@ def launch_forward(
 ) -> None:  # fmt: skip
     """`forward_kernel`'s work: Y and the two numbers a row of `forward.launch_forward`."""
     # Cleared on the stream and in a CUDA graph with it, so that no launch shares its counter.
-    counter = torch.zeros(1, dtype=torch.int32, device=p1.device)
+    counter = p1.new_zeros(1, dtype=torch.int32)
     tensors = *_describe(p1, p2, info), counter, lam, y, gate_logit, log_norm
     plan.launch(
         hopper_forward_kernel,

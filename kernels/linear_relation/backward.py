@@ -5,7 +5,6 @@ import itertools
 import torch
 import triton
 
-from relation.kernels.common import padded_width
 from relation.kernels.linear_relation.fused import weak_gradients_kernel
 from relation.kernels.linear_relation.launches import Launch, select_launches, split_chunks
 from relation.kernels.linear_relation.levels import (
@@ -90,12 +89,6 @@ def launch_backward(
             grid = (B * H, triton.cdiv(D, options["BLOCK_D"]), segments.chunks)
         return grid, numbers(p1, p2, info, dy, dp1), own | options
 
-    def configure_gradients() -> Configuration:
-        own = {"WIDTH": padded_width(D), "WHOLE": segments.whole} | constants
-        strides = numbers(p1, p2, info, log_retention, dy, dp1)
-        options = launches.weak_gradients.without_block_d(D)
-        return (B * H, segments.chunks), strides, own | options
-
     def configure_weak_information() -> Configuration:
         keeps = weak_coordinates is not None
         return configure_weak(weak_information, False, KEEPS_DSCORES=keeps)
@@ -110,9 +103,12 @@ def launch_backward(
 
     with torch.cuda.device_of(p1):
         if apart:
-            tensors = (p1, p2, info, log_retention, dy, prepared.weak, *states)
-            tensors += (dp1, dp2, dinfo, dlog_retention)
-            plan.launch(weak_gradients_kernel, tensors, configure_gradients)
+            tensors = (*weak_inputs, dp1, dp2, dinfo, dlog_retention)
+            plan.launch(
+                weak_gradients_kernel,
+                tensors,
+                lambda: configure_weak(launches.weak_gradients, False),
+            )
         if weak_information is not None:
             tensors = (*weak_inputs, dinfo, *sums, dscores_t)
             plan.launch(weak_information_kernel, tensors, configure_weak_information)

@@ -101,6 +101,27 @@ def product(a, b, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def parts(tile, PRECISION: tl.constexpr):
+    """What `add_product` takes of an FP32 tile: two BF16 parts, or of "ieee" the whole, twice."""
+    if PRECISION == "ieee":
+        return tile, tile
+    else:
+        return split(tile)
+
+
+@triton.jit
+def add_product(result, a, high, low, PRECISION: tl.constexpr):
+    """result + a @ b of FP32 tiles as `product` forms it, of b's `parts`."""
+    if PRECISION == "ieee":
+        return tl.dot(a, high, result, input_precision="ieee")
+    else:
+        a_high, a_low = split(a)
+        result = tl.dot(a_low, high, result)
+        result = tl.dot(a_high, low, result)
+        return tl.dot(a_high, high, result)
+
+
+@triton.jit
 def load_retention(
     log_retention, t_start, T, stride_t, d_start, stride_d,
     D: tl.constexpr, CHUNK: tl.constexpr, BLOCK_D: tl.constexpr, WHOLE: tl.constexpr = False,

@@ -31,12 +31,6 @@ class Launch:
             "num_stages": self.num_stages,
         }
 
-    def without_block_d(self, head_dim: int) -> dict[str, int]:
-        """The same for a kernel that holds all relation channels."""
-        options = self.options(head_dim)
-        del options["BLOCK_D"]
-        return options
-
 
 @dataclass(frozen=True)
 class Scan:
@@ -55,8 +49,8 @@ class Launches:
     the device busy, and segments grow longer only where as many are left. Passes over chunks of
     weak retention alone, or None where the others take those chunks too: weak_output,
     weak_information, weak_coordinates, which takes what weak_information keeps, and weak_gradients,
-    which does the work of both and holds all relation channels. weak_output and weak_information
-    hold all information channels.
+    which does the work of both and holds all relation channels. It, weak_output and
+    weak_information hold all information channels.
     """
 
     widest: int
@@ -79,7 +73,7 @@ class Launches:
             raise ValueError("give weak_information or weak_gradients, not both")
         if self.weak_coordinates is not None and self.weak_information is None:
             raise ValueError("weak_coordinates takes what weak_information keeps: give both")
-        for name in ("weak_output", "weak_information"):
+        for name in ("weak_output", "weak_information", "weak_gradients"):
             launch = getattr(self, name)
             if launch is not None and launch.block_v < self.widest:
                 raise ValueError(f"{name}: give block_v of at least {self.widest}, the widest head")
@@ -167,7 +161,7 @@ LAUNCHES: dict[tuple[str, int], tuple[Launches, ...]] = {
 INTERPRETED = (
     _entry(
         128, 16, "ieee", *[(16, 16, 1, 1)] * 4, scan=Scan(1024, 2, 1), programs=4,
-        weak_output=Launch(16, 128, 1, 1), weak_gradients=Launch(128, 16, 1, 1),
+        weak_output=Launch(16, 128, 1, 1), weak_gradients=Launch(128, 128, 1, 1),
     ),
     _entry(
         128, 16, "ieee", *[(16, 16, 1, 1)] * 4, scan=Scan(1024, 2, 1), programs=4,

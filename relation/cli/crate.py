@@ -33,6 +33,9 @@ def add_commands(commands) -> None:
     parser.add_argument(
         "--output", type=Path, metavar="DIR", default=Path("site"), help="default: site"
     )
+    parser.add_argument(
+        "--no-reports", action="store_true", help="documentation and reference alone"
+    )
 
 
 def _crate(options: argparse.Namespace) -> None:
@@ -47,7 +50,7 @@ def _crate(options: argparse.Namespace) -> None:
 
 
 def _site(options: argparse.Namespace) -> None:
-    from report.render.handbook import write_site
+    from report.render.handbook import PUBLISHED, write_site
 
-    for page in write_site(options.output):
+    for page in write_site(options.output, None if options.no_reports else PUBLISHED):
         print(page)

@@ -17,6 +17,7 @@ from report.render.environment import html_environment
 from report.render.links import check_links
 from report.render.site import write_assets
 
+PUBLISHED = Path("results/published")
 _MADE = ".relation-site"  # the mark of a folder that may be made anew
 _REFERENCE = "reference/index.html"
 # What docs/library.md offers; the rest is the reproduction's. Modules after an exclamation mark are
@@ -32,15 +33,17 @@ _ADDRESS = re.compile(r'\b(href|src)="([^"]*)"')
 _TITLE = re.compile(r"<h1[^>]*>(.*?)</h1>", re.DOTALL)
 
 
-def write_site(folder: Path, published: Path = Path("results/published")) -> list[Path]:
+def write_site(folder: Path, published: Path | None = PUBLISHED) -> list[Path]:
     """Write the site into `folder`, in place of one made before; returns its entry pages.
 
-    published: the folder of shipped records, whose reports are rendered. Raises InputError where no
-    report is there, a link of a page or of the reference leads nowhere, a package of the extra
-    `site` is missing, or `folder` holds something else.
+    published: the folder of shipped records, whose reports are rendered; None for a site without
+    reports. Raises InputError where no report is there, a link of a page or of the reference leads
+    nowhere, a package of the extra `site` is missing, or `folder` holds something else.
     """
-    reports = sorted(path.parent for path in published.glob("*/report/index.html"))
-    if not reports:
+    reports = (
+        sorted(path.parent for path in published.glob("*/report/index.html")) if published else []
+    )
+    if published and not reports:
         raise InputError(f"{published} has no rendered report; `make published` renders them")
     if folder.exists() and not (folder / _MADE).exists():
         raise InputError(f"{folder} is no site that was made here; give another --output")
@@ -64,6 +67,7 @@ def _place_of(report: Path) -> str:
 
 
 def _write(folder: Path, reports: list[Path]) -> None:
+    folder.mkdir(parents=True)
     for report in reports:
         # With the records beside it, to which its pages link.
         target = folder / _place_of(report)

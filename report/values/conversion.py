@@ -69,7 +69,9 @@ def _put_scale(found: Measurements, records: CampaignRecords, scale: str) -> Non
 
     def mean(values: Mapping[int, float], unit: str = "nat/token") -> Measured:
         def missing() -> Measured:
-            return absent(records, (KIND, "run"), scale)
+            if len(select(records.missing, kind=KIND, scale=scale)):
+                return absent(records, (KIND,), scale)
+            return absent(records, ("run",), scale, PAIRED)
 
         planned = records.page["seeds"]
         return over_seeds(values, planned, sources, missing, unit, "validation NLL by tokens")
