@@ -127,6 +127,9 @@ def test_gluon_is_chosen_for_what_it_can_do(monkeypatch):
     assert hopper.chosen("p2_info", at[80], torch.bfloat16, False) is None
     assert hopper.chosen(*asked, torch.bfloat16, False) == at[64].gluon_p1
     assert at[64].in_triton().gluon("p1") is None
+    monkeypatch.setattr(hopper, "select_launches", lambda *given: at[80])
+    told = hopper.describe_passes(torch.device("cuda"), torch.bfloat16, 80)
+    assert told.startswith("forward in Gluon; p1 in Gluon; p2_info in Triton: launches.toml has")
     monkeypatch.setattr(triton, "__version__", "3.9.0")
     hopper._why_no_gluon.cache_clear()
     assert "this is 3.9.0" in hopper.why_triton(*asked, torch.bfloat16)

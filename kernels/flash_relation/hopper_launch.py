@@ -32,11 +32,12 @@ PRODUCER_REGISTERS = 24
 class GluonTiles(TensorDescriptor):
     """A descriptor without the checks that `descriptors.aligned` has made needless."""
 
+    padding = "zero"
+    round_f32_to_tf32 = False
+
     def __init__(self, base: Tensor, shape, strides, block_shape: list[int], layout):
-        self.base, self.shape, self.strides, self.block_shape = base, shape, strides, block_shape
-        self.layout = layout
-        self.padding = "zero"
-        self.round_f32_to_tf32 = False
+        self.base, self.shape, self.strides = base, shape, strides
+        self.block_shape, self.layout = block_shape, layout
 
 
 @functools.cache
@@ -51,15 +52,20 @@ def sums_layout() -> gl.NVMMASharedLayout:
     return gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
 
 
+@functools.cache
+def _parts(head_dim: int) -> list[tuple[list[int], gl.NVMMASharedLayout] | None]:
+    """Shape and layout of tiles of WIDE and of REST columns, None where there is no rest."""
+    parts = split_width(head_dim)
+    return [([1, 1, GLUON_BLOCK, width], tile_layout(width)) if width else None for width in parts]
+
+
 def _describe(*tensors: Tensor) -> list[GluonTiles | None]:
-    """Of each tensor (B, H, T, D) its WIDE columns and the REST, None where there is none."""
-    return [
-        GluonTiles(x, x.shape, x.stride(), [1, 1, GLUON_BLOCK, width], tile_layout(width))
-        if width
-        else None
-        for x in tensors
-        for width in split_width(tensors[0].shape[3])
-    ]
+    """Of each tensor (B, H, T, D) its WIDE columns and the REST."""
+    parts, found = _parts(tensors[0].shape[3]), []
+    for x in tensors:
+        shape, strides = x.shape, x.stride()
+        found += [part and GluonTiles(x, shape, strides, *part) for part in parts]
+    return found
 
 
 def _configure(
