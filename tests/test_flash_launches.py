@@ -114,21 +114,17 @@ def test_gluon_is_chosen_for_what_it_can_do(monkeypatch):
 
     entries = load_launches()["sm_90"]
     at = {entry.widest: entry for entry in entries if entry.bits == 16}
-    assert {(e.widest, name) for name, e in IN_GLUON} == {
-        *((48, name) for name in GLUON_PASSES),
-        *((64, name) for name in ("p1", "p2_info")),
-        *((80, name) for name in ("forward", "p1")),
-    }
     asked = "p1", at[64]
     assert hopper.why_triton(*asked, torch.bfloat16) is None
     assert "bfloat16 only" in hopper.why_triton(*asked, torch.float16)
     assert "no documents" in hopper.why_triton(*asked, torch.bfloat16, documents=True)
-    assert "launches.toml" in hopper.why_triton("p2_info", at[80], torch.bfloat16)
-    assert hopper.chosen("p2_info", at[80], torch.bfloat16, False) is None
+    assert "launches.toml" in hopper.why_triton("p1", at[128], torch.bfloat16)
+    assert hopper.chosen("p1", at[128], torch.bfloat16, False) is None
     assert hopper.chosen(*asked, torch.bfloat16, False) == at[64].gluon_p1
     assert at[64].in_triton().gluon("p1") is None
-    monkeypatch.setattr(hopper, "select_launches", lambda *given: at[80])
-    told = hopper.describe_passes(torch.device("cuda"), torch.bfloat16, 80)
+    two = replace(at[48], gluon_p2_info=None)
+    monkeypatch.setattr(hopper, "select_launches", lambda *given: two)
+    told = hopper.describe_passes(torch.device("cuda"), torch.bfloat16, 48)
     assert told.startswith("forward in Gluon; p1 in Gluon; p2_info in Triton: launches.toml has")
     monkeypatch.setattr(triton, "__version__", "3.9.0")
     hopper._why_no_gluon.cache_clear()
