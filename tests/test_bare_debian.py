@@ -2,7 +2,7 @@
 
 `python -m pytest -m bare` runs it: as root, with mmdebstrap, mounts and network, in half an hour on
 two cores. Debian's packages come from this machine's own sources, Python's by its pip settings
-and PIP_ variables; BARE_MOUNTS names folders, separated by colons, that these need.
+and PIP_ variables; BARE_MOUNTS names folders, separated by colons, that these need, to be read.
 """
 
 import os
@@ -54,19 +54,25 @@ class Machine:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, target)
         given = filter(None, os.environ.get("BARE_MOUNTS", "").split(":"))
-        self.mounts = {"/dev": "/dev", str(ROOT): "/source"} | {path: path for path in given}
-        for place in ("/proc", *self.mounts.values()):
+        self.mounts = {str(ROOT): "/source"} | {path: path for path in given}
+        for place in ("/proc", "/dev", *self.mounts.values()):
             (root / place.lstrip("/")).mkdir(parents=True, exist_ok=True)
+        self.pip = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
+        if "PIP_CERT" in self.pip:
+            shutil.copyfile(self.pip["PIP_CERT"], root / "certificates.pem")
+            self.pip["PIP_CERT"] = "/certificates.pem"
 
     def run(self, command: str) -> str:
         """What a command prints. Its mounts end with it."""
-        mounts = [f"mount --bind {here} {self.root}{there}" for here, there in self.mounts.items()]
-        mounts.append(f"mount -t proc proc {self.root}/proc")
+        mounts = [f"mount -t proc proc {self.root}/proc", f"mount --rbind /dev {self.root}/dev"]
+        for here, there in self.mounts.items():  # what is installed there must not write here
+            mounts.append(f"mount --bind {here} {self.root}{there}")
+            mounts.append(f"mount -o remount,bind,ro {self.root}{there}")
         script = " && ".join([*mounts, f'exec chroot {self.root} bash -c "$0"'])
         path = {"HOME": "/root", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
-        pip = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
         quiet = {"DEBIAN_FRONTEND": "noninteractive"}
-        return run("unshare", "--mount", "bash", "-c", script, command, env=path | pip | quiet)
+        environment = path | self.pip | quiet
+        return run("unshare", "--mount", "bash", "-c", script, command, env=environment)
 
 
 def run(*command: str, env: dict[str, str] | None = None) -> str:
