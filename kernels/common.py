@@ -21,6 +21,27 @@ def padded_width(head_dim: int) -> int:
     return max(16, 1 << (head_dim - 1).bit_length())
 
 
+def empty_tokens(like: torch.Tensor, heads: int) -> torch.Tensor:
+    """Memory in the dtype of a (B, ..., T, D), for (B, heads, T, D) that lies as (B, T, heads, D).
+
+    So joining the heads copies nothing. Of PyTorch's ways to such memory the quickest.
+    """
+    B, _, T, D = like.shape
+    return like.new_empty_strided((B, heads, T, D), (T * heads * D, D, heads * D, 1))
+
+
+def empty_rows(like: torch.Tensor) -> torch.Tensor:
+    """Memory for one FP32 number a row of (B, H, T, D): (B, H, T)."""
+    B, H, T, _ = like.shape
+    return like.new_empty_strided((B, H, T), (H * T, T, 1), dtype=torch.float32)
+
+
+def empty_parts(like: torch.Tensor, *numbers: int) -> tuple[torch.Tensor, ...]:
+    """Flat FP32 memory for each of `numbers`, out of one allocation, each part 128-byte aligned."""
+    sizes = [-(-number // 32) * 32 for number in numbers]
+    return like.new_empty(sum(sizes), dtype=torch.float32).split_with_sizes(sizes)
+
+
 def interpreted() -> bool:
     """Whether Triton's interpreter, rather than its compiler, runs the kernels of this process."""
     return not isinstance(head_offset, triton.JITFunction)

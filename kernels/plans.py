@@ -14,19 +14,14 @@ import triton
 from triton.runtime import driver
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from relation.kernels.checks import MOST_LAYOUTS
 from relation.kernels.common import interpreted
 
 Argument = torch.Tensor | TensorDescriptor | None
 # The grid, the numbers after the tensors, and constexpr parameters with Triton's options.
 Configuration = tuple[tuple[int, ...], Sequence[float], Mapping[str, Any]]
-# Of layouts; a caller whose lengths always differ starts anew.
-_MOST_PLANS = 1024
+_HOOKS = triton.knobs.runtime
 _plans: dict[tuple, "Plan"] = {}
-
-
-def layout(x: torch.Tensor) -> tuple:
-    """What a compiled kernel rests on of a tensor: all but its address, of which its alignment."""
-    return x.dtype, x.shape, x.stride(), x.data_ptr() % 16 == 0, x.device
 
 
 def plan_of(owner: Callable, launches: Any, *facts: object) -> "Plan":
@@ -37,7 +32,7 @@ def plan_of(owner: Callable, launches: Any, *facts: object) -> "Plan":
     key = owner, id(launches), *facts
     plan = _plans.get(key)
     if plan is None:
-        if len(_plans) >= _MOST_PLANS:
+        if len(_plans) >= MOST_LAYOUTS:
             _plans.clear()
         plan = _plans[key] = Plan(launches)
     return plan
@@ -48,7 +43,8 @@ class Plan:
 
     def __init__(self, launches: Any):
         self._launches = launches
-        self._bound: dict[Any, Callable[[Sequence[Argument]], None]] = {}
+        # By the kernel's id: Triton hashes a kernel by its source.
+        self._bound: dict[int, Callable[[Sequence[Argument]], None]] = {}
 
     def launch(
         self, kernel: Any, tensors: Sequence[Argument], configure: Callable[[], Configuration]
@@ -58,22 +54,21 @@ class Plan:
         tensors: its first arguments, all 16-byte aligned but for those whose layout the plan knows;
         configure: called where the launch is not yet bound.
         """
-        bound = self._bound.get(kernel)
+        bound = self._bound.get(id(kernel))
         if bound is not None and not _observed():
             bound(tensors)
             return
         grid, numbers, constants = configure()
         compiled = kernel[grid](*tensors, *numbers, **constants)
         if not interpreted():
-            self._bound[kernel] = _bind(compiled, kernel, grid, len(tensors), numbers, constants)
+            rest = numbers, constants
+            self._bound[id(kernel)] = _bind(compiled, kernel, grid, len(tensors), *rest)
 
 
 def _observed() -> bool:
     """Whether a profiler wants to be told of launches, which Triton does."""
-    hooks = triton.knobs.runtime
-    return any(
-        getattr(hook, "calls", hook) for hook in (hooks.launch_enter_hook, hooks.launch_exit_hook)
-    )
+    enter, leave = _HOOKS.launch_enter_hook, _HOOKS.launch_exit_hook
+    return bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave))
 
 
 def _bind(
@@ -92,11 +87,10 @@ def _bind(
     rest = tuple(given[name] for name in names)
     grid = (*grid, 1, 1)[:3]
     run, function, packed = compiled.run, compiled.function, compiled.packed_metadata
-    device, active = driver.active.get_current_device(), driver.active
+    device, stream = driver.active.get_current_device(), driver.active.get_current_stream
 
     def launch(tensors: Sequence[Argument]) -> None:
         pointers = [x.data_ptr() if isinstance(x, torch.Tensor) else x for x in tensors]
-        stream = active.get_current_stream(device)
-        run(*grid, stream, function, packed, None, None, None, *pointers, *rest)
+        run(*grid, stream(device), function, packed, None, None, None, *pointers, *rest)
 
     return launch

@@ -8,6 +8,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from relation.kernels.checks import layout
+from relation.kernels.common import empty_tokens
+from relation.kernels.plans import Configuration, plan_of
+
 _NUMBERS = 2048  # of a program, in each half of the channels
 
 
@@ -44,14 +48,16 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, back: bool = False) -> Tensor:
     if x.stride(-1) != 1:
         x = x.contiguous()
     cos, sin = cos.contiguous(), sin.contiguous()
-    out = torch.empty(B, T, H, D, dtype=x.dtype, device=x.device)
-    rows, width = B * T * H, triton.next_power_of_2(D // 2)
-    own = max(1, _NUMBERS // width)  # rows of a program: a row is a token's head
+    out = empty_tokens(x, H)
+
+    def configure() -> Configuration:
+        rows, width = B * T * H, triton.next_power_of_2(D // 2)
+        own = max(1, _NUMBERS // width)  # rows of a program: a row is a token's head
+        strides = (*x.stride()[:3], T * D if cos.ndim == 3 else 0, D)
+        constants = {"SIGN": -1 if back else 1, "ROWS": own, "WIDTH": width}
+        return (triton.cdiv(rows, own),), (*strides, rows, T, H, D // 2), constants
+
+    plan = plan_of(rotate, None, back, *map(layout, (x, cos, sin)))
     with torch.cuda.device_of(x):
-        rotation_kernel[(triton.cdiv(rows, own),)](
-            x, cos, sin, out,
-            x.stride(0), x.stride(1), x.stride(2), T * D if cos.ndim == 3 else 0, D,
-            rows, T, H, D // 2, SIGN=-1 if back else 1,
-            ROWS=own, WIDTH=width,
-        )  # fmt: skip
-    return out.transpose(1, 2)
+        plan.launch(rotation_kernel, (x, cos, sin, out), configure)
+    return out

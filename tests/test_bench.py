@@ -86,6 +86,22 @@ def test_a_short_call_is_timed_several_in_a_row(monkeypatch: pytest.MonkeyPatch)
     assert stopwatch.seconds(long, stopwatch.plan(long)) == pytest.approx(0.5)
 
 
+def test_the_hosts_time_is_without_the_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, queued = [0.0], [0.0]
+
+    def launch() -> None:
+        now[0] += 3e-5
+        queued[0] += 0.5
+
+    def wait(device: torch.device) -> None:
+        now[0] += queued[0]
+        queued[0] = 0.0
+
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(timing, "synchronize", wait)
+    assert timing.Stopwatch(CPU).launching(launch) == pytest.approx(3e-5)
+
+
 def test_a_steady_load_is_timed_once_it_has_slowed_down(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])

@@ -1,7 +1,7 @@
 """What a benchmark compares, what becomes a row, and that models compiled together keep apart."""
 
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -16,6 +16,7 @@ from relation.bench.processes import failure_of
 from relation.bench.rounds import Answers
 from relation.bench.sides import Case, operator_part, rotating_inputs, step_groups, steps_part
 from relation.bench.steps import Setup, build_step
+from relation.bench.timing import HOST
 from relation.errors import InputError, RunError
 from relation.nn import Execution
 from relation.ops import full_relation
@@ -156,6 +157,14 @@ def test_rows_carry_the_error_of_what_they_measure(small_cache: None) -> None:
     assert errors["definition", "forward"] is errors["definition", "forward+backward"] is None
 
 
+def test_the_hosts_rows_are_times_of_the_same_calls(small_cache: None) -> None:
+    measures = [measure + HOST for measure in PASSES]
+    rows = operator_rows(peer("kept", full_relation), repeats=2, measures=measures, floor=True)
+    assert list(rows) == [(name, m) for m in measures for name in ("tiled", "kept", "floor")]
+    assert all(row["status"] == "PASS" and row["seconds"] > 0 for row in rows.values())
+    assert all(row["moved_bytes"] is None for row in rows.values())
+
+
 def test_a_side_measured_alone_is_compared_apart() -> None:
     unit = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
     sides = {
@@ -195,11 +204,16 @@ def test_a_failure_of_a_peer_is_an_outcome(error: Exception, status: str, reason
             failed(CASE, "forward", CASE.subject, status, reason)
 
 
-def operator_rows(*peers: Peer, repeats: int = 6) -> dict[tuple[str, str], dict]:
+PASSES = ("forward", "forward+backward")
+
+
+def operator_rows(
+    *peers: Peer, repeats: int = 6, measures: Sequence[str] = PASSES, floor: bool = False
+) -> dict[tuple[str, str], dict]:
     """The rows of the tiled operator and some peers, by peer and measure."""
     whole = flash.BENCHMARKS["cpu"]
-    benchmark = replace(whole, peers=(whole.peers[0], *peers))
-    part = operator_part(benchmark, CASE, ("forward", "forward+backward"), repeats, CPU)
+    benchmark = replace(whole, peers=(whole.peers[0], *peers), floor=floor)
+    part = operator_part(benchmark, CASE, measures, repeats, CPU)
     rows = compared_rows(part)
     return {(row["peer"], row["measure"]): row for row in rows}
 

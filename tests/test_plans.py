@@ -1,6 +1,7 @@
 """Launches that repeat are bound once by layout, and reach Triton's launcher as Triton calls it."""
 
 import importlib
+import weakref
 
 import pytest
 import torch
@@ -8,13 +9,15 @@ from interpreter import INTERPRETED
 
 pytest.importorskip("triton")
 
-from relation.kernels import plans
+from relation import kernels
+from relation.errors import InputError
+from relation.kernels import checks, plans
 from relation.kernels.flash_relation.launches import load_launches
 
 if INTERPRETED:
     pytest.skip("the interpreter launches nothing", allow_module_level=True)
 
-from fake_gpu import _Launcher, fake_gpu
+from fake_gpu import FakeDriver, _Launcher, fake_gpu
 
 FORWARD, BACKWARD = (
     importlib.import_module(f"relation.kernels.flash_relation.{name}")
@@ -54,20 +57,20 @@ def launched(monkeypatch) -> list[tuple]:
 
 @pytest.fixture
 def same_memory(monkeypatch):
-    """Called before a call, gives its every new tensor the memory of the call before it."""
+    """Called before a call, gives its every new tensor the memory that the call before it got."""
     given, position = [], [0]
 
-    def repeating(allocate):
-        def again(*shape, **options):
+    def of(make):
+        def again(*arguments, **options):
             position[0] += 1
             if len(given) < position[0]:
-                given.append(allocate(*shape, **options))
+                given.append(make(*arguments, **options))
             return given[position[0] - 1]
 
         return again
 
-    monkeypatch.setattr(torch, "empty", repeating(torch.empty))
-    monkeypatch.setattr(torch.Tensor, "new_zeros", repeating(torch.Tensor.new_zeros))
+    for name in ("new_empty", "new_empty_strided", "new_zeros"):
+        monkeypatch.setattr(torch.Tensor, name, of(getattr(torch.Tensor, name)))
     return lambda: position.__setitem__(0, 0)
 
 
@@ -110,9 +113,68 @@ def test_a_profiler_hears_of_every_launch(launched, monkeypatch):
     assert len(heard) == 8
 
 
+def test_nothing_keeps_a_calls_tensors(launched):
+    given = inputs()
+    alive = [weakref.ref(x) for x in given]
+    with fake_gpu("sm_90"):
+        for _ in range(2):
+            run(*given)
+    del given
+    assert [x() for x in alive] == [None] * 5
+
+
+TOKENS = torch.zeros(2, 3, 8, 16)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        TOKENS.bfloat16(),
+        TOKENS[:1],
+        TOKENS.mT.contiguous().mT,
+        torch.zeros(TOKENS.numel() + 1)[1:].view(TOKENS.shape),
+        TOKENS.to("meta"),
+        None,
+    ],
+    ids=["dtype", "shape", "strides", "alignment", "device", "none"],
+)
+def test_every_layout_is_checked_and_planned_for_itself(other, monkeypatch):
+    monkeypatch.setattr(checks, "_passed", set())
+    checked = []
+
+    def check(x, tau) -> None:
+        checked.append((x, tau))
+
+    for tau in (2.0, 2.0, 1.0):
+        checks.check_once(check, TOKENS, tau=tau)
+        checks.check_once(check, other, tau=tau)
+    assert checked == [(TOKENS, 2.0), (other, 2.0), (TOKENS, 1.0), (other, 1.0)]
+    plan_of = [plans.plan_of(check, None, checks.layout(x)) for x in (TOKENS, other, TOKENS)]
+    assert plan_of[0] is plan_of[2] is not plan_of[1]
+
+
+def test_wrong_input_is_refused_every_time():
+    given = [x.requires_grad_() for x in inputs(width=8)]
+    for _ in range(2):
+        with pytest.raises(InputError, match="head width is 8"):
+            kernels.flash_relation(*given[:3], given[4])
+
+
+def test_every_launch_goes_to_the_current_stream(launched, monkeypatch):
+    streams = []
+    monkeypatch.setattr(_Launcher, "__call__", lambda self, *given: streams.append(given[3]))
+    current = [7]
+    monkeypatch.setattr(FakeDriver, "get_current_stream", lambda self, device: current[0])
+    given = inputs()
+    with fake_gpu("sm_90"):
+        for current[0] in (7, 7, 8):
+            run(*given)
+    assert streams == [7] * 8 + [8] * 4
+
+
 def test_plans_do_not_pile_up(monkeypatch):
     monkeypatch.setattr(plans, "_plans", {})
-    monkeypatch.setattr(plans, "_MOST_PLANS", 4)
+    monkeypatch.setattr(plans, "MOST_LAYOUTS", 4)
     for length in range(10):
         plans.plan_of(run, None, length)
     assert len(plans._plans) <= 4

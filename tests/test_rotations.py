@@ -144,7 +144,7 @@ def test_gradients_of_rope_are_derivatives():
 
 
 @pytest.mark.skipif(INTERPRETED, reason="is the interpreter")
-def test_the_rotation_kernel_is_the_definition():
+def test_the_rotation_and_mixing_kernels_are_the_definition():
     run_interpreted(__file__)
 
 
@@ -167,6 +167,7 @@ def turned_and_bound(
     return truth, roundoff * truth.abs() + 4 * 2**-24 * x.double().abs().max()
 
 
+MIXED_SHAPES = [(2, 4, 5, 48), (1, 2, 1, 2), (1, 6, 70, 20), (1, 4, 3, 1030)]
 SHAPES = [(2, 3, 5, 48), (1, 2, 70, 64), (2, 5, 33, 80), (1, 1, 1, 2)]
 
 
@@ -189,6 +190,50 @@ class TestInterpreted:
                 assert (found.dtype, found.shape) == (dtype, truth.shape)
                 assert found.transpose(1, 2).is_contiguous()
                 assert ((found.double() - truth).abs() <= bound).all()
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+    @pytest.mark.parametrize("shape", MIXED_SHAPES)
+    @pytest.mark.parametrize("shift", [0, 1])
+    def test_mixing_at_ragged_shapes_and_strides(self, shape, shift, dtype):
+        from relation.kernels.mixing import mix, mix_backward
+
+        info, dy = draw(*shape, count=2).to(dtype)
+        theta = draw(shape[1] // 2, count=1)[0].float()
+        by_token = info.transpose(1, 2).contiguous().transpose(1, 2)
+        for x in (info, by_token, info.mT.contiguous().mT):
+            for given in (dy, dy.mT.contiguous().mT):
+                mixed = mix(x, theta, shift)
+                found = mixed, *mix_backward(given, mixed, theta, shift)
+                assert_mixed(x, theta, dy, shift, found)
+
+
+def assert_mixed(info, theta, dy, shift: int, found) -> None:
+    """Mixed heads and both gradients against the definition in FP64; one rounding each."""
+    mix = partial(ops.givens_mix, layer_index=shift)
+    truth = differentiate(mix, (info.double(), theta.double()), dy.double())
+    assert [x.dtype for x in found] == [info.dtype, info.dtype, theta.dtype]
+    roundoff = torch.finfo(info.dtype).eps / 2
+    for ours, exact, given in zip(found[:2], truth, (info, dy), strict=False):
+        bound = roundoff * exact.abs() + 8 * 2**-24 * given.double().abs().max()
+        assert ((ours.double() - exact).abs() <= bound).all()
+    # As `test_error_of_givens_gradients_is_that_of_the_dtype` derives it.
+    products = (dy.double().norm() * truth[0].norm()).item()
+    bound = 2 * roundoff * products / dy.numel() ** 0.5 + 8 * 2**-24 * products
+    assert ((found[2].double() - truth[2]).abs() <= bound).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("shape", [*MIXED_SHAPES, (1, 8, 64, 512)])
+@pytest.mark.parametrize("layer", [0, 1])
+def test_givens_and_its_gradients_on_a_gpu(shape, layer, dtype):
+    info, dy = draw(*shape, count=2).to("cuda", dtype)
+    theta = draw(shape[1] // 2, count=1)[0].to("cuda", torch.float32)
+    mix = partial(ops.givens_mix, layer_index=layer)
+    found = differentiate(mix, (info, theta), dy)
+    assert_mixed(info, theta, dy, layer, found)
+    again = differentiate(mix, (info, theta), dy)
+    assert all(map(torch.equal, found, again))
 
 
 @pytest.mark.gpu

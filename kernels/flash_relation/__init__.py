@@ -7,7 +7,13 @@ import os
 import torch
 
 from relation.errors import InputError
-from relation.kernels.checks import check_device, check_floating, check_groups, check_tau
+from relation.kernels.checks import (
+    check_device,
+    check_floating,
+    check_groups,
+    check_once,
+    check_tau,
+)
 from relation.kernels.documents import Documents
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -40,24 +46,37 @@ def flash_relation(
     Raises InputError for other shapes, dtypes, mixed devices or tau <= 0, and on a device for
     which `why_unavailable` has a reason.
     """
-    _check_inputs(p1, p2, info, lam, tau)
+    eager = is_eager(p1, p2, info, lam)
+    if eager:
+        check_once(_check_inputs, p1, p2, info, lam, tau=tau)
+    else:
+        _check_inputs(p1, p2, info, lam, tau)
     starts = ends = None
     if documents is not None:
         documents.check(p1)
         starts, ends = documents.starts, documents.ends
-    # Registering the operators compiles nothing, but it imports Triton.
-    from relation.kernels.flash_relation.autograd import EagerRelation, relation_forward
+    given = p1, p2, info, lam, float(tau), transport_self, starts, ends
+    if eager:
+        return _eager_relation().apply(*given)
+    from relation.kernels.flash_relation.autograd import relation_forward
 
-    if is_eager(p1, p2, info, lam):
-        return EagerRelation.apply(p1, p2, info, lam, float(tau), transport_self, starts, ends)
-    return relation_forward(p1, p2, info, lam, float(tau), transport_self, starts, ends)[0]
+    return relation_forward(*given)[0]
+
+
+@functools.cache  # an import statement takes a microsecond
+def _eager_relation() -> type[torch.autograd.Function]:
+    # Registering the operators compiles nothing, but it imports Triton.
+    from relation.kernels.flash_relation.autograd import EagerRelation
+
+    return EagerRelation
+
+
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, type(None)))
 
 
 def is_eager(*tensors: torch.Tensor | None) -> bool:
     """Whether plain tensors are computed with now, and not traced, transformed or wrapped."""
-    return not torch.compiler.is_compiling() and all(
-        x is None or type(x) in (torch.Tensor, torch.nn.Parameter) for x in tensors
-    )
+    return not torch.compiler.is_compiling() and _PLAIN.issuperset(map(type, tensors))
 
 
 def why_unavailable(device: torch.device | str) -> str | None:

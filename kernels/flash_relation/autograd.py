@@ -100,4 +100,4 @@ class EagerRelation(torch.autograd.Function):
         *tensors, starts, ends = ctx.saved_tensors
         documents = {"starts": starts, "ends": ends}
         dp1, dp2, dinfo, dlam = launch_backward(dy, *tensors, *ctx.numbers, **documents)
-        return dp1, dp2, dinfo, dlam.reshape(ctx.lam_shape), None, None, None, None
+        return dp1, dp2, dinfo, dlam.view(ctx.lam_shape), None, None, None, None

@@ -10,7 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
-from relation.kernels.common import interpreted, offset_of_head
+from relation.kernels.checks import layout
+from relation.kernels.common import empty_rows, empty_tokens, interpreted, offset_of_head
 from relation.kernels.flash_relation.descriptors import aligned, describe, scales_exactly
 from relation.kernels.flash_relation.hopper import chosen
 from relation.kernels.flash_relation.launches import (
@@ -28,7 +29,7 @@ from relation.kernels.flash_relation.tiles import (
     read_tile,
     store_tile,
 )
-from relation.kernels.plans import Configuration, layout, plan_of
+from relation.kernels.plans import Configuration, plan_of
 
 LOG2_E = tl.constexpr(math.log2(math.e))
 LN_2 = tl.constexpr(math.log(2))
@@ -298,11 +299,7 @@ def launch_forward(
     number n_i of which F_ij = 2^(E_ij log2(e) - n_i) for j < i.
     """
     B, H, T, D = p1.shape
-    # From torch.empty, as all memory here: torch.compile merges equal calls of other factories,
-    # and two results in one buffer cost a copy. As (B, T, H, D), joining the heads copies nothing.
-    y = torch.empty((B, T, H, D), dtype=info.dtype, device=info.device).transpose(1, 2)
-    gate_logit = torch.empty((B, H, T), dtype=torch.float32, device=info.device)
-    log_norm = torch.empty((B, H, T), dtype=torch.float32, device=info.device)
+    y, gate_logit, log_norm = empty_tokens(info, H), empty_rows(p1), empty_rows(p1)
     launches = launches or select_launches(p1.device, p1.element_size(), D)
     tile: Launch = launches.forward
     described = launches.descriptors
@@ -343,8 +340,8 @@ def launch_forward(
         blocks = triton.cdiv(T, REPAIRED_ROWS)
         return (B * H, blocks), *configure(launches.repair, False, ROWS=REPAIRED_ROWS)
 
-    facts = tau, transport_self, starts is None
-    plan = plan_of(launch_forward, launches, *facts, *map(layout, (*inputs, lam)))
+    facts = tau, transport_self
+    plan = plan_of(launch_forward, launches, *facts, *map(layout, (*inputs, lam, starts)))
     with torch.cuda.device_of(p1):
         if gluon:
             from relation.kernels.flash_relation import hopper_launch

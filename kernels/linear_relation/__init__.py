@@ -1,9 +1,17 @@
 """Linear Relation in chunks: exact, linear in T, with the state in and out (Section 5.2)."""
 
+import functools
+
 import torch
 
 from relation.errors import InputError
-from relation.kernels.checks import check_device, check_floating, check_groups, check_tau
+from relation.kernels.checks import (
+    check_device,
+    check_floating,
+    check_groups,
+    check_once,
+    check_tau,
+)
 from relation.kernels.documents import Documents, forget_at_starts
 from relation.kernels.flash_relation import DTYPES, NARROWEST, WIDEST, is_eager, why_unavailable
 
@@ -33,15 +41,27 @@ def linear_relation(
     Raises InputError for other shapes, dtypes, mixed devices or tau <= 0, and on a device for
     which `why_unavailable` has a reason.
     """
-    _check_inputs(p1, p2, info, log_retention, tau, state)
+    eager = is_eager(p1, p2, info, log_retention, state)
+    if eager:
+        check_once(_check_inputs, p1, p2, info, log_retention, state, tau=tau)
+    else:
+        _check_inputs(p1, p2, info, log_retention, state, tau)
     log_retention = forget_at_starts(documents, p1, log_retention, state)
-    # Registering the operators compiles nothing, but it imports Triton.
-    from relation.kernels.linear_relation.autograd import EagerRelation, linear_forward
+    given = p1, p2, info, log_retention, state, float(tau)
+    if eager:
+        return _eager_relation().apply(*given)
+    from relation.kernels.linear_relation.autograd import linear_forward
 
-    if is_eager(p1, p2, info, log_retention, state):
-        return EagerRelation.apply(p1, p2, info, log_retention, state, float(tau))
-    y, final, *_ = linear_forward(p1, p2, info, log_retention, state, float(tau))
+    y, final, _ = linear_forward(*given)
     return y, final
+
+
+@functools.cache  # an import statement takes a microsecond
+def _eager_relation() -> type[torch.autograd.Function]:
+    # Registering the operators compiles nothing, but it imports Triton.
+    from relation.kernels.linear_relation.autograd import EagerRelation
+
+    return EagerRelation
 
 
 def _check_inputs(
@@ -49,8 +69,8 @@ def _check_inputs(
     p2: torch.Tensor,
     info: torch.Tensor,
     log_retention: torch.Tensor,
-    tau: float,
     state: torch.Tensor | None,
+    tau: float,
 ) -> None:
     given = {"log_retention": log_retention} | ({} if state is None else {"state": state})
     check_floating(**given)

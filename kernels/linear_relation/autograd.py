@@ -11,14 +11,14 @@ from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
 from relation.kernels.linear_relation.backward import launch_backward
-from relation.kernels.linear_relation.forward import kept_shapes, launch_forward
+from relation.kernels.linear_relation.forward import kept_size, launch_forward
 from relation.kernels.linear_relation.launches import select_launches
 
 
 @custom_op("relation::linear_relation", mutates_args=())
 def linear_forward(
     p1: Tensor, p2: Tensor, info: Tensor, log_retention: Tensor, state: Tensor | None, tau: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """`launch_forward`; only y and the final state have gradients."""
     return launch_forward(p1, p2, info, log_retention, state, tau)
 
@@ -31,14 +31,11 @@ def linear_backward(
     p2: Tensor,
     info: Tensor,
     log_retention: Tensor,
-    within: Tensor,
-    log_decay: Tensor,
-    entry: Tensor,
+    kept: Tensor,
     tau: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """`launch_backward`."""
-    kept = within, log_decay, entry
-    return launch_backward(dy, dfinal, p1, p2, info, log_retention, *kept, tau)
+    return launch_backward(dy, dfinal, p1, p2, info, log_retention, kept, tau)
 
 
 def _tokens_like(x: Tensor) -> Tensor:
@@ -54,13 +51,12 @@ def _state_of(x: Tensor) -> Tensor:
 @linear_forward.register_fake
 def _(p1, p2, info, log_retention, state, tau):
     launches = select_launches(p1.device, p1.element_size(), p1.shape[3])
-    kept = kept_shapes(*p1.shape, launches)
-    kept = [p1.new_empty(shape, dtype=torch.float32) for shape in kept]
-    return _tokens_like(p1), _state_of(p1), *kept
+    kept = p1.new_empty(kept_size(*p1.shape, launches), dtype=torch.float32)
+    return _tokens_like(p1), _state_of(p1), kept
 
 
 @linear_backward.register_fake
-def _(dy, dfinal, p1, p2, info, log_retention, within, log_decay, entry, tau):
+def _(dy, dfinal, p1, p2, info, log_retention, kept, tau):
     return *(_tokens_like(x) for x in (p1, p2, info, log_retention)), _state_of(p1)
 
 
@@ -68,8 +64,8 @@ def _save(ctx, inputs, output) -> None:
     p1, p2, info, log_retention, state, ctx.tau = inputs
     # Without this, autograd would fill a zero gradient of the final state in every backward.
     ctx.set_materialize_grads(False)
-    ctx.mark_non_differentiable(*output[2:])
-    ctx.save_for_backward(p1, p2, info, log_retention, *output[2:])
+    ctx.mark_non_differentiable(output[2])
+    ctx.save_for_backward(p1, p2, info, log_retention, output[2])
     ctx.has_state = state is not None
 
 
@@ -89,9 +85,9 @@ class EagerRelation(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, p1, p2, info, log_retention, state, tau):
-        y, final, *kept = launch_forward(p1, p2, info, log_retention, state, tau)
+        y, final, kept = launch_forward(p1, p2, info, log_retention, state, tau)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(p1, p2, info, log_retention, *kept)
+        ctx.save_for_backward(p1, p2, info, log_retention, kept)
         ctx.has_state, ctx.tau = state is not None, tau
         return y, final
 

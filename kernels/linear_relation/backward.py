@@ -5,6 +5,8 @@ import itertools
 import torch
 import triton
 
+from relation.kernels.checks import layout
+from relation.kernels.common import empty_parts, empty_tokens
 from relation.kernels.linear_relation.fused import weak_gradients_kernel
 from relation.kernels.linear_relation.launches import Launch, select_launches, split_chunks
 from relation.kernels.linear_relation.levels import (
@@ -12,9 +14,9 @@ from relation.kernels.linear_relation.levels import (
     information_backward_kernel,
 )
 from relation.kernels.linear_relation.prepare import launch_prepare
-from relation.kernels.linear_relation.states import launch_states
+from relation.kernels.linear_relation.states import launch_states, states_of
 from relation.kernels.linear_relation.weak import weak_coordinates_kernel, weak_information_kernel
-from relation.kernels.plans import Configuration, layout, plan_of
+from relation.kernels.plans import Configuration, plan_of
 
 
 def launch_backward(
@@ -24,9 +26,7 @@ def launch_backward(
     p2: torch.Tensor,
     info: torch.Tensor,
     log_retention: torch.Tensor,
-    within: torch.Tensor,
-    log_decay: torch.Tensor,
-    entry: torch.Tensor,
+    kept: torch.Tensor,
     tau: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Run the backward passes on the inputs and what `launch_forward` kept.
@@ -38,50 +38,37 @@ def launch_backward(
     shared = p2.shape[1]
     launches = select_launches(p1.device, p1.element_size(), D)
     segments = split_chunks(B * H, T, launches)
-    scale = 1 / (tau * D**0.5)
-    given = [layout(x) for x in (p1, p2, info, log_retention, dy)]
-    given.append(None if dfinal is None else layout(dfinal))
-    plan = plan_of(launch_backward, launches, tau, *given)
-    # Formed again: kept, the exponents would double what g takes.
-    prepared = launch_prepare(p1, p2, log_retention, scale, launches, segments, plan, backward=True)
-    dmet, dinitial = launch_states(
-        p1, p2, dy, prepared, dfinal, launches, segments, plan, backward=True
-    )
-
-    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device=p1.device)
-
+    given = p1, p2, info, log_retention, dy, dfinal, kept
+    plan = plan_of(launch_backward, launches, tau, *map(layout, given))
+    scale, of_call = 1 / (tau * D**0.5), (launches, segments, plan)
+    with torch.cuda.device_of(p1):
+        # Formed again: kept, the exponents would double what g takes.
+        prepared = launch_prepare(p1, p2, log_retention, scale, *of_call, backward=True)
+        _, dmet, dinitial = launch_states(p1, p2, dy, prepared, dfinal, *of_call, backward=True)
     # Heads that share p2 and info have gradients of their own until the end: of one chunk some may
     # be weak and others not, and no kernel has both.
-    def tokens(like: torch.Tensor) -> torch.Tensor:
-        return empty(B, T, H, D, dtype=like.dtype).transpose(1, 2)
-
-    read_dread, write_dwrite = empty(B, H, T), empty(B, H, T)
-    dp1, dp2, dinfo, dlog_retention = tokens(p1), tokens(p2), tokens(info), tokens(log_retention)
-    states = within, log_decay, entry, dmet.within, dmet.log_decay, dmet.entry
+    dp1, dp2, dinfo, dlog_retention = (empty_tokens(x, H) for x in (p1, p2, info, log_retention))
+    read_dread, write_dwrite = empty_parts(kept, B * H * T, B * H * T)
+    states = *states_of(kept, B * H, D, segments), *dmet
     inputs = p1, p2, info, log_retention, dy, prepared.selves, prepared.weak, *states
     after = H, T, scale, segments.chunks, segments.length, segments.count
     sums, gradients = (read_dread, write_dwrite), (dp1, dp2, dlog_retention)
     weak_information, weak_coordinates = launches.weak_information, launches.weak_coordinates
     apart = launches.weak_gradients is not None
-    squares, kept = launches.kept_scores
-    dscores_t = empty(B, H, segments.chunks if weak_coordinates else 0, *squares, dtype=kept)
-    of_chunks = prepared.selves, prepared.weak, prepared.exponents, prepared.halves
-    weak_inputs = p1, p2, info, dy, *of_chunks, *states
-
-    constants = launches.constants(D, H // shared)
+    weak_inputs = p1, p2, info, dy, *prepared, *states
 
     def numbers(*tensors: torch.Tensor) -> tuple[float, ...]:
         return *itertools.chain(*(x.stride() for x in tensors)), *after
 
     def configure(launch: Launch, by_channels: bool, **own) -> Configuration:
         options = launch.options(D)
+        constants = launches.constants(D, H // shared)
         blocks = (triton.cdiv(D, options["BLOCK_D"]),) if by_channels else ()
         strides = numbers(p1, p2, info, log_retention, dy, dp1)
         return (B * H, segments.chunks, *blocks), strides, constants | own | options
 
     def configure_weak(launch: Launch, by_channels: bool, **own) -> Configuration:
-        own |= constants | {"WHOLE": segments.whole}
+        own |= launches.constants(D, H // shared) | {"WHOLE": segments.whole}
         del own["LEVELS"]
         options = launch.options(D)
         grid = (B * H, segments.chunks)
@@ -110,6 +97,9 @@ def launch_backward(
                 lambda: configure_weak(launches.weak_gradients, False),
             )
         if weak_information is not None:
+            squares, kind = launches.kept_scores
+            count = B * H * segments.chunks if weak_coordinates else 0
+            dscores_t = p1.new_empty((count, *squares), dtype=kind)
             tensors = (*weak_inputs, dinfo, *sums, dscores_t)
             plan.launch(weak_information_kernel, tensors, configure_weak_information)
         if weak_coordinates is not None:

@@ -2,6 +2,8 @@
 
 import torch
 
+from relation.kernels.checks import layout
+from relation.kernels.common import empty_tokens
 from relation.kernels.linear_relation.launches import (
     Launches,
     Segments,
@@ -10,16 +12,14 @@ from relation.kernels.linear_relation.launches import (
 )
 from relation.kernels.linear_relation.output import output_kernel
 from relation.kernels.linear_relation.prepare import Prepared, launch_prepare
-from relation.kernels.linear_relation.states import States, launch_states, state_shapes
+from relation.kernels.linear_relation.states import States, launch_states, state_sizes
 from relation.kernels.linear_relation.weak import weak_output_kernel
-from relation.kernels.plans import Configuration, Plan, layout, plan_of
-
-Forward = tuple[torch.Tensor, ...]
+from relation.kernels.plans import Configuration, Plan, plan_of
 
 
-def kept_shapes(B: int, H: int, T: int, D: int, launches: Launches) -> list[tuple[int, ...]]:
-    """The shapes of the FP32 tensors of `States`, which the backward pass takes."""
-    return [(B, H, *shape) for shape in state_shapes(D, split_chunks(B * H, T, launches))]
+def kept_size(B: int, H: int, T: int, D: int, launches: Launches) -> int:
+    """The FP32 numbers of `States`, which the backward pass takes."""
+    return sum(state_sizes(B * H, D, split_chunks(B * H, T, launches)))
 
 
 def launch_forward(
@@ -29,25 +29,22 @@ def launch_forward(
     log_retention: torch.Tensor,
     state: torch.Tensor | None,
     tau: float,
-) -> Forward:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Run the forward passes: y (B, H, T, D) in info's dtype, and C_T (B, H, D, D), FP32.
 
-    After these two come the tensors of `States`, for the backward pass.
+    After these two comes what the backward pass takes, `States` in one flat tensor.
     """
     B, H, T, D = p1.shape
     launches = select_launches(p1.device, p1.element_size(), D)
     segments = split_chunks(B * H, T, launches)
-    given = [layout(x) for x in (p1, p2, info, log_retention)]
-    plan = plan_of(launch_forward, launches, tau, *given, None if state is None else layout(state))
-    scale = 1 / (tau * D**0.5)
-    prepared = launch_prepare(
-        p1, p2, log_retention, scale, launches, segments, plan, backward=False
-    )
-    met, final = launch_states(
-        p1, p2, info, prepared, state, launches, segments, plan, backward=False
-    )
-    y = _launch_output(p1, p2, info, log_retention, prepared, met, launches, segments, plan)
-    return y, final, met.within, met.log_decay, met.entry
+    given = p1, p2, info, log_retention, state
+    plan = plan_of(launch_forward, launches, tau, *map(layout, given))
+    scale, of_call = 1 / (tau * D**0.5), (launches, segments, plan)
+    with torch.cuda.device_of(p1):
+        prepared = launch_prepare(p1, p2, log_retention, scale, *of_call, backward=False)
+        kept, met, final = launch_states(p1, p2, info, prepared, state, *of_call, backward=False)
+        y = _launch_output(p1, p2, info, log_retention, prepared, met, *of_call)
+    return y, final, kept
 
 
 def _launch_output(
@@ -62,8 +59,7 @@ def _launch_output(
     plan: Plan,
 ) -> torch.Tensor:
     B, H, T, D = p1.shape
-    y = torch.empty((B, T, H, D), dtype=info.dtype, device=info.device).transpose(1, 2)
-    states, selves, weak = (met.within, met.log_decay, met.entry), prepared.selves, prepared.weak
+    y = empty_tokens(info, H)
     numbers = H, T, segments.chunks, segments.length, segments.count
     by_chunk = (B * H, segments.chunks)
 
@@ -85,11 +81,9 @@ def _launch_output(
         own |= launches.constants(D, H // p2.shape[1])
         return by_chunk, (*strides, *numbers), own | launches.output.options(D)
 
-    with torch.cuda.device_of(p1):
-        if launches.weak_output is not None:
-            kept = (selves, weak, prepared.exponents, prepared.halves)
-            tensors = (p1, p2, info, *kept, *states, y)
-            plan.launch(weak_output_kernel, tensors, configure_weak)
-        tensors = (p1, p2, info, log_retention, selves, weak, *states, y)
-        plan.launch(output_kernel, tensors, configure_others)
+    if launches.weak_output is not None:
+        tensors = (p1, p2, info, *prepared, *met, y)
+        plan.launch(weak_output_kernel, tensors, configure_weak)
+    tensors = (p1, p2, info, log_retention, prepared.selves, prepared.weak, *met, y)
+    plan.launch(output_kernel, tensors, configure_others)
     return y

@@ -1,5 +1,6 @@
 """Chunks, tile shapes and warps of every pass, by architecture; README.md says what was timed."""
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -180,5 +181,10 @@ def select_launches(device: torch.device, element_size: int, head_dim: int) -> L
     """The entry for a device and head width. Every GPU but sm_90 takes sm_120's."""
     if device.type == "cpu":
         return INTERPRETED[0]
+    return _of_gpu(device, element_size, head_dim)
+
+
+@functools.cache
+def _of_gpu(device: torch.device, element_size: int, head_dim: int) -> Launches:
     name = HOPPER if architecture(device) == HOPPER else SMALL
     return next(entry for entry in LAUNCHES[name, element_size] if entry.widest >= head_dim)

@@ -1,12 +1,12 @@
 """What every pass takes of a chunk: Self and the norms, and whether its retention is weak."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
-from relation.kernels.common import head_offset, padded_width
+from relation.kernels.common import empty_parts, head_offset, padded_width
 from relation.kernels.linear_relation.decays import (
     LARGEST_EXPONENT,
     load_retention,
@@ -25,9 +25,8 @@ from relation.kernels.linear_relation.tiles import (
 from relation.kernels.plans import Configuration, Plan
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """selves: (3, B, H, T), FP32: S and what normalises p1 and p2 (`load_selves`).
+class Prepared(NamedTuple):
+    """Flat memory. selves: (3, B, H, T), FP32: S and what normalises p1 and p2 (`load_selves`).
 
     weak: (B, H, chunks), uint8, whether both halves of a chunk retain at least exp(-40) of every
     channel. exponents: (B, H, T, D), FP32: of a weak chunk with the middle m, G(m, t) right of it
@@ -101,10 +100,9 @@ def launch_prepare(
 ) -> Prepared:
     """Read p1, p2 and g once."""
     B, H, T, D = p1.shape
-    selves = torch.empty((3, B, H, T), dtype=torch.float32, device=p1.device)
-    weak = torch.empty((B, H, segments.chunks), dtype=torch.uint8, device=p1.device)
-    exponents = torch.empty((B, H, T, D), dtype=torch.float32, device=p1.device)
-    halves = torch.empty((B, H, segments.chunks, 2, D), dtype=torch.float32, device=p1.device)
+    rows, chunks = B * H * T, B * H * segments.chunks
+    selves, exponents, halves = empty_parts(p1, 3 * rows, rows * D, 2 * chunks * D)
+    weak = p1.new_empty(chunks, dtype=torch.uint8)
 
     def configure() -> Configuration:
         strides = (*p1.stride(), *p2.stride(), *log_retention.stride())
@@ -119,6 +117,5 @@ def launch_prepare(
         return (B * H, segments.chunks), numbers, constants | own
 
     tensors = (p1, p2, log_retention, selves, weak, exponents, halves)
-    with torch.cuda.device_of(p1):
-        plan.launch(prepare_kernel, tensors, configure)
+    plan.launch(prepare_kernel, tensors, configure)
     return Prepared(selves, weak, exponents, halves)

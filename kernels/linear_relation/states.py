@@ -4,13 +4,13 @@ The same two kernels carry C forward and its gradient backward: C_t = Diag(alpha
 w_t I_t^T one way, dC_{t-1} = Diag(alpha_t) (dC_t + r_t dY_t^T) the other.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
-from relation.kernels.common import head_offset
+from relation.kernels.common import empty_parts, head_offset
 from relation.kernels.linear_relation.decays import exp, from_registers, product
 from relation.kernels.linear_relation.launches import Launches, Segments
 from relation.kernels.linear_relation.prepare import Prepared
@@ -24,9 +24,8 @@ from relation.kernels.linear_relation.tiles import (
 from relation.kernels.plans import Configuration, Plan
 
 
-@dataclass(frozen=True)
-class States:
-    """Where `load_state` finds the state that each chunk meets; all FP32.
+class States(NamedTuple):
+    """Where `load_state` finds the state that each chunk meets; all FP32, one flat tensor's parts.
 
     within: (B, H, chunks, D, D), the part from its own segment; log_decay: (B, H, chunks, D), the
     retention since the segment's start; entry: (B, H, segments, D, D), the state there.
@@ -37,10 +36,19 @@ class States:
     entry: torch.Tensor
 
 
-def state_shapes(D: int, segments: Segments) -> tuple[tuple[int, ...], ...]:
-    """The shapes of a head's `States`. Segments of one chunk have no part of their own to store."""
+def state_sizes(heads: int, D: int, segments: Segments) -> tuple[int, int, int]:
+    """Numbers of `States`. Segments of one chunk have no part of their own to store.
+
+    Rounded up to multiples of 16, so that every part is 64-byte aligned.
+    """
     inner = segments.chunks if segments.length > 1 else 0
-    return (inner, D, D), (inner, D), (segments.count, D, D)
+    sizes = (heads * inner * D * D, heads * inner * D, heads * segments.count * D * D)
+    return tuple(-(-size // 16) * 16 for size in sizes)
+
+
+def states_of(kept: torch.Tensor, heads: int, D: int, segments: Segments) -> States:
+    """The parts of one flat FP32 tensor of as many numbers as `state_sizes` has."""
+    return States(*kept.split_with_sizes(state_sizes(heads, D, segments)))
 
 
 @triton.jit(do_not_specialize=["T", "chunks", "segment_chunks"])
@@ -168,26 +176,27 @@ def launch_states(
     plan: Plan,
     *,
     backward: bool,
-) -> tuple[States, torch.Tensor]:
-    """The states that the chunks meet, and the one after the last chunk met, (B, H, D, D).
+) -> tuple[torch.Tensor, States, torch.Tensor]:
+    """The states that the chunks meet, as one tensor and its parts (`state_sizes`).
+
+    The third result is the state after the last chunk met, (B, H, D, D).
 
     Forward, value is the information, initial C_0 and the result C_T. Backward, value is dY,
     initial dC_T and the result dC_0. None stands for an initial state of zeros.
     """
     B, H, T, D = p1.shape
-    options = launches.states.options(D)
-
-    def empty(*shape: int) -> torch.Tensor:
-        return torch.empty((B, H, *shape), dtype=torch.float32, device=p1.device)
-
-    within, log_decay, entry = (empty(*shape) for shape in state_shapes(D, segments))
-    added, added_log_decay = empty(segments.count, D, D), empty(segments.count, D)
-    final = empty(D, D)
+    sizes = state_sizes(B * H, D, segments)
+    kept = p1.new_empty(sum(sizes), dtype=torch.float32)
+    within, log_decay, entry = met = States(*kept.split_with_sizes(sizes))
+    ends = B * H * segments.count * D
+    added, added_log_decay = empty_parts(kept, ends * D, ends)
+    final = kept.new_empty((B, H, D, D))
     of_chunks = prepared.selves, prepared.weak, prepared.exponents, prepared.halves
     scan = launches.scan
     start = added if initial is None else initial.contiguous()
 
     def configure_chunks() -> Configuration:
+        options = launches.states.options(D)
         blocks = triton.cdiv(D, options["BLOCK_D"]) * triton.cdiv(D, options["BLOCK_V"])
         strides = (*p1.stride(), *p2.stride(), *value.stride())
         own = {
@@ -212,9 +221,8 @@ def launch_states(
         }
         return (B * H, triton.cdiv(D * D, scan.block)), (segments.count,), own
 
-    with torch.cuda.device_of(p1):
-        results = (within, log_decay, added, added_log_decay)
-        plan.launch(chunk_states_kernel, (p1, p2, value, *of_chunks, *results), configure_chunks)
-        tensors = (added, added_log_decay, start, entry, final)
-        plan.launch(segment_scan_kernel, tensors, configure_scan)
-    return States(within, log_decay, entry), final
+    results = (within, log_decay, added, added_log_decay)
+    plan.launch(chunk_states_kernel, (p1, p2, value, *of_chunks, *results), configure_chunks)
+    tensors = (added, added_log_decay, start, entry, final)
+    plan.launch(segment_scan_kernel, tensors, configure_scan)
+    return kept, met, final

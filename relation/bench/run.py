@@ -22,6 +22,7 @@ from relation.bench.sides import (
     step_groups,
     steps_part,
 )
+from relation.bench.timing import HOST
 from relation.errors import InputError
 from relation.machine.devices import describe
 from relation.spec import canonical_hash
@@ -37,7 +38,13 @@ BENCHMARKS: dict[str, Mapping[str, Benchmark]] = {
     "layers": layers.BENCHMARKS,
     "layers-eager": layers.EAGER_BENCHMARKS,
 }
-MEASURES = {"forward": FORWARD, "backward": FORWARD_BACKWARD, "step": STEP, "long": LONG}
+MEASURES = {
+    "forward": (FORWARD,),
+    "backward": (FORWARD_BACKWARD,),
+    "host": (FORWARD + HOST, FORWARD_BACKWARD + HOST),
+    "step": (STEP,),
+    "long": (LONG,),
+}
 _REPEATS_A_STEP_ROUND = 5
 
 
@@ -79,9 +86,13 @@ def _restricted(benchmark: Benchmark, peers: Sequence[str] | None) -> Benchmark:
     )
 
 
-def _measures_of(benchmark: Benchmark) -> list[str]:
-    """What a benchmark measures, by the names that a choice takes."""
+def _measures_of(benchmark: Benchmark, device_kind: str) -> list[str]:
+    """What a benchmark measures, by the names that a choice takes.
+
+    On a CPU a call's own time is the host's.
+    """
     operator = ["forward", "backward"] if benchmark.peers else []
+    operator += ["host"] if operator and device_kind == "cuda" else []
     step = ["step"] if benchmark.steps else []
     return operator + step + (["long"] if benchmark.long else [])
 
@@ -110,14 +121,16 @@ def run(
 
     systems: the campaign's benchmarks; settings: its configuration, which the origin has a hash of.
     device_kind: "cuda" or "cpu"; measures: of "forward", "backward" (forward and backward
-    together), "step" and "long" (steps at ever longer contexts) those that the benchmark has, None
-    for all; peers: names, None for all, the subject always among them. An operator is timed in
-    `repeats` rounds, a training step in a fifth of them, three updates each. The file is written
-    anew after every part, so that an interrupted run leaves what it measured. Raises InputError
-    for unknown names, repeats < 1, an output that cannot be written, and where there is no GPU.
+    together), "host" (how long either keeps the host, on a GPU), "step" and "long" (steps at ever
+    longer contexts) those that the benchmark has, None for all; peers: names, None for all, the
+    subject always among them. An operator is timed in `repeats` rounds, a training step in a fifth
+    of them, three updates each. The file is written anew after every part, so that an interrupted
+    run leaves what it measured. Raises InputError for unknown names, repeats < 1, an output that
+    cannot be written, and where there is no GPU.
     """
     whole = BENCHMARKS[choose("benchmark", [name], BENCHMARKS)[0]][device_kind]
-    only = [MEASURES[m] for m in choose("measure", measures, _measures_of(whole))]
+    chosen = choose("measure", measures, _measures_of(whole, device_kind))
+    only = [measure for name in chosen for measure in MEASURES[name]]
     if repeats < 1:
         raise InputError(f"repeats is {repeats}; give at least 1")
     _check_output(output)

@@ -15,7 +15,7 @@ from relation.bench.processes import KILLED, OOM, UNAVAILABLE, Failure
 from relation.bench.rounds import Answers, Part, prepared_together
 from relation.bench.statistics import ratio, ratio_apart, summary
 from relation.bench.steps import WholeUpdates, build_step
-from relation.bench.timing import TimedCalls, cache_bytes
+from relation.bench.timing import HOST, TimedCalls, cache_bytes
 from relation.errors import InputError, RunError
 from relation.spec import SystemsSpec
 from relation.store.layouts import BENCH
@@ -186,14 +186,15 @@ class FloorCopies(PeerCalls):
 
 def _columns(facts: Mapping, measure: str) -> dict:
     """The columns that a measure has beside its times."""
-    backward, errors = measure == FORWARD_BACKWARD, facts.get("errors")
+    moved = facts.get("moved_bytes", {}).get(measure)
+    backward, errors = measure.removesuffix(HOST) == FORWARD_BACKWARD, facts.get("errors")
     error = None
     if errors is not None:
         error = max(errors.values()) if backward else errors["Y"]
     return {
         "relative_error": error,
         "peak_bytes": facts.get("peak_bytes") if backward else None,
-        "moved_bytes": facts.get("moved_bytes", {}).get(measure),
+        "moved_bytes": moved,
     }
 
 
@@ -204,7 +205,9 @@ def operator_part(
     repeats: int,
     device: torch.device,
 ) -> Part:
-    """The peers on the case's shape: one row a peer and measure ("forward", "forward+backward").
+    """The peers on the case's shape: one row a peer and measure.
+
+    Measures are "forward", "forward+backward" and either with HOST after it.
 
     The floor, where the benchmark has one, is a row like a peer's. Raises InputError where the
     device cannot run the subject; its rows, RunError where its Y or a gradient is another

@@ -3,6 +3,7 @@
 import gc
 import itertools
 import math
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ import torch
 
 Call = Callable[[], object]
 
+HOST = ", host"
+LAUNCHES = 5
 WARM_CALLS = 3
 STEADY_PARTS = 10
 _SHORTEST_SECONDS = 2e-4
@@ -117,6 +120,19 @@ class Stopwatch:
         calls()
         return (time.perf_counter() - began) / repeats.calls
 
+    def launching(self, call: Call) -> float:
+        """Seconds until one call returns, the median of LAUNCHES: what the host takes for it.
+
+        The device is idle before each, so that no call waits for room in its queue.
+        """
+        seconds = []
+        for _ in range(LAUNCHES):
+            synchronize(self.device)
+            began = time.perf_counter()
+            call()
+            seconds.append(time.perf_counter() - began)
+        return statistics.median(seconds)
+
     def steady(self, call: Call, seconds: float) -> list[float]:
         """Seconds of one call in each of STEADY_PARTS parts of a load without a pause.
 
@@ -147,8 +163,10 @@ class TimedCalls:
         self.calls: dict[str, Call] = {}
 
     def seconds(self, measure: str) -> float:
-        """Seconds of one call."""
-        call = self.calls[measure]
+        """Seconds of one call; with HOST after a measure's name, those that it keeps the host."""
+        call = self.calls[measure.removesuffix(HOST)]
+        if measure.endswith(HOST):
+            return self._stopwatch.launching(call)
         if measure not in self._repeats:
             self._repeats[measure] = self._stopwatch.plan(call)
         return self._stopwatch.seconds(call, self._repeats[measure])

@@ -50,9 +50,9 @@ def add_commands(commands) -> None:
         "--only",
         metavar="MEASURES",
         help=(
-            "comma-separated choice of forward, backward (with its forward), step and, of linear, "
-            "long (steps at ever longer contexts); of systems, of its benchmarks; of decode, of "
-            "token, prompt and agreement"
+            "comma-separated choice of forward, backward (with its forward), host (how long both "
+            "keep the host, on a GPU), step and, of linear, long (steps at ever longer contexts); "
+            "of systems, of its benchmarks; of decode, of token, prompt and agreement"
         ),
     )
     parser.add_argument("--peers", help="comma-separated choice of what to compare with")

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import torch
 
 from relation.errors import InputError
+from relation.kernels.flash_relation import flash_relation, why_unavailable
+from relation.kernels.linear_relation import linear_relation as fused_linear_relation
 from relation.ops.attention import causal_attention, cudnn_attention, flash_attention
 from relation.ops.flex import flex_relation
 from relation.ops.full import full_relation
@@ -68,23 +70,8 @@ def _flex_refusal(device: torch.device) -> str | None:
     return None
 
 
-def _flash_relation(*args, **kwargs):
-    # Imported on use: the reference operators run on machines without Triton.
-    from relation.kernels import flash_relation
-
-    return flash_relation(*args, **kwargs)
-
-
-def _flash_linear_relation(*args, **kwargs):
-    from relation.kernels import linear_relation
-
-    return linear_relation(*args, **kwargs)
-
-
 @tells
 def _flash_refusal(device: torch.device) -> str | None:
-    from relation.kernels import why_unavailable
-
     return why_unavailable(device)
 
 
@@ -119,7 +106,7 @@ BACKENDS: Registry[tuple[str, str], Backend] = Registry(
         refusal=_flex_refusal,
     ),
     Backend(
-        "full", "flash", _flash_relation, summary="FlashRelation in Triton", refusal=_flash_refusal
+        "full", "flash", flash_relation, summary="FlashRelation in Triton", refusal=_flash_refusal
     ),
     Backend("linear", "recurrent", linear_relation, summary="the direct recurrence", eager=True),
     Backend(
@@ -139,7 +126,7 @@ BACKENDS: Registry[tuple[str, str], Backend] = Registry(
     Backend(
         "linear",
         "flash",
-        _flash_linear_relation,
+        fused_linear_relation,
         summary="chunks, fused in Triton",
         refusal=_flash_refusal,
     ),

@@ -4,6 +4,7 @@ import torch
 
 from relation.errors import InputError
 from relation.kernels.checks import check_device, check_floating, check_states
+from relation.kernels.flash_relation import is_eager, why_unavailable
 
 
 def givens_mix(info: torch.Tensor, theta: torch.Tensor, layer_index: int) -> torch.Tensor:
@@ -36,7 +37,12 @@ class _GivensMix(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, info: torch.Tensor, theta: torch.Tensor, shift: int) -> torch.Tensor:
-        mixed = _rotate(info, theta, shift)
+        if _takes_kernel(info, theta):
+            from relation.kernels.mixing import mix
+
+            mixed = mix(info, theta.float(), shift)
+        else:
+            mixed = _rotate(info, theta, shift)
         ctx.save_for_backward(mixed, theta)
         ctx.shift = shift
         return mixed
@@ -45,12 +51,23 @@ class _GivensMix(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, dmixed: torch.Tensor):
         mixed, theta = ctx.saved_tensors
+        if _takes_kernel(dmixed, theta):
+            from relation.kernels.mixing import mix_backward
+
+            dinfo, dtheta = mix_backward(dmixed, mixed, theta.float(), ctx.shift)
+            return dinfo, dtheta.to(theta.dtype), None
         dinfo = _rotate(dmixed, -theta, ctx.shift)
         # d(mixed)/d(theta) is mixed, a quarter turn on. The contiguous head width is summed first.
         wide = _wide(mixed, theta)
         by_head = (dmixed.to(wide) * _quarter_turn(mixed.to(wide), ctx.shift)).sum(-1).sum((0, 2))
         dtheta = by_head.roll(-ctx.shift).unflatten(0, (-1, 2)).sum(-1)
         return dinfo, dtheta.to(theta.dtype), None
+
+
+def _takes_kernel(info: torch.Tensor, theta: torch.Tensor) -> bool:
+    """Whether Triton's kernels mix: in eager PyTorch on an NVIDIA GPU, all but FP64."""
+    single = info.is_cuda and _wide(info, theta) == torch.float32
+    return single and is_eager(info, theta) and why_unavailable(info.device) is None
 
 
 def _wide(info: torch.Tensor, theta: torch.Tensor) -> torch.dtype:

@@ -338,7 +338,7 @@ RECALL = schema(
 
 BENCH = schema(
     Column("benchmark", _TEXT, description="what is compared: flash, linear or decoder"),
-    Column("measure", _TEXT, description="forward, forward+backward, step or long"),
+    Column("measure", _TEXT, description="forward, forward+backward, both also host; step; long"),
     Column("scale", _TEXT, description="whose geometry it is"),
     Column("batch", _INT, "sequences", "B; of a step, the micro-batch"),
     Column("heads", _INT, description="H"),
