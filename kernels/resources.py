@@ -41,8 +41,13 @@ def compile_kernel(
         signature[name] = "constexpr" if name in values else types.get(name, "i32")
         if signature[name].startswith("*") or (name not in types and name not in values):
             attributes[(position,)] = [["tt.divisibility", 16]]
+    source = ASTSource
+    if kernel.is_gluon():
+        from triton.experimental.gluon._runtime import GluonASTSource
+
+        source = GluonASTSource
     return triton.compile(
-        ASTSource(kernel, signature, values, attributes),
+        source(kernel, signature, values, attributes),
         target=GPUTarget("cuda", int(architecture.removeprefix("sm_")), 32),
         options=dict(options),
     )
@@ -65,13 +70,26 @@ def resources_of(compiled: CompiledKernel) -> Resources:
     return Resources(registers, stack, compiled.metadata.shared)
 
 
+def serialises_products(compiled: CompiledKernel) -> bool:
+    """Whether ptxas waits for each of Hopper's products before it begins the next.
+
+    It does where it runs out of registers for the numbers of products under way, and says so only
+    in a message that Triton swallows.
+    """
+    sass = _read_cubin(compiled.asm["cubin"], "-sass")
+    return sass.count("WARPGROUP.DEPBAR") > sass.count("HGMMA") // 2
+
+
 def _resource_usage(cubin: bytes) -> tuple[int, int]:
+    listed = _read_cubin(cubin, "--dump-resource-usage")
+    registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", listed).groups()
+    return int(registers), int(stack)
+
+
+def _read_cubin(cubin: bytes, what: str) -> str:
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     with TemporaryDirectory() as folder:
         file = Path(folder) / "kernel.cubin"
         file.write_bytes(cubin)
-        listed = subprocess.run(
-            [tool, "--dump-resource-usage", file], capture_output=True, text=True, check=True
-        ).stdout
-    registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", listed).groups()
-    return int(registers), int(stack)
+        command = [tool, what, file]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout

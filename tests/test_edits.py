@@ -114,6 +114,12 @@ EDITS: dict[str, tuple[str, str, str, set[str]]] = {
     "the report's prose": ("report/render/pipeline.py", "Draw the", "Draw all", {"report"}),
     "the schedule": (SCHEDULE, "min(rise, fall)", "0.99 * min(rise, fall)", TRAINED | {"recall"}),
     "a kernel": ("kernels/flash_relation/forward.py", "LN_2 =", "LN_2 = 1.0 *", FULL_ON_GPU),
+    "a Gluon kernel": (
+        "kernels/flash_relation/hopper_tiles.py",
+        "WIDTH: gl.constexpr = tile.shape[1]",
+        "WIDTH: gl.constexpr = 1 * tile.shape[1]",
+        FULL_ON_GPU,
+    ),
     "a launch": (LAUNCHES, "warps = 4", "warps = 8", FULL_ON_GPU),
     "a launch's comment": (LAUNCHES, "[", "# a word\n[", NONE),
     "a task's filler": (

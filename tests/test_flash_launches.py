@@ -7,7 +7,12 @@ from pathlib import Path
 import pytest
 
 from relation.kernels.flash_relation import launches
-from relation.kernels.flash_relation.launches import PASSES, load_launches, split_width
+from relation.kernels.flash_relation.launches import (
+    GLUON_PASSES,
+    PASSES,
+    load_launches,
+    split_width,
+)
 
 FOLDER = Path(launches.__file__).parent
 OTHERS = ("sm_80", "sm_89", "sm_100")
@@ -19,6 +24,12 @@ ENTRIES = [
 ]
 # Only Hopper has wgmma, and only for numbers of 16 bits.
 WITH_PRODUCTS = [e for e in ENTRIES if e[1] == "sm_90" and e[2].bits == 16]
+IN_GLUON = [
+    (name, entry)
+    for entry in load_launches()["sm_90"]
+    for name in GLUON_PASSES
+    if entry.gluon(name) is not None
+]
 # The widths of an entry that are compiled to other code than its widest: not scaled beforehand, or
 # one tile of two.
 NARROWER = {32: (20,), 64: (60,), 128: (96, 100)}
@@ -31,7 +42,7 @@ def by_descriptors(name, entry) -> bool:
 def recorded() -> dict[tuple, dict]:
     with (FOLDER / "resources.csv").open(newline="") as file:
         return {
-            tuple(row[k] for k in ("pass", "architecture", "bits", "widest")): row
+            tuple(row[k] for k in ("pass", "architecture", "bits", "widest", "tiles")): row
             for row in csv.DictReader(file)
         }
 
@@ -48,12 +59,78 @@ def test_every_launch_fits_and_grows_no_further(name, architecture, entry):
 
     found = pass_resources(name, architecture, entry, by_descriptors(name, entry))
     assert found.shared <= SHARED_MEMORY[architecture]
-    row = recorded()[name, architecture, str(entry.bits), str(entry.widest)]
-    assert row["tiles"] == ("descriptors" if by_descriptors(name, entry) else "pointers")
+    tiles = "descriptors" if by_descriptors(name, entry) else "pointers"
+    row = recorded()[name, architecture, str(entry.bits), str(entry.widest), tiles]
     if row["triton"] == triton.__version__:
         assert found.stack <= int(row["stack"])
         assert found.shared <= int(row["shared"])
         assert found.registers <= int(row["registers"])
+
+
+@pytest.mark.parametrize(("name", "entry"), IN_GLUON, ids=label)
+def test_every_gluon_launch_fits_and_grows_no_further(name, entry):
+    """Programs that stay side by side share a multiprocessor's registers and shared memory."""
+    triton = pytest.importorskip("triton")
+    from relation.kernels.common import SHARED_MEMORY
+    from relation.kernels.flash_relation.resources import compile_gluon
+    from relation.kernels.resources import resources_of, serialises_products
+
+    compiled, launch = compile_gluon(name, "sm_90", entry), entry.gluon(name)
+    assert not serialises_products(compiled)
+    found = resources_of(compiled)
+    # A KiB a program is CUDA's own; of the producer's warp group three warps idle.
+    assert launch.programs * (found.shared + 1024) <= SHARED_MEMORY["sm_90"] + 1024
+    assert launch.programs * 8 * 32 * launch.registers <= 65_536
+    row = recorded()[name, "sm_90", str(entry.bits), str(entry.widest), "gluon"]
+    if row["triton"] == triton.__version__:
+        assert found.stack <= int(row["stack"])
+        assert found.shared <= int(row["shared"])
+
+
+@pytest.mark.parametrize(("name", "entry"), IN_GLUON, ids=label)
+def test_gluon_products_read_what_tma_brought(name, entry):
+    """No thread copies a tile, and what threads store into one is fenced before its product.
+
+    Only p1's and p2_info's tiles are stored to, where they are scaled beforehand. Elsewhere the
+    stores that reach a product are of other bytes: block numbers, and tiles that change layout.
+    """
+    pytest.importorskip("triton")
+    from relation.kernels.fences import count_products, unfenced_products
+    from relation.kernels.flash_relation.resources import compile_gluon
+
+    stores_tiles = entry.widest == 64 and name != "forward"
+    for group in (1, 2):
+        ptx = compile_gluon(name, "sm_90", entry, group).asm["ptx"]
+        assert count_products(ptx) > 0
+        assert "cp.async.bulk.tensor" in ptx
+        unfenced = {found.written for found in unfenced_products(ptx)}
+        assert unfenced <= (set() if stores_tiles else {"stored"})
+        assert ("fence.proxy.async" in ptx) or not stores_tiles
+
+
+def test_gluon_is_chosen_for_what_it_can_do(monkeypatch):
+    torch, triton = pytest.importorskip("torch"), pytest.importorskip("triton")
+    from relation.kernels.flash_relation import hopper
+
+    entries = load_launches()["sm_90"]
+    at = {entry.widest: entry for entry in entries if entry.bits == 16}
+    asked = "p1", at[64]
+    assert hopper.why_triton(*asked, torch.bfloat16) is None
+    assert "bfloat16 only" in hopper.why_triton(*asked, torch.float16)
+    assert "no documents" in hopper.why_triton(*asked, torch.bfloat16, documents=True)
+    assert "launches.toml" in hopper.why_triton("p1", at[128], torch.bfloat16)
+    assert hopper.chosen("p1", at[128], torch.bfloat16, False) is None
+    assert hopper.chosen(*asked, torch.bfloat16, False) == at[64].gluon_p1
+    assert at[64].in_triton().gluon("p1") is None
+    two = replace(at[48], gluon_p2_info=None)
+    monkeypatch.setattr(hopper, "select_launches", lambda *given: two)
+    told = hopper.describe_passes(torch.device("cuda"), torch.bfloat16, 48)
+    assert told.startswith("forward in Gluon; p1 in Gluon; p2_info in Triton: launches.toml has")
+    monkeypatch.setattr(triton, "__version__", "3.9.0")
+    hopper._why_no_gluon.cache_clear()
+    assert "this is 3.9.0" in hopper.why_triton(*asked, torch.bfloat16)
+    monkeypatch.undo()
+    hopper._why_no_gluon.cache_clear()
 
 
 @pytest.mark.parametrize(("name", "architecture", "entry"), WITH_PRODUCTS, ids=label)
@@ -87,7 +164,7 @@ def test_other_architectures_take_what_fits_them(architecture):
     for bits in (16, 32):
         entries = {entry.widest: entry for entry in load_launches()["sm_120"] if entry.bits == bits}
         rows = [key for key in recorded() if key[1:3] == ("sm_120", str(bits))]
-        name, _, _, widest = max(rows, key=lambda key: int(recorded()[key]["shared"]))
+        name, _, _, widest, _ = max(rows, key=lambda key: int(recorded()[key]["shared"]))
         found = pass_resources(name, architecture, entries[int(widest)])
         assert found.shared <= SHARED_MEMORY[architecture]
 

@@ -25,6 +25,8 @@ from relation.ops import full_relation
 ROOT = Path(__file__).resolve().parents[1]
 SLACK = {torch.bfloat16: 1e-3, torch.float16: 1e-3, torch.float32: 1e-5}
 RESULTS = ("Y", "dp1", "dp2", "dinfo", "dlam")
+# Of launches.toml's entries for Hopper with passes in Gluon.
+GLUON_WIDTHS = (48, 64, 80)
 
 Inputs = tuple[torch.Tensor, ...]
 
@@ -124,6 +126,31 @@ def launch_with(monkeypatch) -> Iterator[Callable[..., None]]:
 
     yield change
     launches.select_launches.cache_clear()
+
+
+@pytest.fixture
+def in_triton(monkeypatch) -> Callable[[], None]:
+    """Called, lets every pass to come run in Triton."""
+
+    def change() -> None:
+        for name in ("forward", "backward"):
+            module = importlib.import_module(f"relation.kernels.flash_relation.{name}")
+            monkeypatch.setattr(module, "chosen", lambda *given: None)
+
+    return change
+
+
+@pytest.fixture
+def few_programs(monkeypatch) -> Callable[[int], None]:
+    """Called, lets Gluon's launches to come fill as many multiprocessors and no more."""
+    plans = importlib.import_module("relation.kernels.plans")
+
+    def change(count: int) -> None:
+        module = importlib.import_module("relation.kernels.flash_relation.hopper_launch")
+        monkeypatch.setattr(module, "multiprocessors", lambda device: count)
+        monkeypatch.setattr(plans, "_plans", {})
+
+    return change
 
 
 @pytest.fixture
@@ -417,10 +444,74 @@ class TestOnDevice:
         p1, p2, info, dy, lam = draw(3, (2, 3, 300, width), torch.bfloat16, "cuda")
         assert_exact((p1, p2, info, dy[:1, :1, :1].expand_as(p1), lam))
 
-    def test_equal_inputs_give_bitwise_equal_gradients(self):
-        inputs = draw(2, (2, 8, 1000, 80), torch.bfloat16, "cuda")
-        once, again = (differentiate(kernels.flash_relation, inputs) for _ in range(2))
-        assert all(map(torch.equal, once, again))
+    @pytest.mark.parametrize("width", GLUON_WIDTHS)
+    def test_equal_inputs_give_bitwise_equal_gradients(self, width):
+        inputs = draw(2, (4, 8, 1000, width), torch.bfloat16, "cuda")
+        once = differentiate(kernels.flash_relation, inputs)
+        for _ in range(200):
+            again = differentiate(kernels.flash_relation, inputs)
+            assert all(map(torch.equal, once, again))
+
+    @pytest.mark.parametrize("width", GLUON_WIDTHS)
+    def test_passes_in_gluon_and_in_triton(self, in_triton, width):
+        """The shipped choice on Hopper, and what documents and other Tritons take."""
+        hopper = importlib.import_module("relation.kernels.flash_relation.hopper")
+        told = hopper.describe_passes(torch.device("cuda", 0), torch.bfloat16, width)
+        assert ("in Gluon" in told) == (torch.cuda.get_device_capability(0) == (9, 0))
+        inputs = draw(5, (2, 3, 300, width), torch.bfloat16, "cuda")
+        assert_exact(inputs)
+        in_triton()
+        assert_exact(inputs)
+        assert_exact(inputs, transport_self=False)
+
+    @pytest.mark.parametrize("width", [40, *GLUON_WIDTHS, 72])
+    @pytest.mark.parametrize("programs", ["one for all blocks", "as shipped"])
+    def test_programs_that_take_many_blocks(self, few_programs, width, programs):
+        if programs == "one for all blocks":
+            few_programs(1)
+        for length in (1, 63, 64, 65, 1000):
+            inputs = draw(length, (3, 6, length, width), torch.bfloat16, "cuda")
+            assert_exact(inputs)
+            assert_exact(sharing(inputs, 2), transport_self=False)
+        # More blocks than an H200 has programs.
+        assert_exact(draw(6, (1, 14, 2048, width), torch.bfloat16, "cuda"))
+
+    @pytest.mark.parametrize("width", GLUON_WIDTHS)
+    def test_exchange_only_large_scores_and_any_strides_at(self, width):
+        p1, p2, info, dy, lam = draw(1, (2, 3, 127, width), torch.bfloat16, "cuda")
+        assert_exact((p1, p2, info, dy, lam), transport_self=False)
+        assert_exact((8 * p1, p2, info, dy, torch.full_like(lam, 30.0)), tau=0.7)
+        assert_exact((p1.mT.contiguous().mT, p2.contiguous(), info[:1, :1].expand_as(p1), dy, lam))
+
+    @pytest.mark.parametrize("width", GLUON_WIDTHS)
+    def test_launches_beside_each_other_and_in_graphs_do_not_meet(self, width):
+        """Streams at once, then two graphs replayed at once: bitwise what one call alone gives."""
+        inputs = [draw(k, (2, 8, 1000, width), torch.bfloat16, "cuda") for k in range(4)]
+        alone = [differentiate(kernels.flash_relation, x) for x in inputs]
+        streams = [torch.cuda.Stream() for _ in inputs]
+
+        def at_once(run) -> None:
+            torch.cuda.synchronize()
+            for stream, k in zip(streams, range(4), strict=True):
+                with torch.cuda.stream(stream):
+                    run(k)
+            torch.cuda.synchronize()
+
+        results = [None] * 4
+        for _ in range(10):
+            at_once(
+                lambda k: results.__setitem__(k, differentiate(kernels.flash_relation, inputs[k]))
+            )
+            assert all(map(torch.equal, sum(results, ()), sum(alone, ())))
+        graphs = [torch.cuda.CUDAGraph() for _ in inputs]
+        for k, graph in enumerate(graphs):
+            with torch.cuda.graph(graph):
+                results[k] = differentiate(kernels.flash_relation, inputs[k])
+        for _ in range(10):
+            for x in sum(results, ()):
+                x.fill_(torch.nan)
+            at_once(lambda k: graphs[k].replay())
+            assert all(map(torch.equal, sum(results, ()), sum(alone, ())))
 
     def test_torch_compile_sees_no_graph_break(self):
         def layer(p1, p2, info, lam):

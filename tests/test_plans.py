@@ -69,7 +69,7 @@ def same_memory(monkeypatch):
 
         return again
 
-    for name in ("new_empty", "new_empty_strided"):
+    for name in ("new_empty", "new_empty_strided", "new_zeros"):
         monkeypatch.setattr(torch.Tensor, name, of(getattr(torch.Tensor, name)))
     return lambda: position.__setitem__(0, 0)
 
@@ -94,7 +94,9 @@ def test_another_layout_is_bound_anew(launched):
         run(*given[:4], torch.tensor([0.1, 0.5])[1:].reshape(()))  # not 16-byte aligned
         run(*(x[:, :, :64] for x in given[:4]), given[4])
     assert len(launched) == 12
-    assert len(compiled["forward_kernel"]) == 3
+    # By lam's alignment: the Gluon kernel masks every length.
+    assert len(compiled["hopper_forward_kernel"]) == 2
+    assert len(compiled["repair_kernel"]) == 2
     assert len({grid for grid, _ in launched[::4]}) == 2
 
 

@@ -44,7 +44,7 @@ from relation.verify.inputs import Shape
 
 CPU = torch.device("cpu")
 SHAPE = Shape("30M", 3, 2, 24, 16)
-SHIPPED = next(e for e in load_launches()["sm_90"] if (e.bits, e.widest) == (16, 64))
+SHIPPED = next(e for e in load_launches()["sm_90"] if (e.bits, e.widest) == (16, 64)).in_triton()
 A, B, C, D = (Launch(64, 32, 4, stages) for stages in (1, 2, 3, 4))
 
 
@@ -246,8 +246,10 @@ def test_the_notes_say_what_is_missing_and_why():
     assert "30M p1, out of 11: 2 spills; 1 the RMS error of dp2 is 1" in lines
     assert any(line.startswith("10M was not searched") for line in lines)
     assert not any("launches.toml has no" in line for line in lines)
+    assert any("keep gluon_p1 and gluon_p2_info" in line for line in lines)
     elsewhere = notes(replace(found, architecture="sm_80"))
     assert any("launches.toml has no sm_80" in line for line in elsewhere)
+    assert not any("gluon" in line for line in elsewhere)
 
 
 def test_the_entries_are_what_the_kernels_read(tmp_path):

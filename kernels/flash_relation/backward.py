@@ -20,7 +20,9 @@ from relation.kernels.flash_relation.descriptors import (
     empty_row_sums,
     scales_exactly,
 )
+from relation.kernels.flash_relation.hopper import chosen
 from relation.kernels.flash_relation.launches import (
+    GLUON_BLOCK,
     Launch,
     Launches,
     grid,
@@ -57,9 +59,14 @@ def launch_backward(
     dp1, dp2, dinfo = (empty_tokens(x, x.shape[1]) for x in (p1, p2, info))
     launches = launches or select_launches(p1.device, p1.element_size(), D)
     described = launches.descriptors
+    documents = starts is not None
+    gluon_p1, gluon_p2_info = (
+        chosen(name, launches, p1.dtype, documents) for name in ("p1", "p2_info")
+    )
     if described:
         p1, p2, info, dy = map(aligned, (p1, p2, info, dy))
-    blocks = -(-T // launches.p1.block_i)  # triton.cdiv takes two microseconds
+    # triton.cdiv takes two microseconds.
+    blocks = -(-T // (GLUON_BLOCK if gluon_p1 else launches.p1.block_i))
     row_sums = empty_row_sums(B * H, T, described, log_norm)
     du_self = empty_rows(p1)
     dlam_partial = log_norm.new_empty(B * H * blocks)
@@ -103,11 +110,25 @@ def launch_backward(
     facts = tau, transport_self, *map(layout, (gate_logit, log_norm, starts, ends))
     plan = plan_of(launch_backward, launches, *facts, *map(layout, inputs))
     with torch.cuda.device_of(p1):
-        history = tiles(by_rows, by_rows.block_j, p2, info)
+        if gluon_p1 or gluon_p2_info:
+            from relation.kernels.flash_relation import hopper_launch
+
+            # Cleared on the stream and in a CUDA graph with it, so that no launch shares its own.
+            counters = p1.new_zeros(2, dtype=torch.int32)
         results = (gate_logit, log_norm, row_sums, du_self, dlam_partial, dp1)
-        plan.launch(p1_kernel, (*inputs, *history, starts, *results), configure_p1)
-        rows = tiles(by_history, by_history.block_i, p1, dy)
-        rows.append(describe_row_sums(row_sums, T, by_history.block_i) if described else None)
-        results = (ends, gate_logit, row_sums, du_self, dp2, dinfo)
-        plan.launch(p2_info_kernel, (p1, p2, info, dy, *rows, *results), configure_p2_info)
+        if gluon_p1:
+            given = plan, gluon_p1, counters, *inputs, *results, tau, transport_self
+            hopper_launch.launch_p1(*given)
+        else:
+            history = tiles(by_rows, by_rows.block_j, p2, info)
+            plan.launch(p1_kernel, (*inputs, *history, starts, *results), configure_p1)
+        results = (gate_logit, row_sums, du_self, dp2, dinfo)
+        if gluon_p2_info:
+            given = plan, gluon_p2_info, counters, p1, p2, info, dy, *results, transport_self
+            hopper_launch.launch_p2_info(*given)
+        else:
+            rows = tiles(by_history, by_history.block_i, p1, dy)
+            rows.append(describe_row_sums(row_sums, T, by_history.block_i) if described else None)
+            given = p1, p2, info, dy, *rows, ends, *results
+            plan.launch(p2_info_kernel, given, configure_p2_info)
     return dp1, dp2, dinfo, dlam_partial.sum()

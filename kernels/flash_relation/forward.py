@@ -13,6 +13,7 @@ import triton.language as tl
 from relation.kernels.checks import layout
 from relation.kernels.common import empty_rows, empty_tokens, interpreted, offset_of_head
 from relation.kernels.flash_relation.descriptors import aligned, describe, scales_exactly
+from relation.kernels.flash_relation.hopper import chosen
 from relation.kernels.flash_relation.launches import (
     Launch,
     Launches,
@@ -305,8 +306,9 @@ def launch_forward(
     if described:
         p1, p2, info = map(aligned, (p1, p2, info))
     wide, rest = split_width(D, described and tile.padded)
+    gluon = chosen("forward", launches, p1.dtype, starts is not None)
     tiles = [None] * 5
-    if described:
+    if described and not gluon:
         tiles = [
             describe(p1, tile.block_i, wide),
             *(describe(x, tile.block_j, width) for width in (wide, rest) for x in (p2, info)),
@@ -341,7 +343,13 @@ def launch_forward(
     facts = tau, transport_self
     plan = plan_of(launch_forward, launches, *facts, *map(layout, (*inputs, lam, starts)))
     with torch.cuda.device_of(p1):
-        plan.launch(forward_kernel, (*inputs, *tiles, *results), configure_forward)
+        if gluon:
+            from relation.kernels.flash_relation import hopper_launch
+
+            given = *inputs, lam, y, gate_logit, log_norm, tau, transport_self
+            hopper_launch.launch_forward(plan, gluon, *given)
+        else:
+            plan.launch(forward_kernel, (*inputs, *tiles, *results), configure_forward)
         if not online:
             plan.launch(repair_kernel, (*inputs, *results), configure_repair)
     return y, gate_logit, log_norm

@@ -2,7 +2,7 @@
 
 import functools
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -11,6 +11,9 @@ from relation.kernels.common import architecture
 
 FILE = Path(__file__).with_name("launches.toml")
 PASSES = ("forward", "repair", "p1", "p2_info")
+GLUON_PASSES = ("forward", "p1", "p2_info")
+# Rows and columns of their tiles of scores: four warps of 16 rows.
+GLUON_BLOCK = 64
 # Architectures without entries of their own take sm_120's, which need the least shared memory.
 CONSERVATIVE = "sm_120"
 
@@ -38,11 +41,29 @@ class Launch:
 
 
 @dataclass(frozen=True)
+class GluonLaunch:
+    """One pass in Gluon (`hopper_tiles`), in tiles of `GLUON_BLOCK` rows and columns.
+
+    `stages` of scanned tiles under way, a cap on `registers` a thread before the warps share them
+    out anew, and how many `programs` stay on a multiprocessor.
+    """
+
+    stages: int
+    registers: int
+    programs: int
+
+    def options(self) -> dict[str, int]:
+        """Triton's launch options: of the consumer's warps, and of all before they share."""
+        return {"num_warps": 4, "maxnreg": self.registers}
+
+
+@dataclass(frozen=True)
 class Launches:
     """The passes for one architecture and input size, for head widths up to `widest`.
 
     `descriptors`: tiles that a pass scans come through TMA descriptors; inputs that these cannot
-    hold are copied. On Hopper 16-bit entries must: see `fences`.
+    hold are copied. On Hopper 16-bit entries must: see `fences`. `gluon_forward` and so on: passes
+    that run in Gluon where `hopper.why_triton` has no reason against it.
     """
 
     bits: int
@@ -53,6 +74,17 @@ class Launches:
     p1: Launch
     p2_info: Launch
     descriptors: bool = False
+    gluon_forward: GluonLaunch | None = None
+    gluon_p1: GluonLaunch | None = None
+    gluon_p2_info: GluonLaunch | None = None
+
+    def gluon(self, name: str) -> GluonLaunch | None:
+        """How one of `GLUON_PASSES` runs in Gluon, if it does."""
+        return getattr(self, f"gluon_{name}")
+
+    def in_triton(self) -> "Launches":
+        """The same, with every pass in Triton."""
+        return replace(self, **{f"gluon_{name}": None for name in GLUON_PASSES})
 
     def __post_init__(self):
         for name in PASSES:
@@ -78,17 +110,17 @@ def load_launches(path: Path = FILE) -> dict[str, tuple[Launches, ...]]:
     """
     entries = tomllib.loads(path.read_text(encoding="utf-8"))
     return {
-        name: tuple(
-            sorted(
-                (
-                    Launches(**entry | {name: Launch(**entry[name]) for name in PASSES})
-                    for entry in listed
-                ),
-                key=lambda launches: launches.widest,
-            )
-        )
+        name: tuple(sorted(map(_read_entry, listed), key=lambda launches: launches.widest))
         for name, listed in entries.items()
     }
+
+
+def _read_entry(entry: dict) -> Launches:
+    passes = {name: Launch(**entry[name]) for name in PASSES}
+    gluon = (f"gluon_{name}" for name in GLUON_PASSES)
+    return Launches(
+        **entry | passes | {name: GluonLaunch(**entry[name]) for name in gluon if name in entry}
+    )
 
 
 def split_width(head_dim: int, padded: bool = False) -> tuple[int, int]:
@@ -134,6 +166,14 @@ def cache_bytes(device: torch.device) -> int:
     if device.type == "cpu":
         return 8192
     return torch.cuda.get_device_properties(device).L2_cache_size
+
+
+@functools.cache
+def multiprocessors(device: torch.device) -> int:
+    """How many a device has; of a CPU one, so that a program of a small input takes many blocks."""
+    if device.type == "cpu":
+        return 1
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 @functools.cache

@@ -5,13 +5,21 @@ launches with.
 """
 
 import csv
+from functools import partial
 from pathlib import Path
 
 import triton
 from triton.compiler import CompiledKernel
 
 from relation.kernels.flash_relation import backward, forward
-from relation.kernels.flash_relation.launches import PASSES, Launches, load_launches, split_width
+from relation.kernels.flash_relation.launches import (
+    GLUON_BLOCK,
+    GLUON_PASSES,
+    PASSES,
+    Launches,
+    load_launches,
+    split_width,
+)
 from relation.kernels.resources import Resources, compile_kernel, resources_of
 
 TABLE = Path(__file__).with_suffix(".csv")
@@ -74,6 +82,41 @@ def compile_pass(
     return compile_kernel(kernel, constants, types, launch.options(), architecture)
 
 
+def compile_gluon(
+    name: str, architecture: str, launches: Launches, group: int = 1
+) -> CompiledKernel:
+    """Compile one of `GLUON_PASSES` at the entry's widest head; `group` heads share history."""
+    from relation.kernels.flash_relation import hopper_launch as gluon
+
+    launch = launches.gluon(name)
+    kernel = getattr(gluon, f"hopper_{name}_kernel")
+    wide, rest = split_width(launches.widest)
+    constants = {
+        "TRANSPORT_SELF": True,
+        "D": launches.widest,
+        "WIDE": wide,
+        "REST": rest,
+        "STAGES": launch.stages,
+        "SCALED": launches.widest in (16, 64),
+        "GROUP": group,
+        "PRODUCER_REGISTERS": gluon.PRODUCER_REGISTERS,
+    }
+    if not rest:
+        constants |= dict.fromkeys(_RESTS)
+    constants = {key: value for key, value in constants.items() if key in kernel.arg_names}
+    types = dict.fromkeys(("H", "T", "heads", "blocks", "all_blocks"), "i32")
+    types |= {"scale": "fp32", "tau": "fp32", "counter": "*i32", "counters": "*i32"}
+    types |= dict.fromkeys(_FP32, "*fp32") | dict.fromkeys(
+        ("p2", "y", "dp1", "dp2", "dinfo"), "*bf16"
+    )
+    for names, width in ((_TILES, wide), (_RESTS, rest)):
+        layout = gluon.tile_layout(width) if width else None
+        types |= dict.fromkeys(names, f"tensordesc<bf16[1, 1, {GLUON_BLOCK}, {width}],{layout!r}>")
+    types["sums_tiles"] = f"tensordesc<fp32[1, {GLUON_BLOCK}],{gluon.sums_layout()!r}>"
+    types = {key: value for key, value in types.items() if key not in constants}
+    return compile_kernel(kernel, constants, types, launch.options(), architecture)
+
+
 def pass_resources(
     name: str, architecture: str, launches: Launches, descriptors: bool = False
 ) -> Resources:
@@ -82,8 +125,13 @@ def pass_resources(
 
 
 def variants(launches: Launches) -> list[tuple[str, bool]]:
-    """The passes of an entry, and whether their tiles come through descriptors."""
+    """The passes of an entry in Triton, and whether their tiles come through descriptors."""
     return [(name, launches.descriptors and name != "repair") for name in PASSES]
+
+
+def gluon_variants(launches: Launches) -> list[str]:
+    """The passes of an entry in Gluon."""
+    return [name for name in GLUON_PASSES if launches.gluon(name) is not None]
 
 
 def write_table(path: Path = TABLE) -> None:
@@ -105,9 +153,17 @@ def write_table(path: Path = TABLE) -> None:
         )
         for architecture, entries in load_launches().items():
             for launches in entries:
-                for name, descriptors in variants(launches):
-                    found = pass_resources(name, architecture, launches, descriptors)
-                    tiles = "descriptors" if descriptors else "pointers"
+                kernels = [
+                    (
+                        name,
+                        "descriptors" if by else "pointers",
+                        partial(compile_pass, descriptors=by),
+                    )
+                    for name, by in variants(launches)
+                ]
+                kernels += [(name, "gluon", compile_gluon) for name in gluon_variants(launches)]
+                for name, tiles, compiled in kernels:
+                    found = resources_of(compiled(name, architecture, launches))
                     row = (name, architecture, launches.bits, launches.widest, tiles)
                     taken = (found.registers, found.stack, found.shared)
                     writer.writerow((*row, *taken, triton.__version__))

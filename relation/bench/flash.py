@@ -63,6 +63,12 @@ def _why_no_flex(device: torch.device) -> str | None:
     return None if device.type == "cuda" else "it has no backward on a CPU"
 
 
+def _passes(shape: Shape, dtype: torch.dtype, device: torch.device) -> str:
+    from relation.kernels.flash_relation.hopper import describe_passes
+
+    return describe_passes(device, dtype, shape.width)
+
+
 _MATERIALISED = backend_peer("materialised", "full", "reference", _RELATION, full_relation)
 _FLASH = Side("flash-relation", "full", {"full": "flash"})
 _TILED = Side("tiled", "full", {"full": "tiled"})
@@ -73,6 +79,7 @@ BENCHMARKS = {
     "cuda": Benchmark(
         title="FlashRelation and its peers",
         subject="flash-relation",
+        tells=_passes,
         shapes=micro_batch_shapes,
         draw=draw,
         peers=(

@@ -105,7 +105,8 @@ class Benchmark:
     dtype, device, generator)` gives random inputs by name, with "dy", the gradient of Y; without
     peers there is none. steps: the sides measured at the geometry of each of a campaign's systems
     benchmarks. long: the side measured at ever longer contexts. floor: whether a copy of the bytes
-    that the subject must read and write is timed beside it.
+    that the subject must read and write is timed beside it. `tells(shape, dtype, device)`: a line
+    on how the subject runs there.
     """
 
     title: str
@@ -116,6 +117,7 @@ class Benchmark:
     draw: Callable[[Shape, torch.dtype, torch.device, torch.Generator], Inputs] | None = None
     long: Side | None = None
     floor: bool = False
+    tells: Callable[[Shape, torch.dtype, torch.device], str] | None = None
 
     @property
     def names(self) -> list[str]:

@@ -28,6 +28,7 @@ from relation.machine.devices import describe
 from relation.spec import canonical_hash
 from relation.store.layouts import BENCH
 from relation.store.stamp import UNKNOWN, Stamp
+from relation.verify.inputs import DTYPES
 
 # What `bench NAME` compares, by name and kind of device.
 BENCHMARKS: dict[str, Mapping[str, Benchmark]] = {
@@ -51,13 +52,15 @@ _REPEATS_A_STEP_ROUND = 5
 class Comparison:
     """The rows of one run with what a reader needs beside them.
 
-    conditions: of each part, as `Conditions.columns` gives them, with its name as "moment".
+    conditions: of each part, as `Conditions.columns` gives them, with its name as "moment"; told:
+    what the benchmark tells of each shape.
     """
 
     title: str
     subject: str
     rows: list[dict]
     conditions: list[dict]
+    told: list[str]
 
 
 def choose(what: str, wanted: Sequence[str] | None, known: Iterable[str]) -> list[str]:
@@ -160,7 +163,11 @@ def run(
     config_hash = canonical_hash([name, settings, benchmark.names, only, repeats])
     with session(device_kind, f"bench {name}", parts_of) as (shared, parts):
         title = f"{benchmark.title}: {describe(shared.device)}, {precision}"
-        found = Comparison(title, benchmark.subject, [], [])
+        told = []
+        if benchmark.tells is not None:
+            given = DTYPES[precision], shared.device
+            told = [f"{s.scale}, width {s.width}: {benchmark.tells(s, *given)}" for s in shapes]
+        found = Comparison(title, benchmark.subject, [], [], told)
         for part in parts:
             found.rows.extend(part.rows(shared.compare(part)))
             found.conditions.append({"moment": part.moment, **shared.conditions.columns()})

@@ -36,7 +36,7 @@ _KERNELS = {
     "cuda": {
         ("mha", "flash"): r"flash_(fwd|bwd)",
         ("mha", "cudnn"): r"cudnn|sdpa",
-        ("full", "flash"): r"^(forward|p1|p2_info|repair)_kernel",
+        ("full", "flash"): r"^(hopper_)?(forward|p1|p2_info|repair)_kernel",
         ("linear", "flash"): (
             r"^(prepare|chunk_states|segment_scan|output|information_backward|"
             r"coordinates_backward|weak_(output|information|coordinates|gradients))_kernel"

@@ -334,7 +334,8 @@ def tune(systems: Systems, precision: str, repeats: int, steady: float | None = 
         dtype, targets = DTYPES[precision], []
         for shape in shapes:
             shipped = select_launches(device, dtype.itemsize, shape.width)
-            targets.append(Target(shape, dtype, device, replace(shipped, widest=shape.width)))
+            shipped = replace(shipped.in_triton(), widest=shape.width)
+            targets.append(Target(shape, dtype, device, shipped))
         rankings = search_launches(targets, repeats, steady)
         return Found(describe(device), architecture(device), precision, targets, rankings, left_out)
 

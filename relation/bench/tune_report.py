@@ -10,7 +10,13 @@ import triton
 from relation.bench.statistics import ratio
 from relation.bench.table import Section, cell, with_interval
 from relation.bench.tune import Found, Ranking
-from relation.kernels.flash_relation.launches import PASSES, Launch, Launches, load_launches
+from relation.kernels.flash_relation.launches import (
+    GLUON_PASSES,
+    PASSES,
+    Launch,
+    Launches,
+    load_launches,
+)
 from relation.verify.inputs import Shape
 
 _SHOWN = 5
@@ -70,11 +76,28 @@ def notes(found: Found) -> list[str]:
             f"{shape.scale} was not searched: another shape of head width {shape.width} has more "
             "pairs of tokens, and an entry serves them all"
         )
+    lines += _gluon_lines(found)
     if found.architecture not in load_launches():
         lines.append(
             f"launches.toml has no {found.architecture}: give it entries for every head width "
             "and number of bits, or the kernels find none for those it lacks"
         )
+    return lines
+
+
+def _gluon_lines(found: Found) -> list[str]:
+    """What the entries leave out: passes in Gluon, which are not searched."""
+    lines = []
+    for target in found.targets:
+        width, bits = target.shape.width, target.shipped.bits
+        entries = load_launches().get(found.architecture, ())
+        entry = next((e for e in entries if e.bits == bits and e.widest >= width), None)
+        names = [f"gluon_{name}" for name in GLUON_PASSES if entry and entry.gluon(name)]
+        if names:
+            lines.append(
+                f"{target.shape.scale}: only Triton's kernels were searched; keep "
+                f"{' and '.join(names)} of the shipped entry"
+            )
     return lines
 
 

@@ -150,7 +150,8 @@ def _compare(name: str, options: argparse.Namespace, campaign: Campaign) -> None
         stamp=stamp("bench"),
     )
     print(found.title)
-    print_tables(sections(found.rows), notes(found.subject, found.rows, found.conditions))
+    lines = notes(found.subject, found.rows, found.conditions)
+    print_tables(sections(found.rows), [*lines, *found.told])
     print(output)
 
 

@@ -13,9 +13,9 @@ _MARK = "tells"
 # Decorators after which a function is reached by its own name alone. Any other may hand it
 # elsewhere, as @impl(NAME) does, so such a function counts with its module.
 _PLAIN = {
-    _MARK, "assume_constant_result", "cache", "cached_property", "classmethod", "contextmanager",
-    "custom_op", "dataclass", "disable", "inference_mode", "jit", "lru_cache", "no_grad",
-    "property", "singledispatch", "staticmethod",
+    _MARK, "assume_constant_result", "cache", "cached_property", "classmethod",
+    "constexpr_function", "contextmanager", "custom_op", "dataclass", "disable", "inference_mode",
+    "jit", "lru_cache", "no_grad", "property", "singledispatch", "staticmethod",
 }  # fmt: skip
 
 

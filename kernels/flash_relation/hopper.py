@@ -1,0 +1,59 @@
+"""Which passes run in Gluon (`hopper_tiles`) and which in Triton, and why."""
+
+import functools
+
+import torch
+import triton
+
+from relation.kernels.flash_relation.launches import (
+    GLUON_PASSES,
+    GluonLaunch,
+    Launches,
+    select_launches,
+)
+
+# Gluon is experimental and its names change: the kernels are compiled and tested with these.
+OLDEST_TRITON, NEWEST_TRITON = (3, 6), (3, 8)
+
+
+def why_triton(
+    name: str, launches: Launches, dtype: torch.dtype, documents: bool = False
+) -> str | None:
+    """Why a pass ("forward", "p1" or "p2_info") runs in Triton, or None where it does in Gluon.
+
+    launches: the device's entry; documents: whether there are some.
+    """
+    if launches.gluon(name) is None:
+        return f"launches.toml has no gluon_{name} for this GPU, width and number of bits"
+    if dtype != torch.bfloat16:
+        return "the Gluon kernels take bfloat16 only"
+    if documents:
+        return "the Gluon kernels know no documents"
+    return _why_no_gluon()
+
+
+@functools.cache
+def _why_no_gluon() -> str | None:
+    version = tuple(map(int, triton.__version__.split(".")[:2]))
+    if OLDEST_TRITON <= version <= NEWEST_TRITON:
+        return None
+    oldest, newest = (".".join(map(str, v)) for v in (OLDEST_TRITON, NEWEST_TRITON))
+    return (
+        f"the Gluon kernels are for Triton {oldest} to {newest}, and this is {triton.__version__}"
+    )
+
+
+def chosen(
+    name: str, launches: Launches, dtype: torch.dtype, documents: bool
+) -> GluonLaunch | None:
+    """How a pass is launched in Gluon, or None where it runs in Triton: `why_triton` says why."""
+    return None if why_triton(name, launches, dtype, documents) else launches.gluon(name)
+
+
+def describe_passes(device: torch.device, dtype: torch.dtype, head_dim: int) -> str:
+    """One line on what runs which pass without documents on a CUDA device, and why."""
+    launches = select_launches(device, dtype.itemsize, head_dim)
+    reasons = {name: why_triton(name, launches, dtype) for name in GLUON_PASSES}
+    return "; ".join(
+        f"{name} in Triton: {why}" if why else f"{name} in Gluon" for name, why in reasons.items()
+    )
