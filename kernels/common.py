@@ -24,7 +24,7 @@ def padded_width(head_dim: int) -> int:
 def empty_tokens(like: torch.Tensor, heads: int) -> torch.Tensor:
     """Memory in the dtype of a (B, ..., T, D), for (B, heads, T, D) that lies as (B, T, heads, D).
 
-    So joining the heads copies nothing. Of PyTorch's ways to such memory the quickest.
+    So joining the heads copies nothing. `new_empty_strided` takes PyTorch the least time.
     """
     B, _, T, D = like.shape
     return like.new_empty_strided((B, heads, T, D), (T * heads * D, D, heads * D, 1))

@@ -1,6 +1,7 @@
 """Shared by the tests: the project's folder, GPU skipping, one thread, and Snakemake runs."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -61,7 +62,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
-    for mark in {"bare", "faults"} - set(config.getoption("markexpr").split()):
+    for mark in {"bare", "faults"} - set(re.findall(r"\w+", config.getoption("markexpr"))):
         for item in items:
             if item.get_closest_marker(mark):
                 item.add_marker(pytest.mark.skip(reason=f"slow; ask for it with -m {mark}"))

@@ -1,4 +1,4 @@
-"""A Debian with nothing on it: the README's commands word for word, and the report.
+"""A Debian with nothing on it: the README's packages and `make` word for word, and the report.
 
 `python -m pytest -m bare` runs it: as root, with mmdebstrap, mounts and network, in half an hour on
 two cores. Debian's packages come from this machine's own sources, Python's by its pip settings

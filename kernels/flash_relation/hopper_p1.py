@@ -81,9 +81,11 @@ def _producer(
 
 
 @gluon.jit
-def _mean_h(dy_i, y_i):
-    """What these columns give to G . Y."""
-    both = dy_i.load(rows(y_i.shape[1])).to(gl.float32) * y_i.to(gl.float32)
+def _mean_h(y, dy, rows_left, stride_t, stride_d, FIRST: gl.constexpr, D: gl.constexpr):
+    """What the columns of the tile dy give to G . Y."""
+    WIDTH: gl.constexpr = dy.shape[1]
+    y_i = load_rows(y, rows_left, stride_t, stride_d, FIRST, WIDTH, D)
+    both = dy.load(rows(WIDTH)).to(gl.float32) * y_i.to(gl.float32)
     return gl.convert_layout(gl.sum(both, 1), gl.SliceLayout(1, products(BLOCK)))
 
 
@@ -133,25 +135,22 @@ def _consumer(
         dy_i = tile_at(dy, slot)
         norm_i = gl.load(log_norm + numbers + i, mask=i < T, other=PAST_END)
         logit = gl.load(gate_logit + numbers + i, mask=i < T, other=0.0)
-        y_i = load_rows(y_rows, left, stride_y_t, stride_y_d, 0, WIDE, D)
+        mean_h_i = _mean_h(y_rows, dy_i[0], left, stride_y_t, stride_y_d, 0, D)
         if REST > 0:
-            y_rest = load_rows(y_rows, left, stride_y_t, stride_y_d, WIDE, REST, D)
+            mean_h_i += _mean_h(y_rows, dy_i[1], left, stride_y_t, stride_y_d, WIDE, D)
         if SCALED:
             p1_i[0].store((p1_i[0].load(rows(WIDE)) * (0.5 * scale)).to(DTYPE))
             fence_async_shared()
-
-        # The diagonal; the loads above arrive behind its products.
-        mbarrier.wait(full.index(stage), phase)
-        p2_j = tile_at(p2, stage)
-        u = begin_scores(p1_i, p2_j, REST)
-        h_ij = begin_scores(dy_i, tile_at(info, stage), REST)
-        mean_h_i = _mean_h(dy_i[0], y_i)
-        if REST > 0:
-            mean_h_i += _mean_h(dy_i[1], y_rest)
         gl.store(sums + i, norm_i, mask=i < T)
         gl.store(sums + length + i, mean_h_i, mask=i < T)
         norm_i = gl.expand_dims(norm_i, 1)
         mean_h_i = gl.expand_dims(mean_h_i, 1)
+
+        # The diagonal.
+        mbarrier.wait(full.index(stage), phase)
+        p2_j = tile_at(p2, stage)
+        u = begin_scores(p1_i, p2_j, REST)
+        h_ij = begin_scores(dy_i, tile_at(info, stage), REST)
         u, h_ij = warpgroup_mma_wait(0, deps=[u, h_ij])
         half_u = u if SCALED else u * (0.5 * scale)
         t = tanh(half_u)

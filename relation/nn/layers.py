@@ -89,8 +89,8 @@ class FullRelation(_Layer, FullRelationMixer):
     count_calibration: whether lambda is trained, from `lambda_init`, or 0. givens: whether heads of
     information are mixed, by angles that start at 0; `layer_index` chooses their pairing, so give
     neighbouring layers of a model neighbouring numbers. rope_base: RoPE's. backend: a name of
-    `relation.ops.BACKENDS`; None takes FlashRelation on CUDA (FlexAttention where heads share) and
-    the tiled form in plain PyTorch elsewhere.
+    `relation.ops.BACKENDS`; None takes FlashRelation on CUDA (FlexAttention where heads are wider
+    than 128) and the tiled form in plain PyTorch elsewhere.
 
     Parameters: w1 (d, d), w2 and wi (kv_heads d_h, d), wo (d, d), which start as `nn.Linear` does,
     theta (kv_heads / 2,) in radians and lam (1,). Raises InputError for sizes that do not fit.
@@ -126,7 +126,7 @@ class LinearRelation(_Layer, LinearRelationMixer):
     """Linear Relation (Section 5.2) as a layer whose state does not grow with the text.
 
     Arguments as `FullRelation`'s, of which it has no lambda; backend None takes the Triton kernels
-    on CUDA (chunks of matrix products where heads share, and elsewhere).
+    on CUDA (chunks of matrix products where heads are wider than 128, and elsewhere).
 
     Parameters: w1, w2, wi, wo and theta as there, retention_down (d, d), retention_up
     (H, d_h, d_h), a_log and dt_bias (d,), which start as the paper's model draws them, but from

@@ -76,6 +76,8 @@ def _smallest(layout: pa.Schema) -> dict[str, Any]:
             encodings[field.name] = "DELTA_BINARY_PACKED"
         elif pa.types.is_floating(field.type):
             encodings[field.name] = "BYTE_STREAM_SPLIT"
+        elif pa.types.is_list(field.type) and pa.types.is_floating(field.type.value_type):
+            encodings[f"{field.name}.list.element"] = "BYTE_STREAM_SPLIT"
         else:
             words.append(field.name)
     return {
