@@ -246,7 +246,7 @@ def test_the_notes_say_what_is_missing_and_why():
     assert "30M p1, out of 11: 2 spills; 1 the RMS error of dp2 is 1" in lines
     assert any(line.startswith("10M was not searched") for line in lines)
     assert not any("launches.toml has no" in line for line in lines)
-    assert any("keep gluon_p1 and gluon_p2_info" in line for line in lines)
+    assert any("keep gluon_forward and gluon_p1 and gluon_p2_info" in line for line in lines)
     elsewhere = notes(replace(found, architecture="sm_80"))
     assert any("launches.toml has no sm_80" in line for line in elsewhere)
     assert not any("gluon" in line for line in elsewhere)

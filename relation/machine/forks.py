@@ -23,6 +23,8 @@ ONE_THREAD = {f"{library}_THREADS": "1" for library in _LIBRARIES}
 # What jobs may set as they like: no library reads it when it is imported.
 _FREE = {"CUDA_VISIBLE_DEVICES", "OLDPWD", "PATH", "PWD", "PYTHONPATH", "SHLVL", "_"}
 _FREE |= {"TEMP", "TEMPDIR", "TMP", "TMPDIR"}
+# PyArrow's second allocator would start a thread.
+_ADDED = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
 _LONGEST_REQUEST = 2**20
 _PR_SET_PDEATHSIG = 1
 
@@ -109,7 +111,9 @@ def _run(module: str, arguments: list[str], folder: str, environment: dict, pyth
 
 
 def _fixed(environment: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if name not in _FREE}
+    # A job of a job of a server has them already.
+    given = _ADDED | dict(environment)
+    return {name: value for name, value in given.items() if name not in _FREE}
 
 
 def _serve(listener: socket.socket, libraries: list[str]) -> None:
@@ -123,8 +127,7 @@ def _serve(listener: socket.socket, libraries: list[str]) -> None:
     outlived = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = [signal.signal(number, signal.SIG_IGN) for number in outlived]
     fixed, server = _fixed(os.environ), os.getpid()
-    # PyArrow's second allocator would start a thread.
-    os.environ.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")
+    os.environ.update(fixed)
     for library in libraries:
         importlib.import_module(library)
     if len(os.listdir("/proc/self/task")) > 1:
