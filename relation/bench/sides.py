@@ -186,7 +186,6 @@ class FloorCopies(PeerCalls):
 
 def _columns(facts: Mapping, measure: str) -> dict:
     """The columns that a measure has beside its times."""
-    moved = facts.get("moved_bytes", {}).get(measure)
     backward, errors = measure.removesuffix(HOST) == FORWARD_BACKWARD, facts.get("errors")
     error = None
     if errors is not None:
@@ -194,7 +193,7 @@ def _columns(facts: Mapping, measure: str) -> dict:
     return {
         "relative_error": error,
         "peak_bytes": facts.get("peak_bytes") if backward else None,
-        "moved_bytes": moved,
+        "moved_bytes": facts.get("moved_bytes", {}).get(measure),
     }
 
 
