@@ -5,7 +5,9 @@ kernels run in Triton's interpreter, in a process of their own; tests marked gpu
 """
 
 import math
+import re
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -17,11 +19,12 @@ from torch import Tensor
 from relation import ops
 from relation.errors import InputError
 from relation.kernels import decoding
+from relation.nn.sampling import Sampling, next_token_probabilities
 from relation.ops.rope import apply_rope, rope_angles
 
 HEADS, CAPACITY = 2, 600
 # No history, a token, a piece but one, a piece, one more, and several with a ragged end.
-LENGTHS = (0, 1, 255, 256, 257, 599)
+LENGTHS = (0, 1, 127, 128, 129, 599)
 
 
 def tables(width: int, device="cpu") -> tuple[Tensor, Tensor]:
@@ -67,11 +70,10 @@ class History:
             news.append(torch.stack((p2, info)).flatten(1, 3).view(2, HEADS, -1))
         return torch.stack(found), torch.stack(news, 1)
 
-    def token(self, relation: bool, own: bool) -> Tensor:
+    def token(self, relation: bool, own: bool, chained: bool = False) -> Tensor:
         given = (self.lam, 1.3, own) if relation else ()
-        return decoding.history_token(
-            self.projected, self.tables, tuple(self.history), self.lengths, *given
-        )
+        history = self.tables, tuple(self.history), self.lengths
+        return decoding.history_token(self.projected, *history, *given, chained=chained)
 
 
 def check_history(relation: bool, own: bool, *given) -> None:
@@ -120,10 +122,10 @@ class Linear:
             states.append(C[0])
         return torch.stack(ys), torch.stack(states)
 
-    def token(self) -> Tensor:
+    def token(self, chained: bool = False) -> Tensor:
         return decoding.linear_token(
             self.projected, self.projected[:, 3], self.retention, self.tables, self.state,
-            self.lengths, self.active, 1.3,
+            self.lengths, self.active, 1.3, chained=chained,
         )  # fmt: skip
 
 
@@ -174,6 +176,83 @@ def check_alone(then, stream, weight, before, dtype) -> Tensor:
     return decoding.project(stream[:1], weight, 1e-6, then=then)
 
 
+def check_draws(V: int, temperature: float, device="cpu") -> None:
+    """Ids are those that FP64 probabilities give, and a row counts them until it stops."""
+    torch.manual_seed(V)
+    logits = 4 * torch.randn(5, V)
+    logits[0, V // 2 :] = -2000.0  # of no probability
+    logits[1] = logits[1, 0]
+    logits[2, V - 1] = torch.nan
+    logits[3, 1:] = -torch.inf
+    uniforms = torch.rand(3, 5, dtype=torch.float64)
+    uniforms[:, 0], uniforms[:, 1] = 1 - 2.0**-53, 0
+    probabilities = next_token_probabilities(logits, Sampling(temperature))
+    cumulative = probabilities.cumsum(-1)
+
+    def expected(numbers: Tensor) -> Tensor:
+        beyond = cumulative > numbers[:, None] * cumulative[:, -1:]
+        ids = (beyond & (probabilities > 0)).int().argmax(-1)
+        return ids.masked_fill(~logits.isfinite().all(-1), -1)
+
+    warmth = torch.full((1,), temperature, dtype=torch.float64, device=device)
+    given = logits.to(device), warmth if temperature else None, uniforms.to(device)
+    ids = torch.full((5,), -9, device=device)
+    decoding.draw(*given, ids)
+    assert torch.equal(ids.cpu(), expected(uniforms[0]))
+    # The sixth drawing reads the last of three rows; row 4 has ended, and row 1 ends.
+    counts = torch.full((5,), 4), torch.arange(5).int(), torch.tensor([1, 1, 1, 1, 0]).int()
+    counts = tuple(x.to(device) for x in counts)
+    stops = expected(uniforms[2])
+    stop = stops[4] = stops[1].item()
+    decoding.draw(*given, ids, counts, stop)
+    assert torch.equal(ids.cpu(), stops)
+    active = (stops != stop).int().tolist()
+    assert [x.tolist() for x in counts] == [[5] * 5, [1, 2, 3, 4, 4], active]
+
+
+def check_embeds(device="cpu") -> None:
+    embedding = torch.randn(7, 600).to(device)
+    found = decoding.embed(torch.tensor([6, -1, 3]).to(device), embedding, 1.5)
+    assert torch.equal(found, embedding[[6, 0, 3]] * 1.5)
+
+
+def check_prompts(shape: tuple[int, ...], dtype: torch.dtype, device="cpu") -> None:
+    """States of a prompt over their RMS, a sum before it, and gated states."""
+    torch.manual_seed(shape[-1])
+    x = torch.randn(shape).to(device)
+    y = torch.randn(shape).to(device, dtype)
+
+    def expected(kind: torch.dtype) -> tuple[Tensor, ...]:
+        wide = torch.promote_types(kind, torch.float32)
+        total = x.to(wide) + y.to(wide)
+        gate, up = y.to(kind).chunk(2, dim=-1)
+        inverse = torch.rsqrt(total.square().mean(-1, keepdim=True) + 1e-6)
+        return total, (total * inverse).to(kind), F.silu(gate) * up
+
+    truth, yardstick = expected(torch.float64), expected(dtype)
+    with poisoned_memory():
+        found = x, decoding.norm(x, 1e-6, dtype, y), decoding.gate(y)
+    for name, *each in zip(("sum", "norm", "gate"), found, truth, yardstick, strict=True):
+        assert_close(name, *each, SLACK[dtype])
+    assert torch.equal(decoding.norm(x, 1e-6, dtype), found[1])
+
+
+def check_retention(width: int, dtype: torch.dtype, device="cpu") -> None:
+    """A prompt's log retention, of tokens that lie apart."""
+    up, a, bias = Linear(width, dtype, device).retention
+    down = torch.randn(2, 70, 3 * HEADS, width).to(device, dtype)[:, :, HEADS : 2 * HEADS]
+
+    def expected(kind: torch.dtype) -> Tensor:
+        raw = torch.einsum("bthk,hjk->bhtj", down.to(kind), up.to(kind))
+        wide = torch.promote_types(kind, torch.float32)
+        rate, base = (v.to(wide).view(HEADS, 1, width) for v in (a.to(wide).exp(), bias))
+        return -rate * F.softplus(raw.to(wide) + base)
+
+    with poisoned_memory():
+        found = decoding.log_retention(down, (up, a, bias))
+    assert_close("g", found, expected(torch.float64), expected(dtype), SLACK[dtype])
+
+
 HISTORIES = [(False, True), (True, True), (True, False)]
 GPU = [torch.bfloat16, torch.float16, torch.float32]
 
@@ -201,6 +280,19 @@ class TestInterpreted:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
     def test_products_are_those_of_the_decoder(self, dtype):
         check_project(19, 152, 40, dtype)
+        check_project(2, 1100, 18, dtype)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+    def test_states_of_a_prompt_are_normed_gated_and_retained(self, dtype):
+        check_prompts((3, 5, 38), dtype)
+        check_prompts((2, 3000), dtype)
+        check_retention(24, dtype)
+
+    @pytest.mark.parametrize("V", [53, 5000])
+    def test_the_next_token_is_drawn_by_its_probability(self, V):
+        check_draws(V, 0.7)
+        check_draws(V, 0)
+        check_embeds()
 
     def test_a_row_is_the_same_in_every_batch_and_capacity(self):
         case = History(24, torch.float32)
@@ -226,53 +318,109 @@ class TestOnGpu:
 
     def test_products_are_those_of_the_decoder(self, width, dtype):
         check_project(19, 8 * width, 6 * width, dtype, "cuda")
+        check_project(33, 4096, 100, dtype, "cuda")
+
+    def test_states_of_a_prompt_are_normed_gated_and_retained(self, width, dtype):
+        check_prompts((3, 700, 6 * width), dtype, "cuda")
+        check_retention(width, dtype, "cuda")
 
 
-def cases(dtype: torch.dtype) -> list[Callable[[], object]]:
+@pytest.mark.gpu
+@pytest.mark.parametrize("V", [53, 4096, 50304])
+def test_the_next_token_is_drawn_by_its_probability_on_a_gpu(V):
+    check_draws(V, 0.7, "cuda")
+    check_draws(V, 0, "cuda")
+    check_embeds("cuda")
+
+
+def cases(dtype: torch.dtype, chained: bool) -> list[Callable[[], object]]:
     """Every kernel as a model of width 64 launches it."""
     history, linear = History(64, dtype), Linear(64, dtype)
     x, weight = torch.zeros(2, 512), torch.zeros(2048, 512, dtype=dtype)
+    ids, one = torch.zeros(2, dtype=torch.int64), torch.ones(1, dtype=torch.float64)
+    counts = ids, ids.int(), ids.int()
+    project = partial(decoding.project, chained=chained)
     return [
-        lambda: history.token(True, True),
-        lambda: history.token(False, True),
-        linear.token,
-        lambda: decoding.project(x, weight, 1e-6),
-        lambda: decoding.project(x, weight, 1e-6, then="gate"),
-        lambda: decoding.project(x.to(dtype), weight, out=torch.zeros(2, 2048), then="add"),
+        lambda: history.token(True, True, chained),
+        lambda: history.token(False, True, chained),
+        lambda: linear.token(chained),
+        lambda: project(x, weight, 1e-6),
+        lambda: project(x, weight, 1e-6, then="gate"),
+        lambda: project(x.to(dtype), weight, out=torch.zeros(2, 2048), then="add"),
+        lambda: project(x.repeat(1, 8), weight.repeat(1, 8), 1e-6, then="gate"),
+        lambda: decoding.draw(x, one, one.expand(3, 2).contiguous(), ids, chained=chained),
+        lambda: decoding.draw(x, None, one.expand(1, 2).contiguous(), ids, counts, 3),
     ]
 
 
 @pytest.mark.skipif(INTERPRETED, reason="nothing is compiled in the interpreter")
+@pytest.mark.parametrize("architecture", ["sm_90", "sm_120"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_every_kernel_compiles_for_hopper_without_spilling(dtype):
+def test_every_kernel_compiles_without_spilling(dtype, architecture, monkeypatch):
     pytest.importorskip("triton")
     from fake_gpu import fake_gpu
 
+    from relation.kernels import plans
     from relation.kernels.common import SHARED_MEMORY
     from relation.kernels.fences import unfenced_products
     from relation.kernels.resources import resources_of
 
-    with fake_gpu("sm_90") as compiled:
-        for call in cases(dtype):
+    monkeypatch.setattr(plans, "_plans", {})
+    with fake_gpu(architecture) as compiled:
+        for call in cases(dtype, True):
             call()
-    names = {"piece_kernel", "token_kernel", "linear_kernel", "project_kernel"}
-    assert compiled.keys() == names
+        decoding.embed(torch.zeros(2, dtype=torch.int64), torch.zeros(3, 64))
+        decoding.norm(torch.zeros(2, 8192), 1e-6, dtype, torch.zeros(2, 8192, dtype=dtype))
+        decoding.gate(torch.zeros(2, 64, dtype=dtype))
+        linear = Linear(128, dtype)
+        decoding.log_retention(linear.projected[:, None, 3], linear.retention)
+    names = "piece", "token", "linear", "project", "draw", "embed", "norm", "gate", "retention"
+    assert compiled.keys() == {f"{name}_kernel" for name in names}
     for kernels in compiled.values():
         for kernel in kernels:
             assert unfenced_products(kernel.asm["ptx"]) == []
             used = resources_of(kernel)
-            assert used.stack == 0 and 2 * used.shared <= SHARED_MEMORY["sm_90"]
+            blocks = 2 if architecture == "sm_90" else 1
+            assert used.stack == 0 and blocks * used.shared <= SHARED_MEMORY[architecture]
+
+
+@pytest.mark.skipif(INTERPRETED, reason="nothing is compiled in the interpreter")
+@pytest.mark.parametrize(("architecture", "overlaps"), [("sm_90", True), ("sm_80", False)])
+def test_a_chained_kernel_loads_before_it_waits_and_writes_afterwards(architecture, overlaps):
+    pytest.importorskip("triton")
+    from fake_gpu import fake_gpu
+
+    for call in cases(torch.bfloat16, True)[:-1]:
+        with fake_gpu(architecture) as compiled:
+            call()
+        for (kernel,) in compiled.values():
+            code = kernel.asm["ptx"]
+            assert kernel.metadata.launch_pdl == overlaps
+            if not overlaps:
+                assert "griddepcontrol" not in code
+                continue
+            early, late = code.split("griddepcontrol.wait;")
+            assert "ld.global" in early and "st.global" not in early
+            assert "st.global" in late and "griddepcontrol.launch_dependents;" in late
+            # What may jump past the wait would end before the kernels ahead have.
+            assert not re.search(r"\b(bra|ret)\b", early)
 
 
 def test_what_does_not_fit_is_refused_in_one_line():
     history, linear = History(16, torch.float32), Linear(16, torch.float32)
     history.lengths = history.lengths.long()
     linear.state = linear.state.double()
+    rows, ids = torch.zeros(1, 2, dtype=torch.float64), torch.zeros(2, dtype=torch.int64)
     for call, match in (
         (lambda: history.token(True, True), "lengths"),
         (linear.token, "state"),
         (lambda: decoding.project(torch.zeros(2, 8), torch.zeros(4, 9), 1e-6), "x is"),
         (lambda: decoding.project(torch.zeros(2, 8), torch.zeros(8)), "weight has shape"),
+        (lambda: decoding.embed(torch.zeros(2), torch.zeros(3, 4)), "ids is"),
+        (lambda: decoding.draw(torch.zeros(2, 3), None, rows, ids, stop=1), "counts"),
+        (lambda: decoding.draw(torch.zeros(3, 3), None, rows, ids), "uniforms is"),
+        (lambda: decoding.norm(torch.zeros(2, 4), 1e-6, torch.float32, rows), "y is"),
+        (lambda: decoding.gate(torch.zeros(2, 5)), "equal width"),
     ):
         with pytest.raises(InputError, match=match) as refusal:
             call()

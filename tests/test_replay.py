@@ -47,7 +47,7 @@ def stirred(variant: str, device: str = "cpu", **changes) -> Decoder:
 
 @torch.no_grad()
 def check_logits(variant: str, device: str, dtype=torch.float32, **changes) -> None:
-    """The next tokens' logits are the forward's, within twice the error of `model.decode`."""
+    """Logits of prompts and of what follows are the forward's, within twice the model's error."""
     model, lengths = stirred(variant, device, **changes), [len(p) for p in PROMPTS]
     padded = torch.zeros(3, 7, dtype=torch.int64, device=device)
     for row, prompt in zip(padded, PROMPTS, strict=True):
@@ -56,11 +56,18 @@ def check_logits(variant: str, device: str, dtype=torch.float32, **changes) -> N
     truth = Decoder(model.config).double().to(device)
     truth.load_state_dict(model.state_dict())
     slack = 1e-5 if dtype == torch.float32 else 1e-3
+
+    def check(found, yardstick, step: int) -> None:
+        for row, prompt in enumerate(PROMPTS):
+            text = torch.cat((padded[row, : len(prompt)], news[row, :step]))
+            expected = truth(text[None])[0, -1]
+            for size in (lambda x: x.square().mean().sqrt(), lambda x: x.abs().max()):
+                allowed = 2 * size(yardstick[row].double() - expected) + slack * size(expected)
+                assert size(found[row].double() - expected) <= allowed
+
+    prepared, plain, state = Prepared(model, dtype), model.decode_state(), model.decode_state()
     with torch.autocast(device, dtype, enabled=dtype != torch.float32):
-        plain, state = model.decode_state(), model.decode_state()
-        for each in (plain, state):
-            model.read(padded, each, lengths)
-    prepared = Prepared(model, dtype)
+        check(prepared.read(padded, state, lengths), model.read(padded, plain, lengths), 0)
     counts = torch.tensor(lengths, dtype=torch.int32, device=device)
     tables = model.rope_tables(16, torch.device(device))
     for step in range(2):
@@ -68,12 +75,9 @@ def check_logits(variant: str, device: str, dtype=torch.float32, **changes) -> N
         found = prepared.token(news[:, step], state, places)
         with torch.autocast(device, dtype, enabled=dtype != torch.float32):
             yardstick = model.decode(news[:, step : step + 1], plain)[:, -1]
-        for row, prompt in enumerate(PROMPTS):
-            text = torch.cat((padded[row, : len(prompt)], news[row, : step + 1]))
-            expected = truth(text[None])[0, -1]
-            for size in (lambda x: x.square().mean().sqrt(), lambda x: x.abs().max()):
-                allowed = 2 * size(yardstick[row].double() - expected) + slack * size(expected)
-                assert size(found[row].double() - expected) <= allowed
+        check(found, yardstick, step + 1)
+    with pytest.raises(InputError, match="has read 7 tokens"):
+        prepared.read(padded, state)
 
 
 def check_texts(variant: str, device: str, count: int, **changes) -> None:
@@ -145,6 +149,28 @@ class TestOnGpu:
 
     def test_a_text_goes_on(self):
         check_going_on("cuda")
+
+    @pytest.mark.parametrize("variant", ["mha", "full", "linear"])
+    @pytest.mark.parametrize("rows", [1, 20])
+    def test_kernels_that_overlap_change_no_bit(self, variant, rows, monkeypatch):
+        from relation.kernels.decoding import chain
+
+        model = stirred(variant, "cuda", d_model=512, heads=8, d_ff=1024, init_std=0.02)
+        prompts = [[row + 1] * 300 for row in range(rows)]
+
+        def run() -> tuple[list, list[torch.Tensor]]:
+            state = model.decode_state()
+            with torch.autocast("cuda", torch.bfloat16):
+                given = model, prompts, 200, Sampling(), None, state
+                steps = list(_continuations(*given))
+            read = 300 + 200 - 1
+            return steps, [x[:, :, :read].clone() for c in state.layers for x in c.tensors]
+
+        texts, states = run()
+        monkeypatch.setattr(chain, "can_chain", lambda: False)
+        plain_texts, plain_states = run()
+        assert texts == plain_texts
+        assert all(torch.equal(*pair) for pair in zip(states, plain_states, strict=True))
 
 
 def test_a_model_without_kernels_is_named():

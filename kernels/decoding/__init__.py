@@ -1,9 +1,15 @@
 """One token of a batch: a step of MHA, Full and Linear Relation and the products around them.
 
+`norm`, `gate` and `log_retention` read prompts, between products of PyTorch's and the operators.
+
 Every sum of a row is formed in an order that neither the batch nor the state's capacity changes,
 so that equal rows get equal bits in any company. Nothing here waits for the GPU: where a row stands
 is read from `lengths`, (B,) int32 on the device, the tokens before the new one; it must be below
 the capacity, which the caller knows.
+
+On Hopper and later a `chained` launch starts, and loads what it can, while the kernel ahead still
+runs (chain.py). Pass it where kernels of this module alone have been launched since the last launch
+that is not chained, and have written x, `projected`, `down`, `out` or `logits` alone.
 """
 
 import torch
@@ -14,8 +20,8 @@ from relation.kernels.checks import check_device
 from relation.kernels.flash_relation import DTYPES, NARROWEST, WIDEST, why_unavailable
 
 ADD, GATE = "add", "gate"
-# CUDA refuses more than 65,535 pieces of a history, of 256 tokens each (`CHUNK` in history.py).
-LONGEST = 65_535 * 256
+# CUDA refuses more than 65,535 pieces of a history, of 128 tokens each (`PIECE` in history.py).
+LONGEST = 65_535 * 128
 
 
 def why_not(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
@@ -35,6 +41,8 @@ def history_token(
     lam: Tensor | None = None,
     tau: float = 2.0,
     transport_self: bool = True,
+    *,
+    chained: bool = False,
 ) -> Tensor:
     """Full Relation of one token a row, or without lam attention; the history takes it in.
 
@@ -57,7 +65,7 @@ def history_token(
     check_device(projected, *tables, *history, lengths, *given)
     from relation.kernels.decoding.history import launch
 
-    return launch(projected, tables, history, lengths, lam, float(tau), transport_self)
+    return launch(projected, tables, history, lengths, lam, float(tau), transport_self, chained)
 
 
 def linear_token(
@@ -69,6 +77,8 @@ def linear_token(
     lengths: Tensor,
     active: Tensor,
     tau: float = 2.0,
+    *,
+    chained: bool = False,
 ) -> Tensor:
     """Linear Relation of one token a row (Section 5.2); the state takes it in, in place.
 
@@ -80,13 +90,10 @@ def linear_token(
     Raises InputError for shapes, dtypes or devices that do not fit.
     """
     B, n, H, D = _dimensions("projected", projected, 4)
-    up, a_log, dt_bias = retention
     if n < 3:
         raise InputError(f"projected has shape {tuple(projected.shape)}; give (B, 3 or more, H, D)")
     _expect("projected", projected, (B, n, H, D), projected.dtype)
-    _expect("retention's matrices", up, (H, D, D), projected.dtype)
-    for name, vector in (("A_log", a_log), ("dt_bias", dt_bias)):
-        _expect(name, vector, (H * D,), torch.float32)
+    _expect_retention(retention, H, D, projected.dtype)
     _expect("state", state, (B, H, D, D), torch.float32)
     _expect("active", active, (B,), torch.int32)
     if tuple(down.shape) != (B, H, D) or down.stride()[1:] != (D, 1):
@@ -95,11 +102,18 @@ def linear_token(
     check_device(projected, down, *retention, *tables, state, lengths, active)
     from relation.kernels.decoding.linear import launch
 
-    return launch(projected, down, retention, tables, state, lengths, active, float(tau))
+    given = projected, down, retention, tables, state, lengths, active, float(tau)
+    return launch(*given, chained)
 
 
 def project(
-    x: Tensor, weight: Tensor, eps: float | None = None, out: Tensor | None = None, then: str = ""
+    x: Tensor,
+    weight: Tensor,
+    eps: float | None = None,
+    out: Tensor | None = None,
+    then: str = "",
+    *,
+    chained: bool = False,
 ) -> Tensor:
     """x (B, K) through weight (N, K), both contiguous, as a decoder does for one token a row.
 
@@ -120,8 +134,114 @@ def project(
     check_device(x, weight, out)
     from relation.kernels.decoding.dense import launch
 
-    launch(x, weight, eps, out, then)
+    launch(x, weight, eps, out, then, chained)
     return out
+
+
+def embed(ids: Tensor, embedding: Tensor, multiplier: float = 1.0) -> Tensor:
+    """Rows of embedding (V, d) FP32 times a number, (B, d), of ids (B,) int64; contiguous all.
+
+    A negative id, of logits that were not finite, takes the first row. Never chained: chains start
+    here. Raises InputError for shapes, dtypes or devices that do not fit.
+    """
+    _expect("ids", ids, (ids.numel(),), torch.int64)
+    _expect("embedding", embedding, _dimensions("embedding", embedding, 2), torch.float32)
+    check_device(ids, embedding)
+    from relation.kernels.decoding.dense import launch_embed
+
+    return launch_embed(ids, embedding, float(multiplier))
+
+
+def draw(
+    logits: Tensor,
+    temperature: Tensor | None,
+    uniforms: Tensor,
+    ids: Tensor,
+    counts: tuple[Tensor, Tensor, Tensor] | None = None,
+    stop: int | None = None,
+    *,
+    chained: bool = False,
+) -> None:
+    """Draw a token of each row of logits (B, V) FP32 into ids (B,) int64.
+
+    -1 where logits are not finite. temperature: (1,) FP64, None for the likeliest token, of equal
+    ones the first. uniforms: (n, B) FP64 in [0, 1), where the cumulative distribution is cut;
+    their first row is taken. counts: what a token moves on, in place: the drawings so far (B,)
+    int64, whose next is that row of uniforms modulo n; `lengths` and `active`, as in
+    `linear_token`, the former by the latter. stop: an id; a row that draws it ends, and one that
+    has ended draws it again. All contiguous. Raises InputError for shapes, dtypes or devices that
+    do not fit.
+    """
+    B, _ = _dimensions("logits", logits, 2)
+    rounds, _ = _dimensions("uniforms", uniforms, 2)
+    _expect("logits", logits, tuple(logits.shape), torch.float32)
+    _expect("uniforms", uniforms, (rounds, B), torch.float64)
+    _expect("ids", ids, (B,), torch.int64)
+    given = [logits, uniforms, ids, *(counts or ())]
+    if temperature is not None:
+        _expect("temperature", temperature, (1,), torch.float64)
+        given.append(temperature)
+    if counts is not None:
+        kinds = ("drawings", torch.int64), ("lengths", torch.int32), ("active", torch.int32)
+        for (name, kind), count in zip(kinds, counts, strict=True):
+            _expect(name, count, (B,), kind)
+    elif stop is not None:
+        raise InputError("a row that draws the stop token ends: give counts with stop")
+    check_device(*given)
+    from relation.kernels.decoding.drawing import launch
+
+    launch(logits, temperature, uniforms, ids, counts, stop, chained)
+
+
+def norm(x: Tensor, eps: float, dtype: torch.dtype, y: Tensor | None = None) -> Tensor:
+    """States x (..., d) FP32 over their root mean squares, of dtype: BF16, FP16 or FP32.
+
+    y, (..., d) of dtype, is added to x in place first. Contiguous all. Raises InputError for
+    shapes, dtypes or devices that do not fit.
+    """
+    _expect("x", x, tuple(x.shape), torch.float32)
+    if y is not None:
+        _expect("y", y, tuple(x.shape), dtype)
+        check_device(x, y)
+    from relation.kernels.decoding.prompt import launch_norm
+
+    out = torch.empty_like(x, dtype=dtype)
+    launch_norm(x, eps, out, y)
+    return out
+
+
+def gate(joined: Tensor) -> Tensor:
+    """silu(first half) times second half of joined (..., 2 n), contiguous: (..., n).
+
+    Computed in FP32 and rounded once to joined's dtype. Raises InputError for an odd width.
+    """
+    _expect("joined", joined, tuple(joined.shape), joined.dtype)
+    *rows, columns = joined.shape
+    if columns % 2:
+        raise InputError(f"joined has shape {tuple(joined.shape)}; give two halves of equal width")
+    from relation.kernels.decoding.prompt import launch_gate
+
+    out = joined.new_empty(*rows, columns // 2)
+    launch_gate(joined, out)
+    return out
+
+
+def log_retention(down: Tensor, retention: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    """g = log alpha <= 0 of a prompt (Section 5.2), (B, H, T, D) FP32, stored as (B, T, H, D).
+
+    down: (B, T, H, D), a token's numbers contiguous and tokens evenly spaced; retention: as in
+    `linear_token`. Raises InputError for shapes, dtypes or devices that do not fit.
+    """
+    B, T, H, D = _dimensions("down", down, 4)
+    _expect_retention(retention, H, D, down.dtype)
+    if down.stride()[2:] != (D, 1) or (B > 1 and down.stride(0) != T * down.stride(1)):
+        raise InputError(f"down has strides {down.stride()}; give tokens evenly spaced")
+    check_device(down, *retention)
+    from relation.kernels.decoding.prompt import launch_retention
+
+    out = torch.empty(B, T, H, D, dtype=torch.float32, device=down.device)
+    launch_retention(down, retention, out)
+    return out.transpose(1, 2)
 
 
 def _dimensions(name: str, x: Tensor, rank: int) -> tuple[int, ...]:
@@ -138,6 +258,15 @@ def _expect(name: str, x: Tensor, shape: tuple[int, ...], dtype: torch.dtype) ->
             f"{name} is {x.dtype} of shape {tuple(x.shape)}{how}; give {dtype} of {shape}, "
             "contiguous"
         )
+
+
+def _expect_retention(
+    retention: tuple[Tensor, Tensor, Tensor], heads: int, width: int, dtype: torch.dtype
+) -> None:
+    up, a_log, dt_bias = retention
+    _expect("retention's matrices", up, (heads, width, width), dtype)
+    for name, vector in (("A_log", a_log), ("dt_bias", dt_bias)):
+        _expect(name, vector, (heads * width,), torch.float32)
 
 
 def _expect_places(tables: tuple[Tensor, Tensor], lengths: Tensor, batch: int, width: int) -> None:

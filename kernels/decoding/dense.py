@@ -1,76 +1,133 @@
 """Products of a few rows with a weight, with the norm before and the sum or gate after them.
 
 BLOCK_B rows make one tile whatever the batch, so that a row's sums are the same in every batch.
-With one row a tile is mostly padding, which costs nothing: the weight's bytes take the time.
+With one row a tile is mostly padding, which costs nothing: waiting for memory takes the time. So a
+program asks for all that it needs of a weight at once, the columns spread over its warps, each of
+which forms a sum over its own; the warps' sums are added at the end.
 """
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-_BLOCK_B, _BYTES_K = 16, 256
-_WARPS, _STAGES = 4, 3
+from relation.kernels.decoding.chain import can_chain, options
+
+_BLOCK_B = 16
+# Warps by the bytes of a number, and the most columns that a warp takes: at once if these are all,
+# else in a step, beside those on their way. FP32 has no tensor cores: threads hold its operands.
+_WARPS = {2: 8, 4: 4}
+_WHOLE, _STEP = {2: 128, 4: 16}, {2: 64, 4: 16}
 
 
 @triton.jit
-def _load_x(x, b, k, B, inverse, K: tl.constexpr, NORM: tl.constexpr, kind: tl.constexpr):
-    inside = (b < B)[:, None] & (k < K)[None, :]
-    tile = tl.load(x + tl.cast(b, tl.int64)[:, None] * K + k[None, :], mask=inside, other=0.0)
-    if NORM:
-        tile = tile * inverse[:, None]
-    return tile.to(kind)
+def _load_x(x, b, k, B, K: tl.constexpr):
+    """(SPLIT, BLOCK_B, BLOCK_K) of x (B, K), as FP32."""
+    at = x + tl.cast(b, tl.int64)[None, :, None] * K + k[:, None, :]
+    return tl.load(at, mask=(b < B)[None, :, None] & (k < K)[:, None, :], other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _load_weight(rows, inside, k, K: tl.constexpr):
+    """(SPLIT, BLOCK_K, BLOCK_N) of a weight whose rows start at `rows`."""
+    at = rows[None, None, :] + k[:, :, None]
+    return tl.load(at, mask=inside[None, None, :] & (k < K)[:, :, None], other=0.0)
 
 
 @triton.jit(do_not_specialize=["B"])
 def project_kernel(
     x, weight, out, B, N, eps,
     K: tl.constexpr, NORM: tl.constexpr, ADD: tl.constexpr, GATE: tl.constexpr,
-    BLOCK_B: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_B: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
     kind: tl.constexpr = weight.dtype.element_ty
+    STEP: tl.constexpr = SPLIT * BLOCK_K
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     b = tl.program_id(1) * BLOCK_B + tl.arange(0, BLOCK_B)
-    columns = tl.arange(0, BLOCK_K)
-    inverse = tl.zeros([BLOCK_B], tl.float32)
-    if NORM:
-        square = tl.zeros([BLOCK_B, BLOCK_K], tl.float32)
-        for k_start in range(0, K, BLOCK_K):
-            tile = _load_x(x, b, k_start + columns, B, inverse, K, False, tl.float32)
-            square += tile * tile
-        inverse = tl.rsqrt(tl.sum(square, 1) / K + eps)
-    result = tl.zeros([BLOCK_B, BLOCK_N], tl.float32)
-    gated = tl.zeros([BLOCK_B, BLOCK_N], tl.float32)
-    rows = weight + tl.cast(n, tl.int64)[:, None] * K
-    for k_start in range(0, K, BLOCK_K):
-        k = k_start + columns
-        tile = _load_x(x, b, k, B, inverse, K, NORM, kind)
-        inside = (n < N)[:, None] & (k < K)[None, :]
-        part = tl.load(rows + k[None, :], mask=inside, other=0.0)
-        result = tl.dot(tile, tl.trans(part), result, input_precision="ieee")
-        if GATE:
-            part = tl.load(rows + N * K + k[None, :], mask=inside, other=0.0)
-            gated = tl.dot(tile, tl.trans(part), gated, input_precision="ieee")
+    k = tl.arange(0, SPLIT)[:, None] * BLOCK_K + tl.arange(0, BLOCK_K)[None, :]
+    rows = weight + tl.cast(n, tl.int64) * K
+    part = _load_weight(rows, n < N, k, K)
     if GATE:
-        result = result * tl.sigmoid(result) * gated
+        gate_part = _load_weight(rows + N * K, n < N, k, K)
+    if CHAINED:
+        gdc_wait()
+        gdc_launch_dependents()
+
+    tile = _load_x(x, b, k, B, K)
     at = out + tl.cast(b, tl.int64)[:, None] * N + n[None, :]
     inside = (b < B)[:, None] & (n < N)[None, :]
     if ADD:
         before = tl.load(at, mask=inside, other=0.0)
-        tl.store(at, before + result.to(kind).to(tl.float32), mask=inside)
+    if NORM:
+        square = tile * tile
+        for start in range(STEP, K, STEP):
+            more = _load_x(x, b, start + k, B, K)
+            square += more * more
+        inverse = tl.rsqrt(tl.sum(tl.sum(square, 2), 0) / K + eps)
     else:
-        tl.store(at, result.to(out.dtype.element_ty), mask=inside)
+        inverse = tl.full([BLOCK_B], 1.0, tl.float32)
+    result = tl.zeros([SPLIT, BLOCK_B, BLOCK_N], tl.float32)
+    gated = tl.zeros([SPLIT, BLOCK_B, BLOCK_N], tl.float32)
+    for start in range(0, K, STEP):
+        # The next columns are on their way while these are multiplied; past the end none are.
+        following = start + STEP + k
+        normed = (tile * inverse[None, :, None]).to(kind)
+        result = tl.dot(normed, part, result, input_precision="ieee")
+        part = _load_weight(rows, n < N, following, K)
+        if GATE:
+            gated = tl.dot(normed, gate_part, gated, input_precision="ieee")
+            gate_part = _load_weight(rows + N * K, n < N, following, K)
+        tile = _load_x(x, b, following, B, K)
+    total = tl.sum(result, 0)
+    if GATE:
+        total = total * tl.sigmoid(total) * tl.sum(gated, 0)
+    if ADD:
+        tl.store(at, before + total.to(kind).to(tl.float32), mask=inside)
+    else:
+        tl.store(at, total.to(out.dtype.element_ty), mask=inside)
 
 
-def launch(x: Tensor, weight: Tensor, eps: float | None, out: Tensor, then: str) -> None:
+def launch(
+    x: Tensor, weight: Tensor, eps: float | None, out: Tensor, then: str, chained: bool
+) -> None:
     """See `relation.kernels.decoding.project`, which checks what it passes on."""
     (B, K), N = x.shape, out.shape[1]
     # Narrow blocks spread a small weight over the chip; a wide one fills it anyway.
-    block_n = 16 if N < 4096 else 32
+    block_n = 32 if N >= 4096 and then != "gate" else 16
+    size = weight.element_size()
+    warps = _WARPS[size]
+    share = triton.next_power_of_2(triton.cdiv(K, warps))
+    block_k = max(share, 16) if share <= _WHOLE[size] else _STEP[size]
     with torch.cuda.device_of(x):
         project_kernel[(triton.cdiv(N, block_n), triton.cdiv(B, _BLOCK_B))](
             x, weight, out, B, N, 0.0 if eps is None else eps,
             K=K, NORM=eps is not None, ADD=then == "add", GATE=then == "gate",
-            BLOCK_B=_BLOCK_B, BLOCK_N=block_n, BLOCK_K=_BYTES_K // weight.element_size(),
-            num_warps=_WARPS, num_stages=_STAGES,
+            BLOCK_B=_BLOCK_B, BLOCK_N=block_n, BLOCK_K=block_k,
+            SPLIT=warps, num_warps=warps, num_stages=1, **options(chained),
         )  # fmt: skip
+
+
+@triton.jit
+def embed_kernel(ids, embedding, x, d_model, multiplier, BLOCK: tl.constexpr, CHAINS: tl.constexpr):
+    if CHAINS:
+        gdc_launch_dependents()
+    row = tl.program_id(0)
+    # What is no token stands for logits that were not finite: its text has ended.
+    token = tl.maximum(tl.load(ids + row), 0)
+    c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    found = tl.load(embedding + token * d_model + c, mask=c < d_model, other=0.0)
+    tl.store(x + tl.cast(row, tl.int64) * d_model + c, found * multiplier, mask=c < d_model)
+
+
+def launch_embed(ids: Tensor, embedding: Tensor, multiplier: float) -> Tensor:
+    """See `relation.kernels.decoding.embed`, which checks what it passes on."""
+    B, d_model = len(ids), embedding.shape[1]
+    x = embedding.new_empty(B, d_model)
+    block = 512
+    with torch.cuda.device_of(embedding):
+        embed_kernel[(B, triton.cdiv(d_model, block))](
+            ids, embedding, x, d_model, multiplier, BLOCK=block, CHAINS=can_chain()
+        )
+    return x

@@ -1,23 +1,25 @@
 """One token against its history: pieces of the history side by side, then their sums in order.
 
-A program of `piece_kernel` reads CHUNK tokens of one head. Each of its BLOCK_T lanes keeps a sum
-over its own tokens; lanes are added at the end. `token_kernel` adds the pieces of a head likewise,
-then the token itself, and writes the token into the history: nothing reads that place before.
-Scores are kept times log2(e), and sums relative to the largest score so far.
+A program of `piece_kernel` reads PIECE tokens of one head, all at once. `token_kernel` adds the
+pieces of a head, BLOCK_S lanes side by side, each in order, and the lanes at the end; then the
+token itself, and writes the token into the history: nothing reads that place before. Scores are
+kept times log2(e), and sums relative to the largest score so far.
 """
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from relation.kernels.common import offset_of_head, padded_width
-from relation.kernels.decoding.rows import load_rotated, load_row
+from relation.kernels.decoding.chain import options
+from relation.kernels.decoding.rows import load_angles, load_rotated, load_row
 
 # Fixed, so that a row is summed alike in every batch and at every capacity.
-CHUNK = 256
-_BLOCK_T, _BLOCK_S = 64, 32
-_WARPS = 4
+PIECE = 128
+_BLOCK_S = 64
+_WARPS = 8
 LOG2E = tl.constexpr(1.4426950408889634)
 # Below every score, and finite: the difference of two infinities is no number.
 LEAST = tl.constexpr(-1.0e30)
@@ -36,45 +38,35 @@ def _score2(u, RELATION: tl.constexpr):
 def piece_kernel(
     projected, cos, sin, first, second, lengths, tops, sums,
     H, capacity, pieces, scale,
-    RELATION: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_T: tl.constexpr, CHUNK: tl.constexpr,
+    RELATION: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, PIECE: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(0)
     piece = tl.program_id(1)
     length = tl.load(lengths + head // H)
-    start = piece * CHUNK
-    if start >= length:
-        return
     d = tl.arange(0, BLOCK_D)
-    lane = tl.arange(0, BLOCK_T)
-    p1 = load_rotated(
-        projected + offset_of_head(head, H, 3 * H * D, D), cos, sin, length, D, BLOCK_D
-    )
-    state = tl.cast(head, tl.int64) * capacity * D
-    largest = tl.full([BLOCK_T], LEAST, tl.float32)
-    total = tl.zeros([BLOCK_T], tl.float32)
-    carried = tl.zeros([BLOCK_T, BLOCK_D], tl.float32)
-    end = tl.minimum(start + CHUNK, length)
-    for t_start in range(start, end, BLOCK_T):
-        t = t_start + lane
-        at = state + tl.cast(t, tl.int64)[:, None] * D + d[None, :]
-        inside = (t < end)[:, None] & (d < D)[None, :]
-        p2 = tl.load(first + at, mask=inside, other=0.0).to(tl.float32)
-        info = tl.load(second + at, mask=inside, other=0.0).to(tl.float32)
-        score = _score2(tl.sum(p1[None, :] * p2, 1) * scale, RELATION)
-        score = tl.where(t < end, score, LEAST)
-        new = tl.maximum(largest, score)
-        kept = tl.exp2(largest - new)
-        weight = tl.where(t < end, tl.exp2(score - new), 0.0)
-        total = total * kept + weight
-        carried = carried * kept[:, None] + weight[:, None] * info
-        largest = new
-    top = tl.max(largest, 0)
-    kept = tl.exp2(largest - top)
+    t = piece * PIECE + tl.arange(0, PIECE)
+    at = tl.cast(head, tl.int64) * capacity * D + tl.cast(t, tl.int64)[:, None] * D + d[None, :]
+    inside = (t < length)[:, None] & (d < D)[None, :]
+    p2 = tl.load(first + at, mask=inside, other=0.0)
+    info = tl.load(second + at, mask=inside, other=0.0)
+    angles = load_angles(cos, sin, length, D, BLOCK_D)
+    if CHAINED:
+        gdc_wait()
+        gdc_launch_dependents()
+    if piece * PIECE >= length:
+        return
+
+    row = projected + offset_of_head(head, H, 3 * H * D, D)
+    p1 = load_rotated(row, angles, D, BLOCK_D)
+    score = _score2(tl.sum(p1[None, :] * p2.to(tl.float32), 1) * scale, RELATION)
+    score = tl.where(t < length, score, LEAST)
+    top = tl.max(score, 0)
+    weight = tl.where(t < length, tl.exp2(score - top), 0.0)
     here = tl.cast(head, tl.int64) * pieces + piece
     tl.store(tops + 2 * here, top)
-    tl.store(tops + 2 * here + 1, tl.sum(total * kept, 0))
-    tl.store(sums + here * D + d, tl.sum(carried * kept[:, None], 0), mask=d < D)
+    tl.store(tops + 2 * here + 1, tl.sum(weight, 0))
+    tl.store(sums + here * D + d, tl.sum(weight[:, None] * info.to(tl.float32), 0), mask=d < D)
 
 
 @triton.jit(do_not_specialize=["capacity", "pieces"])
@@ -82,19 +74,23 @@ def token_kernel(
     projected, cos, sin, first, second, lengths, lam, tops, sums, y,
     H, capacity, pieces, scale, tau,
     RELATION: tl.constexpr, CARRIES_SELF: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_S: tl.constexpr, CHUNK: tl.constexpr,
+    BLOCK_S: tl.constexpr, PIECE: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(0)
     length = tl.load(lengths + head // H)
     d = tl.arange(0, BLOCK_D)
     lane = tl.arange(0, BLOCK_S)
+    angles = load_angles(cos, sin, length, D, BLOCK_D)
+    if CHAINED:
+        gdc_wait()
+        gdc_launch_dependents()
     row = projected + offset_of_head(head, H, 3 * H * D, D)
-    p1 = load_rotated(row, cos, sin, length, D, BLOCK_D)
-    p2 = load_rotated(row + H * D, cos, sin, length, D, BLOCK_D)
+    p1 = load_rotated(row, angles, D, BLOCK_D)
+    p2 = load_rotated(row + H * D, angles, D, BLOCK_D)
     info = load_row(row + 2 * H * D, D, BLOCK_D)
 
     here = tl.cast(head, tl.int64) * pieces
-    filled = tl.cdiv(length, CHUNK)
+    filled = tl.cdiv(length, PIECE)
     largest = tl.full([BLOCK_S], LEAST, tl.float32)
     total = tl.zeros([BLOCK_S], tl.float32)
     carried = tl.zeros([BLOCK_S, BLOCK_D], tl.float32)
@@ -142,23 +138,25 @@ def launch(
     lam: Tensor | None,
     tau: float,
     transport_self: bool,
+    chained: bool,
 ) -> Tensor:
     """See `relation.kernels.decoding.history_token`, which checks what it passes on."""
     B, _, H, D = projected.shape
     capacity = history[0].shape[2]
-    pieces = triton.cdiv(capacity, CHUNK)
+    pieces = triton.cdiv(capacity, PIECE)
     tops = projected.new_empty(B * H, pieces, 2, dtype=torch.float32)
     sums = projected.new_empty(B * H, pieces, D, dtype=torch.float32)
     y = projected.new_empty(B, H * D)
-    common = {"RELATION": lam is not None, "D": D, "BLOCK_D": padded_width(D), "CHUNK": CHUNK}
+    common = {"RELATION": lam is not None, "D": D, "BLOCK_D": padded_width(D), "PIECE": PIECE}
+    common |= {"num_warps": _WARPS}
     with torch.cuda.device_of(projected):
         piece_kernel[(B * H, pieces)](
             projected, *tables, *history, lengths, tops, sums, H, capacity, pieces, D**-0.5,
-            BLOCK_T=_BLOCK_T, num_warps=_WARPS, **common,
+            **common, **options(chained),
         )  # fmt: skip
         token_kernel[(B * H,)](
             projected, *tables, *history, lengths, tables[0] if lam is None else lam, tops, sums, y,
             H, capacity, pieces, D**-0.5, tau,
-            CARRIES_SELF=transport_self, BLOCK_S=_BLOCK_S, num_warps=_WARPS, **common,
+            CARRIES_SELF=transport_self, BLOCK_S=_BLOCK_S, **common, **options(chained),
         )  # fmt: skip
     return y

@@ -6,9 +6,11 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from relation.kernels.common import offset_of_head, padded_width
-from relation.kernels.decoding.rows import load_rotated, load_row
+from relation.kernels.decoding.chain import options
+from relation.kernels.decoding.rows import load_angles, load_rotated, load_row
 
 _BLOCK_V = 16
 _WARPS = 4
@@ -16,7 +18,7 @@ _SHORTEST = tl.constexpr(1.0e-12)  # a vector's length is at least that, as in t
 
 
 @triton.jit
-def _softplus(x):
+def softplus(x):
     """log(1 + exp x), to the last digits where it is small: a retention is close to one there."""
     e = tl.exp(-tl.abs(x))
     u = 1.0 + e
@@ -29,6 +31,7 @@ def linear_kernel(
     projected, down, up, a_log, dt_bias, cos, sin, state, lengths, active, y,
     stride_projected, stride_down, H, scale,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(0)
     b = head // H
@@ -36,29 +39,34 @@ def linear_kernel(
     length = tl.load(lengths + b)
     d = tl.arange(0, BLOCK_D)
     v = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)
-    row = projected + offset_of_head(head, H, stride_projected, D)
-    p1 = load_rotated(row, cos, sin, length, D, BLOCK_D)
-    p2 = load_rotated(row + H * D, cos, sin, length, D, BLOCK_D)
-    info = tl.load(row + 2 * H * D + v, mask=v < D, other=0.0).to(tl.float32)
-
-    inner = load_row(down + offset_of_head(head, H, stride_down, D), D, BLOCK_D)
+    angles = load_angles(cos, sin, length, D, BLOCK_D)
     square = (d < D)[:, None] & (d < D)[None, :]
     matrix = tl.load(up + (h * D + d[:, None]) * D + d[None, :], mask=square, other=0.0)
-    raw = tl.sum(matrix.to(tl.float32) * inner[None, :], 1)
-    raw = raw.to(up.dtype.element_ty).to(tl.float32)
     bias = tl.load(dt_bias + h * D + d, mask=d < D, other=0.0)
     rate = tl.exp(tl.load(a_log + h * D + d, mask=d < D, other=0.0))
-    retention = tl.exp(-rate * _softplus(raw + bias))
+    at = state + tl.cast(head, tl.int64) * D * D + d[:, None] * D + v[None, :]
+    inside = (d < D)[:, None] & (v < D)[None, :]
+    before = tl.load(at, mask=inside, other=0.0)
+    lives = tl.load(active + b) != 0
+    if CHAINED:
+        gdc_wait()
+        gdc_launch_dependents()
+
+    row = projected + offset_of_head(head, H, stride_projected, D)
+    p1 = load_rotated(row, angles, D, BLOCK_D)
+    p2 = load_rotated(row + H * D, angles, D, BLOCK_D)
+    info = tl.load(row + 2 * H * D + v, mask=v < D, other=0.0).to(tl.float32)
+    inner = load_row(down + offset_of_head(head, H, stride_down, D), D, BLOCK_D)
+    raw = tl.sum(matrix.to(tl.float32) * inner[None, :], 1)
+    raw = raw.to(up.dtype.element_ty).to(tl.float32)
+    retention = tl.exp(-rate * softplus(raw + bias))
 
     S = tl.sigmoid(tl.sum(p1 * p2, 0) * scale)
     read = p1 * (S / tl.maximum(tl.sqrt(tl.sum(p1 * p1, 0)), _SHORTEST))
     write = p2 * (S / tl.maximum(tl.sqrt(tl.sum(p2 * p2, 0)), _SHORTEST))
-    at = state + tl.cast(head, tl.int64) * D * D + d[:, None] * D + v[None, :]
-    inside = (d < D)[:, None] & (v < D)[None, :]
-    retained = retention[:, None] * tl.load(at, mask=inside, other=0.0)
+    retained = retention[:, None] * before
     answer = info + tl.sum(read[:, None] * retained, 0)
     tl.store(y + tl.cast(head, tl.int64) * D + v, answer.to(y.dtype.element_ty), mask=v < D)
-    lives = tl.load(active + b) != 0
     tl.store(at, retained + write[:, None] * info[None, :], mask=inside & lives)
 
 
@@ -71,6 +79,7 @@ def launch(
     lengths: Tensor,
     active: Tensor,
     tau: float,
+    chained: bool,
 ) -> Tensor:
     """See `relation.kernels.decoding.linear_token`, which checks what it passes on."""
     B, _, H, D = projected.shape
@@ -80,5 +89,6 @@ def launch(
             projected, down, *retention, *tables, state, lengths, active, y,
             projected.stride(0), down.stride(0), H, 1 / (tau * math.sqrt(D)),
             D=D, BLOCK_D=padded_width(D), BLOCK_V=_BLOCK_V, num_warps=_WARPS,
+            **options(chained),
         )  # fmt: skip
     return y

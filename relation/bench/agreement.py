@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from relation.bench.prompts import execution, model_of
-from relation.nn import Decoder, DecodeState, Execution
+from relation.nn import Decoder, Execution
 from relation.nn.prepared import Places, Prepared, why_plain
 from relation.variants import ModelConfig
 from relation.verify.inputs import DTYPES
@@ -30,14 +30,16 @@ def _largest(x: Tensor) -> float:
 
 
 def _next_token(
-    model: Decoder, state: DecodeState, batch: int, places: int, dtype: torch.dtype
+    model: Decoder, prompts: Tensor, places: int, dtype: torch.dtype
 ) -> Callable[[Tensor], Tensor]:
-    """Logits (B, V) after the ids (B,), which the state takes in, as generation computes them."""
-    device = model.embedding.weight.device
+    """What gives logits (B, V) of the ids (B,) after prompts (B, n), as generation does."""
+    device, state = prompts.device, model.decode_state(places)
     if why_plain(model, device, dtype) is not None:
+        model.read(prompts, state)
         return lambda ids: model.decode(ids[:, None], state)[:, -1]
-    prepared, lengths = Prepared(model, dtype), torch.full((batch,), state.length)
-    lengths = lengths.to(device, torch.int32)
+    prepared = Prepared(model, dtype)
+    prepared.read(prompts, state)
+    lengths = torch.full((len(prompts),), state.length, dtype=torch.int32, device=device)
     at = Places(lengths, torch.ones_like(lengths), model.rope_tables(places, device))
 
     def token(ids: Tensor) -> Tensor:
@@ -62,9 +64,7 @@ def agreement(config: ModelConfig, precision: str, device: torch.device) -> dict
     truth = definition(tokens)[:, read:]
     with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
         forward = model(tokens)[:, read:].double()
-        state = model.decode_state(whole)
-        model.read(tokens[:, :read], state)
-        token = _next_token(model, state, batch, whole, dtype)
+        token = _next_token(model, tokens[:, :read], whole, dtype)
         steps = [token(ids) for ids in tokens[:, read:].unbind(1)]
     found = torch.stack(steps, 1).double()
 

@@ -6,6 +6,7 @@ import torch
 
 from relation.nn import Decoder, Execution
 from relation.nn.folding import fold
+from relation.nn.prepared import Prepared, why_plain
 from relation.train.loss import summed_nll
 from relation.variants import ModelConfig
 
@@ -37,12 +38,14 @@ def reading(
     config: ModelConfig, context: int, batch: int, dtype: torch.dtype, device: torch.device
 ) -> Callable[[], object]:
     """Reads a prompt of `context` random tokens a row into a new state; logits of the last."""
-    model = fold(model_of(config, execution(dtype, device), device).eval())
+    model = model_of(config, execution(dtype, device), device).eval()
+    plain = why_plain(model, device, dtype) is not None
+    reader = fold(model) if plain else Prepared(model, dtype)
     tokens = _drawn(config, batch, context, device)
 
     def read() -> None:
         with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
-            model.read(tokens, model.decode_state(context))
+            reader.read(tokens, model.decode_state(context))
 
     return read
 

@@ -17,9 +17,9 @@ from relation.ops import causal_attention, expanded_linear_relation, full_relati
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-# A prompt is read whole by the model's backends. Where one of them forms all T x T scores, it reads
-# the first WHOLE tokens; the rest, and what follows tokens that a state has read, come in blocks,
-# so that scores take memory linear in the prompt's length.
+# A prompt is read whole by the model's backends, on a GPU by what is prepared for decoding. Where a
+# backend forms all T x T scores, the model reads the first WHOLE tokens; the rest, and what follows
+# tokens that a state has read, come in blocks, so that scores take memory linear in their number.
 BLOCK, WHOLE = 256, 1024
 _SQUARE = (causal_attention, full_relation, expanded_linear_relation)
 
@@ -99,10 +99,12 @@ def _continuations(
 ) -> Iterator[list[int | None]]:
     """Yield each row's next id, None where it has ended, until all have."""
     weight = model.embedding.weight
-    logits = _read(model, prompts, state)
-    dtype = projection_dtype(weight)
+    dtype, prepared = projection_dtype(weight), None
     if why_plain(model, weight.device, dtype) is None:
-        replay = Replay(Prepared(model, dtype), state, logits, sampling, stop)
+        prepared = Prepared(model, dtype)
+    logits = _read(model, prepared, prompts, state)
+    if prepared is not None:
+        replay = Replay(prepared, state, logits, sampling, stop)
         steps = replayed(replay, count)
     else:
         steps = _plain(model, logits, sampling, count, state)
@@ -119,18 +121,23 @@ def _continuations(
         yield [token if alive else None for alive, token in zip(live, ids, strict=True)]
 
 
-def _read(model: Decoder, prompts: Sequence[Sequence[int]], state: DecodeState) -> Tensor:
+def _read(
+    model: Decoder, prepared: Prepared | None, prompts: Sequence[Sequence[int]], state: DecodeState
+) -> Tensor:
     """Logits (B, V) after the prompts, which `state` takes in."""
     device, lengths = model.embedding.weight.device, [len(prompt) for prompt in prompts]
+    square = any(block.mixer.call in _SQUARE for block in model.blocks)
+    whole = model if square or state.length or prepared is None else prepared
     if len(prompts) > 1:
         padded = torch.zeros(len(prompts), max(lengths), dtype=torch.int64)
         for row, prompt in zip(padded, prompts, strict=True):
             row[: len(prompt)] = torch.tensor(prompt)
-        return model.read(padded.to(device), state, lengths)
+        return whole.read(padded.to(device), state, lengths)
     tokens = torch.tensor([list(prompts[0])], device=device)
-    square = any(block.mixer.call in _SQUARE for block in model.blocks)
-    whole = 0 if state.length else min(WHOLE, lengths[0]) if square else lengths[0]
-    for block in (tokens[:, :whole], *tokens[:, whole:].split(BLOCK, dim=1)):
+    first = 0 if state.length else min(WHOLE, lengths[0]) if square else lengths[0]
+    if first:
+        logits = whole.read(tokens[:, :first], state)
+    for block in tokens[:, first:].split(BLOCK, dim=1):
         if block.shape[1]:
             logits = model.read(block, state)
     return logits

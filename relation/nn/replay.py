@@ -11,9 +11,17 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from relation.kernels import decoding
 from relation.nn.cache import DecodeState
 from relation.nn.prepared import Places, Prepared
-from relation.nn.sampling import CHUNK, Sampling, Uniforms, draw
+from relation.nn.sampling import (
+    CHUNK,
+    Sampling,
+    Uniforms,
+    draw,
+    drawn_by_kernel,
+    temperature_on,
+)
 
 _WARM_TOKENS = 2
 
@@ -41,7 +49,8 @@ class Replay:
         rows = len(logits)
         self._uniforms = Uniforms(sampling.seed, rows)
         self._numbers = torch.empty(CHUNK, rows, dtype=torch.float64, device=self._device)
-        self._place = torch.zeros(1, dtype=torch.int64, device=self._device)
+        self._place = torch.zeros(rows, dtype=torch.int64, device=self._device)
+        self._temperature = temperature_on(self._device, sampling)
         self._drawn = 0
         self._refill()
         self.longest = state.length
@@ -93,9 +102,14 @@ class Replay:
     def _token(self) -> None:
         """What one graph holds."""
         lengths, active, _ = self._places
-        logits = self._prepared.token(self.ids.clamp(min=0), self._state, self._places)
+        logits = self._prepared.token(self.ids, self._state, self._places)
+        if drawn_by_kernel(logits, self._sampling):
+            counts = self._place, lengths, active
+            given = logits, self._temperature, self._numbers, self.ids, counts, self._stop
+            decoding.draw(*given, chained=True)
+            return
         self._place.add_(1)
-        uniforms = self._numbers.index_select(0, self._place % CHUNK)[0]
+        uniforms = self._numbers.index_select(0, self._place[:1] % CHUNK)[0]
         ids = draw(logits, uniforms, self._sampling)
         lengths.add_(active)
         if self._stop is not None:

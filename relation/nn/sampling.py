@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from relation.errors import InputError
+from relation.kernels import decoding
 
 # Uniform numbers are drawn for so many tokens at a time.
 CHUNK = 256
@@ -67,11 +68,30 @@ def _softmax(logits: Tensor, largest: Tensor, sampling: Sampling) -> Tensor:
     return ((logits - largest) / sampling.temperature).softmax(dim=-1)
 
 
+def drawn_by_kernel(logits: Tensor, sampling: Sampling) -> bool:
+    """Whether `relation.kernels.decoding.draw` draws: from whole distributions, on a GPU."""
+    whole = sampling.temperature == 0 or (sampling.top_k is None and sampling.top_p == 1)
+    fits = logits.dtype == torch.float32 and logits.is_contiguous()
+    return whole and fits and decoding.why_unavailable(logits.device) is None
+
+
+def temperature_on(device: torch.device, sampling: Sampling) -> Tensor | None:
+    """The kernel's temperature, (1,) FP64; None for the likeliest token."""
+    if sampling.temperature == 0:
+        return None
+    return torch.full((1,), sampling.temperature, dtype=torch.float64, device=device)
+
+
 def draw(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> Tensor:
     """A token of each row, (B,) int64, of logits (B, V); -1 where a row's are not all finite.
 
     uniforms: (B,) FP64 in [0, 1), where the row's cumulative distribution is cut.
     """
+    if drawn_by_kernel(logits, sampling):
+        ids = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
+        temperature = temperature_on(logits.device, sampling)
+        decoding.draw(logits, temperature, uniforms.reshape(1, -1), ids)
+        return ids
     if sampling.temperature == 0:
         ids = logits.argmax(dim=-1)
     else:
