@@ -12,7 +12,7 @@ from interpreter import INTERPRETED, run_interpreted
 from test_generation import greedy
 
 from relation.errors import InputError, RunError
-from relation.nn import Decoder, Execution, ModelConfig
+from relation.nn import Decoder, DecodeState, Execution, ModelConfig
 from relation.nn.generation import _continuations, generate_batch, generate_tokens
 from relation.nn.prepared import Places, Prepared, why_plain
 from relation.nn.sampling import Sampling
@@ -67,7 +67,8 @@ def check_logits(variant: str, device: str, dtype=torch.float32, **changes) -> N
 
     prepared, plain, state = Prepared(model, dtype), model.decode_state(), model.decode_state()
     with torch.autocast(device, dtype, enabled=dtype != torch.float32):
-        check(prepared.read(padded, state, lengths), model.read(padded, plain, lengths), 0)
+        first = prepared.read(padded, state, lengths), model.read(padded, plain, lengths)
+    check(*first, 0)
     counts = torch.tensor(lengths, dtype=torch.int32, device=device)
     tables = model.rope_tables(16, torch.device(device))
     for step in range(2):
@@ -78,6 +79,12 @@ def check_logits(variant: str, device: str, dtype=torch.float32, **changes) -> N
         check(found, yardstick, step + 1)
     with pytest.raises(InputError, match="has read 7 tokens"):
         prepared.read(padded, state)
+    with pytest.raises(InputError, match="prompt 1 is empty"):
+        prepared.read(padded, model.decode_state(), [1, 0, 1])
+    with pytest.raises(InputError, match="tokens have shape"):
+        prepared.read(padded[0], model.decode_state())
+    with pytest.raises(InputError, match="of layers ML and the model of"):
+        prepared.read(padded, DecodeState("ML"))
 
 
 def check_texts(variant: str, device: str, count: int, **changes) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from relation.bench.prompts import execution, model_of
 from relation.nn import Decoder, Execution
+from relation.nn.generation import read_prompts
 from relation.nn.prepared import Places, Prepared, why_plain
 from relation.variants import ModelConfig
 from relation.verify.inputs import DTYPES
@@ -38,7 +39,7 @@ def _next_token(
         model.read(prompts, state)
         return lambda ids: model.decode(ids[:, None], state)[:, -1]
     prepared = Prepared(model, dtype)
-    prepared.read(prompts, state)
+    read_prompts(model, prepared, prompts, state)
     lengths = torch.full((len(prompts),), state.length, dtype=torch.int32, device=device)
     at = Places(lengths, torch.ones_like(lengths), model.rope_tables(places, device))
 

@@ -6,6 +6,7 @@ import torch
 
 from relation.nn import Decoder, Execution
 from relation.nn.folding import fold
+from relation.nn.generation import read_prompts
 from relation.nn.prepared import Prepared, why_plain
 from relation.train.loss import summed_nll
 from relation.variants import ModelConfig
@@ -39,13 +40,13 @@ def reading(
 ) -> Callable[[], object]:
     """Reads a prompt of `context` random tokens a row into a new state; logits of the last."""
     model = model_of(config, execution(dtype, device), device).eval()
-    plain = why_plain(model, device, dtype) is not None
-    reader = fold(model) if plain else Prepared(model, dtype)
+    prepared = None if why_plain(model, device, dtype) else Prepared(model, dtype)
+    model = fold(model)
     tokens = _drawn(config, batch, context, device)
 
     def read() -> None:
         with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
-            reader.read(tokens, model.decode_state(context))
+            read_prompts(model, prepared, tokens, model.decode_state(context))
 
     return read
 

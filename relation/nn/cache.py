@@ -206,6 +206,32 @@ class DecodeState:
         """The caches that grow with the text."""
         return (layer for layer in self.layers if isinstance(layer, HistoryCache))
 
+    def check(self, layout: str, tokens: Tensor, lengths: Sequence[int] | None = None) -> None:
+        """Raise InputError unless a model of that layout can read tokens (B, n) into this state.
+
+        lengths: how many of its n tokens each row has of its own, where they differ.
+        """
+        if tokens.ndim != 2 or tokens.shape[1] < 1:
+            raise InputError(f"tokens have shape {tuple(tokens.shape)}; give (B, n) with n >= 1")
+        if tokens.dtype not in (torch.int64, torch.int32):
+            raise InputError(f"tokens are {tokens.dtype}; give their ids in int64 or int32")
+        if self.layout != layout:
+            raise InputError(
+                f"the decode state is of layers {self.layout} and the model of {layout}; start one "
+                "with decode_state()"
+            )
+        if lengths is None:
+            return
+        batch, width = tokens.shape
+        if len(lengths) != batch or max(lengths) > width:
+            raise InputError(
+                f"tokens have shape {tuple(tokens.shape)} and lengths are {list(lengths)[:8]}; "
+                f"give {batch} lengths of at most {width}"
+            )
+        if min(lengths) < 1:
+            row = next(row for row, length in enumerate(lengths) if length < 1)
+            raise InputError(f"prompt {row} is empty; give each row of a batch at least one token")
+
     def begin(self, lengths: Tensor) -> None:
         """Expect a prompt of unequal rows in every layer; see `Cache.begin`."""
         for layer in self.layers:

@@ -156,41 +156,21 @@ class Decoder(nn.Module):
         """
         if lengths is None:
             return self.logits(self.decode_states(tokens, state)[:, -1])
-        self._check_tokens(tokens)
-        batch, width = tokens.shape
-        if len(lengths) != batch or max(lengths) > width:
-            raise InputError(
-                f"tokens have shape {tuple(tokens.shape)} and lengths are {list(lengths)[:8]}; "
-                f"give {batch} lengths of at most {width}"
-            )
-        if min(lengths) < 1:
-            row = next(row for row, length in enumerate(lengths) if length < 1)
-            raise InputError(f"prompt {row} is empty; give each row of a batch at least one token")
+        state.check(self.config.layout, tokens, lengths)
         last = torch.tensor(lengths, device=tokens.device)
         if len(set(lengths)) > 1:
             state.begin(last)
         states = self.decode_states(tokens[:, : max(lengths)], state)
-        return self.logits(states[torch.arange(batch, device=tokens.device), last - 1])
+        return self.logits(states[torch.arange(len(tokens), device=tokens.device), last - 1])
 
     def decode_states(self, tokens: Tensor, state: DecodeState) -> Tensor:
         """`states` of the next n tokens, (B, n, d), which `state` takes in; as `decode`."""
-        self._check_tokens(tokens)
-        if state.layout != self.config.layout:
-            raise InputError(
-                f"the decode state is of layers {state.layout} and the model of "
-                f"{self.config.layout}; start one with decode_state()"
-            )
+        state.check(self.config.layout, tokens)
         x = self.embed(tokens)
         rope = self._decoding_tables(tokens, state)
         for block, cache in zip(self.blocks, state.layers, strict=True):
             x = block(x, rope, cache)
         return self.norm(x)
-
-    def _check_tokens(self, tokens: Tensor) -> None:
-        if tokens.ndim != 2 or tokens.shape[1] < 1:
-            raise InputError(f"tokens have shape {tuple(tokens.shape)}; give (B, n) with n >= 1")
-        if tokens.dtype not in (torch.int64, torch.int32):
-            raise InputError(f"tokens are {tokens.dtype}; give their ids in int64 or int32")
 
     def _decoding_tables(self, tokens: Tensor, state: DecodeState) -> RopeTables:
         """RoPE's tables of the next tokens, (n, d_h), or (B, n, d_h) for rows of unequal length."""

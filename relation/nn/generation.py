@@ -125,16 +125,29 @@ def _read(
     model: Decoder, prepared: Prepared | None, prompts: Sequence[Sequence[int]], state: DecodeState
 ) -> Tensor:
     """Logits (B, V) after the prompts, which `state` takes in."""
-    device, lengths = model.embedding.weight.device, [len(prompt) for prompt in prompts]
+    lengths = [len(prompt) for prompt in prompts]
+    padded = torch.zeros(len(prompts), max(lengths), dtype=torch.int64)
+    for row, prompt in zip(padded, prompts, strict=True):
+        row[: len(prompt)] = torch.tensor(prompt)
+    return read_prompts(model, prepared, padded.to(model.embedding.weight.device), state, lengths)
+
+
+def read_prompts(
+    model: Decoder,
+    prepared: Prepared | None,
+    tokens: Tensor,
+    state: DecodeState,
+    lengths: Sequence[int] | None = None,
+) -> Tensor:
+    """Logits (B, V) after tokens (B, n), which `state` takes in; as `Decoder.read`.
+
+    prepared: the model as prepared for decoding, None where `why_plain` has a reason.
+    """
     square = any(block.mixer.call in _SQUARE for block in model.blocks)
     whole = model if square or state.length or prepared is None else prepared
-    if len(prompts) > 1:
-        padded = torch.zeros(len(prompts), max(lengths), dtype=torch.int64)
-        for row, prompt in zip(padded, prompts, strict=True):
-            row[: len(prompt)] = torch.tensor(prompt)
-        return whole.read(padded.to(device), state, lengths)
-    tokens = torch.tensor([list(prompts[0])], device=device)
-    first = 0 if state.length else min(WHOLE, lengths[0]) if square else lengths[0]
+    if len(tokens) > 1:
+        return whole.read(tokens, state, lengths)
+    first = 0 if state.length else min(WHOLE, tokens.shape[1]) if square else tokens.shape[1]
     if first:
         logits = whole.read(tokens[:, :first], state)
     for block in tokens[:, first:].split(BLOCK, dim=1):

@@ -149,9 +149,10 @@ class Prepared:
         """Logits (B, V) FP32 of each row's last token; as `Decoder.read`, into an empty state.
 
         A layer is two norms, four products and a gate, and between them rotation and operator: a
-        third of the kernels that `Decoder.read` launches. Raises InputError for a state that has
-        read tokens.
+        third of the kernels that `Decoder.read` launches. Raises InputError as that does, and for
+        a state that has read tokens.
         """
+        state.check(self.config.layout, tokens, lengths)
         if state.length:
             raise InputError(
                 f"the decode state has read {state.length} tokens; let the model's `read` go on"
