@@ -18,8 +18,8 @@ from relation.kernels.decoding.rows import load_angles, load_rotated, load_row
 
 # Fixed, so that a row is summed alike in every batch and at every capacity.
 PIECE = 128
-_BLOCK_S = 64
-_WARPS = 8
+# A head's sums are few: more lanes or warps wait longer for each other than they save.
+_BLOCK_S, _TOKEN_WARPS, _STAGES = 16, 2, 4
 LOG2E = tl.constexpr(1.4426950408889634)
 # Below every score, and finite: the difference of two infinities is no number.
 LEAST = tl.constexpr(-1.0e30)
@@ -74,7 +74,7 @@ def token_kernel(
     projected, cos, sin, first, second, lengths, lam, tops, sums, y,
     H, capacity, pieces, scale, tau,
     RELATION: tl.constexpr, CARRIES_SELF: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_S: tl.constexpr, PIECE: tl.constexpr, CHAINED: tl.constexpr,
+    BLOCK_S: tl.constexpr, STAGES: tl.constexpr, PIECE: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(0)
     length = tl.load(lengths + head // H)
@@ -94,7 +94,7 @@ def token_kernel(
     largest = tl.full([BLOCK_S], LEAST, tl.float32)
     total = tl.zeros([BLOCK_S], tl.float32)
     carried = tl.zeros([BLOCK_S, BLOCK_D], tl.float32)
-    for s_start in range(0, filled, BLOCK_S):
+    for s_start in tl.range(0, filled, BLOCK_S, num_stages=STAGES):
         s = s_start + lane
         top = tl.load(tops + 2 * (here + s), mask=s < filled, other=LEAST)
         part = tl.load(tops + 2 * (here + s) + 1, mask=s < filled, other=0.0)
@@ -148,15 +148,17 @@ def launch(
     sums = projected.new_empty(B * H, pieces, D, dtype=torch.float32)
     y = projected.new_empty(B, H * D)
     common = {"RELATION": lam is not None, "D": D, "BLOCK_D": padded_width(D), "PIECE": PIECE}
-    common |= {"num_warps": _WARPS}
+    # A piece stands in the registers of 4 warps where its rows have 128 bytes or fewer.
+    warps = 4 if D * projected.itemsize <= 128 else 8
     with torch.cuda.device_of(projected):
         piece_kernel[(B * H, pieces)](
             projected, *tables, *history, lengths, tops, sums, H, capacity, pieces, D**-0.5,
-            **common, **options(chained),
+            num_warps=warps, **common, **options(chained),
         )  # fmt: skip
         token_kernel[(B * H,)](
             projected, *tables, *history, lengths, tables[0] if lam is None else lam, tops, sums, y,
             H, capacity, pieces, D**-0.5, tau,
-            CARRIES_SELF=transport_self, BLOCK_S=_BLOCK_S, **common, **options(chained),
+            CARRIES_SELF=transport_self, BLOCK_S=_BLOCK_S, STAGES=_STAGES,
+            num_warps=_TOKEN_WARPS, **common, **options(chained),
         )  # fmt: skip
     return y
