@@ -94,15 +94,12 @@ def launch(
 ) -> None:
     """See `relation.kernels.decoding.project`, which checks what it passes on."""
     (B, K), N = x.shape, out.shape[1]
+    # Narrow blocks spread a small weight over the chip; a wide one fills it anyway.
+    block_n = 32 if N >= 4096 and then != "gate" else 16
     size = weight.element_size()
     warps = _WARPS[size]
     share = triton.next_power_of_2(triton.cdiv(K, warps))
     block_k = max(share, 16) if share <= _WHOLE[size] else _STEP[size]
-    # Narrow blocks spread a small weight over the chip; a wide one fills it anyway, and so do more
-    # rows, as far as two tiles of a step fit the shared memory of every GPU. A block's width
-    # changes no sum.
-    fills = B > _BLOCK_B and block_k <= _STEP[size]
-    block_n = 32 if fills or (N >= 4096 and then != "gate") else 16
     with torch.cuda.device_of(x):
         project_kernel[(triton.cdiv(N, block_n), triton.cdiv(B, _BLOCK_B))](
             x, weight, out, B, N, 0.0 if eps is None else eps,
