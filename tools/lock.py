@@ -35,7 +35,7 @@ def _is_installable(wheel: str) -> bool:
     return any(
         re.fullmatch(r"any|(many)?linux\w*_(x86_64|aarch64)", tag.platform)
         and (
-            re.fullmatch(r"py3|cp31[1-3]", tag.interpreter)
+            re.fullmatch(r"py3(1[1-3])?|cp31[1-3]", tag.interpreter)
             or (tag.abi == "abi3" and re.fullmatch(r"cp3([2-9]|1[0-3])", tag.interpreter))
         )
         and not re.fullmatch(r"cp\d+t", tag.abi)  # free-threaded
