@@ -192,6 +192,19 @@ def test_a_fault_of_the_program_keeps_its_traceback(monkeypatch: pytest.MonkeyPa
         main(["train", "10M/full/42", "--campaign", "tiny"])
 
 
+def test_a_package_that_is_not_installed_is_named(tmp_path: Path) -> None:
+    (tmp_path / "pyarrow.py").write_text("raise ModuleNotFoundError(name='pyarrow')")
+    done = subprocess.run(
+        [sys.executable, "-m", "relation", "plan"],
+        env={"PYTHONPATH": f"{tmp_path}:{ROOT}", "PATH": ""},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: this command needs the package pyarrow; `make setup`")
+    assert done.stderr.count("\n") == 1
+
+
 @pytest.mark.parametrize("arguments", ["plan --campaign tiny", "plan --help"])
 def test_a_reader_that_went_away_ends_a_command_quietly(arguments: str) -> None:
     read, write = os.pipe()
