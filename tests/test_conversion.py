@@ -96,6 +96,17 @@ def test_the_chosen_lambda_has_the_lowest_loss():
     assert fit_lambda(again, batches, loss_of(again))[0] == after
 
 
+def test_a_slow_slope_is_followed_to_its_end():
+    model = build("full")
+    numbers = [block.mixer.lam for block in model.blocks]
+    before, after = fit_lambda(
+        model, [TOKENS], lambda _: 1e-4 * sum((lam - 4).square() for lam in numbers)
+    )
+    assert (before > 1e-3, after < 1e-6) == (True, True)
+    for lam in numbers:
+        assert lam.item() == pytest.approx(4, abs=0.1)
+
+
 def test_what_cannot_be_converted_is_refused():
     with pytest.raises(InputError, match="no MHA layer"):
         full_config(build("full").config)

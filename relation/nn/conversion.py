@@ -93,9 +93,10 @@ def fit_lambda(
         found.append(total)
         return total
 
-    # Below 1e-5 nat/token another step is of no use.
+    # The tolerance is that of a step's gain and of the slope along it, which before the first step
+    # is the gradient's square: at 1e-5 a loss that falls by 0.001 slowly would be left where it is.
     search = torch.optim.LBFGS(
-        numbers, max_iter=50, tolerance_change=1e-5, line_search_fn="strong_wolfe"
+        numbers, max_iter=50, tolerance_change=1e-7, line_search_fn="strong_wolfe"
     )
     search.step(total_loss)
     total_loss()
