@@ -1,13 +1,14 @@
 """The figures of the readings: what they show of invented records, and of partial ones."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from readings_records import BASES, TURNED, Invented, invented
 from test_report_records import make_records
 
-from report.figures import READINGS, draw_figures
+from report.figures import READINGS, draw_figures, write_figures
 from report.figures.drawing import NotDrawnError
 from report.figures.readings import RESIDUAL_COLOUR
 from report.judge.readings_study import study
@@ -114,3 +115,22 @@ def test_partial_records_draw_what_they_have_and_name_what_they_lack(tmp_path) -
     assert set(reasons) == {PREFIX + "learning-rate", PREFIX + "validation"}
     assert "looks at the validation text" in reasons[PREFIX + "validation"]
     assert draw_figures(make_records(), tmp_path, READINGS) == []
+
+
+def test_pictures_of_the_same_files_are_copied_from_another_report(
+    records, tmp_path: Path, monkeypatch
+) -> None:
+    names = PREFIX + "final-nll", PREFIX + "l0-self"
+    monkeypatch.setattr("report.figures.DRAWINGS", ())
+    monkeypatch.setattr("report.figures.draw_runs", lambda records, folder: None)
+    monkeypatch.setattr("report.figures.READINGS", [BY_NAME[name] for name in names])
+    theirs, ours = tmp_path / "theirs", tmp_path / "ours"
+    write_figures(records, theirs / "figures.parquet")
+    for name in names:
+        (theirs / f"figures/{name}.svg").write_text("theirs")
+    other = replace(records.readings, sources=records.readings.sources[1:])
+    for given, copied in ((records, names), (replace(records, readings=other), ())):
+        write_figures(given, ours / "figures.parquet", theirs / "figures.parquet")
+        drawn = {name: (ours / f"figures/{name}.svg").read_text() for name in names}
+        assert [name for name in names if drawn[name] == "theirs"] == list(copied)
+        assert all((ours / f"figures/{name}.pdf").exists() for name in names)

@@ -258,7 +258,7 @@ def test_what_is_shipped_is_rendered_by_rules_that_cannot_train(clone: Path) -> 
     made = {"measure", "examine", "recall", "verify", "verify_gradients", "prepare", "inventory"}
     assert not set(rules) & (made | TRAINED | DIAGNOSED)
     assert planned_jobs(clone, *PUBLISHED) == dict.fromkeys(REPORT, 1)
-    snakemake(clone, *PUBLISHED)
+    snakemake(clone, *PUBLISHED, own_jobs=True)
     assert planned_jobs(clone, *PUBLISHED) == {}
     report = clone / "results/published/tiny/report"
     assert len(list((report / "tables").glob("*.html"))) == len(EVERY)
@@ -271,7 +271,7 @@ def test_what_is_shipped_is_rendered_by_rules_that_cannot_train(clone: Path) -> 
     code.write_bytes(before.replace(b"min(rise, fall)", b"0.99 * min(rise, fall)"))
     assert planned_jobs(clone, *PUBLISHED) == dict.fromkeys(REPORT - {"figures"}, 1)
     table = report / "cells.parquet"
-    snakemake(clone, *PUBLISHED, "--", table.relative_to(clone).as_posix())
+    snakemake(clone, *PUBLISHED, "--", table.relative_to(clone).as_posix(), own_jobs=True)
     cells = pq.read_table(table).to_pandas()
     losses = cells[(cells["table"] == "app-nll") & (cells["status"] == "ok")]
     assert set(losses["freshness"]) == {"older code, same golden losses"}

@@ -56,6 +56,14 @@ def RECORDS(wildcards):
     return list(dict.fromkeys(path.as_posix() for path in (*results.shipped_files(), *readings)))
 
 
+def DRAWN(wildcards):
+    """The figures of the campaign whose readings this one shows: both would draw the same."""
+    shown = SHIPPED[wildcards.campaign].of_readings
+    whose = wildcards.campaign if shown is None else shown.campaign.name
+    other = whose in SHIPPED and whose != wildcards.campaign
+    return [f"results/published/{whose}/report/figures.parquet"] if other else []
+
+
 def SETTINGS(wildcards):
     return canonical_hash(SHIPPED[wildcards.campaign].campaign.settings)
 
@@ -74,6 +82,14 @@ rule all:
         expand(f"{FOLDER}/report/{{page}}", page=("index.html", "report.tex"), campaign=NAMES),
     message:
         "every report is there"
+
+
+onstart:
+    if workflow.executor_plugin.name == "local" and not deployed:
+        import_once(
+            "jinja2 matplotlib.backends.backend_pdf matplotlib.backends.backend_svg numpy pandas"
+            " pyarrow.parquet pydantic scipy.special tqdm yaml"
+        )
 
 
 onsuccess:

@@ -24,15 +24,21 @@ if TYPE_CHECKING:
 
 def add_commands(commands) -> None:
     """Register the commands."""
+    shipped = "from results/published alone, gaps named"
     for name, call, help in (
         ("cells", _cells, "compute every cell and claim"),
-        ("figures", _figures, "draw the figures"),
         ("report", _report, "render the pages"),
         ("document", _document, "write the tables in LaTeX, report.tex and report.pdf"),
     ):
         add_job(commands, name, call, help).add_argument(
-            "--shipped", action="store_true", help="from results/published alone, gaps named"
+            "--shipped", action="store_true", help=shipped
         )
+    drawn = add_job(commands, "figures", _figures, "draw the figures")
+    drawn.add_argument("--shipped", action="store_true", help=shipped)
+    drawn.add_argument(
+        "--drawn", nargs="?", type=Path, metavar="FIGURES.PARQUET",
+        help="of another report, whose pictures of the same readings are copied",
+    )  # fmt: skip
     rendered = "cells, figures and report of what is there, with the gaps named"
     add_job(commands, "render", _render, rendered)
     add_job(commands, "publish", _publish, "copy complete records to results/published")
@@ -66,7 +72,7 @@ def _figures(options: argparse.Namespace) -> None:
     from report.figures import write_figures
 
     records, report = _records(options)
-    write_figures(records, report / "figures.parquet")
+    write_figures(records, report / "figures.parquet", options.drawn)
 
 
 def _report(options: argparse.Namespace) -> None:

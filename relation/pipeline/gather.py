@@ -103,9 +103,13 @@ def _shipped(results: Results) -> dict[str, pd.DataFrame]:
     }
 
 
-def _rows_of(rows: pd.DataFrame, run: RunSpec) -> pd.DataFrame:
-    same = (rows["reading"] == run.reading) & (rows["variant"] == run.variant)
-    return rows[same & (rows["seed"] == run.seed)]
+def _by_run(rows: pd.DataFrame) -> dict[tuple[str, str, int], pd.DataFrame]:
+    """Rows by reading, variant and seed."""
+    return dict(iter(rows.groupby(["reading", "variant", "seed"], sort=False)))
+
+
+def _key(run: RunSpec) -> tuple[str, str, int]:
+    return run.reading, run.variant, run.seed
 
 
 def any_own(results: Results) -> bool:
@@ -121,12 +125,14 @@ def gather(results: Results) -> dict[str, pd.DataFrame]:
     """
     parts: dict[str, list[pd.DataFrame]] = {kind: [] for kind in READING_KINDS}
     shipped, ledger = _shipped(results), Ledger(results)
+    by_run = {kind: _by_run(rows[LAYOUTS[kind].names]) for kind, rows in shipped.items()}
     for run in results.campaign.planned_reading_runs:
         found = None if results.shipped_only else _own(ledger, run)
-        if found is None and run.name in results.shipped_reading_runs:
-            found = {kind: _rows_of(rows, run) for kind, rows in shipped.items()}
         for kind, rows in (found or {}).items():
             parts[kind].append(rows[LAYOUTS[kind].names])
+        if found is None and run.name in results.shipped_reading_runs:
+            for kind, rows in by_run.items():
+                parts[kind] += [rows[_key(run)]] if _key(run) in rows else []
     return {kind: _joined(kind, rows) for kind, rows in parts.items()}
 
 
@@ -147,7 +153,8 @@ def gather_to_ship(results: Results) -> dict[str, pd.DataFrame]:
         for kind, rows in (_own(ledger, run) or {}).items():
             parts[kind].append(rows[LAYOUTS[kind].names])
             if shipped:
-                shipped[kind] = shipped[kind].drop(_rows_of(shipped[kind], run).index)
+                replaced = _by_run(shipped[kind]).get(_key(run), shipped[kind].iloc[:0])
+                shipped[kind] = shipped[kind].drop(replaced.index)
     return {
         kind: _joined(kind, [*([shipped[kind]] if shipped else []), *rows])
         for kind, rows in parts.items()
@@ -199,11 +206,11 @@ def check_pairs(runs: pd.DataFrame) -> None:
 
 def _expanded(campaign: Campaign, rows: pd.DataFrame) -> pd.DataFrame:
     """Rows with those of a shared run repeated under every reading that rests on it."""
-    copies = [rows]
+    copies, by_run = [rows], _by_run(rows)
     for reading in campaign.readings:
         for run in reading.runs:
-            if run.reading != reading.name:
-                copies.append(_rows_of(rows, run).assign(reading=reading.name))
+            if run.reading != reading.name and _key(run) in by_run:
+                copies.append(by_run[_key(run)].assign(reading=reading.name))
     return pd.concat(copies, ignore_index=True)
 
 

@@ -1,13 +1,14 @@
 """The pictures of a campaign, drawn from its records alone: SVG for the pages, PDF for print."""
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from relation.store.parquet import write_parquet
+from relation.store.parquet import read_parquet, write_parquet
 from report.figures import (
     beyond,
     diagrams,
@@ -51,11 +52,24 @@ DRAWINGS = _declared(
 READINGS = (*_declared(readings), *readings_curve.DRAWINGS)
 
 
-def write_figures(records: CampaignRecords, path: Path) -> None:
-    """Draw every figure beside figures.parquet, which lists them, and the curves of every run."""
-    figures = draw_figures(records, path.parent) + draw_figures(records, path.parent, READINGS)
+def write_figures(records: CampaignRecords, path: Path, drawn: Path | None = None) -> None:
+    """Draw every figure beside figures.parquet, which lists them, and the curves of every run.
+
+    drawn: figures.parquet of another report; its pictures of the same readings are copied.
+    """
+    readings = READINGS if drawn is None else tuple(_taken(records, drawn))
+    figures = draw_figures(records, path.parent) + draw_figures(records, path.parent, readings)
     draw_runs(records, path.parent)
     write_parquet(path, FIGURES, figures, page_origin(records, "figures"))
+
+
+def _taken(records: CampaignRecords, drawn: Path) -> Iterator[Drawing]:
+    """READINGS, with the pictures that another report has drawn from the same files."""
+    theirs = {row["name"]: row for row in read_parquet(drawn, FIGURES).to_pylist()}
+    for drawing in READINGS:
+        row = theirs.get(drawing.name)
+        same = row is not None and row["file"] and row["sources"] == drawing.sources(records)
+        yield replace(drawing, draw=drawn.parent / row["file"]) if same else drawing
 
 
 def draw_figures(

@@ -7,11 +7,11 @@ import math
 
 import numpy as np
 import pandas as pd
-import scipy  # scipy.stats is loaded where it is used, as that takes a second
+from scipy.special import stdtr
 
 from relation.errors import InputError
 from report.values.readings import BY_NAME, Statistic
-from report.values.statistics import back, forward, pooled_deviation
+from report.values.statistics import back, forward, pooled_deviation, t_quantile
 
 LEVEL = 0.05
 # Nullable, so that what is not known stays apart from what is not so.
@@ -82,7 +82,7 @@ def _compared(statistic: Statistic, rows: pd.DataFrame, base: str) -> list[dict]
     sd, freedom = pooled_deviation(on_scale, rows["reading"])
     if not (statistic.tested and sd > 0):
         sd = math.nan
-    quantile = scipy.stats.t.ppf(0.975, freedom)
+    quantile = t_quantile(freedom)
     groups = {name: own for name, own in on_scale.groupby(rows["reading"], sort=False)}
     found = []
     for reading, own in groups.items():
@@ -107,7 +107,7 @@ def _compared(statistic: Statistic, rows: pd.DataFrame, base: str) -> list[dict]
             se = sd * math.sqrt(1 / len(own) + 1 / len(groups[base]))
             row |= {
                 "difference": difference, "se": se,
-                "p": 2 * scipy.stats.t.sf(abs(difference / se), freedom),
+                "p": 2 * stdtr(freedom, -abs(difference / se)),
                 "difference_low": difference - quantile * se,
                 "difference_high": difference + quantile * se,
             }  # fmt: skip

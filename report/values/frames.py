@@ -1,7 +1,7 @@
 """Loading a campaign's records, with what is missing and why."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -108,13 +108,16 @@ class CampaignRecords:
     lengths: pd.DataFrame = field(default_factory=partial(_frame, [], LENGTHS, "source"))
     self_use: pd.DataFrame = field(default_factory=partial(_frame, [], SELF_USE, "source"))
     readings: ReadingRecords | None = None
-    _made: dict[Callable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _made: dict[tuple[Hashable, ...], Any] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
-    def made(self, make: Callable[["CampaignRecords"], _Made]) -> _Made:
-        """What a function makes of the records, such as a table's values; made once."""
-        if make not in self._made:
-            self._made[make] = make(self)
-        return self._made[make]
+    def made(self, make: Callable[..., _Made], *of: Hashable) -> _Made:
+        """What a function makes of the records and of `of`, such as a table's values; made once."""
+        key = (make, *of)
+        if key not in self._made:
+            self._made[key] = make(self, *of)
+        return self._made[key]
 
 
 def check_order(runs: pd.DataFrame) -> None:

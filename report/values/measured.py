@@ -190,6 +190,17 @@ def absent(
     kinds: the first is what the value is made of, as runs or diagnosed checkpoints, which are
     counted where nothing is known of them but that they are not there.
     """
+    # Most values of what is not there yet are missing for one of a few reasons.
+    return records.made(_absent, kinds, scale, variants, seed)
+
+
+def _absent(
+    records: CampaignRecords,
+    kinds: tuple[str, ...],
+    scale: str | None,
+    variants: tuple[str, ...] | None,
+    seed: int | None,
+) -> Measured:
     keys = {"scale": scale, "variant": variants, "seed": seed}
     wanted = {name: key for name, key in keys.items() if key is not None}
     planned = select(records.missing, kind=kinds, **wanted)

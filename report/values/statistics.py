@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 import scipy  # scipy.stats is loaded where it is used, as that takes a second
+from scipy.special import stdtrit
 
 from relation.errors import InputError
 
@@ -65,7 +66,7 @@ def pooled_deviation(values: pd.Series, readings: pd.Series) -> tuple[float, int
 @cache
 def t_quantile(freedom: int) -> float:
     """The 97.5% quantile of Student's t, which a two-sided 95% interval takes."""
-    return float(scipy.stats.t.ppf(0.975, freedom))
+    return float(stdtrit(freedom, 0.975))
 
 
 @dataclass(frozen=True)

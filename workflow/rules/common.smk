@@ -66,7 +66,7 @@ if "gpu_share" not in workflow.global_resources:
 # Jobs read the configuration that this workflow was started with, whatever becomes of config.yaml.
 STARTED_WITH = RESULTS.started_with.as_posix()
 REPORTED = uses_of_report(run.variant for run in CAMPAIGN.planned_runs)
-CHOICE = f"--config {STARTED_WITH}"
+CHOICE, DRAWN = f"--config {STARTED_WITH}", []
 
 
 include: "shell.smk"

@@ -4,7 +4,8 @@ from report.render.pages import ASSETS, PAGES
 from report.values.tables import EVERY
 
 # The including workflow sets FOLDER, RECORDS and SETTINGS, constants or functions of wildcards,
-# CHOICE, the options of the commands, and REPORTED, the entries of registries that a report uses.
+# CHOICE, the options of the commands, REPORTED, the entries of registries that a report uses, and
+# DRAWN, the record of another report's figures, or none.
 LABELS = [table.label for table in EVERY]
 TEMPLATES = SOURCE / "report" / "templates"
 
@@ -20,6 +21,7 @@ rule cells:
         f"{FOLDER}/logs/cells.log",
     conda:
         "../../environment.yml"
+    priority: 1
     params:
         settings=SETTINGS,
         code=code_hash("cells", REPORTED),
@@ -34,11 +36,14 @@ rule cells:
 rule figures:
     input:
         records=RECORDS,
+        drawn=DRAWN,
     output:
         record=f"{FOLDER}/report/figures.parquet",
         folder=directory(f"{FOLDER}/report/figures"),
     log:
         f"{FOLDER}/logs/figures.log",
+    # The longest jobs of a report begin first.
+    priority: 2
     conda:
         "../../environment.yml"
     params:
@@ -47,7 +52,8 @@ rule figures:
     message:
         "draw the figures; log {log}"
     shell:
-        f"python -m relation figures {CHOICE}" " --expect {params.settings} 2>&1 | tee -i {log}"
+        f"python -m relation figures {CHOICE} --drawn {{input.drawn}}"
+        " --expect {params.settings} 2>&1 | tee -i {log}"
 
 
 rule report:

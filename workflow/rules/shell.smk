@@ -21,14 +21,14 @@ LIBRARIES = "filelock numpy pandas pyarrow.parquet pydantic safetensors.torch to
 SERVERS = []
 
 
-def import_once():
+def import_once(libraries=LIBRARIES):
     """Make jobs forks of a process that has imported their libraries.
 
     One of several threads, as a benchmark, is a process of its own: libraries count threads when
     they are imported.
     """
     try:
-        address, server = forks.start(LIBRARIES.split(), {**os.environ, **forks.ONE_THREAD})
+        address, server = forks.start(libraries.split(), {**os.environ, **forks.ONE_THREAD})
     except OSError as error:
         print(f"note: jobs are not forked from a server of imports: {error}", file=sys.stderr)
         return
