@@ -28,10 +28,18 @@ from relation.pipeline.results import (
     with_pictures,
 )
 from relation.pipeline.uses import uses_of
-from relation.spec import RunSpec
+from relation.spec import RunSpec, canonical_hash
 from relation.store import files
 from relation.store import layouts as schemas
-from relation.store.parquet import Column, read_origin, read_parquet, schema, write_parquet
+from relation.store.parquet import (
+    Column,
+    pack_parquet,
+    read_origin,
+    read_parquet,
+    schema,
+    write_parquet,
+)
+from relation.store.seal import is_sealed
 from report.values.efficiency import smoothed_loss, token_crossing
 from report.values.frames import check_order, load_records
 
@@ -76,6 +84,19 @@ def test_rows_units_and_origin_come_back(record: Path) -> None:
     assert read_origin(record) == ORIGIN
     field = pq.read_schema(record).field("time")
     assert field.metadata == {b"unit": b"s", b"description": b"wall time"}
+
+
+def test_a_packed_record_is_the_same_in_fewer_bytes(record: Path, tmp_path: Path) -> None:
+    packed, again = tmp_path / "packed.parquet", tmp_path / "again.parquet"
+    pack_parquet(record, packed)
+    pack_parquet(packed, again)
+    assert packed.read_bytes() == again.read_bytes() and is_sealed(packed)
+    assert packed.stat().st_size < record.stat().st_size
+    assert read_origin(packed) == ORIGIN
+    table, before = (read_parquet(path, LAYOUT) for path in (packed, record))
+    assert table.equals(before) and table.to_pylist() == ROWS
+    fields = [list(pq.read_schema(path)) for path in (packed, record)]
+    assert [f.metadata for f in fields[0]] == [f.metadata for f in fields[1]]
 
 
 def test_columns_write_what_rows_write(record: Path, tmp_path: Path) -> None:
@@ -277,7 +298,8 @@ def write_run(results: Results, run: RunSpec, loss: list[float], **changes) -> N
     }
     texts = {"scale": run.scale, "variant": run.variant, "order_hash": "same", "init_hash": "i"}
     row = {n: 1 for n in schemas.RUN.names} | texts | {"seed": run.seed, "budget_tokens": 600}
-    origin = ORIGIN | {"device": "cpu", "config_hash": run.config_hash}
+    made = {"device": "cpu", "checkpoint_sha256": canonical_hash(loss)}
+    origin = ORIGIN | made | {"config_hash": run.config_hash}
     write_parquet(results.run(run) / "log.parquet", schemas.LOG, log, origin)
     write_parquet(results.run(run) / "record.parquet", schemas.RUN, [row | changes], origin)
     write_parquet(results.run(run) / "probes.parquet", schemas.PROBES, [], origin | probed(run))

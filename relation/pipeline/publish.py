@@ -1,6 +1,5 @@
 """Publishing: copy complete records, with checksums, to where a fresh clone finds them."""
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +9,8 @@ from relation.pipeline.gather import any_own, gather_to_ship, write_gathered
 from relation.pipeline.jobs import DAMAGED, DONE, UNREPORTED
 from relation.pipeline.ledger import Ledger
 from relation.pipeline.results import CHECKSUMS, MODELS_FILE, OMISSIONS, READINGS, Results
-from relation.store.files import atomic_path, sha256_of, write_text
+from relation.store.files import sha256_of, write_text
+from relation.store.parquet import pack_parquet
 
 
 def publish(campaign: Campaign, results: Results) -> list[Path]:
@@ -36,8 +36,7 @@ def publish(campaign: Campaign, results: Results) -> list[Path]:
             continue
         for record in job.records:
             target = results.published_folder / record.path.relative_to(results.folder)
-            with atomic_path(target) as temporary:
-                shutil.copyfile(record.path, temporary)
+            pack_parquet(record.path, target)
             copied.append(target)
     if not any(path.name != MODELS_FILE.name for path in copied):
         raise InputError(f"campaign {campaign.name} has no complete record to publish")

@@ -241,25 +241,20 @@ class Results:
         shipped = self._origins(spec, self.published_folder, relatives)
         if shipped is None or texts not in (None, texts_of(shipped[0])):
             return False
-        return not self._own(spec, relatives, texts_of(shipped[0]))
+        return not self._own(spec, relatives, shipped)
 
-    def _own(self, spec: Spec, relatives: Iterable[Path], texts: str | None) -> bool:
-        """Whether files of the campaign's own win over the shipped ones.
+    def _own(self, spec: Spec, relatives: Iterable[Path], shipped: list[dict]) -> bool:
+        """Whether files of the campaign's own win over the shipped ones, whose origins are given.
 
-        They are all there, of this configuration and those texts, and not the files that were
-        shipped: what is shipped stays when code changes, and what was published with it.
+        They are all there, of this configuration and those texts, and not what was shipped, made
+        in the same second of the same: what is shipped stays when code changes, and what was
+        published with it.
         """
-        paths = [self.own_folder / relative for relative in relatives]
-        if not all(path.exists() for path in paths):
-            return False
-        shipped = [self._checksums[relative.as_posix()] for relative in relatives]
-        if [sha256_of(path) for path in paths] == shipped:
-            return False
         try:
             own = self._origins(spec, self.own_folder, relatives)
         except InputError:
             return True  # damaged: whoever reads it says so, and nothing else is shown for it
-        return own is not None and texts_of(own[0]) == texts
+        return own not in (None, shipped) and texts_of(own[0]) == texts_of(shipped[0])
 
     def _check_listed(self, relative: Path) -> None:
         """Raise InputError unless a published file is the one that the checksums list."""

@@ -1,5 +1,6 @@
 """Parquet as the pipeline's record: typed columns with units, origin metadata, atomic writes."""
 
+import base64
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -118,6 +119,26 @@ def read_parquet(path: Path, layout: pa.Schema | None = None) -> pa.Table:
             f"{path} {what}: it comes from another version; delete it and run snakemake again"
         )
     return table
+
+
+def pack_parquet(source: Path, target: Path) -> None:
+    """Write a copy of a record with the same columns, values and origin in fewer bytes, sealed.
+
+    A table's origin is written twice, beside its Arrow schema and in it; here it is in the schema
+    alone. There are no statistics, which nobody asks of some thousand rows. Raises InputError as
+    `read_parquet` does.
+    """
+    table = read_parquet(source)
+    origin = {_ORIGIN_KEY: json.dumps(read_origin(source), sort_keys=True)}
+    schema = table.schema.with_metadata(origin).serialize().to_pybytes()
+    metadata = {"ARROW:schema": base64.b64encode(schema), KEY: UNSEALED}
+    layout = table.schema.remove_metadata()
+    how = {"store_schema": False, "write_statistics": False, "write_page_checksum": True}
+    with atomic_path(target) as temporary:
+        with pq.ParquetWriter(temporary, layout, **how, **_smallest(layout)) as writer:
+            writer.write_table(table.replace_schema_metadata(None))
+            writer.add_key_value_metadata(metadata)
+        seal(temporary)
 
 
 def is_checkable(path: Path) -> bool:
