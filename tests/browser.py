@@ -1,6 +1,6 @@
 """Headless Chromium for the tests, and photographs of a report.
 
-    python tests/browser.py results/published/books-scaled/report/index.html docs/report.webp \
+    python tests/browser.py results/published/books/report/index.html docs/report.webp \
         --height 1290
 
 takes the picture that the README shows.
