@@ -19,9 +19,9 @@ rule cells:
         expand(f"{FOLDER}/report/{{frame}}.parquet", frame=FRAMES, allow_missing=True),
     log:
         f"{FOLDER}/logs/cells.log",
+    priority: 1
     conda:
         "../../environment.yml"
-    priority: 1
     params:
         settings=SETTINGS,
         code=code_hash("cells", REPORTED),
