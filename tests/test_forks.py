@@ -87,7 +87,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 def test_a_job_has_its_folder_environment_streams_and_status(server: Server) -> None:
     for status in (0, 3):
-        job = server.begin("one", str(status), TMPDIR="/elsewhere")
+        job = server.begin("one", str(status), TMPDIR="/elsewhere", PS1="(env) $ ", PS2="> ")
         assert job.communicate()[0] == f"a {server.folder} True\n"
         assert job.returncode == status
 

@@ -79,3 +79,16 @@ def test_an_interval_that_excludes_zero_says_so(shift: float, side: str) -> None
     beside = [row for row in evidence(with_further(make_records(), apart)) if row.beside]
     assert beside[0].unit == "nat/token"
     assert beside[0].note.startswith(f"its 95% interval {side}")
+
+
+def test_twenty_pairs_whose_interval_excludes_zero_establish_a_sign() -> None:
+    def beside(count: int, shift: float) -> str:
+        seeds = range(45, 45 + count)
+        pairs = {seed: (3.0, 3.0 + shift + 0.01 * (seed % 2), 3.0, 1.5) for seed in seeds}
+        records = with_further(make_records(True), pairs, planned=tuple(seeds))
+        return judge_claims(records, CLAIMS[:1])[0].beside
+
+    assert "(established)" in beside(20, -0.03)
+    assert "(established)" in beside(20, 0.03)
+    assert "(established)" not in beside(19, -0.03)
+    assert "(established)" not in beside(20, -0.005)

@@ -23,6 +23,8 @@ ONE_THREAD = {f"{library}_THREADS": "1" for library in _LIBRARIES}
 # What jobs may set as they like: no library reads it when it is imported.
 _FREE = {"CUDA_VISIBLE_DEVICES", "OLDPWD", "PATH", "PWD", "PYTHONPATH", "SHLVL", "_"}
 _FREE |= {"TEMP", "TEMPDIR", "TMP", "TMPDIR"}
+# Activating an environment exports a prompt, and a shell that runs a command removes it.
+_FREE |= {"PS1", "PS2"}
 # PyArrow's second allocator would start a thread.
 _ADDED = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
 _LONGEST_REQUEST = 2**20

@@ -28,6 +28,8 @@ from report.values.quality import MAIN_RESULTS, PAIRED_NLL
 # Claim 2: at most one loss in nine pairs.
 PAIRS = len(SCALES) * len(SEEDS)
 PARAMETERS_A_LAYER = 5
+# Further pairs of a scale from which on their interval establishes a sign (docs/replication.md).
+PAIRS_THAT_DECIDE = 20
 HYBRID_PARAMETERS = 31_967_571
 _DELTA = Number(4, signed=True)
 
@@ -75,10 +77,11 @@ def _about_zero(found: Evidence, scale: str) -> tuple[str, str]:
         value_text(value, _DELTA) for value in (found.ours, found.low, found.high, found.paper)
     )
     where = "lies in it too" if found.low <= found.paper <= found.high else "does not lie in it"
+    sure = " (established)" if side != "holds" and found.n >= PAIRS_THAT_DECIDE else ""
     return (
         f"its 95% interval {side} 0",
-        f"{found.n} further pairs at {scale}: {ours}, 95% interval {low} to {high}; the paper’s "
-        f"{paper} {where}",
+        f"{found.n} further pairs at {scale}: {ours}, 95% interval {low} to {high}{sure}; the "
+        f"paper’s {paper} {where}",
     )
 
 
