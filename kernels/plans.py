@@ -2,22 +2,20 @@
 
 A kernel's arguments are its tensors and descriptors, then numbers, then constants. Between two
 calls on inputs of one layout only the pointers differ. A `Plan` binds the rest at the first call,
-and later ones go straight to Triton's launcher, with pointers as integers, which it does not ask
-the driver about.
+and later ones pass pointers as integers, which Triton does not ask the driver about, and tensor
+maps that were encoded before (`direct`).
 """
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
 import triton
-from triton.runtime import driver
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from relation.kernels.checks import MOST_LAYOUTS
 from relation.kernels.common import interpreted
+from relation.kernels.direct import Arguments, Tensors, TritonLaunch, Unexpected, bind
 
-Argument = torch.Tensor | TensorDescriptor | None
 # The grid, the numbers after the tensors, and constexpr parameters with Triton's options.
 Configuration = tuple[tuple[int, ...], Sequence[float], Mapping[str, Any]]
 _HOOKS = triton.knobs.runtime
@@ -44,25 +42,31 @@ class Plan:
     def __init__(self, launches: Any):
         self._launches = launches
         # By the kernel's id: Triton hashes a kernel by its source.
-        self._bound: dict[int, Callable[[Sequence[Argument]], None]] = {}
+        self._bound: dict[int, Callable[[Tensors], None]] = {}
 
     def launch(
-        self, kernel: Any, tensors: Sequence[Argument], configure: Callable[[], Configuration]
+        self,
+        kernel: Any,
+        tensors: Tensors,
+        configure: Callable[[], Configuration],
+        arguments: Arguments | None = None,
     ) -> None:
         """Launch a kernel on the current device and stream.
 
-        tensors: its first arguments, all 16-byte aligned but for those whose layout the plan knows;
-        configure: called where the launch is not yet bound.
+        tensors: its first arguments, or what `arguments(*tensors)` makes these of, such as
+        descriptors; all 16-byte aligned but for those whose layout the plan knows; configure and
+        arguments: called where the launch is not yet bound, or a descriptor's map is new.
         """
         bound = self._bound.get(id(kernel))
         if bound is not None and not _observed():
             bound(tensors)
             return
         grid, numbers, constants = configure()
-        compiled = kernel[grid](*tensors, *numbers, **constants)
-        if not interpreted():
+        given = tensors if arguments is None else arguments(*tensors)
+        compiled = kernel[grid](*given, *numbers, **constants)
+        if bound is None and not interpreted():
             rest = numbers, constants
-            self._bound[id(kernel)] = _bind(compiled, kernel, grid, len(tensors), *rest)
+            self._bound[id(kernel)] = _bind(compiled, kernel, grid, tensors, arguments, *rest)
 
 
 def _observed() -> bool:
@@ -75,22 +79,21 @@ def _bind(
     compiled: Any,
     kernel: Any,
     grid: tuple[int, ...],
-    tensors: int,
+    tensors: Tensors,
+    arguments: Arguments | None,
     numbers: Sequence[float],
     constants: Mapping[str, Any],
-) -> Callable[[Sequence[Argument]], None]:
+) -> Callable[[Tensors], None]:
     """The launch of a compiled kernel in Triton's own order of arguments, but for the tensors'."""
     if hasattr(compiled, "result"):
         compiled = compiled.result()
-    names = kernel.arg_names[tensors:]
+    first = len(tensors if arguments is None else arguments(*tensors))
+    names = kernel.arg_names[first:]
     given = dict(zip(names, numbers, strict=False)) | dict(constants)
-    rest = tuple(given[name] for name in names)
-    grid = (*grid, 1, 1)[:3]
-    run, function, packed = compiled.run, compiled.function, compiled.packed_metadata
-    device, stream = driver.active.get_current_device(), driver.active.get_current_stream
-
-    def launch(tensors: Sequence[Argument]) -> None:
-        pointers = [x.data_ptr() if isinstance(x, torch.Tensor) else x for x in tensors]
-        run(*grid, stream(device), function, packed, None, None, None, *pointers, *rest)
-
-    return launch
+    launch = TritonLaunch(compiled, grid, tuple(given[name] for name in names), arguments)
+    try:
+        return bind(launch, tensors)
+    except Unexpected as reason:
+        # Slower, never wrong.
+        warnings.warn(f"{kernel.__name__} goes through Triton's launcher: {reason}", stacklevel=2)
+        return launch

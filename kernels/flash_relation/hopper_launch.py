@@ -99,11 +99,11 @@ def launch_forward(
     """`forward_kernel`'s work: Y and the two numbers a row of `forward.launch_forward`."""
     # Cleared on the stream and in a CUDA graph with it, so that no launch shares its counter.
     counter = p1.new_zeros(1, dtype=torch.int32)
-    tensors = *_describe(p1, p2, info), counter, lam, y, gate_logit, log_norm
     plan.launch(
         hopper_forward_kernel,
-        tensors,
+        (p1, p2, info, counter, lam, y, gate_logit, log_norm),
         lambda: _configure(p1, p2, transport_self, tau, launch, *y.stride()),
+        lambda p1, p2, info, *rest: (*_describe(p1, p2, info), *rest),
     )
 
 
@@ -117,9 +117,12 @@ def launch_p1(
     strides = *p2.stride(), *y.stride(), *dp1.stride()
     plan.launch(
         hopper_p1_kernel,
-        (*_describe(p1, dy, p2, info), counters, p2, y, *results),
+        (p1, dy, p2, info, counters, y, *results),
         lambda: _configure(p1, p2, transport_self, tau, launch, *strides),
-    )
+        lambda p1, dy, p2, info, counters, *rest: (
+            *_describe(p1, dy, p2, info), counters, p2, *rest,
+        ),
+    )  # fmt: skip
 
 
 def launch_p2_info(
@@ -128,11 +131,17 @@ def launch_p2_info(
     transport_self: bool,
 ) -> None:  # fmt: skip
     """`p2_info_kernel`'s work; counters as above, of which it takes the other."""
-    heads, planes, stride = row_sums.shape
-    shape = heads * planes, p1.shape[2]
-    sums = GluonTiles(row_sums, shape, (stride, 1), [1, GLUON_BLOCK], sums_layout())
+    length = p1.shape[2]
+
+    def arguments(p2, info, p1, dy, row_sums, *rest) -> tuple:
+        heads, planes, stride = row_sums.shape
+        shape = heads * planes, length
+        sums = GluonTiles(row_sums, shape, (stride, 1), [1, GLUON_BLOCK], sums_layout())
+        return *_describe(p2, info, p1, dy), sums, *rest
+
     plan.launch(
         hopper_p2_info_kernel,
-        (*_describe(p2, info, p1, dy), sums, counters, gate_logit, du_self, dp2, dinfo),
+        (p2, info, p1, dy, row_sums, counters, gate_logit, du_self, dp2, dinfo),
         lambda: _configure(p2, p1, transport_self, None, launch, *dp2.stride()),
+        arguments,
     )
