@@ -19,15 +19,20 @@ def layout(x: torch.Tensor | None) -> tuple | None:
     return x.dtype, x.shape, x.stride(), x.data_ptr() % 16 == 0, x.device
 
 
-def check_once(check: Callable[..., None], *tensors: torch.Tensor | None, tau: float) -> None:
-    """`check(*tensors, tau)`, once for each layout: nothing else decides what it says."""
-    facts = check, tau, *map(layout, tensors)
-    if facts in _passed:
-        return
+def check_once(check: Callable[..., None], *tensors: torch.Tensor | None, tau: float) -> tuple:
+    """`check(*tensors, tau)`, once for each layout: nothing else decides what it says.
+
+    Returns what it rests on, tau and the layouts, for a plan to rest on too.
+    """
+    facts = tau, *map(layout, tensors)
+    key = check, facts
+    if key in _passed:
+        return facts
     check(*tensors, tau)
     if len(_passed) >= MOST_LAYOUTS:
         _passed.clear()
-    _passed.add(facts)
+    _passed.add(key)
+    return facts
 
 
 def check_states(**states: torch.Tensor) -> None:

@@ -1,5 +1,7 @@
 """Shared by the kernels: how PyTorch sees them, which head a program works on, which GPU it is."""
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
@@ -21,25 +23,57 @@ def padded_width(head_dim: int) -> int:
     return max(16, 1 << (head_dim - 1).bit_length())
 
 
-def empty_tokens(like: torch.Tensor, heads: int) -> torch.Tensor:
-    """Memory in the dtype of a (B, ..., T, D), for (B, heads, T, D) that lies as (B, T, heads, D).
+def tokens_layout(x: torch.Tensor, heads: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shape and strides of (B, heads, T, D) that lies as (B, T, heads, D); x: (B, ..., T, D).
 
-    So joining the heads copies nothing. `new_empty_strided` takes PyTorch the least time.
+    So joining the heads copies nothing.
     """
-    B, _, T, D = like.shape
-    return like.new_empty_strided((B, heads, T, D), (T * heads * D, D, heads * D, 1))
+    B, _, T, D = x.shape
+    return (B, heads, T, D), (T * heads * D, D, heads * D, 1)
+
+
+def empty_tokens(like: torch.Tensor, heads: int) -> torch.Tensor:
+    """Memory of `tokens_layout` in like's dtype; `new_empty_strided` takes PyTorch least time."""
+    return like.new_empty_strided(*tokens_layout(like, heads))
+
+
+def rows_layout(x: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shape and strides of one number a row of x (B, H, T, D): (B, H, T)."""
+    B, H, T, _ = x.shape
+    return (B, H, T), (H * T, T, 1)
 
 
 def empty_rows(like: torch.Tensor) -> torch.Tensor:
-    """Memory for one FP32 number a row of (B, H, T, D): (B, H, T)."""
-    B, H, T, _ = like.shape
-    return like.new_empty_strided((B, H, T), (H * T, T, 1), dtype=torch.float32)
+    """Memory of `rows_layout` in FP32."""
+    return like.new_empty_strided(*rows_layout(like), dtype=torch.float32)
 
 
-def empty_parts(like: torch.Tensor, *numbers: int) -> tuple[torch.Tensor, ...]:
-    """Flat FP32 memory for each of `numbers`, out of one allocation, each part 128-byte aligned."""
-    sizes = [-(-number // 32) * 32 for number in numbers]
-    return like.new_empty(sum(sizes), dtype=torch.float32).split_with_sizes(sizes)
+# Shape, or length, and dtype.
+Part = tuple[int | Sequence[int], torch.dtype]
+
+
+class Parts:
+    """How contiguous tensors share one allocation, each 128-byte aligned."""
+
+    def __init__(self, *parts: Part):
+        self._parts, start = [], 0
+        for shape, dtype in parts:
+            shape = torch.Size((shape,) if isinstance(shape, int) else shape)
+            end = start + -(-shape.numel() * dtype.itemsize // 128) * 32
+            self._parts.append((start, end, shape, dtype))
+            start = end
+        self._numbers = start
+
+    def allocate(self, like: torch.Tensor) -> torch.Tensor:
+        """The memory of all, FP32, on like's device."""
+        return like.new_empty(self._numbers, dtype=torch.float32)
+
+    def views(self, memory: torch.Tensor) -> list[torch.Tensor]:
+        """The tensors in what `allocate` returned."""
+        return [
+            memory[start:end].view(dtype)[: shape.numel()].view(shape)
+            for start, end, shape, dtype in self._parts
+        ]
 
 
 def interpreted() -> bool:

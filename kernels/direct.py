@@ -15,12 +15,9 @@ from typing import Any
 import torch
 from triton.runtime import driver
 
-Tensors = Sequence[torch.Tensor | None]
-# A tensor, a descriptor of Triton's or of Gluon's, or None.
-Argument = Any
-# Of a call's tensors a kernel's first arguments.
-Arguments = Callable[..., Sequence[Argument]]
-# Of an argument, kept at once: layers and micro-batches have tensors of their own.
+# By number: the current device's stream, and pointers of the call's tensors.
+Launch = Callable[[int, Sequence[int | None]], None]
+# Kept at once of an argument: layers and micro-batches have tensors of their own.
 MOST_MAPS = 256
 
 
@@ -28,48 +25,176 @@ class Unexpected(Exception):
     """Why a kernel must be launched by Triton's launcher."""
 
 
+class _At:
+    """What a descriptor asks of its tensor: where it lies."""
+
+    def __init__(self, pointer: int):
+        self._pointer = pointer
+
+    def data_ptr(self) -> int:
+        return self._pointer
+
+
 class TritonLaunch:
-    """The launch of a compiled kernel by Triton's launcher, on the current stream."""
+    """The launch of a compiled kernel by Triton's launcher."""
 
     def __init__(
-        self, compiled: Any, grid: Sequence[int], rest: tuple, arguments: Arguments | None
+        self,
+        compiled: Any,
+        grid: Sequence[int],
+        given: Sequence[Any],
+        rest: tuple,
+        tensors: Sequence[torch.Tensor | None],
     ):
-        self.launcher, self.rest, self._arguments = compiled.run, rest, arguments
-        self._grid = (*grid, 1, 1)[:3]
-        self._kernel = compiled.function, compiled.packed_metadata
-        self.device = driver.active.get_current_device()
-        self.stream = driver.active.get_current_stream
+        """given, rest: the kernel's arguments, of which tensors and descriptors come first.
 
-    def __call__(self, tensors: Tensors) -> None:
-        self.by(self.launcher, self.stream(self.device), tensors)
+        Each of these lies at one of `tensors` or, with storage that no other has, inside it.
+        """
+        self.launcher, self.rest = compiled.run, rest
+        self._grid, self._kernel = (*grid, 1, 1)[:3], (compiled.function, compiled.packed_metadata)
+        # Of each argument the descriptor, if it is one, and of which tensor and how far inside.
+        self.given: list[tuple[Any, int, int] | None] = []
+        for x in given:
+            described = None
+            if x is not None and not isinstance(x, torch.Tensor):
+                described = copy.copy(x)
+                x, described.base = x.base, None
+            self.given.append(None if x is None else (described, *_find(x, tensors)))
 
-    def by(self, launcher: Callable, stream: Any, tensors: Tensors) -> None:
+    def __call__(self, stream: int, pointers: Sequence[int | None]) -> None:
+        self.by(self.launcher, stream, pointers)
+
+    def by(self, launcher: Callable, stream: Any, pointers: Sequence[int | None]) -> None:
         """The launch by another launcher."""
-        given = [x.data_ptr() if isinstance(x, torch.Tensor) else x for x in self.given(tensors)]
+        given = []
+        for place in self.given:
+            x = None
+            if place is not None:
+                described, k, offset = place
+                x = pointers[k] + offset
+                if described is not None:
+                    pointer, x = x, copy.copy(described)
+                    x.base = _At(pointer)
+            given.append(x)
         launcher(*self._grid, stream, *self._kernel, None, None, None, *given, *self.rest)
 
-    def given(self, tensors: Tensors) -> Sequence[Argument]:
-        """The kernel's first arguments."""
-        return tensors if self._arguments is None else self._arguments(*tensors)
+
+def _find(x: torch.Tensor, tensors: Sequence[torch.Tensor | None]) -> tuple[int, int]:
+    """The number of the tensor that x is, or lies in, and how many bytes from its start."""
+    for k, one in enumerate(tensors):
+        if one is x:
+            return k, 0
+    storage = x.untyped_storage().data_ptr()
+    around = [
+        k
+        for k, one in enumerate(tensors)
+        if one is not None and one.untyped_storage().data_ptr() == storage
+    ]
+    if len(around) != 1:
+        raise ValueError(f"an argument {tuple(x.shape)} is no part of the call's tensors")
+    # An empty part lies nowhere, and is not read.
+    return around[0], x.data_ptr() - tensors[around[0]].data_ptr() if x.numel() else 0
+
+
+def bind(launch: TritonLaunch, pointers: Sequence[int | None]) -> Launch:
+    """The same launch past Triton's launcher; pointers: of any tensors of these layouts.
+
+    Raises Unexpected where Triton's launcher does anything that this does not know: it was written
+    for Triton 3.6 to 3.8.
+    """
+    function, around = _compiled_function(launch.launcher)
+
+    def expanded(stream: Any, pointers: Sequence[int | None]) -> tuple:
+        """What the compiled function would be called with."""
+        seen: list[tuple] = []
+        recorder = copy.copy(launch.launcher)
+        recorder.launch = around(lambda *given: seen.append(given))
+        launch.by(recorder, stream, pointers)
+        return seen[0]
+
+    # Where, among the kernel's arguments with descriptors expanded, the map or pointer of which
+    # tensor belongs.
+    plain, maps, length = [], [], 0
+    for place in launch.given:
+        if place is not None:
+            described, *source = place
+            if described is not None:
+                maps.append((length, described, *source))
+                length += len(described.shape) + len(described.strides)
+            else:
+                plain.append((length, *source))
+        length += 1
+    length += len(launch.rest)
+
+    def split(final: tuple) -> tuple[tuple, Sequence, bool]:
+        """What comes before the kernel's arguments, these, and whether they came as one."""
+        if isinstance(final[-1], list | tuple) and len(final[-1]) == length:
+            return final[:-1], final[-1], True
+        return final[:-length], final[-length:], False
+
+    mark = object()
+    head, arguments, as_one = split(expanded(mark, pointers))
+    place = next((k for k, x in enumerate(head) if x is mark), None)
+    known = all(arguments[at] == pointers[k] + offset for at, k, offset in plain) and all(
+        tuple(arguments[at + 1 :][: 2 * len(x.shape)]) == (*x.shape, *x.strides)
+        for at, x, *_ in maps
+    )
+    if place is None or not known:
+        raise Unexpected("its launcher passes on other arguments")
+    before, after = head[:place], head[place + 1 :]
+    # Pointers of tensors, then of parts of them, then maps, then the rest: `pick` orders them.
+    count, constants = len(pointers), list(arguments)
+    parts = sorted({(k, offset) for _, k, offset in plain if offset})
+    order = [count + len(parts) + len(maps) + at for at in range(length)]
+    for at, k, offset in plain:
+        order[at] = count + parts.index((k, offset)) if offset else k
+        constants[at] = None
+    for j, (at, *_) in enumerate(maps):
+        order[at], constants[at] = count + len(parts) + j, None
+    pick = itemgetter(*order)
+    kept: list[tuple[int, dict[int, Any]]] = [(k, {}) for _, _, k, _ in maps]
+
+    def encode(pointers: Sequence[int | None]) -> list:
+        _, arguments, _ = split(expanded(None, pointers))
+        encoded = [arguments[at] for at, *_ in maps]
+        for (k, by_pointer), one in zip(kept, encoded, strict=True):
+            if len(by_pointer) >= MOST_MAPS:
+                by_pointer.clear()
+            by_pointer[pointers[k]] = one
+        return encoded
+
+    def directly(stream: int, pointers: Sequence[int | None]) -> None:
+        changing = [*pointers, *[pointers[k] + offset for k, offset in parts]]
+        try:
+            changing += [by_pointer[pointers[k]] for k, by_pointer in kept]
+        except KeyError:
+            changing += encode(pointers)
+        arguments = pick(changing + constants)
+        if as_one:
+            function(*before, stream, *after, arguments)
+        else:
+            function(*before, stream, *after, *arguments)
+
+    return directly
 
 
 def _compiled_function(launcher: Any) -> tuple[Callable, Callable[[Callable], Callable]]:
     """What Triton's launcher calls in the end, and how to put another function in its place."""
-    if getattr(launcher, "gsan_enabled", False):
-        raise Unexpected("it is instrumented")
     try:
-        scratch = launcher.global_scratch_size, launcher.profile_scratch_size
-        called = launcher.launch
+        called, *scratch = (
+            getattr(launcher, name)
+            for name in ("launch", "global_scratch_size", "profile_scratch_size")
+        )
     except AttributeError as error:
         raise Unexpected(f"its launcher is an unknown one: {error}") from None
-    if any(scratch):
-        raise Unexpected("it takes scratch memory at every launch")
+    if any(scratch) or getattr(launcher, "gsan_enabled", False):
+        raise Unexpected("its launcher gives it memory at every launch")
     if not isinstance(called, FunctionType):
         return called, lambda other: other
     # The wrapper that encodes descriptors holds the compiled function in a cell.
     names, cells = called.__code__.co_freevars, called.__closure__ or ()
     if "launcher" not in names:
-        raise Unexpected("its wrapper for descriptors is an unknown one")
+        raise Unexpected("its launcher's wrapper for descriptors is an unknown one")
     place = names.index("launcher")
 
     def around(other: Callable) -> Callable:
@@ -79,103 +204,11 @@ def _compiled_function(launcher: Any) -> tuple[Callable, Callable[[Callable], Ca
     return cells[place].cell_contents, around
 
 
-def bind(launch: TritonLaunch, tensors: Tensors) -> Callable[[Tensors], None]:
-    """The same launch of other tensors of these layouts, past Triton's launcher.
-
-    Raises Unexpected where Triton's launcher does anything that this does not know: it was written
-    for Triton 3.6 to 3.8.
-    """
-    function, around = _compiled_function(launch.launcher)
-
-    def expanded(stream: Any, tensors: Tensors) -> tuple:
-        """What the compiled function would be called with."""
-        seen: list[tuple] = []
-        recorder = copy.copy(launch.launcher)
-        recorder.launch = around(lambda *given: seen.append(given))
-        launch.by(recorder, stream, tensors)
-        return seen[0]
-
-    # Each an object apart: given twice, as p1 and p2, a tensor would be found in one place.
-    tensors = [x if x is None else x.detach() for x in tensors]
-    slots = _Slots(launch.given(tensors), tensors, len(launch.rest))
-    stream = object()
-    head, inner, nested = slots.split(expanded(stream, tensors))
-    place = next((k for k, x in enumerate(head) if x is stream), None)
-    if place is None or not slots.hold(inner, tensors):
-        raise Unexpected("its launcher passes on other arguments")
-    before, after = head[:place], head[place + 1 :]
-    pick, constants = slots.filling(inner, len(tensors))
-    known: list[tuple[int, dict[int, Any]]] = [(k, {}) for _, k in slots.maps]
-    device, current_stream = launch.device, launch.stream
-
-    def encode(tensors: Tensors, pointers: list[int | None]) -> list:
-        _, inner, _ = slots.split(expanded(None, tensors))
-        encoded = [inner[place] for place, _ in slots.maps]
-        for (k, maps), one in zip(known, encoded, strict=True):
-            if len(maps) >= MOST_MAPS:
-                maps.clear()
-            maps[pointers[k]] = one
-        return encoded
-
-    def launch_directly(tensors: Tensors) -> None:
-        pointers = [x if x is None else x.data_ptr() for x in tensors]
-        try:
-            encoded = [maps[pointers[k]] for k, maps in known]
-        except KeyError:
-            encoded = encode(tensors, pointers)
-        inner = pick(pointers + encoded + constants)
-        if nested:
-            function(*before, current_stream(device), *after, inner)
-        else:
-            function(*before, current_stream(device), *after, *inner)
-
-    return launch_directly
+def current_device() -> int:
+    """The current device, as Triton counts."""
+    return driver.active.get_current_device()
 
 
-class _Slots:
-    """Where a kernel's arguments lie that differ between calls, descriptors expanded."""
-
-    def __init__(self, given: Sequence[Argument], tensors: Tensors, rest: int):
-        """given: the first arguments, made of `tensors`; rest: how many follow."""
-        of = {id(x): k for k, x in enumerate(tensors) if x is not None}
-        # A place and the number of the tensor whose pointer, or whose map, belongs there.
-        self.pointers: list[tuple[int, int]] = []
-        self.maps: list[tuple[int, int]] = []
-        # After each map, places with its shape and strides.
-        self._shapes: list[tuple[int, ...]] = []
-        place = 0
-        for x in given:
-            if x is not None and not isinstance(x, torch.Tensor):
-                self.maps.append((place, of[id(x.base)]))
-                self._shapes.append((*x.shape, *x.strides))
-                place += len(self._shapes[-1])
-            elif x is not None:
-                self.pointers.append((place, of[id(x)]))
-            place += 1
-        self._length = place + rest
-
-    def split(self, final: tuple) -> tuple[tuple, Sequence, bool]:
-        """What comes before the kernel's arguments, these, and whether they came as one."""
-        if isinstance(final[-1], list | tuple) and len(final[-1]) == self._length:
-            return final[:-1], final[-1], True
-        return final[: -self._length], final[-self._length :], False
-
-    def hold(self, inner: Sequence, tensors: Tensors) -> bool:
-        """Whether the kernel's arguments are as expected."""
-        return (
-            len(inner) == self._length
-            and all(inner[place] == tensors[k].data_ptr() for place, k in self.pointers)
-            and all(
-                tuple(inner[place + 1 : place + 1 + len(shape)]) == shape
-                for (place, _), shape in zip(self.maps, self._shapes, strict=True)
-            )
-        )
-
-    def filling(self, inner: Sequence, tensors: int) -> tuple[Callable, list]:
-        """A function that puts pointers, maps and the constants, joined, in their places."""
-        constants, first = list(inner), tensors + len(self.maps)
-        order = list(range(first, first + self._length))
-        changing = self.pointers + [(place, tensors + j) for j, (place, _) in enumerate(self.maps)]
-        for place, source in changing:
-            order[place], constants[place] = source, None
-        return itemgetter(*order), constants
+def stream_getter() -> Callable[[int], int]:
+    """What gives a device's current stream."""
+    return driver.active.get_current_stream

@@ -39,7 +39,8 @@ def run(launchers, inputs, transport_self: bool, stages: int, tau: float):
     sums = torch.full((B * H, 2, -(-T // 4) * 4), torch.nan)
     dlam = torch.full((B * H * -(-T // 64),), torch.nan)
     results = lam, y, gate_logit, log_norm, tau, transport_self
-    launchers.launch_forward(plan, launch, p1, p2, info, *results)
+    counter = torch.zeros(1, dtype=torch.int32)
+    launchers.launch_forward(plan, launch, counter, p1, p2, info, *results)
     counters = torch.zeros(2, dtype=torch.int32)
     results = gate_logit, log_norm, sums, du_self, dlam, dp1, tau, transport_self
     launchers.launch_p1(plan, launch, counters, p1, p2, info, y, dy, *results)

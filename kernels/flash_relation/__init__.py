@@ -48,7 +48,7 @@ def flash_relation(
     """
     eager = is_eager(p1, p2, info, lam)
     if eager:
-        check_once(_check_inputs, p1, p2, info, lam, tau=tau)
+        facts = check_once(_check_inputs, p1, p2, info, lam, tau=tau)
     else:
         _check_inputs(p1, p2, info, lam, tau)
     starts = ends = None
@@ -57,7 +57,7 @@ def flash_relation(
         starts, ends = documents.starts, documents.ends
     given = p1, p2, info, lam, float(tau), transport_self, starts, ends
     if eager:
-        return _eager_relation().apply(*given)
+        return _eager_relation().apply(*given, facts)
     from relation.kernels.flash_relation.autograd import relation_forward
 
     return relation_forward(*given)[0]

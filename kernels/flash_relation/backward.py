@@ -6,11 +6,13 @@ again. The derivative of SiLU is (1 + t + E (1 - t)) / 2 with t = tanh(U/2).
 """
 
 import math
+from typing import NamedTuple
 
 import torch
+import triton
 
 from relation.kernels.checks import layout
-from relation.kernels.common import empty_rows, empty_tokens, interpreted
+from relation.kernels.common import Parts, empty_rows, interpreted, tokens_layout
 from relation.kernels.flash_relation.backward_p1 import p1_kernel
 from relation.kernels.flash_relation.backward_p2_info import p2_info_kernel
 from relation.kernels.flash_relation.descriptors import (
@@ -18,18 +20,20 @@ from relation.kernels.flash_relation.descriptors import (
     describe,
     describe_row_sums,
     empty_row_sums,
+    fits,
     scales_exactly,
 )
 from relation.kernels.flash_relation.hopper import chosen
 from relation.kernels.flash_relation.launches import (
     GLUON_BLOCK,
+    GluonLaunch,
     Launch,
     Launches,
     grid,
     select_launches,
     split_width,
 )
-from relation.kernels.plans import Configuration, plan_of
+from relation.kernels.plans import Configuration, Launcher, plan_of
 
 
 def launch_backward(
@@ -53,82 +57,156 @@ def launch_backward(
     row. Without `launches`, the device's are taken. Returns the gradients of p1, p2 and info in
     their dtype, and of lam as an FP32 scalar.
     """
-    B, H, T, D = p1.shape
+    launches = launches or select_launches(p1.device, p1.element_size(), p1.shape[3])
+    rows, documents = (gate_logit, log_norm), (starts, ends)
+    facts = map(layout, (p1, p2, info, y, dy, *rows, *documents))
+    plan = plan_of(launch_backward, launches, tau, transport_self, *facts)
+    recipe = plan.recipe or plan.keep(_Recipe.of(launches, p1, p2, info, dy, log_norm, starts))
+    if not recipe.fit:
+        p1, p2, info, dy = map(aligned, (p1, p2, info, dy))
     # Without atomics and with one writer an element, every sum has one order: equal inputs give
     # bitwise equal gradients.
-    dp1, dp2, dinfo = (empty_tokens(x, x.shape[1]) for x in (p1, p2, info))
-    launches = launches or select_launches(p1.device, p1.element_size(), D)
-    described = launches.descriptors
-    documents = starts is not None
-    gluon_p1, gluon_p2_info = (
-        chosen(name, launches, p1.dtype, documents) for name in ("p1", "p2_info")
-    )
-    if described:
-        p1, p2, info, dy = map(aligned, (p1, p2, info, dy))
-    # triton.cdiv takes two microseconds.
-    blocks = -(-T // (GLUON_BLOCK if gluon_p1 else launches.p1.block_i))
-    row_sums = empty_row_sums(B * H, T, described, log_norm)
-    du_self = empty_rows(p1)
-    dlam_partial = log_norm.new_empty(B * H * blocks)
-    inputs = (p1, p2, info, y, dy)
-    by_rows, by_history = launches.p1, launches.p2_info
+    dp1 = p1.new_empty_strided(*recipe.dp1)
+    dp2 = p2.new_empty_strided(*recipe.shared)
+    dinfo = info.new_empty_strided(*recipe.shared)
+    memory = recipe.temporaries.allocate(log_norm)
+    dlam_partial = log_norm.new_empty(recipe.blocks)
+    # Cleared on the stream and in a CUDA graph with it, so that no launch shares its own.
+    counters = log_norm.new_zeros(2, dtype=torch.int32) if recipe.counted else None
 
-    def tiles(tile: Launch, block: int, *scanned: torch.Tensor) -> list:
-        if not described:
-            return [None] * (2 * len(scanned))
-        parts = split_width(D, tile.padded)
-        return [describe(x, block, width) for width in parts for x in scanned]
+    def launch(launcher: Launcher, *tensors: torch.Tensor | None) -> None:
+        inputs, rows, (starts, ends), counters = tensors[:5], tensors[5:7], tensors[7:9], tensors[9]
+        dp1, dp2, dinfo, memory, dlam_partial = tensors[10:]
+        row_sums, du_self = recipe.temporaries.views(memory)
+        given = launcher, recipe, launches, counters, inputs
+        results = (*rows, row_sums, du_self, dlam_partial, dp1)
+        _launch_p1(*given, starts, results, tau, transport_self)
+        results = (rows[0], row_sums, du_self, dp2, dinfo)
+        _launch_p2_info(*given, ends, results, transport_self)
 
-    def configure(tile: Launch, whole: int, *numbers: float) -> tuple:
-        wide, rest = split_width(D, described and tile.padded)
-        constants = {
-            "TRANSPORT_SELF": transport_self,
-            "D": D,
-            "GROUP": H // p2.shape[1],
-            "WIDE": wide,
-            "REST": rest,
-            "BLOCK_I": tile.block_i,
-            "BLOCK_J": tile.block_j,
-            "WHOLE": T % whole == 0,
-            "FAST": p1.element_size() == 2 and not interpreted(),
-            "SCALED": described and scales_exactly(p1),
-        }
-        strides = (*p1.stride(), *p2.stride(), *info.stride())
-        return (*strides, *numbers), constants | tile.options()
-
-    def configure_p1() -> Configuration:
-        strides = (*y.stride(), *dy.stride(), *dp1.stride())
-        block = by_rows.block_i
-        numbers = (*strides, H, T, 1 / math.sqrt(D), tau)
-        return grid(p1, block), *configure(by_rows, block, *numbers)
-
-    def configure_p2_info() -> Configuration:
-        block = by_history.block_j
-        numbers = (*dy.stride(), *dp2.stride(), H, T, 1 / math.sqrt(D))
-        return grid(p2, block), *configure(by_history, block, *numbers)
-
-    facts = tau, transport_self, *map(layout, (gate_logit, log_norm, starts, ends))
-    plan = plan_of(launch_backward, launches, *facts, *map(layout, inputs))
     with torch.cuda.device_of(p1):
-        if gluon_p1 or gluon_p2_info:
-            from relation.kernels.flash_relation import hopper_launch
-
-            # Cleared on the stream and in a CUDA graph with it, so that no launch shares its own.
-            counters = p1.new_zeros(2, dtype=torch.int32)
-        results = (gate_logit, log_norm, row_sums, du_self, dlam_partial, dp1)
-        if gluon_p1:
-            given = plan, gluon_p1, counters, *inputs, *results, tau, transport_self
-            hopper_launch.launch_p1(*given)
-        else:
-            history = tiles(by_rows, by_rows.block_j, p2, info)
-            plan.launch(p1_kernel, (*inputs, *history, starts, *results), configure_p1)
-        results = (gate_logit, row_sums, du_self, dp2, dinfo)
-        if gluon_p2_info:
-            given = plan, gluon_p2_info, counters, p1, p2, info, dy, *results, transport_self
-            hopper_launch.launch_p2_info(*given)
-        else:
-            rows = tiles(by_history, by_history.block_i, p1, dy)
-            rows.append(describe_row_sums(row_sums, T, by_history.block_i) if described else None)
-            given = p1, p2, info, dy, *rows, ends, *results
-            plan.launch(p2_info_kernel, given, configure_p2_info)
+        given = p1, p2, info, y, dy, *rows, *documents, counters
+        plan.run((*given, dp1, dp2, dinfo, memory, dlam_partial), launch)
     return dp1, dp2, dinfo, dlam_partial.sum()
+
+
+class _Recipe(NamedTuple):
+    """What the layout decides of a call.
+
+    fit: whether tiles can come from the inputs and dy as they are; gluon_p1 and gluon_p2_info: how
+    a pass runs in Gluon, where it does; dp1 and shared: shape and strides of its gradient, and of
+    those of p2 and info; blocks: parts of lam's; temporaries: row sums, and Self's dU a row.
+    """
+
+    fit: bool
+    gluon_p1: GluonLaunch | None
+    gluon_p2_info: GluonLaunch | None
+    dp1: tuple
+    shared: tuple
+    blocks: int
+    temporaries: Parts
+
+    @property
+    def counted(self) -> bool:
+        return self.gluon_p1 is not None or self.gluon_p2_info is not None
+
+    @classmethod
+    def of(
+        cls, launches: Launches, p1: torch.Tensor, p2: torch.Tensor, info: torch.Tensor,
+        dy: torch.Tensor, log_norm: torch.Tensor, starts: torch.Tensor | None,
+    ) -> "_Recipe":  # fmt: skip
+        B, H, T, _ = p1.shape
+        described = launches.descriptors
+        gluon_p1, gluon_p2_info = (
+            chosen(name, launches, p1.dtype, starts is not None) for name in ("p1", "p2_info")
+        )
+        blocks = triton.cdiv(T, GLUON_BLOCK if gluon_p1 else launches.p1.block_i)
+        temporaries = empty_row_sums(B * H, T, described, log_norm), empty_rows(p1)
+        return cls(
+            not described or all(map(fits, (p1, p2, info, dy))),
+            gluon_p1,
+            gluon_p2_info,
+            tokens_layout(p1, H),
+            tokens_layout(p2, p2.shape[1]),
+            B * H * blocks,
+            Parts(*((x.shape, x.dtype) for x in temporaries)),
+        )
+
+
+def _tiles(launches: Launches, tile: Launch, block: int, *scanned: torch.Tensor) -> list:
+    if not launches.descriptors:
+        return [None] * (2 * len(scanned))
+    parts = split_width(scanned[0].shape[3], tile.padded)
+    return [describe(x, block, width) for width in parts for x in scanned]
+
+
+def _configure(
+    launches: Launches, tile: Launch, whole: int, inputs: tuple, transport_self: bool,
+    *numbers: float,
+) -> tuple[tuple, dict]:  # fmt: skip
+    """The numbers and constants of a pass; inputs: p1, p2 and info."""
+    p1, p2, info = inputs
+    _, H, T, D = p1.shape
+    wide, rest = split_width(D, launches.descriptors and tile.padded)
+    constants = {
+        "TRANSPORT_SELF": transport_self,
+        "D": D,
+        "GROUP": H // p2.shape[1],
+        "WIDE": wide,
+        "REST": rest,
+        "BLOCK_I": tile.block_i,
+        "BLOCK_J": tile.block_j,
+        "WHOLE": T % whole == 0,
+        "FAST": p1.element_size() == 2 and not interpreted(),
+        "SCALED": launches.descriptors and scales_exactly(p1),
+    }
+    strides = (*p1.stride(), *p2.stride(), *info.stride())
+    return (*strides, *numbers), constants | tile.options()
+
+
+def _launch_p1(
+    launcher: Launcher, recipe: _Recipe, launches: Launches, counters: torch.Tensor | None,
+    inputs: tuple, starts: torch.Tensor | None, results: tuple, tau: float, transport_self: bool,
+) -> None:  # fmt: skip
+    if recipe.gluon_p1:
+        from relation.kernels.flash_relation import hopper_launch
+
+        given = recipe.gluon_p1, counters, *inputs, *results, tau, transport_self
+        hopper_launch.launch_p1(launcher, *given)
+        return
+    p1, p2, info, y, dy = inputs
+    tile, dp1 = launches.p1, results[-1]
+
+    def configure() -> Configuration:
+        _, H, T, D = p1.shape
+        numbers = (*y.stride(), *dy.stride(), *dp1.stride(), H, T, 1 / math.sqrt(D), tau)
+        given = tile, tile.block_i, inputs[:3], transport_self
+        return grid(p1, tile.block_i), *_configure(launches, *given, *numbers)
+
+    history = _tiles(launches, tile, tile.block_j, p2, info)
+    launcher.launch(p1_kernel, (*inputs, *history, starts, *results), configure)
+
+
+def _launch_p2_info(
+    launcher: Launcher, recipe: _Recipe, launches: Launches, counters: torch.Tensor | None,
+    inputs: tuple, ends: torch.Tensor | None, results: tuple, transport_self: bool,
+) -> None:  # fmt: skip
+    p1, p2, info, _, dy = inputs
+    if recipe.gluon_p2_info:
+        from relation.kernels.flash_relation import hopper_launch
+
+        given = recipe.gluon_p2_info, counters, p1, p2, info, dy, *results, transport_self
+        hopper_launch.launch_p2_info(launcher, *given)
+        return
+    tile, (_, row_sums, _, dp2, _) = launches.p2_info, results
+
+    def configure() -> Configuration:
+        _, H, T, D = p1.shape
+        numbers = (*dy.stride(), *dp2.stride(), H, T, 1 / math.sqrt(D))
+        given = tile, tile.block_j, inputs[:3], transport_self
+        return grid(p2, tile.block_j), *_configure(launches, *given, *numbers)
+
+    rows = _tiles(launches, tile, tile.block_i, p1, dy)
+    described = launches.descriptors
+    rows.append(describe_row_sums(row_sums, p1.shape[2], tile.block_i) if described else None)
+    launcher.launch(p2_info_kernel, (p1, p2, info, dy, *rows, ends, *results), configure)

@@ -1,6 +1,5 @@
 """TMA descriptors of (B, H, T, D) tensors: one instruction copies a tile."""
 
-import functools
 import math
 
 import torch
@@ -11,7 +10,7 @@ ALIGNMENT = 16  # bytes, of a tensor's start and of every stride but the last
 
 def aligned(x: torch.Tensor) -> torch.Tensor:
     """x (B, H, T, D), or a copy of it where the hardware cannot hold its descriptor."""
-    if x.data_ptr() % ALIGNMENT == 0 and _fits(x.stride(), x.element_size()):
+    if fits(x):
         return x
     B, H, T, D = x.shape
     unit = ALIGNMENT // x.element_size()
@@ -19,10 +18,12 @@ def aligned(x: torch.Tensor) -> torch.Tensor:
     return rows[..., :D].transpose(1, 2).copy_(x)
 
 
-@functools.lru_cache
-def _fits(strides: tuple[int, ...], element_size: int) -> bool:
-    *steps, last = strides
-    return last == 1 and all(s > 0 and s * element_size % ALIGNMENT == 0 for s in steps)
+def fits(x: torch.Tensor) -> bool:
+    """Whether the hardware can hold the descriptor of x (B, H, T, D)."""
+    *steps, last = x.stride()
+    size = x.element_size()
+    aligned = all(s > 0 and s * size % ALIGNMENT == 0 for s in steps)
+    return x.data_ptr() % ALIGNMENT == 0 and last == 1 and aligned
 
 
 def scales_exactly(x: torch.Tensor) -> bool:

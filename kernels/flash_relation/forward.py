@@ -5,16 +5,18 @@ of rows of one head. Exponents are base 2: `e2` is E log2(e).
 """
 
 import math
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
 from relation.kernels.checks import layout
-from relation.kernels.common import empty_rows, empty_tokens, interpreted, offset_of_head
-from relation.kernels.flash_relation.descriptors import aligned, describe, scales_exactly
+from relation.kernels.common import interpreted, offset_of_head, rows_layout, tokens_layout
+from relation.kernels.flash_relation.descriptors import aligned, describe, fits, scales_exactly
 from relation.kernels.flash_relation.hopper import chosen
 from relation.kernels.flash_relation.launches import (
+    GluonLaunch,
     Launch,
     Launches,
     grid,
@@ -29,7 +31,7 @@ from relation.kernels.flash_relation.tiles import (
     read_tile,
     store_tile,
 )
-from relation.kernels.plans import Configuration, plan_of
+from relation.kernels.plans import Configuration, Launcher, plan_of
 
 LOG2_E = tl.constexpr(math.log2(math.e))
 LN_2 = tl.constexpr(math.log(2))
@@ -290,66 +292,127 @@ def launch_forward(
     launches: Launches | None = None,
     *,
     starts: torch.Tensor | None = None,
+    facts: tuple | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Run the forward pass, with the device's launches where none are given.
 
-    starts: (B, T) int32, contiguous, where each token's document begins in its row.
+    starts: (B, T) int32, contiguous, where each token's document begins in its row. facts: tau and
+    the layouts of p1, p2, info and lam, where they are known.
 
     Returns Y (B, H, T, D) in info's dtype, and two FP32 (B, H, T): the gate's logit A - S, and the
     number n_i of which F_ij = 2^(E_ij log2(e) - n_i) for j < i.
     """
-    B, H, T, D = p1.shape
-    y, gate_logit, log_norm = empty_tokens(info, H), empty_rows(p1), empty_rows(p1)
-    launches = launches or select_launches(p1.device, p1.element_size(), D)
-    tile: Launch = launches.forward
-    described = launches.descriptors
-    if described:
+    launches = launches or select_launches(p1.device, p1.element_size(), p1.shape[3])
+    facts = facts or (tau, *map(layout, (p1, p2, info, lam)))
+    plan = plan_of(launch_forward, launches, transport_self, facts, layout(starts))
+    recipe = plan.recipe or plan.keep(_Recipe.of(launches, p1, p2, info, starts is not None))
+    if not recipe.fit:
         p1, p2, info = map(aligned, (p1, p2, info))
-    wide, rest = split_width(D, described and tile.padded)
-    gluon = chosen("forward", launches, p1.dtype, starts is not None)
+    y = info.new_empty_strided(*recipe.tokens)
+    gate_logit = y.new_empty_strided(*recipe.rows, dtype=torch.float32)
+    log_norm = y.new_empty_strided(*recipe.rows, dtype=torch.float32)
+    # Cleared on the stream and in a CUDA graph with it, so that no launch shares its counter.
+    counter = y.new_zeros(1, dtype=torch.int32) if recipe.gluon else None
+
+    def launch(launcher: Launcher, p1, p2, info, counter, *results) -> None:
+        given = (p1, p2, info), results, tau, transport_self, launches
+        if recipe.gluon:
+            from relation.kernels.flash_relation import hopper_launch
+
+            lam, _, *outputs = results
+            given_gluon = counter, p1, p2, info, lam, *outputs, tau, transport_self
+            hopper_launch.launch_forward(launcher, recipe.gluon, *given_gluon)
+        else:
+            _launch_rows(launcher, *given)
+        if not keeps_maximum(p1.dtype):
+            _launch_repair(launcher, *given)
+
+    with torch.cuda.device_of(p1):
+        plan.run((p1, p2, info, counter, lam, starts, y, gate_logit, log_norm), launch)
+    return y, gate_logit, log_norm
+
+
+class _Recipe(NamedTuple):
+    """What the layout decides of a call.
+
+    fit: whether tiles can come from p1, p2 and info as they are; tokens and rows: shape and strides
+    of y and of numbers a row; gluon: how the scan runs in Gluon, where it does.
+    """
+
+    fit: bool
+    tokens: tuple
+    rows: tuple
+    gluon: GluonLaunch | None
+
+    @classmethod
+    def of(
+        cls,
+        launches: Launches,
+        p1: torch.Tensor,
+        p2: torch.Tensor,
+        info: torch.Tensor,
+        documents: bool,
+    ) -> "_Recipe":
+        fit = not launches.descriptors or all(map(fits, (p1, p2, info)))
+        gluon = chosen("forward", launches, p1.dtype, documents)
+        return cls(fit, tokens_layout(info, p1.shape[1]), rows_layout(p1), gluon)
+
+
+def _configure(
+    tile: Launch, padded: bool, inputs: tuple, y: torch.Tensor, tau: float, transport_self: bool,
+    **own,
+) -> tuple[tuple, dict]:  # fmt: skip
+    """The numbers and constants that both kernels take, and their `own`."""
+    (p1, p2, info), (_, H, T, D) = inputs, y.shape
+    wide, rest = split_width(D, padded)
+    strides = (*p1.stride(), *p2.stride(), *info.stride(), *y.stride())
+    constants = {
+        "TRANSPORT_SELF": transport_self,
+        "D": D,
+        "GROUP": H // p2.shape[1],
+        "WIDE": wide,
+        "REST": rest,
+        "BLOCK_I": tile.block_i,
+        "BLOCK_J": tile.block_j,
+        "FAST": p1.element_size() == 2 and not interpreted(),
+    }
+    return (*strides, H, T, 1 / math.sqrt(D), tau), constants | own | tile.options()
+
+
+def _launch_rows(
+    launcher: Launcher, inputs: tuple, results: tuple, tau: float, transport_self: bool,
+    launches: Launches,
+) -> None:  # fmt: skip
+    p1, p2, info = inputs
+    tile, described = launches.forward, launches.descriptors
+    wide, rest = split_width(p1.shape[3], described and tile.padded)
     tiles = [None] * 5
-    if described and not gluon:
+    if described:
         tiles = [
             describe(p1, tile.block_i, wide),
             *(describe(x, tile.block_j, width) for width in (wide, rest) for x in (p2, info)),
         ]
-    inputs, results = (p1, p2, info), (lam, starts, y, gate_logit, log_norm)
-    online = keeps_maximum(p1.dtype)
 
-    def configure(tile: Launch, padded: bool, **own) -> tuple:
-        wide, rest = split_width(D, padded)
-        strides = (*p1.stride(), *p2.stride(), *info.stride(), *y.stride())
-        constants = {
-            "TRANSPORT_SELF": transport_self,
-            "D": D,
-            "GROUP": H // p2.shape[1],
-            "WIDE": wide,
-            "REST": rest,
-            "BLOCK_I": tile.block_i,
-            "BLOCK_J": tile.block_j,
-            "FAST": p1.element_size() == 2 and not interpreted(),
+    def configure() -> Configuration:
+        own = {
+            "WHOLE": p1.shape[2] % tile.block_i == 0,
+            "ONLINE": keeps_maximum(p1.dtype),
+            "SCALED": described and scales_exactly(p1),
         }
-        return (*strides, H, T, 1 / math.sqrt(D), tau), constants | own | tile.options()
+        of_call = inputs, results[2], tau, transport_self
+        return grid(p1, tile.block_i), *_configure(tile, described and tile.padded, *of_call, **own)
 
-    def configure_forward() -> Configuration:
-        scaled = described and scales_exactly(p1)
-        own = {"WHOLE": T % tile.block_i == 0, "ONLINE": online, "SCALED": scaled}
-        return grid(p1, tile.block_i), *configure(tile, described and tile.padded, **own)
+    launcher.launch(forward_kernel, (*inputs, *tiles, *results), configure)
 
-    def configure_repair() -> Configuration:
+
+def _launch_repair(
+    launcher: Launcher, inputs: tuple, results: tuple, tau: float, transport_self: bool,
+    launches: Launches,
+) -> None:  # fmt: skip
+    def configure() -> Configuration:
+        B, H, T, _ = inputs[0].shape
         blocks = triton.cdiv(T, REPAIRED_ROWS)
-        return (B * H, blocks), *configure(launches.repair, False, ROWS=REPAIRED_ROWS)
+        of_call = inputs, results[2], tau, transport_self
+        return (B * H, blocks), *_configure(launches.repair, False, *of_call, ROWS=REPAIRED_ROWS)
 
-    facts = tau, transport_self
-    plan = plan_of(launch_forward, launches, *facts, *map(layout, (*inputs, lam, starts)))
-    with torch.cuda.device_of(p1):
-        if gluon:
-            from relation.kernels.flash_relation import hopper_launch
-
-            given = *inputs, lam, y, gate_logit, log_norm, tau, transport_self
-            hopper_launch.launch_forward(plan, gluon, *given)
-        else:
-            plan.launch(forward_kernel, (*inputs, *tiles, *results), configure_forward)
-        if not online:
-            plan.launch(repair_kernel, (*inputs, *results), configure_repair)
-    return y, gate_logit, log_norm
+    launcher.launch(repair_kernel, (*inputs, *results), configure)

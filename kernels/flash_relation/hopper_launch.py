@@ -6,7 +6,6 @@ A launch's first arguments are descriptors and tensors, as `plans` wants them.
 import functools
 import math
 
-import torch
 from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
@@ -22,7 +21,7 @@ from relation.kernels.flash_relation.launches import (
     multiprocessors,
     split_width,
 )
-from relation.kernels.plans import Configuration, Plan
+from relation.kernels.plans import Configuration, Launcher
 
 # The producer's warp, and the three idle ones that make it a warp group, keep the fewest that the
 # hardware allows; the consumer takes what they leave.
@@ -93,22 +92,23 @@ def _configure(
 
 
 def launch_forward(
-    plan: Plan, launch: GluonLaunch, p1: Tensor, p2: Tensor, info: Tensor, lam: Tensor,
-    y: Tensor, gate_logit: Tensor, log_norm: Tensor, tau: float, transport_self: bool,
+    plan: Launcher, launch: GluonLaunch, counter: Tensor, p1: Tensor, p2: Tensor, info: Tensor,
+    lam: Tensor, y: Tensor, gate_logit: Tensor, log_norm: Tensor, tau: float, transport_self: bool,
 ) -> None:  # fmt: skip
-    """`forward_kernel`'s work: Y and the two numbers a row of `forward.launch_forward`."""
-    # Cleared on the stream and in a CUDA graph with it, so that no launch shares its counter.
-    counter = p1.new_zeros(1, dtype=torch.int32)
+    """`forward_kernel`'s work: Y and the two numbers a row of `forward.launch_forward`.
+
+    counter: an int32, zero.
+    """
+    tensors = *_describe(p1, p2, info), counter, lam, y, gate_logit, log_norm
     plan.launch(
         hopper_forward_kernel,
-        (p1, p2, info, counter, lam, y, gate_logit, log_norm),
+        tensors,
         lambda: _configure(p1, p2, transport_self, tau, launch, *y.stride()),
-        lambda p1, p2, info, *rest: (*_describe(p1, p2, info), *rest),
     )
 
 
 def launch_p1(
-    plan: Plan, launch: GluonLaunch, counters: Tensor, p1: Tensor, p2: Tensor, info: Tensor,
+    plan: Launcher, launch: GluonLaunch, counters: Tensor, p1: Tensor, p2: Tensor, info: Tensor,
     y: Tensor, dy: Tensor, gate_logit: Tensor, log_norm: Tensor, row_sums: Tensor, du_self: Tensor,
     dlam_partial: Tensor, dp1: Tensor, tau: float, transport_self: bool,
 ) -> None:  # fmt: skip
@@ -117,31 +117,22 @@ def launch_p1(
     strides = *p2.stride(), *y.stride(), *dp1.stride()
     plan.launch(
         hopper_p1_kernel,
-        (p1, dy, p2, info, counters, y, *results),
+        (*_describe(p1, dy, p2, info), counters, p2, y, *results),
         lambda: _configure(p1, p2, transport_self, tau, launch, *strides),
-        lambda p1, dy, p2, info, counters, *rest: (
-            *_describe(p1, dy, p2, info), counters, p2, *rest,
-        ),
-    )  # fmt: skip
+    )
 
 
 def launch_p2_info(
-    plan: Plan, launch: GluonLaunch, counters: Tensor, p1: Tensor, p2: Tensor, info: Tensor,
+    plan: Launcher, launch: GluonLaunch, counters: Tensor, p1: Tensor, p2: Tensor, info: Tensor,
     dy: Tensor, gate_logit: Tensor, row_sums: Tensor, du_self: Tensor, dp2: Tensor, dinfo: Tensor,
     transport_self: bool,
 ) -> None:  # fmt: skip
     """`p2_info_kernel`'s work; counters as above, of which it takes the other."""
-    length = p1.shape[2]
-
-    def arguments(p2, info, p1, dy, row_sums, *rest) -> tuple:
-        heads, planes, stride = row_sums.shape
-        shape = heads * planes, length
-        sums = GluonTiles(row_sums, shape, (stride, 1), [1, GLUON_BLOCK], sums_layout())
-        return *_describe(p2, info, p1, dy), sums, *rest
-
+    heads, planes, stride = row_sums.shape
+    shape = heads * planes, p1.shape[2]
+    sums = GluonTiles(row_sums, shape, (stride, 1), [1, GLUON_BLOCK], sums_layout())
     plan.launch(
         hopper_p2_info_kernel,
-        (p2, info, p1, dy, row_sums, counters, gate_logit, du_self, dp2, dinfo),
+        (*_describe(p2, info, p1, dy), sums, counters, gate_logit, du_self, dp2, dinfo),
         lambda: _configure(p2, p1, transport_self, None, launch, *dp2.stride()),
-        arguments,
     )

@@ -43,13 +43,15 @@ def linear_relation(
     """
     eager = is_eager(p1, p2, info, log_retention, state)
     if eager:
-        check_once(_check_inputs, p1, p2, info, log_retention, state, tau=tau)
+        facts = check_once(_check_inputs, p1, p2, info, log_retention, state, tau=tau)
     else:
         _check_inputs(p1, p2, info, log_retention, state, tau)
-    log_retention = forget_at_starts(documents, p1, log_retention, state)
+    if documents is not None:
+        log_retention = forget_at_starts(documents, p1, log_retention, state)
+        facts = None  # of another tensor
     given = p1, p2, info, log_retention, state, float(tau)
     if eager:
-        return _eager_relation().apply(*given)
+        return _eager_relation().apply(*given, facts)
     from relation.kernels.linear_relation.autograd import linear_forward
 
     y, final, _ = linear_forward(*given)

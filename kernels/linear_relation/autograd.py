@@ -84,18 +84,25 @@ class EagerRelation(torch.autograd.Function):
     """The same without the operators' dispatch: y and the final state."""
 
     @staticmethod
-    def forward(ctx, p1, p2, info, log_retention, state, tau):
-        y, final, kept = launch_forward(p1, p2, info, log_retention, state, tau)
+    def forward(ctx, p1, p2, info, log_retention, state, tau, facts):
+        y, final, kept = launch_forward(p1, p2, info, log_retention, state, tau, facts)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(p1, p2, info, log_retention, kept)
         ctx.has_state, ctx.tau = state is not None, tau
         return y, final
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx, dy, dfinal):
-        saved = ctx.saved_tensors
-        if dy is None:  # only the final state was used
-            dy = torch.zeros_like(saved[0])
-        *gradients, dstate = launch_backward(dy, dfinal, *saved, ctx.tau)
-        return *gradients, dstate if ctx.has_state else None, None
+    def backward(ctx, *gradients):
+        # The wrapper takes two microseconds, and only create_graph needs it.
+        return (_gradients_once if torch.is_grad_enabled() else _gradients)(ctx, *gradients)
+
+
+def _gradients(ctx, dy, dfinal):
+    saved = ctx.saved_tensors
+    if dy is None:  # only the final state was used
+        dy = torch.zeros_like(saved[0])
+    *gradients, dstate = launch_backward(dy, dfinal, *saved, ctx.tau)
+    return *gradients, dstate if ctx.has_state else None, None, None
+
+
+_gradients_once = once_differentiable(_gradients)

@@ -1,22 +1,34 @@
 """The backward pass: the gradient's states, what the information carries, then what selects it."""
 
 import itertools
+from typing import NamedTuple
 
 import torch
 import triton
 
 from relation.kernels.checks import layout
-from relation.kernels.common import empty_parts, empty_tokens
+from relation.kernels.common import Parts, tokens_layout
 from relation.kernels.linear_relation.fused import weak_gradients_kernel
-from relation.kernels.linear_relation.launches import Launch, select_launches, split_chunks
+from relation.kernels.linear_relation.launches import (
+    Launch,
+    Launches,
+    Segments,
+    select_launches,
+    split_chunks,
+)
 from relation.kernels.linear_relation.levels import (
     coordinates_backward_kernel,
     information_backward_kernel,
 )
-from relation.kernels.linear_relation.prepare import launch_prepare
-from relation.kernels.linear_relation.states import launch_states, states_of
+from relation.kernels.linear_relation.prepare import Prepared, launch_prepare, prepared_sizes
+from relation.kernels.linear_relation.states import (
+    States,
+    added_sizes,
+    launch_states,
+    state_sizes,
+)
 from relation.kernels.linear_relation.weak import weak_coordinates_kernel, weak_information_kernel
-from relation.kernels.plans import Configuration, plan_of
+from relation.kernels.plans import Configuration, Launcher, plan_of
 
 
 def launch_backward(
@@ -34,22 +46,90 @@ def launch_backward(
     Returns the gradients of p1, p2, info and log_retention, each in its dtype, and dC_0
     (B, H, D, D), FP32.
     """
-    B, H, T, D = p1.shape
-    shared = p2.shape[1]
-    launches = select_launches(p1.device, p1.element_size(), D)
-    segments = split_chunks(B * H, T, launches)
+    launches = select_launches(p1.device, p1.element_size(), p1.shape[3])
     given = p1, p2, info, log_retention, dy, dfinal, kept
     plan = plan_of(launch_backward, launches, tau, *map(layout, given))
-    scale, of_call = 1 / (tau * D**0.5), (launches, segments, plan)
-    with torch.cuda.device_of(p1):
-        # Formed again: kept, the exponents would double what g takes.
-        prepared = launch_prepare(p1, p2, log_retention, scale, *of_call, backward=True)
-        _, dmet, dinitial = launch_states(p1, p2, dy, prepared, dfinal, *of_call, backward=True)
+    recipe = plan.recipe or plan.keep(_Recipe.of(launches, p1, p2))
     # Heads that share p2 and info have gradients of their own until the end: of one chunk some may
     # be weak and others not, and no kernel has both.
-    dp1, dp2, dinfo, dlog_retention = (empty_tokens(x, H) for x in (p1, p2, info, log_retention))
-    read_dread, write_dwrite = empty_parts(kept, B * H * T, B * H * T)
-    states = *states_of(kept, B * H, D, segments), *dmet
+    dp1, dp2, dinfo = (x.new_empty_strided(*recipe.tokens) for x in (p1, p2, info))
+    dlog_retention = log_retention.new_empty_strided(*recipe.tokens)
+    dinitial = kept.new_empty(recipe.state)
+    memory = recipe.temporaries.allocate(kept)
+    if dfinal is not None:
+        dfinal = dfinal.contiguous()
+
+    def launch(launcher: Launcher, *tensors: torch.Tensor | None) -> None:
+        _launch(launcher, recipe, launches, 1 / (tau * tensors[0].shape[3] ** 0.5), *tensors)
+
+    with torch.cuda.device_of(p1):
+        inputs = p1, p2, info, log_retention, dy, dfinal, kept
+        plan.run((*inputs, dp1, dp2, dinfo, dlog_retention, dinitial, memory), launch)
+    if recipe.grouped:
+        dp2, dinfo = (_sum_over_groups(x, p2.shape[1]) for x in (dp2, dinfo))
+    return dp1, dp2, dinfo, dlog_retention, dinitial
+
+
+class _Recipe(NamedTuple):
+    """What the layout decides of a call: shape and strides of gradients, and shapes of the rest."""
+
+    segments: Segments
+    tokens: tuple
+    state: tuple[int, ...]
+    sizes: tuple[int, ...]
+    temporaries: Parts
+    grouped: bool
+
+    @classmethod
+    def of(cls, launches: Launches, p1: torch.Tensor, p2: torch.Tensor) -> "_Recipe":
+        B, H, T, D = p1.shape
+        heads = B * H
+        segments = split_chunks(heads, T, launches)
+        sizes = state_sizes(heads, D, segments)
+        squares, kind = launches.kept_scores
+        scores = heads * segments.chunks if launches.weak_coordinates else 0
+        temporaries = Parts(
+            *prepared_sizes(heads, T, D, segments),
+            *added_sizes(heads, D, segments),
+            (sum(sizes), torch.float32),
+            *[(heads * T, torch.float32)] * 2,
+            ((scores, *squares), kind),
+        )
+        grouped = H != p2.shape[1]
+        return cls(segments, tokens_layout(p1, H), (B, H, D, D), sizes, temporaries, grouped)
+
+
+def _launch(
+    launcher: Launcher,
+    recipe: _Recipe,
+    launches: Launches,
+    scale: float,
+    p1: torch.Tensor,
+    p2: torch.Tensor,
+    info: torch.Tensor,
+    log_retention: torch.Tensor,
+    dy: torch.Tensor,
+    dfinal: torch.Tensor | None,
+    kept: torch.Tensor,
+    dp1: torch.Tensor,
+    dp2: torch.Tensor,
+    dinfo: torch.Tensor,
+    dlog_retention: torch.Tensor,
+    dinitial: torch.Tensor,
+    memory: torch.Tensor,
+) -> None:
+    (B, H, T, D), segments = p1.shape, recipe.segments
+    *prepared, added, added_log_decay, dkept, read_dread, write_dwrite, dscores_t = (
+        recipe.temporaries.views(memory)
+    )
+    prepared = Prepared(*prepared)
+    met, dmet = (States(*x.split_with_sizes(recipe.sizes)) for x in (kept, dkept))
+    # Formed again: kept, the exponents would double what g takes.
+    given = p1, p2, log_retention, prepared, scale
+    launch_prepare(launcher, *given, launches, segments, backward=True)
+    given = p1, p2, dy, prepared, dfinal, dmet, dinitial, added, added_log_decay
+    launch_states(launcher, *given, launches, segments, backward=True)
+    states = *met, *dmet
     inputs = p1, p2, info, log_retention, dy, prepared.selves, prepared.weak, *states
     after = H, T, scale, segments.chunks, segments.length, segments.count
     sums, gradients = (read_dread, write_dwrite), (dp1, dp2, dlog_retention)
@@ -62,13 +142,13 @@ def launch_backward(
 
     def configure(launch: Launch, by_channels: bool, **own) -> Configuration:
         options = launch.options(D)
-        constants = launches.constants(D, H // shared)
+        constants = launches.constants(D, H // p2.shape[1])
         blocks = (triton.cdiv(D, options["BLOCK_D"]),) if by_channels else ()
         strides = numbers(p1, p2, info, log_retention, dy, dp1)
         return (B * H, segments.chunks, *blocks), strides, constants | own | options
 
     def configure_weak(launch: Launch, by_channels: bool, **own) -> Configuration:
-        own |= launches.constants(D, H // shared) | {"WHOLE": segments.whole}
+        own |= launches.constants(D, H // p2.shape[1]) | {"WHOLE": segments.whole}
         del own["LEVELS"]
         options = launch.options(D)
         grid = (B * H, segments.chunks)
@@ -88,31 +168,25 @@ def launch_backward(
         skips = apart or weak_coordinates is not None
         return configure(launches.coordinates, True, SKIP_WEAK=skips)
 
-    with torch.cuda.device_of(p1):
-        if apart:
-            tensors = (*weak_inputs, dp1, dp2, dinfo, dlog_retention)
-            plan.launch(
-                weak_gradients_kernel,
-                tensors,
-                lambda: configure_weak(launches.weak_gradients, False),
-            )
-        if weak_information is not None:
-            squares, kind = launches.kept_scores
-            count = B * H * segments.chunks if weak_coordinates else 0
-            dscores_t = p1.new_empty((count, *squares), dtype=kind)
-            tensors = (*weak_inputs, dinfo, *sums, dscores_t)
-            plan.launch(weak_information_kernel, tensors, configure_weak_information)
-        if weak_coordinates is not None:
-            tensors = (*weak_inputs, *sums, dscores_t, *gradients)
-            plan.launch(
-                weak_coordinates_kernel, tensors, lambda: configure_weak(weak_coordinates, True)
-            )
-        tensors = (*inputs, dinfo, *sums)
-        plan.launch(information_backward_kernel, tensors, configure_information)
-        tensors = (*inputs, *sums, *gradients)
-        plan.launch(coordinates_backward_kernel, tensors, configure_coordinates)
-    dp2, dinfo = (_sum_over_groups(x, shared) for x in (dp2, dinfo))
-    return dp1, dp2, dinfo, dlog_retention, dinitial
+    if apart:
+        tensors = (*weak_inputs, dp1, dp2, dinfo, dlog_retention)
+        launcher.launch(
+            weak_gradients_kernel,
+            tensors,
+            lambda: configure_weak(launches.weak_gradients, False),
+        )
+    if weak_information is not None:
+        tensors = (*weak_inputs, dinfo, *sums, dscores_t)
+        launcher.launch(weak_information_kernel, tensors, configure_weak_information)
+    if weak_coordinates is not None:
+        tensors = (*weak_inputs, *sums, dscores_t, *gradients)
+        launcher.launch(
+            weak_coordinates_kernel, tensors, lambda: configure_weak(weak_coordinates, True)
+        )
+    tensors = (*inputs, dinfo, *sums)
+    launcher.launch(information_backward_kernel, tensors, configure_information)
+    tensors = (*inputs, *sums, *gradients)
+    launcher.launch(coordinates_backward_kernel, tensors, configure_coordinates)
 
 
 def _sum_over_groups(gradient: torch.Tensor, shared: int) -> torch.Tensor:

@@ -1,9 +1,11 @@
 """The forward pass: prepare, states between chunks, then every chunk's output."""
 
+from typing import NamedTuple
+
 import torch
 
 from relation.kernels.checks import layout
-from relation.kernels.common import empty_tokens
+from relation.kernels.common import Parts, tokens_layout
 from relation.kernels.linear_relation.launches import (
     Launches,
     Segments,
@@ -11,15 +13,45 @@ from relation.kernels.linear_relation.launches import (
     split_chunks,
 )
 from relation.kernels.linear_relation.output import output_kernel
-from relation.kernels.linear_relation.prepare import Prepared, launch_prepare
-from relation.kernels.linear_relation.states import States, launch_states, state_sizes
+from relation.kernels.linear_relation.prepare import (
+    Prepared,
+    launch_prepare,
+    prepared_sizes,
+)
+from relation.kernels.linear_relation.states import (
+    States,
+    added_sizes,
+    launch_states,
+    state_sizes,
+)
 from relation.kernels.linear_relation.weak import weak_output_kernel
-from relation.kernels.plans import Configuration, Plan, plan_of
+from relation.kernels.plans import Configuration, Launcher, plan_of
 
 
 def kept_size(B: int, H: int, T: int, D: int, launches: Launches) -> int:
     """The FP32 numbers of `States`, which the backward pass takes."""
     return sum(state_sizes(B * H, D, split_chunks(B * H, T, launches)))
+
+
+class _Recipe(NamedTuple):
+    """What the layout decides of a call: shape and strides of y, and shapes of the rest."""
+
+    segments: Segments
+    tokens: tuple
+    state: tuple[int, ...]
+    sizes: tuple[int, ...]
+    kept: int
+    temporaries: Parts
+
+    @classmethod
+    def of(cls, launches: Launches, p1: torch.Tensor, info: torch.Tensor) -> "_Recipe":
+        B, H, T, D = p1.shape
+        segments = split_chunks(B * H, T, launches)
+        sizes = state_sizes(B * H, D, segments)
+        given = B * H, T, D, segments
+        temporaries = Parts(*prepared_sizes(*given), *added_sizes(B * H, D, segments))
+        tokens = tokens_layout(info, H)
+        return cls(segments, tokens, (B, H, D, D), sizes, sum(sizes), temporaries)
 
 
 def launch_forward(
@@ -29,37 +61,55 @@ def launch_forward(
     log_retention: torch.Tensor,
     state: torch.Tensor | None,
     tau: float,
+    facts: tuple | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Run the forward passes: y (B, H, T, D) in info's dtype, and C_T (B, H, D, D), FP32.
 
-    After these two comes what the backward pass takes, `States` in one flat tensor.
+    After these two comes what the backward pass takes, `States` in one flat tensor. facts: tau and
+    the layouts of the tensors, where they are known.
     """
-    B, H, T, D = p1.shape
-    launches = select_launches(p1.device, p1.element_size(), D)
-    segments = split_chunks(B * H, T, launches)
-    given = p1, p2, info, log_retention, state
-    plan = plan_of(launch_forward, launches, tau, *map(layout, given))
-    scale, of_call = 1 / (tau * D**0.5), (launches, segments, plan)
+    launches = select_launches(p1.device, p1.element_size(), p1.shape[3])
+    facts = facts or (tau, *map(layout, (p1, p2, info, log_retention, state)))
+    plan = plan_of(launch_forward, launches, facts)
+    recipe = plan.recipe or plan.keep(_Recipe.of(launches, p1, info))
+    y = info.new_empty_strided(*recipe.tokens)
+    kept = p1.new_empty(recipe.kept, dtype=torch.float32)
+    final = kept.new_empty(recipe.state)
+    memory = recipe.temporaries.allocate(kept)
+    if state is not None:
+        state = state.contiguous()
+
+    def launch(
+        launcher: Launcher, p1, p2, info, log_retention, state, y, kept, final, memory
+    ) -> None:
+        *prepared, added, added_log_decay = recipe.temporaries.views(memory)
+        prepared, met = Prepared(*prepared), States(*kept.split_with_sizes(recipe.sizes))
+        scale, of_call = 1 / (tau * p1.shape[3] ** 0.5), (launches, recipe.segments)
+        given = p1, p2, log_retention, prepared, scale
+        launch_prepare(launcher, *given, *of_call, backward=False)
+        given = p1, p2, info, prepared, state, met, final, added, added_log_decay
+        launch_states(launcher, *given, *of_call, backward=False)
+        given = p1, p2, info, log_retention, prepared, met, y
+        _launch_output(launcher, *given, *of_call)
+
     with torch.cuda.device_of(p1):
-        prepared = launch_prepare(p1, p2, log_retention, scale, *of_call, backward=False)
-        kept, met, final = launch_states(p1, p2, info, prepared, state, *of_call, backward=False)
-        y = _launch_output(p1, p2, info, log_retention, prepared, met, *of_call)
+        plan.run((p1, p2, info, log_retention, state, y, kept, final, memory), launch)
     return y, final, kept
 
 
 def _launch_output(
+    launcher: Launcher,
     p1: torch.Tensor,
     p2: torch.Tensor,
     info: torch.Tensor,
     log_retention: torch.Tensor,
     prepared: Prepared,
     met: States,
+    y: torch.Tensor,
     launches: Launches,
     segments: Segments,
-    plan: Plan,
-) -> torch.Tensor:
+) -> None:
     B, H, T, D = p1.shape
-    y = empty_tokens(info, H)
     numbers = H, T, segments.chunks, segments.length, segments.count
     by_chunk = (B * H, segments.chunks)
 
@@ -83,7 +133,6 @@ def _launch_output(
 
     if launches.weak_output is not None:
         tensors = (p1, p2, info, *prepared, *met, y)
-        plan.launch(weak_output_kernel, tensors, configure_weak)
+        launcher.launch(weak_output_kernel, tensors, configure_weak)
     tensors = (p1, p2, info, log_retention, prepared.selves, prepared.weak, *met, y)
-    plan.launch(output_kernel, tensors, configure_others)
-    return y
+    launcher.launch(output_kernel, tensors, configure_others)

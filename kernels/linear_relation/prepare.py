@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from relation.kernels.common import empty_parts, head_offset, padded_width
+from relation.kernels.common import Part, head_offset, padded_width
 from relation.kernels.linear_relation.decays import (
     LARGEST_EXPONENT,
     load_retention,
@@ -22,7 +22,7 @@ from relation.kernels.linear_relation.tiles import (
     store_row,
     store_tokens,
 )
-from relation.kernels.plans import Configuration, Plan
+from relation.kernels.plans import Configuration, Launcher
 
 
 class Prepared(NamedTuple):
@@ -87,22 +87,31 @@ def prepare_kernel(
     store_tokens(exponents + head * T * D, exponent, t_start, T, D, 0, 1, D, CHUNK, WIDTH, WHOLE)
 
 
+def prepared_sizes(heads: int, T: int, D: int, segments: Segments) -> list[Part]:
+    """Numbers and dtypes of `Prepared`."""
+    rows, chunks = heads * T, heads * segments.chunks
+    return [
+        (3 * rows, torch.float32),
+        (chunks, torch.uint8),
+        (rows * D, torch.float32),
+        (2 * chunks * D, torch.float32),
+    ]
+
+
 def launch_prepare(
+    launcher: Launcher,
     p1: torch.Tensor,
     p2: torch.Tensor,
     log_retention: torch.Tensor,
+    prepared: Prepared,
     scale: float,
     launches: Launches,
     segments: Segments,
-    plan: Plan,
     *,
     backward: bool,
-) -> Prepared:
-    """Read p1, p2 and g once."""
+) -> None:
+    """Read p1, p2 and g once, and fill `prepared`."""
     B, H, T, D = p1.shape
-    rows, chunks = B * H * T, B * H * segments.chunks
-    selves, exponents, halves = empty_parts(p1, 3 * rows, rows * D, 2 * chunks * D)
-    weak = p1.new_empty(chunks, dtype=torch.uint8)
 
     def configure() -> Configuration:
         strides = (*p1.stride(), *p2.stride(), *log_retention.stride())
@@ -116,6 +125,4 @@ def launch_prepare(
         constants = launches.constants(D, H // p2.shape[1])
         return (B * H, segments.chunks), numbers, constants | own
 
-    tensors = (p1, p2, log_retention, selves, weak, exponents, halves)
-    plan.launch(prepare_kernel, tensors, configure)
-    return Prepared(selves, weak, exponents, halves)
+    launcher.launch(prepare_kernel, (p1, p2, log_retention, *prepared), configure)

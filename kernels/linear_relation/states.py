@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from relation.kernels.common import empty_parts, head_offset
+from relation.kernels.common import Part, head_offset
 from relation.kernels.linear_relation.decays import exp, from_registers, product
 from relation.kernels.linear_relation.launches import Launches, Segments
 from relation.kernels.linear_relation.prepare import Prepared
@@ -21,7 +21,7 @@ from relation.kernels.linear_relation.tiles import (
     shared_offset,
     state_tile,
 )
-from relation.kernels.plans import Configuration, Plan
+from relation.kernels.plans import Configuration, Launcher
 
 
 class States(NamedTuple):
@@ -165,35 +165,39 @@ def segment_scan_kernel(
     tl.store(final + head * D * D + element, state, mask=inside)
 
 
+def added_sizes(heads: int, D: int, segments: Segments) -> list[Part]:
+    """Numbers and dtypes of what every segment adds to a state, and of its retention."""
+    ends = heads * segments.count * D
+    return [(ends * D, torch.float32), (ends, torch.float32)]
+
+
 def launch_states(
+    launcher: Launcher,
     p1: torch.Tensor,
     p2: torch.Tensor,
     value: torch.Tensor,
     prepared: Prepared,
     initial: torch.Tensor | None,
+    met: States,
+    final: torch.Tensor,
+    added: torch.Tensor,
+    added_log_decay: torch.Tensor,
     launches: Launches,
     segments: Segments,
-    plan: Plan,
     *,
     backward: bool,
-) -> tuple[torch.Tensor, States, torch.Tensor]:
-    """The states that the chunks meet, as one tensor and its parts (`state_sizes`).
+) -> None:
+    """Fill `met`, the states that the chunks meet, and `final`, the one after the last chunk met.
 
-    The third result is the state after the last chunk met, (B, H, D, D).
-
-    Forward, value is the information, initial C_0 and the result C_T. Backward, value is dY,
-    initial dC_T and the result dC_0. None stands for an initial state of zeros.
+    Forward, value is the information, initial C_0 and final C_T. Backward, value is dY, initial
+    dC_T and final dC_0. initial, contiguous; None stands for zeros. added, added_log_decay:
+    memory of `added_sizes`.
     """
     B, H, T, D = p1.shape
-    sizes = state_sizes(B * H, D, segments)
-    kept = p1.new_empty(sum(sizes), dtype=torch.float32)
-    within, log_decay, entry = met = States(*kept.split_with_sizes(sizes))
-    ends = B * H * segments.count * D
-    added, added_log_decay = empty_parts(kept, ends * D, ends)
-    final = kept.new_empty((B, H, D, D))
+    within, log_decay, entry = met
     of_chunks = prepared.selves, prepared.weak, prepared.exponents, prepared.halves
     scan = launches.scan
-    start = added if initial is None else initial.contiguous()
+    start = added if initial is None else initial
 
     def configure_chunks() -> Configuration:
         options = launches.states.options(D)
@@ -222,7 +226,6 @@ def launch_states(
         return (B * H, triton.cdiv(D * D, scan.block)), (segments.count,), own
 
     results = (within, log_decay, added, added_log_decay)
-    plan.launch(chunk_states_kernel, (p1, p2, value, *of_chunks, *results), configure_chunks)
+    launcher.launch(chunk_states_kernel, (p1, p2, value, *of_chunks, *results), configure_chunks)
     tensors = (added, added_log_decay, start, entry, final)
-    plan.launch(segment_scan_kernel, tensors, configure_scan)
-    return kept, met, final
+    launcher.launch(segment_scan_kernel, tensors, configure_scan)
