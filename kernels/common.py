@@ -43,11 +43,6 @@ def rows_layout(x: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return (B, H, T), (H * T, T, 1)
 
 
-def empty_rows(like: torch.Tensor) -> torch.Tensor:
-    """Memory of `rows_layout` in FP32."""
-    return like.new_empty_strided(*rows_layout(like), dtype=torch.float32)
-
-
 # Shape, or length, and dtype.
 Part = tuple[int | Sequence[int], torch.dtype]
 

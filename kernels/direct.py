@@ -21,7 +21,7 @@ Launch = Callable[[int, Sequence[int | None]], None]
 MOST_MAPS = 256
 
 
-class Unexpected(Exception):
+class UnexpectedError(Exception):
     """Why a kernel must be launched by Triton's launcher."""
 
 
@@ -59,7 +59,9 @@ class TritonLaunch:
             if x is not None and not isinstance(x, torch.Tensor):
                 described = copy.copy(x)
                 x, described.base = x.base, None
-            self.given.append(None if x is None else (described, *_find(x, tensors)))
+            # Where an empty tensor lies is nowhere.
+            nowhere = x is None or not x.numel()
+            self.given.append(None if nowhere else (described, *_find(x, tensors)))
 
     def __call__(self, stream: int, pointers: Sequence[int | None]) -> None:
         self.by(self.launcher, stream, pointers)
@@ -92,14 +94,13 @@ def _find(x: torch.Tensor, tensors: Sequence[torch.Tensor | None]) -> tuple[int,
     ]
     if len(around) != 1:
         raise ValueError(f"an argument {tuple(x.shape)} is no part of the call's tensors")
-    # An empty part lies nowhere, and is not read.
-    return around[0], x.data_ptr() - tensors[around[0]].data_ptr() if x.numel() else 0
+    return around[0], x.data_ptr() - tensors[around[0]].data_ptr()
 
 
 def bind(launch: TritonLaunch, pointers: Sequence[int | None]) -> Launch:
     """The same launch past Triton's launcher; pointers: of any tensors of these layouts.
 
-    Raises Unexpected where Triton's launcher does anything that this does not know: it was written
+    Raises UnexpectedError where Triton's launcher does what this does not know, which was written
     for Triton 3.6 to 3.8.
     """
     function, around = _compiled_function(launch.launcher)
@@ -140,7 +141,7 @@ def bind(launch: TritonLaunch, pointers: Sequence[int | None]) -> Launch:
         for at, x, *_ in maps
     )
     if place is None or not known:
-        raise Unexpected("its launcher passes on other arguments")
+        raise UnexpectedError("its launcher passes on other arguments")
     before, after = head[:place], head[place + 1 :]
     # Pointers of tensors, then of parts of them, then maps, then the rest: `pick` orders them.
     count, constants = len(pointers), list(arguments)
@@ -186,15 +187,15 @@ def _compiled_function(launcher: Any) -> tuple[Callable, Callable[[Callable], Ca
             for name in ("launch", "global_scratch_size", "profile_scratch_size")
         )
     except AttributeError as error:
-        raise Unexpected(f"its launcher is an unknown one: {error}") from None
+        raise UnexpectedError(f"its launcher is an unknown one: {error}") from None
     if any(scratch) or getattr(launcher, "gsan_enabled", False):
-        raise Unexpected("its launcher gives it memory at every launch")
+        raise UnexpectedError("its launcher gives it memory at every launch")
     if not isinstance(called, FunctionType):
         return called, lambda other: other
     # The wrapper that encodes descriptors holds the compiled function in a cell.
     names, cells = called.__code__.co_freevars, called.__closure__ or ()
     if "launcher" not in names:
-        raise Unexpected("its launcher's wrapper for descriptors is an unknown one")
+        raise UnexpectedError("its launcher's wrapper for descriptors is an unknown one")
     place = names.index("launcher")
 
     def around(other: Callable) -> Callable:

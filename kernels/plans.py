@@ -17,7 +17,7 @@ from relation.kernels.common import interpreted
 from relation.kernels.direct import (
     Launch,
     TritonLaunch,
-    Unexpected,
+    UnexpectedError,
     bind,
     current_device,
     stream_getter,
@@ -72,7 +72,7 @@ class Launcher:
         bound = TritonLaunch(compiled, grid, tensors, rest, self._tensors)
         try:
             bound = bind(bound, _pointers(self._tensors))
-        except Unexpected as reason:
+        except UnexpectedError as reason:
             # Slower, never wrong.
             warnings.warn(f"{kernel.__name__} goes through Triton: {reason}", stacklevel=2)
         self.record.append(bound)

@@ -1,14 +1,18 @@
 """A driver that compiles for a GPU which is not there, and launches nothing.
 
 With it the launchers run on tensors of the CPU: every kernel that they would launch is compiled as
-they would launch it, and the host's part of a call can be timed.
+they would launch it. Triton's launcher is its own; only what it has compiled in C is not there.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia import driver as nvidia
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
@@ -26,22 +30,43 @@ class _Utils:
     def get_device_properties(self, device) -> dict[str, int]:
         return {"max_shared_mem": 232_448, "multiprocessor_count": 132}
 
-    def fill_tma_descriptor_tiled(self, *numbers) -> int:
-        return 0
+    def fill_tma_descriptor_tiled(self, *numbers) -> tuple:
+        """For a tensor map all that is in it."""
+        return numbers
+
+    fill_tma_descriptor = fill_tma_descriptor_tiled  # Triton 3.6
+
+    def build_signature_metadata(self, signature) -> bytes:
+        return b""
+
+    def launch(self, *arguments) -> None:
+        FakeDriver.launched(_read(arguments))
 
 
-class _Launcher:
-    def __init__(self, source, metadata):
-        pass
+class Launched(NamedTuple):
+    """A launch as Triton's launcher asks for it: what the kernel is given has tensor maps."""
 
-    def __call__(self, *arguments) -> None:
-        pass
+    grid: tuple[int, int, int]
+    stream: int
+    metadata: Any
+    enter: Any
+    arguments: tuple
+
+
+def _read(given: tuple) -> Launched:
+    if isinstance(given[13], list) and len(given) == 16:
+        return Launched(given[:3], given[3], given[8], given[9], tuple(given[15]))
+    return Launched(given[:3], given[3], given[10], given[11], given[13:])  # Triton 3.6
 
 
 class FakeDriver:
     """What Triton's JIT asks a driver, answered for one architecture."""
 
-    launcher_cls = _Launcher
+    launcher_cls = nvidia.CudaLauncher
+
+    @staticmethod
+    def launched(launch: Launched) -> None:
+        """For a test to put another in its place."""
 
     def __init__(self, architecture: str):
         self.target = GPUTarget("cuda", int(architecture.removeprefix("sm_")), 32)
@@ -71,8 +96,13 @@ def fake_gpu(architecture: str) -> Iterator[dict[str, list]]:
 
     driver._active = FakeDriver(architecture)
     triton.knobs.runtime.jit_post_compile_hook = note
+    # What its modules in C would be; Triton 3.6 compiles one for each kernel.
+    in_c = {"PyKernelArg": SimpleNamespace, "ARG_CONSTEXPR": 0, "ARG_KERNEL": 1, "ARG_TUPLE": 2}
+    in_c |= {"compile_module_from_src": lambda **given: driver._active.utils}
+    in_c |= {"library_dirs": lambda: []}
     try:
-        yield compiled
+        with patch.multiple(nvidia, create=True, **in_c):
+            yield compiled
     finally:
         driver._active, triton.knobs.runtime.jit_post_compile_hook = before, hook
         for function in known:

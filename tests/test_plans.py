@@ -1,7 +1,9 @@
 """Launches that repeat are bound once by layout, and reach Triton's launcher as Triton calls it."""
 
 import importlib
+import warnings
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,16 +13,18 @@ pytest.importorskip("triton")
 
 from relation import kernels
 from relation.errors import InputError
-from relation.kernels import checks, plans
+from relation.kernels import checks, direct, plans
 from relation.kernels.flash_relation.launches import load_launches
+from relation.kernels.linear_relation.launches import LAUNCHES
 
 if INTERPRETED:
     pytest.skip("the interpreter launches nothing", allow_module_level=True)
 
-from fake_gpu import FakeDriver, _Launcher, fake_gpu
+from fake_gpu import FakeDriver, Launched, fake_gpu
 
-FORWARD, BACKWARD = (
-    importlib.import_module(f"relation.kernels.flash_relation.{name}")
+FORWARD, BACKWARD, LINEAR_FORWARD, LINEAR_BACKWARD = (
+    importlib.import_module(f"relation.kernels.{operator}_relation.{name}")
+    for operator in ("flash", "linear")
     for name in ("forward", "backward")
 )
 
@@ -38,40 +42,45 @@ def run(p1, p2, info, dy, lam, bits: int = 16) -> None:
 
 
 @pytest.fixture
-def launched(monkeypatch) -> list[tuple]:
-    """What Triton's launcher was called with, pointers as integers and descriptors as theirs."""
+def launched(monkeypatch) -> list[Launched]:
+    """What the compiled functions were called with, pointers as integers."""
     calls = []
 
-    def record(self, *arguments) -> None:
-        def plain(x):
-            x = getattr(x, "base", x)
-            return x.data_ptr() if isinstance(x, torch.Tensor) else x
+    def record(launch: Launched) -> None:
+        # Of an empty tensor, nowhere.
+        given = [
+            x.data_ptr() or None if isinstance(x, torch.Tensor) else x for x in launch.arguments
+        ]
+        calls.append(Launched(launch.grid, launch.stream, None, None, tuple(given)))
 
-        # The grid, then past stream, function, metadata and hooks the kernel's own arguments.
-        calls.append((arguments[:3], [plain(x) for x in arguments[9:]]))
-
-    monkeypatch.setattr(_Launcher, "__call__", record)
+    monkeypatch.setattr(FakeDriver, "launched", record)
     monkeypatch.setattr(plans, "_plans", {})
+    # Whatever keeps a launch from going past Triton's launcher fails.
+    warnings.simplefilter("error", UserWarning)
     return calls
 
 
 @pytest.fixture
 def same_memory(monkeypatch):
-    """Called before a call, gives its every new tensor the memory that the call before it got."""
-    given, position = [], [0]
+    """Called before a call, gives its every new tensor the memory of the last with its name."""
+    given, now = {}, ["", 0]
 
     def of(make):
         def again(*arguments, **options):
-            position[0] += 1
-            if len(given) < position[0]:
-                given.append(make(*arguments, **options))
-            return given[position[0] - 1]
+            before, now[1] = given.setdefault(now[0], []), now[1] + 1
+            if len(before) < now[1]:
+                before.append(make(*arguments, **options))
+            return before[now[1] - 1]
 
         return again
 
     for name in ("new_empty", "new_empty_strided", "new_zeros"):
         monkeypatch.setattr(torch.Tensor, name, of(getattr(torch.Tensor, name)))
-    return lambda: position.__setitem__(0, 0)
+
+    def call(name: object = "") -> None:
+        now[:] = name, 0
+
+    return call
 
 
 @pytest.mark.parametrize(("bits", "dtype"), [(16, torch.bfloat16), (32, torch.float32)])
@@ -87,6 +96,119 @@ def test_a_bound_launch_is_what_triton_launches(launched, same_memory, bits, dty
     assert {len(kernels) for kernels in compiled.values()} == {1}
 
 
+@pytest.mark.parametrize("width", [48, 64])
+def test_a_tensor_elsewhere_is_launched_as_triton_would(launched, same_memory, width):
+    given = [inputs(width) for _ in range(3)]
+    calls = (0, 1, 2, 1, 0)
+    with fake_gpu("sm_90"):
+        for call in calls:
+            same_memory(call)
+            run(*given[call])
+        ours = list(launched)
+        for call in calls:
+            plans._plans.clear()
+            same_memory(call)
+            run(*given[call])
+    assert ours == launched[len(ours) :]
+    assert ours[:4] != ours[4:8] != ours[8:12]
+
+
+def test_maps_are_encoded_once_a_pointer_and_forgotten_in_time(launched, same_memory, monkeypatch):
+    encoded = []
+    monkeypatch.setattr(direct, "MOST_MAPS", 4)
+    with fake_gpu("sm_90"):
+        utilities = type(plans.stream_getter.__globals__["driver"].active.utils)
+        for name in ("fill_tma_descriptor", "fill_tma_descriptor_tiled"):
+            make = lambda self, *numbers: encoded.append(numbers) or numbers  # noqa: E731
+            monkeypatch.setattr(utilities, name, make)
+        given, others = inputs(64), [inputs(64) for _ in range(9)]
+
+        def count(*call) -> int:
+            before = len(encoded)
+            same_memory()
+            run(*call)
+            return len(encoded) - before
+
+        count(*given)
+        assert count(*given) > 0
+        assert count(*given) == 0
+        for call in others:
+            assert count(*call) > 0
+        assert count(*others[-1]) == 0
+        assert count(*given) > 0
+
+
+def run_linear(p1, p2, info, g, dy, state=None, dfinal=None) -> None:
+    *_, kept = LINEAR_FORWARD.launch_forward(p1, p2, info, g, state, 2.0)
+    LINEAR_BACKWARD.launch_backward(dy, dfinal, p1, p2, info, g, kept, 2.0)
+
+
+@pytest.mark.parametrize(("width", "states"), [(64, False), (128, True)])
+def test_linear_relations_launches_repeat(launched, same_memory, monkeypatch, width, states):
+    entry = next(e for e in LAUNCHES["sm_90", 2] if e.widest >= width)
+    for module in (LINEAR_FORWARD, LINEAR_BACKWARD):
+        monkeypatch.setattr(module, "select_launches", lambda *given: entry)
+    given = torch.randn(5, 1, 130, 2, width).bfloat16().transpose(2, 3)
+    given = [*given, *(torch.randn(2, 1, 2, width, width) if states else ())]
+    with fake_gpu("sm_90"):
+        for _ in range(2):
+            same_memory()
+            run_linear(*given)
+    half = len(launched) // 2
+    assert half == (12 if states else 11)
+    assert launched[:half] == launched[half:]
+
+
+def test_one_tensor_given_twice_is_not_taken_for_one_ever_after(launched, same_memory):
+    p1, p2, info, dy, lam = inputs(64)
+    with fake_gpu("sm_90"):
+        run(p1, p1, p1, p1, lam)
+        launched.clear()
+        same_memory()
+        run(p1, p2, info, dy, lam)
+        plans._plans.clear()
+        same_memory()
+        run(p1, p2, info, dy, lam)
+    assert launched[:4] == launched[4:]
+
+
+def test_a_launcher_unlike_tritons_is_left_in_charge(launched, same_memory, monkeypatch):
+    """What is launched is the same, and a warning says why, once a kernel."""
+    given = inputs()
+    monkeypatch.setattr(direct, "_compiled_function", refuse)
+    with (
+        fake_gpu("sm_90"),
+        pytest.warns(UserWarning, match="goes through Triton: it is odd") as said,
+    ):
+        warnings.simplefilter("always", UserWarning)
+        for _ in range(3):
+            same_memory()
+            run(*given)
+    assert len(said) == 4
+    assert launched[:4] == launched[4:8] == launched[8:]
+
+
+def refuse(launcher) -> None:
+    raise direct.UnexpectedError("it is odd")
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        SimpleNamespace(),
+        SimpleNamespace(launch=print, global_scratch_size=64, profile_scratch_size=0),
+        SimpleNamespace(launch=print, global_scratch_size=0, profile_scratch_size=64),
+        SimpleNamespace(
+            launch=print, global_scratch_size=0, profile_scratch_size=0, gsan_enabled=True
+        ),
+        SimpleNamespace(launch=refuse, global_scratch_size=0, profile_scratch_size=0),
+    ],
+)
+def test_what_a_launcher_adds_at_every_launch_is_not_left_out(launcher):
+    with pytest.raises(direct.UnexpectedError):
+        direct._compiled_function(launcher)
+
+
 def test_another_layout_is_bound_anew(launched):
     with fake_gpu("sm_90") as compiled:
         given = inputs()
@@ -97,7 +219,7 @@ def test_another_layout_is_bound_anew(launched):
     # By lam's alignment: the Gluon kernel masks every length.
     assert len(compiled["hopper_forward_kernel"]) == 2
     assert len(compiled["repair_kernel"]) == 2
-    assert len({grid for grid, _ in launched[::4]}) == 2
+    assert len({launch.grid for launch in launched[::4]}) == 2
 
 
 def test_a_profiler_hears_of_every_launch(launched, monkeypatch):
@@ -105,9 +227,10 @@ def test_a_profiler_hears_of_every_launch(launched, monkeypatch):
     import triton
 
     monkeypatch.setattr(triton.knobs.runtime, "launch_enter_hook", heard.append)
+    hear = lambda launch: launch.enter and launch.enter(launch.metadata)  # noqa: E731
+    monkeypatch.setattr(FakeDriver, "launched", hear)
     with fake_gpu("sm_90"):
         given = inputs()
-        monkeypatch.setattr(_Launcher, "__call__", lambda self, *a: a[7] and a[7](a[6]))
         for _ in range(2):
             run(*given)
     assert len(heard) == 8
@@ -161,15 +284,13 @@ def test_wrong_input_is_refused_every_time():
 
 
 def test_every_launch_goes_to_the_current_stream(launched, monkeypatch):
-    streams = []
-    monkeypatch.setattr(_Launcher, "__call__", lambda self, *given: streams.append(given[3]))
     current = [7]
     monkeypatch.setattr(FakeDriver, "get_current_stream", lambda self, device: current[0])
     given = inputs()
     with fake_gpu("sm_90"):
         for current[0] in (7, 7, 8):
             run(*given)
-    assert streams == [7] * 8 + [8] * 4
+    assert [launch.stream for launch in launched] == [7] * 8 + [8] * 4
 
 
 def test_plans_do_not_pile_up(monkeypatch):

@@ -12,15 +12,15 @@ import torch
 import triton
 
 from relation.kernels.checks import layout
-from relation.kernels.common import Parts, empty_rows, interpreted, tokens_layout
+from relation.kernels.common import Parts, interpreted, tokens_layout
 from relation.kernels.flash_relation.backward_p1 import p1_kernel
 from relation.kernels.flash_relation.backward_p2_info import p2_info_kernel
 from relation.kernels.flash_relation.descriptors import (
     aligned,
     describe,
     describe_row_sums,
-    empty_row_sums,
     fits,
+    row_sums_shape,
     scales_exactly,
 )
 from relation.kernels.flash_relation.hopper import chosen
@@ -61,7 +61,7 @@ def launch_backward(
     rows, documents = (gate_logit, log_norm), (starts, ends)
     facts = map(layout, (p1, p2, info, y, dy, *rows, *documents))
     plan = plan_of(launch_backward, launches, tau, transport_self, *facts)
-    recipe = plan.recipe or plan.keep(_Recipe.of(launches, p1, p2, info, dy, log_norm, starts))
+    recipe = plan.recipe or plan.keep(_Recipe.of(launches, p1, p2, info, dy, starts is not None))
     if not recipe.fit:
         p1, p2, info, dy = map(aligned, (p1, p2, info, dy))
     # Without atomics and with one writer an element, every sum has one order: equal inputs give
@@ -113,15 +113,15 @@ class _Recipe(NamedTuple):
     @classmethod
     def of(
         cls, launches: Launches, p1: torch.Tensor, p2: torch.Tensor, info: torch.Tensor,
-        dy: torch.Tensor, log_norm: torch.Tensor, starts: torch.Tensor | None,
+        dy: torch.Tensor, documents: bool,
     ) -> "_Recipe":  # fmt: skip
         B, H, T, _ = p1.shape
         described = launches.descriptors
         gluon_p1, gluon_p2_info = (
-            chosen(name, launches, p1.dtype, starts is not None) for name in ("p1", "p2_info")
+            chosen(name, launches, p1.dtype, documents) for name in ("p1", "p2_info")
         )
         blocks = triton.cdiv(T, GLUON_BLOCK if gluon_p1 else launches.p1.block_i)
-        temporaries = empty_row_sums(B * H, T, described, log_norm), empty_rows(p1)
+        temporaries = row_sums_shape(B * H, T, 2 * described), (B, H, T)
         return cls(
             not described or all(map(fits, (p1, p2, info, dy))),
             gluon_p1,
@@ -129,7 +129,7 @@ class _Recipe(NamedTuple):
             tokens_layout(p1, H),
             tokens_layout(p2, p2.shape[1]),
             B * H * blocks,
-            Parts(*((x.shape, x.dtype) for x in temporaries)),
+            Parts(*((shape, torch.float32) for shape in temporaries)),
         )
 
 

@@ -48,10 +48,9 @@ def describe(x: torch.Tensor, rows: int, width: int) -> Tiles | None:
     return Tiles(x, x.shape, x.stride(), [1, 1, rows, width]) if width else None
 
 
-def empty_row_sums(heads: int, length: int, planes: bool, like: torch.Tensor) -> torch.Tensor:
-    """For two numbers a row in like's FP32: a pair, or with `planes` a row each for TMA."""
-    shape = (heads, 2, -(-length // 4) * 4) if planes else (heads, length, 2)
-    return like.new_empty(shape)
+def row_sums_shape(heads: int, length: int, planes: int) -> tuple[int, int, int]:
+    """Of FP32 numbers a row: a pair, or so many `planes` for TMA."""
+    return (heads, planes, -(-length // 4) * 4) if planes else (heads, length, 2)
 
 
 def describe_row_sums(row_sums: torch.Tensor, length: int, rows: int) -> Tiles:

@@ -22,10 +22,10 @@ from relation.kernels.linear_relation.levels import (
 )
 from relation.kernels.linear_relation.prepare import Prepared, launch_prepare, prepared_sizes
 from relation.kernels.linear_relation.states import (
-    States,
     added_sizes,
     launch_states,
     state_sizes,
+    states_of,
 )
 from relation.kernels.linear_relation.weak import weak_coordinates_kernel, weak_information_kernel
 from relation.kernels.plans import Configuration, Launcher, plan_of
@@ -74,9 +74,8 @@ class _Recipe(NamedTuple):
     """What the layout decides of a call: shape and strides of gradients, and shapes of the rest."""
 
     segments: Segments
-    tokens: tuple
+    tokens: tuple[tuple[int, ...], tuple[int, ...]]
     state: tuple[int, ...]
-    sizes: tuple[int, ...]
     temporaries: Parts
     grouped: bool
 
@@ -85,18 +84,17 @@ class _Recipe(NamedTuple):
         B, H, T, D = p1.shape
         heads = B * H
         segments = split_chunks(heads, T, launches)
-        sizes = state_sizes(heads, D, segments)
         squares, kind = launches.kept_scores
         scores = heads * segments.chunks if launches.weak_coordinates else 0
         temporaries = Parts(
             *prepared_sizes(heads, T, D, segments),
             *added_sizes(heads, D, segments),
-            (sum(sizes), torch.float32),
+            (sum(state_sizes(heads, D, segments)), torch.float32),
             *[(heads * T, torch.float32)] * 2,
             ((scores, *squares), kind),
         )
-        grouped = H != p2.shape[1]
-        return cls(segments, tokens_layout(p1, H), (B, H, D, D), sizes, temporaries, grouped)
+        tokens, grouped = tokens_layout(p1, H), p2.shape[1] != H
+        return cls(segments, tokens, (B, H, D, D), temporaries, grouped)
 
 
 def _launch(
@@ -123,7 +121,7 @@ def _launch(
         recipe.temporaries.views(memory)
     )
     prepared = Prepared(*prepared)
-    met, dmet = (States(*x.split_with_sizes(recipe.sizes)) for x in (kept, dkept))
+    met, dmet = (states_of(x, B * H, D, segments) for x in (kept, dkept))
     # Formed again: kept, the exponents would double what g takes.
     given = p1, p2, log_retention, prepared, scale
     launch_prepare(launcher, *given, launches, segments, backward=True)
@@ -194,6 +192,4 @@ def _sum_over_groups(gradient: torch.Tensor, shared: int) -> torch.Tensor:
 
     PyTorch adds 16-bit numbers in FP32, in an order that the shape decides.
     """
-    if gradient.shape[1] == shared:
-        return gradient
     return gradient.transpose(1, 2).unflatten(2, (shared, -1)).sum(3).transpose(1, 2)

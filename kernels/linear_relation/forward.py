@@ -23,6 +23,7 @@ from relation.kernels.linear_relation.states import (
     added_sizes,
     launch_states,
     state_sizes,
+    states_of,
 )
 from relation.kernels.linear_relation.weak import weak_output_kernel
 from relation.kernels.plans import Configuration, Launcher, plan_of
@@ -37,9 +38,8 @@ class _Recipe(NamedTuple):
     """What the layout decides of a call: shape and strides of y, and shapes of the rest."""
 
     segments: Segments
-    tokens: tuple
+    tokens: tuple[tuple[int, ...], tuple[int, ...]]
     state: tuple[int, ...]
-    sizes: tuple[int, ...]
     kept: int
     temporaries: Parts
 
@@ -47,11 +47,10 @@ class _Recipe(NamedTuple):
     def of(cls, launches: Launches, p1: torch.Tensor, info: torch.Tensor) -> "_Recipe":
         B, H, T, D = p1.shape
         segments = split_chunks(B * H, T, launches)
-        sizes = state_sizes(B * H, D, segments)
-        given = B * H, T, D, segments
-        temporaries = Parts(*prepared_sizes(*given), *added_sizes(B * H, D, segments))
-        tokens = tokens_layout(info, H)
-        return cls(segments, tokens, (B, H, D, D), sizes, sum(sizes), temporaries)
+        prepared = prepared_sizes(B * H, T, D, segments)
+        temporaries = Parts(*prepared, *added_sizes(B * H, D, segments))
+        kept = kept_size(B, H, T, D, launches)
+        return cls(segments, tokens_layout(info, H), (B, H, D, D), kept, temporaries)
 
 
 def launch_forward(
@@ -83,8 +82,9 @@ def launch_forward(
         launcher: Launcher, p1, p2, info, log_retention, state, y, kept, final, memory
     ) -> None:
         *prepared, added, added_log_decay = recipe.temporaries.views(memory)
-        prepared, met = Prepared(*prepared), States(*kept.split_with_sizes(recipe.sizes))
-        scale, of_call = 1 / (tau * p1.shape[3] ** 0.5), (launches, recipe.segments)
+        B, H, _, D = p1.shape
+        prepared, met = Prepared(*prepared), states_of(kept, B * H, D, recipe.segments)
+        scale, of_call = 1 / (tau * D**0.5), (launches, recipe.segments)
         given = p1, p2, log_retention, prepared, scale
         launch_prepare(launcher, *given, *of_call, backward=False)
         given = p1, p2, info, prepared, state, met, final, added, added_log_decay
