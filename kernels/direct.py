@@ -7,6 +7,7 @@ map is made of the pointer, and of the layout and the kernel, which a plan fixes
 """
 
 import copy
+import itertools
 from collections.abc import Callable, Sequence
 from operator import itemgetter
 from types import CellType, FunctionType
@@ -17,8 +18,11 @@ from triton.runtime import driver
 
 # By number: the current device's stream, and pointers of the call's tensors.
 Launch = Callable[[int, Sequence[int | None]], None]
-# Kept at once of an argument: layers and micro-batches have tensors of their own.
-MOST_MAPS = 256
+# Kept at once, in some 16 MB: every layer, micro-batch and layout has tensors of its own.
+MOST_MAPS = 1 << 15
+# By the number of an argument of a bound launch, and a pointer.
+_maps: dict[tuple[int, int], Any] = {}
+_numbers = itertools.count()
 
 
 class UnexpectedError(Exception):
@@ -118,10 +122,10 @@ def bind(launch: TritonLaunch, pointers: Sequence[int | None]) -> Launch:
     plain, maps, length = [], [], 0
     for place in launch.given:
         if place is not None:
-            described, *source = place
-            if described is not None:
-                maps.append((length, described, *source))
-                length += len(described.shape) + len(described.strides)
+            tiles, *source = place
+            if tiles is not None:
+                maps.append((length, tiles, *source))
+                length += len(tiles.shape) + len(tiles.strides)
             else:
                 plain.append((length, *source))
         length += 1
@@ -136,9 +140,13 @@ def bind(launch: TritonLaunch, pointers: Sequence[int | None]) -> Launch:
     mark = object()
     head, arguments, as_one = split(expanded(mark, pointers))
     place = next((k for k, x in enumerate(head) if x is mark), None)
-    known = all(arguments[at] == pointers[k] + offset for at, k, offset in plain) and all(
-        tuple(arguments[at + 1 :][: 2 * len(x.shape)]) == (*x.shape, *x.strides)
-        for at, x, *_ in maps
+    known = (
+        len(arguments) == length
+        and all(arguments[at] == pointers[k] + offset for at, k, offset in plain)
+        and all(
+            tuple(arguments[at + 1 :][: 2 * len(x.shape)]) == (*x.shape, *x.strides)
+            for at, x, *_ in maps
+        )
     )
     if place is None or not known:
         raise UnexpectedError("its launcher passes on other arguments")
@@ -153,21 +161,22 @@ def bind(launch: TritonLaunch, pointers: Sequence[int | None]) -> Launch:
     for j, (at, *_) in enumerate(maps):
         order[at], constants[at] = count + len(parts) + j, None
     pick = itemgetter(*order)
-    kept: list[tuple[int, dict[int, Any]]] = [(k, {}) for _, _, k, _ in maps]
+    described = [(next(_numbers), k) for _, _, k, _ in maps]
 
     def encode(pointers: Sequence[int | None]) -> list:
         _, arguments, _ = split(expanded(None, pointers))
         encoded = [arguments[at] for at, *_ in maps]
-        for (k, by_pointer), one in zip(kept, encoded, strict=True):
-            if len(by_pointer) >= MOST_MAPS:
-                by_pointer.clear()
-            by_pointer[pointers[k]] = one
+        if len(_maps) >= MOST_MAPS:
+            _maps.clear()
+        _maps.update(
+            ((n, pointers[k]), one) for (n, k), one in zip(described, encoded, strict=True)
+        )
         return encoded
 
     def directly(stream: int, pointers: Sequence[int | None]) -> None:
         changing = [*pointers, *[pointers[k] + offset for k, offset in parts]]
         try:
-            changing += [by_pointer[pointers[k]] for k, by_pointer in kept]
+            changing += [_maps[n, pointers[k]] for n, k in described]
         except KeyError:
             changing += encode(pointers)
         arguments = pick(changing + constants)

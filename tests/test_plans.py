@@ -115,7 +115,8 @@ def test_a_tensor_elsewhere_is_launched_as_triton_would(launched, same_memory, w
 
 def test_maps_are_encoded_once_a_pointer_and_forgotten_in_time(launched, same_memory, monkeypatch):
     encoded = []
-    monkeypatch.setattr(direct, "MOST_MAPS", 4)
+    monkeypatch.setattr(direct, "_maps", {})
+    monkeypatch.setattr(direct, "MOST_MAPS", 40)
     with fake_gpu("sm_90"):
         utilities = type(plans.stream_getter.__globals__["driver"].active.utils)
         for name in ("fill_tma_descriptor", "fill_tma_descriptor_tiled"):
@@ -134,6 +135,7 @@ def test_maps_are_encoded_once_a_pointer_and_forgotten_in_time(launched, same_me
         assert count(*given) == 0
         for call in others:
             assert count(*call) > 0
+        assert len(direct._maps) < 60
         assert count(*others[-1]) == 0
         assert count(*given) > 0
 
