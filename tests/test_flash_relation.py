@@ -221,6 +221,30 @@ class TestInterpreted:
             inputs = sharing(draw(14, (2, heads, 33, width)), shared)
             assert_exact(inputs, transport_self=transport_self)
 
+    def test_gradients_again_and_of_saved_tensors_that_moved(self):
+        """As `retain_graph` asks for them, and activations that are kept elsewhere."""
+        inputs = draw(15, (2, 2, 33, 16))
+        (*leaves, dy), lam = (x.detach() for x in inputs[:4]), inputs[4]
+        leaves = [x.requires_grad_() for x in (*leaves, lam.reshape(1))]
+        y = kernels.flash_relation(*leaves)
+        first, again = (torch.autograd.grad(y, leaves, dy, retain_graph=True) for _ in range(2))
+        packed = torch.autograd.graph.saved_tensors_hooks(
+            lambda x: x.clone(memory_format=torch.contiguous_format), lambda x: x
+        )
+        with packed:
+            y = kernels.flash_relation(*leaves)
+        moved = torch.autograd.grad(y, leaves, dy)
+        for a, b, c in zip(first, again, moved, strict=True):
+            assert torch.equal(a, b) and torch.equal(a, c) and a.shape == c.shape
+
+    def test_differentiable_once(self):
+        p1, p2, info, dy, lam = draw(16, (1, 2, 17, 16))
+        p1 = p1.detach().requires_grad_()
+        y = kernels.flash_relation(p1, p2, info, lam)
+        (dp1,) = torch.autograd.grad(y, p1, dy.requires_grad_(), create_graph=True)
+        with pytest.raises(RuntimeError, match="once_differentiable"):
+            dp1.sum().backward()
+
     @pytest.mark.parametrize(("heads", "transport_self"), [(2, True), (1, False)])
     def test_dlam(self, heads, transport_self):
         assert_dlam_exact((1, heads, 17, 16), transport_self=transport_self)

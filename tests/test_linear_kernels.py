@@ -113,6 +113,13 @@ class TestInterpreted:
     def test_half_precision(self, kind):
         assert_exact(draw(3, (1, 1, 33, 20), torch.float16, kind=kind))
 
+    def test_differentiable_once(self):
+        p1, p2, info, g, _, dy, _ = draw(12, (1, 2, 17, 16), state=False)
+        y, _ = kernels.linear_relation(p1.requires_grad_(), p2, info, g)
+        (dp1,) = torch.autograd.grad(y, p1, dy.requires_grad_(), create_graph=True)
+        with pytest.raises(RuntimeError, match="once_differentiable"):
+            dp1.sum().backward()
+
     def test_documents_start_empty(self):
         """As the definition has them, inside chunks, at their ends and of one token."""
         p1, p2, info, g, _, dy, dfinal = draw(9, (2, 1, 53, 16), state=False)

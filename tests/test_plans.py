@@ -3,6 +3,7 @@
 import importlib
 import warnings
 import weakref
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -302,3 +303,53 @@ def test_plans_do_not_pile_up(monkeypatch):
         plans.plan_of(run, None, length)
     assert len(plans._plans) <= 4
     assert plans.plan_of(run, None, 9) is plans.plan_of(run, None, 9)
+
+
+def eager(operator: str, seed: int) -> tuple[Callable[[], tuple[torch.Tensor, ...]], list]:
+    """A call on a GPU that gives the result and all gradients, and its inputs."""
+    torch.manual_seed(seed)
+    *tokens, g = torch.randn(5, 2, 130, 4, 64, device="cuda").transpose(2, 3)
+    p1, p2, info, dy = (x.bfloat16() for x in tokens)
+    last = torch.tensor(0.5, device="cuda") if operator == "flash" else -g.abs()
+    leaves = [x.requires_grad_() for x in (p1, p2, info, last)]
+
+    def call() -> tuple[torch.Tensor, ...]:
+        if operator == "flash":
+            y = kernels.flash_relation(*leaves)
+        else:
+            y, _ = kernels.linear_relation(*leaves)
+        return y.detach(), *torch.autograd.grad(y, leaves, dy)
+
+    return call, [*leaves, dy]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("operator", ["flash", "linear"])
+def test_a_repeated_call_gives_what_a_first_one_does(operator, monkeypatch):
+    """Elsewhere in memory, on another stream, with other values, and replayed in a CUDA graph."""
+    monkeypatch.setattr(plans, "_plans", {})
+    warnings.simplefilter("error", UserWarning)
+    calls = [eager(operator, seed) for seed in range(3)]
+    first = []
+    for call, _ in calls:
+        plans._plans.clear()
+        first.append(call())
+    for k in (0, 1, 2, 1, 0):
+        assert all(map(torch.equal, calls[k][0](), first[k]))
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        there = calls[1][0]()
+    torch.cuda.synchronize()
+    assert all(map(torch.equal, there, first[1]))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = calls[0][0]()
+    with torch.no_grad():
+        for x, other in zip(calls[0][1], calls[2][1], strict=True):
+            x.copy_(other)
+    for _ in range(2):
+        graph.replay()
+        torch.cuda.synchronize()
+        assert all(map(torch.equal, captured, first[2]))
