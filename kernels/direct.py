@@ -55,6 +55,8 @@ class TritonLaunch:
         Each of these lies at one of `tensors` or, with storage that no other has, inside it.
         """
         self.launcher, self.rest = compiled.run, rest
+        # Without it Triton unloads the function.
+        self._compiled = compiled
         self._grid, self._kernel = (*grid, 1, 1)[:3], (compiled.function, compiled.packed_metadata)
         # Of each argument the descriptor, if it is one, and of which tensor and how far inside.
         self.given: list[tuple[Any, int, int] | None] = []
