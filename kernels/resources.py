@@ -76,8 +76,13 @@ def serialises_products(compiled: CompiledKernel) -> bool:
     It does where it runs out of registers for the numbers of products under way, and says so only
     in a message that Triton swallows.
     """
-    sass = _read_cubin(compiled.asm["cubin"], "-sass")
+    sass = read_machine_code(compiled)
     return sass.count("WARPGROUP.DEPBAR") > sass.count("HGMMA") // 2
+
+
+def read_machine_code(compiled: CompiledKernel) -> str:
+    """The machine code, as Triton's cuobjdump lists it."""
+    return _read_cubin(compiled.asm["cubin"], "-sass")
 
 
 def _resource_usage(cubin: bytes) -> tuple[int, int]:

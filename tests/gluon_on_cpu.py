@@ -42,15 +42,22 @@ class Descriptor:
         self.dtype, self.layout = tiles.base.dtype, None
         self.block_type = SimpleNamespace(shape=tiles.block_shape)
 
+    def _overlap(self, start: Sequence[int]) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+        """Of the box at `start`, what lies in the tensor: where in the box and where there."""
+        shape = zip(start, self.block_type.shape, self.x.shape, strict=True)
+        counts = [min(block, size - first) for first, block, size in shape]
+        there = tuple(slice(a, a + n) for a, n in zip(start, counts, strict=True))
+        return tuple(slice(0, n) for n in counts), there
+
     def box(self, start: Sequence[int]) -> torch.Tensor:
         box = torch.zeros(self.block_type.shape, dtype=self.dtype)
-        counts = [
-            min(block, size - first)
-            for first, block, size in zip(start, box.shape, self.x.shape, strict=True)
-        ]
-        there = tuple(slice(a, a + n) for a, n in zip(start, counts, strict=True))
-        box[tuple(slice(0, n) for n in counts)] = self.x[there]
+        inside, there = self._overlap(start)
+        box[inside] = self.x[there]
         return box
+
+    def put(self, start: Sequence[int], box: torch.Tensor) -> None:
+        inside, there = self._overlap(start)
+        self.x[there] = box.view(self.block_type.shape)[inside]
 
 
 class Shared:
@@ -76,31 +83,34 @@ class Shared:
 
 
 class Barrier:
-    """An mbarrier of one arrival."""
+    """An mbarrier."""
 
     def __init__(self):
         self._changed = threading.Condition()
-        self._completed, self._arrived, self._bytes = 0, False, 0
+        self._completed, self._bytes = 0, 0
 
-    def arrive(self, announced: int = 0) -> None:
+    def init(self, count: int) -> None:
+        self._count = self._missing = count
+
+    def arrive(self, count: int = 1, announced: int = 0) -> None:
         with self._changed:
-            assert not self._arrived, "a second arrival in one phase"
-            self._arrived = True
-            self._count(announced)
+            assert count <= self._missing, "more arrivals in one phase than were announced"
+            self._missing -= count
+            self._advance(announced)
 
     def receive(self, size: int) -> None:
         with self._changed:
-            self._count(-size)
+            self._advance(-size)
 
     def wait(self, phase: int) -> None:
         with self._changed:
             done = self._changed.wait_for(lambda: self._completed % 2 != phase, _LONGEST_WAIT)
             assert done, "a wait that does not end"
 
-    def _count(self, announced: int) -> None:
+    def _advance(self, announced: int) -> None:
         self._bytes += announced
-        if self._arrived and self._bytes == 0:
-            self._completed, self._arrived = self._completed + 1, False
+        if self._missing == 0 and self._bytes == 0:
+            self._completed, self._missing = self._completed + 1, self._count
             self._changed.notify_all()
 
 
@@ -143,6 +153,10 @@ def _copy(tiles: Descriptor, start: Sequence[int], barrier: Barrier, to: Shared)
     box = tiles.box([int(k) for k in start])
     to.x.copy_(box.view(to.x.shape))
     barrier.receive(box.nbytes)
+
+
+def _send(tiles: Descriptor, start: Sequence[int], source: Shared) -> None:
+    tiles.put([int(k) for k in start], source.x)
 
 
 def _allocate(dtype, shape: Sequence[int], layout: None):
@@ -253,17 +267,28 @@ def _language() -> dict[str, object]:
     }
 
 
+def _ampere() -> dict[str, object]:
+    # Every thread of four warps arrives.
+    arrive = SimpleNamespace(mbarrier_arrive=lambda barrier, increment_count: barrier.arrive(128))
+    return {"async_copy": arrive}
+
+
 def _hopper() -> dict[str, object]:
     return {
         "mbarrier": SimpleNamespace(
             MBarrierLayout=_no_layout,
-            init=_no_layout,
+            init=lambda barrier, count: barrier.init(count),
             wait=lambda barrier, phase: barrier.wait(phase),
-            expect=lambda barrier, size: barrier.arrive(size),
-            arrive=lambda barrier: barrier.arrive(),
+            expect=lambda barrier, size: barrier.arrive(announced=size),
+            arrive=lambda barrier, count=1: barrier.arrive(count),
         ),
-        "tma": SimpleNamespace(async_copy_global_to_shared=_copy),
+        "tma": SimpleNamespace(
+            async_copy_global_to_shared=_copy,
+            async_copy_shared_to_global=_send,
+            store_wait=_no_layout,
+        ),
         "warpgroup_mma": _multiply,
+        "warpgroup_mma_init": lambda x: x,
         "warpgroup_mma_wait": _wait,
         "fence_async_shared": _no_layout,
     }
@@ -277,6 +302,7 @@ def gluon_on_cpu(kernels: Sequence[str]) -> Iterator[None]:
         gluon: {"jit": _jit, "constexpr_function": _jit},
         f"{gluon}.language": _language(),
         f"{gluon}.language.nvidia": {},
+        f"{gluon}.language.nvidia.ampere": _ampere(),
         f"{gluon}.language.nvidia.hopper": _hopper(),
         f"{gluon}.nvidia": {},
         f"{gluon}.nvidia.hopper": {"TensorDescriptor": object},

@@ -11,6 +11,7 @@ from interpreter import INTERPRETED
 
 pytest.importorskip("triton")
 
+from relation.kernels.factors import overwritten_factors
 from relation.kernels.fences import Unfenced, count_products, unfenced_products
 
 PRODUCT = "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {%r1}, %rd1, %rd2, 1, 1, 1, 0, 0;"
@@ -87,3 +88,4 @@ def test_linear_relations_products_wait_for_copies(width, monkeypatch):
         for kernel in kernels:
             unfenced = unfenced_products(kernel.asm["ptx"])
             assert [u for u in unfenced if u.written == "copied"] == [], name
+            assert overwritten_factors(kernel) == 0, name

@@ -14,6 +14,7 @@ if INTERPRETED:
 
 from gluon_on_cpu import CpuPlan, gluon_on_cpu
 
+from relation.kernels.flash_relation.descriptors import aligned_rows, row_sums_shape
 from relation.kernels.flash_relation.launches import GluonLaunch
 
 PACKAGE = "relation.kernels.flash_relation"
@@ -35,18 +36,16 @@ def run(launchers, inputs, transport_self: bool, stages: int, tau: float):
     launch, plan = GluonLaunch(stages, 128, programs=2), CpuPlan()
     y, dp1, dp2, dinfo = (torch.full_like(x, torch.nan) for x in (p1, p1, p2, info))
     rows = torch.full((B, H, T), torch.nan)
-    gate_logit, log_norm, du_self = rows, rows.clone(), rows.clone()
-    sums = torch.full((B * H, 2, -(-T // 4) * 4), torch.nan)
-    dlam = torch.full((B * H * -(-T // 64),), torch.nan)
+    gate_logit, log_norm = rows, rows.clone()
+    parts, dlam = torch.full((B * H * -(-T // 64),), torch.nan), torch.tensor(torch.nan)
     results = lam, y, gate_logit, log_norm, tau, transport_self
-    counter = torch.zeros(1, dtype=torch.int32)
+    counter, counters = torch.zeros(1, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
     launchers.launch_forward(plan, launch, counter, p1, p2, info, *results)
-    counters = torch.zeros(2, dtype=torch.int32)
-    results = gate_logit, log_norm, sums, du_self, dlam, dp1, tau, transport_self
-    launchers.launch_p1(plan, launch, counters, p1, p2, info, y, dy, *results)
-    results = gate_logit, sums, du_self, dp2, dinfo, transport_self
-    launchers.launch_p2_info(plan, launch, counters, p1, p2, info, dy, *results)
-    return y, dp1, dp2, dinfo, dlam.sum()
+    rows = map(aligned_rows, (gate_logit, log_norm))
+    sums = torch.full(row_sums_shape(B * H, T, planes=3), torch.nan)
+    results = *rows, sums, parts, dp1, dp2, dinfo, dlam, tau, transport_self
+    launchers.launch_backward(plan, launch, launch, counters, p1, p2, info, y, dy, *results)
+    return y, dp1, dp2, dinfo, dlam
 
 
 @pytest.mark.parametrize(

@@ -72,11 +72,13 @@ def test_every_gluon_launch_fits_and_grows_no_further(name, entry):
     """Programs that stay side by side share a multiprocessor's registers and shared memory."""
     triton = pytest.importorskip("triton")
     from relation.kernels.common import SHARED_MEMORY
+    from relation.kernels.factors import overwritten_factors
     from relation.kernels.flash_relation.resources import compile_gluon
     from relation.kernels.resources import resources_of, serialises_products
 
     compiled, launch = compile_gluon(name, "sm_90", entry), entry.gluon(name)
     assert not serialises_products(compiled)
+    assert overwritten_factors(compiled) == 0
     found = resources_of(compiled)
     # A KiB a program is CUDA's own; of the producer's warp group three warps idle.
     assert launch.programs * (found.shared + 1024) <= SHARED_MEMORY["sm_90"] + 1024
@@ -91,14 +93,14 @@ def test_every_gluon_launch_fits_and_grows_no_further(name, entry):
 def test_gluon_products_read_what_tma_brought(name, entry):
     """No thread copies a tile, and what threads store into one is fenced before its product.
 
-    Only p1's and p2_info's tiles are stored to, where they are scaled beforehand. Elsewhere the
+    Tiles are stored to where they are scaled beforehand. Elsewhere the
     stores that reach a product are of other bytes: block numbers, and tiles that change layout.
     """
     pytest.importorskip("triton")
     from relation.kernels.fences import count_products, unfenced_products
     from relation.kernels.flash_relation.resources import compile_gluon
 
-    stores_tiles = entry.widest == 64 and name != "forward"
+    stores_tiles = entry.widest == 64
     for group in (1, 2):
         ptx = compile_gluon(name, "sm_90", entry, group).asm["ptx"]
         assert count_products(ptx) > 0
@@ -122,10 +124,13 @@ def test_gluon_is_chosen_for_what_it_can_do(monkeypatch):
     assert hopper.chosen("p1", at[128], torch.bfloat16, False) is None
     assert hopper.chosen(*asked, torch.bfloat16, False) == at[64].gluon_p1
     assert at[64].in_triton().gluon("p1") is None
-    two = replace(at[48], gluon_p2_info=None)
-    monkeypatch.setattr(hopper, "select_launches", lambda *given: two)
+    backward = replace(at[48], gluon_forward=None)
+    monkeypatch.setattr(hopper, "select_launches", lambda *given: backward)
     told = hopper.describe_passes(torch.device("cuda"), torch.bfloat16, 48)
-    assert told.startswith("forward in Gluon; p1 in Gluon; p2_info in Triton: launches.toml has")
+    assert told.startswith("forward in Triton: launches.toml has no gluon_forward")
+    assert told.endswith("p1 in Gluon; p2_info in Gluon")
+    with pytest.raises(ValueError, match="gluon_p1 and gluon_p2_info come together"):
+        replace(at[48], gluon_p2_info=None)
     monkeypatch.setattr(triton, "__version__", "3.9.0")
     hopper._why_no_gluon.cache_clear()
     assert "this is 3.9.0" in hopper.why_triton(*asked, torch.bfloat16)
@@ -134,9 +139,10 @@ def test_gluon_is_chosen_for_what_it_can_do(monkeypatch):
 
 
 @pytest.mark.parametrize(("name", "architecture", "entry"), WITH_PRODUCTS, ids=label)
-def test_tensor_cores_read_no_tile_before_it_has_arrived(name, architecture, entry):
-    """The cause of forwards that came out wrong on Hopper, in the code of every shipped launch."""
+def test_tensor_cores_read_arrived_tiles_and_unchanged_factors(name, architecture, entry):
+    """Both faults that compilers have made of such loops, in the code of every shipped launch."""
     pytest.importorskip("triton")
+    from relation.kernels.factors import overwritten_factors
     from relation.kernels.fences import count_products, unfenced_products
     from relation.kernels.flash_relation.resources import compile_pass
 
@@ -144,9 +150,10 @@ def test_tensor_cores_read_no_tile_before_it_has_arrived(name, architecture, ent
     for width, documents in [*widths, (entry.widest, True)]:
         at = replace(entry, widest=width)
         by = by_descriptors(name, entry)
-        ptx = compile_pass(name, architecture, at, by, documents).asm["ptx"]
-        assert count_products(ptx) > 0
-        assert unfenced_products(ptx) == []
+        compiled = compile_pass(name, architecture, at, by, documents)
+        assert count_products(compiled.asm["ptx"]) > 0
+        assert unfenced_products(compiled.asm["ptx"]) == []
+        assert overwritten_factors(compiled) == 0
 
 
 def test_where_wgmma_is_used_tiles_come_through_descriptors():

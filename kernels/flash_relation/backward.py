@@ -16,9 +16,12 @@ from relation.kernels.common import Parts, interpreted, tokens_layout
 from relation.kernels.flash_relation.backward_p1 import p1_kernel
 from relation.kernels.flash_relation.backward_p2_info import p2_info_kernel
 from relation.kernels.flash_relation.descriptors import (
+    ALIGNMENT,
     aligned,
+    aligned_rows,
     describe,
     describe_row_sums,
+    empty_aligned,
     fits,
     row_sums_shape,
     scales_exactly,
@@ -61,71 +64,87 @@ def launch_backward(
     rows, documents = (gate_logit, log_norm), (starts, ends)
     facts = map(layout, (p1, p2, info, y, dy, *rows, *documents))
     plan = plan_of(launch_backward, launches, tau, transport_self, *facts)
-    recipe = plan.recipe or plan.keep(_Recipe.of(launches, p1, p2, info, dy, starts is not None))
+    recipe = plan.recipe or plan.keep(_Recipe.of(launches, p1, p2, info, y, dy, starts is not None))
     if not recipe.fit:
-        p1, p2, info, dy = map(aligned, (p1, p2, info, dy))
+        p1, p2, info, y, dy = map(aligned, (p1, p2, info, y, dy))
     # Without atomics and with one writer an element, every sum has one order: equal inputs give
     # bitwise equal gradients.
     dp1 = p1.new_empty_strided(*recipe.dp1)
     dp2 = p2.new_empty_strided(*recipe.shared)
     dinfo = info.new_empty_strided(*recipe.shared)
-    memory = recipe.temporaries.allocate(log_norm)
     dlam_partial = log_norm.new_empty(recipe.blocks)
-    # Cleared on the stream and in a CUDA graph with it, so that no launch shares its own.
-    counters = log_norm.new_zeros(2, dtype=torch.int32) if recipe.counted else None
+    memory, places = recipe.temporaries.allocate(log_norm), (dp1, dp2, dinfo)
+    counters = dlam = None
+    if recipe.gluon:
+        # Cleared on the stream and in a CUDA graph with it, so that no launch shares its own.
+        counters = log_norm.new_zeros(2, dtype=torch.int32)
+        dlam = log_norm.new_empty(())
+        rows = tuple(map(aligned_rows, rows))
+        if not recipe.stored:
+            places = tuple(map(empty_aligned, places))
 
     def launch(launcher: Launcher, *tensors: torch.Tensor | None) -> None:
-        inputs, rows, (starts, ends), counters = tensors[:5], tensors[5:7], tensors[7:9], tensors[9]
-        dp1, dp2, dinfo, memory, dlam_partial = tensors[10:]
-        row_sums, du_self = recipe.temporaries.views(memory)
-        given = launcher, recipe, launches, counters, inputs
-        results = (*rows, row_sums, du_self, dlam_partial, dp1)
+        inputs, rows, (starts, ends) = tensors[:5], tensors[5:7], tensors[7:9]
+        dp1, dp2, dinfo, memory, dlam_partial, dlam, counters = tensors[9:]
+        parts = recipe.temporaries.views(memory)
+        if recipe.gluon:
+            from relation.kernels.flash_relation import hopper_launch
+
+            results = *parts, dlam_partial, dp1, dp2, dinfo, dlam
+            given = *recipe.gluon, counters, *inputs, *rows, *results, tau, transport_self
+            hopper_launch.launch_backward(launcher, *given)
+            return
+        given = launcher, launches, inputs
+        results = (*rows, *parts, dlam_partial, dp1)
         _launch_p1(*given, starts, results, tau, transport_self)
-        results = (rows[0], row_sums, du_self, dp2, dinfo)
+        results = (rows[0], *parts, dp2, dinfo)
         _launch_p2_info(*given, ends, results, transport_self)
 
     with torch.cuda.device_of(p1):
-        given = p1, p2, info, y, dy, *rows, *documents, counters
-        plan.run((*given, dp1, dp2, dinfo, memory, dlam_partial), launch)
-    return dp1, dp2, dinfo, dlam_partial.sum()
+        given = p1, p2, info, y, dy, *rows, *documents
+        plan.run((*given, *places, memory, dlam_partial, dlam, counters), launch)
+    if not recipe.stored:
+        for x, place in zip((dp1, dp2, dinfo), places, strict=True):
+            x.copy_(place)
+    return dp1, dp2, dinfo, dlam_partial.sum() if dlam is None else dlam
 
 
 class _Recipe(NamedTuple):
     """What the layout decides of a call.
 
-    fit: whether tiles can come from the inputs and dy as they are; gluon_p1 and gluon_p2_info: how
-    a pass runs in Gluon, where it does; dp1 and shared: shape and strides of its gradient, and of
-    those of p2 and info; blocks: parts of lam's; temporaries: row sums, and Self's dU a row.
+    fit: whether tiles can come from the inputs and dy as they are, and `stored` go to the
+    gradients; gluon: how p1 and p2_info run in Gluon, where they do, both or neither; dp1 and
+    shared: shape and strides of its gradient, and of those of p2 and info; blocks: parts of lam's;
+    temporaries: row sums, and for Triton's kernels Self's dU a row.
     """
 
     fit: bool
-    gluon_p1: GluonLaunch | None
-    gluon_p2_info: GluonLaunch | None
+    stored: bool
+    gluon: tuple[GluonLaunch, GluonLaunch] | None
     dp1: tuple
     shared: tuple
     blocks: int
     temporaries: Parts
 
-    @property
-    def counted(self) -> bool:
-        return self.gluon_p1 is not None or self.gluon_p2_info is not None
-
     @classmethod
     def of(
         cls, launches: Launches, p1: torch.Tensor, p2: torch.Tensor, info: torch.Tensor,
-        dy: torch.Tensor, documents: bool,
+        y: torch.Tensor, dy: torch.Tensor, documents: bool,
     ) -> "_Recipe":  # fmt: skip
-        B, H, T, _ = p1.shape
+        B, H, T, D = p1.shape
         described = launches.descriptors
-        gluon_p1, gluon_p2_info = (
+        p1_launch, p2_info_launch = (
             chosen(name, launches, p1.dtype, documents) for name in ("p1", "p2_info")
         )
-        blocks = triton.cdiv(T, GLUON_BLOCK if gluon_p1 else launches.p1.block_i)
-        temporaries = row_sums_shape(B * H, T, 2 * described), (B, H, T)
+        gluon = (p1_launch, p2_info_launch) if p1_launch else None
+        blocks = triton.cdiv(T, GLUON_BLOCK if gluon else launches.p1.block_i)
+        temporaries = [row_sums_shape(B * H, T, 3 if gluon else 2 * described)]
+        if not gluon:
+            temporaries.append((B, H, T))
         return cls(
-            not described or all(map(fits, (p1, p2, info, dy))),
-            gluon_p1,
-            gluon_p2_info,
+            not described or all(map(fits, (p1, p2, info, y, dy))),
+            not gluon or D * p1.element_size() % ALIGNMENT == 0,
+            gluon,
             tokens_layout(p1, H),
             tokens_layout(p2, p2.shape[1]),
             B * H * blocks,
@@ -165,15 +184,9 @@ def _configure(
 
 
 def _launch_p1(
-    launcher: Launcher, recipe: _Recipe, launches: Launches, counters: torch.Tensor | None,
-    inputs: tuple, starts: torch.Tensor | None, results: tuple, tau: float, transport_self: bool,
+    launcher: Launcher, launches: Launches, inputs: tuple, starts: torch.Tensor | None,
+    results: tuple, tau: float, transport_self: bool,
 ) -> None:  # fmt: skip
-    if recipe.gluon_p1:
-        from relation.kernels.flash_relation import hopper_launch
-
-        given = recipe.gluon_p1, counters, *inputs, *results, tau, transport_self
-        hopper_launch.launch_p1(launcher, *given)
-        return
     p1, p2, info, y, dy = inputs
     tile, dp1 = launches.p1, results[-1]
 
@@ -188,16 +201,10 @@ def _launch_p1(
 
 
 def _launch_p2_info(
-    launcher: Launcher, recipe: _Recipe, launches: Launches, counters: torch.Tensor | None,
-    inputs: tuple, ends: torch.Tensor | None, results: tuple, transport_self: bool,
+    launcher: Launcher, launches: Launches, inputs: tuple, ends: torch.Tensor | None,
+    results: tuple, transport_self: bool,
 ) -> None:  # fmt: skip
     p1, p2, info, _, dy = inputs
-    if recipe.gluon_p2_info:
-        from relation.kernels.flash_relation import hopper_launch
-
-        given = recipe.gluon_p2_info, counters, p1, p2, info, dy, *results, transport_self
-        hopper_launch.launch_p2_info(launcher, *given)
-        return
     tile, (_, row_sums, _, dp2, _) = launches.p2_info, results
 
     def configure() -> Configuration:

@@ -12,10 +12,28 @@ def aligned(x: torch.Tensor) -> torch.Tensor:
     """x (B, H, T, D), or a copy of it where the hardware cannot hold its descriptor."""
     if fits(x):
         return x
+    return empty_aligned(x).copy_(x)
+
+
+def empty_aligned(x: torch.Tensor) -> torch.Tensor:
+    """Memory for (B, H, T, D) like x, whose descriptor the hardware can hold."""
     B, H, T, D = x.shape
     unit = ALIGNMENT // x.element_size()
     rows = torch.empty((B, T, H, -(-D // unit) * unit), dtype=x.dtype, device=x.device)
-    return rows[..., :D].transpose(1, 2).copy_(x)
+    return rows[..., :D].transpose(1, 2)
+
+
+def aligned_rows(x: torch.Tensor) -> torch.Tensor:
+    """Numbers x (B, H, T), FP32, or a copy of them where T is no multiple of four."""
+    if x.shape[2] * x.element_size() % ALIGNMENT == 0:
+        return x
+    return empty_aligned_rows(x, x.shape[:2]).copy_(x)
+
+
+def empty_aligned_rows(like: torch.Tensor, rows: tuple[int, ...]) -> torch.Tensor:
+    """Memory for `rows` rows of as many FP32 numbers as like's, of which TMA can hold a matrix."""
+    T = like.shape[2]
+    return like.new_empty((*rows, -(-T // 4) * 4))[..., :T]
 
 
 def fits(x: torch.Tensor) -> bool:

@@ -13,7 +13,14 @@ import triton.language as tl
 
 from relation.kernels.checks import layout
 from relation.kernels.common import interpreted, offset_of_head, rows_layout, tokens_layout
-from relation.kernels.flash_relation.descriptors import aligned, describe, fits, scales_exactly
+from relation.kernels.flash_relation.descriptors import (
+    ALIGNMENT,
+    aligned,
+    describe,
+    empty_aligned,
+    fits,
+    scales_exactly,
+)
 from relation.kernels.flash_relation.hopper import chosen
 from relation.kernels.flash_relation.launches import (
     GluonLaunch,
@@ -313,6 +320,7 @@ def launch_forward(
     log_norm = y.new_empty_strided(*recipe.rows, dtype=torch.float32)
     # Cleared on the stream and in a CUDA graph with it, so that no launch shares its counter.
     counter = y.new_zeros(1, dtype=torch.int32) if recipe.gluon else None
+    place = y if recipe.stored else empty_aligned(y)
 
     def launch(launcher: Launcher, p1, p2, info, counter, *results) -> None:
         given = (p1, p2, info), results, tau, transport_self, launches
@@ -328,18 +336,22 @@ def launch_forward(
             _launch_repair(launcher, *given)
 
     with torch.cuda.device_of(p1):
-        plan.run((p1, p2, info, counter, lam, starts, y, gate_logit, log_norm), launch)
+        plan.run((p1, p2, info, counter, lam, starts, place, gate_logit, log_norm), launch)
+    if not recipe.stored:
+        y.copy_(place)
     return y, gate_logit, log_norm
 
 
 class _Recipe(NamedTuple):
     """What the layout decides of a call.
 
-    fit: whether tiles can come from p1, p2 and info as they are; tokens and rows: shape and strides
-    of y and of numbers a row; gluon: how the scan runs in Gluon, where it does.
+    fit: whether tiles can come from p1, p2 and info as they are, and `stored` go to y; tokens and
+    rows: shape and strides of y and of numbers a row; gluon: how the scan runs in Gluon, where it
+    does.
     """
 
     fit: bool
+    stored: bool
     tokens: tuple
     rows: tuple
     gluon: GluonLaunch | None
@@ -355,7 +367,8 @@ class _Recipe(NamedTuple):
     ) -> "_Recipe":
         fit = not launches.descriptors or all(map(fits, (p1, p2, info)))
         gluon = chosen("forward", launches, p1.dtype, documents)
-        return cls(fit, tokens_layout(info, p1.shape[1]), rows_layout(p1), gluon)
+        stored = not gluon or p1.shape[3] * p1.element_size() % ALIGNMENT == 0
+        return cls(fit, stored, tokens_layout(info, p1.shape[1]), rows_layout(p1), gluon)
 
 
 def _configure(

@@ -7,8 +7,11 @@ scores of a tile into weights, the tensor cores still add the tile before to z.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
     mbarrier,
+    tma,
     warpgroup_mma,
+    warpgroup_mma_init,
     warpgroup_mma_wait,
 )
 
@@ -16,23 +19,27 @@ from relation.kernels.flash_relation.hopper_tiles import (
     BLOCK,
     LN_2,
     LOG2_E,
-    allocate_barriers,
+    allocate_ring,
     allocate_tiles,
     allocate_work,
     await_slot,
     begin_scores,
+    end_work,
     factors,
     fetch,
     hand_over,
+    join_sums,
+    leave,
     next_block,
     next_stage,
-    offset_of,
+    no_product,
+    partial_sums,
     place_of,
     products,
     receive,
-    rows,
+    scale_tile,
+    send,
     sigmoid,
-    store_rows,
     tanh,
     tile_at,
 )
@@ -40,14 +47,16 @@ from relation.kernels.flash_relation.hopper_tiles import (
 
 @gluon.jit
 def _producer(
-    p1_tiles, p2_tiles, info_tiles, heads, blocks, all_blocks, H, counter,
-    p1, p2, info, full, empty, ready, free, work,
+    tiles, sizes, counter, memory,
     GROUP: gl.constexpr, STAGES: gl.constexpr, TILE: gl.constexpr,
 ):  # fmt: skip
-    """Bring each block's rows of p1, then its history: the diagonal, then from the start on.
+    """Bring each block's rows of p1, then its history from the start to the diagonal.
 
     TILE: bytes of a tile.
     """
+    p1_tiles, p2_tiles, info_tiles = tiles
+    heads, blocks, all_blocks, H = sizes
+    p1, p2, info, full, empty, ready, free, work = memory
     stage = 0
     phase = 1
     turn = 0
@@ -59,86 +68,60 @@ def _producer(
         i_start = (blocks - 1 - place) * BLOCK
         slot = turn & 1
         await_slot(free, turn)
-        hand_over(work, slot, block)
+        hand_over(work, slot, b, h, i_start, block)
         mbarrier.expect(ready.index(slot), TILE)
         fetch(p1_tiles, b, h, i_start, p1, slot, ready.index(slot))
-        j_start = i_start
         for step in range(i_start // BLOCK + 1):
             mbarrier.wait(empty.index(stage), phase)
             mbarrier.expect(full.index(stage), 2 * TILE)
-            fetch(p2_tiles, b, h // GROUP, j_start, p2, stage, full.index(stage))
-            fetch(info_tiles, b, h // GROUP, j_start, info, stage, full.index(stage))
-            j_start = step * BLOCK
+            fetch(p2_tiles, b, h // GROUP, step * BLOCK, p2, stage, full.index(stage))
+            fetch(info_tiles, b, h // GROUP, step * BLOCK, info, stage, full.index(stage))
             stage, phase = next_stage(stage, phase, STAGES)
         turn += 1
         block = next_block(counter)
-    await_slot(free, turn)
-    hand_over(work, turn & 1, all_blocks)
-    mbarrier.arrive(ready.index(turn & 1))
+    end_work(work, ready, free, turn)
 
 
 @gluon.jit
-def _exponents(u, scale, SCALED: gl.constexpr):
+def _exponents(u, SCALE: gl.constexpr, SCALED: gl.constexpr):
     """E log2(e)."""
     if SCALED:
         return u * (tanh(u) * LOG2_E + LOG2_E)
     else:
-        h2 = u * (0.5 * LOG2_E * scale)
-        return h2 * tanh(u * (0.5 * scale)) + h2
+        h2 = u * (0.5 * LOG2_E * SCALE)
+        return h2 * tanh(u * (0.5 * SCALE)) + h2
 
 
 @gluon.jit
 def _consumer(
-    lam, y, gate_logit, log_norm, stride_y_b, stride_y_h, stride_y_t, stride_y_d,
-    heads, blocks, all_blocks, H, T, scale, tau,
-    p1, p2, info, full, empty, ready, free, work,
-    TRANSPORT_SELF: gl.constexpr, D: gl.constexpr, WIDE: gl.constexpr, REST: gl.constexpr,
-    STAGES: gl.constexpr, SCALED: gl.constexpr,
+    given, memory, TRANSPORT_SELF: gl.constexpr, WIDE: gl.constexpr, REST: gl.constexpr,
+    STAGES: gl.constexpr, SCALE: gl.constexpr, SCALED: gl.constexpr,
 ):  # fmt: skip
+    y_tiles, lam, gate_logit, log_norm, H, T, tau = given
+    p1, p2, info, full, empty, ready, free, work = memory
     DTYPE: gl.constexpr = p1[0].dtype
     S: gl.constexpr = products(BLOCK)
     lam = gl.load(lam)
-    stage = 0
-    phase = 0
+    # The stage before the first.
+    stage = STAGES - 1
+    phase = 1
     turn = 0
-    block = receive(work, ready, turn)
-    while block < all_blocks:
-        head, place = place_of(block, heads, blocks)
-        i_start = (blocks - 1 - place) * BLOCK
-        i = i_start + gl.arange(0, BLOCK, gl.SliceLayout(1, S))
+    w = gl.zeros([BLOCK, BLOCK], DTYPE, factors(WIDE))
+    z = no_product(WIDE)
+    if REST > 0:
+        z_rest = no_product(REST)
+    b, h, i_start = receive(work, ready, turn)
+    while b >= 0:
         slot = turn & 1
         p1_i = tile_at(p1, slot)
         if SCALED:
-            scaled = (p1_i[0].load(factors(BLOCK)) * (0.5 * scale)).to(DTYPE)
-            p1_i = scaled, scaled
-
-        # The diagonal.
-        mbarrier.wait(full.index(stage), phase)
-        u = begin_scores(p1_i, tile_at(p2, stage), REST)
-        u = warpgroup_mma_wait(0, deps=[u])
-        e2 = _exponents(u, scale, SCALED)
-        j = i_start + gl.arange(0, BLOCK, gl.SliceLayout(0, S))
-        own = gl.expand_dims(j, 0) == gl.expand_dims(i, 1)
-        u_self = gl.sum(gl.where(own, u, 0.0), 1)
-        s = sigmoid(u_self * (2.0 / tau if SCALED else scale / tau))
-        self2 = s * LOG2_E + lam * gl.log2((i + 1).to(gl.float32))
-        # Without history only Self is left: any weight will do, and 1 divides away exactly.
-        self2 = gl.where(i == 0, 0.0, self2)
-        e2 = gl.where(gl.expand_dims(j, 0) < gl.expand_dims(i, 1), e2, float("-inf"))
-        weight = gl.exp2(e2)
-        l_i = gl.sum(weight, 1)
-        if TRANSPORT_SELF:
-            weight = gl.where(own, gl.exp2(gl.expand_dims(self2, 1)), weight)
-        w = gl.convert_layout(weight.to(DTYPE), factors(WIDE))
-        info_j = tile_at(info, stage)
-        z = gl.zeros([BLOCK, WIDE], gl.float32, products(WIDE))
-        z = warpgroup_mma(w, info_j[0], z, use_acc=False, is_async=True)
-        if REST > 0:
-            w_rest = gl.convert_layout(w, factors(REST))
-            z_rest = gl.zeros([BLOCK, REST], gl.float32, products(REST))
-            z_rest = warpgroup_mma(w_rest, info_j[1], z_rest, use_acc=False, is_async=True)
-
-        for _ in range(i_start // BLOCK):
+            scale_tile(p1_i[0], 0.5 * SCALE)
+        if turn > 0:
+            # Y of the block before has left its slot.
+            tma.store_wait(0)
+            leave(free.index(slot ^ 1))
+        history = partial_sums(gl.zeros([BLOCK, BLOCK], gl.float32, S))
+        for step in range(i_start // BLOCK):
             before = stage
             stage, phase = next_stage(stage, phase, STAGES)
             mbarrier.wait(full.index(stage), phase)
@@ -147,72 +130,99 @@ def _consumer(
                 u, z, z_rest, w = warpgroup_mma_wait(0, deps=[u, z, z_rest, w])
             else:
                 u, z, w = warpgroup_mma_wait(0, deps=[u, z, w])
-            mbarrier.arrive(empty.index(before))
-            weight = gl.exp2(_exponents(u, scale, SCALED))
-            l_i += gl.sum(weight, 1)
+            if step > 0:
+                leave(empty.index(before))
+            weight = gl.exp2(_exponents(u, SCALE, SCALED))
+            history += partial_sums(weight)
             w = gl.convert_layout(weight.to(DTYPE), factors(WIDE))
             info_j = tile_at(info, stage)
-            z = warpgroup_mma(w, info_j[0], z, is_async=True)
+            z = warpgroup_mma(w, info_j[0], z, use_acc=step > 0, is_async=True)
             if REST > 0:
                 w_rest = gl.convert_layout(w, factors(REST))
-                z_rest = warpgroup_mma(w_rest, info_j[1], z_rest, is_async=True)
-        if REST > 0:
-            z, z_rest, w = warpgroup_mma_wait(0, deps=[z, z_rest, w])
-        else:
-            z, w = warpgroup_mma_wait(0, deps=[z, w])
-        mbarrier.arrive(empty.index(stage))
-        mbarrier.arrive(free.index(slot))
-        stage, phase = next_stage(stage, phase, STAGES)
-        turn += 1
+                z_rest = warpgroup_mma(w_rest, info_j[1], z_rest, use_acc=step > 0, is_async=True)
 
+        # The diagonal.
+        before = stage
+        stage, phase = next_stage(stage, phase, STAGES)
+        mbarrier.wait(full.index(stage), phase)
+        u = begin_scores(p1_i, tile_at(p2, stage), REST)
+        if REST > 0:
+            u, z, z_rest, w = warpgroup_mma_wait(0, deps=[u, z, z_rest, w])
+        else:
+            u, z, w = warpgroup_mma_wait(0, deps=[u, z, w])
+        if i_start > 0:
+            leave(empty.index(before))
+        j = gl.expand_dims(gl.arange(0, BLOCK, gl.SliceLayout(0, S)), 0)
+        i = gl.arange(0, BLOCK, gl.SliceLayout(1, S))
+        own = j == gl.expand_dims(i, 1)
+        u_self = gl.sum(gl.where(own, u, 0.0), 1)
+        s = sigmoid(u_self * (2.0 / tau if SCALED else SCALE / tau))
+        self2 = s * LOG2_E + lam * gl.log2((i_start + i + 1).to(gl.float32))
+        # Without history only Self is left: any weight will do, and 1 divides away exactly.
+        self2 = gl.where(i_start + i == 0, 0.0, self2)
+        e2 = _exponents(u, SCALE, SCALED)
+        weight = gl.exp2(gl.where(j < gl.expand_dims(i, 1), e2, float("-inf")))
+        history += partial_sums(weight)
+        if TRANSPORT_SELF:
+            weight = gl.where(own, gl.exp2(gl.expand_dims(self2, 1)), weight)
+        w = gl.convert_layout(weight.to(DTYPE), factors(WIDE))
+        info_j = tile_at(info, stage)
+        z = warpgroup_mma(w, info_j[0], z, use_acc=i_start > 0, is_async=True)
+        if REST > 0:
+            w_rest = gl.convert_layout(w, factors(REST))
+            z_rest = warpgroup_mma(w_rest, info_j[1], z_rest, use_acc=i_start > 0, is_async=True)
+
+        l_i = join_sums(history)
         l_all = l_i + gl.exp2(self2)
         share = 1.0 / l_all
-        first = gl.cast(head, gl.int64) * T
-        inside = i < T
-        gl.store(gate_logit + first + i, (gl.log2(l_i) - self2) * LN_2, mask=inside)
-        gl.store(log_norm + first + i, gl.log2(l_all), mask=inside)
-        at = y + offset_of(head // H, head % H, i_start, stride_y_b, stride_y_h, stride_y_t)
-        z *= gl.expand_dims(gl.convert_layout(share, gl.SliceLayout(1, products(WIDE))), 1)
-        z = gl.convert_layout(z.to(DTYPE), rows(WIDE))
-        store_rows(at, z, T - i_start, stride_y_t, stride_y_d, 0, D)
+        i = i_start + gl.arange(0, BLOCK, gl.SliceLayout(1, S))
+        at = gl.cast(b * H + h, gl.int64) * T
+        gl.store(gate_logit + at + i, (gl.log2(l_i) - self2) * LN_2, mask=i < T)
+        gl.store(log_norm + at + i, gl.log2(l_all), mask=i < T)
         if REST > 0:
-            z_rest *= gl.expand_dims(gl.convert_layout(share, gl.SliceLayout(1, products(REST))), 1)
-            z_rest = gl.convert_layout(z_rest.to(DTYPE), rows(REST))
-            store_rows(at, z_rest, T - i_start, stride_y_t, stride_y_d, WIDE, D)
-        block = receive(work, ready, turn)
+            y_i, y_rest, w = warpgroup_mma_wait(0, deps=[z, z_rest, w])
+            z_rest = warpgroup_mma_init(y_rest)
+        else:
+            y_i, w = warpgroup_mma_wait(0, deps=[z, w])
+        z = warpgroup_mma_init(y_i)
+        leave(empty.index(stage))
+        # Y takes the place of p1.
+        y_i *= gl.expand_dims(gl.convert_layout(share, gl.SliceLayout(1, products(WIDE))), 1)
+        p1_i[0].store(y_i.to(DTYPE))
+        if REST > 0:
+            y_rest *= gl.expand_dims(gl.convert_layout(share, gl.SliceLayout(1, products(REST))), 1)
+            p1_i[1].store(y_rest.to(DTYPE))
+        fence_async_shared()
+        send(y_tiles, b, h, i_start, p1, slot)
+        turn += 1
+        b, h, i_start = receive(work, ready, turn)
+    tma.store_wait(0)
 
 
 @gluon.jit(do_not_specialize=["T", "heads", "blocks", "all_blocks"])
 def hopper_forward_kernel(
-    p1_tiles, p1_rests, p2_tiles, p2_rests, info_tiles, info_rests, counter,
-    lam, y, gate_logit, log_norm,
-    stride_y_b, stride_y_h, stride_y_t, stride_y_d,
-    heads, blocks, all_blocks, H, T, scale, tau,
-    TRANSPORT_SELF: gl.constexpr, D: gl.constexpr, WIDE: gl.constexpr, REST: gl.constexpr,
+    p1_tiles, p1_rests, p2_tiles, p2_rests, info_tiles, info_rests, y_tiles, y_rests,
+    counter, lam, gate_logit, log_norm, heads, blocks, all_blocks, H, T, tau,
+    TRANSPORT_SELF: gl.constexpr, WIDE: gl.constexpr, REST: gl.constexpr, SCALE: gl.constexpr,
     STAGES: gl.constexpr, SCALED: gl.constexpr, GROUP: gl.constexpr,
     PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     # torch.compile passes Python numbers in FP64, which would widen everything they touch.
-    scale, tau = gl.cast(scale, gl.float32), gl.cast(tau, gl.float32)
-    p1 = allocate_tiles(2, p1_tiles, p1_rests)
-    p2 = allocate_tiles(STAGES, p2_tiles, p2_rests)
-    info = allocate_tiles(STAGES, info_tiles, info_rests)
-    full, empty = allocate_barriers(STAGES), allocate_barriers(STAGES)
-    ready, free = allocate_barriers(2), allocate_barriers(2)
-    work = allocate_work()
+    tau = gl.cast(tau, gl.float32)
+    tiles = (p1_tiles, p1_rests), (p2_tiles, p2_rests), (info_tiles, info_rests)
+    p1 = allocate_tiles(2, tiles[0])
+    p2, info = allocate_tiles(STAGES, tiles[1]), allocate_tiles(STAGES, tiles[2])
+    full, empty = allocate_ring(STAGES)
+    ready, free = allocate_ring(2)
+    memory = p1, p2, info, full, empty, ready, free, allocate_work()
+    given = (y_tiles, y_rests), lam, gate_logit, log_norm, H, T, tau
+    sizes = heads, blocks, all_blocks, H
+    TILE: gl.constexpr = 2 * BLOCK * (WIDE + REST)
     gl.warp_specialize(
         [
-            (_consumer, (
-                lam, y, gate_logit, log_norm, stride_y_b, stride_y_h, stride_y_t, stride_y_d,
-                heads, blocks, all_blocks, H, T, scale, tau, p1, p2, info, full, empty, ready, free,
-                work, TRANSPORT_SELF, D, WIDE, REST, STAGES, SCALED,
-            )),
-            (_producer, (
-                (p1_tiles, p1_rests), (p2_tiles, p2_rests), (info_tiles, info_rests),
-                heads, blocks, all_blocks, H, counter, p1, p2, info, full, empty, ready, free, work,
-                GROUP, STAGES, 2 * BLOCK * (WIDE + REST),
-            )),
+            (_consumer, (given, memory, TRANSPORT_SELF, WIDE, REST, STAGES, SCALE, SCALED)),
+            (_producer, (tiles, sizes, counter, memory, GROUP, STAGES, TILE)),
         ],
         [1],
         [PRODUCER_REGISTERS],
-    )  # fmt: skip
+    )

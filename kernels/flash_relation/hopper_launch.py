@@ -46,8 +46,8 @@ def tile_layout(width: int) -> gl.NVMMASharedLayout:
 
 
 @functools.cache
-def sums_layout() -> gl.NVMMASharedLayout:
-    """How row sums lie there: one after the other."""
+def numbers_layout() -> gl.NVMMASharedLayout:
+    """How numbers, one a row, lie there: one after the other."""
     return gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
 
 
@@ -67,72 +67,75 @@ def _describe(*tensors: Tensor) -> list[GluonTiles | None]:
     return found
 
 
+def _describe_numbers(x: Tensor, T: int) -> GluonTiles:
+    """Of FP32 numbers (B, H, T) or (heads, planes, T or a few more): a row each, zeros past T."""
+    shape, strides = (x.shape[0] * x.shape[1], T), (x.stride(1), 1)
+    return GluonTiles(x, shape, strides, [1, GLUON_BLOCK], numbers_layout())
+
+
 def _configure(
-    owned: Tensor, scanned: Tensor, transport_self: bool, tau: float | None, launch: GluonLaunch,
-    *strides: int,
+    owned: Tensor, scanned: Tensor, transport_self: bool, launch: GluonLaunch,
+    *numbers: float,
 ) -> Configuration:  # fmt: skip
-    """Of a pass that owns blocks of `owned` and scans `scanned`; p2_info takes no tau."""
-    _, H, T, D = owned.shape
+    """Of a pass that owns blocks of `owned` and scans `scanned`; numbers: its last arguments."""
+    _, H, _, D = owned.shape
     heads, blocks, groups = grid(owned, GLUON_BLOCK)
     all_blocks = heads * blocks * groups
     wide, rest = split_width(D)
     constants = {
         "TRANSPORT_SELF": transport_self,
-        "D": D,
         "WIDE": wide,
         "REST": rest,
+        "SCALE": 1 / math.sqrt(D),
         "STAGES": launch.stages,
         "SCALED": scales_exactly(owned),
         "GROUP": max(H, scanned.shape[1]) // min(H, scanned.shape[1]),
         "PRODUCER_REGISTERS": PRODUCER_REGISTERS,
     }
-    numbers = (heads, blocks, all_blocks, H, T, 1 / math.sqrt(D), *(() if tau is None else (tau,)))
-    programs = min(all_blocks, launch.programs * multiprocessors(owned.device))
-    return (programs,), (*strides, *numbers), constants | launch.options()
+    programs = launch.programs * multiprocessors(owned.device)
+    return (
+        (min(all_blocks, programs),),
+        (heads, blocks, all_blocks, H, *numbers),
+        constants | launch.options(),
+    )
 
 
 def launch_forward(
-    plan: Launcher, launch: GluonLaunch, counter: Tensor, p1: Tensor, p2: Tensor, info: Tensor,
+    launcher: Launcher, launch: GluonLaunch, counter: Tensor, p1: Tensor, p2: Tensor, info: Tensor,
     lam: Tensor, y: Tensor, gate_logit: Tensor, log_norm: Tensor, tau: float, transport_self: bool,
 ) -> None:  # fmt: skip
     """`forward_kernel`'s work: Y and the two numbers a row of `forward.launch_forward`.
 
     counter: an int32, zero.
     """
-    tensors = *_describe(p1, p2, info), counter, lam, y, gate_logit, log_norm
-    plan.launch(
+    launcher.launch(
         hopper_forward_kernel,
-        tensors,
-        lambda: _configure(p1, p2, transport_self, tau, launch, *y.stride()),
+        (*_describe(p1, p2, info, y), counter, lam, gate_logit, log_norm),
+        lambda: _configure(p1, p2, transport_self, launch, p1.shape[2], tau),
     )
 
 
-def launch_p1(
-    plan: Launcher, launch: GluonLaunch, counters: Tensor, p1: Tensor, p2: Tensor, info: Tensor,
-    y: Tensor, dy: Tensor, gate_logit: Tensor, log_norm: Tensor, row_sums: Tensor, du_self: Tensor,
-    dlam_partial: Tensor, dp1: Tensor, tau: float, transport_self: bool,
+def launch_backward(
+    launcher: Launcher, p1_launch: GluonLaunch, p2_info_launch: GluonLaunch, counters: Tensor,
+    p1: Tensor, p2: Tensor, info: Tensor, y: Tensor, dy: Tensor, gate_logit: Tensor,
+    log_norm: Tensor, row_sums: Tensor, dlam_partial: Tensor, dp1: Tensor, dp2: Tensor,
+    dinfo: Tensor, dlam: Tensor, tau: float, transport_self: bool,
 ) -> None:  # fmt: skip
-    """`p1_kernel`'s work; row_sums in planes. counters: two int32, zeros, of which it takes one."""
-    results = gate_logit, log_norm, row_sums, du_self, dlam_partial, dp1
-    strides = *p2.stride(), *y.stride(), *dp1.stride()
-    plan.launch(
+    """The work of `p1_kernel` and `p2_info_kernel`, and the sum of dlam's parts.
+
+    row_sums: of each head three planes, the first kernel's results for the second: -n and -G . Y of
+    its rows, and what flows through Self. counters: an int32 for each kernel, zero.
+    """
+    T = p1.shape[2]
+    norms, logits, sums = (_describe_numbers(x, T) for x in (log_norm, gate_logit, row_sums))
+    launcher.launch(
         hopper_p1_kernel,
-        (*_describe(p1, dy, p2, info), counters, p2, y, *results),
-        lambda: _configure(p1, p2, transport_self, tau, launch, *strides),
+        (*_describe(p1, dy, y, p2, info, dp1), norms, logits, sums, counters, dlam_partial),
+        lambda: _configure(p1, p2, transport_self, p1_launch, tau),
     )
-
-
-def launch_p2_info(
-    plan: Launcher, launch: GluonLaunch, counters: Tensor, p1: Tensor, p2: Tensor, info: Tensor,
-    dy: Tensor, gate_logit: Tensor, row_sums: Tensor, du_self: Tensor, dp2: Tensor, dinfo: Tensor,
-    transport_self: bool,
-) -> None:  # fmt: skip
-    """`p2_info_kernel`'s work; counters as above, of which it takes the other."""
-    heads, planes, stride = row_sums.shape
-    shape = heads * planes, p1.shape[2]
-    sums = GluonTiles(row_sums, shape, (stride, 1), [1, GLUON_BLOCK], sums_layout())
-    plan.launch(
+    parts = dlam_partial.numel()
+    launcher.launch(
         hopper_p2_info_kernel,
-        (*_describe(p2, info, p1, dy), sums, counters, gate_logit, du_self, dp2, dinfo),
-        lambda: _configure(p2, p1, transport_self, None, launch, *dp2.stride()),
+        (*_describe(p2, info, p1, dy, dp2, dinfo), logits, sums, counters, dlam_partial, dlam),
+        lambda: _configure(p2, p1, transport_self, p2_info_launch, T, parts),
     )

@@ -18,23 +18,28 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from relation.kernels.flash_relation.hopper_tiles import (
     BLOCK,
     LOG2_E,
-    allocate_barriers,
+    allocate_ring,
+    allocate_row_numbers,
     allocate_tiles,
     allocate_work,
     await_slot,
     begin_scores,
+    end_work,
     factors,
     fetch,
+    fetch_row_numbers,
     hand_over,
+    leave,
+    leave_together,
     next_block,
     next_stage,
-    offset_of,
     place_of,
     products,
     receive,
-    rows,
+    row_numbers,
+    scale_tile,
+    send,
     sigmoid,
-    store_rows,
     tanh,
     tile_at,
 )
@@ -42,14 +47,19 @@ from relation.kernels.flash_relation.hopper_tiles import (
 
 @gluon.jit
 def _producer(
-    p2_tiles, info_tiles, p1_tiles, dy_tiles, sums_tiles, heads, blocks, all_blocks, H, counters,
-    p2, info, p1, dy, norms, means, full, empty, ready, free, work,
+    tiles, numbers, sizes, counters, memory,
     GROUP: gl.constexpr, STAGES: gl.constexpr, TILE: gl.constexpr,
 ):  # fmt: skip
     """Bring each block's history, then the rows that read it: of each head of p1 in turn.
 
-    heads and H count heads of p2; counters: p1's blocks and these; TILE: bytes of a tile.
+    The first of these rows are the block's own, and bring what flows through Self. heads and H
+    count heads of p2; counters: p1's blocks and these; TILE: bytes of a tile.
     """
+    p2_tiles, info_tiles, p1_tiles, dy_tiles = tiles
+    logit_tiles, sums_tiles = numbers
+    heads, blocks, all_blocks, H = sizes
+    p2, info, p1, dy, norms, means, logits, selves, full, empty, ready, free, work = memory
+    NUMBERS: gl.constexpr = 4 * BLOCK
     stage = 0
     phase = 1
     turn = 0
@@ -61,7 +71,7 @@ def _producer(
         j_start = place * BLOCK
         slot = turn & 1
         await_slot(free, turn)
-        hand_over(work, slot, block)
+        hand_over(work, slot, b, h, j_start, block)
         mbarrier.expect(ready.index(slot), 2 * TILE)
         fetch(p2_tiles, b, h, j_start, p2, slot, ready.index(slot))
         fetch(info_tiles, b, h, j_start, info, slot, ready.index(slot))
@@ -71,75 +81,74 @@ def _producer(
                 i_start = j_start + step * BLOCK
                 arrival = full.index(stage)
                 mbarrier.wait(empty.index(stage), phase)
-                mbarrier.expect(arrival, 2 * TILE + 2 * 4 * BLOCK)
+                if step == 0:
+                    mbarrier.expect(arrival, 2 * TILE + 4 * NUMBERS)
+                    fetch_row_numbers(logit_tiles, head, i_start, logits, stage, arrival)
+                    fetch_row_numbers(sums_tiles, 3 * head + 2, i_start, selves, stage, arrival)
+                else:
+                    mbarrier.expect(arrival, 2 * TILE + 2 * NUMBERS)
                 fetch(p1_tiles, b, h * GROUP + member, i_start, p1, stage, arrival)
                 fetch(dy_tiles, b, h * GROUP + member, i_start, dy, stage, arrival)
-                tma.async_copy_global_to_shared(
-                    sums_tiles, [2 * head, i_start], arrival, norms.index(stage)
-                )
-                tma.async_copy_global_to_shared(
-                    sums_tiles, [2 * head + 1, i_start], arrival, means.index(stage)
-                )
+                fetch_row_numbers(sums_tiles, 3 * head, i_start, norms, stage, arrival)
+                fetch_row_numbers(sums_tiles, 3 * head + 1, i_start, means, stage, arrival)
                 stage, phase = next_stage(stage, phase, STAGES)
         turn += 1
         block = next_block(counters + 1)
-    await_slot(free, turn)
-    hand_over(work, turn & 1, all_blocks)
-    mbarrier.arrive(ready.index(turn & 1))
+    end_work(work, ready, free, turn)
 
 
 @gluon.jit
-def _row_sums(numbers, stage):
+def _along(numbers, stage):
     """Of the rows of a stage, one a column of the transposed scores."""
-    sums = numbers.index(stage).reshape([BLOCK]).load(gl.SliceLayout(0, products(BLOCK)))
-    return gl.expand_dims(sums, 0)
+    return gl.expand_dims(row_numbers(numbers, stage, 0), 0)
+
+
+@gluon.jit
+def _down(numbers, stage):
+    """Of a stage, one a row of the transposed scores: of the block's own."""
+    return gl.expand_dims(row_numbers(numbers, stage, 1), 1)
 
 
 @gluon.jit
 def _scan_head(
-    gate_logit, du_self, head, j_start, tiles, T, scale, p2_j, info_j, stage, phase,
-    dp2_j, dp2_rest, dinfo_j, dinfo_rest, p1, dy, norms, means, full, empty,
+    tiles, p2_j, info_j, stage, phase, dp2_j, dp2_rest, dinfo_j, dinfo_rest, memory,
     TRANSPORT_SELF: gl.constexpr, WIDE: gl.constexpr, REST: gl.constexpr, STAGES: gl.constexpr,
-    SCALED: gl.constexpr, DTYPE: gl.constexpr, ALONE: gl.constexpr,
+    SCALE: gl.constexpr, SCALED: gl.constexpr, ALONE: gl.constexpr,
 ):  # fmt: skip
-    """Add what the rows of `head` give to the gradients of the history at j_start.
+    """Add what the rows of a head give to the gradients of the history at j_start.
 
-    ALONE: no other head reads this history, and there is nothing yet to add to. The last stage is
-    left to the caller to pass on.
+    ALONE: no other head reads this history, and there is nothing yet to add to.
     """
+    _, _, p1, dy, norms, means, logits, selves, full, empty, _, _, _ = memory
+    DTYPE: gl.constexpr = p1[0].dtype
     S: gl.constexpr = products(BLOCK)
+    HALF_SCALE: gl.constexpr = 0.5 * SCALE
     # H's products begin before U's are waited for, while registers last. At 80 columns they do not
     # hold the factors of the step before as well, and ptxas would serialise every product (C7512).
     H_FIRST: gl.constexpr = WIDE + REST <= 64
-    j = j_start + gl.arange(0, BLOCK, gl.SliceLayout(1, S))
-    numbers = gl.cast(head, gl.int64) * T
-    # Self's entries of twice dU / scale and of F.
-    du_self_j = gl.load(du_self + numbers + j, mask=j < T, other=0.0) * (2.0 / scale)
-    if TRANSPORT_SELF:
-        f_self_j = sigmoid(-gl.load(gate_logit + numbers + j, mask=j < T, other=0.0))
 
     # The diagonal.
     mbarrier.wait(full.index(stage), phase)
     p1_i = tile_at(p1, stage)
     dy_i = tile_at(dy, stage)
+    minus_norm, minus_mean = _along(norms, stage), _along(means, stage)
     ut = begin_scores(p2_j, p1_i, REST)
     ht = begin_scores(info_j, dy_i, REST)
-    norm_i = _row_sums(norms, stage)
-    mean_h_i = _row_sums(means, stage)
     ut, ht = warpgroup_mma_wait(0, deps=[ut, ht])
-    half_u = ut if SCALED else ut * (0.5 * scale)
+    half_u = ut if SCALED else ut * HALF_SCALE
     t = tanh(half_u)
     e = half_u * t + half_u
-    i = j_start + gl.arange(0, BLOCK, gl.SliceLayout(0, S))
-    # Rows past the end come as zeros, also their row sums.
-    past = (gl.expand_dims(j, 1) < gl.expand_dims(i, 0)) & gl.expand_dims(i < T, 0)
-    own = gl.expand_dims(j, 1) == gl.expand_dims(i, 0)
-    ft = gl.exp2(gl.where(past, e * LOG2_E - norm_i, float("-inf")))
-    de = ft * (ht - mean_h_i)
+    j = gl.expand_dims(gl.arange(0, BLOCK, gl.SliceLayout(1, S)), 1)
+    i = gl.expand_dims(gl.arange(0, BLOCK, gl.SliceLayout(0, S)), 0)
+    # Rows past the end come as zeros, and so do their products.
+    past, own = j < i, j == i
+    ft = gl.exp2(gl.where(past, e * LOG2_E + minus_norm, float("-inf")))
+    de = ft * (ht + minus_mean)
     dut = de * ((e - e * t) + t) + de
-    dut = gl.where(own, gl.expand_dims(du_self_j, 1), dut)
+    # Self's entries of twice dU / scale and of F.
+    dut = gl.where(own, _down(selves, stage) * (2.0 / SCALE), dut)
     if TRANSPORT_SELF:
-        ft = gl.where(own, gl.expand_dims(f_self_j, 1), ft)
+        ft = gl.where(own, sigmoid(-_down(logits, stage)), ft)
     ft = gl.convert_layout(ft.to(DTYPE), factors(WIDE))
     dut = gl.convert_layout(dut.to(DTYPE), factors(WIDE))
     dinfo_j = warpgroup_mma(ft, dy_i[0], dinfo_j, use_acc=not ALONE, is_async=True)
@@ -150,17 +159,17 @@ def _scan_head(
         dinfo_rest = warpgroup_mma(ft_rest, dy_i[1], dinfo_rest, use_acc=not ALONE, is_async=True)
         dp2_rest = warpgroup_mma(dut_rest, p1_i[1], dp2_rest, use_acc=not ALONE, is_async=True)
 
-    for _ in range(1, tiles):
+    for _step in range(1, tiles):
         before = stage
         stage, phase = next_stage(stage, phase, STAGES)
         mbarrier.wait(full.index(stage), phase)
         p1_i = tile_at(p1, stage)
         dy_i = tile_at(dy, stage)
+        # Read ahead of the products, which take long enough for it.
+        minus_norm, minus_mean = _along(norms, stage), _along(means, stage)
         ut = begin_scores(p2_j, p1_i, REST)
         if H_FIRST:
             ht = begin_scores(info_j, dy_i, REST)
-        norm_i = _row_sums(norms, stage)
-        mean_h_i = _row_sums(means, stage)
         # All but H's products: its columns are one or two tiles.
         if REST > 0:
             ut, dinfo_j, dp2_j, dinfo_rest, dp2_rest, ft, dut = warpgroup_mma_wait(
@@ -168,13 +177,15 @@ def _scan_head(
             )
         else:
             ut, dinfo_j, dp2_j, ft, dut = warpgroup_mma_wait(1, deps=[ut, dinfo_j, dp2_j, ft, dut])
-        if not H_FIRST:
+        if H_FIRST:
+            leave(empty.index(before))
+        else:
             ht = begin_scores(info_j, dy_i, REST)
-        mbarrier.arrive(empty.index(before))
-        half_u = ut if SCALED else ut * (0.5 * scale)
+            leave_together(empty.index(before))
+        half_u = ut if SCALED else ut * HALF_SCALE
         t = tanh(half_u)
         e = half_u * t + half_u
-        weight = gl.exp2(e * LOG2_E - norm_i)
+        weight = gl.exp2(e * LOG2_E + minus_norm)
         # Twice dU / scale but for its factor H - G . Y, so that one tile waits for H and not three.
         slope = weight * ((e - e * t) + t) + weight
         ft = gl.convert_layout(weight.to(DTYPE), factors(WIDE))
@@ -185,7 +196,7 @@ def _scan_head(
             ht, slope = warpgroup_mma_wait(2, deps=[ht, slope])
         else:
             ht, slope = warpgroup_mma_wait(1, deps=[ht, slope])
-        dut = gl.convert_layout((slope * (ht - mean_h_i)).to(DTYPE), factors(WIDE))
+        dut = gl.convert_layout((slope * (ht + minus_mean)).to(DTYPE), factors(WIDE))
         dp2_j = warpgroup_mma(dut, p1_i[0], dp2_j, is_async=True)
         if REST > 0:
             dut_rest = gl.convert_layout(dut, factors(REST))
@@ -196,103 +207,105 @@ def _scan_head(
         )
     else:
         dinfo_j, dp2_j, ft, dut = warpgroup_mma_wait(0, deps=[dinfo_j, dp2_j, ft, dut])
-    mbarrier.arrive(empty.index(stage))
+    leave(empty.index(stage))
     stage, phase = next_stage(stage, phase, STAGES)
     return dp2_j, dp2_rest, dinfo_j, dinfo_rest, stage, phase
 
 
 @gluon.jit
-def _store(out, tile, rows_left, stride_t, stride_d, FIRST: gl.constexpr, D: gl.constexpr):
-    tile = gl.convert_layout(tile, rows(tile.shape[1]))
-    store_rows(out, tile, rows_left, stride_t, stride_d, FIRST, D)
+def _add_up(dlam_partial, dlam, parts):
+    """What p1's blocks left of the gradient of lambda, in one order."""
+    PARTS: gl.constexpr = 1024
+    at = gl.arange(0, PARTS, gl.BlockedLayout([8], [32], [4], [0]))
+    total = gl.zeros([PARTS], gl.float32, gl.BlockedLayout([8], [32], [4], [0]))
+    for first in range(0, parts, PARTS):
+        total += gl.load(dlam_partial + first + at, mask=first + at < parts, other=0.0)
+    gl.store(dlam, gl.sum(total, 0))
 
 
 @gluon.jit
 def _consumer(
-    gate_logit, du_self, dp2, dinfo, stride_out_b, stride_out_h, stride_out_t, stride_out_d,
-    heads, blocks, all_blocks, H, T, scale,
-    p2, info, p1, dy, norms, means, full, empty, ready, free, work,
-    TRANSPORT_SELF: gl.constexpr, D: gl.constexpr, WIDE: gl.constexpr, REST: gl.constexpr,
-    STAGES: gl.constexpr, SCALED: gl.constexpr, GROUP: gl.constexpr,
+    given, memory, TRANSPORT_SELF: gl.constexpr, WIDE: gl.constexpr, REST: gl.constexpr,
+    STAGES: gl.constexpr, SCALE: gl.constexpr, SCALED: gl.constexpr, GROUP: gl.constexpr,
 ):  # fmt: skip
+    dp2_tiles, dinfo_tiles, dlam_partial, dlam, parts, T = given
+    p2, info, _, _, _, _, _, _, _, _, ready, free, work = memory
     DTYPE: gl.constexpr = p2[0].dtype
+    HALF_SCALE: gl.constexpr = 0.5 * SCALE
+    if gl.program_id(0) == 0:
+        _add_up(dlam_partial, dlam, parts)
     stage = 0
     phase = 0
     turn = 0
-    block = receive(work, ready, turn)
-    while block < all_blocks:
-        shared, place = place_of(block, heads, blocks)
-        j_start = place * BLOCK
+    b, h, j_start = receive(work, ready, turn)
+    while b >= 0:
         slot = turn & 1
         p2_j = tile_at(p2, slot)
         info_j = tile_at(info, slot)
         if SCALED:
-            p2_j[0].store((p2_j[0].load(rows(WIDE)) * (0.5 * scale)).to(DTYPE))
-            fence_async_shared()
+            scale_tile(p2_j[0], HALF_SCALE)
+        if turn > 0:
+            # The gradients of the block before have left its slot.
+            tma.store_wait(0)
+            leave(free.index(slot ^ 1))
         dp2_j = gl.zeros([BLOCK, WIDE], gl.float32, products(WIDE))
         dinfo_j = gl.zeros([BLOCK, WIDE], gl.float32, products(WIDE))
         dp2_rest, dinfo_rest = dp2_j, dinfo_j
         if REST > 0:
             dp2_rest = gl.zeros([BLOCK, REST], gl.float32, products(REST))
             dinfo_rest = gl.zeros([BLOCK, REST], gl.float32, products(REST))
-        for member in range(GROUP):
+        tiles = (T - j_start + BLOCK - 1) // BLOCK
+        for _member in range(GROUP):
             dp2_j, dp2_rest, dinfo_j, dinfo_rest, stage, phase = _scan_head(
-                gate_logit, du_self, shared * GROUP + member, j_start, blocks - place, T, scale,
-                p2_j, info_j, stage, phase, dp2_j, dp2_rest, dinfo_j, dinfo_rest,
-                p1, dy, norms, means, full, empty,
-                TRANSPORT_SELF, WIDE, REST, STAGES, SCALED, DTYPE, GROUP == 1,
+                tiles, p2_j, info_j, stage, phase, dp2_j, dp2_rest, dinfo_j, dinfo_rest, memory,
+                TRANSPORT_SELF, WIDE, REST, STAGES, SCALE, SCALED, GROUP == 1,
             )  # fmt: skip
-        mbarrier.arrive(free.index(slot))
-        turn += 1
-        b, h = shared // H, shared % H
-        out = offset_of(b, h, j_start, stride_out_b, stride_out_h, stride_out_t)
-        left = T - j_start
-        _store(dinfo + out, dinfo_j, left, stride_out_t, stride_out_d, 0, D)
-        _store(dp2 + out, dp2_j * (0.5 * scale), left, stride_out_t, stride_out_d, 0, D)
+        # The gradients take the places of p2 and of information.
+        p2_j[0].store((dp2_j * HALF_SCALE).to(DTYPE))
+        info_j[0].store(dinfo_j.to(DTYPE))
         if REST > 0:
-            _store(dinfo + out, dinfo_rest, left, stride_out_t, stride_out_d, WIDE, D)
-            dp2_rest *= 0.5 * scale
-            _store(dp2 + out, dp2_rest, left, stride_out_t, stride_out_d, WIDE, D)
-        block = receive(work, ready, turn)
+            p2_j[1].store((dp2_rest * HALF_SCALE).to(DTYPE))
+            info_j[1].store(dinfo_rest.to(DTYPE))
+        fence_async_shared()
+        send(dp2_tiles, b, h, j_start, p2, slot)
+        send(dinfo_tiles, b, h, j_start, info, slot)
+        turn += 1
+        b, h, j_start = receive(work, ready, turn)
+    tma.store_wait(0)
 
 
-@gluon.jit(do_not_specialize=["T", "heads", "blocks", "all_blocks"])
+@gluon.jit(do_not_specialize=["T", "parts", "heads", "blocks", "all_blocks"])
 def hopper_p2_info_kernel(
     p2_tiles, p2_rests, info_tiles, info_rests, p1_tiles, p1_rests, dy_tiles, dy_rests,
-    sums_tiles, counters, gate_logit, du_self, dp2, dinfo,
-    stride_out_b, stride_out_h, stride_out_t, stride_out_d,
-    heads, blocks, all_blocks, H, T, scale,
-    TRANSPORT_SELF: gl.constexpr, D: gl.constexpr, WIDE: gl.constexpr, REST: gl.constexpr,
+    dp2_tiles, dp2_rests, dinfo_tiles, dinfo_rests, logit_tiles, sums_tiles,
+    counters, dlam_partial, dlam, heads, blocks, all_blocks, H, T, parts,
+    TRANSPORT_SELF: gl.constexpr, WIDE: gl.constexpr, REST: gl.constexpr, SCALE: gl.constexpr,
     STAGES: gl.constexpr, SCALED: gl.constexpr, GROUP: gl.constexpr,
     PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    # torch.compile passes Python numbers in FP64, which would widen everything they touch.
-    scale = gl.cast(scale, gl.float32)
-    p2 = allocate_tiles(2, p2_tiles, p2_rests)
-    info = allocate_tiles(2, info_tiles, info_rests)
-    p1 = allocate_tiles(STAGES, p1_tiles, p1_rests)
-    dy = allocate_tiles(STAGES, dy_tiles, dy_rests)
-    norms = gl.allocate_shared_memory(gl.float32, [STAGES, 1, BLOCK], sums_tiles.layout)
-    means = gl.allocate_shared_memory(gl.float32, [STAGES, 1, BLOCK], sums_tiles.layout)
-    full, empty = allocate_barriers(STAGES), allocate_barriers(STAGES)
-    ready, free = allocate_barriers(2), allocate_barriers(2)
-    work = allocate_work()
+    tiles = (
+        (p2_tiles, p2_rests), (info_tiles, info_rests), (p1_tiles, p1_rests), (dy_tiles, dy_rests),
+    )  # fmt: skip
+    numbers = logit_tiles, sums_tiles
+    sizes = heads, blocks, all_blocks, H
+    p2, info = allocate_tiles(2, tiles[0]), allocate_tiles(2, tiles[1])
+    p1, dy = allocate_tiles(STAGES, tiles[2]), allocate_tiles(STAGES, tiles[3])
+    norms = allocate_row_numbers(STAGES, sums_tiles)
+    means = allocate_row_numbers(STAGES, sums_tiles)
+    selves = allocate_row_numbers(STAGES, sums_tiles)
+    logits = allocate_row_numbers(STAGES, logit_tiles)
+    full, empty = allocate_ring(STAGES)
+    ready, free = allocate_ring(2)
+    memory = (
+        p2, info, p1, dy, norms, means, logits, selves, full, empty, ready, free, allocate_work()
+    )  # fmt: skip
+    given = (dp2_tiles, dp2_rests), (dinfo_tiles, dinfo_rests), dlam_partial, dlam, parts, T
+    TILE: gl.constexpr = 2 * BLOCK * (WIDE + REST)
     gl.warp_specialize(
         [
-            (_consumer, (
-                gate_logit, du_self, dp2, dinfo,
-                stride_out_b, stride_out_h, stride_out_t, stride_out_d,
-                heads, blocks, all_blocks, H, T, scale,
-                p2, info, p1, dy, norms, means, full, empty, ready, free, work,
-                TRANSPORT_SELF, D, WIDE, REST, STAGES, SCALED, GROUP,
-            )),
-            (_producer, (
-                (p2_tiles, p2_rests), (info_tiles, info_rests), (p1_tiles, p1_rests),
-                (dy_tiles, dy_rests), sums_tiles, heads, blocks, all_blocks, H, counters,
-                p2, info, p1, dy, norms, means, full, empty, ready, free, work,
-                GROUP, STAGES, 2 * BLOCK * (WIDE + REST),
-            )),
+            (_consumer, (given, memory, TRANSPORT_SELF, WIDE, REST, STAGES, SCALE, SCALED, GROUP)),
+            (_producer, (tiles, numbers, sizes, counters, memory, GROUP, STAGES, TILE)),
         ],
         [1],
         [PRODUCER_REGISTERS],
-    )  # fmt: skip
+    )

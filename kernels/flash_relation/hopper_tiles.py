@@ -3,21 +3,23 @@
 Gluon is Triton's lower level: the same Python, with what Triton's compiler decides written out.
 
 Layouts. Which thread holds which numbers of a tile in registers, or how a tile lies in shared
-memory. A product's result has Hopper's own layout (`products`), with 16 rows in each warp; what is
-loaded or stored has a blocked one (`rows`), 16 bytes a thread. `convert_layout` changes one into
-the other.
+memory. A product's result has Hopper's own layout (`products`), with 16 rows in each warp, and so
+has its left factor (`factors`). `convert_layout` changes one into another, here without moving a
+number between threads.
 
 Warp specialisation. A program has four warps that compute, the consumer, and one that asks TMA for
 tiles, the producer, which leaves most of its registers to the consumer.
 
-mbarriers. A counter in shared memory that completes a phase, 0, 1, 0 and so on, when its one
-arrival is there and, where the arrival announced some, TMA's bytes. `wait(barrier, phase)` returns
-once that phase is complete; a new barrier counts as having completed phase 1.
+mbarriers. A counter in shared memory that completes a phase, 0, 1, 0 and so on, when its arrivals
+are there and, where one announced some, TMA's bytes. `wait(barrier, phase)` returns once that phase
+is complete; a new barrier counts as having completed phase 1.
 
 Rings. Tiles that are scanned travel in STAGES stages: the producer waits until a stage is `empty`,
-TMA's bytes make it `full`, the consumer's arrival `empty` again. What a block owns travels the same
-way in two slots, `ready` and `free`, with the block's number in `work`, so that the next block's
-tiles come while the consumer still ends this one.
+TMA's bytes make it `full`, the consumer's arrivals `empty` again. What a block owns travels the
+same way in two slots, `ready` and `free`, with its place in `work`, so that the next block's tiles
+come while the consumer still ends this one; results leave from the slot of what they are the
+gradient of. The producer arrives once, each thread of the consumer for itself (`leave`): one
+arrival for all four warps would make them wait for each other at every tile.
 
 wgmma. `warpgroup_mma(..., is_async=True)` only begins a product; `warpgroup_mma_wait(n, deps)`
 waits until at most n are under way. `deps` must name every register that they read or write, and
@@ -36,16 +38,22 @@ import math
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_init,
+)
 
 from relation.kernels.flash_relation.launches import GLUON_BLOCK
 
 BLOCK = gl.constexpr(GLUON_BLOCK)
 LOG2_E = gl.constexpr(math.log2(math.e))
 LN_2 = gl.constexpr(math.log(2))
-# As in `tiles`: rows past the end get F = 2^(E - PAST_END) = 0.
-PAST_END = gl.constexpr(1e30)
-# A block's number in the registers of the producer's warp and of the consumer's four.
+THREADS = gl.constexpr(128)  # of a consumer
+# One number in the registers of the producer's warp and of the consumer's four.
 IN_PRODUCER = gl.constexpr(gl.BlockedLayout([1], [32], [1], [0]))
 IN_CONSUMER = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))
 
@@ -64,12 +72,6 @@ def factors(width):
     return gl.DotOperandLayout(0, products(width), 2)
 
 
-@gluon.constexpr_function
-def rows(width):
-    """The layout in which tiles of `width` columns are loaded and stored."""
-    return gl.BlockedLayout([1, 8], [256 // width, width // 8], [4, 1], [1, 0])
-
-
 @gluon.jit
 def _allocate(count: gl.constexpr, tiles):
     shape: gl.constexpr = [count, 1, 1, BLOCK, tiles.block_type.shape[3]]
@@ -77,8 +79,9 @@ def _allocate(count: gl.constexpr, tiles):
 
 
 @gluon.jit
-def allocate_tiles(count: gl.constexpr, wide, rest):
-    """Shared memory for `count` tiles as the descriptors `wide` and `rest` give them."""
+def allocate_tiles(count: gl.constexpr, descriptors):
+    """Shared memory for `count` tiles as a pair of descriptors gives them."""
+    wide, rest = descriptors
     first = _allocate(count, wide)
     if rest is None:
         return first, first
@@ -87,17 +90,65 @@ def allocate_tiles(count: gl.constexpr, wide, rest):
 
 
 @gluon.jit
-def allocate_barriers(count: gl.constexpr):
+def allocate_barriers(count: gl.constexpr, arrivals: gl.constexpr = 1):
     barriers = gl.allocate_shared_memory(gl.int64, [count, 1], mbarrier.MBarrierLayout())
     for k in gl.static_range(count):
-        mbarrier.init(barriers.index(k), count=1)
+        mbarrier.init(barriers.index(k), count=arrivals)
     return barriers
 
 
 @gluon.jit
+def allocate_ring(count: gl.constexpr):
+    """The barriers on which `count` stages or slots fill and are left."""
+    return allocate_barriers(count), allocate_barriers(count, THREADS)
+
+
+@gluon.jit
+def leave(barrier):
+    """Each thread of the consumer arrives, with no wait for the others.
+
+    The instruction waits for the thread's own cp.async copies, of which it has none.
+    """
+    async_copy.mbarrier_arrive(barrier, increment_count=False)
+
+
+@gluon.jit
+def leave_together(barrier):
+    """The same by one thread for all four warps, which wait for each other first.
+
+    Where registers are short, ptxas serialises products unless this keeps them apart.
+    """
+    mbarrier.arrive(barrier, count=THREADS)
+
+
+@gluon.jit
 def allocate_work():
-    """For the number of the block in each of two slots."""
-    return gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    """For batch, head of it, first row and number of the block in each of two slots."""
+    return gl.allocate_shared_memory(gl.int32, [8, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+
+
+@gluon.jit
+def allocate_row_numbers(count: gl.constexpr, tiles):
+    """For `count` times a number a row of a block, as the descriptor `tiles` gives them."""
+    return gl.allocate_shared_memory(gl.float32, [count, 1, BLOCK], tiles.layout)
+
+
+@gluon.jit
+def fetch_row_numbers(tiles, row, t, numbers, place, barrier):
+    """Ask TMA for BLOCK numbers from t on of a row of the matrix that `tiles` describes."""
+    tma.async_copy_global_to_shared(tiles, [row, t], barrier, numbers.index(place))
+
+
+@gluon.jit
+def send_row_numbers(tiles, row, t, numbers, place):
+    """Ask TMA to store them, as `send` does."""
+    tma.async_copy_shared_to_global(tiles, [row, t], numbers.index(place))
+
+
+@gluon.jit
+def row_numbers(numbers, place, AXIS: gl.constexpr = 1):
+    """They, one a row (AXIS 1) or a column (0) of a product of BLOCK columns."""
+    return numbers.index(place).reshape([BLOCK]).load(gl.SliceLayout(AXIS, products(BLOCK)))
 
 
 @gluon.jit
@@ -112,6 +163,20 @@ def fetch(descriptors, b, h, t, tiles, place, barrier):
 
 
 @gluon.jit
+def send(descriptors, b, h, t, tiles, place):
+    """Ask TMA to store the tile at a place as the rows from t on of head h of batch b.
+
+    What it stores is fenced; `tma.store_wait(0)` says that it has been read.
+    """
+    wide, rest = descriptors
+    first, second = tiles
+    tma.async_copy_shared_to_global(wide, [b, h, t, 0], first.index(place))
+    if rest is not None:
+        WIDE: gl.constexpr = wide.block_type.shape[3]
+        tma.async_copy_shared_to_global(rest, [b, h, t, WIDE], second.index(place))
+
+
+@gluon.jit
 def tile_at(tiles, place):
     """The tile at a stage or slot, (BLOCK, WIDE) and (BLOCK, REST)."""
     first, second = tiles
@@ -120,13 +185,30 @@ def tile_at(tiles, place):
 
 
 @gluon.jit
+def scale_tile(tile, FACTOR: gl.constexpr):
+    """Multiply a tile of shared memory, which a product reads next."""
+    tile.store((tile.load(factors(BLOCK)) * FACTOR).to(tile.dtype))
+    fence_async_shared()
+
+
+@gluon.jit
 def begin_scores(left, right, REST: gl.constexpr):
-    """Begin left right^T (BLOCK, BLOCK) of two tiles; left may lie in registers."""
+    """Begin left right^T (BLOCK, BLOCK) of two tiles in shared memory.
+
+    Left factors in registers are not for loops that do not change them: ptxas 12.8 and 12.9 take
+    them for free behind the product and overwrite them (kernels/README.md).
+    """
     scores = gl.zeros([BLOCK, BLOCK], gl.float32, products(BLOCK))
     scores = warpgroup_mma(left[0], right[0].permute((1, 0)), scores, use_acc=False, is_async=True)
     if REST > 0:
         scores = warpgroup_mma(left[1], right[1].permute((1, 0)), scores, is_async=True)
     return scores
+
+
+@gluon.jit
+def no_product(WIDTH: gl.constexpr):
+    """Zeros, for products of WIDTH columns to be added to."""
+    return warpgroup_mma_init(gl.zeros([BLOCK, WIDTH], gl.float32, products(WIDTH)))
 
 
 @gluon.jit
@@ -136,6 +218,21 @@ def next_stage(stage, phase, STAGES: gl.constexpr):
         stage = 0
         phase ^= 1
     return stage, phase
+
+
+@gluon.jit
+def partial_sums(x):
+    """(BLOCK, 4): of each row of x (BLOCK, BLOCK) as products lie, the sums that a thread holds.
+
+    Over a scan they are added as they are, and the four of a row joined once (`join_sums`).
+    """
+    parts = x.reshape([BLOCK, BLOCK // 8, 4, 2]).permute((0, 2, 1, 3))
+    return gl.sum(parts.reshape([BLOCK, 4, BLOCK // 4]), 2)
+
+
+@gluon.jit
+def join_sums(parts):
+    return gl.convert_layout(gl.sum(parts, 1), gl.SliceLayout(1, products(BLOCK)))
 
 
 @gluon.jit
@@ -150,15 +247,12 @@ def place_of(block, heads, blocks):
 
 
 @gluon.jit
-def offset_of(b, h, t, stride_b, stride_h, stride_t):
-    """Elements, 64-bit, from a tensor's start to row t of head h of batch b."""
-    at = gl.cast(b, gl.int64) * stride_b + gl.cast(h, gl.int64) * stride_h
-    return at + gl.cast(t, gl.int64) * stride_t
-
-
-@gluon.jit
-def hand_over(work, slot, block):
-    work.index(slot).store(gl.full([1], block, gl.int32, IN_PRODUCER))
+def hand_over(work, slot, b, h, t, block):
+    """Tell the consumer what comes to a slot: head h of batch b from row t on; b = -1: no more."""
+    work.index(slot).store(gl.full([1], b, gl.int32, IN_PRODUCER))
+    work.index(2 + slot).store(gl.full([1], h, gl.int32, IN_PRODUCER))
+    work.index(4 + slot).store(gl.full([1], t, gl.int32, IN_PRODUCER))
+    work.index(6 + slot).store(gl.full([1], block, gl.int32, IN_PRODUCER))
 
 
 @gluon.jit
@@ -168,41 +262,30 @@ def await_slot(free, turn):
 
 
 @gluon.jit
+def end_work(work, ready, free, turn):
+    """Tell the consumer that no block is left."""
+    await_slot(free, turn)
+    hand_over(work, turn & 1, -1, 0, 0, 0)
+    mbarrier.arrive(ready.index(turn & 1))
+
+
+@gluon.jit
+def _number(work, place):
+    return gl.max(work.index(place).load(IN_CONSUMER), 0)
+
+
+@gluon.jit
 def receive(work, ready, turn):
-    """Wait, in the consumer, for the tiles of its `turn`-th block; the block's number."""
-    mbarrier.wait(ready.index(turn & 1), (turn >> 1) & 1)
-    return gl.max(work.index(turn & 1).load(IN_CONSUMER), 0)
+    """Wait, in the consumer, for the tiles of its `turn`-th block; batch, head and first row."""
+    slot = turn & 1
+    mbarrier.wait(ready.index(slot), (turn >> 1) & 1)
+    return _number(work, slot), _number(work, 2 + slot), _number(work, 4 + slot)
 
 
 @gluon.jit
-def _addresses(
-    at, rows_left, stride_t, stride_d, FIRST: gl.constexpr, WIDTH: gl.constexpr, D: gl.constexpr
-):
-    """Of a tile in the layout of `rows`, and which of it lies in the tensor."""
-    t = gl.arange(0, BLOCK, gl.SliceLayout(1, rows(WIDTH)))
-    d = FIRST + gl.arange(0, WIDTH, gl.SliceLayout(0, rows(WIDTH)))
-    offsets = gl.expand_dims(t, 1) * stride_t + gl.expand_dims(d, 0) * stride_d
-    inside = gl.expand_dims(t < rows_left, 1)
-    if FIRST + WIDTH > D:
-        inside = inside & gl.expand_dims(d < D, 0)
-    return at + offsets, inside
-
-
-@gluon.jit
-def load_rows(
-    at, rows_left, stride_t, stride_d, FIRST: gl.constexpr, WIDTH: gl.constexpr, D: gl.constexpr
-):
-    """BLOCK rows of WIDTH columns of a tensor from column FIRST on; zeros past its end and D."""
-    addresses, inside = _addresses(at, rows_left, stride_t, stride_d, FIRST, WIDTH, D)
-    return gl.load(addresses, mask=inside, other=0.0)
-
-
-@gluon.jit
-def store_rows(at, tile, rows_left, stride_t, stride_d, FIRST: gl.constexpr, D: gl.constexpr):
-    """Store a tile in the layout of `rows` from column FIRST on, but nothing past its end and D."""
-    WIDTH: gl.constexpr = tile.shape[1]
-    addresses, inside = _addresses(at, rows_left, stride_t, stride_d, FIRST, WIDTH, D)
-    gl.store(addresses, tile.to(at.dtype.element_ty), mask=inside)
+def block_of(work, slot):
+    """The number of the block in a slot."""
+    return _number(work, 6 + slot)
 
 
 @gluon.jit

@@ -63,7 +63,8 @@ class Launches:
 
     `descriptors`: tiles that a pass scans come through TMA descriptors; inputs that these cannot
     hold are copied. On Hopper 16-bit entries must: see `fences`. `gluon_forward` and so on: passes
-    that run in Gluon where `hopper.why_triton` has no reason against it.
+    that run in Gluon where `hopper.why_triton` has no reason against it; p1 leaves p2_info what no
+    Triton kernel does, so both or neither.
     """
 
     bits: int
@@ -87,6 +88,8 @@ class Launches:
         return replace(self, **{f"gluon_{name}": None for name in GLUON_PASSES})
 
     def __post_init__(self):
+        if (self.gluon_p1 is None) != (self.gluon_p2_info is None):
+            raise ValueError(f"width {self.widest}: gluon_p1 and gluon_p2_info come together")
         for name in PASSES:
             launch = getattr(self, name)
             owned, scanned = launch.block_i, launch.block_j

@@ -27,7 +27,7 @@ _TILES = ("p1_tiles", "p2_tiles", "info_tiles", "dy_tiles")
 _ROWS = "row_tiles"
 _RESTS = ("p1_rests", "p2_rests", "info_rests", "dy_rests")
 _DOCUMENTS = ("starts", "ends")
-_FP32 = ("lam", "gate_logit", "log_norm", "row_sums", "du_self", "dlam_partial")
+_FP32 = ("lam", "gate_logit", "log_norm", "row_sums", "du_self", "dlam_partial", "dlam")
 
 
 def compile_pass(
@@ -97,22 +97,26 @@ def compile_gluon(
         "WIDE": wide,
         "REST": rest,
         "STAGES": launch.stages,
+        "SCALE": launches.widest**-0.5,
         "SCALED": launches.widest in (16, 64),
         "GROUP": group,
         "PRODUCER_REGISTERS": gluon.PRODUCER_REGISTERS,
     }
+    tiles = [name for name in kernel.arg_names if name.endswith("_tiles")]
+    rests = [name for name in kernel.arg_names if name.endswith("_rests")]
     if not rest:
-        constants |= dict.fromkeys(_RESTS)
+        constants |= dict.fromkeys(rests)
     constants = {key: value for key, value in constants.items() if key in kernel.arg_names}
-    types = dict.fromkeys(("H", "T", "heads", "blocks", "all_blocks"), "i32")
-    types |= {"scale": "fp32", "tau": "fp32", "counter": "*i32", "counters": "*i32"}
+    types = dict.fromkeys(("H", "T", "parts", "heads", "blocks", "all_blocks"), "i32")
+    types |= {"tau": "fp32", "counter": "*i32", "counters": "*i32"}
     types |= dict.fromkeys(_FP32, "*fp32") | dict.fromkeys(
         ("p2", "y", "dp1", "dp2", "dinfo"), "*bf16"
     )
-    for names, width in ((_TILES, wide), (_RESTS, rest)):
+    for names, width in ((tiles, wide), (rests, rest)):
         layout = gluon.tile_layout(width) if width else None
         types |= dict.fromkeys(names, f"tensordesc<bf16[1, 1, {GLUON_BLOCK}, {width}],{layout!r}>")
-    types["sums_tiles"] = f"tensordesc<fp32[1, {GLUON_BLOCK}],{gluon.sums_layout()!r}>"
+    numbers = f"tensordesc<fp32[1, {GLUON_BLOCK}],{gluon.numbers_layout()!r}>"
+    types |= dict.fromkeys(("sums_tiles", "norm_tiles", "logit_tiles"), numbers)
     types = {key: value for key, value in types.items() if key not in constants}
     return compile_kernel(kernel, constants, types, launch.options(), architecture)
 
