@@ -114,9 +114,14 @@ def bind(launch: TritonLaunch, pointers: Sequence[int | None]) -> Launch:
     def expanded(stream: Any, pointers: Sequence[int | None]) -> tuple:
         """What the compiled function would be called with."""
         seen: list[tuple] = []
-        recorder = copy.copy(launch.launcher)
-        recorder.launch = around(lambda *given: seen.append(given))
-        launch.by(recorder, stream, pointers)
+        try:
+            recorder = copy.copy(launch.launcher)
+            recorder.launch = around(lambda *given: seen.append(given))
+            launch.by(recorder, stream, pointers)
+        except (AttributeError, TypeError) as error:
+            raise UnexpectedError(f"its launcher cannot be recorded ({error})") from error
+        if len(seen) != 1:
+            raise UnexpectedError("its launcher does not launch by the function that it holds")
         return seen[0]
 
     # Where, among the kernel's arguments with descriptors expanded, the map or pointer of which

@@ -8,7 +8,7 @@ GPU is needed.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from triton.compiler import CompiledKernel
 
@@ -21,9 +21,10 @@ _PTX_WRITE = re.compile(r"\s*(?:@!?%\w+\s+)?([a-z][\w.:]*)\s+(\{[^}]*\}|[^\s,;]+
 _CODE = re.compile(r"\s+/\*([0-9a-f]{4,5})\*/\s+(.*?);")
 _CODE_BRANCH = re.compile(r"\bBRA 0x([0-9a-f]+)")
 _CODE_PRODUCT = re.compile(r"HGMMA\.\S+ R\d+, R(\d+), gdesc")
+_CODE_SUMS = re.compile(r"HGMMA\.64x(\d+)x\S+ R(\d+),")
 _CODE_WRITE = re.compile(r"(?:@!?U?P\d+\s+)?([A-Z][\w.]*)\s+R(\d+)\b")
 # Instructions whose first register is no result.
-_READERS = ("ST", "RED", "BAR", "BRA", "HGMMA")
+_READERS = ("ST", "RED", "BAR", "BRA")
 Loop = tuple[int, int]
 
 
@@ -53,7 +54,8 @@ def lost_factors(listing: str) -> int:
     """How many products of machine code find a left factor changed when their loop comes again.
 
     Their loop writes its registers behind the product and not before it. A loop that prepares the
-    factor of its next step does so rightly, so this says something only of factors kept in PTX.
+    factor of its next step does so rightly, so this says something only of factors kept in PTX. Of
+    a wide result the first register counts, of a product's all.
     """
     code = [
         (int(found[1], 16), found[2]) for x in listing.splitlines() if (found := _CODE.match(x))
@@ -66,11 +68,17 @@ def lost_factors(listing: str) -> int:
             factor = {int(found[1]) + k for k in range(4)}
             before, behind = set(), set()
             for at, x in code:
-                w = _CODE_WRITE.match(x) if loop[0] <= at <= loop[1] else None
-                if w and not w[1].startswith(_READERS):
-                    (before if at < n else behind).add(int(w[2]))
+                if loop[0] <= at <= loop[1]:
+                    (before if at < n else behind).update(_written(x))
             lost += bool(factor & behind - before)
     return lost
+
+
+def _written(instruction: str) -> Iterable[int]:
+    if sums := _CODE_SUMS.match(instruction):
+        return range(int(sums[2]), int(sums[2]) + int(sums[1]) // 2)
+    found = _CODE_WRITE.match(instruction)
+    return () if not found or found[1].startswith(_READERS) else (int(found[2]),)
 
 
 def _innermost(loops: list[Loop], at: int) -> Loop | None:

@@ -84,6 +84,7 @@ class Plan:
     def __init__(self, launches: Any):
         self._launches = launches
         self._record: list[Launch] | None = None
+        self._kernel: Any = None
         self.recipe: Any = None
 
     def run(self, tensors: Tensors, launch: Callable[..., None]) -> None:
@@ -116,6 +117,8 @@ class Plan:
 
     def launch(self, kernel: Any, tensors: Tensors, configure: Callable[[], Configuration]) -> None:
         """The same for a call of one launch, with the tensors for its first arguments."""
+        self._kernel = self._kernel or kernel
+        assert self._kernel is kernel, "a plan repeats the launch that it has recorded"
         self.run(tensors, lambda launcher, *given: launcher.launch(kernel, given, configure))
 
 

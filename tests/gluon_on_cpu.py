@@ -2,12 +2,14 @@
 
 A program's partitions are threads. TMA copies at once and mbarriers count arrivals and bytes, so
 that a tile that is not waited for, a wait that never ends and bytes that are announced wrongly
-show. A product reads its shared memory as late as a wait allows, so that a stage that is handed
-back too early shows too. Registers, layouts and fences mean nothing here.
+show. A product reads its shared memory as late as a wait allows, and so does a store by TMA, so
+that a stage or slot that is handed back too early shows too. Registers, layouts and fences mean
+nothing here.
 """
 
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
@@ -156,7 +158,15 @@ def _copy(tiles: Descriptor, start: Sequence[int], barrier: Barrier, to: Shared)
 
 
 def _send(tiles: Descriptor, start: Sequence[int], source: Shared) -> None:
-    tiles.put([int(k) for k in start], source.x)
+    _here.stores.append((tiles, [int(k) for k in start], source.x))
+
+
+def _store_wait(under_way: int) -> None:
+    """As late as a wait allows, and a little later: others can spoil what is not waited for."""
+    time.sleep(0.002)
+    while len(_here.stores) > under_way:
+        tiles, start, box = _here.stores.pop(0)
+        tiles.put(start, box)
 
 
 def _allocate(dtype, shape: Sequence[int], layout: None):
@@ -210,7 +220,8 @@ def _together(calls: Sequence[Callable[[], None]]) -> None:
 
 
 def _as_program(number: int, programs: int, function: Callable, arguments: Sequence) -> None:
-    _here.number, _here.programs, _here.products = number, programs, []
+    _here.number, _here.programs = number, programs
+    _here.products, _here.stores = [], []
     function(*arguments)
 
 
@@ -285,7 +296,7 @@ def _hopper() -> dict[str, object]:
         "tma": SimpleNamespace(
             async_copy_global_to_shared=_copy,
             async_copy_shared_to_global=_send,
-            store_wait=_no_layout,
+            store_wait=_store_wait,
         ),
         "warpgroup_mma": _multiply,
         "warpgroup_mma_init": lambda x: x,

@@ -116,8 +116,8 @@ EDITS: dict[str, tuple[str, str, str, set[str]]] = {
     "a kernel": ("kernels/flash_relation/forward.py", "LN_2 =", "LN_2 = 1.0 *", FULL_ON_GPU),
     "a Gluon kernel": (
         "kernels/flash_relation/hopper_tiles.py",
-        "WIDTH: gl.constexpr = tile.shape[1]",
-        "WIDTH: gl.constexpr = 1 * tile.shape[1]",
+        "-x * LOG2_E",
+        "-LOG2_E * x",
         FULL_ON_GPU,
     ),
     "a launch": (LAUNCHES, "warps = 4", "warps = 8", FULL_ON_GPU),

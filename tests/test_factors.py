@@ -105,6 +105,8 @@ CODE = """
         ("FADD R2, R8, R3", "@!P1 FMUL R9, R2, R3", 1),
         ("F2FP.BF16.F32.PACK_AB R8, R2, R3", "MUFU.EX2 R8, R3", 0),
         ("FADD R2, R8, R3", "STS [R8+0x10], R9", 0),
+        ("FADD R2, R8, R3", "HGMMA.64x16x16.F32.BF16 R4, R56, gdesc[UR8], R4", 1),
+        ("FADD R2, R8, R3", "HGMMA.64x16x16.F32.BF16 R0, R56, gdesc[UR8], R0", 0),
     ],
 )
 def test_a_factor_is_lost_where_it_is_written_behind_its_product_alone(before, behind, lost):

@@ -64,9 +64,9 @@ def launch_backward(
     rows, documents = (gate_logit, log_norm), (starts, ends)
     facts = map(layout, (p1, p2, info, y, dy, *rows, *documents))
     plan = plan_of(launch_backward, launches, tau, transport_self, *facts)
-    recipe = plan.recipe or plan.keep(_Recipe.of(launches, p1, p2, info, y, dy, starts is not None))
+    recipe = plan.recipe or plan.keep(_Recipe.of(launches, p1, p2, info, dy, starts is not None))
     if not recipe.fit:
-        p1, p2, info, y, dy = map(aligned, (p1, p2, info, y, dy))
+        p1, p2, info, dy = map(aligned, (p1, p2, info, dy))
     # Without atomics and with one writer an element, every sum has one order: equal inputs give
     # bitwise equal gradients.
     dp1 = p1.new_empty_strided(*recipe.dp1)
@@ -79,7 +79,7 @@ def launch_backward(
         # Cleared on the stream and in a CUDA graph with it, so that no launch shares its own.
         counters = log_norm.new_zeros(2, dtype=torch.int32)
         dlam = log_norm.new_empty(())
-        rows = tuple(map(aligned_rows, rows))
+        y, rows = aligned(y), tuple(map(aligned_rows, rows))
         if not recipe.stored:
             places = tuple(map(empty_aligned, places))
 
@@ -129,7 +129,7 @@ class _Recipe(NamedTuple):
     @classmethod
     def of(
         cls, launches: Launches, p1: torch.Tensor, p2: torch.Tensor, info: torch.Tensor,
-        y: torch.Tensor, dy: torch.Tensor, documents: bool,
+        dy: torch.Tensor, documents: bool,
     ) -> "_Recipe":  # fmt: skip
         B, H, T, D = p1.shape
         described = launches.descriptors
@@ -138,11 +138,11 @@ class _Recipe(NamedTuple):
         )
         gluon = (p1_launch, p2_info_launch) if p1_launch else None
         blocks = triton.cdiv(T, GLUON_BLOCK if gluon else launches.p1.block_i)
-        temporaries = [row_sums_shape(B * H, T, 3 if gluon else 2 * described)]
+        temporaries = [row_sums_shape(B * H, T, 3 if gluon else 2 if described else 0)]
         if not gluon:
             temporaries.append((B, H, T))
         return cls(
-            not described or all(map(fits, (p1, p2, info, y, dy))),
+            not described or all(map(fits, (p1, p2, info, dy))),
             not gluon or D * p1.element_size() % ALIGNMENT == 0,
             gluon,
             tokens_layout(p1, H),

@@ -24,8 +24,9 @@ def empty_aligned(x: torch.Tensor) -> torch.Tensor:
 
 
 def aligned_rows(x: torch.Tensor) -> torch.Tensor:
-    """Numbers x (B, H, T), FP32, or a copy of them where T is no multiple of four."""
-    if x.shape[2] * x.element_size() % ALIGNMENT == 0:
+    """Numbers x (B, H, T), FP32, or a copy of them where the hardware cannot hold their matrix."""
+    whole = x.shape[2] * x.element_size() % ALIGNMENT == 0
+    if whole and x.is_contiguous() and x.data_ptr() % ALIGNMENT == 0:
         return x
     return empty_aligned_rows(x, x.shape[:2]).copy_(x)
 

@@ -1,4 +1,4 @@
-"""Launchers of the Gluon kernels for Hopper. Only what has asked `hopper.chosen` imports this.
+"""Launchers of the Gluon kernels for Hopper. To launch them, ask `hopper.chosen` before importing.
 
 A launch's first arguments are descriptors and tensors, as `plans` wants them.
 """

@@ -212,7 +212,7 @@ def _consumer(
         dlam = gl.sum(-da * gl.log((i_start + i + 1).to(gl.float32)), 0)
         gl.store(dlam_partial + block_of(work, slot), dlam)
         if SCALED:
-            # No product reads these numbers; but a check of the machine code cannot tell.
+            # No product reads these numbers, but `fences` cannot tell them from a tile.
             fence_async_shared()
         du_ij = gl.where(own, gl.expand_dims(du_self_i * (2.0 / SCALE), 1), du_ij)
         du = gl.convert_layout(du_ij.to(DTYPE), factors(WIDE))

@@ -176,7 +176,9 @@ def _scan_head(
                 2 if H_FIRST else 0, deps=[ut, dinfo_j, dp2_j, dinfo_rest, dp2_rest, ft, dut]
             )
         else:
-            ut, dinfo_j, dp2_j, ft, dut = warpgroup_mma_wait(1, deps=[ut, dinfo_j, dp2_j, ft, dut])
+            ut, dinfo_j, dp2_j, ft, dut = warpgroup_mma_wait(
+                1 if H_FIRST else 0, deps=[ut, dinfo_j, dp2_j, ft, dut]
+            )
         if H_FIRST:
             leave(empty.index(before))
         else:

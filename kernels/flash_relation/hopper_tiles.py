@@ -17,9 +17,9 @@ is complete; a new barrier counts as having completed phase 1.
 Rings. Tiles that are scanned travel in STAGES stages: the producer waits until a stage is `empty`,
 TMA's bytes make it `full`, the consumer's arrivals `empty` again. What a block owns travels the
 same way in two slots, `ready` and `free`, with its place in `work`, so that the next block's tiles
-come while the consumer still ends this one; results leave from the slot of what they are the
-gradient of. The producer arrives once, each thread of the consumer for itself (`leave`): one
-arrival for all four warps would make them wait for each other at every tile.
+come while the consumer still ends this one; a result leaves from the slot of the rows that it
+belongs to. The producer arrives once, each thread of the consumer for itself (`leave`): for one
+arrival of all four warps they would have to meet once more at every tile.
 
 wgmma. `warpgroup_mma(..., is_async=True)` only begins a product; `warpgroup_mma_wait(n, deps)`
 waits until at most n are under way. `deps` must name every register that they read or write, and
@@ -107,7 +107,8 @@ def allocate_ring(count: gl.constexpr):
 def leave(barrier):
     """Each thread of the consumer arrives, with no wait for the others.
 
-    The instruction waits for the thread's own cp.async copies, of which it has none.
+    The instruction waits for the thread's own cp.async copies, of which it has none. It is no
+    release: whatever the thread has read of the place must have been used before.
     """
     async_copy.mbarrier_arrive(barrier, increment_count=False)
 
@@ -147,7 +148,7 @@ def send_row_numbers(tiles, row, t, numbers, place):
 
 @gluon.jit
 def row_numbers(numbers, place, AXIS: gl.constexpr = 1):
-    """They, one a row (AXIS 1) or a column (0) of a product of BLOCK columns."""
+    """Numbers that were fetched, one a row (AXIS 1) or a column (0) of a product."""
     return numbers.index(place).reshape([BLOCK]).load(gl.SliceLayout(AXIS, products(BLOCK)))
 
 
@@ -166,7 +167,7 @@ def fetch(descriptors, b, h, t, tiles, place, barrier):
 def send(descriptors, b, h, t, tiles, place):
     """Ask TMA to store the tile at a place as the rows from t on of head h of batch b.
 
-    What it stores is fenced; `tma.store_wait(0)` says that it has been read.
+    The caller has fenced it; once `tma.store_wait(0)` returns, it has been read.
     """
     wide, rest = descriptors
     first, second = tiles
@@ -207,7 +208,10 @@ def begin_scores(left, right, REST: gl.constexpr):
 
 @gluon.jit
 def no_product(WIDTH: gl.constexpr):
-    """Zeros, for products of WIDTH columns to be added to."""
+    """What a block's first product of WIDTH columns takes the place of.
+
+    Made once: zeros for every block would end the overlap of products (C7515).
+    """
     return warpgroup_mma_init(gl.zeros([BLOCK, WIDTH], gl.float32, products(WIDTH)))
 
 

@@ -93,7 +93,6 @@ def compile_gluon(
     wide, rest = split_width(launches.widest)
     constants = {
         "TRANSPORT_SELF": True,
-        "D": launches.widest,
         "WIDE": wide,
         "REST": rest,
         "STAGES": launch.stages,
@@ -109,9 +108,7 @@ def compile_gluon(
     constants = {key: value for key, value in constants.items() if key in kernel.arg_names}
     types = dict.fromkeys(("H", "T", "parts", "heads", "blocks", "all_blocks"), "i32")
     types |= {"tau": "fp32", "counter": "*i32", "counters": "*i32"}
-    types |= dict.fromkeys(_FP32, "*fp32") | dict.fromkeys(
-        ("p2", "y", "dp1", "dp2", "dinfo"), "*bf16"
-    )
+    types |= dict.fromkeys(_FP32, "*fp32")
     for names, width in ((tiles, wide), (rests, rest)):
         layout = gluon.tile_layout(width) if width else None
         types |= dict.fromkeys(names, f"tensordesc<bf16[1, 1, {GLUON_BLOCK}, {width}],{layout!r}>")
