@@ -35,7 +35,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Scan:
-    """The scan over segments: `block` elements of a state a program, `steps` loads in flight."""
+    """The scan over segments: `block` elements a program, at most `steps` loads in flight."""
 
     block: int
     steps: int

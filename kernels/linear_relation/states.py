@@ -220,7 +220,8 @@ def launch_states(
             "HAS_INITIAL": initial is not None,
             "D": D,
             "BLOCK": scan.block,
-            "STEPS": scan.steps,
+            # Every step costs, also one past the last segment.
+            "STEPS": min(scan.steps, triton.next_power_of_2(segments.count)),
             "num_warps": scan.num_warps,
         }
         return (B * H, triton.cdiv(D * D, scan.block)), (segments.count,), own
