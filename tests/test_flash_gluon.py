@@ -73,3 +73,11 @@ def test_every_shape(launchers, width, shape, shared, transport_self, stages):
         assert_close(name, *three, SLACK[torch.bfloat16])
     # One dlam in BF16 says nothing; but here only the inputs are rounded.
     assert ours[4] == pytest.approx(truth[4].item(), rel=1e-3, abs=1e-3)
+
+
+def test_a_result_is_not_there_before_it_is_waited_for(launchers, monkeypatch):
+    """So a slot that is handed back too soon would show in the tests above."""
+    tma = importlib.import_module(f"{PACKAGE}.hopper_forward").tma
+    monkeypatch.setattr(tma, "store_wait", lambda under_way: None)
+    y, *_ = run(launchers, draw(1, (1, 2, 65, 48), torch.bfloat16), True, 2, 1.0)
+    assert y.isnan().all()
