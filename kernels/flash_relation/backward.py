@@ -12,7 +12,7 @@ import torch
 import triton
 
 from relation.kernels.checks import layout
-from relation.kernels.common import Parts, interpreted, tokens_layout
+from relation.kernels.common import Parts, tokens_layout
 from relation.kernels.flash_relation.backward_p1 import p1_kernel
 from relation.kernels.flash_relation.backward_p2_info import p2_info_kernel
 from relation.kernels.flash_relation.descriptors import (
@@ -32,6 +32,7 @@ from relation.kernels.flash_relation.launches import (
     GluonLaunch,
     Launch,
     Launches,
+    constants_of,
     grid,
     select_launches,
     split_width,
@@ -165,22 +166,11 @@ def _configure(
 ) -> tuple[tuple, dict]:  # fmt: skip
     """The numbers and constants of a pass; inputs: p1, p2 and info."""
     p1, p2, info = inputs
-    _, H, T, D = p1.shape
-    wide, rest = split_width(D, launches.descriptors and tile.padded)
-    constants = {
-        "TRANSPORT_SELF": transport_self,
-        "D": D,
-        "GROUP": H // p2.shape[1],
-        "WIDE": wide,
-        "REST": rest,
-        "BLOCK_I": tile.block_i,
-        "BLOCK_J": tile.block_j,
-        "WHOLE": T % whole == 0,
-        "FAST": p1.element_size() == 2 and not interpreted(),
-        "SCALED": launches.descriptors and scales_exactly(p1),
-    }
+    described = launches.descriptors
+    constants = constants_of(tile, described and tile.padded, p1, p2, transport_self)
+    own = {"WHOLE": p1.shape[2] % whole == 0, "SCALED": described and scales_exactly(p1)}
     strides = (*p1.stride(), *p2.stride(), *info.stride())
-    return (*strides, *numbers), constants | tile.options()
+    return (*strides, *numbers), constants | own
 
 
 def _launch_p1(

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from relation.kernels.checks import layout
-from relation.kernels.common import interpreted, offset_of_head, rows_layout, tokens_layout
+from relation.kernels.common import offset_of_head, rows_layout, tokens_layout
 from relation.kernels.flash_relation.descriptors import (
     ALIGNMENT,
     aligned,
@@ -26,6 +26,7 @@ from relation.kernels.flash_relation.launches import (
     GluonLaunch,
     Launch,
     Launches,
+    constants_of,
     grid,
     select_launches,
     split_width,
@@ -377,19 +378,9 @@ def _configure(
 ) -> tuple[tuple, dict]:  # fmt: skip
     """The numbers and constants that both kernels take, and their `own`."""
     (p1, p2, info), (_, H, T, D) = inputs, y.shape
-    wide, rest = split_width(D, padded)
     strides = (*p1.stride(), *p2.stride(), *info.stride(), *y.stride())
-    constants = {
-        "TRANSPORT_SELF": transport_self,
-        "D": D,
-        "GROUP": H // p2.shape[1],
-        "WIDE": wide,
-        "REST": rest,
-        "BLOCK_I": tile.block_i,
-        "BLOCK_J": tile.block_j,
-        "FAST": p1.element_size() == 2 and not interpreted(),
-    }
-    return (*strides, H, T, 1 / math.sqrt(D), tau), constants | own | tile.options()
+    constants = constants_of(tile, padded, p1, p2, transport_self)
+    return (*strides, H, T, 1 / math.sqrt(D), tau), constants | own
 
 
 def _launch_rows(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from relation.kernels.common import architecture
+from relation.kernels.common import architecture, interpreted
 
 FILE = Path(__file__).with_name("launches.toml")
 PASSES = ("forward", "repair", "p1", "p2_info")
@@ -139,6 +139,24 @@ def split_width(head_dim: int, padded: bool = False) -> tuple[int, int]:
         return 2 * wide, 0
     rest = max(16, 1 << (head_dim - wide - 1).bit_length())
     return (2 * wide, 0) if rest == wide else (wide, rest)
+
+
+def constants_of(
+    launch: Launch, padded: bool, p1: torch.Tensor, p2: torch.Tensor, transport_self: bool
+) -> dict[str, object]:
+    """What all of Triton's passes take as constants, and the launch options."""
+    D = p1.shape[3]
+    wide, rest = split_width(D, padded)
+    return {
+        "TRANSPORT_SELF": transport_self,
+        "D": D,
+        "GROUP": p1.shape[1] // p2.shape[1],
+        "WIDE": wide,
+        "REST": rest,
+        "BLOCK_I": launch.block_i,
+        "BLOCK_J": launch.block_j,
+        "FAST": p1.element_size() == 2 and not interpreted(),
+    } | launch.options()
 
 
 def grid(x: torch.Tensor, block: int) -> tuple[int, int, int]:
