@@ -15,7 +15,7 @@ from training import campaign
 from relation.data.windows import IGNORED
 from relation.errors import InputError
 from relation.pipeline.campaign import resolve
-from relation.probes.recall.run import answer, recall
+from relation.probes.recall.run import AtQueries, answer, build_model, draw, questions, recall
 from relation.probes.recall.sequences import (
     FILLER,
     Sequences,
@@ -28,6 +28,7 @@ from relation.probes.recall.sequences import (
 from relation.spec import RecallSpec
 from relation.store.layouts import RECALL
 from relation.store.parquet import read_parquet
+from relation.train.loss import summed_nll
 
 CPU = torch.device("cpu")
 TASKS = [[16, 2], [48, 8]]
@@ -156,6 +157,22 @@ def test_a_reach_that_was_planted_shows_and_tasks_weigh_alike() -> None:
 
 
 # -- trainings -------------------------------------------------------------------------------------
+@pytest.mark.parametrize("mixer", ["mha", "hybrid"])
+def test_the_loss_at_queries_is_that_of_the_whole_sequences(mixer: str) -> None:
+    like = resolve(changed(("campaigns.tiny.recall.mixers", [mixer])), campaign="tiny")
+    given = like.recall_of(mixer)
+    sequences = draw(given, 3, 5)
+    model = build_model(given, given.models[0]["d_model"], 1).double()
+    whole = (torch.from_numpy(a).flatten(0, 1).long() for a in sequences[:2])
+    asked = (torch.from_numpy(a).long() for a in questions(sequences))
+    at_queries = AtQueries(model, *sequences.inputs.shape[1:])
+    losses = summed_nll(model, *whole), summed_nll(at_queries, *asked)
+    wanted, found = (torch.autograd.grad(x, list(model.parameters())) for x in losses)
+    assert losses[1].item() == pytest.approx(losses[0].item(), rel=1e-6)  # the sum is FP32
+    for a, b in zip(wanted, found, strict=True):
+        torch.testing.assert_close(b, a, rtol=1e-5, atol=1e-6 * a.abs().max().item())
+
+
 def test_a_rate_is_chosen_on_the_first_seed_and_the_others_train_at_it(tmp_path: Path) -> None:
     given = spec(learning_rates=[1e-3, 3e-3], seeds=[1, 2, 3])
     rows = recalled(tmp_path, given)

@@ -104,6 +104,40 @@ def _batch(array: np.ndarray, device: torch.device) -> Tensor:
     return to_device(array, device).flatten(0, 1).long()
 
 
+def questions(sequences: Sequences) -> tuple[np.ndarray, np.ndarray]:
+    """Sequences (N, tasks, T) with Q queries a row as `AtQueries` reads them, and targets (N, Q).
+
+    It reads (N, tasks x T + Q): a row's sequences, then the places of its queries in them.
+    """
+    inputs, targets = (part.reshape(len(part), -1) for part in sequences[:2])
+    places = np.nonzero(targets != IGNORED)[1].reshape(len(inputs), -1)
+    asked = np.concatenate([inputs, places.astype(inputs.dtype)], axis=1)
+    return asked, np.take_along_axis(targets, places, axis=1)
+
+
+class AtQueries(torch.nn.Module):
+    """A decoder whose states are those at queries, for a training step to form the loss of.
+
+    At the paper's shapes one position in 22 has a target: the others need no logits. tasks, length:
+    of the sequences, as `questions` gives them.
+    """
+
+    def __init__(self, decoder: Decoder, tasks: int, length: int):
+        super().__init__()
+        self.decoder, self.embedding = decoder, decoder.embedding
+        self.tokens, self.length = tasks * length, length
+
+    def states(self, asked: Tensor, documents: None = None) -> Tensor:
+        """(N, Q, d) of questions (N, tasks x T + Q)."""
+        tokens, places = asked[:, : self.tokens], asked[:, self.tokens :]
+        states = self.decoder.states(tokens.reshape(-1, self.length), documents)
+        states = states.view(len(asked), self.tokens, -1)
+        return states.gather(1, places[..., None].expand(-1, -1, states.shape[2]))
+
+    def logits(self, states: Tensor) -> Tensor:
+        return self.decoder.logits(states)
+
+
 def _octaves(sequences: Sequences, answers: Answers, tasks: list[list[int]]) -> Iterator[dict]:
     """The answers counted by task and by distance, in octaves named by their least."""
     for number, (length, pairs) in enumerate(tasks):
@@ -139,13 +173,14 @@ class _Trainer:
         optimizer = build_optimizer(self.model, rate, **rest)
         if self.step is None:
             clip = spec.optimizer["gradient_clip"]
-            made = (self.model, optimizer, device, spec.precision, spec.compile, clip)
-            self.step = UpdateStep(*made)
+            asked = AtQueries(self.model, *data.inputs.shape[1:])
+            self.step = UpdateStep(asked, optimizer, device, spec.precision, spec.compile, clip)
         self.step.optimizer = optimizer
         queries = spec.sequences * sum(pairs for _, pairs in spec.tasks)
         for update in range(spec.updates):
             part = slice(update * spec.sequences, (update + 1) * spec.sequences)
-            batch = tuple(_batch(a[part], device) for a in data[:2])
+            asked = questions(Sequences(*(a[part] for a in data)))
+            batch = tuple(to_device(a, device).long() for a in asked)
             schedule = (spec.updates, spec.warmup_updates, spec.plateau_fraction)
             self.step([batch], queries, rate * wsd(update, update + 1, *schedule))
         check_all_learn(self.model, optimizer, f"recall {spec.mixer}, width {self.width}")
