@@ -144,17 +144,33 @@ rule claim:
 
 
 @pytest.mark.campaign
-def test_nothing_is_trained_beside_a_benchmark(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "choice, takes",
+    [
+        ([], {"train": "1 0", "diagnose": "1 0", "examine": "1 0", "measure": "2 2"}),
+        (
+            ["runs_per_gpu=4"],
+            {"train": "0 1", "diagnose": "0 1", "examine": "1 4", "measure": "2 8"},
+        ),
+    ],
+)
+def test_runs_share_a_gpu_where_asked_and_none_is_trained_beside_a_benchmark(
+    tmp_path: Path, choice: list[str], takes: dict[str, str]
+) -> None:
+    """What jobs take of two GPUs, and of the shares that runs may have of them."""
     rules = "".join(
         f'include: str(PROJECT / "workflow/rules/{stage}.smk")\n'
-        for stage in ("data", "training", "systems")
+        for stage in ("data", "training", "diagnostics", "beyond", "systems")
     )
     listed = """
 for rule in workflow.rules:
-    print("takes", rule.name, getattr(rule.resources.get("gpu"), "value", None))
+    of = (getattr(rule.resources.get(name), "value", None) for name in ("gpu", "gpu_share"))
+    print("takes", rule.name, *of)
 """
     (tmp_path / "Snakefile").write_text(ON_TWO_GPUS + rules + listed, encoding="utf-8")
-    said = snakemake(tmp_path, "--list-rules", "--config", "campaign=paper").stdout
-    takes = (line.split()[1:] for line in said.splitlines() if line.startswith("takes "))
-    gpus = {rule: gpu for rule, gpu in takes if rule in ("prepare", "train", "measure")}
-    assert gpus == {"prepare": "None", "train": "1", "measure": "2"}
+    said = snakemake(tmp_path, "--list-rules", "--config", "campaign=paper", *choice).stdout
+    found = (line.split(maxsplit=2)[1:] for line in said.splitlines() if line[:6] == "takes ")
+    assert {rule: gpus for rule, gpus in found if rule in (*takes, "prepare")} == {
+        "prepare": "None None",
+        **takes,
+    }

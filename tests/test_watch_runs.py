@@ -61,17 +61,21 @@ def test_without_tensorboard_it_is_one_line_before_any_job(tmp_path, no_tensorbo
     check(campaign(), [], needs_gpu=False)
 
 
-@pytest.mark.parametrize("value, wanted", [(True, True), ("true", True), ("false", False)])
-def test_tensorboard_is_a_choice_that_makes_nothing_stale(tmp_path, value, wanted) -> None:
+@pytest.mark.parametrize("choice, changed", [
+    ({"tensorboard": True}, {"tensorboard": True}),
+    ({"tensorboard": "true"}, {"tensorboard": True}),
+    ({"tensorboard": "false"}, {}),
+    ({"runs_per_gpu": 2}, {"runs_per_gpu": 2, "matrix_shares": True}),
+    ({"runs_per_gpu": None}, {}),
+])  # fmt: skip
+def test_choices_that_make_nothing_stale(tmp_path, choice: dict, changed: dict) -> None:
     """Snakemake gives `tensorboard=True` as a truth value and `tensorboard=true` as text."""
-    config = {**load_config(ROOT / "config.yaml"), "tensorboard": value}
-    chosen = resolve(config, campaign="tiny")
-    assert (chosen.tensorboard, campaign().tensorboard) == (wanted, False)
-    assert replace(chosen, tensorboard=False) == campaign()
+    chosen = resolve({**load_config(ROOT / "config.yaml"), **choice}, campaign="tiny")
+    assert chosen == replace(campaign(), **changed)
     results = Results(chosen, tmp_path)
     write_started_with(chosen, results)
     again = resolve(load_config(results.started_with))
-    assert again.tensorboard is wanted
+    assert {name: getattr(again, name) for name in changed} == changed
     assert again.settings == chosen.settings == campaign().settings
 
 

@@ -214,7 +214,7 @@ def _recall(options: argparse.Namespace) -> None:
     results = campaign_results(options)
     spec = results.campaign.recall_of(options.target)
     stamped = _stamped(options, "recall", spec, f"recall {options.target}")
-    recall(spec, results.folder / recall_path(spec), stamped)
+    recall(spec, results.folder / recall_path(spec), sharing_of(results.campaign), stamped)
 
 
 def _verify(options: argparse.Namespace) -> None:

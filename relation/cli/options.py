@@ -110,9 +110,10 @@ def refuse_campaign(options: argparse.Namespace, *further: str) -> None:
         raise InputError(f"--checkpoint reads no campaign; leave out {', '.join(given)}")
 
 
-def sharing_of(campaign: Campaign, run: RunSpec) -> int:
-    """How many such runs may share a GPU: the matrix's, whose times are results, none."""
-    return campaign.runs_per_gpu if run.reading else 1
+def sharing_of(campaign: Campaign, run: RunSpec | None = None) -> int:
+    """How many runs like it may share a GPU: the matrix's, whose times are results, if asked to."""
+    of_reading = run is not None and run.reading is not None
+    return campaign.runs_per_gpu if of_reading or campaign.matrix_shares else 1
 
 
 def check_expected(expected: str | None, found: str, what: str) -> None:

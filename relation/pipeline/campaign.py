@@ -25,6 +25,8 @@ from relation.spec import (
 from relation.variants import PAIRED, VARIANTS
 
 _RESTRICTIONS = ("scales", "seeds", "variants", "readings")
+# Choices of config.yaml that change no result.
+_NO_RESULT = ("tensorboard", "runs_per_gpu")
 # What records and addresses call a run that goes on from MHA, by the model it trains: Full Relation
 # with the converted weights, and MHA itself, which shows what further training alone does.
 GOES_ON = {"full": "converted", "mha": "continued"}
@@ -49,9 +51,9 @@ class Campaign:
     `reading_runs` of the readings of the paper, each run once, `planned_recall` and `recall` of
     associative recall; `readings_from` names another campaign, whose readings the report shows;
     `planned_converted` and `converted_runs` go on from MHA runs of the matrix; `settings` is the
-    configuration of this campaign
-    alone, from which it can be resolved again; `tensorboard`, which changes no result, stands
-    beside it.
+    configuration of this campaign alone, from which it can be resolved again; `tensorboard` and
+    `runs_per_gpu`, which change no result, stand beside it: the latter is of readings, and of the
+    matrix where `matrix_shares`.
     """
 
     name: str
@@ -91,6 +93,7 @@ class Campaign:
     restrictions: dict = field(default_factory=dict)
     settings: dict = field(default_factory=dict)
     tensorboard: bool = False
+    matrix_shares: bool = False
 
     def data_of_scale(self, scale: str) -> DataSpec:
         """The prepared corpus that a scale reads."""
@@ -403,12 +406,13 @@ def resolve(config: Mapping, **overrides: Any) -> Campaign:
         recall=tuple(
             spec for spec in recall if campaign.matrix and chosen.allow("variants", spec.mixer)
         ),
-        runs_per_gpu=campaign.runs_per_gpu,
+        runs_per_gpu=config.runs_per_gpu or campaign.runs_per_gpu,
+        matrix_shares=config.runs_per_gpu is not None,
         import_once=campaign.import_once,
         corpus=config.corpus,
         restrictions=chosen.given,
         settings={
-            **{key: value for key, value in raw.items() if key != "tensorboard"},
+            **{key: value for key, value in raw.items() if key not in _NO_RESULT},
             "campaigns": {
                 each: {**raw["campaigns"][each], "base": None}
                 for each in (name, *_shown_beside(matrix))

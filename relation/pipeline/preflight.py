@@ -76,6 +76,7 @@ def write_started_with(campaign: Campaign, results: Results) -> None:
     started_with = {
         **campaign.settings,
         "tensorboard": campaign.tensorboard,
+        "runs_per_gpu": campaign.runs_per_gpu if campaign.matrix_shares else None,
         "published": results.published,
     }
     try:

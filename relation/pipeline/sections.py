@@ -417,6 +417,12 @@ class Configuration:
         default=True,
     )
     tensorboard: Switch = key("Whether training runs log to TensorBoard", default=False)
+    runs_per_gpu: Literal[1, 2, 4] | None = key(
+        "How many runs share a GPU while they train and are diagnosed, of the matrix too: their"
+        " tokens per second are then no benchmark. null: as the campaign says of readings, and one"
+        " of the matrix",
+        default=None,
+    )
     assumptions: Assumptions
     training: Training
     diagnostics: Diagnostics

@@ -11,6 +11,7 @@ rule examine:
     threads: 1
     resources:
         gpu=int(ON_GPU),
+        gpu_share=OWN_SHARE * CAMPAIGN.runs_per_gpu,
     params:
         config=STARTED_WITH,
         target="{scale}/{variant}/{seed}",

@@ -62,6 +62,9 @@ SHARED_GPU = int(ON_GPU and not ON_CLUSTER)
 WHOLE_GPU = int(ON_GPU and ON_CLUSTER)
 if "gpu_share" not in workflow.global_resources:
     workflow.register_resource("gpu_share", GPUS * CAMPAIGN.runs_per_gpu)
+# A run of the matrix takes a GPU whole unless `runs_per_gpu` was asked for.
+OWN_SHARE = SHARED_GPU * CAMPAIGN.matrix_shares
+OWN_GPU = int(ON_GPU) - OWN_SHARE
 
 # Jobs read the configuration that this workflow was started with, whatever becomes of config.yaml.
 STARTED_WITH = RESULTS.started_with.as_posix()

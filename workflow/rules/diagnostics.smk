@@ -9,7 +9,8 @@ rule diagnose:
         "../../environment.yml"
     threads: 1
     resources:
-        gpu=int(ON_GPU),
+        gpu=OWN_GPU,
+        gpu_share=OWN_SHARE,
     params:
         config=STARTED_WITH,
         target="{scale}/{variant}/{seed}",

@@ -10,7 +10,8 @@ rule recall:
         "../../environment.yml"
     threads: 1
     resources:
-        gpu=int(ON_GPU),
+        gpu=OWN_GPU,
+        gpu_share=OWN_SHARE,
     params:
         config=STARTED_WITH,
         spec=spec("recall"),

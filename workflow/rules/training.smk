@@ -12,7 +12,8 @@ rule train:
         "../../environment.yml"
     threads: 1
     resources:
-        gpu=int(ON_GPU),
+        gpu=OWN_GPU,
+        gpu_share=OWN_SHARE,
         processes=1,
         nodes=1,
     params:

@@ -260,16 +260,16 @@ def _of_spec(spec: RecallSpec, device: torch.device) -> dict[str, Any]:
     return known | {"status": PASS, "reason": None}
 
 
-def recall(spec: RecallSpec, output: Path, stamp: Stamp = UNKNOWN) -> None:
+def recall(spec: RecallSpec, output: Path, sharing: int = 1, stamp: Stamp = UNKNOWN) -> None:
     """Train a specification's models and write a row a training, task and octave of distance.
 
-    A peer that cannot run here is one row with the reason. The origin has the seconds it took and
-    the peak of memory. Raises InputError where the device
-    cannot run a backend, RunError where a parameter never learns.
+    sharing: how many such jobs may share a GPU. A peer that cannot run here is one row with the
+    reason. The origin has the seconds it took and the peak of memory. Raises InputError where the
+    device cannot run a backend, RunError where a parameter never learns.
     """
     rates, seeds, widths = (len(v) for v in (spec.learning_rates, spec.seeds, spec.models))
     total = widths * (rates + seeds - 1)
-    with claim(spec.device) as device:
+    with claim(spec.device, sharing) as device:
         peak, began = PeakMemory(device), time.perf_counter()
         written = origin(spec.campaign, spec.config_hash, "recall", describe(device), stamp)
         reason = why_no_peer(device) if is_peer(spec.mixer) else None
