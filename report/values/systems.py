@@ -203,10 +203,10 @@ PRODUCTION = Table(
         "FlashAttention and FlashRelation at each scale’s own context. (a) Whole training steps: "
         "rates are medians of rounds in which the sides take turns, FR/FA is the median of single "
         "rounds’ ratios with its 95% interval, memory is allocated / reserved GiB. (b) The "
-        "campaign’s training runs, in tokens per second of each process, of which a GPU has one: "
-        "the median update of a run, its mean over seeds; FR/FA in pairs of one seed, with the "
-        "95% interval of their mean; and the share of (a)’s rate, which includes what is lost "
-        "where several processes share a run."
+        "campaign’s training runs, in tokens per second of each process: the median update of a "
+        "run, its mean over seeds; FR/FA in pairs of one seed, with the 95% interval of their "
+        "mean; and the share of (a)’s rate, which includes what is lost where several processes "
+        "share a run, or several runs a GPU."
     ),
     panels=(
         Panel(
