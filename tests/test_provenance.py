@@ -24,7 +24,7 @@ from relation.pipeline.results import (
 )
 from relation.store import layouts as schemas
 from relation.store.parquet import read_origin, read_parquet, write_parquet
-from report.judge.frames import CLAIMS, COMPARED_CELLS, COMPARED_CLAIMS
+from report.judge.frames import CELL_KEY, CLAIMS
 from report.judge.job import write_cells
 from report.render.compare import compare
 from report.values.frames import load_records
@@ -261,19 +261,21 @@ def test_two_campaigns_stand_side_by_side(tmp_path: Path) -> None:
     second = replace(first, runs=runs[runs["variant"] != "hybrid"])
     for name, records in (("a", first), ("published/b", second)):
         write_cells(records, tmp_path / name / "report")
-    folder = compare("a", "published/b", tmp_path)
-    assert folder == tmp_path / "compare" / "a-published-b"
-    cells = read_parquet(folder / "cells.parquet", COMPARED_CELLS).to_pandas()
-    cells = cells.set_index(["table", "row", "column", "statistic"])
-    mean = cells.loc["main-results", "10M", "full_nll", "mean"]
-    assert mean["difference"] == pytest.approx(1.0) and mean["intervals_meet"] is False
-    assert mean["first_value"] == pytest.approx(1.92) and mean["paper"] == "1.6441"
-    delta = cells.loc["main-results", "10M", "delta", "value"]
-    assert delta["difference"] == pytest.approx(0.0) and delta["intervals_meet"] is True
-    gone = cells.loc["app-hybrid", "42", "nll", "value"]
-    assert gone["second_status"] == "not run" and gone["first_value"] == pytest.approx(1.8)
-    claims = read_parquet(folder / "claims.parquet", COMPARED_CLAIMS).to_pylist()
-    assert [claim["number"] for claim in claims] == list(range(1, 25))
+    found = compare("a", "published/b", tmp_path)
+    assert found.folder == tmp_path / "compare" / "a-published-b"
+    cells = {
+        tuple(cell.either[name] for name in CELL_KEY): cell
+        for compared in found.tables
+        for _, _, cell in compared.rows
+    }
+    mean = cells["main-results", "10M", "full_nll", "mean"]
+    assert mean.difference == pytest.approx(1.0) and mean.intervals_meet is False
+    assert mean.first["value"] == pytest.approx(1.92) and mean.either["paper"] == "1.6441"
+    delta = cells["main-results", "10M", "delta", "value"]
+    assert delta.difference == pytest.approx(0.0) and delta.intervals_meet is True
+    gone = cells["app-hybrid", "42", "nll", "value"]
+    assert gone.second["status"] == "not run" and gone.first["value"] == pytest.approx(1.8)
+    assert [claim["number"] for claim, _ in found.claims] == list(range(1, 25))
 
 
 def test_ledgers_of_two_versions_are_not_compared(tmp_path: Path) -> None:

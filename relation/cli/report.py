@@ -136,28 +136,24 @@ def _publish(options: argparse.Namespace) -> None:
 
 
 def _compare(options: argparse.Namespace) -> None:
-    from relation.store.parquet import read_parquet
-    from report.judge.frames import COMPARED_CELLS, COMPARED_CLAIMS
-    from report.render.compare import compare, compared_tables, render_comparison
+    from report.render.compare import compare, render_comparison
 
-    folder = compare(options.first, options.second)
-    page = render_comparison(folder)
-    cells = read_parquet(folder / "cells.parquet", COMPARED_CELLS).to_pylist()
-    claims = read_parquet(folder / "claims.parquet", COMPARED_CLAIMS).to_pylist()
+    found = compare(options.first, options.second)
+    page = render_comparison(found)
     print_table(
         ["table", "values in both", "intervals apart", "verdicts differ"],
         [
-            [found.table.label, f"{found.both}", f"{found.apart}", f"{found.verdicts}"]
-            for found in compared_tables(cells)
+            [compared.table.label, f"{compared.both}", f"{compared.apart}", f"{compared.verdicts}"]
+            for compared in found.tables
         ],
     )
-    differing = [row for row in claims if row["first_verdict"] != row["second_verdict"]]
     print()
-    for row in differing:
-        print(f"claim {row['number']}: {row['first_verdict']}, then {row['second_verdict']}")
+    differing = [pair for pair in found.claims if pair[0]["verdict"] != pair[1]["verdict"]]
+    for first, second in differing:
+        print(f"claim {first['number']}: {first['verdict']}, then {second['verdict']}")
     if not differing:
         print("The verdicts on all claims agree.")
-    print(f"{page}, from {folder}/cells.parquet and claims.parquet")
+    print(page)
 
 
 def _readings(options: argparse.Namespace) -> None:

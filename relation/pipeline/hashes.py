@@ -65,7 +65,6 @@ STAGES: dict[str, tuple[Reference, ...]] = {
     "cells": ("report.judge.job:write_cells", "report.values.frames:load_records"),
     "figures": ("report.figures:write_figures", "report.values.frames:load_records"),
     "report": ("report.render.site:render_report",),
-    "compare": ("report.render.compare:compare",),
     "document": ("report.render.document:write_document",),
 }
 

@@ -213,30 +213,6 @@ FRAMES = {
 }
 
 CELL_KEY = ("table", "row", "column", "statistic")
-# What a comparison says of each campaign's cell, as first_value, second_value and so on.
-COMPARED_CELL = ("value", "text", "n", "spread", "low", "high", "status", "reason", "verdict")
-COMPARED_CLAIM = ("verdict", "reason", "not_established")
-_BOTH = ("first", "second")
-
-COMPARED_CELLS = schema(
-    *(Column(name, _TEXT) for name in (*CELL_KEY, "unit", "paper")),
-    Column("paper_value", _REAL, "the row's unit"),
-    *(
-        Column(
-            f"{side}_{name}", CELLS.field(name).type, CELLS.field(name).metadata[b"unit"].decode()
-        )
-        for side in _BOTH
-        for name in COMPARED_CELL
-    ),
-    Column("difference", _REAL, "the row's unit", "second - first"),
-    Column("intervals_meet", pa.bool_(), description="95% t intervals over seeds; null without"),
-)
-
-COMPARED_CLAIMS = schema(
-    Column("number", _INT),
-    Column("claim", _TEXT),
-    *(Column(f"{side}_{name}", _TEXT) for side in _BOTH for name in COMPARED_CLAIM),
-)
 
 FIGURES = schema(
     Column("name", _TEXT),

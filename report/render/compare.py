@@ -2,26 +2,14 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from relation.errors import InputError
 from relation.pipeline.config import load_config
-from relation.pipeline.origin import stamp
 from relation.pipeline.results import CHECKSUMS, REPORT, SO_FAR
-from relation.spec import canonical_hash
-from relation.store.parquet import read_origin, read_parquet, write_parquet
-from relation.store.stamp import origin
-from report.judge.frames import (
-    CELL_KEY,
-    CELLS,
-    CLAIMS,
-    COMPARED_CELL,
-    COMPARED_CELLS,
-    COMPARED_CLAIM,
-    COMPARED_CLAIMS,
-)
+from relation.store.parquet import read_origin, read_parquet
+from report.judge.frames import CELL_KEY, CELLS, CLAIMS
 from report.render.environment import html_environment
 from report.render.printed import MISSING
 from report.render.site import write_assets
@@ -30,7 +18,6 @@ from report.values.layout import Table
 from report.values.tables import TABLES
 
 Row = Mapping[str, Any]
-SIDES = ("first", "second")
 
 
 def report_of(name: str, root: Path) -> Path:
@@ -69,12 +56,80 @@ def _lack(name: str, root: Path) -> str:
     return f"it has not run; `snakemake --cores all --config campaign={campaign}` runs it"
 
 
-def compare(first: str, second: str, root: Path = Path("results")) -> Path:
-    """Write results/compare/<first>-<second>/{cells,claims}.parquet and return the folder.
+@dataclass(frozen=True)
+class Compared:
+    """One cell in two campaigns; None where a campaign has none."""
+
+    first: Row | None
+    second: Row | None
+
+    @property
+    def either(self) -> Row:
+        """The cell of a campaign that has it, for what is the same in both."""
+        return self.first or self.second
+
+    @property
+    def difference(self) -> float | None:
+        """second - first, where both have a value of one unit."""
+        a, b = self.first, self.second
+        if a is None or b is None or a["unit"] != b["unit"] or None in (a["value"], b["value"]):
+            return None
+        return b["value"] - a["value"]
+
+    @property
+    def intervals_meet(self) -> bool | None:
+        """Whether the 95% intervals over seeds meet; None where one has none."""
+        if self.difference is None:
+            return None
+        lows, highs = ([cell[end] for cell in (self.first, self.second)] for end in ("low", "high"))
+        return None if None in (*lows, *highs) else max(lows) <= min(highs)
+
+    @property
+    def verdicts_differ(self) -> bool:
+        verdicts = [cell and cell["verdict"] for cell in (self.first, self.second)]
+        return verdicts[0] != verdicts[1]
+
+
+@dataclass(frozen=True)
+class ComparedTable:
+    """The cells of one table that either campaign has: labels, column, and the two cells."""
+
+    table: Table
+    rows: Sequence[tuple[str, str, Compared]]
+
+    @property
+    def both(self) -> int:
+        return sum(cell.difference is not None for _, _, cell in self.rows)
+
+    @property
+    def apart(self) -> int:
+        return sum(cell.intervals_meet is False for _, _, cell in self.rows)
+
+    @property
+    def verdicts(self) -> int:
+        return sum(cell.verdicts_differ for _, _, cell in self.rows)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two campaigns' reports.
+
+    sides: the name and page of each; claims: of each number, both campaigns'; folder: of its page.
+    """
+
+    sides: Sequence[Mapping[str, Any]]
+    claims: Sequence[tuple[Row, Row]]
+    tables: Sequence[ComparedTable]
+    folder: Path
+
+
+def compare(first: str, second: str, root: Path = Path("results")) -> Comparison:
+    """Set two campaigns' reports side by side, for results/compare/<first>-<second>/.
 
     Raises InputError where a campaign has no report or its report is of another version.
     """
-    folders = [report_of(name, root) for name in (first, second)]
+    names = (first, second)
+    folders = [report_of(name, root) for name in names]
     cells = [read_parquet(folder / "cells.parquet", CELLS).to_pylist() for folder in folders]
     claims = [read_parquet(folder / "claims.parquet", CLAIMS).to_pylist() for folder in folders]
     if [row["number"] for row in claims[0]] != [row["number"] for row in claims[1]]:
@@ -83,116 +138,54 @@ def compare(first: str, second: str, root: Path = Path("results")) -> Path:
             f"cannot compare {first} and {second}: their ledgers hold {counts} claims, so they are "
             "of two versions; render both again"
         )
-    origins = [read_origin(folder / "cells.parquet") for folder in folders]
-    written = origin(
-        f"{first}-{second}",
-        canonical_hash([found["config_hash"] for found in origins]),
-        "compare",
-        "; ".join(dict.fromkeys(found["device"] for found in origins)),
-        stamp("compare"),
-        first={"name": first, "page": origins[0]["page"]},
-        second={"name": second, "page": origins[1]["page"]},
+    pages = (read_origin(folder / "cells.parquet")["page"] for folder in folders)
+    return Comparison(
+        sides=[{"name": name, "page": page} for name, page in zip(names, pages, strict=True)],
+        claims=list(zip(*claims, strict=True)),
+        tables=_tables(*cells),
+        folder=root / "compare" / f"{first}-{second}".replace("/", "-"),
     )
-    target = root / "compare" / f"{first}-{second}".replace("/", "-")
-    write_parquet(target / "cells.parquet", COMPARED_CELLS, _side_by_side(*cells), written)
-    rows = [_claims(a, b) for a, b in zip(*claims, strict=True)]
-    write_parquet(target / "claims.parquet", COMPARED_CLAIMS, rows, written)
-    return target
 
 
-def _side_by_side(first: list[Row], second: list[Row]) -> list[Row]:
-    """Every cell of either, in the first's order, then what only the second has."""
-    keyed = [
-        {tuple(cell[k] for k in CELL_KEY): cell for cell in cells} for cells in (first, second)
-    ]
-    rows = []
-    for key in dict.fromkeys((*keyed[0], *keyed[1])):
-        a, b = (cells.get(key) for cells in keyed)
-        either = a or b
-        row = dict(zip(CELL_KEY, key, strict=True))
-        row |= {name: either[name] for name in ("unit", "paper", "paper_value")}
-        for side, cell in (("first", a), ("second", b)):
-            for name in COMPARED_CELL:
-                row[f"{side}_{name}"] = None if cell is None else cell[name]
-        rows.append(row | _difference(a, b))
-    return rows
-
-
-def _difference(a: Row | None, b: Row | None) -> dict[str, Any]:
-    """second - first, and whether their 95% intervals over seeds meet."""
-    none = {"difference": None, "intervals_meet": None}
-    if a is None or b is None or a["unit"] != b["unit"]:
-        return none
-    if a["value"] is None or b["value"] is None:
-        return none
-    ends = [cell[end] for cell in (a, b) for end in ("low", "high")]
-    meet = None if None in ends else max(ends[0], ends[2]) <= min(ends[1], ends[3])
-    return {"difference": b["value"] - a["value"], "intervals_meet": meet}
-
-
-def _claims(a: Row, b: Row) -> dict[str, Any]:
-    row = {name: a[name] for name in ("number", "claim")}
-    for side, claim in (("first", a), ("second", b)):
-        row |= {f"{side}_{name}": claim[name] for name in COMPARED_CLAIM}
-    return row
-
-
-@dataclass(frozen=True)
-class ComparedTable:
-    """The cells of one table that either campaign has: labels, column, and the compared row."""
-
-    table: Table
-    rows: Sequence[tuple[str, str, Row]]
-
-    @property
-    def both(self) -> int:
-        return sum(row["difference"] is not None for _, _, row in self.rows)
-
-    @property
-    def apart(self) -> int:
-        return sum(row["intervals_meet"] is False for _, _, row in self.rows)
-
-    @property
-    def verdicts(self) -> int:
-        return sum(row["first_verdict"] != row["second_verdict"] for _, _, row in self.rows)
-
-
-def render_comparison(folder: Path) -> Path:
-    """Write index.html beside a comparison's cells.parquet and claims.parquet; its path.
-
-    Raises InputError for a missing or damaged file.
-    """
-    origin = read_origin(folder / "cells.parquet")
-    cells = read_parquet(folder / "cells.parquet", COMPARED_CELLS).to_pylist()
-    claims = read_parquet(folder / "claims.parquet", COMPARED_CLAIMS).to_pylist()
+def render_comparison(found: Comparison) -> Path:
+    """Write a comparison's index.html; its path."""
+    found.folder.mkdir(parents=True, exist_ok=True)
     environment = html_environment()
-    write_assets(folder, environment)
+    write_assets(found.folder, environment)
     text = environment.get_template("comparison.html.j2").render(
-        page={"campaign": " · ".join(origin[side]["name"] for side in SIDES)},
+        page={"campaign": " · ".join(side["name"] for side in found.sides)},
         sections=(("index.html", "Comparison"),),
         here="index.html",
         up="",
         records={},
-        sides=[origin[side] for side in SIDES],
-        claims=claims,
-        compared=compared_tables(cells),
+        sides=found.sides,
+        claims=found.claims,
+        compared=found.tables,
         shown=shown,
     )
-    path = folder / "index.html"
+    path = found.folder / "index.html"
     path.write_text(text, encoding="utf-8")
     return path
 
 
-def compared_tables(cells: Iterable[Row]) -> list[ComparedTable]:
-    """The cells by table, each under the labels of its row and column; intervals left out."""
-    main = (cell for cell in cells if cell["statistic"] in ("value", "mean"))
-    by_table = grouped(main, itemgetter("table"))
+def _tables(first: Iterable[Row], second: Iterable[Row]) -> list[ComparedTable]:
+    """Every cell of either, by table: in the first's order, then what only the second has.
+
+    Each is under the labels of its row and column; intervals are left out.
+    """
+    keyed = [
+        {tuple(cell[k] for k in CELL_KEY): cell for cell in cells} for cells in (first, second)
+    ]
+    keys = dict.fromkeys((*keyed[0], *keyed[1]))
+    every = (Compared(*(cells.get(key) for cells in keyed)) for key in keys)
+    main = (cell for cell in every if cell.either["statistic"] in ("value", "mean"))
+    by_table = grouped(main, lambda cell: cell.either["table"])
     return [
         ComparedTable(table, _labelled(table, by_table.get(table.label, ()))) for table in TABLES
     ]
 
 
-def _labelled(table: Table, cells: Iterable[Row]) -> list[tuple[str, str, Row]]:
+def _labelled(table: Table, cells: Iterable[Compared]) -> list[tuple[str, str, Compared]]:
     panels = table.panels
     rows = {row.key: row for row in (*table.rows, *(r for panel in panels for r in panel.rows))}
     headers = {
@@ -201,14 +194,12 @@ def _labelled(table: Table, cells: Iterable[Row]) -> list[tuple[str, str, Row]]:
         for column in panel.columns
         for part in column.parts
     }
-    return [
-        (
-            ", ".join(rows[cell["row"]].labels) if cell["row"] in rows else cell["row"],
-            headers.get(cell["column"], cell["column"]),
-            cell,
-        )
-        for cell in cells
-    ]
+    labelled = []
+    for cell in cells:
+        row, column = cell.either["row"], cell.either["column"]
+        label = ", ".join(rows[row].labels) if row in rows else row
+        labelled.append((label, headers.get(column, column), cell))
+    return labelled
 
 
 def _side(column: str, parts: Sequence[Any]) -> list[str]:
@@ -217,15 +208,13 @@ def _side(column: str, parts: Sequence[Any]) -> list[str]:
     return [names.get(column.rpartition(".")[2], f"({column})")] if len(parts) > 1 else []
 
 
-def shown(row: Row, side: str, figure: Any) -> str:
+def shown(cell: Row | None, figure: Any) -> str:
     """One campaign's value with its spread, or why it has none."""
-    status = row[f"{side}_status"]
-    if status is None:
+    if cell is None:
         return figure(None)
-    if status != "ok":
-        return MISSING[status]
-    value = row[f"{side}_value"]
-    if value is None:
-        return row[f"{side}_text"] or figure(None)
-    spread = row[f"{side}_spread"]
-    return figure(value) + (f" ± {figure(spread)}" if spread is not None else "")
+    if cell["status"] != "ok":
+        return MISSING[cell["status"]]
+    if cell["value"] is None:
+        return cell["text"] or figure(None)
+    spread = cell["spread"]
+    return figure(cell["value"]) + (f" ± {figure(spread)}" if spread is not None else "")
