@@ -11,7 +11,6 @@ from relation.pipeline.campaign import resolve
 from relation.pipeline.config import load_config
 from relation.pipeline.gaps import MISSING
 from relation.pipeline.inventory import inventory_row
-from relation.store import layouts as schemas
 from report.values.frames import CampaignRecords
 from report.values.layout import SCALES, SEEDS
 from report.values.page import trained_models
@@ -208,18 +207,12 @@ def _printed() -> CampaignRecords:
 
     rates = pd.DataFrame(_throughput_rows())
 
-    def empty(layout, *extra):
-        return pd.DataFrame(columns=[*layout.names, *extra])
-
     return CampaignRecords(
         models=_models(),
         runs=runs,
-        logs=empty(schemas.LOG, "scale", "variant", "seed", "source"),
         efficiency=pd.DataFrame(efficiency),
         flow=pd.DataFrame(_flow_rows()),
         throughput=rates.assign(source=[f"systems/{scale}.parquet" for scale in rates["scale"]]),
-        complexity=empty(schemas.COMPLEXITY, "scale", "source"),
-        verification=empty(schemas.VERIFICATION, "source"),
         missing=pd.DataFrame(columns=MISSING),
         provenance=pd.DataFrame([_provenance_row(*source) for source in sources]),
         page=said,

@@ -1,8 +1,8 @@
 """Loading a campaign's records, with what is missing and why."""
 
 import math
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,48 +18,62 @@ from relation.pipeline.jobs import Record
 from relation.pipeline.ledger import Ledger
 from relation.pipeline.provenance import PROVENANCE, provenance_row
 from relation.pipeline.results import Results
-from relation.store.layouts import (
-    COMPLEXITY,
-    COPYING,
-    DECODE,
-    FLOW,
-    FLOW_CURVES,
-    FLOW_MAPS,
-    GRADIENTS,
-    LENGTHS,
-    LOG,
-    MODELS,
-    PROBES,
-    RECALL,
-    RUN,
-    SELF_USE,
-    THROUGHPUT,
-    VERIFICATION,
-)
+from relation.store import layouts
 from relation.store.parquet import read_origin, read_parquet
 from relation.variants import PAIRED
 from report.values.efficiency import smoothed_loss, token_crossing
 from report.values.page import campaign_page
 
+# The layout of each kind of record, and the columns that its place among the results adds. Kinds of
+# the same after "further" or "converted" are those of runs beyond the matrix.
+_LAYOUTS = {
+    "models": (layouts.MODELS, "source"),
+    "run": (layouts.RUN, "device", "processes", "source"),
+    "log": (layouts.LOG, "scale", "variant", "seed", "source"),
+    "probes": (layouts.PROBES, "alike", "source"),
+    "diagnostics": (layouts.FLOW, "source"),
+    "curves": (layouts.FLOW_CURVES, "source"),
+    "maps": (layouts.FLOW_MAPS, "source"),
+    "throughput": (layouts.THROUGHPUT, "source"),
+    "complexity": (layouts.COMPLEXITY, "scale", "source"),
+    "decode": (layouts.DECODE, "scale", "source"),
+    "verification": (layouts.VERIFICATION, "source"),
+    "gradients": (layouts.GRADIENTS, "source"),
+    "recall": (layouts.RECALL, "source"),
+    "copying": (layouts.COPYING, "source"),
+    "lengths": (layouts.LENGTHS, "source"),
+    "self_use": (layouts.SELF_USE, "source"),
+}
 
-def _frame(parts: list[pd.DataFrame], schema: pa.Schema, *extra: str) -> pd.DataFrame:
-    """Concatenate, or an empty frame with the schema's columns."""
+
+def _layout(kind: str) -> tuple[pa.Schema, list[str]]:
+    layout, *added = _LAYOUTS[kind.rpartition(" ")[2]]
+    return layout, added
+
+
+def _frame(kind: str, parts: Sequence[pd.DataFrame] = ()) -> pd.DataFrame:
+    """The rows of one kind of record; without any an empty frame with its columns."""
     if parts:
         return pd.concat(parts, ignore_index=True)
-    return pd.DataFrame(columns=[*schema.names, *extra])
+    layout, added = _layout(kind)
+    return pd.DataFrame(columns=[*layout.names, *added])
+
+
+def _of(kind: str) -> dict[str, Any]:
+    """The options of the field that holds one kind of record."""
+    return {"default_factory": partial(_frame, kind), "metadata": {"kind": kind}}
 
 
 _Made = TypeVar("_Made")
-_OF_RUNS, _OF_LOGS = ("device", "processes", "source"), ("scale", "variant", "seed", "source")
 _MEASURES = ("target", "crossing_tokens", "reduction", "own_reduction", "end_gap")
 
 
-def _efficiency_frame(rows: list[dict]) -> pd.DataFrame:
+def _efficiency_frame(rows: Iterable[dict] = ()) -> pd.DataFrame:
     frame = pd.DataFrame(rows, columns=["scale", "seed", *_MEASURES])
     return frame.astype(dict.fromkeys(_MEASURES, float))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CampaignRecords:
     """Tidy frames of one campaign.
 
@@ -79,34 +93,30 @@ class CampaignRecords:
     report shows, None where there are none.
     """
 
-    models: pd.DataFrame
-    runs: pd.DataFrame
-    logs: pd.DataFrame
-    efficiency: pd.DataFrame
-    flow: pd.DataFrame
-    throughput: pd.DataFrame
-    complexity: pd.DataFrame
-    verification: pd.DataFrame
+    models: pd.DataFrame = field(**_of("models"))
+    runs: pd.DataFrame = field(**_of("run"))
+    logs: pd.DataFrame = field(**_of("log"))
+    flow: pd.DataFrame = field(**_of("diagnostics"))
+    curves: pd.DataFrame = field(**_of("curves"))
+    maps: pd.DataFrame = field(**_of("maps"))
+    probes: pd.DataFrame = field(**_of("probes"))
+    throughput: pd.DataFrame = field(**_of("throughput"))
+    complexity: pd.DataFrame = field(**_of("complexity"))
+    decode: pd.DataFrame = field(**_of("decode"))
+    verification: pd.DataFrame = field(**_of("verification"))
+    gradients: pd.DataFrame = field(**_of("gradients"))
+    recall: pd.DataFrame = field(**_of("recall"))
+    copying: pd.DataFrame = field(**_of("copying"))
+    lengths: pd.DataFrame = field(**_of("lengths"))
+    self_use: pd.DataFrame = field(**_of("self_use"))
+    further_runs: pd.DataFrame = field(**_of("further run"))
+    further_probes: pd.DataFrame = field(**_of("further probes"))
+    converted_probes: pd.DataFrame = field(**_of("converted probes"))
+    efficiency: pd.DataFrame = field(default_factory=_efficiency_frame)
+    further_efficiency: pd.DataFrame = field(default_factory=_efficiency_frame)
     missing: pd.DataFrame
     provenance: pd.DataFrame
     page: dict
-    decode: pd.DataFrame = field(default_factory=partial(_frame, [], DECODE, "scale", "source"))
-    gradients: pd.DataFrame = field(default_factory=partial(_frame, [], GRADIENTS, "source"))
-    recall: pd.DataFrame = field(default_factory=partial(_frame, [], RECALL, "source"))
-    curves: pd.DataFrame = field(default_factory=partial(_frame, [], FLOW_CURVES, "source"))
-    maps: pd.DataFrame = field(default_factory=partial(_frame, [], FLOW_MAPS, "source"))
-    probes: pd.DataFrame = field(default_factory=partial(_frame, [], PROBES, "alike", "source"))
-    further_runs: pd.DataFrame = field(default_factory=partial(_frame, [], RUN, *_OF_RUNS))
-    further_efficiency: pd.DataFrame = field(default_factory=partial(_efficiency_frame, []))
-    further_probes: pd.DataFrame = field(
-        default_factory=partial(_frame, [], PROBES, "alike", "source")
-    )
-    converted_probes: pd.DataFrame = field(
-        default_factory=partial(_frame, [], PROBES, "alike", "source")
-    )
-    copying: pd.DataFrame = field(default_factory=partial(_frame, [], COPYING, "source"))
-    lengths: pd.DataFrame = field(default_factory=partial(_frame, [], LENGTHS, "source"))
-    self_use: pd.DataFrame = field(default_factory=partial(_frame, [], SELF_USE, "source"))
     readings: ReadingRecords | None = None
     _made: dict[tuple[Hashable, ...], Any] = field(
         default_factory=dict, init=False, repr=False, compare=False
@@ -179,31 +189,6 @@ def _efficiency(runs: pd.DataFrame, logs: pd.DataFrame, window: float) -> pd.Dat
     return _efficiency_frame(rows)
 
 
-_LAYOUTS = {
-    "models": MODELS,
-    "run": RUN,
-    "log": LOG,
-    "probes": PROBES,
-    "diagnostics": FLOW,
-    "curves": FLOW_CURVES,
-    "maps": FLOW_MAPS,
-    "throughput": THROUGHPUT,
-    "complexity": COMPLEXITY,
-    "decode": DECODE,
-    "verification": VERIFICATION,
-    "gradients": GRADIENTS,
-    "recall": RECALL,
-    "copying": COPYING,
-    "lengths": LENGTHS,
-    "self_use": SELF_USE,
-}
-_LAYOUTS |= {
-    f"{among} {kind}": _LAYOUTS[kind]
-    for among in ("further", "converted")
-    for kind in ("run", "log", "probes")
-}
-
-
 class _Loader:
     """Reads planned records one by one; what is not there is a gap, or an error."""
 
@@ -235,21 +220,23 @@ class _Loader:
             self.missing.append(gaps.not_there(record, error))
 
     def _keep(self, record: Record, origin: dict) -> None:
-        job, kind, extra = record.job, record.kind, {"source": record.path.as_posix()}
+        job, kind = record.job, record.kind
         if kind == "systems":
             kind = gaps.kind_of(job.variant)
-        rows = read_parquet(record.path, _LAYOUTS[kind]).to_pandas()
-        if _LAYOUTS[kind] is LOG:
-            extra |= {"scale": job.scale, "variant": job.variant, "seed": job.seed}
-        elif _LAYOUTS[kind] is PROBES:
-            extra["alike"] = record.probed_alike(origin)
-        elif _LAYOUTS[kind] is RUN:
-            extra["device"] = origin["device"]
-            counts = origin.get("processes", ())
-            extra["processes"] = counts[0] if len(counts) == 1 else math.nan
-        elif kind in ("complexity", "decode"):
-            extra["scale"] = job.scale
-        self.frames.setdefault(kind, []).append(rows.assign(**extra))
+        layout, added = _layout(kind)
+        counts = origin.get("processes", ())
+        known = {
+            "source": record.path.as_posix(),
+            "scale": job.scale,
+            "variant": job.variant,
+            "seed": job.seed,
+            "device": origin["device"],
+            "processes": counts[0] if len(counts) == 1 else math.nan,
+            "alike": kind.endswith("probes") and record.probed_alike(origin),
+        }
+        rows = read_parquet(record.path, layout).to_pandas()
+        rows = rows.assign(**{name: known[name] for name in added})
+        self.frames.setdefault(kind, []).append(rows)
         self.origins.append(origin)
         if kind == "diagnostics":
             self.diagnosed[job.name] = origin
@@ -259,9 +246,9 @@ class _Loader:
             record, origin, self.campaign, base, self.published
         )
 
-    def frame(self, kind: str, *extra: str) -> pd.DataFrame:
+    def frame(self, kind: str) -> pd.DataFrame:
         """The rows of one kind."""
-        return _frame(self.frames.get(kind, []), _LAYOUTS[kind], *extra)
+        return _frame(kind, self.frames.get(kind, ()))
 
 
 def load_records(campaign: Campaign, results: Results, *, partial: bool = False) -> CampaignRecords:
@@ -274,38 +261,23 @@ def load_records(campaign: Campaign, results: Results, *, partial: bool = False)
     loader = _Loader(results, partial)
     for record in Ledger(replace(results, campaign=campaign)).records:
         loader.take(record)
-    runs, logs = loader.frame("run", *_OF_RUNS), loader.frame("log", *_OF_LOGS)
-    further = loader.frame("further run", *_OF_RUNS)
-    throughput = loader.frame("throughput", "source")
+    frames = {
+        of.name: loader.frame(of.metadata["kind"])
+        for of in fields(CampaignRecords)
+        if "kind" in of.metadata
+    }
+    runs, further = frames["runs"], frames["further_runs"]
     check_order(runs)
     check_order(further)
     check_sequences(loader.diagnosed)
+    window, further_logs = campaign.efficiency_window, loader.frame("further log")
+    devices = [*runs["device"], *further["device"], *frames["throughput"]["device"]]
     return CampaignRecords(
-        models=loader.frame("models", "source"),
-        runs=runs,
-        logs=logs,
-        efficiency=_efficiency(runs, logs, campaign.efficiency_window),
-        flow=loader.frame("diagnostics", "source"),
-        throughput=throughput,
-        complexity=loader.frame("complexity", "scale", "source"),
-        decode=loader.frame("decode", "scale", "source"),
-        verification=loader.frame("verification", "source"),
+        **frames,
+        efficiency=_efficiency(runs, frames["logs"], window),
+        further_efficiency=_efficiency(further, further_logs, window),
         missing=pd.DataFrame(loader.missing, columns=gaps.MISSING),
         provenance=pd.DataFrame(loader.provenance.values(), columns=PROVENANCE),
-        page=campaign_page(
-            results, [*runs["device"], *further["device"], *throughput["device"]], loader.origins
-        ),
-        gradients=loader.frame("gradients", "source"),
-        recall=loader.frame("recall", "source"),
-        curves=loader.frame("curves", "source"),
-        maps=loader.frame("maps", "source"),
-        probes=loader.frame("probes", "alike", "source"),
-        further_runs=further,
-        further_efficiency=_efficiency(
-            further, loader.frame("further log", *_OF_LOGS), campaign.efficiency_window
-        ),
-        further_probes=loader.frame("further probes", "alike", "source"),
-        converted_probes=loader.frame("converted probes", "alike", "source"),
-        **{kind: loader.frame(kind, "source") for kind in ("copying", "lengths", "self_use")},
+        page=campaign_page(results, devices, loader.origins),
         readings=load_readings(results.of_readings),
     )
