@@ -80,6 +80,8 @@ def test_work_is_the_same_in_another_campaign_and_not_at_another_size(results: R
 def test_the_command_writes_the_table_that_plan_reads(
     results: Results, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    Path("spent.csv").write_text(spent.as_csv([]), encoding="utf-8")
+    monkeypatch.setattr(spent, "SHIPPED", Path("spent.csv"))
     command = ["plan", "--campaign", "tiny", "--spent", "spent.csv"]
     assert main(command) == 2
     assert "no record of campaign tiny says what it took" in capsys.readouterr().err
@@ -95,7 +97,6 @@ def test_the_command_writes_the_table_that_plan_reads(
         ("full", 9.0, None),
         ("mha", 40.0, 3.5),
     ]
-    monkeypatch.setattr(spent, "SHIPPED", Path("spent.csv"))
     capsys.readouterr()
     assert main(["plan", "--campaign", "tiny"]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "30M full" in line]

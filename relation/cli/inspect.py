@@ -28,7 +28,8 @@ def add_commands(commands) -> None:
         "--spent",
         metavar="FILE",
         type=Path,
-        help="write what examinations and recall took, by the records, as a CSV, and plan nothing",
+        help="write what examinations and recall took, shipped or by these records, as a CSV, and "
+        "plan nothing",
     )
     plan.set_defaults(call=_plan)
 
@@ -121,20 +122,18 @@ def _plan(options: argparse.Namespace) -> None:
 
 
 def _write_spent(file: Path, results: Results) -> None:
-    """What the campaign's records say, beside the rows of the file for other work."""
+    """The table that `plan` reads, with what the campaign's records say."""
     from relation.pipeline.ledger import Ledger
-    from relation.pipeline.spent import as_csv, kind_of, recorded, rows_of
+    from relation.pipeline.spent import as_csv, known, recorded
 
-    own = recorded(Ledger(results))
+    ledger = Ledger(results)
+    own = recorded(ledger)
     if not own:
         raise InputError(
             f"no record of campaign {results.campaign.name} says what it took; run its "
             "examinations or recall first"
         )
-    here = {(row.work, kind_of(row.device)) for row in own}
-    kept = rows_of(file) if file.exists() else []
-    rows = [row for row in kept if (row.work, kind_of(row.device)) not in here]
-    write_text(file, as_csv([*rows, *own]))
+    write_text(file, as_csv(known(ledger).values()))
     print(f"{file}: {len(own)} kinds of work of campaign {results.campaign.name}")
 
 

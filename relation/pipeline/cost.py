@@ -206,10 +206,6 @@ def make_plan(campaign: Campaign, results: Results, tables: Mapping[str, TableNe
     def diagnosis_hours(run: RunSpec) -> float:
         return _START_SECONDS / 3600 + run_hours(run) * _DIAGNOSIS_SHARE
 
-    def examination_hours(run: RunSpec, spec: ExaminationSpec) -> float:
-        rate = campaign.expected_tokens_per_second[run.scale]
-        return (_START_SECONDS + _examined_tokens(run, spec) / rate) / 3600
-
     def benchmark_hours(spec: SystemsSpec) -> float:
         rate = campaign.expected_tokens_per_second[spec.scale]
         return _benchmark_seconds(spec, rate) / 3600
@@ -226,7 +222,9 @@ def make_plan(campaign: Campaign, results: Results, tables: Mapping[str, TableNe
             case DiagnosticsSpec():
                 return diagnosis_hours(runs[job.name])
             case ExaminationSpec():
-                return examination_hours(runs[job.name], job.spec)
+                rate = campaign.expected_tokens_per_second[job.scale]
+                tokens = _examined_tokens(runs[job.name], job.spec)
+                return (_START_SECONDS + tokens / rate) / 3600
             case SystemsSpec():
                 return benchmark_hours(job.spec)
             case RecallSpec():

@@ -11,11 +11,7 @@ PAPER_GPU = "RTX 5090"
 PAPER_DEVICE = f"NVIDIA {PAPER_GPU}"
 # Kinds of records that rest on how a checkpoint was diagnosed, and on a training run's budget.
 DIAGNOSES = frozenset(("diagnostics", "curves", "maps"))
-_OF_A_RUN = ("run", "log", "probes")
-TRAINED = DIAGNOSES | {
-    *_OF_A_RUN,
-    *(f"{among} {kind}" for among in ("further", "converted") for kind in _OF_A_RUN),
-}
+TRAINED = DIAGNOSES | {"run", "log", "probes"}
 
 
 @dataclass(frozen=True)
@@ -76,7 +72,8 @@ class Settings:
         if not scales:
             named = dict.fromkeys(row["scale"] for row in found)
             scales = self._likeness.scales if not named or "" in named else tuple(named)
-        kinds = {row["kind"] for row in found}
+        # Without "further" or "converted", which say of which run.
+        kinds = {row["kind"].rpartition(" ")[2] for row in found}
         others = self._likeness.other_models(scales, budget=bool(kinds & TRAINED))
         if not others and kinds & DIAGNOSES:
             others = self._likeness.other_sequences

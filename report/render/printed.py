@@ -39,11 +39,6 @@ MISSING = {
     "undetermined": "undetermined",
     "no counterpart": "n/a",
 }
-# Columns of the cells that hold None where there is nothing, in place of NaN.
-NULLABLE = (
-    "paper", "text", "spread", "low", "high", "tolerance", "least", "most", "tolerance_rule",
-    "verdict", "verdict_reason", "freshness", "freshness_reason",
-)  # fmt: skip
 PAPER_SEEDS = 3
 
 # An entry of several values shows the last of theirs.
@@ -154,8 +149,7 @@ def print_table(table: Table, cells: pd.DataFrame) -> PrintedTable:
     notes = Notes()
     index: Index = {}
     # A frame read back from Parquet may say NaN where the built one says None.
-    nullable = cells[list(NULLABLE)].astype("object")
-    cells = cells.assign(**nullable.where(nullable.notna(), None))
+    cells = cells.astype(object).where(cells.notna(), None)
     for cell in cells.to_dict("records"):
         index.setdefault((cell["row"], cell["column"]), {})[cell["statistic"]] = cell
     panels = tuple(

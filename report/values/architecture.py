@@ -51,7 +51,8 @@ def micro_ga(model: Model) -> str:
     return f"{model['micro']}/{model['accumulation']}"
 
 
-def _model(records: CampaignRecords, scale: str, variant: str) -> Model | None:
+def planned_model(records: CampaignRecords, scale: str, variant: str) -> Model | None:
+    """The inventory's row of a model; None where the campaign plans none."""
     found = select(records.models, scale=scale, variant=variant).to_dict("records")
     return found[0] if found else None
 
@@ -73,7 +74,7 @@ def worded_models(
 ) -> Measured:
     """The wording of the first of ``variants`` that the campaign plans at this scale."""
     for variant in variants:
-        model = _model(records, scale, variant)
+        model = planned_model(records, scale, variant)
         if model is not None:
             return worded(wording(model), **_behind(model))
     return no_model(records, scale, variants)
@@ -83,7 +84,7 @@ def model_number(
     records: CampaignRecords, scale: str, variant: str, field: str, unit: str
 ) -> Measured:
     """A number of a planned model: its context, its parameters."""
-    model = _model(records, scale, variant)
+    model = planned_model(records, scale, variant)
     if model is None:
         return no_model(records, scale, (variant,))
     return Measured(float(model[field]), unit=unit, n=1, **_behind(model))

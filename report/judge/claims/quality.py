@@ -17,7 +17,7 @@ from report.judge.claims.evidence import (
     undecided,
 )
 from report.values.ablations import ABLATION_NAMES, ABLATION_SEEDS, ABLATIONS, HYBRID, HYBRID_SCALE
-from report.values.architecture import no_model
+from report.values.architecture import no_model, planned_model
 from report.values.further import further_row
 from report.values.layout import SCALES, SEEDS, Number
 from report.values.measured import Measured, select
@@ -220,15 +220,10 @@ def ablations(context: Context) -> Iterator[Evidence]:
         yield compare(ABLATION_NAMES[variant], quantity, *found, rises, essential=True)
 
 
-def _model(context: Context, scale: str, variant: str) -> dict | None:
-    found = select(context.records.models, scale=scale, variant=variant).to_dict("records")
-    return found[0] if found else None
-
-
 def parameters(context: Context) -> Iterator[Evidence]:
     """Claim 5: parameters of Relation less those of MHA, counted on the built models."""
     for scale in SCALES:
-        full, mha = (_model(context, scale, variant) for variant in ("full", "mha"))
+        full, mha = (planned_model(context.records, scale, v) for v in ("full", "mha"))
         theirs = [printed("app-configs", scale, f"params.{v}").value for v in ("full", "mha")]
         found = Evidence(
             scale,
@@ -258,7 +253,7 @@ def parameters(context: Context) -> Iterator[Evidence]:
 
 def hybrid(context: Context) -> Iterator[Evidence]:
     """Claim 17: the Hybrid's parameters and its NLL; beside them, its distance to the pair's."""
-    model = _model(context, HYBRID_SCALE, "hybrid")
+    model = planned_model(context.records, HYBRID_SCALE, "hybrid")
     count = None if model is None else int(model["parameters"])
     yield Evidence(
         "parameters",
