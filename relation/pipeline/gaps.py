@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from relation.errors import InputError
 from relation.pipeline.campaign import Campaign
 from relation.pipeline.jobs import Record, failure
+from relation.pipeline.results import RULES
 from relation.variants import PAIRED
 
 MISSING = ("kind", "scale", "variant", "seed", "status", "reason")
@@ -13,7 +14,7 @@ NOT_RUN, FAILED, OOM = "not run", "failed", "oom"
 NOT_THERE = "there is no "
 _OUT_OF_MEMORY = ("out of memory", "OutOfMemoryError")
 # The records of an examination, which its job writes together.
-EXAMINED = ("copying", "lengths", "self_use")
+EXAMINED = tuple(RULES["examine"].writes)
 # What a record's absence is called in the frames that it would have filled.
 _KINDS = {
     "log": "run",

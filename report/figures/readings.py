@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from relation.pipeline.results import READING_KINDS
 from relation.variants import PAIRED
 from report.figures.drawing import (
     DASHES,
@@ -38,7 +39,6 @@ RESIDUAL_COLOUR = {"unscaled": UNSCALED, "scaled": SCALED}
 RESIDUAL_MARKER = {"unscaled": "o", "scaled": "s"}
 RESIDUAL_NAME = {"unscaled": "unscaled", "scaled": "scaled by 1/√(2L)"}
 BESIDE = 0.45  # how far what is beside the readings fades
-KINDS = ("runs", "losses", "probes", "diagnoses")
 LINES = f"thick the base ({BASE}), thin the other readings, dotted those beside"
 MEANS = f"{LINES}; means over the seeds that have every look"
 # The first looks' differences would flatten all that follow.
@@ -57,7 +57,7 @@ def of_readings(
 
     def files(records: CampaignRecords) -> list[pd.DataFrame]:
         own = () if records.readings is None else records.readings.sources
-        found = dict(zip(KINDS, own, strict=False))
+        found = dict(zip(READING_KINDS, own, strict=False))
         return [pd.DataFrame({"source": [found[kind]]}) for kind in kinds if kind in found]
 
     def declare(draw: Callable[[Study], Figure]) -> Drawing:

@@ -11,8 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from relation.pipeline.results import READING_KINDS
 from report.figures.drawing import Drawing, NotDrawnError
-from report.figures.readings import KINDS, dashed, marker, of_readings
+from report.figures.readings import dashed, marker, of_readings
 from report.judge.readings_rule import BASE, RESIDUALS
 from report.judge.readings_study import Described, Study
 from report.judge.readings_words import amount, factor, heading, shown_unit, title
@@ -152,7 +153,8 @@ def _declared(statistic: Statistic) -> Drawing:
         "sorted by value, with the paper's value as a dashed line, and below it a grid of dots "
         "that says which residual scale and which choice each reading takes."
     )
-    return of_readings(statistic.name, KINDS, _title(statistic), alt)(partial(curve, statistic))
+    declare = of_readings(statistic.name, READING_KINDS, _title(statistic), alt)
+    return declare(partial(curve, statistic))
 
 
 DRAWINGS = tuple(map(_declared, STATISTICS))

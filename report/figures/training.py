@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from relation.variants import PAIRED
+from relation.variants import ABLATIONS, PAIRED, VARIANTS
 from report.figures.drawing import (
     DASHES,
     beside,
@@ -24,7 +24,7 @@ from report.figures.drawing import (
     sideways,
     smoothed,
 )
-from report.values.ablations import ABLATION_NAMES, ABLATION_SCALE, ABLATIONS
+from report.values.ablations import ABLATION_SCALE
 from report.values.frames import CampaignRecords
 from report.values.measured import is_number, select, t_margin
 from report.values.numbers import MINUS
@@ -201,7 +201,7 @@ def ablations(records: CampaignRecords) -> Figure:
     drawn, axes = grid(1, 1, 0.42 * len(variants) + 0.8)
     here = axes[0, 0]
     places = np.arange(len(variants))[::-1]
-    sideways(here, places, [ABLATION_NAMES[variant] for variant in variants])
+    sideways(here, places, [VARIANTS[variant].title for variant in variants])
     most, shown = int(differences[variants].count().max()), [0.0]
     for place, variant in zip(places, variants, strict=True):
         seeds = differences[variant].dropna()

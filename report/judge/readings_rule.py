@@ -15,6 +15,7 @@ import pandas as pd
 
 from relation.errors import InputError
 from relation.flow.pooled import by_layer
+from report.values.measured import select
 from report.values.paper import printed
 from report.values.statistics import Scale, forward, pooled_deviation
 
@@ -114,11 +115,8 @@ def calibration(diagnoses: pd.DataFrame) -> pd.DataFrame:
     layers = layers.rename(columns={"scale": "reading"})
     columns = {}
     for value in VALUES:
-        rows = layers[
-            (layers["variant"] == value.variant)
-            & (layers["metric"] == value.metric)
-            & (layers["layer"] == value.layer)
-        ].set_index(["reading", "seed"])
+        rows = select(layers, variant=value.variant, metric=value.metric, layer=value.layer)
+        rows = rows.set_index(["reading", "seed"])
         columns[value.name] = pd.Series(
             forward(value.scale, rows["value"], value.name), index=rows.index
         )

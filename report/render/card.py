@@ -12,7 +12,6 @@ from relation.variants import MHA, VARIANTS, model_config
 from report.judge.claims import Judged, judge_claims
 from report.render.runs import facts_of
 from report.render.templating import environment
-from report.values.ablations import ABLATION_NAMES
 from report.values.frames import CampaignRecords
 from report.values.measured import Measured
 from report.values.numbers import DASH, significant
@@ -98,10 +97,10 @@ def _row(quantity: str, measured: Measured) -> dict[str, str]:
 
 def _claims(run: RunSpec, records: CampaignRecords) -> list[dict[str, Any]]:
     """The claims that have evidence of the run's scale or variant, and that evidence."""
-    named = {VARIANTS[run.variant].title, ABLATION_NAMES.get(run.variant)}
+    title = VARIANTS[run.variant].title
     found = []
     for judged in judge_claims(records):
-        rows = [e for e in judged.evidence if e.label in named or e.label.split()[0] == run.scale]
+        rows = [e for e in judged.evidence if e.label == title or e.label.split()[0] == run.scale]
         if rows:
             found.append(_claim(judged, rows))
     return found

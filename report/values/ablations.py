@@ -6,6 +6,7 @@ import pandas as pd
 
 from relation.pipeline.assumptions import NO_OTHER_BACKEND, OTHER_BACKENDS
 from relation.spec import RunSpec
+from relation.variants import ABLATIONS, VARIANTS
 from report.values.frames import CampaignRecords
 from report.values.layout import (
     SEEDS,
@@ -32,15 +33,6 @@ from report.values.quality import (
     nll_difference,
 )
 
-ABLATION_NAMES = {
-    "full": "Full Relation",
-    "exchange-only": "Exchange-only transport",
-    "raw-x": "Raw-X communication",
-    "no-count": "No count calibration",
-    "no-givens": "No Givens mixing",
-    "single-head": "Single head",
-}
-ABLATIONS = tuple(variant for variant in ABLATION_NAMES if variant != "full")
 # Of which Table 3 has a column.
 PRINTED_ABLATIONS = ("exchange-only", "raw-x", "no-count", "single-head")
 ABLATION_SCALE = "10M"
@@ -138,7 +130,7 @@ ABLATION_SEEDS = Table(
         "paired difference, with its 95% interval over seeds."
     ),
     stubs=("Ablation",),
-    rows=tuple(Row(variant, (ABLATION_NAMES[variant],)) for variant in ("full", *ABLATIONS)),
+    rows=tuple(Row(variant, (VARIANTS[variant].title,)) for variant in ("full", *ABLATIONS)),
     panels=block(
         *(value(f"Seed {seed}", f"seed_{seed}", FULL_PRECISION) for seed in SEEDS),
         Column(MEAN_ROW, (Part("mean", FULL_PRECISION),)),

@@ -6,12 +6,12 @@ from typing import Any
 
 import pandas as pd
 
+from relation.variants import VARIANTS
 from report.values.frames import CampaignRecords
 from report.values.layout import Note, settings
 from report.values.measured import Measurements, worded
 from report.values.run_rates import SPANS, hybrid_rates
 
-OPERATOR_NAME = {"mha": "MHA", "full": "Full Relation", "linear": "Linear Relation"}
 PAPER_PRECISION = "BF16"
 # What the backend `tiled` is, where it stands for FlashRelation.
 TILED = "FlashRelation’s tiling in plain PyTorch, not the kernel"
@@ -70,7 +70,7 @@ def put_setting(found: Measurements, rows: pd.DataFrame, page: Mapping[str, Any]
         put(
             "backends",
             [
-                f"{OPERATOR_NAME[name]} on {' and '.join(backends)}"
+                f"{VARIANTS[name].title} on {' and '.join(backends)}"
                 for name, backends in by_operator.items()
             ],
         )

@@ -53,8 +53,7 @@ def copying(records: CampaignRecords) -> Measurements:
             means["copy.delta"] = means["copy.far"] - base
         said = "metric = induction, distance = T/2, the best head"
         means["copy.induction"] = examined.mean(model, _score, said, "1", NO_FLOW)
-        for column, mean in means.items():
-            found.put_with_interval(row, column, mean)
+        found.put_intervals(row, means)
         heads = map(best_head, examined.seeds(*model).values())
         layers = ", ".join(f"L{int(head['layer'])}" for head in heads if head is not None)
         score = means["copy.induction"]

@@ -54,8 +54,7 @@ def length(records: CampaignRecords) -> Measurements:
             # Of a model whose windows are long enough, only the correction can lack.
             none = "no layer of it has a count correction" if examined.seeds(*model) else _SHORT
             means[f"length.{reading}"] = examined.mean(model, *change, none=none)
-        for column, mean in means.items():
-            found.put_with_interval("/".join(model), column, mean)
+        found.put_intervals("/".join(model), means)
     return found
 
 

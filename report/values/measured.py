@@ -164,6 +164,11 @@ class Measurements(dict[tuple[str, str, str], Measured]):
         interval = mean.interval if mean.margin else {}
         self.put_statistics(row, column, {"value": mean, **interval})
 
+    def put_intervals(self, row: str, columns: Mapping[str, Measured]) -> None:
+        """Several such means of one row, by column."""
+        for column, mean in columns.items():
+            self.put_with_interval(row, column, mean)
+
 
 def worded(text: str, **fields: object) -> Measured:
     """A worded value."""

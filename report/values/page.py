@@ -24,6 +24,10 @@ def _origins(origins: Iterable[dict]) -> dict:
     }
 
 
+_SHAPE = ("layers", "d_model", "heads", "head_dim", "d_ff")
+_LOOKS = ("probes", "probe_sequences", "validations", "validation_tokens")
+
+
 def trained_models(campaign: Campaign) -> list[dict]:
     """What a campaign trains, a row a scale and variant: model, window, budget and corpus."""
     rows = []
@@ -33,11 +37,7 @@ def trained_models(campaign: Campaign) -> list[dict]:
             {
                 "scale": run.scale,
                 "variant": run.variant,
-                "layers": model.layers,
-                "d_model": model.d_model,
-                "heads": model.heads,
-                "head_dim": model.head_dim,
-                "d_ff": model.d_ff,
+                **{name: getattr(model, name) for name in _SHAPE},
                 "vocab": model.vocab_size,
                 "context": run.context,
                 "budget_tokens": run.budget_tokens,
@@ -148,10 +148,7 @@ def campaign_page(results: Results, devices: Iterable[str], origins: Iterable[di
             {"title": spec.title, "kind": _kind(campaign, spec)} for spec in campaign.data.values()
         ],
         "scales": list(campaign.scales),
-        "probes": campaign.diagnostics["probes"],
-        "probe_sequences": campaign.diagnostics["probe_sequences"],
-        "validations": campaign.diagnostics["validations"],
-        "validation_tokens": campaign.diagnostics["validation_tokens"],
+        **{name: campaign.diagnostics[name] for name in _LOOKS},
         "efficiency_window": campaign.efficiency_window,
         "restrictions": {k: str(v) for k, v in campaign.restrictions.items()},
         "assumptions": _assumptions(campaign),

@@ -13,6 +13,7 @@ from relation.flow.pooled import by_checkpoint, by_layer
 from relation.variants import PAIRED
 from report.values.efficiency import smoothed_loss, token_crossing
 from report.values.layout import SEEDS
+from report.values.measured import select
 from report.values.paper import printed
 from report.values.statistics import Scale
 from report.values.structure import DISTANCES, LARGEST_L1_SELF, least_exchange
@@ -202,8 +203,8 @@ def _flow_values(diagnoses: pd.DataFrame) -> dict[str, pd.Series]:
     layers = by_layer(diagnoses.rename(columns={"reading": "scale"}))
 
     def rows(variant: str, metric: str, first: int, last: float) -> pd.DataFrame:
-        kept = (layers["variant"] == variant) & (layers["metric"] == metric)
-        return layers[kept & layers["layer"].between(first, last)]
+        kept = select(layers, variant=variant, metric=metric)
+        return kept[kept["layer"].between(first, last)]
 
     def of(variant: str, metric: str, first: int = 0, last: float = math.inf) -> pd.Series:
         means = by_checkpoint(rows(variant, metric, first, last))
@@ -228,7 +229,5 @@ def _flow_values(diagnoses: pd.DataFrame) -> dict[str, pd.Series]:
 
 def _lambda_values(probes: pd.DataFrame) -> pd.Series:
     """λ of Full Relation's first layer, as last looked at."""
-    rows = probes[
-        (probes["variant"] == "full") & (probes["metric"] == "lambda") & (probes["layer"] == 0)
-    ]
+    rows = select(probes, variant="full", metric="lambda", layer=0)
     return rows.sort_values("update").groupby(_KEY)["value"].last().astype(float)

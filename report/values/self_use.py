@@ -66,8 +66,7 @@ def self_use(records: CampaignRecords) -> Measurements:
                 none = "no such layer has this part"
                 mean = examined.mean(model, *_rise(part, first), none=none)
                 means[f"without.{part}.{where}"] = mean
-        for column, mean in means.items():
-            found.put_with_interval("/".join(model), column, mean)
+        found.put_intervals("/".join(model), means)
     return found
 
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pandas as pd
 
 from relation.bench.statistics import ratio, ratio_apart
+from relation.variants import VARIANTS
 from report.values.architecture import micro_ga
-from report.values.conditions import OPERATOR_NAME
 from report.values.frames import CampaignRecords
 from report.values.layout import Number
 from report.values.measured import Measured, absent, is_number, no_counterpart, worded
@@ -55,7 +55,7 @@ def rate_of(rows: pd.DataFrame, field: str, none: Measured) -> Measured:
         float(row[field]),
         unit=UNITS[field],
         n=len(row["samples"]),
-        reason=f"{OPERATOR_NAME[row['variant']]} on backend {row['backend']}, {row['device']}",
+        reason=f"{VARIANTS[row['variant']].title} on backend {row['backend']}, {row['device']}",
         sources=tuple(dict.fromkeys(rows["source"])),
     )
 

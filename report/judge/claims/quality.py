@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from statistics import fmean
 
+from relation.variants import ABLATIONS, VARIANTS
 from report.judge.claims.context import Context
 from report.judge.claims.evidence import (
     Evidence,
@@ -16,7 +17,7 @@ from report.judge.claims.evidence import (
     shown_beside,
     undecided,
 )
-from report.values.ablations import ABLATION_NAMES, ABLATION_SEEDS, ABLATIONS, HYBRID, HYBRID_SCALE
+from report.values.ablations import ABLATION_SEEDS, HYBRID, HYBRID_SCALE
 from report.values.architecture import no_model, planned_model
 from report.values.further import further_row
 from report.values.layout import SCALES, SEEDS, Number
@@ -217,7 +218,7 @@ def ablations(context: Context) -> Iterator[Evidence]:
     for variant in ABLATIONS:
         found = context.term(ABLATION_SEEDS, variant, "delta")
         quantity = "NLL, ablation - Full Relation, mean of pairs"
-        yield compare(ABLATION_NAMES[variant], quantity, *found, rises, essential=True)
+        yield compare(VARIANTS[variant].title, quantity, *found, rises, essential=True)
 
 
 def parameters(context: Context) -> Iterator[Evidence]:
