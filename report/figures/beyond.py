@@ -15,6 +15,7 @@ from report.figures.drawing import (
     demand,
     doublings,
     figure,
+    name_lines,
     percent,
     seeds_and_mean,
     zero,
@@ -48,16 +49,6 @@ def _lines(
             seeds_and_mean(axes, curves, colour, label=VARIANTS[variant].title + said, **look)
 
 
-def _name_lines(drawn: Figure) -> Figure:
-    """The names of the lines of all panels above them, each once."""
-    found = {}
-    for axes in drawn.axes:
-        handles, names = axes.get_legend_handles_labels()
-        found |= {name: one for one, name in zip(handles, names, strict=True) if name not in found}
-    drawn.legend(found.values(), found, loc="outside upper center", ncols=4, handlelength=1.6)
-    return drawn
-
-
 @figure(
     "beyond-copying",
     heading="In-context copying",
@@ -88,7 +79,7 @@ def copying(records: CampaignRecords) -> Figure:
         induction.set_ylim(bottom=0)
 
     labels = ["predicted", "induction score"]
-    return _name_lines(by_scale(records.copying, draw, 4.6, labels, "layer"))
+    return name_lines(by_scale(records.copying, draw, 4.6, labels, "layer"), 4, handlelength=1.6)
 
 
 @figure(
@@ -128,7 +119,7 @@ def length(records: CampaignRecords) -> Figure:
 
     labels = ["against windows of T\n(nat/token)", "another count\n(nat/token)"]
     drawn = by_scale(rows, draw, 4.6, labels, "position (training contexts)", sharex="col")
-    return _name_lines(drawn)
+    return name_lines(drawn, 4, handlelength=1.6)
 
 
 def _by_layer(records: CampaignRecords) -> pd.DataFrame:

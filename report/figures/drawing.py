@@ -252,6 +252,18 @@ def name_pair(axes: Axes) -> None:
         inside(axes, 0.9 - 0.12 * position, OPERATOR_NAME[variant], OPERATOR_COLOUR[variant])
 
 
+def name_lines(drawn: Figure, columns: int | None = None, **look: object) -> Figure:
+    """The names of the lines of all panels above them, each once, in one row or so many columns."""
+    found = {}
+    for axes in drawn.axes:
+        handles, names = axes.get_legend_handles_labels()
+        found |= {name: one for one, name in zip(handles, names, strict=True) if name not in found}
+    drawn.legend(
+        found.values(), found, loc="outside upper center", ncols=columns or len(found), **look
+    )
+    return drawn
+
+
 def inside(axes: Axes, height: float, text: str, colour: str, **options: object) -> None:
     """A word at the right of a panel, at a share of its height."""
     axes.text(0.97, height, text, transform=axes.transAxes, ha="right", color=colour, **options)

@@ -4,7 +4,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from report.figures.drawing import band, demand, doublings, figure, grid, percent
+from report.figures.drawing import band, demand, doublings, figure, grid, name_lines, percent
 from report.values.frames import CampaignRecords
 from report.values.measured import select, t_margin
 from report.values.recall import MIXER_NAME, accuracies, counted
@@ -47,11 +47,6 @@ def _lines(axes: Axes, rows: pd.DataFrame, along: str) -> None:
     percent(axes)
 
 
-def _legend(drawn: Figure, axes: Axes) -> None:
-    handles, names = axes.get_legend_handles_labels()
-    drawn.legend(handles, names, loc="outside upper center", ncols=len(names))
-
-
 @figure(
     "beyond-recall-width",
     heading="Associative recall against width",
@@ -70,8 +65,7 @@ def recall_by_width(records: CampaignRecords) -> Figure:
     _lines(axes[0, 0], accuracies(rows), "width")
     axes[0, 0].set_xlabel("width (channels)")
     axes[0, 0].set_ylabel(_SHARE)
-    _legend(drawn, axes[0, 0])
-    return drawn
+    return name_lines(drawn)
 
 
 @figure(
@@ -100,5 +94,4 @@ def recall_by_task(records: CampaignRecords) -> Figure:
         column[1].set_xlabel("distance (tokens)")
     for here in axes[:, 0]:
         here.set_ylabel(_SHARE)
-    _legend(drawn, axes[0, 0])
-    return drawn
+    return name_lines(drawn)

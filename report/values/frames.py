@@ -130,17 +130,21 @@ class CampaignRecords:
         return self._made[key]
 
 
+def _check_alike(hashes: Mapping[str, str], what: str, which: str) -> None:
+    """Raise InputError unless all hashes are the same; what: the names' things, and their fault."""
+    if len(set(hashes.values())) > 1:
+        listed = ", ".join(f"{name} {digest[:12]}" for name, digest in hashes.items())
+        raise InputError(
+            f"{what} ({listed}): they cannot be compared; delete the older {which} and run "
+            "snakemake again"
+        )
+
+
 def check_order(runs: pd.DataFrame) -> None:
     """Raise InputError unless all runs of one scale and seed read the same windows in one order."""
     for (scale, seed), group in runs.groupby(["scale", "seed"]):
-        if group["order_hash"].nunique() > 1:
-            hashes = ", ".join(
-                f"{v} {h[:12]}" for v, h in zip(group["variant"], group["order_hash"], strict=True)
-            )
-            raise InputError(
-                f"runs of {scale} seed {seed} read different data ({hashes}): they cannot be "
-                "compared; delete the older ones and run snakemake again"
-            )
+        hashes = dict(zip(group["variant"], group["order_hash"], strict=True))
+        _check_alike(hashes, f"runs of {scale} seed {seed} read different data", "ones")
 
 
 def check_sequences(origins: Mapping[str, dict]) -> None:
@@ -152,12 +156,8 @@ def check_sequences(origins: Mapping[str, dict]) -> None:
     for name, origin in origins.items():
         hashes.setdefault(name.partition("/")[0], {})[name] = origin["sequences_hash"]
     for scale, found in hashes.items():
-        if len(set(found.values())) > 1:
-            listed = ", ".join(f"{name} {digest[:12]}" for name, digest in found.items())
-            raise InputError(
-                f"checkpoints of {scale} were diagnosed on different sequences ({listed}): they "
-                "cannot be compared; delete the older diagnostics and run snakemake again"
-            )
+        what = f"checkpoints of {scale} were diagnosed on different sequences"
+        _check_alike(found, what, "diagnostics")
 
 
 def _efficiency(runs: pd.DataFrame, logs: pd.DataFrame, window: float) -> pd.DataFrame:
