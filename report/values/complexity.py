@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pandas as pd
 
+from relation.pipeline.systems import DECODED
 from relation.variants import VARIANTS
 from report.values.conditions import put_retention, put_setting, setting_notes
 from report.values.frames import CampaignRecords
@@ -237,7 +238,6 @@ def _power(found: Measurements, operators: Iterable[str], quantity: str) -> Meas
 FORMULA = Words("formula")
 EXPONENT = Number(2)
 TOKEN_TIME = Number(1, significant=2)
-_MODELS = ("mha", "full", "linear", "hybrid")
 
 
 def _first_to_last(header: str, key: str, form: Number) -> Column:
@@ -296,7 +296,7 @@ TOKEN_MIXING = Table(
                 value("State at the\nlast $T$, GiB", "bytes", Number(2, significant=2)),
                 value("at $T$", "many_at", Words()),
             ),
-            rows=tuple(Row(f"decode-{model}", (VARIANTS[model].title,)) for model in _MODELS),
+            rows=tuple(Row(f"decode-{model}", (VARIANTS[model].title,)) for model in DECODED),
             measured=True,
         ),
     ),

@@ -4,16 +4,14 @@ from collections.abc import Iterator
 
 import pandas as pd
 
+from relation.variants import VARIANTS
 from report.values.frames import CampaignRecords
 from report.values.layout import Note, Number, Row, Table, Words, block, settings, value
 from report.values.measured import Measured, Measurements, absent, over_seeds, select, worded
 
 # In the order of the rows and of the legends.
 MIXER_NAME = {
-    "mha": "MHA",
-    "full": "Full Relation",
-    "linear": "Linear Relation",
-    "hybrid": "Hybrid Relation",
+    **{name: VARIANTS[name].title for name in ("mha", "full", "linear", "hybrid")},
     "gla": "GLA",
     "kda": "KDA",
 }
