@@ -106,6 +106,8 @@ def test_a_key_that_nobody_knows_is_named_before_one_that_is_missing() -> None:
     ("assumptions.init_std", -1, "init_std: -1 should be greater than 0"),
     ("training.betas", [0.9], "training.betas: List should have at least 2 items"),
     ("campaigns.Own", {"base": "smoke"}, "campaigns: 'Own' does not match"),
+    ("campaigns", config()["campaigns"] | {"../x": {"base": "smoke"}}, "'../x' does not match"),
+    (f"{SMOKE}.corpora", {"../x": {"title": "x", "source": LOCAL}}, "'../x' does not match"),
     ("campaigns", [], "campaigns: [] is no mapping"),
     ("campaign", 3, "campaign: 3 should be a valid string"),
     # What contradicts the rest.

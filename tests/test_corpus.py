@@ -216,8 +216,8 @@ def test_a_bad_corpus_is_refused_before_a_job_starts(tmp_path, cache, case) -> N
     if case == "system error":
         folder.mkdir()
         (folder / "a.txt").symlink_to("/proc/self/mem")  # a regular file; to read it fails
-    elif BAD_FILES[case]:
-        name, content = BAD_FILES[case]
+    elif BAD_FILES[case][0]:
+        name, content, _ = BAD_FILES[case]
         folder.mkdir()
         (folder / name).write_bytes(content)
     campaign = resolve(config(), campaign="books", corpus=str(folder))

@@ -108,35 +108,49 @@ def test_every_stream_goes_on_at_its_cursor(tmp_path: Path, kind: str, read_befo
 
 
 BAD_FILES = {
-    "no such folder": None,
-    "no texts": ("notes.md", b"text"),
-    "only validation": ("validation.txt", b"text"),
-    "no JSON": ("a.jsonl", b'{"text": "fine"}\n{"text": \n'),
-    "no text key": ("a.jsonl", b'{"body": "text"}\n'),
-    "text is no string": ("a.jsonl", b'{"text": 3}\n'),
-    "truncated Parquet": ("a.parquet", b"PAR1" + bytes(40)),
-    "not UTF-8": ("a.txt", b"caf\xe9"),
-    "JSON not UTF-8": ("a.jsonl", b'{"text": "caf\xe9"}\n'),
+    "no such folder": (None, b"", "does not exist"),
+    "no texts": ("notes.md", b"text", "holds no"),
+    "only validation": ("validation.txt", b"text", "holds"),
+    "no JSON": ("a.jsonl", b'{"text": "fine"}\n{"text": \n', "line 2 is no JSON object"),
+    "no text key": ("a.jsonl", b'{"body": "text"}\n', "line 1 is no JSON object"),
+    "text is no string": ("a.jsonl", b'{"text": 3}\n', "line 1 is no JSON object"),
+    "brackets": ("a.jsonl", b"[" * 100_000, "line 1 is no JSON object"),
+    "digits": ("a.jsonl", b'{"text": ' + b"9" * 100_000 + b"}", "line 1 is no JSON object"),
+    "half a surrogate pair": ("a.jsonl", b'{"text": "a \\ud800 b"}\n', "surrogate"),
+    "truncated Parquet": ("a.parquet", b"PAR1" + bytes(40), "not readable Parquet"),
+    "noise": ("a.parquet", b"PAR1" + bytes(range(256)) * 9 + b"PAR1", "not readable Parquet"),
+    "not UTF-8": ("a.txt", b"caf\xe9 \xff\xfe", "is not UTF-8 at byte 3"),
+    "UTF-16": ("a.txt", "Once upon a time".encode("utf-16"), "is not UTF-8 at byte 0"),
+    "JSON not UTF-8": ("a.jsonl", b'{"text": "caf\xe9"}\n', "is not UTF-8"),
 }
 
 
 @pytest.mark.parametrize("case", BAD_FILES)
 def test_bad_files_are_one_clear_line(tmp_path: Path, case: str) -> None:
     folder = tmp_path / "corpus"
-    if BAD_FILES[case]:
-        name, content = BAD_FILES[case]
+    name, content, said = BAD_FILES[case]
+    if name:
         folder.mkdir()
         (folder / name).write_bytes(content)
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match=said) as caught:
         read(FILES, "train", folder)
     assert "\n" not in str(caught.value)
     assert str(folder) in str(caught.value)
 
 
-@pytest.mark.parametrize("columns", [{"body": ["a"]}, {"text": [1, 2]}])
-def test_parquet_without_a_text_column_is_refused(tmp_path: Path, columns: dict) -> None:
+@pytest.mark.parametrize(
+    "columns, said",
+    [
+        ({"body": ["a"]}, "no column"),
+        ({"text": [1, 2]}, "hold strings"),
+        ({"text": [["a"], ["b"]]}, "hold strings"),
+        ({"text": pa.array([b"caf\xe9 \xff"] * 9).view(pa.string())}, "not UTF-8 at byte 3"),
+    ],
+    ids=["none", "numbers", "lists", "not UTF-8"],
+)
+def test_parquet_without_a_text_column_is_refused(tmp_path, columns: dict, said: str) -> None:
     pq.write_table(pa.table(columns), tmp_path / "a.parquet")
-    with pytest.raises(InputError, match=r"a\.parquet"):
+    with pytest.raises(InputError, match=rf"a\.parquet .*{said}"):
         read(FILES, "train", tmp_path)
 
 

@@ -37,14 +37,6 @@ def _trained_again(box: Sandbox) -> str:
     return "deleted as told, the run trains again to the same bits"
 
 
-@fault("A checkpoint is cut to half")
-def checkpoint_cut(box: Sandbox) -> tuple[str, str]:
-    box.damage(_checkpoint(box), lambda b: b[: len(b) // 2])
-    done = _diagnose(box)
-    assert done.status == 2 and "no complete checkpoint" in done.last, done.output
-    return done.last, _trained_again(box)
-
-
 @fault("A checkpoint has a flipped bit", quick=True)
 def checkpoint_flipped(box: Sandbox) -> tuple[str, str]:
     box.damage(_checkpoint(box), _flip)
@@ -66,10 +58,11 @@ def tokenizer_cut(box: Sandbox) -> tuple[str, str]:
     return done.last, "prepared again, it generates"
 
 
-def _diagnoses_another(box: Sandbox, change) -> tuple[str, str]:
+@fault("The validation tokens have a flipped bit when a checkpoint is diagnosed", quick=True)
+def validation_flipped(box: Sandbox) -> tuple[str, str]:
     path = box.data / "validation.bin"
     whole = path.read_bytes()
-    box.damage(path, change)
+    box.damage(path, _flip)
     done = _diagnose(box)
     assert done.status == 2, done.output
     path.write_bytes(whole)
@@ -77,53 +70,15 @@ def _diagnoses_another(box: Sandbox, change) -> tuple[str, str]:
     return done.last, "prepared again, the checkpoint is diagnosed"
 
 
-@fault("The validation tokens have a flipped bit when a checkpoint is diagnosed", quick=True)
-def validation_flipped(box: Sandbox) -> tuple[str, str]:
-    return _diagnoses_another(box, _flip)
-
-
-@fault("The validation tokens are gone when a checkpoint is diagnosed")
-def validation_empty(box: Sandbox) -> tuple[str, str]:
-    return _diagnoses_another(box, lambda b: b"")
-
-
-def _record(box: Sandbox, name: str, change, said: str) -> tuple[str, str]:
-    """A damaged record, as the rule `cells` finds it."""
-    assert box.run("inventory", "--campaign", CAMPAIGN).status == 0
-    path = box.results / "runs" / DONE_RUN / name
-    box.damage(path, change)
-    done = box.run("cells", "--campaign", CAMPAIGN, "--scales", "10M", "--variants", "mha")
-    assert done.status == 2 and said in done.last, done.output
-    return done.last, _trained_again(box)
-
-
-@fault("A record is cut")
-def record_cut(box: Sandbox) -> tuple[str, str]:
-    return _record(box, "record.parquet", lambda b: b[:-9], "not readable Parquet")
-
-
 @fault("A training log has a flipped bit in its data", quick=True)
 def log_flipped(box: Sandbox) -> tuple[str, str]:
-    def change(content: bytes) -> bytes:
-        return content[:200] + bytes([content[200] ^ 1]) + content[201:]
-
-    return _record(box, "log.parquet", change, "not readable Parquet")
-
-
-@fault("A record is empty")
-def record_empty(box: Sandbox) -> tuple[str, str]:
-    return _record(box, "record.parquet", lambda b: b"", "not readable Parquet")
-
-
-@fault("A record is another campaign's")
-def record_of_another(box: Sandbox) -> tuple[str, str]:
-    other = (box.reference / "results" / CAMPAIGN / "runs/10M/full/42/record.parquet").read_bytes()
-    return _record(box, "record.parquet", lambda _: other, "another configuration")
-
-
-@fault("The disk is full when the cells are written")
-def full_disk_at_the_cells(box: Sandbox) -> tuple[str, str]:
-    return _full_disk(box, "inventory")
+    """As the rule `cells` finds it."""
+    assert box.run("inventory", "--campaign", CAMPAIGN).status == 0
+    path = box.results / "runs" / DONE_RUN / "log.parquet"
+    box.damage(path, lambda b: b[:200] + bytes([b[200] ^ 1]) + b[201:])
+    done = box.run("cells", "--campaign", CAMPAIGN, "--scales", "10M", "--variants", "mha")
+    assert done.status == 2 and "not readable Parquet" in done.last, done.output
+    return done.last, _trained_again(box)
 
 
 def _no_room() -> None:
@@ -140,11 +95,12 @@ def _no_room() -> None:
     pq.write_table = full
 
 
-def _full_disk(box: Sandbox, command: str) -> tuple[str, str]:
-    done = box.run(command, "--campaign", CAMPAIGN, before=_no_room)
+@fault("The disk is full when the cells are written")
+def full_disk_at_the_cells(box: Sandbox) -> tuple[str, str]:
+    done = box.run("inventory", "--campaign", CAMPAIGN, before=_no_room)
     assert done.status == 2 and "No space left on device" in done.last, done.output
     assert not list(box.results.rglob(".*.tmp"))
-    assert box.run(command, "--campaign", CAMPAIGN).status == 0
+    assert box.run("inventory", "--campaign", CAMPAIGN).status == 0
     return done.last, "the same command, once there is room"
 
 

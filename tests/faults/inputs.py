@@ -1,6 +1,5 @@
 """Bad inputs: corpora that nobody should trust."""
 
-import json
 import resource
 from collections.abc import Callable
 from functools import partial
@@ -14,19 +13,6 @@ from faults.registry import case
 from faults.sandbox import DATA, Done, Sandbox
 
 bad = partial(case, "input")
-QUICK = (
-    "invalid_utf8",
-    "jsonl_surrogate",
-    "parquet_utf8",
-    "yaml_tags",
-    "yaml_aliases",
-    "yaml_twice",
-    "campaign_leaves",
-    "run_leaves",
-    "checkpoint_torch",
-    "checkpoint_huge",
-    "origin_noise",
-)  # of those that `register` gets
 REFUSED = "refused; nothing is written"
 _MEMORY = 6 << 30  # bytes a command may take; a bomb takes more
 
@@ -56,16 +42,6 @@ def refused(box: Sandbox, done: Done, *said: str) -> tuple[str, str]:
     assert len(errors[0]) < 500, errors[0]
     assert not (box.folder / "results/texts/data" / DATA / "data.parquet").exists()
     return errors[0].replace(str(box.folder), "FOLDER"), REFUSED
-
-
-def corpus_refused(name: str, content: bytes, *said: str) -> Callable:
-    def act(box: Sandbox) -> tuple[str, str]:
-        folder = box.folder / "corpus"
-        _write_texts(folder)
-        (folder / name).write_bytes(content)
-        return refused(box, _prepare(box, folder), *said)
-
-    return act
 
 
 def _handled(box: Sandbox, extra: Callable[[Path], None], how: str) -> tuple[str, str]:
@@ -98,23 +74,6 @@ def empty_documents(box: Sandbox) -> tuple[str, str]:
         (folder / "separators.txt").write_text("<|endoftext|>\n" * 99, encoding="utf-8")
 
     return _handled(box, extra, "left out; the rest is prepared")
-
-
-@bad("Texts that spell the end-of-text token")
-def smuggled_end_of_text(box: Sandbox) -> tuple[str, str]:
-    text = "a<|endoftext|>b <|endoftext|><|endoftext|>" * 20
-    return _handled(
-        box,
-        lambda f: (f / "odd.jsonl").write_text(json.dumps({"text": text}), encoding="utf-8"),
-        "a document ends there, as it says",
-    )
-
-
-@bad("A corpus of empty documents alone")
-def nothing_but_empty(box: Sandbox) -> tuple[str, str]:
-    path = box.folder / "empty.txt"
-    path.write_text("<|endoftext|>\n" * 99, encoding="utf-8")
-    return refused(box, _prepare(box, path), "is empty")
 
 
 @bad("A corpus folder with names of odd characters")
@@ -171,69 +130,3 @@ def parquet_that_claims(box: Sandbox) -> tuple[str, str]:
         table = pa.Table.from_batches([batch] * 5)
         file.write_table(table, row_group_size=80)
     return refused(box, _prepare(box, path), "in one row group")
-
-
-def register(name: str, title: str, act: Callable) -> None:
-    """Register a bad input that a function made."""
-    act.__name__ = name
-    bad(title, quick=name in QUICK)(act)
-
-
-register(
-    "invalid_utf8",
-    "Bytes that are no UTF-8",
-    corpus_refused("odd.txt", b"caf\xe9 \xff\xfe" * 9, "is not UTF-8"),
-)
-register(
-    "utf16",
-    "A text in UTF-16",
-    corpus_refused("odd.txt", "Once upon a time".encode("utf-16"), "is not UTF-8"),
-)
-register(
-    "jsonl_broken",
-    "A line that is no JSON",
-    corpus_refused("odd.jsonl", b'{"text": "a"}\n{"text": \n', "line 2 is no JSON object"),
-)
-register(
-    "jsonl_nested",
-    "A JSON line of a hundred thousand brackets",
-    corpus_refused("odd.jsonl", b"[" * 100_000, "line 1 is no JSON object"),
-)
-register(
-    "jsonl_number",
-    "A JSON number of a hundred thousand digits",
-    corpus_refused("odd.jsonl", b'{"text": ' + b"9" * 100_000 + b"}", "line 1 is no JSON object"),
-)
-register(
-    "jsonl_surrogate",
-    "A JSON text with half a surrogate pair",
-    corpus_refused("odd.jsonl", b'{"text": "a \\ud800 b"}\n', "surrogate"),
-)
-register(
-    "parquet_noise",
-    "Noise that is called Parquet",
-    corpus_refused("odd.parquet", b"PAR1" + bytes(range(256)) * 9 + b"PAR1", "not readable"),
-)
-
-
-def _parquet_refused(name: str, title: str, table: pa.Table, *said: str) -> None:
-    def act(box: Sandbox) -> tuple[str, str]:
-        path = box.folder / "odd.parquet"
-        pq.write_table(table, path)
-        return refused(box, _prepare(box, path), *said)
-
-    register(name, title, act)
-
-
-_parquet_refused(
-    "parquet_lists", "A Parquet column of lists", pa.table({"text": [["a"], ["b"]]}), "hold strings"
-)
-_parquet_refused(
-    "parquet_column", "Parquet without the column", pa.table({"t": ["a"]}), "no column"
-)
-_parquet_refused(
-    "parquet_utf8",
-    "Parquet strings that are no UTF-8",
-    pa.table({"text": pa.array([b"caf\xe9 \xff"] * 9).view(pa.string())}),
-    "odd.parquet",
-)

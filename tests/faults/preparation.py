@@ -8,7 +8,7 @@ from pathlib import Path
 from sample import documents
 
 from faults.registry import case
-from faults.sandbox import CAMPAIGN, DATA, Sandbox, moments, until
+from faults.sandbox import CAMPAIGN, DATA, Sandbox, until
 from faults.training import send_self
 
 fault = partial(case, "fault")
@@ -56,24 +56,6 @@ def assert_prepared(box: Sandbox, before: dict[str, bytes]) -> None:
     assert {name: (box.data / name).read_bytes() for name in FILES} == before
 
 
-@fault("Preparation killed (SIGKILL) at random moments, again and again")
-def kill_preparation_at_random(box: Sandbox) -> tuple[str, str]:
-    before, kills = unprepared(box), 0
-    begun = box.results / "work" / DATA / "tokenizer.json"
-    for delay in (0.0, *moments(5, box.pace / 10)):
-        job = box.start("prepare", DATA, "--campaign", CAMPAIGN, before=small_batches)
-        until(lambda p=job.process: p.exitcode is not None or begun.exists())
-        if job.wait(delay) is not None:
-            break
-        job.kill()
-        kills += 1
-    assert kills
-    if not (box.data / "data.parquet").exists():
-        assert prepare(box).status == 0
-    assert_prepared(box, before)
-    return "(killed: nothing)", SAME_BYTES
-
-
 def _killed(box: Sandbox) -> dict[str, bytes]:
     before = unprepared(box)
     assert prepare(box, before=partial(kill_after, 8)).status == -signal.SIGKILL
@@ -113,17 +95,6 @@ def partial_tokenizer_corrupt(box: Sandbox) -> tuple[str, str]:
     assert prepare(box).status == 0
     assert_prepared(box, before)
     return done.last, "deleted as told, it is trained again, with the same bytes"
-
-
-@fault("Preparation killed, its partial token file then shorter than the journal says")
-def partial_tokens_cut(box: Sandbox) -> tuple[str, str]:
-    before = _killed(box)
-    path = box.results / "work" / DATA / "train.bin"
-    path.write_bytes(path.read_bytes()[:64])
-    done = prepare(box)
-    assert done.status == 0, done.output
-    assert_prepared(box, before)
-    return done.last, "the split is encoded from its start, with the same bytes"
 
 
 @fault("The same corpus is prepared twice at once", quick=True)
@@ -221,14 +192,3 @@ def download_breaks_off(box: Sandbox) -> tuple[str, str]:
     assert box.run(*command).status == 0
     assert {name: (folder / name).read_bytes() for name in FILES} == resumed
     return done.last.replace(str(box.folder / "hub"), "the data set"), SAME_BYTES
-
-
-@fault("The hub is not reached at all")
-def hub_out_of_reach(box: Sandbox) -> tuple[str, str]:
-    command = _hub(box)
-    (box.folder / "hub").rename(box.folder / "away")
-    done = box.run(*command)
-    assert done.status == 2 and done.last.startswith("error: data set"), done.output
-    (box.folder / "away").rename(box.folder / "hub")
-    assert box.run(*command).status == 0
-    return done.last.replace(str(box.folder / "hub"), "PATH"), "the same command prepares it"
