@@ -1,19 +1,16 @@
-"""Shared by the tests of the benchmarks: campaigns of the configuration, and a small case."""
+"""Shared by the tests of the benchmarks: a small case, and processes of this one."""
 
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from conftest import ROOT
 
 from relation.bench.conditions import Conditions
 from relation.bench.processes import Failure, Measurement, answer
 from relation.bench.rounds import Answers, Part, Session, session
 from relation.bench.sides import Case
 from relation.machine.progress import Progress
-from relation.pipeline.campaign import Campaign, resolve
-from relation.pipeline.config import load_config
 from relation.verify.inputs import Shape
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -27,10 +24,6 @@ OPTIMIZER = {
 }
 SHAPE = Shape("10M", 2, 2, 33, 16)
 CASE = Case("flash", SHAPE, "fp32", "a machine", "tiled")
-
-
-def campaign(name: str, **choices: str) -> Campaign:
-    return resolve(load_config(ROOT / "config.yaml"), campaign=name, **choices)
 
 
 class InProcess:

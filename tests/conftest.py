@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -157,6 +157,17 @@ def campaign(name: str = "tiny", **choices: str) -> "Campaign":
     from relation.pipeline.config import load_config
 
     return resolve(load_config(ROOT / "config.yaml"), campaign=name, **choices)
+
+
+def refusal(action: Callable[[], object], kind: type[Exception] | None = None) -> str:
+    """The one line that an action is refused with, by an InputError unless told."""
+    from relation.errors import InputError
+
+    with pytest.raises(kind or InputError) as caught:
+        action()
+    message = str(caught.value)
+    assert message and "\n" not in message
+    return message
 
 
 def copy_project(target: Path) -> Path:

@@ -5,10 +5,8 @@ from dataclasses import replace
 from functools import cache
 
 import pandas as pd
-from conftest import ROOT
+from conftest import campaign
 
-from relation.pipeline.campaign import resolve
-from relation.pipeline.config import load_config
 from relation.pipeline.gaps import MISSING
 from relation.pipeline.inventory import inventory_row
 from report.values.frames import CampaignRecords
@@ -147,15 +145,14 @@ def _provenance_row(kind: str, scale: str, source: str) -> dict:
 
 @cache
 def _models() -> pd.DataFrame:
-    campaign = resolve(load_config(ROOT / "config.yaml"), campaign="paper")
-    rows = [inventory_row(run, title) for run, title in campaign.inventory()]
+    rows = [inventory_row(run, title) for run, title in campaign("paper").inventory()]
     return pd.DataFrame(rows).assign(source="models.parquet")
 
 
 @cache
-def trained_as(campaign: str, **choices) -> list[dict]:
+def trained_as(name: str, **choices) -> list[dict]:
     """What a campaign of config.yaml trains, as its page says."""
-    return trained_models(resolve(load_config(ROOT / "config.yaml"), campaign=campaign, **choices))
+    return trained_models(campaign(name, **choices))
 
 
 def paper_records(**page) -> CampaignRecords:

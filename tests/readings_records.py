@@ -9,11 +9,9 @@ from functools import cache
 
 import numpy as np
 import pandas as pd
-from conftest import ROOT
+from conftest import campaign
 from readings_frames import BUDGET, Planted, make_frames
 
-from relation.pipeline.campaign import resolve
-from relation.pipeline.config import load_config
 from relation.pipeline.gather import LAYOUTS, ReadingRecords
 
 LOOKS = 10
@@ -48,9 +46,9 @@ RUN = {
 
 
 @cache
-def described(campaign: str = "readings") -> tuple[dict, ...]:
+def described(name: str = "readings") -> tuple[dict, ...]:
     """The readings of a campaign of config.yaml."""
-    readings = resolve(load_config(ROOT / "config.yaml"), campaign=campaign).readings
+    readings = campaign(name).readings
     return tuple(reading.described() for reading in readings)
 
 

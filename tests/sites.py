@@ -3,11 +3,9 @@
 from dataclasses import replace
 from pathlib import Path
 
-from conftest import ROOT
+from conftest import campaign
 from test_report_records import HOSTILE
 
-from relation.pipeline.campaign import resolve
-from relation.pipeline.config import load_config
 from relation.pipeline.results import Results
 from relation.store.layouts import LOG, RUN
 from relation.store.parquet import write_parquet
@@ -53,14 +51,14 @@ def content_of(records: CampaignRecords, folder: Path) -> Content:
         ]
         for there, kind in ((records.runs, "run"), (records.further_runs, "further run"))
     )
-    campaign = resolve(load_config(ROOT / "config.yaml"), campaign="books")
+    books = campaign("books")
     names = {run.name for run in (*runs, *further)}
     planned, beyond = (
         tuple(spec for spec in specs if spec.name in names)
-        for specs in (campaign.planned_runs, campaign.planned_further)
+        for specs in (books.planned_runs, books.planned_further)
     )
-    campaign = replace(campaign, planned_runs=planned, planned_further=beyond)
-    pipeline = campaign_pipeline(Results(campaign, folder))
+    books = replace(books, planned_runs=planned, planned_further=beyond)
+    pipeline = campaign_pipeline(Results(books, folder))
     return replace(content, runs=runs, further=further, pipeline=pipeline)
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, campaign
+from conftest import campaign
 
 from relation.data.sources import corpus_fingerprint
 from relation.pipeline.ledger import Ledger
@@ -29,13 +29,6 @@ def every_run() -> tuple[RunSpec, ...]:
 def run(name: str = NAME) -> RunSpec:
     scale, variant, seed = name.split("/")
     return campaign().run(scale, variant, int(seed))
-
-
-def empty_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Results:
-    """The results of the tiny campaign in a folder where nothing ran; the working folder."""
-    (tmp_path / "config.yaml").write_text((ROOT / "config.yaml").read_text(encoding="utf-8"))
-    monkeypatch.chdir(tmp_path)
-    return Results(campaign())
 
 
 MADE = "2026-01-02T03:04:05+00:00"

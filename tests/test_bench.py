@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import CASE, CPU, campaign, failed, measured
+from benchmarks import CASE, CPU, failed, measured
+from conftest import campaign
 
 from relation.bench import timing
 from relation.bench.rounds import WARM_ROUNDS, interleave

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import campaign
+from conftest import campaign
 
 from relation.bench.agreement import agreement
 from relation.bench.decode import Cell, measured, random_state, run

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import CPU, CUDA, OPTIMIZER, campaign
+from benchmarks import CPU, CUDA, OPTIMIZER
+from conftest import campaign
 from torch import Tensor
 
 from relation.bench import decoder

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import CPU, CUDA, SHAPE, campaign, compared_rows, failed, measured, on_gpu
+from benchmarks import CPU, CUDA, SHAPE, compared_rows, failed, measured, on_gpu
+from conftest import campaign
 from torch import Tensor
 
 from relation.bench import linear

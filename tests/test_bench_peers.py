@@ -7,7 +7,8 @@ from functools import partial
 
 import pytest
 import torch
-from benchmarks import CASE, CPU, OPTIMIZER, SHAPE, campaign, compared_rows, failed, on_gpu
+from benchmarks import CASE, CPU, OPTIMIZER, SHAPE, compared_rows, failed, on_gpu
+from conftest import campaign
 from torch import Tensor
 
 from relation.bench import flash

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from conftest import ROOT
+from conftest import campaign
 from test_report_records import HOSTILE, make_records
 
-from relation.pipeline.campaign import Campaign, resolve
-from relation.pipeline.config import load_config
+from relation.pipeline.campaign import Campaign
 from relation.pipeline.cost import make_plan
 from relation.pipeline.inventory import inventory_row
 from relation.pipeline.results import Results
@@ -24,7 +23,7 @@ def answers(records: CampaignRecords) -> dict[str, tuple[str, str]]:
     return {row["item"]: (row["answer"], row["justification"]) for row in checklist(records, [])}
 
 
-def all_run(campaign: Campaign) -> CampaignRecords:
+def all_run(chosen: Campaign) -> CampaignRecords:
     """Records in which every run of a campaign is there and took seven seconds."""
     invented = make_records()
 
@@ -33,12 +32,12 @@ def all_run(campaign: Campaign) -> CampaignRecords:
         rows = [(run.scale, run.variant, run.seed, 7.0, 1) for run in runs]
         return pd.DataFrame(rows, columns=columns)
 
-    of_readings = [(run.scale, run.variant) for run in campaign.reading_runs]
+    of_readings = [(run.scale, run.variant) for run in chosen.reading_runs]
     return replace(
         invented,
-        models=pd.DataFrame(inventory_row(run, title) for run, title in campaign.inventory()),
-        runs=frame(campaign.runs),
-        further_runs=frame(campaign.further_runs),
+        models=pd.DataFrame(inventory_row(run, title) for run, title in chosen.inventory()),
+        runs=frame(chosen.runs),
+        further_runs=frame(chosen.further_runs),
         page=invented.page | {"reading_runs": of_readings},
         missing=invented.missing[invented.missing["kind"] != "run"],
     )
@@ -47,13 +46,13 @@ def all_run(campaign: Campaign) -> CampaignRecords:
 @pytest.mark.parametrize("name", ["smoke", "books"])
 def test_disk_is_the_plans(name: str, tmp_path: Path) -> None:
     """Of the matrix, the further pairs and the readings where a campaign has them, run or not."""
-    campaign = resolve(load_config(ROOT / "config.yaml"), campaign=name)
-    records = all_run(campaign)
-    planned = make_plan(campaign, Results(campaign, tmp_path), {}).total
+    chosen = campaign(name)
+    records = all_run(chosen)
+    planned = make_plan(chosen, Results(chosen, tmp_path), {}).total
     assert answers(records)["Disk space required"][0].startswith(f"{planned.disk_gib:.2f} GiB")
     gaps = pd.DataFrame(
         {"kind": "further run", "scale": run.scale, "variant": run.variant, "seed": run.seed}
-        for run in campaign.further_runs
+        for run in chosen.further_runs
     )
     none = replace(
         records,
@@ -64,8 +63,7 @@ def test_disk_is_the_plans(name: str, tmp_path: Path) -> None:
 
 
 def test_time_is_told_in_minutes() -> None:
-    campaign = resolve(load_config(ROOT / "config.yaml"), campaign="smoke")
-    found = answers(all_run(campaign))
+    found = answers(all_run(campaign("smoke")))
     assert found["Time to complete"][0].startswith(
         "36 runs trained for 4 min 12 s of wall time in all, the longest for 7 s; "
         "4 min 12 s of process time (seconds × processes), one process a run; data"

@@ -4,12 +4,10 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from conftest import ROOT
+from conftest import campaign
 from readings_records import Invented, described, invented
 from test_claims import ledger, paper
 
-from relation.pipeline.campaign import resolve
-from relation.pipeline.config import load_config
 from report.judge.cells import build
 from report.judge.checklist import checklist
 from report.judge.chosen import ABOUT, CHOSE
@@ -30,9 +28,9 @@ NEAREST = Invented(
 
 
 @cache
-def trained_under(campaign: str, readings: bool = True) -> CampaignRecords:
+def trained_under(name: str, readings: bool = True) -> CampaignRecords:
     """The paper's values from runs under a campaign's assumptions, beside the readings or not."""
-    assumptions = list(resolve(load_config(ROOT / "config.yaml"), campaign=campaign).assumptions)
+    assumptions = list(campaign(name).assumptions)
     page = paper().page | {"assumptions": assumptions}
     return replace(paper(), page=page, readings=invented(NEAREST) if readings else None)
 

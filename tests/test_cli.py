@@ -9,13 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import ROOT
 
 from relation.cli import main
 from relation.errors import RunError
 from relation.ops import BACKENDS
 from relation.variants import ABLATIONS
 
-ROOT = Path(__file__).resolve().parents[1]
 CAMPAIGNS = ("paper", "books", "books-scaled", "readings", "smoke", "tiny")
 
 FULL_10M, LAYERS_10M, WIDTH_10M = 10_425_246, 6, 384
@@ -42,13 +42,7 @@ READING_RUNS = {
 }
 
 Output = pytest.CaptureFixture[str]
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder with the configuration and no results."""
-    (tmp_path / "config.yaml").write_text((ROOT / "config.yaml").read_text(encoding="utf-8"))
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 def printed(capsys: Output, *arguments: str) -> str:

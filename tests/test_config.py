@@ -1,7 +1,6 @@
 """The configuration: bad input is one clear line, and hashes cover results and nothing else."""
 
 import json
-from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import fields
 from functools import cache
@@ -9,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import ROOT, campaign, refusal
 
-from relation.errors import InputError
-from relation.pipeline.campaign import Campaign, resolve
+from relation.pipeline.campaign import resolve
 from relation.pipeline.config import load_config
 from relation.pipeline.keys import documented_keys, schema
 from relation.sections import Training
 
-ROOT = Path(__file__).resolve().parents[1]
 CAMPAIGNS = ("paper", "books", "books-scaled", "readings", "smoke", "tiny")
 SMOKE = "campaigns.smoke"
 SAMPLE = f"{SMOKE}.corpora.sample"
@@ -44,20 +42,6 @@ def changed(*changes: tuple[str, Any], base: dict | None = None) -> dict:
             node = node[parent]
         node[last] = value
     return spoilt
-
-
-def refusal(action: Callable[[], object]) -> str:
-    """The one line that an action is refused with."""
-    with pytest.raises(InputError) as caught:
-        action()
-    message = str(caught.value)
-    assert message and "\n" not in message
-    return message
-
-
-@cache
-def campaign(name: str) -> Campaign:
-    return resolve(config(), campaign=name)
 
 
 @pytest.mark.parametrize(

@@ -18,15 +18,12 @@ from relation.flow import diagnose as measure
 from relation.flow import layers, maps, metrics
 from relation.flow.codes import decode, encode
 from relation.nn import Decoder, ModelConfig
-from relation.pipeline.campaign import resolve
-from relation.pipeline.config import load_config
 from relation.pipeline.results import with_pictures
 from relation.spec import DiagnosticsSpec
 from relation.store.layouts import FLOW, FLOW_CURVES, FLOW_MAPS
 from relation.store.parquet import read_origin, read_parquet
 from relation.train.checkpoint import save_model
 
-CONFIG = Path(__file__).resolve().parents[1] / "config.yaml"
 TOKENS = np.random.default_rng(5).integers(31, size=3 * 24 + 1)
 
 
@@ -123,7 +120,7 @@ def test_the_sequences_are_recorded_and_the_same_for_both_of_a_pair(tmp_path):
 
 def test_scales_of_one_corpus_read_the_same_sequences():
     """The paper's 10M and 30M models share a corpus and a tokenizer, not a context."""
-    paper = resolve(load_config(CONFIG), campaign="paper")
+    paper = campaign("paper")
     specs = {
         scale: paper.diagnostics_spec(paper.run(scale, "full", 42))
         for scale in ("10M", "30M", "100M")
@@ -136,9 +133,7 @@ def test_scales_of_one_corpus_read_the_same_sequences():
 
 
 def test_a_restriction_leaves_the_sequences_alone():
-    config = load_config(CONFIG)
-    alone = resolve(config, campaign="paper", scales="10M")
-    whole = resolve(config, campaign="paper")
+    alone, whole = campaign("paper", scales="10M"), campaign("paper")
     run = whole.run("10M", "mha", 42)
     assert alone.diagnostics_spec(run) == whole.diagnostics_spec(run)
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from test_config import changed, config, refusal
+from conftest import refusal
+from test_config import changed, config
 from tokenizers import Tokenizer, models
 from training import (
     UPDATE,

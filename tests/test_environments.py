@@ -3,14 +3,13 @@
 import re
 import subprocess
 import tomllib
-from pathlib import Path
 
 import pytest
 import yaml
+from conftest import ROOT
 
 from relation.store.parquet import read_origin
 
-ROOT = Path(__file__).resolve().parents[1]
 CONDA_NAMES = {"matplotlib": "matplotlib-base", "snakemake": "snakemake-minimal"}
 # environment.yml records the paper's own versions of these.
 PAPERS = {"torch": "pytorch-gpu", "triton": "triton"}

@@ -8,9 +8,9 @@ from urllib.parse import urlparse
 
 import pytest
 import yaml
-from conftest import ROOT
+from conftest import ROOT, refusal
 from sample import SAMPLE
-from test_records import refusal, results
+from test_records import results
 
 import relation
 from relation.cli import main

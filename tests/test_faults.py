@@ -7,6 +7,7 @@ tests/fault_campaign.py runs with all others and writes to docs/faults.md.
 from pathlib import Path
 
 import pytest
+from conftest import ROOT
 from crashes.page import CRASHES
 from crashes.page import OUTCOMES as CRASH_OUTCOMES
 from fault_campaign import CASES, OUTCOMES, outcome, page, unavailable
@@ -15,7 +16,7 @@ from faults.sandbox import make_base
 
 from relation.store.parquet import read_origin, read_parquet
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
+DOCS = ROOT / "docs"
 
 
 def parameters() -> list:

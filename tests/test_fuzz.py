@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from conftest import ROOT
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -16,7 +17,6 @@ from relation.store.layouts import LOG
 from relation.store.parquet import read_origin, read_parquet, write_parquet
 from relation.train.folder import parse_line, read_folder
 
-ROOT = Path(__file__).resolve().parents[1]
 CONFIG = (ROOT / "config.yaml").read_text(encoding="utf-8")
 FUZZ = settings(
     max_examples=60,

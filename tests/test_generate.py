@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import ROOT
 from test_generation import greedy
 
 from relation.cli import main
 from relation.data.tokenizer import load_tokenizer, train_tokenizer
 from relation.train.checkpoint import load_model
 
-ROOT = Path(__file__).resolve().parents[1]
 Output = pytest.CaptureFixture[str]
 RUNS = ("10M/full/42", "30M/hybrid/42")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import campaign
+from conftest import campaign
 
 from relation.errors import RunError
 from relation.nn import Decoder

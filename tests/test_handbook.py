@@ -9,9 +9,8 @@ from urllib.parse import unquote, urlparse
 
 import pytest
 from browser import browser, why_not
-from conftest import ROOT
+from conftest import ROOT, refusal
 from test_browser import CONTENTS, check_pages
-from test_records import refusal
 
 from report.render import handbook
 from report.render.handbook import write_site

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from status_files import (
     campaign,
-    empty_results,
     finish,
     finish_diagnosis,
     look,
@@ -27,8 +26,8 @@ from relation.store.parquet import read_origin, read_parquet, write_parquet
 
 
 @pytest.fixture
-def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Results:
-    return empty_results(tmp_path, monkeypatch)
+def results(elsewhere: None) -> Results:
+    return Results(campaign())
 
 
 def job(results: Results, rule: str) -> Job:

@@ -11,11 +11,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import COPIED_FOLDERS
+from conftest import COPIED_FOLDERS, ROOT
 
 import relation
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 def canonical(name: str) -> str:

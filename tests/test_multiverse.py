@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, campaign
 from sample import without_texts
 from test_config import changed, config
 from training import run_spec, small_model, write_corpus
@@ -19,7 +19,6 @@ from relation.flow.probe import FlowProbe
 from relation.nn import Decoder
 from relation.pipeline import gather as multiverse
 from relation.pipeline.campaign import Campaign, resolve
-from relation.pipeline.config import load_config
 from relation.pipeline.publish import publish
 from relation.pipeline.results import READINGS, Results, diagnostics_path, run_path
 from relation.train.optimizer import build_optimizer
@@ -27,10 +26,6 @@ from relation.train.run import train
 from relation.variants import ModelConfig
 
 SMALL = {"layers": 2, "d_model": 64, "heads": 4, "d_ff": 128, "vocab_size": 300}
-
-
-def readings():
-    return resolve(load_config(ROOT / "config.yaml"), campaign="readings")
 
 
 def initialised(**changes) -> Decoder:
@@ -44,9 +39,9 @@ def deviations(model: Decoder) -> dict[str, float]:
 
 
 def test_every_choice_is_tried_under_both_residual_scales() -> None:
-    found = readings().readings
+    found = campaign("readings").readings
     assert [r.residual for r in found] == ["unscaled", "scaled"] * (len(found) // 2)
-    choices = set(load_config(ROOT / "config.yaml")["choices"])
+    choices = set(config()["choices"])
     assert {r.choice for r in found} == choices - {"document-mask"}  # for campaigns to come
     assert [r.name for r in found[:2]] == ["unscaled-sd-0.02", "scaled-sd-0.02"]
     for reading in found:
@@ -55,7 +50,7 @@ def test_every_choice_is_tried_under_both_residual_scales() -> None:
 
 
 def test_no_two_readings_are_the_same_but_for_what_they_share() -> None:
-    found = readings()
+    found = campaign("readings")
     hashes = [run.config_hash for run in found.reading_runs]
     assert len(set(hashes)) == len(hashes)
     shared = [r for r in found.readings if any(run.reading != r.name for run in r.runs)]
@@ -80,7 +75,7 @@ def test_no_two_readings_are_the_same_but_for_what_they_share() -> None:
     ("separate-weights", {"init_key": "full"}),
 ])  # fmt: skip
 def test_a_choice_changes_what_it_names(choice: str, changes: dict) -> None:
-    for reading in readings().readings:
+    for reading in campaign("readings").readings:
         if reading.choice == choice:
             run = reading.runs[-1]
             found = {name: run.model.get(name, getattr(run, name, None)) for name in changes}
@@ -103,12 +98,12 @@ def test_an_option_that_is_off_is_in_no_hash() -> None:
 
 
 def test_readings_alone_train_nothing_of_the_matrix() -> None:
-    found = readings()
+    found = campaign("readings")
     assert not found.runs and not found.systems and len(found.omitted) == len(found.planned_runs)
 
 
 def test_restrictions_choose_among_the_readings() -> None:
-    loaded = load_config(ROOT / "config.yaml")
+    loaded = config()
     one = resolve(loaded, campaign="readings", readings="scaled-sd-small", variants="mha")
     assert [run.name for run in one.reading_runs] == ["scaled-sd-small/mha/142"]
     assert not resolve(loaded, campaign="smoke", seeds="42").reading_runs
@@ -189,15 +184,15 @@ def test_weight_decay_reaches_what_it_is_told_to(embedding: bool, vectors: bool)
 def gathered(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """Two runs of one reading of the tiny campaign, trained and diagnosed."""
     root = tmp_path_factory.mktemp("readings")
-    campaign = resolve(load_config(ROOT / "config.yaml"), campaign="tiny", variants="mha,full")
-    results = Results(without_texts(campaign), root)
+    tiny = campaign("tiny", variants="mha,full")
+    results = Results(without_texts(tiny), root)
     data = write_corpus(root / "corpus", vocabulary=300)
-    for run in campaign.reading_runs[:2]:
+    for run in tiny.reading_runs[:2]:
         folder = results.own_folder / run_path(run)
-        sampling = campaign.diagnostics_spec(run, 1)
+        sampling = tiny.diagnostics_spec(run, 1)
         probe = FlowProbe(sampling, 1, data, run.model_config().vocab_size)
         train(run, data, folder, root / "resume", probes=(probe,))
-        spec = campaign.diagnostics_spec(run)
+        spec = tiny.diagnostics_spec(run)
         output = results.own_folder / diagnostics_path(run)
         diagnose(spec, run, folder / "model.safetensors", data, output)
     return results
@@ -263,7 +258,7 @@ def test_the_command_lists_every_reading_and_what_runs_next(
     assert main(["readings"]) == 0
     printed = capsys.readouterr().out
     names = {line.split()[0] for line in printed.splitlines() if line}
-    assert names >= {reading.name for reading in readings().readings}
+    assert names >= {reading.name for reading in campaign("readings").readings}
     answers = ("chosen", "not identified", "texts disagree", "unfinished")
     assert printed.split("\n\n")[1].startswith(answers)
     assert "Next pairs" in printed

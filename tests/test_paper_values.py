@@ -13,14 +13,14 @@ from decimal import Decimal
 from functools import cache
 from itertools import pairwise, product
 from operator import pos, sub, truediv
-from pathlib import Path
 from statistics import mean, stdev
 
 import pytest
+from conftest import ROOT
 
 from report.values.paper import PrintedValue, load
 
-PAPER = Path(__file__).resolve().parents[1] / "report" / "paper"
+PAPER = ROOT / "report" / "paper"
 NUMBER = re.compile(r"[+-]?(0|[1-9]\d*)(\.\d+)?")
 
 SHAPES = {

@@ -4,11 +4,10 @@ import re
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, copy_project, snakemake
+from conftest import campaign, copy_project, snakemake
 from status_files import finish
 
-from relation.pipeline.campaign import resolve
-from relation.pipeline.config import load_config
+from relation.pipeline.campaign import Campaign
 from relation.pipeline.results import Results
 from report.render.pipeline import Rule, campaign_pipeline
 
@@ -26,8 +25,7 @@ def closure(edges):
 @pytest.mark.campaign
 def test_the_drawn_graph_is_that_of_snakemake(tmp_path):
     project = copy_project(tmp_path / "project")
-    campaign = resolve(load_config(ROOT / "config.yaml"), campaign="tiny")
-    pipeline = campaign_pipeline(Results(campaign, project / "results"))
+    pipeline = campaign_pipeline(Results(campaign(), project / "results"))
     needs = {(need, rule.name) for rule in pipeline for need in rule.needs}
     arguments = ("--config", "campaign=tiny")
     graph = snakemake(project, "--rulegraph", "--forceall", *arguments).stdout
@@ -41,13 +39,12 @@ def test_the_drawn_graph_is_that_of_snakemake(tmp_path):
     }
 
 
-def rules_of(root: Path = Path("nowhere"), **chosen: object) -> dict[str, Rule]:
-    campaign = resolve(load_config(ROOT / "config.yaml"), **chosen)
-    return {rule.name: rule for rule in campaign_pipeline(Results(campaign, root))}
+def rules_of(chosen: Campaign, root: Path = Path("nowhere")) -> dict[str, Rule]:
+    return {rule.name: rule for rule in campaign_pipeline(Results(chosen, root))}
 
 
 def test_a_further_pair_is_a_square_a_run_that_leads_to_its_row() -> None:
-    rows = rules_of(campaign="books")["train"].groups["10M, further pairs"]
+    rows = rules_of(campaign("books"))["train"].groups["10M, further pairs"]
     assert list(rows) == ["mha", "full"]
     for squares in rows.values():
         assert [s.page for s in squares] == [f"runs.html#further-10M-{n}" for n in range(45, 73)]
@@ -55,7 +52,7 @@ def test_a_further_pair_is_a_square_a_run_that_leads_to_its_row() -> None:
 
 
 def test_what_restrictions_leave_out_is_a_hollow_square_with_the_reason() -> None:
-    train = rules_of(campaign="tiny", seeds=[42])["train"]
+    train = rules_of(campaign(seeds="42"))["train"]
     seen = {square.title: square.missing for square in train.groups["10M"]["mha"]}
     assert seen["10M/mha/42: to be done"] and len(seen) > 1
     assert all("left out" in title for title in seen if "/42" not in title)
@@ -63,19 +60,18 @@ def test_what_restrictions_leave_out_is_a_hollow_square_with_the_reason() -> Non
 
 def test_a_corpus_was_prepared_when_a_job_that_read_it_is_done(tmp_path) -> None:
     """Shipped records come without the tokens."""
-    campaign = resolve(load_config(ROOT / "config.yaml"), campaign="tiny")
-    assert rules_of(tmp_path, campaign="tiny")["prepare"].done == 0
-    finish(Results(campaign, tmp_path), campaign.planned_runs[0])
-    rules = rules_of(tmp_path, campaign="tiny")
+    assert rules_of(campaign(), tmp_path)["prepare"].done == 0
+    finish(Results(campaign(), tmp_path), campaign().planned_runs[0])
+    rules = rules_of(campaign(), tmp_path)
     assert rules["train"].done == rules["prepare"].done == 1
     square = next(square for square in rules["train"].squares if not square.missing)
     assert square.title.endswith(": done") and square.page.startswith("runs/")
 
 
 def test_a_reading_has_a_square_a_run() -> None:
-    rules = rules_of(campaign="readings")
-    runs = len(resolve(load_config(ROOT / "config.yaml"), campaign="readings").reading_runs)
+    rules = rules_of(campaign("readings"))
+    runs = len(campaign("readings").reading_runs)
     for name in ("train_reading", "diagnose_reading"):
         assert len(rules[name].squares) == runs
         assert not any(square.page for square in rules[name].squares), "none has run"
-    assert "train_reading" not in rules_of(campaign="books")
+    assert "train_reading" not in rules_of(campaign("books"))

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import campaign
-from conftest import ROOT
+from conftest import ROOT, campaign
 
 from relation.bench.profile import (
     PARTS,

@@ -5,7 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_records import ORIGIN, refusal, results, write_run  # noqa: F401
+from conftest import refusal
+from test_records import ORIGIN, results, write_run  # noqa: F401
 from test_report_records import make_records
 
 from relation.pipeline import gaps, provenance

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from conftest import refusal
 from test_config import config
 
 from relation.cli import main
@@ -104,16 +105,11 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def refusal(action: Callable[[], object], kind: type[RelationError] = InputError) -> str:
+def refused(action: Callable[[], object], kind: type[RelationError] = InputError) -> str:
     """The one line that an action is refused with; it leaves nothing made behind."""
-    with pytest.raises(kind) as caught:
-        action()
-    assert "\n" not in str(caught.value)
-    assert {path.name for path in Path("corpora").iterdir()} <= {
-        "books.lock",
-        RECIPE.archive.name,
-    }
-    return str(caught.value)
+    message = refusal(action, kind)
+    assert {path.name for path in Path("corpora").iterdir()} <= {"books.lock", RECIPE.archive.name}
+    return message
 
 
 @pytest.mark.parametrize("path", PUBLISHED)
@@ -180,7 +176,7 @@ def test_a_checkout_counts_at_its_commit_alone(own_folder: Path) -> None:
         subprocess.run([*git, *command], check=True)
     head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
     commit = head.stdout.strip()
-    message = refusal(lambda: make_corpus(RECIPE, checkout))
+    message = refused(lambda: make_corpus(RECIPE, checkout))
     assert commit in message and COMMIT in message
     make_corpus(replace(RECIPE, commit=commit), checkout)
 
@@ -199,7 +195,7 @@ def test_a_spoilt_archive_is_refused(own_folder: Path, case: str) -> None:
     spoil, told = SPOILT[case]
     path = as_tar(own_folder / "books.tar.gz", texts())
     path.write_bytes(spoil(path.read_bytes()))
-    message = refusal(lambda: make_corpus(RECIPE, path))
+    message = refused(lambda: make_corpus(RECIPE, path))
     assert str(path) in message and told in message
 
 
@@ -217,12 +213,12 @@ def test_another_archive_is_refused(own_folder: Path, case: str) -> None:
     files, commit, told = OTHERS[case]
     files = {name: content for name, content in files.items() if content is not None}
     path = as_tar(own_folder / "books.tar.gz", files, commit=commit)
-    message = refusal(lambda: make_corpus(RECIPE, path))
+    message = refused(lambda: make_corpus(RECIPE, path))
     assert told in message and ("commit " + COMMIT in message or RECIPE.url in message)
 
 
 def test_without_network_the_line_says_what_to_put_where(own_folder: Path) -> None:
-    message = refusal(lambda: make_corpus(RECIPE), RunError)
+    message = refused(lambda: make_corpus(RECIPE), RunError)
     assert all(part in message for part in ("no route", RECIPE.url, str(RECIPE.archive)))
     as_tar(RECIPE.archive, texts())
     assert make_corpus(RECIPE).is_dir() and RECIPE.archive.exists()
@@ -247,7 +243,7 @@ def test_a_full_disk_leaves_nothing(own_folder: Path, monkeypatch) -> None:
 
     source = as_folder(own_folder / "source", texts())
     monkeypatch.setattr(recipes.pq.ParquetWriter, "write_table", full)
-    message = refusal(lambda: make_corpus(RECIPE, source), RunError)
+    message = refused(lambda: make_corpus(RECIPE, source), RunError)
     assert message.startswith("corpora/books cannot be made (No space left on device)")
 
 

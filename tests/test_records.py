@@ -12,12 +12,11 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from conftest import campaign, refusal
 
 from relation.errors import InputError
 from relation.kernels.linear_relation.launches import LAUNCHES
 from relation.ops.linear import CHUNK
-from relation.pipeline.campaign import resolve
-from relation.pipeline.config import load_config
 from relation.pipeline.hashes import code_hash
 from relation.pipeline.results import (
     GRADIENTS_FILE,
@@ -43,7 +42,6 @@ from relation.store.seal import is_sealed
 from report.values.efficiency import smoothed_loss, token_crossing
 from report.values.frames import check_order, load_records
 
-ROOT = Path(__file__).resolve().parents[1]
 LAYOUT = schema(
     Column("name", pa.string()),
     Column("time", pa.float64(), "s", "wall time"),
@@ -68,14 +66,6 @@ def record(tmp_path: Path) -> Path:
     path = tmp_path / "deep" / "record.parquet"
     write_parquet(path, LAYOUT, ROWS, ORIGIN)
     return path
-
-
-def refusal(action) -> str:
-    """The one line that an action is refused with."""
-    with pytest.raises(InputError) as caught:
-        action()
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def test_rows_units_and_origin_come_back(record: Path) -> None:
@@ -275,14 +265,13 @@ def test_runs_that_read_different_data_are_refused() -> None:
 
 def probed(run: RunSpec, **changes) -> dict:
     """What the origin of probes says of a run of the tiny campaign; `changes` of its sampling."""
-    tiny = resolve(load_config(ROOT / "config.yaml"), campaign="tiny")
-    sampling = replace(tiny.diagnostics_spec(run, sequences=1), **changes)
+    sampling = replace(campaign().diagnostics_spec(run, sequences=1), **changes)
     return {
         "probe_code_hash": code_hash("probe", uses_of(run)),
         "probe_config_hash": sampling.config_hash,
-        "probe_times": tiny.diagnostics["probes"],
-        "validation_looks": tiny.diagnostics["validations"],
-        "validation_look_tokens": tiny.diagnostics["validation_tokens"],
+        "probe_times": campaign().diagnostics["probes"],
+        "validation_looks": campaign().diagnostics["validations"],
+        "validation_look_tokens": campaign().diagnostics["validation_tokens"],
     }
 
 
@@ -316,37 +305,31 @@ def write_diagnostics(results: Results, run: RunSpec, sequences: str = "four") -
 @pytest.fixture
 def results(tmp_path: Path) -> Results:
     """The records of one pair: Relation's loss passes MHA's last in its partial update."""
-    campaign = resolve(
-        load_config(ROOT / "config.yaml"),
-        campaign="tiny",
-        scales="10M",
-        seeds=42,
-        variants="mha,full",
-    )
-    results = Results(campaign, tmp_path)
-    write_run(results, campaign.run("10M", "mha", 42), [5, 4, 3, 2, 1.5])
-    write_run(results, campaign.run("10M", "full", 42), [5, 4, 3, 2, 1.0])
-    inventory = ORIGIN | {"config_hash": campaign.inventory_hash}
+    pair = campaign(scales="10M", seeds="42", variants="mha,full")
+    results = Results(pair, tmp_path)
+    write_run(results, pair.run("10M", "mha", 42), [5, 4, 3, 2, 1.5])
+    write_run(results, pair.run("10M", "full", 42), [5, 4, 3, 2, 1.0])
+    inventory = ORIGIN | {"config_hash": pair.inventory_hash}
     write_parquet(results.models, schemas.MODELS, [], inventory)
-    for run in campaign.runs:
+    for run in pair.runs:
         write_diagnostics(results, run)
-    for spec in campaign.systems:
+    for spec in pair.systems:
         origin = ORIGIN | {"config_hash": spec.config_hash}
         write_parquet(results.folder / systems_path(spec), schemas.THROUGHPUT, [], origin)
-    for spec in campaign.recall:
+    for spec in pair.recall:
         origin = ORIGIN | {"config_hash": spec.config_hash}
         write_parquet(results.folder / recall_path(spec), schemas.RECALL, [], origin)
-    verified = ORIGIN | {"config_hash": campaign.verification.config_hash}
+    verified = ORIGIN | {"config_hash": pair.verification.config_hash}
     write_parquet(results.folder / VERIFICATION_FILE, schemas.VERIFICATION, [], verified)
-    checked = ORIGIN | {"config_hash": campaign.gradients.config_hash}
+    checked = ORIGIN | {"config_hash": pair.gradients.config_hash}
     write_parquet(results.folder / GRADIENTS_FILE, schemas.GRADIENTS, [], checked)
     return results
 
 
 def test_efficiency_of_a_pair_from_its_records(results: Results) -> None:
     """A window of 1% of 600 tokens lies inside each update: the smoothed loss is the loss."""
-    campaign = replace(results.campaign, efficiency_window=0.01)
-    (row,) = load_records(campaign, results).efficiency.to_dict("records")
+    chosen = replace(results.campaign, efficiency_window=0.01)
+    (row,) = load_records(chosen, results).efficiency.to_dict("records")
     assert (row["scale"], row["seed"], row["target"]) == ("10M", 42, pytest.approx(1.5, rel=1e-12))
     assert row["crossing_tokens"] == pytest.approx(512 + 88 / 2, rel=1e-12)
     assert row["reduction"] == pytest.approx(1 - 556 / 600, rel=1e-10)
@@ -367,16 +350,15 @@ def test_the_readings_say_how_local_texts_were_split(tmp_path: Path, files, said
     for name in files or ():
         (folder / name).write_text('{"text": "A text."}', encoding="utf-8")
     given = {} if files is None else {"corpus": str(folder)}
-    config = load_config(ROOT / "config.yaml")
-    campaign = resolve(config, campaign="books", scales="10M", **given)
-    page = load_records(campaign, Results(campaign, tmp_path), partial=True).page
+    books = campaign("books", scales="10M", **given)
+    page = load_records(books, Results(books, tmp_path), partial=True).page
     readings = {reading["name"]: reading["value"] for reading in page["assumptions"]}
     assert said in readings["corpora.*.source"]
-    (untold,) = (a for a in campaign.assumptions if a["name"] == "corpora.*.source")
+    (untold,) = (a for a in books.assumptions if a["name"] == "corpora.*.source")
     assert readings["corpora.*.source"].startswith(f"{untold['value']}. Validation")
     assert readings["backend_overrides"] == "single-head on materialised"
     assert readings["systems.rounds"] == "5 updates, then 10 rounds of 2 more"
-    smoke = resolve(config, campaign="smoke")
+    smoke = campaign("smoke")
     page = load_records(smoke, Results(smoke, tmp_path), partial=True).page
     readings = {reading["name"]: reading["value"] for reading in page["assumptions"]}
     assert readings["backend_overrides"] == "none"
@@ -384,8 +366,8 @@ def test_the_readings_say_how_local_texts_were_split(tmp_path: Path, files, said
 
 
 def test_the_readings_name_the_papers_schedule_and_the_launches_in_its_place() -> None:
-    campaign = resolve(load_config(ROOT / "config.yaml"), campaign="paper")
-    (reading,) = (r for r in campaign.assumptions if r["name"] == "backends.linear")
+    assumptions = campaign("paper").assumptions
+    (reading,) = (r for r in assumptions if r["name"] == "backends.linear")
     chunks: dict[int, set[int]] = {}
     for (_, size), entries in LAUNCHES.items():
         chunks.setdefault(size, set()).update(entry.chunk for entry in entries)
@@ -395,16 +377,16 @@ def test_the_readings_name_the_papers_schedule_and_the_launches_in_its_place() -
 
 
 def test_a_text_beside_the_records_says_how_it_came_about_what_is_there(tmp_path: Path) -> None:
-    campaign = resolve(load_config(ROOT / "config.yaml"), campaign="books", scales="10M")
-    results = Results(campaign, tmp_path, shipped_only=True)
-    assert load_records(campaign, results, partial=True).page["omissions"] == ""
+    books = campaign("books", scales="10M")
+    results = Results(books, tmp_path, shipped_only=True)
+    assert load_records(books, results, partial=True).page["omissions"] == ""
     results.folder.mkdir(parents=True)
     told = results.folder / "omissions.txt"
     told.write_bytes("In the order that we fixed – all.\n".encode())
-    said = load_records(campaign, results, partial=True).page["omissions"]
+    said = load_records(books, results, partial=True).page["omissions"]
     assert said == "In the order that we fixed – all."
     told.write_bytes(b"In a fixed order.\xff\n")
-    assert "UTF-8" in refusal(lambda: load_records(campaign, results, partial=True))
+    assert "UTF-8" in refusal(lambda: load_records(books, results, partial=True))
 
 
 def test_a_pair_with_other_order_or_a_missing_log_is_refused(results: Results) -> None:

@@ -5,9 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from conftest import refusal
 from sample import without_texts
 from test_config import config
-from test_records import ORIGIN, refusal, results, write_run  # noqa: F401  (fixture)
+from test_records import ORIGIN, results, write_run  # noqa: F401  (fixture)
 
 from relation.cli.report import report_place
 from relation.pipeline.config import load_config

@@ -5,16 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from conftest import ROOT, campaign
 
 from relation.cli import main
 from relation.errors import InputError
-from relation.pipeline.campaign import resolve
-from relation.pipeline.config import load_config
 from relation.pipeline.estimate import PLANNED, activation_bytes, plan_scale, rates, shipped_rates
 from relation.store.layouts import BENCH
 from relation.store.parquet import write_parquet
 
-ROOT = Path(__file__).resolve().parents[1]
 BILLION = 10**9
 
 
@@ -55,7 +53,7 @@ def test_one_gpu_of_a_measured_model_gets_its_measured_rate_and_memory() -> None
 
 def test_the_shipped_measurements_are_those_of_the_kernels_page() -> None:
     page = (ROOT / "kernels/README.md").read_text(encoding="utf-8")
-    shapes = resolve(load_config(ROOT / "config.yaml"), campaign="paper")
+    shapes = campaign("paper")
     for rate in shipped_rates():
         g = rate.geometry
         assert f"{rate.tokens_per_second:,.0f}, {rate.peak_gib}" in page

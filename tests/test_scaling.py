@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, campaign
 from training import run_spec
 
 from relation.bench import scaling
@@ -14,8 +14,6 @@ from relation.bench.scaling import Scaling, launch
 from relation.cli import main
 from relation.errors import RunError
 from relation.nn import Decoder
-from relation.pipeline.campaign import resolve
-from relation.pipeline.config import load_config
 
 
 def test_two_processes_are_measured_in_shards() -> None:
@@ -35,7 +33,7 @@ def test_two_gpus_hold_less_each_of_a_model_in_shards() -> None:
     """Of 10M's parameters, gradients, their sum and two moments, 20 bytes each, half is gone."""
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
-    spec = resolve(load_config(ROOT / "config.yaml"), campaign="paper").run("10M", "full", 42)
+    spec = campaign("paper").run("10M", "full", 42)
     spec = replace(spec, micro=1, tokens_per_update=spec.accumulation * spec.context)
     held = [launch(replace(spec, shard=s), 2, 2, 2).peak_gib for s in (False, True)]
     parameters = sum(p.numel() for p in Decoder(spec.model_config()).parameters())

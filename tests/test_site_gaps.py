@@ -5,18 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT
+from conftest import campaign
 from status_files import finish, log_row
 
-from relation.pipeline.campaign import resolve
-from relation.pipeline.config import load_config
 from relation.pipeline.results import Results
 from relation.store.layouts import LOG, RUN
 from relation.store.parquet import read_origin, read_parquet, write_parquet
 from report.render.overview import gaps, texts
 from report.render.runs import Run, read_runs
 
-TINY = resolve(load_config(ROOT / "config.yaml"), campaign="tiny")
+TINY = campaign()
 
 
 def gap(kind: str, seed: int, reason: str, variant: str = "mha") -> dict:

@@ -4,12 +4,10 @@ import math
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import campaign
 
 from relation.cli import main
 from relation.pipeline import spent
-from relation.pipeline.campaign import Campaign, resolve
-from relation.pipeline.config import load_config
 from relation.pipeline.cost import make_plan
 from relation.pipeline.ledger import Ledger
 from relation.pipeline.results import Results, examination_paths
@@ -19,14 +17,8 @@ from relation.store.stamp import origin
 
 
 @pytest.fixture
-def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Results:
-    (tmp_path / "config.yaml").symlink_to(ROOT / "config.yaml")
-    monkeypatch.chdir(tmp_path)
-    return Results(tiny())
-
-
-def tiny(**choices: str) -> Campaign:
-    return resolve(load_config(ROOT / "config.yaml"), campaign="tiny", **choices)
+def results(elsewhere: None) -> Results:
+    return Results(campaign())
 
 
 def note(results: Results, variant: str, seed: int, device: str, **took: float | None) -> None:
@@ -60,18 +52,16 @@ def test_what_was_measured_is_planned_with(results: Results) -> None:
 
 
 def test_work_is_the_same_in_another_campaign_and_not_at_another_size(results: Results) -> None:
-    def works(campaign: Campaign) -> dict[tuple[str, str], str]:
-        ledger, runs = Ledger(Results(campaign)), {run.name: run for run in campaign.runs}
+    def works(name: str) -> dict[tuple[str, str], str]:
+        chosen = campaign(name)
+        ledger, runs = Ledger(Results(chosen)), {run.name: run for run in chosen.runs}
         return {
             (job.scale, job.variant): spent.work_of(job, runs.get(job.name))
             for job in ledger.jobs
             if job.rule in spent.RULES
         }
 
-    paper, books, smoke = (
-        works(resolve(load_config(ROOT / "config.yaml"), campaign=name))
-        for name in ("paper", "books", "smoke")
-    )
+    paper, books, smoke = (works(name) for name in ("paper", "books", "smoke"))
     assert paper == books
     assert len(set(paper.values())) == len(paper)
     assert not set(paper.values()) & set(smoke.values())

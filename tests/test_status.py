@@ -14,7 +14,6 @@ from status_files import (
     TOKENS,
     begin,
     campaign,
-    empty_results,
     every_run,
     finish,
     finish_diagnosis,
@@ -42,8 +41,8 @@ from report.judge.frames import FRAMES
 
 
 @pytest.fixture
-def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Results:
-    return empty_results(tmp_path, monkeypatch)
+def results(elsewhere: None) -> Results:
+    return Results(campaign())
 
 
 def test_a_campaign_that_never_ran_waits(results: Results) -> None:

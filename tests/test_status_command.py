@@ -3,15 +3,13 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, campaign
 from filelock import FileLock
 from status_files import (
     Output,
     begin,
-    empty_results,
     every_run,
     finish,
     prepare,
@@ -26,8 +24,8 @@ from relation.train.folder import LOCK
 
 
 @pytest.fixture
-def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Results:
-    return empty_results(tmp_path, monkeypatch)
+def results(elsewhere: None) -> Results:
+    return Results(campaign())
 
 
 def printed(capsys: Output, *arguments: str) -> str:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import InProcess, Quiet, campaign, compared
+from benchmarks import InProcess, Quiet, compared
+from conftest import campaign
 from planted import Meeting, Planted, Unknown
 
 from relation.bench import campaign as measuring

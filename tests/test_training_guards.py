@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import refusal
 from training import UPDATE, assert_same_run, at_update, die, resume_key, run_spec
 
 from relation.errors import RelationError
@@ -20,13 +21,10 @@ from relation.train.optimizer import build_optimizer
 SPEC = run_spec(checkpoint_tokens=UPDATE)
 
 
-def refusal(data: Path, folder: Path) -> str:
+def refused(data: Path, folder: Path) -> str:
     """The one line that a run ends with."""
-    with pytest.raises(RelationError) as caught:
-        engine.train(SPEC, data, folder / "out", folder / "resume")
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
+    run = (SPEC, data, folder / "out", folder / "resume")
+    return refusal(lambda: engine.train(*run), RelationError)
 
 
 def kept_updates(folder: Path) -> list[int]:
@@ -70,7 +68,7 @@ def test_a_full_disk(data, trained, tmp_path, monkeypatch, save, kept, place) ->
     """While a state is saved, or the trained model, which is the sixth file."""
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "save_file", at_save(save, no_space))
-        message = refusal(data, tmp_path)
+        message = refused(data, tmp_path)
     assert "cannot write to" in message and "No space left on device" in message
     assert str(tmp_path / place) in message
     assert f"state-{kept[-1]:08d}" in message
@@ -86,7 +84,7 @@ def test_a_quota(data, trained, tmp_path, monkeypatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "save_file", at_save(3, limit))
         try:
-            message = refusal(data, tmp_path)
+            message = refused(data, tmp_path)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert "File too large" in message
@@ -109,7 +107,7 @@ def test_no_permission_for_the_resume_states(data, tmp_path, monkeypatch) -> Non
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self))
 
     monkeypatch.setattr(Path, "mkdir", refuse)
-    message = refusal(data, tmp_path)
+    message = refused(data, tmp_path)
     assert "Permission denied" in message and str(tmp_path / "resume") in message
 
 
@@ -118,12 +116,12 @@ def test_an_output_that_cannot_be_written_is_refused_before_training(
 ) -> None:
     begun = at_update(monkeypatch, 0, die)
     (tmp_path / "out").write_text("a file", encoding="utf-8")
-    assert "out is no folder" in refusal(data, tmp_path)
+    assert "out is no folder" in refused(data, tmp_path)
     (tmp_path / "out").unlink()
     with monkeypatch.context() as patch:
         # The superuser may write everywhere; anybody else is told so by the system.
         patch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
-        assert f"{tmp_path} gives no permission to write" in refusal(data, tmp_path)
+        assert f"{tmp_path} gives no permission to write" in refused(data, tmp_path)
     assert begun == [] and not (tmp_path / "resume").exists()
     check_writable(tmp_path / "a" / "b" / "c")
     assert list(tmp_path.iterdir()) == []
@@ -139,9 +137,9 @@ def test_a_corpus_that_vanished_before_the_run_goes_on(
         with pytest.raises(KeyboardInterrupt):
             engine.train(SPEC, own, tmp_path / "out", tmp_path / "resume")
     (own / "train.bin").rename(tmp_path / "kept.bin")
-    assert "train.bin is missing" in refusal(own, tmp_path)
+    assert "train.bin is missing" in refused(own, tmp_path)
     (own / "data.parquet").rename(tmp_path / "kept.parquet")
-    assert "data.parquet is missing" in refusal(own, tmp_path)
+    assert "data.parquet is missing" in refused(own, tmp_path)
     assert kept_updates(tmp_path) == [2, 3]
     (tmp_path / "kept.bin").rename(own / "train.bin")
     (tmp_path / "kept.parquet").rename(own / "data.parquet")
@@ -184,7 +182,7 @@ def test_a_corpus_that_goes_while_it_is_read(
                 fault(own / "train.bin")
 
         at_update(patch, 4, strike)
-        assert said in refusal(own, tmp_path)
+        assert said in refused(own, tmp_path)
     assert kept_updates(tmp_path) == [2, 3]
     shutil.copy2(data / "train.bin", own / "train.bin")
     assert_goes_on(own, tmp_path, trained, monkeypatch, 4)
@@ -209,6 +207,6 @@ def test_a_parameter_that_gets_no_gradient_stops_the_run(data, tmp_path, monkeyp
         return build_optimizer(model, *settings)
 
     monkeypatch.setattr(engine, "build_optimizer", without_one)
-    message = refusal(data, tmp_path)
+    message = refused(data, tmp_path)
     assert "the gradient of blocks.0.mixer.theta is zero" in message
     assert torch.__version__ in message and not (tmp_path / "out" / "record.parquet").exists()

@@ -213,9 +213,8 @@ def test_processes_with_different_parameters_are_told(monkeypatch: pytest.Monkey
         world.check_same(model)
 
 
-def test_torchrun_starts_a_run_from_the_command_line(tmp_path: Path) -> None:
+def test_torchrun_starts_a_run_from_the_command_line(tmp_path: Path, elsewhere: None) -> None:
     """Seconds go by while three processes import PyTorch."""
-    (tmp_path / "config.yaml").write_text((ROOT / "config.yaml").read_text(encoding="utf-8"))
     write_corpus(tmp_path / "results/tiny/data/sample-300")
     torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     train = ["relation", "train", "10M/full/42", "--campaign", "tiny", "--threads", "1"]

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from benchmarks import campaign
+from conftest import campaign
 from torch import Tensor
 
 from relation.ops import full_flow, full_relation, givens_mix, linear_relation
