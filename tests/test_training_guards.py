@@ -13,6 +13,7 @@ from conftest import refusal
 from training import UPDATE, assert_same_run, at_update, die, resume_key, run_spec
 
 from relation.errors import RelationError
+from relation.store.parquet import write_parquet
 from relation.train import checkpoint
 from relation.train import run as engine
 from relation.train.guards import check_writable
@@ -75,6 +76,22 @@ def test_a_full_disk(data, trained, tmp_path, monkeypatch, save, kept, place) ->
     assert kept_updates(tmp_path) == kept
     assert not [path for path in tmp_path.rglob(".*") if path.is_file()]
     assert_goes_on(data, tmp_path, trained, monkeypatch, kept[-1] + 1)
+
+
+def test_a_disk_that_is_full_at_the_record(data, trained, tmp_path, monkeypatch) -> None:
+    """Behind the trained model and the log."""
+
+    def write(path: Path, *arguments) -> None:
+        if path.name == "record.parquet":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write_parquet(path, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "write_parquet", write)
+        message = refused(data, tmp_path)
+    assert f"cannot write to {tmp_path / 'out'} (No space left on device)" in message
+    assert "state-00000005" in message
+    assert_goes_on(data, tmp_path, trained, monkeypatch, 6)
 
 
 def test_a_quota(data, trained, tmp_path, monkeypatch) -> None:
