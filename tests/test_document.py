@@ -14,7 +14,7 @@ from test_report_records import HOSTILE, make_empty, make_records
 import report.figures
 from relation.errors import RelationError
 from report.figures import draw_figures
-from report.render import latex
+from report.render import html, latex
 from report.render.content import gather
 from report.render.document import LINES_A_FLOAT, again, floats, render_document, write_document
 from report.render.typeset import MissingTypesetterError, can_typeset, typeset, typesetter
@@ -359,6 +359,8 @@ def test_hostile_words_are_escaped():
     assert latex.escape("[x] 猫\x1b") == "{[}x] {[}U+732B]{[}U+001B]"
     assert latex.escape("--config") == "-{}-config"
     assert latex.formula("O(T^2 d)") == "$O(T^{2} d)$"
+    assert latex.formula("F_{ij} Ĩ_j") == r"$F_{ij} \tilde{I}_j$"
+    assert html.formula("Ĩ_j") == "<i>Ĩ</i><sub><i>j</i></sub>"
     assert latex.formula(r"\input{x}") == r"\textbackslash{}input\{x\}"
     assert latex.plain("“λ” → a_b") == r"\textquotedbl{}lambda\textquotedbl{} -\textgreater{} a\_b"
     assert latex.symbols("F_ii = 50% of a_name") == r"$F_{ii}$ = 50\% of a\_name"

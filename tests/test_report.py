@@ -1,4 +1,4 @@
-"""The report's figures, and its numbers and words as text."""
+"""The report's figures, and its numbers as text."""
 
 from dataclasses import replace
 from xml.etree import ElementTree
@@ -9,7 +9,6 @@ from test_report_records import make_empty, make_records
 from report import figures
 from report.figures import DRAWINGS, draw_figures
 from report.figures.runs import draw_runs
-from report.render import html, latex
 from report.values.layout import Number
 from report.values.numbers import (
     difference_text,
@@ -18,16 +17,6 @@ from report.values.numbers import (
     tolerance_text,
     value_text,
 )
-
-
-def test_hostile_words_print_as_themselves():
-    assert latex.escape("a_b & 50% $x$") == r"a\_b \& 50\% \$x\$"
-    assert latex.escape(r"\input{x}") == r"\textbackslash{}input\{x\}"
-    assert latex.escape("[x] 猫") == "{[}x] {[}U+732B]"
-    assert latex.formula("O(T^2 d)") == "$O(T^{2} d)$"
-    assert latex.formula("F_{ij} Ĩ_j") == r"$F_{ij} \tilde{I}_j$"
-    assert html.formula("Ĩ_j") == "<i>Ĩ</i><sub><i>j</i></sub>"
-    assert latex.formula(r"\input{x}") == r"\textbackslash{}input\{x\}"
 
 
 def test_numbers_keep_the_papers_digits():
