@@ -12,8 +12,8 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
+from exactness import SLACK, assert_close, poisoned_memory
 from interpreter import INTERPRETED, run_interpreted
-from test_flash_relation import SLACK, assert_close, poisoned_memory
 from torch import Tensor
 
 from relation import ops

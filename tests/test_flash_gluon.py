@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from exactness import SLACK, assert_close, definition, differentiate, draw, sharing
 from interpreter import INTERPRETED
-from test_flash_relation import SLACK, assert_close, definition, differentiate, draw, sharing
 
 pytest.importorskip("triton")
 if INTERPRETED:

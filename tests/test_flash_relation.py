@@ -1,7 +1,7 @@
 """FlashRelation against Full Relation's definition in float64, by the rule of `assert_exact`.
 
 Without a GPU the kernels run in Triton's interpreter, in a process of their own: the interpreter
-is chosen when the kernels are imported. Tests marked gpu run them compiled.
+is chosen when the kernels are imported. tests/test_flash_relation_gpu.py has them compiled.
 """
 
 import importlib
@@ -9,105 +9,28 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
+from conftest import ROOT
+from exactness import (
+    RESULTS,
+    SLACK,
+    assert_close,
+    assert_dlam_exact,
+    assert_exact,
+    differentiate,
+    draw,
+    poisoned_memory,
+    sharing,
+)
 from interpreter import INTERPRETED, run_interpreted
 
 from relation import kernels
 from relation.errors import InputError
 from relation.kernels.documents import Documents
 from relation.ops import full_relation
-
-ROOT = Path(__file__).resolve().parents[1]
-SLACK = {torch.bfloat16: 1e-3, torch.float16: 1e-3, torch.float32: 1e-5}
-RESULTS = ("Y", "dp1", "dp2", "dinfo", "dlam")
-# Of launches.toml's entries for Hopper with passes in Gluon.
-GLUON_WIDTHS = (48, 64, 80)
-
-Inputs = tuple[torch.Tensor, ...]
-
-
-def definition(p1, p2, info, lam, tau=2.0, *, transport_self=True):
-    """Y = Softmax(R) I with R materialised; past the scores at least FP32, transport in dtype."""
-    length, width = p1.shape[-2:]
-    p2, info = (x.repeat_interleave(p1.shape[1] // x.shape[1], 1) for x in (p2, info))
-    wide = torch.promote_types(p1.dtype, torch.float32)
-    U = (p1 @ p2.mT).to(wide) / math.sqrt(width)
-    E = U * torch.sigmoid(U)
-    S = torch.sigmoid(U.diagonal(dim1=-2, dim2=-1) / tau)
-    i = torch.arange(1, length + 1, dtype=wide, device=p1.device)
-    history = torch.ones(length, length, dtype=torch.bool, device=p1.device).tril(-1)
-    R = (E - lam.to(wide) * i.log()[:, None]).masked_fill(~history, -torch.inf)
-    R = torch.where(torch.eye(length, dtype=torch.bool, device=p1.device), S[..., None], R)
-    flow = R.softmax(-1)
-    return (flow if transport_self else flow.tril(-1)).to(info.dtype) @ info
-
-
-def draw(seed: int, shape: tuple[int, ...], dtype=torch.float32, device="cpu", lam=0.5) -> Inputs:
-    """p1, p2, info and dY (B, H, T, D), stored as (B, T, H, D) as a model's are; and lam."""
-    B, H, T, D = shape
-    generator = torch.Generator().manual_seed(seed)
-    heads = torch.randn(4, B, T, H, D, generator=generator).transpose(2, 3)
-    return (*heads.to(device, dtype), torch.tensor(lam, device=device))
-
-
-def sharing(inputs: Inputs, heads: int) -> Inputs:
-    """The same with `heads` heads of p2 and info."""
-    p1, p2, info, *others = inputs
-    return (p1, p2[:, :heads], info[:, :heads], *others)
-
-
-@contextmanager
-def poisoned_memory() -> Iterator[None]:
-    """Uninitialised memory holds NaN."""
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
-
-
-def differentiate(operator, inputs: Inputs, **options) -> Inputs:
-    """Y and the gradients of p1, p2, info and lam."""
-    p1, p2, info, dy, lam = (x.detach() for x in inputs)
-    leaves = [x.requires_grad_() for x in (p1, p2, info, lam)]
-    y = operator(*leaves, **options)
-    return (y.detach(), *torch.autograd.grad(y, leaves, dy))
-
-
-def compare(inputs: Inputs, **options) -> tuple[Inputs, Inputs, Inputs]:
-    """The kernel's results, the truth in float64, and the definition's in the inputs' dtype."""
-    with poisoned_memory():
-        ours = differentiate(kernels.flash_relation, inputs, **options)
-    truth = differentiate(definition, tuple(x.double() for x in inputs), **options)
-    return ours, truth, differentiate(definition, inputs, **options)
-
-
-def assert_close(name: str, ours, truth, yardstick, slack: float) -> None:
-    """RMS and maximum error at most twice the yardstick's plus slack times the truth's."""
-    for measure in (lambda x: x.square().mean().sqrt(), lambda x: x.abs().max()):
-        error, allowed = measure(ours.double() - truth), 2 * measure(yardstick.double() - truth)
-        allowed += slack * measure(truth)
-        assert error <= allowed, f"{name}: {error:.3e} > {allowed:.3e}, {tuple(ours.shape)}"
-
-
-def assert_exact(inputs: Inputs, slack: float | None = None, **options) -> None:
-    """Check Y and the gradients of p1, p2 and info; one dlam says nothing by itself."""
-    slack = SLACK[inputs[0].dtype] if slack is None else slack
-    results = zip(RESULTS, *compare(inputs, **options), strict=True)
-    for name, *three in list(results)[:-1]:
-        assert_close(name, *three, slack)
-
-
-def assert_dlam_exact(shape, dtype=torch.float32, device="cpu", **options) -> None:
-    """Check dlam over 16 seeds."""
-    runs = [compare(draw(seed, shape, dtype, device), **options) for seed in range(16)]
-    three = (torch.stack([results[k][-1].double() for results in runs]) for k in range(3))
-    assert_close("dlam", *three, SLACK[dtype])
 
 
 @pytest.mark.skipif(INTERPRETED, reason="it would start itself")
@@ -126,31 +49,6 @@ def launch_with(monkeypatch) -> Iterator[Callable[..., None]]:
 
     yield change
     launches.select_launches.cache_clear()
-
-
-@pytest.fixture
-def in_triton(monkeypatch) -> Callable[[], None]:
-    """Called, lets every pass to come run in Triton."""
-
-    def change() -> None:
-        for name in ("forward", "backward"):
-            module = importlib.import_module(f"relation.kernels.flash_relation.{name}")
-            monkeypatch.setattr(module, "chosen", lambda *given: None)
-
-    return change
-
-
-@pytest.fixture
-def few_programs(monkeypatch) -> Callable[[int], None]:
-    """Called, lets Gluon's launches to come fill as many multiprocessors and no more."""
-    plans = importlib.import_module("relation.kernels.plans")
-
-    def change(count: int) -> None:
-        module = importlib.import_module("relation.kernels.flash_relation.hopper_launch")
-        monkeypatch.setattr(module, "multiprocessors", lambda device: count)
-        monkeypatch.setattr(plans, "_plans", {})
-
-    return change
 
 
 @pytest.fixture
@@ -408,157 +306,3 @@ class TestInputErrors:
     def test_other_devices(self):
         pytest.importorskip("triton")
         assert "NVIDIA" in kernels.why_unavailable("mps")
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-class TestOnDevice:
-    @pytest.mark.parametrize("dtype", SLACK)
-    @pytest.mark.parametrize("width", [16, 32, 48, 60, 64, 80, 96, 128])
-    def test_every_length(self, dtype, width):
-        for length in (1, 2, 17, 63, 64, 65, 127, 1000, 1024, 2048, 4096):
-            # A row's entries share one rounding of dU: with few rows a maximum is a matter of luck.
-            batch = max(1, 128 // length)
-            assert_exact(draw(length, (batch, 3, length, width), dtype, "cuda"))
-
-    @pytest.mark.parametrize("width", [48, 64, 80, 128])
-    def test_rows_whose_sums_grow_too_large_are_repaired(self, width):
-        p1, *others = draw(9, (2, 3, 2100, width), torch.bfloat16, "cuda")
-        p1[0, :, 40:60] *= 30
-        p1[1, 1, 1500:] *= 12
-        assert_exact((p1, *others))
-
-    @pytest.mark.parametrize("dtype", SLACK)
-    def test_scores_of_a_thousand_stay_finite(self, dtype):
-        p1, p2, *others = draw(8, (2, 3, 200, 64), dtype, "cuda")
-        inputs = (40 * p1, 40 * p2, *others)
-        with poisoned_memory():
-            results = differentiate(kernels.flash_relation, inputs)
-        assert all(x.isfinite().all() for x in results)
-
-    @pytest.mark.parametrize("dtype", SLACK)
-    @pytest.mark.parametrize("transport_self", [True, False])
-    def test_dlam(self, dtype, transport_self):
-        assert_dlam_exact((2, 3, 127, 64), dtype, "cuda", transport_self=transport_self)
-
-    @pytest.mark.parametrize("dtype", SLACK)
-    def test_exchange_only_large_scores_and_any_strides(self, dtype):
-        p1, p2, info, dy, lam = draw(1, (2, 3, 127, 64), dtype, "cuda")
-        assert_exact((p1, p2, info, dy, lam), transport_self=False)
-        for correction in (-4.0, 30.0):
-            assert_exact((8 * p1, p2, info, dy, torch.full_like(lam, correction)), tau=0.7)
-        assert_exact((p1.mT.contiguous().mT, p2.contiguous(), info[:1, :1].expand_as(p1), dy, lam))
-
-    @pytest.mark.parametrize("width", [48, 64, 80, 128])
-    @pytest.mark.parametrize("shared", [1, 2])
-    def test_heads_that_share(self, width, shared):
-        for length in (65, 1000):
-            assert_exact(sharing(draw(3, (2, 4, length, width), torch.bfloat16, "cuda"), shared))
-
-    @pytest.mark.parametrize("width", [48, 64, 80])
-    def test_heads_in_several_groups(self, monkeypatch, width):
-        launches = importlib.import_module("relation.kernels.flash_relation.launches")
-        monkeypatch.setattr(launches, "cache_bytes", lambda device: 1 << 20)
-        inputs = draw(3, (3, 4, 300, width), torch.bfloat16, "cuda")
-        assert launches.grid(inputs[0], 64)[2] > 1
-        assert_exact(inputs)
-
-    @pytest.mark.parametrize("width", [48, 60, 64, 80])
-    def test_an_expanded_gradient_is_copied(self, width):
-        p1, p2, info, dy, lam = draw(3, (2, 3, 300, width), torch.bfloat16, "cuda")
-        assert_exact((p1, p2, info, dy[:1, :1, :1].expand_as(p1), lam))
-
-    @pytest.mark.parametrize("width", GLUON_WIDTHS)
-    def test_equal_inputs_give_bitwise_equal_gradients(self, width):
-        inputs = draw(2, (4, 8, 1000, width), torch.bfloat16, "cuda")
-        once = differentiate(kernels.flash_relation, inputs)
-        for _ in range(200):
-            again = differentiate(kernels.flash_relation, inputs)
-            assert all(map(torch.equal, once, again))
-
-    @pytest.mark.parametrize("width", GLUON_WIDTHS)
-    def test_passes_in_gluon_and_in_triton(self, in_triton, width):
-        """The shipped choice on Hopper, and what documents and other Tritons take."""
-        hopper = importlib.import_module("relation.kernels.flash_relation.hopper")
-        told = hopper.describe_passes(torch.device("cuda", 0), torch.bfloat16, width)
-        assert ("in Gluon" in told) == (torch.cuda.get_device_capability(0) == (9, 0))
-        inputs = draw(5, (2, 3, 300, width), torch.bfloat16, "cuda")
-        assert_exact(inputs)
-        in_triton()
-        assert_exact(inputs)
-        assert_exact(inputs, transport_self=False)
-
-    @pytest.mark.parametrize("width", [40, *GLUON_WIDTHS, 72])
-    @pytest.mark.parametrize("programs", ["one for all blocks", "as shipped"])
-    def test_programs_that_take_many_blocks(self, few_programs, width, programs):
-        if programs == "one for all blocks":
-            few_programs(1)
-        for length in (1, 63, 64, 65, 1000):
-            inputs = draw(length, (3, 6, length, width), torch.bfloat16, "cuda")
-            assert_exact(inputs)
-            assert_exact(sharing(inputs, 2), transport_self=False)
-        # More blocks than an H200 has programs.
-        assert_exact(draw(6, (1, 14, 2048, width), torch.bfloat16, "cuda"))
-
-    @pytest.mark.parametrize("width", GLUON_WIDTHS)
-    def test_exchange_only_large_scores_and_any_strides_at(self, width):
-        p1, p2, info, dy, lam = draw(1, (2, 3, 127, width), torch.bfloat16, "cuda")
-        assert_exact((p1, p2, info, dy, lam), transport_self=False)
-        assert_exact((8 * p1, p2, info, dy, torch.full_like(lam, 30.0)), tau=0.7)
-        assert_exact((p1.mT.contiguous().mT, p2.contiguous(), info[:1, :1].expand_as(p1), dy, lam))
-
-    @pytest.mark.parametrize("width", GLUON_WIDTHS)
-    def test_launches_beside_each_other_and_in_graphs_do_not_meet(self, width):
-        """Streams at once, then two graphs replayed at once: bitwise what one call alone gives."""
-        inputs = [draw(k, (2, 8, 1000, width), torch.bfloat16, "cuda") for k in range(4)]
-        alone = [differentiate(kernels.flash_relation, x) for x in inputs]
-        streams = [torch.cuda.Stream() for _ in inputs]
-
-        def at_once(run) -> None:
-            torch.cuda.synchronize()
-            for stream, k in zip(streams, range(4), strict=True):
-                with torch.cuda.stream(stream):
-                    run(k)
-            torch.cuda.synchronize()
-
-        results = [None] * 4
-        for _ in range(10):
-            at_once(
-                lambda k: results.__setitem__(k, differentiate(kernels.flash_relation, inputs[k]))
-            )
-            assert all(map(torch.equal, sum(results, ()), sum(alone, ())))
-        graphs = [torch.cuda.CUDAGraph() for _ in inputs]
-        for k, graph in enumerate(graphs):
-            with torch.cuda.graph(graph):
-                results[k] = differentiate(kernels.flash_relation, inputs[k])
-        for _ in range(10):
-            for x in sum(results, ()):
-                x.fill_(torch.nan)
-            at_once(lambda k: graphs[k].replay())
-            assert all(map(torch.equal, sum(results, ()), sum(alone, ())))
-
-    def test_torch_compile_sees_no_graph_break(self):
-        def layer(p1, p2, info, lam):
-            return 2 * kernels.flash_relation(2 * p1, p2, info, lam).transpose(1, 2).flatten(2)
-
-        def joined(*inputs):
-            p1, p2, info, dy, lam = inputs
-            return p1, p2, info, dy.transpose(1, 2).flatten(2), lam
-
-        compiled = torch.compile(layer, fullgraph=True)
-        for length in (1000, 127):  # the second makes T dynamic
-            inputs = joined(*draw(3, (2, 8, length, 48), torch.bfloat16, "cuda"))
-            eager, fused = (differentiate(f, inputs) for f in (layer, compiled))
-            for name, ours, theirs in zip(RESULTS, fused, eager, strict=True):
-                truth = theirs.double()
-                assert_close(name, ours, truth, truth, 1e-3)
-
-    def test_memory_is_linear_in_length(self):
-        def peak(length: int) -> int:
-            inputs = draw(4, (1, 2, length, 64), torch.bfloat16, "cuda")
-            torch.cuda.reset_peak_memory_stats()
-            before = torch.cuda.memory_allocated()
-            differentiate(kernels.flash_relation, inputs)
-            return torch.cuda.max_memory_allocated() - before
-
-        assert peak(16384) <= 2.01 * peak(8192)

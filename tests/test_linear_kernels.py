@@ -11,8 +11,8 @@ from functools import partial
 
 import pytest
 import torch
+from exactness import SLACK, assert_close, poisoned_memory, sharing
 from interpreter import INTERPRETED, run_interpreted
-from test_flash_relation import SLACK, assert_close, poisoned_memory, sharing
 
 from relation import kernels
 from relation.errors import InputError

@@ -7,8 +7,8 @@ chosen when the kernels are imported. Tests marked gpu run it compiled.
 import pytest
 import torch
 import torch.nn.functional as F
+from exactness import assert_close, poisoned_memory
 from interpreter import INTERPRETED, run_interpreted
-from test_flash_relation import assert_close, poisoned_memory
 from torch import Tensor
 
 from relation.data.windows import IGNORED

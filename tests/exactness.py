@@ -1,0 +1,95 @@
+"""Full Relation's definition, and how exact a kernel must be beside it in float64.
+
+A kernel's error is at most twice that of the definition in the inputs' dtype, and a little more.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from relation import kernels
+
+SLACK = {torch.bfloat16: 1e-3, torch.float16: 1e-3, torch.float32: 1e-5}
+RESULTS = ("Y", "dp1", "dp2", "dinfo", "dlam")
+Inputs = tuple[torch.Tensor, ...]
+
+
+def definition(p1, p2, info, lam, tau=2.0, *, transport_self=True):
+    """Y = Softmax(R) I with R materialised; past the scores at least FP32, transport in dtype."""
+    length, width = p1.shape[-2:]
+    p2, info = (x.repeat_interleave(p1.shape[1] // x.shape[1], 1) for x in (p2, info))
+    wide = torch.promote_types(p1.dtype, torch.float32)
+    U = (p1 @ p2.mT).to(wide) / math.sqrt(width)
+    E = U * torch.sigmoid(U)
+    S = torch.sigmoid(U.diagonal(dim1=-2, dim2=-1) / tau)
+    i = torch.arange(1, length + 1, dtype=wide, device=p1.device)
+    history = torch.ones(length, length, dtype=torch.bool, device=p1.device).tril(-1)
+    R = (E - lam.to(wide) * i.log()[:, None]).masked_fill(~history, -torch.inf)
+    R = torch.where(torch.eye(length, dtype=torch.bool, device=p1.device), S[..., None], R)
+    flow = R.softmax(-1)
+    return (flow if transport_self else flow.tril(-1)).to(info.dtype) @ info
+
+
+def draw(seed: int, shape: tuple[int, ...], dtype=torch.float32, device="cpu", lam=0.5) -> Inputs:
+    """p1, p2, info and dY (B, H, T, D), stored as (B, T, H, D) as a model's are; and lam."""
+    B, H, T, D = shape
+    generator = torch.Generator().manual_seed(seed)
+    heads = torch.randn(4, B, T, H, D, generator=generator).transpose(2, 3)
+    return (*heads.to(device, dtype), torch.tensor(lam, device=device))
+
+
+def sharing(inputs: Inputs, heads: int) -> Inputs:
+    """The same with `heads` heads of p2 and info."""
+    p1, p2, info, *others = inputs
+    return (p1, p2[:, :heads], info[:, :heads], *others)
+
+
+@contextmanager
+def poisoned_memory() -> Iterator[None]:
+    """Uninitialised memory holds NaN."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def differentiate(operator, inputs: Inputs, **options) -> Inputs:
+    """Y and the gradients of p1, p2, info and lam."""
+    p1, p2, info, dy, lam = (x.detach() for x in inputs)
+    leaves = [x.requires_grad_() for x in (p1, p2, info, lam)]
+    y = operator(*leaves, **options)
+    return (y.detach(), *torch.autograd.grad(y, leaves, dy))
+
+
+def compare(inputs: Inputs, **options) -> tuple[Inputs, Inputs, Inputs]:
+    """The kernel's results, the truth in float64, and the definition's in the inputs' dtype."""
+    with poisoned_memory():
+        ours = differentiate(kernels.flash_relation, inputs, **options)
+    truth = differentiate(definition, tuple(x.double() for x in inputs), **options)
+    return ours, truth, differentiate(definition, inputs, **options)
+
+
+def assert_close(name: str, ours, truth, yardstick, slack: float) -> None:
+    """RMS and maximum error at most twice the yardstick's plus slack times the truth's."""
+    for measure in (lambda x: x.square().mean().sqrt(), lambda x: x.abs().max()):
+        error, allowed = measure(ours.double() - truth), 2 * measure(yardstick.double() - truth)
+        allowed += slack * measure(truth)
+        assert error <= allowed, f"{name}: {error:.3e} > {allowed:.3e}, {tuple(ours.shape)}"
+
+
+def assert_exact(inputs: Inputs, slack: float | None = None, **options) -> None:
+    """Check Y and the gradients of p1, p2 and info; one dlam says nothing by itself."""
+    slack = SLACK[inputs[0].dtype] if slack is None else slack
+    results = zip(RESULTS, *compare(inputs, **options), strict=True)
+    for name, *three in list(results)[:-1]:
+        assert_close(name, *three, slack)
+
+
+def assert_dlam_exact(shape, dtype=torch.float32, device="cpu", **options) -> None:
+    """Check dlam over 16 seeds."""
+    runs = [compare(draw(seed, shape, dtype, device), **options) for seed in range(16)]
+    three = (torch.stack([results[k][-1].double() for results in runs]) for k in range(3))
+    assert_close("dlam", *three, SLACK[dtype])

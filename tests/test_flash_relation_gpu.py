@@ -1,0 +1,202 @@
+"""FlashRelation's compiled kernels against Full Relation's definition in float64, on a GPU."""
+
+import importlib
+from collections.abc import Callable
+
+import pytest
+import torch
+from exactness import (
+    RESULTS,
+    SLACK,
+    assert_close,
+    assert_dlam_exact,
+    assert_exact,
+    differentiate,
+    draw,
+    poisoned_memory,
+    sharing,
+)
+
+from relation import kernels
+
+# Of launches.toml's entries for Hopper with passes in Gluon.
+GLUON_WIDTHS = (48, 64, 80)
+
+
+@pytest.fixture
+def in_triton(monkeypatch) -> Callable[[], None]:
+    """Called, lets every pass to come run in Triton."""
+
+    def change() -> None:
+        for name in ("forward", "backward"):
+            module = importlib.import_module(f"relation.kernels.flash_relation.{name}")
+            monkeypatch.setattr(module, "chosen", lambda *given: None)
+
+    return change
+
+
+@pytest.fixture
+def few_programs(monkeypatch) -> Callable[[int], None]:
+    """Called, lets Gluon's launches to come fill as many multiprocessors and no more."""
+    plans = importlib.import_module("relation.kernels.plans")
+
+    def change(count: int) -> None:
+        module = importlib.import_module("relation.kernels.flash_relation.hopper_launch")
+        monkeypatch.setattr(module, "multiprocessors", lambda device: count)
+        monkeypatch.setattr(plans, "_plans", {})
+
+    return change
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+class TestOnDevice:
+    @pytest.mark.parametrize("dtype", SLACK)
+    @pytest.mark.parametrize("width", [16, 32, 48, 60, 64, 80, 96, 128])
+    def test_every_length(self, dtype, width):
+        for length in (1, 2, 17, 63, 64, 65, 127, 1000, 1024, 2048, 4096):
+            # A row's entries share one rounding of dU: with few rows a maximum is a matter of luck.
+            batch = max(1, 128 // length)
+            assert_exact(draw(length, (batch, 3, length, width), dtype, "cuda"))
+
+    @pytest.mark.parametrize("width", [48, 64, 80, 128])
+    def test_rows_whose_sums_grow_too_large_are_repaired(self, width):
+        p1, *others = draw(9, (2, 3, 2100, width), torch.bfloat16, "cuda")
+        p1[0, :, 40:60] *= 30
+        p1[1, 1, 1500:] *= 12
+        assert_exact((p1, *others))
+
+    @pytest.mark.parametrize("dtype", SLACK)
+    def test_scores_of_a_thousand_stay_finite(self, dtype):
+        p1, p2, *others = draw(8, (2, 3, 200, 64), dtype, "cuda")
+        inputs = (40 * p1, 40 * p2, *others)
+        with poisoned_memory():
+            results = differentiate(kernels.flash_relation, inputs)
+        assert all(x.isfinite().all() for x in results)
+
+    @pytest.mark.parametrize("dtype", SLACK)
+    @pytest.mark.parametrize("transport_self", [True, False])
+    def test_dlam(self, dtype, transport_self):
+        assert_dlam_exact((2, 3, 127, 64), dtype, "cuda", transport_self=transport_self)
+
+    @pytest.mark.parametrize("dtype", SLACK)
+    def test_exchange_only_large_scores_and_any_strides(self, dtype):
+        p1, p2, info, dy, lam = draw(1, (2, 3, 127, 64), dtype, "cuda")
+        assert_exact((p1, p2, info, dy, lam), transport_self=False)
+        for correction in (-4.0, 30.0):
+            assert_exact((8 * p1, p2, info, dy, torch.full_like(lam, correction)), tau=0.7)
+        assert_exact((p1.mT.contiguous().mT, p2.contiguous(), info[:1, :1].expand_as(p1), dy, lam))
+
+    @pytest.mark.parametrize("width", [48, 64, 80, 128])
+    @pytest.mark.parametrize("shared", [1, 2])
+    def test_heads_that_share(self, width, shared):
+        for length in (65, 1000):
+            assert_exact(sharing(draw(3, (2, 4, length, width), torch.bfloat16, "cuda"), shared))
+
+    @pytest.mark.parametrize("width", [48, 64, 80])
+    def test_heads_in_several_groups(self, monkeypatch, width):
+        launches = importlib.import_module("relation.kernels.flash_relation.launches")
+        monkeypatch.setattr(launches, "cache_bytes", lambda device: 1 << 20)
+        inputs = draw(3, (3, 4, 300, width), torch.bfloat16, "cuda")
+        assert launches.grid(inputs[0], 64)[2] > 1
+        assert_exact(inputs)
+
+    @pytest.mark.parametrize("width", [48, 60, 64, 80])
+    def test_an_expanded_gradient_is_copied(self, width):
+        p1, p2, info, dy, lam = draw(3, (2, 3, 300, width), torch.bfloat16, "cuda")
+        assert_exact((p1, p2, info, dy[:1, :1, :1].expand_as(p1), lam))
+
+    @pytest.mark.parametrize("width", GLUON_WIDTHS)
+    def test_equal_inputs_give_bitwise_equal_gradients(self, width):
+        inputs = draw(2, (4, 8, 1000, width), torch.bfloat16, "cuda")
+        once = differentiate(kernels.flash_relation, inputs)
+        for _ in range(200):
+            again = differentiate(kernels.flash_relation, inputs)
+            assert all(map(torch.equal, once, again))
+
+    @pytest.mark.parametrize("width", GLUON_WIDTHS)
+    def test_passes_in_gluon_and_in_triton(self, in_triton, width):
+        """The shipped choice on Hopper, and what documents and other Tritons take."""
+        hopper = importlib.import_module("relation.kernels.flash_relation.hopper")
+        told = hopper.describe_passes(torch.device("cuda", 0), torch.bfloat16, width)
+        assert ("in Gluon" in told) == (torch.cuda.get_device_capability(0) == (9, 0))
+        inputs = draw(5, (2, 3, 300, width), torch.bfloat16, "cuda")
+        assert_exact(inputs)
+        in_triton()
+        assert_exact(inputs)
+        assert_exact(inputs, transport_self=False)
+
+    @pytest.mark.parametrize("width", [40, *GLUON_WIDTHS, 72])
+    @pytest.mark.parametrize("programs", ["one for all blocks", "as shipped"])
+    def test_programs_that_take_many_blocks(self, few_programs, width, programs):
+        if programs == "one for all blocks":
+            few_programs(1)
+        for length in (1, 63, 64, 65, 1000):
+            inputs = draw(length, (3, 6, length, width), torch.bfloat16, "cuda")
+            assert_exact(inputs)
+            assert_exact(sharing(inputs, 2), transport_self=False)
+        # More blocks than an H200 has programs.
+        assert_exact(draw(6, (1, 14, 2048, width), torch.bfloat16, "cuda"))
+
+    @pytest.mark.parametrize("width", GLUON_WIDTHS)
+    def test_exchange_only_large_scores_and_any_strides_at(self, width):
+        p1, p2, info, dy, lam = draw(1, (2, 3, 127, width), torch.bfloat16, "cuda")
+        assert_exact((p1, p2, info, dy, lam), transport_self=False)
+        assert_exact((8 * p1, p2, info, dy, torch.full_like(lam, 30.0)), tau=0.7)
+        assert_exact((p1.mT.contiguous().mT, p2.contiguous(), info[:1, :1].expand_as(p1), dy, lam))
+
+    @pytest.mark.parametrize("width", GLUON_WIDTHS)
+    def test_launches_beside_each_other_and_in_graphs_do_not_meet(self, width):
+        """Streams at once, then two graphs replayed at once: bitwise what one call alone gives."""
+        inputs = [draw(k, (2, 8, 1000, width), torch.bfloat16, "cuda") for k in range(4)]
+        alone = [differentiate(kernels.flash_relation, x) for x in inputs]
+        streams = [torch.cuda.Stream() for _ in inputs]
+
+        def at_once(run) -> None:
+            torch.cuda.synchronize()
+            for stream, k in zip(streams, range(4), strict=True):
+                with torch.cuda.stream(stream):
+                    run(k)
+            torch.cuda.synchronize()
+
+        results = [None] * 4
+        for _ in range(10):
+            at_once(
+                lambda k: results.__setitem__(k, differentiate(kernels.flash_relation, inputs[k]))
+            )
+            assert all(map(torch.equal, sum(results, ()), sum(alone, ())))
+        graphs = [torch.cuda.CUDAGraph() for _ in inputs]
+        for k, graph in enumerate(graphs):
+            with torch.cuda.graph(graph):
+                results[k] = differentiate(kernels.flash_relation, inputs[k])
+        for _ in range(10):
+            for x in sum(results, ()):
+                x.fill_(torch.nan)
+            at_once(lambda k: graphs[k].replay())
+            assert all(map(torch.equal, sum(results, ()), sum(alone, ())))
+
+    def test_torch_compile_sees_no_graph_break(self):
+        def layer(p1, p2, info, lam):
+            return 2 * kernels.flash_relation(2 * p1, p2, info, lam).transpose(1, 2).flatten(2)
+
+        def joined(*inputs):
+            p1, p2, info, dy, lam = inputs
+            return p1, p2, info, dy.transpose(1, 2).flatten(2), lam
+
+        compiled = torch.compile(layer, fullgraph=True)
+        for length in (1000, 127):  # the second makes T dynamic
+            inputs = joined(*draw(3, (2, 8, length, 48), torch.bfloat16, "cuda"))
+            eager, fused = (differentiate(f, inputs) for f in (layer, compiled))
+            for name, ours, theirs in zip(RESULTS, fused, eager, strict=True):
+                truth = theirs.double()
+                assert_close(name, ours, truth, truth, 1e-3)
+
+    def test_memory_is_linear_in_length(self):
+        def peak(length: int) -> int:
+            inputs = draw(4, (1, 2, length, 64), torch.bfloat16, "cuda")
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            differentiate(kernels.flash_relation, inputs)
+            return torch.cuda.max_memory_allocated() - before
+
+        assert peak(16384) <= 2.01 * peak(8192)
