@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import cache
 
 import pandas as pd
+import pyarrow as pa
 from conftest import campaign
 
 from relation.pipeline.gaps import MISSING
@@ -14,10 +15,6 @@ from report.values.layout import SCALES, SEEDS
 from report.values.page import trained_models
 from report.values.paper import load, number
 
-SETTING = {
-    "driver": None, "sm_clock": math.nan, "sm_clock_least": math.nan, "sm_clock_limit": math.nan,
-    "disturbed": None,
-}  # fmt: skip
 GPU = "NVIDIA GeForce RTX 5090"
 DISTANCES = {
     "beyond_128": "beyond_eighth",
@@ -33,6 +30,48 @@ SPECTRUM = {
 SETTINGS = ("micro", "accumulation")
 # Of the layers' effective ranks the first are as printed.
 EXACT_LAYERS = 3
+# What invented campaigns say alike of themselves.
+PAGE = {
+    "omissions": "", "seeds": list(SEEDS), "scales": list(SCALES), "efficiency_window": 0.01,
+    "diagnosed": {"sequences": 4, "flow_length": 1024, "rank_length": 512},
+    "further_seeds": {}, "reading_runs": [], "probe_sequences": 1,
+    "origin": {"commit": "c0ffee", "versions": {"torch": "2.13.0"}},
+}  # fmt: skip
+
+
+def row(layout: pa.Schema, **given) -> dict:
+    """A row of a record's frame: of what is not given a number is NaN and all else None."""
+    reals = [name for name in layout.names if pa.types.is_floating(layout.field(name).type)]
+    return dict.fromkeys(layout.names) | dict.fromkeys(reals, math.nan) | given
+
+
+def check_row(check: str, name: str, scale: str, error: float, **given) -> dict:
+    """A verified quantity, as exact as its yardstick."""
+    return row(
+        schemas.VERIFICATION, check=check, name=name, scale=scale, heads=2, length=64, draws=16,
+        measure="largest", error=error, yardstick=error, source="verification.parquet", **given,
+    )  # fmt: skip
+
+
+def operator_row(operator: str, context: int, seconds: float, part: float, **given) -> dict:
+    """An operator's time at a context, its interval a `part` of it to either side."""
+    state = 512 if operator == "linear" else 64 * context
+    return row(
+        schemas.COMPLEXITY, operator=operator, context=context, seconds=seconds,
+        seconds_low=(1 - part) * seconds, seconds_high=(1 + part) * seconds, status="PASS",
+        decode_seconds=1e-3, decode_seconds_low=0.9e-3, decode_seconds_high=1.1e-3,
+        decode_state_bytes=state, scale="30M", **given,
+    )  # fmt: skip
+
+
+def provenance_row(source: str, kind: str, scale: str, **given) -> dict:
+    """A current record's row of provenance."""
+    return {
+        "source": source, "kind": kind, "scale": scale, "variant": "", "seed": None,
+        "config_hash": "0123", "code_hash": "4567", "golden_hash": "89ab", "commit": "c0ffee",
+        "device": GPU, "versions": '{"torch": "2.13.0"}', "made": "2026-01-01T00:00:00+00:00",
+        "log": None, "rerun": "snakemake", "freshness": "current", "freshness_reason": "",
+    } | given  # fmt: skip
 
 
 def _runs():
@@ -88,12 +127,10 @@ def _flow_rows():
 
 
 def _throughput_rows():
-    shared = SETTING | {
-        "status": "PASS", "reason": None, "position": 0, "device": GPU,
-        "raw_tokens_per_second": None, "measured_updates": 10,
-        "allocated_gib": None, "reserved_gib": None, "alone": False, "kernels": [],
-        "tokens": "corpus",
-    }  # fmt: skip
+    shared = row(
+        schemas.THROUGHPUT, status="PASS", position=0, device=GPU, measured_updates=10,
+        alone=False, kernels=[], tokens="corpus",
+    )  # fmt: skip
     for scale, micro in (("10M", (32, 4)), ("30M", (32, 4)), ("100M", (16, 8))):
         for side, backend, column in (
             ("reference", "reference", "fixed.reference"), ("full", "flash", "fixed.flash"),
@@ -132,15 +169,6 @@ def _throughput_rows():
             "accumulation": int(accumulation), "tokens_per_second": rate,
             "samples": [rate] * 6 if passed else [], "allocated_gib": allocated,
         }  # fmt: skip
-
-
-def _provenance_row(kind: str, scale: str, source: str) -> dict:
-    return {
-        "source": source, "kind": kind, "scale": scale, "variant": "", "seed": None,
-        "config_hash": "0", "code_hash": "0", "golden_hash": "0", "commit": "c0ffee",
-        "device": GPU, "versions": "{}", "made": "2026-01-01T00:00:00+00:00", "log": None,
-        "rerun": "snakemake", "freshness": "current", "freshness_reason": "",
-    }  # fmt: skip
 
 
 @cache
@@ -183,22 +211,18 @@ def _printed() -> CampaignRecords:
     ]  # fmt: skip
     logs = runs["source"].str.replace("record", "log")
     sources = [
-        ("models", "", "models.parquet"),
-        *(("run", *row) for row in zip(runs["scale"], runs["source"], strict=True)),
-        *(("log", *row) for row in zip(runs["scale"], logs, strict=True)),
-        *(("diagnostics", scale, f"flow/{scale}.parquet") for scale in SCALES),
-        *(("systems", scale, f"systems/{scale}.parquet") for scale in SCALES),
+        ("models.parquet", "models", ""),
+        *((path, "run", scale) for path, scale in zip(runs["source"], runs["scale"], strict=True)),
+        *((path, "log", scale) for path, scale in zip(logs, runs["scale"], strict=True)),
+        *((f"flow/{scale}.parquet", "diagnostics", scale) for scale in SCALES),
+        *((f"systems/{scale}.parquet", "systems", scale) for scale in SCALES),
     ]
-    said = {
+    said = PAGE | {
         "campaign": "printed", "title": "What the paper prints", "description": "",
-        "notice": "", "omissions": "", "devices": [GPU], "trained": trained_as("paper"),
-        "diagnosed": {"sequences": 4, "flow_length": 1024, "rank_length": 512},
+        "notice": "", "devices": [GPU], "trained": trained_as("paper"),
         "systems": {"precision": ["bf16"], "flash": "flash"},
-        "seeds": list(SEEDS), "scales": list(SCALES), "efficiency_window": 0.01,
-        "further_seeds": {}, "reading_runs": [],
-        "probes": 10, "probe_sequences": 1, "validations": 20, "validation_tokens": 1048576,
+        "probes": 10, "validations": 20, "validation_tokens": 1048576,
         "corpora": [{"title": "TinyStories", "kind": "huggingface"}], "assumptions": [],
-        "origin": {"commit": "c0ffee", "versions": {"torch": "2.13.0"}},
         "commands": {"Everything": "snakemake --cores all --config campaign=printed"},
     }  # fmt: skip
 
@@ -211,6 +235,6 @@ def _printed() -> CampaignRecords:
         flow=pd.DataFrame(_flow_rows()),
         throughput=rates.assign(source=[f"systems/{scale}.parquet" for scale in rates["scale"]]),
         missing=pd.DataFrame(columns=MISSING),
-        provenance=pd.DataFrame([_provenance_row(*source) for source in sources]),
+        provenance=pd.DataFrame([provenance_row(*source) for source in sources]),
         page=said,
     )

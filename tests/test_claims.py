@@ -6,7 +6,7 @@ from functools import cache
 
 import pandas as pd
 import pytest
-from paper_records import GPU, SETTING, paper_records, trained_as
+from paper_records import GPU, check_row, operator_row, paper_records, trained_as
 from test_report_records import edited, make_empty, without
 
 from report.judge.claims import CLAIMS, Judged, judge_claims
@@ -28,12 +28,10 @@ def paper() -> CampaignRecords:
 def complete(records: CampaignRecords) -> CampaignRecords:
     """With what the tables do not decide: a verification and fitted powers of T, all as claimed."""
     verification = pd.DataFrame(
-        {
-            "check": check, "name": name, "operator": operator, "scale": scale, "heads": 2,
-            "length": 64, "width": 48, "precision": precision, "measure": "largest", "error": 1e-3,
-            "yardstick": 1e-3, "allowed": 2e-3, "draws": 16, "device": GPU,
-            "source": "verification.parquet",
-        }
+        check_row(
+            check, name, scale, 1e-3, operator=operator, width=48, precision=precision,
+            allowed=2e-3, device=GPU,
+        )
         for check, name, scale, operator, precision in (
             ("exactness", "Y", "10M", "flash", "bf16"),
             ("exactness", "dp1", "10M", "flash", "bf16"),
@@ -49,17 +47,10 @@ def complete(records: CampaignRecords) -> CampaignRecords:
         )
     )  # fmt: skip
     complexity = pd.DataFrame(
-        {
-            "operator": operator, "context": context, "seconds": context**power,
-            "seconds_low": context**power, "seconds_high": context**power, "device": GPU,
-            "decode_state_bytes": 512 if operator == "linear" else 64 * context,
-            "status": "PASS", "reason": None, "decode_seconds": 1e-3, "decode_reason": None,
-            "decode_seconds_low": 0.9e-3, "decode_seconds_high": 1.1e-3,
-            **SETTING, "scale": "30M", "source": "complexity.parquet",
-        }
+        operator_row(operator, context, context**power, 0, device=GPU, source="complexity.parquet")
         for operator, power in (("full-flash", 2.0), ("linear", 1.0))
         for context in (1024, 2048, 4096, 8192, 16384, 32768, 65536)
-    )  # fmt: skip
+    )
     return replace(records, verification=verification, complexity=complexity)
 
 

@@ -195,9 +195,13 @@ def test_what_is_not_there_is_a_gap_with_its_reason(results: Results) -> None:  
     assert "<script> $x_1$" in failed[failed["column"] == "full"]["reason"].iloc[0]
 
 
-def test_a_record_of_another_configuration_is_shown_as_stale(results: Results) -> None:  # noqa: F811
+def test_a_record_of_another_configuration_is_refused_or_shown_as_stale(
+    results: Results,  # noqa: F811
+) -> None:
+    """One that an older configuration left behind must not pass for this campaign's."""
     run = results.campaign.runs[0]
     write_run(results, replace(run, weight_decay=0.2), [5, 4, 3, 2, 1.5])
+    assert "another configuration" in refusal(lambda: load_records(results.campaign, results))
     records = load_records(results.campaign, results, partial=True)
     assert len(records.runs) == 2
     states = records.provenance.set_index("source")["freshness_reason"]

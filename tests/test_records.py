@@ -14,7 +14,6 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import campaign, refusal
 
-from relation.errors import InputError
 from relation.kernels.linear_relation.launches import LAUNCHES
 from relation.ops.linear import CHUNK
 from relation.pipeline.hashes import code_hash
@@ -403,12 +402,3 @@ def test_checkpoints_of_a_scale_that_read_different_sequences_are_refused(
     write_diagnostics(results, results.campaign.run("10M", "full", 42), sequences="others")
     message = refusal(lambda: load_records(results.campaign, results))
     assert all(word in message for word in ("10M/full/42 others", "10M/mha/42 four"))
-
-
-def test_records_of_another_configuration_are_refused(results: Results) -> None:
-    """A record that an older configuration left behind must not pass for this campaign's."""
-    run = results.campaign.runs[0]
-    log = read_parquet(results.run(run) / "log.parquet").to_pydict()
-    write_run(results, replace(run, weight_decay=0.2), log["loss"])
-    with pytest.raises(InputError, match="another configuration"):
-        load_records(results.campaign, results)

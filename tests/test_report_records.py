@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from examined_records import LAYOUTS as EXAMINED
 from examined_records import examinations
-from paper_records import trained_as
+from paper_records import PAGE, check_row, operator_row, provenance_row, row, trained_as
 
 from relation.store import layouts as schemas
 from report.values.frames import CampaignRecords
@@ -98,23 +98,15 @@ def _probe_rows():
                     yield place | {"part": None, "metric": metric, "value": 0.02 * update}
 
 
-SETTING = {
-    "device": "cpu_0", "driver": None, "sm_clock": math.nan, "sm_clock_least": math.nan,
-    "sm_clock_limit": math.nan, "disturbed": None,
-}  # fmt: skip
-
-
 def _measurement(benchmark, scale, side, backend, rate, **changes):
     variant = {"reference": "full"}.get(side, side.split("-")[0])
-    return SETTING | {
-        "benchmark": benchmark, "scale": scale, "side": side, "variant": variant,
-        "backend": backend, "reason": None, "samples": [rate] * 6, "alone": False,
-        "kernels": [], "tokens": "corpus", "context": 64, "micro": 4, "accumulation": 2,
-        "measured_updates": 20,
-        "status": "PASS", "tokens_per_second": rate,
-        "raw_tokens_per_second": rate / 2, "allocated_gib": math.nan, "reserved_gib": math.nan,
-        "position": 0, "source": f"systems/{benchmark}.parquet", **changes,
-    }  # fmt: skip
+    measured = row(
+        schemas.THROUGHPUT, benchmark=benchmark, scale=scale, side=side, variant=variant,
+        backend=backend, samples=[rate] * 6, alone=False, kernels=[], tokens="corpus", context=64,
+        micro=4, accumulation=2, measured_updates=20, status="PASS", tokens_per_second=rate,
+        raw_tokens_per_second=rate / 2, position=0, device="cpu_0",
+    )  # fmt: skip
+    return measured | {"source": f"systems/{benchmark}.parquet", **changes}
 
 
 def _throughput_rows():
@@ -168,24 +160,18 @@ def _verification_rows():
         *(("exactness", result, scale) for scale in LAYERS for result in ("Y", "dp1")),
         ("identity", "F_ii + g_i = 1", ""),
     ):
-        yield {
-            "check": check, "name": name, "operator": "tiled", "scale": scale, "heads": 2,
-            "length": 64, "width": 16, "precision": "fp32", "measure": "largest", "error": 1e-7,
-            "yardstick": 1e-7, "allowed": 1e-5, "draws": 16, "device": "cpu_0",
-            "source": "verification.parquet",
-        }  # fmt: skip
+        yield check_row(
+            check, name, scale, 1e-7, operator="tiled", width=16, precision="fp32", allowed=1e-5,
+            device="cpu_0",
+        )  # fmt: skip
 
 
 def _provenance_rows(runs):
     files = (("run", "record"), ("log", "log"))
     for run, (kind, file) in ((run, file) for run in runs for file in files):
-        yield {
-            "source": run["source"].replace("record", file), "kind": kind, "scale": run["scale"],
-            "variant": run["variant"], "seed": run["seed"], "config_hash": "0123",
-            "code_hash": "4567", "golden_hash": "89ab", "commit": "c0ffee", "device": run["device"],
-            "versions": '{"torch": "2.13.0"}', "made": "2026-01-01T00:00:00+00:00", "log": None,
-            "rerun": "snakemake --config a=<b>", "freshness": "current", "freshness_reason": "",
-        }  # fmt: skip
+        source, rerun = run["source"].replace("record", file), "snakemake --config a=<b>"
+        same = {name: run[name] for name in ("variant", "seed", "device")}
+        yield provenance_row(source, kind, run["scale"], rerun=rerun, **same)
 
 
 @cache
@@ -232,15 +218,9 @@ def make_records(comparable=False):
                     "own_reduction": 0.0123, "end_gap": -0.25 if reached else 0.125,
                 }
             )  # fmt: skip
+    measured = {"device": "cpu_0", "source": "systems/complexity.parquet"}
     complexity = [
-        {
-            "operator": operator, "context": context, "seconds": 1e-6 * context**power,
-            "seconds_low": 0.9e-6 * context**power, "seconds_high": 1.1e-6 * context**power,
-            "decode_state_bytes": 512.0 if operator == "linear" else 64.0 * context,
-            "status": "PASS", "reason": None, "decode_seconds": 1e-3, "decode_reason": None,
-            "decode_seconds_low": 0.9e-3, "decode_seconds_high": 1.1e-3,
-            **SETTING, "scale": "30M", "source": "systems/complexity.parquet",
-        }
+        operator_row(operator, context, 1e-6 * context**power, 0.1, **measured)
         for operator, power in (("mha", 2), ("full-reference", 2), ("full-flash", 2), ("linear", 1))
         for context in (64, 128, 256, 512, 1024, 2048, 4096)
     ]  # fmt: skip
@@ -251,19 +231,15 @@ def make_records(comparable=False):
         for scale, seed in (("30M", 44), ("100M", 43), ("100M", 44))
         for variant in ("mha", "full")
     ]  # fmt: skip
-    page = {
+    page = PAGE | {
         "campaign": "invented", "title": f"Invented {HOSTILE}", "description": HOSTILE,
         "notice": "" if comparable else f"Too small. {HOSTILE}",
         "omissions": f"Chosen by {HOSTILE}",
         "trained": trained_as("paper" if comparable else "smoke"),
-        "diagnosed": {"sequences": 4, "flow_length": 1024, "rank_length": 512},
-        "systems": {"precision": ["fp32"], "flash": "tiled"},
-        "devices": ["cpu_0"], "seeds": [42, 43, 44], "scales": list(LAYERS),
-        "further_seeds": {}, "reading_runs": [],
-        "efficiency_window": 0.01, "corpora": [{"title": HOSTILE, "kind": "files"}],
-        "probes": 2, "probe_sequences": 1, "validations": 4, "validation_tokens": 512,
+        "systems": {"precision": ["fp32"], "flash": "tiled"}, "devices": ["cpu_0"],
+        "corpora": [{"title": HOSTILE, "kind": "files"}],
+        "probes": 2, "validations": 4, "validation_tokens": 512,
         "assumptions": [{"question": HOSTILE, "value": [1.0, 16.0], "name": "a_range"}],
-        "origin": {"commit": "c0ffee", "versions": {"torch": "2.13.0"}},
         "commands": {"Everything": "snakemake --cores all --config a=<b>"},
     }  # fmt: skip
     return CampaignRecords(
