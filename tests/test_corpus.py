@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from conftest import refusal
 from test_config import config
 from test_data import BAD_FILES, DOCUMENTS, WRITERS, as_jsonl, as_parquet, as_txt
 
@@ -221,10 +222,7 @@ def test_a_bad_corpus_is_refused_before_a_job_starts(tmp_path, cache, case) -> N
         folder.mkdir()
         (folder / name).write_bytes(content)
     campaign = resolve(config(), campaign="books", corpus=str(folder))
-    with pytest.raises(InputError) as caught:
-        check_corpus(campaign)
-    assert "\n" not in str(caught.value)
-    assert str(folder) in str(caught.value)
+    assert str(folder) in refusal(lambda: check_corpus(campaign))
     assert not cache.exists()
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from conftest import refusal
 
 from relation.data.sources import open_streams
 from relation.data.splits import END_OF_TEXT
@@ -132,10 +133,8 @@ def test_bad_files_are_one_clear_line(tmp_path: Path, case: str) -> None:
     if name:
         folder.mkdir()
         (folder / name).write_bytes(content)
-    with pytest.raises(InputError, match=said) as caught:
-        read(FILES, "train", folder)
-    assert "\n" not in str(caught.value)
-    assert str(folder) in str(caught.value)
+    message = refusal(lambda: read(FILES, "train", folder))
+    assert said in message and str(folder) in message
 
 
 @pytest.mark.parametrize(
@@ -160,9 +159,8 @@ def test_a_corpus_of_files_must_be_named() -> None:
 
 
 def test_a_data_set_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="absent") as caught:
-        read(hub({"path": str(tmp_path / "absent")}), "train")
-    assert "\n" not in str(caught.value)
+    absent = hub({"path": str(tmp_path / "absent")})
+    assert "absent" in refusal(lambda: read(absent, "train"))
     stream = hub_folder(tmp_path / "set", DOCUMENTS, DOCUMENTS)
     with pytest.raises(InputError, match="'body'"):
         read(hub({**stream, "column": "body"}), "train")
@@ -191,6 +189,4 @@ def test_a_vocabulary_that_cannot_be_filled_is_refused() -> None:
 def test_a_missing_or_damaged_tokenizer_is_refused(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "tokenizer.json").write_text(content)
-    with pytest.raises(InputError, match=r"tokenizer\.json") as caught:
-        load_tokenizer(tmp_path / "tokenizer.json")
-    assert "\n" not in str(caught.value)
+    assert "tokenizer.json" in refusal(lambda: load_tokenizer(tmp_path / "tokenizer.json"))

@@ -7,12 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from conftest import refusal
 from training import CONTEXT, PROCESSES, assert_same_run, campaign, run_spec
 
 from relation.data.prepare import prepare
 from relation.data.tokens import open_tokens
 from relation.data.windows import OrderHash, TrainingWindows, plan_updates
-from relation.errors import InputError, RunError
+from relation.errors import RunError
 from relation.store.files import sha256_of
 from relation.store.layouts import DATA, LOG, RUN
 from relation.store.parquet import read_origin, read_parquet
@@ -148,6 +149,5 @@ def test_data_that_lost_their_end_are_refused(data, tmp_path, file, cut) -> None
     damaged = tmp_path / "data"
     shutil.copytree(data, damaged)
     (damaged / file).write_bytes((data / file).read_bytes()[:-cut])
-    with pytest.raises(InputError, match=file) as caught:
-        engine.train(run_spec(), damaged, tmp_path / "out", tmp_path / "resume")
-    assert "\n" not in str(caught.value)
+    run = (run_spec(), damaged, tmp_path / "out", tmp_path / "resume")
+    assert file in refusal(lambda: engine.train(*run))
