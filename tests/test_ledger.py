@@ -9,6 +9,7 @@ from status_files import (
     campaign,
     finish,
     finish_diagnosis,
+    found,
     look,
     origin,
     prepare,
@@ -55,7 +56,7 @@ def test_every_subject_says_the_same_of_a_run_and_its_diagnostics(results: Resul
         ledger = Ledger(results)
         jobs = [job for job in ledger.jobs if job.name == run().name]
         status = look(results, steps=True)
-        states = {found.name: found.state for found in (*status.runs, *status.steps)}
+        states = {told.name: told.state for told in (*status.runs, *status.steps)}
         stages = {stage.stage: stage.done for stage in make_plan(campaign(), results, {}).stages}
         return [
             tuple(ledger.state(job).name == DONE for job in jobs),
@@ -67,6 +68,7 @@ def test_every_subject_says_the_same_of_a_run_and_its_diagnostics(results: Resul
     assert done() == [(True, False)] * 3
     (results.folder / run_path(run()) / CHECKPOINT).unlink()
     assert done() == [(False, False)] * 3
+    assert (found(results).state, CHECKPOINT in found(results).reason) == ("waiting", True)
     assert publish(campaign(), results), "its records are whole"
     shutil.rmtree(results.published_folder)
     finish_diagnosis(results, run())

@@ -33,7 +33,7 @@ from relation.pipeline.ledger import Ledger
 from relation.pipeline.progress import CampaignStatus, RunStatus, trained_tokens
 from relation.pipeline.provenance import PROVENANCE
 from relation.pipeline.publish import publish
-from relation.pipeline.results import CHECKPOINT, Results, diagnostics_path, run_path, systems_path
+from relation.pipeline.results import Results, diagnostics_path, run_path, systems_path
 from relation.store.layouts import RUN, THROUGHPUT
 from relation.store.parquet import write_parquet
 from relation.train.folder import ABOUT, LOCK, METRICS
@@ -163,13 +163,6 @@ def test_a_record_of_another_configuration_is_to_be_made_again(results: Results)
     status = found(results)
     assert (status.state, status.share) == ("stale", 0.0)
     assert "another configuration: 0000" in status.reason
-
-
-def test_a_run_whose_checkpoint_is_gone_is_done_unless_something_needs_it(results: Results) -> None:
-    (finish(results, run()) / CHECKPOINT).unlink()
-    assert found(results).state == "waiting" and CHECKPOINT in found(results).reason
-    finish_diagnosis(results, run())
-    assert found(results).state == "done"
 
 
 def test_a_run_without_a_rate_takes_one_of_its_kind(results: Results) -> None:
