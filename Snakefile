@@ -51,9 +51,11 @@ onstart:
         # a second for every job that has ended: after a hundred jobs a hundred times a second.
         workflow.scheduler.job_rate_limiter = None
     try:
+        prepared = [job for job in jobs if job.rule.name == "prepare"]
         check(
             CAMPAIGN,
-            datasets=[job.wildcards.dataset for job in jobs if job.rule.name == "prepare"],
+            datasets=[job.wildcards.dataset for job in prepared],
+            replaced={job.wildcards.dataset for job in prepared if Path(job.output[0]).exists()},
             needs_gpu=local
             and any(job.resources.get("gpu") or job.resources.get("gpu_share") for job in jobs),
             inputs={str(path) for job in jobs for path in job.input},

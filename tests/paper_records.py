@@ -10,6 +10,7 @@ from conftest import campaign
 
 from relation.pipeline.gaps import MISSING
 from relation.pipeline.inventory import inventory_row
+from relation.store import layouts as schemas
 from report.values.frames import CampaignRecords
 from report.values.layout import SCALES, SEEDS
 from report.values.page import trained_models

@@ -149,6 +149,25 @@ def test_a_copied_and_touched_project_has_nothing_to_do(project: Path, tmp_path:
     shutil.rmtree(copy / ".snakemake")
     touch()
     assert set(planned_jobs(copy, *TINY)) <= REPORT
+    config = copy / "config.yaml"
+    other = config.read_text("utf-8").replace("learning_rate: 1.2e-2", "learning_rate: 1.3e-2")
+    config.write_text(other, "utf-8")
+    refused = snakemake(copy, "--dry-run", *TINY, check=False)
+    assert refused.returncode and "runs/10M/mha/42/record.parquet, made with another" in (
+        refused.stdout
+    )
+    assert "delete results/tiny to make it anew" in refused.stdout
+
+
+def test_a_corpus_too_small_is_refused_before_another_is_deleted(
+    project: Path, tmp_path: Path
+) -> None:
+    corpus = tmp_path / "few.txt"
+    corpus.write_text("Few words.", encoding="utf-8")
+    kept = {path: path.read_bytes() for path in (project / "results/tiny/data").rglob("*.*")}
+    done = snakemake(project, *TINY, f"corpus={corpus}", check=False)
+    assert done.returncode and "vocabulary entries" in done.stdout
+    assert kept and all(path.read_bytes() == content for path, content in kept.items())
 
 
 def test_one_seed_again(project: Path) -> None:

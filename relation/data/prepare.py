@@ -59,6 +59,19 @@ def _check_size(spec: DataSpec, split: str, tokens: int) -> None:
         )
 
 
+def check_few_texts(spec: DataSpec) -> None:
+    """Raise InputError, as `prepare` would, for texts that cannot be prepared; a MB takes a second.
+
+    For a corpus that is to take the place of another: by the time that its job refuses it,
+    Snakemake has deleted what was prepared before.
+    """
+    tokenizer = train_tokenizer(_sample(spec), spec.vocabulary, spec.name)
+    for split in SPLITS:
+        texts = (text for stream in open_streams(spec.source, split, spec.path) for text in stream)
+        found = tokenizer.encode_batch_fast(list(texts))
+        _check_size(spec, split, sum(len(encoding) + 1 for encoding in found))
+
+
 def unigram_entropy(tokens: np.ndarray) -> float:
     """Entropy in nats of the predicted tokens' frequencies (all but the first), (N,) ids."""
     counts = np.zeros(np.iinfo(TOKEN_TYPE).max + 1, np.int64)

@@ -2,28 +2,39 @@
 
 import json
 import time
-from collections.abc import Iterable
+from base64 import urlsafe_b64encode
+from collections.abc import Container, Iterable
 from pathlib import Path
 
 from relation.data.recipes import RECIPES, make_corpus
 from relation.data.sources import corpus_fingerprint, text_files
 from relation.errors import InputError
 from relation.pipeline.campaign import Campaign
+from relation.pipeline.jobs import STALE
+from relation.pipeline.ledger import Ledger
 from relation.pipeline.results import Results
 from relation.store.files import write_text
 from relation.train.watch import require_tensorboard
 
 _SECONDS_OF_SKEW = 5.0  # between this machine's clock and a file server's
+_FEW_BYTES = 8 << 20  # of texts that can be looked at whole
+_LONGEST_NAME = 254  # of a file in Snakemake's memory; of longer ones it makes folders
 
 
 def check(
-    campaign: Campaign, datasets: Iterable[str], needs_gpu: bool, inputs: Iterable[str] = ()
+    campaign: Campaign,
+    datasets: Iterable[str],
+    needs_gpu: bool,
+    inputs: Iterable[str] = (),
+    replaced: Container[str] = (),
 ) -> None:
     """Raise InputError where a corpus to be prepared, TensorBoard or the jobs' GPU is not there.
 
-    datasets: names of the corpora to be prepared; needs_gpu: whether jobs will use this machine's
-    GPU; inputs: files that jobs read. Snakemake deletes what a job made from a file that is dated
-    after it, so one dated in the future is refused.
+    datasets: names of the corpora to be prepared; replaced: those that are there, of other texts or
+    settings, which Snakemake deletes before it prepares them again: a small corpus that would then
+    be refused is refused here. needs_gpu: whether jobs will use this machine's GPU; inputs: files
+    that jobs read. Snakemake deletes what a job made from a file that is dated after it, so one
+    dated in the future is refused.
     """
     latest = time.time() + _SECONDS_OF_SKEW
     for path in map(Path, inputs):
@@ -37,7 +48,11 @@ def check(
     for name in datasets:
         spec = campaign.data[name]
         if spec.source["kind"] == "files":
-            text_files(spec.path)
+            files = [file for split in text_files(spec.path).values() for file in split]
+            if name in replaced and sum(file.stat().st_size for file in files) <= _FEW_BYTES:
+                from relation.data.prepare import check_few_texts
+
+                check_few_texts(spec)
     if needs_gpu:
         import torch
 
@@ -66,6 +81,29 @@ def check_corpus(campaign: Campaign) -> None:
         text_files(campaign.corpus)
     for spec in campaign.data.values():
         corpus_fingerprint(spec.path)
+
+
+def check_memory(ledger: Ledger, memory: Path = Path(".snakemake/metadata")) -> None:
+    """Raise InputError where results are stale and Snakemake cannot know it.
+
+    It knows what a file was made with where it made it. A copied folder may lack that memory, and
+    Snakemake goes by dates there: what other texts or settings made would pass as current.
+    """
+    stale = [(path, job) for path, job in ledger.own() if ledger.state(job).name == STALE]
+    if stale and not any(_remembered(path, memory) for path, _ in stale):
+        path, job = stale[0]
+        folder = ledger.results.folder
+        raise InputError(
+            f"{len(stale)} results in {folder} cannot stay (first: {path}, "
+            f"{ledger.state(job).reason}), and .snakemake/, Snakemake's memory of them, is not here; "
+            f"delete {folder} to make it anew, or give the settings and texts that made it"
+        )
+
+
+def _remembered(path: Path, memory: Path) -> bool:
+    """Whether Snakemake knows how it made a file; the names in its memory are its own."""
+    name = urlsafe_b64encode(path.as_posix().encode()).decode()
+    return len(name) > _LONGEST_NAME or (memory / name).exists()
 
 
 def write_started_with(campaign: Campaign, results: Results) -> None:

@@ -10,6 +10,7 @@ from relation.pipeline.ledger import Ledger
 from relation.pipeline.preflight import (
     check,
     check_corpus,
+    check_memory,
     make_chosen_corpus,
     write_started_with,
 )
@@ -27,6 +28,7 @@ try:
     LEDGER = Ledger(RESULTS)
     if workflow.is_main_process:
         LEDGER.settle()
+        check_memory(LEDGER)
     RECORDS = [path.as_posix() for path in LEDGER.record_files()]
 except RelationError as error:
     sys.exit(f"error: {error}")
