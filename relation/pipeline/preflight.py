@@ -95,7 +95,7 @@ def check_memory(ledger: Ledger, memory: Path = Path(".snakemake/metadata")) -> 
         folder = ledger.results.folder
         raise InputError(
             f"{len(stale)} results in {folder} cannot stay (first: {path}, "
-            f"{ledger.state(job).reason}), and .snakemake/, Snakemake's memory of them, is not here; "
+            f"{ledger.state(job).reason}), and Snakemake's memory of them, .snakemake/, is gone; "
             f"delete {folder} to make it anew, or give the settings and texts that made it"
         )
 
