@@ -55,7 +55,9 @@ onstart:
         check(
             CAMPAIGN,
             datasets=[job.wildcards.dataset for job in prepared],
-            replaced={job.wildcards.dataset for job in prepared if Path(job.output[0]).exists()},
+            replaced={
+                job.wildcards.dataset for job in prepared if Path(job.output[0]).exists()
+            },
             needs_gpu=local
             and any(job.resources.get("gpu") or job.resources.get("gpu_share") for job in jobs),
             inputs={str(path) for job in jobs for path in job.input},
