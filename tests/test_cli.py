@@ -244,6 +244,18 @@ def test_the_module_is_the_command(tmp_path: Path) -> None:
     assert done.stderr.startswith("error: unknown campaign 'papr'")
 
 
+def test_a_job_computes_on_one_thread_unless_asked_for_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As the rules have it, so that a job by hand gives the workflow's digits."""
+    asked = []
+    monkeypatch.setattr("torch.set_num_threads", asked.append)
+    monkeypatch.setattr("relation.train.run.train", lambda *arguments: None)
+    for threads in ((), ("--threads", "2")):
+        assert main(["train", "10M/full/42", "--campaign", "tiny", *threads]) == 0
+    assert asked == [1, 2]
+
+
 def test_several_processes_are_torchruns(capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command starts itself so often; what fails there is told by the run's line alone."""
     from torch.distributed import run

@@ -34,7 +34,12 @@ def add_campaign_options(parser: argparse.ArgumentParser, default: str | None = 
 def add_job_options(parser: argparse.ArgumentParser) -> None:
     """--expect and --threads, which Snakemake's rules give."""
     parser.add_argument("--expect", help="refuse to run unless the job has this hash")
-    parser.add_argument("--threads", type=count, help="CPU threads of PyTorch")
+    parser.add_argument(
+        "--threads",
+        type=count,
+        default=1,
+        help="CPU threads of PyTorch (default: 1, as in the workflow; more change last digits)",
+    )
 
 
 def add_job(
@@ -61,9 +66,8 @@ def set_threads(options: argparse.Namespace) -> None:
     """Give PyTorch the threads that were asked for."""
     import torch
 
-    if options.threads is not None:
-        # The number of threads decides the order of sums: fixed, a rerun gives the same digits.
-        torch.set_num_threads(options.threads)
+    # The number of threads decides the order of sums: fixed, a rerun gives the same digits.
+    torch.set_num_threads(options.threads)
 
 
 def campaign_results(options: argparse.Namespace) -> Results:
