@@ -432,6 +432,17 @@ def test_bad_input_is_told_in_one_line_before_any_job(
     assert not list((project / "results").glob("paper/*"))
 
 
+def test_a_file_of_no_job_has_no_rule(project: Path) -> None:
+    """A misspelt variant, scale, benchmark, mixer and reading; their like is made."""
+    files = ("runs/10M/ful/42/record.parquet", "runs/11M/full/42/record.parquet")
+    files += ("systems/fixd/10M.parquet", "recall/ful.parquet", "data/stories/data.parquet")
+    files += ("readings/unscald/full/42/record.parquet", "runs/10M/full/7/record.parquet")
+    for file in files:
+        done = snakemake(project, "-n", *TINY, "--", f"results/tiny/{file}", check=False)
+        assert done.returncode and f"No rule to produce results/tiny/{file}" in done.stdout
+        assert "Traceback" not in done.stdout
+
+
 @pytest.mark.slow
 def test_a_failed_job_leaves_the_others_and_says_why_in_one_line(project: Path) -> None:
     """A damaged checkpoint fails its diagnosis; nothing finished is lost, and mending it mends."""

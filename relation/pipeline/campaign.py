@@ -131,17 +131,22 @@ class Campaign:
 
         Raises InputError where the campaign has no such run.
         """
-        for spec in (
-            *self.planned_runs,
-            *self.planned_further,
-            *self.planned_converted,
-            *self.planned_reading_runs,
-        ):
+        for spec in self.known_runs:
             if (spec.reading or spec.scale, spec.variant, spec.seed) == (scale, variant, seed):
                 return spec
         raise InputError(
             f"campaign {self.name} has no run {scale}/{variant}/{seed}; "
             f"`python -m relation status --campaign {self.name}` lists them"
+        )
+
+    @property
+    def known_runs(self) -> tuple[RunSpec, ...]:
+        """Every run of the whole campaign."""
+        return (
+            *self.planned_runs,
+            *self.planned_further,
+            *self.planned_converted,
+            *self.planned_reading_runs,
         )
 
     @property

@@ -1,5 +1,6 @@
 # What every stage uses: the campaign, where its results lie, how a job is started, GPU limits.
 
+import re
 import sys
 import time
 
@@ -77,14 +78,22 @@ CHOICE, DRAWN = f"--config {STARTED_WITH}", []
 include: "shell.smk"
 
 
+def one_of(names):
+    """A pattern of the campaign's own names, so that no rule makes a misspelt file."""
+    return "|".join(re.escape(str(name)) for name in dict.fromkeys(names)) or "(?!)"
+
+
+RUNS = CAMPAIGN.known_runs
+
+
 wildcard_constraints:
-    dataset=r"[a-z0-9-]+",
-    scale=r"[0-9A-Za-z]+",
-    variant=r"[a-z-]+",
-    seed=r"\d+",
-    reading=r"[a-z][a-z0-9.-]*",
-    benchmark=r"[a-z-]+",
-    mixer=r"[a-z]+",
+    dataset=one_of(CAMPAIGN.data),
+    scale=one_of(CAMPAIGN.scales),
+    variant=one_of(run.variant for run in RUNS),
+    seed=one_of(run.seed for run in RUNS),
+    reading=one_of(run.reading for run in RUNS if run.reading),
+    benchmark=one_of(spec.benchmark for spec in CAMPAIGN.planned_systems),
+    mixer=one_of(spec.mixer for spec in CAMPAIGN.planned_recall),
 
 
 def job_of(rule):
