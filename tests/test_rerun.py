@@ -40,9 +40,9 @@ def test_what_needs_no_quotes_has_none() -> None:
     assert command.endswith("--config campaign=smoke seeds=42 corpus=data/my-texts")
 
 
-def test_a_campaign_on_local_texts_is_told_to_be_given_some() -> None:
+def test_a_campaign_on_local_texts_is_given_the_published_ones() -> None:
     """As of shipped records, whose texts are not there."""
-    assert command_for(resolve(config(), campaign="books")).endswith("campaign=books corpus=DIR")
+    assert command_for(resolve(config(), campaign="books")).endswith("campaign=books corpus=books")
     for name in ("paper", "smoke"):
         assert "corpus" not in command_for(resolve(config(), campaign=name))
 

@@ -414,7 +414,7 @@ rule claim:
         ("campaign=tiny typo=1", "typo"),
         ("campaign=tiny published=no", "published: 'no'"),
         ("campaign=paper", "CUDA"),
-        ("campaign=books", "corpus=FILE_OR_FOLDER"),
+        ("campaign=books", "corpus=books"),
         ("campaign=smoke corpus=missing.txt", "does not exist"),
         ("campaign=smoke corpus=missing.txt --dry-run", "does not exist"),
     ],

@@ -64,7 +64,8 @@ def text_files(path: str | None) -> dict[str, list[Path]]:
     """
     if path is None:
         raise InputError(
-            "this campaign reads local texts; say where they are: --config corpus=FILE_OR_FOLDER"
+            "this campaign reads local texts; give --config corpus=books for the published corpus, "
+            "or corpus=FILE_OR_FOLDER"
         )
     root = Path(path)
     if not root.exists():

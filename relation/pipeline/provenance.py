@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from relation.data.recipes import BOOKS
 from relation.pipeline.campaign import Campaign
 from relation.pipeline.hashes import code_hash, golden_hash
 from relation.pipeline.jobs import UNREPORTED, Record
@@ -51,7 +52,7 @@ def command_for(campaign: Campaign, published: bool = True) -> str:
     """The command that runs a campaign with the choices it was restricted by.
 
     published: whether shipped records count as done. Where it reads local texts and none are given,
-    as of shipped records, it says corpus=DIR.
+    as of shipped records, it names the corpus of the published records.
     """
     choices = {"campaign": campaign.name, **campaign.restrictions}
     if campaign.corpus is not None:
@@ -59,7 +60,7 @@ def command_for(campaign: Campaign, published: bool = True) -> str:
     elif any(
         spec.source["kind"] == "files" and spec.path is None for spec in campaign.data.values()
     ):
-        choices["corpus"] = "DIR"
+        choices["corpus"] = BOOKS.key
     if not published:
         choices["published"] = "false"
     given = " ".join(
