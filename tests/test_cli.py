@@ -9,11 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, campaign
 
 from relation.cli import main
+from relation.cli.report import gap_lines
 from relation.errors import RunError
 from relation.ops import BACKENDS
+from relation.pipeline.gaps import left_out
 from relation.variants import ABLATIONS
 
 CAMPAIGNS = ("paper", "books", "books-scaled", "readings", "smoke", "tiny")
@@ -254,6 +256,21 @@ def test_a_job_computes_on_one_thread_unless_asked_for_more(
     for threads in ((), ("--threads", "2")):
         assert main(["train", "10M/full/42", "--campaign", "tiny", *threads]) == 0
     assert asked == [1, 2]
+
+
+def test_what_a_report_lacks_is_counted_by_reason_and_a_failure_named() -> None:
+    restricted = list(left_out(campaign(scales="10M", variants="mha,full")))
+    fields = dict.fromkeys(("scale", "variant"), "") | {"seed": -1, "status": "not run"}
+    absent = [
+        {**fields, "kind": kind, "reason": f"there is no {kind}.parquet"}
+        for kind in ("models", "run", "run")
+    ]
+    failed = {"kind": "flow", "scale": "10M", "variant": "full", "seed": 42, "status": "failed"}
+    lines = gap_lines([*restricted, *absent, {**failed, "reason": "the disk is full"}])
+    assert len(lines) <= 5 < len(restricted)
+    assert any(line.startswith("not run: left out by scales=10M (run: ") for line in lines)
+    assert "not run: no record is there (models: 1, run: 2)" in lines
+    assert lines[-1] == "failed: 10M/full/42: the disk is full (flow: 1)"
 
 
 def test_several_processes_are_torchruns(capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from relation.cli.options import (
     add_campaign_options,
@@ -16,6 +18,7 @@ from relation.cli.options import (
 from relation.cli.tables import print_table
 from relation.errors import InputError
 from relation.pipeline.config import load_config
+from relation.pipeline.gaps import NOT_RUN, NOT_THERE
 from relation.pipeline.results import Results, chosen_results
 
 if TYPE_CHECKING:
@@ -112,12 +115,27 @@ def _render(options: argparse.Namespace) -> None:
     write_cells(records, results.report)
     write_figures(records, results.report / "figures.parquet")
     render_report(results.campaign, results)
-    print(write_document(results.report))
+    document = write_document(results.report)
+    for line in gap_lines(records.missing.to_dict("records")):
+        print(line)
+    print(document)
     print(f"{results.report / 'index.html'}: {len(records.provenance)} records")
-    for gap in records.missing.to_dict("records"):
-        seed = "" if gap["seed"] < 0 else str(gap["seed"])
-        name = "/".join(filter(None, (gap["scale"], gap["variant"], seed)))
-        print(f"{gap['status']}: {' '.join(filter(None, (gap['kind'], name)))}: {gap['reason']}")
+
+
+def gap_lines(missing: Iterable[Mapping[str, Any]]) -> list[str]:
+    """What a report lacks: how much of each kind was not run, by reason, and each failed job."""
+    counts: dict[str, Counter[str]] = {}
+    for gap in missing:
+        reason = "no record is there" if gap["reason"].startswith(NOT_THERE) else gap["reason"]
+        if gap["status"] != NOT_RUN:
+            seed = "" if gap["seed"] < 0 else str(gap["seed"])
+            name = "/".join(filter(None, (gap["scale"], gap["variant"], seed)))
+            reason = f"{name}: {reason}" if name else reason
+        counts.setdefault(f"{gap['status']}: {reason}", Counter())[gap["kind"]] += 1
+    return [
+        f"{what} ({', '.join(f'{kind}: {n}' for kind, n in kinds.items())})"
+        for what, kinds in counts.items()
+    ]
 
 
 def _document(options: argparse.Namespace) -> None:
