@@ -213,10 +213,11 @@ def test_any_checkpoint_is_diagnosed_by_command(tmp_path, capsys):
     labels = [line.split()[:2] for line in printed]
     assert labels[0] == ["layer", "Self"]
     rows = [[f"L{i}", f"{100 * v:.2f}%"] for i, v in enumerate(shares[:2])]
-    assert labels[1:] == [*rows, ["all", f"{100 * shares[2]:.2f}%"]]
+    assert labels[1:4] == [*rows, ["all", f"{100 * shares[2]:.2f}%"]]
+    assert printed[4:] == [str(path) for path in with_pictures(output)]
 
     assert main([*given, "--data", str(tmp_path / "validation.bin")]) == 0
-    assert capsys.readouterr().out.splitlines() == printed
+    assert capsys.readouterr().out.splitlines() == printed[:4]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from test_config import config
 from tokenizers import Tokenizer, models
 from torch import Tensor, nn
 
+from relation.cli.examined import print_examination
 from relation.data.splits import END_OF_TEXT
 from relation.nn import Decoder, Execution, ModelConfig
 from relation.ops import full_relation
@@ -34,6 +35,7 @@ from relation.probes.self_use import (
     use_rows,
 )
 from relation.spec import ExaminationSpec, RunSpec
+from relation.store.parquet import write_parquet
 from relation.train.step import autocast
 
 V, END, T = 40, 3, 32
@@ -351,6 +353,32 @@ def test_an_examination_fills_its_records(tmp_path: Path, documents, length, con
         assert all(math.isfinite(row.get("value", row.get("nll"))) for row in rows), name
     assert details == {"contexts": contexts, "long_windows": 2 * bool(contexts)}
     assert bool(found["lengths"]) == bool(contexts) and found["copying"] and found["self_use"]
+
+
+@pytest.mark.parametrize("variant, length", [("hybrid", 200), ("mha", 20)])
+def test_an_examination_is_printed_in_short_with_its_records(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], variant: str, length: int
+) -> None:
+    run = resolve(config(), campaign="tiny").run("30M", variant, 42)
+    data = corpus_of(tmp_path, 40 if length < 64 else 3, length, 300)
+    found, _ = examined(run, data, "cpu", sequences=1, windows=2, contexts=8)
+    paths = {name: tmp_path / f"{name}.parquet" for name in found}
+    for name, rows in found.items():
+        key = {"scale": run.scale, "variant": run.variant, "seed": run.seed}
+        write_parquet(paths[name], LAYOUTS[name], [{**key, **row} for row in rows], {})
+    print_examination(paths)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-3:] == [str(path) for path in paths.values()]
+    labels = [line.split() for line in lines]
+    parts = ["layer", "count", "exchange", "mixing", "self"] if variant == "hybrid" else None
+    assert (parts or ["layer", "exchange", "self"]) in labels
+    (repeated,) = (
+        row["value"]
+        for row in found["copying"]
+        if (row["distance"], row["metric"]) == (8, "repeat_nll")
+    )
+    assert [f"{repeated:.4f}"] == [row[2] for row in labels if row[:1] == ["8"]]
+    assert (["reading", "first", "last"] in labels) == bool(found["lengths"])
 
 
 @pytest.mark.gpu

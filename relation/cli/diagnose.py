@@ -17,7 +17,7 @@ from relation.cli.options import (
 from relation.cli.tables import print_table
 from relation.errors import InputError
 from relation.pipeline.origin import stamp
-from relation.pipeline.results import Results, diagnostics_path, run_path
+from relation.pipeline.results import Results, diagnostics_path, run_path, with_pictures
 from relation.pipeline.uses import uses_of_model
 
 # The paper's sampling, as the options of a checkpoint of no campaign have it.
@@ -82,12 +82,15 @@ def add_commands(commands) -> None:
 
 def _diagnose(options: argparse.Namespace) -> None:
     set_threads(options)
-    rows = _diagnose_run(options) if options.checkpoint is None else _diagnose_file(options)
+    diagnosed = _diagnose_run if options.checkpoint is None else _diagnose_file
+    rows, output = diagnosed(options)
     if options.expect is None:  # a rule's job is for its records alone
         _print(rows)
+        for path in () if output is None else with_pictures(output):
+            print(path)
 
 
-def _diagnose_run(options: argparse.Namespace) -> list[dict]:
+def _diagnose_run(options: argparse.Namespace) -> tuple[list[dict], Path]:
     from relation.flow.diagnose import diagnose
     from relation.store.parquet import read_parquet
 
@@ -107,10 +110,10 @@ def _diagnose_run(options: argparse.Namespace) -> list[dict]:
     output = results.folder / diagnostics_path(run)
     stamped = stamp("diagnostics", uses_of_model(run.model["layout"]))
     diagnose(spec, run, checkpoint, data, output, sharing_of(campaign, run), stamped)
-    return read_parquet(output).to_pylist()
+    return read_parquet(output).to_pylist(), output
 
 
-def _diagnose_file(options: argparse.Namespace) -> list[dict]:
+def _diagnose_file(options: argparse.Namespace) -> tuple[list[dict], Path | None]:
     from relation.flow.diagnose import diagnose_file
 
     if options.target is not None or options.data is None:
@@ -128,7 +131,7 @@ def _diagnose_file(options: argparse.Namespace) -> list[dict]:
         window=options.window or longest,
         **sampling,
     )
-    return found.flow
+    return found.flow, options.output
 
 
 def _print(rows: list[dict]) -> None:

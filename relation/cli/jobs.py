@@ -178,6 +178,10 @@ def _examine(options: argparse.Namespace) -> None:
     outputs = {name: results.folder / file for name, file in examination_paths(run).items()}
     data, stamped = results.data(campaign.data[run.data]), stamp("examination", uses_of(run))
     examine(spec, run, checkpoint, data, outputs, stamped)
+    if options.expect is None:  # a rule's job is for its records alone
+        from relation.cli.examined import print_examination
+
+        print_examination(outputs)
 
 
 def measure_benchmark(

@@ -14,7 +14,7 @@ class Table(Protocol):
 
 def _is_number(text: str) -> bool:
     # A run's name starts with a digit too, as in 10M/full/42.
-    return text in ("", "-") or (text[0].isdigit() and "/" not in text)
+    return text in ("", "-") or (text.lstrip("-")[0].isdigit() and "/" not in text)
 
 
 def print_table(header: list[str], rows: list[list[str]]) -> None:
