@@ -6,7 +6,13 @@ VENV := .venv
 BIN := $(CURDIR)/$(VENV)/bin
 # One of locks/: without an NVIDIA GPU, PyTorch's CPU build, which spares gigabytes of CUDA.
 LOCK ?= $(if $(shell command -v nvidia-smi 2>/dev/null),cuda-newest,cpu)
-READY := $(VENV)/.ready-$(LOCK)
+VERSION = $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
+# Where PYTHON is not given, an environment that is there is kept, whatever its Python.
+KEPT := $(if $(filter file,$(origin PYTHON)),$(firstword $(wildcard $(VENV)/.ready-$(LOCK)-*)))
+ifneq ($(KEPT),)
+PYTHON := $(VENV)/bin/python
+endif
+READY := $(or $(KEPT),$(VENV)/.ready-$(LOCK)-$(VERSION))
 INSTALL := "$(BIN)/python" -m pip install --quiet --disable-pip-version-check --no-deps
 
 .PHONY: all setup published site docs test help

@@ -1,8 +1,11 @@
 """One set of pins: pyproject.toml, constraints.txt, the locks, environment.yml, the container."""
 
 import re
+import shutil
 import subprocess
+import sys
 import tomllib
+from pathlib import Path
 
 import pytest
 import yaml
@@ -105,6 +108,31 @@ def test_make_names_the_locks_there_are() -> None:
     )
     told = done.stderr.splitlines()
     assert done.returncode and "no lock other; set LOCK to one of cpu cuda" in told[0]
+
+
+@pytest.mark.parametrize("there, given, made", [
+    ((), (), ".ready-cpu-{here}"),
+    ((".ready-cpu-3.9",), (), None),
+    ((".ready-cpu-3.9",), (f"PYTHON={sys.executable}",), ".ready-cpu-{here}"),
+    ((".ready-cpu-{here}",), (f"PYTHON={sys.executable}",), None),
+    ((".ready-cuda-newest-{here}",), (), ".ready-cpu-{here}"),
+])  # fmt: skip
+def test_an_environment_of_another_python_is_kept_unless_one_is_given(
+    tmp_path: Path, there: tuple[str, ...], given: tuple[str, ...], made: str | None
+) -> None:
+    here = "{}.{}".format(*sys.version_info)
+    shutil.copytree(ROOT / "locks", tmp_path / "locks")
+    for file in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / file, tmp_path)
+    (tmp_path / ".venv").mkdir()
+    for stamp in there:
+        (tmp_path / ".venv" / stamp.format(here=here)).touch()
+    call = ["make", "--dry-run", "LOCK=cpu", *given, "setup"]
+    environment = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"}
+    done = subprocess.run(call, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    last = done.stdout.splitlines()[-1]
+    said = f"touch .venv/{made}" if made else "make: Nothing to be done for 'setup'."
+    assert last == said.format(here=here)
 
 
 def test_the_slurm_profile_asks_for_what_every_rule_needs() -> None:
