@@ -13,6 +13,15 @@ min_version("9.27")
 PROJECT = Path(workflow.basedir)
 sys.path.insert(0, str(PROJECT))
 
+from relation.errors import InputError
+from relation.pipeline.config import load_config
+
+# Snakemake says no line of a file that is not YAML.
+try:
+    load_config(PROJECT / "config.yaml")
+except InputError as error:
+    sys.exit(f"error: {error}")
+
 
 configfile: str(PROJECT / "config.yaml")
 

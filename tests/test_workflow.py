@@ -432,6 +432,15 @@ def test_bad_input_is_told_in_one_line_before_any_job(
     assert not list((project / "results").glob("paper/*"))
 
 
+def test_a_configuration_that_is_not_yaml_is_told_with_its_line(project: Path) -> None:
+    with edited(project / "config.yaml", "campaign:", "campaign: ]\nx:"):
+        for rules in ((), ("--snakefile", "workflow/published.smk")):
+            done = snakemake(project, "-n", *rules, check=False)
+            errors = [line for line in done.stdout.splitlines() if "rror" in line]
+            assert done.returncode and len(errors) == 1
+            assert errors[0].startswith("error: ") and "config.yaml line " in errors[0]
+
+
 def test_a_file_of_no_job_has_no_rule(project: Path) -> None:
     """A misspelt variant, scale, benchmark, mixer and reading; their like is made."""
     files = ("runs/10M/ful/42/record.parquet", "runs/11M/full/42/record.parquet")

@@ -18,8 +18,15 @@ sys.path.insert(0, str(PROJECT))
 
 from relation.pipeline.hashes import code_hash
 from relation.errors import InputError
+from relation.pipeline.config import load_config
 from relation.pipeline.results import CHECKSUMS, chosen_results
 from relation.spec import canonical_hash
+
+# Snakemake says no line of a file that is not YAML.
+try:
+    load_config(PROJECT / "config.yaml")
+except InputError as error:
+    sys.exit(f"error: {error}")
 
 
 configfile: str(PROJECT / "config.yaml")
