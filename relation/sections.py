@@ -64,6 +64,8 @@ RecallMixer = Literal["mha", "full", "linear", "hybrid", "gla", "kda"]
 
 # What cannot keep documents apart.
 WITHOUT_DOCUMENTS = (("mha", "cudnn"),)
+# What a CPU cannot run; of these Triton's interpreter runs those named flash.
+GPU_ALONE = (("mha", "cudnn"), ("full", "flex"), ("full", "flash"), ("linear", "flash"))
 
 
 class Backends(TypedDict):

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from conftest import ROOT, campaign, refusal
 
+from relation.ops import BACKENDS
 from relation.pipeline.campaign import resolve
 from relation.pipeline.config import load_config
 from relation.pipeline.keys import documented_keys, schema
-from relation.sections import Training
+from relation.sections import GPU_ALONE, Training
 
 CAMPAIGNS = ("paper", "books", "books-scaled", "readings", "smoke", "tiny")
 SMOKE = "campaigns.smoke"
@@ -283,3 +285,26 @@ def test_a_smoothing_window_holds_updates_enough_to_smooth(name: str) -> None:
     found = campaign(name)
     for run in found.runs:
         assert found.efficiency_window * run.budget_tokens > 2 * run.tokens_per_update
+
+
+@pytest.mark.parametrize("operator, backend", GPU_ALONE)
+def test_a_cpu_campaign_refuses_backends_of_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, operator: str, backend: str
+) -> None:
+    """But for those that Triton's interpreter runs, where it is chosen."""
+    spoilt = changed(("campaigns.tiny.backends", {operator: backend}))
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    said = refusal(lambda: resolve(spoilt, campaign="tiny"))
+    assert said.startswith("config: scale ") and "the campaign's device is cpu" in said
+    assert f"the backend {backend!r} of {operator} needs a CUDA GPU" in said
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    if backend == "flash":
+        assert resolve(spoilt, campaign="tiny").runs
+    else:
+        assert refusal(lambda: resolve(spoilt, campaign="tiny")) == said
+
+
+def test_those_are_the_backends_that_a_cpu_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    cpu = torch.device("cpu")
+    assert {key for key in BACKENDS if BACKENDS[key].why_unavailable(cpu)} == {*GPU_ALONE}

@@ -309,7 +309,7 @@ def value_of(campaign: Campaign) -> str:
 
 def test_a_backend_that_keeps_no_documents_apart_is_refused_with_the_configuration() -> None:
     """In a campaign, not in a reading that names another one."""
-    cudnn = {"backends": {"mha": "cudnn", "full": "tiled", "linear": "chunked"}}
+    cudnn = {"backends": {"mha": "cudnn", "full": "tiled", "linear": "chunked"}, "device": "cuda"}
     runs = resolve(masked_readings(**cudnn), campaign="tiny").reading_runs
     mha = {r.document_mask: r.backends["mha"] for r in runs if r.variant == "mha"}
     assert mha == {None: "cudnn", "documents": "flash"}

@@ -1,5 +1,6 @@
 """The matrix of a campaign: its corpora, models and runs as specifications."""
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -15,6 +16,7 @@ from relation.pipeline.sections import (
     Scale,
 )
 from relation.sections import (
+    GPU_ALONE,
     WITHOUT_DOCUMENTS,
     ExecutionSection,
     Optimisation,
@@ -67,13 +69,28 @@ def _rests_on(variant: str) -> list[str]:
     ]
 
 
+def _used(variant: str, backends: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Operator and backend of a variant's layers."""
+    operators = dict.fromkeys(MIXERS[letter] for letter in VARIANTS[variant].pattern)
+    return [(operator, backends[operator]) for operator in operators]
+
+
 def _check_documents(place: str, variant: str, backends: Mapping[str, str]) -> None:
-    for letter in VARIANTS[variant].pattern:
-        operator = MIXERS[letter]
-        if (operator, backends[operator]) in WITHOUT_DOCUMENTS:
+    for operator, backend in _used(variant, backends):
+        if (operator, backend) in WITHOUT_DOCUMENTS:
             raise InputError(
-                f"{place}: document_mask is documents, which the backend {backends[operator]!r} of "
+                f"{place}: document_mask is documents, which the backend {backend!r} of "
                 f"{operator} cannot keep apart; name another under backends"
+            )
+
+
+def _check_cpu(place: str, variant: str, backends: Mapping[str, str]) -> None:
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    for operator, backend in _used(variant, backends):
+        if (operator, backend) in GPU_ALONE and not (interpreted and backend == "flash"):
+            raise InputError(
+                f"{place}: the backend {backend!r} of {operator} needs a CUDA GPU, and the "
+                "campaign's device is cpu; name another under backends"
             )
 
 
@@ -186,8 +203,11 @@ class Matrix:
             **taken(ExecutionSection, campaign),
         }
         backends = {**self.backends(variant), **(backends or {})}
+        place = f"config: scale {scale_name}, variant {variant}"
         if assumed.document_mask == "documents":
-            _check_documents(f"config: scale {scale_name}, variant {variant}", variant, backends)
+            _check_documents(place, variant, backends)
+        if campaign.device == "cpu":
+            _check_cpu(place, variant, backends)
         changed = {
             "learning_rate": b.learning_rate * learning_rate_factor,
             "decay_vectors": assumed.decay_vectors or None,
