@@ -90,6 +90,8 @@ def test_plan_counts_jobs_and_prices_all_tables(capsys: Output, campaign: str) -
         assert plan["total"][name] == sum(stage[name] for stage in plan["stages"])
     text = printed(capsys, "plan", "--campaign", campaign)
     assert all(table["label"] in text for table in plan["tables"])
+    head = text[: text.index("table  ")].splitlines()
+    assert head[-1] == "The cost of each table from nothing, jobs that are done included:"
 
 
 def test_a_plan_for_the_paper_adds_up(capsys: Output) -> None:

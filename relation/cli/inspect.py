@@ -98,13 +98,13 @@ def _plan(options: argparse.Namespace) -> None:
             for s in (*plan.stages, plan.total)
         ],
     )
-    print()
+    print("\nThe cost of each table from nothing, jobs that are done included:")
     print_table(
         ["table", "runs", f"{campaign.device} hours", "disk"],
         [[t.label, f"{t.runs}", f"{t.hours:.2f}", f"{t.disk_gib:.2f} GiB"] for t in plan.tables],
     )
     if plan.beyond:
-        print()
+        print("\nThe cost of each job beyond the paper, done or not:")
         print_table(
             ["beyond the paper", "jobs", "seconds", "peak", "measured on"],
             [
