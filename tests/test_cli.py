@@ -203,6 +203,18 @@ def test_a_package_that_is_not_installed_is_named(tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1
 
 
+def test_transformers_that_is_not_installed_is_told_with_what_installs_it(tmp_path: Path) -> None:
+    (tmp_path / "transformers.py").write_text("raise ModuleNotFoundError(name='transformers')")
+    done = subprocess.run(
+        [sys.executable, "-m", "relation", "export", "10M/full/42", "exported"],
+        env={"PYTHONPATH": f"{tmp_path}:{ROOT}", "PATH": ""},
+        capture_output=True,
+        text=True,
+    )
+    said = "needs transformers; give `pip install '.[hf]'` in the project's folder"
+    assert (done.returncode, done.stderr) == (2, f"error: relation.hf {said}\n")
+
+
 @pytest.mark.parametrize("arguments", ["plan --campaign tiny", "plan --help"])
 def test_a_reader_that_went_away_ends_a_command_quietly(arguments: str) -> None:
     read, write = os.pipe()

@@ -7,7 +7,9 @@ classes, and the attention "relation". It needs the extra `hf`.
 try:
     import transformers  # noqa: F401
 except ImportError as error:
-    raise ImportError("relation.hf needs transformers: pip install 'relation-lm[hf]'") from error
+    raise ImportError(
+        "relation.hf needs transformers; give `pip install '.[hf]'` in the project's folder"
+    ) from error
 
 from relation.hf.attention import add_lambda
 from relation.hf.configuration import RelationConfig
