@@ -229,7 +229,7 @@ def test_any_checkpoint_is_diagnosed_by_command(tmp_path, capsys):
         ("diagnose --checkpoint {model} --data {data} --campaign tiny", "leave out --campaign"),
         ("diagnose --checkpoint {model} --data {data}", "give more validation text"),
         ("diagnose --checkpoint {model} --data {data}/none", "none/validation.bin is missing"),
-        ("diagnose --checkpoint none --data {data}", "none is missing"),
+        ("diagnose --checkpoint none --data {data}", "--checkpoint none is missing; name a"),
         ("diagnose --checkpoint {model} --data {data} --sequences 0", "whole number"),
         ("diagnose --checkpoint {model} --data {data} --window 9", "do not fit a window of 9"),
     ],

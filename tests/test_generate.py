@@ -182,7 +182,7 @@ BAD_CALLS = {
     "a tokenizer alone": ("10M/full/42 --tokenizer a.json --prompt a", "--checkpoint"),
     "no such checkpoint": (
         f"--checkpoint absent --tokenizer {TOKENIZER} --prompt a",
-        "absent is missing",
+        "--checkpoint absent is missing; name a",
     ),
     "a checkpoint that is a folder": (
         f"--checkpoint results --tokenizer {TOKENIZER} --prompt a",

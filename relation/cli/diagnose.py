@@ -10,7 +10,7 @@ from relation.cli.options import (
     chosen_campaign,
     chosen_run,
     count,
-    refuse_campaign,
+    given_checkpoint,
     set_threads,
     sharing_of,
 )
@@ -118,11 +118,11 @@ def _diagnose_file(options: argparse.Namespace) -> tuple[list[dict], Path | None
 
     if options.target is not None or options.data is None:
         raise InputError("give --checkpoint with --data, in place of SCALE/VARIANT/SEED")
-    refuse_campaign(options, "expect")
+    checkpoint = given_checkpoint(options, "expect")
     sampling = {name: getattr(options, name) or default for name, default in _SAMPLING.items()}
     longest = max(sampling["flow_length"], sampling["rank_length"])
     found = diagnose_file(
-        options.checkpoint,
+        checkpoint,
         options.data,
         options.output,
         options.device or "cpu",

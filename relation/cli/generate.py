@@ -11,7 +11,7 @@ from relation.cli.options import (
     add_campaign_options,
     chosen_campaign,
     chosen_run,
-    refuse_campaign,
+    given_checkpoint,
 )
 from relation.errors import InputError
 from relation.pipeline.results import Results, run_path
@@ -68,8 +68,7 @@ def _source(options: argparse.Namespace) -> _Source:
     if options.checkpoint is not None:
         if options.target is not None or options.tokenizer is None:
             raise InputError("give --checkpoint with --tokenizer, in place of SCALE/VARIANT/SEED")
-        refuse_campaign(options)
-        return _Source(options.checkpoint, options.tokenizer, None)
+        return _Source(given_checkpoint(options), options.tokenizer, None)
     if options.target is None or options.tokenizer is not None:
         raise InputError("give SCALE/VARIANT/SEED, or --checkpoint with --tokenizer")
     campaign = chosen_campaign(options)

@@ -106,12 +106,18 @@ def checkpoint_of(run: RunSpec, results: Results) -> Path:
     return folder / CHECKPOINT
 
 
-def refuse_campaign(options: argparse.Namespace, *further: str) -> None:
-    """Raise InputError for options of a campaign, or `further` ones, beside --checkpoint."""
+def given_checkpoint(options: argparse.Namespace, *further: str) -> Path:
+    """The path that --checkpoint names.
+
+    Raises InputError where it is not there, and for options of a campaign, or `further` ones.
+    """
     given = [f"--{name}" for name in (*CHOICES, *further) if getattr(options, name) is not None]
     given += ["--config"] * (options.config != DEFAULT_CONFIG)
     if given:
         raise InputError(f"--checkpoint reads no campaign; leave out {', '.join(given)}")
+    if not options.checkpoint.exists():
+        raise InputError(f"--checkpoint {options.checkpoint} is missing; name a model.safetensors")
+    return options.checkpoint
 
 
 def sharing_of(campaign: Campaign, run: RunSpec | None = None) -> int:
