@@ -96,6 +96,7 @@ def test_a_key_that_nobody_knows_is_named_before_one_that_is_missing() -> None:
     (f"{SMOKE}.corpora", {"../x": {"title": "x", "source": LOCAL}}, "'../x' does not match"),
     ("campaigns", [], "campaigns: [] is no mapping"),
     ("campaign", 3, "campaign: 3 should be a valid string"),
+    ("campaign", None, "unknown campaign ''; config.yaml defines paper, books"),
     # What contradicts the rest.
     (f"{SMOKE}.base", "nothing", "base is 'nothing', which is not a campaign"),
     (f"{SMOKE}.base", "tiny", "base leads back to itself"),

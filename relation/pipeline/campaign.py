@@ -298,6 +298,8 @@ def resolve(config: Mapping, **overrides: Any) -> Campaign:
     they are not None. Raises InputError for anything the types or the models refuse.
     """
     raw = merged({**config, **{k: v for k, v in overrides.items() if v is not None}})
+    if raw.get("campaign", "") is None:  # as Snakemake reads `campaign=`
+        raw["campaign"] = ""
     config = checked(raw)
     name = config.campaign
     if name not in config.campaigns:
