@@ -111,7 +111,8 @@ def test_the_command_exports_what_is_shipped(
     arguments = ["--campaign", "books", "--shipped", "--output", str(output)]
     assert main(["crate", *arguments]) == 0
     count = sum("/records/" in path.as_posix() for path in output.rglob("*.parquet"))
-    assert capsys.readouterr().out == f"{output}: {count} records\n"
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"{output / METADATA}: {count} records of campaign books, ")
     corpora = [e["value"] for e in graph(output).values() if e.get("name") == "corpus SHA-256"]
     assert corpora == [recipes.BOOKS.fingerprint]
 

@@ -39,14 +39,16 @@ def add_commands(commands) -> None:
 
 
 def _crate(options: argparse.Namespace) -> None:
-    from relation.pipeline.crate import write_crate
+    from relation.pipeline.crate import METADATA, write_crate
 
     results = campaign_results(options)
     if options.shipped:
         results = replace(results, shipped_only=True)
         results.check_shipped()
     folder = options.output or results.own_folder / "crate"
-    print(f"{folder}: {len(write_crate(results, folder))} records")
+    records = len(write_crate(results, folder))
+    name = results.campaign.name
+    print(f"{folder / METADATA}: {records} records of campaign {name}, its workflow and settings")
 
 
 def _site(options: argparse.Namespace) -> None:
