@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 from conftest import ROOT
@@ -14,7 +15,8 @@ def test_it_is_kept_without_outputs() -> None:
     assert not [cell["id"] for cell in cells if cell.get("outputs") or cell.get("execution_count")]
 
 
-def test_it_runs_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("place", [NOTEBOOK.parent, ROOT], ids=["its folder", "the project's"])
+def test_it_runs_on_a_cpu(monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
     reason = "nbclient, ipykernel or transformers is not installed; pip install '.[hf,notebook]'"
     for package in ("ipykernel", "transformers"):
         pytest.importorskip(package, reason=reason)
@@ -23,7 +25,7 @@ def test_it_runs_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
     notebook = nbformat.read(NOTEBOOK, as_version=4)
-    folder = {"metadata": {"path": str(NOTEBOOK.parent)}}
+    folder = {"metadata": {"path": str(place)}}
     # Raises CellExecutionError with the cell and its traceback.
     nbclient.NotebookClient(notebook, timeout=180, resources=folder).execute()
     silent = [
