@@ -293,6 +293,19 @@ def test_ledgers_of_two_versions_are_not_compared(tmp_path: Path) -> None:
     assert "hold 24 and 18 claims" in refused and "render both again" in refused
 
 
+def test_what_was_shipped_of_a_campaign_is_offered_for_comparison(tmp_path: Path) -> None:
+    shipped = tmp_path / "published/tiny"
+    assert "published/tiny" not in refusal(lambda: compare("tiny", "tiny", tmp_path))
+    shipped.mkdir(parents=True)
+    (shipped / CHECKSUMS).touch()
+    refused = refusal(lambda: compare("tiny", "tiny", tmp_path))
+    assert refused.endswith("`make published` renders what was shipped of it, published/tiny")
+    (shipped / "report").mkdir()
+    (shipped / "report/cells.parquet").touch()
+    refused = refusal(lambda: compare("tiny", "tiny", tmp_path))
+    assert refused.endswith("published/tiny, what was shipped of it, can be compared")
+
+
 def test_a_campaign_that_cannot_be_compared_says_what_it_lacks(tmp_path: Path) -> None:
     (tmp_path / "smoke").mkdir()
     (tmp_path / "smoke" / "campaign.json").touch()

@@ -29,7 +29,17 @@ def report_of(name: str, root: Path) -> Path:
     for folder in (root / name / REPORT, root / name / SO_FAR):
         if (folder / "cells.parquet").exists():
             return folder
-    raise InputError(f"cannot compare {name}: {_lack(name, root)}")
+    raise InputError(f"cannot compare {name}: {_lack(name, root)}{_beside(name, root)}")
+
+
+def _beside(name: str, root: Path) -> str:
+    """What was shipped of a campaign, where that can be compared in its place."""
+    shipped = root / "published" / name
+    if (shipped / REPORT / "cells.parquet").exists():
+        return f"; published/{name}, what was shipped of it, can be compared"
+    if (shipped / CHECKSUMS).exists():
+        return f"; `make published` renders what was shipped of it, published/{name}"
+    return ""
 
 
 def _lack(name: str, root: Path) -> str:
