@@ -18,6 +18,8 @@ RECORD_FACTS = {
     "commit": "Commit",
     "made": "Made",
 }
+# The device of models that were counted and hold no weights, as PyTorch names it.
+COUNTED = "meta"
 Facts = tuple[tuple[str, str], ...]
 
 
@@ -82,10 +84,15 @@ def behind_cells(printed: PrintedTable, records: Mapping[str, Mapping[str, Any]]
     return {"cells": cells, "records": {name: _record(name, records.get(name)) for name in used}}
 
 
+def device_text(device: str) -> str:
+    """A record's device in words: a model that is only counted has none."""
+    return "no device, counted only" if device == COUNTED else device
+
+
 def record_facts(record: Mapping[str, Any]) -> Facts:
     """The origin of a record, as far as it is known."""
     return tuple(
-        (label, str(record[key]))
+        (label, device_text(str(record[key])) if key == "device" else str(record[key]))
         for key, label in RECORD_FACTS.items()
         if record[key] not in (None, "") and record[key] == record[key]
     )

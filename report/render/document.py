@@ -14,10 +14,10 @@ from relation.store.files import write_text
 from report.judge.chosen import ABOUT, CHOSE
 from report.judge.setting import PAPER_DEVICE, other_device
 from report.render import latex, templating
-from report.render.behind import Value, record_facts, title, values_behind
+from report.render.behind import Value, device_text, record_facts, title, values_behind
 from report.render.content import Content, gather
 from report.render.printed import Entry, PrintedPanel, PrintedRow, PrintedTable, entry_text
-from report.render.templating import grouped
+from report.render.templating import capital, grouped
 from report.render.typeset import MissingTypesetterError, typeset
 from report.values import style
 from report.values.layout import Column
@@ -29,6 +29,8 @@ Record = Mapping[str, Any]
 # of notes below.
 LINES_A_FLOAT, LINES_OF_NOTES = 60, 4
 LETTERS_A_LINE = 130
+# A wider panel sets its intervals below their values, so that it need not shrink as far.
+LETTERS_A_ROW = 120
 ROUNDING = 1e-9  # of the paper's value: what is left of a difference between equal doubles
 LINE_NAMES = {"paper": "paper", "campaign": "ours", "difference": "diff."}
 # What a verdict is printed as: a command of the templates.
@@ -172,6 +174,9 @@ def _environment() -> jinja2.Environment:
         "plain": latex.plain,
         "comment": latex.comment,
         "entry": _entry,
+        "wide": wide,
+        "device": device_text,
+        "capital": capital,
         "sign": lambda verdict: latex.Tex(SIGNS.get(verdict, "")),
         "held": _held,
         "number": significant,
@@ -191,9 +196,20 @@ def _environment() -> jinja2.Environment:
     return environment
 
 
-def _entry(entry: Entry) -> latex.Tex:
+def wide(panel: PrintedPanel) -> bool:
+    """Whether a panel's lines are longer than the page, intervals beside their values."""
+    lines = [line.entries for row in panel.rows for line in row.lines]
+    return sum(max(len(e.text) for e in column) for column in zip(*lines, strict=True)) > LETTERS_A_ROW
+
+
+def _entry(entry: Entry, stacked: bool = False) -> latex.Tex:
+    """An entry; stacked: its interval stands below its value."""
     if entry.form == "formula" and not entry.missing:
         return latex.formula(entry.text)
+    value, bracket, interval = entry_text(entry).partition(" [")
+    if stacked and bracket:
+        lines = rf"{latex.escape(value)}\\{latex.escape('[' + interval)}"
+        return latex.Tex(rf"\begin{{tabular}}[t]{{@{{}}r@{{}}}}{lines}\end{{tabular}}")
     return latex.escape(entry_text(entry))
 
 

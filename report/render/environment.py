@@ -8,7 +8,7 @@ import jinja2
 from relation.machine import progress
 from report.judge.chosen import ABOUT, CHOSE
 from report.render import html, templating
-from report.render.behind import anchor
+from report.render.behind import anchor, device_text
 from report.render.printed import Entry, entry_text
 from report.values import style
 from report.values.numbers import counted, significant
@@ -38,9 +38,10 @@ def html_environment() -> jinja2.Environment:
         "header": html.header,
         "entry": _entry,
         "path": quote,
-        "capital": lambda text: text[:1].upper() + text[1:],
+        "capital": templating.capital,
         "figure": significant,
         "counted": counted,
+        "device": device_text,
         "duration": duration,
     }
     environment.globals |= {

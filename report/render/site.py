@@ -16,7 +16,7 @@ from relation.pipeline.campaign import Campaign
 from relation.pipeline.results import Results
 from report.judge.frames import CELLS
 from report.judge.setting import PAPER_DEVICE, other_device
-from report.render.behind import behind_cells
+from report.render.behind import COUNTED, behind_cells
 from report.render.content import Content, gather
 from report.render.environment import html_environment
 from report.render.evidence import evidence_by_claim
@@ -128,9 +128,8 @@ def _sections(content: Content, records: Mapping[str, Record]) -> Iterator[Page]
 def _tables(content: Content, records: Mapping[str, Record]) -> Iterator[Page]:
     every = (*content.tables, *content.beyond)
     for place, printed in enumerate(every):
-        # Models that were only counted have no device.
         found = (records[source]["device"] for source in printed.sources if source in records)
-        devices = [device for device in dict.fromkeys(found) if device != "meta"]
+        devices = [device for device in dict.fromkeys(found) if device != COUNTED]
         values = {
             "printed": printed,
             "devices": devices,

@@ -28,6 +28,11 @@ def symbol_pieces(text: str) -> Iterator[tuple[str, bool]]:
         yield (f"{piece[0]}_{{{piece[2:]}}}", True) if place % 2 else (piece, False)
 
 
+def capital(text: str) -> str:
+    """A sentence from a text that may begin with a small letter."""
+    return text[:1].upper() + text[1:]
+
+
 def grouped(rows: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[Any]]:
     """Rows by key, both in the order in which they come."""
     groups: dict[Any, list[Any]] = {}

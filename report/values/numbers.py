@@ -36,14 +36,17 @@ def three_digits(value: float) -> str:
 def significant(value: float | None, digits: int = 4, signed: bool = False) -> str:
     """A number of any unit to so many significant digits, all of its whole ones, with separators.
 
-    A dash where there is none.
+    A dash where there is none. Below 0.00001 the zeros are an exponent, as in 4.817e−8.
     """
     if value is None or math.isnan(value):
         return DASH
     size = abs(value)
     if size >= 10 ** (digits - 1):
         text = f"{size:,.0f}"
-    elif 1e-12 < size < 1e-3:  # where Python's form may take an exponent
+    elif 0 < size < 1e-5:
+        number, _, power = f"{size:.{digits - 1}e}".partition("e")
+        text = f"{number.rstrip('0').rstrip('.')}e{MINUS}{abs(int(power))}"
+    elif 0 < size < 1e-3:  # where Python's form may take an exponent
         text = f"{size:.{digits - 1 - math.floor(math.log10(size))}f}".rstrip("0")
     else:
         text = f"{size:,.{digits}g}".replace("-", MINUS)
