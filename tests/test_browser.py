@@ -216,6 +216,13 @@ def test_a_page_prints_light_whole_and_without_its_bar(tab, folder):
     assert len(wide) > 0 and tab.print().startswith(b"%PDF")
 
 
+def test_the_widest_tables_keep_their_last_column_on_a_desktop(tab, folder):
+    for label in ("main-results", "beyond-self"):
+        tab.open(folder / "tables" / f"{label}.html")
+        over = "return [...document.querySelectorAll('.scroll')].map(e => e.scrollWidth - e.clientWidth)"
+        assert max(tab.run(over)) <= 0, label
+
+
 @pytest.mark.campaign
 @pytest.mark.skipif(
     not (ROOT / "results/smoke/report/index.html").exists(),

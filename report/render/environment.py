@@ -4,6 +4,7 @@ from typing import Any
 from urllib.parse import quote
 
 import jinja2
+from markupsafe import Markup
 
 from relation.machine import progress
 from report.judge.chosen import ABOUT, CHOSE
@@ -61,4 +62,11 @@ def duration(seconds: float) -> str:
 
 
 def _entry(entry: Entry) -> Any:
-    return html.formula(entry.text) if entry.form == "formula" else entry_text(entry)
+    """An entry; where there is little room its interval stands below its value."""
+    if entry.form == "formula":
+        return html.formula(entry.text)
+    value, bracket, interval = entry_text(entry).partition(" [")
+    if not bracket:
+        return value
+    below = ' <br class="narrow"><span class="interval">[{}</span>'
+    return Markup("{}" + below).format(value, interval)
