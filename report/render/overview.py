@@ -31,6 +31,13 @@ HEADLINES = (
 )
 
 
+# The same of what the paper does not measure: no verdict counts these.
+BEYOND = (
+    ("Converted before its first update − MHA’s final NLL", "beyond-conversion", "start", "{}"),
+    ("Tokens until MHA’s final NLL, converted", "beyond-conversion", "until.converted", "{}"),
+    ("Tokens until MHA’s final NLL, from nothing", "beyond-conversion", "until.nothing", "{}"),
+    ("Final NLL, converted − MHA trained on", "beyond-conversion", "behind", "{}"),
+)
 # Counts and settings that are the paper's, which no measurement made so.
 SAME = "settings and counts, the same"
 # The class of colour of a share; the others are open.
@@ -53,7 +60,9 @@ class Headline:
     results: tuple[Result | None, ...]
 
 
-def headlines(tables: Sequence[PrintedTable]) -> list[Headline]:
+def headlines(
+    tables: Sequence[PrintedTable], lines: Sequence[tuple[str, str, str, str]] = HEADLINES
+) -> list[Headline]:
     """The headline results at each of the paper's scales; None where the table has no such cell.
 
     A line of which no scale has a cell is left out.
@@ -61,9 +70,15 @@ def headlines(tables: Sequence[PrintedTable]) -> list[Headline]:
     by_label = {printed.table.label: printed for printed in tables}
     found = (
         Headline(title, tuple(_find(by_label[label], row.format(s), column) for s in SCALES))
-        for title, label, column, row in HEADLINES
+        for title, label, column, row in lines
     )
     return [headline for headline in found if any(headline.results)]
+
+
+def measured_beyond(tables: Sequence[PrintedTable]) -> list[Headline]:
+    """The headlines of what the paper does not measure, those that have a value at some scale."""
+    found = headlines(tables, BEYOND)
+    return [h for h in found if any(r and not r.campaign.missing for r in h.results)]
 
 
 def _find(printed: PrintedTable, key: str, part: str) -> Result | None:

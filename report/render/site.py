@@ -20,7 +20,15 @@ from report.render.behind import COUNTED, behind_cells
 from report.render.content import Content, gather
 from report.render.environment import html_environment
 from report.render.evidence import evidence_by_claim
-from report.render.overview import SHARE_CLASSES, gaps, headlines, shares, tally, texts
+from report.render.overview import (
+    SHARE_CLASSES,
+    gaps,
+    headlines,
+    measured_beyond,
+    shares,
+    tally,
+    texts,
+)
 from report.render.pages import SECTIONS
 from report.render.pipeline import campaign_pipeline
 from report.render.runs import pairs_by_scale, read_runs
@@ -95,6 +103,10 @@ def _sections(content: Content, records: Mapping[str, Record]) -> Iterator[Page]
     values: dict[str, dict[str, Any]] = {
         "index.html": {
             "headlines": headlines(content.tables),
+            "beyond": [printed for printed in content.beyond if printed.sources],
+            "beyond_headlines": measured_beyond(content.beyond),
+            "converted": sum(r["kind"] == "converted run" for r in content.provenance),
+            "of_readings": _runs_of_readings(content),
             "gaps": gaps(content.missing),
             "runs": content.runs,
             "further": content.further,
@@ -123,6 +135,15 @@ def _sections(content: Content, records: Mapping[str, Record]) -> Iterator[Page]
     }
     for name, _ in SECTIONS:
         yield name, f"{name}.j2", values.get(name, {})
+
+
+def _runs_of_readings(content: Content) -> list[Record]:
+    """The readings' runs, each once, where the campaign has planned such and no other is there."""
+    if not content.page["reading_runs"] or any(run.record for run in content.runs):
+        return []
+    rows = [row for runs in content.readings.runs.values() for row in runs]
+    # A run that several readings share stands at each.
+    return list({(row["config_hash"], row["variant"], row["seed"]): row for row in rows}.values())
 
 
 def _tables(content: Content, records: Mapping[str, Record]) -> Iterator[Page]:
