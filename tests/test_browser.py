@@ -29,6 +29,11 @@ return {
 };
 """
 
+# By how many pixels each table or figure is wider than its place.
+BEYOND_THE_EDGE = (
+    "return [...document.querySelectorAll('.scroll')].map((e) => e.scrollWidth - e.clientWidth)"
+)
+
 # A table as its headers tell it: [row headers, column header, text] a cell, spans unrolled.
 BY_HEADERS = """
 const table = arguments[0], grid = [];
@@ -210,17 +215,14 @@ def test_a_page_prints_light_whole_and_without_its_bar(tab, folder):
     assert tab.run("return document.querySelector('details').open")
     tab.run("dispatchEvent(new Event('afterprint'))")
     assert not tab.run("return document.querySelector('details').open")
-    wide = tab.run(
-        "return [...document.querySelectorAll('.scroll')].map((e) => e.scrollWidth - e.clientWidth)"
-    )
+    wide = tab.run(BEYOND_THE_EDGE)
     assert len(wide) > 0 and tab.print().startswith(b"%PDF")
 
 
 def test_the_widest_tables_keep_their_last_column_on_a_desktop(tab, folder):
     for label in ("main-results", "beyond-self"):
         tab.open(folder / "tables" / f"{label}.html")
-        over = "return [...document.querySelectorAll('.scroll')].map(e => e.scrollWidth - e.clientWidth)"
-        assert max(tab.run(over)) <= 0, label
+        assert max(tab.run(BEYOND_THE_EDGE)) <= 0, label
 
 
 @pytest.mark.campaign

@@ -57,7 +57,7 @@ def test_distances_are_those_of_the_sequences() -> None:
     shorter = replace(paper(), flow=paper().flow.assign(length=64))
     rows = ledger(shorter, 10)[10].evidence
     assert [row.label for row in rows[:3]] == ["10M, d > 8", "10M, d > 16", "10M, d > 32"]
-    assert rows[0].quantity == "historical mass beyond 8 = T/8, Relation - MHA"
+    assert rows[0].quantity == "historical mass beyond 8 = T/8, Relation − MHA"
     assert ledger(paper(), 10)[10].evidence[0].label == "10M, d > 128"
 
 
@@ -101,7 +101,7 @@ def test_a_part_that_is_decided_is_told_of_a_claim_that_is_not() -> None:
     assert ledgers[1].verdict == "reproduced"
     assert found.reason.startswith("it holds for parameters; undecided: NLL (")
     beside = {row.label: row for row in found.evidence if row.beside}
-    for label, theirs in (("Hybrid - Full Relation", -0.0070), ("Hybrid - MHA", -0.0221)):
+    for label, theirs in (("Hybrid − Full Relation", -0.0070), ("Hybrid − MHA", -0.0221)):
         assert beside[label].paper == pytest.approx(theirs, abs=5e-5)
         assert beside[label].ours == pytest.approx(beside[label].paper) and beside[label].low
         assert beside[label].direction is None and beside[label].size is None

@@ -34,7 +34,8 @@ def _line(axes: Axes, mixer: str, rows: pd.DataFrame, along: str) -> None:
     known = margins.dropna()
     if len(known):
         at = means[known.index]
-        band(axes, known.index, at - known, at + known, _COLOUR[mixer])
+        low, high = ((at + sign * known).clip(0, 1) for sign in (-1, 1))
+        band(axes, known.index, low, high, _COLOUR[mixer])
 
 
 def _lines(axes: Axes, rows: pd.DataFrame, along: str) -> None:
@@ -52,7 +53,7 @@ def _lines(axes: Axes, rows: pd.DataFrame, along: str) -> None:
     heading="Associative recall against width",
     title="Associative recall: the share of queries whose likeliest token is the value, mean of "
     "the tasks, against the model’s width. Points are means over seeds at the chosen rate, bands "
-    "their 95% t intervals. Two layers, one model for all lengths.",
+    "their 95% t intervals, cut at 0 and 100%. Two layers, one model for all lengths.",
     alt="A line a mixer: the share of right answers against width, with a band over its 95% "
     "interval.",
     reads=counted,

@@ -199,7 +199,9 @@ def _environment() -> jinja2.Environment:
 def wide(panel: PrintedPanel) -> bool:
     """Whether a panel's lines are longer than the page, intervals beside their values."""
     lines = [line.entries for row in panel.rows for line in row.lines]
-    return sum(max(len(e.text) for e in column) for column in zip(*lines, strict=True)) > LETTERS_A_ROW
+    return (
+        sum(max(len(e.text) for e in column) for column in zip(*lines, strict=True)) > LETTERS_A_ROW
+    )
 
 
 def _entry(entry: Entry, stacked: bool = False) -> latex.Tex:

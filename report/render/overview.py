@@ -76,9 +76,10 @@ def headlines(
 
 
 def measured_beyond(tables: Sequence[PrintedTable]) -> list[Headline]:
-    """The headlines of what the paper does not measure, those that have a value at some scale."""
+    """The headlines of what the paper does not measure, those that were tried at some scale."""
     found = headlines(tables, BEYOND)
-    return [h for h in found if any(r and not r.campaign.missing for r in h.results)]
+    left_out = MISSING["not run"]
+    return [h for h in found if any(r and r.campaign.text != left_out for r in h.results)]
 
 
 def _find(printed: PrintedTable, key: str, part: str) -> Result | None:

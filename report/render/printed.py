@@ -299,7 +299,7 @@ class _Value:
         text += suffix(form, main["unit"])
         if main["unit"] in TOKEN_UNITS and main["value"] < 0.1:
             # Far below the paper's unit, in which it would print as leading zeros.
-            text = quantity(main["value"] * UNIT_SCALE[main["unit"]])
+            text = quantity(main["value"] * UNIT_SCALE[main["unit"]], "#.4g")
         if "low" in self.cells:
             signed = replace(form, signed=form.signed or (main["paper"] or "")[:1] in ("+", "-"))
             ends = (value_text(self.cells[end]["value"], signed) for end in ("low", "high"))

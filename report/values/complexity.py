@@ -19,6 +19,7 @@ from report.values.measured import (
     select,
     worded,
 )
+from report.values.numbers import MINUS
 from report.values.side_rates import failed
 from report.values.statistics import PowerFit, power_fit
 from report.values.style import OPERATOR_NAME
@@ -229,7 +230,7 @@ def _power(found: Measurements, operators: Iterable[str], quantity: str) -> Meas
     for operator, cell in zip(operators, cells, strict=True):
         if cell.value is not None:
             return worded(
-                f"T^{round(cell.value, 2) + 0.0:.2f}",
+                f"T^{round(cell.value, 2) + 0.0:.2f}".replace("-", MINUS),
                 reason=f"fitted to {cell.n} contexts of {operator}",
             )
     return cells[0]

@@ -121,11 +121,11 @@ CONVERSION = Table(
     title="From attention to Relation",
     summary="Full Relation from MHA’s weights: its first loss, and tokens until MHA’s.",
     caption=(
-        "Full Relation whose W_1, W_2, W_I, W_O and all other matrices are those of a trained MHA "
-        "model, with mixing angles of 0 and λ chosen on training windows for the lowest loss: "
-        "validation NLL before the first update, and millions of tokens until it is that of MHA at "
-        "the end of its budget, beside Full Relation trained from nothing. MHA trained on goes on "
-        "from the same weights, on the same tokens by the same schedule."
+        "Full Relation whose $W_1$, $W_2$, $W_I$, $W_O$ and all other matrices are those of a "
+        "trained MHA model, with mixing angles of 0 and λ chosen on training windows for the "
+        "lowest loss: validation NLL before the first update, and tokens until it is that of MHA "
+        "at the end of its budget, beside Full Relation trained from nothing. MHA trained on goes "
+        "on from the same weights, on the same tokens by the same schedule."
     ),
     panels=(
         Panel(
@@ -133,10 +133,10 @@ CONVERSION = Table(
             (
                 value("MHA\nNLL", "mha", _NLL, "mha"),
                 value("Start\n− MHA", "start", Number(4, signed=True), "full"),
-                value("M tokens\nuntil MHA’s,\nconverted", "until.converted", _TOKENS, "full"),
-                value("M tokens\nuntil MHA’s,\nfrom nothing", "until.nothing", _TOKENS, "full"),
+                value("Tokens\nuntil MHA’s,\nconverted", "until.converted", _TOKENS, "full"),
+                value("Tokens\nuntil MHA’s,\nfrom nothing", "until.nothing", _TOKENS, "full"),
                 value("End\n− MHA", "end", Number(4, signed=True), "full"),
-                value("M tokens\ntrained", "trained", _TOKENS, setting=True),
+                value("Tokens\ntrained", "trained", _TOKENS, setting=True),
             ),
             rows=SCALE_ROWS,
             measured=True,
@@ -146,7 +146,7 @@ CONVERSION = Table(
             (
                 value("MHA trained on,\nend − MHA", "end.control", Number(4, signed=True), "mha"),
                 value("Converted, end\n− MHA trained on", "behind", Number(4, signed=True), "full"),
-                value("M tokens until\nMHA trained on’s", "until.control", _TOKENS, "full"),
+                value("Tokens until\nMHA trained on’s", "until.control", _TOKENS, "full"),
             ),
             rows=SCALE_ROWS,
             measured=True,

@@ -73,7 +73,9 @@ def value_text(value: float, form: Number, printed: str | None = None) -> str:
 
 def difference_text(difference: float, value: float, form: Number, unit: str, printed: str) -> str:
     """A signed difference with the value's decimals; percentages differ by percentage points."""
-    text = _text(difference, form, _decimals(value, form, printed), signed=True)
+    # A count of tokens far below the paper's unit prints in another; the difference is in this.
+    decimals = _decimals(difference if unit in TOKEN_UNITS else value, form, printed)
+    text = _text(difference, form, decimals, signed=True)
     return text + (POINTS if unit == "%" else suffix(form, unit))
 
 
@@ -125,7 +127,9 @@ def _decimals(value: float, form: Number, printed: str | None) -> int:
     theirs = printed is not None and not form.own
     decimals = len(printed.partition(".")[2]) if theirs else form.decimals
     if value and form.significant:
-        decimals = max(decimals, form.significant - 1 - math.floor(math.log10(abs(value))))
+        # Of the rounded number: 0.9989 is 1.0 to two digits.
+        power = int(f"{abs(value):.{form.significant - 1}e}".partition("e")[2])
+        decimals = max(decimals, form.significant - 1 - power)
     return decimals
 
 

@@ -1,6 +1,7 @@
 """Beyond the paper: multi-query associative recall by mixer and width (Arora et al. 2023)."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pandas as pd
 
@@ -69,7 +70,13 @@ def _put_width(found: Measurements, row: str, own: pd.DataFrame) -> None:
     ):
         by_seed = accuracies(rows).set_index("seed")["accuracy"].to_dict()
         mean = over_seeds(by_seed, by_seed, sources, Measured, "%", "right / queries")
-        found.put_with_interval(row, column, mean)
+        found.put_statistics(row, column, {"value": mean, **_cut(mean)})
+
+
+def _cut(share: Measured) -> dict[str, Measured]:
+    """The ends of a share's interval, no lower than 0 and no higher than 1."""
+    ends = share.interval if share.margin else {}
+    return {side: replace(end, value=min(max(end.value, 0.0), 1.0)) for side, end in ends.items()}
 
 
 def _why_none(records: CampaignRecords, mixer: str) -> Measured | None:
@@ -103,7 +110,8 @@ def _notes(cells: pd.DataFrame) -> Iterator[Note]:
         return
     yield Note(f"Pairs in tokens of a sequence: {setting['tasks']}. Seeds: {setting['seeds']}.")
     yield Note(
-        "Brackets hold the 95% t interval over the seeds. It does not cover the choice of the "
+        "Brackets hold the 95% t interval over the seeds, cut at 0 and 100%; where all seeds have "
+        "the same share there is none. It does not cover the choice of the "
         "rate, made on the first seed, which counts too; nor does the table establish what other "
         "depths, numbers of heads, budgets or vocabularies would do.",
         below=True,

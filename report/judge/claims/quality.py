@@ -58,7 +58,7 @@ class _Further:
 
 def lower_nll(context: Context) -> Iterator[Evidence]:
     """Claim 1: mean paired difference of the final NLL at every scale."""
-    quantity = "NLL, Relation - MHA, mean of pairs"
+    quantity = "NLL, Relation − MHA, mean of pairs"
     for scale in SCALES:
         paper, ours = context.term(PAIRED_NLL, f"{scale}/mean", "delta")
         yield compare(scale, quantity, paper, ours, falls)
@@ -142,7 +142,7 @@ def _paper_wins(scale: str) -> int:
 
 
 def _paired_deltas(context: Context) -> dict[tuple[str, int], Measured]:
-    """Relation - MHA of every pair; of other models than the paper's only where all are such."""
+    """Relation − MHA of every pair; of other models than the paper's only where all are such."""
     deltas = {}
     for row, column, _ in context.table(PAIRED_NLL.measure):
         scale, seed = row.split("/")
@@ -217,7 +217,7 @@ def ablations(context: Context) -> Iterator[Evidence]:
     """Claim 4: what each ablation adds to the NLL of Full Relation."""
     for variant in ABLATIONS:
         found = context.term(ABLATION_SEEDS, variant, "delta")
-        quantity = "NLL, ablation - Full Relation, mean of pairs"
+        quantity = "NLL, ablation − Full Relation, mean of pairs"
         yield compare(VARIANTS[variant].title, quantity, *found, rises, essential=True)
 
 
@@ -228,7 +228,7 @@ def parameters(context: Context) -> Iterator[Evidence]:
         theirs = [printed("app-configs", scale, f"params.{v}").value for v in ("full", "mha")]
         found = Evidence(
             scale,
-            "count, Relation - MHA",
+            "count, Relation − MHA",
             "parameters",
             paper=theirs[0] - theirs[1],
             scales=(scale,),
@@ -285,4 +285,4 @@ def hybrid(context: Context) -> Iterator[Evidence]:
         )
         beside = ours - context.cell(PAIRED_NLL, pairs, variant, "mean")
         quantity = "NLL, mean of pairs of a seed"
-        yield shown_beside(compare(f"Hybrid - {name}", quantity, apart, beside, None))
+        yield shown_beside(compare(f"Hybrid − {name}", quantity, apart, beside, None))

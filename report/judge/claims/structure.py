@@ -84,14 +84,14 @@ def _at_least_least(value: float) -> bool:
 
 
 # Claims 6 to 9, 11 and 19.
-self_flow_first = _each(_Row(INTERNAL, "l0_self", "L0 Self flow, Relation - MHA's diagonal", rises))
+self_flow_first = _each(_Row(INTERNAL, "l0_self", "L0 Self flow, Relation − MHA's diagonal", rises))
 _RANK = "L0 effective rank of the flow, Relation / MHA"
 rank_first = _each(_Row(INTERNAL, "l0_effrank", _RANK, _above_one, "/"))
 _SECOND = "L1 Self flow of Relation"
 self_flow_second = _each(_Row(INTERNAL, "l1_self.full", _SECOND, _below_largest, ""))
 _DEEP = "Exchange flow of Relation from L2 on"
 exchange_deep = _each(_Row(INTERNAL, DEEP_EXCHANGE, _DEEP, _at_least_least, ""))
-_ON_THE_FIRST = "historical mass on the first {}, Relation - MHA"
+_ON_THE_FIRST = "historical mass on the first {}, Relation − MHA"
 sink = _each(
     _Row(SINK_PROFILE, "sink_1", _ON_THE_FIRST.format(1), falls, label=", first 1"),
     _Row(
@@ -100,7 +100,7 @@ sink = _each(
 )
 spectrum = _each(
     *(
-        _Row(SPECTRUM, column, f"{words}, Relation - MHA", holds, label=f", {words}")
+        _Row(SPECTRUM, column, f"{words}, Relation − MHA", holds, label=f", {words}")
         for column, (words, holds) in SPECTRA.items()
     )
 )
@@ -113,7 +113,7 @@ def distant_mass(context: Context) -> Iterator[Evidence]:
         for column, part in PARTS.items():
             away = distance(length, column)
             stands = "" if length == PAPER_FLOW_LENGTH else f" = T/{part}"
-            quantity = f"historical mass beyond {away}{stands}, Relation - MHA"
+            quantity = f"historical mass beyond {away}{stands}, Relation − MHA"
             row = _Row(INTERNAL, column, quantity, rises, label=f", d > {away}")
             yield row.compared(context, scale)
 
