@@ -306,7 +306,7 @@ def test_a_campaign_without_a_value_is_typeset(tmp_path, monkeypatch):
     write_report(empty, tmp_path, draw_figures(empty, tmp_path))
     assert write_document(tmp_path) == str(tmp_path / "report.pdf")
     text = words(tmp_path / "report.pdf")
-    assert "not run" in text and "Not drawn:" in text and "Not the paper’s setting" in text
+    assert "not run" in text and "Not drawn" in text and "Not the paper’s setting" in text
 
 
 @needs_tex

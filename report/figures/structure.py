@@ -11,6 +11,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from relation.flow.pooled import by_checkpoint, by_layer
 from relation.variants import PAIRED
 from report.figures.drawing import (
+    DASHES,
     by_scale,
     demand,
     doublings,
@@ -158,7 +159,7 @@ def history_by_distance(records: CampaignRecords) -> Figure:
         ticks = [length // part for part in (8, 4, 2)]
         for panel in panels:
             for distance in ticks:
-                panel.axvline(distance, color=MUTED, linewidth=0.4, linestyle=(0, (2, 2)))
+                panel.axvline(distance, color=MUTED, linewidth=0.7, linestyle=DASHES)
             doublings(panel, [1, *ticks, length])
         percent(above)
         above.set_ylim(0, 1)

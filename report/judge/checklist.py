@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import pandas as pd
 
+from relation.data.recipes import BOOKS
 from relation.machine.progress import duration
 from relation.pipeline.cost import disk_gib, training_gib
 from report.judge.chosen import CHOSE
@@ -20,6 +21,8 @@ from report.values.numbers import spans
 
 Row = dict[str, str]
 _AUTHORS = "A question to the paper's authors; this is a reproduction."
+# Kinds of corpora whose texts are in the public domain.
+_PUBLIC_DOMAIN = ("shipped", "recipe")
 _OF_THE_TEXT = "A question about the paper's text; this campaign measures."
 
 
@@ -58,15 +61,17 @@ class _Facts:
         return "; ".join(self.page["devices"]) or "no record names a device"
 
     @property
-    def shipped(self) -> bool:
-        """Whether every text is part of the project."""
-        return all(corpus["kind"] == "shipped" for corpus in self.page["corpora"])
+    def public_domain(self) -> bool:
+        """Whether every text is part of the project or of the books that it makes."""
+        return all(corpus["kind"] in _PUBLIC_DOMAIN for corpus in self.page["corpora"])
 
     @property
     def corpora(self) -> str:
         kinds = {
             "huggingface": "from the Hugging Face hub at a fixed revision",
             "shipped": "shipped with the code",
+            "recipe": f"{BOOKS.books} public-domain books, which corpus=books makes from "
+            f"{BOOKS.repository} at a fixed commit",
             "files": "local files, which are not shipped",
         }
         found = (f"{c['title']}, {kinds[c['kind']]}" for c in self.page["corpora"])
@@ -188,7 +193,7 @@ def _neurips(facts: _Facts) -> Iterator[tuple[str, str, str]]:
         "Experimental setting and details",
         "Yes",
         f"The configuration fixes every setting, and each record carries its own by hash; "
-        f"{len(page['assumptions'])} readings where the paper is silent are listed.",
+        f"{len(page['assumptions'])} assumptions where the paper is silent are listed.",
     )
     several = facts.runs["seed"].nunique() > 1
     yield (
@@ -211,9 +216,9 @@ def _neurips(facts: _Facts) -> Iterator[tuple[str, str, str]]:
         yield item, "NA", _AUTHORS
     yield (
         "Licenses for existing assets",
-        "Yes" if facts.shipped else "No",
-        f"{facts.corpora}. Every document has its source and its public-domain status beside it."
-        if facts.shipped
+        "Yes" if facts.public_domain else "No",
+        f"{facts.corpora}. Every document is in the public domain and has its source beside it."
+        if facts.public_domain
         else f"The records name the corpora and not their licences: {facts.corpora}.",
     )
     yield (

@@ -151,7 +151,7 @@ def _first_layer(found: Study) -> list[str]:
         return []
     unscaled, scaled = (_measured(row, FIRST_LAYER) for row in both)
     told = [
-        f"{_lead(both[1])} With sd 0.02 for every matrix, layer 0’s Self flow, the share that a "
+        f"{_lead(both[1])} With one sd for every matrix, layer 0’s Self flow, the share that a "
         f"token keeps for itself, is {unscaled}. With {DIVIDED}, it is {scaled}. The paper prints "
         f"{amount(FIRST_LAYER.paper, FIRST_LAYER, unit=True)}. The difference between the two is "
         f"{_tested(both[1])}."

@@ -1,6 +1,5 @@
 """LaTeX from the templates: a file a table, and report.tex, which reads them; report.pdf of it."""
 
-import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -182,7 +181,7 @@ def _environment() -> jinja2.Environment:
         "number": significant,
         "difference": _difference,
         "counted": counted,
-        "json": lambda value: json.dumps(value, ensure_ascii=False),
+        "yaml": templating.yaml,
         "pdf": lambda file: latex.Tex(Path(file).with_suffix(".pdf").as_posix()),
         "colour": lambda colour: latex.Tex(colour.removeprefix("#").upper()),
     }

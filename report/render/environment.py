@@ -44,6 +44,7 @@ def html_environment() -> jinja2.Environment:
         "counted": counted,
         "device": device_text,
         "duration": duration,
+        "yaml": templating.yaml,
     }
     environment.globals |= {
         "signs": SIGNS,
@@ -57,7 +58,9 @@ def html_environment() -> jinja2.Environment:
 
 
 def duration(seconds: float) -> str:
-    """A span of time as a reader counts it: 0.4 s, 12 s, 5 min 20 s."""
+    """A span of time as a reader counts it: 40 ms, 0.4 s, 12 s, 5 min 20 s."""
+    if 0 < seconds < 0.1:
+        return f"{1000 * seconds:.2g} ms"
     return f"{seconds:.1f} s" if seconds < 10 else progress.duration(seconds)
 
 

@@ -125,6 +125,10 @@ def _sections(content: Content, records: Mapping[str, Record]) -> Iterator[Page]
         "runs.html": {
             "groups": list(grouped(content.runs, attrgetter("scale", "variant")).values()),
             "further": pairs_by_scale(content.further),
+            # A CPU counts none.
+            "counts_memory": any(
+                run.record["peak_memory_gib"] is not None for run in content.runs if run.record
+            ),
             "others": grouped(
                 (r for r in records.values() if r["kind"] not in (*ON_RUN_PAGES, *OF_FURTHER)),
                 itemgetter("kind"),

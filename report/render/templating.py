@@ -1,5 +1,6 @@
 """What the pages and the document share: Jinja, formulas in running text, rows by key."""
 
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -31,6 +32,15 @@ def symbol_pieces(text: str) -> Iterator[tuple[str, bool]]:
 def capital(text: str) -> str:
     """A sentence from a text that may begin with a small letter."""
     return text[:1].upper() + text[1:]
+
+
+def yaml(value: Any) -> str:
+    """A value of config.yaml as it stands there: null, false, true; a range with its two ends."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list | tuple):
+        return " to ".join(map(yaml, value))
+    return json.dumps(value, ensure_ascii=False)
 
 
 def grouped(rows: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[Any]]:

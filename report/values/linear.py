@@ -103,10 +103,10 @@ LINEAR_LONG = Table(
     title="Linear Relation at long contexts",
     summary="Throughput and memory as the context grows.",
     caption=(
-        "Linear Relation against the context $T$, one window a micro-batch: a short one gives a "
-        "GPU too little to do at a time, so that the rate grows with $T$. Rates are medians of "
-        "rounds. The campaign’s "
-        "contexts meet the paper’s in their order; further ones follow below."
+        "Linear Relation against the context $T$, one window a micro-batch. On a GPU the rate "
+        "grows with $T$: a short window gives it too little to do at a time. Rates are medians of "
+        "rounds. The campaign’s contexts meet the paper’s in their order; further ones follow "
+        "below."
     ),
     stubs=("$T$",),
     rows=tuple(Row(context, (f"{int(context):,}",)) for context in PAPER_CONTEXTS),

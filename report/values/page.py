@@ -3,11 +3,12 @@
 from collections.abc import Iterable
 from pathlib import Path
 
+from relation.data.recipes import BOOKS
 from relation.data.sources import text_files
 from relation.errors import InputError
 from relation.pipeline.campaign import Campaign
 from relation.pipeline.provenance import command_for
-from relation.pipeline.results import OMISSIONS, Results, run_path
+from relation.pipeline.results import OMISSIONS, Results, run_path, texts_of
 from relation.spec import DataSpec
 
 
@@ -51,9 +52,16 @@ def trained_models(campaign: Campaign) -> list[dict]:
 _SOURCES = "corpora.*.source"
 
 
-def _kind(campaign: Campaign, spec: DataSpec) -> str:
-    """A corpus's kind of source, or "shipped" where its texts are part of the project."""
-    return "shipped" if spec.path and campaign.corpus is None else spec.source["kind"]
+def _kind(campaign: Campaign, spec: DataSpec, made: set[str]) -> str:
+    """A corpus's kind of source; "shipped" where its texts are part of the project.
+
+    made: fingerprints of the texts behind the records. "recipe" where all are those of the books,
+    which `corpus=books` makes.
+    """
+    if spec.path and campaign.corpus is None:
+        return "shipped"
+    kind = spec.source["kind"]
+    return "recipe" if kind == "files" and made == {BOOKS.fingerprint} else kind
 
 
 def _held_out(path: str | None, modulus: int) -> str:
@@ -114,7 +122,8 @@ def campaign_page(results: Results, devices: Iterable[str], origins: Iterable[di
     devices and origins: of the records that are there. Raises InputError where the words on what is
     left out are not UTF-8.
     """
-    campaign = results.campaign
+    campaign, origins = results.campaign, list(origins)
+    made = set(filter(None, map(texts_of, origins)))
     everything = command_for(campaign, results.published)
     commands = {"Everything": everything}
     if campaign.trained_runs:
@@ -145,7 +154,8 @@ def campaign_page(results: Results, devices: Iterable[str], origins: Iterable[di
         "further_seeds": _further_seeds(campaign),
         "reading_runs": [[run.scale, run.variant] for run in campaign.reading_runs],
         "corpora": [
-            {"title": spec.title, "kind": _kind(campaign, spec)} for spec in campaign.data.values()
+            {"title": spec.title, "kind": _kind(campaign, spec, made)}
+            for spec in campaign.data.values()
         ],
         "scales": list(campaign.scales),
         **{name: campaign.diagnostics[name] for name in _LOOKS},
