@@ -90,7 +90,7 @@ def test_a_mixer_that_did_not_run_says_why() -> None:
     table = printed(RECALL_TABLE, PLANTED)
     assert texts(table)["gla"][2] == texts(table)["linear"][2] == "not run"
     told = " ".join(text for _, text in table.notes)
-    assert "needs a GPU" in told and "recall/linear.parquet" in told
+    assert "needs a GPU" in told and "no record is there" in told
     assert "kda" not in texts(table), "this campaign does not ask for it"
     assert not associative_recall(make_empty())
 

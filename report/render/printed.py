@@ -95,11 +95,15 @@ class PrintedPanel:
 
 @dataclass
 class Notes:
-    """Reasons behind missing values, each with one letter."""
+    """Reasons behind missing values, each with one letter.
+
+    Where nothing of a value is there, the note does not repeat which: its row says so.
+    """
 
     texts: list[str] = field(default_factory=list)
 
     def mark(self, text: str) -> str:
+        text = _alike(text)
         if text not in self.texts:
             self.texts.append(text)
         return letter(self.texts.index(text))
@@ -122,6 +126,17 @@ class PrintedTable:
     verdicts: dict[str, int]
     freshness: dict[str, int]
     sources: tuple[str, ...]
+
+
+_NONE_THERE = re.compile(r"not run: (?:(\d+) of \1 (.*?)s(?: of .*)? are|the (.*?) is) not there")
+_NO_RECORD = re.compile(r"not run: there is no \S+\.parquet")
+
+
+def _alike(text: str) -> str:
+    """A reason in the words that others of its kind share."""
+    if found := _NONE_THERE.fullmatch(text):
+        return f"not run: no {found[2] or found[3]} is there"
+    return "not run: no record is there" if _NO_RECORD.fullmatch(text) else text
 
 
 def letter(index: int) -> str:
