@@ -24,7 +24,7 @@ from report.values.style import HAIR, INK, MUTED
 ROW = 0.145  # inches of the grid a choice
 CURVE = 2.3  # inches of the panel above it
 GROUP_GAP = 0.4  # rows between groups of choices
-GROUP_AT = 124  # points left of the panel where the names of the groups stand
+GROUP_AT = 150  # points left of the panel where the names of the groups stand
 
 
 def curve(statistic: Statistic, found: Study) -> Figure:

@@ -16,6 +16,7 @@ from report.figures.drawing import (
     doublings,
     figure,
     grid,
+    name_lines,
     powers,
     sideways,
 )
@@ -264,12 +265,14 @@ def linear_long(records: CampaignRecords) -> Figure:
         panels.append(("allocated_gib", "allocated", "allocated (GiB)"))
     drawn, axes = grid(1, len(panels), 2.8)
     for here, (field, column, label) in zip(axes[0], panels, strict=True):
-        here.plot(passed["context"], passed[field], "o-", color=OPERATOR_COLOUR["linear"])
+        look = {"color": OPERATOR_COLOUR["linear"], "label": OPERATOR_NAME["linear"]}
+        here.plot(passed["context"], passed[field], "o-", **look)
         theirs = _printed_long(records, column)
-        here.plot(list(theirs), list(theirs.values()), "D-", color=MUTED, markerfacecolor="none")
+        look = {"color": MUTED, "markerfacecolor": "none", "label": "the paper" if theirs else None}
+        here.plot(list(theirs), list(theirs.values()), "D-", **look)
         for context in select(rows, status="OOM")["context"]:
             _mark_memory(here, context, INK)
         _context_axis(here, sorted(set(rows["context"])))
         powers(here)
         here.set_ylabel(label)
-    return drawn
+    return name_lines(drawn)

@@ -16,7 +16,6 @@ from report.figures.drawing import (
     demand,
     figure,
     grid,
-    inside,
     limit,
     mark_passes,
     name_pair,
@@ -120,7 +119,12 @@ def _mark_crossing(axes: Axes, row: dict[str, float]) -> None:
         look = {"markersize": 5, "markerfacecolor": "none", "color": INK, "zorder": 4}
         axes.plot(row["crossing_tokens"], row["target"], "o", **look)
         note = f"{MINUS}{row['reduction']:.1%} tokens"
-    inside(axes, 0.64, note, INK, fontsize=7.5)
+    # Both losses fall: there is room above the line at the left.
+    place = (0.03, row["target"])
+    beside(
+        axes, place, note, xycoords=axes.get_yaxis_transform(), xytext=(0, 3), va="bottom",
+        color=INK, fontsize=7.5,
+    )  # fmt: skip
 
 
 def _read_pairs(records: CampaignRecords) -> pd.DataFrame:
