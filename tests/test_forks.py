@@ -137,6 +137,16 @@ def test_a_job_of_another_environment_is_a_process_of_its_own(server: Server) ->
     assert said.startswith("b ") and server.begun("other") == [job.pid]
 
 
+def test_a_script_is_a_process_of_its_own(server: Server) -> None:
+    """A job that starts a server itself runs one: Snakemake in a fork of the tests' server."""
+    (server.folder / "script.py").write_text("import sys; print(sys.argv)", encoding="utf-8")
+    command = f"exec {forks.python(server.address)} script.py -m x"
+    done = subprocess.run(
+        command, shell=True, cwd=server.folder, env=server.environment, capture_output=True
+    )
+    assert done.returncode == 0 and done.stdout == b"['script.py', '-m', 'x']\n"
+
+
 def test_the_server_ends_with_its_last_job(server: Server) -> None:
     """Snakemake may be killed alone: its jobs go on."""
     client, _ = server.waiting("job")

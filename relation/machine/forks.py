@@ -58,7 +58,7 @@ def start(libraries: Iterable[str], environment: Mapping[str, str]) -> tuple[str
 
 
 def python(address: str) -> str:
-    """A shell's words for a `python` whose `-m MODULE` is a fork of the server's."""
+    """A shell's words for a `python` whose `-m MODULE` is a fork of the server's; else as ever."""
     return shlex.join([sys.executable, "-IS", __file__, address])
 
 
@@ -82,7 +82,9 @@ def ask(
 
 
 def _stand_for_python(address: str, arguments: list[str]) -> None:
-    """Be `python` with these arguments, `-m MODULE` and its own."""
+    """Be `python` with these arguments: a fork where they are `-m MODULE` and its own."""
+    if arguments[0] != "-m":  # a server of a job's own, say
+        os.execv(sys.executable, [sys.executable, *arguments])
     module, *its_own = arguments[1:]
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the job gets it too
     request = (module, its_own, os.getcwd(), dict(os.environ), sys.executable)
