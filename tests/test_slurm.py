@@ -24,6 +24,8 @@ CAMPAIGN = """
   cluster:
     base: tiny
     seeds: [42]
+    further_seeds: {10M: []}
+    readings: null
     scales:
       10M: {budget_tokens: 60000}
 """
@@ -110,7 +112,7 @@ def test_a_campaign_runs_through_slurm_and_a_cancelled_training_job_goes_on(
     ended = [line.split() for line in cluster.squeue("--format=%i %T %k")]
     states = {number: state for number, state, _ in ended}
     assert states.pop(cancelled) == "CANCELLED" and set(states.values()) == {"COMPLETED"}
-    trained = [number for number, _, comment in ended if comment.startswith("rule_train")]
+    trained = [number for number, _, comment in ended if comment.startswith("rule_train_wildcards")]
     assert len(trained) == len(RUNS) + 1
     went_on = (project / f"results/cluster/logs/train/{KILLED.replace('/', '-')}.log").read_text()
     assert f"{KILLED} goes on at update " in went_on
@@ -144,5 +146,5 @@ def test_a_run_spans_two_nodes(cluster, project, tmp_path) -> None:
         campaign.wait()
     assert read_origin(project / record)["processes"] == [2]
     ended = [line.split() for line in cluster.squeue("--format=%D %T %k")]
-    trained = [line[:2] for line in ended if line[2].startswith("rule_train")]
+    trained = [line[:2] for line in ended if line[2].startswith("rule_train_wildcards")]
     assert trained == [["2", "COMPLETED"]]
