@@ -362,13 +362,6 @@ class Ledger:
         """Whether nothing has to be done for a job."""
         return job.is_unpublished or self.state(job).name == DONE
 
-    def own(self) -> Iterator[tuple[Path, Job]]:
-        """A record of each job that has one in the campaign's own folder."""
-        for job in self.jobs:
-            path = next(iter(job.writes.values()))
-            if path.exists():
-                yield path, job
-
     def settle(self) -> None:
         """Date what is done no earlier than what it read.
 

@@ -89,7 +89,8 @@ def check_memory(ledger: Ledger, memory: Path = Path(".snakemake/metadata")) -> 
     It knows what a file was made with where it made it. A copied folder may lack that memory, and
     Snakemake goes by dates there: what other texts or settings made would pass as current.
     """
-    stale = [(path, job) for path, job in ledger.own() if ledger.state(job).name == STALE]
+    own = ((next(iter(job.writes.values())), job) for job in ledger.jobs)
+    stale = [(p, job) for p, job in own if p.exists() and ledger.state(job).name == STALE]
     if stale and not any(_remembered(path, memory) for path, _ in stale):
         path, job = stale[0]
         folder = ledger.results.folder
