@@ -12,7 +12,7 @@ from relation.kernels.common import offset_of_head, padded_width
 from relation.kernels.decoding.chain import options
 from relation.kernels.decoding.rows import load_angles, load_rotated, load_row
 
-_BLOCK_V = 16
+_BLOCK_V = 32
 _WARPS = 4
 _SHORTEST = tl.constexpr(1.0e-12)  # a vector's length is at least that, as in the definition
 
