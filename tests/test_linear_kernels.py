@@ -109,7 +109,7 @@ class TestInterpreted:
         g[:, 0, 20:24] = g[:, 1, 40:] = -30
         assert_exact((p1, p2, info, g, *others))
 
-    @pytest.mark.parametrize("kind", ["mixed", -10])
+    @pytest.mark.parametrize("kind", ["mixed", -10, -7.5])  # -7.5: exp(-60) of half a chunk is left
     def test_half_precision(self, kind):
         assert_exact(draw(3, (1, 1, 33, 20), torch.float16, kind=kind))
 
@@ -293,7 +293,7 @@ def test_an_entry_whose_passes_do_not_fit_together_is_refused():
 class TestOnDevice:
     @pytest.mark.parametrize("dtype", SLACK)
     @pytest.mark.parametrize("width", [16, 48, 60, 64, 80, 128])
-    @pytest.mark.parametrize("kind", ["model", "mixed", 0, -1.25, -50])
+    @pytest.mark.parametrize("kind", ["model", "mixed", 0, -1.25, -1.875, -50])
     def test_every_length(self, dtype, width, kind):
         for length in (1, 2, 63, 64, 65, 127, 1000, 4096):
             # The largest of a few rounding errors is a matter of luck: never only a few tokens.

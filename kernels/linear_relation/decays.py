@@ -12,6 +12,9 @@ STRONGEST = tl.constexpr(-200.0)
 LOG2_E = tl.constexpr(1.4426950408889634)
 # exp(40) squared times any head width is far from FP32's largest number.
 LARGEST_EXPONENT = tl.constexpr(40.0)
+# With exp(60) a pair of tokens that no result takes may overflow, and is masked. If every step is
+# strong, dg is small beside what cancels in it: too small for inputs in FP32.
+LARGEST_OF_16_BITS = tl.constexpr(60.0)
 
 
 @triton.jit

@@ -9,6 +9,7 @@ import triton.language as tl
 from relation.kernels.common import Part, head_offset, padded_width
 from relation.kernels.linear_relation.decays import (
     LARGEST_EXPONENT,
+    LARGEST_OF_16_BITS,
     load_retention,
     self_and_norms_of,
     steps_to_middle,
@@ -28,10 +29,10 @@ from relation.kernels.plans import Configuration, Launcher
 class Prepared(NamedTuple):
     """Flat memory. selves: (3, B, H, T), FP32: S and what normalises p1 and p2 (`load_selves`).
 
-    weak: (B, H, chunks), uint8, whether both halves of a chunk retain at least exp(-40) of every
-    channel. exponents: (B, H, T, D), FP32: of a weak chunk with the middle m, G(m, t) right of it
-    and -G(t, m) left of it; of another, what its state takes, G(t, n) forward and G(0, t)
-    backward. halves: (B, H, chunks, 2, D), FP32, the sums of g over both halves.
+    weak: (B, H, chunks), uint8, whether both halves of a chunk retain at least exp(-60) of every
+    channel, exp(-40) of inputs in FP32. exponents: (B, H, T, D), FP32: of a weak chunk with the
+    middle m, G(m, t) right of it and -G(t, m) left of it; of another, what its state takes, G(t, n)
+    forward and G(0, t) backward. halves: (B, H, chunks, 2, D), FP32, the sums of g over the halves.
     """
 
     selves: torch.Tensor
@@ -72,7 +73,8 @@ def prepare_kernel(
     here = head * chunks + chunk
     tl.store(halves + here * 2 * D + d, left, mask=d < D)
     tl.store(halves + here * 2 * D + D + d, right, mask=d < D)
-    is_weak = tl.min(tl.minimum(left, right), 0) >= -LARGEST_EXPONENT
+    largest = LARGEST_EXPONENT if p1.dtype.element_ty == tl.float32 else LARGEST_OF_16_BITS
+    is_weak = tl.min(tl.minimum(left, right), 0) >= -largest
     tl.store(weak + here, is_weak.to(tl.uint8))
     t = tl.arange(0, CHUNK)
     t_rows, t_columns = t[:, None], t[None, :]
