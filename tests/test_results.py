@@ -1,6 +1,7 @@
 """Which record stands for a job, the campaign's own or a shipped one, and where reports go."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from relation.pipeline.ledger import Ledger
 from relation.pipeline.preflight import write_started_with
 from relation.pipeline.publish import publish
 from relation.pipeline.results import (
+    FURTHER,
     GRADIENTS_FILE,
     RUN_FILES,
     VERIFICATION_FILE,
@@ -53,6 +55,22 @@ def test_shipped_records_stand_for_their_own_copies(shipped: Results) -> None:
     """What was published stays done when code changes."""
     paths = [*Ledger(shipped).record_files(), *map(shipped.run, shipped.campaign.runs)]
     assert {place(path, shipped) for path in paths if path != shipped.models} == {"published"}
+
+
+def test_further_pairs_are_shipped_in_one_archive(results: Results) -> None:  # noqa: F811
+    run = results.campaign.planned_further[0]
+    campaign = replace(results.campaign, further_runs=(run,))
+    write_run(results, run, OTHER)
+    publish(campaign, again(results, campaign=campaign))
+    folder = results.published_folder / run_path(run)
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    assert {path.name for path in before} == {*RUN_FILES}
+    shutil.rmtree(folder)  # as in a clone
+    again(results, shipped_only=True).check_shipped()
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+    shutil.rmtree(folder)
+    (results.published_folder / FURTHER).write_bytes(b"no archive")
+    assert "restore it" in refusal(again(results, shipped_only=True).check_shipped)
 
 
 def test_an_own_run_comes_before_the_shipped_one_with_what_rests_on_it(shipped: Results) -> None:

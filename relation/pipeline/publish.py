@@ -8,7 +8,16 @@ from relation.pipeline.campaign import Campaign
 from relation.pipeline.gather import any_own, gather_to_ship, write_gathered
 from relation.pipeline.jobs import DAMAGED, DONE, UNREPORTED
 from relation.pipeline.ledger import Ledger
-from relation.pipeline.results import CHECKSUMS, MODELS_FILE, OMISSIONS, READINGS, Results
+from relation.pipeline.results import (
+    CHECKSUMS,
+    FURTHER,
+    MODELS_FILE,
+    OMISSIONS,
+    READINGS,
+    Results,
+    run_path,
+)
+from relation.store.bundle import pack
 from relation.store.files import sha256_of, write_text
 from relation.store.parquet import pack_parquet
 
@@ -19,9 +28,10 @@ def publish(campaign: Campaign, results: Results) -> list[Path]:
     A run counts when its record, log and probes are there and carry the campaign's configuration
     hash; so do its diagnostics, each systems benchmark, the verification and the check of
     gradients; the inventory of models goes with them. Of readings, a file a kind gathers the runs
-    that are there and those shipped before. Checkpoints and the logs of jobs are not copied. The
-    checksums cover a text on what is left out too, where one lies there. Returns the files copied.
-    Raises InputError where nothing is complete.
+    that are there and those shipped before. The further pairs go into one archive too, which stands
+    for their files in a clone. Checkpoints and the logs of jobs are not copied. The checksums cover
+    a text on what is left out too, where one lies there. Returns the files copied. Raises
+    InputError where nothing is complete.
     """
     copied: list[Path] = []
     if any_own(results):  # first, as it may refuse runs before anything is copied
@@ -41,7 +51,11 @@ def publish(campaign: Campaign, results: Results) -> list[Path]:
     if not any(path.name != MODELS_FILE.name for path in copied):
         raise InputError(f"campaign {campaign.name} has no complete record to publish")
     folder = results.published_folder
-    shipped = sorted([*folder.rglob("*.parquet"), *folder.glob(OMISSIONS)])
+    runs = [folder / run_path(run) for run in campaign.planned_further]
+    if further := [path for run in runs for path in run.glob("*.parquet")]:
+        pack(folder, further, folder / FURTHER)
+    others = (path for name in (OMISSIONS, FURTHER) for path in folder.glob(name))
+    shipped = sorted([*folder.rglob("*.parquet"), *others])
     lines = [
         f"{sha256_of(path)}  {path.relative_to(folder).as_posix()}\n"
         for path in shipped

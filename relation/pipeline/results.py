@@ -5,7 +5,7 @@ the DAG, and its Parquet is read in place. The campaign's own record wins over a
 unless it is the very file that was shipped; `published: false` ignores published records.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,10 +15,13 @@ from relation.data.sources import corpus_fingerprint
 from relation.errors import InputError
 from relation.pipeline.campaign import Campaign, resolve
 from relation.spec import DataSpec, RecallSpec, RunSpec, Spec, SystemsSpec
+from relation.store.bundle import unpack
 from relation.store.files import beside, sha256_of
 from relation.store.parquet import read_origin, read_parquet
 
 CHECKSUMS = "SHA256SUMS"
+# The records of the further pairs, which are shipped in one archive and read as files.
+FURTHER = "further.tar.xz"
 MODELS_FILE, VERIFICATION_FILE = Path("models.parquet"), Path("verification.parquet")
 GRADIENTS_FILE = Path("gradients.parquet")
 # Words beside a campaign's records, shown with what is missing of them.
@@ -179,9 +182,22 @@ class Results:
         """Where the campaign's jobs write."""
         return self.root / self.campaign.name
 
-    @property
+    @cached_property
     def published_folder(self) -> Path:
+        """Where shipped records lie; at the first look those of the archive are laid there, too."""
+        folder, missing = self._shipped_to, [*self._absent()]
+        if missing:
+            unpack(folder / FURTHER, folder, missing)
+        return folder
+
+    @property
+    def _shipped_to(self) -> Path:
         return self.root / "published" / self.campaign.name
+
+    def _absent(self) -> Iterator[str]:
+        """The shipped files that are not there, where there is an archive to take them from."""
+        if (self._shipped_to / FURTHER).exists():
+            yield from (name for name in self._checksums if not (self._shipped_to / name).exists())
 
     def data(self, data: DataSpec) -> Path:
         """The folder of a prepared corpus."""
@@ -209,7 +225,7 @@ class Results:
     @cached_property
     def _checksums(self) -> dict[str, str]:
         """SHA-256 of every published file, by its path below the published folder."""
-        path = self.published_folder / CHECKSUMS
+        path = self._shipped_to / CHECKSUMS
         if not path.exists():
             return {}
         try:
