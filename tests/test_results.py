@@ -1,6 +1,7 @@
 """Which record stands for a job, the campaign's own or a shipped one, and where reports go."""
 
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -66,6 +67,11 @@ def test_further_pairs_are_shipped_in_one_archive(results: Results) -> None:  # 
     before = {path: path.read_bytes() for path in folder.iterdir()}
     assert {path.name for path in before} == {*RUN_FILES}
     shutil.rmtree(folder)  # as in a clone
+    again(results, shipped_only=True).check_shipped()
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+    for path in before:  # of an archive before this one
+        path.write_bytes(b"older")
+        os.utime(path, (0, 0))
     again(results, shipped_only=True).check_shipped()
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
     shutil.rmtree(folder)

@@ -185,9 +185,9 @@ class Results:
     @cached_property
     def published_folder(self) -> Path:
         """Where shipped records lie; at the first look those of the archive are laid there, too."""
-        folder, missing = self._shipped_to, [*self._absent()]
-        if missing:
-            unpack(folder / FURTHER, folder, missing)
+        folder, absent = self._shipped_to, [*self._absent()]
+        if absent:
+            unpack(folder / FURTHER, folder, absent)
         return folder
 
     @property
@@ -195,9 +195,17 @@ class Results:
         return self.root / "published" / self.campaign.name
 
     def _absent(self) -> Iterator[str]:
-        """The shipped files that are not there, where there is an archive to take them from."""
-        if (self._shipped_to / FURTHER).exists():
-            yield from (name for name in self._checksums if not (self._shipped_to / name).exists())
+        """The files of the archive that are not there, or are older than it: of another version."""
+        archive = self._shipped_to / FURTHER
+        if not archive.exists():
+            return
+        made = archive.stat().st_mtime_ns
+        places = {run_path(run) for run in self.campaign.planned_further}
+        for name in self._checksums:
+            path = self._shipped_to / name
+            among = Path(name).parent in places
+            if among and not (path.exists() and path.stat().st_mtime_ns >= made):
+                yield name
 
     def data(self, data: DataSpec) -> Path:
         """The folder of a prepared corpus."""

@@ -21,7 +21,7 @@ def pack(folder: Path, files: Iterable[Path], archive: Path) -> None:
 
 
 def unpack(archive: Path, folder: Path, listed: Container[str]) -> None:
-    """Lay an archive's files below folder, those that are listed and are not there.
+    """Lay an archive's files below folder, those that are listed, over others of their names.
 
     Raises InputError where the archive is damaged.
     """
@@ -29,7 +29,7 @@ def unpack(archive: Path, folder: Path, listed: Container[str]) -> None:
         with tarfile.open(archive, "r:xz") as tar:
             for entry in tar:
                 path = folder / entry.name
-                if entry.name in listed and entry.isfile() and not path.exists():
+                if entry.name in listed and entry.isfile():
                     with atomic_path(path) as temporary:
                         temporary.write_bytes(tar.extractfile(entry).read())
     except (tarfile.TarError, LZMAError, EOFError) as error:
