@@ -3,7 +3,8 @@
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck python tests/sanitize.py
 
 Without PyTorch's cache every tensor is an allocation of its own, so that a load one element beyond
-its end is an error and not a neighbour's value. `racecheck` and `synccheck` take the same script.
+its end is an error and not a neighbour's value. `racecheck`, `synccheck` and `initcheck` take the
+same script.
 """
 
 import itertools
