@@ -144,6 +144,8 @@ def test_a_planted_saving_is_tokens_over_speed() -> None:
     assert value(found, "cost.flash").by_seed == pytest.approx({42: 0.3, 43: 0.6})
     assert value(found, "cost.flash").margin == pytest.approx(t_margin([0.3, 0.6]))
     assert value(found, "cost.other").value == pytest.approx(0.5625 / 2)
+    # Its name comes of the rates, so a curve of older code does not make it older.
+    assert set(value(found, "other").sources) == set(value(found, "speed.other").sources)
     line = texts(printed(COST, records))["10M"]
     assert line[0] == "2 of 2" and line[4].startswith("0.450×")
 

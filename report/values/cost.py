@@ -84,7 +84,9 @@ def _put_pairs(
             speed = relation / attention
             found.put(row, {f"speed.{name}": speed})
             found.put_with_interval(row, f"cost.{name}", _cost(tokens["full"], speed))
-        found.put(row, {"other": rates[scale, "peers.name", "value"]})
+        # Without sources it would rest on every record of the table, further pairs too.
+        other = rates[scale, "peers.name", "value"]
+        found.put(row, {"other": replace(other, sources=found[row, "speed.other", "value"].sources)})
 
 
 def _share(pairs: pd.DataFrame, variant: str, sources: tuple[str, ...], none: Measured) -> Measured:
