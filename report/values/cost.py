@@ -85,8 +85,9 @@ def _put_pairs(
             found.put(row, {f"speed.{name}": speed})
             found.put_with_interval(row, f"cost.{name}", _cost(tokens["full"], speed))
         # Without sources it would rest on every record of the table, further pairs too.
-        other = rates[scale, "peers.name", "value"]
-        found.put(row, {"other": replace(other, sources=found[row, "speed.other", "value"].sources)})
+        behind = found[row, "speed.other", "value"].sources
+        name = replace(rates[scale, "peers.name", "value"], sources=behind)
+        found.put(row, {"other": name})
 
 
 def _share(pairs: pd.DataFrame, variant: str, sources: tuple[str, ...], none: Measured) -> Measured:
