@@ -7,8 +7,9 @@ from conftest import campaign
 
 from relation.data.sources import corpus_fingerprint
 from relation.pipeline.ledger import Ledger
+from relation.pipeline.places import CHECKPOINT, diagnostics_path, run_path, with_pictures
 from relation.pipeline.progress import CampaignStatus, RunStatus, campaign_status
-from relation.pipeline.results import CHECKPOINT, Results, diagnostics_path, run_path, with_pictures
+from relation.pipeline.results import Results
 from relation.spec import RunSpec
 from relation.store.layouts import DATA, FLOW, FLOW_CURVES, FLOW_MAPS, LOG, PROBES, RUN
 from relation.store.parquet import write_parquet

@@ -20,7 +20,8 @@ from relation.cli import main
 from relation.cli.bench import growth
 from relation.data.tokens import token_file
 from relation.errors import InputError
-from relation.pipeline.results import Results, systems_path
+from relation.pipeline.places import systems_path
+from relation.pipeline.results import Results
 from relation.store.layouts import BENCH, THROUGHPUT
 from relation.store.parquet import read_origin, read_parquet
 

@@ -18,7 +18,7 @@ from relation.flow import diagnose as measure
 from relation.flow import layers, maps, metrics
 from relation.flow.codes import decode, encode
 from relation.nn import Decoder, ModelConfig
-from relation.pipeline.results import with_pictures
+from relation.pipeline.places import with_pictures
 from relation.spec import DiagnosticsSpec
 from relation.store.layouts import FLOW, FLOW_CURVES, FLOW_MAPS
 from relation.store.parquet import read_origin, read_parquet

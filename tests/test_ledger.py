@@ -19,8 +19,9 @@ from status_files import (
 from relation.pipeline.cost import make_plan
 from relation.pipeline.jobs import DONE, Job
 from relation.pipeline.ledger import Ledger
+from relation.pipeline.places import CHECKPOINT, RULES, run_path, systems_path
 from relation.pipeline.publish import publish
-from relation.pipeline.results import CHECKPOINT, RULES, Results, run_path, systems_path
+from relation.pipeline.results import Results
 from relation.pipeline.summary import Started, report_lines, summary
 from relation.store.layouts import THROUGHPUT
 from relation.store.parquet import read_origin, read_parquet, write_parquet
@@ -70,7 +71,7 @@ def test_every_subject_says_the_same_of_a_run_and_its_diagnostics(results: Resul
     assert done() == [(False, False)] * 3
     assert (found(results).state, CHECKPOINT in found(results).reason) == ("waiting", True)
     assert publish(campaign(), results), "its records are whole"
-    shutil.rmtree(results.published_folder)
+    shutil.rmtree(results.shipped.folder)
     finish_diagnosis(results, run())
     assert done() == [(True, True)] * 3
     finish(results, run(), hash="0" * 16)

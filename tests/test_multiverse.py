@@ -19,8 +19,9 @@ from relation.flow.probe import FlowProbe
 from relation.nn import Decoder
 from relation.pipeline import gather as multiverse
 from relation.pipeline.campaign import Campaign, resolve
+from relation.pipeline.places import READINGS, diagnostics_path, run_path
 from relation.pipeline.publish import publish
-from relation.pipeline.results import READINGS, Results, diagnostics_path, run_path
+from relation.pipeline.results import Results
 from relation.train.optimizer import build_optimizer
 from relation.train.run import train
 from relation.variants import ModelConfig
@@ -276,7 +277,7 @@ def test_the_command_needs_runs(
 def test_publishing_keeps_every_shipped_run(gathered: Results) -> None:
     """Whatever is configured or chosen now, only a run made here replaces a shipped one."""
     publish(gathered.campaign, gathered)
-    folder = gathered.published_folder / READINGS
+    folder = gathered.shipped.folder / READINGS
     runs = pd.read_parquet(folder / "runs.parquet")
     other = reconfigured(gathered.campaign, first=1)
     rows = multiverse.gather_to_ship(Results(other, gathered.root, published=False))
@@ -291,7 +292,7 @@ def test_what_is_shipped_stands_for_runs_that_are_not_here(
 ) -> None:
     """Published rows count as done, are gathered again with new ones, and need no checkpoint."""
     publish(gathered.campaign, gathered)
-    shipped = gathered.published_folder / READINGS
+    shipped = gathered.shipped.folder / READINGS
     (tmp_path / "published").mkdir()
     shipped.parent.rename(tmp_path / "published" / "tiny")
     fresh = Results(gathered.campaign, tmp_path)

@@ -12,17 +12,17 @@ from test_report_records import make_records
 from relation.pipeline import gaps, provenance
 from relation.pipeline import hashes as code
 from relation.pipeline.ledger import Ledger
-from relation.pipeline.provenance import CURRENT, OLDER, STALE, freshness, worst
-from relation.pipeline.publish import publish
-from relation.pipeline.results import (
-    CHECKSUMS,
+from relation.pipeline.places import (
     GRADIENTS_FILE,
     MODELS_FILE,
     VERIFICATION_FILE,
-    Results,
     systems_path,
     with_pictures,
 )
+from relation.pipeline.provenance import CURRENT, OLDER, STALE, freshness, worst
+from relation.pipeline.publish import publish
+from relation.pipeline.results import Results
+from relation.pipeline.shipped import CHECKSUMS
 from relation.store import layouts as schemas
 from relation.store.parquet import read_origin, read_parquet, write_parquet
 from report.judge.frames import CELL_KEY, CLAIMS
@@ -219,25 +219,25 @@ def test_an_inventory_of_other_models_is_stale(results: Results) -> None:  # noq
 
 
 def test_shipped_records_are_read_alone_and_checked(results: Results) -> None:  # noqa: F811
-    results.published_folder.mkdir(parents=True)
-    told = results.published_folder / "omissions.txt"
+    results.shipped.folder.mkdir(parents=True)
+    told = results.shipped.folder / "omissions.txt"
     told.write_text("In a fixed order.\n", encoding="utf-8")
     publish(results.campaign, results)
     shipped = replace(results, shipped_only=True)
-    assert shipped.folder == results.published_folder
-    assert told in shipped.shipped_files()
-    shipped.check_shipped()
+    assert shipped.folder == results.shipped.folder
+    assert told in shipped.shipped.files()
+    shipped.shipped.check_all()
     records = load_records(results.campaign, shipped, partial=True)
     assert len(records.runs) == 2 and records.provenance["log"].isna().all()
     command = records.provenance.set_index("kind").loc["models", "rerun"]
     assert "published" not in command and "-R" not in command
-    listed = shipped.shipped_files()
+    listed = shipped.shipped.files()
     files = (MODELS_FILE, VERIFICATION_FILE, GRADIENTS_FILE)
     assert {shipped.folder / file for file in files} <= set(listed)
     listed[0].write_bytes(listed[0].read_bytes() + b" ")
-    assert "SHA256SUMS" in refusal(shipped.check_shipped)
+    assert "SHA256SUMS" in refusal(shipped.shipped.check_all)
     listed[0].unlink()
-    assert "restore it" in refusal(shipped.check_shipped)
+    assert "restore it" in refusal(shipped.shipped.check_all)
 
 
 def test_what_shipped_before_gradients_were_checked_still_renders(results: Results) -> None:  # noqa: F811
@@ -251,7 +251,9 @@ def test_what_shipped_before_gradients_were_checked_still_renders(results: Resul
 
 
 def test_nothing_shipped_is_said_in_one_line(results: Results) -> None:  # noqa: F811
-    assert "publish --campaign tiny" in refusal(replace(results, shipped_only=True).check_shipped)
+    assert "publish --campaign tiny" in refusal(
+        replace(results, shipped_only=True).shipped.check_all
+    )
 
 
 def test_the_checkout_has_a_hash_of_all_that_records_rest_on(monkeypatch) -> None:

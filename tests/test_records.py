@@ -17,14 +17,14 @@ from conftest import campaign, refusal
 from relation.kernels.linear_relation.launches import LAUNCHES
 from relation.ops.linear import CHUNK
 from relation.pipeline.hashes import code_hash
-from relation.pipeline.results import (
+from relation.pipeline.places import (
     GRADIENTS_FILE,
     VERIFICATION_FILE,
-    Results,
     recall_path,
     systems_path,
     with_pictures,
 )
+from relation.pipeline.results import Results
 from relation.pipeline.uses import uses_of
 from relation.spec import RunSpec, canonical_hash
 from relation.store import files

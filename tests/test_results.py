@@ -15,18 +15,17 @@ from test_records import ORIGIN, results, write_run  # noqa: F401  (fixture)
 from relation.cli.report import report_place
 from relation.pipeline.config import load_config
 from relation.pipeline.ledger import Ledger
-from relation.pipeline.preflight import write_started_with
-from relation.pipeline.publish import publish
-from relation.pipeline.results import (
-    FURTHER,
+from relation.pipeline.places import (
     GRADIENTS_FILE,
     RUN_FILES,
     VERIFICATION_FILE,
-    Results,
-    chosen_results,
     run_path,
     systems_path,
 )
+from relation.pipeline.preflight import write_started_with
+from relation.pipeline.publish import publish
+from relation.pipeline.results import Results, chosen_results
+from relation.pipeline.shipped import FURTHER
 from relation.spec import canonical_hash
 from relation.store import layouts as schemas
 from relation.store.parquet import write_parquet
@@ -63,20 +62,20 @@ def test_further_pairs_are_shipped_in_one_archive(results: Results) -> None:  # 
     campaign = replace(results.campaign, further_runs=(run,))
     write_run(results, run, OTHER)
     publish(campaign, again(results, campaign=campaign))
-    folder = results.published_folder / run_path(run)
+    folder = results.shipped.folder / run_path(run)
     before = {path: path.read_bytes() for path in folder.iterdir()}
     assert {path.name for path in before} == {*RUN_FILES}
     shutil.rmtree(folder)  # as in a clone
-    again(results, shipped_only=True).check_shipped()
+    again(results, shipped_only=True).shipped.check_all()
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
     for path in before:  # of an archive before this one
         path.write_bytes(b"older")
         os.utime(path, (0, 0))
-    again(results, shipped_only=True).check_shipped()
+    again(results, shipped_only=True).shipped.check_all()
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
     shutil.rmtree(folder)
-    (results.published_folder / FURTHER).write_bytes(b"no archive")
-    assert "restore it" in refusal(again(results, shipped_only=True).check_shipped)
+    (results.shipped.folder / FURTHER).write_bytes(b"no archive")
+    assert "restore it" in refusal(again(results, shipped_only=True).shipped.check_all)
 
 
 def test_an_own_run_comes_before_the_shipped_one_with_what_rests_on_it(shipped: Results) -> None:
@@ -184,7 +183,7 @@ def test_only_a_report_of_all_as_started_takes_the_place_of_snakemakes(shipped: 
     assert report_place(again(shipped, published=False)).report == so_far
     others = replace(shipped.campaign, settings={**shipped.campaign.settings, "seeds": 43})
     assert report_place(again(shipped, campaign=others)).report == so_far
-    (shipped.published_folder / run_path(shipped.campaign.runs[0]) / RUN_FILES[0]).unlink()
+    (shipped.shipped.folder / run_path(shipped.campaign.runs[0]) / RUN_FILES[0]).unlink()
     (shipped.own_folder / run_path(shipped.campaign.runs[0]) / RUN_FILES[0]).unlink()
     assert report_place(again(shipped)).report == so_far
 

@@ -10,7 +10,8 @@ from relation.cli import main
 from relation.pipeline import spent
 from relation.pipeline.cost import make_plan
 from relation.pipeline.ledger import Ledger
-from relation.pipeline.results import Results, examination_paths
+from relation.pipeline.places import examination_paths
+from relation.pipeline.results import Results
 from relation.store.layouts import COPYING
 from relation.store.parquet import write_parquet
 from relation.store.stamp import origin

@@ -30,10 +30,11 @@ from status_files import (
 from relation.errors import RunError, StoppedError
 from relation.pipeline.jobs import failure
 from relation.pipeline.ledger import Ledger
+from relation.pipeline.places import diagnostics_path, run_path, systems_path
 from relation.pipeline.progress import CampaignStatus, RunStatus, trained_tokens
 from relation.pipeline.provenance import PROVENANCE
 from relation.pipeline.publish import publish
-from relation.pipeline.results import Results, diagnostics_path, run_path, systems_path
+from relation.pipeline.results import Results
 from relation.store.layouts import RUN, THROUGHPUT
 from relation.store.parquet import write_parquet
 from relation.train.folder import ABOUT, LOCK, METRICS
@@ -198,12 +199,12 @@ def test_published_runs_are_done(results: Results) -> None:
     results.folder.rename(kept)
     assert {r.state for r in look(Results(campaign())).runs} == {"done"}
 
-    record = results.published_folder / run_path(run()) / "record.parquet"
+    record = results.shipped.folder / run_path(run()) / "record.parquet"
     record.write_bytes(record.read_bytes()[:-9])
     (note,) = look(Results(campaign())).notes
     assert record.as_posix() in note and "SHA256SUMS" in note
 
-    sums = results.published_folder / "SHA256SUMS"
+    sums = results.shipped.folder / "SHA256SUMS"
     for damaged in (b"\xff", b"one word\n"):
         sums.write_bytes(damaged)
         assert look(Results(campaign()), steps=True).notes == [
@@ -224,7 +225,7 @@ def test_published_diagnostics_may_be_absent_and_are_named_where_damaged(results
         return {s.name: s.state for s in status.steps if s.name.startswith("diagnose")}
 
     assert states() == {f"diagnose {diagnosed.name}": "done", **due}
-    cut(results.published_folder / diagnostics_path(diagnosed))
+    cut(results.shipped.folder / diagnostics_path(diagnosed))
     assert states() == {f"diagnose {diagnosed.name}": "damaged", **due}
     notes = look(Results(campaign()), steps=True).notes
     assert notes and all("SHA256SUMS" in note for note in notes)

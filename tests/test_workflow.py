@@ -15,7 +15,8 @@ from test_edits import EDITS as HASHED
 
 from relation.pipeline.campaign import resolve
 from relation.pipeline.config import load_config
-from relation.pipeline.results import READING_KINDS, Results
+from relation.pipeline.places import READING_KINDS
+from relation.pipeline.results import Results
 from relation.store.parquet import read_origin
 from report.judge.frames import FRAMES
 from report.judge.job import write_cells

@@ -19,7 +19,8 @@ sys.path.insert(0, str(PROJECT))
 from relation.pipeline.hashes import code_hash
 from relation.errors import InputError
 from relation.pipeline.config import load_config
-from relation.pipeline.results import CHECKSUMS, chosen_results
+from relation.pipeline.results import chosen_results
+from relation.pipeline.shipped import CHECKSUMS
 from relation.spec import canonical_hash
 
 # Snakemake says no line of a file that is not YAML.
@@ -47,7 +48,7 @@ try:
     SHIPPED = {}
     for name in NAMES:
         SHIPPED[name] = replace(chosen_results(config, campaign=name), shipped_only=True)
-        SHIPPED[name].check_shipped()
+        SHIPPED[name].shipped.check_all()
 except InputError as error:
     sys.exit(f"error: {error}")
 
@@ -60,7 +61,7 @@ def RECORDS(wildcards):
     results = SHIPPED[wildcards.campaign]
     shown = results.of_readings
     readings = () if shown is None else shown.shipped_readings().values()
-    return list(dict.fromkeys(path.as_posix() for path in (*results.shipped_files(), *readings)))
+    return list(dict.fromkeys(path.as_posix() for path in (*results.shipped.files(), *readings)))
 
 
 def DRAWN(wildcards):

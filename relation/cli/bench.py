@@ -10,7 +10,8 @@ from relation.errors import InputError
 from relation.pipeline.campaign import Campaign, resolve
 from relation.pipeline.config import load_config
 from relation.pipeline.origin import stamp
-from relation.pipeline.results import Results, systems_path
+from relation.pipeline.places import systems_path
+from relation.pipeline.results import Results
 from relation.pipeline.uses import uses_of
 from relation.store.files import write_text
 

@@ -44,7 +44,7 @@ def _crate(options: argparse.Namespace) -> None:
     results = campaign_results(options)
     if options.shipped:
         results = replace(results, shipped_only=True)
-        results.check_shipped()
+        results.shipped.check_all()
     folder = options.output or results.own_folder / "crate"
     records = len(write_crate(results, folder))
     name = results.campaign.name

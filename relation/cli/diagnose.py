@@ -17,7 +17,8 @@ from relation.cli.options import (
 from relation.cli.tables import print_table
 from relation.errors import InputError
 from relation.pipeline.origin import stamp
-from relation.pipeline.results import Results, diagnostics_path, run_path, with_pictures
+from relation.pipeline.places import diagnostics_path, run_path, with_pictures
+from relation.pipeline.results import Results
 from relation.pipeline.uses import uses_of_model
 
 # The paper's sampling, as the options of a checkpoint of no campaign have it.

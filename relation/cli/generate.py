@@ -14,7 +14,8 @@ from relation.cli.options import (
     given_checkpoint,
 )
 from relation.errors import InputError
-from relation.pipeline.results import Results, run_path
+from relation.pipeline.places import run_path
+from relation.pipeline.results import Results
 
 
 def add_commands(commands) -> None:

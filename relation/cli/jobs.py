@@ -26,7 +26,7 @@ from relation.cli.options import (
 from relation.errors import InputError, RunError
 from relation.pipeline.hashes import code_hash
 from relation.pipeline.origin import stamp
-from relation.pipeline.results import (
+from relation.pipeline.places import (
     CHECKPOINT,
     GRADIENTS_FILE,
     VERIFICATION_FILE,

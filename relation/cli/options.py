@@ -7,7 +7,8 @@ from pathlib import Path
 from relation.errors import InputError
 from relation.pipeline.campaign import Campaign
 from relation.pipeline.config import load_config
-from relation.pipeline.results import CHECKPOINT, Results, chosen_results, run_path
+from relation.pipeline.places import CHECKPOINT, run_path
+from relation.pipeline.results import Results, chosen_results
 from relation.spec import RunSpec, canonical_hash
 
 DEFAULT_CONFIG = Path("config.yaml")

@@ -61,7 +61,7 @@ def _records(options: argparse.Namespace) -> tuple[CampaignRecords, Path]:
     results = whole_results(options)
     if options.shipped:
         results = replace(results, shipped_only=True)
-        results.check_shipped()
+        results.shipped.check_all()
     return load_records(results.campaign, results, partial=options.shipped), results.report
 
 
@@ -150,7 +150,7 @@ def _publish(options: argparse.Namespace) -> None:
 
     results = campaign_results(options)
     published = publish(results.campaign, results)
-    print(f"{len(published)} files in {results.published_folder}")
+    print(f"{len(published)} files in {results.shipped.folder}")
 
 
 def _compare(options: argparse.Namespace) -> None:

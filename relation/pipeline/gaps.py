@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from relation.errors import InputError
 from relation.pipeline.campaign import Campaign
 from relation.pipeline.jobs import Record, failure
-from relation.pipeline.results import RULES
+from relation.pipeline.places import RULES
 from relation.variants import PAIRED
 
 MISSING = ("kind", "scale", "variant", "seed", "status", "reason")

@@ -17,7 +17,8 @@ from relation.pipeline.campaign import Campaign
 from relation.pipeline.jobs import DAMAGED, DONE
 from relation.pipeline.ledger import Ledger
 from relation.pipeline.origin import stamp
-from relation.pipeline.results import READING_KINDS, READINGS, Results
+from relation.pipeline.places import READING_KINDS, READINGS
+from relation.pipeline.results import Results
 from relation.spec import RunSpec, canonical_hash
 from relation.store.layouts import (
     FLOW,

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from relation.pipeline.hashes import code_hash
-from relation.pipeline.results import RULES, texts_of
+from relation.pipeline.places import RULES
+from relation.pipeline.results import texts_of
 from relation.spec import DiagnosticsSpec, RunSpec, Spec, SystemsSpec
 
 DONE, STALE, FAILED, DAMAGED = "done", "stale", "failed", "damaged"

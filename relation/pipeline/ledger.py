@@ -25,7 +25,8 @@ from relation.pipeline.jobs import (
     State,
     failure,
 )
-from relation.pipeline.results import RULES, RUN_FILES, Results, run_path, with_pictures
+from relation.pipeline.places import RULES, RUN_FILES, run_path, with_pictures
+from relation.pipeline.results import Results
 from relation.pipeline.uses import uses_of, uses_of_model, uses_of_models
 from relation.spec import (
     DataSpec,

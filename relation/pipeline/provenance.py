@@ -14,7 +14,7 @@ from relation.data.recipes import BOOKS
 from relation.pipeline.campaign import Campaign
 from relation.pipeline.hashes import code_hash, golden_hash
 from relation.pipeline.jobs import UNREPORTED, Record
-from relation.pipeline.results import RULES
+from relation.pipeline.places import RULES
 from relation.pipeline.uses import uses_of_model
 from relation.spec import canonical_hash
 from relation.variants import VARIANTS

@@ -8,15 +8,9 @@ from relation.pipeline.campaign import Campaign
 from relation.pipeline.gather import any_own, gather_to_ship, write_gathered
 from relation.pipeline.jobs import DAMAGED, DONE, UNREPORTED
 from relation.pipeline.ledger import Ledger
-from relation.pipeline.results import (
-    CHECKSUMS,
-    FURTHER,
-    MODELS_FILE,
-    OMISSIONS,
-    READINGS,
-    Results,
-    run_path,
-)
+from relation.pipeline.places import MODELS_FILE, OMISSIONS, READINGS, run_path
+from relation.pipeline.results import Results
+from relation.pipeline.shipped import CHECKSUMS, FURTHER
 from relation.store.bundle import pack
 from relation.store.files import sha256_of, write_text
 from relation.store.parquet import pack_parquet
@@ -36,7 +30,7 @@ def publish(campaign: Campaign, results: Results) -> list[Path]:
     copied: list[Path] = []
     if any_own(results):  # first, as it may refuse runs before anything is copied
         rows = gather_to_ship(results)
-        copied += write_gathered(results, rows, results.published_folder / READINGS)
+        copied += write_gathered(results, rows, results.shipped.folder / READINGS)
     ledger = Ledger(replace(results, campaign=campaign, published=False))
     for job in ledger.jobs:
         state = ledger.recorded(job)
@@ -45,12 +39,12 @@ def publish(campaign: Campaign, results: Results) -> list[Path]:
         if job.rule in UNREPORTED or state.name != DONE:
             continue
         for record in job.records:
-            target = results.published_folder / record.path.relative_to(results.folder)
+            target = results.shipped.folder / record.path.relative_to(results.folder)
             pack_parquet(record.path, target)
             copied.append(target)
     if not any(path.name != MODELS_FILE.name for path in copied):
         raise InputError(f"campaign {campaign.name} has no complete record to publish")
-    folder = results.published_folder
+    folder = results.shipped.folder
     runs = [folder / run_path(run) for run in campaign.planned_further]
     if further := [path for run in runs for path in run.glob("*.parquet")]:
         pack(folder, further, folder / FURTHER)

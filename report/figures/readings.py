@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from relation.pipeline.results import READING_KINDS
+from relation.pipeline.places import READING_KINDS
 from relation.variants import PAIRED
 from report.figures.drawing import (
     DASHES,

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from relation.pipeline.results import READING_KINDS
+from relation.pipeline.places import READING_KINDS
 from report.figures.drawing import Drawing, NotDrawnError
 from report.figures.readings import dashed, marker, of_readings
 from report.judge.readings_rule import BASE, RESIDUALS

@@ -7,7 +7,8 @@ from typing import Any
 
 from relation.errors import InputError
 from relation.pipeline.config import load_config
-from relation.pipeline.results import CHECKSUMS, REPORT, SO_FAR
+from relation.pipeline.results import REPORT, SO_FAR
+from relation.pipeline.shipped import CHECKSUMS
 from relation.store.parquet import read_origin, read_parquet
 from report.judge.frames import CELL_KEY, CELLS, CLAIMS
 from report.render.environment import html_environment

@@ -7,8 +7,9 @@ from relation.data.recipes import BOOKS
 from relation.data.sources import text_files
 from relation.errors import InputError
 from relation.pipeline.campaign import Campaign
+from relation.pipeline.places import OMISSIONS, run_path
 from relation.pipeline.provenance import command_for
-from relation.pipeline.results import OMISSIONS, Results, run_path, texts_of
+from relation.pipeline.results import Results, texts_of
 from relation.spec import DataSpec
 
 

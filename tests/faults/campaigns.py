@@ -10,7 +10,7 @@ from pathlib import Path
 
 from faults.registry import case
 from faults.sandbox import CAMPAIGN, DONE_RUN, PROJECT, RUN_NAME, Sandbox, moments, until
-from relation.pipeline.results import RUN_FILES, with_pictures
+from relation.pipeline.places import RUN_FILES, with_pictures
 
 fault = partial(case, "fault")
 CHOICES = ("--config", f"campaign={CAMPAIGN}", "scales=10M", "variants=mha,full")

@@ -6,7 +6,7 @@ from pathlib import Path
 from faults.registry import case
 from faults.sandbox import CAMPAIGN, DONE_RUN, Sandbox
 from faults.training import _flip
-from relation.pipeline.results import with_pictures
+from relation.pipeline.places import with_pictures
 
 fault = partial(case, "fault")
 

@@ -8,6 +8,7 @@ from relation.pipeline.hashes import code_hash
 from relation.data.sources import corpus_fingerprint
 from relation.errors import InputError, RelationError
 from relation.pipeline.ledger import Ledger
+from relation.pipeline.places import RULES
 from relation.pipeline.preflight import (
     check,
     check_corpus,
@@ -15,7 +16,7 @@ from relation.pipeline.preflight import (
     make_chosen_corpus,
     write_started_with,
 )
-from relation.pipeline.results import RULES, chosen_results
+from relation.pipeline.results import chosen_results
 from relation.pipeline.summary import Started, report_lines, summary
 from relation.spec import canonical_hash
 from relation.pipeline.uses import uses_of_report
