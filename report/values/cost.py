@@ -84,10 +84,7 @@ def _put_pairs(
             speed = relation / attention
             found.put(row, {f"speed.{name}": speed})
             found.put_with_interval(row, f"cost.{name}", _cost(tokens["full"], speed))
-        # Without sources it would rest on every record of the table, further pairs too.
-        behind = found[row, "speed.other", "value"].sources
-        name = replace(rates[scale, "peers.name", "value"], sources=behind)
-        found.put(row, {"other": name})
+        found.put(row, {"other": rates[scale, "peers.name", "value"]})
 
 
 def _share(pairs: pd.DataFrame, variant: str, sources: tuple[str, ...], none: Measured) -> Measured:

@@ -115,10 +115,12 @@ def _put_peers(
             none = absent_rate(records, benchmark, scale, "full")
         found.put(scale, {f"peers.{column}": rate_of(rows, "tokens_per_second", none)})
         found.put_statistics(scale, f"peers.{column}_ratio", ratio_of(flash, rows, none))
-    found[scale, "peers.name", "value"] = found[scale, "peers.other", "value"]
+    name = other = found[scale, "peers.other", "value"]
     if len(others):
         backend = others.iloc[0]["backend"]
-        found[scale, "peers.name", "value"] = worded(ATTENTION_NAME.get(backend, f"MHA, {backend}"))
+        # Without sources it would rest on every record of its table.
+        name = worded(ATTENTION_NAME.get(backend, f"MHA, {backend}"), sources=other.sources)
+    found.put(scale, {"peers.name": name})
 
 
 SPEEDUP = Number(2, "×")
