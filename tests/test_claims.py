@@ -341,4 +341,14 @@ def test_an_interval_on_both_sides_says_so() -> None:
         by_seed = dict(zip((42, 43, 44), deltas, strict=True))
         pairs = Measured(sum(deltas) / 3, unit="nat/token", n=3, by_seed=by_seed)
         row = compare("10M", "NLL", paper_value, pairs, lambda x: x < 0)
-        assert row.direction and ("values that say otherwise" in row.note) == open_
+        assert row.direction and row.contested == ("values that say otherwise" in row.note) == open_
+
+
+@pytest.mark.parametrize("by, verdict", [(0, "reproduced"), (0.5, "not reproduced")])
+def test_one_pair_establishes_nothing(by: float, verdict: str) -> None:
+    records = paper()
+    pair = records.runs.query("scale == '30M' and seed == 44 and variant in ('mha', 'full')")
+    found = ledger(nll("full", "30M", by, replace(records, runs=pair)), 1)[1]
+    assert (found.verdict, found.not_established) == (verdict, "30M")
+    (row,) = (row for row in found.evidence if row.label == "30M")
+    assert row.note == "one seed, the paper's mean is of 3; one seed has no interval"

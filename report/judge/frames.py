@@ -15,7 +15,7 @@ _FRESHNESS = "current, stale, or: older code, same golden losses; null without a
 _CLAIM_FRESHNESS = "the worst of the sources; null without any"
 _NOT_ESTABLISHED = (
     "labels of the evidence that the verdict rests on while its 95% interval also holds values "
-    "that say otherwise; empty where there is none"
+    "that say otherwise, or one seed has no interval; empty where there is none"
 )
 _CELL_VERDICTS = (
     "same (a count or setting), within, outside, not judged, chose the reading; null without a "

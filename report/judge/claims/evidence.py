@@ -18,6 +18,7 @@ _TRIED = ("failed", "oom")
 # Equal sums of equal numbers may differ in the last bit.
 LAST_BIT = 1e-9
 _CONTESTED = "its interval holds values that say otherwise"
+_ALONE = "one seed has no interval"
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,8 @@ class Evidence:
     """One comparison.
 
     direction: whether the paper's sign or bound holds, size: whether its value is met; None where
-    that is undecided. contested: the 95% interval also holds values that say otherwise.
+    that is undecided. contested: the 95% interval also holds values that say otherwise, or one
+    seed has none.
     asks_direction and asks_size: whether the claim needs them. essential: the claim is not tested
     without it; else it may be missing, as a scale that was not run. What failed or ran out of
     memory is essential. beside: it is shown and decides nothing; told: what such a row says of the
@@ -121,8 +123,8 @@ class Evidence:
 
 
 def joined(*notes: str) -> str:
-    """Notes as one; the empty ones say nothing."""
-    return "; ".join(filter(None, notes))
+    """Notes as one, each once; the empty ones say nothing."""
+    return "; ".join(dict.fromkeys(filter(None, notes)))
 
 
 def says_otherwise(
@@ -178,7 +180,9 @@ def compare(
     margin = None if measured.margin is None else measured.margin / scale
     if ends is None:
         ends = (None, None) if margin is None else (ours - margin, ours + margin)
+    alone = margin is None and len(measured.by_seed) == 1
     contested = any(says_otherwise(holds, *ends) for holds in (met, direction))
+    open_ = _ALONE if alone else _CONTESTED if contested else ""
     size, why = _size(paper, ours, margin) if met is None else (met(ours), "")
     fewer = ""
     if 0 < len(measured.by_seed) < len(SEEDS):
@@ -192,8 +196,8 @@ def compare(
         high=high,
         direction=None if direction is None else direction(ours),
         size=size,
-        contested=contested,
-        note=joined(fewer, measured.reason, why, _CONTESTED if contested else ""),
+        contested=bool(open_),
+        note=joined(fewer, measured.reason, why, open_),
     )
 
 
@@ -201,7 +205,7 @@ def _size(paper: Printed, ours: float, margin: float | None) -> tuple[bool | Non
     """Whether a value is as near to the paper's as their spreads allow, or why that is open."""
     known = [size for size in (margin, paper.spread) if size is not None]
     near = abs(ours - paper.value) <= max([*known, paper.rounding]) * (1 + LAST_BIT)
-    return (near, "") if known or near else (None, "one seed has no interval")
+    return (near, "") if known or near else (None, _ALONE)
 
 
 def shown_beside(found: Evidence) -> Evidence:
@@ -222,7 +226,8 @@ def _names(rows: Sequence[Evidence]) -> str:
 class Outcome(NamedTuple):
     """A verdict, its reason, and the labels of what it rests on without being established by it.
 
-    not_established is empty where no interval of what decides holds values that say otherwise.
+    not_established is empty where every interval of what decides is there and holds no values that
+    say otherwise.
     """
 
     verdict: Verdict
