@@ -25,7 +25,7 @@ from relation.pipeline.places import (
 from relation.pipeline.preflight import write_started_with
 from relation.pipeline.publish import publish
 from relation.pipeline.results import Results, chosen_results
-from relation.pipeline.shipped import FURTHER
+from relation.pipeline.shipped import ARCHIVE
 from relation.spec import canonical_hash
 from relation.store import layouts as schemas
 from relation.store.parquet import write_parquet
@@ -51,30 +51,32 @@ def place(path: Path, results: Results) -> str:  # noqa: F811
     return path.relative_to(results.root).parts[0]
 
 
+def files_below(folders: list[Path]) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for folder in folders for path in folder.rglob("*.parquet")}
+
+
 def test_shipped_records_stand_for_their_own_copies(shipped: Results) -> None:
     """What was published stays done when code changes."""
     paths = [*Ledger(shipped).record_files(), *map(shipped.run, shipped.campaign.runs)]
     assert {place(path, shipped) for path in paths if path != shipped.models} == {"published"}
 
 
-def test_further_pairs_are_shipped_in_one_archive(results: Results) -> None:  # noqa: F811
-    run = results.campaign.planned_further[0]
-    campaign = replace(results.campaign, further_runs=(run,))
-    write_run(results, run, OTHER)
-    publish(campaign, again(results, campaign=campaign))
-    folder = results.shipped.folder / run_path(run)
-    before = {path: path.read_bytes() for path in folder.iterdir()}
-    assert {path.name for path in before} == {*RUN_FILES}
-    shutil.rmtree(folder)  # as in a clone
+def test_what_is_of_single_runs_is_shipped_in_one_archive(shipped: Results) -> None:
+    results = shipped
+    folders = [results.shipped.folder / place for place in ("runs", "diagnostics")]
+    before = files_below(folders)
+    assert {path.name for path in before} >= {*RUN_FILES, "42.parquet", "42-maps.parquet"}
+    for folder in folders:  # as in a clone
+        shutil.rmtree(folder)
     again(results, shipped_only=True).shipped.check_all()
-    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+    assert files_below(folders) == before
     for path in before:  # of an archive before this one
         path.write_bytes(b"older")
         os.utime(path, (0, 0))
     again(results, shipped_only=True).shipped.check_all()
-    assert {path: path.read_bytes() for path in folder.iterdir()} == before
-    shutil.rmtree(folder)
-    (results.shipped.folder / FURTHER).write_bytes(b"no archive")
+    assert files_below(folders) == before
+    shutil.rmtree(folders[0])
+    (results.shipped.folder / ARCHIVE).write_bytes(b"no archive")
     assert "restore it" in refusal(again(results, shipped_only=True).shipped.check_all)
 
 
@@ -183,7 +185,8 @@ def test_only_a_report_of_all_as_started_takes_the_place_of_snakemakes(shipped: 
     assert report_place(again(shipped, published=False)).report == so_far
     others = replace(shipped.campaign, settings={**shipped.campaign.settings, "seeds": 43})
     assert report_place(again(shipped, campaign=others)).report == so_far
-    (shipped.shipped.folder / run_path(shipped.campaign.runs[0]) / RUN_FILES[0]).unlink()
+    for name in (ARCHIVE, run_path(shipped.campaign.runs[0]) / RUN_FILES[0]):
+        (shipped.shipped.folder / name).unlink()
     (shipped.own_folder / run_path(shipped.campaign.runs[0]) / RUN_FILES[0]).unlink()
     assert report_place(again(shipped)).report == so_far
 

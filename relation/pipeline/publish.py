@@ -8,9 +8,9 @@ from relation.pipeline.campaign import Campaign
 from relation.pipeline.gather import any_own, gather_to_ship, write_gathered
 from relation.pipeline.jobs import DAMAGED, DONE, UNREPORTED
 from relation.pipeline.ledger import Ledger
-from relation.pipeline.places import MODELS_FILE, OMISSIONS, READINGS, run_path
+from relation.pipeline.places import MODELS_FILE, OMISSIONS, READINGS
 from relation.pipeline.results import Results
-from relation.pipeline.shipped import CHECKSUMS, FURTHER
+from relation.pipeline.shipped import ARCHIVE, CHECKSUMS, PACKED
 from relation.store.bundle import pack
 from relation.store.files import sha256_of, write_text
 from relation.store.parquet import pack_parquet
@@ -22,8 +22,8 @@ def publish(campaign: Campaign, results: Results) -> list[Path]:
     A run counts when its record, log and probes are there and carry the campaign's configuration
     hash; so do its diagnostics, each systems benchmark, the verification and the check of
     gradients; the inventory of models goes with them. Of readings, a file a kind gathers the runs
-    that are there and those shipped before. The further pairs go into one archive too, which stands
-    for their files in a clone. Checkpoints and the logs of jobs are not copied. The checksums cover
+    that are there and those shipped before. What is of single runs goes into one archive too, which
+    stands for its files in a clone. Checkpoints and the logs of jobs are not copied. The checksums cover
     a text on what is left out too, where one lies there. Returns the files copied. Raises
     InputError where nothing is complete.
     """
@@ -45,10 +45,9 @@ def publish(campaign: Campaign, results: Results) -> list[Path]:
     if not any(path.name != MODELS_FILE.name for path in copied):
         raise InputError(f"campaign {campaign.name} has no complete record to publish")
     folder = results.shipped.folder
-    runs = [folder / run_path(run) for run in campaign.planned_further]
-    if further := [path for run in runs for path in run.glob("*.parquet")]:
-        pack(folder, further, folder / FURTHER)
-    others = (path for name in (OMISSIONS, FURTHER) for path in folder.glob(name))
+    if packed := [path for place in PACKED for path in (folder / place).rglob("*.parquet")]:
+        pack(folder, packed, folder / ARCHIVE)
+    others = (path for name in (OMISSIONS, ARCHIVE) for path in folder.glob(name))
     shipped = sorted([*folder.rglob("*.parquet"), *others])
     lines = [
         f"{sha256_of(path)}  {path.relative_to(folder).as_posix()}\n"

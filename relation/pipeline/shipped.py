@@ -7,13 +7,12 @@ from pathlib import Path
 
 from relation.errors import InputError
 from relation.pipeline.campaign import Campaign
-from relation.pipeline.places import run_path
 from relation.store.bundle import unpack
 from relation.store.files import sha256_of
 
 CHECKSUMS = "SHA256SUMS"
-# The records of the further pairs, which are shipped in one archive and read as files.
-FURTHER = "further.tar.xz"
+# Hundreds of small records, alike in most of their bytes: shipped in one archive, read as files.
+ARCHIVE, PACKED = "runs.tar.xz", ("runs", "diagnostics", "beyond")
 
 
 @dataclass(frozen=True)
@@ -28,20 +27,19 @@ class Shipped:
         """The same; at the first look the files of the archive are laid there, too."""
         absent = [*self._absent()]
         if absent:
-            unpack(self.place / FURTHER, self.place, absent)
+            unpack(self.place / ARCHIVE, self.place, absent)
         return self.place
 
     def _absent(self) -> Iterator[str]:
         """The files of the archive that are not there, or are older than it: of another version."""
-        archive = self.place / FURTHER
+        archive = self.place / ARCHIVE
         if not archive.exists():
             return
         made = archive.stat().st_mtime_ns
-        places = {run_path(run) for run in self.campaign.planned_further}
         for name in self.checksums:
             path = self.place / name
-            among = Path(name).parent in places
-            if among and not (path.exists() and path.stat().st_mtime_ns >= made):
+            packed = Path(name).parts[0] in PACKED
+            if packed and not (path.exists() and path.stat().st_mtime_ns >= made):
                 yield name
 
     @cached_property
