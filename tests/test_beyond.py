@@ -79,6 +79,15 @@ def test_what_stands_in_the_tables(planted) -> None:
         assert (found.status, found.reason) == ("no counterpart", reason)
 
 
+def test_later_tokens_leave_out_where_the_short_windows_begin() -> None:
+    base = records(0.1)
+    begins = base.lengths["reading"].eq("apart") & base.lengths["first"].mod(1024).eq(0)
+    worse = base.lengths["nll"] + begins * 1.0
+    found = LENGTH.measure(replace(base, lengths=base.lengths.assign(nll=worse)))
+    assert found["10M/mha", "length.4", "value"].value == pytest.approx(0.1 - 1 / 4)
+    assert found["10M/mha", "length.4.later", "value"].value == pytest.approx(0.1)
+
+
 def test_a_corpus_of_short_documents_says_so() -> None:
     """The records are there and hold no row: no window is longer than trained."""
     found = measured(records(0.1, lengths=("mha", "full", "hybrid")))

@@ -93,7 +93,7 @@ def test_a_lock_has_the_pins_and_what_they_bring_along(name: str) -> None:
 
 
 def test_the_published_lock_has_the_versions_of_the_records() -> None:
-    record = "results/published/books-scaled/runs/10M/full/42/record.parquet"
+    record = "results/published/books-scaled/verification.parquet"
     made_with = read_origin(ROOT / record)["versions"]
     python = made_with.pop("python").rpartition(".")[0]
     versions = locked("cuda-published")

@@ -62,22 +62,21 @@ def test_shipped_records_stand_for_their_own_copies(shipped: Results) -> None:
 
 
 def test_what_is_of_single_runs_is_shipped_in_one_archive(shipped: Results) -> None:
-    results = shipped
-    folders = [results.shipped.folder / place for place in ("runs", "diagnostics")]
+    folders = [shipped.shipped.folder / place for place in ("runs", "diagnostics")]
     before = files_below(folders)
     assert {path.name for path in before} >= {*RUN_FILES, "42.parquet", "42-maps.parquet"}
     for folder in folders:  # as in a clone
         shutil.rmtree(folder)
-    again(results, shipped_only=True).shipped.check_all()
+    again(shipped, shipped_only=True).shipped.check_all()
     assert files_below(folders) == before
     for path in before:  # of an archive before this one
         path.write_bytes(b"older")
         os.utime(path, (0, 0))
-    again(results, shipped_only=True).shipped.check_all()
+    again(shipped, shipped_only=True).shipped.check_all()
     assert files_below(folders) == before
     shutil.rmtree(folders[0])
-    (results.shipped.folder / ARCHIVE).write_bytes(b"no archive")
-    assert "restore it" in refusal(again(results, shipped_only=True).shipped.check_all)
+    (shipped.shipped.folder / ARCHIVE).write_bytes(b"no archive")
+    assert "restore it" in refusal(again(shipped, shipped_only=True).shipped.check_all)
 
 
 def test_an_own_run_comes_before_the_shipped_one_with_what_rests_on_it(shipped: Results) -> None:

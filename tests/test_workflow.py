@@ -17,6 +17,7 @@ from relation.pipeline.campaign import resolve
 from relation.pipeline.config import load_config
 from relation.pipeline.places import READING_KINDS
 from relation.pipeline.results import Results
+from relation.pipeline.shipped import ARCHIVE
 from relation.store.parquet import read_origin
 from report.judge.frames import FRAMES
 from report.judge.job import write_cells
@@ -325,13 +326,17 @@ def test_a_restriction_shows_the_rest_as_not_run(project: Path, clone: Path) -> 
 
 
 def test_a_published_run_that_is_not_whole_is_made_again_or_refused(clone: Path) -> None:
-    folder = clone / "results/published/tiny/runs/10M"
-    record, log = folder / "full/42/record.parquet", folder / "mha/42/log.parquet"
+    folder = clone / "results/published/tiny"
+    record, log = (folder / f"runs/10M/{name}.parquet" for name in ("full/42/record", "mha/42/log"))
+    archive, elsewhere = folder / ARCHIVE, clone / ARCHIVE
     kept, whole = record.read_bytes(), log.read_bytes()
     record.unlink()
+    archive.rename(elsewhere)
     jobs = planned_jobs(clone, *TINY)
     assert jobs["train"] == jobs["diagnose"] == jobs["prepare"] == 1
-    record.write_bytes(kept)
+    elsewhere.rename(archive)
+    assert planned_jobs(clone, *TINY).keys().isdisjoint({"train", "diagnose", "prepare"})
+    assert record.read_bytes() == kept
 
     log.write_bytes(whole[:-9])
     done = snakemake(clone, "--dry-run", *TINY, check=False)

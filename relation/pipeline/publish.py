@@ -23,8 +23,8 @@ def publish(campaign: Campaign, results: Results) -> list[Path]:
     hash; so do its diagnostics, each systems benchmark, the verification and the check of
     gradients; the inventory of models goes with them. Of readings, a file a kind gathers the runs
     that are there and those shipped before. What is of single runs goes into one archive too, which
-    stands for its files in a clone. Checkpoints and the logs of jobs are not copied. The checksums cover
-    a text on what is left out too, where one lies there. Returns the files copied. Raises
+    stands for its files in a clone. Checkpoints and the logs of jobs are not copied. The checksums
+    cover a text on what is left out too, where one lies there. Returns the files copied. Raises
     InputError where nothing is complete.
     """
     copied: list[Path] = []

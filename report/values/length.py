@@ -4,7 +4,7 @@ import pandas as pd
 
 from report.values.examined import OVER_SEEDS, ROWS, STUBS, BySeed, Examined, average
 from report.values.frames import CampaignRecords
-from report.values.layout import Note, Number, Panel, Table, value
+from report.values.layout import Column, Note, Number, Panel, Table, value
 from report.values.measured import Measurements, select
 
 # Where spans of positions end, in training contexts; each begins at half of that.
@@ -33,6 +33,13 @@ def _less(reading: str, base: str, start: int, end: int) -> tuple[BySeed, str]:
     return of, f"reading = {reading}, less that of {base}, first = {start} to {end}"
 
 
+def _later(change: tuple[BySeed, str], T: int) -> tuple[BySeed, str]:
+    """The same without the first quarter of each short window, whose tokens see little."""
+    of, rows = change
+    begun = T // 4
+    return lambda found: of(found[found["first"] % T >= begun]), f"{rows}, first mod T >= {begun}"
+
+
 def length(records: CampaignRecords) -> Measurements:
     """A row a model: NLL within the training context, and how it changes beyond."""
     examined, found = Examined(records, "lengths"), Measurements()
@@ -49,6 +56,7 @@ def length(records: CampaignRecords) -> Measurements:
         for end in ENDS:
             change = _less("whole", "apart", end // 2 * T, end * T)
             means[f"length.{end}"] = examined.mean(model, *change, none=_SHORT)
+            means[f"length.{end}.later"] = examined.mean(model, *_later(change, T), none=_SHORT)
         for reading in ("frozen", "removed"):
             change = _less(reading, "whole", ENDS[-1] // 2 * T, ENDS[-1] * T)
             # Of a model whose windows are long enough, only the correction can lack.
@@ -63,6 +71,13 @@ def _times(contexts: int) -> str:
 
 
 _NLL, _RISE = Number(3), Number(3, signed=True)
+
+
+def _beyond(which: str) -> tuple[Column, ...]:
+    spans = ((end, f"{_times(end // 2)} to\n{end}T") for end in ENDS)
+    return tuple(value(title, f"length.{end}{which}", _RISE) for end, title in spans)
+
+
 LENGTH = Table(
     label="beyond-length",
     number="B4",
@@ -71,21 +86,24 @@ LENGTH = Table(
     caption=(
         "Windows of up to eight training contexts T, each within one document. Positions, counts "
         "and states go on. By position beyond T: less the NLL of the same tokens in windows as "
-        "long as trained, so that a positive difference is a loss. Count correction, from 4T to "
-        "8T: with log i kept at log T, and without it, less the whole reading."
+        "long as trained, so that a positive difference is a loss; (b) leaves out the first "
+        "quarter of each of these: its tokens see little there, and any history would help them. "
+        "Count correction, from 4T to 8T: with log i kept at log T, and without it, less the whole "
+        "reading."
     ),
     panels=(
         Panel(
-            "Length",
+            "(a) All tokens",
             (
                 value("NLL\nto T", "length.within", _NLL),
-                *(value(f"{_times(end // 2)} to\n{end}T", f"length.{end}", _RISE) for end in ENDS),
+                *_beyond(""),
                 value("Count kept\nat T", "length.frozen", _RISE),
                 value("Count\nleft out", "length.removed", _RISE),
             ),
             rows=ROWS,
             measured=True,
         ),
+        Panel("(b) Later tokens of each short window", _beyond(".later"), rows=ROWS, measured=True),
     ),
     measure=length,
     stubs=STUBS,
