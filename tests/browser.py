@@ -1,7 +1,7 @@
 """Headless Chromium for the tests, and photographs of a report.
 
     python tests/browser.py results/published/books/report/index.html docs/report.webp \
-        --height 1290
+        --height 1275
 
 takes the picture that the README shows.
 """

@@ -58,6 +58,21 @@ def test_the_loss_curves_leave_out_what_their_caption_says(records) -> None:
     assert log["loss"].max() > high
 
 
+@pytest.mark.parametrize("name", ["flow-by-layer", "flow-spectra"])
+def test_no_scale_reaches_above_the_panels(name: str, records) -> None:
+    """Panels of a row share an axis, which the first scale must not fix for the later ones."""
+    factor = {"10M": 1, "30M": 9}
+    flow, curves = records.flow.copy(), records.curves.copy()
+    flow["value"] *= flow["scale"].map(factor).fillna(1)
+    curves["values"] = [
+        [v * factor.get(scale, 1) for v in values]
+        for scale, values in zip(curves["scale"], curves["values"], strict=True)
+    ]
+    for axes in drawn(name, replace(records, flow=flow, curves=curves)):
+        top = axes.get_ylim()[1]
+        assert all(np.max(line.get_ydata()) <= top for line in axes.lines if len(line.get_ydata()))
+
+
 def test_seeds_too_near_for_two_labels_share_one(records) -> None:
     """Relation's NLL is 1.90, 1.92 and 1.94 by seed; MHA's 2.00 to 2.02."""
     assert labels(drawn("paired-nll", records)[0]) == ["44", "43", "42"]

@@ -85,15 +85,15 @@ def test_a_learning_rate_that_turns_the_sign_is_named_with_its_contrast() -> Non
 
 @pytest.mark.parametrize("delta, mha, words", [
     ((-0.065, -0.012), (3.445, 3.346), (
-        "two is established", "lowers MHA’s final NLL by 0.0990", "lowers Relation’s by 0.0460",
+        "scaled is established", "lowers MHA’s final NLL by 0.0990", "lowers Relation’s by 0.0460",
         "below MHA’s in 2 (1 established) and above it in 0 (0 established)")),
     ((0.065, 0.012), (3.346, 3.445), (
         "raises MHA’s final NLL by 0.0990", "below MHA’s in 0 (0 established) and above it in 2")),
     ((-0.012, -0.065), (3.445, 3.446), ("raises MHA’s", "and lowers Relation’s by 0.0520")),
-    ((-0.03, -0.031), (3.4, 3.3), ("two is not established",)),
+    ((-0.03, -0.031), (3.4, 3.3), ("scaled is not established",)),
 ])  # fmt: skip
 def test_the_words_follow_the_numbers(delta, mha, words) -> None:
-    loss = told(both(delta, mha), "finding").partition("final NLL less")[2]
+    loss = told(both(delta, mha), "finding").partition("final NLL minus")[2]
     assert all(word in loss for word in words), loss
 
 
@@ -101,7 +101,7 @@ def test_one_seed_a_reading_gives_no_interval_and_the_page_says_so() -> None:
     records = invented(Invented(seeds={}))
     finding = told(records, "finding")
     assert "[no interval; n = 1]" in finding and "nothing is established" in finding
-    assert "no claim is known to turn" in finding and "two is not tested" in finding
+    assert "no claim is known to turn" in finding and "scaled is not tested" in finding
     assert "same effect" not in finding and " established)" not in finding
     assert "no reading has two seeds" in told(records, "answer")
     of_nll = told_of(records, "final-nll")

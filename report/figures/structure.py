@@ -96,7 +96,7 @@ def flow_by_layer(records: CampaignRecords) -> Figure:
         _pair(flow, own)
         _pair(rank, ranks)
         for here in (flow, rank):
-            here.set_ylim(bottom=0)
+            here.set_ylim(bottom=0, auto=True)  # the next scale may reach higher
         percent(flow)
         ratio.axhline(1, color=MUTED, linewidth=0.8)
         by_seed = ranks["full"] / ranks["mha"]
@@ -133,7 +133,8 @@ def spectra(records: CampaignRecords) -> Figure:
                 places = np.arange(1, len(values) + 1)
                 here.plot(places, values, color=OPERATOR_COLOUR[variant], **look)
         here.set_yscale("log")
-        here.set_ylim(bottom=1e-5)  # below it FP32 has little to say
+        # Below it FP32 has little to say; the next scale may reach higher.
+        here.set_ylim(bottom=1e-5, auto=True)
 
     curves = _found(select(_curves(records), curve="sigma"), records)
     return by_scale(curves, draw, 2.8, ["k-th singular value"], "k", sharey="row", legend=0)

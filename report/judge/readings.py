@@ -119,14 +119,14 @@ def _headline(found: Study) -> list[str]:
     ]
     told = [
         f"{_lead(both[1])} At 10M Relation’s first layer keeps {unscaled} of its flow for itself "
-        f"where W_O and W_down start as the other matrices "
+        f"where W_O and W_down start as the other matrices, unscaled "
         f"(the paper: {amount(FIRST_LAYER.paper, FIRST_LAYER, unit=True)}). "
-        f"It keeps {scaled} with {DIVIDED}{''.join(others)}."
+        f"It keeps {scaled} with {DIVIDED}, scaled{''.join(others)}."
     ]
     unscaled, scaled = (amount(row["mean"], LOSS) for row in loss)
     told.append(
-        f"Relation’s final NLL less MHA’s is {unscaled} nat/token unscaled and {scaled} scaled "
-        f"(the paper: {amount(LOSS.paper, LOSS)}). The difference between the two is "
+        f"Relation’s final NLL minus MHA’s is {unscaled} nat/token unscaled and {scaled} scaled "
+        f"(the paper: {amount(LOSS.paper, LOSS)}). The difference between unscaled and scaled is "
         f"{_tested(loss[1])}."
     )
     for rate, turned in _sign_turns(found).items():
@@ -187,8 +187,9 @@ def _loss(found: Study) -> list[str]:
         verb = "lowers" if end < start else "raises"
         moves.append(f"{verb} {whose} by {nats(abs(end - start))} ({nats(start)} to {nats(end)})")
     return [
-        f"Relation’s final NLL less MHA’s is {unscaled} unscaled and {scaled} scaled; the paper "
-        f"prints {amount(LOSS.paper, LOSS)}. The difference between the two is {_tested(both[1])}. "
+        f"Relation’s final NLL minus MHA’s is {unscaled} unscaled and {scaled} scaled; the paper "
+        f"prints {amount(LOSS.paper, LOSS)}. The difference between unscaled and scaled is "
+        f"{_tested(both[1])}. "
         f"The division {listed(moves)}."
     ]
 

@@ -37,6 +37,7 @@ def html_environment() -> jinja2.Environment:
         "rich": html.rich,
         "symbols": html.symbols,
         "header": html.header,
+        "briefly": html.briefly,
         "entry": _entry,
         "path": quote,
         "capital": templating.capital,

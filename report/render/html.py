@@ -37,6 +37,12 @@ def symbols(text: str) -> Markup:
     return Markup("").join(formula(p) if symbol else escape(p) for p, symbol in symbol_pieces(text))
 
 
+def briefly(reason: str) -> str:
+    """Why records are older, each reason once and without the hashes, which the Parquet keeps."""
+    plain = re.sub(r": [0-9a-f]{16}, now [0-9a-f]{16}", "", reason)
+    return "; ".join(dict.fromkeys(plain.split("; ")))
+
+
 def header(text: str) -> Markup:
     """A column heading; its lines stack."""
     return Markup("<br>").join(rich(line) for line in text.split("\n"))

@@ -85,9 +85,10 @@ PAGE_TYPE = (
     "system-ui, sans-serif"
 )
 
-# The three neutral colours turn over with the reader's scheme; a figure is an image of its own, so
-# the page's style sheet does not reach it.
-_DARK = {INK: "#e4e4e0", MUTED: "#9da0a6", HAIR: "#35373c"}
+# The three neutral colours turn over with the reader's scheme, and MHA's blue is too dark for words
+# on dark; a figure is an image of its own, so the page's style sheet does not reach it.
+MHA_ON_DARK = "#4aa3df"
+_DARK = {INK: "#e4e4e0", MUTED: "#9da0a6", HAIR: "#35373c", MHA.lower(): MHA_ON_DARK}
 
 
 def styled(**more: Any) -> AbstractContextManager[None]:
