@@ -26,11 +26,15 @@ def _planned(records: CampaignRecords) -> bool:
     return len(records.recall) > 0 or len(missing) > 0
 
 
-def _line(axes: Axes, mixer: str, rows: pd.DataFrame, along: str) -> None:
-    """The mean over seeds of a mixer's accuracy along a column, with its 95% t interval."""
+def _line(axes: Axes, mixer: str, rows: pd.DataFrame, along: str, wider: int) -> None:
+    """The mean over seeds of a mixer's accuracy along a column, with its 95% t interval.
+
+    wider: how many mixers are drawn over it; where all are right, each stays to be seen.
+    """
     samples = rows.groupby(along)["accuracy"].apply(list)
     means, margins = samples.map(lambda v: sum(v) / len(v)), samples.map(t_margin)
-    axes.plot(means.index, means, "o-", color=_COLOUR[mixer], label=MIXER_NAME[mixer])
+    look = {"markersize": 4 + 1.5 * wider, "linewidth": 1.4 + wider}
+    axes.plot(means.index, means, "o-", color=_COLOUR[mixer], label=MIXER_NAME[mixer], **look)
     known = margins.dropna()
     if len(known):
         at = means[known.index]
@@ -39,10 +43,9 @@ def _line(axes: Axes, mixer: str, rows: pd.DataFrame, along: str) -> None:
 
 
 def _lines(axes: Axes, rows: pd.DataFrame, along: str) -> None:
-    for mixer in MIXER_NAME:
-        own = select(rows, mixer=mixer)
-        if len(own):
-            _line(axes, mixer, own, along)
+    found = [mixer for mixer in MIXER_NAME if (rows["mixer"] == mixer).any()]
+    for over, mixer in zip(reversed(range(len(found))), found, strict=True):
+        _line(axes, mixer, select(rows, mixer=mixer), along, over)
     doublings(axes, sorted(rows[along].unique()))
     axes.set_ylim(-0.03, 1.03)
     percent(axes)
