@@ -12,7 +12,7 @@ from relation.store.parquet import read_parquet
 from report.judge.frames import CELLS
 from report.render.content import printed_tables
 from report.render.pages import PAGES
-from report.values.style import MHA, RELATION
+from report.values.style import MHA, MHA_ON_DARK, RELATION
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "a browser is here")
 
@@ -188,7 +188,7 @@ def luminance(colour: str) -> float:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_words_stand_out_in_either_scheme_and_operators_keep_their_colours(tab, folder, scheme):
+def test_words_stand_out_in_either_scheme_and_operators_have_their_colours(tab, folder, scheme):
     tab.look(scheme=scheme)
     tab.open(folder / "index.html")
     paper = luminance(tab.run("return getComputedStyle(document.body).backgroundColor"))
@@ -199,7 +199,10 @@ def test_words_stand_out_in_either_scheme_and_operators_keep_their_colours(tab, 
         )
         lighter, darker = max(words, paper), min(words, paper)
         assert (lighter + 0.05) / (darker + 0.05) >= 4.5, chosen
-    for name, colour in (("--mha", MHA), ("--relation", RELATION)):
+    for name, colour in (
+        ("--mha", MHA if scheme == "light" else MHA_ON_DARK),
+        ("--relation", RELATION),
+    ):
         style = "return getComputedStyle(document.documentElement).getPropertyValue(arguments[0])"
         assert tab.run(style, name).strip().lower() == colour.lower()
 
