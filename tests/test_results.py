@@ -25,7 +25,7 @@ from relation.pipeline.places import (
 from relation.pipeline.preflight import write_started_with
 from relation.pipeline.publish import publish
 from relation.pipeline.results import Results, chosen_results
-from relation.pipeline.shipped import ARCHIVE
+from relation.pipeline.shipped import ARCHIVE, CHECKSUMS
 from relation.spec import canonical_hash
 from relation.store import layouts as schemas
 from relation.store.parquet import write_parquet
@@ -77,6 +77,16 @@ def test_what_is_of_single_runs_is_shipped_in_one_archive(shipped: Results) -> N
     shutil.rmtree(folders[0])
     (shipped.shipped.folder / ARCHIVE).write_bytes(b"no archive")
     assert "restore it" in refusal(again(shipped, shipped_only=True).shipped.check_all)
+
+
+def test_what_another_commit_left_is_not_published(shipped: Results) -> None:
+    folder = shipped.shipped.folder
+    before = (folder / CHECKSUMS).read_bytes()
+    stray = folder / "runs/10M/full/99/record.parquet"
+    stray.parent.mkdir()
+    stray.write_bytes(b"of another commit")
+    publish(shipped.campaign, again(shipped))
+    assert (folder / CHECKSUMS).read_bytes() == before
 
 
 def test_an_own_run_comes_before_the_shipped_one_with_what_rests_on_it(shipped: Results) -> None:

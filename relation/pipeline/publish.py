@@ -45,14 +45,13 @@ def publish(campaign: Campaign, results: Results) -> list[Path]:
     if not any(path.name != MODELS_FILE.name for path in copied):
         raise InputError(f"campaign {campaign.name} has no complete record to publish")
     folder = results.shipped.folder
-    if packed := [path for place in PACKED for path in (folder / place).rglob("*.parquet")]:
+    # Git does not track what is packed: files that another commit's archive left are none of these.
+    listed = {*copied, *filter(Path.exists, results.shipped.files())}
+    if packed := [path for path in listed if path.relative_to(folder).parts[0] in PACKED]:
         pack(folder, packed, folder / ARCHIVE)
-    others = (path for name in (OMISSIONS, ARCHIVE) for path in folder.glob(name))
-    shipped = sorted([*folder.rglob("*.parquet"), *others])
+    listed |= {path for name in (OMISSIONS, ARCHIVE) for path in folder.glob(name)}
     lines = [
-        f"{sha256_of(path)}  {path.relative_to(folder).as_posix()}\n"
-        for path in shipped
-        if results.report.name not in path.relative_to(folder).parts[:1]
+        f"{sha256_of(path)}  {path.relative_to(folder).as_posix()}\n" for path in sorted(listed)
     ]
     write_text(folder / CHECKSUMS, "".join(lines))
     return copied
