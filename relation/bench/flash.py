@@ -1,11 +1,19 @@
-"""FlashRelation beside FlashAttention-2, cuDNN, FlexAttention and the materialised operator."""
+"""FlashRelation beside FlashAttention, cuDNN, FlexAttention and the materialised operator."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from relation.bench.peers import Benchmark, Peer, Side, backend_peer, micro_batch_shapes
+from relation.bench.cute import build_cute_relation, cute_attention, why_no_cute
+from relation.bench.peers import (
+    AsItIs,
+    Benchmark,
+    Peer,
+    Side,
+    backend_peer,
+    micro_batch_shapes,
+)
 from relation.ops import causal_attention, full_relation
 from relation.verify.inputs import COORDINATES, Operator, Shape, draw
 
@@ -86,7 +94,22 @@ BENCHMARKS = {
             backend_peer("flash-relation", "full", "flash", _RELATION, full_relation),
             backend_peer("flash-attention-2", "mha", "flash", COORDINATES, causal_attention),
             backend_peer("cudnn-attention", "mha", "cudnn", COORDINATES, causal_attention),
+            Peer(
+                "flash-attention-cute",
+                COORDINATES,
+                AsItIs(cute_attention),
+                causal_attention,
+                why_unavailable=why_no_cute,
+            ),
             Peer("flex-attention", _RELATION, _build_flex, full_relation, ("lam",), _why_no_flex),
+            Peer(
+                "cute-relation",
+                _RELATION,
+                build_cute_relation,
+                full_relation,
+                ("lam",),
+                why_no_cute,
+            ),
             _MATERIALISED,
             Peer("materialised-compiled", _RELATION, _build_compiled, full_relation),
         ),
