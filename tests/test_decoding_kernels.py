@@ -347,7 +347,11 @@ def cases(dtype: torch.dtype, chained: bool) -> list[Callable[[], object]]:
         lambda: project(x, weight, 1e-6),
         lambda: project(x, weight, 1e-6, then="gate"),
         lambda: project(x.to(dtype), weight, out=torch.zeros(2, 2048), then="add"),
-        lambda: project(x.repeat(1, 8), weight.repeat(1, 8), 1e-6, then="gate"),
+        *(
+            lambda n=n: project(x.repeat(1, n), weight.repeat(1, n), 1e-6, then="gate")
+            for n in (2, 8)  # at once, in steps
+        ),
+        lambda: project(x.repeat(1, 2), weight.repeat(2, 2), 1e-6),
         lambda: decoding.draw(x, one, one.expand(3, 2).contiguous(), ids, chained=chained),
         lambda: decoding.draw(x, None, one.expand(1, 2).contiguous(), ids, counts, 3),
     ]

@@ -15,10 +15,10 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from relation.kernels.decoding.chain import can_chain, options
 
 _BLOCK_B = 16
-# Warps by the bytes of a number, and the most columns that a warp takes: at once if these are all,
-# else in a step, beside those on their way. FP32 has no tensor cores: threads hold its operands.
-_WARPS = {2: 8, 4: 4}
-_WHOLE, _STEP = {2: 128, 4: 16}, {2: 64, 4: 16}
+# By the bytes of a number: the most columns that a warp takes at once, and how many it takes in a
+# step where these are not all. FP32 has no tensor cores: threads hold its operands. Each warp more
+# has another sum to hand over and to add, so four take what they can; steps of BF16 need eight.
+_WHOLE, _STEP = {2: 256, 4: 16}, {2: 64, 4: 16}
 
 
 @triton.jit
@@ -97,9 +97,10 @@ def launch(
     # Narrow blocks spread a small weight over the chip; a wide one fills it anyway.
     block_n = 32 if N >= 4096 and then != "gate" else 16
     size = weight.element_size()
-    warps = _WARPS[size]
-    share = triton.next_power_of_2(triton.cdiv(K, warps))
-    block_k = max(share, 16) if share <= _WHOLE[size] else _STEP[size]
+    share = triton.next_power_of_2(triton.cdiv(K, 4))
+    at_once = share <= _WHOLE[size]
+    warps = 4 if at_once or size == 4 else 8
+    block_k = max(share, 16) if at_once else _STEP[size]
     with torch.cuda.device_of(x):
         project_kernel[(triton.cdiv(N, block_n), triton.cdiv(B, _BLOCK_B))](
             x, weight, out, B, N, 0.0 if eps is None else eps,
