@@ -113,6 +113,23 @@ class TestInterpreted:
     def test_half_precision(self, kind):
         assert_exact(draw(3, (1, 1, 33, 20), torch.float16, kind=kind))
 
+    @pytest.mark.parametrize("way", [0, 1])
+    @pytest.mark.parametrize(
+        ("dtype", "kind", "lengths"),
+        [
+            (torch.float16, -12, (1, 2, 3, 5)),
+            (torch.float16, -30, (1, 2, 17)),
+            (torch.float32, -12, (1, 2, 3)),
+            (torch.float32, -7.5, (5,)),
+        ],
+    )
+    def test_few_tokens_of_strong_retention(self, dtype, kind, lengths, way, monkeypatch):
+        """They keep as much as a weak chunk does, yet all of dg is small."""
+        launches = importlib.import_module("relation.kernels.linear_relation.launches")
+        monkeypatch.setattr(launches, "INTERPRETED", launches.INTERPRETED[way:])
+        for length in lengths:
+            assert_exact(draw(3, (2, 1, length, 16), dtype, kind=kind))
+
     def test_differentiable_once(self):
         p1, p2, info, g, _, dy, _ = draw(12, (1, 2, 17, 16), state=False)
         y, _ = kernels.linear_relation(p1.requires_grad_(), p2, info, g)
@@ -300,6 +317,21 @@ class TestOnDevice:
             shape = (max(2, 128 // length), 3, length, width)
             inputs = draw(length, shape, dtype, "cuda", kind)
             assert_exact(inputs, truth=chunked_linear_relation)
+
+    @pytest.mark.parametrize("dtype", SLACK)
+    @pytest.mark.parametrize("width", [16, 48, 64, 80, 128])
+    def test_few_tokens_of_strong_retention(self, dtype, width):
+        for length in (1, 2, 3, 5, 65):
+            for kind in (-2.5, -8, -12, -20, -30):
+                inputs = draw(length, (64, 3, length, width), dtype, "cuda", kind)
+                assert_exact(inputs, truth=chunked_linear_relation)
+
+    @pytest.mark.parametrize("dtype", SLACK)
+    @pytest.mark.parametrize("width", [16, 48, 64, 80, 128])
+    def test_one_token_without_a_state(self, dtype, width):
+        """There is nothing to retain: dg is zero."""
+        inputs = draw(1, (64, 3, 1, width), dtype, "cuda", state=False)
+        assert_exact(inputs, truth=chunked_linear_relation)
 
     @pytest.mark.parametrize("dtype", SLACK)
     def test_segments_of_chunks(self, dtype):

@@ -30,9 +30,10 @@ class Prepared(NamedTuple):
     """Flat memory. selves: (3, B, H, T), FP32: S and what normalises p1 and p2 (`load_selves`).
 
     weak: (B, H, chunks), uint8, whether both halves of a chunk retain at least exp(-60) of every
-    channel, exp(-40) of inputs in FP32. exponents: (B, H, T, D), FP32: of a weak chunk with the
-    middle m, G(m, t) right of it and -G(t, m) left of it; of another, what its state takes, G(t, n)
-    forward and G(0, t) backward. halves: (B, H, chunks, 2, D), FP32, the sums of g over the halves.
+    channel, exp(-40) of inputs in FP32, and a chunk that T cuts short some channel as well as a
+    full one. exponents: (B, H, T, D), FP32: of a weak chunk with the middle m, G(m, t) right of it
+    and -G(t, m) left of it; of another, what its state takes, G(t, n) forward and G(0, t) backward.
+    halves: (B, H, chunks, 2, D), FP32, the sums of g over the halves.
     """
 
     selves: torch.Tensor
@@ -75,6 +76,14 @@ def prepare_kernel(
     tl.store(halves + here * 2 * D + D + d, right, mask=d < D)
     largest = LARGEST_EXPONENT if p1.dtype.element_ty == tl.float32 else LARGEST_OF_16_BITS
     is_weak = tl.min(tl.minimum(left, right), 0) >= -largest
+    if not WHOLE:
+        # The weak kernels form dg from terms of order one, which cancel to the size of exp(g). In a
+        # full chunk with such halves every channel's mean step is at least -largest / (CHUNK / 2).
+        # In a short one all may be stronger, and dg smaller than the rounding of its terms. Of one
+        # token without a state dg is zero.
+        tokens = tl.minimum(T - t_start, CHUNK)
+        weakest = tl.max(tl.where(d < D, left + right, float("-inf")), 0)
+        is_weak &= (weakest * (CHUNK // 2) >= -largest * tokens) & (tokens > 1)
     tl.store(weak + here, is_weak.to(tl.uint8))
     t = tl.arange(0, CHUNK)
     t_rows, t_columns = t[:, None], t[None, :]
