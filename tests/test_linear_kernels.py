@@ -333,6 +333,13 @@ class TestOnDevice:
         inputs = draw(1, (64, 3, 1, width), dtype, "cuda", state=False)
         assert_exact(inputs, truth=chunked_linear_relation)
 
+    @pytest.mark.parametrize("width", [80, 128])
+    def test_the_last_tokens_of_few_heads(self, width):
+        """Under strong retention dp1 is largest there, through Self, by the gradient of C_T."""
+        for seed in range(16):
+            inputs = draw(seed, (2, 3, 63, width), torch.bfloat16, "cuda", -1.875)
+            assert_exact(inputs, truth=chunked_linear_relation)
+
     @pytest.mark.parametrize("dtype", SLACK)
     def test_segments_of_chunks(self, dtype):
         for kind in ("model", "mixed"):

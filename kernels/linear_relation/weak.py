@@ -153,6 +153,7 @@ def weak_information_kernel(
     scores_t = tl.zeros([CHUNK, CHUNK], tl.float32)
     dinfo_t = tl.zeros([CHUNK, BLOCK_V], tl.float32)
     sum_read = tl.zeros([CHUNK], tl.float32)
+    sum_write = tl.zeros([CHUNK], tl.float32)
     for d_start in range(0, D, BLOCK_D):
         exponent = load_tokens(exponents, t_start, T, D, d_start, 1, D, CHUNK, BLOCK_D, WHOLE)
         left = load_half(halves, 2 * here, d_start, D, BLOCK_D)
@@ -176,6 +177,8 @@ def weak_information_kernel(
         past *= exp(left, PRECISION)[:, None]
         future *= exp(right, PRECISION)[:, None]
         sum_read += tl.sum(read * product(dy_t, tl.trans(past), PRECISION), 1)
+        # Not from dinfo_t: at the last tokens it is most of dp1, with the rounding of both factors.
+        sum_write += tl.sum(write * product(info_t, tl.trans(future), PRECISION), 1)
         write = rounded(write, p1)
         scores_t += product(write, tl.trans(rounded(read, p1)), PRECISION)
         dinfo_t += product(write, rounded(future, p1), PRECISION)
@@ -184,9 +187,10 @@ def weak_information_kernel(
     dpairs = product(info_t, tl.trans(dy_t), PRECISION)
     if KEEPS_DSCORES:
         _store_scores(dscores_t, tl.where(before, dpairs, 0.0), here, PRECISION, CHUNK)
-    sum_read += tl.sum(scores_t * dpairs, 0)
+    pairs = scores_t * dpairs
+    sum_read += tl.sum(pairs, 0)
+    sum_write += tl.sum(pairs, 1)
     dinfo_t += product(rounded(scores_t, p1), dy_t, PRECISION)
-    sum_write = tl.sum(info_t.to(tl.float32) * dinfo_t, 1)
     store_row(read_dread, sum_read, head, t_start, T, CHUNK)
     store_row(write_dwrite, sum_write, head, t_start, T, CHUNK)
     store_tokens(
