@@ -333,7 +333,7 @@ class TestOnDevice:
         inputs = draw(1, (64, 3, 1, width), dtype, "cuda", state=False)
         assert_exact(inputs, truth=chunked_linear_relation)
 
-    @pytest.mark.parametrize("width", [80, 128])
+    @pytest.mark.parametrize("width", [48, 64, 80, 128])
     def test_the_last_tokens_of_few_heads(self, width):
         """Under strong retention dp1 is largest there, through Self, by the gradient of C_T."""
         for seed in range(16):

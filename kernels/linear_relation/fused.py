@@ -66,13 +66,13 @@ def weak_gradients_kernel(
     scores_t = product(write, tl.trans(rounded(read, p1)), PRECISION)
     scores_t = rounded(tl.where(t_rows < t_columns, scores_t, 0.0), p1)
     dinfo_t = product(scores_t, dy_t, PRECISION)
+    sum_write = tl.sum(info_t.to(tl.float32) * dinfo_t, 1)
     future = load_state(
         dwithin + here * D * D, dlog_decay + here * D, dentry + segment * D * D,
         own_future, 0, 0, D, BLOCK_D, BLOCK_V,
     )  # fmt: skip
     future *= exp(load_half(halves, 2 * here + 1, 0, D, BLOCK_D), PRECISION)[:, None]
     dinfo_t += product(write, rounded(future, p1), PRECISION)
-    sum_write = tl.sum(info_t.to(tl.float32) * dinfo_t, 1)
     store_tokens(
         dinfo + out, dy_t.to(tl.float32) + dinfo_t, t_start, T, stride_out_t, 0, stride_out_d,
         D, CHUNK, BLOCK_V, WHOLE,
@@ -90,6 +90,8 @@ def weak_gradients_kernel(
     exponent = load_tokens(exponents, t_start, T, D, 0, 1, D, CHUNK, BLOCK_D, WHOLE)
     p2_t = load_tokens(p2, t_start, T, stride_p2_t, 0, stride_p2_d, D, CHUNK, BLOCK_D, WHOLE)
     write = p2_t.to(tl.float32) * (S * inverse_norm2)[:, None] * exp(-exponent, PRECISION)
+    # Not from dinfo_t: at the last tokens it is most of dp1, with the rounding of both factors.
+    sum_write += tl.sum(write * dwrite, 1)
     # Split before the scores are formed: three tiles in FP32 would not fit.
     high, low = parts(write, PRECISION)
     dscores = product(dy_t, tl.trans(info_t), PRECISION)
