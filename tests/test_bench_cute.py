@@ -44,7 +44,10 @@ def rows(mod: Callable, given: tuple[Tensor, ...], aux: list[Tensor]) -> Tensor:
     length = given[0].shape[-1]
     j = torch.arange(length)
     return torch.stack([
-        mod(*(x[:, :, i] for x in given), 0, 0, torch.tensor([i]), j, None, aux)
+        mod(
+            *(x[:, :, i] for x in given), 0, 0,
+            q_idx=torch.tensor([i]), kv_idx=j, seqlen_info=None, aux_tensors=aux,
+        )
         for i in range(length)
     ], dim=2)  # fmt: skip
 
@@ -84,7 +87,7 @@ def fake_library(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.name)
 @pytest.mark.parametrize("shape", [SHAPE, Shape("", 2, 3, 1, 8)])
-def test_the_kernels_are_called_as_they_want_it(
+def test_peers_agree_with_their_definitions_through_a_stand_in(
     fake_library: None, peer: Peer, shape: Shape
 ) -> None:
     inputs = flash.draw(shape, torch.float32, CPU, torch.Generator().manual_seed(1))
@@ -106,12 +109,12 @@ def test_the_backward_is_the_score_functions_derivative(tau: float) -> None:
     assert torch.autograd.gradcheck(Scored.apply, given)
 
 
-@pytest.mark.parametrize("library, told", [
+@pytest.mark.parametrize("library, reason", [
     (None, "not installed; pip install flash-attn-4"),
     (object(), "it needs a GPU, and this device is cpu"),
 ])  # fmt: skip
-def test_a_missing_library_or_gpu_is_told(
-    monkeypatch: pytest.MonkeyPatch, library: object, told: str
+def test_a_missing_library_or_gpu_is_the_reason_given(
+    monkeypatch: pytest.MonkeyPatch, library: object, reason: str
 ) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(
@@ -120,11 +123,11 @@ def test_a_missing_library_or_gpu_is_told(
         lambda name: library if name == "flash_attn.cute" else find(name),
     )
     for peer in PEERS:
-        assert peer.why_not_timed(SHAPE, CPU).endswith(told)
+        assert peer.why_not_timed(SHAPE, CPU).endswith(reason)
         assert (peer.why_not_timed(SHAPE, CUDA) is None) == (library is not None)
 
 
-def test_a_missing_parent_package_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_parent_package_is_the_reason_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "flash_attn", None)
     for peer in PEERS:
         assert "flash-attn-4" in peer.why_not_timed(SHAPE, CUDA)

@@ -16,8 +16,9 @@ from relation.kernels.decoding.chain import can_chain, options
 
 _BLOCK_B = 16
 # By the bytes of a number: the most columns that a warp takes at once, and how many it takes in a
-# step where these are not all. FP32 has no tensor cores: threads hold its operands. Each warp more
-# has another sum to hand over and to add, so four take what they can; steps of BF16 need eight.
+# step where these are not all. FP32 has no tensor cores: threads hold its operands. Every further
+# warp adds a partial sum to exchange, so four take all columns where these fit; where they do not,
+# 16 bits step with eight.
 _WHOLE, _STEP = {2: 256, 4: 16}, {2: 64, 4: 16}
 
 

@@ -90,7 +90,7 @@ def weak_gradients_kernel(
     exponent = load_tokens(exponents, t_start, T, D, 0, 1, D, CHUNK, BLOCK_D, WHOLE)
     p2_t = load_tokens(p2, t_start, T, stride_p2_t, 0, stride_p2_d, D, CHUNK, BLOCK_D, WHOLE)
     write = p2_t.to(tl.float32) * (S * inverse_norm2)[:, None] * exp(-exponent, PRECISION)
-    # Not from dinfo_t: at the last tokens it is most of dp1, with the rounding of both factors.
+    # <w', F I>, most of dp1 at the last tokens: in dinfo_t both factors are rounded.
     sum_write += tl.sum(write * dwrite, 1)
     # Split before the scores are formed: three tiles in FP32 would not fit.
     high, low = parts(write, PRECISION)

@@ -30,10 +30,11 @@ class Prepared(NamedTuple):
     """Flat memory. selves: (3, B, H, T), FP32: S and what normalises p1 and p2 (`load_selves`).
 
     weak: (B, H, chunks), uint8, whether both halves of a chunk retain at least exp(-60) of every
-    channel, exp(-40) of inputs in FP32, and a chunk that T cuts short some channel as well as a
-    full one. exponents: (B, H, T, D), FP32: of a weak chunk with the middle m, G(m, t) right of it
-    and -G(t, m) left of it; of another, what its state takes, G(t, n) forward and G(0, t) backward.
-    halves: (B, H, chunks, 2, D), FP32, the sums of g over the halves.
+    channel, exp(-40) of inputs in FP32. A chunk that T cuts short also needs two tokens, and a
+    channel whose mean step is no stronger than a full weak chunk allows. exponents: (B, H, T, D),
+    FP32: of a weak chunk with the middle m, G(m, t) right of it and -G(t, m) left of it; of
+    another, what its state takes, G(t, n) forward and G(0, t) backward. halves: (B, H, chunks, 2,
+    D), FP32, the sums of g over the halves.
     """
 
     selves: torch.Tensor
@@ -79,8 +80,8 @@ def prepare_kernel(
     if not WHOLE:
         # The weak kernels form dg from terms of order one, which cancel to the size of exp(g). In a
         # full chunk with such halves every channel's mean step is at least -largest / (CHUNK / 2).
-        # In a short one all may be stronger, and dg smaller than the rounding of its terms. Of one
-        # token without a state dg is zero.
+        # In a short one all may be stronger, and dg smaller than the rounding of its terms. One
+        # token without a state has dg = 0, which these terms only round to.
         tokens = tl.minimum(T - t_start, CHUNK)
         weakest = tl.max(tl.where(d < D, left + right, float("-inf")), 0)
         is_weak &= (weakest * (CHUNK // 2) >= -largest * tokens) & (tokens > 1)

@@ -177,7 +177,7 @@ def weak_information_kernel(
         past *= exp(left, PRECISION)[:, None]
         future *= exp(right, PRECISION)[:, None]
         sum_read += tl.sum(read * product(dy_t, tl.trans(past), PRECISION), 1)
-        # Not from dinfo_t: at the last tokens it is most of dp1, with the rounding of both factors.
+        # <w', F I>, most of dp1 at the last tokens: in dinfo_t both factors are rounded.
         sum_write += tl.sum(write * product(info_t, tl.trans(future), PRECISION), 1)
         write = rounded(write, p1)
         scores_t += product(write, tl.trans(rounded(read, p1)), PRECISION)

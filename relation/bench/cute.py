@@ -28,9 +28,10 @@ def cute_attention(q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Tensor:
 def relation_scores(cute: ModuleType, tau: float = 2.0) -> tuple[Callable, Callable]:
     """Full Relation's score function and its backward (Section 3.1), as the kernels call them.
 
-    cute: `cutlass.cute`, or what has its `where` and `math.tanh`. The first function turns
-    U_ij = p1_i . p2_j / sqrt(D) into sigmoid(U_ii / tau) or SiLU(U_ij) - lam log i; the one tensor
-    that it reads, (T,), is lam log i. The second turns the gradient of that into the one of U.
+    cute: `cutlass.cute`, or a module with the same `where` and `math.tanh`. The first function
+    turns U_ij = p1_i . p2_j / sqrt(D) into sigmoid(U_ii / tau) or SiLU(U_ij) - lam log i; the one
+    tensor that it reads, (T,), is lam log i. The second takes the gradient with respect to that and
+    returns the one with respect to U.
     """
 
     def gate(own: Any, score: Any) -> Any:
@@ -72,7 +73,7 @@ def why_no_cute(device: torch.device) -> str | None:
     """Why a device cannot run the CuTe kernels, or None where it can."""
     try:
         found = importlib.util.find_spec("flash_attn.cute")
-    except ImportError:  # of the package that it is part of
+    except ImportError:  # flash_attn itself is missing
         found = None
     if found is None:
         return "FlashAttention's CuTe kernels are not installed; pip install flash-attn-4"
