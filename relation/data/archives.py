@@ -12,8 +12,6 @@ from relation.errors import InputError
 
 _LARGEST_FILE = 1 << 26  # bytes
 _DAMAGE = (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, OSError)
-# What zipfile raises for an encrypted file, and for a compression that it does not know.
-_FOREIGN = (RuntimeError, NotImplementedError)
 
 
 def repository_files(path: Path, suffix: str) -> Iterator[tuple[str, bytes]]:
@@ -29,7 +27,8 @@ def repository_files(path: Path, suffix: str) -> Iterator[tuple[str, bytes]]:
             yield from _below_one_folder(_of_zip(path, suffix))
         else:
             yield from _below_one_folder(_of_tar(path, suffix))
-    except (*_DAMAGE, *_FOREIGN) as error:
+    # zipfile's RuntimeError: an encrypted file, or a compression that it does not know.
+    except (*_DAMAGE, RuntimeError) as error:
         detail = (str(error).splitlines() or [type(error).__name__])[0]
         raise InputError(
             f"{path} is no whole checkout, .tar.gz or .zip ({detail}); download it again"
