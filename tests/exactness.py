@@ -4,7 +4,7 @@ A kernel's error is at most twice that of the definition in the inputs' dtype, a
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -62,6 +62,17 @@ def differentiate(operator, inputs: Inputs, **options) -> Inputs:
     leaves = [x.requires_grad_() for x in (p1, p2, info, lam)]
     y = operator(*leaves, **options)
     return (y.detach(), *torch.autograd.grad(y, leaves, dy))
+
+
+def peak_bytes(call: Callable[[], object]) -> int:
+    """Bytes that a call has on the GPU at once beyond what was there, as it asked for them.
+
+    The allocator's own count can have up to a MiB more for each of its blocks.
+    """
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_stats()["requested_bytes.all.current"]
+    call()
+    return torch.cuda.memory_stats()["requested_bytes.all.peak"] - before
 
 
 def compare(inputs: Inputs, **options) -> tuple[Inputs, Inputs, Inputs]:

@@ -9,20 +9,28 @@ from types import ModuleType
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from relation.verify.inputs import Operator, Shape
+
+# On sm_90 flash-attn-4 4.0.0b36 returns a wrong dq at 48, 80 and all other widths whose next
+# multiple of 16 is not one of 32 (its pull request 2896).
+_WIDTHS_RIGHT = 32
 
 
 def cute_attention(q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Tensor:
     """Causal attention by the CuTe kernels, which take (B, T, H, D), of (B, H, T, D).
 
-    q, k, v: FP16 or BF16. given: what else `flash_attn_func` takes, such as a score function.
+    q, k, v: FP16 or BF16, padded with zeros here to a D that the kernels are right at. given: what
+    else `flash_attn_func` takes, such as a score function.
     """
     from flash_attn.cute import flash_attn_func
 
-    by_token = (x.transpose(1, 2) for x in (q, k, v))
-    return flash_attn_func(*by_token, causal=True, **given)[0].transpose(1, 2)
+    D = q.shape[-1]
+    by_token = (F.pad(x.transpose(1, 2), (0, -D % _WIDTHS_RIGHT)) for x in (q, k, v))
+    y = flash_attn_func(*by_token, softmax_scale=D**-0.5, causal=True, **given)[0]
+    return y[..., :D].transpose(1, 2)
 
 
 def relation_scores(cute: ModuleType, tau: float = 2.0) -> tuple[Callable, Callable]:
