@@ -69,6 +69,9 @@ def test_params_of_another_campaign_as_a_file_gives_it(capsys: Output) -> None:
     rows = json.loads(printed(capsys, "params", "--campaign", "tiny", "--json"))
     assert {(r["scale"], r["variant"]) for r in rows} == set(PAPER_COUNTS)
     assert max(r["parameters"] for r in rows) < 100_000
+    chosen = ("--campaign", "tiny", "--scales", "10M", "--variants", "mha,full", "--json")
+    rows = json.loads(printed(capsys, "params", *chosen))
+    assert [(r["scale"], r["variant"]) for r in rows] == [("10M", "mha"), ("10M", "full")]
 
 
 @pytest.mark.parametrize("campaign", CAMPAIGNS)

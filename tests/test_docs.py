@@ -10,7 +10,12 @@ from conftest import ROOT
 
 from relation.cli import build_parser
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "kernels").rglob("README.md")),
+    *(ROOT / folder / "README.md" for folder in ("relation/ops", "results")),
+]
 CAMPAIGNS = yaml.safe_load((ROOT / "config.yaml").read_text(encoding="utf-8"))["campaigns"]
 
 
@@ -31,6 +36,13 @@ def test_links_lead_somewhere(page: Path) -> None:
         file = page.parent / target if target else page
         assert file.exists(), link
         assert not anchor or anchor in anchors(file), link
+
+
+def test_the_command_line_is_listed_whole() -> None:
+    choices = next(action.choices for action in build_parser()._actions if action.choices)
+    listed = [line.split()[3] for line in console_lines(ROOT / "docs/campaigns.md") if line]
+    of_rules = {"prepare", "measure", "inventory", "collect", "cells", "figures", "report"}
+    assert set(choices) - set(listed) == of_rules
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -102,7 +102,7 @@ def test_every_number_of_the_card_is_a_records(exported: Path) -> None:
         origin["device"],
     ):
         assert value in card
-    difference = re.search(r"less that of MHA.*? \| (\S+) \| (.*?) \|", card)
+    difference = re.search(r"difference from MHA.*? \| (\S+) \| (.*?) \|", card)
     assert float(difference[1].replace("−", "-")) == pytest.approx(
         row["final_nll"] - mha["final_nll"], rel=1e-3
     )

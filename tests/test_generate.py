@@ -219,3 +219,20 @@ def test_a_gpu_that_is_not_there_is_told(here: Path, capsys: Output) -> None:
     assert capsys.readouterr().err == (
         "error: --device cuda: PyTorch sees no CUDA GPU here; give --device cpu\n"
     )
+
+
+@pytest.mark.parametrize("command", ["generate --prompt a", "diagnose", "examine"])
+def test_a_checkpoint_of_another_configuration_is_refused(
+    here: Path, capsys: Output, command: str
+) -> None:
+    config = (ROOT / "config.yaml").read_text()
+    other = re.sub(r"(?m)^( +learning_rate: ).*$", r"\g<1>2.0e-4", config)
+    assert other != config
+    Path("other.yaml").write_text(other)
+    name, *options = command.split()
+    before = {path for path in here.rglob("*.parquet")}
+    assert main([name, *TINY_RUN, "--config", "other.yaml", *options]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("error: 10M/full/42 was trained as another configuration; make it with")
+    assert "campaign=tiny -- results/tiny/runs/10M/full/42/model.safetensors`" in told
+    assert {path for path in here.rglob("*.parquet")} == before

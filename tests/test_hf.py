@@ -1,5 +1,7 @@
 """Relation in transformers: the same numbers as the decoder's, kept, generated and trained."""
 
+import json
+
 import pytest
 import torch
 from test_model import TOKENS, stirred
@@ -10,7 +12,7 @@ from relation.data.tokens import open_tokens, token_file
 from relation.data.windows import TrainingWindows, plan_updates
 from relation.errors import InputError
 from relation.nn import Decoder
-from relation.nn.generation import Sampling, generate_tokens
+from relation.nn.generation import Sampling, generate_batch, generate_tokens
 from relation.store.layouts import RUN
 from relation.store.parquet import read_parquet
 from relation.train.evaluate import nll_of
@@ -73,11 +75,45 @@ def test_a_saved_model_gives_the_decoders_logits(variant, tmp_path):
 
 
 def test_transformers_names_say_the_sizes():
-    config = hf.RelationConfig(hidden_size=32, num_attention_heads=4, layout="LLLF", kv_heads=2)
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = hf.RelationConfig(**sizes, layout="LLLF", num_hidden_layers=4)
     assert (config.d_model, config.heads, config.num_hidden_layers) == (32, 4, 4)
-    assert config.num_key_value_heads == 2
+    assert config.num_key_value_heads == config.model().shared_heads == 2
     with pytest.raises(InputError, match="not divisible"):
         hf.RelationConfig(d_model=30, heads=4)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"d_modle": 512}, "has no d_modle; its fields are vocab_size, d_model,"),
+        ({"head_dim": 32, "eos_token_id": 1}, "has no head_dim;"),
+        ({"num_hidden_layers": 12}, "layout 'FFFFFF'; give a layout .* \"F\" \\* 12$"),
+        ({"num_key_value_heads": 3}, "kv_heads is 3 and heads 8"),
+    ],
+)
+def test_unknown_fields_are_refused_in_a_line(fields, said):
+    with pytest.raises(InputError, match=said) as caught:
+        hf.RelationConfig(**fields)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_configuration_of_another_version_is_read(tmp_path):
+    """Files hold what their version of transformers writes, known here or not."""
+    config = hf.RelationConfig(
+        num_key_value_heads=2, eos_token_id=3, attn_implementation="eager", num_labels=3
+    )
+    config.save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    written = json.loads(file.read_text())
+    more = {"torch_dtype": "float32", "use_cache": False, "pruned_heads": {}, "of_later": 1}
+    file.write_text(json.dumps(written | more | {"transformers_version": "9.0.0"}))
+    for found in (
+        transformers.AutoConfig.from_pretrained(tmp_path),
+        hf.RelationConfig(**config.to_dict()),
+    ):
+        assert found.model() == config.model()
+        assert (found.eos_token_id, found.num_labels) == (3, 3)
 
 
 @each_layout
@@ -140,6 +176,136 @@ def test_padding_that_cannot_be_is_refused():
     cache = model(TOKENS[:1, :3], use_cache=True).past_key_values
     with pytest.raises(InputError, match="first block of a cache"):
         model(TOKENS[:1, :3], attention_mask=mask, past_key_values=cache)
+
+
+def flattened(rows: list[Tensor]) -> dict[str, Tensor]:
+    """One row of documents, as transformers packs them: position_ids restart at each."""
+    collator = transformers.DataCollatorWithFlattening()
+    return collator([{"input_ids": row.tolist()} for row in rows])
+
+
+@each_layout
+def test_packed_documents_have_the_logits_of_documents_alone(variant):
+    _, model = build(variant)
+    rows = prompts()
+    given = flattened(rows)
+    n = given["input_ids"].shape[1]
+    padded = {
+        name: torch.nn.functional.pad(given[name], (2, 3)) for name in ("input_ids", "position_ids")
+    }
+    mask = torch.nn.functional.pad(torch.ones(1, n, dtype=torch.int64), (2, 3))
+    with torch.no_grad():
+        alone = torch.cat([model(row[None]).logits[0] for row in rows])
+        found = model(**given)
+        close(found.logits[0], alone)
+        close(model(**padded, attention_mask=mask).logits[0, 2:-3], alone)
+        # Both rows of a batch by positions for one.
+        both = model(given["input_ids"].repeat(2, 1), position_ids=given["position_ids"])
+        close(both.logits[1], alone)
+    targets = torch.cat([torch.nn.functional.pad(row[1:], (0, 1), value=-100) for row in rows])
+    expected = torch.nn.functional.cross_entropy(alone, targets)
+    torch.testing.assert_close(found.loss, expected, rtol=1e-5, atol=0)
+
+
+def test_positions_that_start_no_document_change_nothing():
+    _, model = build("hybrid")
+    given = left_padded(prompts())
+    places = (given["attention_mask"].cumsum(1) - 1).clamp(min=0)
+    with torch.no_grad():
+        for options in ({}, {"use_cache": True}):
+            expected = model(**given, **options).logits
+            assert torch.equal(model(**given, **options, position_ids=places).logits, expected)
+        cache = model(**given, use_cache=True).past_key_values
+        following = places[:, -1:] + 1
+        model(TOKENS[:1, :1].expand(8, 1), past_key_values=cache, position_ids=following)
+    assert cache.columns == places.shape[1] + 1
+
+
+def test_positions_that_no_path_takes_are_refused():
+    _, model = build("full")
+    given = flattened(prompts())
+    with pytest.raises(InputError, match="second document in a row of the cache"):
+        model(**given, use_cache=True)
+    cache = model(TOKENS, use_cache=True).past_key_values
+    with pytest.raises(InputError, match="second document in a row of the cache"):
+        model(TOKENS, past_key_values=cache, position_ids=torch.arange(11)[None])
+    with pytest.raises(InputError, match="second document in a row of the cache"):
+        model.generate(given["input_ids"], position_ids=given["position_ids"], max_new_tokens=2)
+    with pytest.raises(InputError, match=r"shape \(1, 10\) and input_ids \(2, 11\)"):
+        model(TOKENS, position_ids=torch.arange(10)[None])
+
+
+@pytest.mark.parametrize("name", ["output_hidden_states", "output_attentions"])
+def test_outputs_that_it_has_not_are_refused(name):
+    _, model = build("full")
+    said = f"a Relation model has no {name}; leave it out and"
+    for given in (model, model.model):
+        with pytest.raises(InputError, match=said):
+            given(TOKENS, **{name: True})
+    with pytest.raises(InputError, match=said):
+        model.generate(TOKENS, max_new_tokens=2, return_dict_in_generate=True, **{name: True})
+    setattr(model.config, name, True)
+    with pytest.raises(InputError, match=said):
+        model(TOKENS)
+    model(TOKENS, **{name: False})
+
+
+def test_unknown_options_are_refused_and_those_of_transformers_pass():
+    _, model = build("full")
+    for name in ("atention_mask", "inputs_embeds", "cu_seq_lens_q"):
+        with pytest.raises(InputError, match=f"takes no {name}; it takes input_ids, attention_"):
+            model(TOKENS, **{name: TOKENS})
+    # As PEFT, tokenizers, older versions' generation and Trainer call it.
+    passed = {"inputs_embeds": None, "token_type_ids": TOKENS * 0, "cache_position": TOKENS[0]}
+    found = model(TOKENS, labels=TOKENS, num_items_in_batch=20, return_dict=False, **passed)
+    torch.testing.assert_close(found[0], model(TOKENS, labels=TOKENS).loss)
+
+
+@pytest.mark.parametrize("tokens", [60, 20])
+def test_a_resized_vocabulary_is_the_decoders_too(tokens, tmp_path):
+    _, model = build("hybrid")
+    before = model.get_input_embeddings().weight[:20].detach().clone()
+    model.resize_token_embeddings(tokens)
+    decoder, last = model.model.decoder, tokens - 1
+    assert decoder.config == model.config.model()
+    assert decoder.config.vocab_size == model.config.vocab_size == tokens
+    assert torch.equal(model.get_input_embeddings().weight[:20], before)
+    ids = torch.tensor([[last, 3, 0, last]])
+    given = model(ids, labels=ids)
+    assert given.logits.shape == (1, 4, tokens)
+    given.loss.backward()
+    assert decoder.embedding.weight.grad[last].any()
+    greedy = Sampling(temperature=0)
+    expected = generate_batch(decoder, [[last, 3]], 9, greedy)
+    assert generated(model, [torch.tensor([last, 3])]) == expected
+    model.save_pretrained(tmp_path)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    for other in (loaded, hf.RelationForCausalLM.of(decoder)):
+        assert other.model.decoder.config == decoder.config
+        close(other(ids).logits, given.logits)
+
+
+def test_trainer_reads_flattened_documents_alone(tmp_path):
+    pytest.importorskip("accelerate", reason="accelerate is not installed; pip install '.[hf]'")
+    _, model = build("hybrid")
+    rows = [row for row in prompts() if len(row) > 1]
+    options = transformers.TrainingArguments(
+        output_dir=tmp_path,
+        per_device_eval_batch_size=len(rows),
+        report_to=[],
+        disable_tqdm=True,
+        use_cpu=True,
+    )
+    trainer = transformers.Trainer(
+        model=model,
+        args=options,
+        data_collator=transformers.DataCollatorWithFlattening(),
+        eval_dataset=[{"input_ids": row.tolist()} for row in rows],
+    )
+    with torch.no_grad():
+        losses = [model(row[None], labels=row[None]).loss * (len(row) - 1) for row in rows]
+    expected = sum(losses) / sum(len(row) - 1 for row in rows)
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(expected.item(), rel=1e-5)
 
 
 def test_trainer_trains_every_parameter(tmp_path):

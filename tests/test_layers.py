@@ -1,10 +1,13 @@
 """Relation as a layer of other models: its equations, and that its projections are modules."""
 
+import pickle
+
 import pytest
 import torch
 from equations import assert_close, differentiate
 from test_model import TINY, TOKENS, VARIANTS, stirred
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from relation import Documents, FullRelation, LinearRelation, ops
 from relation.errors import InputError
@@ -34,14 +37,15 @@ def draw(*shape: int, seed: int = 1) -> Tensor:
     return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
-def equation(layer: nn.Module, x: Tensor) -> Tensor:
+def equation(layer: nn.Module, x: Tensor, rope_base: float = 1e4) -> Tensor:
     """Sections 3.2 and 5.2 by the definitions of the operators, heads that share repeated."""
     w = dict(layer.named_parameters())
 
     def heads(name: str) -> Tensor:
         return (x @ w[f"{name}.weight"].T).unflatten(-1, (-1, D // HEADS)).transpose(1, 2)
 
-    p1, p2, info = ops.rope(heads("w1")), ops.rope(heads("w2")), heads("wi")
+    p1, p2 = (ops.rope(heads(name), base=rope_base) for name in ("w1", "w2"))
+    info = heads("wi")
     info = ops.givens_mix(info, w["theta"], 0)
     p2, info = (s.repeat_interleave(HEADS // s.shape[1], dim=1) for s in (p2, info))
     if "lam" in w:
@@ -301,6 +305,27 @@ def test_tables_made_in_inference_mode_serve_training():
     assert all(p.grad is not None for p in layer.parameters())
 
 
+@each_layer
+def test_tables_made_of_fake_tensors_serve_none_but_those(kind):
+    layer, fake = build(kind, rope_base=321.0), build(kind, rope_base=321.0)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert isinstance(fake(torch.zeros(1, T, D, dtype=torch.float64)), FakeTensor)
+    x = draw(1, T, D)
+    torch.testing.assert_close(layer(x), equation(layer, x, rope_base=321.0))
+
+
+@pytest.mark.parametrize("make", [
+    lambda: FullRelation(D, HEADS),
+    lambda: LinearRelation(D, HEADS),
+    lambda: FullRelation(2 * 144, 2),  # wider than the kernels take
+])  # fmt: skip
+def test_a_layer_that_was_pickled_is_the_layer(make):
+    layer = make()
+    again = pickle.loads(pickle.dumps(layer))
+    x = torch.randn(1, T, layer.w1.in_features)
+    assert torch.equal(again(x), layer(x))
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [
@@ -310,6 +335,7 @@ def test_tables_made_in_inference_mode_serve_training():
         (lambda: LinearRelation(D, HEADS, backend="tiled"), "no backend 'tiled'"),
         (lambda: FullRelation(D, HEADS, tau=0.0), "tau"),
         (lambda: FullRelation(D, HEADS, backend="tiled")(torch.zeros(1, 0, D)), "at least 1"),
+        (lambda: FullRelation(D, HEADS)(torch.zeros(1, 2, D), offset=-1), "offset is -1"),
         (
             lambda: FullRelation(D, HEADS)(
                 torch.zeros(1, 2, D),

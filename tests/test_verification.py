@@ -1,15 +1,20 @@
 """What a campaign's verification records holds here, and sees what is broken on purpose."""
 
+import math
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from conftest import campaign
 from torch import Tensor
 
+from relation.cli.verified import print_verification
+from relation.errors import RunError
 from relation.ops import full_flow, full_relation, givens_mix, linear_relation
 from relation.store import layouts as schemas
-from relation.store.parquet import read_parquet
+from relation.store.parquet import read_origin, read_parquet, write_parquet
 from relation.verify import identities
 from relation.verify.identities import BITWISE, history_errors, mixing_errors, recurrence_deviations
 from relation.verify.operators import verify
@@ -36,6 +41,30 @@ def test_a_campaigns_own_backends_pass_every_check(tmp_path) -> None:
     }
     # To the last bit, or not at all.
     assert {row["allowed"] == 0 for row in rows if BITWISE[0] in row["name"]} == {True}
+
+
+def with_error(path: Path, name: str, error: float) -> None:
+    """A record with another error of the first row of a name."""
+    rows, origin = read_parquet(path).to_pylist(), read_origin(path)
+    next(row for row in rows if row["name"].endswith(name))["error"] = error
+    write_parquet(path, schemas.VERIFICATION, rows, origin)
+
+
+@pytest.mark.parametrize("name, error", [("Y", 0.1), ("dp1", math.nan), (BITWISE[0], 1e-30)])
+def test_the_command_prints_the_worst_error_and_fails_beyond_a_bound(
+    tmp_path, capsys: pytest.CaptureFixture[str], name: str, error: float
+) -> None:
+    record = tmp_path / "v.parquet"
+    verify(campaign("tiny").verification, record)
+    print_verification(record)
+    header, *lines = capsys.readouterr().out.splitlines()
+    beyond = header.split().index("beyond")
+    assert {line.split()[beyond] for line in lines[:-2]} == {"0"} and lines[-1] == str(record)
+    with_error(record, name, error)
+    with pytest.raises(RunError, match=f"1 of 116 .*that of .*{re.escape(name)}, .*{record}"):
+        print_verification(record)
+    lines = capsys.readouterr().out.splitlines()[1:-2]
+    assert [line.split()[beyond] for line in lines].count("1") == 1
 
 
 def test_records_from_before_linear_was_checked_keep_their_identity() -> None:

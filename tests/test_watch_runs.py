@@ -8,6 +8,7 @@ from conftest import ROOT, refusal
 from test_watch import campaign, log, row, spec, without_time
 from training import at_update, die, resume_key, run_spec, train_together
 
+from relation.cli.options import sharing_of
 from relation.errors import InputError, RunError
 from relation.pipeline.campaign import resolve
 from relation.pipeline.config import load_config
@@ -76,6 +77,22 @@ def test_choices_that_make_nothing_stale(tmp_path, choice: dict, changed: dict) 
     again = resolve(load_config(results.started_with))
     assert {name: getattr(again, name) for name in changed} == changed
     assert again.settings == chosen.settings == campaign().settings
+
+
+@pytest.mark.parametrize("name, asked, of_matrix, of_reading", [
+    ("books-epsilon", None, 1, None),
+    ("books-epsilon", 2, 2, None),
+    ("readings", None, 1, 4),
+])  # fmt: skip
+def test_readings_share_a_gpu_and_the_matrix_where_it_is_asked_to(
+    name: str, asked: int | None, of_matrix: int, of_reading: int | None
+) -> None:
+    config = {**load_config(ROOT / "config.yaml"), "runs_per_gpu": asked}
+    config["campaigns"][name]["runs_per_gpu"] = 4  # of its readings
+    chosen = resolve(config, campaign=name)
+    assert {sharing_of(chosen), *(sharing_of(chosen, run) for run in chosen.runs)} == {of_matrix}
+    found = {sharing_of(chosen, run) for run in chosen.reading_runs}
+    assert found == (set() if of_reading is None else {of_reading})
 
 
 def test_another_value_is_refused() -> None:

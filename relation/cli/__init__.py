@@ -48,7 +48,7 @@ _MODULES = (
 class _Parser(argparse.ArgumentParser):
     """Tells a wrong call as every other bad input: in one line.
 
-    A part of an option's name is a wrong call too: --scale is none of status's --scales.
+    Abbreviated options are rejected: status has --scales and no --scale.
     """
 
     def __init__(self, **options) -> None:

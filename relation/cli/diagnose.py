@@ -6,8 +6,9 @@ from pathlib import Path
 from relation.cli.options import (
     add_campaign_options,
     add_job_options,
+    campaign_results,
     check_expected,
-    chosen_campaign,
+    checkpoint_of,
     chosen_run,
     count,
     given_checkpoint,
@@ -17,8 +18,7 @@ from relation.cli.options import (
 from relation.cli.tables import print_table
 from relation.errors import InputError
 from relation.pipeline.origin import stamp
-from relation.pipeline.places import diagnostics_path, run_path, with_pictures
-from relation.pipeline.results import Results
+from relation.pipeline.places import diagnostics_path, with_pictures
 from relation.pipeline.uses import uses_of_model
 
 # The paper's sampling, as the options of a checkpoint of no campaign have it.
@@ -101,12 +101,12 @@ def _diagnose_run(options: argparse.Namespace) -> tuple[list[dict], Path]:
         raise InputError(f"{', '.join(used)}: only with --checkpoint; a run's are the campaign's")
     if options.target is None:
         raise InputError("give SCALE/VARIANT/SEED, or --checkpoint with --data")
-    campaign = chosen_campaign(options)
-    results = Results(campaign)
+    results = campaign_results(options)
+    campaign = results.campaign
     run = chosen_run(options.target, campaign)
     spec = campaign.diagnostics_spec(run)
     check_expected(options.expect, spec.job_hash, f"diagnostics of {run.name}")
-    checkpoint = results.folder / run_path(run) / "model.safetensors"
+    checkpoint = checkpoint_of(run, results)
     data = results.data(campaign.data[run.data])
     output = results.folder / diagnostics_path(run)
     stamped = stamp("diagnostics", uses_of_model(run.model["layout"]))

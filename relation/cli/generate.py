@@ -9,13 +9,12 @@ from typing import NamedTuple
 
 from relation.cli.options import (
     add_campaign_options,
-    chosen_campaign,
+    campaign_results,
+    checkpoint_of,
     chosen_run,
     given_checkpoint,
 )
 from relation.errors import InputError
-from relation.pipeline.places import run_path
-from relation.pipeline.results import Results
 
 
 def add_commands(commands) -> None:
@@ -72,16 +71,10 @@ def _source(options: argparse.Namespace) -> _Source:
         return _Source(given_checkpoint(options), options.tokenizer, None)
     if options.target is None or options.tokenizer is not None:
         raise InputError("give SCALE/VARIANT/SEED, or --checkpoint with --tokenizer")
-    campaign = chosen_campaign(options)
-    run, results = chosen_run(options.target, campaign), Results(campaign)
-    checkpoint = results.folder / run_path(run) / "model.safetensors"
-    if not checkpoint.exists():
-        raise InputError(
-            f"{run.name} has no checkpoint; make it with "
-            f"`snakemake --cores all --config campaign={campaign.name} -- {checkpoint}`"
-        )
-    tokenizer = results.data(campaign.data[run.data]) / "tokenizer.json"
-    return _Source(checkpoint, tokenizer, run.context)
+    results = campaign_results(options)
+    run = chosen_run(options.target, results.campaign)
+    tokenizer = results.data(results.campaign.data[run.data]) / "tokenizer.json"
+    return _Source(checkpoint_of(run, results), tokenizer, run.context)
 
 
 def _prompt(options: argparse.Namespace) -> str:

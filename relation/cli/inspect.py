@@ -47,7 +47,9 @@ def _params(options: argparse.Namespace) -> None:
     from relation.pipeline.inventory import inventory_row
 
     campaign = chosen_campaign(options)
-    rows = [inventory_row(run, title) for run, title in campaign.inventory()]
+    chosen = {(run.scale, run.variant) for run in campaign.trained_runs}
+    models = campaign.inventory()
+    rows = [inventory_row(r, title) for r, title in models if (r.scale, r.variant) in chosen]
     if options.json:
         print(json.dumps(rows, indent=2))
         return

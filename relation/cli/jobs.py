@@ -27,7 +27,6 @@ from relation.errors import InputError, RunError
 from relation.pipeline.hashes import code_hash
 from relation.pipeline.origin import stamp
 from relation.pipeline.places import (
-    CHECKPOINT,
     GRADIENTS_FILE,
     VERIFICATION_FILE,
     examination_paths,
@@ -69,7 +68,7 @@ def add_commands(commands) -> None:
     add_job(commands, "measure", _measure, "run one systems benchmark", "BENCHMARK/SCALE")
     add_job(commands, "recall", _recall, "train one mixer on associative recall", "MIXER")
     for name, call, help in (
-        ("verify", _verify, "check FlashRelation against its definition on this device"),
+        ("verify", _verify, "check the operators against their definitions on this device"),
         ("verify-gradients", _verify_gradients, "check the training step's gradients against FP64"),
         ("inventory", _inventory, "count the parameters of a campaign's models"),
         ("collect", _collect, "gather the records of the readings, a file a kind"),
@@ -174,7 +173,7 @@ def _examine(options: argparse.Namespace) -> None:
     run = chosen_run(options.target, campaign)
     spec = campaign.examination_spec(run)
     check_expected(options.expect, spec.job_hash, f"examination of {run.name}")
-    checkpoint = results.folder / run_path(run) / CHECKPOINT
+    checkpoint = checkpoint_of(run, results)
     outputs = {name: results.folder / file for name, file in examination_paths(run).items()}
     data, stamped = results.data(campaign.data[run.data]), stamp("examination", uses_of(run))
     examine(spec, run, checkpoint, data, outputs, stamped)
@@ -228,7 +227,12 @@ def _verify(options: argparse.Namespace) -> None:
     results = campaign_results(options)
     spec = results.campaign.verification
     stamped = _stamped(options, "verification", spec, "verification")
-    verify(spec, results.folder / VERIFICATION_FILE, stamped)
+    output = results.folder / VERIFICATION_FILE
+    verify(spec, output, stamped)
+    if options.expect is None:  # of a rule's job the report's ledger judges the record
+        from relation.cli.verified import print_verification
+
+        print_verification(output)
 
 
 def _verify_gradients(options: argparse.Namespace) -> None:

@@ -8,6 +8,7 @@ from relation.errors import InputError
 from relation.pipeline.campaign import Campaign
 from relation.pipeline.config import load_config
 from relation.pipeline.places import CHECKPOINT, run_path
+from relation.pipeline.provenance import command_for
 from relation.pipeline.results import Results, chosen_results
 from relation.spec import RunSpec, canonical_hash
 
@@ -97,8 +98,8 @@ def checkpoint_of(run: RunSpec, results: Results) -> Path:
     """The run's checkpoint. Raises InputError unless it and its own record are there."""
     from relation.store.parquet import read_origin
 
-    campaign, folder = results.campaign.name, results.folder / run_path(run)
-    make = f"`snakemake --cores all --config campaign={campaign} -- {folder / CHECKPOINT}`"
+    folder = results.folder / run_path(run)
+    make = f"`{command_for(results.campaign, results.published)} -- {folder / CHECKPOINT}`"
     for name in (CHECKPOINT, "record.parquet"):
         if not (folder / name).exists():
             raise InputError(f"{run.name} has no {name}; make it with {make}")
@@ -123,7 +124,7 @@ def given_checkpoint(options: argparse.Namespace, *further: str) -> Path:
 
 def sharing_of(campaign: Campaign, run: RunSpec | None = None) -> int:
     """How many runs like it may share a GPU: the matrix's, whose times are results, if asked to."""
-    of_reading = run is not None and run.reading is not None
+    of_reading = run is not None and bool(run.reading)
     return campaign.runs_per_gpu if of_reading or campaign.matrix_shares else 1
 
 

@@ -19,6 +19,7 @@ from relation.cli.tables import print_table
 from relation.errors import InputError
 from relation.pipeline.config import load_config
 from relation.pipeline.gaps import NOT_RUN, NOT_THERE
+from relation.pipeline.provenance import command_for
 from relation.pipeline.results import Results, chosen_results
 
 if TYPE_CHECKING:
@@ -183,8 +184,8 @@ def _readings(options: argparse.Namespace) -> None:
     records = load_readings(results.of_readings)
     if records is None:
         raise InputError(
-            f"campaign {campaign.name} has no finished run of a reading; `snakemake --cores all "
-            f"--config campaign={campaign.name}` makes them"
+            f"campaign {campaign.name} has no finished run of a reading; "
+            f"`{command_for(campaign, results.published)}` makes them"
         )
     choice = choose(campaign.readings, records.diagnoses)
     rows = choice.distances.sort_values("distance")

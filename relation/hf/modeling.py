@@ -1,8 +1,10 @@
 """The paper's decoder as models of transformers, in the form whose projections are modules."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForCausalLM, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
@@ -14,6 +16,13 @@ from relation.kernels.documents import Documents
 from relation.nn import Decoder, DecodeState
 from relation.nn.execution import ByDevice
 from relation.nn.mixers import FullRelationMixer, InformationMixer, LinearRelationMixer
+
+# Trainer, generation and tokenizers pass these to any model; the states depend on none of them.
+_PASSED = {"cache_position", "token_type_ids", "num_items_in_batch", "shift_labels", "ignore_index"}
+_OUTPUTS = {
+    "output_attentions": "call decoder.flows(tokens)",
+    "output_hidden_states": "hook the modules of decoder.blocks",
+}
 
 
 class RelationCache:
@@ -85,8 +94,10 @@ class RelationModel(RelationPreTrainedModel):
         return self.decoder.embedding
 
     def set_input_embeddings(self, value: nn.Embedding) -> None:
-        """Put another embedding in its place."""
+        """Put another embedding in its place, whose rows are then the vocabulary."""
         self.decoder.embedding = value
+        self.config.vocab_size = len(value.weight)
+        self.decoder.config = replace(self.decoder.config, vocab_size=len(value.weight))
 
     @can_return_tuple
     def forward(
@@ -95,25 +106,49 @@ class RelationModel(RelationPreTrainedModel):
         attention_mask: Tensor | None = None,
         past_key_values: RelationCache | None = None,
         use_cache: bool | None = None,
+        position_ids: Tensor | None = None,
         **options: Any,
     ) -> BaseModelOutputWithPast:
         """The last norm's output, (B, T, d), of input_ids (B, T) int64.
 
         attention_mask: (B, T), 0 for padding at either side; with a cache also (B, read + T).
         past_key_values: the tokens read so far, which takes these in; with `use_cache` an empty one
-        is made. With a cache nothing is differentiable. Raises InputError for a row without text,
-        text that padding interrupts, or padding after the first block of a cache.
+        is made. With a cache nothing is differentiable. position_ids: (B, T) or (1, T); a document
+        starts where they do not increase by 1, as in transformers' own models. options: what
+        transformers passes to any model. Raises InputError for a row without text, text that
+        padding interrupts, padding after the first block of a cache, a second document in a row of
+        a cache, a request for attentions or hidden states, and unknown options.
         """
-        if options.get("inputs_embeds") is not None:
-            raise InputError("a Relation model takes input_ids, not inputs_embeds")
+        self._check(options)
         if use_cache and past_key_values is None:
             past_key_values = RelationCache(self.config)
+        read = 0 if past_key_values is None else past_key_values.columns
+        starts = _starts(position_ids, attention_mask, input_ids, read)
         if past_key_values is None:
-            states = self.decoder.states(input_ids, _documents(attention_mask))
+            states = self.decoder.states(input_ids, _documents(attention_mask, starts))
         else:
+            if starts is not None:
+                raise InputError(
+                    "position_ids start a second document in a row of the cache; give each "
+                    "document a row, or leave out past_key_values and use_cache"
+                )
             states = self._continue(input_ids, attention_mask, past_key_values.state)
             past_key_values.columns += input_ids.shape[1]
         return BaseModelOutputWithPast(last_hidden_state=states, past_key_values=past_key_values)
+
+    def _check(self, options: dict[str, Any]) -> None:
+        """Raise InputError for outputs that the model does not return, and for unknown options."""
+        for name, instead in _OUTPUTS.items():
+            asked = options.pop(name, None)
+            if getattr(self.config, name) if asked is None else asked:
+                raise InputError(f"a Relation model has no {name}; leave it out and {instead}")
+        given = {name for name, value in options.items() if value is not None}
+        if unknown := sorted(given - _PASSED):
+            raise InputError(
+                f"a Relation model takes no {', '.join(unknown)}; it takes input_ids, "
+                "attention_mask, position_ids, past_key_values and use_cache, and "
+                "RelationForCausalLM also labels and logits_to_keep"
+            )
 
     @torch.no_grad()
     def _continue(self, tokens: Tensor, mask: Tensor | None, state: DecodeState) -> Tensor:
@@ -138,11 +173,34 @@ class RelationModel(RelationPreTrainedModel):
         return states.gather(1, moved)
 
 
-def _documents(mask: Tensor | None) -> Documents | None:
-    """What a padding mask (B, T) lets tokens see; None where nothing is padded."""
-    if mask is None or bool(mask.all()):
+def _starts(places: Tensor | None, mask: Tensor | None, tokens: Tensor, read: int) -> Tensor | None:
+    """Which tokens (B, n) start a document after other text of their row; None where none does.
+
+    places: position_ids. read: columns of the cache; after them place 0 starts a document too.
+    """
+    if places is None:
         return None
-    return Documents.padded(mask)
+    if places.shape not in (tokens.shape, (1, tokens.shape[1])):
+        raise InputError(
+            f"position_ids have shape {tuple(places.shape)} and input_ids {tuple(tokens.shape)}; "
+            "give a position for each token"
+        )
+    first = (places[:, :1] == 0) & (read > 0)
+    starts = torch.cat((first, places.diff(dim=1) != 1), dim=1).expand(tokens.shape)
+    if mask is not None:  # padding may have any position
+        text = mask[:, -tokens.shape[1] :] != 0
+        starts = starts & text & F.pad(text[:, :-1], (1, 0), value=read > 0)
+    return starts if bool(starts.any()) else None
+
+
+def _documents(mask: Tensor | None, starts: Tensor | None) -> Documents | None:
+    """What a padding mask (B, T) and `_starts` let tokens see; None where rows are documents."""
+    documents = None if mask is None or bool(mask.all()) else Documents.padded(mask)
+    if starts is None:
+        return documents
+    if documents is not None:
+        starts = starts | (documents.positions == 0)
+    return Documents.of(starts.cumsum(1))
 
 
 class RelationForCausalLM(RelationPreTrainedModel, GenerationMixin):
@@ -180,6 +238,7 @@ class RelationForCausalLM(RelationPreTrainedModel, GenerationMixin):
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int = 0,
+        position_ids: Tensor | None = None,
         **options: Any,
     ) -> CausalLMOutputWithPast:
         """Logits (B, T, V) of input_ids (B, T); the other arguments as `RelationModel` takes them.
@@ -188,9 +247,14 @@ class RelationForCausalLM(RelationPreTrainedModel, GenerationMixin):
         the mean negative log-likelihood of each from those before it, nat/token. logits_to_keep:
         only the last so many tokens' logits; 0 keeps all.
         """
-        options.pop("return_dict", None)
         outputs = self.model(
-            input_ids, attention_mask, past_key_values, use_cache, **options, return_dict=True
+            input_ids,
+            attention_mask,
+            past_key_values,
+            use_cache,
+            position_ids,
+            **options,
+            return_dict=True,
         )
         logits = self.model.decoder.logits(outputs.last_hidden_state[:, -logits_to_keep:])
         loss = None
@@ -207,17 +271,22 @@ class RelationForCausalLM(RelationPreTrainedModel, GenerationMixin):
         past_key_values: RelationCache | None = None,
         attention_mask: Tensor | None = None,
         use_cache: bool | None = None,
+        position_ids: Tensor | None = None,
         **options: Any,
     ) -> dict[str, Any]:
         """The tokens that the cache has not read, for the forward's next call."""
         if past_key_values is not None:
             input_ids = input_ids[:, past_key_values.columns :]
+        if position_ids is not None:
+            position_ids = position_ids[:, -input_ids.shape[1] :]
         return {
             "input_ids": input_ids,
             "past_key_values": past_key_values,
             "attention_mask": attention_mask,
             "use_cache": use_cache,
+            "position_ids": position_ids,
             "logits_to_keep": 1,
+            **{name: options[name] for name in _OUTPUTS if name in options},
         }
 
 

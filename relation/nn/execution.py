@@ -61,19 +61,30 @@ class ByDevice(Execution):
             "linear": ("flash" if fits else "chunked", "chunked"),
         }
         return {
-            operator: _by_device(operator, *names[operator])
+            operator: _ByDevice.of(operator, *names[operator])
             for operator in sorted({MIXERS[letter] for letter in config.layout})
         }
 
 
-def _by_device(operator: str, on_cuda: str, elsewhere: str) -> Callable[..., torch.Tensor]:
-    there, here = get_backend(operator, on_cuda).call, get_backend(operator, elsewhere).call
-    reference = get_backend(operator, "reference").call if operator == "mha" else there
+@dataclass(frozen=True)
+class _ByDevice:
+    """An operator by the device of what it is given; on CUDA also by whether that has 16 bits.
 
-    def call(first: torch.Tensor, *inputs, **options):
+    Not a closure: a model that is saved whole, or sent to another process, is pickled with it.
+    """
+
+    of_16_bits: Callable[..., torch.Tensor]
+    wide: Callable[..., torch.Tensor]
+    elsewhere: Callable[..., torch.Tensor]
+
+    @classmethod
+    def of(cls, operator: str, on_cuda: str, elsewhere: str) -> "_ByDevice":
+        there, here = get_backend(operator, on_cuda).call, get_backend(operator, elsewhere).call
+        wide = get_backend(operator, "reference").call if operator == "mha" else there
+        return cls(there, wide, here)
+
+    def __call__(self, first: torch.Tensor, *inputs, **options):
         if not first.is_cuda:
-            return here(first, *inputs, **options)
-        wide = first.dtype not in (torch.bfloat16, torch.float16)
-        return (reference if wide else there)(first, *inputs, **options)
-
-    return call
+            return self.elsewhere(first, *inputs, **options)
+        narrow = first.dtype in (torch.bfloat16, torch.float16)
+        return (self.of_16_bits if narrow else self.wide)(first, *inputs, **options)

@@ -30,11 +30,15 @@ def _kept_tables(length: int, width: int, base: float, device: torch.device) -> 
         return rope_angles(length, width, base, 0, device)
 
 
-def _tables(length: int, width: int, base: float, device: torch.device) -> RopeTables:
-    """RoPE's tables for positions 0 .. length - 1 at least, kept from call to call."""
-    if torch.compiler.is_compiling():
-        return rope_angles(length, width, base, 0, device)
-    return _kept_tables(1 << (length - 1).bit_length(), width, base, device)
+def _tables(length: int, width: int, base: float, like: Tensor) -> RopeTables:
+    """RoPE's tables on a tensor's device for positions 0 .. length - 1 at least.
+
+    Kept from call to call, but not for other types of tensor: a table that is made beside a
+    FakeTensor has no data either.
+    """
+    if torch.compiler.is_compiling() or type(like) is not Tensor:
+        return rope_angles(length, width, base, 0, like.device)
+    return _kept_tables(1 << (length - 1).bit_length(), width, base, like.device)
 
 
 class _Layer(nn.Module):
@@ -55,9 +59,9 @@ class _Layer(nn.Module):
         documents: a token sees its own alone and its place starts there; padding is a document
         too (`Documents.padded`). cache: while decoding, one of `new_cache()`; x then follows the
         tokens that it has read, it takes x in, and nothing is differentiable; before a prompt of
-        unequal rows call its `begin`. offset: RoPE's position of the first token. Raises InputError
-        for documents with a cache, for states that do not continue it, and for what the backend
-        does not take.
+        unequal rows call its `begin`. offset: RoPE's position of the first token, 0 or more.
+        Raises InputError for documents with a cache, for states that do not continue it, for an
+        offset below 0, and for what the backend does not take.
         """
         if documents is not None and cache is not None:
             raise InputError("decoding takes no documents; give them or a cache, not both")
@@ -69,9 +73,11 @@ class _Layer(nn.Module):
 
     def _rope(self, x: Tensor, documents, cache, offset: int) -> RopeTables:
         """RoPE's tables at the places of x's tokens, (T, d_h) or (B, T, d_h)."""
+        if offset < 0:
+            raise InputError(f"offset is {offset}; give the place of the first token, 0 or more")
         read = 0 if cache is None else cache.length
         first, last = offset + read, offset + read + x.shape[1]
-        cos, sin = _tables(last, self.head_dim, self.rope_base, x.device)
+        cos, sin = _tables(last, self.head_dim, self.rope_base, x)
         if documents is not None:
             places = documents.positions + offset
         elif read and cache.lengths is not None:

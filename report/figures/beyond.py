@@ -85,10 +85,10 @@ def copying(records: CampaignRecords) -> Figure:
 @figure(
     "beyond-length",
     heading="Longer than trained",
-    title="Windows of several training contexts T. Above: NLL less that of the same tokens in "
-    "windows of T, by position: what the longer history gives (below 0) or costs. Below: NLL with "
-    "the count correction kept at log T (dashed) and without it (solid), less NLL with it. Thin a "
-    "seed, thick the mean.",
+    title="Windows of several training contexts T. Above: how much the NLL differs from that of "
+    "the same tokens in windows of T, by position: what the longer history gives (below 0) or "
+    "costs. Below: how much it changes with the count correction kept at log T (dashed) and "
+    "without it (solid). Thin a seed, thick the mean.",
     alt="Line charts by scale: differences of NLL against the position in training contexts, a "
     "line a model, with a line at zero.",
     reads=lambda records: records.lengths,

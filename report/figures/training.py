@@ -186,9 +186,10 @@ def _read_ablations(records: CampaignRecords) -> pd.DataFrame:
 @figure(
     "ablations",
     heading="Ablations",
-    title="Final validation NLL of every structural ablation less that of Full Relation with the "
-    "same seed: bars and numbers are means over seeds with their 95% intervals, a point is a seed, "
-    "a diamond what the paper prints. An interval of fewer seeds may leave the panel.",
+    title="Final validation NLL of every structural ablation, as the difference from Full "
+    "Relation's with the same seed: bars and numbers are means over seeds with their 95% "
+    "intervals, a point is a seed, a diamond what the paper prints. An interval of fewer seeds may "
+    "leave the panel.",
     alt="Horizontal bars: the mean difference between the final validation NLL of each structural "
     "ablation and Full Relation's with its 95% interval, the seeds as points, the paper's value as "
     "a diamond.",

@@ -14,8 +14,8 @@ _TEXT, _INT, _REAL = pa.string(), pa.int64(), pa.float64()
 _FRESHNESS = "current, stale, or: older code, same golden losses; null without a value"
 _CLAIM_FRESHNESS = "the worst of the sources; null without any"
 _NOT_ESTABLISHED = (
-    "labels of the evidence that the verdict rests on while its 95% interval also holds values "
-    "that say otherwise, or one seed has no interval; empty where there is none"
+    "labels of the evidence that the verdict rests on while its 95% interval includes values that "
+    "would decide the other way, or one seed has no interval; empty where there is none"
 )
 _CELL_VERDICTS = (
     "same (a count or setting), within, outside, not judged, chose the reading; null without a "

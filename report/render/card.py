@@ -80,7 +80,7 @@ def _seeds(run: RunSpec, records: CampaignRecords) -> list[dict[str, str]]:
     found = {"final validation NLL, nat/token": final_nll(records, run.scale, run.variant)}
     if set(model_config(run.model).layout) != {MHA}:
         against = nll_difference(records, run.scale, run.variant, "mha")
-        found["less that of MHA of the same seed, nat/token"] = against
+        found["difference from MHA of the same seed, nat/token"] = against
     return [_row(name, measured) for name, measured in found.items()]
 
 

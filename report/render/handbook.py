@@ -74,7 +74,8 @@ def _write(folder: Path, reports: list[Path]) -> None:
         shutil.copytree(report.parent, target.parents[1])
     sources = [PROJECT / name for name in ("README.md", "CHANGELOG.md")]
     sources += sorted((PROJECT / "docs").glob("*.md"))
-    sources += [PROJECT / "relation/ops/README.md", PROJECT / "kernels/README.md"]
+    sources += sorted((PROJECT / "kernels").rglob("README.md"))
+    sources += [PROJECT / "relation/ops/README.md", PROJECT / "results/README.md"]
     pages = {path.relative_to(PROJECT).as_posix(): path for path in sources}
     sections = [
         ("index.html", "Overview"),

@@ -30,7 +30,7 @@ def _less(reading: str, base: str, start: int, end: int) -> tuple[BySeed, str]:
         terms = [_span(rows, one, start, end) for one in (reading, base)]
         return None if None in terms else terms[0] - terms[1]
 
-    return of, f"reading = {reading}, less that of {base}, first = {start} to {end}"
+    return of, f"reading = {reading} minus reading = {base}, first = {start} to {end}"
 
 
 def _later(change: tuple[BySeed, str], T: int) -> tuple[BySeed, str]:

@@ -17,7 +17,7 @@ Verdict = Literal[
 _TRIED = ("failed", "oom")
 # Equal sums of equal numbers may differ in the last bit.
 LAST_BIT = 1e-9
-_CONTESTED = "its interval holds values that say otherwise"
+_CONTESTED = "its 95% interval includes values that would decide the other way"
 _ALONE = "one seed has no interval"
 
 
@@ -77,8 +77,8 @@ class Evidence:
     """One comparison.
 
     direction: whether the paper's sign or bound holds, size: whether its value is met; None where
-    that is undecided. contested: the 95% interval also holds values that say otherwise, or one
-    seed has none.
+    that is undecided. contested: the 95% interval includes values that would decide the other way,
+    or one seed has none.
     asks_direction and asks_size: whether the claim needs them. essential: the claim is not tested
     without it; else it may be missing, as a scale that was not run. What failed or ran out of
     memory is essential. beside: it is shown and decides nothing; told: what such a row says of the
@@ -226,8 +226,8 @@ def _names(rows: Sequence[Evidence]) -> str:
 class Outcome(NamedTuple):
     """A verdict, its reason, and the labels of what it rests on without being established by it.
 
-    not_established is empty where every interval of what decides is there and holds no values that
-    say otherwise.
+    not_established is empty where every interval of what decides is there and includes no values
+    that would decide the other way.
     """
 
     verdict: Verdict
