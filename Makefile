@@ -41,7 +41,9 @@ ifeq ($(LOCK),cpu)
 	  "torch==$(shell sed -n 's/^torch==//p' constraints.txt)+cpu"
 endif
 	$(INSTALL) --require-hashes -r locks/$(LOCK).txt
-	$(INSTALL) --no-build-isolation -e .
+# compat: a line in a .pth file. What setuptools finds packages by otherwise comes after the folder
+# relation/ that a script beside the clone sees.
+	$(INSTALL) --no-build-isolation --config-settings editable_mode=compat -e .
 	@touch $@
 
 locks/$(LOCK).txt:
@@ -50,6 +52,8 @@ locks/$(LOCK).txt:
 
 published: setup
 	PATH="$(BIN):$$PATH" snakemake --snakefile workflow/published.smk --cores all
+	@echo "Reports; that of the chosen reading is books:"
+	@ls results/published/*/report/index.html
 
 site: published
 	"$(BIN)/python" -m relation site

@@ -263,15 +263,30 @@ def test_the_module_is_the_command(tmp_path: Path) -> None:
     assert done.stderr.startswith("error: unknown campaign 'papr'")
 
 
+@pytest.mark.parametrize("missing", ["report", "pandas"])
+def test_a_package_that_is_not_there_is_told_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: Output, missing: str
+) -> None:
+    """As where only the library is installed."""
+    monkeypatch.setitem(sys.modules, missing, None)
+    assert main(["compare", "smoke", "tiny"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"error: {missing} is not installed") and told.count("\n") == 1
+
+
 def test_a_job_computes_on_one_thread_unless_asked_for_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As the rules have it, so that a job by hand gives the workflow's digits."""
+
+    def stopped(*arguments) -> None:
+        raise RunError("10M/full/42: stopped after update 3")
+
     asked = []
     monkeypatch.setattr("torch.set_num_threads", asked.append)
-    monkeypatch.setattr("relation.train.run.train", lambda *arguments: None)
+    monkeypatch.setattr("relation.train.run.train", stopped)
     for threads in ((), ("--threads", "2")):
-        assert main(["train", "10M/full/42", "--campaign", "tiny", *threads]) == 0
+        assert main(["train", "10M/full/42", "--campaign", "tiny", *threads]) == 2
     assert asked == [1, 2]
 
 

@@ -236,3 +236,22 @@ def test_a_checkpoint_of_another_configuration_is_refused(
     assert told.startswith("error: 10M/full/42 was trained as another configuration; make it with")
     assert "campaign=tiny -- results/tiny/runs/10M/full/42/model.safetensors`" in told
     assert {path for path in here.rglob("*.parquet")} == before
+
+
+@pytest.mark.parametrize("job", ["prepare sample-300", "train 10M/full/42"])
+def test_a_job_that_is_done_is_made_again_only_if_asked_to(
+    here: Path, capsys: Output, job: str
+) -> None:
+    name, target = job.split()
+    record = (
+        "data/sample-300/data.parquet" if name == "prepare" else f"runs/{target}/record.parquet"
+    )
+    record = Path("results/tiny", record)
+    before = record.read_bytes()
+    call = (name, target, "--campaign", "tiny")
+    assert main([*call]) == 0
+    assert capsys.readouterr().out == f"{target} is done: {record}; --again makes it again\n"
+    assert record.read_bytes() == before
+    assert main([*call, "--again"]) == 0
+    assert capsys.readouterr().out.endswith(f"\n{record}\n")
+    assert record.read_bytes() != before  # as its origin says, made later

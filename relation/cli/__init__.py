@@ -97,6 +97,16 @@ def main(arguments: list[str] | None = None) -> int:
         reason = error.strerror or str(error).partition("\n")[0]
         print(f"error: {where}{reason}; mend that and run the same command again", file=sys.stderr)
         return 2
+    except ModuleNotFoundError as error:
+        name = (error.name or "").partition(".")[0]
+        if name in ("", "relation"):
+            raise
+        print(
+            f"error: {name} is not installed here; run commands in the folder of a clone, with the "
+            "environment that `make setup` makes there",
+            file=sys.stderr,
+        )
+        return 2
     except MemoryError:
         print("error: memory is full; free some, or ask for less", file=sys.stderr)
         return 2

@@ -25,6 +25,8 @@ from relation.cli.options import (
 )
 from relation.errors import InputError, RunError
 from relation.pipeline.hashes import code_hash
+from relation.pipeline.jobs import DONE, Job
+from relation.pipeline.ledger import Ledger
 from relation.pipeline.origin import stamp
 from relation.pipeline.places import (
     GRADIENTS_FILE,
@@ -36,13 +38,14 @@ from relation.pipeline.places import (
 )
 from relation.pipeline.uses import uses_of
 from relation.spec import Spec, SystemsSpec
+from relation.store.parquet import read_parquet
 from relation.store.stamp import Stamp
 
 
 def add_commands(commands) -> None:
     """Register the commands."""
     run = "SCALE/VARIANT/SEED"
-    add_job(commands, "prepare", _prepare, "tokenise one corpus", "DATASET")
+    prepare = add_job(commands, "prepare", _prepare, "tokenise one corpus", "DATASET")
     train = add_job(commands, "train", _train, "train one run, or go on with a killed one", run)
     train.add_argument(
         "--processes",
@@ -65,8 +68,11 @@ def add_commands(commands) -> None:
         "--tensorboard", action="store_true", help="log to results/CAMPAIGN/tensorboard too"
     )
     add_job(commands, "examine", _examine, "what a run's checkpoint does beyond the paper", run)
-    add_job(commands, "measure", _measure, "run one systems benchmark", "BENCHMARK/SCALE")
-    add_job(commands, "recall", _recall, "train one mixer on associative recall", "MIXER")
+    place = "BENCHMARK/SCALE"
+    measure = add_job(commands, "measure", _measure, "run one systems benchmark", place)
+    recall = add_job(commands, "recall", _recall, "train one mixer on associative recall", "MIXER")
+    for parser in (prepare, train, measure, recall):
+        parser.add_argument("--again", action="store_true", help="also where it is done")
     for name, call, help in (
         ("verify", _verify, "check the operators against their definitions on this device"),
         ("verify-gradients", _verify_gradients, "check the training step's gradients against FP64"),
@@ -80,6 +86,23 @@ def _stamped(options: argparse.Namespace, stage: str, spec: Spec, what: str) -> 
     """The stamp of the job of a specification, which is what its rule was planned with."""
     check_expected(options.expect, spec.job_hash, what)
     return stamp(stage, uses_of(spec))
+
+
+def _is_done(options: argparse.Namespace, ledger: Ledger, job: Job) -> bool:
+    """Whether a job that somebody calls by hand is done, which is then said.
+
+    A rule's call is never refused: Snakemake has decided that its job is made again.
+    """
+    if options.expect is not None or options.again or ledger.state(job).name != DONE:
+        return False
+    print(f"{options.target} is done: {job.paths[0]}; --again makes it again")
+    return True
+
+
+def _made(options: argparse.Namespace, result: str, record: Path) -> None:
+    """Say what a job that was called by hand has come to, and where its record is."""
+    if options.expect is None:
+        print(f"{options.target}: {result}\n{record}")
 
 
 def _prepare(options: argparse.Namespace) -> None:
@@ -96,8 +119,13 @@ def _prepare(options: argparse.Namespace) -> None:
             f"choose among {', '.join(campaign.data)}"
         )
     stamped = _stamped(options, "data", spec, spec.name)
+    ledger = Ledger(results)
+    if _is_done(options, ledger, ledger.prepare(spec)):
+        return
     work = results.folder / "work" / spec.name
-    prepare(spec, results.data(spec), work, campaign.name, stamped)
+    output = results.data(spec)
+    prepare(spec, output, work, campaign.name, stamped)
+    _made(options, "tokenised", output / "data.parquet")
 
 
 def _train_under_torchrun(started: list[str]) -> None:
@@ -134,7 +162,10 @@ def _train(options: argparse.Namespace) -> None:
     campaign = results.campaign
     spec = chosen_run(options.target, campaign)
     stamped = _stamped(options, "training", spec, spec.name)
-    if max(options.processes, options.nodes) > 1 and "TORCHELASTIC_RUN_ID" not in os.environ:
+    ledger, among_others = Ledger(results), "TORCHELASTIC_RUN_ID" in os.environ
+    if not among_others and _is_done(options, ledger, ledger.train(spec)):
+        return
+    if max(options.processes, options.nodes) > 1 and not among_others:
         from relation.train.launch import torchrun_options
 
         where = options.processes, options.nodes, options.rendezvous
@@ -162,6 +193,10 @@ def _train(options: argparse.Namespace) -> None:
         start = checkpoint_of(campaign.run(spec.scale, "mha", spec.seed), results)
     sharing = sharing_of(campaign, spec)
     train(spec, data, output, resume, events, probes, sharing, stamped, start)
+    if os.environ.get("RANK", "0") == "0":
+        record = output / "record.parquet"
+        loss = read_parquet(record).column("final_nll")[0].as_py()
+        _made(options, f"final NLL {loss:.4f} nat/token on the validation text", record)
 
 
 def _examine(options: argparse.Namespace) -> None:
@@ -205,9 +240,14 @@ def _measure(options: argparse.Namespace) -> None:
     benchmark, _, scale = options.target.partition("/")
     spec = results.campaign.benchmark(benchmark, scale)
     stamped = _stamped(options, spec.stage, spec, f"benchmark {options.target}")
+    ledger = Ledger(results)
+    if _is_done(options, ledger, ledger.measure(spec)):
+        return
     data = results.data(results.campaign.data_of_scale(scale))
     wait_for_server()
-    measure_benchmark(spec, data, results.folder / systems_path(spec), stamped)
+    output = results.folder / systems_path(spec)
+    rows = measure_benchmark(spec, data, output, stamped)
+    _made(options, f"{len(rows)} measurements", output)
 
 
 def _recall(options: argparse.Namespace) -> None:
@@ -217,7 +257,20 @@ def _recall(options: argparse.Namespace) -> None:
     results = campaign_results(options)
     spec = results.campaign.recall_of(options.target)
     stamped = _stamped(options, "recall", spec, f"recall {options.target}")
-    recall(spec, results.folder / recall_path(spec), sharing_of(results.campaign), stamped)
+    ledger = Ledger(results)
+    if _is_done(options, ledger, ledger.recall(spec)):
+        return
+    output = results.folder / recall_path(spec)
+    recall(spec, output, sharing_of(results.campaign), stamped)
+    rows = read_parquet(output).to_pylist()
+    chosen = [row for row in rows if row["chosen"]]
+    shares = []
+    for width in dict.fromkeys(row["width"] for row in chosen):
+        found = [(row["right"], row["queries"]) for row in chosen if row["width"] == width]
+        right, queries = map(sum, zip(*found, strict=True))
+        shares.append(f"{100 * right / queries:.1f}% at d = {width}")
+    told = f"queries answered at the chosen rates: {', '.join(shares)}"
+    _made(options, told if shares else rows[0]["reason"], output)
 
 
 def _verify(options: argparse.Namespace) -> None:
@@ -242,7 +295,10 @@ def _verify_gradients(options: argparse.Namespace) -> None:
     results = campaign_results(options)
     spec = results.campaign.gradients
     stamped = _stamped(options, "gradients", spec, "gradients")
-    verify_gradients(spec, results.folder / GRADIENTS_FILE, stamped)
+    output = results.folder / GRADIENTS_FILE
+    verify_gradients(spec, output, stamped)
+    if options.expect is None:
+        print(f"every gradient is within its bound\n{output}")
 
 
 def _inventory(options: argparse.Namespace) -> None:
@@ -250,6 +306,8 @@ def _inventory(options: argparse.Namespace) -> None:
 
     results = whole_results(options)
     write_inventory(results.campaign, results.models)
+    if options.expect is None:
+        print(results.models)
 
 
 def _collect(options: argparse.Namespace) -> None:

@@ -181,6 +181,8 @@ def _readings(options: argparse.Namespace) -> None:
 
     results = campaign_results(options)
     campaign = results.campaign
+    if not campaign.readings:
+        raise InputError(f"campaign {campaign.name} tries no readings; take --campaign readings")
     records = load_readings(results.of_readings)
     if records is None:
         raise InputError(

@@ -49,7 +49,10 @@ def load_tokenizer(path: Path) -> Tokenizer:
     try:
         return Tokenizer.from_file(str(path))
     except Exception as error:  # `tokenizers` raises bare Exception for a file it cannot parse
-        raise InputError(f"{path} is damaged ({error}); delete it and run snakemake") from None
+        raise InputError(
+            f"{path} is damaged or no tokenizer ({error}); if snakemake made it, delete it and run "
+            "snakemake again"
+        ) from None
 
 
 def end_of_text_id(data: Path) -> int:

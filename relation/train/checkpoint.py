@@ -76,7 +76,8 @@ def load_model(path: Path, device: torch.device, execution: Execution | None = N
         ValueError,
     ) as error:
         raise InputError(
-            f"{path} is no complete checkpoint ({error}); delete it and run snakemake again"
+            f"{path} is no complete checkpoint ({error}); if snakemake made it, "
+            "delete it and run snakemake again"
         ) from None
     if not _is_recorded(path) and not sealed:
         print(f"warning: {path} has no checksum; whether it is whole is not known", file=sys.stderr)
