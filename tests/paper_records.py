@@ -220,7 +220,7 @@ def _printed() -> CampaignRecords:
     ]
     said = PAGE | {
         "campaign": "printed", "title": "What the paper prints", "description": "",
-        "notice": "", "devices": [GPU], "trained": trained_as("paper"),
+        "notice": "", "texts": "", "devices": [GPU], "trained": trained_as("paper"),
         "systems": {"precision": ["bf16"], "flash": "flash"},
         "probes": 10, "validations": 20, "validation_tokens": 1048576,
         "corpora": [{"title": "TinyStories", "kind": "huggingface"}], "assumptions": [],

@@ -10,6 +10,7 @@ import pytest
 from conftest import campaign
 from test_report_records import HOSTILE, make_records
 
+from relation.data.recipes import BOOKS
 from relation.pipeline.campaign import Campaign
 from relation.pipeline.cost import make_plan
 from relation.pipeline.inventory import inventory_row
@@ -17,6 +18,7 @@ from relation.pipeline.results import Results
 from relation.spec import RunSpec
 from report.judge.checklist import checklist
 from report.values.frames import CampaignRecords
+from report.values.page import campaign_page
 
 
 def answers(records: CampaignRecords) -> dict[str, tuple[str, str]]:
@@ -120,3 +122,16 @@ def test_a_job_that_did_not_run_is_missing_once() -> None:
     ]
     found = answers(replace(records, missing=pd.DataFrame(gaps)))
     assert "not there: training runs (2), diagnostics (1)." in found["Limitations"][1]
+
+
+@pytest.mark.parametrize("name, made, said", [
+    ("books", BOOKS.fingerprint, f"{BOOKS.books} public-domain books"),
+    ("books", "of other texts", ""),
+    ("paper", None, ""),
+])  # fmt: skip
+def test_the_first_page_names_the_books_by_the_fingerprint_of_the_texts(
+    tmp_path: Path, name: str, made: str | None, said: str
+) -> None:
+    origin = {"data_origin": {"corpus_sha256": made}, "versions": {}, "commit": "", "created": ""}
+    page = campaign_page(Results(campaign(name), tmp_path), [], [origin])
+    assert page["texts"] == said

@@ -15,8 +15,8 @@ from report.judge.cells import build
 from report.judge.claims import judge_claims
 from report.judge.claims.ledger import CLAIMS
 from report.render.document import LINES_A_FLOAT, floats
-from report.render.overview import headlines
-from report.render.printed import PrintedPanel, PrintedTable, print_table
+from report.render.overview import Result, headlines
+from report.render.printed import Entry, PrintedPanel, PrintedTable, print_table
 from report.values.frames import CampaignRecords
 from report.values.further import further_pairs
 from report.values.measured import Measured
@@ -204,6 +204,13 @@ def test_the_first_page_has_a_line_of_them(cells) -> None:
     ten, thirty, hundred = line.results
     assert ten.campaign.text == "−0.0100 [−0.0490, +0.0290]" and ten.paper.text == "—"
     assert ten.link.startswith("tables/app-nll.html#") and thirty is hundred is None
+
+
+def test_a_result_of_the_other_sign_says_so() -> None:
+    ours = Entry("+0.0065 [−0.0461, +0.0591]")
+    assert Result(Entry("−0.0151"), ours, "within", "").turned
+    assert not Result(Entry("+0.0151"), ours, "within", "").turned
+    assert not Result(Entry("7.3"), Entry("10.3"), "within", "").turned
 
 
 def test_cells_carry_the_records_and_nothing_of_the_papers(records, cells) -> None:

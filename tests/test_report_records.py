@@ -233,6 +233,7 @@ def make_records(comparable=False):
     ]  # fmt: skip
     page = PAGE | {
         "campaign": "invented", "title": f"Invented {HOSTILE}", "description": HOSTILE,
+        "texts": HOSTILE,
         "notice": "" if comparable else f"Too small. {HOSTILE}",
         "omissions": f"Chosen by {HOSTILE}",
         "trained": trained_as("paper" if comparable else "smoke"),

@@ -53,6 +53,11 @@ class Result:
     verdict: str
     link: str
 
+    @property
+    def turned(self) -> bool:
+        """Whether its sign is not the paper's."""
+        return {self.paper.text[:1], self.campaign.text[:1]} == {"+", "−"}
+
 
 @dataclass(frozen=True)
 class Headline:

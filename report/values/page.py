@@ -125,6 +125,8 @@ def campaign_page(results: Results, devices: Iterable[str], origins: Iterable[di
     """
     campaign, origins = results.campaign, list(origins)
     made = set(filter(None, map(texts_of, origins)))
+    kinds = {spec.name: _kind(campaign, spec, made) for spec in campaign.data.values()}
+    of_recipe = set(kinds.values()) == {"recipe"}
     everything = command_for(campaign, results.published)
     commands = {"Everything": everything}
     if campaign.trained_runs:
@@ -141,6 +143,7 @@ def campaign_page(results: Results, devices: Iterable[str], origins: Iterable[di
         "title": campaign.title,
         "description": campaign.description,
         "notice": campaign.notice,
+        "texts": f"{BOOKS.books} public-domain books" if of_recipe else "",
         "omissions": _omissions(results),
         "trained": trained_models(campaign),
         "diagnosed": {
@@ -155,8 +158,7 @@ def campaign_page(results: Results, devices: Iterable[str], origins: Iterable[di
         "further_seeds": _further_seeds(campaign),
         "reading_runs": [[run.scale, run.variant] for run in campaign.reading_runs],
         "corpora": [
-            {"title": spec.title, "kind": _kind(campaign, spec, made)}
-            for spec in campaign.data.values()
+            {"title": spec.title, "kind": kinds[spec.name]} for spec in campaign.data.values()
         ],
         "scales": list(campaign.scales),
         **{name: campaign.diagnostics[name] for name in _LOOKS},
