@@ -2,7 +2,9 @@
 
 import io
 import json
+import shutil
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlparse
 
@@ -10,7 +12,8 @@ import pytest
 import yaml
 from conftest import ROOT, refusal
 from sample import SAMPLE
-from test_records import results
+from test_multiverse import gathered
+from test_records import results, write_run
 
 import relation
 from relation.cli import main
@@ -18,10 +21,12 @@ from relation.data import recipes
 from relation.data.croissant import croissant
 from relation.data.texts import read_texts
 from relation.pipeline.crate import METADATA, write_crate
+from relation.pipeline.gather import collect
+from relation.pipeline.ledger import Ledger
 from relation.pipeline.results import Results
 from relation.store.files import sha256_of
 
-__all__ = ["results"]  # a fixture
+__all__ = ["gathered", "results"]  # fixtures
 CONTEXT = "https://w3id.org/ro/crate/1.1/context"
 # The words that a crate uses, as RO-Crate 1.1 maps them: the validator has no network here.
 OF_SCHEMA = """
@@ -89,9 +94,57 @@ def test_a_crate_says_what_ran_on_what(crate: Path, results: Results) -> None:
         for p in record["additionalProperty"]
     }
     assert told["commit"] == "abc" and told["version of python"] == "3.11"
+    assert entities["Snakefile"].get("version") != "abc"
     assert record["dateCreated"] == run["startTime"] == "2026-01-01T00:00:00+00:00"
     described = json.loads((crate / "corpus-1/croissant.json").read_bytes())
     assert described["name"] == "public-domain-books-a-sample"
+
+
+@pytest.mark.parametrize(
+    "commit, version, said",
+    [
+        ("f" * 40, "f" * 40, "that wrote this crate. Each record names the commit"),
+        (f"{'f' * 40}+changes", f"{'f' * 40}+changes", "has uncommitted changes"),
+        ("unknown", None, "commit is unknown"),
+    ],
+    ids=["clean", "changed", "no git"],
+)
+def test_a_crates_workflow_has_the_version_of_this_checkout(
+    results: Results, tmp_path: Path, monkeypatch, commit: str, version: str | None, said: str
+) -> None:
+    """Its records, of commit abc, may be older than the Snakefile beside them."""
+    monkeypatch.setattr("relation.pipeline.crate.commit", lambda: commit)
+    write_crate(results, tmp_path / "crate")
+    workflow = graph(tmp_path / "crate")["Snakefile"]
+    assert workflow.get("version") == version and said in workflow["description"]
+
+
+def test_a_run_is_completed_once_every_record_is_there(results: Results, tmp_path: Path) -> None:
+    def run(name: str) -> dict:
+        write_crate(results, tmp_path / name)
+        return graph(tmp_path / name)["#run"]
+
+    whole, records = run("whole"), len(Ledger(results).records)
+    assert whole["actionStatus"] == "http://schema.org/CompletedActionStatus"
+    assert "records" not in whole["description"]
+    last = results.campaign.runs[-1]
+    write_run(results, replace(last, weight_decay=0.2), [5, 4, 3, 2, 1.5])
+    stale = run("stale")
+    assert "actionStatus" not in stale
+    assert f"{records - 3} of the {records} records of this" in stale["description"]
+    shutil.rmtree(results.run(last))
+    results.models.unlink()
+    partial = run("partial")
+    assert "actionStatus" not in partial
+    assert f"{records - 4} of the {records} records of this" in partial["description"]
+
+
+def test_of_readings_each_run_counts(gathered: Results, tmp_path: Path) -> None:
+    collect(gathered)
+    write_crate(gathered, tmp_path / "crate")
+    run, records = graph(tmp_path / "crate")["#run"], len(Ledger(gathered).records)
+    assert "actionStatus" not in run and len(gathered.campaign.reading_runs) == 4
+    assert f"2 of the {records + 4} records of this configuration" in run["description"]
 
 
 def test_an_export_is_whole_or_not_there(results: Results, crate: Path, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ of RO-Crate 1.1 and of the Workflow Run Crate profile 0.5.
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -16,9 +16,11 @@ from relation.data.croissant import croissant
 from relation.errors import InputError
 from relation.pipeline.hashes import PROJECT
 from relation.pipeline.ledger import Ledger
+from relation.pipeline.origin import commit
 from relation.pipeline.results import Results, texts_of
 from relation.store.files import sha256_of, write_text
-from relation.store.parquet import read_origin
+from relation.store.layouts import READING_RUNS
+from relation.store.parquet import read_origin, read_parquet
 
 METADATA = "ro-crate-metadata.json"
 _WORKFLOW, _CONFIGURATION, _RECORDS = "Snakefile", "campaign.json", "records/"
@@ -47,7 +49,8 @@ def write_crate(results: Results, folder: Path) -> list[Path]:
     not copied. Returns the records copied. Raises InputError where there is none, one is damaged,
     or `folder` is there already.
     """
-    paths = [path for path in Ledger(results).record_files() if path.exists()]
+    ledger = Ledger(results)
+    paths = [path for path in ledger.record_files() if path.exists()]
     if not paths:
         raise InputError(f"campaign {results.campaign.name} has no record to export; run it first")
     if folder.exists():
@@ -56,7 +59,7 @@ def write_crate(results: Results, folder: Path) -> list[Path]:
     partial = folder.with_name(f".{folder.name}")
     shutil.rmtree(partial, ignore_errors=True)
     try:
-        entities = _Crate(results, partial).entities(origins)
+        entities = _Crate(ledger, partial).entities(origins)
         context = ["https://w3id.org/ro/crate/1.1/context", {"sha256": "http://schema.org/sha256"}]
         text = json.dumps({"@context": context, "@graph": entities}, indent=1, ensure_ascii=False)
         write_text(partial / METADATA, text)
@@ -78,8 +81,9 @@ def _compact(values: list) -> Any:
 class _Crate:
     """The folder and the entities of one crate; an entity is a mapping with an @id and a @type."""
 
-    def __init__(self, results: Results, folder: Path):
-        self.results, self.campaign, self.folder = results, results.campaign, folder
+    def __init__(self, ledger: Ledger, folder: Path):
+        self.ledger, self.results, self.folder = ledger, ledger.results, folder
+        self.campaign = ledger.results.campaign
         self.values: dict[str, dict] = {}
 
     def value(self, name: str, value: str) -> dict:
@@ -141,6 +145,37 @@ class _Crate:
         ]
         return values, described
 
+    def made(self, origins: Mapping[Path, Mapping[str, Any]]) -> Iterator[bool]:
+        """For each record of the campaign, whether it is there, made with this configuration.
+
+        Of readings each run counts as one, whose rows the gathered files hold.
+        """
+        for record in self.ledger.records:
+            origin = origins.get(record.path)
+            yield origin is not None and not record.job.mismatch(origin)
+        files = self.results.reading_files()
+        there = bool(files) and all(path in origins for path in files.values())
+        rows = read_parquet(files["runs"], READING_RUNS).to_pylist() if there else []
+        gathered = {f"{row['reading']}/{row['variant']}/{row['seed']}": row for row in rows}
+        for run in self.campaign.reading_runs:
+            row = gathered.get(run.name)
+            yield row is not None and not self.ledger.train(run).mismatch(
+                row | {"data_origin": {"corpus_sha256": row["corpus_sha256"]}}
+            )
+
+    def outcome(self, origins: Mapping[Path, Mapping[str, Any]]) -> dict:
+        """Description of the run, and its status where every record is there.
+
+        Files cannot tell whether the rest failed, still runs or was never started.
+        """
+        made = [*self.made(origins)]
+        about = f"{self.campaign.title}. {self.campaign.description}"
+        if all(made):
+            completed = "http://schema.org/CompletedActionStatus"
+            return {"description": about, "actionStatus": completed}
+        there = f"{sum(made)} of the {len(made)} records of this configuration are there."
+        return {"description": f"{about} Not complete: {there}"}
+
     def entities(self, origins: Mapping[Path, Mapping[str, Any]]) -> list[dict]:
         """Every entity of the graph; writes the crate's files."""
         campaign, made = self.campaign, sorted(origin["created"] for origin in origins.values())
@@ -164,7 +199,7 @@ class _Crate:
         workflow = self.file(_WORKFLOW, PROJECT / _WORKFLOW) | {
             "@type": ["File", "SoftwareSourceCode", "ComputationalWorkflow"],
             "name": "Reproduction of 'Ask Self, Ask Others: Relation Is All You Need'",
-            "version": latest["commit"],
+            **_version(),
             "programmingLanguage": {"@id": _SNAKEMAKE},
             "license": {"@id": _LICENSE},
             "creator": {"@id": "#authors"},
@@ -186,13 +221,12 @@ class _Crate:
             "@id": "#run",
             "@type": "CreateAction",
             "name": f"Run of campaign {campaign.name}",
-            "description": f"{campaign.title}. {campaign.description}",
+            **self.outcome(origins),
             "instrument": {"@id": _WORKFLOW},
             "agent": {"@id": "#authors"},
             # Of the first and last record: the workflow itself keeps no clock.
             "startTime": made[0],
             "endTime": made[-1],
-            "actionStatus": "http://schema.org/CompletedActionStatus",
             "object": _compact([{"@id": _CONFIGURATION}, *corpora]),
             "result": {"@id": _RECORDS},
         }
@@ -230,6 +264,17 @@ class _Crate:
             *self.values.values(),
             *_contexts(latest),
         ]
+
+
+def _version() -> dict:
+    """Version and description of the workflow, which is copied from this checkout."""
+    version = commit()
+    known = {} if version == "unknown" else {"version": version}
+    state = "" if known else ", whose commit is unknown"
+    if version.endswith("+changes"):
+        state = ", which has uncommitted changes"
+    about = f"The workflow of the checkout that wrote this crate{state}."
+    return known | {"description": f"{about} Each record names the commit that made it."}
 
 
 def _descriptor() -> dict:

@@ -23,7 +23,7 @@ IMPORTED = (
     "relation.flow.diagnose",
     "relation.pipeline.publish",
     "relation.train.run",
-    "report.figures.job",
+    "report.figures",
     "report.judge.job",
     "report.render.document",
     "report.render.site_job",
@@ -78,13 +78,12 @@ def small_work() -> None:
     """In a command's process: less of each kind of work, but each kind."""
     from relation.data import encode
     from report import figures
-    from report.figures import job
 
     os.environ["XDG_CACHE_HOME"] = os.path.abspath("results/.cache")
     os.environ["PATH"] = "nowhere"  # no TeX: it writes in a folder of its own
     encode._DOCUMENTS_AT_A_TIME, encode._BATCHES_BETWEEN_JOURNALS = 16, 2
     figures.DRAWINGS = tuple(one for one in figures.DRAWINGS if one.name in _FIGURES)
-    job.READINGS = ()
+    figures.READINGS = ()
 
 
 def sandbox(folder: Path, results: State) -> Sandbox:
