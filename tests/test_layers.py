@@ -336,6 +336,8 @@ def test_a_layer_that_was_pickled_is_the_layer(make):
         (lambda: FullRelation(D, HEADS, tau=0.0), "tau"),
         (lambda: FullRelation(D, HEADS, backend="tiled")(torch.zeros(1, 0, D)), "at least 1"),
         (lambda: FullRelation(D, HEADS)(torch.zeros(1, 2, D), offset=-1), "offset is -1"),
+        (lambda: FullRelation(D, HEADS)(torch.zeros(1, 2, 2 * D)), rf"takes \(B, T, {D}\)"),
+        (lambda: LinearRelation(D, HEADS)(torch.zeros(2, D)), rf"takes \(B, T, {D}\)"),
         (
             lambda: FullRelation(D, HEADS)(
                 torch.zeros(1, 2, D),

@@ -147,11 +147,18 @@ def _document(options: argparse.Namespace) -> None:
 
 
 def _publish(options: argparse.Namespace) -> None:
+    from relation.pipeline.jobs import DONE, UNREPORTED
+    from relation.pipeline.ledger import Ledger
     from relation.pipeline.publish import publish
 
     results = campaign_results(options)
     published = publish(results.campaign, results)
     print(f"{len(published)} files in {results.shipped.folder}")
+    ledger = Ledger(campaign_results(options))
+    jobs = [job for job in ledger.jobs if job.rule not in UNREPORTED]
+    left = sum(ledger.recorded(job).name != DONE for job in jobs)
+    if left:
+        print(f"{left} of the campaign's {len(jobs)} jobs have no complete record to ship yet")
 
 
 def _compare(options: argparse.Namespace) -> None:
@@ -203,6 +210,10 @@ def _readings(options: argparse.Namespace) -> None:
             ]
             for row in rows.itertuples()
         ],
+    )
+    print(
+        "\nadds: how much a reading states beyond the paper; nearer: in what share of random draws "
+        "it is nearer than the nearest"
     )
     print(f"\n{choice.answer}: {choice.reason}")
     left = next_seeds(campaign.readings, records.diagnoses)

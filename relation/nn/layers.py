@@ -44,6 +44,7 @@ def _tables(length: int, width: int, base: float, like: Tensor) -> RopeTables:
 class _Layer(nn.Module):
     """How both layers are called. Comes before a mixer in a class's bases."""
 
+    heads: int
     head_dim: int
     rope_base: float
 
@@ -60,9 +61,12 @@ class _Layer(nn.Module):
         too (`Documents.padded`). cache: while decoding, one of `new_cache()`; x then follows the
         tokens that it has read, it takes x in, and nothing is differentiable; before a prompt of
         unequal rows call its `begin`. offset: RoPE's position of the first token, 0 or more.
-        Raises InputError for documents with a cache, for states that do not continue it, for an
-        offset below 0, and for what the backend does not take.
+        Raises InputError for another shape, for documents with a cache, for states that do not
+        continue it, for an offset below 0, and for what the backend does not take.
         """
+        if x.ndim != 3 or x.shape[2] != self.heads * self.head_dim:
+            given, width = tuple(x.shape), self.heads * self.head_dim
+            raise InputError(f"x has shape {given}; the layer takes (B, T, {width})")
         if documents is not None and cache is not None:
             raise InputError("decoding takes no documents; give them or a cache, not both")
         rope = self._rope(x, documents, cache, offset)
