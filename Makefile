@@ -34,7 +34,7 @@ $(READY): pyproject.toml locks/$(LOCK).txt
 	@[ "$$(uname -s)" = Linux ] || { echo "the locks are for Linux; use a container" >&2; exit 1; }
 	@for other in $(VENV)/.ready-*; do \
 	  if [ -e "$$other" ] && [ "$$other" != "$@" ]; then rm -rf $(VENV); fi; done
-	@echo "Setting up $(VENV): a virtual environment with the packages of locks/$(LOCK).txt"
+	@echo "Setting up $(VENV): a virtual environment with the packages of locks/$(LOCK).txt, in a few minutes"
 	$(PYTHON) -m venv $(VENV)
 ifeq ($(LOCK),cpu)
 	$(INSTALL) --extra-index-url https://download.pytorch.org/whl/cpu \
