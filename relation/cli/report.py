@@ -212,7 +212,7 @@ def _readings(options: argparse.Namespace) -> None:
         ],
     )
     print(
-        "\nadds: how much a reading states beyond the paper; nearer: in what share of random draws "
+        "adds: how much a reading states beyond the paper; nearer: in what share of random draws "
         "it is nearer than the nearest"
     )
     print(f"\n{choice.answer}: {choice.reason}")
