@@ -74,6 +74,14 @@ def test_params_of_another_campaign_as_a_file_gives_it(capsys: Output) -> None:
     assert [(r["scale"], r["variant"]) for r in rows] == [("10M", "mha"), ("10M", "full")]
 
 
+@pytest.mark.parametrize("choice, models", [((), 12), (("--variants", "mha"), 1)])
+def test_params_of_readings_alone_are_the_models_they_vary(
+    capsys: Output, choice: tuple[str, ...], models: int
+) -> None:
+    rows = json.loads(printed(capsys, "params", "--campaign", "readings", *choice, "--json"))
+    assert len(rows) == models
+
+
 @pytest.mark.parametrize("campaign", CAMPAIGNS)
 def test_plan_counts_jobs_and_prices_all_tables(capsys: Output, campaign: str) -> None:
     plan = json.loads(printed(capsys, "plan", "--campaign", campaign, "--json"))

@@ -16,7 +16,7 @@ from relation.verify.inputs import Operator, Shape
 
 # On sm_90 flash-attn-4 4.0.0b36 returns a wrong dq at 48, 80 and all other widths whose next
 # multiple of 16 is not one of 32 (its pull request 2896).
-_WIDTHS_RIGHT = 32
+_WIDTH_MULTIPLE = 32
 
 
 def cute_attention(q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Tensor:
@@ -28,7 +28,7 @@ def cute_attention(q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Tensor:
     from flash_attn.cute import flash_attn_func
 
     D = q.shape[-1]
-    by_token = (F.pad(x.transpose(1, 2), (0, -D % _WIDTHS_RIGHT)) for x in (q, k, v))
+    by_token = (F.pad(x.transpose(1, 2), (0, -D % _WIDTH_MULTIPLE)) for x in (q, k, v))
     y = flash_attn_func(*by_token, softmax_scale=D**-0.5, causal=True, **given)[0]
     return y[..., :D].transpose(1, 2)
 

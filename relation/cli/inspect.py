@@ -47,9 +47,12 @@ def _params(options: argparse.Namespace) -> None:
     from relation.pipeline.inventory import inventory_row
 
     campaign = chosen_campaign(options)
-    chosen = {(run.scale, run.variant) for run in campaign.trained_runs}
     models = campaign.inventory()
-    rows = [inventory_row(r, title) for r, title in models if (r.scale, r.variant) in chosen]
+    if campaign.restrictions.keys() & {"scales", "variants"}:
+        runs = (*campaign.trained_runs, *campaign.reading_runs)
+        chosen = {(run.scale, run.variant) for run in runs}
+        models = [(run, title) for run, title in models if (run.scale, run.variant) in chosen]
+    rows = [inventory_row(run, title) for run, title in models]
     if options.json:
         print(json.dumps(rows, indent=2))
         return

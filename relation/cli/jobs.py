@@ -25,7 +25,7 @@ from relation.cli.options import (
 )
 from relation.errors import InputError, RunError
 from relation.pipeline.hashes import code_hash
-from relation.pipeline.jobs import DONE, Job
+from relation.pipeline.jobs import DONE
 from relation.pipeline.ledger import Ledger
 from relation.pipeline.origin import stamp
 from relation.pipeline.places import (
@@ -36,6 +36,7 @@ from relation.pipeline.places import (
     run_path,
     systems_path,
 )
+from relation.pipeline.results import Results
 from relation.pipeline.uses import uses_of
 from relation.spec import Spec, SystemsSpec
 from relation.store.parquet import read_parquet
@@ -88,12 +89,16 @@ def _stamped(options: argparse.Namespace, stage: str, spec: Spec, what: str) -> 
     return stamp(stage, uses_of(spec))
 
 
-def _is_done(options: argparse.Namespace, ledger: Ledger, job: Job) -> bool:
+def _is_done(options: argparse.Namespace, results: Results, rule: str, spec: Spec) -> bool:
     """Whether a job that somebody calls by hand is done, which is then said.
 
     A rule's call is never refused: Snakemake has decided that its job is made again.
     """
-    if options.expect is not None or options.again or ledger.state(job).name != DONE:
+    if options.expect is not None or options.again:
+        return False
+    ledger = Ledger(results)
+    job = getattr(ledger, rule)(spec)
+    if ledger.state(job).name != DONE:
         return False
     print(f"{options.target} is done: {job.paths[0]}; --again makes it again")
     return True
@@ -119,8 +124,7 @@ def _prepare(options: argparse.Namespace) -> None:
             f"choose among {', '.join(campaign.data)}"
         )
     stamped = _stamped(options, "data", spec, spec.name)
-    ledger = Ledger(results)
-    if _is_done(options, ledger, ledger.prepare(spec)):
+    if _is_done(options, results, "prepare", spec):
         return
     work = results.folder / "work" / spec.name
     output = results.data(spec)
@@ -162,8 +166,8 @@ def _train(options: argparse.Namespace) -> None:
     campaign = results.campaign
     spec = chosen_run(options.target, campaign)
     stamped = _stamped(options, "training", spec, spec.name)
-    ledger, among_others = Ledger(results), "TORCHELASTIC_RUN_ID" in os.environ
-    if not among_others and _is_done(options, ledger, ledger.train(spec)):
+    among_others = "TORCHELASTIC_RUN_ID" in os.environ
+    if not among_others and _is_done(options, results, "train", spec):
         return
     if max(options.processes, options.nodes) > 1 and not among_others:
         from relation.train.launch import torchrun_options
@@ -240,8 +244,7 @@ def _measure(options: argparse.Namespace) -> None:
     benchmark, _, scale = options.target.partition("/")
     spec = results.campaign.benchmark(benchmark, scale)
     stamped = _stamped(options, spec.stage, spec, f"benchmark {options.target}")
-    ledger = Ledger(results)
-    if _is_done(options, ledger, ledger.measure(spec)):
+    if _is_done(options, results, "measure", spec):
         return
     data = results.data(results.campaign.data_of_scale(scale))
     wait_for_server()
@@ -257,8 +260,7 @@ def _recall(options: argparse.Namespace) -> None:
     results = campaign_results(options)
     spec = results.campaign.recall_of(options.target)
     stamped = _stamped(options, "recall", spec, f"recall {options.target}")
-    ledger = Ledger(results)
-    if _is_done(options, ledger, ledger.recall(spec)):
+    if _is_done(options, results, "recall", spec):
         return
     output = results.folder / recall_path(spec)
     recall(spec, output, sharing_of(results.campaign), stamped)
