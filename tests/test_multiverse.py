@@ -21,6 +21,7 @@ from relation.pipeline import gather as multiverse
 from relation.pipeline.campaign import Campaign, resolve
 from relation.pipeline.places import READINGS, diagnostics_path, run_path
 from relation.pipeline.publish import publish
+from relation.pipeline.readings import start_ratio
 from relation.pipeline.results import Results
 from relation.train.optimizer import build_optimizer
 from relation.train.run import train
@@ -43,7 +44,9 @@ def test_every_choice_is_tried_under_both_residual_scales() -> None:
     found = campaign("readings").readings
     assert [r.residual for r in found] == ["unscaled", "scaled"] * (len(found) // 2)
     choices = set(config()["choices"])
-    assert {r.choice for r in found} == choices - {"document-mask"}  # for campaigns to come
+    elsewhere = {r.choice for name in ("anchor", "anchor-10m") for r in campaign(name).readings}
+    tried = {r.choice for r in found}
+    assert tried | elsewhere == choices - {"document-mask"}  # for campaigns to come
     assert [r.name for r in found[:2]] == ["unscaled-sd-0.02", "scaled-sd-0.02"]
     for reading in found:
         scaled = {run.model["scale_residual_init"] for run in reading.runs}
@@ -161,6 +164,28 @@ def test_the_multiplier_scales_what_every_reader_of_tokens_starts_from() -> None
     assert not torch.allclose(logits, initialised()(tokens))
     torch.testing.assert_close(model.decode(tokens, model.decode_state()), logits)
     assert len(list(model.flows(tokens))) == SMALL["layers"]
+
+
+def test_one_number_says_what_a_token_weighs_at_the_start() -> None:
+    def ratio(**changes) -> float:
+        return start_ratio(ModelConfig.for_variant("full", **SMALL, **changes))
+
+    assert ratio(init_std=0.02) == pytest.approx(1 / (64 * 0.02))
+    assert ratio(init_std=0.02, scale_residual_init=True) == pytest.approx(2 / (64 * 0.02))
+    assert ratio(init_std=0.02, embedding_std=0.1, embedding_multiplier=3.0) == pytest.approx(
+        3 * 0.1 / (64 * 0.02**2)
+    )
+    assert ratio(init_std=0.02, linear_init="torch") == pytest.approx(3 * 0.02)
+
+
+def test_dividing_all_that_writes_to_the_residual_stream_changes_nothing_at_the_start() -> None:
+    tokens = torch.arange(12)[None]
+    even = {"init_std": 0.05, "norm_eps": 1e-12}
+    whole = initialised(**even).double()(tokens)
+    alone = initialised(**even, scale_residual_init=True)
+    divided = initialised(**even, scale_residual_init=True, embedding_multiplier=0.5)
+    torch.testing.assert_close(divided.double()(tokens), whole, rtol=1e-6, atol=1e-9)
+    assert not torch.allclose(alone.double()(tokens), whole, rtol=1e-2)
 
 
 def test_a_key_gives_all_weights_another_draw() -> None:

@@ -70,6 +70,21 @@ def test_a_triangle_stands_where_the_answer_turns() -> None:
     assert triangles == [25], "the highest value of 26"
 
 
+def test_self_flow_stands_over_what_the_embedding_weighs_at_the_start(records) -> None:
+    (axes,) = draw(records, "start").axes
+    self_flow = 100 * study(records.readings).of("l0-self")["mean"]
+    shown = points(axes)
+    assert len(shown) == len(self_flow)
+    for at in (
+        (0.1302, "unscaled-sd-0.02"),
+        (0.4511, "scaled-sd-0.02"),
+        (8.837, "scaled-embedding-times-sqrt-d"),
+    ):
+        ratio, name = at
+        assert any(np.allclose(point[:2], (ratio, self_flow[name]), rtol=1e-3) for point in shown)
+    assert {text.get_text() for text in axes.texts} >= {"lr-half", "lr-twice", "paper"}
+
+
 def test_the_advantage_stands_over_the_baselines_own_loss(records) -> None:
     figure = draw(records, "advantage")
     for axes, at in zip(figure.axes, ((3.445, -0.065), (3.346, -0.012)), strict=True):

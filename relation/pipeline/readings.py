@@ -9,7 +9,7 @@ from relation.errors import InputError
 from relation.pipeline.matrix import Matrix
 from relation.pipeline.sections import ChoiceSection, ReadingsSection, Scale
 from relation.spec import DataSpec, RunSpec
-from relation.variants import PAIRED
+from relation.variants import PAIRED, ModelConfig
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,28 @@ class Reading:
     runs: tuple[RunSpec, ...]
 
     def described(self) -> dict:
-        """Everything but the runs, as JSON holds it."""
+        """Everything but the runs, and `start_ratio`, as JSON holds it."""
         fields = ("name", "residual", "choice", "title", "group", "paper", "beside", "assumptions")
-        return {**{name: getattr(self, name) for name in fields}, "adds": list(self.adds)}
+        ratio = start_ratio(self.runs[0].model_config())
+        known = {name: getattr(self, name) for name in fields}
+        return {**known, "adds": list(self.adds), "start_ratio": ratio}
+
+
+def start_ratio(config: ModelConfig) -> float:
+    """How much a token weighs in the residual stream at the start against what layer 0 adds.
+
+    The RMS of its embedding over that of W_O W_I x for a normalised x (docs/replication.md, "One
+    number at the start").
+    """
+    embedding = config.init_std if config.embedding_std is None else config.embedding_std
+    if config.embedding_multiplier is not None:
+        embedding *= config.embedding_multiplier
+    # nn.Linear draws uniformly within 1/sqrt(d).
+    matrix = (3 * config.d_model) ** -0.5 if config.linear_init == "torch" else config.init_std
+    added = config.d_model * matrix**2
+    if config.scale_residual_init:
+        added /= (2 * config.layers) ** 0.5
+    return embedding / added
 
 
 def _checked(matrix: Matrix) -> ReadingsSection | None:

@@ -25,7 +25,7 @@ from report.figures.drawing import (
     token_axis,
     zero,
 )
-from report.judge.readings_rule import BASE, RESIDUALS, SHORT
+from report.judge.readings_rule import BASE, RATES, RESIDUALS, SHORT
 from report.judge.readings_study import BASES, Study, study
 from report.judge.readings_words import PREFIX
 from report.values.cost import METRIC
@@ -186,6 +186,49 @@ def advantage(found: Study) -> Figure:
     paper = number("app-nll", "10M/mean", "delta")
     labels = [DIFFERENCE.replace("\n", " ")]
     return by_residual(pairs["residual"], draw, 3.4, labels, paper, sharex="row")
+
+
+@of_readings(
+    "start",
+    ["diagnoses"],
+    "What the first layer keeps for itself after training, by how much a token weighs in the "
+    "residual stream at the start against what the first layer adds: the RMS of its embedding over "
+    "that of what W_I and W_O make of it normalised. A point is a reading, with its 95% interval; "
+    "faint, beside the readings. Dashed: the paper’s Self flow.",
+    "A scatter plot: Self flow of layer 0 after training against the ratio of the embedding to the "
+    "first layer's output at the start, a point a reading, with a line at the paper's value.",
+)
+def start(found: Study) -> Figure:
+    rows = found.of("l0-self")
+    if rows.empty:
+        raise NotDrawnError("no reading was diagnosed")
+    figure = Figure(figsize=(8.4, 3.2))
+    here = figure.subplots()
+    here.set_xscale("log")
+    by_name = {reading.name: reading for reading in found.readings}
+    for name, row in rows.iterrows():
+        reading = by_name[name]
+        look = marker(reading.residual, beside=reading.beside)
+        colour, alpha = look["color"], look["alpha"]
+        here.plot(reading.start_ratio, 100 * row["mean"], **look)
+        if np.isfinite(row["low"]):
+            ends = 100 * row["low"], 100 * row["high"]
+            here.vlines(reading.start_ratio, *ends, color=colour, alpha=alpha, linewidth=1.1)
+        if reading.choice in RATES:
+            here.annotate(
+                reading.choice, (reading.start_ratio, 100 * row["mean"]), xytext=(6, 0),
+                textcoords="offset points", va="center", fontsize=7, color=MUTED,
+            )  # fmt: skip
+    for residual in dict.fromkeys(_residuals(found, rows.index)):
+        here.plot([], [], label=RESIDUAL_NAME[residual], **marker(residual))
+    here.legend(frameon=False)
+    dashed([here], 100 * BY_NAME["l0-self"].paper)
+    here.set_ylim(bottom=0)
+    here.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}%"))
+    here.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    here.set_xlabel("embedding / output of the first layer, at the start (RMS)")
+    here.set_ylabel("Self flow of layer 0")
+    return figure
 
 
 @of_readings(

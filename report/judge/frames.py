@@ -162,6 +162,9 @@ READINGS_CHOICE = schema(
     Column("paper", _TEXT, description="the line of the paper that allows it"),
     Column("adds", pa.list_(_TEXT), description="statements it needs beyond the paper's"),
     Column("beside", pa.bool_(), description="no reading: it changes what the paper prints"),
+    Column(
+        "start_ratio", _REAL, description="RMS of the embedding over what W_I, W_O make of a token"
+    ),
     Column("n", _INT, description="whole pairs behind the distance"),
     Column("distance", _REAL, "squared standard errors", "to the paper, over eight values"),
     Column("rms", _REAL, "standard errors", "root of the mean over the eight"),

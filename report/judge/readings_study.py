@@ -33,6 +33,7 @@ class Described(NamedTuple):
     paper: str
     adds: tuple[str, ...]
     beside: bool
+    start_ratio: float
 
 
 @dataclass(frozen=True)
