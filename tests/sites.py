@@ -45,7 +45,12 @@ def content_of(records: CampaignRecords, folder: Path) -> Content:
     runs, further = (
         [_run(row) for row in there.to_dict("records")]
         + [
-            Run(row["scale"], row["variant"], row["seed"], MISSING[row["status"]], row["reason"])
+            Run(
+                *(row[key] for key in ("scale", "variant", "seed")),
+                gap=MISSING[row["status"]],
+                reason=row["reason"],
+                command=f"snakemake {HOSTILE}",
+            )
             for row in content.missing
             if row["kind"] == kind
         ]

@@ -1,5 +1,6 @@
 """The report as a reader has it: in headless Chromium, light and dark, wide, narrow and printed."""
 
+import shutil
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
@@ -115,6 +116,32 @@ def told(tab, page: Path) -> dict[tuple[tuple[str, ...], str], str]:
 
 def test_every_page_loads_and_leads_somewhere(tab, folder):
     check_pages(tab, folder)
+
+
+def test_figures_are_large_enough_to_read_on_a_phone(tab, folder):
+    tab.look(PHONE)
+    tab.open(folder / "figures.html")
+    widths = "return [...document.images].map((e) => e.getBoundingClientRect().width)"
+    assert min(tab.run(widths)) >= 800  # of 8.4 inches: words of 8 pt have 10 pixels
+
+
+def test_a_report_that_is_not_beside_this_one_is_named_without_a_link(tab, folder, tmp_path):
+    there = tmp_path / "results" / "here" / "report"
+    shutil.copytree(folder, there)
+    shutil.copytree(folder, tmp_path / "results" / "beside" / "report")
+    page = there / "index.html"
+    links = (
+        f'<a class="beside" href="../../{n}/report/index.html">{n}</a>' for n in ("beside", "gone")
+    )
+    text = page.read_text(encoding="utf-8").replace(
+        "</h1>", f'</h1><p id="named">{" ".join(links)}</p>'
+    )
+    page.write_text(text, encoding="utf-8")
+    tab.open(page)
+    named = "return [...document.querySelectorAll('#named a')].map((e) => e.textContent).join()"
+    assert tab.becomes(named, "beside")
+    assert tab.run("return document.getElementById('named').textContent") == "beside gone"
+    tab.complaints()
 
 
 def test_a_table_is_read_by_its_headers(tab, folder):

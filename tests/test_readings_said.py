@@ -120,7 +120,7 @@ def test_the_rules_answer_is_in_its_words(records: ReadingRecords) -> None:
     assert "No reading is chosen yet" in told(records, "headline")
     whole = invented(Invented(seeds=THREE))
     choice = study(whole).choice
-    assert choice.answer == "chosen" and f"chooses {choice.reading}." in told(whole, "finding")
+    assert choice.answer == "chosen" and f"chooses {choice.reading} (" in told(whole, "finding")
     assert choice.reason in told(whole, "answer")
     assert f"nearer than {choice.bound:.1f}" in told(whole, "answer")
     far = invented(Invented(seeds=THREE, shifts=dict.fromkeys(EVERY, 9.0)))

@@ -9,22 +9,29 @@ from urllib.parse import unquote
 
 import pandas as pd
 import pytest
+from conftest import campaign
 from further_records import further_campaign, with_further
 from sites import content_of, write_report
 from test_report_records import HOSTILE, make_empty, make_records
 
 from relation.cli import main
-from relation.store.parquet import read_parquet
+from relation.pipeline.results import Results
+from relation.store.parquet import read_origin, read_parquet, write_parquet
 from report.figures import DRAWINGS
-from report.judge.frames import CELLS, page_origin
+from report.judge.chosen import CHOSE
+from report.judge.frames import CELLS, CLAIMS, page_origin
 from report.render.compare import compare, render_comparison
 from report.render.content import printed_tables
+from report.render.document import render_document
 from report.render.environment import duration, html_environment
 from report.render.evidence import evidence_by_claim
+from report.render.overview import PLANNED_BY
 from report.render.pages import PAGES
 from report.render.printed import FRESHNESS, VERDICTS
+from report.render.shipped import differing, read_shipped
 from report.render.site import records_by_source, render_site
 from report.values import paper
+from report.values.layout import SCALES
 from report.values.numbers import significant
 from report.values.tables import EVERY, TABLES
 
@@ -95,7 +102,7 @@ def test_pages_are_well_formed_and_hold_no_script_from_data(pages):
     for path, page in pages.items():
         assert set(page.scripts) <= OWN_SCRIPTS, path
         assert len(page.ids) == len(set(page.ids)), path
-        if path.parent.name == "tables":
+        if path.parent.name == "tables" and "gap" not in page.ids:
             # Where a row has a verdict the cells without one are empty.
             assert any(text.strip() for text in page.cells)
 
@@ -238,6 +245,66 @@ def test_gaps_are_named(folder):
     assert index.index("What is missing") < index.index("Chosen by ") < index.index("100M/full/43")
 
 
+def test_a_table_beyond_the_paper_without_a_value_is_one_line_and_a_command(folder):
+    for label, choices in PLANNED_BY.items():
+        page = page_of(folder, f"tables/{label}.html")
+        assert "<table" not in page and f"--config {choices}</code>" in page, label
+        absent = page_of(folder, "beyond.html").partition("Not measured here")[2]
+        assert f'href="tables/{label}.html"' in absent
+    assert "<table" in page_of(folder, "tables/beyond-self.html")
+
+
+@pytest.mark.parametrize("label", PLANNED_BY)
+def test_the_command_of_such_a_table_runs_what_it_holds(label):
+    given = dict(word.split("=") for word in PLANNED_BY[label].split())
+    found = campaign(given.pop("campaign"), **given)
+    if label == "beyond-conversion":
+        assert found.converted_runs
+    else:
+        assert {run.scale for run in found.runs} - set(SCALES)
+
+
+def ship(folder, name, to, claims):
+    """A shipped report with these verdicts on claims 1 and 2."""
+    report = to / "published" / name / "report"
+    shutil.copytree(folder, report)
+    (report.parent / "SHA256SUMS").touch()
+    rows = read_parquet(report / "claims.parquet", CLAIMS).to_pylist()
+    for row in rows:
+        row["verdict"] = claims.get(row["number"], "not tested")
+    origin = read_origin(report / "claims.parquet")
+    write_parquet(report / "claims.parquet", CLAIMS, rows, origin)
+
+
+def test_shipped_reports_name_each_other_and_where_they_answer_otherwise(folder, tmp_path):
+    ship(folder, "books", tmp_path, {1: "not reproduced", 2: "reproduced", 6: CHOSE})
+    ship(folder, "conversion", tmp_path, {1: "reproduced", 2: "reproduced"})
+    ship(folder, "readings", tmp_path, {})
+    found = {}
+    for name in ("books", "conversion", "readings"):
+        results = Results(campaign(name), tmp_path)
+        assert read_shipped(results) == []
+        shipped = read_shipped(replace(results, shipped_only=True))
+        assert [one.name for one in shipped if one.here] == [name] and len(shipped) == 3
+        found[name] = shipped
+    assert differing(found["books"]) == "Another verdict than here: conversion on claim 1."
+    told = differing(found["conversion"])
+    assert told.startswith("Other verdicts than in books: claim 1: here reproduced")
+    assert "; claim 2" not in told and "there not reproduced" in told
+    assert differing(found["readings"]) == ""
+
+    content = replace(content_of(further_campaign(), folder), shipped=found["conversion"])
+    site = tmp_path / "published" / "conversion" / "report"
+    render_site(content, site)
+    page = Page(page_of(site, "index.html"))
+    beside = [link for link in page.links if link.startswith("../../")]
+    assert len(beside) == 2 and all((site / link).exists() for link in beside)
+    assert told in page_of(site, "index.html")
+    assert "books</a> not reproduced" in page_of(site, "claims.html")
+    render_document(content, site)
+    assert "Shipped reports & " in page_of(site, "report.tex")
+
+
 def test_a_campaign_without_any_result_renders(tmp_path):
     empty = make_empty()
     write_report(empty, tmp_path, [])
@@ -249,6 +316,8 @@ def test_a_campaign_without_any_result_renders(tmp_path):
     for label in ("main-results", "app-linear-long"):
         page = page_of(tmp_path, f"tables/{label}.html")
         assert "Nothing of it has been measured." in page and "Measured on" not in page
+    page = page_of(tmp_path, "tables/beyond-self.html")
+    assert "Not measured here" in page and "<code>snakemake --cores all --config" in page
 
 
 def test_verdicts_and_freshness_show_by_word_and_by_class(folder, tmp_path):

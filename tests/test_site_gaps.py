@@ -8,6 +8,7 @@ import pytest
 from conftest import campaign
 from status_files import finish, log_row
 
+from relation.pipeline.provenance import command_for
 from relation.pipeline.results import Results
 from relation.store.layouts import LOG, RUN
 from relation.store.parquet import read_origin, read_parquet, write_parquet
@@ -45,6 +46,8 @@ def test_a_run_without_any_record_names_its_record_not_its_log() -> None:
     ]
     found = read_runs(TINY.planned_runs, Results(TINY), missing)
     assert {run.reason for run in found} == {"there is no record.parquet"}
+    target = f"results/tiny/runs/{found[0].name}/record.parquet"
+    assert found[0].command == f"{command_for(TINY)} -- {target}"
 
 
 def only_run(folder: Path, rates: Sequence[float] = (1000.0,), **told: Any) -> Run:

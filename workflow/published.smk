@@ -54,6 +54,7 @@ except InputError as error:
 
 CONFIG = shlex.quote((SOURCE / "config.yaml").as_posix())
 REPORTED = frozenset()  # every entry
+BESIDE = [f"results/published/{name}/report/claims.parquet" for name in NAMES]
 CHOICE = f"--shipped --campaign {{wildcards.campaign}} --config {CONFIG}"
 
 

@@ -141,9 +141,10 @@ def gap_lines(missing: Iterable[Mapping[str, Any]]) -> list[str]:
 
 def _document(options: argparse.Namespace) -> None:
     from report.render.document import write_document
+    from report.render.shipped import read_shipped
 
-    results = campaign_results(options)
-    print(write_document(replace(results, shipped_only=options.shipped).report))
+    results = replace(campaign_results(options), shipped_only=options.shipped)
+    print(write_document(results.report, read_shipped(results)))
 
 
 def _publish(options: argparse.Namespace) -> None:

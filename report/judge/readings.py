@@ -24,7 +24,7 @@ from report.values.statistics import back, forward
 LOSS, FIRST_LAYER = BY_NAME["final-nll"], BY_NAME["l0-self"]
 DIVIDED = "W_O and W_down divided by sqrt(2L)"
 _RULED = {
-    "chosen": "The rule that was fixed before these runs chooses {reading}.",
+    "chosen": "The rule that was fixed before these runs chooses {reading} ({title}).",
     "not identified": "The rule that was fixed before these runs identifies no reading.",
     "texts disagree": "The rule that was fixed before these runs chooses none: texts disagree.",
     "too few seeds": "The rule that was fixed before these runs cannot be applied yet.",
@@ -252,13 +252,16 @@ def _turned(found: Study) -> str:
     what = "the answer to claim" if len(claims) == 1 else "the answers to claims"
     verb = "depends" if len(claims) == 1 else "depend"
     return (
-        f"At 10M {what} {listed(claims)} {verb} on the reading: for each, some reading gives "
-        f"another answer than {found.base} and is told apart from it."
+        f"At 10M {what} {listed(claims)} {verb} on the reading: for each, at least one reading "
+        f"gives another answer than {found.base} and differs from it (p < 0.05 after Holm’s "
+        "correction)."
     )
 
 
 def _ruled(found: Study) -> str:
-    return _RULED[found.choice.answer].format(reading=found.choice.reading)
+    name = found.choice.reading
+    of_name = next((reading.title for reading in found.readings if reading.name == name), "")
+    return _RULED[found.choice.answer].format(reading=name, title=of_name.replace("'", "’"))
 
 
 def _partial(found: Study) -> list[str]:

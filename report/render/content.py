@@ -14,6 +14,7 @@ from report.render.pipeline import Rule
 from report.render.printed import PrintedTable, print_table
 from report.render.readings import Readings, is_of_readings, read_readings
 from report.render.runs import Run
+from report.render.shipped import Shipped
 from report.values.layout import Table
 from report.values.tables import BEYOND, TABLES
 
@@ -27,8 +28,8 @@ class Content:
     ``page`` holds the campaign's own words (``CampaignRecords.page``), ``tables`` the ``cells``
     laid out, ``figures`` those of no reading; ``beyond`` and ``beyond_figures`` are of what the
     paper does not measure. ``runs``, ``further`` (of the pairs beyond the
-    matrix) and ``pipeline`` are for the pages alone. The other fields are rows of the Parquet of
-    that name.
+    matrix) and ``pipeline`` are for the pages alone. ``shipped`` are all shipped reports, where
+    this is one of several. The other fields are rows of the Parquet of that name.
     """
 
     page: Row
@@ -46,6 +47,7 @@ class Content:
     runs: Sequence[Run] = ()
     further: Sequence[Run] = ()
     pipeline: Sequence[Rule] = ()
+    shipped: Sequence[Shipped] = ()
 
 
 def gather(folder: Path) -> Content:

@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from report.judge.setting import PAPER_DEVICE, other_device
 from report.render import latex, templating
 from report.render.behind import Value, device_text, record_facts, title, values_behind
 from report.render.content import Content, gather
+from report.render.overview import unmeasured
 from report.render.printed import Entry, PrintedPanel, PrintedRow, PrintedTable, entry_text
+from report.render.shipped import Shipped, differing
 from report.render.templating import capital, grouped
 from report.render.typeset import MissingTypesetterError, typeset
 from report.values import style
@@ -42,8 +45,12 @@ SIGNS = {
 }
 
 
-def write_document(folder: Path) -> str:
+def write_document(folder: Path, shipped: Sequence[Shipped] = ()) -> str:
     """Write tables/<label>.tex, report.tex and report.pdf into a report's folder.
+
+    Args:
+        folder: the report's.
+        shipped: all shipped reports, where it is one of several.
 
     Returns:
         One line: where the PDF is, or why there is none.
@@ -52,7 +59,7 @@ def write_document(folder: Path) -> str:
         InputError: the report's Parquet is missing or damaged.
         RelationError: the typesetter failed.
     """
-    source = render_document(gather(folder), folder)
+    source = render_document(replace(gather(folder), shipped=shipped), folder)
     try:
         return f"{typeset(source)}"
     except MissingTypesetterError as missing:
@@ -95,6 +102,8 @@ def render_document(content: Content, out_dir: Path) -> Path:
             figure for figure in (*content.figures, *content.beyond_figures) if not figure["file"]
         ],
         cited=lambda figure: _cited(figure["sources"], numbers),
+        differing=differing(content.shipped),
+        unmeasured=unmeasured(content),
         evidence=grouped(content.evidence, itemgetter("claim")),
         again=again(content.provenance),
         checklists=grouped(content.checklist, itemgetter("standard")),

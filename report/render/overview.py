@@ -1,6 +1,7 @@
 """What the first page puts before the reader: the results that decide, beside the paper's."""
 
 import re
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,9 +9,12 @@ from typing import Any
 
 from report.judge.chosen import CHOSE
 from report.render.behind import anchor
+from report.render.content import Content
 from report.render.environment import SIGNS
 from report.render.printed import MISSING, Entry, PrintedTable
 from report.render.runs import Run
+from report.render.shipped import Shipped
+from report.values.conversion import KIND
 from report.values.gaps import KINDS, by_job
 from report.values.layout import SCALES
 from report.values.numbers import DASH
@@ -38,6 +42,15 @@ BEYOND = (
     ("Tokens until MHA’s final NLL, from nothing", "beyond-conversion", "until.nothing", "{}"),
     ("Final NLL, converted − MHA trained on", "beyond-conversion", "behind", "{}"),
 )
+# Tables of what only other campaigns plan: the choices of one that does.
+PLANNED_BY = {
+    "beyond-conversion": (
+        "campaign=conversion corpus=books scales=10M variants=mha,full,converted,continued"
+    ),
+    "beyond-scales": "campaign=books-100m corpus=books scales=100M28pc",
+}
+_MATRIX = "campaign=books corpus=books"
+_READINGS_ALONE = "left out by a campaign of readings alone"
 # Counts and settings that are the paper's, which no measurement made so.
 SAME = "settings and counts, the same"
 # The class of colour of a share; the others are open.
@@ -57,6 +70,15 @@ class Result:
     def turned(self) -> bool:
         """Whether its sign is not the paper's."""
         return {self.paper.text[:1], self.campaign.text[:1]} == {"+", "−"}
+
+
+@dataclass(frozen=True)
+class Unmeasured:
+    """Why a table beyond the paper has no value, what makes them, and which reports have some."""
+
+    why: str
+    command: str
+    shipped: tuple[Shipped, ...]
 
 
 @dataclass(frozen=True)
@@ -85,6 +107,34 @@ def measured_beyond(tables: Sequence[PrintedTable]) -> list[Headline]:
     found = headlines(tables, BEYOND)
     left_out = MISSING["not run"]
     return [h for h in found if any(r and r.campaign.text != left_out for r in h.results)]
+
+
+def unmeasured(content: Content) -> dict[str, Unmeasured]:
+    """The tables beyond the paper that have no value, by label."""
+    page = content.page
+    planned = {
+        "beyond-conversion": KIND in {row["kind"] for row in content.missing},
+        "beyond-scales": not set(page["scales"]) <= set(SCALES),
+    }
+    found, left = {}, page.get("restrictions", {})
+    for printed in content.beyond:
+        label = printed.table.label
+        if printed.sources:
+            continue
+        reasons = [text.partition(": ")[2] for _, text in printed.notes]
+        if planned.get(label, _READINGS_ALONE not in reasons):
+            words = shlex.split(page["commands"]["Everything"])
+            if any(text.startswith("left out by") for text in reasons):
+                words = [word for word in words if word.partition("=")[0] not in left]
+            if any(text.endswith("checkpoints are not shipped") for text in reasons):
+                words.append("published=false")  # trains again, as checkpoints are not kept
+            command, why = shlex.join(words), "; ".join(reasons)
+        else:
+            command = f"snakemake --cores all --config {PLANNED_BY.get(label, _MATRIX)}"
+            why = "this campaign does not plan it"
+        having = tuple(one for one in content.shipped if label in one.measured)
+        found[label] = Unmeasured(why, command, having)
+    return found
 
 
 def _find(printed: PrintedTable, key: str, part: str) -> Result | None:

@@ -1,5 +1,6 @@
 """A page's worth of each training run: results, settings, environment, log, how to run it again."""
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -7,6 +8,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from relation.pipeline.places import run_path
+from relation.pipeline.provenance import command_for
 from relation.pipeline.results import Results
 from relation.spec import RunSpec
 from relation.store.layouts import LOG, RUN
@@ -39,13 +42,13 @@ class Run:
     """One run of the whole matrix, or of a pair beyond it, which has no page.
 
     ``gap`` is empty, or says what became of it ("not run", "failed", "oom"), and ``reason``
-    why; where there is a record the rest is filled: ``record`` holds the row of record.parquet,
-    ``processes`` how many trained it, in order of change, ``rate`` the median tok/s of its
-    updates, by all of them together, ``first_seconds`` what the first of them took, compilation
-    included, ``settings`` the resolved configuration by group, ``texts`` the corpus's title and the
-    SHA-256 of its texts where they are local ones, ``updates`` a sample of the log's rows, ``text``
-    the end of the text log, None where that is not at hand, ``stale`` whether another configuration
-    made the record, so that the run is to be trained again.
+    why, and ``command`` makes its record; where there is one the rest is filled: ``record`` holds
+    the row of record.parquet, ``processes`` how many trained it, in order of change, ``rate`` the
+    median tok/s of its updates, by all of them together, ``first_seconds`` what the first of them
+    took, compilation included, ``settings`` the resolved configuration by group, ``texts`` the
+    corpus's title and the SHA-256 of its texts where they are local ones, ``updates`` a sample of
+    the log's rows, ``text`` the end of the text log, None where that is not at hand, ``stale``
+    whether another configuration made the record, so that the run is to be trained again.
     """
 
     scale: str
@@ -53,6 +56,7 @@ class Run:
     seed: int
     gap: str = ""
     reason: str = ""
+    command: str = ""
     source: str = ""
     record: Mapping[str, Any] | None = None
     processes: tuple[int, ...] = ()
@@ -144,10 +148,14 @@ def read_runs(
         for row in by_job(missing)
         if row["kind"] == kind
     }
-    runs = []
+    everything, runs = command_for(results.campaign, results.published), []
     for spec in planned:
         key = (spec.scale, spec.variant, spec.seed)
-        runs.append(Run(*key, *gaps[key]) if key in gaps else _read(spec, results))
+        if key in gaps:
+            target = results.own_folder / run_path(spec) / "record.parquet"
+            runs.append(Run(*key, *gaps[key], f"{everything} -- {shlex.quote(target.as_posix())}"))
+        else:
+            runs.append(_read(spec, results))
     return runs
 
 

@@ -28,10 +28,12 @@ from report.render.overview import (
     shares,
     tally,
     texts,
+    unmeasured,
 )
 from report.render.pages import SECTIONS
 from report.render.pipeline import campaign_pipeline
 from report.render.runs import pairs_by_scale, read_runs
+from report.render.shipped import differing, elsewhere, read_shipped
 from report.render.templating import TEMPLATES, grouped
 from report.render.typeset import can_typeset
 from report.values.readings import INTERVALS
@@ -53,6 +55,7 @@ def render_report(campaign: Campaign, results: Results) -> None:
         runs=read_runs(campaign.planned_runs, results, content.missing),
         further=read_runs(campaign.planned_further, results, content.missing, "further run"),
         pipeline=campaign_pipeline(results),
+        shipped=read_shipped(results),
     )
     render_site(content, results.report)
 
@@ -80,6 +83,7 @@ def render_site(content: Content, folder: Path) -> None:
         "shares": {printed.table.label: shares(printed) for printed in every},
         "records": records,
         "paper_device": PAPER_DEVICE,
+        "unmeasured": unmeasured(content),
         "share_classes": SHARE_CLASSES,
         # The rule `document` writes them beside these pages.
         "on_paper": ("report.pdf", "report.tex") if can_typeset() else ("report.tex",),
@@ -111,10 +115,13 @@ def _sections(content: Content, records: Mapping[str, Record]) -> Iterator[Page]
             "runs": content.runs,
             "further": content.further,
             "texts": texts([*content.runs, *content.further]),
+            "shipped": content.shipped,
+            "differing": differing(content.shipped),
         },
         "claims.html": {
             "numbers": {printed.table.label: printed.table.number for printed in content.tables},
             "evidence": evidence_by_claim(content.evidence),
+            "elsewhere": {c["number"]: elsewhere(content.shipped, c) for c in content.claims},
         },
         "readings.html": {
             "intervals": INTERVALS,

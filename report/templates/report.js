@@ -41,6 +41,13 @@ for (const button of document.querySelectorAll("button.copy")) {
 // The bar scrolls on a narrow screen: show where the reader is.
 document.querySelector(".bar [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
 
+// Another report that does not lie beside this one is named without a link.
+for (const link of document.querySelectorAll("a.beside")) {
+  const probe = make("link", { rel: "stylesheet", media: "not all", href: link.href.replace(/(.*\/report\/).*/, "$1style.css") });
+  probe.addEventListener("error", () => link.replaceWith(link.textContent));
+  document.head.append(probe);
+}
+
 // A link to a closed record opens it, and the list that it or a row stands in.
 function openTarget() {
   const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));

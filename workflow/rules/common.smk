@@ -73,7 +73,7 @@ OWN_GPU = int(ON_GPU) - OWN_SHARE
 # Jobs read the configuration that this workflow was started with, whatever becomes of config.yaml.
 STARTED_WITH = RESULTS.started_with.as_posix()
 REPORTED = uses_of_report(run.variant for run in CAMPAIGN.planned_runs)
-CHOICE, DRAWN = f"--config {STARTED_WITH}", []
+CHOICE, DRAWN, BESIDE = f"--config {STARTED_WITH}", [], []
 
 
 include: "shell.smk"

@@ -5,6 +5,7 @@ rule document:
     input:
         cells=rules.cells.output,
         figures=rules.figures.output.record,
+        beside=BESIDE,
         templates=sorted(TEMPLATES.glob("*.tex.j2")),
     output:
         tex=expand(f"{FOLDER}/report/tables/{{label}}.tex", label=LABELS, allow_missing=True),

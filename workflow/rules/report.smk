@@ -5,7 +5,8 @@ from report.values.tables import EVERY
 
 # The including workflow sets FOLDER, RECORDS and SETTINGS, constants or functions of wildcards,
 # CHOICE, the options of the commands, REPORTED, the entries of registries that a report uses, and
-# DRAWN, the record of another report's figures, or none.
+# DRAWN, the record of another report's figures, or none; and BESIDE, the claims of the reports that
+# this one names.
 LABELS = [table.label for table in EVERY]
 TEMPLATES = SOURCE / "report" / "templates"
 
@@ -60,6 +61,7 @@ rule report:
     input:
         cells=rules.cells.output,
         figures=rules.figures.output.record,
+        beside=BESIDE,
         records=RECORDS,
         templates=sorted(set(TEMPLATES.iterdir()) - set(TEMPLATES.glob("*.tex.j2"))),
     output:

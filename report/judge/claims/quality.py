@@ -204,13 +204,14 @@ def fewer_tokens(context: Context) -> Iterator[Evidence]:
             if beyond.ours is not None and own:
                 told = (
                     f"{further.cell('reached').value:.0f} of {beyond.n} further pairs at {scale} "
-                    f"reach it; with the others as none, {beyond.ours:.1f}% fewer tokens, and {own}"
+                    f"reach it; the mean is {beyond.ours:.1f}% fewer tokens, a pair that does not "
+                    f"reach it counted as 0%; {own}"
                 )
             yield further.beside(beyond, own, told=told)
 
 
 def _own_crossing(share: float) -> str:
-    return f"MHA reaches its own final loss {share:.1%} early"
+    return f"MHA itself first reaches its final loss with {share:.1%} of the tokens left"
 
 
 def ablations(context: Context) -> Iterator[Evidence]:
