@@ -90,6 +90,8 @@ def test_transformers_names_say_the_sizes():
         ({"head_dim": 32, "eos_token_id": 1}, "has no head_dim;"),
         ({"num_hidden_layers": 12}, "layout 'FFFFFF'; give a layout .* \"F\" \\* 12$"),
         ({"num_key_value_heads": 3}, "kv_heads is 3 and heads 8"),
+        ({"heads": "8"}, "heads is '8'; give int$"),
+        ({"layout": ["F", "L"]}, "give str$"),
     ],
 )
 def test_unknown_fields_are_refused_in_a_line(fields, said):
@@ -147,6 +149,55 @@ def test_greedy_texts_of_a_gpu_are_those_of_a_cpu(variant):
     on_gpu = model.cuda()
     assert generated(on_gpu, prompts()) == expected
     assert generated(on_gpu, prompts(), use_cache=False) == expected
+
+
+@pytest.mark.parametrize("beams", [1, 2])
+def test_generation_reads_each_token_once(beams):
+    _, model = build("hybrid")
+    read = []
+    model.get_input_embeddings().register_forward_hook(lambda _, x, y: read.append(x[0].shape[1]))
+    generated(model, prompts(), num_beams=beams)
+    assert read == [max(LENGTHS)] + [1] * 8
+
+
+def test_generation_goes_on_from_a_cache():
+    _, model = build("hybrid")
+    cache = hf.RelationCache(model.config)
+
+    def continued(tokens: Tensor, **options) -> Tensor:
+        mask = torch.ones_like(tokens)
+        return model.generate(
+            tokens, attention_mask=mask, max_new_tokens=4, do_sample=False, **options
+        )
+
+    text = continued(TOKENS, past_key_values=cache)
+    assert cache.columns == text.shape[1] - 1
+    longer = torch.cat((text, TOKENS), dim=1)
+    assert torch.equal(continued(longer, past_key_values=cache), continued(longer))
+    with pytest.raises(InputError, match="is a DynamicCache; a Relation model takes"):
+        model(TOKENS, past_key_values=transformers.DynamicCache())
+    with pytest.raises(InputError, match="give one of them"):
+        model(TOKENS, cache=cache, past_key_values=cache)
+
+
+@each_layout
+def test_checkpointing_changes_no_gradient(variant):
+    """And computes each block twice, as long as the model is trained."""
+    _, model = build(variant)
+    block, calls = model.model.decoder.blocks[0], []
+    block.register_forward_pre_hook(lambda *_: calls.append(None))
+    found = []
+    for checkpointed in (False, True):
+        if checkpointed:
+            model.gradient_checkpointing_enable()
+        model.zero_grad()
+        calls.clear()
+        model.train()(TOKENS, labels=TOKENS).loss.backward()
+        found.append([p.grad.clone() for p in model.parameters()])
+        assert len(calls) == 1 + checkpointed
+    assert all(map(torch.equal, *found))
+    model.eval()(TOKENS, labels=TOKENS)
+    assert len(calls) == 3
 
 
 def test_beams_follow_their_rows():

@@ -142,6 +142,10 @@ def test_lambda_is_trained_saved_and_read_back(tmp_path):
         loaded(TOKENS)
     add_lambda(loaded, saved=tmp_path)
     assert torch.equal(loaded(TOKENS).logits, model(TOKENS).logits)
+    # transformers saves no attention's name: without it MHA would run, and lambda do nothing.
+    attention = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    with pytest.raises(InputError, match=r"layers\.0\.self_attn runs the attention 'sdpa'"):
+        add_lambda(attention, saved=tmp_path)
     with pytest.raises(InputError, match=r"no model\.layers\.0\.self_attn\.lam"):
         add_lambda(loaded, saved=tmp_path / "elsewhere")
 

@@ -195,6 +195,31 @@ def test_a_folded_plain_decoder_decodes_the_same():
     assert_close(fold(plain)(TOKENS), model(TOKENS), 4 * 3 * 24, scale=8)
 
 
+NEW = (
+    lambda: FullRelation(D, HEADS),
+    lambda: FullRelation(D, HEADS, count_calibration=False),
+    lambda: LinearRelation(D, HEADS, 2),
+)
+
+
+def drawn(layer: nn.Module, make) -> None:
+    """Give a layer of the meta device memory, and find in it what a new layer has."""
+    layer.to_empty(device="cpu")
+    torch.manual_seed(7)
+    layer.reset_parameters()
+    torch.manual_seed(7)
+    for truth, found in zip(make().parameters(), layer.parameters(), strict=True):
+        assert torch.equal(found.full_tensor() if hasattr(found, "full_tensor") else found, truth)
+    assert all(buffer == 0 for buffer in layer.buffers())
+
+
+@pytest.mark.parametrize("make", NEW, ids=["full", "no count", "linear"])
+def test_a_layer_of_the_meta_device_is_drawn_as_a_new_one(make):
+    with torch.device("meta"):
+        layer = make()
+    drawn(layer, make)
+
+
 def test_fsdp_shards_layers_and_plain_decoders():
     """Every parameter, lambda among them, in a group of one process."""
     from torch.distributed import HashStore, destroy_process_group, init_process_group
@@ -216,6 +241,10 @@ def test_fsdp_shards_layers_and_plain_decoders():
             found.sum().backward()
             assert torch.equal(found.detach(), y)
             assert all(p.grad is not None for p in model.parameters())
+        for make in NEW:
+            with torch.device("meta"):
+                layer = make()
+            drawn(fully_shard(layer, mesh=mesh), make)
     finally:
         destroy_process_group()
 
@@ -335,7 +364,26 @@ def test_a_layer_that_was_pickled_is_the_layer(make):
         (lambda: LinearRelation(D, HEADS, backend="tiled"), "no backend 'tiled'"),
         (lambda: FullRelation(D, HEADS, tau=0.0), "tau"),
         (lambda: FullRelation(D, HEADS, backend="tiled")(torch.zeros(1, 0, D)), "at least 1"),
+        (lambda: FullRelation(D, "4"), "heads is '4'; give int$"),
+        (lambda: FullRelation(D, HEADS, "2"), "kv_heads is '2'; give int or None$"),
+        (lambda: LinearRelation(D, 4.0), "heads is 4.0; give int$"),
+        (lambda: LinearRelation(D, HEADS, rope_base="1e4"), "rope_base is '1e4'; give float$"),
+        (lambda: LinearRelation(D, HEADS, givens="no"), "givens is 'no'; give bool$"),
+        (lambda: FullRelation(D, HEADS, layer_index="0"), "layer_index is '0'; give an integer"),
         (lambda: FullRelation(D, HEADS)(torch.zeros(1, 2, D), offset=-1), "offset is -1"),
+        (lambda: FullRelation(D, HEADS)(*[torch.zeros(1, 2, D)] * 3), "documents is a Tensor; "),
+        (
+            lambda: LinearRelation(D, HEADS)(
+                torch.zeros(1, 2, D), Documents.padded(torch.ones(1, 3))
+            ),
+            r"are of \(B, T\) = \(1, 3\) and x is of \(1, 2\)",
+        ),
+        (
+            lambda: FullRelation(D, HEADS)(
+                torch.zeros(1, 2, D), cache=LinearRelation(D, HEADS).new_cache()
+            ),
+            "is a LinearState and FullRelation takes a HistoryCache",
+        ),
         (lambda: FullRelation(D, HEADS)(torch.zeros(1, 2, 2 * D)), rf"takes \(B, T, {D}\)"),
         (lambda: LinearRelation(D, HEADS)(torch.zeros(2, D)), rf"takes \(B, T, {D}\)"),
         (

@@ -33,7 +33,8 @@ def add_lambda(
     Returns the model. Call it before training, as an optimiser takes the parameters that it finds.
     `save_pretrained` writes them; `from_pretrained` builds the model without them and passes over
     them: name its folder as `saved` to have their values back, else all start at `init`. Raises
-    InputError for a model without such modules and for a folder that lacks one of the values.
+    InputError for a model without such modules or with another attention, and for a folder that
+    lacks one of the values.
     """
     names = [name for name, module in model.named_modules() if _attends(module)]
     if not names:
@@ -42,6 +43,13 @@ def add_lambda(
             "attn_implementation='relation' is for Llama-type models"
         )
     values = {} if saved is None else _saved(Path(saved))
+    for name in names:
+        config = getattr(model.get_submodule(name), "config", model.config)
+        if config._attn_implementation != NAME:
+            raise InputError(
+                f"{name} runs the attention {config._attn_implementation!r}, which has no lambda; "
+                "give attn_implementation='relation' to from_pretrained or the configuration"
+            )
     for name in names:
         if saved is not None and f"{name}.lam" not in values:
             raise InputError(f"{saved} has no {name}.lam; give the folder of such a model")

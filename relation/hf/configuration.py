@@ -5,6 +5,7 @@ from dataclasses import MISSING, fields
 from transformers import AutoConfig, GenerationConfig, PretrainedConfig
 
 from relation.errors import InputError
+from relation.nn.layers import check_types
 from relation.variants import ModelConfig, model_config
 
 # A model of 10M parameters: transformers makes a configuration without arguments to compare with.
@@ -61,9 +62,9 @@ class RelationConfig(PretrainedConfig):
 
     def model(self) -> ModelConfig:
         """The model's shape as the decoder takes it."""
-        return model_config(
-            {field.name: getattr(self, field.name) for field in fields(ModelConfig)}
-        )
+        values = {field.name: getattr(self, field.name) for field in fields(ModelConfig)}
+        check_types(values)
+        return model_config(values)
 
     @property
     def num_hidden_layers(self) -> int:

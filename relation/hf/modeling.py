@@ -26,10 +26,13 @@ _OUTPUTS = {
 
 
 class RelationCache:
-    """The `past_key_values` of a Relation model: its decode state, one cache a layer.
+    """What `generate` and the models take as `cache`: the decode state, one cache a layer.
 
     MHA and Full layers keep two states a token, a Linear one a matrix a head.
     """
+
+    # What `generate` reads of a cache besides its length.
+    is_compileable, is_linear = False, (False,)
 
     def __init__(self, config: RelationConfig, capacity: int = 256):
         self.state = DecodeState(config.layout, capacity)
@@ -44,12 +47,31 @@ class RelationCache:
         self.state.reorder(beam_idx)
 
 
+def _cache(
+    config: RelationConfig,
+    cache: RelationCache | None,
+    past_key_values: RelationCache | None,
+    use_cache: bool | None,
+) -> RelationCache | None:
+    """The cache under either of its names, an empty one where `use_cache` asks for it, or None."""
+    if cache is not None and past_key_values is not None:
+        raise InputError("cache and past_key_values name one thing; give one of them")
+    given = past_key_values if cache is None else cache
+    if given is not None and not isinstance(given, RelationCache):
+        raise InputError(
+            f"the cache is a {type(given).__name__}; a Relation model takes "
+            "relation.hf.RelationCache(model.config)"
+        )
+    return RelationCache(config) if given is None and use_cache else given
+
+
 class RelationPreTrainedModel(PreTrainedModel):
     """What both models share: the configuration, and how missing weights are drawn."""
 
     config_class = RelationConfig
     base_model_prefix = "model"
     _no_split_modules = ["Block"]  # noqa: RUF012
+    supports_gradient_checkpointing = True
     # A Linear layer's state cannot go back by a token, as assisted generation would have it.
     _is_stateful = True
 
@@ -87,6 +109,7 @@ class RelationModel(RelationPreTrainedModel):
     def __init__(self, config: RelationConfig):
         super().__init__(config)
         self.decoder = Decoder(config.model(), ByDevice(), plain=True)
+        self.gradient_checkpointing = False  # transformers sets it
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Embedding:
@@ -107,34 +130,46 @@ class RelationModel(RelationPreTrainedModel):
         past_key_values: RelationCache | None = None,
         use_cache: bool | None = None,
         position_ids: Tensor | None = None,
+        cache: RelationCache | None = None,
         **options: Any,
     ) -> BaseModelOutputWithPast:
         """The last norm's output, (B, T, d), of input_ids (B, T) int64.
 
         attention_mask: (B, T), 0 for padding at either side; with a cache also (B, read + T).
-        past_key_values: the tokens read so far, which takes these in; with `use_cache` an empty one
-        is made. With a cache nothing is differentiable. position_ids: (B, T) or (1, T); a document
+        cache: the tokens read so far, which takes these in; with `use_cache` an empty one is made.
+        With a cache nothing is differentiable. past_key_values: the cache, as transformers before
+        5.24 names it. position_ids: (B, T) or (1, T); a document
         starts where they do not increase by 1, as in transformers' own models. options: what
         transformers passes to any model. Raises InputError for a row without text, text that
         padding interrupts, padding after the first block of a cache, a second document in a row of
         a cache, a request for attentions or hidden states, and unknown options.
         """
         self._check(options)
-        if use_cache and past_key_values is None:
-            past_key_values = RelationCache(self.config)
-        read = 0 if past_key_values is None else past_key_values.columns
+        cache = _cache(self.config, cache, past_key_values, use_cache)
+        read = 0 if cache is None else cache.columns
         starts = _starts(position_ids, attention_mask, input_ids, read)
-        if past_key_values is None:
-            states = self.decoder.states(input_ids, _documents(attention_mask, starts))
+        if cache is None:
+            states = self._states(input_ids, _documents(attention_mask, starts))
         else:
             if starts is not None:
                 raise InputError(
                     "position_ids start a second document in a row of the cache; give each "
-                    "document a row, or leave out past_key_values and use_cache"
+                    "document a row, or leave out the cache and use_cache"
                 )
-            states = self._continue(input_ids, attention_mask, past_key_values.state)
-            past_key_values.columns += input_ids.shape[1]
-        return BaseModelOutputWithPast(last_hidden_state=states, past_key_values=past_key_values)
+            states = self._continue(input_ids, attention_mask, cache.state)
+            cache.columns += input_ids.shape[1]
+        # By place: the cache's field has another name since transformers 5.24.
+        return BaseModelOutputWithPast(states, cache)
+
+    def _states(self, tokens: Tensor, documents: Documents | None) -> Tensor:
+        """`Decoder.states`, whose blocks are computed again in the backward if asked to be."""
+        decoder = self.decoder
+        if not (self.gradient_checkpointing and self.training):
+            return decoder.states(tokens, documents)
+        x, rope = decoder.embed(tokens), decoder.document_tables(tokens, documents)
+        for block in decoder.blocks:
+            x = self._gradient_checkpointing_func(block, x, rope, None, documents)
+        return decoder.norm(x)
 
     def _check(self, options: dict[str, Any]) -> None:
         """Raise InputError for outputs that the model does not return, and for unknown options."""
@@ -146,7 +181,7 @@ class RelationModel(RelationPreTrainedModel):
         if unknown := sorted(given - _PASSED):
             raise InputError(
                 f"a Relation model takes no {', '.join(unknown)}; it takes input_ids, "
-                "attention_mask, position_ids, past_key_values and use_cache, and "
+                "attention_mask, position_ids, cache and use_cache, and "
                 "RelationForCausalLM also labels and logits_to_keep"
             )
 
@@ -239,6 +274,7 @@ class RelationForCausalLM(RelationPreTrainedModel, GenerationMixin):
         use_cache: bool | None = None,
         logits_to_keep: int = 0,
         position_ids: Tensor | None = None,
+        cache: RelationCache | None = None,
         **options: Any,
     ) -> CausalLMOutputWithPast:
         """Logits (B, T, V) of input_ids (B, T); the other arguments as `RelationModel` takes them.
@@ -247,12 +283,12 @@ class RelationForCausalLM(RelationPreTrainedModel, GenerationMixin):
         the mean negative log-likelihood of each from those before it, nat/token. logits_to_keep:
         only the last so many tokens' logits; 0 keeps all.
         """
+        cache = _cache(self.config, cache, past_key_values, use_cache)
         outputs = self.model(
             input_ids,
             attention_mask,
-            past_key_values,
-            use_cache,
-            position_ids,
+            position_ids=position_ids,
+            cache=cache,
             **options,
             return_dict=True,
         )
@@ -261,9 +297,7 @@ class RelationForCausalLM(RelationPreTrainedModel, GenerationMixin):
         if labels is not None:
             size = self.config.vocab_size
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=size, **options)
-        return CausalLMOutputWithPast(
-            loss=loss, logits=logits, past_key_values=outputs.past_key_values
-        )
+        return CausalLMOutputWithPast(loss, logits, cache)
 
     def prepare_inputs_for_generation(
         self,
@@ -272,16 +306,18 @@ class RelationForCausalLM(RelationPreTrainedModel, GenerationMixin):
         attention_mask: Tensor | None = None,
         use_cache: bool | None = None,
         position_ids: Tensor | None = None,
+        cache: RelationCache | None = None,
         **options: Any,
     ) -> dict[str, Any]:
         """The tokens that the cache has not read, for the forward's next call."""
-        if past_key_values is not None:
-            input_ids = input_ids[:, past_key_values.columns :]
+        cache = _cache(self.config, cache, past_key_values, use_cache)
+        if cache is not None:
+            input_ids = input_ids[:, cache.columns :]
         if position_ids is not None:
             position_ids = position_ids[:, -input_ids.shape[1] :]
         return {
             "input_ids": input_ids,
-            "past_key_values": past_key_values,
+            "cache": cache,
             "attention_mask": attention_mask,
             "use_cache": use_cache,
             "position_ids": position_ids,

@@ -5,9 +5,12 @@ A layer is the mixer of the paper's decoder by itself. Its projections `w1`, `w2
 quantisers and FSDP work; in place of attention they are Q, K, V and O.
 """
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from functools import lru_cache
+from numbers import Integral, Real
+from types import UnionType
+from typing import Any, get_args, get_origin
 
 import torch
 from torch import Tensor, nn
@@ -46,7 +49,31 @@ class _Layer(nn.Module):
 
     heads: int
     head_dim: int
-    rope_base: float
+    _cache: type[HistoryCache | LinearState]
+
+    def __init__(self, layer_index: int, backend: str | None, **sizes):
+        sizes |= {"vocab_size": 1, "d_ff": 1}
+        check_types(sizes)
+        if not _is(layer_index, int):
+            raise InputError(f"layer_index is {layer_index!r}; give an integer")
+        config = ModelConfig(**sizes)
+        super().__init__(config, layer_index, _operator(config, backend))
+        self._config, self.rope_base = config, config.rope_base
+        self._reset_own()
+
+    def reset_parameters(self) -> None:
+        """Draw every parameter anew, as a new layer does.
+
+        For layers built on the meta device, after `to_empty`: FSDP and its users call it by name.
+        """
+        for module in self.children():
+            module.reset_parameters()
+        self._reset_own()
+
+    def _reset_own(self) -> None:
+        """Draw the parameters that are no projection's."""
+        if self.mixes:
+            nn.init.zeros_(self.theta)
 
     def forward(
         self,
@@ -61,24 +88,42 @@ class _Layer(nn.Module):
         too (`Documents.padded`). cache: while decoding, one of `new_cache()`; x then follows the
         tokens that it has read, it takes x in, and nothing is differentiable; before a prompt of
         unequal rows call its `begin`. offset: RoPE's position of the first token, 0 or more.
-        Raises InputError for another shape, for documents with a cache, for states that do not
+        Raises InputError for another shape, for documents of another type or of other tokens, for
+        documents with a cache, for another layer's kind of cache, for states that do not
         continue it, for an offset below 0, and for what the backend does not take.
         """
         if x.ndim != 3 or x.shape[2] != self.heads * self.head_dim:
             given, width = tuple(x.shape), self.heads * self.head_dim
             raise InputError(f"x has shape {given}; the layer takes (B, T, {width})")
-        if documents is not None and cache is not None:
-            raise InputError("decoding takes no documents; give them or a cache, not both")
+        self._check(x, documents, cache, offset)
         rope = self._rope(x, documents, cache, offset)
         if cache is None:
             return super().forward(Normed(x), x, rope, None, documents)
         with torch.no_grad():
             return super().forward(Normed(x), x, rope, cache)
 
+    def _check(self, x: Tensor, documents, cache, offset: int) -> None:
+        """Raise InputError for arguments beside x that it cannot have."""
+        if documents is not None and not isinstance(documents, Documents):
+            raise InputError(
+                f"documents is a {type(documents).__name__}; the layer takes x alone in place of "
+                "query, key and value, and Documents.of(ids) or Documents.padded(mask) beside it"
+            )
+        if documents is not None and cache is not None:
+            raise InputError("decoding takes no documents; give them or a cache, not both")
+        if documents is not None and documents.starts.shape != x.shape[:2]:
+            given, needed = tuple(documents.starts.shape), tuple(x.shape[:2])
+            raise InputError(f"the documents are of (B, T) = {given} and x is of {needed}")
+        if cache is not None and not isinstance(cache, self._cache):
+            raise InputError(
+                f"the cache is a {type(cache).__name__} and {type(self).__name__} takes a "
+                f"{self._cache.__name__}; make one for each layer by its new_cache()"
+            )
+        if not isinstance(offset, int) or offset < 0:
+            raise InputError(f"offset is {offset!r}; give the place of the first token, 0 or more")
+
     def _rope(self, x: Tensor, documents, cache, offset: int) -> RopeTables:
         """RoPE's tables at the places of x's tokens, (T, d_h) or (B, T, d_h)."""
-        if offset < 0:
-            raise InputError(f"offset is {offset}; give the place of the first token, 0 or more")
         read = 0 if cache is None else cache.length
         first, last = offset + read, offset + read + x.shape[1]
         cos, sin = _tables(last, self.head_dim, self.rope_base, x)
@@ -106,6 +151,8 @@ class FullRelation(_Layer, FullRelationMixer):
     theta (kv_heads / 2,) in radians and lam (1,). Raises InputError for sizes that do not fit.
     """
 
+    _cache = HistoryCache
+
     def __init__(
         self,
         d_model: int,
@@ -120,12 +167,17 @@ class FullRelation(_Layer, FullRelationMixer):
         rope_base: float = 1e4,
         backend: str | None = None,
     ):
-        config = _alone(FULL, d_model, heads, kv_heads, tau, givens, rope_base)
-        config = replace(config, count_calibration=count_calibration, lambda_init=lambda_init)
-        call = _operator(config, backend)
-        super().__init__(config, layer_index, call)
-        self.rope_base = rope_base
+        super().__init__(
+            layer_index, backend, layout=FULL, d_model=d_model, heads=heads, kv_heads=kv_heads,
+            tau=tau, count_calibration=count_calibration, lambda_init=lambda_init, givens=givens,
+            rope_base=rope_base,
+        )  # fmt: skip
         self.hold_as_vector()
+
+    def _reset_own(self) -> None:
+        super()._reset_own()
+        config = self._config
+        nn.init.constant_(self.lam, config.lambda_init if config.count_calibration else 0.0)
 
     def new_cache(self, capacity: int = 256) -> HistoryCache:
         """An empty cache, O(T d); memory for `capacity` tokens is taken at the first."""
@@ -143,6 +195,8 @@ class LinearRelation(_Layer, LinearRelationMixer):
     PyTorch's own generator. Raises InputError for sizes that do not fit.
     """
 
+    _cache = LinearState
+
     def __init__(
         self,
         d_model: int,
@@ -155,14 +209,18 @@ class LinearRelation(_Layer, LinearRelationMixer):
         rope_base: float = 1e4,
         backend: str | None = None,
     ):
-        config = _alone(LINEAR, d_model, heads, kv_heads, tau, givens, rope_base)
-        call = _operator(config, backend)
-        super().__init__(config, layer_index, call)
-        self.rope_base = rope_base
-        bound = config.head_dim**-0.5
+        super().__init__(
+            layer_index, backend, layout=LINEAR, d_model=d_model, heads=heads, kv_heads=kv_heads,
+            tau=tau, givens=givens, rope_base=rope_base,
+        )  # fmt: skip
+
+    def _reset_own(self) -> None:
+        super()._reset_own()
+        bound = self.head_dim**-0.5
         nn.init.uniform_(self.retention_up, -bound, bound)
         with torch.no_grad():
-            self.draw_vectors(config, lambda name, shape: torch.rand(shape))
+            # Like the parameter, which FSDP may have made a DTensor.
+            self.draw_vectors(self._config, lambda name, _: torch.rand_like(getattr(self, name)))
 
     def new_cache(self) -> LinearState:
         """An empty cache, O(d^2 / H) however many tokens it reads."""
@@ -177,17 +235,20 @@ def _operator(config: ModelConfig, backend: str | None) -> Callable[..., Tensor]
     return get_backend(operator, backend).call
 
 
-def _alone(
-    letter: str,
-    d_model: int,
-    heads: int,
-    kv_heads: int | None,
-    tau: float,
-    givens: bool,
-    rope_base: float,
-) -> ModelConfig:
-    """The configuration of a model that has this layer alone; it checks the sizes."""
-    return ModelConfig(
-        vocab_size=1, d_model=d_model, heads=heads, d_ff=1, layout=letter, tau=tau,
-        rope_base=rope_base, givens=givens, kv_heads=kv_heads,
-    )  # fmt: skip
+def check_types(values: Mapping[str, Any]) -> None:
+    """Raise InputError for a value of `ModelConfig`'s fields, by name, that is of another type.
+
+    Its own checks compare numbers and so fail on a text with Python's words.
+    """
+    for field in fields(ModelConfig):
+        union = isinstance(field.type, UnionType)
+        kinds = get_args(field.type) if union else (get_origin(field.type) or field.type,)
+        if field.name in values and not any(_is(values[field.name], kind) for kind in kinds):
+            named = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
+            raise InputError(f"{field.name} is {values[field.name]!r}; give {named}")
+
+
+def _is(value: Any, kind: type) -> bool:
+    """isinstance, but True is no number, numbers may be NumPy's, and JSON's tuples are lists."""
+    wider = {int: Integral, float: Real, tuple: (tuple, list)}.get(kind, kind)
+    return isinstance(value, wider) and (kind is bool or not isinstance(value, bool))
