@@ -155,6 +155,7 @@ BAD_CALLS = {
     "too many threads": "train 10M/full/42 --campaign tiny --threads 99999999999",
     "no records": "cells --campaign tiny",
     "no corpus there": "plan --campaign books --corpus absent",
+    "too few texts": "plan --campaign tiny --corpus few.txt",
     "no corpus named": "prepare tinystories-4096 --campaign books",
     "nothing to publish": "publish --campaign tiny",
     "no such device": "backends --device abacus",
@@ -175,6 +176,7 @@ BAD_CALLS = {
 @pytest.mark.parametrize("case", BAD_CALLS)
 def test_bad_input_is_one_line_and_status_2(capsys: Output, case: str) -> None:
     Path("bad.yaml").write_text("a: [1\n")
+    Path("few.txt").write_text("Few words.")
     assert main(BAD_CALLS[case].split()) == 2
     output = capsys.readouterr()
     assert output.out == ""

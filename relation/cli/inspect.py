@@ -96,7 +96,7 @@ def _plan(options: argparse.Namespace) -> None:
         return
 
     from relation.pipeline.cost import make_plan
-    from relation.pipeline.preflight import check_corpus
+    from relation.pipeline.preflight import check_corpus, check_unprepared
     from report.values.tables import TABLES
 
     results = campaign_results(options)
@@ -105,6 +105,7 @@ def _plan(options: argparse.Namespace) -> None:
     if options.spent is not None:
         _write_spent(options.spent, results)
         return
+    check_unprepared(results)
     plan = make_plan(campaign, results, {table.label: table.needs for table in TABLES})
     if options.json:
         print(json.dumps(plan.as_dict(), indent=2))

@@ -49,7 +49,9 @@ def _count(text: str) -> int:
 def check_unmixed(options: argparse.Namespace) -> None:
     """Raise InputError for options of one run beside a campaign's, which would say nothing."""
     given = {name for name in (*_SHAPE, *_DEFAULTS) if getattr(options, name) is not None}
-    chosen = {name for name in ("campaign", "spent", *CHOICES) if getattr(options, name) is not None}
+    chosen = {
+        name for name in ("campaign", "spent", *CHOICES) if getattr(options, name) is not None
+    }
     if options.scale is None and given:
         name = sorted(given)[0].replace("_", "-")
         raise InputError(f"--{name} plans one run of any size; give --scale with it")
