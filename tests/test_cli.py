@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, campaign
 
-from relation.cli import main
+from relation.cli import build_parser, main
 from relation.cli.report import gap_lines
 from relation.errors import RunError
 from relation.ops import BACKENDS
@@ -137,7 +137,7 @@ def test_backends_lists_every_implementation(capsys: Output) -> None:
 BAD_CALLS = {
     "unknown campaign": "plan --campaign papr",
     "unknown scale": "plan --campaign paper --scales 1B",
-    "unknown seed": "params --seeds 7",
+    "unknown seed": "plan --seeds 7",
     "unknown variant": "plan --variants ful",
     "no such file": "plan --config absent.yaml",
     "bad YAML": "plan --config bad.yaml",
@@ -145,18 +145,29 @@ BAD_CALLS = {
     "no run": "train 10M-full-42 --campaign tiny",
     "no such run": "train 10M/full/7 --campaign tiny",
     "a seed in superscript": "train 10M/full/² --campaign tiny",
+    "a seed in other digits": "train 10M/full/٤٢ --campaign tiny",
+    "a seed of too many digits": f"train 10M/full/{'4' * 5000} --campaign tiny",
     "no such benchmark": "measure fixed/1B --campaign tiny",
     "changed configuration": "train 10M/full/42 --campaign tiny --expect 0000",
     "no data": "train 10M/full/42 --campaign tiny",
     "no checkpoint": "diagnose 10M/full/42 --campaign tiny",
     "no threads": "train 10M/full/42 --campaign tiny --threads 0",
+    "too many threads": "train 10M/full/42 --campaign tiny --threads 99999999999",
     "no records": "cells --campaign tiny",
     "no corpus there": "plan --campaign books --corpus absent",
+    "too few texts": "plan --campaign tiny --corpus few.txt",
     "no corpus named": "prepare tinystories-4096 --campaign books",
     "nothing to publish": "publish --campaign tiny",
     "no such device": "backends --device abacus",
     "no such comparison": "bench abacus",
     "a part of an option": "status --campaign tiny --scale 10M",
+    "texts of models": "params --corpus books",
+    "seeds of one run": "train 10M/full/42 --campaign tiny --seeds 42",
+    "a hash of no single job": "publish --campaign tiny --expect 0000",
+    "a rate that is no number": "plan --scale 1B --link nan",
+    "too many tokens": f"plan --scale 1B --tokens {'9' * 400}",
+    "too many layers": f"plan --scale 1B --layers {'9' * 20}",
+    "a campaign's costs and one run's": "plan --scale 1B --spent spent.csv",
     "one run's plan without it": "plan --gpus 8",
     "one run's plan and a campaign's": "plan --scale 10M --campaign paper",
 }
@@ -165,6 +176,7 @@ BAD_CALLS = {
 @pytest.mark.parametrize("case", BAD_CALLS)
 def test_bad_input_is_one_line_and_status_2(capsys: Output, case: str) -> None:
     Path("bad.yaml").write_text("a: [1\n")
+    Path("few.txt").write_text("Few words.")
     assert main(BAD_CALLS[case].split()) == 2
     output = capsys.readouterr()
     assert output.out == ""
@@ -173,6 +185,16 @@ def test_bad_input_is_one_line_and_status_2(capsys: Output, case: str) -> None:
     assert lines[-1].startswith("error: ")
     assert len(lines[-1]) > len("error: ")
     assert "Traceback" not in output.err
+
+
+def test_every_command_says_what_it_prints_or_writes() -> None:
+    (commands,) = (a for a in build_parser()._actions if isinstance(a.choices, dict))
+    vague = {
+        name
+        for name, command in commands.choices.items()
+        if not re.search("[Pp]rints|[Ww]rites|Copies|Draws|Renders", command.description or "")
+    }
+    assert not vague and len(commands.choices) > 30
 
 
 def test_an_unknown_run_is_told_with_the_command_that_lists_them(capsys: Output) -> None:

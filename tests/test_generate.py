@@ -189,8 +189,8 @@ BAD_CALLS = {
         "results cannot be read",
     ),
     "a checkpoint with a campaign": (
-        f"{CHECKPOINT} --tokenizer {TOKENIZER} --prompt a --campaign tiny --seeds 42",
-        "leave out --campaign, --seeds",
+        f"{CHECKPOINT} --tokenizer {TOKENIZER} --prompt a --campaign tiny",
+        "leave out --campaign",
     ),
     "a checkpoint with a configuration": (
         f"{CHECKPOINT} --tokenizer {TOKENIZER} --prompt a --config other.yaml",

@@ -14,11 +14,12 @@ from sample import without_texts
 from test_multiverse import gathered
 from test_records import results, write_diagnostics, write_run
 
+from relation.errors import RunError
 from relation.pipeline.cost import make_plan
 from relation.pipeline.places import RUN_FILES, run_path
 from relation.pipeline.publish import publish
 from relation.pipeline.results import Results
-from relation.pipeline.shipped import ARCHIVE
+from relation.pipeline.shipped import ARCHIVE, CHECKSUMS
 from relation.store.layouts import MODELS
 from relation.store.parquet import read_origin, write_parquet
 
@@ -94,6 +95,44 @@ def test_damage_that_only_copying_finds_changes_nothing_shipped(shipped: Results
     assert log.as_posix() in refusal(lambda: again(shipped))
     assert bytes_of(shipped) == before
     check(shipped)
+
+
+def test_a_damaged_shipped_record_that_is_not_made_here_gets_no_checksum(shipped: Results) -> None:
+    own = replace(shipped, published=False)
+    gone = own.run(own.campaign.runs[-1])
+    shutil.rmtree(gone)
+    record = shipped.shipped.folder / gone.relative_to(own.folder) / RUN_FILES[0]
+    flip(record)
+    before = bytes_of(shipped)
+    assert record.as_posix() in refusal(lambda: again(shipped))
+    assert bytes_of(shipped) == before
+
+
+def test_after_damaged_checksums_what_is_made_here_is_published_anew(shipped: Results) -> None:
+    sums = shipped.shipped.place / CHECKSUMS
+    before = bytes_of(shipped)
+    sums.write_bytes(b"one word\n")
+    assert f"delete {sums.parent} and publish anew" in refusal(lambda: again(shipped))
+    shutil.rmtree(sums.parent)
+    again(shipped)
+    assert bytes_of(shipped) == before
+
+
+def test_two_processes_never_publish_at_once(
+    shipped: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second call is made while the first moves its files."""
+
+    def second(source: Path, target: Path) -> None:
+        before = bytes_of(shipped)
+        with pytest.raises(RunError, match="already running in another process"):
+            again(shipped)
+        assert bytes_of(shipped) == before
+        raise Killed
+
+    monkeypatch.setattr("relation.pipeline.publish.move", second)
+    with pytest.raises(Killed):
+        again(shipped)
 
 
 def test_the_inventory_alone_changes_nothing_shipped(shipped: Results) -> None:

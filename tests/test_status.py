@@ -208,7 +208,8 @@ def test_published_runs_are_done(results: Results) -> None:
     for damaged in (b"\xff", b"one word\n"):
         sums.write_bytes(damaged)
         assert look(Results(campaign()), steps=True).notes == [
-            f"{sums} is damaged; restore it or publish again"
+            f"{sums} is damaged; restore it, or delete {sums.parent} and publish anew what is made "
+            "here"
         ]
 
 

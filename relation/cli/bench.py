@@ -26,7 +26,8 @@ def add_commands(commands) -> None:
         help="measure an operator and its training step beside their peers",
         description=(
             "Times the project's kernels and their peers in turns, each in a process of its own. "
-            "Writes Parquet and prints times, ratios and peak memory."
+            "Prints times, ratios and peak memory, and writes Parquet below results/bench/; of "
+            "systems where a campaign would, results/CAMPAIGN/systems/."
         ),
     )
     parser.set_defaults(call=_bench)

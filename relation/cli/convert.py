@@ -20,7 +20,7 @@ def add_commands(commands) -> None:
         description=(
             "Q, K, V and O become W_1, W_2, W_I and W_O, the mixing angles are 0, and lambda is "
             "what gives the lowest loss on the first training windows of the run's order. Writes "
-            "a checkpoint, which `generate --checkpoint` takes."
+            "a checkpoint to FILE, which `generate --checkpoint` takes."
         ),
     )
     parser.set_defaults(call=_convert)

@@ -13,8 +13,8 @@ def add_commands(commands) -> None:
         help="make a corpus by its recipe; corpus=NAME then reads it",
         description=(
             "Downloads the public repository at its commit, or takes a checkout or an archive of "
-            "it, makes the rows by the recipe and checks their hash against the records'. What is "
-            "there already is only checked. Prints the corpus's folder and SHA-256."
+            "it, writes the rows by the recipe to corpora/NAME and checks their hash against the "
+            "records'. What is there already is only checked. Prints the folder and SHA-256."
         ),
     )
     parser.set_defaults(call=_corpus)

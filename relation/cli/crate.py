@@ -4,7 +4,7 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from relation.cli.options import add_campaign_options, campaign_results
+from relation.cli.options import CHOICES, add_campaign_options, campaign_results
 
 
 def add_commands(commands) -> None:
@@ -19,7 +19,7 @@ def add_commands(commands) -> None:
         ),
     )
     parser.set_defaults(call=_crate)
-    add_campaign_options(parser)
+    add_campaign_options(parser, *CHOICES)
     parser.add_argument(
         "--shipped", action="store_true", help="the records in results/published alone"
     )
@@ -27,7 +27,12 @@ def add_commands(commands) -> None:
         "--output", type=Path, metavar="DIR", help="default: results/CAMPAIGN/crate"
     )
     parser = commands.add_parser(
-        "site", help="shipped reports, documentation and reference in one folder, for any server"
+        "site",
+        help="shipped reports, documentation and reference in one folder, for any server",
+        description=(
+            "Writes one folder of pages: the rendered reports of what is shipped, the "
+            "documentation and the library's reference."
+        ),
     )
     parser.set_defaults(call=_site)
     parser.add_argument(

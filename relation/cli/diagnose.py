@@ -5,7 +5,8 @@ from pathlib import Path
 
 from relation.cli.options import (
     add_campaign_options,
-    add_job_options,
+    add_expect,
+    add_threads,
     campaign_results,
     check_expected,
     checkpoint_of,
@@ -45,15 +46,16 @@ def add_commands(commands) -> None:
         help="structural diagnostics of a checkpoint, layer by layer",
         description=(
             "Prints Self or diagonal flow, Exchange, rank and routing of every layer's flow, means "
-            "over heads and sequences. Of a run it writes the campaign's records; of another "
-            "checkpoint of MHA or Full Relation layers, given with --checkpoint and --data, what "
-            "--output names."
+            "over heads and sequences. Of a run it writes records below "
+            "results/CAMPAIGN/diagnostics/SCALE/VARIANT/; of another checkpoint of MHA or Full "
+            "Relation layers, given with --checkpoint and --data, what --output names."
         ),
     )
     parser.set_defaults(call=_diagnose)
     parser.add_argument("target", metavar="SCALE/VARIANT/SEED", nargs="?", help="a trained run")
     add_campaign_options(parser)
-    add_job_options(parser)
+    add_expect(parser)
+    add_threads(parser)
     other = parser.add_argument_group("a checkpoint of no campaign")
     other.add_argument("--checkpoint", type=Path, help="a model.safetensors, in place of a run")
     other.add_argument(

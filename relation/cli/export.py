@@ -23,14 +23,14 @@ def add_commands(commands) -> None:
         help="write a trained run as a folder that transformers loads",
         description=(
             "Writes config, weights, tokenizer and a model card whose numbers come from the "
-            "campaign's records. To load it: import relation.hf, then "
+            "campaign's records to DIR. To load it: import relation.hf, then "
             "AutoModelForCausalLM.from_pretrained."
         ),
     )
     parser.set_defaults(call=_export)
     parser.add_argument("target", metavar="SCALE/VARIANT/SEED", help="a trained run")
     parser.add_argument("folder", metavar="DIR", type=Path, help="a folder that is not there yet")
-    add_campaign_options(parser)
+    add_campaign_options(parser, "corpus", "published")
 
 
 def _export(options: argparse.Namespace) -> None:

@@ -6,7 +6,12 @@ import textwrap
 from pathlib import Path
 
 from relation.cli import scale
-from relation.cli.options import add_campaign_options, campaign_results, chosen_campaign
+from relation.cli.options import (
+    CHOICES,
+    add_campaign_options,
+    campaign_results,
+    chosen_campaign,
+)
 from relation.cli.tables import print_table
 from relation.errors import InputError
 from relation.pipeline.results import Results
@@ -15,13 +20,24 @@ from relation.store.files import write_text
 
 def add_commands(commands) -> None:
     """Register the commands."""
-    params = commands.add_parser("params", help="parameters of every model, counted when built")
-    add_campaign_options(params, default="paper")
+    params = commands.add_parser(
+        "params",
+        help="parameters of every model, counted when built",
+        description="Prints the parameters of a campaign's models, counted on the built modules.",
+    )
+    add_campaign_options(params, "scales", "variants", default="paper")
     params.add_argument("--json", action="store_true", help="print JSON")
     params.set_defaults(call=_params)
 
-    plan = commands.add_parser("plan", help="what a campaign would run, and what it costs")
-    add_campaign_options(plan)
+    plan = commands.add_parser(
+        "plan",
+        help="what a campaign would run, and what it costs",
+        description=(
+            "Prints a campaign's jobs, tokens, hours and disk, by stage and by table, or with "
+            "--scale those of one run of any size. Runs nothing."
+        ),
+    )
+    add_campaign_options(plan, *CHOICES)
     scale.add_options(plan)
     plan.add_argument("--json", action="store_true", help="print JSON")
     plan.add_argument(
@@ -33,11 +49,19 @@ def add_commands(commands) -> None:
     )
     plan.set_defaults(call=_plan)
 
-    backends = commands.add_parser("backends", help="implementations of each operator")
+    backends = commands.add_parser(
+        "backends",
+        help="implementations of each operator",
+        description="Prints every implementation of an operator, and why one does not run here.",
+    )
     backends.add_argument("--device", choices=("cpu", "cuda"), help="default: what there is")
     backends.set_defaults(call=_backends)
 
-    keys = commands.add_parser("keys", help="every key of config.yaml and what it means")
+    keys = commands.add_parser(
+        "keys",
+        help="every key of config.yaml and what it means",
+        description="Prints every key of config.yaml, the values it takes and what it means.",
+    )
     keys.add_argument("place", nargs="?", default="", help="only those below, such as training")
     keys.add_argument("--schema", action="store_true", help="print the JSON Schema, for an editor")
     keys.set_defaults(call=_keys)
@@ -72,7 +96,7 @@ def _plan(options: argparse.Namespace) -> None:
         return
 
     from relation.pipeline.cost import make_plan
-    from relation.pipeline.preflight import check_corpus
+    from relation.pipeline.preflight import check_corpus, check_unprepared
     from report.values.tables import TABLES
 
     results = campaign_results(options)
@@ -81,6 +105,7 @@ def _plan(options: argparse.Namespace) -> None:
     if options.spent is not None:
         _write_spent(options.spent, results)
         return
+    check_unprepared(results)
     plan = make_plan(campaign, results, {table.label: table.needs for table in TABLES})
     if options.json:
         print(json.dumps(plan.as_dict(), indent=2))

@@ -13,7 +13,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from relation.cli.options import (
-    add_job,
+    CHOICES,
+    add_command,
+    add_expect,
+    add_threads,
     campaign_results,
     check_expected,
     checkpoint_of,
@@ -30,6 +33,8 @@ from relation.pipeline.ledger import Ledger
 from relation.pipeline.origin import stamp
 from relation.pipeline.places import (
     GRADIENTS_FILE,
+    MODELS_FILE,
+    READINGS,
     VERIFICATION_FILE,
     examination_paths,
     recall_path,
@@ -46,18 +51,40 @@ from relation.store.stamp import Stamp
 def add_commands(commands) -> None:
     """Register the commands."""
     run = "SCALE/VARIANT/SEED"
-    prepare = add_job(commands, "prepare", _prepare, "tokenise one corpus", "DATASET")
-    train = add_job(commands, "train", _train, "train one run, or go on with a killed one", run)
+    prepare = add_command(
+        commands,
+        "prepare",
+        _prepare,
+        "tokenise one corpus",
+        "Trains a tokenizer on a corpus and writes it, with the tokens of both splits, to "
+        "results/CAMPAIGN/data/DATASET/.",
+        "corpus",
+        target="DATASET",
+    )
+    train = add_command(
+        commands,
+        "train",
+        _train,
+        "train one run, or go on with a killed one",
+        "Trains one run, or goes on with a killed one, and writes its checkpoint, record, log and "
+        f"probes to results/CAMPAIGN/runs/{run}/. Of a reading, its name stands for SCALE and the "
+        "folder is results/CAMPAIGN/readings/READING/VARIANT/SEED/.",
+        "corpus",
+        "published",
+        target=run,
+    )
     train.add_argument(
         "--processes",
         type=count,
         default=1,
+        metavar="N",
         help="share each update among so many processes, a GPU each, under torchrun",
     )
     train.add_argument(
         "--nodes",
         type=count,
         default=1,
+        metavar="N",
         help="as many of the processes on each of so many nodes; give the command on every node",
     )
     train.add_argument(
@@ -68,19 +95,75 @@ def add_commands(commands) -> None:
     train.add_argument(
         "--tensorboard", action="store_true", help="log to results/CAMPAIGN/tensorboard too"
     )
-    add_job(commands, "examine", _examine, "what a run's checkpoint does beyond the paper", run)
-    place = "BENCHMARK/SCALE"
-    measure = add_job(commands, "measure", _measure, "run one systems benchmark", place)
-    recall = add_job(commands, "recall", _recall, "train one mixer on associative recall", "MIXER")
+    examine = add_command(
+        commands,
+        "examine",
+        _examine,
+        "what a run's checkpoint does beyond the paper",
+        "Measures copying, long texts and the use of Self on a run's checkpoint, prints them and "
+        f"writes records to results/CAMPAIGN/beyond/{run}/.",
+        target=run,
+    )
+    measure = add_command(
+        commands,
+        "measure",
+        _measure,
+        "run one systems benchmark",
+        "Measures one systems benchmark at one scale and writes "
+        "results/CAMPAIGN/systems/BENCHMARK/SCALE.parquet.",
+        "published",
+        target="BENCHMARK/SCALE",
+    )
+    recall = add_command(
+        commands,
+        "recall",
+        _recall,
+        "train one mixer on associative recall",
+        "Trains one mixer on associative recall, prints the share of queries answered and writes "
+        "results/CAMPAIGN/recall/MIXER.parquet.",
+        "published",
+        target="MIXER",
+    )
+    verify = add_command(
+        commands,
+        "verify",
+        _verify,
+        "check the operators against their definitions on this device",
+        "Checks the campaign's operators against their definitions in FP64, prints the largest "
+        f"errors and writes results/CAMPAIGN/{VERIFICATION_FILE}.",
+    )
+    gradients = add_command(
+        commands,
+        "verify-gradients",
+        _verify_gradients,
+        "check the training step's gradients against FP64",
+        "Checks the gradients of a training step against FP64 and writes "
+        f"results/CAMPAIGN/{GRADIENTS_FILE}.",
+    )
+    inventory = add_command(
+        commands,
+        "inventory",
+        _inventory,
+        "count the parameters of a campaign's models",
+        "Counts the parameters of all the campaign's models, as `params` prints them, and writes "
+        f"results/CAMPAIGN/{MODELS_FILE}.",
+        "corpus",
+    )
+    add_command(
+        commands,
+        "collect",
+        _collect,
+        "gather the records of the readings, a file a kind",
+        "Gathers the records of the readings' runs and writes one Parquet a kind to "
+        f"results/CAMPAIGN/{READINGS}/.",
+        *CHOICES,
+    )
     for parser in (prepare, train, measure, recall):
         parser.add_argument("--again", action="store_true", help="also where it is done")
-    for name, call, help in (
-        ("verify", _verify, "check the operators against their definitions on this device"),
-        ("verify-gradients", _verify_gradients, "check the training step's gradients against FP64"),
-        ("inventory", _inventory, "count the parameters of a campaign's models"),
-        ("collect", _collect, "gather the records of the readings, a file a kind"),
-    ):
-        add_job(commands, name, call, help)
+    for parser in (train, examine, measure, recall, verify, gradients):
+        add_threads(parser)
+    for parser in (prepare, train, examine, measure, recall, verify, gradients, inventory):
+        add_expect(parser)
 
 
 def _stamped(options: argparse.Namespace, stage: str, spec: Spec, what: str) -> Stamp:

@@ -1,6 +1,7 @@
 """Options that choose a campaign, shared by the commands."""
 
 import argparse
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,55 +14,83 @@ from relation.pipeline.results import Results, chosen_results
 from relation.spec import RunSpec, canonical_hash
 
 DEFAULT_CONFIG = Path("config.yaml")
-CHOICES = ("campaign", "scales", "seeds", "variants", "readings", "corpus", "published")
+# What `snakemake --config` takes too, by what it says of each.
+CHOICES = {
+    "scales": "comma-separated choice of scales",
+    "seeds": "comma-separated choice of seeds",
+    "variants": "comma-separated choice of variants",
+    "readings": "comma-separated choice of readings, where it has some",
+    "corpus": "books, or a file or folder of texts, for campaigns that read them",
+    "published": "whether shipped records count as done",
+}
+RESTRICTIONS = ("scales", "seeds", "variants", "readings")
+_LARGEST = 2**31 - 1  # that PyTorch takes as a number of threads
 
 
-def add_campaign_options(parser: argparse.ArgumentParser, default: str | None = None) -> None:
-    """--config and the choices that `snakemake --config` takes too."""
+def add_command(
+    commands,
+    name: str,
+    call: Callable,
+    help: str,
+    description: str,
+    *choices: str,
+    target: str | None = None,
+) -> argparse.ArgumentParser:
+    """Register a command on a campaign with those `choices`; target: what its argument is."""
+    parser = commands.add_parser(name, help=help, description=description)
+    parser.set_defaults(call=call)
+    if target is not None:
+        parser.add_argument("target", metavar=target)
+    add_campaign_options(parser, *choices)
+    return parser
+
+
+def add_campaign_options(
+    parser: argparse.ArgumentParser, *choices: str, default: str | None = None
+) -> None:
+    """--config, --campaign and those of CHOICES that change what the command does."""
     parser.add_argument("--config", type=Path, default=DEFAULT_CONFIG, help="configuration file")
     fallback = f"default: {default}" if default else "default: the configuration's"
     parser.add_argument("--campaign", default=default, help=f"campaign ({fallback})")
-    parser.add_argument("--scales", help="comma-separated choice of scales")
-    parser.add_argument("--seeds", help="comma-separated choice of seeds")
-    parser.add_argument("--variants", help="comma-separated choice of variants")
-    parser.add_argument("--readings", help="comma-separated choice of readings, where it has some")
+    for name in choices:
+        taken = ("true", "false") if name == "published" else None
+        parser.add_argument(f"--{name}", choices=taken, help=CHOICES[name])
+
+
+def add_expect(parser: argparse.ArgumentParser) -> None:
+    """--expect, which Snakemake's rules give."""
     parser.add_argument(
-        "--corpus", help="books, or a file or folder of texts, for campaigns that read them"
-    )
-    parser.add_argument(
-        "--published", choices=("true", "false"), help="whether shipped records count as done"
+        "--expect", metavar="HASH", help="given by Snakemake: refuse unless the job has this hash"
     )
 
 
-def add_job_options(parser: argparse.ArgumentParser) -> None:
-    """--expect and --threads, which Snakemake's rules give."""
-    parser.add_argument("--expect", help="refuse to run unless the job has this hash")
+def add_threads(parser: argparse.ArgumentParser) -> None:
+    """--threads, for `set_threads`."""
     parser.add_argument(
         "--threads",
         type=count,
         default=1,
+        metavar="N",
         help="CPU threads of PyTorch (default: 1, as in the workflow; more change last digits)",
     )
 
 
-def add_job(
-    commands, name: str, call: Callable, help: str, target: str | None = None
-) -> argparse.ArgumentParser:
-    """Register a command that one rule of Snakemake calls; target: what its argument is."""
-    parser = commands.add_parser(name, help=help)
-    parser.set_defaults(call=call)
-    if target is not None:
-        parser.add_argument("target", metavar=target)
-    add_campaign_options(parser)
-    add_job_options(parser)
-    return parser
-
-
 def count(text: str) -> int:
     """An option's value that is a whole number of at least 1."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= _LARGEST):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to {_LARGEST}")
     return int(text)
+
+
+def positive(text: str) -> float:
+    """An option's value that is a finite number above 0."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return number
 
 
 def set_threads(options: argparse.Namespace) -> None:
@@ -74,7 +103,7 @@ def set_threads(options: argparse.Namespace) -> None:
 
 def campaign_results(options: argparse.Namespace) -> Results:
     """The results of the campaign that the options choose."""
-    choices = {name: getattr(options, name) for name in CHOICES}
+    choices = {name: getattr(options, name, None) for name in ("campaign", *CHOICES)}
     return chosen_results(load_config(options.config), **choices)
 
 
@@ -88,10 +117,14 @@ def chosen_run(target: str, campaign: Campaign) -> RunSpec:
 
     Raises InputError where there is none.
     """
-    parts = target.split("/")
-    if len(parts) != 3 or not parts[2].isdecimal():
-        raise InputError(f"{target!r} is no run; give SCALE/VARIANT/SEED, as 10M/full/42")
-    return campaign.run(parts[0], parts[1], int(parts[2]))
+    for run in campaign.known_runs:
+        if run.name == target:
+            return run
+    raise InputError(
+        f"campaign {campaign.name} has no run {target}; give SCALE/VARIANT/SEED, as "
+        f"{campaign.known_runs[0].name}; `python -m relation status --campaign {campaign.name}` "
+        "lists them"
+    )
 
 
 def checkpoint_of(run: RunSpec, results: Results) -> Path:
@@ -113,7 +146,7 @@ def given_checkpoint(options: argparse.Namespace, *further: str) -> Path:
 
     Raises InputError where it is not there, and for options of a campaign, or `further` ones.
     """
-    given = [f"--{name}" for name in (*CHOICES, *further) if getattr(options, name) is not None]
+    given = [f"--{name}" for name in ("campaign", *further) if getattr(options, name) is not None]
     given += ["--config"] * (options.config != DEFAULT_CONFIG)
     if given:
         raise InputError(f"--checkpoint reads no campaign; leave out {', '.join(given)}")

@@ -21,8 +21,8 @@ def add_commands(commands) -> None:
         help="show where the time of a training step goes",
         description=(
             "Profiles one update of each scale's models and sorts its kernels into parts: "
-            "operator, products, norms, loss, optimiser and so on. Writes Parquet and a picture "
-            "beside it."
+            "operator, products, norms, loss, optimiser and so on. Prints them, and writes Parquet "
+            "and a picture below results/profile/."
         ),
     )
     parser.set_defaults(call=_profile)

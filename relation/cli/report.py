@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from relation.cli.options import (
+    CHOICES,
+    RESTRICTIONS,
     add_campaign_options,
-    add_job,
+    add_command,
+    add_expect,
     campaign_results,
     whole_results,
 )
@@ -28,30 +31,85 @@ if TYPE_CHECKING:
 
 def add_commands(commands) -> None:
     """Register the commands."""
-    shipped = "from results/published alone, gaps named"
-    for name, call, help in (
-        ("cells", _cells, "compute every cell and claim"),
-        ("report", _report, "render the pages"),
-        ("document", _document, "write the tables in LaTeX, report.tex and report.pdf"),
-    ):
-        add_job(commands, name, call, help).add_argument(
-            "--shipped", action="store_true", help=shipped
+    folder = "results/CAMPAIGN/report/"
+    cells = add_command(
+        commands,
+        "cells",
+        _cells,
+        "compute every cell and claim",
+        f"Computes every cell and claim from complete records and writes Parquet to {folder}.",
+        *CHOICES,
+    )
+    report = add_command(
+        commands,
+        "report",
+        _report,
+        "render the pages",
+        f"Renders the pages and tables to {folder} from its cells and figures.",
+        *CHOICES,
+    )
+    document = add_command(
+        commands,
+        "document",
+        _document,
+        "write the tables in LaTeX, report.tex and report.pdf",
+        f"Writes tables/*.tex, report.tex and, where TeX is installed, report.pdf to {folder} from "
+        "its cells and figures.",
+    )
+    figures = add_command(
+        commands,
+        "figures",
+        _figures,
+        "draw the figures",
+        f"Draws the figures of complete records as SVG and PDF to {folder}figures/.",
+        *CHOICES,
+    )
+    for parser in (cells, report, document, figures):
+        parser.add_argument(
+            "--shipped", action="store_true", help="from results/published alone, gaps named"
         )
-    drawn = add_job(commands, "figures", _figures, "draw the figures")
-    drawn.add_argument("--shipped", action="store_true", help=shipped)
-    drawn.add_argument(
+    for parser in (cells, figures):
+        add_expect(parser)
+    figures.add_argument(
         "--drawn", nargs="?", type=Path, metavar="FIGURES.PARQUET",
         help="of another report, whose pictures of the same readings are copied",
     )  # fmt: skip
-    rendered = "cells, figures and report of what is there, with the gaps named"
-    add_job(commands, "render", _render, rendered)
-    add_job(commands, "publish", _publish, "copy complete records to results/published")
-    compared = commands.add_parser("compare", help="two campaigns' reports side by side")
+    add_command(
+        commands,
+        "render",
+        _render,
+        "cells, figures and report of what is there, with the gaps named",
+        "Does the work of cells, figures, report and document with the records that are there, and "
+        f"writes it to {folder}, or to results/CAMPAIGN/so-far/ while there are gaps.",
+        *CHOICES,
+    )
+    add_command(
+        commands,
+        "publish",
+        _publish,
+        "copy complete records to results/published",
+        "Copies every complete record of a campaign, with checksums, to "
+        "results/published/CAMPAIGN/.",
+        *RESTRICTIONS,
+        "corpus",
+    )
+    compared = commands.add_parser(
+        "compare",
+        help="two campaigns' reports side by side",
+        description=(
+            "Compares the reports of two campaigns, prints where they differ and writes a page "
+            "below results/compare/."
+        ),
+    )
     compared.add_argument("first", help="a campaign with a report: smoke, or published/smoke")
     compared.add_argument("second", help="another")
     compared.set_defaults(call=_compare)
-    ruled = commands.add_parser("readings", help="which reading the rule chooses, what runs next")
-    add_campaign_options(ruled, default="readings")
+    ruled = commands.add_parser(
+        "readings",
+        help="which reading the rule chooses, what runs next",
+        description="Prints how near each reading is, which one the rule chooses and what is next.",
+    )
+    add_campaign_options(ruled, "corpus", "published", default="readings")
     ruled.set_defaults(call=_readings)
 
 

@@ -5,7 +5,7 @@ import json
 import re
 from dataclasses import replace
 
-from relation.cli.options import CHOICES
+from relation.cli.options import CHOICES, count, positive
 from relation.cli.tables import print_table
 from relation.errors import InputError
 
@@ -21,32 +21,37 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--scale", help="10M, 30M, 100M or 1B; the shape that the rest changes")
     for name in _SHAPE:
-        group.add_argument(f"--{name.replace('_', '-')}", type=int, metavar="N")
+        group.add_argument(f"--{name.replace('_', '-')}", type=count, metavar="N")
     group.add_argument("--tokens", type=_count, help="default: 20B")
-    group.add_argument("--gpus", type=int, help="default: 64")
+    group.add_argument("--gpus", type=count, metavar="N", help="default: 64")
     group.add_argument(
-        "--accumulation", type=int, help="micro-batches a GPU and update (default: 4)"
+        "--accumulation",
+        type=count,
+        metavar="N",
+        help="micro-batches a GPU and update (default: 4)",
     )
     group.add_argument(
         "--link",
-        type=float,
+        type=positive,
         help="GB/s a GPU between machines (default: 50, one 400 Gb/s adapter each)",
     )
-    group.add_argument("--price", type=float, help="USD a GPU-hour (default: 3, an assumption)")
+    group.add_argument("--price", type=positive, help="USD a GPU-hour (default: 3, an assumption)")
 
 
 def _count(text: str) -> int:
     match = re.fullmatch(r"([0-9.]+)([KMBT]?)", text)
     try:
         return round(float(match[1]) * _SUFFIXES[match[2]])
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise argparse.ArgumentTypeError(f"{text!r} is no count; give one as 20B") from None
 
 
 def check_unmixed(options: argparse.Namespace) -> None:
     """Raise InputError for options of one run beside a campaign's, which would say nothing."""
     given = {name for name in (*_SHAPE, *_DEFAULTS) if getattr(options, name) is not None}
-    chosen = {name for name in CHOICES if getattr(options, name) is not None}
+    chosen = {
+        name for name in ("campaign", "spent", *CHOICES) if getattr(options, name) is not None
+    }
     if options.scale is None and given:
         name = sorted(given)[0].replace("_", "-")
         raise InputError(f"--{name} plans one run of any size; give --scale with it")

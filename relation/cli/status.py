@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from dataclasses import replace
 
-from relation.cli.options import add_campaign_options, campaign_results
+from relation.cli.options import CHOICES, add_campaign_options, campaign_results
 from relation.cli.tables import print_table
 from relation.machine.progress import duration
 from relation.pipeline.campaign import Campaign
@@ -39,7 +39,7 @@ def add_commands(commands) -> None:
         ),
     )
     parser.set_defaults(call=_status)
-    add_campaign_options(parser)
+    add_campaign_options(parser, *CHOICES)
     parser.add_argument(
         "--steps", action="store_true", help="list the other jobs too; begun: running or killed"
     )

@@ -10,9 +10,10 @@ from relation.data.recipes import RECIPES, make_corpus
 from relation.data.sources import corpus_fingerprint, text_files
 from relation.errors import InputError
 from relation.pipeline.campaign import Campaign
-from relation.pipeline.jobs import STALE
+from relation.pipeline.jobs import DONE, STALE
 from relation.pipeline.ledger import Ledger
 from relation.pipeline.results import Results
+from relation.spec import DataSpec
 from relation.store.files import write_text
 from relation.train.watch import require_tensorboard
 
@@ -46,13 +47,7 @@ def check(
     if campaign.tensorboard:
         require_tensorboard()
     for name in datasets:
-        spec = campaign.data[name]
-        if spec.source["kind"] == "files":
-            files = [file for split in text_files(spec.path).values() for file in split]
-            if name in replaced and sum(file.stat().st_size for file in files) <= _FEW_BYTES:
-                from relation.data.prepare import check_few_texts
-
-                check_few_texts(spec)
+        _check_texts(campaign.data[name], whole=name in replaced)
     if needs_gpu:
         import torch
 
@@ -61,6 +56,25 @@ def check(
                 f"campaign {campaign.name} trains and measures on a CUDA GPU and PyTorch sees none "
                 "here; run it on a machine with one, or choose campaign=smoke"
             )
+
+
+def _check_texts(spec: DataSpec, whole: bool) -> None:
+    """Raise InputError where local texts are missing or, if few are looked at `whole`, too few."""
+    if spec.source["kind"] == "files":
+        files = [file for split in text_files(spec.path).values() for file in split]
+        if whole and sum(file.stat().st_size for file in files) <= _FEW_BYTES:
+            from relation.data.prepare import check_few_texts
+
+            check_few_texts(spec)
+
+
+def check_unprepared(results: Results) -> None:
+    """Raise InputError where texts of the user's are too few for a corpus still to be prepared."""
+    campaign, ledger = results.campaign, Ledger(results)
+    for spec in campaign.data.values():
+        own = campaign.corpus is not None and campaign.corpus not in RECIPES
+        if own and ledger.recorded(ledger.prepare(spec)).name != DONE:
+            _check_texts(spec, whole=True)
 
 
 def make_chosen_corpus(campaign: Campaign) -> None:

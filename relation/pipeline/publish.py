@@ -22,6 +22,7 @@ from relation.pipeline.results import Results
 from relation.pipeline.shipped import ARCHIVE, CHECKSUMS, PACKED
 from relation.store.bundle import pack
 from relation.store.files import atomic_path, make_folder, move, sha256_of, sync, write_text
+from relation.store.locks import held
 from relation.store.parquet import pack_parquet
 
 
@@ -34,9 +35,15 @@ def publish(campaign: Campaign, results: Results) -> list[Path]:
     that are there and those shipped before. What is of single runs goes into one archive too, which
     stands for its files in a clone. Checkpoints and the logs of jobs are not copied. The checksums
     cover a text on what is left out too, where one lies there. Returns the files copied. Raises
-    InputError where nothing is complete or a record is damaged; nothing shipped has changed then.
-    After a crash the next call first moves what the crashed one had written whole.
+    InputError where nothing is complete or a record is damaged, a shipped one that is not made here
+    too, and RunError where another process publishes; nothing shipped has changed then. After a
+    crash the next call first moves what the crashed one had written whole.
     """
+    with held(results.own_folder / "work" / "publish.lock", f"publish of {campaign.name}"):
+        return _publish(campaign, results)
+
+
+def _publish(campaign: Campaign, results: Results) -> list[Path]:
     place = results.shipped.place
     _finish(place)
     results = replace(results)  # without what it remembers of the shipped files from before
@@ -82,6 +89,8 @@ def _stage(
     # Git does not track what is packed: files that another commit's archive left are none of these.
     before = {*map(Path, shipped.checksums), Path(OMISSIONS), Path(ARCHIVE)}
     listed = {name: shipped.folder / name for name in before if (shipped.folder / name).exists()}
+    for name in listed.keys() - {*names, Path(OMISSIONS), Path(ARCHIVE)}:
+        shipped.check(name)  # a new checksum would make a damaged file pass for whole
     listed |= dict(zip(names, copied, strict=True))
     if packed := [name for name in listed if name.parts[0] in PACKED]:
         for name in packed:

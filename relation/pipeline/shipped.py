@@ -55,14 +55,18 @@ class Shipped:
             lines = path.read_text(encoding="utf-8").splitlines()
             return {name: digest for digest, name in (line.split("  ", 1) for line in lines)}
         except ValueError:
-            raise InputError(f"{path} is damaged; restore it or publish again") from None
+            raise InputError(
+                f"{path} is damaged; restore it, or delete {self.place} and publish anew what is "
+                "made here"
+            ) from None
 
     def check(self, relative: Path) -> None:
         """Raise InputError unless a file is the one that the checksums list."""
         path = self.folder / relative
         if not path.is_file() or self.checksums.get(relative.as_posix()) != sha256_of(path):
             raise InputError(
-                f"{path} is not the file that {CHECKSUMS} lists; restore it or publish again"
+                f"{path} is not the file that {CHECKSUMS} lists; restore it, or make its record "
+                "here and publish again"
             )
 
     def check_all(self) -> None:

@@ -30,7 +30,8 @@ IMPORTED = (
     "report.values.frames",
 )
 _CAMPAIGN, _DATA = "crashes", "sample-300"
-_OPTIONS = ("--campaign", _CAMPAIGN, "--scales", "10M", "--variants", "mha,full")
+_OPTIONS = ("--campaign", _CAMPAIGN)
+_CHOICE = ("--scales", "10M", "--variants", "mha,full")
 _CONFIGURATION = f"""
   {_CAMPAIGN}:
     base: tiny
@@ -63,14 +64,14 @@ OPERATIONS = (
     Operation("the other run", ("train", "10M/mha/42"), watched=False),
     Operation("training", _TRAIN),
     Operation("resumed training", _TRAIN, goes_on=True),
-    Operation("what is rendered", ("publish",), watched=False),
-    Operation("render: cells", ("cells", "--shipped")),
-    Operation("render: figures", ("figures", "--shipped")),
-    Operation("render: report", ("report", "--shipped")),
+    Operation("what is rendered", ("publish", *_CHOICE), watched=False),
+    Operation("render: cells", ("cells", "--shipped", *_CHOICE)),
+    Operation("render: figures", ("figures", "--shipped", *_CHOICE)),
+    Operation("render: report", ("report", "--shipped", *_CHOICE)),
     Operation("render: document", ("document", "--shipped")),
     Operation("diagnosis", ("diagnose", "10M/full/42")),
     Operation("benchmark", ("measure", "fixed/10M")),
-    Operation("publish", ("publish",)),
+    Operation("publish", ("publish", *_CHOICE)),
 )
 
 
