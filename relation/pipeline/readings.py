@@ -43,10 +43,10 @@ class Reading:
 
 
 def start_ratio(config: ModelConfig) -> float:
-    """How much a token weighs in the residual stream at the start against what layer 0 adds.
+    """What a token's embedding weighs at the start against what the first mixer would add to it.
 
-    The RMS of its embedding over that of W_O W_I x for a normalised x (docs/replication.md, "One
-    number at the start").
+    The RMS of the embedding over that of W_O W_I x for a normalised x, which the mixer adds where
+    all flow stays with the token (docs/replication.md, "The embedding's weight at the start").
     """
     embedding = config.init_std if config.embedding_std is None else config.embedding_std
     if config.embedding_multiplier is not None:

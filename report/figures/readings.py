@@ -191,12 +191,13 @@ def advantage(found: Study) -> Figure:
 @of_readings(
     "start",
     ["diagnoses"],
-    "What the first layer keeps for itself after training, by how much a token weighs in the "
-    "residual stream at the start against what the first layer adds: the RMS of its embedding over "
-    "that of what W_I and W_O make of it normalised. A point is a reading, with its 95% interval; "
-    "faint, beside the readings. Dashed: the paper’s Self flow.",
-    "A scatter plot: Self flow of layer 0 after training against the ratio of the embedding to the "
-    "first layer's output at the start, a point a reading, with a line at the paper's value.",
+    "What the first layer keeps for itself after training, by what a token’s embedding weighs at "
+    "the start: its RMS over that of W_O W_I of a normalised token, which the first mixer adds "
+    "where all flow stays with the token. A point is a reading, with its 95% interval; faint, "
+    "beside the readings. Dashed: the paper’s Self flow.",
+    "A scatter plot: Self flow of layer 0 after training against the embedding's RMS over that of "
+    "W_O W_I of a normalised token at the start, a point a reading, with a line at the paper's "
+    "value.",
 )
 def start(found: Study) -> Figure:
     rows = found.of("l0-self")
@@ -226,7 +227,7 @@ def start(found: Study) -> Figure:
     here.set_ylim(bottom=0)
     here.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}%"))
     here.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    here.set_xlabel("embedding / output of the first layer, at the start (RMS)")
+    here.set_xlabel("ρ: RMS of the embedding / of $W_O W_I$ of a normalised token, at the start")
     here.set_ylabel("Self flow of layer 0")
     return figure
 

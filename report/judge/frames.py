@@ -163,7 +163,9 @@ READINGS_CHOICE = schema(
     Column("adds", pa.list_(_TEXT), description="statements it needs beyond the paper's"),
     Column("beside", pa.bool_(), description="no reading: it changes what the paper prints"),
     Column(
-        "start_ratio", _REAL, description="RMS of the embedding over what W_I, W_O make of a token"
+        "start_ratio",
+        _REAL,
+        description="RMS of the embedding over that of W_O W_I x, x normalised",
     ),
     Column("n", _INT, description="whole pairs behind the distance"),
     Column("distance", _REAL, "squared standard errors", "to the paper, over eight values"),
