@@ -88,6 +88,14 @@ def small_cache(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Benchmarks measure in this process; tests/test_bench.py has them start their own."""
+    from benchmarks import InProcess
+
+    monkeypatch.setattr("relation.bench.rounds.session.__wrapped__.__defaults__", (InProcess,))
+
+
+@pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder with the configuration and no results."""
     shutil.copy(ROOT / "config.yaml", tmp_path)

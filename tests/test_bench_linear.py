@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import CPU, CUDA, SHAPE, InProcess, compared_rows, failed, measured, on_gpu
+from benchmarks import CPU, CUDA, SHAPE, compared_rows, failed, measured, on_gpu
 from conftest import campaign
 from torch import Tensor
 
@@ -22,7 +22,6 @@ from relation.bench.linear import (
     relation_by_attention,
 )
 from relation.bench.peers import Peer, brief_autotuning, relative_errors
-from relation.bench.rounds import session
 from relation.bench.run import run
 from relation.bench.sides import (
     FLOOR,
@@ -306,11 +305,7 @@ def test_candidates_are_compiled_before_they_are_timed() -> None:
     assert len(compiled) == 3
 
 
-def test_bench_linear_on_a_cpu(
-    small_cache: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In this process; tests/test_bench.py measures in processes."""
-    monkeypatch.setattr("relation.bench.run.session", partial(session, start=InProcess))
+def test_bench_linear_on_a_cpu(small_cache: None, one_process: None, tmp_path: Path) -> None:
     path, tiny = tmp_path / "linear.parquet", campaign("tiny", scales="30M")
     measures = ["backward", "step", "long"]
     found = run("linear", tiny.systems, tiny.settings, "cpu", path, measures, repeats=6)
