@@ -22,22 +22,31 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[1]
 # Snakemake and the tiny campaign's jobs import these.
 IMPORTED = (
+    "filelock",
+    "fontTools.subset",
+    "jinja2",
+    "matplotlib.backends.backend_pdf",
+    "matplotlib.backends.backend_svg",
     "matplotlib.pyplot",
     "pandas",
+    "pyarrow.pandas_compat",
     "pyarrow.parquet",
-    "pydantic",
+    "pydantic.dataclasses",
     "safetensors.torch",
     "scipy.stats",
     "snakemake.cli",
     "snakemake.executors.local",
     "snakemake.profiles",
-    "snakemake.report",
+    "snakemake.report.html_reporter",
+    "snakemake.storage",
     "snakemake_executor_plugin_slurm",
     "torch",
     "yaml",
 )
-# Theirs: of jobs of one thread, whose Snakefile has imported relation.bench.
-ENVIRONMENT = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+# Theirs: of jobs of one thread, whose Snakefile has imported relation.bench. Python keeps bytecode,
+# so that not every job of a copy compiles its modules.
+_UNSET = {"PYTHONPATH", "PYTHONDONTWRITEBYTECODE"}
+ENVIRONMENT = {k: v for k, v in os.environ.items() if k not in _UNSET}
 ENVIRONMENT |= {**forks.ONE_THREAD, "KINETO_LOG_LEVEL": "99"}
 COPIED = ("Snakefile", "config.yaml", "environment.yml", "pyproject.toml")
 COPIED_FOLDERS = (
@@ -85,6 +94,14 @@ def one_thread() -> Iterator[None]:
 def small_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """Benchmarks make few copies of their inputs."""
     monkeypatch.setattr("relation.bench.sides.cache_bytes", lambda device: 2**16)
+
+
+@pytest.fixture
+def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Benchmarks measure in this process; tests/test_bench.py has them start their own."""
+    from benchmarks import InProcess
+
+    monkeypatch.setattr("relation.bench.rounds.session.__wrapped__.__defaults__", (InProcess,))
 
 
 @pytest.fixture

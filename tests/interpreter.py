@@ -5,6 +5,7 @@ So they run in a process of their own, which a test of the ordinary run starts: 
 
 import os
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,10 +14,12 @@ from conftest import ROOT, run_module
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def _patch_once_a_launch() -> None:
-    """Triton's interpreter replaces its language again at every call of a device function.
+def _spare_time() -> None:
+    """Triton's interpreter spends most of its time on what changes no result.
 
-    That takes a third of the tests' time; once a launch is enough.
+    It replaces its language again at every call of a device function; once a launch is enough. It
+    computes sums and products of integers again in 64 bits to find an overflow, and then, outside
+    its debug mode, does not say so.
     """
     from triton.runtime import interpreter
 
@@ -33,10 +36,12 @@ def _patch_once_a_launch() -> None:
         execute(*arguments, **options)
 
     interpreter._patch_lang, interpreter.GridExecutor.__call__ = patch_once, launch
+    builder = interpreter.interpreter_builder
+    builder.options = replace(builder.options, sanitize_overflow=False)
 
 
 if INTERPRETED:
-    _patch_once_a_launch()
+    _spare_time()
 
 
 def run_interpreted(file: str) -> None:

@@ -134,7 +134,7 @@ def test_the_floor_runs_its_parts_and_no_other() -> None:
     assert len(whole._calls) == sum(expected.values())
 
 
-def test_bench_decoder_on_a_cpu(tmp_path: Path) -> None:
+def test_bench_decoder_on_a_cpu(one_process: None, tmp_path: Path) -> None:
     path = tmp_path / "decoder.parquet"
     tiny = campaign("tiny", scales="10M")
     found = run("decoder", tiny.systems, tiny.settings, "cpu", path, repeats=2)
@@ -146,7 +146,9 @@ def test_bench_decoder_on_a_cpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["layers", "layers-eager"])
-def test_layers_train_in_a_plain_loop_beside_attention(name: str, tmp_path: Path) -> None:
+def test_layers_train_in_a_plain_loop_beside_attention(
+    name: str, one_process: None, tmp_path: Path
+) -> None:
     path = tmp_path / "layers.parquet"
     tiny = campaign("tiny", scales="10M")
     run(name, tiny.systems, tiny.settings, "cpu", path, repeats=2)

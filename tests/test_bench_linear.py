@@ -305,7 +305,7 @@ def test_candidates_are_compiled_before_they_are_timed() -> None:
     assert len(compiled) == 3
 
 
-def test_bench_linear_on_a_cpu(small_cache: None, tmp_path: Path) -> None:
+def test_bench_linear_on_a_cpu(small_cache: None, one_process: None, tmp_path: Path) -> None:
     path, tiny = tmp_path / "linear.parquet", campaign("tiny", scales="30M")
     measures = ["backward", "step", "long"]
     found = run("linear", tiny.systems, tiny.settings, "cpu", path, measures, repeats=6)

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from types import FrameType
 
@@ -76,16 +77,25 @@ class Trace:
                 self._aside.pop()
             return
         code = frame.f_code
-        path = Path(code.co_filename)
-        # A clone also holds the tests and the virtual environment.
-        if event != "call" or not any(path.is_relative_to(ROOT / part) for part in PACKAGES):
+        called = event == "call" and defined(code.co_filename, code.co_qualname)
+        if not called:
             return
-        parts = code.co_qualname.split(".<locals>")[0].split(".")
-        module = module_of(path, ROOT)
-        if parts[0].startswith("<") or f"{module}:{parts[0]}" in CODE.marks:
+        module, _, name = called.partition(":")
+        if name.startswith("<") or f"{module}:{name.partition('.')[0]}" in CODE.marks:
             self._aside.append(frame)
         else:
-            self.called.add(f"{module}:{'.'.join(parts[:2])}")
+            self.called.add(called)
+
+
+@cache
+def defined(file: str, function: str) -> str | None:
+    """A function of the project as the hashes name definitions; None for any other."""
+    path = Path(file)
+    # A clone also holds the tests and the virtual environment.
+    if not any(path.is_relative_to(ROOT / part) for part in PACKAGES):
+        return None
+    parts = function.split(".<locals>")[0].split(".")
+    return f"{module_of(path, ROOT)}:{'.'.join(parts[:2])}"
 
 
 @contextmanager
