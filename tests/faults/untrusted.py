@@ -71,7 +71,7 @@ _called(
     "run_leaves",
     "A run whose name leaves the campaign's folder",
     ("train", "../../etc/full/42", "--campaign", CAMPAIGN),
-    "is no run",
+    "has no run",
 )
 _called(
     "config_folder", "A folder in place of a configuration", ("plan", "--config", "."), "cannot be"
