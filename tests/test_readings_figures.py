@@ -72,7 +72,7 @@ def test_a_triangle_stands_where_the_answer_turns() -> None:
 
 def test_self_flow_stands_over_what_the_embedding_weighs_at_the_start(records) -> None:
     (axes,) = draw(records, "start").axes
-    self_flow = 100 * study(records.readings).of("l0-self")["mean"]
+    self_flow = study(records.readings).of("l0-self")["mean"]
     shown = points(axes)
     assert len(shown) == len(self_flow)
     for at in (

@@ -32,6 +32,11 @@ _NO_RESULT = ("tensorboard", "runs_per_gpu")
 GOES_ON = {"full": "converted", "mha": "continued"}
 
 
+# How the reason begins of what a campaign leaves out; by what follows.
+LEFT_OUT = "left out by "
+READINGS_ALONE = "a campaign of readings alone"
+
+
 @dataclass(frozen=True)
 class Omitted:
     """A run of the whole campaign that a restriction left out."""
@@ -350,10 +355,10 @@ def resolve(config: Mapping, **overrides: Any) -> Campaign:
 
     omitted: dict[str, Omitted] = {}
     for run in planned:
-        left_out = [] if campaign.matrix else ["a campaign of readings alone"]
+        left_out = [] if campaign.matrix else [READINGS_ALONE]
         left_out += chosen.excluding(run)
         if left_out:
-            reason = f"left out by {' '.join(left_out)}"
+            reason = f"{LEFT_OUT}{' '.join(left_out)}"
             omitted[run.name] = Omitted(run.scale, run.variant, run.seed, reason)
     runs = [run for run in planned if run.name not in omitted]
     further_runs = [run for run in planned_further if not chosen.excluding(run)]

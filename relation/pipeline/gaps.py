@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from relation.errors import InputError
-from relation.pipeline.campaign import Campaign
+from relation.pipeline.campaign import LEFT_OUT, READINGS_ALONE, Campaign
 from relation.pipeline.jobs import Record, failure
 from relation.pipeline.places import RULES
 from relation.variants import PAIRED
@@ -12,6 +12,8 @@ MISSING = ("kind", "scale", "variant", "seed", "status", "reason")
 NOT_RUN, FAILED, OOM = "not run", "failed", "oom"
 # How the reason begins of what no job has tried yet; its file follows.
 NOT_THERE = "there is no "
+# How it ends of what only another training run can give.
+UNSHIPPED = "checkpoints are not shipped"
 _OUT_OF_MEMORY = ("out of memory", "OutOfMemoryError")
 # The records of an examination, which its job writes together.
 EXAMINED = tuple(RULES["examine"].writes)
@@ -45,7 +47,7 @@ def left_out(campaign: Campaign) -> Iterator[dict]:
         for kind in kinds:
             yield _gap(kind, run.scale, run.variant, run.seed, NOT_RUN, run.reason)
     chosen = " ".join(f"{key}={value}" for key, value in campaign.restrictions.items())
-    chosen = chosen or "a campaign of readings alone"
+    reason = f"{LEFT_OUT}{chosen or READINGS_ALONE}"
     beyond = {
         "further run": (campaign.planned_further, campaign.further_runs),
         "converted run": (campaign.planned_converted, campaign.converted_runs),
@@ -54,21 +56,20 @@ def left_out(campaign: Campaign) -> Iterator[dict]:
         for run in planned:
             if run not in done:
                 key = (run.scale, run.variant, run.seed)
-                yield _gap(kind, *key, NOT_RUN, f"left out by {chosen}")
+                yield _gap(kind, *key, NOT_RUN, reason)
     for spec in campaign.planned_systems:
         if spec not in campaign.systems:
             kind = kind_of(spec.benchmark)
-            reason = f"left out by {chosen}"
             yield _gap(kind, spec.scale, spec.benchmark, None, NOT_RUN, reason)
     for spec in campaign.planned_recall:
         if spec not in campaign.recall:
-            yield _gap("recall", "", spec.mixer, None, NOT_RUN, f"left out by {chosen}")
+            yield _gap("recall", "", spec.mixer, None, NOT_RUN, reason)
 
 
 def unpublished(record: Record) -> dict:
     """Diagnostics, or an examination, of a published run that was published without them."""
     made = "diagnostics" if record.job.rule == "diagnose" else "an examination"
-    reason = f"the run was published without {made} and checkpoints are not shipped"
+    reason = f"the run was published without {made} and {UNSHIPPED}"
     return _gap(*_key(record), NOT_RUN, reason)
 
 

@@ -211,21 +211,21 @@ def start(found: Study) -> Figure:
         reading = by_name[name]
         look = marker(reading.residual, beside=reading.beside)
         colour, alpha = look["color"], look["alpha"]
-        here.plot(reading.start_ratio, 100 * row["mean"], **look)
+        here.plot(reading.start_ratio, row["mean"], **look)
         if np.isfinite(row["low"]):
-            ends = 100 * row["low"], 100 * row["high"]
+            ends = row["low"], row["high"]
             here.vlines(reading.start_ratio, *ends, color=colour, alpha=alpha, linewidth=1.1)
         if reading.choice in RATES:
             here.annotate(
-                reading.choice, (reading.start_ratio, 100 * row["mean"]), xytext=(6, 0),
+                reading.choice, (reading.start_ratio, row["mean"]), xytext=(6, 0),
                 textcoords="offset points", va="center", fontsize=7, color=MUTED,
             )  # fmt: skip
     for residual in dict.fromkeys(_residuals(found, rows.index)):
         here.plot([], [], label=RESIDUAL_NAME[residual], **marker(residual))
     here.legend(frameon=False)
-    dashed([here], 100 * BY_NAME["l0-self"].paper)
+    dashed([here], BY_NAME["l0-self"].paper)
     here.set_ylim(bottom=0)
-    here.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}%"))
+    percent(here)
     here.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     here.set_xlabel("ρ: RMS of the embedding / of $W_O W_I$ of a normalised token, at the start")
     here.set_ylabel("Self flow of layer 0")

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from relation.pipeline.campaign import LEFT_OUT, READINGS_ALONE
+from relation.pipeline.gaps import UNSHIPPED
 from report.judge.chosen import CHOSE
 from report.render.behind import anchor
 from report.render.content import Content
@@ -50,7 +52,6 @@ PLANNED_BY = {
     "beyond-scales": "campaign=books-100m corpus=books scales=100M28pc",
 }
 _MATRIX = "campaign=books corpus=books"
-_READINGS_ALONE = "left out by a campaign of readings alone"
 # Counts and settings that are the paper's, which no measurement made so.
 SAME = "settings and counts, the same"
 # The class of colour of a share; the others are open.
@@ -122,11 +123,11 @@ def unmeasured(content: Content) -> dict[str, Unmeasured]:
         if printed.sources:
             continue
         reasons = [text.partition(": ")[2] for _, text in printed.notes]
-        if planned.get(label, _READINGS_ALONE not in reasons):
+        if planned.get(label, LEFT_OUT + READINGS_ALONE not in reasons):
             words = shlex.split(page["commands"]["Everything"])
-            if any(text.startswith("left out by") for text in reasons):
+            if any(text.startswith(LEFT_OUT) for text in reasons):
                 words = [word for word in words if word.partition("=")[0] not in left]
-            if any(text.endswith("checkpoints are not shipped") for text in reasons):
+            if any(text.endswith(UNSHIPPED) for text in reasons):
                 words.append("published=false")  # trains again, as checkpoints are not kept
             command, why = shlex.join(words), "; ".join(reasons)
         else:
