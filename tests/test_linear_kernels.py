@@ -394,4 +394,5 @@ class TestOnDevice:
             inputs = draw(5, (1, 2, length, 64), torch.bfloat16, "cuda")
             return peak_bytes(lambda: differentiate(kernels.linear_relation, inputs))
 
-        assert peak(16384) <= 2.01 * peak(8192)
+        # Of both lengths every chunk is a segment: what these keep besides is no sum over tokens.
+        assert peak(8192) <= 2.01 * peak(4096)

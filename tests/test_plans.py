@@ -158,7 +158,7 @@ def test_linear_relations_launches_repeat(launched, same_memory, monkeypatch, wi
             same_memory()
             run_linear(*given)
     half = len(launched) // 2
-    assert half == (12 if states else 11)
+    assert half == (11 if states else 10)
     assert launched[:half] == launched[half:]
 
 

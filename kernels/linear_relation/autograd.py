@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
 from relation.kernels.linear_relation.backward import launch_backward
-from relation.kernels.linear_relation.forward import kept_size, launch_forward
+from relation.kernels.linear_relation.forward import kept_sizes, launch_forward
 from relation.kernels.linear_relation.launches import select_launches
 
 
@@ -51,7 +51,7 @@ def _state_of(x: Tensor) -> Tensor:
 @linear_forward.register_fake
 def _(p1, p2, info, log_retention, state, tau):
     launches = select_launches(p1.device, p1.element_size(), p1.shape[3])
-    kept = p1.new_empty(kept_size(*p1.shape, launches), dtype=torch.float32)
+    kept = p1.new_empty(sum(kept_sizes(*p1.shape, launches)), dtype=torch.float32)
     return _tokens_like(p1), _state_of(p1), kept
 
 

@@ -8,25 +8,21 @@ import triton
 
 from relation.kernels.checks import layout
 from relation.kernels.common import Parts, tokens_layout
+from relation.kernels.linear_relation.forward import kept_sizes, views_of
 from relation.kernels.linear_relation.fused import weak_gradients_kernel
 from relation.kernels.linear_relation.launches import (
     Launch,
     Launches,
     Segments,
     select_launches,
+    share_of,
     split_chunks,
 )
 from relation.kernels.linear_relation.levels import (
     coordinates_backward_kernel,
     information_backward_kernel,
 )
-from relation.kernels.linear_relation.prepare import Prepared, launch_prepare, prepared_sizes
-from relation.kernels.linear_relation.states import (
-    added_sizes,
-    launch_states,
-    state_sizes,
-    states_of,
-)
+from relation.kernels.linear_relation.states import States, added_sizes, launch_states, state_sizes
 from relation.kernels.linear_relation.weak import weak_coordinates_kernel, weak_information_kernel
 from relation.kernels.plans import Configuration, Launcher, plan_of
 
@@ -76,6 +72,7 @@ class _Recipe(NamedTuple):
     segments: Segments
     tokens: tuple[tuple[int, ...], tuple[int, ...]]
     state: tuple[int, ...]
+    kept: tuple[int, ...]
     temporaries: Parts
     grouped: bool
 
@@ -85,16 +82,19 @@ class _Recipe(NamedTuple):
         heads = B * H
         segments = split_chunks(heads, T, launches)
         squares, kind = launches.kept_scores
-        scores = heads * segments.chunks if launches.weak_coordinates else 0
+        # What weak_information keeps for weak_coordinates.
+        kept = heads * segments.chunks if launches.weak_coordinates else 0
+        rows = heads * T * D if launches.weak_coordinates else 0
         temporaries = Parts(
-            *prepared_sizes(heads, T, D, segments),
             *added_sizes(heads, D, segments),
-            (sum(state_sizes(heads, D, segments)), torch.float32),
             *[(heads * T, torch.float32)] * 2,
-            ((scores, *squares), kind),
+            ((kept, *squares), kind),
+            *[(size, torch.float32) for size in (rows, rows, kept * D)],
+            *[(size, torch.float32) for size in state_sizes(heads, D, segments)],
         )
         tokens, grouped = tokens_layout(p1, H), p2.shape[1] != H
-        return cls(segments, tokens, (B, H, D, D), temporaries, grouped)
+        sizes = kept_sizes(B, H, T, D, launches)
+        return cls(segments, tokens, (B, H, D, D), sizes, temporaries, grouped)
 
 
 def _launch(
@@ -117,70 +117,66 @@ def _launch(
     memory: torch.Tensor,
 ) -> None:
     (B, H, T, D), segments = p1.shape, recipe.segments
-    *prepared, added, added_log_decay, dkept, read_dread, write_dwrite, dscores_t = (
-        recipe.temporaries.views(memory)
-    )
-    prepared = Prepared(*prepared)
-    met, dmet = (states_of(x, B * H, D, segments) for x in (kept, dkept))
-    # Formed again: kept, the exponents would double what g takes.
-    given = p1, p2, log_retention, prepared, scale
-    launch_prepare(launcher, *given, launches, segments, backward=True)
-    given = p1, p2, dy, prepared, dfinal, dmet, dinitial, added, added_log_decay
+    views = recipe.temporaries.views(memory)
+    added, sums, between = views[:2], views[2:4], views[4:8]
+    (prepared, met), dmet = views_of(kept, recipe.kept), States(*views[8:])
+    given = p1, p2, dy, prepared, dfinal, dmet, dinitial, *added
     launch_states(launcher, *given, launches, segments, backward=True)
     states = *met, *dmet
     inputs = p1, p2, info, log_retention, dy, prepared.selves, prepared.weak, *states
-    after = H, T, scale, segments.chunks, segments.length, segments.count
-    sums, gradients = (read_dread, write_dwrite), (dp1, dp2, dlog_retention)
+    all_chunks = B * H * segments.chunks
+    before, after = (H, T, scale, segments.chunks), (segments.length, segments.count)
+    gradients = dp1, dp2, dlog_retention
     weak_information, weak_coordinates = launches.weak_information, launches.weak_coordinates
     apart = launches.weak_gradients is not None
     weak_inputs = p1, p2, info, dy, *prepared, *states
 
-    def numbers(*tensors: torch.Tensor) -> tuple[float, ...]:
-        return *itertools.chain(*(x.stride() for x in tensors)), *after
+    def strides(*tensors: torch.Tensor) -> tuple[int, ...]:
+        return tuple(itertools.chain(*(x.stride() for x in tensors)))
 
-    def configure(launch: Launch, by_channels: bool, **own) -> Configuration:
+    def configure(launch: Launch, by_channels: bool, skips: bool) -> Configuration:
         options = launch.options(D)
-        constants = launches.constants(D, H // p2.shape[1])
+        share = share_of(all_chunks, launches) if skips else 1
+        own = launches.constants(D, H // p2.shape[1]) | {"SKIP_WEAK": skips, "SHARE": share}
         blocks = (triton.cdiv(D, options["BLOCK_D"]),) if by_channels else ()
-        strides = numbers(p1, p2, info, log_retention, dy, dp1)
-        return (B * H, segments.chunks, *blocks), strides, constants | own | options
+        numbers = (*strides(p1, p2, info, log_retention, dy, dp1), *before, all_chunks, *after)
+        return (triton.cdiv(all_chunks, share), *blocks), numbers, own | options
 
-    def configure_weak(launch: Launch, by_channels: bool, **own) -> Configuration:
+    def configure_weak(launch: Launch, **own) -> Configuration:
         own |= launches.constants(D, H // p2.shape[1]) | {"WHOLE": segments.whole}
         del own["LEVELS"]
-        options = launch.options(D)
-        grid = (B * H, segments.chunks)
-        if by_channels:
-            grid = (B * H, triton.cdiv(D, options["BLOCK_D"]), segments.chunks)
-        return grid, numbers(p1, p2, info, dy, dp1), own | options
+        numbers = *strides(p1, p2, info, dy, dp1), *before, *after
+        return (B * H, segments.chunks), numbers, own | launch.options(D)
 
     def configure_weak_information() -> Configuration:
-        keeps = weak_coordinates is not None
-        return configure_weak(weak_information, False, KEEPS_DSCORES=keeps)
+        return configure_weak(weak_information, KEEPS=weak_coordinates is not None)
+
+    def configure_weak_coordinates() -> Configuration:
+        _, _, own = configure_weak(weak_coordinates)
+        blocks = triton.cdiv(D, own["BLOCK_D"])
+        del own["BLOCK_V"]
+        return (B * H, blocks, segments.chunks), (*strides(p1, p2, dp1), *before), own
 
     def configure_information() -> Configuration:
-        skips = apart or weak_information is not None
-        return configure(launches.information, False, SKIP_WEAK=skips)
+        return configure(launches.information, False, apart or weak_information is not None)
 
     def configure_coordinates() -> Configuration:
-        skips = apart or weak_coordinates is not None
-        return configure(launches.coordinates, True, SKIP_WEAK=skips)
+        return configure(launches.coordinates, True, apart or weak_coordinates is not None)
 
     if apart:
         tensors = (*weak_inputs, dp1, dp2, dinfo, dlog_retention)
         launcher.launch(
             weak_gradients_kernel,
             tensors,
-            lambda: configure_weak(launches.weak_gradients, False),
+            lambda: configure_weak(launches.weak_gradients),
         )
     if weak_information is not None:
-        tensors = (*weak_inputs, dinfo, *sums, dscores_t)
+        tensors = (*weak_inputs, dinfo, *sums, *between)
         launcher.launch(weak_information_kernel, tensors, configure_weak_information)
     if weak_coordinates is not None:
-        tensors = (*weak_inputs, *sums, dscores_t, *gradients)
-        launcher.launch(
-            weak_coordinates_kernel, tensors, lambda: configure_weak(weak_coordinates, True)
-        )
+        of_chunks = prepared.selves, prepared.weak, prepared.exponents
+        tensors = (p1, p2, *of_chunks, *sums, *between, *gradients)
+        launcher.launch(weak_coordinates_kernel, tensors, configure_weak_coordinates)
     tensors = (*inputs, dinfo, *sums)
     launcher.launch(information_backward_kernel, tensors, configure_information)
     tensors = (*inputs, *sums, *gradients)

@@ -33,13 +33,24 @@ def from_registers(tile, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def self_and_norms_of(p1, p2, scale):
-    """S and what normalises p1 and p2, each (CHUNK,), of FP32 tiles that hold all channels."""
-    return _self_and_norms(tl.sum(p1 * p2, 1), tl.sum(p1 * p1, 1), tl.sum(p2 * p2, 1), scale)
-
-
-@triton.jit
-def _self_and_norms(pair, square1, square2, scale):
+def self_and_norms(
+    p1, p2, t_start, T, stride_p1_t, stride_p1_d, stride_p2_t, stride_p2_d, scale,
+    D: tl.constexpr, CHUNK: tl.constexpr, BLOCK_D: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    """S and what normalises p1 and p2, each (CHUNK,)."""
+    pair = tl.zeros([CHUNK], tl.float32)
+    square1 = tl.zeros([CHUNK], tl.float32)
+    square2 = tl.zeros([CHUNK], tl.float32)
+    for d_start in tl.static_range(0, D, BLOCK_D):
+        p1_d = load_tokens(
+            p1, t_start, T, stride_p1_t, d_start, stride_p1_d, D, CHUNK, BLOCK_D, WHOLE
+        ).to(tl.float32)
+        p2_d = load_tokens(
+            p2, t_start, T, stride_p2_t, d_start, stride_p2_d, D, CHUNK, BLOCK_D, WHOLE
+        ).to(tl.float32)
+        pair += tl.sum(p1_d * p2_d, 1)
+        square1 += tl.sum(p1_d * p1_d, 1)
+        square2 += tl.sum(p2_d * p2_d, 1)
     # torch.compile passes Python numbers in FP64, which would widen everything they touch.
     scale = tl.cast(scale, tl.float32)
     inverse_norm1 = 1.0 / tl.maximum(tl.sqrt(square1), NORM_FLOOR)

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 import torch
+import triton
 
 from relation.kernels.checks import layout
 from relation.kernels.common import Parts, tokens_layout
@@ -10,6 +11,7 @@ from relation.kernels.linear_relation.launches import (
     Launches,
     Segments,
     select_launches,
+    share_of,
     split_chunks,
 )
 from relation.kernels.linear_relation.output import output_kernel
@@ -23,15 +25,25 @@ from relation.kernels.linear_relation.states import (
     added_sizes,
     launch_states,
     state_sizes,
-    states_of,
 )
 from relation.kernels.linear_relation.weak import weak_output_kernel
 from relation.kernels.plans import Configuration, Launcher, plan_of
 
 
-def kept_size(B: int, H: int, T: int, D: int, launches: Launches) -> int:
-    """The FP32 numbers of `States`, which the backward pass takes."""
-    return sum(state_sizes(B * H, D, split_chunks(B * H, T, launches)))
+def kept_sizes(B: int, H: int, T: int, D: int, launches: Launches) -> tuple[int, ...]:
+    """The numbers of `Prepared` and `States`, which the backward pass takes in one FP32 tensor.
+
+    Rounded up to multiples of 16, so that every part is 64-byte aligned.
+    """
+    segments = split_chunks(B * H, T, launches)
+    sizes = *prepared_sizes(B * H, T, D, segments), *state_sizes(B * H, D, segments)
+    return tuple((size + 15) // 16 * 16 for size in sizes)
+
+
+def views_of(kept: torch.Tensor, sizes: tuple[int, ...]) -> tuple[Prepared, States]:
+    """The two in a tensor of as many numbers as `kept_sizes` has."""
+    selves, weak, exponents, halves, *states = kept.split_with_sizes(sizes)
+    return Prepared(selves, weak.view(torch.uint8), exponents, halves), States(*states)
 
 
 class _Recipe(NamedTuple):
@@ -40,16 +52,15 @@ class _Recipe(NamedTuple):
     segments: Segments
     tokens: tuple[tuple[int, ...], tuple[int, ...]]
     state: tuple[int, ...]
-    kept: int
+    kept: tuple[int, ...]
     temporaries: Parts
 
     @classmethod
     def of(cls, launches: Launches, p1: torch.Tensor, info: torch.Tensor) -> "_Recipe":
         B, H, T, D = p1.shape
         segments = split_chunks(B * H, T, launches)
-        prepared = prepared_sizes(B * H, T, D, segments)
-        temporaries = Parts(*prepared, *added_sizes(B * H, D, segments))
-        kept = kept_size(B, H, T, D, launches)
+        temporaries = Parts(*added_sizes(B * H, D, segments))
+        kept = kept_sizes(B, H, T, D, launches)
         return cls(segments, tokens_layout(info, H), (B, H, D, D), kept, temporaries)
 
 
@@ -64,7 +75,7 @@ def launch_forward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Run the forward passes: y (B, H, T, D) in info's dtype, and C_T (B, H, D, D), FP32.
 
-    After these two comes what the backward pass takes, `States` in one flat tensor. facts: tau and
+    After these two comes what the backward pass takes (`kept_sizes`). facts: tau and
     the layouts of the tensors, where they are known.
     """
     launches = select_launches(p1.device, p1.element_size(), p1.shape[3])
@@ -72,7 +83,7 @@ def launch_forward(
     plan = plan_of(launch_forward, launches, facts)
     recipe = plan.recipe or plan.keep(_Recipe.of(launches, p1, info))
     y = info.new_empty_strided(*recipe.tokens)
-    kept = p1.new_empty(recipe.kept, dtype=torch.float32)
+    kept = p1.new_empty(sum(recipe.kept), dtype=torch.float32)
     final = kept.new_empty(recipe.state)
     memory = recipe.temporaries.allocate(kept)
     if state is not None:
@@ -81,12 +92,11 @@ def launch_forward(
     def launch(
         launcher: Launcher, p1, p2, info, log_retention, state, y, kept, final, memory
     ) -> None:
-        *prepared, added, added_log_decay = recipe.temporaries.views(memory)
-        B, H, _, D = p1.shape
-        prepared, met = Prepared(*prepared), states_of(kept, B * H, D, recipe.segments)
-        scale, of_call = 1 / (tau * D**0.5), (launches, recipe.segments)
+        added, added_log_decay = recipe.temporaries.views(memory)
+        prepared, met = views_of(kept, recipe.kept)
+        scale, of_call = 1 / (tau * p1.shape[3] ** 0.5), (launches, recipe.segments)
         given = p1, p2, log_retention, prepared, scale
-        launch_prepare(launcher, *given, *of_call, backward=False)
+        launch_prepare(launcher, *given, *of_call)
         given = p1, p2, info, prepared, state, met, final, added, added_log_decay
         launch_states(launcher, *given, *of_call, backward=False)
         given = p1, p2, info, log_retention, prepared, met, y
@@ -127,12 +137,16 @@ def _launch_output(
     def configure_others() -> Configuration:
         strides = (*p1.stride(), *p2.stride(), *info.stride())
         strides += (*log_retention.stride(), *y.stride())
-        own = {"SKIP_WEAK": launches.weak_output is not None}
-        own |= launches.constants(D, H // p2.shape[1])
-        return by_chunk, (*strides, *numbers), own | launches.output.options(D)
+        all_chunks, skips = B * H * segments.chunks, launches.weak_output is not None
+        share = share_of(all_chunks, launches) if skips else 1
+        own = {"SKIP_WEAK": skips, "SHARE": share} | launches.constants(D, H // p2.shape[1])
+        numbers = H, T, segments.chunks, all_chunks, segments.length, segments.count
+        grid = (triton.cdiv(all_chunks, share),)
+        return grid, (*strides, *numbers), own | launches.output.options(D)
 
     if launches.weak_output is not None:
         tensors = (p1, p2, info, *prepared, *met, y)
         launcher.launch(weak_output_kernel, tensors, configure_weak)
-    tensors = (p1, p2, info, log_retention, prepared.selves, prepared.weak, *met, y)
+    of_chunks = prepared.selves, prepared.weak, prepared.exponents
+    tensors = (p1, p2, info, log_retention, *of_chunks, *met, y)
     launcher.launch(output_kernel, tensors, configure_others)

@@ -67,7 +67,7 @@ class Launches:
     weak_gradients: Launch | None = None
     scan: Scan = Scan(128, 8, 1)
     programs: int = 512
-    prepare_warps: int = 4
+    prepare: Launch = Launch(128, 128, 4, 1)
 
     def __post_init__(self):
         if self.weak_information is not None and self.weak_gradients is not None:
@@ -119,6 +119,19 @@ class Segments:
 
 
 LONGEST_SEGMENT = 16
+LARGEST_SHARE = 8
+
+
+def share_of(all_chunks: int, launches: Launches) -> int:
+    """How many chunks a program of the passes by levels takes, where others take weak chunks.
+
+    Most programs find nothing to do, and fewer of them take less time; enough are left for chunks
+    that are not weak.
+    """
+    share = 1
+    while share < LARGEST_SHARE and all_chunks >= 4 * share * launches.programs:
+        share *= 2
+    return share
 
 
 def split_chunks(heads: int, T: int, launches: Launches) -> Segments:
@@ -142,13 +155,18 @@ _FP32 = _entry(128, 32, "ieee", *[(32, 32, 4, 1)] * 4, programs=1024)
 LAUNCHES: dict[tuple[str, int], tuple[Launches, ...]] = {
     (HOPPER, 2): (
         _entry(
-            64, 64, "bf16x3", (64, 64, 4, 2), (64, 64, 4, 1), *[(32, 32, 4, 1)] * 2,
-            weak_output=Launch(64, 64, 4, 1), weak_gradients=Launch(64, 64, 4, 1),
+            48, 64, "bf16x3", (64, 64, 4, 1, 128), (64, 64, 4, 1), *[(32, 32, 4, 1)] * 2,
+            weak_output=Launch(64, 64, 4, 1, 128), weak_gradients=Launch(64, 64, 4, 1),
         ),
         _entry(
-            128, 64, "bf16x3", (16, 128, 4, 1), (32, 64, 4, 1, 168), *[(32, 32, 4, 1)] * 2,
-            programs=256, prepare_warps=2,
-            weak_output=Launch(16, 128, 4, 1, 168), weak_information=Launch(16, 128, 4, 1),
+            64, 64, "bf16x3", (64, 64, 4, 3), (64, 64, 4, 1), *[(32, 32, 4, 1)] * 2,
+            programs=256,
+            weak_output=Launch(64, 64, 4, 1, 168), weak_gradients=Launch(64, 64, 4, 1),
+        ),
+        _entry(
+            128, 64, "bf16x3", (16, 128, 4, 2), (32, 64, 4, 1, 168), *[(32, 32, 4, 1)] * 2,
+            programs=128, prepare=Launch(32, 32, 4, 1),
+            weak_output=Launch(32, 128, 4, 2), weak_information=Launch(16, 128, 4, 2),
             weak_coordinates=Launch(16, 32, 4, 1, 128),
         ),
     ),

@@ -8,7 +8,7 @@ the retention, one block of channels a program.
 import triton
 import triton.language as tl
 
-from relation.kernels.common import head_offset
+from relation.kernels.common import offset_of_head
 from relation.kernels.linear_relation.decays import (
     decays_at_level,
     load_retention,
@@ -19,18 +19,19 @@ from relation.kernels.linear_relation.decays import (
     sum_steps,
 )
 from relation.kernels.linear_relation.tiles import (
+    all_weak,
+    chunk_of_program,
     load_row,
     load_selves,
     load_state,
     load_tokens,
-    shared_offset,
     states_of_chunk,
     store_row,
     store_tokens,
 )
 
 
-@triton.jit(do_not_specialize=["T", "chunks", "segment_chunks", "segments"])
+@triton.jit(do_not_specialize=["T", "chunks", "all_chunks", "segment_chunks", "segments"])
 def information_backward_kernel(
     p1, p2, info, log_retention, dy, selves, weak,
     within, log_decay, entry, dwithin, dlog_decay, dentry,
@@ -41,88 +42,103 @@ def information_backward_kernel(
     stride_g_b, stride_g_h, stride_g_t, stride_g_d,
     stride_dy_b, stride_dy_h, stride_dy_t, stride_dy_d,
     stride_out_b, stride_out_h, stride_out_t, stride_out_d,
-    H, T, scale, chunks, segment_chunks, segments,
+    H, T, scale, chunks, all_chunks, segment_chunks, segments,
     PRECISION: tl.constexpr, D: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, CHUNK: tl.constexpr, LEVELS: tl.constexpr,
-    GROUP: tl.constexpr, SKIP_WEAK: tl.constexpr,
+    GROUP: tl.constexpr, SKIP_WEAK: tl.constexpr, SHARE: tl.constexpr,
 ):  # fmt: skip
-    head = tl.cast(tl.program_id(0), tl.int64)
-    chunk = tl.program_id(1)
-    t_start = chunk * CHUNK
-    p1 += head_offset(H, stride_p1_b, stride_p1_h)
-    p2 += shared_offset(H, GROUP, stride_p2_b, stride_p2_h)
-    info += shared_offset(H, GROUP, stride_info_b, stride_info_h)
-    log_retention += head_offset(H, stride_g_b, stride_g_h)
-    dy += head_offset(H, stride_dy_b, stride_dy_h)
-    dinfo += head_offset(H, stride_out_b, stride_out_h)
-    here, segment, own_past, own_future = states_of_chunk(
-        chunk, head, chunks, segment_chunks, segments, D
-    )
-    if SKIP_WEAK and tl.load(weak + here) != 0:
+    if SKIP_WEAK and all_weak(weak, chunks, all_chunks, SHARE):
         return
-
     t = tl.arange(0, CHUNK)
     t_rows, t_columns = t[:, None], t[None, :]
-    S, inverse_norm1, inverse_norm2 = load_selves(selves, head, t_start, T, CHUNK)
-    scores = tl.zeros([CHUNK, CHUNK], tl.float32)
-    # Formed as products of their own: a transposed dot result is miscompiled on Hopper.
-    scores_t = tl.zeros([CHUNK, CHUNK], tl.float32)
-    for d_start in range(0, D, BLOCK_D):
-        p1_d = load_tokens(p1, t_start, T, stride_p1_t, d_start, stride_p1_d, D, CHUNK, BLOCK_D)
-        p2_d = load_tokens(p2, t_start, T, stride_p2_t, d_start, stride_p2_d, D, CHUNK, BLOCK_D)
-        g = load_retention(
-            log_retention, t_start, T, stride_g_t, d_start, stride_g_d, D, CHUNK, BLOCK_D
-        )
-        read = p1_d.to(tl.float32) * (S * inverse_norm1)[:, None]
-        write = p2_d.to(tl.float32) * (S * inverse_norm2)[:, None]
-        level = LEVELS - 1
-        while level >= 0:
-            read_decay, write_decay, complete = decays_at_level(g, level, PRECISION, CHUNK)
-            read_now, write_now = read * read_decay, write * write_decay
-            new = product(read_now, tl.trans(write_now), PRECISION)
-            new_t = product(write_now, tl.trans(read_now), PRECISION)
-            scores += tl.where(pairs_in_blocks(t_rows, t_columns, level), new, 0.0)
-            scores_t += tl.where(pairs_in_blocks(t_columns, t_rows, level), new_t, 0.0)
-            level = tl.where(complete, -1, level - 1)
-
-    sum_read = tl.zeros([CHUNK], tl.float32)
-    sum_write = tl.zeros([CHUNK], tl.float32)
-    for v_start in range(0, D, BLOCK_V):
-        info_v = load_tokens(
-            info, t_start, T, stride_info_t, v_start, stride_info_d, D, CHUNK, BLOCK_V
-        )
-        dy_v = load_tokens(dy, t_start, T, stride_dy_t, v_start, stride_dy_d, D, CHUNK, BLOCK_V)
-        exchange = product(scores, info_v, PRECISION)
-        dexchanged = product(scores_t, dy_v, PRECISION)
-        for d_start in range(0, D, BLOCK_D):
-            p1_d = load_tokens(p1, t_start, T, stride_p1_t, d_start, stride_p1_d, D, CHUNK, BLOCK_D)
-            p2_d = load_tokens(p2, t_start, T, stride_p2_t, d_start, stride_p2_d, D, CHUNK, BLOCK_D)
-            g = load_retention(
-                log_retention, t_start, T, stride_g_t, d_start, stride_g_d, D, CHUNK, BLOCK_D
+    for turn in tl.range(0, SHARE, disable_licm=True):
+        index = chunk_of_program(turn, chunks)
+        is_weak = tl.load(weak + index, mask=index < all_chunks, other=1) != 0
+        if (index < all_chunks) & (not (SKIP_WEAK and is_weak)):
+            head, chunk = index // chunks, index % chunks
+            t_start = chunk * CHUNK
+            p1_head = p1 + offset_of_head(head, H, stride_p1_b, stride_p1_h)
+            p2_head = p2 + offset_of_head(head // GROUP, H // GROUP, stride_p2_b, stride_p2_h)
+            info_head = info + offset_of_head(
+                head // GROUP, H // GROUP, stride_info_b, stride_info_h
             )
-            since_start = tl.exp(sum_steps(t_columns <= t_rows, g, PRECISION))
-            to_end = tl.exp(sum_steps(t_columns > t_rows, g, PRECISION))
-            read = p1_d.to(tl.float32) * (S * inverse_norm1)[:, None] * since_start
-            write = p2_d.to(tl.float32) * (S * inverse_norm2)[:, None] * to_end
-            past = load_state(
-                within + here * D * D, log_decay + here * D, entry + segment * D * D,
-                own_past, d_start, v_start, D, BLOCK_D, BLOCK_V,
-            )  # fmt: skip
-            exchange += product(read, past, PRECISION)
-            future = load_state(
-                dwithin + here * D * D, dlog_decay + here * D, dentry + segment * D * D,
-                own_future, d_start, v_start, D, BLOCK_D, BLOCK_V,
-            )  # fmt: skip
-            dexchanged += product(write, future, PRECISION)
-        dy_v = dy_v.to(tl.float32)
-        sum_read += tl.sum(dy_v * exchange, 1)
-        sum_write += tl.sum(info_v.to(tl.float32) * dexchanged, 1)
-        store_tokens(
-            dinfo, dy_v + dexchanged, t_start, T, stride_out_t, v_start, stride_out_d,
-            D, CHUNK, BLOCK_V,
-        )  # fmt: skip
-    store_row(read_dread, sum_read, head, t_start, T, CHUNK)
-    store_row(write_dwrite, sum_write, head, t_start, T, CHUNK)
+            g_head = log_retention + offset_of_head(head, H, stride_g_b, stride_g_h)
+            dy_head = dy + offset_of_head(head, H, stride_dy_b, stride_dy_h)
+            dinfo_head = dinfo + offset_of_head(head, H, stride_out_b, stride_out_h)
+            head = tl.cast(head, tl.int64)
+            here, segment, own_past, own_future = states_of_chunk(
+                chunk, head, chunks, segment_chunks, segments, D
+            )
+            S, inverse_norm1, inverse_norm2 = load_selves(selves, head, t_start, T, CHUNK)
+            scores = tl.zeros([CHUNK, CHUNK], tl.float32)
+            # Formed as products of their own: a transposed dot result is miscompiled on Hopper.
+            scores_t = tl.zeros([CHUNK, CHUNK], tl.float32)
+            for d_start in range(0, D, BLOCK_D):
+                p1_d = load_tokens(
+                    p1_head, t_start, T, stride_p1_t, d_start, stride_p1_d, D, CHUNK, BLOCK_D
+                )
+                p2_d = load_tokens(
+                    p2_head, t_start, T, stride_p2_t, d_start, stride_p2_d, D, CHUNK, BLOCK_D
+                )
+                g = load_retention(
+                    g_head, t_start, T, stride_g_t, d_start, stride_g_d, D, CHUNK, BLOCK_D
+                )
+                read = p1_d.to(tl.float32) * (S * inverse_norm1)[:, None]
+                write = p2_d.to(tl.float32) * (S * inverse_norm2)[:, None]
+                level = LEVELS - 1
+                while level >= 0:
+                    read_decay, write_decay, complete = decays_at_level(g, level, PRECISION, CHUNK)
+                    read_now, write_now = read * read_decay, write * write_decay
+                    new = product(read_now, tl.trans(write_now), PRECISION)
+                    new_t = product(write_now, tl.trans(read_now), PRECISION)
+                    scores += tl.where(pairs_in_blocks(t_rows, t_columns, level), new, 0.0)
+                    scores_t += tl.where(pairs_in_blocks(t_columns, t_rows, level), new_t, 0.0)
+                    level = tl.where(complete, -1, level - 1)
+
+            sum_read = tl.zeros([CHUNK], tl.float32)
+            sum_write = tl.zeros([CHUNK], tl.float32)
+            for v_start in range(0, D, BLOCK_V):
+                info_v = load_tokens(
+                    info_head, t_start, T, stride_info_t, v_start, stride_info_d, D, CHUNK, BLOCK_V
+                )
+                dy_v = load_tokens(
+                    dy_head, t_start, T, stride_dy_t, v_start, stride_dy_d, D, CHUNK, BLOCK_V
+                )
+                exchange = product(scores, info_v, PRECISION)
+                dexchanged = product(scores_t, dy_v, PRECISION)
+                for d_start in range(0, D, BLOCK_D):
+                    p1_d = load_tokens(
+                        p1_head, t_start, T, stride_p1_t, d_start, stride_p1_d, D, CHUNK, BLOCK_D
+                    )
+                    p2_d = load_tokens(
+                        p2_head, t_start, T, stride_p2_t, d_start, stride_p2_d, D, CHUNK, BLOCK_D
+                    )
+                    g = load_retention(
+                        g_head, t_start, T, stride_g_t, d_start, stride_g_d, D, CHUNK, BLOCK_D
+                    )
+                    since_start = tl.exp(sum_steps(t_columns <= t_rows, g, PRECISION))
+                    to_end = tl.exp(sum_steps(t_columns > t_rows, g, PRECISION))
+                    read = p1_d.to(tl.float32) * (S * inverse_norm1)[:, None] * since_start
+                    write = p2_d.to(tl.float32) * (S * inverse_norm2)[:, None] * to_end
+                    past = load_state(
+                        within + here * D * D, log_decay + here * D, entry + segment * D * D,
+                        own_past, d_start, v_start, D, BLOCK_D, BLOCK_V,
+                    )  # fmt: skip
+                    exchange += product(read, past, PRECISION)
+                    future = load_state(
+                        dwithin + here * D * D, dlog_decay + here * D, dentry + segment * D * D,
+                        own_future, d_start, v_start, D, BLOCK_D, BLOCK_V,
+                    )  # fmt: skip
+                    dexchanged += product(write, future, PRECISION)
+                dy_v = dy_v.to(tl.float32)
+                sum_read += tl.sum(dy_v * exchange, 1)
+                sum_write += tl.sum(info_v.to(tl.float32) * dexchanged, 1)
+                store_tokens(
+                    dinfo_head, dy_v + dexchanged, t_start, T, stride_out_t, v_start, stride_out_d,
+                    D, CHUNK, BLOCK_V,
+                )  # fmt: skip
+            store_row(read_dread, sum_read, head, t_start, T, CHUNK)
+            store_row(write_dwrite, sum_write, head, t_start, T, CHUNK)
 
 
 @triton.jit
@@ -143,7 +159,7 @@ def outer_products(
     return result
 
 
-@triton.jit(do_not_specialize=["T", "chunks", "segment_chunks", "segments"])
+@triton.jit(do_not_specialize=["T", "chunks", "all_chunks", "segment_chunks", "segments"])
 def coordinates_backward_kernel(
     p1, p2, info, log_retention, dy, selves, weak,
     within, log_decay, entry, dwithin, dlog_decay, dentry, read_dread, write_dwrite,
@@ -154,103 +170,114 @@ def coordinates_backward_kernel(
     stride_g_b, stride_g_h, stride_g_t, stride_g_d,
     stride_dy_b, stride_dy_h, stride_dy_t, stride_dy_d,
     stride_out_b, stride_out_h, stride_out_t, stride_out_d,
-    H, T, scale, chunks, segment_chunks, segments,
+    H, T, scale, chunks, all_chunks, segment_chunks, segments,
     PRECISION: tl.constexpr, D: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, CHUNK: tl.constexpr, LEVELS: tl.constexpr,
-    GROUP: tl.constexpr, SKIP_WEAK: tl.constexpr,
+    GROUP: tl.constexpr, SKIP_WEAK: tl.constexpr, SHARE: tl.constexpr,
 ):  # fmt: skip
-    head = tl.cast(tl.program_id(0), tl.int64)
-    chunk = tl.program_id(1)
-    t_start = chunk * CHUNK
-    d_start = tl.program_id(2) * BLOCK_D
-    p1 += head_offset(H, stride_p1_b, stride_p1_h)
-    p2 += shared_offset(H, GROUP, stride_p2_b, stride_p2_h)
-    info += shared_offset(H, GROUP, stride_info_b, stride_info_h)
-    log_retention += head_offset(H, stride_g_b, stride_g_h)
-    dy += head_offset(H, stride_dy_b, stride_dy_h)
-    out = head_offset(H, stride_out_b, stride_out_h)
-    here, segment, own_past, own_future = states_of_chunk(
-        chunk, head, chunks, segment_chunks, segments, D
-    )
-    if SKIP_WEAK and tl.load(weak + here) != 0:
+    if SKIP_WEAK and all_weak(weak, chunks, all_chunks, SHARE):
         return
-
     t = tl.arange(0, CHUNK)
     t_rows, t_columns = t[:, None], t[None, :]
-    S, inverse_norm1, inverse_norm2 = load_selves(selves, head, t_start, T, CHUNK)
-    dread = tl.zeros([CHUNK, BLOCK_D], tl.float32)
-    dwrite = tl.zeros([CHUNK, BLOCK_D], tl.float32)
-    dtotal = tl.zeros([BLOCK_D], tl.float32)
-    for v_start in range(0, D, BLOCK_V):
-        info_v = load_tokens(
-            info, t_start, T, stride_info_t, v_start, stride_info_d, D, CHUNK, BLOCK_V
-        )
-        dy_v = load_tokens(dy, t_start, T, stride_dy_t, v_start, stride_dy_d, D, CHUNK, BLOCK_V)
-        past = load_state(
-            within + here * D * D, log_decay + here * D, entry + segment * D * D,
-            own_past, d_start, v_start, D, BLOCK_D, BLOCK_V,
-        )  # fmt: skip
-        future = load_state(
-            dwithin + here * D * D, dlog_decay + here * D, dentry + segment * D * D,
-            own_future, d_start, v_start, D, BLOCK_D, BLOCK_V,
-        )  # fmt: skip
-        dread += product(dy_v, tl.trans(past), PRECISION)
-        dwrite += product(info_v, tl.trans(future), PRECISION)
-        dtotal += tl.sum(past * future, 1)
+    d_start = tl.program_id(1) * BLOCK_D
+    for turn in tl.range(0, SHARE, disable_licm=True):
+        index = chunk_of_program(turn, chunks)
+        is_weak = tl.load(weak + index, mask=index < all_chunks, other=1) != 0
+        if (index < all_chunks) & (not (SKIP_WEAK and is_weak)):
+            head, chunk = index // chunks, index % chunks
+            t_start = chunk * CHUNK
+            p1_head = p1 + offset_of_head(head, H, stride_p1_b, stride_p1_h)
+            p2_head = p2 + offset_of_head(head // GROUP, H // GROUP, stride_p2_b, stride_p2_h)
+            info_head = info + offset_of_head(
+                head // GROUP, H // GROUP, stride_info_b, stride_info_h
+            )
+            g_head = log_retention + offset_of_head(head, H, stride_g_b, stride_g_h)
+            dy_head = dy + offset_of_head(head, H, stride_dy_b, stride_dy_h)
+            out = offset_of_head(head, H, stride_out_b, stride_out_h)
+            head = tl.cast(head, tl.int64)
+            here, segment, own_past, own_future = states_of_chunk(
+                chunk, head, chunks, segment_chunks, segments, D
+            )
+            S, inverse_norm1, inverse_norm2 = load_selves(selves, head, t_start, T, CHUNK)
+            dread = tl.zeros([CHUNK, BLOCK_D], tl.float32)
+            dwrite = tl.zeros([CHUNK, BLOCK_D], tl.float32)
+            dtotal = tl.zeros([BLOCK_D], tl.float32)
+            for v_start in range(0, D, BLOCK_V):
+                info_v = load_tokens(
+                    info_head, t_start, T, stride_info_t, v_start, stride_info_d, D, CHUNK, BLOCK_V
+                )
+                dy_v = load_tokens(
+                    dy_head, t_start, T, stride_dy_t, v_start, stride_dy_d, D, CHUNK, BLOCK_V
+                )
+                past = load_state(
+                    within + here * D * D, log_decay + here * D, entry + segment * D * D,
+                    own_past, d_start, v_start, D, BLOCK_D, BLOCK_V,
+                )  # fmt: skip
+                future = load_state(
+                    dwithin + here * D * D, dlog_decay + here * D, dentry + segment * D * D,
+                    own_future, d_start, v_start, D, BLOCK_D, BLOCK_V,
+                )  # fmt: skip
+                dread += product(dy_v, tl.trans(past), PRECISION)
+                dwrite += product(info_v, tl.trans(future), PRECISION)
+                dtotal += tl.sum(past * future, 1)
 
-    p1_d = load_tokens(p1, t_start, T, stride_p1_t, d_start, stride_p1_d, D, CHUNK, BLOCK_D)
-    p2_d = load_tokens(p2, t_start, T, stride_p2_t, d_start, stride_p2_d, D, CHUNK, BLOCK_D)
-    g = load_retention(
-        log_retention, t_start, T, stride_g_t, d_start, stride_g_d, D, CHUNK, BLOCK_D
-    )
-    read = p1_d.to(tl.float32) * (S * inverse_norm1)[:, None]
-    write = p2_d.to(tl.float32) * (S * inverse_norm2)[:, None]
-    # Every exponent is a sum over steps, and dg sums over the same steps, without differences.
-    dread *= tl.exp(sum_steps(t_columns <= t_rows, g, PRECISION))
-    dwrite *= tl.exp(sum_steps(t_columns > t_rows, g, PRECISION))
-    exact = info.dtype.element_ty
-    dg = product((t_rows <= t_columns).to(exact), read * dread, PRECISION)
-    dg += product((t_rows > t_columns).to(exact), write * dwrite, PRECISION)
-    dg += (tl.exp(tl.sum(g, 0)) * dtotal)[None, :]
+            p1_d = load_tokens(
+                p1_head, t_start, T, stride_p1_t, d_start, stride_p1_d, D, CHUNK, BLOCK_D
+            )
+            p2_d = load_tokens(
+                p2_head, t_start, T, stride_p2_t, d_start, stride_p2_d, D, CHUNK, BLOCK_D
+            )
+            g = load_retention(
+                g_head, t_start, T, stride_g_t, d_start, stride_g_d, D, CHUNK, BLOCK_D
+            )
+            read = p1_d.to(tl.float32) * (S * inverse_norm1)[:, None]
+            write = p2_d.to(tl.float32) * (S * inverse_norm2)[:, None]
+            # Every exponent is a sum over steps; dg sums over the same steps, without differences.
+            dread *= tl.exp(sum_steps(t_columns <= t_rows, g, PRECISION))
+            dwrite *= tl.exp(sum_steps(t_columns > t_rows, g, PRECISION))
+            exact = info.dtype.element_ty
+            dg = product((t_rows <= t_columns).to(exact), read * dread, PRECISION)
+            dg += product((t_rows > t_columns).to(exact), write * dwrite, PRECISION)
+            dg += (tl.exp(tl.sum(g, 0)) * dtotal)[None, :]
 
-    level = LEVELS - 1
-    while level >= 0:
-        read_decay, write_decay, complete = decays_at_level(g, level, PRECISION, CHUNK)
-        # Formed again at every level, and one after the other: there are not registers for both.
-        dscores = outer_products(
-            dy, info, t_start, T, stride_dy_t, stride_dy_d, stride_info_t, stride_info_d,
-            PRECISION, D, CHUNK, BLOCK_V,
-        )  # fmt: skip
-        dscores = tl.where(pairs_in_blocks(t_rows, t_columns, level), dscores, 0.0)
-        dread_now = product(dscores, write * write_decay, PRECISION) * read_decay
-        dscores_t = outer_products(
-            info, dy, t_start, T, stride_info_t, stride_info_d, stride_dy_t, stride_dy_d,
-            PRECISION, D, CHUNK, BLOCK_V,
-        )  # fmt: skip
-        dscores_t = tl.where(pairs_in_blocks(t_columns, t_rows, level), dscores_t, 0.0)
-        dwrite_now = product(dscores_t, read * read_decay, PRECISION) * write_decay
-        dread += dread_now
-        dwrite += dwrite_now
-        dto_middle = read * dread_now - write * dwrite_now
-        dto_middle = tl.where((((t >> level) & 1) == 1)[:, None], dto_middle, -dto_middle)
-        steps_t = steps_to_middle(t_columns, t_rows, level)
-        dg += product(steps_t.to(exact), dto_middle, PRECISION)
-        level = tl.where(complete, -1, level - 1)
-    store_tokens(
-        dlog_retention + out, dg, t_start, T, stride_out_t, d_start, stride_out_d,
-        D, CHUNK, BLOCK_D,
-    )  # fmt: skip
+            level = LEVELS - 1
+            while level >= 0:
+                read_decay, write_decay, complete = decays_at_level(g, level, PRECISION, CHUNK)
+                # Formed again at every level, one after the other: registers hold no two.
+                dscores = outer_products(
+                    dy_head, info_head, t_start, T, stride_dy_t, stride_dy_d,
+                    stride_info_t, stride_info_d, PRECISION, D, CHUNK, BLOCK_V,
+                )  # fmt: skip
+                dscores = tl.where(pairs_in_blocks(t_rows, t_columns, level), dscores, 0.0)
+                dread_now = product(dscores, write * write_decay, PRECISION) * read_decay
+                dscores_t = outer_products(
+                    info_head, dy_head, t_start, T, stride_info_t, stride_info_d,
+                    stride_dy_t, stride_dy_d, PRECISION, D, CHUNK, BLOCK_V,
+                )  # fmt: skip
+                dscores_t = tl.where(pairs_in_blocks(t_columns, t_rows, level), dscores_t, 0.0)
+                dwrite_now = product(dscores_t, read * read_decay, PRECISION) * write_decay
+                dread += dread_now
+                dwrite += dwrite_now
+                dto_middle = read * dread_now - write * dwrite_now
+                dto_middle = tl.where((((t >> level) & 1) == 1)[:, None], dto_middle, -dto_middle)
+                steps_t = steps_to_middle(t_columns, t_rows, level)
+                dg += product(steps_t.to(exact), dto_middle, PRECISION)
+                level = tl.where(complete, -1, level - 1)
+            store_tokens(
+                dlog_retention + out, dg, t_start, T, stride_out_t, d_start, stride_out_d,
+                D, CHUNK, BLOCK_D,
+            )  # fmt: skip
 
-    sum_read = load_row(read_dread, head, t_start, T, CHUNK)
-    sum_write = load_row(write_dwrite, head, t_start, T, CHUNK)
-    # torch.compile passes Python numbers in FP64, which would widen everything they touch.
-    dlogit = ((sum_read + sum_write) * (1.0 - S) * tl.cast(scale, tl.float32))[:, None]
-    p1_d, p2_d = p1_d.to(tl.float32), p2_d.to(tl.float32)
-    dp1_d = project(dread, p1_d, S, inverse_norm1, sum_read) + dlogit * p2_d
-    dp2_d = project(dwrite, p2_d, S, inverse_norm2, sum_write) + dlogit * p1_d
-    store_tokens(
-        dp1 + out, dp1_d, t_start, T, stride_out_t, d_start, stride_out_d, D, CHUNK, BLOCK_D
-    )
-    store_tokens(
-        dp2 + out, dp2_d, t_start, T, stride_out_t, d_start, stride_out_d, D, CHUNK, BLOCK_D
-    )
+            sum_read = load_row(read_dread, head, t_start, T, CHUNK)
+            sum_write = load_row(write_dwrite, head, t_start, T, CHUNK)
+            # torch.compile passes Python numbers in FP64, which would widen everything they touch.
+            dlogit = ((sum_read + sum_write) * (1.0 - S) * tl.cast(scale, tl.float32))[:, None]
+            p1_d, p2_d = p1_d.to(tl.float32), p2_d.to(tl.float32)
+            dp1_d = project(dread, p1_d, S, inverse_norm1, sum_read) + dlogit * p2_d
+            dp2_d = project(dwrite, p2_d, S, inverse_norm2, sum_write) + dlogit * p1_d
+            store_tokens(
+                dp1 + out, dp1_d, t_start, T, stride_out_t, d_start, stride_out_d, D, CHUNK, BLOCK_D
+            )
+            store_tokens(
+                dp2 + out, dp2_d, t_start, T, stride_out_t, d_start, stride_out_d, D, CHUNK, BLOCK_D
+            )

@@ -12,6 +12,7 @@ from relation.kernels.linear_relation.levels import (
     information_backward_kernel,
 )
 from relation.kernels.linear_relation.output import output_kernel
+from relation.kernels.linear_relation.prepare import prepare_kernel
 from relation.kernels.linear_relation.states import chunk_states_kernel
 from relation.kernels.linear_relation.weak import (
     weak_coordinates_kernel,
@@ -22,6 +23,7 @@ from relation.kernels.resources import compile_kernel, resources_of
 
 # By their names in `Launches`.
 PASSES = {
+    "prepare": prepare_kernel,
     "states": chunk_states_kernel,
     "output": output_kernel,
     "information": information_backward_kernel,
@@ -32,7 +34,7 @@ PASSES = {
     "weak_gradients": weak_gradients_kernel,
 }
 _TOKENS = {"p1", "p2", "info", "value", "dy", "y", "dp1", "dp2", "dinfo", "dscores_t"}
-_TYPES = dict.fromkeys(("H", "T", "chunks", "segment_chunks", "segments"), "i32")
+_TYPES = dict.fromkeys(("H", "T", "chunks", "all_chunks", "segment_chunks", "segments"), "i32")
 _TYPES |= {"scale": "fp32", "weak": "*u8"}
 
 
@@ -57,8 +59,9 @@ def compile_pass(
     kernel = PASSES[name]
     options = getattr(launches, name).options(head_dim)
     blocks = {key: options.pop(key) for key in ("BLOCK_D", "BLOCK_V")}
-    given = launches.constants(head_dim, 1) | blocks
-    given |= {"WHOLE": whole, "BACKWARD": True, "SKIP_WEAK": True, "KEEPS_DSCORES": True}
+    skips = launches.weak_output is not None
+    given = launches.constants(head_dim, 1) | blocks | {"WHOLE": whole, "BACKWARD": True}
+    given |= {"SKIP_WEAK": skips, "SHARE": 4 if skips else 1, "KEEPS": True}
     constants = {key: value for key, value in given.items() if key in kernel.arg_names}
     types = dict(_TYPES)
     for argument in kernel.arg_names:

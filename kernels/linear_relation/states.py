@@ -25,7 +25,7 @@ from relation.kernels.plans import Configuration, Launcher
 
 
 class States(NamedTuple):
-    """Where `load_state` finds the state that each chunk meets; all FP32, one flat tensor's parts.
+    """Where `load_state` finds the state that each chunk meets; all FP32.
 
     within: (B, H, chunks, D, D), the part from its own segment; log_decay: (B, H, chunks, D), the
     retention since the segment's start; entry: (B, H, segments, D, D), the state there.
@@ -36,19 +36,10 @@ class States(NamedTuple):
     entry: torch.Tensor
 
 
-def state_sizes(heads: int, D: int, segments: Segments) -> tuple[int, int, int]:
-    """Numbers of `States`. Segments of one chunk have no part of their own to store.
-
-    Rounded up to multiples of 16, so that every part is 64-byte aligned.
-    """
+def state_sizes(heads: int, D: int, segments: Segments) -> tuple[int, ...]:
+    """Numbers of `States`. Segments of one chunk have no part of their own to store."""
     inner = segments.chunks if segments.length > 1 else 0
-    sizes = (heads * inner * D * D, heads * inner * D, heads * segments.count * D * D)
-    return tuple(-(-size // 16) * 16 for size in sizes)
-
-
-def states_of(kept: torch.Tensor, heads: int, D: int, segments: Segments) -> States:
-    """The parts of one flat FP32 tensor of as many numbers as `state_sizes` has."""
-    return States(*kept.split_with_sizes(state_sizes(heads, D, segments)))
+    return heads * inner * D * D, heads * inner * D, heads * segments.count * D * D
 
 
 @triton.jit(do_not_specialize=["T", "chunks", "segment_chunks"])
@@ -120,6 +111,12 @@ def chunk_states_kernel(
     tl.store(added_log_decay + out * D + d, retained, mask=records)
 
 
+@triton.jit
+def _after_both(decay, state, next_decay, next_state):
+    """Two segments as one: the retention of both, and what both add."""
+    return decay * next_decay, next_decay * state + next_state
+
+
 @triton.jit(do_not_specialize=["segments"])
 def segment_scan_kernel(
     added, added_log_decay, initial, entry, final, segments,
@@ -137,31 +134,27 @@ def segment_scan_kernel(
     else:
         state = tl.zeros([BLOCK], tl.float32)
     steps = tl.arange(0, STEPS)
+    last = (steps == STEPS - 1)[:, None]
     for start in range(0, segments, STEPS):
-        # All loads of a group are in flight before its first sum waits for one.
-        segment = start + steps
-        if BACKWARD:
-            segment = segments - 1 - segment
-        exists = (start + steps < segments)[:, None] & inside[None, :]
-        segment = tl.cast(segment, tl.int64)[:, None]
-        new = tl.load(added + segment * D * D + element[None, :], mask=exists, other=0.0)
+        position = start + steps
+        segment = segments - 1 - position if BACKWARD else position
+        exists = (position < segments)[:, None] & inside[None, :]
+        offsets = tl.cast(segment, tl.int64)[:, None] * (D * D) + element[None, :]
+        new = tl.load(added + offsets, mask=exists, other=0.0)
         log_decay = tl.load(
-            added_log_decay + segment * D + (element // D)[None, :], mask=exists, other=0.0
-        )
-        decay = tl.exp(log_decay)
-        for step in tl.static_range(STEPS):
-            position = start + step
-            segment_now = position
-            if BACKWARD:
-                segment_now = segments - 1 - position
-            tl.store(
-                entry + tl.cast(segment_now, tl.int64) * D * D + element,
-                state,
-                mask=element < tl.where(position < segments, D * D, 0),
-            )
-            now = (steps == step)[:, None]
-            state *= tl.sum(tl.where(now, decay, 0.0), 0)
-            state += tl.sum(tl.where(now, new, 0.0), 0)
+            added_log_decay + tl.cast(segment, tl.int64)[:, None] * D + (element // D)[None, :],
+            mask=exists, other=0.0,
+        )  # fmt: skip
+        # A step outside keeps the state: its retention is 1, and it adds nothing.
+        decay, sums = tl.associative_scan((tl.exp(log_decay), new), 0, _after_both)
+        states = decay * state[None, :] + sums
+        first = segments - 1 - start if BACKWARD else start
+        tl.store(entry + tl.cast(first, tl.int64) * D * D + element, state, mask=inside)
+        # What a segment leaves, the next one meets.
+        ahead = offsets - D * D if BACKWARD else offsets + D * D
+        met = exists & (position + 1 < tl.minimum(segments, start + STEPS))[:, None]
+        tl.store(entry + ahead, states, mask=met)
+        state = tl.sum(tl.where(last, states, 0.0), 0)
     tl.store(final + head * D * D + element, state, mask=inside)
 
 

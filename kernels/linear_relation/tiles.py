@@ -66,11 +66,10 @@ def store_row(rows, row, head, t_start, T, BLOCK_T: tl.constexpr):
 
 @triton.jit
 def load_selves(selves, head, t_start, T, BLOCK_T: tl.constexpr):
-    """S and what normalises p1 and p2, each (BLOCK_T,), of (3, heads, T)."""
-    heads = tl.cast(tl.num_programs(0), tl.int64)
-    S = load_row(selves, head, t_start, T, BLOCK_T)
-    inverse_norm1 = load_row(selves, heads + head, t_start, T, BLOCK_T)
-    inverse_norm2 = load_row(selves, 2 * heads + head, t_start, T, BLOCK_T)
+    """S and what normalises p1 and p2, each (BLOCK_T,), of (heads, 3, T)."""
+    S = load_row(selves, 3 * head, t_start, T, BLOCK_T)
+    inverse_norm1 = load_row(selves, 3 * head + 1, t_start, T, BLOCK_T)
+    inverse_norm2 = load_row(selves, 3 * head + 2, t_start, T, BLOCK_T)
     return S, inverse_norm1, inverse_norm2
 
 
@@ -96,6 +95,24 @@ def states_of_chunk(chunk, head, chunks, segment_chunks, segments, D: tl.constex
     own_future = tl.where(chunk < last, D, 0)
     segment = head * segments + chunk // segment_chunks
     return head * chunks + chunk, segment, own_past, own_future
+
+
+@triton.jit
+def chunk_of_program(turn, chunks):
+    """The index among the chunks of all heads that this program takes at its `turn`.
+
+    Of another head at every turn: the chunks that ask for work are those of some heads, as a rule.
+    """
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    return turn * programs + (program + turn * chunks) % programs
+
+
+@triton.jit
+def all_weak(weak, chunks, all_chunks, SHARE: tl.constexpr):
+    """Whether all SHARE chunks of this program are weak: one read tells, where each would wait."""
+    index = chunk_of_program(tl.arange(0, SHARE), chunks)
+    flags = tl.load(weak + index, mask=index < all_chunks, other=1)
+    return tl.min(flags.to(tl.int32), 0) != 0
 
 
 @triton.jit

@@ -119,7 +119,7 @@ def _load_scores(scores, here, PRECISION: tl.constexpr, CHUNK: tl.constexpr):
 def weak_information_kernel(
     p1, p2, info, dy, selves, weak, exponents, halves,
     within, log_decay, entry, dwithin, dlog_decay, dentry,
-    dinfo, read_dread, write_dwrite, dscores_t,
+    dinfo, read_dread, write_dwrite, dscores_t, dread, dwrite, dtotal,
     stride_p1_b, stride_p1_h, stride_p1_t, stride_p1_d,
     stride_p2_b, stride_p2_h, stride_p2_t, stride_p2_d,
     stride_info_b, stride_info_h, stride_info_t, stride_info_d,
@@ -127,7 +127,7 @@ def weak_information_kernel(
     stride_out_b, stride_out_h, stride_out_t, stride_out_d,
     H, T, scale, chunks, segment_chunks, segments,
     PRECISION: tl.constexpr, D: tl.constexpr, WHOLE: tl.constexpr, GROUP: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, CHUNK: tl.constexpr, KEEPS_DSCORES: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, CHUNK: tl.constexpr, KEEPS: tl.constexpr,
 ):  # fmt: skip
     head = tl.cast(tl.program_id(0), tl.int64)
     chunk = tl.program_id(1)
@@ -176,16 +176,30 @@ def weak_information_kernel(
         write = p2_d.to(tl.float32) * (S * inverse_norm2)[:, None] * exp(-exponent, PRECISION)
         past *= exp(left, PRECISION)[:, None]
         future *= exp(right, PRECISION)[:, None]
-        sum_read += tl.sum(read * product(dy_t, tl.trans(past), PRECISION), 1)
+        from_past = product(dy_t, tl.trans(past), PRECISION)
         # <w', F I>, most of dp1 at the last tokens: in dinfo_t both factors are rounded.
-        sum_write += tl.sum(write * product(info_t, tl.trans(future), PRECISION), 1)
+        from_future = product(info_t, tl.trans(future), PRECISION)
+        sum_read += tl.sum(read * from_past, 1)
+        sum_write += tl.sum(write * from_future, 1)
+        if KEEPS:
+            store_tokens(
+                dread + head * T * D, from_past, t_start, T, D, d_start, 1,
+                D, CHUNK, BLOCK_D, WHOLE,
+            )  # fmt: skip
+            store_tokens(
+                dwrite + head * T * D, from_future, t_start, T, D, d_start, 1,
+                D, CHUNK, BLOCK_D, WHOLE,
+            )  # fmt: skip
+            d = d_start + tl.arange(0, BLOCK_D)
+            total = tl.sum(past * future, 1) + tl.sum(write * from_future, 0)
+            tl.store(dtotal + here * D + d, total, mask=d < D)
         write = rounded(write, p1)
         scores_t += product(write, tl.trans(rounded(read, p1)), PRECISION)
         dinfo_t += product(write, rounded(future, p1), PRECISION)
     before = t[:, None] < t[None, :]
     scores_t = tl.where(before, scores_t, 0.0)
     dpairs = product(info_t, tl.trans(dy_t), PRECISION)
-    if KEEPS_DSCORES:
+    if KEEPS:
         _store_scores(dscores_t, tl.where(before, dpairs, 0.0), here, PRECISION, CHUNK)
     pairs = scores_t * dpairs
     sum_read += tl.sum(pairs, 0)
@@ -199,80 +213,50 @@ def weak_information_kernel(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["T", "chunks", "segment_chunks", "segments"])
+@triton.jit(do_not_specialize=["T", "chunks"])
 def weak_coordinates_kernel(
-    p1, p2, info, dy, selves, weak, exponents, halves,
-    within, log_decay, entry, dwithin, dlog_decay, dentry,
-    read_dread, write_dwrite, dscores_t, dp1, dp2, dlog_retention,
+    p1, p2, selves, weak, exponents,
+    read_dread, write_dwrite, dscores_t, dread, dwrite, dtotal, dp1, dp2, dlog_retention,
     stride_p1_b, stride_p1_h, stride_p1_t, stride_p1_d,
     stride_p2_b, stride_p2_h, stride_p2_t, stride_p2_d,
-    stride_info_b, stride_info_h, stride_info_t, stride_info_d,
-    stride_dy_b, stride_dy_h, stride_dy_t, stride_dy_d,
     stride_out_b, stride_out_h, stride_out_t, stride_out_d,
-    H, T, scale, chunks, segment_chunks, segments,
+    H, T, scale, chunks,
     PRECISION: tl.constexpr, D: tl.constexpr, WHOLE: tl.constexpr, GROUP: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, CHUNK: tl.constexpr,
+    BLOCK_D: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     head = tl.cast(tl.program_id(0), tl.int64)
     # All blocks of a chunk run at about the same time, and find what they share in the cache.
     chunk, d_start = tl.program_id(2), tl.program_id(1) * BLOCK_D
-    here, segment, own_past, own_future = states_of_chunk(
-        chunk, head, chunks, segment_chunks, segments, D
-    )
+    here = head * chunks + chunk
     if tl.load(weak + here) == 0:
         return
     t_start = chunk * CHUNK
     p1 += head_offset(H, stride_p1_b, stride_p1_h)
     p2 += shared_offset(H, GROUP, stride_p2_b, stride_p2_h)
-    info += shared_offset(H, GROUP, stride_info_b, stride_info_h)
-    exponents += head * T * D
-    dy += head_offset(H, stride_dy_b, stride_dy_h)
+    of_head = head * T * D
     out = head_offset(H, stride_out_b, stride_out_h)
 
-    left_decay = exp(load_half(halves, 2 * here, d_start, D, BLOCK_D), PRECISION)
-    right_decay = exp(load_half(halves, 2 * here + 1, d_start, D, BLOCK_D), PRECISION)
-    dread = tl.zeros([CHUNK, BLOCK_D], tl.float32)
-    dwrite = tl.zeros([CHUNK, BLOCK_D], tl.float32)
-    dtotal = tl.zeros([BLOCK_D], tl.float32)
-    for v_start in range(0, D, BLOCK_V):
-        dy_v = load_tokens(
-            dy, t_start, T, stride_dy_t, v_start, stride_dy_d, D, CHUNK, BLOCK_V, WHOLE
-        )
-        info_v = load_tokens(
-            info, t_start, T, stride_info_t, v_start, stride_info_d, D, CHUNK, BLOCK_V, WHOLE
-        )
-        past = load_state(
-            within + here * D * D, log_decay + here * D, entry + segment * D * D,
-            own_past, d_start, v_start, D, BLOCK_D, BLOCK_V,
-        )  # fmt: skip
-        future = load_state(
-            dwithin + here * D * D, dlog_decay + here * D, dentry + segment * D * D,
-            own_future, d_start, v_start, D, BLOCK_D, BLOCK_V,
-        )  # fmt: skip
-        past *= left_decay[:, None]
-        future *= right_decay[:, None]
-        dtotal += tl.sum(past * future, 1)
-        dread += product(dy_v, tl.trans(past), PRECISION)
-        dwrite += product(info_v, tl.trans(future), PRECISION)
-
     S, inverse_norm1, inverse_norm2 = load_selves(selves, head, t_start, T, CHUNK)
-    exponent = load_tokens(exponents, t_start, T, D, d_start, 1, D, CHUNK, BLOCK_D, WHOLE)
+    exponent = load_tokens(exponents + of_head, t_start, T, D, d_start, 1, D, CHUNK, BLOCK_D, WHOLE)
+    # What the states give to the gradients of r' and w'; the pairs' part is added here.
+    dread_d = load_tokens(dread + of_head, t_start, T, D, d_start, 1, D, CHUNK, BLOCK_D, WHOLE)
+    dwrite_d = load_tokens(dwrite + of_head, t_start, T, D, d_start, 1, D, CHUNK, BLOCK_D, WHOLE)
+    total = load_half(dtotal, here, d_start, D, BLOCK_D)
     p1_d = load_tokens(p1, t_start, T, stride_p1_t, d_start, stride_p1_d, D, CHUNK, BLOCK_D, WHOLE)
     p2_d = load_tokens(p2, t_start, T, stride_p2_t, d_start, stride_p2_d, D, CHUNK, BLOCK_D, WHOLE)
     p1_d, p2_d = p1_d.to(tl.float32), p2_d.to(tl.float32)
     read_decay, write_decay = exp(exponent, PRECISION), exp(-exponent, PRECISION)
     read = p1_d * (S * inverse_norm1)[:, None] * read_decay
     write = p2_d * (S * inverse_norm2)[:, None] * write_decay
-    dtotal += tl.sum(write * dwrite, 0)
     # Loaded, not formed: ptxas miscompiles wgmma whose left operand is computed in registers.
     upper, lower = _load_scores(dscores_t, here, PRECISION, CHUNK)
-    dread += product(tl.trans(upper), write, PRECISION)
-    dwrite += product(upper, read, PRECISION)
+    dread_d += product(tl.trans(upper), write, PRECISION)
+    dwrite_d += product(upper, read, PRECISION)
     if PRECISION != "ieee":
-        dread += product(tl.trans(lower), split(write)[0], PRECISION)
-        dwrite += product(lower, split(read)[0], PRECISION)
+        dread_d += product(tl.trans(lower), split(write)[0], PRECISION)
+        dwrite_d += product(lower, split(read)[0], PRECISION)
 
-    dg = tl.cumsum(read * dread - write * dwrite, 0, reverse=True) + dtotal[None, :]
+    dg = tl.cumsum(read * dread_d - write * dwrite_d, 0, reverse=True) + total[None, :]
     store_tokens(
         dlog_retention + out, dg, t_start, T, stride_out_t, d_start, stride_out_d,
         D, CHUNK, BLOCK_D, WHOLE,
@@ -281,8 +265,8 @@ def weak_coordinates_kernel(
     sum_write = load_row(write_dwrite, head, t_start, T, CHUNK)
     # torch.compile passes Python numbers in FP64, which would widen everything they touch.
     dlogit = ((sum_read + sum_write) * (1.0 - S) * tl.cast(scale, tl.float32))[:, None]
-    dp1_d = project(dread * read_decay, p1_d, S, inverse_norm1, sum_read) + dlogit * p2_d
-    dp2_d = project(dwrite * write_decay, p2_d, S, inverse_norm2, sum_write) + dlogit * p1_d
+    dp1_d = project(dread_d * read_decay, p1_d, S, inverse_norm1, sum_read) + dlogit * p2_d
+    dp2_d = project(dwrite_d * write_decay, p2_d, S, inverse_norm2, sum_write) + dlogit * p1_d
     store_tokens(
         dp1 + out, dp1_d, t_start, T, stride_out_t, d_start, stride_out_d, D, CHUNK, BLOCK_D, WHOLE
     )
