@@ -58,19 +58,24 @@ BESIDE = [f"results/published/{name}/report/claims.parquet" for name in NAMES]
 CHOICE = f"--shipped --campaign {{wildcards.campaign}} --config {CONFIG}"
 
 
+def READ(wildcards):
+    """The campaign and that whose readings it shows, each once."""
+    shown = SHIPPED[wildcards.campaign].of_readings
+    whose = wildcards.campaign if shown is None else shown.campaign.name
+    return [name for name in dict.fromkeys((wildcards.campaign, whose)) if name in SHIPPED]
+
+
 def RECORDS(wildcards):
-    results = SHIPPED[wildcards.campaign]
-    shown = results.of_readings
-    readings = () if shown is None else shown.shipped_readings().values()
-    return list(dict.fromkeys(path.as_posix() for path in (*results.shipped.files(), *readings)))
+    """For all shipped files their checksums, which they were checked against above.
+
+    Snakemake would hash each of hundreds of files again for each file that a job makes of them.
+    """
+    return [f"results/published/{name}/{CHECKSUMS}" for name in READ(wildcards)]
 
 
 def DRAWN(wildcards):
     """The figures of the campaign whose readings this one shows: both would draw the same."""
-    shown = SHIPPED[wildcards.campaign].of_readings
-    whose = wildcards.campaign if shown is None else shown.campaign.name
-    other = whose in SHIPPED and whose != wildcards.campaign
-    return [f"results/published/{whose}/report/figures.parquet"] if other else []
+    return [f"results/published/{name}/report/figures.parquet" for name in READ(wildcards)[1:]]
 
 
 def SETTINGS(wildcards):
