@@ -56,9 +56,7 @@ onstart:
         STARTED.append(Started(job.rule.name, name, tuple(map(Path, job.output)), log))
     local = workflow.executor_plugin.name == "local"
     if local:
-        # To keep to --max-jobs-per-timespan, which is for queues, Snakemake 9.27 decides anew once
-        # a second for every job that has ended: after a hundred jobs a hundred times a second.
-        workflow.scheduler.job_rate_limiter = None
+        decide_at_once()
     try:
         prepared = [job for job in jobs if job.rule.name == "prepare"]
         check(

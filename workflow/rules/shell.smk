@@ -21,6 +21,15 @@ LIBRARIES = "filelock numpy pandas pyarrow.parquet pydantic safetensors.torch to
 SERVERS = []
 
 
+def decide_at_once():
+    """Decide which job is next when one has ended, and at no other time.
+
+    To keep to --max-jobs-per-timespan, which is for queues, Snakemake 9.27 decides anew once a
+    second for every job that has ended: after a hundred jobs a hundred times a second.
+    """
+    workflow.scheduler.job_rate_limiter = None
+
+
 def import_once(libraries=LIBRARIES):
     """Make jobs forks of a process that has imported their libraries.
 
