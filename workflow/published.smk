@@ -102,8 +102,8 @@ onstart:
     if workflow.executor_plugin.name == "local" and not deployed:
         decide_at_once()
         import_once(
-            "jinja2 matplotlib.backends.backend_pdf matplotlib.backends.backend_svg numpy pandas"
-            " pyarrow.parquet pydantic scipy.special tqdm yaml"
+            "filelock jinja2 matplotlib.backends.backend_pdf matplotlib.backends.backend_svg numpy"
+            " pandas pyarrow.parquet pydantic.type_adapter scipy.stats tqdm yaml"
         )
 
 

@@ -17,7 +17,9 @@ ENVIRONMENT = (
 shell.prefix(ENVIRONMENT)
 
 # What most jobs import.
-LIBRARIES = "filelock numpy pandas pyarrow.parquet pydantic safetensors.torch torch tqdm yaml"
+LIBRARIES = (
+    "filelock numpy pandas pyarrow.parquet pydantic.type_adapter safetensors.torch torch tqdm yaml"
+)
 SERVERS = []
 
 
