@@ -24,6 +24,9 @@ from relation.variants import PAIRED
 from report.values.efficiency import smoothed_loss, token_crossing
 from report.values.page import campaign_page
 
+# Frames here are small and selected from thousands of times, which costs Arrow more than Python.
+pd.set_option("mode.string_storage", "python")
+
 # The layout of each kind of record, and the columns that its place among the results adds. Kinds of
 # the same after "further" or "converted" are those of runs beyond the matrix.
 _LAYOUTS = {
