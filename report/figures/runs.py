@@ -66,6 +66,8 @@ def _draw(log: pd.DataFrame, records: CampaignRecords) -> Figure:
         here.set_title(title)
         here.set_ylim(bottom=0)
         here.yaxis.set_major_locator(MaxNLocator(3))
+        # A run that diverges would have its power of ten where the title stands.
+        here.ticklabel_format(axis="y", style="plain")
         here.set_xlim(left=0)
         here.tick_params(labelbottom=False)
     counts(here.yaxis, 3)
