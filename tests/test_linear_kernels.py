@@ -32,6 +32,10 @@ def retention(kind: str | float, shape: Shape) -> torch.Tensor:
     if kind == "mixed":  # nothing, a little and almost all is forgotten, side by side
         choice = torch.randint(3, shape)
         return torch.where(choice == 0, 0.0, torch.where(choice == 1, -0.02, -50.0) * drawn)
+    if kind == "channels":  # as a trained layer: some channels forget at once, some at times
+        of_channel = torch.tensor([-0.02, -0.3, -4.0, -30.0, -50.0]).repeat(D)[:D]
+        often = torch.tensor([1, 1, 1, 1, 0.1]).repeat(D)[:D]
+        return of_channel * drawn * (torch.rand(B, T, H, D).transpose(1, 2) < often)
     if kind == "model":  # as a layer starts
         A = 1 + 15 * torch.rand(1, H, 1, D)
         return -A * 10 ** (2 * drawn - 3)
@@ -87,7 +91,7 @@ class TestInterpreted:
     def test_every_shape(self, length, width):
         assert_exact(draw(0, (1, 2, length, width)))
 
-    @pytest.mark.parametrize("kind", ["mixed", 0, -50, -5, -math.inf])
+    @pytest.mark.parametrize("kind", ["mixed", "channels", 0, -50, -5, -math.inf])
     def test_every_retention(self, kind):
         assert_exact(draw(1, (1, 2, 33, 16), kind=kind))
 
@@ -109,7 +113,19 @@ class TestInterpreted:
         g[:, 0, 20:24] = g[:, 1, 40:] = -30
         assert_exact((p1, p2, info, g, *others))
 
-    @pytest.mark.parametrize("kind", ["mixed", -10, -7.5])  # -7.5: exp(-60) of half a chunk is left
+    @pytest.mark.parametrize("way", [0, 1])
+    def test_chunks_in_blocks(self, way, monkeypatch):
+        """Beside weak chunks and others, in heads that share; a program takes several chunks."""
+        launches = importlib.import_module("relation.kernels.linear_relation.launches")
+        monkeypatch.setattr(launches, "INTERPRETED", launches.INTERPRETED[way:])
+        p1, p2, info, g, *others = draw(12, (1, 4, 101, 20), kind="channels")
+        g[:, 1] = retention("model", (1, 1, 101, 20))[:, 0]
+        g[:, 2, 30:70] = -50
+        assert_exact(sharing((p1, p2, info, g, *others), 2))
+
+    @pytest.mark.parametrize(
+        "kind", ["mixed", "channels", -10, -7.5]
+    )  # -7.5: exp(-60) of half a chunk is left
     def test_half_precision(self, kind):
         assert_exact(draw(3, (1, 1, 33, 20), torch.float16, kind=kind))
 
@@ -310,7 +326,7 @@ def test_an_entry_whose_passes_do_not_fit_together_is_refused():
 class TestOnDevice:
     @pytest.mark.parametrize("dtype", SLACK)
     @pytest.mark.parametrize("width", [16, 48, 60, 64, 80, 128])
-    @pytest.mark.parametrize("kind", ["model", "mixed", 0, -1.25, -1.875, -50])
+    @pytest.mark.parametrize("kind", ["model", "mixed", "channels", 0, -1.25, -1.875, -50])
     def test_every_length(self, dtype, width, kind):
         for length in (1, 2, 63, 64, 65, 127, 1000, 4096):
             # The largest of a few rounding errors is a matter of luck: never only a few tokens.

@@ -8,6 +8,10 @@ import triton
 
 from relation.kernels.checks import layout
 from relation.kernels.common import Parts, tokens_layout
+from relation.kernels.linear_relation.blocks import (
+    block_coordinates_kernel,
+    block_information_kernel,
+)
 from relation.kernels.linear_relation.forward import kept_sizes, views_of
 from relation.kernels.linear_relation.fused import weak_gradients_kernel
 from relation.kernels.linear_relation.launches import (
@@ -82,9 +86,10 @@ class _Recipe(NamedTuple):
         heads = B * H
         segments = split_chunks(heads, T, launches)
         squares, kind = launches.kept_scores
-        # What weak_information keeps for weak_coordinates.
-        kept = heads * segments.chunks if launches.weak_coordinates else 0
-        rows = heads * T * D if launches.weak_coordinates else 0
+        # What weak_information and block_information keep for the coordinates.
+        keeps = launches.weak_coordinates is not None or launches.block_coordinates is not None
+        kept = heads * segments.chunks if keeps else 0
+        rows = heads * T * D if keeps else 0
         temporaries = Parts(
             *added_sizes(heads, D, segments),
             *[(heads * T, torch.float32)] * 2,
@@ -119,7 +124,7 @@ def _launch(
     (B, H, T, D), segments = p1.shape, recipe.segments
     views = recipe.temporaries.views(memory)
     added, sums, between = views[:2], views[2:4], views[4:8]
-    (prepared, met), dmet = views_of(kept, recipe.kept), States(*views[8:])
+    (prepared, met, near), dmet = views_of(kept, recipe.kept), States(*views[8:])
     given = p1, p2, dy, prepared, dfinal, dmet, dinitial, *added
     launch_states(launcher, *given, launches, segments, backward=True)
     states = *met, *dmet
@@ -157,6 +162,23 @@ def _launch(
         del own["BLOCK_V"]
         return (B * H, blocks, segments.chunks), (*strides(p1, p2, dp1), *before), own
 
+    def configure_blocks(launch: Launch) -> tuple[dict, int]:
+        share = share_of(all_chunks, launches)
+        own = launches.constants(D, H // p2.shape[1]) | launch.options(D)
+        del own["LEVELS"]
+        return own | {"WIDTH": launches.block_width, "SHARE": share}, triton.cdiv(all_chunks, share)
+
+    def configure_block_information() -> Configuration:
+        own, programs = configure_blocks(launches.block_information)
+        numbers = *strides(p1, p2, info, dy, dp1), H, T, segments.chunks, all_chunks, *after
+        return (programs,), numbers, own
+
+    def configure_block_coordinates() -> Configuration:
+        own, programs = configure_blocks(launches.block_coordinates)
+        del own["BLOCK_V"]
+        blocks = triton.cdiv(D, own["BLOCK_D"])
+        return (programs, blocks), (*strides(p1, p2, dp1), *before, all_chunks), own
+
     def configure_information() -> Configuration:
         return configure(launches.information, False, apart or weak_information is not None)
 
@@ -173,10 +195,14 @@ def _launch(
     if weak_information is not None:
         tensors = (*weak_inputs, dinfo, *sums, *between)
         launcher.launch(weak_information_kernel, tensors, configure_weak_information)
+    of_chunks = prepared.selves, prepared.weak, prepared.exponents
+    of_coordinates = (p1, p2, *of_chunks, *sums, *between, *gradients)
     if weak_coordinates is not None:
-        of_chunks = prepared.selves, prepared.weak, prepared.exponents
-        tensors = (p1, p2, *of_chunks, *sums, *between, *gradients)
-        launcher.launch(weak_coordinates_kernel, tensors, configure_weak_coordinates)
+        launcher.launch(weak_coordinates_kernel, of_coordinates, configure_weak_coordinates)
+    if launches.block_information is not None:
+        tensors = (p1, p2, info, dy, *prepared, near, *states, dinfo, *sums, *between)
+        launcher.launch(block_information_kernel, tensors, configure_block_information)
+        launcher.launch(block_coordinates_kernel, of_coordinates, configure_block_coordinates)
     tensors = (*inputs, dinfo, *sums)
     launcher.launch(information_backward_kernel, tensors, configure_information)
     tensors = (*inputs, *sums, *gradients)

@@ -7,6 +7,7 @@ import triton
 
 from relation.kernels.checks import layout
 from relation.kernels.common import Parts, tokens_layout
+from relation.kernels.linear_relation.blocks import block_output_kernel
 from relation.kernels.linear_relation.launches import (
     Launches,
     Segments,
@@ -31,19 +32,22 @@ from relation.kernels.plans import Configuration, Launcher, plan_of
 
 
 def kept_sizes(B: int, H: int, T: int, D: int, launches: Launches) -> tuple[int, ...]:
-    """The numbers of `Prepared` and `States`, which the backward pass takes in one FP32 tensor.
+    """The numbers of `Prepared`, `States` and the scores inside blocks, in one FP32 tensor.
+
+    The backward pass takes them. The scores are (B, H, T, block_width), of chunks in blocks.
 
     Rounded up to multiples of 16, so that every part is 64-byte aligned.
     """
     segments = split_chunks(B * H, T, launches)
-    sizes = *prepared_sizes(B * H, T, D, segments), *state_sizes(B * H, D, segments)
+    near = 0 if launches.block_output is None else B * H * T * launches.block_width
+    sizes = *prepared_sizes(B * H, T, D, segments), *state_sizes(B * H, D, segments), near
     return tuple((size + 15) // 16 * 16 for size in sizes)
 
 
-def views_of(kept: torch.Tensor, sizes: tuple[int, ...]) -> tuple[Prepared, States]:
-    """The two in a tensor of as many numbers as `kept_sizes` has."""
-    selves, weak, exponents, halves, *states = kept.split_with_sizes(sizes)
-    return Prepared(selves, weak.view(torch.uint8), exponents, halves), States(*states)
+def views_of(kept: torch.Tensor, sizes: tuple[int, ...]) -> tuple[Prepared, States, torch.Tensor]:
+    """The three in a tensor of as many numbers as `kept_sizes` has."""
+    selves, weak, exponents, halves, *states, near = kept.split_with_sizes(sizes)
+    return Prepared(selves, weak.view(torch.uint8), exponents, halves), States(*states), near
 
 
 class _Recipe(NamedTuple):
@@ -93,13 +97,13 @@ def launch_forward(
         launcher: Launcher, p1, p2, info, log_retention, state, y, kept, final, memory
     ) -> None:
         added, added_log_decay = recipe.temporaries.views(memory)
-        prepared, met = views_of(kept, recipe.kept)
+        prepared, met, near = views_of(kept, recipe.kept)
         scale, of_call = 1 / (tau * p1.shape[3] ** 0.5), (launches, recipe.segments)
         given = p1, p2, log_retention, prepared, scale
         launch_prepare(launcher, *given, *of_call)
         given = p1, p2, info, prepared, state, met, final, added, added_log_decay
         launch_states(launcher, *given, *of_call, backward=False)
-        given = p1, p2, info, log_retention, prepared, met, y
+        given = p1, p2, info, log_retention, prepared, met, near, y
         _launch_output(launcher, *given, *of_call)
 
     with torch.cuda.device_of(p1):
@@ -115,13 +119,15 @@ def _launch_output(
     log_retention: torch.Tensor,
     prepared: Prepared,
     met: States,
+    near: torch.Tensor,
     y: torch.Tensor,
     launches: Launches,
     segments: Segments,
 ) -> None:
     B, H, T, D = p1.shape
-    numbers = H, T, segments.chunks, segments.length, segments.count
-    by_chunk = (B * H, segments.chunks)
+    all_chunks, skips = B * H * segments.chunks, launches.weak_output is not None
+    share = share_of(all_chunks, launches) if skips else 1
+    of_segments = segments.length, segments.count
 
     def configure_weak() -> Configuration:
         strides = (*p1.stride(), *p2.stride(), *info.stride(), *y.stride())
@@ -132,21 +138,31 @@ def _launch_output(
             "CHUNK": launches.chunk,
             "WHOLE": segments.whole,
         }
-        return by_chunk, (*strides, *numbers), own | launches.weak_output.options(D)
+        numbers = (*strides, H, T, segments.chunks, *of_segments)
+        return (B * H, segments.chunks), numbers, own | launches.weak_output.options(D)
+
+    def configure_blocks() -> Configuration:
+        strides = (*p1.stride(), *p2.stride(), *info.stride(), *y.stride())
+        own = {"WIDTH": launches.block_width, "SHARE": share}
+        own |= launches.constants(D, H // p2.shape[1]) | launches.block_output.options(D)
+        del own["LEVELS"]
+        numbers = (*strides, H, T, segments.chunks, all_chunks, *of_segments)
+        return (triton.cdiv(all_chunks, share),), numbers, own
 
     def configure_others() -> Configuration:
         strides = (*p1.stride(), *p2.stride(), *info.stride())
         strides += (*log_retention.stride(), *y.stride())
-        all_chunks, skips = B * H * segments.chunks, launches.weak_output is not None
-        share = share_of(all_chunks, launches) if skips else 1
         own = {"SKIP_WEAK": skips, "SHARE": share} | launches.constants(D, H // p2.shape[1])
-        numbers = H, T, segments.chunks, all_chunks, segments.length, segments.count
+        numbers = (*strides, H, T, segments.chunks, all_chunks, *of_segments)
         grid = (triton.cdiv(all_chunks, share),)
-        return grid, (*strides, *numbers), own | launches.output.options(D)
+        return grid, numbers, own | launches.output.options(D)
 
     if launches.weak_output is not None:
         tensors = (p1, p2, info, *prepared, *met, y)
         launcher.launch(weak_output_kernel, tensors, configure_weak)
+    if launches.block_output is not None:
+        tensors = (p1, p2, info, *prepared, near, *met, y)
+        launcher.launch(block_output_kernel, tensors, configure_blocks)
     of_chunks = prepared.selves, prepared.weak, prepared.exponents
     tensors = (p1, p2, info, log_retention, *of_chunks, *met, y)
     launcher.launch(output_kernel, tensors, configure_others)

@@ -10,6 +10,7 @@ import triton.language as tl
 from relation.kernels.common import head_offset
 from relation.kernels.linear_relation.decays import add_product, exp, parts, product, project
 from relation.kernels.linear_relation.tiles import (
+    IS_WEAK,
     load_half,
     load_selves,
     load_state,
@@ -40,7 +41,7 @@ def weak_gradients_kernel(
     here, segment, own_past, own_future = states_of_chunk(
         chunk, head, chunks, segment_chunks, segments, D
     )
-    if tl.load(weak + here) == 0:
+    if tl.load(weak + here) != IS_WEAK:
         return
     t_start = chunk * CHUNK
     p1 += head_offset(H, stride_p1_b, stride_p1_h)

@@ -33,6 +33,9 @@ class Launch:
         }
 
 
+_BLOCK_PASSES = ("output", "information", "coordinates")
+
+
 @dataclass(frozen=True)
 class Scan:
     """The scan over segments: `block` elements a program, at most `steps` loads in flight."""
@@ -51,7 +54,9 @@ class Launches:
     weak retention alone, or None where the others take those chunks too: weak_output,
     weak_information, weak_coordinates, which takes what weak_information keeps, and weak_gradients,
     which does the work of both and holds all relation channels. It, weak_output and
-    weak_information hold all information channels.
+    weak_information hold all information channels. block_output, block_information and
+    block_coordinates, all or none: the passes over chunks in blocks of block_width tokens; the
+    first two hold all information channels.
     """
 
     widest: int
@@ -65,6 +70,10 @@ class Launches:
     weak_information: Launch | None = None
     weak_coordinates: Launch | None = None
     weak_gradients: Launch | None = None
+    block_output: Launch | None = None
+    block_information: Launch | None = None
+    block_coordinates: Launch | None = None
+    block_width: int = 16
     scan: Scan = Scan(128, 8, 1)
     programs: int = 512
     prepare: Launch = Launch(128, 128, 4, 1)
@@ -74,7 +83,12 @@ class Launches:
             raise ValueError("give weak_information or weak_gradients, not both")
         if self.weak_coordinates is not None and self.weak_information is None:
             raise ValueError("weak_coordinates takes what weak_information keeps: give both")
-        for name in ("weak_output", "weak_information", "weak_gradients"):
+        if len({getattr(self, f"block_{name}") is None for name in _BLOCK_PASSES}) > 1:
+            raise ValueError("give block_output, block_information and block_coordinates, or none")
+        if self.block_output is not None and self.weak_output is None:
+            raise ValueError("block_output takes what weak_output leaves: give both")
+        whole = "weak_output", "weak_information", "weak_gradients"
+        for name in (*whole, "block_output", "block_information"):
             launch = getattr(self, name)
             if launch is not None and launch.block_v < self.widest:
                 raise ValueError(f"{name}: give block_v of at least {self.widest}, the widest head")
@@ -181,11 +195,15 @@ INTERPRETED = (
     _entry(
         128, 16, "ieee", *[(16, 16, 1, 1)] * 4, scan=Scan(1024, 2, 1), programs=4,
         weak_output=Launch(16, 128, 1, 1), weak_gradients=Launch(128, 128, 1, 1),
+        block_output=Launch(16, 128, 1, 1), block_information=Launch(16, 128, 1, 1),
+        block_coordinates=Launch(16, 16, 1, 1), block_width=4,
     ),
     _entry(
         128, 16, "ieee", *[(16, 16, 1, 1)] * 4, scan=Scan(1024, 2, 1), programs=4,
         weak_output=Launch(16, 128, 1, 1), weak_information=Launch(16, 128, 1, 1),
         weak_coordinates=Launch(16, 16, 1, 1),
+        block_output=Launch(16, 128, 1, 1), block_information=Launch(16, 128, 1, 1),
+        block_coordinates=Launch(16, 16, 1, 1), block_width=4,
     ),
     _entry(
         128, 16, "ieee", *[(16, 16, 1, 1)] * 4, scan=Scan(1024, 2, 1), programs=4,

@@ -10,6 +10,7 @@ from relation.kernels.common import head_offset
 from relation.kernels.linear_relation.decays import (
     LARGEST_EXPONENT,
     LARGEST_OF_16_BITS,
+    STRONGEST_IN_BLOCKS,
     load_retention,
     self_and_norms,
     sum_halves,
@@ -17,6 +18,7 @@ from relation.kernels.linear_relation.decays import (
 )
 from relation.kernels.linear_relation.launches import Launches, Segments
 from relation.kernels.linear_relation.tiles import (
+    IN_BLOCKS,
     shared_offset,
     store_row,
     store_tokens,
@@ -27,12 +29,14 @@ from relation.kernels.plans import Configuration, Launcher
 class Prepared(NamedTuple):
     """Flat memory. selves: (B, H, 3, T), FP32: S and what normalises p1 and p2 (`load_selves`).
 
-    weak: (B, H, chunks), uint8, whether both halves of a chunk retain at least exp(-60) of every
-    channel, exp(-40) of inputs in FP32. A chunk that T cuts short also needs two tokens, and a
-    channel whose mean step is no stronger than a full weak chunk allows. exponents: (B, H, T, D),
-    FP32: of a weak chunk with the middle m, G(m, t) right of it and -G(t, m) left of it; of
-    another, what its state takes: G(t, n) forward, which the pass that forms its y replaces by G(0,
-    t) for the backward pass. halves: (B, H, chunks, 2, D), FP32, the sums of g over the halves.
+    weak: (B, H, chunks), uint8: IS_WEAK where both halves of a chunk retain at least exp(-60) of
+    every channel, exp(-40) of inputs in FP32; IN_BLOCKS of the full ones of the others of which
+    some channel's mean step is no stronger than a full weak chunk allows. A weak chunk that T cuts
+    short has such a channel, too, and two tokens. exponents: (B, H, T, D), FP32: of a weak chunk
+    with the middle m, G(m, t) right of it and -G(t, m) left of it; in blocks G(0, t); of another,
+    what its state takes: G(t, n) forward, which the pass that forms its y replaces by G(0, t) for
+    the backward pass. halves: (B, H, chunks, 2, D), FP32, the sums of g over the halves, in blocks
+    0 and the sum over the chunk.
     """
 
     selves: torch.Tensor
@@ -49,7 +53,7 @@ def prepare_kernel(
     stride_g_b, stride_g_h, stride_g_t, stride_g_d,
     H, T, scale, chunks,
     PRECISION: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, CHUNK: tl.constexpr,
-    WHOLE: tl.constexpr, GROUP: tl.constexpr,
+    WHOLE: tl.constexpr, GROUP: tl.constexpr, BY_BLOCKS: tl.constexpr,
 ):  # fmt: skip
     head = tl.cast(tl.program_id(0), tl.int64)
     chunk = tl.program_id(1)
@@ -81,25 +85,38 @@ def prepare_kernel(
         weakest = tl.maximum(weakest, tl.max(total, 0))
     largest = LARGEST_EXPONENT if p1.dtype.element_ty == tl.float32 else LARGEST_OF_16_BITS
     is_weak = strongest >= -largest
-    if not WHOLE:
-        # The weak kernels form dg from terms of order one, which cancel to the size of exp(g). In a
-        # full chunk with such halves every channel's mean step is at least -largest / (CHUNK / 2).
-        # In a short one all may be stronger, and dg smaller than the rounding of its terms. One
-        # token without a state has dg = 0, which these terms only round to.
+    if BY_BLOCKS or not WHOLE:
+        # dg is formed from terms of order one, which cancel to the size of exp(g). In a full chunk
+        # with weak halves every channel's mean step is at least -largest / (CHUNK / 2). In a short
+        # one all may be stronger, and dg smaller than the rounding of its terms. One token without
+        # a state has dg = 0, which these terms only round to.
         tokens = tl.minimum(T - t_start, CHUNK)
-        is_weak &= (weakest * (CHUNK // 2) >= -largest * tokens) & (tokens > 1)
-    tl.store(weak + here, is_weak.to(tl.uint8))
-    # Of a weak chunk 1 after the middle up to t and -1 after t up to the middle; else 1 after t.
+        sums_well = (weakest * (CHUNK // 2) >= -largest * tokens) & (tokens > 1)
+        is_weak &= sums_well
+    kind = is_weak.to(tl.int32)
+    if BY_BLOCKS:
+        kind = tl.where((kind == 0) & sums_well & (tokens == CHUNK), IN_BLOCKS, kind)
+    tl.store(weak + here, kind.to(tl.uint8))
+    # Of a weak chunk 1 after the middle up to t and -1 after t up to the middle; of one in blocks 1
+    # up to t, as if its middle were its start; of the others 1 after t.
     t = tl.arange(0, CHUNK)
-    right = (t >= CHUNK // 2).to(tl.float32)
-    up_to, after = tl.where(is_weak, right, 0.0), tl.where(is_weak, right - 1, 1.0)
+    right = (t >= tl.where(kind == IN_BLOCKS, 0, CHUNK // 2)).to(tl.float32)
+    up_to, after = tl.where(kind > 0, right, 0.0), tl.where(kind > 0, right - 1, 1.0)
     steps = tl.where(t[None, :] <= t[:, None], up_to[None, :], after[None, :])
     for d_start in tl.static_range(0, D, BLOCK_D):
         if D > BLOCK_D:
             g = load_retention(
                 log_retention, t_start, T, stride_g_t, d_start, stride_g_d, D, CHUNK, BLOCK_D, WHOLE
             )
+        if BY_BLOCKS:
+            g = tl.where((kind == IN_BLOCKS) & (g < STRONGEST_IN_BLOCKS), STRONGEST_IN_BLOCKS, g)
         exponent = sum_steps(steps, g, PRECISION)
+        if BY_BLOCKS and kind == IN_BLOCKS:
+            # The sum that the exponents end with, so that what it was rounded to cancels.
+            d = d_start + tl.arange(0, BLOCK_D)
+            whole = tl.sum(tl.where((t == CHUNK - 1)[:, None], exponent, 0.0), 0)
+            tl.store(halves + here * 2 * D + d, tl.zeros([BLOCK_D], tl.float32), mask=d < D)
+            tl.store(halves + here * 2 * D + D + d, whole, mask=d < D)
         store_tokens(
             exponents + head * T * D, exponent, t_start, T, D, d_start, 1, D, CHUNK, BLOCK_D, WHOLE
         )
@@ -126,9 +143,7 @@ def launch_prepare(
 
     def configure() -> Configuration:
         strides = (*p1.stride(), *p2.stride(), *log_retention.stride())
-        own = {
-            "WHOLE": segments.whole,
-        }
+        own = {"WHOLE": segments.whole, "BY_BLOCKS": launches.block_output is not None}
         own |= launches.prepare.options(D)
         del own["BLOCK_V"]
         numbers = (*strides, H, T, scale, segments.chunks)

@@ -5,6 +5,11 @@
 
 from triton.compiler import CompiledKernel
 
+from relation.kernels.linear_relation.blocks import (
+    block_coordinates_kernel,
+    block_information_kernel,
+    block_output_kernel,
+)
 from relation.kernels.linear_relation.fused import weak_gradients_kernel
 from relation.kernels.linear_relation.launches import LAUNCHES, Launches
 from relation.kernels.linear_relation.levels import (
@@ -32,6 +37,9 @@ PASSES = {
     "weak_information": weak_information_kernel,
     "weak_coordinates": weak_coordinates_kernel,
     "weak_gradients": weak_gradients_kernel,
+    "block_output": block_output_kernel,
+    "block_information": block_information_kernel,
+    "block_coordinates": block_coordinates_kernel,
 }
 _TOKENS = {"p1", "p2", "info", "value", "dy", "y", "dp1", "dp2", "dinfo", "dscores_t"}
 _TYPES = dict.fromkeys(("H", "T", "chunks", "all_chunks", "segment_chunks", "segments"), "i32")
@@ -62,6 +70,7 @@ def compile_pass(
     skips = launches.weak_output is not None
     given = launches.constants(head_dim, 1) | blocks | {"WHOLE": whole, "BACKWARD": True}
     given |= {"SKIP_WEAK": skips, "SHARE": 4 if skips else 1, "KEEPS": True}
+    given |= {"BY_BLOCKS": launches.block_output is not None, "WIDTH": launches.block_width}
     constants = {key: value for key, value in given.items() if key in kernel.arg_names}
     types = dict(_TYPES)
     for argument in kernel.arg_names:

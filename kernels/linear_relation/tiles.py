@@ -5,6 +5,10 @@ import triton.language as tl
 
 from relation.kernels.common import offset_of_head
 
+# What `Prepared.weak` holds of a chunk; 0 of all others.
+IS_WEAK = tl.constexpr(1)
+IN_BLOCKS = tl.constexpr(2)
+
 
 @triton.jit
 def shared_offset(H, GROUP: tl.constexpr, stride_b, stride_h):
@@ -109,7 +113,7 @@ def chunk_of_program(turn, chunks):
 
 @triton.jit
 def all_weak(weak, chunks, all_chunks, SHARE: tl.constexpr):
-    """Whether all SHARE chunks of this program are weak: one read tells, where each would wait."""
+    """Whether others take all SHARE chunks of this program: one read tells, not one each."""
     index = chunk_of_program(tl.arange(0, SHARE), chunks)
     flags = tl.load(weak + index, mask=index < all_chunks, other=1)
     return tl.min(flags.to(tl.int32), 0) != 0

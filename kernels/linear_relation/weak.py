@@ -11,6 +11,7 @@ import triton.language as tl
 from relation.kernels.common import head_offset
 from relation.kernels.linear_relation.decays import exp, product, project, split
 from relation.kernels.linear_relation.tiles import (
+    IS_WEAK,
     load_half,
     load_row,
     load_selves,
@@ -46,7 +47,7 @@ def weak_output_kernel(
     head = tl.cast(tl.program_id(0), tl.int64)
     chunk = tl.program_id(1)
     here, segment, own_past, _ = states_of_chunk(chunk, head, chunks, segment_chunks, segments, D)
-    if tl.load(weak + here) == 0:
+    if tl.load(weak + here) != IS_WEAK:
         return
     t_start = chunk * CHUNK
     p1 += head_offset(H, stride_p1_b, stride_p1_h)
@@ -134,7 +135,7 @@ def weak_information_kernel(
     here, segment, own_past, own_future = states_of_chunk(
         chunk, head, chunks, segment_chunks, segments, D
     )
-    if tl.load(weak + here) == 0:
+    if tl.load(weak + here) != IS_WEAK:
         return
     t_start = chunk * CHUNK
     p1 += head_offset(H, stride_p1_b, stride_p1_h)
@@ -228,7 +229,7 @@ def weak_coordinates_kernel(
     # All blocks of a chunk run at about the same time, and find what they share in the cache.
     chunk, d_start = tl.program_id(2), tl.program_id(1) * BLOCK_D
     here = head * chunks + chunk
-    if tl.load(weak + here) == 0:
+    if tl.load(weak + here) != IS_WEAK:
         return
     t_start = chunk * CHUNK
     p1 += head_offset(H, stride_p1_b, stride_p1_h)
