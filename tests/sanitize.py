@@ -49,10 +49,10 @@ def main() -> None:
         torch.autograd.grad(y, (p1, p2, info, lam), dy)
 
         p1, p2, info = coordinates(length, width, cut, dtype)
-        retention = (
-            -torch.rand(p1.shape, device="cuda")
-            * torch.tensor([0.1, 30.0], device="cuda")[:, None, None]
-        )
+        # One head forgets little; of the other every second channel forgets almost all.
+        strength = 30.0 * (torch.arange(width, device="cuda") % 2)
+        strength = torch.stack((torch.full_like(strength, 0.1), strength))[:, None]
+        retention = -torch.rand(p1.shape, device="cuda") * strength
         retention.requires_grad_()
         state = torch.randn(1, 2, width, width, device="cuda", requires_grad=True)
         y, last = kernels.linear_relation(p1, p2, info, retention, state=state)
