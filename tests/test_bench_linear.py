@@ -77,13 +77,17 @@ def test_inputs_are_a_layers_as_it_starts() -> None:
     inputs = drawn(shape, torch.bfloat16)
     for name, x in inputs.items():
         assert x.shape == shape.dimensions[: x.ndim]
-        assert x.dtype == (torch.float32 if name == "log_retention" else torch.bfloat16)
+        wide = name in ("log_retention", "forgetting")
+        assert x.dtype == (torch.float32 if wide else torch.bfloat16)
         assert x.transpose(1, 2).is_contiguous() and x.is_leaf
         assert x.requires_grad == (name != "dy")
     g = inputs["log_retention"].detach()
     # -A dt with A in (1, 16) and dt in (0.001, 0.1); the retention path moves dt by a few percent.
     assert -16 * 0.15 < g.min() < -0.1 and -0.01 < g.max() < -0.0005
     assert g.std(dim=2).max() > 0
+    forgetting, others = inputs["forgetting"].detach(), torch.arange(16) % 8 != 0
+    assert torch.equal(forgetting[..., others], g[..., others])
+    assert -30 <= forgetting.min() < -29 and forgetting[..., ~others].mean() < -14
     for name in ("read", "write"):
         assert inputs[name].float().norm(dim=-1).max() < 1.01
     assert inputs["strength"].min() > 0 and inputs["strength"].max() < 1
@@ -310,7 +314,7 @@ def test_bench_linear_on_a_cpu(small_cache: None, one_process: None, tmp_path: P
     measures = ["backward", "step", "long"]
     found = run("linear", tiny.systems, tiny.settings, "cpu", path, measures, repeats=6)
     assert {(row["measure"], row["length"], row["peer"]) for row in found.rows} == {
-        *product(["forward+backward"], (32, 128), ("chunked", "recurrent", FLOOR)),
+        *product(["forward+backward"], (32, 128), ("chunked", "forgetful", "recurrent", FLOOR)),
         *product(["step"], [32], ("chunked", "tiled", "attention")),
         *product(["long"], (8, 16, 32, 64, 128), ["chunked"]),
     }

@@ -241,6 +241,7 @@ EFFECTS = {
     "relation.hf.attention",
     "relation.hf.configuration",
     "relation.hf.modeling",
+    "report.values.frames",
 }
 
 

@@ -9,8 +9,8 @@ import triton
 from relation.kernels.checks import layout
 from relation.kernels.common import Parts, tokens_layout
 from relation.kernels.linear_relation.blocks import (
-    block_coordinates_kernel,
-    block_information_kernel,
+    coordinates_by_blocks,
+    information_by_blocks,
 )
 from relation.kernels.linear_relation.forward import kept_sizes, views_of
 from relation.kernels.linear_relation.fused import weak_gradients_kernel
@@ -201,8 +201,8 @@ def _launch(
         launcher.launch(weak_coordinates_kernel, of_coordinates, configure_weak_coordinates)
     if launches.block_information is not None:
         tensors = (p1, p2, info, dy, *prepared, near, *states, dinfo, *sums, *between)
-        launcher.launch(block_information_kernel, tensors, configure_block_information)
-        launcher.launch(block_coordinates_kernel, of_coordinates, configure_block_coordinates)
+        launcher.launch(information_by_blocks, tensors, configure_block_information)
+        launcher.launch(coordinates_by_blocks, of_coordinates, configure_block_coordinates)
     tensors = (*inputs, dinfo, *sums)
     launcher.launch(information_backward_kernel, tensors, configure_information)
     tensors = (*inputs, *sums, *gradients)

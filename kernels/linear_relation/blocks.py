@@ -71,7 +71,7 @@ def _exp_where(inside, exponent, PRECISION: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["T", "chunks", "all_chunks", "segment_chunks", "segments"])
-def block_output_kernel(
+def output_by_blocks(
     p1, p2, info, selves, weak, exponents, halves, near, within, log_decay, entry, y,
     stride_p1_b, stride_p1_h, stride_p1_t, stride_p1_d,
     stride_p2_b, stride_p2_h, stride_p2_t, stride_p2_d,
@@ -213,7 +213,7 @@ def _times_part(
 
 
 @triton.jit(do_not_specialize=["T", "chunks", "all_chunks", "segment_chunks", "segments"])
-def block_information_kernel(
+def information_by_blocks(
     p1, p2, info, dy, selves, weak, exponents, halves, near,
     within, log_decay, entry, dwithin, dlog_decay, dentry,
     dinfo, read_dread, write_dwrite, dscores_t, dread, dwrite, dtotal,
@@ -341,7 +341,7 @@ def block_information_kernel(
 
 
 @triton.jit(do_not_specialize=["T", "chunks", "all_chunks"])
-def block_coordinates_kernel(
+def coordinates_by_blocks(
     p1, p2, selves, weak, exponents,
     read_dread, write_dwrite, dscores_t, dread, dwrite, dtotal, dp1, dp2, dlog_retention,
     stride_p1_b, stride_p1_h, stride_p1_t, stride_p1_d,

@@ -7,7 +7,7 @@ import triton
 
 from relation.kernels.checks import layout
 from relation.kernels.common import Parts, tokens_layout
-from relation.kernels.linear_relation.blocks import block_output_kernel
+from relation.kernels.linear_relation.blocks import output_by_blocks
 from relation.kernels.linear_relation.launches import (
     Launches,
     Segments,
@@ -162,7 +162,7 @@ def _launch_output(
         launcher.launch(weak_output_kernel, tensors, configure_weak)
     if launches.block_output is not None:
         tensors = (p1, p2, info, *prepared, near, *met, y)
-        launcher.launch(block_output_kernel, tensors, configure_blocks)
+        launcher.launch(output_by_blocks, tensors, configure_blocks)
     of_chunks = prepared.selves, prepared.weak, prepared.exponents
     tensors = (p1, p2, info, log_retention, *of_chunks, *met, y)
     launcher.launch(output_kernel, tensors, configure_others)

@@ -6,9 +6,9 @@
 from triton.compiler import CompiledKernel
 
 from relation.kernels.linear_relation.blocks import (
-    block_coordinates_kernel,
-    block_information_kernel,
-    block_output_kernel,
+    coordinates_by_blocks,
+    information_by_blocks,
+    output_by_blocks,
 )
 from relation.kernels.linear_relation.fused import weak_gradients_kernel
 from relation.kernels.linear_relation.launches import LAUNCHES, Launches
@@ -37,9 +37,9 @@ PASSES = {
     "weak_information": weak_information_kernel,
     "weak_coordinates": weak_coordinates_kernel,
     "weak_gradients": weak_gradients_kernel,
-    "block_output": block_output_kernel,
-    "block_information": block_information_kernel,
-    "block_coordinates": block_coordinates_kernel,
+    "block_output": output_by_blocks,
+    "block_information": information_by_blocks,
+    "block_coordinates": coordinates_by_blocks,
 }
 _TOKENS = {"p1", "p2", "info", "value", "dy", "y", "dp1", "dp2", "dinfo", "dscores_t"}
 _TYPES = dict.fromkeys(("H", "T", "chunks", "all_chunks", "segment_chunks", "segments"), "i32")

@@ -31,6 +31,7 @@ from relation.variants import ModelConfig
 from relation.verify.inputs import COORDINATES, Inputs, Operator, Shape, stored_by_token
 
 RELATION = (*COORDINATES, "log_retention")
+_FORGETFUL = (*COORDINATES, "forgetting")
 _ATTENTION = ("read", "write", "info", "log_retention")
 # A definition that goes token by token takes a second for a thousand of them.
 _CHECKED_BY_RECURRENCE = 1024
@@ -200,14 +201,20 @@ def draw(
     """p1, p2, info and dy, (B, H, T, D) of `dtype`, log_retention in FP32; and for its peers.
 
     Those take read and write, (B, H, T, D), and strength in (0, 1), (B, H, T), all of `dtype`.
-    Everything is stored by token, (B, T, H, D).
+    forgetting is log_retention of a layer of which every eighth channel has learned to forget: a
+    step down to -30. Everything is stored by token, (B, T, H, D).
     """
     names = (*COORDINATES, "dy")
     inputs = {name: stored_by_token(shape, dtype, device, generator) for name in names}
     read, write = coordinates(inputs["p1"].detach(), inputs["p2"].detach())
     strength = stored_by_token(shape, dtype, device, generator).detach()[..., 0].sigmoid()
+    retention = _retention(shape, device, generator)
+    forgetting = retention.clone()
+    steps = forgetting[..., ::8]
+    steps.copy_(-30 * torch.rand(steps.shape, device=device, generator=generator))
     derived = {
-        "log_retention": _retention(shape, device, generator),
+        "log_retention": retention,
+        "forgetting": forgetting,
         "read": read,
         "write": write,
         "strength": strength,
@@ -234,6 +241,13 @@ BENCHMARKS = {
                 chunked_output,
                 why_unavailable=_FLASH.why_unavailable,
             ),
+            Peer(
+                "forgetful",
+                _FORGETFUL,
+                AsItIs(partial(_output_of, _FLASH.call)),
+                chunked_output,
+                why_unavailable=_FLASH.why_unavailable,
+            ),
             *FLA_PEERS,
             Peer(
                 "chunked", RELATION, AsItIs(chunked_output), chunked_output, longest=_LONGEST_EAGER
@@ -256,6 +270,7 @@ BENCHMARKS = {
         subject="chunked",
         peers=(
             Peer("chunked", RELATION, AsItIs(chunked_output), _RECURRENT),
+            Peer("forgetful", _FORGETFUL, AsItIs(chunked_output), _RECURRENT),
             Peer("recurrent", RELATION, AsItIs(_RECURRENT), _RECURRENT),
         ),
         steps={
