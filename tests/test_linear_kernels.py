@@ -7,6 +7,7 @@ kernels are imported. Tests marked gpu run them compiled.
 
 import importlib
 import math
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -114,6 +115,16 @@ class TestInterpreted:
         assert_exact((p1, p2, info, g, *others))
 
     @pytest.mark.parametrize("way", [0, 1])
+    def test_programs_that_take_several_chunks(self, way, monkeypatch):
+        """21 chunks, eight a program, of three heads: the last turn is not whole."""
+        launches = importlib.import_module("relation.kernels.linear_relation.launches")
+        entry = replace(launches.INTERPRETED[way], programs=1)
+        monkeypatch.setattr(launches, "INTERPRETED", [entry])
+        p1, p2, info, g, *others = draw(13, (1, 3, 101, 16))
+        g[:, 1], g[:, 2] = retention("channels", (2, 1, 101, 16))[0], -20
+        assert_exact((p1, p2, info, g, *others))
+
+    @pytest.mark.parametrize("way", [0, 1])
     def test_chunks_in_blocks(self, way, monkeypatch):
         """Beside weak chunks and others, in heads that share; a program takes several chunks."""
         launches = importlib.import_module("relation.kernels.linear_relation.launches")
@@ -123,9 +134,8 @@ class TestInterpreted:
         g[:, 2, 30:70] = -50
         assert_exact(sharing((p1, p2, info, g, *others), 2))
 
-    @pytest.mark.parametrize(
-        "kind", ["mixed", "channels", -10, -7.5]
-    )  # -7.5: exp(-60) of half a chunk is left
+    # -7.5: exp(-60) of half a chunk is left.
+    @pytest.mark.parametrize("kind", ["mixed", "channels", -10, -7.5])
     def test_half_precision(self, kind):
         assert_exact(draw(3, (1, 1, 33, 20), torch.float16, kind=kind))
 
@@ -304,8 +314,6 @@ def test_every_launch_fits_its_architecture(architecture, element_size, entry, n
 
 def test_an_entry_whose_passes_do_not_fit_together_is_refused():
     pytest.importorskip("triton")
-    from dataclasses import replace
-
     from relation.kernels.linear_relation.launches import INTERPRETED, Launch
 
     fused, apart, *_ = INTERPRETED
@@ -316,6 +324,10 @@ def test_an_entry_whose_passes_do_not_fit_together_is_refused():
         (apart, {"weak_information": small}, "weak_information: give block_v of at least 128"),
         (fused, {"weak_gradients": small}, "weak_gradients: give block_v of at least 128"),
         (fused, {"weak_gradients": Launch(16, 128, 1, 1)}, "weak_gradients: give block_d"),
+        (fused, {"block_output": None}, "give block_output, block_information and block_coord"),
+        (fused, {"block_output": small}, "block_output: give block_v of at least 128"),
+        (fused, {"weak_gradients": None}, "blocks take what passes over weak chunks leave"),
+        (fused, {"block_width": 12}, "block_width: give a power of two"),
     ]:
         with pytest.raises(ValueError, match=message):
             replace(entry, **change)
@@ -357,9 +369,11 @@ class TestOnDevice:
             assert_exact(inputs, truth=chunked_linear_relation)
 
     @pytest.mark.parametrize("dtype", SLACK)
-    def test_segments_of_chunks(self, dtype):
-        for kind in ("model", "mixed"):
-            inputs = draw(1, (32, 8, 1000, 64), dtype, "cuda", kind)
+    @pytest.mark.parametrize(("width", "heads"), [(48, 8), (64, 8), (64, 7), (80, 7)])
+    def test_segments_of_chunks(self, dtype, width, heads):
+        """And programs that take several chunks, of heads whose number they need not divide."""
+        for kind in ("model", "mixed", "channels"):
+            inputs = draw(1, (33, heads, 1000, width), dtype, "cuda", kind)
             assert_exact(inputs, truth=chunked_linear_relation)
 
     @pytest.mark.parametrize("dtype", SLACK)
@@ -410,5 +424,5 @@ class TestOnDevice:
             inputs = draw(5, (1, 2, length, 64), torch.bfloat16, "cuda")
             return peak_bytes(lambda: differentiate(kernels.linear_relation, inputs))
 
-        # Of both lengths every chunk is a segment: what these keep besides is no sum over tokens.
+        # At both lengths every chunk is a segment of its own, so that nothing else grows.
         assert peak(8192) <= 2.01 * peak(4096)

@@ -186,3 +186,14 @@ def test_every_kernel_of_ours_is_known_by_its_name(operator: str, folder: str) -
     ours = sorted(re.findall(r"^def (\w+_kernel)\(", "\n".join(sources), re.M))
     assert ours and named_kernels(ours, CUDA) == ours
     check_kernels(operator, "flash", CUDA, ours)
+
+
+def test_every_pass_that_a_gpu_takes_proves_itself() -> None:
+    """Those of Linear Relation that no GPU takes have names of another form."""
+    pytest.importorskip("triton")
+    from relation.kernels.linear_relation.launches import LAUNCHES
+    from relation.kernels.linear_relation.resources import PASSES, passes_of
+
+    entries = [entry for entries in LAUNCHES.values() for entry in entries]
+    names = {PASSES[name].__name__ for entry in entries for name in passes_of(entry)}
+    assert named_kernels(sorted(names), CUDA) == sorted(names)

@@ -1,4 +1,4 @@
-"""Chunks in which some channel forgets more than one pair of factors can hold, and some little.
+"""Chunks in which some channels forget too much for one pair of factors, and others little.
 
 A chunk is cut into blocks. Between two blocks all exponents run by way of a border between them, so
 none is above zero, and the columns of scores of a block are one product. Inside a block every pair
@@ -34,7 +34,7 @@ def _none_in_blocks(weak, chunks, all_chunks, SHARE: tl.constexpr):
 
 @triton.jit
 def _rows(x, rows, stride_t, d_start, stride_d, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Rows of a tensor with channels, by their tokens."""
+    """Rows of a tensor with channels, by their tokens: of full chunks, so that all exist."""
     d = d_start + tl.arange(0, BLOCK_D)
     pointers = x + tl.cast(rows, tl.int64)[:, None] * stride_t + d[None, :] * stride_d
     return tl.load(pointers, mask=(d < D)[None, :], other=0.0)
@@ -52,9 +52,9 @@ def _coordinates(
 
 
 @triton.jit
-def _exponents(exponents, rows, d_start, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """G(0, t) of some tokens t of a head, FP32."""
-    return _rows(exponents, rows, D, d_start, 1, D, BLOCK_D)
+def _by_token(head, rows, d_start, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Rows of one head of a contiguous (heads, T, D), FP32: G(0, t), or parts of gradients."""
+    return _rows(head, rows, D, d_start, 1, D, BLOCK_D)
 
 
 @triton.jit
@@ -110,7 +110,7 @@ def output_by_blocks(
                     p1_head, selves, 0, head, T, tokens, stride_p1_t, d_start, stride_p1_d,
                     D, BLOCK_D,
                 )  # fmt: skip
-                read *= exp(_exponents(since, tokens, d_start, D, BLOCK_D), PRECISION)
+                read *= exp(_by_token(since, tokens, d_start, D, BLOCK_D), PRECISION)
                 past = load_state(
                     within + here * D * D, log_decay + here * D, entry + segment * D * D,
                     own_past, d_start, 0, D, BLOCK_D, BLOCK_V,
@@ -130,8 +130,8 @@ def output_by_blocks(
                         p2_head, selves, 1, head, T, writes, stride_p2_t, d_start, stride_p2_d,
                         D, BLOCK_D,
                     )  # fmt: skip
-                    exponent = _exponents(since, tokens, d_start, D, BLOCK_D)
-                    exponent -= _exponents(since, writes, d_start, D, BLOCK_D)
+                    exponent = _by_token(since, tokens, d_start, D, BLOCK_D)
+                    exponent -= _by_token(since, writes, d_start, D, BLOCK_D)
                     pair = read * write * _exp_where(writes < tokens, exponent, PRECISION)
                     score += tl.sum(pair, 1)
                 inside = tl.where((u == column)[None, :], score[:, None], inside)
@@ -146,13 +146,13 @@ def output_by_blocks(
                         p1_head, selves, 0, head, T, tokens, stride_p1_t, d_start, stride_p1_d,
                         D, BLOCK_D,
                     )  # fmt: skip
-                    exponent = _exponents(since, tokens, d_start, D, BLOCK_D) - border
+                    exponent = _by_token(since, tokens, d_start, D, BLOCK_D) - border
                     read *= _exp_where(t >= after, exponent, PRECISION)
                     write = _coordinates(
                         p2_head, selves, 1, head, T, writes, stride_p2_t, d_start, stride_p2_d,
                         D, BLOCK_D,
                     )  # fmt: skip
-                    write *= exp(border - _exponents(since, writes, d_start, D, BLOCK_D), PRECISION)
+                    write *= exp(border - _by_token(since, writes, d_start, D, BLOCK_D), PRECISION)
                     scores += product(rounded(read, p1), tl.trans(rounded(write, p1)), PRECISION)
                 scores = tl.where((t // WIDTH == block)[:, None], inside, scores)
                 info_b = load_tokens(
@@ -167,7 +167,7 @@ def output_by_blocks(
 
 @triton.jit
 def _places(scores, here, rows, columns, CHUNK: tl.constexpr):
-    """Of a chunk's first (CHUNK, CHUNK), by rows and columns that broadcast."""
+    """Pointers into the (CHUNK, CHUNK) matrix number `here`, by rows and columns that broadcast."""
     return scores + here * CHUNK * CHUNK + rows * CHUNK + columns
 
 
@@ -257,7 +257,7 @@ def information_by_blocks(
             sum_read = tl.zeros([CHUNK], tl.float32)
             sum_write = tl.zeros([CHUNK], tl.float32)
             for d_start in range(0, D, BLOCK_D):
-                exponent = _exponents(since, tokens, d_start, D, BLOCK_D)
+                exponent = _by_token(since, tokens, d_start, D, BLOCK_D)
                 whole = load_half(halves, 2 * here + 1, d_start, D, BLOCK_D)
                 from_start = exp(exponent, PRECISION)
                 to_end = exp(whole[None, :] - exponent, PRECISION)
@@ -304,13 +304,13 @@ def information_by_blocks(
                         p2_head, selves, 1, head, T, tokens, stride_p2_t, d_start, stride_p2_d,
                         D, BLOCK_D,
                     )  # fmt: skip
-                    exponent = border - _exponents(since, tokens, d_start, D, BLOCK_D)
+                    exponent = border - _by_token(since, tokens, d_start, D, BLOCK_D)
                     write *= _exp_where(t < first, exponent, PRECISION)
                     read = _coordinates(
                         p1_head, selves, 0, head, T, reads, stride_p1_t, d_start, stride_p1_d,
                         D, BLOCK_D,
                     )  # fmt: skip
-                    read *= exp(_exponents(since, reads, d_start, D, BLOCK_D) - border, PRECISION)
+                    read *= exp(_by_token(since, reads, d_start, D, BLOCK_D) - border, PRECISION)
                     scores_t += product(rounded(write, p1), tl.trans(rounded(read, p1)), PRECISION)
                 own = (t // WIDTH == block)[:, None]
                 inside = tl.load(
@@ -366,14 +366,14 @@ def coordinates_by_blocks(
             head = tl.cast(head, tl.int64)
             here, of_head = head * chunks + chunk, head * T * D
             since, tokens = exponents + of_head, t_start + t
-            exponent = _exponents(since, tokens, d_start, D, BLOCK_D)
+            exponent = _by_token(since, tokens, d_start, D, BLOCK_D)
             # What the states give; what pairs of two blocks give, by a block of the others.
-            dread_d = _exponents(dread + of_head, tokens, d_start, D, BLOCK_D)
-            dwrite_d = _exponents(dwrite + of_head, tokens, d_start, D, BLOCK_D)
+            dread_d = _by_token(dread + of_head, tokens, d_start, D, BLOCK_D)
+            dwrite_d = _by_token(dwrite + of_head, tokens, d_start, D, BLOCK_D)
             for block in tl.range(0, CHUNK // WIDTH, disable_licm=True):
                 first, after = block * WIDTH, block * WIDTH + WIDTH
                 others = t_start + first + u
-                own = _exponents(since, others, d_start, D, BLOCK_D)
+                own = _by_token(since, others, d_start, D, BLOCK_D)
                 write = _coordinates(
                     p2_head, selves, 1, head, T, others, stride_p2_t, d_start, stride_p2_d,
                     D, BLOCK_D,
@@ -394,7 +394,7 @@ def coordinates_by_blocks(
             for place in tl.range(0, WIDTH, disable_licm=True):
                 other = t // WIDTH * WIDTH + place
                 others = t_start + other
-                own = _exponents(since, others, d_start, D, BLOCK_D)
+                own = _by_token(since, others, d_start, D, BLOCK_D)
                 write = _coordinates(
                     p2_head, selves, 1, head, T, others, stride_p2_t, d_start, stride_p2_d,
                     D, BLOCK_D,

@@ -49,14 +49,14 @@ class Scan:
 class Launches:
     """The passes of one architecture and element size, up to a head width of `widest`.
 
-    chunk: tokens, a power of two. precision: of products of two FP32 tiles. programs: so many keep
-    the device busy, and segments grow longer only where as many are left. Passes over chunks of
-    weak retention alone, or None where the others take those chunks too: weak_output,
-    weak_information, weak_coordinates, which takes what weak_information keeps, and weak_gradients,
-    which does the work of both and holds all relation channels. It, weak_output and
-    weak_information hold all information channels. block_output, block_information and
-    block_coordinates, all or none: the passes over chunks in blocks of block_width tokens; the
-    first two hold all information channels.
+    chunk: tokens, a power of two. precision: of products of two FP32 tiles. programs: so many
+    keep the device busy; segments grow longer, and programs take more chunks, only where enough
+    are left. Passes over chunks of weak retention alone, or None where the others take those
+    chunks too: weak_output, weak_information, weak_coordinates, which takes what
+    weak_information keeps, and weak_gradients, which does the work of both and holds all
+    relation channels. It, weak_output and weak_information hold all information channels.
+    block_output, block_information and block_coordinates, all or none: the passes over chunks
+    in blocks of block_width tokens; the first two hold all information channels.
     """
 
     widest: int
@@ -85,8 +85,11 @@ class Launches:
             raise ValueError("weak_coordinates takes what weak_information keeps: give both")
         if len({getattr(self, f"block_{name}") is None for name in _BLOCK_PASSES}) > 1:
             raise ValueError("give block_output, block_information and block_coordinates, or none")
-        if self.block_output is not None and self.weak_output is None:
-            raise ValueError("block_output takes what weak_output leaves: give both")
+        if self.block_output is not None:
+            if self.weak_output is None or self.weak_gradients is self.weak_coordinates is None:
+                raise ValueError("blocks take what passes over weak chunks leave: give these, too")
+            if self.chunk % self.block_width or self.block_width & (self.block_width - 1):
+                raise ValueError("block_width: give a power of two that divides the chunk")
         whole = "weak_output", "weak_information", "weak_gradients"
         for name in (*whole, "block_output", "block_information"):
             launch = getattr(self, name)
@@ -137,7 +140,7 @@ LARGEST_SHARE = 8
 
 
 def share_of(all_chunks: int, launches: Launches) -> int:
-    """How many chunks a program of the passes by levels takes, where others take weak chunks.
+    """How many chunks a program by levels or by blocks takes, where others take weak chunks.
 
     Most programs find nothing to do, and fewer of them take less time; enough are left for chunks
     that are not weak.

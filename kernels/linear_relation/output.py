@@ -90,7 +90,7 @@ def output_kernel(
                     )
                     since_start = sum_steps(t[None, :] <= t[:, None], g, PRECISION)
                     if (v_start == 0) & (not is_weak):
-                        # The states have used what lies there; theirs backward take this.
+                        # The states have read what lay there; those backward need G(0, t).
                         store_tokens(
                             exponents + head * T * D, since_start, t_start, T, D, d_start, 1,
                             D, CHUNK, BLOCK_D,

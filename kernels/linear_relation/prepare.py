@@ -78,8 +78,9 @@ def prepare_kernel(
         )
         left, right = sum_halves(g, CHUNK)
         d = d_start + tl.arange(0, BLOCK_D)
-        tl.store(halves + here * 2 * D + d, left, mask=d < D)
-        tl.store(halves + here * 2 * D + D + d, right, mask=d < D)
+        if not BY_BLOCKS:
+            tl.store(halves + here * 2 * D + d, left, mask=d < D)
+            tl.store(halves + here * 2 * D + D + d, right, mask=d < D)
         strongest = tl.minimum(strongest, tl.min(tl.minimum(left, right), 0))
         total = tl.where(d < D, left + right, float("-inf"))
         weakest = tl.maximum(weakest, tl.max(total, 0))
@@ -111,12 +112,15 @@ def prepare_kernel(
         if BY_BLOCKS:
             g = tl.where((kind == IN_BLOCKS) & (g < STRONGEST_IN_BLOCKS), STRONGEST_IN_BLOCKS, g)
         exponent = sum_steps(steps, g, PRECISION)
-        if BY_BLOCKS and kind == IN_BLOCKS:
-            # The sum that the exponents end with, so that what it was rounded to cancels.
+        if BY_BLOCKS:
+            # Of blocks the sum that the exponents end with, so that what it was rounded to cancels.
             d = d_start + tl.arange(0, BLOCK_D)
             whole = tl.sum(tl.where((t == CHUNK - 1)[:, None], exponent, 0.0), 0)
-            tl.store(halves + here * 2 * D + d, tl.zeros([BLOCK_D], tl.float32), mask=d < D)
-            tl.store(halves + here * 2 * D + D + d, whole, mask=d < D)
+            left, right = sum_halves(g, CHUNK)
+            left = tl.where(kind == IN_BLOCKS, 0.0, left)
+            right = tl.where(kind == IN_BLOCKS, whole, right)
+            tl.store(halves + here * 2 * D + d, left, mask=d < D)
+            tl.store(halves + here * 2 * D + D + d, right, mask=d < D)
         store_tokens(
             exponents + head * T * D, exponent, t_start, T, D, d_start, 1, D, CHUNK, BLOCK_D, WHOLE
         )

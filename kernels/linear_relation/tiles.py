@@ -79,7 +79,7 @@ def load_selves(selves, head, t_start, T, BLOCK_T: tl.constexpr):
 
 @triton.jit
 def load_half(halves, half, d_start, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """A row of (heads, chunks, 2, D): the sum of g over the left or right half of a chunk."""
+    """A row of D numbers: of `Prepared.halves`, or of what a chunk gives to all of its dg."""
     d = d_start + tl.arange(0, BLOCK_D)
     return tl.load(halves + half * D + d, mask=d < D, other=0.0)
 
@@ -105,7 +105,8 @@ def states_of_chunk(chunk, head, chunks, segment_chunks, segments, D: tl.constex
 def chunk_of_program(turn, chunks):
     """The index among the chunks of all heads that this program takes at its `turn`.
 
-    Of another head at every turn: the chunks that ask for work are those of some heads, as a rule.
+    Of another head at every turn, where there are enough: the chunks that ask for work are those of
+    some heads, as a rule.
     """
     program, programs = tl.program_id(0), tl.num_programs(0)
     return turn * programs + (program + turn * chunks) % programs

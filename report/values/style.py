@@ -56,7 +56,7 @@ STYLE: dict[str, Any] = {
     "axes.labelcolor": INK,
     "axes.titlesize": 9,
     "axes.titlelocation": "left",
-    # Left to itself, a title measures every tick label beside it, only to stand where it stood.
+    # With a height of its own a title needs no measure of the tick labels beside it.
     "axes.titley": 1.0,
     "axes.linewidth": 0.6,
     "axes.spines.top": False,
