@@ -142,14 +142,14 @@ def _launch(
     def configure(launch: Launch, by_channels: bool, skips: bool) -> Configuration:
         options = launch.options(D)
         share = share_of(all_chunks, launches) if skips else 1
-        own = launches.constants(D, H // p2.shape[1]) | {"SKIP_WEAK": skips, "SHARE": share}
+        own = launches.constants(D, H // p2.shape[1]) | {"LEVELS": launches.levels}
+        own |= {"SKIP_WEAK": skips, "SHARE": share}
         blocks = (triton.cdiv(D, options["BLOCK_D"]),) if by_channels else ()
         numbers = (*strides(p1, p2, info, log_retention, dy, dp1), *before, all_chunks, *after)
         return (triton.cdiv(all_chunks, share), *blocks), numbers, own | options
 
     def configure_weak(launch: Launch, **own) -> Configuration:
         own |= launches.constants(D, H // p2.shape[1]) | {"WHOLE": segments.whole}
-        del own["LEVELS"]
         numbers = *strides(p1, p2, info, dy, dp1), *before, *after
         return (B * H, segments.chunks), numbers, own | launch.options(D)
 
@@ -165,7 +165,6 @@ def _launch(
     def configure_blocks(launch: Launch) -> tuple[dict, int]:
         share = share_of(all_chunks, launches)
         own = launches.constants(D, H // p2.shape[1]) | launch.options(D)
-        del own["LEVELS"]
         return own | {"WIDTH": launches.block_width, "SHARE": share}, triton.cdiv(all_chunks, share)
 
     def configure_block_information() -> Configuration:

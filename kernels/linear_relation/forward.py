@@ -131,13 +131,7 @@ def _launch_output(
 
     def configure_weak() -> Configuration:
         strides = (*p1.stride(), *p2.stride(), *info.stride(), *y.stride())
-        own = {
-            "PRECISION": launches.precision,
-            "D": D,
-            "GROUP": H // p2.shape[1],
-            "CHUNK": launches.chunk,
-            "WHOLE": segments.whole,
-        }
+        own = launches.constants(D, H // p2.shape[1]) | {"WHOLE": segments.whole}
         numbers = (*strides, H, T, segments.chunks, *of_segments)
         return (B * H, segments.chunks), numbers, own | launches.weak_output.options(D)
 
@@ -145,14 +139,14 @@ def _launch_output(
         strides = (*p1.stride(), *p2.stride(), *info.stride(), *y.stride())
         own = {"WIDTH": launches.block_width, "SHARE": share}
         own |= launches.constants(D, H // p2.shape[1]) | launches.block_output.options(D)
-        del own["LEVELS"]
         numbers = (*strides, H, T, segments.chunks, all_chunks, *of_segments)
         return (triton.cdiv(all_chunks, share),), numbers, own
 
     def configure_others() -> Configuration:
         strides = (*p1.stride(), *p2.stride(), *info.stride())
         strides += (*log_retention.stride(), *y.stride())
-        own = {"SKIP_WEAK": skips, "SHARE": share} | launches.constants(D, H // p2.shape[1])
+        own = {"SKIP_WEAK": skips, "SHARE": share, "LEVELS": launches.levels}
+        own |= launches.constants(D, H // p2.shape[1])
         numbers = (*strides, H, T, segments.chunks, all_chunks, *of_segments)
         grid = (triton.cdiv(all_chunks, share),)
         return grid, numbers, own | launches.output.options(D)

@@ -118,7 +118,6 @@ class Launches:
             "D": head_dim,
             "GROUP": group,
             "CHUNK": self.chunk,
-            "LEVELS": self.levels,
         }
 
 

@@ -152,7 +152,6 @@ def launch_prepare(
         del own["BLOCK_V"]
         numbers = (*strides, H, T, scale, segments.chunks)
         own |= launches.constants(D, H // p2.shape[1])
-        del own["LEVELS"]
         return (B * H, segments.chunks), numbers, own
 
     launcher.launch(prepare_kernel, (p1, p2, log_retention, *prepared), configure)

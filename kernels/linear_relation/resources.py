@@ -71,6 +71,7 @@ def compile_pass(
     given = launches.constants(head_dim, 1) | blocks | {"WHOLE": whole, "BACKWARD": True}
     given |= {"SKIP_WEAK": skips, "SHARE": 4 if skips else 1, "KEEPS": True}
     given |= {"BY_BLOCKS": launches.block_output is not None, "WIDTH": launches.block_width}
+    given["LEVELS"] = launches.levels
     constants = {key: value for key, value in given.items() if key in kernel.arg_names}
     types = dict(_TYPES)
     for argument in kernel.arg_names:

@@ -196,14 +196,8 @@ def launch_states(
         options = launches.states.options(D)
         blocks = triton.cdiv(D, options["BLOCK_D"]) * triton.cdiv(D, options["BLOCK_V"])
         strides = (*p1.stride(), *p2.stride(), *value.stride())
-        own = {
-            "BACKWARD": backward,
-            "GROUP": H // p2.shape[1],
-            "PRECISION": launches.precision,
-            "D": D,
-            "CHUNK": launches.chunk,
-            "WHOLE": segments.whole,
-        }
+        own = {"BACKWARD": backward, "WHOLE": segments.whole}
+        own |= launches.constants(D, H // p2.shape[1])
         numbers = (*strides, H, T, segments.chunks, segments.length)
         return (B * H, segments.count, blocks), numbers, own | options
 

@@ -9,6 +9,7 @@ import importlib.util
 import math
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -224,6 +225,13 @@ def draw(
     return {**inputs, "dy": inputs["dy"].detach()}
 
 
+_SUBJECT = Peer(
+    "linear-relation",
+    RELATION,
+    AsItIs(partial(_output_of, _FLASH.call)),
+    chunked_output,
+    why_unavailable=_FLASH.why_unavailable,
+)
 _shared = {"shapes": linear_shapes, "draw": draw, "floor": True}
 _GPU_SIDE = Side("linear-relation", "linear", {"linear": "flash"})
 _CPU_SIDE = Side("chunked", "linear", {"linear": "chunked"})
@@ -234,20 +242,8 @@ BENCHMARKS = {
         title="Linear Relation and its peers",
         subject="linear-relation",
         peers=(
-            Peer(
-                "linear-relation",
-                RELATION,
-                AsItIs(partial(_output_of, _FLASH.call)),
-                chunked_output,
-                why_unavailable=_FLASH.why_unavailable,
-            ),
-            Peer(
-                "forgetful",
-                _FORGETFUL,
-                AsItIs(partial(_output_of, _FLASH.call)),
-                chunked_output,
-                why_unavailable=_FLASH.why_unavailable,
-            ),
+            _SUBJECT,
+            replace(_SUBJECT, name="forgetful", takes=_FORGETFUL),
             *FLA_PEERS,
             Peer(
                 "chunked", RELATION, AsItIs(chunked_output), chunked_output, longest=_LONGEST_EAGER
