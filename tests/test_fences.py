@@ -13,6 +13,7 @@ pytest.importorskip("triton")
 
 from relation.kernels.factors import overwritten_factors
 from relation.kernels.fences import Unfenced, count_products, unfenced_products
+from relation.kernels.uniforms import unset_uniforms
 
 PRODUCT = "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {%r1}, %rd1, %rd2, 1, 1, 1, 0, 0;"
 FENCE = "fence.proxy.async.shared::cta;"
@@ -89,3 +90,4 @@ def test_linear_relations_products_wait_for_copies(width, monkeypatch):
             unfenced = unfenced_products(kernel.asm["ptx"])
             assert [u for u in unfenced if u.written == "copied"] == [], name
             assert overwritten_factors(kernel) == 0, name
+            assert unset_uniforms(kernel) == [], name

@@ -75,10 +75,12 @@ def test_every_gluon_launch_fits_and_grows_no_further(name, entry):
     from relation.kernels.factors import overwritten_factors
     from relation.kernels.flash_relation.resources import compile_gluon
     from relation.kernels.resources import resources_of, serialises_products
+    from relation.kernels.uniforms import unset_uniforms
 
     compiled, launch = compile_gluon(name, "sm_90", entry), entry.gluon(name)
     assert not serialises_products(compiled)
     assert overwritten_factors(compiled) == 0
+    assert unset_uniforms(compiled) == []
     found = resources_of(compiled)
     # A KiB a program is CUDA's own; of the producer's warp group three warps idle.
     assert launch.programs * (found.shared + 1024) <= SHARED_MEMORY["sm_90"] + 1024
@@ -140,11 +142,12 @@ def test_gluon_is_chosen_for_what_it_can_do(monkeypatch):
 
 @pytest.mark.parametrize(("name", "architecture", "entry"), WITH_PRODUCTS, ids=label)
 def test_tensor_cores_read_arrived_tiles_and_unchanged_factors(name, architecture, entry):
-    """Both faults that compilers have made of such loops, in the code of every shipped launch."""
+    """The faults that compilers have made of such loops, in the code of every shipped launch."""
     pytest.importorskip("triton")
     from relation.kernels.factors import overwritten_factors
     from relation.kernels.fences import count_products, unfenced_products
     from relation.kernels.flash_relation.resources import compile_pass
+    from relation.kernels.uniforms import unset_uniforms
 
     widths = [(entry.widest, False), *((w, False) for w in NARROWER.get(entry.widest, ()))]
     for width, documents in [*widths, (entry.widest, True)]:
@@ -154,6 +157,7 @@ def test_tensor_cores_read_arrived_tiles_and_unchanged_factors(name, architectur
         assert count_products(compiled.asm["ptx"]) > 0
         assert unfenced_products(compiled.asm["ptx"]) == []
         assert overwritten_factors(compiled) == 0
+        assert unset_uniforms(compiled) == []
 
 
 def test_where_wgmma_is_used_tiles_come_through_descriptors():
