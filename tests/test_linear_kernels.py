@@ -125,7 +125,7 @@ class TestInterpreted:
         assert_exact((p1, p2, info, g, *others))
 
     @pytest.mark.parametrize("way", [0, 1])
-    def test_chunks_in_blocks(self, way, monkeypatch):
+    def test_mixed_chunks(self, way, monkeypatch):
         """Beside weak chunks and others, in heads that share; a program takes several chunks."""
         launches = importlib.import_module("relation.kernels.linear_relation.launches")
         monkeypatch.setattr(launches, "INTERPRETED", launches.INTERPRETED[way:])
@@ -324,10 +324,10 @@ def test_an_entry_whose_passes_do_not_fit_together_is_refused():
         (apart, {"weak_information": small}, "weak_information: give block_v of at least 128"),
         (fused, {"weak_gradients": small}, "weak_gradients: give block_v of at least 128"),
         (fused, {"weak_gradients": Launch(16, 128, 1, 1)}, "weak_gradients: give block_d"),
-        (fused, {"block_output": None}, "give block_output, block_information and block_coord"),
-        (fused, {"block_output": small}, "block_output: give block_v of at least 128"),
-        (fused, {"weak_gradients": None}, "blocks take what passes over weak chunks leave"),
-        (fused, {"block_width": 12}, "block_width: give a power of two"),
+        (fused, {"mixed_output": None}, "give mixed_output, mixed_information and mixed_coord"),
+        (fused, {"mixed_output": small}, "mixed passes: give programs, as many as a GPU holds"),
+        (fused, {"mixed_output": replace(small, programs=1)}, "mixed_output: give block_v of at"),
+        (fused, {"weak_gradients": None}, "mixed chunks are what all weak passes leave"),
     ]:
         with pytest.raises(ValueError, match=message):
             replace(entry, **change)
@@ -401,8 +401,10 @@ class TestOnDevice:
         dfinal = torch.ones((), device="cuda").expand_as(dfinal)
         assert_exact((*inputs, dy, dfinal), 0.7, chunked_linear_relation)
 
-    def test_equal_inputs_give_bitwise_equal_gradients(self):
-        inputs = draw(3, (2, 8, 4096, 80), torch.bfloat16, "cuda")
+    @pytest.mark.parametrize("width", [64, 80])
+    @pytest.mark.parametrize("kind", ["model", "channels"])
+    def test_equal_inputs_give_bitwise_equal_gradients(self, width, kind):
+        inputs = draw(3, (2, 8, 4096, width), torch.bfloat16, "cuda", kind)
         once, again = (differentiate(kernels.linear_relation, inputs) for _ in range(2))
         assert all(map(torch.equal, once, again))
 

@@ -158,7 +158,7 @@ def test_linear_relations_launches_repeat(launched, same_memory, monkeypatch, wi
             same_memory()
             run_linear(*given)
     half = len(launched) // 2
-    assert half == (11 if states else 10)
+    assert half == (14 if states else 13)
     assert launched[:half] == launched[half:]
 
 

@@ -8,10 +8,6 @@ import triton
 
 from relation.kernels.checks import layout
 from relation.kernels.common import Parts, tokens_layout
-from relation.kernels.linear_relation.blocks import (
-    coordinates_by_blocks,
-    information_by_blocks,
-)
 from relation.kernels.linear_relation.forward import kept_sizes, views_of
 from relation.kernels.linear_relation.fused import weak_gradients_kernel
 from relation.kernels.linear_relation.launches import (
@@ -20,11 +16,16 @@ from relation.kernels.linear_relation.launches import (
     Segments,
     select_launches,
     share_of,
+    share_of_mixed,
     split_chunks,
 )
 from relation.kernels.linear_relation.levels import (
     coordinates_backward_kernel,
     information_backward_kernel,
+)
+from relation.kernels.linear_relation.mixed import (
+    mixed_coordinates_kernel,
+    mixed_information_kernel,
 )
 from relation.kernels.linear_relation.states import States, added_sizes, launch_states, state_sizes
 from relation.kernels.linear_relation.weak import weak_coordinates_kernel, weak_information_kernel
@@ -86,8 +87,8 @@ class _Recipe(NamedTuple):
         heads = B * H
         segments = split_chunks(heads, T, launches)
         squares, kind = launches.kept_scores
-        # What weak_information and block_information keep for the coordinates.
-        keeps = launches.weak_coordinates is not None or launches.block_coordinates is not None
+        # What weak_information and mixed_information keep for the coordinates.
+        keeps = launches.weak_coordinates is not None or launches.mixed_coordinates is not None
         kept = heads * segments.chunks if keeps else 0
         rows = heads * T * D if keeps else 0
         temporaries = Parts(
@@ -124,10 +125,11 @@ def _launch(
     (B, H, T, D), segments = p1.shape, recipe.segments
     views = recipe.temporaries.views(memory)
     added, sums, between = views[:2], views[2:4], views[4:8]
-    (prepared, met, near), dmet = views_of(kept, recipe.kept), States(*views[8:])
+    (prepared, met), dmet = views_of(kept, recipe.kept), States(*views[8:])
     given = p1, p2, dy, prepared, dfinal, dmet, dinitial, *added
     launch_states(launcher, *given, launches, segments, backward=True)
     states = *met, *dmet
+    constants = launches.constants(D, H // p2.shape[1], p1, p2, info, log_retention, dy, dp1)
     inputs = p1, p2, info, log_retention, dy, prepared.selves, prepared.weak, *states
     all_chunks = B * H * segments.chunks
     before, after = (H, T, scale, segments.chunks), (segments.length, segments.count)
@@ -142,14 +144,14 @@ def _launch(
     def configure(launch: Launch, by_channels: bool, skips: bool) -> Configuration:
         options = launch.options(D)
         share = share_of(all_chunks, launches) if skips else 1
-        own = launches.constants(D, H // p2.shape[1]) | {"LEVELS": launches.levels}
+        own = constants | {"LEVELS": launches.levels}
         own |= {"SKIP_WEAK": skips, "SHARE": share}
         blocks = (triton.cdiv(D, options["BLOCK_D"]),) if by_channels else ()
         numbers = (*strides(p1, p2, info, log_retention, dy, dp1), *before, all_chunks, *after)
         return (triton.cdiv(all_chunks, share), *blocks), numbers, own | options
 
     def configure_weak(launch: Launch, **own) -> Configuration:
-        own |= launches.constants(D, H // p2.shape[1]) | {"WHOLE": segments.whole}
+        own |= constants | {"WHOLE": segments.whole}
         numbers = *strides(p1, p2, info, dy, dp1), *before, *after
         return (B * H, segments.chunks), numbers, own | launch.options(D)
 
@@ -162,18 +164,19 @@ def _launch(
         del own["BLOCK_V"]
         return (B * H, blocks, segments.chunks), (*strides(p1, p2, dp1), *before), own
 
-    def configure_blocks(launch: Launch) -> tuple[dict, int]:
-        share = share_of(all_chunks, launches)
-        own = launches.constants(D, H // p2.shape[1]) | launch.options(D)
-        return own | {"WIDTH": launches.block_width, "SHARE": share}, triton.cdiv(all_chunks, share)
+    def configure_mixed(launch: Launch) -> tuple[dict, int]:
+        programs, share = share_of_mixed(all_chunks, launch)
+        own = constants | launch.options(D)
+        return own | {"LEVELS": launches.levels, "SHARE": share}, programs
 
-    def configure_block_information() -> Configuration:
-        own, programs = configure_blocks(launches.block_information)
+    def configure_mixed_information() -> Configuration:
+        own, programs = configure_mixed(launches.mixed_information)
+        own["BLOCK_S"] = launches.mixed_output.options(D)["BLOCK_D"]
         numbers = *strides(p1, p2, info, dy, dp1), H, T, segments.chunks, all_chunks, *after
         return (programs,), numbers, own
 
-    def configure_block_coordinates() -> Configuration:
-        own, programs = configure_blocks(launches.block_coordinates)
+    def configure_mixed_coordinates() -> Configuration:
+        own, programs = configure_mixed(launches.mixed_coordinates)
         del own["BLOCK_V"]
         blocks = triton.cdiv(D, own["BLOCK_D"])
         return (programs, blocks), (*strides(p1, p2, dp1), *before, all_chunks), own
@@ -198,10 +201,10 @@ def _launch(
     of_coordinates = (p1, p2, *of_chunks, *sums, *between, *gradients)
     if weak_coordinates is not None:
         launcher.launch(weak_coordinates_kernel, of_coordinates, configure_weak_coordinates)
-    if launches.block_information is not None:
-        tensors = (p1, p2, info, dy, *prepared, near, *states, dinfo, *sums, *between)
-        launcher.launch(information_by_blocks, tensors, configure_block_information)
-        launcher.launch(coordinates_by_blocks, of_coordinates, configure_block_coordinates)
+    if launches.mixed_information is not None:
+        tensors = (*weak_inputs, dinfo, *sums, *between)
+        launcher.launch(mixed_information_kernel, tensors, configure_mixed_information)
+        launcher.launch(mixed_coordinates_kernel, of_coordinates, configure_mixed_coordinates)
     tensors = (*inputs, dinfo, *sums)
     launcher.launch(information_backward_kernel, tensors, configure_information)
     tensors = (*inputs, *sums, *gradients)

@@ -11,7 +11,7 @@ NORM_FLOOR = tl.constexpr(1e-12)
 STRONGEST = tl.constexpr(-200.0)
 # exp(-40) beside 1 is below the rounding of FP32: where some channel forgets little, no step is
 # taken for stronger, so that sums over a chunk are rounded less.
-STRONGEST_IN_BLOCKS = tl.constexpr(-40.0)
+STRONGEST_OF_MIXED = tl.constexpr(-40.0)
 LOG2_E = tl.constexpr(1.4426950408889634)
 # exp(40) squared times any head width is far from FP32's largest number.
 LARGEST_EXPONENT = tl.constexpr(40.0)

@@ -7,14 +7,15 @@ import triton
 
 from relation.kernels.checks import layout
 from relation.kernels.common import Parts, tokens_layout
-from relation.kernels.linear_relation.blocks import output_by_blocks
 from relation.kernels.linear_relation.launches import (
     Launches,
     Segments,
     select_launches,
     share_of,
+    share_of_mixed,
     split_chunks,
 )
+from relation.kernels.linear_relation.mixed import mixed_output_kernel
 from relation.kernels.linear_relation.output import output_kernel
 from relation.kernels.linear_relation.prepare import (
     Prepared,
@@ -32,22 +33,19 @@ from relation.kernels.plans import Configuration, Launcher, plan_of
 
 
 def kept_sizes(B: int, H: int, T: int, D: int, launches: Launches) -> tuple[int, ...]:
-    """The numbers of `Prepared`, `States` and the scores inside blocks, in one FP32 tensor.
-
-    The backward pass takes them. The scores are (B, H, T, block_width), of chunks in blocks.
+    """The numbers of `Prepared` and `States`, which the backward pass takes, in one FP32 tensor.
 
     Rounded up to multiples of 16, so that every part is 64-byte aligned.
     """
     segments = split_chunks(B * H, T, launches)
-    near = 0 if launches.block_output is None else B * H * T * launches.block_width
-    sizes = *prepared_sizes(B * H, T, D, segments), *state_sizes(B * H, D, segments), near
+    sizes = *prepared_sizes(B * H, T, D, segments), *state_sizes(B * H, D, segments)
     return tuple((size + 15) // 16 * 16 for size in sizes)
 
 
-def views_of(kept: torch.Tensor, sizes: tuple[int, ...]) -> tuple[Prepared, States, torch.Tensor]:
-    """The three in a tensor of as many numbers as `kept_sizes` has."""
-    selves, weak, exponents, halves, *states, near = kept.split_with_sizes(sizes)
-    return Prepared(selves, weak.view(torch.uint8), exponents, halves), States(*states), near
+def views_of(kept: torch.Tensor, sizes: tuple[int, ...]) -> tuple[Prepared, States]:
+    """The two in a tensor of as many numbers as `kept_sizes` has."""
+    selves, weak, exponents, halves, *states = kept.split_with_sizes(sizes)
+    return Prepared(selves, weak.view(torch.uint8), exponents, halves), States(*states)
 
 
 class _Recipe(NamedTuple):
@@ -97,13 +95,13 @@ def launch_forward(
         launcher: Launcher, p1, p2, info, log_retention, state, y, kept, final, memory
     ) -> None:
         added, added_log_decay = recipe.temporaries.views(memory)
-        prepared, met, near = views_of(kept, recipe.kept)
+        prepared, met = views_of(kept, recipe.kept)
         scale, of_call = 1 / (tau * p1.shape[3] ** 0.5), (launches, recipe.segments)
         given = p1, p2, log_retention, prepared, scale
         launch_prepare(launcher, *given, *of_call)
         given = p1, p2, info, prepared, state, met, final, added, added_log_decay
         launch_states(launcher, *given, *of_call, backward=False)
-        given = p1, p2, info, log_retention, prepared, met, near, y
+        given = p1, p2, info, log_retention, prepared, met, y
         _launch_output(launcher, *given, *of_call)
 
     with torch.cuda.device_of(p1):
@@ -119,7 +117,6 @@ def _launch_output(
     log_retention: torch.Tensor,
     prepared: Prepared,
     met: States,
-    near: torch.Tensor,
     y: torch.Tensor,
     launches: Launches,
     segments: Segments,
@@ -128,25 +125,27 @@ def _launch_output(
     all_chunks, skips = B * H * segments.chunks, launches.weak_output is not None
     share = share_of(all_chunks, launches) if skips else 1
     of_segments = segments.length, segments.count
+    constants = launches.constants(D, H // p2.shape[1], p1, p2, info, log_retention, y)
 
     def configure_weak() -> Configuration:
         strides = (*p1.stride(), *p2.stride(), *info.stride(), *y.stride())
-        own = launches.constants(D, H // p2.shape[1]) | {"WHOLE": segments.whole}
+        own = constants | {"WHOLE": segments.whole}
         numbers = (*strides, H, T, segments.chunks, *of_segments)
         return (B * H, segments.chunks), numbers, own | launches.weak_output.options(D)
 
-    def configure_blocks() -> Configuration:
+    def configure_mixed() -> Configuration:
         strides = (*p1.stride(), *p2.stride(), *info.stride(), *y.stride())
-        own = {"WIDTH": launches.block_width, "SHARE": share}
-        own |= launches.constants(D, H // p2.shape[1]) | launches.block_output.options(D)
+        programs, share_of_one = share_of_mixed(all_chunks, launches.mixed_output)
+        own = {"LEVELS": launches.levels, "SHARE": share_of_one}
+        own |= constants | launches.mixed_output.options(D)
         numbers = (*strides, H, T, segments.chunks, all_chunks, *of_segments)
-        return (triton.cdiv(all_chunks, share),), numbers, own
+        return (programs,), numbers, own
 
     def configure_others() -> Configuration:
         strides = (*p1.stride(), *p2.stride(), *info.stride())
         strides += (*log_retention.stride(), *y.stride())
         own = {"SKIP_WEAK": skips, "SHARE": share, "LEVELS": launches.levels}
-        own |= launches.constants(D, H // p2.shape[1])
+        own |= constants
         numbers = (*strides, H, T, segments.chunks, all_chunks, *of_segments)
         grid = (triton.cdiv(all_chunks, share),)
         return grid, numbers, own | launches.output.options(D)
@@ -154,9 +153,8 @@ def _launch_output(
     if launches.weak_output is not None:
         tensors = (p1, p2, info, *prepared, *met, y)
         launcher.launch(weak_output_kernel, tensors, configure_weak)
-    if launches.block_output is not None:
-        tensors = (p1, p2, info, *prepared, near, *met, y)
-        launcher.launch(output_by_blocks, tensors, configure_blocks)
+    if launches.mixed_output is not None:
+        launcher.launch(mixed_output_kernel, (p1, p2, info, *prepared, *met, y), configure_mixed)
     of_chunks = prepared.selves, prepared.weak, prepared.exponents
     tensors = (p1, p2, info, log_retention, *of_chunks, *met, y)
     launcher.launch(output_kernel, tensors, configure_others)

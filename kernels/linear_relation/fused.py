@@ -7,7 +7,6 @@ held in registers over all of them, they were spilled, and more was moved for th
 import triton
 import triton.language as tl
 
-from relation.kernels.common import head_offset
 from relation.kernels.linear_relation.decays import add_product, exp, parts, product, project
 from relation.kernels.linear_relation.tiles import (
     IS_WEAK,
@@ -15,6 +14,7 @@ from relation.kernels.linear_relation.tiles import (
     load_selves,
     load_state,
     load_tokens,
+    own_offset,
     shared_offset,
     states_of_chunk,
     store_tokens,
@@ -34,6 +34,7 @@ def weak_gradients_kernel(
     stride_out_b, stride_out_h, stride_out_t, stride_out_d,
     H, T, scale, chunks, segment_chunks, segments,
     PRECISION: tl.constexpr, D: tl.constexpr, WHOLE: tl.constexpr, GROUP: tl.constexpr,
+    ALIGNED: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     head = tl.cast(tl.program_id(0), tl.int64)
@@ -44,12 +45,12 @@ def weak_gradients_kernel(
     if tl.load(weak + here) != IS_WEAK:
         return
     t_start = chunk * CHUNK
-    p1 += head_offset(H, stride_p1_b, stride_p1_h)
-    p2 += shared_offset(H, GROUP, stride_p2_b, stride_p2_h)
-    info += shared_offset(H, GROUP, stride_info_b, stride_info_h)
+    p1 += own_offset(H, stride_p1_b, stride_p1_h, ALIGNED)
+    p2 += shared_offset(H, GROUP, stride_p2_b, stride_p2_h, ALIGNED)
+    info += shared_offset(H, GROUP, stride_info_b, stride_info_h, ALIGNED)
     exponents += head * T * D
-    dy += head_offset(H, stride_dy_b, stride_dy_h)
-    out = head_offset(H, stride_out_b, stride_out_h)
+    dy += own_offset(H, stride_dy_b, stride_dy_h, ALIGNED)
+    out = own_offset(H, stride_out_b, stride_out_h, ALIGNED)
 
     t = tl.arange(0, CHUNK)
     t_rows, t_columns = t[:, None], t[None, :]

@@ -1,9 +1,11 @@
 """Chunks, tile shapes and warps of every pass, by architecture; README.md says what was timed."""
 
 import functools
+import math
 from dataclasses import dataclass
 
 import torch
+import triton
 
 from relation.kernels.common import HOPPER, SMALL, architecture, padded_width
 
@@ -12,7 +14,8 @@ from relation.kernels.common import HOPPER, SMALL, architecture, padded_width
 class Launch:
     """One pass over chunks, by block_d relation channels and block_v information channels.
 
-    registers: at most so many a thread; None leaves them to the compiler.
+    registers: at most so many a thread; None leaves them to the compiler. programs: of a pass over
+    mixed chunks, as many as a GPU holds at a time; each then takes several chunks.
     """
 
     block_d: int
@@ -20,6 +23,7 @@ class Launch:
     num_warps: int
     num_stages: int
     registers: int | None = None
+    programs: int | None = None
 
     def options(self, head_dim: int) -> dict[str, int]:
         """What the pass's kernel takes at a head width: no tile is wider than it has to be."""
@@ -31,9 +35,6 @@ class Launch:
             "num_warps": self.num_warps,
             "num_stages": self.num_stages,
         }
-
-
-_BLOCK_PASSES = ("output", "information", "coordinates")
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,8 @@ class Launches:
     chunks too: weak_output, weak_information, weak_coordinates, which takes what
     weak_information keeps, and weak_gradients, which does the work of both and holds all
     relation channels. It, weak_output and weak_information hold all information channels.
-    block_output, block_information and block_coordinates, all or none: the passes over chunks
-    in blocks of block_width tokens; the first two hold all information channels.
+    mixed_output, mixed_information and mixed_coordinates, all or none: passes over chunks of which
+    some channels forget much and others little. The first two hold all information channels.
     """
 
     widest: int
@@ -70,10 +71,9 @@ class Launches:
     weak_information: Launch | None = None
     weak_coordinates: Launch | None = None
     weak_gradients: Launch | None = None
-    block_output: Launch | None = None
-    block_information: Launch | None = None
-    block_coordinates: Launch | None = None
-    block_width: int = 16
+    mixed_output: Launch | None = None
+    mixed_information: Launch | None = None
+    mixed_coordinates: Launch | None = None
     scan: Scan = Scan(128, 8, 1)
     programs: int = 512
     prepare: Launch = Launch(128, 128, 4, 1)
@@ -83,15 +83,18 @@ class Launches:
             raise ValueError("give weak_information or weak_gradients, not both")
         if self.weak_coordinates is not None and self.weak_information is None:
             raise ValueError("weak_coordinates takes what weak_information keeps: give both")
-        if len({getattr(self, f"block_{name}") is None for name in _BLOCK_PASSES}) > 1:
-            raise ValueError("give block_output, block_information and block_coordinates, or none")
-        if self.block_output is not None:
-            if self.weak_output is None or self.weak_gradients is self.weak_coordinates is None:
-                raise ValueError("blocks take what passes over weak chunks leave: give these, too")
-            if self.chunk % self.block_width or self.block_width & (self.block_width - 1):
-                raise ValueError("block_width: give a power of two that divides the chunk")
+        mixed = self.mixed_output, self.mixed_information, self.mixed_coordinates
+        if 0 < mixed.count(None) < 3:
+            raise ValueError("give mixed_output, mixed_information and mixed_coordinates, or none")
+        if any(launch is not None and not launch.programs for launch in mixed):
+            raise ValueError("mixed passes: give programs, as many as a GPU holds")
+        weak_is_apart = self.weak_output is not None and (
+            self.weak_gradients is not None or self.weak_coordinates is not None
+        )
+        if self.mixed_output is not None and not weak_is_apart:
+            raise ValueError("mixed chunks are what all weak passes leave: give these, too")
         whole = "weak_output", "weak_information", "weak_gradients"
-        for name in (*whole, "block_output", "block_information"):
+        for name in (*whole, "mixed_output", "mixed_information"):
             launch = getattr(self, name)
             if launch is not None and launch.block_v < self.widest:
                 raise ValueError(f"{name}: give block_v of at least {self.widest}, the widest head")
@@ -111,12 +114,16 @@ class Launches:
         parts, dtype = (1, torch.float32) if self.precision == "ieee" else (2, torch.bfloat16)
         return (parts, self.chunk, self.chunk), dtype
 
-    def constants(self, head_dim: int, group: int) -> dict[str, int | str]:
-        """What the kernels over chunks take alike; group: heads of p1 for one of p2 and info."""
+    def constants(self, head_dim: int, group: int, *strided: torch.Tensor) -> dict[str, int | str]:
+        """What the kernels over chunks take alike; group: heads of p1 for one of p2 and info.
+
+        strided: the tensors that a kernel addresses by strides; without any, strides are aligned.
+        """
         return {
             "PRECISION": self.precision,
             "D": head_dim,
             "GROUP": group,
+            "ALIGNED": math.gcd(16, *(stride for x in strided for stride in x.stride()[:2])),
             "CHUNK": self.chunk,
         }
 
@@ -139,7 +146,7 @@ LARGEST_SHARE = 8
 
 
 def share_of(all_chunks: int, launches: Launches) -> int:
-    """How many chunks a program by levels or by blocks takes, where others take weak chunks.
+    """How many chunks a program by levels takes, where others take weak chunks.
 
     Most programs find nothing to do, and fewer of them take less time; enough are left for chunks
     that are not weak.
@@ -148,6 +155,12 @@ def share_of(all_chunks: int, launches: Launches) -> int:
     while share < LARGEST_SHARE and all_chunks >= 4 * share * launches.programs:
         share *= 2
     return share
+
+
+def share_of_mixed(all_chunks: int, launch: Launch) -> tuple[int, int]:
+    """The programs over mixed chunks, and of how many chunks each takes at most, a power of two."""
+    programs = min(all_chunks, launch.programs)
+    return programs, triton.next_power_of_2(triton.cdiv(all_chunks, programs))
 
 
 def split_chunks(heads: int, T: int, launches: Launches) -> Segments:
@@ -172,18 +185,28 @@ LAUNCHES: dict[tuple[str, int], tuple[Launches, ...]] = {
     (HOPPER, 2): (
         _entry(
             48, 64, "bf16x3", (64, 64, 4, 1, 128), (64, 64, 4, 1), *[(32, 32, 4, 1)] * 2,
+            prepare=Launch(64, 64, 4, 1, 128),
             weak_output=Launch(64, 64, 4, 1, 128), weak_gradients=Launch(64, 64, 4, 1),
+            mixed_output=Launch(32, 64, 4, 1, 128, 528),
+            mixed_information=Launch(16, 64, 4, 1, 128, 528),
+            mixed_coordinates=Launch(16, 64, 4, 1, 128, 176),
         ),
         _entry(
             64, 64, "bf16x3", (64, 64, 4, 3), (64, 64, 4, 1), *[(32, 32, 4, 1)] * 2,
-            programs=256,
+            programs=256, prepare=Launch(64, 64, 4, 1, 128),
             weak_output=Launch(64, 64, 4, 1, 168), weak_gradients=Launch(64, 64, 4, 1),
+            mixed_output=Launch(64, 64, 4, 1, programs=264),
+            mixed_information=Launch(32, 64, 4, 1, programs=264),
+            mixed_coordinates=Launch(32, 64, 4, 1, 168, 198),
         ),
         _entry(
             128, 64, "bf16x3", (16, 128, 4, 2), (32, 64, 4, 1, 168), *[(32, 32, 4, 1)] * 2,
             programs=128, prepare=Launch(32, 32, 4, 1),
             weak_output=Launch(32, 128, 4, 2), weak_information=Launch(16, 128, 4, 2),
             weak_coordinates=Launch(16, 32, 4, 1, 128),
+            mixed_output=Launch(32, 128, 4, 1, 168, 396),
+            mixed_information=Launch(16, 128, 4, 1, programs=264),
+            mixed_coordinates=Launch(32, 32, 4, 1, 168, 132),
         ),
     ),
     (SMALL, 2): (
@@ -197,15 +220,17 @@ INTERPRETED = (
     _entry(
         128, 16, "ieee", *[(16, 16, 1, 1)] * 4, scan=Scan(1024, 2, 1), programs=4,
         weak_output=Launch(16, 128, 1, 1), weak_gradients=Launch(128, 128, 1, 1),
-        block_output=Launch(16, 128, 1, 1), block_information=Launch(16, 128, 1, 1),
-        block_coordinates=Launch(16, 16, 1, 1), block_width=4,
+        mixed_output=Launch(16, 128, 1, 1, programs=3),
+        mixed_information=Launch(16, 128, 1, 1, programs=2),
+        mixed_coordinates=Launch(16, 16, 1, 1, programs=5),
     ),
     _entry(
         128, 16, "ieee", *[(16, 16, 1, 1)] * 4, scan=Scan(1024, 2, 1), programs=4,
         weak_output=Launch(16, 128, 1, 1), weak_information=Launch(16, 128, 1, 1),
         weak_coordinates=Launch(16, 16, 1, 1),
-        block_output=Launch(16, 128, 1, 1), block_information=Launch(16, 128, 1, 1),
-        block_coordinates=Launch(16, 16, 1, 1), block_width=4,
+        mixed_output=Launch(16, 128, 1, 1, programs=3),
+        mixed_information=Launch(16, 128, 1, 1, programs=2),
+        mixed_coordinates=Launch(16, 16, 1, 1, programs=5),
     ),
     _entry(
         128, 16, "ieee", *[(16, 16, 1, 1)] * 4, scan=Scan(1024, 2, 1), programs=4,

@@ -3,7 +3,6 @@
 import triton
 import triton.language as tl
 
-from relation.kernels.common import offset_of_head
 from relation.kernels.linear_relation.decays import (
     decays_at_level,
     load_retention,
@@ -17,6 +16,7 @@ from relation.kernels.linear_relation.tiles import (
     load_selves,
     load_state,
     load_tokens,
+    offset_of,
     states_of_chunk,
     store_tokens,
 )
@@ -33,7 +33,7 @@ def output_kernel(
     H, T, chunks, all_chunks, segment_chunks, segments,
     PRECISION: tl.constexpr, D: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, CHUNK: tl.constexpr, LEVELS: tl.constexpr,
-    GROUP: tl.constexpr, SKIP_WEAK: tl.constexpr, SHARE: tl.constexpr,
+    GROUP: tl.constexpr, ALIGNED: tl.constexpr, SKIP_WEAK: tl.constexpr, SHARE: tl.constexpr,
 ):  # fmt: skip
     if SKIP_WEAK and all_weak(weak, chunks, all_chunks, SHARE):
         return
@@ -44,13 +44,13 @@ def output_kernel(
         if (index < all_chunks) & (not (SKIP_WEAK and is_weak)):
             head, chunk = index // chunks, index % chunks
             t_start = chunk * CHUNK
-            p1_head = p1 + offset_of_head(head, H, stride_p1_b, stride_p1_h)
-            p2_head = p2 + offset_of_head(head // GROUP, H // GROUP, stride_p2_b, stride_p2_h)
-            info_head = info + offset_of_head(
-                head // GROUP, H // GROUP, stride_info_b, stride_info_h
+            p1_head = p1 + offset_of(head, H, stride_p1_b, stride_p1_h, ALIGNED)
+            p2_head = p2 + offset_of(head // GROUP, H // GROUP, stride_p2_b, stride_p2_h, ALIGNED)
+            info_head = info + offset_of(
+                head // GROUP, H // GROUP, stride_info_b, stride_info_h, ALIGNED
             )
-            g_head = log_retention + offset_of_head(head, H, stride_g_b, stride_g_h)
-            y_head = y + offset_of_head(head, H, stride_y_b, stride_y_h)
+            g_head = log_retention + offset_of(head, H, stride_g_b, stride_g_h, ALIGNED)
+            y_head = y + offset_of(head, H, stride_y_b, stride_y_h, ALIGNED)
             head = tl.cast(head, tl.int64)
             here, segment, own_past, _ = states_of_chunk(
                 chunk, head, chunks, segment_chunks, segments, D

@@ -5,16 +5,16 @@
 
 from triton.compiler import CompiledKernel
 
-from relation.kernels.linear_relation.blocks import (
-    coordinates_by_blocks,
-    information_by_blocks,
-    output_by_blocks,
-)
 from relation.kernels.linear_relation.fused import weak_gradients_kernel
 from relation.kernels.linear_relation.launches import LAUNCHES, Launches
 from relation.kernels.linear_relation.levels import (
     coordinates_backward_kernel,
     information_backward_kernel,
+)
+from relation.kernels.linear_relation.mixed import (
+    mixed_coordinates_kernel,
+    mixed_information_kernel,
+    mixed_output_kernel,
 )
 from relation.kernels.linear_relation.output import output_kernel
 from relation.kernels.linear_relation.prepare import prepare_kernel
@@ -37,11 +37,11 @@ PASSES = {
     "weak_information": weak_information_kernel,
     "weak_coordinates": weak_coordinates_kernel,
     "weak_gradients": weak_gradients_kernel,
-    "block_output": output_by_blocks,
-    "block_information": information_by_blocks,
-    "block_coordinates": coordinates_by_blocks,
+    "mixed_output": mixed_output_kernel,
+    "mixed_information": mixed_information_kernel,
+    "mixed_coordinates": mixed_coordinates_kernel,
 }
-_TOKENS = {"p1", "p2", "info", "value", "dy", "y", "dp1", "dp2", "dinfo", "dscores_t"}
+_TOKENS = {"p1", "p2", "info", "value", "dy", "y", "dp1", "dp2", "dinfo", "dscores", "dscores_t"}
 _TYPES = dict.fromkeys(("H", "T", "chunks", "all_chunks", "segment_chunks", "segments"), "i32")
 _TYPES |= {"scale": "fp32", "weak": "*u8"}
 
@@ -70,8 +70,9 @@ def compile_pass(
     skips = launches.weak_output is not None
     given = launches.constants(head_dim, 1) | blocks | {"WHOLE": whole, "BACKWARD": True}
     given |= {"SKIP_WEAK": skips, "SHARE": 4 if skips else 1, "KEEPS": True}
-    given |= {"BY_BLOCKS": launches.block_output is not None, "WIDTH": launches.block_width}
-    given["LEVELS"] = launches.levels
+    given |= {"MIXED": launches.mixed_output is not None, "LEVELS": launches.levels}
+    if launches.mixed_output is not None:
+        given["BLOCK_S"] = launches.mixed_output.options(head_dim)["BLOCK_D"]
     constants = {key: value for key, value in given.items() if key in kernel.arg_names}
     types = dict(_TYPES)
     for argument in kernel.arg_names:

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from relation.kernels.common import Part, head_offset
+from relation.kernels.common import Part
 from relation.kernels.linear_relation.decays import exp, from_registers, product
 from relation.kernels.linear_relation.launches import Launches, Segments
 from relation.kernels.linear_relation.prepare import Prepared
@@ -18,6 +18,7 @@ from relation.kernels.linear_relation.tiles import (
     load_half,
     load_selves,
     load_tokens,
+    own_offset,
     shared_offset,
     state_tile,
 )
@@ -50,7 +51,8 @@ def chunk_states_kernel(
     stride_p2_b, stride_p2_h, stride_p2_t, stride_p2_d,
     stride_value_b, stride_value_h, stride_value_t, stride_value_d,
     H, T, chunks, segment_chunks,
-    BACKWARD: tl.constexpr, GROUP: tl.constexpr, PRECISION: tl.constexpr, D: tl.constexpr,
+    BACKWARD: tl.constexpr, GROUP: tl.constexpr,
+    ALIGNED: tl.constexpr, PRECISION: tl.constexpr, D: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, CHUNK: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     head = tl.cast(tl.program_id(0), tl.int64)
@@ -58,10 +60,10 @@ def chunk_states_kernel(
     v_blocks: tl.constexpr = (D + BLOCK_V - 1) // BLOCK_V
     d_start = tl.program_id(2) // v_blocks * BLOCK_D
     v_start = tl.program_id(2) % v_blocks * BLOCK_V
-    p1 += head_offset(H, stride_p1_b, stride_p1_h)
-    p2 += shared_offset(H, GROUP, stride_p2_b, stride_p2_h)
+    p1 += own_offset(H, stride_p1_b, stride_p1_h, ALIGNED)
+    p2 += shared_offset(H, GROUP, stride_p2_b, stride_p2_h, ALIGNED)
     # The values are information forward and dY backward, which no heads share.
-    value += shared_offset(H, 1 if BACKWARD else GROUP, stride_value_b, stride_value_h)
+    value += shared_offset(H, 1 if BACKWARD else GROUP, stride_value_b, stride_value_h, ALIGNED)
     within += head * chunks * D * D
     log_decay += head * chunks * D
     exponents += head * T * D
@@ -197,7 +199,7 @@ def launch_states(
         blocks = triton.cdiv(D, options["BLOCK_D"]) * triton.cdiv(D, options["BLOCK_V"])
         strides = (*p1.stride(), *p2.stride(), *value.stride())
         own = {"BACKWARD": backward, "WHOLE": segments.whole}
-        own |= launches.constants(D, H // p2.shape[1])
+        own |= launches.constants(D, H // p2.shape[1], p1, p2, value)
         numbers = (*strides, H, T, segments.chunks, segments.length)
         return (B * H, segments.count, blocks), numbers, own | options
 

@@ -8,7 +8,6 @@ matrix of exponents and its reciprocal.
 import triton
 import triton.language as tl
 
-from relation.kernels.common import head_offset
 from relation.kernels.linear_relation.decays import exp, product, project, split
 from relation.kernels.linear_relation.tiles import (
     IS_WEAK,
@@ -17,6 +16,7 @@ from relation.kernels.linear_relation.tiles import (
     load_selves,
     load_state,
     load_tokens,
+    own_offset,
     shared_offset,
     states_of_chunk,
     store_row,
@@ -42,6 +42,7 @@ def weak_output_kernel(
     stride_y_b, stride_y_h, stride_y_t, stride_y_d,
     H, T, chunks, segment_chunks, segments,
     PRECISION: tl.constexpr, D: tl.constexpr, WHOLE: tl.constexpr, GROUP: tl.constexpr,
+    ALIGNED: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     head = tl.cast(tl.program_id(0), tl.int64)
@@ -50,11 +51,11 @@ def weak_output_kernel(
     if tl.load(weak + here) != IS_WEAK:
         return
     t_start = chunk * CHUNK
-    p1 += head_offset(H, stride_p1_b, stride_p1_h)
-    p2 += shared_offset(H, GROUP, stride_p2_b, stride_p2_h)
-    info += shared_offset(H, GROUP, stride_info_b, stride_info_h)
+    p1 += own_offset(H, stride_p1_b, stride_p1_h, ALIGNED)
+    p2 += shared_offset(H, GROUP, stride_p2_b, stride_p2_h, ALIGNED)
+    info += shared_offset(H, GROUP, stride_info_b, stride_info_h, ALIGNED)
     exponents += head * T * D
-    y += head_offset(H, stride_y_b, stride_y_h)
+    y += own_offset(H, stride_y_b, stride_y_h, ALIGNED)
 
     S, inverse_norm1, inverse_norm2 = load_selves(selves, head, t_start, T, CHUNK)
     t = tl.arange(0, CHUNK)
@@ -128,6 +129,7 @@ def weak_information_kernel(
     stride_out_b, stride_out_h, stride_out_t, stride_out_d,
     H, T, scale, chunks, segment_chunks, segments,
     PRECISION: tl.constexpr, D: tl.constexpr, WHOLE: tl.constexpr, GROUP: tl.constexpr,
+    ALIGNED: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, CHUNK: tl.constexpr, KEEPS: tl.constexpr,
 ):  # fmt: skip
     head = tl.cast(tl.program_id(0), tl.int64)
@@ -138,12 +140,12 @@ def weak_information_kernel(
     if tl.load(weak + here) != IS_WEAK:
         return
     t_start = chunk * CHUNK
-    p1 += head_offset(H, stride_p1_b, stride_p1_h)
-    p2 += shared_offset(H, GROUP, stride_p2_b, stride_p2_h)
-    info += shared_offset(H, GROUP, stride_info_b, stride_info_h)
+    p1 += own_offset(H, stride_p1_b, stride_p1_h, ALIGNED)
+    p2 += shared_offset(H, GROUP, stride_p2_b, stride_p2_h, ALIGNED)
+    info += shared_offset(H, GROUP, stride_info_b, stride_info_h, ALIGNED)
     exponents += head * T * D
-    dy += head_offset(H, stride_dy_b, stride_dy_h)
-    dinfo += head_offset(H, stride_out_b, stride_out_h)
+    dy += own_offset(H, stride_dy_b, stride_dy_h, ALIGNED)
+    dinfo += own_offset(H, stride_out_b, stride_out_h, ALIGNED)
 
     S, inverse_norm1, inverse_norm2 = load_selves(selves, head, t_start, T, CHUNK)
     info_t = load_tokens(
@@ -223,6 +225,7 @@ def weak_coordinates_kernel(
     stride_out_b, stride_out_h, stride_out_t, stride_out_d,
     H, T, scale, chunks,
     PRECISION: tl.constexpr, D: tl.constexpr, WHOLE: tl.constexpr, GROUP: tl.constexpr,
+    ALIGNED: tl.constexpr,
     BLOCK_D: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     head = tl.cast(tl.program_id(0), tl.int64)
@@ -232,10 +235,10 @@ def weak_coordinates_kernel(
     if tl.load(weak + here) != IS_WEAK:
         return
     t_start = chunk * CHUNK
-    p1 += head_offset(H, stride_p1_b, stride_p1_h)
-    p2 += shared_offset(H, GROUP, stride_p2_b, stride_p2_h)
+    p1 += own_offset(H, stride_p1_b, stride_p1_h, ALIGNED)
+    p2 += shared_offset(H, GROUP, stride_p2_b, stride_p2_h, ALIGNED)
     of_head = head * T * D
-    out = head_offset(H, stride_out_b, stride_out_h)
+    out = own_offset(H, stride_out_b, stride_out_h, ALIGNED)
 
     S, inverse_norm1, inverse_norm2 = load_selves(selves, head, t_start, T, CHUNK)
     exponent = load_tokens(exponents + of_head, t_start, T, D, d_start, 1, D, CHUNK, BLOCK_D, WHOLE)
