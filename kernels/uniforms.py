@@ -18,7 +18,7 @@ _CODE = re.compile(r"\s+/\*([0-9a-f]{4,5})\*/\s+(?:(@!?U?P\w+)\s+)?(.*?)\s*;")
 _BRANCH = re.compile(r"\bBRA(?:\.\w+)*(?: !?U?P\w+,)? 0x([0-9a-f]+)")
 _UNIFORM = re.compile(r"\bUR(\d+)")
 # Operations whose first operand is a uniform register that they write.
-_WRITERS = re.compile(r"(?:U[A-Z]\w*|R2UR|S2UR|CS2UR|VOTEU|REDUX)(?:\.\w+)*$")
+_WRITERS = re.compile(r"(?:U[A-Z]\w*|R2UR|S2UR|CS2UR|LDCU|VOTEU|REDUX)(?:\.\w+)*$")
 _ENDS = ("EXIT", "RET", "BRX", "JMX")
 
 
@@ -89,7 +89,7 @@ def _registers(operation: str, operands: str) -> tuple[frozenset[int], frozenset
     writer = _WRITERS.match(operation)
     written: frozenset[int] = frozenset()
     if writer and (found := re.match(r"UR(\d+)$", first.strip())):
-        written = _from(int(found[1]), 2 if re.search(r"\.(64|WIDE)", operation) else 1)
+        written = _from(int(found[1]), _width(operation))
     else:
         rest = operands
     read: frozenset[int] = frozenset()
@@ -103,6 +103,12 @@ def _registers(operation: str, operands: str) -> tuple[frozenset[int], frozenset
             count = 2
         read |= _from(start, count)
     return read, written
+
+
+def _width(operation: str) -> int:
+    """How many registers a uniform operation writes."""
+    wide = re.search(r"\.(64|128|WIDE)", operation)
+    return 1 if wide is None else 4 if wide[1] == "128" else 2
 
 
 def _from(start: int, count: int) -> frozenset[int]:

@@ -25,6 +25,7 @@ from relation.kernels.linear_relation.weak import (
     weak_output_kernel,
 )
 from relation.kernels.resources import compile_kernel, resources_of
+from relation.kernels.uniforms import unset_uniforms
 
 # By their names in `Launches`.
 PASSES = {
@@ -89,10 +90,12 @@ def print_table() -> None:
             launches = next(entry for entry in entries if entry.widest >= head_dim)
             for name in passes_of(launches):
                 given = name, architecture, element_size, launches, head_dim
-                found = resources_of(compile_pass(*given, whole=True))
+                compiled = compile_pass(*given, whole=True)
+                found, unset = resources_of(compiled), len(unset_uniforms(compiled))
                 print(
                     f"{architecture}, D = {head_dim}, {name}: {found.registers} registers,"
-                    f" {found.stack} bytes of stack, {found.shared} of shared memory",
+                    f" {found.stack} bytes of stack, {found.shared} of shared memory"
+                    + (f"; {unset} reads of uniform registers without a value" if unset else ""),
                     flush=True,
                 )
 
