@@ -18,6 +18,7 @@ from relation.bench.campaign import measure
 from relation.bench.processes import Failure, Worker, answer
 from relation.bench.rounds import Answers, Part, Session
 from relation.bench.statistics import median_columns, ratio_apart
+from relation.errors import InputError
 from relation.store.layouts import COMPLEXITY, DECODE, THROUGHPUT
 from relation.store.parquet import read_origin, read_parquet
 
@@ -197,3 +198,11 @@ def test_a_device_that_is_not_there_is_told_before_measuring(tmp_path: Path) -> 
         pytest.skip("there is a GPU")
     with pytest.raises(processes.InputError, match="CUDA GPU"):
         measure(spec_of("matched", device="cuda"), None, tmp_path / "x.parquet")
+
+
+def test_a_corpus_that_is_not_prepared_is_told_before_measuring(tmp_path: Path) -> None:
+    """Not as every side's reason, in a record that would then count as done."""
+    output = tmp_path / "record.parquet"
+    with pytest.raises(InputError, match=r"train\.bin is missing or empty"):
+        measure(spec_of("matched"), tmp_path, output)
+    assert not output.exists()

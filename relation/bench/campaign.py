@@ -16,7 +16,7 @@ from relation.bench.rounds import WARM_ROUNDS, Answers, Part, prepared_together,
 from relation.bench.statistics import median_columns
 from relation.bench.steps import UPDATE, WholeUpdates
 from relation.bench.timing import TimedCalls
-from relation.data.tokens import token_file
+from relation.data.tokens import open_tokens, token_file
 from relation.machine.devices import describe
 from relation.nn.cache import HistoryCache, LinearState
 from relation.ops import get_backend
@@ -172,9 +172,11 @@ def measure(
 
     data: the folder of the prepared corpus, or None for random tokens. Whatever a side meets, out
     of memory, a kill, a missing backend, is its row's status, not a failure of the benchmark.
-    Raises InputError where there is no such device.
+    Raises InputError where there is no such device, or a step's corpus is not prepared.
     """
     tokens, rows = None if data is None else token_file(data, "train"), []
+    if tokens is not None and spec.benchmark != "complexity":
+        open_tokens(tokens)  # not found out by every side, as the reason for which it did not run
     label, parts_of = f"{spec.benchmark} {spec.scale}", partial(_parts, spec, tokens)
     with session(spec.device, label, parts_of, start) as (shared, parts):
         for part in parts:

@@ -333,7 +333,9 @@ def _measure(options: argparse.Namespace) -> None:
     wait_for_server()
     output = results.folder / systems_path(spec)
     rows = measure_benchmark(spec, data, output, stamped)
-    _made(options, f"{len(rows)} measurements", output)
+    met = [row for row in rows if row["reason"]]
+    told = (f"{row['status']}: {row['reason']}" for row in met)
+    _made(options, "\n".join([f"{len(rows)} measurements", *dict.fromkeys(told)]), output)
 
 
 def _recall(options: argparse.Namespace) -> None:
