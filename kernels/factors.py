@@ -54,8 +54,7 @@ def lost_factors(listing: str) -> int:
     """How many products of machine code find a left factor changed when their loop comes again.
 
     Their loop writes its registers behind the product and not before it. A loop that prepares the
-    factor of its next step does so rightly, so this says something only of factors kept in PTX. Of
-    a wide result the first register counts, of a product's all.
+    factor of its next step does so rightly, so this says something only of factors kept in PTX.
     """
     code = [
         (int(found[1], 16), found[2]) for x in listing.splitlines() if (found := _CODE.match(x))
@@ -78,7 +77,16 @@ def _written(instruction: str) -> Iterable[int]:
     if sums := _CODE_SUMS.match(instruction):
         return range(int(sums[2]), int(sums[2]) + int(sums[1]) // 2)
     found = _CODE_WRITE.match(instruction)
-    return () if not found or found[1].startswith(_READERS) else (int(found[2]),)
+    if not found or found[1].startswith(_READERS):
+        return ()
+    return range(int(found[2]), int(found[2]) + _results(found[1]))
+
+
+def _results(operation: str) -> int:
+    """How many registers an operation writes: loads of matrices and of 8 or 16 bytes, several."""
+    if operation.startswith("LDSM"):
+        return int(operation[-1]) if operation[-1] in "24" else 1
+    return 4 if ".128" in operation else 2 if re.search(r"\.(64|WIDE)\b", operation) else 1
 
 
 def _innermost(loops: list[Loop], at: int) -> Loop | None:

@@ -15,10 +15,10 @@ from triton.compiler import CompiledKernel
 from relation.kernels.resources import read_machine_code
 
 _CODE = re.compile(r"\s+/\*([0-9a-f]{4,5})\*/\s+(?:(@!?U?P\w+)\s+)?(.*?)\s*;")
-_BRANCH = re.compile(r"\bBRA(?:\.\w+)*(?: !?U?P\w+,)? 0x([0-9a-f]+)")
+_BRANCH = re.compile(r"\bBRA(?:\.\w+)*(?: ~?!?U?[PR]\w+,)? 0x([0-9a-f]+)")
 _UNIFORM = re.compile(r"\bUR(\d+)")
 # Operations whose first operand is a uniform register that they write.
-_WRITERS = re.compile(r"(?:U[A-Z]\w*|R2UR|S2UR|CS2UR|LDCU|VOTEU|REDUX)(?:\.\w+)*$")
+_WRITERS = re.compile(r"(?:U[A-Z]\w*|R2UR|S2UR|CS2UR|LDCU|VOTEU|REDUX|CREDUX)(?:\.\w+)*$")
 _ENDS = ("EXIT", "RET", "BRX", "JMX")
 
 
@@ -44,7 +44,11 @@ def unset_uniforms(compiled: CompiledKernel) -> list[Unset]:
 
 
 def unset_in(listing: str) -> list[Unset]:
-    """The same of machine code as cuobjdump lists it. A write under a predicate counts as one."""
+    """The same of machine code as cuobjdump lists it.
+
+    A write under a predicate counts as one. Of a 64-bit addend and of a TMA's operands the first
+    register counts.
+    """
     steps = list(_steps(listing))
     at = {step.address: n for n, step in enumerate(steps)}
     # Of each instruction the registers that have a value on every way to it; None: no way yet.
@@ -79,8 +83,8 @@ def _steps(listing: str) -> Iterator[_Step]:
 
 
 def _is_conditional(operands: str) -> bool:
-    """Whether a branch names a predicate among its operands: BRA.U UP0, 0x100."""
-    return re.match(r"!?U?P\w", operands) is not None
+    """Whether a branch names a condition among its operands: BRA.U UP0, 0x100."""
+    return re.match(r"~?!?U?[PR]\w", operands) is not None
 
 
 def _registers(operation: str, operands: str) -> tuple[frozenset[int], frozenset[int]]:
@@ -94,7 +98,8 @@ def _registers(operation: str, operands: str) -> tuple[frozenset[int], frozenset
         rest = operands
     read: frozenset[int] = frozenset()
     for found in _UNIFORM.finditer(rest):
-        start, count = int(found[1]), 2 if writer and ".64" in operation else 1
+        inside = rest[: found.start()].endswith("[")
+        start, count = int(found[1]), 2 if writer and ".64" in operation and not inside else 1
         if rest[: found.start()].endswith("gdesc["):
             # Two descriptors of two registers each; a left factor in registers leaves the second.
             left = re.search(r"\bR\d+, R\d+, gdesc", operands) is not None

@@ -6,7 +6,9 @@ kernels are imported. Tests marked gpu run them compiled.
 """
 
 import importlib
+import itertools
 import math
+import re
 from dataclasses import replace
 from functools import partial
 
@@ -30,7 +32,7 @@ def retention(kind: str | float, shape: Shape) -> torch.Tensor:
     """g (B, H, T, D), stored as (B, T, H, D): a constant, or one of three distributions."""
     B, H, T, D = shape
     drawn = torch.rand(B, T, H, D).transpose(1, 2)
-    if kind == "mixed":  # nothing, a little and almost all is forgotten, side by side
+    if kind == "scattered":  # nothing, a little and almost all is forgotten, side by side
         choice = torch.randint(3, shape)
         return torch.where(choice == 0, 0.0, torch.where(choice == 1, -0.02, -50.0) * drawn)
     if kind == "channels":  # as a trained layer: some channels forget at once, some at times
@@ -92,7 +94,7 @@ class TestInterpreted:
     def test_every_shape(self, length, width):
         assert_exact(draw(0, (1, 2, length, width)))
 
-    @pytest.mark.parametrize("kind", ["mixed", "channels", 0, -50, -5, -math.inf])
+    @pytest.mark.parametrize("kind", ["scattered", "channels", 0, -50, -5, -math.inf])
     def test_every_retention(self, kind):
         assert_exact(draw(1, (1, 2, 33, 16), kind=kind))
 
@@ -135,7 +137,7 @@ class TestInterpreted:
         assert_exact(sharing((p1, p2, info, g, *others), 2))
 
     # -7.5: exp(-60) of half a chunk is left.
-    @pytest.mark.parametrize("kind", ["mixed", "channels", -10, -7.5])
+    @pytest.mark.parametrize("kind", ["scattered", "channels", -10, -7.5])
     def test_half_precision(self, kind):
         assert_exact(draw(3, (1, 1, 33, 20), torch.float16, kind=kind))
 
@@ -203,6 +205,15 @@ class TestInterpreted:
         info = torch.randn(1, 1, 18, 20).expand(2, 2, 18, 20)
         dy, dfinal = torch.ones(()).expand_as(dy), torch.ones(()).expand_as(dfinal)
         assert_exact((p1, p2, info, g.contiguous(), state.mT.contiguous().mT, dy, dfinal))
+
+    def test_heads_out_of_step_with_their_width(self):
+        """One tensor at a time, while 16 divides all other strides."""
+        given = draw(14, (2, 2, 33, 16), kind="channels")
+        for place in (0, 1, 2, 3, 5):
+            x = given[place].contiguous()
+            apart = torch.empty(2, 2, x[0, 0].numel() + 1)[..., 1:].unflatten(2, x.shape[2:])
+            assert apart.stride()[:2] == (2 * 529, 529)
+            assert_exact((*given[:place], apart.copy_(x), *given[place + 1 :]))
 
     def test_vectors_shorter_than_the_norms_floor(self):
         p1, p2, *others = draw(10, (1, 1, 3, 16))
@@ -306,10 +317,41 @@ def shipped_launches() -> list:
 def test_every_launch_fits_its_architecture(architecture, element_size, entry, name):
     from relation.kernels.common import SHARED_MEMORY
     from relation.kernels.linear_relation.resources import compile_pass
+    from relation.kernels.uniforms import unset_uniforms
 
     given = name, architecture, element_size, entry, entry.widest
     compiled = compile_pass(*given, whole=False)
     assert compiled.metadata.shared <= SHARED_MEMORY[architecture]
+    assert unset_uniforms(compiled) == []
+
+
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
+def test_heads_of_60_channels_are_loaded_in_groups(monkeypatch):
+    pytest.importorskip("triton")
+    from fake_gpu import fake_gpu
+
+    forward = importlib.import_module("relation.kernels.linear_relation.forward")
+    launches = importlib.import_module("relation.kernels.linear_relation.launches")
+    entry = next(e for e in launches.LAUNCHES["sm_90", 2] if e.widest >= 60)
+    monkeypatch.setattr(forward, "select_launches", lambda *given: entry)
+    p1, p2, info, g = torch.zeros(4, 1, 128, 8, 60, dtype=torch.bfloat16).transpose(2, 3)
+    with fake_gpu("sm_90") as compiled:
+        forward.launch_forward(p1, p2, info, g, None, 2.0)
+    assert "mixed_output_kernel" in compiled
+    for name, found in compiled.items():
+        for kernel in found:
+            assert re.search(r"ld\.global(\.\w+)*\.[bu]16\b", kernel.asm["ptx"]) is None, name
+
+
+def test_programs_over_mixed_chunks_take_all_of_them():
+    pytest.importorskip("triton")
+    from relation.kernels.linear_relation.launches import Launch, share_of_mixed
+
+    launch = Launch(16, 128, 1, 1, programs=132)
+    for heads, chunks in [(1, 1), (2, 66), (8, 1000), (1, 2**20), (8, 2**18)]:
+        programs, share = share_of_mixed(heads, chunks, launch)
+        assert programs <= heads * chunks <= programs * share
+        assert share * chunks < 2**31
 
 
 def test_an_entry_whose_passes_do_not_fit_together_is_refused():
@@ -338,7 +380,7 @@ def test_an_entry_whose_passes_do_not_fit_together_is_refused():
 class TestOnDevice:
     @pytest.mark.parametrize("dtype", SLACK)
     @pytest.mark.parametrize("width", [16, 48, 60, 64, 80, 128])
-    @pytest.mark.parametrize("kind", ["model", "mixed", "channels", 0, -1.25, -1.875, -50])
+    @pytest.mark.parametrize("kind", ["model", "scattered", "channels", 0, -1.25, -1.875, -50])
     def test_every_length(self, dtype, width, kind):
         for length in (1, 2, 63, 64, 65, 127, 1000, 4096):
             # The largest of a few rounding errors is a matter of luck: never only a few tokens.
@@ -372,7 +414,7 @@ class TestOnDevice:
     @pytest.mark.parametrize(("width", "heads"), [(48, 8), (64, 8), (64, 7), (80, 7)])
     def test_segments_of_chunks(self, dtype, width, heads):
         """And programs that take several chunks, of heads whose number they need not divide."""
-        for kind in ("model", "mixed", "channels"):
+        for kind in ("model", "scattered", "channels"):
             inputs = draw(1, (33, heads, 1000, width), dtype, "cuda", kind)
             assert_exact(inputs, truth=chunked_linear_relation)
 
@@ -390,13 +432,14 @@ class TestOnDevice:
     @pytest.mark.parametrize("width", [48, 64, 80, 128])
     @pytest.mark.parametrize("shared", [1, 2])
     def test_heads_that_share(self, dtype, width, shared):
-        for length in (65, 1000):
-            inputs = sharing(draw(8, (2, 4, length, width), dtype, "cuda", "mixed"), shared)
+        for length, kind in itertools.product((65, 1000), ("scattered", "channels")):
+            inputs = sharing(draw(8, (2, 4, length, width), dtype, "cuda", kind), shared)
             assert_exact(inputs, truth=chunked_linear_relation)
 
     @pytest.mark.parametrize("dtype", SLACK)
-    def test_any_strides_no_state_and_another_tau(self, dtype):
-        p1, p2, info, g, _, dy, dfinal = draw(2, (2, 3, 127, 64), dtype, "cuda")
+    @pytest.mark.parametrize("kind", ["model", "channels"])
+    def test_any_strides_no_state_and_another_tau(self, dtype, kind):
+        p1, p2, info, g, _, dy, dfinal = draw(2, (2, 3, 127, 64), dtype, "cuda", kind)
         inputs = (p1.mT.contiguous().mT, p2.contiguous(), info[:1, :1].expand_as(p1), g, None)
         dfinal = torch.ones((), device="cuda").expand_as(dfinal)
         assert_exact((*inputs, dy, dfinal), 0.7, chunked_linear_relation)

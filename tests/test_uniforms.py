@@ -47,6 +47,7 @@ def test_every_way_to_an_instruction_counts():
     skipped = "UMOV UR4, 0x1"
     assert found("@P0 BRA 0x20", skipped, "MOV R2, UR4") == [(4,)]
     assert found("BRA.U UP0, 0x20", skipped, "MOV R2, UR4") == [(4,)]
+    assert found("UMOV UR5, 0x1", "BRA.DIV UR5, 0x30", skipped, "MOV R2, UR4") == [(4,)]
     assert found("BRA 0x20", "MOV R2, UR4", "EXIT") == []
     assert found(skipped, "@P0 EXIT", "MOV R2, UR4") == []
 
@@ -58,3 +59,5 @@ def test_only_uniform_registers_count():
     ]
     assert found("MOV R4, R5", "LDG.E.64 R2, desc[UR4][R2.64]") == [(4, 5)]
     assert found("S2UR UR4, SR_CgaCtaId", "LDS.64 R34, [R8+UR4+0x800]") == []
+    assert found("UMOV UR4, 0x10", "ULDC.64 UR8, c[0x0][UR4]") == []
+    assert found("CREDUX.MAX.S32 UR6, R13", "MOV R2, UR6") == []

@@ -130,7 +130,7 @@ def _launch(
     launch_states(launcher, *given, launches, segments, backward=True)
     states = *met, *dmet
     constants = launches.constants(D, H // p2.shape[1], p1, p2, info, log_retention, dy, dp1)
-    inputs = p1, p2, info, log_retention, dy, prepared.selves, prepared.weak, *states
+    inputs = p1, p2, info, log_retention, dy, prepared.selves, prepared.kinds, *states
     all_chunks = B * H * segments.chunks
     before, after = (H, T, scale, segments.chunks), (segments.length, segments.count)
     gradients = dp1, dp2, dlog_retention
@@ -145,7 +145,7 @@ def _launch(
         options = launch.options(D)
         share = share_of(all_chunks, launches) if skips else 1
         own = constants | {"LEVELS": launches.levels}
-        own |= {"SKIP_WEAK": skips, "SHARE": share}
+        own |= {"SKIP_TAKEN": skips, "SHARE": share}
         blocks = (triton.cdiv(D, options["BLOCK_D"]),) if by_channels else ()
         numbers = (*strides(p1, p2, info, log_retention, dy, dp1), *before, all_chunks, *after)
         return (triton.cdiv(all_chunks, share), *blocks), numbers, own | options
@@ -165,7 +165,7 @@ def _launch(
         return (B * H, blocks, segments.chunks), (*strides(p1, p2, dp1), *before), own
 
     def configure_mixed(launch: Launch) -> tuple[dict, int]:
-        programs, share = share_of_mixed(all_chunks, launch)
+        programs, share = share_of_mixed(B * H, segments.chunks, launch)
         own = constants | launch.options(D)
         return own | {"LEVELS": launches.levels, "SHARE": share}, programs
 
@@ -197,7 +197,7 @@ def _launch(
     if weak_information is not None:
         tensors = (*weak_inputs, dinfo, *sums, *between)
         launcher.launch(weak_information_kernel, tensors, configure_weak_information)
-    of_chunks = prepared.selves, prepared.weak, prepared.exponents
+    of_chunks = prepared.selves, prepared.kinds, prepared.exponents
     of_coordinates = (p1, p2, *of_chunks, *sums, *between, *gradients)
     if weak_coordinates is not None:
         launcher.launch(weak_coordinates_kernel, of_coordinates, configure_weak_coordinates)

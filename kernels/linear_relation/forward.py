@@ -44,8 +44,8 @@ def kept_sizes(B: int, H: int, T: int, D: int, launches: Launches) -> tuple[int,
 
 def views_of(kept: torch.Tensor, sizes: tuple[int, ...]) -> tuple[Prepared, States]:
     """The two in a tensor of as many numbers as `kept_sizes` has."""
-    selves, weak, exponents, halves, *states = kept.split_with_sizes(sizes)
-    return Prepared(selves, weak.view(torch.uint8), exponents, halves), States(*states)
+    selves, kinds, exponents, halves, *states = kept.split_with_sizes(sizes)
+    return Prepared(selves, kinds.view(torch.uint8), exponents, halves), States(*states)
 
 
 class _Recipe(NamedTuple):
@@ -135,7 +135,7 @@ def _launch_output(
 
     def configure_mixed() -> Configuration:
         strides = (*p1.stride(), *p2.stride(), *info.stride(), *y.stride())
-        programs, share_of_one = share_of_mixed(all_chunks, launches.mixed_output)
+        programs, share_of_one = share_of_mixed(B * H, segments.chunks, launches.mixed_output)
         own = {"LEVELS": launches.levels, "SHARE": share_of_one}
         own |= constants | launches.mixed_output.options(D)
         numbers = (*strides, H, T, segments.chunks, all_chunks, *of_segments)
@@ -144,7 +144,7 @@ def _launch_output(
     def configure_others() -> Configuration:
         strides = (*p1.stride(), *p2.stride(), *info.stride())
         strides += (*log_retention.stride(), *y.stride())
-        own = {"SKIP_WEAK": skips, "SHARE": share, "LEVELS": launches.levels}
+        own = {"SKIP_TAKEN": skips, "SHARE": share, "LEVELS": launches.levels}
         own |= constants
         numbers = (*strides, H, T, segments.chunks, all_chunks, *of_segments)
         grid = (triton.cdiv(all_chunks, share),)
@@ -155,6 +155,6 @@ def _launch_output(
         launcher.launch(weak_output_kernel, tensors, configure_weak)
     if launches.mixed_output is not None:
         launcher.launch(mixed_output_kernel, (p1, p2, info, *prepared, *met, y), configure_mixed)
-    of_chunks = prepared.selves, prepared.weak, prepared.exponents
+    of_chunks = prepared.selves, prepared.kinds, prepared.exponents
     tensors = (p1, p2, info, log_retention, *of_chunks, *met, y)
     launcher.launch(output_kernel, tensors, configure_others)

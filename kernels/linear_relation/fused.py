@@ -24,7 +24,7 @@ from relation.kernels.linear_relation.weak import rounded
 
 @triton.jit(do_not_specialize=["T", "chunks", "segment_chunks", "segments"])
 def weak_gradients_kernel(
-    p1, p2, info, dy, selves, weak, exponents, halves,
+    p1, p2, info, dy, selves, kinds, exponents, halves,
     within, log_decay, entry, dwithin, dlog_decay, dentry,
     dp1, dp2, dinfo, dlog_retention,
     stride_p1_b, stride_p1_h, stride_p1_t, stride_p1_d,
@@ -42,7 +42,7 @@ def weak_gradients_kernel(
     here, segment, own_past, own_future = states_of_chunk(
         chunk, head, chunks, segment_chunks, segments, D
     )
-    if tl.load(weak + here) != IS_WEAK:
+    if tl.load(kinds + here) != IS_WEAK:
         return
     t_start = chunk * CHUNK
     p1 += own_offset(H, stride_p1_b, stride_p1_h, ALIGNED)

@@ -15,7 +15,8 @@ class Launch:
     """One pass over chunks, by block_d relation channels and block_v information channels.
 
     registers: at most so many a thread; None leaves them to the compiler. programs: of a pass over
-    mixed chunks, as many as a GPU holds at a time; each then takes several chunks.
+    mixed chunks, a block of channels; as many as 132 multiprocessors hold at the widths that were
+    timed. Each then takes several chunks.
     """
 
     block_d: int
@@ -114,16 +115,20 @@ class Launches:
         parts, dtype = (1, torch.float32) if self.precision == "ieee" else (2, torch.bfloat16)
         return (parts, self.chunk, self.chunk), dtype
 
-    def constants(self, head_dim: int, group: int, *strided: torch.Tensor) -> dict[str, int | str]:
+    def constants(
+        self, head_dim: int, group: int, first: torch.Tensor, *strided: torch.Tensor
+    ) -> dict[str, int | str]:
         """What the kernels over chunks take alike; group: heads of p1 for one of p2 and info.
 
-        strided: the tensors that a kernel addresses by strides; without any, strides are aligned.
+        first, strided: all tensors (B, H, T, D) that a kernel addresses by strides.
         """
         return {
             "PRECISION": self.precision,
             "D": head_dim,
             "GROUP": group,
-            "ALIGNED": math.gcd(16, *(stride for x in strided for stride in x.stride()[:2])),
+            "ALIGNED": math.gcd(
+                16, *(stride for x in (first, *strided) for stride in x.stride()[:2])
+            ),
             "CHUNK": self.chunk,
         }
 
@@ -157,10 +162,17 @@ def share_of(all_chunks: int, launches: Launches) -> int:
     return share
 
 
-def share_of_mixed(all_chunks: int, launch: Launch) -> tuple[int, int]:
-    """The programs over mixed chunks, and of how many chunks each takes at most, a power of two."""
-    programs = min(all_chunks, launch.programs)
-    return programs, triton.next_power_of_2(triton.cdiv(all_chunks, programs))
+def share_of_mixed(heads: int, chunks: int, launch: Launch) -> tuple[int, int]:
+    """The programs over mixed chunks, and of how many chunks each takes at most, a power of two.
+
+    More than a GPU holds where the kernels could not count turns times chunks in 32 bits.
+    """
+    programs = launch.programs
+    while True:
+        share = triton.next_power_of_2(triton.cdiv(heads * chunks, programs))
+        if share * chunks < 2**31:
+            return min(heads * chunks, programs), share
+        programs *= 2
 
 
 def split_chunks(heads: int, T: int, launches: Launches) -> Segments:

@@ -18,7 +18,7 @@ from relation.kernels.linear_relation.decays import (
     sum_steps,
 )
 from relation.kernels.linear_relation.tiles import (
-    all_weak,
+    all_taken,
     chunk_of_program,
     load_row,
     load_selves,
@@ -33,7 +33,7 @@ from relation.kernels.linear_relation.tiles import (
 
 @triton.jit(do_not_specialize=["T", "chunks", "all_chunks", "segment_chunks", "segments"])
 def information_backward_kernel(
-    p1, p2, info, log_retention, dy, selves, weak,
+    p1, p2, info, log_retention, dy, selves, kinds,
     within, log_decay, entry, dwithin, dlog_decay, dentry,
     dinfo, read_dread, write_dwrite,
     stride_p1_b, stride_p1_h, stride_p1_t, stride_p1_d,
@@ -45,16 +45,16 @@ def information_backward_kernel(
     H, T, scale, chunks, all_chunks, segment_chunks, segments,
     PRECISION: tl.constexpr, D: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, CHUNK: tl.constexpr, LEVELS: tl.constexpr,
-    GROUP: tl.constexpr, ALIGNED: tl.constexpr, SKIP_WEAK: tl.constexpr, SHARE: tl.constexpr,
+    GROUP: tl.constexpr, ALIGNED: tl.constexpr, SKIP_TAKEN: tl.constexpr, SHARE: tl.constexpr,
 ):  # fmt: skip
-    if SKIP_WEAK and all_weak(weak, chunks, all_chunks, SHARE):
+    if SKIP_TAKEN and all_taken(kinds, chunks, all_chunks, SHARE):
         return
     t = tl.arange(0, CHUNK)
     t_rows, t_columns = t[:, None], t[None, :]
     for turn in tl.range(0, SHARE, disable_licm=True):
         index = chunk_of_program(turn, chunks)
-        is_weak = tl.load(weak + index, mask=index < all_chunks, other=1) != 0
-        if (index < all_chunks) & (not (SKIP_WEAK and is_weak)):
+        is_taken = tl.load(kinds + index, mask=index < all_chunks, other=1) != 0
+        if (index < all_chunks) & (not (SKIP_TAKEN and is_taken)):
             head, chunk = index // chunks, index % chunks
             t_start = chunk * CHUNK
             p1_head = p1 + offset_of(head, H, stride_p1_b, stride_p1_h, ALIGNED)
@@ -161,7 +161,7 @@ def outer_products(
 
 @triton.jit(do_not_specialize=["T", "chunks", "all_chunks", "segment_chunks", "segments"])
 def coordinates_backward_kernel(
-    p1, p2, info, log_retention, dy, selves, weak,
+    p1, p2, info, log_retention, dy, selves, kinds,
     within, log_decay, entry, dwithin, dlog_decay, dentry, read_dread, write_dwrite,
     dp1, dp2, dlog_retention,
     stride_p1_b, stride_p1_h, stride_p1_t, stride_p1_d,
@@ -173,17 +173,17 @@ def coordinates_backward_kernel(
     H, T, scale, chunks, all_chunks, segment_chunks, segments,
     PRECISION: tl.constexpr, D: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, CHUNK: tl.constexpr, LEVELS: tl.constexpr,
-    GROUP: tl.constexpr, ALIGNED: tl.constexpr, SKIP_WEAK: tl.constexpr, SHARE: tl.constexpr,
+    GROUP: tl.constexpr, ALIGNED: tl.constexpr, SKIP_TAKEN: tl.constexpr, SHARE: tl.constexpr,
 ):  # fmt: skip
-    if SKIP_WEAK and all_weak(weak, chunks, all_chunks, SHARE):
+    if SKIP_TAKEN and all_taken(kinds, chunks, all_chunks, SHARE):
         return
     t = tl.arange(0, CHUNK)
     t_rows, t_columns = t[:, None], t[None, :]
     d_start = tl.program_id(1) * BLOCK_D
     for turn in tl.range(0, SHARE, disable_licm=True):
         index = chunk_of_program(turn, chunks)
-        is_weak = tl.load(weak + index, mask=index < all_chunks, other=1) != 0
-        if (index < all_chunks) & (not (SKIP_WEAK and is_weak)):
+        is_taken = tl.load(kinds + index, mask=index < all_chunks, other=1) != 0
+        if (index < all_chunks) & (not (SKIP_TAKEN and is_taken)):
             head, chunk = index // chunks, index % chunks
             t_start = chunk * CHUNK
             p1_head = p1 + offset_of(head, H, stride_p1_b, stride_p1_h, ALIGNED)

@@ -28,10 +28,10 @@ from relation.kernels.linear_relation.weak import rounded
 
 
 @triton.jit
-def _none_mixed(weak, chunks, all_chunks, SHARE: tl.constexpr):
+def _none_mixed(kinds, chunks, all_chunks, SHARE: tl.constexpr):
     """Whether no chunk of this program is for these kernels: one read tells, not one each."""
     index = chunk_of_program(tl.arange(0, SHARE), chunks)
-    flags = tl.load(weak + index, mask=index < all_chunks, other=0)
+    flags = tl.load(kinds + index, mask=index < all_chunks, other=0)
     return tl.max((flags == IS_MIXED).to(tl.int32), 0) == 0
 
 
@@ -102,7 +102,7 @@ def _scores(
 
 @triton.jit(do_not_specialize=["T", "chunks", "all_chunks", "segment_chunks", "segments"])
 def mixed_output_kernel(
-    p1, p2, info, selves, weak, exponents, halves, within, log_decay, entry, y,
+    p1, p2, info, selves, kinds, exponents, halves, within, log_decay, entry, y,
     stride_p1_b, stride_p1_h, stride_p1_t, stride_p1_d,
     stride_p2_b, stride_p2_h, stride_p2_t, stride_p2_d,
     stride_info_b, stride_info_h, stride_info_t, stride_info_d,
@@ -112,12 +112,12 @@ def mixed_output_kernel(
     ALIGNED: tl.constexpr, LEVELS: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, CHUNK: tl.constexpr, SHARE: tl.constexpr,
 ):  # fmt: skip
-    if _none_mixed(weak, chunks, all_chunks, SHARE):
+    if _none_mixed(kinds, chunks, all_chunks, SHARE):
         return
     t = tl.arange(0, CHUNK)
     for turn in tl.range(0, SHARE, disable_licm=True):
         index = chunk_of_program(turn, chunks)
-        if tl.load(weak + index, mask=index < all_chunks, other=0) == IS_MIXED:
+        if tl.load(kinds + index, mask=index < all_chunks, other=0) == IS_MIXED:
             head, chunk = index // chunks, index % chunks
             # Mixed chunks are full: from here on rows are the chunk's.
             t_start = tl.cast(chunk * CHUNK, tl.int64)
@@ -202,7 +202,7 @@ def _times_pairs(dscores, x, here, level, PRECISION: tl.constexpr, CHUNK: tl.con
 
 @triton.jit(do_not_specialize=["T", "chunks", "all_chunks", "segment_chunks", "segments"])
 def mixed_information_kernel(
-    p1, p2, info, dy, selves, weak, exponents, halves,
+    p1, p2, info, dy, selves, kinds, exponents, halves,
     within, log_decay, entry, dwithin, dlog_decay, dentry,
     dinfo, read_dread, write_dwrite, dscores, dread, dwrite, dtotal,
     stride_p1_b, stride_p1_h, stride_p1_t, stride_p1_d,
@@ -215,12 +215,12 @@ def mixed_information_kernel(
     ALIGNED: tl.constexpr, LEVELS: tl.constexpr, SHARE: tl.constexpr, CHUNK: tl.constexpr,
     BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
-    if _none_mixed(weak, chunks, all_chunks, SHARE):
+    if _none_mixed(kinds, chunks, all_chunks, SHARE):
         return
     t = tl.arange(0, CHUNK)
     for turn in tl.range(0, SHARE, disable_licm=True):
         index = chunk_of_program(turn, chunks)
-        if tl.load(weak + index, mask=index < all_chunks, other=0) == IS_MIXED:
+        if tl.load(kinds + index, mask=index < all_chunks, other=0) == IS_MIXED:
             head, chunk = index // chunks, index % chunks
             t_start = tl.cast(chunk * CHUNK, tl.int64)
             shared = head // GROUP
@@ -303,7 +303,7 @@ def mixed_information_kernel(
 
 @triton.jit(do_not_specialize=["T", "chunks", "all_chunks"])
 def mixed_coordinates_kernel(
-    p1, p2, selves, weak, exponents,
+    p1, p2, selves, kinds, exponents,
     read_dread, write_dwrite, dscores, dread, dwrite, dtotal, dp1, dp2, dlog_retention,
     stride_p1_b, stride_p1_h, stride_p1_t, stride_p1_d,
     stride_p2_b, stride_p2_h, stride_p2_t, stride_p2_d,
@@ -313,12 +313,12 @@ def mixed_coordinates_kernel(
     ALIGNED: tl.constexpr, LEVELS: tl.constexpr,
     BLOCK_D: tl.constexpr, CHUNK: tl.constexpr, SHARE: tl.constexpr,
 ):  # fmt: skip
-    if _none_mixed(weak, chunks, all_chunks, SHARE):
+    if _none_mixed(kinds, chunks, all_chunks, SHARE):
         return
     d_start, t = tl.program_id(1) * BLOCK_D, tl.arange(0, CHUNK)
     for turn in tl.range(0, SHARE, disable_licm=True):
         index = chunk_of_program(turn, chunks)
-        if tl.load(weak + index, mask=index < all_chunks, other=0) == IS_MIXED:
+        if tl.load(kinds + index, mask=index < all_chunks, other=0) == IS_MIXED:
             head, chunk = index // chunks, index % chunks
             t_start = tl.cast(chunk * CHUNK, tl.int64)
             p1_c = (

@@ -11,7 +11,7 @@ from relation.kernels.linear_relation.decays import (
     sum_steps,
 )
 from relation.kernels.linear_relation.tiles import (
-    all_weak,
+    all_taken,
     chunk_of_program,
     load_selves,
     load_state,
@@ -24,7 +24,7 @@ from relation.kernels.linear_relation.tiles import (
 
 @triton.jit(do_not_specialize=["T", "chunks", "all_chunks", "segment_chunks", "segments"])
 def output_kernel(
-    p1, p2, info, log_retention, selves, weak, exponents, within, log_decay, entry, y,
+    p1, p2, info, log_retention, selves, kinds, exponents, within, log_decay, entry, y,
     stride_p1_b, stride_p1_h, stride_p1_t, stride_p1_d,
     stride_p2_b, stride_p2_h, stride_p2_t, stride_p2_d,
     stride_info_b, stride_info_h, stride_info_t, stride_info_d,
@@ -33,15 +33,15 @@ def output_kernel(
     H, T, chunks, all_chunks, segment_chunks, segments,
     PRECISION: tl.constexpr, D: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, CHUNK: tl.constexpr, LEVELS: tl.constexpr,
-    GROUP: tl.constexpr, ALIGNED: tl.constexpr, SKIP_WEAK: tl.constexpr, SHARE: tl.constexpr,
+    GROUP: tl.constexpr, ALIGNED: tl.constexpr, SKIP_TAKEN: tl.constexpr, SHARE: tl.constexpr,
 ):  # fmt: skip
-    if SKIP_WEAK and all_weak(weak, chunks, all_chunks, SHARE):
+    if SKIP_TAKEN and all_taken(kinds, chunks, all_chunks, SHARE):
         return
     t = tl.arange(0, CHUNK)
     for turn in tl.range(0, SHARE, disable_licm=True):
         index = chunk_of_program(turn, chunks)
-        is_weak = tl.load(weak + index, mask=index < all_chunks, other=1) != 0
-        if (index < all_chunks) & (not (SKIP_WEAK and is_weak)):
+        is_taken = tl.load(kinds + index, mask=index < all_chunks, other=1) != 0
+        if (index < all_chunks) & (not (SKIP_TAKEN and is_taken)):
             head, chunk = index // chunks, index % chunks
             t_start = chunk * CHUNK
             p1_head = p1 + offset_of(head, H, stride_p1_b, stride_p1_h, ALIGNED)
@@ -89,7 +89,7 @@ def output_kernel(
                         g_head, t_start, T, stride_g_t, d_start, stride_g_d, D, CHUNK, BLOCK_D
                     )
                     since_start = sum_steps(t[None, :] <= t[:, None], g, PRECISION)
-                    if (v_start == 0) & (not is_weak):
+                    if (v_start == 0) & (not is_taken):
                         # The states have read what lay there; those backward need G(0, t).
                         store_tokens(
                             exponents + head * T * D, since_start, t_start, T, D, d_start, 1,

@@ -1,4 +1,4 @@
-"""What every pass takes of a chunk: Self and the norms, and whether its retention is weak."""
+"""What every pass takes of a chunk: Self and the norms, sums of retention, and its kind."""
 
 from typing import NamedTuple
 
@@ -31,7 +31,7 @@ from relation.kernels.plans import Configuration, Launcher
 class Prepared(NamedTuple):
     """Flat memory. selves: (B, H, 3, T), FP32: S and what normalises p1 and p2 (`load_selves`).
 
-    weak: (B, H, chunks), uint8: IS_WEAK where both halves of a chunk retain at least exp(-60) of
+    kinds: (B, H, chunks), uint8: IS_WEAK where both halves of a chunk retain at least exp(-60) of
     every channel, exp(-40) of inputs in FP32; IS_MIXED of the full ones of the others of which
     some channel's mean step is no stronger than a full weak chunk allows. A weak chunk that T cuts
     short has such a channel, too, and two tokens. exponents: (B, H, T, D), FP32: of a weak chunk
@@ -42,14 +42,14 @@ class Prepared(NamedTuple):
     """
 
     selves: torch.Tensor
-    weak: torch.Tensor
+    kinds: torch.Tensor
     exponents: torch.Tensor
     halves: torch.Tensor
 
 
 @triton.jit(do_not_specialize=["T", "chunks"])
 def prepare_kernel(
-    p1, p2, log_retention, selves, weak, exponents, halves,
+    p1, p2, log_retention, selves, kinds, exponents, halves,
     stride_p1_b, stride_p1_h, stride_p1_t, stride_p1_d,
     stride_p2_b, stride_p2_h, stride_p2_t, stride_p2_d,
     stride_g_b, stride_g_h, stride_g_t, stride_g_d,
@@ -99,7 +99,7 @@ def prepare_kernel(
             weakest = tl.maximum(weakest, tl.max(tl.where(d < D, tl.sum(g, 0), float("-inf")), 0))
         sums_well = (weakest * (CHUNK // 2) >= -largest * tokens) & (tokens > 1)
         kind = tl.where(sums_well, tl.where(kind == 0, IS_MIXED, kind), 0)
-    tl.store(weak + here, kind.to(tl.uint8))
+    tl.store(kinds + here, kind.to(tl.uint8))
     # Of a weak chunk 1 after the middle up to t and -1 after t up to the middle; of a mixed one 1
     # up to t, as if its middle were its start; of the others 1 after t.
     t = tl.arange(0, CHUNK)

@@ -3,6 +3,7 @@
 `python -m relation.kernels.linear_relation.resources` prints them at the paper's head widths.
 """
 
+import torch
 from triton.compiler import CompiledKernel
 
 from relation.kernels.linear_relation.fused import weak_gradients_kernel
@@ -44,7 +45,7 @@ PASSES = {
 }
 _TOKENS = {"p1", "p2", "info", "value", "dy", "y", "dp1", "dp2", "dinfo", "dscores", "dscores_t"}
 _TYPES = dict.fromkeys(("H", "T", "chunks", "all_chunks", "segment_chunks", "segments"), "i32")
-_TYPES |= {"scale": "fp32", "weak": "*u8"}
+_TYPES |= {"scale": "fp32", "kinds": "*u8"}
 
 
 def passes_of(launches: Launches) -> list[str]:
@@ -69,8 +70,10 @@ def compile_pass(
     options = getattr(launches, name).options(head_dim)
     blocks = {key: options.pop(key) for key in ("BLOCK_D", "BLOCK_V")}
     skips = launches.weak_output is not None
-    given = launches.constants(head_dim, 1) | blocks | {"WHOLE": whole, "BACKWARD": True}
-    given |= {"SKIP_WEAK": skips, "SHARE": 4 if skips else 1, "KEEPS": True}
+    contiguous = torch.empty(1, 1, 1, 16, device="meta")
+    given = launches.constants(head_dim, 1, contiguous) | blocks
+    given |= {"WHOLE": whole, "BACKWARD": True}
+    given |= {"SKIP_TAKEN": skips, "SHARE": 4 if skips else 1, "KEEPS": True}
     given |= {"MIXED": launches.mixed_output is not None, "LEVELS": launches.levels}
     if launches.mixed_output is not None:
         given["BLOCK_S"] = launches.mixed_output.options(head_dim)["BLOCK_D"]

@@ -45,7 +45,7 @@ def state_sizes(heads: int, D: int, segments: Segments) -> tuple[int, ...]:
 
 @triton.jit(do_not_specialize=["T", "chunks", "segment_chunks"])
 def chunk_states_kernel(
-    p1, p2, value, selves, weak, exponents, halves,
+    p1, p2, value, selves, kinds, exponents, halves,
     within, log_decay, added, added_log_decay,
     stride_p1_b, stride_p1_h, stride_p1_t, stride_p1_d,
     stride_p2_b, stride_p2_h, stride_p2_t, stride_p2_d,
@@ -103,7 +103,7 @@ def chunk_states_kernel(
         right = load_half(halves, 2 * here + 1, d_start, D, BLOCK_D)
         exponent = load_tokens(exponents, t_start, T, D, d_start, 1, D, CHUNK, BLOCK_D, WHOLE)
         from_middle = left[None, :] + exponent if BACKWARD else right[None, :] - exponent
-        exponent = tl.where(tl.load(weak + here) != 0, from_middle, exponent)
+        exponent = tl.where(tl.load(kinds + here) != 0, from_middle, exponent)
         coordinate *= exp(exponent, PRECISION)
         total = left + right
         state *= exp(total, PRECISION)[:, None]
@@ -190,7 +190,7 @@ def launch_states(
     """
     B, H, T, D = p1.shape
     within, log_decay, entry = met
-    of_chunks = prepared.selves, prepared.weak, prepared.exponents, prepared.halves
+    of_chunks = prepared.selves, prepared.kinds, prepared.exponents, prepared.halves
     scan = launches.scan
     start = added if initial is None else initial
 

@@ -5,7 +5,7 @@ import triton.language as tl
 
 from relation.kernels.common import offset_of_head
 
-# What `Prepared.weak` holds of a chunk; 0 of all others.
+# What `Prepared.kinds` holds of a chunk; 0 of those by levels.
 IS_WEAK = tl.constexpr(1)
 IS_MIXED = tl.constexpr(2)
 
@@ -14,8 +14,9 @@ IS_MIXED = tl.constexpr(2)
 def offset_of(head, H, stride_b, stride_h, ALIGNED: tl.constexpr):
     """Elements, 64-bit, from a (B, H, ...) tensor's start to `head` of its B H.
 
-    ALIGNED: elements that divide the strides. Triton finds out about 16 alone, and without any
-    loads each number by itself: heads of 60 channels are aligned to 4.
+    ALIGNED divides the strides of batch and heads. Triton finds out about 16 alone, and without any
+    divisor loads each number by itself: heads of 60 channels are aligned to 4. Of tokens the stride
+    is as Triton finds it.
     """
     if ALIGNED < 16:
         stride_b, stride_h = stride_b // ALIGNED * ALIGNED, stride_h // ALIGNED * ALIGNED
@@ -124,17 +125,17 @@ def chunk_of_program(turn, chunks):
     """The index among the chunks of all heads that this program takes at its `turn`.
 
     Of another head at every turn, where there are enough: the chunks that ask for work are those of
-    some heads, as a rule.
+    some heads, as a rule. 32 bits have to hold turn * chunks (`launches.py`).
     """
     program, programs = tl.program_id(0), tl.num_programs(0)
     return turn * programs + (program + turn * chunks) % programs
 
 
 @triton.jit
-def all_weak(weak, chunks, all_chunks, SHARE: tl.constexpr):
+def all_taken(kinds, chunks, all_chunks, SHARE: tl.constexpr):
     """Whether others take all SHARE chunks of this program: one read tells, not one each."""
     index = chunk_of_program(tl.arange(0, SHARE), chunks)
-    flags = tl.load(weak + index, mask=index < all_chunks, other=1)
+    flags = tl.load(kinds + index, mask=index < all_chunks, other=1)
     return tl.min(flags.to(tl.int32), 0) != 0
 
 

@@ -35,7 +35,7 @@ def rounded(tile, like):
 
 @triton.jit(do_not_specialize=["T", "chunks", "segment_chunks", "segments"])
 def weak_output_kernel(
-    p1, p2, info, selves, weak, exponents, halves, within, log_decay, entry, y,
+    p1, p2, info, selves, kinds, exponents, halves, within, log_decay, entry, y,
     stride_p1_b, stride_p1_h, stride_p1_t, stride_p1_d,
     stride_p2_b, stride_p2_h, stride_p2_t, stride_p2_d,
     stride_info_b, stride_info_h, stride_info_t, stride_info_d,
@@ -48,7 +48,7 @@ def weak_output_kernel(
     head = tl.cast(tl.program_id(0), tl.int64)
     chunk = tl.program_id(1)
     here, segment, own_past, _ = states_of_chunk(chunk, head, chunks, segment_chunks, segments, D)
-    if tl.load(weak + here) != IS_WEAK:
+    if tl.load(kinds + here) != IS_WEAK:
         return
     t_start = chunk * CHUNK
     p1 += own_offset(H, stride_p1_b, stride_p1_h, ALIGNED)
@@ -119,7 +119,7 @@ def _load_scores(scores, here, PRECISION: tl.constexpr, CHUNK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["T", "chunks", "segment_chunks", "segments"])
 def weak_information_kernel(
-    p1, p2, info, dy, selves, weak, exponents, halves,
+    p1, p2, info, dy, selves, kinds, exponents, halves,
     within, log_decay, entry, dwithin, dlog_decay, dentry,
     dinfo, read_dread, write_dwrite, dscores_t, dread, dwrite, dtotal,
     stride_p1_b, stride_p1_h, stride_p1_t, stride_p1_d,
@@ -137,7 +137,7 @@ def weak_information_kernel(
     here, segment, own_past, own_future = states_of_chunk(
         chunk, head, chunks, segment_chunks, segments, D
     )
-    if tl.load(weak + here) != IS_WEAK:
+    if tl.load(kinds + here) != IS_WEAK:
         return
     t_start = chunk * CHUNK
     p1 += own_offset(H, stride_p1_b, stride_p1_h, ALIGNED)
@@ -218,7 +218,7 @@ def weak_information_kernel(
 
 @triton.jit(do_not_specialize=["T", "chunks"])
 def weak_coordinates_kernel(
-    p1, p2, selves, weak, exponents,
+    p1, p2, selves, kinds, exponents,
     read_dread, write_dwrite, dscores_t, dread, dwrite, dtotal, dp1, dp2, dlog_retention,
     stride_p1_b, stride_p1_h, stride_p1_t, stride_p1_d,
     stride_p2_b, stride_p2_h, stride_p2_t, stride_p2_d,
@@ -232,7 +232,7 @@ def weak_coordinates_kernel(
     # All blocks of a chunk run at about the same time, and find what they share in the cache.
     chunk, d_start = tl.program_id(2), tl.program_id(1) * BLOCK_D
     here = head * chunks + chunk
-    if tl.load(weak + here) != IS_WEAK:
+    if tl.load(kinds + here) != IS_WEAK:
         return
     t_start = chunk * CHUNK
     p1 += own_offset(H, stride_p1_b, stride_p1_h, ALIGNED)
@@ -252,7 +252,7 @@ def weak_coordinates_kernel(
     read_decay, write_decay = exp(exponent, PRECISION), exp(-exponent, PRECISION)
     read = p1_d * (S * inverse_norm1)[:, None] * read_decay
     write = p2_d * (S * inverse_norm2)[:, None] * write_decay
-    # Loaded, not formed: ptxas miscompiles wgmma whose left operand is computed in registers.
+    # Loaded, not formed: wgmma with a left operand computed in registers was miscompiled here.
     upper, lower = _load_scores(dscores_t, here, PRECISION, CHUNK)
     dread_d += product(tl.trans(upper), write, PRECISION)
     dwrite_d += product(upper, read, PRECISION)

@@ -176,7 +176,7 @@ def measure(
     """
     tokens, rows = None if data is None else token_file(data, "train"), []
     if tokens is not None and spec.benchmark != "complexity":
-        open_tokens(tokens)  # not found out by every side, as the reason for which it did not run
+        open_tokens(tokens)  # once here, not as every side's reason
     label, parts_of = f"{spec.benchmark} {spec.scale}", partial(_parts, spec, tokens)
     with session(spec.device, label, parts_of, start) as (shared, parts):
         for part in parts:

@@ -333,9 +333,8 @@ def _measure(options: argparse.Namespace) -> None:
     wait_for_server()
     output = results.folder / systems_path(spec)
     rows = measure_benchmark(spec, data, output, stamped)
-    met = [row for row in rows if row["reason"]]
-    told = (f"{row['status']}: {row['reason']}" for row in met)
-    _made(options, "\n".join([f"{len(rows)} measurements", *dict.fromkeys(told)]), output)
+    reasons = dict.fromkeys(f"{row['status']}: {row['reason']}" for row in rows if row["reason"])
+    _made(options, "\n".join([f"{len(rows)} measurements", *reasons]), output)
 
 
 def _recall(options: argparse.Namespace) -> None:
