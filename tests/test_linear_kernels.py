@@ -8,7 +8,6 @@ kernels are imported. Tests marked gpu run them compiled.
 import importlib
 import itertools
 import math
-import re
 from dataclasses import replace
 from functools import partial
 
@@ -298,81 +297,6 @@ class TestInputErrors:
             kernels.linear_relation(x, x, x, x)
         with pytest.raises(InputError, match="TRITON_INTERPRET=1"):
             get_backend("linear", "flash", "cpu")
-
-
-def shipped_launches() -> list:
-    from relation.kernels.linear_relation.launches import LAUNCHES
-    from relation.kernels.linear_relation.resources import passes_of
-
-    return [
-        pytest.param(arch, size, entry, name, id=f"{arch}-{size}-{entry.widest}-{name}")
-        for (arch, size), entries in LAUNCHES.items()
-        for entry in entries
-        for name in passes_of(entry)
-    ]
-
-
-@pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
-@pytest.mark.parametrize(("architecture", "element_size", "entry", "name"), shipped_launches())
-def test_every_launch_fits_its_architecture(architecture, element_size, entry, name):
-    from relation.kernels.common import SHARED_MEMORY
-    from relation.kernels.linear_relation.resources import compile_pass
-    from relation.kernels.uniforms import unset_uniforms
-
-    given = name, architecture, element_size, entry, entry.widest
-    compiled = compile_pass(*given, whole=False)
-    assert compiled.metadata.shared <= SHARED_MEMORY[architecture]
-    assert unset_uniforms(compiled) == []
-
-
-@pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
-def test_heads_of_60_channels_are_loaded_in_groups(monkeypatch):
-    pytest.importorskip("triton")
-    from fake_gpu import fake_gpu
-
-    forward = importlib.import_module("relation.kernels.linear_relation.forward")
-    launches = importlib.import_module("relation.kernels.linear_relation.launches")
-    entry = next(e for e in launches.LAUNCHES["sm_90", 2] if e.widest >= 60)
-    monkeypatch.setattr(forward, "select_launches", lambda *given: entry)
-    p1, p2, info, g = torch.zeros(4, 1, 128, 8, 60, dtype=torch.bfloat16).transpose(2, 3)
-    with fake_gpu("sm_90") as compiled:
-        forward.launch_forward(p1, p2, info, g, None, 2.0)
-    assert "mixed_output_kernel" in compiled
-    for name, found in compiled.items():
-        for kernel in found:
-            assert re.search(r"ld\.global(\.\w+)*\.[bu]16\b", kernel.asm["ptx"]) is None, name
-
-
-def test_programs_over_mixed_chunks_take_all_of_them():
-    pytest.importorskip("triton")
-    from relation.kernels.linear_relation.launches import Launch, share_of_mixed
-
-    launch = Launch(16, 128, 1, 1, programs=132)
-    for heads, chunks in [(1, 1), (2, 66), (8, 1000), (1, 2**20), (8, 2**18)]:
-        programs, share = share_of_mixed(heads, chunks, launch)
-        assert programs <= heads * chunks <= programs * share
-        assert share * chunks < 2**31
-
-
-def test_an_entry_whose_passes_do_not_fit_together_is_refused():
-    pytest.importorskip("triton")
-    from relation.kernels.linear_relation.launches import INTERPRETED, Launch
-
-    fused, apart, *_ = INTERPRETED
-    small = Launch(16, 16, 1, 1)
-    for entry, change, message in [
-        (fused, {"weak_information": small}, "not both"),
-        (apart, {"weak_information": None}, "weak_coordinates takes what weak_information keeps"),
-        (apart, {"weak_information": small}, "weak_information: give block_v of at least 128"),
-        (fused, {"weak_gradients": small}, "weak_gradients: give block_v of at least 128"),
-        (fused, {"weak_gradients": Launch(16, 128, 1, 1)}, "weak_gradients: give block_d"),
-        (fused, {"mixed_output": None}, "give mixed_output, mixed_information and mixed_coord"),
-        (fused, {"mixed_output": small}, "mixed passes: give programs, as many as a GPU holds"),
-        (fused, {"mixed_output": replace(small, programs=1)}, "mixed_output: give block_v of at"),
-        (fused, {"weak_gradients": None}, "mixed chunks are what all weak passes leave"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            replace(entry, **change)
 
 
 @pytest.mark.gpu

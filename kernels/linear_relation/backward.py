@@ -171,6 +171,7 @@ def _launch(
 
     def configure_mixed_information() -> Configuration:
         own, programs = configure_mixed(launches.mixed_information)
+        # Scores are formed as the forward forms them, by more channels than the states allow.
         own["BLOCK_S"] = launches.mixed_output.options(D)["BLOCK_D"]
         numbers = *strides(p1, p2, info, dy, dp1), H, T, segments.chunks, all_chunks, *after
         return (programs,), numbers, own
