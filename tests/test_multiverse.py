@@ -21,7 +21,7 @@ from relation.pipeline import gather as multiverse
 from relation.pipeline.campaign import Campaign, resolve
 from relation.pipeline.places import READINGS, diagnostics_path, run_path
 from relation.pipeline.publish import publish
-from relation.pipeline.readings import start_ratio
+from relation.pipeline.readings import output_ratio, start_ratio
 from relation.pipeline.results import Results
 from relation.train.optimizer import build_optimizer
 from relation.train.run import train
@@ -177,6 +177,18 @@ def test_one_number_says_what_a_token_weighs_at_the_start() -> None:
         3 * 0.1 / (64 * 0.02**2)
     )
     assert ratio(init_std=0.02, linear_init="torch") == pytest.approx(3 * 0.02)
+
+
+def test_another_number_says_how_large_the_embedding_starts_beside_what_writes_to_it() -> None:
+    def ratio(**changes) -> float:
+        return output_ratio(ModelConfig.for_variant("full", **SMALL, **changes))
+
+    for std in (0.02, 0.1):
+        assert ratio(init_std=std) == pytest.approx(1)
+        assert ratio(init_std=std, scale_residual_init=True) == pytest.approx(2)
+        assert ratio(init_std=std, embedding_multiplier=0.5) == pytest.approx(0.5)
+    assert ratio(init_std=0.02, embedding_std=0.1) == pytest.approx(5)
+    assert ratio(init_std=0.02, linear_init="torch") == pytest.approx(0.02 * 192**0.5)
 
 
 def test_dividing_all_that_writes_to_the_residual_stream_changes_nothing_at_the_start() -> None:

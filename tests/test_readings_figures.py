@@ -71,18 +71,21 @@ def test_a_triangle_stands_where_the_answer_turns() -> None:
 
 
 def test_self_flow_stands_over_what_the_embedding_weighs_at_the_start(records) -> None:
-    (axes,) = draw(records, "start").axes
+    against_both, against_output = draw(records, "start").axes
     self_flow = study(records.readings).of("l0-self")["mean"]
-    shown = points(axes)
-    assert len(shown) == len(self_flow)
-    for at in (
-        (0.1302, "unscaled-sd-0.02"),
-        (0.4511, "scaled-sd-0.02"),
-        (8.837, "scaled-embedding-times-sqrt-d"),
+    for name, *ratios in (
+        ("unscaled-sd-0.02", 0.1302, 1),
+        ("unscaled-sd-rsqrt-d", 0.0510, 1),
+        ("scaled-sd-0.02", 0.4511, 12**0.5),
+        ("scaled-embedding-times-sqrt-d", 8.837, (12 * 384) ** 0.5),
     ):
-        ratio, name = at
-        assert any(np.allclose(point[:2], (ratio, self_flow[name]), rtol=1e-3) for point in shown)
-    assert {text.get_text() for text in axes.texts} >= {"lr-half", "lr-twice", "paper"}
+        for axes, ratio in zip((against_both, against_output), ratios, strict=True):
+            shown = points(axes)
+            assert len(shown) == len(self_flow)
+            at = ratio, self_flow[name]
+            assert any(np.allclose(point[:2], at, rtol=1e-3) for point in shown)
+            assert {text.get_text() for text in axes.texts} >= {"lr-half", "lr-twice"}
+    assert "paper" in {text.get_text() for text in against_output.texts}
 
 
 def test_the_advantage_stands_over_the_baselines_own_loss(records) -> None:

@@ -35,28 +35,35 @@ class Reading:
     runs: tuple[RunSpec, ...]
 
     def described(self) -> dict:
-        """Everything but the runs, and `start_ratio`, as JSON holds it."""
+        """Everything but the runs, and what the embedding weighs at the start, as JSON holds it."""
         fields = ("name", "residual", "choice", "title", "group", "paper", "beside", "assumptions")
-        ratio = start_ratio(self.runs[0].model_config())
         known = {name: getattr(self, name) for name in fields}
-        return {**known, "adds": list(self.adds), "start_ratio": ratio}
+        model = self.runs[0].model_config()
+        ratios = {"start_ratio": start_ratio(model), "output_ratio": output_ratio(model)}
+        return {**known, "adds": list(self.adds), **ratios}
 
 
 def start_ratio(config: ModelConfig) -> float:
     """What a token's embedding weighs at the start against what the first mixer would add to it.
 
     The RMS of the embedding over that of W_O W_I x for a normalised x, which the mixer adds where
-    all flow stays with the token (docs/replication.md, "The embedding's weight at the start").
+    all flow stays with the token: ρ (docs/replication.md, "The embedding's weight at the start").
     """
+    return output_ratio(config) / (config.d_model * _matrix_sd(config))
+
+
+def output_ratio(config: ModelConfig) -> float:
+    """The RMS of a token's embedding over the sd of W_O, at the start (the same section)."""
     embedding = config.init_std if config.embedding_std is None else config.embedding_std
     if config.embedding_multiplier is not None:
         embedding *= config.embedding_multiplier
+    divided = (2 * config.layers) ** 0.5 if config.scale_residual_init else 1.0
+    return embedding * divided / _matrix_sd(config)
+
+
+def _matrix_sd(config: ModelConfig) -> float:
     # nn.Linear draws uniformly within 1/sqrt(d).
-    matrix = (3 * config.d_model) ** -0.5 if config.linear_init == "torch" else config.init_std
-    added = config.d_model * matrix**2
-    if config.scale_residual_init:
-        added /= (2 * config.layers) ** 0.5
-    return embedding / added
+    return (3 * config.d_model) ** -0.5 if config.linear_init == "torch" else config.init_std
 
 
 def _checked(matrix: Matrix) -> ReadingsSection | None:

@@ -192,43 +192,48 @@ def advantage(found: Study) -> Figure:
     "start",
     ["diagnoses"],
     "What the first layer keeps for itself after training, by what a token’s embedding weighs at "
-    "the start: its RMS over that of W_O W_I of a normalised token, which the first mixer adds "
-    "where all flow stays with the token. A point is a reading, with its 95% interval; faint, "
-    "beside the readings. Dashed: the paper’s Self flow.",
-    "A scatter plot: Self flow of layer 0 after training against the embedding's RMS over that of "
-    "W_O W_I of a normalised token at the start, a point a reading, with a line at the paper's "
-    "value.",
+    "the start: left against W_O W_I of a normalised token, which the first mixer adds where all "
+    "flow stays with the token, right against W_O alone. A point is a reading, with its 95% "
+    "interval; faint, beside the readings. Dashed: the paper’s Self flow.",
+    "Two scatter plots: Self flow of layer 0 after training against the embedding's RMS over that "
+    "of W_O W_I of a normalised token at the start, and over the sd of W_O, a point a reading, "
+    "with a line at the paper's value.",
 )
 def start(found: Study) -> Figure:
     rows = found.of("l0-self")
     if rows.empty:
         raise NotDrawnError("no reading was diagnosed")
-    figure = Figure(figsize=(8.4, 3.2))
-    here = figure.subplots()
-    here.set_xscale("log")
     by_name = {reading.name: reading for reading in found.readings}
-    for name, row in rows.iterrows():
-        reading = by_name[name]
-        look = marker(reading.residual, beside=reading.beside)
-        colour, alpha = look["color"], look["alpha"]
-        here.plot(reading.start_ratio, row["mean"], **look)
-        if np.isfinite(row["low"]):
-            ends = row["low"], row["high"]
-            here.vlines(reading.start_ratio, *ends, color=colour, alpha=alpha, linewidth=1.1)
-        if reading.choice in RATES:
-            here.annotate(
-                reading.choice, (reading.start_ratio, row["mean"]), xytext=(6, 0),
-                textcoords="offset points", va="center", fontsize=7, color=MUTED,
-            )  # fmt: skip
+
+    def draw(ratio: str, panels: Sequence[Axes]) -> None:
+        (here,) = panels
+        here.set_xscale("log")
+        for name, row in rows.iterrows():
+            reading = by_name[name]
+            place = getattr(reading, ratio)
+            look = marker(reading.residual, beside=reading.beside)
+            colour, alpha = look["color"], look["alpha"]
+            here.plot(place, row["mean"], **look)
+            if np.isfinite(row["low"]):
+                here.vlines(place, *row[["low", "high"]], color=colour, alpha=alpha, linewidth=1.1)
+            if reading.choice in RATES:
+                here.annotate(
+                    reading.choice, (place, row["mean"]), xytext=(6, 0),
+                    textcoords="offset points", va="center", fontsize=7, color=MUTED,
+                )  # fmt: skip
+        here.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+    titles = ["ρ: the embedding over $W_O W_I$ of a token", "the embedding over $W_O$"]
+    figure = multiples(
+        ["start_ratio", "output_ratio"], draw, 3.2, ["Self flow of layer 0"], titles, sharey="row"
+    )
+    first, last = figure.axes
     for residual in dict.fromkeys(_residuals(found, rows.index)):
-        here.plot([], [], label=RESIDUAL_NAME[residual], **marker(residual))
-    here.legend(frameon=False)
-    dashed([here], BY_NAME["l0-self"].paper)
-    here.set_ylim(bottom=0)
-    percent(here)
-    here.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    here.set_xlabel("ρ: RMS of the embedding / of $W_O W_I$ of a normalised token, at the start")
-    here.set_ylabel("Self flow of layer 0")
+        last.plot([], [], label=RESIDUAL_NAME[residual], **marker(residual))
+    last.legend(frameon=False)
+    dashed([first, last], BY_NAME["l0-self"].paper)
+    first.set_ylim(bottom=0)
+    percent(first)
     return figure
 
 

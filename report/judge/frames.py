@@ -167,6 +167,7 @@ READINGS_CHOICE = schema(
         _REAL,
         description="RMS of the embedding over that of W_O W_I x, x normalised",
     ),
+    Column("output_ratio", _REAL, description="RMS of the embedding over the sd of W_O"),
     Column("n", _INT, description="whole pairs behind the distance"),
     Column("distance", _REAL, "squared standard errors", "to the paper, over eight values"),
     Column("rms", _REAL, "standard errors", "root of the mean over the eight"),

@@ -34,6 +34,7 @@ class Described(NamedTuple):
     adds: tuple[str, ...]
     beside: bool
     start_ratio: float
+    output_ratio: float
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ def environment(**options: Any) -> jinja2.Environment:
 
 def symbol_pieces(text: str) -> Iterator[tuple[str, bool]]:
     """Running text in pieces, each with whether it is a variable with its index: F_ii as F_{ii}."""
-    for place, piece in enumerate(re.split(r"\b([A-Za-z]_(?:[a-z]{1,2}|O|down))\b", text)):
+    for place, piece in enumerate(re.split(r"\b([A-Za-z]_(?:[a-z]{1,2}|I|O|down))\b", text)):
         yield (f"{piece[0]}_{{{piece[2:]}}}", True) if place % 2 else (piece, False)
 
 
