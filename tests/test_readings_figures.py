@@ -76,6 +76,7 @@ def test_self_flow_stands_over_what_the_embedding_weighs_at_the_start(records) -
     for name, *ratios in (
         ("unscaled-sd-0.02", 0.1302, 1),
         ("unscaled-sd-rsqrt-d", 0.0510, 1),
+        ("unscaled-embedding-sd", 0.3322, 50 / 384**0.5),
         ("scaled-sd-0.02", 0.4511, 12**0.5),
         ("scaled-embedding-times-sqrt-d", 8.837, (12 * 384) ** 0.5),
     ):

@@ -53,7 +53,7 @@ def start_ratio(config: ModelConfig) -> float:
 
 
 def output_ratio(config: ModelConfig) -> float:
-    """The RMS of a token's embedding over the sd of W_O, at the start (the same section)."""
+    """The RMS of a token's embedding over the sd of W_O, at the start: ω (the same section)."""
     embedding = config.init_std if config.embedding_std is None else config.embedding_std
     if config.embedding_multiplier is not None:
         embedding *= config.embedding_multiplier

@@ -192,9 +192,9 @@ def advantage(found: Study) -> Figure:
     "start",
     ["diagnoses"],
     "What the first layer keeps for itself after training, by what a token’s embedding weighs at "
-    "the start: left against W_O W_I of a normalised token, which the first mixer adds where all "
-    "flow stays with the token, right against W_O alone. A point is a reading, with its 95% "
-    "interval; faint, beside the readings. Dashed: the paper’s Self flow.",
+    "the start: left ρ, its RMS over that of W_O W_I of a normalised token, which the first mixer "
+    "adds where all flow stays with the token; right ω, its RMS over the sd of W_O. A point is a "
+    "reading, with its 95% interval; faint, beside the readings. Dashed: the paper’s Self flow.",
     "Two scatter plots: Self flow of layer 0 after training against the embedding's RMS over that "
     "of W_O W_I of a normalised token at the start, and over the sd of W_O, a point a reading, "
     "with a line at the paper's value.",
@@ -223,7 +223,7 @@ def start(found: Study) -> Figure:
                 )  # fmt: skip
         here.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
-    titles = ["ρ: the embedding over $W_O W_I$ of a token", "the embedding over $W_O$"]
+    titles = ["ρ: the embedding over $W_O W_I$ of a token", "ω: the embedding over $W_O$"]
     figure = multiples(
         ["start_ratio", "output_ratio"], draw, 3.2, ["Self flow of layer 0"], titles, sharey="row"
     )

@@ -113,6 +113,7 @@ def _ratio(found: Measurements, scale: str, terms: str, column: str, form: Numbe
 def _bars(axes: Axes, bars: list[tuple[str, float | None, str]]) -> None:
     sideways(axes, [-place for place in range(len(bars))], [name for name, _, _ in bars])
     for place, (_, rate, colour) in enumerate(bars):
+        # An empty bar keeps its row within the limits.
         axes.barh(-place, rate or 0.0, height=0.6, color=colour)
         told = quantity(rate, "#.3g") if rate is not None else "not run"
         beside(axes, (rate or 0.0, -place), told)

@@ -103,7 +103,7 @@ def styled(**more: Any) -> AbstractContextManager[None]:
 def save(figure: Figure, path: Path) -> None:
     """Write a figure as SVG for the pages to ``path``, and beside it as PDF for print.
 
-    Print keeps the layout of the page, whose type runs wider.
+    The PDF keeps the layout of the SVG, for which wider type was measured.
     """
     from matplotlib import rc_context
 
@@ -121,7 +121,7 @@ def svg_text(figure: Figure) -> str:
 
 
 def _lay_out(figure: Figure) -> None:
-    """Lay a figure out for the page, for good: ``savefig`` would draw all of it for that too."""
+    """Lay a figure out once, for the page: ``savefig`` would draw all of it again for that."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
