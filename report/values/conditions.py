@@ -109,7 +109,7 @@ _SETTINGS = (
     (
         "retention",
         "Linear Relation was timed {}; where training makes retention forget faster, more chunks "
-        "take slower kernels (kernels/linear_relation/README.md, Weak chunks).",
+        "take slower kernels (kernels/linear_relation/README.md, Mixed chunks).",
         False,
     ),
     (
