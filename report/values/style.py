@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -101,36 +101,35 @@ def styled(**more: Any) -> AbstractContextManager[None]:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure as SVG for the pages to ``path``, and beside it as PDF for print.
-
-    The PDF keeps the layout of the SVG, for which wider type was measured.
-    """
+    """Write a figure as SVG for the pages to ``path``, and beside it as PDF for print."""
     from matplotlib import rc_context
 
     path.write_text(svg_text(figure), encoding="utf-8")
     with rc_context(_PRINT), open(path.with_suffix(".pdf"), "wb") as file:
-        figure.savefig(file, format="pdf", metadata={"CreationDate": None, "Creator": None})
+        _write(figure, file, "pdf", {"CreationDate": None, "Creator": None})
 
 
 def svg_text(figure: Figure) -> str:
     """A figure as SVG for the pages; the same figure gives the same bytes."""
-    _lay_out(figure)
     buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    _write(figure, buffer, "svg", {"Date": None, "Creator": None})
     return adapt(buffer.getvalue())
 
 
-def _lay_out(figure: Figure) -> None:
-    """Lay a figure out once, for the page: ``savefig`` would draw all of it again for that."""
+def _write(figure: Figure, file: IO, form: str, metadata: dict[str, None]) -> None:
+    """Lay a figure out, then draw it: ``savefig`` alone would draw all of it for the layout too."""
     from matplotlib import rc_context
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.backends.registry import backend_registry
 
     engine = figure.get_layout_engine()
     if engine is not None:
-        FigureCanvasSVG(figure)  # knows how wide a text is
+        # The canvas knows how wide a text is in this form.
+        backend_registry.load_backend_module(form).FigureCanvas(figure)
         engine.execute(figure)
         with rc_context({"figure.constrained_layout.use": False}):
             figure.set_layout_engine(None)
+    figure.savefig(file, format=form, metadata=metadata)
+    figure.set_layout_engine(engine)
 
 
 def adapt(svg: str) -> str:
