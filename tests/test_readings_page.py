@@ -113,6 +113,18 @@ def test_frames_hold_what_the_statistics_say() -> None:
     assert len(rows["readings_runs"]) == 26 * 2 + 2 * 2 * 2 + 3 * 2 * 2
 
 
+def test_readings_without_their_base_are_shown(tmp_path: Path) -> None:
+    own = tuple(r for r in described() if r["choice"] == "sd-torch")
+    readings = replace(invented(Invented(keep=[r["name"] for r in own])), described=own)
+    records = replace(make_records(), readings=readings)
+    write_report(records, tmp_path, [])
+    render_site(content_of(records, tmp_path), tmp_path)
+    render_document(gather(tmp_path), tmp_path)
+    page = text_of(tmp_path, "readings.html")
+    assert all(f'id="reading-{r["name"]}"' in page for r in own) and 'id="practice"' not in page
+    assert "unscaled-sd-torch" in text_of(tmp_path, "report.tex")
+
+
 def test_partial_records_are_shown_as_far_as_they_go() -> None:
     found = printed(invented(Invented(seeds={BASES[0]: (142, 143)}, keep=BASES)))
     (curve,) = found.curves[1]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from operator import attrgetter, itemgetter
 from typing import Any
 
-from report.judge.readings_rule import LEAST_SHARE, VALUES
+from report.judge.readings_rule import DEFAULT, LEAST_SHARE, VALUES
 from report.judge.readings_words import PREFIX, amount, heading, interval, probability, title
 from report.render.templating import grouped
 from report.values.numbers import DASH
@@ -23,6 +23,8 @@ ANSWERS = {
     (False, False): ("(✗)", "open", "does not hold, not established"),
     (False, None): ("✗", "open", "does not hold, no interval"),
 }
+# Where sentences stand, apart from those of a statistic and of what a claim turns on.
+PLACES = ("headline", "finding", "answer", "practice")
 NO_ANSWER = ("·", "open", "no direction in the paper")
 # Figures of the document; the page has all.
 ON_PAPER = ("final-nll", "advantage", "learning-rate", "l0-self-more", "validation")
@@ -94,9 +96,10 @@ class Curve:
 class Readings:
     """What there is to show. Empty where the campaign has no run of a reading.
 
-    said: sentences by place; turns: by claim, what its answer turns on; curves: a statistic each,
-    by claim; readings: the rows of readings_choice.parquet; nearest: the same by distance to the
-    paper, what has none last; runs: the rows of readings_runs.parquet by reading; figures: by name.
+    said: sentences by place, of each of PLACES; turns: by claim, what its answer turns on; curves:
+    a statistic each, by claim; readings: the rows of readings_choice.parquet; nearest: the same by
+    distance to the paper, what has none last; runs: the rows of readings_runs.parquet by reading;
+    figures: by name.
     """
 
     said: Mapping[str, Sequence[str]]
@@ -109,8 +112,8 @@ class Readings:
 
     @property
     def base(self) -> str:
-        """The reading that the others are compared with."""
-        return next(row["reading"] for row in self.readings if row["default"])
+        """The reading that the others are compared with, whether the campaign has it or not."""
+        return next((row["reading"] for row in self.readings if row["default"]), DEFAULT)
 
     @property
     def printed(self) -> list[Row]:
@@ -187,7 +190,7 @@ def read_readings(
         for name, rows in grouped(values, itemgetter("statistic")).items()
     ]
     return Readings(
-        said={place: [row["text"] for row in rows] for place, rows in places.items()},
+        said={place: [row["text"] for row in places.get(place, ())] for place in PLACES},
         turns={row["claim"]: row["text"] for row in places.get("turns", ())},
         curves=grouped(curves, attrgetter("claim")),
         readings=choice,
