@@ -1,4 +1,7 @@
-"""The pictures of a campaign, drawn from its records alone: SVG for the pages, PDF for print."""
+"""The pictures of a campaign, drawn from its records alone: SVG for the pages, PDF for print.
+
+Print has a layout of its own, which takes as long as the page's: only what is printed gets one.
+"""
 
 import shutil
 from collections.abc import Iterator, Sequence
@@ -75,16 +78,16 @@ def _taken(records: CampaignRecords, drawn: Path) -> Iterator[Drawing]:
 def draw_figures(
     records: CampaignRecords, out_dir: Path, drawings: Sequence[Drawing] | None = None
 ) -> list[dict[str, Any]]:
-    """Draw every figure whose data are there under ``out_dir``/figures, as SVG and as PDF.
+    """Draw every figure whose data are there under ``out_dir``/figures, as SVG; as PDF if printed.
 
     The same records give the same bytes. drawings: which, DRAWINGS where None is given.
 
     Returns:
         One entry a figure that the campaign plans, in the order of the page: name, heading (what it
         shows, in a few words), title (its caption), alt (what the picture shows, for those who do
-        not see it), file (the SVG, relative to ``out_dir``; None if not drawn; the PDF lies beside
-        it), page (HTML on which a reader explores it; None if there is none), reason (why not
-        drawn; else empty) and sources (the Parquet files that it is drawn from).
+        not see it), file (the SVG, relative to ``out_dir``; None if not drawn), printed (whether a
+        PDF lies beside it), page (HTML on which a reader explores it; None if there is none),
+        reason (why not drawn; else empty) and sources (the Parquet files that it is drawn from).
     """
     folder = Path(out_dir) / "figures"
     folder.mkdir(parents=True, exist_ok=True)
@@ -105,13 +108,14 @@ def _draw(drawing: Drawing, records: CampaignRecords, folder: Path) -> dict[str,
         "title": drawing.title if isinstance(drawing.title, str) else drawing.title(records),
         "alt": drawing.alt,
         "file": None,
+        "printed": drawing.printed,
         "page": None,
         "reason": "",
         "sources": [],
     }
     picture, page = (folder / f"{drawing.name}.{suffix}" for suffix in ("svg", "html"))
     if isinstance(drawing.draw, Path):
-        for suffix in (".svg", ".pdf"):
+        for suffix in (".svg", ".pdf") if drawing.printed else (".svg",):
             shutil.copyfile(drawing.draw.with_suffix(suffix), picture.with_suffix(suffix))
     else:
         with styled():
@@ -119,7 +123,7 @@ def _draw(drawing: Drawing, records: CampaignRecords, folder: Path) -> dict[str,
                 figure = drawing.draw(records)
             except NotDrawnError as missing:
                 return entry | {"reason": str(missing)}
-            save(figure, picture)
+            save(figure, picture, drawing.printed)
     entry |= {"file": f"{folder.name}/{picture.name}", "sources": drawing.sources(records)}
     if drawing.page is not None:
         page.write_text(drawing.page(records), encoding="utf-8")

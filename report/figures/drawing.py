@@ -41,7 +41,7 @@ class Drawing:
     its own on which a reader explores it, where there is one. ``reads`` gives the rows that it
     shows, one frame or several, each row with its record in the column "source". ``planned`` says
     of records whether their campaign plans what it shows, and so has the figure at all; None where
-    every one does.
+    every one does. ``printed``: whether it goes into the document too, as a PDF beside the SVG.
     """
 
     name: str
@@ -52,6 +52,7 @@ class Drawing:
     reads: Callable[[CampaignRecords], pd.DataFrame | Iterable[pd.DataFrame]] | None = None
     planned: Callable[[CampaignRecords], bool] | None = None
     heading: str = ""
+    printed: bool = True
 
     def sources(self, records: CampaignRecords) -> list[str]:
         """The Parquet files that it is drawn from, in the order of the records."""

@@ -48,7 +48,7 @@ DIFFERENCE = "Relation − MHA\n(nat/token)"
 
 
 def of_readings(
-    name: str, kinds: Sequence[str], title: str, alt: str
+    name: str, kinds: Sequence[str], title: str, alt: str, printed: bool = True
 ) -> Callable[[Callable[[Study], Figure]], Drawing]:
     """Declare a figure of the readings: what a function draws of what is computed of them.
 
@@ -73,6 +73,7 @@ def of_readings(
             drawn,
             reads=files,
             planned=lambda records: records.readings is not None,
+            printed=printed,
         )
 
     return declare
@@ -328,6 +329,7 @@ def validation_difference(found: Study) -> Figure:
     f"Self flow below; {MEANS}. Dashed: the paper’s Self flow after training.",
     "Line charts, a column a residual scale: count calibration of the first layer and below it "
     "the share of its flow that stays on a token, against training tokens, a line a reading.",
+    printed=False,
 )
 def formation(found: Study) -> Figure:
     looks = select(found.records.probes, variant="full", layer=0)
@@ -358,6 +360,7 @@ def formation(found: Study) -> Figure:
     "Dashed: the paper’s share.",
     "Two line charts, one a residual scale: the share of tokens spared against the number of "
     "updates between logged losses, a line a reading, with the paper's share as a dashed line.",
+    printed=False,
 )
 def intervals_of_logging(found: Study) -> Figure:
     names = {every: f"spared-every-{every}" for every in INTERVALS}

@@ -25,6 +25,7 @@ ROW = 0.145  # inches of the grid a choice
 CURVE = 2.3  # inches of the panel above it
 GROUP_GAP = 0.4  # rows between groups of choices
 GROUP_AT = 150  # points left of the panel where the names of the groups stand
+PRINTED = ("final-nll", "l0-self-more")  # the page has all
 
 
 def curve(statistic: Statistic, found: Study) -> Figure:
@@ -153,7 +154,8 @@ def _declared(statistic: Statistic) -> Drawing:
         "sorted by value, with the paper's value as a dashed line, and below it a grid of dots "
         "that says which residual scale and which choice each reading takes."
     )
-    declare = of_readings(statistic.name, READING_KINDS, _title(statistic), alt)
+    printed = statistic.name in PRINTED
+    declare = of_readings(statistic.name, READING_KINDS, _title(statistic), alt, printed)
     return declare(partial(curve, statistic))
 
 

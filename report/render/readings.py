@@ -26,8 +26,6 @@ ANSWERS = {
 # Where sentences stand, apart from those of a statistic and of what a claim turns on.
 PLACES = ("headline", "finding", "answer", "practice")
 NO_ANSWER = ("·", "open", "no direction in the paper")
-# Figures of the document; the page has all.
-ON_PAPER = ("final-nll", "advantage", "learning-rate", "l0-self-more", "validation")
 SHORT = {"self_flow": "Self", "effective_rank": "rank"}
 OPERATORS = {"full": "Full", "mha": "MHA"}
 
@@ -118,8 +116,7 @@ class Readings:
     @property
     def printed(self) -> list[Row]:
         """The figures that go on paper, which were drawn."""
-        drawn = (self.figures.get(PREFIX + name) for name in ON_PAPER)
-        return [figure for figure in drawn if figure is not None and figure["file"]]
+        return [row for row in self.figures.values() if row["printed"] and row["file"]]
 
     def __bool__(self) -> bool:
         return bool(self.curves)

@@ -100,11 +100,13 @@ def styled(**more: Any) -> AbstractContextManager[None]:
     return matplotlib.rc_context({**matplotlib.rcParamsDefault, **STYLE, "backend": "svg", **more})
 
 
-def save(figure: Figure, path: Path) -> None:
-    """Write a figure as SVG for the pages to ``path``, and beside it as PDF for print."""
+def save(figure: Figure, path: Path, printed: bool = True) -> None:
+    """Write a figure as SVG for the pages to ``path``, and beside it, where printed, as PDF."""
     from matplotlib import rc_context
 
     path.write_text(svg_text(figure), encoding="utf-8")
+    if not printed:
+        return
     with rc_context(_PRINT), open(path.with_suffix(".pdf"), "wb") as file:
         _write(figure, file, "pdf", {"CreationDate": None, "Creator": None})
 
