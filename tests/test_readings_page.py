@@ -20,7 +20,7 @@ from report.render.readings import ANSWERS, Readings, read_readings
 from report.render.site import render_site
 from report.values.readings import STATISTICS
 
-DRAWN = ("readings-final-nll", "readings-advantage", "readings-learning-rate")
+DRAWN = tuple(f"readings-{k}" for k in ("final-nll", "advantage", "learning-rate", "start"))
 
 
 def printed(records) -> Readings:
@@ -92,6 +92,7 @@ def test_the_document_has_a_section_with_figures_and_tables(folder: Path) -> Non
     text = text_of(folder, "report.tex")
     section = text.split("\\section{Readings}")[1].split("\\section{Relation in two")[0]
     assert all(f"figures/{name}.pdf" in section for name in DRAWN)
+    assert "U+" not in section, "every sign has its place in the type"
     assert "Claim 1 turns on a reading" in section and section.count("longtable}") == 6
     rest = text.replace(section, "")
     assert "figures/readings-" not in rest
