@@ -226,7 +226,7 @@ FIGURES = schema(
     Column("title", _TEXT, description="its caption"),
     Column("alt", _TEXT),
     Column("file", _TEXT, description="SVG below the report; null where it was not drawn"),
-    Column("printed", pa.bool_(), description="in the document too, from the PDF beside it"),
+    Column("printed", pa.bool_(), description="in the document too, from a PDF beside the SVG"),
     Column("page", _TEXT, description="HTML below the report that explores it; null if none"),
     Column("reason", _TEXT, description="why it was not drawn"),
     Column("sources", pa.list_(_TEXT), description="Parquet files that it is drawn from"),

@@ -27,7 +27,7 @@ _RULED = {
     "chosen": "The rule that was fixed before these runs chooses {reading} ({title}).",
     "not identified": "The rule that was fixed before these runs identifies no reading.",
     "texts disagree": "The rule that was fixed before these runs chooses none: texts disagree.",
-    "too few seeds": "The rule that was fixed before these runs cannot be applied yet.",
+    "too few seeds": "The rule that was fixed before these runs cannot be applied to them.",
     "unfinished": "No reading is chosen yet: the rule that was fixed before these runs waits for "
     "more of them.",
 }
