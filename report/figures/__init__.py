@@ -86,8 +86,9 @@ def draw_figures(
         One entry a figure that the campaign plans, in the order of the page: name, heading (what it
         shows, in a few words), title (its caption), alt (what the picture shows, for those who do
         not see it), file (the SVG, relative to ``out_dir``; None if not drawn), printed (whether
-        the document has it too, from a PDF beside it), page (HTML on which a reader explores it; None if there is none),
-        reason (why not drawn; else empty) and sources (the Parquet files that it is drawn from).
+        the document has it too, from a PDF beside it), page (HTML on which a reader explores it;
+        None if there is none), reason (why not drawn; else empty) and sources (the Parquet files
+        that it is drawn from).
     """
     folder = Path(out_dir) / "figures"
     folder.mkdir(parents=True, exist_ok=True)
