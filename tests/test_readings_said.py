@@ -62,11 +62,13 @@ def test_choices_that_move_the_first_layer_are_named_where_that_is_established(r
     shifts |= {"unscaled-adam-eps": (-0.2, *[0.0] * 7)}
     moved = invented(Invented(shifts=shifts))
     assert "% with embedding sd 1/sqrt(d), projections 0.02." in told(moved, "headline")
+    assert "Scaled, with twice the paper’s learning rate, it keeps" in told(moved, "headline")
     effect, undone = told(moved, "finding").split("the same effect")[1].split("undone by")
     assert "embedding sd 1/sqrt(d)" in effect and "eps" not in effect
     assert "twice the paper’s learning rate" in undone.split("Each of these")[0]
     finding = told(records, "finding")
     assert "the same effect" not in finding and "undone by" not in finding
+    assert "Scaled, with" not in told(records, "headline")
     alike = invented(Invented(shifts=dict.fromkeys(EVERY, anchored)))
     for place in ("headline", "finding"):
         assert "does depends" not in told(alike, place), "the bases are not told apart"

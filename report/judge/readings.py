@@ -113,9 +113,10 @@ def _headline(found: Study) -> list[str]:
     if not both or not loss:
         return []
     unscaled, scaled = (amount(row["mean"], FIRST_LAYER, unit=True) for row in both)
+    moved = _moved(found)
     others = [
         f"; {amount(row['mean'], FIRST_LAYER, unit=True)} with {what}"
-        for what, row in _moved(found)["unscaled"]
+        for what, row in moved["unscaled"]
     ]
     told = [
         f"{_lead(both[1])} At 10M Relation’s first layer keeps {unscaled} of its flow for itself "
@@ -123,6 +124,10 @@ def _headline(found: Study) -> list[str]:
         f"(the paper: {amount(FIRST_LAYER.paper, FIRST_LAYER, unit=True)}). "
         f"It keeps {scaled} with {DIVIDED}, scaled{''.join(others)}."
     ]
+    if moved["scaled"]:
+        what, row = max(moved["scaled"], key=lambda one: one[1]["mean"])
+        again = amount(row["mean"], FIRST_LAYER, unit=True)
+        told.append(f"Scaled, with {what}, it keeps {again} again.")
     unscaled, scaled = (amount(row["mean"], LOSS) for row in loss)
     told.append(
         f"Relation’s final NLL minus MHA’s is {unscaled} nat/token unscaled and {scaled} scaled "
