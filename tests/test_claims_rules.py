@@ -87,6 +87,17 @@ def test_an_established_miss_without_a_sign_decides_beside_a_contested_sign() ->
     assert "direction does not hold: a; the paper's value is not met: b" in found.reason
 
 
+def test_a_verdict_says_what_was_not_there_to_decide() -> None:
+    held, missed = (row(label, label == "10M", False, asks_size=False) for label in ("10M", "30M"))
+    absent = row("100M", None, False, asks_size=False, note="not run")
+    assert outcome([held, absent])[::3] == ("reproduced", "100M")
+    assert outcome([held, missed, absent])[::3] == ("not reproduced", "100M")
+    parts = [row(f"{k}, d > 8", None, False) for k in ("10M", "100M")]
+    assert outcome([held, *parts]).without == "10M, d > 8; 100M"
+    assert outcome([held])[::3] == ("reproduced", "")
+    assert outcome([absent])[::3] == ("not tested", "")
+
+
 def test_what_stands_beside_a_claim_decides_nothing() -> None:
     held = row("a", True, False, size=True)
     beside = row("b", False, True, size=False, beside=True)

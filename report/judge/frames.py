@@ -90,6 +90,7 @@ CLAIMS = schema(
     Column("verdict", _TEXT, description=_VERDICTS),
     Column("reason", _TEXT),
     Column("not_established", _TEXT, description=_NOT_ESTABLISHED),
+    Column("without", _TEXT, description="labels of what is not there to decide"),
     Column("beside", _TEXT, description="what evidence tells that the verdict does not count"),
     Column("rule", _TEXT, description="what reproduced means for this claim"),
     Column("tables", pa.list_(_TEXT), description="labels of the tables that hold its values"),

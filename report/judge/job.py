@@ -48,7 +48,7 @@ def _claim(judged: Judged, behind: Behind) -> dict[str, Any]:
     if judged.sources:
         fresh = behind.freshness(judged.sources)
     flips = (f"without seed {seed}: {verdict}" for seed, verdict in judged.flips.items())
-    told = ("verdict", "reason", "not_established", "beside")
+    told = ("verdict", "reason", "not_established", "without", "beside")
     return {name: getattr(judged, name) for name in told} | {
         "number": claim.number,
         "claim": claim.text,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -219,20 +219,34 @@ def undecided(found: Evidence, why: str) -> Evidence:
 
 
 def _names(rows: Sequence[Evidence]) -> str:
-    labels = list(dict.fromkeys(row.label for row in rows))
+    return _listed(row.label for row in rows)
+
+
+def _listed(labels: Iterable[str]) -> str:
+    """Labels one after the other, each once."""
+    labels = list(dict.fromkeys(labels))
     return ("; " if any("," in label for label in labels) else ", ").join(labels)
+
+
+def _absent(undecided: Sequence[Evidence], decided: Sequence[Evidence]) -> str:
+    """The labels of what is undecided; of a scale of which nothing is decided, the scale alone."""
+    there = {row.label.partition(",")[0] for row in decided}
+    labels = (row.label for row in undecided)
+    return _listed(x if (scale := x.partition(",")[0]) in there else scale for x in labels)
 
 
 class Outcome(NamedTuple):
     """A verdict, its reason, and the labels of what it rests on without being established by it.
 
     not_established is empty where every interval of what decides is there and includes no values
-    that would decide the other way.
+    that would decide the other way. without: the labels of what is not there to decide, of a scale
+    that lacks all of it the scale alone; empty where nothing is tested.
     """
 
     verdict: Verdict
     reason: str
     not_established: str = ""
+    without: str = ""
 
 
 def outcome(evidence: Sequence[Evidence]) -> Outcome:
@@ -248,16 +262,17 @@ def outcome(evidence: Sequence[Evidence]) -> Outcome:
     undecided = [row for row in rows if row.undecided]
     decided = [row for row in rows if not row.undecided]
     notes = "; ".join(dict.fromkeys(row.note for row in undecided if row.note))
+    without = _absent(undecided, decided)
     if wrong or unsigned:
         told = (("the direction does not hold", wrong), ("the paper's value is not met", unsigned))
         reason = "; ".join(f"{what}: {_names(those)}" for what, those in told if those)
         deciding = [*wrong, *unsigned]
         contested = _names([row for row in deciding if row.contested])
         if all(row.contested for row in deciding):
-            return Outcome("not reproduced", reason, contested)
+            return Outcome("not reproduced", reason, contested, without)
         # One that is established is enough.
         apart = f" (not established: {contested})" if contested else ""
-        return Outcome("not reproduced", reason + apart)
+        return Outcome("not reproduced", reason + apart, without=without)
     if not decided:
         return Outcome("not tested", notes or "this campaign holds no record of it")
     essential = [row for row in undecided if row.essential]
@@ -271,11 +286,11 @@ def outcome(evidence: Sequence[Evidence]) -> Outcome:
     left = f"; without {_names(undecided)}: {notes}" if undecided else ""
     if missed:
         said = f"the size is another: {_names(missed)}{left}"
-        return Outcome("direction only", said, contested)
+        return Outcome("direction only", said, contested, without)
     if unsized:
         why = "; ".join(dict.fromkeys(row.note for row in unsized if row.note))
         said = f"the size is undecided: {_names(unsized)}" + (f" ({why})" if why else "")
-        return Outcome("direction only", said + left, contested)
+        return Outcome("direction only", said + left, contested, without)
     all_of = {1: "", 2: " in both comparisons"}
     said = f"the rule is met{all_of.get(len(decided), f' in all {len(decided)} comparisons')}"
-    return Outcome("reproduced", said + left, contested)
+    return Outcome("reproduced", said + left, contested, without)

@@ -263,8 +263,9 @@ CLAIMS = (
 class Judged:
     """A claim with its evidence and verdict.
 
-    not_established: see ``Outcome``. flips: the seeds without which the others would give another
-    verdict, each with that verdict. beside: what evidence tells that the verdict does not count.
+    not_established, without: see ``Outcome``. flips: the seeds without which the others would give
+    another verdict, each with that verdict. beside: what evidence tells that the verdict does not
+    count.
     """
 
     claim: Claim
@@ -273,6 +274,7 @@ class Judged:
     reason: str
     flips: dict[int, Verdict]
     not_established: str = ""
+    without: str = ""
 
     @property
     def beside(self) -> str:
@@ -309,7 +311,7 @@ def judge_claims(records: CampaignRecords, claims: Sequence[Claim] = CLAIMS) -> 
     chosen = chosen_reading(records)
     judged = []
     for claim in claims:
-        evidence, (verdict, reason, not_established) = _judge(claim, whole)
+        evidence, (verdict, reason, *labels) = _judge(claim, whole)
         if chosen is not None and claim.first_layers and verdict != "not tested":
             # A miss says something even here, so the reader learns of it.
             told = f"{why(chosen)}; its rule alone would give: {verdict}"
@@ -319,5 +321,5 @@ def judge_claims(records: CampaignRecords, claims: Sequence[Claim] = CLAIMS) -> 
         # Without its only seed a claim is not tested, which says nothing about that seed.
         same = (verdict, "not tested")
         flips = {s: v for s, v in others.items() if verdict != "not tested" and v not in same}
-        judged.append(Judged(claim, evidence, verdict, reason, flips, not_established))
+        judged.append(Judged(claim, evidence, verdict, reason, flips, *labels))
     return judged
