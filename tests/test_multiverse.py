@@ -325,6 +325,31 @@ def test_publishing_keeps_every_shipped_run(gathered: Results) -> None:
     assert len(again["runs"]) == len(runs) and len(again["losses"]) > 0
 
 
+def test_publishing_takes_equal_runs_that_another_campaign_has_shipped(
+    gathered: Results, tmp_path: Path
+) -> None:
+    """Of the same name, configuration and texts; a changed file of the lender is refused."""
+    lender = Results(gathered.campaign, tmp_path)
+    shutil.copytree(gathered.own_folder, lender.own_folder)
+    publish(lender.campaign, lender)
+    borrower = replace(lender, campaign=replace(lender.campaign, name="borrower"))
+    folder = run_path(lender.campaign.reading_runs[0])
+    shutil.copytree(lender.own_folder / folder, borrower.own_folder / folder)
+    rows, theirs = multiverse.gather_to_ship(borrower), multiverse.gather_to_ship(lender)
+    assert len(rows["runs"]) == 2
+    assert {kind: len(rows[kind]) for kind in rows} == {kind: len(theirs[kind]) for kind in rows}
+    assert list(rows["runs"]["final_nll"]) == list(theirs["runs"]["final_nll"])
+
+    other = replace(borrower, campaign=reconfigured(borrower.campaign))
+    assert multiverse.gather_to_ship(other)["runs"].empty, "of another configuration"
+    texts = rows["runs"][:1].assign(corpus_sha256="others")
+    assert not [*multiverse._lent(borrower, texts)]
+    losses = lender.shipped.place / READINGS / "losses.parquet"
+    losses.write_bytes(losses.read_bytes() + b"more")
+    with pytest.raises(InputError, match="not the file that SHA256SUMS lists"):
+        multiverse.gather_to_ship(borrower)
+
+
 def test_what_is_shipped_stands_for_runs_that_are_not_here(
     gathered: Results, tmp_path: Path
 ) -> None:

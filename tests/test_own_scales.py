@@ -24,7 +24,11 @@ def renamed(records: CampaignRecords) -> CampaignRecords:
     ]
     return replace(
         records,
-        page=records.page | {"trained": trained},
+        page=records.page
+        | {
+            "trained": trained,
+            "scales": [OWN if scale == PAPER else scale for scale in records.page["scales"]],
+        },
         **{
             name: frame.assign(scale=frame["scale"].replace(PAPER, OWN))
             for name, frame in frames.items()
@@ -50,6 +54,14 @@ def test_an_own_scale_has_the_values_that_the_papers_tables_would_have() -> None
     for column, value in wanted.items():
         assert value.value is not None
         assert found[OWN, column, "value"].value == value.value, column
+
+
+def test_an_own_scale_has_its_row_without_an_inventory_of_models() -> None:
+    records = renamed(make_records())
+    records = replace(records, models=records.models[:0])
+    found = OWN_SCALES.measure(records)
+    assert found[OWN, "geometry", "value"].value is None
+    assert found[OWN, "delta", "value"].value is not None
 
 
 def test_the_papers_scales_have_no_row_and_its_cells_stay_not_run() -> None:

@@ -67,7 +67,8 @@ def write_corpus(folder: Path, vocabulary: int = 61, train: int = 3000) -> Path:
         counts = {"tokens": length, "documents": 1, "characters": length}
         measured = {"unigram_entropy": unigram_entropy(tokens), "sha256": sha256_of(path)}
         rows.append({"split": split, **counts, **measured})
-    write_parquet(folder / "data.parquet", DATA, rows, origin("tests", "none", "data", "cpu"))
+    written = origin("tests", "none", "data", "cpu", corpus_sha256="of the tests")
+    write_parquet(folder / "data.parquet", DATA, rows, written)
     return folder
 
 

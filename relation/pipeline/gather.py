@@ -146,7 +146,8 @@ def _joined(kind: str, parts: Sequence[pd.DataFrame]) -> pd.DataFrame:
 def gather_to_ship(results: Results) -> dict[str, pd.DataFrame]:
     """The rows to be shipped: of every own run, and every shipped row that none of them replaces.
 
-    So publishing never drops a shipped run, whatever is configured now.
+    So publishing never drops a shipped run, whatever is configured now. A planned run that has
+    neither takes the rows that another campaign has shipped of it, from the same texts.
     """
     parts: dict[str, list[pd.DataFrame]] = {kind: [] for kind in READING_KINDS}
     shipped, ledger = _shipped(replace(results, published=True)), Ledger(results)
@@ -156,10 +157,46 @@ def gather_to_ship(results: Results) -> dict[str, pd.DataFrame]:
             if shipped:
                 replaced = _by_run(shipped[kind]).get(_key(run), shipped[kind].iloc[:0])
                 shipped[kind] = shipped[kind].drop(replaced.index)
-    return {
+    found = {
         kind: _joined(kind, [*([shipped[kind]] if shipped else []), *rows])
         for kind, rows in parts.items()
     }
+    lent = [found, *_lent(results, found["runs"])]
+    return {kind: _joined(kind, [rows[kind] for rows in lent]) for kind in READING_KINDS}
+
+
+def _lent(results: Results, runs: pd.DataFrame) -> Iterator[dict[str, pd.DataFrame]]:
+    """What other campaigns have shipped of planned runs that `runs` lacks, lender by lender.
+
+    Such a run has the same name and configuration, and texts that `runs` were made from. Raises
+    InputError for a shipped file that was changed.
+    """
+    there = {tuple(key) for key in runs[["reading", "variant", "seed"]].to_numpy()}
+    texts = set(runs["corpus_sha256"])
+    absent = {
+        _key(run): run.config_hash
+        for run in results.campaign.planned_reading_runs
+        if _key(run) not in there
+    }
+    files = {kind: READINGS / f"{kind}.parquet" for kind in READING_KINDS}
+    for place in sorted(results.shipped.place.parent.glob(f"[!.]*/{files['runs']}")):
+        lender = replace(results.shipped, place=place.parents[1])
+        if not absent or lender.place == results.shipped.place:
+            continue
+        rows = {}
+        for kind, file in files.items():
+            lender.check(file)
+            rows[kind] = _by_run(read_parquet(lender.place / file, LAYOUTS[kind]).to_pandas())
+        taken = [
+            key
+            for key, config_hash in absent.items()
+            if (row := rows["runs"].get(key)) is not None
+            and row["config_hash"].item() == config_hash
+            and row["corpus_sha256"].item() in texts
+        ]
+        absent = {key: value for key, value in absent.items() if key not in taken}
+        for key in taken:
+            yield {kind: by_run.get(key, _joined(kind, [])) for kind, by_run in rows.items()}
 
 
 def collect(results: Results) -> list[Path]:

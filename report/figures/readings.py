@@ -25,7 +25,7 @@ from report.figures.drawing import (
     token_axis,
     zero,
 )
-from report.judge.readings_rule import BASE, RATES, RESIDUALS, SHORT
+from report.judge.readings_rule import BASE, RATES, RESIDUALS
 from report.judge.readings_study import BASES, Study, study
 from report.judge.readings_words import PREFIX
 from report.values.cost import METRIC
@@ -149,7 +149,7 @@ def _residuals(found: Study, names: Iterable[str]) -> list[str]:
     "How much of Relation’s advantage is left where MHA is better: final NLL of Relation less "
     "MHA’s against MHA’s own, by residual scale. A point is the mean of a reading’s pairs; "
     "small points are its pairs, faint ones stand beside the readings. "
-    f"{SHORT} is left out: an NLL on another text is not comparable. Dashed: the paper’s "
+    "Readings of other texts are left out: an NLL there is not comparable. Dashed: the paper’s "
     "difference.",
     "Two scatter plots, one a residual scale: the difference of Relation and MHA in final NLL "
     "against MHA's final NLL, a point a reading, with a line at zero and one at the paper's "

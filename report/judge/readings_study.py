@@ -8,7 +8,7 @@ import pandas as pd
 
 from relation.pipeline.gather import ReadingRecords
 from relation.variants import PAIRED
-from report.judge.readings_rule import BASE, RATES, RESIDUALS, SHORT, Choice, choose
+from report.judge.readings_rule import BASE, RATES, RESIDUALS, Choice, choose
 from report.judge.readings_statistics import compare
 from report.values.readings import STATISTICS, Statistic, pair_values
 
@@ -115,7 +115,10 @@ class Study:
     @property
     def comparable(self) -> pd.DataFrame:
         """The pairs of the readings' own text: on another, a loss has another entropy below it."""
-        return self.nll[self.nll["choice"] != SHORT]
+        others = [
+            reading["name"] for reading in self.records.described if reading["group"] == "text"
+        ]
+        return self.nll[~self.nll["reading"].isin(others)]
 
     @property
     def rates(self) -> pd.DataFrame:

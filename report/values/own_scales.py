@@ -4,7 +4,7 @@ from relation.variants import PAIRED
 from report.values.architecture import geometry, tokens, worded_models
 from report.values.frames import CampaignRecords
 from report.values.layout import SCALES, Needs, Number, Panel, Row, Table, Words, value
-from report.values.measured import Measured, Measurements, no_counterpart, select
+from report.values.measured import Measured, Measurements, no_counterpart
 from report.values.quality import final_nll, mean_reduction, nll_difference
 from report.values.structure import FINE_PERCENT, PERCENT, RANK, Flow
 
@@ -21,8 +21,7 @@ _FLOW = (
 
 def own_scales(records: CampaignRecords) -> Measurements:
     """A row a scale of the campaign's pairs that is none of the paper's, or one that says so."""
-    planned = select(records.models, variant=PAIRED)["scale"].unique()
-    own = [scale for scale in planned if scale not in SCALES]
+    own = [scale for scale in records.page["scales"] if scale not in SCALES]
     found = Measurements()
     if not own:
         found.put("none", {"pairs": no_counterpart("this campaign has the paper’s scales alone")})
