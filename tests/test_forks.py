@@ -158,6 +158,21 @@ def test_the_server_ends_with_its_last_job(server: Server) -> None:
     assert not Path(server.address).parent.exists()
 
 
+def test_modules_of_a_project_are_imported_once_where_it_is_named(tmp_path: Path) -> None:
+    (tmp_path / "drawing.py").write_text("open('imported', 'a').write('.')", encoding="utf-8")
+    (tmp_path / "job.py").write_text("import drawing", encoding="utf-8")
+    environment = {"PATH": os.environ["PATH"]}
+    with pytest.MonkeyPatch.context() as patched:
+        patched.chdir(tmp_path)
+        address, server = forks.start(["drawing"], environment, str(tmp_path))
+    for _ in range(2):
+        command = f"exec {forks.python(address)} -m job"
+        subprocess.run(command, shell=True, cwd=tmp_path, env=environment, check=True)
+    assert (tmp_path / "imported").read_text(encoding="utf-8") == "."
+    server.stdin.close()
+    assert server.wait(10) == 0
+
+
 @pytest.mark.skipif(os.cpu_count() == 1, reason="OpenBLAS starts no thread on one core")
 def test_a_process_with_threads_is_not_forked(tmp_path: Path, capfd) -> None:
     environment = dict(os.environ, OPENBLAS_NUM_THREADS="2")

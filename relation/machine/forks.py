@@ -31,12 +31,15 @@ _LONGEST_REQUEST = 2**20
 _PR_SET_PDEATHSIG = 1
 
 
-def start(libraries: Iterable[str], environment: Mapping[str, str]) -> tuple[str, object]:
+def start(
+    libraries: Iterable[str], environment: Mapping[str, str], project: str | None = None
+) -> tuple[str, object]:
     """Start a server that imports the libraries.
 
     environment: that of the jobs; a job whose own differs in what a library may read when it is
-    imported is refused. Returns the server's address and what the caller keeps while the server is
-    wanted. Raises OSError where there can be no socket among the temporary files.
+    imported is refused. project: a folder whose modules may be among the libraries, where nobody
+    changes them while jobs run. Returns the server's address and what the caller keeps while the
+    server is wanted. Raises OSError where there can be no socket among the temporary files.
     """
     import subprocess
     import tempfile
@@ -52,7 +55,8 @@ def start(libraries: Iterable[str], environment: Mapping[str, str]) -> tuple[str
             # No terminal: a job's standard output is none, and Python buffers by that.
             stdout=subprocess.DEVNULL,
             pass_fds=[number],
-            env={name: value for name, value in environment.items() if name != "PYTHONPATH"},
+            env={name: value for name, value in environment.items() if name != "PYTHONPATH"}
+            | ({} if project is None else {"PYTHONPATH": project}),
         )
     return address, server
 

@@ -32,14 +32,16 @@ def decide_at_once():
     workflow.scheduler.job_rate_limiter = None
 
 
-def import_once(libraries=LIBRARIES):
-    """Make jobs forks of a process that has imported their libraries.
+def import_once(libraries=LIBRARIES, project=None):
+    """Make jobs forks of a process that has imported their libraries; project: as in forks.start.
 
     One of several threads, as a benchmark, is a process of its own: libraries count threads when
     they are imported.
     """
     try:
-        address, server = forks.start(libraries.split(), {**os.environ, **forks.ONE_THREAD})
+        address, server = forks.start(
+            libraries.split(), {**os.environ, **forks.ONE_THREAD}, project
+        )
     except OSError as error:
         print(f"note: jobs are not forked from a server of imports: {error}", file=sys.stderr)
         return
