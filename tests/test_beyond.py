@@ -11,6 +11,7 @@ from paper_records import paper_records
 
 from report.figures import beyond, draw_figures
 from report.judge.cells import build
+from report.render.printed import print_table
 from report.values.copying import COPYING
 from report.values.frames import CampaignRecords
 from report.values.length import LENGTH
@@ -77,6 +78,29 @@ def test_what_stands_in_the_tables(planted) -> None:
     ):
         found = planted["10M/mha", column, "value"]
         assert (found.status, found.reason) == ("no counterpart", reason)
+
+
+def test_a_scale_that_the_paper_has_not_has_rows_of_its_own_below_the_others() -> None:
+    base, own = records(0.1), "10M28pc"
+    frames = {
+        name: frame.assign(scale=frame["scale"].replace("10M", own))
+        for name in ("provenance", *LAYOUTS)
+        if (frame := getattr(base, name)) is not None
+    }
+    trained = [
+        row | {"scale": own if row["scale"] == "10M" else row["scale"]}
+        for row in base.page["trained"]
+    ]
+    renamed = replace(base, page=base.page | {"trained": trained}, **frames)
+    for table in (COPYING, LENGTH, SELF_USE):
+        there = table.measure(base)
+        for (row, column, statistic), found in table.measure(renamed).items():
+            row = row.replace(own, "10M")
+            assert found.value == there[row, column, statistic].value, (row, column)
+        panels = print_table(table, build(renamed, table.label)).panels
+        for panel in panels:
+            labels = [row.labels[0] for row in panel.rows]
+            assert own in labels and labels == sorted(labels, reverse=True)
 
 
 def test_later_tokens_leave_out_where_the_short_windows_begin() -> None:

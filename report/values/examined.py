@@ -16,11 +16,15 @@ OVER_SEEDS = (
 )
 NO_FLOW = "Linear Relation forms no flow between tokens"
 STUBS = ("Scale", "Model")
-ROWS = tuple(
-    Row(f"{scale}/{variant.name}", (scale, variant.title), group=scale)
-    for scale in SCALES
-    for variant in VARIANTS.values()
-)
+
+
+def row_of(key: str) -> Row:
+    """The row of a scale and variant, as 10M/full."""
+    scale, _, variant = key.partition("/")
+    return Row(key, (scale, VARIANTS[variant].title), group=scale)
+
+
+ROWS = tuple(row_of(f"{scale}/{variant}") for scale in SCALES for variant in VARIANTS)
 
 # Of the rows of one seed; None where it has no such value.
 BySeed = Callable[[pd.DataFrame], float | None]
@@ -38,7 +42,10 @@ class Examined:
 
     @property
     def models(self) -> Iterator[tuple[str, str]]:
-        """The scales and variants that have a record, or should have one, in the rows' order."""
+        """The scales and variants that have a record, or should have one.
+
+        In the rows' order; scales that the paper has not come last.
+        """
         frames = [self.rows]
         frames += [
             select(f, kind=self.kind) for f in (self.records.provenance, self.records.missing)
@@ -46,10 +53,9 @@ class Examined:
         known = set()
         for rows in frames:
             known.update(zip(rows["scale"], rows["variant"], strict=True))
-        for row in ROWS:
-            scale, _, variant = row.key.partition("/")
-            if (scale, variant) in known:
-                yield scale, variant
+        own = dict.fromkeys(scale for scale, _ in sorted(known) if scale not in SCALES)
+        for scale in (*SCALES, *own):
+            yield from ((scale, variant) for variant in VARIANTS if (scale, variant) in known)
 
     def seeds(self, scale: str, variant: str) -> dict[int, pd.DataFrame]:
         """The rows of a model's checkpoints by seed."""

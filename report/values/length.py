@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from report.values.examined import OVER_SEEDS, ROWS, STUBS, BySeed, Examined, average
+from report.values.examined import OVER_SEEDS, ROWS, STUBS, BySeed, Examined, average, row_of
 from report.values.frames import CampaignRecords
 from report.values.layout import Column, Note, Number, Panel, Table, value
 from report.values.measured import Measurements, select
@@ -108,6 +108,7 @@ LENGTH = Table(
     measure=length,
     stubs=STUBS,
     rows=(),
+    extra_row=row_of,
     notes=(
         Note(OVER_SEEDS),
         Note(

@@ -2,7 +2,16 @@
 
 import pandas as pd
 
-from report.values.examined import NO_FLOW, OVER_SEEDS, ROWS, STUBS, BySeed, Examined, average
+from report.values.examined import (
+    NO_FLOW,
+    OVER_SEEDS,
+    ROWS,
+    STUBS,
+    BySeed,
+    Examined,
+    average,
+    row_of,
+)
 from report.values.frames import CampaignRecords
 from report.values.layout import Note, Number, Panel, Table, value
 from report.values.measured import Measurements, select
@@ -112,6 +121,7 @@ SELF_USE = Table(
     measure=self_use,
     stubs=STUBS,
     rows=(),
+    extra_row=row_of,
     notes=(
         Note(OVER_SEEDS),
         Note(
