@@ -2,9 +2,10 @@
 
 Imports take most of a small campaign's jobs. `start` starts that process, the server; `python`
 is the command of a client, which hands it arguments, folder, environment and streams, and exits as
-the job does. Ctrl-C reaches both; a job whose client is killed is asked to stop. The project is not
-imported: each job reads its own code. The server lives until its standard input and the last job
-end. If it is killed, its jobs are too, and begin again as processes of their own.
+the job does. Ctrl-C reaches both; a job whose client is killed is asked to stop. Each job reads the
+project's code itself, unless `start` was given the project. The server lives until its standard
+input and the last job end. If it is killed, its jobs are too, and begin again as processes of their
+own.
 """
 
 import json

@@ -166,37 +166,36 @@ def gather_to_ship(results: Results) -> dict[str, pd.DataFrame]:
 
 
 def _lent(results: Results, runs: pd.DataFrame) -> Iterator[dict[str, pd.DataFrame]]:
-    """What other campaigns have shipped of planned runs that `runs` lacks, lender by lender.
+    """What other campaigns have shipped of planned runs that `runs` lacks, a run at a time.
 
-    Such a run has the same name and configuration, and texts that `runs` were made from. Raises
-    InputError for a shipped file that was changed.
+    Such a run has the same name and configuration, and texts that `runs` were made from; of several
+    the newest counts. Raises InputError for a shipped file that was changed.
     """
     there = {tuple(key) for key in runs[["reading", "variant", "seed"]].to_numpy()}
-    texts = set(runs["corpus_sha256"])
+    texts = set(runs["corpus_sha256"].dropna())
     absent = {
         _key(run): run.config_hash
         for run in results.campaign.planned_reading_runs
         if _key(run) not in there
     }
     files = {kind: READINGS / f"{kind}.parquet" for kind in READING_KINDS}
-    for place in sorted(results.shipped.place.parent.glob(f"[!.]*/{files['runs']}")):
-        lender = replace(results.shipped, place=place.parents[1])
-        if not absent or lender.place == results.shipped.place:
+    newest: dict[tuple[str, str, int], dict[str, pd.DataFrame]] = {}
+    places = results.shipped.place.parent.glob(f"[!.]*/{files['runs']}") if absent else ()
+    for place in sorted(path.parents[1] for path in places):
+        if place == results.shipped.place:
             continue
-        rows = {}
+        lender, rows = replace(results.shipped, place=place), {}
         for kind, file in files.items():
             lender.check(file)
-            rows[kind] = _by_run(read_parquet(lender.place / file, LAYOUTS[kind]).to_pandas())
-        taken = [
-            key
-            for key, config_hash in absent.items()
-            if (row := rows["runs"].get(key)) is not None
-            and row["config_hash"].item() == config_hash
-            and row["corpus_sha256"].item() in texts
-        ]
-        absent = {key: value for key, value in absent.items() if key not in taken}
-        for key in taken:
-            yield {kind: by_run.get(key, _joined(kind, [])) for kind, by_run in rows.items()}
+            rows[kind] = _by_run(read_parquet(place / file, LAYOUTS[kind]).to_pandas())
+        for key in absent.keys() & rows["runs"].keys():
+            found = {kind: by_run.get(key, _joined(kind, [])) for kind, by_run in rows.items()}
+            row = found["runs"].iloc[0]
+            if row["config_hash"] != absent[key] or row["corpus_sha256"] not in texts:
+                continue
+            if key not in newest or row["created"] > newest[key]["runs"]["created"].item():
+                newest[key] = found
+    yield from newest.values()
 
 
 def collect(results: Results) -> list[Path]:

@@ -228,7 +228,7 @@ def _panel_rows(table: Table, panel: Panel, index: Index) -> tuple[Row, ...]:
     shown = {part.column for column in panel.columns for part in column.parts}
     there = dict.fromkeys(row for row, column in index if column in shown)
     rows = panel.rows or table.rows
-    known = {row.key for row in rows}
+    known = {row.key for part in (table, *table.panels) for row in part.rows}
     further = [key for key in there if key not in known] if table.extra_row else []
     if panel.rows and panel.measured:
         rows = tuple(row for row in rows if row.key in there)
