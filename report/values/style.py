@@ -79,7 +79,8 @@ STYLE: dict[str, Any] = {
     "savefig.transparent": True,
 }
 
-# A font is looked up when a figure is written, so one drawing serves page and print.
+# A font is looked up when a figure is written, so one drawing serves page and print. Print's is
+# narrower: it fits into the page's layout, but for titles of several lines, which it sets higher.
 _PRINT = {"font.sans-serif": ["STIXGeneral"], "pdf.fonttype": 42}
 
 PAGE_TYPE = (
@@ -107,6 +108,9 @@ def save(figure: Figure, path: Path, printed: bool = True) -> None:
     path.write_text(svg_text(figure), encoding="utf-8")
     if not printed:
         return
+    titles = (axes.get_title(where) for axes in figure.axes for where in ("left", "center"))
+    if not any("\n" in title for title in titles):
+        _lay_out_no_more(figure)
     with rc_context(_PRINT), open(path.with_suffix(".pdf"), "wb") as file:
         _write(figure, file, "pdf", {"CreationDate": None, "Creator": None})
 
@@ -120,7 +124,6 @@ def svg_text(figure: Figure) -> str:
 
 def _write(figure: Figure, file: IO, form: str, metadata: dict[str, None]) -> None:
     """Lay a figure out, then draw it: ``savefig`` alone would draw all of it for the layout too."""
-    from matplotlib import rc_context
     from matplotlib.backends.registry import backend_registry
 
     engine = figure.get_layout_engine()
@@ -128,10 +131,16 @@ def _write(figure: Figure, file: IO, form: str, metadata: dict[str, None]) -> No
         # The canvas knows how wide a text is in this form.
         backend_registry.load_backend_module(form).FigureCanvas(figure)
         engine.execute(figure)
-        with rc_context({"figure.constrained_layout.use": False}):
-            figure.set_layout_engine(None)
+        _lay_out_no_more(figure)
     figure.savefig(file, format=form, metadata=metadata)
     figure.set_layout_engine(engine)
+
+
+def _lay_out_no_more(figure: Figure) -> None:
+    from matplotlib import rc_context
+
+    with rc_context({"figure.constrained_layout.use": False}):  # else None is that
+        figure.set_layout_engine(None)
 
 
 def adapt(svg: str) -> str:
