@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogFormatterSciNotation, MaxNLocator
 
 from relation.pipeline.places import READING_KINDS
 from relation.variants import PAIRED
@@ -189,6 +189,13 @@ def advantage(found: Study) -> Figure:
     return by_residual(pairs["residual"], draw, 3.4, labels, paper, sharex="row")
 
 
+class _Plain(LogFormatterSciNotation):
+    """Labels where matplotlib has them on a logarithmic axis, as 0.2 in place of 2 × 10⁻¹."""
+
+    def __call__(self, value: float, place: int | None = None) -> str:
+        return f"{value:g}" if super().__call__(value, place) else ""
+
+
 @of_readings(
     "start",
     ["diagnoses"],
@@ -222,7 +229,8 @@ def start(found: Study) -> Figure:
                     reading.choice, (place, row["mean"]), xytext=(6, 0),
                     textcoords="offset points", va="center", fontsize=7, color=MUTED,
                 )  # fmt: skip
-        here.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        here.xaxis.set_major_formatter(_Plain())
+        here.xaxis.set_minor_formatter(_Plain())
 
     titles = ["ρ: the embedding over $W_O W_I$ of a token", "ω: the embedding over $W_O$"]
     figure = multiples(
