@@ -51,7 +51,7 @@ locks/$(LOCK).txt:
 	@exit 1
 
 published: setup
-	PATH="$(BIN):$$PATH" snakemake --snakefile workflow/published.smk --cores all
+	PATH="$(BIN):$$PATH" snakemake --scheduler greedy --snakefile workflow/published.smk --cores all
 	@echo "Reports; that of the chosen reading is books:"
 	@ls results/published/*/report/index.html
 

@@ -68,7 +68,6 @@ class Flow:
         self._records = records
         layers = by_layer(records.flow)
         self._layers = dict(iter(layers.groupby(["scale", "variant", "metric"], observed=True)))
-        self._none = layers.iloc[:0]
         self._sources = records.flow[["scale", "variant", "source"]].drop_duplicates()
         # The layerwise table asks for both once a cell.
         self.depth = cache(self.depth)
@@ -89,12 +88,14 @@ class Flow:
         depth = self.depth(scale)
         if depth is not None and first >= depth:
             return no_counterpart(f"this campaign's {scale} has {depth} layers")
-        rows = self._layers.get((scale, variant, metric), self._none)
-        rows = rows[rows["layer"].between(first, rows["layer"].max() if last is None else last)]
-        checkpoints = by_seed(rows)
+        rows, values = self._layers.get((scale, variant, metric)), {}
+        if rows is not None:
+            end = rows["layer"].max() if last is None else last
+            checkpoints = by_seed(rows[rows["layer"].between(first, end)])
+            values = dict(zip(checkpoints["seed"], checkpoints["value"], strict=True))
         layers = f"layer >= {first}" if first else "all layers"
         return over_seeds(
-            dict(zip(checkpoints["seed"], checkpoints["value"], strict=True)),
+            values,
             self._records.page["seeds"],
             self._sources_of(scale, variant),
             lambda: absent(self._records, ("flow", "run"), scale, (variant,)),
