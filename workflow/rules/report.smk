@@ -20,7 +20,8 @@ rule cells:
         expand(f"{FOLDER}/report/{{frame}}.parquet", frame=FRAMES, allow_missing=True),
     log:
         f"{FOLDER}/logs/cells.log",
-    priority: 1
+    # Where several reports are made, each waits for the claims of all.
+    priority: 3
     conda:
         "../../environment.yml"
     params:
