@@ -1,6 +1,6 @@
 """The pictures of a campaign, drawn from its records alone: SVG for the pages, PDF for print.
 
-Print has a layout of its own, which takes as long as the page's: only what is printed gets one.
+A PDF takes as long as its SVG: only what the document shows gets one.
 """
 
 import shutil

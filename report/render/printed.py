@@ -227,12 +227,11 @@ def _panel_rows(table: Table, panel: Panel, index: Index) -> tuple[Row, ...]:
     """The rows of a panel: its own, or the table's and those that only the campaign has."""
     shown = {part.column for column in panel.columns for part in column.parts}
     there = dict.fromkeys(row for row, column in index if column in shown)
-    rows = panel.rows or table.rows
-    known = {row.key for part in (table, *table.panels) for row in part.rows}
+    if panel.rows:
+        return tuple(row for row in panel.rows if row.key in there or not panel.measured)
+    known = {row.key for row in table.rows}
     further = [key for key in there if key not in known] if table.extra_row else []
-    if panel.rows and panel.measured:
-        rows = tuple(row for row in rows if row.key in there)
-    return (*rows, *(table.extra_row(key) for key in further))
+    return (*table.rows, *(table.extra_row(key) for key in further))
 
 
 def _in_groups(rows: Sequence[Row]) -> list[Row]:

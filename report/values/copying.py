@@ -2,16 +2,7 @@
 
 import pandas as pd
 
-from report.values.examined import (
-    NO_FLOW,
-    OVER_SEEDS,
-    ROWS,
-    STUBS,
-    BySeed,
-    Examined,
-    average,
-    row_of,
-)
+from report.values.examined import NO_FLOW, OVER_SEEDS, STUBS, BySeed, Examined, average, row_of
 from report.values.frames import CampaignRecords
 from report.values.layout import Note, Number, Panel, Table, Words, value
 from report.values.measured import Measurements, select, worded
@@ -94,7 +85,6 @@ COPYING = Table(
                 value("Induction\nscore at T/2", "copy.induction", _NLL),
                 value("its layer,\nby seed", "copy.layer", Words()),
             ),
-            rows=ROWS,
             measured=True,
         ),
     ),

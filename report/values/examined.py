@@ -24,8 +24,6 @@ def row_of(key: str) -> Row:
     return Row(key, (scale, VARIANTS[variant].title), group=scale)
 
 
-ROWS = tuple(row_of(f"{scale}/{variant}") for scale in SCALES for variant in VARIANTS)
-
 # Of the rows of one seed; None where it has no such value.
 BySeed = Callable[[pd.DataFrame], float | None]
 
@@ -44,7 +42,7 @@ class Examined:
     def models(self) -> Iterator[tuple[str, str]]:
         """The scales and variants that have a record, or should have one.
 
-        In the rows' order; scales that the paper has not come last.
+        By scale, those that the paper has not last, then as variants are listed.
         """
         frames = [self.rows]
         frames += [

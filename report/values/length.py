@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from report.values.examined import OVER_SEEDS, ROWS, STUBS, BySeed, Examined, average, row_of
+from report.values.examined import OVER_SEEDS, STUBS, BySeed, Examined, average, row_of
 from report.values.frames import CampaignRecords
 from report.values.layout import Column, Note, Number, Panel, Table, value
 from report.values.measured import Measurements, select
@@ -100,10 +100,9 @@ LENGTH = Table(
                 value("Count kept\nat T", "length.frozen", _RISE),
                 value("Count\nleft out", "length.removed", _RISE),
             ),
-            rows=ROWS,
             measured=True,
         ),
-        Panel("(b) Later tokens of each short window", _beyond(".later"), rows=ROWS, measured=True),
+        Panel("(b) Later tokens of each short window", _beyond(".later"), measured=True),
     ),
     measure=length,
     stubs=STUBS,

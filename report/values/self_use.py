@@ -2,16 +2,7 @@
 
 import pandas as pd
 
-from report.values.examined import (
-    NO_FLOW,
-    OVER_SEEDS,
-    ROWS,
-    STUBS,
-    BySeed,
-    Examined,
-    average,
-    row_of,
-)
+from report.values.examined import NO_FLOW, OVER_SEEDS, STUBS, BySeed, Examined, average, row_of
 from report.values.frames import CampaignRecords
 from report.values.layout import Note, Number, Panel, Table, value
 from report.values.measured import Measurements, select
@@ -104,7 +95,6 @@ SELF_USE = Table(
                 value("Rare", "self.rare", _FLOW),
                 value("less\nfrequent", "self.rare.less", _CHANGE),
             ),
-            rows=ROWS,
             measured=True,
         ),
         Panel(
@@ -114,7 +104,6 @@ SELF_USE = Table(
                 for part, title in PARTS.items()
                 for where, said in (("first", "L0"), ("later", "later"))
             ),
-            rows=ROWS,
             measured=True,
         ),
     ),
