@@ -20,8 +20,8 @@ from relation.pipeline.places import RUN_FILES, run_path
 from relation.pipeline.publish import publish
 from relation.pipeline.results import Results
 from relation.pipeline.shipped import ARCHIVE, CHECKSUMS
-from relation.store.layouts import MODELS
-from relation.store.parquet import read_origin, write_parquet
+from relation.store.layouts import LOG, MODELS
+from relation.store.parquet import read_origin, read_parquet, write_parquet
 
 __all__ = ["gathered", "results"]  # fixtures
 
@@ -69,6 +69,38 @@ def check(results: Results) -> None:
     fresh = replace(results)
     fresh.shipped.check_all()
     assert make_plan(fresh.campaign, fresh, {}).stages
+
+
+def test_of_a_log_all_but_the_digits_of_its_speeds_is_shipped(results: Results) -> None:
+    run = results.campaign.runs[0]
+    log = results.own_folder / run_path(run) / RUN_FILES[1]
+    table = read_parquet(log, LOG)
+    speeds = [1_255_602.569 + k for k in range(table.num_rows)]
+    columns = {name: table[name].to_pylist() for name in LOG.names} | {"tokens_per_second": speeds}
+    write_parquet(log, LOG, columns, read_origin(log))
+    publish(results.campaign, results)
+    name = log.relative_to(results.folder)
+    sent = read_parquet(results.shipped.folder / name, LOG).to_pydict()
+    assert sent == columns | {"tokens_per_second": [1_255_600.0] * table.num_rows}
+
+
+def test_what_an_earlier_version_packed_is_packed_anew(
+    results: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def as_it_is(source: Path, target: Path, **_: bool) -> None:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, target)
+
+    first, *_, last = results.campaign.runs
+    with monkeypatch.context() as patched:
+        patched.setattr("relation.pipeline.publish._copy", as_it_is)
+        publish(results.campaign, results)
+    shutil.rmtree(results.own_folder / run_path(first))
+    again(results)
+    check(results)
+    logs = [results.shipped.folder / run_path(run) / RUN_FILES[1] for run in (first, last)]
+    how = [pq.ParquetFile(log).metadata.row_group(0).column(0).compression for log in logs]
+    assert how == ["UNCOMPRESSED", "UNCOMPRESSED"]
 
 
 def test_a_damaged_record_is_refused_before_anything_shipped_changes(shipped: Results) -> None:

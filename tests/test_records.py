@@ -1,6 +1,7 @@
 """Records: whole or refused, with units and origin; token efficiency on invented curves."""
 
 import errno
+import math
 import os
 import stat
 from dataclasses import replace
@@ -86,6 +87,29 @@ def test_a_packed_record_is_the_same_in_fewer_bytes(record: Path, tmp_path: Path
     assert table.equals(before) and table.to_pylist() == ROWS
     fields = [list(pq.read_schema(path)) for path in (packed, record)]
     assert [f.metadata for f in fields[0]] == [f.metadata for f in fields[1]]
+
+
+def test_coarse_columns_keep_five_digits_and_the_rest_every_one(tmp_path: Path) -> None:
+    layout = schema(Column("rate", pa.float64()), Column("loss", pa.float64()))
+    rates = [1_255_602.569, 12.3456789, 0.0, None, math.inf]
+    losses = [math.pi, -1e-300, 2.0, None, math.nan]
+    rows = [{"rate": r, "loss": x} for r, x in zip(rates, losses, strict=True)]
+    write_parquet(tmp_path / "log.parquet", layout, rows, ORIGIN)
+    pack_parquet(tmp_path / "log.parquet", tmp_path / "packed.parquet", coarse={"rate"})
+    packed, before = (
+        read_parquet(tmp_path / f"{name}.parquet", layout) for name in ("packed", "log")
+    )
+    assert packed["rate"].to_pylist() == [1_255_600, 12.346, 0, None, math.inf]
+    assert repr(packed["loss"].to_pylist()) == repr(before["loss"].to_pylist())
+
+
+def test_records_of_an_archive_are_compressed_by_it_alone(record: Path, tmp_path: Path) -> None:
+    pack_parquet(record, tmp_path / "plain.parquet", compress=False)
+    with pq.ParquetFile(tmp_path / "plain.parquet") as file:
+        group = file.metadata.row_group(0)
+        assert {group.column(k).compression for k in range(group.num_columns)} == {"UNCOMPRESSED"}
+    assert read_parquet(tmp_path / "plain.parquet", LAYOUT).to_pylist() == ROWS
+    assert read_origin(tmp_path / "plain.parquet") == ORIGIN
 
 
 def test_columns_write_what_rows_write(record: Path, tmp_path: Path) -> None:

@@ -17,13 +17,15 @@ from relation.pipeline.campaign import Campaign
 from relation.pipeline.gather import any_own, gather_to_ship, write_gathered
 from relation.pipeline.jobs import DAMAGED, DONE, UNREPORTED, Record
 from relation.pipeline.ledger import Ledger
-from relation.pipeline.places import MODELS_FILE, OMISSIONS, READINGS
+from relation.pipeline.places import MODELS_FILE, OMISSIONS, READINGS, RUN_FILES
 from relation.pipeline.results import Results
 from relation.pipeline.shipped import ARCHIVE, CHECKSUMS, PACKED
 from relation.store.bundle import pack
-from relation.store.files import atomic_path, make_folder, move, sha256_of, sync, write_text
+from relation.store.files import make_folder, move, sha256_of, sync, write_text
 from relation.store.locks import held
 from relation.store.parquet import pack_parquet
+
+_, _LOG, _ = RUN_FILES
 
 
 def publish(campaign: Campaign, results: Results) -> list[Path]:
@@ -83,7 +85,7 @@ def _stage(
     copied = write_gathered(results, rows, folder / READINGS) if rows is not None else []
     for record in records:
         target = folder / record.path.relative_to(results.folder)
-        pack_parquet(record.path, target)
+        _copy(record.path, target, packed=_is_packed(target.relative_to(folder)))
         copied.append(target)
     shipped, names = results.shipped, [path.relative_to(folder) for path in copied]
     # Git does not track what is packed: files that another commit's archive left are none of these.
@@ -92,16 +94,26 @@ def _stage(
     for name in listed.keys() - {*names, Path(OMISSIONS), Path(ARCHIVE)}:
         shipped.check(name)  # a new checksum would make a damaged file pass for whole
     listed |= dict(zip(names, copied, strict=True))
-    if packed := [name for name in listed if name.parts[0] in PACKED]:
+    if packed := [name for name in listed if _is_packed(name)]:
         for name in packed:
             if listed[name] != folder / name:
-                with atomic_path(folder / name) as temporary:
-                    shutil.copyfile(listed[name], temporary)
+                _copy(listed[name], folder / name, packed=True)
+                listed[name] = folder / name
         pack(folder, [folder / name for name in packed], folder / ARCHIVE)
         listed[Path(ARCHIVE)] = folder / ARCHIVE
     lines = [f"{sha256_of(path)}  {name.as_posix()}\n" for name, path in sorted(listed.items())]
     write_text(folder / CHECKSUMS, "".join(lines))
     return names
+
+
+def _is_packed(name: Path) -> bool:
+    return name.parts[0] in PACKED
+
+
+def _copy(source: Path, target: Path, *, packed: bool) -> None:
+    # A log's speeds are of single updates: the rest of their digits is noise and half its bytes.
+    coarse = {"tokens_per_second"} if target.name == _LOG else ()
+    pack_parquet(source, target, compress=not packed, coarse=coarse)
 
 
 def _staged(place: Path) -> Path:

@@ -2,7 +2,7 @@
 
 import base64
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,8 +121,13 @@ def read_parquet(path: Path, layout: pa.Schema | None = None) -> pa.Table:
     return table
 
 
-def pack_parquet(source: Path, target: Path) -> None:
+def pack_parquet(
+    source: Path, target: Path, *, compress: bool = True, coarse: Container[str] = ()
+) -> None:
     """Write a copy of a record with the same columns, values and origin in fewer bytes, sealed.
+
+    compress: not where the copy goes into an archive, which compresses many records together
+    better. coarse: columns of measurements that keep five significant digits.
 
     A table's origin is written twice, beside its Arrow schema and in it; here it is in the schema
     alone. There are no statistics, which nobody asks of some thousand rows. Raises InputError as
@@ -130,12 +135,19 @@ def pack_parquet(source: Path, target: Path) -> None:
     """
     table = read_parquet(source)
     origin = {_ORIGIN_KEY: json.dumps(read_origin(source), sort_keys=True)}
+    for index, field in enumerate(table.schema):
+        if field.name in coarse:
+            values = [x if x is None else float(f"{x:.4e}") for x in table[index].to_pylist()]
+            table = table.set_column(index, field, pa.array(values, field.type))
     schema = table.schema.with_metadata(origin).serialize().to_pybytes()
     metadata = {"ARROW:schema": base64.b64encode(schema), KEY: UNSEALED}
     layout = table.schema.remove_metadata()
     how = {"store_schema": False, "write_statistics": False, "write_page_checksum": True}
+    how |= _smallest(layout)
+    if not compress:
+        how |= {"compression": "none", "compression_level": None}
     with atomic_path(target) as temporary:
-        with pq.ParquetWriter(temporary, layout, **how, **_smallest(layout)) as writer:
+        with pq.ParquetWriter(temporary, layout, **how) as writer:
             writer.write_table(table.replace_schema_metadata(None))
             writer.add_key_value_metadata(metadata)
         seal(temporary)
