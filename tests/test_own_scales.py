@@ -3,10 +3,13 @@
 from dataclasses import fields, replace
 
 import pandas as pd
+from sites import write_report
 from test_report_records import make_records
 
 from report.figures import draw_figures
 from report.judge.cells import build
+from report.render.content import gather
+from report.render.overview import overview
 from report.values.frames import CampaignRecords
 from report.values.own_scales import OWN_SCALES
 from report.values.quality import main_results
@@ -75,3 +78,21 @@ def test_figures_draw_an_own_scale(tmp_path) -> None:
     drawn = {row["name"]: row for row in draw_figures(renamed(make_records()), tmp_path)}
     picture = tmp_path / drawn["flow-by-layer"]["file"]
     assert OWN in picture.read_text(encoding="utf-8")
+
+
+def test_the_first_page_shows_an_own_scale_where_no_scale_of_the_papers_ran(tmp_path) -> None:
+    alone, first = renamed(make_records()), {}
+    frames = {each.name: getattr(alone, each.name) for each in fields(alone)}
+    of_scale = {n: f for n, f in frames.items() if isinstance(f, pd.DataFrame) and "scale" in f}
+    alone = replace(alone, **{n: f[f["scale"] == OWN] for n, f in of_scale.items()})
+    for name, records in (("paper", make_records()), ("own", alone)):
+        write_report(records, tmp_path / name, [])
+        first[name] = overview(gather(tmp_path / name))
+    paper, own = first["paper"], first["own"]
+    assert (paper["beyond_scales"], paper["beyond_headlines"]) == ([], [])
+    assert own["beyond_scales"] == [OWN] and own["headlines"] == []
+    (here, *_), (there, *_) = own["beyond_headlines"], paper["headlines"]
+    assert here.title == there.title == "Validation NLL, Relation − MHA"
+    (shown,) = here.results
+    assert shown.campaign.text == there.results[0].campaign.text
+    assert shown.link.startswith("tables/beyond-scales.html#")

@@ -43,6 +43,12 @@ BEYOND = (
     ("Tokens until MHA’s final NLL, converted", "beyond-conversion", "until.converted", "{}"),
     ("Tokens until MHA’s final NLL, from nothing", "beyond-conversion", "until.nothing", "{}"),
     ("Final NLL, converted − MHA trained on", "beyond-conversion", "behind", "{}"),
+    ("Validation NLL, Relation − MHA", "beyond-scales", "delta", "{}"),
+    ("Tokens spared to MHA’s final loss", "beyond-scales", "reduction", "{}"),
+    ("Layer 0 Self flow, Relation", "beyond-scales", "l0_self.full", "{}"),
+    ("Layer 0 diagonal, MHA", "beyond-scales", "l0_self.mha", "{}"),
+    ("Layer 0 effective rank, Relation", "beyond-scales", "l0_effrank.full", "{}"),
+    ("Layer 0 effective rank, MHA", "beyond-scales", "l0_effrank.mha", "{}"),
 )
 # Tables of what only other campaigns plan: the choices of one that does.
 PLANNED_BY = {
@@ -89,25 +95,43 @@ class Headline:
 
 
 def headlines(
-    tables: Sequence[PrintedTable], lines: Sequence[tuple[str, str, str, str]] = HEADLINES
+    tables: Sequence[PrintedTable],
+    lines: Sequence[tuple[str, str, str, str]] = HEADLINES,
+    scales: Sequence[str] = SCALES,
 ) -> list[Headline]:
-    """The headline results at each of the paper's scales; None where the table has no such cell.
+    """The headline results at each scale; None where the table has no such cell.
 
     A line of which no scale has a cell is left out.
     """
     by_label = {printed.table.label: printed for printed in tables}
     found = (
-        Headline(title, tuple(_find(by_label[label], row.format(s), column) for s in SCALES))
+        Headline(title, tuple(_find(by_label[label], row.format(s), column) for s in scales))
         for title, label, column, row in lines
     )
     return [headline for headline in found if any(headline.results)]
 
 
-def measured_beyond(tables: Sequence[PrintedTable]) -> list[Headline]:
-    """The headlines of what the paper does not measure, those that were tried at some scale."""
-    found = headlines(tables, BEYOND)
+def tried(found: Sequence[Headline]) -> list[Headline]:
+    """The headlines that were tried at some scale."""
     left_out = MISSING["not run"]
     return [h for h in found if any(r and r.campaign.text != left_out for r in h.results)]
+
+
+def overview(content: Content) -> dict[str, Any]:
+    """What the first page shows of the paper's results, and of those that the paper has not.
+
+    The paper's are left out where none was tried and some of the others were, as in a campaign that
+    trains scales of its own alone.
+    """
+    scales = (*SCALES, *(s for s in content.page["scales"] if s not in SCALES))
+    scales = [s for s in scales if tried(headlines(content.beyond, BEYOND, [s]))]
+    beyond = tried(headlines(content.beyond, BEYOND, scales))
+    compared = headlines(content.tables)
+    return {
+        "headlines": compared if tried(compared) or not beyond else [],
+        "beyond_headlines": beyond,
+        "beyond_scales": scales,
+    }
 
 
 def unmeasured(content: Content) -> dict[str, Unmeasured]:

@@ -23,8 +23,7 @@ from report.render.evidence import evidence_by_claim
 from report.render.overview import (
     SHARE_CLASSES,
     gaps,
-    headlines,
-    measured_beyond,
+    overview,
     shares,
     tally,
     texts,
@@ -106,9 +105,8 @@ def _sections(content: Content, records: Mapping[str, Record]) -> Iterator[Page]
     """The pages of the bar at the top."""
     values: dict[str, dict[str, Any]] = {
         "index.html": {
-            "headlines": headlines(content.tables),
+            **overview(content),
             "beyond": [printed for printed in content.beyond if printed.sources],
-            "beyond_headlines": measured_beyond(content.beyond),
             "converted": sum(r["kind"] == "converted run" for r in content.provenance),
             "of_readings": _runs_of_readings(content),
             "gaps": gaps(content.missing),
