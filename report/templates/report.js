@@ -38,8 +38,13 @@ for (const button of document.querySelectorAll("button.copy")) {
   button.addEventListener("click", () => copy(command, button));
 }
 
-// The bar scrolls on a narrow screen: show where the reader is.
-document.querySelector(".bar [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
+// The bar scrolls on a narrow screen: show where the reader is. Not by scrollIntoView, from where some
+// browsers go on with Tab, past the link that skips the bar.
+const here = document.querySelector(".bar [aria-current]");
+if (here) {
+  const bar = here.parentElement;
+  bar.scrollLeft = here.offsetLeft - bar.offsetLeft - (bar.clientWidth - here.offsetWidth) / 2;
+}
 
 // Another report that does not lie beside this one is named without a link.
 for (const link of document.querySelectorAll("a.beside")) {
