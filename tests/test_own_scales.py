@@ -76,8 +76,8 @@ def test_the_papers_scales_have_no_row_and_its_cells_stay_not_run() -> None:
 
 def test_figures_draw_an_own_scale(tmp_path) -> None:
     drawn = {row["name"]: row for row in draw_figures(renamed(make_records()), tmp_path)}
-    picture = tmp_path / drawn["flow-by-layer"]["file"]
-    assert OWN in picture.read_text(encoding="utf-8")
+    for name in ("flow-by-layer", "flow-maps"):
+        assert OWN in (tmp_path / drawn[name]["file"]).read_text(encoding="utf-8"), name
 
 
 def test_the_first_page_shows_an_own_scale_where_no_scale_of_the_papers_ran(tmp_path) -> None:

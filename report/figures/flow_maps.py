@@ -13,10 +13,9 @@ from matplotlib.figure import Figure
 
 from relation.flow.codes import TOP, decode, encode
 from relation.variants import PAIRED
-from report.figures.drawing import demand, figure, grid
+from report.figures.drawing import demand, figure, grid, scales_of
 from report.figures.stepper import page
 from report.values.frames import CampaignRecords
-from report.values.layout import SCALES
 from report.values.measured import select
 from report.values.style import OPERATOR_NAME
 
@@ -45,7 +44,7 @@ def _codes(rows: pd.DataFrame) -> np.ndarray:
 def _pairs(records: CampaignRecords) -> list[Maps]:
     """The first pair of every scale whose two checkpoints were diagnosed."""
     found = []
-    for scale in SCALES:
+    for scale in scales_of(records.maps):
         of_scale = select(records.maps, scale=scale, variant=PAIRED)
         for seed, rows in of_scale.groupby("seed"):
             measured = select(records.flow, scale=scale, seed=seed, variant=PAIRED)
