@@ -111,7 +111,7 @@ def _is_packed(name: Path) -> bool:
 
 
 def _copy(source: Path, target: Path, *, packed: bool) -> None:
-    # A log's speeds are of single updates: the rest of their digits is noise and half its bytes.
+    # A log's speeds are of single updates: more digits are noise, and were a third of its bytes.
     coarse = {"tokens_per_second"} if target.name == _LOG else ()
     pack_parquet(source, target, compress=not packed, coarse=coarse)
 
