@@ -87,9 +87,9 @@ def test_of_a_log_all_but_the_digits_of_its_speeds_is_shipped(results: Results) 
 def test_what_an_earlier_version_packed_is_packed_anew(
     results: Results, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def as_it_is(source: Path, target: Path, **_: bool) -> None:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, target)
+    def as_it_is(source: Path, folder: Path, name: Path) -> Path:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        return shutil.copyfile(source, folder / name)
 
     first, *_, last = results.campaign.runs
     with monkeypatch.context() as patched:

@@ -19,7 +19,7 @@ from relation.pipeline.jobs import DAMAGED, DONE, UNREPORTED, Record
 from relation.pipeline.ledger import Ledger
 from relation.pipeline.places import MODELS_FILE, OMISSIONS, READINGS, RUN_FILES
 from relation.pipeline.results import Results
-from relation.pipeline.shipped import ARCHIVE, CHECKSUMS, PACKED
+from relation.pipeline.shipped import ARCHIVE, CHECKSUMS, is_packed
 from relation.store.bundle import pack
 from relation.store.files import make_folder, move, sha256_of, sync, write_text
 from relation.store.locks import held
@@ -35,7 +35,8 @@ def publish(campaign: Campaign, results: Results) -> list[Path]:
     hash; so do its diagnostics, each systems benchmark, the verification and the check of
     gradients; the inventory of models goes with them. Of readings, a file a kind gathers the runs
     that are there and those shipped before. What is of single runs goes into one archive too, which
-    stands for its files in a clone. Checkpoints and the logs of jobs are not copied. The checksums
+    stands for its files in a clone. The speeds of a log's single updates keep five digits; every
+    other value is copied as it is. Checkpoints and the logs of jobs are not copied. The checksums
     cover a text on what is left out too, where one lies there. Returns the files copied. Raises
     InputError where nothing is complete or a record is damaged, a shipped one that is not made here
     too, and RunError where another process publishes; nothing shipped has changed then. After a
@@ -84,9 +85,7 @@ def _stage(
     """
     copied = write_gathered(results, rows, folder / READINGS) if rows is not None else []
     for record in records:
-        target = folder / record.path.relative_to(results.folder)
-        _copy(record.path, target, packed=_is_packed(target.relative_to(folder)))
-        copied.append(target)
+        copied.append(_copy(record.path, folder, record.path.relative_to(results.folder)))
     shipped, names = results.shipped, [path.relative_to(folder) for path in copied]
     # Git does not track what is packed: files that another commit's archive left are none of these.
     before = {*map(Path, shipped.checksums), Path(OMISSIONS), Path(ARCHIVE)}
@@ -94,11 +93,10 @@ def _stage(
     for name in listed.keys() - {*names, Path(OMISSIONS), Path(ARCHIVE)}:
         shipped.check(name)  # a new checksum would make a damaged file pass for whole
     listed |= dict(zip(names, copied, strict=True))
-    if packed := [name for name in listed if _is_packed(name)]:
+    if packed := [name for name in listed if is_packed(name)]:
         for name in packed:
             if listed[name] != folder / name:
-                _copy(listed[name], folder / name, packed=True)
-                listed[name] = folder / name
+                listed[name] = _copy(listed[name], folder, name)
         pack(folder, [folder / name for name in packed], folder / ARCHIVE)
         listed[Path(ARCHIVE)] = folder / ARCHIVE
     lines = [f"{sha256_of(path)}  {name.as_posix()}\n" for name, path in sorted(listed.items())]
@@ -106,14 +104,11 @@ def _stage(
     return names
 
 
-def _is_packed(name: Path) -> bool:
-    return name.parts[0] in PACKED
-
-
-def _copy(source: Path, target: Path, *, packed: bool) -> None:
+def _copy(source: Path, folder: Path, name: Path) -> Path:
     # A log's speeds are of single updates: more digits are noise, and were a third of its bytes.
-    coarse = {"tokens_per_second"} if target.name == _LOG else ()
-    pack_parquet(source, target, compress=not packed, coarse=coarse)
+    coarse = {"tokens_per_second"} if name.name == _LOG else ()
+    pack_parquet(source, folder / name, compress=not is_packed(name), coarse=coarse)
+    return folder / name
 
 
 def _staged(place: Path) -> Path:

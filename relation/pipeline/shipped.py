@@ -12,7 +12,12 @@ from relation.store.files import sha256_of
 
 CHECKSUMS = "SHA256SUMS"
 # Hundreds of small records, alike in most of their bytes: shipped in one archive, read as files.
-ARCHIVE, PACKED = "runs.tar.xz", ("runs", "diagnostics", "beyond")
+ARCHIVE, _PACKED = "runs.tar.xz", ("runs", "diagnostics", "beyond")
+
+
+def is_packed(name: Path) -> bool:
+    """Whether the archive has a file, whose path is below the campaign's folder."""
+    return name.parts[0] in _PACKED
 
 
 @dataclass(frozen=True)
@@ -38,8 +43,7 @@ class Shipped:
         made = archive.stat().st_mtime_ns
         for name in self.checksums:
             path = self.place / name
-            packed = Path(name).parts[0] in PACKED
-            if packed and not (path.exists() and path.stat().st_mtime_ns >= made):
+            if is_packed(Path(name)) and not (path.exists() and path.stat().st_mtime_ns >= made):
                 yield name
 
     @cached_property

@@ -127,7 +127,7 @@ def pack_parquet(
     """Write a copy of a record with the same columns, values and origin in fewer bytes, sealed.
 
     compress: not where the copy goes into an archive, which compresses many records together
-    better. coarse: columns of measurements that keep five significant digits.
+    better. coarse: columns of floats whose values keep five significant digits alone.
 
     A table's origin is written twice, beside its Arrow schema and in it; here it is in the schema
     alone. There are no statistics, which nobody asks of some thousand rows. Raises InputError as

@@ -111,7 +111,7 @@ def headlines(
     return [headline for headline in found if any(headline.results)]
 
 
-def tried(found: Sequence[Headline]) -> list[Headline]:
+def _tried(found: Sequence[Headline]) -> list[Headline]:
     """The headlines that were tried at some scale."""
     left_out = MISSING["not run"]
     return [h for h in found if any(r and r.campaign.text != left_out for r in h.results)]
@@ -124,11 +124,11 @@ def overview(content: Content) -> dict[str, Any]:
     trains scales of its own alone.
     """
     scales = (*SCALES, *(s for s in content.page["scales"] if s not in SCALES))
-    scales = [s for s in scales if tried(headlines(content.beyond, BEYOND, [s]))]
-    beyond = tried(headlines(content.beyond, BEYOND, scales))
+    scales = [s for s in scales if _tried(headlines(content.beyond, BEYOND, [s]))]
+    beyond = _tried(headlines(content.beyond, BEYOND, scales))
     compared = headlines(content.tables)
     return {
-        "headlines": compared if tried(compared) or not beyond else [],
+        "headlines": compared if _tried(compared) or not beyond else [],
         "beyond_headlines": beyond,
         "beyond_scales": scales,
     }
