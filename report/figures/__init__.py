@@ -1,132 +1,147 @@
-"""The pictures of a campaign, drawn from its records alone: SVG for the pages, PDF for print.
+"""The figures of a report: each a function from a setting's records to a picture.
 
-A PDF takes as long as its SVG: only what the document shows gets one.
+A function returns None where its rows are not there, and the figure is then left out.
 """
 
-import shutil
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from itertools import chain
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
-from relation.store.parquet import read_parquet, write_parquet
-from report.figures import (
-    beyond,
-    diagrams,
-    flow_maps,
-    formation,
-    further,
-    readings,
-    readings_curve,
-    recall,
-    structure,
-    systems,
-    training,
-    validation,
+from matplotlib.figure import Figure
+
+from report.data import Records
+from report.figures import quality, structure, systems
+from report.figures.style import save, styled
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure: its heading, its caption, and what draws it."""
+
+    name: str
+    heading: str
+    caption: str
+    draw: Callable[[Records], Figure | None]
+
+
+ALL = (
+    Drawing(
+        "loss-curves",
+        "Training loss",
+        "Training loss of every pair, trailing mean over 1% of the budget, after its first quarter. "
+        "Dashed: MHA’s final smoothed loss; the circle is where Relation first reaches it. Dotted: "
+        "the end of a pass over the corpus.",
+        quality.loss_curves,
+    ),
+    Drawing(
+        "validation-curves",
+        "Validation NLL while training",
+        "Above, MHA and Relation, thin by seed and thick the mean; below, the difference of each "
+        "pair and its mean. After the first quarter of the budget.",
+        quality.validation_curves,
+    ),
+    Drawing(
+        "pairs",
+        "Validation NLL by pair",
+        "Final validation NLL; a line joins the two runs of a seed. Titles give Relation − MHA with "
+        "its 95% interval over pairs.",
+        quality.pairs,
+    ),
+    Drawing(
+        "variants",
+        "Variants beside Full Relation",
+        "Final validation NLL less Full Relation’s of the same seed: bars are means, lines 95% "
+        "intervals, points seeds, diamonds the paper’s values.",
+        quality.variants,
+    ),
+    Drawing(
+        "flow-by-layer",
+        "Flow and effective rank by layer",
+        "Self flow of Relation and diagonal flow of MHA, the effective rank of either flow, and the "
+        "ratio of the ranks: means over seeds, points are seeds.",
+        structure.flow_by_layer,
+    ),
+    Drawing(
+        "flow-maps",
+        "Flow maps",
+        "Flow between blocks of tokens on the first diagnosed sequence, mean over heads. A row shows "
+        "where its tokens draw from and sums to 1; colours are logarithmic from 1/100,000 to 1.",
+        structure.flow_maps,
+    ),
+    Drawing(
+        "flow-spectra",
+        "Spectra of the flow",
+        "Singular values of the flow, means over sequences, heads and seeds: the first layer’s "
+        "bold, the others thin.",
+        structure.spectra,
+    ),
+    Drawing(
+        "history-by-distance",
+        "History by distance",
+        "Historical flow beyond every distance, conditioned on history, and Relation’s less MHA’s. "
+        "Dashed: the distances of the tables.",
+        structure.history,
+    ),
+    Drawing(
+        "sink-profile",
+        "Flow on the first tokens",
+        "Historical flow on the first k tokens, conditioned on history, and Relation’s less MHA’s.",
+        structure.sink,
+    ),
+    Drawing(
+        "split-by-position",
+        "Self and Exchange by position",
+        "Self flow of Relation and diagonal flow of MHA by position; the rest of Relation’s flow is "
+        "Exchange.",
+        structure.positions,
+    ),
+    Drawing(
+        "throughput",
+        "Throughput",
+        "Tokens per second of whole training steps, medians over rounds: at one context of 1,024 "
+        "(fixed) and at each scale’s own shapes (matched).",
+        systems.throughput,
+    ),
+    Drawing(
+        "scaling",
+        "Cost against the context",
+        "Batch 1: forward and backward of one layer’s operator, its decode state, and a token "
+        "decoded by the whole model. Bands are 95% intervals.",
+        systems.scaling,
+    ),
+    Drawing(
+        "linear-long",
+        "Linear Relation at long contexts",
+        "Whole training steps, one window a micro-batch.",
+        systems.linear_long,
+    ),
+    Drawing(
+        "length",
+        "Texts longer than trained",
+        "Validation NLL by position in long windows, less that of the same tokens in windows as "
+        "long as trained; means over seeds.",
+        systems.lengths,
+    ),
+    Drawing(
+        "recall",
+        "Associative recall",
+        "Share of queries answered by two layers of each mixer, at the learning rate chosen for each "
+        "width; means over seeds.",
+        systems.recall,
+    ),
 )
-from report.figures.drawing import Drawing, NotDrawnError
-from report.figures.runs import draw_runs
-from report.judge.frames import FIGURES, page_origin
-from report.values.frames import CampaignRecords
-from report.values.style import save, styled
 
 
-def _declared(*modules: ModuleType) -> tuple[Drawing, ...]:
-    found = (vars(module).values() for module in modules)
-    return tuple(one for one in chain.from_iterable(found) if isinstance(one, Drawing))
-
-
-# Every figure that these modules declare, in the order of the page.
-DRAWINGS = _declared(
-    diagrams,
-    training,
-    further,
-    validation,
-    structure,
-    flow_maps,
-    formation,
-    systems,
-    recall,
-    beyond,
-)
-# Those of the page "Readings", which shows them beside its tables.
-READINGS = (*_declared(readings), *readings_curve.DRAWINGS)
-
-
-def write_figures(records: CampaignRecords, path: Path, drawn: Path | None = None) -> None:
-    """Draw every figure beside figures.parquet, which lists them, and the curves of every run.
-
-    drawn: figures.parquet of another report; its pictures of the same readings are copied.
-    """
-    readings = READINGS if drawn is None else tuple(_taken(records, drawn))
-    figures = draw_figures(records, path.parent) + draw_figures(records, path.parent, readings)
-    draw_runs(records, path.parent)
-    write_parquet(path, FIGURES, figures, page_origin(records, "figures"))
-
-
-def _taken(records: CampaignRecords, drawn: Path) -> Iterator[Drawing]:
-    """READINGS, with the pictures that another report has drawn from the same files."""
-    theirs = {row["name"]: row for row in read_parquet(drawn, FIGURES).to_pylist()}
-    for drawing in READINGS:
-        row = theirs.get(drawing.name)
-        same = row is not None and row["file"] and row["sources"] == drawing.sources(records)
-        yield replace(drawing, draw=drawn.parent / row["file"]) if same else drawing
-
-
-def draw_figures(
-    records: CampaignRecords, out_dir: Path, drawings: Sequence[Drawing] | None = None
-) -> list[dict[str, Any]]:
-    """Draw every figure whose data are there under ``out_dir``/figures, as SVG; as PDF if printed.
-
-    The same records give the same bytes. drawings: which, DRAWINGS where None is given.
-
-    Returns:
-        One entry a figure that the campaign plans, in the order of the page: name, heading (what it
-        shows, in a few words), title (its caption), alt (what the picture shows, for those who do
-        not see it), file (the SVG, relative to ``out_dir``; None if not drawn), printed (whether
-        the document has it too, from a PDF beside it), page (HTML on which a reader explores it;
-        None if there is none), reason (why not drawn; else empty) and sources (the Parquet files
-        that it is drawn from).
-    """
-    folder = Path(out_dir) / "figures"
+def draw(records: Records, folder: Path) -> list[Drawing]:
+    """Draw every figure whose rows are there as folder/<name>.svg; returns those drawn."""
     folder.mkdir(parents=True, exist_ok=True)
-    entries = []
-    for drawing in DRAWINGS if drawings is None else drawings:
-        # What an earlier call drew of other records must not stay.
-        for suffix in ("svg", "pdf", "html"):
-            (folder / f"{drawing.name}.{suffix}").unlink(missing_ok=True)
-        if drawing.planned is None or drawing.planned(records):
-            entries.append(_draw(drawing, records, folder))
-    return entries
-
-
-def _draw(drawing: Drawing, records: CampaignRecords, folder: Path) -> dict[str, Any]:
-    entry: dict[str, Any] = {
-        "name": drawing.name,
-        "heading": drawing.heading,
-        "title": drawing.title if isinstance(drawing.title, str) else drawing.title(records),
-        "alt": drawing.alt,
-        "file": None,
-        "printed": drawing.printed,
-        "page": None,
-        "reason": "",
-        "sources": [],
-    }
-    picture, page = (folder / f"{drawing.name}.{suffix}" for suffix in ("svg", "html"))
-    if isinstance(drawing.draw, Path):
-        for suffix in (".svg", ".pdf") if drawing.printed else (".svg",):
-            shutil.copyfile(drawing.draw.with_suffix(suffix), picture.with_suffix(suffix))
-    else:
+    drawn = []
+    for drawing in ALL:
+        path = folder / f"{drawing.name}.svg"
+        path.unlink(missing_ok=True)
         with styled():
-            try:
-                figure = drawing.draw(records)
-            except NotDrawnError as missing:
-                return entry | {"reason": str(missing)}
-            save(figure, picture, drawing.printed)
-    entry |= {"file": f"{folder.name}/{picture.name}", "sources": drawing.sources(records)}
-    if drawing.page is not None:
-        page.write_text(drawing.page(records), encoding="utf-8")
-        entry["page"] = f"{folder.name}/{page.name}"
-    return entry
+            figure = drawing.draw(records)
+            if figure is not None:
+                save(figure, path)
+                drawn.append(drawing)
+    return drawn

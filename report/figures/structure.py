@@ -1,249 +1,228 @@
-"""Flow by depth, by distance, by position and on the first tokens, and its spectra."""
-
-from collections.abc import Sequence
+"""Figures of the flow: by layer, by distance, by position, on the first tokens, spectra, maps."""
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
-from relation.flow.pooled import by_checkpoint, by_layer
-from relation.variants import PAIRED
-from report.figures.drawing import (
+from report import stats
+from report.data import Records
+from report.figures.style import (
+    COLOUR,
     DASHES,
-    by_scale,
-    demand,
+    MUTED,
+    NAME,
+    PAIR,
     doublings,
-    figure,
+    grid,
+    pair_names,
     percent,
+    points,
+    scales_of,
     seeds_and_mean,
-    zero,
 )
-from report.values.frames import CampaignRecords
-from report.values.measured import select
-from report.values.numbers import MINUS
-from report.values.structure import SINK_SIZES
-from report.values.style import MUTED, OPERATOR_COLOUR, OPERATOR_NAME
 
-POSITION_LAYERS = (("L0", 0, 0, "-"), ("L1", 1, 1, "--"), ("L2+", 2, np.inf, ":"))
-# On a logarithmic axis all positions from here on would be a band of noise.
-FIRST_BIN, BINS_AN_OCTAVE = 8, 4
-# Panels of both operators, and below each the difference that is too small to see there.
-_ABOVE_DIFFERENCE = {"sharex": "col", "height_ratios": (3, 2)}
-_DIFFERENCE = "Relation − MHA\n(pp)"
+SINKS = (1, 2, 4, 8, 16, 32)  # first tokens, as Table 9 has them
+MAP_LAYERS = 5  # layers a row of the flow maps
+# Maps are stored as bytes on a logarithmic scale: 63 is 1, 62 levels over five decades.
+TOP, DECADES = 63, 5.0
 
 
-def _measured(records: CampaignRecords) -> pd.DataFrame:
-    return select(records.flow, variant=PAIRED)
-
-
-def _curves(records: CampaignRecords) -> pd.DataFrame:
-    return select(records.curves, variant=PAIRED)
-
-
-def _found(rows: pd.DataFrame, records: CampaignRecords) -> pd.DataFrame:
-    demand(len(rows) > 0, "diagnosed checkpoint", records, "flow", "run")
-    return rows
+def _paired(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    """The rows of MHA and Relation, and the scales that have both."""
+    rows = frame[frame["variant"].isin(PAIR)]
+    scales = [s for s in scales_of(rows) if rows[rows["scale"] == s]["variant"].nunique() == 2]
+    return rows, scales
 
 
 def _by_seed(rows: pd.DataFrame, along: str) -> dict[str, pd.DataFrame]:
     """By variant, values with a row a place and a column a seed."""
-    return {
-        variant: select(rows, variant=variant).pivot_table("value", along, "seed")
-        for variant in PAIRED
-    }
+    return {v: rows[rows["variant"] == v].pivot_table("value", along, "seed") for v in PAIR}
 
 
-def _pair(axes: Axes, seeds: dict[str, pd.DataFrame], points: bool = True) -> None:
-    for variant, curves in seeds.items():
-        name = OPERATOR_NAME[variant]
-        seeds_and_mean(axes, curves, OPERATOR_COLOUR[variant], points, label=name)
-
-
-def _difference(axes: Axes, seeds: dict[str, pd.DataFrame], points: bool = True) -> None:
-    """Relation less MHA, over the seeds that have both, in percentage points."""
-    zero(axes, MUTED)
-    seeds_and_mean(axes, seeds["full"] - seeds["mha"], MUTED, points)
-    axes.yaxis.set_major_formatter(FuncFormatter(_points))
-
-
-def _points(share: float, _: int) -> str:
-    return f"{100 * share:+.4g}".replace("-", MINUS) if share else "0"
-
-
-def _mean_curve(curves: pd.DataFrame) -> np.ndarray:
-    """The mean of several curves of one length."""
-    return np.mean(np.stack(list(curves["values"])), axis=0)
-
-
-@figure(
-    "flow-by-layer",
-    heading="Flow and effective rank by layer",
-    title="Self flow of Relation and diagonal flow of MHA, the effective rank of either flow, and "
-    "Relation’s rank over MHA’s, by layer: mean over seeds, a point a seed.",
-    alt="Line charts by scale: the share of flow that stays on a token, the effective rank of the "
-    "flow, and the ratio of the ranks, all against the layer, for MHA and Relation.",
-    reads=_measured,
-)
-def flow_by_layer(records: CampaignRecords) -> Figure:
-    metrics = ("self_flow", "effective_rank")
-    layers = _found(by_layer(select(_measured(records), metric=metrics)), records)
-
-    def draw(scale: str, layers: pd.DataFrame, panels: Sequence[Axes]) -> None:
-        flow, rank, ratio = panels
-        own, ranks = (_by_seed(select(layers, metric=metric), "layer") for metric in metrics)
-        _pair(flow, own)
-        _pair(rank, ranks)
-        for here in (flow, rank):
-            here.set_ylim(bottom=0, auto=True)  # the next scale may reach higher
-        percent(flow)
-        ratio.axhline(1, color=MUTED, linewidth=0.8)
-        by_seed = ranks["full"] / ranks["mha"]
-        ratio.plot(by_seed.index, by_seed, "o", color=MUTED, markersize=3, alpha=0.35)
-        # The ratio of the means over seeds, as the tables have it.
-        means = ranks["full"].mean(axis=1) / ranks["mha"].mean(axis=1)
-        ratio.plot(means.index, means, color=MUTED)
-        ratio.xaxis.set_major_locator(MaxNLocator(integer=True))
-
-    labels = ["Self / diagonal flow", "effective rank", "rank, Relation\nover MHA"]
+def flow_by_layer(records: Records) -> Figure | None:
+    """Self flow (MHA: the diagonal), effective rank, and the ratio of the ranks, by layer."""
+    rows, scales = _paired(records.flow)
+    if not scales:
+        return None
+    layers = stats.pooled(rows, ["scale", "variant", "seed", "metric", "layer"])
     shape = {"sharex": "col", "sharey": "row", "height_ratios": (3, 3, 2)}
-    return by_scale(layers, draw, 5.4, labels, "layer", **shape, legend=0)
+    figure, axes = grid(3, len(scales), 5.4, **shape)
+    for (flow, rank, ratio), scale in zip(axes.T, scales, strict=True):
+        own = layers[layers["scale"] == scale]
+        selfs = _by_seed(own[own["metric"] == "self_flow"], "layer")
+        ranks = _by_seed(own[own["metric"] == "effective_rank"], "layer")
+        for here, seeds in ((flow, selfs), (rank, ranks)):
+            for variant, curves in seeds.items():
+                seeds_and_mean(here, curves, COLOUR[variant], points=True)
+            here.set_ylim(bottom=0, auto=True)
+        ratio.axhline(1, color=MUTED, linewidth=0.8)
+        seeds_and_mean(ratio, ranks["full"] / ranks["mha"], MUTED, points=True)
+        flow.set_title(scale)
+        percent(flow)
+        ratio.set_xlabel("layer")
+        ratio.xaxis.set_major_locator(MaxNLocator(integer=True))
+    for here, label in zip(
+        axes[:, 0], ("Self / diagonal flow", "effective rank", "rank, Relation\nover MHA"),
+        strict=True,
+    ):  # fmt: skip
+        here.set_ylabel(label)
+    pair_names(axes[0, 0])
+    return figure
 
 
-@figure(
-    "flow-spectra",
-    heading="Spectra of the flow",
-    title="Singular values of the flow, means over sequences, heads and seeds: the first layer’s "
-    "in bold, the others thin. The axes end at 1/100,000, below which FP32 has little to say.",
-    alt="Line charts by scale: singular values of the flow matrix on a logarithmic axis against "
-    "their index, a line a layer, for MHA and Relation.",
-    reads=_curves,
-)
-def spectra(records: CampaignRecords) -> Figure:
-    def draw(scale: str, curves: pd.DataFrame, panels: Sequence[Axes]) -> None:
-        (here,) = panels
-        for variant in PAIRED:
-            layers = select(curves, variant=variant).groupby("layer")
-            for layer, group in reversed(list(layers)):
-                values = _mean_curve(group)
-                look = {"linewidth": 0.6, "alpha": 0.5}
-                if layer == 0:
-                    look = {"linewidth": 1.8, "label": OPERATOR_NAME[variant]}
-                places = np.arange(1, len(values) + 1)
-                here.plot(places, values, color=OPERATOR_COLOUR[variant], **look)
+def _curves(records: Records, curve: str) -> tuple[pd.DataFrame, list[str]]:
+    return _paired(records.curves[records.curves["curve"] == curve])
+
+
+def _mean(rows: pd.DataFrame) -> np.ndarray:
+    """The mean of curves of one length, (K,)."""
+    return np.mean(np.stack(list(rows["values"])), axis=0)
+
+
+def spectra(records: Records) -> Figure | None:
+    """Singular values of the flow: the first layer bold, the others thin."""
+    rows, scales = _curves(records, "sigma")
+    if not scales:
+        return None
+    figure, axes = grid(1, len(scales), 2.8, sharey="row")
+    for here, scale in zip(axes[0], scales, strict=True):
+        for variant in PAIR:
+            own = rows[(rows["scale"] == scale) & (rows["variant"] == variant)]
+            for layer, group in reversed(list(own.groupby("layer"))):
+                values = _mean(group)
+                look = {"linewidth": 1.8} if layer == 0 else {"linewidth": 0.6, "alpha": 0.5}
+                here.plot(np.arange(1, len(values) + 1), values, color=COLOUR[variant], **look)
+        here.set_title(scale)
         here.set_yscale("log")
-        # Below it FP32 has little to say; the next scale may reach higher.
-        here.set_ylim(bottom=1e-5, auto=True)
+        here.set_ylim(bottom=1e-5, auto=True)  # below, FP32 has little to say
+        here.set_xlabel("k")
+    axes[0, 0].set_ylabel("k-th singular value")
+    pair_names(axes[0, 0])
+    return figure
 
-    curves = _found(select(_curves(records), curve="sigma"), records)
-    return by_scale(curves, draw, 2.8, ["k-th singular value"], "k", sharey="row", legend=0)
+
+def _with_difference(figure_axes, scales, seeds_of, label: str, along: str) -> None:
+    """Two rows of panels: both operators, and below them Relation less MHA."""
+    for (above, below), scale in zip(figure_axes.T, scales, strict=True):
+        seeds = seeds_of(scale)
+        for variant, curves in seeds.items():
+            seeds_and_mean(above, curves, COLOUR[variant])
+        below.axhline(0, color=MUTED, linewidth=0.8)
+        seeds_and_mean(below, seeds["full"] - seeds["mha"], MUTED)
+        above.set_title(scale)
+        percent(above)
+        points(below)
+        below.set_xlabel(along)
+    figure_axes[0, 0].set_ylabel(label)
+    figure_axes[1, 0].set_ylabel("Relation − MHA\n(pp)")
+    pair_names(figure_axes[0, -1])
 
 
-@figure(
-    "history-by-distance",
-    heading="History by distance",
-    title="Historical flow beyond every distance, conditioned on history, and Relation’s less "
-    "MHA’s in percentage points: mean over seeds in bold, a thin line a seed. Dashed: the "
-    "distances of the tables.",
-    alt="Line charts by scale: the conditional historical mass beyond a distance against the "
-    "distance on a logarithmic axis, for MHA and Relation, and below it their difference.",
-    reads=_curves,
-)
-def history_by_distance(records: CampaignRecords) -> Figure:
-    def draw(scale: str, curves: pd.DataFrame, panels: Sequence[Axes]) -> None:
-        above, below = panels
-        beyond = {variant: _beyond(select(curves, variant=variant)) for variant in PAIRED}
-        _pair(above, beyond, points=False)
-        _difference(below, beyond, points=False)
-        length = int(curves["length"].max())
+def history(records: Records) -> Figure | None:
+    """Historical flow beyond every distance, conditioned on history."""
+    rows, scales = _curves(records, "distance")
+    if not scales:
+        return None
+
+    def beyond(scale: str) -> dict[str, pd.DataFrame]:
+        found = {}
+        for variant in PAIR:
+            own = rows[(rows["scale"] == scale) & (rows["variant"] == variant)]
+            # Mass at each distance, (T,), to the mass beyond it; distance 0 is no history.
+            tails = {
+                s: np.append(_mean(g)[::-1].cumsum()[::-1][1:], 0.0) for s, g in own.groupby("seed")
+            }
+            found[variant] = pd.DataFrame(tails)[1:]
+        return found
+
+    figure, axes = grid(2, len(scales), 3.8, sharex="col", height_ratios=(3, 2))
+    _with_difference(axes, scales, beyond, "historical mass\nbeyond d", "distance d (tokens)")
+    for column, scale in zip(axes.T, scales, strict=True):
+        length = int(rows[rows["scale"] == scale]["length"].max())
         ticks = [length // part for part in (8, 4, 2)]
-        for panel in panels:
+        for panel in column:
             for distance in ticks:
                 panel.axvline(distance, color=MUTED, linewidth=0.7, linestyle=DASHES)
             doublings(panel, [1, *ticks, length])
-        percent(above)
-        above.set_ylim(0, 1)
-
-    curves = _found(select(_curves(records), curve="distance"), records)
-    labels = ["historical mass\nbeyond d", _DIFFERENCE]
-    along = "distance d (tokens)"
-    return by_scale(curves, draw, 3.8, labels, along, **_ABOVE_DIFFERENCE, legend=-1)
+    return figure
 
 
-def _beyond(curves: pd.DataFrame) -> pd.DataFrame:
-    """By seed, the mass beyond every distance from 1 on, of the mass at every distance."""
-    found = {
-        seed: np.append(_mean_curve(group)[::-1].cumsum()[::-1][1:], 0.0)
-        for seed, group in curves.groupby("seed")
-    }
-    return pd.DataFrame(found)[1:]
+def sink(records: Records) -> Figure | None:
+    """Historical flow on the first k tokens, conditioned on history."""
+    rows, scales = _paired(records.flow[records.flow["metric"].str.startswith("sink_")])
+    if not scales:
+        return None
+    rows = stats.pooled(rows, ["scale", "variant", "seed", "metric"])
+    rows["first"] = rows["metric"].str.removeprefix("sink_").astype(int)
+    figure, axes = grid(2, len(scales), 3.8, sharex="col", height_ratios=(3, 2))
+    _with_difference(
+        axes, scales, lambda scale: _by_seed(rows[rows["scale"] == scale], "first"),
+        "historical mass\non the first k", "first k tokens",
+    )  # fmt: skip
+    for here in axes.ravel():
+        doublings(here, list(SINKS))
+    return figure
 
 
-@figure(
-    "sink-profile",
-    heading="Flow on the first tokens",
-    title="Historical flow on the first k tokens, conditioned on history, and Relation’s less "
-    "MHA’s in percentage points: mean over seeds, a point a seed.",
-    alt="Line charts by scale: the conditional historical mass on the first 1 to 32 tokens, for "
-    "MHA and Relation, and below it their difference.",
-    reads=_measured,
-)
-def sink_profile(records: CampaignRecords) -> Figure:
-    sizes = {f"sink_{size}": size for size in SINK_SIZES}
-    flow = _found(select(_measured(records), metric=tuple(sizes)), records)
-    sinks = by_checkpoint(by_layer(flow))
-    sinks["first"] = sinks["metric"].map(sizes)
-
-    def draw(scale: str, sinks: pd.DataFrame, panels: Sequence[Axes]) -> None:
-        above, below = panels
-        seeds = _by_seed(sinks, "first")
-        _pair(above, seeds)
-        _difference(below, seeds)
-        doublings(above, SINK_SIZES)
-        above.set_ylim(bottom=0)
-        percent(above)
-
-    labels = ["historical mass\non the first k", _DIFFERENCE]
-    return by_scale(sinks, draw, 3.8, labels, "first k tokens", **_ABOVE_DIFFERENCE, legend=0)
-
-
-@figure(
-    "split-by-position",
-    heading="Self and Exchange by position",
-    title="Self flow of Relation and diagonal flow of MHA by position in the sequence; the rest of "
-    "Relation’s flow is Exchange. Means over sequences, heads and seeds; L2+ over the layers from "
-    f"L2 on as well; from position {FIRST_BIN} on, over logarithmic bins, {BINS_AN_OCTAVE} to a "
-    "doubling.",
-    alt="Line charts by scale: the share of flow that stays on a token against its position on a "
-    "logarithmic axis, for the first layer, the second and the rest, for MHA and Relation.",
-    reads=_curves,
-)
-def split_by_position(records: CampaignRecords) -> Figure:
-    def draw(scale: str, curves: pd.DataFrame, panels: Sequence[Axes]) -> None:
-        (here,) = panels
-        for variant in PAIRED:
-            of_variant = select(curves, variant=variant)
-            for name, first, last, dashes in POSITION_LAYERS:
-                layers = of_variant[of_variant["layer"].between(first, last)]
+def positions(records: Records) -> Figure | None:
+    """Self flow by position in the sequence: first layer, second, the rest."""
+    rows, scales = _curves(records, "self")
+    if not scales:
+        return None
+    figure, axes = grid(1, len(scales), 2.8, sharey="row")
+    for here, scale in zip(axes[0], scales, strict=True):
+        for variant in PAIR:
+            own = rows[(rows["scale"] == scale) & (rows["variant"] == variant)]
+            for name, first, last, style in (
+                ("L0", 0, 0, "-"), ("L1", 1, 1, "--"), ("L2+", 2, np.inf, ":"),
+            ):  # fmt: skip
+                layers = own[own["layer"].between(first, last)]
                 if len(layers):
-                    look = {"linewidth": 1.1, "label": f"{OPERATOR_NAME[variant]} {name}"}
-                    binned = _in_bins(_mean_curve(layers))
-                    here.plot(*binned, dashes, color=OPERATOR_COLOUR[variant], **look)
+                    values = _mean(layers)
+                    # Means over logarithmic bins, four an octave: single positions are noise.
+                    edges = np.unique(np.geomspace(1, len(values) + 1, 4 * 10 + 1).astype(int))
+                    sums = np.add.reduceat(values, edges[:-1] - 1) / np.diff(edges)
+                    label = f"{NAME[variant]} {name}"
+                    here.plot(
+                        edges[:-1], sums, style, color=COLOUR[variant], linewidth=1.1, label=label
+                    )
+        here.set_title(scale)
         here.set_xscale("log", base=2)
         percent(here)
         here.set_ylim(0, 1)
+        here.set_xlabel("position (tokens)")
+    axes[0, 0].set_ylabel("Self / diagonal flow")
+    axes[0, -1].legend(handlelength=1.6)
+    return figure
 
-    curves = _found(select(_curves(records), curve="self"), records)
-    labels, along = ["Self / diagonal flow"], "position (tokens)"
-    return by_scale(curves, draw, 2.8, labels, along, sharey="row", legend=-1)
 
-
-def _in_bins(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Positions 1, 2, ... and values, from FIRST_BIN on the means of BINS_AN_OCTAVE."""
-    octaves = np.log2(max(len(values) / FIRST_BIN, 1))
-    starts = FIRST_BIN * 2 ** np.arange(0, octaves, 1 / BINS_AN_OCTAVE)
-    first = np.concatenate([np.arange(1, FIRST_BIN), starts.round().astype(int)])
-    first = first[first <= len(values)]
-    sizes = np.diff(first, append=len(values) + 1)
-    return first + (sizes - 1) / 2, np.add.reduceat(values, first - 1) / sizes
+def flow_maps(records: Records) -> Figure | None:
+    """Flow between blocks of tokens on the first sequence: MHA above Relation, mean over heads."""
+    rows, scales = _paired(records.maps)
+    if not scales:
+        return None
+    figure, axes = grid(2 * len(scales), MAP_LAYERS, 3.0 * len(scales))
+    for axis in axes.flat:
+        axis.set_axis_off()
+    for place, scale in enumerate(scales):
+        for row, variant in enumerate(PAIR, start=2 * place):
+            own = rows[(rows["scale"] == scale) & (rows["variant"] == variant)]
+            own = own[own["seed"] == own["seed"].min()]
+            depth = own["layer"].nunique()
+            shown = range(depth) if depth <= MAP_LAYERS else (0, 1, 2, depth // 2, depth - 1)
+            for here, layer in zip(axes[row], shown, strict=False):
+                heads = own[own["layer"] == layer]
+                side = int(heads["side"].iloc[0])
+                codes = np.stack([np.frombuffer(c, np.uint8) for c in heads["codes"]])
+                logs = (codes.astype(float) - TOP) * DECADES / (TOP - 1)  # log10, (heads, side²)
+                mean = np.where(codes > 0, 10.0**logs, 0.0).mean(0).reshape(side, side)
+                here.set_axis_on()
+                image = np.log10(np.maximum(mean, 10.0**-DECADES))
+                here.imshow(image, cmap="magma", vmin=-DECADES, vmax=0, interpolation="nearest")
+                here.set_xticks([])
+                here.set_yticks([])
+                here.grid(visible=False)
+                here.set_title(f"L{layer}", fontsize=7.5)
+            axes[row, 0].set_ylabel(f"{scale}\n{NAME[variant]}")
+    return figure

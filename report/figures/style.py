@@ -1,0 +1,168 @@
+"""One look for all figures: the type and colours of the pages, light and dark."""
+
+import io
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator, PercentFormatter
+
+MHA, RELATION, LINEAR, MATERIALISED = "#0072B2", "#D55E00", "#009E73", "#CC79A7"  # Okabe and Ito
+INK, MUTED, HAIR = "#1b1c1e", "#62656a", "#d9d9d4"
+COLOUR = {
+    "mha": MHA,
+    "full": RELATION,
+    "full-flash": RELATION,
+    "full-reference": MATERIALISED,
+    "linear": LINEAR,
+}
+NAME = {
+    "mha": "MHA",
+    "full": "Relation",
+    "full-flash": "FlashRelation",
+    "full-reference": "Full, materialised",
+    "linear": "Linear Relation",
+}
+PAIR = ("mha", "full")
+WIDTH = 8.4  # inches, the page's width
+DASHES = (0, (4, 3))
+
+# Browsers set the text in the page's type; DejaVu Sans only reserves the room. The fixed salt keeps
+# the ids of an SVG from changing.
+_STYLE = {
+    "backend": "svg",
+    "svg.fonttype": "none",
+    "svg.hashsalt": "relation",
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.size": 8,
+    "text.color": INK,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "axes.titlesize": 9,
+    "axes.titlelocation": "left",
+    "axes.titley": 1.0,
+    "axes.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "grid.color": HAIR,
+    "grid.linewidth": 0.5,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "xtick.labelsize": 7.5,
+    "ytick.labelsize": 7.5,
+    "lines.linewidth": 1.3,
+    "lines.markersize": 4,
+    "legend.frameon": False,
+    "figure.constrained_layout.use": True,
+    "savefig.transparent": True,
+}
+_PAGE_TYPE = 'Inter, -apple-system, "Segoe UI", "Helvetica Neue", "Noto Sans", sans-serif'
+# An SVG is an image of its own, so it carries its own dark scheme.
+_DARK = {INK: "#e4e4e0", MUTED: "#9da0a6", HAIR: "#35373c", MHA.lower(): "#4aa3df"}
+
+
+def styled():
+    """The project's look as a context manager, for figures that are drawn and written inside it."""
+    return matplotlib.rc_context({**matplotlib.rcParamsDefault, **_STYLE})
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure as SVG with the page's type and a dark scheme; equal figures, equal bytes."""
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    svg = buffer.getvalue()
+    dark = " ".join(
+        f'[style*="{kind}: {light}"] {{ {kind}: {colour} !important; }}'
+        for light, colour in _DARK.items()
+        for kind in ("fill", "stroke")
+    )
+    rules = (
+        f"text {{ font-family: {_PAGE_TYPE} !important; }} "
+        f"@media screen and (prefers-color-scheme: dark) {{ {dark} }}"
+    )
+    opening = svg.index(">", svg.index("<svg")) + 1
+    path.write_text(f"{svg[:opening]}\n<style>{rules}</style>{svg[opening:]}", encoding="utf-8")
+
+
+def grid(rows: int, columns: int, height: float, **options) -> tuple[Figure, np.ndarray]:
+    """A figure of the page's width, `height` inches high, with rows x columns axes (2-D array)."""
+    figure = Figure(figsize=(WIDTH, height))
+    return figure, figure.subplots(rows, columns, squeeze=False, **options)
+
+
+def scales_of(rows: pd.DataFrame) -> list[str]:
+    """The scales of a frame, smallest first: 10M, 30M, 100M28pc, 100M."""
+    found = rows["scale"].unique()
+    return sorted(found, key=lambda name: (int(name.partition("M")[0]), name))
+
+
+def seeds_and_mean(axes: Axes, curves: pd.DataFrame, colour: str, points=False, **look) -> None:
+    """A thin line (or points) for each column of `curves`, a seed, and the mean over them."""
+    curves = curves.dropna(axis=1, how="all")
+    if points:
+        axes.plot(curves.index, curves, "o", color=colour, markersize=3, alpha=0.35)
+    else:
+        axes.plot(curves.index, curves, color=colour, linewidth=0.6, alpha=0.4)
+    mean = curves.dropna().mean(axis=1)
+    axes.plot(mean.index, mean, color=colour, **look)
+
+
+def count(value: float, _=None) -> str:
+    """A round count: 131K, 1.07B."""
+    for unit, name in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if abs(value) >= unit:
+            return f"{value / unit:.3g}{name}"
+    return f"{value:.3g}"
+
+
+def counts(axis, ticks: int = 4) -> None:
+    """Round counts on an axis."""
+    axis.set_major_locator(MaxNLocator(ticks))
+    axis.set_major_formatter(FuncFormatter(count))
+
+
+def percent(axes: Axes) -> None:
+    """Shares on the y axis, in whole percent."""
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+
+
+def points(axes: Axes) -> None:
+    """Differences of shares on the y axis, in percentage points."""
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:+.3g}"))
+
+
+def doublings(axes: Axes, places: list[int]) -> None:
+    """A logarithmic x axis with ticks at `places`."""
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(places, [f"{place:,}" for place in places])
+    axes.xaxis.set_minor_locator(NullLocator())
+
+
+def beside(axes: Axes, place: tuple[float, float], text: str, **options) -> None:
+    """A word right of a point; `options` are those of `Axes.annotate`."""
+    look = {"xytext": (4, 0), "textcoords": "offset points", "va": "center", "fontsize": 7.5}
+    axes.annotate(text, place, **{**look, **options})
+
+
+def sideways(axes: Axes, names: list[str]) -> None:
+    """Make a panel one of horizontal rows, named at the left, the first on top."""
+    axes.grid(axis="x")
+    axes.grid(visible=False, axis="y")
+    axes.set_yticks(range(0, -len(names), -1), names)
+    axes.tick_params(axis="y", length=0)
+
+
+def pair_names(axes: Axes) -> None:
+    """MHA and Relation in their colours at the upper right of a panel."""
+    for position, variant in enumerate(PAIR):
+        axes.text(
+            0.97, 0.9 - 0.12 * position, NAME[variant], transform=axes.transAxes, ha="right",
+            color=COLOUR[variant],
+        )  # fmt: skip
