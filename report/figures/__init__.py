@@ -28,8 +28,8 @@ ALL = (
     Drawing(
         "loss-curves",
         "Training loss",
-        "Training loss of every pair, trailing mean over 1% of the budget, after its first quarter. "
-        "Dashed: MHA’s final smoothed loss; the circle is where Relation first reaches it. Dotted: "
+        "Training loss of every pair, trailing mean over 1% of the budget, after its first "
+        "quarter. Dashed: MHA’s final smoothed loss; the circle is where Relation first reaches it. Dotted: "
         "the end of a pass over the corpus.",
         quality.loss_curves,
     ),
@@ -43,8 +43,8 @@ ALL = (
     Drawing(
         "pairs",
         "Validation NLL by pair",
-        "Final validation NLL; a line joins the two runs of a seed. Titles give Relation − MHA with "
-        "its 95% interval over pairs.",
+        "Final validation NLL; a line joins the two runs of a seed. Titles give Relation − MHA "
+        "with its 95% interval over pairs.",
         quality.pairs,
     ),
     Drawing(
@@ -57,15 +57,15 @@ ALL = (
     Drawing(
         "flow-by-layer",
         "Flow and effective rank by layer",
-        "Self flow of Relation and diagonal flow of MHA, the effective rank of either flow, and the "
-        "ratio of the ranks: means over seeds, points are seeds.",
+        "Self flow of Relation and diagonal flow of MHA, the effective rank of either flow, and "
+        "the ratio of the ranks: means over seeds, points are seeds.",
         structure.flow_by_layer,
     ),
     Drawing(
         "flow-maps",
         "Flow maps",
-        "Flow between blocks of tokens on the first diagnosed sequence, mean over heads. A row shows "
-        "where its tokens draw from and sums to 1; colours are logarithmic from 1/100,000 to 1.",
+        "Flow between blocks of tokens on the first diagnosed sequence, mean over heads. A row "
+        "shows where its tokens draw from and sums to 1; colours are logarithmic from 1/100,000 to 1.",
         structure.flow_maps,
     ),
     Drawing(
@@ -91,8 +91,8 @@ ALL = (
     Drawing(
         "split-by-position",
         "Self and Exchange by position",
-        "Self flow of Relation and diagonal flow of MHA by position; the rest of Relation’s flow is "
-        "Exchange.",
+        "Self flow of Relation and diagonal flow of MHA by position; the rest of Relation’s flow "
+        "is Exchange.",
         structure.positions,
     ),
     Drawing(
@@ -125,8 +125,8 @@ ALL = (
     Drawing(
         "recall",
         "Associative recall",
-        "Share of queries answered by two layers of each mixer, at the learning rate chosen for each "
-        "width; means over seeds.",
+        "Share of queries answered by two layers of each mixer, at the learning rate chosen for "
+        "each width; means over seeds.",
         systems.recall,
     ),
 )
