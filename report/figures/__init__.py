@@ -29,8 +29,8 @@ ALL = (
         "loss-curves",
         "Training loss",
         "Training loss of every pair, trailing mean over 1% of the budget, after its first "
-        "quarter. Dashed: MHA’s final smoothed loss; the circle is where Relation first reaches it. Dotted: "
-        "the end of a pass over the corpus.",
+        "quarter. Dashed: MHA’s final smoothed loss; the circle is where Relation first reaches "
+        "it. Dotted: the end of a pass over the corpus.",
         quality.loss_curves,
     ),
     Drawing(
@@ -65,7 +65,8 @@ ALL = (
         "flow-maps",
         "Flow maps",
         "Flow between blocks of tokens on the first diagnosed sequence, mean over heads. A row "
-        "shows where its tokens draw from and sums to 1; colours are logarithmic from 1/100,000 to 1.",
+        "shows where its tokens draw from and sums to 1; colours are logarithmic from "
+        "1/100,000 to 1.",
         structure.flow_maps,
     ),
     Drawing(
