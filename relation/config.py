@@ -1,0 +1,490 @@
+"""The configuration: every key with its type, its bounds and what it means.
+
+`config.yaml` chooses a campaign and what of it to run; `config/<campaign>.yaml` is one campaign, on
+at most one `base`. Four places set the options of a run, each over the one before: the campaign, the
+scale, what a variant overrides at that scale, and the variation. Nothing else overrides anything.
+`python -m relation config` prints the reference of the keys from these types.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, ValidationError
+
+from relation.errors import InputError
+from relation.variants import VARIANTS
+
+PROJECT = Path(__file__).resolve().parents[1]
+CONFIG = PROJECT / "config.yaml"
+
+Count = Annotated[StrictInt, Field(ge=1)]
+Seed = Annotated[StrictInt, Field(ge=0)]
+Positive = Annotated[float, Field(strict=True, gt=0)]
+NonNegative = Annotated[float, Field(strict=True, ge=0)]
+Pair = Annotated[list[Positive], Field(min_length=2, max_length=2)]
+Counts = Annotated[list[Count], Field(min_length=2, max_length=2)]
+Deviation = Positive | Literal["1/sqrt(d)", "sqrt(2/(5d))"]
+Variant = Literal[*VARIANTS]
+Name = Annotated[str, Field(pattern=r"^[0-9A-Za-z][0-9A-Za-z._=+-]*$")]
+Restriction = StrictStr | StrictInt | list[StrictStr | StrictInt] | None
+Switch = Literal[True, False, "true", "false"]  # Snakemake passes a lower-case true as text
+MhaBackend = Literal["reference", "flash", "cudnn"]
+FullBackend = Literal["reference", "materialised", "tiled", "flex", "flash"]
+LinearBackend = Literal["recurrent", "chunked", "flash"]
+Mixer = Literal["mha", "full", "linear", "hybrid", "gla", "kda"]
+
+
+def key(description: str, **bounds: Any) -> Any:
+    """A key that may be left out, with what it means."""
+    return Field(default=None, description=description, **bounds)
+
+
+class Section(BaseModel):
+    """A mapping of the configuration. Every key may be left out: a base may give it."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True)
+
+    def given(self) -> dict[str, Any]:
+        """The keys that were given, with plain values."""
+        return self.model_dump(exclude_unset=True)
+
+
+class Backends(Section):
+    """The backend of each operator."""
+
+    mha: MhaBackend = key("Of MHA")
+    full: FullBackend = key("Of Full Relation")
+    linear: LinearBackend = key("Of Linear Relation")
+
+
+class Options(Section):
+    """What determines a run, and how it is executed."""
+
+    corpus: StrictStr = key("Name of the corpus, one of `corpora`")
+    vocabulary: StrictInt = key("Entries of the tokenizer", ge=257, le=65536)
+    layers: Count = key("Layers of the model")
+    d_model: Count = key("Width d of the model")
+    heads: Count = key("Heads of a layer")
+    kv_heads: Count | None = key("Heads of the second coordinate and of information; null: `heads`")
+    d_ff: Count = key("Width of the feed-forward network")
+    context: Count = key("T, tokens predicted by one window")
+    micro: Count = key("Sequences in a micro-batch")
+    accumulation: Count = key("Micro-batches in an update")
+    tokens_per_update: Count = key("Predicted tokens of an update: micro x accumulation x context")
+    budget_tokens: Count = key("Predicted tokens of a whole run")
+    warmup_tokens: Count = key("Predicted tokens over which the rate rises from zero")
+    learning_rate: Positive = key("The rate after the warm-up")
+    learning_rate_factor: Positive = key("What the learning rate is multiplied by")
+    givens_first_pairing: Literal["A", "B"] = key("Givens pairing of layer 0; layers alternate")
+    retention_input: Literal["normalised", "residual"] = key(
+        "What x-bar is in the retention path: the normalised mixer input or the residual"
+    )
+    retention_a_range: Pair = key("Range of the uniform initial A, whose logarithm is A_log")
+    retention_dt_range: Pair = key("Range of the log-uniform initial dt; dt_bias inverts softplus")
+    init_std: Deviation = key("Deviation of the normal initial weights, or a rule of the width d")
+    linear_init: Literal["normal", "torch"] = key(
+        "Initial projections: normal, or uniform within 1/sqrt(fan_in) as nn.Linear has them"
+    )
+    embedding_std: Deviation | None = key("Deviation of the initial embedding; null: init_std")
+    embedding_multiplier: Positive | Literal["sqrt(d)"] | None = key(
+        "What the embedding is multiplied by before the first block; null: nothing"
+    )
+    scale_residual_init: StrictBool = key("Whether W_O and W_down start divided by sqrt(2L)")
+    paired_weights: Literal["shared", "separate"] = key(
+        "Whether MHA and Relation of one seed start from the same weights where they share them"
+    )
+    norm_eps: Positive = key("Epsilon of RMSNorm")
+    betas: Pair = key("Betas of AdamW")
+    weight_decay: NonNegative = key("Weight decay of AdamW")
+    gradient_clip: Positive = key("Bound of the gradient's global L2 norm")
+    adam_eps: Positive = key("Epsilon of AdamW")
+    decay_embedding: StrictBool = key("Whether weight decay reaches the tied embedding")
+    decay_vectors: StrictBool = key("Whether it reaches norms, lambda, angles, A_log and dt_bias")
+    plateau_fraction: Positive = key(
+        "WSD80: the fraction of the tokens after which the rate falls linearly to zero", lt=1
+    )
+    last_update: Literal["partial", "drop"] = key(
+        "The update in which the budget ends: partial trains on the remaining windows, the last "
+        "one truncated; drop leaves them out"
+    )
+    document_mask: Literal["none", "documents"] = key(
+        "What a token sees: all before it in its window, or its own document alone"
+    )
+    device: Literal["cpu", "cuda"] = key("Where runs compute")
+    precision: Literal["fp32", "bf16"] = key("bf16: BF16 autocast over FP32 master weights")
+    compile: StrictBool = key("Whether torch.compile builds the training step")
+    backends: Backends = key("Backend of each operator; computes the same mathematics")
+    deterministic: StrictBool = key("Whether a GPU gives the same bits every time, at a cost")
+    checkpoint_seconds: Positive = key("A resume state is saved this long after the last, seconds")
+    checkpoint_tokens: Count | None = key("Or after so many tokens if sooner; null: by time alone")
+    probes: Count = key("Looks at the flow while a run trains, one in each such part of its budget")
+    probe_sequences: Count = key("Sequences that a look reads")
+    validations: Count = key("Validation NLLs while a run trains, in each such part of its budget")
+    validation_tokens: Count = key("Tokens of the validation split, from its first, that they read")
+    flow_sequences: Count = key("Sequences that a checkpoint is diagnosed on (Appendix B.4)")
+    flow_length: Count = key("Tokens of a sequence whose flow is measured; at most the context")
+    rank_length: Count = key("Tokens of a sequence whose spectra are measured; at most the context")
+
+
+class Stream(Section):
+    """A data set of the Hugging Face hub, or a local folder of the same form."""
+
+    path: StrictStr = key("Name on the hub, or a local folder")
+    name: StrictStr | None = key("Configuration of the data set")
+    revision: StrictStr | None = key("Commit, so that it cannot move")
+    column: StrictStr = key("Column that holds the text; left out: text")
+
+
+class Corpus(Section):
+    """Texts, and how much of them is read."""
+
+    title: StrictStr = key("What the report calls it")
+    path: StrictStr | None = key("Folder or file of texts, below the project; corpus= replaces it")
+    fingerprint: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = key(
+        "SHA-256 of the texts that lie at `path`, by which shipped runs know theirs; null: computed"
+    )
+    streams: list[Stream] | None = key("Data sets of the hub, mixed by tokens in equal shares")
+    validation_modulus: Annotated[StrictInt, Field(ge=2)] | None = key(
+        "Documents whose text's SHA-256 is 0 modulo this validate, unless files named validation* "
+        "do; null: a data set's own split, or the last tenth of a text file"
+    )
+    train_tokens: Count | None = key("Stop the training split here, tokens; null: all of it")
+    validation_tokens: Count | None = key("Stop the validation split here, tokens; null: all of it")
+    tokenizer_characters: Count | None = key("Train BPE on so many characters; null: on all")
+    document_characters: Count | None = key(
+        "Cut documents into pieces of at most so many characters and shuffle them; null: whole ones"
+    )
+
+
+class Scale(Options):
+    """A size of the matrix. Any option may be set for it."""
+
+    variants: list[Variant] = key("What is trained at it")
+    overrides: dict[Variant, Options] = key("What single variants change of the scale")
+    expected_tokens_per_second: Positive = key("For `plan` before anything was measured, tokens/s")
+
+
+class Variation(Options):
+    """A named change of options, and whom it is for."""
+
+    title: StrictStr = key("What the report calls it; left out: its name")
+    scales: list[Name] = key("For these scales alone")
+    variants: list[Variant] = key("These variants, in place of each scale's")
+    seeds: list[Seed] = key("These seeds, in place of the campaign's and its further ones")
+
+
+class Column(Section):
+    """A setting: a column of the report."""
+
+    campaign: Name = key("Whose records; left out: this campaign's")
+    variation: Name = key("Which variation")
+    scales: list[Name] | None = key("At which scales; null: all")
+    title: StrictStr = key("Its heading")
+
+
+class Length(Section):
+    """Texts longer than a model was trained on, beyond the paper."""
+
+    scales: list[Name] | None = key("Scales whose checkpoints are measured; null: all")
+    variants: list[Variant] = key("Variants whose checkpoints are measured")
+    windows: Count = key("How many windows of validation text are read, and how many long ones")
+    contexts: Count = key("Training contexts of a long window, halved until a document is so long")
+
+
+class Batches(Section):
+    """A benchmark whose batch is fixed by scale."""
+
+    context: Count = key("T; left out: the scale's own")
+    batches: dict[Name, Counts] = key("[micro, accumulation] by scale")
+    peers: list[MhaBackend] = key("Further backends of MHA beside the pair")
+
+
+class Sweep(Section):
+    """A benchmark over contexts at one scale."""
+
+    scale: Name = key("Whose geometry")
+    contexts: Annotated[list[Count], Field(min_length=2)] = key("Contexts T, each a side")
+    rows: list[Count] = key("Rows of a decoded batch, each at every context")
+
+
+class Systems(Section):
+    """The systems benchmarks (Appendix F)."""
+
+    warmup_updates: Annotated[StrictInt, Field(ge=0)] = key("Updates before the first timed one")
+    rounds: Count = key("How often each side of a comparison is measured, in turn")
+    measured_updates: Count = key("Complete updates timed in a round")
+    baseline: Backends = key("Backend of MHA in the comparisons")
+    flash: FullBackend = key("The backend measured as FlashRelation")
+    fixed: Batches = key("FlashRelation beside the reference at one context")
+    matched: Batches = key("MHA and Full Relation at the scale's own context")
+    linear_steady: Batches = key("Linear Relation at one context")
+    linear_long: Sweep = key("Linear Relation at ever longer contexts, as many tokens an update")
+    complexity: Sweep = key("Time and memory of one layer's operator against T")
+    decode: Sweep = key("A token of whole models after ever more tokens")
+
+
+class RecallSection(Section):
+    """Multi-query associative recall (Arora et al. 2023), two layers of each mixer."""
+
+    mixers: list[Mixer] = key("What recalls; gla and kda are flash-linear-attention's")
+    widths: Annotated[list[Count], Field(min_length=1)] = key("Widths d of the models")
+    heads: Count = key("Heads of every model; two are the fewest that Givens mixing pairs")
+    vocabulary: Annotated[StrictInt, Field(ge=4, le=65536, multiple_of=2)] = key(
+        "V: 0 fills, keys are 1 to V/2 - 1, values V/2 to V - 1"
+    )
+    tasks: Annotated[list[Counts], Field(min_length=1)] = key("[length, pairs] of each task")
+    gap_power: Positive = key("Slots of queries are drawn with weights s^(power - 1); 1: uniform")
+    learning_rates: Annotated[list[Positive], Field(min_length=1)] = key("Tried on the first seed")
+    seeds: Annotated[list[Seed], Field(min_length=1)] = key("Seeds of weights and sequences")
+    updates: Count = key("Updates of a training")
+    warmup_updates: Count = key("Updates over which the rate rises from zero")
+    sequences: Count = key("Sequences of each task in an update")
+    tested: Count = key("Sequences of each task that a rate is chosen on, and that results count")
+    adam_eps: Positive = key("Epsilon of AdamW: a key is seen seldom, so a large one outweighs it")
+    expected_tokens_per_second: Positive = key("For `plan`, tokens/s")
+
+
+class CampaignSection(Options):
+    """A campaign, `config/<campaign>.yaml`. Any option may be set for all its runs."""
+
+    base: Name = key("Another campaign that this one starts from; mappings merge, null drops")
+    title: StrictStr = key("Its name in words")
+    description: StrictStr = key("What it trains, in a sentence")
+    notice: StrictStr = key("What its values may be compared with; may be empty")
+    seeds: Annotated[list[Seed], Field(min_length=1)] = key("Seeds of every run of the matrix")
+    further_seeds: dict[Name, list[Seed]] = key(
+        "By scale, seeds of further pairs of MHA and Full Relation, trained and not diagnosed"
+    )
+    corpora: dict[Name, Corpus | None] = key("Texts, by name")
+    scales: dict[Name, Scale | None] = key("Sizes of the matrix, by name")
+    overrides: dict[Variant, Options] = key("What single variants change at every scale")
+    cross: list[dict[Name, Variation]] = key(
+        "Variations made by combining one of each mapping, their names joined by a hyphen"
+    )
+    variations: dict[Name, Variation] = key("Named changes of options; left out: one, `base`")
+    columns: list[Column] = key("The settings that the report shows side by side, at most four")
+    diagnosed: list[Variant] = key("Variants whose checkpoints are diagnosed")
+    length: Length | None = key("Texts longer than trained; null: not measured")
+    efficiency_window: Annotated[Positive, Field(le=1)] = key(
+        "Trailing smoothing window of token efficiency, a fraction of the budget (Appendix B.4)"
+    )
+    systems: Systems | None = key("The systems benchmarks; null: none")
+    recall: RecallSection | None = key("Associative recall; null: none")
+    check: StrictBool = key("Whether operators and gradients are checked against FP64")
+
+
+class Choice(Section):
+    """config.yaml, and what `--config KEY=VALUE` of Snakemake replaces of it."""
+
+    campaign: StrictStr = key("Which campaign of config/ to run")
+    scales: Restriction = key("null: all; or one, or several separated by commas")
+    variations: Restriction = key("The same of variations")
+    variants: Restriction = key("The same of variants")
+    seeds: Restriction = key("The same of seeds")
+    corpus: StrictStr | None = key(
+        "Text file (its last tenth validates), folder, Parquet file or data set of the hub that "
+        "every corpus of the campaign reads instead"
+    )
+    published: Switch = key("Whether runs in results/published count as done")
+    vary: StrictStr | None = key(
+        'A one-off variation, "learning_rate=2e-2": the first chosen one with that change'
+    )
+    runs_per_gpu: Literal[1, 2, 4, 5] | None = key("Runs that share a GPU; null: one")
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML whose keys are unique and whose 1e-5 is a number, as everywhere but in YAML 1.1."""
+
+    def construct_mapping(self, node, deep=False):
+        seen = set()
+        for key_node, _ in node.value:
+            if key_node.value in seen:
+                problem = f"the key {key_node.value!r} stands there twice"
+                raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
+            seen.add(key_node.value)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"),
+    list("-+0123456789"),
+)
+
+
+def parsed(text: str) -> Any:
+    """A value as YAML has it. Raises InputError for text that is no value."""
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.YAMLError:
+        raise InputError(f"{text!r} is no value of YAML; give a number, a word or a list") from None
+
+
+def read(path: Path) -> dict:
+    """A YAML or JSON file as a mapping. Raises InputError where it is missing or neither."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        content = json.loads(text) if path.suffix == ".json" else yaml.load(text, _Loader)
+    except FileNotFoundError:
+        raise InputError(f"no configuration file {path}; run in the project's folder") from None
+    except json.JSONDecodeError as error:
+        raise InputError(f"{path} line {error.lineno} is not JSON: {error.msg}") from None
+    except yaml.YAMLError as error:
+        where = getattr(error, "problem_mark", None)
+        line = f" line {where.line + 1}" if where else ""
+        raise InputError(f"{path}{line} is not YAML: {getattr(error, 'problem', error)}") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} cannot be read as UTF-8 YAML ({error})") from None
+    if not isinstance(content, dict):
+        raise InputError(f"{path} holds no mapping; see config.yaml of the project")
+    return content
+
+
+# Given anew by a campaign, these replace its base's instead of being merged into them.
+_REPLACED = ("cross", "variations", "further_seeds", "columns", "batches")
+
+
+def _merge(base: Mapping, changes: Mapping) -> dict:
+    merged = dict(base)
+    if {"cross", "variations"} & set(changes):
+        merged = {n: v for n, v in merged.items() if n not in ("cross", "variations")}
+    for name, value in changes.items():
+        both = isinstance(value, Mapping) and isinstance(merged.get(name), Mapping)
+        merged[name] = _merge(merged[name], value) if both and name not in _REPLACED else value
+    return merged
+
+
+def campaign_values(name: str, folder: Path | None = None) -> dict:
+    """A campaign's values with those of its bases merged in.
+
+    folder: where the campaigns' files lie; config/ of the project if None. Raises InputError for an
+    unknown campaign or key, naming the file.
+    """
+    folder = folder or PROJECT / "config"
+    names, values = [name], []
+    while names[-1] is not None:
+        path = folder / f"{names[-1]}.yaml"
+        if not path.is_file():
+            known = sorted(p.stem for p in folder.glob("*.yaml"))
+            near = get_close_matches(str(names[-1]), known, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"choose among {', '.join(known)}"
+            raise InputError(f"unknown campaign {names[-1]!r}; {hint}")
+        own = read(path)
+        validated(CampaignSection, own, path.name)
+        values.append(own)
+        base = own.get("base")
+        if base in names:
+            raise InputError(f"{path.name}: base {base!r} leads back to itself; remove one")
+        names.append(base)
+    merged: dict = {}
+    for own in reversed(values):
+        merged = _merge(merged, own)
+    merged.pop("base", None)
+    for section in ("scales", "corpora"):
+        kept = merged.get(section, {}).items()
+        merged[section] = {key: value for key, value in kept if value is not None}
+    return merged
+
+
+_PHRASES = {
+    "literal_error": "{value} is not one of {expected}",
+    "string_pattern_mismatch": "{value} does not match {pattern!r}",
+    "finite_number": "{value} is not a finite number",
+    "less_than_equal": "{value} is greater than the maximum of {le}",
+    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "{value} is no mapping"),
+}
+
+
+def validated(section: type[Section], values: Mapping, where: str) -> Any:
+    """Values as their type. Raises InputError with the place and reason of the first violation.
+
+    An unknown key is named before anything else, with the nearest known one.
+    """
+    try:
+        return section.model_validate(values)
+    except ValidationError as refused:
+        errors = refused.errors(include_url=False)
+    unknown = [each for each in errors if each["type"] == "extra_forbidden"]
+    error = min(unknown or errors, key=lambda each: len(each["loc"]))
+    place, kind, inside = [], section, values
+    for part in error["loc"]:  # pydantic's location also names types and alternatives
+        if (isinstance(inside, Mapping) and part in inside) or isinstance(part, int):
+            place.append(part)
+            inside = inside[part]
+    value = "this" if isinstance(error["input"], Mapping) else repr(error["input"])[:80]
+    if error["type"] == "extra_forbidden":
+        last = place.pop()
+        for part in place:
+            kind = _section_at(kind, part)
+        known = list(kind.model_fields)
+        near = get_close_matches(str(last), known, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"choose among {', '.join(known)}"
+        said = f"unknown key {last!r}; {hint}"
+    elif error["type"] in _PHRASES:
+        said = _PHRASES[error["type"]].format(value=value, **error.get("ctx", {}))
+    else:
+        said = error["msg"].replace("Input", value, 1)
+    place = [place[0]] if place[:1] == ["settings"] else place
+    at = ".".join(map(str, place)) or "top level"
+    raise InputError(f"{where}: {at}: {said.splitlines()[0]}")
+
+
+def _parts(annotation: Any) -> Iterator[Any]:
+    """The types in an annotation that are no containers, alternatives or bounds."""
+    if get_origin(annotation) in (Annotated, Union, UnionType, list, dict):
+        for part in get_args(annotation):
+            yield from _parts(part)
+    else:
+        yield annotation
+
+
+def _section_of(annotation: Any) -> type[Section] | None:
+    sections = (t for t in _parts(annotation) if isinstance(t, type) and issubclass(t, Section))
+    return next(sections, None)
+
+
+def _section_at(kind: type[Section], part: Any) -> type[Section]:
+    # The name of an entry, such as a scale's, leads to no other section.
+    field = kind.model_fields.get(part) if isinstance(part, str) else None
+    return (field and _section_of(field.annotation)) or kind
+
+
+def reference() -> str:
+    """The reference of the keys in Markdown: a table for each section, by its types."""
+    lines = []
+    for section in (Choice, CampaignSection, *_sections(CampaignSection)):
+        inherited = Options.model_fields if section is not Options else {}
+        own = [
+            n
+            for n in section.model_fields
+            if n not in inherited or not issubclass(section, Options)
+        ]
+        lines += [
+            "",
+            f"## {section.__name__.removesuffix('Section')}",
+            "",
+            section.__doc__.strip(),
+            "",
+        ]
+        lines += ["| key | meaning |", "| --- | --- |"]
+        lines += [f"| `{n}` | {section.model_fields[n].description} |" for n in own]
+    return "\n".join(["# Keys of the configuration", *lines])
+
+
+def _sections(kind: type[Section]) -> list[type[Section]]:
+    """The sections below one, Options first, each once."""
+    found: dict[type[Section], None] = {Options: None}
+    queue = [kind]
+    while queue:
+        for field in queue.pop(0).model_fields.values():
+            section = _section_of(field.annotation)
+            if section is not None and section not in found:
+                found[section] = None
+                queue.append(section)
+    return list(found)

@@ -1,0 +1,261 @@
+"""The jobs of a campaign as specifications: plain values without PyTorch.
+
+A specification's hash covers what determines its result and nothing else: no device, no backend that
+computes the same mathematics, no place of files. An option at its default is in no hash, so that a
+new option makes no older run new.
+"""
+
+import hashlib
+import json
+from dataclasses import MISSING, dataclass, fields
+from typing import Any
+
+from relation.variants import ModelConfig
+
+
+def hash_of(value: Any) -> str:
+    """First 16 hexadecimal digits of the SHA-256 of a value's canonical JSON."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def changed(values: Any, *names: str) -> dict[str, Any]:
+    """Fields of a dataclass that are not at their default, as JSON holds them; of `names`, if any."""
+    found = {}
+    for each in fields(values):
+        value = getattr(values, each.name)
+        default = each.default if each.default is not MISSING else MISSING
+        if (not names or each.name in names) and (default is MISSING or value != default):
+            found[each.name] = list(value) if isinstance(value, tuple) else value
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """One corpus of a campaign at one vocabulary.
+
+    path: file or folder of texts, None for data sets of the hub, which `source` names; fingerprint:
+    SHA-256 of the texts at `path`; largest_context: the longest context T trained on it;
+    diagnosed_tokens: tokens of the validation split that the diagnostics read.
+    """
+
+    campaign: str
+    corpus: str
+    title: str
+    path: str | None
+    source: dict | None
+    fingerprint: str | None
+    vocabulary: int
+    largest_context: int
+    diagnosed_tokens: int = 0
+    train_tokens: int | None = None
+    validation_tokens: int | None = None
+    tokenizer_characters: int | None = None
+    validation_modulus: int | None = None
+    document_characters: int | None = None
+
+    @property
+    def name(self) -> str:
+        """Its folder below results/<campaign>/data."""
+        return f"{self.corpus}-{self.vocabulary}"
+
+    def specification(self) -> dict:
+        """What determines its tokens."""
+        read = ("train_tokens", "validation_tokens", "tokenizer_characters")
+        split = ("validation_modulus", "document_characters")
+        texts = {"source": self.source} if self.fingerprint is None else {}
+        return texts | changed(self, "fingerprint", "vocabulary", *read, *split)
+
+    @property
+    def hash(self) -> str:
+        return hash_of(self.specification())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One training run: what `relation.config.Options` says of it, resolved.
+
+    init_key: what initial weights are keyed by beside the seed, where a pair does not share them;
+    further: of a pair beyond the matrix, which is trained and not diagnosed.
+    """
+
+    campaign: str
+    scale: str
+    variation: str
+    variant: str
+    seed: int
+    model: ModelConfig
+    data: Data
+    context: int
+    micro: int
+    accumulation: int
+    tokens_per_update: int
+    budget_tokens: int
+    warmup_tokens: int
+    learning_rate: float
+    betas: tuple[float, float]
+    weight_decay: float
+    gradient_clip: float
+    adam_eps: float
+    decay_embedding: bool = True
+    decay_vectors: bool = False
+    plateau_fraction: float
+    last_update: str = "partial"
+    document_mask: str | None = None
+    init_key: str | None = None
+    precision: str
+    device: str
+    compile: bool
+    backends: dict
+    deterministic: bool
+    checkpoint_seconds: float
+    checkpoint_tokens: int | None
+    probes: int
+    probe_sequences: int
+    validations: int
+    validation_tokens: int
+    flow_sequences: int
+    flow_window: int
+    flow_length: int
+    rank_length: int
+    further: bool = False
+
+    @property
+    def name(self) -> str:
+        """Its address and its folder: scale/variation/variant/seed."""
+        return f"{self.scale}/{self.variation}/{self.variant}/{self.seed}"
+
+    def specification(self) -> dict:
+        """What determines the trained weights and the final loss."""
+        schedule = ("context", "micro", "accumulation", "budget_tokens", "warmup_tokens")
+        optimiser = ("learning_rate", "betas", "weight_decay", "gradient_clip", "adam_eps")
+        rest = ("decay_embedding", "decay_vectors", "plateau_fraction", "last_update")
+        text = ("document_mask", "init_key", "precision", "seed")
+        own = changed(self, *schedule, *optimiser, *rest, *text)
+        return {**own, "model": changed(self.model), "data": self.data.specification()}
+
+    @property
+    def hash(self) -> str:
+        return hash_of(self.specification())
+
+    @property
+    def flow_hash(self) -> str:
+        """The hash of the diagnostics of its checkpoint."""
+        read = ("flow_sequences", "flow_window", "flow_length", "rank_length")
+        return hash_of({"run": self.hash, **changed(self, *read)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Length:
+    """Texts longer than trained: `windows` of validation text, long ones of `contexts` contexts."""
+
+    scales: tuple[str, ...] | None
+    variants: tuple[str, ...]
+    windows: int
+    contexts: int
+
+    def covers(self, run: Run) -> bool:
+        """Whether a run's checkpoint is measured."""
+        at = self.scales is None or run.scale in self.scales
+        return at and run.variant in self.variants and not run.further
+
+    def hash(self, run: Run) -> str:
+        """The hash of the measurement of one run's checkpoint."""
+        return hash_of({"run": run.hash, "windows": self.windows, "contexts": self.contexts})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """What a benchmark measures beside others. position: in the paper's order."""
+
+    side: str
+    variant: str
+    backends: dict
+    model: ModelConfig
+    context: int
+    micro: int
+    accumulation: int
+    position: int = 0
+
+
+class _Job:
+    """Of a specification: its hash, without the campaign it stands in."""
+
+    @property
+    def hash(self) -> str:
+        def plain(value: Any) -> Any:
+            if isinstance(value, ModelConfig | Side):
+                return {name: plain(each) for name, each in changed(value).items()}
+            if isinstance(value, list | tuple):
+                return [plain(each) for each in value]
+            return value
+
+        own = {name: plain(value) for name, value in changed(self).items()}
+        return hash_of({n: v for n, v in own.items() if n not in ("campaign", "variation")})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench(_Job):
+    """One systems benchmark at one scale, by the options of one variation.
+
+    benchmark: fixed, matched, linear-steady, linear-long, complexity or decode. A side is measured
+    in `rounds` rounds of `measured_updates` updates each; of the complexity, of one call each.
+    """
+
+    campaign: str
+    variation: str
+    benchmark: str
+    scale: str
+    sides: tuple[Side, ...]
+    optimizer: dict
+    rounds: int
+    warmup_updates: int
+    measured_updates: int
+    precision: str
+    compile: bool
+    device: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recall(_Job):
+    """Multi-query associative recall of one mixer: `models`, one a width."""
+
+    campaign: str
+    mixer: str
+    models: tuple[ModelConfig, ...]
+    optimizer: dict
+    plateau_fraction: float
+    vocabulary: int
+    tasks: tuple[tuple[int, int], ...]
+    gap_power: float
+    learning_rates: tuple[float, ...]
+    seeds: tuple[int, ...]
+    updates: int
+    warmup_updates: int
+    sequences: int
+    tested: int
+    precision: str
+    device: str
+    compile: bool
+    backends: dict
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check(_Job):
+    """The checks against FP64: operators at every scale's shape, and gradients of every variant.
+
+    shapes: scale, heads, length T and head width each, with `draws` random inputs; gradients:
+    variant, scale, model, length T, micro-batch and backends each, with `gradient_draws`.
+    """
+
+    campaign: str
+    backend: str
+    linear: str
+    shapes: tuple[dict, ...]
+    draws: int
+    gradients: tuple[Side, ...]
+    gradient_scales: tuple[str, ...]
+    gradient_draws: int
+    precision: str
+    compile: bool
+    device: str
