@@ -1,0 +1,242 @@
+"""The records of one setting, a column of the report: a campaign, a variation and its scales."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from relation import plan, records
+from report.paper import SCALES
+
+RUN_KINDS = ("runs", "losses", "probes", "flow", "curves", "maps", "lengths")
+RUN_KEY = ["scale", "variant", "seed"]
+PLANNED = ["kind", *RUN_KEY, "further", "status", "reason"]
+_OUT_OF_MEMORY = ("out of memory", "OutOfMemoryError")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A column of the report. `scales` None: those of the paper that the campaign has, or all."""
+
+    campaign: str
+    variation: str = "base"
+    scales: tuple[str, ...] | None = None
+    title: str = ""
+
+    @property
+    def name(self) -> str:
+        """As books/nearest or books/nearest@100M28pc."""
+        scales = f"@{','.join(self.scales)}" if self.scales else ""
+        return f"{self.campaign}/{self.variation}{scales}"
+
+    def __str__(self) -> str:
+        return self.title or self.name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Records:
+    """One setting's frames, as relation.records describes them, and what is planned of it.
+
+    Each frame also has `source` (file and anchor on the Records page); `scale` is that of the paper
+    which the rows stand for (100M for 100M28pc, 10M for 10M-mini) and `own_scale` the run's own;
+    runs have `further`, whether their seed is beyond the campaign's matrix.
+    planned: a row a planned record (PLANNED; a benchmark's variant is its name); campaign: title,
+    description, notice, seeds, precision; window: fraction of the budget over which losses smooth.
+    """
+
+    setting: Setting
+    runs: pd.DataFrame
+    losses: pd.DataFrame
+    probes: pd.DataFrame
+    flow: pd.DataFrame
+    curves: pd.DataFrame
+    maps: pd.DataFrame
+    lengths: pd.DataFrame
+    recall: pd.DataFrame
+    steps: pd.DataFrame
+    complexity: pd.DataFrame
+    decode: pd.DataFrame
+    checks: pd.DataFrame
+    gradients: pd.DataFrame
+    models: pd.DataFrame
+    data: pd.DataFrame
+    planned: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=PLANNED))
+    campaign: Mapping[str, Any] = field(default_factory=dict)
+    window: float = 0.01
+
+    @property
+    def miniature(self) -> bool:
+        """Whether its models are not the paper's, so that nothing is set against the paper."""
+        return bool(self.runs["own_scale"].astype(str).str.endswith("-mini").any())
+
+
+FRAMES = tuple(f.name for f in fields(Records) if f.type is pd.DataFrame and f.name != "planned")
+
+
+def paper_scale(scale: str) -> str | None:
+    """The paper's scale that another one stands for: its prefix, as in 100M28pc or 10M-mini."""
+    return next((theirs for theirs in SCALES if str(scale).startswith(theirs)), None)
+
+
+def anchor(setting: Setting, kind: str, row: Mapping[str, Any]) -> str:
+    """Where the Records page holds a record: a run by its hash, all else by kind and scale."""
+    if kind in RUN_KINDS:
+        return str(row["hash"])
+    parts = [setting.name.replace("/", "-").replace("@", "-"), kind]
+    if kind == "steps":
+        parts[1] = row["benchmark"]
+    if kind in ("steps", "complexity", "decode"):
+        parts.append(row["own_scale"])
+    return "-".join(map(str, parts))
+
+
+@cache
+def _campaign(folder: Path) -> dict[str, pd.DataFrame]:
+    return records.load(folder)
+
+
+@cache
+def _plan(config: Path) -> plan.Campaign:
+    return plan.load(config)
+
+
+def load(setting: Setting, published: bool = True, root: Path = Path("results")) -> Records:
+    """Read a setting's records: shipped ones, or those of the campaign's own folder.
+
+    Raises InputError where a file is damaged or runs of a pair are none, as relation.records.load.
+    """
+    folder = root / "published" / setting.campaign if published else root / setting.campaign
+    known = _campaign(folder)
+    campaign = _plan(Path("config") / f"{setting.campaign}.yaml")
+    # The scales that the setting names; else the paper's, or all where the campaign has none of it.
+    scales = setting.scales or [s for s in campaign.scales if s in SCALES] or campaign.scales
+    frames = {kind: _frame(setting, kind, known[kind], folder, scales) for kind in FRAMES}
+    seeds = sorted({run.seed for run in campaign.planned if not run.further})
+    frames["runs"] = frames["runs"].assign(further=~frames["runs"]["seed"].isin(seeds))
+    hashes = frames["runs"].set_index(RUN_KEY)["hash"]
+    for kind in RUN_KINDS[1:]:  # all lead to their run
+        keys = pd.MultiIndex.from_frame(frames[kind][RUN_KEY])
+        anchors = f"{folder / kind}.parquet#" + hashes.reindex(keys).fillna("")
+        frames[kind] = frames[kind].assign(source=anchors.to_numpy())
+    return Records(
+        setting=setting,
+        **frames,
+        planned=_planned(setting, campaign, frames, scales, root / setting.campaign / "logs"),
+        campaign={
+            "title": campaign.title,
+            "description": campaign.description,
+            "notice": campaign.notice,
+            "seeds": seeds,
+            "precision": sorted({bench.precision for bench in campaign.benchmarks}),
+        },
+        window=campaign.efficiency_window,
+    )
+
+
+def _frame(
+    setting: Setting, kind: str, rows: pd.DataFrame, folder: Path, scales: Sequence[str]
+) -> pd.DataFrame:
+    if "variation" in rows:  # null where a record is of all variations
+        rows = rows[rows["variation"].isna() | (rows["variation"] == setting.variation)]
+    if "scale" in rows:
+        rows = rows[rows["scale"].isin(scales)]
+        rows = rows.assign(own_scale=rows["scale"])
+        rows["scale"] = rows["scale"].map(paper_scale).fillna(rows["scale"])
+    if kind in RUN_KINDS[1:]:
+        return rows  # its anchors are its runs'
+    anchors = (anchor(setting, kind, row) for row in rows.to_dict("records"))
+    return rows.assign(source=[f"{folder / kind}.parquet#{name}" for name in anchors])
+
+
+def _planned(
+    setting: Setting,
+    campaign: plan.Campaign,
+    frames: Mapping[str, pd.DataFrame],
+    scales: Sequence[str],
+    logs: Path,
+) -> pd.DataFrame:
+    """A row a record that the campaign plans in this setting, with why it is not there."""
+    wanted = []
+    for run in campaign.planned:
+        if run.variation != setting.variation:
+            continue
+        kinds = ["runs"]
+        kinds += ["flow"] if campaign.is_diagnosed(run) else []
+        kinds += ["lengths"] if campaign.measures_length(run) else []
+        wanted += [(kind, run.scale, run.variant, run.seed, run.further) for kind in kinds]
+    for bench in campaign.benchmarks:
+        kind = bench.benchmark if bench.benchmark in ("complexity", "decode") else "steps"
+        wanted.append((kind, bench.scale, bench.benchmark, -1, False))
+    wanted += [("recall", "", each.mixer, -1, False) for each in campaign.recall]
+    rows = pd.DataFrame(wanted, columns=PLANNED[:5])
+    rows = rows[rows["scale"].isin(["", *scales])]
+    there = {kind: _there(kind, frames[kind]) for kind in rows["kind"].unique()}
+    found = [
+        ("ok", "") if key in there[kind] else _failure(logs, setting, kind, key)
+        for kind, *key, _ in rows.itertuples(index=False, name=None)
+        for key in [tuple(key)]
+    ]
+    status, reason = zip(*found, strict=True) if found else ((), ())
+    scales = rows["scale"].map(paper_scale).fillna(rows["scale"])
+    return rows.assign(scale=scales, status=status, reason=reason)
+
+
+def _there(kind: str, rows: pd.DataFrame) -> set[tuple[str, str, int]]:
+    """Keys (scale, variant, seed) of the records that are there."""
+    if kind in RUN_KINDS:
+        return set(rows[["own_scale", "variant", "seed"]].itertuples(index=False, name=None))
+    named = {"steps": "benchmark", "recall": "mixer"}.get(kind)
+    variants = rows[named] if named else [kind] * len(rows)
+    scales = [""] * len(rows) if kind == "recall" else rows["own_scale"]
+    return {(scale, variant, -1) for scale, variant in zip(scales, variants, strict=True)}
+
+
+def _failure(logs: Path, setting: Setting, kind: str, key: tuple[str, str, int]) -> tuple[str, str]:
+    """Why a planned record is not there: the last error in its job's log, if it was tried."""
+    scale, variant, seed = key
+    names = [f"**/{variant}/{scale}.log"]
+    if seed >= 0:
+        rule = {"runs": "train", "flow": "diagnose", "lengths": "length"}[kind]
+        names = [f"{rule}/{scale}/{setting.variation}/{variant}/{seed}.log"]
+    for log in (path for name in names for path in logs.glob(name)):
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        told = next((line.strip() for line in reversed(lines) if "rror" in line), "")
+        if told:
+            oom = any(words in told for words in _OUT_OF_MEMORY)
+            return ("oom" if oom else "failed"), told
+    return "not run", ""
+
+
+KIND_NAMES = {"runs": "run", "flow": "diagnosed checkpoint", "lengths": "long text"}
+
+
+def gap(
+    records: Records,
+    kind: str,
+    scale: str | None = None,
+    variants: Sequence[str] = (),
+    seed: int | None = None,
+) -> tuple[str, str]:
+    """Status and reason of a value of the matrix that is not there, from what is planned."""
+    rows = records.planned[records.planned["kind"] == kind]
+    rows = rows[~rows["further"].astype(bool)]
+    name, what = KIND_NAMES.get(kind, "benchmark"), " ".join([scale or "", *variants]).strip()
+    wanted = {"scale": [scale], "variant": variants, "seed": [seed]}
+    for column, values in wanted.items():
+        if len(values) and values[0] is not None:
+            rows = rows[rows[column].isin(values)]
+    if rows.empty:
+        of = f" of {what}" if what else ""
+        return "not run", f"no {name}{of}{f' seed {seed}' if seed else ''} is part of this setting"
+    lacking = rows[rows["status"] != "ok"]
+    if lacking.empty:
+        return "no counterpart", f"the records of its {len(rows)} {name}s do not hold it"
+    status = next((s for s in ("oom", "failed") if (lacking["status"] == s).any()), "not run")
+    told = "; ".join(dict.fromkeys(filter(None, lacking["reason"])))
+    verb = "is" if len(lacking) == 1 else "are"
+    return status, f"{len(lacking)} of {len(rows)} {name}s {verb} not there" + (
+        f": {told}" if told else ""
+    )

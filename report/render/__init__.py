@@ -1,1 +1,0 @@
-"""The report as a site of static pages and as one LaTeX document."""

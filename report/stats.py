@@ -1,0 +1,204 @@
+"""Statistics of the report: intervals over seeds, comparisons of two arms, curves and fits."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import scipy  # scipy.stats takes a second to import, so it is loaded where it is used
+
+from relation.errors import InputError
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean or a difference with its interval: NaN ends where the values allow none.
+
+    n: values, or pairs, behind it; sd: their sample standard deviation; freedom: of the t interval;
+    p: two-sided, against zero.
+    """
+
+    value: float
+    low: float
+    high: float
+    n: int
+    sd: float = math.nan
+    freedom: float = math.nan
+    p: float = math.nan
+
+
+def t_quantile(freedom: float, confidence: float = 0.95) -> float:
+    """Quantile of Student's t that a two-sided interval takes."""
+    return float(scipy.special.stdtrit(freedom, 0.5 + confidence / 2))
+
+
+def _estimate(
+    value: float, se: float, freedom: float, n: int, sd: float, confidence: float
+) -> Estimate:
+    margin = t_quantile(freedom, confidence) * se
+    p = math.nan if se == 0 else float(2 * scipy.special.stdtr(freedom, -abs(value) / se))
+    return Estimate(value, value - margin, value + margin, n, sd, freedom, p)
+
+
+def mean(values: Sequence[float], confidence: float = 0.95) -> Estimate:
+    """The mean of values with its t interval, which takes two of them."""
+    given = [float(value) for value in values]
+    if not given:
+        return Estimate(math.nan, math.nan, math.nan, 0)
+    middle, n = statistics.fmean(given), len(given)
+    if n == 1:
+        return Estimate(middle, math.nan, math.nan, 1)
+    sd = statistics.stdev(given)
+    return _estimate(middle, sd / math.sqrt(n), n - 1, n, sd, confidence)
+
+
+def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """Low end, mean and high end of the 95% t interval; NaN ends below two values."""
+    found = mean(values)
+    return found.low, found.value, found.high
+
+
+def paired(
+    over: Mapping[int, float], under: Mapping[int, float], confidence: float = 0.95
+) -> Estimate:
+    """The mean difference over the seeds that both arms have, with its t interval."""
+    return mean([over[seed] - under[seed] for seed in over if seed in under], confidence)
+
+
+def welch(over: Sequence[float], under: Sequence[float], confidence: float = 0.95) -> Estimate:
+    """The difference of two means of unequal variance, unpaired, with Welch's interval."""
+    terms = [mean(values) for values in (over, under)]
+    value, n = terms[0].value - terms[1].value, min(term.n for term in terms)
+    if n < 2:
+        return Estimate(value, math.nan, math.nan, n)
+    shares = [term.sd**2 / term.n for term in terms]
+    total = sum(shares)
+    if total == 0:
+        return Estimate(value, value, value, n, 0.0)
+    freedom = total**2 / sum(v**2 / (t.n - 1) for v, t in zip(shares, terms, strict=True))
+    return _estimate(value, math.sqrt(total), freedom, n, math.nan, confidence)
+
+
+def equivalence(difference: Estimate, margin: float) -> float:
+    """p of two one-sided t tests that a difference lies within ±margin; NaN without an interval."""
+    if math.isnan(difference.freedom):
+        return math.nan
+    quantile = t_quantile(difference.freedom)
+    se = (difference.high - difference.low) / (2 * quantile)
+    ends = [(difference.value + margin) / se, (margin - difference.value) / se]
+    return float(max(scipy.special.stdtr(difference.freedom, [-end for end in ends])))
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """Holm's correction of p values, in their order; a NaN stays one and counts for none."""
+    given = np.asarray(p, dtype=float)
+    known = np.flatnonzero(~np.isnan(given))
+    order = known[np.argsort(given[known], kind="stable")]
+    factors = np.arange(len(order), 0, -1)
+    corrected = given.copy()
+    corrected[order] = np.minimum(1.0, np.maximum.accumulate(given[order] * factors))
+    return corrected.tolist()
+
+
+def correlation(x: Sequence[float], y: Sequence[float]) -> Estimate:
+    """Pearson's correlation with Fisher's interval, which takes four pairs."""
+    if len(x) < 3 or min(len(set(x)), len(set(y))) == 1:
+        return Estimate(math.nan, math.nan, math.nan, len(x))
+    found = scipy.stats.pearsonr(x, y)
+    if len(x) < 4 or abs(found.statistic) == 1:
+        return Estimate(float(found.statistic), math.nan, math.nan, len(x))
+    ends = found.confidence_interval()
+    return Estimate(float(found.statistic), float(ends.low), float(ends.high), len(x))
+
+
+def smoothed(tokens: Sequence[float], loss: Sequence[float], window: float) -> np.ndarray:
+    """Trailing mean of the loss over `window` tokens at every logged point (Appendix B.4).
+
+    tokens: (N,) consumed after each update, ascending; loss: (N,) nat/token. Each update weighs as
+    many tokens as it has inside the window, so a partial update, or one that the window's edge
+    cuts, counts for its part. Before `window` tokens the mean is over all of them. Returns (N,).
+    """
+    if not window > 0:
+        raise InputError(f"the smoothing window is {window} tokens; it must be positive")
+    edges = np.concatenate(([0.0], np.asarray(tokens, dtype=np.float64)))
+    integral = np.concatenate(([0.0], np.cumsum(np.asarray(loss, np.float64) * np.diff(edges))))
+    end = edges[1:]
+    start = np.maximum(end - window, 0.0)
+    # The integral of a piecewise constant loss is piecewise linear in tokens.
+    return (np.interp(end, edges, integral) - np.interp(start, edges, integral)) / (end - start)
+
+
+def crossing(tokens: Sequence[float], smoothed: Sequence[float], target: float) -> float | None:
+    """Tokens at which a smoothed loss (N,) first reaches the target; None where it never does.
+
+    Linear interpolation between adjacent logged points.
+    """
+    reached = np.flatnonzero(np.asarray(smoothed) <= target)
+    if not len(reached):
+        return None
+    k = int(reached[0])
+    if k == 0:
+        return float(tokens[0])
+    part = (smoothed[k - 1] - target) / (smoothed[k - 1] - smoothed[k])
+    return float(tokens[k - 1] + part * (tokens[k] - tokens[k - 1]))
+
+
+def pooled(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
+    """Rows of flow to a row a group: `value`, weighted by `count`, and the summed `count`.
+
+    The paper's order (Appendix B.4) is sequences and heads to a layer, layers to a checkpoint.
+    """
+    weighted = rows.assign(value=rows["value"].astype("float64") * rows["count"])
+    sums = weighted.groupby(list(keys), observed=True, dropna=False)[["value", "count"]].sum()
+    return sums.assign(value=sums["value"] / sums["count"]).reset_index()
+
+
+@dataclass(frozen=True)
+class PowerFit:
+    """y = factor * x ** exponent with the exponent's 95% interval (NaN under three points)."""
+
+    factor: float
+    exponent: float
+    low: float
+    high: float
+    points: int
+
+
+def power_fit(x: Sequence[float], y: Sequence[float]) -> PowerFit | None:
+    """Least squares in log-log coordinates; None with fewer than two distinct x."""
+    if len(set(x)) < 2:
+        return None
+    fit = scipy.stats.linregress(np.log(np.asarray(x, float)), np.log(np.asarray(y, float)))
+    freedom = len(x) - 2
+    margin = t_quantile(freedom) * fit.stderr if freedom else math.nan
+    ends = (float(fit.slope - margin), float(fit.slope + margin))
+    return PowerFit(float(np.exp(fit.intercept)), float(fit.slope), *ends, len(x))
+
+
+def median(values: Sequence[float]) -> Estimate:
+    """The median with a 95% interval that assumes no distribution: two order statistics.
+
+    Fewer than six values allow no such interval.
+    """
+    n = len(values)
+    if not n:
+        return Estimate(math.nan, math.nan, math.nan, 0)
+    rank = int(scipy.stats.binom.ppf(0.025, n, 0.5))
+    ordered = sorted(values)
+    ends = (ordered[rank - 1], ordered[n - rank]) if rank else (math.nan, math.nan)
+    return Estimate(statistics.median(values), *ends, n)
+
+
+def median_ratio(over: Sequence[float], under: Sequence[float], together: bool = True) -> Estimate:
+    """Median ratio of two series of rounds with its 95% interval.
+
+    together: the two took turns, so that the ratio is taken round by round. Otherwise the interval
+    spans every ratio of a value in the one median's interval to one in the other's.
+    """
+    if together:
+        return median([a / b for a, b in zip(over, under, strict=True)])
+    top, bottom = median(over), median(under)
+    ends = (top.low / bottom.high, top.high / bottom.low)
+    return Estimate(top.value / bottom.value, *ends, min(top.n, bottom.n))

@@ -1,0 +1,322 @@
+"""Loss, paired differences and token efficiency: Tables 2, 11 and 12 (Section 6, Appendix C)."""
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pandas as pd
+
+from relation.variants import PAIRED
+from report import stats
+from report.data import RUN_KEY
+from report.paper import SCALES, SEEDS
+from report.table import (
+    Column,
+    Panel,
+    Table,
+    between,
+    cell,
+    estimate,
+    means,
+    sources,
+)
+from report.tables.configs import data_and_vocabulary, geometry, of_models, tokens
+
+SPARED = {"reduction": "spared.full", "own_reduction": "spared.mha"}
+_NEVER = "Relation's smoothed loss stayed above the target to its last token"
+
+
+def nll(runs: pd.DataFrame, row: str = "scale", column: str = "variant") -> pd.DataFrame:
+    """Final NLL as `means` takes it: row, column, seed, value, source."""
+    names = {row: "row", column: "column", "final_nll": "value"}
+    return runs.rename(columns=names)[["row", "column", "seed", "value", "source"]]
+
+
+def pairs(runs: pd.DataFrame, further: bool = False) -> pd.DataFrame:
+    """Final NLL of the pairs of the matrix, or of those beyond it, with their difference.
+
+    A row a scale, column (mha, full, delta) and seed.
+    """
+    both = runs[runs["variant"].isin(PAIRED) & (runs["further"] == further)]
+    values = nll(both)
+    return pd.concat([values, between(values, "full", "mha", "delta")], ignore_index=True)
+
+
+def efficiency(runs: pd.DataFrame, losses: pd.DataFrame, window: float) -> pd.DataFrame:
+    """When Relation reaches the loss that its MHA run ends at (Appendix B.4): a row a pair.
+
+    window: fraction of the budget over which losses are smoothed. Columns: scale, seed, further,
+    target (nat/token), crossing (tokens), reduction (share of the budget spared; both NaN where it
+    never gets there), own_reduction (what the same measure gives MHA against itself), end_gap
+    (Relation's last smoothed loss less the target) and source.
+    """
+    curves = dict(iter(losses.groupby(RUN_KEY)))
+    rows = []
+    for (scale, seed), pair in runs[runs["variant"].isin(PAIRED)].groupby(["scale", "seed"]):
+        keys = [(scale, variant, seed) for variant in PAIRED]
+        if len(pair) < 2 or not all(key in curves for key in keys):
+            continue
+        budget = float(pair["budget_tokens"].iloc[0])
+        ends = []
+        for curve in (curves[key].sort_values("update") for key in keys):
+            used = curve["tokens"].to_numpy(), curve["loss"].to_numpy(dtype=float)
+            ends.append((used[0], stats.smoothed(*used, window * budget)))
+        target = ends[0][1][-1]
+        own, reached = (stats.crossing(*curve, target) for curve in ends)
+        reached = math.nan if reached is None else reached
+        rows.append(
+            {
+                "scale": scale,
+                "seed": seed,
+                "further": pair["further"].iloc[0],
+                "target": target,
+                "crossing": reached,
+                "reduction": 1 - reached / budget,
+                "own_reduction": 1 - own / budget,
+                "end_gap": ends[1][1][-1] - target,
+                "source": sources(pair),
+            }
+        )
+    names = ("target", "crossing", "reduction", "own_reduction", "end_gap", "source")
+    return pd.DataFrame(rows, columns=["scale", "seed", "further", *names])
+
+
+def epochs(runs: pd.DataFrame, row: str) -> Iterator[dict[str, Any]]:
+    """Passes over the training windows; of runs that do not read alike, the most."""
+    for key, group in runs.dropna(subset=["epochs"]).groupby(row, sort=False):
+        yield cell(key, "epochs", group["epochs"].max(), n=len(group), sources=sources(group))
+
+
+def main_results(
+    runs: pd.DataFrame, losses: pd.DataFrame, models: pd.DataFrame, window: float
+) -> Iterator[dict[str, Any]]:
+    """Table 2: configuration, mean NLL of the pair, their difference, token reduction."""
+    wordings = {"backbone": geometry, "data": data_and_vocabulary, "tokens": tokens}
+    yield from of_models(models, wordings, ("context",))
+    values = pairs(runs)
+    seeds = sorted(values["seed"].unique())
+    delta = values["column"] == "delta"
+    named = values.assign(column=values["column"] + "_nll")
+    yield from means(named[~delta], "mean", seeds)
+    yield from means(values[delta], seeds=seeds)
+    rows = efficiency(runs, losses, window)
+    rows = rows[~rows["further"].astype(bool)]
+    spared = rows.rename(columns={"scale": "row", "reduction": "value"})
+    yield from means(spared.assign(column="token_reduction"), "mean", seeds)
+    for scale, of_scale in rows.groupby("scale", sort=False):
+        behind = sources(of_scale)
+        if of_scale["reduction"].isna().all():
+            reason = f"no seed of {len(of_scale)} reached its MHA run's final smoothed loss"
+            for name in ("mean", "sd"):
+                never = {"statistic": name, "status": "not reached", "reason": reason}
+                yield cell(scale, "token_reduction", n=len(of_scale), sources=behind, **never)
+        yield cell(scale, "window", window, sources=behind)
+    matrix = runs[runs["variant"].isin(PAIRED) & ~runs["further"]]
+    yield from epochs(matrix, "scale")
+
+
+def paired_nll(
+    runs: pd.DataFrame, losses: pd.DataFrame, window: float, planned: pd.DataFrame
+) -> Iterator[dict[str, Any]]:
+    """Table 11: final NLL of every pair, their means, and the pairs beyond the matrix."""
+    values = pairs(runs)
+    of_seeds = values.assign(row=values["row"] + "/" + values["seed"].astype(str))
+    yield from means(of_seeds)
+    of_means = values.assign(row=values["row"] + "/mean")
+    delta = of_means["column"] == "delta"
+    seeds = sorted(values["seed"].unique())
+    yield from means(of_means[~delta], "mean", seeds)
+    yield from means(of_means[delta], seeds=seeds)
+    matrix = runs[runs["variant"].isin(PAIRED) & ~runs["further"]]
+    yield from epochs(matrix.assign(row=matrix["scale"] + "/" + matrix["seed"].astype(str)), "row")
+    beyond = pairs(runs, further=True)
+    spared = efficiency(runs[runs["further"]], losses, window)
+    wanted = planned[(planned["kind"] == "runs") & planned["further"].astype(bool)]
+    for scale, of_scale in beyond.groupby("row", sort=False):
+        seeds = set(wanted["seed"][wanted["scale"] == scale])
+        yield from _further(f"{scale}/further", of_scale, spared[spared["scale"] == scale], seeds)
+
+
+def _further(
+    row: str, values: pd.DataFrame, spared: pd.DataFrame, planned: set[int]
+) -> Iterator[dict[str, Any]]:
+    """The pairs beyond the matrix: only such of which both runs are there."""
+    wide = values.pivot(index="seed", columns="column", values="value").reindex(
+        columns=[*PAIRED, "delta"]
+    )
+    wide = wide.dropna()
+    if wide.empty:
+        return
+    whole = values[values["seed"].isin(wide.index)].assign(row=row)
+    whole["column"] = "further." + whole["column"]
+    behind, n = sources(whole), len(wide)
+    lacking = planned - set(wide.index)
+    why = f"seeds without a pair: {spans(lacking)}" if lacking else ""
+    yield cell(row, "further.seeds", text=spans(wide.index), sources=behind)
+    yield cell(row, "further.pairs", n, n=n, reason=why, sources=behind)
+    yield cell(row, "further.planned", len(planned), sources=behind)
+    is_delta = whole["column"] == "further.delta"
+    yield from means(whole[~is_delta])
+    found = list(means(whole[is_delta]))
+    yield from found
+    yield cell(row, "further.spread", found[0]["sd"], n=n, sources=behind)
+    yield cell(row, "further.won", int((wide["delta"] < 0).sum()), n=n, sources=behind)
+    together = stats.correlation(wide["mha"].tolist(), wide["full"].tolist())
+    yield estimate(row, "further.correlation", together, sources=behind)
+    if spared.empty:
+        return
+    never = spared["reduction"].isna()
+    why = f"never reached, and counted as none: seeds {spans(spared['seed'][never])}"
+    reached = {"n": len(spared), "sources": behind}
+    yield cell(row, "further.reached", int((~never).sum()), **reached)
+    # A mean without the pairs that never get there would favour Relation.
+    zero = spared.fillna({"reduction": 0.0})
+    columns = {name: zero[field] for field, name in SPARED.items()}
+    columns["spared.difference"] = zero["reduction"] - zero["own_reduction"]
+    for name, share in columns.items():
+        told = zero.assign(row=row, column=f"further.{name}", value=share)
+        of_relation = never.any() and name != "spared.mha"
+        yield from ({**each, "reason": why if of_relation else ""} for each in means(told))
+
+
+def spans(numbers: Iterable[int]) -> str:
+    """Whole numbers in order, three or more in a row as a span: 42, 45 to 72."""
+    runs: list[list[int]] = []
+    for number in sorted(map(int, numbers)):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    told = (f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
+    return ", ".join(told)
+
+
+def token_efficiency(
+    runs: pd.DataFrame, losses: pd.DataFrame, window: float
+) -> Iterator[dict[str, Any]]:
+    """Table 12: target loss, crossing and token reduction of every pair of the matrix."""
+    for pair in efficiency(runs[~runs["further"]], losses, window).to_dict("records"):
+        row = f"{pair['scale']}/{pair['seed']}"
+        for column in ("target", "crossing", "reduction", "own_reduction", "end_gap"):
+            known = {"sources": pair["source"]}
+            if math.isnan(pair[column]):
+                known |= {"status": "not reached", "reason": _NEVER, "n": 0}
+            yield cell(row, column, pair[column], **known)
+        yield cell(row, "window", window, sources=pair["source"])
+
+
+NLL, DELTA, SHARE = ".4f", "+.4f", ".1f"
+_SEED_ROWS = tuple(f"{scale}/{seed}" for scale in SCALES for seed in SEEDS)
+_EPOCHS = Column("epochs", "Passes over the training windows", ".3g", "epochs")
+_WINDOW = Column("window", "Loss smoothed over this part of the budget", ".3g", "%")
+
+MAIN_RESULTS = Table(
+    label="main-results",
+    number="2",
+    title="Main validation results",
+    caption=(
+        "Final-validation NLL of the paired MHA and Full Relation models, mean ± sample standard "
+        "deviation over seeds, and the mean paired difference with its 95% interval. Backbone: "
+        "layers / d_model / heads × d_h / d_ff. Token reduction is the share of the budget that "
+        "Relation spares to reach its MHA run's final smoothed training loss, over the seeds that "
+        "reach it."
+    ),
+    panels=(
+        Panel(
+            "",
+            (
+                Column("backbone", "Backbone"),
+                Column("data", "Data/Vocab"),
+                Column("context", "Ctx", ".0f", "tokens"),
+                Column("tokens", "Tokens"),
+                Column("mha_nll", "MHA NLL ↓", NLL, "nat/token", ("mha",), spread=True),
+                Column("full_nll", "Relation NLL ↓", NLL, "nat/token", ("full",), spread=True),
+                Column("delta", "Δ", DELTA, "nat/token", null=0.0),
+                Column("token_reduction", "Token reduction ↑", SHARE, "%", null=0.0, spread=True),
+            ),
+            SCALES,
+        ),
+        Panel("Conditions", (_EPOCHS, _WINDOW)),
+    ),
+    frames=("runs", "losses", "models", "window"),
+    compute=main_results,
+)
+
+PAIRED_NLL = Table(
+    label="app-nll",
+    number="11",
+    title="Final validation NLL by seed",
+    caption=(
+        "Final validation NLL of every pair, in nats per token, and the mean difference with its "
+        "95% interval over seeds. A seed of ours has no random number in common with the paper's "
+        "seed of the same number, so the two are not set against each other. Further pairs are of "
+        "seeds beyond the matrix, to tell a difference from the spread of runs: tokens spared to "
+        "MHA's final smoothed training loss count as none where a pair never reaches it, and stand "
+        "beside how early an MHA run reaches its own final loss; Pearson's correlation of the two "
+        "runs of a seed has Fisher's interval."
+    ),
+    panels=(
+        Panel(
+            "Pairs of the matrix",
+            (
+                Column("mha", "MHA NLL", ".6f", "nat/token", spread=True),
+                Column("full", "Full Relation NLL", ".6f", "nat/token", spread=True),
+                Column("delta", "Full−MHA", DELTA, "nat/token", null=0.0),
+            ),
+            tuple(f"{scale}/{seed}" for scale in SCALES for seed in (*SEEDS, "mean")),
+        ),
+        Panel(
+            "Further pairs",
+            (
+                Column("further.pairs", "Pairs", ".0f", "1"),
+                Column("further.planned", "Pairs planned", ".0f", "1"),
+                Column("further.seeds", "Seeds"),
+                Column("further.mha", "MHA NLL", NLL, "nat/token", spread=True),
+                Column("further.full", "Relation NLL", NLL, "nat/token", spread=True),
+                Column("further.delta", "Full−MHA", DELTA, "nat/token"),
+                Column("further.spread", "Its standard deviation", NLL, "nat/token"),
+                Column("further.won", "Pairs won", ".0f", "1"),
+                Column("further.reached", "Pairs that reach MHA's final loss", ".0f", "1"),
+                Column("further.spared.full", "Tokens spared, Relation", SHARE, "%"),
+                Column("further.spared.mha", "Tokens spared, MHA against itself", SHARE, "%"),
+                Column("further.spared.difference", "Difference", "+.1f", "%"),
+                Column("further.correlation", "Correlation", "+.2f", "1"),
+            ),
+        ),
+        Panel("Conditions", (_EPOCHS,)),
+    ),
+    frames=("runs", "losses", "window", "planned"),
+    compute=paired_nll,
+)
+
+TOKEN_EFFICIENCY = Table(
+    label="app-token-efficiency",
+    number="12",
+    title="Token efficiency by seed",
+    caption=(
+        "Tokens at which each Relation run first reaches its MHA run's final smoothed training "
+        "loss, and the share of the budget spared. A first crossing comes early by the noise of "
+        "the curves: beside it stands how early each MHA run first reaches its own final loss."
+    ),
+    panels=(
+        Panel(
+            "",
+            (
+                Column("target", "MHA target", ".6f", "nat/token"),
+                Column("crossing", "Relation crossing tokens", ".2f", "M tokens"),
+                Column("reduction", "Token reduction", ".2f", "%"),
+            ),
+            _SEED_ROWS,
+        ),
+        Panel(
+            "Controls",
+            (
+                Column("own_reduction", "MHA against its own final loss", ".2f", "%"),
+                Column("end_gap", "Relation's final loss above the target", DELTA, "nat/token"),
+                _WINDOW,
+            ),
+        ),
+    ),
+    frames=("runs", "losses", "window"),
+    compute=token_efficiency,
+)
