@@ -1,1 +1,1 @@
-"""Text to token files to windows: sources, tokenizer, preparation and the order of training."""
+"""Texts to token files (`corpus`, `tokenizer`) and token files to batches (`windows`)."""

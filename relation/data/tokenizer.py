@@ -1,20 +1,27 @@
-"""Byte-level BPE of exactly the asked size, with one end-of-text token."""
+"""Byte-level BPE of exactly the asked size, with one end-of-text token, and encoding with it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
 from pathlib import Path
+from typing import BinaryIO
 
+import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from relation.data.splits import END_OF_TEXT
+from relation.data.windows import TOKEN_TYPE
 from relation.errors import InputError
-from relation.store.files import sha256_of
-from relation.store.parquet import read_origin
+from relation.machine import Progress
+
+END_OF_TEXT = "<|endoftext|>"
+_DOCUMENTS_AT_A_TIME = 256
+_CHARACTERS_AT_A_TIME = 1 << 24
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int, name: str) -> Tokenizer:
     """Train on texts until there are `vocabulary` entries: 256 bytes, merges, end-of-text.
 
-    Raises InputError where the texts cannot fill the vocabulary.
+    The same texts give the same tokenizer. Uses all cores. Raises InputError where the texts
+    cannot fill the vocabulary; `name` is the corpus's, for that message.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -36,16 +43,9 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int, name: str) -> Tokeniz
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """Load tokenizer.json. Raises InputError where it is missing or damaged.
-
-    Only data.parquet beside it can tell of every damage, and one from 0.2.0 or before does not.
-    """
+    """Load tokenizer.json. Raises InputError where it is missing or damaged."""
     if not path.exists():
         raise InputError(f"{path} is missing; run snakemake to make it")
-    record = path.with_name("data.parquet")
-    recorded = read_origin(record).get("tokenizer_sha256") if record.exists() else None
-    if recorded not in (None, sha256_of(path)):
-        raise InputError(f"{path} is not the file that {record.name} records; prepare it again")
     try:
         return Tokenizer.from_file(str(path))
     except Exception as error:  # `tokenizers` raises bare Exception for a file it cannot parse
@@ -58,7 +58,65 @@ def load_tokenizer(path: Path) -> Tokenizer:
 def end_of_text_id(data: Path) -> int:
     """The id of end-of-text in a prepared corpus. Raises InputError as `load_tokenizer` does."""
     path = data / "tokenizer.json"
-    found = load_tokenizer(path).token_to_id(END_OF_TEXT)
-    if found is None:
+    end = load_tokenizer(path).token_to_id(END_OF_TEXT)
+    if end is None:
         raise InputError(f"{path} has no {END_OF_TEXT}; delete it and run snakemake to make it")
-    return found
+    return end
+
+
+def _batch(documents: Iterator[str]) -> list[str]:
+    """The next documents, as many as memory takes at once; empty at the end."""
+    texts: list[str] = []
+    characters = 0
+    for text in islice(documents, _DOCUMENTS_AT_A_TIME):
+        texts.append(text)
+        characters += len(text)
+        if characters >= _CHARACTERS_AT_A_TIME:
+            break
+    return texts
+
+
+def encode(
+    tokenizer: Tokenizer,
+    streams: list[Iterator[str]],
+    limit: int | None,
+    file: BinaryIO,
+    label: str,
+) -> dict[str, int]:
+    """Write the tokens of documents, each with end-of-text behind it, to an open file.
+
+    streams: mixed in equal shares of tokens until all end, or until `limit` tokens, where the last
+    document is cut. Returns the tokens, documents and characters that the file holds.
+    """
+    end = tokenizer.token_to_id(END_OF_TEXT)
+    tokens = documents = characters = 0
+    shares = dict.fromkeys(range(len(streams)), 0)  # tokens by stream that has not ended
+    with Progress(label, limit or 1, "tokens") as progress:
+        while shares and tokens != limit:
+            turn = min(shares, key=shares.__getitem__)  # the stream that is behind goes next
+            texts = _batch(streams[turn])
+            if not texts:
+                del shares[turn]
+                continue
+            # A document that spells the end-of-text token ends there.
+            parts = [part for text in texts for part in text.split(END_OF_TEXT) if part.strip()]
+            # Fast: without each token's place in the text. The batch is shared among all cores.
+            encoded = tokenizer.encode_batch_fast(parts, add_special_tokens=False)
+            lengths = np.array([len(e.ids) + 1 for e in encoded], np.int64)
+            room = int(lengths.sum()) if limit is None else limit - tokens
+            starts = np.cumsum(lengths) - lengths
+            kept = int(np.searchsorted(starts, room))
+            ids = np.fromiter(
+                chain.from_iterable(chain(e.ids, (end,)) for e in encoded[:kept]), TOKEN_TYPE
+            )
+            file.write(ids[:room].tobytes())
+            characters += sum(map(len, parts[:kept]))
+            if len(ids) > room:  # the limit cuts the last document
+                cut = ids[int(starts[kept - 1]) : room].tolist()
+                characters += len(tokenizer.decode(cut)) - len(parts[kept - 1])
+            tokens += len(ids[:room])
+            documents += kept
+            shares[turn] += len(ids[:room])
+            if limit:
+                progress.advance(len(ids[:room]))
+    return {"tokens": tokens, "documents": documents, "characters": characters}

@@ -1,19 +1,56 @@
-"""Windows of a token file and the order in which a run reads them.
+"""Token files, the windows that a run reads of them, and their order.
 
 A window predicts T tokens; its last token is the next window's first. Epoch e of seed s visits all
 windows in an order fixed by (s, e) alone, the same for both runs of a pair.
 """
 
 import hashlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from relation.data.tokens import TokenFile
+from relation import records
 from relation.errors import InputError
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from relation.kernels.documents import Documents
+
+TOKEN_TYPE = np.dtype("<u2")
 IGNORED = -100  # the target that cross-entropy skips, PyTorch's convention
 _WINDOWS_AT_A_TIME = 1024
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file, hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def data_rows(data: Path) -> dict[str, dict]:
+    """data.parquet of a prepared corpus, a row a split. Raises InputError where one is missing."""
+    path = data / "data.parquet"
+    rows = {row["split"]: row for row in records.read(path, "data").to_dict("records")}
+    if rows.keys() != {"train", "validation"}:
+        raise InputError(f"{path} lacks a split; delete it and run snakemake again")
+    return rows
+
+
+def open_tokens(data: Path, split: str) -> np.ndarray:
+    """A split's ids, (N,) unsigned 16-bit, memory-mapped.
+
+    Raises InputError where the file is missing or not the one that data.parquet records.
+    """
+    path = data / f"{split}.bin"
+    if not path.exists() or path.stat().st_size == 0:
+        raise InputError(f"{path} is missing or empty; run snakemake to make it")
+    if sha256_of(path) != data_rows(data)[split]["sha256"]:
+        raise InputError(f"{path} is not the file that data.parquet records; prepare it again")
+    return np.memmap(path, TOKEN_TYPE, mode="r")
 
 
 def epoch_order(windows: int, seed: int, epoch: int) -> np.ndarray:
@@ -27,7 +64,7 @@ def epoch_order(windows: int, seed: int, epoch: int) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class UpdatePlan:
+class Update:
     """What one update reads: its first position in the run's window sequence, and its tokens."""
 
     index: int
@@ -38,7 +75,7 @@ class UpdatePlan:
 
 def plan_updates(
     budget: int, tokens_per_update: int, context: int, last_update: str
-) -> list[UpdatePlan]:
+) -> list[Update]:
     """Split a budget of predicted tokens into updates; the last may be partial.
 
     "partial" trains the rest of the budget on its own windows, the last one truncated; "drop"
@@ -46,12 +83,12 @@ def plan_updates(
     """
     per_update = tokens_per_update // context
     full, rest = divmod(budget, tokens_per_update)
-    plans = [UpdatePlan(i, i * per_update, per_update, tokens_per_update) for i in range(full)]
+    updates = [Update(i, i * per_update, per_update, tokens_per_update) for i in range(full)]
     if rest and last_update == "partial":
-        plans.append(UpdatePlan(full, full * per_update, -(-rest // context), rest))
-    if not plans:
+        updates.append(Update(full, full * per_update, -(-rest // context), rest))
+    if not updates:
         raise InputError(f"a budget of {budget} tokens holds no update of {tokens_per_update}")
-    return plans
+    return updates
 
 
 class TrainingWindows:
@@ -60,15 +97,14 @@ class TrainingWindows:
     tokens: (N,) ids; context: T. Raises InputError where the split is smaller than one window.
     """
 
-    def __init__(self, tokens: np.ndarray | TokenFile, context: int, seed: int):
+    def __init__(self, tokens: np.ndarray, context: int, seed: int):
         self.count = (len(tokens) - 1) // context
         if self.count < 1:
             raise InputError(
                 f"the training split holds {len(tokens):,} tokens, fewer than one window of "
                 f"{context + 1:,}; give more text"
             )
-        self.context = context
-        self._tokens, self._seed = tokens, seed
+        self.context, self.seed, self.tokens = context, seed, tokens
         self._epoch, self._order = -1, np.empty(0, np.int64)
 
     def window_ids(self, first: int, count: int) -> np.ndarray:
@@ -77,18 +113,9 @@ class TrainingWindows:
         for i, position in enumerate(range(first, first + count)):
             epoch, place = divmod(position, self.count)
             if epoch != self._epoch:
-                self._epoch, self._order = epoch, epoch_order(self.count, self._seed, epoch)
+                self._epoch, self._order = epoch, epoch_order(self.count, self.seed, epoch)
             ids[i] = self._order[place]
         return ids
-
-    def count_of(self, token: int) -> np.ndarray:
-        """How often every window's inputs hold a token, (windows,) int64; reads the whole split."""
-        found = np.empty(self.count, np.int64)
-        for first in range(0, self.count, _WINDOWS_AT_A_TIME):
-            last = min(first + _WINDOWS_AT_A_TIME, self.count)
-            inputs = self._tokens[first * self.context : last * self.context]
-            found[first:last] = (inputs.reshape(-1, self.context) == token).sum(1)
-        return found
 
     def batch(self, ids: np.ndarray, tokens: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
         """Inputs and targets, each (rows, T) int64, for windows `ids`.
@@ -101,10 +128,19 @@ class TrainingWindows:
         targets = np.full((rows, context), IGNORED, np.int64)
         for row, window in enumerate(ids):
             start = int(window) * context
-            chunk = self._tokens[start : start + context + 1].astype(np.int64)
+            chunk = self.tokens[start : start + context + 1].astype(np.int64)
             inputs[row], targets[row] = chunk[:-1], chunk[1:]
         targets.reshape(-1)[tokens:] = IGNORED
         return inputs, targets
+
+    def count_of(self, token: int) -> np.ndarray:
+        """How often every window's inputs hold a token, (windows,) int64; reads the whole split."""
+        found = np.empty(self.count, np.int64)
+        for first in range(0, self.count, _WINDOWS_AT_A_TIME):
+            last = min(first + _WINDOWS_AT_A_TIME, self.count)
+            inputs = self.tokens[first * self.context : last * self.context]
+            found[first:last] = (inputs.reshape(-1, self.context) == token).sum(1)
+        return found
 
 
 class OrderHash:
@@ -122,11 +158,79 @@ class OrderHash:
         self.value = digest.hexdigest()
 
 
-def validation_windows(tokens: np.ndarray | TokenFile, context: int):
-    """Yield (inputs, targets) that predict every token after the first once, in order.
+def validation_batches(
+    tokens: np.ndarray, context: int, rows: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield inputs and targets, (rows, T) int64, that predict every token but the first once.
 
-    Each is (n,) int64 with n = T, but for the ragged tail.
+    In order: full windows `rows` at a time, the last batch with fewer, then the ragged tail.
     """
-    for start in range(0, len(tokens) - 1, context):
-        chunk = np.asarray(tokens[start : start + context + 1]).astype(np.int64)
-        yield chunk[:-1], chunk[1:]
+    full = (len(tokens) - 1) // context
+    spans = [(n * context, min(rows, full - n), context) for n in range(0, full, rows)]
+    if tail := (len(tokens) - 1) % context:
+        spans.append((full * context, 1, tail))
+    for start, count, length in spans:
+        chunk = np.asarray(tokens[start : start + count * length + 1]).astype(np.int64)
+        yield chunk[:-1].reshape(count, length), chunk[1:].reshape(count, length)
+
+
+def first_windows(tokens: np.ndarray, length: int, count: int) -> np.ndarray:
+    """The first `count` full windows of a split as model inputs, (count, length) int64.
+
+    Raises InputError where the split holds fewer.
+    """
+    full = (len(tokens) - 1) // length
+    if full < count:
+        raise InputError(
+            f"the validation split holds {full} windows of {length} tokens and the "
+            f"diagnostics read {count}; give more validation text"
+        )
+    return np.asarray(tokens[: count * length]).reshape(count, length).astype(np.int64)
+
+
+# A mask gives the documents of windows (B, T), or None where none are kept apart.
+Mask = Callable[["Tensor"], "Documents | None"]
+
+
+def document_mask(reading: str | None, data: Path) -> Mask:
+    """The mask of a run's `document_mask`: a token sees the tokens of its own document alone.
+
+    A document begins with the end-of-text before it: its first token is predicted from end-of-text
+    alone, as generation starts a document, and no target is predicted from another document. A
+    window begins a document too. The mask waits for a GPU once.
+    """
+    if reading is None:
+        return lambda inputs: None
+    from relation.data.tokenizer import end_of_text_id
+    from relation.kernels.documents import Documents
+
+    end = end_of_text_id(data)
+    return lambda inputs: Documents.of((inputs == end).cumsum(1))
+
+
+def bounded_mask(
+    reading: str | None, data: Path, windows: TrainingWindows, updates: Sequence[Update], micro: int
+) -> "Callable[[Tensor, Tensor], Documents] | None":
+    """The documents of a training micro-batch, inputs and targets (B, T), of which a CUDA graph
+    can hold the computation; None for no mask.
+
+    Bounded by the most documents of any micro-batch of these updates, so that every process and
+    every start builds the same graph; reads the split once.
+    """
+    if reading is None:
+        return None
+    from relation.data.tokenizer import end_of_text_id
+    from relation.kernels.documents import Documents
+
+    end = end_of_text_id(data)
+    ends, most = windows.count_of(end), 0
+    for update in updates:
+        counts = ends[windows.window_ids(update.first, update.windows)]
+        batches = np.add.reduceat(counts, np.arange(0, len(counts), micro))
+        most = max(most, int(batches.max()))
+
+    def documents(inputs: "Tensor", targets: "Tensor") -> Documents:
+        # A token that predicts nothing begins none: a row without a window may be all `end`.
+        return Documents.bounded((inputs == end) & (targets != IGNORED), most + micro)
+
+    return documents

@@ -1,108 +1,49 @@
-"""The diagnostics of one checkpoint, layer by layer, so that memory does not grow with depth."""
+"""The structural diagnostics of one checkpoint, layer by layer (Appendix B.4 and B.5)."""
 
-import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from relation.data.mask import DocumentMask
-from relation.data.tokens import open_tokens, token_file
-from relation.data.windows import validation_windows
+from relation import records
+from relation.data.windows import Mask, document_mask, first_windows, open_tokens
 from relation.errors import InputError
-from relation.flow.codes import encode
-from relation.flow.layers import Layer, Reading, read_layers
-from relation.flow.maps import pooled
-from relation.machine.devices import claim, describe
-from relation.machine.progress import Progress
-from relation.nn import Decoder, Execution
-from relation.spec import DiagnosticsSpec, RunSpec
-from relation.store.files import beside, sha256_of
-from relation.store.layouts import FLOW, FLOW_CURVES, FLOW_MAPS
-from relation.store.parquet import write_parquet
-from relation.store.stamp import UNKNOWN, Stamp, origin
+from relation.flow.metrics import Layer, Reading, read_layers
+from relation.machine import Progress, claim, describe, to_device
+from relation.nn import Decoder
 from relation.train.checkpoint import load_model
 
+if TYPE_CHECKING:
+    from relation.plan import Run
 
-def first_windows(tokens: np.ndarray, window: int, count: int) -> Tensor:
-    """The first `count` full windows of a split as model inputs, (count, window) int64.
+SIDE = 64  # blocks a side of a map, fewer where the flow has fewer tokens
+# A map's bytes: an entry x is round(63 + 62/5 log10 x), 0 below 10^-5. So few levels compress.
+_DECADES, _TOP = 5.0, 63
 
-    Raises InputError where the split holds fewer.
+
+def pooled(flow: Tensor, side: int = SIDE) -> Tensor:
+    """The flow between blocks of neighbouring tokens, (..., n, n) of (..., T, T), n = min(side, T).
+
+    Block a begins at token floor(a T / n). Entry (a, b) is the mass that a row of block a gives to
+    all tokens of block b, mean over the rows: rows sum to 1, as the flow's do.
     """
-    full = (len(tokens) - 1) // window
-    if full < count:
-        raise InputError(
-            f"the validation split holds {full} windows of {window} tokens and the "
-            f"diagnostics read {count}; give more validation text"
-        )
-    rows = [inputs for inputs, _ in islice(validation_windows(tokens, window), count)]
-    return torch.from_numpy(np.stack(rows))
+    length = flow.shape[-1]
+    blocks = min(side, length)
+    tokens = torch.arange(length, device=flow.device)
+    starts = torch.arange(blocks, device=flow.device) * length // blocks
+    block = torch.searchsorted(starts, tokens, right=True) - 1
+    member = (block == torch.arange(blocks, device=flow.device)[:, None]).to(flow.dtype)  # (n, T)
+    return (member / member.sum(-1, keepdim=True)) @ flow @ member.T
 
 
-def sequences_of(spec: DiagnosticsSpec, data: Path, vocabulary: int) -> Tensor:
-    """The fixed sequences that a specification reads, (B, T) int64, T the longer of its lengths.
-
-    data: a prepared corpus, whose validation split is read, or a token file. Raises InputError
-    where there are too few tokens, or one that the model does not know.
-    """
-    path = data if data.suffix == ".bin" else token_file(data, "validation")
-    length = max(spec.flow_length, spec.rank_length)
-    if length > spec.window:
-        raise InputError(
-            f"sequences of {length} tokens do not fit a window of {spec.window}; give a longer one"
-        )
-    sequences = first_windows(open_tokens(path), spec.window, spec.sequences)[:, :length]
-    if int(sequences.max()) >= vocabulary:
-        raise InputError(
-            f"{path} holds token {int(sequences.max())} and the model knows {vocabulary}; give "
-            "tokens of the tokenizer that it was trained with"
-        )
-    return sequences
-
-
-def hash_of_sequences(tokens: Tensor) -> str:
-    """SHA-256 of the diagnosed sequences, (B, T) int64: equal for checkpoints that compare."""
-    return hashlib.sha256(tokens.numpy().astype("<i8").tobytes()).hexdigest()
-
-
-@dataclass
-class Diagnosis:
-    """Rows of the three records of a checkpoint, in the columns of their schemas."""
-
-    flow: list[dict] = field(default_factory=list)
-    curves: list[dict] = field(default_factory=list)
-    maps: list[dict] = field(default_factory=list)
-
-    def write(self, output: Path, written: Mapping[str, Any]) -> None:
-        """Write `output`, and the curves and maps beside it, with their origin."""
-        write_parquet(beside(output, "curves"), FLOW_CURVES, self.curves, written)
-        write_parquet(beside(output, "maps"), FLOW_MAPS, self.maps, written)
-        write_parquet(output, FLOW, self.flow, written)
-
-
-def _metric_rows(layer: int, reading: Reading) -> Iterator[dict]:
-    for metric, values in reading.values.items():
-        for (sequence, head), value in np.ndenumerate(values.numpy()):
-            yield {
-                "layer": layer,
-                "head": head,
-                "sequence": sequence,
-                "length": reading.length,
-                "count": reading.count,
-                "metric": metric,
-                "value": float(value),
-            }
-
-
-def _curve_rows(layer: int, reading: Reading) -> Iterator[dict]:
-    for curve, values in reading.curves.items():
-        mean = _short(values.mean((0, 1)).numpy())
-        yield {"layer": layer, "curve": curve, "length": reading.length, "values": mean}
+def encode(entries: np.ndarray) -> np.ndarray:
+    """Entries in [0, 1] as bytes of the same shape, uint8: to within 10% where 10^-5 or more."""
+    with np.errstate(divide="ignore"):
+        codes = np.rint(_TOP + (_TOP - 1) / _DECADES * np.log10(entries))
+    return np.clip(codes, 0, _TOP).astype(np.uint8)
 
 
 def _short(values: np.ndarray) -> np.ndarray:
@@ -111,109 +52,76 @@ def _short(values: np.ndarray) -> np.ndarray:
     return ((bits + 0x800) & 0xFFFFF000).view(np.float32)
 
 
-def _map_rows(layer: Layer) -> Iterator[dict]:
+def _metric_rows(layer: int, reading: Reading) -> Iterator[dict[str, Any]]:
+    for metric, values in reading.values.items():
+        for (sequence, head), value in np.ndenumerate(values.numpy()):
+            where = {"layer": layer, "head": head, "sequence": sequence, "length": reading.length}
+            yield {**where, "count": reading.count, "metric": metric, "value": float(value)}
+
+
+def _curve_rows(layer: int, reading: Reading) -> Iterator[dict[str, Any]]:
+    for curve, values in reading.curves.items():
+        mean = _short(values.mean((0, 1)).numpy())
+        yield {"layer": layer, "curve": curve, "length": reading.length, "values": mean}
+
+
+def _map_rows(layer: Layer) -> Iterator[dict[str, Any]]:
     """The first sequence's flow, a row a head."""
+    length = layer.flow.shape[-1]
     for head, flow in enumerate(pooled(layer.flow[0]).cpu().numpy()):
-        yield {
-            "layer": layer.index,
-            "head": head,
-            "length": layer.flow.shape[-1],
-            "side": len(flow),
-            "codes": encode(flow).tobytes(),
-        }
+        where = {"layer": layer.index, "head": head, "length": length, "side": len(flow)}
+        yield {**where, "codes": encode(flow).tobytes()}
 
 
-def diagnosis_of(
-    model: Decoder,
-    spec: DiagnosticsSpec,
-    sequences: Tensor,
-    key: Mapping[str, Any],
-    name: str,
-    mask: DocumentMask | None = None,
-) -> Diagnosis:
-    """Diagnose a model on sequences (B, T) on its device; `key` goes into every row.
+def rows_of(
+    model: Decoder, sequences: Tensor, flow_length: int, rank_length: int, mask: Mask, name: str
+) -> dict[str, list[dict[str, Any]]]:
+    """Rows of the kinds flow, curves and maps, without their key, of a model.
 
-    mask: that of the model's training. Raises InputError for a model with Linear layers, or one
-    whose flow is not finite.
+    sequences: (B, T) int64 on its device; flow_length, rank_length: tokens whose flow and whose
+    spectra are measured; mask: that of the model's training. Raises InputError for a model with
+    Linear layers, a token that it does not know, or a flow that is not finite.
     """
-    found = Diagnosis()
-    layers = read_layers(model, sequences, spec.flow_length, spec.rank_length, mask)
+    if int(sequences.max()) >= model.config.vocab_size:
+        raise InputError(
+            f"{name}: the text holds token {int(sequences.max())} and the model knows "
+            f"{model.config.vocab_size}; give tokens of the tokenizer that it was trained with"
+        )
+    found: dict[str, list[dict]] = {"flow": [], "curves": [], "maps": []}
+    layers = read_layers(model, sequences, flow_length, rank_length, mask)
     with Progress(f"diagnose {name}", model.config.layers, "layers") as progress:
         for layer in layers:
             for reading in layer.readings:
-                found.flow += [{**key, **row} for row in _metric_rows(layer.index, reading)]
-                found.curves += [{**key, **row} for row in _curve_rows(layer.index, reading)]
-            found.maps += [{**key, **row} for row in _map_rows(layer)]
+                found["flow"] += _metric_rows(layer.index, reading)
+                found["curves"] += _curve_rows(layer.index, reading)
+            found["maps"] += _map_rows(layer)
             progress.advance(1)
     return found
 
 
-def diagnose(
-    spec: DiagnosticsSpec,
-    run: RunSpec,
-    checkpoint: Path,
-    data: Path,
-    output: Path,
-    sharing: int = 1,
-    stamp: Stamp = UNKNOWN,
+def write(
+    out: Path, found: Mapping[str, list[dict]], key: Mapping[str, Any], origin: Mapping[str, str]
 ) -> None:
-    """Diagnose a run's checkpoint and write `output`, and its curves and maps beside it.
+    """Write flow, curves and maps.parquet into `out`; `key` and `origin` go into every row."""
+    for kind, rows in found.items():
+        records.write(out / f"{kind}.parquet", kind, [{**key, **row} for row in rows], origin)
 
-    data: the run's prepared corpus; sharing: how many such jobs may share a GPU. Computes in FP32.
-    Raises InputError where the checkpoint or the validation split will not do.
+
+def diagnose(run: "Run", data: Path, checkpoint: Path, out: Path) -> None:
+    """Diagnose a run's checkpoint and write flow, curves and maps.parquet into `out`.
+
+    data: the run's prepared corpus, of whose validation split the first windows are read. Computes
+    in FP32. Raises InputError where the checkpoint or the validation split will not do.
     """
-    with claim(spec.device, sharing) as device:
-        model = load_model(checkpoint, device, Execution()).eval()
-        sequences = sequences_of(spec, data, model.config.vocab_size)
-        key = {"scale": run.scale, "variant": run.variant, "seed": run.seed}
-        mask = DocumentMask.of(spec.document_mask, data)
-        found = diagnosis_of(model, spec, sequences.to(device), key, run.name, mask)
-        written = origin(
-            run.campaign,
-            spec.config_hash,
-            "diagnostics",
-            describe(device),
-            stamp,
-            seed=run.seed,
-            run_hash=spec.run_hash,
-            sequences_hash=hash_of_sequences(sequences),
-        )
-    found.write(output, written)
-
-
-def diagnose_file(
-    checkpoint: Path,
-    data: Path,
-    output: Path | None,
-    device_kind: str,
-    stamp: Stamp = UNKNOWN,
-    document_mask: str | None = None,
-    **sampling: int,
-) -> Diagnosis:
-    """Diagnose any checkpoint of MHA or Full layers; write its records where `output` is given.
-
-    data: a prepared corpus or a token file. document_mask, sampling: the fields of DiagnosticsSpec
-    of these names; "documents" takes the tokenizer beside the tokens.
-    The rows' scale, variant and seed are null; the origin holds the file's SHA-256. Raises
-    InputError as `diagnose` does.
-    """
-    with claim(device_kind) as device:
-        model = load_model(checkpoint, device, Execution()).eval()
-        given = {"device": device_kind, "document_mask": document_mask, **sampling}
-        spec = DiagnosticsSpec(run_hash=sha256_of(checkpoint), **given)
-        sequences = sequences_of(spec, data, model.config.vocab_size)
-        key = dict.fromkeys(("scale", "variant", "seed"))
-        mask = DocumentMask.of(document_mask, data.parent if data.suffix == ".bin" else data)
-        found = diagnosis_of(model, spec, sequences.to(device), key, checkpoint.name, mask)
-        if output is not None:
-            written = origin(
-                "none",
-                spec.config_hash,
-                "diagnostics",
-                describe(device),
-                stamp,
-                checkpoint_sha256=spec.run_hash,
-                sequences_hash=hash_of_sequences(sequences),
-            )
-            found.write(output, written)
-    return found
+    with claim(run.device) as device:
+        model = load_model(checkpoint, device).eval()
+        validation = open_tokens(data, "validation")
+        length = max(run.flow_length, run.rank_length)
+        sequences = first_windows(validation, run.flow_window, run.flow_sequences)[:, :length]
+        mask = document_mask(run.document_mask, data)
+        lengths = (run.flow_length, run.rank_length)
+        sequences = to_device(sequences.copy(), device)
+        found = rows_of(model, sequences, *lengths, mask, run.name)
+        names = ("campaign", "scale", "variation", "variant", "seed")
+        key = {name: getattr(run, name) for name in names}
+        write(out, found, key, records.origin(run.flow_hash, describe(device)))

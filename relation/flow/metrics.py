@@ -1,10 +1,12 @@
-"""Metrics of a normalised flow matrix (Appendix B.4).
+"""Metrics of a normalised flow matrix (Appendix B.4 and B.5), and a layer's flow read by them.
 
 A flow M is (..., T, T), floating, lower triangular, rows summing to 1; each metric returns (...),
 so that heads and sequences are computed together. Sums keep the flow's dtype; singular values are
-FP32 and their sums FP64. Each public function raises InputError for a matrix that is not square or
-not floating, and for a distance, count or fraction out of range.
+FP32 and their sums FP64. Functions of a flow raise InputError for another shape or dtype.
 """
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +14,14 @@ from torch import Tensor
 
 from relation.errors import InputError
 
-_FLOOR = 1e-20
+if TYPE_CHECKING:
+    from relation.data.windows import Mask
+    from relation.nn import Decoder
+
+SINKS = (1, 2, 4, 8, 16, 32)
+# The paper's 128, 256 and 512 tokens are these fractions of its sequences of 1024.
+DISTANCES = {"beyond_eighth": 8, "beyond_quarter": 4, "beyond_half": 2}
+_FLOOR = 1e-20  # the paper's clamp
 
 
 def _check(flow: Tensor) -> Tensor:
@@ -40,24 +49,20 @@ def conditional_history(flow: Tensor) -> Tensor:
     return torch.where(mass > 0, history / mass, torch.zeros_like(history))
 
 
-def distance_mass(flow: Tensor, distance: int) -> Tensor:
-    """Mean over all rows of the conditional historical mass with i - j > distance.
+def history_profiles(flow: Tensor) -> tuple[Tensor, Tensor]:
+    """The conditional historical mass by distance and by source, (..., T) each, means over rows.
 
-    Rows without historical mass, the first token's among them, count and contribute zero.
+    Entry d of the first is the mass with i - j = d, entry j of the second that on position j. Rows
+    without historical mass, the first token's among them, count and contribute zero.
     """
-    if distance < 0:
-        raise InputError(f"distance is {distance} tokens; give at least 0")
-    return conditional_history(flow).tril(-distance - 1).sum(-1).mean(-1)
-
-
-def sink_mass(flow: Tensor, first: int) -> Tensor:
-    """Mean over all rows of the conditional historical mass on the first `first` positions.
-
-    Rows without historical mass, the first token's among them, count and contribute zero.
-    """
-    if first < 1:
-        raise InputError(f"first is {first} positions; give at least 1")
-    return conditional_history(flow)[..., :first].sum(-1).mean(-1)
+    history = conditional_history(flow)
+    rows = history.shape[-1]
+    by_source = history.mean(-2)
+    # With T empty rows beneath, diagonal d starts at row d and steps by T + 1 for T entries.
+    padded = F.pad(history, (0, 0, 0, rows)).contiguous()  # (..., 2T, T)
+    strides = (*padded.stride()[:-2], rows, rows + 1)
+    by_distance = padded.as_strided(history.shape, strides, padded.storage_offset()).sum(-1) / rows
+    return by_distance, by_source
 
 
 def by_place(by_source: Tensor, places: Tensor) -> Tensor:
@@ -67,22 +72,6 @@ def by_place(by_source: Tensor, places: Tensor) -> Tensor:
     """
     places = places[:, None].expand_as(by_source)
     return torch.zeros_like(by_source).scatter_add(-1, places, by_source)
-
-
-def history_profiles(flow: Tensor) -> tuple[Tensor, Tensor]:
-    """The conditional historical mass by distance and by source, (..., T) each, means over rows.
-
-    Entry d of the first is the mass with i - j = d, entry j of the second that on position j:
-    `distance_mass` sums the first beyond a distance, `sink_mass` the second up to a position.
-    """
-    history = conditional_history(flow)
-    rows = history.shape[-1]
-    by_source = history.mean(-2)
-    # With T empty rows beneath, diagonal d starts at row d and steps by T + 1 for T entries.
-    padded = F.pad(history, (0, 0, 0, rows)).contiguous()
-    strides = (*padded.stride()[:-2], rows, rows + 1)
-    by_distance = padded.as_strided(history.shape, strides, padded.storage_offset()).sum(-1) / rows
-    return by_distance, by_source
 
 
 def singular_values(flow: Tensor) -> Tensor:
@@ -105,13 +94,8 @@ def gram_singular_values(flow: Tensor) -> Tensor:
     return torch.linalg.eigvalsh(wide @ wide.mT).clamp(min=0).sqrt().flip(-1).float()
 
 
-def effective_rank(flow: Tensor) -> Tensor:
-    """exp of the entropy of the normalised singular values, with the paper's clamps."""
-    return spectrum_effective_rank(singular_values(flow))
-
-
-def spectrum_effective_rank(sigma: Tensor) -> Tensor:
-    """`effective_rank` of singular values already at hand, (..., T) descending; returns FP64."""
+def effective_rank(sigma: Tensor) -> Tensor:
+    """exp of the entropy of normalised singular values (..., T), with the paper's clamps; FP64."""
     sigma = sigma.double()
     p = sigma / sigma.sum(-1, keepdim=True).clamp(min=_FLOOR)
     p = p.clamp(min=_FLOOR)
@@ -122,35 +106,97 @@ def _energy(sigma: Tensor) -> Tensor:
     return sigma.double().square().sum(-1).clamp(min=_FLOOR)
 
 
-def stable_rank(flow: Tensor) -> Tensor:
-    """Total energy over the energy of the largest singular value."""
-    return spectrum_stable_rank(singular_values(flow))
-
-
-def spectrum_stable_rank(sigma: Tensor) -> Tensor:
-    """`stable_rank` of singular values already at hand, (..., T) descending; returns FP64."""
+def stable_rank(sigma: Tensor) -> Tensor:
+    """Total energy of singular values, (..., T) descending, over that of the largest; FP64."""
     return _energy(sigma) / sigma[..., 0].double().square().clamp(min=_FLOOR)
 
 
-def energy_dims(flow: Tensor, fraction: float) -> Tensor:
-    """Fewest leading singular directions that hold `fraction` of the energy, int64."""
-    return spectrum_energy_dims(singular_values(flow), fraction)
-
-
-def spectrum_energy_dims(sigma: Tensor, fraction: float) -> Tensor:
-    """`energy_dims` of singular values already at hand, (..., T) descending."""
-    if not 0 < fraction <= 1:
-        raise InputError(f"fraction is {fraction}; give more than 0 and at most 1")
+def energy_dims(sigma: Tensor, fraction: float) -> Tensor:
+    """Fewest leading singular directions that hold `fraction`, in (0, 1], of the energy; int64."""
     held = sigma.double().square().cumsum(-1) / _energy(sigma)[..., None]
     # Rounding can leave the whole sum a little short of 1: then all directions are needed.
     return ((held < fraction).sum(-1) + 1).clamp(max=sigma.shape[-1])
 
 
-def top_singular_energy(flow: Tensor) -> Tensor:
-    """Share of the energy in the largest singular value."""
-    return spectrum_top_energy(singular_values(flow))
-
-
-def spectrum_top_energy(sigma: Tensor) -> Tensor:
-    """`top_singular_energy` of singular values already at hand, (..., T); returns FP64."""
+def top_energy(sigma: Tensor) -> Tensor:
+    """Share of the energy in the largest singular value of (..., T); FP64."""
     return sigma[..., 0].double().square() / _energy(sigma)
+
+
+class Reading(NamedTuple):
+    """Of a layer's flow: metrics (B, H) by name, the curves (B, H, T) behind them, all FP64.
+
+    count: how many rows, or matrices, each metric's value is the mean over.
+    """
+
+    values: dict[str, Tensor]
+    curves: dict[str, Tensor]
+    length: int
+    count: int
+
+
+def read_flow(flow: Tensor, places: Tensor | None = None) -> Reading:
+    """Flow, distance and sink metrics of (B, H, T, T); curves `self` by position and `distance`.
+
+    places: where each token stands in its document, (B, T) int64; sinks are then documents'.
+    """
+    length = flow.shape[-1]
+    # Small from here on, and a GPU has no cumulative sum that gives the same bits every time.
+    by_distance, by_source = (p.double().cpu() for p in history_profiles(flow))
+    if places is not None:
+        by_source = by_place(by_source, places.cpu())
+    values = {"self_flow": self_flow(flow), "exchange_flow": exchange_flow(flow)}
+    for name, part in DISTANCES.items():
+        values[name] = by_distance[..., length // part + 1 :].sum(-1)
+    for first in SINKS:
+        values[f"sink_{first}"] = by_source[..., :first].sum(-1)
+    curves = {"self": flow.diagonal(dim1=-2, dim2=-1), "distance": by_distance}
+    return Reading(_small(values), _small(curves), length, length)
+
+
+def read_spectrum(flow: Tensor) -> Reading:
+    """Spectrum metrics of (B, H, T, T) from one decomposition; the curve `sigma`, descending."""
+    sigma = singular_values(flow).cpu()
+    values = {
+        "effective_rank": effective_rank(sigma),
+        "stable_rank": stable_rank(sigma),
+        "dims_90": energy_dims(sigma, 0.90),
+        "dims_95": energy_dims(sigma, 0.95),
+        "top_singular_energy": top_energy(sigma),
+    }
+    return Reading(_small(values), _small({"sigma": sigma}), flow.shape[-1], 1)
+
+
+def _small(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.double().cpu() for name, tensor in tensors.items()}
+
+
+class Layer(NamedTuple):
+    """One layer: its index, its flow (B, H, T, T) FP32 on the device, and what was read off it."""
+
+    index: int
+    flow: Tensor
+    readings: tuple[Reading, Reading]
+
+
+@torch.no_grad()
+def read_layers(
+    model: "Decoder", tokens: Tensor, flow_length: int, rank_length: int, mask: "Mask"
+) -> Iterator[Layer]:
+    """Read every layer's flow on (B, T) ids, T at least both lengths, one layer at a time.
+
+    A causal flow of the first tokens of a sequence is the corner of the whole flow, so one pass
+    serves both lengths. mask: that of the model's training. Raises InputError for a model with
+    Linear layers, or a flow that is not finite.
+    """
+    documents = mask(tokens)
+    places = None if documents is None else documents.positions[:, :flow_length]
+    for index, flow in enumerate(model.flows(tokens, documents)):
+        if not flow.isfinite().all():
+            raise InputError(
+                f"the flow of layer {index} is not finite: the model diverged; train it anew with "
+                "a lower learning_rate"
+            )
+        corner = flow[..., :flow_length, :flow_length]
+        spectrum = read_spectrum(flow[..., :rank_length, :rank_length])
+        yield Layer(index, corner, (read_flow(corner, places), spectrum))

@@ -1,1 +1,1 @@
-"""Training: schedule, optimiser, one update, the run with its resume state, and evaluation."""
+"""Training: `run` is a run from its specification to its records, `step` one update."""

@@ -3,295 +3,140 @@
 import json
 import sys
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
-from relation.errors import InputError, RunError
+from relation import records
+from relation.errors import InputError
 from relation.nn import Decoder, Execution
-from relation.store.files import atomic_path, move, sha256_of, sync
-from relation.store.parquet import read_origin
-from relation.store.seal import KEY, UNSEALED, is_sealed, seal
-from relation.train.shards import as_held, whole
-from relation.variants import ModelConfig, model_config
+from relation.variants import model_config
+
+_DAMAGE = (SafetensorError, AttributeError, KeyError, RuntimeError, TypeError, ValueError)
 
 
 def _write(tensors: Mapping[str, torch.Tensor], path: Path, metadata: dict[str, str]) -> None:
-    """save_file, whose errors of the disk are OSErrors and whose files others may read.
-
-    By itself it lets nobody but their owner read them, whatever the umask says.
-    """
-    path.touch()
-    permissions = path.stat().st_mode
-    try:
-        save_file(dict(tensors), path, metadata=metadata)
-    except SafetensorError as error:
-        raise OSError(str(error)) from error
-    path.chmod(permissions)
+    """Write a file atomically; errors of the disk are OSError or RunError."""
+    with records.atomic(path) as temporary:
+        temporary.touch()
+        mode = temporary.stat().st_mode  # safetensors ignores the umask
+        try:
+            save_file(dict(tensors), temporary, metadata=metadata)
+        except SafetensorError as error:
+            raise OSError(str(error)) from error
+        temporary.chmod(mode)
 
 
 def save_model(model: Decoder, path: Path, details: dict) -> None:
     """Write a model's FP32 parameters with its configuration and `details` in the header."""
     # One key: safetensors writes several in an order that changes from run to run.
-    values = {**asdict(model.config), "details": details, KEY: UNSEALED}
-    metadata = {"model": json.dumps(values, sort_keys=True)}
+    metadata = json.dumps({**asdict(model.config), "details": details}, sort_keys=True)
     tensors = {name: p.detach().cpu().contiguous() for name, p in model.named_parameters()}
-    with atomic_path(path) as temporary:
-        _write(tensors, temporary, metadata)
-        seal(temporary)
+    _write(tensors, path, {"model": metadata})
 
 
 def load_model(path: Path, device: torch.device, execution: Execution | None = None) -> Decoder:
-    """The trained model of a checkpoint. Raises InputError for none or a damaged one.
-
-    Warns where nothing is there to check it with: no checksum in it and no record beside it.
-    """
+    """The trained model of a checkpoint. Raises InputError for none or a damaged one."""
     try:
-        sealed = is_sealed(path)
         with safe_open(path, framework="pt") as file:
             values = json.loads(file.metadata()["model"])
-            for other in ("details", KEY):
+            for other in ("details", "relation.sha256"):
                 values.pop(other, None)
             config = model_config(values)
-            _check_tensors(file, config)
+            # On the meta device: a header cannot ask for more memory than the file is large.
+            with torch.device("meta"):
+                expected = {name: p.shape for name, p in Decoder(config).named_parameters()}
+            if odd := sorted(expected.keys() ^ set(file.keys())):
+                raise ValueError(f"it and its configuration differ in {odd[0]}")
+            for name, shape in expected.items():
+                part = file.get_slice(name)
+                if part.get_shape() != list(shape) or part.get_dtype() != "F32":
+                    raise ValueError(f"{name} is not FP32 of shape {tuple(shape)}")
         tensors = load_file(path)
         model = Decoder(config, execution)
     except FileNotFoundError:
         raise InputError(f"{path} is missing; run snakemake to train it") from None
-    except OSError as error:
-        raise InputError(
-            f"{path} cannot be read ({error}); give the model.safetensors of a run"
-        ) from None
-    except (
-        SafetensorError,
-        AttributeError,
-        KeyError,
-        RecursionError,
-        TypeError,
-        ValueError,
-    ) as error:
+    except (OSError, *_DAMAGE) as error:
         raise InputError(
             f"{path} is no complete checkpoint ({error}); if snakemake made it, "
             "delete it and run snakemake again"
         ) from None
-    if not _is_recorded(path) and not sealed:
-        print(f"warning: {path} has no checksum; whether it is whole is not known", file=sys.stderr)
     model.load_state_dict(tensors)
     return model.to(device)
 
 
-def _check_tensors(file, config: ModelConfig) -> None:
-    """Raise ValueError unless the file holds the parameters of that very model, in FP32.
-
-    Before any of it is built, so that a header cannot ask for more memory than the file is large.
-    """
-    names = set(file.keys())
-    if config.layers > len(names):
-        raise ValueError(f"{len(names)} tensors for {config.layers} layers")
-    with torch.device("meta"):
-        expected = {name: list(p.shape) for name, p in Decoder(config).named_parameters()}
-    if odd := sorted(expected.keys() ^ names):
-        raise ValueError(f"it and its configuration differ in {odd[0]}")
-    for name, shape in expected.items():
-        part = file.get_slice(name)
-        if part.get_shape() != shape or part.get_dtype() != "F32":
-            found = f"{part.get_dtype()} of shape {part.get_shape()}"
-            raise ValueError(f"{name} is {found}, its configuration says F32 of {shape}")
-
-
-def _is_recorded(path: Path) -> bool:
-    """Whether a run's record beside its checkpoint has this checkpoint's checksum.
-
-    Raises InputError where it has another's.
-    """
-    record = path.with_name("record.parquet")
-    recorded = read_origin(record).get("checkpoint_sha256") if record.exists() else None
-    if recorded not in (None, sha256_of(path)):
-        raise InputError(
-            f"{path} is not the file that {record.name} tells of; delete it and run snakemake again"
-        )
-    return recorded is not None
-
-
 @dataclass
-class Progressed:
+class RunState:
     """How far a run has come: what a resume state holds besides the tensors.
 
     `update` is the data cursor: the windows of the next update follow from it, and `order_hash`
     vouches for those read. No generator's state is kept, as training draws nothing at random once
-    the weights are initialised. `processes` lists how many trained it, in order of change;
-    `probes` holds the rows of the probes so far, `probed_by` what they say of themselves.
+    the weights are initialised. `losses`, `norms` and `seconds` have a value an update; `processes`
+    lists how many trained it, in order of change; `probes` holds their rows so far.
     """
 
-    update: int
-    order_hash: str
     init_hash: str
-    seconds: float
-    log: dict[str, list]
-    processes: list[int]
+    update: int = 0
+    order_hash: str = ""
+    losses: list[float] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    processes: list[int] = field(default_factory=list)
     probes: list[dict] = field(default_factory=list)
-    probed_by: dict = field(default_factory=dict)
 
 
-def _states(folder: Path) -> list[Path]:
-    """The resume states of a folder, the newest last; a name holds the update and the checksum."""
-    return sorted(folder.glob("state-*.safetensors"))
+def resume_key(hash: str, *execution: object) -> str | None:
+    """What a resume state must have been made by: a specification, its execution, and a commit.
 
-
-def _checksum(path: Path) -> str:
-    return sha256_of(path)[:16]
-
-
-def newest_state(folder: Path) -> Path | None:
-    """The newest resume state of a folder, if there is one."""
-    return max(_states(folder), default=None)
-
-
-def newest_whole_state(folder: Path) -> Path | None:
-    """The newest resume state whose content has the checksum in its name, or None.
-
-    One that fails it is renamed and passed over with a warning, for the one before.
+    None where the code differs from the commit: then nothing is resumed.
     """
-    for path in reversed(_states(folder)):
-        if path.stem.rpartition("-")[2] == _checksum(path):
-            return path
-        path.rename(path.with_name(f"damaged-{path.name}"))
-        print(
-            f"warning: {path} fails its checksum; trying the state before (kept as "
-            f"damaged-{path.name})",
-            file=sys.stderr,
-        )
-    return None
-
-
-def sweep(folder: Path) -> None:
-    """Remove what a process that was killed while it wrote left in a folder: hidden files."""
-    for path in folder.glob(".*"):
-        path.unlink()
-
-
-class Snapshot(NamedTuple):
-    """A run after an update, on the host: nothing that training goes on with is shared."""
-
-    update: int
-    tensors: dict[str, torch.Tensor]
-    progressed: str
+    commit = records.commit()
+    return None if "+" in commit else json.dumps([hash, commit, *execution], sort_keys=True)
 
 
 def snapshot(
-    model: Decoder, optimizer: torch.optim.Optimizer, progressed: Progressed, keep: bool = True
-) -> Snapshot | None:
-    """Copy parameters, optimiser and progress as they are now.
-
-    All processes of a sharded model call it; None in those that do not `keep` what it gathers.
-    """
+    model: Decoder, optimizer: torch.optim.Optimizer, state: RunState, key: str
+) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Parameters, moments and progress as they are now, copied to the host, for `write_state`."""
     tensors = {f"model.{name}": p.detach() for name, p in model.named_parameters()}
-    for index, state in optimizer.state_dict()["state"].items():
-        tensors |= {f"optimizer.{index}.{key}": value for key, value in state.items()}
-    copies = {}
-    for name, tensor in tensors.items():
-        values = whole(tensor)
-        if keep:
-            copies[name] = values.to("cpu", copy=True).contiguous()
-    return Snapshot(progressed.update, copies, json.dumps(asdict(progressed))) if keep else None
+    for index, moments in optimizer.state_dict()["state"].items():
+        tensors |= {f"optimizer.{index}.{name}": value for name, value in moments.items()}
+    copies = {name: t.to("cpu", copy=True).contiguous() for name, t in tensors.items()}
+    return copies, {"state": json.dumps(asdict(state)), "key": key}
 
 
-def _reads_back(path: Path, taken: Snapshot) -> bool:
-    """Whether a file holds this very snapshot."""
-    with safe_open(path, framework="pt") as file:
-        return (
-            file.metadata()["progressed"] == taken.progressed
-            and set(file.keys()) == set(taken.tensors)
-            and all(torch.equal(file.get_tensor(n), t) for n, t in taken.tensors.items())
-        )
+def write_state(path: Path, taken: tuple[dict[str, torch.Tensor], dict[str, str]]) -> None:
+    """Write a resume state; a kill leaves the one before it, or this one, whole."""
+    _write(taken[0], path, taken[1])
 
 
-def write_state(folder: Path, taken: Snapshot) -> None:
-    """Write a resume state; it takes its name only once it has been read back and found equal.
+def load_state(
+    path: Path, key: str | None, model: Decoder, optimizer: torch.optim.Optimizer
+) -> RunState | None:
+    """Restore a resume state into model and optimiser.
 
-    The one before it is kept, older ones go. Raises OSError where it cannot be written and
-    RunError where what was written does not read back; the states before are then untouched.
+    None where there is none, where it was made by other code, data or settings than `key` says,
+    or, with a warning, where it is damaged.
     """
-    partial = folder / ".state"
+    if key is None or not path.exists():
+        return None
     try:
-        _write(taken.tensors, partial, {"progressed": taken.progressed})
-        sync(partial)
-        if not _reads_back(partial, taken):
-            raise RunError(
-                f"the state of update {taken.update} does not read back from {folder} as it was "
-                "written; look after that disk and run the same command again"
-            )
-        name = f"state-{taken.update:08d}-{_checksum(partial)}.safetensors"
-        move(partial, folder / name)
-    finally:
-        partial.unlink(missing_ok=True)
-    for old in _states(folder)[:-2]:
-        old.unlink()
-
-
-class StateWriter:
-    """Writes a run's resume states, one at a time; a context manager that ends when all are.
-
-    aside: in a thread, so that a GPU trains on meanwhile. What goes wrong there is raised by the
-    next `write`, `check` or `wait`.
-    """
-
-    def __init__(self, folder: Path, aside: bool):
-        self._folder, self._aside = folder, aside
-        self._pool, self._future = ThreadPoolExecutor(1), None
-
-    def __enter__(self) -> "StateWriter":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._pool.shutdown()
-
-    def write(self, taken: Snapshot) -> None:
-        """`write_state`, begun if aside, done if not."""
-        self.wait()
-        if self._aside:
-            self._future = self._pool.submit(write_state, self._folder, taken)
-        else:
-            write_state(self._folder, taken)
-
-    def check(self) -> None:
-        """Raise what the last write raised, if it has come that far."""
-        if self._future is not None and self._future.done():
-            self.wait()
-
-    def wait(self) -> None:
-        """Return once nothing is being written."""
-        future, self._future = self._future, None
-        if future is not None:
-            future.result()
-
-    def settle(self) -> None:
-        """Return once nothing is being written, and raise nothing."""
-        if self._future is not None:
-            wait([self._future])
-
-
-def load_state(path: Path, model: Decoder, optimizer: torch.optim.Optimizer) -> Progressed:
-    """Restore a resume state into model and optimiser, whole or sharded as they are.
-
-    A state is that of a whole model, however many processes saved it.
-    """
-    with safe_open(path, framework="pt") as file:
-        progressed = Progressed(**json.loads(file.metadata()["progressed"]))
-    tensors = load_file(path)
-    parameters = model.named_parameters()
-    model.load_state_dict({n: as_held(tensors.pop(f"model.{n}"), p) for n, p in parameters})
-    trained = [p for group in optimizer.param_groups for p in group["params"]]
-    state: dict[int, dict] = {}
-    for key, value in tensors.items():
-        _, index, name = key.split(".")
-        held = value if name == "step" else as_held(value, trained[int(index)])
-        state.setdefault(int(index), {})[name] = held
+        with safe_open(path, framework="pt") as file:
+            if file.metadata()["key"] != key:
+                return None
+            state = RunState(**json.loads(file.metadata()["state"]))
+        tensors = load_file(path)
+    except (OSError, *_DAMAGE) as error:
+        print(f"warning: {path} is damaged ({error}); the run starts anew", file=sys.stderr)
+        return None
+    model.load_state_dict({n: tensors.pop(f"model.{n}") for n, _ in model.named_parameters()})
+    moments: dict[int, dict] = {}
+    for name, value in tensors.items():
+        _, index, key = name.split(".")
+        moments.setdefault(int(index), {})[key] = value
     groups = optimizer.state_dict()["param_groups"]
-    optimizer.load_state_dict({"state": state, "param_groups": groups})
-    return progressed
+    optimizer.load_state_dict({"state": moments, "param_groups": groups})
+    return state

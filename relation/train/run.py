@@ -1,466 +1,424 @@
-"""A training run from specification to record: resumable, one logged row an update.
+"""One training run, from its specification to its records: read it from top to bottom.
 
-One process trains it, or several that torchrun started (`relation.train.parallel`).
+One process trains it, or several that torchrun started. A killed run goes on from its last resume
+state when the same command is given again.
 """
 
+import json
 import math
-import shutil
+import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import NamedTuple
+from statistics import median
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
+from torch import Tensor
 
-from relation.data.mask import DocumentMask
-from relation.data.tokens import data_rows, open_prepared
-from relation.data.windows import OrderHash, TrainingWindows, UpdatePlan, plan_updates
+from relation import records
+from relation.data.windows import (
+    Mask,
+    OrderHash,
+    TrainingWindows,
+    Update,
+    bounded_mask,
+    data_rows,
+    document_mask,
+    first_windows,
+    open_tokens,
+    plan_updates,
+)
 from relation.errors import RunError, StoppedError
-from relation.machine.devices import describe, deterministic_algorithms, to_device
-from relation.machine.progress import Progress
+from relation.flow.metrics import read_layers
+from relation.machine import (
+    PeakMemory,
+    Progress,
+    describe,
+    deterministic_algorithms,
+    to_device,
+)
 from relation.nn import Decoder, Execution
 from relation.nn.decoder import shared_weights_hash
-from relation.spec import RunSpec
-from relation.store.files import make_folder, sha256_of
-from relation.store.layouts import LOG, PROBES, RUN
-from relation.store.locks import held
-from relation.store.parquet import read_origin, write_parquet
-from relation.store.stamp import UNKNOWN, Stamp, origin
 from relation.train.checkpoint import (
-    Progressed,
-    StateWriter,
+    RunState,
     load_state,
-    newest_state,
-    newest_whole_state,
+    resume_key,
     save_model,
     snapshot,
-    sweep,
+    write_state,
 )
-from relation.train.convert import start_trained
-from relation.train.evaluate import validation_nll
-from relation.train.folder import LOCK, resume_key
-from relation.train.guards import asked_to_stop, check_all_learn, check_writable, writing
-from relation.train.optimizer import build_optimizer
-from relation.train.parallel import SummedGradients, World
-from relation.train.probes import PeakMemory, Probe, begin, due
-from relation.train.readback import Reading, Readings
-from relation.train.schedule import wsd
-from relation.train.shards import gathered, part, shard
-from relation.train.step import UpdateStep
-from relation.train.watch import Watch
+from relation.train.distributed import SummedGradients, World
+from relation.train.step import Readback, UpdateStep, build_optimizer, nll_of, wsd
+from relation.variants import LINEAR, MIXERS
 
-RECORD, LOG_FILE, CHECKPOINT = "record.parquet", "log.parquet", "model.safetensors"
-PROBES_FILE = "probes.parquet"
+if TYPE_CHECKING:
+    from relation.plan import Run
 
 
-class _Started(NamedTuple):
-    """An update that the device was given: its plan, rate, windows, and the order hash after it."""
+def train(run: "Run", data: Path, out: Path, resume: Path) -> None:
+    """Train a run and write run, losses and probes.parquet and model.safetensors into `out`.
 
-    plan: UpdatePlan
-    learning_rate: float
-    ids: list[int]
-    order_hash: str
-
-
-class _Run:
-    """One run in progress: the model with its optimiser, its data, and what it has logged."""
-
-    def __init__(
-        self,
-        spec: RunSpec,
-        data: Path,
-        resume: Path,
-        device: torch.device,
-        world: World,
-        writer: StateWriter,
-        probes: Sequence[Probe],
-        start: Path | None,
-    ):
-        self.spec, self.resume, self.device, self.world = spec, resume, device, world
-        self.writer, self.probes, self.peak_memory = writer, probes, PeakMemory(device)
-        rows = data_rows(data)
-        self.data_origin = read_origin(data / "data.parquet")
-        self.unigram_entropy = rows["validation"]["unigram_entropy"]
-        tokens = {split: open_prepared(data, split, row["sha256"]) for split, row in rows.items()}
-        self.windows = TrainingWindows(tokens["train"], spec.context, spec.seed)
-        self.validation = tokens["validation"]
-        self.plans = plan_updates(
-            spec.budget_tokens, spec.tokens_per_update, spec.context, spec.last_update
-        )
-        self.planned_tokens = sum(plan.tokens for plan in self.plans)
-        self.mask = DocumentMask.of(spec.document_mask, data)
-        # Of all updates, so that every process and every start has the same graph.
-        documents = self.mask and self.mask.of_updates(self.windows, self.plans, spec.micro)
-
-        self.execution = Execution(**spec.backends, compiled=spec.compile)
-        self.execution.check(spec.model_config(), device)
-        self.model = Decoder(spec.model_config(), self.execution)
-        self.model.initialise(spec.seed, spec.init_key or "")
-        if start is not None:
-            self.model.to(device)
-            with self.peak_memory.left_out():
-                start_trained(self.model, start, spec, self.windows, self.mask)
-        init_hash = shared_weights_hash(self.model)
-        self.sharded = spec.shard and world.size > 1
-        if self.sharded:
-            shard(self.model, device, world.size, spec.compile)
-        else:
-            self.model.to(device)
-        self.optimizer = build_optimizer(
-            self.model,
-            spec.learning_rate,
-            tuple(spec.betas),
-            spec.adam_eps,
-            spec.weight_decay,
-            spec.decay_embedding,
-            bool(spec.decay_vectors),
-        )
-        self.summed = None
-        if world.size > 1:
-            copied = [] if self.sharded else list(self.model.parameters())
-            self.summed = SummedGradients(world, copied, device, self._signalled)
-        self.step = UpdateStep(
-            self.model,
-            self.optimizer,
-            device,
-            spec.precision,
-            spec.compile and not self.sharded,
-            spec.gradient_clip,
-            self.summed,
-            documents,
-        )
-        self.progressed = self._resumed() or Progressed(
-            0, "", init_hash, 0.0, {n: [] for n in LOG.names}, []
-        )
-        if probes and world.leads:
-            begin(probes, self.progressed, spec.name)
-        self.order = OrderHash(
-            rows["train"]["sha256"], spec.context, self.progressed.order_hash or None
-        )
-        if self.progressed.processes[-1:] != [world.size]:
-            self.progressed.processes.append(world.size)
-        self.readings: Readings[_Started] = Readings(
-            device, (lambda: world.check_peers(self.asked())) if world.size > 1 else None
-        )
-        # Updates; known to all processes before they are reached.
-        self.stop_after: int | None = None
-        self.save_after: int | None = None
-
-    def _resumed(self) -> Progressed | None:
-        """Go on from the newest whole resume state; None where there is none."""
-        with writing(self.spec.name, self.resume, self.kept):
-            name = self.world.from_lead("state", lambda: _name_of(newest_whole_state(self.resume)))
-        if name is None:
-            return None
-        progressed = load_state(self.resume / name, self.model, self.optimizer)
-        if self.world.leads:
-            print(f"{self.spec.name} goes on at update {progressed.update + 1}", file=sys.stderr)
-        return progressed
-
-    def kept(self) -> str:
-        """The last good state, for messages."""
-        self.writer.settle()
-        return str(newest_state(self.resume) or "none saved yet")
-
-    def _batches(self, plan: UpdatePlan, ids):
-        """This process's micro-batches of an update, (micro, T) each, on the device."""
-        spec = self.spec
-        # FSDP adds up every micro-batch's gradients: none may be missing in one process.
-        for number in self.world.share(-(-len(ids) // spec.micro), equally=self.sharded):
-            first = number * spec.micro
-            tokens = min(plan.tokens - first * spec.context, spec.micro * spec.context)
-            arrays = self.windows.batch(ids[first : first + spec.micro], tokens, spec.micro)
-            yield tuple(to_device(array, self.device) for array in arrays)
-
-    def _start(self, plan: UpdatePlan) -> None:
-        """Give the device one update; on a GPU nothing here waits for what it computes."""
-        spec, before = self.spec, plan.index * self.spec.tokens_per_update
-        factor = wsd(
-            before,
-            before + plan.tokens,
-            spec.budget_tokens,
-            spec.warmup_tokens,
-            spec.plateau_fraction,
-        )
-        ids = self.windows.window_ids(plan.first, plan.windows)
-        rate = spec.learning_rate * factor
-        loss, norm = self.step(self._batches(plan, ids), plan.tokens, rate)
-        self.order.update(ids, plan.tokens)
-        started = _Started(plan, rate, ids.tolist(), self.order.value)
-        signals = loss.new_zeros(2) if self.summed is None else self.summed.signals
-        for reading in self.readings.put(started, torch.stack((loss, norm, *signals))):
-            self._finish(reading)
-
-    def _finish(self, reading: Reading[_Started]) -> None:
-        """Check a finished update and log it. Raises RunError for a loss or norm not finite."""
-        (plan, rate, ids, order_hash), (loss, norm, stop, save), seconds = reading
-        if not (math.isfinite(loss) and math.isfinite(norm)):
-            raise RunError(
-                f"{self.spec.name}: loss {loss} and gradient norm {norm} at update "
-                f"{plan.index + 1} (windows {', '.join(map(str, ids))}: positions {plan.first} to "
-                f"{plan.first + plan.windows - 1} of the order of seed {self.spec.seed}); last "
-                f"good state: {self.kept()}; lower learning_rate or look at those windows"
-            )
-        if stop and self.stop_after is None:
-            # Each process reads this at its own time; all have then started so many, and no more.
-            self.stop_after = plan.index + 1 + self.readings.late
-        if save and self.save_after is None:
-            self.save_after = plan.index + 1 + self.readings.late
-        row = {
-            "update": plan.index + 1,
-            "tokens": plan.index * self.spec.tokens_per_update + plan.tokens,
-            "update_tokens": plan.tokens,
-            "loss": loss,
-            "learning_rate": rate,
-            "gradient_norm": norm,
-            "tokens_per_second": plan.tokens / seconds,
-        }
-        progressed = self.progressed
-        for name, value in row.items():
-            progressed.log[name].append(value)
-        progressed.update = plan.index + 1
-        progressed.order_hash = order_hash
-        progressed.seconds += seconds
-        self._follow(row)
-
-    def _follow(self, row: dict) -> None:
-        """Hand a finished, checked update's row to those who follow the run."""
-        if self.world.leads:
-            self.watch.add(row)
-            self.progress.advance(row["update_tokens"], f"loss {row['loss']:.3f}")
-
-    def save(self) -> None:
-        """Write a resume state of all started updates; one with broken weights is never written.
-
-        Only the first process does, which the others of a sharded model give their parts. Raises
-        RunError where a parameter is not finite or the disk takes no more.
-        """
-        for reading in self.readings.drain():
-            self._finish(reading)
-        self.save_after = None
-        if not (self.world.leads or self.sharded):
-            return
-        broken = [n for n, p in self.model.named_parameters() if not part(p).isfinite().all()]
-        if broken:
-            raise RunError(
-                f"{self.spec.name}: {broken[0]} is not finite after update "
-                f"{self.progressed.update}; last good state: {self.kept()}; lower learning_rate"
-            )
-        taken = snapshot(self.model, self.optimizer, self.progressed, keep=self.world.leads)
-        if taken is not None:
-            with writing(self.spec.name, self.resume, self.kept):
-                self.writer.write(taken)
-        self.readings.restart()
-        self.saved, self.saved_update = time.monotonic(), self.progressed.update
-
-    def _look(self, before: int, tokens: int) -> None:
-        """Let the probes that are due since `before` see the model after `tokens` tokens.
-
-        What that takes is neither in the updates' times nor in the run's peak memory.
-        """
-        probes = due(self.probes, before, tokens, self.planned_tokens)
-        if not (probes and (self.world.leads or self.sharded)):
-            return
-        for reading in self.readings.drain():
-            self._finish(reading)
-        with self.peak_memory.left_out(), self._whole_model() as model:
-            rows = [] if model is None else [row for p in probes for row in p.look(model)]
-            del model
-        taken = {"update": self.progressed.update, "tokens": tokens}
-        self.progressed.probes += [{**taken, **row} for row in rows]
-        self.readings.restart()
-
-    @contextmanager
-    def _whole_model(self) -> Iterator[Decoder | None]:
-        """The model for the first process to look at: of a sharded one a copy, which all gather.
-
-        None in the other processes. A copy is not in the run's peak memory.
-        """
-        if not self.sharded:
-            yield self.model if self.world.leads else None
-            return
-        with self.peak_memory.left_out():
-            yield gathered(self.model, self.execution, wanted=self.world.leads)
-
-    def _written(self) -> None:
-        with writing(self.spec.name, self.resume, self.kept):
-            self.writer.wait()
-
-    def _signalled(self) -> tuple[bool, bool]:
-        """What this process tells the others: it was asked to stop; it leads, and would save."""
-        due = self.sharded and self.world.leads and self._due(self.starting)
-        return self.asked(), due
-
-    def _saves(self, started: int) -> bool:
-        """Whether this process takes part in saving, `started` updates into the run."""
-        if self.sharded:
-            return started == self.save_after
-        return self.world.leads and self._due(started)
-
-    def _due(self, started: int) -> bool:
-        """Whether it is time to save, `started` updates into the run."""
-        spec = self.spec
-        tokens = (started - self.saved_update) * spec.tokens_per_update
-        enough = spec.checkpoint_tokens is not None and tokens >= spec.checkpoint_tokens
-        return enough or time.monotonic() - self.saved > spec.checkpoint_seconds
-
-    def train(self) -> None:
-        """All updates that are left, saving resume state by time, by tokens and when stopped."""
-        spec, done = self.spec, self.progressed.update
-        consumed = sum(plan.tokens for plan in self.plans[:done])
-        self.saved, self.saved_update = time.monotonic(), done
-        self.readings.restart()
-        with asked_to_stop() as self.asked, self._progress(consumed) as self.progress:
-            if done == 0:
-                self._look(-1, 0)
-            for plan in self.plans[done:]:
-                self.starting = plan.index + 1
-                self._start(plan)
-                if plan.index == done:
-                    check_all_learn(self.model, self.optimizer, spec.name, self.world.largest)
-                before = plan.index * spec.tokens_per_update
-                self._look(before, before + plan.tokens)
-                if self.world.size == 1 and self.asked():
-                    self.stop_after = plan.index + 1
-                if plan.index + 1 == self.stop_after:
-                    self.save()
-                    # torchrun ends all once one has ended: the first must have written before.
-                    self.world.from_lead("stopped", self._written)
-                    raise StoppedError(
-                        f"{spec.name}: stopped after update {plan.index + 1} of "
-                        f"{len(self.plans)}; run the same command to go on"
-                    )
-                with writing(spec.name, self.resume, self.kept):
-                    self.writer.check()
-                if self._saves(plan.index + 1):
-                    self.save()
-            for reading in self.readings.drain():
-                self._finish(reading)
-            self._written()
-        if not self.sharded:
-            self.world.check_same(self.model)
-
-    def _progress(self, consumed: int):
-        if not self.world.leads:
-            return nullcontext()
-        return Progress(self.spec.name, self.planned_tokens, "tokens", consumed)
-
-    def record(self, nll: float, count: int) -> dict:
-        """The run's row, of a validation NLL over `count` tokens."""
-        spec, progressed = self.spec, self.progressed
-        trained = progressed.log["tokens"][-1]
-        return {
-            "scale": spec.scale,
-            "variant": spec.variant,
-            "seed": spec.seed,
-            "parameters": self.model.parameter_count(),
-            "final_nll": nll,
-            "validation_tokens": count,
-            "unigram_entropy": self.unigram_entropy,
-            "budget_tokens": spec.budget_tokens,
-            "trained_tokens": trained,
-            "updates": progressed.update,
-            "epochs": (self.plans[-1].first + self.plans[-1].windows) / self.windows.count,
-            "order_hash": progressed.order_hash,
-            "init_hash": progressed.init_hash,
-            "seconds": progressed.seconds,
-            "tokens_per_second": trained / progressed.seconds,
-            "peak_memory_gib": self.peak_memory.gib(),
-        }
-
-    def write(self, output: Path, stamp: Stamp) -> None:
-        """Evaluate on the whole validation split, and write the run's files: the first process.
-
-        record.parquet, log.parquet and model.safetensors.
-        """
-        spec, progressed = self.spec, self.progressed
-        with self._whole_model() as model:
-            if model is None:
-                return
-            given = model, self.validation, spec.context, spec.micro, self.device, spec.precision
-            evaluated = validation_nll(*given, self.mask)
-            with writing(spec.name, output, self.kept):
-                save_model(model, output / CHECKPOINT, {"config_hash": spec.config_hash})
-                checkpoint_sha256 = sha256_of(output / CHECKPOINT)
-            del model, given
-        row = self.record(*evaluated)
-        written = origin(
-            spec.campaign,
-            spec.config_hash,
-            "training",
-            describe(self.device),
-            stamp,
-            seed=spec.seed,
-            order_hash=row["order_hash"],
-            spec=spec.identity(),
-            backends=spec.backends,
-            deterministic=spec.deterministic,
-            processes=progressed.processes,
-            data_origin=self.data_origin,
-            checkpoint_sha256=checkpoint_sha256,
-        )
-        if self.sharded:
-            written["sharded"] = True
-        with writing(spec.name, output, self.kept):
-            write_parquet(output / LOG_FILE, LOG, progressed.log, written)
-            if self.probes:
-                key = {"scale": spec.scale, "variant": spec.variant, "seed": spec.seed}
-                rows = [{**key, **found} for found in self.progressed.probes]
-                about = {**written, **self.progressed.probed_by}
-                write_parquet(output / PROBES_FILE, PROBES, rows, about)
-            write_parquet(output / RECORD, RUN, [row], written)
-            shutil.rmtree(self.resume)
-
-
-def _writes_aside(device: torch.device) -> bool:
-    # On a CPU a thread that writes would only take turns with the one that trains.
-    return device.type == "cuda"
-
-
-def _name_of(path: Path | None) -> str | None:
-    return None if path is None else path.name
-
-
-def train(
-    spec: RunSpec,
-    data: Path,
-    output: Path,
-    resume_root: Path,
-    events: Path | None = None,
-    probes: Sequence[Probe] = (),
-    sharing: int = 1,
-    stamp: Stamp = UNKNOWN,
-    start: Path | None = None,
-) -> None:
-    """Train one run and write record.parquet, log.parquet and model.safetensors into `output`.
-
-    data: a prepared corpus; resume_root: where resume states of killed runs lie; events: the folder
-    of TensorBoard's curves, where they are wanted; probes: what looks at the model meanwhile, whose
-    rows probes.parquet there takes; sharing: how many such runs may share a GPU; stamp: no state of
-    other code, by its hash, is used; start: the checkpoint from which a run with `spec.start` goes
-    on. On a CPU, and on a GPU where the run is deterministic, the
-    result is the same to the last bit however often the run was stopped, if the number of processes
-    stays the same. Raises RunError for a non-finite loss, a
-    stop signal or files that cannot be written, InputError for unusable inputs.
+    data: its prepared corpus; resume: the folder of resume states, where a killed run's lies until
+    it is done. On a CPU, and on a GPU where the run is deterministic, the result is the same to
+    the last bit however often the run was stopped, if the number of processes stays the same.
+    Raises RunError for a loss that is not finite, a stop signal or a full disk, InputError for
+    unusable inputs.
     """
-    world = World(spec.name)
-    with world.one_voice(), deterministic_algorithms(spec.deterministic), ExitStack() as stack:
-        world.check_enough(spec.accumulation)
-        token_hashes = {split: row["sha256"] for split, row in data_rows(data).items()}
-        resume = resume_root / resume_key(spec, token_hashes, stamp.code_hash)
-        check_writable(output)
-        with writing(spec.name, resume, lambda: str(newest_state(resume) or "none")):
-            if world.leads:
-                make_folder(resume)
-                stack.enter_context(held(resume / LOCK, spec.name))
-                sweep(resume)
-            world.check_shared(resume)
-        device = stack.enter_context(world.device(spec.device, sharing))
-        writer = stack.enter_context(StateWriter(resume, aside=_writes_aside(device)))
-        run = _Run(spec, data, resume, device, world, writer, probes, start)
-        if world.leads:
-            run.watch = stack.enter_context(Watch(resume, spec, run.progressed.log, events))
-        run.train()
-        run.write(output, stamp)
+    world = World(run.name, run.accumulation)
+    with (
+        world.one_message(),
+        _disk_errors(run.name),
+        deterministic_algorithms(run.deterministic),
+        records.held(resume / f"{run.hash}.lock", run.name) if world.leads else nullcontext(),
+        world.device(run.device) as device,
+    ):
+        _train(run, data, out, resume / f"{run.hash}.safetensors", world, device)
+
+
+def _train(
+    run: "Run", data: Path, out: Path, state_file: Path, world: World, device: torch.device
+) -> None:
+    # Data: the windows of every update, fixed by the seed alone.
+    rows = data_rows(data)
+    windows = TrainingWindows(open_tokens(data, "train"), run.context, run.seed)
+    validation = open_tokens(data, "validation")
+    updates = plan_updates(run.budget_tokens, run.tokens_per_update, run.context, run.last_update)
+    planned = sum(update.tokens for update in updates)
+    mask = document_mask(run.document_mask, data)
+    documents = bounded_mask(run.document_mask, data, windows, updates, run.micro)
+
+    # Model and optimiser.
+    peak = PeakMemory(device)
+    execution = Execution(**run.backends, compiled=run.compile)
+    execution.check(run.model, device)
+    model = Decoder(run.model, execution)
+    model.initialise(run.seed, run.init_key or "")
+    init_hash = shared_weights_hash(model)
+    model.to(device)
+    decay = (run.weight_decay, run.decay_embedding, run.decay_vectors)
+    optimizer = build_optimizer(model, run.learning_rate, run.betas, run.adam_eps, *decay)
+    reduce = SummedGradients(model, device) if world.size > 1 else None
+    how = (run.precision, run.compile, run.gradient_clip)
+    step = UpdateStep(model, optimizer, device, *how, documents, reduce)
+
+    # Resume.
+    hashes = {split: row["sha256"] for split, row in rows.items()}
+    key = resume_key(run.hash, hashes, run.device, run.compile, run.backends, run.deterministic)
+    state = load_state(state_file, key, model, optimizer) or RunState(init_hash)
+    if state.update and world.leads:
+        print(f"{run.name} goes on at update {state.update + 1}", file=sys.stderr)
+    if state.processes[-1:] != [world.size]:
+        state.processes.append(world.size)
+    order = OrderHash(hashes["train"], run.context, state.order_hash or None)
+    consumed = sum(update.tokens for update in updates[: state.update])
+
+    with ExitStack() as stack:
+        stopped = stack.enter_context(_stop_signals(world))
+        writer = _StateWriter(stack, state_file, aside=device.type == "cuda")
+        progress = Progress(run.name, planned, "tokens", consumed) if world.leads else None
+        stack.enter_context(progress or nullcontext())
+        readback = Readback(device)
+
+        def note(readings: Iterator[tuple[list[float], float]]) -> None:
+            """Log finished updates. Raises _DivergedError for a loss or norm not finite."""
+            for (loss, norm), seconds in readings:
+                update = updates[state.update]
+                if not (math.isfinite(loss) and math.isfinite(norm)):
+                    raise _DivergedError(
+                        f"{run.name}: loss {loss} and gradient norm {norm} at update "
+                        f"{update.index + 1}, after {update.index * run.tokens_per_update:,} "
+                        f"tokens (windows {update.first} to {update.first + update.windows - 1} of "
+                        f"seed {run.seed}'s order); lower learning_rate, or set divergence: record"
+                    )
+                state.update += 1
+                state.losses.append(loss)
+                state.norms.append(norm)
+                state.seconds.append(seconds)
+                if progress:
+                    progress.advance(update.tokens, f"loss {loss:.3f}")
+
+        def look(before: int, tokens: int) -> None:
+            """Probe the model, which has seen `tokens`, where a part of the budget has ended."""
+            due = [tokens * n // planned > before * n // planned for n in _parts(run)]
+            if world.leads and any(due):
+                note(readback.drain())
+                with peak.left_out():
+                    seen = {"update": state.update, "tokens": tokens}
+                    found = _probe(run, model, validation, mask, device, *due)
+                    state.probes.extend({**seen, **row} for row in found)
+                readback.restart()
+
+        def save() -> None:
+            note(readback.drain())
+            _check_finite(model, run.name, state.update)
+            state.order_hash = order.value
+            if key is not None:
+                writer.write(snapshot(model, optimizer, state, key))
+            readback.restart()
+
+        # The loop: windows, micro-batches, step, log.
+        saved_at, saved_tokens = time.monotonic(), consumed
+        try:
+            if state.update == 0:
+                look(-1, 0)
+            for update in updates[state.update :]:
+                before = update.index * run.tokens_per_update
+                after = before + update.tokens
+                factor = wsd(
+                    before, after, run.budget_tokens, run.warmup_tokens, run.plateau_fraction
+                )
+                ids = windows.window_ids(update.first, update.windows)
+                batches = _batches(run, windows, update, ids, world, device)
+                loss, norm = step(batches, update.tokens, run.learning_rate * factor)
+                order.update(ids, update.tokens)
+                note(readback.put(loss, norm))
+                if update.index == 0:
+                    _check_all_learn(model, optimizer, run.name)
+                look(before, after)
+                if stopped():
+                    save()
+                    writer.wait()
+                    raise StoppedError(
+                        f"{run.name}: stopped after update {state.update} of {len(updates)}; "
+                        "run the same command to go on"
+                    )
+                long_ago = time.monotonic() - saved_at > run.checkpoint_seconds
+                enough = run.checkpoint_tokens and after - saved_tokens >= run.checkpoint_tokens
+                if world.leads and (long_ago or enough):
+                    save()
+                    saved_at, saved_tokens = time.monotonic(), after
+            note(readback.drain())
+            _check_finite(model, run.name, state.update)
+            diverged = False
+        except _DivergedError:
+            if run.divergence == "fail":
+                raise
+            diverged = True
+        writer.wait()
+
+    # Evaluation and records, by the first process.
+    world.check_same(model)
+    if not world.leads:
+        return
+    nll = None
+    if not diverged:
+        with peak.left_out(), Progress("validation", len(validation) - 1, "tokens") as progress:
+            how = (run.context, run.micro, device, run.precision, mask)
+            nll = nll_of(model, validation, *how, progress.advance)
+    _write(run, out, rows, windows, updates, model, state, order.value, nll, peak.gib(), device)
+    state_file.unlink(missing_ok=True)
+
+
+def _batches(
+    run: "Run",
+    windows: TrainingWindows,
+    update: Update,
+    ids: np.ndarray,
+    world: World,
+    device: torch.device,
+) -> Iterator[tuple[Tensor, ...]]:
+    """This process's micro-batches of an update: inputs and targets, (micro, T), on the device."""
+    for number in range(world.rank, -(-len(ids) // run.micro), world.size):
+        first = number * run.micro
+        tokens = min(update.tokens - first * run.context, run.micro * run.context)
+        arrays = windows.batch(ids[first : first + run.micro], tokens, run.micro)
+        yield tuple(to_device(array, device) for array in arrays)
+
+
+def _parts(run: "Run") -> tuple[int, int]:
+    """Into how many equal parts of the budget validation and flow are probed."""
+    return run.validations, run.probes
+
+
+def _probe(
+    run: "Run",
+    model: Decoder,
+    validation: np.ndarray,
+    mask: Mask,
+    device: torch.device,
+    validates: bool,
+    reads_flow: bool,
+) -> Iterator[dict]:
+    """Validation NLL on the split's first tokens; lambda, angles and flow metrics of each layer.
+
+    The model stays as it is, and nothing is drawn at random.
+    """
+    if reads_flow:
+        for layer, block in enumerate(model.blocks):
+            learned = dict(block.mixer.named_parameters(recurse=False))
+            if "lam" in learned:
+                yield _row(layer, None, "lambda", learned["lam"])
+            for part, angle in enumerate(learned.get("theta", ())):
+                yield _row(layer, part, "theta", angle)
+    if reads_flow and LINEAR not in run.model.layout:
+        length = max(run.flow_length, run.rank_length)
+        sequences = first_windows(validation, run.flow_window, run.probe_sequences)[:, :length]
+        sequences = to_device(sequences.copy(), device)
+        for layer in read_layers(model, sequences, run.flow_length, run.rank_length, mask):
+            for reading in layer.readings:
+                for name, values in reading.values.items():
+                    yield _row(layer.index, None, name, values.mean())
+    if validates:
+        tokens = validation[: run.validation_tokens + 1]
+        nll = nll_of(model, tokens, run.context, run.micro, device, run.precision, mask)
+        yield {"layer": None, "part": None, "metric": "validation_nll", "value": nll}
+
+
+def _row(layer: int, part: int | None, metric: str, value: Tensor) -> dict:
+    return {"layer": layer, "part": part, "metric": metric, "value": value.item()}
+
+
+def _write(
+    run: "Run",
+    out: Path,
+    rows: dict[str, dict],
+    windows: TrainingWindows,
+    updates: list[Update],
+    model: Decoder,
+    state: RunState,
+    order_hash: str,
+    nll: float | None,
+    peak: float | None,
+    device: torch.device,
+) -> None:
+    """Write the model and the run's records; the record of the run itself comes last."""
+    save_model(model, out / "model.safetensors", {"hash": run.hash})
+    done = updates[: state.update]
+    consumed = np.cumsum([update.tokens for update in done]).tolist()
+    trained, seconds = (consumed or [0])[-1], sum(state.seconds)
+    key = {name: getattr(run, name) for name in ("campaign", "scale", "variation", "variant")}
+    key["seed"] = run.seed
+    config, used = run.model, [MIXERS[letter] for letter in MIXERS if letter in run.model.layout]
+    fields = "context micro accumulation learning_rate budget_tokens precision".split()
+    row = key | {name: getattr(run, name) for name in fields}
+    row |= {
+        "parameters": model.parameter_count(),
+        "layout": config.layout,
+        "d_model": config.d_model,
+        "heads": config.heads,
+        "d_ff": config.d_ff,
+        "vocabulary": config.vocab_size,
+        "corpus": run.data.title,
+        "corpus_fingerprint": rows["train"]["fingerprint"],
+        "trained_tokens": trained,
+        "updates": state.update,
+        "epochs": (done[-1].first + done[-1].windows) / windows.count if done else 0.0,
+        "final_nll": nll,
+        "validation_tokens": rows["validation"]["tokens"] - 1,
+        "validation_characters": rows["validation"]["characters"],
+        "unigram_entropy": rows["validation"]["unigram_entropy"],
+        "order_hash": order_hash,
+        "init_hash": state.init_hash,
+        "seconds": seconds,
+        "tokens_per_second": trained / seconds if seconds else None,
+        "median_tokens_per_second": median(
+            [update.tokens / s for update, s in zip(done, state.seconds, strict=True)] or [0.0]
+        ),
+        "peak_memory_gib": peak,
+        "processes": state.processes[0] if len(state.processes) == 1 else None,
+        "backend": ", ".join(dict.fromkeys(run.backends[name] for name in used)),
+        "specification": json.dumps(run.specification(), sort_keys=True),
+        "former_hash": None,
+    }
+    losses = [
+        {**key, "update": update.index + 1, "tokens": tokens, "loss": loss, "gradient_norm": norm}
+        for update, tokens, loss, norm in zip(
+            done, consumed, state.losses, state.norms, strict=True
+        )
+    ]
+    origin = records.origin(run.hash, describe(device))
+    records.write(out / "losses.parquet", "losses", losses, origin)
+    probes = [{**key, **probe} for probe in state.probes]
+    records.write(out / "probes.parquet", "probes", probes, origin)
+    records.write(out / "run.parquet", "runs", [row], origin)
+
+
+class _DivergedError(RunError):
+    """A loss, gradient norm or parameter that is not finite."""
+
+
+def _check_finite(model: torch.nn.Module, run: str, update: int) -> None:
+    for name, parameter in model.named_parameters():
+        if not parameter.isfinite().all():
+            raise _DivergedError(
+                f"{run}: {name} is not finite after update {update}; lower learning_rate, or set "
+                "divergence: record"
+            )
+
+
+def _check_all_learn(model: torch.nn.Module, optimizer: torch.optim.Adam, run: str) -> None:
+    """Raise RunError where a parameter has had gradients of zero alone.
+
+    Every parameter gets a non-zero gradient in update 1. A compiler bug can drop one silently, and
+    the run would still finish.
+    """
+    moments = [optimizer.state[p]["exp_avg"] for p in model.parameters()]
+    learned = torch.stack([moment.any() for moment in moments]).tolist()
+    names = [name for name, _ in model.named_parameters()]
+    idle = [name for name, learns in zip(names, learned, strict=True) if not learns]
+    if idle:
+        raise RunError(
+            f"{run}: the gradient of {', '.join(idle)} is zero, so this PyTorch "
+            f"({torch.__version__}) differentiates the model wrongly; use the pinned version, or "
+            "`compile: false` in config.yaml where the campaign compiles"
+        )
+
+
+class _StateWriter:
+    """Writes resume states one at a time; aside in a thread, so that a GPU trains on meanwhile.
+
+    An error is raised by the next `write` or `wait`. On a CPU a thread would only take turns with
+    the one that trains.
+    """
+
+    def __init__(self, stack: ExitStack, path: Path, aside: bool):
+        self._path, self._aside, self._writing = path, aside, None
+        self._pool = stack.enter_context(ThreadPoolExecutor(1))
+
+    def write(self, taken: tuple) -> None:
+        self.wait()
+        self._writing: Future | None = self._pool.submit(write_state, self._path, taken)
+        if not self._aside:
+            self.wait()
+
+    def wait(self) -> None:
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+
+@contextmanager
+def _stop_signals(world: World):
+    """Yield a function that says whether SIGTERM or SIGINT came.
+
+    A signal ends several processes at once: torchrun sends it to all, and they could stop at
+    different updates.
+    """
+    received: list[int] = []
+    if world.size > 1:
+        yield lambda: False
+        return
+    handled = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.signal(s, lambda number, frame: received.append(number)) for s in handled]
+    try:
+        yield lambda: bool(received)
+    finally:
+        for number, handler in zip(handled, before, strict=True):
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _disk_errors(run: str) -> Iterator[None]:
+    """Say in one line that a file cannot be read or written: a full disk, a folder that is gone."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(
+            f"{run}: {error.filename or 'a file'}: {error.strerror or error}; the last resume "
+            "state is kept: mend that and run the same command again"
+        ) from error

@@ -1,0 +1,338 @@
+"""Corpora: local texts or data sets of the Hugging Face hub, and their preparation as tokens.
+
+Local texts are .txt files, where lines of <|endoftext|> separate documents, and Parquet files with
+a column `text`. Of one .txt file the last tenth validates. In a folder the files named validation*
+validate; without any, documents are held out by the hash of their text.
+"""
+
+import hashlib
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from functools import cache
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from relation import records
+from relation.data.tokenizer import END_OF_TEXT, encode, train_tokenizer
+from relation.data.windows import TOKEN_TYPE, sha256_of
+from relation.errors import InputError, RunError
+
+if TYPE_CHECKING:
+    from relation.plan import Data
+
+SPLITS = ("train", "validation")
+_LONGEST = 1 << 24  # characters of a document; encoding one takes some 50 bytes for each
+_TOKENS_AT_A_TIME = 1 << 22
+_TENTH = 10
+
+
+def _read_text(path: Path) -> Iterator[str]:
+    """The whole of a .txt file, or what lies between its lines of end-of-text."""
+    lines: list[str] = []
+    characters = 0
+    with path.open(encoding="utf-8") as file:
+        # Not the file's own iterator, which reads a line of any size into memory.
+        while line := file.readline(_LONGEST):
+            ends = line.strip() == END_OF_TEXT
+            if ends or characters + len(line) > _LONGEST:
+                yield "".join(lines)
+                lines, characters = [], 0
+            if not ends:
+                lines.append(line)
+                characters += len(line)
+    yield "".join(lines)
+
+
+def _read_parquet(path: Path) -> Iterator[str]:
+    """The rows of the column `text`, without nulls."""
+    file = pq.ParquetFile(path)
+    names = file.schema_arrow.names
+    if "text" not in names or not pa.types.is_string(file.schema_arrow.field("text").type):
+        raise InputError(f"{path} has no column `text` of strings, only {', '.join(names)}")
+    for batch in file.iter_batches(256, columns=["text"]):
+        for text in batch.column(0).drop_null().to_pylist():
+            if len(text) > _LONGEST:
+                raise InputError(f"{path} has a text longer than {_LONGEST:,} characters; split it")
+            yield text
+
+
+_READERS = {".txt": _read_text, ".parquet": _read_parquet}
+
+
+def read_texts(path: Path) -> Iterator[str]:
+    """The documents of one file in order, without empty ones.
+
+    Raises InputError for a file that cannot be read or does not hold what its suffix says.
+    """
+    try:
+        yield from filter(None, _READERS[path.suffix](path))
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8 at byte {error.start}; convert it") from None
+    except (pa.ArrowException, OSError) as error:
+        detail = (str(error).splitlines() or [type(error).__name__])[0]
+        raise InputError(f"{path} cannot be read ({detail}); mend or replace it") from None
+
+
+def _text_files(path: str) -> dict[str, list[Path]]:
+    """The files of a local corpus by split, in name order. Raises InputError without any."""
+    root = Path(path)
+    if not root.exists():
+        raise InputError(f"corpus {root} does not exist; give a file or folder of texts")
+    files = [root] if root.is_file() else sorted(p for p in root.rglob("*") if p.is_file())
+    texts = [p for p in files if p.suffix in _READERS]
+    if not texts:
+        raise InputError(f"corpus {root} holds no {' or '.join(_READERS)} file")
+    validation = [p for p in texts if p.stem.startswith("validation")]
+    train = [p for p in texts if p not in validation]
+    if not train:
+        raise InputError(f"corpus {root} holds only validation files; add files to train on")
+    return {"train": train, "validation": validation}
+
+
+def _last_tenth(path: Path, split: str) -> Iterator[str]:
+    """One text file's documents, of which the last tenth by characters validates."""
+    bound = sum(map(len, read_texts(path)))
+    bound -= bound // _TENTH
+    at = 0
+    for text in read_texts(path):
+        cut = min(max(bound - at, 0), len(text))
+        at += len(text)
+        if part := text[:cut] if split == "train" else text[cut:]:
+            yield part
+
+
+def _local(path: str) -> dict[str, Iterator[str] | None]:
+    """A local corpus's documents by split; None for a split that has no texts of its own."""
+    files = _text_files(path)
+    if files["train"] == [Path(path)] and path.endswith(".txt"):
+        return {split: _last_tenth(Path(path), split) for split in SPLITS}
+    return {s: chain.from_iterable(map(read_texts, p)) if p else None for s, p in files.items()}
+
+
+@cache
+def fingerprint(path: str) -> str:
+    """SHA-256, hexadecimal, of a local corpus's texts.
+
+    It covers every document in order and its split, and nothing else: the same texts in other
+    files in the same order are the same corpus. Raises InputError where they cannot be read or
+    hold no word.
+    """
+    whole, has_words = hashlib.sha256(), False
+    for split, documents in _local(path).items():
+        if documents is None:
+            continue
+        digest = hashlib.sha256()
+        for text in documents:
+            encoded = text.encode()
+            digest.update(len(encoded).to_bytes(8, "little"))
+            digest.update(encoded)
+            if split == "train" and not has_words:
+                has_words = bool(text.replace(END_OF_TEXT, "").strip())
+        whole.update(f"{split}:{digest.hexdigest()};".encode())
+    if not has_words:
+        raise InputError(f"corpus {path} is empty: no file to train on holds a word; give texts")
+    return whole.hexdigest()
+
+
+def is_held_out(text: str, modulus: int) -> bool:
+    """Whether a document belongs to validation: its text's SHA-256 is 0 modulo `modulus`."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest(), "big") % modulus == 0
+
+
+# Both are greedy, so they find the last end inside the window.
+_TO_SENTENCE_END = re.compile(r""".*[.!?]["'”’»)\]]*(?=\s)""", re.DOTALL)
+_TO_WORD_END = re.compile(r".*\S(?=\s)", re.DOTALL)
+_SPACE = re.compile(r"\s*")
+
+
+def cut(text: str, characters: int) -> Iterator[str]:
+    """The text in consecutive pieces of at most `characters` characters, without space around them.
+
+    A piece ends where the text does, else with the last sentence that fits, else with the last
+    word, else in the middle of one.
+    """
+    start, stop = _SPACE.match(text).end(), len(text.rstrip())
+    while start < stop:
+        end = start + characters
+        if end < stop:
+            # One character more than a piece may have: the space behind its last.
+            window = text, start, end + 1
+            match = _TO_SENTENCE_END.match(*window) or _TO_WORD_END.match(*window)
+            end = match.end() if match else end
+        yield text[start : min(end, stop)]
+        start = _SPACE.match(text, end).end()
+
+
+def _shuffled_pieces(documents: Iterator[str], characters: int) -> Iterator[str]:
+    """The pieces of all documents in a pseudo-random order that depends on their number alone.
+
+    In order, a piece would continue its neighbour's text. Memory holds all pieces at once.
+    """
+    pieces = [
+        piece.encode()
+        for document in documents
+        for part in document.split(END_OF_TEXT)
+        for piece in cut(part, characters)
+    ]
+    # NumPy guarantees a bit generator's raw words in every version, and no permutation.
+    keys = np.random.PCG64(np.random.SeedSequence(0)).random_raw(len(pieces))
+    for place in np.argsort(keys, kind="stable"):
+        yield pieces[place].decode()
+
+
+def _hub(stream: dict, split: str) -> Iterator[str]:
+    """The documents of a data set of the hub. Raises InputError and RunError in one line."""
+    import datasets
+
+    path, name, column = stream["path"], stream.get("name"), stream.get("column", "text")
+    options = {"revision": stream.get("revision"), "streaming": True}
+    try:
+        # `datasets` runs no code of the repository: version 4 removed loading scripts.
+        rows = iter(datasets.load_dataset(path, name, split=split, **options))
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        first = str(error).partition("\n")[0]
+        what = f"data set {path} ({name or 'default'}, {split})"
+        raise InputError(f"{what} cannot be loaded: {first}") from None
+    while True:
+        try:
+            row = next(rows, None)
+        except Exception as error:  # what the transports of `datasets` raise has no base
+            first = (str(error).splitlines() or [""])[0]
+            raise RunError(
+                f"the download of {path} broke off ({type(error).__name__}: {first}); "
+                "run the same command again"
+            ) from error
+        if row is None:
+            return
+        if not isinstance(row.get(column), str):
+            raise InputError(f"a row of data set {path} has no string column {column!r}")
+        yield row[column]
+
+
+def streams(data: "Data", split: str) -> list[Iterator[str]]:
+    """The documents of a split, one iterator a stream of the corpus."""
+    by_hash = data.validation_modulus is not None
+    if data.path is None:
+        texts = [_hub(s, "train" if by_hash else split) for s in data.source["streams"]]
+    else:
+        local = _local(data.path)
+        by_hash = local["validation"] is None
+        if by_hash and data.validation_modulus is None:
+            raise InputError(
+                f"corpus {data.path} holds no validation* file and validation_modulus is null; "
+                "give one of them"
+            )
+        texts = [local["train" if by_hash else split]]
+    if by_hash:
+        held_out = split == "validation"
+        modulus = data.validation_modulus
+        texts = [(t for t in each if is_held_out(t, modulus) == held_out) for each in texts]
+    if data.document_characters is not None:
+        texts = [_shuffled_pieces(each, data.document_characters) for each in texts]
+    return texts
+
+
+def _sample(data: "Data") -> Iterator[str]:
+    """Training documents for the tokenizer, the streams in turn, up to the character limit."""
+    waiting = streams(data, "train")
+    characters = 0
+    while waiting:
+        for stream in list(waiting):
+            text = next(stream, None)
+            if text is None:
+                waiting.remove(stream)
+                continue
+            yield text
+            characters += len(text)
+            if data.tokenizer_characters and characters >= data.tokenizer_characters:
+                return
+
+
+def unigram_entropy(tokens: np.ndarray) -> float:
+    """Entropy in nats of the predicted tokens' frequencies (all but the first), (N,) ids."""
+    counts = np.zeros(np.iinfo(TOKEN_TYPE).max + 1, np.int64)
+    # By slices: bincount widens its input to 8 bytes a token.
+    for start in range(1, len(tokens), _TOKENS_AT_A_TIME):
+        counts += np.bincount(tokens[start : start + _TOKENS_AT_A_TIME], minlength=len(counts))
+    p = counts[counts > 0] / counts.sum()
+    return float(-(p * np.log(p)).sum())
+
+
+def _least(data: "Data", split: str) -> int:
+    """The fewest tokens that the readers of a split can do with."""
+    diagnosed = data.diagnosed_tokens if split == "validation" else 0
+    return max(data.largest_context + 1, diagnosed)
+
+
+def _check_size(data: "Data", split: str, tokens: int) -> None:
+    """Refuse a split that is too small for its readers, before anything is trained on it."""
+    least = _least(data, split)
+    if tokens < least:
+        raise InputError(
+            f"{data.name}: the {split} split holds {tokens:,} tokens, fewer than the {least:,} "
+            "that its longest window or the diagnostics read; give more text"
+        )
+
+
+def check(data: "Data") -> None:
+    """Raise InputError where local texts are missing or have fewer bytes than tokens are needed.
+
+    Fast: it reads no further than it must, and trains no tokenizer. `prepare` counts the tokens.
+    """
+    if data.path is None:
+        return
+    for split in SPLITS:
+        least, size = _least(data, split), 0
+        for text in streams(data, split)[0]:
+            size += len(text.encode()) + 1  # a token is a byte at least; end-of-text is one more
+            if size >= least:
+                break
+        _check_size(data, split, size)
+
+
+def prepare(data: "Data", folder: Path) -> None:
+    """Write tokenizer.json, train.bin, validation.bin and data.parquet into `folder`.
+
+    The .bin files hold little-endian unsigned 16-bit ids, documents joined by end-of-text. Nothing
+    appears in `folder` before all is complete; a killed preparation starts again. Raises InputError
+    for a missing or empty corpus, a changed one, one that is too small or cannot fill the
+    vocabulary; RunError where another process prepares it or a download breaks off.
+    """
+    work = folder.with_name(f".{folder.name}")
+    with records.held(folder.with_name(f".{folder.name}.lock"), data.name):
+        found = None if data.path is None else fingerprint(data.path)
+        if data.fingerprint not in (None, found):
+            raise InputError(
+                f"corpus {data.path} has fingerprint {found}, the configuration says "
+                f"{data.fingerprint}; restore those texts or choose another corpus"
+            )
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir(parents=True)
+        print(f"{data.name}: training a tokenizer of {data.vocabulary} entries", file=sys.stderr)
+        tokenizer = train_tokenizer(_sample(data), data.vocabulary, data.name)
+        tokenizer.save(str(work / "tokenizer.json"), pretty=False)
+        key = {"campaign": data.campaign, "corpus": data.corpus, "vocabulary": data.vocabulary}
+        rows = []
+        for split in SPLITS:
+            limit = data.train_tokens if split == "train" else data.validation_tokens
+            path = work / f"{split}.bin"
+            with path.open("wb") as file:
+                counts = encode(tokenizer, streams(data, split), limit, file, f"{data.name} {split}")
+                os.fsync(file.fileno())
+            _check_size(data, split, counts["tokens"])
+            entropy = unigram_entropy(np.memmap(path, TOKEN_TYPE, mode="r"))
+            hashes = {"sha256": sha256_of(path), "fingerprint": found}
+            rows.append(key | {"split": split} | counts | {"unigram_entropy": entropy} | hashes)
+        folder.mkdir(exist_ok=True)
+        for path in work.iterdir():
+            path.replace(folder / path.name)
+        records.write(folder / "data.parquet", "data", rows, records.origin(data.hash, "cpu"))
+        shutil.rmtree(work)

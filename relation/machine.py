@@ -1,0 +1,198 @@
+"""The machine: its devices and who holds them, progress, determinism, and peak memory.
+
+PyTorch is imported on first use: preparing a corpus needs none.
+"""
+
+import os
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from filelock import FileLock, Timeout
+from tqdm import tqdm
+
+from relation.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+
+_SECONDS_BETWEEN_TRIES = 0.5
+_SECONDS_BETWEEN_LINES = 15.0
+
+
+def torch_device(name: str) -> "torch.device":
+    """The device "cpu" or "cuda". Raises InputError for a GPU where PyTorch sees none."""
+    import torch
+
+    if name != "cpu" and not torch.cuda.is_available():
+        raise InputError("this campaign runs on a CUDA GPU and PyTorch sees none here")
+    return torch.device(name)
+
+
+def describe(device: "torch.device") -> str:
+    """The device's name as records hold it."""
+    import torch
+
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    threads = torch.get_num_threads()
+    return f"CPU ({platform.machine()}, {threads} thread{'s' if threads > 1 else ''})"
+
+
+def to_device(array: np.ndarray, device: "torch.device") -> "torch.Tensor":
+    """A tensor of an array on a device; to a GPU through pinned memory, without waiting for it."""
+    import torch
+
+    tensor = torch.from_numpy(array)
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
+
+
+def _lock(name: str) -> FileLock:
+    return FileLock(Path(tempfile.gettempdir()) / f"relation-gpu-{name}.lock", mode=0o666)
+
+
+@contextmanager
+def gpu_lock(count: int = 1) -> Iterator[list[int]]:
+    """Hold `count` free GPUs of this machine and yield their indices; waits until they are free.
+
+    All or none are taken, so two jobs never wait for each other with half of what both need.
+    Raises InputError where the machine has fewer.
+    """
+    import torch
+
+    torch_device("cuda")
+    present = torch.cuda.device_count()
+    if present < count:
+        raise InputError(f"{count} processes need {count} GPUs and PyTorch sees {present} here")
+    # By identifier: CUDA_VISIBLE_DEVICES gives one GPU different indices in different jobs.
+    locks = [_lock(str(torch.cuda.get_device_properties(i).uuid)) for i in range(present)]
+    waiting = False
+    while True:
+        taken: dict[int, FileLock] = {}
+        with _lock("claim"):
+            for index, lock in enumerate(locks):
+                if len(taken) < count:
+                    try:
+                        lock.acquire(timeout=0)
+                    except Timeout:
+                        continue
+                    taken[index] = lock
+            if len(taken) < count:
+                for lock in taken.values():
+                    lock.release()
+        if len(taken) == count:
+            break
+        if not waiting:
+            print(f"waiting for {count} free GPU{'s' if count > 1 else ''}", file=sys.stderr)
+            waiting = True
+        time.sleep(_SECONDS_BETWEEN_TRIES)
+    with ExitStack() as stack:
+        for lock in taken.values():
+            stack.callback(lock.release)
+        yield list(taken)
+
+
+@contextmanager
+def claim(name: str) -> "Iterator[torch.device]":
+    """Yield the device "cpu", or "cuda" with one GPU held until the context ends."""
+    import torch
+
+    if name == "cpu":
+        yield torch.device("cpu")
+        return
+    with gpu_lock() as (index,):
+        torch.cuda.set_device(index)
+        yield torch.device("cuda", index)
+
+
+@contextmanager
+def deterministic_algorithms(wanted: bool) -> Iterator[None]:
+    """Where wanted, PyTorch runs only algorithms that give the same bits every time.
+
+    Enter it before the first CUDA call: cuBLAS reads its workspace's size once. An operation
+    without such an algorithm raises RuntimeError.
+    """
+    if not wanted:
+        yield
+        return
+    import torch
+
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+class PeakMemory:
+    """The most bytes that PyTorch has allocated on a GPU; a CPU has none."""
+
+    def __init__(self, device: "torch.device"):
+        import torch
+
+        self._counts, self._before, self._cuda = device.type == "cuda", 0, torch.cuda
+        if self._counts:
+            self._cuda.reset_peak_memory_stats()
+
+    def gib(self) -> float | None:
+        """The peak in GiB; None on a CPU."""
+        if not self._counts:
+            return None
+        return max(self._before, self._cuda.max_memory_allocated()) / 2**30
+
+    @contextmanager
+    def left_out(self) -> Iterator[None]:
+        """Memory that is allocated and freed inside does not count."""
+        if self._counts:
+            self._before = max(self._before, self._cuda.max_memory_allocated())
+        yield
+        if self._counts:
+            self._cuda.reset_peak_memory_stats()
+
+
+class Progress:
+    """Counts towards `total` units: a bar on a terminal, a line every 15 s in a log file."""
+
+    def __init__(self, label: str, total: int, unit: str, done: int = 0):
+        self.label, self.total, self.unit, self.done = label, total, unit, done
+        self._began, self._first, self._printed = time.monotonic(), done, -float("inf")
+        # A dumb terminal cannot return to the start of a line.
+        terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        options = {"unit": f" {unit}", "unit_scale": True, "dynamic_ncols": True}
+        self._bar = tqdm(desc=label, total=total, initial=done, **options) if terminal else None
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def advance(self, step: int, note: str = "") -> None:
+        """Add `step` units; `note` is a short reading such as the loss."""
+        self.done += step
+        if self._bar is not None:
+            self._bar.set_postfix_str(note, refresh=False)
+            self._bar.update(step)
+            return
+        now = time.monotonic()
+        if now - self._printed < _SECONDS_BETWEEN_LINES and self.done < self.total:
+            return
+        self._printed = now
+        line = f"{self.label}: {self.done:,}/{self.total:,} {self.unit}"
+        line += f" ({self.done / max(1, self.total):.0%})" + (f", {note}" if note else "")
+        rate = (self.done - self._first) / max(now - self._began, 1e-9)
+        if 0 < rate and self.done < self.total:
+            left = tqdm.format_interval((self.total - self.done) / rate)
+            line += f", {rate:,.3g} {self.unit}/s, {left} left"
+        print(line, file=sys.stderr, flush=True)

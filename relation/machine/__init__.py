@@ -1,1 +1,0 @@
-"""The machine at hand: GPUs and processes, and progress on its terminal."""

@@ -1,0 +1,137 @@
+"""Data-parallel training of one run: the processes that torchrun starts.
+
+Each has a copy of the model and takes every size-th micro-batch of an update. Gradients and loss
+are summed through one all-reduce an update, so all take the same step, and the sum is a single
+process's up to the order of its terms.
+"""
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.rendezvous import rendezvous
+
+from relation.errors import InputError, RunError
+from relation.machine import claim, gpu_lock
+
+_TIMEOUT = timedelta(minutes=30)  # longer than the first process takes to save and evaluate
+_SECONDS_BETWEEN_LOOKS = 0.05
+
+
+class World:
+    """The processes that train one run; `rank` is this one's number, from 0, of `size`.
+
+    The first leads: it alone saves, logs, evaluates and talks. Without torchrun there is one.
+    name: the run's, for messages; micro_batches: of an update.
+    """
+
+    def __init__(self, name: str, micro_batches: int):
+        self.name, self.rank, self.size, self._store = name, 0, 1, None
+        self._micro_batches = micro_batches
+        if not dist.is_torchelastic_launched() or int(os.environ["WORLD_SIZE"]) == 1:
+            return
+        self._store, self.rank, self.size = next(rendezvous("env://"))
+
+    @property
+    def leads(self) -> bool:
+        return self.rank == 0
+
+    @contextmanager
+    def one_message(self) -> Iterator[None]:
+        """Let the first process that fails raise its error; the others end without a word."""
+        try:
+            yield
+        except Exception as error:
+            try:
+                first = self._store is None or self._store.add("failed", 1) == 1
+            except RuntimeError:  # the process that held the store is gone
+                raise SystemExit(2) from error
+            if not first:
+                raise SystemExit(2) from error
+            # gloo's error is a bare RuntimeError.
+            if isinstance(error, dist.DistError) or "gloo" in str(error):
+                raise RunError(
+                    f"{self.name}: another process of this run ended without a word; look for "
+                    "what killed it and run the same command again"
+                ) from error
+            raise
+
+    @contextmanager
+    def device(self, kind: str) -> Iterator[torch.device]:
+        """Yield this process's own device of `kind` ("cpu" or "cuda"), and join the others.
+
+        The first process of a machine holds the GPUs of all there. Raises InputError where there
+        are too few, or fewer micro-batches than processes.
+        """
+        if self._store is None:
+            with claim(kind) as device:
+                yield device
+            return
+        if self.size > self._micro_batches:
+            raise InputError(
+                f"{self.name}: an update has {self._micro_batches} micro-batches, which "
+                f"{self.size} processes cannot share; give torchrun at most {self._micro_batches}"
+            )
+        with ExitStack() as stack:
+            device = torch.device("cpu")
+            if kind == "cuda":
+                place, machine = int(os.environ["LOCAL_RANK"]), os.environ["GROUP_RANK"]
+                if place == 0:
+                    indices = stack.enter_context(gpu_lock(int(os.environ["LOCAL_WORLD_SIZE"])))
+                    self._store.set(f"gpus/{machine}", json.dumps(indices))
+                while not self._store.check([f"gpus/{machine}"]):  # for hours, if others hold them
+                    time.sleep(_SECONDS_BETWEEN_LOOKS)
+                device = torch.device("cuda", json.loads(self._store.get(f"gpus/{machine}"))[place])
+                torch.cuda.set_device(device)
+            backend = "nccl" if kind == "cuda" else "gloo"
+            given = {"store": self._store, "rank": self.rank, "world_size": self.size}
+            dist.init_process_group(backend, timeout=_TIMEOUT, **given)
+            yield device
+            # Not after an error: a peer may be gone, and with it the end of what is under way.
+            dist.destroy_process_group()
+
+    def check_same(self, model: nn.Module) -> None:
+        """Raise RunError unless each parameter's bits have one sum in all processes."""
+        if self.size == 1:
+            return
+        bits = [p.detach().view(torch.int32).sum(dtype=torch.int64) for p in model.parameters()]
+        low, high = torch.stack(bits), torch.stack(bits)
+        dist.all_reduce(low, dist.ReduceOp.MIN)
+        dist.all_reduce(high, dist.ReduceOp.MAX)
+        if not torch.equal(low, high):
+            raise RunError(
+                f"{self.name}: the {self.size} processes hold different parameters; nothing is "
+                "written; look after the hardware and run the same command again"
+            )
+
+
+class SummedGradients:
+    """The `reduce` of an UpdateStep: gradients and loss become their sums over the processes.
+
+    A process without a micro-batch of this update adds zeros.
+    """
+
+    def __init__(self, model: nn.Module, device: torch.device):
+        self._parameters = list(model.parameters())
+        sizes = [p.numel() for p in self._parameters]
+        self._flat = torch.zeros(sum(sizes) + 1, device=device)
+        *parts, self._loss = self._flat.split([*sizes, 1])
+        self._views = [v.view_as(p) for v, p in zip(parts, self._parameters, strict=True)]
+
+    def __call__(self, loss: Tensor) -> None:
+        """Sum the gradients and `loss`, a scalar, in place."""
+        if any(p.grad is None for p in self._parameters):
+            self._flat.zero_()
+        for view, parameter in zip(self._views, self._parameters, strict=True):
+            if parameter.grad is not None:
+                view.copy_(parameter.grad)
+            parameter.grad = view
+        self._loss.copy_(loss)
+        dist.all_reduce(self._flat)
+        loss.copy_(self._loss[0])
