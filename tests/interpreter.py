@@ -4,13 +4,15 @@ So they run in a process of their own, which a test of the ordinary run starts: 
 """
 
 import os
+import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT, run_module
 
+TESTS = Path(__file__).parent
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
@@ -49,11 +51,17 @@ def run_interpreted(file: str) -> None:
     triton = pytest.importorskip("triton")
     if triton.__version__.startswith("3.6.") and np.lib.NumpyVersion(np.__version__) >= "2.4.0":
         pytest.skip("Triton 3.6's interpreter cannot run a loop with NumPy 2.4 or newer")
-    path = os.pathsep.join((str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")))
-    done = run_module(ROOT, "interpreter", file, PYTHONPATH=path)
-    assert done.returncode == 0, done.stdout
+    path = os.pathsep.join((str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH", "")))
+    done = subprocess.run(
+        [sys.executable, __file__, file],
+        cwd=TESTS.parent,
+        env=os.environ | {"PYTHONPATH": path, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 if __name__ == "__main__":
-    os.environ["TRITON_INTERPRET"] = "1"
-    sys.exit(pytest.main(["-p", "no:cacheprovider", f"{sys.argv[1]}::TestInterpreted"]))
+    options = ["-p", "no:cacheprovider", "--noconftest", "--durations=8"]
+    sys.exit(pytest.main([*options, f"{sys.argv[1]}::TestInterpreted"]))

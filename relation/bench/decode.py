@@ -1,332 +1,309 @@
 """Decoding: the time of a token and the bytes of the state, by context and batch (Table 1).
 
-A token is what `relation.nn.generation` runs: read the last ids, draw the next ones, and tell the
-host, which reads them a token late. The state holds random numbers: no time depends on them.
-Beside it stand the time of reading a prompt (`relation.bench.prompts`) and how far decoding agrees
-with the forward pass (`relation.bench.agreement`).
+A token is what generation runs: read the last ids, draw the next ones and tell the host, which
+reads them a token late. The state holds random numbers, on which no time depends. Beside it stand
+the time of a prompt and of training's forward pass of as many tokens, and how far decoding lies off
+the forward pass in FP64.
 """
 
-import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
-from relation.bench import llama
-from relation.bench.agreement import agreement
-from relation.bench.prompts import forward, model_of, reading
-from relation.bench.run import choose
-from relation.bench.statistics import median_columns
-from relation.bench.timing import reclaim, synchronize
-from relation.errors import InputError
-from relation.machine.devices import claim, describe
-from relation.machine.progress import Progress
-from relation.nn import Decoder, DecodeState, Execution
-from relation.nn.folding import fold
-from relation.nn.prepared import Prepared
-from relation.nn.replay import Replay
-from relation.nn.sampling import Sampling, Uniforms, draw
-from relation.spec import SystemsSpec, canonical_hash
-from relation.store.layouts import DECODE
-from relation.store.parquet import write_parquet
-from relation.store.stamp import UNKNOWN, Stamp, origin
-from relation.variants import LINEAR, ModelConfig, model_config
-from relation.verify.inputs import DTYPES
+from relation import machine, records
+from relation.bench.rounds import (
+    DTYPES,
+    Answers,
+    Conditions,
+    Sides,
+    median_columns,
+    reclaim,
+    synchronize,
+)
+from relation.errors import RunError
+from relation.nn import Decoder, Execution
+from relation.nn.cache import DecodeState
+from relation.nn.generate import (
+    Places,
+    Prepared,
+    Replay,
+    Sampling,
+    Uniforms,
+    draw,
+    fold,
+    read_prompts,
+    why_plain,
+)
+from relation.plan import Bench
+from relation.train.step import summed_nll
+from relation.variants import LINEAR, ModelConfig
 
-# Tokens of a prompt, and rows.
-PROMPTS = {"cuda": (8192, (1, 8)), "cpu": (64, (1,))}
-PEER = "llama"
-NAME = "decode"
 TOKEN, PROMPT, FORWARD, AGREEMENT = "token", "prompt", "forward", "agreement"
-# What `bench decode` measures; a prompt's rows are those of reading it and of training's forward.
-MEASURES = (TOKEN, PROMPT, AGREEMENT)
-# Compiling the peer takes as long as measuring a model's whole row.
-_PEERS_CONTEXTS, _PEERS_BATCHES = (512, 131072), (1, 32)
-_ROUNDS, _TOKENS_A_ROUND, _WARM_TOKENS = 10, 8, 4
-# Places beyond the context, for the tokens of a round.
-ROOM = 16
+_TOKENS_A_ROUND = 8
+_ROOM = 16  # places beyond the context, for the tokens of a round
+# By kind of device: tokens of a prompt and its batches; rows, prompt and tokens of an agreement.
+_PROMPTS = {"cuda": (8192, (1, 8)), "cpu": (64, (1,))}
+_AGREEMENTS = {"cuda": (8, 512, 128), "cpu": (2, 12, 8)}
+# Decoding may lie off FP64 by twice what the forward pass does, and by so much of the truth.
+_SLACK = {"fp32": 1e-5, "bf16": 1e-3, "fp16": 1e-3}
 
 
-class Decoding(NamedTuple):
-    """What is timed: `token` runs a token of the batch, `rewind` goes back to the context."""
-
-    token: Callable[[], object]
-    rewind: Callable[[], object] = lambda: None
-
-
-Maker = Callable[["Cell"], Decoding]
-
-
-@dataclass(frozen=True)
-class Cell:
-    """What is measured once: a token of `batch` rows that have read `context` tokens each.
-
-    measure: TOKEN, or PROMPT and FORWARD, of which `context` tokens a row are timed.
-    """
-
-    model: str
-    config: ModelConfig
-    context: int
-    batch: int
-    measure: str = TOKEN
-
-    @property
-    def tokens(self) -> int:
-        """Tokens that a call takes."""
-        return self.batch * (1 if self.measure == TOKEN else self.context)
-
-    def state_bytes(self, dtype: torch.dtype) -> int:
-        """Bytes of the decode state: Table 1's history state, of all layers and rows."""
-        config = self.config
-        history = 2 * self.context * config.d_model * dtype.itemsize
-        linear = config.d_model * config.head_dim * torch.float32.itemsize
-        of_layer = {letter: linear if letter == LINEAR else history for letter in config.layout}
-        return self.batch * sum(of_layer[letter] for letter in config.layout)
+def execution(dtype: torch.dtype, device: torch.device, compiled: bool = False) -> Execution:
+    """The backends of training, by which prompts are read too."""
+    if device.type != "cuda":
+        return Execution(mha="flash", full="tiled", linear="chunked", compiled=compiled)
+    # PyTorch's FlashAttention takes no FP32.
+    mha = "reference" if dtype == torch.float32 else "flash"
+    return Execution(mha=mha, full="flash", linear="flash", compiled=compiled)
 
 
-def random_state(cell: Cell, dtype: torch.dtype, device: torch.device) -> DecodeState:
-    """A decode state as `cell` finds it, with room for the tokens that are measured."""
-    config, rows = cell.config, (cell.batch, cell.config.heads)
-    state = DecodeState(config.layout, cell.context + ROOM)
+def state_bytes(config: ModelConfig, context: int, batch: int, dtype: torch.dtype) -> int:
+    """Bytes of the decode state, Table 1's history state of all layers and rows."""
+    history = 2 * context * config.d_model * dtype.itemsize
+    linear = config.d_model * config.head_dim * torch.float32.itemsize
+    return batch * sum(linear if letter == LINEAR else history for letter in config.layout)
+
+
+def random_state(
+    config: ModelConfig, context: int, batch: int, dtype: torch.dtype, device: torch.device
+) -> DecodeState:
+    """A decode state after `context` tokens a row, with room for those that are measured."""
+    state = DecodeState(config.layout, context + _ROOM)
+    D, rows = config.head_dim, (batch, config.heads)
     for letter, cache in zip(config.layout, state.layers, strict=True):
         if letter == LINEAR:
-            C = torch.randn(*rows, config.head_dim, config.head_dim, device=device)
-            cache.tensors = (C,)
+            cache.tensors = (torch.randn(*rows, D, D, device=device),)  # C
         else:
-            shape = (*rows, cache.capacity, config.head_dim)
+            shape = (*rows, cache.capacity, D)  # of p2 and info
             cache.tensors = tuple(torch.randn(shape, dtype=dtype, device=device) for _ in range(2))
-    state.settle([cell.context] * cell.batch)
+    state.settle([context] * batch)
     return state
 
 
-def _replayed(model: Decoder, cell: Cell, dtype: torch.dtype, device: torch.device) -> Decoding:
-    """Tokens by the kernels, as generation runs them: the last one is read meanwhile."""
-    state = random_state(cell, dtype, device)
-    logits = torch.zeros(cell.batch, cell.config.vocab_size, device=device)
-    prepared = Prepared(model, dtype)
-    replay = Replay(prepared, state, logits, Sampling(), None)
+@dataclass
+class Decoding:
+    """One model: its tokens, its prompts and its agreement with FP64, as `prepare` is asked."""
 
-    def token() -> None:
-        note = replay.note()
-        replay.next()
-        note.read()
+    config: ModelConfig
+    precision: str
+    device: torch.device
 
-    return Decoding(token, partial(replay.rewind, cell.context))
+    @property
+    def _dtype(self) -> torch.dtype:
+        return DTYPES[self.precision]
 
+    def _autocast(self) -> torch.autocast:
+        enabled = self._dtype != torch.float32
+        return torch.autocast(self.device.type, self._dtype, enabled=enabled)
 
-def _plain(model: Decoder, cell: Cell, dtype: torch.dtype, device: torch.device) -> Decoding:
-    """Tokens by `model.decode`, as a CPU generates."""
-    state = random_state(cell, dtype, device)
-    numbers = Uniforms(0, cell.batch).next()[0]
-    ids = torch.zeros(cell.batch, dtype=torch.int64)
+    def _model(self, run_by: Execution) -> Decoder:
+        model = Decoder(self.config, run_by)
+        model.initialise(seed=0)
+        return model.to(self.device)
 
-    def token() -> None:
-        with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
-            logits = model.decode(ids[:, None], state)[:, -1]
-        ids.copy_(draw(logits, numbers, Sampling()))
+    def _ids(self, batch: int, length: int) -> Tensor:
+        generator = torch.Generator().manual_seed(0)
+        drawn = torch.randint(self.config.vocab_size, (batch, length), generator=generator)
+        return drawn.to(self.device)
 
-    return Decoding(token, partial(state.settle, [cell.context] * cell.batch))
+    def prepare(self, measure: str, context: int, batch: int) -> dict:
+        """Raises OutOfMemoryError where the state alone is larger than the free memory."""
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        if measure == AGREEMENT:
+            return self._agreement()
+        self._rewind, self._calls = (lambda: None), 1
+        if measure == TOKEN:
+            self._prepare_token(context, batch)
+        elif measure == PROMPT:
+            self._call = self._prompt(context, batch)
+        else:
+            self._call = self._forward(context, batch)
+        for _ in range(3):
+            self._call()
+        return {}
 
+    def _prepare_token(self, context: int, batch: int) -> None:
+        config, dtype, device = self.config, self._dtype, self.device
+        if device.type == "cuda":
+            free, needed = torch.cuda.mem_get_info()[0], state_bytes(config, context, batch, dtype)
+            if needed > free:
+                told = f"its state takes {needed / 1e9:,.0f} GB, and {free / 1e9:,.0f} GB are free"
+                raise torch.OutOfMemoryError(told)
+        model = fold(self._model(Execution(linear="chunked")).eval())
+        state = random_state(config, context, batch, dtype, device)
+        self._calls = _TOKENS_A_ROUND
+        if device.type == "cuda":
+            logits = torch.zeros(batch, config.vocab_size, device=device)
+            replay = Replay(Prepared(model, dtype), state, logits, Sampling(), None)
 
-def _peer(cell: Cell, dtype: torch.dtype, device: torch.device) -> Decoding:
-    places = cell.context + ROOM
-    return Decoding(*llama.tokens(cell.config, cell.batch, cell.context, places, dtype, device))
+            def replayed() -> None:
+                note = replay.note()
+                replay.next()
+                note.read()  # the last token's ids, while the GPU works on the next
 
+            self._call, self._rewind = replayed, partial(replay.rewind, context)
+            return
+        numbers = Uniforms(0, batch).next()[0]
+        ids = torch.zeros(batch, dtype=torch.int64)
 
-def _maker(name: str, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Maker:
-    """What makes the token of a cell of one model, which is built once."""
-    if name == PEER:
-        return partial(_peer, dtype=dtype, device=device)
-    make = _replayed if device.type == "cuda" else _plain
-    model = fold(model_of(config, Execution(linear="chunked"), device).eval())
-    return partial(make, model, dtype=dtype, device=device)
+        def plain() -> None:
+            with torch.no_grad(), self._autocast():
+                logits = model.decode(ids[:, None], state)[:, -1]
+            ids.copy_(draw(logits, numbers, Sampling()))
 
+        self._call, self._rewind = plain, partial(state.settle, [context] * batch)
 
-def _of_prompts(cell: Cell, dtype: torch.dtype, device: torch.device) -> Decoding:
-    """A prompt read, or training's forward of as many tokens."""
-    make = reading if cell.measure == PROMPT else forward
-    return Decoding(make(cell.config, cell.context, cell.batch, dtype, device))
+    def _prompt(self, context: int, batch: int) -> Callable[[], object]:
+        """Reads a prompt of `context` tokens a row into a new state; logits of the last."""
+        model = self._model(execution(self._dtype, self.device)).eval()
+        plain = why_plain(model, self.device, self._dtype)
+        prepared = None if plain else Prepared(model, self._dtype)
+        folded, tokens = fold(model), self._ids(batch, context)
 
+        def read() -> None:
+            with torch.no_grad(), self._autocast():
+                read_prompts(folded, prepared, tokens, folded.decode_state(context))
 
-def why_unmeasured(cell: Cell, dtype: torch.dtype, device: torch.device) -> str | None:
-    """The reason why a cell is not measured on `device`, or None; memory is not asked about."""
-    if cell.model != PEER:
-        return None
-    reason = llama.why_unavailable(device)
-    if reason is None and (cell.context not in _PEERS_CONTEXTS or cell.batch not in _PEERS_BATCHES):
-        reason = "compiled at few contexts and batches alone: each takes many seconds"
-    return reason
+        return read
 
+    def _forward(self, context: int, batch: int) -> Callable[[], object]:
+        """Training's forward pass, which keeps what a backward needs; compiled on a GPU."""
+        on_gpu = self.device.type == "cuda"
+        model = self._model(execution(self._dtype, self.device, on_gpu))
+        tokens = self._ids(batch, context + 1)
+        inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+        torch.compiler.reset()  # nothing that was compiled for another model is taken for this one
+        loss = torch.compile(summed_nll, dynamic=False) if on_gpu else summed_nll
 
-def _seconds(decoding: Decoding, rounds: int, device: torch.device) -> list[float]:
-    """Seconds of one token, the mean of each round, by the clock on the wall."""
-    for _ in range(_WARM_TOKENS):
-        decoding.token()
-    found = []
-    for _ in range(rounds):
-        decoding.rewind()
-        synchronize(device)
+        def passed() -> None:
+            with self._autocast():
+                loss(model, inputs, targets)
+
+        return passed
+
+    def _next_token(self, model: Decoder, prompts: Tensor, places: int) -> Callable:
+        """What gives logits (B, V) of ids (B,) after prompts (B, n), as generation does."""
+        state = model.decode_state(places)
+        if why_plain(model, self.device, self._dtype) is not None:
+            model.read(prompts, state)
+            return lambda ids: model.decode(ids[:, None], state)[:, -1]
+        prepared = Prepared(model, self._dtype)
+        read_prompts(model, prepared, prompts, state)
+        shape = (len(prompts),)
+        lengths = torch.full(shape, state.length, dtype=torch.int32, device=self.device)
+        at = Places(lengths, torch.ones_like(lengths), model.rope_tables(places, self.device))
+
+        def token(ids: Tensor) -> Tensor:
+            logits = prepared.token(ids, state, at)
+            lengths.add_(1)
+            return logits
+
+        return token
+
+    @torch.no_grad()
+    def _agreement(self) -> dict:
+        """Decodes a given text; its logits off FP64's, beside those of the forward pass.
+
+        Teacher-forced: a token that differs changes none after it. Raises RunError where decoding
+        is beyond its bound.
+        """
+        batch, read, decoded = _AGREEMENTS[self.device.type]
+        model = self._model(execution(self._dtype, self.device)).eval()
+        tokens = self._ids(batch, read + decoded)
+        exact = Decoder(self.config, Execution(full="tiled", linear="chunked"))
+        exact.to(self.device).double().load_state_dict(model.state_dict())
+        truth = exact(tokens)[:, read:]
+        with self._autocast():
+            forward = model(tokens)[:, read:].double()
+            token = self._next_token(model, tokens[:, :read], read + decoded)
+            steps = [token(ids) for ids in tokens[:, read:].unbind(1)]
+        found = torch.stack(steps, 1).double()
+        rms, largest = (lambda x: x.square().mean().sqrt().item()), (lambda x: x.abs().max().item())
+        for name, size in (("RMS", rms), ("largest", largest)):
+            error, usual = size(found - truth), size(forward - truth)
+            if not error <= 2 * usual + _SLACK[self.precision] * size(truth):
+                raise RunError(f"its {name} error is {error:.2g}, the forward's {usual:.2g}")
+        chosen, usual, right = (logits.argmax(-1) for logits in (found, forward, truth))
+        return {
+            "compared_tokens": batch * decoded,
+            "logit_error": rms(found - truth) / rms(truth),
+            "forward_error": rms(forward - truth) / rms(truth),
+            "greedy_differs": (chosen != usual).sum().item(),
+            "forward_differs": (usual != right).sum().item(),
+        }
+
+    def seconds(self, measure: str) -> float:
+        """Seconds of a token, a prompt or a forward of the batch, by the clock on the wall."""
+        self._rewind()
+        synchronize(self.device)
         began = time.perf_counter()
-        for _ in range(_TOKENS_A_ROUND):
-            decoding.token()
-        synchronize(device)
-        found.append((time.perf_counter() - began) / _TOKENS_A_ROUND)
-    return found
+        for _ in range(self._calls):
+            self._call()
+        synchronize(self.device)
+        return (time.perf_counter() - began) / self._calls
 
+    def proof(self) -> dict:
+        return {}
 
-def measured(
-    cell: Cell, make: Maker, precision: str, device: torch.device, rounds: int = _ROUNDS
-) -> dict:
-    """The row of a cell: its times, or why it has none with the bytes that it would take."""
-    dtype, samples = DTYPES[precision], []
-    needed = cell.state_bytes(dtype)
-    status, reason = "UNAVAILABLE", why_unmeasured(cell, dtype, device)
-    if reason is None and device.type == "cuda":
-        free = torch.cuda.mem_get_info(device)[0]
-        if needed > free:
-            status = "OOM"
-            reason = f"its state takes {needed / 1e9:,.0f} GB, and {free / 1e9:,.0f} GB are free"
-    if reason is None:
-        try:
-            samples = _seconds(make(cell), rounds, device)
-            status = "PASS"
-        except torch.OutOfMemoryError as error:
-            status, reason = "OOM", str(error).splitlines()[0]
-    median = median_columns("seconds", samples)
-    seconds = median["seconds"]
-    return _row(cell.model, cell.config, cell.measure, precision, device) | {
-        "context": cell.context,
-        "batch": cell.batch,
-        "status": status,
-        "reason": reason,
-        **median,
-        "tokens_per_second": None if seconds is None else cell.tokens / seconds,
-        "state_bytes": None if cell.measure == FORWARD else needed,
-        "samples": samples,
-    }
+    def release(self) -> None:
+        self._call = self._rewind = None
+        reclaim()
 
 
 def _row(
-    model: str, config: ModelConfig, measure: str, precision: str, device: torch.device
+    bench: Bench, model: str, config: ModelConfig, cell: tuple[str, int, int], answers: Answers
 ) -> dict:
-    """What every row has; the other columns are null."""
-    own = {"model": model, "layout": config.layout, "measure": measure, "precision": precision}
-    return dict.fromkeys(DECODE.names) | own | {"samples": [], "device": describe(device)}
+    measure, context, batch = cell
+    columns = median_columns("seconds", answers.samples.get(measure, []))
+    tokens, seconds = batch * (1 if measure == TOKEN else context), columns["seconds"]
+    bytes_of = state_bytes(config, context, batch, DTYPES[bench.precision])
+    return {
+        **dict.fromkeys(records.columns("decode")),
+        **{name: getattr(bench, name) for name in ("campaign", "scale", "variation", "precision")},
+        "model": model,
+        "layout": config.layout,
+        "measure": measure,
+        "context": context,
+        "batch": batch,
+        **answers.status(measure),
+        **columns,
+        "tokens_per_second": None if seconds is None else tokens / seconds,
+        "state_bytes": bytes_of if measure in (TOKEN, PROMPT) else None,
+        "samples": answers.samples.get(measure, []),
+        **answers.facts,
+    }
 
 
-def _rows_of(
-    name: str,
-    config: ModelConfig,
-    grid: Sequence[Sequence[int]],
-    measures: Sequence[str],
-    rounds: int,
-    precision: str,
-    device: torch.device,
-    tell: Callable[[str], None],
-) -> Iterator[dict]:
-    """One model's rows. tell: what the next one is."""
-    dtype, given = DTYPES[precision], (precision, device, rounds)
-    if TOKEN in measures:
-        make = _maker(name, config, dtype, device)
-        for context, batch in itertools.product(*grid):
-            tell(f"{name} {context:,} x {batch}")
-            yield measured(Cell(name, config, context, batch), make, *given)
-    if name == PEER:
-        return
-    if PROMPT in measures:
-        make = partial(_of_prompts, dtype=dtype, device=device)
-        context, batches = PROMPTS[device.type]
-        for batch, measure in itertools.product(batches, (PROMPT, FORWARD)):
-            tell(f"{name} {measure} {context:,} x {batch}")
-            yield measured(Cell(name, config, context, batch, measure), make, *given)
-    if AGREEMENT in measures:
-        tell(f"{name} {AGREEMENT}")
-        found = _row(name, config, AGREEMENT, precision, device)
-        try:
-            yield found | agreement(config, precision, device)
-        except torch.OutOfMemoryError as error:
-            yield found | {"status": "OOM", "reason": str(error).splitlines()[0]}
+def measure(bench: Bench, out: Path, data: Path | None = None) -> None:
+    """Measure how the models of a campaign decode and write the record of kind `decode`.
 
-
-def _record(
-    models: Mapping[str, ModelConfig],
-    grid: Sequence[Sequence[int]],
-    measures: Sequence[str],
-    rounds: int,
-    precision: str,
-    device_kind: str,
-    output: Path,
-    *stamped: str,
-    stamp: Stamp,
-) -> list[dict]:
-    """Measure models and write the Parquet anew after each, so that none is lost.
-
-    grid: contexts and batches of the tokens; stamped: campaign, hash and stage of the origin.
+    Tokens at every context and batch of the sides, a prompt beside the forward pass, agreement.
+    data: not read. Raises InputError where the device is missing.
     """
+    models = {side.variant: side.model for side in bench.sides}
+    kind = bench.device
+    prompt, batches = _PROMPTS[kind]
+    cells = list(dict.fromkeys((TOKEN, side.context, side.micro) for side in bench.sides))
+    cells += [(each, prompt, batch) for batch, each in product(batches, (PROMPT, FORWARD))]
     rows: list[dict] = []
-    with claim(device_kind) as device, Progress(NAME, len(models), "models") as progress:
-        written = origin(*stamped, describe(device), stamp)
-        for name, config in models.items():
-            given = grid, measures, rounds, precision, device
-            for row in _rows_of(name, config, *given, partial(progress.advance, 0)):
-                rows.append(row)
-                reclaim()
-            write_parquet(output, DECODE, rows, written)
-            progress.advance(1, name)
-    return rows
-
-
-def models_of(spec: SystemsSpec) -> dict[str, ModelConfig]:
-    """The models of a campaign's benchmark, by variant."""
-    return {side["variant"]: model_config(side["model"]) for side in spec.sides}
-
-
-def _grid_of(spec: SystemsSpec) -> list[list[int]]:
-    """Contexts and batches of a campaign's benchmark."""
-    return [list(dict.fromkeys(side[name] for side in spec.sides)) for name in ("context", "micro")]
-
-
-def measure(spec: SystemsSpec, output: Path, stamp: Stamp = UNKNOWN) -> list[dict]:
-    """A campaign's benchmark `decode`: the tokens of its sides; writes their Parquet.
-
-    Raises InputError where there is no such device.
-    """
-    given = models_of(spec), _grid_of(spec), [TOKEN], spec.rounds, spec.precision, spec.device
-    return _record(*given, output, spec.campaign, spec.config_hash, NAME, stamp=stamp)
-
-
-def run(
-    spec: SystemsSpec,
-    settings: Mapping,
-    device_kind: str,
-    output: Path,
-    only: Sequence[str] | None = None,
-    contexts: Sequence[int] | None = None,
-    batches: Sequence[int] | None = None,
-    measures: Sequence[str] | None = None,
-    stamp: Stamp = UNKNOWN,
-) -> list[dict]:
-    """Measure how each model of a campaign's benchmark decodes, and write the Parquet.
-
-    The peer in transformers takes MHA's shape. settings: the campaign's, which the origin has a
-    hash of; only: names of models and of the peer, None for all; contexts, batches: of the tokens,
-    the benchmark's by default; measures: of MEASURES, None for all. Raises InputError for an
-    unknown model or measure, a context or batch below 1 and where there is no GPU.
-    """
-    named = models_of(spec)
-    named |= {PEER: named["mha"]}
-    chosen, asked = choose("model", only, named), choose("measure", measures, MEASURES)
-    grid = [
-        list(given or known)
-        for given, known in zip((contexts, batches), _grid_of(spec), strict=True)
-    ]
-    for what, values in zip(("context", "batch"), grid, strict=True):
-        if min(values) < 1:
-            raise InputError(f"a {what} is {min(values)}; give at least 1")
-    hashed = canonical_hash([settings, chosen, *grid, asked])
-    given = {name: named[name] for name in chosen}, grid, asked, _ROUNDS, spec.precision
-    return _record(*given, device_kind, output, spec.campaign, hashed, NAME, stamp=stamp)
+    with machine.claim(kind) as device:
+        decoders = {
+            name: Decoding(model, bench.precision, device) for name, model in models.items()
+        }
+        with Sides(decoders, Conditions(device)) as processes:
+            for cell in cells:
+                found = processes.compare(cell, cell[:1], bench.rounds)
+                rows += [_row(bench, name, models[name], cell, found[name]) for name in models]
+            rows_read, read, _ = _AGREEMENTS[kind]
+            cell = (AGREEMENT, read, rows_read)
+            found = processes.compare(cell, [AGREEMENT], rounds=0, warm_rounds=0)
+            rows += [_row(bench, name, models[name], cell, found[name]) for name in models]
+        origin = records.origin(bench.hash, machine.describe(device))
+    records.write(out, "decode", rows, origin)

@@ -1,76 +1,177 @@
-"""The protocol of every comparison: each side in a process of its own, measured in turns.
+"""The protocol of every benchmark (Appendix F.2): each side in its own process, asked in turns.
 
-Each side is built, compiled and warmed up first. Then every round asks each side once, in a random
-order, while the others wait with their memory held. So a drift of the clocks meets all sides alike,
-and ratios are taken round by round.
+All sides build, compile and warm up first. Then every round asks each side once, in a random order,
+while the others wait with their memory held. A drift of the clocks meets all sides alike, and a
+ratio is taken round by round.
+
+A side is an object that travels to its process by pickle and there holds what it measures:
+
+    prepare(*given)   build, compile and warm up; returns facts, which become columns
+    seconds(measure)  one round of a measure
+    proof()           facts that are known after the last round, such as the kernels that ran
+    release()         let go of all tensors
 """
 
+import gc
+import math
+import multiprocessing
+import os
 import random
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
-from functools import partial
-from pathlib import Path
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-import pyarrow as pa
+import psutil
+import pynvml
 import torch
+from scipy.stats import binom
 
-from relation.bench.conditions import Conditions, libraries
-from relation.bench.processes import OOM, Failure, Measurement, Worker
-from relation.machine.devices import claim_gpus, describe
-from relation.machine.progress import Progress
-from relation.store.parquet import write_parquet
-from relation.store.stamp import origin
+from relation.errors import InputError
+from relation.plan import Side
 
+# PyTorch's profiler says on stderr whenever it starts and stops.
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+PASS, OOM, UNAVAILABLE, FAILED = "PASS", "OOM", "UNAVAILABLE", "FAILED"
 WARM_ROUNDS = 2
-Side = TypeVar("Side")
+# Libraries' handles take memory when they are first used.
+_OUT_OF_MEMORY = (
+    "out of memory",
+    "can't allocate memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUBLAS_STATUS_NOT_INITIALIZED",
+    "CUDNN_STATUS_NOT_INITIALIZED",
+)
 
 
-def prepared_together(sides: Sequence[Side], context: Callable[[Side], int]) -> list[list[Side]]:
-    """The sides of a sweep over contexts, in groups of which each makes one `Part`.
+# --- Statistics
 
-    Those up to an eighth of the longest are one group: each is twice as long as the one before, so
-    together they hold a quarter of its tokens. The others are one each, so that each can have the
-    device's whole memory.
+
+def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """A 95% interval of the median: two order statistics, by the binomial distribution.
+
+    None for fewer than six values, which allow no such interval.
     """
-    longest = max(map(context, sides), default=0)
-    short = [side for side in sides if 8 * context(side) <= longest]
-    return [group for group in (short, *([s] for s in sides if s not in short)) if group]
+    n = len(values)
+    rank = int(binom.ppf(0.025, n, 0.5))
+    if rank == 0:
+        return None
+    ordered = sorted(values)
+    return ordered[rank - 1], ordered[n - rank]
 
 
-def interleave(
-    sides: Mapping[str, Callable[[], float | None]], rounds: int, warm_rounds: int = WARM_ROUNDS
-) -> dict[str, list[float]]:
-    """What every side returns in each of `rounds` rounds, by name.
+def median_columns(name: str, values: Sequence[float]) -> dict:
+    """The columns `name`, `name`_low and `name`_high: the median and its 95% interval, or None."""
+    low, high = median_interval(values) or (None, None)
+    median = statistics.median(values) if values else None
+    return {name: median, f"{name}_low": low, f"{name}_high": high}
 
-    `warm_rounds` before them do not count. A side that runs out of memory or returns None is asked
-    no more, and its list is shorter than `rounds`.
+
+def ratio_columns(ours: "Answers", subjects: "Answers", measure: str) -> dict:
+    """One side's seconds over another's: median of the rounds' ratios and its 95% interval.
+
+    Where one was measured alone there are no common rounds: the interval then spans the ratios of
+    the ends of both medians' intervals. All None where either has no seconds.
     """
-    order, drawn = list(sides), random.Random(0)
-    found: dict[str, list[float]] = {name: [] for name in sides}
-    for number in range(warm_rounds + rounds):
-        drawn.shuffle(order)
-        for name in list(order):
-            try:
-                value = sides[name]()
-            except torch.OutOfMemoryError:
-                value = None
-            if value is None:
-                order.remove(name)
-            elif number >= warm_rounds:
-                found[name].append(value)
-    return found
+    a, b = (each.samples.get(measure) for each in (ours, subjects))
+    if not a or not b:
+        return dict.fromkeys(("ratio", "ratio_low", "ratio_high"))
+    if not (ours.alone or subjects.alone):
+        return median_columns("ratio", [x / y for x, y in zip(a, b, strict=True)])
+    low = high = None
+    if (ends := median_interval(a)) and (their_ends := median_interval(b)):
+        low, high = ends[0] / their_ends[1], ends[1] / their_ends[0]
+    middle = statistics.median(a) / statistics.median(b)
+    return {"ratio": middle, "ratio_low": low, "ratio_high": high}
+
+
+# --- Timing, inside a side's process
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def cache_bytes(device: torch.device) -> int:
+    """Bytes of the device's last cache; for a CPU a size that few exceed."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).L2_cache_size
+    return 32 * 2**20
+
+
+class Timer:
+    """Seconds that a call takes on the device, and seconds that it keeps the host.
+
+    On a GPU `calls` calls are captured in one CUDA graph, so that the time holds no launch by the
+    host. The L2 cache is overwritten before every replay.
+    """
+
+    _SHORTEST = 5e-4  # seconds of a replay: CUDA's events are exact to half a microsecond
+
+    def __init__(self, device: torch.device, call: Callable[[], object], least_calls: int = 1):
+        """Warm the call up, compile and capture it. least_calls: for a call that takes turns."""
+        self.device, self.call = device, call
+        for _ in range(3):
+            call()
+        synchronize(device)
+        began = time.perf_counter()
+        call()
+        synchronize(device)
+        once = time.perf_counter() - began
+        self.calls = max(least_calls, math.ceil(self._SHORTEST / once))
+        if device.type == "cuda":
+            self._buffer = torch.empty(4 * cache_bytes(device), dtype=torch.uint8, device=device)
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph):
+                for _ in range(self.calls):
+                    call()
+
+    def seconds(self) -> float:
+        """Seconds of one call on the device."""
+        if self.device.type != "cuda":
+            began = time.perf_counter()
+            for _ in range(self.calls):
+                self.call()
+            return (time.perf_counter() - began) / self.calls
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self._buffer.zero_()
+        first.record()
+        self._graph.replay()
+        last.record()
+        last.synchronize()
+        return first.elapsed_time(last) / 1e3 / self.calls
+
+    def host_seconds(self) -> float:
+        """Seconds until one eager call returns on an idle device, the median of five."""
+        found = []
+        for _ in range(5):
+            synchronize(self.device)
+            began = time.perf_counter()
+            self.call()
+            found.append(time.perf_counter() - began)
+        return statistics.median(found)
+
+
+# --- Sides and their processes
+
+
+class Failure(NamedTuple):
+    """Why there is no number: OOM, UNAVAILABLE (it cannot run here) or FAILED, and one line."""
+
+    status: str
+    reason: str
 
 
 @dataclass
 class Answers:
-    """What one side answered.
+    """What a side said: facts, seconds of every round and failures by measure.
 
-    facts: what it said before and after the rounds. samples: by measure, seconds of each round.
-    failures: by measure, in place of its samples. alone: whether it was measured apart from the
-    others, because together they did not fit into the device's memory.
+    alone: measured apart from the others, because together they did not fit into memory.
     """
 
     facts: dict = field(default_factory=dict)
@@ -79,169 +180,292 @@ class Answers:
     alone: bool = False
 
     def status(self, measure: str) -> dict:
-        """The columns `status` and `reason` of a measure."""
-        failure = self.failures.get(measure, Failure("PASS", None))
+        """The columns `status` and `reason`."""
+        failure = self.failures.get(measure, Failure(PASS, None))
         return {"status": failure.status, "reason": failure.reason}
 
 
-@dataclass(frozen=True)
-class Part:
-    """The sides of one comparison, by name, and how their answers become rows.
+def failure_of(error: Exception) -> Failure:
+    """The failure that an exception stands for."""
+    first = next(iter(str(error).strip().splitlines()), "no message")
+    memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    if memory or any(words in str(error) for words in _OUT_OF_MEMORY):
+        return Failure(OOM, first)
+    if isinstance(error, InputError):
+        return Failure(UNAVAILABLE, first)
+    return Failure(FAILED, f"{type(error).__name__}: {first}")
 
-    Each measure has `rounds` rounds after `warm_rounds` that do not count. apart: the sides that
-    time candidates of their own while they are prepared, one by one after the others. label: of
-    the progress; moment: of the conditions.
+
+def reclaim() -> None:
+    """Give the memory of deleted tensors back to the device."""
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
+def _serve(side: Any, pipe: Any, threads: int, parent: int) -> None:
+    """Answer questions until the other end is closed or its process is gone."""
+    torch.set_num_threads(threads)
+    while True:
+        while not pipe.poll(5):
+            if os.getppid() != parent:
+                return
+        try:
+            question, given = pipe.recv()
+        except EOFError:
+            return
+        try:
+            answer = getattr(side, question)(*given)
+        except Exception as error:
+            answer = failure_of(error)
+        if isinstance(answer, Failure) or question == "release":
+            reclaim()  # the others wait for this memory
+        pipe.send(answer)
+
+
+class Process:
+    """A side in its own process, whose crash or memory does not touch the others."""
+
+    def __init__(self, side: Any, device: torch.device):
+        # A fork starts at once, but cannot use a GPU.
+        context = multiprocessing.get_context("spawn" if device.type == "cuda" else "fork")
+        self._pipe, theirs = context.Pipe()
+        given = side, theirs, torch.get_num_threads(), os.getpid()
+        self._process = context.Process(target=_serve, args=given, daemon=True)
+        self._process.start()
+        theirs.close()
+        self.dead: Failure | None = None
+
+    def ask(self, question: str, *given: Any, watch: Callable[[], None] = lambda: None) -> Any:
+        """The answer of a method of the side, or a Failure; `watch` is called meanwhile."""
+        if self.dead is None:
+            try:
+                self._pipe.send((question, given))
+                while not self._pipe.poll(0.2):
+                    watch()
+                return self._pipe.recv()
+            except (EOFError, OSError):
+                self._process.join(10)
+                code = self._process.exitcode
+                hint = ", killed as the system does when memory runs out" if code == -9 else ""
+                told = f"its process ended with status {code}{hint} in its {question}"
+                self.dead = Failure(FAILED, told)
+        return self.dead
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def close(self) -> None:
+        self._pipe.close()
+        self._process.kill()
+        self._process.join()
+
+
+class Sides:
+    """The processes of several sides. Use as a context manager.
+
+    conditions: watches the device meanwhile. one_by_one: prepare no two sides at once, for sides
+    that time candidates of their own while they compile.
     """
 
-    sides: Mapping[str, Measurement]
-    measures: Sequence[str]
-    rounds: int
-    rows: Callable[[Mapping[str, Answers]], list[dict]]
-    warm_rounds: int = WARM_ROUNDS
-    apart: Collection[str] = ()
-    label: str = ""
-    moment: str = ""
+    def __init__(
+        self, sides: Mapping[str, Any], conditions: "Conditions", one_by_one: bool = False
+    ):
+        self.sides, self.conditions, self.one_by_one = sides, conditions, one_by_one
+        self._processes: dict[str, Process] = {}
 
+    def __enter__(self) -> "Sides":
+        for name, side in self.sides.items():
+            self._processes[name] = Process(side, self.conditions.device)
+        return self
 
-@dataclass
-class Session:
-    """What the comparisons of one command share.
+    def __exit__(self, *exception: object) -> None:
+        for process in self._processes.values():
+            process.close()
 
-    device: held alone if it is a GPU; conditions: who watches it; progress: advances by two for
-    each side, prepared and measured; start: makes a side's worker.
-    """
-
-    device: torch.device
-    conditions: Conditions
-    progress: Progress
-    start: Callable[[Measurement], Any] = Worker
-
-    def compare(self, part: Part) -> dict[str, Answers]:
-        """What each side answers in all rounds of every measure.
-
-        A side that fails is asked no more and the others go on. One that runs out of memory while
-        others hold theirs is measured again once they are gone: a reported OOM is the side's own.
-        Sides are prepared at once, and so compiled in the time of one.
-        """
-
-        def advance(name: str, done: int) -> None:
-            self.progress.advance(done, f"{part.label} {name}".strip())
-
-        found = self._together(part, advance)
-        for name, answers in found.items():
-            if len(found) > 1 and any(f.status == OOM for f in answers.failures.values()):
-                alone = self._together(replace(part, sides={name: part.sides[name]}, apart=()))
-                found[name] = replace(alone[name], alone=True)
-        for name in found:
-            advance(name, 1)
-        return found
+    def _ask(self, question: str, *given: Any) -> dict[str, Any]:
+        """The answers of all sides; a dead process is started anew."""
+        for name, process in self._processes.items():
+            if process.dead:
+                process.close()
+                self._processes[name] = Process(self.sides[name], self.conditions.device)
+        threads = 1 if self.one_by_one else max(1, len(self._processes))
+        with ThreadPoolExecutor(threads) as pool:
+            answers = pool.map(lambda p: p.ask(question, *given), self._processes.values())
+        return dict(zip(self._processes, answers, strict=True))
 
     def _together(
-        self, part: Part, advance: Callable[[str, int], None] | None = None
+        self, given: Sequence[Any], measures: Sequence[str], rounds: int, warm_rounds: int
     ) -> dict[str, Answers]:
-        """What the sides answer beside each other; without `advance`, of one tried again."""
-        found = {name: Answers() for name in part.sides}
-        with ExitStack() as stack:
-            workers = {}
-            for name, worker, told in self._prepare(part, stack, advance or (lambda *given: None)):
+        found = {name: Answers() for name in self.sides}
+        for name, told in self._ask("prepare", *given).items():
+            if isinstance(told, Failure):
+                found[name].failures = dict.fromkeys(measures, told)
+            else:
+                found[name].facts |= told
+        self.conditions.ours = [process.pid for process in self._processes.values()]
+        drawn = random.Random(0)
+        for measure in measures:
+            order = [name for name, answers in found.items() if measure not in answers.failures]
+            samples: dict[str, list[float]] = {name: [] for name in order}
+            for number in range(warm_rounds + rounds):
+                drawn.shuffle(order)
+                for name in list(order):
+                    told = self._processes[name].ask("seconds", measure, watch=self.conditions.look)
+                    self.conditions.look()
+                    if isinstance(told, Failure):
+                        reason = (
+                            f"{told.reason} (after {len(samples.pop(name))} of {rounds} rounds)"
+                        )
+                        found[name].failures[measure] = told._replace(reason=reason)
+                        order.remove(name)
+                    elif number >= warm_rounds:
+                        samples[name].append(told)
+            for name, values in samples.items():
+                found[name].samples[measure] = values
+        for name, answers in found.items():
+            if answers.samples:
+                told = self._processes[name].ask("proof")
                 if isinstance(told, Failure):
-                    found[name].failures |= dict.fromkeys(part.measures, told)
-                    worker.close()
-                else:
-                    found[name].facts |= told
-                    workers[name] = worker
-            forget = advance is not None
-            self.conditions.began(lambda: [worker.pid for worker in workers.values()], forget)
-            for measure in part.measures:
-                self._rounds_of(measure, part, workers, found)
-            for name, worker in workers.items():
-                told, answers = worker.ask("proof"), found[name]
-                if isinstance(told, Failure):
-                    # Times whose conditions could not be read afterwards do not count.
+                    # Seconds whose conditions cannot be proven do not count.
                     answers.failures |= dict.fromkeys(answers.samples, told)
                     answers.samples = {}
                 else:
                     answers.facts |= told
+        self._ask("release")
         return found
 
-    def _prepare(
-        self, part: Part, stack: ExitStack, advance: Callable[[str, int], None]
-    ) -> Iterator[tuple[str, Any, dict | Failure]]:
-        """Each side's name, its worker and what became of its preparation."""
-        # Left after the workers: their end is what a thread of an interrupted call waits for.
-        pool = stack.enter_context(ThreadPoolExecutor(len(part.sides)))
-        at_once = [name for name in part.sides if name not in part.apart]
-        workers = {name: stack.enter_context(self.start(part.sides[name])) for name in at_once}
-        answers = {name: pool.submit(worker.ask, "prepare") for name, worker in workers.items()}
-        for name in (*at_once, *part.apart):
-            advance(name, 0)
-            if name in answers:
-                told = answers[name].result()
-            else:
-                workers[name] = stack.enter_context(self.start(part.sides[name]))
-                told = workers[name].ask("prepare")
-            advance(name, 1)
-            yield name, workers[name], told
-
-    def _rounds_of(
+    def compare(
         self,
-        measure: str,
-        part: Part,
-        workers: Mapping[str, Any],
-        found: Mapping[str, Answers],
-    ) -> None:
-        def seconds(name: str) -> float | None:
-            told = workers[name].ask("seconds", measure, watch=self.conditions.look)
-            # Most rounds end before the first look while they work.
-            self.conditions.look()
-            if isinstance(told, Failure):
-                found[name].failures[measure] = told
-                return None
-            return told
+        given: Sequence[Any],
+        measures: Sequence[str],
+        rounds: int,
+        warm_rounds: int = WARM_ROUNDS,
+    ) -> dict[str, Answers]:
+        """What each side answers in all rounds of every measure, prepared with `given`.
 
-        asked = {name: partial(seconds, name) for name in workers}
-        for name, samples in interleave(asked, part.rounds, part.warm_rounds).items():
-            failure = found[name].failures.get(measure)
-            if failure is None:
-                found[name].samples[measure] = samples
-            else:
-                reason = f"{failure.reason} (after {len(samples)} of {part.rounds} rounds)"
-                found[name].failures[measure] = replace(failure, reason=reason)
-
-    def record(
-        self,
-        path: Path,
-        layout: pa.Schema,
-        rows: Sequence[Mapping],
-        campaign: str,
-        config_hash: str,
-        stage: str,
-        **more: Any,
-    ) -> None:
-        """Write rows with their origin, the device's libraries among it."""
-        more |= {"libraries": libraries(self.device)}
-        written = origin(campaign, config_hash, stage, describe(self.device), **more)
-        write_parquet(path, layout, rows, written)
+        A side that fails is asked no more and the others go on. One that runs out of memory beside
+        others is measured again alone, so that a reported OOM is its own.
+        """
+        self.conditions.forget()
+        found = self._together(given, measures, rounds, warm_rounds)
+        crowded = [n for n, a in found.items() if any(f.status == OOM for f in a.failures.values())]
+        if len(found) > 1:
+            for name in crowded:
+                with Sides({name: self.sides[name]}, self.conditions) as alone:
+                    found[name] = alone._together(given, measures, rounds, warm_rounds)[name]
+                found[name].alone = True
+        return found
 
 
-@contextmanager
-def session(
-    kind: str,
-    label: str,
-    parts_of: Callable[[torch.device], list[Part]],
-    start: Callable[[Measurement], Any] = Worker,
-) -> Iterator[tuple[Session, list[Part]]]:
-    """A session on a device, "cpu" or "cuda", and the parts that `parts_of` makes for the device.
+# --- The device meanwhile
 
-    A GPU is held alone while the context lasts; this process takes no memory on it. Raises
-    InputError where there is no GPU.
+
+_THROTTLES = {
+    "software power cap": pynvml.nvmlClocksEventReasonSwPowerCap,
+    "hardware slowdown": pynvml.nvmlClocksEventReasonHwSlowdown,
+    "software thermal slowdown": pynvml.nvmlClocksEventReasonSwThermalSlowdown,
+    "hardware thermal slowdown": pynvml.nvmlClocksEventReasonHwThermalSlowdown,
+    "hardware power brake": pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown,
+}
+
+
+class Conditions:
+    """Clock, temperature, power and other processes of a device, read by NVML while it is timed.
+
+    Make it before the first side's process is on the device. ours: the processes of the sides.
     """
-    with ExitStack() as stack:
-        device = torch.device(kind)
-        if kind == "cuda":
-            (index,) = stack.enter_context(claim_gpus(1))
-            device = torch.device(kind, index)
-        watched, parts = Conditions(device), parts_of(device)
-        sides = sum(len(part.sides) for part in parts)
-        progress = stack.enter_context(Progress(label, 2 * sides, "measurements"))
-        yield Session(device, watched, progress, start), parts
+
+    def __init__(self, device: torch.device):
+        self.device, self.ours = device, []
+        self._gpu = self._driver = self._limit = None
+        self._before: list[str] = []
+        self.forget()
+        if device.type != "cuda":
+            busy = psutil.cpu_percent(interval=0.1)
+            if busy > 25:
+                self._before = [f"the CPU was {busy:.0f}% busy before the start"]
+            return
+        try:
+            pynvml.nvmlInit()
+            uuid = torch.cuda.get_device_properties(device).uuid
+            self._gpu = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+            self._driver = pynvml.nvmlSystemGetDriverVersion()
+            self._limit = self._read("MaxClockInfo", pynvml.NVML_CLOCK_SM)
+            busy = []
+            for _ in range(4):
+                time.sleep(0.3)
+                rates = self._read("UtilizationRates")
+                busy.append(rates.gpu if rates else 0)
+            # The least: work that ended just now shows for a moment.
+            if min(busy) > 5:
+                self._before.append(f"the GPU was {min(busy)}% busy before the start")
+            if others := self._others():
+                told = f"other processes on the GPU before the start: {len(others)}"
+                self._before.append(told)
+        except pynvml.NVMLError as error:
+            self._gpu, self._before = None, [f"not observed, NVML: {error}"]
+
+    def _read(self, name: str, *rest: Any) -> Any | None:
+        try:
+            return getattr(pynvml, f"nvmlDeviceGet{name}")(self._gpu, *rest)
+        except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_NoPermission):
+            return None
+
+    def _others(self) -> set[int]:
+        """The processes on the GPU without this one."""
+        return {p.pid for p in self._read("ComputeRunningProcesses") or ()} - {os.getpid()}
+
+    def forget(self) -> None:
+        """Start anew."""
+        self._readings, self._strangers = [], 0
+
+    def look(self) -> None:
+        """Take a reading; cheap, and without effect on a CPU."""
+        if self._gpu is None:
+            return
+        power, listed = self._read("PowerUsage"), self._others()
+        reading = {
+            "sm_clock": self._read("ClockInfo", pynvml.NVML_CLOCK_SM),
+            "temperature": self._read("Temperature", pynvml.NVML_TEMPERATURE_GPU),
+            "power": None if power is None else power / 1e3,
+            "reasons": self._read("CurrentClocksEventReasons") or 0,
+        }
+        self._readings.append(reading)
+        # In a container NVML lists the host's process ids: only the number of ours is known then.
+        known = len(listed & set(self.ours)) or len(self.ours)
+        self._strangers = max(self._strangers, len(listed) - known)
+
+    def columns(self) -> dict:
+        """Clocks (MHz), highest temperature (C) and power (W), and what disturbed, or None."""
+        clocks, temperatures, powers = (
+            [reading[name] for reading in self._readings if reading[name] is not None]
+            for name in ("sm_clock", "temperature", "power")
+        )
+        told = list(self._before)
+        if self._strangers > 0:
+            told.append(f"other processes on the GPU: {self._strangers}")
+        for name, bit in _THROTTLES.items():
+            if share := sum(bool(r["reasons"] & bit) for r in self._readings):
+                told.append(f"{name} in {share / len(self._readings):.0%} of the readings")
+        return {
+            "driver": self._driver,
+            "sm_clock": statistics.median(clocks) if clocks else None,
+            "sm_clock_least": min(clocks, default=None),
+            "sm_clock_limit": self._limit,
+            "temperature": max(temperatures, default=None),
+            "power": max(powers, default=None),
+            "disturbed": "; ".join(told) or None,
+        }
+
+
+def rising_groups(sides: Sequence[Side]) -> list[list[Side]]:
+    """Sides of a sweep over contexts, in groups that are measured together.
+
+    Those up to an eighth of the longest hold at most a quarter of its tokens, and are one group.
+    The others are one each, so that each can have the device's whole memory.
+    """
+    longest = max(side.context for side in sides)
+    short = [side for side in sides if 8 * side.context <= longest]
+    return [group for group in (short, *([s] for s in sides if s not in short)) if group]

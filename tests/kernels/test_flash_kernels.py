@@ -1,7 +1,7 @@
 """FlashRelation against Full Relation's definition in float64, by the rule of `assert_exact`.
 
 Without a GPU the kernels run in Triton's interpreter, in a process of their own: the interpreter
-is chosen when the kernels are imported. tests/test_flash_relation_gpu.py has them compiled.
+is chosen when the kernels are imported. tests/kernels/test_flash_gpu.py has them compiled.
 """
 
 import importlib
@@ -13,7 +13,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import ROOT
 from exactness import (
     RESULTS,
     SLACK,
@@ -25,7 +24,7 @@ from exactness import (
     poisoned_memory,
     sharing,
 )
-from interpreter import INTERPRETED, run_interpreted
+from interpreter import INTERPRETED, TESTS, run_interpreted
 
 from relation import kernels
 from relation.errors import InputError
@@ -263,7 +262,7 @@ def test_importing_kernels_needs_no_triton():
         "from relation import kernels\n"
         "assert 'Triton is not installed' in kernels.why_unavailable('cuda')"
     )
-    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
+    subprocess.run([sys.executable, "-c", script], cwd=TESTS.parent, check=True)
 
 
 class TestInputErrors:

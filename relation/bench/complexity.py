@@ -1,0 +1,102 @@
+"""One layer's operator against T: time, forward and backward, and decode state (Table 1)."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from relation import machine, records
+from relation.bench.rounds import DTYPES, Answers, Conditions, Sides, Timer, median_columns
+from relation.ops import get_backend
+from relation.plan import Bench, Side
+from relation.variants import ModelConfig
+
+_MEASURE = "operator"
+
+
+@dataclass
+class OperatorCall:
+    """Times one operator on one sequence of random tokens, (1, H, T, d_h)."""
+
+    model: ModelConfig
+    operator: str
+    backend: str
+    precision: str
+    device: torch.device
+
+    def prepare(self, context: int) -> dict:
+        """Returns the bytes that a layer keeps of T tokens to decode the next."""
+        operator, device, H, D = self.operator, self.device, self.model.heads, self.model.head_dim
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        call = get_backend(operator, self.backend, device).call
+        generator = torch.Generator().manual_seed(0)
+
+        def draw() -> torch.Tensor:
+            drawn = torch.randn(1, H, context, D, generator=generator)
+            return drawn.to(device, DTYPES[self.precision])
+
+        inputs = [draw().requires_grad_() for _ in range(3)]  # p1, p2, info; of MHA q, k, v
+        dy = draw()
+        if operator == "full":
+            inputs.append(torch.tensor(self.model.lambda_init, device=device, requires_grad=True))
+        elif operator == "linear":
+            rate = torch.rand(1, H, context, D, generator=generator)
+            inputs.append((-rate).to(device).requires_grad_())
+
+        def forward_backward() -> None:
+            y = call(*inputs)
+            torch.autograd.grad(y[0] if operator == "linear" else y, inputs, dy)
+
+        self._timer = Timer(device, forward_backward)
+        # Two states a token, or C (H, D, D) in FP32.
+        history = 2 * H * context * D * dy.element_size()
+        return {"decode_state_bytes": 4 * H * D * D if operator == "linear" else history}
+
+    def seconds(self, measure: str) -> float:
+        return self._timer.seconds()
+
+    def proof(self) -> dict:
+        return {}
+
+    def release(self) -> None:
+        self._timer = None
+
+
+def _row(bench: Bench, operator: str, context: int, answers: Answers) -> dict:
+    return {
+        **dict.fromkeys(records.columns("complexity")),
+        **{name: getattr(bench, name) for name in ("campaign", "scale", "variation")},
+        "operator": operator,
+        "context": context,
+        **answers.status(_MEASURE),
+        **median_columns("seconds", answers.samples.get(_MEASURE, [])),
+        "decode_state_bytes": answers.facts.get("decode_state_bytes"),
+    }
+
+
+def measure(bench: Bench, out: Path, data: Path | None = None) -> None:
+    """Time every operator at every context and write the record of kind `complexity`.
+
+    data: not read; operators take random tokens. Raises InputError where the device is missing.
+    """
+    operators: dict[str, Side] = {}
+    for side in bench.sides:
+        operators.setdefault(side.side, side)
+    rows: list[dict] = []
+    with machine.claim(bench.device) as device:
+        conditions = Conditions(device)
+        calls = {
+            name: OperatorCall(
+                side.model, side.variant, side.backends[side.variant],
+                bench.precision, device,
+            )
+            for name, side in operators.items()
+        }  # fmt: skip
+        with Sides(calls, conditions) as processes:
+            for T in dict.fromkeys(side.context for side in bench.sides):
+                found = processes.compare((T,), [_MEASURE], bench.rounds)
+                seen = conditions.columns()
+                rows += [_row(bench, name, T, found[name]) | seen for name in operators]
+        origin = records.origin(bench.hash, machine.describe(device))
+    records.write(out, "complexity", rows, origin)

@@ -1,0 +1,447 @@
+"""Operators beside their peers at any shape: GPU time, host time, memory and error off FP64.
+
+    python -m relation bench operators --shapes 32,8,1024,48 4,32/8,4096,128 --documents 512
+
+A shape is B,H,T,D; H/K shares K heads of p2 and info (k and v). Every peer runs in its own process,
+in turns with the others. The first peer is the subject, over whose time all ratios are taken.
+"""
+
+import argparse
+import importlib.util
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from relation import machine, records
+from relation.bench.rounds import (
+    DTYPES,
+    Conditions,
+    Sides,
+    Timer,
+    cache_bytes,
+    median_columns,
+    ratio_columns,
+    synchronize,
+)
+from relation.errors import InputError, RunError
+from relation.kernels.documents import Documents
+from relation.ops import causal_attention, chunked_linear_relation, full_relation, get_backend
+
+FORWARD, BACKWARD = "forward", "forward+backward"
+OUTPUT = Path("results/bench/operators.parquet")
+_CHECKED_TOKENS = 2048  # a T x T matrix in FP64 is 32 MiB a head
+_SAME_FUNCTION = 0.02  # BF16 rounds to 2^-9 of a value; another function is off by its own size
+# On sm_90 flash-attn-4 4.0.0b36 returns a wrong dq at widths whose next multiple of 16 is none of
+# 32 (its pull request 2896).
+_CUTE_WIDTH = 32
+
+
+class Shape(NamedTuple):
+    """One call: (B, H, T, D), the heads of p2 and info, and the mean length of documents or 0."""
+
+    batch: int
+    heads: int
+    kv_heads: int
+    length: int
+    width: int
+    documents: int = 0
+
+    @classmethod
+    def parse(cls, text: str, documents: int = 0) -> "Shape":
+        """From "B,H,T,D" or "B,H/K,T,D". Raises InputError."""
+        try:
+            B, H, T, D = text.split(",")
+            heads, _, shared = H.partition("/")
+            numbers = int(B), int(heads), int(shared or heads), int(T), int(D)
+        except ValueError:
+            raise InputError(f"shape {text!r}: give B,H,T,D or B,H/K,T,D") from None
+        if min(numbers) < 1 or numbers[1] % numbers[2]:
+            raise InputError(f"shape {text!r}: give positive numbers, and K that divides H")
+        return cls(*numbers, documents)
+
+
+def ragged_documents(shape: Shape, device: torch.device) -> Documents | None:
+    """Documents whose ends are drawn, `shape.documents` tokens long in the mean; None for 0."""
+    if not shape.documents:
+        return None
+    generator = torch.Generator().manual_seed(1)
+    drawn = torch.rand(shape.batch, shape.length, generator=generator)
+    return Documents.of((drawn < 1 / shape.documents).cumsum(1).to(device))
+
+
+# --- Peers
+
+
+def _first(form: Callable[..., tuple[Tensor, Tensor]], *given: Tensor, **options) -> Tensor:
+    """y of a form of Linear Relation, without the state that it returns besides."""
+    return form(*given, **options)[0]
+
+
+@dataclass(frozen=True)
+class Peer:
+    """An implementation: the inputs that it takes, its definition or None, and what makes it.
+
+    build(device) gives a function of the inputs and `documents`; it raises InputError where the
+    device cannot run it. frozen: inputs without gradient.
+    """
+
+    takes: tuple[str, ...]
+    definition: Callable[..., Tensor] | None
+    build: Callable[[torch.device], Callable[..., Tensor]]
+    frozen: tuple[str, ...] = ()
+
+
+QKV, RELATION, LINEAR = (("p1", "p2", "info", *more) for more in ((), ("lam",), ("g",)))
+_LINEAR_DEFINITION = partial(_first, chunked_linear_relation)
+
+
+def _backend(operator: str, name: str) -> Peer:
+    def build(device: torch.device) -> Callable[..., Tensor]:
+        call = get_backend(operator, name, device).call
+        return partial(_first, call) if operator == "linear" else call
+
+    takes, definition = {
+        "mha": (QKV, causal_attention),
+        "full": (RELATION, full_relation),
+        "linear": (LINEAR, _LINEAR_DEFINITION),
+    }[operator]
+    return Peer(takes, definition, build)
+
+
+def _compiled(device: torch.device) -> Callable[..., Tensor]:
+    return torch.compile(full_relation, dynamic=False)
+
+
+def _needs(module: str, package: str, device: torch.device) -> None:
+    try:
+        found = importlib.util.find_spec(module)
+    except ImportError:
+        found = None
+    if found is None:
+        raise InputError(f"{module} is not installed; pip install {package}")
+    if device.type != "cuda":
+        raise InputError(f"{module} needs a GPU, and this device is {device}")
+
+
+def cute_attention(q: Tensor, k: Tensor, v: Tensor, documents: None = None, **given) -> Tensor:
+    """Causal attention of (B, H, T, D) by FlashAttention's CuTe kernels, which take (B, T, H, D).
+
+    D is padded with zeros to a width that they are right at. given: a score function, for example.
+    """
+    from flash_attn.cute import flash_attn_func
+
+    if documents is not None:
+        raise InputError("this peer keeps no documents apart")
+    D = q.shape[-1]
+    by_token = (F.pad(x.transpose(1, 2), (0, -D % _CUTE_WIDTH)) for x in (q, k, v))
+    y = flash_attn_func(*by_token, softmax_scale=D**-0.5, causal=True, **given)[0]
+    return y[..., :D].transpose(1, 2)
+
+
+def relation_scores(cute, tau: float = 2.0) -> tuple[Callable, Callable]:
+    """Full Relation's score function and its backward (Section 3.1), as the CuTe kernels call them.
+
+    cute: `cutlass.cute`, or a module with the same `where` and `math.tanh`. The first turns U_ij
+    into sigmoid(U_ii / tau) or SiLU(U_ij) - lam log i; it reads lam log i, (T,). The second
+    turns the gradient of that into the gradient of U.
+    """
+
+    def gate(own, score):
+        # One tanh serves both: sigmoid(x) = (1 + tanh(x / 2)) / 2.
+        half = cute.where(own, score * (0.5 / tau), score * 0.5)
+        return 0.5 * cute.math.tanh(half, fastmath=True) + 0.5
+
+    def forward(score, b, h, q_idx, kv_idx, seqlen_info, aux_tensors):
+        own = q_idx == kv_idx
+        s = gate(own, score)
+        return cute.where(own, s, score * s - aux_tensors[0][q_idx[0]])
+
+    def backward(grad, score, b, h, q_idx, kv_idx, seqlen_info, aux_tensors):
+        own = q_idx == kv_idx
+        s = gate(own, score)
+        slope = cute.where(own, s * (1.0 - s) * (1.0 / tau), s * (1.0 + score * (1.0 - s)))
+        return grad * slope
+
+    return forward, backward
+
+
+def _cute(device: torch.device, relation: bool = False) -> Callable[..., Tensor]:
+    _needs("flash_attn.cute", "flash-attn-4", device)
+    if not relation:
+        return cute_attention
+    import cutlass.cute as cute
+
+    # Made once: the library compiles anew for another function.
+    forward, backward = relation_scores(cute)
+
+    def call(p1: Tensor, p2: Tensor, info: Tensor, lam: Tensor, documents=None) -> Tensor:
+        i = torch.arange(1, p1.shape[2] + 1, device=device, dtype=torch.float32)
+        mods = {"score_mod": forward, "score_mod_bwd": backward}
+        aux = [lam.detach() * i.log()]
+        return cute_attention(p1, p2, info, documents, aux_tensors=aux, **mods)
+
+    return call
+
+
+def _fla(module: str, name: str, device: torch.device) -> Callable[..., Tensor]:
+    """A kernel of flash-linear-attention by itself, (B, T, H, D), as a function of (B, H, T, D)."""
+    _needs("fla", "fla-core", device)
+    kernel = getattr(importlib.import_module(module), name)
+
+    def call(*inputs: Tensor, documents: None = None) -> Tensor:
+        if documents is not None:
+            raise InputError("this peer keeps no documents apart")
+        return kernel(*(x.transpose(1, 2) for x in inputs), scale=1.0)[0].transpose(1, 2)
+
+    return call
+
+
+PEERS: dict[str, Peer] = {
+    "flash-relation": _backend("full", "flash"),
+    "flash-attention-2": _backend("mha", "flash"),
+    "cudnn": _backend("mha", "cudnn"),
+    "flex": _backend("full", "flex"),
+    "materialised": _backend("full", "materialised"),
+    "materialised-compiled": Peer(RELATION, full_relation, _compiled),
+    "cute-attention": Peer(QKV, causal_attention, _cute),
+    "cute-relation": Peer(RELATION, full_relation, partial(_cute, relation=True), ("lam",)),
+    "linear-relation": _backend("linear", "flash"),
+    # Every eighth channel has learned to forget.
+    "linear-forgetful": Peer(
+        ("p1", "p2", "info", "forgetful"), _LINEAR_DEFINITION, _backend("linear", "flash").build
+    ),
+    "gla": Peer(LINEAR, None, partial(_fla, "fla.ops.gla", "chunk_gla")),
+    "kda": Peer((*LINEAR, "strength"), None, partial(_fla, "fla.ops.kda", "chunk_kda")),
+    "tiled": _backend("full", "tiled"),
+    "attention": _backend("mha", "reference"),
+    "linear-chunked": _backend("linear", "chunked"),
+}
+_BY_DEFAULT = {
+    "cuda": ("flash-relation", "flash-attention-2", "cudnn", "flex", "materialised-compiled"),
+    "cpu": ("tiled", "attention", "materialised"),
+}
+
+
+def draw(
+    shape: Shape, dtype: torch.dtype, device: torch.device, generator: torch.Generator
+) -> dict[str, Tensor]:
+    """Random inputs of every peer by name, stored (B, T, H, D) as in a model, and dy.
+
+    p1, dy (B, H, T, D); p2, info (B, K, T, D); lam a scalar; g and forgetful (B, H, T, D) FP32, log
+    alpha of a layer as it starts and of one that forgets; strength (B, H, T).
+    """
+    B, H, K, T, D, _ = shape
+
+    def normal(heads: int, make=torch.randn, kind: torch.dtype = dtype) -> Tensor:
+        stored = make(B, T, heads, D, dtype=kind, device=device, generator=generator)
+        return stored.transpose(1, 2)
+
+    # alpha = exp(-A dt), A from 1 to 16 a head, dt log-uniform from 0.001 to 0.1 (Appendix B).
+    A = 1 + 15 * torch.rand(1, H, 1, 1, device=device, generator=generator)
+    g = -A * 10 ** (2 * normal(H, torch.rand, torch.float32) - 3)
+    forgetful = g.clone()
+    forgetful[..., ::8] = -30 * torch.rand_like(g[..., ::8])
+    found = {"p1": normal(H), "p2": normal(K), "info": normal(K), "dy": normal(H), "g": g}
+    found |= {"lam": torch.tensor(0.5, device=device), "forgetful": forgetful}
+    found["strength"] = normal(H)[..., 0].sigmoid()
+    return {name: x.requires_grad_(name != "dy") for name, x in found.items()}
+
+
+@dataclass
+class PeerCalls:
+    """One peer in its process: its error off FP64, its times and its memory."""
+
+    name: str
+    precision: str
+    device: torch.device
+
+    def prepare(self, shape: Shape, measures: Sequence[str]) -> dict:
+        """Compile, check and capture. Raises RunError where it computes another function."""
+        device, peer = self.device, PEERS[self.name]
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        call = partial(peer.build(device), documents=ragged_documents(shape, device))
+        wanted = [name for name in peer.takes if name not in peer.frozen]
+        generator = torch.Generator(device).manual_seed(0)
+        copies = [draw(shape, DTYPES[self.precision], device, generator)]
+        taken = sum(copies[0][name].nbytes for name in (*peer.takes, "dy"))
+        # One copy more than the last cache holds: no call finds its inputs there.
+        for _ in range(math.ceil(cache_bytes(device) / taken)):
+            copies.append(draw(shape, DTYPES[self.precision], device, generator))
+        turn = itertools.cycle(copies)
+
+        def forward() -> Tensor:
+            values = next(turn)
+            return call(*(values[name] for name in peer.takes))
+
+        def backward() -> None:
+            values = next(turn)
+            y = call(*(values[name] for name in peer.takes))
+            torch.autograd.grad(y, [values[name] for name in wanted], values["dy"])
+
+        facts = {"error": None}
+        if peer.definition is not None:
+            facts["error"] = self._error(call, copies[0], shape)
+        calls = {FORWARD: forward, BACKWARD: backward}
+        self._timers = {name: Timer(device, calls[name], len(copies)) for name in measures}
+        if device.type == "cuda":
+            synchronize(device)
+            before = torch.cuda.memory_allocated(device)
+            torch.cuda.reset_peak_memory_stats(device)
+            calls[measures[-1]]()
+            facts["peak_bytes"] = torch.cuda.max_memory_allocated(device) - before
+        return facts
+
+    def _error(self, call: Callable, inputs: dict[str, Tensor], shape: Shape) -> float:
+        """The largest relative RMS error of Y and of each gradient off the definition in FP64.
+
+        Of the first sequence, the first heads that share and at most 2048 tokens: no earlier row
+        depends on a later token, and dY is zero elsewhere. A scalar's gradient counts relative to
+        |dY/dx| times the RMS of dY, since its own terms may cancel.
+        """
+        peer, group, n = PEERS[self.name], shape.heads // shape.kv_heads, _CHECKED_TOKENS
+        wanted = [name for name in peer.takes if name not in peer.frozen]
+
+        def part(name: str, x: Tensor) -> Tensor:
+            heads = 1 if name in ("p2", "info") else group
+            return x[:1, :heads, :n] if x.ndim else x
+
+        dy = torch.zeros_like(inputs["dy"])
+        part("dy", dy).copy_(part("dy", inputs["dy"]))
+        y = call(*(inputs[name] for name in peer.takes))
+        found = torch.autograd.grad(y, [inputs[name] for name in wanted], dy)
+        given = {name: part(name, inputs[name].detach()).double() for name in peer.takes}
+        leaves = [given[name].requires_grad_() for name in wanted]
+        documents = ragged_documents(shape, self.device)
+        if documents is not None:
+            starts = documents.starts[:1, :n]
+            documents = Documents.of((starts.diff(prepend=starts[:, :1]) != 0).cumsum(1))
+        exact = partial(peer.definition, documents=documents)
+        truth, truth_dy = exact(*given.values()), part("dy", dy).double()
+        truths = torch.autograd.grad(truth, leaves, truth_dy)
+
+        def rms(x: Tensor) -> Tensor:
+            return x.square().mean().sqrt()
+
+        errors = {"Y": rms(part("y", y.detach()).double() - truth.detach()) / rms(truth)}
+        for name, ours, theirs in zip(wanted, found, truths, strict=True):
+            size = rms(theirs)
+            if not theirs.ndim:
+                others = {k: x.detach() for k, x in given.items()}
+                along = lambda x, k=name, o=others: exact(*(o | {k: x}).values())  # noqa: E731
+                _, slope = torch.func.jvp(along, (others[name],), (torch.ones_like(theirs),))
+                size = slope.norm() * rms(truth_dy)
+            errors[f"d{name}"] = rms(part(name, ours).double() - theirs) / size
+        name, worst = max(((k, e.item()) for k, e in errors.items()), key=lambda pair: pair[1])
+        if not worst <= _SAME_FUNCTION:
+            raise RunError(f"{name} is off its definition by {worst:.2g} of its RMS")
+        return worst
+
+    def seconds(self, measure: str) -> float:
+        return self._timers[measure].seconds()
+
+    def proof(self) -> dict:
+        return {f"host {name}": timer.host_seconds() for name, timer in self._timers.items()}
+
+    def release(self) -> None:
+        self._timers = None
+
+
+def compare(
+    shapes: Sequence[Shape],
+    peers: Sequence[str],
+    measures: Sequence[str],
+    precision: str,
+    device: torch.device,
+    rounds: int = 20,
+) -> list[dict]:
+    """The rows of kind `operators`: every peer at every shape, the first being the subject."""
+    rows: list[dict] = []
+    conditions = Conditions(device)
+    sides = {name: PeerCalls(name, precision, device) for name in peers}
+    progress = machine.Progress("bench operators", len(shapes), "shapes")
+    # One by one: flash-linear-attention times its launches while it compiles.
+    with Sides(sides, conditions, one_by_one=True) as processes, progress:
+        for shape in shapes:
+            found = processes.compare((shape, measures), measures, rounds)
+            for measure, name in itertools.product(measures, peers):
+                answers = found[name]
+                seconds = answers.samples.get(measure, [])
+                own = {
+                    "peer": name,
+                    "measure": measure,
+                    **shape._asdict(),
+                    "precision": precision,
+                    **answers.status(measure),
+                    **median_columns("seconds", seconds),
+                    **ratio_columns(answers, found[peers[0]], measure),
+                    "host_seconds": answers.facts.get(f"host {measure}"),
+                    "peak_bytes": answers.facts.get("peak_bytes"),
+                    "error": answers.facts.get("error"),
+                    "samples": seconds,
+                    "alone": answers.alone,
+                }
+                rows.append(own | conditions.columns())
+            progress.advance(1, ",".join(map(str, shape)))
+    return rows
+
+
+def table(rows: Sequence[dict]) -> str:
+    """Milliseconds, their ratio with its interval, host milliseconds, error and status."""
+    frame = pd.DataFrame(rows)
+    names = ["batch", "heads", "kv_heads", "length", "width", "documents", "measure"]
+    shown = frame[[*names, "peer"]].copy()
+    shown["ms"], shown["host ms"] = frame["seconds"] * 1e3, frame["host_seconds"] * 1e3
+    for column in ("ratio", "ratio_low", "ratio_high"):
+        shown[column] = frame[column].astype(float).round(3)
+    shown["error"] = [None if e is None else f"{e:.1e}" for e in frame["error"]]
+    shown["status"] = [
+        status if reason is None else f"{status}: {reason[:60]}"
+        for status, reason in zip(frame["status"], frame["reason"], strict=True)
+    ]
+    return shown.round(4).to_string(index=False, na_rep="-")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """`python -m relation bench operators`: measures, prints a table and writes Parquet."""
+    parser = argparse.ArgumentParser(
+        "python -m relation bench operators", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--shapes", nargs="+", default=["32,8,1024,48"], metavar="B,H[/K],T,D")
+    parser.add_argument("--documents", type=int, default=0, help="mean tokens; 0: one a row")
+    parser.add_argument(
+        "--peers", help=f"comma-separated, the subject first; of {', '.join(PEERS)}"
+    )
+    parser.add_argument("--only", default="forward,backward", help="forward, backward or both")
+    parser.add_argument("--precision", choices=tuple(DTYPES), default=None)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--output", type=Path, default=OUTPUT)
+    given = parser.parse_args(argv)
+    peers = given.peers.split(",") if given.peers else list(_BY_DEFAULT[given.device])
+    passes = {"forward": FORWARD, "backward": BACKWARD}
+    for what, names, known in (("peer", peers, PEERS), ("pass", given.only.split(","), passes)):
+        if unknown := [name for name in names if name not in known]:
+            raise InputError(f"unknown {what} {unknown[0]!r}; choose among {', '.join(known)}")
+    if given.rounds < 1 or given.documents < 0:
+        raise InputError("give at least 1 round, and documents of 0 or more tokens")
+    shapes = [Shape.parse(text, given.documents) for text in given.shapes]
+    measures = [passes[name] for name in given.only.split(",")]
+    precision = given.precision or ("bf16" if given.device == "cuda" else "fp32")
+    with machine.claim(given.device) as device:
+        rows = compare(shapes, peers, measures, precision, device, given.rounds)
+        asked = records.origin("", machine.describe(device))
+    print(f"{asked['device']}, {precision}; ratios over {peers[0]}")
+    print(table(rows))
+    given.output.parent.mkdir(parents=True, exist_ok=True)
+    records.write(given.output, "operators", rows, asked)
+    print(given.output)

@@ -1,0 +1,99 @@
+"""The loss kernel, nll and its gradient in one pass, against cross-entropy in float64."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from exactness import SLACK, assert_close, poisoned_memory
+from interpreter import INTERPRETED, run_interpreted
+from torch import Tensor
+
+from relation.errors import InputError
+
+IGNORED = -100
+
+
+def draw(vocabulary: int, dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor]:
+    """Logits (37, V) about +-5, and targets, some ignored."""
+    generator = torch.Generator().manual_seed(vocabulary)
+    logits = 5 * torch.randn(37, vocabulary, generator=generator)
+    targets = torch.randint(vocabulary, (37,), generator=generator)
+    targets[::5], targets[1] = IGNORED, vocabulary - 1
+    return logits.to(device, dtype), targets.to(device)
+
+
+def plain(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32)).requires_grad_()
+    nll = F.cross_entropy(wide, targets, ignore_index=IGNORED, reduction="none")
+    (dlogits,) = torch.autograd.grad(nll.sum(), wide)
+    return nll.detach(), dlogits.to(logits.dtype)
+
+
+def assert_exact(vocabulary: int, dtype: torch.dtype, device: str = "cpu") -> None:
+    from relation.kernels.cross_entropy import cross_entropy
+
+    logits, targets = draw(vocabulary, dtype, device)
+    with poisoned_memory():
+        ours = cross_entropy(logits, targets, IGNORED)
+    truth, yardstick = plain(logits.double(), targets), plain(logits, targets)
+    for name, *three in zip(("nll", "dlogits"), ours, truth, yardstick, strict=True):
+        assert_close(name, *three, SLACK[dtype])
+    assert all(map(torch.equal, ours, cross_entropy(logits, targets, IGNORED)))
+
+
+@pytest.mark.skipif(INTERPRETED, reason="it would start itself")
+def test_the_interpreter_reproduces_the_definition():
+    run_interpreted(__file__)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="run by the test above")
+class TestInterpreted:
+    @pytest.mark.parametrize("vocabulary", [2, 29, 64, 300])
+    def test_every_vocabulary(self, vocabulary):
+        assert_exact(vocabulary, torch.float32)
+
+    def test_what_is_no_number_is_not_hidden(self):
+        """Logits that overflow and targets outside the vocabulary."""
+        from relation.kernels.cross_entropy import cross_entropy
+
+        logits = torch.tensor([[0.0, torch.inf], [0.0, torch.nan], [3e38, -3e38]])
+        nll, _ = cross_entropy(logits, torch.tensor([0, 0, 0]), IGNORED)
+        assert nll[:2].isnan().all() and nll[2] == 0
+        targets = torch.tensor([28, 29, 40, -1, IGNORED])
+        nll, _ = cross_entropy(torch.zeros(5, 29), targets, IGNORED)
+        assert nll.isnan().tolist() == [False, True, True, True, False]
+
+    def test_what_does_not_fit_is_refused(self):
+        from relation.kernels.cross_entropy import cross_entropy
+
+        rows = torch.zeros(3, dtype=torch.int64)
+        with pytest.raises(InputError, match="float64; give"):
+            cross_entropy(torch.zeros(3, 4, dtype=torch.float64), rows, IGNORED)
+        for shape in ((3,), (2, 4), (3, 70000)):
+            with pytest.raises(InputError, match="logits"):
+                cross_entropy(torch.zeros(shape), rows, IGNORED)
+        with pytest.raises(InputError, match="contiguous"):
+            cross_entropy(torch.zeros(4, 3).T, rows, IGNORED)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
+@pytest.mark.parametrize("vocabulary", [4096, 32768])
+def test_a_row_is_held_in_registers(vocabulary):
+    """Rows of the paper's vocabularies, none of them spilled."""
+    pytest.importorskip("triton")
+    from relation.kernels.cross_entropy import cross_entropy_kernel, row_options
+    from relation.kernels.resources import compile_resources
+
+    options = row_options(vocabulary)
+    row = options.pop("ROW")
+    types = {"logits": "*bf16", "targets": "*i64", "nll": "*fp32", "dlogits": "*bf16"}
+    constants = {"IGNORED": IGNORED, "ROW": row}
+    used = compile_resources(cross_entropy_kernel, constants, types, options, "sm_90")
+    assert row >= vocabulary and used.stack == 0
+    assert used.registers * 32 * options["num_warps"] <= 65536
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", SLACK)
+@pytest.mark.parametrize("vocabulary", [2, 29, 4096, 5000, 32768])
+def test_every_vocabulary_on_a_gpu(vocabulary, dtype):
+    assert_exact(vocabulary, dtype, "cuda")

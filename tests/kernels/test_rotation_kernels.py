@@ -1,0 +1,122 @@
+"""RoPE's and Givens mixing's kernels and gradients against their definitions in float64."""
+
+from functools import partial
+
+import pytest
+import torch
+from exactness import SLACK
+from interpreter import INTERPRETED, run_interpreted
+
+from relation import ops
+from relation.ops.rope import apply_rope, rope_angles
+
+MIXED_SHAPES = [(2, 4, 5, 48), (1, 2, 1, 2), (1, 6, 70, 20), (1, 4, 3, 1030)]
+SHAPES = [(2, 3, 5, 48), (1, 2, 70, 64), (2, 5, 33, 80), (1, 1, 1, 2)]
+
+
+def draw(*shape: int, count: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(7)
+    return torch.randn(count, *shape, generator=generator, dtype=torch.float64)
+
+
+def differentiate(operator, inputs, dy):
+    leaves = [x.detach().requires_grad_() for x in inputs]
+    y = operator(*leaves)
+    return y.detach(), *torch.autograd.grad(y, leaves, dy)
+
+
+def tables(B: int, T: int, D: int, by_row: bool, device="cpu") -> tuple[torch.Tensor, torch.Tensor]:
+    """RoPE's tables; by row, every row of the batch has places of its own."""
+    cos, sin = rope_angles(T + B, D, 1e4, 3, torch.device(device))
+    if not by_row:
+        return cos[:T], sin[:T]
+    return tuple(torch.stack([t[b : b + T] for b in range(B)]) for t in (cos, sin))
+
+
+def assert_turned(found: torch.Tensor, x: torch.Tensor, cos, sin) -> None:
+    """Within one rounding of the definition in float64 by the same tables."""
+    first, second = x.double().chunk(2, dim=-1)
+    cos, sin = (t.double().unsqueeze(-3) for t in (cos, sin))
+    truth = x.double() * cos + torch.cat((-second, first), dim=-1) * sin
+    bound = torch.finfo(x.dtype).eps / 2 * truth.abs() + 4 * 2**-24 * x.double().abs().max()
+    assert (found.dtype, found.shape) == (x.dtype, truth.shape)
+    assert ((found.double() - truth).abs() <= bound).all()
+
+
+def assert_mixed(info, theta, dy, shift: int, found) -> None:
+    """Mixed heads and both gradients, one rounding each."""
+    mix = partial(ops.givens_mix, layer_index=shift)
+    truth = differentiate(mix, (info.double(), theta.double()), dy.double())
+    assert [x.dtype for x in found] == [info.dtype, info.dtype, theta.dtype]
+    roundoff = torch.finfo(info.dtype).eps / 2
+    for ours, exact, given in zip(found[:2], truth, (info, dy), strict=False):
+        bound = roundoff * exact.abs() + 8 * 2**-24 * given.double().abs().max()
+        assert ((ours.double() - exact).abs() <= bound).all()
+    # theta's sums products of rounded numbers: their errors add like random signs.
+    products = (dy.double().norm() * truth[0].norm()).item()
+    bound = 2 * roundoff * products / dy.numel() ** 0.5 + 8 * 2**-24 * products
+    assert ((found[2].double() - truth[2]).abs() <= bound).all()
+
+
+@pytest.mark.skipif(INTERPRETED, reason="is the interpreter")
+def test_the_interpreter_reproduces_the_definitions():
+    run_interpreted(__file__)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="runs in the interpreter")
+class TestInterpreted:
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+    @pytest.mark.parametrize("by_row", [False, True])
+    @pytest.mark.parametrize("shape", SHAPES)
+    def test_rotation_both_ways_at_ragged_shapes_and_strides(self, shape, by_row, dtype):
+        from relation.kernels.rotation import rotate
+
+        B, H, T, D = shape
+        states = draw(B, H, T, D, count=1)[0].to(dtype)
+        by_token = states.transpose(1, 2).contiguous().transpose(1, 2)
+        cos, sin = tables(B, T, D, by_row)
+        for x in (states, by_token, states.mT.contiguous().mT):
+            for back in (False, True):
+                found = rotate(x, cos, sin, back)
+                assert_turned(found, x, cos, -sin if back else sin)
+                assert found.transpose(1, 2).is_contiguous()
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+    @pytest.mark.parametrize("shape", MIXED_SHAPES)
+    @pytest.mark.parametrize("shift", [0, 1])
+    def test_mixing_at_ragged_shapes_and_strides(self, shape, shift, dtype):
+        from relation.kernels.mixing import mix, mix_backward
+
+        info, dy = draw(*shape, count=2).to(dtype)
+        theta = draw(shape[1] // 2, count=1)[0].float()
+        by_token = info.transpose(1, 2).contiguous().transpose(1, 2)
+        for x in (info, by_token, info.mT.contiguous().mT):
+            mixed = mix(x, theta, shift)
+            for given in (dy, dy.mT.contiguous().mT):
+                found = mixed, *mix_backward(given, mixed, theta, shift)
+                assert_mixed(x, theta, dy, shift, found)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", SLACK)
+@pytest.mark.parametrize("shape", [*MIXED_SHAPES, (1, 8, 64, 512)])
+@pytest.mark.parametrize("layer", [0, 1])
+def test_mixing_on_a_gpu(shape, layer, dtype):
+    info, dy = draw(*shape, count=2).to("cuda", dtype)
+    theta = draw(shape[1] // 2, count=1)[0].to("cuda", torch.float32)
+    mix = partial(ops.givens_mix, layer_index=layer)
+    found, again = (differentiate(mix, (info, theta), dy) for _ in range(2))
+    assert_mixed(info, theta, dy, layer, found)
+    assert all(map(torch.equal, found, again))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float64, *SLACK])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rotation_and_its_gradient_on_a_gpu(shape, dtype):
+    B, _, T, D = shape
+    x, dy = draw(*shape, count=2).to("cuda", dtype)
+    cos, sin = tables(B, T, D, True, "cuda")
+    y, dx = differentiate(lambda x: apply_rope(x, cos, sin), (x,), dy)
+    assert_turned(y, x, cos, sin)
+    assert_turned(dx, dy, cos, -sin)
