@@ -1,60 +1,76 @@
-"""The shape of a model: what fixes its parameters, free of PyTorch so that planning stays fast."""
+"""The shape of a model: what fixes its parameters. Free of PyTorch, so that planning stays fast."""
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
+from numbers import Integral, Real
+from types import UnionType
+from typing import Any, get_args, get_origin
 
 from relation.errors import InputError
-from relation.registry import Registry
 
-MHA, FULL, LINEAR = "A", "F", "L"
-MIXERS = {MHA: "mha", FULL: "full", LINEAR: "linear"}
+# A layer's letter, and the operator that its mixer runs.
+MHA, FULL, LINEAR, CALIBRATED = "A", "F", "L", "C"
+MIXERS = {MHA: "mha", FULL: "full", LINEAR: "linear", CALIBRATED: "calibrated"}
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A model family of the paper; each ablation changes only what it names (Appendix D.1)."""
+    """A model family: layers that repeat `pattern`, and fields of `ModelConfig` that it changes."""
 
     name: str
     title: str
     pattern: str = FULL
-    transport_self: bool = True
-    raw_information: bool = False
-    count_calibration: bool = True
-    givens: bool = True
-    single_head: bool = False
-
-    @property
-    def key(self) -> str:
-        return self.name
+    changes: Mapping[str, Any] = field(default_factory=dict)
 
 
-VARIANTS: Registry[str, Variant] = Registry(
-    Variant("mha", "MHA", pattern=MHA),
+# The paper's models; each ablation changes only what it names (Appendix D.1).
+_PAPER = (
+    Variant("mha", "MHA", MHA),
     Variant("full", "Full Relation"),
-    Variant("exchange-only", "Exchange-only transport", transport_self=False),
-    Variant("raw-x", "Raw-X communication", raw_information=True),
-    Variant("no-count", "No count calibration", count_calibration=False),
-    Variant("no-givens", "No Givens mixing", givens=False),
-    Variant("single-head", "Single head", single_head=True, givens=False),
-    Variant("linear", "Linear Relation", pattern=LINEAR),
-    Variant("hybrid", "Hybrid Relation", pattern="LLLF"),
+    Variant("exchange-only", "Exchange-only transport", changes={"transport_self": False}),
+    Variant("raw-x", "Raw-X communication", changes={"raw_information": True}),
+    Variant("no-count", "No count calibration", changes={"count_calibration": False}),
+    Variant("no-givens", "No Givens mixing", changes={"givens": False}),
+    Variant("single-head", "Single head", changes={"heads": 1, "givens": False}),
+    Variant("linear", "Linear Relation", LINEAR),
+    Variant("hybrid", "Hybrid Relation", "LLLF"),
 )
+# Arms of the fair comparison. QK-norm: Henry et al. 2020, with gains as in Dehghani et al. 2023.
+# Output gate: Qiu et al. 2025. Null logit: softmax off by one (Miller 2023). mha-self is the
+# control for Relation's mechanism: its count calibration and its Self, on attention's own logits.
+_QK, _GATE = {"qk_norm": True}, {"output_gate": True}
+_FAIR = (
+    Variant("mha-qknorm", "MHA, QK-norm", MHA, _QK),
+    Variant("mha-gate", "MHA, output gate", MHA, _GATE),
+    Variant("mha-qknorm-gate", "MHA, QK-norm and output gate", MHA, _QK | _GATE),
+    Variant("mha-null", "MHA, null logit", MHA, {"null_logit": True}),
+    Variant("mha-self", "MHA, count and Self", CALIBRATED),
+    Variant("full-qknorm", "Full Relation, QK-norm", FULL, _QK),
+    Variant("full-gate", "Full Relation, output gate", FULL, _GATE),
+    Variant("full-qknorm-gate", "Full Relation, QK-norm and output gate", FULL, _QK | _GATE),
+)
+VARIANTS: dict[str, Variant] = {variant.name: variant for variant in (*_PAPER, *_FAIR)}
 PAIRED = ("mha", "full")
 ABLATIONS = ("exchange-only", "raw-x", "no-count", "no-givens", "single-head")
+ARMS = (*PAIRED, *(variant.name for variant in _FAIR))
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A decoder-only model (Section 6, Appendix B.1).
+    """A decoder-only model (Section 6, Appendix B.1). Raises InputError where none such exists.
 
-    `layout` has one letter a layer: A for MHA, F for Full Relation, L for Linear Relation.
-    Initial weights are normal with standard deviation `init_std`. With `linear_init` "torch" the
-    projections start as `nn.Linear` does, uniform within 1/sqrt(fan_in); `embedding_std` gives the
-    embedding its own deviation; `embedding_multiplier` scales what the first block reads. The
-    second coordinate and information have `kv_heads` heads, each for as many neighbouring heads of
-    the first; None gives every head its own.
-    Raises InputError where no such model exists.
+    layout: a letter a layer: A for MHA, F for Full Relation, L for Linear Relation, C for MHA with
+        Relation's count and Self.
+    kv_heads: heads of the second coordinate and of information, each for as many neighbouring
+        heads of the first; None gives every head its own.
+    qk_norm: RMSNorm of every head's two coordinates before RoPE, with gains a layer of one head's
+        width. output_gate: the mixer's output times the sigmoid of a d x d projection of the
+        layer's normalised input, before W_O. null_logit: a zero key and value before MHA's first.
+    init_std: of the normal initial weights. linear_init: "torch" starts projections as `nn.Linear`
+        does, uniform within 1/sqrt(fan_in). embedding_std: the embedding's own deviation.
+    scale_residual_init: W_O and the FFN's last matrix start 1/sqrt(2 layers) smaller, as in GPT-2.
+    embedding_multiplier: scales what the first block reads.
     """
 
     vocab_size: int
@@ -80,75 +96,84 @@ class ModelConfig:
     embedding_std: float | None = None
     embedding_multiplier: float | None = None
     kv_heads: int | None = None
+    qk_norm: bool = False
+    output_gate: bool = False
+    null_logit: bool = False
 
     def __post_init__(self):
+        for each in fields(self):
+            check_type(each.name, getattr(self, each.name), each.type)
         for name in ("vocab_size", "d_model", "heads", "d_ff"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if not self.layout or set(self.layout) - set(MIXERS):
-            raise InputError(f"layout {self.layout!r} must be letters of {''.join(MIXERS)}")
-        if self.d_model % self.heads:
-            raise InputError(
-                f"d_model {self.d_model} is not divisible by {self.heads} heads; "
-                "choose a multiple of the number of heads"
-            )
-        if self.head_dim % 2:
-            raise InputError(
-                f"head width {self.head_dim} (d_model {self.d_model} / {self.heads} heads) is odd "
-                "and RoPE rotates pairs of channels; make it even"
-            )
-        if self.shared_heads < 1 or self.heads % self.shared_heads:
-            raise InputError(
-                f"kv_heads is {self.kv_heads} and heads {self.heads}; give a divisor of the heads"
-            )
-        if self.raw_information and self.shared_heads < self.heads:
-            raise InputError(
-                f"Raw-X transports all {self.heads} heads of X, not {self.kv_heads}; leave out "
-                "kv_heads"
-            )
-        if self.mixes_heads and self.shared_heads % 2:
-            raise InputError(
-                f"Givens mixing pairs heads of information, and {self.shared_heads} are odd in "
-                "number; give an even number, or givens=False"
-            )
-        if not 0 < self.tau < math.inf:
-            raise InputError(f"tau is {self.tau}; the Self temperature must be positive")
+        heads, shared, d = self.heads, self.shared_heads, self.d_model
+        width = f"head width {self.head_dim} (d_model {d} / {heads} heads)"
+        odd = self.mixes_heads and shared % 2
+        for fails, why in (
+            (
+                not self.layout or set(self.layout) - set(MIXERS),
+                f"layout {self.layout!r} must be letters of {''.join(MIXERS)}",
+            ),
+            (
+                d % heads,
+                f"d_model {d} is not divisible by {heads} heads; choose a multiple of the number "
+                "of heads",
+            ),
+            (
+                self.head_dim % 2,
+                f"{width} is odd and RoPE rotates pairs of channels; make it even",
+            ),
+            (
+                shared < 1 or heads % max(shared, 1),
+                f"kv_heads is {self.kv_heads} and heads {heads}; give a divisor of the heads",
+            ),
+            (
+                self.raw_information and shared < heads,
+                f"Raw-X transports all {heads} heads of X, not {self.kv_heads}; leave out kv_heads",
+            ),
+            (
+                odd and self.kv_heads is None,
+                f"Givens mixing pairs heads of information, and {shared} are odd in number; give "
+                "an even number, or givens=False",
+            ),
+            (
+                odd,
+                f"Givens mixing pairs heads of information, and kv_heads is {shared}, which is "
+                "odd; give givens=False, or an even number",
+            ),
+            (
+                not 0 < self.tau < math.inf,
+                f"tau is {self.tau}; the Self temperature must be positive",
+            ),
+            (
+                self.null_logit and MHA not in self.layout,
+                f"null_logit is an option of MHA layers, and layout {self.layout!r} has none",
+            ),
+        ):
+            if fails:
+                raise InputError(why)
         for name, choices in (
             ("givens_first_pairing", ("A", "B")),
             ("retention_input", ("normalised", "residual")),
             ("linear_init", (None, "torch")),
         ):
-            if getattr(self, name) not in choices:
-                raise InputError(
-                    f"{name} is {getattr(self, name)!r}; choose one of: "
-                    f"{', '.join(map(str, choices))}"
-                )
+            if (value := getattr(self, name)) not in choices:
+                listed = ", ".join(map(str, choices))
+                raise InputError(f"{name} is {value!r}; choose one of: {listed}")
 
     @classmethod
-    def for_variant(
-        cls, variant: str, layers: int, d_model: int, heads: int, d_ff: int, vocab_size: int, **rest
-    ) -> "ModelConfig":
+    def for_variant(cls, variant: str, layers: int, heads: int, **rest) -> "ModelConfig":
         """The model of a named variant on a backbone; `rest` are further fields."""
         if variant not in VARIANTS:
             raise InputError(f"unknown variant {variant!r}; choose one of: {', '.join(VARIANTS)}")
-        v = VARIANTS[variant]
-        if layers < 1 or layers % len(v.pattern):
+        title, pattern = VARIANTS[variant].title, VARIANTS[variant].pattern
+        if layers < 1 or layers % len(pattern):
             raise InputError(
-                f"{v.title} repeats the layers {v.pattern}; {layers} layers is not a multiple of "
-                f"{len(v.pattern)}"
+                f"{title} repeats the layers {pattern}; {layers} layers is not a multiple of "
+                f"{len(pattern)}"
             )
-        return cls(
-            vocab_size=vocab_size,
-            d_model=d_model,
-            heads=1 if v.single_head else heads,
-            d_ff=d_ff,
-            layout=v.pattern * (layers // len(v.pattern)),
-            transport_self=v.transport_self,
-            raw_information=v.raw_information,
-            count_calibration=v.count_calibration,
-            givens=v.givens,
-            **rest,
-        )
+        layout = pattern * (layers // len(pattern))
+        return cls(**{"layout": layout, "heads": heads, **rest, **VARIANTS[variant].changes})
 
     @property
     def layers(self) -> int:
@@ -167,15 +192,44 @@ class ModelConfig:
     @property
     def mixes_heads(self) -> bool:
         """Whether some layer rotates information heads by Givens angles."""
-        return self.givens and any(letter != MHA for letter in self.layout)
+        return self.givens and any(letter in (FULL, LINEAR) for letter in self.layout)
+
+
+def parameters(config: ModelConfig) -> int:
+    """How many numbers the model trains, the tied matrix counted once; no model is built."""
+    d, shared = config.d_model, config.shared_heads * config.head_dim
+    total = config.vocab_size * d + d  # embedding and last norm
+    for letter in config.layout:
+        total += 2 * d + 3 * d * config.d_ff  # two norms, SwiGLU
+        total += 2 * d * d + (1 if config.raw_information else 2) * d * shared  # W_1, W_O, W_2, W_I
+        total += config.qk_norm * 2 * config.head_dim + config.output_gate * d * d
+        if letter in (FULL, LINEAR) and config.givens:
+            total += config.shared_heads // 2  # theta
+        if letter in (FULL, CALIBRATED):
+            total += config.count_calibration  # lambda
+        if letter == LINEAR:
+            total += d * d + d * config.head_dim + 2 * d  # retention, A_log, dt_bias
+    return total
+
+
+def check_type(name: str, value: Any, kind: Any) -> None:
+    """Raise InputError for a value of another type; numbers may be NumPy's, True is no number."""
+    kinds = get_args(kind) if isinstance(kind, UnionType) else (get_origin(kind) or kind,)
+    wider = {int: Integral, float: Real, tuple: (tuple, list)}
+    for one in kinds:
+        if isinstance(value, wider.get(one, one)) and (one is bool or not isinstance(value, bool)):
+            return
+    named = " or ".join("None" if one is type(None) else one.__name__ for one in kinds)
+    raise InputError(f"{name} is {value!r}; give {named}")
 
 
 def model_values(config: ModelConfig) -> dict:
-    """A model's fields as JSON holds them.
+    """A model's fields as JSON holds them, without those at their default.
 
-    Options that are off (None) are left out, so that a new option changes no older model's hash.
+    So a new option changes no older model's hash.
     """
-    values = {k: v for k, v in asdict(config).items() if v is not None}
+    defaults = {each.name: each.default for each in fields(config)}
+    values = {k: v for k, v in asdict(config).items() if v != defaults[k]}
     return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
 
 

@@ -1,9 +1,8 @@
 """The paper's decoder, fixed by a `ModelConfig`, and its mixers as layers for other models."""
 
 from relation.nn.cache import DecodeState
-from relation.nn.decoder import Decoder
-from relation.nn.execution import Execution
 from relation.nn.layers import FullRelation, LinearRelation
+from relation.nn.model import Decoder, Execution
 from relation.variants import ModelConfig
 
 __all__ = ["DecodeState", "Decoder", "Execution", "FullRelation", "LinearRelation", "ModelConfig"]

@@ -1,16 +1,9 @@
 """What decoding keeps of the tokens read so far: Table 1's decode history state, layer by layer.
 
 A layer's cache is a `HistoryCache` (MHA and Full Relation) or a `LinearState` (Linear Relation).
-Both are used alike:
-
-    length, lengths   tokens read by the longest row; by each row, (B,) int64, or None: all alike
-    begin(lengths)    before a prompt whose rows differ in length, padded at the right
-    append, replace   take the states of a block of tokens in
-    reorder(rows)     keep other rows: row b becomes what was row rows[b]
-    nbytes            bytes of what is kept
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -22,7 +15,10 @@ Tables = tuple[Tensor, Tensor]
 
 
 class Cache:
-    """How many tokens each row of a layer's cache has read; `tensors` are what it keeps of them."""
+    """How many tokens each row of a layer's cache has read; `tensors` are what it keeps of them.
+
+    length: tokens read by the longest row. lengths: by each row, (B,) int64, or None: all alike.
+    """
 
     def __init__(self):
         self.length = 0
@@ -54,12 +50,10 @@ class Cache:
         self.length += tokens
 
     def settle(self, lengths: Sequence[int]) -> None:
-        """Say how many tokens each row has read, where a GPU counted them."""
+        """Take over how many tokens each row has read, where a GPU counted them."""
         self.length = max(lengths)
-        if len(set(lengths)) > 1:
-            self.lengths = torch.tensor(lengths, device=self.tensors[0].device)
-        else:
-            self.lengths = None
+        unequal = len(set(lengths)) > 1
+        self.lengths = torch.tensor(lengths, device=self.tensors[0].device) if unequal else None
 
     def reorder(self, rows: Tensor) -> None:
         """Keep the rows (n,) int64 in that order, repeated where they are named twice."""
@@ -69,7 +63,7 @@ class Cache:
 
 
 class HistoryCache(Cache):
-    """The history of an MHA or Full Relation layer, O(T d): two states a token.
+    """The history of a layer with a flow, O(T d): two states a token.
 
     They are K and V, or the relation coordinate p2 and the mixed information. Memory is taken for
     `capacity` tokens at the first block and at least doubled when that is full: `tensors` are the
@@ -98,20 +92,21 @@ class HistoryCache(Cache):
         Each row's block follows its own last token. Raises InputError for a block of another
         shape, dtype or device than the history's.
         """
-        blocks, end = (first, second), self.length + first.shape[2]
+        blocks, n = (first, second), first.shape[2]
+        end = self.length + n
         for block in blocks:
-            self._check(block, end - self.length)
+            self._check(block, n)
         if not self.tensors or end > self.capacity:
             self.reserve(end, blocks)
         if self.lengths is None or not self.length:
             for buffer, block in zip(self.tensors, blocks, strict=True):
                 buffer[:, :, self.length : end] = block
         else:
-            places = self.lengths[:, None] + torch.arange(first.shape[2], device=first.device)
+            places = self.lengths[:, None] + torch.arange(n, device=first.device)  # (B, n)
             rows = torch.arange(len(places), device=first.device)[:, None]
             for buffer, block in zip(self.tensors, blocks, strict=True):
                 buffer.transpose(1, 2)[rows, places] = block.transpose(1, 2)
-        self._take(first.shape[2])
+        self._take(n)
         return self.states
 
     def reserve(self, tokens: int, blocks: tuple[Tensor, ...] = ()) -> None:
@@ -202,26 +197,23 @@ class DecodeState:
         return sum(layer.nbytes for layer in self.layers)
 
     @property
-    def histories(self) -> Iterator[HistoryCache]:
+    def histories(self) -> list[HistoryCache]:
         """The caches that grow with the text."""
-        return (layer for layer in self.layers if isinstance(layer, HistoryCache))
+        return [layer for layer in self.layers if isinstance(layer, HistoryCache)]
 
-    def check(self, layout: str, tokens: Tensor, lengths: Sequence[int] | None = None) -> None:
-        """Raise InputError unless a model of that layout can read tokens (B, n) into this state.
-
-        lengths: how many of its n tokens each row has of its own, where they differ.
-        """
-        if tokens.ndim != 2 or tokens.shape[1] < 1:
-            raise InputError(f"tokens have shape {tuple(tokens.shape)}; give (B, n) with n >= 1")
-        if tokens.dtype not in (torch.int64, torch.int32):
-            raise InputError(f"tokens are {tokens.dtype}; give their ids in int64 or int32")
+    def check(self, layout: str) -> None:
+        """Raise InputError unless a model of that layout can read into this state."""
         if self.layout != layout:
             raise InputError(
                 f"the decode state is of layers {self.layout} and the model of {layout}; start one "
                 "with decode_state()"
             )
-        if lengths is None:
-            return
+
+    def begin(self, tokens: Tensor, lengths: Sequence[int]) -> Tensor:
+        """Expect prompts (B, n) of which row b has lengths[b] tokens of its own: (B,) int64.
+
+        Raises InputError for lengths that do not fit, an empty prompt among them.
+        """
         batch, width = tokens.shape
         if len(lengths) != batch or max(lengths) > width:
             raise InputError(
@@ -231,14 +223,14 @@ class DecodeState:
         if min(lengths) < 1:
             row = next(row for row, length in enumerate(lengths) if length < 1)
             raise InputError(f"prompt {row} is empty; give each row of a batch at least one token")
-
-    def begin(self, lengths: Tensor) -> None:
-        """Expect a prompt of unequal rows in every layer; see `Cache.begin`."""
-        for layer in self.layers:
-            layer.begin(lengths)
+        counts = torch.tensor(lengths, device=tokens.device)
+        if len(set(lengths)) > 1:
+            for layer in self.layers:
+                layer.begin(counts)
+        return counts
 
     def settle(self, lengths: Sequence[int]) -> None:
-        """Say how many tokens each row has read, where a GPU counted them."""
+        """Take over how many tokens each row has read, where a GPU counted them."""
         for layer in self.layers:
             layer.settle(lengths)
 

@@ -1,16 +1,11 @@
 """Relation as a layer for other people's models: (B, T, d) to (B, T, d), and no norm.
 
 A layer is the mixer of the paper's decoder by itself. Its projections `w1`, `w2`, `wi`, `wo` (and
-`retention_down` of Linear Relation) are `nn.Linear` modules that it calls, so that hooks, LoRA,
-quantisers and FSDP work; in place of attention they are Q, K, V and O.
+`retention_down` of Linear Relation) are `nn.Linear` modules that it calls, so that hooks, LoRA and
+quantisers work; in place of attention they are Q, K, V and O.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import fields
 from functools import lru_cache
-from numbers import Integral, Real
-from types import UnionType
-from typing import Any, get_args, get_origin
 
 import torch
 from torch import Tensor, nn
@@ -18,12 +13,17 @@ from torch import Tensor, nn
 from relation.errors import InputError
 from relation.kernels.documents import Documents
 from relation.nn.cache import HistoryCache, LinearState
-from relation.nn.execution import ByDevice
-from relation.nn.mixers import FullRelationMixer, LinearRelationMixer, RopeTables
-from relation.nn.norm import Normed
-from relation.ops import get_backend
+from relation.nn.model import (
+    Execution,
+    FullRelationMixer,
+    LinearRelationMixer,
+    Normed,
+    RopeTables,
+    check_documents,
+    retention_start,
+)
 from relation.ops.rope import rope_angles
-from relation.variants import FULL, LINEAR, MIXERS, ModelConfig
+from relation.variants import FULL, LINEAR, MIXERS, ModelConfig, check_type
 
 
 @lru_cache(maxsize=16)
@@ -47,33 +47,36 @@ def _tables(length: int, width: int, base: float, like: Tensor) -> RopeTables:
 class _Layer(nn.Module):
     """How both layers are called. Comes before a mixer in a class's bases."""
 
-    heads: int
-    head_dim: int
     _cache: type[HistoryCache | LinearState]
 
-    def __init__(self, layer_index: int, backend: str | None, **sizes):
-        sizes |= {"vocab_size": 1, "d_ff": 1}
-        check_types(sizes)
-        if not _is(layer_index, int):
-            raise InputError(f"layer_index is {layer_index!r}; give an integer")
-        config = ModelConfig(**sizes)
-        super().__init__(config, layer_index, _operator(config, backend))
+    def __init__(self, layer_index: int, backend: str | None, layout: str, **sizes):
+        check_type("layer_index", layer_index, int)
+        config = ModelConfig(vocab_size=1, d_ff=1, layout=layout, **sizes)
+        operator = MIXERS[layout]
+        call = Execution(**{operator: backend}).calls(config)[operator]
+        super().__init__(config, layer_index, call)
         self._config, self.rope_base = config, config.rope_base
         self._reset_own()
 
     def reset_parameters(self) -> None:
-        """Draw every parameter anew, as a new layer does.
-
-        For layers built on the meta device, after `to_empty`: FSDP and its users call it by name.
-        """
+        """Draw every parameter anew, as a new layer does; for one of the meta device, after
+        `to_empty`."""
         for module in self.children():
             module.reset_parameters()
         self._reset_own()
 
+    @torch.no_grad()
     def _reset_own(self) -> None:
-        """Draw the parameters that are no projection's."""
-        if self.mixes:
-            nn.init.zeros_(self.theta)
+        """Draw the parameters that are no projection's, from PyTorch's own generator."""
+        for name, parameter in self.named_parameters(recurse=False):
+            if name in ("theta", "lam"):
+                parameter.fill_(self._config.lambda_init if name == "lam" else 0.0)
+            elif name == "retention_up":
+                nn.init.uniform_(parameter, -(self.head_dim**-0.5), self.head_dim**-0.5)
+            else:
+                parameter.copy_(retention_start(self._config, name, torch.rand_like(parameter)))
+        for buffer in self.buffers():  # the lambda of a layer that does not count
+            buffer.zero_()
 
     def forward(
         self,
@@ -88,32 +91,15 @@ class _Layer(nn.Module):
         too (`Documents.padded`). cache: while decoding, one of `new_cache()`; x then follows the
         tokens that it has read, it takes x in, and nothing is differentiable; before a prompt of
         unequal rows call its `begin`. offset: RoPE's position of the first token, 0 or more.
-        Raises InputError for another shape, for documents of another type or of other tokens, for
-        documents with a cache, for another layer's kind of cache, for states that do not
-        continue it, for an offset below 0, and for what the backend does not take.
+        Raises InputError for what does not fit, and for what the backend does not take.
         """
-        if x.ndim != 3 or x.shape[2] != self.heads * self.head_dim:
-            given, width = tuple(x.shape), self.heads * self.head_dim
+        if x.ndim != 3 or x.shape[2] != self._config.d_model:
+            given, width = tuple(x.shape), self._config.d_model
             raise InputError(f"x has shape {given}; the layer takes (B, T, {width})")
-        self._check(x, documents, cache, offset)
-        rope = self._rope(x, documents, cache, offset)
-        if cache is None:
-            return super().forward(Normed(x), x, rope, None, documents)
-        with torch.no_grad():
-            return super().forward(Normed(x), x, rope, cache)
-
-    def _check(self, x: Tensor, documents, cache, offset: int) -> None:
-        """Raise InputError for arguments beside x that it cannot have."""
-        if documents is not None and not isinstance(documents, Documents):
-            raise InputError(
-                f"documents is a {type(documents).__name__}; the layer takes x alone in place of "
-                "query, key and value, and Documents.of(ids) or Documents.padded(mask) beside it"
-            )
-        if documents is not None and cache is not None:
-            raise InputError("decoding takes no documents; give them or a cache, not both")
-        if documents is not None and documents.starts.shape != x.shape[:2]:
-            given, needed = tuple(documents.starts.shape), tuple(x.shape[:2])
-            raise InputError(f"the documents are of (B, T) = {given} and x is of {needed}")
+        if documents is not None:
+            check_documents(documents, x.shape)
+            if cache is not None:
+                raise InputError("decoding takes no documents; give them or a cache, not both")
         if cache is not None and not isinstance(cache, self._cache):
             raise InputError(
                 f"the cache is a {type(cache).__name__} and {type(self).__name__} takes a "
@@ -121,6 +107,11 @@ class _Layer(nn.Module):
             )
         if not isinstance(offset, int) or offset < 0:
             raise InputError(f"offset is {offset!r}; give the place of the first token, 0 or more")
+        rope = self._rope(x, documents, cache, offset)
+        if cache is None:
+            return super().forward(Normed(x), x, rope, None, documents)
+        with torch.no_grad():
+            return super().forward(Normed(x), x, rope, cache)
 
     def _rope(self, x: Tensor, documents, cache, offset: int) -> RopeTables:
         """RoPE's tables at the places of x's tokens, (T, d_h) or (B, T, d_h)."""
@@ -132,7 +123,7 @@ class _Layer(nn.Module):
         elif read and cache.lengths is not None:
             places = cache.lengths[:, None] + torch.arange(offset, last - read, device=x.device)
         else:
-            return cos[first:last], sin[first:last]
+            places = slice(first, last)
         return cos[places], sin[places]
 
 
@@ -144,11 +135,10 @@ class FullRelation(_Layer, FullRelationMixer):
     count_calibration: whether lambda is trained, from `lambda_init`, or 0. givens: whether heads of
     information are mixed, by angles that start at 0; `layer_index` chooses their pairing, so give
     neighbouring layers of a model neighbouring numbers. rope_base: RoPE's. backend: a name of
-    `relation.ops.BACKENDS`; None takes FlashRelation on CUDA (FlexAttention where heads are wider
-    than 128) and the tiled form in plain PyTorch elsewhere.
+    `relation.ops.BACKENDS`; None takes the fastest that runs what the layer is given.
 
     Parameters: w1 (d, d), w2 and wi (kv_heads d_h, d), wo (d, d), which start as `nn.Linear` does,
-    theta (kv_heads / 2,) in radians and lam (1,). Raises InputError for sizes that do not fit.
+    theta (kv_heads / 2,) in radians and lam (). Raises InputError for sizes that do not fit.
     """
 
     _cache = HistoryCache
@@ -168,16 +158,10 @@ class FullRelation(_Layer, FullRelationMixer):
         backend: str | None = None,
     ):
         super().__init__(
-            layer_index, backend, layout=FULL, d_model=d_model, heads=heads, kv_heads=kv_heads,
-            tau=tau, count_calibration=count_calibration, lambda_init=lambda_init, givens=givens,
+            layer_index, backend, FULL, d_model=d_model, heads=heads, kv_heads=kv_heads, tau=tau,
+            count_calibration=count_calibration, lambda_init=lambda_init, givens=givens,
             rope_base=rope_base,
         )  # fmt: skip
-        self.hold_as_vector()
-
-    def _reset_own(self) -> None:
-        super()._reset_own()
-        config = self._config
-        nn.init.constant_(self.lam, config.lambda_init if config.count_calibration else 0.0)
 
     def new_cache(self, capacity: int = 256) -> HistoryCache:
         """An empty cache, O(T d); memory for `capacity` tokens is taken at the first."""
@@ -187,12 +171,9 @@ class FullRelation(_Layer, FullRelationMixer):
 class LinearRelation(_Layer, LinearRelationMixer):
     """Linear Relation (Section 5.2) as a layer whose state does not grow with the text.
 
-    Arguments as `FullRelation`'s, of which it has no lambda; backend None takes the Triton kernels
-    on CUDA (chunks of matrix products where heads are wider than 128, and elsewhere).
-
-    Parameters: w1, w2, wi, wo and theta as there, retention_down (d, d), retention_up
-    (H, d_h, d_h), a_log and dt_bias (d,), which start as the paper's model draws them, but from
-    PyTorch's own generator. Raises InputError for sizes that do not fit.
+    Arguments as `FullRelation`'s, of which it has no lambda. Parameters: w1, w2, wi, wo and theta
+    as there, retention_down (d, d), retention_up (H, d_h, d_h), a_log and dt_bias (d,), which start
+    as the paper's model draws them. Raises InputError for sizes that do not fit.
     """
 
     _cache = LinearState
@@ -210,45 +191,10 @@ class LinearRelation(_Layer, LinearRelationMixer):
         backend: str | None = None,
     ):
         super().__init__(
-            layer_index, backend, layout=LINEAR, d_model=d_model, heads=heads, kv_heads=kv_heads,
-            tau=tau, givens=givens, rope_base=rope_base,
+            layer_index, backend, LINEAR, d_model=d_model, heads=heads, kv_heads=kv_heads, tau=tau,
+            givens=givens, rope_base=rope_base,
         )  # fmt: skip
-
-    def _reset_own(self) -> None:
-        super()._reset_own()
-        bound = self.head_dim**-0.5
-        nn.init.uniform_(self.retention_up, -bound, bound)
-        with torch.no_grad():
-            # Like the parameter, which FSDP may have made a DTensor.
-            self.draw_vectors(self._config, lambda name, _: torch.rand_like(getattr(self, name)))
 
     def new_cache(self) -> LinearState:
         """An empty cache, O(d^2 / H) however many tokens it reads."""
         return LinearState()
-
-
-def _operator(config: ModelConfig, backend: str | None) -> Callable[..., Tensor]:
-    """The operator of a layer's configuration by a backend's name, or by its inputs' device."""
-    operator = MIXERS[config.layout]
-    if backend is None:
-        return ByDevice().calls(config)[operator]
-    return get_backend(operator, backend).call
-
-
-def check_types(values: Mapping[str, Any]) -> None:
-    """Raise InputError for a value of `ModelConfig`'s fields, by name, that is of another type.
-
-    Its own checks compare numbers and so fail on a text with Python's words.
-    """
-    for field in fields(ModelConfig):
-        union = isinstance(field.type, UnionType)
-        kinds = get_args(field.type) if union else (get_origin(field.type) or field.type,)
-        if field.name in values and not any(_is(values[field.name], kind) for kind in kinds):
-            named = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
-            raise InputError(f"{field.name} is {values[field.name]!r}; give {named}")
-
-
-def _is(value: Any, kind: type) -> bool:
-    """isinstance, but True is no number, numbers may be NumPy's, and JSON's tuples are lists."""
-    wider = {int: Integral, float: Real, tuple: (tuple, list)}.get(kind, kind)
-    return isinstance(value, wider) and (kind is bool or not isinstance(value, bool))

@@ -1,63 +1,99 @@
-"""Causal softmax attention, the paper's baseline (MHA), and its flow (Section 1).
+"""Causal softmax attention, the paper's baseline MHA (Section 1), and the scores U.
 
-q, k and v are (B, H, T, D) in one floating dtype, q and k after RoPE; H counts heads, and k and v
-may have fewer, a divisor of H, each shared by neighbouring heads of q. With `documents` a token
-sees its own alone. Each function raises InputError for other or unequal shapes, an empty dimension,
-mixed dtypes or mixed devices.
+`null` puts one zero key and value before the first: softmax off by one. A row then weighs
+its values by softmax times sigmoid(LSE), and may weigh all of them little.
 """
+
+import math
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from relation.errors import InputError
-from relation.kernels.checks import check_groups
+from relation.kernels.checks import check_device, check_groups, check_states, without_autocast
 from relation.kernels.documents import Documents, unseen
-from relation.ops.scores import for_heads, scores
+
+
+def scores(p1: Tensor, p2: Tensor) -> Tensor:
+    """U_ij = p1_i . p2_j / sqrt(D), eq:relation-projections; q and k stand for them in MHA.
+
+    p1: (B, H, n, D), p2: (B, H, T, D) or of fewer heads. Returns (B, H, n, T), FP32 at least. The
+    product has the inputs' dtype, except for FP16: it ends at 65504, which p1_i . p2_j may pass.
+    """
+    wide = torch.promote_types(p1.dtype, torch.float32)
+    if p1.dtype == torch.float16:
+        p1, p2 = p1.to(wide), p2.to(wide)
+    with without_autocast(p1):
+        U = (p1 @ for_heads(p2, p1.shape[1]).transpose(-1, -2)).to(wide)
+    return U / math.sqrt(p1.shape[-1])
+
+
+def for_heads(x: Tensor, heads: int) -> Tensor:
+    """x of H or fewer heads, (B, H / n, T, D), with each head in n neighbouring places."""
+    n = heads // x.shape[1]
+    return x if n == 1 else x.repeat_interleave(n, dim=1)
+
+
+def softmax(U: Tensor, null: bool = False) -> Tensor:
+    """Softmax over the last dimension; with `null` beside one more logit of 0, left out."""
+    if not null:
+        return U.softmax(dim=-1)
+    return F.pad(U, (1, 0)).softmax(dim=-1)[..., 1:]
 
 
 def causal_flow(
-    q: torch.Tensor, k: torch.Tensor, *, documents: Documents | None = None
-) -> torch.Tensor:
-    """The flow F = Softmax(U), U_ij = q_i . k_j / sqrt(D) for j <= i.
+    q: Tensor, k: Tensor, *, null: bool = False, documents: Documents | None = None
+) -> Tensor:
+    """The flow F = Softmax(U) for j <= i: (B, H, T, T), FP32 at least, rows summing to 1.
 
-    q: (B, H, T, D), k alike or of fewer heads. Returns (B, H, T, T), lower triangular, rows summing
-    to 1. BF16 inputs round U to BF16; the softmax is FP32 (FP64 for FP64 inputs).
+    With `null` they sum to less: the rest flows to the null token.
     """
     _check((q, k), documents)
-    return scores(q, k).masked_fill(unseen(documents, q), -torch.inf).softmax(dim=-1)
+    return softmax(scores(q, k).masked_fill(unseen(documents, q), -torch.inf), null)
 
 
 def causal_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, documents: Documents | None = None
-) -> torch.Tensor:
-    """Materialised MHA, Y = F V: q, k, v (B, H, T, D) to (B, H, T, D) in their dtype."""
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    null: bool = False,
+    documents: Documents | None = None,
+) -> Tensor:
+    """Materialised MHA, Y = F V: q, k, v to (B, H, T, D) in their dtype."""
     _check((q, k, v), documents)
-    return causal_flow(q, k, documents=documents).to(v.dtype) @ for_heads(v, q.shape[1])
+    flow = causal_flow(q, k, null=null, documents=documents)
+    return flow.to(v.dtype) @ for_heads(v, q.shape[1])
 
 
 def flash_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, documents: Documents | None = None
-) -> torch.Tensor:
-    """PyTorch's FlashAttention, forced: arguments and result of `causal_attention`.
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    null: bool = False,
+    documents: Documents | None = None,
+) -> Tensor:
+    """`causal_attention` by PyTorch's FlashAttention, forced.
 
     With documents it is the kernel of sequences of unequal length on a GPU, and one call a document
     on a CPU. Where PyTorch has no such kernel for the inputs (on a GPU, FP32 ones) it raises
     RuntimeError; another kernel never takes its place.
     """
-    _check((q, k, v), documents)
     if documents is None:
-        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-            return F.scaled_dot_product_attention(
-                q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1]
-            )
+        return _fused(SDPBackend.FLASH_ATTENTION, q, k, v, null)
+    _check((q, k, v), documents)
+    if null:
+        raise InputError("FlashAttention has no null logit for documents; use backend reference")
     # As rows of one sequence, (B T, H, D): there every document is an interval.
     rows = [x.transpose(1, 2).flatten(0, 1) for x in (q, k, v)]
     y = (_flash_rows_on_gpu if q.is_cuda else _flash_rows_on_cpu)(*rows, documents)
     return y.unflatten(0, (q.shape[0], -1)).transpose(1, 2)
 
 
-def _flash_rows_on_gpu(q, k, v, documents: Documents) -> torch.Tensor:
+def _flash_rows_on_gpu(q, k, v, documents: Documents) -> Tensor:
     # Imported on use: it brings the compiler along.
     from torch.nn.attention.varlen import varlen_attn
 
@@ -66,7 +102,7 @@ def _flash_rows_on_gpu(q, k, v, documents: Documents) -> torch.Tensor:
     return varlen_attn(q, k, v, offsets, offsets, longest, longest, window_size=(-1, 0))
 
 
-def _flash_rows_on_cpu(q, k, v, documents: Documents) -> torch.Tensor:
+def _flash_rows_on_cpu(q, k, v, documents: Documents) -> Tensor:
     sizes = [size for size in documents.offsets.diff().tolist() if size]
     rows = (x.transpose(0, 1)[None].split(sizes, dim=2) for x in (q, k, v))
     parts = [flash_attention(*document) for document in zip(*rows, strict=True)]
@@ -74,22 +110,73 @@ def _flash_rows_on_cpu(q, k, v, documents: Documents) -> torch.Tensor:
 
 
 def cudnn_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, documents: Documents | None = None
-) -> torch.Tensor:
-    """cuDNN's fused attention, forced: as `flash_attention`, on a GPU alone and without documents.
-
-    Raises InputError for documents, for which PyTorch does not call cuDNN.
-    """
-    _check((q, k, v), documents)
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    null: bool = False,
+    documents: Documents | None = None,
+) -> Tensor:
+    """`causal_attention` by cuDNN, forced: on a GPU, in 16 bits, without documents."""
     if documents is not None:
         raise InputError("cuDNN's attention takes no documents in PyTorch; use the backend flash")
-    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-        return F.scaled_dot_product_attention(
-            q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1]
+    return _fused(SDPBackend.CUDNN_ATTENTION, q, k, v, null)
+
+
+def _fused(kernel: SDPBackend, q: Tensor, k: Tensor, v: Tensor, null: bool) -> Tensor:
+    _check((q, k, v), None)
+    shares = q.shape[1] != k.shape[1]
+    if null:
+        # The null token stands first, so that every other one sees it; its own row is left out.
+        q, k, v = (F.pad(x, (0, 0, 1, 0)) for x in (q, k, v))
+    with sdpa_kernel(kernel):
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=shares)
+    return y[:, :, 1:] if null else y
+
+
+def attention_step(
+    q: Tensor, k: Tensor, v: Tensor, *, null: bool = False, lengths: Tensor | None = None
+) -> Tensor:
+    """Causal attention of n new tokens: the last n rows of `causal_attention`.
+
+    q: (B, H, n, D) of the new tokens; k, v: (B, H, T, D) of all tokens, the new ones last. lengths:
+    (B,) int64, where rows differ: row b's history is its first lengths[b] tokens, n to T.
+    """
+    _, future = places("q", q, lengths, k=k, v=v)
+    return softmax(scores(q, k).masked_fill(future, -torch.inf), null).to(v.dtype) @ v
+
+
+def places(
+    name: str, block: Tensor, lengths: Tensor | None, **history: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Where in its history a block's tokens stand, and what they do not see.
+
+    block: (B, H, n, D); history: (B, H, T, D) each, ending with the block. Returns the places from
+    0, (n,) or (B, 1, n) by the lengths, and j > i as (n, T) or (B, 1, n, T). Raises InputError for
+    what does not fit.
+    """
+    check_states(**history)
+    total = next(iter(history.values())).shape[2]
+    if block.ndim != 4 or not 0 < block.shape[2] <= total:
+        raise InputError(
+            f"{name} has shape {tuple(block.shape)}; give (B, H, n, D) with 1 <= n <= {total}, "
+            "the tokens of a history that ends with the block"
         )
+    n = block.shape[2]
+    check_states(**{name: block}, **{key: h[:, :, total - n :] for key, h in history.items()})
+    place = torch.arange(total - n, total, device=block.device)
+    if lengths is not None:
+        if tuple(lengths.shape) != (block.shape[0],) or lengths.dtype != torch.int64:
+            raise InputError(
+                f"lengths are {lengths.dtype} of shape {tuple(lengths.shape)}; give "
+                f"({block.shape[0]},) in int64"
+            )
+        check_device(block, lengths)
+        place = (lengths[:, None] - total + place)[:, None]
+    return place, torch.arange(total, device=block.device) > place[..., None]
 
 
-def _check(states: tuple[torch.Tensor, ...], documents: Documents | None) -> None:
+def _check(states: tuple[Tensor, ...], documents: Documents | None) -> None:
     check_groups(**dict(zip("qkv", states, strict=False)))
     if documents is not None:
         documents.check(states[0])

@@ -1,44 +1,43 @@
-"""Backends by name: which implementation executes an operator, and why one cannot run here."""
+"""Backends by name: which implementation executes an operator, and which one by default."""
 
+import functools
+import importlib.util
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
+from torch import Tensor
 
 from relation.errors import InputError
-from relation.kernels.flash_relation import flash_relation, why_unavailable
+from relation.kernels.flash_relation import (
+    DTYPES,
+    NARROWEST,
+    WIDEST,
+    flash_relation,
+    why_unavailable,
+)
 from relation.kernels.linear_relation import linear_relation as fused_linear_relation
 from relation.ops.attention import causal_attention, cudnn_attention, flash_attention
 from relation.ops.flex import flex_relation
 from relation.ops.full import full_relation
-from relation.ops.linear import (
-    chunked_linear_relation,
-    expanded_linear_relation,
-    linear_relation,
-)
+from relation.ops.linear import chunked_linear_relation, linear_relation
 from relation.ops.tiled import tiled_relation
-from relation.registry import Registry, tells
 
 
 @dataclass(frozen=True)
 class Backend:
     """One implementation of one operator.
 
-    `eager` ones stay outside torch.compile: the materialised reference is measured as it is
+    eager: it stays outside torch.compile, as the materialised reference is measured as it is
     written, and loops over tokens or tiles would be unrolled into graphs of thousands of nodes.
-    `refusal` gives the reason why an existing device cannot run it, or None.
+    refusal: the reason why an existing device cannot run it, or None.
     """
 
-    operator: str
-    name: str
-    call: Callable[..., torch.Tensor]
-    summary: str
+    call: Callable[..., Tensor]
     eager: bool = False
     refusal: Callable[[torch.device], str | None] = lambda device: None
-
-    @property
-    def key(self) -> tuple[str, str]:
-        return self.operator, self.name
 
     def why_unavailable(self, device: torch.device) -> str | None:
         """The reason why it cannot run on `device`, or None where it can."""
@@ -47,8 +46,7 @@ class Backend:
         return self.refusal(device)
 
 
-@tells
-def _flash_attention_refusal(device: torch.device) -> str | None:
+def _why_no_flash_attention(device: torch.device) -> str | None:
     if device.type == "cuda" and not torch.backends.cuda.is_flash_attention_available():
         return "this PyTorch was built without FlashAttention"
     if device.type not in ("cpu", "cuda"):
@@ -56,100 +54,123 @@ def _flash_attention_refusal(device: torch.device) -> str | None:
     return None
 
 
-@tells
-def _cudnn_refusal(device: torch.device) -> str | None:
+def _why_no_cudnn(device: torch.device) -> str | None:
     if device.type != "cuda":
         return f"it needs a CUDA device, and this one is {device}"
     return None if torch.backends.cudnn.is_available() else "this PyTorch was built without cuDNN"
 
 
-@tells
-def _flex_refusal(device: torch.device) -> str | None:
+def _why_no_flex(device: torch.device) -> str | None:
     if device.type != "cuda":
         return f"PyTorch's FlexAttention has no backward pass on this device, {device}; take tiled"
-    return None
+    return None if _has_triton() else "FlexAttention needs Triton; install triton"
 
 
-@tells
-def _flash_refusal(device: torch.device) -> str | None:
-    return why_unavailable(device)
+@functools.cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
 
 
-BACKENDS: Registry[tuple[str, str], Backend] = Registry(
-    Backend(
-        "mha", "reference", causal_attention, summary="materialised softmax attention", eager=True
-    ),
-    Backend(
-        "mha",
-        "flash",
-        flash_attention,
-        summary="PyTorch FlashAttention, forced",
-        refusal=_flash_attention_refusal,
-    ),
-    Backend(
-        "mha", "cudnn", cudnn_attention, summary="cuDNN attention, forced", refusal=_cudnn_refusal
-    ),
-    Backend(
-        "full",
-        "reference",
-        full_relation,
-        summary="materialised R and F, the definition",
-        eager=True,
-    ),
-    Backend("full", "materialised", full_relation, summary="the same, compiled where the model is"),
-    Backend("full", "tiled", tiled_relation, summary="FlashRelation in plain PyTorch", eager=True),
-    Backend(
-        "full",
-        "flex",
-        flex_relation,
-        summary="FlexAttention, for heads of any width",
-        refusal=_flex_refusal,
-    ),
-    Backend(
-        "full", "flash", flash_relation, summary="FlashRelation in Triton", refusal=_flash_refusal
-    ),
-    Backend("linear", "recurrent", linear_relation, summary="the direct recurrence", eager=True),
-    Backend(
-        "linear",
-        "expanded",
-        expanded_linear_relation,
-        summary="the sum over history, O(T^2)",
-        eager=True,
-    ),
-    Backend(
-        "linear",
-        "chunked",
-        chunked_linear_relation,
-        summary="chunks of matrix products",
-        eager=True,
-    ),
-    Backend(
-        "linear",
-        "flash",
-        fused_linear_relation,
-        summary="chunks, fused in Triton",
-        refusal=_flash_refusal,
-    ),
-)
+# "calibrated" is Full Relation whose Exchange is attention's own logits; FlashRelation has SiLU alone.
+BACKENDS: dict[str, dict[str, Backend]] = {
+    "mha": {
+        "reference": Backend(causal_attention, eager=True),
+        "flash": Backend(flash_attention, refusal=_why_no_flash_attention),
+        "cudnn": Backend(cudnn_attention, refusal=_why_no_cudnn),
+    },
+    "full": {
+        "reference": Backend(full_relation, eager=True),
+        "materialised": Backend(full_relation),  # the same, compiled where the model is
+        "tiled": Backend(tiled_relation, eager=True),
+        "flex": Backend(flex_relation, refusal=_why_no_flex),
+        "flash": Backend(flash_relation, refusal=why_unavailable),
+    },
+    "calibrated": {
+        "reference": Backend(partial(full_relation, silu=False), eager=True),
+        "tiled": Backend(partial(tiled_relation, silu=False), eager=True),
+        "flex": Backend(partial(flex_relation, silu=False), refusal=_why_no_flex),
+    },
+    "linear": {
+        "recurrent": Backend(linear_relation, eager=True),
+        "chunked": Backend(chunked_linear_relation, eager=True),
+        "flash": Backend(fused_linear_relation, refusal=why_unavailable),
+    },
+}
 
 
 def get_backend(operator: str, name: str, device: torch.device | str | None = None) -> Backend:
-    """The backend `name` of `operator` ("mha", "full" or "linear").
+    """The backend `name` of an operator, "mha", "full", "calibrated" or "linear".
 
     With a device, also checks that it can run there. Raises InputError for an unknown name or a
     backend that the device cannot run; another one is never taken in its place.
     """
-    backend = BACKENDS.get((operator, name))
-    if backend is None:
-        operators = list(dict.fromkeys(op for op, _ in BACKENDS))
-        if operator not in operators:
-            raise InputError(
-                f"unknown operator {operator!r}; choose one of: {', '.join(operators)}"
-            )
-        known = ", ".join(n for op, n in BACKENDS if op == operator)
-        raise InputError(f"operator {operator!r} has no backend {name!r}; choose one of: {known}")
-    if device is not None:
-        reason = backend.why_unavailable(torch.device(device))
-        if reason:
-            raise InputError(f"backend {name!r} of {operator!r} cannot run here: {reason}")
+    for kind, key, known in (
+        ("unknown operator", operator, BACKENDS),
+        (f"operator {operator!r} has no backend", name, BACKENDS.get(operator, {})),
+    ):
+        if key not in known:
+            raise InputError(f"{kind} {key!r}; choose one of: {', '.join(known)}")
+    backend = BACKENDS[operator][name]
+    reason = None if device is None else backend.why_unavailable(torch.device(device))
+    if reason:
+        raise InputError(f"backend {name!r} of {operator!r} cannot run here: {reason}")
     return backend
+
+
+def default_backend(operator: str, x: Tensor, documents: bool = False) -> str:
+    """The name of the fastest backend that runs x, (B, H, T, D), where nobody named one.
+
+    On CUDA the kernels, where device, dtype and head width allow; elsewhere plain PyTorch in memory
+    linear in T. MHA alone has no such form in FP32 on CUDA, nor with a null logit for documents.
+    """
+    if not x.is_cuda:
+        fits = operator != "mha" or (x.device.type == "cpu" and not documents)
+        return {"linear": "chunked", "mha": "flash" if fits else "reference"}.get(operator, "tiled")
+    if operator == "mha":
+        fits = x.dtype in (torch.bfloat16, torch.float16) and x.shape[3] <= 256
+        fits = fits and _why_no_flash_attention(x.device) is None and not documents
+        return "flash" if fits else "reference"
+    fits = x.dtype in DTYPES and NARROWEST <= x.shape[3] <= WIDEST
+    if operator != "calibrated" and fits and why_unavailable(x.device) is None:
+        return "flash"
+    if operator == "linear":
+        return "chunked"
+    narrow = x.dtype != torch.float64 and x.shape[3] >= NARROWEST
+    return "flex" if narrow and _why_no_flex(x.device) is None else "tiled"
+
+
+_BEST = {"mha": "flash", "full": "flash", "linear": "flash", "calibrated": "flex"}
+
+
+@functools.cache
+def _say(operator: str, name: str, dtype: torch.dtype, width: int, device: torch.device) -> None:
+    """Say once why a GPU does not run an operator's fastest backend."""
+    warnings.warn(
+        f"{operator} runs the backend {name!r}, as {_BEST[operator]!r} does not take "
+        f"{str(dtype).removeprefix('torch.')} in heads of {width} on {device}",
+        stacklevel=2,
+    )
+
+
+@dataclass(frozen=True)
+class Automatic:
+    """An operator by `default_backend` of what it is given, chosen at each call.
+
+    Not a closure: a model that is saved whole, or sent to another process, is pickled with it.
+    """
+
+    operator: str
+    compiled: bool = False
+
+    def __call__(self, first: Tensor, *inputs, documents=None, **options):
+        hard = documents is not None and bool(options.get("null"))
+        name = default_backend(self.operator, first, documents=hard)
+        if first.is_cuda and name != _BEST[self.operator] and not torch.compiler.is_compiling():
+            _say(self.operator, name, first.dtype, first.shape[3], first.device)
+        call = around(BACKENDS[self.operator][name], self.compiled)
+        return call(first, *inputs, documents=documents, **options)
+
+
+def around(backend: Backend, compiled: bool) -> Callable[..., Tensor]:
+    """A backend's function; where the model is compiled, the compiler steps around eager ones."""
+    return torch.compiler.disable(backend.call) if compiled and backend.eager else backend.call

@@ -1,8 +1,8 @@
-"""Full Relation spelled with FlexAttention, for heads and devices that FlashRelation does not take.
+"""Full Relation by FlexAttention, for heads and devices that FlashRelation does not take.
 
 FlexAttention gives a row's mean information over its history and the logarithm of its normaliser,
-the Exchange scan of Appendix A.3; Self and the count calibration complete the row outside. Lambda
-is so no part of the fused kernel, and its gradient is autograd's.
+the Exchange scan of eq:flashrelation-exchange-summary; Self and the count calibration complete the
+row outside. Lambda is so no part of the fused kernel, and its gradient is autograd's.
 """
 
 from functools import lru_cache
@@ -12,15 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from relation.kernels.checks import (
-    check_device,
-    check_groups,
-    check_lambda,
-    check_tau,
-    without_autocast,
-)
+from relation.kernels.checks import without_autocast
 from relation.kernels.documents import Documents, token_counts
-from relation.ops.scores import for_heads
+from relation.ops.attention import for_heads
+from relation.ops.full import check
 
 _MASKS: "WeakKeyDictionary[Documents, object]" = WeakKeyDictionary()
 
@@ -72,17 +67,6 @@ def _tiles(p1: Tensor) -> dict[str, int] | None:
     return {"fwd_num_stages": 1} | small
 
 
-def _attend(p1: Tensor, p2: Tensor, info: Tensor, mask) -> tuple[Tensor, Tensor]:
-    """zbar (B, H, T, D) and L (B, H, T)."""
-    from torch.nn.attention.flex_attention import AuxRequest, flex_attention
-
-    # Without its compiler FlexAttention materialises the scores.
-    call = _compiled() if p1.is_cuda and not torch.compiler.is_compiling() else flex_attention
-    options = {"enable_gqa": p1.shape[1] != p2.shape[1], "return_aux": AuxRequest(lse=True)}
-    zbar, aux = call(p1, p2, info, _exchange, mask, kernel_options=_tiles(p1), **options)
-    return zbar, aux.lse
-
-
 def flex_relation(
     p1: Tensor,
     p2: Tensor,
@@ -91,28 +75,30 @@ def flex_relation(
     tau: float = 2.0,
     *,
     transport_self: bool = True,
+    silu: bool = True,
     documents: Documents | None = None,
 ) -> Tensor:
-    """Full Relation by FlexAttention: the arguments, result and errors of `full_relation`.
+    """`full_relation` by FlexAttention, on a CUDA GPU in 16 bits or FP32; differentiable once.
 
-    On a CUDA GPU, for 16-bit and FP32 inputs and any head width that its kernel takes;
-    differentiable once in p1, p2, info and lam. PyTorch has no backward pass of it on a CPU and
-    materialises the scores there.
+    On a CPU PyTorch has no backward pass of it and materialises the scores.
     """
-    check_lambda(lam)
-    check_groups(p1=p1, p2=p2, info=info)
-    check_device(p1, lam)
-    check_tau(tau)
-    if documents is not None:
-        documents.check(p1)
+    from torch.nn.attention.flex_attention import AuxRequest, flex_attention
+
+    check(lam, tau, documents, p1=p1, p2=p2, info=info)
     wide = torch.promote_types(p1.dtype, torch.float32)
+    # Without its compiler FlexAttention materialises the scores.
+    call = _compiled() if p1.is_cuda and not torch.compiler.is_compiling() else flex_attention
     with without_autocast(p1):
-        zbar, L = _attend(p1, p2, info, _history_mask(p1, documents))
+        zbar, aux = call(
+            p1, p2, info, _exchange if silu else None, _history_mask(p1, documents),
+            enable_gqa=p1.shape[1] != p2.shape[1], kernel_options=_tiles(p1),
+            return_aux=AuxRequest(lse=True),
+        )  # fmt: skip
         p2, own = (for_heads(x, p1.shape[1]).to(wide) for x in (p2, info))
-        S = torch.sigmoid((p1.to(wide) * p2).sum(-1) / (tau * p1.shape[-1] ** 0.5))
+        S = torch.sigmoid((p1.to(wide) * p2).sum(-1) / (tau * p1.shape[-1] ** 0.5))  # (B, H, T)
         i = token_counts(documents, p1, wide)
         # The first token has no history: its normaliser is empty, and nothing flows into it.
-        A = torch.where(i == 1, -torch.inf, L.to(wide) - lam.to(wide) * i.log())
+        A = torch.where(i == 1, -torch.inf, aux.lse.to(wide) - lam.to(wide) * i.log())
         g, F_ii = (torch.sigmoid(x)[..., None] for x in (A - S, S - A))
         y = g * zbar.to(wide)
         return (y + F_ii * own if transport_self else y).to(info.dtype)

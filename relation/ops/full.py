@@ -1,71 +1,104 @@
 """Full Relation as the paper writes it: the relation matrix R, its flow F and the transport Y.
 
-This is the definition everything else is held to. It materialises T x T matrices.
+This is the definition everything else is held to. It materialises T x T matrices. With `silu=False`
+Exchange is U itself: MHA with Relation's count and Self, the control for Relation's mechanism.
 """
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from relation.kernels.checks import check_device, check_groups, check_lambda, check_tau
 from relation.kernels.documents import Documents, token_counts, unseen
-from relation.ops.scores import for_heads, scores
+from relation.ops.attention import for_heads, places, scores
+
+
+def check(lam: Tensor, tau: float, documents: Documents | None, **states: Tensor) -> int:
+    """Raise InputError for arguments that do not fit; returns how many heads of p1 share one."""
+    check_lambda(lam)
+    groups = check_groups(**states)
+    check_device(states["p1"], lam)
+    check_tau(tau)
+    if documents is not None:
+        documents.check(states["p1"])
+    return groups
 
 
 def full_flow(
-    p1: torch.Tensor,
-    p2: torch.Tensor,
-    lam: torch.Tensor,
+    p1: Tensor,
+    p2: Tensor,
+    lam: Tensor,
     tau: float = 2.0,
     *,
+    silu: bool = True,
     documents: Documents | None = None,
-) -> torch.Tensor:
-    """The normalised flow F = Softmax(R) of Section 3.1 (Appendix A.1.2).
+) -> Tensor:
+    """The normalised flow F = Softmax(R), eq:causal-relation and eq:relation-flow.
 
-    p1: (B, H, T, D) after RoPE, any floating dtype; p2: the same, of H heads or a divisor of H,
-    each shared by neighbouring heads of p1; lam: one number, shape () or (1,), the layer's count
-    calibration; tau: the Self temperature; documents: a token sees its own alone, and i starts
-    anew in each. Returns (B, H, T, T), lower triangular, rows summing to 1. BF16 inputs round U to
-    BF16; R and the softmax are FP32 (FP64 for FP64 inputs). Raises InputError for shapes or dtypes
-    that do not fit, an empty dimension, mixed devices, a lam that is not one floating number, or a
-    tau that is not positive and finite.
+    Returns (B, H, T, T), lower triangular, rows summing to 1. BF16 inputs round U to BF16; R and
+    the softmax are FP32 (FP64 for FP64 inputs).
     """
-    check_groups(p1=p1, p2=p2)
-    check_lambda(lam)
-    check_device(p1, lam)
-    check_tau(tau)
-    if documents is not None:
-        documents.check(p1)
-    U, length = scores(p1, p2), p1.shape[2]
-    S = torch.sigmoid(U.diagonal(dim1=-2, dim2=-1) / tau)
-    E = F.silu(U)
+    check(lam, tau, documents, p1=p1, p2=p2)
+    U = scores(p1, p2)  # (B, H, T, T)
+    S = torch.sigmoid(U.diagonal(dim1=-2, dim2=-1) / tau)  # (B, H, T), Self
+    E = F.silu(U) if silu else U  # Exchange
 
     i = token_counts(documents, p1, U.dtype)
     R = E - lam.to(U.dtype) * i.log()[..., None]
-    own = torch.eye(length, dtype=torch.bool, device=p1.device)
+    own = torch.eye(p1.shape[2], dtype=torch.bool, device=p1.device)
     R = torch.where(own, S[..., :, None], R).masked_fill(unseen(documents, p1), -torch.inf)
     return R.softmax(dim=-1)
 
 
 def full_relation(
-    p1: torch.Tensor,
-    p2: torch.Tensor,
-    info: torch.Tensor,
-    lam: torch.Tensor,
+    p1: Tensor,
+    p2: Tensor,
+    info: Tensor,
+    lam: Tensor,
     tau: float = 2.0,
     *,
     transport_self: bool = True,
+    silu: bool = True,
     documents: Documents | None = None,
-) -> torch.Tensor:
-    """Full Relation, Y = F I (Section 3.1; Appendix A.1.6).
+) -> Tensor:
+    """Full Relation, Y = F I (eq:relation-flow; Appendix A.1.6): (B, H, T, D) in info's dtype.
 
-    p1, p2, info: (B, H, T, D), one floating dtype, p1 and p2 after RoPE, info after Givens mixing;
-    p2 and info may have fewer heads, a divisor of H; lam: one number, shape () or (1,); tau: the
-    Self temperature; documents: as `full_flow` takes them. Returns (B, H, T, D) in their dtype.
     `transport_self=False` is the exchange-only ablation (Appendix D.1): the same flow, of which
-    only the entries j < i carry information. Raises InputError as `full_flow` does.
+    only the entries j < i carry information.
     """
     check_groups(p1=p1, p2=p2, info=info)
-    flow = full_flow(p1, p2, lam, tau, documents=documents)
+    flow = full_flow(p1, p2, lam, tau, silu=silu, documents=documents)
     if not transport_self:
         flow = flow.tril(-1)
     return flow.to(info.dtype) @ for_heads(info, p1.shape[1])
+
+
+def full_relation_step(
+    p1: Tensor,
+    p2: Tensor,
+    info: Tensor,
+    lam: Tensor,
+    tau: float = 2.0,
+    *,
+    transport_self: bool = True,
+    silu: bool = True,
+    lengths: Tensor | None = None,
+) -> Tensor:
+    """Full Relation of n new tokens: the last n rows of `full_relation`.
+
+    p1: (B, H, n, D) of the new tokens; p2, info: (B, H, T, D) of all tokens, the new ones last;
+    lengths: as `attention_step` takes them. No more than n x T scores are formed.
+    """
+    place, future = places("p1", p1, lengths, p2=p2, info=info)
+    check_lambda(lam)
+    check_device(p1, lam)
+    check_tau(tau)
+    U = scores(p1, p2)  # (B, H, n, T)
+    own = place.expand(U.shape[:3])[..., None]  # (B, H, n, 1), the column j = i
+    S = torch.sigmoid(U.gather(-1, own) / tau)
+    i = (place + 1).to(U.dtype)
+    R = (F.silu(U) if silu else U) - lam.to(U.dtype) * i.log()[..., None]
+    flow = R.scatter(-1, own, S).masked_fill(future, -torch.inf).softmax(dim=-1)
+    if not transport_self:
+        flow = flow.scatter(-1, own, 0)
+    return flow.to(info.dtype) @ info

@@ -1,21 +1,21 @@
 """Givens mixing of adjacent information heads (Section 3.2, Appendix A.2)."""
 
 import torch
+from torch import Tensor
 
 from relation.errors import InputError
 from relation.kernels.checks import check_device, check_floating, check_states
 from relation.kernels.flash_relation import is_eager, why_unavailable
 
 
-def givens_mix(info: torch.Tensor, theta: torch.Tensor, layer_index: int) -> torch.Tensor:
-    """Rotate each pair of information heads by its angle: I to I-tilde of Appendix A.2.
+def givens_mix(info: Tensor, theta: Tensor, layer_index: int) -> Tensor:
+    """Rotate each pair of information heads by its angle: I to I-tilde of eq:givens-rotation.
 
     info: (B, H, T, D) and theta: (H/2,) radians, any floating dtypes. `layer_index` (from 0)
     chooses the pairing, zero-based: M_A = (0,1)(2,3)... on even layers, M_B = (1,2)(3,4)...(H-1,0)
     on odd ones. The rotation is computed in FP32 at least (FP64 where info or theta is) and rounded
-    once; returns (B, H, T, D) in info's dtype. Differentiable once. Raises InputError for odd H, a
-    theta of another length, an info of another rank, an empty dimension, a dtype that is not
-    floating or mixed devices.
+    once; returns (B, H, T, D) in info's dtype. Differentiable once. Raises InputError for odd H and
+    for what does not fit.
     """
     check_states(info=info)
     check_floating(theta=theta)
@@ -36,7 +36,7 @@ class _GivensMix(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, info: torch.Tensor, theta: torch.Tensor, shift: int) -> torch.Tensor:
+    def forward(ctx, info: Tensor, theta: Tensor, shift: int) -> Tensor:
         if _takes_kernel(info, theta):
             from relation.kernels.mixing import mix
 
@@ -49,7 +49,7 @@ class _GivensMix(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, dmixed: torch.Tensor):
+    def backward(ctx, dmixed: Tensor):
         mixed, theta = ctx.saved_tensors
         if _takes_kernel(dmixed, theta):
             from relation.kernels.mixing import mix_backward
@@ -64,17 +64,17 @@ class _GivensMix(torch.autograd.Function):
         return dinfo, dtheta.to(theta.dtype), None
 
 
-def _takes_kernel(info: torch.Tensor, theta: torch.Tensor) -> bool:
+def _takes_kernel(info: Tensor, theta: Tensor) -> bool:
     """Whether Triton's kernels mix: in eager PyTorch on an NVIDIA GPU, all but FP64."""
     single = info.is_cuda and _wide(info, theta) == torch.float32
     return single and is_eager(info, theta) and why_unavailable(info.device) is None
 
 
-def _wide(info: torch.Tensor, theta: torch.Tensor) -> torch.dtype:
+def _wide(info: Tensor, theta: Tensor) -> torch.dtype:
     return torch.promote_types(torch.promote_types(info.dtype, theta.dtype), torch.float32)
 
 
-def _rotate(info: torch.Tensor, theta: torch.Tensor, shift: int) -> torch.Tensor:
+def _rotate(info: Tensor, theta: Tensor, shift: int) -> Tensor:
     wide = _wide(info, theta)
     angle = theta.to(wide).repeat_interleave(2).roll(shift)[:, None, None]
     x = info.to(wide)
@@ -83,7 +83,7 @@ def _rotate(info: torch.Tensor, theta: torch.Tensor, shift: int) -> torch.Tensor
     return turned if turned.dtype == info.dtype else turned.to(info.dtype)
 
 
-def _quarter_turn(x: torch.Tensor, shift: int) -> torch.Tensor:
+def _quarter_turn(x: Tensor, shift: int) -> Tensor:
     """x (B, H, T, D) with each pair of heads (a, b) turned to (-b, a)."""
     # Over (B, T, H, D), as the heads lie in memory. Rolling by one turns M_B into M_A.
     heads = x.transpose(1, 2).roll(-shift, dims=2)

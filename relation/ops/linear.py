@@ -1,7 +1,18 @@
-"""Linear Relation in plain PyTorch, three forms of one function (Section 5.2, Appendix A.4).
+"""Linear Relation in plain PyTorch, two forms of one function (Section 5.2, Appendix A.4).
 
-`linear_relation` is the recurrence, `expanded_linear_relation` the sum over historical tokens that
-unrolls it, `chunked_linear_relation` that sum inside a chunk and the recurrence between chunks.
+`linear_relation` is the recurrence, the definition; `chunked_linear_relation` unrolls it to a sum
+over historical tokens inside a chunk. Both take
+
+p1, p2, info: (B, H, T, D), one floating dtype; p1, p2 after RoPE and before normalisation, which
+    divides by the length or by 1e-12, the larger; info after Givens mixing. p2 and info may have
+    fewer heads, a divisor of H.
+log_retention: g = log alpha <= 0, (B, H, T, D), any floating dtype; -inf forgets all.
+state: C of the tokens before, (B, H, D, D), with the retained channel first and the information
+    channel last, or None for C = 0.
+documents: each starts with C = 0, so no state may be given.
+
+and return y (B, H, T, D) in info's dtype and the final state (B, H, D, D), FP32 (FP64 for FP64
+inputs), in which all sums are formed. They raise InputError for what does not fit.
 """
 
 import math
@@ -19,7 +30,7 @@ from relation.kernels.checks import (
     without_autocast,
 )
 from relation.kernels.documents import Documents, forget_at_starts
-from relation.ops.scores import for_heads
+from relation.ops.attention import for_heads
 
 CHUNK = 32  # a power of two
 
@@ -35,29 +46,25 @@ def _read_write(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Checked inputs as (read, write, information, g, C_0), FP32 at least.
 
-    read is S p1-hat and write S p2-hat: Self stands on both sides of the recurrence. A document's
-    first token forgets all, which empties the state.
+    read is S p1-hat and write S p2-hat (eq:linear-self-relation): Self stands on both sides of the
+    recurrence. A document's first token forgets all, which empties the state.
     """
     given = {} if state is None else {"state": state}
     check_floating(log_retention=log_retention, **given)
     check_groups(p1=p1, p2=p2, info=info)
     check_device(p1, log_retention, *given.values())
     check_tau(tau)
-    if log_retention.shape != p1.shape:
-        raise InputError(
-            f"log_retention has shape {tuple(log_retention.shape)}; give {tuple(p1.shape)}"
-        )
-    batch, heads, _, width = p1.shape
-    if state is not None and state.shape != (batch, heads, width, width):
-        raise InputError(
-            f"state has shape {tuple(state.shape)}; give {(batch, heads, width, width)}"
-        )
+    B, H, _, D = p1.shape
+    shapes = (("log_retention", log_retention, tuple(p1.shape)), ("state", state, (B, H, D, D)))
+    for name, x, shape in shapes:
+        if x is not None and x.shape != shape:
+            raise InputError(f"{name} has shape {tuple(x.shape)}; give {shape}")
     log_retention = forget_at_starts(documents, p1, log_retention, state)
     wide = torch.promote_types(p1.dtype, torch.float32)
-    p2, info = (for_heads(x, heads) for x in (p2, info))
+    p2, info = (for_heads(x, H) for x in (p2, info))
     p1, p2 = p1.to(wide), p2.to(wide)
-    S = torch.sigmoid((p1 * p2).sum(-1, keepdim=True) / (tau * math.sqrt(width)))
-    C = p1.new_zeros(batch, heads, width, width) if state is None else state.to(wide)
+    S = torch.sigmoid((p1 * p2).sum(-1, keepdim=True) / (tau * math.sqrt(D)))  # (B, H, T, 1)
+    C = p1.new_zeros(B, H, D, D) if state is None else state.to(wide)
     read, write = S * F.normalize(p1, dim=-1), S * F.normalize(p2, dim=-1)
     return read, write, info.to(wide), log_retention.to(wide), C
 
@@ -72,67 +79,17 @@ def linear_relation(
     *,
     documents: Documents | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Ask Self, Ask Others, Answer, Become Others, one token at a time (Section 5.2).
-
-    p1, p2, info: (B, H, T, D), one floating dtype; p1, p2 after RoPE and before normalisation,
-    which divides by the length or by 1e-12, the larger; info after Givens mixing; p2 and info may
-    have fewer heads, a divisor of H, each for neighbouring heads of p1. log_retention:
-    g = log alpha <= 0, (B, H, T, D), any floating dtype; -inf forgets all. state: C of the tokens
-    before, (B, H, D, D), any floating dtype, with the retained channel first and the information
-    channel last, or None for C = 0. tau: the Self temperature. documents: each starts with C = 0,
-    so no state may be given. Returns y (B, H, T, D) in info's
-    dtype and the final state (B, H, D, D), FP32 (FP64 for FP64 inputs), in which all sums are
-    formed. Raises InputError for other or unequal shapes, an empty dimension, dtypes that are mixed
-    or not floating, mixed devices, or a tau that is not positive and finite.
-    """
+    """Ask Self, Ask Others, Answer, Become Others, one token at a time
+    (eq:decayed-relation-state)."""
     read, write, information, g, C = _read_write(p1, p2, info, log_retention, tau, state, documents)
     alpha = g.exp()
     exchange = []
     with without_autocast(p1):
         for t in range(p1.shape[2]):
-            retained = alpha[:, :, t, :, None] * C
-            exchange.append((read[:, :, t, None, :] @ retained).squeeze(-2))
+            retained = alpha[:, :, t, :, None] * C  # (B, H, D, D)
+            exchange.append((read[:, :, t, None, :] @ retained).squeeze(-2))  # (B, H, D)
             C = torch.addcmul(retained, write[:, :, t, :, None], information[:, :, t, None, :])
     return (information + torch.stack(exchange, dim=2)).to(info.dtype), C
-
-
-def _retention_to_end(g: Tensor) -> Tensor:
-    """Row j is alpha_j ... alpha_T of g = log alpha (B, H, T, D): what C_{j-1} keeps until T."""
-    return g.flip(2).cumsum(dim=2).flip(2).exp()
-
-
-def expanded_linear_relation(
-    p1: Tensor,
-    p2: Tensor,
-    info: Tensor,
-    log_retention: Tensor,
-    tau: float = 2.0,
-    state: Tensor | None = None,
-    *,
-    documents: Documents | None = None,
-) -> tuple[Tensor, Tensor]:
-    """`linear_relation` as the sum over historical tokens of Appendix A.4, without a state.
-
-    Arguments, result and errors are those of `linear_relation`. What token j wrote reaches token t
-    through D_t ... D_{j+1}, and a given C_0 through D_t ... D_1. Each product is the exponential of
-    a sum of g, so no exponent is positive. The cost is quadratic in T.
-    """
-    read, write, information, g, C_0 = _read_write(
-        p1, p2, info, log_retention, tau, state, documents
-    )
-    exchange = []
-    with without_autocast(p1):
-        for t in range(p1.shape[2]):
-            retention = _retention_to_end(g[:, :, : t + 1])
-            written = write[:, :, :t] * retention[:, :, 1:]
-            weights = (written @ read[:, :, t, :, None]).transpose(-1, -2)
-            from_start = (read[:, :, t] * retention[:, :, 0])[:, :, None]
-            exchange.append(weights @ information[:, :, :t] + from_start @ C_0)
-        # Past the last token nothing more is forgotten: one step with g = 0.
-        retention = _retention_to_end(F.pad(g, (0, 0, 0, 1)))
-        written = write * retention[:, :, 1:]
-        C = retention[:, :, 0, :, None] * C_0 + written.transpose(-1, -2) @ information
-    return (information + torch.cat(exchange, dim=2)).to(info.dtype), C
 
 
 def _after(g: Tensor) -> Tensor:
@@ -175,18 +132,18 @@ def chunked_linear_relation(
 ) -> tuple[Tensor, Tensor]:
     """`linear_relation` by chunks: the expanded sum inside a chunk, the recurrence between chunks.
 
-    Arguments, result and errors are those of `linear_relation`. Every exponent is a sum of g, never
-    positive, so nothing overflows however strong the retention.
+    Every exponent is a sum of g, never positive: nothing overflows however strong the retention.
     """
     read, write, information, g, C = _read_write(p1, p2, info, log_retention, tau, state, documents)
     T = p1.shape[2]
     with without_autocast(p1):
         # Past the last token nothing is asked or written, and with g = 0 nothing is forgotten.
+        # (B, H, T, D) to (B, H, chunks, CHUNK, D)
         read, write, values, g = (
             F.pad(x, (0, 0, 0, -T % CHUNK)).unflatten(2, (-1, CHUNK))
             for x in (read, write, information, g)
         )
-        written = (write * _after(g).exp()).transpose(-1, -2) @ values
+        written = (write * _after(g).exp()).transpose(-1, -2) @ values  # (B, H, chunks, D, D)
         from_start = g.cumsum(-2).exp()
         before = []
         for n in range(g.shape[2]):

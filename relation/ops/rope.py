@@ -3,16 +3,32 @@
 import math
 
 import torch
+from torch import Tensor
+from torch.library import define, impl, register_fake
 
 from relation.errors import InputError
 from relation.kernels.checks import check_states
 from relation.kernels.flash_relation import is_eager, why_unavailable
-from relation.ops.trigonometry import cos_sin
+
+# Cosines and sines are an operator of their own: torch.compile would otherwise compute them anew in
+# the kernel that multiplies by them, for each of B x H x T x D numbers. Not by `custom_op`, whose
+# operators import torch._dynamo when they are first called, in every process.
+define("relation::cos_sin", "(Tensor angle) -> (Tensor, Tensor)", tags=torch.Tag.pt2_compliant_tag)
+
+
+@impl("relation::cos_sin", "default")
+def _cos_sin(angle: Tensor) -> tuple[Tensor, Tensor]:
+    return angle.cos(), angle.sin()
+
+
+@register_fake("relation::cos_sin")
+def _(angle: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(angle), torch.empty_like(angle)
 
 
 def rope_angles(
     length: int, width: int, base: float, offset: int, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Cosine and sine tables, both (length, width), FP32; positions start at `offset`.
 
     Channels c and c + width/2 turn by position * base^(-2c / width), so both hold that angle.
@@ -25,10 +41,10 @@ def rope_angles(
     exponent = torch.arange(0, width, 2, device=device, dtype=torch.float32) / width
     position = torch.arange(offset, offset + length, device=device, dtype=torch.float32)
     angle = torch.outer(position, base**-exponent)
-    return cos_sin(torch.cat((angle, angle), dim=-1))
+    return torch.ops.relation.cos_sin(torch.cat((angle, angle), dim=-1))
 
 
-def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate x (B, H, T, D) by `rope_angles`' tables; the halves of D are the pairs.
 
     The tables are (T, D), or (B, T, D) where the rows of a batch have places of their own.
@@ -45,30 +61,24 @@ class _Rotation(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    def forward(ctx, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         ctx.save_for_backward(cos, sin)
-        return _rotated(x, cos, sin)
+        return _rotate(x, cos, sin, back=False)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, dy: torch.Tensor):
-        cos, sin = ctx.saved_tensors
-        return _rotated(dy, cos, sin, back=True), None, None
+    def backward(ctx, dy: Tensor):
+        return _rotate(dy, *ctx.saved_tensors, back=True), None, None
 
 
-def _rotated(
-    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, back: bool = False
-) -> torch.Tensor:
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor, back: bool) -> Tensor:
     """By one Triton kernel in eager PyTorch on an NVIDIA GPU, else by the definition."""
     single = x.is_cuda and torch.promote_types(x.dtype, cos.dtype) == torch.float32
     if single and is_eager(x, cos, sin) and why_unavailable(x.device) is None:
         from relation.kernels.rotation import rotate
 
         return rotate(x, cos, sin, back)
-    return _rotate(x, cos, -sin if back else sin)
-
-
-def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    sin = -sin if back else sin
     # As (B, T, H, D), as projections and kernels store it: nothing has to be moved afterwards.
     wide = x.transpose(1, 2).to(torch.promote_types(x.dtype, cos.dtype))
     first, second = wide.chunk(2, dim=-1)
@@ -77,13 +87,11 @@ def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
     return (turned if turned.dtype == x.dtype else turned.to(x.dtype)).transpose(1, 2)
 
 
-def rope(x: torch.Tensor, base: float = 1e4, offset: int = 0) -> torch.Tensor:
+def rope(x: Tensor, base: float = 1e4, offset: int = 0) -> Tensor:
     """Rotate x (B, H, T, D), any floating dtype, as positions offset .. offset + T - 1.
 
-    Section 6: the full head width, base 1e4, no positional scaling. The angles are FP32; returns
-    (B, H, T, D) in x's dtype. Raises InputError for odd D, another rank, an empty dimension or a
-    base that is not positive and finite.
+    Raises InputError for odd D, another rank, an empty dimension or a base that is not positive and
+    finite.
     """
     check_states(x=x)
-    cos, sin = rope_angles(x.shape[-2], x.shape[-1], base, offset, x.device)
-    return apply_rope(x, cos, sin)
+    return apply_rope(x, *rope_angles(x.shape[-2], x.shape[-1], base, offset, x.device))

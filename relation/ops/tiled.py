@@ -12,14 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from relation.kernels.checks import (
-    check_device,
-    check_groups,
-    check_lambda,
-    check_tau,
-    without_autocast,
-)
+from relation.kernels.checks import without_autocast
 from relation.kernels.documents import Documents, token_counts
+from relation.ops.full import check
 
 TILE = 128
 
@@ -57,10 +52,12 @@ class _History:
         return tile.masked_fill_(j < self.starts[..., rows, None], absent)
 
 
-def _scan_history(p1: Tensor, p2: Tensor, info: Tensor, history: _History) -> tuple[Tensor, Tensor]:
-    """Log-normaliser L, (..., T), and mean information zbar, as p1, of the Exchange.
+def _scan_history(
+    p1: Tensor, p2: Tensor, info: Tensor, history: _History, silu: bool
+) -> tuple[Tensor, Tensor]:
+    """Log-normaliser L, (..., T), and mean information zbar, as p1 (eq:flashrelation-exchange-scan).
 
-    Appendix A.3. A document's first token has no history: L = -inf and zbar = 0.
+    A document's first token has no history: L = -inf and zbar = 0.
     """
     scale, tiny = 1 / math.sqrt(p1.shape[-1]), torch.finfo(p1.dtype).tiny
     L, zbar = p1.new_empty(p1.shape[:-1]), torch.empty_like(p1)
@@ -70,7 +67,7 @@ def _scan_history(p1: Tensor, p2: Tensor, info: Tensor, history: _History) -> tu
         normalizer, z = torch.zeros_like(m), torch.zeros_like(p1_rows)
         for columns in before:
             U = p1_rows @ p2[..., columns, :].transpose(-1, -2)
-            E = history.keep(F.silu(U), rows, columns, -torch.inf)
+            E = history.keep(F.silu(U) if silu else U, rows, columns, -torch.inf)
             m_new = torch.maximum(m, E.amax(-1))
             # A row without history keeps m = -inf, and -inf - (-inf) is not a number.
             anchor = m_new.masked_fill(m_new.isneginf(), 0)
@@ -96,16 +93,16 @@ class _TiledRelation(torch.autograd.Function):
     """p1 is (B, groups, heads that share, T, D) and p2 and info (B, groups, 1, T, D)."""
 
     @staticmethod
-    def forward(ctx, p1, p2, info, lam, tau, transport_self, log_i, history):
+    def forward(ctx, p1, p2, info, lam, tau, transport_self, silu, log_i, history):
         wide = torch.promote_types(p1.dtype, torch.float32)
         p1_wide, p2_wide, info_wide, lam_wide = (x.to(wide) for x in (p1, p2, info, lam))
-        L, zbar = _scan_history(p1_wide, p2_wide, info_wide, history)
+        L, zbar = _scan_history(p1_wide, p2_wide, info_wide, history, silu)
         S = torch.sigmoid((p1_wide * p2_wide).sum(-1) / (tau * math.sqrt(p1.shape[-1])))
         gap = L - lam_wide * log_i - S
         g, F_ii = _masses(gap)
         y = g * zbar + F_ii * info_wide if transport_self else g * zbar
         ctx.save_for_backward(p1, p2, info, lam, L, zbar, S, gap, log_i)
-        ctx.tau, ctx.transport_self, ctx.history = tau, transport_self, history
+        ctx.tau, ctx.transport_self, ctx.silu, ctx.history = tau, transport_self, silu, history
         return y.to(info.dtype)
 
     @staticmethod
@@ -135,49 +132,47 @@ class _TiledRelation(torch.autograd.Function):
             p1_rows, gG_rows = p1[..., rows, :] * scale, gG[..., rows, :]
             for columns in before:
                 p2_columns = p2[..., columns, :]
-                U = p1_rows @ p2_columns.transpose(-1, -2)
-                sigma = torch.sigmoid(U)
-                E = U.mul_(sigma)
+                E = U = p1_rows @ p2_columns.transpose(-1, -2)
+                if ctx.silu:
+                    sigma = torch.sigmoid(U)
+                    E = U.mul_(sigma)
                 pi = ctx.history.keep((E - L[..., rows, None]).exp_(), rows, columns, 0.0)
                 dinfo[..., columns, :] += (pi.transpose(-1, -2) @ gG_rows).sum(2, keepdim=True)
                 dE = gG_rows @ info[..., columns, :].transpose(-1, -2)
                 dE.sub_(offset[..., rows, None]).mul_(pi)
                 # SiLU'(U) = sigma + U sigma (1 - sigma), and E = U sigma.
-                dU = dE.mul_(E.sub_(E * sigma).add_(sigma))
+                dU = dE.mul_(E.sub_(E * sigma).add_(sigma)) if ctx.silu else dE
                 dp1[..., rows, :] += (dU @ p2_columns) * scale
                 dp2[..., columns, :] += (dU.transpose(-1, -2) @ p1_rows).sum(2, keepdim=True)
         dlam = dlam.to(lam.dtype).reshape(lam.shape)
-        return (*(x.to(dy.dtype) for x in (dp1, dp2, dinfo)), dlam, None, None, None, None)
+        return (*(x.to(dy.dtype) for x in (dp1, dp2, dinfo)), dlam, *[None] * 5)
 
 
 def tiled_relation(
-    p1: torch.Tensor,
-    p2: torch.Tensor,
-    info: torch.Tensor,
-    lam: torch.Tensor,
+    p1: Tensor,
+    p2: Tensor,
+    info: Tensor,
+    lam: Tensor,
     tau: float = 2.0,
     *,
     transport_self: bool = True,
+    silu: bool = True,
     documents: Documents | None = None,
-) -> torch.Tensor:
-    """Full Relation by tiles (Section 5.1): the arguments, result and errors of `full_relation`.
+) -> Tensor:
+    """`full_relation` by tiles (Section 5.1), in memory linear in T; differentiable once.
 
-    Memory beyond inputs and outputs is linear in T. Scores and sums are FP32 (FP64 for FP64
-    inputs); differentiable once in p1, p2, info and lam. Tiles without a token's document are not
+    Scores and sums are FP32 (FP64 for FP64 inputs). Tiles without a token's document are not
     formed, nor is a copy of p2 and info where heads share them.
     """
-    check_lambda(lam)
-    groups = check_groups(p1=p1, p2=p2, info=info)
-    check_device(p1, lam)
-    check_tau(tau)
+    groups = check(lam, tau, documents, p1=p1, p2=p2, info=info)
     wide = torch.promote_types(p1.dtype, torch.float32)
     log_i, starts = token_counts(documents, p1, wide).log(), None
     if documents is not None:
-        documents.check(p1)
         log_i, starts = log_i[:, None], documents.starts[:, None, None]
     with without_autocast(p1):
+        # (B, H, T, D) to (B, groups, heads that share, T, D)
         y = _TiledRelation.apply(
             p1.unflatten(1, (-1, groups)), p2.unflatten(1, (-1, 1)), info.unflatten(1, (-1, 1)),
-            lam, tau, transport_self, log_i, _History(starts),
+            lam, tau, transport_self, silu, log_i, _History(starts),
         )  # fmt: skip
     return y.flatten(1, 2)

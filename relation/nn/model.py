@@ -1,0 +1,684 @@
+"""The paper's decoder in one file, from token ids to logits.
+
+Of the model around its mixers the paper prints widths and counts of parameters (Appendix B.1), not
+the blocks; with these pre-norm blocks of a mixer and SwiGLU, tied output and RoPE the counts come
+out exactly. Equations bear the paper's numbers, 1 (U) to 16 (Linear Relation's recurrence).
+
+B batch, T tokens, d width of the model, H heads, d_h = d / H their width, V vocabulary.
+"""
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from relation.errors import InputError
+from relation.kernels.checks import projection_dtype
+from relation.kernels.documents import Documents
+from relation.nn.cache import DecodeState, HistoryCache, LinearState
+from relation.ops import (
+    attention_step,
+    causal_flow,
+    for_heads,
+    full_flow,
+    full_relation_step,
+    get_backend,
+    givens_mix,
+)
+from relation.ops.backends import Automatic, around
+from relation.ops.rope import apply_rope, rope_angles
+from relation.variants import CALIBRATED, FULL, LINEAR, MHA, MIXERS, ModelConfig
+
+RopeTables = tuple[Tensor, Tensor]
+Call = Callable[..., Tensor]
+
+
+@dataclass(frozen=True)
+class Execution:
+    """Backends by operator, names of `relation.ops.BACKENDS`. They never change what is computed.
+
+    None takes the fastest one that runs a call's device, dtype and head width. compiled: the model
+    will be traced by torch.compile, which then steps around the backends that are marked eager.
+    """
+
+    mha: str | None = None
+    full: str | None = None
+    linear: str | None = None
+    calibrated: str | None = None
+    compiled: bool = False
+
+    def calls(self, config: ModelConfig, device: torch.device | None = None) -> dict[str, Call]:
+        """The function of each operator that the model uses.
+
+        Raises InputError for an unknown backend or, given a device, for one it cannot run.
+        """
+        calls: dict[str, Call] = {}
+        for operator in sorted({MIXERS[letter] for letter in config.layout}):
+            name = getattr(self, operator)
+            if name is None:
+                calls[operator] = Automatic(operator, self.compiled)
+            else:
+                calls[operator] = around(get_backend(operator, name, device), self.compiled)
+        return calls
+
+    def check(self, config: ModelConfig, device: torch.device) -> None:
+        """Raise InputError where the device cannot run a backend that the model uses."""
+        self.calls(config, device)
+
+
+class Normed(NamedTuple):
+    """States (B, T, d) over their root mean square, and the scale (d,) that readers still owe.
+
+    A projection of scaled states is that of the unscaled ones by a weight whose columns are scaled.
+    That scales d x d numbers in place of B x T x d, and makes the scale's gradient a sum over a
+    weight in place of one over all tokens: a training step saves a pass over the states a norm.
+    """
+
+    states: Tensor
+    scale: Tensor | None = None
+
+    def scaled(self) -> Tensor:
+        """RMSNorm's output, (B, T, d), in the scale's dtype or a wider one."""
+        return self.states if self.scale is None else self.states * self.scale
+
+    def folds(self, linear: nn.Module) -> bool:
+        """Whether a projection's weight should take what else would be done to its states.
+
+        Not where calling the module does more than multiply by its weight (LoRA, quantised weights,
+        hooks), nor while decoding, where the states are fewer than the weight's numbers.
+        """
+        if not _is_bare(linear):
+            return False
+        return torch.is_grad_enabled() or self.states.shape[:-1].numel() >= linear.out_features
+
+    def through(self, linear: nn.Module) -> Tensor:
+        """The scaled states through a projection: (B, T, d) to (B, T, n)."""
+        if self.scale is None or not self.folds(linear):
+            return linear(self.scaled())
+        return self.project(linear.weight)
+
+    def project(self, weight: Tensor) -> Tensor:
+        """The scaled states by a weight (n, d) that takes the scale: (B, T, n)."""
+        return F.linear(self.states, weight if self.scale is None else weight * self.scale)
+
+
+def _is_bare(linear: nn.Module) -> bool:
+    """Whether calling a module is its weight's product and nothing else: no adapter, no hook."""
+    hooks = (
+        linear._forward_hooks,
+        linear._forward_pre_hooks,
+        linear._backward_hooks,
+        linear._backward_pre_hooks,
+    )
+    # accelerate's offloading puts a forward of its own on the instance.
+    replaced = type(linear) is not nn.Linear or "forward" in vars(linear)
+    return not replaced and linear.bias is None and not any(hooks)
+
+
+class RMSNorm(nn.RMSNorm):
+    """RMSNorm of (B, T, d) that leaves its scale to its readers: `Normed`."""
+
+    def forward(self, x: Tensor) -> Normed:
+        return Normed(_OverRMS.apply(x, self.eps, projection_dtype(x)), self.weight)
+
+
+class _OverRMS(torch.autograd.Function):
+    """x over its root mean square, with a backward that needs only the result and 1 / RMS.
+
+    Computed in FP32 at least and rounded once to the dtype in which projections read it, so that
+    nothing of the residual stream, FP32 under autocast, is kept for the backward or read again.
+    """
+
+    @staticmethod
+    def forward(ctx, x: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        inverse = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)  # (B, T, 1)
+        states = wide * inverse
+        # Compiled by PyTorch 2.11, a result cast to the dtype that it has gets gradients of zero.
+        states = states if states.dtype == dtype else states.to(dtype)
+        ctx.save_for_backward(states, inverse)
+        ctx.dtype = x.dtype
+        return states
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, dstates: Tensor):
+        states, inverse = ctx.saved_tensors
+        wide, dwide = states.to(inverse.dtype), dstates.to(inverse.dtype)
+        dx = (dwide - wide * (dwide * wide).mean(-1, keepdim=True)) * inverse
+        return dx.to(ctx.dtype), None, None
+
+
+class HeadNorm(nn.RMSNorm):
+    """QK-norm: RMSNorm of every head's coordinate (B, H, T, d_h), in its dtype.
+
+    Its gains, (d_h,), are shared by the layer's heads, as common practice has it.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        inverse = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        return (wide * inverse * self.weight).to(x.dtype)
+
+
+class Mixer(nn.Module):
+    """Shared by all mixers: two rotated coordinates, one transported state, an output projection.
+
+    config: the model; layer_index: which layer of it, from 0; call: the operator's function.
+    `w1`, `w2`, `wi` are Q, K, V in MHA and W_1, W_2, W_I in Relation, so that paired models share
+    names, and with them initial values.
+    """
+
+    def __init__(self, config: ModelConfig, layer_index: int, call: Call):
+        super().__init__()
+        self.heads, self.head_dim, self.call = config.heads, config.head_dim, call
+        d, shared = config.d_model, config.shared_heads * config.head_dim
+        self.w1 = nn.Linear(d, d, bias=False)
+        self.w2 = nn.Linear(d, shared, bias=False)
+        self.projects = not config.raw_information
+        if self.projects:
+            self.wi = nn.Linear(d, shared, bias=False)
+        self.wo = nn.Linear(d, d, bias=False)
+        self.normalises, self.gated = config.qk_norm, config.output_gate
+        if self.normalises:
+            self.norm1, self.norm2 = (HeadNorm(self.head_dim, config.norm_eps) for _ in range(2))
+        if self.gated:
+            self.wg = nn.Linear(d, d, bias=False)
+
+    def split(self, x: Tensor) -> Tensor:
+        """(B, T, H d_h) to (B, H, T, d_h); H is fewer where heads share."""
+        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+
+    def coordinates(self, x: Normed, rope: RopeTables) -> tuple[Tensor, Tensor]:
+        """P_1 = X W_1 and P_2 = X W_2 with RoPE (Eq. 1), (B, H, T, d_h); P_2 may have fewer heads.
+
+        With QK-norm each head is normalised before it is rotated.
+        """
+        p1, p2 = self.split(x.through(self.w1)), self.split(x.through(self.w2))
+        if self.normalises:
+            p1, p2 = self.norm1(p1), self.norm2(p2)
+        return apply_rope(p1, *rope), apply_rope(p2, *rope)
+
+    def information(self, x: Normed) -> Tensor:
+        """I = X W_I, (B, H, T, d_h), or X itself for Raw-X; V in MHA. It is not rotated."""
+        return self.split(x.through(self.wi) if self.projects else x.scaled())
+
+    def output(self, y: Tensor, x: Normed) -> Tensor:
+        """Concat_h(Y) W_O (Eq. 4): y (B, H, T, d_h) to (B, T, d), gated where the model is."""
+        y = y.transpose(1, 2).flatten(2)
+        if self.gated:
+            y = y * torch.sigmoid(x.through(self.wg))
+        return self.wo(y)
+
+
+class HistoryMixer(Mixer):
+    """A mixer with a flow F from token to token, of which Y = F I: `arguments` follow I in a call.
+
+    `operators` are the forms of its definition that decode and that give F.
+    """
+
+    operators: tuple[Call, Call]
+
+    def arguments(self) -> tuple:
+        return ()
+
+    def __init__(self, config: ModelConfig, layer_index: int, call: Call):
+        super().__init__(config, layer_index, call)
+        self.options: dict[str, bool] = {}
+
+    def forward(
+        self,
+        x: Normed,
+        residual: Tensor,
+        rope: RopeTables,
+        cache: HistoryCache | None = None,
+        documents: Documents | None = None,
+    ) -> Tensor:
+        """X (B, T, d) to Y W_O (B, T, d).
+
+        While decoding, x holds the newest tokens and the layer's cache what is kept of those
+        before; the cache takes the newest in. Its first block, a prompt, runs the backend.
+        documents: RoPE's tables then hold each token's place in its own.
+        """
+        p1, p2 = self.coordinates(x, rope)
+        # Under autocast the projections are BF16 and scaled X is FP32: Raw-X transports BF16 too.
+        info = self.information(x).to(p1.dtype)
+        decodes = cache is not None and cache.length > 0
+        history = None if cache is None else cache.append(p2, info)
+        if decodes:
+            step, (p2, info) = self.operators[0], (for_heads(s, self.heads) for s in history)
+            y = step(p1, p2, info, *self.arguments(), **self.options, lengths=cache.lengths)
+        else:
+            y = self.call(p1, p2, info, *self.arguments(), **self.options, documents=documents)
+        return self.output(y, x)
+
+    def flow(self, x: Normed, rope: RopeTables, documents: Documents | None = None) -> Tensor:
+        """The layer's F (B, H, T, T), FP32 (Eq. 3)."""
+        given = (*self.coordinates(x, rope), *self.arguments())
+        options = {k: v for k, v in self.options.items() if k != "transport_self"}
+        return self.operators[1](*given, **options, documents=documents)
+
+    def transport(self, x: Normed, flow: Tensor) -> Tensor:
+        """The mixer's output by the definition, from the flow of the same x."""
+        if not self.options.get("transport_self", True):
+            flow = flow.tril(-1)
+        return self.output(flow @ for_heads(self.information(x), self.heads), x)
+
+
+class AttentionMixer(HistoryMixer):
+    """Multi-head attention with RoPE on Q and K."""
+
+    operators = attention_step, causal_flow
+
+    def __init__(self, config: ModelConfig, layer_index: int, call: Call):
+        super().__init__(config, layer_index, call)
+        if config.null_logit:
+            self.options = {"null": True}
+
+
+class GivensMixing(Mixer):
+    """What Full and Linear Relation share: information whose heads are mixed (Eq. 4)."""
+
+    def __init__(self, config: ModelConfig, layer_index: int, call: Call):
+        super().__init__(config, layer_index, call)
+        self.tau = config.tau
+        # The parity alone: torch.compile compiles a layer's code anew for every other constant.
+        self.pairing_index = (layer_index + (config.givens_first_pairing == "B")) % 2
+        self.mixes = config.givens
+        if self.mixes:
+            self.theta = nn.Parameter(torch.zeros(config.shared_heads // 2))
+
+    def information(self, x: Normed) -> Tensor:
+        """I-tilde (B, H, T, d_h): projected (or X itself for Raw-X), split and mixed."""
+        if not self.mixes:
+            return super().information(x)
+        if not (self.projects and x.folds(self.wi)):
+            return givens_mix(super().information(x), self.theta, self.pairing_index)
+        # Mixing acts on heads and so commutes with the projection of a token: the rows of W_I are
+        # mixed, d x d numbers seen as (1, H, d_h, d), instead of the states of every token.
+        weight = self.wi.weight.unflatten(0, (1, -1, self.head_dim))
+        return self.split(x.project(self.mixed(weight)))
+
+    def mixed(self, weight: Tensor) -> Tensor:
+        """W_I, seen as (1, H, d_h, d), with mixed rows: (H d_h, d)."""
+        return givens_mix(weight, self.theta, self.pairing_index).flatten(0, 2)
+
+
+class FullRelationMixer(GivensMixing, HistoryMixer):
+    """Multi-Head Relation (Section 3.2) with the count calibration lambda of its layer."""
+
+    operators = full_relation_step, full_flow
+
+    def __init__(self, config: ModelConfig, layer_index: int, call: Call):
+        super().__init__(config, layer_index, call)
+        self.options = {"transport_self": config.transport_self}
+        if config.count_calibration:
+            self.lam = nn.Parameter(torch.tensor(config.lambda_init))
+        else:
+            self.register_buffer("lam", torch.tensor(0.0), persistent=False)
+        self.register_load_state_dict_pre_hook(_shape_lambda)
+
+    def arguments(self) -> tuple[Tensor, float]:
+        """lambda, FP32 at least, in a layer of 16-bit parameters too; and tau (Eq. 2)."""
+        return self.lam.to(torch.promote_types(self.lam.dtype, torch.float32)), self.tau
+
+
+def _shape_lambda(mixer: nn.Module, state_dict: dict[str, Tensor], prefix: str, *rest) -> None:
+    """Read a lambda that was saved as (1,), as layers once held it: it is one number."""
+    name = f"{prefix}lam"
+    if name in state_dict:
+        state_dict[name] = state_dict[name].reshape(mixer.lam.shape)
+
+
+class CalibratedMixer(FullRelationMixer):
+    """MHA with Relation's count and Self: R_ij = U_ij - lambda log i for j < i, R_ii = S_i.
+
+    The control for Relation's mechanism: Eq. 2 with attention's own logits in place of SiLU, and no
+    mixing.
+    """
+
+    operators = partial(full_relation_step, silu=False), partial(full_flow, silu=False)
+
+    def __init__(self, config: ModelConfig, layer_index: int, call: Call):
+        super().__init__(config, layer_index, call)
+        if self.mixes:
+            self.mixes = False
+            del self.theta
+
+
+class LinearRelationMixer(GivensMixing):
+    """Linear Relation (Section 5.2) with the channel-wise retention of Kimi Delta Attention.
+
+    The retention path is a pair of matrices a head, d -> d_h -> d_h, with A_log and dt_bias a
+    channel, where KDA's published code shares one pair, d -> d_h -> d, and has A_log a head: the
+    paper's count of the Hybrid's parameters is that of the former. A_log, dt_bias, g and the
+    state are FP32 whatever the autocast.
+    """
+
+    def __init__(self, config: ModelConfig, layer_index: int, call: Call):
+        super().__init__(config, layer_index, call)
+        d, width = config.d_model, config.head_dim
+        self.reads_residual = config.retention_input == "residual"
+        self.retention_down = nn.Linear(d, d, bias=False)
+        self.retention_up = nn.Parameter(torch.empty(config.heads, width, width))
+        self.a_log = nn.Parameter(torch.empty(d))
+        self.dt_bias = nn.Parameter(torch.empty(d))
+
+    def log_retention(self, x: Normed) -> Tensor:
+        """g = -exp(A_log) softplus(r + dt_bias) <= 0, (B, H, T, d_h), FP32 at least (Eq. 15)."""
+        down = x.through(self.retention_down)  # (B, T, d)
+        # One product a head over all tokens: (H, B T, d_h) by (H, d_h, d_h). einsum takes twice
+        # the operators for it.
+        heads = down.flatten(0, 1).unflatten(1, (self.heads, -1)).transpose(0, 1)
+        r = torch.bmm(heads, self.retention_up.mT).unflatten(1, down.shape[:2]).transpose(0, 1)
+        wide = torch.promote_types(self.a_log.dtype, torch.float32)
+        # (d,) to (H, 1, d_h), beside r's (B, H, T, d_h)
+        a, bias = (p.to(wide).unflatten(0, (self.heads, 1, -1)) for p in (self.a_log, self.dt_bias))
+        return -a.exp() * F.softplus(r.to(wide) + bias)
+
+    def forward(
+        self,
+        x: Normed,
+        residual: Tensor,
+        rope: RopeTables,
+        cache: LinearState | None = None,
+        documents: Documents | None = None,
+    ) -> Tensor:
+        p1, p2 = self.coordinates(x, rope)
+        g = self.log_retention(Normed(residual) if self.reads_residual else x)
+        C = None if cache is None else cache.state
+        padding = None if cache is None else cache.padding(residual.shape[1])
+        if padding is not None:
+            # Padding neither forgets nor writes, so that the state is that of the row's last token.
+            p2, g = (s.masked_fill(padding[:, None, :, None], 0) for s in (p2, g))
+        y, C = self.call(p1, p2, self.information(x), g, self.tau, C, documents=documents)  # Eq. 16
+        if cache is not None:
+            cache.replace(C, residual.shape[1])
+        return self.output(y, x)
+
+
+LAYERS: dict[str, type[Mixer]] = {
+    MHA: AttentionMixer,
+    FULL: FullRelationMixer,
+    LINEAR: LinearRelationMixer,
+    CALIBRATED: CalibratedMixer,
+}
+
+
+class SwiGLU(nn.Module):
+    """Normed (B, T, d) to (B, T, d) through d_ff, three matrices."""
+
+    def __init__(self, d_model: int, d_ff: int):
+        super().__init__()
+        self.gate = nn.Linear(d_model, d_ff, bias=False)
+        self.up = nn.Linear(d_model, d_ff, bias=False)
+        self.down = nn.Linear(d_ff, d_model, bias=False)
+
+    def forward(self, x: Normed) -> Tensor:
+        return self.down(F.silu(x.through(self.gate)) * x.through(self.up))
+
+
+class Block(nn.Module):
+    """One pre-norm layer: X + Mixer(norm X), then X + SwiGLU(norm X); X is (B, T, d)."""
+
+    def __init__(self, config: ModelConfig, layer_index: int, calls: dict[str, Call]):
+        super().__init__()
+        letter = config.layout[layer_index]
+        self.mixer_norm = RMSNorm(config.d_model, eps=config.norm_eps)
+        self.mixer = LAYERS[letter](config, layer_index, calls[MIXERS[letter]])
+        self.ffn_norm = RMSNorm(config.d_model, eps=config.norm_eps)
+        self.ffn = SwiGLU(config.d_model, config.d_ff)
+
+    def forward(
+        self,
+        x: Tensor,
+        rope: RopeTables,
+        cache: HistoryCache | LinearState | None = None,
+        documents: Documents | None = None,
+    ) -> Tensor:
+        x = x + self.mixer(self.mixer_norm(x), x, rope, cache, documents)
+        return x + self.ffn(self.ffn_norm(x))
+
+
+class Decoder(nn.Module):
+    """A decoder-only language model of the paper.
+
+    config: the model; execution: the backends that run its operators. Parameters are FP32. seed: of
+    the initial weights, as `initialise` draws them; None leaves them to a caller who loads weights.
+    Raises InputError for an unknown backend.
+    """
+
+    def __init__(
+        self, config: ModelConfig, execution: Execution | None = None, seed: int | None = 0
+    ):
+        super().__init__()
+        self.config = config
+        calls = (execution or Execution()).calls(config)
+        # Not PyTorch's own draw, which on the meta device imports its compiler.
+        weight = torch.zeros(config.vocab_size, config.d_model)
+        self.embedding = nn.Embedding(config.vocab_size, config.d_model, _weight=weight)
+        self.blocks = nn.ModuleList(Block(config, i, calls) for i in range(config.layers))
+        self.norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
+        if seed is not None and not weight.is_meta:
+            self.initialise(seed)
+
+    def run_by(self, execution: Execution) -> None:
+        """Run the operators by other backends. Raises InputError for one the device cannot run."""
+        calls = execution.calls(self.config, self.embedding.weight.device)
+        for letter, block in zip(self.config.layout, self.blocks, strict=True):
+            block.mixer.call = calls[MIXERS[letter]]
+
+    def forward(self, tokens: Tensor, documents: Documents | None = None) -> Tensor:
+        """Logits (B, T, V) of tokens (B, T), int64 or int32.
+
+        documents: each is computed as where it stands alone. Raises InputError for tokens of
+        another shape or dtype, on a CPU also for ids outside the vocabulary (a GPU would have to be
+        waited for), and for documents that are no `Documents` of these tokens.
+        """
+        return self.logits(self.states(tokens, documents))
+
+    def states(self, tokens: Tensor, documents: Documents | None = None) -> Tensor:
+        """The last block's output after the last norm, (B, T, d), of tokens (B, T)."""
+        x = self.embed(tokens)  # (B, T, d)
+        rope = self.document_tables(tokens, documents)
+        for block in self.blocks:
+            x = block(x, rope, documents=documents)
+        return self.norm(x)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """What the first block reads, (B, T, d), of tokens (B, T)."""
+        check_tokens(tokens, len(self.embedding.weight))
+        x = self.embedding(tokens)
+        multiplier = self.config.embedding_multiplier
+        return x if multiplier is None else x * multiplier
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Logits (B, T, V) of `states`; the output matrix is the embedding's."""
+        return F.linear(states, self.embedding.weight)
+
+    def rope_tables(self, length: int, device: torch.device, offset: int = 0) -> RopeTables:
+        """Cosine and sine for positions offset .. offset + length - 1, shared by all layers."""
+        config = self.config
+        return rope_angles(length, config.head_dim, config.rope_base, offset, device)
+
+    def document_tables(self, tokens: Tensor, documents: Documents | None) -> RopeTables:
+        """`rope_tables` of tokens (B, T): (T, d_h), or (B, T, d_h) by their places in documents."""
+        cos, sin = self.rope_tables(tokens.shape[1], tokens.device)
+        if documents is None:
+            return cos, sin
+        check_documents(documents, tokens.shape)
+        return cos[documents.positions], sin[documents.positions]
+
+    def decode_state(self, capacity: int = 256) -> DecodeState:
+        """An empty state to decode from; memory for `capacity` tokens is taken at the first."""
+        return DecodeState(self.config.layout, capacity)
+
+    @torch.no_grad()
+    def decode(self, tokens: Tensor, state: DecodeState) -> Tensor:
+        """Logits (B, n, V) of the next n tokens (B, n) after those that `state` has read.
+
+        They are the forward's last n rows, and `state` takes the tokens in. A prompt is read in one
+        block or several, then n = 1 a step. An empty state's first block runs the backends; later
+        ones of layers with a history run the decoding forms of the reference operators. Raises
+        InputError as `forward` does, and for a state of another model or batch.
+        """
+        return self.logits(self.decode_states(tokens, state))
+
+    @torch.no_grad()
+    def read(
+        self, tokens: Tensor, state: DecodeState, lengths: Sequence[int] | None = None
+    ) -> Tensor:
+        """Logits (B, V) of each row's last token; otherwise as `decode`.
+
+        lengths: of prompts of unequal length, how many of the row's tokens are its own; it is
+        padded at the right with any ids, and `state` must be empty.
+        """
+        if lengths is None:
+            return self.logits(self.decode_states(tokens, state)[:, -1])
+        check_tokens(tokens, self.config.vocab_size)
+        last = state.begin(tokens, lengths)
+        states = self.decode_states(tokens[:, : max(lengths)], state)
+        return self.logits(states[torch.arange(len(tokens), device=tokens.device), last - 1])
+
+    def decode_states(self, tokens: Tensor, state: DecodeState) -> Tensor:
+        """`states` of the next n tokens, (B, n, d), which `state` takes in; as `decode`."""
+        state.check(self.config.layout)
+        x, n, read = self.embed(tokens), tokens.shape[1], state.length
+        if state.lengths is None or not read:
+            rope = self.rope_tables(n, tokens.device, read)
+        else:  # rows of unequal length: (B, n, d_h) by their own places
+            build = partial(self.rope_tables, device=tokens.device)
+            places = state.lengths[:, None] + torch.arange(n, device=tokens.device)
+            cos, sin = state.tables(build, read + n)
+            rope = cos[places], sin[places]
+        for block, cache in zip(self.blocks, state.layers, strict=True):
+            x = block(x, rope, cache)
+        return self.norm(x)
+
+    def flows(self, tokens: Tensor, documents: Documents | None = None) -> Iterator[Tensor]:
+        """Yield each layer's normalised flow (B, H, T, T), FP32, one layer at a time.
+
+        Appendix B.5: reconstructed from Q and K for MHA, the actual F for Full Relation. What a
+        layer passes on is transported by that very flow, whatever backend executes the model.
+        Raises InputError for a model with Linear layers, which form no token-to-token flow.
+        """
+        if LINEAR in self.config.layout:
+            raise InputError(
+                f"layer {self.config.layout.index(LINEAR)} is Linear Relation, which has no T x T "
+                "flow to diagnose"
+            )
+        x = self.embed(tokens)
+        rope = self.document_tables(tokens, documents)
+        for block in self.blocks:
+            normed = block.mixer_norm(x)
+            flow = block.mixer.flow(normed, rope, documents)
+            yield flow
+            x = x + block.mixer.transport(normed, flow)
+            x = x + block.ffn(block.ffn_norm(x))
+            del flow
+
+    def parameter_count(self) -> int:
+        """Number of trained scalars, the tied matrix counted once."""
+        return sum(p.numel() for p in self.parameters())
+
+    @torch.no_grad()
+    def initialise(self, seed: int, key: str = "") -> None:
+        """Draw the initial weights, each from a generator keyed by (seed, key, parameter name).
+
+        So the weights that paired variants share start equal, whatever else a variant adds; with
+        different keys all weights differ.
+        """
+        config, prefix = self.config, f"{key}/" if key else ""
+        for name, parameter in self.named_parameters():
+            last = name.rpartition(".")[2]
+            if parameter.ndim >= 2:
+                parameter.copy_(self._drawn(name, parameter, _generator(seed, prefix + name)))
+            elif last in ("a_log", "dt_bias"):
+                generator = _generator(seed, prefix + name.replace("mixer.", ""))
+                uniform = torch.rand(parameter.shape, generator=generator)
+                parameter.copy_(retention_start(config, last, uniform))
+            else:  # lambda, angles, and the gains of norms
+                parameter.fill_({"lam": config.lambda_init, "theta": 0.0}.get(last, 1.0))
+
+    def _drawn(self, name: str, weight: Tensor, generator: torch.Generator) -> Tensor:
+        """Initial values of one matrix: (out, in), or the embedding's (V, d)."""
+        config, embedding = self.config, name == "embedding.weight"
+        if config.linear_init == "torch" and not embedding:
+            values = 2 * torch.rand(weight.shape, generator=generator) - 1
+            scale = weight.shape[1] ** -0.5
+        else:
+            values = torch.randn(weight.shape, generator=generator)
+            own = embedding and config.embedding_std is not None
+            scale = config.embedding_std if own else config.init_std
+        if config.scale_residual_init and name.endswith(("mixer.wo.weight", "ffn.down.weight")):
+            scale /= (2 * config.layers) ** 0.5
+        return values * scale
+
+
+def retention_start(config: ModelConfig, name: str, uniform: Tensor) -> Tensor:
+    """A_log or dt_bias (d,) of uniform numbers in [0, 1), as KDA and Mamba-2 start them.
+
+    A ~ U(range), and dt log-uniform over its range.
+    """
+    if name == "a_log":
+        low, high = config.retention_a_range
+        return (low + (high - low) * uniform).log()
+    low, high = (math.log(v) for v in config.retention_dt_range)
+    dt = (low + (high - low) * uniform).exp()
+    # The inverse of softplus, so that softplus(dt_bias) = dt where the retention path gives 0.
+    return dt + torch.log(-torch.expm1(-dt))
+
+
+def _generator(seed: int, name: str) -> torch.Generator:
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+
+
+def check_tokens(tokens: Tensor, vocabulary: int) -> None:
+    """Raise InputError unless tokens are (B, T) ids of the vocabulary; on a GPU unread ones."""
+    if not isinstance(tokens, Tensor):
+        raise InputError(f"tokens are a {type(tokens).__name__}; give a tensor (B, T) of ids")
+    if tokens.ndim != 2 or 0 in tokens.shape:
+        raise InputError(f"tokens have shape {tuple(tokens.shape)}; give (B, T) with T >= 1")
+    if tokens.dtype not in (torch.int64, torch.int32):
+        raise InputError(f"tokens are {tokens.dtype}; give their ids in int64 or int32")
+    if tokens.device.type == "cpu" and type(tokens) is Tensor:
+        if torch.compiler.is_compiling():
+            return
+        least, most = tokens.min().item(), tokens.max().item()
+        if least < 0 or most >= vocabulary:
+            raise InputError(
+                f"token ids go from {least} to {most} and the model knows 0 to {vocabulary - 1}; "
+                "use the tokenizer that it was trained with"
+            )
+
+
+def check_documents(documents: Documents, shape: torch.Size) -> None:
+    """Raise InputError unless documents are `Documents` of (B, T) tokens."""
+    if not isinstance(documents, Documents):
+        raise InputError(
+            f"documents are a {type(documents).__name__}; give Documents.of(ids), of a number for "
+            "each token, or Documents.padded(mask)"
+        )
+    if documents.starts.shape != shape[:2]:
+        given, needed = tuple(documents.starts.shape), tuple(shape[:2])
+        raise InputError(f"the documents are of (B, T) = {given} and the tokens of {needed}")
+
+
+def shared_weights_hash(model: Decoder) -> str:
+    """SHA-256 of the matrices that MHA and Full Relation have in common, by name.
+
+    Taken before training, it proves that the two runs of a pair started from the same weights.
+    """
+    digest = hashlib.sha256()
+    for name, parameter in sorted(model.named_parameters()):
+        if parameter.ndim == 2:
+            digest.update(name.encode())
+            digest.update(parameter.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
