@@ -1,0 +1,279 @@
+"""How a measured value is held against the paper's: terms, evidence, and the verdict they give.
+
+The rules are those of SPEC section 4, fixed before any run.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean, stdev
+
+import pandas as pd
+
+from report import stats
+from report.paper import SCALES, SEEDS
+
+VERDICTS = {
+    "reproduced": "The paper's sign or bound holds, and its size where one is asked for.",
+    "direction only": "The sign holds at every scale that was run; the size is another or open.",
+    "not reproduced": "The sign or the bound fails.",
+    "chose the reading": "It rests on layers 0 and 1, by which this setting was chosen: no test.",
+    "not tested": "What decides it was not run, or not measured as the paper measures it.",
+}
+NOT_ESTABLISHED = "its 95% interval includes values that contradict this"
+LENGTHS = {"flow_length": 1024, "rank_length": 512}  # of diagnosed sequences (Appendix B.4, B.5)
+LAST_BIT = 1e-9  # equal sums of equal numbers may differ in the last bit
+
+
+@dataclass(frozen=True)
+class Term:
+    """One quantity in the paper's unit: as the paper prints it, and as a setting measured it.
+
+    rounding: half a unit of the last printed digit; spread: standard deviation over the paper's
+    seeds, where it prints them. by_seed: the values behind a mean over seeds; low, high: the 95%
+    interval of anything else.
+    """
+
+    paper: float = math.nan
+    rounding: float = 0.0
+    unit: str = "1"
+    value: float | None = None
+    by_seed: dict[int, float] = field(default_factory=dict)
+    low: float | None = None
+    high: float | None = None
+    n: int = 0
+    status: str = "not run"
+    reason: str = "no record of it"
+    spread: float | None = None
+
+    def __sub__(self, other: Term) -> Term:
+        return self._with(other, operator.sub, self.rounding + other.rounding, self.unit)
+
+    def __truediv__(self, other: Term) -> Term:
+        relative = self.rounding / self.paper + other.rounding / other.paper
+        if 0 in (other.value, *other.by_seed.values()):
+            other = replace(other, value=None, reason="the denominator is zero")
+        return self._with(other, operator.truediv, self.paper / other.paper * relative, "x")
+
+    def _with(self, other: Term, combine: Callable, rounding: float, unit: str) -> Term:
+        """Over the seeds that both have; a ratio is that of the means."""
+        found = Term(combine(self.paper, other.paper), rounding, unit)
+        seeds = sorted(self.by_seed.keys() & other.by_seed.keys())
+        for term in (self, other):
+            if term.value is None:
+                return replace(found, status=term.status, reason=term.reason)
+        if self.by_seed and other.by_seed and not seeds:
+            return replace(found, reason="no seed has both")
+        means = [fmean(t.by_seed[s] for s in seeds) if seeds else t.value for t in (self, other)]
+        by_seed = {seed: combine(self.by_seed[seed], other.by_seed[seed]) for seed in seeds}
+        n, reason = len(seeds) or min(self.n, other.n), self.reason or other.reason
+        return replace(
+            found, value=combine(*means), by_seed=by_seed, n=n, status="ok", reason=reason
+        )
+
+    def beside(self, paper: Term) -> Term:
+        """Ours, beside what the paper prints elsewhere."""
+        return replace(self, paper=paper.paper, rounding=paper.rounding)
+
+    def over(self, seeds: Iterable[Term]) -> Term:
+        """With the standard deviation of what the paper prints seed by seed."""
+        return replace(self, spread=stdev(seed.paper for seed in seeds))
+
+
+class Case:
+    """One setting's cells by table, row, column and statistic, and its frames."""
+
+    def __init__(self, cells: pd.DataFrame, records: object) -> None:
+        keys = cells[["table", "row", "column", "statistic"]].itertuples(index=False, name=None)
+        known = cells.astype(object).where(cells.notna(), None).to_dict("records")
+        self.cells = dict(zip(keys, known, strict=True))
+        self.records = records
+
+    def term(self, table: str, row: str, column: str, statistic: str = "value") -> Term:
+        """One cell; an empty term where the setting has no such cell."""
+        cell = self.cells.get((table, row, column, statistic))
+        if cell is None:
+            return Term()
+        names = ("value", "unit", "by_seed", "low", "high", "n", "status")
+        fields = {name: cell[name] for name in names if cell[name] is not None}
+        paper = math.nan if cell["paper_value"] is None else cell["paper_value"]
+        decimals = len((cell["paper"] or "").partition(".")[2])
+        return Term(paper, 0.5 * 10.0**-decimals, reason=cell["reason"] or "", **fields)
+
+    def layers(self, scale: str, column: str) -> list[Term]:
+        """A column of Table 7 at the layers of a scale."""
+        table = "app-structural-layerwise"
+        rows = [row for of, row, name, _ in self.cells if (of, name) == (table, column)]
+        return [self.term(table, row, column) for row in rows if row.startswith(f"{scale}/L")]
+
+    def said(self, table: str, row: str, column: str) -> tuple[object, object]:
+        """Ours and the paper's, in words or, where there are none, in numbers."""
+        cell = self.cells.get((table, row, column, "value"), {})
+        keys = ("text", "paper") if cell.get("text") else ("value", "paper_value")
+        return cell.get(keys[0]), cell.get(keys[1])
+
+    def pair(self, table: str, scale: str, column: str) -> tuple[Term, Term]:
+        """Relation's value and MHA's."""
+        return self.term(table, scale, f"{column}.full"), self.term(table, scale, f"{column}.mha")
+
+    def seeds(self, table: str, scale: str, column: str) -> list[Term]:
+        """The cells of the paper's seeds, a row each."""
+        return [self.term(table, f"{scale}/{seed}", column) for seed in SEEDS]
+
+    def unlike(self, scale: str, needs: Sequence[str]) -> str:
+        """Why this scale's models, or their diagnosis, are not the paper's; "" where they are."""
+        for need in needs if scale else ():
+            table = "relation_internal" if need in LENGTHS else "app-configs"
+            ours, paper = self.said(table, scale, need)
+            paper = LENGTHS.get(need, paper)
+            if ours is not None and ours != paper:
+                return f"{need.replace('_', ' ')} of {scale} is {ours}, the paper's {paper}"
+        return ""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One comparison, in ``unit``.
+
+    direction: whether the paper's sign or bound holds; size: whether its value is met; None where
+    undecided. contested: the interval includes values that would decide otherwise, or there is
+    none. essential: without it the claim is not tested; else it may be missing, as a scale that
+    was not run. beside: shown, and decides nothing. n counts what ``counted`` says, out of
+    ``paper_n``. scale: the one whose models it rests on, "" for none.
+    """
+
+    label: str
+    quantity: str
+    unit: str = "1"
+    paper: float | None = None
+    ours: float | None = None
+    low: float | None = None
+    high: float | None = None
+    n: int = 0
+    counted: str = "seeds"
+    paper_n: int | None = None
+    direction: bool | None = None
+    size: bool | None = None
+    contested: bool = False
+    asks_direction: bool = True
+    asks_size: bool = True
+    essential: bool = False
+    beside: bool = False
+    note: str = ""
+    scale: str = ""
+
+    def open(self, why: str) -> Evidence:
+        """The same, undecided for a reason."""
+        return replace(self, direction=None, size=None, note=why) if why else self
+
+    def noted(self, *notes: str) -> Evidence:
+        return replace(self, note=joined(self.note, *notes))
+
+    def aside(self) -> Evidence:
+        """The same, shown beside the claim; it decides nothing."""
+        return replace(self, direction=None, size=None, beside=True, essential=False)
+
+
+def above(bound: float) -> Callable[[float], bool]:
+    return lambda value: value > bound
+
+
+def below(bound: float) -> Callable[[float], bool]:
+    return lambda value: value < bound
+
+
+def joined(*notes: str) -> str:
+    return "; ".join(dict.fromkeys(filter(None, notes)))
+
+
+def compare(
+    label: str,
+    quantity: str,
+    term: Term,
+    direction: Callable[[float], bool] | None = None,
+    met: Callable[[float], bool] | None = None,
+    **fields: object,
+) -> Evidence:
+    """Hold a measured value against the paper's.
+
+    The size is met where the paper's value lies in our 95% t interval over seeds, or ours within
+    one of the paper's standard deviations or its rounding; or as ``met`` says. direction: whether
+    a value has the paper's sign; None: no sign is asked for. fields: of the evidence.
+    """
+    scale, paper = label.partition(",")[0], None if math.isnan(term.paper) else term.paper
+    # What failed or ran out of memory was tried: it cannot pass for a scale that was left out.
+    known = {
+        "scale": scale if scale in SCALES else "",
+        "essential": term.status in ("failed", "oom"),
+    }
+    known |= {"asks_direction": direction is not None, "note": term.reason} | fields
+    found = Evidence(label, quantity, term.unit, paper, n=term.n, **known)
+    if term.value is None:
+        # A loss that was never reached is an answer; a run that is missing is none.
+        return replace(found, direction=False if term.status == "not reached" else None)
+    low, high, margin = term.low, term.high, None
+    if len(term.by_seed) > 1:
+        margin = stats.mean(list(term.by_seed.values())).high - fmean(term.by_seed.values())
+        low, high = term.value - margin, term.value + margin
+    alone = low is None and len(term.by_seed) == 1
+    rules = [rule for rule in (met, direction) if rule is not None and low is not None]
+    contested = any(rule(low) != rule(high) for rule in rules)
+    allowed = [size for size in (margin, term.spread) if size is not None]
+    near = abs(term.value - term.paper) <= max([*allowed, term.rounding]) * (1 + LAST_BIT)
+    size = met(term.value) if met else True if near else False if allowed else None
+    few = f"n = {term.n}, the paper's mean is of 3" if 0 < len(term.by_seed) < len(SEEDS) else ""
+    open_ = "one seed has no interval" if alone else NOT_ESTABLISHED if contested else ""
+    return replace(
+        found,
+        ours=term.value,
+        low=low,
+        high=high,
+        direction=direction(term.value) if direction else None,
+        size=size if found.asks_size else None,
+        contested=alone or contested,
+        note=joined(few, term.reason, open_),
+    )
+
+
+def outcome(evidence: Sequence[Evidence]) -> tuple[str, str, str]:
+    """Verdict, reason and what is not established, by the rules fixed in advance.
+
+    Reproduced: direction and size hold wherever they are asked for. Direction only: the sign holds
+    and a size does not. Without a sign, a size that fails is not reproduced.
+    """
+    rows = [row for row in evidence if not row.beside]
+    open_ = [row for row in rows if row.direction is None and row.size is None]
+    decided = [row for row in rows if row not in open_]
+    wrong = [row for row in rows if row.direction is False]
+    missed = [row for row in rows if row.size is False]
+    unsigned = [row for row in missed if not row.asks_direction]
+    notes = joined(*(row.note for row in open_))
+    if wrong or unsigned:
+        said = (("the direction does not hold", wrong), ("the paper's value is not met", unsigned))
+        reason = "; ".join(f"{what}: {_names(those)}" for what, those in said if those)
+        contested = [row for row in (*wrong, *unsigned) if row.contested]
+        if len(contested) == len(wrong) + len(unsigned):
+            return "not reproduced", reason, _names(contested)
+        apart = f" (not established: {_names(contested)})" if contested else ""
+        return "not reproduced", reason + apart, ""  # one that is established is enough
+    if not decided:
+        return "not tested", notes or "no record of it", ""
+    if essential := [row for row in open_ if row.essential]:
+        held = [row for row in decided if row.size is not False]
+        said = f"it holds for {_names(held)}; " if held else ""
+        return "not tested", f"{said}undecided: {_names(essential)} ({notes})", ""
+    contested = _names([row for row in decided if row.contested])
+    left = f"; without {_names(open_)}: {notes}" if open_ else ""
+    unsized = [row for row in decided if row.asks_size and row.size is None]
+    if missed or unsized:
+        what = "the size is another" if missed else "the size is undecided"
+        return "direction only", f"{what}: {_names(missed or unsized)}{left}", contested
+    return "reproduced", f"the rule is met in {len(decided)} of {len(rows)}{left}", contested
+
+
+def _names(rows: Sequence[Evidence]) -> str:
+    labels = list(dict.fromkeys(row.label for row in rows))
+    return ("; " if any("," in label for label in labels) else ", ").join(labels)
