@@ -1,1 +1,0 @@
-"""Whether a cell agrees with the paper's, a claim holds, and which reading is chosen."""
