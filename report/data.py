@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,11 @@ class Records:
     planned: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=PLANNED))
     campaign: Mapping[str, Any] = field(default_factory=dict)
     window: float = 0.01
+
+    @cached_property
+    def planned_rows(self) -> list[Any]:
+        """`planned` as tuples with its columns' names."""
+        return list(self.planned.itertuples(index=False))
 
     @property
     def miniature(self) -> bool:
@@ -221,21 +226,24 @@ def gap(
     seed: int | None = None,
 ) -> tuple[str, str]:
     """Status and reason of a value of the matrix that is not there, from what is planned."""
-    rows = records.planned[records.planned["kind"] == kind]
-    rows = rows[~rows["further"].astype(bool)]
     name, what = KIND_NAMES.get(kind, "benchmark"), " ".join([scale or "", *variants]).strip()
-    wanted = {"scale": [scale], "variant": variants, "seed": [seed]}
-    for column, values in wanted.items():
-        if len(values) and values[0] is not None:
-            rows = rows[rows[column].isin(values)]
-    if rows.empty:
+    rows = [
+        row
+        for row in records.planned_rows
+        if (row.kind, row.further) == (kind, False)
+        and scale in (None, row.scale)
+        and (not variants or row.variant in variants)
+        and seed in (None, row.seed)
+    ]
+    if not rows:
         of = f" of {what}" if what else ""
         return "not run", f"no {name}{of}{f' seed {seed}' if seed else ''} is part of this setting"
-    lacking = rows[rows["status"] != "ok"]
-    if lacking.empty:
+    lacking = [row for row in rows if row.status != "ok"]
+    if not lacking:
         return "no counterpart", f"the records of its {len(rows)} {name}s do not hold it"
-    status = next((s for s in ("oom", "failed") if (lacking["status"] == s).any()), "not run")
-    told = "; ".join(dict.fromkeys(filter(None, lacking["reason"])))
+    found = {row.status for row in lacking}
+    status = next((each for each in ("oom", "failed") if each in found), "not run")
+    told = "; ".join(dict.fromkeys(row.reason for row in lacking if row.reason))
     verb = "is" if len(lacking) == 1 else "are"
     return status, f"{len(lacking)} of {len(rows)} {name}s {verb} not there" + (
         f": {told}" if told else ""

@@ -174,11 +174,12 @@ def table_cells(table: Table, records: Records) -> pd.DataFrame:
     found = list(table.compute(*frames))
     there = {(each["row"], each["column"]) for each in found}
     printed = _printed(table)
+    asked = printed.groupby(["row", "column"])["statistic"].agg(list).to_dict()
     for panel in table.panels:
         for row in panel.rows:
             for column in panel.columns:
                 if (row, column.key) not in there:
-                    found += _gaps(table, records, row, column, printed)
+                    found += _gaps(table, records, row, column, asked.get((row, column.key)))
     rows = pd.DataFrame(found, columns=COLUMNS).drop(columns=["paper", "paper_value", "unit"])
     rows = rows.merge(printed, on=KEY, how="left")
     lost = set(map(tuple, printed[KEY].to_numpy())) - set(map(tuple, rows[KEY].to_numpy()))
@@ -196,7 +197,7 @@ def _printed(table: Table) -> pd.DataFrame:
 
 
 def _gaps(
-    table: Table, records: Records, row: str, column: Column, printed: pd.DataFrame
+    table: Table, records: Records, row: str, column: Column, statistics: list[str] | None
 ) -> Iterator[dict[str, Any]]:
     first = row.partition("/")[0]
     scale = first if first in SCALES else table.scale
@@ -208,8 +209,7 @@ def _gaps(
         column.variants or named or PAIRED,
         seed_of(table, row, column.key),
     )
-    theirs = printed[(printed["row"] == row) & (printed["column"] == column.key)]["statistic"]
-    for statistic in list(theirs) or ["value"]:
+    for statistic in statistics or ["value"]:
         known = {"statistic": statistic, "n": 0, "status": status, "reason": reason}
         yield cell(row, column.key, **known)
 
@@ -225,6 +225,7 @@ def _compared(table: Table, records: Records, rows: pd.DataFrame) -> pd.DataFram
     """Rows in the cells' unit, set against the paper."""
     columns = table.columns
     own = rows["column"].map(lambda key: columns[key].unit if key in columns else "text")
+    own = own.where(rows["row"] != "setting", "text")
     rows["unit"] = rows["unit"].where(rows["unit"].notna(), own)
     size = rows["unit"].map(UNITS)
     for name in ("value", "sd", "low", "high"):

@@ -3,12 +3,17 @@
 from types import ModuleType
 
 from report.table import Table
-from report.tables import configs, quality
+from report.tables import ablations, complexity, configs, quality, structure, systems
 
 
 def _of(*modules: ModuleType) -> list[Table]:
     return [each for module in modules for each in vars(module).values() if type(each) is Table]
 
 
-PAPER = tuple(sorted(_of(configs, quality), key=lambda table: int(table.number)))
+PAPER = tuple(
+    sorted(
+        _of(ablations, complexity, configs, quality, structure, systems),
+        key=lambda table: int(table.number),
+    )
+)
 EVERY = PAPER

@@ -132,8 +132,9 @@ def paired_nll(
     beyond = pairs(runs, further=True)
     spared = efficiency(runs[runs["further"]], losses, window)
     wanted = planned[(planned["kind"] == "runs") & planned["further"].astype(bool)]
-    for scale, of_scale in beyond.groupby("row", sort=False):
+    for scale in dict.fromkeys([*beyond["row"], *wanted["scale"]]):
         seeds = set(wanted["seed"][wanted["scale"] == scale])
+        of_scale = beyond[beyond["row"] == scale]
         yield from _further(f"{scale}/further", of_scale, spared[spared["scale"] == scale], seeds)
 
 
@@ -145,16 +146,16 @@ def _further(
         columns=[*PAIRED, "delta"]
     )
     wide = wide.dropna()
-    if wide.empty:
-        return
     whole = values[values["seed"].isin(wide.index)].assign(row=row)
     whole["column"] = "further." + whole["column"]
     behind, n = sources(whole), len(wide)
     lacking = planned - set(wide.index)
     why = f"seeds without a pair: {spans(lacking)}" if lacking else ""
-    yield cell(row, "further.seeds", text=spans(wide.index), sources=behind)
+    yield cell(row, "further.seeds", text=spans(planned | set(wide.index)), sources=behind)
     yield cell(row, "further.pairs", n, n=n, reason=why, sources=behind)
-    yield cell(row, "further.planned", len(planned), sources=behind)
+    yield cell(row, "further.planned", len(planned), n=0, sources=behind)
+    if wide.empty:
+        return
     is_delta = whole["column"] == "further.delta"
     yield from means(whole[~is_delta])
     found = list(means(whole[is_delta]))

@@ -1,0 +1,252 @@
+"""Powers of T fitted to measured time and decode state: Table 1."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pandas as pd
+
+from relation.variants import VARIANTS
+from report import stats
+from report.table import Column, Panel, Table, cell, sources
+from report.tables.systems import conditions, outcome, select
+
+OPERATORS = {
+    "mha": "MHA",
+    "full-reference": "Full, materialised",
+    "full-flash": "FlashRelation",
+    "linear": "Linear Relation",
+}
+# The model of the benchmark `decode` whose tokens an operator's are: kernels of their own decode
+# them, so that the materialised backend has none.
+DECODES = {"mha": "mha", "full-flash": "full", "linear": "linear"}
+ROWS = {"mha": ("mha",), "full": ("full-flash", "full-reference"), "linear": ("linear",)}
+# An exponent is fitted where time is so many times that of the smallest T, to so many contexts.
+GROWN, FEWEST_POINTS = 5, 3
+# A wider 95% interval holds two powers of T at once and tells them not apart.
+WIDEST_INTERVAL = 1.0
+
+
+def grown(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of one operator whose time is at least GROWN times that of its smallest T.
+
+    Below that, what does not depend on T, such as launching kernels, is a part of the time.
+    """
+    passed = rows[rows["seconds"].notna()].sort_values("context")
+    if passed.empty:
+        return passed
+    return passed[passed["seconds"] >= GROWN * passed["seconds"].iloc[0]]
+
+
+def fitted_time(rows: pd.DataFrame) -> tuple[stats.PowerFit | None, str]:
+    """The power of T fitted to the times of one operator; or None, and why it is undetermined.
+
+    The reason is empty where no time was measured at all.
+    """
+    passed = rows[rows["seconds"].notna()].sort_values("context")
+    if passed.empty:
+        return None, ""
+    timed = grown(rows)
+    if timed["context"].nunique() < FEWEST_POINTS:
+        grew = passed["seconds"].iloc[-1] / passed["seconds"].iloc[0]
+        return None, (
+            f"a power is fitted to {FEWEST_POINTS} contexts or more that take {GROWN} times as "
+            f"long as the smallest; {timed['context'].nunique()} do, and the largest takes "
+            f"{grew:.1f} times as long"
+        )
+    fit = stats.power_fit(timed["context"].tolist(), timed["seconds"].tolist())
+    if fit.high - fit.low > WIDEST_INTERVAL:
+        ends = f"{fit.low:.2f} to {fit.high:.2f}"
+        return None, f"the fitted power's 95% interval, {ends}, is wider than {WIDEST_INTERVAL:g}"
+    return fit, ""
+
+
+def decoded_tokens(complexity: pd.DataFrame, decode: pd.DataFrame, operator: str) -> pd.DataFrame:
+    """The times of one row's token by context, as `decode_seconds` with its interval.
+
+    Of the benchmark `decode`; in a campaign from before there was one, of the complexity's rows.
+    """
+    rows = select(complexity, operator=operator)
+    if len(decode):
+        rows = select(decode, model=DECODES.get(operator), measure="token", batch=1)
+        names = ("seconds", "seconds_low", "seconds_high")
+        rows = rows.rename(columns={name: f"decode_{name}" for name in names})
+    return rows[rows["decode_seconds"].notna()].sort_values("context")
+
+
+def complexity_table(
+    complexity: pd.DataFrame, decode: pd.DataFrame, campaign: dict[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """Table 1, beside exponents fitted to the measured time and decode state against T."""
+    powers: dict[tuple[str, str], dict[str, Any]] = {}
+    for operator in OPERATORS:
+        rows = select(complexity, operator=operator).sort_values("context")
+        if rows.empty:
+            continue
+        for found in _exponents(operator, rows):
+            powers[operator, found["column"]] = found
+            yield found
+        yield from _tokens(operator, complexity, decode)
+    for row, candidates in ROWS.items():
+        why = "a property of the algorithm; nothing is measured for it"
+        yield cell(row, "sequential", status="no counterpart", reason=why, n=0)
+        for column, quantity in (("complexity", "time_exponent"), ("state", "state_exponent")):
+            yield from _power(row, column, [powers.get((name, quantity)) for name in candidates])
+    for model, own in select(decode, measure="token").groupby("model", sort=False):
+        yield from _many(f"decode-{model}", own)
+    yield from conditions(complexity, campaign["precision"])
+    told = {"oom": list(_out_of_memory(complexity)), "flat": list(_flat(complexity, decode))}
+    for column, names in told.items():
+        if names:
+            yield cell("setting", column, text="; ".join(names), sources=sources(complexity))
+
+
+def _exponents(operator: str, rows: pd.DataFrame) -> Iterator[dict[str, Any]]:
+    behind: dict[str, Any] = {"sources": sources(rows)}
+    time, why = fitted_time(rows)
+    if time is None:
+        undetermined = {"status": "undetermined", "reason": why, "n": 0}
+        known = behind | (undetermined if why else outcome(rows.iloc[0].to_dict()))
+        yield cell(operator, "time_exponent", **known)
+        yield cell(operator, "contexts", **known)
+    else:
+        ends = {"low": time.low, "high": time.high, "n": time.points}
+        yield cell(operator, "time_exponent", time.exponent, **ends, **behind)
+        yield cell(operator, "contexts", text=_range(grown(rows)["context"]), **behind)
+    state = rows[rows["decode_state_bytes"].astype(float) > 0]
+    fit = stats.power_fit(state["context"].tolist(), state["decode_state_bytes"].tolist())
+    if fit is not None:  # bytes have no noise, and so no interval
+        yield cell(operator, "state_exponent", fit.exponent, n=fit.points, **behind)
+
+
+def _tokens(
+    operator: str, complexity: pd.DataFrame, decode: pd.DataFrame
+) -> Iterator[dict[str, Any]]:
+    """The time to decode one token at the first and the last context."""
+    rows = decoded_tokens(complexity, decode, operator)
+    if rows.empty:
+        failures = select(complexity, operator=operator)["decode_reason"].dropna()
+        known = {"status": "failed", "reason": str(failures.iloc[0])} if len(failures) else {}
+        if len(decode) and operator not in DECODES:
+            why = "a token is decoded by kernels of its own, not by this backend"
+            known = {"status": "no counterpart", "reason": why}
+        if known:
+            for column in ("decode_first", "decode_last", "decoded"):
+                yield cell(operator, column, n=0, **known)
+        return
+    for column, row in (("decode_first", rows.iloc[0]), ("decode_last", rows.iloc[-1])):
+        yield cell(operator, column, float(row["decode_seconds"]), sources=(row["source"],))
+    yield cell(operator, "decoded", text=_range(rows["context"]), sources=sources(rows))
+
+
+def _many(row: str, own: pd.DataFrame) -> Iterator[dict[str, Any]]:
+    """Tokens of the largest batch of one model at its first and its last context."""
+    rows = select(own, batch=own["batch"].max()).sort_values("context")
+    behind: dict[str, Any] = {"sources": sources(rows)}
+    yield cell(row, "rows", float(rows["batch"].iloc[0]), **behind)
+    for column, field in (("many", "seconds"), ("rate", "tokens_per_second")):
+        for end, at in (("first", rows.iloc[0]), ("last", rows.iloc[-1])):
+            if at["status"] == "PASS":
+                yield cell(row, f"{column}_{end}", float(at[field]), **behind)
+            else:
+                told = at[["status", "reason"]].to_dict()
+                yield cell(row, f"{column}_{end}", **behind, **outcome(told))
+    yield cell(row, "bytes", float(rows["state_bytes"].iloc[-1]) / 2**30, **behind)
+    yield cell(row, "many_at", text=_range(rows["context"]), **behind)
+
+
+def _power(row: str, column: str, found: Sequence[dict | None]) -> Iterator[dict[str, Any]]:
+    """The fitted power of T, in words, of the first operator that has one."""
+    known = [each for each in found if each is not None]
+    for each in known:
+        if each["status"] == "ok":
+            exponent = f"{round(each['value'], 2) + 0.0:.2f}".replace("-", "−")
+            reason = f"fitted to {each['n']} contexts of {each['row']}"
+            behind = {"reason": reason, "sources": each["sources"]}
+            yield cell(row, column, text=f"T^{exponent}", **behind)
+            return
+    if known:
+        yield known[0] | {"row": row, "column": column}
+
+
+def _out_of_memory(complexity: pd.DataFrame) -> Iterator[str]:
+    """The operators that ran out of memory, each with its contexts."""
+    for operator, rows in select(complexity, status="OOM").groupby("operator", sort=False):
+        contexts = ", ".join(f"{context:,.0f}" for context in sorted(rows["context"]))
+        yield f"{OPERATORS[operator]} at T = {contexts}"
+
+
+def _flat(complexity: pd.DataFrame, decode: pd.DataFrame) -> Iterator[str]:
+    """The operators of whose decoding on a GPU no trend with T is resolved.
+
+    That is, the 95% intervals of the times at the first and at the last T overlap.
+    """
+    for operator, title in OPERATORS.items():
+        rows = decoded_tokens(complexity, decode, operator)
+        rows = rows.dropna(subset=["decode_seconds_low", "decode_seconds_high"])
+        if len(rows) < 2 or "cpu" in rows["device"].iloc[0].lower():
+            continue
+        low, high = rows["decode_seconds_low"], rows["decode_seconds_high"]
+        if low.iloc[-1] <= high.iloc[0] and low.iloc[0] <= high.iloc[-1]:
+            yield title
+
+
+def _range(contexts: pd.Series) -> str:
+    return f"{contexts.min():.0f} to {contexts.max():.0f}"
+
+
+_BENCHMARK, _DECODE = ("complexity",), ("decode",)
+
+TOKEN_MIXING = Table(
+    label="token-mixing-complexity",
+    number="1",
+    title="Token-mixing complexity",
+    caption=(
+        "Cost of the token-mixing core, the sequential operations of its direct form, and the "
+        "history it keeps while decoding. Ours are powers of T fitted to the points whose time is "
+        "at least five times that of the smallest T, with the 95% interval of the fit of log time "
+        "on log T; timed are forward and backward of one layer's operator on one sequence. Fewer "
+        "than three such points, or an interval wider than 1, leave a power undetermined. Decode "
+        "state is the size of the tensors that the next token needs; a token is decoded by the "
+        "whole model, batch 1, at the first and the last T. Many rows are the largest batch asked "
+        "for."
+    ),
+    panels=(
+        Panel(
+            "Asymptotic cost",
+            (
+                Column("complexity", "Token-mixing complexity", variants=_BENCHMARK),
+                Column("sequential", "Sequential operations", variants=_BENCHMARK),
+                Column("state", "Decode history state", variants=_BENCHMARK),
+            ),
+            tuple(ROWS),
+        ),
+        Panel(
+            "Fitted powers of T",
+            (
+                Column("time_exponent", "Time: exponent", ".2f", "1", _BENCHMARK),
+                Column("contexts", "Fitted to T", variants=_BENCHMARK),
+                Column("state_exponent", "Decode state: exponent", ".2f", "1", _BENCHMARK),
+                Column("decode_first", "A token at the first T", ".2f", "ms", _DECODE),
+                Column("decode_last", "A token at the last T", ".2f", "ms", _DECODE),
+                Column("decoded", "Decoded at T", variants=_DECODE),
+            ),
+            tuple(OPERATORS),
+        ),
+        Panel(
+            "Decoding many rows",
+            (
+                Column("rows", "Rows", ".0f", "1"),
+                Column("many_first", "A token of all rows at the first T", ".2f", "ms"),
+                Column("many_last", "A token of all rows at the last T", ".2f", "ms"),
+                Column("rate_first", "Rate at the first T", ",.0f", "tok/s"),
+                Column("rate_last", "Rate at the last T", ",.0f", "tok/s"),
+                Column("bytes", "State at the last T", ".2f", "GiB"),
+                Column("many_at", "At T"),
+            ),
+        ),
+    ),
+    frames=("complexity", "decode", "campaign"),
+    compute=complexity_table,
+    names={**OPERATORS, "mha": "MHA / FlashAttention", "full": "Full / FlashRelation"}
+    | {f"decode-{name}": f"{variant.title}, decoding" for name, variant in VARIANTS.items()},
+)
