@@ -1,6 +1,7 @@
-"""The reproduction as one DAG: data, training, diagnostics, systems, report.
+"""The reproduction as one DAG: data, runs, what is measured on them, the report.
 
-`snakemake --cores all` regenerates every table of the campaign that config.yaml chooses.
+`snakemake --cores all` makes the report of the campaign that config.yaml chooses. A job runs again
+where the hash of its specification changed or its output is missing, and for no edit of code.
 """
 
 import sys
@@ -13,72 +14,55 @@ min_version("9.27")
 PROJECT = Path(workflow.basedir)
 sys.path.insert(0, str(PROJECT))
 
+from relation import records
+from relation.data import corpus
 from relation.errors import InputError
-from relation.pipeline.config import load_config
-
-# Snakemake says no line of a file that is not YAML.
-try:
-    load_config(PROJECT / "config.yaml")
-except InputError as error:
-    sys.exit(f"error: {error}")
+from relation.plan import load
 
 
 configfile: str(PROJECT / "config.yaml")
 
 
-include: "workflow/rules/common.smk"
+try:
+    CAMPAIGN = load(config)
+    # What is to be made, by path, with its hash: all but what results/published has.
+    FILES = CAMPAIGN.files(records.published_hashes)
+except InputError as error:
+    sys.exit(f"error: {error}")
+FOLDER = CAMPAIGN.folder.as_posix()
+# Jobs read the configuration that they were planned with, whatever becomes of config.yaml.
+CONFIG = CAMPAIGN.settings_file.as_posix()
+
+# Snakemake counts no GPUs: as many jobs run at once as there are, or `runs_per_gpu` on each.
+ON_GPU = CAMPAIGN.device == "cuda"
+if "gpu" not in workflow.global_resources:
+    gpus = 1
+    if ON_GPU:
+        from torch.cuda import device_count
+
+        gpus = max(1, device_count()) * CAMPAIGN.runs_per_gpu
+    workflow.register_resource("gpu", gpus)
+GPUS = workflow.global_resources["gpu"].value
+shell.prefix(f"export PATH={Path(sys.executable).parent}:$PATH PYTHONPATH={PROJECT}; ")
+
+
 include: "workflow/rules/data.smk"
-include: "workflow/rules/training.smk"
-include: "workflow/rules/diagnostics.smk"
-include: "workflow/rules/beyond.smk"
-include: "workflow/rules/systems.smk"
-include: "workflow/rules/verification.smk"
-include: "workflow/rules/probes.smk"
+include: "workflow/rules/train.smk"
+include: "workflow/rules/measure.smk"
 include: "workflow/rules/report.smk"
-include: "workflow/rules/document.smk"
 
 
 rule all:
     default_target: True
     input:
-        # Named here, a record that is missing is made although a report without it is there.
-        RECORDS,
         rules.report.output,
-        rules.document.output,
-    message:
-        "everything is there"
 
 
 onstart:
-    jobs = list(workflow.dag.needrun_jobs())
-    for job in jobs:
-        name, log = "/".join(job.wildcards), Path(job.log[0]) if job.log else None
-        STARTED.append(Started(job.rule.name, name, tuple(map(Path, job.output)), log))
-    local = workflow.executor_plugin.name == "local"
-    if local:
-        decide_at_once()
     try:
-        prepared = [job for job in jobs if job.rule.name == "prepare"]
-        check(
-            CAMPAIGN,
-            datasets=[job.wildcards.dataset for job in prepared],
-            replaced={
-                job.wildcards.dataset for job in prepared if Path(job.output[0]).exists()
-            },
-            needs_gpu=local
-            and any(job.resources.get("gpu") or job.resources.get("gpu_share") for job in jobs),
-            inputs={str(path) for job in jobs for path in job.input},
-        )
-        write_started_with(CAMPAIGN, RESULTS)
-        if CAMPAIGN.import_once and local and not (ON_GPU or deployed):
-            import_once()
+        for job in workflow.dag.needrun_jobs():
+            if job.rule.name == "prepare":
+                corpus.check(CAMPAIGN.data[job.wildcards.data])
     except InputError as error:
         sys.exit(f"error: {error}")
-
-
-onsuccess:
-    last_words(True)
-
-
-onerror:
-    last_words(False)
+    CAMPAIGN.write_settings(CAMPAIGN.settings_file)

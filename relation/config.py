@@ -1,8 +1,8 @@
 """The configuration: every key with its type, its bounds and what it means.
 
-`config.yaml` chooses a campaign and what of it to run; `config/<campaign>.yaml` is one campaign, on
-at most one `base`. Four places set the options of a run, each over the one before: the campaign, the
-scale, what a variant overrides at that scale, and the variation. Nothing else overrides anything.
+`config.yaml` chooses a campaign and what of it to run; `config/<campaign>.yaml` is one campaign,
+on at most one `base`. An option of a run is set by the campaign, over it by the scale, over that by
+a variation; at the first two, `overrides` set what single variants differ in.
 `python -m relation config` prints the reference of the keys from these types.
 """
 

@@ -1,8 +1,8 @@
 """The jobs of a campaign as specifications: plain values without PyTorch.
 
-A specification's hash covers what determines its result and nothing else: no device, no backend that
-computes the same mathematics, no place of files. An option at its default is in no hash, so that a
-new option makes no older run new.
+A specification's hash covers what determines its result and nothing else: no device, no backend
+that computes the same mathematics, no place of files. An option at its default is in no hash, so
+that a new option makes no older run new.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ def hash_of(value: Any) -> str:
 
 
 def changed(values: Any, *names: str) -> dict[str, Any]:
-    """Fields of a dataclass that are not at their default, as JSON holds them; of `names`, if any."""
+    """Fields that are not at their default, as JSON holds them; of `names`, if there are any."""
     found = {}
     for each in fields(values):
         value = getattr(values, each.name)

@@ -3,14 +3,16 @@
 `load` gives a `Campaign`; its runs, benchmarks and checks are specifications of `relation.jobs`.
 """
 
+import json
 import os
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+from relation import measures
 from relation.config import (
     CONFIG,
     PROJECT,
@@ -25,7 +27,7 @@ from relation.config import (
 )
 from relation.errors import InputError
 from relation.jobs import Bench, Check, Data, Length, Recall, Run, Side, hash_of
-from relation.variants import ARMS, FULL, LINEAR, MHA, MIXERS, PAIRED, VARIANTS, ModelConfig
+from relation.variants import FULL, LINEAR, MIXERS, PAIRED, VARIANTS, ModelConfig
 
 __all__ = [
     "Bench",
@@ -41,6 +43,8 @@ __all__ = [
     "load",
 ]
 
+# The kinds of records of which a shipped one spares a job.
+_SHIPPED = ("runs", "steps", "complexity", "decode", "recall", "checks")
 # The name of the variation of a campaign that changes nothing.
 UNCHANGED = "base"
 
@@ -60,7 +64,7 @@ class Campaign:
     """One campaign, restricted as config.yaml chooses.
 
     planned: every run of the whole campaign; runs: those that are chosen; variations: the options
-    that each changes; settings: the values that all this follows from, `load` of which gives it again.
+    that each changes; settings: what `load` makes this of again.
     """
 
     name: str
@@ -87,6 +91,60 @@ class Campaign:
     published: bool
     runs_per_gpu: int
     settings: dict = field(default_factory=dict)
+
+    @property
+    def hash(self) -> str:
+        """Of all that was chosen."""
+        return hash_of(self.settings)
+
+    @property
+    def settings_file(self) -> Path:
+        """Where the configuration lies that a workflow's jobs read."""
+        return self.folder / "work" / f"{self.hash}.json"
+
+    def write_settings(self, path: Path) -> None:
+        """Write the resolved configuration, which `load` reads."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(self.settings, indent=1))
+
+    def files(self, shipped: Callable[[str, str], Collection[str]]) -> dict[str, str]:
+        """The hash of every record that is to be made, by its path below the folder.
+
+        shipped: the hashes that results/published has of a kind and campaign.
+        """
+        done = {kind: shipped(kind, self.name) if self.published else () for kind in _SHIPPED}
+        found, used = {}, {}
+        for run in (run for run in self.runs if run.hash not in done["runs"]):
+            found |= {f"runs/{run.name}/{n}.parquet": run.hash for n in ("run", "losses", "probes")}
+            if self.is_diagnosed(run):
+                names = ("flow", "curves", "maps")
+                found |= {f"flow/{run.name}/{name}.parquet": run.flow_hash for name in names}
+            if self.measures_length(run):
+                found[f"length/{run.name}/lengths.parquet"] = self.length.hash(run)
+            used[run.data.name] = None
+        for bench in self.benchmarks:
+            kind = bench.benchmark if bench.benchmark in ("complexity", "decode") else "steps"
+            if bench.hash not in done[kind]:
+                found[f"bench/{bench.benchmark}/{bench.scale}.parquet"] = bench.hash
+                used[self.data_at(bench.scale)] = None
+        for recall in self.recall:
+            if recall.hash not in done["recall"]:
+                found[f"recall/{recall.mixer}.parquet"] = recall.hash
+        if self.check and self.check.hash not in done["checks"]:
+            found |= {f"check/{n}.parquet": self.check.hash for n in ("operators", "gradients")}
+        return {f"data/{name}/data.parquet": self.data[name].hash for name in used} | found
+
+    def hashes(self) -> set[str]:
+        """The hash of every specification of the whole campaign."""
+        found = {run.hash for run in self.planned} | {run.flow_hash for run in self.planned}
+        if self.length:
+            found |= {self.length.hash(run) for run in self.planned if self.length.covers(run)}
+        rest = (*self.benchmarks, *self.recall, *self.data.values(), *filter(None, [self.check]))
+        return found | {each.hash for each in rest}
+
+    def data_at(self, scale: str) -> str:
+        """The name of the corpus that benchmarks at a scale read."""
+        return next(run.data.name for run in self.planned if run.scale == scale)
 
     def run(self, name: str) -> Run:
         """A run by its address, chosen or not. Raises InputError where there is none."""
@@ -140,7 +198,7 @@ _GPU_ALONE = (("mha", "cudnn"), ("full", "flex"), ("full", "flash"), ("linear", 
 
 
 @dataclass(frozen=True)
-class _Plan:
+class Matrix:
     """A campaign's values, and what is built from them; every error names the place to change."""
 
     name: str
@@ -149,7 +207,7 @@ class _Plan:
     corpus: str | None
     variations: dict[str, dict]
 
-    def options(self, scale: str, variant: str, changes: Mapping = {}) -> dict:  # noqa: B006
+    def options(self, scale: str, variant: str, changes: Mapping = {}) -> dict:
         """The options of a run, each place over the one before."""
         at = self.values["scales"][scale]
         places = (
@@ -283,44 +341,6 @@ class _Plan:
             found.setdefault(run.hash, run)  # equal runs are trained once: the first variation's
         return list(found.values()), {each.name: each for each in data.values()}
 
-    def sides(self, benchmark: str, scale: str) -> list[tuple]:
-        """Side, variant, backends, context and [micro, accumulation] of what it measures."""
-        systems, at = self.section.systems, getattr(self.section.systems, benchmark)
-        baseline, flash = systems.baseline.given(), {"full": systems.flash}
-        own = {v: self.options(scale, v, self.first)["backends"] for v in ("linear", *_DECODED)}
-        if benchmark in ("fixed", "matched", "linear_steady"):
-            batch = at.batches[scale]
-            context = at.context or self.options(scale, "full")["context"]
-        if benchmark == "fixed":
-            found = [("reference", "full", {"full": "reference"}), ("full", "full", flash)]
-            if self.options(scale, "full")["compile"]:
-                found.append(("reference-compiled", "full", {"full": "materialised"}))
-        elif benchmark == "matched":
-            found = [("mha", "mha", baseline), ("full", "full", flash)]
-            found += [(f"mha-{peer}", "mha", {"mha": peer}) for peer in at.peers or ()]
-        elif benchmark == "linear_steady":
-            found = [("linear", "linear", own["linear"])]
-        elif benchmark == "linear_long":
-            tokens = self.options(scale, "linear")["tokens_per_update"]
-            linear = ("linear", own["linear"])
-            return [(f"T={t}", *linear, t, (1, max(1, tokens // t))) for t in at.contexts]
-        elif benchmark == "complexity":
-            operators = (
-                ("mha", "mha", baseline),
-                ("full-reference", "full", {"full": "reference"}),
-                ("full-flash", "full", flash),
-                ("linear", "linear", own["linear"]),
-            )
-            return [(*each, t, (1, 1)) for each in operators for t in at.contexts]
-        else:
-            return [
-                (f"{variant} T={t} x {rows}", variant, own[variant], t, (rows, 1))
-                for variant in _DECODED
-                for t in at.contexts
-                for rows in at.rows
-            ]
-        return [(*each, context, batch) for each in found]
-
     @property
     def first(self) -> dict:
         """The changes of the first variation, whose options benchmarks and checks have."""
@@ -333,158 +353,10 @@ class _Plan:
         found = {name: o[name] for name in names} | {"eps": o["adam_eps"]}
         return found | ({"decay_vectors": True} if o["decay_vectors"] else {})
 
-    def benchmarks(self) -> list[Bench]:
-        """Every systems benchmark (Appendix F)."""
-        systems, found = self.section.systems, []
-        for name in _BENCHMARKS if systems else ():
-            at = getattr(systems, name)
-            for scale in () if at is None else (getattr(at, "batches", None) or [at.scale]):
-                if scale not in self.section.scales:
-                    where = f"config/{self.name}.yaml: systems.{name}"
-                    known = ", ".join(self.section.scales)
-                    raise InputError(f"{where} names scale {scale!r}; choose among {known}")
-                o = self.options(scale, "full", self.first)
-                sides = (
-                    Side(
-                        side=side,
-                        variant=variant,
-                        backends=backends,
-                        model=self.model_at(scale, variant),
-                        context=context,
-                        micro=batch[0],
-                        accumulation=batch[1],
-                        position=position if name == "linear_long" else 0,
-                    )
-                    for position, (side, variant, backends, context, batch) in enumerate(
-                        self.sides(name, scale)
-                    )
-                )
-                bench = Bench(
-                    campaign=self.name,
-                    variation=next(iter(self.variations)),
-                    benchmark=name.replace("_", "-"),
-                    scale=scale,
-                    sides=tuple(sides),
-                    optimizer=self.optimizer(scale) | {"learning_rate": o["learning_rate"]},
-                    **{n: o[n] for n in ("precision", "compile", "device")},
-                    **{n: getattr(systems, n) for n in _ROUNDS},
-                )
-                found.append(bench)
-        return found
-
     def model_at(self, scale: str, variant: str) -> ModelConfig:
         """The model of a variant at a scale, by the first variation."""
         where = f"config/{self.name}.yaml: scale {scale}, variant {variant}"
         return self.model(where, variant, self.options(scale, variant, self.first))
-
-    def recall(self) -> list[Recall]:
-        """Associative recall of every mixer. Raises InputError for sequences that cannot be."""
-        section = self.section.recall
-        if section is None:
-            return []
-        where, scale = f"config/{self.name}.yaml: recall", next(iter(self.section.scales))
-        for length, pairs in section.tasks:
-            if length % 2 or length < 4 * pairs or pairs >= section.vocabulary // 2:
-                raise InputError(
-                    f"{where}.tasks: {pairs} pairs need an even length of at least {4 * pairs} and "
-                    f"a vocabulary of at least {2 * pairs + 2}; {length} and {section.vocabulary} "
-                    "are given"
-                )
-        found = []
-        for mixer in section.mixers:
-            layout, variant = _RECALLED[mixer]
-            like, o = self.model_at(scale, variant), self.options(scale, variant, self.first)
-            if section.warmup_updates > o["plateau_fraction"] * section.updates:
-                raise InputError(f"{where}: warmup_updates reach beyond the plateau; lower them")
-            shape = {"layout": layout, "vocab_size": section.vocabulary, "heads": section.heads}
-            taken = {
-                each.name: _frozen(getattr(section, each.name))
-                for each in fields(Recall)
-                if each.name in type(section).model_fields
-            }
-            recall = Recall(
-                campaign=self.name,
-                mixer=mixer,
-                models=tuple(replace(like, d_model=d, d_ff=2 * d, **shape) for d in section.widths),
-                optimizer=self.optimizer(scale) | {"eps": section.adam_eps},
-                # The peers' kernels keep out of torch.compile.
-                compile=o["compile"] and mixer not in ("gla", "kda"),
-                **{n: o[n] for n in ("plateau_fraction", "precision", "device", "backends")},
-                **taken,
-            )
-            found.append(recall)
-        return found
-
-    def check(self) -> Check | None:
-        """The checks against FP64; None where the campaign has none."""
-        if not self.section.check:
-            return None
-        scales = list(self.section.scales)
-        geometry = {scale: self.options(scale, "full", self.first) for scale in scales}
-        trained = {scale: self.section.scales[scale].variants or () for scale in scales}
-        o = geometry[scales[0]]
-        length, micro, draws = _CHECKED[o["precision"]]
-        sides, at = [], []
-        for variant in VARIANTS:
-            found = [scale for scale in scales if variant in trained[scale]]
-            if variant in ARMS and variant not in PAIRED and not found:
-                continue
-            own = self.options((found or scales)[0], variant, self.first)
-            whole = self.model_at((found or scales)[0], variant)
-            layers = max(2, len(VARIANTS[variant].pattern))  # two hold both pairings of heads
-            side = Side(
-                side=variant,
-                variant=variant,
-                backends=own["backends"],
-                model=replace(whole, layout=whole.layout[:layers]),
-                context=min(length, own["context"]),
-                micro=min(micro, own["micro"]),
-                accumulation=2,
-            )
-            sides.append(side)
-            at.append((found or scales)[0])
-        shapes = (
-            {
-                "scale": scale,
-                "heads": min(2, g["heads"]),  # heads do not meet in the operator
-                "length": g["context"],
-                "width": g["d_model"] // g["heads"],
-            }
-            for scale, g in geometry.items()
-        )
-        return Check(
-            campaign=self.name,
-            backend=self.section.systems.flash if self.section.systems else o["backends"]["full"],
-            linear=o["backends"]["linear"],
-            shapes=tuple(shapes),
-            draws=16,
-            gradients=tuple(sides),
-            gradient_scales=tuple(at),
-            gradient_draws=draws,
-            **{n: o[n] for n in ("precision", "compile", "device")},
-        )
-
-
-_ROUNDS = ("rounds", "warmup_updates", "measured_updates")
-_BENCHMARKS = ("fixed", "matched", "linear_steady", "linear_long", "complexity", "decode")
-_DECODED = ("mha", "full", "linear", "hybrid")
-# The layers of a mixer, and the variant whose options its models have. Hybrid's four layers, LLLF,
-# shrink to one of each; a peer replaces the mixers of MHA's decoder.
-_RECALLED = {
-    "mha": (MHA * 2, "mha"),
-    "full": (FULL * 2, "full"),
-    "linear": (LINEAR * 2, "linear"),
-    "hybrid": (LINEAR + FULL, "linear"),
-    "gla": (MHA * 2, "mha"),
-    "kda": (MHA * 2, "mha"),
-}
-# T, micro-batch and draws at most. In BF16 so many draws lift lambda's gradient above the noise, and
-# the T x T matrices in FP64 fit on a GPU; FP32's noise is 2^-16 of that, so few tokens do.
-_CHECKED = {"bf16": (512, 8, 32), "fp32": (32, 2, 16)}
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
 def _texts(corpus: str) -> tuple[Path | None, list[dict] | None]:
@@ -545,7 +417,7 @@ def _vary(text: str) -> tuple[str, dict]:
 
 
 def _chosen(key: str, given: Any, offered: Iterable, campaign: str, silent: tuple = ()) -> list:
-    """What a choice of config.yaml leaves of what is offered. Raises InputError for anything else."""
+    """What a choice of config.yaml leaves of what is offered. InputError for anything else."""
     offered = list(dict.fromkeys(offered))
     if given is None:
         return [*offered, *silent]
@@ -586,8 +458,8 @@ def load(config: Path | Mapping = CONFIG, **overrides: Any) -> Campaign:
         varied, changes = _vary(choice.vary)
         variations[varied] = {**variations[chosen[0]], **changes}
         chosen.append(varied)
-    plan = _Plan(name, section, values, choice.corpus, variations)
-    planned, data = plan.runs()
+    matrix = Matrix(name, section, values, choice.corpus, variations)
+    planned, data = matrix.runs()
     scales = _chosen("scales", choice.scales, section.scales, name)
     seeds = _chosen("seeds", choice.seeds, (run.seed for run in planned), name)
     trained = {run.variant for run in planned}
@@ -618,22 +490,24 @@ def load(config: Path | Mapping = CONFIG, **overrides: Any) -> Campaign:
         description=section.description or "",
         notice=section.notice or "",
         device=section.device,
-        folder=PROJECT / "results" / name,
+        folder=Path("results", name),
         planned=planned,
         runs=runs,
         data=data,
         benchmarks=[
             bench
-            for bench in plan.benchmarks()
+            for bench in measures.benchmarks(matrix)
             if bench.scale in scales
             and bench.variation in chosen
             and any(side.variant in variants for side in bench.sides)
         ],
         recall=[
-            each for each in plan.recall() if each.mixer in variants or choice.variants is None
+            each
+            for each in measures.recall(matrix)
+            if each.mixer in variants or choice.variants is None
         ],
         length=length and Length(**length),
-        check=plan.check(),
+        check=measures.check(matrix),
         variations=variations,
         columns=columns[:4],
         scales=scales,

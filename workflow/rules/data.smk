@@ -1,36 +1,32 @@
+from re import escape
+
+
+def one_of(names):
+    """A pattern of these names alone, so that no rule makes a misspelt file."""
+    return "|".join(escape(str(name)) for name in dict.fromkeys(names)) or "(?!)"
+
+
+wildcard_constraints:
+    data=one_of(CAMPAIGN.data),
+    scale=one_of(CAMPAIGN.scales),
+    variation=one_of(CAMPAIGN.variations),
+    variant=one_of(run.variant for run in CAMPAIGN.planned),
+    seed=one_of(run.seed for run in CAMPAIGN.planned),
+    benchmark=one_of(bench.benchmark for bench in CAMPAIGN.benchmarks),
+    mixer=one_of(recall.mixer for recall in CAMPAIGN.recall),
+
+
 rule prepare:
     output:
-        **writes("prepare"),
+        tokenizer=f"{FOLDER}/data/{{data}}/tokenizer.json",
+        train=f"{FOLDER}/data/{{data}}/train.bin",
+        validation=f"{FOLDER}/data/{{data}}/validation.bin",
+        record=f"{FOLDER}/data/{{data}}/data.parquet",
     log:
-        log_of("prepare"),
-    conda:
-        "../../environment.yml"
+        f"{FOLDER}/logs/prepare/{{data}}.log",
     threads: 2
     params:
-        config=STARTED_WITH,
-        spec=spec("prepare"),
-        corpus=lambda w: corpus_fingerprint(CAMPAIGN.data[w.dataset].path),
-        code=code("prepare"),
-    message:
-        "prepare {wildcards.dataset}; log {log}"
+        spec=lambda w: CAMPAIGN.data[w.data].hash,
     shell:
-        "python -m relation prepare {wildcards.dataset} --config {params.config}"
-        " --expect {params.spec} 2>&1 | tee -i {log}"
-
-
-rule inventory:
-    output:
-        **writes("inventory"),
-    log:
-        log_of("inventory"),
-    conda:
-        "../../environment.yml"
-    params:
-        config=STARTED_WITH,
-        settings=SETTINGS,
-        code=code("inventory"),
-    message:
-        "count the parameters of the models; log {log}"
-    shell:
-        "python -m relation inventory --config {params.config}"
-        " --expect {params.settings} 2>&1 | tee -i {log}"
+        "python -m relation prepare {wildcards.data}"
+        f" --config {CONFIG} --hash {{params.spec}} > {{log}} 2>&1"

@@ -1,86 +1,40 @@
-from relation.pipeline.provenance import checkout_hash
-from report.judge.frames import FRAMES
-from report.render.pages import ASSETS, PAGES
-from report.values.tables import EVERY
-
-# The including workflow sets FOLDER, RECORDS and SETTINGS, constants or functions of wildcards,
-# CHOICE, the options of the commands, REPORTED, the entries of registries that a report uses, and
-# DRAWN, the record of another report's figures, or none; and BESIDE, the claims of the reports that
-# this one names.
-LABELS = [table.label for table in EVERY]
-TEMPLATES = SOURCE / "report" / "templates"
+REPORT = [p for p in (PROJECT / "report").rglob("*") if p.suffix in (".py", ".csv", ".j2", ".css")]
 
 
-rule cells:
+rule collect:
     input:
-        records=RECORDS,
-        paper=sorted((SOURCE / "report" / "paper").glob("*.csv")),
-        tolerances=SOURCE / "report" / "tolerances.toml",
+        [f"{FOLDER}/{path}" for path in FILES],
     output:
-        expand(f"{FOLDER}/report/{{frame}}.parquet", frame=FRAMES, allow_missing=True),
+        expand(f"{FOLDER}/{{kind}}.parquet", kind=(*records.FILES, "models")),
+        settings=f"{FOLDER}/campaign.json",
     log:
-        f"{FOLDER}/logs/cells.log",
-    # Where several reports are made, each waits for the claims of all.
-    priority: 3
-    conda:
-        "../../environment.yml"
+        f"{FOLDER}/logs/collect.log",
     params:
-        settings=SETTINGS,
-        code=code_hash("cells", REPORTED),
-        # Shipped records stay when code changes; the report then says that theirs is older.
-        checkout=checkout_hash(),
-    message:
-        "compute every cell and claim; log {log}"
+        spec=CAMPAIGN.hash,
     shell:
-        f"python -m relation cells {CHOICE}" " --expect {params.settings} 2>&1 | tee -i {log}"
-
-
-rule figures:
-    input:
-        records=RECORDS,
-        drawn=DRAWN,
-    output:
-        record=f"{FOLDER}/report/figures.parquet",
-        folder=directory(f"{FOLDER}/report/figures"),
-    log:
-        f"{FOLDER}/logs/figures.log",
-    # The longest jobs of a report begin first.
-    priority: 2
-    conda:
-        "../../environment.yml"
-    params:
-        settings=SETTINGS,
-        code=code_hash("figures", REPORTED),
-    message:
-        "draw the figures; log {log}"
-    shell:
-        f"python -m relation figures {CHOICE} --drawn {{input.drawn}}"
-        " --expect {params.settings} 2>&1 | tee -i {log}"
+        f"python -m relation collect --config {CONFIG} --hash {{params.spec}} > {{log}} 2>&1"
 
 
 rule report:
     input:
-        cells=rules.cells.output,
-        figures=rules.figures.output.record,
-        beside=BESIDE,
-        records=RECORDS,
-        templates=sorted(set(TEMPLATES.iterdir()) - set(TEMPLATES.glob("*.tex.j2"))),
+        rules.collect.output,
+        source=sorted(REPORT),
     output:
-        pages=expand(f"{FOLDER}/report/{{page}}", page=PAGES + ASSETS, allow_missing=True),
-        runs=directory(f"{FOLDER}/report/runs"),
-        tables=expand(
-            f"{FOLDER}/report/tables/{{label}}.{{form}}",
-            label=LABELS,
-            form=("html", "csv"),
-            allow_missing=True,
-        ),
+        f"{FOLDER}/report/index.html",
     log:
         f"{FOLDER}/logs/report.log",
-    conda:
-        "../../environment.yml"
-    params:
-        code=code_hash("report", REPORTED),
-    message:
-        "render the pages; log {log}"
     shell:
-        f"python -m relation report {CHOICE}" " 2>&1 | tee -i {log}"
+        f"python -m relation report --config {CONFIG} > {{log}} 2>&1"
+
+
+# The report of what is shipped: `make published`.
+rule published:
+    input:
+        sorted((PROJECT / "results" / "published").glob("*/*.parquet")),
+        source=sorted(REPORT),
+    output:
+        "results/published/report/index.html",
+    log:
+        "results/published/report.log",
+    shell:
+        "python -m relation report --published > {log} 2>&1"

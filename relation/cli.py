@@ -1,0 +1,504 @@
+"""The command line: what Snakemake's rules call, and what a person asks of a campaign.
+
+Rules give --config, the resolved configuration that they were planned with, and --hash, that of the
+job; a job whose specification has another hash is refused. By hand, choices of config.yaml can be
+given as KEY=VALUE. Heavy packages are imported by the command that needs them.
+"""
+
+import argparse
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from relation.config import CONFIG, parsed, reference
+from relation.errors import InputError, RelationError
+from relation.plan import Campaign, Run, load
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+RUN = "SCALE/VARIATION/VARIANT/SEED"
+Options = argparse.Namespace
+
+
+def _campaign(options: Options) -> Campaign:
+    """The campaign that --config and the choices name."""
+    choices = {}
+    for choice in options.choices:
+        key, equals, value = choice.partition("=")
+        if not equals:
+            raise InputError(f"{choice!r} is no choice; give KEY=VALUE as in config.yaml")
+        choices[key] = value if key in ("vary", "campaign", "corpus") else parsed(value)
+    return load(options.config, **choices)
+
+
+def _same(options: Options, found: str, what: str) -> None:
+    """Refuse a job whose specification is not the one that its rule was planned with."""
+    if options.hash not in (None, found):
+        raise InputError(
+            f"{what}: its specification is {found}, planned was {options.hash}: the configuration "
+            "or the code of the plan changed meanwhile; start snakemake again"
+        )
+
+
+def _one_thread() -> None:
+    """Let PyTorch compute on one thread: the number decides the order of sums."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
+def _made(options: Options, path: Path) -> None:
+    if options.hash is None:
+        print(path)
+
+
+def _data(campaign: Campaign, run: Run) -> Path:
+    return campaign.folder / "data" / run.data.name
+
+
+def _checkpoint(campaign: Campaign, run: Run) -> Path:
+    """The checkpoint of a run. Raises InputError unless it is there, of this specification."""
+    from relation import records
+
+    folder = campaign.folder / "runs" / run.name
+    path, record = folder / "model.safetensors", folder / "run.parquet"
+    if not (path.exists() and record.exists()):
+        raise InputError(
+            f"run {run.name} has no {path}; make it with `snakemake --cores all --config "
+            f"campaign={campaign.name} published=false -- {path}`"
+        )
+    if (found := set(records.read(record, "runs")["hash"])) != {run.hash}:
+        raise InputError(f"{path} was trained as {found.pop()}, now planned is {run.hash}")
+    return path
+
+
+# The jobs of the rules.
+
+
+def _prepare(options: Options) -> None:
+    from relation.data.corpus import prepare
+
+    campaign = _campaign(options)
+    data = campaign.data.get(options.target)
+    if data is None:
+        raise InputError(
+            f"campaign {campaign.name} has no data {options.target!r}; choose among "
+            f"{', '.join(campaign.data)}"
+        )
+    _same(options, data.hash, f"data {data.name}")
+    prepare(data, campaign.folder / "data" / data.name)
+    _made(options, campaign.folder / "data" / data.name)
+
+
+def _train(options: Options) -> None:
+    campaign = _campaign(options)
+    run = campaign.run(options.target)
+    _same(options, run.hash, f"run {run.name}")
+    if options.processes > 1 and "TORCHELASTIC_RUN_ID" not in os.environ:
+        _under_torchrun(options.processes)
+        return
+    from relation import machine
+    from relation.train.run import train
+
+    _one_thread()
+    machine.RUNS_PER_GPU = campaign.runs_per_gpu
+    out = campaign.folder / "runs" / run.name
+    train(run, _data(campaign, run), out, campaign.folder / "work")
+    if os.environ.get("RANK", "0") == "0":
+        _made(options, out / "run.parquet")
+
+
+def _under_torchrun(processes: int) -> None:
+    """Start this very command as torchrun does. Raises SystemExit where a process failed.
+
+    The first process that failed has said why, so torchrun's own account is left out.
+    """
+    import logging
+    import tempfile
+
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import parse_args, run
+
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    with tempfile.TemporaryDirectory(prefix="torchrun-") as logs:
+        # --local-addr: some machines cannot resolve their own name.
+        where = ["--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", str(processes)]
+        try:
+            run(parse_args([*where, "--log-dir", logs, "-m", "relation", *sys.argv[1:]]))
+        except (ChildFailedError, SignalException):
+            raise SystemExit(2) from None
+
+
+def _diagnose(options: Options) -> None:
+    from relation import machine
+    from relation.flow.diagnose import diagnose
+
+    campaign = _campaign(options)
+    run = campaign.run(options.target)
+    _same(options, run.flow_hash, f"diagnostics of {run.name}")
+    _one_thread()
+    machine.RUNS_PER_GPU = campaign.runs_per_gpu
+    out = campaign.folder / "flow" / run.name
+    diagnose(run, _data(campaign, run), _checkpoint(campaign, run), out)
+    _made(options, out)
+
+
+def _length(options: Options) -> None:
+    from relation import machine
+    from relation.beyond.length import measure
+
+    campaign = _campaign(options)
+    run = campaign.run(options.target)
+    if campaign.length is None:
+        raise InputError(f"campaign {campaign.name} has no section `length`")
+    _same(options, campaign.length.hash(run), f"long texts of {run.name}")
+    _one_thread()
+    machine.RUNS_PER_GPU = campaign.runs_per_gpu
+    out = campaign.folder / "length" / run.name
+    measure(run, _data(campaign, run), _checkpoint(campaign, run), out, campaign.length)
+    _made(options, out)
+
+
+def _recall(options: Options) -> None:
+    from relation import machine
+    from relation.beyond.recall import run
+
+    campaign = _campaign(options)
+    recall = campaign.recall_of(options.target)
+    _same(options, recall.hash, f"recall of {recall.mixer}")
+    _one_thread()
+    machine.RUNS_PER_GPU = campaign.runs_per_gpu
+    out = campaign.folder / "recall" / f"{recall.mixer}.parquet"
+    run(recall, out)
+    _made(options, out)
+
+
+def _bench(options: Options) -> None:
+    benchmark, _, scale = options.target.partition("/")
+    if benchmark == "operators":
+        from relation.bench import operators
+
+        operators.main(options.rest)
+        return
+    from relation.bench import complexity, decode, steps
+
+    options.choices = options.rest
+    campaign = _campaign(options)
+    bench = campaign.bench(benchmark, scale)
+    _same(options, bench.hash, f"benchmark {options.target}")
+    _one_thread()
+    module = {"complexity": complexity, "decode": decode}.get(benchmark, steps)
+    out = campaign.folder / "bench" / benchmark / f"{scale}.parquet"
+    module.measure(bench, out, campaign.folder / "data" / campaign.data_at(scale))
+    _made(options, out)
+
+
+def _check(options: Options) -> None:
+    from relation import check
+
+    campaign = _campaign(options)
+    if campaign.check is None:
+        raise InputError(f"campaign {campaign.name} has no checks; set `check: true`")
+    _same(options, campaign.check.hash, "check")
+    _one_thread()
+    out = campaign.folder / "check"
+    check.operators(campaign, out / "operators.parquet")
+    check.gradients(campaign, out / "gradients.parquet")
+    _made(options, out)
+
+
+def _models(campaign: Campaign) -> "pd.DataFrame":
+    """A row a scale and variant: the geometry, and the parameters as PyTorch counts them."""
+    import pandas as pd
+    import torch
+
+    from relation.nn import Decoder
+
+    first = {(run.scale, run.variation, run.variant): run for run in reversed(campaign.planned)}
+    rows = []
+    for run in reversed(first.values()):
+        with torch.device("meta"):
+            parameters = Decoder(run.model).parameter_count()
+        geometry = ("layers", "layout", "d_model", "heads", "head_dim", "d_ff")
+        schedule = ("context", "micro", "accumulation", "budget_tokens")
+        row = {n: getattr(run, n) for n in ("campaign", "scale", "variation", "variant", *schedule)}
+        row |= {name: getattr(run.model, name) for name in geometry}
+        rows.append(
+            row
+            | {"parameters": parameters, "vocab": run.model.vocab_size}
+            | {"data_title": run.data.title}
+        )
+    return pd.DataFrame(rows)
+
+
+def _collect(options: Options) -> None:
+    """Join the campaign's records, those that were made here before those that are shipped."""
+    import pandas as pd
+
+    from relation import records
+
+    campaign = _campaign(options)
+    _same(options, campaign.hash, f"campaign {campaign.name}")
+    folder, shipped = campaign.folder, records.RESULTS / "published" / campaign.name
+    records.collect(folder, campaign.files(records.published_hashes))
+    records.write(
+        folder / "models.parquet",
+        "models",
+        _models(campaign),
+        records.origin(campaign.hash, "meta"),
+    )
+    planned = campaign.hashes()
+    for kind in records.FILES:
+        made, path = folder / f"{kind}.parquet", shipped / f"{kind}.parquet"
+        parts = [records.read([made] if made.exists() else [], kind)]
+        if campaign.published and path.exists():
+            rows = records.read(path, kind)
+            parts.append(rows[rows["hash"].isin(planned - set(parts[0]["hash"]))])
+        records.write(made, kind, pd.concat([p for p in parts if len(p)] or parts[:1]))
+    campaign.write_settings(folder / "campaign.json")
+
+
+def _report(options: Options) -> None:
+    from report import site
+
+    if options.published:
+        campaign = load({"campaign": options.of})
+        out = Path("results", "published", "report")
+    else:
+        campaign = _campaign(options)
+        out = campaign.folder / "report"
+    site.build(campaign.columns, out, published=options.published)
+    if options.hash is None:
+        print(out / "index.html")
+
+
+# What a person asks.
+
+
+def _todo(campaign: Campaign) -> dict[str, str]:
+    """The files that are still to be made, with their hashes."""
+    from relation import records
+
+    found = campaign.files(records.published_hashes)
+    there = {}
+    for path, planned in found.items():
+        file = campaign.folder / path
+        kind = next(kind for kind, pattern in records.FILES.items() if Path(path).match(pattern))
+        there[path] = file.exists() and set(records.read(file, kind)["hash"]) == {planned}
+    return {path: planned for path, planned in found.items() if not there[path]}
+
+
+def _plan(options: Options) -> None:
+    from relation import records
+
+    campaign = _campaign(options)
+    todo = _todo(campaign)
+    runs = [run for run in campaign.runs if f"runs/{run.name}/run.parquet" in todo]
+    jobs = Counter(path.split("/")[0] for path in todo if not path.endswith(_BESIDE))
+    print(f"{campaign.title}: {campaign.description}")
+    done = records.published_hashes("runs", campaign.name) if campaign.published else ()
+    shipped = sum(run.hash in done for run in campaign.runs)
+    print(f"{len(campaign.runs)} runs are chosen; {shipped} of them are shipped.")
+    if not todo:
+        print("Nothing is to be made but the report.")
+        return
+    names = {"runs": "train", "flow": "diagnose", "data": "prepare"}
+    print("To be made: " + ", ".join(f"{n} {names.get(rule, rule)}" for rule, n in jobs.items()))
+    hours: Counter = Counter()
+    for run in runs:
+        speed = campaign.expected_tokens_per_second[run.scale]
+        hours[f"{run.scale}/{run.variation}"] += run.budget_tokens / speed / 3600
+    for name, value in hours.items():
+        print(f"  {name}: {value:,.1f} h of training")
+    unit = "GPU" if campaign.device == "cuda" else "core"
+    # FP32 weights, to a few percent.
+    disk = sum(
+        4 * (m.vocab_size * m.d_model + m.layers * m.d_model * (4 * m.d_model + 3 * m.d_ff))
+        for m in (run.model for run in runs)
+    )
+    print(
+        f"Training takes some {sum(hours.values()):,.1f} h of one {unit} at the expected speeds, "
+        f"and {disk / 2**30:,.1f} GiB of disk for checkpoints."
+    )
+    for run in runs if options.runs else ():
+        print(run.name, run.hash)
+
+
+_BESIDE = (
+    "losses.parquet",
+    "probes.parquet",
+    "curves.parquet",
+    "maps.parquet",
+    "gradients.parquet",
+)
+
+
+def _status(options: Options) -> None:
+    from relation import records
+
+    campaign = _campaign(options)
+    shipped = records.published_hashes("runs", campaign.name) if campaign.published else ()
+    counts: Counter = Counter()
+    for run in campaign.runs:
+        folder = campaign.folder / "runs" / run.name
+        log = campaign.folder / "logs" / "train" / f"{run.name}.log"
+        record, said = folder / "run.parquet", _last_line(log)
+        if run.hash in shipped:
+            state, said = "shipped", ""
+        elif record.exists() and set(records.read(record, "runs")["hash"]) == {run.hash}:
+            nll = records.read(record, "runs")["final_nll"].iloc[0]
+            state, said = "done", f"final NLL {nll:.4f} nat/token"
+        elif said.startswith("error:"):
+            state = "failed"
+        elif (campaign.folder / "work" / f"{run.hash}.safetensors").exists() or said:
+            state = "begun"
+        else:
+            state, said = "waiting", ""
+        counts[state] += 1
+        print(f"{run.name:<44} {state:<8} {said}".rstrip())
+    print(f"{campaign.title}: " + ", ".join(f"{n} {state}" for state, n in counts.items()))
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").replace("\r", "\n").split("\n") if log.exists() else []
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
+def _publish(options: Options) -> None:
+    from relation import records
+
+    campaign = _campaign(options)
+    for line in records.publish(campaign.name):
+        print(line)
+
+
+def _generate(options: Options) -> None:
+    from relation.nn.generate import Sampling, stream
+
+    campaign = _campaign(options)
+    run = campaign.run(options.target)
+    tokenizer = _data(campaign, run) / "tokenizer.json"
+    sampling = Sampling(options.temperature, options.top_k, options.top_p, options.seed)
+    print(options.prompt, end="", flush=True)
+    checkpoint = _checkpoint(campaign, run)
+    for piece in stream(checkpoint, tokenizer, options.prompt, options.tokens, sampling):
+        print(piece, end="", flush=True)
+    print()
+
+
+def _export(options: Options) -> None:
+    try:
+        from relation.hf import export
+    except ImportError as error:
+        raise InputError(f"{error.name} is not installed; pip install '.[hf]'") from None
+    campaign = _campaign(options)
+    run = campaign.run(options.target)
+    if options.folder.exists():
+        raise InputError(f"{options.folder} is there already; name a folder that is not")
+    checkpoint = _checkpoint(campaign, run)
+    export(run, checkpoint, _data(campaign, run) / "tokenizer.json", options.folder)
+    print(options.folder)
+
+
+def _config(options: Options) -> None:
+    print(reference())
+
+
+class _Parser(argparse.ArgumentParser):
+    """Tells a wrong call as every other bad input, in one line. Abbreviations are rejected."""
+
+    def __init__(self, **options) -> None:
+        super().__init__(**{"allow_abbrev": False, **options})
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{message}; see {self.prog} --help")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of all commands."""
+    parser = _Parser(prog="python -m relation", description=__doc__.split("\n")[0])
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    def add(name: str, call: Callable, help: str, target: str | None = None, rest: str = "choices"):
+        command = commands.add_parser(name, help=help, description=f"{help[0].upper()}{help[1:]}.")
+        command.set_defaults(call=call, choices=[])
+        if target is not None:
+            command.add_argument("target", metavar=target)
+        command.add_argument("--config", type=Path, default=CONFIG, help="default: config.yaml")
+        command.add_argument("--hash", help="given by Snakemake: the job's, or it is refused")
+        command.add_argument(rest, nargs="*", metavar="KEY=VALUE", help="choices of config.yaml")
+        return command
+
+    plan = add("plan", _plan, "what a campaign computes, and what of it is still to be made")
+    plan.add_argument("--runs", action="store_true", help="list the runs with their hashes")
+    add("status", _status, "how far each run of a campaign is")
+    add("config", _config, "print the reference of the keys of the configuration")
+    add("prepare", _prepare, "tokenise one corpus", "CORPUS-VOCABULARY")
+    train = add("train", _train, "train one run, or go on with a killed one", RUN)
+    train.add_argument("--processes", type=int, default=1, help="a GPU each, under torchrun")
+    add("diagnose", _diagnose, "measure the flow of a run's checkpoint", RUN)
+    add("length", _length, "read texts longer than a run was trained on", RUN)
+    add("recall", _recall, "train one mixer on associative recall", "MIXER")
+    bench = add("bench", _bench, "run one benchmark", "BENCHMARK/SCALE", "rest")
+    bench.epilog = "`bench operators -- --help` compares operators of any shape."
+    add("check", _check, "check operators and gradients against FP64")
+    add("collect", _collect, "join the records of a campaign's jobs, one file a kind")
+    report = add("report", _report, "write the report of a campaign, or of what is shipped")
+    report.add_argument("--published", action="store_true", help="of results/published")
+    report.add_argument("--of", default="books", help="whose columns that shows (default: books)")
+    add("publish", _publish, "merge a campaign's records into results/published")
+    generate = add("generate", _generate, "continue a prompt from a run's checkpoint", RUN)
+    generate.add_argument("--prompt", required=True, help="<|endoftext|> begins a new document")
+    generate.add_argument("--tokens", type=int, default=200, help="at most so many (200)")
+    generate.add_argument("--temperature", type=float, default=1.0, help="0: the likeliest (1)")
+    generate.add_argument("--top-k", type=int, help="draw among the k likeliest (all)")
+    generate.add_argument("--top-p", type=float, default=1.0, help="or the fewest that reach it")
+    generate.add_argument("--seed", type=int, default=0, help="of the draws (0)")
+    export = add("export", _export, "write a run as a folder that transformers loads", RUN)
+    export.add_argument("--folder", type=Path, required=True, help="one that is not there yet")
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command and return the exit status.
+
+    2 for an error that one line explains; as a shell counts signals, 130 for Ctrl-C and 141 for a
+    reader of standard output that went away.
+    """
+    try:
+        try:
+            options = build_parser().parse_args(arguments)
+            options.call(options)
+        finally:
+            sys.stdout.flush()
+    except RelationError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The interpreter flushes standard output once more as it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        reason = error.strerror or str(error).partition("\n")[0]
+        print(f"error: {where}{reason}; mend that and run the same command again", file=sys.stderr)
+        return 2
+    except ModuleNotFoundError as error:
+        name = (error.name or "").partition(".")[0]
+        if name in ("", "relation", "report"):
+            raise
+        print(f"error: {name} is not installed; `make setup` installs all", file=sys.stderr)
+        return 2
+    except MemoryError:
+        print("error: memory is full; free some, or ask for less", file=sys.stderr)
+        return 2
+    return 0

@@ -1,0 +1,64 @@
+rule length:
+    input:
+        data=data_of,
+        model=rules.train.output.model,
+    output:
+        f"{FOLDER}/length/{RUN}/lengths.parquet",
+    log:
+        f"{FOLDER}/logs/length/{RUN}.log",
+    threads: 1
+    resources:
+        gpu=int(ON_GPU),
+    params:
+        spec=lambda w: CAMPAIGN.length.hash(run_of(w)),
+    shell:
+        f"python -m relation length {RUN_NAME}"
+        f" --config {CONFIG} --hash {{params.spec}} > {{log}} 2>&1"
+
+
+rule recall:
+    output:
+        f"{FOLDER}/recall/{{mixer}}.parquet",
+    log:
+        f"{FOLDER}/logs/recall/{{mixer}}.log",
+    threads: 1
+    resources:
+        gpu=int(ON_GPU),
+    params:
+        spec=lambda w: CAMPAIGN.recall_of(w.mixer).hash,
+    shell:
+        "python -m relation recall {wildcards.mixer}"
+        f" --config {CONFIG} --hash {{params.spec}} > {{log}} 2>&1"
+
+
+rule bench:
+    input:
+        data=lambda w: ancient(f"{FOLDER}/data/{CAMPAIGN.data_at(w.scale)}/data.parquet"),
+    output:
+        f"{FOLDER}/bench/{{benchmark}}/{{scale}}.parquet",
+    log:
+        f"{FOLDER}/logs/bench/{{benchmark}}/{{scale}}.log",
+    # All cores or all GPUs, so that nothing runs beside it. It computes on one thread all the same.
+    threads: 1 if ON_GPU else workflow.cores
+    resources:
+        gpu=GPUS * ON_GPU,
+    params:
+        spec=lambda w: CAMPAIGN.bench(w.benchmark, w.scale).hash,
+    shell:
+        "python -m relation bench {wildcards.benchmark}/{wildcards.scale}"
+        f" --config {CONFIG} --hash {{params.spec}} > {{log}} 2>&1"
+
+
+rule check:
+    output:
+        operators=f"{FOLDER}/check/operators.parquet",
+        gradients=f"{FOLDER}/check/gradients.parquet",
+    log:
+        f"{FOLDER}/logs/check.log",
+    threads: 1
+    resources:
+        gpu=int(ON_GPU),
+    params:
+        spec=CAMPAIGN.check and CAMPAIGN.check.hash,
+    shell:
+        f"python -m relation check --config {CONFIG} --hash {{params.spec}} > {{log}} 2>&1"
