@@ -192,7 +192,7 @@ class Progress:
         line = f"{self.label}: {self.done:,}/{self.total:,} {self.unit}"
         line += f" ({self.done / max(1, self.total):.0%})" + (f", {note}" if note else "")
         rate = (self.done - self._first) / max(now - self._began, 1e-9)
-        if 0 < rate and self.done < self.total:
+        if rate > 0 and self.done < self.total:
             left = tqdm.format_interval((self.total - self.done) / rate)
             line += f", {rate:,.3g} {self.unit}/s, {left} left"
         print(line, file=sys.stderr, flush=True)

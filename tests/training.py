@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from relation import records
 from relation.data.corpus import unigram_entropy
 from relation.data.windows import sha256_of
-from relation.plan import Data, Run
+from relation.jobs import Data, Run
 from relation.variants import ModelConfig
 
 CONTEXT, UPDATE = 16, 128
@@ -106,7 +106,9 @@ def read_run(out: Path) -> tuple[dict[str, torch.Tensor], list[pd.DataFrame]]:
     """A run's weights, and its records without what may differ from run to run."""
     kinds = {"runs": "run", "losses": "losses", "probes": "probes"}
     frames = [records.read(out / f"{name}.parquet", kind) for kind, name in kinds.items()]
-    return load_file(out / "model.safetensors"), [f.drop(columns=TIMES, errors="ignore") for f in frames]
+    return load_file(out / "model.safetensors"), [
+        f.drop(columns=TIMES, errors="ignore") for f in frames
+    ]
 
 
 def assert_same_run(out: Path, expected: Path) -> None:

@@ -26,7 +26,7 @@ from relation.data.windows import TOKEN_TYPE, sha256_of
 from relation.errors import InputError, RunError
 
 if TYPE_CHECKING:
-    from relation.plan import Data
+    from relation.jobs import Data
 
 SPLITS = ("train", "validation")
 _LONGEST = 1 << 24  # characters of a document; encoding one takes some 50 bytes for each
@@ -323,9 +323,10 @@ def prepare(data: "Data", folder: Path) -> None:
         rows = []
         for split in SPLITS:
             limit = data.train_tokens if split == "train" else data.validation_tokens
+            label = f"{data.name} {split}"
             path = work / f"{split}.bin"
             with path.open("wb") as file:
-                counts = encode(tokenizer, streams(data, split), limit, file, f"{data.name} {split}")
+                counts = encode(tokenizer, streams(data, split), limit, file, label)
                 os.fsync(file.fileno())
             _check_size(data, split, counts["tokens"])
             entropy = unigram_entropy(np.memmap(path, TOKEN_TYPE, mode="r"))

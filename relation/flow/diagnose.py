@@ -17,7 +17,7 @@ from relation.nn import Decoder
 from relation.train.checkpoint import load_model
 
 if TYPE_CHECKING:
-    from relation.plan import Run
+    from relation.jobs import Run
 
 SIDE = 64  # blocks a side of a map, fewer where the flow has fewer tokens
 # A map's bytes: an entry x is round(63 + 62/5 log10 x), 0 below 10^-5. So few levels compress.

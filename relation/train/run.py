@@ -43,7 +43,7 @@ from relation.machine import (
     to_device,
 )
 from relation.nn import Decoder, Execution
-from relation.nn.decoder import shared_weights_hash
+from relation.nn.model import shared_weights_hash
 from relation.train.checkpoint import (
     RunState,
     load_state,
@@ -57,7 +57,7 @@ from relation.train.step import Readback, UpdateStep, build_optimizer, nll_of, w
 from relation.variants import LINEAR, MIXERS
 
 if TYPE_CHECKING:
-    from relation.plan import Run
+    from relation.jobs import Run
 
 
 def train(run: "Run", data: Path, out: Path, resume: Path) -> None:
@@ -178,7 +178,7 @@ def _train(
                 order.update(ids, update.tokens)
                 note(readback.put(loss, norm))
                 if update.index == 0:
-                    _check_all_learn(model, optimizer, run.name)
+                    check_all_learn(model, optimizer, run.name)
                 look(before, after)
                 if stopped():
                     save()
@@ -294,7 +294,7 @@ def _write(
     key = {name: getattr(run, name) for name in ("campaign", "scale", "variation", "variant")}
     key["seed"] = run.seed
     config, used = run.model, [MIXERS[letter] for letter in MIXERS if letter in run.model.layout]
-    fields = "context micro accumulation learning_rate budget_tokens precision".split()
+    fields = ("context", "micro", "accumulation", "learning_rate", "budget_tokens", "precision")
     row = key | {name: getattr(run, name) for name in fields}
     row |= {
         "parameters": model.parameter_count(),
@@ -321,7 +321,7 @@ def _write(
         ),
         "peak_memory_gib": peak,
         "processes": state.processes[0] if len(state.processes) == 1 else None,
-        "backend": ", ".join(dict.fromkeys(run.backends[name] for name in used)),
+        "backend": ", ".join(dict.fromkeys(run.backends.get(name, "automatic") for name in used)),
         "specification": json.dumps(run.specification(), sort_keys=True),
         "former_hash": None,
     }
@@ -351,7 +351,7 @@ def _check_finite(model: torch.nn.Module, run: str, update: int) -> None:
             )
 
 
-def _check_all_learn(model: torch.nn.Module, optimizer: torch.optim.Adam, run: str) -> None:
+def check_all_learn(model: torch.nn.Module, optimizer: torch.optim.Adam, run: str) -> None:
     """Raise RunError where a parameter has had gradients of zero alone.
 
     Every parameter gets a non-zero gradient in update 1. A compiler bug can drop one silently, and

@@ -7,16 +7,26 @@ lambda log i, windows whose i stays at the training context and windows without 
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from relation.nn import Decoder
-from relation.ops.scores import for_heads
-from relation.probes.parts import counting, without
+from relation import records
+from relation.data.tokenizer import end_of_text_id
+from relation.data.windows import open_tokens
+from relation.machine import Progress, claim, describe
+from relation.nn import Decoder, Execution
+from relation.ops import for_heads
+from relation.train.checkpoint import load_model
+from relation.train.step import autocast
+
+if TYPE_CHECKING:
+    from relation.jobs import Length, Run
 
 PIECES = 4  # of a training context, over which NLL is averaged
 
@@ -40,15 +50,15 @@ def document_windows(tokens: np.ndarray, end: int, length: int, count: int) -> n
 
 def longest_windows(
     tokens: np.ndarray, end: int, context: int, contexts: int, count: int
-) -> tuple[np.ndarray, int]:
-    """`document_windows` of `contexts` training contexts, and that number.
+) -> np.ndarray:
+    """`document_windows` of `contexts` training contexts, halved until a document is so long.
 
-    Halved until a document is so long; no windows, and 1, where none holds a context.
+    No windows where no document holds a context.
     """
     while True:
         windows = document_windows(tokens, end, contexts * context, count)
         if len(windows) or contexts == 1:
-            return windows, contexts
+            return windows
         contexts //= 2
 
 
@@ -61,15 +71,9 @@ def token_nll(model: Decoder, windows: Tensor, piece: int) -> Tensor:
     found = []
     for window in windows:
         states = model.states(window[None, :-1])[0].split(piece)
-        targets = window[1:].split(piece)
-        found.append(
-            torch.cat(
-                [
-                    F.cross_entropy(model.logits(s).float(), wanted, reduction="none")
-                    for s, wanted in zip(states, targets, strict=True)
-                ]
-            )
-        )
+        pieces = zip(states, window[1:].split(piece), strict=True)
+        nll = [F.cross_entropy(model.logits(s).float(), t, reduction="none") for s, t in pieces]
+        found.append(torch.cat(nll))
     return torch.stack(found)
 
 
@@ -84,7 +88,7 @@ def frozen_count(call: Callable[..., Tensor], context: int) -> Callable[..., Ten
 
     def frozen(p1, p2, info, lam, tau, *, transport_self, documents=None):
         wide = torch.promote_types(info.dtype, torch.float32)
-        inputs = [x.to(wide) for x in (p1, p2, for_heads(info, p1.shape[1]))]
+        inputs = [x.to(wide) for x in (p1, p2, for_heads(info, p1.shape[1]))]  # (B, H, T, D)
         options = {"transport_self": False, "documents": documents}
         exchange = call(*inputs, lam, tau, **options)
         # A sum of ones may pass 1 by a rounding, and has no log-odds then.
@@ -115,20 +119,26 @@ def count_frozen(mixers: Sequence[nn.Module], context: int) -> Iterator[None]:
 
 
 @contextmanager
+@torch.no_grad()
 def count_removed(mixers: Sequence[nn.Module]) -> Iterator[None]:
-    """Full Relation layers without their count correction."""
-    with ExitStack() as stack:
-        for mixer in mixers:
-            stack.enter_context(without(mixer, "count"))
+    """Full Relation layers without their count correction: lambda is 0."""
+    kept = [mixer.lam.clone() for mixer in mixers]
+    for mixer in mixers:
+        mixer.lam.zero_()
+    try:
         yield
+    finally:
+        for mixer, lam in zip(mixers, kept, strict=True):
+            mixer.lam.copy_(lam)
 
 
 def length_rows(model: Decoder, windows: Tensor, context: int) -> Iterator[dict]:
-    """Rows of LENGTH after its key: mean NLL by position, a row for a quarter of the context.
+    """Rows of the kind `lengths` without their key: mean NLL by quarters of the context.
 
     windows: (n, contexts T + 1) int64 on the model's device; context: T of its training.
     """
-    mixers = [block.mixer for block in model.blocks if counting(block.mixer)]
+    mixers = [block.mixer for block in model.blocks]
+    mixers = [m for m in mixers if isinstance(getattr(m, "lam", None), nn.Parameter)]
     readings = {"whole": nullcontext()}
     if mixers:
         readings |= {"frozen": count_frozen(mixers, context), "removed": count_removed(mixers)}
@@ -138,7 +148,7 @@ def length_rows(model: Decoder, windows: Tensor, context: int) -> Iterator[dict]
             nll = token_nll(model, windows, context)
         yield from _rows(reading, nll, piece)
     length = windows.shape[1] - 1
-    # A window's last token is the next one's first.
+    # A window's last token is the next one's first: (n contexts, T + 1).
     apart = windows.unfold(1, context + 1, context).flatten(0, 1)
     yield from _rows("apart", token_nll(model, apart, context).view(-1, length), piece)
 
@@ -146,10 +156,29 @@ def length_rows(model: Decoder, windows: Tensor, context: int) -> Iterator[dict]
 def _rows(reading: str, nll: Tensor, piece: int) -> Iterator[dict]:
     first = 0
     for part in nll.double().cpu().split(piece, dim=1):
-        yield {
-            "reading": reading,
-            "first": first,
-            "count": part.numel(),
-            "nll": part.mean().item(),
-        }
+        count, mean = part.numel(), part.mean().item()
+        yield {"reading": reading, "first": first, "count": count, "nll": mean}
         first += part.shape[1]
+
+
+def measure(run: "Run", data: Path, checkpoint: Path, out: Path, section: "Length") -> None:
+    """Measure a run's checkpoint on long windows and write lengths.parquet into `out`.
+
+    data: the run's prepared corpus. The model runs by the run's backends and in its precision; a
+    corpus without a document of one training context gives no rows. Raises InputError where the
+    checkpoint or the corpus will not do.
+    """
+    with claim(run.device) as device, Progress(f"length {run.name}", 1, "models") as progress:
+        execution = Execution(**run.backends)
+        execution.check(run.model, device)
+        model = load_model(checkpoint, device, execution).eval()
+        tokens, end = open_tokens(data, "validation"), end_of_text_id(data)
+        given = (run.context, section.contexts, section.windows)
+        windows = longest_windows(tokens, end, *given)
+        with autocast(device, run.precision):
+            long = torch.from_numpy(windows).to(device)
+            found = list(length_rows(model, long, run.context)) if len(windows) else []
+        progress.advance(1)
+        key = {n: getattr(run, n) for n in ("campaign", "scale", "variation", "variant", "seed")}
+        origin = records.origin(section.hash(run), describe(device))
+        records.write(out / "lengths.parquet", "lengths", [{**key, **r} for r in found], origin)

@@ -1,0 +1,339 @@
+"""Multi-query associative recall (Arora et al. 2023, Zoology) on the paper's blocks.
+
+A sequence of T tokens begins with N pairs, a key and its value each. Every key is asked for once
+more behind them, at every other position at most, and its value is the target there; no other
+position has one. Keys are 1 to V/2 - 1, values V/2 to V - 1, and 0 fills the rest.
+
+A model has two layers and learns all lengths and numbers of pairs at once. At each width a rate is
+chosen on the first seed, by its answers to sequences that no result counts; the other seeds train
+at that rate alone. Linear attention of other people, GLA (Yang et al. 2024) and KDA (Kimi Delta
+Attention, 2025), comes from flash-linear-attention, an optional library: KDA with its short
+convolutions, GLA without, both with a state of d_h x d_h a head.
+"""
+
+import importlib
+import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from relation import records
+from relation.data.windows import IGNORED
+from relation.machine import Progress, claim, describe, to_device
+from relation.nn import Decoder, Execution
+from relation.train.run import check_all_learn
+from relation.train.step import UpdateStep, autocast, build_optimizer, wsd
+
+if TYPE_CHECKING:
+    from relation.jobs import Recall
+
+FILLER = 0
+# What the stream of uniform numbers is keyed by, beside a seed where there is one.
+_TRAINING, _VALIDATION, _TEST = 0, 1, 2
+_PEERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gla": ("GatedLinearAttention", {"expand_k": 1.0}),
+    "kda": ("KimiDeltaAttention", {}),
+}
+
+
+class Sequences(NamedTuple):
+    """inputs, targets and distances, (N, tasks, T) int32.
+
+    targets: IGNORED but at queries; distances: tokens from a query back to its key, 0 elsewhere.
+    """
+
+    inputs: np.ndarray
+    targets: np.ndarray
+    distances: np.ndarray
+
+
+class Uniform:
+    """Uniform numbers in [0, 1), FP64, from the raw words of a bit generator.
+
+    NumPy guarantees that stream in every version, and not what its distributions make of it. key:
+    the integers that fix the stream.
+    """
+
+    def __init__(self, *key: int):
+        self._bits = np.random.PCG64(np.random.SeedSequence(key))
+
+    def __call__(self, *shape: int) -> np.ndarray:
+        words = self._bits.random_raw(int(np.prod(shape)))
+        return (words >> np.uint64(11)).reshape(shape) * 2.0**-53
+
+
+def distinct(uniform: Uniform, rows: int, choices: int, count: int) -> np.ndarray:
+    """(rows, count) int32 numbers below `choices`: in each row a uniform draw without return.
+
+    What equals an earlier number of its row is drawn again. A number once held stays held, at that
+    place or an earlier one, so this refuses what drawing one by one would refuse.
+    """
+    drawn = (uniform(rows, count) * choices).astype(np.int32)
+    waiting = np.arange(rows)
+    while len(waiting):
+        here = drawn[waiting]
+        order = np.argsort(here, axis=1, kind="stable")
+        equal = np.diff(np.take_along_axis(here, order, axis=1), axis=1) == 0
+        again = np.zeros(here.shape, bool)
+        np.put_along_axis(again, order[:, 1:], equal, axis=1)
+        here[again] = uniform(int(again.sum())) * choices
+        drawn[waiting] = here
+        waiting = waiting[again.any(axis=1)]
+    return drawn
+
+
+def query_slots(uniform: Uniform, rows: int, slots: int, count: int, power: float) -> np.ndarray:
+    """(rows, count) int64 distinct slots, drawn one by one: slot s weighs (s + 1)^(power - 1).
+
+    Of exponential times with these weights as rates the earliest are such a draw. So queries follow
+    the power law of the gaps between repeats in text; a power of 1 makes them uniform.
+    """
+    rates = np.arange(1, slots + 1) ** (power - 1.0)
+    times = -np.log1p(-uniform(rows, slots)) / rates
+    return np.argsort(times, axis=1, kind="stable")[:, :count]
+
+
+def draw(recall: "Recall", rows: int, *key: int) -> Sequences:
+    """So many sequences of every task of a specification, padded to the longest with fillers.
+
+    key: fixes the stream of uniform numbers. Attention is causal, so the padding changes no answer.
+    """
+    uniform, half = Uniform(*key), recall.vocabulary // 2
+    shape = (rows, len(recall.tasks), max(length for length, _ in recall.tasks))
+    whole = Sequences(*(np.full(shape, rest, np.int32) for rest in (FILLER, IGNORED, 0)))
+    for number, (length, pairs) in enumerate(recall.tasks):
+        inputs, targets, distances = (part[:, number, :length] for part in whole)
+        start = 2 * pairs
+        keys = 1 + distinct(uniform, rows, half - 1, pairs)
+        values = half + distinct(uniform, rows, half, pairs)
+        slots = query_slots(uniform, rows, (length - start) // 2, pairs, recall.gap_power)
+        at = start + 2 * slots  # positions of the queries, (rows, pairs)
+        inputs[:, 0:start:2], inputs[:, 1:start:2] = keys, values
+        np.put_along_axis(inputs, at, keys, axis=1)
+        np.put_along_axis(targets, at, values, axis=1)
+        np.put_along_axis(distances, at, (at - np.arange(0, start, 2)).astype(np.int32), axis=1)
+    return whole
+
+
+def why_no_peer(device: torch.device) -> str | None:
+    """Why a layer of flash-linear-attention cannot run, one line; None where it can."""
+    if device.type != "cuda":
+        return f"it needs a GPU, and this device is {device}"
+    try:
+        importlib.import_module("fla.layers")
+    except ImportError as error:
+        return (
+            f"flash-linear-attention's layers cannot be imported ({error}); "
+            "pip install flash-linear-attention"
+        )
+    return None
+
+
+class PeerMixer(nn.Module):
+    """A layer of flash-linear-attention, (B, T, d) to (B, T, d), called as a decoder's mixer.
+
+    It has its library's own initial weights, from PyTorch's default generator.
+    """
+
+    def __init__(self, mixer: str, d_model: int, heads: int):
+        super().__init__()
+        name, options = _PEERS[mixer]
+        widths = {"hidden_size": d_model, "num_heads": heads}
+        if mixer == "kda":
+            widths["head_dim"] = d_model // heads
+        self.layer = getattr(importlib.import_module("fla.layers"), name)(**widths, **options)
+
+    def forward(self, x, *unused: object, documents: None = None) -> Tensor:
+        return self.layer(x.scaled())[0]
+
+
+def build_model(recall: "Recall", width: int, seed: int) -> Decoder:
+    """A model of a specification, with the initial weights of a seed."""
+    config = next(m for m in recall.models if m.d_model == width)
+    model = Decoder(config, Execution(**recall.backends, compiled=recall.compile))
+    model.initialise(seed)
+    if recall.mixer in _PEERS:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            for block in model.blocks:
+                block.mixer = PeerMixer(recall.mixer, width, config.heads)
+    return model
+
+
+class AtQueries(nn.Module):
+    """A decoder whose states are those at queries, for a training step to form the loss of.
+
+    At the paper's shapes one position in 22 has a target: the others need no logits.
+    """
+
+    def __init__(self, decoder: Decoder, tasks: int, length: int):
+        super().__init__()
+        self.decoder, self.embedding = decoder, decoder.embedding
+        self.tokens, self.length = tasks * length, length
+
+    def states(self, asked: Tensor, documents: None = None) -> Tensor:
+        """(N, Q, d) of questions (N, tasks x T + Q): tokens, then the places of the queries."""
+        tokens, places = asked[:, : self.tokens], asked[:, self.tokens :]
+        states = self.decoder.states(tokens.reshape(-1, self.length), documents)
+        states = states.view(len(asked), self.tokens, -1)
+        return states.gather(1, places[..., None].expand(-1, -1, states.shape[2]))
+
+    def logits(self, states: Tensor) -> Tensor:
+        return self.decoder.logits(states)
+
+
+def questions(inputs: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Sequences (N, tasks, T) with Q queries a row as `AtQueries` reads them; targets (N, Q)."""
+    inputs, targets = inputs.reshape(len(inputs), -1), targets.reshape(len(targets), -1)
+    places = np.nonzero(targets != IGNORED)[1].reshape(len(inputs), -1)
+    asked = np.concatenate([inputs, places.astype(inputs.dtype)], axis=1)
+    return asked, np.take_along_axis(targets, places, axis=1)
+
+
+@torch.no_grad()
+def answer(
+    model: nn.Module, sequences: Sequences, rows: int, device: torch.device, precision: str
+) -> tuple[np.ndarray, float | None]:
+    """What a model answers, at each query its likeliest token.
+
+    model: has `states` of tokens (B, T) and `logits` of states, as `Decoder`. rows: of the
+    sequences at a time. Returns whether each answer is right, (N, tasks, T) bool, False where
+    nothing is asked, and the NLL in nat/query, None where it is not finite.
+    """
+    right = np.zeros(sequences.targets.shape, bool)
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    for first in range(0, len(right), rows):
+        part = slice(first, first + rows)
+        # (rows, tasks, T) to (rows x tasks, T)
+        inputs, targets = (to_device(a[part], device).flatten(0, 1).long() for a in sequences[:2])
+        asked = targets != IGNORED
+        with autocast(device, precision):
+            states = model.states(inputs)[asked]
+        logits = model.logits(states.float())  # BF16's would tie
+        wanted = targets[asked]
+        total += F.cross_entropy(logits, wanted, reduction="sum")
+        asked_here = asked.cpu().numpy().reshape(right[part].shape)
+        right[part][asked_here] = (logits.argmax(-1) == wanted).cpu().numpy()
+    nll = total.item() / int((sequences.targets != IGNORED).sum())
+    return right, nll if math.isfinite(nll) else None
+
+
+def _octaves(sequences: Sequences, right: np.ndarray, tasks) -> Iterator[dict]:
+    """The answers counted by task and by distance, in octaves named by their least."""
+    for number, (length, pairs) in enumerate(tasks):
+        distances = sequences.distances[:, number]
+        asked = distances > 0
+        octaves = 1 << np.floor(np.log2(distances[asked])).astype(np.int64)
+        for octave in np.unique(octaves):
+            here = right[:, number][asked][octaves == octave]
+            task = {"length": length, "pairs": pairs, "distance": int(octave)}
+            yield task | {"queries": len(here), "right": int(here.sum())}
+
+
+class _Trainer:
+    """Trains models of one width one after the other: they share compiled code and CUDA graphs."""
+
+    def __init__(self, recall: "Recall", width: int, device: torch.device):
+        self.recall, self.width, self.device = recall, width, device
+        self.model = build_model(recall, width, recall.seeds[0]).to(device)
+        self.step: UpdateStep | None = None
+
+    def train(self, seed: int, rate: float, data: Sequences) -> None:
+        """Train from a seed's initial weights. Raises RunError where a parameter never learns."""
+        recall, device = self.recall, self.device
+        # In place: the graphs hold these tensors.
+        self.model.load_state_dict(build_model(recall, self.width, seed).state_dict())
+        rest = {name: value for name, value in recall.optimizer.items() if name != "gradient_clip"}
+        optimizer = build_optimizer(self.model, rate, **rest)
+        if self.step is None:
+            clip = recall.optimizer["gradient_clip"]
+            asked = AtQueries(self.model, *data.inputs.shape[1:])
+            self.step = UpdateStep(asked, optimizer, device, recall.precision, recall.compile, clip)
+        self.step.optimizer = optimizer
+        queries = recall.sequences * sum(pairs for _, pairs in recall.tasks)
+        for update in range(recall.updates):
+            part = slice(update * recall.sequences, (update + 1) * recall.sequences)
+            asked = questions(data.inputs[part], data.targets[part])
+            batch = tuple(to_device(a, device).long() for a in asked)
+            schedule = (recall.updates, recall.warmup_updates, recall.plateau_fraction)
+            self.step([batch], queries, rate * wsd(update, update + 1, *schedule))
+        check_all_learn(self.model, optimizer, f"recall {recall.mixer}, width {self.width}")
+
+
+def rows_of(recall: "Recall", device: torch.device, progress: Progress) -> Iterator[dict]:
+    """A row a training, task and octave of distance, without campaign and origin."""
+    validation, test = (draw(recall, recall.tested, key) for key in (_VALIDATION, _TEST))
+    asked = (validation.distances > 0).sum(axis=(0, 2))  # (tasks,)
+    drawn: dict[int, Sequences] = {}
+
+    def trained(trainer: _Trainer, seed: int, rate: float) -> list[dict]:
+        """The rows of one training."""
+        if seed not in drawn:  # the same at every rate and width
+            drawn[seed] = draw(recall, recall.updates * recall.sequences, _TRAINING, seed)
+        began = time.perf_counter()
+        trainer.train(seed, rate, drawn[seed])
+        how = (recall.sequences, device, recall.precision)
+        (right, nll), (tested, _) = (answer(trainer.model, s, *how) for s in (validation, test))
+        accuracy = float((right.sum(axis=(0, 2)) / asked).mean())  # tasks weigh alike
+        note = f"width {trainer.width}, rate {rate:.2g}, seed {seed}: {accuracy:.1%} right"
+        progress.advance(1, note)
+        of_training = {
+            "mixer": recall.mixer,
+            "layout": "" if recall.mixer in _PEERS else recall.models[0].layout,
+            "status": "PASS",
+            "reason": None,
+            "width": trainer.width,
+            "parameters": sum(p.numel() for p in trainer.model.parameters()),
+            "learning_rate": rate,
+            "seed": seed,
+            "validation_accuracy": accuracy,
+            "validation_nll": nll,
+            "seconds": time.perf_counter() - began,
+        }
+        return [of_training | counted for counted in _octaves(test, tested, recall.tasks)]
+
+    def merit(rows: list[dict]) -> tuple[float, float]:
+        """What a rate is chosen by: the share of right answers, and among equals the NLL."""
+        nll = rows[0]["validation_nll"]
+        return rows[0]["validation_accuracy"], -math.inf if nll is None else -nll
+
+    for config in recall.models:
+        Execution(**recall.backends).check(config, device)
+        trainer = _Trainer(recall, config.d_model, device)
+        first, *others = recall.seeds
+        tried = {rate: trained(trainer, first, rate) for rate in recall.learning_rates}
+        chosen = max(tried, key=lambda rate: merit(tried[rate]))
+        for rate, rows in tried.items():
+            yield from (row | {"chosen": rate == chosen} for row in rows)
+        for seed in others:
+            yield from (row | {"chosen": True} for row in trained(trainer, seed, chosen))
+        if recall.compile:  # no width lends another compiled code
+            torch.compiler.reset()
+
+
+def run(recall: "Recall", out: Path) -> None:
+    """Train a specification's models and write the record `out`.
+
+    A peer that cannot run here is one row with the reason. Raises InputError where the device
+    cannot run a backend, RunError where a parameter never learns.
+    """
+    total = len(recall.models) * (len(recall.learning_rates) + len(recall.seeds) - 1)
+    with claim(recall.device) as device:
+        reason = why_no_peer(device) if recall.mixer in _PEERS else None
+        if reason is not None:
+            known = {"mixer": recall.mixer, "layout": "", "status": "UNAVAILABLE", "reason": reason}
+            origin = ("campaign", "variation", "hash", "commit", "device", "versions", "created")
+            rest = [name for name in records.columns("recall") if name not in origin]
+            rows = [dict.fromkeys(rest) | known]
+        else:
+            with Progress(f"recall {recall.mixer}", total, "trainings") as progress:
+                rows = list(rows_of(recall, device, progress))
+        key = {"campaign": recall.campaign, "variation": None}
+        origin = records.origin(recall.hash, describe(device))
+        records.write(out, "recall", [{**key, **row} for row in rows], origin)

@@ -1,1 +1,0 @@
-"""Exactness: operators, identities and gradients against float64."""
