@@ -12,8 +12,12 @@ except ImportError as error:
     ) from error
 
 from relation.hf.attention import add_lambda
-from relation.hf.configuration import RelationConfig
-from relation.hf.modeling import RelationCache, RelationForCausalLM, RelationModel
+from relation.hf.modeling import (
+    RelationCache,
+    RelationConfig,
+    RelationForCausalLM,
+    RelationModel,
+)
 
 __all__ = [
     "RelationCache",

@@ -4,8 +4,6 @@ Q, K and V are p1, p2 and information, after the model's own RoPE; there are no 
 attention module gets the count calibration lambda by `add_lambda`.
 """
 
-from collections.abc import Callable
-from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -17,9 +15,8 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from relation.errors import InputError
 from relation.kernels.documents import Documents
-from relation.nn.execution import ByDevice
-from relation.ops.scores import for_heads, scores
-from relation.variants import FULL, ModelConfig
+from relation.ops import for_heads, scores
+from relation.ops.backends import Automatic
 
 NAME = "relation"
 TAU = 2.0
@@ -32,28 +29,30 @@ def add_lambda(
 
     Returns the model. Call it before training, as an optimiser takes the parameters that it finds.
     `save_pretrained` writes them; `from_pretrained` builds the model without them and passes over
-    them: name its folder as `saved` to have their values back, else all start at `init`. Raises
-    InputError for a model without such modules or with another attention, and for a folder that
-    lacks one of the values.
+    them. Their values come from the folder `saved`, by default the one that the model was loaded
+    from where that has them; else all start at `init`. A module that has a lambda keeps it, unless
+    `saved` names another. Raises InputError for a model without such modules or with another
+    attention, and for a folder `saved` that lacks one of the values.
     """
-    names = [name for name, module in model.named_modules() if _attends(module)]
-    if not names:
+    modules = {name: module for name, module in model.named_modules() if _attends(module)}
+    if not modules:
         raise InputError(
             f"{type(model).__name__} has no causal attention modules with a layer_idx; "
             "attn_implementation='relation' is for Llama-type models"
         )
-    values = {} if saved is None else _saved(Path(saved))
-    for name in names:
-        config = getattr(model.get_submodule(name), "config", model.config)
-        if config._attn_implementation != NAME:
+    values = _saved(Path(model.config._name_or_path if saved is None else saved))
+    for name, module in modules.items():
+        attention = getattr(module, "config", model.config)._attn_implementation
+        if attention != NAME:
             raise InputError(
-                f"{name} runs the attention {config._attn_implementation!r}, which has no lambda; "
+                f"{name} runs the attention {attention!r}, which has no lambda; "
                 "give attn_implementation='relation' to from_pretrained or the configuration"
             )
-    for name in names:
         if saved is not None and f"{name}.lam" not in values:
             raise InputError(f"{saved} has no {name}.lam; give the folder of such a model")
-        module = model.get_submodule(name)
+    for name, module in modules.items():
+        if saved is None and hasattr(module, "lam"):
+            continue
         device = next(module.parameters()).device
         value = torch.tensor([values.get(f"{name}.lam", init)], dtype=torch.float32, device=device)
         module.lam = nn.Parameter(value)
@@ -65,7 +64,7 @@ def _attends(module: nn.Module) -> bool:
 
 
 def _saved(folder: Path) -> dict[str, float]:
-    """The values of `lam` in a folder that `save_pretrained` wrote, by name."""
+    """The values of `lam` in a folder that `save_pretrained` wrote, by name; none elsewhere."""
     found = {}
     for path in folder.glob("*.safetensors"):
         with safe_open(path, framework="pt") as file:
@@ -74,11 +73,7 @@ def _saved(folder: Path) -> dict[str, float]:
     return found
 
 
-@lru_cache(maxsize=32)
-def _operator(heads: int, kv_heads: int, width: int) -> Callable[..., Tensor]:
-    """Full Relation of such heads, by the backend that fits the device."""
-    config = ModelConfig(1, heads * width, heads, 1, FULL, givens=False, kv_heads=kv_heads)
-    return ByDevice().calls(config)["full"]
+_OPERATOR = Automatic("full")
 
 
 def _documents(visible: Tensor) -> Documents | None:
@@ -154,8 +149,7 @@ def relation_attention(
         documents = _documents(attention_mask)
         whole = documents is not None
     if whole:
-        operator = _operator(query.shape[1], key.shape[1], width)
-        y = operator(query, key, value, lam, TAU, documents=documents)
+        y = _OPERATOR(query, key, value, lam, TAU, documents=documents)
     else:
         y = _masked(query, key, value, lam, attention_mask)
     return y.transpose(1, 2), None

@@ -1,22 +1,33 @@
-"""The paper's decoder as models of transformers, in the form whose projections are modules."""
+"""The paper's decoder as models of transformers: configuration, models and their cache."""
 
-from dataclasses import replace
+import inspect
+from dataclasses import MISSING, fields, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AutoModel, AutoModelForCausalLM, GenerationMixin, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    GenerationMixin,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
 from relation.errors import InputError
-from relation.hf.configuration import RelationConfig
 from relation.kernels.documents import Documents
 from relation.nn import Decoder, DecodeState
-from relation.nn.execution import ByDevice
-from relation.nn.mixers import FullRelationMixer, InformationMixer, LinearRelationMixer
+from relation.nn.model import FullRelationMixer, GivensMixing, LinearRelationMixer, retention_start
+from relation.variants import FULL, ModelConfig, model_config
 
+# A model of 10M parameters: transformers makes a configuration without arguments to compare with.
+_FIELDS = {f.name: None if f.default is MISSING else f.default for f in fields(ModelConfig)}
+_FIELDS |= {"vocab_size": 4096, "d_model": 384, "heads": 8, "d_ff": 768, "layout": FULL * 6}
 # Trainer, generation and tokenizers pass these to any model; the states depend on none of them.
 _PASSED = {"cache_position", "token_type_ids", "num_items_in_batch", "shift_labels", "ignore_index"}
 _OUTPUTS = {
@@ -25,10 +36,92 @@ _OUTPUTS = {
 }
 
 
+class RelationConfig(PretrainedConfig):
+    """`ModelConfig` with the fields that every configuration of transformers has.
+
+    Its arguments are `ModelConfig`'s fields: `layout` has a letter a layer, A for MHA, F for Full
+    and L for Linear Relation, so that "LLLF" * 3 is a Hybrid; `num_hidden_layers` alone gives as
+    many Full layers. transformers' names for the sizes (`hidden_size`, `num_attention_heads`,
+    `num_key_value_heads`, ...) read the same. Raises InputError where no such model exists, and for
+    an unknown field. A saved configuration may have further fields, because other versions of
+    transformers write other ones.
+    """
+
+    model_type = "relation"
+    attribute_map = {  # noqa: RUF012
+        "hidden_size": "d_model",
+        "intermediate_size": "d_ff",
+        "num_attention_heads": "heads",
+        "initializer_range": "init_std",
+    }
+
+    def __init__(self, **options):
+        layers = options.get("num_hidden_layers")
+        if layers is not None and options.get("layout") is None:
+            options["layout"] = FULL * layers
+        others = {own: other for other, own in self.attribute_map.items()}
+        for name, default in _FIELDS.items():
+            value = options.pop(name, options.pop(others.get(name, ""), default))
+            # transformers writes every attribute as JSON, which has no tuples.
+            setattr(self, name, list(value) if isinstance(value, tuple) else value)
+        if "transformers_version" not in options:
+            known = {*dir(self), *vars(PretrainedConfig()), *vars(GenerationConfig())}
+            if unknown := sorted(options.keys() - known - {"attn_implementation"}):
+                raise InputError(
+                    f"RelationConfig has no {', '.join(unknown)}; its fields are "
+                    f"{', '.join(_FIELDS)}"
+                )
+        super().__init__(**options)
+        self.model()
+
+    @classmethod
+    def of(cls, config: ModelConfig, **options) -> "RelationConfig":
+        """The configuration of a model of this project's; options: transformers' own fields."""
+        return cls(**{name: getattr(config, name) for name in _FIELDS}, **options)
+
+    def model(self) -> ModelConfig:
+        """The model's shape as the decoder takes it."""
+        return model_config({name: getattr(self, name) for name in _FIELDS})
+
+    @property
+    def num_hidden_layers(self) -> int:
+        """Layers of the layout. Raises InputError where another number is set."""
+        return len(self.layout)
+
+    @num_hidden_layers.setter
+    def num_hidden_layers(self, layers: int) -> None:
+        if layers != len(self.layout):
+            raise InputError(
+                f"num_hidden_layers is {layers} and layout {self.layout!r}; give a layout with a "
+                f'letter a layer, such as "F" * {layers}'
+            )
+
+    @property
+    def num_key_value_heads(self) -> int:
+        """Heads of the second coordinate and of information."""
+        return self.heads if self.kv_heads is None else self.kv_heads
+
+    @num_key_value_heads.setter
+    def num_key_value_heads(self, heads: int) -> None:
+        self.kv_heads = heads
+
+
+def _named(name: str, kind: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
+    return inspect.Parameter(name, kind, default=default)
+
+
+# The arguments by name, as help and editors show them.
+RelationConfig.__init__.__signature__ = inspect.Signature([
+    _named("self", inspect.Parameter.POSITIONAL_ONLY),
+    *(_named(name, inspect.Parameter.KEYWORD_ONLY, value) for name, value in _FIELDS.items()),
+    _named("options", inspect.Parameter.VAR_KEYWORD),
+])  # fmt: skip
+
+
 class RelationCache:
     """What `generate` and the models take as `cache`: the decode state, one cache a layer.
 
-    MHA and Full layers keep two states a token, a Linear one a matrix a head.
+    Layers with a flow keep two states a token, a Linear one a matrix a head.
     """
 
     # What `generate` reads of a cache besides its length.
@@ -85,30 +178,23 @@ class RelationPreTrainedModel(PreTrainedModel):
         if isinstance(module, FullRelationMixer):
             counts = isinstance(module.lam, nn.Parameter)
             nn.init.constant_(module.lam, self.config.lambda_init if counts else 0.0)
-        if isinstance(module, InformationMixer) and module.mixes:
+        if isinstance(module, GivensMixing) and module.mixes:
             nn.init.zeros_(module.theta)
         if isinstance(module, LinearRelationMixer):
             nn.init.normal_(module.retention_up, std=self.config.init_std)
-            drawn = {name: getattr(module, name) for name in ("a_log", "dt_bias")}
-            kept = {
-                name: parameter.clone()
-                for name, parameter in drawn.items()
-                if getattr(parameter, "_is_hf_initialized", False)
-            }
-            module.draw_vectors(self.config.model(), lambda name, shape: torch.rand(shape))
-            for name, values in kept.items():
-                drawn[name].copy_(values)
+            for name in ("a_log", "dt_bias"):
+                vector = getattr(module, name)
+                if not getattr(vector, "_is_hf_initialized", False):
+                    uniform = torch.rand(vector.shape)
+                    vector.copy_(retention_start(self.config.model(), name, uniform))
 
 
 class RelationModel(RelationPreTrainedModel):
-    """The decoder without its output matrix: tokens to states.
-
-    Its `decoder` is `relation.nn.Decoder` in the plain form, run by the backends of `ByDevice`.
-    """
+    """The decoder without its output matrix: tokens to states, by the fastest backends that run."""
 
     def __init__(self, config: RelationConfig):
         super().__init__(config)
-        self.decoder = Decoder(config.model(), ByDevice(), plain=True)
+        self.decoder = Decoder(config.model(), seed=None)  # post_init draws the weights
         self.gradient_checkpointing = False  # transformers sets it
         self.post_init()
 
@@ -138,11 +224,11 @@ class RelationModel(RelationPreTrainedModel):
         attention_mask: (B, T), 0 for padding at either side; with a cache also (B, read + T).
         cache: the tokens read so far, which takes these in; with `use_cache` an empty one is made.
         With a cache nothing is differentiable. past_key_values: the cache, as transformers before
-        5.24 names it. position_ids: (B, T) or (1, T); a document
-        starts where they do not increase by 1, as in transformers' own models. options: what
-        transformers passes to any model. Raises InputError for a row without text, text that
-        padding interrupts, padding after the first block of a cache, a second document in a row of
-        a cache, a request for attentions or hidden states, and unknown options.
+        5.24 names it. position_ids: (B, T) or (1, T); a document starts where they do not increase
+        by 1, as in transformers' own models. options: what transformers passes to any model. Raises
+        InputError for a row without text, text that padding interrupts, padding after the first
+        block of a cache, a second document in a row of a cache, a request for attentions or hidden
+        states, and unknown options.
         """
         self._check(options)
         cache = _cache(self.config, cache, past_key_values, use_cache)
@@ -189,8 +275,7 @@ class RelationModel(RelationPreTrainedModel):
     def _continue(self, tokens: Tensor, mask: Tensor | None, state: DecodeState) -> Tensor:
         """States (B, n, d) of tokens that follow those that `state` has read."""
         n = tokens.shape[1]
-        padded = mask is not None and not bool(mask[:, -n:].all())
-        if not padded:
+        if mask is None or bool(mask[:, -n:].all()):
             return self.decoder.decode_states(tokens, state)
         if state.length:
             raise InputError(
@@ -201,7 +286,7 @@ class RelationModel(RelationPreTrainedModel):
         # A decode state wants every row to begin at once: rows move left, and their states back.
         first = (mask != 0).long().argmax(dim=1, keepdim=True)
         place = torch.arange(n, device=tokens.device)
-        state.begin((mask != 0).sum(dim=1))
+        state.begin(tokens, (mask != 0).sum(dim=1).tolist())
         states = self.decoder.decode_states(tokens.gather(1, (place + first) % n), state)
         # Padding's own states are those of a document by itself, which nobody reads.
         moved = ((place - first) % n)[..., None].expand(-1, -1, states.shape[2])
@@ -284,14 +369,8 @@ class RelationForCausalLM(RelationPreTrainedModel, GenerationMixin):
         only the last so many tokens' logits; 0 keeps all.
         """
         cache = _cache(self.config, cache, past_key_values, use_cache)
-        outputs = self.model(
-            input_ids,
-            attention_mask,
-            position_ids=position_ids,
-            cache=cache,
-            **options,
-            return_dict=True,
-        )
+        given = {"position_ids": position_ids, "cache": cache, "return_dict": True}
+        outputs = self.model(input_ids, attention_mask, **given, **options)
         logits = self.model.decoder.logits(outputs.last_hidden_state[:, -logits_to_keep:])
         loss = None
         if labels is not None:
@@ -326,5 +405,6 @@ class RelationForCausalLM(RelationPreTrainedModel, GenerationMixin):
         }
 
 
+AutoConfig.register(RelationConfig.model_type, RelationConfig)
 AutoModel.register(RelationConfig, RelationModel)
 AutoModelForCausalLM.register(RelationConfig, RelationForCausalLM)

@@ -47,12 +47,23 @@ def _tables(length: int, width: int, base: float, like: Tensor) -> RopeTables:
 class _Layer(nn.Module):
     """How both layers are called. Comes before a mixer in a class's bases."""
 
+    _layout: str
     _cache: type[HistoryCache | LinearState]
 
-    def __init__(self, layer_index: int, backend: str | None, layout: str, **sizes):
+    def __init__(
+        self,
+        d_model: int,
+        heads: int,
+        kv_heads: int | None = None,
+        *,
+        layer_index: int = 0,
+        backend: str | None = None,
+        **options,
+    ):
         check_type("layer_index", layer_index, int)
-        config = ModelConfig(vocab_size=1, d_ff=1, layout=layout, **sizes)
-        operator = MIXERS[layout]
+        sizes = dict(d_model=d_model, heads=heads, kv_heads=kv_heads, layout=self._layout)
+        config = ModelConfig(vocab_size=1, d_ff=1, **sizes, **options)
+        operator = MIXERS[self._layout]
         call = Execution(**{operator: backend}).calls(config)[operator]
         super().__init__(config, layer_index, call)
         self._config, self.rope_base = config, config.rope_base
@@ -131,37 +142,19 @@ class FullRelation(_Layer, FullRelationMixer):
     """Multi-Head Relation (Section 3.2) in place of a causal attention layer.
 
     d_model: d; heads: H, which divides d into even widths; kv_heads: heads of p2 and information,
-    a divisor of H, each for neighbouring heads of p1 (None: H). tau: the Self temperature.
-    count_calibration: whether lambda is trained, from `lambda_init`, or 0. givens: whether heads of
-    information are mixed, by angles that start at 0; `layer_index` chooses their pairing, so give
-    neighbouring layers of a model neighbouring numbers. rope_base: RoPE's. backend: a name of
+    a divisor of H, each for neighbouring heads of p1 (None: H). backend: a name of
     `relation.ops.BACKENDS`; None takes the fastest that runs what the layer is given.
+
+    Options: tau (2.0), the Self temperature; count_calibration (True): whether lambda is trained,
+    from lambda_init (0.5), or 0; givens (True): whether heads of information are mixed, by angles
+    that start at 0; `layer_index` (0) chooses their pairing, so give neighbouring layers of a model
+    neighbouring numbers; rope_base (1e4); qk_norm and output_gate (False), as `ModelConfig`'s.
 
     Parameters: w1 (d, d), w2 and wi (kv_heads d_h, d), wo (d, d), which start as `nn.Linear` does,
     theta (kv_heads / 2,) in radians and lam (). Raises InputError for sizes that do not fit.
     """
 
-    _cache = HistoryCache
-
-    def __init__(
-        self,
-        d_model: int,
-        heads: int,
-        kv_heads: int | None = None,
-        *,
-        tau: float = 2.0,
-        count_calibration: bool = True,
-        lambda_init: float = 0.5,
-        givens: bool = True,
-        layer_index: int = 0,
-        rope_base: float = 1e4,
-        backend: str | None = None,
-    ):
-        super().__init__(
-            layer_index, backend, FULL, d_model=d_model, heads=heads, kv_heads=kv_heads, tau=tau,
-            count_calibration=count_calibration, lambda_init=lambda_init, givens=givens,
-            rope_base=rope_base,
-        )  # fmt: skip
+    _layout, _cache = FULL, HistoryCache
 
     def new_cache(self, capacity: int = 256) -> HistoryCache:
         """An empty cache, O(T d); memory for `capacity` tokens is taken at the first."""
@@ -171,29 +164,12 @@ class FullRelation(_Layer, FullRelationMixer):
 class LinearRelation(_Layer, LinearRelationMixer):
     """Linear Relation (Section 5.2) as a layer whose state does not grow with the text.
 
-    Arguments as `FullRelation`'s, of which it has no lambda. Parameters: w1, w2, wi, wo and theta
-    as there, retention_down (d, d), retention_up (H, d_h, d_h), a_log and dt_bias (d,), which start
-    as the paper's model draws them. Raises InputError for sizes that do not fit.
+    Arguments and options as `FullRelation`'s, without lambda's. Parameters: w1, w2, wi, wo and
+    theta as there, retention_down (d, d), retention_up (H, d_h, d_h), a_log and dt_bias (d,), which
+    start as the paper's model draws them. Raises InputError for sizes that do not fit.
     """
 
-    _cache = LinearState
-
-    def __init__(
-        self,
-        d_model: int,
-        heads: int,
-        kv_heads: int | None = None,
-        *,
-        tau: float = 2.0,
-        givens: bool = True,
-        layer_index: int = 0,
-        rope_base: float = 1e4,
-        backend: str | None = None,
-    ):
-        super().__init__(
-            layer_index, backend, LINEAR, d_model=d_model, heads=heads, kv_heads=kv_heads, tau=tau,
-            givens=givens, rope_base=rope_base,
-        )  # fmt: skip
+    _layout, _cache = LINEAR, LinearState
 
     def new_cache(self) -> LinearState:
         """An empty cache, O(d^2 / H) however many tokens it reads."""

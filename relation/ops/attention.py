@@ -17,7 +17,7 @@ from relation.kernels.documents import Documents, unseen
 
 
 def scores(p1: Tensor, p2: Tensor) -> Tensor:
-    """U_ij = p1_i . p2_j / sqrt(D), eq:relation-projections; q and k stand for them in MHA.
+    """U_ij = p1_i . p2_j / sqrt(D), Eq. 1; q and k stand for them in MHA.
 
     p1: (B, H, n, D), p2: (B, H, T, D) or of fewer heads. Returns (B, H, n, T), FP32 at least. The
     product has the inputs' dtype, except for FP16: it ends at 65504, which p1_i . p2_j may pass.
@@ -123,12 +123,23 @@ def cudnn_attention(
     return _fused(SDPBackend.CUDNN_ATTENTION, q, k, v, null)
 
 
+def efficient_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, null: bool = False, documents: Documents | None = None
+) -> Tensor:
+    """`causal_attention` by PyTorch's memory-efficient kernel, forced: FP32 on a GPU."""
+    if documents is not None:
+        raise InputError("memory-efficient attention takes no documents; use backend reference")
+    return _fused(SDPBackend.EFFICIENT_ATTENTION, q, k, v, null)
+
+
 def _fused(kernel: SDPBackend, q: Tensor, k: Tensor, v: Tensor, null: bool) -> Tensor:
     _check((q, k, v), None)
     shares = q.shape[1] != k.shape[1]
     if null:
         # The null token stands first, so that every other one sees it; its own row is left out.
         q, k, v = (F.pad(x, (0, 0, 1, 0)) for x in (q, k, v))
+    if kernel == SDPBackend.EFFICIENT_ATTENTION:
+        k, v, shares = for_heads(k, q.shape[1]), for_heads(v, q.shape[1]), False
     with sdpa_kernel(kernel):
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=shares)
     return y[:, :, 1:] if null else y

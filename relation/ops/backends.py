@@ -19,7 +19,12 @@ from relation.kernels.flash_relation import (
     why_unavailable,
 )
 from relation.kernels.linear_relation import linear_relation as fused_linear_relation
-from relation.ops.attention import causal_attention, cudnn_attention, flash_attention
+from relation.ops.attention import (
+    causal_attention,
+    cudnn_attention,
+    efficient_attention,
+    flash_attention,
+)
 from relation.ops.flex import flex_relation
 from relation.ops.full import full_relation
 from relation.ops.linear import chunked_linear_relation, linear_relation
@@ -54,9 +59,13 @@ def _why_no_flash_attention(device: torch.device) -> str | None:
     return None
 
 
+def _why_no_gpu(device: torch.device) -> str | None:
+    return None if device.type == "cuda" else f"it needs a CUDA device, and this one is {device}"
+
+
 def _why_no_cudnn(device: torch.device) -> str | None:
     if device.type != "cuda":
-        return f"it needs a CUDA device, and this one is {device}"
+        return _why_no_gpu(device)
     return None if torch.backends.cudnn.is_available() else "this PyTorch was built without cuDNN"
 
 
@@ -71,12 +80,13 @@ def _has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-# "calibrated" is Full Relation whose Exchange is attention's own logits; FlashRelation has SiLU alone.
+# "calibrated" is Full Relation with attention's logits as Exchange; FlashRelation has SiLU alone.
 BACKENDS: dict[str, dict[str, Backend]] = {
     "mha": {
         "reference": Backend(causal_attention, eager=True),
         "flash": Backend(flash_attention, refusal=_why_no_flash_attention),
         "cudnn": Backend(cudnn_attention, refusal=_why_no_cudnn),
+        "efficient": Backend(efficient_attention, refusal=_why_no_gpu),
     },
     "full": {
         "reference": Backend(full_relation, eager=True),
@@ -117,26 +127,26 @@ def get_backend(operator: str, name: str, device: torch.device | str | None = No
     return backend
 
 
-def default_backend(operator: str, x: Tensor, documents: bool = False) -> str:
+def default_backend(operator: str, x: Tensor, documents: bool = False, null: bool = False) -> str:
     """The name of the fastest backend that runs x, (B, H, T, D), where nobody named one.
 
     On CUDA the kernels, where device, dtype and head width allow; elsewhere plain PyTorch in memory
-    linear in T. MHA alone has no such form in FP32 on CUDA, nor with a null logit for documents.
+    linear in T. MHA alone has no such form for FP64 on a GPU and for a null logit in documents.
     """
-    if not x.is_cuda:
-        fits = operator != "mha" or (x.device.type == "cpu" and not documents)
-        return {"linear": "chunked", "mha": "flash" if fits else "reference"}.get(operator, "tiled")
+    width, narrow = x.shape[3], x.dtype in (torch.bfloat16, torch.float16)
     if operator == "mha":
-        fits = x.dtype in (torch.bfloat16, torch.float16) and x.shape[3] <= 256
-        fits = fits and _why_no_flash_attention(x.device) is None and not documents
-        return "flash" if fits else "reference"
-    fits = x.dtype in DTYPES and NARROWEST <= x.shape[3] <= WIDEST
-    if operator != "calibrated" and fits and why_unavailable(x.device) is None:
+        if _why_no_flash_attention(x.device) or (documents and null):
+            return "reference"
+        if not x.is_cuda or (narrow and width <= 256):
+            return "flash"
+        return "reference" if documents or x.dtype == torch.float64 else "efficient"
+    fits = x.dtype in DTYPES and NARROWEST <= width <= WIDEST
+    if operator != "calibrated" and x.is_cuda and fits and why_unavailable(x.device) is None:
         return "flash"
     if operator == "linear":
         return "chunked"
-    narrow = x.dtype != torch.float64 and x.shape[3] >= NARROWEST
-    return "flex" if narrow and _why_no_flex(x.device) is None else "tiled"
+    flexes = x.dtype != torch.float64 and width >= NARROWEST and _why_no_flex(x.device) is None
+    return "flex" if flexes else "tiled"
 
 
 _BEST = {"mha": "flash", "full": "flash", "linear": "flash", "calibrated": "flex"}
@@ -163,8 +173,8 @@ class Automatic:
     compiled: bool = False
 
     def __call__(self, first: Tensor, *inputs, documents=None, **options):
-        hard = documents is not None and bool(options.get("null"))
-        name = default_backend(self.operator, first, documents=hard)
+        null = bool(options.get("null"))
+        name = default_backend(self.operator, first, documents is not None, null)
         if first.is_cuda and name != _BEST[self.operator] and not torch.compiler.is_compiling():
             _say(self.operator, name, first.dtype, first.shape[3], first.device)
         call = around(BACKENDS[self.operator][name], self.compiled)

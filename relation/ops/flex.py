@@ -1,7 +1,7 @@
 """Full Relation by FlexAttention, for heads and devices that FlashRelation does not take.
 
 FlexAttention gives a row's mean information over its history and the logarithm of its normaliser,
-the Exchange scan of eq:flashrelation-exchange-summary; Self and the count calibration complete the
+the Exchange scan of Eq. 12; Self and the count calibration complete the
 row outside. Lambda is so no part of the fused kernel, and its gradient is autograd's.
 """
 

@@ -33,7 +33,7 @@ def full_flow(
     silu: bool = True,
     documents: Documents | None = None,
 ) -> Tensor:
-    """The normalised flow F = Softmax(R), eq:causal-relation and eq:relation-flow.
+    """The normalised flow F = Softmax(R), Eq. 2 and 3.
 
     Returns (B, H, T, T), lower triangular, rows summing to 1. BF16 inputs round U to BF16; R and
     the softmax are FP32 (FP64 for FP64 inputs).
@@ -61,7 +61,7 @@ def full_relation(
     silu: bool = True,
     documents: Documents | None = None,
 ) -> Tensor:
-    """Full Relation, Y = F I (eq:relation-flow; Appendix A.1.6): (B, H, T, D) in info's dtype.
+    """Full Relation, Y = F I (Eq. 3; Appendix A.1.6): (B, H, T, D) in info's dtype.
 
     `transport_self=False` is the exchange-only ablation (Appendix D.1): the same flow, of which
     only the entries j < i carry information.

@@ -46,7 +46,7 @@ def _read_write(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Checked inputs as (read, write, information, g, C_0), FP32 at least.
 
-    read is S p1-hat and write S p2-hat (eq:linear-self-relation): Self stands on both sides of the
+    read is S p1-hat and write S p2-hat (Eq. 14): Self stands on both sides of the
     recurrence. A document's first token forgets all, which empties the state.
     """
     given = {} if state is None else {"state": state}
@@ -80,7 +80,7 @@ def linear_relation(
     documents: Documents | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Ask Self, Ask Others, Answer, Become Others, one token at a time
-    (eq:decayed-relation-state)."""
+    (Eq. 16)."""
     read, write, information, g, C = _read_write(p1, p2, info, log_retention, tau, state, documents)
     alpha = g.exp()
     exchange = []

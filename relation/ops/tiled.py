@@ -55,7 +55,7 @@ class _History:
 def _scan_history(
     p1: Tensor, p2: Tensor, info: Tensor, history: _History, silu: bool
 ) -> tuple[Tensor, Tensor]:
-    """Log-normaliser L, (..., T), and mean information zbar, as p1 (eq:flashrelation-exchange-scan).
+    """Log-normaliser L, (..., T), and mean information zbar, as p1 (Eq. 11).
 
     A document's first token has no history: L = -inf and zbar = 0.
     """
