@@ -236,15 +236,16 @@ def gap(
         and seed in (None, row.seed)
     ]
     if not rows:
-        of = f" of {what}" if what else ""
-        return "not run", f"no {name}{of}{f' seed {seed}' if seed else ''} is part of this setting"
+        if scale and scale not in {row.scale for row in records.planned_rows}:
+            return "not run", f"{scale} is not part of this setting"
+        return "not run", f"no {name} of {what or 'this kind'} is part of this setting"
     lacking = [row for row in rows if row.status != "ok"]
     if not lacking:
         return "no counterpart", f"the records of its {len(rows)} {name}s do not hold it"
     found = {row.status for row in lacking}
     status = next((each for each in ("oom", "failed") if each in found), "not run")
-    told = "; ".join(dict.fromkeys(row.reason for row in lacking if row.reason))
-    verb = "is" if len(lacking) == 1 else "are"
-    return status, f"{len(lacking)} of {len(rows)} {name}s {verb} not there" + (
-        f": {told}" if told else ""
-    )
+    reasons = dict.fromkeys(row.reason for row in lacking if row.reason)
+    told = f"{len(lacking)} of {len(rows)} {name}s are not there"
+    if len(lacking) == len(rows):
+        told = f"no {name} of it is there"
+    return status, "; ".join([told, *reasons])

@@ -31,7 +31,8 @@ class Column:
     key: of the cells; form: a format specification, empty for words; unit: where the paper prints
     no value; variants: of the runs, or the benchmark, behind it, where neither its key nor its row
     says so; null: the value of no effect, or the column that holds it; the paper's value counts as
-    agreeing only where our interval excludes the null. spread: whether the ± is shown.
+    agreeing only where our interval excludes the null. spread, interval: whether ± and the
+    interval are shown; the interval always is beside a null that is a number.
     """
 
     key: str
@@ -41,6 +42,7 @@ class Column:
     variants: tuple[str, ...] = ()
     null: float | str | None = None
     spread: bool = False
+    interval: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,9 +76,9 @@ class Table:
         """Its columns by key."""
         return {column.key: column for panel in self.panels for column in panel.columns}
 
-    def labels(self, row: str) -> list[str]:
-        """The printed labels of a row: its name, or the parts of its key."""
-        return [(self.names or {}).get(row) or row] if row in (self.names or {}) else row.split("/")
+    def label_of(self, row: str) -> str:
+        """The printed label of a row: its name, or its key in words, as 10M, 42."""
+        return (self.names or {}).get(row) or row.replace("/", ", ")
 
 
 def cell(row: str, column: str, value: float = math.nan, **known: Any) -> dict[str, Any]:

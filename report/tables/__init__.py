@@ -3,7 +3,7 @@
 from types import ModuleType
 
 from report.table import Table
-from report.tables import ablations, complexity, configs, quality, structure, systems
+from report.tables import ablations, complexity, configs, quality, structure, systems, variants
 
 
 def _of(*modules: ModuleType) -> list[Table]:
@@ -16,4 +16,4 @@ PAPER = tuple(
         key=lambda table: int(table.number),
     )
 )
-EVERY = PAPER
+EVERY = (*PAPER, *_of(variants))

@@ -223,7 +223,7 @@ TOKEN_MIXING = Table(
         Panel(
             "Fitted powers of T",
             (
-                Column("time_exponent", "Time: exponent", ".2f", "1", _BENCHMARK),
+                Column("time_exponent", "Time: exponent", ".2f", "1", _BENCHMARK, interval=True),
                 Column("contexts", "Fitted to T", variants=_BENCHMARK),
                 Column("state_exponent", "Decode state: exponent", ".2f", "1", _BENCHMARK),
                 Column("decode_first", "A token at the first T", ".2f", "ms", _DECODE),
