@@ -1,0 +1,388 @@
+"""Convert records of the code before 2026-11-27 into results/published/<campaign>/<kind>.parquet.
+
+    tools/convert.py OLD/published            all campaigns below a folder, from nothing
+    tools/convert.py OLD/published/library    one campaign, merged with what is published
+    tools/convert.py --check OLD/published    compare every value of the old files with the new
+
+It goes when the last run of that code is converted.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+
+from relation import records
+
+# Old campaign -> new campaign and variation; None: the variation is the reading's name.
+CAMPAIGNS = {
+    "books": ("books", "nearest"),
+    "books-scaled": ("books", "gpt2"),
+    "books-residual": ("books", "residual"),
+    "books-epsilon": ("books", "eps"),
+    "books-100m": ("books", "nearest"),
+    "library": ("books", "nearest"),
+    "readings": ("readings", None),
+    "anchor-10m": ("readings", None),
+    "documents-10m": ("readings", None),
+    "anchor": ("anchor", None),
+    "conversion": ("conversion", "base"),
+    "fair": ("fair", None),
+}
+# The first runs hold a hash of the corpus's files; this is the hash of the same texts.
+SAME_TEXTS = {
+    "be830d96b31ed42cf3724ba6f02fce99ebb7c30ca46c6709711d293a773fb5ec": (
+        "f912d9ff442f84a9255df0bfc0ffcd38401dde0b0238a7a445b3d563a0333c74"
+    )
+}
+OPERATORS = {"A": "mha", "F": "full", "L": "linear"}
+# Files of a campaign: kind, pattern.
+OLD = {
+    "runs": "runs/*/*/*/record.parquet",
+    "losses": "runs/*/*/*/log.parquet",
+    "probes": "runs/*/*/*/probes.parquet",
+    "flow": "diagnostics/*/*/[0-9][0-9].parquet",
+    "curves": "diagnostics/*/*/*-curves.parquet",
+    "maps": "diagnostics/*/*/*-maps.parquet",
+    "lengths": "beyond/*/*/*/lengths.parquet",
+    "models": "models.parquet",
+    "recall": "recall/*.parquet",
+    "steps": "systems/[!cd]*/*.parquet",
+    "complexity": "systems/complexity/*.parquet",
+    "decode": "systems/decode/*.parquet",
+    "checks": "verification.parquet",
+    "gradients": "gradients.parquet",
+}
+READINGS = {"runs": "runs", "losses": "losses", "probes": "probes", "flow": "diagnoses"}
+RUN_KINDS = ("runs", "losses", "probes", "flow", "curves", "maps", "lengths")
+# Columns that are gone: derived from others, or of the code hash.
+GONE = {
+    "runs": {"code_hash", "golden_hash", "torch", "corpus_sha256", "config_hash"},
+    "losses": {"update_tokens", "learning_rate", "tokens_per_second"},
+}
+SPECIFICATIONS = """
+import json, sys, yaml
+from relation.pipeline.campaign import resolve
+config, found = yaml.safe_load(open("config.yaml")), {}
+for name in config["campaigns"]:
+    campaign = resolve({**config, "campaign": name})
+    for run in (*campaign.known_runs, *campaign.planned_reading_runs):
+        title = campaign.data[run.data].title
+        found[run.config_hash] = {"identity": run.identity(), "title": title}
+json.dump(found, sys.stdout)
+"""
+
+
+def specifications(code: Path) -> dict[str, dict]:
+    """The identity and corpus title of every run that the old code knows, by its hash."""
+    command = [sys.executable, "-c", SPECIFICATIONS]
+    done = subprocess.run(
+        command, cwd=code, env={"PYTHONPATH": str(code)}, capture_output=True, check=True
+    )
+    return json.loads(done.stdout)
+
+
+def unpacked(folder: Path) -> Path:
+    """A shipped campaign's folder, in a temporary copy where its runs lie in an archive."""
+    archive = folder / "runs.tar.xz"
+    if not archive.exists():
+        return folder
+    copy = Path(tempfile.mkdtemp()) / folder.name
+    with tarfile.open(archive, "r:xz") as tar:
+        tar.extractall(copy, filter="data")
+    for path in folder.rglob("*.parquet"):
+        name = path.relative_to(folder)
+        if name.parts[0] not in ("report", "runs", "diagnostics", "beyond"):
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            (copy / name).write_bytes(path.read_bytes())
+    return copy
+
+
+def old_files(folder: Path) -> Iterator[tuple[str, Path, pd.DataFrame, dict]]:
+    """Kind, path, rows and origin of each old file of a campaign."""
+    patterns = [*OLD.items(), *((k, f"readings/{name}.parquet") for k, name in READINGS.items())]
+    for kind, pattern in patterns:
+        for path in sorted(folder.glob(pattern)):
+            table = pq.read_table(path, partitioning=None, page_checksum_verification=True)
+            rows = table.to_pandas()
+            if kind == "losses" and "seed" not in rows:
+                scale, variant, seed = path.relative_to(folder).parts[1:4]
+                rows = rows.assign(scale=scale, variant=variant, seed=int(seed))
+            if kind in ("complexity", "decode"):
+                rows = rows.assign(scale=path.stem)
+            yield kind, path, rows, json.loads(table.schema.metadata[b"relation.origin"])
+
+
+def keyed(campaign: str, kind: str, rows: pd.DataFrame) -> pd.DataFrame:
+    """Old rows with the new campaign, scale and variation."""
+    name, variation = CAMPAIGNS[campaign]
+    if "reading" in rows and kind != "lengths":
+        rows = rows.rename(columns={"reading": "variation"}).assign(campaign=name)
+        rows = rows if "scale" in rows else rows.assign(scale="10M")
+    else:
+        rows = rows.assign(campaign=name, variation=variation)
+    if name == "anchor" and "scale" in rows:
+        rows = rows.assign(scale=rows["scale"] + "-mini")
+    return rows
+
+
+def with_origin(rows: pd.DataFrame, origin: dict) -> pd.DataFrame:
+    """Old rows with the columns of origin; readings hold most of them themselves."""
+    if "device" in rows and set(rows["device"]) != {origin["device"]} and "torch" not in rows:
+        raise SystemExit(f"devices differ: {set(rows['device'])}, {origin['device']}")
+    if "torch" in rows:
+        versions = [json.dumps({"torch": version}) for version in rows["torch"]]
+        return rows.assign(hash=None, versions=versions)
+    return rows.assign(
+        hash=None,
+        commit=origin["commit"],
+        device=origin["device"],
+        versions=json.dumps(origin["versions"], sort_keys=True),
+        created=origin["created"],
+    )
+
+
+def described(row: dict, identity: dict, title: str, texts: str, backends: dict | str) -> dict:
+    """What a row of runs says of its specification."""
+    model, texts = identity["model"], SAME_TEXTS.get(texts, texts)
+    if isinstance(backends, dict):
+        used = [backends[OPERATORS[letter]] for letter in "AFL" if letter in model["layout"]]
+        backends = ", ".join(dict.fromkeys(used))
+    return {
+        "layout": model["layout"],
+        "d_model": model["d_model"],
+        "heads": model["heads"],
+        "d_ff": model["d_ff"],
+        "vocabulary": model["vocab_size"],
+        **{n: identity[n] for n in ("context", "micro", "accumulation", "learning_rate")},
+        "corpus": title,
+        "corpus_fingerprint": texts,
+        "validation_characters": None,
+        "backend": backends,
+        "precision": identity["precision"],
+        "specification": json.dumps({**identity, "corpus_fingerprint": texts}, sort_keys=True),
+    }
+
+
+def new_runs(rows: pd.DataFrame, origin: dict, known: dict[str, dict]) -> pd.DataFrame:
+    """Rows of runs; `median_tokens_per_second` is filled from the log."""
+    made = []
+    for row in rows.to_dict("records"):
+        if "config_hash" in row:  # of a reading
+            former = row["config_hash"]
+            about = known[former]
+            texts, backends, processes = row["corpus_sha256"], row["backend"], None
+        else:
+            former, about = origin["config_hash"], {"identity": origin["spec"]}
+            data = origin["data_origin"]
+            about["title"], texts = data["title"], data["corpus_sha256"]
+            backends, counts = origin["backends"], origin["processes"]
+            processes = counts[0] if len(counts) == 1 else None
+        more = described(row, about["identity"], about["title"], texts, backends)
+        made.append(row | more | {"former_hash": former, "processes": processes})
+    return pd.DataFrame(made).assign(median_tokens_per_second=np.nan)
+
+
+def converted(folder: Path, known: dict[str, dict]) -> dict[str, pd.DataFrame]:
+    """One old campaign's rows in the new columns, by kind."""
+    found: dict[str, list[pd.DataFrame]] = {}
+    medians = {}
+    for kind, path, rows, origin in old_files(folder):
+        rows = keyed(folder.name, kind, with_origin(rows, origin))
+        if kind == "runs":
+            rows = new_runs(rows, origin, known)
+        if kind == "losses":
+            by_run = rows.groupby(records.UNITS["losses"], sort=False)
+            if not (by_run["tokens"].diff().fillna(rows["tokens"]) == rows["update_tokens"]).all():
+                raise SystemExit(f"{path}: tokens are not the sum of the updates'")
+            rows = rows.assign(gradient_norm=rows.get("gradient_norm", np.nan))
+            if "update" not in rows:
+                rows = rows.assign(update=by_run.cumcount() + 1)
+            if "tokens_per_second" in rows:
+                medians |= by_run["tokens_per_second"].median().to_dict()
+        if kind == "flow" and "sequence" not in rows:
+            rows = rows.assign(sequence=None, length=None)
+        found.setdefault(kind, []).append(rows)
+    frames = {kind: pd.concat(parts, ignore_index=True) for kind, parts in found.items()}
+    unit, runs = records.UNITS["runs"], frames["runs"]
+    keys = list(runs[unit].itertuples(index=False, name=None))
+    frames["runs"] = runs.assign(median_tokens_per_second=[medians.get(key) for key in keys])
+    # Readings' origin stands in their runs alone.
+    about = frames["runs"].set_index(unit)[["commit", "device", "versions", "created"]]
+    for kind in set(RUN_KINDS) & set(frames) - {"runs"}:
+        if "variation" in frames[kind] and CAMPAIGNS[folder.name][1] is None:
+            own = frames[kind].drop(columns=about.columns)
+            frames[kind] = own.merge(about, left_on=unit, right_index=True, how="left")
+    if "maps" in frames:
+        maps = frames["maps"]
+        frames["maps"] = maps[maps["seed"] == maps.groupby("scale")["seed"].transform("min")]
+    return {kind: rows[records.columns(kind)] for kind, rows in frames.items()}
+
+
+def first_of_equal(kind: str, rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows without repeated jobs. Stops where two campaigns shipped different results of one."""
+    unit = records.UNITS[kind]
+    if kind == "models":
+        unit = [*unit, "scale", "variant"]
+    kept, seen = [], {}
+    about = ["campaign_before", *(name for name, *_ in records._ORIGIN)]
+    for (key, _), group in rows.groupby([by(rows, unit), "campaign_before"], sort=False):
+        values = group.drop(columns=about).reset_index(drop=True)
+        if key not in seen:
+            seen[key] = values
+            kept.append(group)
+        elif not values.equals(seen[key]):
+            raise SystemExit(f"{kind} of {key} differ between campaigns")
+    return pd.concat(kept).drop(columns="campaign_before")
+
+
+def in_order(kind: str, rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows by variation, scale, variant and seed; those of one job in their old order."""
+    rows = rows.assign(_size=0)
+    if "scale" in rows:
+        rows["_size"] = rows["scale"].str.extract(r"^(\d+)", expand=False).astype(float)
+    names = ["variation", "_size", "scale", "variant", "seed"]
+    if kind not in (*RUN_KINDS, "models"):
+        names = ["variation"]
+    rows = rows.sort_values(names_in(rows, names), kind="stable", ignore_index=True)
+    return rows[records.columns(kind)]
+
+
+def names_in(rows: pd.DataFrame, names: list[str]) -> list[str]:
+    """The names that are columns."""
+    return [name for name in names if name in rows]
+
+
+def campaigns_in(folder: Path) -> list[Path]:
+    """The old campaigns at a folder: itself, or those below it."""
+    if folder.name in CAMPAIGNS:
+        return [folder]
+    return [folder / name for name in CAMPAIGNS if (folder / name).is_dir()]
+
+
+def convert(folders: list[Path], code: Path, target: Path) -> None:
+    """Write the new files of old campaigns, merged with those that are there."""
+    known = specifications(code)
+    new: dict[tuple[str, str], list[pd.DataFrame]] = {}
+    for folder in folders:
+        for kind, rows in converted(unpacked(folder), known).items():
+            name = CAMPAIGNS[folder.name][0]
+            new.setdefault((name, kind), []).append(rows.assign(campaign_before=folder.name))
+    for (name, kind), parts in sorted(new.items()):
+        rows = first_of_equal(kind, pd.concat(parts, ignore_index=True))
+        path = target / name / f"{kind}.parquet"
+        if path.exists():
+            old = records.read(path, kind)
+            shipped = old.assign(campaign_before="shipped")
+            there = [shipped, rows.assign(campaign_before="new")]
+            rows = first_of_equal(kind, pd.concat(there, ignore_index=True))
+        records.write(path, kind, in_order(kind, rows))
+        print(f"{path}  {len(rows):,} rows  {path.stat().st_size:,} bytes")
+
+
+def check(folders: list[Path], target: Path) -> None:
+    """Compare every value of the old files with the new; stop at the first difference."""
+    counts, gone, seen, groups = Counter(), Counter(), {}, {}
+    for folder in folders:
+        name = CAMPAIGNS[folder.name][0]
+        if name not in seen:
+            seen[name] = {
+                k: records.read(p, k)
+                for k in records.KINDS
+                if (p := target / name / f"{k}.parquet").exists()
+            }
+            records.check_pairs(seen[name]["runs"])
+        for kind, path, rows, origin in old_files(unpacked(folder)):
+            rows = keyed(folder.name, kind, rows)
+            unit = [n for n in (*records.UNITS[kind], "scale", "variant") if n in rows]
+            unit = list(dict.fromkeys(n for n in unit if n in records.columns(kind)))
+            if (name, kind) not in groups:
+                new = seen[name][kind]
+                groups[name, kind] = dict(list(new.groupby(by(new, unit), sort=False)))
+            found = groups[name, kind]
+            for key, group in rows.groupby(by(rows, unit), sort=False):
+                if kind == "maps" and key not in found:
+                    gone["maps of further seeds"] += len(group)
+                    continue
+                there = found[key]
+                if len(there) != len(group):
+                    raise SystemExit(f"{path} {key}: {len(group)} rows became {len(there)}")
+                for column in group.columns:
+                    if column in GONE.get(kind, ()):
+                        gone[f"{kind}.{column}"] += len(group)
+                        continue
+                    if not same(group[column].to_numpy(), there[column].to_numpy()):
+                        raise SystemExit(f"{path} {key}: {column} differs")
+                    counts[name, kind] += len(group)
+                # Of equal models one origin is kept; readings hold their origin in their rows.
+                of_file = kind != "models" and path.parent.name != "readings"
+                for column in ("commit", "created", "device") if of_file else ():
+                    if set(there[column]) != {origin[column]}:
+                        raise SystemExit(f"{path} {key}: {column} differs")
+                if kind == "runs":
+                    check_run(path, group, there, origin)
+    for (name, kind), count in sorted(counts.items()):
+        print(f"{name:12} {kind:12} {count:12,} values equal")
+    print(f"{sum(counts.values()):,} values equal; left out: ")
+    for what, count in sorted(gone.items()):
+        print(f"  {what}: {count:,}")
+
+
+def check_run(path: Path, group: pd.DataFrame, there: pd.DataFrame, origin: dict) -> None:
+    """Compare what a run's row took from its origin."""
+    for old, new in zip(group.to_dict("records"), there.to_dict("records"), strict=True):
+        former = old.get("config_hash", origin["config_hash"])
+        spec = json.loads(new["specification"])
+        if new["former_hash"] != former:
+            raise SystemExit(f"{path}: former hash differs")
+        if "spec" in origin and any(spec.get(k) != v for k, v in origin["spec"].items()):
+            raise SystemExit(f"{path}: specification differs")
+
+
+def by(rows: pd.DataFrame, unit: list[str]) -> pd.Series:
+    """Each row's key as one text."""
+    key = pd.Series("", index=rows.index)
+    for name in unit:
+        key += "/" + rows[name].astype(object).fillna("").astype(str)
+    return key
+
+
+def same(old: np.ndarray, new: np.ndarray) -> bool:
+    """Whether two columns have the same values to the last bit; nothing equals nothing."""
+    if any(isinstance(value, np.ndarray) for value in old):
+        return all(
+            a is b or np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
+            for a, b in zip(old, new, strict=True)
+        )
+    none = pd.isna(old)
+    return bool((none == pd.isna(new)).all() and (old[~none] == new[~none]).all())
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, help="an old campaign, or a folder of them")
+    parser.add_argument("--code", type=Path, default=Path("/tmp/base"), help="the old code")
+    parser.add_argument("--target", type=Path, default=records.RESULTS / "published")
+    parser.add_argument("--check", action="store_true", help="compare old values with new")
+    given = parser.parse_args()
+    folders = campaigns_in(given.folder)
+    if not folders:
+        sys.exit(f"{given.folder} holds none of the campaigns {', '.join(CAMPAIGNS)}")
+    if given.check:
+        check(folders, given.target)
+    else:
+        convert(folders, given.code, given.target)
+
+
+if __name__ == "__main__":
+    main()
