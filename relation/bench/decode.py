@@ -2,15 +2,13 @@
 
 A token is what generation runs: read the last ids, draw the next ones and tell the host, which
 reads them a token late. The state holds random numbers, on which no time depends. Beside it stand
-the time of a prompt and of training's forward pass of as many tokens, and how far decoding lies off
-the forward pass in FP64.
+the time of a prompt, and how far decoding a given text lies off the forward pass in FP64.
 """
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
 from pathlib import Path
 
 import torch
@@ -23,12 +21,10 @@ from relation.bench.rounds import (
     Conditions,
     Sides,
     median_columns,
-    reclaim,
     synchronize,
 )
 from relation.errors import RunError
-from relation.nn import Decoder, Execution
-from relation.nn.cache import DecodeState
+from relation.nn import Decoder, DecodeState, Execution
 from relation.nn.generate import (
     Places,
     Prepared,
@@ -36,15 +32,13 @@ from relation.nn.generate import (
     Sampling,
     Uniforms,
     draw,
-    fold,
     read_prompts,
     why_plain,
 )
 from relation.plan import Bench
-from relation.train.step import summed_nll
 from relation.variants import LINEAR, ModelConfig
 
-TOKEN, PROMPT, FORWARD, AGREEMENT = "token", "prompt", "forward", "agreement"
+TOKEN, PROMPT, AGREEMENT = "token", "prompt", "agreement"
 _TOKENS_A_ROUND = 8
 _ROOM = 16  # places beyond the context, for the tokens of a round
 # By kind of device: tokens of a prompt and its batches; rows, prompt and tokens of an agreement.
@@ -52,15 +46,6 @@ _PROMPTS = {"cuda": (8192, (1, 8)), "cpu": (64, (1,))}
 _AGREEMENTS = {"cuda": (8, 512, 128), "cpu": (2, 12, 8)}
 # Decoding may lie off FP64 by twice what the forward pass does, and by so much of the truth.
 _SLACK = {"fp32": 1e-5, "bf16": 1e-3, "fp16": 1e-3}
-
-
-def execution(dtype: torch.dtype, device: torch.device, compiled: bool = False) -> Execution:
-    """The backends of training, by which prompts are read too."""
-    if device.type != "cuda":
-        return Execution(mha="flash", full="tiled", linear="chunked", compiled=compiled)
-    # PyTorch's FlashAttention takes no FP32.
-    mha = "reference" if dtype == torch.float32 else "flash"
-    return Execution(mha=mha, full="flash", linear="flash", compiled=compiled)
 
 
 def state_bytes(config: ModelConfig, context: int, batch: int, dtype: torch.dtype) -> int:
@@ -102,10 +87,8 @@ class Decoding:
         enabled = self._dtype != torch.float32
         return torch.autocast(self.device.type, self._dtype, enabled=enabled)
 
-    def _model(self, run_by: Execution) -> Decoder:
-        model = Decoder(self.config, run_by)
-        model.initialise(seed=0)
-        return model.to(self.device)
+    def _model(self) -> Decoder:
+        return Decoder(self.config, seed=0).to(self.device).eval()
 
     def _ids(self, batch: int, length: int) -> Tensor:
         generator = torch.Generator().manual_seed(0)
@@ -121,10 +104,8 @@ class Decoding:
         self._rewind, self._calls = (lambda: None), 1
         if measure == TOKEN:
             self._prepare_token(context, batch)
-        elif measure == PROMPT:
-            self._call = self._prompt(context, batch)
         else:
-            self._call = self._forward(context, batch)
+            self._call = self._prompt(context, batch)
         for _ in range(3):
             self._call()
         return {}
@@ -136,7 +117,7 @@ class Decoding:
             if needed > free:
                 told = f"its state takes {needed / 1e9:,.0f} GB, and {free / 1e9:,.0f} GB are free"
                 raise torch.OutOfMemoryError(told)
-        model = fold(self._model(Execution(linear="chunked")).eval())
+        model = self._model()
         state = random_state(config, context, batch, dtype, device)
         self._calls = _TOKENS_A_ROUND
         if device.type == "cuda":
@@ -162,31 +143,16 @@ class Decoding:
 
     def _prompt(self, context: int, batch: int) -> Callable[[], object]:
         """Reads a prompt of `context` tokens a row into a new state; logits of the last."""
-        model = self._model(execution(self._dtype, self.device)).eval()
+        model = self._model()
         plain = why_plain(model, self.device, self._dtype)
         prepared = None if plain else Prepared(model, self._dtype)
-        folded, tokens = fold(model), self._ids(batch, context)
+        tokens = self._ids(batch, context)
 
         def read() -> None:
             with torch.no_grad(), self._autocast():
-                read_prompts(folded, prepared, tokens, folded.decode_state(context))
+                read_prompts(model, prepared, tokens, model.decode_state(context))
 
         return read
-
-    def _forward(self, context: int, batch: int) -> Callable[[], object]:
-        """Training's forward pass, which keeps what a backward needs; compiled on a GPU."""
-        on_gpu = self.device.type == "cuda"
-        model = self._model(execution(self._dtype, self.device, on_gpu))
-        tokens = self._ids(batch, context + 1)
-        inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-        torch.compiler.reset()  # nothing that was compiled for another model is taken for this one
-        loss = torch.compile(summed_nll, dynamic=False) if on_gpu else summed_nll
-
-        def passed() -> None:
-            with self._autocast():
-                loss(model, inputs, targets)
-
-        return passed
 
     def _next_token(self, model: Decoder, prompts: Tensor, places: int) -> Callable:
         """What gives logits (B, V) of ids (B,) after prompts (B, n), as generation does."""
@@ -215,9 +181,9 @@ class Decoding:
         is beyond its bound.
         """
         batch, read, decoded = _AGREEMENTS[self.device.type]
-        model = self._model(execution(self._dtype, self.device)).eval()
+        model = self._model()
         tokens = self._ids(batch, read + decoded)
-        exact = Decoder(self.config, Execution(full="tiled", linear="chunked"))
+        exact = Decoder(self.config, Execution(full="tiled", linear="chunked"), seed=None)
         exact.to(self.device).double().load_state_dict(model.state_dict())
         truth = exact(tokens)[:, read:]
         with self._autocast():
@@ -254,7 +220,6 @@ class Decoding:
 
     def release(self) -> None:
         self._call = self._rewind = None
-        reclaim()
 
 
 def _row(
@@ -275,7 +240,7 @@ def _row(
         **answers.status(measure),
         **columns,
         "tokens_per_second": None if seconds is None else tokens / seconds,
-        "state_bytes": bytes_of if measure in (TOKEN, PROMPT) else None,
+        "state_bytes": bytes_of if measure != AGREEMENT else None,
         "samples": answers.samples.get(measure, []),
         **answers.facts,
     }
@@ -291,7 +256,7 @@ def measure(bench: Bench, out: Path, data: Path | None = None) -> None:
     kind = bench.device
     prompt, batches = _PROMPTS[kind]
     cells = list(dict.fromkeys((TOKEN, side.context, side.micro) for side in bench.sides))
-    cells += [(each, prompt, batch) for batch, each in product(batches, (PROMPT, FORWARD))]
+    cells += [(PROMPT, prompt, batch) for batch in batches]
     rows: list[dict] = []
     with machine.claim(kind) as device:
         decoders = {

@@ -38,6 +38,7 @@ from relation.ops import causal_attention, chunked_linear_relation, full_relatio
 
 FORWARD, BACKWARD = "forward", "forward+backward"
 OUTPUT = Path("results/bench/operators.parquet")
+_MOST_COPIES = 64
 _CHECKED_TOKENS = 2048  # a T x T matrix in FP64 is 32 MiB a head
 _SAME_FUNCTION = 0.02  # BF16 rounds to 2^-9 of a value; another function is off by its own size
 # On sm_90 flash-attn-4 4.0.0b36 returns a wrong dq at widths whose next multiple of 16 is none of
@@ -274,9 +275,10 @@ class PeerCalls:
         generator = torch.Generator(device).manual_seed(0)
         copies = [draw(shape, DTYPES[self.precision], device, generator)]
         taken = sum(copies[0][name].nbytes for name in (*peer.takes, "dy"))
-        # One copy more than the last cache holds: no call finds its inputs there.
-        for _ in range(math.ceil(cache_bytes(device) / taken)):
-            copies.append(draw(shape, DTYPES[self.precision], device, generator))
+        if device.type == "cuda":
+            # One copy more than the last cache holds: no call finds its inputs there.
+            for _ in range(min(_MOST_COPIES, math.ceil(cache_bytes(device) / taken))):
+                copies.append(draw(shape, DTYPES[self.precision], device, generator))
         turn = itertools.cycle(copies)
 
         def forward() -> Tensor:

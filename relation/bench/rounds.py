@@ -17,6 +17,7 @@ import math
 import multiprocessing
 import os
 import random
+import re
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +31,6 @@ import torch
 from scipy.stats import binom
 
 from relation.errors import InputError
-from relation.plan import Side
 
 # PyTorch's profiler says on stderr whenever it starts and stops.
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
@@ -39,16 +39,9 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 PASS, OOM, UNAVAILABLE, FAILED = "PASS", "OOM", "UNAVAILABLE", "FAILED"
 WARM_ROUNDS = 2
 # Libraries' handles take memory when they are first used.
-_OUT_OF_MEMORY = (
-    "out of memory",
-    "can't allocate memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUBLAS_STATUS_NOT_INITIALIZED",
-    "CUDNN_STATUS_NOT_INITIALIZED",
+_OUT_OF_MEMORY = re.compile(
+    "out of memory|can't allocate memory|(CUBLAS|CUDNN)_STATUS_(ALLOC_FAILED|NOT_INITIALIZED)"
 )
-
-
-# --- Statistics
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
@@ -56,12 +49,10 @@ def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
 
     None for fewer than six values, which allow no such interval.
     """
-    n = len(values)
-    rank = int(binom.ppf(0.025, n, 0.5))
-    if rank == 0:
+    if len(values) < 6:
         return None
-    ordered = sorted(values)
-    return ordered[rank - 1], ordered[n - rank]
+    rank, ordered = int(binom.ppf(0.025, len(values), 0.5)), sorted(values)
+    return ordered[rank - 1], ordered[-rank]
 
 
 def median_columns(name: str, values: Sequence[float]) -> dict:
@@ -74,22 +65,12 @@ def median_columns(name: str, values: Sequence[float]) -> dict:
 def ratio_columns(ours: "Answers", subjects: "Answers", measure: str) -> dict:
     """One side's seconds over another's: median of the rounds' ratios and its 95% interval.
 
-    Where one was measured alone there are no common rounds: the interval then spans the ratios of
-    the ends of both medians' intervals. All None where either has no seconds.
+    Where one was measured alone there are no common rounds: the medians' ratio, without interval.
     """
-    a, b = (each.samples.get(measure) for each in (ours, subjects))
-    if not a or not b:
-        return dict.fromkeys(("ratio", "ratio_low", "ratio_high"))
-    if not (ours.alone or subjects.alone):
-        return median_columns("ratio", [x / y for x, y in zip(a, b, strict=True)])
-    low = high = None
-    if (ends := median_interval(a)) and (their_ends := median_interval(b)):
-        low, high = ends[0] / their_ends[1], ends[1] / their_ends[0]
-    middle = statistics.median(a) / statistics.median(b)
-    return {"ratio": middle, "ratio_low": low, "ratio_high": high}
-
-
-# --- Timing, inside a side's process
+    a, b = (each.samples.get(measure, []) for each in (ours, subjects))
+    if a and b and (ours.alone or subjects.alone):
+        return median_columns("ratio", [statistics.median(a) / statistics.median(b)])
+    return median_columns("ratio", [x / y for x, y in zip(a, b, strict=bool(a and b))])
 
 
 def synchronize(device: torch.device) -> None:
@@ -98,10 +79,8 @@ def synchronize(device: torch.device) -> None:
 
 
 def cache_bytes(device: torch.device) -> int:
-    """Bytes of the device's last cache; for a CPU a size that few exceed."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).L2_cache_size
-    return 32 * 2**20
+    """Bytes of a GPU's last cache."""
+    return torch.cuda.get_device_properties(device).L2_cache_size
 
 
 class Timer:
@@ -157,9 +136,6 @@ class Timer:
         return statistics.median(found)
 
 
-# --- Sides and their processes
-
-
 class Failure(NamedTuple):
     """Why there is no number: OOM, UNAVAILABLE (it cannot run here) or FAILED, and one line."""
 
@@ -179,6 +155,14 @@ class Answers:
     failures: dict[str, Failure] = field(default_factory=dict)
     alone: bool = False
 
+    def take(self, told: dict | Failure, measures: Sequence[str]) -> None:
+        """Keep facts; a failure takes the place of these measures' seconds."""
+        if isinstance(told, Failure):
+            self.failures |= dict.fromkeys(measures, told)
+            self.samples = {k: v for k, v in self.samples.items() if k not in measures}
+        else:
+            self.facts |= told
+
     def status(self, measure: str) -> dict:
         """The columns `status` and `reason`."""
         failure = self.failures.get(measure, Failure(PASS, None))
@@ -189,7 +173,7 @@ def failure_of(error: Exception) -> Failure:
     """The failure that an exception stands for."""
     first = next(iter(str(error).strip().splitlines()), "no message")
     memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
-    if memory or any(words in str(error) for words in _OUT_OF_MEMORY):
+    if memory or _OUT_OF_MEMORY.search(str(error)):
         return Failure(OOM, first)
     if isinstance(error, InputError):
         return Failure(UNAVAILABLE, first)
@@ -233,6 +217,7 @@ class Process:
         given = side, theirs, torch.get_num_threads(), os.getpid()
         self._process = context.Process(target=_serve, args=given, daemon=True)
         self._process.start()
+        self.pid = self._process.pid
         theirs.close()
         self.dead: Failure | None = None
 
@@ -251,10 +236,6 @@ class Process:
                 told = f"its process ended with status {code}{hint} in its {question}"
                 self.dead = Failure(FAILED, told)
         return self.dead
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
 
     def close(self) -> None:
         self._pipe.close()
@@ -285,9 +266,9 @@ class Sides:
             process.close()
 
     def _ask(self, question: str, *given: Any) -> dict[str, Any]:
-        """The answers of all sides; a dead process is started anew."""
+        """The answers of all sides; to prepare, a dead process is started anew."""
         for name, process in self._processes.items():
-            if process.dead:
+            if process.dead and question == "prepare":
                 process.close()
                 self._processes[name] = Process(self.sides[name], self.conditions.device)
         threads = 1 if self.one_by_one else max(1, len(self._processes))
@@ -298,41 +279,29 @@ class Sides:
     def _together(
         self, given: Sequence[Any], measures: Sequence[str], rounds: int, warm_rounds: int
     ) -> dict[str, Answers]:
-        found = {name: Answers() for name in self.sides}
+        found, drawn = {name: Answers() for name in self.sides}, random.Random(0)
         for name, told in self._ask("prepare", *given).items():
-            if isinstance(told, Failure):
-                found[name].failures = dict.fromkeys(measures, told)
-            else:
-                found[name].facts |= told
+            found[name].take(told, measures)
         self.conditions.ours = [process.pid for process in self._processes.values()]
-        drawn = random.Random(0)
         for measure in measures:
             order = [name for name, answers in found.items() if measure not in answers.failures]
-            samples: dict[str, list[float]] = {name: [] for name in order}
+            for name in order:
+                found[name].samples[measure] = []
             for number in range(warm_rounds + rounds):
                 drawn.shuffle(order)
                 for name in list(order):
                     told = self._processes[name].ask("seconds", measure, watch=self.conditions.look)
                     self.conditions.look()
                     if isinstance(told, Failure):
-                        reason = (
-                            f"{told.reason} (after {len(samples.pop(name))} of {rounds} rounds)"
-                        )
+                        done = len(found[name].samples.pop(measure))
+                        reason = f"{told.reason} (after {done} of {rounds} rounds)"
                         found[name].failures[measure] = told._replace(reason=reason)
                         order.remove(name)
                     elif number >= warm_rounds:
-                        samples[name].append(told)
-            for name, values in samples.items():
-                found[name].samples[measure] = values
+                        found[name].samples[measure].append(told)
         for name, answers in found.items():
             if answers.samples:
-                told = self._processes[name].ask("proof")
-                if isinstance(told, Failure):
-                    # Seconds whose conditions cannot be proven do not count.
-                    answers.failures |= dict.fromkeys(answers.samples, told)
-                    answers.samples = {}
-                else:
-                    answers.facts |= told
+                answers.take(self._processes[name].ask("proof"), list(answers.samples))
         self._ask("release")
         return found
 
@@ -359,9 +328,6 @@ class Sides:
         return found
 
 
-# --- The device meanwhile
-
-
 _THROTTLES = {
     "software power cap": pynvml.nvmlClocksEventReasonSwPowerCap,
     "hardware slowdown": pynvml.nvmlClocksEventReasonHwSlowdown,
@@ -372,100 +338,75 @@ _THROTTLES = {
 
 
 class Conditions:
-    """Clock, temperature, power and other processes of a device, read by NVML while it is timed.
+    """Clock, temperature, power and other processes of a GPU, read by NVML while it is timed.
 
     Make it before the first side's process is on the device. ours: the processes of the sides.
     """
 
     def __init__(self, device: torch.device):
         self.device, self.ours = device, []
-        self._gpu = self._driver = self._limit = None
-        self._before: list[str] = []
+        self._gpu = self._driver = self._limit = self._before = None
         self.forget()
         if device.type != "cuda":
             busy = psutil.cpu_percent(interval=0.1)
-            if busy > 25:
-                self._before = [f"the CPU was {busy:.0f}% busy before the start"]
-            return
-        try:
+        else:
             pynvml.nvmlInit()
             uuid = torch.cuda.get_device_properties(device).uuid
             self._gpu = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
             self._driver = pynvml.nvmlSystemGetDriverVersion()
             self._limit = self._read("MaxClockInfo", pynvml.NVML_CLOCK_SM)
-            busy = []
-            for _ in range(4):
-                time.sleep(0.3)
-                rates = self._read("UtilizationRates")
-                busy.append(rates.gpu if rates else 0)
             # The least: work that ended just now shows for a moment.
-            if min(busy) > 5:
-                self._before.append(f"the GPU was {min(busy)}% busy before the start")
-            if others := self._others():
-                told = f"other processes on the GPU before the start: {len(others)}"
-                self._before.append(told)
-        except pynvml.NVMLError as error:
-            self._gpu, self._before = None, [f"not observed, NVML: {error}"]
+            rates = [time.sleep(0.3) or self._read("UtilizationRates") for _ in range(4)]
+            busy = min(0 if rate is None else rate.gpu for rate in rates)
+        if busy > (5 if self._gpu else 25):
+            self._before = f"the {device.type} was {busy:.0f}% busy before the start"
 
     def _read(self, name: str, *rest: Any) -> Any | None:
+        """An NVML reading, None for what the GPU does not report."""
         try:
             return getattr(pynvml, f"nvmlDeviceGet{name}")(self._gpu, *rest)
         except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_NoPermission):
             return None
 
-    def _others(self) -> set[int]:
-        """The processes on the GPU without this one."""
-        return {p.pid for p in self._read("ComputeRunningProcesses") or ()} - {os.getpid()}
-
     def forget(self) -> None:
         """Start anew."""
-        self._readings, self._strangers = [], 0
+        self._strangers = 0
+        self._readings = {name: [] for name in ("sm_clock", "temperature", "power", "reasons")}
 
     def look(self) -> None:
         """Take a reading; cheap, and without effect on a CPU."""
         if self._gpu is None:
             return
-        power, listed = self._read("PowerUsage"), self._others()
-        reading = {
+        power = self._read("PowerUsage")
+        found = {
             "sm_clock": self._read("ClockInfo", pynvml.NVML_CLOCK_SM),
             "temperature": self._read("Temperature", pynvml.NVML_TEMPERATURE_GPU),
             "power": None if power is None else power / 1e3,
-            "reasons": self._read("CurrentClocksEventReasons") or 0,
+            "reasons": self._read("CurrentClocksEventReasons"),
         }
-        self._readings.append(reading)
+        for name, value in found.items():
+            if value is not None:
+                self._readings[name].append(value)
+        listed = {p.pid for p in self._read("ComputeRunningProcesses") or ()} - {os.getpid()}
         # In a container NVML lists the host's process ids: only the number of ours is known then.
         known = len(listed & set(self.ours)) or len(self.ours)
         self._strangers = max(self._strangers, len(listed) - known)
 
     def columns(self) -> dict:
         """Clocks (MHz), highest temperature (C) and power (W), and what disturbed, or None."""
-        clocks, temperatures, powers = (
-            [reading[name] for reading in self._readings if reading[name] is not None]
-            for name in ("sm_clock", "temperature", "power")
-        )
-        told = list(self._before)
+        clocks, reasons = self._readings["sm_clock"], self._readings["reasons"]
+        told = [] if self._before is None else [self._before]
         if self._strangers > 0:
             told.append(f"other processes on the GPU: {self._strangers}")
         for name, bit in _THROTTLES.items():
-            if share := sum(bool(r["reasons"] & bit) for r in self._readings):
-                told.append(f"{name} in {share / len(self._readings):.0%} of the readings")
+            if share := sum(bool(reason & bit) for reason in reasons):
+                told.append(f"{name} in {share / len(reasons):.0%} of the readings")
         return {
             "driver": self._driver,
             "sm_clock": statistics.median(clocks) if clocks else None,
             "sm_clock_least": min(clocks, default=None),
             "sm_clock_limit": self._limit,
-            "temperature": max(temperatures, default=None),
-            "power": max(powers, default=None),
+            "temperature": max(self._readings["temperature"], default=None),
+            "power": max(self._readings["power"], default=None),
             "disturbed": "; ".join(told) or None,
         }
-
-
-def rising_groups(sides: Sequence[Side]) -> list[list[Side]]:
-    """Sides of a sweep over contexts, in groups that are measured together.
-
-    Those up to an eighth of the longest hold at most a quarter of its tokens, and are one group.
-    The others are one each, so that each can have the device's whole memory.
-    """
-    longest = max(side.context for side in sides)
-    short = [side for side in sides if 8 * side.context <= longest]
-    return [group for group in (short, *([s] for s in sides if s not in short)) if group]

@@ -23,7 +23,6 @@ from relation.bench.rounds import (
     Conditions,
     Sides,
     median_columns,
-    rising_groups,
     synchronize,
 )
 from relation.errors import InputError, RunError
@@ -112,8 +111,7 @@ class Updates:
         execution = Execution(**self.backends, compiled=self.compile)
         execution.check(self.model, device)
         torch.manual_seed(0)
-        model = Decoder(self.model, execution)
-        model.initialise(seed=0)
+        model = Decoder(self.model, execution, seed=0)
         options = dict(self.optimizer)
         clip = options.pop("gradient_clip")
         adamw = build_optimizer(model.to(device), **options)
@@ -209,6 +207,17 @@ class Updates:
         self._step = self._text = None
 
 
+def groups_of(sides: Sequence[Side]) -> list[list[Side]]:
+    """Sides of a sweep over contexts, in groups that are measured together.
+
+    Those up to an eighth of the longest hold at most a quarter of its tokens, and are one group.
+    The others are one each, so that each can have the device's whole memory.
+    """
+    longest = max(side.context for side in sides)
+    short = [side for side in sides if 8 * side.context <= longest]
+    return [group for group in (short, *([s] for s in sides if s not in short)) if group]
+
+
 def _row(bench: Bench, side: Side, answers: Answers, tokens: Path | None) -> dict:
     per_update = side.micro * side.accumulation * side.context
     rates = [per_update / seconds for seconds in answers.samples.get("update", [])]
@@ -245,7 +254,7 @@ def measure(bench: Bench, out: Path, data: Path | None = None) -> None:
         conditions = Conditions(device)
         fixed = bench.optimizer, bench.precision, bench.compile
         counts = bench.warmup_updates, bench.measured_updates, device, tokens
-        for group in rising_groups(bench.sides) if long else [bench.sides]:
+        for group in groups_of(bench.sides) if long else [bench.sides]:
             sides = {
                 side.side: Updates(
                     side.model, side.variant, side.backends, *fixed,
