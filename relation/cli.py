@@ -186,14 +186,15 @@ def _bench(options: Options) -> None:
 
         operators.main(options.rest)
         return
-    from relation.bench import complexity, decode, steps
+    from importlib import import_module
 
     options.choices = options.rest
     campaign = _campaign(options)
     bench = campaign.bench(benchmark, scale)
     _same(options, bench.hash, f"benchmark {options.target}")
     _one_thread()
-    module = {"complexity": complexity, "decode": decode}.get(benchmark, steps)
+    own = benchmark if benchmark in ("complexity", "decode") else "steps"
+    module = import_module(f"relation.bench.{own}")
     out = campaign.folder / "bench" / benchmark / f"{scale}.parquet"
     module.measure(bench, out, campaign.folder / "data" / campaign.data_at(scale))
     _made(options, out)

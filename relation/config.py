@@ -221,12 +221,12 @@ class Systems(Section):
     measured_updates: Count = key("Complete updates timed in a round")
     baseline: Backends = key("Backend of MHA in the comparisons")
     flash: FullBackend = key("The backend measured as FlashRelation")
-    fixed: Batches = key("FlashRelation beside the reference at one context")
-    matched: Batches = key("MHA and Full Relation at the scale's own context")
-    linear_steady: Batches = key("Linear Relation at one context")
-    linear_long: Sweep = key("Linear Relation at ever longer contexts, as many tokens an update")
-    complexity: Sweep = key("Time and memory of one layer's operator against T")
-    decode: Sweep = key("A token of whole models after ever more tokens")
+    fixed: Batches | None = key("FlashRelation beside the reference at one context")
+    matched: Batches | None = key("MHA and Full Relation at the scale's own context")
+    linear_steady: Batches | None = key("Linear Relation at one context")
+    linear_long: Sweep | None = key("Linear Relation at ever longer contexts, as many tokens an update")
+    complexity: Sweep | None = key("Time and memory of one layer's operator against T")
+    decode: Sweep | None = key("A token of whole models after ever more tokens")
 
 
 class RecallSection(Section):

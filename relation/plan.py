@@ -7,7 +7,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -90,7 +90,12 @@ class Campaign:
     corpus: str | None
     published: bool
     runs_per_gpu: int
-    settings: dict = field(default_factory=dict)
+    settings: dict
+    matrix: "Matrix"
+
+    def options(self, scale: str, variation: str, variant: str = "full") -> dict[str, Any]:
+        """The options of a run by name, as plain values."""
+        return self.matrix.options(scale, variant, self.variations[variation])
 
     @property
     def hash(self) -> str:
@@ -521,6 +526,7 @@ def load(config: Path | Mapping = CONFIG, **overrides: Any) -> Campaign:
         published=choice.published not in (False, "false"),
         runs_per_gpu=choice.runs_per_gpu or 1,
         settings={**raw, "settings": values},
+        matrix=matrix,
     )
 
 

@@ -1,4 +1,8 @@
-REPORT = [p for p in (PROJECT / "report").rglob("*") if p.suffix in (".py", ".csv", ".j2", ".css")]
+from os.path import relpath
+
+HERE = Path(relpath(PROJECT))  # as seen from the working folder: a copy has the same inputs
+SOURCES = (".py", ".csv", ".j2", ".css", ".js")
+REPORT = sorted(path for path in (HERE / "report").rglob("*") if path.suffix in SOURCES)
 
 
 rule collect:
@@ -18,7 +22,7 @@ rule collect:
 rule report:
     input:
         rules.collect.output,
-        source=sorted(REPORT),
+        source=REPORT,
     output:
         f"{FOLDER}/report/index.html",
     log:
@@ -30,8 +34,8 @@ rule report:
 # The report of what is shipped: `make published`.
 rule published:
     input:
-        sorted((PROJECT / "results" / "published").glob("*/*.parquet")),
-        source=sorted(REPORT),
+        sorted((HERE / "results" / "published").glob("*/*.parquet")),
+        source=REPORT,
     output:
         "results/published/report/index.html",
     log:
