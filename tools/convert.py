@@ -234,7 +234,7 @@ def first_of_equal(kind: str, rows: pd.DataFrame) -> pd.DataFrame:
     if kind == "models":
         unit = [*unit, "scale", "variant"]
     kept, seen = [], {}
-    about = ["campaign_before", *(name for name, *_ in records._ORIGIN)]
+    about = ["campaign_before", *records.ORIGIN]
     for (key, _), group in rows.groupby([by(rows, unit), "campaign_before"], sort=False):
         values = group.drop(columns=about).reset_index(drop=True)
         if key not in seen:
