@@ -1,0 +1,13 @@
+"""The documentation as `make site` builds it: README, docs/ and the API reference."""
+
+project = "Relation"
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.viewcode"]
+html_theme = "furo"
+html_title = "Relation"
+exclude_patterns = ["figures"]
+myst_enable_extensions = ["dollarmath"]
+myst_heading_anchors = 3
+suppress_warnings = ["myst.xref_missing"]  # links to folders and source files of the repository
+autodoc_member_order = "bysource"
+autodoc_default_options = {"members": True, "show-inheritance": True}
+autodoc_typehints = "signature"
