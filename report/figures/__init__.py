@@ -4,12 +4,12 @@ A function returns None where its rows are not there, and the figure is then lef
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from report.data import Records
+from report.data import FRAMES, Records
 from report.figures import quality, structure, systems
 from report.figures.style import save, styled
 
@@ -136,7 +136,9 @@ ALL = (
 def draw(records: Records, folder: Path) -> list[Drawing]:
     """Draw every figure whose rows are there as folder/<name>.svg; returns those drawn."""
     folder.mkdir(parents=True, exist_ok=True)
-    drawn = []
+    frames = {name: getattr(records, name) for name in FRAMES}
+    own = {n: f.assign(scale=f["own_scale"]) for n, f in frames.items() if "own_scale" in f}
+    records, drawn = replace(records, **own), []
     for drawing in ALL:
         path = folder / f"{drawing.name}.svg"
         path.unlink(missing_ok=True)

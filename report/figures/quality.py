@@ -158,11 +158,10 @@ def variants(records: Records) -> Figure | None:
     wide = records.runs.pivot_table("final_nll", ["scale", "seed"], "variant")
     if "full" not in wide or wide.shape[1] < 2:
         return None
-    apart = (
-        wide.drop(columns="full").sub(wide["full"], axis=0).stack().rename("apart").reset_index()
-    )
+    apart = wide.drop(columns="full").sub(wide["full"], axis=0).stack().dropna()
+    apart = apart.rename("apart").reset_index()
     groups = [
-        (scale, variant, rows["apart"].to_numpy())
+        (scale, variant, rows["apart"].tolist())
         for scale in scales_of(apart)
         for variant, rows in apart[apart["scale"] == scale].groupby("variant", sort=False)
     ]

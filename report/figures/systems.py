@@ -65,7 +65,7 @@ def _bars(here: Axes, rows: pd.DataFrame) -> None:
 
 def _contexts(here: Axes, contexts) -> None:
     places = sorted(set(contexts))
-    doublings(here, places[:: -(-len(places) // 5)])
+    doublings(here, places[:: max(1, -(-len(places) // 5))])
     here.set_xlabel("context T (tokens)")
 
 
@@ -172,7 +172,8 @@ def lengths(records: Records) -> Figure | None:
             here.plot(mean.index, mean, "o-", markersize=3, color=colour, label=variant)
         here.set_title(scale)
         here.axhline(0, color=MUTED, linewidth=0.8)
-        _contexts(here, own[own["first"] > 0]["first"])
+        last = int(own["first"].max())
+        doublings(here, [2**k for k in range(8, 20) if 2**k <= last])
         here.set_xlabel("position (tokens)")
     axes[0, 0].set_ylabel("NLL less that in trained windows\n(nat/token)")
     axes[0, 0].legend()
