@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 from relation.config import CONFIG, parsed, reference
 from relation.errors import InputError, RelationError
 from relation.plan import Campaign, Run, load
+from relation.variants import parameters
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -215,24 +216,19 @@ def _check(options: Options) -> None:
 
 
 def _models(campaign: Campaign) -> "pd.DataFrame":
-    """A row a scale and variant: the geometry, and the parameters as PyTorch counts them."""
+    """A row a scale and variant: the geometry, and its parameters."""
     import pandas as pd
-    import torch
-
-    from relation.nn import Decoder
 
     first = {(run.scale, run.variation, run.variant): run for run in reversed(campaign.planned)}
     rows = []
     for run in reversed(first.values()):
-        with torch.device("meta"):
-            parameters = Decoder(run.model).parameter_count()
         geometry = ("layers", "layout", "d_model", "heads", "head_dim", "d_ff")
         schedule = ("context", "micro", "accumulation", "budget_tokens")
         row = {n: getattr(run, n) for n in ("campaign", "scale", "variation", "variant", *schedule)}
         row |= {name: getattr(run.model, name) for name in geometry}
         rows.append(
             row
-            | {"parameters": parameters, "vocab": run.model.vocab_size}
+            | {"parameters": parameters(run.model), "vocab": run.model.vocab_size}
             | {"data_title": run.data.title}
         )
     return pd.DataFrame(rows)
@@ -318,11 +314,7 @@ def _plan(options: Options) -> None:
     for name, value in hours.items():
         print(f"  {name}: {value:,.1f} h of training")
     unit = "GPU" if campaign.device == "cuda" else "core"
-    # FP32 weights, to a few percent.
-    disk = sum(
-        4 * (m.vocab_size * m.d_model + m.layers * m.d_model * (4 * m.d_model + 3 * m.d_ff))
-        for m in (run.model for run in runs)
-    )
+    disk = sum(4 * parameters(run.model) for run in runs)  # FP32
     print(
         f"Training takes some {sum(hours.values()):,.1f} h of one {unit} at the expected speeds, "
         f"and {disk / 2**30:,.1f} GiB of disk for checkpoints."

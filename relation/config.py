@@ -123,6 +123,9 @@ class Options(Section):
     deterministic: StrictBool = key("Whether a GPU gives the same bits every time, at a cost")
     checkpoint_seconds: Positive = key("A resume state is saved this long after the last, seconds")
     checkpoint_tokens: Count | None = key("Or after so many tokens if sooner; null: by time alone")
+    divergence: Literal["fail", "record"] = key(
+        "A loss that is not finite: fail ends the run with an error; record ships it without a NLL"
+    )
     probes: Count = key("Looks at the flow while a run trains, one in each such part of its budget")
     probe_sequences: Count = key("Sequences that a look reads")
     validations: Count = key("Validation NLLs while a run trains, in each such part of its budget")
@@ -224,7 +227,9 @@ class Systems(Section):
     fixed: Batches | None = key("FlashRelation beside the reference at one context")
     matched: Batches | None = key("MHA and Full Relation at the scale's own context")
     linear_steady: Batches | None = key("Linear Relation at one context")
-    linear_long: Sweep | None = key("Linear Relation at ever longer contexts, as many tokens an update")
+    linear_long: Sweep | None = key(
+        "Linear Relation at ever longer contexts, as many tokens an update"
+    )
     complexity: Sweep | None = key("Time and memory of one layer's operator against T")
     decode: Sweep | None = key("A token of whole models after ever more tokens")
 

@@ -110,6 +110,7 @@ class Run:
     deterministic: bool
     checkpoint_seconds: float
     checkpoint_tokens: int | None
+    divergence: str = "fail"
     probes: int
     probe_sequences: int
     validations: int

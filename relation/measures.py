@@ -8,7 +8,7 @@ from relation.jobs import Bench, Check, Recall, Side
 from relation.variants import ARMS, FULL, LINEAR, MHA, PAIRED, VARIANTS
 
 if TYPE_CHECKING:
-    from relation.plan import Matrix
+    from relation.matrix import Matrix
 
 _ROUNDS = ("rounds", "warmup_updates", "measured_updates")
 _BENCHMARKS = ("fixed", "matched", "linear_steady", "linear_long", "complexity", "decode")

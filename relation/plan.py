@@ -4,10 +4,9 @@
 """
 
 import json
-import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from relation.config import (
     PROJECT,
     CampaignSection,
     Choice,
-    Options,
     Variation,
     campaign_values,
     parsed,
@@ -27,7 +25,8 @@ from relation.config import (
 )
 from relation.errors import InputError
 from relation.jobs import Bench, Check, Data, Length, Recall, Run, Side, hash_of
-from relation.variants import FULL, LINEAR, MIXERS, PAIRED, VARIANTS, ModelConfig
+from relation.matrix import Matrix
+from relation.variants import PAIRED, VARIANTS
 
 __all__ = [
     "Bench",
@@ -91,7 +90,7 @@ class Campaign:
     published: bool
     runs_per_gpu: int
     settings: dict
-    matrix: "Matrix"
+    matrix: Matrix
 
     def options(self, scale: str, variation: str, variant: str = "full") -> dict[str, Any]:
         """The options of a run by name, as plain values."""
@@ -185,207 +184,6 @@ def _one(found: Iterable, problem: str) -> Any:
     if value is None:
         raise InputError(f"{problem}; `python -m relation plan` lists what it has")
     return value
-
-
-# Values that depend on the width d, by the names that the configuration gives them.
-_OF_WIDTH = {
-    "1/sqrt(d)": lambda d: d**-0.5,
-    "sqrt(2/(5d))": lambda d: (2 / (5 * d)) ** 0.5,
-    "sqrt(d)": lambda d: d**0.5,
-}
-# Options of the model that only layers of these letters rest on.
-_LAYERS = {"givens_first_pairing": FULL + LINEAR} | dict.fromkeys(
-    ("retention_input", "retention_a_range", "retention_dt_range"), LINEAR
-)
-_MODEL = [each.name for each in fields(ModelConfig) if each.name in Options.model_fields]
-# What a CPU cannot run; of these Triton's interpreter runs those named flash.
-_GPU_ALONE = (("mha", "cudnn"), ("full", "flex"), ("full", "flash"), ("linear", "flash"))
-
-
-@dataclass(frozen=True)
-class Matrix:
-    """A campaign's values, and what is built from them; every error names the place to change."""
-
-    name: str
-    section: CampaignSection
-    values: dict
-    corpus: str | None
-    variations: dict[str, dict]
-
-    def options(self, scale: str, variant: str, changes: Mapping = {}) -> dict:
-        """The options of a run, each place over the one before."""
-        at = self.values["scales"][scale]
-        places = (
-            self.values,
-            self.values.get("overrides", {}).get(variant, {}),
-            at,
-            at.get("overrides", {}).get(variant, {}),
-            changes,
-        )
-        merged: dict = {"learning_rate_factor": 1.0, "backends": {}}
-        for place in places:
-            own = {name: value for name, value in place.items() if name in Options.model_fields}
-            backends = merged["backends"] | own.get("backends", {})
-            merged |= own | {"backends": backends}
-        missing = [n for n in Options.model_fields if n not in merged and n != "kv_heads"]
-        if missing:
-            raise InputError(f"config/{self.name}.yaml: scale {scale} has no {missing[0]}; give it")
-        return merged
-
-    def data(self, corpus: str, vocabulary: int, read: list[dict]) -> Data:
-        """A prepared corpus; `read`: the options of what reads it."""
-        known = self.section.corpora or {}
-        if corpus not in known:
-            raise InputError(
-                f"config/{self.name}.yaml: there is no corpus {corpus!r}; choose among "
-                f"{', '.join(known)}"
-            )
-        values = {"title": corpus, **known[corpus].given()}
-        streams, path = values.pop("streams", None), values.pop("path", None)
-        if self.corpus is not None:
-            values |= {"title": Path(self.corpus).name, "fingerprint": None}
-            path, streams = _texts(self.corpus)
-            if path is not None and path.is_file() and path.suffix == ".txt":
-                values["validation_modulus"] = None
-        elif path is not None:
-            path = PROJECT / path
-        if path is not None and path.exists() and values.get("fingerprint") is None:
-            from relation.data.corpus import fingerprint
-
-            values["fingerprint"] = fingerprint(str(path))
-        return Data(
-            campaign=self.name,
-            corpus=corpus,
-            vocabulary=vocabulary,
-            path=None if path is None else str(path),
-            source=None if streams is None else {"streams": streams},
-            largest_context=max(o["context"] for o in read),
-            diagnosed_tokens=max(o["flow_sequences"] * o["context"] + 1 for o in read),
-            **{"fingerprint": None, **values},
-        )
-
-    def model(self, where: str, variant: str, o: Mapping) -> ModelConfig:
-        """The model of a variant by its options."""
-        letters = set(VARIANTS[variant].pattern)
-        rest = {n: o[n] for n in _MODEL if n in o and letters & set(_LAYERS.get(n, letters))}
-        for name, value in rest.items():
-            if isinstance(value, str) and value in _OF_WIDTH:
-                rest[name] = _OF_WIDTH[value](o["d_model"])
-            elif isinstance(value, list):
-                rest[name] = tuple(value)
-        if rest["linear_init"] == "normal":
-            rest["linear_init"] = None
-        try:
-            return ModelConfig.for_variant(variant, o["layers"], vocab_size=o["vocabulary"], **rest)
-        except InputError as error:
-            raise InputError(f"{where}: {error}") from None
-
-    def run(self, key: tuple, data: Data, o: dict, further: bool) -> Run:
-        """One run. Raises InputError where its values contradict each other."""
-        scale, variation, variant, seed = key
-        where = f"config/{self.name}.yaml: scale {scale}, variation {variation}, variant {variant}"
-        tokens = o["micro"] * o["accumulation"] * o["context"]
-        if tokens != o["tokens_per_update"]:
-            raise InputError(
-                f"{where}: micro {o['micro']} x accumulation {o['accumulation']} x context "
-                f"{o['context']} is {tokens} tokens an update, and tokens_per_update is "
-                f"{o['tokens_per_update']}; make them equal"
-            )
-        if o["warmup_tokens"] > o["plateau_fraction"] * o["budget_tokens"]:
-            raise InputError(
-                f"{where}: warmup_tokens {o['warmup_tokens']} reach beyond the plateau of a budget "
-                f"of {o['budget_tokens']} tokens; lower them"
-            )
-        _check_backends(where, variant, o)
-        taken = {each.name: o[each.name] for each in fields(Run) if each.name in o}
-        taken |= {
-            "betas": tuple(o["betas"]),
-            "learning_rate": o["learning_rate"] * o["learning_rate_factor"],
-            "document_mask": None if o["document_mask"] == "none" else o["document_mask"],
-            "flow_window": data.largest_context,
-            "flow_length": min(o["flow_length"], o["context"]),
-            "rank_length": min(o["rank_length"], o["context"]),
-        }
-        separate = o["paired_weights"] == "separate" and variant != "mha"
-        return Run(
-            campaign=self.name,
-            scale=scale,
-            variation=variation,
-            variant=variant,
-            seed=seed,
-            model=self.model(where, variant, o),
-            data=data,
-            init_key=variant if separate else None,
-            further=further,
-            **taken,
-        )
-
-    def runs(self) -> tuple[list[Run], dict[str, Data]]:
-        """Every run, each specification once, and the corpora by name."""
-        wanted, read = {}, {}
-        for scale, at in self.section.scales.items():
-            for variant in at.variants or PAIRED:
-                o = self.options(scale, variant)
-                read.setdefault((o["corpus"], o["vocabulary"]), []).append(o)
-        for variation, changes in self.variations.items():
-            scales = changes.get("scales", self.section.scales)
-            for scale in (each for each in self.section.scales if each in scales):
-                variants = changes.get("variants") or self.section.scales[scale].variants or PAIRED
-                seeds = changes.get("seeds") or self.section.seeds or []
-                further = (self.section.further_seeds or {}).get(scale, [])
-                further = [] if "seeds" in changes else [s for s in further if s not in seeds]
-                for variant in variants:
-                    o = self.options(scale, variant, changes)
-                    read.setdefault((o["corpus"], o["vocabulary"]), []).append(o)
-                    for seed in (*seeds, *(further if variant in PAIRED else ())):
-                        wanted[scale, variation, variant, seed] = (o, seed in further)
-        data = {names: self.data(*names, options) for names, options in read.items()}
-        found: dict[str, Run] = {}
-        for key, (o, further) in wanted.items():
-            run = self.run(key, data[o["corpus"], o["vocabulary"]], o, further)
-            found.setdefault(run.hash, run)  # equal runs are trained once: the first variation's
-        return list(found.values()), {each.name: each for each in data.values()}
-
-    @property
-    def first(self) -> dict:
-        """The changes of the first variation, whose options benchmarks and checks have."""
-        return next(iter(self.variations.values()))
-
-    def optimizer(self, scale: str) -> dict:
-        """The optimiser of a benchmark or of associative recall, without its rate."""
-        o = self.options(scale, "full", self.first)
-        names = ("betas", "weight_decay", "decay_embedding", "gradient_clip")
-        found = {name: o[name] for name in names} | {"eps": o["adam_eps"]}
-        return found | ({"decay_vectors": True} if o["decay_vectors"] else {})
-
-    def model_at(self, scale: str, variant: str) -> ModelConfig:
-        """The model of a variant at a scale, by the first variation."""
-        where = f"config/{self.name}.yaml: scale {scale}, variant {variant}"
-        return self.model(where, variant, self.options(scale, variant, self.first))
-
-
-def _texts(corpus: str) -> tuple[Path | None, list[dict] | None]:
-    """What corpus= names: a path, or else a data set of the hub, OWNER/NAME."""
-    path = Path(corpus)
-    if path.exists():
-        return path, None
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", corpus) and path.suffix not in (".txt", ".parquet"):
-        return None, [{"path": corpus}]
-    raise InputError(f"corpus {corpus} does not exist; give a text file, a folder or OWNER/NAME")
-
-
-def _check_backends(where: str, variant: str, o: Mapping) -> None:
-    """Refuse backends that cannot keep documents apart, or that need a GPU on a CPU."""
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    for letter in dict.fromkeys(VARIANTS[variant].pattern):
-        used = (MIXERS[letter], o["backends"].get(MIXERS[letter]))
-        if o["document_mask"] == "documents" and used == ("mha", "cudnn"):
-            raise InputError(
-                f"{where}: backend cudnn of mha cannot keep documents apart; name flash"
-            )
-        on_gpu = used in _GPU_ALONE and not (interpreted and used[1] == "flash")
-        if o["device"] == "cpu" and on_gpu:
-            raise InputError(f"{where}: backend {used[1]} of {used[0]} needs a GPU; name another")
 
 
 def _variations(values: Mapping, name: str) -> dict[str, dict]:
