@@ -1,26 +1,32 @@
-"""Small runs for the tests: specifications, a prepared corpus, and torchrun's processes."""
+"""Small runs for the tests: specifications, a prepared corpus, and runs in other processes."""
 
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pytest
 import torch
-from conftest import ROOT
 from safetensors.torch import load_file
 
 from relation import records
 from relation.data.corpus import unigram_entropy
 from relation.data.windows import sha256_of
+from relation.errors import InputError
 from relation.jobs import Data, Run
 from relation.variants import ModelConfig
 
+ROOT = Path(__file__).resolve().parents[1]
+CPU = torch.device("cpu")
 CONTEXT, UPDATE = 16, 128
 # All that may differ between two runs of one kind.
-TIMES = ["seconds", "tokens_per_second", "median_tokens_per_second", "created", "processes"]
+TIMES = ["seconds", "tokens_per_second", "median_tokens_per_second"]
+TIMES += ["created", "commit", "processes"]
 
 DATA = Data(
     campaign="tests",
@@ -120,25 +126,31 @@ def assert_same_run(out: Path, expected: Path) -> None:
         pd.testing.assert_frame_equal(frame, other)
 
 
-def child(script: str, *arguments: object, processes: int = 1, **options) -> subprocess.Popen:
-    """Python, or torchrun with so many processes, on a script of the tests' modules."""
+def refusal(action: Callable[[], object], kind: type[Exception] = InputError) -> str:
+    """The one line that an action is refused with."""
+    with pytest.raises(kind) as caught:
+        action()
+    message = str(caught.value)
+    assert message and "\n" not in message
+    return message
+
+
+def start(folder: Path, data: Path, processes: int = 1, **options) -> subprocess.Popen:
+    """A small run in a process of its own, or in several that torchrun starts.
+
+    It writes into out/ and resume/ of `folder`; options: as train/small_run.py takes them.
+    """
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]),
         "OMP_NUM_THREADS": "1",
         "TORCH_CPP_LOG_LEVEL": "ERROR",
     }
-    start = [sys.executable]
+    command = [sys.executable]
     if processes > 1:
         # Not every machine can resolve its own name.
-        start += ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
-        start += ["--nproc-per-node", str(processes)]
-    return subprocess.Popen(
-        [*start, script, *map(str, arguments)],
-        env=environment,
-        cwd=ROOT,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        **options,
-    )
+        command += ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+        command += ["--nproc-per-node", str(processes)]
+    command += [str(ROOT / "tests" / "train" / "small_run.py"), str(folder), str(data)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen([*command, json.dumps(options)], env=environment, cwd=ROOT, **pipes)

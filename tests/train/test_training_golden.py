@@ -1,27 +1,23 @@
-"""Loss curves that a refactor must give again, from the token file to the log of a run.
+"""Loss curves that a refactor must give again, from the token file to the losses of a run.
 
 They are regenerated, where what is computed is meant to change, by
 
-    PYTHONPATH=. python tests/test_training_golden.py
+    PYTHONPATH=.:tests python tests/train/test_training_golden.py
 
 which rewrites tests/golden/losses.csv on one CPU thread in FP32.
 """
 
 import csv
 import tempfile
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT
-from training import UPDATE, run_spec, small_model, write_corpus
+from training import ROOT, UPDATE, small_model, small_run, write_corpus
 
-from relation.store.layouts import LOG
-from relation.store.parquet import read_parquet
-from relation.train import run as engine
-from relation.variants import VARIANTS
+from relation import records
+from relation.train.run import train
 
 GOLDEN = ROOT / "tests" / "golden" / "losses.csv"
 READINGS = ("loss", "gradient_norm")
@@ -32,11 +28,11 @@ FAST = {"mha": "flash", "full": "tiled", "linear": "chunked"}
 def curve(variant: str, backends: dict[str, str], data: Path, folder: Path) -> list[dict]:
     """Seven updates and a partial one, in which warm-up, plateau and decay all take part."""
     model = small_model(variant, init_std=0.1, scale_residual_init=True)
-    spec = run_spec(model=model, backends=backends, budget_tokens=7 * UPDATE + 40)
-    spec = replace(spec, variant=variant, learning_rate=8e-3, adam_eps=1e-8)
-    engine.train(spec, data, folder / "out", folder / "resume")
-    log = read_parquet(folder / "out" / "log.parquet", LOG).to_pylist()
-    return [{name: row[name] for name in ("update", *READINGS)} for row in log]
+    changes = {"budget_tokens": 7 * UPDATE + 40, "learning_rate": 8e-3, "adam_eps": 1e-8}
+    run = small_run(variant, model=model, backends=backends, **changes)
+    train(run, data, folder / "out", folder / "resume")
+    losses = records.read(folder / "out" / "losses.parquet", "losses")
+    return losses[["update", *READINGS]].to_dict("records")
 
 
 @cache
@@ -53,10 +49,11 @@ def golden() -> dict[str, list[dict]]:
 def regenerate() -> None:
     """Write the curves of this code, computed by the operators' definitions."""
     torch.set_num_threads(1)
+    variants = list(golden())
     with GOLDEN.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, ("variant", "update", *READINGS), lineterminator="\n")
         writer.writeheader()
-        for variant in VARIANTS:
+        for variant in variants:
             with tempfile.TemporaryDirectory() as folder:
                 data = write_corpus(Path(folder) / "data")
                 for row in curve(variant, REFERENCE, data, Path(folder)):
@@ -64,8 +61,13 @@ def regenerate() -> None:
                     writer.writerow({"variant": variant, "update": row["update"], **readings})
 
 
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("golden") / "data")
+
+
 @pytest.mark.parametrize("backends", [REFERENCE, FAST], ids=["reference", "fast"])
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", golden())
 def test_a_run_gives_the_golden_losses(data, tmp_path, variant, backends) -> None:
     """FP32's rounding, seen as what float64 or the other backend changes, moves a loss by 3e-7
     and a norm by 2e-6 of itself at most; other instruction sets round as much."""
@@ -78,9 +80,8 @@ def test_a_run_gives_the_golden_losses(data, tmp_path, variant, backends) -> Non
 
 def test_every_variant_has_a_golden_curve_of_its_own() -> None:
     """Learning moves each, so that none is pinned by its first update alone."""
-    assert set(golden()) == set(VARIANTS)
     losses = {name: [row["loss"] for row in rows] for name, rows in golden().items()}
-    assert len({tuple(values) for values in losses.values()}) == len(VARIANTS)
+    assert len({tuple(values) for values in losses.values()}) == len(losses) == 9
     assert all(len(set(values)) == len(values) == 8 for values in losses.values())
 
 

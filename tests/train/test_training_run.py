@@ -1,0 +1,364 @@
+"""A run from its specification to its records: exact, repeatable, resumed, or refused in a line."""
+
+import errno
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from filelock import FileLock
+from training import (
+    CONTEXT,
+    CPU,
+    UPDATE,
+    assert_same_run,
+    read_run,
+    refusal,
+    small_run,
+    start,
+    write_corpus,
+)
+
+from relation import records
+from relation.data.windows import OrderHash, TrainingWindows, data_rows, open_tokens, plan_updates
+from relation.errors import RunError, StoppedError
+from relation.flow.metrics import read_layers
+from relation.train import checkpoint
+from relation.train import run as engine
+from relation.train.checkpoint import load_model
+from relation.train.run import train
+from relation.train.step import nll_of, wsd
+
+BUDGET, UPDATES = 600, 5
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("corpus") / "data")
+
+
+@pytest.fixture(scope="module")
+def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The output of a Full Relation run that nothing interrupted."""
+    folder = tmp_path_factory.mktemp("trained")
+    train(small_run(), data, folder / "out", folder / "resume")
+    assert not list((folder / "resume").glob("*.safetensors"))
+    return folder / "out"
+
+
+def at_update(monkeypatch, update: int, action) -> list[int]:
+    """Do something as an update of the next run begins; the list gathers the updates begun."""
+    begun: list[int] = []
+
+    def schedule(before: int, *arguments) -> float:
+        begun.append(before // UPDATE + 1)
+        if begun[-1] == update:
+            action()
+        return wsd(before, *arguments)
+
+    monkeypatch.setattr(engine, "wsd", schedule)
+    # A tree with changes resumes nothing.
+    monkeypatch.setattr(records, "commit", lambda: "0" * 40)
+    return begun
+
+
+class DiedError(Exception):
+    """The process ends here."""
+
+
+def die() -> None:
+    raise DiedError
+
+
+def test_the_losses_have_a_row_an_update(trained: Path) -> None:
+    losses = records.read(trained / "losses.parquet", "losses")
+    assert losses["update"].tolist() == [1, 2, 3, 4, 5]
+    assert losses["tokens"].tolist() == [128, 256, 384, 512, BUDGET]
+    assert losses["loss"][0] == pytest.approx(np.log(61), abs=0.2)
+    assert losses["loss"][4] < losses["loss"][0]
+    assert losses["gradient_norm"].min() > 0
+
+
+def test_the_record_says_what_was_trained_on_what(trained: Path, data: Path) -> None:
+    run = small_run()
+    (row,) = records.read(trained / "run.parquet", "runs").to_dict("records")
+    known = data_rows(data)
+    for name in ("campaign", "scale", "variation", "variant", "seed", "hash", "learning_rate"):
+        assert row[name] == getattr(run, name)
+    assert (row["budget_tokens"], row["trained_tokens"], row["updates"]) == (BUDGET, BUDGET, 5)
+    assert (row["layout"], row["corpus"], row["backend"]) == ("FFFF", "A rule with noise", "tiled")
+    assert row["validation_tokens"] == known["validation"]["tokens"] - 1
+    assert row["validation_characters"] == known["validation"]["characters"]
+    assert row["epochs"] == 38 / ((known["train"]["tokens"] - 1) // CONTEXT)
+    assert json.loads(row["specification"]) == json.loads(json.dumps(run.specification()))
+    assert row["tokens_per_second"] == pytest.approx(BUDGET / row["seconds"])
+    assert math.isnan(row["peak_memory_gib"]) and row["processes"] == 1
+
+    windows = TrainingWindows(open_tokens(data, "train"), CONTEXT, 42)
+    order = OrderHash(known["train"]["sha256"], CONTEXT)
+    for update in plan_updates(BUDGET, 128, CONTEXT, "partial"):
+        order.update(windows.window_ids(update.first, update.windows), update.tokens)
+    assert row["order_hash"] == order.value
+
+
+def test_the_final_nll_is_the_checkpoints(trained: Path, data: Path) -> None:
+    """The truth: the saved model in float64, one window at a time."""
+    model = load_model(trained / "model.safetensors", CPU).double()
+    tokens = torch.from_numpy(np.fromfile(data / "validation.bin", "<u2").astype(np.int64))
+    total = 0.0
+    with torch.no_grad():
+        for first in range(0, len(tokens) - 1, CONTEXT):
+            chunk = tokens[first : first + CONTEXT + 1]
+            log_p = model(chunk[None, :-1])[0].log_softmax(-1)
+            total -= log_p.gather(1, chunk[1:, None]).sum().item()
+    nll = records.read(trained / "run.parquet", "runs")["final_nll"][0]
+    assert nll == pytest.approx(total / (len(tokens) - 1), rel=1e-6)
+    assert (len(tokens) - 1) % CONTEXT, "the split has no ragged tail to test"
+
+
+def test_probes_are_taken_at_the_start_and_after_each_part(trained: Path, data: Path) -> None:
+    """The last are of the saved model: its lambda, flow and validation NLL."""
+    probes = records.read(trained / "probes.parquet", "probes")
+    nll = probes[probes["metric"] == "validation_nll"]
+    assert nll["tokens"].tolist() == [0, 256, 384, 512, 600]
+    flow = probes[probes["metric"] == "self_flow"]
+    assert sorted(set(flow["tokens"])) == [0, 384, 600]
+    model, tokens = load_model(trained / "model.safetensors", CPU), open_tokens(data, "validation")
+    given = (tokens[:101], CONTEXT, 4, CPU, "fp32", lambda inputs: None)
+    assert nll["value"].iloc[-1] == pytest.approx(nll_of(model, *given), rel=1e-6)
+    last = probes[probes["tokens"] == 600]
+    last = last.set_index(["metric", "layer", "part"])["value"].sort_index()
+    sequence = torch.from_numpy(tokens[:16].astype(np.int64))[None]
+    for layer in read_layers(model, sequence, 16, 16, lambda inputs: None):
+        mixer = model.blocks[layer.index].mixer
+        assert last["lambda", layer.index].item() == pytest.approx(mixer.lam.item())
+        assert last["theta", layer.index, 0] == pytest.approx(mixer.theta.item())
+        for reading in layer.readings:
+            for name, values in reading.values.items():
+                expected = pytest.approx(values.mean().item(), rel=1e-6)
+                assert last[name, layer.index].item() == expected
+
+
+def test_a_linear_model_has_no_flow_to_probe(data: Path, tmp_path: Path) -> None:
+    train(small_run("hybrid"), data, tmp_path / "out", tmp_path / "resume")
+    found = records.read(tmp_path / "out" / "probes.parquet", "probes")
+    assert set(found["metric"]) == {"lambda", "theta", "validation_nll"}
+    assert set(found.loc[found["metric"] == "lambda", "layer"]) == {3}
+
+
+def test_the_same_specification_gives_the_same_bits(trained, data, tmp_path) -> None:
+    train(small_run(), data, tmp_path / "out", tmp_path / "resume")
+    assert_same_run(tmp_path / "out", trained)
+
+
+def test_a_pair_starts_alike_and_reads_alike(trained: Path, data: Path, tmp_path: Path) -> None:
+    train(small_run("mha"), data, tmp_path / "mha", tmp_path / "resume")
+    train(small_run(seed=43), data, tmp_path / "seed", tmp_path / "resume")
+    paths = (trained, tmp_path / "mha", tmp_path / "seed")
+    full, mha, other = (records.read(p / "run.parquet", "runs").iloc[0] for p in paths)
+    for name in ("order_hash", "init_hash"):
+        assert full[name] == mha[name] != other[name]
+    assert full["parameters"] - mha["parameters"] == 4 * (1 + 1)  # lambda and one angle a layer
+
+
+def test_few_modules_of_the_project_are_imported_and_no_compiler() -> None:
+    """The compiler alone takes two seconds, and every job is a process."""
+    script = """
+import sys
+import relation.train.run
+ours = [m for m in sys.modules if m.split(".")[0] == "relation" and ".kernels" not in m]
+assert len(ours) <= 25, sorted(ours)
+assert "torch._dynamo" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+# -- resume ----------------------------------------------------------------------------------------
+@pytest.mark.parametrize("number, update", [(signal.SIGTERM, 2), (signal.SIGINT, UPDATES)])
+def test_a_stopped_run_goes_on_to_the_same_bits(
+    trained, data, tmp_path, monkeypatch, number, update
+) -> None:
+    before = signal.getsignal(number)
+    at_update(monkeypatch, update, lambda: signal.raise_signal(number))
+    given = (small_run(), data, tmp_path / "out", tmp_path / "resume")
+    assert f"stopped after update {update} of 5" in refusal(lambda: train(*given), StoppedError)
+    assert not (tmp_path / "out").exists() and signal.getsignal(number) is before
+    begun = at_update(monkeypatch, 0, die)
+    train(*given)
+    assert begun == list(range(update + 1, UPDATES + 1))
+    assert_same_run(tmp_path / "out", trained)
+    assert not list((tmp_path / "resume").glob("*.safetensors"))
+
+
+def test_a_run_killed_by_sigkill_goes_on_to_the_same_bits(trained, data, tmp_path) -> None:
+    """Saved by tokens, after updates 2 and 4; killed in 4."""
+    changes = {"checkpoint_tokens": 2 * UPDATE}
+    killed = start(tmp_path, data, changes=changes, dies=4)
+    killed.communicate(timeout=120)
+    assert killed.returncode == -signal.SIGKILL and not (tmp_path / "out").exists()
+    again = start(tmp_path, data, changes=changes)
+    said, _ = again.communicate(timeout=120)
+    assert again.returncode == 0 and "updates: 3" in said, said
+    assert_same_run(tmp_path / "out", trained)
+
+
+@pytest.fixture
+def state(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The resume state, of update 3, of a run that died in update 4."""
+    at_update(monkeypatch, 4, die)
+    run = small_run(checkpoint_seconds=1e-9)
+    with pytest.raises(DiedError):
+        train(run, data, tmp_path / "out", tmp_path / "resume")
+    (found,) = (tmp_path / "resume").glob("*.safetensors")
+    return found
+
+
+@pytest.mark.parametrize("kept", [-100, 50, 0])
+def test_a_damaged_state_is_told_and_the_run_starts_anew(
+    trained, data, tmp_path, monkeypatch, capsys, state, kept
+) -> None:
+    state.write_bytes(state.read_bytes()[:kept])
+    begun = at_update(monkeypatch, 0, die)
+    train(small_run(), data, tmp_path / "out", tmp_path / "resume")
+    assert begun[0] == 1 and f"warning: {state} is damaged" in capsys.readouterr().err
+    assert_same_run(tmp_path / "out", trained)
+
+
+@pytest.mark.parametrize("case", ["commit", "changes", "specification", "data", "backend"])
+def test_a_state_of_another_origin_is_never_used(data, tmp_path, monkeypatch, state, case) -> None:
+    begun = at_update(monkeypatch, 0, die)
+    run = small_run()
+    if case == "data":
+        data = write_corpus(tmp_path / "other", train=2000)
+    if case == "specification":
+        run = replace(run, weight_decay=0.2)
+    if case == "backend":
+        run = replace(run, backends={**run.backends, "full": "reference"})
+    if case in ("commit", "changes"):
+        code = "1" * 40 if case == "commit" else "0" * 40 + "+changes"
+        monkeypatch.setattr(records, "commit", lambda: code)
+    train(run, data, tmp_path / "out", tmp_path / "resume")
+    assert begun[0] == 1
+
+
+def test_a_full_disk_is_one_line_and_costs_no_more_than_a_save(
+    trained, data, tmp_path, monkeypatch
+) -> None:
+    """It is full in the third save; the second one is kept, and the run goes on from it."""
+    write, saves = checkpoint.save_file, []
+
+    def save_file(tensors: dict, path: Path, **rest) -> None:
+        saves.append(path)
+        write(tensors, path, **rest)
+        if len(saves) == 3:
+            os.truncate(path, 100)
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(checkpoint, "save_file", save_file)
+    at_update(monkeypatch, 0, die)
+    run = small_run(checkpoint_seconds=1e-9)
+    given = (run, data, tmp_path / "out", tmp_path / "resume")
+    assert "No space left" in refusal(lambda: train(*given), RunError)
+    begun = at_update(monkeypatch, 0, die)
+    train(*given)
+    assert begun == [3, 4, 5]
+    assert_same_run(tmp_path / "out", trained)
+
+
+def test_a_run_in_two_processes_is_refused(data: Path, tmp_path: Path) -> None:
+    run = small_run()
+    (tmp_path / "resume").mkdir()
+    with FileLock(tmp_path / "resume" / f"{run.hash}.lock"):
+        given = (run, data, tmp_path / "out", tmp_path / "resume")
+        assert "already running" in refusal(lambda: train(*given), RunError)
+
+
+# -- failures --------------------------------------------------------------------------------------
+@pytest.mark.parametrize("seconds, said", [(60, "at update 2"), (1e-9, "after update 1")])
+def test_a_run_that_diverges_is_stopped_and_saves_no_broken_state(
+    data, tmp_path, monkeypatch, seconds, said
+) -> None:
+    """The first update throws the weights out of FP32's range; the loss shows it in the second."""
+    monkeypatch.setattr(records, "commit", lambda: "0" * 40)
+    run = small_run(learning_rate=1e38, checkpoint_seconds=seconds)
+    given = (run, data, tmp_path / "out", tmp_path / "resume")
+    message = refusal(lambda: train(*given), RunError)
+    assert said in message and "learning_rate" in message
+    assert not (tmp_path / "out").exists()
+    assert not list((tmp_path / "resume").rglob("*.safetensors"))
+
+
+def test_a_divergence_is_recorded_where_the_campaign_counts_them(data, tmp_path) -> None:
+    run = small_run(learning_rate=1e38, divergence="record", probes=1, validations=1)
+    train(run, data, tmp_path / "out", tmp_path / "resume")
+    (row,) = records.read(tmp_path / "out" / "run.parquet", "runs").to_dict("records")
+    assert math.isnan(row["final_nll"])
+    assert (row["updates"], row["trained_tokens"], row["budget_tokens"]) == (1, 128, BUDGET)
+    weights, (_, losses, _) = read_run(tmp_path / "out")
+    assert len(losses) == 1 and not all(tensor.isfinite().all() for tensor in weights.values())
+
+
+@pytest.mark.parametrize("file", ["train.bin", "validation.bin", "data.parquet"])
+def test_data_that_lost_their_end_are_refused(data, tmp_path, file) -> None:
+    """A shorter token file would train on other windows under the recorded order hash."""
+    damaged = tmp_path / "data"
+    shutil.copytree(data, damaged)
+    (damaged / file).write_bytes((data / file).read_bytes()[:-2])
+    given = (small_run(), damaged, tmp_path / "out", tmp_path / "resume")
+    assert file in refusal(lambda: train(*given))
+
+
+def test_a_parameter_that_never_learns_is_named(data, tmp_path, monkeypatch) -> None:
+    """As where a compiler drops a gradient."""
+    build = engine.build_optimizer
+
+    def lost(model, *arguments):
+        model.blocks[1].mixer.lam.register_hook(torch.zeros_like)
+        return build(model, *arguments)
+
+    monkeypatch.setattr(engine, "build_optimizer", lost)
+    given = (small_run(), data, tmp_path / "out", tmp_path / "resume")
+    assert "blocks.1.mixer.lam is zero" in refusal(lambda: train(*given), RunError)
+
+
+# -- several processes -----------------------------------------------------------------------------
+def test_two_processes_train_the_run_of_one_and_go_on_where_they_were_killed(
+    trained, data, tmp_path
+) -> None:
+    """Up to the order of FP32's sums, with the same order and the same initial weights."""
+    changes = {"checkpoint_seconds": 1e-9}
+    killed = start(tmp_path, data, processes=2, changes=changes, dies=4)
+    killed.communicate(timeout=180)
+    assert killed.returncode != 0 and not (tmp_path / "out").exists()
+    again = start(tmp_path, data, processes=2, changes=changes)
+    said, _ = again.communicate(timeout=180)
+    # Processes that end with another one may have started update 4 or not.
+    assert again.returncode == 0 and {"updates: 2", "updates: 3"} & set(said.splitlines()), said
+    (_, (run, losses, _)), (_, (one, expected, _)) = map(read_run, (tmp_path / "out", trained))
+    for name in ("loss", "gradient_norm"):
+        assert losses[name].tolist() == pytest.approx(expected[name].tolist(), rel=1e-5)
+    for name in ("order_hash", "init_hash", "hash", "trained_tokens", "epochs"):
+        assert run[name][0] == one[name][0]
+    assert run["final_nll"][0] == pytest.approx(one["final_nll"][0], rel=1e-5)
+
+
+def test_a_process_that_ends_without_a_word_ends_the_run(data, tmp_path) -> None:
+    process = start(tmp_path, data, processes=2, ends=1)
+    process.communicate(timeout=180)
+    assert process.returncode != 0 and not (tmp_path / "out" / "run.parquet").exists()
+
+
+def test_more_processes_than_micro_batches_are_refused_once(data, tmp_path) -> None:
+    process = start(tmp_path, data, processes=3)
+    said, _ = process.communicate(timeout=180)
+    lines = [line for line in said.splitlines() if line.startswith("error: ")]
+    assert process.returncode != 0 and len(lines) == 1
+    assert "2 micro-batches, which 3 processes cannot share" in lines[0]
