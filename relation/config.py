@@ -83,22 +83,18 @@ class Options(Section):
     learning_rate_factor: Positive = key("What the learning rate is multiplied by")
     givens_first_pairing: Literal["A", "B"] = key("Givens pairing of layer 0; layers alternate")
     retention_input: Literal["normalised", "residual"] = key(
-        "What x-bar is in the retention path: the normalised mixer input or the residual"
+        "What x-bar is: mixer input or residual"
     )
     retention_a_range: Pair = key("Range of the uniform initial A, whose logarithm is A_log")
     retention_dt_range: Pair = key("Range of the log-uniform initial dt; dt_bias inverts softplus")
     init_std: Deviation = key("Deviation of the normal initial weights, or a rule of the width d")
-    linear_init: Literal["normal", "torch"] = key(
-        "Initial projections: normal, or uniform within 1/sqrt(fan_in) as nn.Linear has them"
-    )
+    linear_init: Literal["normal", "torch"] = key("Initial projections; torch: as nn.Linear")
     embedding_std: Deviation | None = key("Deviation of the initial embedding; null: init_std")
     embedding_multiplier: Positive | Literal["sqrt(d)"] | None = key(
-        "What the embedding is multiplied by before the first block; null: nothing"
+        "Before the first block; null: 1"
     )
     scale_residual_init: StrictBool = key("Whether W_O and W_down start divided by sqrt(2L)")
-    paired_weights: Literal["shared", "separate"] = key(
-        "Whether MHA and Relation of one seed start from the same weights where they share them"
-    )
+    paired_weights: Literal["shared", "separate"] = key("Whether a pair starts alike")
     norm_eps: Positive = key("Epsilon of RMSNorm")
     betas: Pair = key("Betas of AdamW")
     weight_decay: NonNegative = key("Weight decay of AdamW")
@@ -106,16 +102,9 @@ class Options(Section):
     adam_eps: Positive = key("Epsilon of AdamW")
     decay_embedding: StrictBool = key("Whether weight decay reaches the tied embedding")
     decay_vectors: StrictBool = key("Whether it reaches norms, lambda, angles, A_log and dt_bias")
-    plateau_fraction: Positive = key(
-        "WSD80: the fraction of the tokens after which the rate falls linearly to zero", lt=1
-    )
-    last_update: Literal["partial", "drop"] = key(
-        "The update in which the budget ends: partial trains on the remaining windows, the last "
-        "one truncated; drop leaves them out"
-    )
-    document_mask: Literal["none", "documents"] = key(
-        "What a token sees: all before it in its window, or its own document alone"
-    )
+    plateau_fraction: Positive = key("Share of the tokens before the rate falls to zero", lt=1)
+    last_update: Literal["partial", "drop"] = key("Whether what is left of the budget trains")
+    document_mask: Literal["none", "documents"] = key("Whether it sees its own document alone")
     device: Literal["cpu", "cuda"] = key("Where runs compute")
     precision: Literal["fp32", "bf16"] = key("bf16: BF16 autocast over FP32 master weights")
     compile: StrictBool = key("Whether torch.compile builds the training step")
@@ -123,9 +112,7 @@ class Options(Section):
     deterministic: StrictBool = key("Whether a GPU gives the same bits every time, at a cost")
     checkpoint_seconds: Positive = key("A resume state is saved this long after the last, seconds")
     checkpoint_tokens: Count | None = key("Or after so many tokens if sooner; null: by time alone")
-    divergence: Literal["fail", "record"] = key(
-        "A loss that is not finite: fail ends the run with an error; record ships it without a NLL"
-    )
+    divergence: Literal["fail", "record"] = key("What a loss that is not finite does")
     probes: Count = key("Looks at the flow while a run trains, one in each such part of its budget")
     probe_sequences: Count = key("Sequences that a look reads")
     validations: Count = key("Validation NLLs while a run trains, in each such part of its budget")
@@ -150,7 +137,7 @@ class Corpus(Section):
     title: StrictStr = key("What the report calls it")
     path: StrictStr | None = key("Folder or file of texts, below the project; corpus= replaces it")
     fingerprint: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = key(
-        "SHA-256 of the texts that lie at `path`, by which shipped runs know theirs; null: computed"
+        "SHA-256 of the texts at `path`, by which shipped runs know theirs; null: computed"
     )
     streams: list[Stream] | None = key("Data sets of the hub, mixed by tokens in equal shares")
     validation_modulus: Annotated[StrictInt, Field(ge=2)] | None = key(
@@ -161,7 +148,7 @@ class Corpus(Section):
     validation_tokens: Count | None = key("Stop the validation split here, tokens; null: all of it")
     tokenizer_characters: Count | None = key("Train BPE on so many characters; null: on all")
     document_characters: Count | None = key(
-        "Cut documents into pieces of at most so many characters and shuffle them; null: whole ones"
+        "Cut and shuffle pieces of so many; null: whole documents"
     )
 
 
@@ -227,9 +214,7 @@ class Systems(Section):
     fixed: Batches | None = key("FlashRelation beside the reference at one context")
     matched: Batches | None = key("MHA and Full Relation at the scale's own context")
     linear_steady: Batches | None = key("Linear Relation at one context")
-    linear_long: Sweep | None = key(
-        "Linear Relation at ever longer contexts, as many tokens an update"
-    )
+    linear_long: Sweep | None = key("Linear Relation at ever longer contexts")
     complexity: Sweep | None = key("Time and memory of one layer's operator against T")
     decode: Sweep | None = key("A token of whole models after ever more tokens")
 
@@ -263,21 +248,17 @@ class CampaignSection(Options):
     description: StrictStr = key("What it trains, in a sentence")
     notice: StrictStr = key("What its values may be compared with; may be empty")
     seeds: Annotated[list[Seed], Field(min_length=1)] = key("Seeds of every run of the matrix")
-    further_seeds: dict[Name, list[Seed]] = key(
-        "By scale, seeds of further pairs of MHA and Full Relation, trained and not diagnosed"
-    )
+    further_seeds: dict[Name, list[Seed]] = key("By scale, seeds of further pairs, not diagnosed")
     corpora: dict[Name, Corpus | None] = key("Texts, by name")
     scales: dict[Name, Scale | None] = key("Sizes of the matrix, by name")
     overrides: dict[Variant, Options] = key("What single variants change at every scale")
-    cross: list[dict[Name, Variation]] = key(
-        "Variations made by combining one of each mapping, their names joined by a hyphen"
-    )
+    cross: list[dict[Name, Variation]] = key("One of each mapping, joined: variations a-b")
     variations: dict[Name, Variation] = key("Named changes of options; left out: one, `base`")
     columns: list[Column] = key("The settings that the report shows side by side, at most four")
     diagnosed: list[Variant] = key("Variants whose checkpoints are diagnosed")
     length: Length | None = key("Texts longer than trained; null: not measured")
     efficiency_window: Annotated[Positive, Field(le=1)] = key(
-        "Trailing smoothing window of token efficiency, a fraction of the budget (Appendix B.4)"
+        "Trailing window, share of the budget"
     )
     systems: Systems | None = key("The systems benchmarks; null: none")
     recall: RecallSection | None = key("Associative recall; null: none")
@@ -293,13 +274,10 @@ class Choice(Section):
     variants: Restriction = key("The same of variants")
     seeds: Restriction = key("The same of seeds")
     corpus: StrictStr | None = key(
-        "Text file (its last tenth validates), folder, Parquet file or data set of the hub that "
-        "every corpus of the campaign reads instead"
+        "Text file, folder, Parquet or OWNER/NAME of the hub, read instead"
     )
     published: Switch = key("Whether runs in results/published count as done")
-    vary: StrictStr | None = key(
-        'A one-off variation, "learning_rate=2e-2": the first chosen one with that change'
-    )
+    vary: StrictStr | None = key('A one-off, "learning_rate=2e-2": the first chosen variation so')
     runs_per_gpu: Literal[1, 2, 4, 5] | None = key("Runs that share a GPU; null: one")
 
 
@@ -365,13 +343,12 @@ def _merge(base: Mapping, changes: Mapping) -> dict:
     return merged
 
 
-def campaign_values(name: str, folder: Path | None = None) -> dict:
+def campaign_values(name: str, folder: Path) -> dict:
     """A campaign's values with those of its bases merged in.
 
-    folder: where the campaigns' files lie; config/ of the project if None. Raises InputError for an
-    unknown campaign or key, naming the file.
+    folder: where the campaigns' files lie. Raises InputError for an unknown campaign or key,
+    naming the file.
     """
-    folder = folder or PROJECT / "config"
     names, values = [name], []
     while names[-1] is not None:
         path = folder / f"{names[-1]}.yaml"
@@ -379,7 +356,8 @@ def campaign_values(name: str, folder: Path | None = None) -> dict:
             known = sorted(p.stem for p in folder.glob("*.yaml"))
             near = get_close_matches(str(names[-1]), known, 1)
             hint = f"did you mean {near[0]!r}?" if near else f"choose among {', '.join(known)}"
-            raise InputError(f"unknown campaign {names[-1]!r}; {hint}")
+            of = f" (base of {names[-2]})" if len(names) > 1 else ""
+            raise InputError(f"unknown campaign {names[-1]!r}{of}; {hint}")
         own = read(path)
         validated(CampaignSection, own, path.name)
         values.append(own)
@@ -435,18 +413,17 @@ def validated(section: type[Section], values: Mapping, where: str) -> Any:
         said = _PHRASES[error["type"]].format(value=value, **error.get("ctx", {}))
     else:
         said = error["msg"].replace("Input", value, 1)
-    place = [place[0]] if place[:1] == ["settings"] else place
     at = ".".join(map(str, place)) or "top level"
     raise InputError(f"{where}: {at}: {said.splitlines()[0]}")
 
 
 def _parts(annotation: Any) -> Iterator[Any]:
     """The types in an annotation that are no containers, alternatives or bounds."""
-    if get_origin(annotation) in (Annotated, Union, UnionType, list, dict):
-        for part in get_args(annotation):
-            yield from _parts(part)
-    else:
+    if get_origin(annotation) not in (Annotated, Union, UnionType, list, dict):
         yield annotation
+        return
+    for part in get_args(annotation):
+        yield from _parts(part)
 
 
 def _section_of(annotation: Any) -> type[Section] | None:
@@ -462,34 +439,12 @@ def _section_at(kind: type[Section], part: Any) -> type[Section]:
 
 def reference() -> str:
     """The reference of the keys in Markdown: a table for each section, by its types."""
-    lines = []
-    for section in (Choice, CampaignSection, *_sections(CampaignSection)):
-        inherited = Options.model_fields if section is not Options else {}
-        own = [
-            n
-            for n in section.model_fields
-            if n not in inherited or not issubclass(section, Options)
-        ]
-        lines += [
-            "",
-            f"## {section.__name__.removesuffix('Section')}",
-            "",
-            section.__doc__.strip(),
-            "",
-        ]
-        lines += ["| key | meaning |", "| --- | --- |"]
-        lines += [f"| `{n}` | {section.model_fields[n].description} |" for n in own]
-    return "\n".join(["# Keys of the configuration", *lines])
-
-
-def _sections(kind: type[Section]) -> list[type[Section]]:
-    """The sections below one, Options first, each once."""
-    found: dict[type[Section], None] = {Options: None}
-    queue = [kind]
-    while queue:
-        for field in queue.pop(0).model_fields.values():
-            section = _section_of(field.annotation)
-            if section is not None and section not in found:
-                found[section] = None
-                queue.append(section)
-    return list(found)
+    lines = ["# Keys of the configuration"]
+    for section in (Choice, CampaignSection, *Section.__subclasses__(), Scale, Variation):
+        name = section.__name__.removesuffix("Section")
+        own = [n for n in section.__annotations__ if n in section.model_fields]
+        if f"## {name}" not in lines:
+            lines += ["", f"## {name}", "", section.__doc__.strip(), "", "| key | meaning |"]
+            lines += ["| --- | --- |"]
+            lines += [f"| `{n}` | {section.model_fields[n].description} |" for n in own]
+    return "\n".join(lines)

@@ -14,7 +14,6 @@ from typing import Any
 from relation import measures
 from relation.config import (
     CONFIG,
-    PROJECT,
     CampaignSection,
     Choice,
     Variation,
@@ -242,7 +241,7 @@ def load(config: Path | Mapping = CONFIG, **overrides: Any) -> Campaign:
     cannot be.
     """
     where = config.name if isinstance(config, Path) else "config"
-    folder = config.parent / "config" if isinstance(config, Path) else PROJECT / "config"
+    folder = (config if isinstance(config, Path) else CONFIG).parent / "config"
     raw = read(config) if isinstance(config, Path) else dict(config)
     values = raw.pop("settings", None)
     raw |= {name: value for name, value in overrides.items() if value is not None}
@@ -252,14 +251,14 @@ def load(config: Path | Mapping = CONFIG, **overrides: Any) -> Campaign:
         raise InputError(f"{where}: no campaign is chosen; give campaign=NAME")
     name = choice.campaign
     if values is None:
-        values = campaign_values(name, folder if folder.is_dir() else None)
+        values = campaign_values(name, folder)
     section = validated(CampaignSection, values, f"config/{name}.yaml")
     values = section.given()
     variations = _variations(values, name)
     chosen = _chosen("variations", choice.variations, variations, name)
     if choice.vary:
         varied, changes = _vary(choice.vary)
-        variations[varied] = {**variations[chosen[0]], **changes}
+        variations[varied] = {**variations[chosen[0]], "title": varied, **changes}
         chosen.append(varied)
     matrix = Matrix(name, section, values, choice.corpus, variations)
     planned, data = matrix.runs()
@@ -283,9 +282,9 @@ def load(config: Path | Mapping = CONFIG, **overrides: Any) -> Campaign:
     columns = [
         Setting(**{"campaign": name, **_listed(each.given())}) for each in section.columns or ()
     ]
-    columns = columns or [Setting(campaign=name, variation=each) for each in chosen]
+    shown = [Setting(campaign=name, variation=each) for each in chosen]
     if choice.vary:
-        columns = [*columns[:3], Setting(campaign=name, variation=chosen[-1])]
+        columns, shown = [*(columns or shown[:-1])[:3], shown[-1]], []
     length = section.length and {"scales": None, **_listed(section.length.given())}
     return Campaign(
         name=name,
@@ -312,7 +311,7 @@ def load(config: Path | Mapping = CONFIG, **overrides: Any) -> Campaign:
         length=length and Length(**length),
         check=measures.check(matrix),
         variations=variations,
-        columns=columns[:4],
+        columns=(columns or shown)[:4],
         scales=scales,
         seeds=list(section.seeds or ()),
         diagnosed=tuple(PAIRED if section.diagnosed is None else section.diagnosed),
