@@ -1,0 +1,415 @@
+"""Corpora: the same documents whatever files hold them, exact limits, bad texts in one line."""
+
+import hashlib
+import math
+import os
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from filelock import FileLock
+from training import ROOT, refusal
+
+from relation import records
+from relation.data import corpus
+from relation.data.corpus import (
+    check,
+    cut,
+    fingerprint,
+    is_held_out,
+    prepare,
+    streams,
+    unigram_entropy,
+)
+from relation.data.tokenizer import END_OF_TEXT, end_of_text_id, load_tokenizer, train_tokenizer
+from relation.data.windows import data_rows, open_tokens, sha256_of
+from relation.errors import InputError, RunError
+from relation.jobs import Data
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # read when `datasets` is first imported: no test asks the hub
+
+DOCUMENTS = [f"Story {i}: the fox met owl {i % 7}.\n\nThey ate {i * i} plums.\n" for i in range(60)]
+
+
+def as_txt(path: Path, texts: list[str]) -> None:
+    path.write_text(f"{END_OF_TEXT}\n".join(texts), encoding="utf-8")
+
+
+def as_parquet(path: Path, texts: list[str]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = pa.table({"text": texts, "source": ["here"] * len(texts)})
+    pq.write_table(table, path, row_group_size=max(1, len(texts) // 3))
+
+
+def data_of(path: Path | None, **changes) -> Data:
+    data = Data(
+        campaign="tests",
+        corpus="c",
+        title="C",
+        path=path and str(path),
+        source=None,
+        fingerprint=None,
+        vocabulary=300,
+        largest_context=32,
+        tokenizer_characters=9000,
+        validation_modulus=5,
+    )
+    return replace(data, **changes)
+
+
+def hub(folder: Path, train: list[str], validation: list[str]) -> dict:
+    """A local data set of the hub's layout, as one stream of a source."""
+    as_parquet(folder / "data" / "train-00000-of-00002.parquet", train[::2])
+    as_parquet(folder / "data" / "train-00001-of-00002.parquet", train[1::2])
+    as_parquet(folder / "data" / "validation-00000-of-00001.parquet", validation)
+    return {"path": str(folder)}
+
+
+def read(data: Data, split: str) -> list[str]:
+    return [text for stream in streams(data, split) for text in stream]
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    """A folder for texts, apart from what preparation writes."""
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    return folder
+
+
+def fingerprint_of(path: Path) -> str:
+    """As a new process finds it."""
+    fingerprint.cache_clear()
+    return fingerprint(str(path))
+
+
+# -- documents and splits --------------------------------------------------------------------------
+def test_held_out_documents_are_those_whose_hash_is_0(texts: Path) -> None:
+    as_txt(texts / "a.txt", DOCUMENTS[:30])
+    as_parquet(texts / "b.parquet", DOCUMENTS[30:])
+    held_out = [t for t in DOCUMENTS if int(hashlib.sha256(t.encode()).hexdigest(), 16) % 5 == 0]
+    assert read(data_of(texts), "validation") == held_out
+    assert read(data_of(texts), "train") == [t for t in DOCUMENTS if t not in held_out]
+    assert 0 < len(held_out) < 30
+
+
+def test_a_validation_file_is_the_validation_split(texts: Path) -> None:
+    as_parquet(texts / "validation.parquet", DOCUMENTS[:5])
+    as_txt(texts / "b.txt", DOCUMENTS[5:20])
+    as_parquet(texts / "nested" / "c.parquet", DOCUMENTS[20:])
+    (texts / "README.md").write_text("not a text of the corpus")
+    assert read(data_of(texts), "validation") == DOCUMENTS[:5]
+    assert read(data_of(texts), "train") == DOCUMENTS[5:]
+
+
+@pytest.mark.parametrize(
+    "documents", [["x" * 95 + "y" * 15], ["one\n", "two " * 40 + "\n", "three\n"]]
+)
+def test_the_last_tenth_of_one_text_file_validates(texts: Path, documents) -> None:
+    as_txt(texts / "story.txt", documents)
+    data = data_of(texts / "story.txt", validation_modulus=None)
+    train, validation = (read(data, split) for split in ("train", "validation"))
+    size = sum(map(len, documents))
+    assert sum(map(len, validation)) == size // 10
+    assert "".join(train + validation) == "".join(documents)
+
+
+def test_a_text_longer_than_memory_takes_becomes_several_documents(texts, monkeypatch) -> None:
+    monkeypatch.setattr(corpus, "_LONGEST", 20)
+    as_txt(texts / "a.txt", ["123456\n" * 3 + "x" * 45 + "\n", "b\n"])
+    found = list(corpus.read_texts(texts / "a.txt"))
+    assert "".join(found) == "123456\n" * 3 + "x" * 45 + "\nb\n" and max(map(len, found)) <= 20
+    assert found[-1] == "b\n"
+
+
+def test_a_local_data_set_streams_like_the_hub(tmp_path: Path) -> None:
+    source = {"streams": [hub(tmp_path / "set", DOCUMENTS[6:], DOCUMENTS[:6])]}
+    own = data_of(None, source=source, validation_modulus=None)
+    assert sorted(read(own, "train")) == sorted(DOCUMENTS[6:])
+    assert read(own, "validation") == DOCUMENTS[:6]
+    by_hash = data_of(None, source=source)
+    held_out = read(by_hash, "validation")
+    assert sorted(held_out + read(by_hash, "train")) == sorted(DOCUMENTS[6:])
+    assert 0 < len(held_out) < 30
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("write, suffix", [(as_txt, ".txt"), (as_parquet, ".parquet")])
+def test_the_fingerprint_is_of_framed_documents_by_split(texts, write, suffix, shards) -> None:
+    size = len(DOCUMENTS) // shards
+    for i in range(shards):
+        write(texts / f"part-{i}{suffix}", DOCUMENTS[i * size : (i + 1) * size])
+    as_txt(texts / "validation.txt", ["c\n"])
+    encoded = [text.encode() for text in DOCUMENTS]
+    train = b"".join(len(t).to_bytes(8, "little") + t for t in encoded)
+    whole = "".join(
+        f"{split}:{hashlib.sha256(documents).hexdigest()};"
+        for split, documents in (("train", train), ("validation", b"\2" + bytes(7) + b"c\n"))
+    )
+    assert fingerprint_of(texts) == hashlib.sha256(whole.encode()).hexdigest()
+
+
+def test_the_sample_has_its_fingerprint() -> None:
+    """As the records of the smoke campaign hold it."""
+    found = fingerprint_of(ROOT / "relation" / "data" / "sample")
+    assert found == "cd8f478ad0255a965741c03daa8fe98c4041833643e02fdea6c5fd971eb38d9f"
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"a": ["a", "bc"], "b": ["d"]},
+        {"a": ["c", "ab"], "b": ["d"]},
+        {"a": ["d"], "b": ["ab", "c"]},
+        {"a": ["ab", "c", "d "]},
+        {"a": ["ab", "c"], "validation": ["d"]},
+        {"a": ["ab", "c", "d"], "validation": ["e"]},
+    ],
+    ids=str,
+)
+def test_other_documents_or_another_split_are_another_corpus(texts, tmp_path, layout) -> None:
+    for name, documents in layout.items():
+        as_parquet(texts / f"{name}.parquet", documents)
+    as_parquet(tmp_path / "base.parquet", ["ab", "c", "d"])
+    assert fingerprint_of(texts) != fingerprint_of(tmp_path / "base.parquet")
+
+
+BAD = {
+    "no such folder": (None, b"", "does not exist"),
+    "no texts": ("notes.md", b"text", "holds no"),
+    "only validation": ("validation.txt", b"text", "holds only"),
+    "empty": ("a.txt", f"\n{END_OF_TEXT}\n \n".encode(), "is empty"),
+    "truncated Parquet": ("a.parquet", b"PAR1" + bytes(40), "cannot be read"),
+    "noise": ("a.parquet", b"PAR1" + bytes(range(256)) * 9 + b"PAR1", "cannot be read"),
+    "not UTF-8": ("a.txt", b"caf\xe9 \xff\xfe", "is not UTF-8 at byte 3"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_texts_are_one_clear_line(tmp_path: Path, case: str) -> None:
+    folder = tmp_path / "texts"
+    name, content, said = BAD[case]
+    if name:
+        folder.mkdir()
+        (folder / name).write_bytes(content)
+    message = refusal(lambda: fingerprint_of(folder))
+    assert said in message and str(folder) in message
+    if case != "empty":
+        assert said in refusal(lambda: check(data_of(folder)))
+
+
+@pytest.mark.parametrize("columns", [{"body": ["a"]}, {"text": [1, 2]}, {"text": [["a"], ["b"]]}])
+def test_parquet_without_texts_is_refused(texts: Path, columns: dict) -> None:
+    pq.write_table(pa.table(columns), texts / "a.parquet")
+    assert "a.parquet has no column `text` of strings" in refusal(lambda: fingerprint_of(texts))
+
+
+def test_a_data_set_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    absent = data_of(None, source={"streams": [{"path": str(tmp_path / "absent")}]})
+    assert "absent" in refusal(lambda: read(absent, "train"))
+    stream = hub(tmp_path / "set", DOCUMENTS, DOCUMENTS) | {"column": "body"}
+    assert "'body'" in refusal(lambda: read(data_of(None, source={"streams": [stream]}), "train"))
+
+
+# -- pieces ----------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "text, characters, pieces",
+    [
+        ("One. Two. Three.", 16, ["One. Two. Three."]),
+        ("One. Two. Three.", 9, ["One. Two.", "Three."]),
+        ("“Go!” he said. (Why?) No.", 13, ["“Go!”", "he said.", "(Why?) No."]),
+        ("It is 3.14 or so, more or less", 12, ["It is 3.14", "or so, more", "or less"]),
+        ("abcdefgh ij", 3, ["abc", "def", "gh", "ij"]),
+        ("  猫 and\u00a0owl \n", 5, ["猫 and", "owl"]),
+        (" \n\t", 4, []),
+    ],
+)
+def test_pieces_end_with_a_sentence_else_a_word(text, characters, pieces) -> None:
+    assert list(cut(text, characters)) == pieces
+
+
+def test_only_space_is_lost_and_no_piece_is_too_long() -> None:
+    draw = random.Random(0)
+    for _ in range(300):
+        text = "".join(draw.choices("abé猫.!?\"' \n\t\u2003”", k=draw.randrange(200)))
+        characters = draw.randrange(1, 40)
+        pieces = list(cut(text, characters))
+        assert "".join("".join(pieces).split()) == "".join(text.split())
+        assert all(piece == piece.strip() and 0 < len(piece) <= characters for piece in pieces)
+
+
+def test_whole_documents_are_split_and_then_cut_and_shuffled(texts: Path) -> None:
+    as_parquet(texts / "a.parquet", DOCUMENTS)
+    short = data_of(texts, document_characters=24)
+    for split in ("train", "validation"):
+        kept = [text for text in DOCUMENTS if is_held_out(text, 5) == (split == "validation")]
+        expected = [piece for text in kept for piece in cut(text, 24)]
+        pieces = read(short, split)
+        assert len(expected) > 2 * len(kept) > 0
+        assert pieces != expected and sorted(pieces) == sorted(expected)
+    as_parquet(texts / "a.parquet", ["a b c d e f", "g h"])
+    as_parquet(texts / "validation.parquet", ["x"])
+    assert read(data_of(texts, document_characters=1), "train") == list("dcbgahef")
+
+
+# -- the tokenizer ---------------------------------------------------------------------------------
+@pytest.mark.parametrize("size", [257, 301, 400])
+def test_a_tokenizer_has_exactly_the_asked_size(tmp_path: Path, size: int) -> None:
+    tokenizer = train_tokenizer(DOCUMENTS, size, "corpus")
+    assert sorted(tokenizer.get_vocab().values()) == list(range(size))
+    assert tokenizer.to_str() == train_tokenizer(DOCUMENTS, size, "corpus").to_str()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    loaded = load_tokenizer(tmp_path / "tokenizer.json")
+    for text in (DOCUMENTS[7], " leading\t\r\n\n tabs  ", "Ünïcode 猫 🦊 \u202e\x00", "don't I'll"):
+        ids = loaded.encode(text).ids
+        assert loaded.decode(ids, skip_special_tokens=False) == text
+        assert loaded.token_to_id(END_OF_TEXT) not in ids
+
+
+@pytest.mark.parametrize("content", [None, "{}", "not json"])
+def test_a_missing_or_damaged_tokenizer_is_refused(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "tokenizer.json").write_text(content)
+    assert "tokenizer.json" in refusal(lambda: load_tokenizer(tmp_path / "tokenizer.json"))
+
+
+# -- preparation -----------------------------------------------------------------------------------
+def prepared(data: Data, folder: Path) -> dict[str, bytes]:
+    """Prepare a corpus; the bytes of what a run reads, by file name."""
+    prepare(data, folder / "out")
+    names = {"tokenizer.json", "train.bin", "validation.bin"}
+    assert {p.name for p in (folder / "out").iterdir()} == names | {"data.parquet"}
+    return {name: (folder / "out" / name).read_bytes() for name in names}
+
+
+def decoded(folder: Path, split: str) -> list[str]:
+    """The documents of a prepared split, the last one as the limit cut it."""
+    tokenizer = load_tokenizer(folder / "out" / "tokenizer.json")
+    ids = open_tokens(folder / "out", split).tolist()
+    return tokenizer.decode(ids, skip_special_tokens=False).split(END_OF_TEXT)
+
+
+def test_the_record_describes_the_files(tmp_path: Path, texts: Path) -> None:
+    as_txt(texts / "train.txt", [*DOCUMENTS[8:], " \n"])
+    as_parquet(texts / "validation.parquet", DOCUMENTS[:8])
+    found = fingerprint_of(texts)
+    data = data_of(texts, fingerprint=found)
+    check(data)
+    first = prepared(data, tmp_path)
+    for split, documents in (("train", DOCUMENTS[8:]), ("validation", DOCUMENTS[:8])):
+        assert decoded(tmp_path, split) == [*documents, ""]
+        tokens = np.fromfile(tmp_path / "out" / f"{split}.bin", "<u2")
+        expected = {
+            "campaign": "tests",
+            "corpus": "c",
+            "vocabulary": 300,
+            "tokens": len(tokens),
+            "documents": len(documents),
+            "characters": sum(map(len, documents)),
+            "unigram_entropy": unigram_entropy(tokens),
+            "sha256": sha256_of(tmp_path / "out" / f"{split}.bin"),
+            "fingerprint": found,
+            "hash": data.hash,
+        }
+        row = data_rows(tmp_path / "out")[split]
+        assert {name: row[name] for name in expected} == expected
+    (tmp_path / ".out").mkdir()
+    (tmp_path / ".out" / "train.bin").write_bytes(b"of a killed preparation")
+    assert prepared(data, tmp_path) == first
+
+
+@pytest.mark.parametrize("train_tokens, validation_tokens", [(500, 100), (501, None), (None, 37)])
+def test_limits_are_exact_and_cut_nothing_else(
+    tmp_path, texts, train_tokens, validation_tokens
+) -> None:
+    as_parquet(texts / "texts.parquet", DOCUMENTS)
+    whole = prepared(data_of(texts), tmp_path / "whole")
+    limits = {"train_tokens": train_tokens, "validation_tokens": validation_tokens}
+    short = prepared(data_of(texts, **limits), tmp_path)
+    for split, limit in (("train", train_tokens), ("validation", validation_tokens)):
+        name = f"{split}.bin"
+        assert short[name] == (whole[name][: 2 * limit] if limit else whole[name])
+        documents = [text for text in decoded(tmp_path, split) if text]
+        row = data_rows(tmp_path / "out")[split]
+        assert row["documents"] == len(documents)
+        assert row["characters"] == sum(map(len, documents))
+    assert short["tokenizer.json"] == whole["tokenizer.json"]
+
+
+def test_a_document_that_spells_end_of_text_ends_there(tmp_path: Path, texts: Path) -> None:
+    odd = [f"before{END_OF_TEXT}after {END_OF_TEXT}", f"{END_OF_TEXT}{END_OF_TEXT}", "last"]
+    as_parquet(texts / "train.parquet", [*DOCUMENTS, *odd])
+    as_parquet(texts / "validation.parquet", DOCUMENTS)
+    prepared(data_of(texts), tmp_path)
+    assert decoded(tmp_path, "train") == [*DOCUMENTS, "before", "after ", "last", ""]
+    assert end_of_text_id(tmp_path / "out") in open_tokens(tmp_path / "out", "train")
+
+
+def test_two_streams_are_mixed_half_and_half_by_tokens(tmp_path: Path) -> None:
+    short = [f"fox {i}" for i in range(9000)]
+    long = [f"owl {i} " + "saw the moon rise over the hill " * 3 for i in range(3000)]
+    named = (("short", short), ("long", long))
+    sets = [hub(tmp_path / name, documents, documents[:50]) for name, documents in named]
+    limit = 80_000
+    changes = {"validation_modulus": None, "train_tokens": limit}
+    prepared(data_of(None, source={"streams": sets}, **changes), tmp_path)
+    tokenizer = load_tokenizer(tmp_path / "out" / "tokenizer.json")
+    shares, batch = {"fox": 0, "owl": 0}, 0
+    for document in decoded(tmp_path, "train"):
+        tokens = len(tokenizer.encode(document).ids) + 1
+        shares[document[:3]] += tokens
+        batch = max(batch, 256 * tokens)
+    assert abs(sum(shares.values()) - limit) <= 1
+    assert abs(shares["fox"] - shares["owl"]) <= batch
+
+
+def test_unigram_entropy_of_known_counts() -> None:
+    """The first token is never predicted, so it does not count."""
+    assert unigram_entropy(np.array([9, 0, 0, 1, 1])) == pytest.approx(math.log(2), rel=1e-15)
+    assert unigram_entropy(np.array([0, 3, 3, 3])) == 0
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"vocabulary": 5000}, "vocabulary"),
+        ({"largest_context": 10**5}, "fewer than the 100,001"),
+        ({"diagnosed_tokens": 10**5}, "fewer than the 100,000"),
+        ({"validation_modulus": 10**9}, "the validation split holds 0 tokens"),
+        ({"fingerprint": "another"}, "has fingerprint"),
+        ({"validation_modulus": None}, "validation_modulus"),
+    ],
+    ids=lambda value: str(value)[:24],
+)
+def test_a_corpus_that_will_not_do_is_one_clear_line(tmp_path, texts, changes, said) -> None:
+    as_txt(texts / "a.txt", DOCUMENTS)
+    data = data_of(texts, **changes)
+    assert said in refusal(lambda: prepare(data, tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+    if "vocabulary" not in changes and "fingerprint" not in changes:
+        with pytest.raises(InputError):
+            check(data)
+
+
+def test_a_corpus_in_two_processes_is_refused(tmp_path: Path, texts: Path) -> None:
+    as_txt(texts / "a.txt", DOCUMENTS)
+    with FileLock(tmp_path / ".out.lock"):
+        said = refusal(lambda: prepare(data_of(texts), tmp_path / "out"), RunError)
+    assert "already running" in said
+
+
+def test_a_full_disk_leaves_nothing_that_counts(tmp_path, texts, monkeypatch) -> None:
+    as_txt(texts / "a.txt", DOCUMENTS)
+
+    def full(*arguments) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError):
+        patch.setattr(records, "write", full)
+        prepare(data_of(texts), tmp_path / "out")
+    assert not (tmp_path / "out" / "data.parquet").exists()
+    prepared(data_of(texts), tmp_path)

@@ -1,0 +1,213 @@
+"""Windows and their order: what every run of a pair reads, token by token."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, models
+from training import refusal, write_corpus
+
+from relation.data.tokenizer import END_OF_TEXT
+from relation.data.windows import (
+    IGNORED,
+    OrderHash,
+    TrainingWindows,
+    bounded_mask,
+    document_mask,
+    epoch_order,
+    first_windows,
+    open_tokens,
+    plan_updates,
+    validation_batches,
+)
+from relation.errors import InputError
+
+PAPER_BUDGETS = {
+    "10M": (150_000_000, 1024),
+    "30M": (450_000_000, 2048),
+    "100M": (1_071_140_000, 4096),
+}
+PAPER_UPDATE = 131_072
+
+
+def numbered(length: int) -> np.ndarray:
+    """A token file whose ids are positions."""
+    return np.arange(length, dtype="<u2")
+
+
+def test_a_windows_last_token_is_the_next_ones_first() -> None:
+    context = 7
+    windows = TrainingWindows(numbered(5 * context + 4), context, seed=42)
+    assert windows.count == 5
+    inputs, targets = windows.batch(np.arange(5), 5 * context, 5)
+    assert inputs.dtype == targets.dtype == np.int64
+    np.testing.assert_array_equal(inputs.ravel(), np.arange(5 * context))
+    np.testing.assert_array_equal(targets, inputs + 1)
+    np.testing.assert_array_equal(targets[:-1, -1], inputs[1:, 0])
+
+
+@pytest.mark.parametrize("length, count", [(8, 1), (14, 1), (15, 2), (16, 2)])
+def test_windows_are_counted_by_their_predicted_tokens(length: int, count: int) -> None:
+    assert TrainingWindows(numbered(length), 7, seed=0).count == count
+
+
+def test_a_split_smaller_than_one_window_is_refused() -> None:
+    with pytest.raises(InputError, match="7 tokens, fewer than one window of 8"):
+        TrainingWindows(numbered(7), 7, seed=0)
+
+
+def test_epoch_order_is_pinned() -> None:
+    """Another order would make every run incomparable with those before."""
+    assert epoch_order(10, 42, 0).tolist() == [4, 8, 1, 9, 3, 6, 0, 7, 2, 5]
+    assert epoch_order(10, 42, 1).tolist() == [1, 2, 8, 5, 3, 9, 6, 0, 4, 7]
+
+
+@pytest.mark.parametrize("windows", [1, 2, 1000])
+def test_epoch_order_is_a_permutation_of_seed_and_epoch(windows: int) -> None:
+    orders = [epoch_order(windows, seed, epoch) for seed in (42, 43) for epoch in (0, 1)]
+    for order in orders:
+        np.testing.assert_array_equal(np.sort(order), np.arange(windows))
+    if windows == 1000:
+        assert len({order.tobytes() for order in orders}) == 4
+
+
+def test_a_run_reads_epoch_after_epoch_from_any_position() -> None:
+    windows = TrainingWindows(numbered(11 * 4 + 1), 4, seed=43)
+    expected = np.concatenate([epoch_order(11, 43, epoch) for epoch in range(4)])
+    for first, count in ((0, 44), (30, 7), (0, 3), (9, 25), (43, 1)):
+        np.testing.assert_array_equal(windows.window_ids(first, count), expected[first:][:count])
+
+
+@pytest.mark.parametrize(
+    "scale, updates, windows, tokens",
+    [("10M", 1145, 53, 384), ("30M", 3434, 15, 1152), ("100M", 8173, 5, 3232)],
+)
+def test_the_papers_budgets_end_in_a_partial_update(scale, updates, windows, tokens) -> None:
+    """`tokens` are those of the last, truncated window."""
+    budget, context = PAPER_BUDGETS[scale]
+    plans = plan_updates(budget, PAPER_UPDATE, context, "partial")
+    assert len(plans) == updates and sum(plan.tokens for plan in plans) == budget
+    assert {plan.tokens for plan in plans[:-1]} == {PAPER_UPDATE}
+    assert (plans[-1].windows, plans[-1].tokens) == (windows, (windows - 1) * context + tokens)
+    assert [plan.index for plan in plans] == list(range(updates))
+    ends = [plan.first + plan.windows for plan in plans]
+    assert [plan.first for plan in plans] == [0, *ends[:-1]]
+    assert plan_updates(budget, PAPER_UPDATE, context, "drop") == plans[:-1]
+
+
+def test_a_budget_below_one_update() -> None:
+    (plan,) = plan_updates(9, 32, 8, "partial")
+    assert (plan.windows, plan.tokens) == (2, 9)
+    with pytest.raises(InputError, match="a budget of 9 tokens"):
+        plan_updates(9, 32, 8, "drop")
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 8, 15, 21])
+def test_padding_and_truncated_targets_are_ignored(tokens: int) -> None:
+    context, rows = 7, 4
+    windows = TrainingWindows(numbered(200), context, seed=0)
+    ids = np.array([5, 0, 9])[: -(-tokens // context)]
+    inputs, targets = windows.batch(ids, tokens, rows)
+    assert inputs.shape == targets.shape == (rows, context)
+    counted = targets != IGNORED
+    np.testing.assert_array_equal(counted.ravel(), np.arange(rows * context) < tokens)
+    np.testing.assert_array_equal(targets[counted], inputs[counted] + 1)
+    np.testing.assert_array_equal(inputs[: len(ids), 0], ids * context)
+
+
+def order_hash(file: str = "a" * 64, context: int = 4, seed: int = 42, budget: int = 90) -> str:
+    """Of a run that is stopped and resumed after every update."""
+    windows = TrainingWindows(numbered(61), context, seed)
+    order = OrderHash(file, context)
+    for plan in plan_updates(budget, 16, context, "partial"):
+        order.update(windows.window_ids(plan.first, plan.windows), plan.tokens)
+        order = OrderHash(file, context, order.value)
+    return order.value
+
+
+@pytest.mark.parametrize(
+    "change", [{"seed": 43}, {"budget": 89}, {"budget": 96}, {"context": 8}, {"file": "b" * 64}]
+)
+def test_another_order_has_another_hash(change: dict) -> None:
+    assert order_hash() == order_hash() != order_hash(**change)
+
+
+@pytest.mark.parametrize("length", [2, 7, 8, 9, 15, 16, 100])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_validation_predicts_every_token_after_the_first_once(length: int, rows: int) -> None:
+    batches = list(validation_batches(numbered(length), 7, rows))
+    inputs, targets = (np.concatenate([b[k].ravel() for b in batches]) for k in (0, 1))
+    np.testing.assert_array_equal(inputs, np.arange(length - 1))
+    np.testing.assert_array_equal(targets, np.arange(1, length))
+    assert all(len(b[0]) <= rows and b[0].shape[1] <= 7 for b in batches)
+    assert sum(b[0].shape[1] < 7 for b in batches) == bool((length - 1) % 7)
+
+
+@pytest.mark.parametrize("length, whole", [(4 * 10 + 1, 4), (4 * 10, 3), (4 * 10 + 9, 4), (5, 0)])
+def test_first_windows_are_whole_or_refused(length, whole):
+    if whole:
+        expected = np.arange(10 * whole).reshape(whole, 10)
+        np.testing.assert_array_equal(first_windows(numbered(length), 10, whole), expected)
+    assert str(whole + 1) in refusal(lambda: first_windows(numbered(length), 10, whole + 1))
+
+
+@pytest.mark.parametrize(
+    "content, said", [(None, "missing"), (b"", "empty"), (b"abcd", "not the file")]
+)
+def test_a_file_that_is_not_the_prepared_one_is_refused(tmp_path, content, said) -> None:
+    path = write_corpus(tmp_path / "data", train=100) / "train.bin"
+    assert len(open_tokens(path.parent, "train")) == 100
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+    assert said in refusal(lambda: open_tokens(path.parent, "train"))
+
+
+# -- documents -------------------------------------------------------------------------------------
+END = 0
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """A folder with a tokenizer whose end-of-text is END."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.add_special_tokens([END_OF_TEXT])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    return tmp_path
+
+
+def test_end_of_text_begins_a_document(data: Path) -> None:
+    text = torch.tensor([[5, 3, END, 4, 6, 7, END, 2]])
+    assert document_mask("documents", data)(text).starts.tolist() == [[0, 0, 2, 2, 2, 2, 6, 6]]
+    assert document_mask(None, data)(text) is None
+
+
+@pytest.mark.parametrize("micro", [1, 3, 4])
+def test_no_micro_batch_has_more_documents_than_were_counted(data: Path, micro: int) -> None:
+    """Over epochs, a partial update and rows without a window, whose tokens begin none."""
+    tokens = np.random.default_rng(6).integers(0, 7, 400).astype("<u2")
+    windows = TrainingWindows(tokens, 20, seed=1)
+    plans = plan_updates(1900, 240, 20, "partial")
+    mask = bounded_mask("documents", data, windows, plans, micro)
+    plain = document_mask("documents", data)
+    for plan in plans:
+        ids = windows.window_ids(plan.first, plan.windows)
+        for first in range(0, len(ids), micro):
+            left = min(plan.tokens - first * 20, micro * 20)
+            arrays = windows.batch(ids[first : first + micro], left, micro)
+            inputs, targets = (torch.from_numpy(array) for array in arrays)
+            documents = mask(inputs, targets)
+            offsets = documents.offsets
+            assert offsets[-1] == documents.starts.numel() and (offsets.diff() >= 0).all()
+            read = targets != IGNORED
+            assert torch.equal(documents.starts[read], plain(inputs).starts[read])
+
+
+@pytest.mark.parametrize("vocabulary, said", [(None, "is missing"), ({"a": 0}, "has no <|endoft")])
+def test_a_corpus_whose_tokenizer_tells_no_end_of_text_is_refused(
+    tmp_path: Path, vocabulary: dict | None, said: str
+) -> None:
+    if vocabulary is not None:
+        Tokenizer(models.BPE(vocabulary, [])).save(str(tmp_path / "tokenizer.json"))
+    assert f"tokenizer.json {said}" in refusal(lambda: document_mask("documents", tmp_path))
