@@ -15,13 +15,16 @@ import tarfile
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 
-from relation import records
+from relation import plan, records
+from relation.jobs import Bench, Check, Data, Length, Recall, Run, Side, hash_of
+from relation.variants import MIXERS, ModelConfig
 
 # Old campaign -> new campaign and variation; None: the variation is the reading's name.
 CAMPAIGNS = {
@@ -44,7 +47,6 @@ SAME_TEXTS = {
         "f912d9ff442f84a9255df0bfc0ffcd38401dde0b0238a7a445b3d563a0333c74"
     )
 }
-OPERATORS = {"A": "mha", "F": "full", "L": "linear"}
 # Files of a campaign: kind, pattern.
 OLD = {
     "runs": "runs/*/*/*/record.parquet",
@@ -62,6 +64,8 @@ OLD = {
     "checks": "verification.parquet",
     "gradients": "gradients.parquet",
 }
+# Of an old run's specification, what is its key, of another hash or derived.
+NOT_SPECIFIED = ("scale", "variant", "data_hash", "tokens_per_update", "campaign")
 READINGS = {"runs": "runs", "losses": "losses", "probes": "probes", "flow": "diagnoses"}
 RUN_KINDS = ("runs", "losses", "probes", "flow", "curves", "maps", "lengths")
 # Columns that are gone: derived from others, or of the code hash.
@@ -71,24 +75,127 @@ GONE = {
 }
 SPECIFICATIONS = """
 import json, sys, yaml
+from dataclasses import asdict
 from relation.pipeline.campaign import resolve
 config, found = yaml.safe_load(open("config.yaml")), {}
 for name in config["campaigns"]:
     campaign = resolve({**config, "campaign": name})
-    for run in (*campaign.known_runs, *campaign.planned_reading_runs):
-        title = campaign.data[run.data].title
-        found[run.config_hash] = {"identity": run.identity(), "title": title}
+    runs = {
+        run.config_hash: {
+            "run": run.identity(),
+            "data": asdict(campaign.data[run.data]),
+            "flow": asdict(campaign.diagnostics_spec(run)),
+            "lengths": asdict(campaign.examination_spec(run)),
+        }
+        for run in (*campaign.known_runs, *campaign.planned_reading_runs)
+    }
+    jobs = (*campaign.planned_systems, *campaign.planned_recall)
+    checks = {"checks": asdict(campaign.verification), "gradients": asdict(campaign.gradients)}
+    found[name] = {"runs": runs, "jobs": {j.config_hash: asdict(j) for j in jobs}, **checks}
+    both = (campaign.verification, campaign.gradients)
+    found[name]["check_hashes"] = [each.config_hash for each in both]
 json.dump(found, sys.stdout)
 """
 
 
 def specifications(code: Path) -> dict[str, dict]:
-    """The identity and corpus title of every run that the old code knows, by its hash."""
+    """What the old code knows of every campaign's runs, benchmarks and checks, by their hash."""
     command = [sys.executable, "-c", SPECIFICATIONS]
     done = subprocess.run(
         command, cwd=code, env={"PYTHONPATH": str(code)}, capture_output=True, check=True
     )
-    return json.loads(done.stdout)
+    found = json.loads(done.stdout)
+    # Its 2.2M validation tokens never reached the 10M that its corpus was cut at, so that today
+    # it reads the corpus of the other scales, which is not cut.
+    for run in found.get("books-100m", {"runs": {}})["runs"].values():
+        run["data"]["validation_tokens"] = None
+    return found
+
+
+def model_of(old: dict) -> ModelConfig:
+    """A model of the old code."""
+    return ModelConfig(**{k: tuple(v) if isinstance(v, list) else v for k, v in old.items()})
+
+
+def run_of(known: dict, texts: str) -> Run:
+    """A run of the old code as today's; `texts`: the fingerprint of its corpus."""
+    old, data, flow = known["run"], known["data"], known["flow"]
+    names = {each.name for each in fields(Run)}
+    taken = {k: v for k, v in old.items() if k in names and k != "model"}
+    source = {k: v for k, v in data["source"].items() if k != "kind"}
+    read = ("vocabulary", "train_tokens", "validation_tokens", "tokenizer_characters")
+    context, name = data["largest_context"], {"campaign": "", "path": None, "source": None}
+    corpus = Data(
+        **name,
+        corpus=data["corpus"],
+        title=data["title"],
+        fingerprint=texts,
+        largest_context=context,
+        **{k: data[k] for k in read},
+        **source,
+    )
+    executed = ["device", "compile", "backends", "deterministic", "checkpoint_seconds"]
+    executed += ["checkpoint_tokens", "probes", "probe_sequences", "validations"]
+    told = {"validation_tokens": None, "campaign": "", "variation": "", "data": corpus}
+    return Run(
+        **dict.fromkeys(executed),
+        **told,
+        **taken | {"betas": tuple(old["betas"])},
+        model=model_of(old["model"]),
+        flow_sequences=flow["sequences"],
+        flow_window=flow["window"],
+        flow_length=flow["flow_length"],
+        rank_length=flow["rank_length"],
+    )
+
+
+def specification(known: dict, run: Run) -> dict:
+    """What determines a run's result; of one that goes on from another, its start too."""
+    start = known["run"].get("start")
+    return run.specification() | ({"start": start} if start else {})
+
+
+def hash_of_job(kind: str, known: dict, former: str) -> str:
+    """Today's hash of a benchmark, of a recall or of the checks."""
+    if kind in ("checks", "gradients"):
+        if former not in known["check_hashes"]:
+            raise SystemExit(f"no {kind} {former}")
+        return check_of(known["checks"], known["gradients"]).hash
+    old = known["jobs"][former]
+    if kind == "recall":
+        frozen = {k: tuple(map(tuple_of, v)) for k, v in old.items() if isinstance(v, list)}
+        return Recall(**old | frozen | {"models": tuple(map(model_of, old["models"]))}).hash
+    sides = tuple(Side(**{**side, "model": model_of(side["model"])}) for side in old["sides"])
+    return Bench(**old | {"sides": sides, "variation": ""}).hash
+
+
+def tuple_of(value: object) -> object:
+    """A list as a tuple."""
+    return tuple(value) if isinstance(value, list) else value
+
+
+def check_of(old: dict, gradients: dict) -> Check:
+    """The checks of the old code as today's."""
+    sides = tuple(
+        Side(
+            side=each["variant"],
+            variant=each["variant"],
+            backends=each["backends"],
+            model=model_of(each["model"]),
+            context=each["length"],
+            micro=each["micro"],
+            accumulation=gradients["accumulation"],
+        )
+        for each in gradients["variants"]
+    )
+    return Check(
+        **{k: old[k] for k in ("campaign", "backend", "linear", "draws", "precision", "device")},
+        shapes=tuple(old["shapes"]),
+        gradients=sides,
+        gradient_scales=tuple(each["scale"] for each in gradients["variants"]),
+        gradient_draws=gradients["draws"],
+        compile=gradients["compile"],
+    )
 
 
 def unpacked(folder: Path) -> Path:
@@ -151,45 +258,55 @@ def with_origin(rows: pd.DataFrame, origin: dict) -> pd.DataFrame:
     )
 
 
-def described(row: dict, identity: dict, title: str, texts: str, backends: dict | str) -> dict:
-    """What a row of runs says of its specification."""
-    model, texts = identity["model"], SAME_TEXTS.get(texts, texts)
-    if isinstance(backends, dict):
-        used = [backends[OPERATORS[letter]] for letter in "AFL" if letter in model["layout"]]
-        backends = ", ".join(dict.fromkeys(used))
-    return {
-        "layout": model["layout"],
-        "d_model": model["d_model"],
-        "heads": model["heads"],
-        "d_ff": model["d_ff"],
-        "vocabulary": model["vocab_size"],
-        **{n: identity[n] for n in ("context", "micro", "accumulation", "learning_rate")},
-        "corpus": title,
-        "corpus_fingerprint": texts,
-        "validation_characters": None,
-        "backend": backends,
-        "precision": identity["precision"],
-        "specification": json.dumps({**identity, "corpus_fingerprint": texts}, sort_keys=True),
-    }
-
-
 def new_runs(rows: pd.DataFrame, origin: dict, known: dict[str, dict]) -> pd.DataFrame:
     """Rows of runs; `median_tokens_per_second` is filled from the log."""
     made = []
     for row in rows.to_dict("records"):
         if "config_hash" in row:  # of a reading
-            former = row["config_hash"]
-            about = known[former]
-            texts, backends, processes = row["corpus_sha256"], row["backend"], None
+            former, texts = row["config_hash"], row["corpus_sha256"]
+            backends, processes = row["backend"], None
         else:
-            former, about = origin["config_hash"], {"identity": origin["spec"]}
-            data = origin["data_origin"]
-            about["title"], texts = data["title"], data["corpus_sha256"]
+            former, texts = origin["config_hash"], origin["data_origin"]["corpus_sha256"]
             backends, counts = origin["backends"], origin["processes"]
             processes = counts[0] if len(counts) == 1 else None
-        more = described(row, about["identity"], about["title"], texts, backends)
-        made.append(row | more | {"former_hash": former, "processes": processes})
+        texts = SAME_TEXTS.get(texts, texts)
+        old = known["runs"][former]
+        run = run_of(old, texts)
+        what = specification(old, run)
+        if isinstance(backends, dict):
+            used = [backends[MIXERS[letter]] for letter in "AFL" if letter in run.model.layout]
+            backends = ", ".join(dict.fromkeys(used))
+        more = {
+            "layout": run.model.layout,
+            "d_model": run.model.d_model,
+            "heads": run.model.heads,
+            "d_ff": run.model.d_ff,
+            "vocabulary": run.model.vocab_size,
+            **{n: getattr(run, n) for n in ("context", "micro", "accumulation", "learning_rate")},
+            "corpus": run.data.title,
+            "corpus_fingerprint": texts,
+            "validation_characters": None,
+            "backend": backends,
+            "precision": run.precision,
+            "specification": json.dumps(what, sort_keys=True),
+            "former_hash": former,
+            "hash": hash_of(what),
+            "processes": processes,
+        }
+        made.append(row | more)
     return pd.DataFrame(made).assign(median_tokens_per_second=np.nan)
+
+
+def of_run(kind: str, known: dict[str, dict], former: str, texts: str) -> str:
+    """Today's hash of a record of a run."""
+    old = known["runs"][former]
+    run = run_of(old, texts)
+    if kind in ("flow", "curves", "maps"):
+        return run.flow_hash
+    if kind == "lengths":
+        asked = {k: old["lengths"][k] for k in ("windows", "contexts")}
+        return Length(scales=None, variants=(), **asked).hash(run)
+    return hash_of(specification(old, run))
 
 
 def converted(folder: Path, known: dict[str, dict]) -> dict[str, pd.DataFrame]:
@@ -200,6 +317,8 @@ def converted(folder: Path, known: dict[str, dict]) -> dict[str, pd.DataFrame]:
         rows = keyed(folder.name, kind, with_origin(rows, origin))
         if kind == "runs":
             rows = new_runs(rows, origin, known)
+        elif kind not in (*RUN_KINDS, "models"):
+            rows = rows.assign(hash=hash_of_job(kind, known, origin["config_hash"]))
         if kind == "losses":
             by_run = rows.groupby(records.UNITS["losses"], sort=False)
             if not (by_run["tokens"].diff().fillna(rows["tokens"]) == rows["update_tokens"]).all():
@@ -218,10 +337,14 @@ def converted(folder: Path, known: dict[str, dict]) -> dict[str, pd.DataFrame]:
     frames["runs"] = runs.assign(median_tokens_per_second=[medians.get(key) for key in keys])
     # Readings' origin stands in their runs alone.
     about = frames["runs"].set_index(unit)[["commit", "device", "versions", "created"]]
+    former = frames["runs"].set_index(unit)[["former_hash", "corpus_fingerprint"]]
     for kind in set(RUN_KINDS) & set(frames) - {"runs"}:
-        if "variation" in frames[kind] and CAMPAIGNS[folder.name][1] is None:
-            own = frames[kind].drop(columns=about.columns)
-            frames[kind] = own.merge(about, left_on=unit, right_index=True, how="left")
+        own = frames[kind].drop(columns="hash")
+        if CAMPAIGNS[folder.name][1] is None:
+            own = own.drop(columns=about.columns)
+            own = own.merge(about, left_on=unit, right_index=True, how="left")
+        hashes = former.apply(lambda row, kind=kind: of_run(kind, known, *row), axis=1)
+        frames[kind] = own.merge(hashes.rename("hash"), left_on=unit, right_index=True, how="left")
     if "maps" in frames:
         maps = frames["maps"]
         frames["maps"] = maps[maps["seed"] == maps.groupby("scale")["seed"].transform("min")]
@@ -274,7 +397,7 @@ def convert(folders: list[Path], code: Path, target: Path) -> None:
     known = specifications(code)
     new: dict[tuple[str, str], list[pd.DataFrame]] = {}
     for folder in folders:
-        for kind, rows in converted(unpacked(folder), known).items():
+        for kind, rows in converted(unpacked(folder), known[folder.name]).items():
             name = CAMPAIGNS[folder.name][0]
             new.setdefault((name, kind), []).append(rows.assign(campaign_before=folder.name))
     for (name, kind), parts in sorted(new.items()):
@@ -339,13 +462,52 @@ def check(folders: list[Path], target: Path) -> None:
 
 def check_run(path: Path, group: pd.DataFrame, there: pd.DataFrame, origin: dict) -> None:
     """Compare what a run's row took from its origin."""
+    defaults = {each.name: each.default for each in (*fields(Run), *fields(ModelConfig))}
     for old, new in zip(group.to_dict("records"), there.to_dict("records"), strict=True):
-        former = old.get("config_hash", origin["config_hash"])
         spec = json.loads(new["specification"])
-        if new["former_hash"] != former:
+        if new["former_hash"] != old.get("config_hash", origin["config_hash"]):
             raise SystemExit(f"{path}: former hash differs")
-        if "spec" in origin and any(spec.get(k) != v for k, v in origin["spec"].items()):
-            raise SystemExit(f"{path}: specification differs")
+        if new["hash"] != hash_of(spec):
+            raise SystemExit(f"{path}: hash is not the specification's")
+        own = {k: v for k, v in origin.get("spec", {}).items() if k not in NOT_SPECIFIED}
+        for before, now in ((own, spec), (own.pop("model", {}), spec["model"])):
+            for name, value in before.items():
+                if now.get(name, plain(defaults.get(name))) != value:
+                    raise SystemExit(f"{path}: {name} was {value}, now {now.get(name)}")
+
+
+def plain(value: object) -> object:
+    """A value as JSON holds it."""
+    return list(value) if isinstance(value, tuple) else value
+
+
+def check_plan(name: str) -> None:
+    """Stop unless today's configuration plans every shipped run and lists none as to be done."""
+    campaign = plan.load({"campaign": name})
+    runs = records.read(records.RESULTS / "published" / name / "runs.parquet", "runs")
+    address = runs[["scale", "variation", "variant", "seed"]].astype(str).agg("/".join, axis=1)
+    planned = {run.name: run for run in campaign.planned}
+    known = runs[address.isin(planned)]
+    for where, row in zip(address[known.index], known.to_dict("records"), strict=True):
+        now, shipped = planned[where].specification(), json.loads(row["specification"])
+        if now != shipped:
+            odd = {
+                k: (shipped.get(k), now.get(k))
+                for k in now | shipped
+                if shipped.get(k) != now.get(k)
+            }
+            raise SystemExit(f"{name}: {where} is planned otherwise: {odd}")
+    todo = Counter(path.split("/")[0] for path in campaign.files(records.published_hashes))
+    todo_runs = {path for path in campaign.files(records.published_hashes)}
+    again = [where for where in address if f"runs/{where}/run.parquet" in todo_runs]
+    print(
+        f"{name}: {len(planned)} runs planned, {len(runs)} shipped, {len(known)} of them planned, "
+        f"{len(again)} to be done again; to be made: {dict(todo)}"
+    )
+    for where in sorted(set(address) - set(planned)):
+        print(f"  shipped and not planned: {where}")
+    if again:
+        raise SystemExit(f"{name}: to be done again: {again}")
 
 
 def by(rows: pd.DataFrame, unit: list[str]) -> pd.Series:
@@ -380,6 +542,8 @@ def main() -> None:
         sys.exit(f"{given.folder} holds none of the campaigns {', '.join(CAMPAIGNS)}")
     if given.check:
         check(folders, given.target)
+        for name in sorted({CAMPAIGNS[folder.name][0] for folder in folders} - {"conversion"}):
+            check_plan(name)
     else:
         convert(folders, given.code, given.target)
 
