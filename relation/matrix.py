@@ -152,17 +152,17 @@ class Matrix:
         """Every run, each specification once, and the corpora by name."""
         wanted, read = {}, {}
         for scale, at in self.section.scales.items():
-            for variant in at.variants or PAIRED:
+            for variant in PAIRED if at.variants is None else at.variants:
                 o = self.options(scale, variant)
                 read.setdefault((o["corpus"], o["vocabulary"]), []).append(o)
         for variation, changes in self.variations.items():
             scales = changes.get("scales", self.section.scales)
             for scale in (each for each in self.section.scales if each in scales):
-                variants = changes.get("variants") or self.section.scales[scale].variants or PAIRED
+                variants = changes.get("variants", self.section.scales[scale].variants)
                 seeds = changes.get("seeds") or self.section.seeds or []
                 further = (self.section.further_seeds or {}).get(scale, [])
                 further = [] if "seeds" in changes else [s for s in further if s not in seeds]
-                for variant in variants:
+                for variant in PAIRED if variants is None else variants:
                     o = self.options(scale, variant, changes)
                     read.setdefault((o["corpus"], o["vocabulary"]), []).append(o)
                     for seed in (*seeds, *(further if variant in PAIRED else ())):

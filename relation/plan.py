@@ -147,7 +147,8 @@ class Campaign:
 
     def data_at(self, scale: str) -> str:
         """The name of the corpus that benchmarks at a scale read."""
-        return next(run.data.name for run in self.planned if run.scale == scale)
+        o = self.options(scale, next(iter(self.variations)))
+        return f"{o['corpus']}-{o['vocabulary']}"
 
     def run(self, name: str) -> Run:
         """A run by its address, chosen or not. Raises InputError where there is none."""
