@@ -34,7 +34,6 @@ from relation.data.windows import (
     plan_updates,
 )
 from relation.errors import RunError, StoppedError
-from relation.flow.metrics import read_layers
 from relation.machine import (
     PeakMemory,
     Progress,
@@ -256,6 +255,8 @@ def _probe(
             for part, angle in enumerate(learned.get("theta", ())):
                 yield _row(layer, part, "theta", angle)
     if reads_flow and LINEAR not in run.model.layout:
+        from relation.flow.metrics import read_layers
+
         length = max(run.flow_length, run.rank_length)
         sequences = first_windows(validation, run.flow_window, run.probe_sequences)[:, :length]
         sequences = to_device(sequences.copy(), device)
