@@ -1,0 +1,399 @@
+"""Relation in transformers: the same numbers as the decoder's, kept, generated and trained."""
+
+import inspect
+import json
+from dataclasses import fields
+
+import pytest
+import torch
+from models import TOKENS, stirred
+from torch import Tensor
+
+from relation.errors import InputError
+from relation.nn import Decoder
+from relation.nn.generate import Sampling, generate_batch, generate_tokens
+from relation.variants import VARIANTS, ModelConfig
+
+transformers = pytest.importorskip(
+    "transformers", reason="transformers is not installed; pip install '.[hf]'"
+)
+hf = pytest.importorskip("relation.hf")
+
+LAYOUTS = ("mha", "full", "linear", "hybrid")
+LENGTHS = (3, 11, 7, 1, 10, 5, 8, 2)
+each_layout = pytest.mark.parametrize("variant", LAYOUTS)
+
+
+def build(variant: str, **changes) -> tuple[Decoder, "hf.RelationForCausalLM"]:
+    """A decoder in FP32 and the model of transformers with its weights."""
+    decoder = stirred(variant, **changes).float().eval()
+    return decoder, hf.RelationForCausalLM.of(decoder, eos_token_id=None, pad_token_id=0).eval()
+
+
+def close(found: Tensor, expected: Tensor) -> None:
+    assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+def prompts() -> list[Tensor]:
+    generator = torch.Generator().manual_seed(9)
+    return [torch.randint(29, (n,), generator=generator) for n in LENGTHS]
+
+
+def left_padded(rows: list[Tensor]) -> dict[str, Tensor]:
+    width = max(map(len, rows))
+    ids = torch.stack([torch.nn.functional.pad(row, (width - len(row), 0)) for row in rows])
+    mask = torch.stack([torch.arange(width) >= width - len(row) for row in rows])
+    return {"input_ids": ids, "attention_mask": mask.long()}
+
+
+def generated(model, rows: list[Tensor], **options) -> list[list[int]]:
+    """Greedy continuations of 9 tokens, all rows in one batch."""
+    given = {name: x.to(model.device) for name, x in left_padded(rows).items()}
+    ids = model.generate(**given, max_new_tokens=9, do_sample=False, pad_token_id=0, **options)
+    return ids[:, given["input_ids"].shape[1] :].tolist()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_saved_model_gives_the_decoders_logits(variant, tmp_path):
+    decoder, model = build(variant)
+    model.save_pretrained(tmp_path)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert loaded.config.model() == decoder.config
+    with torch.no_grad():
+        for given in (model, loaded):
+            close(given(TOKENS).logits, decoder(TOKENS))
+        base = transformers.AutoModel.from_pretrained(tmp_path)
+        close(base(TOKENS).last_hidden_state, decoder.states(TOKENS))
+    # And back: the same parameters by the same names.
+    decoder.load_state_dict(loaded.model.decoder.state_dict())
+
+
+def test_transformers_names_say_the_sizes():
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = hf.RelationConfig(**sizes, layout="LLLF", num_hidden_layers=4)
+    assert (config.d_model, config.heads, config.num_hidden_layers) == (32, 4, 4)
+    assert config.num_key_value_heads == config.model().shared_heads == 2
+    alone = hf.RelationConfig(num_hidden_layers=4)
+    assert (alone.layout, alone.num_hidden_layers) == ("FFFF", 4)
+    with pytest.raises(InputError, match="not divisible"):
+        hf.RelationConfig(d_model=30, heads=4)
+
+
+def test_the_arguments_of_a_configuration_have_names():
+    named = list(inspect.signature(hf.RelationConfig).parameters)
+    assert named == [*(field.name for field in fields(ModelConfig)), "options"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"d_modle": 512}, "has no d_modle; its fields are vocab_size, d_model,"),
+        ({"head_dim": 32, "eos_token_id": 1}, "has no head_dim;"),
+        ({"num_hidden_layers": 12, "layout": "FL"}, "layout 'FL'; give a layout .* \"F\" \\* 12$"),
+        ({"num_key_value_heads": 3}, "kv_heads is 3 and heads 8"),
+        ({"num_key_value_heads": 1}, "kv_heads is 1, which is odd; give givens=False"),
+        ({"heads": "8"}, "heads is '8'; give int$"),
+        ({"layout": ["F", "L"]}, "give str$"),
+    ],
+)
+def test_unknown_fields_are_refused_in_a_line(fields, said):
+    with pytest.raises(InputError, match=said) as caught:
+        hf.RelationConfig(**fields)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_configuration_of_another_version_is_read(tmp_path):
+    """Files hold what their version of transformers writes, known here or not."""
+    config = hf.RelationConfig(
+        num_key_value_heads=2, eos_token_id=3, attn_implementation="eager", num_labels=3
+    )
+    config.save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    written = json.loads(file.read_text())
+    more = {"torch_dtype": "float32", "use_cache": False, "pruned_heads": {}, "of_later": 1}
+    file.write_text(json.dumps(written | more | {"transformers_version": "9.0.0"}))
+    for found in (
+        transformers.AutoConfig.from_pretrained(tmp_path),
+        hf.RelationConfig(**config.to_dict()),
+    ):
+        assert found.model() == config.model()
+        assert (found.eos_token_id, found.num_labels) == (3, 3)
+
+
+@each_layout
+def test_labels_give_the_mean_loss_of_the_next_tokens(variant):
+    decoder, model = build(variant)
+    labels = TOKENS.clone()
+    labels[0, :4] = -100
+    expected = torch.nn.functional.cross_entropy(
+        decoder(TOKENS)[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100
+    )
+    torch.testing.assert_close(model(TOKENS, labels=labels).loss, expected, rtol=1e-5, atol=0)
+    assert model(TOKENS, logits_to_keep=2).logits.shape == (2, 2, 29)
+
+
+@each_layout
+@pytest.mark.parametrize("changes", [{}, {"kv_heads": 2}], ids=["own heads", "shared heads"])
+def test_greedy_texts_are_the_decoders_alone_and_in_a_batch(variant, changes):
+    decoder, model = build(variant, **changes)
+    rows = prompts()
+    greedy = Sampling(temperature=0)
+    expected = [list(generate_tokens(decoder, row.tolist(), 9, greedy)) for row in rows]
+    assert generated(model, rows) == expected
+    assert generated(model, rows, use_cache=False) == expected
+
+
+@pytest.mark.gpu
+@each_layout
+def test_greedy_texts_of_a_gpu_are_those_of_a_cpu(variant):
+    _, model = build(variant, d_model=64)
+    expected = generated(model, prompts())
+    on_gpu = model.cuda()
+    assert generated(on_gpu, prompts()) == expected
+    assert generated(on_gpu, prompts(), use_cache=False) == expected
+
+
+@pytest.mark.parametrize("beams", [1, 2])
+def test_generation_reads_each_token_once(beams):
+    _, model = build("hybrid")
+    read = []
+    model.get_input_embeddings().register_forward_hook(lambda _, x, y: read.append(x[0].shape[1]))
+    generated(model, prompts(), num_beams=beams)
+    assert read == [max(LENGTHS)] + [1] * 8
+
+
+def test_generation_goes_on_from_a_cache():
+    _, model = build("hybrid")
+    cache = hf.RelationCache(model.config)
+
+    def continued(tokens: Tensor, **options) -> Tensor:
+        mask = torch.ones_like(tokens)
+        return model.generate(
+            tokens, attention_mask=mask, max_new_tokens=4, do_sample=False, **options
+        )
+
+    text = continued(TOKENS, past_key_values=cache)
+    assert cache.columns == text.shape[1] - 1
+    longer = torch.cat((text, TOKENS), dim=1)
+    assert torch.equal(continued(longer, past_key_values=cache), continued(longer))
+    with pytest.raises(InputError, match="is a DynamicCache; a Relation model takes"):
+        model(TOKENS, past_key_values=transformers.DynamicCache())
+    with pytest.raises(InputError, match="give one of them"):
+        model(TOKENS, cache=cache, past_key_values=cache)
+
+
+@each_layout
+def test_checkpointing_changes_no_gradient(variant):
+    """And computes each block twice, as long as the model is trained."""
+    _, model = build(variant)
+    block, calls = model.model.decoder.blocks[0], []
+    block.register_forward_pre_hook(lambda *_: calls.append(None))
+    found = []
+    for checkpointed in (False, True):
+        if checkpointed:
+            model.gradient_checkpointing_enable()
+        model.zero_grad()
+        calls.clear()
+        model.train()(TOKENS, labels=TOKENS).loss.backward()
+        found.append([p.grad.clone() for p in model.parameters()])
+        assert len(calls) == 1 + checkpointed
+    assert all(map(torch.equal, *found))
+    model.eval()(TOKENS, labels=TOKENS)
+    assert len(calls) == 3
+
+
+def test_beams_follow_their_rows():
+    _, model = build("hybrid")
+    assert generated(model, prompts(), num_beams=3) == generated(
+        model, prompts(), num_beams=3, use_cache=False
+    )
+
+
+@each_layout
+def test_padded_rows_have_the_logits_of_rows_alone(variant):
+    _, model = build(variant)
+    rows = prompts()
+    given = left_padded(rows)
+    with torch.no_grad():
+        for found in (model(**given), model(**given, use_cache=True)):
+            for row, logits in zip(rows, found.logits, strict=True):
+                close(logits[-len(row) :], model(row[None]).logits[0])
+
+
+def test_padding_that_cannot_be_is_refused():
+    _, model = build("full")
+    mask = torch.tensor([[1, 0, 1]])
+    for options in ({}, {"use_cache": True}):
+        with pytest.raises(InputError, match="2 pieces of text"):
+            model(TOKENS[:1, :3], attention_mask=mask, **options)
+    cache = model(TOKENS[:1, :3], use_cache=True).past_key_values
+    with pytest.raises(InputError, match="first block of a cache"):
+        model(TOKENS[:1, :3], attention_mask=mask, past_key_values=cache)
+
+
+def flattened(rows: list[Tensor]) -> dict[str, Tensor]:
+    """One row of documents, as transformers packs them: position_ids restart at each."""
+    collator = transformers.DataCollatorWithFlattening()
+    return collator([{"input_ids": row.tolist()} for row in rows])
+
+
+@each_layout
+def test_packed_documents_have_the_logits_of_documents_alone(variant):
+    _, model = build(variant)
+    rows = prompts()
+    given = flattened(rows)
+    n = given["input_ids"].shape[1]
+    padded = {
+        name: torch.nn.functional.pad(given[name], (2, 3)) for name in ("input_ids", "position_ids")
+    }
+    mask = torch.nn.functional.pad(torch.ones(1, n, dtype=torch.int64), (2, 3))
+    with torch.no_grad():
+        alone = torch.cat([model(row[None]).logits[0] for row in rows])
+        found = model(**given)
+        close(found.logits[0], alone)
+        close(model(**padded, attention_mask=mask).logits[0, 2:-3], alone)
+        # Both rows of a batch by positions for one.
+        both = model(given["input_ids"].repeat(2, 1), position_ids=given["position_ids"])
+        close(both.logits[1], alone)
+    targets = torch.cat([torch.nn.functional.pad(row[1:], (0, 1), value=-100) for row in rows])
+    expected = torch.nn.functional.cross_entropy(alone, targets)
+    torch.testing.assert_close(found.loss, expected, rtol=1e-5, atol=0)
+
+
+def test_positions_that_start_no_document_change_nothing():
+    _, model = build("hybrid")
+    given = left_padded(prompts())
+    places = (given["attention_mask"].cumsum(1) - 1).clamp(min=0)
+    with torch.no_grad():
+        for options in ({}, {"use_cache": True}):
+            expected = model(**given, **options).logits
+            assert torch.equal(model(**given, **options, position_ids=places).logits, expected)
+        cache = model(**given, use_cache=True).past_key_values
+        following = places[:, -1:] + 1
+        model(TOKENS[:1, :1].expand(8, 1), past_key_values=cache, position_ids=following)
+    assert cache.columns == places.shape[1] + 1
+
+
+def test_positions_that_no_path_takes_are_refused():
+    _, model = build("full")
+    given = flattened(prompts())
+    with pytest.raises(InputError, match="second document in a row of the cache"):
+        model(**given, use_cache=True)
+    cache = model(TOKENS, use_cache=True).past_key_values
+    with pytest.raises(InputError, match="second document in a row of the cache"):
+        model(TOKENS, past_key_values=cache, position_ids=torch.arange(11)[None])
+    with pytest.raises(InputError, match="second document in a row of the cache"):
+        model.generate(given["input_ids"], position_ids=given["position_ids"], max_new_tokens=2)
+    with pytest.raises(InputError, match=r"shape \(1, 10\) and input_ids \(2, 11\)"):
+        model(TOKENS, position_ids=torch.arange(10)[None])
+
+
+@pytest.mark.parametrize("name", ["output_hidden_states", "output_attentions"])
+def test_outputs_that_it_has_not_are_refused(name):
+    _, model = build("full")
+    said = f"a Relation model has no {name}; leave it out and"
+    for given in (model, model.model):
+        with pytest.raises(InputError, match=said):
+            given(TOKENS, **{name: True})
+    with pytest.raises(InputError, match=said):
+        model.generate(TOKENS, max_new_tokens=2, return_dict_in_generate=True, **{name: True})
+    setattr(model.config, name, True)
+    with pytest.raises(InputError, match=said):
+        model(TOKENS)
+    model(TOKENS, **{name: False})
+
+
+def test_unknown_options_are_refused_and_those_of_transformers_pass():
+    _, model = build("full")
+    for name in ("atention_mask", "inputs_embeds", "cu_seq_lens_q"):
+        with pytest.raises(InputError, match=f"takes no {name}; it takes input_ids, attention_"):
+            model(TOKENS, **{name: TOKENS})
+    # As PEFT, tokenizers, older versions' generation and Trainer call it.
+    passed = {"inputs_embeds": None, "token_type_ids": TOKENS * 0, "cache_position": TOKENS[0]}
+    found = model(TOKENS, labels=TOKENS, num_items_in_batch=20, return_dict=False, **passed)
+    torch.testing.assert_close(found[0], model(TOKENS, labels=TOKENS).loss)
+
+
+@pytest.mark.parametrize("tokens", [60, 20])
+def test_a_resized_vocabulary_is_the_decoders_too(tokens, tmp_path):
+    _, model = build("hybrid")
+    before = model.get_input_embeddings().weight[:20].detach().clone()
+    model.resize_token_embeddings(tokens)
+    decoder, last = model.model.decoder, tokens - 1
+    assert decoder.config == model.config.model()
+    assert decoder.config.vocab_size == model.config.vocab_size == tokens
+    assert torch.equal(model.get_input_embeddings().weight[:20], before)
+    ids = torch.tensor([[last, 3, 0, last]])
+    given = model(ids, labels=ids)
+    assert given.logits.shape == (1, 4, tokens)
+    given.loss.backward()
+    assert decoder.embedding.weight.grad[last].any()
+    greedy = Sampling(temperature=0)
+    expected = generate_batch(decoder, [[last, 3]], 9, greedy)
+    assert generated(model, [torch.tensor([last, 3])]) == expected
+    model.save_pretrained(tmp_path)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    for other in (loaded, hf.RelationForCausalLM.of(decoder)):
+        assert other.model.decoder.config == decoder.config
+        close(other(ids).logits, given.logits)
+
+
+def test_trainer_reads_flattened_documents_alone(tmp_path):
+    pytest.importorskip("accelerate", reason="accelerate is not installed; pip install '.[hf]'")
+    _, model = build("hybrid")
+    rows = [row for row in prompts() if len(row) > 1]
+    options = transformers.TrainingArguments(
+        output_dir=tmp_path,
+        per_device_eval_batch_size=len(rows),
+        report_to=[],
+        disable_tqdm=True,
+        use_cpu=True,
+    )
+    trainer = transformers.Trainer(
+        model=model,
+        args=options,
+        data_collator=transformers.DataCollatorWithFlattening(),
+        eval_dataset=[{"input_ids": row.tolist()} for row in rows],
+    )
+    with torch.no_grad():
+        losses = [model(row[None], labels=row[None]).loss * (len(row) - 1) for row in rows]
+    expected = sum(losses) / sum(len(row) - 1 for row in rows)
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_trainer_trains_every_parameter(tmp_path):
+    pytest.importorskip("accelerate", reason="accelerate is not installed; pip install '.[hf]'")
+    _, model = build("hybrid")
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    rows = [{"input_ids": row, "labels": row} for row in TOKENS.repeat(4, 1)]
+    options = transformers.TrainingArguments(
+        output_dir=tmp_path,
+        max_steps=6,
+        per_device_train_batch_size=4,
+        learning_rate=1e-2,
+        report_to=[],
+        save_strategy="no",
+        disable_tqdm=True,
+        use_cpu=True,
+    )
+    first = model(TOKENS, labels=TOKENS).loss
+    transformers.Trainer(model=model, args=options, train_dataset=rows).train()
+    assert model(TOKENS, labels=TOKENS).loss < first - 0.1
+    assert all(not torch.equal(p, before[name]) for name, p in model.named_parameters())
+
+
+@each_layout
+def test_lora_trains_every_tensor_and_merges_exactly(variant):
+    peft = pytest.importorskip("peft", reason="peft is not installed; pip install peft")
+    _, model = build(variant)
+    options = peft.LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)
+    lora = peft.get_peft_model(model, options)
+    lora(TOKENS, labels=TOKENS).loss.backward()
+    trained = {name: p for name, p in lora.named_parameters() if p.requires_grad}
+    linears = [m for m in lora.modules() if isinstance(m, torch.nn.Linear)]
+    assert len(trained) >= 2 * 4 * 7 and len(linears) > len(trained)
+    assert [name for name, p in trained.items() if p.grad is None or not p.grad.any()] == []
+    expected = lora.eval()(TOKENS).logits
+    merged = lora.merge_and_unload()
+    close(merged(TOKENS).logits, expected)
+    assert not any("lora" in name for name, _ in merged.named_parameters())

@@ -1,0 +1,184 @@
+"""attn_implementation="relation": Full Relation in a Llama, as its equation and by a cache."""
+
+import pytest
+import torch
+from equations import assert_close
+from test_hf import generated, left_padded, prompts, transformers
+from torch import Tensor
+
+from relation import Documents, ops
+from relation.errors import InputError
+from relation.hf import add_lambda
+from relation.hf.attention import relation_attention
+
+TOKENS = torch.randint(29, (2, 11), generator=torch.Generator().manual_seed(1))
+each_sharing = pytest.mark.parametrize("kv_heads", [4, 2])
+
+
+def llama(kv_heads: int = 4, family: str = "Llama", width: int = 24):
+    """A model whose every weight has left its initial value."""
+    config = getattr(transformers, f"{family}Config")(
+        vocab_size=29,
+        hidden_size=width,
+        intermediate_size=20,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=kv_heads,
+        pad_token_id=0,
+        eos_token_id=None,
+        attn_implementation="relation",
+    )
+    torch.manual_seed(3)
+    model = add_lambda(getattr(transformers, f"{family}ForCausalLM")(config).eval(), 0.7)
+    with torch.no_grad():
+        for p in model.parameters():
+            p += 0.2 * torch.randn_like(p)
+    return model
+
+
+def draw(*shape: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+class Layer(torch.nn.Module):
+    """What the interface asks of an attention module."""
+
+    layer_idx = 0
+
+    def __init__(self):
+        super().__init__()
+        self.lam = torch.nn.Parameter(torch.tensor(0.7, dtype=torch.float64))
+
+
+@each_sharing
+@pytest.mark.parametrize("case", ["causal", "padding", "documents", "window", "cache"])
+def test_what_is_computed_is_full_relation(kv_heads, case):
+    """Against the operator, document by document; a window has no operator but itself."""
+    layer = Layer()
+    q, k, v = draw(2, 4, 9, 6, seed=1), *(draw(2, kv_heads, 9, 6, seed=s) for s in (2, 3))
+    ids = torch.tensor([[0] * 4 + [1] * 5, [0] * 9])
+    place = torch.arange(9)
+    causal = place <= place[:, None]
+    same = ids[:, None, :, None] == ids[:, None, None, :]
+    documents = Documents.of(ids) if case in ("padding", "documents") else None
+    mask, rows, text = None, slice(0, 9), torch.ones(2, 9, dtype=torch.bool)
+    if case == "padding":
+        text[0, :4] = False
+        mask = causal & text[:, None, None, :]
+    elif case == "documents":
+        mask = causal & same
+    elif case == "window":
+        mask = (causal & (place > place[:, None] - 20)).expand(2, 1, -1, -1)
+    elif case == "cache":
+        mask, rows = causal.expand(2, 1, -1, -1)[:, :, 6:], slice(6, 9)
+    expected = ops.full_relation(q, k, v, layer.lam, documents=documents)[:, :, rows]
+    found, _ = relation_attention(layer, q[:, :, rows], k, v, mask, scaling=6**-0.5)
+    shown = text[:, rows, None, None]
+    assert_close(found * shown, expected.transpose(1, 2) * shown, 9 + 6, scale=8)
+    gradients = (torch.autograd.grad((y * shown.reshape(s)).square().sum(), layer.lam)[0]
+                 for y, s in ((found, (2, -1, 1, 1)), (expected, (2, 1, -1, 1))))  # fmt: skip
+    assert_close(*gradients, 2 * 9 * 9, scale=8)
+
+
+def test_a_window_narrower_than_the_text_counts_what_it_shows():
+    layer = Layer()
+    q, k, v = (draw(1, 2, 9, 6, seed=s) for s in (1, 2, 3))
+    place = torch.arange(9)
+    mask = ((place <= place[:, None]) & (place > place[:, None] - 3))[None, None]
+    found, _ = relation_attention(layer, q, k, v, mask)
+    for i in range(9):
+        seen = slice(max(0, i - 2), i + 1)
+        alone = ops.full_relation(q[:, :, seen], k[:, :, seen], v[:, :, seen], layer.lam)
+        assert_close(found[:, i], alone[:, :, -1], 9 + 6, scale=8)
+
+
+@each_sharing
+def test_padding_and_caches_change_no_text(kv_heads):
+    model, rows = llama(kv_heads), prompts()
+    alone = [text for row in rows for text in generated(model, [row])]
+    assert generated(model, rows) == alone
+    assert generated(model, rows, use_cache=False) == alone
+    static = {"cache_implementation": "static", "disable_compile": True}
+    assert generated(model, rows, **static) == alone
+    given = left_padded(rows)
+    places = (given["attention_mask"].cumsum(1) - 1).clamp(min=0)
+    with torch.no_grad():
+        logits = model(**given, position_ids=places).logits
+        for row, found in zip(rows, logits, strict=True):
+            expected = model(row[None]).logits[0]
+            assert (found[-len(row) :] - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+@pytest.mark.gpu
+@each_sharing
+def test_a_gpu_writes_the_texts_of_a_cpu_and_trains(kv_heads):
+    model = llama(kv_heads, width=64)
+    expected = generated(model, prompts())
+    assert generated(model.cuda(), prompts()) == expected
+    mask = torch.ones_like(TOKENS).cuda()
+    mask[0, :5] = 0
+    given = {"input_ids": TOKENS.cuda(), "attention_mask": mask, "labels": TOKENS.cuda()}
+    model.train()(**given).loss.backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_lambda_is_trained_saved_and_read_back(tmp_path):
+    model = llama(2).train()
+    mask = torch.ones_like(TOKENS)
+    mask[0, :5] = 0
+    model(TOKENS, attention_mask=mask, labels=TOKENS).loss.backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    values = [layer.self_attn.lam for layer in model.model.layers]
+    assert all(value.grad != 0 and value.dtype == torch.float32 for value in values)
+    with torch.no_grad():
+        values[1].fill_(0.123)
+    model.eval().save_pretrained(tmp_path)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, attn_implementation="relation"
+    )
+    with pytest.raises(InputError, match="add_lambda"):
+        loaded(TOKENS)
+    # The folder that the model was loaded from has its values.
+    assert torch.equal(add_lambda(loaded)(TOKENS).logits, model(TOKENS).logits)
+    # transformers saves no attention's name: without it MHA would run, and lambda do nothing.
+    attention = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    with pytest.raises(InputError, match=r"layers\.0\.self_attn runs the attention 'sdpa'"):
+        add_lambda(attention, saved=tmp_path)
+    with pytest.raises(InputError, match=r"no model\.layers\.0\.self_attn\.lam"):
+        add_lambda(loaded, saved=tmp_path / "elsewhere")
+
+
+def test_a_second_call_keeps_a_trained_lambda(tmp_path):
+    model = llama(2)
+    lam = model.model.layers[1].self_attn.lam
+    with torch.no_grad():
+        lam.fill_(0.321)
+    model.save_pretrained(tmp_path)
+    with torch.no_grad():
+        lam.fill_(0.9)
+    assert add_lambda(model, 0.1).model.layers[1].self_attn.lam is lam and lam == 0.9
+    add_lambda(model, saved=tmp_path)
+    assert model.model.layers[1].self_attn.lam.item() == pytest.approx(0.321)
+
+
+@pytest.mark.parametrize("family", ["Mistral", "Qwen2"])
+def test_other_families_run_it(family):
+    model = llama(2, family)
+    assert generated(model, prompts()) == generated(model, prompts(), use_cache=False)
+
+
+def test_what_relation_has_not_is_refused():
+    layer, x = Layer(), draw(1, 2, 3, 6, seed=1)
+    for options, said in (
+        ({"dropout": 0.1}, "dropout"),
+        ({"softcap": 50.0}, "soft capping"),
+        ({"is_causal": False}, "not causal"),
+    ):
+        with pytest.raises(InputError, match=said):
+            relation_attention(layer, x, x, x, None, **options)
+    with pytest.raises(InputError, match="Llama-type"):
+        add_lambda(transformers.BertModel(transformers.BertConfig(
+            vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
+            intermediate_size=8,
+        )))  # fmt: skip

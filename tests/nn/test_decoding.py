@@ -1,0 +1,377 @@
+"""Decoding from a history: the full forward's rows, however the tokens come in blocks."""
+
+from collections.abc import Callable, Iterable
+
+import pytest
+import torch
+from models import stirred
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from relation import ops
+from relation.errors import InputError, RunError
+from relation.nn import Decoder, Execution
+from relation.nn.cache import HistoryCache, LinearState
+from relation.variants import LINEAR, VARIANTS
+
+LENGTH, BATCH = 31, 2
+TOKENS = torch.randint(29, (BATCH, LENGTH), generator=torch.Generator().manual_seed(1))
+BLOCKS = {
+    "one by one": [1] * LENGTH,
+    "a prompt, then steps": [17, *[1] * 14],
+    "mixed": [7, 1, 1, 3, 2, 1, 16],
+    "at once": [LENGTH],
+}
+MODELS = [
+    *((variant, {}) for variant in VARIANTS),
+    ("full", {"givens_first_pairing": "B"}),
+    ("hybrid", {"retention_input": "residual"}),
+]
+
+
+def draw(*shape: int, count: int = 3) -> Tensor:
+    """`count` standard normal float64 tensors of a shape, the same for the same arguments."""
+    generator = torch.Generator().manual_seed(7)
+    return torch.randn(count, *shape, generator=generator, dtype=torch.float64)
+
+
+def within(actual: Tensor, truth: Tensor, yardstick: Tensor) -> None:
+    """At most twice the yardstick's error, plus 1e-3 (16 bit) or 1e-5 (FP32) of the truth."""
+    slack = 1e-5 if yardstick.dtype == torch.float32 else 1e-3
+    for size in (lambda x: x.square().mean().sqrt(), lambda x: x.abs().max()):
+        error, allowed = size(actual.double() - truth), 2 * size(yardstick.double() - truth)
+        assert error <= allowed + slack * size(truth)
+
+
+LAM = torch.tensor(0.7, dtype=torch.float64)
+OPERATORS: dict[str, tuple[Callable, Callable]] = {
+    "attention": (ops.attention_step, ops.causal_attention),
+    **{
+        f"full, {transport_self=}": (
+            lambda *x, t=transport_self: ops.full_relation_step(*x, LAM, 1.3, transport_self=t),
+            lambda *x, t=transport_self: ops.full_relation(*x, LAM, 1.3, transport_self=t),
+        )
+        for transport_self in (True, False)
+    },
+}
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("n", [1, 2, 63, 130])
+def test_a_step_is_the_last_rows_of_the_whole(operator, n):
+    step, whole = OPERATORS[operator]
+    for total in (n, n + 1, n + 64):
+        first, second, third = draw(2, 3, total, 6)
+        expected = whole(first, second, third)[:, :, total - n :]
+        # 8 roundings a term, in sums of T and of D terms.
+        atol = 8 * (total + 6) * torch.finfo(torch.float64).eps * expected.abs().max().item()
+        actual = step(first[:, :, total - n :], second, third)
+        torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_step_is_as_accurate_as_the_whole(operator, dtype):
+    step, whole = OPERATORS[operator]
+    inputs = draw(2, 3, 70, 48).to(dtype)
+    truth = whole(*inputs.double())[:, :, -9:]
+    yardstick, actual = whole(*inputs)[:, :, -9:], step(inputs[0][:, :, -9:], *inputs[1:])
+    assert actual.dtype == dtype
+    within(actual, truth, yardstick)
+
+
+@pytest.mark.parametrize("transport_self", [True, False])
+def test_gradients_of_a_step_are_the_wholes(transport_self):
+    inputs = [x.requires_grad_() for x in (*draw(1, 2, 9, 6).unbind(), LAM.clone())]
+    p1, p2, info, lam = inputs
+    whole = ops.full_relation(p1, p2, info, lam, transport_self=transport_self)[:, :, 5:]
+    step = ops.full_relation_step(p1[:, :, 5:], p2, info, lam, transport_self=transport_self)
+    dy = draw(1, 2, 4, 6, count=1)[0]
+    for actual, expected in zip(
+        torch.autograd.grad(step, inputs, dy), torch.autograd.grad(whole, inputs, dy), strict=True
+    ):
+        torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
+
+
+class Largest(TorchDispatchMode):
+    """Counts the elements of the largest tensor that any operation makes."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        if isinstance(made, Tensor):
+            self.elements = max(self.elements, made.numel())
+        return made
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_a_step_forms_no_more_than_n_by_t_scores(operator):
+    first, second, third = draw(1, 2, 500, 6)
+    with Largest() as largest:
+        OPERATORS[operator][0](first[:, :, -8:], second, third)
+    assert largest.elements == 2 * 8 * 500
+
+
+def state(*shape: int) -> Tensor:
+    return torch.zeros(shape)
+
+
+UNFIT = {
+    "no rank": (state(2, 3, 6), state(1, 2, 3, 6), state(1, 2, 3, 6)),
+    "no tokens": (state(1, 2, 0, 6), state(1, 2, 3, 6), state(1, 2, 3, 6)),
+    "no history": (state(1, 2, 1, 6), state(1, 2, 0, 6), state(1, 2, 0, 6)),
+    "a block beyond the history": (state(1, 2, 4, 6), state(1, 2, 3, 6), state(1, 2, 3, 6)),
+    "another batch": (state(2, 2, 1, 6), state(1, 2, 3, 6), state(1, 2, 3, 6)),
+    "other heads": (state(1, 1, 1, 6), state(1, 2, 3, 6), state(1, 2, 3, 6)),
+    "another width": (state(1, 2, 1, 4), state(1, 2, 3, 6), state(1, 2, 3, 6)),
+    "unequal histories": (state(1, 2, 1, 6), state(1, 2, 3, 6), state(1, 2, 4, 6)),
+    "another dtype": (state(1, 2, 1, 6).double(), state(1, 2, 3, 6), state(1, 2, 3, 6)),
+    "another device": (state(1, 2, 1, 6), *(state(1, 2, 3, 6).to("meta"),) * 2),
+}
+
+
+@pytest.mark.parametrize("case", UNFIT)
+def test_unfit_inputs_are_refused_in_one_line(case):
+    for step in (ops.attention_step, lambda *x: ops.full_relation_step(*x, torch.tensor(0.5))):
+        with pytest.raises(InputError) as refusal:
+            step(*UNFIT[case])
+        assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("tau", [0.0, -1.0, torch.nan, torch.inf])
+def test_tau_and_lambda_are_checked(tau):
+    fit = (state(1, 2, 1, 6), state(1, 2, 3, 6), state(1, 2, 3, 6))
+    with pytest.raises(InputError, match="tau"):
+        ops.full_relation_step(*fit, torch.tensor(0.5), tau)
+    with pytest.raises(InputError, match="lam"):
+        ops.full_relation_step(*fit, torch.zeros(2))
+
+
+def decoded(model: Decoder, sizes: Iterable[int]) -> Tensor:
+    """Logits (B, T, V) of TOKENS, read in blocks of the given sizes."""
+    state, tokens = model.decode_state(capacity=5), TOKENS.to(model.embedding.weight.device)
+    parts = [model.decode(block, state) for block in tokens.split(list(sizes), dim=1)]
+    assert state.length == sum(sizes)
+    return torch.cat(parts, dim=1)
+
+
+def test_positions_of_a_block_turn_as_in_the_whole():
+    model = stirred("full")
+    whole = model.rope_tables(300, torch.device("cpu"))
+    for offset, length in ((0, 300), (1, 1), (7, 3), (255, 1), (100, 200)):
+        part = model.rope_tables(length, torch.device("cpu"), offset)
+        for ours, theirs in zip(part, whole, strict=True):
+            assert torch.equal(ours, theirs[offset : offset + length])
+
+
+@pytest.mark.parametrize("blocks", BLOCKS)
+@pytest.mark.parametrize(("variant", "changes"), MODELS)
+def test_decoding_is_the_full_forward(variant, changes, blocks):
+    model = stirred(variant, **changes)
+    expected = model(TOKENS)
+    actual = decoded(model, BLOCKS[blocks])
+    # 8 roundings a term of sums of T, d and d_ff terms, in each of the four layers.
+    terms = 4 * (LENGTH + 24 + 20)
+    atol = 8 * terms * torch.finfo(torch.float64).eps * expected.abs().max().item()
+    torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
+    assert not actual.requires_grad
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(("variant", "changes"), MODELS)
+@torch.no_grad()
+def test_decoding_is_as_accurate_as_the_full_forward(variant, changes, precision, device):
+    model = stirred(variant, **changes).float()
+    truth = Decoder(model.config).double()
+    truth.load_state_dict(model.state_dict())
+    expected = truth(TOKENS)
+    model.to(device)
+    with torch.autocast(device, torch.bfloat16, enabled=precision == "bf16"):
+        yardstick, actual = model(TOKENS.to(device)), decoded(model, BLOCKS["mixed"])
+    # The largest error of a few hundred logits is chance: one score's rounding decides it.
+    error, allowed = ((x.cpu().double() - expected).norm() for x in (actual, yardstick))
+    assert error <= 2 * allowed + 1e-5 * expected.norm()
+
+
+@pytest.mark.parametrize("variant", ["mha", "full", "hybrid"])
+def test_the_backend_decides_only_how_prompts_and_linear_layers_run(variant):
+    model = stirred(variant)
+    other = Decoder(model.config, Execution(mha="flash", full="tiled", linear="chunked")).double()
+    other.load_state_dict(model.state_dict())
+    for sizes in BLOCKS.values():
+        torch.testing.assert_close(
+            decoded(other, sizes), decoded(model, sizes), rtol=1e-11, atol=1e-11
+        )
+
+
+def test_states_do_not_touch_one_another():
+    model = stirred("hybrid")
+    expected = model(TOKENS)
+    first, second = model.decode_state(), model.decode_state()
+    for t in range(0, LENGTH - 1, 2):
+        for state, rows in ((first, TOKENS[:1]), (second, TOKENS[1:])):
+            model.decode(rows[:, t : t + 2], state)
+    for state, row in ((first, 0), (second, 1)):
+        last = model.decode(TOKENS[row : row + 1, -1:], state)
+        torch.testing.assert_close(last[0, 0], expected[row, -1], rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("blocks", [(), (1,) * 6, (2, 1, 3)], ids=str)
+@pytest.mark.parametrize(("variant", "changes"), MODELS)
+@torch.no_grad()
+def test_rows_of_unequal_length_decode_as_each_alone(variant, changes, blocks):
+    model, lengths = stirred(variant, **changes), (9, 4, 17)
+    tokens = torch.randint(29, (3, 24), generator=torch.Generator().manual_seed(2))
+    rows = [tokens[b, : n + sum(blocks)] for b, n in enumerate(lengths)]
+    state = model.decode_state(capacity=5)
+    padded = torch.full((3, 20), 7)
+    for b, n in enumerate(lengths):
+        padded[b, :n] = tokens[b, :n]
+    last = model.read(padded, state, lengths)
+    read = list(lengths)
+    for block in blocks:
+        news = [row[n : n + block] for row, n in zip(rows, read, strict=True)]
+        last = model.decode(torch.stack(news), state)[:, -1]
+        read = [n + block for n in read]
+    assert state.length == max(read) and state.lengths.tolist() == read
+    for row, found in zip(rows, last, strict=True):
+        torch.testing.assert_close(found, model(row[None])[0, -1], rtol=0, atol=1e-11)
+
+
+@torch.no_grad()
+def test_a_state_keeps_the_rows_it_is_given_in_their_order():
+    model = stirred("hybrid")
+    state, alike = model.decode_state(), model.decode_state()
+    model.read(TOKENS, state, [11, 23])
+    model.read(TOKENS, alike)
+    for each, lengths in ((state, [23, 11, 23]), (alike, None)):
+        each.reorder(torch.tensor([1, 0, 1]))
+        assert (each.lengths if lengths is None else each.lengths.tolist()) == lengths
+    found = model.decode(TOKENS[:1, :1].expand(3, 1), state)[:, 0]
+    for row, end, logits in zip((1, 0, 1), (23, 11, 23), found, strict=True):
+        alone = torch.cat((TOKENS[row, :end], TOKENS[0, :1]))
+        torch.testing.assert_close(logits, model(alone[None])[0, -1], rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "match"),
+    [([3], "2 lengths"), ([3, 99], "at most 31"), ([3, 0], "prompt 1 is empty")],
+)
+def test_lengths_that_do_not_fit_are_refused(lengths, match):
+    model = stirred("hybrid")
+    with pytest.raises(InputError, match=match):
+        model.read(TOKENS, model.decode_state(), lengths)
+    state = model.decode_state()
+    model.read(TOKENS, state)
+    with pytest.raises(InputError, match="empty cache"):
+        model.read(TOKENS, state, [2, 3])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_state_bytes_are_table_1s(variant, precision):
+    """O(T d) a layer with history, O(d^2 / H) a Linear one, nothing before the first token."""
+    model = stirred(variant).float()
+    d, width = 24, model.config.head_dim
+    size = 2 if precision == "bf16" else 4
+    state = model.decode_state(capacity=2)
+    assert (state.length, state.nbytes) == (0, 0)
+    for sizes in (1, 4, 20):
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+            model.decode(TOKENS[:, :sizes], state)
+        # C is FP32 whatever the autocast.
+        layer_bytes = [
+            BATCH * d * width * 4 if letter == LINEAR else 2 * BATCH * state.length * d * size
+            for letter in model.config.layout
+        ]
+        assert [layer.nbytes for layer in state.layers] == layer_bytes
+        assert state.nbytes == sum(layer_bytes)
+
+
+def test_a_history_grows_by_doubling_and_keeps_what_it_holds():
+    first, second = draw(2, 3, 40, 5, count=2)
+    cache, capacities = HistoryCache(capacity=3), []
+    assert cache.states == ()
+    for start, end in ((0, 2), (2, 3), (3, 4), (4, 5), (5, 7), (7, 39), (39, 40)):
+        states = cache.append(first[:, :, start:end], second[:, :, start:end])
+        for kept, given in zip(states, (first, second), strict=True):
+            assert torch.equal(kept, given[:, :, :end])
+        assert cache.nbytes == 2 * 2 * 3 * end * 5 * 8
+        capacities.append(cache.capacity)
+    assert capacities == [3, 3, 6, 6, 12, 39, 78]
+    assert HistoryCache(capacity=3).append(first, second)[0].shape[2] == 40
+
+
+@pytest.mark.parametrize(
+    "block",
+    [state(1, 3, 1, 5), state(2, 1, 1, 5), state(2, 3, 1, 4), state(2, 3, 1, 5).bfloat16()],
+    ids=["batch", "heads", "width", "dtype"],
+)
+def test_a_block_that_does_not_continue_a_history_is_refused(block):
+    cache = HistoryCache()
+    cache.append(state(2, 3, 4, 5), state(2, 3, 4, 5))
+    for pair in ((block, block), (state(2, 3, 1, 5), block)):
+        with pytest.raises(InputError, match="does not continue"):
+            cache.append(*pair)
+    assert cache.length == 4
+    with pytest.raises(InputError, match="capacity"):
+        HistoryCache(capacity=0)
+
+
+def test_a_history_that_no_memory_is_left_for_is_told(monkeypatch):
+    cache = HistoryCache(capacity=4)
+    cache.append(state(2, 3, 4, 5), state(2, 3, 4, 5))
+
+    def fail(*shape) -> None:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(Tensor, "new_zeros", fail)
+    with pytest.raises(RunError, match="full at 4 tokens, and the GPU has no memory for 8"):
+        cache.append(state(2, 3, 1, 5), state(2, 3, 1, 5))
+    assert (cache.length, cache.capacity) == (4, 4)
+
+
+def test_a_linear_state_is_replaced():
+    cache, C = LinearState(), state(1, 2, 3, 3)
+    assert cache.nbytes == 0
+    cache.replace(C, 5)
+    cache.replace(C, 1)
+    assert (cache.length, cache.nbytes) == (6, 2 * 3 * 3 * 4)
+
+
+@pytest.mark.parametrize("variant", ["mha", "full", "linear"])
+def test_unusable_tokens_and_states_are_refused(variant):
+    model = stirred(variant)
+    for shape in ((3,), (2, 0), (1, 2, 3)):
+        with pytest.raises(InputError, match="tokens"):
+            model.decode(torch.zeros(shape, dtype=torch.int64), model.decode_state())
+    for dtype in (torch.float32, torch.bool, torch.uint8):
+        with pytest.raises(InputError, match=f"tokens are {dtype}; give their ids"):
+            model.decode(TOKENS.to(dtype), model.decode_state())
+    narrow = model.decode(TOKENS.int(), model.decode_state())
+    assert torch.equal(narrow, model.decode(TOKENS, model.decode_state()))
+    with pytest.raises(InputError, match="layers"):
+        model.decode(TOKENS, stirred("hybrid").decode_state())
+    state = model.decode_state()
+    model.decode(TOKENS, state)
+    with pytest.raises(InputError):
+        model.decode(TOKENS[:1], state)
+    assert state.length == LENGTH
+
+
+def test_a_state_that_stopped_between_layers_is_refused(monkeypatch):
+    model = stirred("hybrid")
+    state = model.decode_state()
+    model.decode(TOKENS, state)
+
+    def fail(*inputs) -> None:
+        raise torch.OutOfMemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(model.blocks[2], "forward", fail)
+        with pytest.raises(torch.OutOfMemoryError):
+            model.decode(TOKENS, state)
+    with pytest.raises(InputError, match="start a new"):
+        model.decode(TOKENS, state)

@@ -1,0 +1,344 @@
+"""Relation as a layer of other models: its equations, and that its projections are modules."""
+
+import pickle
+
+import pytest
+import torch
+from equations import assert_close, differentiate
+from models import PAPER, TINY, TOKENS, stirred
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from relation import Documents, FullRelation, LinearRelation, ops
+from relation.errors import InputError
+from relation.nn import Decoder
+from relation.nn.generate import why_plain
+
+D, HEADS, T = 24, 4, 21
+LAYERS = {"full": FullRelation, "linear": LinearRelation}
+each_layer = pytest.mark.parametrize("kind", LAYERS)
+each_sharing = pytest.mark.parametrize("kv_heads", [None, 2])
+
+
+def build(kind: str, kv_heads: int | None = None, **options) -> nn.Module:
+    """A float64 layer with its own angles and vectors."""
+    torch.manual_seed(5)
+    layer = LAYERS[kind](D, HEADS, kv_heads, **options).double()
+    with torch.no_grad():
+        for name in ("theta", "lam"):
+            if hasattr(layer, name):
+                getattr(layer, name).add_(0.4)
+    return layer
+
+
+def draw(*shape: int, seed: int = 1) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def equation(layer: nn.Module, x: Tensor, rope_base: float = 1e4) -> Tensor:
+    """Sections 3.2 and 5.2 by the definitions of the operators, heads that share repeated."""
+    w = dict(layer.named_parameters())
+
+    def heads(name: str) -> Tensor:
+        return (x @ w[f"{name}.weight"].T).unflatten(-1, (-1, D // HEADS)).transpose(1, 2)
+
+    p1, p2 = (ops.rope(heads(name), base=rope_base) for name in ("w1", "w2"))
+    info = heads("wi")
+    info = ops.givens_mix(info, w["theta"], 0)
+    p2, info = (s.repeat_interleave(HEADS // s.shape[1], dim=1) for s in (p2, info))
+    if "lam" in w:
+        y = ops.full_relation(p1, p2, info, w["lam"])
+    else:
+        down = heads("retention_down").transpose(1, 2)
+        r = torch.einsum("bthk,hjk->bthj", down, w["retention_up"]).flatten(2)
+        g = -w["a_log"].exp() * nn.functional.softplus(r + w["dt_bias"])
+        y, _ = ops.linear_relation(p1, p2, info, heads_of(g))
+    return y.transpose(1, 2).flatten(2) @ w["wo.weight"].T
+
+
+def heads_of(g: Tensor) -> Tensor:
+    return g.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+
+
+@each_layer
+@each_sharing
+def test_a_layer_is_its_equation(kind, kv_heads):
+    """Output, and the gradients of x and of every parameter."""
+    layer, dy = build(kind, kv_heads), draw(2, T, D, seed=2)
+    parameters = list(layer.parameters())
+    found, truth = [], []
+    for call, results in ((layer, found), (lambda x: equation(layer, x), truth)):
+        x = draw(2, T, D).requires_grad_()
+        y = call(x)
+        results += [y.detach(), *torch.autograd.grad(y, [x, *parameters], dy)]
+    for actual, expected in zip(found, truth, strict=True):
+        assert_close(actual, expected, T + 2 * D, scale=8)
+
+
+@each_layer
+@each_sharing
+def test_documents_and_padding_are_rows_by_themselves(kind, kv_heads):
+    layer, x = build(kind, kv_heads), draw(2, T, D)
+    ids = torch.tensor([[0] * 6 + [1] * 15, [0] * T])
+    y = layer(x, Documents.of(ids))
+    for row, text in ((0, slice(0, 6)), (0, slice(6, T)), (1, slice(0, T))):
+        assert_close(y[row : row + 1, text], layer(x[row : row + 1, text]), T + D, scale=8)
+    padded = layer(x, Documents.padded(torch.tensor([[0] * 6 + [1] * 15, [1] * T])))
+    assert_close(padded[:1, 6:], y[:1, 6:], T + D, scale=8)
+
+
+@each_layer
+@each_sharing
+def test_a_cache_gives_the_rows_of_the_whole(kind, kv_heads):
+    layer, x = build(kind, kv_heads), draw(2, T, D)
+    cache = layer.new_cache()
+    rows = [layer(block, cache=cache) for block in x.split([9, 1, 1, 10], dim=1)]
+    assert_close(torch.cat(rows, dim=1), layer(x), T + D, scale=8)
+    assert cache.length == T and not rows[0].requires_grad
+    if kind == "full":
+        assert cache.nbytes == 2 * 2 * T * (kv_heads or HEADS) * (D // HEADS) * 8
+
+
+@each_layer
+@each_sharing
+def test_unequal_prompts_decode_as_rows_by_themselves(kind, kv_heads):
+    layer, x = build(kind, kv_heads), draw(2, T, D)
+    cache = layer.new_cache()
+    cache.begin(torch.tensor([4, 9]))
+    first = layer(x[:, :9], cache=cache)
+    second = layer(x[:, 9:12], cache=cache)
+    for row, length in enumerate((4, 9)):
+        alone = layer(torch.cat((x[row : row + 1, :length], x[row : row + 1, 9:12]), dim=1))
+        together = torch.cat((first[row : row + 1, :length], second[row : row + 1]), dim=1)
+        assert_close(together, alone, T + D, scale=8)
+
+
+@each_layer
+def test_an_offset_moves_every_position(kind):
+    layer, x = build(kind), draw(1, T, D)
+    # Full Relation depends on differences of positions alone, but the angles are FP32. Linear
+    # Relation forgets channels of a rotated pair at rates of their own.
+    unmoved = torch.allclose(layer(x, offset=100), layer(x), rtol=0, atol=1e-3)
+    assert unmoved == (kind == "full")
+    moved = layer.new_cache()
+    rows = [layer(block, cache=moved, offset=7) for block in x.split([8, 13], dim=1)]
+    assert_close(torch.cat(rows, dim=1), layer(x, offset=7), T + D, scale=8)
+
+
+@each_layer
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_layer_of_a_dtype_gives_it_and_is_as_exact(kind, dtype):
+    layer, x = build(kind), draw(2, T, D)
+    # The same numbers, rounded once, are the truth's weights too.
+    truth = layer.to(dtype).double()(x.to(dtype).double())
+    y = layer.to(dtype)(x.to(dtype))
+    assert y.dtype == dtype
+    steps = torch.finfo(dtype).eps * truth.abs().max()
+    assert (y.double() - truth).abs().max() < 16 * steps
+
+
+class Calls(nn.Module):
+    """Stands for what replaces a Linear: it has no weight, and counts its calls."""
+
+    def __init__(self, linear: nn.Linear):
+        super().__init__()
+        self.linear, self.count = linear, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count += 1
+        return self.linear(x)
+
+
+def replace_linears(model: nn.Module) -> list[Calls]:
+    found = [(m, n) for m in model.modules() for n, c in m.named_children() if type(c) is nn.Linear]
+    for module, name in found:
+        setattr(module, name, Calls(getattr(module, name)))
+    return [getattr(module, name) for module, name in found]
+
+
+@pytest.mark.parametrize("variant", PAPER)
+def test_a_decoder_calls_every_projection_that_is_replaced(variant):
+    """LoRA, quantised weights and hooks: the same logits and gradients as by folded weights."""
+    model = stirred(variant)
+    expected = model(TOKENS)
+    expected.square().sum().backward()
+    truth = {n: p.grad.clone() for n, p in model.named_parameters()}
+    model.zero_grad()
+    calls = replace_linears(model)
+    found = model(TOKENS)
+    found.square().sum().backward()
+    assert_close(found, expected, 4 * 3 * 24, scale=8)
+    assert calls and all(call.count == 1 for call in calls)
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(p.grad, truth[name.replace("linear.", "")], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("make", [
+    lambda: FullRelation(D, HEADS),
+    lambda: FullRelation(D, HEADS, count_calibration=False),
+    lambda: LinearRelation(D, HEADS, 2),
+])  # fmt: skip
+def test_a_layer_of_the_meta_device_is_drawn_as_a_new_one(make):
+    with torch.device("meta"):
+        layer = make()
+    layer.to_empty(device="cpu")
+    torch.manual_seed(7)
+    layer.reset_parameters()
+    torch.manual_seed(7)
+    for truth, found in zip(make().parameters(), layer.parameters(), strict=True):
+        assert torch.equal(found, truth)
+    assert all(buffer == 0 for buffer in layer.buffers())
+
+
+@each_layer
+def test_what_replaces_a_projection_is_called(kind):
+    layer, x = build(kind), draw(1, T, D)
+    expected, calls = layer(x), replace_linears(layer)
+    # W_I's rows are mixed where nothing replaces it, else the states: the same by another rounding.
+    assert_close(layer(x), expected, 4 * 24, scale=8)
+    assert [call.count for call in calls] == [1] * (5 if kind == "linear" else 4)
+
+
+@pytest.mark.parametrize("variant", ["mha", "full", "hybrid"])
+def test_a_decoder_of_shared_heads_is_one_of_repeated_heads(variant):
+    shared = stirred(variant, kv_heads=2)
+    whole = Decoder(stirred(variant).config).double()
+    weights = shared.state_dict()
+    for name, weight in weights.items():
+        if name.endswith(("w2.weight", "wi.weight")):
+            heads = weight.unflatten(0, (2, -1)).repeat_interleave(2, dim=0)
+            weights[name] = heads.flatten(0, 1)
+        if name.endswith("theta"):
+            # A pair of shared heads is turned; no pair of repeated heads stands for that.
+            weights[name] = torch.zeros(2, dtype=torch.float64)
+            shared.get_parameter(name).data.zero_()
+    whole.load_state_dict(weights)
+    expected = whole(TOKENS)
+    assert_close(shared(TOKENS), expected, 4 * 3 * 24, scale=8)
+    assert "heads that share" in why_plain(shared, torch.device("cpu"), torch.float32)
+    state = shared.decode_state()
+    decoded = torch.cat([shared.decode(t, state) for t in TOKENS.split([5, 6], dim=1)], dim=1)
+    assert_close(decoded, expected, 4 * 3 * 24, scale=8)
+    if variant != "hybrid":
+        flows = list(shared.flows(TOKENS))
+        assert [flow.shape for flow in flows] == [(2, 4, 11, 11)] * TINY["layers"]
+
+
+@each_layer
+def test_a_layer_compiles_whole(kind):
+    """Traced without a break; Inductor takes a minute for the loops that a CPU runs."""
+    layer, dy = build(kind), draw(2, T, D, seed=2)
+    compiled = torch.compile(layer, fullgraph=True, backend="eager")
+    inputs = (draw(2, T, D),)
+    for found, expected in zip(
+        differentiate(compiled, inputs, dy), differentiate(layer, inputs, dy), strict=True
+    ):
+        assert_close(found, expected, T + D, scale=8)
+
+
+@pytest.mark.gpu
+@each_layer
+@each_sharing
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_kernels_of_a_gpu_are_as_exact_as_the_definitions(kind, kv_heads, compiled):
+    """Output and every gradient in BF16, beside the definition of the operator in BF16."""
+    definition = "reference" if kind == "full" else "recurrent"
+    truth = LAYERS[kind](64, HEADS, kv_heads, backend=definition).double()
+    x, dy = draw(2, 65, 64).bfloat16(), draw(2, 65, 64, seed=2).bfloat16()
+    weights = {name: w.bfloat16() for name, w in truth.state_dict().items()}
+
+    def results(backend: str | None, dtype: torch.dtype, device: str) -> list[Tensor]:
+        layer = LAYERS[kind](64, HEADS, kv_heads, backend=backend).to(device, dtype)
+        layer.load_state_dict(weights)
+        if compiled and backend is None:
+            layer = torch.compile(layer, fullgraph=True)
+        given = x.to(device, dtype).requires_grad_()
+        y = layer(given)
+        gradients = torch.autograd.grad(y, [given, *layer.parameters()], dy.to(device, dtype))
+        return [result.double().cpu() for result in (y.detach(), *gradients)]
+
+    found = results(None, torch.bfloat16, "cuda")
+    yardstick = results(definition, torch.bfloat16, "cuda")
+    exact = results(definition, torch.float64, "cpu")
+    for ours, theirs, expected in zip(found, yardstick, exact, strict=True):
+        # One number, such as lambda's gradient, may be exact in the yardstick by chance.
+        slack = 1e-3 if expected.numel() > 1 else 5e-2
+        error, allowed = (ours - expected).norm(), (theirs - expected).norm()
+        assert error <= 2 * allowed + slack * expected.norm()
+
+
+def test_tables_made_in_inference_mode_serve_training():
+    layer = FullRelation(D, HEADS, rope_base=123.0)
+    with torch.inference_mode():
+        layer(torch.zeros(1, T, D))
+    layer(torch.randn(1, T, D)).sum().backward()
+    assert all(p.grad is not None for p in layer.parameters())
+
+
+@each_layer
+def test_tables_made_of_fake_tensors_serve_none_but_those(kind):
+    layer, fake = build(kind, rope_base=321.0), build(kind, rope_base=321.0)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert isinstance(fake(torch.zeros(1, T, D, dtype=torch.float64)), FakeTensor)
+    x = draw(1, T, D)
+    torch.testing.assert_close(layer(x), equation(layer, x, rope_base=321.0))
+
+
+@pytest.mark.parametrize("make", [
+    lambda: FullRelation(D, HEADS),
+    lambda: LinearRelation(D, HEADS),
+    lambda: FullRelation(2 * 144, 2),  # wider than the kernels take
+])  # fmt: skip
+def test_a_layer_that_was_pickled_is_the_layer(make):
+    layer = make()
+    again = pickle.loads(pickle.dumps(layer))
+    x = torch.randn(1, T, layer.w1.in_features)
+    assert torch.equal(again(x), layer(x))
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: FullRelation(30, 4), "not divisible"),
+        (lambda: FullRelation(D, HEADS, 3), "kv_heads is 3 and heads 4"),
+        (lambda: FullRelation(D, HEADS, 1), "givens=False"),
+        (lambda: LinearRelation(D, HEADS, backend="tiled"), "no backend 'tiled'"),
+        (lambda: FullRelation(D, HEADS, tau=0.0), "tau"),
+        (lambda: FullRelation(D, HEADS, backend="tiled")(torch.zeros(1, 0, D)), "at least 1"),
+        (lambda: FullRelation(D, "4"), "heads is '4'; give int$"),
+        (lambda: FullRelation(D, HEADS, "2"), "kv_heads is '2'; give int or None$"),
+        (lambda: LinearRelation(D, 4.0), "heads is 4.0; give int$"),
+        (lambda: LinearRelation(D, HEADS, rope_base="1e4"), "rope_base is '1e4'; give float$"),
+        (lambda: LinearRelation(D, HEADS, givens="no"), "givens is 'no'; give bool$"),
+        (lambda: FullRelation(D, HEADS, layer_index="0"), "layer_index is '0'; give int"),
+        (lambda: FullRelation(D, HEADS)(torch.zeros(1, 2, D), offset=-1), "offset is -1"),
+        (lambda: FullRelation(D, HEADS)(*[torch.zeros(1, 2, D)] * 3), "documents are a Tensor; "),
+        (
+            lambda: LinearRelation(D, HEADS)(
+                torch.zeros(1, 2, D), Documents.padded(torch.ones(1, 3))
+            ),
+            r"are of \(B, T\) = \(1, 3\) and the tokens of \(1, 2\)",
+        ),
+        (
+            lambda: FullRelation(D, HEADS)(
+                torch.zeros(1, 2, D), cache=LinearRelation(D, HEADS).new_cache()
+            ),
+            "is a LinearState and FullRelation takes a HistoryCache",
+        ),
+        (lambda: FullRelation(D, HEADS)(torch.zeros(1, 2, 2 * D)), rf"takes \(B, T, {D}\)"),
+        (lambda: LinearRelation(D, HEADS)(torch.zeros(2, D)), rf"takes \(B, T, {D}\)"),
+        (
+            lambda: FullRelation(D, HEADS)(
+                torch.zeros(1, 2, D),
+                Documents.padded(torch.ones(1, 2)),
+                FullRelation(D, HEADS).new_cache(),
+            ),
+            "not both",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_line(make, said):
+    with pytest.raises(InputError, match=said) as refusal:
+        make()
+    assert "\n" not in str(refusal.value)

@@ -1,0 +1,399 @@
+"""The models: counts of parameters, initial weights, and every variant's equations in float64."""
+
+import hashlib
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from equations import assert_close
+from models import FULL_LIKE, PAPER, TINY, TOKENS, build, stirred
+from torch import Tensor
+
+from relation.errors import InputError
+from relation.kernels.documents import Documents
+from relation.nn import Decoder, Execution, ModelConfig
+from relation.nn.model import Normed, shared_weights_hash
+from relation.variants import ARMS, VARIANTS, model_config, model_values, parameters
+
+BACKBONES = {
+    "10M": {"layers": 6, "d_model": 384, "heads": 8, "d_ff": 768, "vocab_size": 4096},
+    "30M": {"layers": 10, "d_model": 512, "heads": 8, "d_ff": 1024, "vocab_size": 4096},
+    "100M": {"layers": 20, "d_model": 640, "heads": 8, "d_ff": 1280, "vocab_size": 32768},
+    "hybrid": {"layers": 12, "d_model": 480, "heads": 8, "d_ff": 960, "vocab_size": 4096},
+}
+REFERENCE = Execution("reference", "reference", "recurrent", "reference")
+# SHA-256 of the initial state of tiny models, seed 42: as drawn, keyed with GPT-2's residual scale,
+# and keyed as nn.Linear does. Every trained run of the records started from weights of these rules.
+PINNED = {
+    "mha": ("0e8df729488dae2b", "c75c4d1808df987d", "82462bb92a8653f7"),
+    "full": ("6b53c818fd565476", "1e670f2077e63063", "544b947b9219463b"),
+    "exchange-only": ("6b53c818fd565476", "1e670f2077e63063", "544b947b9219463b"),
+    "raw-x": ("c1c379287ad2b9fb", "be0cf2b967dc6551", "0fb30a2af4247686"),
+    "no-count": ("f1bfd1232e96bb9f", "22feb1c96fe19283", "ddb5ce7b9542d557"),
+    "no-givens": ("bb5ee32559a28d1b", "5f8ef486b27bc6b2", "7ede22be2e7445ce"),
+    "single-head": ("bb5ee32559a28d1b", "5f8ef486b27bc6b2", "7ede22be2e7445ce"),
+    "linear": ("a611cdf77688a41e", "8c66c3ee96c141c3", "c7d9e098f97fbbd1"),
+    "hybrid": ("9cd6512908dd7f60", "404dc2b73c0f6162", "4dbaffaf7dfc950a"),
+    "mha-qknorm": ("5c96f05fde006a0d", "f7844f41a457ff72", "4826b356901a2054"),
+    "mha-gate": ("281dd76ff3dff60e", "39ae3648198be5cb", "b13500650f51bb99"),
+    "mha-qknorm-gate": ("2f44115b856187c6", "165f58a88076903b", "50c0e2192bde48da"),
+    "mha-null": ("0e8df729488dae2b", "c75c4d1808df987d", "82462bb92a8653f7"),
+    "mha-self": ("bb5ee32559a28d1b", "5f8ef486b27bc6b2", "7ede22be2e7445ce"),
+    "full-qknorm": ("06ed381a1b4d7678", "0286243d5735a8c6", "0597e0df89f338f9"),
+    "full-gate": ("879979948ace71e6", "51df3f492d1d8811", "d5ad997306f80c7d"),
+    "full-qknorm-gate": ("c7de263745768afa", "191d888cfb51aaba", "e48e9237b091e373"),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_initial_weights_are_pinned_to_the_bit(variant):
+    torch_like = {"linear_init": "torch", "embedding_std": 1.0}
+    for changes, pin in zip(
+        ({}, {"scale_residual_init": True}, torch_like), PINNED[variant], strict=True
+    ):
+        model = build(variant, seed=0, **changes)
+        model.initialise(42, "key" if changes else "")
+        digest = hashlib.sha256()
+        for name, value in sorted(model.state_dict().items()):
+            digest.update(name.encode())
+            digest.update(value.contiguous().numpy().tobytes())
+        assert digest.hexdigest()[:16] == pin
+
+
+@pytest.mark.parametrize(
+    ("scale", "variant", "count"),
+    [
+        ("10M", "mha", 10_425_216),
+        ("10M", "full", 10_425_246),
+        ("30M", "mha", 28_322_304),
+        ("30M", "full", 28_322_354),
+        ("100M", "mha", 102_917_760),
+        ("100M", "full", 102_917_860),
+        ("hybrid", "hybrid", 31_967_571),
+        # What each ablation of the 10M model lacks: W_I, the lambdas, the angles.
+        ("10M", "exchange-only", 10_425_246),
+        ("10M", "raw-x", 10_425_246 - 6 * 384**2),
+        ("10M", "no-count", 10_425_246 - 6),
+        ("10M", "no-givens", 10_425_246 - 6 * 4),
+        ("10M", "single-head", 10_425_246 - 6 * 4),
+    ],
+)
+def test_parameter_counts_are_the_papers(scale, variant, count):
+    assert parameters(ModelConfig.for_variant(variant, **BACKBONES[scale])) == count
+
+
+@pytest.mark.parametrize("changes", [{}, {"kv_heads": 2}])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_count_without_a_model_is_the_models(variant, changes):
+    if changes and variant in ("raw-x", "single-head"):
+        return
+    config = ModelConfig.for_variant(variant, **TINY, **changes)
+    with torch.device("meta"):
+        assert parameters(config) == Decoder(config).parameter_count()
+
+
+@pytest.mark.parametrize(("scale", "d_ff"), [("10M", 640), ("30M", 856), ("100M", 1064)])
+@pytest.mark.parametrize("arm", ARMS)
+def test_arms_have_equal_parameters(scale, d_ff, arm):
+    """A gate's matrix comes out of the FFN."""
+    backbone = BACKBONES[scale]
+    if "gate" in arm:
+        backbone = backbone | {"d_ff": d_ff}
+    counts = [
+        parameters(ModelConfig.for_variant(v, **b))
+        for v, b in ((arm, backbone), ("mha", BACKBONES[scale]))
+    ]
+    assert counts[0] == pytest.approx(counts[1], rel=0.002)
+
+
+def test_hybrid_and_single_head_have_the_papers_shape():
+    assert ModelConfig.for_variant("hybrid", **BACKBONES["hybrid"]).layout == "LLLF" * 3
+    single = ModelConfig.for_variant("single-head", **BACKBONES["10M"])
+    assert (single.layout, single.heads, single.head_dim) == ("F" * 6, 1, 384)
+
+
+def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
+
+
+def rotate(x: Tensor) -> Tensor:
+    """RoPE as a complex rotation of channel c with channel c + D/2, base 1e4, positions from 0."""
+    T, half = x.shape[-2], x.shape[-1] // 2
+    angle = torch.arange(T).double()[:, None] * 1e4 ** (-torch.arange(half).double() / half)
+    turned = torch.complex(*x.chunk(2, -1)) * torch.polar(torch.ones_like(angle), angle)
+    return torch.cat((turned.real, turned.imag), -1)
+
+
+def mix(info: Tensor, theta: Tensor, odd: int) -> Tensor:
+    """Pairs (1, 2) (3, 4) ... where odd is 0, else (2, 3) ... (H, 1); one-based."""
+    heads, mixed = info.shape[1], [*info.unbind(1)]
+    for n, angle in enumerate(theta):
+        a, b = (2 * n + odd) % heads, (2 * n + odd + 1) % heads
+        mixed[a] = angle.cos() * info[:, a] - angle.sin() * info[:, b]
+        mixed[b] = angle.sin() * info[:, a] + angle.cos() * info[:, b]
+    return torch.stack(mixed, 1)
+
+
+def exchange_scan(p1: Tensor, p2: Tensor, info: Tensor, g: Tensor) -> Tensor:
+    """Linear Relation's Y, one token after the other (Section 5.2)."""
+    S = torch.sigmoid((p1 * p2).sum(-1, keepdim=True) / (2 * p1.shape[-1] ** 0.5))
+    h1, h2 = F.normalize(p1, dim=-1), F.normalize(p2, dim=-1)
+    C, y = p1.new_zeros(*p1.shape[:2], p1.shape[-1], p1.shape[-1]), []
+    for t in range(p1.shape[2]):
+        C = g[:, :, t, :, None].exp() * C
+        y.append(info[:, :, t] + torch.einsum("bhkd,bhk->bhd", C, S[:, :, t] * h1[:, :, t]))
+        C = C + (S[:, :, t] * h2[:, :, t])[..., None] * info[:, :, t, None]
+    return torch.stack(y, 2)
+
+
+def transcription(model: Decoder, tokens: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """Logits and flows of Sections 3 to 5, Appendix D.1 and the arms, from a model's weights."""
+    c, E, flows = model.config, model.embedding.weight, []
+    x, T = E[tokens], tokens.shape[1]
+    history = torch.ones(T, T).tril(-1).bool()
+    for index, (block, letter) in enumerate(zip(model.blocks, c.layout, strict=True)):
+        w = dict(block.named_parameters())
+        n = norm(x, w["mixer_norm.weight"], c.norm_eps)
+        source = x if c.retention_input == "residual" else n
+
+        def heads(y: Tensor) -> Tensor:
+            return y.reshape(*y.shape[:2], c.heads, -1).transpose(1, 2)
+
+        p1, p2 = (heads(n @ w[f"mixer.w{k}.weight"].T) for k in (1, 2))
+        if c.qk_norm:
+            p1, p2 = (
+                norm(p, w[f"mixer.norm{k}.weight"], c.norm_eps) for k, p in ((1, p1), (2, p2))
+            )
+        p1, p2 = rotate(p1), rotate(p2)
+        info = heads(n if c.raw_information else n @ w["mixer.wi.weight"].T)
+        U = p1 @ p2.mT / p1.shape[-1] ** 0.5
+        if letter in "FL" and c.givens:
+            info = mix(info, w["mixer.theta"], (index + (c.givens_first_pairing == "B")) % 2)
+        if letter == "L":
+            down, up = heads(source @ w["mixer.retention_down.weight"].T), w["mixer.retention_up"]
+            r = torch.einsum("hjk,bhtk->bthj", up, down).flatten(2)
+            dt = F.softplus(r + w["mixer.dt_bias"])
+            y = exchange_scan(p1, p2, info, heads(-w["mixer.a_log"].exp() * dt))
+        else:
+            lam = w.get("mixer.lam", torch.zeros(()))
+            log_i = torch.arange(1, T + 1).double().log()[:, None]
+            E_ij = U * torch.sigmoid(U) if letter == "F" else U
+            past = E_ij if letter == "A" else E_ij - lam * log_i
+            own = U if letter == "A" else torch.sigmoid(U / 2)
+            R = past.where(history, own.where(torch.eye(T).bool(), -torch.inf))
+            flow = R.exp() / (R.exp().sum(-1, keepdim=True) + c.null_logit)
+            flows.append(flow)
+            y = (flow if c.transport_self else flow * history) @ info
+        y = y.transpose(1, 2).flatten(2)
+        if c.output_gate:
+            y = y * torch.sigmoid(n @ w["mixer.wg.weight"].T)
+        x = x + y @ w["mixer.wo.weight"].T
+        n = norm(x, w["ffn_norm.weight"], c.norm_eps)
+        gate, up = n @ w["ffn.gate.weight"].T, n @ w["ffn.up.weight"].T
+        x = x + (gate * torch.sigmoid(gate) * up) @ w["ffn.down.weight"].T
+    return norm(x, model.norm.weight, c.norm_eps) @ E.T, flows
+
+
+def assert_same(actual: Tensor, expected: Tensor, steps: float = 8) -> None:
+    # RoPE's angles are FP32 in the model: eight roundings a position, for eleven positions.
+    atol = steps * 11 * 2**-23 * max(expected.abs().max().item(), 1)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("execution", [REFERENCE, Execution()], ids=["reference", "default"])
+@pytest.mark.parametrize(
+    ("variant", "changes"),
+    [
+        *((variant, {}) for variant in VARIANTS),
+        ("full", {"givens_first_pairing": "B"}),
+        ("hybrid", {"layers": 8, "retention_input": "residual", "givens_first_pairing": "B"}),
+        ("linear", {"qk_norm": True, "output_gate": True}),
+    ],
+)
+def test_a_model_is_the_equations(variant, changes, execution):
+    """Logits, the gradient of every parameter, and flows."""
+    model = stirred(variant, **changes)
+    model.run_by(execution)
+    logits, flows = transcription(model, TOKENS)
+    found, dy = model(TOKENS), torch.randn(logits.shape, generator=torch.Generator().manual_seed(4))
+    names, leaves = zip(*model.named_parameters(), strict=True)
+    gradients = [torch.autograd.grad(y, leaves, dy.double()) for y in (found, logits)]
+    assert_same(found, logits)
+    for name, ours, expected in zip(names, *gradients, strict=True):
+        assert expected.abs().max() > 1e-3, name
+        assert_same(ours, expected, steps=32)
+    if "L" in model.config.layout:
+        with pytest.raises(InputError, match="Linear"):
+            list(model.flows(TOKENS))
+        return
+    for flow, expected in zip(model.flows(TOKENS), flows, strict=True):
+        assert_same(flow, expected)
+        assert not flow.triu(1).any()
+
+
+@pytest.mark.parametrize("first", ["A", "B"])
+def test_mixing_the_weights_is_mixing_the_states(first):
+    mixer = stirred("full", givens_first_pairing=first).blocks[0].mixer
+    generator = torch.Generator().manual_seed(5)
+    x, dy = torch.randn(2, 2, 11, 24, generator=generator, dtype=torch.float64)
+    leaves = (x.requires_grad_(), mixer.theta, mixer.wi.weight)
+    states = mix(
+        (x @ mixer.wi.weight.T).unflatten(-1, (4, -1)).transpose(1, 2), mixer.theta, first == "B"
+    )
+    dy = dy.unflatten(-1, (4, -1)).transpose(1, 2)
+    information = mixer.information(Normed(x))
+    gradients, truths = (torch.autograd.grad(y, leaves, dy) for y in (information, states))
+    for actual, expected in zip((information, *gradients), (states, *truths), strict=True):
+        # Sums of d products, and over the tokens for the gradients of the weights.
+        assert_close(actual, expected, 24 + 2 * 11)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_logits_are_causal_and_every_parameter_learns(variant):
+    model = build(variant)
+    logits = model(TOKENS)
+    changed = model(torch.where(torch.arange(11) == 6, (TOKENS + 1) % 29, TOKENS))
+    assert torch.equal(changed[:, :6], logits[:, :6])
+    assert (changed != logits)[:, 6:].any(-1).all()
+    F.cross_entropy(logits.flatten(0, 1), TOKENS.roll(-1, 1).flatten()).backward()
+    assert not [n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()]
+
+
+@pytest.mark.parametrize("variant", FULL_LIKE)
+def test_paired_variants_start_from_the_weights_they_share(variant):
+    mha, other = (dict(build(v).named_parameters()) for v in ("mha", variant))
+    apart = {n.split(".")[-1] for n in set(mha) ^ set(other)}
+    assert apart <= {"lam", "theta"} | ({"weight"} if variant == "raw-x" else set())
+    assert all(torch.equal(mha[n], other[n]) for n in set(mha) & set(other))
+
+
+def test_initial_weights_follow_the_seed_and_their_name():
+    assert shared_weights_hash(build("mha")) == shared_weights_hash(build("full"))
+    assert shared_weights_hash(build("mha")) != shared_weights_hash(build("mha", seed=43))
+    first, other = (dict(build("hybrid", s).named_parameters()) for s in (42, 43))
+    drawn = [n for n in first if not n.endswith(("norm.weight", "lam", "theta"))]
+    assert not any(torch.equal(first[n], other[n]) for n in drawn)
+    flat = [first[n].flatten()[:20].tolist() for n in drawn]
+    assert all(a != b for i, a in enumerate(flat) for b in flat[:i])
+
+
+def test_a_model_that_nobody_initialised_has_drawn_weights():
+    model = Decoder(ModelConfig.for_variant("full", **TINY))
+    assert model(TOKENS).std() > 0
+    with torch.no_grad():
+        for p in model.parameters():
+            p.fill_(7.0)
+    model.initialise(42)
+    for name, value in build("full").state_dict().items():
+        assert torch.equal(model.state_dict()[name], value)
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_initial_values_are_the_papers_and_specs(scaled):
+    geometry = {"d_model": 128, "d_ff": 160, "vocab_size": 300, "layers": 8}
+    model = build("hybrid", **geometry, scale_residual_init=scaled)
+    for name, p in model.named_parameters():
+        if name.endswith("lam"):
+            assert p.dtype == torch.float32 and p.item() == 0.5
+        elif name.endswith("theta"):
+            assert p.dtype == torch.float32 and not p.any()
+        elif name.endswith("norm.weight"):
+            assert (p == 1).all()
+        elif name.endswith("a_log"):
+            assert (p >= 0).all() and (p <= math.log(16)).all() and p.std() > 0.3
+        elif name.endswith("dt_bias"):
+            dt = F.softplus(p)
+            assert (dt > 0.999e-3).all() and (dt < 0.1001).all() and dt.log().std() > 1
+        else:
+            residual = name.endswith(("wo.weight", "ffn.down.weight"))
+            sd = 0.02 / (16**0.5 if scaled and residual else 1)
+            # Five standard errors of a normal sample's standard deviation.
+            assert abs(p.std().item() / sd - 1) < 5 / (2 * p.numel()) ** 0.5
+
+
+def test_output_matrix_is_the_embedding():
+    model = build("full")
+    before = model(TOKENS)
+    unseen = next(token for token in range(29) if token not in TOKENS)
+    model.embedding.weight.data[unseen] += 1
+    assert (model(TOKENS) != before).flatten(0, 1).any(0).nonzero().flatten().tolist() == [unseen]
+
+
+@pytest.mark.parametrize("variant", PAPER)
+@pytest.mark.parametrize("rows", [TOKENS, TOKENS.int()])
+def test_documents_and_padding_leave_each_text_its_logits(variant, rows):
+    model = stirred(variant)
+    logits = model(rows, Documents.of(torch.tensor([[0] * 4 + [1] * 7, [0] * 11])))
+    padded = model(rows, Documents.padded(torch.tensor([[0] * 4 + [1] * 7, [1] * 11])))
+    for found, row, text in (
+        (logits, 0, slice(0, 4)),
+        (logits, 0, slice(4, 11)),
+        (logits, 1, slice(0, 11)),
+        (padded, 0, slice(4, 11)),
+    ):
+        assert_same(found[row, text], model(rows[row : row + 1, text])[0])
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_values_of_a_model_give_it_back(variant):
+    config = ModelConfig.for_variant(variant, **TINY, retention_a_range=(2.0, 3.0))
+    values = model_values(config)
+    assert model_config(values) == config
+    assert "tau" not in values and values["retention_a_range"] == [2.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("variant", "changes", "said"),
+    [
+        ("full", {"heads": 5}, "not divisible"),
+        ("mha", {"d_model": 20, "heads": 4}, "is odd"),
+        ("full", {"d_model": 18, "heads": 3}, "odd in number"),
+        ("full", {"kv_heads": 1}, "kv_heads is 1, which is odd; give givens=False"),
+        ("full", {"kv_heads": 3}, "give a divisor"),
+        ("softmax", {}, "unknown variant"),
+        ("hybrid", {"layers": 6}, "multiple of 4"),
+        ("mha", {"layers": 0}, "0 layers"),
+        ("mha", {"d_ff": 0}, "at least 1"),
+        ("full", {"tau": 0.0}, "positive"),
+        ("full", {"givens_first_pairing": "C"}, "choose one of: A, B"),
+        ("linear", {"retention_input": "raw"}, "choose one of"),
+        ("full", {"null_logit": True}, "option of MHA"),
+        ("full", {"d_model": "24"}, "d_model is '24'; give int"),
+        ("full", {"givens": 1}, "givens is 1; give bool"),
+    ],
+)
+def test_impossible_models_are_refused_in_one_line(variant, changes, said):
+    with pytest.raises(InputError, match=said) as refusal:
+        ModelConfig.for_variant(variant, **{**TINY, **changes})
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "documents", "said"),
+    [
+        (TOKENS[0], None, r"shape \(11,\); give \(B, T\)"),
+        (TOKENS[:, :0], None, "T >= 1"),
+        (TOKENS.float(), None, "float32; give their ids in int64"),
+        (TOKENS.tolist(), None, "are a list"),
+        (TOKENS - 5, None, "go from -4 to 21 and the model knows 0 to 28"),
+        (TOKENS + 9, None, "go from 10 to 35"),
+        (TOKENS, [[0] * 11] * 2, r"documents are a list; give Documents\.of"),
+        (TOKENS, torch.zeros(2, 11), "documents are a Tensor"),
+        (TOKENS, Documents.of(torch.zeros(2, 5).long()), r"of \(B, T\) = \(2, 5\)"),
+    ],
+)
+def test_what_a_model_cannot_read_is_refused_in_one_line(tokens, documents, said):
+    model = build("full")
+    with pytest.raises(InputError, match=said) as refusal:
+        model(tokens, documents)
+    assert "\n" not in str(refusal.value)
+
+
+def test_unknown_layers_and_backends_are_refused():
+    with pytest.raises(InputError, match="layout"):
+        ModelConfig(vocab_size=29, d_model=24, heads=4, d_ff=20, layout="AX")
+    with pytest.raises(InputError, match="fast"):
+        Decoder(ModelConfig.for_variant("full", **TINY), Execution(full="fast"))
+    with pytest.raises(InputError, match="cannot run here"):
+        build("full").run_by(Execution(full="flex"))

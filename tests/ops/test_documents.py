@@ -1,0 +1,283 @@
+"""Packed documents, padding and shared heads: each equals what it stands for."""
+
+from functools import partial
+
+import pytest
+import torch
+from equations import assert_close, differentiate, draw_linear
+from models import PAPER, build, stirred
+from torch import Tensor
+
+from relation import ops
+from relation.errors import InputError
+from relation.kernels.documents import Documents
+from relation.nn import Decoder, Execution
+
+LAM = torch.tensor(0.7, dtype=torch.float64)
+# Rows of 41 tokens with documents of every kind: of one token, across tiles, a whole row.
+SIZES = ([1, 1, 17, 3, 19], [41], [20, 21])
+PLAIN = [
+    ("mha", "reference"),
+    ("mha", "flash"),
+    ("full", "reference"),
+    ("full", "tiled"),
+    ("calibrated", "tiled"),
+    ("linear", "recurrent"),
+    ("linear", "chunked"),
+]
+
+each_backend = pytest.mark.parametrize(("kind", "name"), PLAIN)
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch):
+    monkeypatch.setattr("relation.ops.tiled.TILE", 8)
+
+
+def packed() -> Documents:
+    ids = [[n for n, size in enumerate(sizes) for _ in range(size)] for sizes in SIZES]
+    return Documents.of(torch.tensor(ids))
+
+
+def operator_of(kind: str, name: str, **options):
+    call = ops.BACKENDS[kind][name].call
+
+    def operator(*inputs: Tensor) -> Tensor:
+        y = call(*inputs, **options)
+        return y[0] if kind == "linear" else y
+
+    return operator
+
+
+def inputs_of(kind: str, *shape: int, heads: int | None = None) -> tuple[Tensor, ...]:
+    p1, p2, info, g = draw_linear(*shape)
+    extra = {"mha": (), "linear": (g,)}.get(kind, (LAM,))
+    return (p1, p2[:, :heads], info[:, :heads], *extra)
+
+
+def with_execution(model: Decoder, execution: Execution) -> Decoder:
+    other = Decoder(model.config, execution).double()
+    other.load_state_dict(model.state_dict())
+    return other
+
+
+def pieces(x: Tensor) -> list[Tensor]:
+    """What every document has of a tensor (B, H, T, D), in the order of the batch."""
+    parts = [row.split(sizes, dim=1) for row, sizes in zip(x, SIZES, strict=True)]
+    return [piece[None] for row in parts for piece in row]
+
+
+@each_backend
+@pytest.mark.parametrize("transport_self", [True, False])
+def test_packed_is_document_by_document(kind, name, transport_self):
+    """Output and the gradient of every input; lambda's is the sum over the documents."""
+    options = {} if kind in ("mha", "linear") else {"transport_self": transport_self}
+    inputs = inputs_of(kind, 3, 2, 41, 6)
+    (dy,) = draw_linear(3, 2, 41, 6)[:1]
+    whole = differentiate(operator_of(kind, name, documents=packed(), **options), inputs, dy)
+    states, shared = [x for x in inputs if x.ndim], [x for x in inputs if not x.ndim]
+    alone = [
+        differentiate(operator_of(kind, name, **options), (*own, *shared), g)
+        for *own, g in zip(*(pieces(x) for x in (*states, dy)), strict=True)
+    ]
+    for found, *expected in zip(whole, *alone, strict=True):
+        if found.ndim:
+            for piece, truth in zip(pieces(found), expected, strict=True):
+                assert_close(piece, truth, 41 + 6, scale=8)
+        else:
+            assert_close(found, sum(expected), 41 * 14)
+
+
+@each_backend
+def test_one_document_a_row_changes_no_bit(kind, name):
+    inputs = inputs_of(kind, 2, 2, 19, 6)
+    documents = Documents.of(torch.zeros(2, 19, dtype=torch.int64))
+    found = operator_of(kind, name, documents=documents)(*inputs)
+    assert_close(found, operator_of(kind, name)(*inputs), 19 + 6)
+
+
+@each_backend
+@pytest.mark.parametrize("left", [True, False])
+def test_padding_changes_nothing_of_the_text(kind, name, left):
+    inputs = inputs_of(kind, 2, 2, 12, 6)
+    mask = torch.ones(2, 12, dtype=torch.bool)
+    mask[0, slice(0, 5) if left else slice(7, 12)] = False
+    y = operator_of(kind, name, documents=Documents.padded(mask))(*inputs)
+    text = slice(5, 12) if left else slice(0, 7)
+    alone = [x[:1, :, text] if x.ndim else x for x in inputs]
+    assert_close(y[:1, :, text], operator_of(kind, name)(*alone), 12 + 6)
+    assert y.isfinite().all()
+
+
+@each_backend
+@pytest.mark.parametrize("documents", [False, True])
+@pytest.mark.parametrize("heads", [1, 2])
+def test_shared_heads_are_repeated_ones(kind, name, heads, documents):
+    """Output, and gradients that are sums over the heads that share."""
+    options = {"documents": packed()} if documents else {}
+    inputs = inputs_of(kind, 3, 4, 41, 6, heads=heads)
+    (dy,) = draw_linear(3, 4, 41, 6)[:1]
+    found = differentiate(operator_of(kind, name, **options), inputs, dy)
+
+    def repeated(p1: Tensor, p2: Tensor, info: Tensor, *extra: Tensor) -> Tensor:
+        p2, info = (x.repeat_interleave(4 // heads, dim=1) for x in (p2, info))
+        return operator_of(kind, name, **options)(p1, p2, info, *extra)
+
+    for ours, truth in zip(found, differentiate(repeated, inputs, dy), strict=True):
+        assert_close(ours, truth, 41 + 6)
+
+
+@pytest.mark.parametrize("flow", [ops.causal_flow, partial(ops.full_flow, lam=LAM)])
+def test_a_flow_stays_in_its_document(flow):
+    p1, p2 = draw_linear(3, 2, 41, 6)[:2]
+    rows = flow(p1, p2, documents=packed())
+    starts, j = packed().starts[:, None, :, None], torch.arange(41)
+    outside = (j < starts) | (j > torch.arange(41)[:, None])
+    assert not rows.masked_select(outside).any()
+    assert_close(rows.sum(-1), torch.ones(3, 2, 41), 41)
+
+
+def test_one_token_documents_keep_their_own_information():
+    p1, p2, info, _ = draw_linear(1, 2, 7, 6)
+    documents = Documents.packed(torch.arange(8))
+    for operator in (ops.full_relation, ops.tiled_relation):
+        assert torch.equal(operator(p1, p2, info, LAM, documents=documents), info)
+
+
+def test_every_form_gives_the_same_documents():
+    ids = torch.tensor([[3, 3, 4, 9, 9]])
+    offsets = torch.tensor([0, 2, 3, 5])
+    for documents in (Documents.of(ids), Documents.packed(offsets)):
+        assert documents.starts.tolist() == [[0, 0, 2, 3, 3]]
+        assert documents.ends.tolist() == [[2, 2, 3, 5, 5]]
+        assert documents.positions.tolist() == [[0, 1, 0, 0, 1]]
+        assert documents.offsets.tolist() == offsets.tolist()
+        assert documents.longest == 2
+    padded = Documents.padded(torch.tensor([[0, 0, 1, 1], [1, 1, 1, 0]]))
+    assert padded.positions.tolist() == [[0, 1, 0, 1], [0, 1, 2, 0]]
+    assert padded.offsets.tolist() == [0, 2, 4, 7, 8]
+
+
+@pytest.mark.parametrize(
+    ("make", "given", "said"),
+    [
+        (Documents.of, [[0, 0], [1, 0]], "decrease in row 1: 1 at token 0 and 0 after it"),
+        (Documents.of, [0, 1], r"of shape \(2,\)"),
+        (Documents.of, [[0.0, 1.0]], "give an integer"),
+        (Documents.of, [[]], "a token at least"),
+        (Documents.packed, [0, 2, 2], "begin at 0 and increase"),
+        (Documents.packed, [1, 2], "begin at 0 and increase"),
+        (Documents.packed, [0], "begin at 0 and increase"),
+        (Documents.padded, [[1, 1], [0, 0]], "row 1 of the padding mask has no text"),
+        (Documents.padded, [[1, 0, 1]], "row 0 of the padding mask has 2 pieces of text"),
+        (Documents.padded, [1, 0], r"shape \(2,\)"),
+    ],
+)
+def test_wrong_documents_are_refused(make, given, said):
+    with pytest.raises(InputError, match=said) as refusal:
+        make(torch.tensor(given))
+    assert "\n" not in str(refusal.value)
+
+
+def test_unsigned_numbers_that_decrease_are_refused():
+    with pytest.raises(InputError, match="decrease in row 0: 200 at token 0 and 3 after it"):
+        Documents.of(torch.tensor([[200, 3]], dtype=torch.uint8))
+
+
+@each_backend
+def test_documents_of_another_batch_or_device_are_refused(kind, name):
+    inputs = inputs_of(kind, 3, 2, 40, 6)
+    with pytest.raises(InputError, match=r"documents are of \(B, T\) = \(3, 41\)"):
+        operator_of(kind, name, documents=packed())(*inputs)
+    documents = packed()
+    elsewhere = Documents(
+        documents.starts.to("meta"), documents.ends, documents.offsets, documents.longest
+    )
+    with pytest.raises(InputError, match="documents lie on meta"):
+        operator_of(kind, name, documents=elsewhere)(*inputs_of(kind, 3, 2, 41, 6))
+
+
+@each_backend
+def test_heads_that_do_not_divide_are_refused(kind, name):
+    with pytest.raises(InputError, match=r"has 3 heads and \w+ 4"):
+        operator_of(kind, name)(*inputs_of(kind, 1, 4, 5, 6, heads=3))
+
+
+@pytest.mark.parametrize("name", ["recurrent", "chunked"])
+def test_documents_and_a_state_are_refused(name):
+    p1, p2, info, g = draw_linear(3, 2, 41, 6)
+    state = torch.zeros(3, 2, 6, 6, dtype=torch.float64)
+    with pytest.raises(InputError, match="not both"):
+        ops.BACKENDS["linear"][name].call(p1, p2, info, g, state=state, documents=packed())
+
+
+@pytest.mark.parametrize("variant", PAPER)
+@pytest.mark.parametrize(
+    "execution", [Execution("reference", "reference", "recurrent"), Execution()]
+)
+def test_a_model_reads_packed_documents_one_by_one(variant, execution):
+    """Logits and flows: positions, counts and states start anew in every document."""
+    model = stirred(variant)
+    model = with_execution(model, execution)
+    tokens = torch.randint(29, (3, 41), generator=torch.Generator().manual_seed(2))
+    logits = model(tokens, packed())
+    parts = [row.split(sizes) for row, sizes in zip(tokens, SIZES, strict=True)]
+    alone = [model(piece[None]) for row in parts for piece in row]
+    for found, truth in zip(pieces(logits[:, None]), alone, strict=True):
+        # RoPE's angles are FP32 for both, at the same places.
+        assert_close(found[:, 0], truth, 1e4)
+    if "L" not in model.config.layout:
+        first = next(iter(model.flows(tokens[1:2, :41])))
+        packed_first = next(iter(model.flows(tokens, packed())))
+        assert_close(packed_first[1:2], first, 1e4)
+
+
+@pytest.mark.parametrize("variant", PAPER)
+def test_left_padding_leaves_a_models_logits(variant):
+    model = build(variant)
+    tokens = torch.randint(29, (2, 20), generator=torch.Generator().manual_seed(2))
+    mask = torch.ones(2, 20, dtype=torch.bool)
+    mask[0, :7] = False
+    logits = model(tokens, Documents.padded(mask))
+    torch.testing.assert_close(logits[:1, 7:], model(tokens[:1, 7:]), rtol=0, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("heads", [2, 4])
+@pytest.mark.parametrize("transport_self", [True, False])
+@pytest.mark.parametrize("documents", [None, packed()])
+def test_flex_attention_spells_full_relation(heads, transport_self, documents):
+    """Its value; on a CPU PyTorch has no gradient of it."""
+    inputs = inputs_of("full", 3, 4, 41, 6, heads=heads)
+    options = {"transport_self": transport_self, "documents": documents}
+    found = operator_of("full", "flex", **options)(*inputs)
+    assert_close(found, ops.full_relation(*inputs, **options), 41 + 6)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("documents", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "name", "width", "dtype"),
+    [
+        ("mha", "flash", 48, torch.bfloat16),
+        ("full", "flex", 80, torch.bfloat16),
+        ("full", "flex", 80, torch.float32),
+        ("full", "flex", 384, torch.bfloat16),
+    ],
+)
+def test_fused_backends_err_as_the_definition_does(kind, name, width, dtype, documents):
+    """Output and every gradient against FP64, with the definition in `dtype` as the yardstick."""
+    ids = (torch.rand(2, 515, generator=torch.Generator().manual_seed(5)) < 0.02).cumsum(1)
+    options = {"documents": Documents.of(ids.cuda())} if documents else {}
+    inputs = [x.cuda().to(dtype if x.ndim else x.dtype) for x in inputs_of(kind, 2, 4, 515, width)]
+    dy = draw_linear(2, 4, 515, width)[0].cuda().to(dtype)
+    truth = differentiate(
+        operator_of(kind, "reference", **options), [x.double() for x in inputs], dy.double()
+    )
+    definition, found = (
+        differentiate(operator_of(kind, which, **options), inputs, dy)
+        for which in ("reference", name)
+    )
+    for ours, yardstick, true in zip(found, definition, truth, strict=True):
+        error, allowed = ((x.double() - true).abs().max() for x in (ours, yardstick))
+        assert error <= 2 * allowed + 1e-3 * true.abs().max()

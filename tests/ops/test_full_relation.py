@@ -1,0 +1,124 @@
+"""Full Relation and its tiled form against the paper's equations, written out in float64."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from equations import TAU, assert_close, closed_forms, credit, differentiate, draw, flow_rows
+
+from relation import ops
+
+FULL = (ops.full_relation, ops.tiled_relation)
+LAM = torch.tensor(0.5, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("silu", [True, False])
+@pytest.mark.parametrize("transport_self", [True, False])
+@pytest.mark.parametrize(
+    ("T", "D", "H", "lam", "tau"),
+    [
+        (1, 6, 1, 0.5, 2.0),
+        (2, 48, 2, -0.7, 2.0),
+        (63, 60, 1, 0.5, 0.3),
+        (130, 6, 2, 1.5, 2.0),
+        (1000, 80, 1, 0.5, 2.0),
+    ],
+)
+def test_full_and_tiled_are_the_papers_sums(T, D, H, lam, tau, transport_self, silu):
+    p1, p2, info = draw(1, H, T, D)
+    rows = range(1, T + 1) if T < 1000 else (1, 2, 63, 128, 129, 1000)
+    chosen = [i - 1 for i in rows]
+    flow, scalar = flow_rows(p1, p2, lam, tau, rows, silu), torch.tensor(lam, dtype=torch.float64)
+    found = ops.full_flow(p1, p2, scalar, tau, silu=silu)
+    assert_close(found[:, :, chosen], flow, T + D)
+    for k, i in enumerate(rows):
+        flow[:, :, k, i - 1] *= transport_self
+    expected = sum(flow[..., [j]] * info[:, :, [j]] for j in range(T))
+    for operator in FULL:
+        y = operator(p1, p2, info, scalar, tau, transport_self=transport_self, silu=silu)
+        assert_close(y[:, :, chosen], expected, T + D)
+
+
+def assert_tiled_is_materialised(shape: tuple[int, ...], **options) -> None:
+    """Value and every gradient."""
+    *inputs, dy = draw(*shape, count=4)
+    ours, reference = (
+        differentiate(operator, (*inputs, LAM), dy, **options)
+        for operator in (ops.tiled_relation, ops.full_relation)
+    )
+    for actual, expected in zip(ours, reference, strict=True):
+        assert_close(actual, expected, shape[2] + shape[3])
+
+
+@pytest.mark.parametrize("silu", [True, False])
+@pytest.mark.parametrize("transport_self", [True, False])
+@pytest.mark.parametrize(
+    ("T", "tile"), [(1, 4), (2, 1), (63, 16), (63, 63), (63, 64), (130, 13), (130, 64), (130, 999)]
+)
+@pytest.mark.parametrize(("H", "D"), [(1, 6), (2, 60), (2, 48)])
+def test_tiling_changes_no_value_and_no_gradient(monkeypatch, T, tile, H, D, transport_self, silu):
+    monkeypatch.setattr("relation.ops.tiled.TILE", tile)
+    assert_tiled_is_materialised((2, H, T, D), transport_self=transport_self, silu=silu)
+
+
+@pytest.mark.parametrize(
+    ("H", "D", "transport_self"), [(2, 48, True), (1, 60, False), (1, 64, True), (1, 80, True)]
+)
+def test_tiles_of_the_shipped_size_at_a_ragged_length(H, D, transport_self):
+    assert_tiled_is_materialised((1, H, 1000, D), transport_self=transport_self)
+
+
+@pytest.mark.parametrize("silu", [True, False])
+@pytest.mark.parametrize("transport_self", [True, False])
+@pytest.mark.parametrize("operator", FULL)
+@pytest.mark.parametrize("T", [1, 5])
+def test_gradients_of_full_relation_are_derivatives(monkeypatch, operator, T, transport_self, silu):
+    monkeypatch.setattr("relation.ops.tiled.TILE", 2)
+    inputs = [x.requires_grad_() for x in (*draw(1, 2, T, 2).unbind(), LAM.clone())]
+    assert torch.autograd.gradcheck(
+        lambda *x: operator(*x, 0.7, transport_self=transport_self, silu=silu), inputs
+    )
+
+
+def test_the_papers_credit_is_the_derivative_of_the_softmax_of_r():
+    p1, p2, info, G = draw(1, 2, 11, 6, count=4)
+    U = p1 @ p2.mT / 6**0.5
+    E, S, lam = F.silu(U), torch.sigmoid(U.diagonal(dim1=-2, dim2=-1) / TAU), LAM.clone()
+    leaves = [x.requires_grad_() for x in (E, S, lam)]
+    log_i = torch.arange(1, 12, dtype=torch.float64).log()
+    history = torch.ones(11, 11).tril(-1).bool()
+    own = torch.diag_embed(S).masked_fill(~torch.eye(11).bool(), -torch.inf)
+    flow = torch.where(history, E - lam * log_i[:, None], own).softmax(-1)
+    derivatives = torch.autograd.grad(flow @ info, leaves, G)
+    for papers, truth in zip(credit(flow.detach(), info, G), derivatives, strict=True):
+        assert_close(papers, truth, 11 + 6)
+
+
+@pytest.mark.parametrize("operator", FULL)
+@pytest.mark.parametrize("each_entry", [False, True])
+def test_gradients_are_the_papers_credit_decomposition(monkeypatch, operator, each_entry):
+    """With p2 = sqrt(D) 1, U is p1 and dL/dp1 is dL/dU: dL/dE and dL/dS show entry by entry."""
+    monkeypatch.setattr("relation.ops.tiled.TILE", 4)
+    D = 11 if each_entry else 6
+    p1, p2, info, G = draw(1, 2, 11, D, count=4)
+    if each_entry:
+        p2 = (torch.eye(11, dtype=torch.float64) * 11**0.5).expand(1, 2, 11, 11)
+    actual = differentiate(operator, (p1, p2, info, LAM), G)
+    for ours, papers in zip(actual, closed_forms(p1, p2, info, 0.5, G), strict=True):
+        assert_close(ours, papers, 11 + D)
+
+
+@pytest.mark.parametrize("operator", FULL)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("largest", [1e-3, 1, 1e3])
+def test_large_scores_stay_finite_and_exact(operator, dtype, largest):
+    p1, p2, info, dy = draw(1, 1, 70, 6, count=4)
+    factor = (largest / (p1 @ p2.mT / 6**0.5).abs().max()).sqrt()
+    *inputs, dy = (x.to(dtype) for x in (factor * p1, factor * p2, info, dy))
+    results = differentiate(operator, (*inputs, LAM.float()), dy)
+    assert all(x.isfinite().all() for x in results)
+    assert [x.dtype for x in results] == [dtype] * 4 + [torch.float32]
+    # Rounding U = 1e3 to 16 bits moves it by more than a flow can bear.
+    if dtype.itemsize >= 4:
+        p1, p2, info, dy = (x.double() for x in (*inputs, dy))
+        for ours, papers in zip(results, closed_forms(p1, p2, info, 0.5, dy), strict=True):
+            assert_close(ours, papers, 70 + 6 * max(largest, 1))

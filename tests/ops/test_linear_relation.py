@@ -1,0 +1,174 @@
+"""The two forms of Linear Relation against the paper's sums, and against one another."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from equations import assert_close, differentiate, draw, draw_linear, expanded_sum
+
+from relation import ops
+from relation.ops.linear import CHUNK
+
+LINEAR = (ops.linear_relation, ops.chunked_linear_relation)
+TAU = 0.7
+
+
+@pytest.mark.parametrize("T", [1, 2, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 5])
+@pytest.mark.parametrize(("H", "D"), [(1, 6), (2, 6), (1, 48)])
+def test_recurrent_chunked_and_expanded_sum_agree(T, H, D):
+    inputs, C0 = draw_linear(2, H, T, D), draw(2, H, D, D, count=1)[0]
+    for state in (None, C0):
+        start = torch.zeros_like(C0) if state is None else state
+        expected = expanded_sum(*inputs, TAU, start)
+        for operator in LINEAR:
+            for actual, truth in zip(operator(*inputs, TAU, state), expected, strict=True):
+                assert_close(actual, truth, T + D)
+
+
+def assert_forms_agree(operators, shape: tuple[int, ...]) -> None:
+    """Y, C_T and the gradients of every input, C_0 among them, through both."""
+    inputs, (C0, dC) = draw_linear(*shape), draw(*shape[:2], shape[3], shape[3], count=2)
+    dy = draw(*shape, count=5)[4]
+    results = [differentiate(form, (*inputs, C0), dy, dC) for form in operators]
+    for result in results[1:]:
+        for actual, expected in zip(result, results[0], strict=True):
+            assert_close(actual, expected, shape[2] + shape[3])
+
+
+def with_state(operator):
+    """The operator of (p1, p2, info, g, C_0)."""
+    return lambda *x: operator(*x[:4], TAU, x[4])
+
+
+@pytest.mark.parametrize("T", [1, 2, 63])
+@pytest.mark.parametrize(("H", "D"), [(2, 48), (1, 60), (2, 64), (1, 80)])
+def test_forms_have_one_value_and_one_gradient(T, H, D):
+    assert_forms_agree([with_state(operator) for operator in LINEAR], (1, H, T, D))
+
+
+@pytest.mark.parametrize("D", [48, 80])
+def test_forms_agree_at_a_thousand_tokens(D):
+    assert_forms_agree([with_state(operator) for operator in LINEAR[:2]], (1, 1, 1000, D))
+    inputs = draw_linear(1, 1, 1000, D)
+    recurrent, expanded = ops.linear_relation(*inputs)(*inputs)
+    for actual, expected in zip(expanded, recurrent, strict=True):
+        assert_close(actual, expected, 1000 + D)
+
+
+@pytest.mark.parametrize("operator", LINEAR)
+@pytest.mark.parametrize("T", [1, 7])
+def test_linear_gradients_are_derivatives(monkeypatch, operator, T):
+    monkeypatch.setattr("relation.ops.linear.CHUNK", 4)
+    p1, p2, info, g = draw(1, 2, T, 2, count=4)
+    C0 = draw(1, 2, 2, 2, count=1)[0]
+    inputs = [x.requires_grad_() for x in (p1, p2, info, -g.abs(), C0)]
+    assert torch.autograd.gradcheck(with_state(operator), inputs)
+
+
+def assert_accurate(operator, dtype, g: torch.Tensor, terms: float, score: float = 1.0) -> None:
+    """Y, C_T and every gradient within a few roundings of `terms` terms, at scores near `score`."""
+    p1, p2, info, dy = draw(*g.shape, count=4)
+    inputs = [x.to(dtype) for x in (score**0.5 * p1, score**0.5 * p2, info)]
+    dy = dy.to(dtype)
+    C0, dC = draw(*g.shape[:2], g.shape[3], g.shape[3], count=2).to(dtype)
+    inputs += [g.to(dtype), C0]
+    results = differentiate(with_state(operator), inputs, dy, dC)
+    truth = differentiate(
+        with_state(ops.linear_relation), (x.double() for x in inputs), dy.double(), dC.double()
+    )
+    for actual, expected in zip(results, truth, strict=True):
+        assert actual.isfinite().all()
+        assert_close(actual, expected, terms)
+
+
+@pytest.mark.parametrize("operator", LINEAR)
+@pytest.mark.parametrize("g", [0.0, -1e-3, -50.0, -1e4, -3e38, -torch.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_extreme_retention_costs_no_accuracy(operator, g, dtype):
+    T = 3 * CHUNK + 1
+    assert_accurate(operator, dtype, torch.full((1, 2, T, 6), g), (T if g > -1 else 1) + 6)
+
+
+@pytest.mark.parametrize("operator", LINEAR)
+@pytest.mark.parametrize("strong", [-50.0, -1e3, -1e6])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_weak_retention_after_strong_keeps_its_digits(operator, strong, dtype):
+    """In turn a channel forgets all but e^strong and keeps all but a few hundredths, twice."""
+    T = 3 * CHUNK + 1
+    weak = (torch.arange(T)[:, None] + torch.arange(6)) % 3 > 0
+    g = torch.where(weak, -0.03, strong).expand(1, 2, T, 6)
+    assert_accurate(operator, dtype, g, terms=3 + 6)
+
+
+@pytest.mark.parametrize("operator", LINEAR)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_large_scores_cost_no_accuracy(operator, dtype):
+    g = draw_linear(1, 2, 70, 6)[3]
+    # A score's roundings are those of D products as large as it, before S is taken.
+    assert_accurate(operator, dtype, g, terms=70 + 6 * 1e3, score=1e3)
+
+
+@pytest.mark.parametrize("operator", LINEAR)
+@pytest.mark.parametrize("t", [1, CHUNK - 1, CHUNK, CHUNK + 5])
+def test_a_token_that_forgets_all_starts_anew(operator, t):
+    p1, p2, info, g = draw_linear(1, 2, 2 * CHUNK, 6)
+    g[:, :, t] = -torch.inf
+    y, state = operator(p1, p2, info, g)
+    anew, last = operator(*(x[:, :, t:] for x in (p1, p2, info, g)))
+    assert torch.equal(y[:, :, t], info[:, :, t])
+    assert_close(y[:, :, t:], anew, 2 * CHUNK)
+    assert_close(state, last, 2 * CHUNK)
+
+
+@pytest.mark.parametrize("operator", LINEAR)
+@pytest.mark.parametrize("t", [0, 7, CHUNK - 1, CHUNK])
+def test_linear_exchange_never_reads_its_own_write(operator, t):
+    p1, p2, info, g = draw(1, 2, CHUNK + 4, 6, count=4)
+    before = operator(p1, p2, info, -g.abs())[0] - info
+    other_info, other_p2 = info.clone(), p2.clone()
+    other_info[:, :, t] += 1
+    # Orthogonal to p1_t, the change leaves S_t alone and turns only what token t writes.
+    own, turn = p1[:, :, t], p1[:, :, t].roll(1, dims=-1)
+    other_p2[:, :, t] += turn - own * (turn * own).sum(-1, True) / own.square().sum(-1, True)
+    for p2_after, info_after in ((p2, other_info), (other_p2, info)):
+        after = operator(p1, p2_after, info_after, -g.abs())[0] - info_after
+        assert_close(after[:, :, : t + 1], before[:, :, : t + 1], CHUNK)
+        assert (after - before)[:, :, t + 1].abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("operator", LINEAR)
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_linear_state_is_fp32(operator, autocast, dtype):
+    inputs = [x.to(dtype) for x in draw_linear(1, 2, 70, 48)]
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        state = operator(*inputs)[1]
+    truth = ops.linear_relation(*(x.double() for x in inputs))[1]
+    assert state.dtype == torch.float32
+    assert_close(state, truth.float(), 70 + 48)
+
+
+@pytest.mark.parametrize("operator", LINEAR)
+@pytest.mark.parametrize("length", [1e-10, 1e-13])
+def test_a_short_coordinate_is_divided_by_the_floor(operator, length):
+    """Of length 1e-10 it reads and writes as one of length 1 does; of 1e-13, a tenth of that."""
+    p1, p2, info, g = draw_linear(1, 2, 2, 6)
+    p1, p2 = F.normalize(p1, dim=-1), F.normalize(p2, dim=-1)
+    # The coordinates of a token are orthogonal, so that S is 1/2 whatever their lengths.
+    p2 = F.normalize(p2 - p1 * (p1 * p2).sum(-1, keepdim=True), dim=-1)
+    kept = min(length / 1e-12, 1)
+    y, C = operator(length * p1, length * p2, info, g)
+    of_unit_length, unit_C = operator(p1, p2, info, g)
+    assert_close(y, info + kept**2 * (of_unit_length - info), 2 + 6)
+    assert_close(C, kept * unit_C, 2 + 6)
+
+
+@pytest.mark.parametrize("operator", LINEAR)
+def test_a_zero_coordinate_neither_reads_nor_writes(operator):
+    p1, p2, info, g = draw_linear(1, 1, 5, 6)
+    p1[:, :, 2], p2[:, :, 3] = 0, 0
+    dy = torch.ones_like(info)
+    results = differentiate(lambda *x: operator(*x)[0], (p1, p2, info, g), dy)
+    assert torch.equal(results[0][:, :, 2], info[:, :, 2])
+    assert all(x.isfinite().all() for x in results)
+    # Token 3 writes nothing, so that only its own output carries its information.
+    assert torch.equal(results[3][:, :, 3], dy[:, :, 3])

@@ -1,0 +1,260 @@
+"""What every backend of an operator must keep: causality, its dtype's error, any strides."""
+
+from functools import partial
+from typing import NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from equations import assert_close, differentiate, draw, draw_linear
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from relation import ops
+from relation.errors import InputError
+from relation.ops import backends
+from relation.ops.backends import Backend
+
+DEFINITION = {
+    "mha": "reference",
+    "full": "reference",
+    "calibrated": "reference",
+    "linear": "recurrent",
+}
+PLAIN = [
+    *DEFINITION.items(),
+    ("mha", "flash"),
+    ("full", "tiled"),
+    ("linear", "chunked"),
+    ("calibrated", "tiled"),
+]
+LAM = torch.tensor(0.5)
+
+# These round scores and flow to their inputs' dtype; the others round their results alone.
+ROUND_INSIDE = ("reference", "flash")
+
+each_backend = pytest.mark.parametrize(("kind", "name"), PLAIN)
+each_shape = pytest.mark.parametrize("shape", [(1, 2, 70, 48), (1, 1, 1, 60)])
+each_dtype = pytest.mark.parametrize(
+    ("dtype", "autocast"),
+    [
+        (torch.float32, False),
+        (torch.float16, False),
+        (torch.bfloat16, False),
+        (torch.bfloat16, True),
+    ],
+)
+
+
+def call(kind: str, name: str, *inputs: Tensor) -> Tensor:
+    """A backend's Y of p1, p2, info and what else its operator takes."""
+    y = ops.get_backend(kind, name, inputs[0].device).call(*inputs)
+    return y[0] if kind == "linear" else y
+
+
+def inputs_of(kind: str, p1: Tensor, p2: Tensor, info: Tensor, g: Tensor) -> tuple[Tensor, ...]:
+    """The states, with lambda for Full Relation and g for Linear Relation."""
+    lam = (LAM.to(p1.device),)
+    extra = {"mha": (), "full": lam, "calibrated": lam, "linear": (g,)}[kind]
+    return (p1, p2, info, *extra)
+
+
+def run(kind: str, name: str, *inputs: Tensor) -> Tensor:
+    """A backend's Y of p1, p2, info and g."""
+    return call(kind, name, *inputs_of(kind, *inputs))
+
+
+@pytest.mark.parametrize("t", [0, 8, 18])
+@each_backend
+def test_no_backend_reads_the_future(kind, name, t):
+    *inputs, g = draw_linear(1, 2, 19, 6)
+    changed = [torch.where(torch.arange(19)[:, None] >= t, x + 1, x) for x in inputs]
+    before, after = run(kind, name, *inputs, g), run(kind, name, *changed, g)
+    assert torch.equal(before[:, :, :t], after[:, :, :t])
+    assert (before != after)[:, :, t:].any(-1).all()
+
+
+@each_dtype
+@each_shape
+@each_backend
+def test_error_is_that_of_the_dtype(kind, name, shape, dtype, autocast):
+    *states, g = draw(*shape, count=4)
+    inputs = [*(x.to(dtype) for x in states), -g.abs().float() / 10]
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        y = run(kind, name, *inputs)
+    truth = run(kind, DEFINITION[kind], *(x.double() for x in inputs))
+    assert y.dtype == dtype
+    # The result is rounded once; sums of T + D terms are in FP32.
+    T, D = shape[2:]
+    roundoff, largest = torch.finfo(dtype).eps / 2, inputs[2].abs().max().item()
+    bound = roundoff * truth.abs() + 8 * (T + D) * 2**-23 * largest
+    if name in ROUND_INSIDE:
+        # Scores and flow are rounded too: U enters the exponent, and a row of flow sums to 1.
+        U = (inputs[0].double() @ inputs[1].double().mT).abs().max().item() / D**0.5
+        bound += roundoff * (4 * U + 2) * largest
+    assert ((y.double() - truth).abs() <= bound).all()
+
+
+@each_dtype
+@each_shape
+@each_backend
+def test_error_of_every_gradient_is_that_of_the_dtype(kind, name, shape, dtype, autocast):
+    *states, g, dy = draw(*shape, count=5)
+    dy = dy.to(dtype)
+    inputs = inputs_of(kind, *(x.to(dtype) for x in states), -g.abs().float() / 10)
+    # A training step calls backward outside the autocast.
+    forward = torch.autocast("cpu", torch.bfloat16, enabled=autocast)(partial(call, kind, name))
+    _, *gradients = differentiate(forward, inputs, dy)
+    definition = partial(call, kind, DEFINITION[kind])
+    _, *truths = differentiate(definition, (x.double() for x in inputs), dy.double())
+    for x, gradient, truth in zip(inputs, gradients, truths, strict=True):
+        assert gradient.dtype == x.dtype
+        error = (gradient.double() - truth).abs()
+        # Where a first token's gradients cancel to 0, the terms are still as large as the inputs.
+        sums = 8 * sum(shape[2:]) * 2**-23 * max(truth.abs().max().item(), 1)
+        if name in ROUND_INSIDE:
+            # U, flow, dL/dF, dL/dU and the gradient are rounded, each by itself; U is near 1.
+            roundoff = torch.finfo(dtype).eps / 2
+            assert error.norm() <= 5 * roundoff * truth.norm() + sums
+        else:
+            assert (error <= torch.finfo(x.dtype).eps / 2 * truth.abs() + sums).all()
+
+
+@pytest.mark.parametrize(("kind", "name"), [pair for pair in PLAIN if pair[1] not in ROUND_INSIDE])
+def test_autocast_rounds_no_fp32_input(kind, name):
+    *states, g = draw(1, 2, 70, 48, count=4).float()
+    with torch.autocast("cpu", torch.bfloat16):
+        y = run(kind, name, *states, -g.abs())
+    assert torch.equal(y, run(kind, name, *states, -g.abs()))
+
+
+ROWS = {
+    "mha": (ops.causal_attention, ops.attention_step),
+    "full": (ops.full_relation, ops.tiled_relation, ops.full_relation_step),
+}
+
+
+@pytest.mark.parametrize(("kind", "operator"), [(k, op) for k, ops_ in ROWS.items() for op in ops_])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_scores_past_the_range_of_fp16_are_right(kind, operator, autocast):
+    """Scores are multiples of 2e4, exact in FP32: a row attends to its highest and to ties."""
+    *states, dy = draw(1, 2, 20, 64, count=4)
+    p1, p2 = (400 * x.sign() for x in states[:2])
+    inputs = inputs_of(kind, *(x.half() for x in (p1, p2, states[2])), None)
+    largest = (p1 @ p2.mT).abs().max() / 8
+    assert largest > 65504
+    forward = torch.autocast("cpu", torch.float16, enabled=autocast)(operator)
+    results = differentiate(forward, inputs, dy.half())
+    truths = differentiate(operator, (x.double() for x in inputs), dy.half().double())
+    for result, truth in zip(results, truths, strict=True):
+        # Flow, dL/dF, dL/dU and the result are rounded, and tiles keep L, as large as a score.
+        bound = 4 * 2**-11 + largest * 2**-24
+        assert (result.double() - truth).norm() <= bound * truth.norm()
+
+
+@each_backend
+def test_strides_do_not_matter(kind, name):
+    """A model's heads are (B, T, H, D) seen as (B, H, T, D), and an expanded batch has stride 0."""
+    inputs = draw_linear(1, 3, 20, 6)
+    expected = run(kind, name, *inputs)
+    folded = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in inputs]
+    assert_close(run(kind, name, *folded), expected, 20 + 6)
+    wide = run(kind, name, *(x.expand(2, 3, 20, 6) for x in inputs))
+    assert_close(wide, expected.expand(2, 3, 20, 6), 20 + 6)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("kind", "name"), [pair for pair in PLAIN if pair[1] != "flash"])
+def test_a_gpu_gives_the_same_in_float64(kind, name):
+    inputs = draw_linear(1, 2, 300, 48)
+    there = run(kind, name, *(x.cuda() for x in inputs))
+    assert_close(there.cpu(), run(kind, name, *inputs), 300 + 48)
+
+
+@pytest.mark.parametrize("flow", [ops.causal_flow, lambda p1, p2: ops.full_flow(p1, p2, LAM)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_flow_is_normalised_in_fp32(flow, dtype):
+    rows = flow(*draw(1, 2, 70, 48, count=2).to(dtype))
+    assert rows.dtype == torch.float32
+    assert_close(rows.sum(-1), torch.ones(1, 2, 70), 70)
+
+
+@pytest.mark.parametrize("name", ["reference", "flash"])
+@pytest.mark.parametrize("score", [1.0, 1e3])
+def test_attention_is_pytorchs(name, score):
+    q, k, v = draw(2, 2, 37, 6)
+    q, k = score**0.5 * q, score**0.5 * k
+    attention, terms = ops.get_backend("mha", name, "cpu").call, 37 + 6 * score
+    with sdpa_kernel(SDPBackend.MATH):
+        truth = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    assert_close(attention(q, k, v), truth, terms)
+    assert_close(ops.causal_flow(q, k) @ v, truth, terms)
+
+
+def test_every_backend_says_where_it_cannot_run(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    gpu, cpu, metal = map(torch.device, ("cuda", "cpu", "mps"))
+    for named in ops.BACKENDS.values():
+        for backend in named.values():
+            assert "no usable CUDA device" in backend.why_unavailable(gpu)
+    assert all(ops.get_backend(*pair).why_unavailable(cpu) is None for pair in PLAIN)
+    for name in ("flash", "cudnn"):
+        assert "mps" in ops.BACKENDS["mha"][name].why_unavailable(metal)
+
+
+def test_a_backend_that_cannot_run_is_refused_with_its_reason(monkeypatch):
+    broken = Backend(ops.full_relation, refusal=lambda _: "rain")
+    monkeypatch.setitem(ops.BACKENDS["full"], "broken", broken)
+    assert ops.get_backend("full", "broken") is broken
+    with pytest.raises(InputError, match="'broken' of 'full' cannot run here: rain"):
+        ops.get_backend("full", "broken", "cpu")
+
+
+class Elsewhere(NamedTuple):
+    """What the choice of a backend reads of a state on a device that is not there."""
+
+    device: torch.device
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def is_cuda(self) -> bool:
+        return self.device.type == "cuda"
+
+
+BF16, FP32, FP64 = torch.bfloat16, torch.float32, torch.float64
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "width", "expected"),  # of mha, full, calibrated, linear
+    [
+        ("cuda", BF16, 48, "flash flash flex flash"),
+        ("cuda", FP32, 64, "efficient flash flex flash"),
+        ("cuda", FP64, 64, "reference tiled tiled chunked"),
+        ("cuda", BF16, 8, "flash tiled tiled chunked"),
+        ("cuda", BF16, 384, "efficient flex flex chunked"),
+        ("cpu", FP64, 8, "flash tiled tiled chunked"),
+        ("mps", FP32, 64, "reference tiled tiled chunked"),
+    ],
+)
+@pytest.mark.parametrize("triton", [True, False])
+def test_the_default_is_the_fastest_backend_that_runs(
+    monkeypatch, device, dtype, width, expected, triton
+):
+    x = Elsewhere(torch.device(device), dtype, (1, 2, 20, width))
+    none = lambda device: None if triton and device.type == "cuda" else "no Triton"  # noqa: E731
+    monkeypatch.setattr(backends, "why_unavailable", none)
+    monkeypatch.setattr(backends, "_why_no_flex", none)
+    monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
+    for kind, name in zip(("mha", "full", "calibrated", "linear"), expected.split(), strict=True):
+        if not triton and kind != "mha":
+            name = "chunked" if kind == "linear" else "tiled"
+        assert backends.default_backend(kind, x) == name
+    assert backends.default_backend("mha", x, documents=True, null=True) == "reference"
+
+
+@each_backend
+def test_an_operator_without_a_name_gives_the_definition(kind, name):
+    inputs = inputs_of(kind, *draw_linear(1, 2, 19, 6))
+    y = backends.Automatic(kind)(*inputs)
+    assert_close(y[0] if kind == "linear" else y, call(kind, name, *inputs), 19 + 6, scale=8)

@@ -1,0 +1,178 @@
+"""Bad input of every public operator: one clear line, which names what is wrong."""
+
+import math
+
+import pytest
+import torch
+
+from relation import ops
+from relation.errors import InputError
+from relation.ops.attention import cudnn_attention, flash_attention
+
+X = torch.zeros(1, 2, 3, 4)
+LAM, THETA, STATE = torch.tensor(0.5), torch.zeros(1), torch.zeros(1, 2, 4, 4)
+
+RELATION = {"p1": X, "p2": X, "info": X}
+LINEAR = {**RELATION, "log_retention": X}
+ATTENTION = {"q": X, "k": X, "v": X}
+CALLS = {
+    ops.full_flow: {"p1": X, "p2": X, "lam": LAM},
+    ops.full_relation: {**RELATION, "lam": LAM},
+    ops.tiled_relation: {**RELATION, "lam": LAM},
+    ops.linear_relation: LINEAR,
+    ops.chunked_linear_relation: LINEAR,
+    ops.causal_flow: {"q": X, "k": X},
+    ops.causal_attention: ATTENTION,
+    flash_attention: ATTENTION,
+    cudnn_attention: ATTENTION,
+    ops.givens_mix: {"info": X, "theta": THETA, "layer_index": 0},
+    ops.rope: {"x": X},
+}
+FULL = (ops.full_flow, ops.full_relation, ops.tiled_relation)
+THREE_FORMS = (ops.linear_relation, ops.chunked_linear_relation)
+# The states (B, H, T, D) that must be alike.
+STATES = ("p1", "p2", "info", "q", "k", "v", "x")
+
+
+def assert_refused(said: str, call, *arguments, **options) -> None:
+    """One line that says what is wrong, and does not break off."""
+    with pytest.raises(InputError, match=said) as refusal:
+        call(*arguments, **options)
+    message = str(refusal.value)
+    assert isinstance(refusal.value, ValueError)
+    assert "\n" not in message and len(message) > 20 and not message.rstrip().endswith(":")
+
+
+def name(operator) -> str:
+    return operator.__name__
+
+
+def cases() -> list:
+    """(operator, name of a state, its position among the operator's states)."""
+    return [
+        pytest.param(operator, state, position, id=f"{name(operator)}-{state}")
+        for operator, arguments in CALLS.items()
+        for position, state in enumerate(s for s in STATES if s in arguments)
+    ]
+
+
+each_state = pytest.mark.parametrize(("operator", "state", "position"), cases())
+
+
+@pytest.mark.parametrize("operator", [op for op in CALLS if op is not cudnn_attention], ids=name)
+def test_the_unchanged_arguments_are_accepted(operator):
+    result = operator(**CALLS[operator])
+    y = result[0] if isinstance(result, tuple) else result
+    assert y.shape[:3] == X.shape[:3]
+
+
+def test_every_public_operator_is_checked():
+    public = {getattr(ops, n) for n in ops.__all__ if callable(getattr(ops, n))}
+    others = {ops.get_backend, ops.scores, ops.for_heads}
+    steps = {ops.attention_step, ops.full_relation_step}
+    assert public - others - steps <= set(CALLS)
+
+
+@each_state
+def test_another_shape_is_refused(operator, state, position):
+    arguments = CALLS[operator]
+    assert_refused("shape", operator, **{**arguments, state: X[0]})
+    if position:
+        assert_refused(f"{state} has shape", operator, **{**arguments, state: X.mT})
+        assert_refused(f"{state} has shape", operator, **{**arguments, state: X[:, :, :1]})
+
+
+@each_state
+def test_another_dtype_is_refused(operator, state, position):
+    if position:
+        assert_refused("float64", operator, **{**CALLS[operator], state: X.double()})
+    whole = {s: X.long() for s in CALLS[operator] if s in STATES}
+    assert_refused("int64", operator, **{**CALLS[operator], **whole})
+
+
+@each_state
+def test_another_device_is_refused(operator, state, position):
+    arguments = {**CALLS[operator], state: X.to("meta")}
+    if sum(isinstance(x, torch.Tensor) for x in arguments.values()) > 1:
+        assert_refused("one device", operator, **arguments)
+
+
+@pytest.mark.parametrize("operator", CALLS, ids=name)
+@pytest.mark.parametrize("dimension", range(4))
+def test_an_empty_dimension_is_refused(operator, dimension):
+    shape = [n if d != dimension else 0 for d, n in enumerate(X.shape)]
+    empty = {s: torch.zeros(shape) for s in CALLS[operator] if s in STATES}
+    assert_refused("at least 1", operator, **{**CALLS[operator], **empty})
+
+
+@pytest.mark.parametrize("operator", FULL + THREE_FORMS, ids=name)
+@pytest.mark.parametrize("tau", [0.0, -1.0, math.nan, math.inf])
+def test_a_temperature_that_is_not_positive_is_refused(operator, tau):
+    assert_refused("positive and finite", operator, **CALLS[operator], tau=tau)
+
+
+@pytest.mark.parametrize("operator", FULL, ids=name)
+def test_lambda_is_one_floating_number_on_the_device(operator):
+    for lam, said in (
+        (torch.zeros(3), "lam has shape"),
+        (torch.zeros(1, 1), "lam has shape"),
+        (LAM.to("meta"), "one device"),
+        (torch.tensor(1), "lam has dtype int64"),
+        (0.5, "lam is a float"),
+    ):
+        assert_refused(said, operator, **{**CALLS[operator], "lam": lam})
+
+
+@pytest.mark.parametrize("operator", THREE_FORMS, ids=name)
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"log_retention": X[0]}, "log_retention has shape"),
+        ({"log_retention": X[..., :1]}, "log_retention has shape"),
+        ({"log_retention": X.to("meta")}, "one device"),
+        ({"state": X}, "state has shape"),
+        ({"state": STATE[:, :1]}, "state has shape"),
+        ({"state": STATE.to("meta")}, "one device"),
+        ({"log_retention": X.long()}, "log_retention has dtype int64"),
+        ({"log_retention": X.cfloat()}, "log_retention has dtype complex64"),
+        ({"log_retention": -0.1}, "log_retention is a float"),
+        ({"state": STATE.int()}, "state has dtype int32"),
+        ({"state": STATE.cfloat()}, "state has dtype complex64"),
+        ({"state": 0.0}, "state is a float"),
+    ],
+)
+def test_retention_and_state_must_fit(operator, wrong, said):
+    assert_refused(said, operator, **{**LINEAR, **wrong})
+
+
+@pytest.mark.parametrize(
+    ("info", "theta", "said"),
+    [
+        (torch.zeros(1, 3, 2, 2), torch.zeros(1), "H = 3 is odd"),
+        (torch.zeros(1, 1, 2, 2), torch.zeros(0), "H = 1 is odd"),
+        (torch.zeros(1, 4, 2, 2), torch.zeros(1), "theta has shape"),
+        (torch.zeros(1, 4, 2, 2), torch.zeros(2, device="meta"), "one device"),
+        (torch.zeros(1, 4, 2, 2), torch.zeros(2).long(), "theta has dtype int64"),
+        (torch.zeros(1, 4, 2, 2), 0.5, "theta is a float"),
+    ],
+)
+def test_givens_needs_pairs_of_heads_and_their_angles(info, theta, said):
+    assert_refused(said, ops.givens_mix, info, theta, 0)
+
+
+def test_rope_needs_pairs_of_channels_and_a_base():
+    assert_refused("head width 5 is odd", ops.rope, torch.zeros(1, 2, 3, 5))
+    for base in (0.0, -1.0, math.nan, math.inf):
+        assert_refused("base", ops.rope, X, base=base)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("full", "fast"), "no backend 'fast'; choose one of: reference, materialised, tiled"),
+        (("relation", "reference"), "unknown operator 'relation'; choose one of: mha, full"),
+        (("mha", "cudnn", "cpu"), "needs a CUDA device"),
+    ],
+)
+def test_an_unknown_or_impossible_backend_is_refused(arguments, said):
+    assert_refused(said, ops.get_backend, *arguments)

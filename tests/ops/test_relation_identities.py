@@ -1,0 +1,176 @@
+"""The identities that the paper derives, on inputs that hypothesis searches for a counter-example.
+
+Coordinates are multiples of 1/8 up to 8, so that scores reach hundreds and whole rows can be zero.
+"""
+
+import numpy as np
+import pytest
+import torch
+from equations import TAU, assert_close
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from torch import Tensor
+
+from relation import ops
+
+FULL = (ops.full_relation, ops.tiled_relation)
+LINEAR = (ops.linear_relation, ops.chunked_linear_relation)
+LONGEST = 9
+LAMBDAS = st.integers(-24, 24).map(lambda n: torch.tensor(n / 8, dtype=torch.float64))
+
+# The same examples in every run, however slow the machine; nothing is kept between runs.
+search = settings(
+    max_examples=50,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+each_full = pytest.mark.parametrize("operator", FULL)
+each_linear = pytest.mark.parametrize("operator", LINEAR)
+
+
+@st.composite
+def states(draw, count: int, square: bool = False, shortest: int = 1) -> Tensor:
+    """`count` float64 tensors (B, H, T, D); D = T where `square`, else 1 to 6."""
+    batch, heads = draw(st.integers(1, 2)), draw(st.integers(1, 2))
+    length = draw(st.integers(shortest, LONGEST))
+    width = length if square else draw(st.integers(1, 6))
+    eighths = arrays(np.int64, (count, batch, heads, length, width), elements=st.integers(-64, 64))
+    return torch.from_numpy(draw(eighths)).double() / 8
+
+
+@st.composite
+def retained_states(draw) -> tuple[Tensor, ...]:
+    """p1, p2, info and g of Linear Relation; g is 0, -50 or between."""
+    p1, p2, info, g = draw(states(4))
+    g = -g.abs()
+    return p1, p2, info, torch.where(g < -6, -50.0, g)
+
+
+def two_levels(p1: Tensor, p2: Tensor, lam: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """F_ii and g (B, H, T) and pi (B, H, T, T) by Section 4.2, from E and S alone."""
+    T, D = p1.shape[-2:]
+    U = p1 @ p2.mT / D**0.5
+    S = torch.sigmoid(U.diagonal(dim1=-2, dim2=-1) / TAU)
+    E = (U * torch.sigmoid(U)).masked_fill(~torch.ones(T, T).tril(-1).bool(), -torch.inf)
+    A = E.logsumexp(-1) - lam * torch.arange(1, T + 1, dtype=torch.float64).log()
+    return torch.sigmoid(S - A), torch.sigmoid(A - S), E.softmax(-1).nan_to_num()
+
+
+def roundings(p1: Tensor, p2: Tensor) -> float:
+    """Roundings of a flow's entry: those of a score, D of its size, and those of a row's sum."""
+    largest = (p1.norm(dim=-1).max() * p2.norm(dim=-1).max()).item()
+    return LONGEST + p1.shape[-1] * max(largest, 1)
+
+
+def flow_of(operator, p1: Tensor, p2: Tensor, lam: Tensor) -> Tensor:
+    """F (B, H, T, T): what the operator transports of the identity, for D = T."""
+    return operator(p1, p2, torch.eye(p1.shape[-1], dtype=p1.dtype).expand_as(p1), lam)
+
+
+@each_full
+@search
+@given(states(2, square=True), LAMBDAS)
+def test_flow_splits_into_self_and_exchange(operator, coordinates, lam):
+    p1, p2 = coordinates
+    F_ii, g, pi = two_levels(p1, p2, lam)
+    flow, terms = flow_of(operator, p1, p2, lam), roundings(p1, p2)
+    own, exchange = flow.diagonal(dim1=-2, dim2=-1), flow.tril(-1)
+    assert not flow.triu(1).any()
+    assert_close(own + exchange.sum(-1), torch.ones_like(own), LONGEST)
+    assert_close(own, F_ii, terms)
+    assert_close(exchange.sum(-1), g, terms)
+    assert_close(exchange, g[..., None] * pi, terms)
+
+
+@each_full
+@search
+@given(states(2, square=True, shortest=2), LAMBDAS, LAMBDAS)
+def test_count_correction_moves_the_split_and_not_the_allocation(operator, coordinates, one, two):
+    p1, p2 = coordinates
+    flows = [flow_of(operator, p1, p2, lam)[:, :, 1:] for lam in (one, two)]
+    masses = [flow.tril(0).sum(-1, keepdim=True) for flow in flows]
+    # SiLU is above -0.28, so that g is never so small that the quotient loses its digits.
+    one_pi, two_pi = (flow.tril(0) / g for flow, g in zip(flows, masses, strict=True))
+    assert_close(one_pi, two_pi, roundings(p1, p2))
+    # g / F_ii falls by the factor i^(two - one); without quotients, F_ii may be 0.
+    owns = [flow.diagonal(1, -2, -1)[..., None] for flow in flows]
+    i = torch.arange(2, p1.shape[2] + 1, dtype=torch.float64)[:, None]
+    assert_close(masses[1] * owns[0] * i ** (two - one), masses[0] * owns[1], roundings(p1, p2))
+
+
+@each_full
+@search
+@given(states(3), LAMBDAS)
+def test_output_lies_between_self_and_the_mean_of_history(operator, inputs, lam):
+    p1, p2, info = inputs
+    _, g, pi = two_levels(p1, p2, lam)
+    mean_info = pi @ info
+    y = operator(p1, p2, info, lam)
+    assert torch.equal(y[:, :, 0], info[:, :, 0])
+    assert_close(y, info + g[..., None] * (mean_info - info), roundings(p1, p2))
+
+
+@each_full
+@search
+@given(states(3), LAMBDAS, st.randoms(use_true_random=False))
+def test_the_order_of_history_does_not_matter(operator, inputs, lam, random):
+    """To the last token, before RoPE gives places to the others."""
+    length = inputs.shape[3]
+    order = [*random.sample(range(length - 1), length - 1), length - 1]
+    last, shuffled = (operator(*x, lam)[:, :, -1] for x in (inputs, inputs[..., order, :]))
+    assert_close(shuffled, last, roundings(*inputs[:2]))
+
+
+@each_linear
+@search
+@given(retained_states(), st.integers(0, LONGEST))
+def test_a_state_stands_for_the_tokens_before_it(operator, inputs, cut):
+    length = inputs[0].shape[2]
+    cut = 1 + cut % length
+    y, state = operator(*inputs)
+    first, after_first = operator(*(x[:, :, :cut] for x in inputs))
+    assert torch.equal(y[:, :, 0], inputs[2][:, :, 0])
+    assert_close(first, y[:, :, :cut], LONGEST + 6)
+    if cut < length:
+        rest, last = operator(*(x[:, :, cut:] for x in inputs), state=after_first)
+        assert_close(rest, y[:, :, cut:], LONGEST + 6)
+        assert_close(last, state, LONGEST + 6)
+
+
+@each_linear
+@search
+@given(retained_states(), st.integers(-24, 24), st.integers(-24, 24))
+def test_information_is_transported_linearly(operator, inputs, n, m):
+    p1, p2, info, g = inputs
+    other = info.flip(2).roll(1, -1)
+    parts = [operator(p1, p2, x, g) for x in (info, other)]
+    whole = operator(p1, p2, n * info + m * other, g)
+    for actual, one, two in zip(whole, *parts, strict=True):
+        assert_close(actual, n * one + m * two, LONGEST + 6, scale=1 + abs(n) + abs(m))
+
+
+@each_linear
+@search
+@given(retained_states(), st.integers(-4, 4))
+def test_only_the_product_of_the_coordinates_lengths_matters(operator, inputs, power):
+    p1, p2, info, g = inputs
+    stretched = operator(p1 * 2.0**power, p2 / 2.0**power, info, g)
+    for actual, expected in zip(stretched, operator(p1, p2, info, g), strict=True):
+        assert_close(actual, expected, LONGEST + 6)
+
+
+@search
+@given(states(1), st.integers(0, 3))
+def test_rotations_keep_lengths(x, layer):
+    info = torch.cat((x[0], x[0].flip(2)), dim=1)
+    theta = torch.linspace(-3, 3, info.shape[1] // 2, dtype=torch.float64)
+    mixed = ops.givens_mix(info, theta, layer)
+    assert_close(mixed.square().sum(1), info.square().sum(1), 2 * info.shape[1])
+    pairs = torch.cat((x[0], x[0].flip(2)), dim=3)
+    turned = ops.rope(pairs, offset=layer)
+    # The tables are FP32: cos^2 + sin^2 is 1 within its roundings.
+    bound = 8 * 2**-24 * max(pairs.square().sum(-1).max().item(), 1)
+    torch.testing.assert_close(turned.square().sum(-1), pairs.square().sum(-1), rtol=0, atol=bound)
