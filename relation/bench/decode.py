@@ -32,7 +32,6 @@ from relation.nn.generate import (
     Sampling,
     Uniforms,
     draw,
-    read_prompts,
     why_plain,
 )
 from relation.plan import Bench
@@ -105,7 +104,7 @@ class Decoding:
         if measure == TOKEN:
             self._prepare_token(context, batch)
         else:
-            self._call = self._prompt(context, batch)
+            self._prepare_prompt(context, batch)
         for _ in range(3):
             self._call()
         return {}
@@ -141,28 +140,23 @@ class Decoding:
 
         self._call, self._rewind = plain, partial(state.settle, [context] * batch)
 
-    def _prompt(self, context: int, batch: int) -> Callable[[], object]:
+    def _prepare_prompt(self, context: int, batch: int) -> None:
         """Reads a prompt of `context` tokens a row into a new state; logits of the last."""
-        model = self._model()
-        plain = why_plain(model, self.device, self._dtype)
-        prepared = None if plain else Prepared(model, self._dtype)
-        tokens = self._ids(batch, context)
+        model, tokens = self._model(), self._ids(batch, context)
 
         def read() -> None:
             with torch.no_grad(), self._autocast():
-                read_prompts(model, prepared, tokens, model.decode_state(context))
+                model.read(tokens, model.decode_state(context))
 
-        return read
+        self._call = read
 
     def _next_token(self, model: Decoder, prompts: Tensor, places: int) -> Callable:
         """What gives logits (B, V) of ids (B,) after prompts (B, n), as generation does."""
         state = model.decode_state(places)
+        model.read(prompts, state)
         if why_plain(model, self.device, self._dtype) is not None:
-            model.read(prompts, state)
             return lambda ids: model.decode(ids[:, None], state)[:, -1]
-        prepared = Prepared(model, self._dtype)
-        read_prompts(model, prepared, prompts, state)
-        shape = (len(prompts),)
+        prepared, shape = Prepared(model, self._dtype), (len(prompts),)
         lengths = torch.full(shape, state.length, dtype=torch.int32, device=self.device)
         at = Places(lengths, torch.ones_like(lengths), model.rope_tables(places, self.device))
 

@@ -13,6 +13,7 @@ A side is an object that travels to its process by pickle and there holds what i
 """
 
 import gc
+import itertools
 import math
 import multiprocessing
 import os
@@ -28,7 +29,6 @@ from typing import Any, NamedTuple
 import psutil
 import pynvml
 import torch
-from scipy.stats import binom
 
 from relation.errors import InputError
 
@@ -51,7 +51,9 @@ def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
     """
     if len(values) < 6:
         return None
-    rank, ordered = int(binom.ppf(0.025, len(values), 0.5)), sorted(values)
+    n, ordered = len(values), sorted(values)
+    below = itertools.accumulate(math.comb(n, k) for k in range(n))
+    rank = next(k for k, ways in enumerate(below) if ways >= 0.025 * 2**n)
     return ordered[rank - 1], ordered[-rank]
 
 
@@ -95,7 +97,7 @@ class Timer:
     def __init__(self, device: torch.device, call: Callable[[], object], least_calls: int = 1):
         """Warm the call up, compile and capture it. least_calls: for a call that takes turns."""
         self.device, self.call = device, call
-        for _ in range(3):
+        for _ in range(3 if device.type == "cuda" else 1):
             call()
         synchronize(device)
         began = time.perf_counter()

@@ -19,7 +19,7 @@ from torch import Tensor
 from relation import ops
 from relation.errors import InputError
 from relation.kernels import decoding
-from relation.nn.sampling import Sampling, next_token_probabilities
+from relation.nn.generate import Sampling, next_token_probabilities
 from relation.ops.rope import apply_rope, rope_angles
 
 HEADS, CAPACITY = 2, 600
@@ -53,20 +53,22 @@ class History:
         self.lam = torch.tensor(0.7, device=device)
 
     def step(self, relation: bool, own: bool, wide: bool) -> tuple[Tensor, Tensor]:
-        """y (B, H D) and the new rows (2, B, H, D) by the steps, in float64 where wide."""
+        """y (B, H D) and the new rows (2, B, H, D) by the operator, in float64 where wide."""
         found, news = [], []
         for b, length in enumerate(LENGTHS):
             # The coordinates are rounded as RoPE rounds them, in either precision.
             p1, p2 = (placed(x, length) for x in self.projected[b, :2])
             info = self.projected[b, 2][None, :, None]
             before = self.history[:, b : b + 1, :, :length]
-            inputs = p1, torch.cat((before[0], p2), 2), torch.cat((before[1], info), 2)
+            # The operator's last row, of whichever rows came before.
+            rows = F.pad(p1, (0, 0, length, 0))
+            inputs = rows, torch.cat((before[0], p2), 2), torch.cat((before[1], info), 2)
             inputs = tuple(x.double() if wide else x for x in inputs)
             if relation:
-                y = ops.full_relation_step(*inputs, self.lam, 1.3, transport_self=own)
+                y = ops.full_relation(*inputs, self.lam, 1.3, transport_self=own)
             else:
-                y = ops.attention_step(*inputs)
-            found.append(y.flatten())
+                y = ops.causal_attention(*inputs)
+            found.append(y[:, :, -1].flatten())
             news.append(torch.stack((p2, info)).flatten(1, 3).view(2, HEADS, -1))
         return torch.stack(found), torch.stack(news, 1)
 
@@ -216,43 +218,6 @@ def check_embeds(device="cpu") -> None:
     assert torch.equal(found, embedding[[6, 0, 3]] * 1.5)
 
 
-def check_prompts(shape: tuple[int, ...], dtype: torch.dtype, device="cpu") -> None:
-    """States of a prompt over their RMS, a sum before it, and gated states."""
-    torch.manual_seed(shape[-1])
-    x = torch.randn(shape).to(device)
-    y = torch.randn(shape).to(device, dtype)
-
-    def expected(kind: torch.dtype) -> tuple[Tensor, ...]:
-        wide = torch.promote_types(kind, torch.float32)
-        total = x.to(wide) + y.to(wide)
-        gate, up = y.to(kind).chunk(2, dim=-1)
-        inverse = torch.rsqrt(total.square().mean(-1, keepdim=True) + 1e-6)
-        return total, (total * inverse).to(kind), F.silu(gate) * up
-
-    truth, yardstick = expected(torch.float64), expected(dtype)
-    with poisoned_memory():
-        found = x, decoding.norm(x, 1e-6, dtype, y), decoding.gate(y)
-    for name, *each in zip(("sum", "norm", "gate"), found, truth, yardstick, strict=True):
-        assert_close(name, *each, SLACK[dtype])
-    assert torch.equal(decoding.norm(x, 1e-6, dtype), found[1])
-
-
-def check_retention(width: int, dtype: torch.dtype, device="cpu") -> None:
-    """A prompt's log retention, of tokens that lie apart."""
-    up, a, bias = Linear(width, dtype, device).retention
-    down = torch.randn(2, 70, 3 * HEADS, width).to(device, dtype)[:, :, HEADS : 2 * HEADS]
-
-    def expected(kind: torch.dtype) -> Tensor:
-        raw = torch.einsum("bthk,hjk->bhtj", down.to(kind), up.to(kind))
-        wide = torch.promote_types(kind, torch.float32)
-        rate, base = (v.to(wide).view(HEADS, 1, width) for v in (a.to(wide).exp(), bias))
-        return -rate * F.softplus(raw.to(wide) + base)
-
-    with poisoned_memory():
-        found = decoding.log_retention(down, (up, a, bias))
-    assert_close("g", found, expected(torch.float64), expected(dtype), SLACK[dtype])
-
-
 HISTORIES = [(False, True), (True, True), (True, False)]
 GPU = [torch.bfloat16, torch.float16, torch.float32]
 
@@ -281,12 +246,6 @@ class TestInterpreted:
     def test_products_are_those_of_the_decoder(self, dtype):
         check_project(19, 152, 40, dtype)
         check_project(2, 1100, 18, dtype)
-
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-    def test_states_of_a_prompt_are_normed_gated_and_retained(self, dtype):
-        check_prompts((3, 5, 38), dtype)
-        check_prompts((2, 3000), dtype)
-        check_retention(24, dtype)
 
     @pytest.mark.parametrize("V", [53, 5000])
     def test_the_next_token_is_drawn_by_its_probability(self, V):
@@ -319,10 +278,6 @@ class TestOnGpu:
     def test_products_are_those_of_the_decoder(self, width, dtype):
         check_project(19, 8 * width, 6 * width, dtype, "cuda")
         check_project(33, 4096, 100, dtype, "cuda")
-
-    def test_states_of_a_prompt_are_normed_gated_and_retained(self, width, dtype):
-        check_prompts((3, 700, 6 * width), dtype, "cuda")
-        check_retention(width, dtype, "cuda")
 
 
 @pytest.mark.gpu
@@ -374,11 +329,7 @@ def test_every_kernel_compiles_without_spilling(dtype, architecture, monkeypatch
         for call in cases(dtype, True):
             call()
         decoding.embed(torch.zeros(2, dtype=torch.int64), torch.zeros(3, 64))
-        decoding.norm(torch.zeros(2, 8192), 1e-6, dtype, torch.zeros(2, 8192, dtype=dtype))
-        decoding.gate(torch.zeros(2, 64, dtype=dtype))
-        linear = Linear(128, dtype)
-        decoding.log_retention(linear.projected[:, None, 3], linear.retention)
-    names = "piece", "token", "linear", "project", "draw", "embed", "norm", "gate", "retention"
+    names = "piece", "token", "linear", "project", "draw", "embed"
     assert compiled.keys() == {f"{name}_kernel" for name in names}
     for kernels in compiled.values():
         for kernel in kernels:
@@ -423,8 +374,6 @@ def test_what_does_not_fit_is_refused_in_one_line():
         (lambda: decoding.embed(torch.zeros(2), torch.zeros(3, 4)), "ids is"),
         (lambda: decoding.draw(torch.zeros(2, 3), None, rows, ids, stop=1), "counts"),
         (lambda: decoding.draw(torch.zeros(3, 3), None, rows, ids), "uniforms is"),
-        (lambda: decoding.norm(torch.zeros(2, 4), 1e-6, torch.float32, rows), "y is"),
-        (lambda: decoding.gate(torch.zeros(2, 5)), "equal width"),
     ):
         with pytest.raises(InputError, match=match) as refusal:
             call()

@@ -90,7 +90,7 @@ class TestInterpreted:
 
     @pytest.mark.parametrize(
         ("width", "transport_self", "descriptors"),
-        [(16, True, True), (16, False, False), (48, True, False), (48, False, True)],
+        [(16, True, False), (48, False, True)],
     )
     def test_documents(self, launch_with, width, transport_self, descriptors):
         """Ends inside blocks, at their edges and of one token, with blocks of several tiles."""
@@ -111,17 +111,17 @@ class TestInterpreted:
         for name, *three in zip(RESULTS, ours, truth, yardstick, strict=True):
             assert_close(name, *three, SLACK[torch.float32])
 
-    @pytest.mark.parametrize("descriptors", [False, True])
-    @pytest.mark.parametrize(("heads", "shared"), [(4, 2), (3, 1)])
-    def test_heads_that_share(self, launch_with, heads, shared, descriptors):
+    @pytest.mark.parametrize(
+        ("heads", "shared", "width", "descriptors"), [(4, 2, 16, False), (3, 1, 48, True)]
+    )
+    def test_heads_that_share(self, launch_with, heads, shared, width, descriptors):
         launch_with(descriptors=descriptors)
-        for width, transport_self in ((16, True), (48, False)):
-            inputs = sharing(draw(14, (2, heads, 17, width)), shared)
-            assert_exact(inputs, transport_self=transport_self)
+        inputs = sharing(draw(14, (1, heads, 17, width)), shared)
+        assert_exact(inputs, transport_self=not descriptors)
 
     def test_gradients_again_and_of_saved_tensors_that_moved(self):
         """As `retain_graph` asks for them, and activations that are kept elsewhere."""
-        inputs = draw(15, (2, 2, 33, 16))
+        inputs = draw(15, (1, 2, 17, 16))
         (*leaves, dy), lam = (x.detach() for x in inputs[:4]), inputs[4]
         leaves = [x.requires_grad_() for x in (*leaves, lam.reshape(1))]
         y = kernels.flash_relation(*leaves)
@@ -143,9 +143,9 @@ class TestInterpreted:
         with pytest.raises(RuntimeError, match="once_differentiable"):
             dp1.sum().backward()
 
-    @pytest.mark.parametrize(("heads", "transport_self"), [(2, True), (1, False)])
+    @pytest.mark.parametrize(("heads", "transport_self"), [(1, True), (1, False)])
     def test_dlam(self, heads, transport_self):
-        assert_dlam_exact((1, heads, 17, 16), transport_self=transport_self)
+        assert_dlam_exact((1, heads, 9, 16), transport_self=transport_self)
 
     @pytest.mark.parametrize("lam", [-4.0, 0.0, 30.0])
     def test_large_scores_and_any_count_correction(self, lam):
@@ -162,16 +162,14 @@ class TestInterpreted:
         for length in (1, 33, 64):
             assert_exact(draw(7, (1, 1, length, width)))
 
-    @pytest.mark.parametrize(
-        ("width", "padded"), [(16, True), (20, False), (48, True), (48, False), (80, True)]
-    )
+    @pytest.mark.parametrize(("width", "padded"), [(20, False), (48, True), (80, True)])
     def test_tiles_through_descriptors(self, launch_with, copied, width, padded):
         from relation.kernels.flash_relation.launches import Launch
 
         rows, history = Launch(32, 16, 1, 1, None, padded), Launch(16, 32, 1, 1, None, padded)
         launch_with(forward=rows, p1=rows, p2_info=history, descriptors=True)
         for length in (1, 33):
-            assert_exact(draw(7, (2, 2, length, width)))
+            assert_exact(draw(7, (2, 1, length, width)))
         assert copied == [0] * 4
 
     def test_what_descriptors_cannot_hold_is_copied(self, launch_with, copied):
@@ -211,8 +209,7 @@ class TestInterpreted:
 
         assert scales_exactly(torch.empty((1, width), dtype=dtype)) == exactly
 
-    @pytest.mark.parametrize("correction", [0.5, 30.0])
-    @pytest.mark.parametrize("transport_self", [True, False])
+    @pytest.mark.parametrize(("correction", "transport_self"), [(0.5, True), (30.0, False)])
     def test_rows_whose_sums_grow_too_large_are_repaired(
         self, monkeypatch, correction, transport_self
     ):

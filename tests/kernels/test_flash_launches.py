@@ -25,10 +25,17 @@ ENTRIES = [
 # Only Hopper has wgmma, and only for numbers of 16 bits.
 WITH_PRODUCTS = [e for e in ENTRIES if e[1] == "sm_90" and e[2].bits == 16]
 IN_GLUON = [
-    (name, entry)
+    pytest.param(name, entry, marks=() if entry.widest == 64 else pytest.mark.slow)
     for entry in load_launches()["sm_90"]
     for name in GLUON_PASSES
     if entry.gluon(name) is not None
+]
+# One launch always, the others where slow tests are asked for.
+MARKED = [
+    each
+    if each[2].widest == 64 and each[0] == "p2_info"
+    else pytest.param(*each, marks=pytest.mark.slow)
+    for each in WITH_PRODUCTS
 ]
 # The widths of an entry that are compiled to other code than its widest: not scaled beforehand, or
 # one tile of two.
@@ -51,6 +58,7 @@ def label(value):
     return value if isinstance(value, str) else f"{value.bits}-{value.widest}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "architecture", "entry"), ENTRIES, ids=label)
 def test_every_launch_fits_and_grows_no_further(name, architecture, entry):
     triton = pytest.importorskip("triton")
@@ -73,12 +81,19 @@ def test_every_gluon_launch_fits_and_grows_no_further(name, entry):
     triton = pytest.importorskip("triton")
     from relation.kernels.common import SHARED_MEMORY
     from relation.kernels.factors import overwritten_factors
+    from relation.kernels.fences import count_products, unfenced_products
     from relation.kernels.flash_relation.resources import compile_gluon
     from relation.kernels.resources import resources_of, serialises_products
     from relation.kernels.uniforms import unset_uniforms
 
     compiled, launch = compile_gluon(name, "sm_90", entry), entry.gluon(name)
     assert not serialises_products(compiled)
+    ptx = compiled.asm["ptx"]
+    assert count_products(ptx) > 0 and "cp.async.bulk.tensor" in ptx
+    # No thread copies a tile. What threads store into one is fenced before its product; at other
+    # widths than 64 only block numbers and tiles that change layout are stored.
+    stored = {found.written for found in unfenced_products(ptx)}
+    assert stored <= (set() if entry.widest == 64 else {"stored"})
     assert overwritten_factors(compiled) == 0
     assert unset_uniforms(compiled) == []
     found = resources_of(compiled)
@@ -89,27 +104,6 @@ def test_every_gluon_launch_fits_and_grows_no_further(name, entry):
     if row["triton"] == triton.__version__:
         assert found.stack <= int(row["stack"])
         assert found.shared <= int(row["shared"])
-
-
-@pytest.mark.parametrize(("name", "entry"), IN_GLUON, ids=label)
-def test_gluon_products_read_what_tma_brought(name, entry):
-    """No thread copies a tile, and what threads store into one is fenced before its product.
-
-    Tiles are stored to where they are scaled beforehand. Elsewhere the
-    stores that reach a product are of other bytes: block numbers, and tiles that change layout.
-    """
-    pytest.importorskip("triton")
-    from relation.kernels.fences import count_products, unfenced_products
-    from relation.kernels.flash_relation.resources import compile_gluon
-
-    stores_tiles = entry.widest == 64
-    for group in (1, 2):
-        ptx = compile_gluon(name, "sm_90", entry, group).asm["ptx"]
-        assert count_products(ptx) > 0
-        assert "cp.async.bulk.tensor" in ptx
-        unfenced = {found.written for found in unfenced_products(ptx)}
-        assert unfenced <= (set() if stores_tiles else {"stored"})
-        assert ("fence.proxy.async" in ptx) or not stores_tiles
 
 
 def test_gluon_is_chosen_for_what_it_can_do(monkeypatch):
@@ -140,7 +134,7 @@ def test_gluon_is_chosen_for_what_it_can_do(monkeypatch):
     hopper._why_no_gluon.cache_clear()
 
 
-@pytest.mark.parametrize(("name", "architecture", "entry"), WITH_PRODUCTS, ids=label)
+@pytest.mark.parametrize(("name", "architecture", "entry"), MARKED, ids=label)
 def test_tensor_cores_read_arrived_tiles_and_unchanged_factors(name, architecture, entry):
     """The faults that compilers have made of such loops, in the code of every shipped launch."""
     pytest.importorskip("triton")
@@ -165,6 +159,7 @@ def test_where_wgmma_is_used_tiles_come_through_descriptors():
         assert entry.descriptors == (entry.bits == 16)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", OTHERS)
 def test_other_architectures_take_what_fits_them(architecture):
     pytest.importorskip("triton")

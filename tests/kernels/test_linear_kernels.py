@@ -88,21 +88,20 @@ def test_the_interpreter_reproduces_the_recurrence():
 class TestInterpreted:
     """Chunks of 16 tokens and blocks of 16 channels; two heads fill segments from 49 tokens on."""
 
-    @pytest.mark.parametrize("length", [1, 2, 16, 17])
-    @pytest.mark.parametrize("width", [16, 20])
+    @pytest.mark.parametrize(("length", "width"), [(1, 20), (2, 16), (16, 16), (17, 20)])
     def test_every_shape(self, length, width):
         assert_exact(draw(0, (1, 2, length, width)))
 
-    @pytest.mark.parametrize("kind", ["scattered", "channels", 0, -50, -5, -math.inf])
+    @pytest.mark.parametrize("kind", ["scattered", "channels", 0, -50, -math.inf])
     def test_every_retention(self, kind):
-        assert_exact(draw(1, (1, 2, 33, 16), kind=kind))
+        assert_exact(draw(1, (1, 1, 33, 16), kind=kind))
 
     def test_segments_of_chunks(self):
-        assert_exact(draw(2, (1, 2, 83, 16)))
+        assert_exact(draw(2, (1, 2, 53, 16)))
 
     @pytest.mark.parametrize(
         ("dtype", "width", "way"),
-        [*((torch.float32, 20, way) for way in range(4)), (torch.float16, 16, 0)],
+        [(torch.float32, 20, 1), (torch.float32, 20, 3), (torch.float16, 16, 0)],
     )
     def test_chunks_of_weak_and_of_strong_retention(self, dtype, width, way, monkeypatch):
         """Either kind meets states that the other left, and leaves some to it.
@@ -115,32 +114,27 @@ class TestInterpreted:
         g[:, 0, 20:24] = g[:, 1, 40:] = -30
         assert_exact((p1, p2, info, g, *others))
 
-    @pytest.mark.parametrize("way", [0, 1])
-    def test_programs_that_take_several_chunks(self, way, monkeypatch):
+    def test_programs_that_take_several_chunks(self, monkeypatch):
         """21 chunks, eight a program, of three heads: the last turn is not whole."""
         launches = importlib.import_module("relation.kernels.linear_relation.launches")
-        entry = replace(launches.INTERPRETED[way], programs=1)
+        entry = replace(launches.INTERPRETED[0], programs=1)
         monkeypatch.setattr(launches, "INTERPRETED", [entry])
         p1, p2, info, g, *others = draw(13, (1, 3, 101, 16))
         g[:, 1], g[:, 2] = retention("channels", (2, 1, 101, 16))[0], -20
         assert_exact((p1, p2, info, g, *others))
 
-    @pytest.mark.parametrize("way", [0, 1])
-    def test_mixed_chunks(self, way, monkeypatch):
+    def test_mixed_chunks(self):
         """Beside weak chunks and others, in heads that share; a program takes several chunks."""
-        launches = importlib.import_module("relation.kernels.linear_relation.launches")
-        monkeypatch.setattr(launches, "INTERPRETED", launches.INTERPRETED[way:])
-        p1, p2, info, g, *others = draw(12, (1, 4, 101, 20), kind="channels")
-        g[:, 1] = retention("model", (1, 1, 101, 20))[:, 0]
-        g[:, 2, 30:70] = -50
+        p1, p2, info, g, *others = draw(12, (1, 4, 69, 20), kind="channels")
+        g[:, 1] = retention("model", (1, 1, 69, 20))[:, 0]
+        g[:, 2, 20:50] = -50
         assert_exact(sharing((p1, p2, info, g, *others), 2))
 
     # -7.5: exp(-60) of half a chunk is left.
-    @pytest.mark.parametrize("kind", ["scattered", "channels", -10, -7.5])
+    @pytest.mark.parametrize("kind", ["channels", -7.5])
     def test_half_precision(self, kind):
         assert_exact(draw(3, (1, 1, 33, 20), torch.float16, kind=kind))
 
-    @pytest.mark.parametrize("way", [0, 1])
     @pytest.mark.parametrize(
         ("dtype", "kind", "lengths"),
         [
@@ -150,10 +144,8 @@ class TestInterpreted:
             (torch.float32, -7.5, (5,)),
         ],
     )
-    def test_few_tokens_of_strong_retention(self, dtype, kind, lengths, way, monkeypatch):
+    def test_few_tokens_of_strong_retention(self, dtype, kind, lengths):
         """They keep as much as a weak chunk does, yet all of dg is small."""
-        launches = importlib.import_module("relation.kernels.linear_relation.launches")
-        monkeypatch.setattr(launches, "INTERPRETED", launches.INTERPRETED[way:])
         for length in lengths:
             assert_exact(draw(3, (2, 1, length, 16), dtype, kind=kind))
 
@@ -183,7 +175,7 @@ class TestInterpreted:
         for name, *three in zip(RESULTS, ours, exact, yardstick, strict=False):
             assert_close(name, *three, SLACK[torch.float32])
 
-    @pytest.mark.parametrize(("heads", "shared", "way"), [(4, 2, 0), (2, 1, 1), (2, 1, 3)])
+    @pytest.mark.parametrize(("heads", "shared", "way"), [(4, 2, 0), (2, 1, 3)])
     def test_heads_that_share(self, heads, shared, way, monkeypatch):
         """Of heads that share, one is weak in a chunk where its neighbour is not."""
         launches = importlib.import_module("relation.kernels.linear_relation.launches")
@@ -207,11 +199,11 @@ class TestInterpreted:
 
     def test_heads_out_of_step_with_their_width(self):
         """One tensor at a time, while 16 divides all other strides."""
-        given = draw(14, (2, 2, 33, 16), kind="channels")
+        given = draw(14, (1, 2, 17, 16), kind="channels")
         for place in (0, 1, 2, 3, 5):
             x = given[place].contiguous()
-            apart = torch.empty(2, 2, x[0, 0].numel() + 1)[..., 1:].unflatten(2, x.shape[2:])
-            assert apart.stride()[:2] == (2 * 529, 529)
+            apart = torch.empty(1, 2, x[0, 0].numel() + 1)[..., 1:].unflatten(2, x.shape[2:])
+            assert apart.stride()[1] == 17 * 16 + 1
             assert_exact((*given[:place], apart.copy_(x), *given[place + 1 :]))
 
     def test_vectors_shorter_than_the_norms_floor(self):

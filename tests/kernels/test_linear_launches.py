@@ -24,7 +24,11 @@ if INTERPRETED:
 
 def shipped_launches() -> list:
     return [
-        pytest.param(arch, size, entry, name, id=f"{arch}-{size}-{entry.widest}-{name}")
+        pytest.param(
+            *(arch, size, entry, name),
+            id=f"{arch}-{size}-{entry.widest}-{name}",
+            marks=() if (arch, size, name) == ("sm_90", 2, "output") else pytest.mark.slow,
+        )
         for (arch, size), entries in LAUNCHES.items()
         for entry in entries
         for name in passes_of(entry)
@@ -39,6 +43,7 @@ def test_every_launch_fits_its_architecture(architecture, element_size, entry, n
     assert unset_uniforms(compiled) == []
 
 
+@pytest.mark.slow
 def test_heads_of_60_channels_are_loaded_in_groups(monkeypatch):
     entry = next(e for e in LAUNCHES["sm_90", 2] if e.widest >= 60)
     monkeypatch.setattr(forward, "select_launches", lambda *given: entry)

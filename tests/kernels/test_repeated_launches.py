@@ -4,7 +4,6 @@ import importlib
 import warnings
 import weakref
 from collections.abc import Callable
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ pytest.importorskip("triton")
 
 from relation import kernels
 from relation.errors import InputError
-from relation.kernels import checks, direct, plans
+from relation.kernels import plans
 from relation.kernels.flash_relation.launches import load_launches
 from relation.kernels.linear_relation.launches import LAUNCHES
 
@@ -84,7 +83,10 @@ def same_memory(monkeypatch):
     return call
 
 
-@pytest.mark.parametrize(("bits", "dtype"), [(16, torch.bfloat16), (32, torch.float32)])
+@pytest.mark.parametrize(
+    ("bits", "dtype"),
+    [(16, torch.bfloat16), pytest.param(32, torch.float32, marks=pytest.mark.slow)],
+)
 def test_a_bound_launch_is_what_triton_launches(launched, same_memory, bits, dtype):
     given = inputs(dtype=dtype)
     with fake_gpu("sm_90") as compiled:
@@ -97,7 +99,7 @@ def test_a_bound_launch_is_what_triton_launches(launched, same_memory, bits, dty
     assert {len(kernels) for kernels in compiled.values()} == {1}
 
 
-@pytest.mark.parametrize("width", [48, 64])
+@pytest.mark.parametrize("width", [48, pytest.param(64, marks=pytest.mark.slow)])
 def test_a_tensor_elsewhere_is_launched_as_triton_would(launched, same_memory, width):
     given = [inputs(width) for _ in range(3)]
     calls = (0, 1, 2, 1, 0)
@@ -114,38 +116,12 @@ def test_a_tensor_elsewhere_is_launched_as_triton_would(launched, same_memory, w
     assert ours[:4] != ours[4:8] != ours[8:12]
 
 
-def test_maps_are_encoded_once_a_pointer_and_forgotten_in_time(launched, same_memory, monkeypatch):
-    encoded = []
-    monkeypatch.setattr(direct, "_maps", {})
-    monkeypatch.setattr(direct, "MOST_MAPS", 40)
-    with fake_gpu("sm_90"):
-        utilities = type(plans.stream_getter.__globals__["driver"].active.utils)
-        for name in ("fill_tma_descriptor", "fill_tma_descriptor_tiled"):
-            make = lambda self, *numbers: encoded.append(numbers) or numbers  # noqa: E731
-            monkeypatch.setattr(utilities, name, make)
-        given, others = inputs(64), [inputs(64) for _ in range(9)]
-
-        def count(*call) -> int:
-            before = len(encoded)
-            same_memory()
-            run(*call)
-            return len(encoded) - before
-
-        count(*given)
-        assert count(*given) > 0
-        assert count(*given) == 0
-        for call in others:
-            assert count(*call) > 0
-        assert len(direct._maps) < 60
-        assert count(*others[-1]) == 0
-        assert count(*given) > 0
-
-
 def run_linear(p1, p2, info, g, dy, state=None, dfinal=None) -> None:
     *_, kept = LINEAR_FORWARD.launch_forward(p1, p2, info, g, state, 2.0)
     LINEAR_BACKWARD.launch_backward(dy, dfinal, p1, p2, info, g, kept, 2.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "states"), [(64, False), (128, True)])
 def test_linear_relations_launches_repeat(launched, same_memory, monkeypatch, width, states):
     entry = next(e for e in LAUNCHES["sm_90", 2] if e.widest >= width)
@@ -175,43 +151,6 @@ def test_one_tensor_given_twice_is_not_taken_for_one_ever_after(launched, same_m
     assert launched[:4] == launched[4:]
 
 
-def test_a_launcher_unlike_tritons_is_left_in_charge(launched, same_memory, monkeypatch):
-    """What is launched is the same, and a warning says why, once a kernel."""
-    given = inputs()
-    monkeypatch.setattr(direct, "_compiled_function", refuse)
-    with (
-        fake_gpu("sm_90"),
-        pytest.warns(UserWarning, match="goes through Triton: it is odd") as said,
-    ):
-        warnings.simplefilter("always", UserWarning)
-        for _ in range(3):
-            same_memory()
-            run(*given)
-    assert len(said) == 4
-    assert launched[:4] == launched[4:8] == launched[8:]
-
-
-def refuse(launcher) -> None:
-    raise direct.UnexpectedError("it is odd")
-
-
-@pytest.mark.parametrize(
-    "launcher",
-    [
-        SimpleNamespace(),
-        SimpleNamespace(launch=print, global_scratch_size=64, profile_scratch_size=0),
-        SimpleNamespace(launch=print, global_scratch_size=0, profile_scratch_size=64),
-        SimpleNamespace(
-            launch=print, global_scratch_size=0, profile_scratch_size=0, gsan_enabled=True
-        ),
-        SimpleNamespace(launch=refuse, global_scratch_size=0, profile_scratch_size=0),
-    ],
-)
-def test_what_a_launcher_adds_at_every_launch_is_not_left_out(launcher):
-    with pytest.raises(direct.UnexpectedError):
-        direct._compiled_function(launcher)
-
-
 def test_another_layout_is_bound_anew(launched):
     with fake_gpu("sm_90") as compiled:
         given = inputs()
@@ -225,20 +164,6 @@ def test_another_layout_is_bound_anew(launched):
     assert len({launch.grid for launch in launched[::4]}) == 2
 
 
-def test_a_profiler_hears_of_every_launch(launched, monkeypatch):
-    heard = []
-    import triton
-
-    monkeypatch.setattr(triton.knobs.runtime, "launch_enter_hook", heard.append)
-    hear = lambda launch: launch.enter and launch.enter(launch.metadata)  # noqa: E731
-    monkeypatch.setattr(FakeDriver, "launched", hear)
-    with fake_gpu("sm_90"):
-        given = inputs()
-        for _ in range(2):
-            run(*given)
-    assert len(heard) == 8
-
-
 def test_nothing_keeps_a_calls_tensors(launched):
     given = inputs()
     alive = [weakref.ref(x) for x in given]
@@ -247,36 +172,6 @@ def test_nothing_keeps_a_calls_tensors(launched):
             run(*given)
     del given
     assert [x() for x in alive] == [None] * 5
-
-
-TOKENS = torch.zeros(2, 3, 8, 16)
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        TOKENS.bfloat16(),
-        TOKENS[:1],
-        TOKENS.mT.contiguous().mT,
-        torch.zeros(TOKENS.numel() + 1)[1:].view(TOKENS.shape),
-        TOKENS.to("meta"),
-        None,
-    ],
-    ids=["dtype", "shape", "strides", "alignment", "device", "none"],
-)
-def test_every_layout_is_checked_and_planned_for_itself(other, monkeypatch):
-    monkeypatch.setattr(checks, "_passed", set())
-    checked = []
-
-    def check(x, tau) -> None:
-        checked.append((x, tau))
-
-    for tau in (2.0, 2.0, 1.0):
-        checks.check_once(check, TOKENS, tau=tau)
-        checks.check_once(check, other, tau=tau)
-    assert checked == [(TOKENS, 2.0), (other, 2.0), (TOKENS, 1.0), (other, 1.0)]
-    plan_of = [plans.plan_of(check, None, checks.layout(x)) for x in (TOKENS, other, TOKENS)]
-    assert plan_of[0] is plan_of[2] is not plan_of[1]
 
 
 def test_wrong_input_is_refused_every_time():
@@ -294,15 +189,6 @@ def test_every_launch_goes_to_the_current_stream(launched, monkeypatch):
         for current[0] in (7, 7, 8):
             run(*given)
     assert [launch.stream for launch in launched] == [7] * 8 + [8] * 4
-
-
-def test_plans_do_not_pile_up(monkeypatch):
-    monkeypatch.setattr(plans, "_plans", {})
-    monkeypatch.setattr(plans, "MOST_LAYOUTS", 4)
-    for length in range(10):
-        plans.plan_of(run, None, length)
-    assert len(plans._plans) <= 4
-    assert plans.plan_of(run, None, 9) is plans.plan_of(run, None, 9)
 
 
 def eager(operator: str, seed: int) -> tuple[Callable[[], tuple[torch.Tensor, ...]], list]:

@@ -1,16 +1,12 @@
-"""RoPE's and Givens mixing's kernels and gradients against their definitions in float64."""
-
-from functools import partial
+"""RoPE's kernel and its gradient against the definition in float64."""
 
 import pytest
 import torch
 from exactness import SLACK
 from interpreter import INTERPRETED, run_interpreted
 
-from relation import ops
 from relation.ops.rope import apply_rope, rope_angles
 
-MIXED_SHAPES = [(2, 4, 5, 48), (1, 2, 1, 2), (1, 6, 70, 20), (1, 4, 3, 1030)]
 SHAPES = [(2, 3, 5, 48), (1, 2, 70, 64), (2, 5, 33, 80), (1, 1, 1, 2)]
 
 
@@ -43,23 +39,8 @@ def assert_turned(found: torch.Tensor, x: torch.Tensor, cos, sin) -> None:
     assert ((found.double() - truth).abs() <= bound).all()
 
 
-def assert_mixed(info, theta, dy, shift: int, found) -> None:
-    """Mixed heads and both gradients, one rounding each."""
-    mix = partial(ops.givens_mix, layer_index=shift)
-    truth = differentiate(mix, (info.double(), theta.double()), dy.double())
-    assert [x.dtype for x in found] == [info.dtype, info.dtype, theta.dtype]
-    roundoff = torch.finfo(info.dtype).eps / 2
-    for ours, exact, given in zip(found[:2], truth, (info, dy), strict=False):
-        bound = roundoff * exact.abs() + 8 * 2**-24 * given.double().abs().max()
-        assert ((ours.double() - exact).abs() <= bound).all()
-    # theta's sums products of rounded numbers: their errors add like random signs.
-    products = (dy.double().norm() * truth[0].norm()).item()
-    bound = 2 * roundoff * products / dy.numel() ** 0.5 + 8 * 2**-24 * products
-    assert ((found[2].double() - truth[2]).abs() <= bound).all()
-
-
 @pytest.mark.skipif(INTERPRETED, reason="is the interpreter")
-def test_the_interpreter_reproduces_the_definitions():
+def test_the_interpreter_reproduces_the_definition():
     run_interpreted(__file__)
 
 
@@ -80,34 +61,6 @@ class TestInterpreted:
                 found = rotate(x, cos, sin, back)
                 assert_turned(found, x, cos, -sin if back else sin)
                 assert found.transpose(1, 2).is_contiguous()
-
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-    @pytest.mark.parametrize("shape", MIXED_SHAPES)
-    @pytest.mark.parametrize("shift", [0, 1])
-    def test_mixing_at_ragged_shapes_and_strides(self, shape, shift, dtype):
-        from relation.kernels.mixing import mix, mix_backward
-
-        info, dy = draw(*shape, count=2).to(dtype)
-        theta = draw(shape[1] // 2, count=1)[0].float()
-        by_token = info.transpose(1, 2).contiguous().transpose(1, 2)
-        for x in (info, by_token, info.mT.contiguous().mT):
-            mixed = mix(x, theta, shift)
-            for given in (dy, dy.mT.contiguous().mT):
-                found = mixed, *mix_backward(given, mixed, theta, shift)
-                assert_mixed(x, theta, dy, shift, found)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", SLACK)
-@pytest.mark.parametrize("shape", [*MIXED_SHAPES, (1, 8, 64, 512)])
-@pytest.mark.parametrize("layer", [0, 1])
-def test_mixing_on_a_gpu(shape, layer, dtype):
-    info, dy = draw(*shape, count=2).to("cuda", dtype)
-    theta = draw(shape[1] // 2, count=1)[0].to("cuda", torch.float32)
-    mix = partial(ops.givens_mix, layer_index=layer)
-    found, again = (differentiate(mix, (info, theta), dy) for _ in range(2))
-    assert_mixed(info, theta, dy, layer, found)
-    assert all(map(torch.equal, found, again))
 
 
 @pytest.mark.gpu
