@@ -26,8 +26,9 @@ def givens_mix(info: Tensor, theta: Tensor, layer_index: int) -> Tensor:
     shift = layer_index % 2
     wide = torch.promote_types(torch.promote_types(info.dtype, theta.dtype), torch.float32)
     # Over (B, T, H, D), as the heads lie in memory. Rolling by one turns M_B into M_A.
-    heads = info.to(wide).transpose(1, 2).roll(-shift, dims=2)
-    a, b = heads.unflatten(2, (-1, 2)).unbind(3)  # (B, T, H/2, D) each
-    cos, sin = (angle[:, None] for angle in (theta.to(wide).cos(), theta.to(wide).sin()))
+    x = info.to(wide).transpose(1, 2).roll(-shift, dims=2)
+    a, b = x.unflatten(2, (-1, 2)).unbind(3)  # (B, T, H/2, D) each
+    angle = theta.to(wide)[:, None]
+    cos, sin = angle.cos(), angle.sin()
     mixed = torch.stack((cos * a - sin * b, sin * a + cos * b), dim=3).flatten(2, 3)
     return mixed.roll(shift, dims=2).transpose(1, 2).to(info.dtype)
