@@ -80,7 +80,8 @@ class Term:
 
     def over(self, seeds: Iterable[Term]) -> Term:
         """With the standard deviation of what the paper prints seed by seed."""
-        return replace(self, spread=stdev(seed.paper for seed in seeds))
+        values = [seed.paper for seed in seeds]
+        return replace(self, spread=None if any(map(math.isnan, values)) else stdev(values))
 
 
 class Case:
@@ -224,7 +225,7 @@ def compare(
     allowed = [size for size in (margin, term.spread) if size is not None]
     near = abs(term.value - term.paper) <= max([*allowed, term.rounding]) * (1 + LAST_BIT)
     size = met(term.value) if met else True if near else False if allowed else None
-    few = f"n = {term.n}, the paper's mean is of 3" if 0 < len(term.by_seed) < len(SEEDS) else ""
+    few = f"mean of {term.n}, the paper's of 3" if 0 < len(term.by_seed) < len(SEEDS) else ""
     open_ = "one seed has no interval" if alone else NOT_ESTABLISHED if contested else ""
     return replace(
         found,

@@ -1,0 +1,423 @@
+"""The report's site: at most seven pages of plain files, which open without a server."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import shlex
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import pandas as pd
+from markupsafe import Markup, escape
+
+from relation import plan, records
+from relation.config import Options
+from relation.variants import VARIANTS
+from report import claims, data, figures, render, study, table, tables
+from report.data import Records, Setting
+from report.evidence import VERDICTS, Evidence
+from report.figures import style
+from report.paper import SCALES
+
+PAGES = {
+    "index.html": "Overview",
+    "claims.html": "Claims",
+    "tables.html": "Tables",
+    "figures.html": "Figures",
+    "study.html": "Study",
+    "assumptions.html": "Assumptions",
+    "records.html": "Records",
+}
+SIGNS = {
+    "reproduced": ("✓", "agrees"),
+    "direction only": ("≈", "partly"),
+    "not reproduced": ("✗", "differs"),
+    "chose the reading": ("○", "open"),
+    "not tested": ("–", "open"),
+}
+# What the first page shows of the tables: table, row by scale, column, format.
+HEADLINES = {
+    "Validation NLL, Relation − MHA (nat/token)": ("app-nll", "{}/mean", "delta", "+.4f"),
+    "The same, further pairs": ("app-nll", "{}/further", "further.delta", "+.4f"),
+    "Tokens spared to MHA’s final loss (%)": ("main-results", "{}", "token_reduction", ".1f"),
+    "FlashRelation / FlashAttention, tok/s": ("efficient-relation", "{}", "matched.ratio", ".3f"),
+    "FlashRelation / materialised, tok/s": ("efficient-relation", "{}", "fixed.speedup", ".2f"),
+}
+PICTURES = ("pairs", "validation-curves", "loss-curves")  # the first page has the first drawn
+SYSTEMS = ("steps", "complexity", "decode", "recall", "checks", "gradients", "models", "data")
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What the pages show of one setting."""
+
+    setting: Setting
+    campaign: Mapping[str, Any]
+    cells: pd.DataFrame
+    judged: list[claims.Judged]
+    drawn: list[figures.Drawing]
+    planned: pd.DataFrame
+    systems: list[dict[str, Any]]
+
+
+def build(columns: Sequence[plan.Setting], out: Path, published: bool) -> None:
+    """Write the report of some settings, its columns, to a folder; index.html comes last.
+
+    published: from results/published alone; else from the campaigns' own folders. Raises
+    InputError where a record is damaged.
+    """
+    settings = [Setting(c.campaign, c.variation, c.scales, c.title) for c in columns]
+    out.mkdir(parents=True, exist_ok=True)
+    work, sections = partial(_shown, out=out, published=published), []
+    # A process a setting: tables and figures take most of the time.
+    with ProcessPoolExecutor(min(len(settings), os.cpu_count() or 1)) as pool:
+        if published:
+            drawn = pool.submit(study.sections, _root(published), out / "figures" / "study")
+        found = list((map if len(settings) == 1 else pool.map)(work, settings))
+        if published:
+            sections = drawn.result()
+    cells = pd.concat([each.cells for each in found], ignore_index=True)
+    judged = {each.setting.name: each.judged for each in found}
+    _write_frames(cells, judged, out)
+    render.write(tables.EVERY, cells, settings, out)
+    pictures, systems = _pictures(found), [row for each in found for row in each.systems]
+    by_name = {each["drawing"].name: each for each in pictures}
+    pages = {
+        "claims.html": {"claims": _claims(judged)},
+        "tables.html": {"tables": _tables(cells, settings)},
+        "figures.html": {"figures": pictures},
+        "study.html": {"sections": sections},
+        "assumptions.html": {"assumptions": assumptions(settings, published)},
+        "records.html": {"groups": run_groups(settings, published), "systems": systems},
+        "index.html": {
+            "answers": [(str(each.setting), answer(each)) for each in found],
+            "claims": _claims(judged),
+            "headlines": headlines(cells, settings),
+            "fill": fill(cells, settings),
+            "missing": missing(found, published),
+            "again": [command(setting, published) for setting in settings],
+            "picture": next((by_name[name] for name in PICTURES if name in by_name), None),
+        },
+    }
+    pages = {name: content for name, content in pages.items() if any(content.values())}
+    marked = [{"mark": m, "name": s.name, "title": str(s)} for m, s in zip("ABCD", settings)]  # noqa: B905
+    _write_pages(pages, out, settings=marked, campaign=found[0].campaign)
+
+
+def _root(published: bool) -> Path:
+    return Path("results/published") if published else Path("results")
+
+
+def _shown(setting: Setting, out: Path, published: bool) -> Shown:
+    found = data.load(setting, published, campaign=_campaign(setting.campaign, published))
+    cells = table.cells([found], tables.EVERY)
+    return Shown(
+        setting,
+        found.campaign,
+        cells,
+        claims.judge(cells, found),
+        figures.draw(found, out / "figures" / slug(setting.name)),
+        found.planned,
+        system_records(found),
+    )
+
+
+@cache
+def _campaign(name: str, published: bool) -> plan.Campaign:
+    """What is planned: all of the campaign, or as the workflow was started in its own folder."""
+    started = Path("results") / name / "campaign.json"
+    return plan.load(started if started.exists() and not published else {"campaign": name})
+
+
+def _write_frames(
+    cells: pd.DataFrame, judged: Mapping[str, Sequence[claims.Judged]], out: Path
+) -> None:
+    """Cells, verdicts and evidence as Parquet, for whoever counts again."""
+    verdicts, evidence = claims.frames(dict(judged))
+    cells = cells.assign(by_seed=[json.dumps(values) for values in cells["by_seed"]])
+    for name, frame in (("cells", cells), ("claims", verdicts), ("evidence", evidence)):
+        frame.to_parquet(out / f"{name}.parquet", index=False)
+
+
+def _write_pages(pages: Mapping[str, Mapping[str, Any]], out: Path, **known: Any) -> None:
+    """Write the pages in their order, and delete those of an earlier report that are gone."""
+    known |= {
+        "nav": [(name, title) for name, title in PAGES.items() if name in pages],
+        "signs": SIGNS,
+        "verdicts": VERDICTS,
+        "table_numbers": {each.label: each.number for each in tables.EVERY},
+        "style": style,
+    }
+    templates = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+        undefined=jinja2.StrictUndefined,
+        autoescape=jinja2.select_autoescape(("html.j2",)),
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    templates.filters |= {
+        "number": number,
+        "rich": rich,
+        "capital": lambda t: t[:1].upper() + t[1:],
+    }
+    for source in ("style.css.j2", "report.js"):
+        text = templates.get_template(source).render(known)
+        (out / source.removesuffix(".j2")).write_text(text, encoding="utf-8")
+    for name in PAGES.keys() - pages.keys():
+        (out / name).unlink(missing_ok=True)
+    for name, content in pages.items():
+        template = templates.get_template(f"{name}.j2")
+        text = template.render(known, here=name, title=PAGES[name], **content)
+        (out / name).write_text(text, encoding="utf-8")
+
+
+# Text and numbers.
+
+
+def slug(name: str) -> str:
+    """A setting's name as part of a path."""
+    return re.sub(r"[^\w.-]", "-", name)
+
+
+def number(value: float | None, form: str = "") -> str:
+    """A number with a real minus sign, to four digits or in a format; a dash for none."""
+    if value is None or math.isnan(value):
+        return "—"
+    form = form or (",.0f" if abs(value) >= 1e4 else ".4g")
+    return f"{value:{form}}".replace("-", "−")
+
+
+def rich(text: str) -> Markup:
+    """Running text: `code`, F_ii, W_down and T^2 as they are meant."""
+    text = re.sub(r"`([^`]*)`", r"<code>\1</code>", str(escape(text)).replace("$", ""))
+    text = re.sub(r"\b([A-Za-z])_\{?(\w{1,4})\b\}?(?![\w<])", r"<i>\1</i><sub>\2</sub>", text)
+    return Markup(re.sub(r"\^\{?([−-]?[\d.]+)\}?", r"<sup>\1</sup>", text))
+
+
+def command(
+    setting: Setting, published: bool, again: bool = True, **choice: Iterable[object]
+) -> str:
+    """What makes again, or for the first time, what is shown.
+
+    Shipped runs are made again where nothing shipped counts as done; own ones are forced.
+    """
+    given = {"variations": [setting.variation], "scales": setting.scales or ()} | choice
+    if "=" in setting.variation:  # a one-off change of options
+        given["vary"] = [given.pop("variations")[0].replace("+", " ")]
+    corpus = _campaign(setting.campaign, published).corpus
+    words = [f"campaign={setting.campaign}", *([f"corpus={corpus}"] if corpus else [])]
+    words += [f"{key}={','.join(map(str, value))}" for key, value in given.items() if len(value)]
+    words += ["published=false"] if again and published else []
+    forced = " -R train" if again and not published else ""
+    return f"snakemake --cores all{forced} --config {shlex.join(words)}"
+
+
+# The first page.
+
+
+def answer(shown: Shown) -> str:
+    """Relation's validation loss beside MHA's at each scale, and the claims' tally."""
+    nll = shown.cells[shown.cells["table"] == "app-nll"]
+    nll = nll.set_index(["row", "column", "statistic"]).to_dict("index")
+    parts = []
+    for scale in SCALES:
+        keys = ((f"{scale}/further", "further.delta"), (f"{scale}/mean", "delta"))
+        there = [nll[(*key, "value")] for key in keys if nll.get((*key, "value"), {}).get("n")]
+        if there:
+            parts.append(f"At {scale} Relation {_apart(there[0])}.")
+    counts = Counter(one.verdict for one in shown.judged)
+    unsure = Counter(one.verdict for one in shown.judged if one.not_established)
+    tally = [
+        f"{counts[name]} {name}" + (f" ({unsure[name]} not established)" if unsure[name] else "")
+        for name in SIGNS
+        if counts[name]
+    ]
+    return " ".join([*parts, f"Of the paper’s {len(shown.judged)} claims: {', '.join(tally)}."])
+
+
+def _apart(cell: Mapping[str, Any]) -> str:
+    """How far and how surely Relation ends below MHA."""
+    value, low, high = (cell[name] for name in ("value", "low", "high"))
+    said = (
+        f"ends {abs(value):.4f} nat/token {'below' if value < 0 else 'above'} MHA over {cell['n']}"
+    )
+    if math.isnan(low):
+        return f"{said} pair, too few for an interval"
+    sure = "" if low > 0 or high < 0 else ", so the sign is open"
+    return f"{said} pairs (95% interval {number(low, '+.4f')} to {number(high, '+.4f')}){sure}"
+
+
+def headlines(cells: pd.DataFrame, settings: Sequence[Setting]) -> list[dict[str, Any]]:
+    """The results that decide, by scale: the paper's value and each setting's with its interval."""
+    main = cells[cells["statistic"] != "sd"]
+    index = main.set_index(["setting", "table", "row", "column"]).to_dict("index")
+    groups = []
+    for title, (label, row, column, form) in HEADLINES.items():
+        rows = []
+        for scale in SCALES:
+            ours = [index.get((s.name, label, row.format(scale), column)) for s in settings]
+            there = [one for one in ours if one]
+            if any(one["value"] == one["value"] for one in there):
+                printed = (there[0]["paper"] or "—").replace("-", "−")
+                rows.append({"scale": scale, "paper": printed, "ours": ours})
+        if rows:
+            groups.append({"title": title, "table": label, "form": form, "rows": rows})
+    return groups
+
+
+def fill(cells: pd.DataFrame, settings: Sequence[Setting]) -> list[dict[str, Any]]:
+    """By table: how many of the paper's values each setting has."""
+    asked = cells[cells["paper"].notna() & (cells["statistic"] != "sd")]
+    there = asked["status"].isin(["ok", "not reached"])
+    counts = there.groupby([asked["table"], asked["setting"]]).agg(["sum", "size"]).to_dict("index")
+    return [
+        {"table": each, "counts": [counts.get((each.label, s.name)) for s in settings]}
+        for each in tables.PAPER
+    ]
+
+
+def missing(found: Sequence[Shown], published: bool) -> list[dict[str, Any]]:
+    """What did not run, by setting, kind and scale, with the command that runs it."""
+    rows, campaigns = [], set()
+    for each in found:
+        lacking = each.planned[each.planned["status"] != "ok"]
+        if each.setting.campaign in campaigns:  # its benchmarks are listed once
+            lacking = lacking[lacking["kind"].isin(data.RUN_KINDS)]
+        campaigns.add(each.setting.campaign)
+        for (kind, scale), group in lacking.groupby(["kind", "own_scale"], sort=False):
+            choice = {"scales": [scale]} if scale else {}
+            if kind in data.RUN_KINDS:
+                choice |= {"seeds": group["seed"].unique(), "variants": group["variant"].unique()}
+            row = {"what": f"{each.setting}: {len(group)} of {kind}{f' at {scale}' * bool(scale)}"}
+            row["names"] = ", ".join(dict.fromkeys(group["variant"]))
+            row["why"] = "; ".join(dict.fromkeys(filter(None, group["reason"])))
+            again = published and kind != "runs"  # checkpoints are not shipped
+            rows.append(row | {"command": command(each.setting, published, again, **choice)})
+    return rows
+
+
+# The other pages.
+
+
+def _claims(judged: Mapping[str, Sequence[claims.Judged]]) -> list[dict[str, Any]]:
+    """A claim with its verdict and its evidence in every setting, on one axis."""
+    rows = []
+    for of_claim in zip(*judged.values(), strict=True):
+        axis = _axis([row for one in of_claim for row in one.evidence])
+        verdicts = [
+            {"judged": one, "rows": [(row, _difference(row), axis(row)) for row in one.evidence]}
+            for one in of_claim
+        ]
+        rows.append({"claim": of_claim[0].claim, "verdicts": verdicts})
+    return rows
+
+
+def _difference(row: Evidence) -> float | None:
+    counts = row.paper_n is not None  # out of different numbers
+    return None if counts or None in (row.ours, row.paper) else row.ours - row.paper
+
+
+def _axis(rows: Sequence[Evidence]) -> Callable[[Evidence], dict[str, float | None] | None]:
+    """Where a row's values stand between 0 and 100 on the axis of all rows, if there is one."""
+    values = [v for r in rows for v in (r.paper, r.ours, r.low, r.high) if v is not None]
+    units = {row.unit for row in rows if row.ours is not None}
+    if len(units) != 1 or any(row.paper_n for row in rows):
+        return lambda row: None
+    start, end = min(values), max(values)
+    # Zero belongs on the axis where it is near what is shown.
+    start = 0.0 if 0 < start < 1.5 * (end - start) else start
+    end = 0.0 if 0 > end > -1.5 * (end - start) else end
+
+    def place(value: float | None) -> float | None:
+        return None if value is None else round(100 * (value - start) / (end - start or 1.0), 2)
+
+    zero = place(0.0) if start <= 0 <= end else None
+    names = ("paper", "ours", "low", "high")
+    return lambda row: {name: place(getattr(row, name)) for name in names} | {"zero": zero}
+
+
+def _tables(cells: pd.DataFrame, settings: Sequence[Setting]) -> list[dict[str, Any]]:
+    made = ((each, render.html(each, cells, settings)) for each in tables.EVERY)
+    return [{"table": each, "html": Markup(html)} for each, html in made if html.strip()]
+
+
+def _pictures(found: Sequence[Shown]) -> list[dict[str, Any]]:
+    """Each figure with the settings that have it."""
+    shown: dict[str, dict[str, Any]] = {}
+    for each in found:
+        for one in each.drawn:
+            at = shown.setdefault(one.name, {"drawing": one, "files": []})
+            file = f"figures/{slug(each.setting.name)}/{one.name}.svg"
+            at["files"].append((str(each.setting), file))
+    return list(shown.values())
+
+
+def assumptions(settings: Sequence[Setting], published: bool) -> list[dict[str, Any]]:
+    """Every option of a run with what it means and Full Relation's value in each setting."""
+    rows, options = [], []
+    for setting in settings:
+        of = _campaign(setting.campaign, published)
+        scales = setting.scales or of.variations[setting.variation].get("scales") or of.scales
+        options.append({c: of.options(c, setting.variation, "full") for c in scales})
+    for name, field in Options.model_fields.items():
+        values = [{c: json.dumps(o.get(name)).strip('"') for c, o in of.items()} for of in options]
+        differs = any(
+            a[scale] != b[scale] for a in values for b in values for scale in a.keys() & b.keys()
+        )
+        texts = [_by_scale(each) for each in values]
+        rows.append({"name": name, "about": field.description, "values": texts, "differs": differs})
+    return rows
+
+
+def _by_scale(values: Mapping[str, str]) -> str:
+    """One value where all scales share it, else each scale's."""
+    if len(set(values.values())) == 1:
+        return next(iter(values.values()))
+    return ", ".join(f"{scale}: {text}" for scale, text in values.items())
+
+
+def run_groups(settings: Sequence[Setting], published: bool) -> list[dict[str, Any]]:
+    """Training runs by campaign and variation; a shipped report has those of every campaign."""
+    root, groups, seen = _root(published), [], set()
+    names = dict.fromkeys(setting.campaign for setting in settings)
+    if published:
+        names |= dict.fromkeys(sorted(path.parent.name for path in root.glob("*/runs.parquet")))
+    for name in names:
+        runs = records.read(root / name / "runs.parquet", "runs")
+        first = [setting.variation for setting in settings if setting.campaign == name]
+        for variation in dict.fromkeys([*first, *runs["variation"]]):
+            setting, rows = Setting(name, variation), []
+            for row in runs[runs["variation"] == variation].to_dict("records"):
+                choice = {key: [row[key[:-1]]] for key in ("scales", "seeds", "variants")}
+                known = Path("config", f"{name}.yaml").exists()  # else it can be made no more
+                row["again"] = command(setting, published, **choice) if known else ""
+                variant = VARIANTS.get(row["variant"])
+                row["title"] = variant.title if variant else row["variant"]
+                row["anchor"] = "" if row["hash"] in seen else row["hash"]
+                seen.add(row["hash"])
+                rows.append(row)
+            groups += [{"name": setting.name, "rows": rows}] if rows else []
+    return groups
+
+
+def system_records(found: Records) -> list[dict[str, Any]]:
+    """Benchmarks, checks and inventories that the tables rest on, a row a record."""
+    rows = []
+    for kind in SYSTEMS:
+        for source, group in getattr(found, kind).groupby("source", sort=False):
+            first = group.iloc[0]
+            file, _, anchor = source.partition("#")
+            row = {"setting": str(found.setting), "file": file, "anchor": anchor}
+            row |= {"kind": first.get("benchmark", kind), "scale": first.get("own_scale", "")}
+            row |= {name: first.get(name) or "" for name in ("device", "commit", "created")}
+            rows.append(row | {"count": len(group)})
+    return rows

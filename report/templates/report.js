@@ -1,0 +1,48 @@
+"use strict";
+
+// Copying a command: the whole of it, from the button's own data.
+for (const button of document.querySelectorAll("button.copy")) {
+  button.hidden = false;
+  const label = button.textContent;
+  button.addEventListener("click", async () => {
+    button.textContent = (await copied(button.dataset.copy)) ? "Copied" : "Not copied";
+    setTimeout(() => { button.textContent = label; }, 1500);
+  });
+}
+
+async function copied(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    // Without permission, as from file:// in some browsers.
+    const area = document.createElement("textarea");
+    area.value = text;
+    document.body.append(area);
+    area.select();
+    const done = document.execCommand("copy");
+    area.remove();
+    return done;
+  }
+}
+
+// The bar scrolls on a narrow screen: show where the reader is.
+const here = document.querySelector(".bar [aria-current]");
+if (here) {
+  const bar = here.parentElement;
+  bar.scrollLeft = here.offsetLeft - bar.offsetLeft - (bar.clientWidth - here.offsetWidth) / 2;
+}
+
+// A link to something folded opens it.
+function openTarget() {
+  const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  const folded = target?.closest("details");
+  if (!folded) return;
+  folded.open = true;
+  target.scrollIntoView();
+}
+addEventListener("hashchange", openTarget);
+openTarget();
+
+// Folded parts print as well.
+addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((each) => { each.open = true; }));
