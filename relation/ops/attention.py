@@ -68,81 +68,53 @@ def causal_attention(
     return flow.to(v.dtype) @ for_heads(v, q.shape[1])
 
 
-def flash_attention(
+def fused_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     *,
+    kernel: SDPBackend,
     null: bool = False,
     documents: Documents | None = None,
 ) -> Tensor:
-    """`causal_attention` by PyTorch's FlashAttention, forced.
+    """`causal_attention` by one of PyTorch's kernels: another never takes its place.
 
-    With documents it is the kernel of sequences of unequal length on a GPU, and one call a document
-    on a CPU. Where PyTorch has no such kernel for the inputs (on a GPU, FP32 ones) it raises
-    RuntimeError; another kernel never takes its place.
+    Documents need FlashAttention: on a GPU its kernel of sequences of unequal length, on a CPU one
+    call a document. Where PyTorch has no such kernel for the inputs it raises RuntimeError.
     """
-    if documents is None:
-        return _fused(SDPBackend.FLASH_ATTENTION, q, k, v, null)
     _check((q, k, v), documents)
+    heads, shares = q.shape[1], q.shape[1] != k.shape[1]
+    if documents is not None:
+        if kernel != SDPBackend.FLASH_ATTENTION or null:
+            what = "FlashAttention with a null logit" if null else kernel.name
+            raise InputError(f"{what} takes no documents in PyTorch; use the backend reference")
+        # As rows of one sequence, (B T, H, D): there every document is an interval.
+        rows = [for_heads(x, heads).transpose(1, 2).flatten(0, 1) for x in (q, k, v)]
+        y = (_rows_on_gpu if q.is_cuda else _rows_on_cpu)(*rows, documents)
+        return y.unflatten(0, (q.shape[0], -1)).transpose(1, 2)
+    if kernel == SDPBackend.EFFICIENT_ATTENTION:
+        k, v, shares = for_heads(k, heads), for_heads(v, heads), False
     if null:
-        raise InputError("FlashAttention has no null logit for documents; use backend reference")
-    # As rows of one sequence, (B T, H, D): there every document is an interval.
-    rows = [x.transpose(1, 2).flatten(0, 1) for x in (q, k, v)]
-    y = (_flash_rows_on_gpu if q.is_cuda else _flash_rows_on_cpu)(*rows, documents)
-    return y.unflatten(0, (q.shape[0], -1)).transpose(1, 2)
+        # The null token stands first, so that every other one sees it; its own row is left out.
+        q, k, v = (F.pad(x, (0, 0, 1, 0)) for x in (q, k, v))
+    with sdpa_kernel(kernel):
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=shares)
+    return y[:, :, 1:] if null else y
 
 
-def _flash_rows_on_gpu(q, k, v, documents: Documents) -> Tensor:
-    # Imported on use: it brings the compiler along.
-    from torch.nn.attention.varlen import varlen_attn
+def _rows_on_gpu(q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Tensor:
+    from torch.nn.attention.varlen import varlen_attn  # it brings the compiler along
 
-    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
     offsets, longest = documents.offsets, documents.longest
     return varlen_attn(q, k, v, offsets, offsets, longest, longest, window_size=(-1, 0))
 
 
-def _flash_rows_on_cpu(q, k, v, documents: Documents) -> Tensor:
+def _rows_on_cpu(q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Tensor:
     sizes = [size for size in documents.offsets.diff().tolist() if size]
     rows = (x.transpose(0, 1)[None].split(sizes, dim=2) for x in (q, k, v))
-    parts = [flash_attention(*document) for document in zip(*rows, strict=True)]
+    kernel = SDPBackend.FLASH_ATTENTION
+    parts = [fused_attention(*document, kernel=kernel) for document in zip(*rows, strict=True)]
     return torch.cat(parts, dim=2)[0].transpose(0, 1)
-
-
-def cudnn_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    null: bool = False,
-    documents: Documents | None = None,
-) -> Tensor:
-    """`causal_attention` by cuDNN, forced: on a GPU, in 16 bits, without documents."""
-    if documents is not None:
-        raise InputError("cuDNN's attention takes no documents in PyTorch; use the backend flash")
-    return _fused(SDPBackend.CUDNN_ATTENTION, q, k, v, null)
-
-
-def efficient_attention(
-    q: Tensor, k: Tensor, v: Tensor, *, null: bool = False, documents: Documents | None = None
-) -> Tensor:
-    """`causal_attention` by PyTorch's memory-efficient kernel, forced: FP32 on a GPU."""
-    if documents is not None:
-        raise InputError("memory-efficient attention takes no documents; use backend reference")
-    return _fused(SDPBackend.EFFICIENT_ATTENTION, q, k, v, null)
-
-
-def _fused(kernel: SDPBackend, q: Tensor, k: Tensor, v: Tensor, null: bool) -> Tensor:
-    _check((q, k, v), None)
-    shares = q.shape[1] != k.shape[1]
-    if null:
-        # The null token stands first, so that every other one sees it; its own row is left out.
-        q, k, v = (F.pad(x, (0, 0, 1, 0)) for x in (q, k, v))
-    if kernel == SDPBackend.EFFICIENT_ATTENTION:
-        k, v, shares = for_heads(k, q.shape[1]), for_heads(v, q.shape[1]), False
-    with sdpa_kernel(kernel):
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=shares)
-    return y[:, :, 1:] if null else y
 
 
 def attention_step(

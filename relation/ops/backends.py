@@ -9,22 +9,13 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend
 
 from relation.errors import InputError
-from relation.kernels.flash_relation import (
-    DTYPES,
-    NARROWEST,
-    WIDEST,
-    flash_relation,
-    why_unavailable,
-)
+from relation.kernels import flash_relation, why_unavailable
+from relation.kernels.flash_relation import DTYPES, NARROWEST, WIDEST
 from relation.kernels.linear_relation import linear_relation as fused_linear_relation
-from relation.ops.attention import (
-    causal_attention,
-    cudnn_attention,
-    efficient_attention,
-    flash_attention,
-)
+from relation.ops.attention import causal_attention, fused_attention
 from relation.ops.flex import flex_relation
 from relation.ops.full import full_relation
 from relation.ops.linear import chunked_linear_relation, linear_relation
@@ -51,54 +42,52 @@ class Backend:
         return self.refusal(device)
 
 
-def _why_no_flash_attention(device: torch.device) -> str | None:
-    if device.type == "cuda" and not torch.backends.cuda.is_flash_attention_available():
-        return "this PyTorch was built without FlashAttention"
-    if device.type not in ("cpu", "cuda"):
+def _why_not(kernel: str, device: torch.device) -> str | None:
+    """Why one of PyTorch's kernels cannot run on `device`, or None."""
+    cuda = device.type == "cuda"
+    if kernel == "flash" and device.type not in ("cpu", "cuda"):
         return f"PyTorch has FlashAttention for CPUs and CUDA GPUs, and this device is {device}"
+    if kernel == "flash" and cuda and not torch.backends.cuda.is_flash_attention_available():
+        return "this PyTorch was built without FlashAttention"
+    if kernel == "flex" and not cuda:
+        return f"PyTorch's FlexAttention has no backward pass on this device, {device}; take tiled"
+    if kernel == "flex" and importlib.util.find_spec("triton") is None:
+        return "FlexAttention needs Triton; install triton"
+    if kernel in ("cudnn", "efficient") and not cuda:
+        return f"it needs a CUDA device, and this one is {device}"
+    if kernel == "cudnn" and not torch.backends.cudnn.is_available():
+        return "this PyTorch was built without cuDNN"
     return None
 
 
-def _why_no_gpu(device: torch.device) -> str | None:
-    return None if device.type == "cuda" else f"it needs a CUDA device, and this one is {device}"
+# torch.compile takes the answer as it is at trace time.
+_why_not._dynamo_marked_constant = True
 
 
-def _why_no_cudnn(device: torch.device) -> str | None:
-    if device.type != "cuda":
-        return _why_no_gpu(device)
-    return None if torch.backends.cudnn.is_available() else "this PyTorch was built without cuDNN"
+def _fused(name: str, kernel: SDPBackend) -> Backend:
+    return Backend(partial(fused_attention, kernel=kernel), refusal=partial(_why_not, name))
 
 
-def _why_no_flex(device: torch.device) -> str | None:
-    if device.type != "cuda":
-        return f"PyTorch's FlexAttention has no backward pass on this device, {device}; take tiled"
-    return None if _has_triton() else "FlexAttention needs Triton; install triton"
-
-
-@functools.cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
-
-
+_WHY_NO_FLEX = partial(_why_not, "flex")
 # "calibrated" is Full Relation with attention's logits as Exchange; FlashRelation has SiLU alone.
 BACKENDS: dict[str, dict[str, Backend]] = {
     "mha": {
         "reference": Backend(causal_attention, eager=True),
-        "flash": Backend(flash_attention, refusal=_why_no_flash_attention),
-        "cudnn": Backend(cudnn_attention, refusal=_why_no_cudnn),
-        "efficient": Backend(efficient_attention, refusal=_why_no_gpu),
+        "flash": _fused("flash", SDPBackend.FLASH_ATTENTION),
+        "cudnn": _fused("cudnn", SDPBackend.CUDNN_ATTENTION),
+        "efficient": _fused("efficient", SDPBackend.EFFICIENT_ATTENTION),
     },
     "full": {
         "reference": Backend(full_relation, eager=True),
         "materialised": Backend(full_relation),  # the same, compiled where the model is
         "tiled": Backend(tiled_relation, eager=True),
-        "flex": Backend(flex_relation, refusal=_why_no_flex),
+        "flex": Backend(flex_relation, refusal=_WHY_NO_FLEX),
         "flash": Backend(flash_relation, refusal=why_unavailable),
     },
     "calibrated": {
         "reference": Backend(partial(full_relation, silu=False), eager=True),
         "tiled": Backend(partial(tiled_relation, silu=False), eager=True),
-        "flex": Backend(partial(flex_relation, silu=False), refusal=_why_no_flex),
+        "flex": Backend(partial(flex_relation, silu=False), refusal=_WHY_NO_FLEX),
     },
     "linear": {
         "recurrent": Backend(linear_relation, eager=True),
@@ -135,7 +124,7 @@ def default_backend(operator: str, x: Tensor, documents: bool = False, null: boo
     """
     width, narrow = x.shape[3], x.dtype in (torch.bfloat16, torch.float16)
     if operator == "mha":
-        if _why_no_flash_attention(x.device) or (documents and null):
+        if _why_not("flash", x.device) or (documents and null):
             return "reference"
         if not x.is_cuda or (narrow and width <= 256):
             return "flash"
@@ -145,7 +134,7 @@ def default_backend(operator: str, x: Tensor, documents: bool = False, null: boo
         return "flash"
     if operator == "linear":
         return "chunked"
-    flexes = x.dtype != torch.float64 and width >= NARROWEST and _why_no_flex(x.device) is None
+    flexes = x.dtype != torch.float64 and width >= NARROWEST and _why_not("flex", x.device) is None
     return "flex" if flexes else "tiled"
 
 

@@ -19,12 +19,6 @@ from relation.ops.full import check
 TILE = 128
 
 
-def _tiles(start: int, end: int) -> Iterator[slice]:
-    """Tokens start .. end - 1 in tiles that begin at multiples of TILE."""
-    for first in range(start - start % TILE, end, TILE):
-        yield slice(first, min(first + TILE, end))
-
-
 class _History:
     """Which tokens are the history of which: those before in the same document.
 
@@ -37,9 +31,10 @@ class _History:
 
     def tiles(self, length: int) -> Iterator[tuple[slice, list[slice]]]:
         """Tiles of tokens, each with the tiles in which some of them have history."""
-        for rows in _tiles(0, length):
+        tiles = [slice(n, min(n + TILE, length)) for n in range(0, length, TILE)]
+        for n, rows in enumerate(tiles):
             first = 0 if self.starts is None else int(self.starts[..., rows].min())
-            yield rows, list(_tiles(first, rows.stop))
+            yield rows, tiles[first // TILE : n + 1]
 
     def keep(self, tile: Tensor, rows: slice, columns: slice, absent: float) -> Tensor:
         """Overwrite a tile's entries (i, j) where token j is no history of token i."""

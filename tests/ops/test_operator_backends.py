@@ -1,5 +1,6 @@
 """What every backend of an operator must keep: causality, its dtype's error, any strides."""
 
+import importlib.util
 from functools import partial
 from typing import NamedTuple
 
@@ -242,9 +243,11 @@ def test_the_default_is_the_fastest_backend_that_runs(
     monkeypatch, device, dtype, width, expected, triton
 ):
     x = Elsewhere(torch.device(device), dtype, (1, 2, 20, width))
-    none = lambda device: None if triton and device.type == "cuda" else "no Triton"  # noqa: E731
-    monkeypatch.setattr(backends, "why_unavailable", none)
-    monkeypatch.setattr(backends, "_why_no_flex", none)
+    found, find = triton and device == "cuda", importlib.util.find_spec
+    monkeypatch.setattr(backends, "why_unavailable", lambda _: None if found else "no Triton")
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: find(name) if found or name != "triton" else None
+    )
     monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
     for kind, name in zip(("mha", "full", "calibrated", "linear"), expected.split(), strict=True):
         if not triton and kind != "mha":

@@ -4,10 +4,11 @@ import math
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend
 
 from relation import ops
 from relation.errors import InputError
-from relation.ops.attention import cudnn_attention, flash_attention
+from relation.ops.attention import fused_attention
 
 X = torch.zeros(1, 2, 3, 4)
 LAM, THETA, STATE = torch.tensor(0.5), torch.zeros(1), torch.zeros(1, 2, 4, 4)
@@ -23,8 +24,7 @@ CALLS = {
     ops.chunked_linear_relation: LINEAR,
     ops.causal_flow: {"q": X, "k": X},
     ops.causal_attention: ATTENTION,
-    flash_attention: ATTENTION,
-    cudnn_attention: ATTENTION,
+    fused_attention: {**ATTENTION, "kernel": SDPBackend.FLASH_ATTENTION},
     ops.givens_mix: {"info": X, "theta": THETA, "layer_index": 0},
     ops.rope: {"x": X},
 }
@@ -59,7 +59,7 @@ def cases() -> list:
 each_state = pytest.mark.parametrize(("operator", "state", "position"), cases())
 
 
-@pytest.mark.parametrize("operator", [op for op in CALLS if op is not cudnn_attention], ids=name)
+@pytest.mark.parametrize("operator", CALLS, ids=name)
 def test_the_unchanged_arguments_are_accepted(operator):
     result = operator(**CALLS[operator])
     y = result[0] if isinstance(result, tuple) else result
