@@ -1,0 +1,181 @@
+"""Texts longer than trained, on models built by hand, whose answer is known."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, models
+from torch import Tensor, nn
+from training import small_model, small_run
+
+from relation import records
+from relation.beyond.length import (
+    count_frozen,
+    document_windows,
+    frozen_count,
+    length_rows,
+    longest_windows,
+    measure,
+)
+from relation.data.tokenizer import END_OF_TEXT
+from relation.data.windows import sha256_of
+from relation.jobs import Length
+from relation.nn import Decoder, Execution, ModelConfig
+from relation.ops import full_relation, tiled_relation
+from relation.train.checkpoint import save_model
+
+V, END = 40, 3
+
+
+def decoder(layout: str, **rest) -> Decoder:
+    """A small model of these layers with random weights, no angle of which is 0."""
+    config = ModelConfig(vocab_size=V, d_model=16, heads=2, d_ff=16, layout=layout, **rest)
+    model = Decoder(config, Execution(full="tiled", linear="chunked")).eval()
+    model.initialise(seed=1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("theta"):
+                parameter.fill_(0.7)
+            elif parameter.ndim >= 2:
+                parameter.mul_(12)  # enough that every part shows
+    return model
+
+
+def test_windows_lie_within_a_document() -> None:
+    """The first of each, then the second of each; ids count up, so that a seam would show."""
+    tokens = np.concatenate([[END, *range(10, 22)], [END, *range(30, 34)], [END, *range(50, 59)]])
+    windows = document_windows(tokens, END, 4, count=10)
+    assert windows[:, 0].tolist() == [END, END, END, 13, 53, 17]
+    assert all((np.diff(row[1:]) == 1).all() for row in windows)
+    assert len(document_windows(tokens, END, 4, count=2)) == 2
+    found = longest_windows(tokens, END, 3, 8, count=9)
+    assert found.shape == (1, 13), "no document holds 24 tokens, one holds 12"
+    assert len(longest_windows(tokens, END, 50, 8, count=9)) == 0
+
+
+def lengths(model: Decoder) -> dict[str, np.ndarray]:
+    """NLL of three windows of four contexts of 8, by reading and quarter of a context."""
+    windows = torch.randint(V, (3, 33), generator=torch.Generator().manual_seed(5))
+    found: dict[str, list[float]] = {}
+    for row in length_rows(model, windows, 8):
+        assert row["count"] == 3 * 2 and row["first"] == 2 * len(found.get(row["reading"], []))
+        found.setdefault(row["reading"], []).append(row["nll"])
+    return {reading: np.array(nll) for reading, nll in found.items()}
+
+
+def test_a_model_that_ignores_its_context_is_the_same_at_every_length() -> None:
+    model = decoder("AF")
+    with torch.no_grad():
+        for block in model.blocks:
+            block.mixer.wo.weight.zero_()
+    found = lengths(model)
+    assert found.keys() == {"whole", "apart", "frozen", "removed"}
+    for nll in found.values():
+        assert nll == pytest.approx(found["whole"], rel=1e-5)
+    with torch.no_grad():
+        model.embedding.weight.zero_()
+    for nll in lengths(model).values():
+        assert len(nll) == 16 and nll == pytest.approx(math.log(V))
+
+
+def test_the_count_correction_beyond_the_context() -> None:
+    """Its readings differ from the context's end on, and only where a layer corrects at all."""
+    assert lengths(decoder("A")).keys() == {"whole", "apart"}
+    assert lengths(decoder("F", count_calibration=False)).keys() == {"whole", "apart"}
+    model = decoder("FF")
+    before = [p.clone() for p in model.parameters()]
+    found = lengths(model)
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
+    within = slice(0, 4)
+    assert found["frozen"][within] == pytest.approx(found["whole"][within], rel=1e-5)
+    assert found["apart"][within] == pytest.approx(found["whole"][within], rel=1e-5)
+    assert np.abs(found["removed"] - found["whole"])[within].max() > 1e-3
+    assert np.abs(found["frozen"] - found["whole"])[4:].max() > 1e-3
+    with torch.no_grad():
+        for block in model.blocks:
+            block.mixer.lam.zero_()
+    null = lengths(model)
+    for reading in ("frozen", "removed"):
+        assert null[reading] == pytest.approx(null["whole"], rel=1e-5)
+
+
+def corrected(p1: Tensor, p2: Tensor, info: Tensor, lam: float, own: bool) -> Tensor:
+    """Y by the definition, with log min(i, 8) in its correction."""
+    T = p1.shape[2]
+    U = p1 @ p2.mT / math.sqrt(p1.shape[3])
+    i = torch.arange(1, T + 1, dtype=p1.dtype, device=p1.device).clamp(max=8)
+    R = nn.functional.silu(U) - lam * i.log()[:, None]
+    itself = torch.eye(T, dtype=torch.bool, device=p1.device)
+    later = torch.ones(T, T, device=p1.device).triu(1).bool()
+    R = torch.where(itself, torch.sigmoid(U / 2), R).masked_fill(later, -math.inf)
+    flow = R.softmax(-1)
+    return (flow if own else flow.tril(-1)) @ info
+
+
+def check_frozen(call, own: bool, dtype: torch.dtype, device: str, length: int) -> None:
+    """A frozen count is no further off FP64 than twice the definition in the inputs' precision."""
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.randn(3, 2, 2, length, 16, generator=generator, dtype=torch.float64)
+    given = drawn.to(device, dtype)
+    truth = corrected(*given.double(), 0.9, own)
+    narrow = dtype if dtype == torch.float64 else torch.float32
+    yardstick = (corrected(*given.to(narrow), 0.9, own) - truth).abs().max()
+    rounding = (truth.to(dtype) - truth).abs().max()
+    lam = torch.tensor(0.9, dtype=narrow, device=device)
+    y = frozen_count(call, 8)(*given, lam, 2.0, transport_self=own)
+    assert y.dtype == dtype
+    relative = 1e-12 if dtype == torch.float64 else 1e-5
+    assert (y - truth).abs().max() <= 2 * (yardstick + rounding) + relative * truth.abs().max()
+
+
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("call", [full_relation, tiled_relation])
+def test_a_frozen_count_is_that_of_the_definition(call, dtype: torch.dtype, own: bool) -> None:
+    check_frozen(call, own, dtype, "cpu", 30)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_frozen_count_on_a_gpu(dtype: torch.dtype) -> None:
+    from relation.kernels import flash_relation
+
+    check_frozen(flash_relation, True, dtype, "cuda", 1000)
+
+
+def test_a_frozen_count_ends_with_its_reading() -> None:
+    mixer = decoder("F").blocks[0].mixer
+    before = mixer.call
+    with count_frozen([mixer], 8):
+        assert mixer.call is not before
+    assert mixer.call is before
+
+
+@pytest.mark.parametrize("documents, length, rows", [(3, 200, 4 * 4 * 4), (40, 12, 0)])
+def test_a_checkpoint_is_measured_into_a_record(tmp_path: Path, documents, length, rows) -> None:
+    """Halved to four contexts of 32 where no document holds eight; none where none holds one."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.add_special_tokens([END_OF_TEXT])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    ids = np.random.default_rng(0).integers(1, 61, (documents, length))
+    ids[:, 0] = tokenizer.token_to_id(END_OF_TEXT)
+    ids.astype("<u2").tofile(tmp_path / "validation.bin")
+    known = {"campaign": "tests", "corpus": "c", "vocabulary": 61, "fingerprint": None}
+    known |= dict.fromkeys(("tokens", "documents", "characters"), ids.size)
+    splits = {"train": "none", "validation": sha256_of(tmp_path / "validation.bin")}
+    data = [{**known, "split": s, "sha256": h, "unigram_entropy": 0.0} for s, h in splits.items()]
+    records.write(tmp_path / "data.parquet", "data", data, records.origin("none", "cpu"))
+
+    run = small_run("hybrid", context=32)
+    model = Decoder(small_model("hybrid"))
+    model.initialise(1)
+    save_model(model, tmp_path / "model.safetensors", {})
+    section = Length(scales=None, variants=("hybrid",), windows=2, contexts=8)
+    measure(run, tmp_path, tmp_path / "model.safetensors", tmp_path / "out", section)
+    found = records.read(tmp_path / "out" / "lengths.parquet", "lengths")
+    assert len(found) == rows
+    if rows:
+        assert set(found["hash"]) == {section.hash(run)} and found["nll"].between(0, 99).all()
+        assert set(found["reading"]) == {"whole", "frozen", "removed", "apart"}

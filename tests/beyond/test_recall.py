@@ -1,0 +1,208 @@
+"""Associative recall: what its sequences are, what is counted, and how models are trained on it."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import Tensor
+from training import CPU
+
+from relation import records
+from relation.beyond import recall
+from relation.beyond.recall import FILLER, AtQueries, Sequences, Uniform, answer, draw, questions
+from relation.data.windows import IGNORED
+from relation.jobs import Recall
+from relation.train.step import summed_nll
+from relation.variants import ModelConfig
+
+TASKS = ((16, 2), (48, 8))
+VOCABULARY = 64
+# A count of independent events is further from its mean than this once in 1.7 million.
+DEVIATIONS = 5.0
+OPTIMISER = {"betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1, "decay_embedding": True}
+
+
+def given(mixer: str = "full", layout: str = "FF", width: int = 16, **changes) -> Recall:
+    shape = {"vocab_size": VOCABULARY, "d_model": width, "heads": 2, "d_ff": 2 * width}
+    recall = Recall(
+        campaign="tests",
+        mixer=mixer,
+        models=(ModelConfig(**shape, layout=layout),),
+        optimizer=OPTIMISER | {"gradient_clip": 1.0},
+        plateau_fraction=0.8,
+        vocabulary=VOCABULARY,
+        tasks=TASKS,
+        gap_power=0.01,
+        learning_rates=(1e-3, 1e-2),
+        seeds=(42, 43),
+        updates=2,
+        warmup_updates=1,
+        sequences=2,
+        tested=4,
+        precision="fp32",
+        device="cpu",
+        compile=False,
+        backends={"mha": "flash", "full": "tiled", "linear": "chunked"},
+    )
+    return replace(recall, **changes)
+
+
+def recalled(tmp_path: Path, spec: Recall) -> pd.DataFrame:
+    recall.run(spec, tmp_path / "recall.parquet")
+    return records.read(tmp_path / "recall.parquet", "recall")
+
+
+# -- sequences -------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("length", "pairs"), [(4, 1), (16, 2), (64, 16), (512, 64)])
+def test_a_sequence_is_pairs_then_every_key_again(length: int, pairs: int) -> None:
+    half = VOCABULARY * 4 // 2
+    drawn = draw(given(tasks=((length, pairs),), vocabulary=2 * half), 50, 1)
+    assert all(part.shape == (50, 1, length) for part in drawn)
+    for row, wanted, back in zip(*(part[:, 0] for part in drawn), strict=True):
+        keys, values = row[: 2 * pairs : 2], row[1 : 2 * pairs : 2]
+        assert len(set(keys)) == len(set(values)) == pairs
+        assert keys.min() >= 1 and keys.max() < half <= values.min() and values.max() < 2 * half
+        asked = np.flatnonzero(wanted != IGNORED)
+        assert set(asked) == set(np.flatnonzero(back)), "a distance at queries alone"
+        assert (asked >= 2 * pairs).all() and (asked % 2 == 0).all()
+        assert sorted(row[asked]) == sorted(keys), "each key is asked for once"
+        for place in asked:
+            first = place - back[place]
+            assert row[first] == row[place] and row[first + 1] == wanted[place]
+        rest = np.setdiff1d(np.arange(2 * pairs, length), asked)
+        assert (row[rest] == FILLER).all()
+
+
+def test_shorter_tasks_are_padded_and_a_key_fixes_the_sequences() -> None:
+    drawn = draw(given(), 3, 1)
+    assert drawn.inputs.shape == (3, 2, 48)
+    padded = Sequences(*(part[:, 0, 16:] for part in drawn))
+    assert (padded.inputs == FILLER).all() and (padded.targets == IGNORED).all()
+    assert (drawn.targets != IGNORED).sum(axis=(0, 2)).tolist() == [6, 24]
+    assert all(map(np.array_equal, drawn, draw(given(), 3, 1)))
+    assert not np.array_equal(drawn.inputs, draw(given(), 3, 2).inputs)
+
+
+def test_draws_without_return_are_uniform() -> None:
+    """Each of the 24 ordered draws of 3 among 4 is as likely."""
+    rows = 24_000
+    drawn = recall.distinct(Uniform(3), rows, 4, 3)
+    codes, counts = np.unique(drawn @ [16, 4, 1], return_counts=True)
+    assert len(codes) == 24
+    spread = math.sqrt(rows / 24 * (1 - 1 / 24))
+    assert np.abs(counts - rows / 24).max() < DEVIATIONS * spread
+
+
+@pytest.mark.parametrize("power", [0.01, 1.0])
+def test_queries_follow_the_power_law_of_gaps(power: float) -> None:
+    """The first draw takes slot s in proportion to s^(power - 1); all draws are distinct."""
+    rows, slots = 40_000, 12
+    drawn = recall.query_slots(Uniform(4), rows, slots, 5, power)
+    assert all(len(set(row)) == 5 for row in drawn[:200])
+    share = np.arange(1, slots + 1) ** (power - 1.0)
+    share /= share.sum()
+    counts = np.bincount(drawn[:, 0], minlength=slots)
+    spread = np.sqrt(rows * share * (1 - share))
+    assert (np.abs(counts - rows * share) < DEVIATIONS * spread).all()
+
+
+# -- answers ---------------------------------------------------------------------------------------
+class Lookup(torch.nn.Module):
+    """Answers with what followed the token's first occurrence, if that is near; else with 0."""
+
+    def __init__(self, reach: int = 10**9):
+        super().__init__()
+        self.reach = reach
+
+    def states(self, tokens: Tensor) -> Tensor:
+        first = (tokens[:, :, None] == tokens[:, None, :]).int().argmax(2)
+        found = tokens.gather(1, (first + 1).clamp(max=tokens.shape[1] - 1))
+        places = torch.arange(tokens.shape[1])
+        return torch.where(places - first <= self.reach, found, 0)[..., None].double()
+
+    def logits(self, states: Tensor) -> Tensor:
+        return -50 * (states - torch.arange(VOCABULARY)).square()
+
+
+def test_a_lookup_table_is_right_as_far_as_it_reaches() -> None:
+    asked = draw(given(gap_power=1.0), 30, 6)
+    right, nll = answer(Lookup(), asked, 7, CPU, "fp32")
+    assert np.array_equal(right, asked.targets != IGNORED) and nll == pytest.approx(0, abs=1e-6)
+    right, _ = answer(Lookup(reach=16), asked, 30, CPU, "fp32")
+    near = (asked.distances > 0) & (asked.distances <= 16)
+    assert np.array_equal(right, near) and 0 < near[:, 1].sum() < (asked.distances[:, 1] > 0).sum()
+
+
+@pytest.mark.parametrize("layout", ["AA", "LF"])
+def test_the_loss_at_queries_is_that_of_the_whole_sequences(layout: str) -> None:
+    spec = given(layout=layout)
+    sequences = draw(spec, 3, 5)
+    model = recall.build_model(spec, 16, 1).double()
+    whole = (torch.from_numpy(a).flatten(0, 1).long() for a in sequences[:2])
+    asked = (torch.from_numpy(a).long() for a in questions(*sequences[:2]))
+    at_queries = AtQueries(model, *sequences.inputs.shape[1:])
+    losses = summed_nll(model, *whole), summed_nll(at_queries, *asked)
+    wanted, found = (torch.autograd.grad(x, list(model.parameters())) for x in losses)
+    assert losses[1].item() == pytest.approx(losses[0].item(), rel=1e-6)  # the sum is FP32
+    for a, b in zip(wanted, found, strict=True):
+        torch.testing.assert_close(b, a, rtol=1e-5, atol=1e-6 * a.abs().max().item())
+
+
+# -- trainings -------------------------------------------------------------------------------------
+def test_a_rate_is_chosen_on_the_first_seed_and_the_others_train_at_it(tmp_path: Path) -> None:
+    spec = given(learning_rates=(1e-3, 3e-3), seeds=(1, 2, 3))
+    rows = recalled(tmp_path, spec)
+    trainings = rows.groupby(["learning_rate", "seed"])
+    assert len(trainings) == 4 and set(rows["status"]) == {"PASS"}
+    assert set(rows["hash"]) == {spec.hash} and set(rows["layout"]) == {"FF"}
+    queries = [spec.tested * pairs for _, pairs in spec.tasks]
+    for _, own in trainings:
+        assert own.groupby("pairs")["queries"].sum().tolist() == queries
+        assert (own["right"] <= own["queries"]).all()
+    first = rows[rows["seed"] == 1].drop_duplicates("learning_rate")
+    best = first.sort_values(["validation_accuracy", "validation_nll"], ascending=[False, True])
+    (chosen,) = rows[rows["chosen"]]["learning_rate"].unique()
+    assert chosen == best["learning_rate"].iloc[0]
+    assert set(rows[rows["chosen"]]["seed"]) == {1, 2, 3}
+
+
+def test_a_training_does_not_depend_on_those_before_it(tmp_path: Path) -> None:
+    """One model is trained again and again: nothing of it or of AdamW stays. Hybrid has all."""
+    spec = given("hybrid", "LF", seeds=(1,))
+    numbers = ["validation_nll", "validation_accuracy", "right", "length", "distance"]
+    both = recalled(tmp_path, replace(spec, learning_rates=(1e-2, 1e-3)))
+    alone = recalled(tmp_path, replace(spec, learning_rates=(1e-3,)))
+    again = both[both["learning_rate"] == 1e-3].reset_index(drop=True)
+    pd.testing.assert_frame_equal(again[numbers], alone[numbers])
+    assert both["validation_nll"].nunique() == 2
+
+
+def test_a_model_learns_to_recall(tmp_path: Path) -> None:
+    """MHA of two layers, which is known to; the share by chance is 1 in 32."""
+    changes = {"tasks": ((16, 2),), "learning_rates": (1e-2,), "seeds": (1,), "sequences": 32}
+    changes |= {"updates": 300, "warmup_updates": 30, "tested": 64}
+    rows = recalled(tmp_path, given("mha", "AA", width=32, **changes))
+    assert rows["right"].sum() > 0.2 * rows["queries"].sum()
+
+
+def test_a_peer_that_cannot_run_says_why(tmp_path: Path) -> None:
+    (row,) = recalled(tmp_path, given("gla", "AA")).to_dict("records")
+    assert (row["status"], row["mixer"]) == ("UNAVAILABLE", "gla") and "\n" not in row["reason"]
+    assert "GPU" in row["reason"] and pd.isna(row["queries"])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", ["AA", "FF"])
+def test_compiled_and_captured_trainings_learn_to_recall(tmp_path: Path, layout: str) -> None:
+    """Three trainings share one model's graphs; on a CPU each answers all queries."""
+    easy = {"tasks": ((16, 2), (32, 4)), "sequences": 32, "learning_rates": (2e-3,), "tested": 64}
+    easy |= {"updates": 5000, "warmup_updates": 500, "seeds": (1, 2, 3), "device": "cuda"}
+    kernels = dict.fromkeys(("mha", "full", "linear"), "flash")
+    easy |= {"compile": True, "precision": "bf16", "backends": kernels}
+    rows = recalled(tmp_path, given("full", layout, width=64, **easy))
+    shares = rows.groupby("seed")[["right", "queries"]].sum()
+    assert (shares["right"] > 0.9 * shares["queries"]).all()

@@ -1,0 +1,169 @@
+"""The diagnostics of a checkpoint: rows, curves and maps of its own flows, on fixed sequences."""
+
+import weakref
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from flows import defined_flow_metrics, defined_rank_metrics, random_flow
+from tokenizers import Tokenizer, models
+from training import CPU, refusal, small_model, small_run, write_corpus
+
+from relation import records
+from relation.data.tokenizer import END_OF_TEXT
+from relation.data.windows import document_mask, open_tokens
+from relation.flow import metrics
+from relation.flow.diagnose import diagnose, encode, pooled
+from relation.nn import Decoder
+from relation.train.checkpoint import load_model, save_model
+
+UNMASKED = lambda inputs: None  # noqa: E731
+LENGTHS = {"flow_sequences": 3, "flow_window": 24, "flow_length": 24, "rank_length": 12}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write_corpus(tmp_path_factory.mktemp("corpus") / "data")
+    vocabulary = {END_OF_TEXT: 0, **{str(i): i for i in range(1, 61)}}
+    Tokenizer(models.BPE(vocabulary, [])).save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def saved_model(folder: Path, variant: str, layers: int = 2) -> Decoder:
+    """A tiny model with strong weights, saved."""
+    model = Decoder(small_model(variant, layers=layers, init_std=0.5))
+    model.initialise(42)
+    save_model(model, folder / "model.safetensors", {})
+    return model
+
+
+def diagnosed(folder: Path, data: Path, variant: str, **changes) -> tuple[dict, Decoder]:
+    """The rows of a tiny model's diagnostics by kind."""
+    model = saved_model(folder, variant)
+    run = small_run(variant, **LENGTHS | changes)
+    diagnose(run, data, folder / "model.safetensors", folder / "out")
+    kinds = ("flow", "curves", "maps")
+    return {kind: records.read(folder / "out" / f"{kind}.parquet", kind) for kind in kinds}, model
+
+
+@pytest.mark.parametrize("variant", ["mha", "full"])
+def test_rows_of_a_checkpoint(tmp_path, data, variant) -> None:
+    rows, model = diagnosed(tmp_path, data, variant)
+    flow = rows["flow"]
+    assert set(flow["variant"]) == {variant} and set(flow["hash"]) == {
+        small_run(variant, **LENGTHS).flow_hash
+    }
+    assert set(zip(flow["length"], flow["count"], strict=True)) == {(24, 24), (12, 1)}
+    key = ["length", "metric", "layer", "head", "sequence"]
+    found = flow.set_index(key)["value"].sort_index()
+    assert len(found) == (11 + 5) * 2 * 2 * 3 and found.index.is_unique
+    curves = rows["curves"].set_index(["layer", "curve"])["values"]
+    maps = rows["maps"].set_index(["layer", "head"])
+    assert len(curves) == 2 * 3 and len(maps) == 2 * 2
+
+    tokens = open_tokens(data, "validation")[:72].astype(np.int64)
+    windows = torch.from_numpy(tokens.reshape(3, 24))
+    with torch.no_grad():
+        for layer, flows in enumerate(model.flows(windows)):
+            for sequence, head in np.ndindex(3, 2):
+                own = flows[sequence, head].double().numpy()
+                expected = {24: defined_flow_metrics(own)}
+                sigma = np.linalg.svd(own[:12, :12], compute_uv=False)
+                expected[12] = defined_rank_metrics(sigma)
+                for length, values in expected.items():
+                    for metric, value in values.items():
+                        row = found[length, metric, layer, head, sequence]
+                        assert row == pytest.approx(value, rel=1e-3, abs=1e-6), metric
+            means = {
+                "self": flows.diagonal(dim1=-2, dim2=-1),
+                "distance": metrics.history_profiles(flows)[0],
+                "sigma": metrics.singular_values(flows[..., :12, :12]),
+            }
+            for name, values in means.items():
+                mean = values.mean((0, 1))
+                assert np.allclose(curves[layer, name], mean, rtol=3e-4, atol=1e-7), name
+            for head in range(2):
+                row = maps.loc[(layer, head)]
+                codes = np.frombuffer(row["codes"], np.uint8).reshape(row["side"], row["side"])
+                assert row["length"] == row["side"] == 24
+                assert np.array_equal(codes, encode(pooled(flows[0, head]).numpy()))
+
+
+@pytest.mark.parametrize("length, side", [(12, 4), (13, 4), (5, 8), (1, 64), (70, 64)])
+def test_a_map_holds_the_flow_between_blocks(length, side) -> None:
+    flow = random_flow(length, length)
+    blocks = min(side, length)
+    starts = [a * length // blocks for a in range(blocks + 1)]
+    found = pooled(torch.from_numpy(flow), side).numpy()
+    assert found.shape == (blocks, blocks)
+    for a, b in np.ndindex(blocks, blocks):
+        part = flow[starts[a] : starts[a + 1], starts[b] : starts[b + 1]]
+        assert found[a, b] == pytest.approx(part.sum(1).mean(), abs=1e-14)
+    assert np.allclose(found.sum(1), 1, rtol=0, atol=1e-13)
+
+
+def test_codes_keep_five_decades_to_within_a_tenth() -> None:
+    values = np.concatenate((np.geomspace(1.01e-5, 1, 999), [0.0, 1e-9]))
+    codes = encode(values)
+    assert codes.dtype == np.uint8 and codes[998] == 63 and not codes[999:].any()
+    back = 10 ** ((codes[:999].astype(float) - 63) * 5 / 62)
+    assert np.abs(back / values[:999] - 1).max() < 0.1
+
+
+def test_one_layers_flows_live_at_a_time(tmp_path, monkeypatch) -> None:
+    """At most two: the next layer's is made before the reader lets go of the last."""
+    alive, most = weakref.WeakSet(), []
+    whole = Decoder.flows
+
+    def watched(*given):
+        for flow in whole(*given):
+            alive.add(flow)
+            most.append(len(alive))
+            yield flow
+            del flow
+
+    monkeypatch.setattr(Decoder, "flows", watched)
+    model = saved_model(tmp_path, "full", layers=12)
+    tokens = torch.arange(24)[None]
+    assert sum(1 for _ in metrics.read_layers(model, tokens, 24, 12, UNMASKED)) == 12
+    assert len(most) == 12 and max(most) <= 2
+
+
+def test_what_cannot_be_diagnosed_is_one_line(tmp_path, data) -> None:
+    assert "Linear" in refusal(lambda: diagnosed(tmp_path, data, "linear"))
+    assert not (tmp_path / "out").exists()
+    few = {"flow_window": 200}
+    assert "holds 1 windows of 200" in refusal(lambda: diagnosed(tmp_path, data, "full", **few))
+    model = saved_model(tmp_path, "full")
+    with torch.no_grad():
+        model.blocks[1].mixer.w1.weight[0, 0] = float("nan")
+    save_model(model, tmp_path / "model.safetensors", {})
+    run = small_run(**LENGTHS)
+    given = (run, data, tmp_path / "model.safetensors", tmp_path / "out")
+    assert "layer 1 is not finite" in refusal(lambda: diagnose(*given))
+    small = Decoder(small_model("full", vocab_size=31))
+    small.initialise(1)
+    save_model(small, tmp_path / "model.safetensors", {})
+    assert "and the model knows 31" in refusal(lambda: diagnose(*given))
+
+
+@torch.no_grad()
+def test_flow_stays_in_its_document_and_sinks_are_their_first_tokens(tmp_path, data) -> None:
+    saved_model(tmp_path, "full")
+    model = load_model(tmp_path / "model.safetensors", CPU)
+    mask = document_mask("documents", data)
+    text = torch.tensor([[5, 3, 0, 4, 6, 7, 0, 2, 9, 9], [1, 2, 3, 0, 0, 4, 4, 8, 8, 8]])
+    starts = mask(text).starts
+    for layer in metrics.read_layers(model, text, 10, 8, mask):
+        found, flow = layer.readings[0].values, layer.flow
+        sinks = torch.zeros(2, 2, 2, dtype=torch.float64)
+        for b, h, i in np.ndindex(2, 2, 10):
+            begins = int(starts[b, i])
+            history = flow[b, h, i, begins:i].double()
+            assert not flow[b, h, i, :begins].any() and not flow[b, h, i, i + 1 :].any()
+            if i > begins:
+                sinks[0, b, h] += history[0] / history.sum() / 10
+                sinks[1, b, h] += history[:2].sum() / history.sum() / 10
+        torch.testing.assert_close(found["sink_1"], sinks[0], rtol=1e-5, atol=0)
+        torch.testing.assert_close(found["sink_2"], sinks[1], rtol=1e-5, atol=0)

@@ -1,0 +1,183 @@
+"""The metrics of Appendix B.4 against their definitions, closed forms and crafted flows."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from flows import (
+    FLOOR,
+    FLOWS,
+    defined_conditional,
+    defined_flow_metrics,
+    defined_rank_metrics,
+    first_token_flow,
+    random_flow,
+    uniform_flow,
+    uniform_spectrum,
+)
+from training import refusal
+
+from relation.flow import metrics
+
+SPECTRA = {
+    "effective_rank": metrics.effective_rank,
+    "stable_rank": metrics.stable_rank,
+    "top_singular_energy": metrics.top_energy,
+    "dims_90": lambda sigma: metrics.energy_dims(sigma, 0.90),
+    "dims_95": lambda sigma: metrics.energy_dims(sigma, 0.95),
+}
+
+
+def beyond(flow: torch.Tensor, distance: int) -> torch.Tensor:
+    return metrics.history_profiles(flow)[0][..., distance + 1 :].sum(-1)
+
+
+def sink(flow: torch.Tensor, first: int) -> torch.Tensor:
+    return metrics.history_profiles(flow)[1][..., :first].sum(-1)
+
+
+@pytest.mark.parametrize("flow", FLOWS.values(), ids=FLOWS.keys())
+@pytest.mark.parametrize("dtype, slack", [(torch.float64, 1e-12), (torch.float32, 2e-6)])
+def test_flow_metrics_are_those_of_the_definition(flow, dtype, slack) -> None:
+    found = metrics.read_flow(torch.from_numpy(flow).to(dtype)[None, None]).values
+    expected = defined_flow_metrics(flow)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert found[name].item() == pytest.approx(value, rel=slack, abs=slack), name
+
+
+@pytest.mark.parametrize("flow", FLOWS.values(), ids=FLOWS.keys())
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_spectrum_metrics_come_from_fp32_singular_values(flow, dtype) -> None:
+    given = torch.from_numpy(flow).to(dtype)
+    sigma = metrics.singular_values(given)
+    exact = np.linalg.svd(flow, compute_uv=False)
+    assert sigma.dtype == torch.float32
+    assert np.abs(sigma.numpy() - exact).max() <= 4 * len(flow) * 2**-24 * exact[0]
+    found = metrics.read_spectrum(given[None, None]).values
+    assert found.keys() == SPECTRA.keys()
+    for name, value in defined_rank_metrics(sigma).items():
+        assert found[name].item() == pytest.approx(value, rel=1e-12), name
+
+
+@pytest.mark.parametrize("flow", FLOWS.values(), ids=FLOWS.keys())
+def test_the_gpus_singular_values_are_within_fp32_rounding_of_the_largest(flow) -> None:
+    """What a GPU takes in place of the SVD, here on the CPU."""
+    sigma = metrics.gram_singular_values(torch.from_numpy(flow).float()[None])
+    exact = np.linalg.svd(flow.astype(np.float32).astype(np.float64), compute_uv=False)
+    assert np.abs(sigma[0].numpy() - exact).max() <= 2**-23 * exact[0]
+
+
+def test_identity_and_rank_one_have_closed_forms() -> None:
+    T = 40
+    identity, first = torch.eye(T).double(), torch.from_numpy(first_token_flow(T))
+    assert metrics.self_flow(identity) == 1 and metrics.exchange_flow(identity) == 0
+    assert beyond(identity, 0) == 0 and sink(identity, T) == 0
+    sigma = metrics.singular_values(identity)
+    assert metrics.effective_rank(sigma).item() == pytest.approx(T, rel=1e-6)
+    assert metrics.energy_dims(sigma, 0.90) == 36 and metrics.energy_dims(sigma, 0.95) == 38
+
+    # The first row has no history, so that even full sinks leave 1 / T.
+    assert sink(first, 1).item() == pytest.approx((T - 1) / T, rel=1e-14)
+    assert beyond(first, 7).item() == pytest.approx((T - 8) / T, rel=1e-14)
+    sigma = metrics.singular_values(first)
+    assert metrics.effective_rank(sigma).item() == pytest.approx(1, abs=1e-3)
+    assert metrics.stable_rank(sigma).item() == metrics.energy_dims(sigma, 0.95) == 1
+
+
+def test_the_uniform_causal_flow_has_closed_forms() -> None:
+    T = 40
+    uniform, rows = torch.from_numpy(uniform_flow(T)), range(1, T)
+    harmonic = math.fsum(1 / (i + 1) for i in range(T))
+    assert metrics.self_flow(uniform).item() == pytest.approx(harmonic / T, rel=1e-14)
+    expected = math.fsum(min(5 / i, 1) for i in rows) / T
+    assert sink(uniform, 5).item() == pytest.approx(expected, rel=1e-14)
+    expected = math.fsum(max(i - 5, 0) / i for i in rows) / T
+    assert beyond(uniform, 5).item() == pytest.approx(expected, rel=1e-14)
+
+    # Row i holds i entries of 1/i: the energy is the harmonic number.
+    exact, sigma = uniform_spectrum(T), metrics.singular_values(uniform)
+    assert metrics.stable_rank(sigma).item() == pytest.approx(harmonic / exact[0] ** 2, rel=1e-6)
+    expected = defined_rank_metrics(exact)
+    for name in ("effective_rank", "dims_90", "dims_95"):
+        assert SPECTRA[name](sigma).item() == pytest.approx(expected[name], rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["one token", "uniform", "rank one", "random"])
+def test_profiles_sum_to_the_masses(name) -> None:
+    flow = FLOWS[name]
+    given = torch.from_numpy(np.stack((flow, np.eye(len(flow)))))[:, None]
+    for limit in range(len(flow)):
+        for mass, counts in (
+            (beyond(given, limit), lambda i, j, d=limit: i - j > d),
+            (sink(given, limit + 1), lambda i, j, d=limit: j <= d),
+        ):
+            assert mass.shape == (2, 1) and mass[1] == 0
+            assert mass[0].item() == pytest.approx(defined_conditional(flow, counts), abs=1e-14)
+
+
+def test_every_head_and_sequence_is_read_alone() -> None:
+    flows = torch.from_numpy(random_flow(3, 2, 19, 19))
+    for read in (metrics.read_flow, metrics.read_spectrum):
+        together = read(flows)
+        for b, h in np.ndindex(3, 2):
+            alone = read(flows[b : b + 1, h : h + 1])
+            for kind in ("values", "curves"):
+                for name, found in getattr(together, kind).items():
+                    expected = getattr(alone, kind)[name][0, 0]
+                    assert torch.allclose(found[b, h], expected, rtol=1e-5, atol=1e-6), name
+
+
+def test_conditional_history_has_rows_of_one_or_nothing() -> None:
+    flow = random_flow(4, 50, 50)
+    history = metrics.conditional_history(torch.from_numpy(flow))
+    sums, alone = history.sum(-1), torch.from_numpy(np.tril(flow, -1).sum(-1) == 0)
+    assert alone[:, 0].all() and alone[:, 1:].any()
+    assert not history[alone].any() and not history.triu().any()
+    assert sums[~alone].sub(1).abs().max() < 50 * 2**-52
+    tiny = torch.tensor([[1.0, 0.0], [1e-30, 1.0]])
+    assert metrics.conditional_history(tiny)[1].tolist() == [1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("sigma", "fraction", "dims"),
+    [
+        ([3, 1], 0.90, 1),  # 9 of 10: the fraction is reached, not passed
+        ([3, 3, 1, 1], 0.90, 2),
+        ([3, 3, 1, 1], 0.95, 3),  # 19 of 20
+        ([1] * 512, 0.90, 461),
+        ([1] * 512, 0.95, 487),
+        ([5], 0.95, 1),
+        ([0, 0], 0.90, 2),
+    ],
+)
+def test_energy_dimensions_of_crafted_spectra(sigma, fraction, dims) -> None:
+    assert metrics.energy_dims(torch.tensor(sigma, dtype=torch.float32), fraction) == dims
+
+
+def test_clamps_decide_where_nothing_flows() -> None:
+    nothing, faint = torch.zeros(4), torch.full((4,), 1e-12, dtype=torch.float64)
+    assert metrics.effective_rank(nothing).item() == pytest.approx(1)
+    assert metrics.stable_rank(nothing) == metrics.stable_rank(faint) == 1
+    assert metrics.top_energy(nothing) == 0
+    assert metrics.top_energy(faint).item() == pytest.approx(1e-24 / FLOOR)
+    assert metrics.effective_rank(faint).item() == pytest.approx(4)
+
+
+@pytest.mark.gpu
+def test_a_gpu_measures_what_a_cpu_does() -> None:
+    flow = torch.from_numpy(random_flow(2, 3, 96, 96)).float()
+    for read in (metrics.read_flow, metrics.read_spectrum):
+        here, there = read(flow), read(flow.cuda())
+        for name, value in here.values.items():
+            slack = 1 if name.startswith("dims") else 0
+            assert torch.allclose(there.values[name], value, rtol=2e-5, atol=1e-6 + slack), name
+
+
+@pytest.mark.parametrize(
+    "flow", [torch.ones(3, 4), torch.ones(4), torch.ones(0, 0), torch.ones(3, 3).long()]
+)
+def test_what_is_no_flow_is_refused_in_one_line(flow) -> None:
+    for metric in (metrics.self_flow, metrics.history_profiles, metrics.singular_values):
+        refusal(lambda metric=metric: metric(flow))

@@ -1,0 +1,193 @@
+"""The checks against FP64: what is right passes, what is broken on purpose is found and named."""
+
+import math
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+from training import CPU, refusal, small_model
+
+from relation import check, records
+from relation.errors import RunError
+from relation.jobs import Check, Side
+from relation.ops import full_flow, full_relation, givens_mix, linear_relation
+from relation.variants import VARIANTS
+
+DOUBLE = torch.float64
+OWN, FUTURE = "Exchange does not read the token's own information", "no output reads a later token"
+MATRIX, NORM = "blocks.0.mixer.w1.weight", "blocks.1.ffn_norm.weight"
+THETA, LAM = "blocks.1.mixer.theta", "blocks.0.mixer.lam"
+
+
+def side(variant: str, micro: int = 2, **backends: str) -> Side:
+    layers = max(2, len(VARIANTS[variant].pattern))
+    return Side(
+        side=variant,
+        variant=variant,
+        backends={"mha": "flash", "full": "tiled", "linear": "chunked", **backends},
+        model=small_model(variant, layers=layers, d_model=32, heads=4, d_ff=48),
+        context=37,  # no multiple of a tile or a chunk
+        micro=micro,
+        accumulation=2,
+    )
+
+
+def checked(*sides: Side, **changes) -> Check:
+    return Check(
+        **{
+            "campaign": "tests",
+            "backend": "tiled",
+            "linear": "chunked",
+            "shapes": ({"scale": "10M", "heads": 2, "length": 33, "width": 8},),
+            "draws": 16,
+            "gradients": sides,
+            "gradient_scales": ("10M",) * len(sides),
+            "gradient_draws": 16,
+            "precision": "fp32",
+            "compile": False,
+            "device": "cpu",
+            **changes,
+        }
+    )
+
+
+def campaign(spec: Check) -> SimpleNamespace:
+    return SimpleNamespace(name="tests", check=spec)
+
+
+def test_backends_pass_every_check_of_the_operators(tmp_path: Path) -> None:
+    spec = checked()
+    check.operators(campaign(spec), tmp_path / "operators.parquet")
+    rows = records.read(tmp_path / "operators.parquet", "checks")
+    assert (rows["error"] <= rows["allowed"]).all() and set(rows["hash"]) == {spec.hash}
+    by_check = rows.groupby("check")["operator"].agg(set).to_dict()
+    both = {"definition", "tiled"}
+    assert by_check == {
+        "exactness": {"tiled"},
+        "identity": both,
+        "mixing": {"definition"},
+        "recurrence": {"chunked"},
+        "history": both | {"chunked"},
+    }
+    assert set(rows.loc[rows["name"].str.contains("later token"), "allowed"]) == {0}
+
+
+def written_first(p1, p2, info, g, tau=2.0):
+    """Linear Relation whose state takes the current token before it is read."""
+    y, C = linear_relation(p1, p2, info, g)
+    S = torch.sigmoid((p1 * p2).sum(-1, keepdim=True) / (tau * p1.shape[-1] ** 0.5))
+    hats = (torch.nn.functional.normalize(p, dim=-1) for p in (p1, p2))
+    return y + S**2 * torch.mul(*hats).sum(-1, keepdim=True) * info, C
+
+
+def test_another_operator_recurrence_or_mixing_is_seen() -> None:
+    wrong = lambda *given: 1.01 * full_relation(*given)  # noqa: E731
+    rows = list(check.exactness(wrong, 2, 33, 8, torch.float32, CPU))
+    assert not any(row["error"] <= row["allowed"] for row in rows if row["name"] == "Y")
+    for form in (written_first, lambda p1, p2, info, g: linear_relation(p1, p2, info, 0.999 * g)):
+        rows = list(check.recurrence_errors(form, torch.float32, CPU))
+        assert any(row["error"] > 2 * row["allowed"] for row in rows if row["name"] in "YC")
+    for mix in (
+        lambda info, theta, layer: 1.001 * givens_mix(info, theta, layer),
+        lambda info, theta, layer: info + 0.1 * info.roll(1, 1),
+        lambda info, theta, layer: info * math.nan,
+    ):
+        assert not any(e <= 1e-12 for e in check.mixing_errors(mix, DOUBLE, CPU).values())
+
+
+def test_exchange_with_itself_and_with_the_future_is_seen() -> None:
+    states = torch.randn(3, 1, 2, 40, 8, dtype=DOUBLE, generator=torch.Generator().manual_seed(1))
+    lam = torch.tensor(0.5, dtype=DOUBLE)
+    share = 1 - check.exchange_gate(*states[:2], lam)
+
+    def right(p1: Tensor, p2: Tensor, info: Tensor) -> Tensor:
+        return full_relation(p1, p2, info, lam)
+
+    def with_itself(p1: Tensor, p2: Tensor, info: Tensor) -> Tensor:
+        gate = 1 - full_flow(p1, p2, lam).diagonal(0, -2, -1)
+        return right(p1, p2, info) + 0.01 * gate[..., None] * info
+
+    errors = check.history_errors(right, states, share)
+    assert errors[FUTURE] == 0 and errors[OWN] <= 1e-12
+    assert check.history_errors(with_itself, states, share)[OWN] > 1e-3
+    future = lambda *given: right(*given) + 1e-9 * given[2].roll(-1, 2)  # noqa: E731
+    assert check.history_errors(future, states, share)[FUTURE] > 0
+    nothing = lambda *given: torch.full_like(given[2], math.nan)  # noqa: E731
+    errors = check.history_errors(nothing, states, share)
+    assert not any(error <= 1 for error in errors.values())
+
+
+# -- gradients -------------------------------------------------------------------------------------
+def planted(monkeypatch: pytest.MonkeyPatch, factors: dict[str, float]) -> None:
+    """Scale gradients of the checked step alone, by parameter, as a wrong compiler would."""
+
+    class Wrong(check.UpdateStep):
+        def __init__(self, model, *arguments, **options):
+            super().__init__(model, *arguments, **options)
+            for name, factor in factors.items():
+                model.get_parameter(name).register_hook(partial(torch.mul, other=factor))
+
+    monkeypatch.setattr(check, "UpdateStep", Wrong)
+
+
+def failing(given: Side, precision: str = "fp32", draws: int = 16) -> dict[str, set[str]]:
+    """The measures that fail, by parameter."""
+    spec = checked(precision=precision, gradient_draws=draws)
+    found: dict[str, set[str]] = {}
+    for row in check.gradient_rows(given, "10M", spec, CPU):
+        if not row["error"] <= row["allowed"]:
+            found.setdefault(row["parameter"], set()).add(row["measure"])
+    return found
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_gradient_of_every_variant_passes(variant: str) -> None:
+    assert failing(side(variant), draws=4) == {}
+
+
+@pytest.mark.parametrize("precision, micro", [("fp32", 2), ("bf16", 32)])
+def test_scale_errors_of_two_percent_are_found_and_named(monkeypatch, precision, micro) -> None:
+    """In BF16 so many tokens that lambda's noise is well below 1%."""
+    factors = {MATRIX: 1.02, NORM: 0.98, THETA: 1.02, LAM: 0.98}
+    planted(monkeypatch, factors)
+    found = failing(side("full", micro), precision)
+    assert set(found) == set(factors) and all("scale" in measures for measures in found.values())
+
+
+def test_lost_gradients_are_written_and_named(monkeypatch, tmp_path, capsys) -> None:
+    lam = "blocks.3.mixer.lam"
+    planted(monkeypatch, {lam: 0.0})
+    path, spec = tmp_path / "gradients.parquet", checked(side("hybrid"), gradient_draws=2)
+    message = refusal(lambda: check.gradients(campaign(spec), path), RunError)
+    assert f"hybrid {lam} is wrong" in message and str(path) in message
+    assert f"hybrid {lam}: the RMS error of its gradient is" in capsys.readouterr().err
+    rows = records.read(path, "gradients")
+    assert set(rows.loc[~(rows["error"] <= rows["allowed"]), "parameter"]) == {lam}
+    assert set(map(tuple, rows["backends"])) == {("full: tiled", "linear: chunked")}
+
+
+@pytest.mark.parametrize(
+    "error, truth", [(math.nan, 1.0), (math.inf, 1.0), (0.02, 1.0), (0.0, 0.0)]
+)
+def test_what_proves_nothing_does_not_pass(error: float, truth: float) -> None:
+    """No noise of the yardstick allows more than 1%, and a gradient of zero proves nothing."""
+    ones = torch.ones(16, 16, dtype=DOUBLE)
+    of = (error * ones, 0.3 * ones, truth * ones)
+    moments = torch.stack([check._moments(x, truth * ones) for x in of]).expand(16, 3, 3)
+    *_, scale = check.gradient_errors(moments, 256, "bf16")
+    assert not scale["error"] <= scale["allowed"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("variant", ["full", "hybrid"])
+def test_compiled_and_replayed_gradients_pass_on_a_gpu(variant: str) -> None:
+    torch.compiler.reset()
+    kernels = dict.fromkeys(("mha", "full", "linear"), "flash")
+    given = side(variant, micro=32, **kernels)
+    spec = checked(precision="bf16", compile=True, device="cuda", backend="flash", linear="flash")
+    rows = list(check.gradient_rows(given, "10M", spec, torch.device("cuda")))
+    assert all(row["error"] <= row["allowed"] for row in rows)
+    assert {row["update"] for row in rows} == {"launched", "replayed"}

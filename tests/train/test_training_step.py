@@ -1,0 +1,172 @@
+"""One update: the schedule, the gradient over micro-batches, the optimiser, documents, graphs."""
+
+import os
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from training import CPU, small_model
+
+from relation.data.windows import IGNORED, TrainingWindows
+from relation.kernels.documents import Documents
+from relation.nn import Decoder, Execution
+from relation.train.step import UpdateStep, build_optimizer, wsd
+
+# What PyTorch asks of whoever wants cuBLAS deterministic, before its first product.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+CONTEXT = 12
+TOKENS = np.array([(7 * i * i + i // 3) % 61 for i in range(400)], dtype="<u2")
+ADAMW = {"betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1, "decay_embedding": True}
+
+Batches = list[tuple[torch.Tensor, torch.Tensor]]
+
+
+@pytest.mark.parametrize(
+    "before, after, factor",
+    [
+        (0, 25, 0.25),  # warm-up reads the tokens after the update
+        (25, 100, 1.0),
+        (800, 850, 1.0),  # decay reads the tokens before it
+        (850, 900, 0.75),
+        (999, 1000, 0.005),
+    ],
+)
+def test_wsd80_rises_holds_and_falls(before: int, after: int, factor: float) -> None:
+    assert wsd(before, after, budget=1000, warmup=100, plateau=0.8) == pytest.approx(factor)
+
+
+def toy(variant: str, dtype=torch.float32) -> Decoder:
+    model = Decoder(small_model(variant, heads=4, init_std=0.2, scale_residual_init=True))
+    model.initialise(42)
+    return model.to(dtype)
+
+
+def batches(micro: int, tokens: int) -> Batches:
+    """The micro-batches of an update over the windows that hold `tokens` tokens."""
+    windows = TrainingWindows(TOKENS, CONTEXT, seed=42)
+    ids = windows.window_ids(0, -(-tokens // CONTEXT))
+    found = []
+    for first in range(0, len(ids), micro):
+        left = min(tokens - first * CONTEXT, micro * CONTEXT)
+        arrays = windows.batch(ids[first : first + micro], left, micro)
+        found.append(tuple(map(torch.from_numpy, arrays)))
+    return found
+
+
+def gradient_step(variant: str, split: Batches, tokens: int, clip=1e9, dtype=torch.float32, **rest):
+    """(loss, norm, what plain gradient descent at rate 1 subtracts, one flat vector)."""
+    model = toy(variant, dtype)
+    before = torch.cat([p.detach().flatten() for p in model.parameters()])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    step = UpdateStep(model, optimizer, CPU, "fp32", False, clip, **rest)
+    loss, norm = step(split, tokens, learning_rate=1.0)
+    after = torch.cat([p.detach().flatten() for p in model.parameters()])
+    return loss.item(), norm.item(), before - after
+
+
+@pytest.mark.parametrize("variant", ["mha", "full", "hybrid"])
+@pytest.mark.parametrize("tokens", [8 * CONTEXT, 8 * CONTEXT - 5, 5 * CONTEXT + 1])
+@pytest.mark.parametrize("micro", [1, 3, 8])
+def test_any_split_into_micro_batches_gives_the_mean_gradient(variant, tokens, micro) -> None:
+    """The truth is one batch in float64, padding and all; sums of 96 terms in FP32 may differ."""
+    whole = batches(8, tokens)
+    true_loss, true_norm, truth = gradient_step(variant, whole, tokens, dtype=torch.float64)
+    loss, norm, change = gradient_step(variant, batches(micro, tokens), tokens)
+    eps = 8 * CONTEXT * torch.finfo(torch.float32).eps
+    assert loss == pytest.approx(true_loss, rel=eps)
+    assert norm == pytest.approx(true_norm, rel=eps)
+    assert (change - truth).abs().max() <= eps * truth.abs().max()
+    _, _, clipped = gradient_step(variant, whole, tokens, clip=true_norm / 4, dtype=torch.float64)
+    torch.testing.assert_close(clipped, truth / 4, rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("variant", ["mha", "full", "hybrid"])
+def test_documents_of_a_window_train_as_if_alone(variant: str) -> None:
+    """The truth: each document in a row of its own, in float64."""
+    tokens, rows = 6 * CONTEXT, batches(3, 6 * CONTEXT)
+    mask = lambda inputs, targets: Documents.bounded(inputs % 5 == 0, 40)  # noqa: E731
+    alone: Batches = []
+    for inputs, targets in rows:
+        for x, y in zip(inputs, targets, strict=True):
+            starts = [0, *(i for i in range(1, CONTEXT) if x[i] % 5 == 0), CONTEXT]
+            for first, last in pairwise(starts):
+                short = torch.zeros(1, CONTEXT, dtype=torch.int64)
+                wanted = torch.full((1, CONTEXT), IGNORED)
+                short[0, : last - first], wanted[0, : last - first] = x[first:last], y[first:last]
+                alone.append((short, wanted))
+    packed = gradient_step(variant, rows, tokens, dtype=torch.float64, documents=mask)
+    truth = gradient_step(variant, alone, tokens, dtype=torch.float64)
+    # The loss is taken in FP32.
+    assert packed[:2] == pytest.approx(truth[:2], rel=tokens * 2**-24)
+    torch.testing.assert_close(packed[2], truth[2], rtol=0, atol=1e-6)
+    _, _, unmasked = gradient_step(variant, rows, tokens, dtype=torch.float64)
+    assert (unmasked - truth[2]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("decay_embedding", [True, False])
+@pytest.mark.parametrize("variant", ["mha", "full", "linear"])
+def test_matrices_decay_and_nothing_else(variant: str, decay_embedding: bool) -> None:
+    model = toy(variant)
+    optimizer = build_optimizer(model, 1e-3, **ADAMW | {"decay_embedding": decay_embedding})
+    decay = {id(p): g["weight_decay"] for g in optimizer.param_groups for p in g["params"]}
+    for name, parameter in model.named_parameters():
+        decays = parameter.ndim >= 2 and (decay_embedding or name != "embedding.weight")
+        assert decay[id(parameter)] == (0.1 if decays else 0.0), name
+    everything = build_optimizer(model, 1e-3, **ADAMW, decay_vectors=True)
+    assert {g["weight_decay"] for g in everything.param_groups} == {0.1}
+
+
+@pytest.mark.parametrize("variant", ["mha", "full", "hybrid"])
+def test_bf16_keeps_fp32_weights_and_gradients(variant: str) -> None:
+    model, tokens = toy(variant), 4 * CONTEXT
+    optimizer = build_optimizer(model, 1e-2, **ADAMW)
+    given = (batches(4, tokens), tokens, 0.0)
+    wide = UpdateStep(model, optimizer, CPU, "fp32", False, 1.0)(*given)
+    half = UpdateStep(model, optimizer, CPU, "bf16", False, 1.0)(*given)
+    # Eight significant bits in every product, averaged over 48 tokens.
+    for narrow, exact in zip(half, wide, strict=True):
+        assert narrow.dtype == torch.float32 and narrow != exact
+        assert narrow.item() == pytest.approx(exact.item(), rel=2**-6)
+    moments = [m for state in optimizer.state.values() for m in state.values()]
+    assert {t.dtype for t in (*model.parameters(), *moments)} == {torch.float32}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("variant, backend", [
+    ("mha", "flash"), ("full", "flash"), ("full", "reference"), ("linear", "flash"),
+])  # fmt: skip
+def test_replayed_updates_are_those_launched_one_by_one(variant, backend, masked) -> None:
+    """CUDA graphs against launches, bit for bit, over updates of three micro-batches."""
+    device, config = torch.device("cuda"), small_model(variant, layers=2, d_model=64, heads=4)
+    generator = torch.Generator().manual_seed(2)
+    tokens = torch.randint(61, (4, 3, 2, 101), generator=generator)
+
+    def trained(capture: bool) -> list:
+        torch.compiler.reset()
+        backends = dict.fromkeys(("mha", "full", "linear"), backend)
+        backends = backends if backend == "flash" else {"full": backend}
+        model = Decoder(config, Execution(**backends, compiled=True))
+        model.initialise(seed=1)
+        model.to(device)
+        optimizer = build_optimizer(model, 1e-2, **ADAMW)
+        mask = lambda inputs, targets: Documents.bounded(inputs == 0, 24)  # noqa: E731
+        step = UpdateStep(
+            model, optimizer, device, "bf16", True, 1.0, documents=mask if masked else None
+        )
+        seen = []
+        for update in tokens:
+            rows = [(x[:, :-1].contiguous(), x[:, 1:].contiguous()) for x in update]
+            run = step if capture else step.uncaptured()
+            seen += [x.item() for x in run(rows, update.numel(), 1e-2)]
+        return [*seen, *(p.detach().clone() for p in model.parameters())]
+
+    torch.use_deterministic_algorithms(True)
+    try:
+        both = trained(True), trained(False)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(
+        torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in zip(*both, strict=True)
+    )
