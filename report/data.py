@@ -14,7 +14,8 @@ from report.paper import SCALES
 RUN_KINDS = ("runs", "losses", "probes", "flow", "curves", "maps", "lengths")
 RUN_KEY = ["scale", "variant", "seed"]
 PLANNED = ["kind", *RUN_KEY, "further", "status", "reason"]
-_OUT_OF_MEMORY = ("out of memory", "OutOfMemoryError")
+_ORIGIN = ["hash", "commit", "device", "versions", "created"]
+_ORDER = {scale: place for place, scale in enumerate(SCALES)}
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,8 @@ class Setting:
     @property
     def name(self) -> str:
         """As books/nearest or books/nearest@100M28pc."""
-        scales = f"@{','.join(self.scales)}" if self.scales else ""
-        return f"{self.campaign}/{self.variation}{scales}"
+        of_paper = self.scales is None or set(self.scales) == set(SCALES)
+        return f"{self.campaign}/{self.variation}{'' if of_paper else '@' + ','.join(self.scales)}"
 
     def __str__(self) -> str:
         return self.title or self.name
@@ -90,37 +91,42 @@ def anchor(setting: Setting, kind: str, row: Mapping[str, Any]) -> str:
     """Where the Records page holds a record: a run by its hash, all else by kind and scale."""
     if kind in RUN_KINDS:
         return str(row["hash"])
-    parts = [setting.name.replace("/", "-").replace("@", "-"), kind]
-    if kind == "steps":
-        parts[1] = row["benchmark"]
-    if kind in ("steps", "complexity", "decode"):
-        parts.append(row["own_scale"])
-    return "-".join(map(str, parts))
+    name = setting.name.replace("/", "-").replace("@", "-")
+    scaled = f"-{row['own_scale']}" if kind in ("steps", "complexity", "decode") else ""
+    return f"{name}-{row['benchmark'] if kind == 'steps' else kind}{scaled}"
 
 
 @cache
 def _campaign(folder: Path) -> dict[str, pd.DataFrame]:
-    return records.load(folder)
+    frames = records.load(folder)
+    # Long frames say of each row what `runs` says once.
+    return {k: f.drop(columns=_ORIGIN) if k in RUN_KINDS[1:] else f for k, f in frames.items()}
 
 
 @cache
-def _plan(config: Path) -> plan.Campaign:
-    return plan.load(config)
+def _plan(campaign: str) -> plan.Campaign:
+    return plan.load({"campaign": campaign})
 
 
-def load(setting: Setting, published: bool = True, root: Path = Path("results")) -> Records:
+def load(
+    setting: Setting,
+    published: bool = True,
+    root: Path = Path("results"),
+    campaign: plan.Campaign | None = None,
+) -> Records:
     """Read a setting's records: shipped ones, or those of the campaign's own folder.
 
+    campaign: what is planned, where it is not all of config/<campaign>.yaml.
     Raises InputError where a file is damaged or runs of a pair are none, as relation.records.load.
     """
     folder = root / "published" / setting.campaign if published else root / setting.campaign
     known = _campaign(folder)
-    campaign = _plan(Path("config") / f"{setting.campaign}.yaml")
+    campaign = campaign or _plan(setting.campaign)
     # The scales that the setting names; else the paper's, or all where the campaign has none of it.
     scales = setting.scales or [s for s in campaign.scales if s in SCALES] or campaign.scales
     frames = {kind: _frame(setting, kind, known[kind], folder, scales) for kind in FRAMES}
-    seeds = sorted({run.seed for run in campaign.planned if not run.further})
-    frames["runs"] = frames["runs"].assign(further=~frames["runs"]["seed"].isin(seeds))
+    further = ~frames["runs"]["seed"].isin(campaign.seeds)
+    frames["runs"] = frames["runs"].assign(further=further)
     hashes = frames["runs"].set_index(RUN_KEY)["hash"]
     for kind in RUN_KINDS[1:]:  # all lead to their run
         keys = pd.MultiIndex.from_frame(frames[kind][RUN_KEY])
@@ -134,7 +140,7 @@ def load(setting: Setting, published: bool = True, root: Path = Path("results"))
             "title": campaign.title,
             "description": campaign.description,
             "notice": campaign.notice,
-            "seeds": seeds,
+            "seeds": campaign.seeds,
             "precision": sorted({bench.precision for bench in campaign.benchmarks}),
         },
         window=campaign.efficiency_window,
@@ -144,12 +150,14 @@ def load(setting: Setting, published: bool = True, root: Path = Path("results"))
 def _frame(
     setting: Setting, kind: str, rows: pd.DataFrame, folder: Path, scales: Sequence[str]
 ) -> pd.DataFrame:
-    if "variation" in rows:  # null where a record is of all variations
-        rows = rows[rows["variation"].isna() | (rows["variation"] == setting.variation)]
+    if "variation" in rows:  # null where a record is of all variations, which its own wins over
+        own = rows["variation"] == setting.variation
+        rows = rows[own if own.any() else rows["variation"].isna()]
     if "scale" in rows:
         rows = rows[rows["scale"].isin(scales)]
         rows = rows.assign(own_scale=rows["scale"])
-        rows["scale"] = rows["scale"].map(paper_scale).fillna(rows["scale"])
+        rows["scale"] = rows["scale"].map({s: paper_scale(s) or s for s in rows["scale"].unique()})
+        rows = rows.sort_values("scale", key=lambda each: each.map(_ORDER), kind="stable")
     if kind in RUN_KINDS[1:]:
         return rows  # its anchors are its runs'
     anchors = (anchor(setting, kind, row) for row in rows.to_dict("records"))
@@ -164,55 +172,48 @@ def _planned(
     logs: Path,
 ) -> pd.DataFrame:
     """A row a record that the campaign plans in this setting, with why it is not there."""
-    wanted = []
+    wanted: list[tuple[str, str, str, int, bool, str]] = []
     for run in campaign.planned:
-        if run.variation != setting.variation:
-            continue
-        kinds = ["runs"]
-        kinds += ["flow"] if campaign.is_diagnosed(run) else []
-        kinds += ["lengths"] if campaign.measures_length(run) else []
-        wanted += [(kind, run.scale, run.variant, run.seed, run.further) for kind in kinds]
-    for bench in campaign.benchmarks:
-        kind = bench.benchmark if bench.benchmark in ("complexity", "decode") else "steps"
-        wanted.append((kind, bench.scale, bench.benchmark, -1, False))
-    wanted += [("recall", "", each.mixer, -1, False) for each in campaign.recall]
-    rows = pd.DataFrame(wanted, columns=PLANNED[:5])
-    rows = rows[rows["scale"].isin(["", *scales])]
-    there = {kind: _there(kind, frames[kind]) for kind in rows["kind"].unique()}
-    found = [
-        ("ok", "") if key in there[kind] else _failure(logs, setting, kind, key)
-        for kind, *key, _ in rows.itertuples(index=False, name=None)
-        for key in [tuple(key)]
+        if run.variation == setting.variation and run.scale in scales:
+            rules = [("runs", "train")]
+            rules += [("flow", "diagnose")] if campaign.is_diagnosed(run) else []
+            rules += [("lengths", "length")] if campaign.measures_length(run) else []
+            key = (run.scale, run.variant, run.seed, run.further)
+            wanted += [(kind, *key, f"{rule}/{run.name}.log") for kind, rule in rules]
+    for bench in (each for each in campaign.benchmarks if each.scale in scales):
+        name = bench.benchmark
+        kind = name if name in ("complexity", "decode") else "steps"
+        wanted.append((kind, bench.scale, name, -1, False, f"bench/{name}/{bench.scale}.log"))
+    wanted += [("recall", "", r.mixer, -1, False, f"recall/{r.mixer}.log") for r in campaign.recall]
+    wanted += [
+        (k, "", "", -1, False, "check.log") for k in ("checks", "gradients") if campaign.check
     ]
-    status, reason = zip(*found, strict=True) if found else ((), ())
-    scales = rows["scale"].map(paper_scale).fillna(rows["scale"])
-    return rows.assign(scale=scales, status=status, reason=reason)
+    there = {kind: _there(kind, frames[kind]) for kind in {row[0] for row in wanted}}
+    rows = [
+        (kind, paper_scale(scale) or scale, variant, seed, further)
+        + (("ok", "") if (scale, variant, seed) in there[kind] else _failure(logs / log))
+        for kind, scale, variant, seed, further, log in wanted
+    ]
+    return pd.DataFrame(rows, columns=PLANNED)
 
 
 def _there(kind: str, rows: pd.DataFrame) -> set[tuple[str, str, int]]:
-    """Keys (scale, variant, seed) of the records that are there."""
-    if kind in RUN_KINDS:
-        return set(rows[["own_scale", "variant", "seed"]].itertuples(index=False, name=None))
-    named = {"steps": "benchmark", "recall": "mixer"}.get(kind)
-    variants = rows[named] if named else [kind] * len(rows)
-    scales = [""] * len(rows) if kind == "recall" else rows["own_scale"]
-    return {(scale, variant, -1) for scale, variant in zip(scales, variants, strict=True)}
+    """Scale, variant and seed of the records that are there, as _planned names them."""
+    if kind not in RUN_KINDS:
+        variant = {"steps": "benchmark", "recall": "mixer"}.get(kind)
+        names = rows[variant] if variant else kind if kind in ("complexity", "decode") else ""
+        scale = rows["own_scale"] if kind in ("steps", "complexity", "decode") else ""
+        rows = rows.assign(own_scale=scale, variant=names, seed=-1)
+    keys = rows[["own_scale", *RUN_KEY[1:]]].drop_duplicates()
+    return set(keys.itertuples(index=False, name=None))
 
 
-def _failure(logs: Path, setting: Setting, kind: str, key: tuple[str, str, int]) -> tuple[str, str]:
-    """Why a planned record is not there: the last error in its job's log, if it was tried."""
-    scale, variant, seed = key
-    names = [f"**/{variant}/{scale}.log"]
-    if seed >= 0:
-        rule = {"runs": "train", "flow": "diagnose", "lengths": "length"}[kind]
-        names = [f"{rule}/{scale}/{setting.variation}/{variant}/{seed}.log"]
-    for log in (path for name in names for path in logs.glob(name)):
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-        told = next((line.strip() for line in reversed(lines) if "rror" in line), "")
-        if told:
-            oom = any(words in told for words in _OUT_OF_MEMORY)
-            return ("oom" if oom else "failed"), told
-    return "not run", ""
+def _failure(log: Path) -> tuple[str, str]:
+    """Status and reason of a planned record that is not there: its log's last error, if any."""
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    told = next((line.strip() for line in reversed(lines) if "rror" in line), "")
+    oom = "out of memory" in told or "OutOfMemoryError" in told
+    return ("oom" if oom else "failed" if told else "not run"), told
 
 
 KIND_NAMES = {"runs": "run", "flow": "diagnosed checkpoint", "lengths": "long text"}

@@ -25,7 +25,7 @@ STATUS_WORDS = {"oom": "OOM", "no counterpart": "n/a"}
 SUFFIXES = {"%": "%", "x": "×", "M tokens": "M", "B tokens": "B"}
 HEADED = ("nat/token", "tok/s", "GiB", "ms")
 _LATEX = {
-    **{c: rf"\{c}" for c in "&%$#_{}"},
+    **{c: rf"\{c}" for c in "&%$#{}"}, "_": r"\_\allowbreak{}",
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
     "−": "$-$", "×": r"$\times$", "±": r"$\pm$", "→": r"$\to$", "↓": r"$\downarrow$",
     "↑": r"$\uparrow$", "Δ": r"$\Delta$", "λ": r"$\lambda$", "<": "$<$", ">": "$>$",
@@ -48,33 +48,17 @@ class Entry:
 
 
 @dataclass
-class Line:
-    """One quantity of a row: its heading, the paper's value and an entry a setting."""
-
-    title: str
-    paper: str
-    entries: list[Entry]
-
-
-@dataclass
-class Group:
-    """The quantities of one row of the table."""
-
-    label: str
-    lines: list[Line]
-
-
-@dataclass
 class Printed:
     """A table ready for a template.
 
-    panels: (title, groups); notes: (letter, text); conditions: (setting, (name, text)) that its
-    values were measured under; absent: settings without a value, with the reason.
+    panels: (title, rows), a row (label, lines), a line (heading, the paper's value, an entry a
+    setting); notes: letters by text; conditions: (setting, pairs of name and text) that its values
+    were measured under; absent: settings without a value, with the reason.
     """
 
     table: Table
-    settings: list[Setting]
-    panels: list[tuple[str, list[Group]]] = field(default_factory=list)
+    settings: list[Setting] = field(default_factory=list)
+    panels: list[tuple[str, list]] = field(default_factory=list)
     notes: dict[str, str] = field(default_factory=dict)
     conditions: list[tuple[Setting, list[tuple[str, str]]]] = field(default_factory=list)
     absent: list[tuple[Setting, str]] = field(default_factory=list)
@@ -97,15 +81,12 @@ def number_text(value: float, form: str, unit: str = "") -> str:
 
 def paper_text(printed: str | None, column: Column, unit: str, sd: str | None = None) -> str:
     """The paper's value, every digit kept, with its standard deviation where it prints one."""
-    if printed is None:
-        return DASH
-    if unit == "text":
-        return words(printed)
+    if printed is None or unit == "text":
+        return DASH if printed is None else words(printed)
     if "," in column.form:
         whole, point, fraction = printed.partition(".")
         printed = f"{int(whole):,}{point}{fraction}"
-    text = printed.replace("-", MINUS) + (f" ± {sd}" if sd else "")
-    return text + SUFFIXES.get(unit, "")
+    return printed.replace("-", MINUS) + (f" ± {sd}" if sd else "") + SUFFIXES.get(unit, "")
 
 
 def words(text: str) -> str:
@@ -113,7 +94,7 @@ def words(text: str) -> str:
     return re.sub(r"(?<=\d)x(?=\d)", "×", text)
 
 
-def _entry(column: Column, cell: dict[str, Any], sd: dict[str, Any] | None, out: Printed) -> Entry:
+def _entry(column: Column, cell: dict[str, Any], out: Printed) -> Entry:
     behind = cell["sources"][0].partition("#")[2] if len(cell["sources"]) else ""
     if cell["status"] != "ok":
         text = STATUS_WORDS.get(cell["status"], cell["status"])
@@ -148,13 +129,7 @@ def _entry(column: Column, cell: dict[str, Any], sd: dict[str, Any] | None, out:
 
 def prepare(table: Table, cells: pd.DataFrame, settings: Sequence[Setting]) -> Printed:
     """Lay out one table: a line a row and column, an entry a setting that has a value in it."""
-    own = cells[cells["table"] == table.label]
-    out = Printed(table, [])
-    index: dict[tuple[str, str, str], dict[str, dict[str, Any]]] = {}
-    rows = own.astype(object).where(own.notna(), None).to_dict("records")
-    for cell in (_plain(row) for row in rows):
-        key = (cell["setting"], cell["row"], cell["column"])
-        index.setdefault(key, {})[cell["statistic"]] = cell
+    own, out = cells[cells["table"] == table.label], Printed(table)
     for setting in settings:
         of = own[own["setting"] == setting.name]
         if (of["status"] == "ok").any():
@@ -164,45 +139,39 @@ def prepare(table: Table, cells: pd.DataFrame, settings: Sequence[Setting]) -> P
             out.conditions += [(setting, pairs)] if pairs else []
         elif len(of):
             out.absent.append((setting, of["reason"].iloc[0]))
-    there = dict.fromkeys(key[1:] for key in index)
+    index: dict[tuple[str, str], dict[tuple[str, str], dict[str, Any]]] = {}
+    for cell in own.to_dict("records"):
+        key = "sd" if cell["statistic"] == "sd" else "value"
+        index.setdefault((cell["row"], cell["column"]), {})[cell["setting"], key] = cell
     for panel in table.panels:
         keys = [column.key for column in panel.columns]
-        found = dict.fromkeys(row for row, column in there if column in keys and row != "setting")
-        groups = [
-            Group(table.label_of(row), [_line(column, row, index, out) for column in columns])
-            for row in _ordered([*panel.rows, *found])
-            if (columns := [c for c in panel.columns if (row, c.key) in there])
+        rows = [*panel.rows, *(row for row, column in index if column in keys and row != "setting")]
+        # Rows of one scale together, scales in the order of their first row.
+        groups = list(dict.fromkeys(row.partition("/")[0] for row in rows))
+        rows = sorted(dict.fromkeys(rows), key=lambda row: groups.index(row.partition("/")[0]))
+        lines = [
+            (
+                table.label_of(row),
+                [_line(c, index[row, c.key], out) for c in panel.columns if (row, c.key) in index],
+            )
+            for row in rows
         ]
-        out.panels += [(panel.title, groups)] if groups else []
+        out.panels += [(panel.title, lines)] if lines else []
     return out
 
 
-def _plain(cell: dict[str, Any]) -> dict[str, Any]:
-    """A cell whose numbers are floats, NaN for none, as formats take them."""
-    for name in ("value", "paper_value", "sd", "low", "high", "difference"):
-        cell[name] = math.nan if cell[name] is None else cell[name]
-    return cell | {"sources": () if cell["sources"] is None else cell["sources"]}
-
-
-def _ordered(rows: list[str]) -> list[str]:
-    """Rows of one scale together, scales in the order of their first row."""
-    groups = list(dict.fromkeys(row.partition("/")[0] for row in rows))
-    return sorted(dict.fromkeys(rows), key=lambda row: groups.index(row.partition("/")[0]))
-
-
-def _line(column: Column, row: str, index: dict, out: Printed) -> Line:
+def _line(column: Column, found: dict, out: Printed) -> tuple[str, str, list[Entry]]:
+    heading = f"{column.title} ({column.unit})" if column.unit in HEADED else column.title
     entries, paper = [], DASH
     for setting in out.settings:
-        found = index.get((setting.name, row, column.key), {})
-        main, sd = found.get("value", found.get("mean")), found.get("sd")
+        main, sd = (found.get((setting.name, key)) for key in ("value", "sd"))
         if main is None:
-            entries.append(Entry(missing=True))
+            note = out.mark("not run: no record of it in this setting")
+            entries.append(Entry("not run", note=note, missing=True))
             continue
-        entries.append(_entry(column, main, sd, out))
-        theirs = None if sd is None else sd["paper"]
-        paper = paper_text(main["paper"], column, main["unit"], theirs)
-    heading = f"{column.title} ({column.unit})" if column.unit in HEADED else column.title
-    return Line(heading, paper, entries)
+        entries.append(_entry(column, main, out))
+        paper = paper_text(main["paper"], column, main["unit"], sd and sd["paper"])
+    return heading, paper, entries
 
 
 @cache
@@ -221,7 +190,7 @@ def _environment(latex: bool) -> jinja2.Environment:
         lstrip_blocks=True,
         **options,
     )
-    environment.filters |= {"powers": powers}
+    environment.filters |= {"powers": powers, "raw": Markup}
     return environment
 
 
@@ -231,7 +200,9 @@ def powers(text: str) -> Markup:
 
 
 def tex(text: Any) -> str:
-    """A value in LaTeX: special characters escaped, T^2 as a power."""
+    """A value in LaTeX: special characters escaped, T^2 as a power; Markup as it is."""
+    if isinstance(text, Markup):
+        return text
     parts = re.split(r"\^(−?[\d.]+)", str(text))
     told = ("".join(_LATEX.get(c, c) for c in part) for part in parts)
     return "".join(rf"\textsuperscript{{{t}}}" if k % 2 else t for k, t in enumerate(told))

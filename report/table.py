@@ -1,13 +1,14 @@
 """A table as a declaration, and the cells of all tables: the paper's values beside each setting's.
 
-A table's `compute` takes the frames it names, of one setting, and yields the cells that have a
-value, in the records' unit. `cells` joins the paper's values by key, converts to the paper's units
-and adds what is missing, with the reason.
+A table is a function under `@table`: it takes the frames of one setting that its parameters name
+and yields the cells that have a value, in the records' unit. `cells` joins the paper's values by
+key, converts to the paper's units and adds what is missing, with the reason.
 """
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 import pandas as pd
@@ -22,6 +23,9 @@ COLUMNS = [
     "setting", "table", *KEY, "paper", "paper_value", "value", "text", "unit", "n", "sd", "low",
     "high", "difference", "agrees", "status", "reason", "sources", "by_seed",
 ]  # fmt: skip
+
+# Rows of COLUMNS, in the records' unit.
+Cells = Iterable[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -45,31 +49,44 @@ class Column:
     interval: bool = False
 
 
+def columns(
+    titles: Mapping[str, str], form: str = "", unit: str = "text", **options: Any
+) -> tuple[Column, ...]:
+    """Columns of one format and unit: their titles by key."""
+    return tuple(Column(key, title, form, unit, **options) for key, title in titles.items())
+
+
 @dataclass(frozen=True)
 class Panel:
     """Columns under one heading. rows: always shown; further ones are, where they are found."""
 
     title: str
+    rows: tuple[str, ...]
     columns: tuple[Column, ...]
-    rows: tuple[str, ...] = ()
+
+
+def panel(title: str, rows: Iterable[str], *columns: Column) -> Panel:
+    """A panel of some columns."""
+    return Panel(title, tuple(rows), columns)
 
 
 @dataclass(frozen=True)
 class Table:
-    """One table. frames: of `Records`, what `compute` takes, in order; the first is what a missing
-    value lacks. scale: of rows that name none; names: labels of rows whose key is none.
+    """One table. frames: of `Records`, what `compute` takes; the first is what a gap lacks.
+
+    scale: of rows that name none; names: labels of rows whose key is none.
     """
 
-    label: str
     number: str
+    label: str
     title: str
     caption: str
     panels: tuple[Panel, ...]
     frames: tuple[str, ...]
-    compute: Callable[..., Iterable[dict[str, Any]]]
-    scale: str | None = None
-    names: Mapping[str, str] | None = None
-    of_paper: bool = True
+    compute: Callable[..., Cells]
+    scale: str | None
+    names: Mapping[str, str]
+    of_paper: bool
 
     @property
     def columns(self) -> dict[str, Column]:
@@ -78,7 +95,26 @@ class Table:
 
     def label_of(self, row: str) -> str:
         """The printed label of a row: its name, or its key in words, as 10M, 42."""
-        return (self.names or {}).get(row) or row.replace("/", ", ")
+        return self.names.get(row) or row.replace("/", ", ")
+
+
+def table(
+    number: str,
+    label: str,
+    title: str,
+    *panels: Panel,
+    scale: str | None = None,
+    names: Mapping[str, str] | None = None,
+    of_paper: bool = True,
+) -> Callable[[Callable[..., Cells]], Table]:
+    """Declare a table: its function's parameters name the frames, its docstring is the caption."""
+
+    def declare(compute: Callable[..., Cells]) -> Table:
+        frames, caption = tuple(signature(compute).parameters), " ".join(compute.__doc__.split())
+        known = (scale, names or {}, of_paper)
+        return Table(number, label, title, caption, panels, frames, compute, *known)
+
+    return declare
 
 
 def cell(row: str, column: str, value: float = math.nan, **known: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import pandas as pd
 
 from relation.variants import VARIANTS
 from report import stats
-from report.table import Column, Panel, Table, cell, sources
+from report.table import Cells, Column, cell, panel, sources, table
 from report.tables.systems import conditions, outcome, select
 
 OPERATORS = {
@@ -73,10 +73,52 @@ def decoded_tokens(complexity: pd.DataFrame, decode: pd.DataFrame, operator: str
     return rows[rows["decode_seconds"].notna()].sort_values("context")
 
 
+@table(
+    "1",
+    "token-mixing-complexity",
+    "Token-mixing complexity",
+    panel(
+        "Asymptotic cost",
+        ROWS,
+        Column("complexity", "Token-mixing complexity", variants=("complexity",)),
+        Column("sequential", "Sequential operations", variants=("complexity",)),
+        Column("state", "Decode history state", variants=("complexity",)),
+    ),
+    panel(
+        "Fitted powers of T",
+        OPERATORS,
+        Column("time_exponent", "Time: exponent", ".2f", "1", ("complexity",), interval=True),
+        Column("contexts", "Fitted to T", variants=("complexity",)),
+        Column("state_exponent", "Decode state: exponent", ".2f", "1", ("complexity",)),
+        Column("decode_first", "A token at the first T", ".2f", "ms", ("decode",)),
+        Column("decode_last", "A token at the last T", ".2f", "ms", ("decode",)),
+        Column("decoded", "Decoded at T", variants=("decode",)),
+    ),
+    panel(
+        "Decoding many rows",
+        (),
+        Column("rows", "Rows", ".0f", "1"),
+        Column("many_first", "A token of all rows at the first T", ".2f", "ms"),
+        Column("many_last", "A token of all rows at the last T", ".2f", "ms"),
+        Column("rate_first", "Rate at the first T", ",.0f", "tok/s"),
+        Column("rate_last", "Rate at the last T", ",.0f", "tok/s"),
+        Column("bytes", "State at the last T", ".2f", "GiB"),
+        Column("many_at", "At T"),
+    ),
+    names={**OPERATORS, "mha": "MHA / FlashAttention", "full": "Full / FlashRelation"}
+    | {f"decode-{name}": f"{variant.title}, decoding" for name, variant in VARIANTS.items()},
+)
 def complexity_table(
     complexity: pd.DataFrame, decode: pd.DataFrame, campaign: dict[str, Any]
-) -> Iterator[dict[str, Any]]:
-    """Table 1, beside exponents fitted to the measured time and decode state against T."""
+) -> Cells:
+    """Cost of the token-mixing core, the sequential operations of its direct form, and the
+    history it keeps while decoding. Ours are powers of T fitted to the points whose time is at
+    least five times that of the smallest T, with the 95% interval of the fit of log time on log T;
+    timed are forward and backward of one layer's operator on one sequence. Fewer than three such
+    points, or an interval wider than 1, leave a power undetermined. Decode state is the size of
+    the tensors that the next token needs; a token is decoded by the whole model, batch 1, at the
+    first and the last T. Many rows are the largest batch asked for.
+    """
     powers: dict[tuple[str, str], dict[str, Any]] = {}
     for operator in OPERATORS:
         rows = select(complexity, operator=operator).sort_values("context")
@@ -100,7 +142,7 @@ def complexity_table(
             yield cell("setting", column, text="; ".join(names), sources=sources(complexity))
 
 
-def _exponents(operator: str, rows: pd.DataFrame) -> Iterator[dict[str, Any]]:
+def _exponents(operator: str, rows: pd.DataFrame) -> Cells:
     behind: dict[str, Any] = {"sources": sources(rows)}
     time, why = fitted_time(rows)
     if time is None:
@@ -118,9 +160,7 @@ def _exponents(operator: str, rows: pd.DataFrame) -> Iterator[dict[str, Any]]:
         yield cell(operator, "state_exponent", fit.exponent, n=fit.points, **behind)
 
 
-def _tokens(
-    operator: str, complexity: pd.DataFrame, decode: pd.DataFrame
-) -> Iterator[dict[str, Any]]:
+def _tokens(operator: str, complexity: pd.DataFrame, decode: pd.DataFrame) -> Cells:
     """The time to decode one token at the first and the last context."""
     rows = decoded_tokens(complexity, decode, operator)
     if rows.empty:
@@ -138,7 +178,7 @@ def _tokens(
     yield cell(operator, "decoded", text=_range(rows["context"]), sources=sources(rows))
 
 
-def _many(row: str, own: pd.DataFrame) -> Iterator[dict[str, Any]]:
+def _many(row: str, own: pd.DataFrame) -> Cells:
     """Tokens of the largest batch of one model at its first and its last context."""
     rows = select(own, batch=own["batch"].max()).sort_values("context")
     behind: dict[str, Any] = {"sources": sources(rows)}
@@ -154,7 +194,7 @@ def _many(row: str, own: pd.DataFrame) -> Iterator[dict[str, Any]]:
     yield cell(row, "many_at", text=_range(rows["context"]), **behind)
 
 
-def _power(row: str, column: str, found: Sequence[dict | None]) -> Iterator[dict[str, Any]]:
+def _power(row: str, column: str, found: Sequence[dict | None]) -> Cells:
     """The fitted power of T, in words, of the first operator that has one."""
     known = [each for each in found if each is not None]
     for each in known:
@@ -192,61 +232,3 @@ def _flat(complexity: pd.DataFrame, decode: pd.DataFrame) -> Iterator[str]:
 
 def _range(contexts: pd.Series) -> str:
     return f"{contexts.min():.0f} to {contexts.max():.0f}"
-
-
-_BENCHMARK, _DECODE = ("complexity",), ("decode",)
-
-TOKEN_MIXING = Table(
-    label="token-mixing-complexity",
-    number="1",
-    title="Token-mixing complexity",
-    caption=(
-        "Cost of the token-mixing core, the sequential operations of its direct form, and the "
-        "history it keeps while decoding. Ours are powers of T fitted to the points whose time is "
-        "at least five times that of the smallest T, with the 95% interval of the fit of log time "
-        "on log T; timed are forward and backward of one layer's operator on one sequence. Fewer "
-        "than three such points, or an interval wider than 1, leave a power undetermined. Decode "
-        "state is the size of the tensors that the next token needs; a token is decoded by the "
-        "whole model, batch 1, at the first and the last T. Many rows are the largest batch asked "
-        "for."
-    ),
-    panels=(
-        Panel(
-            "Asymptotic cost",
-            (
-                Column("complexity", "Token-mixing complexity", variants=_BENCHMARK),
-                Column("sequential", "Sequential operations", variants=_BENCHMARK),
-                Column("state", "Decode history state", variants=_BENCHMARK),
-            ),
-            tuple(ROWS),
-        ),
-        Panel(
-            "Fitted powers of T",
-            (
-                Column("time_exponent", "Time: exponent", ".2f", "1", _BENCHMARK, interval=True),
-                Column("contexts", "Fitted to T", variants=_BENCHMARK),
-                Column("state_exponent", "Decode state: exponent", ".2f", "1", _BENCHMARK),
-                Column("decode_first", "A token at the first T", ".2f", "ms", _DECODE),
-                Column("decode_last", "A token at the last T", ".2f", "ms", _DECODE),
-                Column("decoded", "Decoded at T", variants=_DECODE),
-            ),
-            tuple(OPERATORS),
-        ),
-        Panel(
-            "Decoding many rows",
-            (
-                Column("rows", "Rows", ".0f", "1"),
-                Column("many_first", "A token of all rows at the first T", ".2f", "ms"),
-                Column("many_last", "A token of all rows at the last T", ".2f", "ms"),
-                Column("rate_first", "Rate at the first T", ",.0f", "tok/s"),
-                Column("rate_last", "Rate at the last T", ",.0f", "tok/s"),
-                Column("bytes", "State at the last T", ".2f", "GiB"),
-                Column("many_at", "At T"),
-            ),
-        ),
-    ),
-    frames=("complexity", "decode", "campaign"),
-    compute=complexity_table,
-    names={**OPERATORS, "mha": "MHA / FlashAttention", "full": "Full / FlashRelation"}
-    | {f"decode-{name}": f"{variant.title}, decoding" for name, variant in VARIANTS.items()},
-)

@@ -1,13 +1,13 @@
 """Geometry, data and budget of the models, worded as the paper words them: Table 6."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
 from relation.variants import PAIRED
 from report.paper import SCALES
-from report.table import Column, Panel, Table, cell
+from report.table import Cells, cell, columns, panel, table
 
 Model = Mapping[str, Any]
 
@@ -50,7 +50,7 @@ def micro_ga(model: Model) -> str:
 
 def of_models(
     models: pd.DataFrame, wordings: Mapping[str, Callable[[Model], str]], numbers: Sequence[str]
-) -> Iterator[dict[str, Any]]:
+) -> Cells:
     """Cells a scale: words and numbers of Relation's model, or of MHA's where it has none."""
     both = models[models["variant"].isin(PAIRED)].sort_values("variant")  # full before mha
     for model in both.drop_duplicates("scale").to_dict("records"):
@@ -61,46 +61,31 @@ def of_models(
             yield cell(model["scale"], column, float(model[column]), **known)
 
 
-def configurations(models: pd.DataFrame) -> Iterator[dict[str, Any]]:
-    """Table 6: parameters are counted on the built models, not by formula."""
-    wordings = {
-        "geometry": shape,
-        "vocab": vocabulary,
-        "data": lambda model: str(model["data_title"]),
-        "tokens": tokens,
-    }
+def _pair(key: str, title: str) -> dict[str, str]:
+    return {f"{key}.mha": f"{title}, MHA", f"{key}.full": f"{title}, Relation"}
+
+
+@table(
+    "6",
+    "app-configs",
+    "Model configurations",
+    panel(
+        "",
+        SCALES,
+        *columns(_pair("params", "Parameters"), ",.0f", "parameters"),
+        *columns({"geometry": "L/d/H×d_h/d_ff", "vocab": "Vocab", "data": "Data"}),
+        *columns({"context": "T"}, ".0f", "tokens"),
+        *columns({"tokens": "Train", **_pair("micro_ga", "Micro/GA")}),
+    ),
+)
+def configurations(models: pd.DataFrame) -> Cells:
+    """Decoder configurations. Our parameters are counted on the built models. An update of the
+    paper takes 131,072 tokens at every scale.
+    """
+    wordings = {"geometry": shape, "vocab": vocabulary, "tokens": tokens}
+    wordings |= {"data": lambda model: str(model["data_title"])}
     yield from of_models(models, wordings, ("context",))
     for model in models[models["variant"].isin(PAIRED)].to_dict("records"):
         row, variant, known = model["scale"], model["variant"], {"sources": (model["source"],)}
         yield cell(row, f"params.{variant}", float(model["parameters"]), **known)
         yield cell(row, f"micro_ga.{variant}", text=micro_ga(model), **known)
-
-
-CONFIGURATIONS = Table(
-    label="app-configs",
-    number="6",
-    title="Model configurations",
-    caption=(
-        "Decoder configurations. Our parameters are counted on the built models. An update of the "
-        "paper takes 131,072 tokens at every scale."
-    ),
-    panels=(
-        Panel(
-            "",
-            (
-                Column("params.mha", "Parameters, MHA", ",.0f", "parameters"),
-                Column("params.full", "Parameters, Relation", ",.0f", "parameters"),
-                Column("geometry", "L/d/H×d_h/d_ff"),
-                Column("vocab", "Vocab"),
-                Column("data", "Data"),
-                Column("context", "T", ".0f", "tokens"),
-                Column("tokens", "Train"),
-                Column("micro_ga.mha", "Micro/GA, MHA"),
-                Column("micro_ga.full", "Micro/GA, Relation"),
-            ),
-            SCALES,
-        ),
-    ),
-    frames=("models",),
-    compute=configurations,
-)

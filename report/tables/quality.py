@@ -1,8 +1,7 @@
 """Loss, paired differences and token efficiency: Tables 2, 11 and 12 (Section 6, Appendix C)."""
 
 import math
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable
 
 import pandas as pd
 
@@ -11,18 +10,23 @@ from report import stats
 from report.data import RUN_KEY
 from report.paper import SCALES, SEEDS
 from report.table import (
+    Cells,
     Column,
-    Panel,
-    Table,
     between,
     cell,
+    columns,
     estimate,
     means,
+    panel,
     sources,
+    table,
 )
 from report.tables.configs import data_and_vocabulary, geometry, of_models, tokens
 
-SPARED = {"reduction": "spared.full", "own_reduction": "spared.mha"}
+NLL, DELTA, SHARE = ".4f", "+.4f", ".1f"
+EPOCHS = Column("epochs", "Passes over the training windows", ".3g", "epochs")
+_WINDOW = Column("window", "Loss smoothed over this part of the budget", ".3g", "%")
+_NAMES = {"mha": "MHA NLL", "full": "Full Relation NLL"}
 _NEVER = "Relation's smoothed loss stayed above the target to its last token"
 
 
@@ -81,16 +85,37 @@ def efficiency(runs: pd.DataFrame, losses: pd.DataFrame, window: float) -> pd.Da
     return pd.DataFrame(rows, columns=["scale", "seed", "further", *names])
 
 
-def epochs(runs: pd.DataFrame, row: str) -> Iterator[dict[str, Any]]:
+def epochs(runs: pd.DataFrame, row: str) -> Cells:
     """Passes over the training windows; of runs that do not read alike, the most."""
     for key, group in runs.dropna(subset=["epochs"]).groupby(row, sort=False):
         yield cell(key, "epochs", group["epochs"].max(), n=len(group), sources=sources(group))
 
 
+@table(
+    "2",
+    "main-results",
+    "Main validation results",
+    panel(
+        "",
+        SCALES,
+        *columns({"backbone": "Backbone", "data": "Data/Vocab"}),
+        Column("context", "Ctx", ".0f", "tokens"),
+        Column("tokens", "Tokens"),
+        Column("mha_nll", "MHA NLL ↓", NLL, "nat/token", ("mha",), spread=True),
+        Column("full_nll", "Relation NLL ↓", NLL, "nat/token", ("full",), spread=True),
+        Column("delta", "Δ", DELTA, "nat/token", null=0.0),
+        Column("token_reduction", "Token reduction ↑", SHARE, "%", null=0.0, spread=True),
+    ),
+    panel("Conditions", (), EPOCHS, _WINDOW),
+)
 def main_results(
     runs: pd.DataFrame, losses: pd.DataFrame, models: pd.DataFrame, window: float
-) -> Iterator[dict[str, Any]]:
-    """Table 2: configuration, mean NLL of the pair, their difference, token reduction."""
+) -> Cells:
+    """Final-validation NLL of the paired MHA and Full Relation models, mean ± sample standard
+    deviation over seeds, and the mean paired difference with its 95% interval. Backbone: layers /
+    d_model / heads × d_h / d_ff. Token reduction is the share of the budget that Relation spares
+    to reach its MHA run's final smoothed training loss, over the seeds that reach it.
+    """
     wordings = {"backbone": geometry, "data": data_and_vocabulary, "tokens": tokens}
     yield from of_models(models, wordings, ("context",))
     values = pairs(runs)
@@ -115,10 +140,42 @@ def main_results(
     yield from epochs(matrix, "scale")
 
 
+@table(
+    "11",
+    "app-nll",
+    "Final validation NLL by seed",
+    panel(
+        "Pairs of the matrix",
+        (f"{scale}/{seed}" for scale in SCALES for seed in (*SEEDS, "mean")),
+        *columns(_NAMES, ".6f", "nat/token", spread=True),
+        Column("delta", "Full−MHA", DELTA, "nat/token", null=0.0),
+    ),
+    panel(
+        "Further pairs",
+        (),
+        *columns({"further.pairs": "Pairs", "further.planned": "Planned"}, ".0f", "1"),
+        Column("further.seeds", "Seeds"),
+        *columns({f"further.{k}": v for k, v in _NAMES.items()}, NLL, "nat/token", spread=True),
+        Column("further.delta", "Full−MHA", DELTA, "nat/token", interval=True),
+        Column("further.spread", "Its standard deviation", NLL, "nat/token"),
+        *columns({"further.won": "Pairs won", "further.reached": "Reach it"}, ".0f", "1"),
+        Column("further.spared.full", "Tokens spared, Relation", SHARE, "%"),
+        Column("further.spared.mha", "Tokens spared, MHA itself", SHARE, "%"),
+        Column("further.spared.difference", "Difference", "+.1f", "%", interval=True),
+        Column("further.correlation", "Correlation", "+.2f", "1", interval=True),
+    ),
+    panel("Conditions", (), EPOCHS),
+)
 def paired_nll(
     runs: pd.DataFrame, losses: pd.DataFrame, window: float, planned: pd.DataFrame
-) -> Iterator[dict[str, Any]]:
-    """Table 11: final NLL of every pair, their means, and the pairs beyond the matrix."""
+) -> Cells:
+    """Final validation NLL of every pair, and the mean difference with its 95% interval over
+    seeds. A seed of ours shares no random number with the paper's seed of the same number, so the
+    two are not set against each other. Further pairs are of seeds beyond the matrix, to tell a
+    difference from the spread of runs: tokens spared to MHA's final smoothed training loss count
+    as none where a pair never reaches it, and stand beside how early an MHA run reaches its own
+    final loss. Pearson's correlation is of the two runs of a seed, with Fisher's interval.
+    """
     values = pairs(runs)
     of_seeds = values.assign(row=values["row"] + "/" + values["seed"].astype(str))
     yield from means(of_seeds)
@@ -138,9 +195,7 @@ def paired_nll(
         yield from _further(f"{scale}/further", of_scale, spared[spared["scale"] == scale], seeds)
 
 
-def _further(
-    row: str, values: pd.DataFrame, spared: pd.DataFrame, planned: set[int]
-) -> Iterator[dict[str, Any]]:
+def _further(row: str, values: pd.DataFrame, spared: pd.DataFrame, planned: set[int]) -> Cells:
     """The pairs beyond the matrix: only such of which both runs are there."""
     wide = values.pivot(index="seed", columns="column", values="value").reindex(
         columns=[*PAIRED, "delta"]
@@ -172,11 +227,11 @@ def _further(
     yield cell(row, "further.reached", int((~never).sum()), **reached)
     # A mean without the pairs that never get there would favour Relation.
     zero = spared.fillna({"reduction": 0.0})
-    columns = {name: zero[field] for field, name in SPARED.items()}
-    columns["spared.difference"] = zero["reduction"] - zero["own_reduction"]
-    for name, share in columns.items():
-        told = zero.assign(row=row, column=f"further.{name}", value=share)
-        of_relation = never.any() and name != "spared.mha"
+    own = zero["own_reduction"]
+    shares = {"full": zero["reduction"], "mha": own, "difference": zero["reduction"] - own}
+    for name, share in shares.items():
+        told = zero.assign(row=row, column=f"further.spared.{name}", value=share)
+        of_relation = never.any() and name != "mha"
         yield from ({**each, "reason": why if of_relation else ""} for each in means(told))
 
 
@@ -192,10 +247,30 @@ def spans(numbers: Iterable[int]) -> str:
     return ", ".join(told)
 
 
-def token_efficiency(
-    runs: pd.DataFrame, losses: pd.DataFrame, window: float
-) -> Iterator[dict[str, Any]]:
-    """Table 12: target loss, crossing and token reduction of every pair of the matrix."""
+@table(
+    "12",
+    "app-token-efficiency",
+    "Token efficiency by seed",
+    panel(
+        "",
+        (f"{scale}/{seed}" for scale in SCALES for seed in SEEDS),
+        Column("target", "MHA target", ".6f", "nat/token"),
+        Column("crossing", "Relation crossing tokens", ".2f", "M tokens"),
+        Column("reduction", "Token reduction", ".2f", "%"),
+    ),
+    panel(
+        "Controls",
+        (),
+        Column("own_reduction", "MHA against its own final loss", ".2f", "%"),
+        Column("end_gap", "Relation's last loss less the target", DELTA, "nat/token"),
+        _WINDOW,
+    ),
+)
+def token_efficiency(runs: pd.DataFrame, losses: pd.DataFrame, window: float) -> Cells:
+    """Tokens at which each Relation run first reaches its MHA run's final smoothed training loss,
+    and the share of the budget spared. A first crossing comes early by the noise of the curves:
+    beside it stands how early each MHA run first reaches its own final loss.
+    """
     for pair in efficiency(runs[~runs["further"]], losses, window).to_dict("records"):
         row = f"{pair['scale']}/{pair['seed']}"
         for column in ("target", "crossing", "reduction", "own_reduction", "end_gap"):
@@ -204,120 +279,3 @@ def token_efficiency(
                 known |= {"status": "not reached", "reason": _NEVER, "n": 0}
             yield cell(row, column, pair[column], **known)
         yield cell(row, "window", window, sources=pair["source"])
-
-
-NLL, DELTA, SHARE = ".4f", "+.4f", ".1f"
-_SEED_ROWS = tuple(f"{scale}/{seed}" for scale in SCALES for seed in SEEDS)
-_EPOCHS = Column("epochs", "Passes over the training windows", ".3g", "epochs")
-_WINDOW = Column("window", "Loss smoothed over this part of the budget", ".3g", "%")
-
-MAIN_RESULTS = Table(
-    label="main-results",
-    number="2",
-    title="Main validation results",
-    caption=(
-        "Final-validation NLL of the paired MHA and Full Relation models, mean ± sample standard "
-        "deviation over seeds, and the mean paired difference with its 95% interval. Backbone: "
-        "layers / d_model / heads × d_h / d_ff. Token reduction is the share of the budget that "
-        "Relation spares to reach its MHA run's final smoothed training loss, over the seeds that "
-        "reach it."
-    ),
-    panels=(
-        Panel(
-            "",
-            (
-                Column("backbone", "Backbone"),
-                Column("data", "Data/Vocab"),
-                Column("context", "Ctx", ".0f", "tokens"),
-                Column("tokens", "Tokens"),
-                Column("mha_nll", "MHA NLL ↓", NLL, "nat/token", ("mha",), spread=True),
-                Column("full_nll", "Relation NLL ↓", NLL, "nat/token", ("full",), spread=True),
-                Column("delta", "Δ", DELTA, "nat/token", null=0.0),
-                Column("token_reduction", "Token reduction ↑", SHARE, "%", null=0.0, spread=True),
-            ),
-            SCALES,
-        ),
-        Panel("Conditions", (_EPOCHS, _WINDOW)),
-    ),
-    frames=("runs", "losses", "models", "window"),
-    compute=main_results,
-)
-
-PAIRED_NLL = Table(
-    label="app-nll",
-    number="11",
-    title="Final validation NLL by seed",
-    caption=(
-        "Final validation NLL of every pair, in nats per token, and the mean difference with its "
-        "95% interval over seeds. A seed of ours has no random number in common with the paper's "
-        "seed of the same number, so the two are not set against each other. Further pairs are of "
-        "seeds beyond the matrix, to tell a difference from the spread of runs: tokens spared to "
-        "MHA's final smoothed training loss count as none where a pair never reaches it, and stand "
-        "beside how early an MHA run reaches its own final loss; Pearson's correlation of the two "
-        "runs of a seed has Fisher's interval."
-    ),
-    panels=(
-        Panel(
-            "Pairs of the matrix",
-            (
-                Column("mha", "MHA NLL", ".6f", "nat/token", spread=True),
-                Column("full", "Full Relation NLL", ".6f", "nat/token", spread=True),
-                Column("delta", "Full−MHA", DELTA, "nat/token", null=0.0),
-            ),
-            tuple(f"{scale}/{seed}" for scale in SCALES for seed in (*SEEDS, "mean")),
-        ),
-        Panel(
-            "Further pairs",
-            (
-                Column("further.pairs", "Pairs", ".0f", "1"),
-                Column("further.planned", "Pairs planned", ".0f", "1"),
-                Column("further.seeds", "Seeds"),
-                Column("further.mha", "MHA NLL", NLL, "nat/token", spread=True),
-                Column("further.full", "Relation NLL", NLL, "nat/token", spread=True),
-                Column("further.delta", "Full−MHA", DELTA, "nat/token", interval=True),
-                Column("further.spread", "Its standard deviation", NLL, "nat/token"),
-                Column("further.won", "Pairs won", ".0f", "1"),
-                Column("further.reached", "Pairs that reach MHA's final loss", ".0f", "1"),
-                Column("further.spared.full", "Tokens spared, Relation", SHARE, "%"),
-                Column("further.spared.mha", "Tokens spared, MHA against itself", SHARE, "%"),
-                Column("further.spared.difference", "Difference", "+.1f", "%", interval=True),
-                Column("further.correlation", "Correlation", "+.2f", "1", interval=True),
-            ),
-        ),
-        Panel("Conditions", (_EPOCHS,)),
-    ),
-    frames=("runs", "losses", "window", "planned"),
-    compute=paired_nll,
-)
-
-TOKEN_EFFICIENCY = Table(
-    label="app-token-efficiency",
-    number="12",
-    title="Token efficiency by seed",
-    caption=(
-        "Tokens at which each Relation run first reaches its MHA run's final smoothed training "
-        "loss, and the share of the budget spared. A first crossing comes early by the noise of "
-        "the curves: beside it stands how early each MHA run first reaches its own final loss."
-    ),
-    panels=(
-        Panel(
-            "",
-            (
-                Column("target", "MHA target", ".6f", "nat/token"),
-                Column("crossing", "Relation crossing tokens", ".2f", "M tokens"),
-                Column("reduction", "Token reduction", ".2f", "%"),
-            ),
-            _SEED_ROWS,
-        ),
-        Panel(
-            "Controls",
-            (
-                Column("own_reduction", "MHA against its own final loss", ".2f", "%"),
-                Column("end_gap", "Relation's final loss above the target", DELTA, "nat/token"),
-                _WINDOW,
-            ),
-        ),
-    ),
-    frames=("runs", "losses", "window"),
-    compute=token_efficiency,
-)

@@ -1,8 +1,7 @@
 """Throughput and memory of whole training steps: Tables 5 and 15 to 17 (Appendices G, H)."""
 
-import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -10,7 +9,18 @@ import pandas as pd
 from relation.variants import PAIRED, VARIANTS
 from report import stats
 from report.paper import SCALES
-from report.table import Column, Panel, Table, cell, estimate, means, sources
+from report.table import (
+    Cells,
+    Column,
+    between,
+    cell,
+    columns,
+    estimate,
+    means,
+    panel,
+    sources,
+    table,
+)
 from report.tables.configs import micro_ga
 
 LONG_CONTEXTS = ("1024", "2048", "4096", "8192", "16384", "32768", "65536")
@@ -25,84 +35,81 @@ def select(frame: pd.DataFrame, **wanted: object) -> pd.DataFrame:
     return frame[kept]
 
 
-def outcome(row: dict[str, Any]) -> dict[str, Any]:
+def outcome(row: Mapping[str, Any]) -> dict[str, Any]:
     """Status and reason of a measurement without a value."""
     told = str(row["reason"])
-    if "context" in row:
+    if "device" in row:
         told += f", on {row['device']}, T = {row['context']:.0f}"
     if row["status"] == "OOM":
         return {"status": "oom", "reason": told, "n": 0}
     return {"status": "failed", "reason": f"{row['status']}: {told}", "n": 0}
 
 
-def measured(row: str, column: str, side: pd.DataFrame, field: str) -> Iterator[dict[str, Any]]:
-    """One number of a side of a benchmark, with its rounds; or why the side has none."""
+def measured(row: str, column: str, side: pd.DataFrame, field: str) -> Cells:
+    """One number of a side of a benchmark, with its rounds; or why the side has none.
+
+    What was set, and not measured, holds even where the measurement ran out of memory.
+    """
     for found in side.head(1).to_dict("records"):
         known: dict[str, Any] = {"sources": sources(side)}
-        if found["status"] != "PASS":
+        if field == "batches":
+            text = ", ".join(dict.fromkeys(map(micro_ga, side.to_dict("records"))))
+            yield cell(row, column, text=text, **known)
+        elif field in ("context", "micro", "accumulation"):
+            yield cell(row, column, float(found[field]), **known)
+        elif found["status"] != "PASS":
             yield cell(row, column, **known, **outcome(found))
         elif pd.isna(found[field]):
             reason = f"not counted on this device: {found['device']}"
             yield cell(row, column, status="no counterpart", reason=reason, n=0, **known)
         else:
             backend = f"{VARIANTS[found['variant']].title} on backend {found['backend']}"
-            reason = f"{backend}, {found['device']}"
-            yield cell(row, column, found[field], n=len(found["samples"]), reason=reason, **known)
+            known |= {"n": len(found["samples"]), "reason": f"{backend}, {found['device']}"}
+            yield cell(row, column, found[field], **known)
 
 
-def ratio(row: str, column: str, over: pd.DataFrame, under: pd.DataFrame) -> Iterator[dict]:
+def ratio(row: str, column: str, over: pd.DataFrame, under: pd.DataFrame) -> Cells:
     """Two sides' ratio, round by round where they took turns, with its 95% interval."""
     if over.empty or under.empty:
         return
-    sides = [side.iloc[0] for side in (over, under)]
+    sides = [side.iloc[0].to_dict() for side in (over, under)]
     known: dict[str, Any] = {"sources": sources(pd.concat([under, over]))}
     lacking = [side for side in sides if side["status"] != "PASS"]
     if lacking:
-        yield cell(row, column, **known, **outcome(lacking[0].to_dict()))
+        yield cell(row, column, **known, **outcome(lacking[0]))
         return
     together = not any(side["alone"] for side in sides)
     found = stats.median_ratio(*(list(side["samples"]) for side in sides), together)
     yield estimate(row, column, found, n=len(sides[0]["samples"]), **known)
 
 
-def setting_of(row: str, column: str, rows: pd.DataFrame, field: str) -> Iterator[dict[str, Any]]:
-    """A number that was set; it holds even where the measurement ran out of memory."""
-    if len(rows):
-        yield cell(row, column, float(rows[field].iloc[0]), sources=sources(rows))
-
-
-def batches_of(row: str, column: str, rows: pd.DataFrame) -> Iterator[dict[str, Any]]:
-    """Micro-batch and accumulation of a side, as 8/4."""
-    if len(rows):
-        told = dict.fromkeys(micro_ga(each) for each in rows.to_dict("records"))
-        yield cell(row, column, text=", ".join(told), sources=sources(rows))
-
-
-def conditions(rows: pd.DataFrame, precision: Sequence[str]) -> Iterator[dict[str, Any]]:
+def conditions(rows: pd.DataFrame, precision: Sequence[str]) -> Cells:
     """What the rows of a table were measured on and under, in words, in the row "setting"."""
     if rows.empty:
         return
-    told: dict[str, Sequence[object]] = {
-        "device": rows["device"].unique(),
-        "precision": [name.upper() for name in precision],
-        "driver": rows["driver"].unique(),
-        "disturbed": list(_disturbed(rows)),
-    }
     clocks = rows["sm_clock_least"].dropna()
-    if len(clocks):
-        told["clock"] = [f"{clocks.min():.0f} of {rows['sm_clock_limit'].max():.0f} MHz"]
+    told: dict[str, Iterable[object]] = {
+        "device": rows["device"],
+        "precision": [name.upper() for name in precision],
+        "driver": rows["driver"],
+        "disturbed": _disturbed(rows),
+        "clock": [
+            f"{c:.0f} of {rows['sm_clock_limit'].max():.0f} MHz" for c in clocks.nsmallest(1)
+        ],
+    }
     if "kernels" in rows:
+        alone = rows[rows["alone"].astype(bool)]
+        used = rows.groupby("variant", sort=False)["backend"].unique()
+        titled = ((VARIANTS[name].title, " and ".join(names)) for name, names in used.items())
         passed = select(rows, status="PASS").groupby("side", sort=False)["kernels"].last()
         names = passed.map(lambda each: ", ".join(dict.fromkeys(map(_kernel, each))))
         sides = names.index.to_series().groupby(names, sort=False).agg(", ".join)
-        told["kernels"] = [f"{side}: {name}" for name, side in sides.items() if name]
-        backends = rows.groupby("variant", sort=False)["backend"].unique()
-        told["backends"] = [
-            f"{VARIANTS[name].title} on {' and '.join(used)}" for name, used in backends.items()
-        ]
-        told["tokens"] = rows["tokens"].unique()
-        alone = rows[rows["alone"].astype(bool)]
-        told["alone"] = list(alone["scale"] + " " + alone["side"])
+        told |= {
+            "kernels": [f"{side}: {name}" for name, side in sides.items() if name],
+            "backends": [f"{title} on {names}" for title, names in titled],
+            "tokens": rows["tokens"],
+            "alone": alone["scale"] + " " + alone["side"],
+        }
     for column, texts in told.items():
         text = "; ".join(dict.fromkeys(str(each) for each in texts if pd.notna(each)))
         if text:
@@ -125,115 +132,202 @@ def _disturbed(rows: pd.DataFrame) -> Iterator[str]:
                 yield f"{' '.join(name)}{f' at T = {at}' if len(contexts) > 1 else ''}: {told}"
 
 
-def efficient(steps: pd.DataFrame, campaign: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Table 5: the materialised operator against FlashRelation, the matched pair, and peers."""
-    rate = "tokens_per_second"
+RATE = "tokens_per_second"
+_RATES = (",.0f", "tok/s")
+_FLASH = {"mha": "FlashAttention", "full": "FlashRelation"}
+
+
+def _both(key: str, title: str) -> dict[str, str]:
+    """Titles of FlashRelation's column and FlashAttention's."""
+    return {f"{key}.{side}": f"{title}, {_FLASH[side]}" for side in ("full", "mha")}
+
+
+# Columns of Tables 5 and 15: benchmark, side and field of each.
+EFFICIENT_FIELDS = {
+    "fixed.context": ("fixed", None, "context"),
+    "fixed.reference": ("fixed", "reference", RATE),
+    "fixed.flash": ("fixed", "full", RATE),
+    "matched.context": ("matched", None, "context"),
+    "matched.mha": ("matched", "mha", RATE),
+    "matched.full": ("matched", "full", RATE),
+    "peers.compiled": ("fixed", "reference-compiled", RATE),
+}
+PRODUCTION_FIELDS = {"context": ("matched", None, "context")} | {
+    f"{column}.{side}": ("matched", side, field)
+    for column, field in (
+        ("throughput", RATE),
+        ("allocated", "allocated_gib"),
+        ("reserved", "reserved_gib"),
+        ("micro_ga", "batches"),
+    )
+    for side in PAIRED
+}
+
+
+def _fields(steps: pd.DataFrame, fields: Mapping[str, tuple]) -> Cells:
+    """The cells of some columns, a row a scale."""
+    for scale, rows in steps.groupby("scale", sort=False):
+        for column, (benchmark, side, field) in fields.items():
+            of = select(rows, benchmark=benchmark)
+            yield from measured(scale, column, select(of, side=side) if side else of, field)
+
+
+@table(
+    "5",
+    "efficient-relation",
+    "FlashRelation throughput",
+    panel(
+        "Fixed context",
+        SCALES,
+        *columns({"fixed.reference": "Ref. Full"}, *_RATES, variants=("fixed",)),
+        *columns({"fixed.flash": "FlashRelation"}, *_RATES, variants=("fixed",)),
+        Column("fixed.speedup", "Speedup", ".2f", "x", ("fixed",), interval=True),
+    ),
+    panel(
+        "Scale-matched production",
+        SCALES,
+        Column("matched.context", "T", ".0f", "tokens", ("matched",)),
+        *columns({f"matched.{k}": v for k, v in _FLASH.items()}, *_RATES, variants=("matched",)),
+        Column("matched.ratio", "FR / FA", ".3f", "x", ("matched",), interval=True),
+    ),
+    panel(
+        "Beyond the paper",
+        (),
+        Column("fixed.context", "Fixed context", ".0f", "tokens"),
+        Column("peers.compiled", "Ref. Full, compiled", *_RATES),
+        Column("peers.compiled_ratio", "FR / compiled", ".2f", "x", interval=True),
+        Column("peers.name", "Other attention"),
+        Column("peers.other", "Its rate", *_RATES),
+        Column("peers.other_ratio", "FR / other", ".3f", "x", interval=True),
+    ),
+)
+def efficient(steps: pd.DataFrame, campaign: Mapping[str, Any]) -> Cells:
+    """Whole training steps in tokens per second: FlashRelation against the materialised operator
+    at a fixed context (T = 1024 in the paper), against FlashAttention at each scale's own, and
+    against what the paper leaves out: the reference compiled with its model, and another
+    attention. Rates are medians of rounds in which the sides take turns, in processes of their
+    own; ratios are those of single rounds, with the 95% interval of their median.
+    """
     rows = steps[steps["benchmark"].isin(["fixed", "matched"])]
+    yield from _fields(rows, EFFICIENT_FIELDS)
     for scale, of_scale in rows.groupby("scale", sort=False):
         fixed, matched = (select(of_scale, benchmark=name) for name in ("fixed", "matched"))
-        reference, flash = select(fixed, side="reference"), select(fixed, side="full")
-        compiled = select(fixed, side="reference-compiled")
-        mha, full = select(matched, side="mha"), select(matched, side="full")
+        flash, full = select(fixed, side="full"), select(matched, side="full")
         other = matched[matched["side"].str.startswith("mha-")].head(1)
-        yield from setting_of(scale, "fixed.context", fixed, "context")
-        yield from setting_of(scale, "matched.context", matched, "context")
-        for column, side in (
-            ("fixed.reference", reference),
-            ("fixed.flash", flash),
-            ("matched.mha", mha),
-            ("matched.full", full),
-            ("peers.compiled", compiled),
-            ("peers.other", other),
-        ):
-            yield from measured(scale, column, side, rate)
-        yield from ratio(scale, "fixed.speedup", flash, reference)
-        yield from ratio(scale, "matched.ratio", full, mha)
+        yield from ratio(scale, "fixed.speedup", flash, select(fixed, side="reference"))
+        yield from ratio(scale, "matched.ratio", full, select(matched, side="mha"))
+        compiled = select(fixed, side="reference-compiled")
         yield from ratio(scale, "peers.compiled_ratio", flash, compiled)
         yield from ratio(scale, "peers.other_ratio", full, other)
+        yield from measured(scale, "peers.other", other, RATE)
         for backend in other["backend"]:
             name = ATTENTION_NAMES.get(backend, f"MHA, {backend}")
             yield cell(scale, "peers.name", text=name, sources=sources(other))
     yield from conditions(rows, campaign["precision"])
 
 
+@table(
+    "15",
+    "app-prod-fr-fa",
+    "Production throughput and memory",
+    panel(
+        "Whole training steps",
+        SCALES,
+        Column("context", "T", ".0f", "tokens", ("matched",)),
+        *columns(_both("throughput", "Rate"), *_RATES, variants=("matched",)),
+        Column("ratio", "FR / FA", ".3f", "x", ("matched",), interval=True),
+        *columns(_both("micro_ga", "Micro/GA"), variants=("matched",)),
+        *columns(_both("allocated", "Allocated"), ".2f", "GiB", variants=("matched",)),
+        *columns(_both("reserved", "Reserved"), ".2f", "GiB", variants=("matched",)),
+    ),
+    panel(
+        "Training runs",
+        (),
+        Column("processes", "Processes a run"),
+        *columns(_both("run_rate", "Rate"), *_RATES),
+        Column("run_ratio", "FR / FA", ".3f", "x", interval=True),
+        *columns(_both("run_micro_ga", "Micro/GA")),
+        *columns(_both("run_share", "Share of the benchmark's rate"), ".1f", "%"),
+    ),
+)
 def production(
-    steps: pd.DataFrame, runs: pd.DataFrame, models: pd.DataFrame, campaign: dict[str, Any]
-) -> Iterator[dict[str, Any]]:
-    """Table 15: FlashAttention and FlashRelation at each scale's context, and the runs' rates."""
+    steps: pd.DataFrame, runs: pd.DataFrame, models: pd.DataFrame, campaign: Mapping[str, Any]
+) -> Cells:
+    """FlashAttention and FlashRelation at each scale's own context. Whole training steps: rates
+    are medians of rounds in which the sides take turns, FR/FA is the median of single rounds'
+    ratios with its 95% interval, memory is the peak. Training runs: tokens per second of each
+    process, the median update of a run, its mean over seeds; FR/FA in pairs of one seed; and the
+    share of the benchmark's rate, which includes what is lost where several processes share a run,
+    or several runs a GPU.
+    """
     rows = select(steps, benchmark="matched")
-    alone: dict[tuple[str, str], tuple[float, str, tuple[str, ...]]] = {}
+    yield from _fields(rows, PRODUCTION_FIELDS)
     for scale, matched in rows.groupby("scale", sort=False):
-        yield from setting_of(scale, "context", matched, "context")
-        for side in PAIRED:
-            of_side = select(matched, side=side)
-            for column, field in (
-                ("throughput", "tokens_per_second"),
-                ("allocated", "allocated_gib"),
-                ("reserved", "reserved_gib"),
-            ):
-                yield from measured(scale, f"{column}.{side}", of_side, field)
-            yield from batches_of(scale, f"micro_ga.{side}", of_side)
-            for row in select(of_side, status="PASS").head(1).to_dict("records"):
-                alone[scale, side] = (
-                    math.nan if "cpu" in row["device"].lower() else row["tokens_per_second"],
-                    micro_ga(row),
-                    sources(of_side),
-                )
-        full, mha = (select(matched, side=side) for side in ("full", "mha"))
-        yield from ratio(scale, "ratio", full, mha)
+        yield from ratio(scale, "ratio", *(select(matched, side=s) for s in ("full", "mha")))
     for model in models[models["variant"].isin(PAIRED)].to_dict("records"):
-        text = micro_ga(model)
-        column = f"run_micro_ga.{model['variant']}"
-        yield cell(model["scale"], column, text=text, sources=(model["source"],))
-    yield from run_rates(runs[runs["variant"].isin(PAIRED) & ~runs["further"]], alone)
+        column, behind = f"run_micro_ga.{model['variant']}", (model["source"],)
+        yield cell(model["scale"], column, text=micro_ga(model), sources=behind)
+    yield from run_rates(runs[runs["variant"].isin(PAIRED) & ~runs["further"]], rows)
     yield from conditions(rows, campaign["precision"])
 
 
-def run_rates(runs: pd.DataFrame, alone: dict[tuple[str, str], tuple]) -> Iterator[dict[str, Any]]:
-    """The runs' own rates, of each process, and their share of the benchmark's.
-
-    alone: rate, micro/GA and sources of the benchmark by scale and variant.
-    """
+def run_rates(runs: pd.DataFrame, matched: pd.DataFrame) -> Cells:
+    """The runs' own rates, of each process, and their share of the benchmark's."""
     runs = runs[runs["processes"].notna() & runs["median_tokens_per_second"].notna()]
     runs = runs.assign(
         row=runs["scale"],
-        column="run_rate." + runs["variant"],
+        column=runs["variant"],
         value=runs["median_tokens_per_second"] / runs["processes"],
         batches=[micro_ga(run) for run in runs.to_dict("records")],
     )
     for found in means(runs):
-        yield found
-        scale, variant = found["row"], found["column"].removeprefix("run_rate.")
-        rate, batches, behind = alone.get((scale, variant), (math.nan, "", ()))
-        used = runs[(runs["row"] == scale) & (runs["column"] == found["column"])]["batches"]
-        share, known = f"run_share.{variant}", {"sources": (*found["sources"], *behind)}
-        if set(used) == {batches} and rate == rate:
-            by_seed = {seed: value / rate for seed, value in found["by_seed"].items()}
-            known |= {name: found[name] / rate for name in ("sd", "low", "high")}
-            yield cell(scale, share, found["value"] / rate, n=found["n"], by_seed=by_seed, **known)
-        elif behind:
-            why = f"micro/GA is {', '.join(set(used))} in the runs and {batches} in the benchmark"
+        scale, variant = found["row"], found["column"]
+        yield found | {"column": f"run_rate.{variant}"}
+        share, used = f"run_share.{variant}", select(runs, row=scale, column=variant)["batches"]
+        side = select(matched, scale=scale, side=variant, status="PASS").head(1)
+        for one in side.to_dict("records"):
+            why = f"micro/GA is {used.iloc[0]} in the runs and {micro_ga(one)} in the benchmark"
+            if "cpu" in one["device"].lower():
+                why = "on a CPU, runs and benchmarks take different shares of its cores"
+            elif set(used) == {micro_ga(one)}:
+                ours = runs.assign(
+                    value=runs["value"] / one[RATE], column="run_share." + runs["column"]
+                )
+                yield from means(select(ours, row=scale, column=share))
+                continue
             yield cell(scale, share, status="no counterpart", reason=why, n=0)
     for scale, of_scale in runs.groupby("scale", sort=False):
         counts = ", ".join(f"{count:.0f}" for count in sorted(of_scale["processes"].unique()))
         yield cell(scale, "processes", text=counts, sources=sources(of_scale))
-        wide = of_scale.pivot(index="seed", columns="variant", values=["value", "processes"])
-        if set(PAIRED) <= set(of_scale["variant"]):
-            wide = wide.dropna()
-            alike = wide[wide["processes"]["mha"] == wide["processes"]["full"]]["value"]
-            paired = (alike["full"] / alike["mha"]).rename("value").reset_index()
-            known = {"row": scale, "column": "run_ratio", "source": of_scale["source"].iloc[0]}
-            yield from means(paired.assign(**known))
+    # Pairs of one seed that as many processes trained.
+    alike = runs.assign(seed=runs["seed"] * 1000 + runs["processes"])
+    for found in means(between(alike, "full", "mha", "run_ratio", float.__truediv__)):
+        by_seed = {seed // 1000: value for seed, value in found["by_seed"].items()}
+        yield found | {"by_seed": by_seed}
 
 
-def linear_steady(steps: pd.DataFrame, campaign: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Table 16: Linear Relation's throughput once warm, and over the whole run."""
+@table(
+    "16",
+    "app-linear-steady",
+    "Linear Relation throughput",
+    panel(
+        "",
+        SCALES,
+        Column("context", "T", ".0f", "tokens", ("linear-steady",)),
+        Column("micro_ga", "Micro/GA", variants=("linear-steady",)),
+        Column("steady", "Steady-state", *_RATES, ("linear-steady",)),
+        Column("raw", "Raw mean", *_RATES, ("linear-steady",)),
+    ),
+)
+def linear_steady(steps: pd.DataFrame, campaign: Mapping[str, Any]) -> Cells:
+    """Linear Relation in whole training steps: once warm, as the median of rounds, and over all
+    the time from the first update on, in which compilation weighs more than in a run of thousands.
+    It was timed untrained; where training makes retention forget faster, more chunks take slower
+    kernels.
+    """
     rows = select(steps, benchmark="linear-steady")
-    for scale, of_scale in rows.groupby("scale", sort=False):
-        yield from setting_of(scale, "context", of_scale, "context")
-        yield from batches_of(scale, "micro_ga", of_scale)
-        yield from measured(scale, "steady", of_scale, "tokens_per_second")
-        yield from measured(scale, "raw", of_scale, "raw_tokens_per_second")
+    fields = {"context": "context", "micro_ga": "batches", "steady": RATE, "raw": f"raw_{RATE}"}
+    yield from _fields(rows, {k: ("linear-steady", None, field) for k, field in fields.items()})
     yield from conditions(rows, campaign["precision"])
     updates = rows["measured_updates"].dropna()
     if len(updates):
@@ -241,16 +335,33 @@ def linear_steady(steps: pd.DataFrame, campaign: dict[str, Any]) -> Iterator[dic
         yield cell("setting", "raw", text=" to ".join(counts), sources=sources(rows))
 
 
-def linear_long(steps: pd.DataFrame, campaign: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Table 17: Linear Relation's throughput and memory against T."""
+@table(
+    "17",
+    "app-linear-long",
+    "Linear Relation at long contexts",
+    panel(
+        "",
+        LONG_CONTEXTS,
+        *columns({"micro": "Micro", "accumulation": "GA"}, ".0f", "1", variants=("linear-long",)),
+        Column("status", "Status", variants=("linear-long",)),
+        Column("throughput", "Rate", *_RATES, ("linear-long",)),
+        Column("allocated", "Allocated", ".3f", "GiB", ("linear-long",)),
+    ),
+    names={context: f"T = {int(context):,}" for context in LONG_CONTEXTS},
+)
+def linear_long(steps: pd.DataFrame, campaign: Mapping[str, Any]) -> Cells:
+    """Linear Relation against the context T, one window a micro-batch. On a GPU the rate grows
+    with T: a short window gives it too little to do at a time. Rates are medians of rounds, timed
+    untrained.
+    """
     rows = select(steps, benchmark="linear-long")
     for context, of_context in rows.groupby("context"):
         row = str(int(context)) if str(int(context)) in LONG_CONTEXTS else f"+{context:.0f}"
         for column in ("micro", "accumulation"):
-            yield from setting_of(row, column, of_context, column)
+            yield from measured(row, column, of_context, column)
         status = ", ".join(dict.fromkeys(of_context["status"]))
         yield cell(row, "status", text=status, sources=sources(of_context))
-        yield from measured(row, "throughput", of_context, "tokens_per_second")
+        yield from measured(row, "throughput", of_context, RATE)
         yield from measured(row, "allocated", of_context, "allocated_gib")
     yield from conditions(rows, campaign["precision"])
     tokens = rows["micro"] * rows["accumulation"] * rows["context"]
@@ -258,160 +369,3 @@ def linear_long(steps: pd.DataFrame, campaign: dict[str, Any]) -> Iterator[dict[
     if larger:
         text = f"T = {', '.join(f'{context:,.0f}' for context in larger)}"
         yield cell("setting", "update", text=text, sources=sources(rows))
-
-
-RATE, MEMORY = ",.0f", ".2f"
-_FIXED, _MATCHED = ("fixed",), ("matched",)
-
-
-def _rate(key: str, title: str, benchmark: str) -> Column:
-    return Column(key, title, RATE, "tok/s", (benchmark,))
-
-
-EFFICIENT = Table(
-    label="efficient-relation",
-    number="5",
-    title="FlashRelation throughput",
-    caption=(
-        "Whole training steps in tokens per second: FlashRelation against the materialised "
-        "operator at a fixed context (T = 1024 in the paper), against FlashAttention at each "
-        "scale's own, and against what the paper leaves out: the reference compiled with its "
-        "model, and another attention. Rates are medians of rounds in which the sides take turns, "
-        "in processes of their own; ratios are those of single rounds, with the 95% interval of "
-        "their median."
-    ),
-    panels=(
-        Panel(
-            "Fixed context",
-            (
-                _rate("fixed.reference", "Ref. Full", "fixed"),
-                _rate("fixed.flash", "FlashRelation", "fixed"),
-                Column("fixed.speedup", "Speedup", ".2f", "x", _FIXED, interval=True),
-            ),
-            SCALES,
-        ),
-        Panel(
-            "Scale-matched production",
-            (
-                Column("matched.context", "T", ".0f", "tokens", _MATCHED),
-                _rate("matched.mha", "FlashAttention", "matched"),
-                _rate("matched.full", "FlashRelation", "matched"),
-                Column("matched.ratio", "FR / FA", ".3f", "x", _MATCHED, interval=True),
-            ),
-            SCALES,
-        ),
-        Panel(
-            "Beyond the paper",
-            (
-                Column("fixed.context", "Fixed context", ".0f", "tokens", _FIXED),
-                _rate("peers.compiled", "Ref. Full, compiled", "fixed"),
-                Column("peers.compiled_ratio", "FR / compiled", ".2f", "x", _FIXED, interval=True),
-                Column("peers.name", "Other attention", variants=_MATCHED),
-                _rate("peers.other", "Other attention", "matched"),
-                Column("peers.other_ratio", "FR / other", ".3f", "x", _MATCHED, interval=True),
-            ),
-        ),
-    ),
-    frames=("steps", "campaign"),
-    compute=efficient,
-)
-
-PRODUCTION = Table(
-    label="app-prod-fr-fa",
-    number="15",
-    title="Production throughput and memory",
-    caption=(
-        "FlashAttention and FlashRelation at each scale's own context. Whole training steps: rates "
-        "are medians of rounds in which the sides take turns, FR/FA is the median of single "
-        "rounds' ratios with its 95% interval, memory is the peak. Training runs: tokens per "
-        "second of each process, the median update of a run, its mean over seeds; FR/FA in pairs "
-        "of one seed; and the share of the benchmark's rate, which includes what is lost where "
-        "several processes share a run, or several runs a GPU."
-    ),
-    panels=(
-        Panel(
-            "Whole training steps",
-            (
-                Column("context", "T", ".0f", "tokens", _MATCHED),
-                _rate("throughput.mha", "FlashAttention", "matched"),
-                _rate("throughput.full", "FlashRelation", "matched"),
-                Column("ratio", "FR / FA", ".3f", "x", _MATCHED, interval=True),
-                Column("micro_ga.full", "Micro/GA, FR", variants=_MATCHED),
-                Column("micro_ga.mha", "Micro/GA, FA", variants=_MATCHED),
-                Column("allocated.full", "Allocated, FR", MEMORY, "GiB", _MATCHED),
-                Column("reserved.full", "Reserved, FR", MEMORY, "GiB", _MATCHED),
-                Column("allocated.mha", "Allocated, FA", MEMORY, "GiB", _MATCHED),
-                Column("reserved.mha", "Reserved, FA", MEMORY, "GiB", _MATCHED),
-            ),
-            SCALES,
-        ),
-        Panel(
-            "Training runs",
-            (
-                Column("processes", "Processes a run"),
-                Column("run_rate.mha", "FlashAttention", RATE, "tok/s"),
-                Column("run_rate.full", "FlashRelation", RATE, "tok/s"),
-                Column("run_ratio", "FR / FA", ".3f", "x", interval=True),
-                Column("run_micro_ga.full", "Micro/GA, FR"),
-                Column("run_micro_ga.mha", "Micro/GA, FA"),
-                Column("run_share.full", "Share of the benchmark's rate, FR", ".1f", "%"),
-                Column("run_share.mha", "Share of the benchmark's rate, FA", ".1f", "%"),
-            ),
-        ),
-    ),
-    frames=("steps", "runs", "models", "campaign"),
-    compute=production,
-)
-
-LINEAR_STEADY = Table(
-    label="app-linear-steady",
-    number="16",
-    title="Linear Relation throughput",
-    caption=(
-        "Linear Relation in whole training steps: once warm, as the median of rounds, and over all "
-        "the time from the first update on, in which compilation weighs more than in a run of "
-        "thousands. It was timed untrained; where training makes retention forget faster, more "
-        "chunks take slower kernels."
-    ),
-    panels=(
-        Panel(
-            "",
-            (
-                Column("context", "T", ".0f", "tokens", ("linear-steady",)),
-                Column("micro_ga", "Micro/GA", variants=("linear-steady",)),
-                _rate("steady", "Steady-state", "linear-steady"),
-                _rate("raw", "Raw mean", "linear-steady"),
-            ),
-            SCALES,
-        ),
-    ),
-    frames=("steps", "campaign"),
-    compute=linear_steady,
-)
-
-LINEAR_LONG = Table(
-    label="app-linear-long",
-    number="17",
-    title="Linear Relation at long contexts",
-    caption=(
-        "Linear Relation against the context T, one window a micro-batch. On a GPU the rate grows "
-        "with T: a short window gives it too little to do at a time. Rates are medians of rounds, "
-        "timed untrained."
-    ),
-    panels=(
-        Panel(
-            "",
-            (
-                Column("micro", "Micro", ".0f", "1", ("linear-long",)),
-                Column("accumulation", "GA", ".0f", "1", ("linear-long",)),
-                Column("status", "Status", variants=("linear-long",)),
-                _rate("throughput", "Rate", "linear-long"),
-                Column("allocated", "Allocated", ".3f", "GiB", ("linear-long",)),
-            ),
-            LONG_CONTEXTS,
-        ),
-    ),
-    frames=("steps", "campaign"),
-    compute=linear_long,
-    names={context: f"T = {int(context):,}" for context in LONG_CONTEXTS},
-)
