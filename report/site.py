@@ -199,7 +199,7 @@ def number(value: float | None, form: str = "") -> str:
 def rich(text: str) -> Markup:
     """Running text: `code`, F_ii, W_down and T^2 as they are meant."""
     text = re.sub(r"`([^`]*)`", r"<code>\1</code>", str(escape(text)).replace("$", ""))
-    text = re.sub(r"\b([A-Za-z])_\{?(\w{1,4})\b\}?(?![\w<])", r"<i>\1</i><sub>\2</sub>", text)
+    text = re.sub(r"\b([A-Za-z])_\{?(\w{1,5})\b\}?(?![\w<])", r"<i>\1</i><sub>\2</sub>", text)
     return Markup(re.sub(r"\^\{?([−-]?[\d.]+)\}?", r"<sup>\1</sup>", text))
 
 

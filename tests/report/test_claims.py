@@ -1,0 +1,363 @@
+"""The claims: on the paper's own values, and where one fails, has another size, or lacks a part."""
+
+import math
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+
+from report import claims, paper, stats
+from report.evidence import Evidence, Term, above, below, compare, outcome
+
+GPU = "NVIDIA GeForce RTX 5090"
+TABLES_DECIDE = (*range(1, 15), 17, 19, 20, 21)
+CHECKED = (15, 18, 22, 23, 24)
+EMPTY = {"text": None, "low": math.nan, "high": math.nan, "n": 1, "status": "ok", "reason": ""}
+
+
+def paper_cells() -> pd.DataFrame:
+    """The cells of a setting that measured exactly what the paper prints, on its GPU."""
+    rows = []
+    for path in sorted(paper.FOLDER.glob("*.csv")):
+        for row in paper.load(path.stem).to_dict("records"):
+            printed, words = row.pop("printed"), row["unit"] == "text"
+            value = {"text": printed if words else None, "value": row["paper_value"]}
+            rows.append(EMPTY | row | value | {"table": path.stem, "paper": printed})
+    for table in ("efficient-relation", "app-prod-fr-fa", "app-linear-long"):
+        rows.append(beyond(table, "setting", "device", text=GPU, unit="text"))
+    rows += [beyond("efficient-relation", s, "fixed.context", value=1024.0) for s in paper.SCALES]
+    for row, power in (("linear", 1.0), ("full-flash", 2.0), ("mha", 2.0)):
+        ends = {"low": power - 0.05, "high": power + 0.05}
+        rows.append(beyond("token-mixing-complexity", row, "time_exponent", value=power, **ends))
+    for row, power in (("linear", 0.0), ("full-flash", 1.0)):
+        rows.append(beyond("token-mixing-complexity", row, "state_exponent", value=power))
+    return pd.DataFrame([row | {"by_seed": {}} for row in rows])
+
+
+def beyond(table: str, row: str, column: str, **known) -> dict:
+    """A cell that the paper does not print."""
+    cell = EMPTY | {"table": table, "row": row, "column": column, "statistic": "value"}
+    return cell | {"paper": None, "paper_value": math.nan, "value": math.nan, "unit": "1"} | known
+
+
+def check(check: str, name: str, error: float = 1e-3, **known) -> dict:
+    row = {"check": check, "name": name, "scale": "", "operator": "definition", "precision": "fp64"}
+    row |= {"measure": "largest", "length": 64, "error": error, "allowed": 2e-3, "source": "x#y"}
+    return row | known
+
+
+def records(checks=None, variation: str = "base", planned=(), hybrid: int = 31_967_571):
+    flash = {"operator": "flash", "precision": "bf16"}
+    made = checks if checks is not None else [
+        check("exactness", "Y", scale="10M", **flash),
+        check("exactness", "dp1", scale="10M", **flash),
+        check("identity", "first token"),
+        check("identity", "first token", **flash),
+        check("mixing", "keeps lengths"),
+        check("recurrence", "C", operator="expanded"),
+        check("recurrence", "dg", **flash),
+        check("history", "no later token"),
+    ]  # fmt: skip
+    model = {"scale": "30M", "variant": "hybrid", "parameters": hybrid}
+    return SimpleNamespace(
+        setting=SimpleNamespace(variation=variation),
+        checks=pd.DataFrame(made, columns=list(check("", ""))),
+        models=pd.DataFrame([model]),
+        planned=pd.DataFrame(planned, columns=["kind", "reason"]),
+    )
+
+
+PAPER = paper_cells()
+
+
+def judged(cells: pd.DataFrame = PAPER, of=None) -> dict[int, claims.Judged]:
+    return {one.claim.number: one for one in claims.judge(cells, of or records())}
+
+
+def changed(table: str, row: str, column: str, value=None, statistic=None, **known) -> pd.DataFrame:
+    """The paper's cells with some changed: `value` may be a function of the old one."""
+    cells = PAPER.copy()
+    at = (cells["table"] == table) & cells["row"].str.fullmatch(row)
+    at &= cells["column"].str.fullmatch(column)
+    at &= (cells["statistic"] == statistic) | (statistic is None)
+    assert at.any(), (table, row, column)
+    if callable(value):
+        value = cells.loc[at, "value"].map(value)
+    if value is not None:
+        cells.loc[at, "value"] = value
+    for name, new in known.items():
+        cells[name] = [new if here else old for here, old in zip(at, cells[name], strict=True)]
+    return cells
+
+
+def gone(table: str, row: str = ".*", column: str = ".*", status="not run", reason="so it was"):
+    return changed(table, row, column, math.nan, text=None, status=status, reason=reason)
+
+
+def with_checks(name: str, **known) -> SimpleNamespace:
+    made = records()
+    made.checks.loc[made.checks["name"] == name, list(known)] = list(known.values())
+    return made
+
+
+def test_the_papers_own_values_are_reproduced_wherever_the_tables_decide() -> None:
+    found = judged(PAPER[PAPER["table"] != "token-mixing-complexity"], records(checks=[]))
+    assert list(found) == list(range(1, 25))
+    verdicts = {number: one.verdict for number, one in found.items()}
+    wanted = {n: "reproduced" if n in TABLES_DECIDE else "not tested" for n in verdicts}
+    assert verdicts == wanted and all(one.reason for one in found.values())
+    assert {one.verdict for one in judged().values()} == {"reproduced"}
+
+
+INTERNAL, LAYERS = "relation_internal", "app-structural-layerwise"
+FAILS = {
+    1: lambda: changed("app-nll", "30M/mean", "delta", 0.1),
+    2: lambda: changed("app-nll", "10M/44", "delta", 0.1),
+    3: lambda: changed("main-results", "100M", "token_reduction", -1.0, "mean"),
+    4: lambda: changed("app-ablation", "raw-x", "delta", -0.01),
+    5: lambda: changed("app-configs", "10M", "params.full", 10_425_247.0),
+    6: lambda: changed(INTERNAL, "30M", "l0_self.full", 1.0),
+    7: lambda: changed(INTERNAL, "30M", "l0_effrank.full", 100.0),
+    8: lambda: changed(INTERNAL, "30M", "l1_self.full", 2.0),
+    9: lambda: changed(INTERNAL, "30M", "l2_exchange.full", 97.0),
+    10: lambda: changed(INTERNAL, "30M", "beyond_256.full", 1.0),
+    11: lambda: changed("app-structural-sink-profile", "30M", "sink_1.full", 30.0),
+    12: lambda: changed("efficient-relation", "10M", "fixed.speedup", 0.5),
+    13: lambda: changed("efficient-relation", "10M", "matched.ratio", 0.89),
+    14: lambda: changed("app-prod-fr-fa", "10M", "allocated.full", lambda gib: 1.1 * gib),
+    16: lambda: changed(
+        "token-mixing-complexity", "linear", "time_exponent", 2.0, low=1.9, high=2.1
+    ),
+    17: lambda: changed("app-hybrid", "mean", "nll", 1.4, "mean"),
+    19: lambda: changed("app-structural-spectrum", "30M", "dims_90.full", 1.0),
+    20: lambda: changed(LAYERS, "30M/L1", "self.full", 20.0),
+    21: lambda: changed("app-linear-long", "65536", "status", text="PASS"),
+}
+
+
+@pytest.mark.parametrize("number", FAILS)
+def test_a_claim_that_fails_is_not_reproduced(number: int) -> None:
+    found = judged(FAILS[number]())[number]
+    assert found.verdict == "not reproduced" and found.reason and not found.not_established
+
+
+@pytest.mark.parametrize(
+    "number, name, error",
+    [(15, "dp1", 1.0), (15, "dp1", math.nan), (18, "first token", 0.1), (22, "keeps lengths", 0.1),
+     (23, "dg", 0.1), (24, "no later token", 0.1)],
+)  # fmt: skip
+def test_an_error_beyond_its_bound_fails(number: int, name: str, error: float) -> None:
+    found = judged(of=with_checks(name, error=error))[number]
+    assert found.verdict == "not reproduced"
+    if math.isnan(error):
+        assert found.evidence[0].ours == math.inf
+
+
+def test_another_number_of_parameters_fails() -> None:
+    assert judged(of=records(hybrid=31_967_570))[17].verdict == "not reproduced"
+
+
+SIZES = {
+    1: lambda: changed("app-nll", "10M/mean", "delta", -1.0),
+    3: lambda: changed("main-results", "100M", "token_reduction", 50.0, "mean"),
+    4: lambda: changed("app-ablation", "raw-x", "delta", 0.5),
+    12: lambda: changed("efficient-relation", "10M", "fixed.speedup", 2.0),
+    16: lambda: changed(
+        "token-mixing-complexity", "linear", "time_exponent", 1.3, low=1.25, high=1.35
+    ),
+}
+
+
+@pytest.mark.parametrize("number", SIZES)
+def test_the_right_sign_with_another_size_is_direction_only(number: int) -> None:
+    assert judged(SIZES[number]())[number].verdict == "direction only"
+
+
+LACKS = {
+    2: lambda: gone("app-nll", "100M/4[23]", "delta"),
+    4: lambda: gone("app-ablation", "no-givens"),
+    16: lambda: gone("token-mixing-complexity", "linear", "time_exponent"),
+    17: lambda: gone("app-hybrid"),
+    21: lambda: gone("app-linear-long", "16384"),
+}
+
+
+@pytest.mark.parametrize("number", LACKS)
+def test_a_claim_that_lacks_a_part_it_needs_is_not_tested(number: int) -> None:
+    found = judged(LACKS[number]())[number]
+    assert found.verdict == "not tested" and "so it was" in found.reason
+
+
+def test_checks_that_were_not_made_are_not_tested_and_say_why() -> None:
+    for number in CHECKED:
+        assert judged(of=records(checks=[]))[number].verdict == "not tested"
+        planned = [("checks", "the GPU was taken")]
+        assert "GPU was taken" in judged(of=records([], planned=planned))[number].reason
+
+
+def test_only_the_kernel_speaks_for_the_kernel() -> None:
+    made = with_checks("Y", operator="tiled")
+    made.checks.loc[made.checks["name"] == "dp1", "operator"] = "tiled"
+    found = judged(of=made)[15]
+    assert found.verdict == "not tested" and "not the kernel" in found.reason
+    made.checks.loc[made.checks["name"] == "dp1", "error"] = 1.0
+    assert judged(of=made)[15].verdict == "not reproduced"
+
+
+def test_nothing_at_all_tests_nothing() -> None:
+    empty = PAPER.assign(value=math.nan, text=None, status="not run", n=0, reason="not run")
+    for one in judged(empty, records(checks=[], hybrid=0)).values():
+        assert one.verdict in ("not tested", "not reproduced") and one.reason and one.evidence
+    assert all(one.verdict == "not tested" for n, one in judged(empty).items() if n < 15)
+
+
+@pytest.mark.parametrize("status", ["failed", "oom", "not run"])
+def test_a_scale_that_failed_is_not_one_that_was_left_out(status: str) -> None:
+    found = judged(gone("app-nll", "100M/.*", status=status))[1]
+    if status == "not run":
+        assert found.verdict == "reproduced" and "without 100M: so it was" in found.reason
+    else:
+        assert found.verdict == "not tested"
+        assert found.reason == "it holds for 10M, 30M; undecided: 100M (so it was)"
+
+
+@pytest.mark.parametrize("drop, lost, verdict", [
+    ([], ["10M/42"], "reproduced"),
+    ([], ["10M/42", "30M/43"], "not reproduced"),
+    (["10M/42"], ["30M/42"], "not tested"),
+    (["10M/42", "100M/43"], [], "not tested"),
+    (["10M/42", "100M/43"], ["30M/42", "30M/43"], "not reproduced"),
+])  # fmt: skip
+def test_missing_pairs_leave_the_wins_open_only_where_they_matter(drop, lost, verdict) -> None:
+    cells = PAPER.copy()
+    of_pairs = (cells["table"] == "app-nll") & (cells["column"] == "delta")
+    cells.loc[of_pairs, "value"] = -0.1
+    cells.loc[of_pairs & cells["row"].isin(lost), "value"] = 0.1
+    cells.loc[of_pairs & cells["row"].isin(drop), ["value", "status"]] = [math.nan, "not run"]
+    found = judged(cells)[2]
+    assert found.verdict == verdict
+    assert (found.evidence[0].n, found.evidence[0].ours) == (9 - len(drop), 9 - len(drop + lost))
+
+
+def test_a_loss_that_is_never_reached_spares_no_tokens() -> None:
+    for seeds, verdict in (("42", "direction only"), ("4[23]", "not reproduced")):
+        cells = gone("app-token-efficiency", f"100M/{seeds}", "reduction", "not reached")
+        assert judged(cells)[3].verdict == verdict
+
+
+def test_other_models_texts_and_devices_test_nothing_of_the_papers() -> None:
+    mini = judged(changed("app-configs", ".*", "geometry", text="2/16/2x8/32"))
+    for number, one in mini.items():
+        paper_models = number in TABLES_DECIDE
+        assert one.verdict == ("not tested" if paper_models else "reproduced"), number
+    assert "geometry of 10M is 2/16/2x8/32, the paper's 6/384" in mini[1].reason
+    short = judged(changed("app-configs", ".*", "tokens", text="1M"))
+    assert short[1].verdict == short[9].verdict == "not tested"
+    assert short[5].verdict == short[13].verdict == "reproduced"
+    assert judged(changed("app-configs", "30M", "data", text="Books"))[17].verdict == "not tested"
+    for device, verdict in (("NVIDIA H200", "reproduced"), ("CPU (x86_64)", "not tested")):
+        found = judged(on(device))
+        assert {found[n].verdict for n in (12, 13, 14)} == {verdict}
+        assert found[21].verdict == "not tested"
+
+
+def on(device: str) -> pd.DataFrame:
+    cells = PAPER.copy()
+    cells.loc[cells["column"] == "device", "text"] = device
+    return cells
+
+
+def test_speed_is_not_tested_at_another_context_or_in_other_batches() -> None:
+    found = judged(changed("efficient-relation", ".*", "fixed.context", 512.0))[12]
+    assert found.verdict == "not tested" and "not 1024" in found.reason
+    found = judged(changed("app-prod-fr-fa", "10M", "micro_ga.mha", text="16/4"))
+    for number in (13, 14):
+        assert found[number].verdict == "reproduced" and "16/4, not 32/4" in found[number].reason
+
+
+def test_layers_that_chose_a_reading_do_not_test_the_paper() -> None:
+    found = judged(FAILS[8](), records(variation=claims.CHOSEN_VARIATION))
+    chosen = {n for n, one in found.items() if one.verdict == "chose the reading"}
+    assert chosen == {6, 7, 8, 10, 11, 19, 20}
+    assert found[8].reason.endswith("its rule alone would give: not reproduced")
+    assert found[9].verdict == "reproduced"
+
+
+def pairs(*deltas: float) -> Term:
+    seeds = dict(zip(paper.SEEDS, deltas, strict=False))
+    mean = sum(deltas) / len(deltas)
+    return Term(-0.0412, 5e-5, "nat/token", mean, seeds, n=len(deltas), status="ok", reason="")
+
+
+def test_an_interval_that_holds_the_contrary_establishes_nothing() -> None:
+    for deltas, open_ in (((0.0051, -0.0144, -0.0106), True), ((-0.03, -0.031, -0.032), False)):
+        row = compare("10M", "NLL", pairs(*deltas), below(0))
+        assert row.direction and row.contested == open_ and ("contradict" in row.note) == open_
+    assert row.high == pytest.approx(stats.mean([-0.03, -0.031, -0.032]).high)
+    alone = compare("10M", "NLL", pairs(-0.04), below(0))
+    assert alone.contested and alone.low is None and "one seed has no interval" in alone.note
+    assert alone.size is None and compare("10M", "NLL", pairs(-0.0412), below(0)).size
+
+
+def test_differences_are_of_pairs_and_ratios_of_means() -> None:
+    over = Term(2.0, 0.05, "1", 3.0, {42: 1.0, 43: 5.0}, n=2, status="ok", reason="")
+    under = Term(1.0, 0.05, "1", 2.0, {43: 2.0, 44: 2.0}, n=2, status="ok", reason="")
+    assert (over - under).by_seed == {43: 3.0} and (over - under).value == 3.0
+    assert (over / under).value == 2.5 and (over / under).paper == 2.0
+    other = Term(1.0, 0.05, "1", 2.0, {45: 2.0}, n=1, status="ok", reason="")
+    assert (over - other).value is None and (over - other).reason == "no seed has both"
+    zero = Term(1.0, 0.05, "1", 0.0, {43: 0.0}, n=1, status="ok", reason="")
+    assert (over / zero).value is None
+
+
+def row(label: str, direction: bool | None, contested: bool = False, **known) -> Evidence:
+    known = {"asks_size": False} | known
+    return Evidence(label, "NLL", direction=direction, contested=contested, **known)
+
+
+@pytest.mark.parametrize("rows, verdict, not_established", [
+    ([row("a", True), row("b", True)], "reproduced", ""),
+    ([row("a", True, True), row("b", True)], "reproduced", "a"),
+    ([row("a", False, True), row("b", True, True)], "not reproduced", "a"),
+    ([row("a", False, True), row("b", False)], "not reproduced", ""),
+    ([row("a", True), row("b", None, size=False, asks_direction=False)], "not reproduced", ""),
+    ([row("a", True), row("b", None)], "reproduced", ""),
+    ([row("a", True), row("b", None, essential=True)], "not tested", ""),
+    ([row("a", True), row("b", False, beside=True)], "reproduced", ""),
+    ([row("b", False, beside=True)], "not tested", ""),
+    ([row("a", True, asks_size=True)], "direction only", ""),
+    ([row("a", True, asks_size=True, size=False)], "direction only", ""),
+])  # fmt: skip
+def test_the_verdict_of_several_rows(rows, verdict: str, not_established: str) -> None:
+    assert outcome(rows)[::2] == (verdict, not_established)
+
+
+def test_rows_beside_a_claim_count_for_nothing() -> None:
+    further = {"n": 28, "by_seed": {}, "low": 0.01, "high": 0.03}
+    more = [
+        beyond("app-nll", "10M/further", "further.planned", value=28.0),
+        beyond("app-nll", "10M/further", "further.delta", value=0.02, **further),
+    ]
+    cells = pd.concat([PAPER, pd.DataFrame([{"by_seed": {}} | one for one in more])])
+    found = judged(cells)[1]
+    (beside,) = (one for one in found.evidence if one.beside)
+    assert found.verdict == "reproduced" and beside.label == "10M, further pairs"
+    assert beside.ours == 0.02 and beside.direction is None and "28 of 28 pairs" in beside.note
+
+
+def test_rules_say_the_bounds_that_decide() -> None:
+    rules = {one.number: one.rule for one in claims.CLAIMS}
+    assert "1.5%" in rules[8] and "97.125%" in rules[9] and "50%" in rules[20]
+    assert str(claims.POWER_OF_TIME) in rules[16] and str(claims.POWER_OF_BYTES) in rules[16]
+    assert all("its size" not in rule for rule in rules.values())
+    assert all(rule.startswith(claims.ADDED) == (n > 18) for n, rule in rules.items())
+
+
+def test_verdicts_and_evidence_are_rows_a_setting() -> None:
+    found = claims.judge(PAPER, records())
+    verdicts, evidence = claims.frames({"books/gpt2": found, "books/residual": found})
+    assert len(verdicts) == 48 and set(verdicts["verdict"]) == {"reproduced"}
+    assert evidence.groupby("setting").size().nunique() == 1
+    first = evidence.iloc[0]
+    assert (first["claim"], first["label"], first["direction"]) == (1, "10M", True)
+    assert above(1)(2) and not below(1)(2)
