@@ -47,9 +47,10 @@ FILES = {
     "checks": "check/operators.parquet",
     "gradients": "check/gradients.parquet",
 }
-KIND_NAMES = ["models", *FILES]
+# Studies that are given up but cited: random tokens that come again, and NLL without Self.
+CITED = ["copying", "self_use"]
 # Rows that agree in these columns come from one job and are replaced together.
-UNITS = dict.fromkeys(FILES, RUN_KEY) | {
+UNITS = dict.fromkeys([*FILES, *CITED], RUN_KEY) | {
     "models": ["campaign", "variation", "scale", "variant"],
     "data": ["campaign", "corpus", "vocabulary"],
     "recall": ["campaign", "variation", "mixer"],
@@ -79,7 +80,7 @@ def _kinds() -> dict[str, list[tuple[str, pa.DataType, str, str]]]:
             name, unit, meaning = row["column"], row["unit"], row["meaning"]
             added = [(name, _TYPES[row["type"]], unit, meaning)] if row["type"] else groups[name]
             groups.setdefault(row["kind"], []).extend(added)
-    return {kind: groups[kind] + groups["origin"] for kind in KIND_NAMES}
+    return {kind: groups[kind] + groups["origin"] for kind in UNITS}
 
 
 KINDS = _kinds()  # kind -> columns: name, Arrow type, unit, meaning
@@ -290,7 +291,7 @@ def check_pairs(runs: pd.DataFrame) -> None:
         of = pairs if column == "order_hash" else pairs[~separate]
         for (*names, seed), group in of.groupby(["campaign", "scale", "variation", "seed"]):
             if group[column].nunique(dropna=False) > 1:
-                hashes = ", ".join(group["variant"] + " " + group[column].str[:12])
+                hashes = ", ".join(group["variant"] + " " + group[column].fillna("none").str[:12])
                 raise InputError(
                     f"mha and full of {'/'.join(names)} seed {seed} had different {what} "
                     f"({hashes}); delete the older run and repeat it"

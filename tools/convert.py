@@ -8,12 +8,14 @@ It goes when the last run of that code is converted.
 """
 
 import argparse
+import atexit
 import json
+import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -56,6 +58,8 @@ OLD = {
     "curves": "diagnostics/*/*/*-curves.parquet",
     "maps": "diagnostics/*/*/*-maps.parquet",
     "lengths": "beyond/*/*/*/lengths.parquet",
+    "copying": "beyond/*/*/*/copying.parquet",
+    "self_use": "beyond/*/*/*/self_use.parquet",
     "models": "models.parquet",
     "recall": "recall/*.parquet",
     "steps": "systems/[!cd]*/*.parquet",
@@ -67,7 +71,8 @@ OLD = {
 # Of an old run's specification, what is its key, of another hash or derived.
 NOT_SPECIFIED = ("scale", "variant", "data_hash", "tokens_per_update", "campaign")
 READINGS = {"runs": "runs", "losses": "losses", "probes": "probes", "flow": "diagnoses"}
-RUN_KINDS = ("runs", "losses", "probes", "flow", "curves", "maps", "lengths")
+EXAMINED = ("lengths", "copying", "self_use")
+RUN_KINDS = ("runs", "losses", "probes", "flow", "curves", "maps", *EXAMINED)
 # Columns that are gone: derived from others, or of the code hash.
 GONE = {
     "runs": {"code_hash", "golden_hash", "torch", "corpus_sha256", "config_hash"},
@@ -203,7 +208,9 @@ def unpacked(folder: Path) -> Path:
     archive = folder / "runs.tar.xz"
     if not archive.exists():
         return folder
-    copy = Path(tempfile.mkdtemp()) / folder.name
+    place = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, place)
+    copy = Path(place) / folder.name
     with tarfile.open(archive, "r:xz") as tar:
         tar.extractall(copy, filter="data")
     for path in folder.rglob("*.parquet"):
@@ -303,7 +310,7 @@ def of_run(kind: str, known: dict[str, dict], former: str, texts: str) -> str:
     run = run_of(old, texts)
     if kind in ("flow", "curves", "maps"):
         return run.flow_hash
-    if kind == "lengths":
+    if kind in EXAMINED:
         asked = {k: old["lengths"][k] for k in ("windows", "contexts")}
         return Length(scales=None, variants=(), **asked).hash(run)
     return hash_of(specification(old, run))
@@ -415,6 +422,7 @@ def convert(folders: list[Path], code: Path, target: Path) -> None:
 def check(folders: list[Path], target: Path) -> None:
     """Compare every value of the old files with the new; stop at the first difference."""
     counts, gone, seen, groups = Counter(), Counter(), {}, {}
+    visited: dict[tuple[str, str], set[str]] = defaultdict(set)
     for folder in folders:
         name = CAMPAIGNS[folder.name][0]
         if name not in seen:
@@ -451,8 +459,14 @@ def check(folders: list[Path], target: Path) -> None:
                 for column in ("commit", "created", "device") if of_file else ():
                     if set(there[column]) != {origin[column]}:
                         raise SystemExit(f"{path} {key}: {column} differs")
+                visited[name, kind].add(key)
                 if kind == "runs":
                     check_run(path, group, there, origin)
+                if kind == "losses" and "learning_rate" in group:
+                    check_derived(path, group, seen[name]["runs"])
+    for (name, kind), found in groups.items():
+        if len(folders) > 1 and set(found) - visited[name, kind]:
+            raise SystemExit(f"{name} {kind}: no old file has {set(found) - visited[name, kind]}")
     for (name, kind), count in sorted(counts.items()):
         print(f"{name:12} {kind:12} {count:12,} values equal")
     print(f"{sum(counts.values()):,} values equal; left out: ")
@@ -474,6 +488,25 @@ def check_run(path: Path, group: pd.DataFrame, there: pd.DataFrame, origin: dict
             for name, value in before.items():
                 if now.get(name, plain(defaults.get(name))) != value:
                     raise SystemExit(f"{path}: {name} was {value}, now {now.get(name)}")
+
+
+def check_derived(path: Path, log: pd.DataFrame, runs: pd.DataFrame) -> None:
+    """Compare what a log's columns that are gone can be computed from."""
+    run = runs
+    for name in records.RUN_KEY:
+        run = run[run[name] == log[name].iloc[0]]
+    run = run.iloc[0]
+    if log["tokens_per_second"].median() != run["median_tokens_per_second"]:
+        raise SystemExit(f"{path}: median tokens per second differs")
+    spec = json.loads(run["specification"])
+    budget, plateau = spec["budget_tokens"], spec["plateau_fraction"]
+    after = log["tokens"].to_numpy()
+    before = after - np.diff(after, prepend=0)
+    rise = np.minimum(1.0, after / spec["warmup_tokens"])
+    fall = np.minimum(1.0, (budget - before) / (budget * (1 - plateau)))
+    rate = np.minimum(rise, fall) * spec["learning_rate"]
+    if not np.allclose(rate, log["learning_rate"], rtol=1e-12, atol=0):
+        raise SystemExit(f"{path}: learning rates differ")
 
 
 def plain(value: object) -> object:

@@ -1,1 +1,0 @@
-"""Files: whole or absent, Parquet with units and origin, its layouts, and locks."""

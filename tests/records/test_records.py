@@ -1,0 +1,388 @@
+"""Records: what is written is read, faults are one clear line, and nothing is lost."""
+
+import json
+import math
+import multiprocessing
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from conftest import refusal
+
+from relation import plan, records
+from relation.errors import InputError, RunError
+from relation.jobs import hash_of
+
+KEY = {"campaign": "books", "scale": "10M", "variation": "nearest", "variant": "full", "seed": 42}
+ORIGIN = {
+    "hash": "a" * 16,
+    "commit": "c" * 40,
+    "device": "cpu",
+    "versions": "{}",
+    "created": "2026-11-27T00:00:00+00:00",
+}
+
+
+def example(of: pa.DataType, draw: np.random.Generator) -> object:
+    """A value of a type, now and then none or not finite."""
+    if draw.random() < 0.1:
+        return None
+    if pa.types.is_list(of):
+        return [example(of.value_type, draw) for _ in range(draw.integers(4))]
+    if pa.types.is_floating(of):
+        single = pa.types.is_float32(of)
+        value = np.frombuffer(draw.bytes(4 if single else 8), "f4" if single else "f8")[0]
+        return float(value) if np.isfinite(value) else math.inf
+    if pa.types.is_integer(of):
+        return int(draw.integers(-(2**62), 2**62))
+    if pa.types.is_boolean(of):
+        return bool(draw.integers(2))
+    return draw.bytes(9) if pa.types.is_binary(of) else draw.bytes(3).hex()
+
+
+def rows_of(kind: str, count: int = 2, **values: object) -> list[dict]:
+    """Rows of a kind with a whole key and origin; other values drawn, or those given."""
+    draw = np.random.default_rng(7)
+    given = KEY | ORIGIN | values
+    return [
+        {
+            name: given[name] if name in given else example(of, draw)
+            for name, of, *_ in records.KINDS[kind]
+        }
+        for _ in range(count)
+    ]
+
+
+def write(path: Path, kind: str, count: int = 2, **values: object) -> Path:
+    records.write(path, kind, rows_of(kind, count, **values))
+    return path
+
+
+# Reading and writing
+
+
+@pytest.mark.parametrize("kind", records.KINDS)
+def test_what_is_written_is_read(tmp_path: Path, kind: str) -> None:
+    rows = rows_of(kind, 50)
+    records.write(tmp_path / "list.parquet", kind, rows)
+    table = records._table(tmp_path / "list.parquet", kind)
+    assert table.to_pylist() == rows
+    assert table.schema.equals(records.schema(kind), check_metadata=False)
+    frame = records.read(tmp_path / "list.parquet", kind)
+    records.write(tmp_path / "frame.parquet", kind, frame.drop(columns="hash"), {"hash": "a" * 16})
+    again = records.read([tmp_path / "frame.parquet", tmp_path / "list.parquet"], kind)
+    pd.testing.assert_frame_equal(again, pd.concat([frame, frame], ignore_index=True))
+    empty = records.read([], kind)
+    assert empty.empty and list(empty.columns) == records.columns(kind)
+
+
+def test_a_missing_or_unknown_column_is_refused(tmp_path: Path) -> None:
+    row = rows_of("losses", 1)[0]
+    for rows in ([row | {"los": 1.0}], [row, {k: v for k, v in row.items() if k != "loss"}]):
+        assert "los" in refusal(partial(records.write, tmp_path / "a.parquet", "losses", rows))
+    refusal(lambda: records.write(tmp_path / "a.parquet", "losses", [row | {"tokens": "many"}]))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_row_says_where_it_comes_from() -> None:
+    found = records.origin("0123456789abcdef", "cpu")
+    assert list(found) == records.ORIGIN
+    assert json.loads(found["versions"]).keys() >= {"python", "numpy"}
+    assert found["created"].endswith("+00:00")
+
+
+def test_records_need_no_torch() -> None:
+    code = (
+        "import sys, relation.records; sys.exit('torch' in sys.modules or 'report' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# Faults
+
+
+def test_a_damaged_file_is_named_in_one_line(tmp_path: Path) -> None:
+    path = write(tmp_path / "losses.parquet", "losses", 500)
+    whole, silent = path.read_bytes(), 0
+    good = records.read(path, "losses")
+    step = max(1, len(whole) // 200)
+    for at in range(0, len(whole), step):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x10]) + whole[at + 1 :])
+        try:
+            found = records.read(path, "losses")
+        except InputError as error:
+            assert str(path) in str(error) and "\n" not in str(error)
+        else:  # in the footer, which has no checksum; the values are right or the test fails
+            silent += 1
+            pd.testing.assert_frame_equal(found, good)
+    assert silent < 60
+    for content in (b"", b"PAR1", whole[: len(whole) // 2], whole[:-1], b"x" * 1000):
+        path.write_bytes(content)
+        assert str(path) in refusal(lambda: records.load(tmp_path))
+    path.unlink()
+    assert "missing" in refusal(lambda: records.read(path, "losses"))
+
+
+def test_a_file_of_another_version_says_what_it_lacks(tmp_path: Path) -> None:
+    path = write(tmp_path / "lengths.parquet", "lengths")
+    assert "gradient_norm" in refusal(lambda: records.read(path, "losses"))
+
+
+def in_a_process(work, *arguments) -> int:
+    """Run a function in a process of its own; its exit status."""
+    process = multiprocessing.get_context("fork").Process(target=work, args=arguments)
+    process.start()
+    process.join(60)
+    return process.exitcode
+
+
+def _on_a_full_disk(path: Path) -> None:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+    try:
+        write(path, "losses", 20_000)
+    except RunError as error:
+        os._exit(0 if str(path) in str(error) and "\n" not in str(error) else 3)
+    os._exit(4)
+
+
+def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
+    path = write(tmp_path / "losses.parquet", "losses", 3)
+    assert in_a_process(_on_a_full_disk, path) == 0
+    assert len(records.read(path, "losses")) == 3
+    assert [each.name for each in tmp_path.iterdir()] == ["losses.parquet"]
+
+
+def _killed_while_writing(path: Path) -> None:
+    os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # at the worst moment
+    write(path, "losses", 9)
+
+
+def test_a_killed_writer_leaves_the_old_file(tmp_path: Path) -> None:
+    path = write(tmp_path / "losses.parquet", "losses", 3)
+    assert in_a_process(_killed_while_writing, path) == -signal.SIGKILL
+    assert len(records.read(path, "losses")) == 3
+    write(path, "losses", 5)
+    assert len(records.load(tmp_path)["losses"]) == 5
+
+
+def _write_often(path: Path, count: int) -> None:
+    for _ in range(15):
+        write(path, "losses", count)
+
+
+def test_two_writers_of_one_file_leave_one_of_theirs_whole(tmp_path: Path) -> None:
+    path = write(tmp_path / "losses.parquet", "losses", 10)
+    context = multiprocessing.get_context("fork")
+    writers = [context.Process(target=_write_often, args=(path, n)) for n in (10, 1000)]
+    for each in writers:
+        each.start()
+    while any(each.is_alive() for each in writers):
+        assert len(records.read(path, "losses")) in (10, 1000)
+    assert [each.exitcode for each in writers] == [0, 0]
+    assert [each.name for each in tmp_path.iterdir()] == ["losses.parquet"]
+
+
+def _hold(path: Path, ready) -> None:
+    with records.held(path, "run x"):
+        ready.set()
+        time.sleep(60)
+
+
+def test_one_process_at_a_time(tmp_path: Path) -> None:
+    context, lock = multiprocessing.get_context("fork"), tmp_path / "work" / "x.lock"
+    ready = context.Event()
+    other = context.Process(target=_hold, args=(lock, ready))
+    other.start()
+    assert ready.wait(30)
+    said = refusal(records.held(lock, "run x").__enter__, RunError)
+    assert "run x is already running" in said
+    other.kill()
+    other.join()
+    with records.held(lock, "run x"):  # a killed process leaves no lock behind
+        pass
+
+
+# Pairs
+
+
+def pair(**second: object) -> pd.DataFrame:
+    shared = {"order_hash": "o" * 64, "init_hash": "i" * 64, "specification": "{}"}
+    return pd.DataFrame(
+        rows_of("runs", 1, variant="mha", **shared)
+        + rows_of("runs", 1, **{"variant": "full", **shared, **second})
+    )
+
+
+def test_runs_that_are_no_pair_are_refused(tmp_path: Path) -> None:
+    records.check_pairs(pair())
+    for column in ("order_hash", "init_hash"):
+        records.write(tmp_path / "runs.parquet", "runs", pair(**{column: "x" * 64}))
+        assert "books/10M/nearest seed 42" in refusal(lambda: records.load(tmp_path))
+    records.check_pairs(pair(order_hash="x" * 64, seed=43))
+    separate = {"specification": '{"init_key": "full"}', "init_hash": "x" * 64}
+    records.check_pairs(pair(**separate))
+    with pytest.raises(InputError):
+        records.check_pairs(pair(**separate, order_hash="x" * 64))
+
+
+# Joining and publishing
+
+
+@pytest.fixture
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(records, "RESULTS", tmp_path)
+    records.published_hashes.cache_clear()
+    yield tmp_path
+    records.published_hashes.cache_clear()
+
+
+def make_runs(folder: Path, seeds: tuple[int, ...], **values: object) -> dict[str, str]:
+    """Small files of Full's runs, and what is planned of them."""
+    planned = {}
+    for seed in seeds:
+        own = {"seed": seed, "hash": f"hash{seed}", "variant": "full"} | values
+        for file in ("runs/{}/run", "runs/{}/losses", "flow/{}/maps"):
+            name = file.format(f"10M/nearest/full/{seed}") + ".parquet"
+            kind = next(k for k, pattern in records.FILES.items() if Path(name).match(pattern))
+            write(folder / name, kind, 1 if kind == "runs" else 2, **own)
+            planned[name] = own["hash"]
+    return planned
+
+
+def test_collect_joins_what_is_planned(results: Path) -> None:
+    folder = results / "books"
+    planned = make_runs(folder, (42, 43))
+    later = {"runs/10M/nearest/full/44/run.parquet": "hash44", "check/operators.parquet": "c"}
+    records.collect(folder, planned | later)
+    found = records.load(folder)
+    assert {kind: len(rows) for kind, rows in found.items() if len(rows)} == {
+        "runs": 2,
+        "losses": 4,
+        "maps": 4,
+    }
+    assert sorted(found["losses"]["seed"].unique()) == [42, 43]
+    planned["runs/10M/nearest/full/43/losses.parquet"] = "another"
+    assert "43/losses.parquet was made as hash43, now planned is another" in refusal(
+        lambda: records.collect(folder, planned)
+    )
+    records.collect(folder, {})  # nothing of an older plan is left
+    assert records.load(folder)["runs"].empty
+
+
+def test_publish_merges_by_job(results: Path) -> None:
+    folder, shipped = results / "books", results / "published" / "books"
+    assert "no collected records" in refusal(lambda: records.publish("books"))
+    records.collect(folder, make_runs(folder, (42, 43)))
+    assert "runs: 2 added, 0 replaced, 0 refused" in records.publish("books")
+    assert records.published_hashes() == {"hash42", "hash43"}
+    assert set(records.load(shipped)["maps"]["seed"]) == {42}
+    before = records.load(shipped)
+    assert "runs: 0 added, 0 replaced, 0 refused" in records.publish("books")
+    for kind, rows in records.load(shipped).items():
+        pd.testing.assert_frame_equal(rows, before[kind])
+
+    # Of one job made again, one new, one of another specification; the fourth is not here now.
+    records.collect(folder, make_runs(folder, (42,), created="2027-01-01T00:00:00+00:00"))
+    records.publish("books")
+    records.collect(folder, make_runs(folder, (44,)) | make_runs(folder, (43,), hash="other"))
+    said = records.publish("books")
+    assert "runs: 1 added, 0 replaced, 1 refused" in said
+    assert "  books/10M/nearest/full/43 stays: another specification" in said
+    runs = records.load(shipped)["runs"].drop_duplicates("seed").set_index("seed")
+    assert dict(runs["hash"]) == {42: "hash42", 43: "hash43", 44: "hash44"}
+    assert dict(runs["created"])[42].startswith("2027") and runs["created"][43].startswith("2026")
+    assert records.published_hashes("losses", "books") == {"hash42", "hash43", "hash44"}
+    assert records.published_hashes("runs", "readings") == frozenset()
+
+
+def test_publish_interrupted_and_repeated_loses_nothing(
+    results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, shipped = results / "books", results / "published" / "books"
+    records.collect(folder, make_runs(folder, (42,)))
+    records.publish("books")
+    records.collect(folder, make_runs(folder, (43,)))
+    real = records.write
+
+    def failing(path: Path, kind: str, *rest: object) -> None:
+        if kind == "losses":
+            raise RunError("the disk is full")
+        real(path, kind, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(records, "write", failing)
+        with pytest.raises(RunError):
+            records.publish("books")
+    records.publish("books")
+    found = records.load(shipped)
+    assert {kind: len(found[kind]) for kind in ("runs", "losses", "maps")} == {
+        "runs": 2,
+        "losses": 4,
+        "maps": 2,
+    }
+
+
+def test_publish_refuses_what_is_no_pair(results: Path) -> None:
+    folder = results / "books"
+    records.write(results / "published/books/runs.parquet", "runs", pair().head(1))
+    records.write(folder / "runs.parquet", "runs", pair(order_hash="x" * 64).tail(1))
+    assert "different data" in refusal(lambda: records.publish("books"))
+    assert len(records.load(results / "published" / "books")["runs"]) == 1
+
+
+def test_one_publish_at_a_time(results: Path) -> None:
+    with records.held(results / "books" / "work" / "publish.lock", "publish of books"):
+        said = refusal(lambda: records.publish("books"), RunError)
+    assert "publish of books is already running" in said
+
+
+# What is shipped
+
+
+SHIPPED = sorted((records.RESULTS / "published").glob("*/runs.parquet"))
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.parent.name)
+def test_shipped_rows_are_whole(path: Path) -> None:
+    frames = records.load(path.parent)
+    runs = frames["runs"]
+    assert not runs.duplicated(records.RUN_KEY).any()
+    assert [hash_of(json.loads(each)) for each in runs["specification"]] == list(runs["hash"])
+    trained = runs.set_index(records.RUN_KEY)["hash"]
+    for kind in ("losses", "probes"):
+        of_run = frames[kind].drop_duplicates(records.RUN_KEY).set_index(records.RUN_KEY)["hash"]
+        assert of_run.sort_index().equals(trained.sort_index())
+    last = frames["losses"].groupby(records.RUN_KEY)["tokens"].max()
+    assert (last == runs.set_index(records.RUN_KEY)["trained_tokens"].reindex(last.index)).all()
+
+
+@pytest.mark.parametrize("campaign", ["books", "readings", "anchor"])
+def test_no_shipped_run_is_made_again(campaign: str) -> None:
+    records.published_hashes.cache_clear()
+    planned = plan.load({"campaign": campaign})
+    runs = records.read(records.RESULTS / "published" / campaign / "runs.parquet", "runs")
+    address = runs[records.RUN_KEY[1:]].astype(str).agg("/".join, axis=1)
+    hashes = {run.name: run.hash for run in planned.planned}
+    assert [hashes.get(name) for name in address] == list(runs["hash"])
+    todo = planned.files(records.published_hashes)
+    assert not [name for name in address if f"runs/{name}/run.parquet" in todo]
+
+
+def test_the_repository_stays_below_24_mib() -> None:
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=records.PROJECT, capture_output=True, text=True, check=False
+    )
+    if listed.returncode:
+        pytest.skip("this is no clone")
+    files = (records.PROJECT / name for name in listed.stdout.split("\0")[:-1])
+    assert sum(each.stat().st_size for each in files if each.is_file()) < 24 * 2**20
