@@ -155,26 +155,17 @@ def pooled(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     return sums.assign(value=sums["value"] / sums["count"]).reset_index()
 
 
-@dataclass(frozen=True)
-class PowerFit:
-    """y = factor * x ** exponent with the exponent's 95% interval (NaN under three points)."""
+def power_fit(x: Sequence[float], y: Sequence[float]) -> Estimate | None:
+    """The exponent of y ~ x ** exponent by least squares in log-log coordinates.
 
-    factor: float
-    exponent: float
-    low: float
-    high: float
-    points: int
-
-
-def power_fit(x: Sequence[float], y: Sequence[float]) -> PowerFit | None:
-    """Least squares in log-log coordinates; None with fewer than two distinct x."""
+    None with fewer than two distinct x; no interval below three points.
+    """
     if len(set(x)) < 2:
         return None
     fit = scipy.stats.linregress(np.log(np.asarray(x, float)), np.log(np.asarray(y, float)))
     freedom = len(x) - 2
     margin = t_quantile(freedom) * fit.stderr if freedom else math.nan
-    ends = (float(fit.slope - margin), float(fit.slope + margin))
-    return PowerFit(float(np.exp(fit.intercept)), float(fit.slope), *ends, len(x))
+    return Estimate(fit.slope, fit.slope - margin, fit.slope + margin, len(x), freedom=freedom)
 
 
 def median(values: Sequence[float]) -> Estimate:

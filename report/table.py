@@ -137,26 +137,25 @@ def means(
     """Means over seeds with their 95% t interval; with the statistic `mean` also a row `sd`.
 
     values: a row a seed with row, column, seed, value and source (a tuple of sources, or one);
-    seeds: the planned ones, of which a mean says which are not in it.
+    NaN is a run that diverged; seeds: the planned ones, of which a mean says which it lacks.
     """
-    for (row, column), group in values.dropna(subset=["value"]).groupby(
-        ["row", "column"], sort=False
-    ):
-        by_seed = {int(s): float(v) for s, v in zip(group["seed"], group["value"], strict=True)}
+    for (row, column), group in values.groupby(["row", "column"], sort=False):
+        every = dict(zip(group["seed"].astype(int), group["value"].astype(float), strict=True))
+        by_seed = {seed: value for seed, value in every.items() if not math.isnan(value)}
         found = stats.mean(list(by_seed.values()))
-        lacking = ", ".join(str(seed) for seed in seeds if seed not in by_seed)
-        known = {
-            "reason": f"seeds without a value: {lacking}" if lacking else "",
-            "sources": sources(group),
-            "n": found.n,
+        lacking = {
+            "diverged: seeds": [seed for seed in every if seed not in by_seed],
+            "seeds without a value:": [seed for seed in seeds if seed not in every],
         }
-        ends = {"low": found.low, "high": found.high, "sd": found.sd, "by_seed": by_seed}
-        yield cell(row, column, found.value, statistic=statistic, **ends, **known)
+        told = (f"{why} {', '.join(map(str, of))}" for why, of in lacking.items() if of)
+        known = {"reason": "; ".join(told), "sources": sources(group)}
+        known["status"] = "ok" if by_seed else "diverged"
+        yield estimate(row, column, found, statistic=statistic, by_seed=by_seed, **known)
         if statistic == "mean":
-            if found.n < 2:
+            if found.n == 1:
                 why = "one seed has a value; a standard deviation takes two"
                 known |= {"status": "undetermined", "reason": why}
-            yield cell(row, column, found.sd, statistic="sd", **known)
+            yield cell(row, column, found.sd, statistic="sd", n=found.n, **known)
 
 
 def sources(rows: pd.DataFrame) -> tuple[str, ...]:

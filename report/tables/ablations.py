@@ -60,8 +60,7 @@ def other_backends(runs: pd.DataFrame) -> Cells:
 def structural_ablations(runs: pd.DataFrame) -> Cells:
     """Structural ablations of Full Relation in the 10M setting; NLL is mean ± sample standard
     deviation over seeds, Δ the mean over paired seeds of the difference to Full Relation, with its
-    95% interval.
-    """
+    95% interval."""
     runs = ablation_runs(runs)
     printed = runs[runs["variant"].isin(PRINTED)]
     seeds = sorted(runs["seed"].unique())
@@ -90,8 +89,7 @@ def structural_ablations(runs: pd.DataFrame) -> Cells:
 def ablation_seeds(runs: pd.DataFrame) -> Cells:
     """Final validation NLL of every structural ablation run in the 10M setting; Δ is the mean
     paired difference, with its 95% interval over seeds. Our seeds are not the paper's, and are not
-    set against them.
-    """
+    set against them."""
     runs = ablation_runs(runs)
     seeds = sorted(runs["seed"].unique())
     of_seeds = runs.assign(column="seed_" + runs["seed"].astype(str))

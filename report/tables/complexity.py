@@ -1,13 +1,14 @@
 """Powers of T fitted to measured time and decode state: Table 1."""
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
 
 from relation.variants import VARIANTS
 from report import stats
-from report.table import Cells, Column, cell, panel, sources, table
+from report.table import Cells, Column, cell, estimate, panel, sources, table
 from report.tables.systems import conditions, outcome, select
 
 OPERATORS = {
@@ -37,7 +38,7 @@ def grown(rows: pd.DataFrame) -> pd.DataFrame:
     return passed[passed["seconds"] >= GROWN * passed["seconds"].iloc[0]]
 
 
-def fitted_time(rows: pd.DataFrame) -> tuple[stats.PowerFit | None, str]:
+def fitted_time(rows: pd.DataFrame) -> tuple[stats.Estimate | None, str]:
     """The power of T fitted to the times of one operator; or None, and why it is undetermined.
 
     The reason is empty where no time was measured at all.
@@ -117,29 +118,30 @@ def complexity_table(
     timed are forward and backward of one layer's operator on one sequence. Fewer than three such
     points, or an interval wider than 1, leave a power undetermined. Decode state is the size of
     the tensors that the next token needs; a token is decoded by the whole model, batch 1, at the
-    first and the last T. Many rows are the largest batch asked for.
-    """
-    powers: dict[tuple[str, str], dict[str, Any]] = {}
+    first and the last T. Many rows are the largest batch asked for."""
+    powers = []
     for operator in OPERATORS:
         rows = select(complexity, operator=operator).sort_values("context")
-        if rows.empty:
-            continue
-        for found in _exponents(operator, rows):
-            powers[operator, found["column"]] = found
-            yield found
-        yield from _tokens(operator, complexity, decode)
+        if len(rows):
+            powers += _exponents(operator, rows)
+            yield from _tokens(operator, complexity, decode)
+    yield from powers
     for row, candidates in ROWS.items():
         why = "a property of the algorithm; nothing is measured for it"
         yield cell(row, "sequential", status="no counterpart", reason=why, n=0)
+        of_row = [each for name in candidates for each in powers if each["row"] == name]
         for column, quantity in (("complexity", "time_exponent"), ("state", "state_exponent")):
-            yield from _power(row, column, [powers.get((name, quantity)) for name in candidates])
+            yield from _power(row, column, [c for c in of_row if c["column"] == quantity])
     for model, own in select(decode, measure="token").groupby("model", sort=False):
         yield from _many(f"decode-{model}", own)
     yield from conditions(complexity, campaign["precision"])
-    told = {"oom": list(_out_of_memory(complexity)), "flat": list(_flat(complexity, decode))}
-    for column, names in told.items():
-        if names:
-            yield cell("setting", column, text="; ".join(names), sources=sources(complexity))
+    failed = select(complexity, status="OOM").sort_values("context").groupby("operator", sort=False)
+    told = [
+        f"{OPERATORS[operator]} at T = {', '.join(f'{T:,.0f}' for T in contexts)}"
+        for operator, contexts in failed["context"]
+    ]
+    if told:
+        yield cell("setting", "oom", text="; ".join(told), sources=sources(complexity))
 
 
 def _exponents(operator: str, rows: pd.DataFrame) -> Cells:
@@ -151,13 +153,12 @@ def _exponents(operator: str, rows: pd.DataFrame) -> Cells:
         yield cell(operator, "time_exponent", **known)
         yield cell(operator, "contexts", **known)
     else:
-        ends = {"low": time.low, "high": time.high, "n": time.points}
-        yield cell(operator, "time_exponent", time.exponent, **ends, **behind)
+        yield estimate(operator, "time_exponent", time, **behind)
         yield cell(operator, "contexts", text=_range(grown(rows)["context"]), **behind)
     state = rows[rows["decode_state_bytes"].astype(float) > 0]
     fit = stats.power_fit(state["context"].tolist(), state["decode_state_bytes"].tolist())
     if fit is not None:  # bytes have no noise, and so no interval
-        yield cell(operator, "state_exponent", fit.exponent, n=fit.points, **behind)
+        yield cell(operator, "state_exponent", fit.value, n=fit.n, **behind)
 
 
 def _tokens(operator: str, complexity: pd.DataFrame, decode: pd.DataFrame) -> Cells:
@@ -194,40 +195,15 @@ def _many(row: str, own: pd.DataFrame) -> Cells:
     yield cell(row, "many_at", text=_range(rows["context"]), **behind)
 
 
-def _power(row: str, column: str, found: Sequence[dict | None]) -> Cells:
+def _power(row: str, column: str, exponents: Sequence[dict[str, Any]]) -> Cells:
     """The fitted power of T, in words, of the first operator that has one."""
-    known = [each for each in found if each is not None]
-    for each in known:
+    for each in sorted(exponents, key=lambda exponent: exponent["status"] != "ok")[:1]:
+        found = each | {"row": row, "column": column, "value": math.nan, "n": 1}
+        found |= dict.fromkeys(("low", "high"), math.nan)
         if each["status"] == "ok":
-            exponent = f"{round(each['value'], 2) + 0.0:.2f}".replace("-", "−")
-            reason = f"fitted to {each['n']} contexts of {each['row']}"
-            behind = {"reason": reason, "sources": each["sources"]}
-            yield cell(row, column, text=f"T^{exponent}", **behind)
-            return
-    if known:
-        yield known[0] | {"row": row, "column": column}
-
-
-def _out_of_memory(complexity: pd.DataFrame) -> Iterator[str]:
-    """The operators that ran out of memory, each with its contexts."""
-    for operator, rows in select(complexity, status="OOM").groupby("operator", sort=False):
-        contexts = ", ".join(f"{context:,.0f}" for context in sorted(rows["context"]))
-        yield f"{OPERATORS[operator]} at T = {contexts}"
-
-
-def _flat(complexity: pd.DataFrame, decode: pd.DataFrame) -> Iterator[str]:
-    """The operators of whose decoding on a GPU no trend with T is resolved.
-
-    That is, the 95% intervals of the times at the first and at the last T overlap.
-    """
-    for operator, title in OPERATORS.items():
-        rows = decoded_tokens(complexity, decode, operator)
-        rows = rows.dropna(subset=["decode_seconds_low", "decode_seconds_high"])
-        if len(rows) < 2 or "cpu" in rows["device"].iloc[0].lower():
-            continue
-        low, high = rows["decode_seconds_low"], rows["decode_seconds_high"]
-        if low.iloc[-1] <= high.iloc[0] and low.iloc[0] <= high.iloc[-1]:
-            yield title
+            power = f"T^{round(each['value'], 2) + 0.0:.2f}".replace("-", "−")
+            found |= {"text": power, "reason": f"fitted to {each['n']} contexts of {each['row']}"}
+        yield found
 
 
 def _range(contexts: pd.Series) -> str:

@@ -80,8 +80,7 @@ def _pair(key: str, title: str) -> dict[str, str]:
 )
 def configurations(models: pd.DataFrame) -> Cells:
     """Decoder configurations. Our parameters are counted on the built models. An update of the
-    paper takes 131,072 tokens at every scale.
-    """
+    paper takes 131,072 tokens at every scale."""
     wordings = {"geometry": shape, "vocab": vocabulary, "tokens": tokens}
     wordings |= {"data": lambda model: str(model["data_title"])}
     yield from of_models(models, wordings, ("context",))

@@ -54,33 +54,26 @@ def efficiency(runs: pd.DataFrame, losses: pd.DataFrame, window: float) -> pd.Da
     never gets there), own_reduction (what the same measure gives MHA against itself), end_gap
     (Relation's last smoothed loss less the target) and source.
     """
-    curves = dict(iter(losses.groupby(RUN_KEY)))
+    logs = {key: log.sort_values("update") for key, log in losses.groupby(RUN_KEY)}
     rows = []
     for (scale, seed), pair in runs[runs["variant"].isin(PAIRED)].groupby(["scale", "seed"]):
-        keys = [(scale, variant, seed) for variant in PAIRED]
-        if len(pair) < 2 or not all(key in curves for key in keys):
+        both = [logs.get((scale, variant, seed)) for variant in PAIRED]
+        if len(pair) < 2 or any(log is None for log in both):
             continue
         budget = float(pair["budget_tokens"].iloc[0])
-        ends = []
-        for curve in (curves[key].sort_values("update") for key in keys):
-            used = curve["tokens"].to_numpy(), curve["loss"].to_numpy(dtype=float)
-            ends.append((used[0], stats.smoothed(*used, window * budget)))
-        target = ends[0][1][-1]
-        own, reached = (stats.crossing(*curve, target) for curve in ends)
-        reached = math.nan if reached is None else reached
-        rows.append(
-            {
-                "scale": scale,
-                "seed": seed,
-                "further": pair["further"].iloc[0],
-                "target": target,
-                "crossing": reached,
-                "reduction": 1 - reached / budget,
-                "own_reduction": 1 - own / budget,
-                "end_gap": ends[1][1][-1] - target,
-                "source": sources(pair),
-            }
+        tokens = [log["tokens"].to_numpy() for log in both]
+        losses_of = [log["loss"].to_numpy(dtype=float) for log in both]
+        mha, full = (
+            stats.smoothed(*curve, window * budget) for curve in zip(tokens, losses_of, strict=True)
         )
+        reached = [
+            stats.crossing(tokens[0], mha, mha[-1]),
+            stats.crossing(tokens[1], full, mha[-1]),
+        ]
+        own, crossing = (math.nan if each is None else each for each in reached)
+        spared, gap = (1 - crossing / budget, 1 - own / budget), full[-1] - mha[-1]
+        known = (scale, seed, pair["further"].iloc[0], mha[-1], crossing, *spared, gap)
+        rows.append((*known, sources(pair)))
     names = ("target", "crossing", "reduction", "own_reduction", "end_gap", "source")
     return pd.DataFrame(rows, columns=["scale", "seed", "further", *names])
 
@@ -114,8 +107,7 @@ def main_results(
     """Final-validation NLL of the paired MHA and Full Relation models, mean ± sample standard
     deviation over seeds, and the mean paired difference with its 95% interval. Backbone: layers /
     d_model / heads × d_h / d_ff. Token reduction is the share of the budget that Relation spares
-    to reach its MHA run's final smoothed training loss, over the seeds that reach it.
-    """
+    to reach its MHA run's final smoothed training loss, over the seeds that reach it."""
     wordings = {"backbone": geometry, "data": data_and_vocabulary, "tokens": tokens}
     yield from of_models(models, wordings, ("context",))
     values = pairs(runs)
@@ -127,7 +119,8 @@ def main_results(
     rows = efficiency(runs, losses, window)
     rows = rows[~rows["further"].astype(bool)]
     spared = rows.rename(columns={"scale": "row", "reduction": "value"})
-    yield from means(spared.assign(column="token_reduction"), "mean", seeds)
+    reaching = spared.dropna(subset=["value"])
+    yield from means(reaching.assign(column="token_reduction"), "mean", seeds)
     for scale, of_scale in rows.groupby("scale", sort=False):
         behind = sources(of_scale)
         if of_scale["reduction"].isna().all():
@@ -174,8 +167,7 @@ def paired_nll(
     two are not set against each other. Further pairs are of seeds beyond the matrix, to tell a
     difference from the spread of runs: tokens spared to MHA's final smoothed training loss count
     as none where a pair never reaches it, and stand beside how early an MHA run reaches its own
-    final loss. Pearson's correlation is of the two runs of a seed, with Fisher's interval.
-    """
+    final loss. Pearson's correlation is of the two runs of a seed, with Fisher's interval."""
     values = pairs(runs)
     of_seeds = values.assign(row=values["row"] + "/" + values["seed"].astype(str))
     yield from means(of_seeds)
@@ -269,8 +261,7 @@ def spans(numbers: Iterable[int]) -> str:
 def token_efficiency(runs: pd.DataFrame, losses: pd.DataFrame, window: float) -> Cells:
     """Tokens at which each Relation run first reaches its MHA run's final smoothed training loss,
     and the share of the budget spared. A first crossing comes early by the noise of the curves:
-    beside it stands how early each MHA run first reaches its own final loss.
-    """
+    beside it stands how early each MHA run first reaches its own final loss."""
     for pair in efficiency(runs[~runs["further"]], losses, window).to_dict("records"):
         row = f"{pair['scale']}/{pair['seed']}"
         for column in ("target", "crossing", "reduction", "own_reduction", "end_gap"):

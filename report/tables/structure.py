@@ -105,8 +105,7 @@ _CONDITIONS = panel("Conditions", (), *columns(_LENGTHS, ".0f", "tokens"))
 )
 def internal_organization(flow: pd.DataFrame) -> Cells:
     """Diagonal (MHA) or Self flow (Relation) and routing rank by depth; where historical flow
-    goes, at distances d that are the same parts of shorter sequences. Means over seeds.
-    """
+    goes, at distances d that are the same parts of shorter sequences. Means over seeds."""
     yield from of_scales(flow, ROUTING)
     layers, seeds = by_layer(flow), sorted(flow["seed"].unique())
     first = over_layers(layers, {"l0_self": "self_flow", "l0_effrank": "effective_rank"}, 0, 0)
@@ -132,8 +131,7 @@ def internal_organization(flow: pd.DataFrame) -> Cells:
 )
 def layerwise(flow: pd.DataFrame) -> Cells:
     """Normalized flow by layer: MHA's diagonal entry, Relation's Self flow, the effective rank of
-    either flow. Means over seeds.
-    """
+    either flow. Means over seeds."""
     layers = by_layer(flow)
     layers["scale"] = layers["scale"] + "/L" + layers["layer"].astype(int).astype(str)
     values = over_layers(layers, {"self": "self_flow", "effrank": "effective_rank"})
@@ -151,8 +149,7 @@ def layerwise(flow: pd.DataFrame) -> Cells:
 )
 def routing(flow: pd.DataFrame) -> Cells:
     """Historical flow beyond three distances and on the first token, conditioned on history.
-    Means over seeds.
-    """
+    Means over seeds."""
     yield from of_scales(flow, ROUTING)
 
 

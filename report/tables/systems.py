@@ -85,51 +85,40 @@ def ratio(row: str, column: str, over: pd.DataFrame, under: pd.DataFrame) -> Cel
 
 def conditions(rows: pd.DataFrame, precision: Sequence[str]) -> Cells:
     """What the rows of a table were measured on and under, in words, in the row "setting"."""
-    if rows.empty:
-        return
-    clocks = rows["sm_clock_least"].dropna()
+    clock, limit = rows["sm_clock_least"].min(), rows["sm_clock_limit"].max()
     told: dict[str, Iterable[object]] = {
         "device": rows["device"],
-        "precision": [name.upper() for name in precision],
+        "precision": [name.upper() for name in precision if len(rows)],
         "driver": rows["driver"],
+        "clock": [f"{clock:.0f} of {limit:.0f} MHz"] if pd.notna(clock) else [],
         "disturbed": _disturbed(rows),
-        "clock": [
-            f"{c:.0f} of {rows['sm_clock_limit'].max():.0f} MHz" for c in clocks.nsmallest(1)
-        ],
     }
     if "kernels" in rows:
-        alone = rows[rows["alone"].astype(bool)]
-        used = rows.groupby("variant", sort=False)["backend"].unique()
-        titled = ((VARIANTS[name].title, " and ".join(names)) for name, names in used.items())
-        passed = select(rows, status="PASS").groupby("side", sort=False)["kernels"].last()
-        names = passed.map(lambda each: ", ".join(dict.fromkeys(map(_kernel, each))))
-        sides = names.index.to_series().groupby(names, sort=False).agg(", ".join)
-        told |= {
-            "kernels": [f"{side}: {name}" for name, side in sides.items() if name],
-            "backends": [f"{title} on {names}" for title, names in titled],
-            "tokens": rows["tokens"],
-            "alone": alone["scale"] + " " + alone["side"],
-        }
+        used = [_run_by(row) for row in rows.to_dict("records")]
+        sides = rows["side"].groupby(used, sort=False).unique()
+        told["sides"] = [f"{', '.join(names)} on {by}" for by, names in sides.items()]
+        told["tokens"] = rows["tokens"]
     for column, texts in told.items():
         text = "; ".join(dict.fromkeys(str(each) for each in texts if pd.notna(each)))
         if text:
             yield cell("setting", column, text=text, sources=sources(rows))
 
 
-def _kernel(name: str) -> str:
-    """A kernel without its namespaces, template arguments and parameters."""
-    return re.split(r"[<(]", name.removeprefix("void "))[0].split("::")[-1]
+def _run_by(row: Mapping[str, Any]) -> str:
+    """A side's backend and its kernels, without namespaces, template arguments and parameters."""
+    used = () if row["kernels"] is None else row["kernels"]
+    short = (re.split(r"[<(]", name.removeprefix("void "))[0].split("::")[-1] for name in used)
+    kernels, alone = ", ".join(dict.fromkeys(short)), ", measured alone" if row["alone"] else ""
+    return f"{row['backend']}{alone}{kernels and f' ({kernels})'}"
 
 
 def _disturbed(rows: pd.DataFrame) -> Iterator[str]:
-    """What disturbed each measurement, with its contexts where not all were disturbed alike."""
-    names = ["benchmark", "scale"] if "benchmark" in rows else ["scale"]
-    for name, of in rows.groupby(names, sort=False):
-        contexts = of.groupby("disturbed", sort=False, dropna=False)["context"].unique()
-        for told, found in contexts.items():
-            if pd.notna(told):
-                at = ", ".join(f"{context:,.0f}" for context in sorted(found))
-                yield f"{' '.join(name)}{f' at T = {at}' if len(contexts) > 1 else ''}: {told}"
+    """What disturbed each measurement."""
+    rows = rows[rows["disturbed"].notna()]
+    names = [name for name in ("benchmark", "scale", "disturbed") if name in rows]
+    for (*name, told), of in rows.groupby(names, sort=False):
+        at = ", ".join(f"{context:,.0f}" for context in sorted(of["context"].unique()))
+        yield f"{' '.join(name)} at T = {at}: {told}"
 
 
 RATE = "tokens_per_second"
@@ -206,8 +195,7 @@ def efficient(steps: pd.DataFrame, campaign: Mapping[str, Any]) -> Cells:
     at a fixed context (T = 1024 in the paper), against FlashAttention at each scale's own, and
     against what the paper leaves out: the reference compiled with its model, and another
     attention. Rates are medians of rounds in which the sides take turns, in processes of their
-    own; ratios are those of single rounds, with the 95% interval of their median.
-    """
+    own; ratios are those of single rounds, with the 95% interval of their median."""
     rows = steps[steps["benchmark"].isin(["fixed", "matched"])]
     yield from _fields(rows, EFFICIENT_FIELDS)
     for scale, of_scale in rows.groupby("scale", sort=False):
@@ -258,8 +246,7 @@ def production(
     ratios with its 95% interval, memory is the peak. Training runs: tokens per second of each
     process, the median update of a run, its mean over seeds; FR/FA in pairs of one seed; and the
     share of the benchmark's rate, which includes what is lost where several processes share a run,
-    or several runs a GPU.
-    """
+    or several runs a GPU."""
     rows = select(steps, benchmark="matched")
     yield from _fields(rows, PRODUCTION_FIELDS)
     for scale, matched in rows.groupby("scale", sort=False):
@@ -278,32 +265,32 @@ def run_rates(runs: pd.DataFrame, matched: pd.DataFrame) -> Cells:
         row=runs["scale"],
         column=runs["variant"],
         value=runs["median_tokens_per_second"] / runs["processes"],
-        batches=[micro_ga(run) for run in runs.to_dict("records")],
+        batches=list(map(micro_ga, runs.to_dict("records"))),
     )
-    for found in means(runs):
-        scale, variant = found["row"], found["column"]
-        yield found | {"column": f"run_rate.{variant}"}
-        share, used = f"run_share.{variant}", select(runs, row=scale, column=variant)["batches"]
-        side = select(matched, scale=scale, side=variant, status="PASS").head(1)
-        for one in side.to_dict("records"):
-            why = f"micro/GA is {used.iloc[0]} in the runs and {micro_ga(one)} in the benchmark"
-            if "cpu" in one["device"].lower():
-                why = "on a CPU, runs and benchmarks take different shares of its cores"
-            elif set(used) == {micro_ga(one)}:
-                ours = runs.assign(
-                    value=runs["value"] / one[RATE], column="run_share." + runs["column"]
-                )
-                yield from means(select(ours, row=scale, column=share))
-                continue
-            yield cell(scale, share, status="no counterpart", reason=why, n=0)
+    yield from means(runs.assign(column="run_rate." + runs["variant"]))
+    alone = select(matched, status="PASS").drop_duplicates(["scale", "variant"])
+    alone = alone.assign(batches=list(map(micro_ga, alone.to_dict("records"))))
+    both = runs.merge(alone, on=["scale", "variant"], suffixes=("", "_alone"))
+    shares = both.assign(
+        column="run_share." + both["variant"], value=both["value"] / both[f"{RATE}_alone"]
+    )
+    on_cpu = both["device_alone"].str.contains("cpu", case=False)
+    alike = (both["batches"] == both["batches_alone"]) & ~on_cpu
+    yield from means(shares[alike])
+    for run in shares[~alike].drop_duplicates(["row", "column"]).to_dict("records"):
+        why = (
+            f"micro/GA is {run['batches']} in the runs and {run['batches_alone']} in the benchmark"
+        )
+        why = (
+            "a CPU's cores are shared otherwise" if run["batches"] == run["batches_alone"] else why
+        )
+        yield cell(run["row"], run["column"], status="no counterpart", reason=why, n=0)
     for scale, of_scale in runs.groupby("scale", sort=False):
         counts = ", ".join(f"{count:.0f}" for count in sorted(of_scale["processes"].unique()))
         yield cell(scale, "processes", text=counts, sources=sources(of_scale))
     # Pairs of one seed that as many processes trained.
-    alike = runs.assign(seed=runs["seed"] * 1000 + runs["processes"])
-    for found in means(between(alike, "full", "mha", "run_ratio", float.__truediv__)):
-        by_seed = {seed // 1000: value for seed, value in found["by_seed"].items()}
-        yield found | {"by_seed": by_seed}
+    alike = runs.groupby(["scale", "seed"])["processes"].transform("nunique") == 1
+    yield from means(between(runs[alike], "full", "mha", "run_ratio", float.__truediv__))
 
 
 @table(
@@ -323,16 +310,11 @@ def linear_steady(steps: pd.DataFrame, campaign: Mapping[str, Any]) -> Cells:
     """Linear Relation in whole training steps: once warm, as the median of rounds, and over all
     the time from the first update on, in which compilation weighs more than in a run of thousands.
     It was timed untrained; where training makes retention forget faster, more chunks take slower
-    kernels.
-    """
+    kernels."""
     rows = select(steps, benchmark="linear-steady")
     fields = {"context": "context", "micro_ga": "batches", "steady": RATE, "raw": f"raw_{RATE}"}
     yield from _fields(rows, {k: ("linear-steady", None, field) for k, field in fields.items()})
     yield from conditions(rows, campaign["precision"])
-    updates = rows["measured_updates"].dropna()
-    if len(updates):
-        counts = dict.fromkeys(f"{count:.0f}" for count in (updates.min(), updates.max()))
-        yield cell("setting", "raw", text=" to ".join(counts), sources=sources(rows))
 
 
 @table(
@@ -352,8 +334,7 @@ def linear_steady(steps: pd.DataFrame, campaign: Mapping[str, Any]) -> Cells:
 def linear_long(steps: pd.DataFrame, campaign: Mapping[str, Any]) -> Cells:
     """Linear Relation against the context T, one window a micro-batch. On a GPU the rate grows
     with T: a short window gives it too little to do at a time. Rates are medians of rounds, timed
-    untrained.
-    """
+    untrained."""
     rows = select(steps, benchmark="linear-long")
     for context, of_context in rows.groupby("context"):
         row = str(int(context)) if str(int(context)) in LONG_CONTEXTS else f"+{context:.0f}"
@@ -364,8 +345,3 @@ def linear_long(steps: pd.DataFrame, campaign: Mapping[str, Any]) -> Cells:
         yield from measured(row, "throughput", of_context, RATE)
         yield from measured(row, "allocated", of_context, "allocated_gib")
     yield from conditions(rows, campaign["precision"])
-    tokens = rows["micro"] * rows["accumulation"] * rows["context"]
-    larger = sorted(set(rows[tokens > tokens.min()]["context"]))
-    if larger:
-        text = f"T = {', '.join(f'{context:,.0f}' for context in larger)}"
-        yield cell("setting", "update", text=text, sources=sources(rows))

@@ -26,8 +26,7 @@ OF_PAPER = (*PAIRED, *ABLATIONS, "linear", "hybrid")
 )
 def other_variants(runs: pd.DataFrame) -> Cells:
     """Variants that the paper has not, beside Full Relation of the same scale: mean final NLL over
-    seeds and the mean difference over paired seeds, with 95% intervals.
-    """
+    seeds and the mean difference over paired seeds, with 95% intervals."""
     for (scale, variant), own in runs.groupby(["scale", "variant"], sort=False):
         if variant in OF_PAPER:
             continue
