@@ -138,7 +138,8 @@ def prepare(table: Table, cells: pd.DataFrame, settings: Sequence[Setting]) -> P
             pairs = list(told[["column", "text"]].itertuples(index=False, name=None))
             out.conditions += [(setting, pairs)] if pairs else []
         elif len(of):
-            out.absent.append((setting, of["reason"].iloc[0]))
+            told = of[of["status"] != "no counterpart"]["reason"].mode()
+            out.absent.append((setting, next(iter(told), "")))
     index: dict[tuple[str, str], dict[tuple[str, str], dict[str, Any]]] = {}
     for cell in own.to_dict("records"):
         key = "sd" if cell["statistic"] == "sd" else "value"
@@ -156,7 +157,7 @@ def prepare(table: Table, cells: pd.DataFrame, settings: Sequence[Setting]) -> P
             )
             for row in rows
         ]
-        out.panels += [(panel.title, lines)] if lines else []
+        out.panels += [(panel.title, lines)] if lines and out.settings else []
     return out
 
 
