@@ -1,7 +1,5 @@
 """One token of a batch: a step of MHA, Full and Linear Relation and the products around them.
 
-`norm`, `gate` and `log_retention` read prompts, between products of PyTorch's and the operators.
-
 Every sum of a row is formed in an order that neither the batch nor the state's capacity changes,
 so that equal rows get equal bits in any company. Nothing here waits for the GPU: where a row stands
 is read from `lengths`, (B,) int32 on the device, the tokens before the new one; it must be below
@@ -191,57 +189,6 @@ def draw(
     from relation.kernels.decoding.drawing import launch
 
     launch(logits, temperature, uniforms, ids, counts, stop, chained)
-
-
-def norm(x: Tensor, eps: float, dtype: torch.dtype, y: Tensor | None = None) -> Tensor:
-    """States x (..., d) FP32 over their root mean squares, of dtype: BF16, FP16 or FP32.
-
-    y, (..., d) of dtype, is added to x in place first. Contiguous all. Raises InputError for
-    shapes, dtypes or devices that do not fit.
-    """
-    _expect("x", x, tuple(x.shape), torch.float32)
-    if y is not None:
-        _expect("y", y, tuple(x.shape), dtype)
-        check_device(x, y)
-    from relation.kernels.decoding.prompt import launch_norm
-
-    out = torch.empty_like(x, dtype=dtype)
-    launch_norm(x, eps, out, y)
-    return out
-
-
-def gate(joined: Tensor) -> Tensor:
-    """silu(first half) times second half of joined (..., 2 n), contiguous: (..., n).
-
-    Computed in FP32 and rounded once to joined's dtype. Raises InputError for an odd width.
-    """
-    _expect("joined", joined, tuple(joined.shape), joined.dtype)
-    *rows, columns = joined.shape
-    if columns % 2:
-        raise InputError(f"joined has shape {tuple(joined.shape)}; give two halves of equal width")
-    from relation.kernels.decoding.prompt import launch_gate
-
-    out = joined.new_empty(*rows, columns // 2)
-    launch_gate(joined, out)
-    return out
-
-
-def log_retention(down: Tensor, retention: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-    """g = log alpha <= 0 of a prompt (Section 5.2), (B, H, T, D) FP32, stored as (B, T, H, D).
-
-    down: (B, T, H, D), a token's numbers contiguous and tokens evenly spaced; retention: as in
-    `linear_token`. Raises InputError for shapes, dtypes or devices that do not fit.
-    """
-    B, T, H, D = _dimensions("down", down, 4)
-    _expect_retention(retention, H, D, down.dtype)
-    if down.stride()[2:] != (D, 1) or (B > 1 and down.stride(0) != T * down.stride(1)):
-        raise InputError(f"down has strides {down.stride()}; give tokens evenly spaced")
-    check_device(down, *retention)
-    from relation.kernels.decoding.prompt import launch_retention
-
-    out = torch.empty(B, T, H, D, dtype=torch.float32, device=down.device)
-    launch_retention(down, retention, out)
-    return out.transpose(1, 2)
 
 
 def _dimensions(name: str, x: Tensor, rank: int) -> tuple[int, ...]:

@@ -203,7 +203,8 @@ def why_plain(model: Decoder, device: torch.device, dtype: torch.dtype) -> str |
 class Prepared:
     """A decoder's weights to decode with `relation.kernels.decoding`; the model reads prompts.
 
-    dtype: of the products and of the histories, BF16, FP16 or FP32. Raises InputError where `why_plain` has a reason.
+    dtype: of the products and of the histories, BF16, FP16 or FP32. Raises InputError where
+    `why_plain` has a reason.
     """
 
     @torch.no_grad()

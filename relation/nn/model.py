@@ -41,10 +41,10 @@ Call = Callable[..., Tensor]
 
 @dataclass(frozen=True)
 class Execution:
-    """Backends by operator, names of `relation.ops.BACKENDS`. They never change what is computed.
+    """Backends by operator, names of `relation.ops.BACKENDS`; None takes the fastest that runs.
 
-    None takes the fastest one that runs a call's device, dtype and head width. compiled: the model
-    will be traced by torch.compile, which then steps around the backends that are marked eager.
+    They never change what is computed. compiled: the model will be traced by torch.compile, which
+    then steps around the backends that are marked eager.
     """
 
     mha: str | None = None
@@ -58,14 +58,13 @@ class Execution:
 
         Raises InputError for an unknown backend or, given a device, for one it cannot run.
         """
-        calls: dict[str, Call] = {}
-        for operator in sorted({MIXERS[letter] for letter in config.layout}):
-            name = getattr(self, operator)
-            if name is None:
-                calls[operator] = Automatic(operator, self.compiled)
-            else:
-                calls[operator] = around(get_backend(operator, name, device), self.compiled)
-        return calls
+        names = {MIXERS[letter]: getattr(self, MIXERS[letter]) for letter in config.layout}
+        return {
+            operator: Automatic(operator, self.compiled)
+            if name is None
+            else around(get_backend(operator, name, device), self.compiled)
+            for operator, name in names.items()
+        }
 
     def check(self, config: ModelConfig, device: torch.device) -> None:
         """Raise InputError where the device cannot run a backend that the model uses."""
@@ -110,15 +109,11 @@ class Normed(NamedTuple):
 
 def _is_bare(linear: nn.Module) -> bool:
     """Whether calling a module is its weight's product and nothing else: no adapter, no hook."""
-    hooks = (
-        linear._forward_hooks,
-        linear._forward_pre_hooks,
-        linear._backward_hooks,
-        linear._backward_pre_hooks,
-    )
+    hooked = linear._forward_hooks or linear._forward_pre_hooks
+    hooked = hooked or linear._backward_hooks or linear._backward_pre_hooks
     # accelerate's offloading puts a forward of its own on the instance.
     replaced = type(linear) is not nn.Linear or "forward" in vars(linear)
-    return not replaced and linear.bias is None and not any(hooks)
+    return not replaced and linear.bias is None and not hooked
 
 
 class RMSNorm(nn.RMSNorm):
@@ -290,7 +285,7 @@ class GivensMixing(Mixer):
         self.tau = config.tau
         # The parity alone: torch.compile compiles a layer's code anew for every other constant.
         self.pairing_index = (layer_index + (config.givens_first_pairing == "B")) % 2
-        self.mixes = config.givens
+        self.mixes = config.givens and config.layout[layer_index] != CALIBRATED
         if self.mixes:
             self.theta = nn.Parameter(torch.zeros(config.shared_heads // 2))
 
@@ -322,18 +317,10 @@ class FullRelationMixer(GivensMixing, HistoryMixer):
             self.lam = nn.Parameter(torch.tensor(config.lambda_init))
         else:
             self.register_buffer("lam", torch.tensor(0.0), persistent=False)
-        self.register_load_state_dict_pre_hook(_shape_lambda)
 
     def arguments(self) -> tuple[Tensor, float]:
         """lambda, FP32 at least, in a layer of 16-bit parameters too; and tau (Eq. 2)."""
         return self.lam.to(torch.promote_types(self.lam.dtype, torch.float32)), self.tau
-
-
-def _shape_lambda(mixer: nn.Module, state_dict: dict[str, Tensor], prefix: str, *rest) -> None:
-    """Read a lambda that was saved as (1,), as layers once held it: it is one number."""
-    name = f"{prefix}lam"
-    if name in state_dict:
-        state_dict[name] = state_dict[name].reshape(mixer.lam.shape)
 
 
 class CalibratedMixer(FullRelationMixer):
@@ -344,12 +331,6 @@ class CalibratedMixer(FullRelationMixer):
     """
 
     operators = partial(full_relation_step, silu=False), partial(full_flow, silu=False)
-
-    def __init__(self, config: ModelConfig, layer_index: int, call: Call):
-        super().__init__(config, layer_index, call)
-        if self.mixes:
-            self.mixes = False
-            del self.theta
 
 
 class LinearRelationMixer(GivensMixing):
@@ -475,11 +456,10 @@ class Decoder(nn.Module):
             block.mixer.call = calls[MIXERS[letter]]
 
     def forward(self, tokens: Tensor, documents: Documents | None = None) -> Tensor:
-        """Logits (B, T, V) of tokens (B, T), int64 or int32.
+        """Logits (B, T, V) of tokens (B, T), int64 or int32; documents see themselves alone.
 
-        documents: each is computed as where it stands alone. Raises InputError for tokens of
-        another shape or dtype, on a CPU also for ids outside the vocabulary (a GPU would have to be
-        waited for), and for documents that are no `Documents` of these tokens.
+        Raises InputError for tokens of another shape or dtype, on a CPU also for ids outside the
+        vocabulary (a GPU would have to be waited for), and for documents of other tokens.
         """
         return self.logits(self.states(tokens, documents))
 

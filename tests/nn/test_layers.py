@@ -126,18 +126,6 @@ def test_an_offset_moves_every_position(kind):
     assert_close(torch.cat(rows, dim=1), layer(x, offset=7), T + D, scale=8)
 
 
-@each_layer
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_layer_of_a_dtype_gives_it_and_is_as_exact(kind, dtype):
-    layer, x = build(kind), draw(2, T, D)
-    # The same numbers, rounded once, are the truth's weights too.
-    truth = layer.to(dtype).double()(x.to(dtype).double())
-    y = layer.to(dtype)(x.to(dtype))
-    assert y.dtype == dtype
-    steps = torch.finfo(dtype).eps * truth.abs().max()
-    assert (y.double() - truth).abs().max() < 16 * steps
-
-
 class Calls(nn.Module):
     """Stands for what replaces a Linear: it has no weight, and counts its calls."""
 
@@ -189,15 +177,6 @@ def test_a_layer_of_the_meta_device_is_drawn_as_a_new_one(make):
     for truth, found in zip(make().parameters(), layer.parameters(), strict=True):
         assert torch.equal(found, truth)
     assert all(buffer == 0 for buffer in layer.buffers())
-
-
-@each_layer
-def test_what_replaces_a_projection_is_called(kind):
-    layer, x = build(kind), draw(1, T, D)
-    expected, calls = layer(x), replace_linears(layer)
-    # W_I's rows are mixed where nothing replaces it, else the states: the same by another rounding.
-    assert_close(layer(x), expected, 4 * 24, scale=8)
-    assert [call.count for call in calls] == [1] * (5 if kind == "linear" else 4)
 
 
 @pytest.mark.parametrize("variant", ["mha", "full", "hybrid"])
