@@ -13,7 +13,7 @@ from report.paper import SCALES
 
 RUN_KINDS = ("runs", "losses", "probes", "flow", "curves", "maps", "lengths")
 RUN_KEY = ["scale", "variant", "seed"]
-PLANNED = ["kind", *RUN_KEY, "further", "status", "reason"]
+PLANNED = ["kind", *RUN_KEY, "further", "own_scale", "status", "reason"]
 _ORIGIN = ["hash", "commit", "device", "versions", "created"]
 _ORDER = {scale: place for place, scale in enumerate(SCALES)}
 
@@ -154,7 +154,9 @@ def _frame(
         own = rows["variation"] == setting.variation
         rows = rows[own if own.any() else rows["variation"].isna()]
     if "scale" in rows:
-        rows = rows[rows["scale"].isin(scales)]
+        # What belongs to no scale, as the identities, stands in settings of the paper's scales.
+        unscaled = setting.scales is None or any(scale in SCALES for scale in setting.scales)
+        rows = rows[rows["scale"].fillna("").isin([*scales, *([""] * unscaled)])]
         rows = rows.assign(own_scale=rows["scale"])
         rows["scale"] = rows["scale"].map({s: paper_scale(s) or s for s in rows["scale"].unique()})
         rows = rows.sort_values("scale", key=lambda each: each.map(_ORDER), kind="stable")
@@ -190,7 +192,7 @@ def _planned(
     ]
     there = {kind: _there(kind, frames[kind]) for kind in {row[0] for row in wanted}}
     rows = [
-        (kind, paper_scale(scale) or scale, variant, seed, further)
+        (kind, paper_scale(scale) or scale, variant, seed, further, scale)
         + (("ok", "") if (scale, variant, seed) in there[kind] else _failure(logs / log))
         for kind, scale, variant, seed, further, log in wanted
     ]
