@@ -166,6 +166,12 @@ class Evidence:
     note: str = ""
     scale: str = ""
 
+    @property
+    def difference(self) -> float | None:
+        """Ours less the paper's; None of counts out of different numbers."""
+        known = None not in (self.ours, self.paper) and self.paper_n is None
+        return self.ours - self.paper if known else None
+
     def open(self, why: str) -> Evidence:
         """The same, undecided for a reason."""
         return replace(self, direction=None, size=None, note=why) if why else self

@@ -61,7 +61,6 @@ class Shown:
     """What the pages show of one setting."""
 
     setting: Setting
-    campaign: Mapping[str, Any]
     cells: pd.DataFrame
     judged: list[claims.Judged]
     drawn: list[figures.Drawing]
@@ -77,14 +76,12 @@ def build(columns: Sequence[plan.Setting], out: Path, published: bool) -> None:
     """
     settings = [Setting(c.campaign, c.variation, c.scales, c.title) for c in columns]
     out.mkdir(parents=True, exist_ok=True)
-    work, sections = partial(_shown, out=out, published=published), []
+    work = partial(_shown, out=out, published=published)
     # A process a setting: tables and figures take most of the time.
     with ProcessPoolExecutor(min(len(settings), os.cpu_count() or 1)) as pool:
-        if published:
-            drawn = pool.submit(study.sections, _root(published), out / "figures" / "study")
+        drawn = pool.submit(_study, out, published)
         found = list((map if len(settings) == 1 else pool.map)(work, settings))
-        if published:
-            sections = drawn.result()
+        sections = drawn.result()
     cells = pd.concat([each.cells for each in found], ignore_index=True)
     judged = {each.setting.name: each.judged for each in found}
     _write_frames(cells, judged, out)
@@ -110,25 +107,23 @@ def build(columns: Sequence[plan.Setting], out: Path, published: bool) -> None:
     }
     pages = {name: content for name, content in pages.items() if any(content.values())}
     marked = [{"mark": m, "name": s.name, "title": str(s)} for m, s in zip("ABCD", settings)]  # noqa: B905
-    _write_pages(pages, out, settings=marked, campaign=found[0].campaign)
+    _write_pages(pages, out, settings=marked, campaign=_campaign(settings[0].campaign, published))
 
 
 def _root(published: bool) -> Path:
     return Path("results/published") if published else Path("results")
 
 
+def _study(out: Path, published: bool) -> list[study.Section]:
+    return study.sections(_root(True), out / "figures" / "study") if published else []
+
+
 def _shown(setting: Setting, out: Path, published: bool) -> Shown:
     found = data.load(setting, published, campaign=_campaign(setting.campaign, published))
     cells = table.cells([found], tables.EVERY)
-    return Shown(
-        setting,
-        found.campaign,
-        cells,
-        claims.judge(cells, found),
-        figures.draw(found, out / "figures" / slug(setting.name)),
-        found.planned,
-        system_records(found),
-    )
+    drawn = figures.draw(found, out / "figures" / slug(setting.name))
+    judged = claims.judge(cells, found)
+    return Shown(setting, cells, judged, drawn, found.planned, system_records(found))
 
 
 @cache
@@ -164,11 +159,7 @@ def _write_pages(pages: Mapping[str, Mapping[str, Any]], out: Path, **known: Any
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    templates.filters |= {
-        "number": number,
-        "rich": rich,
-        "capital": lambda t: t[:1].upper() + t[1:],
-    }
+    templates.filters |= {"number": number, "rich": rich}
     for source in ("style.css.j2", "report.js"):
         text = templates.get_template(source).render(known)
         (out / source.removesuffix(".j2")).write_text(text, encoding="utf-8")
@@ -314,16 +305,10 @@ def _claims(judged: Mapping[str, Sequence[claims.Judged]]) -> list[dict[str, Any
     for of_claim in zip(*judged.values(), strict=True):
         axis = _axis([row for one in of_claim for row in one.evidence])
         verdicts = [
-            {"judged": one, "rows": [(row, _difference(row), axis(row)) for row in one.evidence]}
-            for one in of_claim
+            {"judged": one, "rows": [(row, axis(row)) for row in one.evidence]} for one in of_claim
         ]
         rows.append({"claim": of_claim[0].claim, "verdicts": verdicts})
     return rows
-
-
-def _difference(row: Evidence) -> float | None:
-    counts = row.paper_n is not None  # out of different numbers
-    return None if counts or None in (row.ours, row.paper) else row.ours - row.paper
 
 
 def _axis(rows: Sequence[Evidence]) -> Callable[[Evidence], dict[str, float | None] | None]:

@@ -1,0 +1,171 @@
+"""The site of shipped records: pages, links, commands, and what JavaScript opens."""
+
+import re
+import shlex
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote
+
+import pandas as pd
+import pytest
+
+from relation import plan, records
+from report import claims, data, site
+from report.data import Setting
+
+CAMPAIGN = "anchor"  # miniature, three variations, a few hundred rows
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory) -> Path:
+    """The report of a small shipped campaign, without the study."""
+    out = tmp_path_factory.mktemp("report")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(site, "_study", _nothing)
+        site.build(plan.load({"campaign": CAMPAIGN}).columns, out, published=True)
+    return out
+
+
+def _nothing(*_) -> list:
+    return []
+
+
+class Page(HTMLParser):
+    """Links, ids, and commands to copy of one page."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.links, self.ids, self.commands, self.labels = [], [], [], []
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list) -> None:
+        given = dict(attrs)
+        self.links += [given[name] for name in ("href", "src") if given.get(name)]
+        self.ids += [given["id"]] if "id" in given else []
+        self.commands += [given["data-copy"]] if "data-copy" in given else []
+        if tag == "img":
+            self.labels.append(given.get("alt"))
+
+
+def pages(folder: Path) -> dict[str, Page]:
+    return {path.name: Page(path) for path in sorted(folder.glob("*.html"))}
+
+
+def test_every_page_is_there_and_none_for_what_did_not_run(built: Path) -> None:
+    found = pages(built)
+    assert "study.html" not in found
+    assert {"index.html", "claims.html", "records.html", "assumptions.html"} <= found.keys()
+    for page in found.values():
+        assert {link for link in page.links if link in site.PAGES} >= set(found) - {"index.html"}
+
+
+def test_every_link_leads_somewhere_and_nothing_comes_from_outside(built: Path) -> None:
+    found = pages(built)
+    for name, page in found.items():
+        for link in page.links:
+            assert not re.match(r"[a-z]+:(?!,)", link), (name, link)
+            file, _, anchor = unquote(link).partition("#")
+            if link.startswith("data:"):
+                continue
+            assert (built / (file or name)).exists(), (name, link)
+            if anchor and anchor != "content":
+                assert anchor in found[file or name].ids, (name, link)
+        assert all(page.labels), name
+    text = (built / "style.css").read_text() + (built / "report.js").read_text()
+    assert "url(" not in text and "http" not in text and "{{" not in text
+
+
+def test_ids_are_unique(built: Path) -> None:
+    for name, page in pages(built).items():
+        twice = {each for each in page.ids if page.ids.count(each) > 1}
+        assert not twice, (name, twice)
+
+
+def test_a_command_makes_again_exactly_the_run_beside_it() -> None:
+    settings = [Setting(CAMPAIGN, "scaled-sd-0.02"), Setting("books", "residual")]
+    last = {
+        group["name"].partition("/")[0]: group["rows"][-1]
+        for group in site.run_groups(settings, True)
+    }
+    assert last.keys() >= {CAMPAIGN, "books"}
+    for row in (row for row in last.values() if row["again"]):
+        words = shlex.split(row["again"])
+        assert words[:5] == ["snakemake", "--cores", "all", "--config", words[4]]
+        choice = dict(word.split("=", 1) for word in words[4:])
+        assert choice.pop("published") == "false"
+        (run,) = plan.load(choice).runs
+        assert run.hash == row["hash"], row["again"]
+
+
+def test_every_shipped_run_has_a_row(built: Path) -> None:
+    rows = set(Page(built / "records.html").ids)
+    for path in Path("results/published").glob("*/runs.parquet"):
+        assert set(records.read(path, "runs")["hash"]) <= rows, path
+
+
+def test_the_commands_of_what_is_missing_are_whole(built: Path) -> None:
+    for command in Page(built / "index.html").commands:
+        words = shlex.split(command)
+        assert words[:4] == ["snakemake", "--cores", "all", "--config"]
+        choice = dict(word.split("=", 1) for word in words[4:])
+        choice.pop("published", None)
+        assert plan.load(choice).runs
+
+
+def test_one_off_changes_corpora_and_restrictions_are_in_the_command(monkeypatch) -> None:
+    monkeypatch.setattr(site, "_campaign", lambda *_: plan.load({"campaign": "tiny"}))
+    varied = Setting("tiny", "learning_rate=2e-2+layers=4")
+    words = shlex.split(site.command(varied, published=False, seeds=[42, 43]))
+    assert words[3:6] == ["-R", "train", "--config"]
+    assert words[6:] == ["campaign=tiny", "seeds=42,43", "vary=learning_rate=2e-2 layers=4"]
+
+
+def test_verdicts_and_cells_lie_beside_the_pages(built: Path) -> None:
+    verdicts = pd.read_parquet(built / "claims.parquet")
+    assert set(verdicts["claim"]) == set(range(1, 25))
+    cells = pd.read_parquet(built / "cells.parquet")
+    assert set(verdicts["setting"]) == set(cells["setting"])
+    html = (built / "claims.html").read_text(encoding="utf-8")
+    for one in claims.CLAIMS:
+        assert f'id="claim-{one.number}"' in html
+
+
+def test_text_of_records_is_escaped() -> None:
+    assert site.rich("<b>F_ii</b> `x_y` T^2") == (
+        "&lt;b&gt;<i>F</i><sub>ii</sub>&lt;/b&gt; <code>x_y</code> T<sup>2</sup>"
+    )
+    assert [site.number(v) for v in (-0.5, 12345.6, None, float("nan"))] == [
+        "−0.5",
+        "12,346",
+        "—",
+        "—",
+    ]
+
+
+def test_what_did_not_run_has_its_reason_and_its_command() -> None:
+    found = data.load(Setting(CAMPAIGN, "scaled-sd-0.02"))
+    planned = found.planned.assign(status="failed", reason="loss is nan")
+    shown = site.Shown(found.setting, pd.DataFrame(), [], [], planned, [])
+    rows = site.missing([shown], published=True)
+    assert rows and all(row["why"] == "loss is nan" for row in rows)
+    assert "scales=10M-mini" in rows[0]["command"]
+
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+def test_a_link_to_a_claim_opens_it(built: Path) -> None:
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=2000"]
+    url = f"file://{built}/claims.html#claim-16"
+    done = subprocess.run(
+        [CHROMIUM, *flags, "--dump-dom", url],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    opened = re.findall(r'<details class="claim" id="claim-(\d+)" open', done.stdout)
+    assert opened == ["16"]
