@@ -45,11 +45,14 @@ def _same(options: Options, found: str, what: str) -> None:
         )
 
 
-def _one_thread() -> None:
-    """Let PyTorch compute on one thread: the number decides the order of sums."""
+def _settle(runs_per_gpu: int = 1) -> None:
+    """One thread, as the number decides the order of sums, and a share of a GPU."""
     import torch
 
+    from relation import machine
+
     torch.set_num_threads(1)
+    machine.RUNS_PER_GPU = runs_per_gpu
 
 
 def _made(options: Options, path: Path) -> None:
@@ -102,11 +105,9 @@ def _train(options: Options) -> None:
     if options.processes > 1 and "TORCHELASTIC_RUN_ID" not in os.environ:
         _under_torchrun(options.processes)
         return
-    from relation import machine
     from relation.train.run import train
 
-    _one_thread()
-    machine.RUNS_PER_GPU = campaign.runs_per_gpu
+    _settle(campaign.runs_per_gpu)
     out = campaign.folder / "runs" / run.name
     train(run, _data(campaign, run), out, campaign.folder / "work")
     if os.environ.get("RANK", "0") == "0":
@@ -137,21 +138,18 @@ def _under_torchrun(processes: int) -> None:
 
 
 def _diagnose(options: Options) -> None:
-    from relation import machine
     from relation.flow.diagnose import diagnose
 
     campaign = _campaign(options)
     run = campaign.run(options.target)
     _same(options, run.flow_hash, f"diagnostics of {run.name}")
-    _one_thread()
-    machine.RUNS_PER_GPU = campaign.runs_per_gpu
+    _settle(campaign.runs_per_gpu)
     out = campaign.folder / "flow" / run.name
     diagnose(run, _data(campaign, run), _checkpoint(campaign, run), out)
     _made(options, out)
 
 
 def _length(options: Options) -> None:
-    from relation import machine
     from relation.beyond.length import measure
 
     campaign = _campaign(options)
@@ -159,22 +157,19 @@ def _length(options: Options) -> None:
     if campaign.length is None:
         raise InputError(f"campaign {campaign.name} has no section `length`")
     _same(options, campaign.length.hash(run), f"long texts of {run.name}")
-    _one_thread()
-    machine.RUNS_PER_GPU = campaign.runs_per_gpu
+    _settle(campaign.runs_per_gpu)
     out = campaign.folder / "length" / run.name
     measure(run, _data(campaign, run), _checkpoint(campaign, run), out, campaign.length)
     _made(options, out)
 
 
 def _recall(options: Options) -> None:
-    from relation import machine
     from relation.beyond.recall import run
 
     campaign = _campaign(options)
     recall = campaign.recall_of(options.target)
     _same(options, recall.hash, f"recall of {recall.mixer}")
-    _one_thread()
-    machine.RUNS_PER_GPU = campaign.runs_per_gpu
+    _settle(campaign.runs_per_gpu)
     out = campaign.folder / "recall" / f"{recall.mixer}.parquet"
     run(recall, out)
     _made(options, out)
@@ -193,7 +188,7 @@ def _bench(options: Options) -> None:
     campaign = _campaign(options)
     bench = campaign.bench(benchmark, scale)
     _same(options, bench.hash, f"benchmark {options.target}")
-    _one_thread()
+    _settle()
     own = benchmark if benchmark in ("complexity", "decode") else "steps"
     module = import_module(f"relation.bench.{own}")
     out = campaign.folder / "bench" / benchmark / f"{scale}.parquet"
@@ -208,7 +203,7 @@ def _check(options: Options) -> None:
     if campaign.check is None:
         raise InputError(f"campaign {campaign.name} has no checks; set `check: true`")
     _same(options, campaign.check.hash, "check")
-    _one_thread()
+    _settle()
     out = campaign.folder / "check"
     check.operators(campaign, out / "operators.parquet")
     check.gradients(campaign, out / "gradients.parquet")
@@ -372,30 +367,38 @@ def _publish(options: Options) -> None:
 
 
 def _generate(options: Options) -> None:
-    from relation.nn.generate import Sampling, stream
+    import torch
+
+    from relation import machine
+    from relation.data.tokenizer import END_OF_TEXT, load_tokenizer
+    from relation.nn.generate import Sampling, generate_tokens, stream_text
+    from relation.train.checkpoint import load_model
 
     campaign = _campaign(options)
     run = campaign.run(options.target)
-    tokenizer = _data(campaign, run) / "tokenizer.json"
-    sampling = Sampling(options.temperature, options.top_k, options.top_p, options.seed)
-    print(options.prompt, end="", flush=True)
     checkpoint = _checkpoint(campaign, run)
-    for piece in stream(checkpoint, tokenizer, options.prompt, options.tokens, sampling):
-        print(piece, end="", flush=True)
+    tokenizer = load_tokenizer(_data(campaign, run) / "tokenizer.json")
+    sampling = Sampling(options.temperature, options.top_k, options.top_p, options.seed)
+    prompt = tokenizer.encode(options.prompt, add_special_tokens=False).ids
+    with machine.claim("cuda" if torch.cuda.is_available() else "cpu") as device:
+        model = load_model(checkpoint, device).eval()
+        stop = tokenizer.token_to_id(END_OF_TEXT)
+        tokens = generate_tokens(model, prompt, options.tokens, sampling, stop)
+        print(options.prompt, end="", flush=True)
+        for piece in stream_text(tokenizer, tokens):
+            print(piece, end="", flush=True)
     print()
 
 
 def _export(options: Options) -> None:
     try:
-        from relation.hf import export
+        from relation.hf.export import export
     except ImportError as error:
-        raise InputError(f"{error.name} is not installed; pip install '.[hf]'") from None
+        raise InputError(str(error).partition("\n")[0]) from None
     campaign = _campaign(options)
     run = campaign.run(options.target)
-    if options.folder.exists():
-        raise InputError(f"{options.folder} is there already; name a folder that is not")
-    checkpoint = _checkpoint(campaign, run)
-    export(run, checkpoint, _data(campaign, run) / "tokenizer.json", options.folder)
+    tokenizer = _data(campaign, run) / "tokenizer.json"
+    export(run, _checkpoint(campaign, run), tokenizer, options.folder)
     print(options.folder)
 
 

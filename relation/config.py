@@ -330,13 +330,13 @@ def read(path: Path) -> dict:
 
 
 # Given anew by a campaign, these replace its base's instead of being merged into them.
-_REPLACED = ("cross", "variations", "further_seeds", "columns", "batches")
+_REPLACED = ("cross", "variations", "columns", "further_seeds", "batches")
 
 
 def _merge(base: Mapping, changes: Mapping) -> dict:
     merged = dict(base)
     if {"cross", "variations"} & set(changes):
-        merged = {n: v for n, v in merged.items() if n not in ("cross", "variations")}
+        merged = {name: value for name, value in merged.items() if name not in _REPLACED[:3]}
     for name, value in changes.items():
         both = isinstance(value, Mapping) and isinstance(merged.get(name), Mapping)
         merged[name] = _merge(merged[name], value) if both and name not in _REPLACED else value

@@ -157,12 +157,15 @@ def check(matrix: "Matrix") -> Check | None:
     length, micro, draws = _CHECKED[o["precision"]]
     sides, at = [], []
     for variant in VARIANTS:
+        pattern = len(VARIANTS[variant].pattern)
         found = [scale for scale in scales if variant in trained[scale]]
-        if variant in ARMS and variant not in PAIRED and not found:
+        if not found and (variant in PAIRED or variant not in ARMS):
+            found = [scale for scale in scales if geometry[scale]["layers"] % pattern == 0]
+        if not found:
             continue
-        own = matrix.options((found or scales)[0], variant, matrix.first)
-        whole = matrix.model_at((found or scales)[0], variant)
-        layers = max(2, len(VARIANTS[variant].pattern))  # two hold both pairings of heads
+        own = matrix.options(found[0], variant, matrix.first)
+        whole = matrix.model_at(found[0], variant)
+        layers = max(2, pattern)  # two hold both pairings of heads
         side = Side(
             side=variant,
             variant=variant,
@@ -173,21 +176,18 @@ def check(matrix: "Matrix") -> Check | None:
             accumulation=2,
         )
         sides.append(side)
-        at.append((found or scales)[0])
-    shapes = (
-        {
-            "scale": scale,
-            "heads": min(2, g["heads"]),  # heads do not meet in the operator
-            "length": g["context"],
-            "width": g["d_model"] // g["heads"],
-        }
-        for scale, g in geometry.items()
-    )
+        at.append(found[0])
+    shapes: dict[tuple, dict] = {}
+    for scale, g in geometry.items():
+        # Heads do not meet in the operator: two are enough. Scales of one shape are checked once.
+        shape = (min(2, g["heads"]), g["context"], g["d_model"] // g["heads"])
+        named = zip(("heads", "length", "width"), shape, strict=True)
+        shapes.setdefault(shape, {"scale": scale, **dict(named)})
     return Check(
         campaign=matrix.name,
         backend=matrix.section.systems.flash if matrix.section.systems else o["backends"]["full"],
         linear=o["backends"]["linear"],
-        shapes=tuple(shapes),
+        shapes=tuple(shapes.values()),
         draws=16,
         gradients=tuple(sides),
         gradient_scales=tuple(at),

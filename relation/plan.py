@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 # The kinds of records of which a shipped one spares a job.
-_SHIPPED = ("runs", "steps", "complexity", "decode", "recall", "checks")
+_SHIPPED = ("runs", "steps", "complexity", "decode", "recall", "gradients")
 # The name of the variation of a campaign that changes nothing.
 UNCHANGED = "base"
 
@@ -133,7 +133,7 @@ class Campaign:
         for recall in self.recall:
             if recall.hash not in done["recall"]:
                 found[f"recall/{recall.mixer}.parquet"] = recall.hash
-        if self.check and self.check.hash not in done["checks"]:
+        if self.check and self.check.hash not in done["gradients"]:
             found |= {f"check/{n}.parquet": self.check.hash for n in ("operators", "gradients")}
         return {f"data/{name}/data.parquet": self.data[name].hash for name in used} | found
 

@@ -366,7 +366,7 @@ def test_shipped_rows_are_whole(path: Path) -> None:
     assert (last == runs.set_index(records.RUN_KEY)["trained_tokens"].reindex(last.index)).all()
 
 
-@pytest.mark.parametrize("campaign", ["books", "readings", "anchor"])
+@pytest.mark.parametrize("campaign", ["books", "readings", "anchor", "fair"])
 def test_no_shipped_run_is_made_again(campaign: str) -> None:
     records.published_hashes.cache_clear()
     planned = plan.load({"campaign": campaign})

@@ -1,0 +1,77 @@
+"""A trained run as a folder that transformers loads."""
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from relation import records
+from relation.data.tokenizer import END_OF_TEXT, load_tokenizer
+from relation.errors import InputError
+from relation.hf.modeling import RelationForCausalLM
+from relation.train.checkpoint import load_model
+
+if TYPE_CHECKING:
+    from relation.jobs import Run
+
+_CARD = """---
+library_name: transformers
+---
+# {title}
+
+{parameters:,} parameters, layers {layout}, trained on {tokens:,} tokens of {corpus}, seed {seed}:
+{nll:.4f} nat/token on its validation split. Run {name} of campaign {campaign},
+specification {hash}, commit {commit}, {device}.
+
+```python
+import relation.hf
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("{folder}")
+tokenizer = AutoTokenizer.from_pretrained("{folder}")
+```
+"""
+
+
+def export(run: "Run", checkpoint: Path, tokenizer: Path, folder: Path) -> None:
+    """Write config, weights, tokenizer and a model card of a run's checkpoint to a new folder.
+
+    Raises InputError where `folder` is there already; it appears complete or not at all.
+    """
+    if folder.exists():
+        raise InputError(f"{folder} is there already; name a folder that is not")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    end = load_tokenizer(tokenizer).token_to_id(END_OF_TEXT)
+    special = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), end)
+    about = {
+        "tokenizer_class": "PreTrainedTokenizerFast",  # by the name that every version knows
+        **dict.fromkeys(("bos_token", "eos_token", "pad_token"), END_OF_TEXT),
+        "padding_side": "left",
+        "model_input_names": ["input_ids", "attention_mask"],
+        "model_max_length": run.context,
+        "clean_up_tokenization_spaces": False,
+    }
+    row = records.read(checkpoint.with_name("run.parquet"), "runs").iloc[0]
+    card = _CARD.format(
+        title=f"{run.variant} at {run.scale}",
+        parameters=row["parameters"],
+        layout=row["layout"],
+        tokens=row["trained_tokens"],
+        nll=row["final_nll"],
+        folder=folder,
+        name=run.name,
+        **{name: row[name] for name in ("corpus", "seed", "campaign", "hash", "commit", "device")},
+    )
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as temporary:
+        made = Path(temporary) / folder.name
+        model = load_model(checkpoint, torch.device("cpu"))
+        RelationForCausalLM.of(model, **special).save_pretrained(made)
+        shutil.copy(tokenizer, made / "tokenizer.json")
+        (made / "tokenizer_config.json").write_text(json.dumps(about, indent=2) + "\n")
+        (made / "README.md").write_text(card)
+        for path in made.glob("*.safetensors"):  # which lets nobody but its owner read them
+            path.chmod((made / "README.md").stat().st_mode)
+        made.rename(folder)

@@ -1,0 +1,106 @@
+"""The commands: what they print, and bad input in one line."""
+
+import json
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+from relation import plan
+from relation.cli import main
+
+RUN = "10M-mini/base/full/42"
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to work in."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def said(capsys: pytest.CaptureFixture, *arguments: str, status: int = 0) -> str:
+    """What a command prints; of a refused one, the line on standard error."""
+    assert main(list(arguments)) == status
+    captured = capsys.readouterr()
+    if status:
+        assert captured.err.startswith("error: ") and captured.err.count("\n") == 1, captured.err
+        return captured.err
+    return captured.out
+
+
+@pytest.mark.parametrize(
+    "arguments, line",
+    [
+        (["trian"], "invalid choice: 'trian'"),
+        (["plan", "--confg", "x"], "unrecognized arguments: --confg"),
+        (["plan", "campaign"], "'campaign' is no choice; give KEY=VALUE"),
+        (["plan", "campaign=smok"], "did you mean 'smoke'?"),
+        (["plan", "--config", "nowhere.yaml"], "no configuration file nowhere.yaml"),
+        (["train", "10M/full/42"], "has no run '10M/full/42'; an address is SCALE/VARIATION/"),
+        (["prepare", "sample-5"], "has no data 'sample-5'; choose among sample-512, sample-1024"),
+        (["bench", "fixed/9M"], "campaign smoke has no benchmark fixed/9M"),
+        (["recall", "gla"], "campaign smoke has no recall of 'gla'"),
+        (["length", "10M/rate-1/full/142", "campaign=fair"], "has no section `length`"),
+        (["check", "campaign=fair"], "campaign fair has no checks"),
+        (["diagnose", RUN], "has no results/smoke/runs/10M-mini/base/full/42/model.safetensors"),
+        (["generate", RUN, "--prompt", "Once"], "make it with `snakemake --cores all --config"),
+        (["export", RUN, "--folder", "x"], "has no results/smoke/runs/10M-mini/base/full/42/model"),
+        (["train", RUN], "results/smoke/data/sample-512"),
+        (["train", RUN, "--hash", "0123456789abcdef"], "planned was 0123456789abcdef"),
+    ],
+)
+def test_bad_input_is_refused_in_a_line(capsys, arguments: list[str], line: str) -> None:
+    assert line in said(capsys, *arguments, status=2)
+
+
+def test_a_damaged_record_is_named(capsys, elsewhere: Path) -> None:
+    record = elsewhere / f"results/smoke/runs/{RUN}/run.parquet"
+    record.parent.mkdir(parents=True)
+    record.write_bytes(b"PAR1 and no more")
+    for command in ("status", "plan"):
+        assert f"{RUN}/run.parquet" in said(capsys, command, status=2)
+
+
+def test_plan_prices_what_is_to_be_made(capsys) -> None:
+    choices = ("scales=10M-mini", "seeds=42", "variants=mha,full", "variations=base")
+    text = said(capsys, "plan", "--runs", *choices)
+    assert "2 train, 2 diagnose" in text and "1 prepare" in text
+    assert plan.load({"campaign": "smoke"}).run(RUN).hash in text
+    assert "h of one core" in text and "GiB" in text
+
+
+def test_status_tells_how_far_each_run_is(capsys, elsewhere: Path) -> None:
+    campaign = plan.load({"campaign": "tiny"})
+    log = elsewhere / f"results/tiny/logs/train/{RUN}.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("10M-mini: 128/600 tokens (21%)\n")
+    log.with_name("43.log").write_text("Traceback\nerror: the disk is full\n")
+    lines = said(capsys, "status", "campaign=tiny", "variants=full").splitlines()
+    assert lines[0].split()[1] == "begun" and "128/600" in lines[0]
+    assert lines[1].split()[1] == "failed" and "the disk is full" in lines[1]
+    assert lines[2] == f"{campaign.title}: 1 begun, 1 failed"
+
+
+def test_config_prints_every_section(capsys) -> None:
+    text = said(capsys, "config")
+    for section in ("Choice", "Campaign", "Options", "Corpus", "Variation", "Systems", "Recall"):
+        assert f"## {section}\n" in text
+
+
+def test_help_lists_few_commands(capsys) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    text = capsys.readouterr().out.partition("COMMAND\n")[2]
+    commands = [line.split()[0] for line in text.splitlines() if line.startswith("    ")]
+    assert {"plan", "train", "report"} <= set(commands) and len(commands) <= 16
+
+
+def test_a_resolved_configuration_is_a_configuration(capsys, elsewhere: Path) -> None:
+    campaign = plan.load({"campaign": "tiny", "vary": "learning_rate=2e-2"})
+    path = elsewhere / "resolved.json"
+    campaign.write_settings(path)
+    assert json.loads(path.read_text())["campaign"] == "tiny"
+    text = said(capsys, "plan", "--config", str(path), "--runs")
+    assert "10M-mini/learning_rate=2e-2/full/42" in text
+    assert (ROOT / "config.yaml").exists()

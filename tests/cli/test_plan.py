@@ -1,0 +1,232 @@
+"""What a configuration plans: identities of runs, variations, choices, and what is refused."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from conftest import ROOT, refusal
+
+from relation import config, plan, records
+from relation.variants import VARIANTS
+
+CAMPAIGNS = sorted(path.stem for path in (ROOT / "config").glob("*.yaml"))
+SHIPPED = sorted(
+    path.parent.name for path in (ROOT / "results/published").glob("*/runs.parquet")
+    if path.parent.name in CAMPAIGNS
+)  # fmt: skip
+
+
+def load(**choices) -> plan.Campaign:
+    return plan.load({"campaign": "smoke", **choices})
+
+
+def mine(tmp_path: Path, text: str) -> plan.Campaign:
+    """The campaign config/mine.yaml of a project that also has the shipped ones."""
+    shutil.copytree(ROOT / "config", tmp_path / "config", dirs_exist_ok=True)
+    (tmp_path / "config/mine.yaml").write_text(text)
+    (tmp_path / "config.yaml").write_text("campaign: mine\n")
+    return plan.load(tmp_path / "config.yaml")
+
+
+@pytest.mark.parametrize("name", CAMPAIGNS)
+def test_a_campaign_plans_each_run_once_under_its_own_name(name: str) -> None:
+    campaign = plan.load({"campaign": name})
+    assert campaign.runs == campaign.planned
+    assert len({run.hash for run in campaign.planned}) == len(campaign.planned)
+    assert len({run.name for run in campaign.planned}) == len(campaign.planned)
+    assert all(campaign.run(run.name) is run for run in campaign.planned)
+    assert len(campaign.columns) <= 4
+    assert {c.variation for c in campaign.columns} <= set(campaign.variations)
+    resolved = plan.load(campaign.settings)
+    assert [run.hash for run in resolved.planned] == [run.hash for run in campaign.planned]
+    assert resolved.hash == campaign.hash
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_no_shipped_run_is_to_be_made(name: str) -> None:
+    campaign = plan.load({"campaign": name})
+    shipped = records.read(ROOT / f"results/published/{name}/runs.parquet", "runs")
+    names = shipped[["scale", "variation", "variant", "seed"]].astype(str).agg("/".join, axis=1)
+    hashes = {run.name: run.hash for run in campaign.planned}
+    assert dict(zip(names, shipped["hash"], strict=True)).items() <= hashes.items()
+    files = campaign.files(records.published_hashes)
+    assert not {f"runs/{each}/run.parquet" for each in names} & files.keys()
+    if name in ("anchor", "readings"):
+        assert not [path for path in files if path.startswith(("runs", "flow", "length"))]
+
+
+def test_the_identities_of_runs_stay() -> None:
+    """A new option, at its default, makes no run new: change these for no reason but a new text."""
+    books, smoke = plan.load({"campaign": "books"}), plan.load({"campaign": "smoke"})
+    assert books.run("10M/nearest/full/42").hash == "dfcf904e73c9ef12"
+    assert books.run("30M/gpt2/hybrid/43").hash == "4b48e086498c80d0"
+    assert smoke.run("100M-mini/base/mha/44").hash == "fb4efe3d674ff85f"
+
+
+def test_a_hash_holds_what_determines_the_result_and_nothing_else() -> None:
+    run = load().run("10M-mini/base/full/42")
+    elsewhere = replace(
+        run, campaign="x", scale="y", variation="z", device="cuda", compile=True, further=True,
+        backends={"full": "flash"}, checkpoint_seconds=1.0, checkpoint_tokens=None, probes=3,
+        deterministic=True, divergence="record", data=replace(run.data, path="/x", title="y"),
+    )  # fmt: skip
+    assert elsewhere.hash == run.hash
+    others = [
+        {"seed": 43}, {"learning_rate": 1e-3}, {"adam_eps": 1e-8}, {"precision": "bf16"},
+        {"document_mask": "documents"}, {"decay_vectors": True}, {"init_key": "full"},
+        {"model": replace(run.model, init_std=0.1)},
+        {"data": replace(run.data, fingerprint="0" * 64)},
+        {"data": replace(run.data, document_characters=700)},
+    ]  # fmt: skip
+    assert len({replace(run, **other).hash for other in others} | {run.hash}) == len(others) + 1
+    # What is measured on a checkpoint is another identity.
+    assert replace(run, flow_length=8).hash == run.hash
+    assert replace(run, flow_length=8).flow_hash != run.flow_hash
+    assert replace(run, seed=43).flow_hash != run.flow_hash
+
+
+def test_an_option_is_set_by_campaign_scale_override_and_variation_in_turn(tmp_path) -> None:
+    campaign = mine(tmp_path, """
+base: smoke
+adam_eps: 1e-3
+systems: null
+scales:
+  10M-mini: {adam_eps: 2e-3, overrides: {full: {adam_eps: 3e-3}}}
+  30M-mini: {variants: [mha, full]}
+  100M-mini: null
+variations:
+  as-is: {}
+  other: {scales: [10M-mini], variants: [full], seeds: [7], adam_eps: 4e-3}
+""")  # fmt: skip
+    eps = {run.name: run.adam_eps for run in campaign.planned}
+    assert eps["10M-mini/as-is/mha/42"] == 2e-3
+    assert eps["10M-mini/as-is/full/42"] == 3e-3
+    assert eps["30M-mini/as-is/full/42"] == 1e-3
+    assert [name for name in eps if "/other/" in name] == ["10M-mini/other/full/7"]
+    assert eps["10M-mini/other/full/7"] == 4e-3
+    assert campaign.options("10M-mini", "other")["adam_eps"] == 4e-3
+
+
+def test_combined_variations_have_joined_names_and_can_be_changed_singly(tmp_path) -> None:
+    campaign = mine(
+        tmp_path,
+        """
+base: smoke
+cross:
+- {low: {learning_rate_factor: 0.5}, high: {learning_rate_factor: 2.0}}
+- {a: {}, b: {scale_residual_init: true}}
+variations: {high-b: {seeds: [7]}, alone: {d_ff: 64}}
+""",
+    )
+    assert list(campaign.variations) == ["low-a", "low-b", "high-a", "high-b", "alone"]
+    run = campaign.run("10M-mini/high-b/full/7")
+    assert run.learning_rate == pytest.approx(2.4e-2) and run.model.scale_residual_init
+
+
+def test_a_one_off_changes_the_first_chosen_variation() -> None:
+    campaign = load(scales="10M-mini", variations="gpt2", vary="learning_rate=2e-2 layers=2")
+    run = campaign.run("10M-mini/learning_rate=2e-2+layers=2/full/42")
+    assert (run.learning_rate, run.model.layers, run.adam_eps) == (2e-2, 2, 1e-8)
+    assert campaign.columns[-1].variation == run.variation
+    assert {each.variation for each in campaign.runs} == {"gpt2", run.variation}
+
+
+def test_choices_restrict_runs_and_benchmarks() -> None:
+    campaign = load(scales="10M-mini", seeds=42, variants="mha,full", variations=["base"])
+    names = [run.name for run in campaign.runs]
+    assert names == ["10M-mini/base/mha/42", "10M-mini/base/full/42"]
+    assert {bench.scale for bench in campaign.benchmarks} == {"10M-mini"}
+    assert {each.mixer for each in campaign.recall} == {"mha", "full"}
+    assert len(campaign.planned) == len(load().planned) > 36
+
+
+def test_smoke_trains_the_whole_matrix() -> None:
+    runs = [run for run in load().planned if run.variation == "base"]
+    assert len(runs) == 36
+    assert {run.variant for run in runs} == {v.name for v in VARIANTS.values()} & {
+        run.variant for run in plan.load({"campaign": "paper"}).planned
+    }
+
+
+def test_pairs_beyond_the_matrix_are_trained_and_not_diagnosed() -> None:
+    campaign = plan.load({"campaign": "books"})
+    matrix, further = campaign.run("10M/nearest/full/42"), campaign.run("10M/nearest/full/72")
+    assert campaign.is_diagnosed(matrix) and campaign.measures_length(matrix)
+    assert not campaign.is_diagnosed(further) and not campaign.measures_length(further)
+    assert not campaign.is_diagnosed(campaign.run("10M/nearest/no-count/42"))
+
+
+@pytest.mark.parametrize(
+    "choices, said",
+    [
+        ({"campaign": "smok"}, "unknown campaign 'smok'; did you mean 'smoke'?"),
+        ({"campagn": "smoke"}, "unknown key 'campagn'; did you mean 'campaign'?"),
+        ({"scales": "10M"}, "scales=10M: campaign smoke has no such scale"),
+        ({"seeds": "1"}, "seeds=1: campaign smoke has no such seed"),
+        ({"variations": "gpt-2"}, "choose among base, gpt2"),
+        ({"published": "maybe"}, "published: 'maybe' is not one of"),
+        ({"vary": "learning_rat=1"}, "unknown key 'learning_rat'; did you mean 'learning_rate'?"),
+        ({"vary": "learning_rate"}, "'learning_rate' is no KEY=VALUE"),
+        ({"vary": "learning_rate=-1"}, "learning_rate: -1 should be greater than 0"),
+        ({"corpus": "missing.txt"}, "corpus missing.txt does not exist"),
+        ({"variants": "linear", "scales": "10M-mini"}, "has no run left"),
+    ],
+)
+def test_a_wrong_choice_is_refused_in_a_line(choices: dict, said: str) -> None:
+    assert said in refusal(lambda: load(**choices))
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        (
+            "base: smoke\nmirco: 3\n",
+            "mine.yaml: top level: unknown key 'mirco'; did you mean 'micro'",
+        ),
+        ("base: smoke\nvariations: {x: {adm_eps: 1}}", "variations.x: unknown key 'adm_eps'; did"),
+        ("base: smoke\nscales: {10M-mini: {contxt: 3}}", "scales.10M-mini: unknown key 'contxt'"),
+        ("base: smoke\nsystems: {fixd: {}}", "systems: unknown key 'fixd'; did you mean 'fixed'?"),
+        ("base: smoke\nvariations: {x: 3}", "variations.x: 3 is no mapping"),
+        ("base: smoke\nbackends: {mha: cudn}", "backends.mha: 'cudn' is not one of"),
+        ("base: smoke\nbackends: {mha: cudnn}", "backend cudnn of mha needs a GPU"),
+        ("base: smoke\nd_model: 1.5", "d_model: 1.5 should be a valid integer"),
+        ("base: smoke\nadam_eps: .nan", "adam_eps: nan is not a finite number"),
+        ("base: smok", "unknown campaign 'smok' (base of mine); did you mean 'smoke'?"),
+        ("base: mine", "base 'mine' leads back to itself"),
+        ("base: smoke\nvariations: {x: {scales: [10M]}}", "variations.x.scales names '10M'"),
+        ("base: smoke\nvariations: {x: {corpus: y}}", "there is no corpus 'y'"),
+        ("base: smoke\nvariations: {x: {heads: 7}}", "not divisible by 7 heads"),
+        ("base: smoke\nvariations: {x: {micro: 3}}", "tokens an update, and tokens_per_update is"),
+        ("base: smoke\nvariations: {x: {warmup_tokens: 49000}}", "reach beyond the plateau"),
+        ("base: books\ndocument_mask: documents\nbackends: {mha: cudnn}", "keep documents apart"),
+        ("scales: {a: {context: 4}}", "scale a has no corpus; give it"),
+        ("base: smoke\nmicro: 4\nmicro: 4\n", "mine.yaml line 3 is not YAML: the key 'micro'"),
+        ("- a\n", "holds no mapping"),
+    ],
+)
+def test_a_wrong_campaign_is_refused_with_its_place(tmp_path, text: str, said: str) -> None:
+    assert said in refusal(lambda: mine(tmp_path, text))
+
+
+def test_texts_given_are_known_by_their_content(tmp_path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("Once upon a time.\n" * 50)
+    first = load(corpus=str(text)).run("10M-mini/base/full/42")
+    assert first.data.title == "text.txt" and first.data.validation_modulus is None
+    assert first.hash != load().run(first.name).hash
+    moved = text.rename(tmp_path / "moved.txt")
+    assert load(corpus=str(moved)).run(first.name).hash == first.hash
+    hub = load(corpus="owner/name").run(first.name)
+    assert hub.data.path is None and hub.data.source == {"streams": [{"path": "owner/name"}]}
+
+
+def test_every_key_is_explained() -> None:
+    reference = config.reference()
+    for section in (config.Options, config.CampaignSection, config.Choice, config.Corpus):
+        for name, field in section.model_fields.items():
+            assert field.description and f"| `{name}` | {field.description} |" in reference
+    assert set(yaml.safe_load((ROOT / "config.yaml").read_text())) == set(
+        config.Choice.model_fields
+    )

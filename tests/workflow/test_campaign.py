@@ -1,0 +1,180 @@
+"""The tiny campaign end to end, in a copy of the project, and what makes which job run again."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from conftest import copy_project, planned_jobs, run_module, snakemake
+
+from relation import plan, records
+
+pytestmark = pytest.mark.campaign
+TINY = ("--config", "campaign=tiny")
+RUN = "10M-mini/base/full/42"
+AGAIN = {"collect": 1, "report": 1}
+TRAINED = {"train": 4, "diagnose": 4, "length": 2, **AGAIN}
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project in which the tiny campaign has run; tests leave it as it is."""
+    folder = copy_project(tmp_path_factory.mktemp("tiny") / "project")
+    snakemake(folder, *TINY)
+    return folder
+
+
+@pytest.fixture
+def copy(project: Path, tmp_path: Path) -> Path:
+    """A copy of it that a test may change; dates are new, Snakemake's memory comes along."""
+    return shutil.copytree(project, tmp_path / "copy", copy_function=shutil.copy)
+
+
+def test_every_kind_of_record_is_made_and_carries_its_specification(project: Path) -> None:
+    campaign = plan.load(project / "results/tiny/campaign.json")
+    frames = records.load(project / "results/tiny")
+    for kind in (*records.FILES, "models"):
+        assert len(frames[kind]) or kind == "data", kind
+    runs = frames["runs"].set_index(["scale", "variation", "variant", "seed"])
+    assert len(runs) == len(campaign.planned) == 4
+    for run in campaign.planned:
+        row = runs.loc[(run.scale, run.variation, run.variant, run.seed)]
+        assert row["hash"] == run.hash
+        assert json.loads(row["specification"]) == run.specification()
+        assert row["trained_tokens"] == 600 and 3 < row["final_nll"] < 7
+    assert set(frames["flow"]["hash"]) == {run.flow_hash for run in campaign.planned}
+    assert set(frames["models"]["variant"]) == {"mha", "full"}
+    assert "Tiny" in (project / "results/tiny/report/index.html").read_text()
+
+
+def test_a_copied_or_touched_folder_and_edited_code_make_nothing_again(copy: Path) -> None:
+    assert planned_jobs(copy, *TINY) == {}
+    for name in ("data/sample-300/train.bin", f"runs/{RUN}/model.safetensors"):
+        (copy / "results/tiny" / name).touch()
+    for name in ("relation/train/run.py", "kernels/common.py", "workflow/rules/train.smk"):
+        with (copy / name).open("a") as file:
+            file.write("\n# An edit.\n")
+    assert planned_jobs(copy, *TINY) == {}
+    with (copy / "report/claims.py").open("a") as file:
+        file.write("\n# An edit.\n")
+    assert planned_jobs(copy, *TINY) == {"report": 1}
+
+
+def test_without_snakemakes_memory_nothing_is_trained_again(copy: Path) -> None:
+    shutil.rmtree(copy / ".snakemake")
+    (copy / "results/tiny/data/sample-300/data.parquet").touch()
+    assert not {"train", "prepare", "bench", "recall", "check"} & planned_jobs(copy, *TINY).keys()
+
+
+def test_a_changed_learning_rate_trains_its_own_runs_again(copy: Path) -> None:
+    tiny = copy / "config/tiny.yaml"
+    text = tiny.read_text()
+    own = "  base: {}\n  mine: {seeds: [42], variants: [full], learning_rate: 2.0e-2}\n"
+    tiny.write_text(text.replace("  base: {}\n", own))
+    one = {"train": 1, "diagnose": 1, "length": 1, **AGAIN}
+    assert planned_jobs(copy, *TINY) == one
+    target = "results/tiny/runs/10M-mini/mine/full/42/run.parquet"
+    snakemake(copy, *TINY, "--", target)
+    assert planned_jobs(copy, *TINY) == {"diagnose": 1, "length": 1, **AGAIN}
+    tiny.write_text(tiny.read_text().replace("2.0e-2", "3.0e-2"))
+    assert planned_jobs(copy, *TINY) == one
+    # Without memory Snakemake does not know; `collect` refuses the run of the other rate.
+    shutil.rmtree(copy / ".snakemake")
+    done = snakemake(copy, *TINY, check=False)
+    assert done.returncode and f"{Path(target)} has the specification" in done.stdout
+
+
+def test_one_seed_or_one_rule_is_asked_for_again(project: Path) -> None:
+    target = f"results/tiny/runs/{RUN}/run.parquet"
+    one = {"train": 1, "diagnose": 1, "length": 1, **AGAIN}
+    assert planned_jobs(project, *TINY, "-R", target, "--", "all") == one
+    assert planned_jobs(project, *TINY, "-R", "train", "--", "all") == TRAINED
+
+
+def test_a_one_off_is_a_variation_of_that_name(project: Path) -> None:
+    vary = ("--config", "campaign=tiny", "seeds=42", "variants=full", "vary=learning_rate=2e-2")
+    output = snakemake(project, "--dry-run", *vary).stdout
+    assert "runs/10M-mini/learning_rate=2e-2/full/42/run.parquet" in output
+    assert planned_jobs(project, *vary)["train"] == 1
+
+
+def test_what_is_shipped_is_not_made_again_and_is_in_the_report(copy: Path) -> None:
+    done = run_module(copy, "relation", "publish", "campaign=tiny")
+    assert done.returncode == 0, done.stdout
+    before = records.load(copy / "results/tiny")
+    shutil.rmtree(copy / "results/tiny")
+    assert planned_jobs(copy, *TINY) == AGAIN
+    assert planned_jobs(copy, *TINY, "published=false")["train"] == 4
+    other = planned_jobs(copy, *TINY, "vary=gradient_clip=0.5")
+    assert other["train"] == 4 and "bench" not in other
+    snakemake(copy, *TINY)
+    after = records.load(copy / "results/tiny")
+    assert len(before["runs"]) == 4
+    for kind in ("runs", "losses", "flow", "steps", "recall", "gradients"):
+        pd.testing.assert_frame_equal(before[kind], after[kind], check_like=True)
+    said = run_module(copy, "relation", "plan", "campaign=tiny").stdout
+    assert "4 of them are shipped" in said and "Nothing is to be made" in said
+
+
+def test_a_job_refuses_another_specification_and_says_so_in_a_line(project: Path) -> None:
+    for command in (("train", RUN), ("diagnose", RUN), ("bench", "matched/10M-mini"), ("check",)):
+        done = run_module(project, "relation", *command, "campaign=tiny", "--hash", "0" * 16)
+        assert done.returncode == 2, done.stdout
+        assert done.stdout.startswith("error: ") and done.stdout.count("\n") == 1
+
+
+def test_texts_of_the_users_own_are_read_or_refused_before_the_first_job(copy: Path) -> None:
+    text = copy / "text.txt"
+    text.write_text("Too short.\n")
+    refused = snakemake(copy, *TINY, f"corpus={text}", check=False)
+    assert refused.returncode and "error: " in refused.stdout
+    assert "Traceback" not in refused.stdout and "rule prepare" not in refused.stdout
+    missing = snakemake(copy, *TINY, "corpus=missing.txt", check=False)
+    assert missing.returncode and "error: corpus missing.txt does not exist" in missing.stdout
+    sample = pd.read_parquet(copy / "relation/data/sample/train.parquet")["text"]
+    text.write_text("\n\n".join(sample)[:400_000])
+    # Other texts are other runs, also where the old ones lie.
+    target = f"results/tiny/runs/{RUN}/run.parquet"
+    snakemake(copy, *TINY, f"corpus={text}", "--", target)
+    (row,) = records.read(copy / target, "runs").to_dict("records")
+    assert (
+        row["corpus"] == "text.txt" and row["hash"] != plan.load({"campaign": "tiny"}).run(RUN).hash
+    )
+
+
+def test_a_killed_campaign_goes_on_to_the_same_bits(copy: Path) -> None:
+    vary = "vary=budget_tokens=40000 checkpoint_seconds=0.1"
+    choice = ("--config", "campaign=tiny", "seeds=42", "variants=full", vary)
+    name = "10M-mini/budget_tokens=40000+checkpoint_seconds=0.1/full/42"
+    target = f"results/tiny/runs/{name}/run.parquet"
+    command = [sys.executable, "-m", "snakemake", *choice, "--", target]
+    environment = {**os.environ, "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"}
+    with (copy / "killed.log").open("w") as log:
+        killed = subprocess.Popen(
+            command, cwd=copy, env=environment, stdout=log, stderr=log, start_new_session=True
+        )
+    try:
+        deadline = time.monotonic() + 120
+        while not list((copy / "results/tiny/work").glob("*.safetensors")):
+            assert killed.poll() is None and time.monotonic() < deadline
+            time.sleep(0.02)
+    finally:
+        os.killpg(killed.pid, signal.SIGKILL)
+        killed.wait()
+    assert not (copy / target).exists()
+    snakemake(copy, *choice, "--unlock")
+    snakemake(copy, *choice, "--", target)
+    assert "goes on at update" in (copy / f"results/tiny/logs/train/{name}.log").read_text()
+    resumed = {n: (copy / f"results/tiny/runs/{name}/{n}") for n in ("model.safetensors",)}
+    weights = {n: path.read_bytes() for n, path in resumed.items()}
+    losses = records.read(copy / target.replace("run.p", "losses.p"), "losses")
+    snakemake(copy, *choice, "-f", target)
+    assert weights == {n: path.read_bytes() for n, path in resumed.items()}
+    again = records.read(copy / target.replace("run.p", "losses.p"), "losses")
+    pd.testing.assert_series_equal(losses["loss"], again["loss"])
