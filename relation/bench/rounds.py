@@ -207,6 +207,8 @@ def _serve(side: Any, pipe: Any, threads: int, parent: int) -> None:
         if isinstance(answer, Failure) or question == "release":
             reclaim()  # the others wait for this memory
         pipe.send(answer)
+        if isinstance(answer, Failure) and "CUDA error" in answer.reason:
+            return  # nothing works on the device any more; the next question starts anew
 
 
 class Process:

@@ -1,0 +1,195 @@
+"""The protocol of every benchmark: a process a side, turns, and a side that fails."""
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from relation.bench.rounds import (
+    Answers,
+    Conditions,
+    Sides,
+    Timer,
+    median_columns,
+    median_interval,
+    ratio_columns,
+)
+from relation.errors import InputError
+
+CPU = torch.device("cpu")
+
+
+@dataclass
+class Planted:
+    """A side of 1, 2, 3 ... seconds a round, which meets something in one of its questions."""
+
+    what: str = ""
+    where: str = "prepare"
+    after: int = 0
+    counted: int = 0
+
+    def _meet(self, question: str) -> None:
+        if question != self.where or self.counted < self.after:
+            return
+        if self.what == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif self.what == "exit":
+            os._exit(3)
+        elif self.what == "memory":
+            raise torch.OutOfMemoryError("Tried to allocate 20.00 GiB.\nMore lines")
+        elif self.what == "handle":
+            raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate")
+        elif self.what == "absent":
+            raise InputError("no such library; install it")
+        elif self.what == "bug":
+            raise ValueError("a bug")
+
+    def prepare(self) -> dict:
+        self._meet("prepare")
+        return {"pid": os.getpid(), "threads": torch.get_num_threads()}
+
+    def seconds(self, measure: str) -> float:
+        self._meet("seconds")
+        self.counted += 1
+        return float(self.counted)
+
+    def proof(self) -> dict:
+        self._meet("proof")
+        return {"proven": True}
+
+    def release(self) -> None:
+        self.counted = 0
+
+
+@dataclass
+class Crowded(Planted):
+    """A device that holds one process: it knows the others by their files in a folder."""
+
+    folder: str = ""
+
+    def prepare(self) -> dict:
+        open(os.path.join(self.folder, str(os.getpid())), "w").close()
+        time.sleep(0.3)
+        alive = [pid for pid in os.listdir(self.folder) if os.path.exists(f"/proc/{pid}")]
+        if len(alive) > 1:
+            raise torch.OutOfMemoryError("full")
+        return {}
+
+    def release(self) -> None:
+        for pid in os.listdir(self.folder):
+            if int(pid) == os.getpid():
+                os.remove(os.path.join(self.folder, pid))
+
+
+def together(rounds: int = 6, **sides) -> dict[str, Answers]:
+    with Sides(sides, Conditions(CPU)) as processes:
+        return processes.compare((), ["update"], rounds, warm_rounds=0)
+
+
+def test_each_side_has_its_own_process_which_ends():
+    found = together(one=Planted(), two=Planted())
+    pids = {answers.facts["pid"] for answers in found.values()}
+    assert len(pids) == 2 and os.getpid() not in pids
+    for answers in found.values():
+        assert answers.samples == {"update": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]}
+        assert answers.facts["proven"] and not answers.failures and not answers.alone
+        assert answers.facts["threads"] == torch.get_num_threads()
+        assert answers.status("update") == {"status": "PASS", "reason": None}
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+@pytest.mark.parametrize(
+    ("planted", "status", "told"),
+    [
+        (Planted("kill"), "FAILED", "killed as the system does when memory runs out"),
+        (Planted("kill", "seconds", 2), "FAILED", "in its seconds (after 2 of 6 rounds)"),
+        (Planted("kill", "proof"), "FAILED", "in its proof"),
+        (Planted("exit"), "FAILED", "its process ended with status 3 in its prepare"),
+        (Planted("memory", "seconds", 3), "OOM", "20.00 GiB. (after 3 of 6 rounds)"),
+        (Planted("handle"), "OOM", "ALLOC_FAILED"),
+        (Planted("absent"), "UNAVAILABLE", "no such library; install it"),
+        (Planted("bug"), "FAILED", "ValueError: a bug"),
+    ],
+)
+def test_what_one_side_meets_the_others_do_not_feel(planted, status, told):
+    found = together(steady=Planted(), planted=planted)
+    assert found["steady"].samples["update"] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+    failure = found["planted"].failures["update"]
+    assert failure.status == status and told in failure.reason and "\n" not in failure.reason
+    assert found["planted"].samples == {}
+
+
+def test_a_side_that_died_starts_anew_with_the_next_comparison():
+    with Sides({"side": Planted("kill", "seconds", 3)}, Conditions(CPU)) as processes:
+        first = processes.compare((), ["update"], 6, 0)["side"]
+        second = processes.compare((), ["update"], 2, 0)["side"]
+    assert first.failures["update"].status == "FAILED"
+    assert second.samples == {"update": [1.0, 2.0]}
+
+
+def test_what_does_not_fit_beside_others_is_measured_alone(tmp_path):
+    found = together(**{name: Crowded(folder=str(tmp_path)) for name in ("one", "two")})
+    assert all(len(answers.samples["update"]) == 6 for answers in found.values())
+    assert any(answers.alone for answers in found.values())
+
+
+def test_warm_rounds_do_not_count():
+    with Sides({"side": Planted()}, Conditions(CPU)) as processes:
+        found = processes.compare((), ["update"], 3, warm_rounds=2)["side"]
+    assert found.samples == {"update": [3.0, 4.0, 5.0]}
+
+
+@pytest.mark.parametrize(
+    ("n", "ranks"),  # of printed tables; few values allow no interval
+    [(1, None), (5, None), (6, (1, 6)), (8, (1, 8)), (9, (2, 8)), (10, (2, 9)), (50, (18, 33))],
+)
+def test_the_interval_of_a_median_is_two_order_statistics(n, ranks):
+    assert median_interval([float(v) for v in range(n, 0, -1)]) == ranks
+
+
+def test_medians_and_ratios_by_round():
+    values = [float(v) for v in range(1, 7)]
+    assert median_columns("x", values) == {"x": 3.5, "x_low": 1.0, "x_high": 6.0}
+    assert median_columns("x", []) == {"x": None, "x_low": None, "x_high": None}
+    ours, subject = (Answers(samples={"m": [k * v for v in values]}) for k in (2, 1))
+    ratio = {"ratio": 2.0, "ratio_low": 2.0, "ratio_high": 2.0}
+    assert ratio_columns(ours, subject, "m") == ratio
+    none = dict.fromkeys(ratio)
+    assert ratio_columns(ours, Answers(), "m") == none
+    ours.alone = True
+    assert ratio_columns(ours, subject, "m") == none | {"ratio": 2.0}
+
+
+def test_a_call_is_timed_long_enough():
+    calls = []
+
+    def call() -> None:
+        calls.append(None)
+        time.sleep(1e-4)
+
+    timer = Timer(CPU, call, least_calls=3)
+    before = len(calls)
+    assert 1e-4 < timer.seconds() < 1e-1
+    assert len(calls) - before == timer.calls >= 3
+    assert timer.host_seconds() > 1e-4
+
+
+@pytest.mark.gpu
+def test_conditions_of_a_gpu_are_read():
+    conditions = Conditions(torch.device("cuda", 0))
+    conditions.look()
+    found = conditions.columns()
+    assert found["driver"] and found["sm_clock"] <= found["sm_clock_limit"]
+
+
+@pytest.mark.gpu
+def test_a_replayed_graph_takes_the_time_of_its_calls():
+    device = torch.device("cuda", 0)
+    x = torch.randn(4096, 4096, device=device, dtype=torch.bfloat16)
+    once, thrice = Timer(device, lambda: x @ x), Timer(device, lambda: x @ x @ x @ x)
+    assert 2 < thrice.seconds() / once.seconds() < 4.5

@@ -1,0 +1,140 @@
+"""Whole updates of a miniature campaign on a CPU, and the proof of which kernels ran."""
+
+import numpy as np
+import pytest
+import torch
+
+from relation import records
+from relation.bench import steps
+from relation.bench.steps import Updates, check_kernels, groups_of
+from relation.errors import InputError, RunError
+from relation.jobs import Bench, Side
+from relation.variants import ModelConfig
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+OPTIMIZER = {
+    "learning_rate": 1e-2, "betas": (0.9, 0.95), "eps": 1e-5, "weight_decay": 0.1,
+    "decay_embedding": True, "decay_vectors": False, "gradient_clip": 1.0,
+}  # fmt: skip
+
+
+def side(variant: str, backend: str, context: int = 16, name: str | None = None, **rest) -> Side:
+    shape = {
+        "layers": 4 if variant == "hybrid" else 2,
+        "d_model": 32,
+        "heads": 2,
+        "d_ff": 48,
+        "vocab_size": 64,
+    }
+    model = ModelConfig.for_variant(variant, **shape)
+    return Side(
+        side=name or variant, variant=variant, backends={variant: backend}, model=model,
+        context=context, micro=2, accumulation=2, **rest,
+    )  # fmt: skip
+
+
+def bench(*sides: Side, benchmark: str = "matched", rounds: int = 6, **changes) -> Bench:
+    given = {
+        "campaign": "test", "variation": "base", "benchmark": benchmark, "scale": "10M-mini",
+        "sides": sides, "optimizer": OPTIMIZER, "rounds": rounds, "warmup_updates": 2,
+        "measured_updates": 1, "precision": "fp32", "compile": False, "device": "cpu",
+    }  # fmt: skip
+    return Bench(**given | changes)
+
+
+def measured(spec: Bench, folder, *given):
+    path = folder / "steps.parquet"
+    steps.measure(spec, path, *given)
+    return records.read([path], "steps")
+
+
+def test_updates_are_timed_and_their_kernels_proven(tmp_path):
+    spec = bench(side("mha", "flash"), side("full", "tiled", position=1))
+    rows = measured(spec, tmp_path)
+    assert list(rows["side"]) == ["mha", "full"] and set(rows["status"]) == {"PASS"}
+    assert set(rows["hash"]) == {spec.hash} and set(rows["tokens"]) == {"random"}
+    assert list(rows["position"]) == [0, 1] and list(rows["backend"]) == ["flash", "tiled"]
+    for row in rows.to_dict("records"):
+        assert row["measured_updates"] == 6 and len(row["samples"]) == 6 and not row["alone"]
+        low, high = row["tokens_per_second_low"], row["tokens_per_second_high"]
+        assert min(row["samples"]) == low <= row["tokens_per_second"] <= high
+        assert row["raw_tokens_per_second"] > 0
+    flash, plain = rows["kernels"]
+    assert any("flash_attention" in kernel for kernel in flash) and not len(plain)
+
+
+def test_the_corpus_is_read_where_it_is_given(tmp_path):
+    ids = np.random.default_rng(0).integers(0, 64, 200).astype("<u2")
+    ids.tofile(tmp_path / "train.bin")
+    rows = measured(bench(side("mha", "flash"), rounds=1), tmp_path, tmp_path)
+    assert list(rows["tokens"]) == ["corpus"] and np.isnan(rows["tokens_per_second_low"][0])
+    spec = bench(side("mha", "flash"))
+    with pytest.raises(InputError, match="missing or empty"):
+        steps.measure(spec, tmp_path / "x.parquet", tmp_path / "absent")
+    assert not (tmp_path / "x.parquet").exists()
+
+
+def test_what_a_side_cannot_do_is_its_rows_status(tmp_path):
+    spec = bench(side("mha", "flash"), side("mha", "cudnn", name="mha-cudnn"), rounds=1)
+    rows = measured(spec, tmp_path).set_index("side")
+    assert rows.loc["mha", "status"] == "PASS"
+    assert rows.loc["mha-cudnn", "status"] == "UNAVAILABLE"
+    assert "cudnn" in rows.loc["mha-cudnn", "reason"].lower()
+    assert np.isnan(rows.loc["mha-cudnn", "tokens_per_second"])
+
+
+def test_contexts_that_fit_together_are_measured_together(tmp_path):
+    sides = [side("linear", "chunked", T, f"T={T}") for T in (8, 16, 32, 64, 128)]
+    assert [[s.context for s in group] for group in groups_of(sides)] == [
+        [8, 16],
+        [32],
+        [64],
+        [128],
+    ]
+    rows = measured(bench(*sides[:2], benchmark="linear-long", rounds=1), tmp_path)
+    assert list(rows["context"]) == [8, 16] and set(rows["status"]) == {"PASS"}
+
+
+def test_a_loss_that_is_not_finite_is_an_error():
+    given = side("mha", "flash")
+    wild = OPTIMIZER | {"learning_rate": float("inf")}
+    update = Updates(
+        given.model, "mha", {"mha": "flash"}, wild, "fp32", False, 16, 2, 1, 3, 1, CPU
+    )  # fmt: skip
+    with pytest.raises(RunError, match="the loss is nan"):
+        update.prepare()
+
+
+@pytest.mark.parametrize(
+    ("operator", "backend", "device", "kernels", "told"),
+    [
+        ("mha", "flash", CUDA, ["pytorch_flash::flash_fwd_kernel"], None),
+        ("mha", "flash", CUDA, ["cudnn_generated_sdpa_flash_fwd"], "cudnn_generated"),
+        ("mha", "cudnn", CUDA, ["cudnn_generated_sdpa_flash_fwd"], None),
+        ("mha", "flash", CUDA, [], "no kernel of its name ran"),
+        ("full", "flash", CUDA, ["hopper_forward_kernel", "p1_kernel"], None),
+        ("full", "flash", CUDA, ["forward_kernel", "flash_fwd_kernel"], "flash_fwd_kernel ran"),
+        ("full", "reference", CUDA, ["fmha_cutlass"], "fmha_cutlass ran"),
+        ("full", "reference", CUDA, [], None),
+        ("linear", "flash", CUDA, ["prepare_kernel", "mixed_output_kernel"], None),
+        ("full", "tiled", CPU, ["aten::_scaled_dot_product_x"], "ran"),
+    ],
+)
+def test_another_kernel_than_the_one_asked_for_is_an_error(
+    operator, backend, device, kernels, told
+):
+    if told is None:
+        check_kernels(operator, backend, device, kernels)
+        return
+    with pytest.raises(RunError, match=told):
+        check_kernels(operator, backend, device, kernels)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("compile", [False, True])
+def test_updates_on_a_gpu(tmp_path, compile):
+    sides = side("mha", "flash"), side("full", "flash"), side("linear", "flash")
+    rows = measured(bench(*sides, precision="bf16", compile=compile, device="cuda"), tmp_path)
+    assert set(rows["status"]) == {"PASS"}, list(rows["reason"])
+    assert (rows["allocated_gib"] > 0).all() and (rows["reserved_gib"] > 0).all()
+    assert all(len(kernels) for kernels in rows["kernels"])
