@@ -1,0 +1,119 @@
+"""What a reader sees of a table: HTML, LaTeX and CSV."""
+
+import re
+import shutil
+import subprocess
+
+import pandas as pd
+import pytest
+from test_tables import PLAN, pairs_of, paper_runs, records, run
+
+from report import render, table, tables
+from report.data import Setting
+from report.paper import SEEDS
+
+A, B = Setting("made", title="Nearest & best_1"), Setting("made", "other", title="Other")
+MAIN = next(each for each in tables.PAPER if each.label == "main-results")
+
+
+@pytest.fixture(scope="module")
+def cells() -> pd.DataFrame:
+    """Two settings: one with the pairs of 10M, one with nothing."""
+    ours = records(PLAN, runs=pairs_of([-0.045, -0.040, -0.039]) + paper_runs()[-3:])
+    found = table.cells([ours, records(PLAN)], tables.EVERY)
+    half = len(table.cells([ours], tables.EVERY))
+    assert half
+    names = []
+    for each in tables.EVERY:
+        sizes = [len(table.table_cells(each, one)) for one in (ours, records(PLAN))]
+        names += [A.name] * sizes[0] + [B.name] * sizes[1]
+    return found.assign(setting=names)
+
+
+def test_a_line_has_the_papers_value_ours_with_its_interval_and_the_difference(cells) -> None:
+    text = render.html(MAIN, cells, [A])
+    line = re.search(r">Δ \(nat/token\)</th>(.*?)</tr>", text, re.S)[1]
+    assert "−0.0412" in line and "−0.0413" in line and "[−0.04" in line and "−0.0001" in line
+    assert "sign agrees" in line
+    level = re.search(r">MHA NLL ↓ \(nat/token\)</th>(.*?)</tr>", text, re.S)[1]
+    assert "3.0000 ± 0.0000" in level and "1.6853 ± 0.0042" in level and "sign" not in level
+
+
+def test_values_lead_to_their_records_and_names_are_escaped(cells) -> None:
+    text = render.html(MAIN, cells, [A])
+    assert '<a class="behind" href="records.html#10M">' in text
+    assert "Nearest &amp; best_1" in text
+
+
+def test_a_gap_has_a_word_and_a_note(cells) -> None:
+    text = render.html(MAIN, cells, [A])
+    noted = re.search(r'not run<sup><a class="mark" href="#(note-main-results-\w+)"', text)
+    assert noted and f'id="{noted[1]}"' in text
+    assert "30M is not part of this setting" in text
+    assert "<td></td>" not in text.replace(" ", "")
+
+
+def test_a_setting_without_a_value_is_a_line_and_no_column(cells) -> None:
+    text = render.html(MAIN, cells, [A, B])
+    assert 'colspan="2" class="c">Other' not in text
+    assert "Other: nothing of this table (" in text
+
+
+def test_a_panel_that_the_paper_lacks_has_no_column_for_it(cells) -> None:
+    text = render.html(MAIN, cells, [A])
+    assert text.count(">Paper</th>") == 1 and "Conditions" in text
+
+
+@pytest.mark.parametrize(
+    "value, form, unit, text",
+    [
+        (-0.0413, "+.4f", "nat/token", "−0.0413"),
+        (0.00001, "+.2f", "1", "+1e−05".replace("+", "")),
+        (0.0, "+.4f", "1", "0.0000"),
+        (1234.5, ",.0f", "tok/s", "1,234"),
+        (28.567, ".2f", "%", "28.57%"),
+    ],
+)
+def test_numbers_print_with_a_true_minus_and_their_unit(value, form, unit, text) -> None:
+    assert render.number_text(value, form, unit) == text
+
+
+def test_latex_escapes_what_it_must(cells) -> None:
+    text = render.latex(MAIN, cells, [A])
+    assert r"Nearest \& best\_" in text and "8$\\times$48" in text
+    assert r"95\% interval" in text
+    body = text.split(r"\midrule")[1]
+    assert "−" not in body and "±" not in body
+
+
+def test_csv_holds_every_cell_of_every_setting(cells, tmp_path) -> None:
+    render.write(tables.EVERY, cells, [A], tmp_path)
+    found = pd.read_csv(tmp_path / "tables" / "main-results.csv")
+    assert set(found["setting"]) == {A.name, B.name}
+    assert {"n", "sd", "low", "high", "reason", "sources", "paper", "difference"} <= set(found)
+    assert len(found) == (cells["table"] == "main-results").sum()
+    assert found[found["status"] != "ok"]["reason"].notna().all()
+
+
+def test_tables_tex_reads_the_seventeen_tables_and_typesets(cells, tmp_path) -> None:
+    render.write(tables.EVERY, cells, [A], tmp_path)
+    source = (tmp_path / "tables.tex").read_text()
+    assert len(source.splitlines()) <= 60
+    named = re.findall(r"^\\printed\{\d+\}\{([\w-]+)\}", source, re.M)
+    assert [each.label for each in tables.PAPER] == named[:17]
+    assert all((tmp_path / "tables" / f"{name}.tex").is_file() for name in named)
+    if not shutil.which("latexmk"):
+        pytest.skip("latexmk is not installed")
+    command = ["latexmk", "-pdf", "-interaction=nonstopmode", "-halt-on-error", "tables.tex"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert (tmp_path / "tables.pdf").stat().st_size > 10_000
+
+
+def test_a_variant_of_ones_own_is_shown() -> None:
+    runs = [run("10M", "full", s, 3.0) for s in SEEDS] + [run("10M", "mine", s, 3.1) for s in SEEDS]
+    made = records(runs=runs)
+    found = table.cells([made], tables.EVERY)
+    own = next(each for each in tables.EVERY if each.label == "variants")
+    text = render.html(own, found, [Setting("made")])
+    assert "10M, mine" in text and "+0.1000" in text

@@ -1,0 +1,117 @@
+"""Statistics against hand-made values and scipy."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.stats
+from conftest import refusal
+
+from report import stats
+
+A, B = [3.1, 2.9, 3.4, 3.3], [2.7, 2.8, 2.6]
+
+
+def test_mean_has_the_t_interval_of_its_sample() -> None:
+    found = stats.mean(A)
+    ends = scipy.stats.t.interval(0.95, 3, np.mean(A), scipy.stats.sem(A))
+    assert (found.low, found.high) == pytest.approx(ends)
+    assert (found.n, found.sd) == (4, pytest.approx(np.std(A, ddof=1)))
+    assert found.p == pytest.approx(scipy.stats.ttest_1samp(A, 0).pvalue)
+    assert stats.mean_interval(A) == pytest.approx((ends[0], np.mean(A), ends[1]))
+
+
+def test_one_value_has_no_interval() -> None:
+    found = stats.mean([2.0])
+    assert (found.value, found.n) == (2.0, 1)
+    assert math.isnan(found.low) and math.isnan(found.sd)
+    assert math.isnan(stats.mean([]).value)
+
+
+def test_paired_takes_the_seeds_that_both_have() -> None:
+    found = stats.paired({42: 3.0, 43: 3.2, 44: 3.1, 45: 9.0}, {44: 3.0, 42: 2.8, 43: 3.1})
+    assert found.n == 3
+    assert found.value == pytest.approx((0.2 + 0.1 + 0.1) / 3)
+
+
+def test_welch_is_that_of_scipy() -> None:
+    found = stats.welch(A, B)
+    theirs = scipy.stats.ttest_ind(A, B, equal_var=False)
+    ends = theirs.confidence_interval()
+    assert (found.low, found.high) == pytest.approx((ends.low, ends.high))
+    assert found.p == pytest.approx(theirs.pvalue)
+
+
+@pytest.mark.parametrize("value, equal", [(0.0, True), (0.009, False), (-0.02, False)])
+def test_equivalence_is_two_one_sided_tests(value: float, equal: bool) -> None:
+    sample = value + np.array([-0.006, -0.002, 0.0, 0.001, 0.002, 0.005])
+    p = stats.equivalence(stats.mean(sample), 0.01)
+    lower = scipy.stats.ttest_1samp(sample, -0.01, alternative="greater").pvalue
+    upper = scipy.stats.ttest_1samp(sample, 0.01, alternative="less").pvalue
+    assert p == pytest.approx(max(lower, upper))
+    assert (p < 0.05) is equal
+    assert math.isnan(stats.equivalence(stats.mean([1.0]), 0.01))
+
+
+def test_holm_corrects_in_steps() -> None:
+    assert stats.holm([0.04, 0.01, 0.03]) == pytest.approx([0.06, 0.03, 0.06])
+    assert stats.holm([0.5, 0.9]) == pytest.approx([1.0, 1.0])
+    with_none = stats.holm([0.02, math.nan, 0.03])
+    assert with_none[0] == pytest.approx(0.04) and math.isnan(with_none[1])
+
+
+def test_correlation_has_fishers_interval_from_four_pairs_on() -> None:
+    x, y = [1.0, 2.0, 3.0, 4.0, 5.0], [1.1, 1.9, 3.2, 3.8, 5.3]
+    ends = scipy.stats.pearsonr(x, y).confidence_interval()
+    assert stats.correlation(x, y).low == pytest.approx(ends.low)
+    assert math.isnan(stats.correlation(x[:3], y[:3]).low)
+    assert math.isnan(stats.correlation(x[:2], y[:2]).value)
+    assert math.isnan(stats.correlation(x, [1.0] * 5).value)
+
+
+def test_smoothing_weighs_updates_by_their_tokens_in_the_window() -> None:
+    # Updates of 10, 10 and a partial one of 5 tokens; the window of 12 cuts an update.
+    found = stats.smoothed([10, 20, 25], [4.0, 2.0, 1.0], 12)
+    assert found == pytest.approx([4.0, (2 * 4 + 10 * 2) / 12, (7 * 2 + 5 * 1) / 12])
+    assert "must be positive" in refusal(lambda: stats.smoothed([1], [1.0], 0))
+
+
+def test_crossing_interpolates_and_takes_the_first() -> None:
+    tokens = [10, 20, 30, 40]
+    assert stats.crossing(tokens, np.array([4.0, 2.0, 3.0, 1.0]), 2.5) == pytest.approx(17.5)
+    assert stats.crossing(tokens, np.array([2.0, 1.0, 1.0, 1.0]), 2.5) == 10
+    assert stats.crossing(tokens, np.array([4.0, 3.0, 3.0, 3.0]), 2.5) is None
+
+
+def test_pooled_weighs_by_count() -> None:
+    rows = pd.DataFrame({"layer": [0, 0, 1], "value": [1.0, 4.0, 7.0], "count": [3, 1, 2]})
+    found = stats.pooled(rows, ["layer"])
+    assert found["value"].tolist() == pytest.approx([1.75, 7.0])
+    assert found["count"].tolist() == [4, 2]
+
+
+def test_power_fit_finds_an_exact_power() -> None:
+    x = [128, 256, 512, 1024]
+    found = stats.power_fit(x, [3 * value**1.5 for value in x])
+    assert (found.value, found.low, found.high, found.n) == pytest.approx((1.5, 1.5, 1.5, 4))
+    assert math.isnan(stats.power_fit(x[:2], [1.0, 2.0]).low)
+    assert stats.power_fit([64, 64], [1.0, 2.0]) is None
+
+
+def test_median_interval_is_of_order_statistics() -> None:
+    values = [8.0, 1.0, 7.0, 2.0, 6.0, 3.0, 5.0, 4.0]
+    found = stats.median(values)
+    assert (found.value, found.low, found.high) == (4.5, 1.0, 8.0)
+    # P(Binomial(8, 1/2) = 0) is 0.4% on either side.
+    assert math.isnan(stats.median(values[:5]).low)
+
+
+def test_ratio_is_taken_round_by_round_or_of_medians() -> None:
+    over, under = [2.0, 4.0, 6.0, 8.0, 10.0, 12.0], [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+    together = stats.median_ratio(over, under)
+    assert (together.value, together.low, together.high) == (2.0, 2.0, 2.0)
+    apart = stats.median_ratio(over, under, together=False)
+    assert (apart.value, apart.low, apart.high) == (2.0, 2.0 / 6.0, 12.0 / 1.0)
+    with pytest.raises(ValueError):
+        stats.median_ratio(over, under[:3])
