@@ -19,6 +19,7 @@ from report.evidence import LAST_BIT, Case, Evidence, Term, above, below, compar
 from report.paper import GPU, SCALES, SEEDS
 
 PARAMETERS_A_LAYER, HYBRID_PARAMETERS = 5, 31_967_571
+HYBRID = {"layers": 12, "d_model": 480, "heads": 8, "d_ff": 960, "vocab": 4096, "context": 2048}
 # Claim 16: launches at small T and cache misses at large T bend a fitted power of time; bytes are
 # counted, so their power is off by rounding alone.
 POWER_OF_TIME, POWER_OF_BYTES = 0.15, 0.01
@@ -226,16 +227,20 @@ def hybrid(case: Case) -> Iterator[Evidence]:
     The parameters exactly; and the paper's NLL in our 95% t interval over seeds, or ours within
     one of the paper's standard deviations, on its data.
     """
-    built = case.records.models.query("scale == '30M' and variant == 'hybrid'")["parameters"]
-    count = None if built.empty else float(built.iloc[0])
+    built = case.records.models.query("scale == '30M' and variant == 'hybrid'").to_dict("records")
+    model = built[0] if built else {}
+    names = [name for name in HYBRID if model.get(name, HYBRID[name]) != HYBRID[name]]
+    unlike = joined(*(f"{name} is {model[name]}, the paper's {HYBRID[name]}" for name in names))
+    count = float(model["parameters"]) if model else None
     term = Term(HYBRID_PARAMETERS, unit="parameters", value=count, n=len(built))
-    found = compare("parameters", "of the built model", term, essential=True, scale="30M")
+    found = compare("parameters", "of the built model", term, essential=True, counted="models")
     exact = None if count is None else count == HYBRID_PARAMETERS
-    yield replace(found, direction=exact, size=None, asks_size=False, counted="models")
+    yield replace(found, direction=exact, size=None, asks_size=False).open(unlike)
     term = case.term("app-hybrid", "mean", "nll", "mean")
     term = term.over(case.term("app-hybrid", str(seed), "nll") for seed in SEEDS)
     nll = compare("NLL", "at the end, mean of seeds", term, essential=True, scale="30M")
-    yield nll.open(case.unlike("30M", ("data",)) if term.value is not None else "")
+    other_data = case.unlike("30M", ("data",)) if term.value is not None else ""
+    yield nll.open(unlike or other_data)
     for variant, name in (("full", "Full Relation"), ("mha", "MHA")):
         apart = term - case.term("app-nll", "30M/mean", variant, "mean")
         yield compare(f"Hybrid − {name}", "NLL, mean of pairs of a seed", apart).aside()

@@ -28,15 +28,8 @@ from report.evidence import VERDICTS, Evidence
 from report.figures import style
 from report.paper import SCALES
 
-PAGES = {
-    "index.html": "Overview",
-    "claims.html": "Claims",
-    "tables.html": "Tables",
-    "figures.html": "Figures",
-    "study.html": "Study",
-    "assumptions.html": "Assumptions",
-    "records.html": "Records",
-}
+_NAMES = ("claims", "tables", "figures", "study", "assumptions", "records")
+PAGES = {"index.html": "Overview"} | {f"{name}.html": name.capitalize() for name in _NAMES}
 SIGNS = {
     "reproduced": ("✓", "agrees"),
     "direction only": ("≈", "partly"),
@@ -53,6 +46,7 @@ HEADLINES = {
     "FlashRelation / materialised, tok/s": ("efficient-relation", "{}", "fixed.speedup", ".2f"),
 }
 PICTURES = ("pairs", "validation-curves", "loss-curves")  # the first page has the first drawn
+KINDS = {"runs": "training runs", "flow": "diagnosed checkpoints", "lengths": "long texts"}
 SYSTEMS = ("steps", "complexity", "decode", "recall", "checks", "gradients", "models", "data")
 
 
@@ -87,7 +81,6 @@ def build(columns: Sequence[plan.Setting], out: Path, published: bool) -> None:
     _write_frames(cells, judged, out)
     render.write(tables.EVERY, cells, settings, out)
     pictures, systems = _pictures(found), [row for each in found for row in each.systems]
-    by_name = {each["drawing"].name: each for each in pictures}
     pages = {
         "claims.html": {"claims": _claims(judged)},
         "tables.html": {"tables": _tables(cells, settings)},
@@ -102,12 +95,15 @@ def build(columns: Sequence[plan.Setting], out: Path, published: bool) -> None:
             "fill": fill(cells, settings),
             "missing": missing(found, published),
             "again": [command(setting, published) for setting in settings],
-            "picture": next((by_name[name] for name in PICTURES if name in by_name), None),
+            "picture": next(
+                (p for n in PICTURES for p in pictures if p["drawing"].name == n), None
+            ),
         },
     }
     pages = {name: content for name, content in pages.items() if any(content.values())}
-    marked = [{"mark": m, "name": s.name, "title": str(s)} for m, s in zip("ABCD", settings)]  # noqa: B905
-    _write_pages(pages, out, settings=marked, campaign=_campaign(settings[0].campaign, published))
+    marked = zip("ABCD", settings, strict=False)
+    shown = [{"mark": mark, "name": each.name, "title": str(each)} for mark, each in marked]
+    _write_pages(pages, out, settings=shown, campaign=_campaign(settings[0].campaign, published))
 
 
 def _root(published: bool) -> Path:
@@ -115,7 +111,7 @@ def _root(published: bool) -> Path:
 
 
 def _study(out: Path, published: bool) -> list[study.Section]:
-    return study.sections(_root(True), out / "figures" / "study") if published else []
+    return study.sections(_root(published), out / "figures" / "study") if published else []
 
 
 def _shown(setting: Setting, out: Path, published: bool) -> Shown:
@@ -133,11 +129,9 @@ def _campaign(name: str, published: bool) -> plan.Campaign:
     return plan.load(started if started.exists() and not published else {"campaign": name})
 
 
-def _write_frames(
-    cells: pd.DataFrame, judged: Mapping[str, Sequence[claims.Judged]], out: Path
-) -> None:
+def _write_frames(cells: pd.DataFrame, judged: dict[str, list], out: Path) -> None:
     """Cells, verdicts and evidence as Parquet, for whoever counts again."""
-    verdicts, evidence = claims.frames(dict(judged))
+    verdicts, evidence = claims.frames(judged)
     cells = cells.assign(by_seed=[json.dumps(values) for values in cells["by_seed"]])
     for name, frame in (("cells", cells), ("claims", verdicts), ("evidence", evidence)):
         frame.to_parquet(out / f"{name}.parquet", index=False)
@@ -194,18 +188,16 @@ def rich(text: str) -> Markup:
     return Markup(re.sub(r"\^\{?([−-]?[\d.]+)\}?", r"<sup>\1</sup>", text))
 
 
-def command(
-    setting: Setting, published: bool, again: bool = True, **choice: Iterable[object]
-) -> str:
+def command(of: Setting, published: bool, again: bool = True, **choice: Iterable[Any]) -> str:
     """What makes again, or for the first time, what is shown.
 
     Shipped runs are made again where nothing shipped counts as done; own ones are forced.
     """
-    given = {"variations": [setting.variation], "scales": setting.scales or ()} | choice
-    if "=" in setting.variation:  # a one-off change of options
+    given = {"variations": [of.variation], "scales": of.scales or ()} | choice
+    if "=" in of.variation:  # a one-off change of options
         given["vary"] = [given.pop("variations")[0].replace("+", " ")]
-    corpus = _campaign(setting.campaign, published).corpus
-    words = [f"campaign={setting.campaign}", *([f"corpus={corpus}"] if corpus else [])]
+    corpus = _campaign(of.campaign, published).corpus
+    words = [f"campaign={of.campaign}", *([f"corpus={corpus}"] if corpus else [])]
     words += [f"{key}={','.join(map(str, value))}" for key, value in given.items() if len(value)]
     words += ["published=false"] if again and published else []
     forced = " -R train" if again and not published else ""
@@ -288,7 +280,10 @@ def missing(found: Sequence[Shown], published: bool) -> list[dict[str, Any]]:
             choice = {"scales": [scale]} if scale else {}
             if kind in data.RUN_KINDS:
                 choice |= {"seeds": group["seed"].unique(), "variants": group["variant"].unique()}
-            row = {"what": f"{each.setting}: {len(group)} of {kind}{f' at {scale}' * bool(scale)}"}
+            what = f"{len(group)} {KINDS.get(kind, f'of {kind}')}" + (
+                f" at {scale}" if scale else ""
+            )
+            row = {"what": f"{each.setting}: {what}"}
             row["names"] = ", ".join(dict.fromkeys(group["variant"]))
             row["why"] = "; ".join(dict.fromkeys(filter(None, group["reason"])))
             again = published and kind != "runs"  # checkpoints are not shipped
@@ -358,8 +353,8 @@ def assumptions(settings: Sequence[Setting], published: bool) -> list[dict[str, 
         differs = any(
             a[scale] != b[scale] for a in values for b in values for scale in a.keys() & b.keys()
         )
-        texts = [_by_scale(each) for each in values]
-        rows.append({"name": name, "about": field.description, "values": texts, "differs": differs})
+        row = {"name": name, "about": field.description, "differs": differs}
+        rows.append(row | {"values": [_by_scale(each) for each in values]})
     return rows
 
 

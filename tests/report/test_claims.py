@@ -58,7 +58,7 @@ def records(checks=None, variation: str = "base", planned=(), hybrid: int = 31_9
         check("recurrence", "dg", **flash),
         check("history", "no later token"),
     ]  # fmt: skip
-    model = {"scale": "30M", "variant": "hybrid", "parameters": hybrid}
+    model = {"scale": "30M", "variant": "hybrid", "parameters": hybrid, **claims.HYBRID}
     return SimpleNamespace(
         setting=SimpleNamespace(variation=variation),
         checks=pd.DataFrame(made, columns=list(check("", ""))),
@@ -155,6 +155,10 @@ def test_an_error_beyond_its_bound_fails(number: int, name: str, error: float) -
 
 def test_another_number_of_parameters_fails() -> None:
     assert judged(of=records(hybrid=31_967_570))[17].verdict == "not reproduced"
+    mini = records(hybrid=1234)
+    mini.models["d_model"] = 32
+    found = judged(of=mini)[17]
+    assert found.verdict == "not tested" and "d_model is 32, the paper's 480" in found.reason
 
 
 SIZES = {

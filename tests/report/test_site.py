@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from relation import plan, records
-from report import claims, data, site
+from report import claims, data, figures, site
 from report.data import Setting
 
 CAMPAIGN = "anchor"  # miniature, three variations, a few hundred rows
@@ -24,6 +24,7 @@ def built(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("report")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(site, "_study", _nothing)
+        patch.setattr(figures, "ALL", figures.ALL[:3])
         site.build(plan.load({"campaign": CAMPAIGN}).columns, out, published=True)
     return out
 
