@@ -26,10 +26,7 @@ class Cache:
         self.tensors: tuple[Tensor, ...] = ()
 
     def begin(self, lengths: Tensor) -> None:
-        """Expect a prompt of unequal rows: of its n tokens row b has the first lengths[b].
-
-        lengths: (B,) int64, from 1 to n. Raises InputError for a cache that has read tokens.
-        """
+        """Expect a prompt of unequal rows, of which row b has lengths[b] tokens, (B,) int64."""
         if self.length:
             raise InputError(
                 f"rows of unequal length begin with an empty cache, and this one has read "
@@ -44,7 +41,7 @@ class Cache:
         return torch.arange(tokens, device=self.lengths.device) >= self.lengths[:, None]
 
     def _take(self, tokens: int) -> None:
-        """Count a block of so many tokens a row; of an unequal prompt `begin` knows how many."""
+        """Count a block of so many tokens a row; `begin` counted those of an unequal prompt."""
         if self.lengths is not None and self.length:
             self.lengths = self.lengths + tokens
         self.length += tokens
@@ -56,18 +53,17 @@ class Cache:
         self.lengths = torch.tensor(lengths, device=self.tensors[0].device) if unequal else None
 
     def reorder(self, rows: Tensor) -> None:
-        """Keep the rows (n,) int64 in that order, repeated where they are named twice."""
+        """Keep the rows (n,) int64 in that order, as beam search does after each token."""
         self.tensors = tuple(tensor.index_select(0, rows) for tensor in self.tensors)
         if self.lengths is not None:
             self.lengths = self.lengths.index_select(0, rows)
 
 
 class HistoryCache(Cache):
-    """The history of a layer with a flow, O(T d): two states a token.
+    """The history of a layer with a flow, O(T d): K and V, or p2 and the mixed information.
 
-    They are K and V, or the relation coordinate p2 and the mixed information. Memory is taken for
-    `capacity` tokens at the first block and at least doubled when that is full: `tensors` are the
-    two buffers, (B, H, capacity, D), none before the first block.
+    `tensors` are two buffers, (B, H, capacity, D), from the first block on; they at least double
+    when they are full.
     """
 
     def __init__(self, capacity: int = 256):
@@ -94,8 +90,15 @@ class HistoryCache(Cache):
         """
         blocks, n = (first, second), first.shape[2]
         end = self.length + n
-        for block in blocks:
-            self._check(block, n)
+        for block in blocks if self.tensors else ():
+            held = self.tensors[0]
+            fits = (*held.shape[:2], n, held.shape[3])
+            if (tuple(block.shape), block.dtype, block.device) != (fits, held.dtype, held.device):
+                raise InputError(
+                    f"a block of {tuple(block.shape)} {block.dtype} on {block.device} does not "
+                    f"continue a history of {tuple(self.states[0].shape)} {held.dtype} on "
+                    f"{held.device}; start a new decode state"
+                )
         if not self.tensors or end > self.capacity:
             self.reserve(end, blocks)
         if self.lengths is None or not self.length:
@@ -130,24 +133,9 @@ class HistoryCache(Cache):
         for buffer, state in zip(self.tensors, states, strict=True):
             buffer[:, :, : state.shape[2]] = state
 
-    def _check(self, block: Tensor, tokens: int) -> None:
-        if not self.tensors:
-            return
-        buffer = self.tensors[0]
-        fits = (*buffer.shape[:2], tokens, buffer.shape[3])
-        if (tuple(block.shape), block.dtype, block.device) != (fits, buffer.dtype, buffer.device):
-            raise InputError(
-                f"a block of {tuple(block.shape)} {block.dtype} on {block.device} does not "
-                f"continue a history of {tuple(self.states[0].shape)} {buffer.dtype} on "
-                f"{buffer.device}; start a new decode state"
-            )
-
 
 class LinearState(Cache):
-    """The state of a Linear Relation layer, O(d^2 / H): C, (B, H, D, D), however many tokens.
-
-    `tensors` holds C; it is empty before the first token.
-    """
+    """The state of a Linear Relation layer, O(d^2 / H): C, (B, H, D, D)."""
 
     @property
     def state(self) -> Tensor | None:
@@ -156,11 +144,11 @@ class LinearState(Cache):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of C; none before the first token."""
+        """Bytes of C."""
         return sum(C.nbytes for C in self.tensors)
 
     def replace(self, state: Tensor, tokens: int) -> None:
-        """Keep C (B, H, D, D) of `tokens` more tokens in place of the one before."""
+        """Keep C of `tokens` more tokens in place of the one before."""
         self.tensors = (state,)
         self._take(tokens)
 
@@ -177,10 +165,7 @@ class DecodeState:
 
     @property
     def length(self) -> int:
-        """Tokens read by the longest row.
-
-        Raises InputError where an exception left only some layers with a block.
-        """
+        """Tokens read by the longest row. Raises InputError where a block reached some layers."""
         lengths = {layer.length for layer in self.layers}
         if len(lengths) > 1:
             raise InputError("the last block reached only some layers; start a new decode state")
@@ -188,7 +173,7 @@ class DecodeState:
 
     @property
     def lengths(self) -> Tensor | None:
-        """Tokens that each row has read, (B,) int64, or None: as many as `length` says."""
+        """Tokens that each row has read, (B,) int64, or None: all alike."""
         return self.layers[0].lengths
 
     @property
@@ -235,7 +220,7 @@ class DecodeState:
             layer.settle(lengths)
 
     def reorder(self, rows: Tensor) -> None:
-        """Keep the rows (n,) int64 in that order, as beam search does after each token."""
+        """Keep the rows (n,) int64 in that order."""
         for layer in self.layers:
             layer.reorder(rows)
 

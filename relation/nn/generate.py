@@ -1,6 +1,6 @@
 """Generation: continuing prompts token by token from a model's decode state.
 
-On a GPU a token is a CUDA graph of `relation.kernels.decoding` that draws the next token too; the
+On a GPU a token is one CUDA graph of `relation.kernels.decoding` that also draws the next one; the
 host launches it before it reads the one before, so that neither waits for the other. Where
 `why_plain` has a reason, and on a CPU, a token is `model.decode`.
 """
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 BLOCK = 256
 # Uniform numbers are drawn for so many tokens at a time.
 CHUNK = 256
-_WARM_TOKENS = 2
 
 
 @dataclass(frozen=True)
@@ -47,17 +46,13 @@ class Sampling:
 
     def __post_init__(self):
         for name, fits, give in (
-            (
-                "temperature",
-                0 <= self.temperature < math.inf,
-                "give 0 (the likeliest token) or more",
-            ),
-            ("top_k", self.top_k is None or self.top_k >= 1, "give at least 1 token"),
-            ("top_p", 0 < self.top_p <= 1, "give a probability above 0, at most 1"),
-            ("seed", 0 <= self.seed < 2**63, "give a whole number from 0 to 2^63 - 1"),
+            ("temperature", 0 <= self.temperature < math.inf, "0 (the likeliest token) or more"),
+            ("top_k", self.top_k is None or self.top_k >= 1, "at least 1 token"),
+            ("top_p", 0 < self.top_p <= 1, "a probability above 0, at most 1"),
+            ("seed", 0 <= self.seed < 2**63, "a whole number from 0 to 2^63 - 1"),
         ):
             if not fits:
-                raise InputError(f"{name} is {getattr(self, name)}; {give}")
+                raise InputError(f"{name} is {getattr(self, name)}; give {give}")
 
     @property
     def whole(self) -> bool:
@@ -73,8 +68,7 @@ def next_token_probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
     """
     wide = logits.double()
     if sampling.temperature == 0:
-        first = wide.argmax(dim=-1, keepdim=True)
-        return torch.zeros_like(wide).scatter(-1, first, 1)
+        return torch.zeros_like(wide).scatter(-1, wide.argmax(dim=-1, keepdim=True), 1)
     if sampling.whole:
         return ((wide - wide.amax(dim=-1, keepdim=True)) / sampling.temperature).softmax(dim=-1)
     ranked, ids = wide.sort(dim=-1, descending=True, stable=True)
@@ -128,10 +122,8 @@ class Uniforms:
 
     def __init__(self, seed: int, rows: int):
         digests = (hashlib.sha256(f"{seed}/{row}".encode()).digest() for row in range(rows))
-        self._generators = [
-            torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-            for digest in digests
-        ]
+        keys = (int.from_bytes(digest[:8], "little") >> 1 for digest in digests)
+        self._generators = [torch.Generator().manual_seed(key) for key in keys]
 
     def next(self) -> Tensor:
         """The numbers of the next CHUNK tokens, (CHUNK, B) FP64 in [0, 1)."""
@@ -159,8 +151,7 @@ class _Layer:
     """A block's weights: norms and Givens mixing in them, what reads one input joined, all cast."""
 
     def __init__(self, letter: str, block: Block, dtype: torch.dtype):
-        mixer, scale = block.mixer, block.mixer_norm.weight
-        self.letter = letter
+        mixer, ffn, self.letter = block.mixer, block.ffn, letter
         wi = mixer.wi.weight
         if getattr(mixer, "mixes", False):
             wi = mixer.mixed(wi.unflatten(0, (1, -1, mixer.head_dim)))
@@ -176,25 +167,24 @@ class _Layer:
         if letter == FULL:
             self.lam = mixer.lam.detach().float().clone()
             self.transport_self = mixer.options["transport_self"]
-        gate_up = torch.cat([block.ffn.gate.weight, block.ffn.up.weight])
-        self.inward = (torch.cat(readers) * scale).to(dtype)
+        self.inward = (torch.cat(readers) * block.mixer_norm.weight).to(dtype)
         self.outward = mixer.wo.weight.to(dtype)
+        gate_up = torch.cat([ffn.gate.weight, ffn.up.weight])
         self.gate_up = (gate_up * block.ffn_norm.weight).to(dtype)
-        self.down = block.ffn.down.weight.to(dtype)
+        self.down = ffn.down.weight.to(dtype)
 
 
 def why_plain(model: Decoder, device: torch.device, dtype: torch.dtype) -> str | None:
     """The reason why `Prepared` cannot decode a model that computes in dtype, or None."""
     config = model.config
-    unknown = {
+    for part, used in {
         "Raw-X": config.raw_information,
         "heads that share states": config.shared_heads < config.heads,
         "QK-norm": config.qk_norm,
         "an output gate": config.output_gate,
         "a null logit": config.null_logit,
         "calibrated attention": CALIBRATED in config.layout,
-    }
-    for part, used in unknown.items():
+    }.items():
         if used:
             return f"it has {part}, which the kernels do not"
     return decoding.why_not(device, dtype, config.head_dim)
@@ -228,9 +218,9 @@ class Prepared:
         config = self.config
         x = decoding.embed(ids.contiguous(), self.embedding, config.embedding_multiplier or 1.0)
         for layer, cache in zip(self.layers, state.layers, strict=True):
-            y = self._mixed(layer, x, cache, places)
+            y = self._mixed(layer, x, cache, places)  # (B, d)
             _chained(y, layer.outward, out=x, then=decoding.ADD)
-            hidden = _chained(x, layer.gate_up, config.norm_eps, then=decoding.GATE)
+            hidden = _chained(x, layer.gate_up, config.norm_eps, then=decoding.GATE)  # (B, d_ff)
             _chained(hidden, layer.down, out=x, then=decoding.ADD)
         logits = x.new_empty(len(x), config.vocab_size)
         return _chained(x, self.outward, config.norm_eps, logits)
@@ -288,9 +278,8 @@ class Replay:
         for cache in state.layers:
             cache.tensors = tuple(x.contiguous() for x in cache.tensors)
         self._places = Places(lengths, (ended == 0).to(torch.int32), self._room())
-        self._notes = [
-            torch.empty(rows, dtype=torch.int64, pin_memory=self._on_gpu) for _ in range(2)
-        ]
+        host = partial(torch.empty, rows, dtype=torch.int64, pin_memory=self._on_gpu)
+        self._notes = [host(), host()]
         self._prepare()
 
     @torch.no_grad()
@@ -307,14 +296,10 @@ class Replay:
         self.longest += 1
 
     def note(self) -> "Note":
-        """The ids as they are at this point of the GPU's work, to be read later.
-
-        At most two notes are open at a time.
-        """
+        """The ids at this point of the GPU's work, to be read later; at most two are open."""
         self._notes.reverse()
-        buffer = self._notes[0]
-        buffer.copy_(self.ids, non_blocking=True)
-        return Note(buffer, self._device)
+        self._notes[0].copy_(self.ids, non_blocking=True)
+        return Note(self._notes[0], self._device)
 
     def rewind(self, tokens: int) -> None:
         """Let every row have read so many tokens, no more than it has room for: to time one."""
@@ -322,10 +307,7 @@ class Replay:
         self.longest = tokens
 
     def run(self, count: int) -> Iterator[list[int]]:
-        """Yield the ids of `count` tokens, (B,) each, a token after the GPU drew them.
-
-        At the end the state learns how far each row has read.
-        """
+        """Yield the ids of `count` tokens, (B,) each; at the end the state learns its lengths."""
         try:
             for drawn in range(1, count + 1):
                 note = self.note()
@@ -377,7 +359,7 @@ class Replay:
             side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
-                for _ in range(_WARM_TOKENS):
+                for _ in range(2):
                     self._token()
             torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
@@ -394,7 +376,7 @@ class Replay:
 
 
 class Note:
-    """Ids on their way to the host."""
+    """Ids on their way to the host; `read` waits until the GPU has drawn them."""
 
     def __init__(self, buffer: Tensor, device: torch.device):
         self._buffer, self._event = buffer, None
@@ -403,7 +385,6 @@ class Note:
             self._event.record(torch.cuda.current_stream(device))
 
     def read(self) -> list[int]:
-        """The ids, as soon as the GPU has drawn them."""
         if self._event is not None:
             self._event.synchronize()
         return self._buffer.tolist()
@@ -422,14 +403,13 @@ def generate_tokens(
     Ends before the token `stop`, which is not yielded. `state` is the decode state to go on from,
     an empty one by default; it takes the prompt and each token that another one follows, and on a
     GPU is up to date when the iterator has ended. Under autocast tokens are computed in its dtype.
-    The numbers that they are drawn with come from the CPU: for one seed, devices differ only where
-    the rounding of their logits decides. Raises InputError for an empty prompt, an id outside the
-    vocabulary or a count below 1, RunError for logits that are not finite.
+    For one seed, devices differ only where the rounding of their logits decides. Raises InputError
+    for an empty prompt, an id outside the vocabulary or a count below 1, RunError for logits that
+    are not finite.
     """
     _check(model, [prompt], count)
-    if state is None:
-        state = model.decode_state()
-    return (row[0] for row in continuations(model, [prompt], count, sampling, stop, state))
+    given = sampling, stop, state or model.decode_state()
+    return (row[0] for row in continuations(model, [prompt], count, *given))
 
 
 def generate_batch(
@@ -442,8 +422,7 @@ def generate_batch(
     """Up to `count` token ids that continue each prompt's ids, in one batch.
 
     Prompts may differ in length. What row b draws depends on the seed and on b, not on the other
-    rows, but for the rounding of the prompts' products. Everything else is as `generate_tokens`;
-    raises InputError for no prompts, or an empty one among them, too.
+    rows, but for the rounding of the prompts' products. Everything else is as `generate_tokens`.
     """
     if not prompts:
         raise InputError("there is no prompt in the batch; give one at least")
@@ -480,10 +459,8 @@ def continuations(
     state: DecodeState,
 ) -> Iterator[list[int | None]]:
     """Yield each row's next id, None where it has ended, until all have."""
-    weight = model.embedding.weight
-    dtype, prepared = projection_dtype(weight), None
-    if why_plain(model, weight.device, dtype) is None:
-        prepared = Prepared(model, dtype)
+    device, dtype = model.embedding.weight.device, projection_dtype(model.embedding.weight)
+    prepared = Prepared(model, dtype) if why_plain(model, device, dtype) is None else None
     logits = _read(model, prompts, state)
     if prepared is None:
         steps = _plain(model, logits, sampling, count, state)
@@ -504,11 +481,10 @@ def continuations(
 
 def _read(model: Decoder, prompts: Sequence[Sequence[int]], state: DecodeState) -> Tensor:
     """Logits (B, V) after the prompts, which `state` takes in."""
-    lengths = [len(prompt) for prompt in prompts]
     rows = [torch.tensor(prompt) for prompt in prompts]
     tokens = nn.utils.rnn.pad_sequence(rows, batch_first=True).to(model.embedding.weight.device)
     if len(prompts) > 1 or not state.length:
-        return model.read(tokens, state, lengths)
+        return model.read(tokens, state, [len(prompt) for prompt in prompts])
     for block in tokens.split(BLOCK, dim=1):
         logits = model.read(block, state)
     return logits

@@ -1,7 +1,6 @@
 """Relation in transformers: the same numbers as the decoder's, kept, generated and trained."""
 
 import inspect
-import json
 from dataclasses import fields
 
 import pytest
@@ -102,24 +101,6 @@ def test_unknown_fields_are_refused_in_a_line(fields, said):
     assert "\n" not in str(caught.value)
 
 
-def test_a_configuration_of_another_version_is_read(tmp_path):
-    """Files hold what their version of transformers writes, known here or not."""
-    config = hf.RelationConfig(
-        num_key_value_heads=2, eos_token_id=3, attn_implementation="eager", num_labels=3
-    )
-    config.save_pretrained(tmp_path)
-    file = tmp_path / "config.json"
-    written = json.loads(file.read_text())
-    more = {"torch_dtype": "float32", "use_cache": False, "pruned_heads": {}, "of_later": 1}
-    file.write_text(json.dumps(written | more | {"transformers_version": "9.0.0"}))
-    for found in (
-        transformers.AutoConfig.from_pretrained(tmp_path),
-        hf.RelationConfig(**config.to_dict()),
-    ):
-        assert found.model() == config.model()
-        assert (found.eos_token_id, found.num_labels) == (3, 3)
-
-
 @each_layout
 def test_labels_give_the_mean_loss_of_the_next_tokens(variant):
     decoder, model = build(variant)
@@ -141,16 +122,6 @@ def test_greedy_texts_are_the_decoders_alone_and_in_a_batch(variant, changes):
     expected = [list(generate_tokens(decoder, row.tolist(), 9, greedy)) for row in rows]
     assert generated(model, rows) == expected
     assert generated(model, rows, use_cache=False) == expected
-
-
-@pytest.mark.gpu
-@each_layout
-def test_greedy_texts_of_a_gpu_are_those_of_a_cpu(variant):
-    _, model = build(variant, d_model=64)
-    expected = generated(model, prompts())
-    on_gpu = model.cuda()
-    assert generated(on_gpu, prompts()) == expected
-    assert generated(on_gpu, prompts(), use_cache=False) == expected
 
 
 @pytest.mark.parametrize("beams", [1, 2])
@@ -202,13 +173,6 @@ def test_checkpointing_changes_no_gradient(variant):
     assert len(calls) == 3
 
 
-def test_beams_follow_their_rows():
-    _, model = build("hybrid")
-    assert generated(model, prompts(), num_beams=3) == generated(
-        model, prompts(), num_beams=3, use_cache=False
-    )
-
-
 @each_layout
 def test_padded_rows_have_the_logits_of_rows_alone(variant):
     _, model = build(variant)
@@ -258,20 +222,6 @@ def test_packed_documents_have_the_logits_of_documents_alone(variant):
     targets = torch.cat([torch.nn.functional.pad(row[1:], (0, 1), value=-100) for row in rows])
     expected = torch.nn.functional.cross_entropy(alone, targets)
     torch.testing.assert_close(found.loss, expected, rtol=1e-5, atol=0)
-
-
-def test_positions_that_start_no_document_change_nothing():
-    _, model = build("hybrid")
-    given = left_padded(prompts())
-    places = (given["attention_mask"].cumsum(1) - 1).clamp(min=0)
-    with torch.no_grad():
-        for options in ({}, {"use_cache": True}):
-            expected = model(**given, **options).logits
-            assert torch.equal(model(**given, **options, position_ids=places).logits, expected)
-        cache = model(**given, use_cache=True).past_key_values
-        following = places[:, -1:] + 1
-        model(TOKENS[:1, :1].expand(8, 1), past_key_values=cache, position_ids=following)
-    assert cache.columns == places.shape[1] + 1
 
 
 def test_positions_that_no_path_takes_are_refused():
@@ -336,29 +286,6 @@ def test_a_resized_vocabulary_is_the_decoders_too(tokens, tmp_path):
     for other in (loaded, hf.RelationForCausalLM.of(decoder)):
         assert other.model.decoder.config == decoder.config
         close(other(ids).logits, given.logits)
-
-
-def test_trainer_reads_flattened_documents_alone(tmp_path):
-    pytest.importorskip("accelerate", reason="accelerate is not installed; pip install '.[hf]'")
-    _, model = build("hybrid")
-    rows = [row for row in prompts() if len(row) > 1]
-    options = transformers.TrainingArguments(
-        output_dir=tmp_path,
-        per_device_eval_batch_size=len(rows),
-        report_to=[],
-        disable_tqdm=True,
-        use_cpu=True,
-    )
-    trainer = transformers.Trainer(
-        model=model,
-        args=options,
-        data_collator=transformers.DataCollatorWithFlattening(),
-        eval_dataset=[{"input_ids": row.tolist()} for row in rows],
-    )
-    with torch.no_grad():
-        losses = [model(row[None], labels=row[None]).loss * (len(row) - 1) for row in rows]
-    expected = sum(losses) / sum(len(row) - 1 for row in rows)
-    assert trainer.evaluate()["eval_loss"] == pytest.approx(expected.item(), rel=1e-5)
 
 
 def test_trainer_trains_every_parameter(tmp_path):

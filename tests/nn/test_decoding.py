@@ -146,18 +146,6 @@ def test_decoding_is_as_accurate_as_the_full_forward(variant, changes, precision
     assert error <= 2 * allowed + 1e-5 * expected.norm()
 
 
-def test_states_do_not_touch_one_another():
-    model = stirred("hybrid")
-    expected = model(TOKENS)
-    first, second = model.decode_state(), model.decode_state()
-    for t in range(0, LENGTH - 1, 2):
-        for state, rows in ((first, TOKENS[:1]), (second, TOKENS[1:])):
-            model.decode(rows[:, t : t + 2], state)
-    for state, row in ((first, 0), (second, 1)):
-        last = model.decode(TOKENS[row : row + 1, -1:], state)
-        torch.testing.assert_close(last[0, 0], expected[row, -1], rtol=1e-11, atol=1e-11)
-
-
 @pytest.mark.parametrize("blocks", [(1,), (2, 1, 3)], ids=str)
 @pytest.mark.parametrize(("variant", "changes"), MODELS)
 @torch.no_grad()

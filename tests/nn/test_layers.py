@@ -1,13 +1,10 @@
 """Relation as a layer of other models: its equations, and that its projections are modules."""
 
-import pickle
-
 import pytest
 import torch
 from equations import assert_close, differentiate
 from models import PAPER, TINY, TOKENS, stirred
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from relation import Documents, FullRelation, LinearRelation, ops
 from relation.errors import InputError
@@ -98,32 +95,6 @@ def test_a_cache_gives_the_rows_of_the_whole(kind, kv_heads):
     assert cache.length == T and not rows[0].requires_grad
     if kind == "full":
         assert cache.nbytes == 2 * 2 * T * (kv_heads or HEADS) * (D // HEADS) * 8
-
-
-@each_layer
-@each_sharing
-def test_unequal_prompts_decode_as_rows_by_themselves(kind, kv_heads):
-    layer, x = build(kind, kv_heads), draw(2, T, D)
-    cache = layer.new_cache()
-    cache.begin(torch.tensor([4, 9]))
-    first = layer(x[:, :9], cache=cache)
-    second = layer(x[:, 9:12], cache=cache)
-    for row, length in enumerate((4, 9)):
-        alone = layer(torch.cat((x[row : row + 1, :length], x[row : row + 1, 9:12]), dim=1))
-        together = torch.cat((first[row : row + 1, :length], second[row : row + 1]), dim=1)
-        assert_close(together, alone, T + D, scale=8)
-
-
-@each_layer
-def test_an_offset_moves_every_position(kind):
-    layer, x = build(kind), draw(1, T, D)
-    # Full Relation depends on differences of positions alone, but the angles are FP32. Linear
-    # Relation forgets channels of a rotated pair at rates of their own.
-    unmoved = torch.allclose(layer(x, offset=100), layer(x), rtol=0, atol=1e-3)
-    assert unmoved == (kind == "full")
-    moved = layer.new_cache()
-    rows = [layer(block, cache=moved, offset=7) for block in x.split([8, 13], dim=1)]
-    assert_close(torch.cat(rows, dim=1), layer(x, offset=7), T + D, scale=8)
 
 
 class Calls(nn.Module):
@@ -245,35 +216,6 @@ def test_the_kernels_of_a_gpu_are_as_exact_as_the_definitions(kind, kv_heads, co
         slack = 1e-3 if expected.numel() > 1 else 5e-2
         error, allowed = (ours - expected).norm(), (theirs - expected).norm()
         assert error <= 2 * allowed + slack * expected.norm()
-
-
-def test_tables_made_in_inference_mode_serve_training():
-    layer = FullRelation(D, HEADS, rope_base=123.0)
-    with torch.inference_mode():
-        layer(torch.zeros(1, T, D))
-    layer(torch.randn(1, T, D)).sum().backward()
-    assert all(p.grad is not None for p in layer.parameters())
-
-
-@each_layer
-def test_tables_made_of_fake_tensors_serve_none_but_those(kind):
-    layer, fake = build(kind, rope_base=321.0), build(kind, rope_base=321.0)
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        assert isinstance(fake(torch.zeros(1, T, D, dtype=torch.float64)), FakeTensor)
-    x = draw(1, T, D)
-    torch.testing.assert_close(layer(x), equation(layer, x, rope_base=321.0))
-
-
-@pytest.mark.parametrize("make", [
-    lambda: FullRelation(D, HEADS),
-    lambda: LinearRelation(D, HEADS),
-    lambda: FullRelation(2 * 144, 2),  # wider than the kernels take
-])  # fmt: skip
-def test_a_layer_that_was_pickled_is_the_layer(make):
-    layer = make()
-    again = pickle.loads(pickle.dumps(layer))
-    x = torch.randn(1, T, layer.w1.in_features)
-    assert torch.equal(again(x), layer(x))
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from relation import ops
-from relation.errors import InputError
 from relation.ops import backends
-from relation.ops.backends import Backend
 
 DEFINITION = {
     "mha": "reference",
@@ -121,14 +119,6 @@ def test_error_of_every_gradient_is_that_of_the_dtype(kind, name, shape, dtype, 
             assert (error <= torch.finfo(x.dtype).eps / 2 * truth.abs() + sums).all()
 
 
-@pytest.mark.parametrize(("kind", "name"), [pair for pair in PLAIN if pair[1] not in ROUND_INSIDE])
-def test_autocast_rounds_no_fp32_input(kind, name):
-    *states, g = draw(1, 2, 70, 48, count=4).float()
-    with torch.autocast("cpu", torch.bfloat16):
-        y = run(kind, name, *states, -g.abs())
-    assert torch.equal(y, run(kind, name, *states, -g.abs()))
-
-
 ROWS = {
     "mha": (ops.causal_attention, ops.attention_step),
     "full": (ops.full_relation, ops.tiled_relation, ops.full_relation_step),
@@ -153,33 +143,6 @@ def test_scores_past_the_range_of_fp16_are_right(kind, operator, autocast):
         assert (result.double() - truth).norm() <= bound * truth.norm()
 
 
-@each_backend
-def test_strides_do_not_matter(kind, name):
-    """A model's heads are (B, T, H, D) seen as (B, H, T, D), and an expanded batch has stride 0."""
-    inputs = draw_linear(1, 3, 20, 6)
-    expected = run(kind, name, *inputs)
-    folded = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in inputs]
-    assert_close(run(kind, name, *folded), expected, 20 + 6)
-    wide = run(kind, name, *(x.expand(2, 3, 20, 6) for x in inputs))
-    assert_close(wide, expected.expand(2, 3, 20, 6), 20 + 6)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(("kind", "name"), [pair for pair in PLAIN if pair[1] != "flash"])
-def test_a_gpu_gives_the_same_in_float64(kind, name):
-    inputs = draw_linear(1, 2, 300, 48)
-    there = run(kind, name, *(x.cuda() for x in inputs))
-    assert_close(there.cpu(), run(kind, name, *inputs), 300 + 48)
-
-
-@pytest.mark.parametrize("flow", [ops.causal_flow, lambda p1, p2: ops.full_flow(p1, p2, LAM)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_flow_is_normalised_in_fp32(flow, dtype):
-    rows = flow(*draw(1, 2, 70, 48, count=2).to(dtype))
-    assert rows.dtype == torch.float32
-    assert_close(rows.sum(-1), torch.ones(1, 2, 70), 70)
-
-
 @pytest.mark.parametrize("name", ["reference", "flash"])
 @pytest.mark.parametrize("score", [1.0, 1e3])
 def test_attention_is_pytorchs(name, score):
@@ -201,14 +164,6 @@ def test_every_backend_says_where_it_cannot_run(monkeypatch):
     assert all(ops.get_backend(*pair).why_unavailable(cpu) is None for pair in PLAIN)
     for name in ("flash", "cudnn"):
         assert "mps" in ops.BACKENDS["mha"][name].why_unavailable(metal)
-
-
-def test_a_backend_that_cannot_run_is_refused_with_its_reason(monkeypatch):
-    broken = Backend(ops.full_relation, refusal=lambda _: "rain")
-    monkeypatch.setitem(ops.BACKENDS["full"], "broken", broken)
-    assert ops.get_backend("full", "broken") is broken
-    with pytest.raises(InputError, match="'broken' of 'full' cannot run here: rain"):
-        ops.get_backend("full", "broken", "cpu")
 
 
 class Elsewhere(NamedTuple):

@@ -81,19 +81,6 @@ def test_packed_is_document_by_document(kind, name, transport_self):
 
 
 @each_backend
-@pytest.mark.parametrize("left", [True, False])
-def test_padding_changes_nothing_of_the_text(kind, name, left):
-    inputs = inputs_of(kind, 2, 2, 12, 6)
-    mask = torch.ones(2, 12, dtype=torch.bool)
-    mask[0, slice(0, 5) if left else slice(7, 12)] = False
-    y = operator_of(kind, name, documents=Documents.padded(mask))(*inputs)
-    text = slice(5, 12) if left else slice(0, 7)
-    alone = [x[:1, :, text] if x.ndim else x for x in inputs]
-    assert_close(y[:1, :, text], operator_of(kind, name)(*alone), 12 + 6)
-    assert y.isfinite().all()
-
-
-@each_backend
 @pytest.mark.parametrize("documents", [False, True])
 @pytest.mark.parametrize("heads", [1, 2])
 def test_shared_heads_are_repeated_ones(kind, name, heads, documents):
@@ -119,13 +106,6 @@ def test_a_flow_stays_in_its_document(flow):
     outside = (j < starts) | (j > torch.arange(41)[:, None])
     assert not rows.masked_select(outside).any()
     assert_close(rows.sum(-1), torch.ones(3, 2, 41), 41)
-
-
-def test_one_token_documents_keep_their_own_information():
-    p1, p2, info, _ = draw_linear(1, 2, 7, 6)
-    documents = Documents.packed(torch.arange(8))
-    for operator in (ops.full_relation, ops.tiled_relation):
-        assert torch.equal(operator(p1, p2, info, LAM, documents=documents), info)
 
 
 def test_every_form_gives_the_same_documents():
@@ -175,20 +155,6 @@ def test_documents_of_another_batch_or_device_are_refused(kind, name):
     )
     with pytest.raises(InputError, match="documents lie on meta"):
         operator_of(kind, name, documents=elsewhere)(*inputs_of(kind, 3, 2, 41, 6))
-
-
-@each_backend
-def test_heads_that_do_not_divide_are_refused(kind, name):
-    with pytest.raises(InputError, match=r"has 3 heads and \w+ 4"):
-        operator_of(kind, name)(*inputs_of(kind, 1, 4, 5, 6, heads=3))
-
-
-@pytest.mark.parametrize("name", ["recurrent", "chunked"])
-def test_documents_and_a_state_are_refused(name):
-    p1, p2, info, g = draw_linear(3, 2, 41, 6)
-    state = torch.zeros(3, 2, 6, 6, dtype=torch.float64)
-    with pytest.raises(InputError, match="not both"):
-        ops.BACKENDS["linear"][name].call(p1, p2, info, g, state=state, documents=packed())
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")

@@ -126,15 +126,3 @@ def test_a_state_stands_for_the_tokens_before_it(operator, inputs, cut):
         rest, last = operator(*(x[:, :, cut:] for x in inputs), state=after_first)
         assert_close(rest, y[:, :, cut:], LONGEST + 6)
         assert_close(last, state, LONGEST + 6)
-
-
-@each_linear
-@search
-@given(retained_states(), st.integers(-24, 24), st.integers(-24, 24))
-def test_information_is_transported_linearly(operator, inputs, n, m):
-    p1, p2, info, g = inputs
-    other = info.flip(2).roll(1, -1)
-    parts = [operator(p1, p2, x, g) for x in (info, other)]
-    whole = operator(p1, p2, n * info + m * other, g)
-    for actual, one, two in zip(whole, *parts, strict=True):
-        assert_close(actual, n * one + m * two, LONGEST + 6, scale=1 + abs(n) + abs(m))
