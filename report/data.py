@@ -73,7 +73,7 @@ class Records:
         """`planned` as tuples with its columns' names."""
         return list(self.planned.itertuples(index=False))
 
-    @property
+    @cached_property
     def miniature(self) -> bool:
         """Whether its models are not the paper's, so that nothing is set against the paper."""
         return bool(self.runs["own_scale"].astype(str).str.endswith("-mini").any())

@@ -6,7 +6,8 @@ key, converts to the paper's units and adds what is missing, with the reason.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any
@@ -24,6 +25,7 @@ COLUMNS = [
     "high", "difference", "agrees", "status", "reason", "sources", "by_seed",
 ]  # fmt: skip
 
+NUMBERS = ("value", "sd", "low", "high")
 # Rows of COLUMNS, in the records' unit.
 Cells = Iterable[dict[str, Any]]
 
@@ -131,12 +133,10 @@ def estimate(row: str, column: str, found: stats.Estimate, **known: Any) -> dict
     return cell(row, column, found.value, **ends | known)
 
 
-def means(
-    values: pd.DataFrame, statistic: str = "value", seeds: Sequence[int] = ()
-) -> Iterator[dict[str, Any]]:
+def means(values: pd.DataFrame, statistic: str = "value", seeds: Sequence[int] = ()) -> Cells:
     """Means over seeds with their 95% t interval; with the statistic `mean` also a row `sd`.
 
-    values: a row a seed with row, column, seed, value and source (a tuple of sources, or one);
+    values: a row a seed with row, column, seed, value and source (a line each);
     NaN is a run that diverged; seeds: the planned ones, of which a mean says which it lacks.
     """
     for (row, column), group in values.groupby(["row", "column"], sort=False):
@@ -151,47 +151,32 @@ def means(
         known = {"reason": "; ".join(told), "sources": sources(group)}
         known["status"] = "ok" if by_seed else "diverged"
         yield estimate(row, column, found, statistic=statistic, by_seed=by_seed, **known)
+        if found.n == 1:
+            why = "one seed has a value; a standard deviation takes two"
+            known |= {"status": "undetermined", "reason": why}
         if statistic == "mean":
-            if found.n == 1:
-                why = "one seed has a value; a standard deviation takes two"
-                known |= {"status": "undetermined", "reason": why}
             yield cell(row, column, found.sd, statistic="sd", n=found.n, **known)
 
 
 def sources(rows: pd.DataFrame) -> tuple[str, ...]:
     """The distinct sources of some rows."""
-    found: dict[str, None] = {}
-    for source in rows["source"]:
-        found |= dict.fromkeys((source,) if isinstance(source, str) else source)
-    return tuple(found)
+    return tuple(dict.fromkeys("\n".join(rows["source"]).splitlines()))
 
 
 def between(
-    values: pd.DataFrame,
-    over: str,
-    under: str,
-    column: str,
-    combine: Callable[[float, float], float] = float.__sub__,
+    values: pd.DataFrame, over: str, under: str, column: str, combine: Callable = operator.sub
 ) -> pd.DataFrame:
     """Rows as `means` takes them: one column's values less another's, seed by seed."""
     terms = [values[values["column"] == name] for name in (over, under)]
     both = terms[0].merge(terms[1], on=["row", "seed"], suffixes=("", "_under"))
-    pairs = zip(both["value"].astype(float), both["value_under"].astype(float), strict=True)
-    behind = zip(both["source_under"], both["source"], strict=True)
-    return both.assign(
-        column=column,
-        value=[combine(a, b) for a, b in pairs],
-        source=[(*_tuple(a), *_tuple(b)) for a, b in behind],
-    )[["row", "column", "seed", "value", "source"]]
+    value = combine(both["value"].astype(float), both["value_under"].astype(float))
+    source = both["source_under"] + "\n" + both["source"]
+    return both[["row", "seed"]].assign(column=column, value=value, source=source)
 
 
-def _tuple(source: str | tuple[str, ...]) -> tuple[str, ...]:
-    return (source,) if isinstance(source, str) else source
-
-
-def ratios(values: pd.DataFrame, over: str, under: str, column: str) -> Iterator[dict[str, Any]]:
+def ratios(values: pd.DataFrame, over: str, under: str, column: str) -> Cells:
     """Ratios of two columns' means over their common seeds; intervals of the seeds' own ratios."""
-    of_seeds = between(values, over, under, column, float.__truediv__)
+    of_seeds = between(values, over, under, column, operator.truediv)
     for found in means(of_seeds):
         common = values[(values["row"] == found["row"]) & values["seed"].isin(found["by_seed"])]
         top, bottom = (common[common["column"] == name]["value"].mean() for name in (over, under))
@@ -207,48 +192,57 @@ def table_cells(table: Table, records: Records) -> pd.DataFrame:
     to no seed; agrees: see Column, None where undecided. Raises InputError where the paper's CSV
     holds a key that the table has not.
     """
-    frames = (getattr(records, name) for name in table.frames)
-    found = list(table.compute(*frames))
+    printed = paper.load(table.label).to_dict("records") if table.of_paper else []
+    theirs = {tuple(each[name] for name in KEY): each for each in printed}
+    found = list(table.compute(*(getattr(records, name) for name in table.frames)))
     there = {(each["row"], each["column"]) for each in found}
-    printed = _printed(table)
-    asked = printed.groupby(["row", "column"])["statistic"].agg(list).to_dict()
     for panel in table.panels:
-        for row in panel.rows:
-            for column in panel.columns:
-                if (row, column.key) not in there:
-                    found += _gaps(table, records, row, column, asked.get((row, column.key)))
-    rows = pd.DataFrame(found, columns=COLUMNS).drop(columns=["paper", "paper_value", "unit"])
-    rows = rows.merge(printed, on=KEY, how="left")
-    lost = set(map(tuple, printed[KEY].to_numpy())) - set(map(tuple, rows[KEY].to_numpy()))
-    for row, column, statistic in sorted(lost):
-        if (row, column) not in there:
-            key = f"{row}, {column}, {statistic}"
-            raise InputError(f"report/paper/{table.label}.csv: the table has no {key}; correct it")
-    return _compared(table, records, rows)[COLUMNS]
+        lacking = [(r, c) for r in panel.rows for c in panel.columns if (r, c.key) not in there]
+        for row, column in lacking:
+            asked = [key[2] for key in theirs if key[:2] == (row, column.key)] or ["value"]
+            status, reason = _gap(table, records, row, column)
+            known = {"n": 0, "status": status, "reason": reason}
+            found += [cell(row, column.key, statistic=each, **known) for each in asked]
+            there.add((row, column.key))
+    for key in theirs:
+        if key[:2] not in there:
+            told = f"report/paper/{table.label}.csv: the table has no {', '.join(key)}; correct it"
+            raise InputError(told)
+    columns = table.columns
+    for each in found:
+        own = columns.get(each["column"]) if each["row"] != "setting" else None
+        beside = theirs.get(tuple(each[name] for name in KEY), {})
+        unit = beside.get("unit") or (own.unit if own else "text")
+        each |= {name: each[name] / UNITS[unit] for name in NUMBERS}
+        each["by_seed"] = {seed: value / UNITS[unit] for seed, value in each["by_seed"].items()}
+        each |= {"setting": records.setting.name, "table": table.label, "unit": unit}
+        each |= {"paper": beside.get("printed"), "paper_value": beside.get("paper_value", math.nan)}
+        single = each["statistic"] == "sd" or seed_of(table, each["row"], each["column"])
+        alone = single or records.miniature
+        each["difference"] = math.nan if alone else each["value"] - each["paper_value"]
+    values = {(c["row"], c["column"]): c["value"] for c in found if c["statistic"] != "sd"}
+    for each in found:
+        null = columns[each["column"]].null if each["column"] in columns else None
+        null = values.get((each["row"], null)) if isinstance(null, str) else null
+        each["agrees"] = None if math.isnan(each["difference"]) else _agrees(null, each)
+    numbers = dict.fromkeys((*NUMBERS, "paper_value", "difference"), float) | {"n": int}
+    return pd.DataFrame(found, columns=COLUMNS, dtype=object).astype(numbers)
 
 
-def _printed(table: Table) -> pd.DataFrame:
-    if not table.of_paper:
-        return pd.DataFrame(columns=[*KEY, "paper", "unit", "paper_value"])
-    return paper.load(table.label).rename(columns={"printed": "paper"})
+def _agrees(null: float | None, cell: Mapping[str, Any]) -> bool | None:
+    """Whether the paper's value lies in our interval; None where the null does as well."""
+    if null is None or math.isnan(cell["low"]):
+        return None
+    inside = cell["low"] <= cell["paper_value"] <= cell["high"]
+    return None if inside and cell["low"] <= null <= cell["high"] else inside
 
 
-def _gaps(
-    table: Table, records: Records, row: str, column: Column, statistics: list[str] | None
-) -> Iterator[dict[str, Any]]:
+def _gap(table: Table, records: Records, row: str, column: Column) -> tuple[str, str]:
     first = row.partition("/")[0]
     scale = first if first in SCALES else table.scale
     named = [part for part in (row, column.key.rpartition(".")[2]) if part in VARIANTS]
-    status, reason = gap(
-        records,
-        table.frames[0],
-        scale,
-        column.variants or named or PAIRED,
-        seed_of(table, row, column.key),
-    )
-    for statistic in statistics or ["value"]:
-        known = {"statistic": statistic, "n": 0, "status": status, "reason": reason}
-        yield cell(row, column.key, **known)
+    variants, seed = column.variants or named or PAIRED, seed_of(table, row, column.key)
+    return gap(records, table.frames[0], scale, variants, seed)
 
 
 def seed_of(table: Table, row: str, column: str) -> int | None:
@@ -256,47 +250,6 @@ def seed_of(table: Table, row: str, column: str) -> int | None:
     parts = (row.rpartition("/")[2], column.removeprefix("seed_"))
     numbers = [int(part) for part in parts if part.isdigit() and table.frames[0] == "runs"]
     return numbers[0] if numbers else None
-
-
-def _compared(table: Table, records: Records, rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows in the cells' unit, set against the paper."""
-    columns = table.columns
-    own = rows["column"].map(lambda key: columns[key].unit if key in columns else "text")
-    own = own.where(rows["row"] != "setting", "text")
-    rows["unit"] = rows["unit"].where(rows["unit"].notna(), own)
-    size = rows["unit"].map(UNITS)
-    for name in ("value", "sd", "low", "high"):
-        rows[name] = rows[name].astype(float) / size
-    rows["by_seed"] = [
-        {seed: value / by for seed, value in values.items()} if by != 1 else values
-        for values, by in zip(rows["by_seed"], size, strict=True)
-    ]
-    for name in ("paper", "text"):
-        rows[name] = rows[name].astype(object).where(rows[name].notna(), None)
-    rows["paper_value"] = rows["paper_value"].astype(float)
-    of_seed = [
-        seed_of(table, row, column) is not None
-        for row, column in zip(rows["row"], rows["column"], strict=True)
-    ]
-    comparable = ~pd.Series(of_seed, index=rows.index, dtype=bool) & (rows["statistic"] != "sd")
-    comparable &= not records.miniature
-    rows["difference"] = (rows["value"] - rows["paper_value"]).where(comparable)
-    main = rows[rows["statistic"] != "sd"].set_index(["row", "column"])["value"]
-    rows["agrees"] = [
-        _agrees(columns[row.column].null, row, main) if known else None
-        for known, row in zip(rows["difference"].notna(), rows.itertuples(), strict=True)
-    ]
-    return rows.assign(setting=records.setting.name, table=table.label)
-
-
-def _agrees(null: float | str | None, row: Any, main: pd.Series) -> bool | None:
-    """Whether the paper's value lies in our interval; None where the null does as well."""
-    if isinstance(null, str):
-        null = main.get((row.row, null))
-    if null is None or math.isnan(row.low) or math.isnan(null):
-        return None
-    inside = bool(row.low <= row.paper_value <= row.high)
-    return None if inside and row.low <= null <= row.high else inside
 
 
 def cells(records: Sequence[Records], tables: Sequence[Table]) -> pd.DataFrame:

@@ -73,7 +73,7 @@ def efficiency(runs: pd.DataFrame, losses: pd.DataFrame, window: float) -> pd.Da
         own, crossing = (math.nan if each is None else each for each in reached)
         spared, gap = (1 - crossing / budget, 1 - own / budget), full[-1] - mha[-1]
         known = (scale, seed, pair["further"].iloc[0], mha[-1], crossing, *spared, gap)
-        rows.append((*known, sources(pair)))
+        rows.append((*known, "\n".join(sources(pair))))
     names = ("target", "crossing", "reduction", "own_reduction", "end_gap", "source")
     return pd.DataFrame(rows, columns=["scale", "seed", "further", *names])
 
@@ -265,8 +265,8 @@ def token_efficiency(runs: pd.DataFrame, losses: pd.DataFrame, window: float) ->
     for pair in efficiency(runs[~runs["further"]], losses, window).to_dict("records"):
         row = f"{pair['scale']}/{pair['seed']}"
         for column in ("target", "crossing", "reduction", "own_reduction", "end_gap"):
-            known = {"sources": pair["source"]}
+            known = {"sources": tuple(pair["source"].splitlines())}
             if math.isnan(pair[column]):
                 known |= {"status": "not reached", "reason": _NEVER, "n": 0}
             yield cell(row, column, pair[column], **known)
-        yield cell(row, "window", window, sources=pair["source"])
+        yield cell(row, "window", window, sources=tuple(pair["source"].splitlines()))

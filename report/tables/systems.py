@@ -1,5 +1,6 @@
 """Throughput and memory of whole training steps: Tables 5 and 15 to 17 (Appendices G, H)."""
 
+import operator
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -290,7 +291,7 @@ def run_rates(runs: pd.DataFrame, matched: pd.DataFrame) -> Cells:
         yield cell(scale, "processes", text=counts, sources=sources(of_scale))
     # Pairs of one seed that as many processes trained.
     alike = runs.groupby(["scale", "seed"])["processes"].transform("nunique") == 1
-    yield from means(between(runs[alike], "full", "mha", "run_ratio", float.__truediv__))
+    yield from means(between(runs[alike], "full", "mha", "run_ratio", operator.truediv))
 
 
 @table(
