@@ -6,10 +6,9 @@ from pathlib import Path
 import torch
 
 from relation import machine, records
-from relation.bench.rounds import DTYPES, Answers, Conditions, Sides, Timer, median_columns
+from relation.bench.rounds import DTYPES, Answers, Conditions, Sides, Timer, claimed, median_columns
+from relation.jobs import Bench, Side
 from relation.ops import get_backend
-from relation.plan import Bench, Side
-from relation.variants import ModelConfig
 
 _MEASURE = "operator"
 
@@ -18,18 +17,17 @@ _MEASURE = "operator"
 class OperatorCall:
     """Times one operator on one sequence of random tokens, (1, H, T, d_h)."""
 
-    model: ModelConfig
-    operator: str
-    backend: str
+    side: Side
     precision: str
     device: torch.device
 
     def prepare(self, context: int) -> dict:
         """Returns the bytes that a layer keeps of T tokens to decode the next."""
-        operator, device, H, D = self.operator, self.device, self.model.heads, self.model.head_dim
+        operator, model, device = self.side.variant, self.side.model, self.device
+        H, D = model.heads, model.head_dim
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        call = get_backend(operator, self.backend, device).call
+        call = get_backend(operator, self.side.backends[operator], device).call
         generator = torch.Generator().manual_seed(0)
 
         def draw() -> torch.Tensor:
@@ -39,7 +37,7 @@ class OperatorCall:
         inputs = [draw().requires_grad_() for _ in range(3)]  # p1, p2, info; of MHA q, k, v
         dy = draw()
         if operator == "full":
-            inputs.append(torch.tensor(self.model.lambda_init, device=device, requires_grad=True))
+            inputs.append(torch.tensor(model.lambda_init, device=device, requires_grad=True))
         elif operator == "linear":
             rate = torch.rand(1, H, context, D, generator=generator)
             inputs.append((-rate).to(device).requires_grad_())
@@ -80,19 +78,11 @@ def measure(bench: Bench, out: Path, data: Path | None = None) -> None:
 
     data: not read; operators take random tokens. Raises InputError where the device is missing.
     """
-    operators: dict[str, Side] = {}
-    for side in bench.sides:
-        operators.setdefault(side.side, side)
+    operators = {side.side: side for side in bench.sides}
     rows: list[dict] = []
-    with machine.claim(bench.device) as device:
+    with claimed(bench.device) as device:
         conditions = Conditions(device)
-        calls = {
-            name: OperatorCall(
-                side.model, side.variant, side.backends[side.variant],
-                bench.precision, device,
-            )
-            for name, side in operators.items()
-        }  # fmt: skip
+        calls = {k: OperatorCall(side, bench.precision, device) for k, side in operators.items()}
         with Sides(calls, conditions) as processes:
             for T in dict.fromkeys(side.context for side in bench.sides):
                 found = processes.compare((T,), [_MEASURE], bench.rounds)

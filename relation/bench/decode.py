@@ -20,10 +20,12 @@ from relation.bench.rounds import (
     Answers,
     Conditions,
     Sides,
+    claimed,
     median_columns,
     synchronize,
 )
 from relation.errors import RunError
+from relation.jobs import Bench
 from relation.nn import Decoder, DecodeState, Execution
 from relation.nn.generate import (
     Places,
@@ -34,7 +36,6 @@ from relation.nn.generate import (
     draw,
     why_plain,
 )
-from relation.plan import Bench
 from relation.variants import LINEAR, ModelConfig
 
 TOKEN, PROMPT, AGREEMENT = "token", "prompt", "agreement"
@@ -252,7 +253,7 @@ def measure(bench: Bench, out: Path, data: Path | None = None) -> None:
     cells = list(dict.fromkeys((TOKEN, side.context, side.micro) for side in bench.sides))
     cells += [(PROMPT, prompt, batch) for batch in batches]
     rows: list[dict] = []
-    with machine.claim(kind) as device:
+    with claimed(kind) as device:
         decoders = {
             name: Decoding(model, bench.precision, device) for name, model in models.items()
         }

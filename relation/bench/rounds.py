@@ -21,8 +21,9 @@ import random
 import re
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -30,14 +31,13 @@ import psutil
 import pynvml
 import torch
 
+from relation import machine
 from relation.errors import InputError
 
 # PyTorch's profiler says on stderr whenever it starts and stops.
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-PASS, OOM, UNAVAILABLE, FAILED = "PASS", "OOM", "UNAVAILABLE", "FAILED"
-WARM_ROUNDS = 2
 # Libraries' handles take memory when they are first used.
 _OUT_OF_MEMORY = re.compile(
     "out of memory|can't allocate memory|(CUBLAS|CUDNN)_STATUS_(ALLOC_FAILED|NOT_INITIALIZED)"
@@ -138,6 +138,16 @@ class Timer:
         return statistics.median(found)
 
 
+@contextmanager
+def claimed(kind: str) -> Iterator[torch.device]:
+    """The device, held alone if it is a GPU. The asking process takes no memory on it."""
+    if kind == "cpu":
+        yield torch.device("cpu")
+        return
+    with machine.gpu_lock() as (index,):
+        yield torch.device("cuda", index)
+
+
 class Failure(NamedTuple):
     """Why there is no number: OOM, UNAVAILABLE (it cannot run here) or FAILED, and one line."""
 
@@ -167,7 +177,7 @@ class Answers:
 
     def status(self, measure: str) -> dict:
         """The columns `status` and `reason`."""
-        failure = self.failures.get(measure, Failure(PASS, None))
+        failure = self.failures.get(measure, Failure("PASS", None))
         return {"status": failure.status, "reason": failure.reason}
 
 
@@ -176,17 +186,10 @@ def failure_of(error: Exception) -> Failure:
     first = next(iter(str(error).strip().splitlines()), "no message")
     memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
     if memory or _OUT_OF_MEMORY.search(str(error)):
-        return Failure(OOM, first)
+        return Failure("OOM", first)
     if isinstance(error, InputError):
-        return Failure(UNAVAILABLE, first)
-    return Failure(FAILED, f"{type(error).__name__}: {first}")
-
-
-def reclaim() -> None:
-    """Give the memory of deleted tensors back to the device."""
-    gc.collect()
-    if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
+        return Failure("UNAVAILABLE", first)
+    return Failure("FAILED", f"{type(error).__name__}: {first}")
 
 
 def _serve(side: Any, pipe: Any, threads: int, parent: int) -> None:
@@ -205,7 +208,9 @@ def _serve(side: Any, pipe: Any, threads: int, parent: int) -> None:
         except Exception as error:
             answer = failure_of(error)
         if isinstance(answer, Failure) or question == "release":
-            reclaim()  # the others wait for this memory
+            gc.collect()  # the others wait for this memory
+            if torch.cuda.is_initialized():
+                torch.cuda.empty_cache()
         pipe.send(answer)
         if isinstance(answer, Failure) and "CUDA error" in answer.reason:
             return  # nothing works on the device any more; the next question starts anew
@@ -238,7 +243,7 @@ class Process:
                 code = self._process.exitcode
                 hint = ", killed as the system does when memory runs out" if code == -9 else ""
                 told = f"its process ended with status {code}{hint} in its {question}"
-                self.dead = Failure(FAILED, told)
+                self.dead = Failure("FAILED", told)
         return self.dead
 
     def close(self) -> None:
@@ -314,7 +319,7 @@ class Sides:
         given: Sequence[Any],
         measures: Sequence[str],
         rounds: int,
-        warm_rounds: int = WARM_ROUNDS,
+        warm_rounds: int = 2,
     ) -> dict[str, Answers]:
         """What each side answers in all rounds of every measure, prepared with `given`.
 
@@ -323,7 +328,9 @@ class Sides:
         """
         self.conditions.forget()
         found = self._together(given, measures, rounds, warm_rounds)
-        crowded = [n for n, a in found.items() if any(f.status == OOM for f in a.failures.values())]
+        crowded = [
+            n for n, a in found.items() if any(f.status == "OOM" for f in a.failures.values())
+        ]
         if len(found) > 1:
             for name in crowded:
                 with Sides({name: self.sides[name]}, self.conditions) as alone:
@@ -352,17 +359,21 @@ class Conditions:
         self._gpu = self._driver = self._limit = self._before = None
         self.forget()
         if device.type != "cuda":
-            busy = psutil.cpu_percent(interval=0.1)
+            busy, most = psutil.cpu_percent(interval=0.1), 25
         else:
-            pynvml.nvmlInit()
-            uuid = torch.cuda.get_device_properties(device).uuid
-            self._gpu = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+            try:
+                pynvml.nvmlInit()
+                uuid = torch.cuda.get_device_properties(device).uuid
+                self._gpu = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+            except pynvml.NVMLError as error:
+                self._before = f"not observed, NVML: {error}"
+                return
             self._driver = pynvml.nvmlSystemGetDriverVersion()
             self._limit = self._read("MaxClockInfo", pynvml.NVML_CLOCK_SM)
             # The least: work that ended just now shows for a moment.
             rates = [time.sleep(0.3) or self._read("UtilizationRates") for _ in range(4)]
-            busy = min(0 if rate is None else rate.gpu for rate in rates)
-        if busy > (5 if self._gpu else 25):
+            busy, most = min(0 if rate is None else rate.gpu for rate in rates), 5
+        if busy > most:
             self._before = f"the {device.type} was {busy:.0f}% busy before the start"
 
     def _read(self, name: str, *rest: Any) -> Any | None:

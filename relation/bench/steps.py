@@ -7,7 +7,7 @@ which attention kernels ran.
 
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,14 +22,14 @@ from relation.bench.rounds import (
     Answers,
     Conditions,
     Sides,
+    claimed,
     median_columns,
     synchronize,
 )
 from relation.errors import InputError, RunError
+from relation.jobs import Bench, Side
 from relation.nn import Decoder, Execution
-from relation.plan import Bench, Side
 from relation.train.step import UpdateStep, build_optimizer
-from relation.variants import ModelConfig
 
 # The first update of a process compiles, the second captures CUDA graphs.
 _LEAST_WARM_UPDATES = 2
@@ -83,49 +83,40 @@ def check_kernels(
 
 @dataclass
 class Updates:
-    """Times whole updates, each launched while the device still works on the one before.
+    """Times a side's updates, each launched while the device still works on the one before.
 
-    tokens: a file of 16-bit ids, None for random ones. warmup: updates before the first timed one,
-    at least two; updates: how many a round times, on a GPU after one that does not count.
+    tokens: a file of 16-bit ids, None for random ones. At least two updates warm up; a round on a
+    GPU starts with one that does not count.
     """
 
-    model: ModelConfig
-    operator: str
-    backends: Mapping[str, str]
-    optimizer: Mapping
-    precision: str
-    compile: bool
-    context: int
-    micro: int
-    accumulation: int
-    warmup: int
-    updates: int
+    bench: Bench
+    side: Side
     device: torch.device
     tokens: Path | None = None
 
     def prepare(self) -> dict:
         """Build and warm up. Raises RunError for a loss that is not finite."""
-        device, on_gpu = self.device, self.device.type == "cuda"
-        if on_gpu:
+        bench, side, device = self.bench, self.side, self.device
+        if device.type == "cuda":
             torch.cuda.set_device(device)
-        execution = Execution(**self.backends, compiled=self.compile)
-        execution.check(self.model, device)
-        torch.manual_seed(0)
-        model = Decoder(self.model, execution, seed=0)
-        options = dict(self.optimizer)
+        execution = Execution(**side.backends, compiled=bench.compile)
+        execution.check(side.model, device)
+        model = Decoder(side.model, execution, seed=0)
+        options = dict(bench.optimizer)
         clip = options.pop("gradient_clip")
         adamw = build_optimizer(model.to(device), **options)
-        self._step = UpdateStep(model, adamw, device, self.precision, self.compile, clip)
+        self._step = UpdateStep(model, adamw, device, bench.precision, bench.compile, clip)
+        self._micro_tokens = side.micro * side.context
         self._done, self._text = 0, self._open_text()
         synchronize(device)
         began = time.perf_counter()
         self._run(1)
         synchronize(device)
-        if on_gpu:
+        if device.type == "cuda":
             # Peaks are those after compilation: graphs' memory counts when they are captured.
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(device)
-        loss = self._run(max(_LEAST_WARM_UPDATES, self.warmup) - 1)
+        loss = self._run(max(_LEAST_WARM_UPDATES, bench.warmup_updates) - 1)
         synchronize(device)
         self._wall = time.perf_counter() - began
         if not loss.isfinite():
@@ -135,29 +126,26 @@ class Updates:
     def _open_text(self) -> np.ndarray:
         if self.tokens is not None:
             return np.memmap(self.tokens, "<u2", mode="r")
-        per_update = self.micro * self.accumulation * self.context
-        count = _UPDATES_OF_RANDOM_TOKENS * per_update + 1
-        return np.random.default_rng(0).integers(0, self.model.vocab_size, count, np.uint16)
+        count = _UPDATES_OF_RANDOM_TOKENS * self.side.accumulation * self._micro_tokens + 1
+        return np.random.default_rng(0).integers(0, self.side.model.vocab_size, count, np.uint16)
 
     def _batches(self, first: int, count: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Micro-batches of inputs and targets, (micro, context) int64, sent as training does."""
-        size = self.micro * self.context
-        room = max(1, (len(self._text) - 1) // size)
+        size = self._micro_tokens
         for number in range(first, first + count):
-            start = number % room * size
+            start = number % max(1, (len(self._text) - 1) // size) * size
             ids = self._text[start : start + size + 1].astype(np.int64)
-            inputs, targets = (x.reshape(self.micro, -1) for x in (ids[:-1], ids[1:]))
+            inputs, targets = (x.reshape(self.side.micro, -1) for x in (ids[:-1], ids[1:]))
             yield tuple(machine.to_device(x, self.device) for x in (inputs, targets))
 
     def _update(self, first: int, count: int) -> Tensor:
-        tokens = count * self.micro * self.context
-        loss, _ = self._step(self._batches(first, count), tokens, self.optimizer["learning_rate"])
-        return loss
+        rate, tokens = self.bench.optimizer["learning_rate"], count * self._micro_tokens
+        return self._step(self._batches(first, count), tokens, rate)[0]
 
     def _run(self, updates: int) -> Tensor:
         """Launch updates and return the last one's loss; a GPU may still be working."""
         for _ in range(updates):
-            loss = self._update(self._done * self.accumulation, self.accumulation)
+            loss = self._update(self._done * self.side.accumulation, self.side.accumulation)
             self._done += 1
         return loss
 
@@ -168,15 +156,15 @@ class Updates:
             self._run(1)  # finds caches and allocator as another process left them
             first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             first.record()
-            self._run(self.updates)
+            self._run(self.bench.measured_updates)
             last.record()
             last.synchronize()
             found = first.elapsed_time(last) / 1e3
         else:
-            self._run(self.updates)
+            self._run(self.bench.measured_updates)
             found = time.perf_counter() - began
         self._wall += time.perf_counter() - began
-        return found / self.updates
+        return found / self.bench.measured_updates
 
     def proof(self) -> dict:
         """Peak memory, the raw rate, and the attention kernels of one more micro-batch.
@@ -187,10 +175,10 @@ class Updates:
         if device.type == "cuda":
             facts["allocated_gib"] = torch.cuda.max_memory_allocated(device) / 2**30
             facts["reserved_gib"] = torch.cuda.max_memory_reserved(device) / 2**30
-        tokens = self._done * self.micro * self.accumulation * self.context
+        tokens = self._done * self.side.accumulation * self._micro_tokens
         facts["raw_tokens_per_second"] = tokens / self._wall
 
-        backend = self.operator, self.backends[self.operator]
+        backend = self.side.variant, self.side.backends[self.side.variant]
         if device.type != "cuda" and backend not in _KERNELS["cpu"]:
             return facts | {"kernels": []}  # plain PyTorch
 
@@ -226,19 +214,19 @@ def _row(bench: Bench, side: Side, answers: Answers, tokens: Path | None) -> dic
     per_update = side.micro * side.accumulation * side.context
     rates = [per_update / seconds for seconds in answers.samples.get("update", [])]
     geometry = ("side", "variant", "context", "micro", "accumulation", "position")
-    facts = ("raw_tokens_per_second", "allocated_gib", "reserved_gib")
     return {
         **{name: getattr(bench, name) for name in ("campaign", "scale", "variation", "benchmark")},
         **{name: getattr(side, name) for name in geometry},
         "backend": side.backends[side.variant],
         **answers.status("update"),
         **median_columns("tokens_per_second", rates),
-        **{name: answers.facts.get(name) for name in facts},
+        **dict.fromkeys(("allocated_gib", "reserved_gib", "raw_tokens_per_second")),
         "measured_updates": len(rates) * bench.measured_updates,
         "samples": rates,
         "alone": answers.alone,
-        "kernels": answers.facts.get("kernels", []),
+        "kernels": [],
         "tokens": "random" if tokens is None else "corpus",
+        **answers.facts,
     }
 
 
@@ -254,18 +242,10 @@ def measure(bench: Bench, out: Path, data: Path | None = None) -> None:
         raise InputError(f"{tokens} is missing or empty; prepare the corpus first")
     long = bench.benchmark == "linear-long"
     rows: list[dict] = []
-    with machine.claim(bench.device) as device:
+    with claimed(bench.device) as device:
         conditions = Conditions(device)
-        fixed = bench.optimizer, bench.precision, bench.compile
-        counts = bench.warmup_updates, bench.measured_updates, device, tokens
         for group in groups_of(bench.sides) if long else [bench.sides]:
-            sides = {
-                side.side: Updates(
-                    side.model, side.variant, side.backends, *fixed,
-                    side.context, side.micro, side.accumulation, *counts,
-                )
-                for side in group
-            }  # fmt: skip
+            sides = {side.side: Updates(bench, side, device, tokens) for side in group}
             with Sides(sides, conditions) as processes:
                 # A round's first update settles what the others left: no rounds to warm up.
                 found = processes.compare((), ["update"], bench.rounds, warm_rounds=0)

@@ -96,11 +96,8 @@ def test_contexts_that_fit_together_are_measured_together(tmp_path):
 
 
 def test_a_loss_that_is_not_finite_is_an_error():
-    given = side("mha", "flash")
-    wild = OPTIMIZER | {"learning_rate": float("inf")}
-    update = Updates(
-        given.model, "mha", {"mha": "flash"}, wild, "fp32", False, 16, 2, 1, 3, 1, CPU
-    )  # fmt: skip
+    spec = bench(side("mha", "flash"), optimizer=OPTIMIZER | {"learning_rate": float("inf")})
+    update = Updates(spec, spec.sides[0], CPU)
     with pytest.raises(RunError, match="the loss is nan"):
         update.prepare()
 
