@@ -108,7 +108,6 @@ class ModelConfig:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be at least 1")
         heads, shared, d = self.heads, self.shared_heads, self.d_model
         width = f"head width {self.head_dim} (d_model {d} / {heads} heads)"
-        odd = self.mixes_heads and shared % 2
         for fails, why in (
             (
                 not self.layout or set(self.layout) - set(MIXERS),
@@ -132,14 +131,9 @@ class ModelConfig:
                 f"Raw-X transports all {heads} heads of X, not {self.kv_heads}; leave out kv_heads",
             ),
             (
-                odd and self.kv_heads is None,
+                self.mixes_heads and shared % 2,
                 f"Givens mixing pairs heads of information, and {shared} are odd in number; give "
-                "an even number, or givens=False",
-            ),
-            (
-                odd,
-                f"Givens mixing pairs heads of information, and kv_heads is {shared}, which is "
-                "odd; give givens=False, or an even number",
+                "givens=False, or an even number of heads (of kv_heads, where they are shared)",
             ),
             (
                 not 0 < self.tau < math.inf,

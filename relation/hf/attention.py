@@ -27,12 +27,12 @@ def add_lambda(
 ) -> PreTrainedModel:
     """Give every attention module of a model its `lam` (1,), a trained FP32 parameter.
 
-    Returns the model. Call it before training, as an optimiser takes the parameters that it finds.
-    `save_pretrained` writes them; `from_pretrained` builds the model without them and passes over
-    them. Their values come from the folder `saved`, by default the one that the model was loaded
-    from where that has them; else all start at `init`. A module that has a lambda keeps it, unless
-    `saved` names another. Raises InputError for a model without such modules or with another
-    attention, and for a folder `saved` that lacks one of the values.
+    Call it before training, as an optimiser takes the parameters that it finds. `save_pretrained`
+    writes them and `from_pretrained` passes over them: their values come from the folder `saved`,
+    by default the one that the model was loaded from; where that has none they start at `init`. A
+    module that has a lambda keeps it, unless `saved` names a folder. Returns the model. Raises
+    InputError for a model without such modules or with another attention, and for a folder `saved`
+    that lacks a value.
     """
     modules = {name: module for name, module in model.named_modules() if _attends(module)}
     if not modules:

@@ -37,14 +37,12 @@ _OUTPUTS = {
 
 
 class RelationConfig(PretrainedConfig):
-    """`ModelConfig` with the fields that every configuration of transformers has.
+    """`ModelConfig`'s fields as arguments, and those that every configuration of transformers has.
 
-    Its arguments are `ModelConfig`'s fields: `layout` has a letter a layer, A for MHA, F for Full
-    and L for Linear Relation, so that "LLLF" * 3 is a Hybrid; `num_hidden_layers` alone gives as
-    many Full layers. transformers' names for the sizes (`hidden_size`, `num_attention_heads`,
-    `num_key_value_heads`, ...) read the same. Raises InputError where no such model exists, and for
-    an unknown field. A saved configuration may have further fields, because other versions of
-    transformers write other ones.
+    `layout` has a letter a layer, A for MHA, F for Full and L for Linear Relation, so that "LLLF" *
+    3 is a Hybrid; `num_hidden_layers` alone gives as many Full layers. transformers' names for the
+    sizes (`hidden_size`, `num_attention_heads`, ...) read the same. Raises InputError where no such
+    model exists, and for an unknown field, except in a file, as other versions write other ones.
     """
 
     model_type = "relation"
@@ -106,15 +104,12 @@ class RelationConfig(PretrainedConfig):
         self.kv_heads = heads
 
 
-def _named(name: str, kind: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
-    return inspect.Parameter(name, kind, default=default)
-
-
 # The arguments by name, as help and editors show them.
+_KINDS = inspect.Parameter
 RelationConfig.__init__.__signature__ = inspect.Signature([
-    _named("self", inspect.Parameter.POSITIONAL_ONLY),
-    *(_named(name, inspect.Parameter.KEYWORD_ONLY, value) for name, value in _FIELDS.items()),
-    _named("options", inspect.Parameter.VAR_KEYWORD),
+    _KINDS("self", _KINDS.POSITIONAL_ONLY),
+    *(_KINDS(name, _KINDS.KEYWORD_ONLY, default=value) for name, value in _FIELDS.items()),
+    _KINDS("options", _KINDS.VAR_KEYWORD),
 ])  # fmt: skip
 
 
@@ -172,6 +167,17 @@ class RelationPreTrainedModel(PreTrainedModel):
     def _supports_default_dynamic_cache(cls) -> bool:
         return False
 
+    def get_input_embeddings(self) -> nn.Embedding:
+        """The embedding, whose weight is the output matrix too."""
+        return self.base_model.decoder.embedding
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        """Put another embedding in its place, whose rows are then the vocabulary."""
+        decoder = self.base_model.decoder
+        decoder.embedding = value
+        self.config.vocab_size = len(value.weight)
+        decoder.config = replace(decoder.config, vocab_size=len(value.weight))
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
@@ -198,16 +204,6 @@ class RelationModel(RelationPreTrainedModel):
         self.gradient_checkpointing = False  # transformers sets it
         self.post_init()
 
-    def get_input_embeddings(self) -> nn.Embedding:
-        """The embedding, whose weight is the output matrix too."""
-        return self.decoder.embedding
-
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
-        """Put another embedding in its place, whose rows are then the vocabulary."""
-        self.decoder.embedding = value
-        self.config.vocab_size = len(value.weight)
-        self.decoder.config = replace(self.decoder.config, vocab_size=len(value.weight))
-
     @can_return_tuple
     def forward(
         self,
@@ -225,10 +221,8 @@ class RelationModel(RelationPreTrainedModel):
         cache: the tokens read so far, which takes these in; with `use_cache` an empty one is made.
         With a cache nothing is differentiable. past_key_values: the cache, as transformers before
         5.24 names it. position_ids: (B, T) or (1, T); a document starts where they do not increase
-        by 1, as in transformers' own models. options: what transformers passes to any model. Raises
-        InputError for a row without text, text that padding interrupts, padding after the first
-        block of a cache, a second document in a row of a cache, a request for attentions or hidden
-        states, and unknown options.
+        by 1. Raises InputError for padding or documents that cannot be, a request for attentions or
+        hidden states, and unknown options.
         """
         self._check(options)
         cache = _cache(self.config, cache, past_key_values, use_cache)
@@ -340,14 +334,6 @@ class RelationForCausalLM(RelationPreTrainedModel, GenerationMixin):
         model = cls(RelationConfig.of(decoder.config, **options))
         model.model.decoder.load_state_dict(decoder.state_dict())
         return model.to(decoder.embedding.weight.device)
-
-    def get_input_embeddings(self) -> nn.Embedding:
-        """The embedding, whose weight is the output matrix too."""
-        return self.model.get_input_embeddings()
-
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
-        """Put another embedding in its place, and so another output matrix."""
-        self.model.set_input_embeddings(value)
 
     @can_return_tuple
     def forward(

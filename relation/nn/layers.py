@@ -36,8 +36,7 @@ def _kept_tables(length: int, width: int, base: float, device: torch.device) -> 
 def _tables(length: int, width: int, base: float, like: Tensor) -> RopeTables:
     """RoPE's tables on a tensor's device for positions 0 .. length - 1 at least.
 
-    Kept from call to call, but not for other types of tensor: a table that is made beside a
-    FakeTensor has no data either.
+    Kept from call to call; what is made beside a FakeTensor has no data either, and is not.
     """
     if torch.compiler.is_compiling() or type(like) is not Tensor:
         return rope_angles(length, width, base, 0, like.device)
@@ -98,11 +97,10 @@ class _Layer(nn.Module):
     ) -> Tensor:
         """The layer of x, (B, T, d) to (B, T, d), in x's dtype (under autocast in that one).
 
-        documents: a token sees its own alone and its place starts there; padding is a document
-        too (`Documents.padded`). cache: while decoding, one of `new_cache()`; x then follows the
-        tokens that it has read, it takes x in, and nothing is differentiable; before a prompt of
-        unequal rows call its `begin`. offset: RoPE's position of the first token, 0 or more.
-        Raises InputError for what does not fit, and for what the backend does not take.
+        documents: a token sees its own alone; padding is one too (`Documents.padded`). cache: while
+        decoding, one of `new_cache()`, which takes x in as what follows; nothing is differentiable
+        then. Before a prompt of unequal rows call its `begin`. offset: RoPE's position of the first
+        token, 0 or more. Raises InputError for what does not fit or the backend does not take.
         """
         if x.ndim != 3 or x.shape[2] != self._config.d_model:
             given, width = tuple(x.shape), self._config.d_model

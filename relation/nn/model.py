@@ -74,9 +74,8 @@ class Execution:
 class Normed(NamedTuple):
     """States (B, T, d) over their root mean square, and the scale (d,) that readers still owe.
 
-    A projection of scaled states is that of the unscaled ones by a weight whose columns are scaled.
-    That scales d x d numbers in place of B x T x d, and makes the scale's gradient a sum over a
-    weight in place of one over all tokens: a training step saves a pass over the states a norm.
+    A projection takes the scale into its weight: d x d products in place of B x T x d, and the
+    scale's gradient is a sum over a weight. A training step saves a pass over the states a norm.
     """
 
     states: Tensor
@@ -89,12 +88,11 @@ class Normed(NamedTuple):
     def folds(self, linear: nn.Module) -> bool:
         """Whether a projection's weight should take what else would be done to its states.
 
-        Not where calling the module does more than multiply by its weight (LoRA, quantised weights,
-        hooks), nor while decoding, where the states are fewer than the weight's numbers.
+        Not where calling the module does more than multiply (LoRA, quantised weights, hooks), nor
+        while decoding, where the states are fewer than the weight's numbers.
         """
-        if not _is_bare(linear):
-            return False
-        return torch.is_grad_enabled() or self.states.shape[:-1].numel() >= linear.out_features
+        many = torch.is_grad_enabled() or self.states.shape[:-1].numel() >= self.states.shape[-1]
+        return many and _is_bare(linear)
 
     def through(self, linear: nn.Module) -> Tensor:
         """The scaled states through a projection: (B, T, d) to (B, T, n)."""
@@ -124,10 +122,10 @@ class RMSNorm(nn.RMSNorm):
 
 
 class _OverRMS(torch.autograd.Function):
-    """x over its root mean square, with a backward that needs only the result and 1 / RMS.
+    """x over its root mean square; the backward needs only the result and 1 / RMS.
 
-    Computed in FP32 at least and rounded once to the dtype in which projections read it, so that
-    nothing of the residual stream, FP32 under autocast, is kept for the backward or read again.
+    Computed in FP32 at least and rounded once, to the dtype in which projections read it: nothing
+    of the residual stream, FP32 under autocast, is kept or read again.
     """
 
     @staticmethod
@@ -165,9 +163,8 @@ class HeadNorm(nn.RMSNorm):
 class Mixer(nn.Module):
     """Shared by all mixers: two rotated coordinates, one transported state, an output projection.
 
-    config: the model; layer_index: which layer of it, from 0; call: the operator's function.
     `w1`, `w2`, `wi` are Q, K, V in MHA and W_1, W_2, W_I in Relation, so that paired models share
-    names, and with them initial values.
+    names, and with them initial values. call: the operator's function.
     """
 
     def __init__(self, config: ModelConfig, layer_index: int, call: Call):
@@ -182,7 +179,8 @@ class Mixer(nn.Module):
         self.wo = nn.Linear(d, d, bias=False)
         self.normalises, self.gated = config.qk_norm, config.output_gate
         if self.normalises:
-            self.norm1, self.norm2 = (HeadNorm(self.head_dim, config.norm_eps) for _ in range(2))
+            self.norm1 = HeadNorm(self.head_dim, config.norm_eps)
+            self.norm2 = HeadNorm(self.head_dim, config.norm_eps)
         if self.gated:
             self.wg = nn.Linear(d, d, bias=False)
 
@@ -213,19 +211,17 @@ class Mixer(nn.Module):
 
 
 class HistoryMixer(Mixer):
-    """A mixer with a flow F from token to token, of which Y = F I: `arguments` follow I in a call.
+    """A mixer with a flow F from token to token, Y = F I (Eq. 3)."""
 
-    `operators` are the forms of its definition that decode and that give F.
-    """
-
-    operators: tuple[Call, Call]
-
-    def arguments(self) -> tuple:
-        return ()
+    operators: tuple[Call, Call]  # the forms of the definition that decode, and that give F
 
     def __init__(self, config: ModelConfig, layer_index: int, call: Call):
         super().__init__(config, layer_index, call)
-        self.options: dict[str, bool] = {}
+        self.options: dict[str, bool] = {}  # of every call
+
+    def arguments(self) -> tuple:
+        """What follows I in a call."""
+        return ()
 
     def forward(
         self,
@@ -237,9 +233,8 @@ class HistoryMixer(Mixer):
     ) -> Tensor:
         """X (B, T, d) to Y W_O (B, T, d).
 
-        While decoding, x holds the newest tokens and the layer's cache what is kept of those
-        before; the cache takes the newest in. Its first block, a prompt, runs the backend.
-        documents: RoPE's tables then hold each token's place in its own.
+        While decoding, x holds the newest tokens; the layer's cache takes them in. Its first
+        block, a prompt, runs the backend. With documents RoPE's tables are those of places in them.
         """
         p1, p2 = self.coordinates(x, rope)
         # Under autocast the projections are BF16 and scaled X is FP32: Raw-X transports BF16 too.
@@ -336,10 +331,9 @@ class CalibratedMixer(FullRelationMixer):
 class LinearRelationMixer(GivensMixing):
     """Linear Relation (Section 5.2) with the channel-wise retention of Kimi Delta Attention.
 
-    The retention path is a pair of matrices a head, d -> d_h -> d_h, with A_log and dt_bias a
-    channel, where KDA's published code shares one pair, d -> d_h -> d, and has A_log a head: the
-    paper's count of the Hybrid's parameters is that of the former. A_log, dt_bias, g and the
-    state are FP32 whatever the autocast.
+    The retention path has a pair of matrices a head, d -> d_h -> d_h, and A_log and dt_bias a
+    channel: that gives the paper's count of the Hybrid's parameters. (KDA's published code shares
+    one pair, d -> d_h -> d, and has A_log a head.) A_log, dt_bias, g and C are FP32 at least.
     """
 
     def __init__(self, config: ModelConfig, layer_index: int, call: Call):
@@ -501,12 +495,11 @@ class Decoder(nn.Module):
 
     @torch.no_grad()
     def decode(self, tokens: Tensor, state: DecodeState) -> Tensor:
-        """Logits (B, n, V) of the next n tokens (B, n) after those that `state` has read.
+        """Logits (B, n, V) of the next n tokens (B, n): the forward's last n rows.
 
-        They are the forward's last n rows, and `state` takes the tokens in. A prompt is read in one
-        block or several, then n = 1 a step. An empty state's first block runs the backends; later
-        ones of layers with a history run the decoding forms of the reference operators. Raises
-        InputError as `forward` does, and for a state of another model or batch.
+        `state` takes the tokens in. A prompt is read in one block or several, then n = 1 a step. An
+        empty state's first block runs the backends; later ones of layers with a history run the
+        definition's decoding forms. Raises InputError as `forward` does, and for another's state.
         """
         return self.logits(self.decode_states(tokens, state))
 
@@ -516,8 +509,8 @@ class Decoder(nn.Module):
     ) -> Tensor:
         """Logits (B, V) of each row's last token; otherwise as `decode`.
 
-        lengths: of prompts of unequal length, how many of the row's tokens are its own; it is
-        padded at the right with any ids, and `state` must be empty.
+        lengths: of prompts padded at the right, how many of a row's tokens are its own; `state`
+        must be empty.
         """
         if lengths is None:
             return self.logits(self.decode_states(tokens, state)[:, -1])
@@ -544,9 +537,9 @@ class Decoder(nn.Module):
     def flows(self, tokens: Tensor, documents: Documents | None = None) -> Iterator[Tensor]:
         """Yield each layer's normalised flow (B, H, T, T), FP32, one layer at a time.
 
-        Appendix B.5: reconstructed from Q and K for MHA, the actual F for Full Relation. What a
-        layer passes on is transported by that very flow, whatever backend executes the model.
-        Raises InputError for a model with Linear layers, which form no token-to-token flow.
+        Appendix B.5: from Q and K for MHA, the actual F for Full Relation. What a layer passes on
+        is transported by that very flow, whatever backend executes the model. Raises InputError for
+        a model with Linear layers, which form no token-to-token flow.
         """
         if LINEAR in self.config.layout:
             raise InputError(
@@ -571,8 +564,7 @@ class Decoder(nn.Module):
     def initialise(self, seed: int, key: str = "") -> None:
         """Draw the initial weights, each from a generator keyed by (seed, key, parameter name).
 
-        So the weights that paired variants share start equal, whatever else a variant adds; with
-        different keys all weights differ.
+        So the weights that paired variants share start equal, whatever else a variant adds.
         """
         config, prefix = self.config, f"{key}/" if key else ""
         for name, parameter in self.named_parameters():
@@ -628,9 +620,7 @@ def check_tokens(tokens: Tensor, vocabulary: int) -> None:
         raise InputError(f"tokens have shape {tuple(tokens.shape)}; give (B, T) with T >= 1")
     if tokens.dtype not in (torch.int64, torch.int32):
         raise InputError(f"tokens are {tokens.dtype}; give their ids in int64 or int32")
-    if tokens.device.type == "cpu" and type(tokens) is Tensor:
-        if torch.compiler.is_compiling():
-            return
+    if tokens.device.type == "cpu" and type(tokens) is Tensor and not torch.compiler.is_compiling():
         least, most = tokens.min().item(), tokens.max().item()
         if least < 0 or most >= vocabulary:
             raise InputError(

@@ -90,7 +90,7 @@ def test_the_arguments_of_a_configuration_have_names():
         ({"head_dim": 32, "eos_token_id": 1}, "has no head_dim;"),
         ({"num_hidden_layers": 12, "layout": "FL"}, "layout 'FL'; give a layout .* \"F\" \\* 12$"),
         ({"num_key_value_heads": 3}, "kv_heads is 3 and heads 8"),
-        ({"num_key_value_heads": 1}, "kv_heads is 1, which is odd; give givens=False"),
+        ({"num_key_value_heads": 1}, "1 are odd in number; give givens=False"),
         ({"heads": "8"}, "heads is '8'; give int$"),
         ({"layout": ["F", "L"]}, "give str$"),
     ],

@@ -293,7 +293,7 @@ def test_values_of_a_model_give_it_back(variant):
         ("full", {"heads": 5}, "not divisible"),
         ("mha", {"d_model": 20, "heads": 4}, "is odd"),
         ("full", {"d_model": 18, "heads": 3}, "odd in number"),
-        ("full", {"kv_heads": 1}, "kv_heads is 1, which is odd; give givens=False"),
+        ("full", {"kv_heads": 1}, "1 are odd in number; give givens=False"),
         ("full", {"kv_heads": 3}, "give a divisor"),
         ("softmax", {}, "unknown variant"),
         ("hybrid", {"layers": 6}, "multiple of 4"),
