@@ -127,6 +127,11 @@ class Case:
     def unlike(self, scale: str, needs: Sequence[str]) -> str:
         """Why this scale's models, or their diagnosis, are not the paper's; "" where they are."""
         for need in needs if scale else ():
+            if need == "pair":  # what Relation's flow does is told beside MHA's alone
+                full, mha = self.pair("relation_internal", scale, "l0_self")
+                if full.value is not None and mha.value is None:
+                    return f"MHA of {scale}: {mha.reason or mha.status}"
+                continue
             table = "relation_internal" if need in LENGTHS else "app-configs"
             ours, paper = self.said(table, scale, need)
             paper = LENGTHS.get(need, paper)

@@ -101,8 +101,7 @@ def build(columns: Sequence[plan.Setting], out: Path, published: bool) -> None:
         },
     }
     pages = {name: content for name, content in pages.items() if any(content.values())}
-    marked = zip("ABCD", settings, strict=False)
-    shown = [{"mark": mark, "name": each.name, "title": str(each)} for mark, each in marked]
+    shown = [{"mark": "ABCD"[k], "name": s.name, "title": str(s)} for k, s in enumerate(settings)]
     _write_pages(pages, out, settings=shown, campaign=_campaign(settings[0].campaign, published))
 
 
@@ -163,9 +162,6 @@ def _write_pages(pages: Mapping[str, Mapping[str, Any]], out: Path, **known: Any
         template = templates.get_template(f"{name}.j2")
         text = template.render(known, here=name, title=PAGES[name], **content)
         (out / name).write_text(text, encoding="utf-8")
-
-
-# Text and numbers.
 
 
 def slug(name: str) -> str:
@@ -342,7 +338,7 @@ def _pictures(found: Sequence[Shown]) -> list[dict[str, Any]]:
 
 
 def assumptions(settings: Sequence[Setting], published: bool) -> list[dict[str, Any]]:
-    """Every option of a run with what it means and Full Relation's value in each setting."""
+    """Every option of a run with what it means and Full Relation's values by setting and scale."""
     rows, options = [], []
     for setting in settings:
         of = _campaign(setting.campaign, published)
@@ -354,15 +350,8 @@ def assumptions(settings: Sequence[Setting], published: bool) -> list[dict[str, 
             a[scale] != b[scale] for a in values for b in values for scale in a.keys() & b.keys()
         )
         row = {"name": name, "about": field.description, "differs": differs}
-        rows.append(row | {"values": [_by_scale(each) for each in values]})
+        rows.append(row | {"values": values})
     return rows
-
-
-def _by_scale(values: Mapping[str, str]) -> str:
-    """One value where all scales share it, else each scale's."""
-    if len(set(values.values())) == 1:
-        return next(iter(values.values()))
-    return ", ".join(f"{scale}: {text}" for scale, text in values.items())
 
 
 def run_groups(settings: Sequence[Setting], published: bool) -> list[dict[str, Any]]:

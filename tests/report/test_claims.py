@@ -279,6 +279,13 @@ def test_speed_is_not_tested_at_another_context_or_in_other_batches() -> None:
         assert found[number].verdict == "reproduced" and "16/4, not 32/4" in found[number].reason
 
 
+def test_flow_of_relation_without_that_of_mha_decides_nothing() -> None:
+    cells = gone(INTERNAL, "100M", "l[012]_(self|effrank).(mha|ratio)")
+    cells.loc[(cells["row"] == "100M") & (cells["column"] == "l2_exchange.full"), "value"] = 10.0
+    found = judged(cells)
+    assert found[9].verdict == "reproduced" and "MHA of 100M: so it was" in found[9].reason
+
+
 def test_layers_that_chose_a_reading_do_not_test_the_paper() -> None:
     found = judged(FAILS[8](), records(variation=claims.CHOSEN_VARIATION))
     chosen = {n for n, one in found.items() if one.verdict == "chose the reading"}
@@ -354,7 +361,8 @@ def test_rules_say_the_bounds_that_decide() -> None:
     assert "1.5%" in rules[8] and "97.125%" in rules[9] and "50%" in rules[20]
     assert str(claims.POWER_OF_TIME) in rules[16] and str(claims.POWER_OF_BYTES) in rules[16]
     assert all("its size" not in rule for rule in rules.values())
-    assert all(rule.startswith(claims.ADDED) == (n > 18) for n, rule in rules.items())
+    assert all(rule.startswith("Added after") == (n > 18) for n, rule in rules.items())
+    assert "chosen since. The paper's sign at" in rules[19]
 
 
 def test_verdicts_and_evidence_are_rows_a_setting() -> None:
