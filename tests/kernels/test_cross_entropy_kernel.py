@@ -13,10 +13,10 @@ IGNORED = -100
 
 
 def draw(vocabulary: int, dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor]:
-    """Logits (37, V) about +-5, and targets, some ignored."""
+    """Logits (17, V) about +-5, and targets, some ignored."""
     generator = torch.Generator().manual_seed(vocabulary)
-    logits = 5 * torch.randn(37, vocabulary, generator=generator)
-    targets = torch.randint(vocabulary, (37,), generator=generator)
+    logits = 5 * torch.randn(17, vocabulary, generator=generator)
+    targets = torch.randint(vocabulary, (17,), generator=generator)
     targets[::5], targets[1] = IGNORED, vocabulary - 1
     return logits.to(device, dtype), targets.to(device)
 
@@ -47,7 +47,7 @@ def test_the_interpreter_reproduces_the_definition():
 
 @pytest.mark.skipif(not INTERPRETED, reason="run by the test above")
 class TestInterpreted:
-    @pytest.mark.parametrize("vocabulary", [2, 29, 64, 300])
+    @pytest.mark.parametrize("vocabulary", [2, 300])
     def test_every_vocabulary(self, vocabulary):
         assert_exact(vocabulary, torch.float32)
 

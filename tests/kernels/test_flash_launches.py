@@ -154,11 +154,6 @@ def test_tensor_cores_read_arrived_tiles_and_unchanged_factors(name, architectur
         assert unset_uniforms(compiled) == []
 
 
-def test_where_wgmma_is_used_tiles_come_through_descriptors():
-    for entry in load_launches()["sm_90"]:
-        assert entry.descriptors == (entry.bits == 16)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", OTHERS)
 def test_other_architectures_take_what_fits_them(architecture):
@@ -173,11 +168,6 @@ def test_other_architectures_take_what_fits_them(architecture):
         name, _, _, widest, _ = max(rows, key=lambda key: int(recorded()[key]["shared"]))
         found = pass_resources(name, architecture, entries[int(widest)])
         assert found.shared <= SHARED_MEMORY[architecture]
-
-
-def test_untimed_architectures_are_marked_untuned():
-    for architecture, entries in load_launches().items():
-        assert architecture == "sm_90" or not any(entry.tuned for entry in entries)
 
 
 @pytest.mark.parametrize("width", range(16, 129))
@@ -207,7 +197,3 @@ def test_a_tile_that_does_not_divide_its_block_is_refused(tmp_path):
 def test_heads_run_in_equal_groups_that_share_the_cache(heads, scanned, at_a_time):
     groups = heads // at_a_time
     assert launches.head_groups(heads, 5, scanned, 50 << 20) == (at_a_time, 5, groups)
-
-
-def test_more_groups_than_cuda_counts_run_at_once():
-    assert launches.head_groups(65_537, 5, 1 << 30, 50 << 20) == (65_537, 5, 1)

@@ -88,11 +88,11 @@ def test_the_interpreter_reproduces_the_recurrence():
 class TestInterpreted:
     """Chunks of 16 tokens and blocks of 16 channels; two heads fill segments from 49 tokens on."""
 
-    @pytest.mark.parametrize(("length", "width"), [(1, 20), (2, 16), (16, 16), (17, 20)])
+    @pytest.mark.parametrize(("length", "width"), [(1, 20), (2, 16), (17, 20)])
     def test_every_shape(self, length, width):
         assert_exact(draw(0, (1, 2, length, width)))
 
-    @pytest.mark.parametrize("kind", ["scattered", "channels", 0, -50, -math.inf])
+    @pytest.mark.parametrize("kind", ["scattered", 0, -math.inf])
     def test_every_retention(self, kind):
         assert_exact(draw(1, (1, 1, 33, 16), kind=kind))
 
@@ -101,7 +101,7 @@ class TestInterpreted:
 
     @pytest.mark.parametrize(
         ("dtype", "width", "way"),
-        [(torch.float32, 20, 1), (torch.float32, 20, 3), (torch.float16, 16, 0)],
+        [(torch.float32, 20, 1), (torch.float32, 20, 3)],
     )
     def test_chunks_of_weak_and_of_strong_retention(self, dtype, width, way, monkeypatch):
         """Either kind meets states that the other left, and leaves some to it.
@@ -115,39 +115,37 @@ class TestInterpreted:
         assert_exact((p1, p2, info, g, *others))
 
     def test_programs_that_take_several_chunks(self, monkeypatch):
-        """21 chunks, eight a program, of three heads: the last turn is not whole."""
+        """15 chunks of three heads: a program's last turn is not whole."""
         launches = importlib.import_module("relation.kernels.linear_relation.launches")
         entry = replace(launches.INTERPRETED[0], programs=1)
         monkeypatch.setattr(launches, "INTERPRETED", [entry])
-        p1, p2, info, g, *others = draw(13, (1, 3, 101, 16))
-        g[:, 1], g[:, 2] = retention("channels", (2, 1, 101, 16))[0], -20
+        p1, p2, info, g, *others = draw(13, (1, 3, 69, 16))
+        g[:, 1], g[:, 2] = retention("channels", (2, 1, 69, 16))[0], -20
         assert_exact((p1, p2, info, g, *others))
 
     def test_mixed_chunks(self):
         """Beside weak chunks and others, in heads that share; a program takes several chunks."""
-        p1, p2, info, g, *others = draw(12, (1, 4, 69, 20), kind="channels")
-        g[:, 1] = retention("model", (1, 1, 69, 20))[:, 0]
+        p1, p2, info, g, *others = draw(12, (1, 4, 53, 20), kind="channels")
+        g[:, 1] = retention("model", (1, 1, 53, 20))[:, 0]
         g[:, 2, 20:50] = -50
         assert_exact(sharing((p1, p2, info, g, *others), 2))
 
     # -7.5: exp(-60) of half a chunk is left.
-    @pytest.mark.parametrize("kind", ["channels", -7.5])
+    @pytest.mark.parametrize("kind", [-7.5])
     def test_half_precision(self, kind):
         assert_exact(draw(3, (1, 1, 33, 20), torch.float16, kind=kind))
 
     @pytest.mark.parametrize(
         ("dtype", "kind", "lengths"),
         [
-            (torch.float16, -12, (1, 3)),
             (torch.float16, -30, (2,)),
             (torch.float32, -12, (1, 3)),
-            (torch.float32, -7.5, (5,)),
         ],
     )
     def test_few_tokens_of_strong_retention(self, dtype, kind, lengths):
         """They keep as much as a weak chunk does, yet all of dg is small."""
         for length in lengths:
-            assert_exact(draw(3, (2, 1, length, 16), dtype, kind=kind))
+            assert_exact(draw(3, (1, 1, length, 16), dtype, kind=kind))
 
     def test_differentiable_once(self):
         p1, p2, info, g, _, dy, _ = draw(12, (1, 2, 17, 16), state=False)
@@ -158,9 +156,9 @@ class TestInterpreted:
 
     def test_documents_start_empty(self):
         """As the definition has them, inside chunks, at their ends and of one token."""
-        p1, p2, info, g, _, dy, dfinal = draw(9, (2, 1, 53, 16), state=False)
-        starts = torch.zeros(2, 53, dtype=torch.int64)
-        starts[0, [7, 16, 17, 40]] = starts[1, [1, 52]] = 1
+        p1, p2, info, g, _, dy, dfinal = draw(9, (2, 1, 37, 16), state=False)
+        starts = torch.zeros(2, 37, dtype=torch.int64)
+        starts[0, [7, 16, 17]] = starts[1, [1, 36]] = 1
         documents = Documents.of(starts.cumsum(1))
         inputs = (p1, p2, info, g, None, dy, dfinal)
 
@@ -188,19 +186,19 @@ class TestInterpreted:
         assert_exact(draw(4, (2, 1, 20, 16), state=False), tau=0.7)
 
     def test_any_strides_and_vectors_of_zeros(self):
-        p1, p2, info, g, state, dy, dfinal = draw(5, (2, 2, 18, 20))
+        p1, p2, info, g, state, dy, dfinal = draw(5, (1, 2, 18, 20))
         p1 = p1.mT.contiguous().mT
         p1[:, :, 3] = 0
         p2 = torch.cat([p2, p2], 2)[:, :, ::2][:, :, : p1.shape[2]]
         p2[:, :, 5] = 0
-        info = torch.randn(1, 1, 18, 20).expand(2, 2, 18, 20)
+        info = torch.randn(1, 1, 18, 20).expand(1, 2, 18, 20)
         dy, dfinal = torch.ones(()).expand_as(dy), torch.ones(()).expand_as(dfinal)
         assert_exact((p1, p2, info, g.contiguous(), state.mT.contiguous().mT, dy, dfinal))
 
     def test_heads_out_of_step_with_their_width(self):
         """One tensor at a time, while 16 divides all other strides."""
         given = draw(14, (1, 2, 17, 16), kind="channels")
-        for place in (0, 1, 2, 3, 5):
+        for place in (0, 3):
             x = given[place].contiguous()
             apart = torch.empty(1, 2, x[0, 0].numel() + 1)[..., 1:].unflatten(2, x.shape[2:])
             assert apart.stride()[1] == 17 * 16 + 1
