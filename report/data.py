@@ -97,10 +97,19 @@ def anchor(setting: Setting, kind: str, row: Mapping[str, Any]) -> str:
 
 
 @cache
-def _campaign(folder: Path) -> dict[str, pd.DataFrame]:
-    frames = records.load(folder)
+def _stored(folder: Path) -> dict[str, pd.DataFrame]:
+    return records.load(folder)
+
+
+def _rows(campaign: plan.Campaign, kind: str, root: Path, published: bool) -> pd.DataFrame:
+    """Shipped rows of a kind; or a campaign's own, with the shipped ones that it counts as done."""
+    shipped = _stored(root / "published" / campaign.name)[kind]
+    if not published:
+        own = _stored(root / campaign.name)[kind]
+        done = shipped[shipped["hash"].isin(campaign.hashes() if campaign.published else ())]
+        shipped = records.merge(kind, own, done)[0] if len(done) else own
     # Long frames say of each row what `runs` says once.
-    return {k: f.drop(columns=_ORIGIN) if k in RUN_KINDS[1:] else f for k, f in frames.items()}
+    return shipped.drop(columns=_ORIGIN) if kind in RUN_KINDS[1:] else shipped
 
 
 @cache
@@ -119,12 +128,14 @@ def load(
     campaign: what is planned, where it is not all of config/<campaign>.yaml.
     Raises InputError where a file is damaged or runs of a pair are none, as relation.records.load.
     """
-    folder = root / "published" / setting.campaign if published else root / setting.campaign
-    known = _campaign(folder)
     campaign = campaign or _plan(setting.campaign)
+    folder = root / "published" / campaign.name if published else root / campaign.name
     # The scales that the setting names; else the paper's, or all where the campaign has none of it.
     scales = setting.scales or [s for s in campaign.scales if s in SCALES] or campaign.scales
-    frames = {kind: _frame(setting, kind, known[kind], folder, scales) for kind in FRAMES}
+    frames = {
+        kind: _frame(setting, kind, _rows(campaign, kind, root, published), folder, scales)
+        for kind in FRAMES
+    }
     further = ~frames["runs"]["seed"].isin(campaign.seeds)
     frames["runs"] = frames["runs"].assign(further=further)
     hashes = frames["runs"].set_index(RUN_KEY)["hash"]
@@ -137,9 +148,7 @@ def load(
         **frames,
         planned=_planned(setting, campaign, frames, scales, root / setting.campaign / "logs"),
         campaign={
-            "title": campaign.title,
-            "description": campaign.description,
-            "notice": campaign.notice,
+            **{name: getattr(campaign, name) for name in ("title", "description", "notice")},
             "seeds": campaign.seeds,
             "precision": sorted({bench.precision for bench in campaign.benchmarks}),
         },
@@ -187,9 +196,8 @@ def _planned(
         kind = name if name in ("complexity", "decode") else "steps"
         wanted.append((kind, bench.scale, name, -1, False, f"bench/{name}/{bench.scale}.log"))
     wanted += [("recall", "", r.mixer, -1, False, f"recall/{r.mixer}.log") for r in campaign.recall]
-    wanted += [
-        (k, "", "", -1, False, "check.log") for k in ("checks", "gradients") if campaign.check
-    ]
+    if campaign.check:
+        wanted += [(kind, "", "", -1, False, "check.log") for kind in ("checks", "gradients")]
     there = {kind: _there(kind, frames[kind]) for kind in {row[0] for row in wanted}}
     rows = [
         (kind, paper_scale(scale) or scale, variant, seed, further, scale)
@@ -218,37 +226,30 @@ def _failure(log: Path) -> tuple[str, str]:
     return ("oom" if oom else "failed" if told else "not run"), told
 
 
-KIND_NAMES = {"runs": "run", "flow": "diagnosed checkpoint", "lengths": "long text"}
+KIND_NAMES = {"runs": "run", "flow": "diagnosed checkpoint", "models": "model"}
 
 
 def gap(
-    records: Records,
-    kind: str,
-    scale: str | None = None,
-    variants: Sequence[str] = (),
-    seed: int | None = None,
+    records: Records, kind: str, scale: str | None, variants: Sequence[str], seed: int | None
 ) -> tuple[str, str]:
     """Status and reason of a value of the matrix that is not there, from what is planned."""
-    name, what = KIND_NAMES.get(kind, "benchmark"), " ".join([scale or "", *variants]).strip()
+    name, planned = KIND_NAMES.get(kind, "benchmark"), records.planned_rows
+    of_scale = [row for row in planned if scale in (None, row.scale)]
     rows = [
         row
-        for row in records.planned_rows
+        for row in of_scale
         if (row.kind, row.further) == (kind, False)
-        and scale in (None, row.scale)
-        and (not variants or row.variant in variants)
+        and row.variant in (variants or [row.variant])
         and seed in (None, row.seed)
     ]
-    if not rows:
-        if scale and scale not in {row.scale for row in records.planned_rows}:
-            return "not run", f"{scale} is not part of this setting"
-        return "not run", f"no {name} of {what or 'this kind'} is part of this setting"
     lacking = [row for row in rows if row.status != "ok"]
+    if not rows:
+        what = f"no {name} of {' '.join([scale or '', *variants]).strip()}" if of_scale else scale
+        return "not run", f"{what} is {'' if of_scale else 'not '}part of this setting"
     if not lacking:
         return "no counterpart", f"the records of its {len(rows)} {name}s do not hold it"
     found = {row.status for row in lacking}
     status = next((each for each in ("oom", "failed") if each in found), "not run")
-    reasons = dict.fromkeys(row.reason for row in lacking if row.reason)
     told = f"{len(lacking)} of {len(rows)} {name}s are not there"
-    if len(lacking) == len(rows):
-        told = f"no {name} of it is there"
-    return status, "; ".join([told, *reasons])
+    told = f"no {name} of it is there" if len(lacking) == len(rows) else told
+    return status, "; ".join(dict.fromkeys([told, *(row.reason for row in lacking if row.reason)]))

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from html import escape
@@ -122,7 +122,7 @@ def _entry(column: Column, cell: dict[str, Any], out: Printed) -> Entry:
         found.difference = "same" if exact else told
     counted = f"n = {cell['n']}" if cell["n"] > 1 else ""
     found.hover = "; ".join(filter(None, (counted, ends, cell["reason"])))
-    if "seeds without" in cell["reason"]:
+    if "seeds" in cell["reason"]:
         found.note = out.mark(f"n = {cell['n']}; {cell['reason']}")
     return found
 
@@ -134,30 +134,28 @@ def prepare(table: Table, cells: pd.DataFrame, settings: Sequence[Setting]) -> P
         of = own[own["setting"] == setting.name]
         if (of["status"] == "ok").any():
             out.settings.append(setting)
-            told = of[(of["row"] == "setting") & of["text"].notna()]
+            told = of[of["row"] == "setting"]
             pairs = list(told[["column", "text"]].itertuples(index=False, name=None))
             out.conditions += [(setting, pairs)] if pairs else []
         elif len(of):
-            told = of[of["status"] != "no counterpart"]["reason"].mode()
-            out.absent.append((setting, next(iter(told), "")))
+            reasons = of[of["status"] != "no counterpart"]["reason"].mode()
+            out.absent.append((setting, next(iter(reasons), "")))
     index: dict[tuple[str, str], dict[tuple[str, str], dict[str, Any]]] = {}
     for cell in own.to_dict("records"):
-        key = "sd" if cell["statistic"] == "sd" else "value"
-        index.setdefault((cell["row"], cell["column"]), {})[cell["setting"], key] = cell
-    for panel in table.panels:
+        key = (cell["setting"], "sd" if cell["statistic"] == "sd" else "value")
+        index.setdefault((cell["row"], cell["column"]), {})[key] = cell
+    for panel in table.panels if out.settings else ():
         keys = [column.key for column in panel.columns]
-        rows = [*panel.rows, *(row for row, column in index if column in keys and row != "setting")]
+        found = [row for row, column in index if column in keys and row != "setting"]
+        rows = dict.fromkeys([*panel.rows, *found])
         # Rows of one scale together, scales in the order of their first row.
         groups = list(dict.fromkeys(row.partition("/")[0] for row in rows))
-        rows = sorted(dict.fromkeys(rows), key=lambda row: groups.index(row.partition("/")[0]))
-        lines = [
-            (
-                table.label_of(row),
-                [_line(c, index[row, c.key], out) for c in panel.columns if (row, c.key) in index],
-            )
-            for row in rows
-        ]
-        out.panels += [(panel.title, lines)] if lines and out.settings else []
+        lines = []
+        for row in sorted(rows, key=lambda row: groups.index(row.partition("/")[0])):
+            columns = [column for column in panel.columns if (row, column.key) in index]
+            of_row = [_line(column, index[row, column.key], out) for column in columns]
+            lines.append((table.label_of(row), of_row))
+        out.panels += [(panel.title, lines)] if lines else []
     return out
 
 
@@ -178,18 +176,20 @@ def _line(column: Column, found: dict, out: Printed) -> tuple[str, str, list[Ent
 @cache
 def _environment(latex: bool) -> jinja2.Environment:
     """Braces are LaTeX's own, so its delimiters differ; every value is escaped on its way out."""
-    options: dict[str, Any] = {"autoescape": True}
-    if latex:
-        names = ("block_start", "block_end", "variable_start", "variable_end")
-        marks = ("((*", "*))", "(((", ")))")
-        options = {f"{n}_string": m for n, m in zip(names, marks, strict=True)}
-        options |= {"comment_start_string": "((=", "comment_end_string": "=))", "finalize": tex}
+    delimiters = {
+        "block_start_string": "((*",
+        "block_end_string": "*))",
+        "variable_start_string": "(((",
+        "variable_end_string": ")))",
+        "comment_start_string": "((=",
+        "comment_end_string": "=))",
+    }
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        **options,
+        **({**delimiters, "finalize": tex} if latex else {"autoescape": True}),
     )
     environment.filters |= {"powers": powers, "raw": Markup}
     return environment
@@ -232,13 +232,11 @@ def write(
 ) -> None:
     """Write tables/<label>.tex and .csv, and tables.tex, which reads the former, into a folder."""
     used = [table for table in tables if (cells["table"] == table.label).any()]
-    makers: dict[str, Callable[[Table], str]] = {
-        "tex": lambda table: latex(table, cells, settings),
-        "csv": lambda table: csv(table, cells),
-    }
-    texts = {f"tables/{t.label}.{kind}": make(t) for t in used for kind, make in makers.items()}
     template = _environment(True).get_template("tables.tex.j2")
-    texts["tables.tex"] = template.render(tables=used, settings=settings)
+    texts = {"tables.tex": template.render(tables=used, settings=settings)}
+    for table in used:
+        texts[f"tables/{table.label}.tex"] = latex(table, cells, settings)
+        texts[f"tables/{table.label}.csv"] = csv(table, cells)
     for name, text in texts.items():
         with atomic(folder / name) as temporary:
             temporary.write_text(text, encoding="utf-8")

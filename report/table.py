@@ -233,7 +233,7 @@ def _agrees(null: float | None, cell: Mapping[str, Any]) -> bool | None:
     """Whether the paper's value lies in our interval; None where the null does as well."""
     if null is None or math.isnan(cell["low"]):
         return None
-    inside = cell["low"] <= cell["paper_value"] <= cell["high"]
+    inside = bool(cell["low"] <= cell["paper_value"] <= cell["high"])
     return None if inside and cell["low"] <= null <= cell["high"] else inside
 
 
