@@ -44,7 +44,10 @@ class World:
 
     @contextmanager
     def one_message(self) -> Iterator[None]:
-        """Let the first process that fails raise its error; the others end without a word."""
+        """Let the first process that fails raise its error; the others end without a word.
+
+        What the system says of a file, such as a full disk, becomes a RunError.
+        """
         try:
             yield
         except Exception as error:
@@ -59,6 +62,11 @@ class World:
                 raise RunError(
                     f"{self.name}: another process of this run ended without a word; look for "
                     "what killed it and run the same command again"
+                ) from error
+            if isinstance(error, OSError):
+                raise RunError(
+                    f"{self.name}: {error.filename or 'a file'}: {error.strerror or error}; the "
+                    "last resume state is kept: mend that and run the same command again"
                 ) from error
             raise
 

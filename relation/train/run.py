@@ -10,8 +10,8 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, nullcontext
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
@@ -43,20 +43,16 @@ from relation.machine import (
 )
 from relation.nn import Decoder, Execution
 from relation.nn.model import shared_weights_hash
-from relation.train.checkpoint import (
-    RunState,
-    load_state,
-    resume_key,
-    save_model,
-    snapshot,
-    write_state,
-)
+from relation.train import checkpoint
+from relation.train.checkpoint import RunState
 from relation.train.distributed import SummedGradients, World
 from relation.train.step import Readback, UpdateStep, build_optimizer, nll_of, wsd
 from relation.variants import LINEAR, MIXERS
 
 if TYPE_CHECKING:
     from relation.jobs import Run
+
+_REMEDY = "lower learning_rate, or count it with divergence: record"
 
 
 def train(run: "Run", data: Path, out: Path, resume: Path) -> None:
@@ -71,7 +67,6 @@ def train(run: "Run", data: Path, out: Path, resume: Path) -> None:
     world = World(run.name, run.accumulation)
     with (
         world.one_message(),
-        _disk_errors(run.name),
         deterministic_algorithms(run.deterministic),
         records.held(resume / f"{run.hash}.lock", run.name) if world.leads else nullcontext(),
         world.device(run.device) as device,
@@ -107,8 +102,9 @@ def _train(
 
     # Resume.
     hashes = {split: row["sha256"] for split, row in rows.items()}
-    key = resume_key(run.hash, hashes, run.device, run.compile, run.backends, run.deterministic)
-    state = load_state(state_file, key, model, optimizer) or RunState(init_hash)
+    executed = (run.device, run.compile, run.backends, run.deterministic)
+    key = checkpoint.resume_key(run.hash, hashes, *executed)
+    state = checkpoint.load_state(state_file, key, model, optimizer) or RunState(init_hash)
     if state.update and world.leads:
         print(f"{run.name} goes on at update {state.update + 1}", file=sys.stderr)
     if state.processes[-1:] != [world.size]:
@@ -117,8 +113,13 @@ def _train(
     consumed = sum(update.tokens for update in updates[: state.update])
 
     with ExitStack() as stack:
-        stopped = stack.enter_context(_stop_signals(world))
-        writer = _StateWriter(stack, state_file, aside=device.type == "cuda")
+        stopped: list[int] = []
+        if world.size == 1:  # a signal ends several at once: they could stop at different updates
+            for number in (signal.SIGTERM, signal.SIGINT):
+                before = signal.signal(number, lambda given, frame: stopped.append(given))
+                stack.callback(signal.signal, number, before)
+        writer = stack.enter_context(ThreadPoolExecutor(1))
+        writing = []  # the state that is being written, on a GPU while it trains on
         progress = Progress(run.name, planned, "tokens", consumed) if world.leads else None
         stack.enter_context(progress or nullcontext())
         readback = Readback(device)
@@ -132,7 +133,7 @@ def _train(
                         f"{run.name}: loss {loss} and gradient norm {norm} at update "
                         f"{update.index + 1}, after {update.index * run.tokens_per_update:,} "
                         f"tokens (windows {update.first} to {update.first + update.windows - 1} of "
-                        f"seed {run.seed}'s order); lower learning_rate, or set divergence: record"
+                        f"seed {run.seed}'s order); {_REMEDY}"
                     )
                 state.update += 1
                 state.losses.append(loss)
@@ -143,7 +144,8 @@ def _train(
 
         def look(before: int, tokens: int) -> None:
             """Probe the model, which has seen `tokens`, where a part of the budget has ended."""
-            due = [tokens * n // planned > before * n // planned for n in _parts(run)]
+            parts = (run.validations, run.probes)
+            due = [tokens * n // planned > before * n // planned for n in parts]
             if world.leads and any(due):
                 note(readback.drain())
                 with peak.left_out():
@@ -154,11 +156,20 @@ def _train(
 
         def save() -> None:
             note(readback.drain())
-            _check_finite(model, run.name, state.update)
             state.order_hash = order.value
-            if key is not None:
-                writer.write(snapshot(model, optimizer, state, key))
+            # Of broken weights the next update's loss tells, and all processes alike.
+            if key is not None and not _not_finite(model):
+                taken = checkpoint.snapshot(model, optimizer, state, key)
+                written()
+                writing.append(writer.submit(checkpoint.write_state, state_file, taken))
+                if device.type == "cpu":  # a thread would only take turns with this one
+                    written()
             readback.restart()
+
+        def written() -> None:
+            """Return once no state is being written. Raises what writing it raised."""
+            while writing:
+                writing.pop().result()
 
         # The loop: windows, micro-batches, step, log.
         saved_at, saved_tokens = time.monotonic(), consumed
@@ -179,9 +190,9 @@ def _train(
                 if update.index == 0:
                     check_all_learn(model, optimizer, run.name)
                 look(before, after)
-                if stopped():
+                if stopped:
                     save()
-                    writer.wait()
+                    written()
                     raise StoppedError(
                         f"{run.name}: stopped after update {state.update} of {len(updates)}; "
                         "run the same command to go on"
@@ -192,13 +203,16 @@ def _train(
                     save()
                     saved_at, saved_tokens = time.monotonic(), after
             note(readback.drain())
-            _check_finite(model, run.name, state.update)
+            if broken := _not_finite(model):
+                raise _DivergedError(
+                    f"{run.name}: {broken} is not finite after the last update; {_REMEDY}"
+                )
             diverged = False
         except _DivergedError:
             if run.divergence == "fail":
                 raise
             diverged = True
-        writer.wait()
+        written()
 
     # Evaluation and records, by the first process.
     world.check_same(model)
@@ -229,11 +243,6 @@ def _batches(
         yield tuple(to_device(array, device) for array in arrays)
 
 
-def _parts(run: "Run") -> tuple[int, int]:
-    """Into how many equal parts of the budget validation and flow are probed."""
-    return run.validations, run.probes
-
-
 def _probe(
     run: "Run",
     model: Decoder,
@@ -247,13 +256,17 @@ def _probe(
 
     The model stays as it is, and nothing is drawn at random.
     """
+
+    def row(layer: int | None, part: int | None, metric: str, value: float) -> dict:
+        return {"layer": layer, "part": part, "metric": metric, "value": value}
+
     if reads_flow:
         for layer, block in enumerate(model.blocks):
             learned = dict(block.mixer.named_parameters(recurse=False))
             if "lam" in learned:
-                yield _row(layer, None, "lambda", learned["lam"])
+                yield row(layer, None, "lambda", learned["lam"].item())
             for part, angle in enumerate(learned.get("theta", ())):
-                yield _row(layer, part, "theta", angle)
+                yield row(layer, part, "theta", angle.item())
     if reads_flow and LINEAR not in run.model.layout:
         from relation.flow.metrics import read_layers
 
@@ -263,15 +276,11 @@ def _probe(
         for layer in read_layers(model, sequences, run.flow_length, run.rank_length, mask):
             for reading in layer.readings:
                 for name, values in reading.values.items():
-                    yield _row(layer.index, None, name, values.mean())
+                    yield row(layer.index, None, name, values.mean().item())
     if validates:
         tokens = validation[: run.validation_tokens + 1]
         nll = nll_of(model, tokens, run.context, run.micro, device, run.precision, mask)
-        yield {"layer": None, "part": None, "metric": "validation_nll", "value": nll}
-
-
-def _row(layer: int, part: int | None, metric: str, value: Tensor) -> dict:
-    return {"layer": layer, "part": part, "metric": metric, "value": value.item()}
+        yield row(None, None, "validation_nll", nll)
 
 
 def _write(
@@ -288,21 +297,18 @@ def _write(
     device: torch.device,
 ) -> None:
     """Write the model and the run's records; the record of the run itself comes last."""
-    save_model(model, out / "model.safetensors", {"hash": run.hash})
-    done = updates[: state.update]
+    checkpoint.save_model(model, out / "model.safetensors", {"hash": run.hash})
+    done, config, seconds = updates[: state.update], run.model, sum(state.seconds)
     consumed = np.cumsum([update.tokens for update in done]).tolist()
-    trained, seconds = (consumed or [0])[-1], sum(state.seconds)
-    key = {name: getattr(run, name) for name in ("campaign", "scale", "variation", "variant")}
-    key["seed"] = run.seed
-    config, used = run.model, [MIXERS[letter] for letter in MIXERS if letter in run.model.layout]
-    fields = ("context", "micro", "accumulation", "learning_rate", "budget_tokens", "precision")
-    row = key | {name: getattr(run, name) for name in fields}
+    trained = (consumed or [0])[-1]
+    rates = [update.tokens / s for update, s in zip(done, state.seconds, strict=True)]
+    used = [name for letter, name in MIXERS.items() if letter in config.layout]
+    own = ("context", "micro", "accumulation", "learning_rate", "budget_tokens", "precision")
+    key = {n: getattr(run, n) for n in ("campaign", "scale", "variation", "variant", "seed")}
+    row = key | {name: getattr(run, name) for name in own}
+    row |= {name: getattr(config, name) for name in ("layout", "d_model", "heads", "d_ff")}
     row |= {
         "parameters": model.parameter_count(),
-        "layout": config.layout,
-        "d_model": config.d_model,
-        "heads": config.heads,
-        "d_ff": config.d_ff,
         "vocabulary": config.vocab_size,
         "corpus": run.data.title,
         "corpus_fingerprint": rows["train"]["fingerprint"],
@@ -316,40 +322,34 @@ def _write(
         "order_hash": order_hash,
         "init_hash": state.init_hash,
         "seconds": seconds,
-        "tokens_per_second": trained / seconds if seconds else None,
-        "median_tokens_per_second": median(
-            [update.tokens / s for update, s in zip(done, state.seconds, strict=True)] or [0.0]
-        ),
+        "tokens_per_second": trained / seconds if done else None,
+        "median_tokens_per_second": median(rates) if done else None,
         "peak_memory_gib": peak,
         "processes": state.processes[0] if len(state.processes) == 1 else None,
-        "backend": ", ".join(dict.fromkeys(run.backends.get(name, "automatic") for name in used)),
+        "backend": ", ".join(dict.fromkeys(run.backends.get(n, "automatic") for n in used)),
         "specification": json.dumps(run.specification(), sort_keys=True),
         "former_hash": None,
     }
-    losses = [
-        {**key, "update": update.index + 1, "tokens": tokens, "loss": loss, "gradient_norm": norm}
-        for update, tokens, loss, norm in zip(
-            done, consumed, state.losses, state.norms, strict=True
-        )
-    ]
-    origin = records.origin(run.hash, describe(device))
-    records.write(out / "losses.parquet", "losses", losses, origin)
+    names = ("update", "tokens", "loss", "gradient_norm")
+    updates_done = zip(range(1, len(done) + 1), consumed, state.losses, state.norms, strict=True)
+    losses = [{**key, **dict(zip(names, values, strict=True))} for values in updates_done]
     probes = [{**key, **probe} for probe in state.probes]
-    records.write(out / "probes.parquet", "probes", probes, origin)
-    records.write(out / "run.parquet", "runs", [row], origin)
+    origin = records.origin(run.hash, describe(device))
+    for file, kind, found in (
+        ("losses", "losses", losses),
+        ("probes", "probes", probes),
+        ("run", "runs", [row]),
+    ):
+        records.write(out / f"{file}.parquet", kind, found, origin)
 
 
 class _DivergedError(RunError):
     """A loss, gradient norm or parameter that is not finite."""
 
 
-def _check_finite(model: torch.nn.Module, run: str, update: int) -> None:
-    for name, parameter in model.named_parameters():
-        if not parameter.isfinite().all():
-            raise _DivergedError(
-                f"{run}: {name} is not finite after update {update}; lower learning_rate, or set "
-                "divergence: record"
-            )
+def _not_finite(model: torch.nn.Module) -> str | None:
+    """The first parameter that holds what is no number."""
+    return next((n for n, p in model.named_parameters() if not p.isfinite().all()), None)
 
 
 def check_all_learn(model: torch.nn.Module, optimizer: torch.optim.Adam, run: str) -> None:
@@ -368,58 +368,3 @@ def check_all_learn(model: torch.nn.Module, optimizer: torch.optim.Adam, run: st
             f"({torch.__version__}) differentiates the model wrongly; use the pinned version, or "
             "`compile: false` in config.yaml where the campaign compiles"
         )
-
-
-class _StateWriter:
-    """Writes resume states one at a time; aside in a thread, so that a GPU trains on meanwhile.
-
-    An error is raised by the next `write` or `wait`. On a CPU a thread would only take turns with
-    the one that trains.
-    """
-
-    def __init__(self, stack: ExitStack, path: Path, aside: bool):
-        self._path, self._aside, self._writing = path, aside, None
-        self._pool = stack.enter_context(ThreadPoolExecutor(1))
-
-    def write(self, taken: tuple) -> None:
-        self.wait()
-        self._writing: Future | None = self._pool.submit(write_state, self._path, taken)
-        if not self._aside:
-            self.wait()
-
-    def wait(self) -> None:
-        writing, self._writing = self._writing, None
-        if writing is not None:
-            writing.result()
-
-
-@contextmanager
-def _stop_signals(world: World):
-    """Yield a function that says whether SIGTERM or SIGINT came.
-
-    A signal ends several processes at once: torchrun sends it to all, and they could stop at
-    different updates.
-    """
-    received: list[int] = []
-    if world.size > 1:
-        yield lambda: False
-        return
-    handled = (signal.SIGTERM, signal.SIGINT)
-    before = [signal.signal(s, lambda number, frame: received.append(number)) for s in handled]
-    try:
-        yield lambda: bool(received)
-    finally:
-        for number, handler in zip(handled, before, strict=True):
-            signal.signal(number, handler)
-
-
-@contextmanager
-def _disk_errors(run: str) -> Iterator[None]:
-    """Say in one line that a file cannot be read or written: a full disk, a folder that is gone."""
-    try:
-        yield
-    except OSError as error:
-        raise RunError(
-            f"{run}: {error.filename or 'a file'}: {error.strerror or error}; the last resume "
-            "state is kept: mend that and run the same command again"
-        ) from error

@@ -282,16 +282,15 @@ def test_a_run_in_two_processes_is_refused(data: Path, tmp_path: Path) -> None:
 
 
 # -- failures --------------------------------------------------------------------------------------
-@pytest.mark.parametrize("seconds, said", [(60, "at update 2"), (1e-9, "after update 1")])
 def test_a_run_that_diverges_is_stopped_and_saves_no_broken_state(
-    data, tmp_path, monkeypatch, seconds, said
+    data, tmp_path, monkeypatch
 ) -> None:
     """The first update throws the weights out of FP32's range; the loss shows it in the second."""
     monkeypatch.setattr(records, "commit", lambda: "0" * 40)
-    run = small_run(learning_rate=1e38, checkpoint_seconds=seconds)
+    run = small_run(learning_rate=1e38, checkpoint_seconds=1e-9)
     given = (run, data, tmp_path / "out", tmp_path / "resume")
     message = refusal(lambda: train(*given), RunError)
-    assert said in message and "learning_rate" in message
+    assert "at update 2" in message and "learning_rate" in message
     assert not (tmp_path / "out").exists()
     assert not list((tmp_path / "resume").rglob("*.safetensors"))
 
