@@ -1,6 +1,6 @@
-"""Tables and figures of a campaign, from its Parquet records and the paper's printed values.
+"""The report of a campaign, from its Parquet records and the values that the paper prints.
 
-``judge.cells.build`` sets every value beside the paper's, ``figures.draw_figures`` draws the
-pictures, ``render.site`` and ``render.document`` print both as HTML and LaTeX. Nothing here
-computes a model.
+``table.cells`` sets every value beside the paper's, ``claims.judge`` gives the verdicts,
+``figures.draw`` the pictures and ``render`` the tables; ``site.build`` makes the pages of all.
+Nothing here computes a model.
 """
