@@ -359,6 +359,7 @@ def compare(
     with Sides(sides, conditions, one_by_one=True) as processes, progress:
         for shape in shapes:
             found = processes.compare((shape, measures), measures, rounds)
+            seen = conditions.columns()
             for measure, name in itertools.product(measures, peers):
                 answers = found[name]
                 seconds = answers.samples.get(measure, [])
@@ -376,7 +377,7 @@ def compare(
                     "samples": seconds,
                     "alone": answers.alone,
                 }
-                rows.append(own | conditions.columns())
+                rows.append(own | seen)
             progress.advance(1, ",".join(map(str, shape)))
     return rows
 

@@ -285,9 +285,14 @@ class Sides:
             answers = pool.map(lambda p: p.ask(question, *given), self._processes.values())
         return dict(zip(self._processes, answers, strict=True))
 
-    def _together(
-        self, given: Sequence[Any], measures: Sequence[str], rounds: int, warm_rounds: int
+    def compare(
+        self, given: Sequence[Any], measures: Sequence[str], rounds: int, warm_rounds: int = 2
     ) -> dict[str, Answers]:
+        """What each side answers in all rounds of every measure, prepared with `given`.
+
+        A side that fails is asked no more and the others go on. One that runs out of memory beside
+        others is measured again alone, so that a reported OOM is its own.
+        """
         found, drawn = {name: Answers() for name in self.sides}, random.Random(0)
         for name, told in self._ask("prepare", *given).items():
             found[name].take(told, measures)
@@ -302,9 +307,8 @@ class Sides:
                     told = self._processes[name].ask("seconds", measure, watch=self.conditions.look)
                     self.conditions.look()
                     if isinstance(told, Failure):
-                        done = len(found[name].samples.pop(measure))
-                        reason = f"{told.reason} (after {done} of {rounds} rounds)"
-                        found[name].failures[measure] = told._replace(reason=reason)
+                        done = f"(after {len(found[name].samples[measure])} of {rounds} rounds)"
+                        found[name].take(Failure(told.status, f"{told.reason} {done}"), [measure])
                         order.remove(name)
                     elif number >= warm_rounds:
                         found[name].samples[measure].append(told)
@@ -312,29 +316,10 @@ class Sides:
             if answers.samples:
                 answers.take(self._processes[name].ask("proof"), list(answers.samples))
         self._ask("release")
-        return found
-
-    def compare(
-        self,
-        given: Sequence[Any],
-        measures: Sequence[str],
-        rounds: int,
-        warm_rounds: int = 2,
-    ) -> dict[str, Answers]:
-        """What each side answers in all rounds of every measure, prepared with `given`.
-
-        A side that fails is asked no more and the others go on. One that runs out of memory beside
-        others is measured again alone, so that a reported OOM is its own.
-        """
-        self.conditions.forget()
-        found = self._together(given, measures, rounds, warm_rounds)
-        crowded = [
-            n for n, a in found.items() if any(f.status == "OOM" for f in a.failures.values())
-        ]
-        if len(found) > 1:
-            for name in crowded:
+        for name, answers in found.items() if len(found) > 1 else ():
+            if any(failure.status == "OOM" for failure in answers.failures.values()):
                 with Sides({name: self.sides[name]}, self.conditions) as alone:
-                    found[name] = alone._together(given, measures, rounds, warm_rounds)[name]
+                    found |= alone.compare(given, measures, rounds, warm_rounds)
                 found[name].alone = True
         return found
 
@@ -357,7 +342,7 @@ class Conditions:
     def __init__(self, device: torch.device):
         self.device, self.ours = device, []
         self._gpu = self._driver = self._limit = self._before = None
-        self.forget()
+        self._forget()
         if device.type != "cuda":
             busy, most = psutil.cpu_percent(interval=0.1), 25
         else:
@@ -383,8 +368,7 @@ class Conditions:
         except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_NoPermission):
             return None
 
-    def forget(self) -> None:
-        """Start anew."""
+    def _forget(self) -> None:
         self._strangers = 0
         self._readings = {name: [] for name in ("sm_clock", "temperature", "power", "reasons")}
 
@@ -408,7 +392,10 @@ class Conditions:
         self._strangers = max(self._strangers, len(listed) - known)
 
     def columns(self) -> dict:
-        """Clocks (MHz), highest temperature (C) and power (W), and what disturbed, or None."""
+        """Clocks (MHz), highest temperature (C) and power (W), and what disturbed, or None.
+
+        Of the readings since the last call.
+        """
         clocks, reasons = self._readings["sm_clock"], self._readings["reasons"]
         told = [] if self._before is None else [self._before]
         if self._strangers > 0:
@@ -416,7 +403,7 @@ class Conditions:
         for name, bit in _THROTTLES.items():
             if share := sum(bool(reason & bit) for reason in reasons):
                 told.append(f"{name} in {share / len(reasons):.0%} of the readings")
-        return {
+        found = {
             "driver": self._driver,
             "sm_clock": statistics.median(clocks) if clocks else None,
             "sm_clock_least": min(clocks, default=None),
@@ -425,3 +412,5 @@ class Conditions:
             "power": max(self._readings["power"], default=None),
             "disturbed": "; ".join(told) or None,
         }
+        self._forget()
+        return found

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from relation.bench import operators
-from relation.bench.operators import PEERS, PeerCalls, Shape, draw, main, ragged_documents
+from relation.bench.operators import PEERS, PeerCalls, Shape, draw, main
 from relation.errors import InputError, RunError
 
 CPU = torch.device("cpu")
@@ -47,12 +47,10 @@ def test_another_function_is_no_peer(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ("--shapes 1,2,33", "give B,H,T,D"),
         ("--shapes 1,2,33,x", "give B,H,T,D"),
         ("--shapes 1,4/3,33,16", "K that divides H"),
         ("--shapes 0,4,33,16", "positive numbers"),
         ("--peers tiled,cudn", "unknown peer 'cudn'; choose among flash-relation"),
-        ("--only forwrd", "unknown pass 'forwrd'"),
         ("--rounds 0", "at least 1 round"),
     ],
 )
@@ -60,13 +58,6 @@ def test_bad_arguments_are_refused_in_one_line(arguments, told):
     with pytest.raises(InputError, match=told) as refusal:
         main(["--device", "cpu", *arguments.split()])
     assert "\n" not in str(refusal.value)
-
-
-def test_documents_are_ragged():
-    documents = ragged_documents(Shape(2, 1, 1, 500, 8, 20), CPU)
-    lengths = documents.offsets.diff()
-    assert 10 < lengths.float().mean() < 40 and len(lengths.unique()) > 5
-    assert ragged_documents(Shape(2, 1, 1, 500, 8), CPU) is None
 
 
 class Scored(torch.autograd.Function):
@@ -124,14 +115,6 @@ def test_cute_peers_are_their_definitions(name, shape, monkeypatch):
     else:  # the flow is 1 whatever the score is
         given = [inputs[key] for key in PEERS[name].takes]
         torch.testing.assert_close(PEERS[name].build(CPU)(*given), inputs["info"])
-
-
-@pytest.mark.parametrize("tau", [2.0, 0.75])
-def test_the_backward_is_the_score_functions_derivative(tau):
-    score_mod, score_mod_bwd = operators.relation_scores(CUTE, tau)
-    U = 4 * torch.randn(1, 1, 9, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    given = U.requires_grad_(), score_mod, score_mod_bwd, [torch.arange(1.0, 10.0).double().log()]
-    assert torch.autograd.gradcheck(Scored.apply, given)
 
 
 @pytest.mark.parametrize("name", ["cute-attention", "gla", "kda"])

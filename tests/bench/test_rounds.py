@@ -32,20 +32,17 @@ class Planted:
     counted: int = 0
 
     def _meet(self, question: str) -> None:
-        if question != self.where or self.counted < self.after:
+        if not self.what or question != self.where or self.counted < self.after:
             return
         if self.what == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
-        elif self.what == "exit":
-            os._exit(3)
-        elif self.what == "memory":
+        if self.what == "memory":
             raise torch.OutOfMemoryError("Tried to allocate 20.00 GiB.\nMore lines")
-        elif self.what == "handle":
+        if self.what == "handle":
             raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate")
-        elif self.what == "absent":
+        if self.what == "absent":
             raise InputError("no such library; install it")
-        elif self.what == "bug":
-            raise ValueError("a bug")
+        raise ValueError("a bug")
 
     def prepare(self) -> dict:
         self._meet("prepare")
@@ -109,7 +106,6 @@ def test_each_side_has_its_own_process_which_ends():
         (Planted("kill"), "FAILED", "killed as the system does when memory runs out"),
         (Planted("kill", "seconds", 2), "FAILED", "in its seconds (after 2 of 6 rounds)"),
         (Planted("kill", "proof"), "FAILED", "in its proof"),
-        (Planted("exit"), "FAILED", "its process ended with status 3 in its prepare"),
         (Planted("memory", "seconds", 3), "OOM", "20.00 GiB. (after 3 of 6 rounds)"),
         (Planted("handle"), "OOM", "ALLOC_FAILED"),
         (Planted("absent"), "UNAVAILABLE", "no such library; install it"),
@@ -138,12 +134,6 @@ def test_what_does_not_fit_beside_others_is_measured_alone(tmp_path):
     assert any(answers.alone for answers in found.values())
 
 
-def test_warm_rounds_do_not_count():
-    with Sides({"side": Planted()}, Conditions(CPU)) as processes:
-        found = processes.compare((), ["update"], 3, warm_rounds=2)["side"]
-    assert found.samples == {"update": [3.0, 4.0, 5.0]}
-
-
 @pytest.mark.parametrize(
     ("n", "ranks"),  # of printed tables; few values allow no interval
     [(1, None), (5, None), (6, (1, 6)), (8, (1, 8)), (9, (2, 8)), (10, (2, 9)), (50, (18, 33))],
@@ -163,20 +153,6 @@ def test_medians_and_ratios_by_round():
     assert ratio_columns(ours, Answers(), "m") == none
     ours.alone = True
     assert ratio_columns(ours, subject, "m") == none | {"ratio": 2.0}
-
-
-def test_a_call_is_timed_long_enough():
-    calls = []
-
-    def call() -> None:
-        calls.append(None)
-        time.sleep(1e-4)
-
-    timer = Timer(CPU, call, least_calls=3)
-    before = len(calls)
-    assert 1e-4 < timer.seconds() < 1e-1
-    assert len(calls) - before == timer.calls >= 3
-    assert timer.host_seconds() > 1e-4
 
 
 @pytest.mark.gpu
