@@ -26,9 +26,9 @@ from relation.ops.tiled import tiled_relation
 class Backend:
     """One implementation of one operator.
 
-    eager: it stays outside torch.compile, as the materialised reference is measured as it is
-    written, and loops over tokens or tiles would be unrolled into graphs of thousands of nodes.
-    refusal: the reason why an existing device cannot run it, or None.
+    eager: it stays outside torch.compile: the reference is measured as it is written, and loops
+    over tokens or tiles would be unrolled into graphs of thousands of nodes. refusal: the reason
+    why an existing device cannot run it, or None.
     """
 
     call: Callable[..., Tensor]

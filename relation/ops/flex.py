@@ -1,8 +1,8 @@
 """Full Relation by FlexAttention, for heads and devices that FlashRelation does not take.
 
-FlexAttention gives a row's mean information over its history and the logarithm of its normaliser,
-the Exchange scan of Eq. 12; Self and the count calibration complete the
-row outside. Lambda is so no part of the fused kernel, and its gradient is autograd's.
+FlexAttention gives a row's mean information over its history and the logarithm of its normaliser
+(Eq. 12); Self and the count calibration complete the row outside (Eq. 13), so that lambda's
+gradient costs nothing.
 """
 
 from functools import lru_cache

@@ -1,18 +1,14 @@
 """Linear Relation in plain PyTorch, two forms of one function (Section 5.2, Appendix A.4).
 
 `linear_relation` is the recurrence, the definition; `chunked_linear_relation` unrolls it to a sum
-over historical tokens inside a chunk. Both take
+over historical tokens inside a chunk. Beside p1, p2, info and tau both take
 
-p1, p2, info: (B, H, T, D), one floating dtype; p1, p2 after RoPE and before normalisation, which
-    divides by the length or by 1e-12, the larger; info after Givens mixing. p2 and info may have
-    fewer heads, a divisor of H.
 log_retention: g = log alpha <= 0, (B, H, T, D), any floating dtype; -inf forgets all.
-state: C of the tokens before, (B, H, D, D), with the retained channel first and the information
-    channel last, or None for C = 0.
+state: C of the tokens before, (B, H, D, D), the retained channel first, or None for C = 0.
 documents: each starts with C = 0, so no state may be given.
 
-and return y (B, H, T, D) in info's dtype and the final state (B, H, D, D), FP32 (FP64 for FP64
-inputs), in which all sums are formed. They raise InputError for what does not fit.
+and return y (B, H, T, D) in info's dtype and the final state, FP32 (FP64 for FP64 inputs), in which
+all sums are formed. Normalisation divides a coordinate by its length or by 1e-12, the larger.
 """
 
 import math
@@ -22,13 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from relation.errors import InputError
-from relation.kernels.checks import (
-    check_device,
-    check_floating,
-    check_groups,
-    check_tau,
-    without_autocast,
-)
+from relation.kernels import checks
+from relation.kernels.checks import without_autocast
 from relation.kernels.documents import Documents, forget_at_starts
 from relation.ops.attention import for_heads
 
@@ -50,10 +41,10 @@ def _read_write(
     recurrence. A document's first token forgets all, which empties the state.
     """
     given = {} if state is None else {"state": state}
-    check_floating(log_retention=log_retention, **given)
-    check_groups(p1=p1, p2=p2, info=info)
-    check_device(p1, log_retention, *given.values())
-    check_tau(tau)
+    checks.check_floating(log_retention=log_retention, **given)
+    checks.check_groups(p1=p1, p2=p2, info=info)
+    checks.check_device(p1, log_retention, *given.values())
+    checks.check_tau(tau)
     B, H, _, D = p1.shape
     shapes = (("log_retention", log_retention, tuple(p1.shape)), ("state", state, (B, H, D, D)))
     for name, x, shape in shapes:
@@ -102,9 +93,8 @@ def _within_chunks(read: Tensor, write: Tensor, information: Tensor, g: Tensor) 
 
     By halves: j and t lie in the two halves of one block of 2, 4, ... or CHUNK tokens, and
     g_{j+1} + ... + g_t is a sum up to that block's middle and one from there. Neither is positive,
-    so their exponentials are factors of write and read, and matrix products do the rest. A
-    difference of running sums from the chunk's start would be the same in exact arithmetic, but
-    after a strong retention it has lost the digits of a weak one.
+    so their exponentials are factors of write and read. A difference of running sums from the
+    chunk's start would, after a strong retention, have lost the digits of a weak one.
     """
     exchange = torch.zeros_like(information)
     half = 1

@@ -32,7 +32,6 @@ def rope_angles(
     """Cosine and sine tables, both (length, width), FP32; positions start at `offset`.
 
     Channels c and c + width/2 turn by position * base^(-2c / width), so both hold that angle.
-    Raises InputError for an odd width or a base that is not positive and finite.
     """
     if width % 2:
         raise InputError(f"head width {width} is odd; RoPE rotates pairs of channels: make it even")
@@ -45,20 +44,16 @@ def rope_angles(
 
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate x (B, H, T, D) by `rope_angles`' tables; the halves of D are the pairs.
+    """Rotate x (B, H, T, D) by tables (T, D), or (B, T, D) where rows have places of their own.
 
-    The tables are (T, D), or (B, T, D) where the rows of a batch have places of their own.
-    The rotation is computed in the tables' FP32 (FP64 for FP64 inputs); the result has x's dtype.
-    Differentiable once, in x alone.
+    Computed in the tables' FP32 (FP64 for FP64 inputs) and rounded to x's dtype; differentiable
+    once, in x alone.
     """
     return _Rotation.apply(x, cos, sin)
 
 
 class _Rotation(torch.autograd.Function):
-    """The rotation, whose backward is the rotation back.
-
-    Autograd's would go through both terms and the halves one by one, in FP32.
-    """
+    """The rotation, whose backward is the rotation back; autograd's would take several passes."""
 
     @staticmethod
     def forward(ctx, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -88,10 +83,6 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, back: bool) -> Tensor:
 
 
 def rope(x: Tensor, base: float = 1e4, offset: int = 0) -> Tensor:
-    """Rotate x (B, H, T, D), any floating dtype, as positions offset .. offset + T - 1.
-
-    Raises InputError for odd D, another rank, an empty dimension or a base that is not positive and
-    finite.
-    """
+    """Rotate x (B, H, T, D) as positions offset .. offset + T - 1; D is even, base positive."""
     check_states(x=x)
     return apply_rope(x, *rope_angles(x.shape[-2], x.shape[-1], base, offset, x.device))

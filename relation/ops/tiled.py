@@ -22,8 +22,7 @@ TILE = 128
 class _History:
     """Which tokens are the history of which: those before in the same document.
 
-    starts: (B, 1, 1, T), where each token's document begins, or None where every row is one
-    document.
+    starts: (B, 1, 1, T), where each token's document begins, or None where rows are documents.
     """
 
     def __init__(self, starts: Tensor | None):
@@ -156,8 +155,7 @@ def tiled_relation(
 ) -> Tensor:
     """`full_relation` by tiles (Section 5.1), in memory linear in T; differentiable once.
 
-    Scores and sums are FP32 (FP64 for FP64 inputs). Tiles without a token's document are not
-    formed, nor is a copy of p2 and info where heads share them.
+    Tiles without a token's document are not formed, nor copies of p2 and info for heads that share.
     """
     groups = check(lam, tau, documents, p1=p1, p2=p2, info=info)
     wide = torch.promote_types(p1.dtype, torch.float32)
