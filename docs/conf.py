@@ -7,7 +7,8 @@ html_title = "Relation"
 exclude_patterns = ["figures"]
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
-suppress_warnings = ["myst.xref_missing"]  # links to folders and source files of the repository
+# Links to folders and source files of the repository; docstrings are plain text.
+suppress_warnings = ["myst.xref_missing", "docutils", "image.not_readable"]
 autodoc_member_order = "bysource"
 autodoc_default_options = {"members": True, "show-inheritance": True}
 autodoc_typehints = "signature"

@@ -23,23 +23,9 @@ from relation.config import (
     validated,
 )
 from relation.errors import InputError
-from relation.jobs import Bench, Check, Data, Length, Recall, Run, Side, hash_of
+from relation.jobs import Bench, Check, Data, Length, Recall, Run, hash_of
 from relation.matrix import Matrix
 from relation.variants import PAIRED, VARIANTS
-
-__all__ = [
-    "Bench",
-    "Campaign",
-    "Check",
-    "Data",
-    "Length",
-    "Recall",
-    "Run",
-    "Setting",
-    "Side",
-    "hash_of",
-    "load",
-]
 
 # The kinds of records of which a shipped one spares a job.
 _SHIPPED = ("runs", "steps", "complexity", "decode", "recall", "gradients")
