@@ -23,6 +23,8 @@ from report.figures.style import COLOUR, INK, MUTED, beside, grid, save, sideway
 MARGIN = 0.01  # nat/token, within which two arms count as equivalent
 FRESH = 200  # seeds from here on compare arms; smaller ones chose rates
 PAIR = ["mha", "full"]
+FURTHER = {"nearest": 45, "gpt2": 45}  # first seed of the pairs that decide, at 10M
+PAPER = {"10M": -0.0412, "30M": -0.0151, "100M": -0.0310}  # Table 2, Relation − MHA
 TUNED = "tuned"  # the variation of fair in which every arm has its own rate
 ARM_COLOURS = {"mha": COLOUR["mha"], "full": COLOUR["full"]}
 
@@ -42,6 +44,8 @@ def sections(published: Path, folder: Path) -> list[Section]:
     """Every section whose rows are in `published`/<campaign>; figures go to `folder` as SVG."""
     folder.mkdir(parents=True, exist_ok=True)
     found = []
+    if (published / "books").exists():
+        found.append(differences(published, folder))
     if (published / "fair").exists():
         fair = records.load(published / "fair")
         found += [arms(fair, folder), rates(fair["runs"], folder), head_start(fair, folder)]
@@ -64,6 +68,49 @@ def _signed(low: float, mean: float, high: float) -> str:
     """A difference with its interval, as text."""
     interval = "" if math.isnan(low) else f" ({low:+.4f} to {high:+.4f})"
     return f"{mean:+.4f}{interval}".replace("-", "−")
+
+
+# Relation beside MHA, setting by setting
+
+
+def differences(published: Path, folder: Path) -> Section:
+    """Relation − MHA of every setting that has pairs, with its interval and the paper's value."""
+    runs = records.load(published / "books")["runs"].assign(group=lambda r: r["variation"])
+    if (published / "fair").exists():
+        fair = records.load(published / "fair")["runs"]
+        fair = fair[(fair["variation"] == TUNED) & (fair["seed"] >= FRESH)]
+        runs = pd.concat([runs, fair.assign(group="fair/tuned")])
+    rows = []
+    for (scale, group), own in runs.groupby(["scale", "group"], sort=False):
+        wide = own.pivot_table("final_nll", "seed", "variant").reindex(columns=PAIR).dropna()
+        if group in FURTHER and scale == "10M":
+            wide = wide[wide.index >= FURTHER[group]]  # seeds that chose nothing and decide
+        if len(wide):
+            low, mean, high = stats.mean_interval(wide["full"] - wide["mha"])
+            name = group if group.startswith("fair") else f"books/{group}"
+            rows.append((f"{scale}, {name}, {len(wide)} pairs", low, mean, high, PAPER.get(scale)))
+    with styled():
+        figure, axes = grid(1, 1, 0.3 * len(rows) + 0.7)
+        here = axes[0, 0]
+        sideways(here, [row[0] for row in rows])
+        here.axvline(0, color=INK, linewidth=0.8)
+        for place, (_, low, mean, high, paper) in enumerate(rows):
+            here.plot((low, high), (-place, -place), color=COLOUR["full"])
+            here.plot(mean, -place, "o", color=COLOUR["full"])
+            if paper is not None:
+                here.plot(paper, -place, "D", color=INK, markerfacecolor="none", markersize=5)
+            beside(here, (1, -place), _signed(low, mean, high), xycoords=("axes fraction", "data"))
+        here.set_xlim(-0.11, 0.11)
+        here.set_xlabel("final validation NLL, Relation − MHA (nat/token)")
+        drawing = _draw(figure, folder, "answer")
+    return Section(
+        "Relation beside MHA",
+        "",
+        None,
+        drawing,
+        "Relation − MHA with its 95% interval over pairs, by scale and setting; at 10M the further "
+        "pairs where there are some. Diamonds: the paper. An interval may leave the panel.",
+    )
 
 
 # The fair comparison
@@ -138,10 +185,10 @@ def rates(runs: pd.DataFrame, folder: Path) -> Section | None:
     runs = runs[(runs["seed"] < FRESH) & (runs["scale"] == "10M")]
     if runs.empty:
         return None
-    wide = runs.pivot_table("final_nll", "variant", "learning_rate", sort=True)
-    figure, axes = grid(1, 1, 3.2)
-    here, rows = axes[0, 0], []
+    wide, rows = runs.pivot_table("final_nll", "variant", "learning_rate", sort=True), []
     with styled():
+        figure, axes = grid(1, 1, 3.2)
+        here = axes[0, 0]
         for variant, means in wide.iterrows():
             own = runs[runs["variant"] == variant]
             colour = ARM_COLOURS.get(variant)

@@ -1,0 +1,30 @@
+"""Every figure draws from the shipped records, alike each time, and leaves out what did not run."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from report import data, figures
+
+NEAREST = data.Setting("books", "nearest", ("10M", "30M"))
+
+
+@pytest.fixture(scope="module")
+def records():
+    return data.load(NEAREST, published=True, root=Path("results"))
+
+
+def test_every_figure_of_the_nearest_reading_is_drawn(records, tmp_path):
+    drawn = [drawing.name for drawing in figures.draw(records, tmp_path)]
+    assert drawn == [drawing.name for drawing in figures.ALL]
+    texts = [(tmp_path / f"{name}.svg").read_text() for name in drawn]
+    assert all("<svg" in text and ">nan" not in text for text in texts)
+    assert "10M, 31 pairs: -0.0364" in (tmp_path / "pairs.svg").read_text()
+
+
+def test_figures_without_rows_are_left_out(records, tmp_path):
+    empty = {name: getattr(records, name).iloc[:0] for name in data.FRAMES}
+    (tmp_path / "pairs.svg").write_text("of an earlier report")
+    assert figures.draw(dataclasses.replace(records, **empty), tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
