@@ -7,8 +7,7 @@ the yardstick, plus a share of the truth's size: 1e-3 for 16 bits, 1e-5 for FP32
 import gc
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from relation import records
 from relation.errors import RunError
-from relation.machine import Progress, claim, describe
+from relation.machine import Progress, claim, describe, deterministic_algorithms
 from relation.nn import Decoder, Execution
 from relation.ops import full_relation, get_backend, givens_mix, linear_relation, scores
 from relation.train.step import UpdateStep, autocast
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from relation.plan import Campaign
 
 Operator = Callable[..., Any]
+Tensors = dict[str, Tensor]
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
 SLACK = {torch.bfloat16: 1e-3, torch.float16: 1e-3, torch.float32: 1e-5, torch.float64: 1e-12}
 # BF16 rounds a share of flow to 2^-9 of it, the sums of a row and of a score add to that. A mixed
@@ -44,7 +44,7 @@ _SIZES = {
 }
 _TO_THE_BIT = "no output reads a later token"
 _FORGOTTEN = (0.01, 10.0)  # the most that a token forgets: head 0 keeps nearly all, head 1 little
-_OTHER_LAMBDA = -1.0
+_DEFINITION = "definition"
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
@@ -52,77 +52,60 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-@contextmanager
-def _poisoned_memory() -> Iterator[None]:
-    """Uninitialised memory holds NaN, else it could hold what an earlier launch got right."""
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before)
+def _results(
+    form: Operator, given: Sequence[Tensor], wanted: Sequence[Tensor], dtype: torch.dtype
+) -> list[Tensor]:
+    """An operator's outputs on three states of `dtype` and a parameter, and their gradients."""
+    kinds = (dtype, dtype, dtype, _wide(dtype))
+    leaves = [x.to(k, copy=True).requires_grad_() for x, k in zip(given, kinds, strict=True)]
+    found = form(*leaves)
+    found = found if isinstance(found, tuple) else (found,)
+    into = [w.to(x.dtype) for w, x in zip(wanted, found, strict=True)]
+    return [x.detach() for x in (*found, *torch.autograd.grad(found, leaves, into))]
 
 
 def deviations(
-    names: Sequence[str], drawn: Iterable[tuple[Sequence[Tensor], ...]], dtype: torch.dtype
+    names: Sequence[str], draws: Sequence[tuple[list[Tensor], ...]], dtype: torch.dtype
 ) -> Iterator[dict]:
     """RMS and largest error of each named result over all draws: error, yardstick and allowed.
 
-    drawn: an operator's results, the definition's in `dtype` and the definition's in FP64.
+    draws: an operator's results, the definition's in `dtype` and the definition's in FP64.
     """
     sizes = []
-    for *rounded, truth in drawn:
+    for *rounded, truth in draws:
         off = [[x.double() - t for x, t in zip(found, truth, strict=True)] for found in rounded]
-        wide = [[x.double() for x in found] for found in (*off, truth)]
-        both = [[torch.stack((x.square().mean(), x.abs().max())) for x in xs] for xs in wide]
-        sizes.append(torch.stack([torch.stack(x) for x in both]))
+        both = [
+            [torch.stack((x.square().mean(), x.abs().max())) for x in xs] for xs in (*off, truth)
+        ]
+        sizes.append(torch.stack([torch.stack(measured) for measured in both]))
     squares, largest = torch.stack(sizes).unbind(-1)  # each (draws, 3, results)
-    measures = {"RMS": squares.mean(0).sqrt(), "largest": largest.amax(0)}
-    for measure, values in measures.items():
+    for measure, values in (("RMS", squares.mean(0).sqrt()), ("largest", largest.amax(0))):
         for name, error, yardstick, truth in zip(names, *values.tolist(), strict=True):
-            allowed = 2 * yardstick + SLACK[dtype] * truth
-            row = {"name": name, "measure": measure, "error": error}
-            yield row | {"yardstick": yardstick, "allowed": allowed}
-
-
-def _full_results(operator: Operator, inputs: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
-    """Y and the gradients of p1, p2, info and lambda, in `dtype`."""
-    *states, dy, lam = inputs
-    leaves = [*(x.detach().to(dtype) for x in states), lam.detach().to(_wide(dtype))]
-    leaves = [x.requires_grad_() for x in leaves]
-    y = operator(*leaves, ModelConfig.tau)
-    return [y.detach(), *torch.autograd.grad(y, leaves, dy.to(dtype))]
+            row = {"name": name, "measure": measure, "error": error, "yardstick": yardstick}
+            yield row | {"allowed": 2 * yardstick + SLACK[dtype] * truth}
 
 
 def exactness(
-    operator: Operator,
-    heads: int,
-    length: int,
-    width: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    draws: int = 16,
+    operator: Operator, shape: Sequence[int], dtype: torch.dtype, device: torch.device, draws: int
 ) -> Iterator[dict]:
-    """Errors of Full Relation against its definition (Section 3.1): `deviations` of its results.
+    """`deviations` of Full Relation's output and gradients off its definition (Section 3.1).
 
-    operator: of p1, p2, info (1, H, T, D) in `dtype`, lambda and tau.
+    operator: of p1, p2, info (1, H, T, D) in `dtype` and lambda; shape: H, T and D.
     """
     generator = torch.Generator(device).manual_seed(1)
-    kind = {"dtype": dtype, "device": device, "generator": generator}
-
-    def drawn() -> Iterator[tuple[Sequence[Tensor], ...]]:
-        for _ in range(draws):
-            # Stored (B, T, H, D), as in a model.
-            inputs = [
-                torch.randn(1, length, heads, width, **kind).transpose(1, 2) for _ in range(4)
-            ]
-            inputs.append(torch.tensor(ModelConfig.lambda_init, device=device))
-            with _poisoned_memory():
-                ours = _full_results(operator, inputs, dtype)
-            plain, truth = (_full_results(full_relation, inputs, d) for d in (dtype, torch.float64))
-            yield ours, plain, truth
-
-    yield from deviations(("Y", "dp1", "dp2", "dinfo", "dlam"), drawn(), dtype)
+    heads, length, width = shape
+    drawn = []
+    for _ in range(draws):
+        # Stored (B, T, H, D), as in a model.
+        stored = torch.randn(4, 1, length, heads, width, device=device, generator=generator)
+        *states, dy = stored.to(dtype).transpose(2, 3)
+        given = (*states, torch.tensor(ModelConfig.lambda_init, device=device)), (dy,)
+        # Uninitialised memory then holds NaN, else it could hold what an earlier launch got right.
+        with deterministic_algorithms(True):
+            ours = _results(operator, *given, dtype)
+        kinds = (dtype, torch.float64)
+        drawn.append((ours, *(_results(full_relation, *given, kind) for kind in kinds)))
+    return deviations(("Y", "dp1", "dp2", "dinfo", "dlam"), drawn, dtype)
 
 
 def _draw(check: str, seed: int, device: torch.device, *stacked: int) -> Tensor:
@@ -150,18 +133,16 @@ def identity_errors(operator: Operator, dtype: torch.dtype, device: torch.device
     """
     p1, p2, info = _draw("identity", 2, device, 3).to(dtype)
     unit = torch.eye(info.shape[-1], dtype=dtype, device=device).expand_as(info).contiguous()
-    values = (ModelConfig.lambda_init, _OTHER_LAMBDA)
-    lams = [torch.tensor(value, dtype=_wide(dtype), device=device) for value in values]
-    flows = [operator(p1, p2, unit, lam).double() for lam in lams]
-    own = flows[0].diagonal(dim1=-2, dim2=-1)
+    lam, other = torch.tensor([ModelConfig.lambda_init, -1.0], dtype=_wide(dtype), device=device)
+    flows = [operator(p1, p2, unit, each).double() for each in (lam, other)]
     exchange = [flow.tril(-1)[:, :, 1:] for flow in flows]
     allocations = [x / x.sum(-1, keepdim=True) for x in exchange]
+    first = (operator(p1, p2, info, lam) - info)[:, :, 0]
+    own = flows[0].diagonal(dim1=-2, dim2=-1)
     errors = {
-        "F_ii + g_i = 1": own + exchange_gate(p1, p2, lams[0]) - 1,
+        "F_ii + g_i = 1": own + exchange_gate(p1, p2, lam) - 1,
         "the count correction leaves the allocation": allocations[0] - allocations[1],
-        "the first token's output is its information": (operator(p1, p2, info, lams[0]) - info)[
-            :, :, 0
-        ],
+        "the first token's output is its information": first,
     }
     return {name: error.abs().max().item() for name, error in errors.items()}
 
@@ -198,6 +179,22 @@ def mixing_errors(mix: Operator, dtype: torch.dtype, device: torch.device) -> di
     return {name: torch.stack(errors).max().item() for name, errors in worst.items()}
 
 
+def expanded(p1: Tensor, p2: Tensor, info: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    """Linear Relation as the sum over history of Appendix A.4, without a state; FP64.
+
+    What token j wrote reaches token t through D_t ... D_{j+1}, the exponential of a sum of g.
+    """
+    S = torch.sigmoid((p1 * p2).sum(-1, keepdim=True) / (ModelConfig.tau * p1.shape[-1] ** 0.5))
+    read, write = S * F.normalize(p1, dim=-1), S * F.normalize(p2, dim=-1)
+    since = g.cumsum(2)
+    between = since[:, :, :, None] - since[:, :, None]  # (B, H, t, j, D)
+    history = torch.ones(between.shape[2:4], device=g.device).tril(-1).bool()[..., None]
+    kept = between.masked_fill(~history, -torch.inf).exp()
+    exchange = torch.einsum("bhtd,bhtjd,bhjd,bhje->bhte", read, kept, write, info)
+    remains = (since[:, :, -1:] - since).exp() * write
+    return info + exchange, remains.mT @ info
+
+
 def recurrence_errors(
     operator: Operator, dtype: torch.dtype, device: torch.device
 ) -> Iterator[dict]:
@@ -207,18 +204,10 @@ def recurrence_errors(
     """
     *states, g, dy, dstate = _draw("recurrence", 4, device, 6).to(dtype)
     g = -torch.tensor(_FORGOTTEN, device=device)[:, None, None] * g.float().sigmoid()
-    dstate = dstate[:, :, : dstate.shape[-1]]  # (1, H, D, D)
-
-    def results(form: Operator, kind: torch.dtype) -> list[Tensor]:
-        leaves = [*(x.to(kind, copy=True) for x in states), g.to(_wide(kind), copy=True)]
-        leaves = [x.requires_grad_() for x in leaves]
-        found = form(*leaves)
-        wanted = [d.to(x.dtype) for d, x in zip((dy, dstate), found, strict=True)]
-        return [x.detach() for x in (*found, *torch.autograd.grad(found, leaves, wanted))]
-
+    given = (*states, g), (dy, dstate[:, :, : dstate.shape[-1]])  # the state is (1, H, D, D)
     forms = ((operator, dtype), (linear_relation, dtype), (linear_relation, torch.float64))
-    names = ("Y", "C", "dp1", "dp2", "dinfo", "dg")
-    return deviations(names, [tuple(results(*form) for form in forms)], dtype)
+    draw = tuple(_results(form, *given, kind) for form, kind in forms)
+    return deviations(("Y", "C", "dp1", "dp2", "dinfo", "dg"), [draw], dtype)
 
 
 def history_errors(operator: Operator, states: Tensor, share: Tensor) -> dict:
@@ -252,11 +241,9 @@ def history_errors(operator: Operator, states: Tensor, share: Tensor) -> dict:
     )
     unexplained = shift - share[0].double().T[cuts][..., None] * given
     scale = torch.stack([x.double().abs().max() for x in (y, moved, given)]).max()
-    own = "Exchange does not read the token's own information"
-    return {
-        _TO_THE_BIT: leaked.abs().max().item(),
-        own: (unexplained.abs().max() / scale).item(),
-    }
+    own = (unexplained.abs().max() / scale).item()
+    leak = leaked.abs().max().item()
+    return {_TO_THE_BIT: leak, "Exchange does not read the token's own information": own}
 
 
 def _identities(check: "Check", full: Operator, device: torch.device) -> Iterator[dict]:
@@ -264,14 +251,13 @@ def _identities(check: "Check", full: Operator, device: torch.device) -> Iterato
         for name, error in errors.items():
             allowed = 0.0 if name == _TO_THE_BIT else _IDENTITY_SLACK[precision]
             known = {"check": kind, "operator": operator, "precision": precision}
-            known |= {"name": prefix + name, "measure": "largest"}
-            yield known | {"error": error, "yardstick": None, "allowed": allowed}
+            known |= {"name": prefix + name, "measure": "largest", "error": error}
+            yield known | {"yardstick": None, "allowed": allowed}
 
     linear = get_backend("linear", check.linear, device).call
-    definition, exact, own = "definition", "fp64", check.precision
     for name, operator, precision in (
-        (definition, full_relation, exact),
-        (check.backend, full, own),
+        (_DEFINITION, full_relation, "fp64"),
+        (check.backend, full, check.precision),
     ):
         dtype = DTYPES[precision]
         states = _draw("history", 5, device, 3).to(dtype)
@@ -280,26 +266,35 @@ def _identities(check: "Check", full: Operator, device: torch.device) -> Iterato
         history = history_errors(lambda *s, f=operator, lam=lam: f(*s, lam), states, share)
         yield from rows("identity", name, precision, identity_errors(operator, dtype, device))
         yield from rows("history", name, precision, history, "Full Relation: ")
-    for precision in dict.fromkeys((exact, own)):
+    for precision in dict.fromkeys(("fp64", check.precision)):
         errors = mixing_errors(givens_mix, DTYPES[precision], device)
-        yield from rows("mixing", definition, precision, errors)
-    for name, precision in (("chunked", exact), (check.linear, own)):
-        operator = get_backend("linear", name).call
+        yield from rows("mixing", _DEFINITION, precision, errors)
+    chunked = get_backend("linear", "chunked").call
+    for name, operator, precision in (
+        ("expanded", expanded, "fp64"),
+        ("chunked", chunked, "fp64"),
+        (check.linear, linear, check.precision),
+    ):
         for row in recurrence_errors(operator, DTYPES[precision], device):
             yield {"check": "recurrence", "operator": name, "precision": precision} | row
     for name, operator, precision in (
-        (definition, linear_relation, exact),
-        (check.linear, linear, own),
+        (_DEFINITION, linear_relation, "fp64"),
+        (check.linear, linear, check.precision),
     ):
-        dtype = DTYPES[precision]
-        states = _draw("history", 5, device, 3).to(dtype)
-        g = -0.1 * _draw("history", 6, device).sigmoid().to(_wide(dtype))
+        states = _draw("history", 5, device, 3).to(DTYPES[precision])
+        g = -0.1 * _draw("history", 6, device).sigmoid().to(_wide(DTYPES[precision]))
 
         def y(*given: Tensor, f: Operator = operator, g: Tensor = g) -> Tensor:
             return f(*given, g.expand_as(given[0]).contiguous())[0]
 
         history = history_errors(y, states, torch.ones_like(g[..., 0]))
         yield from rows("history", name, precision, history, "Linear Relation: ")
+
+
+def _write(campaign: "Campaign", out: Path, kind: str, rows: list[dict], device: torch.device):
+    key = {"campaign": campaign.name, "variation": None}
+    origin = records.origin(campaign.check.hash, describe(device))
+    records.write(out, kind, [{**key, **row} for row in rows], origin)
 
 
 def operators(campaign: "Campaign", out: Path) -> None:
@@ -314,20 +309,18 @@ def operators(campaign: "Campaign", out: Path) -> None:
         operator = get_backend("full", check.backend, device).call
         of_all = {"check": "exactness", "operator": check.backend, "precision": check.precision}
         with Progress(f"check {check.backend}", len(check.shapes), "shapes") as progress:
-            for shape in check.shapes:
-                heads, width = shape["heads"], shape["width"]
+            for at in check.shapes:
                 # At T - 1 the last tiles are masked.
-                for length in dict.fromkeys((shape["length"], max(1, shape["length"] - 1))):
-                    given = (heads, length, width, DTYPES[check.precision], device, check.draws)
-                    at = {**of_all, **shape, "length": length, "draws": check.draws}
-                    rows += [at | row for row in exactness(operator, *given)]
-                progress.advance(1, shape["scale"])
+                for length in dict.fromkeys((at["length"], max(1, at["length"] - 1))):
+                    shape = (at["heads"], length, at["width"])
+                    found = exactness(operator, shape, DTYPES[check.precision], device, check.draws)
+                    known = {**of_all, **at, "length": length, "draws": check.draws}
+                    rows += [known | row for row in found]
+                progress.advance(1, at["scale"])
         for row in _identities(check, operator, device):
-            size = zip(("heads", "length", "width"), _SIZES[row["check"]], strict=True)
-            rows.append({"scale": "", "draws": 1, **dict(size), **row})
-        key = {"campaign": campaign.name, "variation": None}
-        origin = records.origin(check.hash, describe(device))
-        records.write(out, "checks", [{**key, **row} for row in rows], origin)
+            size = dict(zip(("heads", "length", "width"), _SIZES[row["check"]], strict=True))
+            rows.append({"scale": "", "draws": 1, **size, **row})
+        _write(campaign, out, "checks", rows, device)
 
 
 # Gradients. In FP64 the chunks are the recurrence up to rounding, and launch a few kernels where it
@@ -338,9 +331,6 @@ _STANDARD_ERRORS = 4  # of a scale; chance alone passes four once in 16,000
 _LARGEST_SCALE_ERROR = 0.01
 _FEWEST_FOR_LARGEST = 16  # the largest error of fewer numbers is left to their RMS
 _GAIN, _SPREAD = 0.8, 0.3
-
-Batches = list[tuple[Tensor, Tensor]]
-Tensors = dict[str, Tensor]
 
 
 class _Truth(Decoder):
@@ -377,8 +367,8 @@ def _draw_weights(model: Decoder, initial: Tensors, seed: int) -> None:
             parameter.copy_(_GAIN / math.sqrt(parameter.shape[-1]) * noise)
 
 
-def _draw_batches(side: "Side", seed: int, device: torch.device) -> Batches:
-    """Micro-batches of tokens: inputs and targets, (micro, T) int64.
+def _draw_tokens(side: "Side", seed: int, device: torch.device) -> Tensor:
+    """Tokens of an update, (accumulation, micro, T + 1) int64.
 
     The frequency of a token falls as 1 / rank, as a word's does. Recurring tokens
     add up to gradients of lambda and angles above BF16's noise; those of uniform tokens cancel.
@@ -387,58 +377,55 @@ def _draw_batches(side: "Side", seed: int, device: torch.device) -> Batches:
     vocabulary = side.model.vocab_size
     shape = (side.accumulation, side.micro, side.context + 1)
     drawn = torch.rand(shape, generator=generator, dtype=torch.float64)
-    tokens = ((vocabulary + 1) ** drawn).long().clamp(1, vocabulary).sub(1).to(device)
-    return [(part[:, :-1].contiguous(), part[:, 1:].contiguous()) for part in tokens]
+    return ((vocabulary + 1) ** drawn).long().clamp(1, vocabulary).sub(1).to(device)
 
 
-def _eager_gradients(model: Decoder, batches: Batches, precision: str) -> Tensors:
+def _eager_gradients(model: Decoder, tokens: Tensor, precision: str) -> Tensors:
     """The gradient of the mean NLL by PyTorch's own cross-entropy, in FP32 at least."""
     model.zero_grad()
-    count = sum(targets.numel() for _, targets in batches)
-    for inputs, targets in batches:
-        with autocast(inputs.device, precision):
-            logits = model(inputs).flatten(0, 1)
-            nll = F.cross_entropy(
-                logits.to(_wide(logits.dtype)), targets.flatten(), reduction="sum"
-            )
-        (nll / count).backward()
+    for part in tokens:
+        with autocast(part.device, precision):
+            logits = model(part[:, :-1]).flatten(0, 1)
+            logits, targets = logits.to(_wide(logits.dtype)), part[:, 1:].flatten()
+            nll = F.cross_entropy(logits, targets, reduction="sum")
+        (nll / tokens[..., 1:].numel()).backward()
     return {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
-class _CheckedStep:
-    """The step that trains; it gives its gradients and changes no weight."""
+def _checked_step(
+    side: "Side", check: "Check", device: torch.device
+) -> tuple[Decoder, Callable[[Tensor], dict[str, Tensors]]]:
+    """The model of the step that trains, and what gives the step's gradients and changes no weight.
 
-    def __init__(self, side: "Side", check: "Check", device: torch.device):
-        execution = Execution(**side.backends, compiled=check.compile)
-        execution.check(side.model, device)
-        self.model = Decoder(side.model, execution).to(device)
-        still = torch.optim.SGD(self.model.parameters(), lr=0.0)
-        how = (check.precision, check.compile, math.inf)
-        self._step = UpdateStep(self.model, still, device, *how, reduce=self._keep)
-        self._replays, self._replayable = check.compile and device.type == "cuda", False
-        self._kept: Tensors = {}
+    Of an update whose kernels the host launches and, where it replays CUDA graphs, of a replay.
+    """
+    execution = Execution(**side.backends, compiled=check.compile)
+    execution.check(side.model, device)
+    model = Decoder(side.model, execution).to(device)
+    kept: Tensors = {}
 
-    def _keep(self, loss: Tensor) -> None:
+    def keep(loss: Tensor) -> None:
         """Copy the gradients, after the last backward pass and before clipping."""
-        self._kept = {
-            name: torch.zeros_like(p) if p.grad is None else p.grad.clone()
-            for name, p in self.model.named_parameters()
-        }
+        for name, p in model.named_parameters():
+            kept[name] = torch.zeros_like(p) if p.grad is None else p.grad.clone()
 
-    def _gradients(self, step: UpdateStep, batches: Batches) -> Tensors:
-        step(batches, sum(targets.numel() for _, targets in batches), learning_rate=0.0)
-        return self._kept
+    still = torch.optim.SGD(model.parameters(), lr=0.0)
+    step = UpdateStep(model, still, device, check.precision, check.compile, math.inf, reduce=keep)
+    steps = {"launched": step.uncaptured()}
+    if check.compile and device.type == "cuda":
+        steps["replayed"] = step
 
-    def __call__(self, batches: Batches) -> dict[str, Tensors]:
-        """The gradients of an update that the host launches and, of CUDA graphs, a replayed one."""
-        found = {"launched": self._gradients(self._step.uncaptured(), batches)}
-        if self._replays and not self._replayable:
+    def gradients(tokens: Tensor) -> dict[str, Tensors]:
+        batches = [(part[:, :-1].contiguous(), part[:, 1:].contiguous()) for part in tokens]
+        found = {}
+        for update, each in steps.items():
             # The host launches a step's first update; the next one captures the graphs.
-            self._gradients(self._step, batches)
-            self._replayable = True
-        if self._replays:
-            found["replayed"] = self._gradients(self._step, batches)
+            for _ in range(1 + (update == "replayed")):
+                each(batches, tokens[..., 1:].numel(), learning_rate=0.0)
+            found[update] = dict(kept)
         return found
+
+    return model, gradients
 
 
 def _moments(error: Tensor, truth: Tensor) -> Tensor:
@@ -446,41 +433,11 @@ def _moments(error: Tensor, truth: Tensor) -> Tensor:
     return torch.stack((error.square().sum(), error.abs().max(), (error * truth).sum()))
 
 
-def measured(
-    side: "Side", check: "Check", device: torch.device
-) -> dict[tuple[str, str, int], Tensor]:
-    """Moments of the error, of the yardstick's and of the truth: (draws, 3, 3) FP64 on the CPU.
-
-    By parameter, kind of update and number of the parameter's elements.
-    """
-    checked, truth = _CheckedStep(side, check, device), _Truth(side.model).to(device)
-    eager = Decoder(side.model, Execution(**_TRUTH))
-    eager.initialise(seed=0)
-    eager.to(device)
-    initial = {name: tensor.clone() for name, tensor in eager.state_dict().items()}
-    drawn: dict[tuple[str, str, int], list[Tensor]] = {}
-    for seed in range(check.gradient_draws):
-        _draw_weights(eager, initial, seed)
-        for model in (truth, checked.model):
-            model.load_state_dict(eager.state_dict())
-        batches = _draw_batches(side, seed, device)
-        # In FP64 one batch is as good as several.
-        whole = tuple(torch.cat(parts) for parts in zip(*batches, strict=True))
-        true = _eager_gradients(truth, [whole], "fp64")
-        yardstick = _eager_gradients(eager, batches, check.precision)
-        for update, found in checked(batches).items():
-            for name, t in true.items():
-                off = (found[name].double() - t, yardstick[name].double() - t, t)
-                moments = torch.stack([_moments(x, t) for x in off])
-                drawn.setdefault((name, update, t.numel()), []).append(moments)
-    return {key: torch.stack(moments).cpu() for key, moments in drawn.items()}
-
-
 def gradient_errors(moments: Tensor, elements: int, precision: str) -> Iterator[dict]:
     """RMS, largest and scale error of one parameter's gradient over all draws, and what is allowed.
 
-    moments: (draws, 3, 3) FP64: of the error, the yardstick's error and the truth, each its sum of
-    squares, largest magnitude and product with the truth. elements: numbers of the parameter.
+    moments: (draws, 3, 3) FP64: `_moments` of the error, the yardstick's error and the truth.
+    elements: numbers of the parameter.
 
     RMS and largest error follow the rule of this module; fewer than 16 elements have no largest.
     The RMS cannot see a scale error of 2%: BF16's own noise is 1 to 4% of a gradient's RMS here,
@@ -508,14 +465,32 @@ def gradient_errors(moments: Tensor, elements: int, precision: str) -> Iterator[
 
 def gradient_rows(side: "Side", scale: str, check: "Check", device: torch.device) -> Iterator[dict]:
     """Rows of the kind `gradients` of one variant, without campaign and origin."""
-    config = side.model
-    used = sorted({MIXERS[letter] for letter in config.layout})
+    model, gradients = _checked_step(side, check, device)
+    truth, eager = _Truth(side.model).to(device), Decoder(side.model, Execution(**_TRUTH))
+    eager.initialise(seed=0)
+    eager.to(device)
+    initial = {name: tensor.clone() for name, tensor in eager.state_dict().items()}
+    drawn: dict[tuple[str, str, int], list[Tensor]] = {}
+    for seed in range(check.gradient_draws):
+        _draw_weights(eager, initial, seed)
+        for each in (truth, model):
+            each.load_state_dict(eager.state_dict())
+        tokens = _draw_tokens(side, seed, device)
+        # In FP64 one batch is as good as several.
+        true = _eager_gradients(truth, tokens.flatten(0, 1)[None], "fp64")
+        yardstick = _eager_gradients(eager, tokens, check.precision)
+        for update, found in gradients(tokens).items():
+            for name, t in true.items():
+                off = (found[name].double() - t, yardstick[name].double() - t, t)
+                moments = torch.stack([_moments(x, t) for x in off])
+                drawn.setdefault((name, update, t.numel()), []).append(moments)
+    used = sorted({MIXERS[letter] for letter in side.model.layout})
     known = {
         "variant": side.variant,
         "scale": scale,
         "draws": check.gradient_draws,
-        "layout": config.layout,
-        "width": config.head_dim,
+        "layout": side.model.layout,
+        "width": side.model.head_dim,
         "length": side.context,
         "micro": side.micro,
         "accumulation": side.accumulation,
@@ -523,9 +498,9 @@ def gradient_rows(side: "Side", scale: str, check: "Check", device: torch.device
         "precision": check.precision,
         "compiled": check.compile,
     }
-    for (name, update, elements), moments in measured(side, check, device).items():
+    for (name, update, elements), moments in drawn.items():
         where = {"parameter": name, "elements": elements, "update": update}
-        for row in gradient_errors(moments, elements, check.precision):
+        for row in gradient_errors(torch.stack(moments).cpu(), elements, check.precision):
             yield known | where | row
 
 
@@ -548,22 +523,20 @@ def gradients(campaign: "Campaign", out: Path) -> None:
                 torch.compiler.reset()
                 gc.collect()
                 progress.advance(1, side.variant)
-        key = {"campaign": campaign.name, "variation": None}
-        origin = records.origin(check.hash, describe(device))
-        records.write(out, "gradients", [{**key, **row} for row in rows], origin)
-    failed = {}
-    for row in rows:
-        if not row["error"] <= row["allowed"]:
-            what = "the {measure} error of its gradient is {error:.2e} in the {update} update"
-            line = f"{{variant}} {{parameter}}: {what}, where {{allowed:.2e}} is allowed"
-            failed.setdefault((row["variant"], row["parameter"]), line.format(**row))
-    for line in failed.values():
-        print(line, file=sys.stderr)
+        _write(campaign, out, "gradients", rows, device)
+    line = (
+        "{variant} {parameter}: the {measure} error of its gradient is {error:.2e} in the {update} "
+        "update, where {allowed:.2e} is allowed"
+    )
+    wrong = [row for row in rows if not row["error"] <= row["allowed"]]
+    failed = {(row["variant"], row["parameter"]): line.format(**row) for row in wrong[::-1]}
+    for said in reversed(failed.values()):
+        print(said, file=sys.stderr)
     if failed:
-        variant, parameter = next(iter(failed))
+        first = " ".join(list(failed)[-1])
         others = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
         raise RunError(
-            f"the gradient of {variant} {parameter}{others} is wrong with PyTorch "
+            f"the gradient of {first}{others} is wrong with PyTorch "
             f"{torch.__version__}; {out} has every error: train nothing, use the pinned versions, "
             "or `compile: false` in config.yaml where the campaign compiles"
         )

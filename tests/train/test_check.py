@@ -69,7 +69,7 @@ def test_backends_pass_every_check_of_the_operators(tmp_path: Path) -> None:
         "exactness": {"tiled"},
         "identity": both,
         "mixing": {"definition"},
-        "recurrence": {"chunked"},
+        "recurrence": {"expanded", "chunked"},
         "history": both | {"chunked"},
     }
     assert set(rows.loc[rows["name"].str.contains("later token"), "allowed"]) == {0}
@@ -85,7 +85,7 @@ def written_first(p1, p2, info, g, tau=2.0):
 
 def test_another_operator_recurrence_or_mixing_is_seen() -> None:
     wrong = lambda *given: 1.01 * full_relation(*given)  # noqa: E731
-    rows = list(check.exactness(wrong, 2, 33, 8, torch.float32, CPU))
+    rows = list(check.exactness(wrong, (2, 33, 8), torch.float32, CPU, 16))
     assert not any(row["error"] <= row["allowed"] for row in rows if row["name"] == "Y")
     for form in (written_first, lambda p1, p2, info, g: linear_relation(p1, p2, info, 0.999 * g)):
         rows = list(check.recurrence_errors(form, torch.float32, CPU))
