@@ -10,7 +10,7 @@ import argparse
 import importlib.util
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -37,7 +37,6 @@ from relation.kernels.documents import Documents
 from relation.ops import causal_attention, chunked_linear_relation, full_relation, get_backend
 
 FORWARD, BACKWARD = "forward", "forward+backward"
-OUTPUT = Path("results/bench/operators.parquet")
 _MOST_COPIES = 64
 _CHECKED_TOKENS = 2048  # a T x T matrix in FP64 is 32 MiB a head
 _SAME_FUNCTION = 0.02  # BF16 rounds to 2^-9 of a value; another function is off by its own size
@@ -324,10 +323,11 @@ class PeerCalls:
             documents = Documents.of((starts.diff(prepend=starts[:, :1]) != 0).cumsum(1))
         exact = peer.definition(*given.values(), documents=documents)
         truths = (exact, *torch.autograd.grad(exact, leaves, part("dy", dy).double()))
-        worst = 0.0
-        for name, ours, truth in zip(("Y", *QKV), found, truths, strict=True):
-            error = part(name, ours).double() - truth
-            worst = max(worst, (error.square().mean() / truth.square().mean()).sqrt().item())
+        errors = [
+            ((part(name, ours).double() - truth).square().sum() / truth.square().sum()).sqrt()
+            for name, ours, truth in zip(("Y", *QKV), found, truths, strict=True)
+        ]
+        worst = torch.stack(errors).max().item()  # NaN where one is
         if not worst <= _SAME_FUNCTION:
             raise RunError(f"it is off its definition by {worst:.2g} of its RMS")
         return worst
@@ -349,17 +349,16 @@ def compare(
     precision: str,
     device: torch.device,
     rounds: int = 20,
-) -> list[dict]:
-    """A row a shape, measure and peer; the first peer is the subject of the ratios."""
-    rows: list[dict] = []
-    conditions = Conditions(device)
+) -> Iterator[list[dict]]:
+    """Of each shape, a row a measure and peer; the first peer is the subject of the ratios."""
     sides = {name: PeerCalls(name, precision, device) for name in peers}
+    conditions = Conditions(device)
     progress = machine.Progress("bench operators", len(shapes), "shapes")
     # One by one: flash-linear-attention times its launches while it compiles.
     with Sides(sides, conditions, one_by_one=True) as processes, progress:
         for shape in shapes:
             found = processes.compare((shape, measures), measures, rounds)
-            seen = conditions.columns()
+            seen, rows = conditions.columns(), []
             for measure, name in itertools.product(measures, peers):
                 answers = found[name]
                 seconds = answers.samples.get(measure, [])
@@ -379,12 +378,12 @@ def compare(
                 }
                 rows.append(own | seen)
             progress.advance(1, ",".join(map(str, shape)))
-    return rows
+            yield rows
 
 
 def table(rows: Sequence[dict]) -> str:
     """Milliseconds, their ratio with its interval, host milliseconds, error and status."""
-    frame = pd.DataFrame(rows)
+    frame = pd.DataFrame(rows).astype({"seconds": float, "host_seconds": float})
     frame["ms"], frame["host ms"] = 1e3 * frame["seconds"], 1e3 * frame["host_seconds"]
     shown = [*Shape._fields, "measure", "peer", "ms", "host ms", "ratio", "ratio_low", "ratio_high"]
     shown += ["error", "status", "reason"]
@@ -405,7 +404,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", default="forward,backward", help="forward, backward or both")
     parser.add_argument("--precision", choices=tuple(DTYPES), default=None)
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--output", type=Path, default=OUTPUT)
+    parser.add_argument("--output", type=Path, default=Path("results/bench/operators.parquet"))
     given = parser.parse_args(argv)
     peers = given.peers.split(",") if given.peers else list(_BY_DEFAULT[given.device])
     passes = {"forward": FORWARD, "backward": BACKWARD}
@@ -417,12 +416,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     shapes = [Shape.parse(text, given.documents) for text in given.shapes]
     measures = [passes[name] for name in given.only.split(",")]
     precision = given.precision or ("bf16" if given.device == "cuda" else "fp32")
+    rows: list[dict] = []
+    given.output.parent.mkdir(parents=True, exist_ok=True)
     with claimed(given.device) as device:
-        rows = compare(shapes, peers, measures, precision, device, given.rounds)
         asked = records.origin("", machine.describe(device))
+        for found in compare(shapes, peers, measures, precision, device, given.rounds):
+            rows += found
+            with records.atomic(given.output) as temporary:  # after each shape: none is lost
+                pd.DataFrame(rows).assign(**asked).to_parquet(temporary)
     print(f"{asked['device']}, {precision}; ratios over {peers[0]}")
     print(table(rows))
-    given.output.parent.mkdir(parents=True, exist_ok=True)
-    with records.atomic(given.output) as temporary:
-        pd.DataFrame(rows).assign(**asked).to_parquet(temporary)
     print(given.output)

@@ -63,22 +63,19 @@ class Planted:
 
 @dataclass
 class Crowded(Planted):
-    """A device that holds one process: it knows the others by their files in a folder."""
+    """A device that holds one process: the others are files in a folder."""
 
     folder: str = ""
 
     def prepare(self) -> dict:
         open(os.path.join(self.folder, str(os.getpid())), "w").close()
         time.sleep(0.3)
-        alive = [pid for pid in os.listdir(self.folder) if os.path.exists(f"/proc/{pid}")]
-        if len(alive) > 1:
+        if sum(os.path.exists(f"/proc/{pid}") for pid in os.listdir(self.folder)) > 1:
             raise torch.OutOfMemoryError("full")
         return {}
 
     def release(self) -> None:
-        for pid in os.listdir(self.folder):
-            if int(pid) == os.getpid():
-                os.remove(os.path.join(self.folder, pid))
+        os.remove(os.path.join(self.folder, str(os.getpid())))
 
 
 def together(rounds: int = 6, **sides) -> dict[str, Answers]:
