@@ -36,7 +36,7 @@ _PAPER = (
     Variant("linear", "Linear Relation", LINEAR),
     Variant("hybrid", "Hybrid Relation", "LLLF"),
 )
-# Arms of the fair comparison. QK-norm: Henry et al. 2020, with gains as in Dehghani et al. 2023.
+# Arms of the fair comparison. QK-norm: Henry et al. 2020, as RMSNorm with gains (Gemma 3, Qwen3).
 # Output gate: Qiu et al. 2025. Null logit: softmax off by one (Miller 2023). mha-self is the
 # control for Relation's mechanism: its count calibration and its Self, on attention's own logits.
 _QK, _GATE = {"qk_norm": True}, {"output_gate": True}

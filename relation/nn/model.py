@@ -148,7 +148,7 @@ class _OverRMS(torch.autograd.Function):
         return dx.to(ctx.dtype), None, None
 
 
-class HeadNorm(nn.RMSNorm):
+class HeadRMSNorm(nn.RMSNorm):
     """QK-norm: RMSNorm of every head's coordinate (B, H, T, d_h), in its dtype.
 
     Its gains, (d_h,), are shared by the layer's heads, as common practice has it.
@@ -179,8 +179,8 @@ class Mixer(nn.Module):
         self.wo = nn.Linear(d, d, bias=False)
         self.normalises, self.gated = config.qk_norm, config.output_gate
         if self.normalises:
-            self.norm1 = HeadNorm(self.head_dim, config.norm_eps)
-            self.norm2 = HeadNorm(self.head_dim, config.norm_eps)
+            self.norm1 = HeadRMSNorm(self.head_dim, config.norm_eps)
+            self.norm2 = HeadRMSNorm(self.head_dim, config.norm_eps)
         if self.gated:
             self.wg = nn.Linear(d, d, bias=False)
 

@@ -232,8 +232,6 @@ def test_positions_that_no_path_takes_are_refused():
     cache = model(TOKENS, use_cache=True).past_key_values
     with pytest.raises(InputError, match="second document in a row of the cache"):
         model(TOKENS, past_key_values=cache, position_ids=torch.arange(11)[None])
-    with pytest.raises(InputError, match="second document in a row of the cache"):
-        model.generate(given["input_ids"], position_ids=given["position_ids"], max_new_tokens=2)
     with pytest.raises(InputError, match=r"shape \(1, 10\) and input_ids \(2, 11\)"):
         model(TOKENS, position_ids=torch.arange(10)[None])
 
@@ -242,9 +240,6 @@ def test_positions_that_no_path_takes_are_refused():
 def test_outputs_that_it_has_not_are_refused(name):
     _, model = build("full")
     said = f"a Relation model has no {name}; leave it out and"
-    for given in (model, model.model):
-        with pytest.raises(InputError, match=said):
-            given(TOKENS, **{name: True})
     with pytest.raises(InputError, match=said):
         model.generate(TOKENS, max_new_tokens=2, return_dict_in_generate=True, **{name: True})
     setattr(model.config, name, True)
