@@ -18,11 +18,12 @@ from training import ROOT, UPDATE, small_model, small_run, write_corpus
 
 from relation import records
 from relation.train.run import train
+from relation.variants import VARIANTS
 
 GOLDEN = ROOT / "tests" / "golden" / "losses.csv"
 READINGS = ("loss", "gradient_norm")
-REFERENCE = {"mha": "reference", "full": "reference", "linear": "recurrent"}
-FAST = {"mha": "flash", "full": "tiled", "linear": "chunked"}
+REFERENCE = dict.fromkeys(("mha", "full", "calibrated"), "reference") | {"linear": "recurrent"}
+FAST = {"mha": "flash", "full": "tiled", "calibrated": "tiled", "linear": "chunked"}
 
 
 def curve(variant: str, backends: dict[str, str], data: Path, folder: Path) -> list[dict]:
@@ -49,11 +50,10 @@ def golden() -> dict[str, list[dict]]:
 def regenerate() -> None:
     """Write the curves of this code, computed by the operators' definitions."""
     torch.set_num_threads(1)
-    variants = list(golden())
     with GOLDEN.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, ("variant", "update", *READINGS), lineterminator="\n")
         writer.writeheader()
-        for variant in variants:
+        for variant in VARIANTS:
             with tempfile.TemporaryDirectory() as folder:
                 data = write_corpus(Path(folder) / "data")
                 for row in curve(variant, REFERENCE, data, Path(folder)):
@@ -67,21 +67,24 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("backends", [REFERENCE, FAST], ids=["reference", "fast"])
-@pytest.mark.parametrize("variant", golden())
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_a_run_gives_the_golden_losses(data, tmp_path, variant, backends) -> None:
     """FP32's rounding, seen as what float64 or the other backend changes, moves a loss by 3e-7
-    and a norm by 2e-6 of itself at most; other instruction sets round as much."""
+    and a norm by 2e-6 of itself at most; other instruction sets round as much. With QK-norm in
+    Full Relation it moves a norm by 1.3e-5: some gradients are so small that AdamW's epsilon of
+    1e-8 leaves their rounding in an update."""
     found, expected = curve(variant, backends, data, tmp_path), golden()[variant]
+    rel = 5e-5 if variant == "full-qknorm" else 1e-5
     assert [row["update"] for row in found] == [row["update"] for row in expected]
     for name in READINGS:
         pinned = [row[name] for row in expected]
-        assert [row[name] for row in found] == pytest.approx(pinned, rel=1e-5)
+        assert [row[name] for row in found] == pytest.approx(pinned, rel=rel)
 
 
 def test_every_variant_has_a_golden_curve_of_its_own() -> None:
     """Learning moves each, so that none is pinned by its first update alone."""
     losses = {name: [row["loss"] for row in rows] for name, rows in golden().items()}
-    assert len({tuple(values) for values in losses.values()}) == len(losses) == 9
+    assert len({tuple(values) for values in losses.values()}) == len(losses) == len(VARIANTS)
     assert all(len(set(values)) == len(values) == 8 for values in losses.values())
 
 
