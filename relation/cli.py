@@ -221,11 +221,8 @@ def _models(campaign: Campaign) -> "pd.DataFrame":
         schedule = ("context", "micro", "accumulation", "budget_tokens")
         row = {n: getattr(run, n) for n in ("campaign", "scale", "variation", "variant", *schedule)}
         row |= {name: getattr(run.model, name) for name in geometry}
-        rows.append(
-            row
-            | {"parameters": parameters(run.model), "vocab": run.model.vocab_size}
-            | {"data_title": run.data.title}
-        )
+        row |= {"parameters": parameters(run.model), "vocab": run.model.vocab_size}
+        rows.append(row | {"data_title": run.data.title})
     return pd.DataFrame(rows)
 
 
@@ -239,12 +236,8 @@ def _collect(options: Options) -> None:
     _same(options, campaign.hash, f"campaign {campaign.name}")
     folder, shipped = campaign.folder, records.RESULTS / "published" / campaign.name
     records.collect(folder, campaign.files(records.published_hashes))
-    records.write(
-        folder / "models.parquet",
-        "models",
-        _models(campaign),
-        records.origin(campaign.hash, "meta"),
-    )
+    origin = records.origin(campaign.hash, "meta")
+    records.write(folder / "models.parquet", "models", _models(campaign), origin)
     planned = campaign.hashes()
     for kind in records.FILES:
         made, path = folder / f"{kind}.parquet", shipped / f"{kind}.parquet"
@@ -294,6 +287,9 @@ def _plan(options: Options) -> None:
     runs = [run for run in campaign.runs if f"runs/{run.name}/run.parquet" in todo]
     jobs = Counter(path.split("/")[0] for path in todo if not path.endswith(_BESIDE))
     print(f"{campaign.title}: {campaign.description}")
+    for scale, variant in dict.fromkeys((run.scale, run.variant) for run in campaign.runs):
+        models = (r.model for r in campaign.runs if (r.scale, r.variant) == (scale, variant))
+        print(f"  {scale} {variant}: {parameters(next(models)):,} parameters")
     done = records.published_hashes("runs", campaign.name) if campaign.published else ()
     shipped = sum(run.hash in done for run in campaign.runs)
     print(f"{len(campaign.runs)} runs are chosen; {shipped} of them are shipped.")
@@ -309,11 +305,9 @@ def _plan(options: Options) -> None:
     for name, value in hours.items():
         print(f"  {name}: {value:,.1f} h of training")
     unit = "GPU" if campaign.device == "cuda" else "core"
-    disk = sum(4 * parameters(run.model) for run in runs)  # FP32
-    print(
-        f"Training takes some {sum(hours.values()):,.1f} h of one {unit} at the expected speeds, "
-        f"and {disk / 2**30:,.1f} GiB of disk for checkpoints."
-    )
+    disk = sum(4 * parameters(run.model) for run in runs) / 2**30  # FP32
+    print(f"Training takes some {sum(hours.values()):,.1f} h of one {unit} at expected speeds.")
+    print(f"Checkpoints take {disk:,.1f} GiB of disk.")
     for run in runs if options.runs else ():
         print(run.name, run.hash)
 

@@ -2,7 +2,7 @@
 
 `config.yaml` chooses a campaign and what of it to run; `config/<campaign>.yaml` is one campaign,
 on at most one `base`. An option of a run is set by the campaign, over it by the scale, over that by
-a variation; at the first two, `overrides` set what single variants differ in.
+a variation; in each, `overrides` set what single variants differ in.
 `python -m relation config` prints the reference of the keys from these types.
 """
 
@@ -167,6 +167,7 @@ class Variation(Options):
     scales: list[Name] = key("For these scales alone")
     variants: list[Variant] = key("These variants, in place of each scale's")
     seeds: list[Seed] = key("These seeds, in place of the campaign's and its further ones")
+    overrides: dict[Variant, Options] = key("What single variants change of the variation")
 
 
 class Column(Section):
@@ -385,7 +386,7 @@ _PHRASES = {
 
 
 def validated(section: type[Section], values: Mapping, where: str) -> Any:
-    """Values as their type. Raises InputError with the place and reason of the first violation.
+    """Values as their type. Raises InputError with the place and reason of one violation.
 
     An unknown key is named before anything else, with the nearest known one.
     """
@@ -397,11 +398,11 @@ def validated(section: type[Section], values: Mapping, where: str) -> Any:
     error = min(unknown or errors, key=lambda each: len(each["loc"]))
     place, kind, inside = [], section, values
     for part in error["loc"]:  # pydantic's location also names types and alternatives
-        if (isinstance(inside, Mapping) and part in inside) or isinstance(part, int):
-            place.append(part)
+        if isinstance(part, int) or (isinstance(inside, Mapping) and part in inside):
             inside = inside[part]
+            place.append(part)
     value = "this" if isinstance(error["input"], Mapping) else repr(error["input"])[:80]
-    if error["type"] == "extra_forbidden":
+    if unknown:
         last = place.pop()
         for part in place:
             kind = _section_at(kind, part)
@@ -413,8 +414,7 @@ def validated(section: type[Section], values: Mapping, where: str) -> Any:
         said = _PHRASES[error["type"]].format(value=value, **error.get("ctx", {}))
     else:
         said = error["msg"].replace("Input", value, 1)
-    at = ".".join(map(str, place)) or "top level"
-    raise InputError(f"{where}: {at}: {said.splitlines()[0]}")
+    raise InputError(f"{where}: {'.'.join(map(str, place)) or 'top level'}: {said.splitlines()[0]}")
 
 
 def _parts(annotation: Any) -> Iterator[Any]:

@@ -222,6 +222,7 @@ class Recall(_Job):
     """Multi-query associative recall of one mixer: `models`, one a width."""
 
     campaign: str
+    variation: str
     mixer: str
     models: tuple[ModelConfig, ...]
     optimizer: dict
@@ -250,6 +251,7 @@ class Check(_Job):
     """
 
     campaign: str
+    variation: str
     backend: str
     linear: str
     shapes: tuple[dict, ...]

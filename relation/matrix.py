@@ -42,14 +42,8 @@ class Matrix:
 
     def options(self, scale: str, variant: str, changes: Mapping = {}) -> dict:
         """The options of a run, each place over the one before."""
-        at = self.values["scales"][scale]
-        places = (
-            self.values,
-            self.values.get("overrides", {}).get(variant, {}),
-            at,
-            at.get("overrides", {}).get(variant, {}),
-            changes,
-        )
+        setting = (self.values, self.values["scales"][scale], changes)
+        places = [p for each in setting for p in (each, each.get("overrides", {}).get(variant, {}))]
         merged: dict = {"learning_rate_factor": 1.0, "backends": {}}
         for place in places:
             own = {name: value for name, value in place.items() if name in Options.model_fields}

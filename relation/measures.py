@@ -134,6 +134,7 @@ def recall(matrix: "Matrix") -> list[Recall]:
         }
         recall = Recall(
             campaign=matrix.name,
+            variation=next(iter(matrix.variations)),
             mixer=mixer,
             models=tuple(replace(like, d_model=d, d_ff=2 * d, **shape) for d in section.widths),
             optimizer=matrix.optimizer(scale) | {"eps": section.adam_eps},
@@ -185,6 +186,7 @@ def check(matrix: "Matrix") -> Check | None:
         shapes.setdefault(shape, {"scale": scale, **dict(named)})
     return Check(
         campaign=matrix.name,
+        variation=next(iter(matrix.variations)),
         backend=matrix.section.systems.flash if matrix.section.systems else o["backends"]["full"],
         linear=o["backends"]["linear"],
         shapes=tuple(shapes.values()),

@@ -9,7 +9,7 @@ import yaml
 from conftest import ROOT, refusal
 
 from relation import config, plan, records
-from relation.variants import VARIANTS
+from relation.variants import ARMS, VARIANTS, parameters
 
 CAMPAIGNS = sorted(path.stem for path in (ROOT / "config").glob("*.yaml"))
 SHIPPED = sorted(
@@ -98,14 +98,15 @@ scales:
   100M-mini: null
 variations:
   as-is: {}
-  other: {scales: [10M-mini], variants: [full], seeds: [7], adam_eps: 4e-3}
+  other: {scales: [10M-mini], variants: [mha, full], seeds: [7], adam_eps: 4e-3,
+          overrides: {mha: {adam_eps: 5e-3}}}
 """)  # fmt: skip
     eps = {run.name: run.adam_eps for run in campaign.planned}
     assert eps["10M-mini/as-is/mha/42"] == 2e-3
     assert eps["10M-mini/as-is/full/42"] == 3e-3
     assert eps["30M-mini/as-is/full/42"] == 1e-3
-    assert [name for name in eps if "/other/" in name] == ["10M-mini/other/full/7"]
-    assert eps["10M-mini/other/full/7"] == 4e-3
+    other = {"10M-mini/other/mha/7": 5e-3, "10M-mini/other/full/7": 4e-3}
+    assert {name: value for name, value in eps.items() if "/other/" in name} == other
     assert campaign.options("10M-mini", "other")["adam_eps"] == 4e-3
 
 
@@ -148,6 +149,13 @@ def test_smoke_trains_the_whole_matrix() -> None:
     assert {run.variant for run in runs} == {v.name for v in VARIANTS.values()} & {
         run.variant for run in plan.load({"campaign": "paper"}).planned
     }
+
+
+@pytest.mark.parametrize("scale", ["10M", "30M", "100M", "100M28pc"])
+def test_the_arms_of_the_fair_comparison_have_the_same_count_of_parameters(scale: str) -> None:
+    matrix = plan.load({"campaign": "fair"}).matrix
+    counts = [parameters(matrix.model_at(scale, arm)) for arm in ARMS]
+    assert len(counts) == 10 and max(counts) / min(counts) - 1 < 0.002
 
 
 def test_pairs_beyond_the_matrix_are_trained_and_not_diagnosed() -> None:

@@ -75,7 +75,8 @@ def test_without_snakemakes_memory_nothing_is_trained_again(copy: Path) -> None:
 def test_a_changed_learning_rate_trains_its_own_runs_again(copy: Path) -> None:
     tiny = copy / "config/tiny.yaml"
     text = tiny.read_text()
-    own = "  base: {}\n  mine: {scales: [10M-mini], seeds: [42], variants: [full], learning_rate: 2.0e-2}\n"
+    own = "  base: {}\n  mine: {scales: [10M-mini], seeds: [42], variants: [full],"
+    own += " learning_rate: 2.0e-2}\n"
     tiny.write_text(text.replace("  base: {}\n", own))
     one = {"train": 1, "diagnose": 1, "length": 1, **AGAIN}
     assert planned_jobs(copy, *TINY) == one
