@@ -250,6 +250,8 @@ def gap(
         return "no counterpart", f"the records of its {len(rows)} {name}s do not hold it"
     found = {row.status for row in lacking}
     status = next((each for each in ("oom", "failed") if each in found), "not run")
-    told = f"{len(lacking)} of {len(rows)} {name}s are not there"
-    told = f"no {name} of it is there" if len(lacking) == len(rows) else told
+    of = dict.fromkeys(row.variant for row in lacking)
+    seeds = (", ".join(str(r.seed) for r in lacking if r.variant == each) for each in of)
+    told = "; ".join(f"{each} of seed {numbers}" for each, numbers in zip(of, seeds, strict=True))
+    told = f"no {name} of it is there" if len(lacking) == len(rows) else f"{told} {status}"
     return status, "; ".join(dict.fromkeys([told, *(row.reason for row in lacking if row.reason)]))

@@ -127,7 +127,7 @@ def cell(row: str, column: str, value: float = math.nan, **known: Any) -> dict[s
     return found | known
 
 
-def estimate(row: str, column: str, found: stats.Estimate, **known: Any) -> dict[str, Any]:
+def cell_of(row: str, column: str, found: stats.Estimate, **known: Any) -> dict[str, Any]:
     """One cell of an estimate with its interval."""
     ends = {"low": found.low, "high": found.high, "sd": found.sd, "n": found.n}
     return cell(row, column, found.value, **ends | known)
@@ -150,7 +150,7 @@ def means(values: pd.DataFrame, statistic: str = "value", seeds: Sequence[int] =
         told = (f"{why} {', '.join(map(str, of))}" for why, of in lacking.items() if of)
         known = {"reason": "; ".join(told), "sources": sources(group)}
         known["status"] = "ok" if by_seed else "diverged"
-        yield estimate(row, column, found, statistic=statistic, by_seed=by_seed, **known)
+        yield cell_of(row, column, found, statistic=statistic, by_seed=by_seed, **known)
         if found.n == 1:
             why = "one seed has a value; a standard deviation takes two"
             known |= {"status": "undetermined", "reason": why}

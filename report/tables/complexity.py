@@ -8,7 +8,7 @@ import pandas as pd
 
 from relation.variants import VARIANTS
 from report import stats
-from report.table import Cells, Column, cell, estimate, panel, sources, table
+from report.table import Cells, Column, cell, cell_of, panel, sources, table
 from report.tables.systems import conditions, outcome, select
 
 OPERATORS = {
@@ -153,7 +153,7 @@ def _exponents(operator: str, rows: pd.DataFrame) -> Cells:
         yield cell(operator, "time_exponent", **known)
         yield cell(operator, "contexts", **known)
     else:
-        yield estimate(operator, "time_exponent", time, **behind)
+        yield cell_of(operator, "time_exponent", time, **behind)
         yield cell(operator, "contexts", text=_range(grown(rows)["context"]), **behind)
     state = rows[rows["decode_state_bytes"].astype(float) > 0]
     fit = stats.power_fit(state["context"].tolist(), state["decode_state_bytes"].tolist())

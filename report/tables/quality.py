@@ -14,8 +14,8 @@ from report.table import (
     Column,
     between,
     cell,
+    cell_of,
     columns,
-    estimate,
     means,
     panel,
     sources,
@@ -54,26 +54,21 @@ def efficiency(runs: pd.DataFrame, losses: pd.DataFrame, window: float) -> pd.Da
     never gets there), own_reduction (what the same measure gives MHA against itself), end_gap
     (Relation's last smoothed loss less the target) and source.
     """
-    logs = {key: log.sort_values("update") for key, log in losses.groupby(RUN_KEY)}
-    rows = []
-    for (scale, seed), pair in runs[runs["variant"].isin(PAIRED)].groupby(["scale", "seed"]):
-        both = [logs.get((scale, variant, seed)) for variant in PAIRED]
-        if len(pair) < 2 or any(log is None for log in both):
+    runs, curves, rows = runs[runs["variant"].isin(PAIRED)], {}, []
+    budgets = runs.set_index(RUN_KEY)["budget_tokens"].to_dict()
+    for key, log in losses.groupby(RUN_KEY):
+        if key in budgets:
+            log = log.sort_values("update")
+            tokens, loss = log["tokens"].to_numpy(), log["loss"].to_numpy(dtype=float)
+            curves[key] = tokens, stats.smoothed(tokens, loss, window * budgets[key])
+    for (scale, seed), pair in runs.groupby(["scale", "seed"]):
+        mha, full = (curves.get((scale, variant, seed)) for variant in PAIRED)
+        if mha is None or full is None:
             continue
-        budget = float(pair["budget_tokens"].iloc[0])
-        tokens = [log["tokens"].to_numpy() for log in both]
-        losses_of = [log["loss"].to_numpy(dtype=float) for log in both]
-        mha, full = (
-            stats.smoothed(*curve, window * budget) for curve in zip(tokens, losses_of, strict=True)
-        )
-        reached = [
-            stats.crossing(tokens[0], mha, mha[-1]),
-            stats.crossing(tokens[1], full, mha[-1]),
-        ]
-        own, crossing = (math.nan if each is None else each for each in reached)
-        spared, gap = (1 - crossing / budget, 1 - own / budget), full[-1] - mha[-1]
-        known = (scale, seed, pair["further"].iloc[0], mha[-1], crossing, *spared, gap)
-        rows.append((*known, "\n".join(sources(pair))))
+        target, budget = mha[1][-1], budgets[scale, "mha", seed]
+        own, reached = (stats.crossing(*curve, target) or math.nan for curve in (mha, full))
+        found = (target, reached, 1 - reached / budget, 1 - own / budget, full[1][-1] - target)
+        rows.append((scale, seed, pair["further"].iloc[0], *found, "\n".join(sources(pair))))
     names = ("target", "crossing", "reduction", "own_reduction", "end_gap", "source")
     return pd.DataFrame(rows, columns=["scale", "seed", "further", *names])
 
@@ -189,10 +184,8 @@ def paired_nll(
 
 def _further(row: str, values: pd.DataFrame, spared: pd.DataFrame, planned: set[int]) -> Cells:
     """The pairs beyond the matrix: only such of which both runs are there."""
-    wide = values.pivot(index="seed", columns="column", values="value").reindex(
-        columns=[*PAIRED, "delta"]
-    )
-    wide = wide.dropna()
+    wide = values.pivot(index="seed", columns="column", values="value")
+    wide = wide.reindex(columns=[*PAIRED, "delta"]).dropna()
     whole = values[values["seed"].isin(wide.index)].assign(row=row)
     whole["column"] = "further." + whole["column"]
     behind, n = sources(whole), len(wide)
@@ -203,20 +196,17 @@ def _further(row: str, values: pd.DataFrame, spared: pd.DataFrame, planned: set[
     yield cell(row, "further.planned", len(planned), n=0, sources=behind)
     if wide.empty:
         return
-    is_delta = whole["column"] == "further.delta"
-    yield from means(whole[~is_delta])
-    found = list(means(whole[is_delta]))
-    yield from found
-    yield cell(row, "further.spread", found[0]["sd"], n=n, sources=behind)
+    yield from means(whole)
+    spread = stats.mean(wide["delta"].tolist()).sd
+    yield cell(row, "further.spread", spread, n=n, sources=behind)
     yield cell(row, "further.won", int((wide["delta"] < 0).sum()), n=n, sources=behind)
     together = stats.correlation(wide["mha"].tolist(), wide["full"].tolist())
-    yield estimate(row, "further.correlation", together, sources=behind)
+    yield cell_of(row, "further.correlation", together, sources=behind)
     if spared.empty:
         return
     never = spared["reduction"].isna()
     why = f"never reached, and counted as none: seeds {spans(spared['seed'][never])}"
-    reached = {"n": len(spared), "sources": behind}
-    yield cell(row, "further.reached", int((~never).sum()), **reached)
+    yield cell(row, "further.reached", int((~never).sum()), n=len(spared), sources=behind)
     # A mean without the pairs that never get there would favour Relation.
     zero = spared.fillna({"reduction": 0.0})
     own = zero["own_reduction"]

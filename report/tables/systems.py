@@ -15,8 +15,8 @@ from report.table import (
     Column,
     between,
     cell,
+    cell_of,
     columns,
-    estimate,
     means,
     panel,
     sources,
@@ -81,7 +81,7 @@ def ratio(row: str, column: str, over: pd.DataFrame, under: pd.DataFrame) -> Cel
         return
     together = not any(side["alone"] for side in sides)
     found = stats.median_ratio(*(list(side["samples"]) for side in sides), together)
-    yield estimate(row, column, found, n=len(sides[0]["samples"]), **known)
+    yield cell_of(row, column, found, n=len(sides[0]["samples"]), **known)
 
 
 def conditions(rows: pd.DataFrame, precision: Sequence[str]) -> Cells:
@@ -142,14 +142,10 @@ EFFICIENT_FIELDS = {
     "matched.full": ("matched", "full", RATE),
     "peers.compiled": ("fixed", "reference-compiled", RATE),
 }
+_MEASURED = {"throughput": RATE, "allocated": "allocated_gib", "reserved": "reserved_gib"}
 PRODUCTION_FIELDS = {"context": ("matched", None, "context")} | {
     f"{column}.{side}": ("matched", side, field)
-    for column, field in (
-        ("throughput", RATE),
-        ("allocated", "allocated_gib"),
-        ("reserved", "reserved_gib"),
-        ("micro_ga", "batches"),
-    )
+    for column, field in {**_MEASURED, "micro_ga": "batches"}.items()
     for side in PAIRED
 }
 
@@ -203,9 +199,9 @@ def efficient(steps: pd.DataFrame, campaign: Mapping[str, Any]) -> Cells:
         fixed, matched = (select(of_scale, benchmark=name) for name in ("fixed", "matched"))
         flash, full = select(fixed, side="full"), select(matched, side="full")
         other = matched[matched["side"].str.startswith("mha-")].head(1)
+        compiled = select(fixed, side="reference-compiled")
         yield from ratio(scale, "fixed.speedup", flash, select(fixed, side="reference"))
         yield from ratio(scale, "matched.ratio", full, select(matched, side="mha"))
-        compiled = select(fixed, side="reference-compiled")
         yield from ratio(scale, "peers.compiled_ratio", flash, compiled)
         yield from ratio(scale, "peers.other_ratio", full, other)
         yield from measured(scale, "peers.other", other, RATE)
