@@ -9,7 +9,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,16 +56,35 @@ def to_device(array: np.ndarray, device: "torch.device") -> "torch.Tensor":
     return tensor.to(device)
 
 
+# How many jobs of `claim` share a GPU; the command line sets it from the configuration.
+RUNS_PER_GPU = 1
+_SHARES = 20  # of a GPU, a lock each: divisible by 1, 2, 4 and 5 runs
+
+
 def _lock(name: str) -> FileLock:
     return FileLock(Path(tempfile.gettempdir()) / f"relation-gpu-{name}.lock", mode=0o666)
 
 
-@contextmanager
-def gpu_lock(count: int = 1) -> Iterator[list[int]]:
-    """Hold `count` free GPUs of this machine and yield their indices; waits until they are free.
+def _taken(locks: list[FileLock], wanted: int) -> list[FileLock]:
+    """So many of a GPU's locks, acquired; none where fewer are free."""
+    taken: list[FileLock] = []
+    for lock in locks:
+        if len(taken) < wanted:
+            with suppress(Timeout):
+                taken.append(lock.acquire(timeout=0).lock)
+    if len(taken) == wanted:
+        return taken
+    for lock in taken:
+        lock.release()
+    return []
 
-    All or none are taken, so two jobs never wait for each other with half of what both need.
-    Raises InputError where the machine has fewer.
+
+@contextmanager
+def gpu_lock(count: int = 1, runs_per_gpu: int = 1) -> Iterator[list[int]]:
+    """Hold `count` GPUs of this machine, or a share of each, and yield their indices.
+
+    Waits until they are free. All or none are taken, so two jobs never wait for each other with
+    half of what both need. Raises InputError where the machine has fewer.
     """
     import torch
 
@@ -73,42 +93,39 @@ def gpu_lock(count: int = 1) -> Iterator[list[int]]:
     if present < count:
         raise InputError(f"{count} processes need {count} GPUs and PyTorch sees {present} here")
     # By identifier: CUDA_VISIBLE_DEVICES gives one GPU different indices in different jobs.
-    locks = [_lock(str(torch.cuda.get_device_properties(i).uuid)) for i in range(present)]
+    names = [torch.cuda.get_device_properties(i).uuid for i in range(present)]
+    locks = [[_lock(f"{name}-{share}") for share in range(_SHARES)] for name in names]
     waiting = False
     while True:
-        taken: dict[int, FileLock] = {}
+        held: dict[int, list[FileLock]] = {}
         with _lock("claim"):
-            for index, lock in enumerate(locks):
-                if len(taken) < count:
-                    try:
-                        lock.acquire(timeout=0)
-                    except Timeout:
-                        continue
-                    taken[index] = lock
-            if len(taken) < count:
-                for lock in taken.values():
-                    lock.release()
-        if len(taken) == count:
+            for index, own in enumerate(locks):
+                if len(held) < count and (taken := _taken(own, _SHARES // runs_per_gpu)):
+                    held[index] = taken
+        if len(held) == count:
             break
+        for lock in chain.from_iterable(held.values()):
+            lock.release()
         if not waiting:
             print(f"waiting for {count} free GPU{'s' if count > 1 else ''}", file=sys.stderr)
             waiting = True
         time.sleep(_SECONDS_BETWEEN_TRIES)
-    with ExitStack() as stack:
-        for lock in taken.values():
-            stack.callback(lock.release)
-        yield list(taken)
+    try:
+        yield list(held)
+    finally:
+        for lock in chain.from_iterable(held.values()):
+            lock.release()
 
 
 @contextmanager
 def claim(name: str) -> "Iterator[torch.device]":
-    """Yield the device "cpu", or "cuda" with one GPU held until the context ends."""
+    """Yield the device "cpu", or "cuda" with a GPU, or a share of one, held until the end."""
     import torch
 
     if name == "cpu":
         yield torch.device("cpu")
         return
-    with gpu_lock() as (index,):
+    with gpu_lock(runs_per_gpu=RUNS_PER_GPU) as (index,):
         torch.cuda.set_device(index)
         yield torch.device("cuda", index)
 

@@ -1,0 +1,57 @@
+"""Claims of GPUs that this machine does not have, as several processes make them."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from training import refusal
+
+from relation import machine
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    """Two GPUs, whose locks lie in a folder of the test's own."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=f"gpu-{index}")
+    )
+    monkeypatch.setattr(machine.tempfile, "gettempdir", lambda: str(tmp_path))
+
+    def busy(seconds: float) -> None:
+        raise TimeoutError("a job would wait")
+
+    monkeypatch.setattr(machine.time, "sleep", busy)
+
+
+def test_a_gpu_belongs_to_one_job_or_to_as_many_as_share_it(gpus) -> None:
+    with machine.gpu_lock() as one, machine.gpu_lock() as other:
+        assert (one, other) == ([0], [1])
+        with pytest.raises(TimeoutError), machine.gpu_lock():
+            pass
+    with machine.gpu_lock(2) as both, pytest.raises(TimeoutError), machine.gpu_lock():
+        assert both == [0, 1]
+    with machine.gpu_lock(runs_per_gpu=2) as first, machine.gpu_lock(runs_per_gpu=2) as second:
+        assert first == second == [0], "the first GPU is filled first"
+        with pytest.raises(TimeoutError), machine.gpu_lock(2):
+            pass
+        with machine.gpu_lock() as whole:
+            assert whole == [1], "a benchmark shares its GPU with nobody"
+    assert "need 3 GPUs" in refusal(lambda: machine.gpu_lock(3).__enter__())
+
+
+def test_a_gpu_that_is_not_there_is_one_line() -> None:
+    if not torch.cuda.is_available():
+        assert "PyTorch sees none" in refusal(lambda: machine.claim("cuda").__enter__())
+    with machine.claim("cpu") as device:
+        assert device == torch.device("cpu") and machine.describe(device).startswith("CPU (")
+
+
+def test_progress_in_a_log_is_a_line_at_the_start_and_at_the_end(capsys) -> None:
+    with machine.Progress("a run", 4, "tokens") as progress:
+        for _ in range(4):
+            progress.advance(1, "loss 2.000")
+    first, last = capsys.readouterr().err.splitlines()
+    assert first.startswith("a run: 1/4 tokens (25%), loss 2.000")
+    assert last == "a run: 4/4 tokens (100%), loss 2.000"
