@@ -27,7 +27,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import psutil
 import pynvml
 import torch
 
@@ -216,42 +215,6 @@ def _serve(side: Any, pipe: Any, threads: int, parent: int) -> None:
             return  # nothing works on the device any more; the next question starts anew
 
 
-class Process:
-    """A side in its own process, whose crash or memory does not touch the others."""
-
-    def __init__(self, side: Any, device: torch.device):
-        # A fork starts at once, but cannot use a GPU.
-        context = multiprocessing.get_context("spawn" if device.type == "cuda" else "fork")
-        self._pipe, theirs = context.Pipe()
-        given = side, theirs, torch.get_num_threads(), os.getpid()
-        self._process = context.Process(target=_serve, args=given, daemon=True)
-        self._process.start()
-        self.pid = self._process.pid
-        theirs.close()
-        self.dead: Failure | None = None
-
-    def ask(self, question: str, *given: Any, watch: Callable[[], None] = lambda: None) -> Any:
-        """The answer of a method of the side, or a Failure; `watch` is called meanwhile."""
-        if self.dead is None:
-            try:
-                self._pipe.send((question, given))
-                while not self._pipe.poll(0.2):
-                    watch()
-                return self._pipe.recv()
-            except (EOFError, OSError):
-                self._process.join(10)
-                code = self._process.exitcode
-                hint = ", killed as the system does when memory runs out" if code == -9 else ""
-                told = f"its process ended with status {code}{hint} in its {question}"
-                self.dead = Failure("FAILED", told)
-        return self.dead
-
-    def close(self) -> None:
-        self._pipe.close()
-        self._process.kill()
-        self._process.join()
-
-
 class Sides:
     """The processes of several sides. Use as a context manager.
 
@@ -263,27 +226,62 @@ class Sides:
         self, sides: Mapping[str, Any], conditions: "Conditions", one_by_one: bool = False
     ):
         self.sides, self.conditions, self.one_by_one = sides, conditions, one_by_one
-        self._processes: dict[str, Process] = {}
+        self._processes: dict[str, tuple[multiprocessing.Process, Any]] = {}
+        self._dead: dict[str, Failure] = {}
 
     def __enter__(self) -> "Sides":
-        for name, side in self.sides.items():
-            self._processes[name] = Process(side, self.conditions.device)
+        for name in self.sides:
+            self._start(name)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for process in self._processes.values():
-            process.close()
+        for name in self.sides:
+            self._stop(name)
 
-    def _ask(self, question: str, *given: Any) -> dict[str, Any]:
-        """The answers of all sides; to prepare, a dead process is started anew."""
-        for name, process in self._processes.items():
-            if process.dead and question == "prepare":
-                process.close()
-                self._processes[name] = Process(self.sides[name], self.conditions.device)
-        threads = 1 if self.one_by_one else max(1, len(self._processes))
-        with ThreadPoolExecutor(threads) as pool:
-            answers = pool.map(lambda p: p.ask(question, *given), self._processes.values())
-        return dict(zip(self._processes, answers, strict=True))
+    def _start(self, name: str) -> None:
+        # A fork starts at once, but cannot use a GPU.
+        method = "spawn" if self.conditions.device.type == "cuda" else "fork"
+        context = multiprocessing.get_context(method)
+        ours, theirs = context.Pipe()
+        given = self.sides[name], theirs, torch.get_num_threads(), os.getpid()
+        process = context.Process(target=_serve, args=given, daemon=True)
+        process.start()
+        theirs.close()
+        self._processes[name] = process, ours
+
+    def _stop(self, name: str) -> None:
+        process, pipe = self._processes.pop(name)
+        pipe.close()
+        process.kill()
+        process.join()
+
+    def _ask(self, name: str, question: str, *given: Any) -> Any:
+        """The answer of a side's method or a Failure; the device is watched meanwhile."""
+        process, pipe = self._processes[name]
+        if name not in self._dead:
+            try:
+                pipe.send((question, given))
+                while not pipe.poll(0.2):
+                    if question == "seconds":
+                        self.conditions.look()
+                return pipe.recv()
+            except (EOFError, OSError):
+                process.join(10)
+                code = process.exitcode
+                hint = ", killed as the system does when memory runs out" if code == -9 else ""
+                told = f"its process ended with status {code}{hint} in its {question}"
+                self._dead[name] = Failure("FAILED", told)
+        return self._dead[name]
+
+    def _prepare(self, given: Sequence[Any]) -> dict[str, Any]:
+        """What all sides say once they are prepared; a dead process is started anew."""
+        while self._dead:
+            name, _ = self._dead.popitem()
+            self._stop(name)
+            self._start(name)
+        with ThreadPoolExecutor(1 if self.one_by_one else len(self.sides)) as pool:
+            answers = pool.map(lambda name: self._ask(name, "prepare", *given), self.sides)
+        return dict(zip(self.sides, answers, strict=True))
 
     def compare(
         self, given: Sequence[Any], measures: Sequence[str], rounds: int, warm_rounds: int = 2
@@ -294,9 +292,9 @@ class Sides:
         others is measured again alone, so that a reported OOM is its own.
         """
         found, drawn = {name: Answers() for name in self.sides}, random.Random(0)
-        for name, told in self._ask("prepare", *given).items():
+        for name, told in self._prepare(given).items():
             found[name].take(told, measures)
-        self.conditions.ours = [process.pid for process in self._processes.values()]
+        self.conditions.ours = [process.pid for process, _ in self._processes.values()]
         for measure in measures:
             order = [name for name, answers in found.items() if measure not in answers.failures]
             for name in order:
@@ -304,7 +302,7 @@ class Sides:
             for number in range(warm_rounds + rounds):
                 drawn.shuffle(order)
                 for name in list(order):
-                    told = self._processes[name].ask("seconds", measure, watch=self.conditions.look)
+                    told = self._ask(name, "seconds", measure)
                     self.conditions.look()
                     if isinstance(told, Failure):
                         done = f"(after {len(found[name].samples[measure])} of {rounds} rounds)"
@@ -314,8 +312,8 @@ class Sides:
                         found[name].samples[measure].append(told)
         for name, answers in found.items():
             if answers.samples:
-                answers.take(self._processes[name].ask("proof"), list(answers.samples))
-        self._ask("release")
+                answers.take(self._ask(name, "proof"), list(answers.samples))
+            self._ask(name, "release")
         for name, answers in found.items() if len(found) > 1 else ():
             if any(failure.status == "OOM" for failure in answers.failures.values()):
                 with Sides({name: self.sides[name]}, self.conditions) as alone:
@@ -344,22 +342,21 @@ class Conditions:
         self._gpu = self._driver = self._limit = self._before = None
         self._forget()
         if device.type != "cuda":
-            busy, most = psutil.cpu_percent(interval=0.1), 25
-        else:
-            try:
-                pynvml.nvmlInit()
-                uuid = torch.cuda.get_device_properties(device).uuid
-                self._gpu = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
-            except pynvml.NVMLError as error:
-                self._before = f"not observed, NVML: {error}"
-                return
-            self._driver = pynvml.nvmlSystemGetDriverVersion()
-            self._limit = self._read("MaxClockInfo", pynvml.NVML_CLOCK_SM)
-            # The least: work that ended just now shows for a moment.
-            rates = [time.sleep(0.3) or self._read("UtilizationRates") for _ in range(4)]
-            busy, most = min(0 if rate is None else rate.gpu for rate in rates), 5
-        if busy > most:
-            self._before = f"the {device.type} was {busy:.0f}% busy before the start"
+            return
+        try:
+            pynvml.nvmlInit()
+            uuid = torch.cuda.get_device_properties(device).uuid
+            self._gpu = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+        except pynvml.NVMLError as error:
+            self._before = f"not observed, NVML: {error}"
+            return
+        self._driver = pynvml.nvmlSystemGetDriverVersion()
+        self._limit = self._read("MaxClockInfo", pynvml.NVML_CLOCK_SM)
+        # The least: work that ended just now shows for a moment.
+        rates = [time.sleep(0.3) or self._read("UtilizationRates") for _ in range(4)]
+        busy = min(0 if rate is None else rate.gpu for rate in rates)
+        if busy > 5:
+            self._before = f"the GPU was {busy}% busy before the start"
 
     def _read(self, name: str, *rest: Any) -> Any | None:
         """An NVML reading, None for what the GPU does not report."""

@@ -1,4 +1,4 @@
-"""Tokens, prompts, agreement and operators against T, in miniature on a CPU."""
+"""Tokens, prompts and operators against T, in miniature on a CPU."""
 
 import pytest
 import torch
@@ -27,18 +27,16 @@ def decoded(tmp_path, *sides, **changes):
     return rows
 
 
-def test_every_model_decodes_reads_and_agrees(tmp_path, small):
+def test_every_model_decodes_and_reads(tmp_path, small):
     sides = [side(v, b, T) for v, b in VARIANTS.items() for T in (4, 8)]
     rows = decoded(tmp_path, *sides)
-    assert rows.groupby("measure").size().to_dict() == {"token": 8, "prompt": 4, "agreement": 4}
+    assert rows.groupby("measure").size().to_dict() == {"token": 8, "prompt": 4}
     tokens = rows[rows["measure"] == "token"].set_index(["model", "context"])
     assert (tokens["seconds"] > 0).all() and (tokens["batch"] == 2).all()
     assert tokens["tokens_per_second"].to_numpy() == pytest.approx(2 / tokens["seconds"].to_numpy())
     bytes_of = tokens["state_bytes"]
     assert bytes_of["full", 8] == 2 * bytes_of["full", 4]
     assert bytes_of["linear", 8] == bytes_of["linear", 4]
-    agreement = rows[rows["measure"] == "agreement"]
-    assert (agreement["logit_error"] < 1e-5).all() and (agreement["greedy_differs"] == 0).all()
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -46,16 +44,6 @@ def test_state_bytes_are_those_of_the_state(variant):
     config = side(variant, "").model
     state = random_state(config, 24, 3, torch.float32, torch.device("cpu"))
     assert sum(cache.nbytes for cache in state.layers) == state_bytes(config, 24, 3, torch.float32)
-
-
-def test_decoding_that_errs_is_a_failure(tmp_path, small, monkeypatch):
-    monkeypatch.setattr(decode, "_SLACK", {"fp32": -1.0})
-    path = tmp_path / "decode.parquet"
-    decode.measure(bench(side("full", "tiled", 4), benchmark="decode", rounds=1), path)
-    rows = records.read([path], "decode").set_index("measure")
-    assert rows.loc["agreement", "status"] == "FAILED"
-    assert "its RMS error is" in rows.loc["agreement", "reason"]
-    assert rows.loc["token", "status"] == "PASS"
 
 
 def test_operators_are_timed_against_t(tmp_path):
@@ -82,7 +70,7 @@ def test_operators_are_timed_against_t(tmp_path):
 def test_on_a_gpu(tmp_path, small):
     sides = [side(v, "flash", 128) for v in VARIANTS]
     rows = decoded(tmp_path, *sides, precision="bf16", device="cuda")
-    assert rows.groupby("measure").size().to_dict() == {"token": 4, "prompt": 4, "agreement": 4}
+    assert rows.groupby("measure").size().to_dict() == {"token": 4, "prompt": 4}
     path = tmp_path / "complexity.parquet"
     three = [side(v, "flash", T) for v in ("mha", "full", "linear") for T in (64, 1024)]
     complexity.measure(bench(*three, benchmark="complexity", precision="bf16", device="cuda"), path)

@@ -1,22 +1,18 @@
-"""Operators beside their peers on a CPU; FlashAttention's CuTe kernels with a stand-in."""
+"""Operators beside their peers on a CPU; what the CuTe peers give to their library."""
 
 import sys
-from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 
 import pandas as pd
 import pytest
 import torch
-from torch import Tensor
+import torch.nn.functional as F
 
 from relation.bench import operators
-from relation.bench.operators import PEERS, PeerCalls, Shape, draw, main
+from relation.bench.operators import PEERS, PeerCalls, Shape, main
 from relation.errors import InputError, RunError
 
 CPU = torch.device("cpu")
-CUTE = ModuleType("cutlass.cute")
-CUTE.where = torch.where
-CUTE.math = SimpleNamespace(tanh=lambda x, fastmath: x.tanh())
 
 
 def test_operators_of_any_shape_with_documents_and_shared_heads(tmp_path, capsys):
@@ -60,61 +56,38 @@ def test_bad_arguments_are_refused_in_one_line(arguments, told):
     assert "\n" not in str(refusal.value)
 
 
-class Scored(torch.autograd.Function):
-    """Scores (B, H, T, T) through a score function and its backward, a row at a time."""
-
-    @staticmethod
-    def forward(ctx, U: Tensor, mod: Callable, mod_bwd: Callable, aux: list[Tensor]) -> Tensor:
-        ctx.save_for_backward(U)
-        ctx.mod_bwd, ctx.aux = mod_bwd, aux
-        return by_row(mod, (U,), aux)
-
-    @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        return by_row(ctx.mod_bwd, (grad, *ctx.saved_tensors), ctx.aux), None, None, None
-
-
-def by_row(mod: Callable, given: tuple[Tensor, ...], aux: list[Tensor]) -> Tensor:
-    length = given[0].shape[-1]
-    places = {"kv_idx": torch.arange(length), "seqlen_info": None, "aux_tensors": aux}
-    rows = [
-        mod(*(x[:, :, i] for x in given), 0, 0, q_idx=torch.tensor([i]), **places)
-        for i in range(length)
-    ]
-    return torch.stack(rows, dim=2)
+def test_scores_of_cute_relation_are_full_relations():
+    """Row by row, as the kernels call the functions: R of Section 3.1, and its derivative."""
+    cute = SimpleNamespace(where=torch.where)
+    cute.math = SimpleNamespace(tanh=lambda x, fastmath: x.tanh())
+    forward, backward = operators.relation_scores(cute, tau=0.75)
+    drawn = torch.Generator().manual_seed(2)
+    U, dR = 4 * torch.randn(2, 9, 9, dtype=torch.float64, generator=drawn)
+    penalty, j = 0.7 * torch.arange(1.0, 10.0).double().log(), torch.arange(9)
+    U.requires_grad_()
+    R = torch.where(torch.eye(9) > 0, (U / 0.75).sigmoid(), F.silu(U) - penalty[:, None])
+    (dU,) = torch.autograd.grad(R, U, dR)
+    for i in range(9):
+        place = 0, 0, torch.tensor([i]), j, None, [penalty]
+        torch.testing.assert_close(forward(U[i], *place), R[i])
+        torch.testing.assert_close(backward(dR[i], U[i], *place), dU[i])
 
 
-def flash_attn_func(
-    q, k, v, *, softmax_scale, causal, score_mod=None, score_mod_bwd=None, aux_tensors=None
-):
-    """The library's function, (B, T, H, D), as its interface describes it."""
-    assert causal
-    assert all(x.shape[-1] % 32 == 0 for x in (q, k, v))  # at others dq is wrong on sm_90
-    U = torch.einsum("bihd,bjhd->bhij", q, k) * softmax_scale
-    if score_mod is not None:
-        U = Scored.apply(U, score_mod, score_mod_bwd, aux_tensors)
-    later = torch.ones(U.shape[-2:], dtype=torch.bool).triu(1)
-    return torch.einsum("bhij,bjhd->bihd", U.masked_fill(later, -torch.inf).softmax(-1), v), None
+def test_cute_attention_pads_heads_to_widths_that_are_right(monkeypatch):
+    def flash_attn_func(q, k, v, *, softmax_scale, causal):
+        """The library's function, (B, T, H, D), as its interface describes it."""
+        assert causal and q.shape[-1] % 32 == 0
+        states = (x.transpose(1, 2) for x in (q, k, v))
+        y = F.scaled_dot_product_attention(*states, is_causal=True, scale=softmax_scale)
+        return y.transpose(1, 2), None
 
-
-@pytest.mark.parametrize("name", ["cute-attention", "cute-relation"])
-@pytest.mark.parametrize("shape", [Shape(2, 2, 2, 33, 16), Shape(1, 3, 3, 1, 8)])
-def test_cute_peers_are_their_definitions(name, shape, monkeypatch):
-    kernels, cutlass = ModuleType("flash_attn.cute"), ModuleType("cutlass")
-    kernels.flash_attn_func, cutlass.cute = flash_attn_func, CUTE
-    fakes = {"flash_attn": ModuleType("flash_attn"), "flash_attn.cute": kernels}
-    for key, module in (fakes | {"cutlass": cutlass, "cutlass.cute": CUTE}).items():
-        monkeypatch.setitem(sys.modules, key, module)
-    monkeypatch.setattr(operators, "_needs", lambda *given: None)
-    inputs = draw(shape, torch.float32, CPU, torch.Generator().manual_seed(1))
-    if shape.length > 1:
-        with torch.no_grad():
-            inputs["p1"] *= 4  # scores far from zero, where SiLU is not a line
-        error = PeerCalls(name, "fp32", CPU)._error(PEERS[name].build(CPU), inputs, shape)
-        assert error < 1e-5  # FP32: sums of 33 and 16 terms, 6e-8 a rounding
-    else:  # the flow is 1 whatever the score is
-        given = [inputs[key] for key in PEERS[name].takes]
-        torch.testing.assert_close(PEERS[name].build(CPU)(*given), inputs["info"])
+    library = ModuleType("flash_attn.cute")
+    library.flash_attn_func = flash_attn_func
+    monkeypatch.setitem(sys.modules, "flash_attn", ModuleType("flash_attn"))
+    monkeypatch.setitem(sys.modules, "flash_attn.cute", library)
+    q, k, v = torch.randn(3, 1, 2, 17, 48)
+    expected = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    torch.testing.assert_close(operators.cute_attention(q, k, v), expected)
 
 
 @pytest.mark.parametrize("name", ["cute-attention", "gla", "kda"])
