@@ -106,46 +106,28 @@ class ModelConfig:
         for name in ("vocab_size", "d_model", "heads", "d_ff"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        heads, shared, d = self.heads, self.shared_heads, self.d_model
-        width = f"head width {self.head_dim} (d_model {d} / {heads} heads)"
-        for fails, why in (
-            (
-                not self.layout or set(self.layout) - set(MIXERS),
-                f"layout {self.layout!r} must be letters of {''.join(MIXERS)}",
-            ),
-            (
-                d % heads,
-                f"d_model {d} is not divisible by {heads} heads; choose a multiple of the number "
-                "of heads",
-            ),
-            (
-                self.head_dim % 2,
-                f"{width} is odd and RoPE rotates pairs of channels; make it even",
-            ),
-            (
-                shared < 1 or heads % max(shared, 1),
-                f"kv_heads is {self.kv_heads} and heads {heads}; give a divisor of the heads",
-            ),
-            (
-                self.raw_information and shared < heads,
-                f"Raw-X transports all {heads} heads of X, not {self.kv_heads}; leave out kv_heads",
-            ),
-            (
-                self.mixes_heads and shared % 2,
-                f"Givens mixing pairs heads of information, and {shared} are odd in number; give "
-                "givens=False, or an even number of heads (of kv_heads, where they are shared)",
-            ),
-            (
-                not 0 < self.tau < math.inf,
-                f"tau is {self.tau}; the Self temperature must be positive",
-            ),
-            (
-                self.null_logit and MHA not in self.layout,
-                f"null_logit is an option of MHA layers, and layout {self.layout!r} has none",
-            ),
-        ):
-            if fails:
-                raise InputError(why)
+        d, heads, shared = self.d_model, self.heads, self.shared_heads
+        givens = "Givens mixing pairs heads of information"
+        for fits, otherwise in (
+            (self.layout and not set(self.layout) - set(MIXERS),
+             f"layout {self.layout!r} must be letters of {''.join(MIXERS)}"),
+            (d % heads == 0, f"d_model {d} is not divisible by {heads} heads; give a multiple"),
+            (self.head_dim % 2 == 0,
+             f"head width {self.head_dim} (d_model {d} / {heads} heads) is odd and RoPE rotates "
+             "pairs of channels; make it even"),
+            (shared > 0 and heads % shared == 0,
+             f"kv_heads is {shared} and heads {heads}; give a divisor of the heads"),
+            (not self.raw_information or shared == heads,
+             f"Raw-X transports all {heads} heads of X, not {shared}; leave out kv_heads"),
+            (not self.mixes_heads or shared % 2 == 0,
+             f"{givens}, and {shared} are odd in number; give givens=False, or an even number of "
+             "heads (of kv_heads, where they are shared)"),
+            (0 < self.tau < math.inf, f"tau is {self.tau}; the Self temperature must be positive"),
+            (not self.null_logit or MHA in self.layout,
+             f"null_logit is an option of MHA layers, and layout {self.layout!r} has none"),
+        ):  # fmt: skip
+            if not fits:
+                raise InputError(otherwise)
         for name, choices in (
             ("givens_first_pairing", ("A", "B")),
             ("retention_input", ("normalised", "residual")),

@@ -5,7 +5,7 @@ A layer is the mixer of the paper's decoder by itself. Its projections `w1`, `w2
 quantisers work; in place of attention they are Q, K, V and O.
 """
 
-from functools import lru_cache
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -24,23 +24,6 @@ from relation.nn.model import (
 )
 from relation.ops.rope import rope_angles
 from relation.variants import FULL, LINEAR, MIXERS, ModelConfig, check_type
-
-
-@lru_cache(maxsize=16)
-def _kept_tables(length: int, width: int, base: float, device: torch.device) -> RopeTables:
-    # What is made in inference mode cannot be used to train afterwards.
-    with torch.inference_mode(False):
-        return rope_angles(length, width, base, 0, device)
-
-
-def _tables(length: int, width: int, base: float, like: Tensor) -> RopeTables:
-    """RoPE's tables on a tensor's device for positions 0 .. length - 1 at least.
-
-    Kept from call to call; what is made beside a FakeTensor has no data either, and is not.
-    """
-    if torch.compiler.is_compiling() or type(like) is not Tensor:
-        return rope_angles(length, width, base, 0, like.device)
-    return _kept_tables(1 << (length - 1).bit_length(), width, base, like.device)
 
 
 class _Layer(nn.Module):
@@ -124,15 +107,15 @@ class _Layer(nn.Module):
 
     def _rope(self, x: Tensor, documents, cache, offset: int) -> RopeTables:
         """RoPE's tables at the places of x's tokens, (T, d_h) or (B, T, d_h)."""
-        read = 0 if cache is None else cache.length
-        first, last = offset + read, offset + read + x.shape[1]
-        cos, sin = _tables(last, self.head_dim, self.rope_base, x)
+        n, read = x.shape[1], 0 if cache is None else cache.length
+        build = partial(rope_angles, width=self.head_dim, base=self.rope_base, device=x.device)
         if documents is not None:
-            places = documents.positions + offset
+            places = documents.positions
         elif read and cache.lengths is not None:
-            places = cache.lengths[:, None] + torch.arange(offset, last - read, device=x.device)
+            places = cache.lengths[:, None] + torch.arange(n, device=x.device)
         else:
-            places = slice(first, last)
+            return build(n, offset=offset + read)
+        cos, sin = build(read + n, offset=offset)
         return cos[places], sin[places]
 
 

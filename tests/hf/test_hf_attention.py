@@ -81,18 +81,6 @@ def test_what_is_computed_is_full_relation(kv_heads, case):
     assert_close(*gradients, 2 * 9 * 9, scale=8)
 
 
-def test_a_window_narrower_than_the_text_counts_what_it_shows():
-    layer = Layer()
-    q, k, v = (draw(1, 2, 9, 6, seed=s) for s in (1, 2, 3))
-    place = torch.arange(9)
-    mask = ((place <= place[:, None]) & (place > place[:, None] - 3))[None, None]
-    found, _ = relation_attention(layer, q, k, v, mask)
-    for i in range(9):
-        seen = slice(max(0, i - 2), i + 1)
-        alone = ops.full_relation(q[:, :, seen], k[:, :, seen], v[:, :, seen], layer.lam)
-        assert_close(found[:, i], alone[:, :, -1], 9 + 6, scale=8)
-
-
 @each_sharing
 def test_padding_and_caches_change_no_text(kv_heads):
     model, rows = llama(kv_heads), prompts()

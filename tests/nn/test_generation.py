@@ -5,7 +5,6 @@ nothing is captured; tests marked gpu run CUDA graphs.
 """
 
 import math
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
@@ -14,7 +13,6 @@ import pytest
 import torch
 from interpreter import INTERPRETED, run_interpreted
 from models import greedy
-from torch import Tensor
 
 from relation.errors import InputError, RunError
 from relation.nn import Decoder, Execution, ModelConfig
@@ -79,32 +77,6 @@ def test_the_distribution_is_what_the_options_say(sampling, expected):
 def test_sampling_that_means_nothing_is_refused(values):
     with pytest.raises(InputError, match=next(iter(values))):
         Sampling(**values)
-
-
-class Fixed(Decoder):
-    """Decodes to the same logits whatever it reads."""
-
-    def __init__(self, logits: list[float]):
-        super().__init__(ModelConfig(len(logits), 4, 2, 2, "A"))
-        self.row = torch.tensor(logits)
-
-    def read(self, tokens: Tensor, state, lengths=None) -> Tensor:
-        return self.row[None]
-
-    def decode(self, tokens: Tensor, state) -> Tensor:
-        return self.row[None, None]
-
-
-@pytest.mark.parametrize("sampling", [{"temperature": 1.5, "top_k": 3}, {"top_p": 0.8}])
-def test_tokens_are_drawn_as_often_as_they_are_likely(sampling):
-    draws = 4000
-    drawn = Counter(generate_tokens(Fixed(LOGITS), [0], draws, Sampling(**sampling)))
-    expected = {i: draws * p for i, p in enumerate(probabilities(LOGITS, **sampling)) if p}
-    assert drawn.keys() == expected.keys()
-    chi2 = sum((drawn[i] - mean) ** 2 / mean for i, mean in expected.items())
-    # Mean k - 1, variance 2 (k - 1): five standard deviations.
-    freedom = len(expected) - 1
-    assert chi2 < freedom + 5 * (2 * freedom) ** 0.5
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

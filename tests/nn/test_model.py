@@ -11,7 +11,7 @@ from torch import Tensor
 from relation.errors import InputError
 from relation.kernels.documents import Documents
 from relation.nn import Decoder, Execution, ModelConfig
-from relation.nn.model import shared_weights_hash
+from relation.nn.model import RMSNorm, shared_weights_hash
 from relation.variants import ARMS, VARIANTS, model_config, model_values, parameters
 
 BACKBONES = {
@@ -341,3 +341,20 @@ def test_unknown_layers_and_backends_are_refused():
         Decoder(ModelConfig.for_variant("full", **TINY), Execution(full="fast"))
     with pytest.raises(InputError, match="cannot run here"):
         build("full").run_by(Execution(full="flex"))
+
+
+def test_under_autocast_a_norm_keeps_nothing_of_the_stream():
+    """The states are BF16 and the only tensor of their size that the backward pass needs."""
+    norm, weight = RMSNorm(24), torch.randn(16, 24, requires_grad=True)
+    x, kept = torch.randn(2, 5, 24, requires_grad=True), []
+    with (
+        torch.autocast("cpu", dtype=torch.bfloat16),
+        torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t),
+    ):
+        normed = norm(x)
+        y = normed.project(weight)
+    assert normed.states.dtype == y.dtype == torch.bfloat16
+    large = {tensor.data_ptr() for tensor in kept if tensor.numel() == x.numel()}
+    assert large == {normed.states.data_ptr()}
+    gradients = torch.autograd.grad(y.sum(), (x, norm.weight, weight))
+    assert {gradient.dtype for gradient in gradients} == {torch.float32}

@@ -6,10 +6,8 @@ from typing import NamedTuple
 
 import pytest
 import torch
-import torch.nn.functional as F
 from equations import assert_close, differentiate, draw, draw_linear
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from relation import ops
 from relation.ops import backends
@@ -141,18 +139,6 @@ def test_scores_past_the_range_of_fp16_are_right(kind, operator, autocast):
         # Flow, dL/dF, dL/dU and the result are rounded, and tiles keep L, as large as a score.
         bound = 4 * 2**-11 + largest * 2**-24
         assert (result.double() - truth).norm() <= bound * truth.norm()
-
-
-@pytest.mark.parametrize("name", ["reference", "flash"])
-@pytest.mark.parametrize("score", [1.0, 1e3])
-def test_attention_is_pytorchs(name, score):
-    q, k, v = draw(2, 2, 37, 6)
-    q, k = score**0.5 * q, score**0.5 * k
-    attention, terms = ops.get_backend("mha", name, "cpu").call, 37 + 6 * score
-    with sdpa_kernel(SDPBackend.MATH):
-        truth = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    assert_close(attention(q, k, v), truth, terms)
-    assert_close(ops.causal_flow(q, k) @ v, truth, terms)
 
 
 def test_every_backend_says_where_it_cannot_run(monkeypatch):

@@ -1,7 +1,5 @@
 """Packed documents, padding and shared heads: each equals what it stands for."""
 
-from functools import partial
-
 import pytest
 import torch
 from equations import assert_close, differentiate, draw_linear
@@ -96,16 +94,6 @@ def test_shared_heads_are_repeated_ones(kind, name, heads, documents):
 
     for ours, truth in zip(found, differentiate(repeated, inputs, dy), strict=True):
         assert_close(ours, truth, 41 + 6)
-
-
-@pytest.mark.parametrize("flow", [ops.causal_flow, partial(ops.full_flow, lam=LAM)])
-def test_a_flow_stays_in_its_document(flow):
-    p1, p2 = draw_linear(3, 2, 41, 6)[:2]
-    rows = flow(p1, p2, documents=packed())
-    starts, j = packed().starts[:, None, :, None], torch.arange(41)
-    outside = (j < starts) | (j > torch.arange(41)[:, None])
-    assert not rows.masked_select(outside).any()
-    assert_close(rows.sum(-1), torch.ones(3, 2, 41), 41)
 
 
 def test_every_form_gives_the_same_documents():
