@@ -345,7 +345,7 @@ def test_unknown_layers_and_backends_are_refused():
 
 def test_under_autocast_a_norm_keeps_nothing_of_the_stream():
     """The states are BF16 and the only tensor of their size that the backward pass needs."""
-    norm, weight = RMSNorm(24), torch.randn(16, 24, requires_grad=True)
+    norm, weight = RMSNorm(24, eps=1e-6), torch.randn(16, 24, requires_grad=True)
     x, kept = torch.randn(2, 5, 24, requires_grad=True), []
     with (
         torch.autocast("cpu", dtype=torch.bfloat16),
