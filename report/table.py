@@ -163,7 +163,7 @@ def sources(rows: pd.DataFrame) -> tuple[str, ...]:
     return tuple(dict.fromkeys("\n".join(rows["source"]).splitlines()))
 
 
-def between(
+def versus(
     values: pd.DataFrame, over: str, under: str, column: str, combine: Callable = operator.sub
 ) -> pd.DataFrame:
     """Rows as `means` takes them: one column's values less another's, seed by seed."""
@@ -176,7 +176,7 @@ def between(
 
 def ratios(values: pd.DataFrame, over: str, under: str, column: str) -> Cells:
     """Ratios of two columns' means over their common seeds; intervals of the seeds' own ratios."""
-    of_seeds = between(values, over, under, column, operator.truediv)
+    of_seeds = versus(values, over, under, column, operator.truediv)
     for found in means(of_seeds):
         common = values[(values["row"] == found["row"]) & values["seed"].isin(found["by_seed"])]
         top, bottom = (common[common["column"] == name]["value"].mean() for name in (over, under))

@@ -4,7 +4,7 @@ import pandas as pd
 
 from relation.variants import ABLATIONS, VARIANTS
 from report.paper import SEEDS
-from report.table import Cells, Column, between, cell, columns, means, panel, table
+from report.table import Cells, Column, cell, columns, means, panel, table, versus
 from report.tables.quality import DELTA, EPOCHS, NLL, epochs, nll
 
 # Columns of Table 3.
@@ -26,7 +26,7 @@ def ablation_runs(runs: pd.DataFrame) -> pd.DataFrame:
 def differences(runs: pd.DataFrame) -> pd.DataFrame:
     """Each variant's NLL less Full Relation's, seed by seed: row "delta", column the variant."""
     values = nll(runs.assign(row="delta"), "row")
-    parts = [between(values, name, "full", name) for name in values["column"].unique()]
+    parts = [versus(values, name, "full", name) for name in values["column"].unique()]
     return pd.concat([values[:0], *parts])
 
 

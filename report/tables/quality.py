@@ -9,18 +9,7 @@ from relation.variants import PAIRED
 from report import stats
 from report.data import RUN_KEY
 from report.paper import SCALES, SEEDS
-from report.table import (
-    Cells,
-    Column,
-    between,
-    cell,
-    cell_of,
-    columns,
-    means,
-    panel,
-    sources,
-    table,
-)
+from report.table import Cells, Column, cell, cell_of, columns, means, panel, sources, table, versus
 from report.tables.configs import data_and_vocabulary, geometry, of_models, tokens
 
 NLL, DELTA, SHARE = ".4f", "+.4f", ".1f"
@@ -43,7 +32,7 @@ def pairs(runs: pd.DataFrame, further: bool = False) -> pd.DataFrame:
     """
     both = runs[runs["variant"].isin(PAIRED) & (runs["further"] == further)]
     values = nll(both)
-    return pd.concat([values, between(values, "full", "mha", "delta")], ignore_index=True)
+    return pd.concat([values, versus(values, "full", "mha", "delta")], ignore_index=True)
 
 
 def efficiency(runs: pd.DataFrame, losses: pd.DataFrame, window: float) -> pd.DataFrame:

@@ -1,7 +1,6 @@
 """Throughput and memory of whole training steps: Tables 5 and 15 to 17 (Appendices G, H)."""
 
 import operator
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,18 +9,7 @@ import pandas as pd
 from relation.variants import PAIRED, VARIANTS
 from report import stats
 from report.paper import SCALES
-from report.table import (
-    Cells,
-    Column,
-    between,
-    cell,
-    cell_of,
-    columns,
-    means,
-    panel,
-    sources,
-    table,
-)
+from report.table import Cells, Column, cell, cell_of, columns, means, panel, sources, table, versus
 from report.tables.configs import micro_ga
 
 LONG_CONTEXTS = ("1024", "2048", "4096", "8192", "16384", "32768", "65536")
@@ -81,6 +69,7 @@ def ratio(row: str, column: str, over: pd.DataFrame, under: pd.DataFrame) -> Cel
         return
     together = not any(side["alone"] for side in sides)
     found = stats.median_ratio(*(list(side["samples"]) for side in sides), together)
+    known["reason"] = "" if together else "measured apart, because together they did not fit"
     yield cell_of(row, column, found, n=len(sides[0]["samples"]), **known)
 
 
@@ -94,23 +83,14 @@ def conditions(rows: pd.DataFrame, precision: Sequence[str]) -> Cells:
         "clock": [f"{clock:.0f} of {limit:.0f} MHz"] if pd.notna(clock) else [],
         "disturbed": _disturbed(rows),
     }
-    if "kernels" in rows:
-        used = [_run_by(row) for row in rows.to_dict("records")]
-        sides = rows["side"].groupby(used, sort=False).unique()
-        told["sides"] = [f"{', '.join(names)} on {by}" for by, names in sides.items()]
+    if "backend" in rows:
+        sides = rows.groupby("backend", sort=False)["side"].unique()
+        told["sides"] = [f"{', '.join(names)} on {backend}" for backend, names in sides.items()]
         told["tokens"] = rows["tokens"]
     for column, texts in told.items():
         text = "; ".join(dict.fromkeys(str(each) for each in texts if pd.notna(each)))
         if text:
             yield cell("setting", column, text=text, sources=sources(rows))
-
-
-def _run_by(row: Mapping[str, Any]) -> str:
-    """A side's backend and its kernels, without namespaces, template arguments and parameters."""
-    used = () if row["kernels"] is None else row["kernels"]
-    short = (re.split(r"[<(]", name.removeprefix("void "))[0].split("::")[-1] for name in used)
-    kernels, alone = ", ".join(dict.fromkeys(short)), ", measured alone" if row["alone"] else ""
-    return f"{row['backend']}{alone}{kernels and f' ({kernels})'}"
 
 
 def _disturbed(rows: pd.DataFrame) -> Iterator[str]:
@@ -287,7 +267,7 @@ def run_rates(runs: pd.DataFrame, matched: pd.DataFrame) -> Cells:
         yield cell(scale, "processes", text=counts, sources=sources(of_scale))
     # Pairs of one seed that as many processes trained.
     alike = runs.groupby(["scale", "seed"])["processes"].transform("nunique") == 1
-    yield from means(between(runs[alike], "full", "mha", "run_ratio", operator.truediv))
+    yield from means(versus(runs[alike], "full", "mha", "run_ratio", operator.truediv))
 
 
 @table(

@@ -4,7 +4,7 @@ import pandas as pd
 
 from relation.variants import ABLATIONS, PAIRED, VARIANTS
 from report.paper import SCALES
-from report.table import Cells, Column, between, cell, columns, means, panel, sources, table
+from report.table import Cells, Column, cell, columns, means, panel, sources, table, versus
 from report.tables.quality import DELTA, NLL, nll
 
 OF_PAPER = (*PAIRED, *ABLATIONS, "linear", "hybrid")
@@ -33,7 +33,7 @@ def other_variants(runs: pd.DataFrame) -> Cells:
         row, known = f"{scale}/{variant}", {"sources": sources(own)}
         yield from means(nll(own.assign(column="nll", row=row), "row", "column"))
         values = nll(runs[runs["scale"] == scale])
-        less = list(means(between(values, variant, "full", "delta").assign(row=row)))
+        less = list(means(versus(values, variant, "full", "delta").assign(row=row)))
         why = {
             "status": "not run",
             "reason": "no run of Full Relation has one of its seeds",

@@ -301,7 +301,7 @@ def test_a_ratio_is_taken_round_by_round() -> None:
     assert (ratio["value"], ratio["low"], ratio["n"]) == pytest.approx((1.1, 1.1, 6))
     assert found.loc[("10M", "fixed.flash", "value"), "status"] == "not run"
     assert found.loc[("setting", "device", "value"), "text"] == "NVIDIA H200"
-    assert found.loc[("setting", "sides", "value"), "text"] == "mha, full on flash (flash)"
+    assert found.loc[("setting", "sides", "value"), "text"] == "mha, full on flash"
 
 
 def test_memory_that_ran_out_keeps_its_settings_and_says_so() -> None:
