@@ -8,6 +8,7 @@ import gc
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -214,9 +215,8 @@ def history_errors(operator: Operator, states: Tensor, share: Tensor) -> dict:
     """Whether Exchange reads j < i alone (Section 5.2, Appendix A.4): the largest errors.
 
     operator: of p1, p2 and info (B, H, T, D); states: these three, B = 1. share: what a token's own
-    information weighs in its output beside Exchange, (1, H, T). "no output reads a later token"
-    changes coordinates and information from a token on: earlier outputs stay to the last bit, so
-    that its error is 0. The other changes the information of one token, by which its output moves
+    information weighs in its output beside Exchange, (1, H, T). Other states from a token on leave
+    earlier outputs the same to the last bit. Other information of one token alone moves its output
     by its share; relative to the largest output or change.
     """
     T = states.shape[3]
@@ -255,44 +255,40 @@ def _identities(check: "Check", full: Operator, device: torch.device) -> Iterato
             yield known | {"yardstick": None, "allowed": allowed}
 
     linear = get_backend("linear", check.linear, device).call
-    for name, operator, precision in (
-        (_DEFINITION, full_relation, "fp64"),
-        (check.backend, full, check.precision),
-    ):
+    chunked = get_backend("linear", "chunked").call
+    own = check.precision
+    for name, form, precision in ((_DEFINITION, full_relation, "fp64"), (check.backend, full, own)):
         dtype = DTYPES[precision]
         states = _draw("history", 5, device, 3).to(dtype)
         lam = torch.tensor(ModelConfig.lambda_init, dtype=_wide(dtype), device=device)
         share = 1 - exchange_gate(*states[:2], lam)
-        history = history_errors(lambda *s, f=operator, lam=lam: f(*s, lam), states, share)
-        yield from rows("identity", name, precision, identity_errors(operator, dtype, device))
+        history = history_errors(partial(_call, form, lam), states, share)
+        yield from rows("identity", name, precision, identity_errors(form, dtype, device))
         yield from rows("history", name, precision, history, "Full Relation: ")
-    for precision in dict.fromkeys(("fp64", check.precision)):
+    for precision in dict.fromkeys(("fp64", own)):
         errors = mixing_errors(givens_mix, DTYPES[precision], device)
         yield from rows("mixing", _DEFINITION, precision, errors)
-    chunked = get_backend("linear", "chunked").call
-    for name, operator, precision in (
-        ("expanded", expanded, "fp64"),
-        ("chunked", chunked, "fp64"),
-        (check.linear, linear, check.precision),
-    ):
-        for row in recurrence_errors(operator, DTYPES[precision], device):
+    exact = (("expanded", expanded, "fp64"), ("chunked", chunked, "fp64"))
+    for name, form, precision in (*exact, (check.linear, linear, own)):
+        for row in recurrence_errors(form, DTYPES[precision], device):
             yield {"check": "recurrence", "operator": name, "precision": precision} | row
-    for name, operator, precision in (
-        (_DEFINITION, linear_relation, "fp64"),
-        (check.linear, linear, check.precision),
-    ):
+    exact = (_DEFINITION, linear_relation, "fp64")
+    for name, form, precision in (exact, (check.linear, linear, own)):
         states = _draw("history", 5, device, 3).to(DTYPES[precision])
         g = -0.1 * _draw("history", 6, device).sigmoid().to(_wide(DTYPES[precision]))
-
-        def y(*given: Tensor, f: Operator = operator, g: Tensor = g) -> Tensor:
-            return f(*given, g.expand_as(given[0]).contiguous())[0]
-
-        history = history_errors(y, states, torch.ones_like(g[..., 0]))
+        history = history_errors(partial(_call, form, g), states, torch.ones_like(g[..., 0]))
         yield from rows("history", name, precision, history, "Linear Relation: ")
 
 
+def _call(form: Operator, parameter: Tensor, p1: Tensor, p2: Tensor, info: Tensor) -> Tensor:
+    """Y of Full Relation with lambda, or of Linear Relation with g, (1, H, T, D)."""
+    if parameter.ndim:
+        return form(p1, p2, info, parameter.expand_as(p1).contiguous())[0]
+    return form(p1, p2, info, parameter)
+
+
 def _write(campaign: "Campaign", out: Path, kind: str, rows: list[dict], device: torch.device):
-    key = {"campaign": campaign.name, "variation": None}
+    key = {"campaign": campaign.name, "variation": campaign.check.variation}
     origin = records.origin(campaign.check.hash, describe(device))
     records.write(out, kind, [{**key, **row} for row in rows], origin)
 
@@ -437,16 +433,11 @@ def gradient_errors(moments: Tensor, elements: int, precision: str) -> Iterator[
     """RMS, largest and scale error of one parameter's gradient over all draws, and what is allowed.
 
     moments: (draws, 3, 3) FP64: `_moments` of the error, the yardstick's error and the truth.
-    elements: numbers of the parameter.
-
-    RMS and largest error follow the rule of this module; fewer than 16 elements have no largest.
-    The RMS cannot see a scale error of 2%: BF16's own noise is 1 to 4% of a gradient's RMS here,
-    and 2% adds in squares. The scale error |<g, t> / <t, t> - 1| can, g the gradient and t the
-    truth over all draws: noise that does not follow the truth averages out in the product, to some
-    2e-4 of a matrix. It may be twice the yardstick's plus the slack plus four standard errors, of
-    the error or of the yardstick, whichever is noisier, as the draws are independent: of lambda a
-    single draw with a large gradient can outweigh the rest, where the two round differently. But
-    never more than 1%, half of the error that must be found.
+    elements: numbers of the parameter. The RMS cannot see a scale error of 2%: BF16's own noise is
+    1 to 4% of a gradient's RMS, and 2% adds in squares. The scale error |<g, t> / <t, t> - 1| can,
+    g the gradient and t the truth over all draws: noise that does not follow the truth averages out
+    in the product. It may be twice the yardstick's plus the slack plus four standard errors of the
+    noisier of both, but never more than 1%, half of the error that must be found.
     """
     squares, largest, products = moments.unbind(-1)  # each (draws, 3)
     slack = SLACK[DTYPES[precision]]
@@ -508,10 +499,9 @@ def gradients(campaign: "Campaign", out: Path) -> None:
     """Check the gradient of every parameter of the campaign's training step against FP64.
 
     A compiler can lose or mis-scale a gradient without an error, and training would go on. The
-    step is the campaign's: its loss, compilation, precision and backends, through `UpdateStep`.
-    Writes a row a parameter, kind of update and measure. Raises InputError where the device cannot
-    run a backend and, with every row written and a line on each failing parameter on stderr,
-    RunError where a gradient is wrong.
+    step is the campaign's: its loss, compilation, precision and backends. Raises InputError where
+    the device cannot run a backend and, with every row written and a line on each failing parameter
+    on stderr, RunError where a gradient is wrong.
     """
     check = campaign.check
     rows: list[dict] = []

@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -72,11 +72,15 @@ def _taken(locks: list[FileLock], wanted: int) -> list[FileLock]:
         if len(taken) < wanted:
             with suppress(Timeout):
                 taken.append(lock.acquire(timeout=0).lock)
-    if len(taken) == wanted:
-        return taken
-    for lock in taken:
+    if len(taken) < wanted:
+        _release({0: taken})
+        return []
+    return taken
+
+
+def _release(held: dict[int, list[FileLock]]) -> None:
+    for lock in chain.from_iterable(held.values()):
         lock.release()
-    return []
 
 
 @contextmanager
@@ -95,26 +99,22 @@ def gpu_lock(count: int = 1, runs_per_gpu: int = 1) -> Iterator[list[int]]:
     # By identifier: CUDA_VISIBLE_DEVICES gives one GPU different indices in different jobs.
     names = [torch.cuda.get_device_properties(i).uuid for i in range(present)]
     locks = [[_lock(f"{name}-{share}") for share in range(_SHARES)] for name in names]
-    waiting = False
-    while True:
-        held: dict[int, list[FileLock]] = {}
+    tries, held = 0, {}
+    while len(held) < count:
+        if tries:
+            time.sleep(_SECONDS_BETWEEN_TRIES)
         with _lock("claim"):
-            for index, own in enumerate(locks):
-                if len(held) < count and (taken := _taken(own, _SHARES // runs_per_gpu)):
-                    held[index] = taken
-        if len(held) == count:
-            break
-        for lock in chain.from_iterable(held.values()):
-            lock.release()
-        if not waiting:
-            print(f"waiting for {count} free GPU{'s' if count > 1 else ''}", file=sys.stderr)
-            waiting = True
-        time.sleep(_SECONDS_BETWEEN_TRIES)
+            found = ((i, _taken(own, _SHARES // runs_per_gpu)) for i, own in enumerate(locks))
+            held = dict(islice((each for each in found if each[1]), count))
+        if len(held) < count:
+            _release(held)
+            if not tries:
+                print(f"waiting for {count} free GPUs", file=sys.stderr)
+        tries += 1
     try:
         yield list(held)
     finally:
-        for lock in chain.from_iterable(held.values()):
-            lock.release()
+        _release(held)
 
 
 @contextmanager

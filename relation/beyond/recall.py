@@ -334,6 +334,6 @@ def run(recall: "Recall", out: Path) -> None:
         else:
             with Progress(f"recall {recall.mixer}", total, "trainings") as progress:
                 rows = list(rows_of(recall, device, progress))
-        key = {"campaign": recall.campaign, "variation": None}
+        key = {"campaign": recall.campaign, "variation": recall.variation}
         origin = records.origin(recall.hash, describe(device))
         records.write(out, "recall", [{**key, **row} for row in rows], origin)

@@ -85,7 +85,10 @@ def _text_files(path: str) -> dict[str, list[Path]]:
     """The files of a local corpus by split, in name order. Raises InputError without any."""
     root = Path(path)
     if not root.exists():
-        raise InputError(f"corpus {root} does not exist; give a file or folder of texts")
+        raise InputError(
+            f"corpus {root} does not exist; give a file or folder of texts, or make books and "
+            "library with tools/make_corpus.py"
+        )
     files = [root] if root.is_file() else sorted(p for p in root.rglob("*") if p.is_file())
     texts = [p for p in files if p.suffix in _READERS]
     if not texts:

@@ -137,14 +137,6 @@ def test_a_frozen_count_is_that_of_the_definition(call, dtype: torch.dtype, own:
     check_frozen(call, own, dtype, "cpu", 30)
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_frozen_count_on_a_gpu(dtype: torch.dtype) -> None:
-    from relation.kernels import flash_relation
-
-    check_frozen(flash_relation, True, dtype, "cuda", 1000)
-
-
 def test_a_frozen_count_ends_with_its_reading() -> None:
     mixer = decoder("F").blocks[0].mixer
     before = mixer.call

@@ -3,7 +3,6 @@
 import hashlib
 import math
 import os
-import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -230,16 +229,6 @@ def test_a_data_set_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
 )
 def test_pieces_end_with_a_sentence_else_a_word(text, characters, pieces) -> None:
     assert list(cut(text, characters)) == pieces
-
-
-def test_only_space_is_lost_and_no_piece_is_too_long() -> None:
-    draw = random.Random(0)
-    for _ in range(300):
-        text = "".join(draw.choices("abé猫.!?\"' \n\t\u2003”", k=draw.randrange(200)))
-        characters = draw.randrange(1, 40)
-        pieces = list(cut(text, characters))
-        assert "".join("".join(pieces).split()) == "".join(text.split())
-        assert all(piece == piece.strip() and 0 < len(piece) <= characters for piece in pieces)
 
 
 def test_whole_documents_are_split_and_then_cut_and_shuffled(texts: Path) -> None:

@@ -39,6 +39,7 @@ def checked(*sides: Side, **changes) -> Check:
     return Check(
         **{
             "campaign": "tests",
+            "variation": "base",
             "backend": "tiled",
             "linear": "chunked",
             "shapes": ({"scale": "10M", "heads": 2, "length": 33, "width": 8},),
