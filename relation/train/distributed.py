@@ -104,20 +104,6 @@ class World:
             # Not after an error: a peer may be gone, and with it the end of what is under way.
             dist.destroy_process_group()
 
-    def check_same(self, model: nn.Module) -> None:
-        """Raise RunError unless each parameter's bits have one sum in all processes."""
-        if self.size == 1:
-            return
-        bits = [p.detach().view(torch.int32).sum(dtype=torch.int64) for p in model.parameters()]
-        low, high = torch.stack(bits), torch.stack(bits)
-        dist.all_reduce(low, dist.ReduceOp.MIN)
-        dist.all_reduce(high, dist.ReduceOp.MAX)
-        if not torch.equal(low, high):
-            raise RunError(
-                f"{self.name}: the {self.size} processes hold different parameters; nothing is "
-                "written; look after the hardware and run the same command again"
-            )
-
 
 class SummedGradients:
     """The `reduce` of an UpdateStep: gradients and loss become their sums over the processes.

@@ -215,7 +215,6 @@ def _train(
         written()
 
     # Evaluation and records, by the first process.
-    world.check_same(model)
     if not world.leads:
         return
     nll = None
