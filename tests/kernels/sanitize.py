@@ -1,6 +1,6 @@
 """Every kernel once on small ragged shapes, to be run under compute-sanitizer on a GPU.
 
-    PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck python tests/sanitize.py
+    PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck python tests/kernels/sanitize.py
 
 Without PyTorch's cache every tensor is an allocation of its own, so that a load one element beyond
 its end is an error and not a neighbour's value. `racecheck`, `synccheck` and `initcheck` take the
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from relation import kernels
 
