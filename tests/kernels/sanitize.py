@@ -1,6 +1,7 @@
 """Every kernel once on small ragged shapes, to be run under compute-sanitizer on a GPU.
 
-    PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck python tests/kernels/sanitize.py
+    export PYTORCH_NO_CUDA_MEMORY_CACHING=1
+    compute-sanitizer --tool memcheck python tests/kernels/sanitize.py
 
 Without PyTorch's cache every tensor is an allocation of its own, so that a load one element beyond
 its end is an error and not a neighbour's value. `racecheck`, `synccheck` and `initcheck` take the
