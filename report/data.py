@@ -226,6 +226,7 @@ def _failure(log: Path) -> tuple[str, str]:
     return ("oom" if oom else "failed" if told else "not run"), told
 
 
+OUTSIDE = "is not part of this setting"
 KIND_NAMES = {"runs": "run", "flow": "diagnosed checkpoint", "models": "model"}
 
 
@@ -243,9 +244,11 @@ def gap(
         and seed in (None, row.seed)
     ]
     lacking = [row for row in rows if row.status != "ok"]
+    if not of_scale:
+        return "not run", f"{scale} {OUTSIDE}"
     if not rows:
-        what = f"no {name} of {' '.join([scale or '', *variants]).strip()}" if of_scale else scale
-        return "not run", f"{what} is {'' if of_scale else 'not '}part of this setting"
+        what = " ".join([scale or "", *variants]).strip()
+        return "not run", f"no {name} of {what} is part of this setting"
     if not lacking:
         return "no counterpart", f"the records of its {len(rows)} {name}s do not hold it"
     found = {row.status for row in lacking}

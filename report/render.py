@@ -15,7 +15,7 @@ import pandas as pd
 from markupsafe import Markup
 
 from relation.records import atomic
-from report.data import Setting
+from report.data import OUTSIDE, Setting
 from report.table import Column, Table
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -53,7 +53,8 @@ class Printed:
 
     panels: (title, rows), a row (label, lines), a line (heading, the paper's value, an entry a
     setting); notes: letters by text; conditions: (setting, pairs of name and text) that its values
-    were measured under; absent: settings without a value, with the reason.
+    were measured under; absent: settings without a value, with the reason; outside: scales that
+    are part of none of them.
     """
 
     table: Table
@@ -62,6 +63,7 @@ class Printed:
     notes: dict[str, str] = field(default_factory=dict)
     conditions: list[tuple[Setting, list[tuple[str, str]]]] = field(default_factory=list)
     absent: list[tuple[Setting, str]] = field(default_factory=list)
+    outside: list[str] = field(default_factory=list)
 
     def mark(self, text: str) -> str:
         """The letter of a note, the same for the same text."""
@@ -140,20 +142,27 @@ def prepare(table: Table, cells: pd.DataFrame, settings: Sequence[Setting]) -> P
         elif len(of):
             reasons = of[of["status"] != "no counterpart"]["reason"].mode()
             out.absent.append((setting, next(iter(reasons), "")))
+    shown = own[own["setting"].isin([setting.name for setting in out.settings])]
+    outside = shown["reason"].str.endswith(OUTSIDE).groupby(shown["row"], sort=False).all()
+    out.outside = list(dict.fromkeys(row.partition("/")[0] for row in outside.index[outside]))
+    shown = shown[~shown["row"].map(outside).astype(bool)]
+    scales = shown.groupby("row")["scale"].unique().to_dict()
     index: dict[tuple[str, str], dict[tuple[str, str], dict[str, Any]]] = {}
-    for cell in own.to_dict("records"):
+    for cell in shown.to_dict("records"):
         key = (cell["setting"], "sd" if cell["statistic"] == "sd" else "value")
         index.setdefault((cell["row"], cell["column"]), {})[key] = cell
-    for panel in table.panels if out.settings else ():
+    for panel in table.panels:
         keys = [column.key for column in panel.columns]
         found = [row for row, column in index if column in keys and row != "setting"]
-        rows = dict.fromkeys([*panel.rows, *found])
+        rows = [row for row in dict.fromkeys([*panel.rows, *found]) if row in scales]
         # Rows of one scale together, scales in the order of their first row.
         groups = list(dict.fromkeys(row.partition("/")[0] for row in rows))
         lines = []
         for row in sorted(rows, key=lambda row: groups.index(row.partition("/")[0])):
             columns = [column for column in panel.columns if (row, column.key) in index]
             of_row = [_line(column, index[row, column.key], out) for column in columns]
+            if len(scales[row]) == 1 and scales[row][0]:  # the one scale of all, as 10M-mini
+                row = "/".join([scales[row][0], *row.split("/")[1:]])
             lines.append((table.label_of(row), of_row))
         out.panels += [(panel.title, lines)] if lines else []
     return out

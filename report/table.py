@@ -22,7 +22,7 @@ from report.paper import KEY, SCALES, UNITS
 
 COLUMNS = [
     "setting", "table", *KEY, "paper", "paper_value", "value", "text", "unit", "n", "sd", "low",
-    "high", "difference", "agrees", "status", "reason", "sources", "by_seed",
+    "high", "difference", "agrees", "status", "reason", "sources", "by_seed", "scale",
 ]  # fmt: skip
 
 NUMBERS = ("value", "sd", "low", "high")
@@ -189,8 +189,8 @@ def table_cells(table: Table, records: Records) -> pd.DataFrame:
     """One setting's cells of a table, as COLUMNS, with the paper's values and the gaps.
 
     Values are in `unit`; difference = value - paper_value, of means and single values that belong
-    to no seed; agrees: see Column, None where undecided. Raises InputError where the paper's CSV
-    holds a key that the table has not.
+    to no seed; agrees: see Column, None where undecided; scale: the setting's own. Raises
+    InputError where the paper's CSV holds a key that the table has not.
     """
     printed = paper.load(table.label).to_dict("records") if table.of_paper else []
     theirs = {tuple(each[name] for name in KEY): each for each in printed}
@@ -209,6 +209,7 @@ def table_cells(table: Table, records: Records) -> pd.DataFrame:
             told = f"report/paper/{table.label}.csv: the table has no {', '.join(key)}; correct it"
             raise InputError(told)
     columns = table.columns
+    scales = dict(zip(records.planned["scale"], records.planned["own_scale"], strict=True))
     for each in found:
         own = columns.get(each["column"]) if each["row"] != "setting" else None
         beside = theirs.get(tuple(each[name] for name in KEY), {})
@@ -216,6 +217,7 @@ def table_cells(table: Table, records: Records) -> pd.DataFrame:
         each |= {name: each[name] / UNITS[unit] for name in NUMBERS}
         each["by_seed"] = {seed: value / UNITS[unit] for seed, value in each["by_seed"].items()}
         each |= {"setting": records.setting.name, "table": table.label, "unit": unit}
+        each["scale"] = scales.get(each["row"].partition("/")[0])
         each |= {"paper": beside.get("printed"), "paper_value": beside.get("paper_value", math.nan)}
         single = each["statistic"] == "sd" or seed_of(table, each["row"], each["column"])
         alone = single or records.miniature

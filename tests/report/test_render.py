@@ -43,7 +43,7 @@ def test_a_gap_has_a_word_and_a_note(cells) -> None:
     text = render.html(MAIN, cells, [A])
     noted = re.search(r'not run<sup><a class="mark" href="#(note-main-results-\w+)"', text)
     assert noted and f'id="{noted[1]}"' in text
-    assert "30M is not part of this setting" in text
+    assert "Not part of these settings: 30M, 100M." in text
     assert "<td></td>" not in text.replace(" ", "")
 
 
