@@ -17,7 +17,7 @@ import tarfile
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -174,9 +174,27 @@ def hash_of_job(kind: str, known: dict, former: str) -> str:
     old = known["jobs"][former]
     if kind == "recall":
         frozen = {k: tuple(map(tuple_of, v)) for k, v in old.items() if isinstance(v, list)}
-        return Recall(**old | frozen | {"models": tuple(map(model_of, old["models"]))}).hash
+        models = tuple(map(model_of, old["models"]))
+        return Recall(**old | frozen | {"models": models, "variation": ""}).hash
     sides = tuple(Side(**{**side, "model": model_of(side["model"])}) for side in old["sides"])
-    return Bench(**old | {"sides": sides, "variation": ""}).hash
+    bench = Bench(**old | {"sides": sides, "variation": ""})
+    # The backend of an operator that a side does not run changes nothing.
+    name = CAMPAIGNS[bench.campaign][0]
+    for planned in plan.load({"campaign": name}).benchmarks:
+        same = (planned.benchmark, planned.scale) == (bench.benchmark, bench.scale)
+        if same and used_alone(planned).hash == used_alone(bench).hash:
+            return planned.hash
+    return bench.hash
+
+
+def used_alone(bench: Bench) -> Bench:
+    """A benchmark whose sides name the backends of their own operators alone."""
+    sides = (
+        replace(side, backends={n: b for n, b in side.backends.items() if n in operators})
+        for side in bench.sides
+        for operators in [{MIXERS[letter] for letter in side.model.layout}]
+    )
+    return replace(bench, sides=tuple(sides))
 
 
 def tuple_of(value: object) -> object:
@@ -200,6 +218,7 @@ def check_of(old: dict, gradients: dict) -> Check:
     )
     return Check(
         **{k: old[k] for k in ("campaign", "backend", "linear", "draws", "precision", "device")},
+        variation="",
         shapes=tuple(old["shapes"]),
         gradients=sides,
         gradient_scales=tuple(each["scale"] for each in gradients["variants"]),
