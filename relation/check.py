@@ -7,7 +7,7 @@ the yardstick, plus a share of the truth's size: 1e-3 for 16 bits, 1e-5 for FP32
 import gc
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,7 +66,7 @@ def _results(
 
 
 def deviations(
-    names: Sequence[str], draws: Sequence[tuple[list[Tensor], ...]], dtype: torch.dtype
+    names: Sequence[str], draws: Iterable[tuple[list[Tensor], ...]], dtype: torch.dtype
 ) -> Iterator[dict]:
     """RMS and largest error of each named result over all draws: error, yardstick and allowed.
 
@@ -95,8 +95,8 @@ def exactness(
     """
     generator = torch.Generator(device).manual_seed(1)
     heads, length, width = shape
-    drawn = []
-    for _ in range(draws):
+
+    def draw() -> tuple[list[Tensor], ...]:
         # Stored (B, T, H, D), as in a model.
         stored = torch.randn(4, 1, length, heads, width, device=device, generator=generator)
         *states, dy = stored.to(dtype).transpose(2, 3)
@@ -105,8 +105,10 @@ def exactness(
         with deterministic_algorithms(True):
             ours = _results(operator, *given, dtype)
         kinds = (dtype, torch.float64)
-        drawn.append((ours, *(_results(full_relation, *given, kind) for kind in kinds)))
-    return deviations(("Y", "dp1", "dp2", "dinfo", "dlam"), drawn, dtype)
+        return ours, *(_results(full_relation, *given, kind) for kind in kinds)
+
+    names = ("Y", "dp1", "dp2", "dinfo", "dlam")
+    return deviations(names, (draw() for _ in range(draws)), dtype)
 
 
 def _draw(check: str, seed: int, device: torch.device, *stacked: int) -> Tensor:
