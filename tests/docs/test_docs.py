@@ -1,0 +1,79 @@
+"""README and the pages: links lead somewhere; commands parse and name what config/ has."""
+
+import re
+import shlex
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+from relation import plan
+from relation.cli import build_parser
+
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "kernels").rglob("README.md")),
+    *(ROOT / folder / "README.md" for folder in ("relation/ops", "results")),
+]
+CHOICES = ("campaign", "scales", "variations", "variants", "seeds", "vary")
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+def console_lines(page: Path) -> list[str]:
+    blocks = re.findall(r"^```console\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S)
+    return [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+
+
+def inline_commands(page: Path) -> list[str]:
+    found = re.findall(r"`(python [^`]*)`", page.read_text(encoding="utf-8"))
+    return [command.replace("\n", " ") for command in found]
+
+
+def anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.M)
+    return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+
+
+@each_page
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
+        target, _, anchor = link.partition("#")
+        if target.startswith("https:"):
+            continue
+        file = page.parent / target if target else page
+        assert file.exists(), link
+        assert not anchor or anchor in anchors(file), link
+
+
+@each_page
+def test_commands_parse(page: Path) -> None:
+    parser = build_parser()
+    for line in (*console_lines(page), *inline_commands(page)):
+        words = shlex.split(line, comments=True)
+        if words[:3] == ["python", "-m", "relation"]:
+            parser.parse_args(words[3:])
+        elif words[:2] == ["python", "-m"]:
+            assert find_spec(words[2]), line
+        elif words[:1] == ["python"] and words[1].endswith(".py"):
+            assert (ROOT / words[1]).exists(), line
+
+
+@each_page
+def test_choices_are_in_the_configuration(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    for line in console_lines(page):
+        words = (word.partition("=") for word in shlex.split(line, comments=True))
+        choices = {name: value for name, _, value in words if name in CHOICES}
+        if choices:
+            assert plan.load(choices).runs, line
+
+
+@each_page
+def test_files_named_in_the_text_exist(page: Path) -> None:
+    """Those with a folder before them, of this project; other commits are named beside them."""
+    folders = "relation|report|tests|tools|config|workflow|profiles|results/published"
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.S)
+    for name in re.findall(rf"`((?:{folders})/[\w/.-]+)`(?! of (?:commit )?`?[0-9a-f]{{7}})", text):
+        assert (ROOT / name).exists(), name
