@@ -27,38 +27,30 @@ GROWN, FEWEST_POINTS = 5, 3
 WIDEST_INTERVAL = 1.0
 
 
-def grown(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows of one operator whose time is at least GROWN times that of its smallest T.
+def fitted_time(rows: pd.DataFrame) -> tuple[stats.Estimate | None, pd.Series, str]:
+    """The power of T fitted to an operator's times, the T that it is fitted to; or None, and why.
 
-    Below that, what does not depend on T, such as launching kernels, is a part of the time.
+    Fitted are times of at least GROWN times that of the smallest T: below that, what does not
+    depend on T, such as launching kernels, is a part of them. No reason where nothing was measured.
     """
     passed = rows[rows["seconds"].notna()].sort_values("context")
+    grew = passed["seconds"] / passed["seconds"].iloc[:1].sum()
+    timed = passed[grew >= GROWN]
     if passed.empty:
-        return passed
-    return passed[passed["seconds"] >= GROWN * passed["seconds"].iloc[0]]
-
-
-def fitted_time(rows: pd.DataFrame) -> tuple[stats.Estimate | None, str]:
-    """The power of T fitted to the times of one operator; or None, and why it is undetermined.
-
-    The reason is empty where no time was measured at all.
-    """
-    passed = rows[rows["seconds"].notna()].sort_values("context")
-    if passed.empty:
-        return None, ""
-    timed = grown(rows)
+        return None, timed["context"], ""
     if timed["context"].nunique() < FEWEST_POINTS:
-        grew = passed["seconds"].iloc[-1] / passed["seconds"].iloc[0]
-        return None, (
+        why = (
             f"a power is fitted to {FEWEST_POINTS} contexts or more that take {GROWN} times as "
             f"long as the smallest; {timed['context'].nunique()} do, and the largest takes "
-            f"{grew:.1f} times as long"
+            f"{grew.iloc[-1]:.1f} times as long"
         )
+        return None, timed["context"], why
     fit = stats.power_fit(timed["context"].tolist(), timed["seconds"].tolist())
     if fit.high - fit.low > WIDEST_INTERVAL:
         ends = f"{fit.low:.2f} to {fit.high:.2f}"
-        return None, f"the fitted power's 95% interval, {ends}, is wider than {WIDEST_INTERVAL:g}"
-    return fit, ""
+        why = f"the fitted power's 95% interval, {ends}, is wider than {WIDEST_INTERVAL:g}"
+        return None, timed["context"], why
+    return fit, timed["context"], ""
 
 
 def decoded_tokens(complexity: pd.DataFrame, decode: pd.DataFrame, operator: str) -> pd.DataFrame:
@@ -146,7 +138,7 @@ def complexity_table(
 
 def _exponents(operator: str, rows: pd.DataFrame) -> Cells:
     behind: dict[str, Any] = {"sources": sources(rows)}
-    time, why = fitted_time(rows)
+    time, contexts, why = fitted_time(rows)
     if time is None:
         undetermined = {"status": "undetermined", "reason": why, "n": 0}
         known = behind | (undetermined if why else outcome(rows.iloc[0].to_dict()))
@@ -154,7 +146,7 @@ def _exponents(operator: str, rows: pd.DataFrame) -> Cells:
         yield cell(operator, "contexts", **known)
     else:
         yield cell_of(operator, "time_exponent", time, **behind)
-        yield cell(operator, "contexts", text=_range(grown(rows)["context"]), **behind)
+        yield cell(operator, "contexts", text=_range(contexts), **behind)
     state = rows[rows["decode_state_bytes"].astype(float) > 0]
     fit = stats.power_fit(state["context"].tolist(), state["decode_state_bytes"].tolist())
     if fit is not None:  # bytes have no noise, and so no interval
@@ -184,13 +176,10 @@ def _many(row: str, own: pd.DataFrame) -> Cells:
     rows = select(own, batch=own["batch"].max()).sort_values("context")
     behind: dict[str, Any] = {"sources": sources(rows)}
     yield cell(row, "rows", float(rows["batch"].iloc[0]), **behind)
-    for column, field in (("many", "seconds"), ("rate", "tokens_per_second")):
-        for end, at in (("first", rows.iloc[0]), ("last", rows.iloc[-1])):
-            if at["status"] == "PASS":
-                yield cell(row, f"{column}_{end}", float(at[field]), **behind)
-            else:
-                told = at[["status", "reason"]].to_dict()
-                yield cell(row, f"{column}_{end}", **behind, **outcome(told))
+    for end, at in (("first", rows.iloc[0].to_dict()), ("last", rows.iloc[-1].to_dict())):
+        for column, field in (("many", "seconds"), ("rate", "tokens_per_second")):
+            known = {"value": float(at[field])} if at["status"] == "PASS" else outcome(at)
+            yield cell(row, f"{column}_{end}", **behind, **known)
     yield cell(row, "bytes", float(rows["state_bytes"].iloc[-1]) / 2**30, **behind)
     yield cell(row, "many_at", text=_range(rows["context"]), **behind)
 

@@ -26,9 +26,7 @@ def select(frame: pd.DataFrame, **wanted: object) -> pd.DataFrame:
 
 def outcome(row: Mapping[str, Any]) -> dict[str, Any]:
     """Status and reason of a measurement without a value."""
-    told = str(row["reason"])
-    if "device" in row:
-        told += f", on {row['device']}, T = {row['context']:.0f}"
+    told = f"{row['reason']}, on {row['device']}, T = {row['context']:.0f}"
     if row["status"] == "OOM":
         return {"status": "oom", "reason": told, "n": 0}
     return {"status": "failed", "reason": f"{row['status']}: {told}", "n": 0}

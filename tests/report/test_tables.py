@@ -368,8 +368,8 @@ def test_powers_are_fitted_to_times_that_grew() -> None:
     assert found.loc[("full-reference", "time_exponent", "value"), "status"] == "oom"
     assert found.loc[("mha", "sequential", "value"), "status"] == "no counterpart"
     assert found.loc[("setting", "oom", "value"), "text"] == "Full, materialised at T = 128"
-    fit, why = complexity.fitted_time(pd.DataFrame(timed("mha", 1.0, [128, 1024, 2048, 4096])))
-    assert fit is not None and why == ""
+    fit, of, why = complexity.fitted_time(pd.DataFrame(timed("mha", 1.0, [128, 1024, 2048, 4096])))
+    assert fit is not None and of.tolist() == [1024, 2048, 4096] and why == ""
 
 
 def test_decoding_is_of_the_largest_batch_and_of_single_rows() -> None:
