@@ -1,19 +1,13 @@
-"""The tables: the paper's seventeen in its order, and those beyond it."""
+"""The tables: the paper's seventeen in its order, and those beyond it. A new one is one module."""
 
-from types import ModuleType
+from importlib import import_module
+from pkgutil import iter_modules
 
 from report.table import Table
-from report.tables import ablations, complexity, configs, quality, structure, systems, variants
 
-
-def _of(*modules: ModuleType) -> list[Table]:
-    return [each for module in modules for each in vars(module).values() if type(each) is Table]
-
-
-PAPER = tuple(
-    sorted(
-        _of(ablations, complexity, configs, quality, structure, systems),
-        key=lambda table: int(table.number),
-    )
-)
-EVERY = (*PAPER, *_of(variants))
+_MODULES = [import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__)]
+_FOUND = {
+    each.label: each for module in _MODULES for each in vars(module).values() if type(each) is Table
+}
+PAPER = tuple(sorted((t for t in _FOUND.values() if t.of_paper), key=lambda t: int(t.number)))
+EVERY = (*PAPER, *(each for each in _FOUND.values() if not each.of_paper))
