@@ -7,15 +7,10 @@ where the hash of its specification changed or its output is missing, and for no
 import sys
 from pathlib import Path
 
-from snakemake.utils import min_version
-
-min_version("9.27")
-
 PROJECT = Path(workflow.basedir)
 sys.path.insert(0, str(PROJECT))
 
 from relation import records
-from relation.data import corpus
 from relation.errors import InputError
 from relation.plan import load
 
@@ -30,20 +25,14 @@ try:
 except InputError as error:
     sys.exit(f"error: {error}")
 FOLDER = CAMPAIGN.folder.as_posix()
-# Jobs read the configuration that they were planned with, whatever becomes of config.yaml.
-CONFIG = CAMPAIGN.settings_file.as_posix()
-
+CONFIG = CAMPAIGN.settings_file.as_posix()  # what jobs read, whatever becomes of config.yaml
 # Snakemake counts no GPUs: as many jobs run at once as there are, or `runs_per_gpu` on each.
 ON_GPU = CAMPAIGN.device == "cuda"
 if "gpu" not in workflow.global_resources:
-    gpus = 1
-    if ON_GPU:
-        from torch.cuda import device_count
-
-        gpus = max(1, device_count()) * CAMPAIGN.runs_per_gpu
-    workflow.register_resource("gpu", gpus)
+    workflow.register_resource("gpu", CAMPAIGN.gpu_jobs())
 GPUS = workflow.global_resources["gpu"].value
-shell.prefix(f"export PATH={Path(sys.executable).parent}:$PATH PYTHONPATH={PROJECT}; ")
+BIN = str(Path(sys.executable).parent)
+shell.prefix(f"export PATH={BIN!r}:$PATH PYTHONPATH={str(PROJECT)!r}; ")
 
 
 include: "workflow/rules/data.smk"
@@ -59,10 +48,12 @@ rule all:
 
 
 onstart:
+    jobs = list(workflow.dag.needrun_jobs())
+    here = workflow.executor_plugin.name == "local"
     try:
-        for job in workflow.dag.needrun_jobs():
-            if job.rule.name == "prepare":
-                corpus.check(CAMPAIGN.data[job.wildcards.data])
+        CAMPAIGN.begin(
+            prepared=[job.wildcards.data for job in jobs if job.rule.name == "prepare"],
+            on_gpu=here and any(job.resources.get("gpu") for job in jobs),
+        )
     except InputError as error:
         sys.exit(f"error: {error}")
-    CAMPAIGN.write_settings(CAMPAIGN.settings_file)

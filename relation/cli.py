@@ -61,7 +61,15 @@ def _made(options: Options, path: Path) -> None:
 
 
 def _data(campaign: Campaign, run: Run) -> Path:
-    return campaign.folder / "data" / run.data.name
+    """The prepared corpus of a run. Raises InputError unless it is there, of this specification."""
+    from relation import records
+
+    folder = campaign.folder / "data" / run.data.name
+    if set(records.read(folder / "data.parquet", "data")["hash"]) != {run.data.hash}:
+        raise InputError(
+            f"{folder} holds other texts or settings than {run.name} is planned with; run snakemake"
+        )
+    return folder
 
 
 def _checkpoint(campaign: Campaign, run: Run) -> Path:
@@ -297,16 +305,15 @@ def _plan(options: Options) -> None:
         print("Nothing is to be made but the report.")
         return
     names = {"runs": "train", "flow": "diagnose", "data": "prepare"}
-    print("To be made: " + ", ".join(f"{n} {names.get(rule, rule)}" for rule, n in jobs.items()))
+    print("To be made:", ", ".join(f"{n} {names.get(job, job)}" for job, n in jobs.items()))
     hours: Counter = Counter()
     for run in runs:
         speed = campaign.expected_tokens_per_second[run.scale]
         hours[f"{run.scale}/{run.variation}"] += run.budget_tokens / speed / 3600
-    for name, value in hours.items():
-        print(f"  {name}: {value:,.1f} h of training")
+    print(*(f"  {name}: {value:,.2f} h of training" for name, value in hours.items()), sep="\n")
     unit = "GPU" if campaign.device == "cuda" else "core"
     disk = sum(4 * parameters(run.model) for run in runs) / 2**30  # FP32
-    print(f"Training takes some {sum(hours.values()):,.1f} h of one {unit} at expected speeds.")
+    print(f"Training takes some {sum(hours.values()):,.2f} h of one {unit} at expected speeds.")
     print(f"Checkpoints take {disk:,.1f} GiB of disk.")
     for run in runs if options.runs else ():
         print(run.name, run.hash)
@@ -356,8 +363,7 @@ def _publish(options: Options) -> None:
     from relation import records
 
     campaign = _campaign(options)
-    for line in records.publish(campaign.name):
-        print(line)
+    print(*records.publish(campaign.name), sep="\n")
 
 
 def _generate(options: Options) -> None:

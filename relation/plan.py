@@ -156,6 +156,29 @@ class Campaign:
         found = (each for each in self.recall if each.mixer == mixer)
         return _one(found, f"campaign {self.name} has no recall of {mixer!r}")
 
+    def gpu_jobs(self) -> int:
+        """How many jobs run at once on this machine's GPUs; 1 on a CPU, where cores count."""
+        if self.device == "cpu":
+            return 1
+        from torch.cuda import device_count
+
+        return max(1, device_count()) * self.runs_per_gpu
+
+    def begin(self, prepared: Iterable[str], on_gpu: bool) -> None:
+        """Write what jobs read, once the texts of what is prepared and a needed GPU are there.
+
+        Raises InputError where one is missing, before the first job.
+        """
+        from relation.data.corpus import check
+
+        for name in prepared:
+            check(self.data[name])
+        if on_gpu:
+            from relation.machine import torch_device
+
+            torch_device("cuda")
+        self.write_settings(self.settings_file)
+
     def is_diagnosed(self, run: Run) -> bool:
         """Whether the flow of a run's checkpoint is measured."""
         return run.variant in self.diagnosed and not run.further

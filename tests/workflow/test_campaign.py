@@ -85,10 +85,10 @@ def test_a_changed_learning_rate_trains_its_own_runs_again(copy: Path) -> None:
     assert planned_jobs(copy, *TINY) == {"diagnose": 1, "length": 1, **AGAIN}
     tiny.write_text(tiny.read_text().replace("2.0e-2", "3.0e-2"))
     assert planned_jobs(copy, *TINY) == one
-    # Without memory Snakemake does not know; `collect` refuses the run of the other rate.
+    # Without memory Snakemake does not know; the jobs refuse the run of the other rate.
     shutil.rmtree(copy / ".snakemake")
     done = snakemake(copy, *TINY, check=False)
-    assert done.returncode and f"{Path(target)} has the specification" in done.stdout
+    assert done.returncode and "mine/full/42/model.safetensors was trained as" in done.stdout
 
 
 def test_one_seed_or_one_rule_is_asked_for_again(project: Path) -> None:
@@ -141,6 +141,7 @@ def test_texts_of_the_users_own_are_read_or_refused_before_the_first_job(copy: P
     sample = pd.read_parquet(copy / "relation/data/sample/train.parquet")["text"]
     text.write_text("\n\n".join(sample)[:400_000])
     # Other texts are other runs, also where the old ones lie.
+    assert planned_jobs(copy, *TINY, f"corpus={text}") == {"prepare": 1, **TRAINED}
     target = f"results/tiny/runs/{RUN}/run.parquet"
     snakemake(copy, *TINY, f"corpus={text}", "--", target)
     (row,) = records.read(copy / target, "runs").to_dict("records")

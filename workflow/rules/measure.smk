@@ -6,7 +6,6 @@ rule length:
         f"{FOLDER}/length/{RUN}/lengths.parquet",
     log:
         f"{FOLDER}/logs/length/{RUN}.log",
-    threads: 1
     resources:
         gpu=int(ON_GPU),
     params:
@@ -21,7 +20,6 @@ rule recall:
         f"{FOLDER}/recall/{{mixer}}.parquet",
     log:
         f"{FOLDER}/logs/recall/{{mixer}}.log",
-    threads: 1
     resources:
         gpu=int(ON_GPU),
     params:
@@ -55,7 +53,6 @@ rule check:
         gradients=f"{FOLDER}/check/gradients.parquet",
     log:
         f"{FOLDER}/logs/check.log",
-    threads: 1
     resources:
         gpu=int(ON_GPU),
     params:

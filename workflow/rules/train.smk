@@ -12,10 +12,16 @@ def data_of(wildcards):
     return f"{FOLDER}/data/{run_of(wildcards).data.name}/data.parquet"
 
 
+def tokens_of(wildcards):
+    """The data of a run; of the tokens that it is planned with, fresh dates retrain nothing."""
+    path, planned = Path(data_of(wildcards)), {run_of(wildcards).data.hash}
+    same = path.exists() and set(records.read(path, "data")["hash"]) == planned
+    return ancient(str(path)) if same else str(path)
+
+
 rule train:
     input:
-        # Fresh dates of the same tokens retrain nothing; other texts are another hash.
-        data=lambda w: ancient(data_of(w)),
+        data=tokens_of,
     output:
         run=f"{FOLDER}/runs/{RUN}/run.parquet",
         losses=f"{FOLDER}/runs/{RUN}/losses.parquet",
@@ -25,7 +31,6 @@ rule train:
         f"{FOLDER}/logs/train/{RUN}.log",
     # A killed run goes on from its resume state.
     retries: int(ON_GPU)
-    threads: 1
     resources:
         # More for one run: --set-resources train:gpu=4; on a CPU, train:processes=2.
         gpu=int(ON_GPU),
@@ -49,7 +54,6 @@ rule diagnose:
         f"{FOLDER}/logs/diagnose/{RUN}.log",
     # Before further runs begin, so that a stopped campaign has whole ones.
     priority: 1
-    threads: 1
     resources:
         gpu=int(ON_GPU),
     params:

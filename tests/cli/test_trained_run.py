@@ -1,0 +1,101 @@
+"""What the command line makes of a trained run: a text, and a folder for transformers."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT
+from models import greedy
+
+from relation import records
+from relation.cli import main
+from relation.data.tokenizer import load_tokenizer
+from relation.train.checkpoint import load_model
+
+RUN, TINY = "10M-mini/base/full/42", "campaign=tiny"
+PROMPT = "Once upon a time"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The results of the tiny campaign's corpus and of one of its runs."""
+    folder = tmp_path_factory.mktemp("project")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.chdir(folder)
+        assert main(["prepare", "sample-300", TINY]) == main(["train", RUN, TINY]) == 0
+    return folder / "results" / "tiny"
+
+
+@pytest.fixture(autouse=True)
+def here(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(trained.parents[1])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+def generated(capsys: pytest.CaptureFixture, *options: str) -> str:
+    capsys.readouterr()
+    assert main(["generate", RUN, TINY, "--prompt", PROMPT, "--tokens", "20", *options]) == 0
+    return capsys.readouterr().out
+
+
+def test_a_greedy_text_is_the_models(trained: Path, capsys: pytest.CaptureFixture) -> None:
+    tokenizer = load_tokenizer(trained / "data/sample-300/tokenizer.json")
+    model = load_model(trained / f"runs/{RUN}/model.safetensors", torch.device("cpu"))
+    expected = greedy(model, tokenizer.encode(PROMPT).ids, 20)
+    text = PROMPT + tokenizer.decode(expected, skip_special_tokens=False) + "\n"
+    assert generated(capsys, "--temperature", "0") == text
+
+
+def test_a_seed_fixes_the_text(capsys: pytest.CaptureFixture) -> None:
+    options = ("--top-k", "50", "--top-p", "0.95")
+    texts = [generated(capsys, *options, "--seed", seed) for seed in ("1", "1", "2")]
+    assert texts[0] == texts[1] != texts[2]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--prompt", ""], "the prompt is empty"),
+        (["--prompt", "a", "--tokens", "0"], "0 tokens were asked for"),
+        (["--prompt", "a", "--temperature", "-1"], "temperature is -1.0"),
+        (["--prompt", "a", "--tokens", "many"], "many"),
+    ],
+)
+def test_what_cannot_be_continued_is_told_in_a_line(capsys, options, said: str) -> None:
+    assert main(["generate", RUN, TINY, *options]) == 2
+    output = capsys.readouterr()
+    assert output.err.startswith("error: ") and output.err.count("\n") == 1 and said in output.err
+    assert output.out == ""
+
+
+def test_an_exported_run_has_the_records_loss(trained: Path, tmp_path: Path, capsys) -> None:
+    transformers = pytest.importorskip("transformers")
+    folder = tmp_path / "exported"
+    assert main(["export", RUN, TINY, "--folder", str(folder)]) == 0
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    row = records.read(trained / f"runs/{RUN}/run.parquet", "runs").iloc[0]
+    tokens = (trained / "data/sample-300/validation.bin").read_bytes()
+    ids, total = torch.frombuffer(bytearray(tokens), dtype=torch.uint16).long(), 0.0
+    for start in range(0, len(ids) - 1, row["context"]):
+        window = ids[None, start : start + row["context"] + 1]
+        logits = model(window[:, :-1]).logits[0].double()
+        total += torch.nn.functional.cross_entropy(logits, window[0, 1:], reduction="sum").item()
+    assert total / (len(ids) - 1) == pytest.approx(row["final_nll"], abs=1e-4)
+    own = load_tokenizer(trained / "data/sample-300/tokenizer.json")
+    assert tokenizer(PROMPT).input_ids == own.encode(PROMPT).ids
+    assert f"{row['final_nll']:.4f} nat/token" in (folder / "README.md").read_text()
+    assert json.loads((folder / "config.json").read_text())["vocab_size"] == 300
+    assert main(["export", RUN, TINY, "--folder", str(folder)]) == 2
+    assert "is there already" in capsys.readouterr().err
+
+
+def test_every_book_of_the_shipped_sample_has_its_source_and_status() -> None:
+    import pandas as pd
+
+    splits = [pd.read_parquet(p) for p in sorted((ROOT / "relation/data/sample").iterdir())]
+    for split in splits:
+        assert split["text"].str.strip().all() and split["source"].str.endswith(".md").all()
+        assert split["status"].str.startswith("public domain: ").all()
+    assert not set(splits[0]["title"]) & set(splits[1]["title"])
