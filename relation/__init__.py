@@ -3,7 +3,7 @@
 The library is `relation.ops` (the equations in plain PyTorch), `relation.kernels` (FlashRelation
 and Linear Relation in Triton) and `relation.nn`; each is imported on its first use. All else is the
 pipeline of the reproduction, which needs the extras `pipeline` and `report`. A module imports from
-its own room and from those before it; `tests/nn/test_imports.py` has their order and checks it.
+its own room and from those before it, in the order of `tests/library/test_imports.py`.
 """
 
 from importlib import import_module

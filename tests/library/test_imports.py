@@ -1,0 +1,64 @@
+"""Imports run one way, and a job imports few modules."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+from conftest import ROOT
+
+# A module imports only what stands in its line or above.
+ORDER = (
+    ("errors",),
+    ("kernels", "variants"),
+    ("config", "ops"),
+    ("jobs", "machine", "nn", "records"),
+    ("data", "matrix"),
+    ("measures",),
+    ("plan",),
+    ("flow", "train"),  # the trainer probes the flow; a diagnosis loads a checkpoint
+    ("beyond", "bench", "check", "hf"),
+    ("report",),
+    ("cli", "__main__"),
+)
+RANK = {room: number for number, rooms in enumerate(ORDER) for room in rooms}
+
+
+def room(name: str) -> str | None:
+    """Where a module belongs: `ops` of relation.ops.full, `report` of all of the report."""
+    first, *rest = name.split(".")
+    return first if first == "report" else rest[0] if first == "relation" and rest else None
+
+
+def imported(path: Path) -> set[str]:
+    """The rooms that a module imports, within functions too; types may come from anywhere."""
+    names: set[str] = set()
+    waiting: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.ImportFrom):
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)):
+            waiting += ast.iter_child_nodes(node)
+    return {found for name in names if (found := room(name)) in RANK}
+
+
+def test_imports_point_one_way() -> None:
+    for folder in ("relation", "kernels", "report"):
+        for path in (ROOT / folder).rglob("*.py"):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            own = parts[0] if folder != "relation" else parts[1]
+            if own != "__init__":
+                later = {name for name in imported(path) if RANK[name] > RANK[own]}
+                assert not later, f"{path.relative_to(ROOT)} imports {later}"
+
+
+def test_the_trainer_imports_few_modules() -> None:
+    code = "import relation.train.run, sys; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    own = {name for name in done.stdout.split() if name.startswith("relation.")}
+    assert len({name for name in own if not name.startswith("relation.kernels")}) <= 25
