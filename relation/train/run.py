@@ -219,7 +219,7 @@ def _train(
         return
     nll = None
     if not diverged:
-        with peak.left_out(), Progress("validation", len(validation) - 1, "tokens") as progress:
+        with Progress("validation", len(validation) - 1, "tokens") as progress:
             how = (run.context, run.micro, device, run.precision, mask)
             nll = nll_of(model, validation, *how, progress.advance)
     _write(run, out, rows, windows, updates, model, state, order.value, nll, peak.gib(), device)

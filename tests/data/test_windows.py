@@ -47,16 +47,6 @@ def test_a_windows_last_token_is_the_next_ones_first() -> None:
     np.testing.assert_array_equal(targets[:-1, -1], inputs[1:, 0])
 
 
-@pytest.mark.parametrize("length, count", [(8, 1), (14, 1), (15, 2), (16, 2)])
-def test_windows_are_counted_by_their_predicted_tokens(length: int, count: int) -> None:
-    assert TrainingWindows(numbered(length), 7, seed=0).count == count
-
-
-def test_a_split_smaller_than_one_window_is_refused() -> None:
-    with pytest.raises(InputError, match="7 tokens, fewer than one window of 8"):
-        TrainingWindows(numbered(7), 7, seed=0)
-
-
 def test_epoch_order_is_pinned() -> None:
     """Another order would make every run incomparable with those before."""
     assert epoch_order(10, 42, 0).tolist() == [4, 8, 1, 9, 3, 6, 0, 7, 2, 5]
