@@ -4,24 +4,21 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pytest
 import torch
+from conftest import ROOT, refusal  # noqa: F401
 from safetensors.torch import load_file
 
 from relation import records
 from relation.data.corpus import unigram_entropy
 from relation.data.windows import sha256_of
-from relation.errors import InputError
 from relation.jobs import Data, Run
 from relation.variants import ModelConfig
 
-ROOT = Path(__file__).resolve().parents[1]
 CPU = torch.device("cpu")
 CONTEXT, UPDATE = 16, 128
 # All that may differ between two runs of one kind.
@@ -124,15 +121,6 @@ def assert_same_run(out: Path, expected: Path) -> None:
     assert all(torch.equal(weights[name], same[name]) for name in same)
     for frame, other in zip(frames, others, strict=True):
         pd.testing.assert_frame_equal(frame, other)
-
-
-def refusal(action: Callable[[], object], kind: type[Exception] = InputError) -> str:
-    """The one line that an action is refused with."""
-    with pytest.raises(kind) as caught:
-        action()
-    message = str(caught.value)
-    assert message and "\n" not in message
-    return message
 
 
 def start(folder: Path, data: Path, processes: int = 1, **options) -> subprocess.Popen:
