@@ -27,7 +27,7 @@ def console_lines(page: Path) -> list[str]:
 
 
 def inline_commands(page: Path) -> list[str]:
-    found = re.findall(r"`(python [^`]*)`", page.read_text(encoding="utf-8"))
+    found = re.findall(r"`(?:[A-Z]+=\S+ )?(python [^`]*)`", page.read_text(encoding="utf-8"))
     return [command.replace("\n", " ") for command in found]
 
 

@@ -1,7 +1,7 @@
 """A real Slurm of one node or more on this machine, for the tests and for a look by hand.
 
-    python tests/slurm.py start FOLDER     prints the environment that Slurm's commands need
-    python tests/slurm.py stop FOLDER
+    python tests/workflow/slurm.py start FOLDER     prints the environment that Slurm's commands need
+    python tests/workflow/slurm.py stop FOLDER
 
 Needs Debian's packages slurm-wlm and munge. Everything lies in FOLDER, every daemon runs as the
 user who starts it and listens on this machine alone; nothing is installed or kept.
@@ -180,7 +180,7 @@ def _end(pid_file: Path) -> None:
 
 def main(arguments: list[str]) -> int:
     if len(arguments) != 2 or arguments[0] not in ("start", "stop"):
-        print("usage: python tests/slurm.py start|stop FOLDER", file=sys.stderr)
+        print("usage: python tests/workflow/slurm.py start|stop FOLDER", file=sys.stderr)
         return 2
     if missing_commands():
         needed = ", ".join(missing_commands())
