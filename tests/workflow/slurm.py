@@ -1,6 +1,6 @@
 """A real Slurm of one node or more on this machine, for the tests and for a look by hand.
 
-    python tests/workflow/slurm.py start FOLDER     prints the environment that Slurm's commands need
+    python tests/workflow/slurm.py start FOLDER   prints the environment that Slurm's commands need
     python tests/workflow/slurm.py stop FOLDER
 
 Needs Debian's packages slurm-wlm and munge. Everything lies in FOLDER, every daemon runs as the
