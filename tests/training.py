@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
-from conftest import ROOT, refusal  # noqa: F401
+from conftest import ROOT
 from safetensors.torch import load_file
 
 from relation import records

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from conftest import ROOT, refusal
 from filelock import FileLock
-from training import ROOT, refusal
 
 from relation import records
 from relation.data import corpus

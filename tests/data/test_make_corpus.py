@@ -8,7 +8,7 @@ import random
 import sys
 
 import pytest
-from training import ROOT
+from conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "tools"))
 import make_corpus as recipe

@@ -1,7 +1,7 @@
 """The shipped sample of books."""
 
 import pandas as pd
-from training import ROOT
+from conftest import ROOT
 
 
 def test_every_book_of_the_shipped_sample_has_its_source_and_status() -> None:

@@ -5,8 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from conftest import refusal
 from tokenizers import Tokenizer, models
-from training import refusal, write_corpus
+from training import write_corpus
 
 from relation.data.tokenizer import END_OF_TEXT
 from relation.data.windows import (

@@ -6,9 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from conftest import refusal
 from flows import defined_flow_metrics, defined_rank_metrics, random_flow
 from tokenizers import Tokenizer, models
-from training import CPU, refusal, small_model, small_run, write_corpus
+from training import CPU, small_model, small_run, write_corpus
 
 from relation import records
 from relation.data.tokenizer import END_OF_TEXT

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from conftest import refusal
 from flows import (
     FLOOR,
     FLOWS,
@@ -16,7 +17,6 @@ from flows import (
     uniform_flow,
     uniform_spectrum,
 )
-from training import refusal
 
 from relation.flow import metrics
 

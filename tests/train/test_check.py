@@ -7,8 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from conftest import refusal
 from torch import Tensor
-from training import CPU, refusal, small_model
+from training import CPU, small_model
 
 from relation import check, records
 from relation.errors import RunError

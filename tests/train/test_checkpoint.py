@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import refusal
 from safetensors.torch import save_file
-from training import CPU, refusal, small_model
+from training import CPU, small_model
 
 from relation.nn import Decoder, Execution
 from relation.train.checkpoint import load_model, save_model

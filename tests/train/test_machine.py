@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from training import refusal
+from conftest import refusal
 
 from relation import machine
 

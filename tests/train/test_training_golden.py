@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from training import ROOT, UPDATE, small_model, small_run, write_corpus
+from conftest import ROOT
+from training import UPDATE, small_model, small_run, write_corpus
 
 from relation import records
 from relation.train.run import train

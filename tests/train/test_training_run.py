@@ -14,18 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from conftest import refusal
 from filelock import FileLock
-from training import (
-    CONTEXT,
-    CPU,
-    UPDATE,
-    assert_same_run,
-    read_run,
-    refusal,
-    small_run,
-    start,
-    write_corpus,
-)
+from training import CONTEXT, CPU, UPDATE, assert_same_run, read_run, small_run, start, write_corpus
 
 from relation import records
 from relation.data.windows import OrderHash, TrainingWindows, data_rows, open_tokens, plan_updates
