@@ -8,7 +8,7 @@ import platform
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import chain, islice
 from pathlib import Path
@@ -72,15 +72,13 @@ def _taken(locks: list[FileLock], wanted: int) -> list[FileLock]:
         if len(taken) < wanted:
             with suppress(Timeout):
                 taken.append(lock.acquire(timeout=0).lock)
-    if len(taken) < wanted:
-        _release({0: taken})
-        return []
-    return taken
+    return taken if len(taken) == wanted else _released(taken)
 
 
-def _release(held: dict[int, list[FileLock]]) -> None:
-    for lock in chain.from_iterable(held.values()):
+def _released(locks: Iterable[FileLock]) -> list[FileLock]:
+    for lock in locks:
         lock.release()
+    return []
 
 
 @contextmanager
@@ -107,14 +105,14 @@ def gpu_lock(count: int = 1, runs_per_gpu: int = 1) -> Iterator[list[int]]:
             found = ((i, _taken(own, _SHARES // runs_per_gpu)) for i, own in enumerate(locks))
             held = dict(islice((each for each in found if each[1]), count))
         if len(held) < count:
-            _release(held)
+            _released(chain.from_iterable(held.values()))
             if not tries:
                 print(f"waiting for {count} free GPUs", file=sys.stderr)
         tries += 1
     try:
         yield list(held)
     finally:
-        _release(held)
+        _released(chain.from_iterable(held.values()))
 
 
 @contextmanager
@@ -152,28 +150,29 @@ def deterministic_algorithms(wanted: bool) -> Iterator[None]:
 
 
 class PeakMemory:
-    """The most bytes that PyTorch has allocated on a GPU; a CPU has none."""
+    """The most bytes that PyTorch has allocated on a GPU since then; a CPU has none."""
 
     def __init__(self, device: "torch.device"):
         import torch
 
-        self._counts, self._before, self._cuda = device.type == "cuda", 0, torch.cuda
-        if self._counts:
+        self._cuda = torch.cuda if device.type == "cuda" else None
+        self._before = 0
+        if self._cuda:
             self._cuda.reset_peak_memory_stats()
 
     def gib(self) -> float | None:
         """The peak in GiB; None on a CPU."""
-        if not self._counts:
-            return None
-        return max(self._before, self._cuda.max_memory_allocated()) / 2**30
+        return self._peak() / 2**30 if self._cuda else None
+
+    def _peak(self) -> int:
+        return max(self._before, self._cuda.max_memory_allocated()) if self._cuda else 0
 
     @contextmanager
     def left_out(self) -> Iterator[None]:
         """Memory that is allocated and freed inside does not count."""
-        if self._counts:
-            self._before = max(self._before, self._cuda.max_memory_allocated())
+        self._before = self._peak()
         yield
-        if self._counts:
+        if self._cuda:
             self._cuda.reset_peak_memory_stats()
 
 
