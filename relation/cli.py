@@ -184,23 +184,17 @@ def _recall(options: Options) -> None:
 
 
 def _bench(options: Options) -> None:
-    benchmark, _, scale = options.target.partition("/")
-    if benchmark == "operators":
-        from relation.bench import operators
-
-        operators.main(options.rest)
-        return
     from importlib import import_module
 
-    options.choices = options.rest
+    benchmark, _, scale = options.target.partition("/")
     campaign = _campaign(options)
     bench = campaign.bench(benchmark, scale)
     _same(options, bench.hash, f"benchmark {options.target}")
     _settle()
     own = benchmark if benchmark in ("complexity", "decode") else "steps"
-    module = import_module(f"relation.bench.{own}")
     out = campaign.folder / "bench" / benchmark / f"{scale}.parquet"
-    module.measure(bench, out, campaign.folder / "data" / campaign.data_at(scale))
+    data = campaign.folder / "data" / campaign.data_at(scale)
+    import_module(f"relation.bench.{own}").measure(bench, out, data)
     _made(options, out)
 
 
@@ -260,12 +254,8 @@ def _collect(options: Options) -> None:
 def _report(options: Options) -> None:
     from report import site
 
-    if options.published:
-        campaign = load({"campaign": options.of})
-        out = Path("results", "published", "report")
-    else:
-        campaign = _campaign(options)
-        out = campaign.folder / "report"
+    campaign = load({"campaign": options.of}) if options.published else _campaign(options)
+    out = Path("results/published/report") if options.published else campaign.folder / "report"
     site.build(campaign.columns, out, published=options.published)
     if options.hash is None:
         print(out / "index.html")
@@ -302,8 +292,7 @@ def _plan(options: Options) -> None:
     shipped = sum(run.hash in done for run in campaign.runs)
     print(f"{len(campaign.runs)} runs are chosen; {shipped} of them are shipped.")
     if not todo:
-        print("Nothing is to be made but the report.")
-        return
+        return print("Nothing is to be made but the report.")
     names = {"runs": "train", "flow": "diagnose", "data": "prepare"}
     print("To be made:", ", ".join(f"{n} {names.get(job, job)}" for job, n in jobs.items()))
     hours: Counter = Counter()
@@ -421,14 +410,16 @@ def build_parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="python -m relation", description=__doc__.split("\n")[0])
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
-    def add(name: str, call: Callable, help: str, target: str | None = None, rest: str = "choices"):
+    def add(name: str, call: Callable, help: str, target: str | None = None):
         command = commands.add_parser(name, help=help, description=f"{help[0].upper()}{help[1:]}.")
-        command.set_defaults(call=call, choices=[])
+        command.set_defaults(call=call)
         if target is not None:
             command.add_argument("target", metavar=target)
         command.add_argument("--config", type=Path, default=CONFIG, help="default: config.yaml")
         command.add_argument("--hash", help="given by Snakemake: the job's, or it is refused")
-        command.add_argument(rest, nargs="*", metavar="KEY=VALUE", help="choices of config.yaml")
+        command.add_argument(
+            "choices", nargs="*", metavar="KEY=VALUE", help="choices of config.yaml"
+        )
         return command
 
     plan = add("plan", _plan, "what a campaign computes, and what of it is still to be made")
@@ -441,8 +432,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("diagnose", _diagnose, "measure the flow of a run's checkpoint", RUN)
     add("length", _length, "read texts longer than a run was trained on", RUN)
     add("recall", _recall, "train one mixer on associative recall", "MIXER")
-    bench = add("bench", _bench, "run one benchmark", "BENCHMARK/SCALE", "rest")
-    bench.epilog = "`bench operators -- --help` compares operators of any shape."
+    bench = add("bench", _bench, "run one benchmark", "BENCHMARK/SCALE")
+    bench.epilog = "`bench operators --help`: compare operators of any shape."
     add("check", _check, "check operators and gradients against FP64")
     add("collect", _collect, "join the records of a campaign's jobs, one file a kind")
     report = add("report", _report, "write the report of a campaign, or of what is shipped")
@@ -456,7 +447,7 @@ def build_parser() -> argparse.ArgumentParser:
     generate.add_argument("--top-k", type=int, help="draw among the k likeliest (all)")
     generate.add_argument("--top-p", type=float, default=1.0, help="or the fewest that reach it")
     generate.add_argument("--seed", type=int, default=0, help="of the draws (0)")
-    export = add("export", _export, "write a run as a folder that transformers loads", RUN)
+    export = add("export", _export, "write a run as a folder for transformers", RUN)
     export.add_argument("--folder", type=Path, required=True, help="one that is not there yet")
     return parser
 
@@ -469,7 +460,17 @@ def main(arguments: list[str] | None = None) -> int:
     """
     try:
         try:
-            options = build_parser().parse_args(arguments)
+            arguments = sys.argv[1:] if arguments is None else arguments
+            if arguments[:2] == ["bench", "operators"]:
+                from relation.bench import operators
+
+                operators.main(arguments[2:])
+                return 0
+            parser = build_parser()
+            options, further = parser.parse_known_args(arguments)
+            options.choices += further  # choices may also follow an option
+            if unknown := [each for each in further if each.startswith("-")]:
+                parser.error(f"unrecognized arguments: {' '.join(unknown)}")
             options.call(options)
         finally:
             sys.stdout.flush()
@@ -493,8 +494,5 @@ def main(arguments: list[str] | None = None) -> int:
         if name in ("", "relation", "report"):
             raise
         print(f"error: {name} is not installed; `make setup` installs all", file=sys.stderr)
-        return 2
-    except MemoryError:
-        print("error: memory is full; free some, or ask for less", file=sys.stderr)
         return 2
     return 0
