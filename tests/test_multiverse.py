@@ -44,7 +44,7 @@ def test_every_choice_is_tried_under_both_residual_scales() -> None:
     found = campaign("readings").readings
     assert [r.residual for r in found] == ["unscaled", "scaled"] * (len(found) // 2)
     choices = set(config()["choices"])
-    others = "anchor", "anchor-10m", "documents-10m"
+    others = "anchor", "anchor-10m", "documents-10m", "fair"
     elsewhere = {r.choice for name in others for r in campaign(name).readings}
     tried = {r.choice for r in found}
     assert tried | elsewhere == choices

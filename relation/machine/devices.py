@@ -16,8 +16,8 @@ from filelock import FileLock, Timeout
 from relation.errors import InputError
 
 _SECONDS_BETWEEN_LOOKS = 0.5
-# A GPU is claimed in quarters; most jobs take all four.
-_QUARTERS = 4
+# A GPU is claimed in twentieths, so that 1, 2, 4 or 5 jobs share it evenly; most take all.
+_PARTS = 20
 
 
 def describe(device: torch.device) -> str:
@@ -67,7 +67,7 @@ def _lock(name: str) -> FileLock:
 def _locks_of(index: int) -> list[FileLock]:
     # The identifier, not the index, so that CUDA_VISIBLE_DEVICES cannot make two jobs share one.
     uuid = torch.cuda.get_device_properties(index).uuid
-    return [_lock(f"{uuid}-{quarter}") for quarter in range(_QUARTERS)]
+    return [_lock(f"{uuid}-{part}") for part in range(_PARTS)]
 
 
 def _acquired(lock: FileLock) -> bool:
@@ -78,7 +78,7 @@ def _acquired(lock: FileLock) -> bool:
     return True
 
 
-def _quarters(locks: list[FileLock], wanted: int) -> list[FileLock]:
+def _parts(locks: list[FileLock], wanted: int) -> list[FileLock]:
     """Take `wanted` of a GPU's locks, or none where fewer are free."""
     taken: list[FileLock] = []
     for lock in locks:
@@ -96,14 +96,14 @@ def _release(locks: list[FileLock]) -> None:
 
 
 def _acquired_together(
-    locks: list[list[FileLock]], count: int, quarters: int
+    locks: list[list[FileLock]], count: int, parts: int
 ) -> dict[int, list[FileLock]] | None:
-    """Take so many quarters of each of `count` GPUs, by their indices, or take none."""
+    """Take so many parts of each of `count` GPUs, by their indices, or take none."""
     # One claim at a time looks: two that each held half of what they need would wait for ever.
     with _lock("claim"):
         taken: dict[int, list[FileLock]] = {}
         for index, own in enumerate(locks):
-            if len(taken) < count and (found := _quarters(own, quarters)):
+            if len(taken) < count and (found := _parts(own, parts)):
                 taken[index] = found
         if len(taken) == count:
             return taken
@@ -116,22 +116,23 @@ def _acquired_together(
 def claim_gpus(count: int, sharing: int = 1) -> Iterator[list[int]]:
     """Yield the indices of `count` GPUs, held while the context lasts.
 
-    sharing: among how many such claims a GPU may be shared, 1, 2 or 4. Takes the first free ones,
-    all at once, and waits where too few are: two Snakemake processes share no resource limits.
+    sharing: among how many such claims a GPU may be shared, 1, 2, 4 or 5. Takes the first free
+    ones, all at once, and waits where too few are: two Snakemake processes share no resource
+    limits.
     Raises InputError where there are not so many.
     """
     if not torch.cuda.is_available():
         raise InputError("this campaign runs on a CUDA GPU and PyTorch sees none here")
     if gpu_count() < count:
         raise InputError(f"{count} processes need {count} GPUs and PyTorch sees {gpu_count()} here")
-    locks, quarters = [_locks_of(index) for index in range(gpu_count())], _QUARTERS // sharing
-    taken = _acquired_together(locks, count, quarters)
+    locks, parts = [_locks_of(index) for index in range(gpu_count())], _PARTS // sharing
+    taken = _acquired_together(locks, count, parts)
     if taken is None:
         wanted = "one" if count == 1 else str(count)
         print(f"too few GPUs are free; waiting for {wanted}", file=sys.stderr, flush=True)
     while taken is None:
         time.sleep(_SECONDS_BETWEEN_LOOKS)
-        taken = _acquired_together(locks, count, quarters)
+        taken = _acquired_together(locks, count, parts)
     try:
         yield list(taken)
     finally:

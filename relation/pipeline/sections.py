@@ -377,8 +377,8 @@ class CampaignSection(ExecutionSection):
         "Which MHA runs are trained on, converted to Full Relation and as they are; null for none",
         default=None,
     )
-    runs_per_gpu: Literal[1, 2, 4] = key(
-        "How many runs of readings share a GPU, 1 to 4: their times are no result, and one waits "
+    runs_per_gpu: Literal[1, 2, 4, 5] = key(
+        "How many runs of readings share a GPU, 1 to 5: their times are no result, and one waits "
         "for the host while another computes",
         default=1,
     )
@@ -417,7 +417,7 @@ class Configuration:
         default=True,
     )
     tensorboard: Switch = key("Whether training runs log to TensorBoard", default=False)
-    runs_per_gpu: Literal[1, 2, 4] | None = key(
+    runs_per_gpu: Literal[1, 2, 4, 5] | None = key(
         "How many runs share a GPU while they train and are diagnosed, of the matrix too: their"
         " tokens per second are then no benchmark. null: as the campaign says of readings, and one"
         " of the matrix",
