@@ -23,7 +23,7 @@ published: setup
 
 site: published
 	$(RUN) sphinx-build --quiet docs site
-	cp -r results/published/report site/report
+	rm -rf site/report && cp -r results/published/report site/report
 	@echo "Serve it: python3 -m http.server --directory site"
 
 test: setup
