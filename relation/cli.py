@@ -256,7 +256,7 @@ def _report(options: Options) -> None:
 
     campaign = load({"campaign": options.of}) if options.published else _campaign(options)
     out = Path("results/published/report") if options.published else campaign.folder / "report"
-    site.build(campaign.columns, out, published=options.published)
+    site.build(campaign, out, published=options.published)
     if options.hash is None:
         print(out / "index.html")
 

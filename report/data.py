@@ -1,5 +1,6 @@
 """The records of one setting, a column of the report: a campaign, a variation and its scales."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache, cached_property
@@ -32,6 +33,11 @@ class Setting:
         """As books/nearest or books/nearest@100M28pc."""
         of_paper = self.scales is None or set(self.scales) == set(SCALES)
         return f"{self.campaign}/{self.variation}{'' if of_paper else '@' + ','.join(self.scales)}"
+
+    @property
+    def slug(self) -> str:
+        """Its name as part of a path or an anchor."""
+        return re.sub(r"[^\w.-]", "-", self.name)
 
     def __str__(self) -> str:
         return self.title or self.name
@@ -91,9 +97,8 @@ def anchor(setting: Setting, kind: str, row: Mapping[str, Any]) -> str:
     """Where the Records page holds a record: a run by its hash, all else by kind and scale."""
     if kind in RUN_KINDS:
         return str(row["hash"])
-    name = setting.name.replace("/", "-").replace("@", "-")
     scaled = f"-{row['own_scale']}" if kind in ("steps", "complexity", "decode") else ""
-    return f"{name}-{row['benchmark'] if kind == 'steps' else kind}{scaled}"
+    return f"{setting.slug}-{row['benchmark'] if kind == 'steps' else kind}{scaled}"
 
 
 @cache

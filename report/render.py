@@ -4,7 +4,6 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from html import escape
 from pathlib import Path
 from string import ascii_lowercase
@@ -182,26 +181,21 @@ def _line(column: Column, found: dict, out: Printed) -> tuple[str, str, list[Ent
     return heading, paper, entries
 
 
-@cache
-def _environment(latex: bool) -> jinja2.Environment:
+def environment(latex: bool = False) -> jinja2.Environment:
     """Braces are LaTeX's own, so its delimiters differ; every value is escaped on its way out."""
-    delimiters = {
-        "block_start_string": "((*",
-        "block_end_string": "*))",
-        "variable_start_string": "(((",
-        "variable_end_string": ")))",
-        "comment_start_string": "((=",
-        "comment_end_string": "=))",
-    }
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        **({**delimiters, "finalize": tex} if latex else {"autoescape": True}),
-    )
-    environment.filters |= {"powers": powers, "raw": Markup}
-    return environment
+    known: dict[str, Any] = {"autoescape": True}
+    if latex:
+        names = ("block_start", "block_end", "variable_start", "variable_end")
+        names += ("comment_start", "comment_end")
+        marks = ("((*", "*))", "(((", ")))", "((=", "=))")
+        known = {f"{name}_string": mark for name, mark in zip(names, marks, strict=True)}
+        known["finalize"] = tex
+    made = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES), undefined=jinja2.StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True, **known,
+    )  # fmt: skip
+    made.filters |= {"powers": powers, "raw": Markup}
+    return made
 
 
 def powers(text: str) -> Markup:
@@ -218,16 +212,19 @@ def tex(text: Any) -> str:
     return "".join(rf"\textsuperscript{{{t}}}" if k % 2 else t for k, t in enumerate(told))
 
 
+HTML, LATEX = environment(), environment(latex=True)
+
+
 def html(table: Table, cells: pd.DataFrame, settings: Sequence[Setting]) -> str:
     """A table's panels, notes and conditions in HTML, without its heading and caption."""
     printed = prepare(table, cells, settings)
-    return _environment(False).get_template("cells.html.j2").render(printed=printed)
+    return HTML.get_template("cells.html.j2").render(printed=printed)
 
 
 def latex(table: Table, cells: pd.DataFrame, settings: Sequence[Setting]) -> str:
     """A table in LaTeX, as tables.tex reads it."""
     printed = prepare(table, cells, settings)
-    return _environment(True).get_template("cells.tex.j2").render(printed=printed)
+    return LATEX.get_template("cells.tex.j2").render(printed=printed)
 
 
 def csv(table: Table, cells: pd.DataFrame) -> str:
@@ -241,7 +238,7 @@ def write(
 ) -> None:
     """Write tables/<label>.tex and .csv, and tables.tex, which reads the former, into a folder."""
     used = [table for table in tables if (cells["table"] == table.label).any()]
-    template = _environment(True).get_template("tables.tex.j2")
+    template = LATEX.get_template("tables.tex.j2")
     texts = {"tables.tex": template.render(tables=used, settings=settings)}
     for table in used:
         texts[f"tables/{table.label}.tex"] = latex(table, cells, settings)

@@ -11,17 +11,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import pandas as pd
 from markupsafe import Markup, escape
 
 from relation import plan, records
 from relation.config import Options
-from relation.variants import VARIANTS
 from report import claims, data, figures, render, study, table, tables
 from report.data import Records, Setting
 from report.evidence import VERDICTS, Evidence
@@ -45,64 +43,70 @@ HEADLINES = {
     "FlashRelation / FlashAttention, tok/s": ("efficient-relation", "{}", "matched.ratio", ".3f"),
     "FlashRelation / materialised, tok/s": ("efficient-relation", "{}", "fixed.speedup", ".2f"),
 }
-PICTURES = ("pairs", "validation-curves", "loss-curves")  # the first page has the first drawn
 KINDS = {"runs": "training runs", "flow": "diagnosed checkpoints", "lengths": "long texts"}
 SYSTEMS = ("steps", "complexity", "decode", "recall", "checks", "gradients", "models", "data")
 
 
 @dataclass(frozen=True)
 class Shown:
-    """What the pages show of one setting."""
+    """What the pages show of one setting; drawn: the names of its figures."""
 
     setting: Setting
+    miniature: bool
     cells: pd.DataFrame
     judged: list[claims.Judged]
-    drawn: list[figures.Drawing]
+    drawn: list[str]
     planned: pd.DataFrame
     systems: list[dict[str, Any]]
 
 
-def build(columns: Sequence[plan.Setting], out: Path, published: bool) -> None:
-    """Write the report of some settings, its columns, to a folder; index.html comes last.
+def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
+    """Write the report of a campaign's columns to a folder; index.html comes last.
 
     published: from results/published alone; else from the campaigns' own folders. Raises
     InputError where a record is damaged.
     """
-    settings = [Setting(c.campaign, c.variation, c.scales, c.title) for c in columns]
+    settings = [Setting(c.campaign, c.variation, c.scales, c.title) for c in campaign.columns]
+    campaigns = {s.campaign: _campaign(s.campaign, published) for s in settings}
+    campaigns[campaign.name] = campaign  # with the changes that it was started with
+    corpora = {name: each.corpus for name, each in campaigns.items()}
     out.mkdir(parents=True, exist_ok=True)
     work = partial(_shown, out=out, published=published)
     # A process a setting: tables and figures take most of the time.
     with ProcessPoolExecutor(min(len(settings), os.cpu_count() or 1)) as pool:
         drawn = pool.submit(_study, out, published)
-        found = list((map if len(settings) == 1 else pool.map)(work, settings))
+        planned = [campaigns[setting.campaign] for setting in settings]
+        found = list((map if len(settings) == 1 else pool.map)(work, settings, planned))
         sections = drawn.result()
     cells = pd.concat([each.cells for each in found], ignore_index=True)
     judged = {each.setting.name: each.judged for each in found}
     _write_frames(cells, judged, out)
     render.write(tables.EVERY, cells, settings, out)
-    pictures, systems = _pictures(found), [row for each in found for row in each.systems]
+    by_claim, pictures = _claims(judged), _pictures(found, out)
     pages = {
-        "claims.html": {"claims": _claims(judged)},
+        "claims.html": {"claims": by_claim},
         "tables.html": {"tables": _tables(cells, settings)},
         "figures.html": {"figures": pictures},
         "study.html": {"sections": sections},
-        "assumptions.html": {"assumptions": assumptions(settings, published)},
-        "records.html": {"groups": run_groups(settings, published), "systems": systems},
+        "assumptions.html": {"assumptions": assumptions(settings, campaigns)},
+        "records.html": {
+            "groups": run_groups(settings, corpora, published),
+            "systems": [row for each in found for row in each.systems],
+        },
         "index.html": {
             "answers": [(str(each.setting), answer(each)) for each in found],
-            "claims": _claims(judged),
-            "headlines": headlines(cells, settings),
+            "picture": _picture(sections, pictures),
+            "claims": by_claim,
+            "miniature": found[0].miniature,
+            "headlines": headlines(cells, settings, found[0].miniature),
             "fill": fill(cells, settings),
-            "missing": missing(found, published),
-            "again": [command(setting, published) for setting in settings],
-            "picture": next(
-                (p for n in PICTURES for p in pictures if p["drawing"].name == n), None
-            ),
+            "missing": missing(found, corpora, published),
+            "again": [command(each, corpora[each.campaign], published) for each in settings],
         },
     }
     pages = {name: content for name, content in pages.items() if any(content.values())}
     shown = [{"mark": "ABCD"[k], "name": s.name, "title": str(s)} for k, s in enumerate(settings)]
-    _write_pages(pages, out, settings=shown, campaign=_campaign(settings[0].campaign, published))
+    _write_pages(pages, out, settings=shown, campaign=campaign)
 
 
 def _root(published: bool) -> Path:
@@ -113,15 +117,14 @@ def _study(out: Path, published: bool) -> list[study.Section]:
     return study.sections(_root(published), out / "figures" / "study") if published else []
 
 
-def _shown(setting: Setting, out: Path, published: bool) -> Shown:
-    found = data.load(setting, published, campaign=_campaign(setting.campaign, published))
+def _shown(setting: Setting, campaign: plan.Campaign, out: Path, published: bool) -> Shown:
+    found = data.load(setting, published, campaign=campaign)
     cells = table.cells([found], tables.EVERY)
-    drawn = figures.draw(found, out / "figures" / slug(setting.name))
-    judged = claims.judge(cells, found)
-    return Shown(setting, cells, judged, drawn, found.planned, system_records(found))
+    drawn = figures.draw(found, out / "figures" / setting.slug)
+    judged, systems = claims.judge(cells, found), system_records(found)
+    return Shown(setting, found.miniature, cells, judged, drawn, found.planned, systems)
 
 
-@cache
 def _campaign(name: str, published: bool) -> plan.Campaign:
     """What is planned: all of the campaign, or as the workflow was started in its own folder."""
     started = Path("results") / name / "campaign.json"
@@ -145,13 +148,7 @@ def _write_pages(pages: Mapping[str, Mapping[str, Any]], out: Path, **known: Any
         "table_numbers": {each.label: each.number for each in tables.EVERY},
         "style": style,
     }
-    templates = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
-        undefined=jinja2.StrictUndefined,
-        autoescape=jinja2.select_autoescape(("html.j2",)),
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    templates = render.environment()
     templates.filters |= {"number": number, "rich": rich}
     for source in ("style.css.j2", "report.js"):
         text = templates.get_template(source).render(known)
@@ -164,17 +161,11 @@ def _write_pages(pages: Mapping[str, Mapping[str, Any]], out: Path, **known: Any
         (out / name).write_text(text, encoding="utf-8")
 
 
-def slug(name: str) -> str:
-    """A setting's name as part of a path."""
-    return re.sub(r"[^\w.-]", "-", name)
-
-
 def number(value: float | None, form: str = "") -> str:
     """A number with a real minus sign, to four digits or in a format; a dash for none."""
     if value is None or math.isnan(value):
-        return "—"
-    form = form or (",.0f" if abs(value) >= 1e4 else ".4g")
-    return f"{value:{form}}".replace("-", "−")
+        return render.DASH
+    return render.number_text(value, form or (",.0f" if abs(value) >= 1e4 else ".4g"))
 
 
 def rich(text: str) -> Markup:
@@ -184,7 +175,9 @@ def rich(text: str) -> Markup:
     return Markup(re.sub(r"\^\{?([−-]?[\d.]+)\}?", r"<sup>\1</sup>", text))
 
 
-def command(of: Setting, published: bool, again: bool = True, **choice: Iterable[Any]) -> str:
+def command(
+    of: Setting, corpus: str | None, published: bool, again: bool = True, **choice: Iterable[Any]
+) -> str:
     """What makes again, or for the first time, what is shown.
 
     Shipped runs are made again where nothing shipped counts as done; own ones are forced.
@@ -192,7 +185,6 @@ def command(of: Setting, published: bool, again: bool = True, **choice: Iterable
     given = {"variations": [of.variation], "scales": of.scales or ()} | choice
     if "=" in of.variation:  # a one-off change of options
         given["vary"] = [given.pop("variations")[0].replace("+", " ")]
-    corpus = _campaign(of.campaign, published).corpus
     words = [f"campaign={of.campaign}", *([f"corpus={corpus}"] if corpus else [])]
     words += [f"{key}={','.join(map(str, value))}" for key, value in given.items() if len(value)]
     words += ["published=false"] if again and published else []
@@ -212,7 +204,7 @@ def answer(shown: Shown) -> str:
         keys = ((f"{scale}/further", "further.delta"), (f"{scale}/mean", "delta"))
         there = [nll[(*key, "value")] for key in keys if nll.get((*key, "value"), {}).get("n")]
         if there:
-            parts.append(f"At {scale} Relation {_apart(there[0])}.")
+            parts.append(f"At {there[0]['scale'] or scale} Relation {_apart(there[0])}.")
     counts = Counter(one.verdict for one in shown.judged)
     unsure = Counter(one.verdict for one in shown.judged if one.not_established)
     tally = [
@@ -226,17 +218,21 @@ def answer(shown: Shown) -> str:
 def _apart(cell: Mapping[str, Any]) -> str:
     """How far and how surely Relation ends below MHA."""
     value, low, high = (cell[name] for name in ("value", "low", "high"))
-    said = (
-        f"ends {abs(value):.4f} nat/token {'below' if value < 0 else 'above'} MHA over {cell['n']}"
-    )
+    way = "below" if value < 0 else "above"
+    said = f"ends {abs(value):.4f} nat/token {way} MHA over {cell['n']}"
     if math.isnan(low):
         return f"{said} pair, too few for an interval"
     sure = "" if low > 0 or high < 0 else ", so the sign is open"
     return f"{said} pairs (95% interval {number(low, '+.4f')} to {number(high, '+.4f')}){sure}"
 
 
-def headlines(cells: pd.DataFrame, settings: Sequence[Setting]) -> list[dict[str, Any]]:
-    """The results that decide, by scale: the paper's value and each setting's with its interval."""
+def headlines(
+    cells: pd.DataFrame, settings: Sequence[Setting], miniature: bool
+) -> list[dict[str, Any]]:
+    """The results that decide, by scale: the paper's value and each setting's with its interval.
+
+    miniature: scales by their own names, as nothing is set against the paper.
+    """
     main = cells[cells["statistic"] != "sd"]
     index = main.set_index(["setting", "table", "row", "column"]).to_dict("index")
     groups = []
@@ -247,7 +243,8 @@ def headlines(cells: pd.DataFrame, settings: Sequence[Setting]) -> list[dict[str
             there = [one for one in ours if one]
             if any(one["value"] == one["value"] for one in there):
                 printed = (there[0]["paper"] or "—").replace("-", "−")
-                rows.append({"scale": scale, "paper": printed, "ours": ours})
+                own = there[0]["scale"] if miniature else scale
+                rows.append({"scale": own, "paper": printed, "ours": ours})
         if rows:
             groups.append({"title": title, "table": label, "form": form, "rows": rows})
     return groups
@@ -264,7 +261,9 @@ def fill(cells: pd.DataFrame, settings: Sequence[Setting]) -> list[dict[str, Any
     ]
 
 
-def missing(found: Sequence[Shown], published: bool) -> list[dict[str, Any]]:
+def missing(
+    found: Sequence[Shown], corpora: Mapping[str, str | None], published: bool
+) -> list[dict[str, Any]]:
     """What did not run, by setting, kind and scale, with the command that runs it."""
     rows, campaigns = [], set()
     for each in found:
@@ -276,14 +275,16 @@ def missing(found: Sequence[Shown], published: bool) -> list[dict[str, Any]]:
             choice = {"scales": [scale]} if scale else {}
             if kind in data.RUN_KINDS:
                 choice |= {"seeds": group["seed"].unique(), "variants": group["variant"].unique()}
-            what = f"{len(group)} {KINDS.get(kind, f'of {kind}')}" + (
-                f" at {scale}" if scale else ""
-            )
-            row = {"what": f"{each.setting}: {what}"}
-            row["names"] = ", ".join(dict.fromkeys(group["variant"]))
-            row["why"] = "; ".join(dict.fromkeys(filter(None, group["reason"])))
+            at = f" at {scale}" if scale else ""
             again = published and kind != "runs"  # checkpoints are not shipped
-            rows.append(row | {"command": command(each.setting, published, again, **choice)})
+            corpus = corpora[each.setting.campaign]
+            row = {
+                "what": f"{each.setting}: {len(group)} {KINDS.get(kind, f'of {kind}')}{at}",
+                "names": ", ".join(dict.fromkeys(group["variant"])),
+                "why": "; ".join(dict.fromkeys(filter(None, group["reason"]))),
+                "command": command(each.setting, corpus, published, again, **choice),
+            }
+            rows.append(row)
     return rows
 
 
@@ -326,22 +327,38 @@ def _tables(cells: pd.DataFrame, settings: Sequence[Setting]) -> list[dict[str, 
     return [{"table": each, "html": Markup(html)} for each, html in made if html.strip()]
 
 
-def _pictures(found: Sequence[Shown]) -> list[dict[str, Any]]:
-    """Each figure with the settings that have it."""
-    shown: dict[str, dict[str, Any]] = {}
-    for each in found:
-        for one in each.drawn:
-            at = shown.setdefault(one.name, {"drawing": one, "files": []})
-            file = f"figures/{slug(each.setting.name)}/{one.name}.svg"
-            at["files"].append((str(each.setting), file))
-    return list(shown.values())
+def _pictures(found: Sequence[Shown], out: Path) -> list[dict[str, Any]]:
+    """Each figure with its file in every setting, once where settings have the same."""
+    shown = []
+    for drawing in figures.ALL:
+        files: dict[bytes, tuple[str, list[str]]] = {}
+        for each in (each for each in found if drawing.name in each.drawn):
+            file = f"figures/{each.setting.slug}/{drawing.name}.svg"
+            files.setdefault((out / file).read_bytes(), (file, []))[1].append(str(each.setting))
+        if files:
+            of = [("; ".join(names), file) for file, names in files.values()]
+            shown.append({"drawing": drawing, "files": of})
+    return shown
 
 
-def assumptions(settings: Sequence[Setting], published: bool) -> list[dict[str, Any]]:
+def _picture(sections: Sequence[study.Section], pictures: Sequence) -> dict[str, str] | None:
+    """The one picture of the first page: the study's first, or the pairs of the first setting."""
+    if sections:
+        first = sections[0]
+        return {"file": f"figures/study/{first.figure}", "caption": first.caption}
+    for each in pictures:
+        if each["drawing"].name == "pairs":
+            return {"file": each["files"][0][1], "caption": each["drawing"].caption}
+    return None
+
+
+def assumptions(
+    settings: Sequence[Setting], campaigns: Mapping[str, plan.Campaign]
+) -> list[dict[str, Any]]:
     """Every option of a run with what it means and Full Relation's values by setting and scale."""
     rows, options = [], []
     for setting in settings:
-        of = _campaign(setting.campaign, published)
+        of = campaigns[setting.campaign]
         scales = setting.scales or of.variations[setting.variation].get("scales") or of.scales
         options.append({c: of.options(c, setting.variation, "full") for c in scales})
     for name, field in Options.model_fields.items():
@@ -349,12 +366,14 @@ def assumptions(settings: Sequence[Setting], published: bool) -> list[dict[str, 
         differs = any(
             a[scale] != b[scale] for a in values for b in values for scale in a.keys() & b.keys()
         )
-        row = {"name": name, "about": field.description, "differs": differs}
-        rows.append(row | {"values": values})
+        told = {"name": name, "about": field.description, "differs": differs, "values": values}
+        rows.append(told)
     return rows
 
 
-def run_groups(settings: Sequence[Setting], published: bool) -> list[dict[str, Any]]:
+def run_groups(
+    settings: Sequence[Setting], corpora: Mapping[str, str | None], published: bool
+) -> list[dict[str, Any]]:
     """Training runs by campaign and variation; a shipped report has those of every campaign."""
     root, groups, seen = _root(published), [], set()
     names = dict.fromkeys(setting.campaign for setting in settings)
@@ -368,9 +387,9 @@ def run_groups(settings: Sequence[Setting], published: bool) -> list[dict[str, A
             for row in runs[runs["variation"] == variation].to_dict("records"):
                 choice = {key: [row[key[:-1]]] for key in ("scales", "seeds", "variants")}
                 known = Path("config", f"{name}.yaml").exists()  # else it can be made no more
-                row["again"] = command(setting, published, **choice) if known else ""
-                variant = VARIANTS.get(row["variant"])
-                row["title"] = variant.title if variant else row["variant"]
+                again = command(setting, corpora.get(name), published, **choice)
+                row["again"] = again if known else ""
+                row["title"] = study.title(row["variant"])
                 row["anchor"] = "" if row["hash"] in seen else row["hash"]
                 seen.add(row["hash"])
                 rows.append(row)

@@ -18,6 +18,7 @@ from report.figures.style import (
     RELATION,
     beside,
     counts,
+    drawing,
     grid,
     pair_names,
     scales_of,
@@ -45,8 +46,11 @@ def _passes(axes: Axes, runs: pd.DataFrame) -> None:
             axes.axvline(place, color=MUTED, linewidth=0.7, linestyle=":", zorder=1)
 
 
+@drawing("loss-curves", "Training loss")
 def loss_curves(records: Records) -> Figure | None:
-    """Training loss of every pair, smoothed, with the crossing of MHA's final loss."""
+    """Training loss of every pair, trailing mean over 1% of the budget, after its first quarter.
+    Dashed: MHA’s final smoothed loss; the circle is where Relation first reaches it. Dotted:
+    the end of a pass over the corpus."""
     runs = records.runs[records.runs["variant"].isin(PAIR)]
     paired = runs.groupby(["scale", "seed"])["variant"].nunique() == 2
     keys = set(paired[paired].index)
@@ -95,8 +99,10 @@ def _pair_losses(here: Axes, scale, seed, logs: dict, runs: pd.DataFrame, window
     counts(here.xaxis)
 
 
+@drawing("validation-curves", "Validation NLL while training")
 def validation_curves(records: Records) -> Figure | None:
-    """Validation NLL while the pairs train, and the difference of each pair."""
+    """Above, MHA and Relation, thin by seed and thick the mean; below, the difference of each pair
+    and its mean. After the first quarter of the budget."""
     probes = records.probes
     rows = probes[(probes["metric"] == "validation_nll") & probes["variant"].isin(PAIR)]
     rows = rows[rows["tokens"] > 0]
@@ -130,8 +136,10 @@ def validation_curves(records: Records) -> Figure | None:
     return figure
 
 
+@drawing("pairs", "Validation NLL by pair")
 def pairs(records: Records) -> Figure | None:
-    """Final validation NLL of every pair, a line a seed."""
+    """Final validation NLL; a line joins the two runs of a seed. Titles give Relation − MHA with
+    its 95% interval over pairs."""
     runs = records.runs[records.runs["variant"].isin(PAIR)]
     wide = runs.pivot_table("final_nll", ["scale", "seed"], "variant")
     if not set(PAIR) <= set(wide.columns):
@@ -153,8 +161,10 @@ def pairs(records: Records) -> Figure | None:
     return figure
 
 
+@drawing("variants", "Variants beside Full Relation")
 def variants(records: Records) -> Figure | None:
-    """Final NLL of every variant less Full Relation's of its seed: bars, intervals, points."""
+    """Final validation NLL less Full Relation’s of the same seed: bars are means, lines 95%
+    intervals, points seeds, diamonds the paper’s values."""
     wide = records.runs.pivot_table("final_nll", ["scale", "seed"], "variant")
     if "full" not in wide or wide.shape[1] < 2:
         return None

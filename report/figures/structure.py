@@ -14,6 +14,7 @@ from report.figures.style import (
     NAME,
     PAIR,
     doublings,
+    drawing,
     grid,
     pair_names,
     percent,
@@ -40,8 +41,10 @@ def _by_seed(rows: pd.DataFrame, along: str) -> dict[str, pd.DataFrame]:
     return {v: rows[rows["variant"] == v].pivot_table("value", along, "seed") for v in PAIR}
 
 
+@drawing("flow-by-layer", "Flow and effective rank by layer")
 def flow_by_layer(records: Records) -> Figure | None:
-    """Self flow (MHA: the diagonal), effective rank, and the ratio of the ranks, by layer."""
+    """Self flow of Relation and diagonal flow of MHA, the effective rank of either flow, and the
+    ratio of the ranks: means over seeds, points are seeds."""
     rows, scales = _paired(records.flow)
     if not scales:
         return None
@@ -80,8 +83,10 @@ def _mean(rows: pd.DataFrame) -> np.ndarray:
     return np.mean(np.stack(list(rows["values"])), axis=0)
 
 
+@drawing("flow-spectra", "Spectra of the flow")
 def spectra(records: Records) -> Figure | None:
-    """Singular values of the flow: the first layer bold, the others thin."""
+    """Singular values of the flow, means over sequences, heads and seeds: the first layer’s bold,
+    the others thin."""
     rows, scales = _curves(records, "sigma")
     if not scales:
         return None
@@ -119,8 +124,10 @@ def _with_difference(figure_axes, scales, seeds_of, label: str, along: str) -> N
     pair_names(figure_axes[0, -1])
 
 
+@drawing("history-by-distance", "History by distance")
 def history(records: Records) -> Figure | None:
-    """Historical flow beyond every distance, conditioned on history."""
+    """Historical flow beyond every distance, conditioned on history, and Relation’s less MHA’s.
+    Dashed: the distances of the tables."""
     rows, scales = _curves(records, "distance")
     if not scales:
         return None
@@ -148,8 +155,9 @@ def history(records: Records) -> Figure | None:
     return figure
 
 
+@drawing("sink-profile", "Flow on the first tokens")
 def sink(records: Records) -> Figure | None:
-    """Historical flow on the first k tokens, conditioned on history."""
+    """Historical flow on the first k tokens, conditioned on history, and Relation’s less MHA’s."""
     rows, scales = _paired(records.flow[records.flow["metric"].str.startswith("sink_")])
     if not scales:
         return None
@@ -165,8 +173,10 @@ def sink(records: Records) -> Figure | None:
     return figure
 
 
+@drawing("split-by-position", "Self and Exchange by position")
 def positions(records: Records) -> Figure | None:
-    """Self flow by position in the sequence: first layer, second, the rest."""
+    """Self flow of Relation and diagonal flow of MHA by position; the rest of Relation’s flow is
+    Exchange."""
     rows, scales = _curves(records, "self")
     if not scales:
         return None
@@ -197,8 +207,10 @@ def positions(records: Records) -> Figure | None:
     return figure
 
 
+@drawing("flow-maps", "Flow maps")
 def flow_maps(records: Records) -> Figure | None:
-    """Flow between blocks of tokens on the first sequence: MHA above Relation, mean over heads."""
+    """Flow between blocks of tokens on the first diagnosed sequence, mean over heads. A row shows
+    where its tokens draw from and sums to 1; colours are logarithmic from 1/100,000 to 1."""
     rows, scales = _paired(records.maps)
     if not scales:
         return None

@@ -1,6 +1,10 @@
 """One look for all figures: the type and colours of the pages, light and dark."""
 
 import io
+import math
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib
@@ -9,6 +13,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator, PercentFormatter
+
+from report.data import Records
 
 MHA, RELATION, LINEAR, MATERIALISED = "#0072B2", "#D55E00", "#009E73", "#CC79A7"  # Okabe and Ito
 INK, MUTED, HAIR = "#1b1c1e", "#62656a", "#d9d9d4"
@@ -68,6 +74,21 @@ _PAGE_TYPE = 'Inter, -apple-system, "Segoe UI", "Helvetica Neue", "Noto Sans", s
 _DARK = {INK: "#e4e4e0", MUTED: "#9da0a6", HAIR: "#35373c", MHA.lower(): "#4aa3df"}
 
 
+@dataclass(frozen=True)
+class Drawing:
+    """A figure: its heading, its caption, and what draws it from a setting's records."""
+
+    name: str
+    heading: str
+    caption: str
+    draw: Callable[[Records], Figure | None]
+
+
+def drawing(name: str, heading: str) -> Callable[[Callable], Drawing]:
+    """Declare a figure: a function's docstring is its caption; it returns None without rows."""
+    return lambda draw: Drawing(name, heading, " ".join(draw.__doc__.split()), draw)
+
+
 def styled():
     """The project's look as a context manager, for figures that are drawn and written inside it."""
     return matplotlib.rc_context({**matplotlib.rcParamsDefault, **_STYLE})
@@ -77,7 +98,7 @@ def save(figure: Figure, path: Path) -> None:
     """Write a figure as SVG with the page's type and a dark scheme; equal figures, equal bytes."""
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-    svg = buffer.getvalue()
+    svg = re.sub(r"(?<![\w-])-(?=[\d.])(?=[^<>]*</text>)", "−", buffer.getvalue())
     dark = " ".join(
         f'[style*="{kind}: {light}"] {{ {kind}: {colour} !important; }}'
         for light, colour in _DARK.items()
@@ -157,6 +178,24 @@ def sideways(axes: Axes, names: list[str]) -> None:
     axes.grid(visible=False, axis="y")
     axes.set_yticks(range(0, -len(names), -1), names)
     axes.tick_params(axis="y", length=0)
+
+
+def signed(low: float, mean: float, high: float) -> str:
+    """A difference with its interval, as text."""
+    interval = "" if math.isnan(low) else f" ({low:+.4f} to {high:+.4f})"
+    return f"{mean:+.4f}{interval}".replace("-", "−")
+
+
+def forest(axes: Axes, rows: Iterable[tuple[str, tuple[float, float, float], str]]) -> None:
+    """Differences with their intervals, a row each: name, (low, mean, high), colour."""
+    rows = list(rows)
+    sideways(axes, [name for name, *_ in rows])
+    axes.axvline(0, color=INK, linewidth=0.8)
+    for place, (_, (low, mean, high), colour) in enumerate(rows):
+        axes.plot((low, high), (-place, -place), color=colour)
+        axes.plot(mean, -place, "o", color=colour)
+        note = signed(low, mean, high)
+        beside(axes, (1, -place), note, xycoords=("axes fraction", "data"))
 
 
 def pair_names(axes: Axes) -> None:

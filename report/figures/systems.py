@@ -20,6 +20,7 @@ from report.figures.style import (
     count,
     counts,
     doublings,
+    drawing,
     grid,
     scales_of,
     sideways,
@@ -30,8 +31,10 @@ OPERATORS = ("mha", "full-reference", "full-flash", "linear")
 WIDTHS = {"mha": 5.0, "full-reference": 3.2}
 
 
+@drawing("throughput", "Throughput")
 def throughput(records: Records) -> Figure | None:
-    """Tokens per second of whole training steps, at one context and at the paper's shapes."""
+    """Tokens per second of whole training steps, medians over rounds: at one context of 1,024
+    (fixed) and at each scale’s own shapes (matched)."""
     rows = records.steps
     rows = rows[rows["benchmark"].isin(["fixed", "matched"])]
     if rows.empty:
@@ -83,8 +86,10 @@ def _out_of_memory(here: Axes, context: int, colour: str) -> None:
     )  # fmt: skip
 
 
+@drawing("scaling", "Cost against the context")
 def scaling(records: Records) -> Figure | None:
-    """Time and decode state of one layer's operator, and a token of the whole model, against T."""
+    """Batch 1: forward and backward of one layer’s operator, its decode state, and a token decoded
+    by the whole model. Bands are 95% intervals."""
     rows, decode = records.complexity, records.decode
     if rows.empty:
         return None
@@ -126,8 +131,9 @@ def scaling(records: Records) -> Figure | None:
     return figure
 
 
+@drawing("linear-long", "Linear Relation at long contexts")
 def linear_long(records: Records) -> Figure | None:
-    """Linear Relation's throughput and memory at long contexts, with what the paper prints."""
+    """Whole training steps, one window a micro-batch."""
     rows = records.steps[records.steps["benchmark"] == "linear-long"].sort_values("context")
     passed = rows[rows["status"] == "PASS"]
     if passed.empty:
@@ -152,8 +158,10 @@ def linear_long(records: Records) -> Figure | None:
     return figure
 
 
+@drawing("length", "Texts longer than trained")
 def lengths(records: Records) -> Figure | None:
-    """Loss on texts longer than trained, above the same tokens in windows as long as trained."""
+    """Validation NLL by position in long windows, less that of the same tokens in windows as long
+    as trained; means over seeds."""
     rows = records.lengths
     if rows.empty:
         return None
@@ -180,8 +188,10 @@ def lengths(records: Records) -> Figure | None:
     return figure
 
 
+@drawing("recall", "Associative recall")
 def recall(records: Records) -> Figure | None:
-    """Associative recall: share of queries answered, by width, of the chosen learning rate."""
+    """Share of queries answered by two layers of each mixer, at the learning rate chosen for each
+    width; means over seeds."""
     rows = records.recall
     rows = rows[rows["chosen"].fillna(False).astype(bool)] if len(rows) else rows
     if rows.empty:

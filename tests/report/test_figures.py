@@ -16,11 +16,11 @@ def records():
 
 
 def test_every_figure_of_the_nearest_reading_is_drawn(records, tmp_path):
-    drawn = [drawing.name for drawing in figures.draw(records, tmp_path)]
+    drawn = figures.draw(records, tmp_path)
     assert drawn == [drawing.name for drawing in figures.ALL]
     texts = [(tmp_path / f"{name}.svg").read_text() for name in drawn]
     assert all("<svg" in text and ">nan" not in text for text in texts)
-    assert "10M, 31 pairs: -0.0364" in (tmp_path / "pairs.svg").read_text()
+    assert "10M, 31 pairs: −0.0364" in (tmp_path / "pairs.svg").read_text()
 
 
 def test_figures_without_rows_are_left_out(records, tmp_path):

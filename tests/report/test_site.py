@@ -25,7 +25,7 @@ def built(tmp_path_factory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(site, "_study", _nothing)
         patch.setattr(figures, "ALL", figures.ALL[:3])
-        site.build(plan.load({"campaign": CAMPAIGN}).columns, out, published=True)
+        site.build(plan.load({"campaign": CAMPAIGN}), out, published=True)
     return out
 
 
@@ -88,7 +88,7 @@ def test_a_command_makes_again_exactly_the_run_beside_it() -> None:
     settings = [Setting(CAMPAIGN, "scaled-sd-0.02"), Setting("books", "residual")]
     last = {
         group["name"].partition("/")[0]: group["rows"][-1]
-        for group in site.run_groups(settings, True)
+        for group in site.run_groups(settings, {}, True)
     }
     assert last.keys() >= {CAMPAIGN, "books"}
     for row in (row for row in last.values() if row["again"]):
@@ -115,12 +115,12 @@ def test_the_commands_of_what_is_missing_are_whole(built: Path) -> None:
         assert plan.load(choice).runs
 
 
-def test_one_off_changes_corpora_and_restrictions_are_in_the_command(monkeypatch) -> None:
-    monkeypatch.setattr(site, "_campaign", lambda *_: plan.load({"campaign": "tiny"}))
+def test_one_off_changes_corpora_and_restrictions_are_in_the_command() -> None:
     varied = Setting("tiny", "learning_rate=2e-2+layers=4")
-    words = shlex.split(site.command(varied, published=False, seeds=[42, 43]))
+    words = shlex.split(site.command(varied, "my text.txt", published=False, seeds=[42, 43]))
     assert words[3:6] == ["-R", "train", "--config"]
-    assert words[6:] == ["campaign=tiny", "seeds=42,43", "vary=learning_rate=2e-2 layers=4"]
+    vary = "vary=learning_rate=2e-2 layers=4"
+    assert words[6:] == ["campaign=tiny", "corpus=my text.txt", "seeds=42,43", vary]
 
 
 def test_verdicts_and_cells_lie_beside_the_pages(built: Path) -> None:
@@ -148,8 +148,8 @@ def test_text_of_records_is_escaped() -> None:
 def test_what_did_not_run_has_its_reason_and_its_command() -> None:
     found = data.load(Setting(CAMPAIGN, "scaled-sd-0.02"))
     planned = found.planned.assign(status="failed", reason="loss is nan")
-    shown = site.Shown(found.setting, pd.DataFrame(), [], [], planned, [])
-    rows = site.missing([shown], published=True)
+    shown = site.Shown(found.setting, True, pd.DataFrame(), [], [], planned, [])
+    rows = site.missing([shown], {CAMPAIGN: None}, published=True)
     assert rows and all(row["why"] == "loss is nan" for row in rows)
     assert "scales=10M-mini" in rows[0]["command"]
 

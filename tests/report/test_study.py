@@ -56,7 +56,7 @@ def test_arms_are_compared_on_their_shared_seeds(tmp_path):
              validation_tokens=100, validation_characters=400)
         for variant, shift in (("mha", 0.0), ("full", -0.05)) for seed in range(200, 216)
     ]  # fmt: skip
-    found = study.arms({"runs": pd.DataFrame(rows)}, tmp_path)
+    found = study.arms(pd.DataFrame(rows), tmp_path)
     table = found.table.set_index("arm")
     assert table.loc["Full Relation", "less MHA, Welch"].startswith("−0.0")
     assert table.loc["MHA", "within ±0.01"] != table.loc["Full Relation", "within ±0.01"]
