@@ -8,7 +8,6 @@ import gc
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +44,6 @@ _SIZES = {
 }
 _TO_THE_BIT = "no output reads a later token"
 _FORGOTTEN = (0.01, 10.0)  # the most that a token forgets: head 0 keeps nearly all, head 1 little
-_DEFINITION = "definition"
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
@@ -65,6 +63,26 @@ def _results(
     return [x.detach() for x in (*found, *torch.autograd.grad(found, leaves, into))]
 
 
+def moments(found: Tensor, yardstick: Tensor, truth: Tensor) -> Tensor:
+    """Of the error, the yardstick's error and the truth, in FP64: (3, 3).
+
+    Each row: the sum of squares, the largest magnitude and the product with the truth.
+    """
+    each = (found.double() - truth, yardstick.double() - truth, truth)
+    rows = [torch.stack((x.square().sum(), x.abs().max(), (x * truth).sum())) for x in each]
+    return torch.stack(rows)
+
+
+def _sizes(drawn: Tensor, elements: int, slack: float) -> Iterator[dict]:
+    """The RMS and the largest error of a result over all draws; drawn: `moments`, (draws, 3, 3)."""
+    squares, largest, _ = drawn.unbind(-1)  # each (draws, 3)
+    sizes = {"RMS": (squares.mean(0) / elements).sqrt(), "largest": largest.amax(0)}
+    for measure, values in sizes.items():
+        error, yardstick, truth = values.tolist()
+        row = {"measure": measure, "error": error, "yardstick": yardstick}
+        yield row | {"allowed": 2 * yardstick + slack * truth}
+
+
 def deviations(
     names: Sequence[str], draws: Iterable[tuple[list[Tensor], ...]], dtype: torch.dtype
 ) -> Iterator[dict]:
@@ -72,18 +90,12 @@ def deviations(
 
     draws: an operator's results, the definition's in `dtype` and the definition's in FP64.
     """
-    sizes = []
-    for *rounded, truth in draws:
-        off = [[x.double() - t for x, t in zip(found, truth, strict=True)] for found in rounded]
-        both = [
-            [torch.stack((x.square().mean(), x.abs().max())) for x in xs] for xs in (*off, truth)
-        ]
-        sizes.append(torch.stack([torch.stack(measured) for measured in both]))
-    squares, largest = torch.stack(sizes).unbind(-1)  # each (draws, 3, results)
-    for measure, values in (("RMS", squares.mean(0).sqrt()), ("largest", largest.amax(0))):
-        for name, error, yardstick, truth in zip(names, *values.tolist(), strict=True):
-            row = {"name": name, "measure": measure, "error": error, "yardstick": yardstick}
-            yield row | {"allowed": 2 * yardstick + SLACK[dtype] * truth}
+    drawn = []
+    for draw in draws:
+        drawn.append(torch.stack([moments(*results) for results in zip(*draw, strict=True)]))
+        elements = [truth.numel() for truth in draw[-1]]
+    for name, count, each in zip(names, elements, torch.stack(drawn, 1), strict=True):
+        yield from ({"name": name, **row} for row in _sizes(each, count, SLACK[dtype]))
 
 
 def exactness(
@@ -104,11 +116,9 @@ def exactness(
         # Uninitialised memory then holds NaN, else it could hold what an earlier launch got right.
         with deterministic_algorithms(True):
             ours = _results(operator, *given, dtype)
-        kinds = (dtype, torch.float64)
-        return ours, *(_results(full_relation, *given, kind) for kind in kinds)
+        return ours, *(_results(full_relation, *given, kind) for kind in (dtype, torch.float64))
 
-    names = ("Y", "dp1", "dp2", "dinfo", "dlam")
-    return deviations(names, (draw() for _ in range(draws)), dtype)
+    return deviations(("Y", "dp1", "dp2", "dinfo", "dlam"), (draw() for _ in range(draws)), dtype)
 
 
 def _draw(check: str, seed: int, device: torch.device, *stacked: int) -> Tensor:
@@ -140,12 +150,13 @@ def identity_errors(operator: Operator, dtype: torch.dtype, device: torch.device
     flows = [operator(p1, p2, unit, each).double() for each in (lam, other)]
     exchange = [flow.tril(-1)[:, :, 1:] for flow in flows]
     allocations = [x / x.sum(-1, keepdim=True) for x in exchange]
-    first = (operator(p1, p2, info, lam) - info)[:, :, 0]
     own = flows[0].diagonal(dim1=-2, dim2=-1)
     errors = {
         "F_ii + g_i = 1": own + exchange_gate(p1, p2, lam) - 1,
         "the count correction leaves the allocation": allocations[0] - allocations[1],
-        "the first token's output is its information": first,
+        "the first token's output is its information": (operator(p1, p2, info, lam) - info)[
+            :, :, 0
+        ],
     }
     return {name: error.abs().max().item() for name, error in errors.items()}
 
@@ -160,7 +171,7 @@ def mixing_errors(mix: Operator, dtype: torch.dtype, device: torch.device) -> di
     info, other = _draw("mixing", 3, device, 2).to(dtype)
     theta = torch.linspace(-3, 3, info.shape[1] // 2, dtype=_wide(dtype), device=device)
     info.requires_grad_()
-    worst: dict[str, list[Tensor]] = {}
+    largest = []
     for layer in (0, 1):
         first, second = mix(info, theta, layer), mix(other, theta, layer)
         (back,) = torch.autograd.grad(first, info, first.detach())
@@ -171,15 +182,15 @@ def mixing_errors(mix: Operator, dtype: torch.dtype, device: torch.device) -> di
 
         lengths = inner(info, info)
         product = inner(first, second) - inner(info, other)
-        errors = {
-            "mixing keeps lengths": inner(first, first) / lengths - 1,
-            "mixing keeps inner products": product / (lengths * inner(other, other)).sqrt(),
-            "the transpose undoes mixing": (back - info).detach().double() / info.abs().max(),
-        }
-        for name, error in errors.items():
-            worst.setdefault(name, []).append(error.abs().max())
+        errors = (
+            inner(first, first) / lengths - 1,
+            product / (lengths * inner(other, other)).sqrt(),
+            (back - info).detach().double() / info.abs().max(),
+        )
+        largest.append(torch.stack([error.abs().max() for error in errors]))
+    names = ("mixing keeps lengths", "mixing keeps inner products", "the transpose undoes mixing")
     # By PyTorch's maximum: Python's loses what is no number.
-    return {name: torch.stack(errors).max().item() for name, errors in worst.items()}
+    return dict(zip(names, torch.stack(largest).amax(0).tolist(), strict=True))
 
 
 def expanded(p1: Tensor, p2: Tensor, info: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
@@ -221,72 +232,61 @@ def history_errors(operator: Operator, states: Tensor, share: Tensor) -> dict:
     earlier outputs the same to the last bit. Other information of one token alone moves its output
     by its share; relative to the largest output or change.
     """
-    T = states.shape[3]
     # A copy of the sequence a changed token t, every third, which meets every place in a tile.
-    cuts = torch.arange(0, T, 3, device=states.device)
-    token = torch.arange(T, device=states.device)
-    before, other = (
-        x.expand(-1, len(cuts), -1, -1, -1).contiguous()
-        for x in (states, states.flip(3).roll(1, 4))
-    )
+    token = torch.arange(states.shape[3], device=states.device)
+    cuts = token[::3]
+    copies = torch.arange(len(cuts), device=states.device)
+    before = states.expand(-1, len(cuts), -1, -1, -1).contiguous()  # (3, copies, H, T, D)
+    other = before.flip(3).roll(1, 4)
     later = (token >= cuts[:, None])[:, None, :, None]  # (copies, 1, T, 1)
+    itself = (token == cuts[:, None])[:, None, :, None]
     y = operator(*before)
     leaked = torch.where(later, 0, operator(*torch.where(later, other, before)) - y)
-
-    info = torch.where((token == cuts[:, None])[:, None, :, None], other[2], before[2])
+    info = torch.where(itself, other[2], before[2])
     moved = operator(*before[:2], info)
-    copies = torch.arange(len(cuts), device=states.device)
     # (copies, H, D): what token t gained, and what its output moved by.
     given, shift = (
         (x.double() - x_before.double())[copies, :, cuts]
         for x, x_before in ((info, before[2]), (moved, y))
     )
-    unexplained = shift - share[0].double().T[cuts][..., None] * given
+    unexplained = (shift - share[0].double().T[cuts][..., None] * given).abs().max()
     scale = torch.stack([x.double().abs().max() for x in (y, moved, given)]).max()
-    own = (unexplained.abs().max() / scale).item()
+    own = (unexplained / scale).item()
     leak = leaked.abs().max().item()
     return {_TO_THE_BIT: leak, "Exchange does not read the token's own information": own}
 
 
-def _identities(check: "Check", full: Operator, device: torch.device) -> Iterator[dict]:
-    def rows(kind: str, operator: str, precision: str, errors: dict, prefix: str = ""):
-        for name, error in errors.items():
-            allowed = 0.0 if name == _TO_THE_BIT else _IDENTITY_SLACK[precision]
-            known = {"check": kind, "operator": operator, "precision": precision}
-            known |= {"name": prefix + name, "measure": "largest", "error": error}
-            yield known | {"yardstick": None, "allowed": allowed}
+def _identities(check: "Check", full: Operator, device: torch.device) -> Iterator[tuple]:
+    """Every check but exactness: its name, what was checked, in which precision, and the errors."""
+    own, linear = check.precision, get_backend("linear", check.linear, device).call
 
-    linear = get_backend("linear", check.linear, device).call
-    chunked = get_backend("linear", "chunked").call
-    own = check.precision
-    for name, form, precision in ((_DEFINITION, full_relation, "fp64"), (check.backend, full, own)):
+    def of(
+        operator: str, full: Operator, linear_operator: str, linear: Operator, precision: str
+    ) -> Iterator[tuple]:
         dtype = DTYPES[precision]
-        states = _draw("history", 5, device, 3).to(dtype)
         lam = torch.tensor(ModelConfig.lambda_init, dtype=_wide(dtype), device=device)
+        g = -0.1 * _draw("history", 6, device).sigmoid().to(_wide(dtype))
+
+        def linear_y(p1: Tensor, p2: Tensor, info: Tensor) -> Tensor:
+            return linear(p1, p2, info, g.expand_as(p1).contiguous())[0]
+
+        states = _draw("history", 5, device, 3).to(dtype)
         share = 1 - exchange_gate(*states[:2], lam)
-        history = history_errors(partial(_call, form, lam), states, share)
-        yield from rows("identity", name, precision, identity_errors(form, dtype, device))
-        yield from rows("history", name, precision, history, "Full Relation: ")
-    for precision in dict.fromkeys(("fp64", own)):
-        errors = mixing_errors(givens_mix, DTYPES[precision], device)
-        yield from rows("mixing", _DEFINITION, precision, errors)
+        errors = history_errors(lambda *given: full(*given, lam), states, share)
+        linear_errors = history_errors(linear_y, states, torch.ones_like(share))
+        yield "identity", operator, precision, identity_errors(full, dtype, device)
+        yield "history", operator, precision, {f"Full Relation: {k}": e for k, e in errors.items()}
+        errors = {f"Linear Relation: {name}": error for name, error in linear_errors.items()}
+        yield "history", linear_operator, precision, errors
+        yield "mixing", "definition", precision, mixing_errors(givens_mix, dtype, device)
+
+    yield from of("definition", full_relation, "definition", linear_relation, "fp64")
+    yield from of(check.backend, full, check.linear, linear, own)
+    chunked = get_backend("linear", "chunked").call
     exact = (("expanded", expanded, "fp64"), ("chunked", chunked, "fp64"))
     for name, form, precision in (*exact, (check.linear, linear, own)):
-        for row in recurrence_errors(form, DTYPES[precision], device):
-            yield {"check": "recurrence", "operator": name, "precision": precision} | row
-    exact = (_DEFINITION, linear_relation, "fp64")
-    for name, form, precision in (exact, (check.linear, linear, own)):
-        states = _draw("history", 5, device, 3).to(DTYPES[precision])
-        g = -0.1 * _draw("history", 6, device).sigmoid().to(_wide(DTYPES[precision]))
-        history = history_errors(partial(_call, form, g), states, torch.ones_like(g[..., 0]))
-        yield from rows("history", name, precision, history, "Linear Relation: ")
-
-
-def _call(form: Operator, parameter: Tensor, p1: Tensor, p2: Tensor, info: Tensor) -> Tensor:
-    """Y of Full Relation with lambda, or of Linear Relation with g, (1, H, T, D)."""
-    if parameter.ndim:
-        return form(p1, p2, info, parameter.expand_as(p1).contiguous())[0]
-    return form(p1, p2, info, parameter)
+        errors = recurrence_errors(form, DTYPES[precision], device)
+        yield "recurrence", name, precision, errors
 
 
 def _write(campaign: "Campaign", out: Path, kind: str, rows: list[dict], device: torch.device):
@@ -305,19 +305,27 @@ def operators(campaign: "Campaign", out: Path) -> None:
     rows: list[dict] = []
     with claim(check.device) as device:
         operator = get_backend("full", check.backend, device).call
-        of_all = {"check": "exactness", "operator": check.backend, "precision": check.precision}
+        known = {"check": "exactness", "operator": check.backend, "precision": check.precision}
         with Progress(f"check {check.backend}", len(check.shapes), "shapes") as progress:
             for at in check.shapes:
                 # At T - 1 the last tiles are masked.
                 for length in dict.fromkeys((at["length"], max(1, at["length"] - 1))):
                     shape = (at["heads"], length, at["width"])
                     found = exactness(operator, shape, DTYPES[check.precision], device, check.draws)
-                    known = {**of_all, **at, "length": length, "draws": check.draws}
-                    rows += [known | row for row in found]
+                    size = {**at, "length": length, "draws": check.draws}
+                    rows += [known | size | row for row in found]
                 progress.advance(1, at["scale"])
-        for row in _identities(check, operator, device):
-            size = dict(zip(("heads", "length", "width"), _SIZES[row["check"]], strict=True))
-            rows.append({"scale": "", "draws": 1, **size, **row})
+        for kind, name, precision, found in _identities(check, operator, device):
+            known = {"check": kind, "operator": name, "precision": precision, "scale": ""}
+            known |= zip(("heads", "length", "width"), _SIZES[kind], strict=True)
+            if isinstance(found, dict):  # of identities, which have no yardstick
+                slack = _IDENTITY_SLACK[precision]
+                found = [
+                    {"name": name, "measure": "largest", "error": error, "yardstick": None}
+                    | {"allowed": 0.0 if name.endswith(_TO_THE_BIT) else slack}
+                    for name, error in found.items()
+                ]
+            rows += [known | {"draws": 1} | row for row in found]
         _write(campaign, out, "checks", rows, device)
 
 
@@ -331,21 +339,6 @@ _FEWEST_FOR_LARGEST = 16  # the largest error of fewer numbers is left to their 
 _GAIN, _SPREAD = 0.8, 0.3
 
 
-class _Truth(Decoder):
-    """The decoder in FP64, its rotary angles too."""
-
-    def __init__(self, config: ModelConfig):
-        super().__init__(config, Execution(**_TRUTH))
-        self.double()
-
-    def rope_tables(self, length: int, device: torch.device, offset: int = 0):
-        kind = {"dtype": torch.float64, "device": device}
-        width = self.config.head_dim
-        frequency = self.config.rope_base ** -(torch.arange(0, width, 2, **kind) / width)
-        angle = torch.outer(torch.arange(offset, offset + length, **kind), frequency)
-        return angle.cos().repeat(1, 2), angle.sin().repeat(1, 2)
-
-
 @torch.no_grad()
 def _draw_weights(model: Decoder, initial: Tensors, seed: int) -> None:
     """Draw weights at which every parameter matters; `initial`: the initial ones by name.
@@ -357,19 +350,17 @@ def _draw_weights(model: Decoder, initial: Tensors, seed: int) -> None:
     generator = torch.Generator(model.embedding.weight.device).manual_seed(seed)
     for name, parameter in model.named_parameters():
         noise = torch.empty_like(parameter).normal_(generator=generator)
-        if name.endswith(".lam"):
-            parameter.copy_(1 + _SPREAD * noise)
-        elif parameter.ndim < 2:
-            parameter.copy_(initial[name] + _SPREAD * noise)
-        else:
+        if parameter.ndim >= 2:
             parameter.copy_(_GAIN / math.sqrt(parameter.shape[-1]) * noise)
+        else:
+            parameter.copy_((1 if name.endswith(".lam") else initial[name]) + _SPREAD * noise)
 
 
 def _draw_tokens(side: "Side", seed: int, device: torch.device) -> Tensor:
     """Tokens of an update, (accumulation, micro, T + 1) int64.
 
-    The frequency of a token falls as 1 / rank, as a word's does. Recurring tokens
-    add up to gradients of lambda and angles above BF16's noise; those of uniform tokens cancel.
+    The frequency of a token falls as 1 / rank, as a word's does. Recurring tokens add up to
+    gradients of lambda and angles above BF16's noise; those of uniform tokens cancel.
     """
     generator = torch.Generator().manual_seed(seed)
     vocabulary = side.model.vocab_size
@@ -390,12 +381,32 @@ def _eager_gradients(model: Decoder, tokens: Tensor, precision: str) -> Tensors:
     return {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
-def _checked_step(
-    side: "Side", check: "Check", device: torch.device
-) -> tuple[Decoder, Callable[[Tensor], dict[str, Tensors]]]:
-    """The model of the step that trains, and what gives the step's gradients and changes no weight.
+def gradient_errors(drawn: Tensor, elements: int, precision: str) -> Iterator[dict]:
+    """RMS, largest and scale error of one parameter's gradient over all draws, and what is allowed.
 
-    Of an update whose kernels the host launches and, where it replays CUDA graphs, of a replay.
+    drawn: `moments`, (draws, 3, 3). elements: numbers of the parameter. The RMS cannot see a scale
+    error of 2%: BF16's own noise is 1 to 4% of a gradient's RMS, and 2% adds in squares. The scale
+    error |<g, t> / <t, t> - 1| can, g the gradient and t the truth over all draws: noise that does
+    not follow the truth averages out in the product. It may be twice the yardstick's plus the slack
+    plus four standard errors of the noisier of both, but never more than 1%, half of the error that
+    must be found.
+    """
+    slack = SLACK[DTYPES[precision]]
+    for row in _sizes(drawn, elements, slack):
+        if row["measure"] == "RMS" or elements >= _FEWEST_FOR_LARGEST:
+            yield row
+    products = drawn[..., 2]  # (draws, 3); the truth with itself: its power
+    power = products[:, 2].sum()
+    error, yardstick = (products[:, :2].sum(0).abs() / power).tolist()
+    noise = (products[:, :2].square().sum(0).amax().sqrt() / power).item()
+    allowed = min(2 * yardstick + slack + _STANDARD_ERRORS * noise, _LARGEST_SCALE_ERROR)
+    yield {"measure": "scale", "error": error, "yardstick": yardstick, "allowed": allowed}
+
+
+def gradient_rows(side: "Side", scale: str, check: "Check", device: torch.device) -> Iterator[dict]:
+    """Rows of the kind `gradients` of one variant, without campaign and origin.
+
+    Of a step whose kernels the host launches and, where it replays CUDA graphs, of a replay.
     """
     execution = Execution(**side.backends, compiled=check.compile)
     execution.check(side.model, device)
@@ -409,59 +420,12 @@ def _checked_step(
 
     still = torch.optim.SGD(model.parameters(), lr=0.0)
     step = UpdateStep(model, still, device, check.precision, check.compile, math.inf, reduce=keep)
-    steps = {"launched": step.uncaptured()}
+    steps = {"launched": [step.uncaptured()]}
     if check.compile and device.type == "cuda":
-        steps["replayed"] = step
-
-    def gradients(tokens: Tensor) -> dict[str, Tensors]:
-        batches = [(part[:, :-1].contiguous(), part[:, 1:].contiguous()) for part in tokens]
-        found = {}
-        for update, each in steps.items():
-            # The host launches a step's first update; the next one captures the graphs.
-            for _ in range(1 + (update == "replayed")):
-                each(batches, tokens[..., 1:].numel(), learning_rate=0.0)
-            found[update] = dict(kept)
-        return found
-
-    return model, gradients
-
-
-def _moments(error: Tensor, truth: Tensor) -> Tensor:
-    """Sum of squares, largest magnitude and product with the truth, (3,) FP64."""
-    return torch.stack((error.square().sum(), error.abs().max(), (error * truth).sum()))
-
-
-def gradient_errors(moments: Tensor, elements: int, precision: str) -> Iterator[dict]:
-    """RMS, largest and scale error of one parameter's gradient over all draws, and what is allowed.
-
-    moments: (draws, 3, 3) FP64: `_moments` of the error, the yardstick's error and the truth.
-    elements: numbers of the parameter. The RMS cannot see a scale error of 2%: BF16's own noise is
-    1 to 4% of a gradient's RMS, and 2% adds in squares. The scale error |<g, t> / <t, t> - 1| can,
-    g the gradient and t the truth over all draws: noise that does not follow the truth averages out
-    in the product. It may be twice the yardstick's plus the slack plus four standard errors of the
-    noisier of both, but never more than 1%, half of the error that must be found.
-    """
-    squares, largest, products = moments.unbind(-1)  # each (draws, 3)
-    slack = SLACK[DTYPES[precision]]
-    sizes = {"RMS": (squares.mean(0) / elements).sqrt(), "largest": largest.amax(0)}
-    for measure, values in sizes.items():
-        error, yardstick, truth = values.tolist()
-        if measure == "RMS" or elements >= _FEWEST_FOR_LARGEST:
-            row = {"measure": measure, "error": error, "yardstick": yardstick}
-            yield row | {"allowed": 2 * yardstick + slack * truth}
-    power = squares[:, 2].sum()
-    error, yardstick = (products[:, :2].sum(0).abs() / power).tolist()
-    noise = (products[:, :2].square().sum(0).amax().sqrt() / power).item()
-    allowed = min(2 * yardstick + slack + _STANDARD_ERRORS * noise, _LARGEST_SCALE_ERROR)
-    yield {"measure": "scale", "error": error, "yardstick": yardstick, "allowed": allowed}
-
-
-def gradient_rows(side: "Side", scale: str, check: "Check", device: torch.device) -> Iterator[dict]:
-    """Rows of the kind `gradients` of one variant, without campaign and origin."""
-    model, gradients = _checked_step(side, check, device)
-    truth, eager = _Truth(side.model).to(device), Decoder(side.model, Execution(**_TRUTH))
+        steps["replayed"] = [step, step]  # its first update is launched, the next captures graphs
+    truth, eager = (Decoder(side.model, Execution(**_TRUTH)).to(device) for _ in range(2))
+    truth.double()
     eager.initialise(seed=0)
-    eager.to(device)
     initial = {name: tensor.clone() for name, tensor in eager.state_dict().items()}
     drawn: dict[tuple[str, str, int], list[Tensor]] = {}
     for seed in range(check.gradient_draws):
@@ -472,11 +436,13 @@ def gradient_rows(side: "Side", scale: str, check: "Check", device: torch.device
         # In FP64 one batch is as good as several.
         true = _eager_gradients(truth, tokens.flatten(0, 1)[None], "fp64")
         yardstick = _eager_gradients(eager, tokens, check.precision)
-        for update, found in gradients(tokens).items():
+        batches = [(part[:, :-1].contiguous(), part[:, 1:].contiguous()) for part in tokens]
+        for update, runs in steps.items():
+            for run in runs:
+                run(batches, tokens[..., 1:].numel(), learning_rate=0.0)
             for name, t in true.items():
-                off = (found[name].double() - t, yardstick[name].double() - t, t)
-                moments = torch.stack([_moments(x, t) for x in off])
-                drawn.setdefault((name, update, t.numel()), []).append(moments)
+                each = moments(kept[name], yardstick[name], t)
+                drawn.setdefault((name, update, t.numel()), []).append(each)
     used = sorted({MIXERS[letter] for letter in side.model.layout})
     known = {
         "variant": side.variant,
@@ -491,9 +457,9 @@ def gradient_rows(side: "Side", scale: str, check: "Check", device: torch.device
         "precision": check.precision,
         "compiled": check.compile,
     }
-    for (name, update, elements), moments in drawn.items():
+    for (name, update, elements), each in drawn.items():
         where = {"parameter": name, "elements": elements, "update": update}
-        for row in gradient_errors(torch.stack(moments).cpu(), elements, check.precision):
+        for row in gradient_errors(torch.stack(each).cpu(), elements, check.precision):
             yield known | where | row
 
 
@@ -520,15 +486,15 @@ def gradients(campaign: "Campaign", out: Path) -> None:
         "{variant} {parameter}: the {measure} error of its gradient is {error:.2e} in the {update} "
         "update, where {allowed:.2e} is allowed"
     )
-    wrong = [row for row in rows if not row["error"] <= row["allowed"]]
-    failed = {(row["variant"], row["parameter"]): line.format(**row) for row in wrong[::-1]}
-    for said in reversed(failed.values()):
-        print(said, file=sys.stderr)
+    failed: dict[str, str] = {}
+    for row in rows:
+        if not row["error"] <= row["allowed"]:
+            failed.setdefault("{variant} {parameter}".format_map(row), line.format_map(row))
     if failed:
-        first = " ".join(list(failed)[-1])
+        print(*failed.values(), sep="\n", file=sys.stderr)
         others = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
         raise RunError(
-            f"the gradient of {first}{others} is wrong with PyTorch "
+            f"the gradient of {next(iter(failed))}{others} is wrong with PyTorch "
             f"{torch.__version__}; {out} has every error: train nothing, use the pinned versions, "
             "or `compile: false` in config.yaml where the campaign compiles"
         )

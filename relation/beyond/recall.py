@@ -14,9 +14,10 @@ convolutions, GLA without, both with a state of d_h x d_h a head.
 import importlib
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -36,10 +37,7 @@ if TYPE_CHECKING:
 FILLER = 0
 # What the stream of uniform numbers is keyed by, beside a seed where there is one.
 _TRAINING, _VALIDATION, _TEST = 0, 1, 2
-_PEERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "gla": ("GatedLinearAttention", {"expand_k": 1.0}),
-    "kda": ("KimiDeltaAttention", {}),
-}
+_PEERS = ("gla", "kda")
 
 
 class Sequences(NamedTuple):
@@ -53,28 +51,28 @@ class Sequences(NamedTuple):
     distances: np.ndarray
 
 
-class Uniform:
-    """Uniform numbers in [0, 1), FP64, from the raw words of a bit generator.
+def uniform(*key: int) -> Callable[..., np.ndarray]:
+    """A source of uniform numbers in [0, 1), FP64, of any shape; key: integers that fix its stream.
 
-    NumPy guarantees that stream in every version, and not what its distributions make of it. key:
-    the integers that fix the stream.
+    From the raw words of a bit generator: NumPy guarantees that stream in every version, and not
+    what its distributions make of it.
     """
+    bits = np.random.PCG64(np.random.SeedSequence(key))
 
-    def __init__(self, *key: int):
-        self._bits = np.random.PCG64(np.random.SeedSequence(key))
-
-    def __call__(self, *shape: int) -> np.ndarray:
-        words = self._bits.random_raw(int(np.prod(shape)))
+    def draw(*shape: int) -> np.ndarray:
+        words = bits.random_raw(int(np.prod(shape)))
         return (words >> np.uint64(11)).reshape(shape) * 2.0**-53
 
+    return draw
 
-def distinct(uniform: Uniform, rows: int, choices: int, count: int) -> np.ndarray:
+
+def distinct(draw: Callable[..., np.ndarray], rows: int, choices: int, count: int) -> np.ndarray:
     """(rows, count) int32 numbers below `choices`: in each row a uniform draw without return.
 
     What equals an earlier number of its row is drawn again. A number once held stays held, at that
     place or an earlier one, so this refuses what drawing one by one would refuse.
     """
-    drawn = (uniform(rows, count) * choices).astype(np.int32)
+    drawn = (draw(rows, count) * choices).astype(np.int32)
     waiting = np.arange(rows)
     while len(waiting):
         here = drawn[waiting]
@@ -82,20 +80,22 @@ def distinct(uniform: Uniform, rows: int, choices: int, count: int) -> np.ndarra
         equal = np.diff(np.take_along_axis(here, order, axis=1), axis=1) == 0
         again = np.zeros(here.shape, bool)
         np.put_along_axis(again, order[:, 1:], equal, axis=1)
-        here[again] = uniform(int(again.sum())) * choices
+        here[again] = draw(int(again.sum())) * choices
         drawn[waiting] = here
         waiting = waiting[again.any(axis=1)]
     return drawn
 
 
-def query_slots(uniform: Uniform, rows: int, slots: int, count: int, power: float) -> np.ndarray:
+def query_slots(
+    draw: Callable[..., np.ndarray], rows: int, slots: int, count: int, power: float
+) -> np.ndarray:
     """(rows, count) int64 distinct slots, drawn one by one: slot s weighs (s + 1)^(power - 1).
 
     Of exponential times with these weights as rates the earliest are such a draw. So queries follow
     the power law of the gaps between repeats in text; a power of 1 makes them uniform.
     """
     rates = np.arange(1, slots + 1) ** (power - 1.0)
-    times = -np.log1p(-uniform(rows, slots)) / rates
+    times = -np.log1p(-draw(rows, slots)) / rates
     return np.argsort(times, axis=1, kind="stable")[:, :count]
 
 
@@ -104,15 +104,15 @@ def draw(recall: "Recall", rows: int, *key: int) -> Sequences:
 
     key: fixes the stream of uniform numbers. Attention is causal, so the padding changes no answer.
     """
-    uniform, half = Uniform(*key), recall.vocabulary // 2
+    source, half = uniform(*key), recall.vocabulary // 2
     shape = (rows, len(recall.tasks), max(length for length, _ in recall.tasks))
     whole = Sequences(*(np.full(shape, rest, np.int32) for rest in (FILLER, IGNORED, 0)))
     for number, (length, pairs) in enumerate(recall.tasks):
         inputs, targets, distances = (part[:, number, :length] for part in whole)
         start = 2 * pairs
-        keys = 1 + distinct(uniform, rows, half - 1, pairs)
-        values = half + distinct(uniform, rows, half, pairs)
-        slots = query_slots(uniform, rows, (length - start) // 2, pairs, recall.gap_power)
+        keys = 1 + distinct(source, rows, half - 1, pairs)
+        values = half + distinct(source, rows, half, pairs)
+        slots = query_slots(source, rows, (length - start) // 2, pairs, recall.gap_power)
         at = start + 2 * slots  # positions of the queries, (rows, pairs)
         inputs[:, 0:start:2], inputs[:, 1:start:2] = keys, values
         np.put_along_axis(inputs, at, keys, axis=1)
@@ -128,10 +128,7 @@ def why_no_peer(device: torch.device) -> str | None:
     try:
         importlib.import_module("fla.layers")
     except ImportError as error:
-        return (
-            f"flash-linear-attention's layers cannot be imported ({error}); "
-            "pip install flash-linear-attention"
-        )
+        return f"fla.layers cannot be imported ({error}); pip install flash-linear-attention"
     return None
 
 
@@ -143,11 +140,12 @@ class PeerMixer(nn.Module):
 
     def __init__(self, mixer: str, d_model: int, heads: int):
         super().__init__()
-        name, options = _PEERS[mixer]
-        widths = {"hidden_size": d_model, "num_heads": heads}
-        if mixer == "kda":
-            widths["head_dim"] = d_model // heads
-        self.layer = getattr(importlib.import_module("fla.layers"), name)(**widths, **options)
+        layers, widths = importlib.import_module("fla.layers"), {"hidden_size": d_model}
+        if mixer == "gla":
+            self.layer = layers.GatedLinearAttention(**widths, num_heads=heads, expand_k=1.0)
+        else:
+            width = d_model // heads
+            self.layer = layers.KimiDeltaAttention(**widths, num_heads=heads, head_dim=width)
 
     def forward(self, x, *unused: object, documents: None = None) -> Tensor:
         return self.layer(x.scaled())[0]
@@ -236,67 +234,69 @@ def _octaves(sequences: Sequences, right: np.ndarray, tasks) -> Iterator[dict]:
             yield task | {"queries": len(here), "right": int(here.sum())}
 
 
-class _Trainer:
-    """Trains models of one width one after the other: they share compiled code and CUDA graphs."""
+def _trainer(
+    recall: "Recall", width: int, device: torch.device
+) -> Callable[[int, float, Sequences], Decoder]:
+    """What trains a model of one width from a seed's initial weights, at a rate, on sequences.
 
-    def __init__(self, recall: "Recall", width: int, device: torch.device):
-        self.recall, self.width, self.device = recall, width, device
-        self.model = build_model(recall, width, recall.seeds[0]).to(device)
-        self.step: UpdateStep | None = None
+    Trainings share one model, with its compiled code and CUDA graphs. Raises RunError where a
+    parameter never learns.
+    """
+    model = build_model(recall, width, recall.seeds[0]).to(device)
+    options = dict(recall.optimizer)
+    clip, shape = options.pop("gradient_clip"), (len(recall.tasks), max(recall.tasks)[0])
+    asked = AtQueries(model, *shape)
+    optimizer = build_optimizer(model, 0.0, **options)
+    step = UpdateStep(asked, optimizer, device, recall.precision, recall.compile, clip)
+    schedule = (recall.updates, recall.warmup_updates, recall.plateau_fraction)
+    queries = recall.sequences * sum(pairs for _, pairs in recall.tasks)
 
-    def train(self, seed: int, rate: float, data: Sequences) -> None:
-        """Train from a seed's initial weights. Raises RunError where a parameter never learns."""
-        recall, device = self.recall, self.device
+    def train(seed: int, rate: float, data: Sequences) -> Decoder:
         # In place: the graphs hold these tensors.
-        self.model.load_state_dict(build_model(recall, self.width, seed).state_dict())
-        rest = {name: value for name, value in recall.optimizer.items() if name != "gradient_clip"}
-        optimizer = build_optimizer(self.model, rate, **rest)
-        if self.step is None:
-            clip = recall.optimizer["gradient_clip"]
-            asked = AtQueries(self.model, *data.inputs.shape[1:])
-            self.step = UpdateStep(asked, optimizer, device, recall.precision, recall.compile, clip)
-        self.step.optimizer = optimizer
-        queries = recall.sequences * sum(pairs for _, pairs in recall.tasks)
+        model.load_state_dict(build_model(recall, width, seed).state_dict())
+        step.optimizer = build_optimizer(model, rate, **options)
         for update in range(recall.updates):
             part = slice(update * recall.sequences, (update + 1) * recall.sequences)
-            asked = questions(data.inputs[part], data.targets[part])
-            batch = tuple(to_device(a, device).long() for a in asked)
-            schedule = (recall.updates, recall.warmup_updates, recall.plateau_fraction)
-            self.step([batch], queries, rate * wsd(update, update + 1, *schedule))
-        check_all_learn(self.model, optimizer, f"recall {recall.mixer}, width {self.width}")
+            arrays = questions(data.inputs[part], data.targets[part])
+            batch = tuple(to_device(a, device).long() for a in arrays)
+            step([batch], queries, rate * wsd(update, update + 1, *schedule))
+        check_all_learn(model, step.optimizer, f"recall {recall.mixer}, width {width}")
+        return model
+
+    return train
 
 
 def rows_of(recall: "Recall", device: torch.device, progress: Progress) -> Iterator[dict]:
     """A row a training, task and octave of distance, without campaign and origin."""
     validation, test = (draw(recall, recall.tested, key) for key in (_VALIDATION, _TEST))
     asked = (validation.distances > 0).sum(axis=(0, 2))  # (tasks,)
-    drawn: dict[int, Sequences] = {}
+    how = (recall.sequences, device, recall.precision)
+    # The same at every rate and width.
+    drawn = cache(lambda seed: draw(recall, recall.updates * recall.sequences, _TRAINING, seed))
 
-    def trained(trainer: _Trainer, seed: int, rate: float) -> list[dict]:
+    def trained(train: Callable, width: int, seed: int, rate: float) -> list[dict]:
         """The rows of one training."""
-        if seed not in drawn:  # the same at every rate and width
-            drawn[seed] = draw(recall, recall.updates * recall.sequences, _TRAINING, seed)
         began = time.perf_counter()
-        trainer.train(seed, rate, drawn[seed])
-        how = (recall.sequences, device, recall.precision)
-        (right, nll), (tested, _) = (answer(trainer.model, s, *how) for s in (validation, test))
+        model = train(seed, rate, drawn(seed))
+        (right, nll), (tested, _) = (
+            answer(model, sequences, *how) for sequences in (validation, test)
+        )
         accuracy = float((right.sum(axis=(0, 2)) / asked).mean())  # tasks weigh alike
-        note = f"width {trainer.width}, rate {rate:.2g}, seed {seed}: {accuracy:.1%} right"
-        progress.advance(1, note)
-        of_training = {
+        progress.advance(1, f"width {width}, rate {rate:.2g}, seed {seed}: {accuracy:.1%} right")
+        known = {
             "mixer": recall.mixer,
             "layout": "" if recall.mixer in _PEERS else recall.models[0].layout,
             "status": "PASS",
             "reason": None,
-            "width": trainer.width,
-            "parameters": sum(p.numel() for p in trainer.model.parameters()),
+            "width": width,
+            "parameters": sum(p.numel() for p in model.parameters()),
             "learning_rate": rate,
             "seed": seed,
             "validation_accuracy": accuracy,
             "validation_nll": nll,
             "seconds": time.perf_counter() - began,
         }
-        return [of_training | counted for counted in _octaves(test, tested, recall.tasks)]
+        return [known | counted for counted in _octaves(test, tested, recall.tasks)]
 
     def merit(rows: list[dict]) -> tuple[float, float]:
         """What a rate is chosen by: the share of right answers, and among equals the NLL."""
@@ -305,14 +305,15 @@ def rows_of(recall: "Recall", device: torch.device, progress: Progress) -> Itera
 
     for config in recall.models:
         Execution(**recall.backends).check(config, device)
-        trainer = _Trainer(recall, config.d_model, device)
+        width = config.d_model
+        train = _trainer(recall, width, device)
         first, *others = recall.seeds
-        tried = {rate: trained(trainer, first, rate) for rate in recall.learning_rates}
+        tried = {rate: trained(train, width, first, rate) for rate in recall.learning_rates}
         chosen = max(tried, key=lambda rate: merit(tried[rate]))
         for rate, rows in tried.items():
             yield from (row | {"chosen": rate == chosen} for row in rows)
         for seed in others:
-            yield from (row | {"chosen": True} for row in trained(trainer, seed, chosen))
+            yield from (row | {"chosen": True} for row in trained(train, width, seed, chosen))
         if recall.compile:  # no width lends another compiled code
             torch.compiler.reset()
 
@@ -328,8 +329,7 @@ def run(recall: "Recall", out: Path) -> None:
         reason = why_no_peer(device) if recall.mixer in _PEERS else None
         if reason is not None:
             known = {"mixer": recall.mixer, "layout": "", "status": "UNAVAILABLE", "reason": reason}
-            origin = ("campaign", "variation", "hash", "commit", "device", "versions", "created")
-            rest = [name for name in records.columns("recall") if name not in origin]
+            rest = set(records.columns("recall")) - {"campaign", "variation", *records.ORIGIN}
             rows = [dict.fromkeys(rest) | known]
         else:
             with Progress(f"recall {recall.mixer}", total, "trainings") as progress:

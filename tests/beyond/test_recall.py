@@ -13,7 +13,7 @@ from training import CPU
 
 from relation import records
 from relation.beyond import recall
-from relation.beyond.recall import FILLER, AtQueries, Sequences, Uniform, answer, draw, questions
+from relation.beyond.recall import FILLER, AtQueries, Sequences, answer, draw, questions, uniform
 from relation.data.windows import IGNORED
 from relation.jobs import Recall
 from relation.train.step import summed_nll
@@ -91,7 +91,7 @@ def test_shorter_tasks_are_padded_and_a_key_fixes_the_sequences() -> None:
 def test_draws_without_return_are_uniform() -> None:
     """Each of the 24 ordered draws of 3 among 4 is as likely."""
     rows = 24_000
-    drawn = recall.distinct(Uniform(3), rows, 4, 3)
+    drawn = recall.distinct(uniform(3), rows, 4, 3)
     codes, counts = np.unique(drawn @ [16, 4, 1], return_counts=True)
     assert len(codes) == 24
     spread = math.sqrt(rows / 24 * (1 - 1 / 24))
@@ -102,7 +102,7 @@ def test_draws_without_return_are_uniform() -> None:
 def test_queries_follow_the_power_law_of_gaps(power: float) -> None:
     """The first draw takes slot s in proportion to s^(power - 1); all draws are distinct."""
     rows, slots = 40_000, 12
-    drawn = recall.query_slots(Uniform(4), rows, slots, 5, power)
+    drawn = recall.query_slots(uniform(4), rows, slots, 5, power)
     assert all(len(set(row)) == 5 for row in drawn[:200])
     share = np.arange(1, slots + 1) ** (power - 1.0)
     share /= share.sum()

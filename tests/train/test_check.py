@@ -177,9 +177,8 @@ def test_lost_gradients_are_written_and_named(monkeypatch, tmp_path, capsys) -> 
 def test_what_proves_nothing_does_not_pass(error: float, truth: float) -> None:
     """No noise of the yardstick allows more than 1%, and a gradient of zero proves nothing."""
     ones = torch.ones(16, 16, dtype=DOUBLE)
-    of = (error * ones, 0.3 * ones, truth * ones)
-    moments = torch.stack([check._moments(x, truth * ones) for x in of]).expand(16, 3, 3)
-    *_, scale = check.gradient_errors(moments, 256, "bf16")
+    found = [(truth + off) * ones for off in (error, 0.3, 0.0)]
+    *_, scale = check.gradient_errors(check.moments(*found).expand(16, 3, 3), 256, "bf16")
     assert not scale["error"] <= scale["allowed"]
 
 
