@@ -50,8 +50,8 @@ class Records:
     Each frame also has `source` (file and anchor on the Records page); `scale` is that of the paper
     which the rows stand for (100M for 100M28pc, 10M for 10M-mini) and `own_scale` the run's own;
     runs have `further`, whether their seed is beyond the campaign's matrix.
-    planned: a row a planned record (PLANNED; a benchmark's variant is its name); campaign: title,
-    description, notice, seeds, precision; window: fraction of the budget over which losses smooth.
+    planned: a row a planned record (PLANNED; a benchmark's variant is its name); precision: of the
+    benchmarks; window: fraction of the budget over which losses smooth.
     """
 
     setting: Setting
@@ -71,7 +71,7 @@ class Records:
     models: pd.DataFrame
     data: pd.DataFrame
     planned: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=PLANNED))
-    campaign: Mapping[str, Any] = field(default_factory=dict)
+    precision: Sequence[str] = ()
     window: float = 0.01
 
     @cached_property
@@ -152,11 +152,7 @@ def load(
         setting=setting,
         **frames,
         planned=_planned(setting, campaign, frames, scales, root / setting.campaign / "logs"),
-        campaign={
-            **{name: getattr(campaign, name) for name in ("title", "description", "notice")},
-            "seeds": campaign.seeds,
-            "precision": sorted({bench.precision for bench in campaign.benchmarks}),
-        },
+        precision=sorted({bench.precision for bench in campaign.benchmarks}),
         window=campaign.efficiency_window,
     )
 

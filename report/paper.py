@@ -51,12 +51,6 @@ def load(table: str, folder: Path = FOLDER) -> pd.DataFrame:
     return rows.rename(columns={"value": "printed"}).assign(paper_value=numbers)
 
 
-def printed(table: str, row: str, column: str, statistic: str = "value") -> str | None:
-    """One cell as the paper prints it; None where it prints none."""
-    found = load(table).set_index(KEY)["printed"]
-    return found.get((row, column, statistic))
-
-
 def number(table: str, row: str, column: str, statistic: str = "value") -> float | None:
     """The number of one printed cell in the records' unit; None where the paper prints none."""
     found = load(table).set_index(KEY)

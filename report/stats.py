@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,13 +58,6 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
     """Low end, mean and high end of the 95% t interval; NaN ends below two values."""
     found = mean(values)
     return found.low, found.value, found.high
-
-
-def paired(
-    over: Mapping[int, float], under: Mapping[int, float], confidence: float = 0.95
-) -> Estimate:
-    """The mean difference over the seeds that both arms have, with its t interval."""
-    return mean([over[seed] - under[seed] for seed in over if seed in under], confidence)
 
 
 def welch(over: Sequence[float], under: Sequence[float], confidence: float = 0.95) -> Estimate:

@@ -7,24 +7,8 @@ from matplotlib.figure import Figure
 
 from report import paper, stats
 from report.data import Records
-from report.figures.style import (
-    COLOUR,
-    DASHES,
-    INK,
-    MHA,
-    MUTED,
-    NAME,
-    PAIR,
-    RELATION,
-    beside,
-    counts,
-    drawing,
-    grid,
-    pair_names,
-    scales_of,
-    seeds_and_mean,
-    sideways,
-)
+from report.figures import style
+from report.figures.style import COLOUR, NAME, PAIR, drawing, grid, scales_of
 
 FIRST_SEEDS = 3  # of a scale that are drawn one by one; further pairs stand in the figure of pairs
 LATE = 0.25  # a panel shows what comes after this share of the budget
@@ -43,7 +27,7 @@ def _passes(axes: Axes, runs: pd.DataFrame) -> None:
         run = runs.iloc[0]
         for epoch in range(1, int(run["epochs"]) + 1):
             place = epoch * run["trained_tokens"] / run["epochs"]
-            axes.axvline(place, color=MUTED, linewidth=0.7, linestyle=":", zorder=1)
+            axes.axvline(place, color=style.MUTED, linewidth=0.7, linestyle=":", zorder=1)
 
 
 @drawing("loss-curves", "Training loss")
@@ -70,7 +54,7 @@ def loss_curves(records: Records) -> Figure | None:
             here.set_axis_off()
     for here in axes[:, 0]:
         here.set_ylabel("loss (nat/token)")
-    pair_names(axes[0, 0])
+    style.pair_names(axes[0, 0])
     return figure
 
 
@@ -85,18 +69,20 @@ def _pair_losses(here: Axes, scale, seed, logs: dict, runs: pd.DataFrame, window
     _limit(here, np.concatenate(late))
     target = curves["mha"][1][-1]
     crossing = stats.crossing(*curves["full"], target)
-    here.axhline(target, color=MUTED, linewidth=0.7, linestyle=DASHES)
+    here.axhline(target, color=style.MUTED, linewidth=0.7, linestyle=style.DASHES)
     if crossing is None:
         note = "not reached"
     else:
-        here.plot(crossing, target, "o", color=INK, markerfacecolor="none", markersize=5, zorder=4)
+        here.plot(
+            crossing, target, "o", color=style.INK, markerfacecolor="none", markersize=5, zorder=4
+        )
         note = f"{crossing / curves['full'][0][-1] - 1:+.1%} tokens"
-    beside(
+    style.beside(
         here, (0.03, target), f"seed {seed}: {note}", xycoords=here.get_yaxis_transform(),
         xytext=(0, 3), va="bottom",
     )  # fmt: skip
     _passes(here, runs[(runs["scale"] == scale) & (runs["seed"] == seed)])
-    counts(here.xaxis)
+    style.counts(here.xaxis)
 
 
 @drawing("validation-curves", "Validation NLL while training")
@@ -115,24 +101,24 @@ def validation_curves(records: Records) -> Figure | None:
         looks = {v: own[own["variant"] == v].pivot_table("value", "tokens", "seed") for v in PAIR}
         late = LATE * own["tokens"].max()
         for variant, curves in looks.items():
-            style = DASHES if variant == "full" else "-"  # the two may lie on one another
-            seeds_and_mean(above, curves, COLOUR[variant], linestyle=style)
+            dash = style.DASHES if variant == "full" else "-"  # the two may lie on one another
+            style.seeds_and_mean(above, curves, COLOUR[variant], linestyle=dash)
         _limit(
             above, np.concatenate([c[c.index >= late].to_numpy().ravel() for c in looks.values()])
         )
         apart = (looks["full"] - looks["mha"]).dropna(axis=1, how="all")
-        seeds_and_mean(below, apart, INK)
+        style.seeds_and_mean(below, apart, style.INK)
         _limit(below, np.append(apart[apart.index >= late].to_numpy().ravel(), 0.0))
-        below.axhline(0, color=MUTED, linewidth=0.8)
+        below.axhline(0, color=style.MUTED, linewidth=0.8)
         runs = records.runs[records.runs["scale"] == scale]
         for panel in (above, below):
             _passes(panel, runs)
         above.set_title(scale)
         below.set_xlabel("training tokens")
-        counts(below.xaxis)
+        style.counts(below.xaxis)
     axes[0, 0].set_ylabel("validation NLL\n(nat/token)")
     axes[1, 0].set_ylabel("Relation − MHA\n(nat/token)")
-    pair_names(axes[0, 0])
+    style.pair_names(axes[0, 0])
     return figure
 
 
@@ -149,9 +135,9 @@ def pairs(records: Records) -> Figure | None:
     figure, axes = grid(1, len(scales), 2.9)
     for here, scale in zip(axes[0], scales, strict=True):
         own = wide[wide["scale"] == scale]
-        here.plot([0, 1], own[list(PAIR)].T, color=MUTED, linewidth=0.7, alpha=0.6, zorder=2)
-        here.plot(np.zeros(len(own)), own["mha"], "o", color=MHA, zorder=3)
-        here.plot(np.ones(len(own)), own["full"], "o", color=RELATION, zorder=3)
+        here.plot([0, 1], own[list(PAIR)].T, color=style.MUTED, linewidth=0.7, alpha=0.6, zorder=2)
+        here.plot(np.zeros(len(own)), own["mha"], "o", color=style.MHA, zorder=3)
+        here.plot(np.ones(len(own)), own["full"], "o", color=style.RELATION, zorder=3)
         low, mean, high = stats.mean_interval(own["full"] - own["mha"])
         title = f"{scale}, {len(own)} pairs: {mean:+.4f}"
         here.set_title(title if np.isnan(low) else f"{title}\n95% {low:+.4f} to {high:+.4f}")
@@ -179,25 +165,25 @@ def variants(records: Records) -> Figure | None:
         return None
     figure, axes = grid(1, 1, 0.36 * len(groups) + 0.8)
     here = axes[0, 0]
-    sideways(here, [f"{scale} {variant}" for scale, variant, _ in groups])
+    style.sideways(here, [f"{scale} {variant}" for scale, variant, _ in groups])
     shown = [0.0]
     for place, (scale, variant, values) in enumerate(groups):
         low, mean, high = stats.mean_interval(values)
-        here.barh(-place, mean, height=0.55, color=RELATION, alpha=0.35)
-        here.plot(values, np.full(len(values), -place), "o", color=RELATION, markersize=3.5)
+        here.barh(-place, mean, height=0.55, color=style.RELATION, alpha=0.35)
+        here.plot(values, np.full(len(values), -place), "o", color=style.RELATION, markersize=3.5)
         note = f"{mean:+.4f}, n = {len(values)}"
         if not np.isnan(low):
-            here.plot((low, high), (-place, -place), color=INK, linewidth=1)
+            here.plot((low, high), (-place, -place), color=style.INK, linewidth=1)
             note += f" [{low:+.3f}, {high:+.3f}]"
         printed = paper.number("app-ablation", variant, "delta") if scale == "10M" else None
         if printed is not None:
-            look = {"color": INK, "markerfacecolor": "none", "markersize": 5, "zorder": 4}
+            look = {"color": style.INK, "markerfacecolor": "none", "markersize": 5, "zorder": 4}
             here.plot(printed, -place, "D", **look)
             shown.append(printed)
         shown += [*values, *((low, high) if len(values) > 2 else ())]
-        beside(here, (1, -place), note, xycoords=("axes fraction", "data"))
+        style.beside(here, (1, -place), note, xycoords=("axes fraction", "data"))
     margin = 0.04 * (max(shown) - min(shown))
     here.set_xlim(min(shown) - margin, max(shown) + margin)
-    here.axvline(0, color=INK, linewidth=0.8)
+    here.axvline(0, color=style.INK, linewidth=0.8)
     here.set_xlabel("final validation NLL less Full Relation’s of the same seed (nat/token)")
     return figure

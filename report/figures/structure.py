@@ -7,21 +7,8 @@ from matplotlib.ticker import MaxNLocator
 
 from report import stats
 from report.data import Records
-from report.figures.style import (
-    COLOUR,
-    DASHES,
-    MUTED,
-    NAME,
-    PAIR,
-    doublings,
-    drawing,
-    grid,
-    pair_names,
-    percent,
-    points,
-    scales_of,
-    seeds_and_mean,
-)
+from report.figures import style
+from report.figures.style import COLOUR, NAME, PAIR, drawing, grid, scales_of
 
 SINKS = (1, 2, 4, 8, 16, 32)  # first tokens, as Table 9 has them
 MAP_LAYERS = 5  # layers a row of the flow maps
@@ -57,12 +44,12 @@ def flow_by_layer(records: Records) -> Figure | None:
         ranks = _by_seed(own[own["metric"] == "effective_rank"], "layer")
         for here, seeds in ((flow, selfs), (rank, ranks)):
             for variant, curves in seeds.items():
-                seeds_and_mean(here, curves, COLOUR[variant], points=True)
+                style.seeds_and_mean(here, curves, COLOUR[variant], points=True)
             here.set_ylim(bottom=0, auto=True)
-        ratio.axhline(1, color=MUTED, linewidth=0.8)
-        seeds_and_mean(ratio, ranks["full"] / ranks["mha"], MUTED, points=True)
+        ratio.axhline(1, color=style.MUTED, linewidth=0.8)
+        style.seeds_and_mean(ratio, ranks["full"] / ranks["mha"], style.MUTED, points=True)
         flow.set_title(scale)
-        percent(flow)
+        style.percent(flow)
         ratio.set_xlabel("layer")
         ratio.xaxis.set_major_locator(MaxNLocator(integer=True))
     for here, label in zip(
@@ -70,7 +57,7 @@ def flow_by_layer(records: Records) -> Figure | None:
         strict=True,
     ):  # fmt: skip
         here.set_ylabel(label)
-    pair_names(axes[0, 0])
+    style.pair_names(axes[0, 0])
     return figure
 
 
@@ -103,7 +90,7 @@ def spectra(records: Records) -> Figure | None:
         here.set_ylim(bottom=1e-5, auto=True)  # below, FP32 has little to say
         here.set_xlabel("k")
     axes[0, 0].set_ylabel("k-th singular value")
-    pair_names(axes[0, 0])
+    style.pair_names(axes[0, 0])
     return figure
 
 
@@ -112,16 +99,16 @@ def _with_difference(figure_axes, scales, seeds_of, label: str, along: str) -> N
     for (above, below), scale in zip(figure_axes.T, scales, strict=True):
         seeds = seeds_of(scale)
         for variant, curves in seeds.items():
-            seeds_and_mean(above, curves, COLOUR[variant])
-        below.axhline(0, color=MUTED, linewidth=0.8)
-        seeds_and_mean(below, seeds["full"] - seeds["mha"], MUTED)
+            style.seeds_and_mean(above, curves, COLOUR[variant])
+        below.axhline(0, color=style.MUTED, linewidth=0.8)
+        style.seeds_and_mean(below, seeds["full"] - seeds["mha"], style.MUTED)
         above.set_title(scale)
-        percent(above)
-        points(below)
+        style.percent(above)
+        style.points(below)
         below.set_xlabel(along)
     figure_axes[0, 0].set_ylabel(label)
     figure_axes[1, 0].set_ylabel("Relation − MHA\n(pp)")
-    pair_names(figure_axes[0, -1])
+    style.pair_names(figure_axes[0, -1])
 
 
 @drawing("history-by-distance", "History by distance")
@@ -150,8 +137,8 @@ def history(records: Records) -> Figure | None:
         ticks = [length // part for part in (8, 4, 2)]
         for panel in column:
             for distance in ticks:
-                panel.axvline(distance, color=MUTED, linewidth=0.7, linestyle=DASHES)
-            doublings(panel, [1, *ticks, length])
+                panel.axvline(distance, color=style.MUTED, linewidth=0.7, linestyle=style.DASHES)
+            style.doublings(panel, [1, *ticks, length])
     return figure
 
 
@@ -169,7 +156,7 @@ def sink(records: Records) -> Figure | None:
         "historical mass\non the first k", "first k tokens",
     )  # fmt: skip
     for here in axes.ravel():
-        doublings(here, list(SINKS))
+        style.doublings(here, list(SINKS))
     return figure
 
 
@@ -184,7 +171,7 @@ def positions(records: Records) -> Figure | None:
     for here, scale in zip(axes[0], scales, strict=True):
         for variant in PAIR:
             own = rows[(rows["scale"] == scale) & (rows["variant"] == variant)]
-            for name, first, last, style in (
+            for name, first, last, dash in (
                 ("L0", 0, 0, "-"), ("L1", 1, 1, "--"), ("L2+", 2, np.inf, ":"),
             ):  # fmt: skip
                 layers = own[own["layer"].between(first, last)]
@@ -195,11 +182,11 @@ def positions(records: Records) -> Figure | None:
                     sums = np.add.reduceat(values, edges[:-1] - 1) / np.diff(edges)
                     label = f"{NAME[variant]} {name}"
                     here.plot(
-                        edges[:-1], sums, style, color=COLOUR[variant], linewidth=1.1, label=label
+                        edges[:-1], sums, dash, color=COLOUR[variant], linewidth=1.1, label=label
                     )
         here.set_title(scale)
         here.set_xscale("log", base=2)
-        percent(here)
+        style.percent(here)
         here.set_ylim(0, 1)
         here.set_xlabel("position (tokens)")
     axes[0, 0].set_ylabel("Self / diagonal flow")

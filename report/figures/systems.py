@@ -7,24 +7,8 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 
 from report import paper
 from report.data import Records
-from report.figures.style import (
-    COLOUR,
-    DASHES,
-    INK,
-    MATERIALISED,
-    MHA,
-    MUTED,
-    NAME,
-    RELATION,
-    beside,
-    count,
-    counts,
-    doublings,
-    drawing,
-    grid,
-    scales_of,
-    sideways,
-)
+from report.figures import style
+from report.figures.style import COLOUR, NAME, drawing, grid, scales_of
 
 OPERATORS = ("mha", "full-reference", "full-flash", "linear")
 # Decode states that agree lie on one another: the earlier ones stay visible as a rim.
@@ -53,34 +37,36 @@ def throughput(records: Records) -> Figure | None:
 
 def _bars(here: Axes, rows: pd.DataFrame) -> None:
     names = [f"{NAME[v]}\n{b}" for v, b in zip(rows["variant"], rows["backend"], strict=True)]
-    sideways(here, names)
+    style.sideways(here, names)
     for place, row in enumerate(rows.itertuples()):
         rate = row.tokens_per_second
         missing = pd.isna(rate)
         slow = row.backend in ("reference", "materialised")
-        colour = MHA if row.variant == "mha" else MATERIALISED if slow else RELATION
+        colour = (
+            style.MHA if row.variant == "mha" else style.MATERIALISED if slow else style.RELATION
+        )
         here.barh(-place, 0 if missing else rate, height=0.6, color=colour)
-        note = row.status if missing else count(rate)
-        beside(here, (0 if missing else rate, -place), note)
+        note = row.status if missing else style.count(rate)
+        style.beside(here, (0 if missing else rate, -place), note)
     here.set_xlim(0, 1.25 * rows["tokens_per_second"].max() if len(rows) else 1)
-    counts(here.xaxis, 3)
+    style.counts(here.xaxis, 3)
 
 
 def _contexts(here: Axes, contexts) -> None:
     places = sorted(set(contexts))
-    doublings(here, places[:: max(1, -(-len(places) // 5))])
+    style.doublings(here, places[:: max(1, -(-len(places) // 5))])
     here.set_xlabel("context T (tokens)")
 
 
 def _logarithmic(here: Axes) -> None:
     here.set_yscale("log")
-    here.yaxis.set_major_formatter(FuncFormatter(count))
+    here.yaxis.set_major_formatter(FuncFormatter(style.count))
     here.yaxis.set_minor_locator(NullLocator())
 
 
 def _out_of_memory(here: Axes, context: int, colour: str) -> None:
-    here.axvline(context, color=colour, linewidth=0.7, linestyle=DASHES)
-    beside(
+    here.axvline(context, color=colour, linewidth=0.7, linestyle=style.DASHES)
+    style.beside(
         here, (context, 0.5), "out of memory", xycoords=("data", "axes fraction"),
         xytext=(-9, 0), rotation=90,
     )  # fmt: skip
@@ -147,10 +133,10 @@ def linear_long(records: Records) -> Figure | None:
         printed = {c: paper.number("app-linear-long", str(c), column) for c in rows["context"]}
         printed = {c: value for c, value in printed.items() if value is not None}
         if printed:
-            look = {"color": MUTED, "markerfacecolor": "none", "label": "the paper, RTX 5090"}
+            look = {"color": style.MUTED, "markerfacecolor": "none", "label": "the paper, RTX 5090"}
             here.plot(list(printed), list(printed.values()), "D-", **look)
         for context in rows[rows["status"] == "OOM"]["context"]:
-            _out_of_memory(here, context, INK)
+            _out_of_memory(here, context, style.INK)
         _contexts(here, rows["context"])
         _logarithmic(here)
         here.set_ylabel(label)
@@ -176,12 +162,12 @@ def lengths(records: Records) -> Figure | None:
         for variant, group in own.groupby("variant"):
             mean = group.groupby("first")["more"].mean()
             mean = mean[mean.index > 0]
-            colour = COLOUR.get(variant, MUTED)
+            colour = COLOUR.get(variant, style.MUTED)
             here.plot(mean.index, mean, "o-", markersize=3, color=colour, label=variant)
         here.set_title(scale)
-        here.axhline(0, color=MUTED, linewidth=0.8)
+        here.axhline(0, color=style.MUTED, linewidth=0.8)
         last = int(own["first"].max())
-        doublings(here, [2**k for k in range(8, 20) if 2**k <= last])
+        style.doublings(here, [2**k for k in range(8, 20) if 2**k <= last])
         here.set_xlabel("position (tokens)")
     axes[0, 0].set_ylabel("NLL less that in trained windows\n(nat/token)")
     axes[0, 0].legend()
@@ -203,8 +189,8 @@ def recall(records: Records) -> Figure | None:
     for here, length in zip(axes[0], tasks, strict=True):
         for mixer, group in shares[shares["length"] == length].groupby("mixer"):
             mean = group.groupby("width")["share"].mean()
-            here.plot(mean.index, mean, "o-", label=mixer, color=COLOUR.get(mixer, MUTED))
-        doublings(here, sorted(shares["width"].unique()))
+            here.plot(mean.index, mean, "o-", label=mixer, color=COLOUR.get(mixer, style.MUTED))
+        style.doublings(here, sorted(shares["width"].unique()))
         here.set_ylim(0, 1.02)
         here.set_title(f"T = {length}")
         here.set_xlabel("width d")

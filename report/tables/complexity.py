@@ -102,7 +102,7 @@ def decoded_tokens(complexity: pd.DataFrame, decode: pd.DataFrame, operator: str
     | {f"decode-{name}": f"{variant.title}, decoding" for name, variant in VARIANTS.items()},
 )
 def complexity_table(
-    complexity: pd.DataFrame, decode: pd.DataFrame, campaign: dict[str, Any]
+    complexity: pd.DataFrame, decode: pd.DataFrame, precision: Sequence[str]
 ) -> Cells:
     """Cost of the token-mixing core, the sequential operations of its direct form, and the
     history it keeps while decoding. Ours are powers of T fitted to the points whose time is at
@@ -126,7 +126,7 @@ def complexity_table(
             yield from _power(row, column, [c for c in of_row if c["column"] == quantity])
     for model, own in select(decode, measure="token").groupby("model", sort=False):
         yield from _many(f"decode-{model}", own)
-    yield from conditions(complexity, campaign["precision"])
+    yield from conditions(complexity, precision)
     failed = select(complexity, status="OOM").sort_values("context").groupby("operator", sort=False)
     told = [
         f"{OPERATORS[operator]} at T = {', '.join(f'{T:,.0f}' for T in contexts)}"

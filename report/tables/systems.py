@@ -165,7 +165,7 @@ def _fields(steps: pd.DataFrame, fields: Mapping[str, tuple]) -> Cells:
         Column("peers.other_ratio", "FR / other", ".3f", "x", interval=True),
     ),
 )
-def efficient(steps: pd.DataFrame, campaign: Mapping[str, Any]) -> Cells:
+def efficient(steps: pd.DataFrame, precision: Sequence[str]) -> Cells:
     """Whole training steps in tokens per second: FlashRelation against the materialised operator
     at a fixed context (T = 1024 in the paper), against FlashAttention at each scale's own, and
     against what the paper leaves out: the reference compiled with its model, and another
@@ -186,7 +186,7 @@ def efficient(steps: pd.DataFrame, campaign: Mapping[str, Any]) -> Cells:
         for backend in other["backend"]:
             name = ATTENTION_NAMES.get(backend, f"MHA, {backend}")
             yield cell(scale, "peers.name", text=name, sources=sources(other))
-    yield from conditions(rows, campaign["precision"])
+    yield from conditions(rows, precision)
 
 
 @table(
@@ -214,7 +214,7 @@ def efficient(steps: pd.DataFrame, campaign: Mapping[str, Any]) -> Cells:
     ),
 )
 def production(
-    steps: pd.DataFrame, runs: pd.DataFrame, models: pd.DataFrame, campaign: Mapping[str, Any]
+    steps: pd.DataFrame, runs: pd.DataFrame, models: pd.DataFrame, precision: Sequence[str]
 ) -> Cells:
     """FlashAttention and FlashRelation at each scale's own context. Whole training steps: rates
     are medians of rounds in which the sides take turns, FR/FA is the median of single rounds'
@@ -230,7 +230,7 @@ def production(
         column, behind = f"run_micro_ga.{model['variant']}", (model["source"],)
         yield cell(model["scale"], column, text=micro_ga(model), sources=behind)
     yield from run_rates(runs[runs["variant"].isin(PAIRED) & ~runs["further"]], rows)
-    yield from conditions(rows, campaign["precision"])
+    yield from conditions(rows, precision)
 
 
 def run_rates(runs: pd.DataFrame, matched: pd.DataFrame) -> Cells:
@@ -281,7 +281,7 @@ def run_rates(runs: pd.DataFrame, matched: pd.DataFrame) -> Cells:
         Column("raw", "Raw mean", *_RATES, ("linear-steady",)),
     ),
 )
-def linear_steady(steps: pd.DataFrame, campaign: Mapping[str, Any]) -> Cells:
+def linear_steady(steps: pd.DataFrame, precision: Sequence[str]) -> Cells:
     """Linear Relation in whole training steps: once warm, as the median of rounds, and over all
     the time from the first update on, in which compilation weighs more than in a run of thousands.
     It was timed untrained; where training makes retention forget faster, more chunks take slower
@@ -289,7 +289,7 @@ def linear_steady(steps: pd.DataFrame, campaign: Mapping[str, Any]) -> Cells:
     rows = select(steps, benchmark="linear-steady")
     fields = {"context": "context", "micro_ga": "batches", "steady": RATE, "raw": f"raw_{RATE}"}
     yield from _fields(rows, {k: ("linear-steady", None, field) for k, field in fields.items()})
-    yield from conditions(rows, campaign["precision"])
+    yield from conditions(rows, precision)
 
 
 @table(
@@ -306,7 +306,7 @@ def linear_steady(steps: pd.DataFrame, campaign: Mapping[str, Any]) -> Cells:
     ),
     names={context: f"T = {int(context):,}" for context in LONG_CONTEXTS},
 )
-def linear_long(steps: pd.DataFrame, campaign: Mapping[str, Any]) -> Cells:
+def linear_long(steps: pd.DataFrame, precision: Sequence[str]) -> Cells:
     """Linear Relation against the context T, one window a micro-batch. On a GPU the rate grows
     with T: a short window gives it too little to do at a time. Rates are medians of rounds, timed
     untrained."""
@@ -319,4 +319,4 @@ def linear_long(steps: pd.DataFrame, campaign: Mapping[str, Any]) -> Cells:
         yield cell(row, "status", text=status, sources=sources(of_context))
         yield from measured(row, "throughput", of_context, RATE)
         yield from measured(row, "allocated", of_context, "allocated_gib")
-    yield from conditions(rows, campaign["precision"])
+    yield from conditions(rows, precision)

@@ -29,12 +29,6 @@ def test_one_value_has_no_interval() -> None:
     assert math.isnan(stats.mean([]).value)
 
 
-def test_paired_takes_the_seeds_that_both_have() -> None:
-    found = stats.paired({42: 3.0, 43: 3.2, 44: 3.1, 45: 9.0}, {44: 3.0, 42: 2.8, 43: 3.1})
-    assert found.n == 3
-    assert found.value == pytest.approx((0.2 + 0.1 + 0.1) / 3)
-
-
 def test_welch_is_that_of_scipy() -> None:
     found = stats.welch(A, B)
     theirs = scipy.stats.ttest_ind(A, B, equal_var=False)

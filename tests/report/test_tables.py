@@ -35,8 +35,7 @@ def records(planned: list[tuple] = (), **frames: list[dict]) -> Records:
     further = made["runs"]["seed"].map(lambda seed: seed not in SEEDS).astype(bool)
     made["runs"] = made["runs"].assign(further=further)
     rows = pd.DataFrame(planned, columns=data.PLANNED)
-    campaign = {"precision": ["bf16"], "seeds": list(SEEDS)}
-    return Records(setting=Setting("made"), planned=rows, campaign=campaign, **made)
+    return Records(setting=Setting("made"), planned=rows, precision=["bf16"], **made)
 
 
 def run(scale: str, variant: str, seed: int, nll: float, **known) -> dict:
