@@ -7,7 +7,8 @@ lambda log i, windows whose i stays at the training context and windows without 
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -86,10 +87,10 @@ def frozen_count(call: Callable[..., Tensor], context: int) -> Callable[..., Ten
     its digits.
     """
 
-    def frozen(p1, p2, info, lam, tau, *, transport_self, documents=None):
+    def frozen(p1, p2, info, lam, tau, *, transport_self, **options):
         wide = torch.promote_types(info.dtype, torch.float32)
         inputs = [x.to(wide) for x in (p1, p2, for_heads(info, p1.shape[1]))]  # (B, H, T, D)
-        options = {"transport_self": False, "documents": documents}
+        options["transport_self"] = False
         exchange = call(*inputs, lam, tau, **options)
         # A sum of ones may pass 1 by a rounding, and has no log-odds then.
         g = call(*inputs[:2], torch.ones_like(inputs[2]), lam, tau, **options).clamp(max=1)
@@ -105,31 +106,28 @@ def frozen_count(call: Callable[..., Tensor], context: int) -> Callable[..., Ten
     return frozen
 
 
+def removed_count(call: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A backend of Full Relation without the correction: lambda is 0."""
+
+    def removed(p1, p2, info, lam, *rest, **options):
+        return call(p1, p2, info, torch.zeros_like(lam), *rest, **options)
+
+    return removed
+
+
 @contextmanager
-def count_frozen(mixers: Sequence[nn.Module], context: int) -> Iterator[None]:
-    """The count correction of Full Relation layers stays at its value after `context` tokens."""
+def changed(
+    mixers: Sequence[nn.Module], change: Callable[[Callable], Callable] | None
+) -> Iterator[None]:
+    """Layers whose backend `call` is `change(call)`; None changes nothing."""
     kept = [mixer.call for mixer in mixers]
     for mixer, call in zip(mixers, kept, strict=True):
-        mixer.call = frozen_count(call, context)
+        mixer.call = change(call) if change else call
     try:
         yield
     finally:
         for mixer, call in zip(mixers, kept, strict=True):
             mixer.call = call
-
-
-@contextmanager
-@torch.no_grad()
-def count_removed(mixers: Sequence[nn.Module]) -> Iterator[None]:
-    """Full Relation layers without their count correction: lambda is 0."""
-    kept = [mixer.lam.clone() for mixer in mixers]
-    for mixer in mixers:
-        mixer.lam.zero_()
-    try:
-        yield
-    finally:
-        for mixer, lam in zip(mixers, kept, strict=True):
-            mixer.lam.copy_(lam)
 
 
 def length_rows(model: Decoder, windows: Tensor, context: int) -> Iterator[dict]:
@@ -139,26 +137,21 @@ def length_rows(model: Decoder, windows: Tensor, context: int) -> Iterator[dict]
     """
     mixers = [block.mixer for block in model.blocks]
     mixers = [m for m in mixers if isinstance(getattr(m, "lam", None), nn.Parameter)]
-    readings = {"whole": nullcontext()}
+    readings = {"whole": None}
     if mixers:
-        readings |= {"frozen": count_frozen(mixers, context), "removed": count_removed(mixers)}
-    piece = math.ceil(context / PIECES)
-    for reading, changed in readings.items():
-        with changed:
-            nll = token_nll(model, windows, context)
-        yield from _rows(reading, nll, piece)
-    length = windows.shape[1] - 1
+        readings |= {"frozen": partial(frozen_count, context=context), "removed": removed_count}
+    found = {}
+    for reading, change in readings.items():
+        with changed(mixers, change):
+            found[reading] = token_nll(model, windows, context)
     # A window's last token is the next one's first: (n contexts, T + 1).
     apart = windows.unfold(1, context + 1, context).flatten(0, 1)
-    yield from _rows("apart", token_nll(model, apart, context).view(-1, length), piece)
-
-
-def _rows(reading: str, nll: Tensor, piece: int) -> Iterator[dict]:
-    first = 0
-    for part in nll.double().cpu().split(piece, dim=1):
-        count, mean = part.numel(), part.mean().item()
-        yield {"reading": reading, "first": first, "count": count, "nll": mean}
-        first += part.shape[1]
+    found["apart"] = token_nll(model, apart, context).view(found["whole"].shape)
+    piece = math.ceil(context / PIECES)
+    for reading, nll in found.items():
+        for place, part in enumerate(nll.double().cpu().split(piece, dim=1)):
+            row = {"reading": reading, "first": place * piece, "count": part.numel()}
+            yield row | {"nll": part.mean().item()}
 
 
 def measure(run: "Run", data: Path, checkpoint: Path, out: Path, section: "Length") -> None:
@@ -179,6 +172,6 @@ def measure(run: "Run", data: Path, checkpoint: Path, out: Path, section: "Lengt
             long = torch.from_numpy(windows).to(device)
             found = list(length_rows(model, long, run.context)) if len(windows) else []
         progress.advance(1)
-        key = {n: getattr(run, n) for n in ("campaign", "scale", "variation", "variant", "seed")}
+        key = {name: getattr(run, name) for name in records.RUN_KEY}
         origin = records.origin(section.hash(run), describe(device))
         records.write(out / "lengths.parquet", "lengths", [{**key, **r} for r in found], origin)

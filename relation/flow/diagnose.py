@@ -1,6 +1,5 @@
 """The structural diagnostics of one checkpoint, layer by layer (Appendix B.4 and B.5)."""
 
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,11 +8,10 @@ import torch
 from torch import Tensor
 
 from relation import records
-from relation.data.windows import Mask, document_mask, first_windows, open_tokens
+from relation.data.windows import document_mask, first_windows, open_tokens
 from relation.errors import InputError
-from relation.flow.metrics import Layer, Reading, read_layers
+from relation.flow.metrics import Layer, read_layers
 from relation.machine import Progress, claim, describe, to_device
-from relation.nn import Decoder
 from relation.train.checkpoint import load_model
 
 if TYPE_CHECKING:
@@ -52,76 +50,53 @@ def _short(values: np.ndarray) -> np.ndarray:
     return ((bits + 0x800) & 0xFFFFF000).view(np.float32)
 
 
-def _metric_rows(layer: int, reading: Reading) -> Iterator[dict[str, Any]]:
-    for metric, values in reading.values.items():
-        for (sequence, head), value in np.ndenumerate(values.numpy()):
-            where = {"layer": layer, "head": head, "sequence": sequence, "length": reading.length}
-            yield {**where, "count": reading.count, "metric": metric, "value": float(value)}
-
-
-def _curve_rows(layer: int, reading: Reading) -> Iterator[dict[str, Any]]:
-    for curve, values in reading.curves.items():
-        mean = _short(values.mean((0, 1)).numpy())
-        yield {"layer": layer, "curve": curve, "length": reading.length, "values": mean}
-
-
-def _map_rows(layer: Layer) -> Iterator[dict[str, Any]]:
-    """The first sequence's flow, a row a head."""
-    length = layer.flow.shape[-1]
-    for head, flow in enumerate(pooled(layer.flow[0]).cpu().numpy()):
-        where = {"layer": layer.index, "head": head, "length": length, "side": len(flow)}
-        yield {**where, "codes": encode(flow).tobytes()}
-
-
-def rows_of(
-    model: Decoder, sequences: Tensor, flow_length: int, rank_length: int, mask: Mask, name: str
-) -> dict[str, list[dict[str, Any]]]:
-    """Rows of the kinds flow, curves and maps, without their key, of a model.
-
-    sequences: (B, T) int64 on its device; flow_length, rank_length: tokens whose flow and whose
-    spectra are measured; mask: that of the model's training. Raises InputError for a model with
-    Linear layers, a token that it does not know, or a flow that is not finite.
-    """
-    if int(sequences.max()) >= model.config.vocab_size:
-        raise InputError(
-            f"{name}: the text holds token {int(sequences.max())} and the model knows "
-            f"{model.config.vocab_size}; give tokens of the tokenizer that it was trained with"
-        )
+def _rows(layer: Layer) -> dict[str, list[dict[str, Any]]]:
+    """Rows of the kinds flow, curves and maps of one layer, without their key."""
     found: dict[str, list[dict]] = {"flow": [], "curves": [], "maps": []}
-    layers = read_layers(model, sequences, flow_length, rank_length, mask)
-    with Progress(f"diagnose {name}", model.config.layers, "layers") as progress:
-        for layer in layers:
-            for reading in layer.readings:
-                found["flow"] += _metric_rows(layer.index, reading)
-                found["curves"] += _curve_rows(layer.index, reading)
-            found["maps"] += _map_rows(layer)
-            progress.advance(1)
+    at = {"layer": layer.index}
+    for reading in layer.readings:
+        for metric, values in reading.values.items():
+            known = at | {"length": reading.length, "count": reading.count, "metric": metric}
+            for (sequence, head), value in np.ndenumerate(values.numpy()):
+                row = {"sequence": sequence, "head": head, "value": float(value)}
+                found["flow"].append(known | row)
+        for curve, values in reading.curves.items():
+            mean = _short(values.mean((0, 1)).numpy())
+            found["curves"].append(at | {"curve": curve, "length": reading.length, "values": mean})
+    # Of the first sequence, (H, T, T).
+    for head, flow in enumerate(pooled(layer.flow[0]).cpu().numpy()):
+        row = {"head": head, "length": layer.flow.shape[-1], "side": len(flow)}
+        found["maps"].append(at | row | {"codes": encode(flow).tobytes()})
     return found
-
-
-def write(
-    out: Path, found: Mapping[str, list[dict]], key: Mapping[str, Any], origin: Mapping[str, str]
-) -> None:
-    """Write flow, curves and maps.parquet into `out`; `key` and `origin` go into every row."""
-    for kind, rows in found.items():
-        records.write(out / f"{kind}.parquet", kind, [{**key, **row} for row in rows], origin)
 
 
 def diagnose(run: "Run", data: Path, checkpoint: Path, out: Path) -> None:
     """Diagnose a run's checkpoint and write flow, curves and maps.parquet into `out`.
 
     data: the run's prepared corpus, of whose validation split the first windows are read. Computes
-    in FP32. Raises InputError where the checkpoint or the validation split will not do.
+    in FP32. Raises InputError for a model with Linear layers, a token that it does not know, a flow
+    that is not finite, and where the checkpoint or the validation split will not do.
     """
     with claim(run.device) as device:
         model = load_model(checkpoint, device).eval()
-        validation = open_tokens(data, "validation")
-        length = max(run.flow_length, run.rank_length)
-        sequences = first_windows(validation, run.flow_window, run.flow_sequences)[:, :length]
-        mask = document_mask(run.document_mask, data)
         lengths = (run.flow_length, run.rank_length)
-        sequences = to_device(sequences.copy(), device)
-        found = rows_of(model, sequences, *lengths, mask, run.name)
-        names = ("campaign", "scale", "variation", "variant", "seed")
-        key = {name: getattr(run, name) for name in names}
-        write(out, found, key, records.origin(run.flow_hash, describe(device)))
+        validation = open_tokens(data, "validation")
+        sequences = first_windows(validation, run.flow_window, run.flow_sequences)
+        sequences = sequences[:, : max(lengths)].copy()  # (sequences, T)
+        if sequences.max() >= model.config.vocab_size:
+            raise InputError(
+                f"{run.name}: the text holds token {sequences.max()} and the model knows "
+                f"{model.config.vocab_size}; give tokens of the tokenizer that it was trained with"
+            )
+        mask = document_mask(run.document_mask, data)
+        layers = read_layers(model, to_device(sequences, device), *lengths, mask)
+        found: dict[str, list[dict]] = {}
+        with Progress(f"diagnose {run.name}", model.config.layers, "layers") as progress:
+            for layer in layers:
+                for kind, rows in _rows(layer).items():
+                    found.setdefault(kind, []).extend(rows)
+                progress.advance(1)
+        key = {name: getattr(run, name) for name in records.RUN_KEY}
+        origin = records.origin(run.flow_hash, describe(device))
+        for kind, rows in found.items():
+            records.write(out / f"{kind}.parquet", kind, [key | row for row in rows], origin)

@@ -65,15 +65,6 @@ def history_profiles(flow: Tensor) -> tuple[Tensor, Tensor]:
     return by_distance, by_source
 
 
-def by_place(by_source: Tensor, places: Tensor) -> Tensor:
-    """Mass by source, (B, H, T), summed by the source's place in its document, (B, H, T).
-
-    places: (B, T) int64. Within documents the sink is that of their first tokens.
-    """
-    places = places[:, None].expand_as(by_source)
-    return torch.zeros_like(by_source).scatter_add(-1, places, by_source)
-
-
 def singular_values(flow: Tensor) -> Tensor:
     """Singular values, (..., T) FP32, descending.
 
@@ -143,8 +134,9 @@ def read_flow(flow: Tensor, places: Tensor | None = None) -> Reading:
     length = flow.shape[-1]
     # Small from here on, and a GPU has no cumulative sum that gives the same bits every time.
     by_distance, by_source = (p.double().cpu() for p in history_profiles(flow))
-    if places is not None:
-        by_source = by_place(by_source, places.cpu())
+    if places is not None:  # mass by the source's place in its document: a sink is its first tokens
+        places = places.cpu()[:, None].expand_as(by_source)  # (B, H, T)
+        by_source = torch.zeros_like(by_source).scatter_add(-1, places, by_source)
     values = {"self_flow": self_flow(flow), "exchange_flow": exchange_flow(flow)}
     for name, part in DISTANCES.items():
         values[name] = by_distance[..., length // part + 1 :].sum(-1)

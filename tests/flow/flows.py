@@ -80,13 +80,3 @@ def defined_dims(squares: list[float], E: float, eta: float) -> int:
     """min {r : the first r squares hold eta of E}; all where rounding leaves the sum short."""
     held = (r for r in range(1, len(squares) + 1) if math.fsum(squares[:r]) / E >= eta)
     return next(held, len(squares))
-
-
-def uniform_spectrum(length: int) -> np.ndarray:
-    """Singular values of `uniform_flow` from its inverse, whose Gram matrix is tridiagonal.
-
-    Row i of the inverse, one-based, is i at i and -(i - 1) at i - 1.
-    """
-    i = np.arange(1.0, length + 1)
-    inverse = np.diag(i) - np.diag(i[:-1], -1)
-    return np.sort(1 / np.sqrt(np.linalg.eigvalsh(inverse.T @ inverse)))[::-1]

@@ -9,32 +9,14 @@ from conftest import refusal
 from flows import (
     FLOOR,
     FLOWS,
-    defined_conditional,
     defined_flow_metrics,
     defined_rank_metrics,
     first_token_flow,
     random_flow,
     uniform_flow,
-    uniform_spectrum,
 )
 
 from relation.flow import metrics
-
-SPECTRA = {
-    "effective_rank": metrics.effective_rank,
-    "stable_rank": metrics.stable_rank,
-    "top_singular_energy": metrics.top_energy,
-    "dims_90": lambda sigma: metrics.energy_dims(sigma, 0.90),
-    "dims_95": lambda sigma: metrics.energy_dims(sigma, 0.95),
-}
-
-
-def beyond(flow: torch.Tensor, distance: int) -> torch.Tensor:
-    return metrics.history_profiles(flow)[0][..., distance + 1 :].sum(-1)
-
-
-def sink(flow: torch.Tensor, first: int) -> torch.Tensor:
-    return metrics.history_profiles(flow)[1][..., :first].sum(-1)
 
 
 @pytest.mark.parametrize("flow", FLOWS.values(), ids=FLOWS.keys())
@@ -56,8 +38,9 @@ def test_spectrum_metrics_come_from_fp32_singular_values(flow, dtype) -> None:
     assert sigma.dtype == torch.float32
     assert np.abs(sigma.numpy() - exact).max() <= 4 * len(flow) * 2**-24 * exact[0]
     found = metrics.read_spectrum(given[None, None]).values
-    assert found.keys() == SPECTRA.keys()
-    for name, value in defined_rank_metrics(sigma).items():
+    expected = defined_rank_metrics(sigma)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
         assert found[name].item() == pytest.approx(value, rel=1e-12), name
 
 
@@ -69,52 +52,29 @@ def test_the_gpus_singular_values_are_within_fp32_rounding_of_the_largest(flow) 
     assert np.abs(sigma[0].numpy() - exact).max() <= 2**-23 * exact[0]
 
 
-def test_identity_and_rank_one_have_closed_forms() -> None:
+def test_identity_rank_one_and_uniform_flows_have_closed_forms() -> None:
     T = 40
     identity, first = torch.eye(T).double(), torch.from_numpy(first_token_flow(T))
     assert metrics.self_flow(identity) == 1 and metrics.exchange_flow(identity) == 0
-    assert beyond(identity, 0) == 0 and sink(identity, T) == 0
-    sigma = metrics.singular_values(identity)
-    assert metrics.effective_rank(sigma).item() == pytest.approx(T, rel=1e-6)
-    assert metrics.energy_dims(sigma, 0.90) == 36 and metrics.energy_dims(sigma, 0.95) == 38
-
+    by_distance, by_source = metrics.history_profiles(first)
     # The first row has no history, so that even full sinks leave 1 / T.
-    assert sink(first, 1).item() == pytest.approx((T - 1) / T, rel=1e-14)
-    assert beyond(first, 7).item() == pytest.approx((T - 8) / T, rel=1e-14)
-    sigma = metrics.singular_values(first)
-    assert metrics.effective_rank(sigma).item() == pytest.approx(1, abs=1e-3)
-    assert metrics.stable_rank(sigma).item() == metrics.energy_dims(sigma, 0.95) == 1
+    assert by_source[0].item() == pytest.approx((T - 1) / T, rel=1e-14)
+    assert by_distance[8:].sum().item() == pytest.approx((T - 8) / T, rel=1e-14)
+    for flow, rank in ((identity, T), (first, 1)):
+        sigma = metrics.singular_values(flow)
+        assert metrics.effective_rank(sigma).item() == pytest.approx(rank, abs=1e-3)
+        assert metrics.stable_rank(sigma).item() == pytest.approx(rank)
+        assert metrics.energy_dims(sigma, 0.90) == math.ceil(0.9 * rank)
 
-
-def test_the_uniform_causal_flow_has_closed_forms() -> None:
-    T = 40
-    uniform, rows = torch.from_numpy(uniform_flow(T)), range(1, T)
+    uniform = torch.from_numpy(uniform_flow(T))
     harmonic = math.fsum(1 / (i + 1) for i in range(T))
     assert metrics.self_flow(uniform).item() == pytest.approx(harmonic / T, rel=1e-14)
-    expected = math.fsum(min(5 / i, 1) for i in rows) / T
-    assert sink(uniform, 5).item() == pytest.approx(expected, rel=1e-14)
-    expected = math.fsum(max(i - 5, 0) / i for i in rows) / T
-    assert beyond(uniform, 5).item() == pytest.approx(expected, rel=1e-14)
-
-    # Row i holds i entries of 1/i: the energy is the harmonic number.
-    exact, sigma = uniform_spectrum(T), metrics.singular_values(uniform)
-    assert metrics.stable_rank(sigma).item() == pytest.approx(harmonic / exact[0] ** 2, rel=1e-6)
-    expected = defined_rank_metrics(exact)
-    for name in ("effective_rank", "dims_90", "dims_95"):
-        assert SPECTRA[name](sigma).item() == pytest.approx(expected[name], rel=1e-5)
-
-
-@pytest.mark.parametrize("name", ["one token", "uniform", "rank one", "random"])
-def test_profiles_sum_to_the_masses(name) -> None:
-    flow = FLOWS[name]
-    given = torch.from_numpy(np.stack((flow, np.eye(len(flow)))))[:, None]
-    for limit in range(len(flow)):
-        for mass, counts in (
-            (beyond(given, limit), lambda i, j, d=limit: i - j > d),
-            (sink(given, limit + 1), lambda i, j, d=limit: j <= d),
-        ):
-            assert mass.shape == (2, 1) and mass[1] == 0
-            assert mass[0].item() == pytest.approx(defined_conditional(flow, counts), abs=1e-14)
+    by_distance, by_source = metrics.history_profiles(uniform)
+    sink, beyond = (math.fsum(f(i) / i for i in range(1, T)) / T for f in (
+        lambda i: min(5, i), lambda i: max(i - 5, 0),
+    ))  # fmt: skip
+    assert by_source[:5].sum().item() == pytest.approx(sink, rel=1e-14)
+    assert by_distance[6:].sum().item() == pytest.approx(beyond, rel=1e-14)
 
 
 def test_every_head_and_sequence_is_read_alone() -> None:
@@ -127,17 +87,6 @@ def test_every_head_and_sequence_is_read_alone() -> None:
                 for name, found in getattr(together, kind).items():
                     expected = getattr(alone, kind)[name][0, 0]
                     assert torch.allclose(found[b, h], expected, rtol=1e-5, atol=1e-6), name
-
-
-def test_conditional_history_has_rows_of_one_or_nothing() -> None:
-    flow = random_flow(4, 50, 50)
-    history = metrics.conditional_history(torch.from_numpy(flow))
-    sums, alone = history.sum(-1), torch.from_numpy(np.tril(flow, -1).sum(-1) == 0)
-    assert alone[:, 0].all() and alone[:, 1:].any()
-    assert not history[alone].any() and not history.triu().any()
-    assert sums[~alone].sub(1).abs().max() < 50 * 2**-52
-    tiny = torch.tensor([[1.0, 0.0], [1e-30, 1.0]])
-    assert metrics.conditional_history(tiny)[1].tolist() == [1.0, 0.0]
 
 
 @pytest.mark.parametrize(
