@@ -98,9 +98,9 @@ def snapshot(
     return copies, {"state": json.dumps(asdict(state)), "key": key}
 
 
-def write_state(path: Path, taken: tuple[dict[str, torch.Tensor], dict[str, str]]) -> None:
+def write_state(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
     """Write a resume state; a kill leaves the one before it, or this one, whole."""
-    _write(taken[0], path, taken[1])
+    _write(tensors, path, metadata)
 
 
 def load_state(

@@ -10,8 +10,8 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, nullcontext
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
@@ -21,18 +21,8 @@ import torch
 from torch import Tensor
 
 from relation import records
-from relation.data.windows import (
-    Mask,
-    OrderHash,
-    TrainingWindows,
-    Update,
-    bounded_mask,
-    data_rows,
-    document_mask,
-    first_windows,
-    open_tokens,
-    plan_updates,
-)
+from relation.data import windows as reading
+from relation.data.windows import Mask, OrderHash, TrainingWindows, Update
 from relation.errors import RunError, StoppedError
 from relation.machine import (
     PeakMemory,
@@ -78,15 +68,18 @@ def _train(
     run: "Run", data: Path, out: Path, state_file: Path, world: World, device: torch.device
 ) -> None:
     # Data: the windows of every update, fixed by the seed alone.
-    rows = data_rows(data)
-    windows = TrainingWindows(open_tokens(data, "train"), run.context, run.seed)
-    validation = open_tokens(data, "validation")
-    updates = plan_updates(run.budget_tokens, run.tokens_per_update, run.context, run.last_update)
+    rows = reading.data_rows(data)
+    hashes = {split: row["sha256"] for split, row in rows.items()}
+    windows = TrainingWindows(reading.open_tokens(data, "train"), run.context, run.seed)
+    validation = reading.open_tokens(data, "validation")
+    updates = reading.plan_updates(
+        run.budget_tokens, run.tokens_per_update, run.context, run.last_update
+    )
     planned = sum(update.tokens for update in updates)
-    mask = document_mask(run.document_mask, data)
-    documents = bounded_mask(run.document_mask, data, windows, updates, run.micro)
+    mask = reading.document_mask(run.document_mask, data)
+    documents = reading.bounded_mask(run.document_mask, data, windows, updates, run.micro)
 
-    # Model and optimiser.
+    # Model and optimiser: weights from the seed, equal in both runs of a pair.
     peak = PeakMemory(device)
     execution = Execution(**run.backends, compiled=run.compile)
     execution.check(run.model, device)
@@ -100,8 +93,7 @@ def _train(
     how = (run.precision, run.compile, run.gradient_clip)
     step = UpdateStep(model, optimizer, device, *how, documents, reduce)
 
-    # Resume.
-    hashes = {split: row["sha256"] for split, row in rows.items()}
+    # Resume: a killed run goes on from its last state, made by this code, data and execution.
     executed = (run.device, run.compile, run.backends, run.deterministic)
     key = checkpoint.resume_key(run.hash, hashes, *executed)
     state = checkpoint.load_state(state_file, key, model, optimizer) or RunState(init_hash)
@@ -112,17 +104,16 @@ def _train(
     order = OrderHash(hashes["train"], run.context, state.order_hash or None)
     consumed = sum(update.tokens for update in updates[: state.update])
 
-    with ExitStack() as stack:
-        stopped: list[int] = []
-        if world.size == 1:  # a signal ends several at once: they could stop at different updates
-            for number in (signal.SIGTERM, signal.SIGINT):
-                before = signal.signal(number, lambda given, frame: stopped.append(given))
-                stack.callback(signal.signal, number, before)
-        writer = stack.enter_context(ThreadPoolExecutor(1))
-        writing = []  # the state that is being written, on a GPU while it trains on
-        progress = Progress(run.name, planned, "tokens", consumed) if world.leads else None
-        stack.enter_context(progress or nullcontext())
+    with (
+        # A signal ends several processes at once, and they could stop at different updates.
+        _stop_signals(world.size == 1) as stopped,
+        ThreadPoolExecutor(1) as writer,
+        Progress(run.name, planned, "tokens", consumed)
+        if world.leads
+        else nullcontext() as progress,
+    ):
         readback = Readback(device)
+        writing: list[Future] = []  # the last resume state; on a GPU training goes on meanwhile
 
         def note(readings: Iterator[tuple[list[float], float]]) -> None:
             """Log finished updates. Raises _DivergedError for a loss or norm not finite."""
@@ -142,54 +133,53 @@ def _train(
                 if progress:
                     progress.advance(update.tokens, f"loss {loss:.3f}")
 
-        def look(before: int, tokens: int) -> None:
-            """Probe the model, which has seen `tokens`, where a part of the budget has ended."""
+        def probe(before: int, after: int) -> None:
+            """Probe the model if a part of the budget ended between `before` and `after` tokens."""
             parts = (run.validations, run.probes)
-            due = [tokens * n // planned > before * n // planned for n in parts]
+            due = [after * n // planned > before * n // planned for n in parts]
             if world.leads and any(due):
                 note(readback.drain())
                 with peak.left_out():
-                    seen = {"update": state.update, "tokens": tokens}
-                    found = _probe(run, model, validation, mask, device, *due)
-                    state.probes.extend({**seen, **row} for row in found)
+                    for row in _probes(run, model, validation, mask, device, *due):
+                        state.probes.append({"update": state.update, "tokens": after, **row})
                 readback.restart()
 
         def save() -> None:
             note(readback.drain())
             state.order_hash = order.value
-            # Of broken weights the next update's loss tells, and all processes alike.
+            # Broken weights are not saved: the next update's loss stops the run, in all processes.
             if key is not None and not _not_finite(model):
                 taken = checkpoint.snapshot(model, optimizer, state, key)
                 written()
-                writing.append(writer.submit(checkpoint.write_state, state_file, taken))
+                writing[:] = [writer.submit(checkpoint.write_state, state_file, *taken)]
                 if device.type == "cpu":  # a thread would only take turns with this one
                     written()
             readback.restart()
 
         def written() -> None:
             """Return once no state is being written. Raises what writing it raised."""
-            while writing:
-                writing.pop().result()
+            for state_written in writing:
+                state_written.result()
 
         # The loop: windows, micro-batches, step, log.
         saved_at, saved_tokens = time.monotonic(), consumed
+        diverged = False
         try:
             if state.update == 0:
-                look(-1, 0)
+                probe(-1, 0)
             for update in updates[state.update :]:
                 before = update.index * run.tokens_per_update
                 after = before + update.tokens
-                factor = wsd(
-                    before, after, run.budget_tokens, run.warmup_tokens, run.plateau_fraction
-                )
+                schedule = (run.budget_tokens, run.warmup_tokens, run.plateau_fraction)
+                rate = run.learning_rate * wsd(before, after, *schedule)
                 ids = windows.window_ids(update.first, update.windows)
                 batches = _batches(run, windows, update, ids, world, device)
-                loss, norm = step(batches, update.tokens, run.learning_rate * factor)
+                loss, norm = step(batches, update.tokens, rate)
                 order.update(ids, update.tokens)
                 note(readback.put(loss, norm))
                 if update.index == 0:
                     check_all_learn(model, optimizer, run.name)
-                look(before, after)
+                probe(before, after)
                 if stopped:
                     save()
                     written()
@@ -207,7 +197,6 @@ def _train(
                 raise _DivergedError(
                     f"{run.name}: {broken} is not finite after the last update; {_REMEDY}"
                 )
-            diverged = False
         except _DivergedError:
             if run.divergence == "fail":
                 raise
@@ -222,8 +211,23 @@ def _train(
         with Progress("validation", len(validation) - 1, "tokens") as progress:
             how = (run.context, run.micro, device, run.precision, mask)
             nll = nll_of(model, validation, *how, progress.advance)
-    _write(run, out, rows, windows, updates, model, state, order.value, nll, peak.gib(), device)
+    measured = {"final_nll": nll, "order_hash": order.value, "peak_memory_gib": peak.gib()}
+    checkpoint.save_model(model, out / "model.safetensors", {"hash": run.hash})
+    _write(run, out, rows, windows, updates[: state.update], model, state, measured, device)
     state_file.unlink(missing_ok=True)
+
+
+@contextmanager
+def _stop_signals(wanted: bool) -> Iterator[list[int]]:
+    """Gather SIGTERM and SIGINT, where wanted, in a list instead of ending at once."""
+    given: list[int] = []
+    numbers = (signal.SIGTERM, signal.SIGINT) if wanted else ()
+    before = {n: signal.signal(n, lambda number, frame: given.append(number)) for n in numbers}
+    try:
+        yield given
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _batches(
@@ -235,14 +239,13 @@ def _batches(
     device: torch.device,
 ) -> Iterator[tuple[Tensor, ...]]:
     """This process's micro-batches of an update: inputs and targets, (micro, T), on the device."""
-    for number in range(world.rank, -(-len(ids) // run.micro), world.size):
-        first = number * run.micro
+    for first in range(world.rank * run.micro, len(ids), world.size * run.micro):
         tokens = min(update.tokens - first * run.context, run.micro * run.context)
         arrays = windows.batch(ids[first : first + run.micro], tokens, run.micro)
         yield tuple(to_device(array, device) for array in arrays)
 
 
-def _probe(
+def _probes(
     run: "Run",
     model: Decoder,
     validation: np.ndarray,
@@ -269,12 +272,12 @@ def _probe(
     if reads_flow and LINEAR not in run.model.layout:
         from relation.flow.metrics import read_layers
 
-        length = max(run.flow_length, run.rank_length)
-        sequences = first_windows(validation, run.flow_window, run.probe_sequences)[:, :length]
-        sequences = to_device(sequences.copy(), device)
-        for layer in read_layers(model, sequences, run.flow_length, run.rank_length, mask):
-            for reading in layer.readings:
-                for name, values in reading.values.items():
+        lengths = (run.flow_length, run.rank_length)
+        sequences = reading.first_windows(validation, run.flow_window, run.probe_sequences)
+        sequences = to_device(sequences[:, : max(lengths)].copy(), device)  # (sequences, T)
+        for layer in read_layers(model, sequences, *lengths, mask):
+            for found in layer.readings:
+                for name, values in found.values.items():
                     yield row(layer.index, None, name, values.mean().item())
     if validates:
         tokens = validation[: run.validation_tokens + 1]
@@ -287,59 +290,52 @@ def _write(
     out: Path,
     rows: dict[str, dict],
     windows: TrainingWindows,
-    updates: list[Update],
+    done: list[Update],
     model: Decoder,
     state: RunState,
-    order_hash: str,
-    nll: float | None,
-    peak: float | None,
+    measured: dict,
     device: torch.device,
 ) -> None:
-    """Write the model and the run's records; the record of the run itself comes last."""
-    checkpoint.save_model(model, out / "model.safetensors", {"hash": run.hash})
-    done, config, seconds = updates[: state.update], run.model, sum(state.seconds)
-    consumed = np.cumsum([update.tokens for update in done]).tolist()
-    trained = (consumed or [0])[-1]
+    """Write losses, probes and, last, the record of the run itself; done: the trained updates."""
+    config, seconds = run.model, sum(state.seconds)
+    consumed = np.cumsum([update.tokens for update in done], dtype=np.int64).tolist()
+    trained = sum(update.tokens for update in done)
     rates = [update.tokens / s for update, s in zip(done, state.seconds, strict=True)]
     used = [name for letter, name in MIXERS.items() if letter in config.layout]
     own = ("context", "micro", "accumulation", "learning_rate", "budget_tokens", "precision")
-    key = {n: getattr(run, n) for n in ("campaign", "scale", "variation", "variant", "seed")}
-    row = key | {name: getattr(run, name) for name in own}
-    row |= {name: getattr(config, name) for name in ("layout", "d_model", "heads", "d_ff")}
-    row |= {
+    key = {name: getattr(run, name) for name in records.RUN_KEY}
+    row = {
+        **key,
+        **{name: getattr(run, name) for name in own},
+        **{name: getattr(config, name) for name in ("layout", "d_model", "heads", "d_ff")},
+        **measured,
         "parameters": model.parameter_count(),
         "vocabulary": config.vocab_size,
         "corpus": run.data.title,
         "corpus_fingerprint": rows["train"]["fingerprint"],
         "trained_tokens": trained,
-        "updates": state.update,
+        "updates": len(done),
         "epochs": (done[-1].first + done[-1].windows) / windows.count if done else 0.0,
-        "final_nll": nll,
         "validation_tokens": rows["validation"]["tokens"] - 1,
         "validation_characters": rows["validation"]["characters"],
         "unigram_entropy": rows["validation"]["unigram_entropy"],
-        "order_hash": order_hash,
         "init_hash": state.init_hash,
         "seconds": seconds,
         "tokens_per_second": trained / seconds if done else None,
         "median_tokens_per_second": median(rates) if done else None,
-        "peak_memory_gib": peak,
         "processes": state.processes[0] if len(state.processes) == 1 else None,
         "backend": ", ".join(dict.fromkeys(run.backends.get(n, "automatic") for n in used)),
         "specification": json.dumps(run.specification(), sort_keys=True),
         "former_hash": None,
     }
     names = ("update", "tokens", "loss", "gradient_norm")
-    updates_done = zip(range(1, len(done) + 1), consumed, state.losses, state.norms, strict=True)
-    losses = [{**key, **dict(zip(names, values, strict=True))} for values in updates_done]
-    probes = [{**key, **probe} for probe in state.probes]
+    logged = zip(range(1, len(done) + 1), consumed, state.losses, state.norms, strict=True)
+    losses = [key | dict(zip(names, values, strict=True)) for values in logged]
+    probes = [key | probe for probe in state.probes]
     origin = records.origin(run.hash, describe(device))
-    for file, kind, found in (
-        ("losses", "losses", losses),
-        ("probes", "probes", probes),
-        ("run", "runs", [row]),
-    ):
-        records.write(out / f"{file}.parquet", kind, found, origin)
+    records.write(out / "losses.parquet", "losses", losses, origin)
+    records.write(out / "probes.parquet", "probes", probes, origin)
+    records.write(out / "run.parquet", "runs", [row], origin)
 
 
 class _DivergedError(RunError):

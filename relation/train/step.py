@@ -95,7 +95,7 @@ def summed_nll(
     inputs, targets: (B, T) int64; documents: those of the inputs. On a GPU, where a gradient is
     wanted, it is formed with the loss.
     """
-    states, weight = model.states(inputs, documents), model.embedding.weight
+    states, weight = model.states(inputs, documents), model.embedding.weight  # (B, T, d), (V, d)
     if torch.is_grad_enabled() and _fuses(states.device, weight.shape[0]):
         return _SummedNLL.apply(states, weight, targets, projection_dtype(states))
     logits = model.logits(states)  # (B, T, V)
@@ -135,6 +135,7 @@ class _SummedNLL(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, dloss: Tensor):
         x, w, dlogits = ctx.saved_tensors
+        # dlogits is (B T, V), of a loss whose gradient is 1.
         dstates, dweight = (dlogits @ w).to(dloss.dtype), (dlogits.mT @ x).to(dloss.dtype)
         states_dtype, weight_dtype = ctx.dtypes
         dstates = (dstates * dloss).to(states_dtype).view(ctx.shape)
@@ -302,7 +303,7 @@ class UpdateStep:
         total = torch.zeros((), device=self.device)
         # As graphs hold it: by a number PyTorch divides otherwise, and the bits would differ.
         divisor = torch.full((), float(tokens), device=self.device) if self._captures else tokens
-        for number, (inputs, targets) in enumerate(batches):
+        for number, (inputs, targets) in enumerate(batches):  # (B, T) each
             inputs, targets = inputs.to(self.device), targets.to(self.device)
             if self._compiled and self._captured is None:
                 parameters = list(self.model.parameters())

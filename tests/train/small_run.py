@@ -1,7 +1,6 @@
 """Trains `training.small_run` in this process: FOLDER DATA OPTIONS, options as JSON.
 
-changes: of the specification; dies: the update in which it is killed by SIGKILL; ends: the rank of
-the process that ends without a word in update 2.
+changes: of the specification; dies: the update in which it is killed by SIGKILL.
 """
 
 import json
@@ -28,8 +27,6 @@ def schedule(*arguments) -> float:
     begun.append(arguments)
     if len(begun) == options.get("dies"):
         os.kill(os.getpid(), signal.SIGKILL)
-    if len(begun) == 2 and os.environ.get("RANK") == str(options.get("ends")):
-        os._exit(1)
     return wsd(*arguments)
 
 
