@@ -11,9 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import ROOT, refusal
-from filelock import FileLock
 
-from relation import records
 from relation.data import corpus
 from relation.data.corpus import (
     check,
@@ -26,7 +24,7 @@ from relation.data.corpus import (
 )
 from relation.data.tokenizer import END_OF_TEXT, end_of_text_id, load_tokenizer, train_tokenizer
 from relation.data.windows import data_rows, open_tokens, sha256_of
-from relation.errors import InputError, RunError
+from relation.errors import InputError
 from relation.jobs import Data
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when `datasets` is first imported: no test asks the hub
@@ -382,23 +380,3 @@ def test_a_corpus_that_will_not_do_is_one_clear_line(tmp_path, texts, changes, s
     if "vocabulary" not in changes and "fingerprint" not in changes:
         with pytest.raises(InputError):
             check(data)
-
-
-def test_a_corpus_in_two_processes_is_refused(tmp_path: Path, texts: Path) -> None:
-    as_txt(texts / "a.txt", DOCUMENTS)
-    with FileLock(tmp_path / ".out.lock"):
-        said = refusal(lambda: prepare(data_of(texts), tmp_path / "out"), RunError)
-    assert "already running" in said
-
-
-def test_a_full_disk_leaves_nothing_that_counts(tmp_path, texts, monkeypatch) -> None:
-    as_txt(texts / "a.txt", DOCUMENTS)
-
-    def full(*arguments) -> None:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch, pytest.raises(OSError):
-        patch.setattr(records, "write", full)
-        prepare(data_of(texts), tmp_path / "out")
-    assert not (tmp_path / "out" / "data.parquet").exists()
-    prepared(data_of(texts), tmp_path)
