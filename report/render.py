@@ -150,20 +150,20 @@ def prepare(table: Table, cells: pd.DataFrame, settings: Sequence[Setting]) -> P
     for cell in shown.to_dict("records"):
         key = (cell["setting"], "sd" if cell["statistic"] == "sd" else "value")
         index.setdefault((cell["row"], cell["column"]), {})[key] = cell
-    for panel in table.panels:
-        keys = [column.key for column in panel.columns]
+    for title, columns in table.panels.items():
+        keys = [column.key for column in columns]
         found = [row for row, column in index if column in keys and row != "setting"]
-        rows = [row for row in dict.fromkeys([*panel.rows, *found]) if row in scales]
+        rows = [row for row in dict.fromkeys([*table.rows_of(title), *found]) if row in scales]
         # Rows of one scale together, scales in the order of their first row.
         groups = list(dict.fromkeys(row.partition("/")[0] for row in rows))
         lines = []
         for row in sorted(rows, key=lambda row: groups.index(row.partition("/")[0])):
-            columns = [column for column in panel.columns if (row, column.key) in index]
-            of_row = [_line(column, index[row, column.key], out) for column in columns]
+            there = [column for column in columns if (row, column.key) in index]
+            of_row = [_line(column, index[row, column.key], out) for column in there]
             if len(scales[row]) == 1 and scales[row][0]:  # the one scale of all, as 10M-mini
                 row = "/".join([scales[row][0], *row.split("/")[1:]])
             lines.append((table.label_of(row), of_row))
-        out.panels += [(panel.title, lines)] if lines else []
+        out.panels += [(title, lines)] if lines else []
     return out
 
 

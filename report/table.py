@@ -59,31 +59,19 @@ def columns(
 
 
 @dataclass(frozen=True)
-class Panel:
-    """Columns under one heading. rows: always shown; further ones are, where they are found."""
-
-    title: str
-    rows: tuple[str, ...]
-    columns: tuple[Column, ...]
-
-
-def panel(title: str, rows: Iterable[str], *columns: Column) -> Panel:
-    """A panel of some columns."""
-    return Panel(title, tuple(rows), columns)
-
-
-@dataclass(frozen=True)
 class Table:
     """One table. frames: of `Records`, what `compute` takes; the first is what a gap lacks.
 
-    scale: of rows that name none; names: labels of rows whose key is none.
+    panels: columns by heading; rows: of a panel whose rows are not the paper's; scale: of rows that
+    name none; names: labels of rows whose key is none.
     """
 
     number: str
     label: str
     title: str
     caption: str
-    panels: tuple[Panel, ...]
+    panels: Mapping[str, Sequence[Column]]
+    rows: Mapping[str, Sequence[str]]
     frames: tuple[str, ...]
     compute: Callable[..., Cells]
     scale: str | None
@@ -93,7 +81,15 @@ class Table:
     @property
     def columns(self) -> dict[str, Column]:
         """Its columns by key."""
-        return {column.key: column for panel in self.panels for column in panel.columns}
+        return {column.key: column for panel in self.panels.values() for column in panel}
+
+    def rows_of(self, panel: str) -> Sequence[str]:
+        """The rows that a panel always shows; further ones are shown where they are found."""
+        if panel in self.rows or not self.of_paper:
+            return self.rows.get(panel, ())
+        printed = paper.load(self.label)
+        of = printed["column"].isin([column.key for column in self.panels[panel]])
+        return list(printed["row"][of].unique())
 
     def label_of(self, row: str) -> str:
         """The printed label of a row: its name, or its key in words, as 10M, 42."""
@@ -104,7 +100,8 @@ def table(
     number: str,
     label: str,
     title: str,
-    *panels: Panel,
+    panels: Mapping[str, Sequence[Column]],
+    rows: Mapping[str, Sequence[str]] | None = None,
     scale: str | None = None,
     names: Mapping[str, str] | None = None,
     of_paper: bool = True,
@@ -113,24 +110,22 @@ def table(
 
     def declare(compute: Callable[..., Cells]) -> Table:
         frames, caption = tuple(signature(compute).parameters), " ".join(compute.__doc__.split())
-        known = (scale, names or {}, of_paper)
-        return Table(number, label, title, caption, panels, frames, compute, *known)
+        known = (panels, rows or {}, frames, compute, scale, names or {}, of_paper)
+        return Table(number, label, title, caption, *known)
 
     return declare
 
 
-def cell(row: str, column: str, value: float = math.nan, **known: Any) -> dict[str, Any]:
-    """One cell; known: any other of COLUMNS."""
+def cell(
+    row: str, column: str, value: float | stats.Estimate = math.nan, **known: Any
+) -> dict[str, Any]:
+    """One cell, of a value or of an estimate with its interval; known: any other of COLUMNS."""
     found = dict.fromkeys(COLUMNS[2:]) | {"statistic": "value", "n": 1, "status": "ok"}
     found |= {"row": row, "column": column, "value": value, "reason": "", "sources": ()}
     found |= dict.fromkeys(("sd", "low", "high"), math.nan) | {"by_seed": {}}
+    if isinstance(value, stats.Estimate):
+        found |= {name: getattr(value, name) for name in (*NUMBERS, "n")}
     return found | known
-
-
-def cell_of(row: str, column: str, found: stats.Estimate, **known: Any) -> dict[str, Any]:
-    """One cell of an estimate with its interval."""
-    ends = {"low": found.low, "high": found.high, "sd": found.sd, "n": found.n}
-    return cell(row, column, found.value, **ends | known)
 
 
 def means(values: pd.DataFrame, statistic: str = "value", seeds: Sequence[int] = ()) -> Cells:
@@ -150,7 +145,7 @@ def means(values: pd.DataFrame, statistic: str = "value", seeds: Sequence[int] =
         told = (f"{why} {', '.join(map(str, of))}" for why, of in lacking.items() if of)
         known = {"reason": "; ".join(told), "sources": sources(group)}
         known["status"] = "ok" if by_seed else "diverged"
-        yield cell_of(row, column, found, statistic=statistic, by_seed=by_seed, **known)
+        yield cell(row, column, found, statistic=statistic, by_seed=by_seed, **known)
         if found.n == 1:
             why = "one seed has a value; a standard deviation takes two"
             known |= {"status": "undetermined", "reason": why}
@@ -196,8 +191,9 @@ def table_cells(table: Table, records: Records) -> pd.DataFrame:
     theirs = {tuple(each[name] for name in KEY): each for each in printed}
     found = list(table.compute(*(getattr(records, name) for name in table.frames)))
     there = {(each["row"], each["column"]) for each in found}
-    for panel in table.panels:
-        lacking = [(r, c) for r in panel.rows for c in panel.columns if (r, c.key) not in there]
+    for panel, of in table.panels.items():
+        rows = table.rows_of(panel)
+        lacking = [(r, c) for r in rows for c in of if (r, c.key) not in there]
         for row, column in lacking:
             asked = [key[2] for key in theirs if key[:2] == (row, column.key)] or ["value"]
             status, reason = _gap(table, records, row, column)

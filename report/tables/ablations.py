@@ -4,7 +4,7 @@ import pandas as pd
 
 from relation.variants import ABLATIONS, VARIANTS
 from report.paper import SEEDS
-from report.table import Cells, Column, cell, columns, means, panel, table, versus
+from report.table import Cells, Column, cell, columns, means, table, versus
 from report.tables.quality import DELTA, EPOCHS, NLL, epochs, nll
 
 # Columns of Table 3.
@@ -43,17 +43,18 @@ def other_backends(runs: pd.DataFrame) -> Cells:
     "3",
     "structural-ablations",
     "Structural ablations",
-    panel("NLL", ("nll",), *columns(PRINTED, NLL, "nat/token", spread=True)),
-    panel(
-        "Difference",
-        ("delta",),
-        *(
-            Column(key, title, DELTA, "nat/token", (key, "full"), null=0.0)
-            for key, title in PRINTED.items()
-            if key != "full"
+    {
+        "NLL": columns(PRINTED, NLL, "nat/token", spread=True),
+        "Difference": tuple(
+            (
+                Column(key, title, DELTA, "nat/token", (key, "full"), null=0.0)
+                for key, title in PRINTED.items()
+                if key != "full"
+            )
         ),
-    ),
-    panel("Conditions", (), EPOCHS),
+        "Conditions": [EPOCHS],
+    },
+    rows={"NLL": ("nll",), "Difference": ("delta",)},
     scale="10M",
     names={"nll": "NLL ↓", "delta": "Δ vs Full"},
 )
@@ -75,14 +76,14 @@ def structural_ablations(runs: pd.DataFrame) -> Cells:
     "13",
     "app-ablation",
     "Structural ablations by seed",
-    panel(
-        "",
-        ("full", *ABLATIONS),
-        *columns({f"seed_{seed}": f"Seed {seed}" for seed in SEEDS}, ".6f", "nat/token"),
-        Column("mean", "Mean ± SD", ".6f", "nat/token", spread=True),
-        Column("delta", "Δ vs Full", DELTA, "nat/token", null=0.0),
-    ),
-    panel("Conditions", (), EPOCHS),
+    {
+        "": (
+            *columns({f"seed_{seed}": f"Seed {seed}" for seed in SEEDS}, ".6f", "nat/token"),
+            Column("mean", "Mean ± SD", ".6f", "nat/token", spread=True),
+            Column("delta", "Δ vs Full", DELTA, "nat/token", null=0.0),
+        ),
+        "Conditions": [EPOCHS],
+    },
     scale="10M",
     names={name: VARIANTS[name].title for name in ("full", *ABLATIONS)},
 )
@@ -105,12 +106,10 @@ def ablation_seeds(runs: pd.DataFrame) -> Cells:
     "14",
     "app-hybrid",
     "Hybrid Relation by seed",
-    panel(
-        "",
-        (*map(str, SEEDS), "mean"),
-        Column("nll", "Final NLL", ".6f", "nat/token", ("hybrid",), spread=True),
-    ),
-    panel("Conditions", (), EPOCHS),
+    {
+        "": (Column("nll", "Final NLL", ".6f", "nat/token", ("hybrid",), spread=True),),
+        "Conditions": [EPOCHS],
+    },
     scale="30M",
     names={"mean": "Mean ± SD"},
 )

@@ -8,7 +8,7 @@ import pandas as pd
 
 from relation.variants import VARIANTS
 from report import stats
-from report.table import Cells, Column, cell, cell_of, panel, sources, table
+from report.table import Cells, Column, cell, sources, table
 from report.tables.systems import conditions, outcome, select
 
 OPERATORS = {
@@ -70,34 +70,31 @@ def decoded_tokens(complexity: pd.DataFrame, decode: pd.DataFrame, operator: str
     "1",
     "token-mixing-complexity",
     "Token-mixing complexity",
-    panel(
-        "Asymptotic cost",
-        ROWS,
-        Column("complexity", "Token-mixing complexity", variants=("complexity",)),
-        Column("sequential", "Sequential operations", variants=("complexity",)),
-        Column("state", "Decode history state", variants=("complexity",)),
-    ),
-    panel(
-        "Fitted powers of T",
-        OPERATORS,
-        Column("time_exponent", "Time: exponent", ".2f", "1", ("complexity",), interval=True),
-        Column("contexts", "Fitted to T", variants=("complexity",)),
-        Column("state_exponent", "Decode state: exponent", ".2f", "1", ("complexity",)),
-        Column("decode_first", "A token at the first T", ".2f", "ms", ("decode",)),
-        Column("decode_last", "A token at the last T", ".2f", "ms", ("decode",)),
-        Column("decoded", "Decoded at T", variants=("decode",)),
-    ),
-    panel(
-        "Decoding many rows",
-        (),
-        Column("rows", "Rows", ".0f", "1"),
-        Column("many_first", "A token of all rows at the first T", ".2f", "ms"),
-        Column("many_last", "A token of all rows at the last T", ".2f", "ms"),
-        Column("rate_first", "Rate at the first T", ",.0f", "tok/s"),
-        Column("rate_last", "Rate at the last T", ",.0f", "tok/s"),
-        Column("bytes", "State at the last T", ".2f", "GiB"),
-        Column("many_at", "At T"),
-    ),
+    {
+        "Asymptotic cost": (
+            Column("complexity", "Token-mixing complexity", variants=("complexity",)),
+            Column("sequential", "Sequential operations", variants=("complexity",)),
+            Column("state", "Decode history state", variants=("complexity",)),
+        ),
+        "Fitted powers of T": (
+            Column("time_exponent", "Time: exponent", ".2f", "1", ("complexity",), interval=True),
+            Column("contexts", "Fitted to T", variants=("complexity",)),
+            Column("state_exponent", "Decode state: exponent", ".2f", "1", ("complexity",)),
+            Column("decode_first", "A token at the first T", ".2f", "ms", ("decode",)),
+            Column("decode_last", "A token at the last T", ".2f", "ms", ("decode",)),
+            Column("decoded", "Decoded at T", variants=("decode",)),
+        ),
+        "Decoding many rows": (
+            Column("rows", "Rows", ".0f", "1"),
+            Column("many_first", "A token of all rows at the first T", ".2f", "ms"),
+            Column("many_last", "A token of all rows at the last T", ".2f", "ms"),
+            Column("rate_first", "Rate at the first T", ",.0f", "tok/s"),
+            Column("rate_last", "Rate at the last T", ",.0f", "tok/s"),
+            Column("bytes", "State at the last T", ".2f", "GiB"),
+            Column("many_at", "At T"),
+        ),
+    },
+    rows={"Fitted powers of T": OPERATORS},
     names={**OPERATORS, "mha": "MHA / FlashAttention", "full": "Full / FlashRelation"}
     | {f"decode-{name}": f"{variant.title}, decoding" for name, variant in VARIANTS.items()},
 )
@@ -145,7 +142,7 @@ def _exponents(operator: str, rows: pd.DataFrame) -> Cells:
         yield cell(operator, "time_exponent", **known)
         yield cell(operator, "contexts", **known)
     else:
-        yield cell_of(operator, "time_exponent", time, **behind)
+        yield cell(operator, "time_exponent", time, **behind)
         yield cell(operator, "contexts", text=_range(contexts), **behind)
     state = rows[rows["decode_state_bytes"].astype(float) > 0]
     fit = stats.power_fit(state["context"].tolist(), state["decode_state_bytes"].tolist())

@@ -6,8 +6,7 @@ from typing import Any
 import pandas as pd
 
 from relation.variants import PAIRED
-from report.paper import SCALES
-from report.table import Cells, cell, columns, panel, table
+from report.table import Cells, cell, columns, table
 
 Model = Mapping[str, Any]
 
@@ -69,14 +68,14 @@ def _pair(key: str, title: str) -> dict[str, str]:
     "6",
     "app-configs",
     "Model configurations",
-    panel(
-        "",
-        SCALES,
-        *columns(_pair("params", "Parameters"), ",.0f", "parameters"),
-        *columns({"geometry": "L/d/H×d_h/d_ff", "vocab": "Vocab", "data": "Data"}),
-        *columns({"context": "T"}, ".0f", "tokens"),
-        *columns({"tokens": "Train", **_pair("micro_ga", "Micro/GA")}),
-    ),
+    {
+        "": (
+            *columns(_pair("params", "Parameters"), ",.0f", "parameters"),
+            *columns({"geometry": "L/d/H×d_h/d_ff", "vocab": "Vocab", "data": "Data"}),
+            *columns({"context": "T"}, ".0f", "tokens"),
+            *columns({"tokens": "Train", **_pair("micro_ga", "Micro/GA")}),
+        ),
+    },
 )
 def configurations(models: pd.DataFrame) -> Cells:
     """Decoder configurations. Our parameters are counted on the built models. An update of the

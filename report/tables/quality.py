@@ -8,8 +8,7 @@ import pandas as pd
 from relation.variants import PAIRED
 from report import stats
 from report.data import RUN_KEY
-from report.paper import SCALES, SEEDS
-from report.table import Cells, Column, cell, cell_of, columns, means, panel, sources, table, versus
+from report.table import Cells, Column, cell, columns, means, sources, table, versus
 from report.tables.configs import data_and_vocabulary, geometry, of_models, tokens
 
 NLL, DELTA, SHARE = ".4f", "+.4f", ".1f"
@@ -72,18 +71,21 @@ def epochs(runs: pd.DataFrame, row: str) -> Cells:
     "2",
     "main-results",
     "Main validation results",
-    panel(
-        "",
-        SCALES,
-        *columns({"backbone": "Backbone", "data": "Data/Vocab"}),
-        Column("context", "Ctx", ".0f", "tokens"),
-        Column("tokens", "Tokens"),
-        Column("mha_nll", "MHA NLL ↓", NLL, "nat/token", ("mha",), spread=True),
-        Column("full_nll", "Relation NLL ↓", NLL, "nat/token", ("full",), spread=True),
-        Column("delta", "Δ", DELTA, "nat/token", null=0.0),
-        Column("token_reduction", "Token reduction ↑", SHARE, "%", null=0.0, spread=True),
-    ),
-    panel("Conditions", (), EPOCHS, _WINDOW),
+    {
+        "": (
+            *columns({"backbone": "Backbone", "data": "Data/Vocab"}),
+            Column("context", "Ctx", ".0f", "tokens"),
+            Column("tokens", "Tokens"),
+            Column("mha_nll", "MHA NLL ↓", NLL, "nat/token", ("mha",), spread=True),
+            Column("full_nll", "Relation NLL ↓", NLL, "nat/token", ("full",), spread=True),
+            Column("delta", "Δ", DELTA, "nat/token", null=0.0),
+            Column("token_reduction", "Token reduction ↑", SHARE, "%", null=0.0, spread=True),
+        ),
+        "Conditions": (
+            EPOCHS,
+            _WINDOW,
+        ),
+    },
 )
 def main_results(
     runs: pd.DataFrame, losses: pd.DataFrame, models: pd.DataFrame, window: float
@@ -121,27 +123,25 @@ def main_results(
     "11",
     "app-nll",
     "Final validation NLL by seed",
-    panel(
-        "Pairs of the matrix",
-        (f"{scale}/{seed}" for scale in SCALES for seed in (*SEEDS, "mean")),
-        *columns(_NAMES, ".6f", "nat/token", spread=True),
-        Column("delta", "Full−MHA", DELTA, "nat/token", null=0.0),
-    ),
-    panel(
-        "Further pairs",
-        (),
-        *columns({"further.pairs": "Pairs", "further.planned": "Planned"}, ".0f", "1"),
-        Column("further.seeds", "Seeds"),
-        *columns({f"further.{k}": v for k, v in _NAMES.items()}, NLL, "nat/token", spread=True),
-        Column("further.delta", "Full−MHA", DELTA, "nat/token", interval=True),
-        Column("further.spread", "Its standard deviation", NLL, "nat/token"),
-        *columns({"further.won": "Pairs won", "further.reached": "Reach it"}, ".0f", "1"),
-        Column("further.spared.full", "Tokens spared, Relation", SHARE, "%"),
-        Column("further.spared.mha", "Tokens spared, MHA itself", SHARE, "%"),
-        Column("further.spared.difference", "Difference", "+.1f", "%", interval=True),
-        Column("further.correlation", "Correlation", "+.2f", "1", interval=True),
-    ),
-    panel("Conditions", (), EPOCHS),
+    {
+        "Pairs of the matrix": (
+            *columns(_NAMES, ".6f", "nat/token", spread=True),
+            Column("delta", "Full−MHA", DELTA, "nat/token", null=0.0),
+        ),
+        "Further pairs": (
+            *columns({"further.pairs": "Pairs", "further.planned": "Planned"}, ".0f", "1"),
+            Column("further.seeds", "Seeds"),
+            *columns({f"further.{k}": v for k, v in _NAMES.items()}, NLL, "nat/token", spread=True),
+            Column("further.delta", "Full−MHA", DELTA, "nat/token", interval=True),
+            Column("further.spread", "Its standard deviation", NLL, "nat/token"),
+            *columns({"further.won": "Pairs won", "further.reached": "Reach it"}, ".0f", "1"),
+            Column("further.spared.full", "Tokens spared, Relation", SHARE, "%"),
+            Column("further.spared.mha", "Tokens spared, MHA itself", SHARE, "%"),
+            Column("further.spared.difference", "Difference", "+.1f", "%", interval=True),
+            Column("further.correlation", "Correlation", "+.2f", "1", interval=True),
+        ),
+        "Conditions": [EPOCHS],
+    },
 )
 def paired_nll(
     runs: pd.DataFrame, losses: pd.DataFrame, window: float, planned: pd.DataFrame
@@ -190,7 +190,7 @@ def _further(row: str, values: pd.DataFrame, spared: pd.DataFrame, planned: set[
     yield cell(row, "further.spread", spread, n=n, sources=behind)
     yield cell(row, "further.won", int((wide["delta"] < 0).sum()), n=n, sources=behind)
     together = stats.correlation(wide["mha"].tolist(), wide["full"].tolist())
-    yield cell_of(row, "further.correlation", together, sources=behind)
+    yield cell(row, "further.correlation", together, sources=behind)
     if spared.empty:
         return
     never = spared["reduction"].isna()
@@ -222,20 +222,18 @@ def spans(numbers: Iterable[int]) -> str:
     "12",
     "app-token-efficiency",
     "Token efficiency by seed",
-    panel(
-        "",
-        (f"{scale}/{seed}" for scale in SCALES for seed in SEEDS),
-        Column("target", "MHA target", ".6f", "nat/token"),
-        Column("crossing", "Relation crossing tokens", ".2f", "M tokens"),
-        Column("reduction", "Token reduction", ".2f", "%"),
-    ),
-    panel(
-        "Controls",
-        (),
-        Column("own_reduction", "MHA against its own final loss", ".2f", "%"),
-        Column("end_gap", "Relation's last loss less the target", DELTA, "nat/token"),
-        _WINDOW,
-    ),
+    {
+        "": (
+            Column("target", "MHA target", ".6f", "nat/token"),
+            Column("crossing", "Relation crossing tokens", ".2f", "M tokens"),
+            Column("reduction", "Token reduction", ".2f", "%"),
+        ),
+        "Controls": (
+            Column("own_reduction", "MHA against its own final loss", ".2f", "%"),
+            Column("end_gap", "Relation's last loss less the target", DELTA, "nat/token"),
+            _WINDOW,
+        ),
+    },
 )
 def token_efficiency(runs: pd.DataFrame, losses: pd.DataFrame, window: float) -> Cells:
     """Tokens at which each Relation run first reaches its MHA run's final smoothed training loss,

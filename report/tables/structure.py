@@ -6,8 +6,7 @@ import pandas as pd
 
 from relation.variants import PAIRED
 from report import stats
-from report.paper import SCALES
-from report.table import Cells, Column, cell, columns, means, panel, ratios, sources, table
+from report.table import Cells, Column, cell, columns, means, ratios, sources, table
 
 # The paper's distances are these parts of its sequences of 1,024 tokens, of shorter ones too.
 DISTANCES = {
@@ -15,7 +14,6 @@ DISTANCES = {
     "beyond_256": ("beyond_quarter", "d > 256 (T/4)"),
     "beyond_512": ("beyond_half", "d > 512 (T/2)"),
 }
-DEPTH = {"10M": 6, "30M": 10, "100M": 20}
 LENGTHS = {"flow_length": "self_flow", "rank_length": "effective_rank"}
 SINKS = (1, 2, 4, 8, 16, 32)
 SPECTRUM = {
@@ -83,25 +81,25 @@ _ROUTING = (
 ROUTING = {key: metric for key, (metric, _) in DISTANCES.items()} | {"sink_1": "sink_1"}
 _RATIO = {"form": ".2f", "unit": "x", "null": 1.0}
 _LENGTHS = {"flow_length": "Flow taken on", "rank_length": "Ranks taken on sequences of"}
-_CONDITIONS = panel("Conditions", (), *columns(_LENGTHS, ".0f", "tokens"))
+_CONDITIONS = {"Conditions": columns(_LENGTHS, ".0f", "tokens")}
 
 
 @table(
     "4",
     "relation_internal",
     "Internal organization",
-    panel(
-        "Depth organization",
-        SCALES,
-        *_pair("l0_self", "Layer 0, diagonal / Self flow", ".2f", "%"),
-        *_pair("l0_effrank", "Layer 0, effective rank of the flow", ".1f", "1"),
-        *columns({"l0_effrank.ratio": "Relation / MHA"}, **_RATIO),
-        *_pair("l1_self", "Layer 1, diagonal / Self flow", ".2f", "%"),
-        *columns({"l2_self.full": "From layer 2, Self flow"}, ".2f", "%"),
-        *columns({"l2_exchange.full": "From layer 2, Exchange flow"}, ".2f", "%"),
-    ),
-    panel("Historical routing", SCALES, *_ROUTING),
-    _CONDITIONS,
+    {
+        "Depth organization": (
+            *_pair("l0_self", "Layer 0, diagonal / Self flow", ".2f", "%"),
+            *_pair("l0_effrank", "Layer 0, effective rank of the flow", ".1f", "1"),
+            *columns({"l0_effrank.ratio": "Relation / MHA"}, **_RATIO),
+            *_pair("l1_self", "Layer 1, diagonal / Self flow", ".2f", "%"),
+            *columns({"l2_self.full": "From layer 2, Self flow"}, ".2f", "%"),
+            *columns({"l2_exchange.full": "From layer 2, Exchange flow"}, ".2f", "%"),
+        ),
+        "Historical routing": _ROUTING,
+        **_CONDITIONS,
+    },
 )
 def internal_organization(flow: pd.DataFrame) -> Cells:
     """Diagonal (MHA) or Self flow (Relation) and routing rank by depth; where historical flow
@@ -120,14 +118,14 @@ def internal_organization(flow: pd.DataFrame) -> Cells:
     "7",
     "app-structural-layerwise",
     "Flow organization by layer",
-    panel(
-        "",
-        (f"{scale}/L{layer}" for scale in SCALES for layer in range(DEPTH[scale])),
-        *_pair("self", "Diagonal / Self flow", ".2f", "%"),
-        *_pair("effrank", "Effective rank", ".1f", "1"),
-        *columns({"effrank.ratio": "Relation / MHA"}, **_RATIO),
-    ),
-    _CONDITIONS,
+    {
+        "": (
+            *_pair("self", "Diagonal / Self flow", ".2f", "%"),
+            *_pair("effrank", "Effective rank", ".1f", "1"),
+            *columns({"effrank.ratio": "Relation / MHA"}, **_RATIO),
+        ),
+        **_CONDITIONS,
+    },
 )
 def layerwise(flow: pd.DataFrame) -> Cells:
     """Normalized flow by layer: MHA's diagonal entry, Relation's Self flow, the effective rank of
@@ -144,8 +142,7 @@ def layerwise(flow: pd.DataFrame) -> Cells:
     "8",
     "app-structural-routing",
     "Historical routing",
-    panel("", SCALES, *_ROUTING),
-    _CONDITIONS,
+    {"": _ROUTING, **_CONDITIONS},
 )
 def routing(flow: pd.DataFrame) -> Cells:
     """Historical flow beyond three distances and on the first token, conditioned on history.
@@ -157,8 +154,10 @@ def routing(flow: pd.DataFrame) -> Cells:
     "9",
     "app-structural-sink-profile",
     "Early-token sink profile",
-    panel("", SCALES, *(c for k in SINKS for c in _pair(f"sink_{k}", f"First {k}", ".3f", "%"))),
-    _CONDITIONS,
+    {
+        "": tuple(c for k in SINKS for c in _pair(f"sink_{k}", f"First {k}", ".3f", "%")),
+        **_CONDITIONS,
+    },
 )
 def sink_profile(flow: pd.DataFrame) -> Cells:
     """Historical flow on the first k tokens, conditioned on history. Means over seeds."""
@@ -169,8 +168,7 @@ def sink_profile(flow: pd.DataFrame) -> Cells:
     "10",
     "app-structural-spectrum",
     "Flow spectrum",
-    panel("", SCALES, *(c for key, (_, *of) in SPECTRUM.items() for c in _pair(key, *of))),
-    _CONDITIONS,
+    {"": tuple(c for key, (_, *of) in SPECTRUM.items() for c in _pair(key, *of)), **_CONDITIONS},
 )
 def spectrum(flow: pd.DataFrame) -> Cells:
     """Singular values of the normalized flow, over all layers. Means over seeds."""

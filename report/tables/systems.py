@@ -8,8 +8,7 @@ import pandas as pd
 
 from relation.variants import PAIRED, VARIANTS
 from report import stats
-from report.paper import SCALES
-from report.table import Cells, Column, cell, cell_of, columns, means, panel, sources, table, versus
+from report.table import Cells, Column, cell, columns, means, sources, table, versus
 from report.tables.configs import micro_ga
 
 LONG_CONTEXTS = ("1024", "2048", "4096", "8192", "16384", "32768", "65536")
@@ -68,7 +67,7 @@ def ratio(row: str, column: str, over: pd.DataFrame, under: pd.DataFrame) -> Cel
     together = not any(side["alone"] for side in sides)
     found = stats.median_ratio(*(list(side["samples"]) for side in sides), together)
     known["reason"] = "" if together else "measured apart, because together they did not fit"
-    yield cell_of(row, column, found, n=len(sides[0]["samples"]), **known)
+    yield cell(row, column, found, n=len(sides[0]["samples"]), **known)
 
 
 def conditions(rows: pd.DataFrame, precision: Sequence[str]) -> Cells:
@@ -140,30 +139,28 @@ def _fields(steps: pd.DataFrame, fields: Mapping[str, tuple]) -> Cells:
     "5",
     "efficient-relation",
     "FlashRelation throughput",
-    panel(
-        "Fixed context",
-        SCALES,
-        *columns({"fixed.reference": "Ref. Full"}, *_RATES, variants=("fixed",)),
-        *columns({"fixed.flash": "FlashRelation"}, *_RATES, variants=("fixed",)),
-        Column("fixed.speedup", "Speedup", ".2f", "x", ("fixed",), interval=True),
-    ),
-    panel(
-        "Scale-matched production",
-        SCALES,
-        Column("matched.context", "T", ".0f", "tokens", ("matched",)),
-        *columns({f"matched.{k}": v for k, v in _FLASH.items()}, *_RATES, variants=("matched",)),
-        Column("matched.ratio", "FR / FA", ".3f", "x", ("matched",), interval=True),
-    ),
-    panel(
-        "Beyond the paper",
-        (),
-        Column("fixed.context", "Fixed context", ".0f", "tokens"),
-        Column("peers.compiled", "Ref. Full, compiled", *_RATES),
-        Column("peers.compiled_ratio", "FR / compiled", ".2f", "x", interval=True),
-        Column("peers.name", "Other attention"),
-        Column("peers.other", "Its rate", *_RATES),
-        Column("peers.other_ratio", "FR / other", ".3f", "x", interval=True),
-    ),
+    {
+        "Fixed context": (
+            *columns({"fixed.reference": "Ref. Full"}, *_RATES, variants=("fixed",)),
+            *columns({"fixed.flash": "FlashRelation"}, *_RATES, variants=("fixed",)),
+            Column("fixed.speedup", "Speedup", ".2f", "x", ("fixed",), interval=True),
+        ),
+        "Scale-matched production": (
+            Column("matched.context", "T", ".0f", "tokens", ("matched",)),
+            *columns(
+                {f"matched.{k}": v for k, v in _FLASH.items()}, *_RATES, variants=("matched",)
+            ),
+            Column("matched.ratio", "FR / FA", ".3f", "x", ("matched",), interval=True),
+        ),
+        "Beyond the paper": (
+            Column("fixed.context", "Fixed context", ".0f", "tokens"),
+            Column("peers.compiled", "Ref. Full, compiled", *_RATES),
+            Column("peers.compiled_ratio", "FR / compiled", ".2f", "x", interval=True),
+            Column("peers.name", "Other attention"),
+            Column("peers.other", "Its rate", *_RATES),
+            Column("peers.other_ratio", "FR / other", ".3f", "x", interval=True),
+        ),
+    },
 )
 def efficient(steps: pd.DataFrame, precision: Sequence[str]) -> Cells:
     """Whole training steps in tokens per second: FlashRelation against the materialised operator
@@ -193,25 +190,23 @@ def efficient(steps: pd.DataFrame, precision: Sequence[str]) -> Cells:
     "15",
     "app-prod-fr-fa",
     "Production throughput and memory",
-    panel(
-        "Whole training steps",
-        SCALES,
-        Column("context", "T", ".0f", "tokens", ("matched",)),
-        *columns(_both("throughput", "Rate"), *_RATES, variants=("matched",)),
-        Column("ratio", "FR / FA", ".3f", "x", ("matched",), interval=True),
-        *columns(_both("micro_ga", "Micro/GA"), variants=("matched",)),
-        *columns(_both("allocated", "Allocated"), ".2f", "GiB", variants=("matched",)),
-        *columns(_both("reserved", "Reserved"), ".2f", "GiB", variants=("matched",)),
-    ),
-    panel(
-        "Training runs",
-        (),
-        Column("processes", "Processes a run"),
-        *columns(_both("run_rate", "Rate"), *_RATES),
-        Column("run_ratio", "FR / FA", ".3f", "x", interval=True),
-        *columns(_both("run_micro_ga", "Micro/GA")),
-        *columns(_both("run_share", "Share of the benchmark's rate"), ".1f", "%"),
-    ),
+    {
+        "Whole training steps": (
+            Column("context", "T", ".0f", "tokens", ("matched",)),
+            *columns(_both("throughput", "Rate"), *_RATES, variants=("matched",)),
+            Column("ratio", "FR / FA", ".3f", "x", ("matched",), interval=True),
+            *columns(_both("micro_ga", "Micro/GA"), variants=("matched",)),
+            *columns(_both("allocated", "Allocated"), ".2f", "GiB", variants=("matched",)),
+            *columns(_both("reserved", "Reserved"), ".2f", "GiB", variants=("matched",)),
+        ),
+        "Training runs": (
+            Column("processes", "Processes a run"),
+            *columns(_both("run_rate", "Rate"), *_RATES),
+            Column("run_ratio", "FR / FA", ".3f", "x", interval=True),
+            *columns(_both("run_micro_ga", "Micro/GA")),
+            *columns(_both("run_share", "Share of the benchmark's rate"), ".1f", "%"),
+        ),
+    },
 )
 def production(
     steps: pd.DataFrame, runs: pd.DataFrame, models: pd.DataFrame, precision: Sequence[str]
@@ -272,14 +267,14 @@ def run_rates(runs: pd.DataFrame, matched: pd.DataFrame) -> Cells:
     "16",
     "app-linear-steady",
     "Linear Relation throughput",
-    panel(
-        "",
-        SCALES,
-        Column("context", "T", ".0f", "tokens", ("linear-steady",)),
-        Column("micro_ga", "Micro/GA", variants=("linear-steady",)),
-        Column("steady", "Steady-state", *_RATES, ("linear-steady",)),
-        Column("raw", "Raw mean", *_RATES, ("linear-steady",)),
-    ),
+    {
+        "": (
+            Column("context", "T", ".0f", "tokens", ("linear-steady",)),
+            Column("micro_ga", "Micro/GA", variants=("linear-steady",)),
+            Column("steady", "Steady-state", *_RATES, ("linear-steady",)),
+            Column("raw", "Raw mean", *_RATES, ("linear-steady",)),
+        ),
+    },
 )
 def linear_steady(steps: pd.DataFrame, precision: Sequence[str]) -> Cells:
     """Linear Relation in whole training steps: once warm, as the median of rounds, and over all
@@ -296,14 +291,16 @@ def linear_steady(steps: pd.DataFrame, precision: Sequence[str]) -> Cells:
     "17",
     "app-linear-long",
     "Linear Relation at long contexts",
-    panel(
-        "",
-        LONG_CONTEXTS,
-        *columns({"micro": "Micro", "accumulation": "GA"}, ".0f", "1", variants=("linear-long",)),
-        Column("status", "Status", variants=("linear-long",)),
-        Column("throughput", "Rate", *_RATES, ("linear-long",)),
-        Column("allocated", "Allocated", ".3f", "GiB", ("linear-long",)),
-    ),
+    {
+        "": (
+            *columns(
+                {"micro": "Micro", "accumulation": "GA"}, ".0f", "1", variants=("linear-long",)
+            ),
+            Column("status", "Status", variants=("linear-long",)),
+            Column("throughput", "Rate", *_RATES, ("linear-long",)),
+            Column("allocated", "Allocated", ".3f", "GiB", ("linear-long",)),
+        ),
+    },
     names={context: f"T = {int(context):,}" for context in LONG_CONTEXTS},
 )
 def linear_long(steps: pd.DataFrame, precision: Sequence[str]) -> Cells:

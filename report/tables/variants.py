@@ -4,7 +4,7 @@ import pandas as pd
 
 from relation.variants import ABLATIONS, PAIRED, VARIANTS
 from report.paper import SCALES
-from report.table import Cells, Column, cell, columns, means, panel, sources, table, versus
+from report.table import Cells, Column, cell, columns, means, sources, table, versus
 from report.tables.quality import DELTA, NLL, nll
 
 OF_PAPER = (*PAIRED, *ABLATIONS, "linear", "hybrid")
@@ -14,13 +14,13 @@ OF_PAPER = (*PAIRED, *ABLATIONS, "linear", "hybrid")
     "V",
     "variants",
     "Other variants",
-    panel(
-        "",
-        (),
-        Column("nll", "NLL", NLL, "nat/token", spread=True),
-        Column("delta", "less Full Relation", DELTA, "nat/token", null=0.0),
-        *columns({"parameters": "Parameters"}, ",.0f", "parameters"),
-    ),
+    {
+        "": (
+            Column("nll", "NLL", NLL, "nat/token", spread=True),
+            Column("delta", "less Full Relation", DELTA, "nat/token", null=0.0),
+            *columns({"parameters": "Parameters"}, ",.0f", "parameters"),
+        ),
+    },
     names={f"{s}/{key}": f"{s}, {one.title}" for s in SCALES for key, one in VARIANTS.items()},
     of_paper=False,
 )
