@@ -6,6 +6,7 @@ the time of a prompt.
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,10 +25,11 @@ from relation.bench.rounds import (
 )
 from relation.jobs import Bench
 from relation.nn import Decoder, DecodeState
-from relation.nn.generate import Prepared, Replay, Sampling, Uniforms, draw
+from relation.nn.generate import Prepared, Replay, Sampling, draw, uniform_numbers
 from relation.variants import LINEAR, ModelConfig
 
 TOKEN, PROMPT = "token", "prompt"
+Call = Callable[[], None]
 _TOKENS_A_ROUND = 8
 _ROOM = 16  # places beyond the context, for the tokens of a round
 # By kind of device: tokens of a prompt and its batches.
@@ -65,72 +67,66 @@ class Decoding:
     precision: str
     device: torch.device
 
-    @property
-    def _dtype(self) -> torch.dtype:
-        return DTYPES[self.precision]
-
-    def _autocast(self) -> torch.autocast:
-        enabled = self._dtype != torch.float32
-        return torch.autocast(self.device.type, self._dtype, enabled=enabled)
-
-    def _model(self) -> Decoder:
-        return Decoder(self.config, seed=0).to(self.device).eval()
-
     def prepare(self, measure: str, context: int, batch: int) -> dict:
         """Raises OutOfMemoryError where the state alone is larger than the free memory."""
-        if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)
-        self._rewind, self._calls = (lambda: None), 1
+        config, dtype, device = self.config, DTYPES[self.precision], self.device
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+            free, needed = torch.cuda.mem_get_info()[0], state_bytes(config, context, batch, dtype)
+            if measure == TOKEN and needed > free:
+                told = f"its state takes {needed / 1e9:,.0f} GB, and {free / 1e9:,.0f} GB are free"
+                raise torch.OutOfMemoryError(told)
+        model = Decoder(config, seed=0).to(device).eval()
         if measure == TOKEN:
-            self._prepare_token(context, batch)
+            self._calls, prepare = _TOKENS_A_ROUND, self._prepare_token
         else:
-            self._prepare_prompt(context, batch)
+            self._calls, prepare = 1, self._prepare_prompt
+        self._call, self._rewind = prepare(model, dtype, context, batch)
         for _ in range(3):
             self._call()
         return {}
 
-    def _prepare_token(self, context: int, batch: int) -> None:
-        config, dtype, device = self.config, self._dtype, self.device
-        if device.type == "cuda":
-            free, needed = torch.cuda.mem_get_info()[0], state_bytes(config, context, batch, dtype)
-            if needed > free:
-                told = f"its state takes {needed / 1e9:,.0f} GB, and {free / 1e9:,.0f} GB are free"
-                raise torch.OutOfMemoryError(told)
-        model = self._model()
-        state = random_state(config, context, batch, dtype, device)
-        self._calls = _TOKENS_A_ROUND
-        if device.type == "cuda":
-            logits = torch.zeros(batch, config.vocab_size, device=device)
+    def _prepare_token(
+        self, model: Decoder, dtype: torch.dtype, context: int, batch: int
+    ) -> tuple[Call, Call]:
+        """What reads and draws a token, and what goes back to `context` tokens."""
+        state = random_state(self.config, context, batch, dtype, self.device)
+        if self.device.type == "cuda":
+            logits = torch.zeros(batch, self.config.vocab_size, device=self.device)
             replay = Replay(Prepared(model, dtype), state, logits, Sampling(), None)
 
             def replayed() -> None:
-                note = replay.note()
+                ids = replay.note()
                 replay.next()
-                note.read()  # the last token's ids, while the GPU works on the next
+                ids()  # the last token's, while the GPU works on the next
 
-            self._call, self._rewind = replayed, partial(replay.rewind, context)
-            return
-        numbers = Uniforms(0, batch).next()[0]
+            return replayed, partial(replay.rewind, context)
+        numbers = next(uniform_numbers(0, batch))[0]
         ids = torch.zeros(batch, dtype=torch.int64)
 
         def plain() -> None:
-            with torch.no_grad(), self._autocast():
+            with self._autocast(dtype):
                 logits = model.decode(ids[:, None], state)[:, -1]
             ids.copy_(draw(logits, numbers, Sampling()))
 
-        self._call, self._rewind = plain, partial(state.settle, [context] * batch)
+        return plain, partial(state.settle, [context] * batch)
 
-    def _prepare_prompt(self, context: int, batch: int) -> None:
-        """Reads a prompt of `context` tokens a row into a new state; logits of the last."""
-        model, drawn = self._model(), torch.Generator().manual_seed(0)
+    def _prepare_prompt(
+        self, model: Decoder, dtype: torch.dtype, context: int, batch: int
+    ) -> tuple[Call, Call]:
+        """What reads a prompt of `context` tokens a row into a new state; logits of the last."""
+        drawn = torch.Generator().manual_seed(0)
         tokens = torch.randint(self.config.vocab_size, (batch, context), generator=drawn)
         tokens = tokens.to(self.device)
 
         def read() -> None:
-            with torch.no_grad(), self._autocast():
+            with self._autocast(dtype):
                 model.read(tokens, model.decode_state(context))
 
-        self._call = read
+        return read, lambda: None
+
+    def _autocast(self, dtype: torch.dtype) -> torch.autocast:
+        return torch.autocast(self.device.type, dtype, enabled=dtype != torch.float32)
 
     def seconds(self, measure: str) -> float:
         """Seconds of a token or a prompt of the batch, by the clock on the wall."""
@@ -142,20 +138,14 @@ class Decoding:
         synchronize(self.device)
         return (time.perf_counter() - began) / self._calls
 
-    def proof(self) -> dict:
-        return {}
-
-    def release(self) -> None:
-        self._call = self._rewind = None
-
 
 def _row(
     bench: Bench, model: str, config: ModelConfig, cell: tuple[str, int, int], answers: Answers
 ) -> dict:
     measure, context, batch = cell
-    columns = median_columns("seconds", answers.samples.get(measure, []))
+    samples = answers.samples.get(measure, [])
+    columns = median_columns("seconds", samples)
     tokens, seconds = batch * (1 if measure == TOKEN else context), columns["seconds"]
-    bytes_of = state_bytes(config, context, batch, DTYPES[bench.precision])
     return {
         **dict.fromkeys(records.columns("decode")),
         **{name: getattr(bench, name) for name in ("campaign", "scale", "variation", "precision")},
@@ -167,9 +157,8 @@ def _row(
         **answers.status(measure),
         **columns,
         "tokens_per_second": None if seconds is None else tokens / seconds,
-        "state_bytes": bytes_of,
-        "samples": answers.samples.get(measure, []),
-        **answers.facts,
+        "state_bytes": state_bytes(config, context, batch, DTYPES[bench.precision]),
+        "samples": samples,
     }
 
 
@@ -179,15 +168,12 @@ def measure(bench: Bench, out: Path, data: Path | None = None) -> None:
     data: not read. Raises InputError where the device is missing.
     """
     models = {side.variant: side.model for side in bench.sides}
-    kind = bench.device
-    prompt, batches = _PROMPTS[kind]
+    prompt, batches = _PROMPTS[bench.device]
     cells = list(dict.fromkeys((TOKEN, side.context, side.micro) for side in bench.sides))
     cells += [(PROMPT, prompt, batch) for batch in batches]
     rows: list[dict] = []
-    with claimed(kind) as device:
-        decoders = {
-            name: Decoding(model, bench.precision, device) for name, model in models.items()
-        }
+    with claimed(bench.device) as device:
+        decoders = {k: Decoding(model, bench.precision, device) for k, model in models.items()}
         with Sides(decoders, Conditions(device)) as processes:
             for cell in cells:
                 found = processes.compare(cell, cell[:1], bench.rounds)

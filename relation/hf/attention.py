@@ -7,7 +7,6 @@ attention module gets the count calibration lambda by `add_lambda`.
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
@@ -17,6 +16,7 @@ from relation.errors import InputError
 from relation.kernels.documents import Documents
 from relation.ops import for_heads, scores
 from relation.ops.backends import Automatic
+from relation.ops.full import flow_of_rows
 
 NAME = "relation"
 TAU = 2.0
@@ -101,10 +101,7 @@ def _masked(p1: Tensor, p2: Tensor, info: Tensor, lam: Tensor, visible: Tensor |
     visible = visible | ~visible.any(-1, keepdim=True)
     own = visible.shape[-1] - 1 - visible.flip(-1).int().argmax(-1, keepdim=True)
     own = own.expand(*U.shape[:3], 1)
-    S = torch.sigmoid(U.gather(-1, own) / TAU)
-    i = visible.sum(-1, keepdim=True).to(U.dtype)
-    R = (F.silu(U) - lam.to(U.dtype) * i.log()).scatter(-1, own, S)
-    flow = R.masked_fill(~visible, -torch.inf).softmax(dim=-1)
+    flow = flow_of_rows(U, lam, TAU, own, visible.sum(-1, keepdim=True), ~visible)
     return flow.to(info.dtype) @ for_heads(info, p1.shape[1])
 
 
@@ -130,11 +127,11 @@ def relation_attention(
         raise InputError(
             f"layer {module.layer_idx} has no lambda; call relation.hf.add_lambda(model) first"
         )
-    for name, used in {
-        "dropout of attention weights": dropout,
-        "soft capping of scores": options.get("softcap"),
-        "attention that is not causal": options.get("is_causal") is False,
-    }.items():
+    for name, used in (
+        ("dropout of attention weights", dropout),
+        ("soft capping of scores", options.get("softcap")),
+        ("attention that is not causal", options.get("is_causal") is False),
+    ):
         if used:
             raise InputError(f"attn_implementation='relation' has no {name}; switch it off")
     width, lam = query.shape[-1], lam.float() if lam.dtype != torch.float64 else lam
@@ -144,11 +141,9 @@ def relation_attention(
     if attention_mask is None and n > 1:
         # The keys of a static cache go on past the prompt that it has just read.
         key, value = key[:, :, :n], value[:, :, :n]
-    documents, whole = None, n == key.shape[2]
-    if whole and attention_mask is not None:
-        documents = _documents(attention_mask)
-        whole = documents is not None
-    if whole:
+    whole, masked = n == key.shape[2], attention_mask is not None
+    documents = _documents(attention_mask) if whole and masked else None
+    if whole and (documents is not None or not masked):
         y = _OPERATOR(query, key, value, lam, TAU, documents=documents)
     else:
         y = _masked(query, key, value, lam, attention_mask)

@@ -22,7 +22,7 @@ from transformers.utils import can_return_tuple
 from relation.errors import InputError
 from relation.kernels.documents import Documents
 from relation.nn import Decoder, DecodeState
-from relation.nn.model import FullRelationMixer, GivensMixing, LinearRelationMixer, retention_start
+from relation.nn.model import FullRelationMixer, LinearRelationMixer, Mixer, retention_start
 from relation.variants import FULL, ModelConfig, model_config
 
 # A model of 10M parameters: transformers makes a configuration without arguments to compare with.
@@ -114,10 +114,7 @@ RelationConfig.__init__.__signature__ = inspect.Signature([
 
 
 class RelationCache:
-    """What `generate` and the models take as `cache`: the decode state, one cache a layer.
-
-    Layers with a flow keep two states a token, a Linear one a matrix a head.
-    """
+    """What `generate` and the models take as `cache`: the decode state, one cache a layer."""
 
     # What `generate` reads of a cache besides its length.
     is_compileable, is_linear = False, (False,)
@@ -136,21 +133,20 @@ class RelationCache:
 
 
 def _cache(
-    config: RelationConfig,
-    cache: RelationCache | None,
-    past_key_values: RelationCache | None,
-    use_cache: bool | None,
+    config: RelationConfig, cache: Any, past_key_values: Any, use_cache: bool | None
 ) -> RelationCache | None:
     """The cache under either of its names, an empty one where `use_cache` asks for it, or None."""
     if cache is not None and past_key_values is not None:
         raise InputError("cache and past_key_values name one thing; give one of them")
     given = past_key_values if cache is None else cache
-    if given is not None and not isinstance(given, RelationCache):
+    if given is None:
+        return RelationCache(config) if use_cache else None
+    if not isinstance(given, RelationCache):
         raise InputError(
             f"the cache is a {type(given).__name__}; a Relation model takes "
             "relation.hf.RelationCache(model.config)"
         )
-    return RelationCache(config) if given is None and use_cache else given
+    return given
 
 
 class RelationPreTrainedModel(PreTrainedModel):
@@ -184,7 +180,7 @@ class RelationPreTrainedModel(PreTrainedModel):
         if isinstance(module, FullRelationMixer):
             counts = isinstance(module.lam, nn.Parameter)
             nn.init.constant_(module.lam, self.config.lambda_init if counts else 0.0)
-        if isinstance(module, GivensMixing) and module.mixes:
+        if isinstance(module, Mixer) and module.mixes:
             nn.init.zeros_(module.theta)
         if isinstance(module, LinearRelationMixer):
             nn.init.normal_(module.retention_up, std=self.config.init_std)
@@ -252,7 +248,7 @@ class RelationModel(RelationPreTrainedModel):
         return decoder.norm(x)
 
     def _check(self, options: dict[str, Any]) -> None:
-        """Raise InputError for outputs that the model does not return, and for unknown options."""
+        """Raise InputError for outputs that there are not, and for unknown options."""
         for name, instead in _OUTPUTS.items():
             asked = options.pop(name, None)
             if getattr(self.config, name) if asked is None else asked:
@@ -380,15 +376,9 @@ class RelationForCausalLM(RelationPreTrainedModel, GenerationMixin):
             input_ids = input_ids[:, cache.columns :]
         if position_ids is not None:
             position_ids = position_ids[:, -input_ids.shape[1] :]
-        return {
-            "input_ids": input_ids,
-            "cache": cache,
-            "attention_mask": attention_mask,
-            "use_cache": use_cache,
-            "position_ids": position_ids,
-            "logits_to_keep": 1,
-            **{name: options[name] for name in _OUTPUTS if name in options},
-        }
+        given = {"input_ids": input_ids, "attention_mask": attention_mask, "use_cache": use_cache}
+        given |= {"cache": cache, "position_ids": position_ids, "logits_to_keep": 1}
+        return given | {name: options[name] for name in _OUTPUTS if name in options}
 
 
 AutoConfig.register(RelationConfig.model_type, RelationConfig)

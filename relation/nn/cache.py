@@ -25,6 +25,16 @@ class Cache:
         self.lengths: Tensor | None = None
         self.tensors: tuple[Tensor, ...] = ()
 
+    @property
+    def states(self) -> tuple[Tensor, ...]:
+        """What the tokens read so far left; empty before the first."""
+        return self.tensors
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the states; not of memory taken ahead."""
+        return sum(state.nbytes for state in self.states)
+
     def begin(self, lengths: Tensor) -> None:
         """Expect a prompt of unequal rows, of which row b has lengths[b] tokens, (B,) int64."""
         if self.length:
@@ -74,13 +84,8 @@ class HistoryCache(Cache):
 
     @property
     def states(self) -> tuple[Tensor, ...]:
-        """Views of the two states, (B, H, T, D) each, T the longest row's tokens."""
+        """Views of the two states, (B, H, T, D), T the longest row's tokens."""
         return tuple(buffer[:, :, : self.length] for buffer in self.tensors)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that the history fills, shorter rows' padding included; not the memory ahead."""
-        return sum(state.nbytes for state in self.states)
 
     def append(self, first: Tensor, second: Tensor) -> tuple[Tensor, ...]:
         """Add a block's two states, (B, H, n, D) alike, and return `states` with them.
@@ -101,13 +106,14 @@ class HistoryCache(Cache):
                 )
         if not self.tensors or end > self.capacity:
             self.reserve(end, blocks)
-        if self.lengths is None or not self.length:
-            for buffer, block in zip(self.tensors, blocks, strict=True):
-                buffer[:, :, self.length : end] = block
-        else:
+        places = None
+        if self.lengths is not None and self.length:
             places = self.lengths[:, None] + torch.arange(n, device=first.device)  # (B, n)
             rows = torch.arange(len(places), device=first.device)[:, None]
-            for buffer, block in zip(self.tensors, blocks, strict=True):
+        for buffer, block in zip(self.tensors, blocks, strict=True):
+            if places is None:
+                buffer[:, :, self.length : end] = block
+            else:
                 buffer.transpose(1, 2)[rows, places] = block.transpose(1, 2)
         self._take(n)
         return self.states
@@ -135,17 +141,7 @@ class HistoryCache(Cache):
 
 
 class LinearState(Cache):
-    """The state of a Linear Relation layer, O(d^2 / H): C, (B, H, D, D)."""
-
-    @property
-    def state(self) -> Tensor | None:
-        """C of the tokens read so far, None before the first."""
-        return self.tensors[0] if self.tensors else None
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of C."""
-        return sum(C.nbytes for C in self.tensors)
+    """The state of a Linear Relation layer, O(d^2 / H): `tensors` are C, (B, H, D, D)."""
 
     def replace(self, state: Tensor, tokens: int) -> None:
         """Keep C of `tokens` more tokens in place of the one before."""
@@ -158,9 +154,7 @@ class DecodeState:
 
     def __init__(self, layout: str, capacity: int = 256):
         self.layout = layout
-        self.layers = [
-            LinearState() if letter == LINEAR else HistoryCache(capacity) for letter in layout
-        ]
+        self.layers = [LinearState() if x == LINEAR else HistoryCache(capacity) for x in layout]
         self._tables: Tables | None = None
 
     @property
@@ -180,11 +174,6 @@ class DecodeState:
     def nbytes(self) -> int:
         """Bytes that the layers keep for the next token."""
         return sum(layer.nbytes for layer in self.layers)
-
-    @property
-    def histories(self) -> list[HistoryCache]:
-        """The caches that grow with the text."""
-        return [layer for layer in self.layers if isinstance(layer, HistoryCache)]
 
     def check(self, layout: str) -> None:
         """Raise InputError unless a model of that layout can read into this state."""
@@ -215,12 +204,12 @@ class DecodeState:
         return counts
 
     def settle(self, lengths: Sequence[int]) -> None:
-        """Take over how many tokens each row has read, where a GPU counted them."""
+        """`Cache.settle` of every layer."""
         for layer in self.layers:
             layer.settle(lengths)
 
     def reorder(self, rows: Tensor) -> None:
-        """Keep the rows (n,) int64 in that order."""
+        """`Cache.reorder` of every layer."""
         for layer in self.layers:
             layer.reorder(rows)
 

@@ -7,9 +7,10 @@ host launches it before it reads the one before, so that neither waits for the o
 
 import hashlib
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from numbers import Integral
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from relation.errors import InputError, RunError
 from relation.kernels import decoding
 from relation.kernels.checks import projection_dtype
-from relation.nn.cache import Cache, DecodeState
+from relation.nn.cache import Cache, DecodeState, HistoryCache
 from relation.nn.model import Block, Decoder, LinearRelationMixer, RopeTables
 from relation.variants import CALIBRATED, FULL, LINEAR
 
@@ -27,8 +28,7 @@ if TYPE_CHECKING:
 
 # Tokens after those that a state has read come in blocks: scores take memory linear in the text.
 BLOCK = 256
-# Uniform numbers are drawn for so many tokens at a time.
-CHUNK = 256
+CHUNK = 256  # uniform numbers are drawn for so many tokens at a time
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Sampling:
 
     @property
     def whole(self) -> bool:
-        """Whether a token is drawn from its whole distribution, or is the likeliest."""
+        """Whether no token is left out, or it is the likeliest."""
         return self.temperature == 0 or (self.top_k is None and self.top_p == 1)
 
 
@@ -114,21 +114,18 @@ def draw(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> Tensor:
     return ids.masked_fill(~logits.isfinite().all(dim=-1), -1)
 
 
-class Uniforms:
-    """Uniform numbers of a batch: row b's depend on the seed and on b alone.
+def uniform_numbers(seed: int, rows: int) -> Iterator[Tensor]:
+    """Yield the numbers of CHUNK tokens after CHUNK tokens, (CHUNK, B) FP64 in [0, 1).
 
-    They are drawn on the CPU, so that every device draws the same text from the same logits.
+    Row b's depend on the seed and on b alone. They are drawn on the CPU, so that every device draws
+    the same text from the same logits.
     """
-
-    def __init__(self, seed: int, rows: int):
-        digests = (hashlib.sha256(f"{seed}/{row}".encode()).digest() for row in range(rows))
-        keys = (int.from_bytes(digest[:8], "little") >> 1 for digest in digests)
-        self._generators = [torch.Generator().manual_seed(key) for key in keys]
-
-    def next(self) -> Tensor:
-        """The numbers of the next CHUNK tokens, (CHUNK, B) FP64 in [0, 1)."""
-        rows = [torch.rand(CHUNK, generator=g, dtype=torch.float64) for g in self._generators]
-        return torch.stack(rows, dim=1)
+    digests = (hashlib.sha256(f"{seed}/{row}".encode()).digest() for row in range(rows))
+    keys = (int.from_bytes(digest[:8], "little") >> 1 for digest in digests)
+    generators = [torch.Generator().manual_seed(key) for key in keys]
+    while True:
+        drawn = [torch.rand(CHUNK, generator=g, dtype=torch.float64) for g in generators]
+        yield torch.stack(drawn, dim=1)
 
 
 class Places(NamedTuple):
@@ -152,9 +149,7 @@ class _Layer:
 
     def __init__(self, letter: str, block: Block, dtype: torch.dtype):
         mixer, ffn, self.letter = block.mixer, block.ffn, letter
-        wi = mixer.wi.weight
-        if getattr(mixer, "mixes", False):
-            wi = mixer.mixed(wi.unflatten(0, (1, -1, mixer.head_dim)))
+        wi = mixer.mixed_wi() if mixer.mixes else mixer.wi.weight
         readers = [mixer.w1.weight, mixer.w2.weight, wi]
         self.down_from_residual = None
         if isinstance(mixer, LinearRelationMixer):
@@ -263,7 +258,7 @@ class Replay:
         self._prepared, self._state, self._sampling, self._stop = prepared, state, sampling, stop
         self._device, rows = logits.device, len(logits)
         self._on_gpu = self._device.type == "cuda"
-        self._uniforms = Uniforms(sampling.seed, rows)
+        self._uniforms = uniform_numbers(sampling.seed, rows)
         self._numbers = torch.empty(CHUNK, rows, dtype=torch.float64, device=self._device)
         self._place = torch.zeros(rows, dtype=torch.int64, device=self._device)
         self._temperature = _temperature_on(self._device, sampling)
@@ -295,11 +290,19 @@ class Replay:
         self._run()
         self.longest += 1
 
-    def note(self) -> "Note":
-        """The ids at this point of the GPU's work, to be read later; at most two are open."""
+    def note(self) -> Callable[[], list[int]]:
+        """A function that waits for the ids at this point of the GPU's work; at most two are open.
+
+        So the host reads them while the GPU works on the next token.
+        """
         self._notes.reverse()
-        self._notes[0].copy_(self.ids, non_blocking=True)
-        return Note(self._notes[0], self._device)
+        buffer = self._notes[0]
+        buffer.copy_(self.ids, non_blocking=True)
+        if not self._on_gpu:
+            return buffer.tolist
+        drawn = torch.cuda.Event()
+        drawn.record(torch.cuda.current_stream(self._device))
+        return lambda: drawn.synchronize() or buffer.tolist()
 
     def rewind(self, tokens: int) -> None:
         """Let every row have read so many tokens, no more than it has room for: to time one."""
@@ -313,7 +316,7 @@ class Replay:
                 note = self.note()
                 if drawn < count:
                     self.next()
-                yield note.read()
+                yield note()
         finally:
             self._state.settle(self._places.lengths.tolist())
 
@@ -337,10 +340,11 @@ class Replay:
 
     def _room(self) -> RopeTables:
         """Take memory for another token, a full history's twice over; returns RoPE's tables."""
-        for history in self._state.histories:
+        histories = [layer for layer in self._state.layers if isinstance(layer, HistoryCache)]
+        for history in histories:
             history.length = self.longest
             history.reserve(self.longest + 1)
-        capacities = [history.capacity for history in self._state.histories]
+        capacities = [history.capacity for history in histories]
         build = partial(self._prepared.rope_tables, device=self._device)
         tables = self._state.tables(build, max([self.longest + 1, *capacities]))
         self._capacity = min([len(tables[0]), *capacities])
@@ -371,23 +375,8 @@ class Replay:
 
     def _refill(self) -> None:
         """Send the uniform numbers of the next CHUNK tokens."""
-        numbers = self._uniforms.next()
+        numbers = next(self._uniforms)
         self._numbers.copy_(numbers.pin_memory() if self._on_gpu else numbers, non_blocking=True)
-
-
-class Note:
-    """Ids on their way to the host; `read` waits until the GPU has drawn them."""
-
-    def __init__(self, buffer: Tensor, device: torch.device):
-        self._buffer, self._event = buffer, None
-        if device.type == "cuda":
-            self._event = torch.cuda.Event()
-            self._event.record(torch.cuda.current_stream(device))
-
-    def read(self) -> list[int]:
-        if self._event is not None:
-            self._event.synchronize()
-        return self._buffer.tolist()
 
 
 def generate_tokens(
@@ -407,9 +396,8 @@ def generate_tokens(
     for an empty prompt, an id outside the vocabulary or a count below 1, RunError for logits that
     are not finite.
     """
-    _check(model, [prompt], count)
-    given = sampling, stop, state or model.decode_state()
-    return (row[0] for row in continuations(model, [prompt], count, *given))
+    rows = continuations(model, [prompt], count, sampling, stop, state or model.decode_state())
+    return (row[0] for row in rows)
 
 
 def generate_batch(
@@ -424,30 +412,9 @@ def generate_batch(
     Prompts may differ in length. What row b draws depends on the seed and on b, not on the other
     rows, but for the rounding of the prompts' products. Everything else is as `generate_tokens`.
     """
-    if not prompts:
-        raise InputError("there is no prompt in the batch; give one at least")
-    _check(model, prompts, count)
-    texts: list[list[int]] = [[] for _ in prompts]
-    for ids in continuations(model, prompts, count, sampling, stop, model.decode_state()):
-        for text, token in zip(texts, ids, strict=True):
-            if token is not None:
-                text.append(token)
-    return texts
-
-
-def _check(model: Decoder, prompts: Sequence[Sequence[int]], count: int) -> None:
-    vocabulary = model.config.vocab_size
-    for row, prompt in enumerate(prompts):
-        which = "the prompt" if len(prompts) == 1 else f"prompt {row}"
-        if not prompt:
-            raise InputError(f"{which} is empty; give at least one token to continue")
-        if not 0 <= min(prompt) <= max(prompt) < vocabulary:
-            raise InputError(
-                f"{which} has token ids from {min(prompt)} to {max(prompt)} and the model knows "
-                f"0 to {vocabulary - 1}; use the tokenizer that it was trained with"
-            )
-    if count < 1:
-        raise InputError(f"{count} tokens were asked for; ask for at least 1")
+    steps = continuations(model, prompts, count, sampling, stop, model.decode_state())
+    rows = zip(*steps, strict=True)
+    return [[token for token in row if token is not None] for row in rows] or [[] for _ in prompts]
 
 
 def continuations(
@@ -458,10 +425,42 @@ def continuations(
     stop: int | None,
     state: DecodeState,
 ) -> Iterator[list[int | None]]:
-    """Yield each row's next id, None where it has ended, until all have."""
+    """Yield each row's next id, None where it has ended, until all have; as `generate_tokens`."""
+    if count < 1 or not len(prompts):
+        wrong = f"{count} tokens were asked for" if count < 1 else "there is no prompt in the batch"
+        raise InputError(f"{wrong}; give at least 1")
+    last = model.config.vocab_size - 1
+    for row, prompt in enumerate(prompts):
+        which = "the prompt" if len(prompts) == 1 else f"prompt {row}"
+        if not len(prompt):
+            raise InputError(f"{which} is empty; give at least one token to continue")
+        if not all(isinstance(token, Integral) for token in prompt):
+            raise InputError(f"{which} holds no token ids; give whole numbers from 0 to {last}")
+        if not 0 <= min(prompt) <= max(prompt) <= last:
+            raise InputError(
+                f"{which} has token ids from {min(prompt)} to {max(prompt)} and the model knows "
+                f"0 to {last}; use the tokenizer that it was trained with"
+            )
+    return _continued(model, prompts, count, sampling, stop, state)
+
+
+def _continued(
+    model: Decoder,
+    prompts: Sequence[Sequence[int]],
+    count: int,
+    sampling: Sampling,
+    stop: int | None,
+    state: DecodeState,
+) -> Iterator[list[int | None]]:
     device, dtype = model.embedding.weight.device, projection_dtype(model.embedding.weight)
     prepared = Prepared(model, dtype) if why_plain(model, device, dtype) is None else None
-    logits = _read(model, prompts, state)
+    rows = [torch.tensor(prompt) for prompt in prompts]
+    tokens = nn.utils.rnn.pad_sequence(rows, batch_first=True).to(device)
+    if len(rows) > 1 or not state.length:
+        logits = model.read(tokens, state, list(map(len, rows)))
+    else:
+        for block in tokens.split(BLOCK, dim=1):
+            logits = model.read(block, state)
     if prepared is None:
         steps = _plain(model, logits, sampling, count, state)
     else:
@@ -479,25 +478,14 @@ def continuations(
         yield [token if alive else None for alive, token in zip(live, ids, strict=True)]
 
 
-def _read(model: Decoder, prompts: Sequence[Sequence[int]], state: DecodeState) -> Tensor:
-    """Logits (B, V) after the prompts, which `state` takes in."""
-    rows = [torch.tensor(prompt) for prompt in prompts]
-    tokens = nn.utils.rnn.pad_sequence(rows, batch_first=True).to(model.embedding.weight.device)
-    if len(prompts) > 1 or not state.length:
-        return model.read(tokens, state, [len(prompt) for prompt in prompts])
-    for block in tokens.split(BLOCK, dim=1):
-        logits = model.read(block, state)
-    return logits
-
-
 def _plain(
     model: Decoder, logits: Tensor, sampling: Sampling, count: int, state: DecodeState
 ) -> Iterator[list[int]]:
     """Yield the ids (B,) of each of `count` tokens, read one by one by `model.decode`."""
-    uniforms = Uniforms(sampling.seed, len(logits))
+    uniforms = uniform_numbers(sampling.seed, len(logits))
     for drawn in range(count):
         if drawn % CHUNK == 0:
-            numbers = uniforms.next().to(logits.device)
+            numbers = next(uniforms).to(logits.device)
         ids = draw(logits, numbers[drawn % CHUNK], sampling)
         yield ids.tolist()
         if drawn + 1 < count:

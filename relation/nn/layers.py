@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from relation.errors import InputError
+from relation.kernels.checks import projection_dtype
 from relation.kernels.documents import Documents
 from relation.nn.cache import HistoryCache, LinearState
 from relation.nn.model import (
@@ -19,9 +20,10 @@ from relation.nn.model import (
     LinearRelationMixer,
     Normed,
     RopeTables,
-    check_documents,
+    is_bare,
     retention_start,
 )
+from relation.ops.attention import check_documents
 from relation.ops.rope import rope_angles
 from relation.variants import FULL, LINEAR, MIXERS, ModelConfig, check_type
 
@@ -52,8 +54,7 @@ class _Layer(nn.Module):
         self._reset_own()
 
     def reset_parameters(self) -> None:
-        """Draw every parameter anew, as a new layer does; for one of the meta device, after
-        `to_empty`."""
+        """Draw every parameter as a new layer does; also after `to_empty` of the meta device."""
         for module in self.children():
             module.reset_parameters()
         self._reset_own()
@@ -85,13 +86,10 @@ class _Layer(nn.Module):
         then. Before a prompt of unequal rows call its `begin`. offset: RoPE's position of the first
         token, 0 or more. Raises InputError for what does not fit or the backend does not take.
         """
-        if x.ndim != 3 or x.shape[2] != self._config.d_model:
-            given, width = tuple(x.shape), self._config.d_model
-            raise InputError(f"x has shape {given}; the layer takes (B, T, {width})")
-        if documents is not None:
-            check_documents(documents, x.shape)
-            if cache is not None:
-                raise InputError("decoding takes no documents; give them or a cache, not both")
+        self._check(x)
+        check_documents(documents, x[:, None])
+        if documents is not None and cache is not None:
+            raise InputError("decoding takes no documents; give them or a cache, not both")
         if cache is not None and not isinstance(cache, self._cache):
             raise InputError(
                 f"the cache is a {type(cache).__name__} and {type(self).__name__} takes a "
@@ -104,6 +102,18 @@ class _Layer(nn.Module):
             return super().forward(Normed(x), x, rope, None, documents)
         with torch.no_grad():
             return super().forward(Normed(x), x, rope, cache)
+
+    def _check(self, x: Tensor) -> None:
+        """Raise InputError unless x is (B, T, d) in a dtype that the projections multiply."""
+        width = self._config.d_model
+        if not isinstance(x, Tensor) or x.ndim != 3 or x.shape[2] != width:
+            given = tuple(x.shape) if isinstance(x, Tensor) else f"none: it is a {type(x).__name__}"
+            raise InputError(f"x has shape {given}; the layer takes (B, T, {width})")
+        if not is_bare(self.w1):
+            return  # an adapter or a quantised weight takes what it likes
+        dtype = projection_dtype(self.w1.weight)
+        if not x.is_floating_point() or projection_dtype(x) != dtype:
+            raise InputError(f"x is {x.dtype} and the layer's weights are {dtype}; convert one")
 
     def _rope(self, x: Tensor, documents, cache, offset: int) -> RopeTables:
         """RoPE's tables at the places of x's tokens, (T, d_h) or (B, T, d_h)."""

@@ -1,10 +1,20 @@
 """The paper's decoder in one file, from token ids to logits.
 
-Of the model around its mixers the paper prints widths and counts of parameters (Appendix B.1), not
-the blocks; with these pre-norm blocks of a mixer and SwiGLU, tied output and RoPE the counts come
-out exactly. Equations bear the paper's numbers, 1 (U) to 16 (Linear Relation's recurrence).
+    tokens (B, T) -> embedding X (B, T, d) -> blocks: X + Mixer(norm X), X + SwiGLU(norm X)
+    -> norm -> logits (B, T, V) by the embedding's own matrix
 
-B batch, T tokens, d width of the model, H heads, d_h = d / H their width, V vocabulary.
+Of the model around its mixers the paper prints widths and counts of parameters (Appendix B.1), not
+the blocks; with these pre-norm blocks, tied output and RoPE the counts come out exactly.
+
+B batch, T tokens, d width of the model, H heads, d_h = d / H their width, V vocabulary. Equations
+bear the paper's numbers. A mixer computes them in this order, the middle ones by an operator:
+
+    P_1, P_2    coordinates        Eq. 1    Mixer.coordinates
+    I-tilde     information        Eq. 4    Mixer.information
+    U, S, E, R  relation matrix    Eq. 1, 2 relation.ops.full
+    F, Y = F I  flow, transport    Eq. 3    relation.ops.full
+    g, C, Y     Linear Relation    Eq. 14-16, LinearRelationMixer and relation.ops.linear
+    Y W_O       output             Eq. 4    Mixer.output
 """
 
 import hashlib
@@ -31,6 +41,7 @@ from relation.ops import (
     get_backend,
     givens_mix,
 )
+from relation.ops.attention import check_documents
 from relation.ops.backends import Automatic, around
 from relation.ops.rope import apply_rope, rope_angles
 from relation.variants import CALIBRATED, FULL, LINEAR, MHA, MIXERS, ModelConfig
@@ -92,7 +103,7 @@ class Normed(NamedTuple):
         while decoding, where the states are fewer than the weight's numbers.
         """
         many = torch.is_grad_enabled() or self.states.shape[:-1].numel() >= self.states.shape[-1]
-        return many and _is_bare(linear)
+        return many and is_bare(linear)
 
     def through(self, linear: nn.Module) -> Tensor:
         """The scaled states through a projection: (B, T, d) to (B, T, n)."""
@@ -105,7 +116,7 @@ class Normed(NamedTuple):
         return F.linear(self.states, weight if self.scale is None else weight * self.scale)
 
 
-def _is_bare(linear: nn.Module) -> bool:
+def is_bare(linear: nn.Module) -> bool:
     """Whether calling a module is its weight's product and nothing else: no adapter, no hook."""
     hooked = linear._forward_hooks or linear._forward_pre_hooks
     hooked = hooked or linear._backward_hooks or linear._backward_pre_hooks
@@ -167,9 +178,12 @@ class Mixer(nn.Module):
     names, and with them initial values. call: the operator's function.
     """
 
+    relates = False  # whether Givens angles mix the heads of information, as in Relation (Eq. 4)
+
     def __init__(self, config: ModelConfig, layer_index: int, call: Call):
         super().__init__()
         self.heads, self.head_dim, self.call = config.heads, config.head_dim, call
+        self.tau = config.tau
         d, shared = config.d_model, config.shared_heads * config.head_dim
         self.w1 = nn.Linear(d, d, bias=False)
         self.w2 = nn.Linear(d, shared, bias=False)
@@ -183,6 +197,11 @@ class Mixer(nn.Module):
             self.norm2 = HeadRMSNorm(self.head_dim, config.norm_eps)
         if self.gated:
             self.wg = nn.Linear(d, d, bias=False)
+        self.mixes = self.relates and config.givens
+        if self.mixes:
+            # The parity alone: torch.compile compiles a layer's code anew for every other constant.
+            self.pairing = (layer_index + (config.givens_first_pairing == "B")) % 2
+            self.theta = nn.Parameter(torch.zeros(config.shared_heads // 2))
 
     def split(self, x: Tensor) -> Tensor:
         """(B, T, H d_h) to (B, H, T, d_h); H is fewer where heads share."""
@@ -199,8 +218,21 @@ class Mixer(nn.Module):
         return apply_rope(p1, *rope), apply_rope(p2, *rope)
 
     def information(self, x: Normed) -> Tensor:
-        """I = X W_I, (B, H, T, d_h), or X itself for Raw-X; V in MHA. It is not rotated."""
-        return self.split(x.through(self.wi) if self.projects else x.scaled())
+        """I = X W_I, or X itself for Raw-X, and in Relation I-tilde, whose heads are mixed (Eq. 4).
+
+        (B, H, T, d_h), or fewer heads; V in MHA. It is not rotated by RoPE.
+        """
+        if self.mixes and self.projects and x.folds(self.wi):
+            # Mixing acts on heads and so commutes with the projection of a token: the rows of W_I
+            # are mixed, d x d numbers, instead of the states of every token.
+            return self.split(x.project(self.mixed_wi()))
+        info = self.split(x.through(self.wi) if self.projects else x.scaled())
+        return givens_mix(info, self.theta, self.pairing) if self.mixes else info
+
+    def mixed_wi(self) -> Tensor:
+        """W_I with mixed rows, (H d_h, d)."""
+        weight = self.wi.weight.unflatten(0, (1, -1, self.head_dim))  # (1, H, d_h, d)
+        return givens_mix(weight, self.theta, self.pairing).flatten(0, 2)
 
     def output(self, y: Tensor, x: Normed) -> Tensor:
         """Concat_h(Y) W_O (Eq. 4): y (B, H, T, d_h) to (B, T, d), gated where the model is."""
@@ -214,10 +246,7 @@ class HistoryMixer(Mixer):
     """A mixer with a flow F from token to token, Y = F I (Eq. 3)."""
 
     operators: tuple[Call, Call]  # the forms of the definition that decode, and that give F
-
-    def __init__(self, config: ModelConfig, layer_index: int, call: Call):
-        super().__init__(config, layer_index, call)
-        self.options: dict[str, bool] = {}  # of every call
+    options: dict[str, bool]  # of every call
 
     def arguments(self) -> tuple:
         """What follows I in a call."""
@@ -268,41 +297,16 @@ class AttentionMixer(HistoryMixer):
 
     def __init__(self, config: ModelConfig, layer_index: int, call: Call):
         super().__init__(config, layer_index, call)
-        if config.null_logit:
-            self.options = {"null": True}
+        self.options = {"null": True} if config.null_logit else {}
 
 
-class GivensMixing(Mixer):
-    """What Full and Linear Relation share: information whose heads are mixed (Eq. 4)."""
+class FullRelationMixer(HistoryMixer):
+    """Multi-Head Relation (Section 3.2) with the count calibration lambda of its layer.
 
-    def __init__(self, config: ModelConfig, layer_index: int, call: Call):
-        super().__init__(config, layer_index, call)
-        self.tau = config.tau
-        # The parity alone: torch.compile compiles a layer's code anew for every other constant.
-        self.pairing_index = (layer_index + (config.givens_first_pairing == "B")) % 2
-        self.mixes = config.givens and config.layout[layer_index] != CALIBRATED
-        if self.mixes:
-            self.theta = nn.Parameter(torch.zeros(config.shared_heads // 2))
+    R_ij = SiLU(U_ij) - lambda log i for j < i and R_ii = sigmoid(U_ii / tau) (Eq. 2).
+    """
 
-    def information(self, x: Normed) -> Tensor:
-        """I-tilde (B, H, T, d_h): projected (or X itself for Raw-X), split and mixed."""
-        if not self.mixes:
-            return super().information(x)
-        if not (self.projects and x.folds(self.wi)):
-            return givens_mix(super().information(x), self.theta, self.pairing_index)
-        # Mixing acts on heads and so commutes with the projection of a token: the rows of W_I are
-        # mixed, d x d numbers seen as (1, H, d_h, d), instead of the states of every token.
-        weight = self.wi.weight.unflatten(0, (1, -1, self.head_dim))
-        return self.split(x.project(self.mixed(weight)))
-
-    def mixed(self, weight: Tensor) -> Tensor:
-        """W_I, seen as (1, H, d_h, d), with mixed rows: (H d_h, d)."""
-        return givens_mix(weight, self.theta, self.pairing_index).flatten(0, 2)
-
-
-class FullRelationMixer(GivensMixing, HistoryMixer):
-    """Multi-Head Relation (Section 3.2) with the count calibration lambda of its layer."""
-
+    relates = True
     operators = full_relation_step, full_flow
 
     def __init__(self, config: ModelConfig, layer_index: int, call: Call):
@@ -319,22 +323,24 @@ class FullRelationMixer(GivensMixing, HistoryMixer):
 
 
 class CalibratedMixer(FullRelationMixer):
-    """MHA with Relation's count and Self: R_ij = U_ij - lambda log i for j < i, R_ii = S_i.
+    """MHA with Relation's count and Self, the control for its mechanism: Eq. 2 without SiLU.
 
-    The control for Relation's mechanism: Eq. 2 with attention's own logits in place of SiLU, and no
-    mixing.
+    R_ij = U_ij - lambda log i for j < i, R_ii = sigmoid(U_ii / tau); heads are not mixed.
     """
 
+    relates = False
     operators = partial(full_relation_step, silu=False), partial(full_flow, silu=False)
 
 
-class LinearRelationMixer(GivensMixing):
+class LinearRelationMixer(Mixer):
     """Linear Relation (Section 5.2) with the channel-wise retention of Kimi Delta Attention.
 
     The retention path has a pair of matrices a head, d -> d_h -> d_h, and A_log and dt_bias a
     channel: that gives the paper's count of the Hybrid's parameters. (KDA's published code shares
     one pair, d -> d_h -> d, and has A_log a head.) A_log, dt_bias, g and C are FP32 at least.
     """
+
+    relates = True
 
     def __init__(self, config: ModelConfig, layer_index: int, call: Call):
         super().__init__(config, layer_index, call)
@@ -367,7 +373,7 @@ class LinearRelationMixer(GivensMixing):
     ) -> Tensor:
         p1, p2 = self.coordinates(x, rope)
         g = self.log_retention(Normed(residual) if self.reads_residual else x)
-        C = None if cache is None else cache.state
+        C = cache.tensors[0] if cache is not None and cache.tensors else None
         padding = None if cache is None else cache.padding(residual.shape[1])
         if padding is not None:
             # Padding neither forgets nor writes, so that the state is that of the row's last token.
@@ -486,7 +492,7 @@ class Decoder(nn.Module):
         cos, sin = self.rope_tables(tokens.shape[1], tokens.device)
         if documents is None:
             return cos, sin
-        check_documents(documents, tokens.shape)
+        check_documents(documents, tokens[:, None])
         return cos[documents.positions], sin[documents.positions]
 
     def decode_state(self, capacity: int = 256) -> DecodeState:
@@ -535,11 +541,10 @@ class Decoder(nn.Module):
         return self.norm(x)
 
     def flows(self, tokens: Tensor, documents: Documents | None = None) -> Iterator[Tensor]:
-        """Yield each layer's normalised flow (B, H, T, T), FP32, one layer at a time.
+        """Yield each layer's flow F (B, H, T, T), FP32, one layer at a time (Appendix B.5).
 
-        Appendix B.5: from Q and K for MHA, the actual F for Full Relation. What a layer passes on
-        is transported by that very flow, whatever backend executes the model. Raises InputError for
-        a model with Linear layers, which form no token-to-token flow.
+        What a layer passes on is transported by that very flow, whatever backend executes the
+        model. Raises InputError for a model with Linear layers, which form no such flow.
         """
         if LINEAR in self.config.layout:
             raise InputError(
@@ -554,10 +559,10 @@ class Decoder(nn.Module):
             yield flow
             x = x + block.mixer.transport(normed, flow)
             x = x + block.ffn(block.ffn_norm(x))
-            del flow
+            del flow  # before the next layer's, as large
 
     def parameter_count(self) -> int:
-        """Number of trained scalars, the tied matrix counted once."""
+        """How many numbers are trained, the tied matrix counted once."""
         return sum(p.numel() for p in self.parameters())
 
     @torch.no_grad()
@@ -568,29 +573,25 @@ class Decoder(nn.Module):
         """
         config, prefix = self.config, f"{key}/" if key else ""
         for name, parameter in self.named_parameters():
-            last = name.rpartition(".")[2]
-            if parameter.ndim >= 2:
-                parameter.copy_(self._drawn(name, parameter, _generator(seed, prefix + name)))
-            elif last in ("a_log", "dt_bias"):
+            last, shape = name.rpartition(".")[2], parameter.shape
+            if last in ("a_log", "dt_bias"):
                 generator = _generator(seed, prefix + name.replace("mixer.", ""))
-                uniform = torch.rand(parameter.shape, generator=generator)
+                uniform = torch.rand(shape, generator=generator)
                 parameter.copy_(retention_start(config, last, uniform))
-            else:  # lambda, angles, and the gains of norms
+            elif len(shape) < 2:  # lambda, angles, and the gains of norms
                 parameter.fill_({"lam": config.lambda_init, "theta": 0.0}.get(last, 1.0))
-
-    def _drawn(self, name: str, weight: Tensor, generator: torch.Generator) -> Tensor:
-        """Initial values of one matrix: (out, in), or the embedding's (V, d)."""
-        config, embedding = self.config, name == "embedding.weight"
-        if config.linear_init == "torch" and not embedding:
-            values = 2 * torch.rand(weight.shape, generator=generator) - 1
-            scale = weight.shape[1] ** -0.5
-        else:
-            values = torch.randn(weight.shape, generator=generator)
-            own = embedding and config.embedding_std is not None
-            scale = config.embedding_std if own else config.init_std
-        if config.scale_residual_init and name.endswith(("mixer.wo.weight", "ffn.down.weight")):
-            scale /= (2 * config.layers) ** 0.5
-        return values * scale
+            else:  # a matrix (out, in), one a head, or the embedding (V, d)
+                generator, embedding = _generator(seed, prefix + name), name == "embedding.weight"
+                if config.linear_init == "torch" and not embedding:
+                    values = 2 * torch.rand(shape, generator=generator) - 1
+                    scale = shape[1] ** -0.5
+                else:
+                    values = torch.randn(shape, generator=generator)
+                    own = embedding and config.embedding_std is not None
+                    scale = config.embedding_std if own else config.init_std
+                if config.scale_residual_init and name.endswith((".wo.weight", ".down.weight")):
+                    scale /= (2 * config.layers) ** 0.5
+                parameter.copy_(values * scale)
 
 
 def retention_start(config: ModelConfig, name: str, uniform: Tensor) -> Tensor:
@@ -627,18 +628,6 @@ def check_tokens(tokens: Tensor, vocabulary: int) -> None:
                 f"token ids go from {least} to {most} and the model knows 0 to {vocabulary - 1}; "
                 "use the tokenizer that it was trained with"
             )
-
-
-def check_documents(documents: Documents, shape: torch.Size) -> None:
-    """Raise InputError unless documents are `Documents` of (B, T) tokens."""
-    if not isinstance(documents, Documents):
-        raise InputError(
-            f"documents are a {type(documents).__name__}; give Documents.of(ids), of a number for "
-            "each token, or Documents.padded(mask)"
-        )
-    if documents.starts.shape != shape[:2]:
-        given, needed = tuple(documents.starts.shape), tuple(shape[:2])
-        raise InputError(f"the documents are of (B, T) = {given} and the tokens of {needed}")
 
 
 def shared_weights_hash(model: Decoder) -> str:

@@ -55,15 +55,10 @@ def causal_flow(
 
 
 def causal_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    null: bool = False,
-    documents: Documents | None = None,
+    q: Tensor, k: Tensor, v: Tensor, *, null: bool = False, documents: Documents | None = None
 ) -> Tensor:
     """Materialised MHA, Y = F V: q, k, v to (B, H, T, D) in their dtype."""
-    _check((q, k, v), documents)
+    check_groups(q=q, k=k, v=v)
     flow = causal_flow(q, k, null=null, documents=documents)
     return flow.to(v.dtype) @ for_heads(v, q.shape[1])
 
@@ -159,7 +154,18 @@ def places(
     return place, torch.arange(total, device=block.device) > place[..., None]
 
 
+def check_documents(documents: Documents | None, x: Tensor) -> None:
+    """Raise InputError unless documents are None or of the tokens of x, (B, H, T, D)."""
+    if documents is None:
+        return
+    if not isinstance(documents, Documents):
+        raise InputError(
+            f"documents are a {type(documents).__name__}; give Documents.of(ids), of a number for "
+            "each token, or Documents.padded(mask)"
+        )
+    documents.check(x)
+
+
 def _check(states: tuple[Tensor, ...], documents: Documents | None) -> None:
     check_groups(**dict(zip("qkv", states, strict=False)))
-    if documents is not None:
-        documents.check(states[0])
+    check_documents(documents, states[0])

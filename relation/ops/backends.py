@@ -45,16 +45,16 @@ class Backend:
 def _why_not(kernel: str, device: torch.device) -> str | None:
     """Why one of PyTorch's kernels cannot run on `device`, or None."""
     cuda = device.type == "cuda"
-    if kernel == "flash" and device.type not in ("cpu", "cuda"):
-        return f"PyTorch has FlashAttention for CPUs and CUDA GPUs, and this device is {device}"
-    if kernel == "flash" and cuda and not torch.backends.cuda.is_flash_attention_available():
-        return "this PyTorch was built without FlashAttention"
-    if kernel == "flex" and not cuda:
-        return f"PyTorch's FlexAttention has no backward pass on this device, {device}; take tiled"
+    if kernel == "flash":
+        if device.type not in ("cpu", "cuda"):
+            return f"PyTorch has FlashAttention for CPUs and CUDA GPUs, and this device is {device}"
+        if cuda and not torch.backends.cuda.is_flash_attention_available():
+            return "this PyTorch was built without FlashAttention"
+        return None
+    if not cuda:
+        return f"it needs a CUDA device, and this one is {device}"
     if kernel == "flex" and importlib.util.find_spec("triton") is None:
         return "FlexAttention needs Triton; install triton"
-    if kernel in ("cudnn", "efficient") and not cuda:
-        return f"it needs a CUDA device, and this one is {device}"
     if kernel == "cudnn" and not torch.backends.cudnn.is_available():
         return "this PyTorch was built without cuDNN"
     return None
@@ -64,30 +64,30 @@ def _why_not(kernel: str, device: torch.device) -> str | None:
 _why_not._dynamo_marked_constant = True
 
 
-def _fused(name: str, kernel: SDPBackend) -> Backend:
-    return Backend(partial(fused_attention, kernel=kernel), refusal=partial(_why_not, name))
+def _torch(name: str, call: Callable[..., Tensor], **options) -> Backend:
+    """A backend by one of PyTorch's kernels."""
+    return Backend(partial(call, **options), refusal=partial(_why_not, name))
 
 
-_WHY_NO_FLEX = partial(_why_not, "flex")
 # "calibrated" is Full Relation with attention's logits as Exchange; FlashRelation has SiLU alone.
 BACKENDS: dict[str, dict[str, Backend]] = {
     "mha": {
         "reference": Backend(causal_attention, eager=True),
-        "flash": _fused("flash", SDPBackend.FLASH_ATTENTION),
-        "cudnn": _fused("cudnn", SDPBackend.CUDNN_ATTENTION),
-        "efficient": _fused("efficient", SDPBackend.EFFICIENT_ATTENTION),
+        "flash": _torch("flash", fused_attention, kernel=SDPBackend.FLASH_ATTENTION),
+        "cudnn": _torch("cudnn", fused_attention, kernel=SDPBackend.CUDNN_ATTENTION),
+        "efficient": _torch("efficient", fused_attention, kernel=SDPBackend.EFFICIENT_ATTENTION),
     },
     "full": {
         "reference": Backend(full_relation, eager=True),
         "materialised": Backend(full_relation),  # the same, compiled where the model is
         "tiled": Backend(tiled_relation, eager=True),
-        "flex": Backend(flex_relation, refusal=_WHY_NO_FLEX),
+        "flex": _torch("flex", flex_relation),
         "flash": Backend(flash_relation, refusal=why_unavailable),
     },
     "calibrated": {
         "reference": Backend(partial(full_relation, silu=False), eager=True),
         "tiled": Backend(partial(tiled_relation, silu=False), eager=True),
-        "flex": Backend(partial(flex_relation, silu=False), refusal=_WHY_NO_FLEX),
+        "flex": _torch("flex", flex_relation, silu=False),
     },
     "linear": {
         "recurrent": Backend(linear_relation, eager=True),

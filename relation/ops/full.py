@@ -10,7 +10,7 @@ from torch import Tensor
 
 from relation.kernels.checks import check_device, check_groups, check_lambda, check_tau
 from relation.kernels.documents import Documents, token_counts, unseen
-from relation.ops.attention import for_heads, places, scores
+from relation.ops.attention import check_documents, for_heads, places, scores
 
 
 def check(lam: Tensor, tau: float, documents: Documents | None, **states: Tensor) -> int:
@@ -19,8 +19,7 @@ def check(lam: Tensor, tau: float, documents: Documents | None, **states: Tensor
     groups = check_groups(**states)
     check_device(states["p1"], lam)
     check_tau(tau)
-    if documents is not None:
-        documents.check(states["p1"])
+    check_documents(documents, states["p1"])
     return groups
 
 
@@ -93,12 +92,21 @@ def full_relation_step(
     check_lambda(lam)
     check_device(p1, lam)
     check_tau(tau)
-    U = scores(p1, p2)  # (B, H, n, T)
-    own = place.expand(U.shape[:3])[..., None]  # (B, H, n, 1), the column j = i
-    S = torch.sigmoid(U.gather(-1, own) / tau)
-    i = (place + 1).to(U.dtype)
-    R = (F.silu(U) if silu else U) - lam.to(U.dtype) * i.log()[..., None]
-    flow = R.scatter(-1, own, S).masked_fill(future, -torch.inf).softmax(dim=-1)
+    own = place.expand(*p1.shape[:3])[..., None]
+    flow = flow_of_rows(scores(p1, p2), lam, tau, own, place[..., None] + 1, future, silu)
     if not transport_self:
         flow = flow.scatter(-1, own, 0)
     return flow.to(info.dtype) @ info
+
+
+def flow_of_rows(
+    U: Tensor, lam: Tensor, tau: float, own: Tensor, i: Tensor, hidden: Tensor, silu: bool = True
+) -> Tensor:
+    """F of some rows (Eq. 2 and 3), (B, H, n, T), of their scores U.
+
+    own: (B, H, n, 1) int64, the column j = i of each row; i: how many tokens it sees, itself
+    included; hidden: bool, the columns that it does not.
+    """
+    S = torch.sigmoid(U.gather(-1, own) / tau)
+    R = (F.silu(U) if silu else U) - lam.to(U.dtype) * i.to(U.dtype).log()
+    return R.scatter(-1, own, S).masked_fill(hidden, -torch.inf).softmax(dim=-1)

@@ -19,35 +19,30 @@ from relation.ops.full import check
 TILE = 128
 
 
-class _History:
-    """Which tokens are the history of which: those before in the same document.
+def _tiles(length: int, starts: Tensor | None) -> Iterator[tuple[slice, list[slice]]]:
+    """Tiles of tokens, each with the tiles in which some of them have history.
 
     starts: (B, 1, 1, T), where each token's document begins, or None where rows are documents.
     """
+    tiles = [slice(n, min(n + TILE, length)) for n in range(0, length, TILE)]
+    for n, rows in enumerate(tiles):
+        first = 0 if starts is None else int(starts[..., rows].min())
+        yield rows, tiles[first // TILE : n + 1]
 
-    def __init__(self, starts: Tensor | None):
-        self.starts = starts
 
-    def tiles(self, length: int) -> Iterator[tuple[slice, list[slice]]]:
-        """Tiles of tokens, each with the tiles in which some of them have history."""
-        tiles = [slice(n, min(n + TILE, length)) for n in range(0, length, TILE)]
-        for n, rows in enumerate(tiles):
-            first = 0 if self.starts is None else int(self.starts[..., rows].min())
-            yield rows, tiles[first // TILE : n + 1]
-
-    def keep(self, tile: Tensor, rows: slice, columns: slice, absent: float) -> Tensor:
-        """Overwrite a tile's entries (i, j) where token j is no history of token i."""
-        if rows == columns:
-            no_history = torch.ones(tile.shape[-2:], dtype=torch.bool, device=tile.device).triu()
-            tile = tile.masked_fill_(no_history, absent)
-        if self.starts is None:
-            return tile
-        j = torch.arange(columns.start, columns.stop, device=tile.device)
-        return tile.masked_fill_(j < self.starts[..., rows, None], absent)
+def _keep(tile: Tensor, rows: slice, columns: slice, starts: Tensor | None, absent: float):
+    """Overwrite a tile's entries (i, j) where token j is no history of token i."""
+    if rows == columns:
+        no_history = torch.ones(tile.shape[-2:], dtype=torch.bool, device=tile.device).triu()
+        tile = tile.masked_fill_(no_history, absent)
+    if starts is None:
+        return tile
+    j = torch.arange(columns.start, columns.stop, device=tile.device)
+    return tile.masked_fill_(j < starts[..., rows, None], absent)
 
 
 def _scan_history(
-    p1: Tensor, p2: Tensor, info: Tensor, history: _History, silu: bool
+    p1: Tensor, p2: Tensor, info: Tensor, starts: Tensor | None, silu: bool
 ) -> tuple[Tensor, Tensor]:
     """Log-normaliser L, (..., T), and mean information zbar, as p1 (Eq. 11).
 
@@ -55,13 +50,13 @@ def _scan_history(
     """
     scale, tiny = 1 / math.sqrt(p1.shape[-1]), torch.finfo(p1.dtype).tiny
     L, zbar = p1.new_empty(p1.shape[:-1]), torch.empty_like(p1)
-    for rows, before in history.tiles(p1.shape[-2]):
+    for rows, before in _tiles(p1.shape[-2], starts):
         p1_rows = p1[..., rows, :] * scale
         m = p1.new_full(p1_rows.shape[:-1], -torch.inf)
         normalizer, z = torch.zeros_like(m), torch.zeros_like(p1_rows)
         for columns in before:
             U = p1_rows @ p2[..., columns, :].transpose(-1, -2)
-            E = history.keep(F.silu(U) if silu else U, rows, columns, -torch.inf)
+            E = _keep(F.silu(U) if silu else U, rows, columns, starts, -torch.inf)
             m_new = torch.maximum(m, E.amax(-1))
             # A row without history keeps m = -inf, and -inf - (-inf) is not a number.
             anchor = m_new.masked_fill(m_new.isneginf(), 0)
@@ -87,16 +82,16 @@ class _TiledRelation(torch.autograd.Function):
     """p1 is (B, groups, heads that share, T, D) and p2 and info (B, groups, 1, T, D)."""
 
     @staticmethod
-    def forward(ctx, p1, p2, info, lam, tau, transport_self, silu, log_i, history):
+    def forward(ctx, p1, p2, info, lam, tau, transport_self, silu, log_i, starts):
         wide = torch.promote_types(p1.dtype, torch.float32)
         p1_wide, p2_wide, info_wide, lam_wide = (x.to(wide) for x in (p1, p2, info, lam))
-        L, zbar = _scan_history(p1_wide, p2_wide, info_wide, history, silu)
+        L, zbar = _scan_history(p1_wide, p2_wide, info_wide, starts, silu)
         S = torch.sigmoid((p1_wide * p2_wide).sum(-1) / (tau * math.sqrt(p1.shape[-1])))
         gap = L - lam_wide * log_i - S
         g, F_ii = _masses(gap)
         y = g * zbar + F_ii * info_wide if transport_self else g * zbar
         ctx.save_for_backward(p1, p2, info, lam, L, zbar, S, gap, log_i)
-        ctx.tau, ctx.transport_self, ctx.silu, ctx.history = tau, transport_self, silu, history
+        ctx.tau, ctx.transport_self, ctx.silu, ctx.starts = tau, transport_self, silu, starts
         return y.to(info.dtype)
 
     @staticmethod
@@ -122,7 +117,7 @@ class _TiledRelation(torch.autograd.Function):
         # dL/dE_ij = pi_ij (g_i G_i . I_j - offset_i) with offset_i = g_i G_i . zbar_i - dL/dA_i.
         offset = (gG * zbar).sum(-1) - dA
         L = L.masked_fill(L.isneginf(), 0)
-        for rows, before in ctx.history.tiles(p1.shape[-2]):
+        for rows, before in _tiles(p1.shape[-2], ctx.starts):
             p1_rows, gG_rows = p1[..., rows, :] * scale, gG[..., rows, :]
             for columns in before:
                 p2_columns = p2[..., columns, :]
@@ -130,7 +125,7 @@ class _TiledRelation(torch.autograd.Function):
                 if ctx.silu:
                     sigma = torch.sigmoid(U)
                     E = U.mul_(sigma)
-                pi = ctx.history.keep((E - L[..., rows, None]).exp_(), rows, columns, 0.0)
+                pi = _keep((E - L[..., rows, None]).exp_(), rows, columns, ctx.starts, 0.0)
                 dinfo[..., columns, :] += (pi.transpose(-1, -2) @ gG_rows).sum(2, keepdim=True)
                 dE = gG_rows @ info[..., columns, :].transpose(-1, -2)
                 dE.sub_(offset[..., rows, None]).mul_(pi)
@@ -166,6 +161,6 @@ def tiled_relation(
         # (B, H, T, D) to (B, groups, heads that share, T, D)
         y = _TiledRelation.apply(
             p1.unflatten(1, (-1, groups)), p2.unflatten(1, (-1, 1)), info.unflatten(1, (-1, 1)),
-            lam, tau, transport_self, silu, log_i, _History(starts),
+            lam, tau, transport_self, silu, log_i, starts,
         )  # fmt: skip
     return y.flatten(1, 2)

@@ -52,12 +52,9 @@ def equation(layer: nn.Module, x: Tensor, rope_base: float = 1e4) -> Tensor:
         down = heads("retention_down").transpose(1, 2)
         r = torch.einsum("bthk,hjk->bthj", down, w["retention_up"]).flatten(2)
         g = -w["a_log"].exp() * nn.functional.softplus(r + w["dt_bias"])
-        y, _ = ops.linear_relation(p1, p2, info, heads_of(g))
+        g = g.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+        y, _ = ops.linear_relation(p1, p2, info, g)
     return y.transpose(1, 2).flatten(2) @ w["wo.weight"].T
-
-
-def heads_of(g: Tensor) -> Tensor:
-    return g.unflatten(-1, (HEADS, -1)).transpose(1, 2)
 
 
 @each_layer
@@ -65,14 +62,18 @@ def heads_of(g: Tensor) -> Tensor:
 def test_a_layer_is_its_equation(kind, kv_heads):
     """Output, and the gradients of x and of every parameter."""
     layer, dy = build(kind, kv_heads), draw(2, T, D, seed=2)
-    parameters = list(layer.parameters())
-    found, truth = [], []
-    for call, results in ((layer, found), (lambda x: equation(layer, x), truth)):
-        x = draw(2, T, D).requires_grad_()
-        y = call(x)
-        results += [y.detach(), *torch.autograd.grad(y, [x, *parameters], dy)]
-    for actual, expected in zip(found, truth, strict=True):
+    x, results = draw(2, T, D).requires_grad_(), []
+    for y in (layer(x), equation(layer, x)):
+        results.append([y.detach(), *torch.autograd.grad(y, [x, *layer.parameters()], dy)])
+    for actual, expected in zip(*results, strict=True):
         assert_close(actual, expected, T + 2 * D, scale=8)
+
+
+@each_layer
+def test_the_index_of_a_layer_chooses_its_pairs(kind):
+    first, third, second = (build(kind, layer_index=n) for n in (0, 2, 1))
+    x = draw(1, T, D)
+    assert torch.equal(first(x), third(x)) and not torch.equal(first(x), second(x))
 
 
 @each_layer
@@ -238,10 +239,16 @@ NEW = partial(FullRelation, D, HEADS)
         (lambda: NEW()(X, X, X), "documents are a Tensor; "),
         (
             lambda: NEW()(X, Documents.padded(torch.ones(1, 3))),
-            r"\(1, 3\) and the tokens of \(1, 2\)",
+            r"\(1, 3\) and the states",
         ),
         (lambda: NEW()(X, cache=LinearRelation(D, HEADS).new_cache()), "is a LinearState and Full"),
         (lambda: NEW()(X[0]), rf"takes \(B, T, {D}\)"),
+        (lambda: NEW()([[0.0] * D]), "it is a list; the layer takes"),
+        (
+            lambda: NEW()(X.double()),
+            "float64 and the layer.s weights are torch.float32",
+        ),
+        (lambda: NEW()(X.long()), r"x is torch\.int64"),
         (lambda: NEW()(X, Documents.padded(torch.ones(1, 2)), NEW().new_cache()), "not both"),
     ],
 )

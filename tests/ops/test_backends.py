@@ -12,19 +12,9 @@ from torch import Tensor
 from relation import ops
 from relation.ops import backends
 
-DEFINITION = {
-    "mha": "reference",
-    "full": "reference",
-    "calibrated": "reference",
-    "linear": "recurrent",
-}
-PLAIN = [
-    *DEFINITION.items(),
-    ("mha", "flash"),
-    ("full", "tiled"),
-    ("linear", "chunked"),
-    ("calibrated", "tiled"),
-]
+DEFINITION = dict.fromkeys(("mha", "full", "calibrated"), "reference") | {"linear": "recurrent"}
+FAST = {"mha": "flash", "full": "tiled", "linear": "chunked", "calibrated": "tiled"}
+PLAIN = [*DEFINITION.items(), *FAST.items()]
 LAM = torch.tensor(0.5)
 
 # These round scores and flow to their inputs' dtype; the others round their results alone.
@@ -34,13 +24,9 @@ each_backend = pytest.mark.parametrize(("kind", "name"), PLAIN)
 each_shape = pytest.mark.parametrize("shape", [(1, 2, 70, 48), (1, 1, 1, 60)])
 each_dtype = pytest.mark.parametrize(
     ("dtype", "autocast"),
-    [
-        (torch.float32, False),
-        (torch.float16, False),
-        (torch.bfloat16, False),
-        (torch.bfloat16, True),
-    ],
-)
+    [(torch.float32, False), (torch.float16, False), (torch.bfloat16, False),
+     (torch.bfloat16, True)],
+)  # fmt: skip
 
 
 def call(kind: str, name: str, *inputs: Tensor) -> Tensor:

@@ -91,6 +91,12 @@ def test_an_empty_dimension_is_refused(operator, dimension):
     assert_refused("at least 1", operator, **{**CALLS[operator], **empty})
 
 
+@pytest.mark.parametrize("documents", [[[0, 0, 1]], torch.zeros(1, 3)])
+@pytest.mark.parametrize("operator", [op for op in CALLS if op not in (ops.givens_mix, ops.rope)])
+def test_documents_are_made_first(operator, documents):
+    assert_refused("give Documents.of", operator, **CALLS[operator], documents=documents)
+
+
 @pytest.mark.parametrize("operator", FULL + FORMS, ids=name)
 @pytest.mark.parametrize("tau", [0.0, -1.0, math.nan, math.inf])
 def test_a_temperature_that_is_not_positive_is_refused(operator, tau):
