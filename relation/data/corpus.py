@@ -10,9 +10,9 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
-from itertools import chain
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 SPLITS = ("train", "validation")
 _LONGEST = 1 << 24  # characters of a document; encoding one takes some 50 bytes for each
 _TOKENS_AT_A_TIME = 1 << 22
-_TENTH = 10
 
 
 def _read_text(path: Path) -> Iterator[str]:
@@ -90,21 +89,21 @@ def _text_files(path: str) -> dict[str, list[Path]]:
             "library with tools/make_corpus.py"
         )
     files = [root] if root.is_file() else sorted(p for p in root.rglob("*") if p.is_file())
-    texts = [p for p in files if p.suffix in _READERS]
-    if not texts:
-        raise InputError(f"corpus {root} holds no {' or '.join(_READERS)} file")
-    validation = [p for p in texts if p.stem.startswith("validation")]
-    train = [p for p in texts if p not in validation]
-    if not train:
-        raise InputError(f"corpus {root} holds only validation files; add files to train on")
-    return {"train": train, "validation": validation}
+    found: dict[str, list[Path]] = {"train": [], "validation": []}
+    for file in (file for file in files if file.suffix in _READERS):
+        found["validation" if file.stem.startswith("validation") else "train"].append(file)
+    if not found["train"]:
+        held = (
+            "only validation files" if found["validation"] else f"no {' or '.join(_READERS)} file"
+        )
+        raise InputError(f"corpus {root} holds {held}; add files to train on")
+    return found
 
 
 def _last_tenth(path: Path, split: str) -> Iterator[str]:
     """One text file's documents, of which the last tenth by characters validates."""
-    bound = sum(map(len, read_texts(path)))
-    bound -= bound // _TENTH
-    at = 0
+    size, at = sum(map(len, read_texts(path))), 0
+    bound = size - size // 10
     for text in read_texts(path):
         cut = min(max(bound - at, 0), len(text))
         at += len(text)
@@ -135,8 +134,7 @@ def fingerprint(path: str) -> str:
         digest = hashlib.sha256()
         for text in documents:
             encoded = text.encode()
-            digest.update(len(encoded).to_bytes(8, "little"))
-            digest.update(encoded)
+            digest.update(len(encoded).to_bytes(8, "little") + encoded)
             if split == "train" and not has_words:
                 has_words = bool(text.replace(END_OF_TEXT, "").strip())
         whole.update(f"{split}:{digest.hexdigest()};".encode())
@@ -245,44 +243,37 @@ def streams(data: "Data", split: str) -> list[Iterator[str]]:
 
 def _sample(data: "Data") -> Iterator[str]:
     """Training documents for the tokenizer, the streams in turn, up to the character limit."""
-    waiting = streams(data, "train")
+    rounds = zip_longest(*streams(data, "train"))  # None where a stream has ended
     characters = 0
-    while waiting:
-        for stream in list(waiting):
-            text = next(stream, None)
-            if text is None:
-                waiting.remove(stream)
-                continue
-            yield text
-            characters += len(text)
-            if data.tokenizer_characters and characters >= data.tokenizer_characters:
-                return
+    for text in filter(None, chain.from_iterable(rounds)):
+        yield text
+        characters += len(text)
+        if data.tokenizer_characters and characters >= data.tokenizer_characters:
+            return
 
 
 def unigram_entropy(tokens: np.ndarray) -> float:
     """Entropy in nats of the predicted tokens' frequencies (all but the first), (N,) ids."""
-    counts = np.zeros(np.iinfo(TOKEN_TYPE).max + 1, np.int64)
     # By slices: bincount widens its input to 8 bytes a token.
-    for start in range(1, len(tokens), _TOKENS_AT_A_TIME):
-        counts += np.bincount(tokens[start : start + _TOKENS_AT_A_TIME], minlength=len(counts))
+    starts = range(1, len(tokens), _TOKENS_AT_A_TIME)
+    slices = (tokens[start : start + _TOKENS_AT_A_TIME] for start in starts)
+    counts = sum(np.bincount(part, minlength=1 << 16) for part in slices)
     p = counts[counts > 0] / counts.sum()
     return float(-(p * np.log(p)).sum())
 
 
-def _least(data: "Data", split: str) -> int:
-    """The fewest tokens that the readers of a split can do with."""
+def _check_size(data: "Data", split: str, sizes: Iterable[int]) -> None:
+    """Refuse a split that is too small for its readers; sizes: of its parts, read until enough."""
     diagnosed = data.diagnosed_tokens if split == "validation" else 0
-    return max(data.largest_context + 1, diagnosed)
-
-
-def _check_size(data: "Data", split: str, tokens: int) -> None:
-    """Refuse a split that is too small for its readers, before anything is trained on it."""
-    least = _least(data, split)
-    if tokens < least:
-        raise InputError(
-            f"{data.name}: the {split} split holds {tokens:,} tokens, fewer than the {least:,} "
-            "that its longest window or the diagnostics read; give more text"
-        )
+    least, found = max(data.largest_context + 1, diagnosed), 0
+    for size in sizes:
+        found += size
+        if found >= least:
+            return
+    raise InputError(
+        f"{data.name}: the {split} split holds {found:,} tokens, fewer than the {least:,} that its "
+        "longest window or the diagnostics read; give more text"
+    )
 
 
 def check(data: "Data") -> None:
@@ -290,15 +281,9 @@ def check(data: "Data") -> None:
 
     Fast: it reads no further than it must, and trains no tokenizer. `prepare` counts the tokens.
     """
-    if data.path is None:
-        return
-    for split in SPLITS:
-        least, size = _least(data, split), 0
-        for text in streams(data, split)[0]:
-            size += len(text.encode()) + 1  # a token is a byte at least; end-of-text is one more
-            if size >= least:
-                break
-        _check_size(data, split, size)
+    for split in SPLITS if data.path is not None else ():
+        # A token is a byte at least; end-of-text is one more.
+        _check_size(data, split, (len(t.encode()) + 1 for t in streams(data, split)[0]))
 
 
 def prepare(data: "Data", folder: Path) -> None:
@@ -331,7 +316,7 @@ def prepare(data: "Data", folder: Path) -> None:
             with path.open("wb") as file:
                 counts = encode(tokenizer, streams(data, split), limit, file, label)
                 os.fsync(file.fileno())
-            _check_size(data, split, counts["tokens"])
+            _check_size(data, split, [counts["tokens"]])
             entropy = unigram_entropy(np.memmap(path, TOKEN_TYPE, mode="r"))
             hashes = {"sha256": sha256_of(path), "fingerprint": found}
             rows.append(key | {"split": split} | counts | {"unigram_entropy": entropy} | hashes)
