@@ -115,10 +115,6 @@ def _backend(operator: str, name: str) -> Peer:
     return Peer(*_OPERATORS[operator], build)
 
 
-def _compiled(device: torch.device) -> Call:
-    return torch.compile(full_relation, dynamic=False)
-
-
 def _needs(module: str, package: str, device: torch.device) -> None:
     top, _, rest = module.partition(".")
     found = importlib.util.find_spec(top) and (not rest or importlib.util.find_spec(module))
@@ -210,7 +206,9 @@ PEERS: dict[str, Peer] = {
     "cudnn": _backend("mha", "cudnn"),
     "flex": _backend("full", "flex"),
     "materialised": _backend("full", "materialised"),
-    "materialised-compiled": Peer(RELATION, full_relation, _compiled),
+    "materialised-compiled": Peer(
+        RELATION, full_relation, lambda device: torch.compile(full_relation, dynamic=False)
+    ),
     "cute-attention": Peer(QKV, causal_attention, _cute),
     "cute-relation": Peer(RELATION, full_relation, partial(_cute, relation=True), ("lam",)),
     "linear-relation": _backend("linear", "flash"),
@@ -338,9 +336,6 @@ class PeerCalls:
     def proof(self) -> dict:
         return {f"host {name}": timer.host_seconds() for name, timer in self._timers.items()}
 
-    def release(self) -> None:
-        self._timers = None
-
 
 def compare(
     shapes: Sequence[Shape],
@@ -358,11 +353,11 @@ def compare(
     with Sides(sides, conditions, one_by_one=True) as processes, progress:
         for shape in shapes:
             found = processes.compare((shape, measures), measures, rounds)
-            seen, rows = conditions.columns(), []
+            condition, rows = conditions.columns(), []
             for measure, name in itertools.product(measures, peers):
                 answers = found[name]
                 seconds = answers.samples.get(measure, [])
-                own = {
+                rows.append({
                     "peer": name,
                     "measure": measure,
                     **shape._asdict(),
@@ -371,12 +366,11 @@ def compare(
                     **median_columns("seconds", seconds),
                     **ratio_columns(answers, found[peers[0]], measure),
                     "host_seconds": answers.facts.get(f"host {measure}"),
-                    "peak_bytes": answers.facts.get("peak_bytes"),
-                    "error": answers.facts.get("error"),
+                    **{name: answers.facts.get(name) for name in ("peak_bytes", "error")},
                     "samples": seconds,
                     "alone": answers.alone,
-                }
-                rows.append(own | seen)
+                    **condition,
+                })  # fmt: skip
             progress.advance(1, ",".join(map(str, shape)))
             yield rows
 
@@ -392,15 +386,12 @@ def table(rows: Sequence[dict]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """`python -m relation bench operators`: measures, prints a table and writes Parquet."""
-    parser = argparse.ArgumentParser(
-        "python -m relation bench operators", description=__doc__.splitlines()[0]
-    )
+    about = __doc__.splitlines()[0]
+    parser = argparse.ArgumentParser("python -m relation bench operators", description=about)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--shapes", nargs="+", default=["32,8,1024,48"], metavar="B,H[/K],T,D")
     parser.add_argument("--documents", type=int, default=0, help="mean tokens; 0: one a row")
-    parser.add_argument(
-        "--peers", help=f"comma-separated, the subject first; of {', '.join(PEERS)}"
-    )
+    parser.add_argument("--peers", help=f"comma-separated, subject first; of {', '.join(PEERS)}")
     parser.add_argument("--only", default="forward,backward", help="forward, backward or both")
     parser.add_argument("--precision", choices=tuple(DTYPES), default=None)
     parser.add_argument("--rounds", type=int, default=20)

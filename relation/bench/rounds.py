@@ -4,12 +4,12 @@ All sides build, compile and warm up first. Then every round asks each side once
 while the others wait with their memory held. A drift of the clocks meets all sides alike, and a
 ratio is taken round by round.
 
-A side is an object that travels to its process by pickle and there holds what it measures:
+A side is an object that travels to its process by pickle and there holds what it measures, until
+the next comparison:
 
     prepare(*given)   build, compile and warm up; returns facts, which become columns
     seconds(measure)  one round of a measure
-    proof()           facts that are known after the last round, such as the kernels that ran
-    release()         let go of all tensors
+    proof()           facts after the last round, such as the kernels that ran; may be left out
 """
 
 import gc
@@ -57,7 +57,7 @@ def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
 
 
 def median_columns(name: str, values: Sequence[float]) -> dict:
-    """The columns `name`, `name`_low and `name`_high: the median and its 95% interval, or None."""
+    """The columns name, name_low and name_high: the median and its 95% interval, or None."""
     low, high = median_interval(values) or (None, None)
     median = statistics.median(values) if values else None
     return {name: median, f"{name}_low": low, f"{name}_high": high}
@@ -151,7 +151,7 @@ class Failure(NamedTuple):
     """Why there is no number: OOM, UNAVAILABLE (it cannot run here) or FAILED, and one line."""
 
     status: str
-    reason: str
+    reason: str | None
 
 
 @dataclass
@@ -176,8 +176,7 @@ class Answers:
 
     def status(self, measure: str) -> dict:
         """The columns `status` and `reason`."""
-        failure = self.failures.get(measure, Failure("PASS", None))
-        return {"status": failure.status, "reason": failure.reason}
+        return self.failures.get(measure, Failure("PASS", None))._asdict()
 
 
 def failure_of(error: Exception) -> Failure:
@@ -194,6 +193,7 @@ def failure_of(error: Exception) -> Failure:
 def _serve(side: Any, pipe: Any, threads: int, parent: int) -> None:
     """Answer questions until the other end is closed or its process is gone."""
     torch.set_num_threads(threads)
+    pristine = dict(vars(side))
     while True:
         while not pipe.poll(5):
             if os.getppid() != parent:
@@ -202,8 +202,12 @@ def _serve(side: Any, pipe: Any, threads: int, parent: int) -> None:
             question, given = pipe.recv()
         except EOFError:
             return
+        answer = None
         try:
-            answer = getattr(side, question)(*given)
+            if question == "release":
+                side.__dict__ = dict(pristine)
+            else:
+                answer = getattr(side, question)(*given)
         except Exception as error:
             answer = failure_of(error)
         if isinstance(answer, Failure) or question == "release":
@@ -240,8 +244,8 @@ class Sides:
 
     def _start(self, name: str) -> None:
         # A fork starts at once, but cannot use a GPU.
-        method = "spawn" if self.conditions.device.type == "cuda" else "fork"
-        context = multiprocessing.get_context(method)
+        on_gpu = self.conditions.device.type == "cuda"
+        context = multiprocessing.get_context("spawn" if on_gpu else "fork")
         ours, theirs = context.Pipe()
         given = self.sides[name], theirs, torch.get_num_threads(), os.getpid()
         process = context.Process(target=_serve, args=given, daemon=True)
@@ -311,7 +315,7 @@ class Sides:
                     elif number >= warm_rounds:
                         found[name].samples[measure].append(told)
         for name, answers in found.items():
-            if answers.samples:
+            if answers.samples and hasattr(self.sides[name], "proof"):
                 answers.take(self._ask(name, "proof"), list(answers.samples))
             self._ask(name, "release")
         for name, answers in found.items() if len(found) > 1 else ():
@@ -373,15 +377,13 @@ class Conditions:
         """Take a reading; cheap, and without effect on a CPU."""
         if self._gpu is None:
             return
-        power = self._read("PowerUsage")
-        found = {
-            "sm_clock": self._read("ClockInfo", pynvml.NVML_CLOCK_SM),
-            "temperature": self._read("Temperature", pynvml.NVML_TEMPERATURE_GPU),
-            "power": None if power is None else power / 1e3,
-            "reasons": self._read("CurrentClocksEventReasons"),
-        }
-        for name, value in found.items():
-            if value is not None:
+        for name, *asked in (
+            ("sm_clock", "ClockInfo", pynvml.NVML_CLOCK_SM),
+            ("temperature", "Temperature", pynvml.NVML_TEMPERATURE_GPU),
+            ("power", "PowerUsage"),
+            ("reasons", "CurrentClocksEventReasons"),
+        ):
+            if (value := self._read(*asked)) is not None:
                 self._readings[name].append(value)
         listed = {p.pid for p in self._read("ComputeRunningProcesses") or ()} - {os.getpid()}
         # In a container NVML lists the host's process ids: only the number of ours is known then.
@@ -394,7 +396,7 @@ class Conditions:
         Of the readings since the last call.
         """
         clocks, reasons = self._readings["sm_clock"], self._readings["reasons"]
-        told = [] if self._before is None else [self._before]
+        told = [self._before] if self._before else []
         if self._strangers > 0:
             told.append(f"other processes on the GPU: {self._strangers}")
         for name, bit in _THROTTLES.items():
@@ -406,7 +408,7 @@ class Conditions:
             "sm_clock_least": min(clocks, default=None),
             "sm_clock_limit": self._limit,
             "temperature": max(self._readings["temperature"], default=None),
-            "power": max(self._readings["power"], default=None),
+            "power": max((mW / 1e3 for mW in self._readings["power"]), default=None),
             "disturbed": "; ".join(told) or None,
         }
         self._forget()

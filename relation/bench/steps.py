@@ -18,14 +18,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from relation import machine, records
-from relation.bench.rounds import (
-    Answers,
-    Conditions,
-    Sides,
-    claimed,
-    median_columns,
-    synchronize,
-)
+from relation.bench.rounds import Answers, Conditions, Sides, claimed, median_columns, synchronize
 from relation.errors import InputError, RunError
 from relation.jobs import Bench, Side
 from relation.nn import Decoder, Execution
@@ -74,11 +67,10 @@ def check_kernels(
 ) -> None:
     """Raise RunError unless a backend's own kernels ran, and no other one of attention."""
     own = _KERNELS[device.type].get((operator, backend))
-    for name in kernels:
-        if own is None or not re.search(own, name):
-            raise RunError(f"{operator} by {backend!r} was asked for, and {name} ran")
-    if own is not None and not kernels:
-        raise RunError(f"{operator} by {backend!r} was asked for, and no kernel of its name ran")
+    others = [name for name in kernels if own is None or not re.search(own, name)]
+    if others or (own and not kernels):
+        ran = others[0] if others else "no kernel of its name"
+        raise RunError(f"{operator} by {backend!r} was asked for, and {ran} ran")
 
 
 @dataclass
@@ -107,7 +99,13 @@ class Updates:
         adamw = build_optimizer(model.to(device), **options)
         self._step = UpdateStep(model, adamw, device, bench.precision, bench.compile, clip)
         self._micro_tokens = side.micro * side.context
-        self._done, self._text = 0, self._open_text()
+        if self.tokens is not None:
+            self._text = np.memmap(self.tokens, "<u2", mode="r")
+        else:
+            count = _UPDATES_OF_RANDOM_TOKENS * side.accumulation * self._micro_tokens + 1
+            drawn = np.random.default_rng(0)
+            self._text = drawn.integers(0, side.model.vocab_size, count, np.uint16)
+        self._done = 0
         synchronize(device)
         began = time.perf_counter()
         self._run(1)
@@ -122,12 +120,6 @@ class Updates:
         if not loss.isfinite():
             raise RunError(f"the loss is {loss.item()} at update {self._done}")
         return {}
-
-    def _open_text(self) -> np.ndarray:
-        if self.tokens is not None:
-            return np.memmap(self.tokens, "<u2", mode="r")
-        count = _UPDATES_OF_RANDOM_TOKENS * self.side.accumulation * self._micro_tokens + 1
-        return np.random.default_rng(0).integers(0, self.side.model.vocab_size, count, np.uint16)
 
     def _batches(self, first: int, count: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Micro-batches of inputs and targets, (micro, context) int64, sent as training does."""
@@ -171,13 +163,11 @@ class Updates:
 
         Raises RunError where another kernel ran than the one that was asked for.
         """
-        facts, device = {}, self.device
+        device, tokens = self.device, self._done * self.side.accumulation * self._micro_tokens
+        facts = {"raw_tokens_per_second": tokens / self._wall}
         if device.type == "cuda":
             facts["allocated_gib"] = torch.cuda.max_memory_allocated(device) / 2**30
             facts["reserved_gib"] = torch.cuda.max_memory_reserved(device) / 2**30
-        tokens = self._done * self.side.accumulation * self._micro_tokens
-        facts["raw_tokens_per_second"] = tokens / self._wall
-
         backend = self.side.variant, self.side.backends[self.side.variant]
         if device.type != "cuda" and backend not in _KERNELS["cpu"]:
             return facts | {"kernels": []}  # plain PyTorch
@@ -195,15 +185,12 @@ class Updates:
         check_kernels(*backend, device, kernels)
         return facts | {"kernels": kernels}
 
-    def release(self) -> None:
-        self._step = self._text = None
-
 
 def groups_of(sides: Sequence[Side]) -> list[list[Side]]:
     """Sides of a sweep over contexts, in groups that are measured together.
 
-    Those up to an eighth of the longest hold at most a quarter of its tokens, and are one group.
-    The others are one each, so that each can have the device's whole memory.
+    Those up to an eighth of the longest are one group; they hold at most a quarter of its tokens.
+    Each other one has the device's whole memory.
     """
     longest = max(side.context for side in sides)
     short = [side for side in sides if 8 * side.context <= longest]

@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -57,9 +58,6 @@ class Planted:
         self._meet("proof")
         return {"proven": True}
 
-    def release(self) -> None:
-        self.counted = 0
-
 
 @dataclass
 class Crowded(Planted):
@@ -68,14 +66,17 @@ class Crowded(Planted):
     folder: str = ""
 
     def prepare(self) -> dict:
-        open(os.path.join(self.folder, str(os.getpid())), "w").close()
+        self.held = Path(self.folder, str(os.getpid()))
+        self.held.touch()
         time.sleep(0.3)
-        if sum(os.path.exists(f"/proc/{pid}") for pid in os.listdir(self.folder)) > 1:
+        if len(os.listdir(self.folder)) > 1:
+            self.proof()
             raise torch.OutOfMemoryError("full")
         return {}
 
-    def release(self) -> None:
-        os.remove(os.path.join(self.folder, str(os.getpid())))
+    def proof(self) -> dict:
+        self.held.unlink()
+        return {}
 
 
 def together(rounds: int = 6, **sides) -> dict[str, Answers]:
