@@ -12,17 +12,6 @@ except ImportError as error:
     ) from error
 
 from relation.hf.attention import add_lambda
-from relation.hf.modeling import (
-    RelationCache,
-    RelationConfig,
-    RelationForCausalLM,
-    RelationModel,
-)
+from relation.hf.modeling import RelationCache, RelationConfig, RelationForCausalLM, RelationModel
 
-__all__ = [
-    "RelationCache",
-    "RelationConfig",
-    "RelationForCausalLM",
-    "RelationModel",
-    "add_lambda",
-]
+__all__ = ["RelationCache", "RelationConfig", "RelationForCausalLM", "RelationModel", "add_lambda"]
