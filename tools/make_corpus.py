@@ -16,9 +16,9 @@ import hashlib
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
-from itertools import pairwise
+from itertools import chain, islice, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -374,16 +374,18 @@ def library_of(
         yield shard
 
 
-def write(path: Path, rows: Rows) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    columns = {"text": [row[0] for row in rows], "source": [row[1] for row in rows]}
-    pq.write_table(pa.table(columns, LAYOUT), path, compression="zstd", row_group_size=1024)
-    print(f"{path}  {len(rows):,} rows", flush=True)
-
-
-def finish(name: str) -> None:
-    found = fingerprint(str(CORPORA / name))
-    print(f"corpora/{name}  {found}")
+def write(name: str, shards: Iterable[tuple[str, Rows]]) -> None:
+    """Write a corpus's files, and compare its fingerprint with that of the shipped runs."""
+    folder = CORPORA / name
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, rows in shards:
+        texts, sources = zip(*rows, strict=True)
+        table = pa.table({"text": texts, "source": sources}, LAYOUT)
+        path = folder / f"{file}.parquet"
+        pq.write_table(table, path, compression="zstd", row_group_size=1024)
+        print(f"{path}  {len(rows):,} rows", flush=True)
+    found = fingerprint(str(folder))
+    print(f"{folder}  {found}")
     if found != FINGERPRINTS[name]:
         sys.exit(f"error: the shipped runs read {FINGERPRINTS[name]}; check out the commits above")
 
@@ -391,18 +393,14 @@ def finish(name: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("checkouts", nargs="+", help="BOOKS for books; BOOKS LUEE RCDM for library")
-    checkouts = parser.parse_args().checkouts
-    splits = books_of(files_of(checkouts[0], ".md"))
-    for split, rows in splits.items():
-        write(CORPORA / "books" / f"{split}.parquet", rows)
-    finish("books")
-    if len(checkouts) == 3:
-        write(CORPORA / "library" / "validation.parquet", splits["validation"])
-        write(CORPORA / "library" / "train-00.parquet", splits["train"])
-        shards = library_of(splits, *(files_of(path, ".txt") for path in checkouts[1:]))
-        for number, rows in zip(range(1, SHARDS + 1), shards, strict=False):
-            write(CORPORA / "library" / f"train-{number:02d}.parquet", rows)
-        finish("library")
+    books, *gutenberg = parser.parse_args().checkouts
+    splits = books_of(files_of(books, ".md"))
+    write("books", splits.items())
+    if len(gutenberg) == 2:
+        shards = library_of(splits, *(files_of(path, ".txt") for path in gutenberg))
+        train = enumerate(chain([splits["train"]], islice(shards, SHARDS)))
+        named = ((f"train-{number:02d}", rows) for number, rows in train)
+        write("library", chain([("validation", splits["validation"])], named))
 
 
 if __name__ == "__main__":
