@@ -109,8 +109,8 @@ class _Layer(nn.Module):
         if not isinstance(x, Tensor) or x.ndim != 3 or x.shape[2] != width:
             given = tuple(x.shape) if isinstance(x, Tensor) else f"none: it is a {type(x).__name__}"
             raise InputError(f"x has shape {given}; the layer takes (B, T, {width})")
-        if not is_bare(self.w1):
-            return  # an adapter or a quantised weight takes what it likes
+        if not is_bare(self.w1) or x.dtype == self.w1.weight.dtype:
+            return  # an adapter or a quantised weight takes other dtypes
         dtype = projection_dtype(self.w1.weight)
         if not x.is_floating_point() or projection_dtype(x) != dtype:
             raise InputError(f"x is {x.dtype} and the layer's weights are {dtype}; convert one")

@@ -19,14 +19,8 @@ OPTIMIZER = {
 
 
 def side(variant: str, backend: str, context: int = 16, name: str | None = None, **rest) -> Side:
-    shape = {
-        "layers": 4 if variant == "hybrid" else 2,
-        "d_model": 32,
-        "heads": 2,
-        "d_ff": 48,
-        "vocab_size": 64,
-    }
-    model = ModelConfig.for_variant(variant, **shape)
+    shape = {"d_model": 32, "heads": 2, "d_ff": 48, "vocab_size": 64}
+    model = ModelConfig.for_variant(variant, 4 if variant == "hybrid" else 2, **shape)
     return Side(
         side=name or variant, variant=variant, backends={variant: backend}, model=model,
         context=context, micro=2, accumulation=2, **rest,
@@ -85,12 +79,8 @@ def test_what_a_side_cannot_do_is_its_rows_status(tmp_path):
 
 def test_contexts_that_fit_together_are_measured_together(tmp_path):
     sides = [side("linear", "chunked", T, f"T={T}") for T in (8, 16, 32, 64, 128)]
-    assert [[s.context for s in group] for group in groups_of(sides)] == [
-        [8, 16],
-        [32],
-        [64],
-        [128],
-    ]
+    groups = [[s.context for s in group] for group in groups_of(sides)]
+    assert groups == [[8, 16], [32], [64], [128]]
     rows = measured(bench(*sides[:2], benchmark="linear-long", rounds=1), tmp_path)
     assert list(rows["context"]) == [8, 16] and set(rows["status"]) == {"PASS"}
 

@@ -278,16 +278,9 @@ def test_trainer_trains_every_parameter(tmp_path):
     _, model = build("hybrid")
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     rows = [{"input_ids": row, "labels": row} for row in TOKENS.repeat(4, 1)]
-    options = transformers.TrainingArguments(
-        output_dir=tmp_path,
-        max_steps=6,
-        per_device_train_batch_size=4,
-        learning_rate=1e-2,
-        report_to=[],
-        save_strategy="no",
-        disable_tqdm=True,
-        use_cpu=True,
-    )
+    quiet = {"report_to": [], "save_strategy": "no", "disable_tqdm": True, "use_cpu": True}
+    steps = {"max_steps": 6, "per_device_train_batch_size": 4, "learning_rate": 1e-2}
+    options = transformers.TrainingArguments(output_dir=tmp_path, **steps, **quiet)
     first = model(TOKENS, labels=TOKENS).loss
     transformers.Trainer(model=model, args=options, train_dataset=rows).train()
     assert model(TOKENS, labels=TOKENS).loss < first - 0.1

@@ -135,8 +135,9 @@ def test_generation_goes_on_from_a_state_and_takes_memory_as_tokens_come():
 
 @pytest.mark.parametrize(
     ("prompt", "count", "match"),
-    [([], 3, "empty"), ([53], 3, "53"), ([4, -1], 3, "-1"), ([4], 0, "0 tokens")],
-)
+    [([], 3, "empty"), ([53], 3, "53"), ([4, -1], 3, "-1"), ([4], 0, "0 tokens"),
+     ("text", 3, "no token ids"), (torch.tensor([1, 2]), 3, "no token ids")],
+)  # fmt: skip
 def test_what_cannot_be_continued_is_refused_at_once(prompt, count, match):
     with pytest.raises(InputError, match=match):
         generate_tokens(build("full"), prompt, count, GREEDY)
