@@ -74,7 +74,7 @@ def _pair(key: str, title: str) -> dict[str, str]:
             *columns({"geometry": "L/d/H×d_h/d_ff", "vocab": "Vocab", "data": "Data"}),
             *columns({"context": "T"}, ".0f", "tokens"),
             *columns({"tokens": "Train", **_pair("micro_ga", "Micro/GA")}),
-        ),
+        )
     },
 )
 def configurations(models: pd.DataFrame) -> Cells:

@@ -81,10 +81,7 @@ def epochs(runs: pd.DataFrame, row: str) -> Cells:
             Column("delta", "Δ", DELTA, "nat/token", null=0.0),
             Column("token_reduction", "Token reduction ↑", SHARE, "%", null=0.0, spread=True),
         ),
-        "Conditions": (
-            EPOCHS,
-            _WINDOW,
-        ),
+        "Conditions": (EPOCHS, _WINDOW),
     },
 )
 def main_results(

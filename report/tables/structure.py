@@ -138,12 +138,7 @@ def layerwise(flow: pd.DataFrame) -> Cells:
     yield from lengths(flow)
 
 
-@table(
-    "8",
-    "app-structural-routing",
-    "Historical routing",
-    {"": _ROUTING, **_CONDITIONS},
-)
+@table("8", "app-structural-routing", "Historical routing", {"": _ROUTING, **_CONDITIONS})
 def routing(flow: pd.DataFrame) -> Cells:
     """Historical flow beyond three distances and on the first token, conditioned on history.
     Means over seeds."""

@@ -273,7 +273,7 @@ def run_rates(runs: pd.DataFrame, matched: pd.DataFrame) -> Cells:
             Column("micro_ga", "Micro/GA", variants=("linear-steady",)),
             Column("steady", "Steady-state", *_RATES, ("linear-steady",)),
             Column("raw", "Raw mean", *_RATES, ("linear-steady",)),
-        ),
+        )
     },
 )
 def linear_steady(steps: pd.DataFrame, precision: Sequence[str]) -> Cells:
@@ -299,7 +299,7 @@ def linear_steady(steps: pd.DataFrame, precision: Sequence[str]) -> Cells:
             Column("status", "Status", variants=("linear-long",)),
             Column("throughput", "Rate", *_RATES, ("linear-long",)),
             Column("allocated", "Allocated", ".3f", "GiB", ("linear-long",)),
-        ),
+        )
     },
     names={context: f"T = {int(context):,}" for context in LONG_CONTEXTS},
 )

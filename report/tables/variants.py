@@ -19,7 +19,7 @@ OF_PAPER = (*PAIRED, *ABLATIONS, "linear", "hybrid")
             Column("nll", "NLL", NLL, "nat/token", spread=True),
             Column("delta", "less Full Relation", DELTA, "nat/token", null=0.0),
             *columns({"parameters": "Parameters"}, ",.0f", "parameters"),
-        ),
+        )
     },
     names={f"{s}/{key}": f"{s}, {one.title}" for s in SCALES for key, one in VARIANTS.items()},
     of_paper=False,
