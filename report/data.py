@@ -21,12 +21,17 @@ _ORDER = {scale: place for place, scale in enumerate(SCALES)}
 
 @dataclass(frozen=True)
 class Setting:
-    """A column of the report. `scales` None: those of the paper that the campaign has, or all."""
+    """A column of the report.
+
+    scales: None for those of the paper that the campaign has, or all; corpus: in place of the
+    campaign's own.
+    """
 
     campaign: str
     variation: str = "base"
     scales: tuple[str, ...] | None = None
     title: str = ""
+    corpus: str | None = None
 
     @property
     def name(self) -> str:

@@ -66,10 +66,12 @@ def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
     published: from results/published alone; else from the campaigns' own folders. Raises
     InputError where a record is damaged.
     """
-    settings = [Setting(c.campaign, c.variation, c.scales, c.title) for c in campaign.columns]
-    campaigns = {s.campaign: _campaign(s.campaign, published) for s in settings}
+    campaigns = {c.campaign: _campaign(c.campaign, published) for c in campaign.columns}
     campaigns[campaign.name] = campaign  # with the changes that it was started with
-    corpora = {name: each.corpus for name, each in campaigns.items()}
+    settings = [
+        Setting(c.campaign, c.variation, c.scales, c.title, campaigns[c.campaign].corpus)
+        for c in campaign.columns
+    ]
     out.mkdir(parents=True, exist_ok=True)
     work = partial(_shown, out=out, published=published)
     # A process a setting: tables and figures take most of the time.
@@ -90,7 +92,7 @@ def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
         "study.html": {"sections": sections},
         "assumptions.html": {"assumptions": assumptions(settings, campaigns)},
         "records.html": {
-            "groups": run_groups(settings, corpora, published),
+            "groups": run_groups(settings, published),
             "systems": [row for each in found for row in each.systems],
         },
         "index.html": {
@@ -100,8 +102,8 @@ def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
             "miniature": found[0].miniature,
             "headlines": headlines(cells, settings, found[0].miniature),
             "fill": fill(cells, settings),
-            "missing": missing(found, corpora, published),
-            "again": [command(each, corpora[each.campaign], published) for each in settings],
+            "missing": missing(found, published),
+            "again": [command(setting, published) for setting in settings],
         },
     }
     pages = {name: content for name, content in pages.items() if any(content.values())}
@@ -175,9 +177,7 @@ def rich(text: str) -> Markup:
     return Markup(re.sub(r"\^\{?([−-]?[\d.]+)\}?", r"<sup>\1</sup>", text))
 
 
-def command(
-    of: Setting, corpus: str | None, published: bool, again: bool = True, **choice: Iterable[Any]
-) -> str:
+def command(of: Setting, published: bool, again: bool = True, **choice: Iterable[Any]) -> str:
     """What makes again, or for the first time, what is shown.
 
     Shipped runs are made again where nothing shipped counts as done; own ones are forced.
@@ -185,7 +185,7 @@ def command(
     given = {"variations": [of.variation], "scales": of.scales or ()} | choice
     if "=" in of.variation:  # a one-off change of options
         given["vary"] = [given.pop("variations")[0].replace("+", " ")]
-    words = [f"campaign={of.campaign}", *([f"corpus={corpus}"] if corpus else [])]
+    words = [f"campaign={of.campaign}", *([f"corpus={of.corpus}"] if of.corpus else [])]
     words += [f"{key}={','.join(map(str, value))}" for key, value in given.items() if len(value)]
     words += ["published=false"] if again and published else []
     forced = " -R train" if again and not published else ""
@@ -261,9 +261,7 @@ def fill(cells: pd.DataFrame, settings: Sequence[Setting]) -> list[dict[str, Any
     ]
 
 
-def missing(
-    found: Sequence[Shown], corpora: Mapping[str, str | None], published: bool
-) -> list[dict[str, Any]]:
+def missing(found: Sequence[Shown], published: bool) -> list[dict[str, Any]]:
     """What did not run, by setting, kind and scale, with the command that runs it."""
     rows, campaigns = [], set()
     for each in found:
@@ -277,12 +275,11 @@ def missing(
                 choice |= {"seeds": group["seed"].unique(), "variants": group["variant"].unique()}
             at = f" at {scale}" if scale else ""
             again = published and kind != "runs"  # checkpoints are not shipped
-            corpus = corpora[each.setting.campaign]
             row = {
                 "what": f"{each.setting}: {len(group)} {KINDS.get(kind, f'of {kind}')}{at}",
                 "names": ", ".join(dict.fromkeys(group["variant"])),
                 "why": "; ".join(dict.fromkeys(filter(None, group["reason"]))),
-                "command": command(each.setting, corpus, published, again, **choice),
+                "command": command(each.setting, published, again, **choice),
             }
             rows.append(row)
     return rows
@@ -371,9 +368,7 @@ def assumptions(
     return rows
 
 
-def run_groups(
-    settings: Sequence[Setting], corpora: Mapping[str, str | None], published: bool
-) -> list[dict[str, Any]]:
+def run_groups(settings: Sequence[Setting], published: bool) -> list[dict[str, Any]]:
     """Training runs by campaign and variation; a shipped report has those of every campaign."""
     root, groups, seen = _root(published), [], set()
     names = dict.fromkeys(setting.campaign for setting in settings)
@@ -381,14 +376,14 @@ def run_groups(
         names |= dict.fromkeys(sorted(path.parent.name for path in root.glob("*/runs.parquet")))
     for name in names:
         runs = records.read(root / name / "runs.parquet", "runs")
-        first = [setting.variation for setting in settings if setting.campaign == name]
+        own = [setting for setting in settings if setting.campaign == name] or [Setting(name)]
+        first = [setting.variation for setting in own]
         for variation in dict.fromkeys([*first, *runs["variation"]]):
-            setting, rows = Setting(name, variation), []
+            setting, rows = Setting(name, variation, corpus=own[0].corpus), []
             for row in runs[runs["variation"] == variation].to_dict("records"):
                 choice = {key: [row[key[:-1]]] for key in ("scales", "seeds", "variants")}
                 known = Path("config", f"{name}.yaml").exists()  # else it can be made no more
-                again = command(setting, corpora.get(name), published, **choice)
-                row["again"] = again if known else ""
+                row["again"] = command(setting, published, **choice) if known else ""
                 row["title"] = study.title(row["variant"])
                 row["anchor"] = "" if row["hash"] in seen else row["hash"]
                 seen.add(row["hash"])

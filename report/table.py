@@ -185,7 +185,7 @@ def table_cells(table: Table, records: Records) -> pd.DataFrame:
 
     Values are in `unit`; difference = value - paper_value, of means and single values that belong
     to no seed; agrees: see Column, None where undecided; scale: the setting's own. Raises
-    InputError where the paper's CSV holds a key that the table has not.
+    InputError where the paper's CSV holds a column that the table has not.
     """
     printed = paper.load(table.label).to_dict("records") if table.of_paper else []
     theirs = {tuple(each[name] for name in KEY): each for each in printed}

@@ -160,10 +160,9 @@ def lengths(records: Records) -> Figure | None:
     for here, scale in zip(axes[0], scales, strict=True):
         own = apart[apart["scale"] == scale]
         for variant, group in own.groupby("variant"):
-            mean = group.groupby("first")["more"].mean()
-            mean = mean[mean.index > 0]
-            colour = COLOUR.get(variant, style.MUTED)
-            here.plot(mean.index, mean, "o-", markersize=3, color=colour, label=variant)
+            mean = group[group["first"] > 0].groupby("first")["more"].mean()
+            look = {"markersize": 3, "color": COLOUR.get(variant, style.MUTED), "label": variant}
+            here.plot(mean.index, mean, "o-", **look)
         here.set_title(scale)
         here.axhline(0, color=style.MUTED, linewidth=0.8)
         last = int(own["first"].max())

@@ -88,7 +88,7 @@ def test_a_command_makes_again_exactly_the_run_beside_it() -> None:
     settings = [Setting(CAMPAIGN, "scaled-sd-0.02"), Setting("books", "residual")]
     last = {
         group["name"].partition("/")[0]: group["rows"][-1]
-        for group in site.run_groups(settings, {}, True)
+        for group in site.run_groups(settings, True)
     }
     assert last.keys() >= {CAMPAIGN, "books"}
     for row in (row for row in last.values() if row["again"]):
@@ -116,8 +116,8 @@ def test_the_commands_of_what_is_missing_are_whole(built: Path) -> None:
 
 
 def test_one_off_changes_corpora_and_restrictions_are_in_the_command() -> None:
-    varied = Setting("tiny", "learning_rate=2e-2+layers=4")
-    words = shlex.split(site.command(varied, "my text.txt", published=False, seeds=[42, 43]))
+    varied = Setting("tiny", "learning_rate=2e-2+layers=4", corpus="my text.txt")
+    words = shlex.split(site.command(varied, published=False, seeds=[42, 43]))
     assert words[3:6] == ["-R", "train", "--config"]
     vary = "vary=learning_rate=2e-2 layers=4"
     assert words[6:] == ["campaign=tiny", "corpus=my text.txt", "seeds=42,43", vary]
@@ -149,7 +149,7 @@ def test_what_did_not_run_has_its_reason_and_its_command() -> None:
     found = data.load(Setting(CAMPAIGN, "scaled-sd-0.02"))
     planned = found.planned.assign(status="failed", reason="loss is nan")
     shown = site.Shown(found.setting, True, pd.DataFrame(), [], [], planned, [])
-    rows = site.missing([shown], {CAMPAIGN: None}, published=True)
+    rows = site.missing([shown], published=True)
     assert rows and all(row["why"] == "loss is nan" for row in rows)
     assert "scales=10M-mini" in rows[0]["command"]
 
