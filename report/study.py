@@ -127,13 +127,19 @@ def arms(runs: pd.DataFrame, folder: Path) -> Section | None:
                 "bits/character": _bits(own),
                 "less MHA, Welch": signed(*apart),
                 "less MHA, paired": signed(*stats.mean_interval(nll[shared] - base[shared])),
-                "within ±0.01": f"p = {stats.equivalence(welch, MARGIN):.3f}",
+                "p": welch.p if variant != "mha" else float("nan"),
+                "p within ±0.01": stats.equivalence(welch, MARGIN),
                 "parameters": f"{own['parameters'].iloc[0]:,}",
                 "diverged": str(int(nll.isna().sum())),
             }
         )
         colour = COLOUR["full" if variant.startswith("full") else "mha"]
         bars += [(title(variant), apart, colour)] if variant != "mha" else []
+    table = pd.DataFrame(rows).sort_values("NLL")
+    # Holm's correction over the arms, apart for differences and for equivalence.
+    for test in ("p", "p within ±0.01"):
+        corrected = stats.holm(table[test].where(table["arm"] != title("mha")))
+        table[test] = ["" if math.isnan(p) else f"{p:.3f}" for p in corrected]
     figure, axes = grid(1, 1, 0.32 * len(bars) + 0.7)
     axes[0, 0].axvspan(-MARGIN, MARGIN, color=MUTED, alpha=0.15, linewidth=0)
     forest(axes[0, 0], sorted(bars, key=lambda bar: bar[1][1]))
@@ -143,7 +149,7 @@ def arms(runs: pd.DataFrame, folder: Path) -> Section | None:
         "Is it better than attention?",
         "Every arm at 10M on the corpus library, at the learning rate that its own runs chose, on "
         "seeds that chose nothing. GPT-2’s residual scale, AdamW’s epsilon 1e-8, equal parameters.",
-        pd.DataFrame(rows).sort_values("NLL"),
+        table,
         "forest.svg",
         "What each ingredient is worth: NLL less MHA’s, 95% Welch intervals. Grey: ±0.01.",
     )
