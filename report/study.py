@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from relation import records
+from relation.errors import InputError
 from relation.variants import VARIANTS
 from report import paper, stats
 from report.figures.style import COLOUR, INK, MUTED, forest, grid, save, signed, styled
@@ -22,6 +23,8 @@ from report.figures.style import COLOUR, INK, MUTED, forest, grid, save, signed,
 MARGIN = 0.01  # nat/token, within which two arms count as equivalent
 FRESH = 200  # seeds from here on compare arms; smaller ones chose rates
 PAIR = ["mha", "full"]
+FEWEST = 16  # fresh seeds of every arm, from the first
+DIVERGED = 0.5  # nat/token above the median of an arm at a rate
 FURTHER = {"nearest": 45, "gpt2": 45}  # first seed of the pairs that decide, at 10M
 TUNED = "tuned"  # the variation of fair in which every arm has its own rate
 
@@ -41,11 +44,13 @@ def sections(published: Path, folder: Path) -> list[Section]:
     """Every section whose rows are in `published`/<campaign>; figures go to `folder` as SVG."""
     folder.mkdir(parents=True, exist_ok=True)
     there = {name: records.load(published / name) for name in ("books", "fair", "readings")}
+    fair = ended(there["fair"]["runs"], there["fair"]["probes"])
     with styled():
         found = [
-            differences(there["books"]["runs"], there["fair"]["runs"], folder),
-            arms(there["fair"]["runs"], folder),
-            rates(there["fair"]["runs"], folder),
+            differences(there["books"]["runs"], fair, folder),
+            arms(fair),
+            comparisons(fair, folder),
+            rates(fair, folder),
             head_start(there["fair"]["probes"], folder),
         ]
         if len(there["readings"]["runs"]):
@@ -63,6 +68,21 @@ def fresh(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[(rows["variation"] == TUNED) & (rows["seed"] >= FRESH)]
 
 
+def diverged(runs: pd.DataFrame) -> pd.Series:
+    """Which runs of one arm have no final NLL, or one far above the median at their rate."""
+    usual = runs.groupby("learning_rate")["final_nll"].transform("median")
+    return runs["final_nll"].isna() | (runs["final_nll"] > usual + DIVERGED)
+
+
+def ended(runs: pd.DataFrame, probes: pd.DataFrame) -> pd.DataFrame:
+    """Runs with `nll`, with which they enter a comparison: a stopped one's last finite NLL."""
+    key = ["scale", "variation", "variant", "seed"]
+    seen = probes[(probes["metric"] == "validation_nll") & np.isfinite(probes["value"])]
+    last = seen.sort_values("update").groupby(key)["value"].last().rename("last")
+    runs = runs.join(last, on=key)
+    return runs.assign(nll=runs["final_nll"].fillna(runs["last"])).drop(columns="last")
+
+
 # Relation beside MHA, setting by setting
 
 
@@ -72,12 +92,12 @@ def differences(books: pd.DataFrame, fair: pd.DataFrame, folder: Path) -> Sectio
     books, fair: the runs of the two campaigns.
     """
     runs = [
-        books.assign(group="books/" + books["variation"]),
+        books.assign(nll=books["final_nll"], group="books/" + books["variation"]),
         fresh(fair).assign(group="fair/tuned"),
     ]
     rows = []
     for (scale, group), own in pd.concat(runs).groupby(["scale", "group"], sort=False):
-        wide = own.pivot_table("final_nll", "seed", "variant").reindex(columns=PAIR).dropna()
+        wide = own.pivot_table("nll", "seed", "variant").reindex(columns=PAIR).dropna()
         first = FURTHER.get(group.removeprefix("books/"), 0) if scale == "10M" else 0
         wide = wide[wide.index >= first]  # seeds that chose nothing and decide
         if len(wide):
@@ -105,60 +125,112 @@ def differences(books: pd.DataFrame, fair: pd.DataFrame, folder: Path) -> Sectio
 # The fair comparison
 
 
-def arms(runs: pd.DataFrame, folder: Path) -> Section | None:
-    """Arms at their own rates: NLL, difference to MHA with Welch's and the paired interval."""
-    runs = fresh(runs[runs["scale"] == "10M"])
-    by_arm = {variant: rows.set_index("seed") for variant, rows in runs.groupby("variant")}
-    if "mha" not in by_arm:
-        return None
-    base, rows, bars = by_arm["mha"]["final_nll"], [], []
-    for variant, own in by_arm.items():
-        nll = own["final_nll"]
-        low, mean, high = stats.mean_interval(nll)
-        shared = nll.index.intersection(base.index)
-        welch = stats.welch(nll[shared].dropna(), base[shared].dropna())
-        apart = welch.low, welch.value, welch.high
+def arms(runs: pd.DataFrame) -> Section | None:
+    """Arms at their own rates. Raises InputError where the runs of one have several."""
+    rows = []
+    for variant, own in fresh(runs[runs["scale"] == "10M"]).groupby("variant"):
+        if own["learning_rate"].nunique() > 1:
+            raise InputError(f"the fresh runs of {variant} have several learning rates")
+        low, mean, high = stats.mean_interval(own["nll"].dropna())
         rows.append(
             {
                 "arm": title(variant),
                 "rate": f"{own['learning_rate'].iloc[0]:.3g}",
                 "runs": str(len(own)),
+                "diverged": str(diverged(own).sum()),
                 "NLL": f"{mean:.4f} ({low:.4f} to {high:.4f})",
                 "bits/character": _bits(own),
-                "less MHA, Welch": signed(*apart),
-                "less MHA, paired": signed(*stats.mean_interval(nll[shared] - base[shared])),
-                "p": welch.p if variant != "mha" else float("nan"),
-                "p within ±0.01": stats.equivalence(welch, MARGIN),
                 "parameters": f"{own['parameters'].iloc[0]:,}",
-                "diverged": str(int(nll.isna().sum())),
             }
         )
-        colour = COLOUR["full" if variant.startswith("full") else "mha"]
-        bars += [(title(variant), apart, colour)] if variant != "mha" else []
+    if not rows:
+        return None
+    text = (
+        "Every arm at 10M on the corpus library, at the learning rate that its own runs chose, on "
+        "seeds that chose nothing. GPT-2’s residual scale, AdamW’s epsilon 1e-8, equal parameters. "
+        "A run that stopped counts with its last finite validation NLL."
+    )
     table = pd.DataFrame(rows).sort_values("NLL")
-    # Holm's correction over the arms, apart for differences and for equivalence.
-    for test in ("p", "p within ±0.01"):
-        corrected = stats.holm(table[test].where(table["arm"] != title("mha")))
-        table[test] = ["" if math.isnan(p) else f"{p:.3f}" for p in corrected]
+    return Section("Every arm at its own rate", text, table, "", "")
+
+
+def comparisons(runs: pd.DataFrame, folder: Path) -> Section | None:
+    """The primary comparisons and every arm beside MHA, each family with Holm's correction."""
+    runs = runs[runs["scale"] == "10M"]
+    by_arm = {name: own.set_index("seed") for name, own in fresh(runs).groupby("variant")}
+    best = {first: _best(runs[runs["seed"] < FRESH], first) for first in PAIR}
+    primary = dict.fromkeys([("full", "mha"), (best["full"], best["mha"])])
+    asked = [("primary", pair, None) for pair in primary]
+    asked += [("arms", (name, "mha"), FRESH + FEWEST) for name in by_arm if name != "mha"]
+    rows, bars = [], []
+    for family, names, end in asked:
+        if not by_arm.keys() >= set(names):
+            continue
+        over, under = (by_arm[name].assign(diverged=diverged(by_arm[name])) for name in names)
+        seeds = over.index.intersection(under.index)
+        over, under = (own.loc[seeds[seeds < (end or math.inf)]] for own in (over, under))
+        apart = stats.welch(over["nll"].dropna(), under["nll"].dropna())
+        kept = stats.welch(*(own["nll"][~own["diverged"]] for own in (over, under)))
+        rows.append(
+            {
+                "comparison": " − ".join(map(title, names)),
+                "family": family,
+                "seeds": str(len(over)),
+                "Welch": signed(apart.low, apart.value, apart.high),
+                "paired": signed(*stats.mean_interval((over["nll"] - under["nll"]).dropna())),
+                "p": apart.p,
+                "p within ±0.01": stats.equivalence(apart, MARGIN),
+                "verdict": "better" if apart.value < 0 else "worse",
+                "without diverged": signed(kept.low, kept.value, kept.high),
+            }
+        )
+        ends = apart.low, apart.value, apart.high
+        bars.append((f"{rows[-1]['comparison']}, {len(over)} seeds", ends, _colour(names[0])))
+    if not rows:
+        return None
+    table, tests = pd.DataFrame(rows), ["p", "p within ±0.01"]
+    table[tests] = table.groupby("family")[tests].transform(stats.holm)
+    table["verdict"] = [_verdict(*row) for row in table[["verdict", *tests]].to_numpy()]
+    table[tests] = table[tests].map(lambda p: "" if math.isnan(p) else f"{p:.3f}")
     figure, axes = grid(1, 1, 0.32 * len(bars) + 0.7)
     axes[0, 0].axvspan(-MARGIN, MARGIN, color=MUTED, alpha=0.15, linewidth=0)
     forest(axes[0, 0], sorted(bars, key=lambda bar: bar[1][1]))
-    axes[0, 0].set_xlabel("final validation NLL less MHA’s (nat/token)")
+    axes[0, 0].set_xlabel("difference of final validation NLL (nat/token)")
     save(figure, folder / "forest.svg")
     return Section(
         "Is it better than attention?",
-        "Every arm at 10M on the corpus library, at the learning rate that its own runs chose, on "
-        "seeds that chose nothing. GPT-2’s residual scale, AdamW’s epsilon 1e-8, equal parameters.",
+        "Welch’s test decides, at 5% after Holm’s correction within a family: the primary "
+        "comparisons, and every arm beside MHA on the first 16 fresh seeds.",
         table,
         "forest.svg",
-        "What each ingredient is worth: NLL less MHA’s, 95% Welch intervals. Grey: ±0.01.",
+        "Differences of NLL with 95% Welch intervals. Grey: ±0.01.",
     )
+
+
+def _colour(variant: str) -> str:
+    return COLOUR["full" if variant.startswith("full") else "mha"]
+
+
+def _best(search: pd.DataFrame, first: str) -> str:
+    """The arm with the lowest fitted minimum of those that extend `first`; "" while one is open."""
+    arms = search[search["variant"].str.startswith(first) & (search["variant"] != "mha-self")]
+    found = {name: best_rate(own) for name, own in arms.groupby("variant")}
+    if not found or any(rate is None for rate, _, _ in found.values()):
+        return ""
+    return min(found, key=lambda name: found[name][2])
+
+
+def _verdict(way: str, p: float, within: float) -> str:
+    """The protocol's word. way: better or worse; p, within: of a difference, of equivalence."""
+    if within < 0.05:
+        return f"both: {way}, by less than ±{MARGIN}" if p < 0.05 else "equivalent"
+    return way if p < 0.05 else "not established"
 
 
 def _bits(runs: pd.DataFrame) -> str:
     """Mean bits per character of the validation split; empty where characters are not recorded."""
     characters = runs["validation_characters"].astype(float)
-    bits = runs["final_nll"] * runs["validation_tokens"] / characters / math.log(2)
+    bits = runs["nll"] * runs["validation_tokens"] / characters / math.log(2)
     return "" if bits.isna().all() else f"{bits.mean():.4f}"
 
 
@@ -167,21 +239,25 @@ def rates(runs: pd.DataFrame, folder: Path) -> Section | None:
     runs = runs[(runs["seed"] < FRESH) & (runs["scale"] == "10M")]
     if runs.empty:
         return None
-    wide, rows = runs.pivot_table("final_nll", "variant", "learning_rate", sort=True), []
+    steps, rows = sorted(runs["learning_rate"].unique()), []
     figure, axes = grid(1, 1, 3.2)
     here = axes[0, 0]
-    for variant, means in wide.iterrows():
-        own = runs[runs["variant"] == variant]
+    for variant, own in runs.groupby("variant"):
+        by_rate = own.assign(lost=diverged(own)).groupby("learning_rate")
+        means, lost = by_rate["final_nll"].mean(), by_rate["lost"].sum()
+        means = means.where(lost == 0)  # no mean of those that survived
         look = {"color": COLOUR.get(variant), "label": title(variant)}
         (line,) = here.plot(means.index, means, "o-", **look)
         look = {"color": line.get_color(), "alpha": 0.4}
         here.plot(own["learning_rate"], own["final_nll"], ".", **look)
-        best, reason = best_rate(own)
-        cells = {f"{rate:.3g}": f"{nll:.4f}" for rate, nll in means.items()}
+        best, reason, _ = best_rate(own)
+        cells = {f"{rate:.3g}": "" for rate in steps}
+        for rate, nll in means.items():
+            cells[f"{rate:.3g}"] = f"{lost[rate]} diverged" if lost[rate] else f"{nll:.4f}"
         chosen = f"{best:.3g}" if best else f"open: {reason}"
         rows.append({"arm": title(variant), **cells, "runs": str(len(own)), "rate": chosen})
     here.set_xscale("log")
-    here.set_xticks(list(wide.columns), [f"{rate:.3g}" for rate in wide.columns])
+    here.set_xticks(steps, [f"{rate:.3g}" for rate in steps])
     here.xaxis.set_minor_locator(NullLocator())
     here.set_xlabel("learning rate")
     here.set_ylabel("final validation NLL (nat/token)")
@@ -191,32 +267,33 @@ def rates(runs: pd.DataFrame, folder: Path) -> Section | None:
         "The learning rate of each arm",
         "Mean final NLL at 10M by learning rate. The arm’s rate is the minimum of a quadratic in "
         "the logarithm of the rate, fitted to the best rate and its neighbours.",
-        pd.DataFrame(rows).fillna(""),
+        pd.DataFrame(rows),
         "rates.svg",
         "Final NLL against the learning rate; small points are single runs.",
     )
 
 
-def best_rate(runs: pd.DataFrame) -> tuple[float | None, str]:
-    """An arm's learning rate by docs/preregistration.md, or None and why it is still open.
+def best_rate(runs: pd.DataFrame) -> tuple[float | None, str, float]:
+    """An arm's learning rate by docs/preregistration.md, or None; why it is open; its fitted NLL.
 
-    runs: of one arm, with learning_rate, seed and final_nll (null: diverged).
+    runs: of one arm, with learning_rate, seed and final_nll (null: stopped).
     """
-    by_rate = runs.groupby("learning_rate")["final_nll"]
-    means = by_rate.mean().where(by_rate.count() == by_rate.size(), math.inf).sort_index()
+    by_rate = runs.assign(diverged=diverged(runs)).groupby("learning_rate")
+    means = by_rate["final_nll"].mean().where(~by_rate["diverged"].any(), math.inf)
     place = int(np.argmin(means))
     if place in (0, len(means) - 1):
-        return None, f"the best rate, {means.index[place]:.3g}, is at the edge"
+        return None, f"the best rate, {means.index[place]:.3g}, is at the edge", math.nan
     near = means.index[place - 1 : place + 2]
+    if by_rate["seed"].nunique()[near].min() < 4:
+        told = f"two more seeds at {', '.join(f'{rate:.3g}' for rate in near)}"
+        return None, told, math.nan
     own = runs[runs["learning_rate"].isin(near)].dropna(subset="final_nll")
-    if own.groupby("learning_rate").size().min() < 4:
-        return None, f"two more seeds at {', '.join(f'{rate:.3g}' for rate in near)}"
     x = np.log(own["learning_rate"])
-    bend, slope, _ = np.polyfit(x, own["final_nll"], 2)
-    if bend <= 0:
-        return float(means.index[place]), ""
-    rate = math.exp(np.clip(-slope / (2 * bend), math.log(near[0]), math.log(near[-1])))
-    return float(f"{rate:.3g}"), ""
+    fit = np.polyfit(x, own["final_nll"], 2) if x.nunique() == 3 else np.zeros(3)
+    if fit[0] <= 0:
+        return float(means.index[place]), "", float(means.iloc[place])
+    lowest = np.clip(-fit[1] / (2 * fit[0]), math.log(near[0]), math.log(near[-1]))
+    return float(f"{math.exp(lowest):.3g}"), "", float(np.polyval(fit, lowest))
 
 
 def head_start(probes: pd.DataFrame, folder: Path) -> Section | None:
