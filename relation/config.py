@@ -37,7 +37,7 @@ Switch = Literal[True, False, "true", "false"]  # Snakemake passes a lower-case 
 MhaBackend = Literal["reference", "flash", "cudnn"]
 FullBackend = Literal["reference", "materialised", "tiled", "flex", "flash"]
 LinearBackend = Literal["recurrent", "chunked", "flash"]
-Mixer = Literal["mha", "full", "linear", "hybrid", "gla", "kda"]
+Mixer = Literal["mha", "full", "linear", "hybrid"]
 
 
 def key(description: str, **bounds: Any) -> Any:
@@ -173,10 +173,9 @@ class Variation(Options):
 class Column(Section):
     """A setting: a column of the report."""
 
-    campaign: Name = key("Whose records; left out: this campaign's")
     variation: Name = key("Which variation")
     scales: list[Name] | None = key("At which scales; null: all")
-    title: StrictStr = key("Its heading")
+    title: StrictStr = key("Its heading; left out: the variation's title")
 
 
 class Length(Section):
@@ -223,7 +222,7 @@ class Systems(Section):
 class RecallSection(Section):
     """Multi-query associative recall (Arora et al. 2023), two layers of each mixer."""
 
-    mixers: list[Mixer] = key("What recalls; gla and kda are flash-linear-attention's")
+    mixers: list[Mixer] = key("What recalls")
     widths: Annotated[list[Count], Field(min_length=1)] = key("Widths d of the models")
     heads: Count = key("Heads of every model; two are the fewest that Givens mixing pairs")
     vocabulary: Annotated[StrictInt, Field(ge=4, le=65536, multiple_of=2)] = key(
@@ -238,7 +237,6 @@ class RecallSection(Section):
     sequences: Count = key("Sequences of each task in an update")
     tested: Count = key("Sequences of each task that a rate is chosen on, and that results count")
     adam_eps: Positive = key("Epsilon of AdamW: a key is seen seldom, so a large one outweighs it")
-    expected_tokens_per_second: Positive = key("For `plan`, tokens/s")
 
 
 class CampaignSection(Options):
@@ -275,7 +273,7 @@ class Choice(Section):
     variants: Restriction = key("The same of variants")
     seeds: Restriction = key("The same of seeds")
     corpus: StrictStr | None = key(
-        "Text file, folder, Parquet or OWNER/NAME of the hub, read instead"
+        "Text file, folder, Parquet or OWNER/NAME@REVISION of the hub, read instead"
     )
     published: Switch = key("Whether runs in results/published count as done")
     vary: StrictStr | None = key('A one-off, "learning_rate=2e-2": the first chosen variation so')

@@ -14,14 +14,12 @@ _ROUNDS = ("rounds", "warmup_updates", "measured_updates")
 _BENCHMARKS = ("fixed", "matched", "linear_steady", "linear_long", "complexity", "decode")
 _DECODED = ("mha", "full", "linear", "hybrid")
 # The layers of a mixer, and the variant whose options its models have. Hybrid's four layers, LLLF,
-# shrink to one of each; a peer replaces the mixers of MHA's decoder.
+# shrink to one of each.
 _RECALLED = {
     "mha": (MHA * 2, "mha"),
     "full": (FULL * 2, "full"),
     "linear": (LINEAR * 2, "linear"),
     "hybrid": (LINEAR + FULL, "linear"),
-    "gla": (MHA * 2, "mha"),
-    "kda": (MHA * 2, "mha"),
 }
 # T, micro-batch and draws at most. In BF16 so many draws lift lambda's gradient above the noise,
 # and the T x T matrices in FP64 fit on a GPU; FP32's noise is 2^-16 of that, so few tokens do.
@@ -138,9 +136,7 @@ def recall(matrix: "Matrix") -> list[Recall]:
             mixer=mixer,
             models=tuple(replace(like, d_model=d, d_ff=2 * d, **shape) for d in section.widths),
             optimizer=matrix.optimizer(scale) | {"eps": section.adam_eps},
-            # The peers' kernels keep out of torch.compile.
-            compile=o["compile"] and mixer not in ("gla", "kda"),
-            **{n: o[n] for n in ("plateau_fraction", "precision", "device", "backends")},
+            **{n: o[n] for n in ("plateau_fraction", "precision", "device", "compile", "backends")},
             **taken,
         )
         found.append(recall)
