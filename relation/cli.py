@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from relation.config import CONFIG, parsed, reference
 from relation.errors import InputError, RelationError
-from relation.plan import Campaign, Run, load
+from relation.plan import WHY_UNMEASURED, Campaign, Run, load
 from relation.variants import parameters
 
 if TYPE_CHECKING:
@@ -193,8 +193,8 @@ def _bench(options: Options) -> None:
     _settle()
     own = benchmark if benchmark in ("complexity", "decode") else "steps"
     out = campaign.folder / "bench" / benchmark / f"{scale}.parquet"
-    data = campaign.folder / "data" / campaign.data_at(scale)
-    import_module(f"relation.bench.{own}").measure(bench, out, data)
+    data = [campaign.folder / "data" / name for name in campaign.read_by(benchmark, scale)]
+    import_module(f"relation.bench.{own}").measure(bench, out, *data)
     _made(options, out)
 
 
@@ -289,8 +289,10 @@ def _plan(options: Options) -> None:
         models = (r.model for r in campaign.runs if (r.scale, r.variant) == (scale, variant))
         print(f"  {scale} {variant}: {parameters(next(models)):,} parameters")
     done = records.published_hashes("runs", campaign.name) if campaign.published else ()
-    shipped = sum(run.hash in done for run in campaign.runs)
-    print(f"{len(campaign.runs)} runs are chosen; {shipped} of them are shipped.")
+    shipped = [run for run in campaign.runs if run.hash in done]
+    print(f"{len(campaign.runs)} runs are chosen; {len(shipped)} of them are shipped.")
+    if lacking := campaign.unmeasured(records.published_hashes):
+        print(f"{len(lacking)} of these have no flow or lengths, each because {WHY_UNMEASURED}.")
     if not todo:
         return print("Nothing is to be made but the report.")
     names = {"runs": "train", "flow": "diagnose", "data": "prepare"}
@@ -322,13 +324,14 @@ def _status(options: Options) -> None:
 
     campaign = _campaign(options)
     shipped = records.published_hashes("runs", campaign.name) if campaign.published else ()
-    counts: Counter = Counter()
+    counts, unmeasured = Counter(), campaign.unmeasured(records.published_hashes)
     for run in campaign.runs:
         folder = campaign.folder / "runs" / run.name
         log = campaign.folder / "logs" / "train" / f"{run.name}.log"
         record, said = folder / "run.parquet", _last_line(log)
         if run.hash in shipped:
-            state, said = "shipped", ""
+            state = "shipped"
+            said = f"no flow or lengths: {WHY_UNMEASURED}" if run in unmeasured else ""
         elif record.exists() and set(records.read(record, "runs")["hash"]) == {run.hash}:
             nll = records.read(record, "runs")["final_nll"].iloc[0]
             state, said = "done", f"final NLL {nll:.4f} nat/token"

@@ -1,8 +1,8 @@
 """The jobs of a campaign as specifications: plain values without PyTorch.
 
-A specification's hash covers what determines its result and nothing else: no device, no backend
-that computes the same mathematics, no place of files. An option at its default is in no hash, so
-that a new option makes no older run new.
+A specification's hash covers what determines its result and nothing else: no place of files, and
+of a run no device and no backend, which benchmarks, recall and checks hold. An option at its
+default is in no hash, so that a new option makes no older run new.
 """
 
 import hashlib

@@ -65,8 +65,9 @@ class Matrix:
         values = {"title": corpus, **known[corpus].given()}
         streams, path = values.pop("streams", None), values.pop("path", None)
         if self.corpus is not None:
-            values |= {"title": Path(self.corpus).name, "fingerprint": None}
             path, streams = _texts(self.corpus)
+            title = (path or Path(streams[0]["path"])).name
+            values |= {"title": title, "fingerprint": None}
             if path is not None and path.is_file() and path.suffix == ".txt":
                 values["validation_modulus"] = None
         elif path is not None:
@@ -142,8 +143,8 @@ class Matrix:
             **taken,
         )
 
-    def runs(self) -> tuple[list[Run], dict[str, Data]]:
-        """Every run, each specification once, and the corpora by name."""
+    def runs(self) -> tuple[list[Run], dict[str, Data], dict[str, str]]:
+        """Every run, each specification once; the corpora; variations that equal earlier ones."""
         wanted, read = {}, {}
         for scale, at in self.section.scales.items():
             for variant in PAIRED if at.variants is None else at.variants:
@@ -163,10 +164,14 @@ class Matrix:
                         wanted[scale, variation, variant, seed] = (o, seed in further)
         data = {names: self.data(*names, options) for names, options in read.items()}
         found: dict[str, Run] = {}
+        equals: dict[str, str] = {}
         for key, (o, further) in wanted.items():
             run = self.run(key, data[o["corpus"], o["vocabulary"]], o, further)
-            found.setdefault(run.hash, run)  # equal runs are trained once: the first variation's
-        return list(found.values()), {each.name: each for each in data.values()}
+            # Equal runs are trained once: the first variation's.
+            equals[run.variation] = found.setdefault(run.hash, run).variation
+        for run in found.values():
+            equals.pop(run.variation, None)
+        return list(found.values()), {each.name: each for each in data.values()}, equals
 
     @property
     def first(self) -> dict:
@@ -187,13 +192,19 @@ class Matrix:
 
 
 def _texts(corpus: str) -> tuple[Path | None, list[dict] | None]:
-    """What corpus= names: a path, or else a data set of the hub, OWNER/NAME."""
+    """What corpus= names: a path, or else a data set of the hub, OWNER/NAME@REVISION."""
     path = Path(corpus)
     if path.exists():
         return path, None
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", corpus) and path.suffix not in (".txt", ".parquet"):
-        return None, [{"path": corpus}]
-    raise InputError(f"corpus {corpus} does not exist; give a text file, a folder or OWNER/NAME")
+    name, _, revision = corpus.partition("@")
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", name) and path.suffix not in (".txt", ".parquet"):
+        if revision:
+            return None, [{"path": name, "revision": revision}]
+        raise InputError(
+            f"corpus {name} does not exist; if it is a data set of the hub, add the commit that "
+            f"is read, corpus={name}@REVISION, so that it cannot move"
+        )
+    raise InputError(f"corpus {corpus} does not exist; give a text, folder or OWNER/NAME@REVISION")
 
 
 def _check_backends(where: str, variant: str, o: Mapping) -> None:

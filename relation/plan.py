@@ -31,6 +31,8 @@ from relation.variants import PAIRED, VARIANTS
 _SHIPPED = ("runs", "steps", "complexity", "decode", "recall", "gradients")
 # The name of the variation of a campaign that changes nothing.
 UNCHANGED = "base"
+# Why a shipped run has no diagnostics or no lengths.
+WHY_UNMEASURED = "its checkpoint is not shipped; published=false makes it"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,13 +117,22 @@ class Campaign:
             kind = bench.benchmark if bench.benchmark in ("complexity", "decode") else "steps"
             if bench.hash not in done[kind]:
                 found[f"bench/{bench.benchmark}/{bench.scale}.parquet"] = bench.hash
-                used[self.data_at(bench.scale)] = None
+                used |= dict.fromkeys(self.read_by(bench.benchmark, bench.scale))
         for recall in self.recall:
             if recall.hash not in done["recall"]:
                 found[f"recall/{recall.mixer}.parquet"] = recall.hash
         if self.check and self.check.hash not in done["gradients"]:
             found |= {f"check/{n}.parquet": self.check.hash for n in ("operators", "gradients")}
         return {f"data/{name}/data.parquet": self.data[name].hash for name in used} | found
+
+    def unmeasured(self, shipped: Callable[[str, str], Collection[str]]) -> list[Run]:
+        """The shipped runs whose flow or lengths are planned and not shipped."""
+        runs, flow, lengths = (shipped(kind, self.name) for kind in ("runs", "flow", "lengths"))
+        done = [run for run in self.runs if self.published and run.hash in runs]
+        blank = {r.name for r in done if self.is_diagnosed(r) and r.flow_hash not in flow}
+        short = (r for r in done if self.measures_length(r))
+        blank |= {r.name for r in short if self.length.hash(r) not in lengths}
+        return [run for run in done if run.name in blank]
 
     def hashes(self) -> set[str]:
         """The hash of every specification of the whole campaign."""
@@ -131,10 +142,10 @@ class Campaign:
         rest = (*self.benchmarks, *self.recall, *self.data.values(), *filter(None, [self.check]))
         return found | {each.hash for each in rest}
 
-    def data_at(self, scale: str) -> str:
-        """The name of the corpus that benchmarks at a scale read."""
+    def read_by(self, benchmark: str, scale: str) -> list[str]:
+        """The names of the corpora that a benchmark reads: training steps one, others none."""
         o = self.options(scale, next(iter(self.variations)))
-        return f"{o['corpus']}-{o['vocabulary']}"
+        return [] if benchmark in ("complexity", "decode") else [f"{o['corpus']}-{o['vocabulary']}"]
 
     def run(self, name: str) -> Run:
         """A run by its address, chosen or not. Raises InputError where there is none."""
@@ -224,7 +235,7 @@ def _vary(text: str) -> tuple[str, dict]:
         if not equals:
             raise InputError(f"vary={text}: {part!r} is no KEY=VALUE; see config.yaml")
         changes[key] = parsed(value)
-    validated(Variation, changes, "vary")
+    changes = validated(Variation, changes, "vary").given()
     return re.sub(r"[^0-9A-Za-z._=+-]", "_", "+".join(text.split())), changes
 
 
@@ -266,13 +277,17 @@ def load(config: Path | Mapping = CONFIG, **overrides: Any) -> Campaign:
     values = section.given()
     variations = _variations(values, name)
     chosen = _chosen("variations", choice.variations, variations, name)
+    scales = _chosen("scales", choice.scales, section.scales, name)
     if choice.vary:
         varied, changes = _vary(choice.vary)
-        variations[varied] = {**variations[chosen[0]], "title": varied, **changes}
+        base = variations[chosen[0]]
+        own = [scale for scale in scales if scale in base.get("scales", scales)]
+        variations[varied] = {**base, "title": varied, "scales": own, **changes}
         chosen.append(varied)
     matrix = Matrix(name, section, values, choice.corpus, variations)
-    planned, data = matrix.runs()
-    scales = _chosen("scales", choice.scales, section.scales, name)
+    planned, data, equals = matrix.runs()
+    if choice.vary and (same := equals.get(varied)):
+        raise InputError(f"vary={choice.vary} changes no run: its runs are variation {same}'s")
     seeds = _chosen("seeds", choice.seeds, (run.seed for run in planned), name)
     trained = {run.variant for run in planned}
     offered = [each for each in VARIANTS if each in trained]
@@ -289,10 +304,13 @@ def load(config: Path | Mapping = CONFIG, **overrides: Any) -> Campaign:
     ]
     if not runs:
         raise InputError(f"campaign {name} has no run left under these choices; see config.yaml")
-    columns = [
-        Setting(**{"campaign": name, **_listed(each.given())}) for each in section.columns or ()
-    ]
-    shown = [Setting(campaign=name, variation=each) for each in chosen]
+
+    def setting(variation: str, **given: Any) -> Setting:
+        title = variations.get(variation, {}).get("title", "")
+        return Setting(campaign=name, variation=variation, **{"title": title, **given})
+
+    columns = [setting(**_listed(each.given())) for each in section.columns or ()]
+    shown = [setting(each) for each in chosen]
     if choice.vary:
         columns, shown = [*(columns or shown[:-1])[:3], shown[-1]], []
     length = section.length and {"scales": None, **_listed(section.length.given())}

@@ -134,6 +134,13 @@ def test_a_one_off_changes_the_first_chosen_variation() -> None:
     assert {each.variation for each in campaign.runs} == {"gpt2", run.variation}
 
 
+def test_a_one_off_is_for_the_chosen_scales_and_its_numbers_are_of_their_keys_type() -> None:
+    campaign = plan.load({"campaign": "books", "scales": "10M", "vary": "micro=16 accumulation=8"})
+    assert {run.scale for run in campaign.planned if "micro" in run.variation} == {"10M"}
+    whole, real = (load(vary=f"weight_decay={each}").runs[-1] for each in ("1", "1.0"))
+    assert whole.hash == real.hash
+
+
 def test_choices_restrict_runs_and_benchmarks() -> None:
     campaign = load(scales="10M-mini", seeds=42, variants="mha,full", variations=["base"])
     names = [run.name for run in campaign.runs]
@@ -180,6 +187,8 @@ def test_pairs_beyond_the_matrix_are_trained_and_not_diagnosed() -> None:
         ({"vary": "learning_rate=-1"}, "learning_rate: -1 should be greater than 0"),
         ({"corpus": "missing.txt"}, "corpus missing.txt does not exist"),
         ({"variants": "linear", "scales": "10M-mini"}, "has no run left"),
+        ({"corpus": "owner/name"}, "corpus=owner/name@REVISION"),
+        ({"vary": "learning_rate=1.2e-2"}, "changes no run: its runs are variation base's"),
     ],
 )
 def test_a_wrong_choice_is_refused_in_a_line(choices: dict, said: str) -> None:
@@ -226,8 +235,9 @@ def test_texts_given_are_known_by_their_content(tmp_path) -> None:
     assert first.hash != load().run(first.name).hash
     moved = text.rename(tmp_path / "moved.txt")
     assert load(corpus=str(moved)).run(first.name).hash == first.hash
-    hub = load(corpus="owner/name").run(first.name)
-    assert hub.data.path is None and hub.data.source == {"streams": [{"path": "owner/name"}]}
+    hub = load(corpus="owner/name@1a2b").run(first.name)
+    assert (hub.data.path, hub.data.title) == (None, "name")
+    assert hub.data.source == {"streams": [{"path": "owner/name", "revision": "1a2b"}]}
 
 
 def test_every_key_is_explained() -> None:
