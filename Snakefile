@@ -30,7 +30,10 @@ CONFIG = CAMPAIGN.settings_file.as_posix()  # what jobs read, whatever becomes o
 ON_GPU = CAMPAIGN.device == "cuda"
 if "gpu" not in workflow.global_resources:
     workflow.register_resource("gpu", CAMPAIGN.gpu_jobs())
-GPUS = workflow.global_resources["gpu"].value
+# On a cluster `gpu` counts those of one job; here it counts shares of all that this machine has.
+ON_CLUSTER = workflow.resource_settings.nodes is not None
+GPUS = 1 if ON_CLUSTER else workflow.global_resources["gpu"].value
+WHOLE_GPU = 1 if ON_CLUSTER else CAMPAIGN.runs_per_gpu
 BIN = str(Path(sys.executable).parent)
 shell.prefix(f"export PATH={BIN!r}:$PATH PYTHONPATH={str(PROJECT)!r}; ")
 

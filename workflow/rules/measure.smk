@@ -31,7 +31,7 @@ rule recall:
 
 rule bench:
     input:
-        data=lambda w: ancient(f"{FOLDER}/data/{CAMPAIGN.data_at(w.scale)}/data.parquet"),
+        data=lambda w: [ancient(f"{FOLDER}/data/{n}/data.parquet") for n in CAMPAIGN.read_by(*w)],
     output:
         f"{FOLDER}/bench/{{benchmark}}/{{scale}}.parquet",
     log:
@@ -54,7 +54,7 @@ rule check:
     log:
         f"{FOLDER}/logs/check.log",
     resources:
-        gpu=int(ON_GPU),
+        gpu=WHOLE_GPU * ON_GPU,
     params:
         spec=CAMPAIGN.check and CAMPAIGN.check.hash,
     shell:

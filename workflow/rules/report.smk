@@ -4,10 +4,13 @@ HERE = Path(relpath(PROJECT))  # as seen from the working folder: a copy has the
 SOURCES = (".py", ".csv", ".j2", ".css", ".js")
 REPORT = sorted(path for path in (HERE / "report").rglob("*") if path.suffix in SOURCES)
 
+SHIPPED = sorted((HERE / "results" / "published" / CAMPAIGN.name).glob("*.parquet"))
+
 
 rule collect:
     input:
         [f"{FOLDER}/{path}" for path in FILES],
+        SHIPPED * CAMPAIGN.published,
     output:
         expand(f"{FOLDER}/{{kind}}.parquet", kind=(*records.FILES, "models")),
         settings=f"{FOLDER}/campaign.json",
@@ -35,6 +38,7 @@ rule report:
 rule published:
     input:
         sorted((HERE / "results" / "published").glob("*/*.parquet")),
+        sorted((HERE / "config").glob("*.yaml")),
         source=REPORT,
     output:
         "results/published/report/index.html",
