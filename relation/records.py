@@ -161,14 +161,18 @@ def held(path: Path, what: str) -> Iterator[None]:
 
 @cache
 def commit() -> str:
-    """The commit of the code, with "+changes" where tracked files differ; "unknown" without git."""
+    """The commit, "unknown" without git; "+changes" where what determines a result differs from it.
+
+    That is the tracked files of relation/, kernels/ and config/.
+    """
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(PROJECT), *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
-        return git("rev-parse", "HEAD") + ("+changes" if git("status", "-s", "-uno") else "")
+        changed = git("status", "-s", "-uno", "--", "relation", "kernels", "config")
+        return git("rev-parse", "HEAD") + ("+changes" if changed else "")
     except (FileNotFoundError, subprocess.CalledProcessError):
         return "unknown"
 

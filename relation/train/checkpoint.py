@@ -1,5 +1,6 @@
 """Checkpoints in safetensors: a trained model, and the state from which a killed run goes on."""
 
+import hashlib
 import json
 import sys
 from collections.abc import Mapping
@@ -78,13 +79,14 @@ class RunState:
     probes: list[dict] = field(default_factory=list)
 
 
-def resume_key(hash: str, *execution: object) -> str | None:
-    """What a resume state must have been made by: a specification, its execution, and a commit.
-
-    None where the code differs from the commit: then nothing is resumed.
-    """
-    commit = records.commit()
-    return None if "+" in commit else json.dumps([hash, commit, *execution], sort_keys=True)
+def resume_key(hash: str, *execution: object) -> str:
+    """What a resume state must have been made by: a specification, its execution, and the code."""
+    code = hashlib.sha256()
+    files = (path for of in ("relation", "kernels") for path in (records.PROJECT / of).rglob("*"))
+    for path in sorted(files):
+        if path.suffix in (".py", ".toml", ".csv"):
+            code.update(f"{path.relative_to(records.PROJECT)}\0".encode() + path.read_bytes())
+    return json.dumps([hash, code.hexdigest(), *execution], sort_keys=True)
 
 
 def snapshot(
@@ -104,23 +106,22 @@ def write_state(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str
 
 
 def load_state(
-    path: Path, key: str | None, model: Decoder, optimizer: torch.optim.Optimizer
+    path: Path, key: str, model: Decoder, optimizer: torch.optim.Optimizer
 ) -> RunState | None:
     """Restore a resume state into model and optimiser.
 
-    None where there is none, where it was made by other code, data or settings than `key` says,
-    or, with a warning, where it is damaged.
+    None where there is none or, with a warning, where it is damaged or `key` is not its own.
     """
-    if key is None or not path.exists():
+    if not path.exists():
         return None
     try:
         with safe_open(path, framework="pt") as file:
             if file.metadata()["key"] != key:
-                return None
+                raise ValueError("other code, data or execution made it")
             state = RunState(**json.loads(file.metadata()["state"]))
         tensors = load_file(path)
     except (OSError, *_DAMAGE) as error:
-        print(f"warning: {path} is damaged ({error}); the run starts anew", file=sys.stderr)
+        print(f"warning: {path} is not used ({error}); the run starts anew", file=sys.stderr)
         return None
     model.load_state_dict({n: tensors.pop(f"model.{n}") for n, _ in model.named_parameters()})
     moments: dict[int, dict] = {}

@@ -148,7 +148,7 @@ def _train(
             note(readback.drain())
             state.order_hash = order.value
             # Broken weights are not saved: the next update's loss stops the run, in all processes.
-            if key is not None and not _not_finite(model):
+            if not _not_finite(model):
                 taken = checkpoint.snapshot(model, optimizer, state, key)
                 written()
                 writing[:] = [writer.submit(checkpoint.write_state, state_file, *taken)]

@@ -12,14 +12,12 @@ from pathlib import Path
 import torch
 from training import small_run
 
-from relation import records
 from relation.errors import RelationError
 from relation.train import run
 from relation.train.step import wsd
 
 torch.set_num_threads(1)
 folder, data, options = Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
-records.commit = lambda: "0" * 40  # a tree with changes resumes nothing
 begun = []
 
 

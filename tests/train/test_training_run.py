@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import refusal
+from conftest import copy_project, refusal
 from filelock import FileLock
 from training import CONTEXT, CPU, UPDATE, assert_same_run, read_run, small_run, start, write_corpus
 
@@ -53,8 +53,6 @@ def at_update(monkeypatch, update: int, action) -> list[int]:
         return wsd(before, *arguments)
 
     monkeypatch.setattr(engine, "wsd", schedule)
-    # A tree with changes resumes nothing.
-    monkeypatch.setattr(records, "commit", lambda: "0" * 40)
     return begun
 
 
@@ -196,11 +194,11 @@ def test_a_damaged_state_is_told_and_the_run_starts_anew(
     state.write_bytes(state.read_bytes()[:kept])
     begun = at_update(monkeypatch, 0, die)
     train(small_run(), data, tmp_path / "out", tmp_path / "resume")
-    assert begun[0] == 1 and f"warning: {state} is damaged" in capsys.readouterr().err
+    assert begun[0] == 1 and f"warning: {state} is not used" in capsys.readouterr().err
     assert_same_run(tmp_path / "out", trained)
 
 
-@pytest.mark.parametrize("case", ["commit", "changes", "specification", "data", "backend"])
+@pytest.mark.parametrize("case", ["specification", "data", "backend"])
 def test_a_state_of_another_origin_is_never_used(data, tmp_path, monkeypatch, state, case) -> None:
     begun = at_update(monkeypatch, 0, die)
     run = small_run()
@@ -210,11 +208,27 @@ def test_a_state_of_another_origin_is_never_used(data, tmp_path, monkeypatch, st
         run = replace(run, weight_decay=0.2)
     if case == "backend":
         run = replace(run, backends={**run.backends, "full": "reference"})
-    if case in ("commit", "changes"):
-        code = "1" * 40 if case == "commit" else "0" * 40 + "+changes"
-        monkeypatch.setattr(records, "commit", lambda: code)
     train(run, data, tmp_path / "out", tmp_path / "resume")
     assert begun[0] == 1
+
+
+@pytest.mark.parametrize("edited", ["README.md", "config.yaml", "relation/train/step.py"])
+def test_only_an_edit_of_the_code_starts_anew(
+    trained, data, tmp_path, monkeypatch, capsys, edited
+) -> None:
+    monkeypatch.setattr(records, "PROJECT", copy_project(tmp_path / "project"))
+    at_update(monkeypatch, 4, die)
+    given = (small_run(checkpoint_seconds=1e-9), data, tmp_path / "out", tmp_path / "resume")
+    with pytest.raises(DiedError):
+        train(*given)
+    with (tmp_path / "project" / edited).open("a") as file:
+        file.write("# edited\n")
+    begun = at_update(monkeypatch, 0, die)
+    train(*given)
+    code = edited.endswith(".py")
+    assert begun[0] == (1 if code else 4)
+    assert ("is not used (other code" in capsys.readouterr().err) == code
+    assert_same_run(tmp_path / "out", trained)
 
 
 def test_a_full_disk_is_one_line_and_costs_no_more_than_a_save(
@@ -250,11 +264,8 @@ def test_a_run_in_two_processes_is_refused(data: Path, tmp_path: Path) -> None:
 
 
 # -- failures --------------------------------------------------------------------------------------
-def test_a_run_that_diverges_is_stopped_and_saves_no_broken_state(
-    data, tmp_path, monkeypatch
-) -> None:
+def test_a_run_that_diverges_is_stopped_and_saves_no_broken_state(data, tmp_path) -> None:
     """The first update throws the weights out of FP32's range; the loss shows it in the second."""
-    monkeypatch.setattr(records, "commit", lambda: "0" * 40)
     run = small_run(learning_rate=1e38, checkpoint_seconds=1e-9)
     given = (run, data, tmp_path / "out", tmp_path / "resume")
     message = refusal(lambda: train(*given), RunError)
