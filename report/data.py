@@ -54,7 +54,7 @@ class Records:
 
     Each frame also has `source` (file and anchor on the Records page); `scale` is that of the paper
     which the rows stand for (100M for 100M28pc, 10M for 10M-mini) and `own_scale` the run's own;
-    runs have `further`, whether their seed is beyond the campaign's matrix.
+    runs have `further`, whether the campaign plans them beyond its matrix.
     planned: a row a planned record (PLANNED; a benchmark's variant is its name); precision: of the
     benchmarks; window: fraction of the budget over which losses smooth.
     """
@@ -146,8 +146,14 @@ def load(
         kind: _frame(setting, kind, _rows(campaign, kind, root, published), folder, scales)
         for kind in FRAMES
     }
-    further = ~frames["runs"]["seed"].isin(campaign.seeds)
-    frames["runs"] = frames["runs"].assign(further=further)
+    later = {
+        (r.scale, r.variant, r.seed)
+        for r in campaign.planned
+        if r.further and r.variation == setting.variation
+    }
+    names = frames["runs"][["own_scale", *RUN_KEY[1:]]].itertuples(index=False, name=None)
+    further = [name in later for name in names]
+    frames["runs"] = frames["runs"].assign(further=further).astype({"further": bool})
     hashes = frames["runs"].set_index(RUN_KEY)["hash"]
     for kind in RUN_KINDS[1:]:  # all lead to their run
         keys = pd.MultiIndex.from_frame(frames[kind][RUN_KEY])

@@ -170,3 +170,11 @@ def test_a_link_to_a_claim_opens_it(built: Path) -> None:
     )
     opened = re.findall(r'<details class="claim" id="claim-(\d+)" open', done.stdout)
     assert opened == ["16"]
+
+
+def test_seeds_that_a_variation_plans_are_not_further():
+    own = data.load(Setting(CAMPAIGN, "scaled-sd-0.02")).runs
+    assert {143, 144} <= set(own["seed"]) and not own["further"].any()
+    nearest = data.load(Setting("books", "nearest", ("10M",))).runs
+    assert set(nearest.loc[~nearest["further"], "seed"]) == {42, 43, 44}
+    assert nearest["further"].any()
