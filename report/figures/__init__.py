@@ -20,7 +20,6 @@ ALL = (
     structure.spectra,
     structure.history,
     structure.sink,
-    structure.positions,
     systems.throughput,
     systems.scaling,
     systems.linear_long,

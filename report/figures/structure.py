@@ -1,4 +1,4 @@
-"""Figures of the flow: by layer, by distance, by position, on the first tokens, spectra, maps."""
+"""Figures of the flow: by layer, by distance, on the first tokens, spectra, maps."""
 
 import numpy as np
 import pandas as pd
@@ -157,40 +157,6 @@ def sink(records: Records) -> Figure | None:
     )  # fmt: skip
     for here in axes.ravel():
         style.doublings(here, list(SINKS))
-    return figure
-
-
-@drawing("split-by-position", "Self and Exchange by position")
-def positions(records: Records) -> Figure | None:
-    """Self flow of Relation and diagonal flow of MHA by position; the rest of Relation’s flow is
-    Exchange."""
-    rows, scales = _curves(records, "self")
-    if not scales:
-        return None
-    figure, axes = grid(1, len(scales), 2.8, sharey="row")
-    for here, scale in zip(axes[0], scales, strict=True):
-        for variant in PAIR:
-            own = rows[(rows["scale"] == scale) & (rows["variant"] == variant)]
-            for name, first, last, dash in (
-                ("L0", 0, 0, "-"), ("L1", 1, 1, "--"), ("L2+", 2, np.inf, ":"),
-            ):  # fmt: skip
-                layers = own[own["layer"].between(first, last)]
-                if len(layers):
-                    values = _mean(layers)
-                    # Means over logarithmic bins, four an octave: single positions are noise.
-                    edges = np.unique(np.geomspace(1, len(values) + 1, 4 * 10 + 1).astype(int))
-                    sums = np.add.reduceat(values, edges[:-1] - 1) / np.diff(edges)
-                    label = f"{NAME[variant]} {name}"
-                    here.plot(
-                        edges[:-1], sums, dash, color=COLOUR[variant], linewidth=1.1, label=label
-                    )
-        here.set_title(scale)
-        here.set_xscale("log", base=2)
-        style.percent(here)
-        here.set_ylim(0, 1)
-        here.set_xlabel("position (tokens)")
-    axes[0, 0].set_ylabel("Self / diagonal flow")
-    axes[0, -1].legend(handlelength=1.6)
     return figure
 
 
