@@ -310,13 +310,7 @@ def _plan(options: Options) -> None:
         print(run.name, run.hash)
 
 
-_BESIDE = (
-    "losses.parquet",
-    "probes.parquet",
-    "curves.parquet",
-    "maps.parquet",
-    "gradients.parquet",
-)
+_BESIDE = tuple(f"{name}.parquet" for name in ("losses", "probes", "curves", "maps", "gradients"))
 
 
 def _status(options: Options) -> None:

@@ -196,15 +196,12 @@ def _texts(corpus: str) -> tuple[Path | None, list[dict] | None]:
     path = Path(corpus)
     if path.exists():
         return path, None
-    name, _, revision = corpus.partition("@")
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", name) and path.suffix not in (".txt", ".parquet"):
-        if revision:
-            return None, [{"path": name, "revision": revision}]
-        raise InputError(
-            f"corpus {name} does not exist; if it is a data set of the hub, add the commit that "
-            f"is read, corpus={name}@REVISION, so that it cannot move"
-        )
-    raise InputError(f"corpus {corpus} does not exist; give a text, folder or OWNER/NAME@REVISION")
+    if hub := re.fullmatch(r"([\w.-]+/[\w.-]+)@([\w./-]+)", corpus):
+        return None, [{"path": hub[1], "revision": hub[2]}]
+    raise InputError(
+        f"corpus {corpus} does not exist; give a text file, a folder or, of the hub, "
+        "OWNER/NAME@REVISION with the commit that is read"
+    )
 
 
 def _check_backends(where: str, variant: str, o: Mapping) -> None:

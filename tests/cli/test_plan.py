@@ -187,7 +187,7 @@ def test_pairs_beyond_the_matrix_are_trained_and_not_diagnosed() -> None:
         ({"vary": "learning_rate=-1"}, "learning_rate: -1 should be greater than 0"),
         ({"corpus": "missing.txt"}, "corpus missing.txt does not exist"),
         ({"variants": "linear", "scales": "10M-mini"}, "has no run left"),
-        ({"corpus": "owner/name"}, "corpus=owner/name@REVISION"),
+        ({"corpus": "owner/name"}, "OWNER/NAME@REVISION with the commit"),
         ({"vary": "learning_rate=1.2e-2"}, "changes no run: its runs are variation base's"),
     ],
 )
