@@ -87,14 +87,14 @@ def _first(form: Callable[..., tuple[Tensor, Tensor]], *given: Tensor, **options
 
 
 class Peer(NamedTuple):
-    """An implementation: the inputs that it takes, its definition or None, and what makes it.
+    """An implementation: the inputs that it takes, its definition, and what makes it.
 
     build(device) gives a function of the inputs and `documents`; it raises InputError where the
     device cannot run it. frozen: inputs without gradient.
     """
 
     takes: tuple[str, ...]
-    definition: Call | None
+    definition: Call
     build: Callable[[torch.device], Call]
     frozen: tuple[str, ...] = ()
 
@@ -188,18 +188,6 @@ def _cute(device: torch.device, relation: bool = False) -> Call:
     return call
 
 
-def _fla(module: str, name: str, device: torch.device) -> Call:
-    """A kernel of flash-linear-attention by itself, (B, T, H, D), as a function of (B, H, T, D)."""
-    _needs("fla", "fla-core", device)
-    kernel = getattr(importlib.import_module(module), name)
-
-    def call(*inputs: Tensor, documents: None = None) -> Tensor:
-        _refuse_documents(documents)
-        return kernel(*(x.transpose(1, 2) for x in inputs), scale=1.0)[0].transpose(1, 2)
-
-    return call
-
-
 PEERS: dict[str, Peer] = {
     "flash-relation": _backend("full", "flash"),
     "flash-attention-2": _backend("mha", "flash"),
@@ -214,8 +202,6 @@ PEERS: dict[str, Peer] = {
     "linear-relation": _backend("linear", "flash"),
     # Every eighth channel has learned to forget.
     "linear-forgetful": _backend("linear", "flash")._replace(takes=(*QKV, "forgetful")),
-    "gla": Peer(LINEAR, None, partial(_fla, "fla.ops.gla", "chunk_gla")),
-    "kda": Peer((*LINEAR, "strength"), None, partial(_fla, "fla.ops.kda", "chunk_kda")),
     "tiled": _backend("full", "tiled"),
     "attention": _backend("mha", "reference"),
     "linear-chunked": _backend("linear", "chunked"),
@@ -232,7 +218,7 @@ def draw(
     """Random inputs of every peer by name, stored (B, T, H, D) as in a model, and dy.
 
     p1, dy (B, H, T, D); p2, info (B, K, T, D); lam a scalar; g and forgetful (B, H, T, D) FP32, log
-    alpha of a layer as it starts and of one that forgets; strength (B, H, T).
+    alpha of a layer as it starts and of one that forgets.
     """
     B, H, K, T, D, _ = shape
 
@@ -247,7 +233,6 @@ def draw(
     forgetful[..., ::8] = -30 * torch.rand_like(g[..., ::8])
     found = {"p1": normal(H), "p2": normal(K), "info": normal(K), "dy": normal(H), "g": g}
     found |= {"lam": torch.tensor(0.5, device=device), "forgetful": forgetful}
-    found["strength"] = normal(H)[..., 0].sigmoid()
     return {name: x.requires_grad_(name != "dy") for name, x in found.items()}
 
 
@@ -285,7 +270,7 @@ class PeerCalls:
             y = call(*(values[name] for name in peer.takes))
             torch.autograd.grad(y, [values[name] for name in wanted], values["dy"])
 
-        facts = {"error": self._error(call, copies[0], shape) if peer.definition else None}
+        facts = {"error": self._error(call, copies[0], shape)}
         calls = {FORWARD: forward, BACKWARD: backward}
         self._timers = {name: Timer(device, calls[name], len(copies)) for name in measures}
         if device.type == "cuda":
@@ -349,7 +334,7 @@ def compare(
     sides = {name: PeerCalls(name, precision, device) for name in peers}
     conditions = Conditions(device)
     progress = machine.Progress("bench operators", len(shapes), "shapes")
-    # One by one: flash-linear-attention times its launches while it compiles.
+    # One by one: each checks itself off FP64 meanwhile, which takes memory.
     with Sides(sides, conditions, one_by_one=True) as processes, progress:
         for shape in shapes:
             found = processes.compare((shape, measures), measures, rounds)
