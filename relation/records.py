@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -268,6 +269,17 @@ def read(paths: Path | Sequence[Path], kind: str) -> pd.DataFrame:
     return pa.concat_tables([schema(kind).empty_table(), *tables]).to_pandas()
 
 
+def empty_if_diverged(checkpoint: Path, out: Path, *kinds: str) -> bool:
+    """Whether a checkpoint's run diverged; then say so and write files without rows into `out`."""
+    run = checkpoint.with_name("run.parquet")
+    if not run.exists() or read(run, "runs")["final_nll"].notna().all():
+        return False
+    print(f"{run.parent} diverged: {', '.join(kinds)} get no rows", file=sys.stderr)
+    for kind in kinds:
+        write(out / f"{kind}.parquet", kind, [])
+    return True
+
+
 def _stored(folder: Path, kind: str) -> pd.DataFrame:
     """A kind's rows in a campaign's folder, none where it has no such file."""
     path = folder / f"{kind}.parquet"
@@ -287,9 +299,10 @@ def load(folder: Path) -> dict[str, pd.DataFrame]:
 def check_pairs(runs: pd.DataFrame) -> None:
     """Raise InputError where MHA and Full of a seed had other data or other initial weights.
 
-    A pair whose specification has an `init_key` has separate initial weights, as planned.
+    A pair whose specification has an `init_key` has separate initial weights, as planned; a run
+    that diverged has read less.
     """
-    pairs = runs[runs["variant"].isin(["mha", "full"])]
+    pairs = runs[runs["variant"].isin(["mha", "full"]) & runs["final_nll"].notna()]
     separate = pairs["specification"].str.contains('"init_key"', regex=False, na=False)
     for column, what in (("order_hash", "data"), ("init_hash", "initial weights")):
         of = pairs if column == "order_hash" else pairs[~separate]

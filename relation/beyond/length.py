@@ -158,9 +158,11 @@ def measure(run: "Run", data: Path, checkpoint: Path, out: Path, section: "Lengt
     """Measure a run's checkpoint on long windows and write lengths.parquet into `out`.
 
     data: the run's prepared corpus. The model runs by the run's backends and in its precision; a
-    corpus without a document of one training context gives no rows. Raises InputError where the
-    checkpoint or the corpus will not do.
+    corpus without a document of one training context gives no rows, nor does a run that diverged.
+    Raises InputError where the checkpoint or the corpus will not do.
     """
+    if records.empty_if_diverged(checkpoint, out, "lengths"):
+        return
     with claim(run.device) as device, Progress(f"length {run.name}", 1, "models") as progress:
         execution = Execution(**run.backends)
         execution.check(run.model, device)

@@ -75,8 +75,11 @@ def diagnose(run: "Run", data: Path, checkpoint: Path, out: Path) -> None:
 
     data: the run's prepared corpus, of whose validation split the first windows are read. Computes
     in FP32. Raises InputError for a model with Linear layers, a token that it does not know, a flow
-    that is not finite, and where the checkpoint or the validation split will not do.
+    that is not finite, and where the checkpoint or the validation split will not do. A run that
+    diverged has no rows.
     """
+    if records.empty_if_diverged(checkpoint, out, "flow", "curves", "maps"):
+        return
     with claim(run.device) as device:
         model = load_model(checkpoint, device).eval()
         lengths = (run.flow_length, run.rank_length)

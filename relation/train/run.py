@@ -9,6 +9,7 @@ import math
 import signal
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
@@ -23,7 +24,7 @@ from torch import Tensor
 from relation import records
 from relation.data import windows as reading
 from relation.data.windows import Mask, OrderHash, TrainingWindows, Update
-from relation.errors import RunError, StoppedError
+from relation.errors import InputError, RunError, StoppedError
 from relation.machine import (
     PeakMemory,
     Progress,
@@ -67,6 +68,8 @@ def train(run: "Run", data: Path, out: Path, resume: Path) -> None:
 def _train(
     run: "Run", data: Path, out: Path, state_file: Path, world: World, device: torch.device
 ) -> None:
+    if world.size > 1 and run.divergence == "record":  # the others would wait for the one that ends
+        raise InputError(f"{run.name}: divergence: record takes one process, and {world.size} run")
     # Data: the windows of every update, fixed by the seed alone.
     rows = reading.data_rows(data)
     hashes = {split: row["sha256"] for split, row in rows.items()}
@@ -113,6 +116,7 @@ def _train(
         else nullcontext() as progress,
     ):
         readback = Readback(device)
+        read: deque[np.ndarray] = deque()  # the windows of updates that are not logged yet
         writing: list[Future] = []  # the last resume state; on a GPU training goes on meanwhile
 
         def note(readings: Iterator[tuple[list[float], float]]) -> None:
@@ -126,6 +130,7 @@ def _train(
                         f"tokens (windows {update.first} to {update.first + update.windows - 1} of "
                         f"seed {run.seed}'s order); {_REMEDY}"
                     )
+                order.update(read.popleft(), update.tokens)
                 state.update += 1
                 state.losses.append(loss)
                 state.norms.append(norm)
@@ -175,7 +180,7 @@ def _train(
                 ids = windows.window_ids(update.first, update.windows)
                 batches = _batches(run, windows, update, ids, world, device)
                 loss, norm = step(batches, update.tokens, rate)
-                order.update(ids, update.tokens)
+                read.append(ids)
                 note(readback.put(loss, norm))
                 if update.index == 0:
                     check_all_learn(model, optimizer, run.name)

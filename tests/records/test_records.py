@@ -229,6 +229,7 @@ def test_runs_that_are_no_pair_are_refused(tmp_path: Path) -> None:
         records.write(tmp_path / "runs.parquet", "runs", pair(**{column: "x" * 64}))
         assert "books/10M/nearest seed 42" in refusal(lambda: records.load(tmp_path))
     records.check_pairs(pair(order_hash="x" * 64, seed=43))
+    records.check_pairs(pair(order_hash="x" * 64, final_nll=None))
     separate = {"specification": '{"init_key": "full"}', "init_hash": "x" * 64}
     records.check_pairs(pair(**separate))
     with pytest.raises(InputError):

@@ -16,9 +16,12 @@ from filelock import FileLock
 from training import CONTEXT, CPU, UPDATE, assert_same_run, read_run, small_run, start, write_corpus
 
 from relation import records
+from relation.beyond.length import measure
 from relation.data.windows import OrderHash, TrainingWindows, data_rows, open_tokens, plan_updates
 from relation.errors import RunError, StoppedError
+from relation.flow.diagnose import diagnose
 from relation.flow.metrics import read_layers
+from relation.jobs import Length
 from relation.train import checkpoint
 from relation.train import run as engine
 from relation.train.checkpoint import load_model
@@ -274,7 +277,7 @@ def test_a_run_that_diverges_is_stopped_and_saves_no_broken_state(data, tmp_path
     assert not list((tmp_path / "resume").rglob("*.safetensors"))
 
 
-def test_a_divergence_is_recorded_where_the_campaign_counts_them(data, tmp_path) -> None:
+def test_a_divergence_is_recorded_where_the_campaign_counts_them(data, tmp_path, capsys) -> None:
     run = small_run(learning_rate=1e38, divergence="record", probes=1, validations=1)
     train(run, data, tmp_path / "out", tmp_path / "resume")
     (row,) = records.read(tmp_path / "out" / "run.parquet", "runs").to_dict("records")
@@ -282,6 +285,25 @@ def test_a_divergence_is_recorded_where_the_campaign_counts_them(data, tmp_path)
     assert (row["updates"], row["trained_tokens"], row["budget_tokens"]) == (1, 128, BUDGET)
     weights, (_, losses, _) = read_run(tmp_path / "out")
     assert len(losses) == 1 and not all(tensor.isfinite().all() for tensor in weights.values())
+
+    out, planned = tmp_path / "out", {}
+    diagnose(run, data, out / "model.safetensors", out)
+    measure(
+        run,
+        data,
+        out / "model.safetensors",
+        out,
+        Length(scales=None, variants=("full",), windows=1, contexts=1),
+    )
+    assert capsys.readouterr().err.count(" diverged: ") == 2
+    for kind in ("runs", "flow", "curves", "maps", "lengths"):
+        name = records.FILES[kind].replace("*", "x")
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / Path(name).name).rename(tmp_path / name)
+        planned[name] = row["hash"] if kind == "runs" else "planned"
+    records.collect(tmp_path, planned)
+    found = records.load(tmp_path)
+    assert [len(found[kind]) for kind in ("runs", "flow", "maps", "lengths")] == [1, 0, 0, 0]
 
 
 def test_a_parameter_that_never_learns_is_named(data, tmp_path, monkeypatch) -> None:
@@ -318,9 +340,18 @@ def test_two_processes_train_the_run_of_one_and_go_on_where_they_were_killed(
     assert run["final_nll"][0] == pytest.approx(one["final_nll"][0], rel=1e-5)
 
 
-def test_more_processes_than_micro_batches_are_refused_once(data, tmp_path) -> None:
-    process = start(tmp_path, data, processes=3)
+@pytest.mark.parametrize(
+    "processes, changes, why",
+    [
+        (3, {}, "2 micro-batches, which 3 processes cannot share"),
+        (2, {"divergence": "record"}, "divergence: record takes one process"),
+    ],
+)
+def test_processes_that_cannot_train_a_run_are_refused_once(
+    data, tmp_path, processes, changes, why
+) -> None:
+    process = start(tmp_path, data, processes=processes, changes=changes)
     said, _ = process.communicate(timeout=180)
     lines = [line for line in said.splitlines() if line.startswith("error: ")]
     assert process.returncode != 0 and len(lines) == 1
-    assert "2 micro-batches, which 3 processes cannot share" in lines[0]
+    assert why in lines[0]
