@@ -294,14 +294,10 @@ def load(config: Path | Mapping = CONFIG, **overrides: Any) -> Campaign:
     # Linear Relation is benchmarked although no scale trains it.
     silent = () if "linear" in trained else ("linear",)
     variants = _chosen("variants", choice.variants, offered, name, silent)
-    runs = [
-        run
-        for run in planned
-        if run.variation in chosen
-        and run.scale in scales
-        and run.variant in variants
-        and run.seed in seeds
-    ]
+    there = [r for r in planned if r.variation in chosen and r.scale in scales]
+    runs = [run for run in there if run.variant in variants and run.seed in seeds]
+    there = [b for b in measures.benchmarks(matrix) if b.variation in chosen and b.scale in scales]
+    benchmarks = [b for b in there if any(side.variant in variants for side in b.sides)]
     if not runs:
         raise InputError(f"campaign {name} has no run left under these choices; see config.yaml")
 
@@ -324,18 +320,8 @@ def load(config: Path | Mapping = CONFIG, **overrides: Any) -> Campaign:
         planned=planned,
         runs=runs,
         data=data,
-        benchmarks=[
-            bench
-            for bench in measures.benchmarks(matrix)
-            if bench.scale in scales
-            and bench.variation in chosen
-            and any(side.variant in variants for side in bench.sides)
-        ],
-        recall=[
-            each
-            for each in measures.recall(matrix)
-            if each.mixer in variants or choice.variants is None
-        ],
+        benchmarks=benchmarks,
+        recall=[r for r in measures.recall(matrix) if r.mixer in variants or not choice.variants],
         length=length and Length(**length),
         check=measures.check(matrix),
         variations=variations,
