@@ -6,12 +6,9 @@ position has one. Keys are 1 to V/2 - 1, values V/2 to V - 1, and 0 fills the re
 
 A model has two layers and learns all lengths and numbers of pairs at once. At each width a rate is
 chosen on the first seed, by its answers to sequences that no result counts; the other seeds train
-at that rate alone. Linear attention of other people, GLA (Yang et al. 2024) and KDA (Kimi Delta
-Attention, 2025), comes from flash-linear-attention, an optional library: KDA with its short
-convolutions, GLA without, both with a state of d_h x d_h a head.
+at that rate alone.
 """
 
-import importlib
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -37,7 +34,6 @@ if TYPE_CHECKING:
 FILLER = 0
 # What the stream of uniform numbers is keyed by, beside a seed where there is one.
 _TRAINING, _VALIDATION, _TEST = 0, 1, 2
-_PEERS = ("gla", "kda")
 
 
 class Sequences(NamedTuple):
@@ -121,46 +117,11 @@ def draw(recall: "Recall", rows: int, *key: int) -> Sequences:
     return whole
 
 
-def why_no_peer(device: torch.device) -> str | None:
-    """Why a layer of flash-linear-attention cannot run, one line; None where it can."""
-    if device.type != "cuda":
-        return f"it needs a GPU, and this device is {device}"
-    try:
-        importlib.import_module("fla.layers")
-    except ImportError as error:
-        return f"fla.layers cannot be imported ({error}); pip install flash-linear-attention"
-    return None
-
-
-class PeerMixer(nn.Module):
-    """A layer of flash-linear-attention, (B, T, d) to (B, T, d), called as a decoder's mixer.
-
-    It has its library's own initial weights, from PyTorch's default generator.
-    """
-
-    def __init__(self, mixer: str, d_model: int, heads: int):
-        super().__init__()
-        layers, widths = importlib.import_module("fla.layers"), {"hidden_size": d_model}
-        if mixer == "gla":
-            self.layer = layers.GatedLinearAttention(**widths, num_heads=heads, expand_k=1.0)
-        else:
-            width = d_model // heads
-            self.layer = layers.KimiDeltaAttention(**widths, num_heads=heads, head_dim=width)
-
-    def forward(self, x, *unused: object, documents: None = None) -> Tensor:
-        return self.layer(x.scaled())[0]
-
-
 def build_model(recall: "Recall", width: int, seed: int) -> Decoder:
     """A model of a specification, with the initial weights of a seed."""
     config = next(m for m in recall.models if m.d_model == width)
     model = Decoder(config, Execution(**recall.backends, compiled=recall.compile))
     model.initialise(seed)
-    if recall.mixer in _PEERS:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            for block in model.blocks:
-                block.mixer = PeerMixer(recall.mixer, width, config.heads)
     return model
 
 
@@ -285,7 +246,7 @@ def rows_of(recall: "Recall", device: torch.device, progress: Progress) -> Itera
         progress.advance(1, f"width {width}, rate {rate:.2g}, seed {seed}: {accuracy:.1%} right")
         known = {
             "mixer": recall.mixer,
-            "layout": "" if recall.mixer in _PEERS else recall.models[0].layout,
+            "layout": recall.models[0].layout,
             "status": "PASS",
             "reason": None,
             "width": width,
@@ -321,19 +282,13 @@ def rows_of(recall: "Recall", device: torch.device, progress: Progress) -> Itera
 def run(recall: "Recall", out: Path) -> None:
     """Train a specification's models and write the record `out`.
 
-    A peer that cannot run here is one row with the reason. Raises InputError where the device
-    cannot run a backend, RunError where a parameter never learns.
+    Raises InputError where the device cannot run a backend, RunError where a parameter never
+    learns.
     """
     total = len(recall.models) * (len(recall.learning_rates) + len(recall.seeds) - 1)
     with claim(recall.device) as device:
-        reason = why_no_peer(device) if recall.mixer in _PEERS else None
-        if reason is not None:
-            known = {"mixer": recall.mixer, "layout": "", "status": "UNAVAILABLE", "reason": reason}
-            rest = set(records.columns("recall")) - {"campaign", "variation", *records.ORIGIN}
-            rows = [dict.fromkeys(rest) | known]
-        else:
-            with Progress(f"recall {recall.mixer}", total, "trainings") as progress:
-                rows = list(rows_of(recall, device, progress))
+        with Progress(f"recall {recall.mixer}", total, "trainings") as progress:
+            rows = list(rows_of(recall, device, progress))
         key = {"campaign": recall.campaign, "variation": recall.variation}
         origin = records.origin(recall.hash, describe(device))
         records.write(out, "recall", [{**key, **row} for row in rows], origin)

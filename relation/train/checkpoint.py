@@ -44,8 +44,7 @@ def load_model(path: Path, device: torch.device, execution: Execution | None = N
     try:
         with safe_open(path, framework="pt") as file:
             values = json.loads(file.metadata()["model"])
-        for other in ("details", "relation.sha256"):
-            values.pop(other, None)
+        values.pop("details", None)
         model = Decoder(model_config(values), execution)
         model.load_state_dict(load_file(path))
     except FileNotFoundError:

@@ -69,7 +69,7 @@ def build_optimizer(
     eps: float,
     weight_decay: float,
     decay_embedding: bool,
-    decay_vectors: bool | None = False,
+    decay_vectors: bool = False,
 ) -> AdamW:
     """A fused AdamW over two groups: the parameters that decay, and those that do not.
 
