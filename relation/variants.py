@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
 from types import UnionType
 from typing import Any, get_args, get_origin
@@ -199,16 +199,6 @@ def check_type(name: str, value: Any, kind: Any) -> None:
     raise InputError(f"{name} is {value!r}; give {named}")
 
 
-def model_values(config: ModelConfig) -> dict:
-    """A model's fields as JSON holds them, without those at their default.
-
-    So a new option changes no older model's hash.
-    """
-    defaults = {each.name: each.default for each in fields(config)}
-    values = {k: v for k, v in asdict(config).items() if v != defaults[k]}
-    return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
-
-
 def model_config(values: Mapping) -> ModelConfig:
-    """The inverse of `model_values`. Raises InputError or TypeError for values of no model."""
+    """A model of its fields as JSON holds them. InputError or TypeError where they are of none."""
     return ModelConfig(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})

@@ -449,12 +449,6 @@ class Decoder(nn.Module):
         if seed is not None and not weight.is_meta:
             self.initialise(seed)
 
-    def run_by(self, execution: Execution) -> None:
-        """Run the operators by other backends. Raises InputError for one the device cannot run."""
-        calls = execution.calls(self.config, self.embedding.weight.device)
-        for letter, block in zip(self.config.layout, self.blocks, strict=True):
-            block.mixer.call = calls[MIXERS[letter]]
-
     def forward(self, tokens: Tensor, documents: Documents | None = None) -> Tensor:
         """Logits (B, T, V) of tokens (B, T), int64 or int32; documents see themselves alone.
 

@@ -9,10 +9,11 @@ from models import FULL_LIKE, PAPER, TINY, TOKENS, build, stirred
 from torch import Tensor
 
 from relation.errors import InputError
+from relation.jobs import changed
 from relation.kernels.documents import Documents
 from relation.nn import Decoder, Execution, ModelConfig
 from relation.nn.model import RMSNorm, shared_weights_hash
-from relation.variants import ARMS, VARIANTS, model_config, model_values, parameters
+from relation.variants import ARMS, VARIANTS, model_config, parameters
 
 BACKBONES = {
     "10M": {"layers": 6, "d_model": 384, "heads": 8, "d_ff": 768, "vocab_size": 4096},
@@ -198,8 +199,9 @@ def assert_same(actual: Tensor, expected: Tensor, steps: float = 8) -> None:
 )
 def test_a_model_is_the_equations(variant, changes, execution):
     """Logits, the gradient of every parameter, and flows."""
-    model = stirred(variant, **changes)
-    model.run_by(execution)
+    weights = stirred(variant, **changes)
+    model = Decoder(weights.config, execution).double()
+    model.load_state_dict(weights.state_dict())
     logits, flows = transcription(model, TOKENS)
     found, dy = model(TOKENS), torch.randn(logits.shape, generator=torch.Generator().manual_seed(4))
     names, leaves = zip(*model.named_parameters(), strict=True)
@@ -263,7 +265,7 @@ def test_documents_and_padding_leave_each_text_its_logits(variant, rows):
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_values_of_a_model_give_it_back(variant):
     config = ModelConfig.for_variant(variant, **TINY, retention_a_range=(2.0, 3.0))
-    values = model_values(config)
+    values = changed(config)
     assert model_config(values) == config
     assert "tau" not in values and values["retention_a_range"] == [2.0, 3.0]
 
@@ -318,9 +320,9 @@ def test_what_a_model_cannot_read_is_refused_in_one_line(tokens, documents, said
 
 def test_unknown_and_impossible_backends_are_refused():
     with pytest.raises(InputError, match="fast"):
-        build("full").run_by(Execution(full="fast"))
+        Decoder(build("full").config, Execution(full="fast"))
     with pytest.raises(InputError, match="cannot run here"):
-        build("full").run_by(Execution(full="flex"))
+        Execution(full="flex").check(build("full").config, torch.device("cpu"))
 
 
 def test_under_autocast_a_norm_keeps_nothing_of_the_stream():
