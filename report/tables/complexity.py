@@ -154,12 +154,9 @@ def _tokens(operator: str, complexity: pd.DataFrame, decode: pd.DataFrame) -> Ce
     """The time to decode one token at the first and the last context."""
     rows = decoded_tokens(complexity, decode, operator)
     if rows.empty:
-        failures = select(complexity, operator=operator)["decode_reason"].dropna()
-        known = {"status": "failed", "reason": str(failures.iloc[0])} if len(failures) else {}
         if len(decode) and operator not in DECODES:
             why = "a token is decoded by kernels of its own, not by this backend"
             known = {"status": "no counterpart", "reason": why}
-        if known:
             for column in ("decode_first", "decode_last", "decoded"):
                 yield cell(operator, column, n=0, **known)
         return
