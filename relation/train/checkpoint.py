@@ -105,11 +105,11 @@ def write_state(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str
 
 
 def load_state(
-    path: Path, key: str, model: Decoder, optimizer: torch.optim.Optimizer
+    path: Path, key: str, model: Decoder, optimizer: torch.optim.Optimizer, tell: bool = True
 ) -> RunState | None:
     """Restore a resume state into model and optimiser.
 
-    None where there is none or, with a warning, where it is damaged or `key` is not its own.
+    None where there is none, it is damaged or `key` is not its own; the last two it may `tell`.
     """
     if not path.exists():
         return None
@@ -120,7 +120,8 @@ def load_state(
             state = RunState(**json.loads(file.metadata()["state"]))
         tensors = load_file(path)
     except (OSError, *_DAMAGE) as error:
-        print(f"warning: {path} is not used ({error}); the run starts anew", file=sys.stderr)
+        if tell:
+            print(f"warning: {path} is not used ({error}); the run starts anew", file=sys.stderr)
         return None
     model.load_state_dict({n: tensors.pop(f"model.{n}") for n, _ in model.named_parameters()})
     moments: dict[int, dict] = {}

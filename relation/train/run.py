@@ -99,7 +99,8 @@ def _train(
     # Resume: a killed run goes on from its last state, made by this code, data and execution.
     executed = (run.device, run.compile, run.backends, run.deterministic)
     key = checkpoint.resume_key(run.hash, hashes, *executed)
-    state = checkpoint.load_state(state_file, key, model, optimizer) or RunState(init_hash)
+    state = checkpoint.load_state(state_file, key, model, optimizer, world.leads)
+    state = state or RunState(init_hash)
     if state.update and world.leads:
         print(f"{run.name} goes on at update {state.update + 1}", file=sys.stderr)
     if state.processes[-1:] != [world.size]:
