@@ -78,9 +78,9 @@ def ended(runs: pd.DataFrame, probes: pd.DataFrame) -> pd.DataFrame:
     """Runs with `nll`, with which they enter a comparison: a stopped one's last finite NLL."""
     key = ["scale", "variation", "variant", "seed"]
     seen = probes[(probes["metric"] == "validation_nll") & np.isfinite(probes["value"])]
-    last = seen.sort_values("update").groupby(key)["value"].last().rename("last")
-    runs = runs.join(last, on=key)
-    return runs.assign(nll=runs["final_nll"].fillna(runs["last"])).drop(columns="last")
+    last = seen.sort_values("update").groupby(key)["value"].last()
+    last = last.reindex(pd.MultiIndex.from_frame(runs[key])).to_numpy(float)
+    return runs.assign(nll=runs["final_nll"].fillna(pd.Series(last, runs.index)))
 
 
 # Relation beside MHA, setting by setting
