@@ -273,7 +273,7 @@ def _todo(campaign: Campaign) -> dict[str, str]:
     for path, planned in found.items():
         file = campaign.folder / path
         kind = next(kind for kind, pattern in records.FILES.items() if Path(path).match(pattern))
-        there[path] = file.exists() and set(records.read(file, kind)["hash"]) == {planned}
+        there[path] = file.exists() and set(records.read(file, kind)["hash"]) <= {planned}
     return {path: planned for path, planned in found.items() if not there[path]}
 
 
