@@ -32,17 +32,37 @@ _SHIPPED = ("runs", "steps", "complexity", "decode", "recall", "gradients")
 # The name of the variation of a campaign that changes nothing.
 UNCHANGED = "base"
 # Why a shipped run has no diagnostics or no lengths.
+PAPER_SCALES = ("10M", "30M", "100M")
 WHY_UNMEASURED = "its checkpoint is not shipped; published=false makes it"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Setting:
-    """A column of the report: a campaign's variation. scales: None for all."""
+    """A column of the report: a campaign's variation.
+
+    scales: None for those of the paper that the campaign has, or all; corpus: in place of the
+    campaign's own.
+    """
 
     campaign: str
-    variation: str
+    variation: str = UNCHANGED
     scales: tuple[str, ...] | None = None
     title: str = ""
+    corpus: str | None = None
+
+    @property
+    def name(self) -> str:
+        """As books/nearest or books/nearest@100M28pc."""
+        of_paper = self.scales is None or set(self.scales) == set(PAPER_SCALES)
+        return f"{self.campaign}/{self.variation}{'' if of_paper else '@' + ','.join(self.scales)}"
+
+    @property
+    def slug(self) -> str:
+        """Its name as part of a path or an anchor."""
+        return re.sub(r"[^\w.-]", "-", self.name)
+
+    def __str__(self) -> str:
+        return self.title or self.name
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,5 @@
 """The records of one setting, a column of the report: a campaign, a variation and its scales."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache, cached_property
@@ -10,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from relation import plan, records
+from relation.plan import Setting
 from report.paper import SCALES
 
 RUN_KINDS = ("runs", "losses", "probes", "flow", "curves", "maps", "lengths")
@@ -17,35 +17,6 @@ RUN_KEY = ["scale", "variant", "seed"]
 PLANNED = ["kind", *RUN_KEY, "further", "own_scale", "status", "reason"]
 _ORIGIN = ["hash", "commit", "device", "versions", "created"]
 _ORDER = {scale: place for place, scale in enumerate(SCALES)}
-
-
-@dataclass(frozen=True)
-class Setting:
-    """A column of the report.
-
-    scales: None for those of the paper that the campaign has, or all; corpus: in place of the
-    campaign's own.
-    """
-
-    campaign: str
-    variation: str = "base"
-    scales: tuple[str, ...] | None = None
-    title: str = ""
-    corpus: str | None = None
-
-    @property
-    def name(self) -> str:
-        """As books/nearest or books/nearest@100M28pc."""
-        of_paper = self.scales is None or set(self.scales) == set(SCALES)
-        return f"{self.campaign}/{self.variation}{'' if of_paper else '@' + ','.join(self.scales)}"
-
-    @property
-    def slug(self) -> str:
-        """Its name as part of a path or an anchor."""
-        return re.sub(r"[^\w.-]", "-", self.name)
-
-    def __str__(self) -> str:
-        return self.title or self.name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,11 +182,15 @@ def _planned(
     if campaign.check:
         wanted += [(kind, "", "", -1, False, "check.log") for kind in ("checks", "gradients")]
     there = {kind: _there(kind, frames[kind]) for kind in {row[0] for row in wanted}}
-    rows = [
-        (kind, paper_scale(scale) or scale, variant, seed, further, scale)
-        + (("ok", "") if (scale, variant, seed) in there[kind] else _failure(logs / log))
-        for kind, scale, variant, seed, further, log in wanted
-    ]
+    rows = []
+    for kind, scale, variant, seed, further, log in wanted:
+        key = (scale, variant, seed)
+        status, reason = ("ok", "") if key in there[kind] else _failure(logs / log)
+        if status == "not run" and kind in ("flow", "lengths") and key in there["runs"]:
+            reason = plan.WHY_UNMEASURED
+        rows.append(
+            (kind, paper_scale(scale) or scale, variant, seed, further, scale, status, reason)
+        )
     return pd.DataFrame(rows, columns=PLANNED)
 
 

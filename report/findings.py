@@ -72,7 +72,7 @@ def main() -> None:
     """Print all of them."""
     books = records.load(PUBLISHED / "books")
     columns = plan.load({"campaign": "books"}).columns
-    cells([data.load(data.Setting(c.campaign, c.variation, c.scales)) for c in columns])
+    cells([data.load(c) for c in columns])
     variants(books["runs"])
     lengths(books["lengths"])
     fair = records.load(PUBLISHED / "fair")["runs"]

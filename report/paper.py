@@ -6,12 +6,13 @@ from pathlib import Path
 import pandas as pd
 
 from relation.errors import InputError
+from relation.plan import PAPER_SCALES
 
 FOLDER = Path(__file__).parent / "paper"
 KEY = ["row", "column", "statistic"]
 HEADER = [*KEY, "value", "unit"]
 STATISTICS = {"value", "mean", "sd"}
-SCALES = ("10M", "30M", "100M")
+SCALES = PAPER_SCALES
 SEEDS = (42, 43, 44)
 GPU = "RTX 5090"
 # One unit of the paper in the unit of the records (fractions, single tokens, nats).

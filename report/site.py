@@ -10,7 +10,7 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -68,10 +68,7 @@ def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
     """
     campaigns = {c.campaign: _campaign(c.campaign, published) for c in campaign.columns}
     campaigns[campaign.name] = campaign  # with the changes that it was started with
-    settings = [
-        Setting(c.campaign, c.variation, c.scales, c.title, campaigns[c.campaign].corpus)
-        for c in campaign.columns
-    ]
+    settings = [replace(c, corpus=campaigns[c.campaign].corpus) for c in campaign.columns]
     out.mkdir(parents=True, exist_ok=True)
     work = partial(_shown, out=out, published=published)
     # A process a setting: tables and figures take most of the time.
