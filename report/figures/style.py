@@ -3,7 +3,7 @@
 import io
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator, PercentFormatter
 
 from report.data import Records
+from report.stats import Estimate
 
 MHA, RELATION, LINEAR, MATERIALISED = "#0072B2", "#D55E00", "#009E73", "#CC79A7"  # Okabe and Ito
 INK, MUTED, HAIR = "#1b1c1e", "#62656a", "#d9d9d4"
@@ -84,9 +85,24 @@ class Drawing:
     draw: Callable[[Records], Figure | None]
 
 
-def drawing(name: str, heading: str) -> Callable[[Callable], Drawing]:
-    """Declare a figure: a function's docstring is its caption; it returns None without rows."""
-    return lambda draw: Drawing(name, heading, " ".join(draw.__doc__.split()), draw)
+ALL: list[Drawing] = []
+
+
+def drawing(name: str, heading: str, choose: Callable[[Records], pd.DataFrame]) -> Callable:
+    """Declare a figure: a function from rows and records, whose docstring is the caption.
+
+    choose: the rows that it draws; without any, the figure is left out.
+    """
+
+    def declare(draw: Callable[[pd.DataFrame, Records], Figure]) -> Callable:
+        def drawn(records: Records) -> Figure | None:
+            rows = choose(records)
+            return None if rows.empty else draw(rows, records)
+
+        ALL.append(Drawing(name, heading, " ".join(draw.__doc__.split()), drawn))
+        return draw
+
+    return declare
 
 
 def styled():
@@ -120,8 +136,32 @@ def grid(rows: int, columns: int, height: float, **options) -> tuple[Figure, np.
 
 def scales_of(rows: pd.DataFrame) -> list[str]:
     """The scales of a frame, smallest first: 10M, 30M, 100M28pc, 100M."""
-    found = rows["scale"].unique()
-    return sorted(found, key=lambda name: (int(name.partition("M")[0]), name))
+    return sorted(rows["scale"].unique(), key=lambda name: (int(name.partition("M")[0]), name))
+
+
+def panels(
+    rows: pd.DataFrame, height: float, labels: Sequence[str], along: str, by: str = "scale",
+    title: str = "{}", **options,
+) -> tuple[Figure, np.ndarray, list[tuple[str, pd.DataFrame, np.ndarray]]]:  # fmt: skip
+    """A figure with a column of panels a scale, its axes, and each column's scale, rows and axes.
+
+    labels: of the y axes, a row of panels each; along: of the x axis; by: another column than the
+    scale.
+    """
+    values = scales_of(rows) if by == "scale" else sorted(rows[by].unique())
+    figure, axes = grid(len(labels), len(values), height, **options)
+    for here, label in zip(axes[:, 0], labels, strict=True):
+        here.set_ylabel(label)
+    for value, column in zip(values, axes.T, strict=True):
+        column[0].set_title(title.format(value))
+        column[-1].set_xlabel(along)
+    return figure, axes, [(v, rows[rows[by] == v], c) for v, c in zip(values, axes.T, strict=True)]
+
+
+def paired(rows: pd.DataFrame, *by: str) -> pd.DataFrame:
+    """The rows of MHA and Relation, at scales, or what else `by` says, that have both."""
+    rows = rows[rows["variant"].isin(PAIR)]
+    return rows[rows.groupby([*(by or ("scale",))])["variant"].transform("nunique") == 2]
 
 
 def seeds_and_mean(axes: Axes, curves: pd.DataFrame, colour: str, points=False, **look) -> None:
@@ -180,22 +220,40 @@ def sideways(axes: Axes, names: list[str]) -> None:
     axes.tick_params(axis="y", length=0)
 
 
-def signed(low: float, mean: float, high: float) -> str:
+def signed(found: Estimate, form: str = "+.4f") -> str:
     """A difference with its interval, as text."""
-    interval = "" if math.isnan(low) else f" ({low:+.4f} to {high:+.4f})"
-    return f"{mean:+.4f}{interval}".replace("-", "−")
+    ends = "" if math.isnan(found.low) else f" ({found.low:{form}} to {found.high:{form}})"
+    return f"{found.value:{form}}{ends}".replace("-", "−")
 
 
-def forest(axes: Axes, rows: Iterable[tuple[str, tuple[float, float, float], str]]) -> None:
-    """Differences with their intervals, a row each: name, (low, mean, high), colour."""
-    rows = list(rows)
-    sideways(axes, [name for name, *_ in rows])
+@dataclass(frozen=True)
+class Bar:
+    """A row of a forest plot. printed: the paper's value; points: the values behind a mean."""
+
+    name: str
+    found: Estimate
+    colour: str = RELATION
+    printed: float | None = None
+    points: Sequence[float] = ()
+
+
+def forest(axes: Axes, bars: Sequence[Bar]) -> None:
+    """Differences with their intervals, of which those of two values may leave the panel."""
+    sideways(axes, [bar.name for bar in bars])
     axes.axvline(0, color=INK, linewidth=0.8)
-    for place, (_, (low, mean, high), colour) in enumerate(rows):
-        axes.plot((low, high), (-place, -place), color=colour)
-        axes.plot(mean, -place, "o", color=colour)
-        note = signed(low, mean, high)
-        beside(axes, (1, -place), note, xycoords=("axes fraction", "data"))
+    shown = [0.0]
+    for place, bar in enumerate(bars):
+        found, look = bar.found, {"color": bar.colour}
+        axes.plot(bar.points, [-place] * len(bar.points), "o", markersize=3, alpha=0.35, **look)
+        axes.plot((found.low, found.high), (-place, -place), **look)
+        axes.plot(found.value, -place, "o", **look)
+        if bar.printed is not None:
+            axes.plot(bar.printed, -place, "D", color=INK, markerfacecolor="none", markersize=5)
+            shown.append(bar.printed)
+        shown += [found.value, *bar.points, *((found.low, found.high) if found.n > 2 else ())]
+        beside(axes, (1, -place), signed(found), xycoords=("axes fraction", "data"))
+    margin = 0.04 * (max(shown) - min(shown))
+    axes.set_xlim(min(shown) - margin, max(shown) + margin)
 
 
 def pair_names(axes: Axes) -> None:
