@@ -5,12 +5,9 @@ from pathlib import Path
 
 import torch
 
-from relation import machine, records
-from relation.bench.rounds import DTYPES, Answers, Conditions, Sides, Timer, claimed, median_columns
+from relation.bench.rounds import DTYPES, Answers, Timer, median_columns, record
 from relation.jobs import Bench, Side
 from relation.ops import get_backend
-
-_MEASURE = "operator"
 
 
 @dataclass
@@ -52,32 +49,19 @@ class OperatorCall:
         return self._timer.seconds()
 
 
-def _row(bench: Bench, operator: str, context: int, answers: Answers) -> dict:
-    return {
-        **dict.fromkeys(records.columns("complexity")),
-        **{name: getattr(bench, name) for name in ("campaign", "scale", "variation")},
-        "operator": operator,
-        "context": context,
-        **answers.status(_MEASURE),
-        **median_columns("seconds", answers.samples.get(_MEASURE, [])),
-        **answers.facts,
-    }
-
-
 def measure(bench: Bench, out: Path, data: Path | None = None) -> None:
     """Time every operator at every context and write the record of kind `complexity`.
 
     data: not read; operators take random tokens. Raises InputError where the device is missing.
     """
     operators = {side.side: side for side in bench.sides}
-    rows: list[dict] = []
-    with claimed(bench.device) as device:
-        conditions = Conditions(device)
-        calls = {k: OperatorCall(side, bench.precision, device) for k, side in operators.items()}
-        with Sides(calls, conditions) as processes:
-            for T in dict.fromkeys(side.context for side in bench.sides):
-                found = processes.compare((T,), [_MEASURE], bench.rounds)
-                seen = conditions.columns()
-                rows += [_row(bench, name, T, found[name]) | seen for name in operators]
-        origin = records.origin(bench.hash, machine.describe(device))
-    records.write(out, "complexity", rows, origin)
+
+    def sides_of(device: torch.device) -> list[dict[str, OperatorCall]]:
+        return [{k: OperatorCall(s, bench.precision, device) for k, s in operators.items()}]
+
+    def row(name: str, measure: str, given: tuple, answers: Answers) -> dict:
+        seconds = median_columns("seconds", answers.samples.get(measure, []))
+        return {"operator": name, "context": given[0], **seconds}
+
+    contexts = dict.fromkeys(side.context for side in bench.sides)
+    record(bench, out, "complexity", sides_of, [("operator", (T,)) for T in contexts], row)

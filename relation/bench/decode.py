@@ -13,16 +13,7 @@ from pathlib import Path
 
 import torch
 
-from relation import machine, records
-from relation.bench.rounds import (
-    DTYPES,
-    Answers,
-    Conditions,
-    Sides,
-    claimed,
-    median_columns,
-    synchronize,
-)
+from relation.bench.rounds import DTYPES, Answers, median_columns, record, synchronize
 from relation.jobs import Bench
 from relation.nn import Decoder, DecodeState
 from relation.nn.generate import Prepared, Replay, Sampling, draw, uniform_numbers
@@ -139,44 +130,33 @@ class Decoding:
         return (time.perf_counter() - began) / self._calls
 
 
-def _row(
-    bench: Bench, model: str, config: ModelConfig, cell: tuple[str, int, int], answers: Answers
-) -> dict:
-    measure, context, batch = cell
-    samples = answers.samples.get(measure, [])
-    columns = median_columns("seconds", samples)
-    tokens, seconds = batch * (1 if measure == TOKEN else context), columns["seconds"]
-    return {
-        **dict.fromkeys(records.columns("decode")),
-        **{name: getattr(bench, name) for name in ("campaign", "scale", "variation", "precision")},
-        "model": model,
-        "layout": config.layout,
-        "measure": measure,
-        "context": context,
-        "batch": batch,
-        **answers.status(measure),
-        **columns,
-        "tokens_per_second": None if seconds is None else tokens / seconds,
-        "state_bytes": state_bytes(config, context, batch, DTYPES[bench.precision]),
-        "samples": samples,
-    }
-
-
 def measure(bench: Bench, out: Path, data: Path | None = None) -> None:
     """Time tokens at every context and batch of the sides, and a prompt; write `decode`.
 
     data: not read. Raises InputError where the device is missing.
     """
     models = {side.variant: side.model for side in bench.sides}
-    prompt, batches = _PROMPTS[bench.device]
     cells = list(dict.fromkeys((TOKEN, side.context, side.micro) for side in bench.sides))
+    prompt, batches = _PROMPTS[bench.device]
     cells += [(PROMPT, prompt, batch) for batch in batches]
-    rows: list[dict] = []
-    with claimed(bench.device) as device:
-        decoders = {k: Decoding(model, bench.precision, device) for k, model in models.items()}
-        with Sides(decoders, Conditions(device)) as processes:
-            for cell in cells:
-                found = processes.compare(cell, cell[:1], bench.rounds)
-                rows += [_row(bench, name, models[name], cell, found[name]) for name in models]
-        origin = records.origin(bench.hash, machine.describe(device))
-    records.write(out, "decode", rows, origin)
+
+    def sides_of(device: torch.device) -> list[dict[str, Decoding]]:
+        return [{k: Decoding(model, bench.precision, device) for k, model in models.items()}]
+
+    def row(name: str, measure: str, given: tuple, answers: Answers) -> dict:
+        config, (_, context, batch) = models[name], given
+        seconds = median_columns("seconds", answers.samples.get(measure, []))
+        tokens, median = batch * (1 if measure == TOKEN else context), seconds["seconds"]
+        return {
+            "model": name,
+            "layout": config.layout,
+            "measure": measure,
+            "context": context,
+            "batch": batch,
+            "precision": bench.precision,
+            **seconds,
+            "tokens_per_second": median and tokens / median,
+            "state_bytes": state_bytes(config, context, batch, DTYPES[bench.precision]),
+        }
+
+    record(bench, out, "decode", sides_of, [(cell[0], cell) for cell in cells], row)

@@ -7,7 +7,6 @@ in turns with the others. The first peer is the subject, over whose time all rat
 """
 
 import argparse
-import importlib.util
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -38,6 +37,7 @@ from relation.ops import causal_attention, chunked_linear_relation, full_relatio
 
 FORWARD, BACKWARD = "forward", "forward+backward"
 _MOST_COPIES = 64
+_COLUMNS = ("status", "reason", "error", "peak_bytes", "samples", "alone")
 _CHECKED_TOKENS = 2048  # a T x T matrix in FP64 is 32 MiB a head
 _SAME_FUNCTION = 0.02  # BF16 rounds to 2^-9 of a value; another function is off by its own size
 # On sm_90 flash-attn-4 4.0.0b36 returns a wrong dq at widths whose next multiple of 16 is none of
@@ -115,20 +115,6 @@ def _backend(operator: str, name: str) -> Peer:
     return Peer(*_OPERATORS[operator], build)
 
 
-def _needs(module: str, package: str, device: torch.device) -> None:
-    top, _, rest = module.partition(".")
-    found = importlib.util.find_spec(top) and (not rest or importlib.util.find_spec(module))
-    if not found:
-        raise InputError(f"{module} is not installed; pip install {package}")
-    if device.type != "cuda":
-        raise InputError(f"{module} needs a GPU, and this device is {device}")
-
-
-def _refuse_documents(documents: Documents | None) -> None:
-    if documents is not None:
-        raise InputError("this peer keeps no documents apart")
-
-
 def cute_attention(q: Tensor, k: Tensor, v: Tensor, documents: None = None, **given) -> Tensor:
     """Causal attention of (B, H, T, D) by FlashAttention's CuTe kernels, which take (B, T, H, D).
 
@@ -136,7 +122,8 @@ def cute_attention(q: Tensor, k: Tensor, v: Tensor, documents: None = None, **gi
     """
     from flash_attn.cute import flash_attn_func
 
-    _refuse_documents(documents)
+    if documents is not None:
+        raise InputError("this peer keeps no documents apart")
     D = q.shape[-1]
     by_token = (F.pad(x.transpose(1, 2), (0, -D % _CUTE_WIDTH)) for x in (q, k, v))
     y = flash_attn_func(*by_token, softmax_scale=D**-0.5, causal=True, **given)[0]
@@ -171,11 +158,15 @@ def relation_scores(cute, tau: float = 2.0) -> tuple[Callable, Callable]:
 
 
 def _cute(device: torch.device, relation: bool = False) -> Call:
-    _needs("flash_attn.cute", "flash-attn-4", device)
+    if device.type != "cuda":
+        raise InputError(f"flash_attn.cute needs a GPU, and this device is {device}")
+    try:
+        import cutlass.cute as cute
+        import flash_attn.cute  # noqa: F401
+    except ImportError:
+        raise InputError("flash_attn.cute is not installed; pip install flash-attn-4") from None
     if not relation:
         return cute_attention
-    import cutlass.cute as cute
-
     # Made once: the library compiles anew for another function.
     forward, backward = relation_scores(cute)
 
@@ -338,23 +329,19 @@ def compare(
     with Sides(sides, conditions, one_by_one=True) as processes, progress:
         for shape in shapes:
             found = processes.compare((shape, measures), measures, rounds)
-            condition, rows = conditions.columns(), []
+            seen, rows = conditions.columns(), []
             for measure, name in itertools.product(measures, peers):
                 answers = found[name]
-                seconds = answers.samples.get(measure, [])
                 rows.append({
                     "peer": name,
                     "measure": measure,
                     **shape._asdict(),
                     "precision": precision,
-                    **answers.status(measure),
-                    **median_columns("seconds", seconds),
+                    **{n: answers.columns(measure).get(n) for n in _COLUMNS},
+                    **median_columns("seconds", answers.samples.get(measure, [])),
                     **ratio_columns(answers, found[peers[0]], measure),
                     "host_seconds": answers.facts.get(f"host {measure}"),
-                    **{name: answers.facts.get(name) for name in ("peak_bytes", "error")},
-                    "samples": seconds,
-                    "alone": answers.alone,
-                    **condition,
+                    **seen,
                 })  # fmt: skip
             progress.advance(1, ",".join(map(str, shape)))
             yield rows

@@ -21,17 +21,21 @@ import random
 import re
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pynvml
 import torch
 
-from relation import machine
+from relation import machine, records
 from relation.errors import InputError
+
+if TYPE_CHECKING:
+    from relation.jobs import Bench
 
 # PyTorch's profiler says on stderr whenever it starts and stops.
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
@@ -153,6 +157,17 @@ class Failure(NamedTuple):
     status: str
     reason: str | None
 
+    @classmethod
+    def of(cls, error: Exception) -> "Failure":
+        """The failure that an exception stands for."""
+        first = next(iter(str(error).strip().splitlines()), "no message")
+        memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
+        if memory or _OUT_OF_MEMORY.search(str(error)):
+            return cls("OOM", first)
+        if isinstance(error, InputError):
+            return cls("UNAVAILABLE", first)
+        return cls("FAILED", f"{type(error).__name__}: {first}")
+
 
 @dataclass
 class Answers:
@@ -174,20 +189,11 @@ class Answers:
         else:
             self.facts |= told
 
-    def status(self, measure: str) -> dict:
-        """The columns `status` and `reason`."""
-        return self.failures.get(measure, Failure("PASS", None))._asdict()
-
-
-def failure_of(error: Exception) -> Failure:
-    """The failure that an exception stands for."""
-    first = next(iter(str(error).strip().splitlines()), "no message")
-    memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
-    if memory or _OUT_OF_MEMORY.search(str(error)):
-        return Failure("OOM", first)
-    if isinstance(error, InputError):
-        return Failure("UNAVAILABLE", first)
-    return Failure("FAILED", f"{type(error).__name__}: {first}")
+    def columns(self, measure: str) -> dict:
+        """The columns `status`, `reason`, `samples` and `alone`, and the facts."""
+        failure = self.failures.get(measure, Failure("PASS", None))
+        samples = {"samples": self.samples.get(measure, []), "alone": self.alone}
+        return failure._asdict() | samples | self.facts
 
 
 def _serve(side: Any, pipe: Any, threads: int, parent: int) -> None:
@@ -209,7 +215,7 @@ def _serve(side: Any, pipe: Any, threads: int, parent: int) -> None:
             else:
                 answer = getattr(side, question)(*given)
         except Exception as error:
-            answer = failure_of(error)
+            answer = Failure.of(error)
         if isinstance(answer, Failure) or question == "release":
             gc.collect()  # the others wait for this memory
             if torch.cuda.is_initialized():
@@ -333,6 +339,12 @@ _THROTTLES = {
     "hardware thermal slowdown": pynvml.nvmlClocksEventReasonHwThermalSlowdown,
     "hardware power brake": pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown,
 }
+_READINGS = {
+    "sm_clock": ("ClockInfo", pynvml.NVML_CLOCK_SM),
+    "temperature": ("Temperature", pynvml.NVML_TEMPERATURE_GPU),
+    "power": ("PowerUsage",),
+    "reasons": ("CurrentClocksEventReasons",),
+}
 
 
 class Conditions:
@@ -370,21 +382,15 @@ class Conditions:
             return None
 
     def _forget(self) -> None:
-        self._strangers = 0
-        self._readings = {name: [] for name in ("sm_clock", "temperature", "power", "reasons")}
+        self._strangers, self._seen = 0, {name: [] for name in _READINGS}
 
     def look(self) -> None:
         """Take a reading; cheap, and without effect on a CPU."""
         if self._gpu is None:
             return
-        for name, *asked in (
-            ("sm_clock", "ClockInfo", pynvml.NVML_CLOCK_SM),
-            ("temperature", "Temperature", pynvml.NVML_TEMPERATURE_GPU),
-            ("power", "PowerUsage"),
-            ("reasons", "CurrentClocksEventReasons"),
-        ):
+        for name, asked in _READINGS.items():
             if (value := self._read(*asked)) is not None:
-                self._readings[name].append(value)
+                self._seen[name].append(value)
         listed = {p.pid for p in self._read("ComputeRunningProcesses") or ()} - {os.getpid()}
         # In a container NVML lists the host's process ids: only the number of ours is known then.
         known = len(listed & set(self.ours)) or len(self.ours)
@@ -395,21 +401,52 @@ class Conditions:
 
         Of the readings since the last call.
         """
-        clocks, reasons = self._readings["sm_clock"], self._readings["reasons"]
+        clocks, temperatures, powers, reasons = self._seen.values()
         told = [self._before] if self._before else []
         if self._strangers > 0:
             told.append(f"other processes on the GPU: {self._strangers}")
         for name, bit in _THROTTLES.items():
             if share := sum(bool(reason & bit) for reason in reasons):
                 told.append(f"{name} in {share / len(reasons):.0%} of the readings")
-        found = {
+        self._forget()
+        return {
             "driver": self._driver,
             "sm_clock": statistics.median(clocks) if clocks else None,
             "sm_clock_least": min(clocks, default=None),
             "sm_clock_limit": self._limit,
-            "temperature": max(self._readings["temperature"], default=None),
-            "power": max((mW / 1e3 for mW in self._readings["power"]), default=None),
+            "temperature": max(temperatures, default=None),
+            "power": max(powers) / 1e3 if powers else None,
             "disturbed": "; ".join(told) or None,
         }
-        self._forget()
-        return found
+
+
+def record(
+    bench: "Bench",
+    out: Path,
+    kind: str,
+    sides_of: Callable[[torch.device], Iterable[Mapping[str, Any]]],
+    cells: Iterable[tuple[str, tuple]],
+    row: Callable[[str, str, tuple, Answers], dict],
+    warm_rounds: int = 2,
+) -> None:
+    """Measure a campaign's benchmark and write its record.
+
+    sides_of: of a device, the sides of each group that is measured together; cells: a measure and
+    what `prepare` is given for it; row(side, measure, given, answers): columns of the kind.
+    Whatever a side meets, out of memory, a crash or a missing backend, is its row's status.
+    """
+    names, rows = records.columns(kind), []
+    key = {name: getattr(bench, name) for name in ("campaign", "scale", "variation")}
+    with claimed(bench.device) as device:
+        conditions = Conditions(device)
+        for sides in sides_of(device):
+            with Sides(sides, conditions) as processes:
+                for measure, given in cells:
+                    found = processes.compare(given, [measure], bench.rounds, warm_rounds)
+                    seen = conditions.columns()
+                    for side, answers in found.items():
+                        known = key | answers.columns(measure) | seen
+                        known |= row(side, measure, given, answers)
+                        rows.append({name: known.get(name) for name in names})
+        origin = records.origin(bench.hash, machine.describe(device))
+    records.write(out, kind, rows, origin)

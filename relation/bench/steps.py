@@ -8,7 +8,7 @@ which attention kernels ran.
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from relation import machine, records
-from relation.bench.rounds import Answers, Conditions, Sides, claimed, median_columns, synchronize
+from relation import machine
+from relation.bench.rounds import Answers, median_columns, record, synchronize
 from relation.errors import InputError, RunError
 from relation.jobs import Bench, Side
 from relation.nn import Decoder, Execution
@@ -197,46 +197,35 @@ def groups_of(sides: Sequence[Side]) -> list[list[Side]]:
     return [group for group in (short, *([s] for s in sides if s not in short)) if group]
 
 
-def _row(bench: Bench, side: Side, answers: Answers, tokens: Path | None) -> dict:
-    per_update = side.micro * side.accumulation * side.context
-    rates = [per_update / seconds for seconds in answers.samples.get("update", [])]
-    geometry = ("side", "variant", "context", "micro", "accumulation", "position")
-    return {
-        **{name: getattr(bench, name) for name in ("campaign", "scale", "variation", "benchmark")},
-        **{name: getattr(side, name) for name in geometry},
-        "backend": side.backends[side.variant],
-        **answers.status("update"),
-        **median_columns("tokens_per_second", rates),
-        **dict.fromkeys(("allocated_gib", "reserved_gib", "raw_tokens_per_second")),
-        "measured_updates": len(rates) * bench.measured_updates,
-        "samples": rates,
-        "alone": answers.alone,
-        "kernels": [],
-        "tokens": "random" if tokens is None else "corpus",
-        **answers.facts,
-    }
-
-
 def measure(bench: Bench, out: Path, data: Path | None = None) -> None:
     """Run one benchmark of a campaign and write its record of kind `steps`.
 
-    data: the folder of the prepared corpus, None for random tokens. Whatever a side meets, out of
-    memory, a crash or a missing backend, is its row's status. Raises InputError where the device
-    or the corpus is missing.
+    data: the folder of the prepared corpus, None for random tokens. Raises InputError where the
+    device or the corpus is missing.
     """
     tokens = None if data is None else data / "train.bin"
     if tokens is not None and not (tokens.is_file() and tokens.stat().st_size):
         raise InputError(f"{tokens} is missing or empty; prepare the corpus first")
-    long = bench.benchmark == "linear-long"
-    rows: list[dict] = []
-    with claimed(bench.device) as device:
-        conditions = Conditions(device)
-        for group in groups_of(bench.sides) if long else [bench.sides]:
-            sides = {side.side: Updates(bench, side, device, tokens) for side in group}
-            with Sides(sides, conditions) as processes:
-                # A round's first update settles what the others left: no rounds to warm up.
-                found = processes.compare((), ["update"], bench.rounds, warm_rounds=0)
-            seen = conditions.columns()
-            rows += [_row(bench, side, found[side.side], tokens) | seen for side in group]
-        origin = records.origin(bench.hash, machine.describe(device))
-    records.write(out, "steps", rows, origin)
+    by_name = {side.side: side for side in bench.sides}
+    groups = groups_of(bench.sides) if bench.benchmark == "linear-long" else [bench.sides]
+
+    def sides_of(device: torch.device) -> list[dict[str, Updates]]:
+        return [{s.side: Updates(bench, s, device, tokens) for s in group} for group in groups]
+
+    def row(name: str, measure: str, given: tuple, answers: Answers) -> dict:
+        side = by_name[name]
+        per_update = side.micro * side.accumulation * side.context
+        rates = [per_update / seconds for seconds in answers.samples.get(measure, [])]
+        return {
+            **asdict(side),
+            "benchmark": bench.benchmark,
+            "backend": side.backends[side.variant],
+            **median_columns("tokens_per_second", rates),
+            "samples": rates,
+            "measured_updates": len(rates) * bench.measured_updates,
+            "kernels": answers.facts.get("kernels", []),
+            "tokens": "random" if tokens is None else "corpus",
+        }
+
+    # A round's first update settles what the others left: no rounds to warm up.
+    record(bench, out, "steps", sides_of, [("update", ())], row, warm_rounds=0)

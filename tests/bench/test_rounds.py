@@ -92,7 +92,7 @@ def test_each_side_has_its_own_process_which_ends():
         assert answers.samples == {"update": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]}
         assert answers.facts["proven"] and not answers.failures and not answers.alone
         assert answers.facts["threads"] == torch.get_num_threads()
-        assert answers.status("update") == {"status": "PASS", "reason": None}
+        assert answers.columns("update")["status"] == "PASS"
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
