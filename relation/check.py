@@ -25,7 +25,6 @@ from relation.variants import MIXERS, ModelConfig
 
 if TYPE_CHECKING:
     from relation.jobs import Check, Side
-    from relation.plan import Campaign
 
 Operator = Callable[..., Any]
 Tensors = dict[str, Tensor]
@@ -289,19 +288,18 @@ def _identities(check: "Check", full: Operator, device: torch.device) -> Iterato
         yield "recurrence", name, precision, errors
 
 
-def _write(campaign: "Campaign", out: Path, kind: str, rows: list[dict], device: torch.device):
-    key = {"campaign": campaign.name, "variation": campaign.check.variation}
-    origin = records.origin(campaign.check.hash, describe(device))
+def _write(check: "Check", out: Path, kind: str, rows: list[dict], device: torch.device) -> None:
+    key = {"campaign": check.campaign, "variation": check.variation}
+    origin = records.origin(check.hash, describe(device))
     records.write(out, kind, [{**key, **row} for row in rows], origin)
 
 
-def operators(campaign: "Campaign", out: Path) -> None:
+def operators(check: "Check", out: Path) -> None:
     """Check a campaign's backends of Full and Linear Relation; write a row a checked quantity.
 
     An error above what is allowed is a row too: the report judges it. Raises InputError where the
     device cannot run a backend.
     """
-    check = campaign.check
     rows: list[dict] = []
     with claim(check.device) as device:
         operator = get_backend("full", check.backend, device).call
@@ -326,7 +324,7 @@ def operators(campaign: "Campaign", out: Path) -> None:
                     for name, error in found.items()
                 ]
             rows += [known | {"draws": 1} | row for row in found]
-        _write(campaign, out, "checks", rows, device)
+        _write(check, out, "checks", rows, device)
 
 
 # Gradients. In FP64 the chunks are the recurrence up to rounding, and launch a few kernels where it
@@ -463,7 +461,7 @@ def gradient_rows(side: "Side", scale: str, check: "Check", device: torch.device
             yield known | where | row
 
 
-def gradients(campaign: "Campaign", out: Path) -> None:
+def gradients(check: "Check", out: Path) -> None:
     """Check the gradient of every parameter of the campaign's training step against FP64.
 
     A compiler can lose or mis-scale a gradient without an error, and training would go on. The
@@ -471,7 +469,6 @@ def gradients(campaign: "Campaign", out: Path) -> None:
     the device cannot run a backend and, with every row written and a line on each failing parameter
     on stderr, RunError where a gradient is wrong.
     """
-    check = campaign.check
     rows: list[dict] = []
     with claim(check.device) as device:
         with Progress("check gradients", len(check.gradients), "variants") as progress:
@@ -481,7 +478,7 @@ def gradients(campaign: "Campaign", out: Path) -> None:
                 torch.compiler.reset()
                 gc.collect()
                 progress.advance(1, side.variant)
-        _write(campaign, out, "gradients", rows, device)
+        _write(check, out, "gradients", rows, device)
     line = (
         "{variant} {parameter}: the {measure} error of its gradient is {error:.2e} in the {update} "
         "update, where {allowed:.2e} is allowed"

@@ -2,7 +2,7 @@
 
 Rules give --config, the resolved configuration that they were planned with, and --hash, that of the
 job; a job whose specification has another hash is refused. By hand, choices of config.yaml can be
-given as KEY=VALUE. Heavy packages are imported by the command that needs them.
+given as KEY=VALUE. PyTorch is imported by the commands that need it.
 """
 
 import argparse
@@ -11,22 +11,22 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import Any, NoReturn
 
+from relation import records
 from relation.config import CONFIG, parsed, reference
 from relation.errors import InputError, RelationError
 from relation.plan import WHY_UNMEASURED, Campaign, Run, load
 from relation.variants import parameters
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 RUN = "SCALE/VARIATION/VARIANT/SEED"
 Options = argparse.Namespace
 
 
 def _campaign(options: Options) -> Campaign:
-    """The campaign that --config and the choices name."""
+    """The campaign that --config and the choices name; --of, for a report of what is shipped."""
+    if getattr(options, "published", False):
+        return load({"campaign": options.of})
     choices = {}
     for choice in options.choices:
         key, equals, value = choice.partition("=")
@@ -45,25 +45,19 @@ def _same(options: Options, found: str, what: str) -> None:
         )
 
 
-def _settle(runs_per_gpu: int = 1) -> None:
-    """One thread, as the number decides the order of sums, and a share of a GPU."""
+def _begin(options: Options, found: str, what: str, runs_per_gpu: int = 1) -> None:
+    """`_same`; then one thread, as the number decides the order of sums, and a share of a GPU."""
     import torch
 
     from relation import machine
 
+    _same(options, found, what)
     torch.set_num_threads(1)
     machine.RUNS_PER_GPU = runs_per_gpu
 
 
-def _made(options: Options, path: Path) -> None:
-    if options.hash is None:
-        print(path)
-
-
 def _data(campaign: Campaign, run: Run) -> Path:
     """The prepared corpus of a run. Raises InputError unless it is there, of this specification."""
-    from relation import records
-
     folder = campaign.folder / "data" / run.data.name
     if set(records.read(folder / "data.parquet", "data")["hash"]) != {run.data.hash}:
         raise InputError(
@@ -74,8 +68,6 @@ def _data(campaign: Campaign, run: Run) -> Path:
 
 def _checkpoint(campaign: Campaign, run: Run) -> Path:
     """The checkpoint of a run. Raises InputError unless it is there, of this specification."""
-    from relation import records
-
     folder = campaign.folder / "runs" / run.name
     path, record = folder / "model.safetensors", folder / "run.parquet"
     if not (path.exists() and record.exists()):
@@ -83,18 +75,17 @@ def _checkpoint(campaign: Campaign, run: Run) -> Path:
             f"run {run.name} has no {path}; make it with `snakemake --cores all --config "
             f"campaign={campaign.name} published=false -- {path}`"
         )
-    if (found := set(records.read(record, "runs")["hash"])) != {run.hash}:
-        raise InputError(f"{path} was trained as {found.pop()}, now planned is {run.hash}")
+    if not records.is_made(record, "runs", run.hash):
+        raise InputError(f"{path} was not trained as {run.hash}, which is now planned")
     return path
 
 
-# The jobs of the rules.
+# The jobs of the rules. A command returns what is printed when a person called it.
 
 
-def _prepare(options: Options) -> None:
+def _prepare(campaign: Campaign, options: Options) -> Path:
     from relation.data.corpus import prepare
 
-    campaign = _campaign(options)
     data = campaign.data.get(options.target)
     if data is None:
         raise InputError(
@@ -102,24 +93,22 @@ def _prepare(options: Options) -> None:
             f"{', '.join(campaign.data)}"
         )
     _same(options, data.hash, f"data {data.name}")
-    prepare(data, campaign.folder / "data" / data.name)
-    _made(options, campaign.folder / "data" / data.name)
+    out = campaign.folder / "data" / data.name
+    prepare(data, out)
+    return out
 
 
-def _train(options: Options) -> None:
-    campaign = _campaign(options)
+def _train(campaign: Campaign, options: Options) -> Path | None:
     run = campaign.run(options.target)
     _same(options, run.hash, f"run {run.name}")
     if options.processes > 1 and "TORCHELASTIC_RUN_ID" not in os.environ:
-        _under_torchrun(options.processes)
-        return
+        return _under_torchrun(options.processes)
     from relation.train.run import train
 
-    _settle(campaign.runs_per_gpu)
+    _begin(options, run.hash, run.name, campaign.runs_per_gpu)
     out = campaign.folder / "runs" / run.name
     train(run, _data(campaign, run), out, campaign.folder / "work")
-    if os.environ.get("RANK", "0") == "0":
-        _made(options, out / "run.parquet")
+    return out / "run.parquet" if os.environ.get("RANK", "0") == "0" else None
 
 
 def _under_torchrun(processes: int) -> None:
@@ -145,120 +134,94 @@ def _under_torchrun(processes: int) -> None:
             raise SystemExit(2) from None
 
 
-def _diagnose(options: Options) -> None:
+def _diagnose(campaign: Campaign, options: Options) -> Path:
     from relation.flow.diagnose import diagnose
 
-    campaign = _campaign(options)
     run = campaign.run(options.target)
-    _same(options, run.flow_hash, f"diagnostics of {run.name}")
-    _settle(campaign.runs_per_gpu)
+    _begin(options, run.flow_hash, f"diagnostics of {run.name}", campaign.runs_per_gpu)
     out = campaign.folder / "flow" / run.name
     diagnose(run, _data(campaign, run), _checkpoint(campaign, run), out)
-    _made(options, out)
+    return out
 
 
-def _length(options: Options) -> None:
+def _length(campaign: Campaign, options: Options) -> Path:
     from relation.beyond.length import measure
 
-    campaign = _campaign(options)
     run = campaign.run(options.target)
     if campaign.length is None:
         raise InputError(f"campaign {campaign.name} has no section `length`")
-    _same(options, campaign.length.hash(run), f"long texts of {run.name}")
-    _settle(campaign.runs_per_gpu)
+    found = campaign.length.hash(run)
+    _begin(options, found, f"long texts of {run.name}", campaign.runs_per_gpu)
     out = campaign.folder / "length" / run.name
     measure(run, _data(campaign, run), _checkpoint(campaign, run), out, campaign.length)
-    _made(options, out)
+    return out
 
 
-def _recall(options: Options) -> None:
+def _recall(campaign: Campaign, options: Options) -> Path:
     from relation.beyond.recall import run
 
-    campaign = _campaign(options)
     recall = campaign.recall_of(options.target)
-    _same(options, recall.hash, f"recall of {recall.mixer}")
-    _settle(campaign.runs_per_gpu)
+    _begin(options, recall.hash, f"recall of {recall.mixer}", campaign.runs_per_gpu)
     out = campaign.folder / "recall" / f"{recall.mixer}.parquet"
     run(recall, out)
-    _made(options, out)
+    return out
 
 
-def _bench(options: Options) -> None:
+def _bench(campaign: Campaign, options: Options) -> Path:
     from importlib import import_module
 
     benchmark, _, scale = options.target.partition("/")
-    campaign = _campaign(options)
     bench = campaign.bench(benchmark, scale)
-    _same(options, bench.hash, f"benchmark {options.target}")
-    _settle()
+    _begin(options, bench.hash, f"benchmark {options.target}")
     own = benchmark if benchmark in ("complexity", "decode") else "steps"
     out = campaign.folder / "bench" / benchmark / f"{scale}.parquet"
     data = [campaign.folder / "data" / name for name in campaign.read_by(benchmark, scale)]
     import_module(f"relation.bench.{own}").measure(bench, out, *data)
-    _made(options, out)
+    return out
 
 
-def _check(options: Options) -> None:
+def _check(campaign: Campaign, options: Options) -> Path:
     from relation import check
 
-    campaign = _campaign(options)
     if campaign.check is None:
         raise InputError(f"campaign {campaign.name} has no checks; set `check: true`")
-    _same(options, campaign.check.hash, "check")
-    _settle()
+    _begin(options, campaign.check.hash, "check")
     out = campaign.folder / "check"
-    check.operators(campaign, out / "operators.parquet")
-    check.gradients(campaign, out / "gradients.parquet")
-    _made(options, out)
+    check.operators(campaign.check, out / "operators.parquet")
+    check.gradients(campaign.check, out / "gradients.parquet")
+    return out
 
 
-def _models(campaign: Campaign) -> "pd.DataFrame":
-    """A row a scale and variant: the geometry, and its parameters."""
-    import pandas as pd
-
-    first = {(run.scale, run.variation, run.variant): run for run in reversed(campaign.planned)}
-    rows = []
-    for run in reversed(first.values()):
+def _models(campaign: Campaign) -> list[dict[str, Any]]:
+    """A row a scale, variation and variant: the geometry, and its parameters."""
+    rows = {}
+    for run in campaign.planned:
         geometry = ("layers", "layout", "d_model", "heads", "head_dim", "d_ff")
         schedule = ("context", "micro", "accumulation", "budget_tokens")
         row = {n: getattr(run, n) for n in ("campaign", "scale", "variation", "variant", *schedule)}
         row |= {name: getattr(run.model, name) for name in geometry}
         row |= {"parameters": parameters(run.model), "vocab": run.model.vocab_size}
-        rows.append(row | {"data_title": run.data.title})
-    return pd.DataFrame(rows)
+        row |= {"data_title": run.data.title}
+        rows.setdefault((run.scale, run.variation, run.variant), row)
+    return list(rows.values())
 
 
-def _collect(options: Options) -> None:
-    """Join the campaign's records, those that were made here before those that are shipped."""
-    import pandas as pd
-
-    from relation import records
-
-    campaign = _campaign(options)
+def _collect(campaign: Campaign, options: Options) -> None:
     _same(options, campaign.hash, f"campaign {campaign.name}")
-    folder, shipped = campaign.folder, records.RESULTS / "published" / campaign.name
-    records.collect(folder, campaign.files(records.published_hashes))
+    folder = campaign.folder
+    shipped = campaign.hashes() if campaign.published else ()
+    records.collect(folder, campaign.files(records.published_hashes), shipped)
     origin = records.origin(campaign.hash, "meta")
     records.write(folder / "models.parquet", "models", _models(campaign), origin)
-    planned = campaign.hashes()
-    for kind in records.FILES:
-        made, path = folder / f"{kind}.parquet", shipped / f"{kind}.parquet"
-        parts = [records.read([made] if made.exists() else [], kind)]
-        if campaign.published and path.exists():
-            rows = records.read(path, kind)
-            parts.append(rows[rows["hash"].isin(planned - set(parts[0]["hash"]))])
-        records.write(made, kind, pd.concat([p for p in parts if len(p)] or parts[:1]))
     campaign.write_settings(folder / "campaign.json")
 
 
-def _report(options: Options) -> None:
+def _report(campaign: Campaign, options: Options) -> Path:
     from report import site
 
-    campaign = load({"campaign": options.of}) if options.published else _campaign(options)
     out = Path("results/published/report") if options.published else campaign.folder / "report"
     site.build(campaign, out, published=options.published)
-    if options.hash is None:
-        print(out / "index.html")
+    return out / "index.html"
 
 
 # What a person asks.
@@ -266,21 +229,16 @@ def _report(options: Options) -> None:
 
 def _todo(campaign: Campaign) -> dict[str, str]:
     """The files that are still to be made, with their hashes."""
-    from relation import records
 
-    found = campaign.files(records.published_hashes)
-    there = {}
-    for path, planned in found.items():
-        file = campaign.folder / path
+    def is_made(path: str, planned: str) -> bool:
         kind = next(kind for kind, pattern in records.FILES.items() if Path(path).match(pattern))
-        there[path] = file.exists() and set(records.read(file, kind)["hash"]) <= {planned}
-    return {path: planned for path, planned in found.items() if not there[path]}
+        return records.is_made(campaign.folder / path, kind, planned)
+
+    planned = campaign.files(records.published_hashes)
+    return {path: hash for path, hash in planned.items() if not is_made(path, hash)}
 
 
-def _plan(options: Options) -> None:
-    from relation import records
-
-    campaign = _campaign(options)
+def _plan(campaign: Campaign, options: Options) -> None:
     todo = _todo(campaign)
     runs = [run for run in campaign.runs if f"runs/{run.name}/run.parquet" in todo]
     jobs = Counter(path.split("/")[0] for path in todo if not path.endswith(_BESIDE))
@@ -313,20 +271,16 @@ def _plan(options: Options) -> None:
 _BESIDE = tuple(f"{name}.parquet" for name in ("losses", "probes", "curves", "maps", "gradients"))
 
 
-def _status(options: Options) -> None:
-    from relation import records
-
-    campaign = _campaign(options)
+def _status(campaign: Campaign, options: Options) -> None:
     shipped = records.published_hashes("runs", campaign.name) if campaign.published else ()
     counts, unmeasured = Counter(), campaign.unmeasured(records.published_hashes)
     for run in campaign.runs:
-        folder = campaign.folder / "runs" / run.name
-        log = campaign.folder / "logs" / "train" / f"{run.name}.log"
-        record, said = folder / "run.parquet", _last_line(log)
+        record = campaign.folder / "runs" / run.name / "run.parquet"
+        said = _last_line(campaign.folder / "logs" / "train" / f"{run.name}.log")
         if run.hash in shipped:
             state = "shipped"
             said = f"no flow or lengths: {WHY_UNMEASURED}" if run in unmeasured else ""
-        elif record.exists() and set(records.read(record, "runs")["hash"]) == {run.hash}:
+        elif records.is_made(record, "runs", run.hash):
             nll = records.read(record, "runs")["final_nll"].iloc[0]
             state, said = "done", f"final NLL {nll:.4f} nat/token"
         elif said.startswith("error:"):
@@ -345,14 +299,7 @@ def _last_line(log: Path) -> str:
     return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
-def _publish(options: Options) -> None:
-    from relation import records
-
-    campaign = _campaign(options)
-    print(*records.publish(campaign.name), sep="\n")
-
-
-def _generate(options: Options) -> None:
+def _generate(campaign: Campaign, options: Options) -> str:
     import torch
 
     from relation import machine
@@ -360,7 +307,6 @@ def _generate(options: Options) -> None:
     from relation.nn.generate import Sampling, generate_tokens, stream_text
     from relation.train.checkpoint import load_model
 
-    campaign = _campaign(options)
     run = campaign.run(options.target)
     checkpoint = _checkpoint(campaign, run)
     tokenizer = load_tokenizer(_data(campaign, run) / "tokenizer.json")
@@ -373,23 +319,26 @@ def _generate(options: Options) -> None:
         print(options.prompt, end="", flush=True)
         for piece in stream_text(tokenizer, tokens):
             print(piece, end="", flush=True)
-    print()
+    return ""
 
 
-def _export(options: Options) -> None:
+def _export(campaign: Campaign, options: Options) -> Path:
     try:
         from relation.hf.export import export
     except ImportError as error:
         raise InputError(str(error).partition("\n")[0]) from None
-    campaign = _campaign(options)
     run = campaign.run(options.target)
     tokenizer = _data(campaign, run) / "tokenizer.json"
     export(run, _checkpoint(campaign, run), tokenizer, options.folder)
-    print(options.folder)
+    return options.folder
 
 
-def _config(options: Options) -> None:
-    print(reference())
+def _publish(campaign: Campaign, options: Options) -> str:
+    return "\n".join(records.publish(campaign.name))
+
+
+def _config(campaign: None, options: Options) -> str:
+    return reference()
 
 
 class _Parser(argparse.ArgumentParser):
@@ -468,7 +417,10 @@ def main(arguments: list[str] | None = None) -> int:
             options.choices += further  # choices may also follow an option
             if unknown := [each for each in further if each.startswith("-")]:
                 parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-            options.call(options)
+            campaign = None if options.call is _config else _campaign(options)
+            said = options.call(campaign, options)
+            if said is not None and options.hash is None:
+                print(said)
         finally:
             sys.stdout.flush()
     except RelationError as error:

@@ -12,7 +12,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cache
@@ -269,6 +269,11 @@ def read(paths: Path | Sequence[Path], kind: str) -> pd.DataFrame:
     return pa.concat_tables([schema(kind).empty_table(), *tables]).to_pandas()
 
 
+def is_made(path: Path, kind: str, hash: str) -> bool:
+    """Whether a job's file is there and all of its rows, if it has any, are of that hash."""
+    return path.exists() and set(read(path, kind)["hash"]) <= {hash}
+
+
 def empty_if_diverged(checkpoint: Path, out: Path, *kinds: str) -> bool:
     """Whether a checkpoint's run diverged; then say so and write files without rows into `out`."""
     run = checkpoint.with_name("run.parquet")
@@ -315,12 +320,14 @@ def check_pairs(runs: pd.DataFrame) -> None:
                 )
 
 
-def collect(folder: Path, planned: Mapping[str, str]) -> None:
+def collect(folder: Path, planned: Mapping[str, str], hashes: Collection[str] = ()) -> None:
     """Join the small files of a campaign's jobs into one Parquet a kind, in `folder`.
 
     planned: each planned file's hash by its path below `folder`; those that are not there yet are
-    left out. Raises InputError for a record that another specification made.
+    left out. hashes: what the campaign takes of its published rows, where it made none itself.
+    Raises InputError for a record that another specification made.
     """
+    shipped = RESULTS / "published" / folder.name
     for kind, pattern in FILES.items():
         frames = [read([], kind)]
         for name in (name for name in planned if Path(name).match(pattern)):
@@ -333,6 +340,10 @@ def collect(folder: Path, planned: Mapping[str, str]) -> None:
                     "delete it and run snakemake"
                 )
             frames.append(rows)
+        if hashes:
+            made = {hash for rows in frames for hash in rows["hash"]}
+            rows = _stored(shipped, kind)
+            frames.append(rows[rows["hash"].isin(set(hashes) - made)])
         write(folder / f"{kind}.parquet", kind, _joined(frames))
 
 

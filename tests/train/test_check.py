@@ -3,7 +3,6 @@
 import math
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -56,13 +55,9 @@ def checked(*sides: Side, **changes) -> Check:
     )
 
 
-def campaign(spec: Check) -> SimpleNamespace:
-    return SimpleNamespace(name="tests", check=spec)
-
-
 def test_backends_pass_every_check_of_the_operators(tmp_path: Path) -> None:
     spec = checked()
-    check.operators(campaign(spec), tmp_path / "operators.parquet")
+    check.operators(spec, tmp_path / "operators.parquet")
     rows = records.read(tmp_path / "operators.parquet", "checks")
     assert (rows["error"] <= rows["allowed"]).all() and set(rows["hash"]) == {spec.hash}
     by_check = rows.groupby("check")["operator"].agg(set).to_dict()
@@ -163,7 +158,7 @@ def test_lost_gradients_are_written_and_named(monkeypatch, tmp_path, capsys) -> 
     lam = "blocks.3.mixer.lam"
     planted(monkeypatch, {lam: 0.0})
     path, spec = tmp_path / "gradients.parquet", checked(side("hybrid"), gradient_draws=2)
-    message = refusal(lambda: check.gradients(campaign(spec), path), RunError)
+    message = refusal(lambda: check.gradients(spec, path), RunError)
     assert f"hybrid {lam} is wrong" in message and str(path) in message
     assert f"hybrid {lam}: the RMS error of its gradient is" in capsys.readouterr().err
     rows = records.read(path, "gradients")
