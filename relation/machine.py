@@ -9,8 +9,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
-from itertools import chain, islice
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     import torch
 
 _SECONDS_BETWEEN_TRIES = 0.5
-_SECONDS_BETWEEN_LINES = 15.0
 
 
 def torch_device(name: str) -> "torch.device":
@@ -65,20 +64,18 @@ def _lock(name: str) -> FileLock:
     return FileLock(Path(tempfile.gettempdir()) / f"relation-gpu-{name}.lock", mode=0o666)
 
 
-def _taken(locks: list[FileLock], wanted: int) -> list[FileLock]:
-    """So many of a GPU's locks, acquired; none where fewer are free."""
-    taken: list[FileLock] = []
-    for lock in locks:
-        if len(taken) < wanted:
-            with suppress(Timeout):
-                taken.append(lock.acquire(timeout=0).lock)
-    return taken if len(taken) == wanted else _released(taken)
-
-
-def _released(locks: Iterable[FileLock]) -> list[FileLock]:
-    for lock in locks:
-        lock.release()
-    return []
+def _take(stack: ExitStack, locks: Iterable[FileLock], wanted: int) -> bool:
+    """Acquire so many of a GPU's locks into `stack`; none where fewer are free."""
+    with ExitStack() as taken:
+        count = 0
+        for lock in locks:
+            if count < wanted:
+                with suppress(Timeout):
+                    taken.enter_context(lock.acquire(timeout=0))
+                    count += 1
+        if count == wanted:
+            stack.push(taken.pop_all())
+        return count == wanted
 
 
 @contextmanager
@@ -97,22 +94,21 @@ def gpu_lock(count: int = 1, runs_per_gpu: int = 1) -> Iterator[list[int]]:
     # By identifier: CUDA_VISIBLE_DEVICES gives one GPU different indices in different jobs.
     names = [torch.cuda.get_device_properties(i).uuid for i in range(present)]
     locks = [[_lock(f"{name}-{share}") for share in range(_SHARES)] for name in names]
-    tries, held = 0, {}
-    while len(held) < count:
-        if tries:
-            time.sleep(_SECONDS_BETWEEN_TRIES)
-        with _lock("claim"):
-            found = ((i, _taken(own, _SHARES // runs_per_gpu)) for i, own in enumerate(locks))
-            held = dict(islice((each for each in found if each[1]), count))
-        if len(held) < count:
-            _released(chain.from_iterable(held.values()))
-            if not tries:
-                print(f"waiting for {count} free GPUs", file=sys.stderr)
-        tries += 1
-    try:
-        yield list(held)
-    finally:
-        _released(chain.from_iterable(held.values()))
+    waits = False
+    while True:
+        with ExitStack() as stack:
+            with _lock("claim"):
+                free = (
+                    i for i, own in enumerate(locks) if _take(stack, own, _SHARES // runs_per_gpu)
+                )
+                held = list(islice(free, count))
+            if len(held) == count:
+                yield held
+                return
+        if not waits:
+            print(f"waiting for {count} free GPUs", file=sys.stderr)
+        waits = True
+        time.sleep(_SECONDS_BETWEEN_TRIES)
 
 
 @contextmanager
@@ -176,39 +172,18 @@ class PeakMemory:
             self._cuda.reset_peak_memory_stats()
 
 
-class Progress:
-    """Counts towards `total` units: a bar on a terminal, a line every 15 s in a log file."""
+class Progress(tqdm):
+    """Counts towards `total` units: ten times a second on a terminal, every 15 s in a log file."""
+
+    monitor_interval = 0  # no thread: benchmarks fork
 
     def __init__(self, label: str, total: int, unit: str, done: int = 0):
-        self.label, self.total, self.unit, self.done = label, total, unit, done
-        self._began, self._first, self._printed = time.monotonic(), done, -float("inf")
-        # A dumb terminal cannot return to the start of a line.
-        terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        interval = 0.1 if sys.stderr.isatty() else 15.0
         options = {"unit": f" {unit}", "unit_scale": True, "dynamic_ncols": True}
-        self._bar = tqdm(desc=label, total=total, initial=done, **options) if terminal else None
-
-    def __enter__(self) -> "Progress":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
+        options |= {"mininterval": interval, "maxinterval": interval}
+        super().__init__(desc=label, total=total, initial=done, **options)
 
     def advance(self, step: int, note: str = "") -> None:
         """Add `step` units; `note` is a short reading such as the loss."""
-        self.done += step
-        if self._bar is not None:
-            self._bar.set_postfix_str(note, refresh=False)
-            self._bar.update(step)
-            return
-        now = time.monotonic()
-        if now - self._printed < _SECONDS_BETWEEN_LINES and self.done < self.total:
-            return
-        self._printed = now
-        line = f"{self.label}: {self.done:,}/{self.total:,} {self.unit}"
-        line += f" ({self.done / max(1, self.total):.0%})" + (f", {note}" if note else "")
-        rate = (self.done - self._first) / max(now - self._began, 1e-9)
-        if rate > 0 and self.done < self.total:
-            left = tqdm.format_interval((self.total - self.done) / rate)
-            line += f", {rate:,.3g} {self.unit}/s, {left} left"
-        print(line, file=sys.stderr, flush=True)
+        self.set_postfix_str(note, refresh=False)
+        self.update(step)
