@@ -257,35 +257,31 @@ def history_errors(operator: Operator, states: Tensor, share: Tensor) -> dict:
 
 def _identities(check: "Check", full: Operator, device: torch.device) -> Iterator[tuple]:
     """Every check but exactness: its name, what was checked, in which precision, and the errors."""
-    own, linear = check.precision, get_backend("linear", check.linear, device).call
-
-    def of(
-        operator: str, full: Operator, linear_operator: str, linear: Operator, precision: str
-    ) -> Iterator[tuple]:
+    linear = get_backend("linear", check.linear, device).call
+    own = (check.backend, full, check.linear, linear, check.precision)
+    defined = ("definition", full_relation, "definition", linear_relation, "fp64")
+    for operator, form, linear_operator, linear_form, precision in (defined, own):
         dtype = DTYPES[precision]
         lam = torch.tensor(ModelConfig.lambda_init, dtype=_wide(dtype), device=device)
         g = -0.1 * _draw("history", 6, device).sigmoid().to(_wide(dtype))
-
-        def linear_y(p1: Tensor, p2: Tensor, info: Tensor) -> Tensor:
-            return linear(p1, p2, info, g.expand_as(p1).contiguous())[0]
-
         states = _draw("history", 5, device, 3).to(dtype)
         share = 1 - exchange_gate(*states[:2], lam)
-        errors = history_errors(lambda *given: full(*given, lam), states, share)
-        linear_errors = history_errors(linear_y, states, torch.ones_like(share))
-        yield "identity", operator, precision, identity_errors(full, dtype, device)
-        yield "history", operator, precision, {f"Full Relation: {k}": e for k, e in errors.items()}
-        errors = {f"Linear Relation: {name}": error for name, error in linear_errors.items()}
-        yield "history", linear_operator, precision, errors
+        with_lam = lambda *given, form=form, lam=lam: form(*given, lam)  # noqa: E731
+        with_g = lambda *given, form=linear_form, g=g: form(  # noqa: E731
+            *given, g.expand_as(given[0]).contiguous()
+        )[0]
+        yield "identity", operator, precision, identity_errors(form, dtype, device)
+        for name, by, call, weighs in (
+            ("Full Relation", operator, with_lam, share),
+            ("Linear Relation", linear_operator, with_g, torch.ones_like(share)),
+        ):
+            errors = history_errors(call, states, weighs)
+            yield "history", by, precision, {f"{name}: {k}": e for k, e in errors.items()}
         yield "mixing", "definition", precision, mixing_errors(givens_mix, dtype, device)
-
-    yield from of("definition", full_relation, "definition", linear_relation, "fp64")
-    yield from of(check.backend, full, check.linear, linear, own)
     chunked = get_backend("linear", "chunked").call
     exact = (("expanded", expanded, "fp64"), ("chunked", chunked, "fp64"))
-    for name, form, precision in (*exact, (check.linear, linear, own)):
-        errors = recurrence_errors(form, DTYPES[precision], device)
-        yield "recurrence", name, precision, errors
+    for name, form, precision in (*exact, (check.linear, linear, check.precision)):
+        yield "recurrence", name, precision, recurrence_errors(form, DTYPES[precision], device)
 
 
 def _write(check: "Check", out: Path, kind: str, rows: list[dict], device: torch.device) -> None:
