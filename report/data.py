@@ -1,5 +1,6 @@
 """The records of one setting, a column of the report: a campaign, a variation and its scales."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache, cached_property
@@ -245,3 +246,13 @@ def gap(
     told = "; ".join(f"{each} of seed {numbers}" for each, numbers in zip(of, seeds, strict=True))
     told = f"no {name} of it is there" if len(lacking) == len(rows) else f"{told} {status}"
     return status, "; ".join(dict.fromkeys([told, *(row.reason for row in lacking if row.reason)]))
+
+
+def bits_per_character(runs: pd.DataFrame, nll: str = "final_nll") -> pd.Series:
+    """A loss in bits per character of the validation split; NaN where nobody recorded those.
+
+    Texts have their characters in any vocabulary, so that one run's count does for all of them.
+    """
+    characters = runs["validation_characters"].astype(float)
+    characters = characters.groupby(runs["corpus_fingerprint"], dropna=False).transform("max")
+    return runs[nll] * runs["validation_tokens"] / characters / math.log(2)

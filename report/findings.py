@@ -5,11 +5,13 @@
 
 import re
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pandas as pd
 
 from relation import plan, records
 from report import data, render, stats, study, table, tables
+from report.figures.style import signed
 
 PUBLISHED = Path("results/published")
 # Cells of the tables that the pages quote: table, row and column.
@@ -45,13 +47,8 @@ def variants(runs: pd.DataFrame) -> None:
         wide = own.pivot_table("final_nll", "seed", "variant")
         for variant in wide.columns.difference(["full", "mha"]):
             apart = (wide[variant] - wide["full"]).dropna()
-            print(f"{'/'.join(key)}: {variant} - Relation {interval(apart, '+.4f')}")
-
-
-def interval(values: pd.Series, form: str) -> str:
-    """A mean with its 95% t interval and the number of values."""
-    low, mean, high = stats.mean_interval(values)
-    return f"{mean:{form}} (95% {low:{form}} to {high:{form}}, n = {len(values)})"
+            told = signed(stats.mean(apart))
+            print(f"{'/'.join(key)}: {variant} - Relation {told}, n = {len(apart)}")
 
 
 def lengths(rows: pd.DataFrame) -> None:
@@ -64,27 +61,21 @@ def lengths(rows: pd.DataFrame) -> None:
     for times in (1, 2, 4):
         own = more[(more["first"] >= times * context) & (more["first"] < 2 * times * context)]
         for key, group in stats.pooled(own, run).groupby(run[:3]):
-            told = interval(group["value"], "+.3f")
-            print(f"long texts {'/'.join(key)}, {times} to {2 * times} T: {told}")
+            told = signed(stats.mean(group["value"]), "+.3f")
+            name = f"long texts {'/'.join(key)}, {times} to {2 * times} T"
+            print(f"{name}: {told}, n = {len(group)}")
 
 
 def main() -> None:
     """Print all of them."""
     books = records.load(PUBLISHED / "books")
-    columns = plan.load({"campaign": "books"}).columns
-    cells([data.load(c) for c in columns])
+    cells([data.load(column) for column in plan.load({"campaign": "books"}).columns])
     variants(books["runs"])
     lengths(books["lengths"])
-    fair = records.load(PUBLISHED / "fair")["runs"]
-    for (variant, rate), nll in fair.groupby(["variant", "learning_rate"])["final_nll"]:
-        print(f"fair {variant} at {rate:.3g}: {nll.mean():.4f} of {len(nll)}")
-    for variant, own in fair.groupby("variant"):
-        print(f"fair {variant}: rate {study.best_rate(own)}")
-    values = study.reading_values(records.load(PUBLISHED / "readings"))
-    for name, own in values.groupby("variation"):
-        means = own.drop(columns=["variation", "seed"]).mean()
-        told = ", ".join(f"{key} {value:.4f}" for key, value in means.items())
-        print(f"reading {name}, {len(own)} pairs: {told}")
+    with TemporaryDirectory() as figures:
+        for section in study.sections(PUBLISHED, Path(figures)):
+            if section.table is not None:
+                print(section.title, section.table.to_string(index=False), sep="\n")
 
 
 if __name__ == "__main__":

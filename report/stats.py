@@ -54,12 +54,6 @@ def mean(values: Sequence[float], confidence: float = 0.95) -> Estimate:
     return _estimate(middle, sd / math.sqrt(n), n - 1, n, sd, confidence)
 
 
-def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Low end, mean and high end of the 95% t interval; NaN ends below two values."""
-    found = mean(values)
-    return found.low, found.value, found.high
-
-
 def welch(over: Sequence[float], under: Sequence[float], confidence: float = 0.95) -> Estimate:
     """The difference of two means of unequal variance, unpaired, with Welch's interval."""
     terms = [mean(values) for values in (over, under)]
@@ -84,15 +78,14 @@ def equivalence(difference: Estimate, margin: float) -> float:
     return float(max(scipy.special.stdtr(difference.freedom, [-end for end in ends])))
 
 
-def holm(p: Sequence[float]) -> list[float]:
-    """Holm's correction of p values, in their order; a NaN stays one and counts for none."""
+def holm(p: Sequence[float]) -> np.ndarray:
+    """Holm's correction of a family's p values, in their order; an unknown one (NaN) stays so."""
     given = np.asarray(p, dtype=float)
-    known = np.flatnonzero(~np.isnan(given))
-    order = known[np.argsort(given[known], kind="stable")]
+    order = np.argsort(given, kind="stable")  # NaN last, though any of them may yet be the least
     factors = np.arange(len(order), 0, -1)
-    corrected = given.copy()
+    corrected = np.empty(len(order))
     corrected[order] = np.minimum(1.0, np.maximum.accumulate(given[order] * factors))
-    return corrected.tolist()
+    return corrected
 
 
 def correlation(x: Sequence[float], y: Sequence[float]) -> Estimate:

@@ -1,7 +1,8 @@
 """The page Study: Relation beside attention that is tuned alike, and what initial weights decide.
 
-Everything here is computed from the shipped rows of the campaigns `fair` and `readings`, and from
-the settings of the report. docs/preregistration.md fixes the comparison.
+Everything here is computed from the shipped rows of the campaigns `books`, `fair` and `readings`.
+docs/preregistration.md fixes the comparison. In `fair`, variations `rate-...` and `rate30-...`
+search for each arm's learning rate, and `tuned` has the runs that compare arms.
 """
 
 import json
@@ -16,17 +17,25 @@ from matplotlib.ticker import NullLocator
 
 from relation import records
 from relation.errors import InputError
-from relation.variants import VARIANTS
+from relation.variants import ARMS, VARIANTS
 from report import paper, stats
-from report.figures.style import COLOUR, INK, MUTED, forest, grid, save, signed, styled
+from report.data import bits_per_character
+from report.figures.style import COLOUR, INK, MUTED, Bar, forest, grid, panels, save, signed, styled
 
 MARGIN = 0.01  # nat/token, within which two arms count as equivalent
-FRESH = 200  # seeds from here on compare arms; smaller ones chose rates
+EVERY_ARM = 216  # all arms have the fresh seeds below, the primary ones further ones
 PAIR = ["mha", "full"]
-FEWEST = 16  # fresh seeds of every arm, from the first
 DIVERGED = 0.5  # nat/token above the median of an arm at a rate
 FURTHER = {"nearest": 45, "gpt2": 45}  # first seed of the pairs that decide, at 10M
-TUNED = "tuned"  # the variation of fair in which every arm has its own rate
+TUNED = "tuned"
+# Where the primary comparisons are made too, without a verdict: scale, variation, name.
+ELSEWHERE = (
+    ("30M", TUNED, "30M"),
+    ("100M28pc", TUNED, "100M on 28% of its tokens"),
+    ("10M", "long", "10M on 600M tokens"),
+    ("10M", "small-updates", "10M, 32,768 tokens an update"),
+)
+RUN = ["scale", "variation", "variant", "seed"]
 
 
 @dataclass(frozen=True)
@@ -34,27 +43,28 @@ class Section:
     """A part of the page: a paragraph, a table as a frame of text, and a figure by file name."""
 
     title: str
-    text: str
-    table: pd.DataFrame | None
-    figure: str
-    caption: str
+    text: str = ""
+    table: pd.DataFrame | None = None
+    figure: str = ""
+    caption: str = ""
 
 
 def sections(published: Path, folder: Path) -> list[Section]:
     """Every section whose rows are in `published`/<campaign>; figures go to `folder` as SVG."""
     folder.mkdir(parents=True, exist_ok=True)
-    there = {name: records.load(published / name) for name in ("books", "fair", "readings")}
-    fair = ended(there["fair"]["runs"], there["fair"]["probes"])
+    books, fair, tried = (records.load(published / n) for n in ("books", "fair", "readings"))
+    runs, probes = ended(fair["runs"], fair["probes"]), fair["probes"]
     with styled():
         found = [
-            differences(there["books"]["runs"], fair, folder),
-            arms(fair),
-            comparisons(fair, folder),
-            rates(fair, folder),
-            head_start(there["fair"]["probes"], folder),
+            differences(books["runs"], runs, folder),
+            arms(runs, probes, pd.concat([fair["steps"], books["steps"]])),
+            comparisons(runs, folder),
+            *elsewhere(runs),
+            head_start(runs, probes, folder),
+            rates(runs, folder),
         ]
-        if len(there["readings"]["runs"]):
-            found += readings(reading_values(there["readings"]), folder)
+        if len(tried["runs"]):
+            found += readings(reading_values(tried), folder)
     return [section for section in found if section is not None]
 
 
@@ -63,24 +73,27 @@ def title(variant: str) -> str:
     return VARIANTS[variant].title if variant in VARIANTS else variant
 
 
-def fresh(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows of the fair campaign that compare arms."""
-    return rows[(rows["variation"] == TUNED) & (rows["seed"] >= FRESH)]
+def minus(over: str, under: str) -> str:
+    """The name of a comparison."""
+    return f"{title(over)} − {title(under)}"
 
 
-def diverged(runs: pd.DataFrame) -> pd.Series:
-    """Which runs of one arm have no final NLL, or one far above the median at their rate."""
-    usual = runs.groupby("learning_rate")["final_nll"].transform("median")
-    return runs["final_nll"].isna() | (runs["final_nll"] > usual + DIVERGED)
+def of(rows: pd.DataFrame, scale: str, variation: str = TUNED) -> pd.DataFrame:
+    """The rows of one scale and variation."""
+    return rows[(rows["scale"] == scale) & (rows["variation"] == variation)]
 
 
 def ended(runs: pd.DataFrame, probes: pd.DataFrame) -> pd.DataFrame:
-    """Runs with `nll`, with which they enter a comparison: a stopped one's last finite NLL."""
-    key = ["scale", "variation", "variant", "seed"]
+    """Runs with `nll`, with which they enter a comparison: a stopped one's last finite NLL.
+
+    Also `diverged`: it stopped, or ended far above the median of its arm at its rate.
+    """
     seen = probes[(probes["metric"] == "validation_nll") & np.isfinite(probes["value"])]
-    last = seen.sort_values("update").groupby(key)["value"].last()
-    last = last.reindex(pd.MultiIndex.from_frame(runs[key])).to_numpy(float)
-    return runs.assign(nll=runs["final_nll"].fillna(pd.Series(last, runs.index)))
+    last = seen.sort_values("update").groupby(RUN)["value"].last()
+    last = last.reindex(pd.MultiIndex.from_frame(runs[RUN])).to_numpy(float)
+    usual = runs.groupby([*RUN[:3], "learning_rate"])["final_nll"].transform("median")
+    lost = runs["final_nll"].isna() | (runs["final_nll"] > usual + DIVERGED)
+    return runs.assign(nll=runs["final_nll"].fillna(pd.Series(last, runs.index)), diverged=lost)
 
 
 # Relation beside MHA, setting by setting
@@ -91,183 +104,321 @@ def differences(books: pd.DataFrame, fair: pd.DataFrame, folder: Path) -> Sectio
 
     books, fair: the runs of the two campaigns.
     """
-    runs = [
-        books.assign(nll=books["final_nll"], group="books/" + books["variation"]),
-        fresh(fair).assign(group="fair/tuned"),
-    ]
-    rows = []
-    for (scale, group), own in pd.concat(runs).groupby(["scale", "group"], sort=False):
-        wide = own.pivot_table("nll", "seed", "variant").reindex(columns=PAIR).dropna()
+    tuned = fair[fair["variation"] == TUNED]
+    runs = pd.concat(
+        [books.assign(nll=books["final_nll"], group="books/" + books["variation"]),
+         tuned.assign(group="fair/tuned")]
+    )  # fmt: skip
+    runs["bits"] = bits_per_character(runs, "nll")
+    rows, bars = [], []
+    for (scale, group), own in runs.groupby(["scale", "group"], sort=False):
+        wide = own.pivot_table(["nll", "bits"], "seed", "variant", dropna=False)
+        if not set(PAIR) <= set(wide.columns.get_level_values(1)):
+            continue
         first = FURTHER.get(group.removeprefix("books/"), 0) if scale == "10M" else 0
         wide = wide[wide.index >= first]  # seeds that chose nothing and decide
-        if len(wide):
-            found = stats.mean_interval(wide["full"] - wide["mha"])
-            rows.append((scale, f"{scale}, {group}, {len(wide)} pairs", found))
+        nll, bits = ((wide[n, "full"] - wide[n, "mha"]).dropna() for n in ("nll", "bits"))
+        if len(nll):
+            name, found = f"{scale}, {group}", stats.mean(nll)
+            printed = paper.number("app-nll", f"{scale}/mean", "delta")
+            bars.append(Bar(f"{name}, {len(nll)} pairs", found, printed=printed))
+            vocabulary = f"{own['vocabulary'].iloc[0]:,}"
+            told = signed(stats.mean(bits), "+.5f") if len(bits) else "not recorded"
+            rows.append((name, vocabulary, str(len(nll)), signed(found), told))
     if not rows:
         return None
     figure, axes = grid(1, 1, 0.3 * len(rows) + 0.7)
-    here = axes[0, 0]
-    forest(here, [(name, found, COLOUR["full"]) for _, name, found in rows])
-    for place, (scale, *_) in enumerate(rows):
-        printed = paper.number("app-nll", f"{scale}/mean", "delta")
-        if printed is not None:
-            here.plot(printed, -place, "D", color=INK, markerfacecolor="none", markersize=5)
-    here.set_xlim(-0.11, 0.11)
-    here.set_xlabel("final validation NLL, Relation − MHA (nat/token)")
+    forest(axes[0, 0], bars)
+    axes[0, 0].set_xlabel("final validation NLL, Relation − MHA (nat/token)")
     save(figure, folder / "answer.svg")
+    names = ["setting", "vocabulary", "pairs", "nat/token", "bits/character"]
     caption = (
         "Relation − MHA with its 95% interval over pairs, by scale and setting; at 10M the further "
-        "pairs where there are some. Diamonds: the paper. An interval may leave the panel."
+        "pairs where there are some. Diamonds: the paper."
     )
-    return Section("Relation beside MHA", "", None, "answer.svg", caption)
+    table = pd.DataFrame(rows, columns=names)
+    return Section("Relation beside MHA", "", table, "answer.svg", caption)
 
 
 # The fair comparison
 
 
-def arms(runs: pd.DataFrame) -> Section | None:
-    """Arms at their own rates. Raises InputError where the runs of one have several."""
+def primary(runs: pd.DataFrame) -> list[tuple[str, str]]:
+    """The primary comparisons: Relation − MHA, and best Relation − best attention ("": open)."""
+    search = runs[runs["variation"].str.startswith("rate") & (runs["scale"] == "10M")]
+    best = []
+    for first in ("full", "mha"):
+        kind = search["variant"].str.startswith(first) & (search["variant"] != "mha-self")
+        fits = {name: best_rate(own) for name, own in search[kind].groupby("variant")}
+        is_open = not fits or any(rate is None for rate, _, _ in fits.values())
+        best.append("" if is_open else min(fits, key=lambda name: fits[name][2]))
+    return list(dict.fromkeys([("full", "mha"), (best[0], best[1])]))
+
+
+@dataclass(frozen=True)
+class Apart:
+    """One arm less another: Welch's estimate, which decides; paired; and without diverged runs."""
+
+    seeds: pd.Index
+    welch: stats.Estimate
+    paired: stats.Estimate
+    kept: stats.Estimate
+
+
+def apart(runs: pd.DataFrame, over: str, under: str, end: float = math.inf) -> Apart | None:
+    """Two arms on their common seeds below `end`; None without any. runs: as `ended`."""
+    both = [runs[runs["variant"] == name].set_index("seed") for name in (over, under)]
+    seeds = both[0].index.intersection(both[1].index)
+    seeds = seeds[seeds < end]
+    if seeds.empty:
+        return None
+    nll, lost = ([arm.loc[seeds, name] for arm in both] for name in ("nll", "diverged"))
+    kept = [values[~gone] for values, gone in zip(nll, lost, strict=True)]
+    paired = stats.mean((nll[0] - nll[1]).dropna())
+    return Apart(seeds, stats.welch(*(v.dropna() for v in nll)), paired, stats.welch(*kept))
+
+
+def compared(runs: pd.DataFrame) -> pd.DataFrame:
+    """The comparisons with verdicts at 10M: family, over, under, found (Apart), p and within.
+
+    p, within: of a difference and of equivalence, after Holm's correction over the whole family,
+    of which runs may not be there yet: the primary comparisons; and all arms other than MHA beside
+    it on the seeds that every arm has.
+    """
+    asked = [("primary", *pair, math.inf) for pair in primary(runs)]
+    asked += [("arms", name, "mha", EVERY_ARM) for name in ARMS if name != "mha"]
     rows = []
-    for variant, own in fresh(runs[runs["scale"] == "10M"]).groupby("variant"):
-        if own["learning_rate"].nunique() > 1:
-            raise InputError(f"the fresh runs of {variant} have several learning rates")
-        low, mean, high = stats.mean_interval(own["nll"].dropna())
-        rows.append(
-            {
-                "arm": title(variant),
-                "rate": f"{own['learning_rate'].iloc[0]:.3g}",
-                "runs": str(len(own)),
-                "diverged": str(diverged(own).sum()),
-                "NLL": f"{mean:.4f} ({low:.4f} to {high:.4f})",
-                "bits/character": _bits(own),
-                "parameters": f"{own['parameters'].iloc[0]:,}",
-            }
-        )
-    if not rows:
-        return None
-    text = (
-        "Every arm at 10M on the corpus library, at the learning rate that its own runs chose, on "
-        "seeds that chose nothing. GPT-2’s residual scale, AdamW’s epsilon 1e-8, equal parameters. "
-        "A run that stopped counts with its last finite validation NLL."
-    )
-    table = pd.DataFrame(rows).sort_values("NLL")
-    return Section("Every arm at its own rate", text, table, "", "")
-
-
-def comparisons(runs: pd.DataFrame, folder: Path) -> Section | None:
-    """The primary comparisons and every arm beside MHA, each family with Holm's correction."""
-    runs = runs[runs["scale"] == "10M"]
-    by_arm = {name: own.set_index("seed") for name, own in fresh(runs).groupby("variant")}
-    best = {first: _best(runs[runs["seed"] < FRESH], first) for first in PAIR}
-    primary = dict.fromkeys([("full", "mha"), (best["full"], best["mha"])])
-    asked = [("primary", pair, None) for pair in primary]
-    asked += [("arms", (name, "mha"), FRESH + FEWEST) for name in by_arm if name != "mha"]
-    rows, bars = [], []
-    for family, names, end in asked:
-        if not by_arm.keys() >= set(names):
-            continue
-        over, under = (by_arm[name].assign(diverged=diverged(by_arm[name])) for name in names)
-        seeds = over.index.intersection(under.index)
-        over, under = (own.loc[seeds[seeds < (end or math.inf)]] for own in (over, under))
-        apart = stats.welch(over["nll"].dropna(), under["nll"].dropna())
-        kept = stats.welch(*(own["nll"][~own["diverged"]] for own in (over, under)))
-        rows.append(
-            {
-                "comparison": " − ".join(map(title, names)),
-                "family": family,
-                "seeds": str(len(over)),
-                "Welch": signed(apart.low, apart.value, apart.high),
-                "paired": signed(*stats.mean_interval((over["nll"] - under["nll"]).dropna())),
-                "p": apart.p,
-                "p within ±0.01": stats.equivalence(apart, MARGIN),
-                "verdict": "better" if apart.value < 0 else "worse",
-                "without diverged": signed(kept.low, kept.value, kept.high),
-            }
-        )
-        ends = apart.low, apart.value, apart.high
-        bars.append((f"{rows[-1]['comparison']}, {len(over)} seeds", ends, _colour(names[0])))
-    if not rows:
-        return None
-    table, tests = pd.DataFrame(rows), ["p", "p within ±0.01"]
+    for family, over, under, end in asked:
+        found = apart(of(runs, "10M"), over, under, end)
+        p = (found.welch.p, stats.equivalence(found.welch, MARGIN)) if found else [math.nan] * 2
+        rows.append((family, over, under, found, *p))
+    tests = ["p", "within"]
+    table = pd.DataFrame(rows, columns=["family", "over", "under", "found", *tests])
     table[tests] = table.groupby("family")[tests].transform(stats.holm)
-    table["verdict"] = [_verdict(*row) for row in table[["verdict", *tests]].to_numpy()]
-    table[tests] = table[tests].map(lambda p: "" if math.isnan(p) else f"{p:.3f}")
-    figure, axes = grid(1, 1, 0.32 * len(bars) + 0.7)
-    axes[0, 0].axvspan(-MARGIN, MARGIN, color=MUTED, alpha=0.15, linewidth=0)
-    forest(axes[0, 0], sorted(bars, key=lambda bar: bar[1][1]))
-    axes[0, 0].set_xlabel("difference of final validation NLL (nat/token)")
-    save(figure, folder / "forest.svg")
-    return Section(
-        "Is it better than attention?",
-        "Welch’s test decides, at 5% after Holm’s correction within a family: the primary "
-        "comparisons, and every arm beside MHA on the first 16 fresh seeds.",
-        table,
-        "forest.svg",
-        "Differences of NLL with 95% Welch intervals. Grey: ±0.01.",
-    )
+    return table.dropna(subset="found")
 
 
-def _colour(variant: str) -> str:
-    return COLOUR["full" if variant.startswith("full") else "mha"]
-
-
-def _best(search: pd.DataFrame, first: str) -> str:
-    """The arm with the lowest fitted minimum of those that extend `first`; "" while one is open."""
-    arms = search[search["variant"].str.startswith(first) & (search["variant"] != "mha-self")]
-    found = {name: best_rate(own) for name, own in arms.groupby("variant")}
-    if not found or any(rate is None for rate, _, _ in found.values()):
-        return ""
-    return min(found, key=lambda name: found[name][2])
-
-
-def _verdict(way: str, p: float, within: float) -> str:
-    """The protocol's word. way: better or worse; p, within: of a difference, of equivalence."""
+def verdict(difference: float, p: float, within: float) -> str:
+    """The protocol's word. p, within: corrected p of a difference and of equivalence."""
+    way = "better" if difference < 0 else "worse"
     if within < 0.05:
         return f"both: {way}, by less than ±{MARGIN}" if p < 0.05 else "equivalent"
     return way if p < 0.05 else "not established"
 
 
-def _bits(runs: pd.DataFrame) -> str:
-    """Mean bits per character of the validation split; empty where characters are not recorded."""
-    characters = runs["validation_characters"].astype(float)
-    bits = runs["nll"] * runs["validation_tokens"] / characters / math.log(2)
-    return "" if bits.isna().all() else f"{bits.mean():.4f}"
+def arms(runs: pd.DataFrame, probes: pd.DataFrame, steps: pd.DataFrame) -> Section | None:
+    """Arms at 10M and their own rates. Raises InputError where the runs of one have several."""
+    own = of(runs, "10M")
+    if own.empty:
+        return None
+    table = compared(runs).query("under == 'mha'").drop_duplicates("over").set_index("over")
+    reached = tokens_to_mha(probes)
+    rows = []
+    for variant, arm in own.groupby("variant"):
+        if arm["learning_rate"].nunique() > 1:
+            raise InputError(f"the fresh runs of {variant} have several learning rates")
+        speed, rate = throughput(steps, variant, arm["backend"].iloc[0])
+        time = "not measured" if rate is None else "not reached"
+        if rate and reached.get(variant):
+            time = f"{reached[variant] / rate / 60:.1f}"
+        delta = signed(table.loc[variant, "found"].welch) if variant in table.index else ""
+        rows.append(
+            {**summary(arm), "less MHA": delta, "tokens/s by MHA’s": speed, "minutes": time}
+        )
+    text = (
+        "Every arm at 10M on the corpus library, at the learning rate that its own runs chose, on "
+        "seeds that chose nothing. GPT-2’s residual scale, AdamW’s epsilon 1e-8, equal parameters. "
+        "A run that stopped counts with its last finite validation NLL. Less MHA: Welch’s "
+        "interval, on the seeds of the comparison below. Tokens a second beside MHA’s on cuDNN are "
+        "of exclusive benchmarks of training steps, and so are the GPU’s minutes until the mean "
+        "validation NLL is MHA’s last; an arm without such a benchmark is not measured."
+    )
+    return Section("Every arm at its own rate", text, pd.DataFrame(rows).sort_values("NLL"))
+
+
+def summary(arm: pd.DataFrame) -> dict[str, str]:
+    """What a table says of the runs of one arm."""
+    nll, bits = stats.mean(arm["nll"].dropna()), bits_per_character(arm, "nll").mean()
+    return {
+        "arm": title(arm["variant"].iloc[0]),
+        "rate": f"{arm['learning_rate'].iloc[0]:.3g}",
+        "runs": str(len(arm)),
+        "diverged": str(arm["diverged"].sum()),
+        "NLL": f"{nll.value:.4f} ({nll.low:.4f} to {nll.high:.4f})",
+        "bits/character": "not recorded" if math.isnan(bits) else f"{bits:.4f}",
+        "parameters": f"{arm['parameters'].iloc[0]:,}",
+    }
+
+
+def throughput(steps: pd.DataFrame, variant: str, backend: str) -> tuple[str, float | None]:
+    """Tokens/s of an arm over MHA's on cuDNN, as text, and its own; of exclusive benchmarks."""
+    rows = steps[(steps["benchmark"] == "matched") & (steps["scale"] == "10M")]
+    rows = rows[rows["status"] == "PASS"].drop_duplicates(["variant", "backend"])
+    sides = rows.set_index(["variant", "backend"])
+    if not {(variant, backend), ("mha", "cudnn")} <= set(sides.index):
+        return "not measured", None
+    arm, mha = sides.loc[(variant, backend)], sides.loc[("mha", "cudnn")]
+    together = arm["hash"] == mha["hash"] and not (arm["alone"] or mha["alone"])
+    found = stats.median_ratio(list(arm["samples"]), list(mha["samples"]), together)
+    return f"{found.value:.3f} ({found.low:.3f} to {found.high:.3f})", arm["tokens_per_second"]
+
+
+def validation(probes: pd.DataFrame) -> pd.DataFrame:
+    """Validation NLL at 10M by tokens, a column an arm and seed; a run that stopped stays where
+    it was."""
+    rows = of(probes, "10M")
+    rows = rows[(rows["metric"] == "validation_nll") & np.isfinite(rows["value"])]
+    return rows.pivot_table("value", "tokens", ["variant", "seed"]).ffill()
+
+
+def tokens_to_mha(probes: pd.DataFrame) -> dict[str, float | None]:
+    """Tokens at which each arm's mean validation NLL is MHA's last, over common seeds."""
+    curves = validation(probes)
+    arms = {arm: curves[arm] for arm in curves.columns.unique("variant")}
+    found = {}
+    for arm, own in arms.items() if "mha" in arms else ():
+        seeds = own.columns.intersection(arms["mha"].columns)
+        target = arms["mha"].iloc[-1][seeds].mean()
+        found[arm] = stats.crossing(own.index, own[seeds].mean(axis=1).to_numpy(), target)
+    return found
+
+
+def comparisons(runs: pd.DataFrame, folder: Path) -> Section | None:
+    """The comparisons with verdicts, as a table and a forest plot."""
+    rows, bars = [], []
+    for one in compared(runs).itertuples():
+        name, found = minus(one.over, one.under), one.found
+        rows.append(
+            {
+                "comparison": name,
+                "family": one.family,
+                "seeds": str(len(found.seeds)),
+                "Welch": signed(found.welch),
+                "paired": signed(found.paired),
+                "p": "" if math.isnan(one.p) else f"{one.p:.3f}",
+                f"p within ±{MARGIN}": "" if math.isnan(one.within) else f"{one.within:.3f}",
+                "verdict": verdict(found.welch.value, one.p, one.within),
+                "without diverged": signed(found.kept),
+            }
+        )
+        colour = COLOUR["full" if one.over.startswith("full") else "mha"]
+        bars.append(Bar(f"{name}, {len(found.seeds)} seeds", found.welch, colour))
+    if not rows:
+        return None
+    figure, axes = grid(1, 1, 0.32 * len(bars) + 0.7)
+    axes[0, 0].axvspan(-MARGIN, MARGIN, color=MUTED, alpha=0.15, linewidth=0)
+    forest(axes[0, 0], sorted(bars, key=lambda bar: bar.found.value))
+    axes[0, 0].set_xlabel("difference of final validation NLL (nat/token)")
+    save(figure, folder / "forest.svg")
+    text = (
+        "Welch’s test decides, at 5% after Holm’s correction within a family: the primary "
+        "comparisons; and every arm beside MHA on the first 16 fresh seeds, which shows what each "
+        "ingredient is worth."
+    )
+    caption = f"Differences of NLL with 95% Welch intervals. Grey: ±{MARGIN}."
+    table = pd.DataFrame(rows)
+    return Section("Is it better than attention?", text, table, "forest.svg", caption)
+
+
+def elsewhere(runs: pd.DataFrame) -> list[Section]:
+    """The primary arms in larger models, on more tokens and in smaller updates."""
+    pairs, there, rows = primary(runs), [], []
+    pairs += [(under, "mha") for _, under in pairs if under not in ("", "mha")]
+    for scale, variation, setting in ELSEWHERE:
+        own = of(runs, scale, variation)
+        for _, arm in own.groupby("variant"):
+            there.append({"setting": setting, **summary(arm)})
+        for over, under in pairs:
+            if (found := apart(own, over, under)) is None:
+                continue
+            row = {"setting": setting, "comparison": minus(over, under)}
+            row |= {"seeds": str(len(found.seeds)), "Welch": signed(found.welch)}
+            row |= {"paired": signed(found.paired), "150M tokens, same seeds": ""}
+            beside = apart(of(runs[runs["seed"].isin(found.seeds)], "10M"), over, under)
+            if scale == "10M" and beside is not None:
+                row["150M tokens, same seeds"] = signed(beside.welch)
+            rows.append(row)
+    text = (
+        "Differences without a verdict; the longer horizon and the smaller updates beside 150M "
+        "tokens and full updates on the same seeds."
+    )
+    titles = ("Larger models, a longer horizon, smaller updates", "The same, arm less arm")
+    made = zip(titles, ("Each arm at its own rate.", text), (there, rows), strict=True)
+    return [Section(name, told, pd.DataFrame(table)) for name, told, table in made if table]
+
+
+def head_start(runs: pd.DataFrame, probes: pd.DataFrame, folder: Path) -> Section | None:
+    """The primary comparisons against training tokens: how much of the end is there early."""
+    curves, rows = validation(probes), []
+    figure, axes = grid(1, 1, 2.8)
+    here = axes[0, 0]
+    for (over, under), colour in zip(primary(runs), ("full", "linear"), strict=False):
+        if not {over, under} <= set(curves.columns.unique(0)):
+            continue
+        seeds = curves[over].columns.intersection(curves[under].columns)
+        points = {
+            tokens: stats.welch(curves.loc[tokens, over][seeds], curves.loc[tokens, under][seeds])
+            for tokens in curves.index[curves.index > 0]
+        }
+        look = {"color": COLOUR[colour], "label": minus(over, under)}
+        here.plot(list(points), [one.value for one in points.values()], **look)
+        ends = ([getattr(one, end) for one in points.values()] for end in ("low", "high"))
+        here.fill_between(list(points), *ends, color=COLOUR[colour], alpha=0.2, linewidth=0)
+        row, last = {"comparison": minus(over, under), "seeds": str(len(seeds))}, max(points)
+        for share in (0.2, 0.5, 1.0):
+            there = points[min(points, key=lambda tokens: abs(tokens - share * last))]
+            row[f"after {share:.0%}"] = signed(there)
+            row[f"share at {share:.0%}"] = f"{there.value / points[last].value:.0%}"
+        rows.append(row)
+    if not rows:
+        return None
+    here.axhline(0, color=INK, linewidth=0.8)
+    here.set_xlabel("training tokens")
+    here.set_ylabel("difference (nat/token)")
+    here.legend()
+    save(figure, folder / "head-start.svg")
+    table = pd.DataFrame(rows).drop(columns="share at 100%")
+    text = "The share of the final difference that is there after 20% and 50% of the tokens."
+    caption = "Validation NLL while training: differences with 95% Welch intervals over seeds."
+    return Section("A head start or a gain?", text, table, "head-start.svg", caption)
 
 
 def rates(runs: pd.DataFrame, folder: Path) -> Section | None:
     """The search for each arm's learning rate: means by rate, and the fitted minimum."""
-    runs = runs[(runs["seed"] < FRESH) & (runs["scale"] == "10M")]
+    runs = runs[runs["variation"].str.startswith("rate")]
     if runs.empty:
         return None
-    steps, rows = sorted(runs["learning_rate"].unique()), []
-    figure, axes = grid(1, 1, 3.2)
-    here = axes[0, 0]
-    for variant, own in runs.groupby("variant"):
-        by_rate = own.assign(lost=diverged(own)).groupby("learning_rate")
-        means, lost = by_rate["final_nll"].mean(), by_rate["lost"].sum()
-        means = means.where(lost == 0)  # no mean of those that survived
-        look = {"color": COLOUR.get(variant), "label": title(variant)}
-        (line,) = here.plot(means.index, means, "o-", **look)
-        look = {"color": line.get_color(), "alpha": 0.4}
-        here.plot(own["learning_rate"], own["final_nll"], ".", **look)
-        best, reason, _ = best_rate(own)
-        cells = {f"{rate:.3g}": "" for rate in steps}
-        for rate, nll in means.items():
-            cells[f"{rate:.3g}"] = f"{lost[rate]} diverged" if lost[rate] else f"{nll:.4f}"
-        chosen = f"{best:.3g}" if best else f"open: {reason}"
-        rows.append({"arm": title(variant), **cells, "runs": str(len(own)), "rate": chosen})
-    here.set_xscale("log")
-    here.set_xticks(steps, [f"{rate:.3g}" for rate in steps])
-    here.xaxis.set_minor_locator(NullLocator())
-    here.set_xlabel("learning rate")
-    here.set_ylabel("final validation NLL (nat/token)")
-    here.legend()
+    rows, ylabel = [], ["final validation NLL (nat/token)"]
+    figure, axes, columns = panels(runs, 3.2, ylabel, "learning rate")
+    for scale, of_scale, (here,) in columns:
+        steps = sorted(of_scale["learning_rate"].unique())
+        for variant, own in of_scale.groupby("variant"):
+            by_rate = own.groupby("learning_rate")
+            means, lost = by_rate["final_nll"].mean(), by_rate["diverged"].sum()
+            means = means.where(lost == 0)  # no mean of those that survived
+            look = {"color": COLOUR.get(variant), "label": title(variant)}
+            (line,) = here.plot(means.index, means, "o-", **look)
+            look = {"color": line.get_color(), "alpha": 0.4}
+            here.plot(own["learning_rate"], own["final_nll"], ".", **look)
+            best, reason, _ = best_rate(own)
+            told = [
+                f"{n} diverged" if n else f"{mean:.4f}" for mean, n in zip(means, lost, strict=True)
+            ]
+            rows.append(
+                {"scale": scale, "arm": title(variant), "runs": str(len(own))}
+                | {"rate": f"{best:.3g}" if best else f"open: {reason}"}
+                | {f"{rate:.3g}": cell for rate, cell in zip(means.index, told, strict=True)}
+            )
+        here.set_xscale("log")
+        here.set_xticks(steps, [f"{rate:.3g}" for rate in steps])
+        here.xaxis.set_minor_locator(NullLocator())
+    axes[0, 0].legend()
     save(figure, folder / "rates.svg")
     return Section(
         "The learning rate of each arm",
-        "Mean final NLL at 10M by learning rate. The arm’s rate is the minimum of a quadratic in "
-        "the logarithm of the rate, fitted to the best rate and its neighbours.",
-        pd.DataFrame(rows),
+        "Mean final NLL by learning rate. The arm’s rate is the minimum of a quadratic in the "
+        "logarithm of the rate, fitted to the best rate and its neighbours; at 30M to three rates.",
+        pd.DataFrame(rows).fillna(""),
         "rates.svg",
         "Final NLL against the learning rate; small points are single runs.",
     )
@@ -276,17 +427,21 @@ def rates(runs: pd.DataFrame, folder: Path) -> Section | None:
 def best_rate(runs: pd.DataFrame) -> tuple[float | None, str, float]:
     """An arm's learning rate by docs/preregistration.md, or None; why it is open; its fitted NLL.
 
-    runs: of one arm, with learning_rate, seed and final_nll (null: stopped).
+    runs: as `ended`, of one arm at 10M or 30M.
     """
-    by_rate = runs.assign(diverged=diverged(runs)).groupby("learning_rate")
+    by_rate = runs.groupby("learning_rate")
     means = by_rate["final_nll"].mean().where(~by_rate["diverged"].any(), math.inf)
-    place = int(np.argmin(means))
-    if place in (0, len(means) - 1):
-        return None, f"the best rate, {means.index[place]:.3g}, is at the edge", math.nan
-    near = means.index[place - 1 : place + 2]
-    if by_rate["seed"].nunique()[near].min() < 4:
-        told = f"two more seeds at {', '.join(f'{rate:.3g}' for rate in near)}"
-        return None, told, math.nan
+    near, place = means.index, int(np.argmin(means))
+    if (runs["scale"] == "30M").all():
+        if len(near) != 3 or math.isinf(means.min()):
+            return None, f"{np.isfinite(means).sum()} of 3 rates", math.nan
+    elif place in (0, len(means) - 1):
+        return None, f"the best rate, {near[place]:.3g}, is at the edge", math.nan
+    else:
+        near = near[place - 1 : place + 2]
+        if by_rate["seed"].nunique()[near].min() < 4:
+            told = f"two more seeds at {', '.join(f'{rate:.3g}' for rate in near)}"
+            return None, told, math.nan
     own = runs[runs["learning_rate"].isin(near)].dropna(subset="final_nll")
     x = np.log(own["learning_rate"])
     fit = np.polyfit(x, own["final_nll"], 2) if x.nunique() == 3 else np.zeros(3)
@@ -294,27 +449,6 @@ def best_rate(runs: pd.DataFrame) -> tuple[float | None, str, float]:
         return float(means.index[place]), "", float(means.iloc[place])
     lowest = np.clip(-fit[1] / (2 * fit[0]), math.log(near[0]), math.log(near[-1]))
     return float(f"{math.exp(lowest):.3g}"), "", float(np.polyval(fit, lowest))
-
-
-def head_start(probes: pd.DataFrame, folder: Path) -> Section | None:
-    """Relation less MHA against training tokens, with intervals over the fresh seeds."""
-    rows = fresh(probes[(probes["metric"] == "validation_nll") & (probes["scale"] == "10M")])
-    wide = rows[rows["tokens"] > 0].pivot_table("value", ["tokens", "seed"], "variant")
-    if not set(PAIR) <= set(wide.columns):
-        return None
-    apart = (wide["full"] - wide["mha"]).dropna()
-    points = {tokens: stats.mean_interval(own) for tokens, own in apart.groupby("tokens")}
-    low, mean, high = np.array(list(points.values())).T
-    figure, axes = grid(1, 1, 2.8)
-    here = axes[0, 0]
-    here.axhline(0, color=INK, linewidth=0.8)
-    here.plot(list(points), mean, color=COLOUR["full"])
-    here.fill_between(list(points), low, high, color=COLOUR["full"], alpha=0.2, linewidth=0)
-    here.set_xlabel("training tokens")
-    here.set_ylabel("Relation − MHA (nat/token)")
-    save(figure, folder / "head-start.svg")
-    caption = "Validation NLL, Relation − MHA, mean and 95% interval over seeds."
-    return Section("A head start or a gain?", "", None, "head-start.svg", caption)
 
 
 # Readings: what the paper leaves open

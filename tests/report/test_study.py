@@ -1,4 +1,4 @@
-"""The page Study: the protocol's choice of a rate, the arms, and the shipped readings."""
+"""The page Study: the choice of rates, comparisons on planted truths, the shipped readings."""
 
 from pathlib import Path
 
@@ -10,107 +10,189 @@ from relation.errors import InputError
 from report import study
 
 PUBLISHED = Path("results/published")
-
-
-def runs_at(rates, seeds, nll):
-    """Runs of one arm; nll(rate, seed) -> final NLL."""
-    rows = [(rate, seed, nll(rate, seed)) for rate in rates for seed in seeds]
-    return pd.DataFrame(rows, columns=["learning_rate", "seed", "final_nll"])
-
-
 RATES = [1e-3 * 2 ** (k / 2) for k in range(-2, 3)]
+BUDGET = 150_000_000
+
+
+def no_probes(*rows):
+    names = ("scale", "variation", "variant", "seed", "update", "metric", "value", "tokens")
+    return pd.DataFrame(rows, columns=names).astype({"value": float, "seed": int})
+
+
+def run(variant, seed, nll, variation="tuned", scale="10M", rate=1e-3):
+    known = {"parameters": 10_000_000, "validation_tokens": 100, "validation_characters": 400}
+    known |= {"corpus_fingerprint": "x", "vocabulary": 4096}
+    key = {"scale": scale, "variation": variation, "variant": variant, "seed": seed}
+    known |= {"backend": "cudnn" if variant == "mha" else "flash", "learning_rate": rate}
+    return key | known | {"final_nll": nll}
+
+
+def runs_at(rates, seeds, nll, scale="10M"):
+    """The search of one arm; nll(rate, seed) -> final NLL."""
+    rows = [run("mha", s, nll(r, s), f"rate-{r}", scale, r) for r in rates for s in seeds]
+    return pd.DataFrame(rows)
+
+
+def best_rate(runs):
+    return study.best_rate(study.ended(runs, no_probes()))
 
 
 def test_a_quadratic_gives_its_minimum():
     runs = runs_at(RATES, (1, 2, 3, 4), lambda rate, _: 3 + np.log(rate / 1.2e-3) ** 2)
-    assert study.best_rate(runs) == (pytest.approx(1.2e-3), "", pytest.approx(3))
+    assert best_rate(runs) == (pytest.approx(1.2e-3), "", pytest.approx(3))
 
 
 def test_the_minimum_stays_between_the_neighbours():
     # Flat but for a steep fall at the middle rate's right: the parabola would go beyond.
     values = dict(zip(RATES, (3.5, 3.3, 3.2, 3.19, 3.6), strict=True))
-    rate, why, _ = study.best_rate(runs_at(RATES, (1, 2, 3, 4), lambda rate, _: values[rate]))
+    rate, why, _ = best_rate(runs_at(RATES, (1, 2, 3, 4), lambda rate, _: values[rate]))
     assert why == "" and RATES[2] <= rate <= RATES[4]
 
 
 def test_an_edge_and_missing_seeds_leave_the_rate_open():
-    falling = runs_at(RATES, (1, 2, 3, 4), lambda rate, _: 3 - rate)
-    assert study.best_rate(falling)[0] is None and "edge" in study.best_rate(falling)[1]
+    falling = best_rate(runs_at(RATES, (1, 2, 3, 4), lambda rate, _: 3 - rate))
+    assert falling[0] is None and "edge" in falling[1]
     few = runs_at(RATES, (1, 2), lambda rate, _: 3 + np.log(rate / 1.1e-3) ** 2)
-    assert "two more seeds at 0.000707, 0.001, 0.00141" in study.best_rate(few)[1]
+    assert "two more seeds at 0.000707, 0.001, 0.00141" in best_rate(few)[1]
+
+
+def test_at_30m_three_rates_of_one_seed_give_the_minimum():
+    def nll(rate, _):
+        return 3 + np.log(rate / 1.1e-3) ** 2
+
+    assert best_rate(runs_at(RATES[1:4], [142], nll, "30M"))[:2] == (pytest.approx(1.1e-3), "")
+    edge = best_rate(runs_at(RATES[:3], [142], lambda rate, _: 3 - rate, "30M"))
+    assert edge[0] == RATES[2]  # no further out than the outer rates
+    assert best_rate(runs_at(RATES[:2], [142], nll, "30M"))[:2] == (None, "2 of 3 rates")
 
 
 def test_a_divergence_ranks_behind_all_others():
     for lost in (np.nan, 3.6):  # stopped, and far above the median at its rate
         runs = runs_at(RATES[:4], (1, 2, 3, 4), lambda rate, _: 3 + np.log(rate / 1.1e-3) ** 2)
         runs.loc[runs["seed"].eq(1) & runs["learning_rate"].eq(RATES[2]), "final_nll"] = lost
-        assert study.best_rate(runs)[1] == "the best rate, 0.00141, is at the edge"
+        assert best_rate(runs)[1] == "the best rate, 0.00141, is at the edge"
     runs = runs_at(RATES, (1, 2, 3, 4), lambda rate, _: 3 + np.log(rate / 1e-3) ** 2)
     runs.loc[runs["seed"].eq(4) & runs["learning_rate"].eq(RATES[3]), "final_nll"] = np.nan
-    assert study.best_rate(runs)[:2] == (pytest.approx(1e-3, rel=0.01), "")
+    assert best_rate(runs)[:2] == (pytest.approx(1e-3, rel=0.01), "")
 
 
-def fair_runs(**shifts):
+def fair_runs(deviation=0.001, primary=20, **shifts):
     """Fresh runs of arms at their distance to 3.3, and the search of their rates."""
     rng = np.random.default_rng(0)
-    rows = [
-        dict(variation="tuned" if seed >= 200 else f"rate-{rate}", scale="10M", variant=name,
-             seed=seed, learning_rate=rate, parameters=10_000_000, validation_tokens=100,
-             validation_characters=400,
-             final_nll=3.3 + shift + np.log(rate / 1e-3) ** 2 + 0.001 * rng.standard_normal())
-        for name, shift in shifts.items()
-        for rate, seeds in [(1e-3, range(200, 220)), *((r, range(142, 146)) for r in RATES)]
-        for seed in seeds
-    ]  # fmt: skip
+    rows = []
+    for name, shift in shifts.items():
+        nll = 3.3 + shift + deviation * rng.standard_normal(primary)
+        rows += [run(name, 200 + k, value) for k, value in enumerate(nll)]
+        rows += [
+            run(name, seed, 3.3 + shift + np.log(rate / 1e-3) ** 2, f"rate-{rate}", rate=rate)
+            for rate in RATES
+            for seed in range(142, 146)
+        ]
     return pd.DataFrame(rows)
 
 
-def no_probes(*rows):
-    names = ("scale", "variation", "variant", "seed", "update", "metric", "value")
-    return pd.DataFrame(rows, columns=names).astype({"value": float, "seed": int})
-
-
-def test_comparisons_by_family_with_verdicts(tmp_path):
-    shifts = {"mha": 0, "mha-gate": -0.03, "mha-self": -0.2, "full": -0.05, "full-gate": -0.028}
-    runs = study.ended(fair_runs(**shifts), no_probes())
-    table = study.comparisons(runs, tmp_path).table
-    primary = table[table["family"] == "primary"].set_index("comparison")
-    name = [study.title(arm) for arm in ("full", "mha", "mha-gate")]
-    assert list(primary.index) == [f"{name[0]} − {name[1]}", f"{name[0]} − {name[2]}"]
-    assert set(primary["seeds"]) == {"20"} and set(primary["verdict"]) == {"better"}
-    rest = table[table["family"] == "arms"]
-    assert len(rest) == 4 and set(rest["seeds"]) == {"16"} and set(rest["p"]) == {"0.000"}
+def test_planted_differences_and_equivalence_get_their_verdicts(tmp_path):
+    shifts = {"mha": 0, "mha-gate": -0.03, "mha-self": -0.2, "full": 0.001, "full-gate": -0.05}
+    runs = study.ended(fair_runs(0.01, 48, **shifts), no_probes())
+    table = study.comparisons(runs, tmp_path).table.set_index("family")
+    assert list(table.loc["primary", "comparison"]) == [
+        study.minus("full", "mha"), study.minus("full-gate", "mha-gate")
+    ]  # fmt: skip
+    assert list(table.loc["primary", "verdict"]) == ["equivalent", "better"]
+    assert set(table.loc["primary", "seeds"]) == {"48"}
+    rest = table.loc["arms"].set_index("comparison")
+    assert len(rest) == 4 and set(rest["seeds"]) == {"16"}
+    assert rest.loc[study.minus("mha-self", "mha"), "verdict"] == "better"
     assert (tmp_path / "forest.svg").exists()
-    found = study.arms(runs).table.set_index("arm")
-    assert found.loc["MHA", "bits/character"].startswith("1.19")  # 3.3 x 100 / 400 / ln 2
-    both = ((0.01, 0.9), (0.9, 0.01), (0.01, 0.01), (0.9, 0.9))
-    words = [study._verdict("worse", *p) for p in both]
-    assert words == ["worse", "equivalent", "both: worse, by less than ±0.01", "not established"]
+    words = [study.verdict(0.001, *p) for p in ((0.01, 0.01), (0.9, 0.9))]
+    assert words == ["both: worse, by less than ±0.01", "not established"]
+
+
+def test_holm_corrects_over_all_arms_though_few_have_run():
+    runs = study.ended(fair_runs(0.01, mha=0, full=-0.01), no_probes())
+    found = study.compared(runs).set_index("family").loc["arms"]
+    alone = study.apart(study.of(runs, "10M"), "full", "mha", 216).welch
+    assert found["p"] == pytest.approx(9 * alone.p) and alone.n == 16
 
 
 def test_a_run_that_stopped_enters_with_its_last_finite_loss(tmp_path):
     runs = fair_runs(mha=0, full=-0.05)
-    runs.loc[(runs["variant"] == "full") & (runs["seed"] == 203), "final_nll"] = np.nan
-    of = ("10M", "tuned", "full", 203)
-    probes = no_probes(
-        (*of, 20, "validation_nll", 5.25), (*of, 10, "validation_nll", 8.0),
-        (*of, 30, "validation_nll", np.inf), (*of, 30, "lambda", 0.5),
-    )  # fmt: skip
+    runs.loc[runs["variant"].eq("full") & runs["seed"].eq(203), "final_nll"] = np.nan
+    key = ("10M", "tuned", "full", 203)
+    looks = [(10, 7.0), (20, 5.25), (30, np.inf)]
+    probes = no_probes(*((*key, at, "validation_nll", nll, at) for at, nll in looks))
+    probes.loc[3] = ["10M", "tuned", "mha", 203, 30, "validation_nll", 3.3, 30]
     runs = study.ended(runs, probes)
     assert runs.loc[runs["final_nll"].isna(), "nll"].tolist() == [5.25]
-    arm = study.arms(runs).table.set_index("arm").loc["Full Relation"]
+    arm = study.arms(runs, probes, no_steps()).table.set_index("arm").loc["Full Relation"]
     assert (arm["diverged"], arm["NLL"][:5]) == ("1", "3.350")  # 3.25 + 2 / 20
     row = study.comparisons(runs, tmp_path).table.iloc[0]
     assert row["Welch"].startswith("+0.0") and row["without diverged"].startswith("−0.0")
+    assert study.validation(probes).loc[30, ("full", 203)] == 5.25  # against tokens, too
     runs.loc[runs["seed"] == 201, "learning_rate"] = 2e-3
     with pytest.raises(InputError, match="several learning rates"):
-        study.arms(runs)
+        study.arms(runs, probes, no_steps())
+
+
+def no_steps(*rows):
+    names = ("benchmark", "scale", "variant", "backend", "status", "hash", "alone", "samples")
+    return pd.DataFrame(rows, columns=[*names, "tokens_per_second"])
+
+
+def curves(**late):
+    """Validation NLL of 16 seeds by tokens: MHA at 4, 3, 2; arms apart by a share of the end's."""
+    rows = [
+        ("10M", "tuned", arm, seed, at, "validation_nll", mha + seed % 5 / 1e3 + apart, at * BUDGET)
+        for arm, shares in {"mha": (0, 0, 0), **late}.items()
+        for seed in range(200, 216)
+        for at, mha, apart in zip((0.2, 0.5, 1.0), (4, 3, 2), shares, strict=True)
+    ]  # fmt: skip
+    return no_probes(*rows)
+
+
+def test_the_share_of_the_final_difference_that_is_there_early(tmp_path):
+    probes = curves(full=(-0.09, -0.05, -0.1))
+    section = study.head_start(study.ended(fair_runs(mha=0, full=0), probes), probes, tmp_path)
+    (row,) = section.table.to_dict("records")
+    assert (row["seeds"], row["share at 20%"], row["share at 50%"]) == ("16", "90%", "50%")
+    assert row["after 100%"].startswith("−0.1000")
+
+
+def test_an_arm_has_its_speed_and_the_time_to_mhas_loss_or_says_why_not():
+    known = ("matched", "10M")
+    steps = no_steps(
+        (*known, "mha", "cudnn", "PASS", "a", False, [100.0] * 8, 1e6),
+        (*known, "full", "flash", "PASS", "a", False, [90.0] * 8, 0.9e6),
+    )
+    probes = curves(full=(0, 0, -1.0), **{"full-gate": (0, 0, 0.1)})
+    runs = study.ended(fair_runs(mha=0, full=-0.05, **{"full-gate": 0.1}), no_probes())
+    table = study.arms(runs, probes, steps).table.set_index("arm")
+    assert table.loc["MHA", "minutes"] == "2.5"  # 150M tokens at 1M tok/s
+    # Its curve falls from 3 to 1 over the second half, and passes MHA's 2 in the middle of it.
+    assert table.loc["Full Relation", "minutes"] == f"{0.75 * BUDGET / 0.9e6 / 60:.1f}"
+    assert table.loc["Full Relation", "tokens/s by MHA’s"].startswith("0.900")
+    assert table.loc["Full Relation, output gate", "minutes"] == "not measured"
+    assert table.loc["MHA", "bits/character"].startswith("1.19")  # 3.3 x 100 / 400 / ln 2
+
+
+def test_larger_models_and_longer_runs_stand_beside_the_same_seeds():
+    runs = fair_runs(mha=0, full=-0.05)
+    for scale, variation, shift in (("30M", "tuned", -0.3), ("10M", "long", -0.02)):
+        for seed in range(200, 204):
+            runs.loc[len(runs)] = run("mha", seed, 2.0 + seed / 1e5, variation, scale)
+            runs.loc[len(runs)] = run("full", seed, 2.0 + shift, variation, scale)
+    arms, apart = (one.table for one in study.elsewhere(study.ended(runs, no_probes())))
+    assert len(arms) == 4 and set(arms["runs"]) == {"4"}
+    apart = apart.set_index("setting")
+    assert apart.loc["30M", "Welch"].startswith("−0.302")
+    long = apart.loc["10M on 600M tokens"]
+    assert long["Welch"].startswith("−0.022") and long["150M tokens, same seeds"][:4] == "−0.0"
 
 
 def test_a_rate_with_a_divergence_shows_no_mean(tmp_path):
     runs = fair_runs(mha=0)
     runs.loc[runs["seed"].eq(143) & runs["learning_rate"].eq(RATES[4]), "final_nll"] = np.nan
-    (row,) = study.rates(runs, tmp_path).table.to_dict("records")
+    (row,) = study.rates(study.ended(runs, no_probes()), tmp_path).table.to_dict("records")
     assert row["0.002"] == "1 diverged" and row["rate"] == "0.001"
 
 
