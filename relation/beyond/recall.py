@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from relation import records
 from relation.data.windows import IGNORED
@@ -30,6 +30,7 @@ from relation.train.step import UpdateStep, autocast, build_optimizer, wsd
 
 if TYPE_CHECKING:
     from relation.jobs import Recall
+    from relation.variants import ModelConfig
 
 FILLER = 0
 # What the stream of uniform numbers is keyed by, beside a seed where there is one.
@@ -117,44 +118,6 @@ def draw(recall: "Recall", rows: int, *key: int) -> Sequences:
     return whole
 
 
-def build_model(recall: "Recall", width: int, seed: int) -> Decoder:
-    """A model of a specification, with the initial weights of a seed."""
-    config = next(m for m in recall.models if m.d_model == width)
-    model = Decoder(config, Execution(**recall.backends, compiled=recall.compile))
-    model.initialise(seed)
-    return model
-
-
-class AtQueries(nn.Module):
-    """A decoder whose states are those at queries, for a training step to form the loss of.
-
-    At the paper's shapes one position in 22 has a target: the others need no logits.
-    """
-
-    def __init__(self, decoder: Decoder, tasks: int, length: int):
-        super().__init__()
-        self.decoder, self.embedding = decoder, decoder.embedding
-        self.tokens, self.length = tasks * length, length
-
-    def states(self, asked: Tensor, documents: None = None) -> Tensor:
-        """(N, Q, d) of questions (N, tasks x T + Q): tokens, then the places of the queries."""
-        tokens, places = asked[:, : self.tokens], asked[:, self.tokens :]
-        states = self.decoder.states(tokens.reshape(-1, self.length), documents)
-        states = states.view(len(asked), self.tokens, -1)
-        return states.gather(1, places[..., None].expand(-1, -1, states.shape[2]))
-
-    def logits(self, states: Tensor) -> Tensor:
-        return self.decoder.logits(states)
-
-
-def questions(inputs: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Sequences (N, tasks, T) with Q queries a row as `AtQueries` reads them; targets (N, Q)."""
-    inputs, targets = inputs.reshape(len(inputs), -1), targets.reshape(len(targets), -1)
-    places = np.nonzero(targets != IGNORED)[1].reshape(len(inputs), -1)
-    asked = np.concatenate([inputs, places.astype(inputs.dtype)], axis=1)
-    return asked, np.take_along_axis(targets, places, axis=1)
-
-
 @torch.no_grad()
 def answer(
     model: nn.Module, sequences: Sequences, rows: int, device: torch.device, precision: str
@@ -196,32 +159,33 @@ def _octaves(sequences: Sequences, right: np.ndarray, tasks) -> Iterator[dict]:
 
 
 def _trainer(
-    recall: "Recall", width: int, device: torch.device
+    recall: "Recall", config: "ModelConfig", device: torch.device
 ) -> Callable[[int, float, Sequences], Decoder]:
-    """What trains a model of one width from a seed's initial weights, at a rate, on sequences.
+    """What trains a model from a seed's initial weights, at a rate, on sequences.
 
-    Trainings share one model, with its compiled code and CUDA graphs. Raises RunError where a
-    parameter never learns.
+    Trainings share one model, with its compiled code and CUDA graphs. Raises InputError where the
+    device cannot run a backend, RunError where a parameter never learns.
     """
-    model = build_model(recall, width, recall.seeds[0]).to(device)
+    execution = Execution(**recall.backends, compiled=recall.compile)
+    execution.check(config, device)
+    model = Decoder(config, execution).to(device)
     options = dict(recall.optimizer)
-    clip, shape = options.pop("gradient_clip"), (len(recall.tasks), max(recall.tasks)[0])
-    asked = AtQueries(model, *shape)
+    clip = options.pop("gradient_clip")
     optimizer = build_optimizer(model, 0.0, **options)
-    step = UpdateStep(asked, optimizer, device, recall.precision, recall.compile, clip)
+    step = UpdateStep(model, optimizer, device, recall.precision, recall.compile, clip)
     schedule = (recall.updates, recall.warmup_updates, recall.plateau_fraction)
     queries = recall.sequences * sum(pairs for _, pairs in recall.tasks)
 
     def train(seed: int, rate: float, data: Sequences) -> Decoder:
         # In place: the graphs hold these tensors.
-        model.load_state_dict(build_model(recall, width, seed).state_dict())
+        model.load_state_dict(Decoder(config, seed=seed).state_dict())
         step.optimizer = build_optimizer(model, rate, **options)
         for update in range(recall.updates):
             part = slice(update * recall.sequences, (update + 1) * recall.sequences)
-            arrays = questions(data.inputs[part], data.targets[part])
-            batch = tuple(to_device(a, device).long() for a in arrays)
-            step([batch], queries, rate * wsd(update, update + 1, *schedule))
-        check_all_learn(model, step.optimizer, f"recall {recall.mixer}, width {width}")
+            # (sequences, tasks, T) to (sequences x tasks, T)
+            batch = (to_device(a[part], device).flatten(0, 1).long() for a in data[:2])
+            step([tuple(batch)], queries, rate * wsd(update, update + 1, *schedule))
+        check_all_learn(model, step.optimizer, f"recall {recall.mixer}, width {config.d_model}")
         return model
 
     return train
@@ -239,18 +203,16 @@ def rows_of(recall: "Recall", device: torch.device, progress: Progress) -> Itera
         """The rows of one training."""
         began = time.perf_counter()
         model = train(seed, rate, drawn(seed))
-        (right, nll), (tested, _) = (
-            answer(model, sequences, *how) for sequences in (validation, test)
-        )
+        (right, nll), (tested, _) = (answer(model, each, *how) for each in (validation, test))
         accuracy = float((right.sum(axis=(0, 2)) / asked).mean())  # tasks weigh alike
         progress.advance(1, f"width {width}, rate {rate:.2g}, seed {seed}: {accuracy:.1%} right")
         known = {
             "mixer": recall.mixer,
-            "layout": recall.models[0].layout,
+            "layout": model.config.layout,
             "status": "PASS",
             "reason": None,
             "width": width,
-            "parameters": sum(p.numel() for p in model.parameters()),
+            "parameters": model.parameter_count(),
             "learning_rate": rate,
             "seed": seed,
             "validation_accuracy": accuracy,
@@ -259,18 +221,16 @@ def rows_of(recall: "Recall", device: torch.device, progress: Progress) -> Itera
         }
         return [known | counted for counted in _octaves(test, tested, recall.tasks)]
 
-    def merit(rows: list[dict]) -> tuple[float, float]:
-        """What a rate is chosen by: the share of right answers, and among equals the NLL."""
-        nll = rows[0]["validation_nll"]
-        return rows[0]["validation_accuracy"], -math.inf if nll is None else -nll
+    def merit(rate: float) -> tuple[float, float]:
+        """The share of right answers, and among equals the NLL."""
+        nll = tried[rate][0]["validation_nll"]
+        return tried[rate][0]["validation_accuracy"], -math.inf if nll is None else -nll
 
     for config in recall.models:
-        Execution(**recall.backends).check(config, device)
-        width = config.d_model
-        train = _trainer(recall, width, device)
+        train, width = _trainer(recall, config, device), config.d_model
         first, *others = recall.seeds
         tried = {rate: trained(train, width, first, rate) for rate in recall.learning_rates}
-        chosen = max(tried, key=lambda rate: merit(tried[rate]))
+        chosen = max(tried, key=merit)
         for rate, rows in tried.items():
             yield from (row | {"chosen": rate == chosen} for row in rows)
         for seed in others:
@@ -280,15 +240,10 @@ def rows_of(recall: "Recall", device: torch.device, progress: Progress) -> Itera
 
 
 def run(recall: "Recall", out: Path) -> None:
-    """Train a specification's models and write the record `out`.
-
-    Raises InputError where the device cannot run a backend, RunError where a parameter never
-    learns.
-    """
+    """Train a specification's models and write the record `out`. Raises as `_trainer` does."""
     total = len(recall.models) * (len(recall.learning_rates) + len(recall.seeds) - 1)
     with claim(recall.device) as device:
         with Progress(f"recall {recall.mixer}", total, "trainings") as progress:
             rows = list(rows_of(recall, device, progress))
         key = {"campaign": recall.campaign, "variation": recall.variation}
-        origin = records.origin(recall.hash, describe(device))
-        records.write(out, "recall", [{**key, **row} for row in rows], origin)
+        records.write(out, "recall", rows, key | records.origin(recall.hash, describe(device)))

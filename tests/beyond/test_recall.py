@@ -13,10 +13,9 @@ from training import CPU
 
 from relation import records
 from relation.beyond import recall
-from relation.beyond.recall import FILLER, AtQueries, Sequences, answer, draw, questions, uniform
+from relation.beyond.recall import FILLER, Sequences, answer, draw, uniform
 from relation.data.windows import IGNORED
 from relation.jobs import Recall
-from relation.train.step import summed_nll
 from relation.variants import ModelConfig
 
 TASKS = ((16, 2), (48, 8))
@@ -136,21 +135,6 @@ def test_a_lookup_table_is_right_as_far_as_it_reaches() -> None:
     right, _ = answer(Lookup(reach=16), asked, 30, CPU, "fp32")
     near = (asked.distances > 0) & (asked.distances <= 16)
     assert np.array_equal(right, near) and 0 < near[:, 1].sum() < (asked.distances[:, 1] > 0).sum()
-
-
-@pytest.mark.parametrize("layout", ["AA", "LF"])
-def test_the_loss_at_queries_is_that_of_the_whole_sequences(layout: str) -> None:
-    spec = given(layout=layout)
-    sequences = draw(spec, 3, 5)
-    model = recall.build_model(spec, 16, 1).double()
-    whole = (torch.from_numpy(a).flatten(0, 1).long() for a in sequences[:2])
-    asked = (torch.from_numpy(a).long() for a in questions(*sequences[:2]))
-    at_queries = AtQueries(model, *sequences.inputs.shape[1:])
-    losses = summed_nll(model, *whole), summed_nll(at_queries, *asked)
-    wanted, found = (torch.autograd.grad(x, list(model.parameters())) for x in losses)
-    assert losses[1].item() == pytest.approx(losses[0].item(), rel=1e-6)  # the sum is FP32
-    for a, b in zip(wanted, found, strict=True):
-        torch.testing.assert_close(b, a, rtol=1e-5, atol=1e-6 * a.abs().max().item())
 
 
 # -- trainings -------------------------------------------------------------------------------------
