@@ -286,8 +286,7 @@ def _identities(check: "Check", full: Operator, device: torch.device) -> Iterato
 
 def _write(check: "Check", out: Path, kind: str, rows: list[dict], device: torch.device) -> None:
     key = {"campaign": check.campaign, "variation": check.variation}
-    origin = records.origin(check.hash, describe(device))
-    records.write(out, kind, [{**key, **row} for row in rows], origin)
+    records.write(out, kind, rows, key | records.origin(check.hash, describe(device)))
 
 
 def operators(check: "Check", out: Path) -> None:

@@ -113,9 +113,9 @@ def atomic(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield temporary
-        _sync(temporary)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
         os.replace(temporary, path)
-        _sync(path.parent)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
@@ -126,19 +126,6 @@ def atomic(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def _sync(path: Path) -> None:
-    """Return once a file's data, or a folder's names, are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        # Some network file systems sync folders themselves and refuse the call.
-        if error.errno != errno.EINVAL or not path.is_dir():
-            raise
-    finally:
-        os.close(descriptor)
-
-
 @contextmanager
 def held(path: Path, what: str) -> Iterator[None]:
     """Hold the lock file `path`. Raises RunError where another process holds it.
@@ -146,18 +133,14 @@ def held(path: Path, what: str) -> Iterator[None]:
     A killed process leaves no lock behind.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(path)
     try:
         # A process that checks the lock also holds it briefly, so retry for 0.2 s.
-        lock.acquire(timeout=0.2, poll_interval=0.01)
+        with FileLock(path).acquire(timeout=0.2, poll_interval=0.01):
+            yield
     except Timeout:
         raise RunError(
             f"{what} is already running in another process; wait for it or stop it"
         ) from None
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 @cache
@@ -195,17 +178,22 @@ def origin(hash: str, device: str) -> dict[str, str]:
     }
 
 
+def key(run: Any) -> dict[str, Any]:
+    """The key columns of a run's rows."""
+    return {name: getattr(run, name) for name in RUN_KEY}
+
+
 def write(
     path: Path,
     kind: str,
     rows: pd.DataFrame | Sequence[Mapping[str, Any]],
-    origin: Mapping[str, str] | None = None,
+    known: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write rows of a kind atomically, each with `origin`; None where they carry their own.
+    """Write rows of a kind atomically, each with what is `known` of all: key and origin.
 
     Raises InputError where a column is missing, unknown or of another type.
     """
-    layout, given = schema(kind), dict(origin or {})
+    layout, given = schema(kind), dict(known or {})
     if isinstance(rows, pd.DataFrame):
         found = [{*rows.columns, *given}]
     else:

@@ -6,8 +6,7 @@ lambda log i, windows whose i stays at the training context and windows without 
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,11 +55,10 @@ def longest_windows(
 
     No windows where no document holds a context.
     """
-    while True:
-        windows = document_windows(tokens, end, contexts * context, count)
-        if len(windows) or contexts == 1:
-            return windows
-        contexts //= 2
+    windows = document_windows(tokens, end, contexts * context, count)
+    if len(windows) or contexts == 1:
+        return windows
+    return longest_windows(tokens, end, context, contexts // 2, count)
 
 
 @torch.no_grad()
@@ -108,26 +106,9 @@ def frozen_count(call: Callable[..., Tensor], context: int) -> Callable[..., Ten
 
 def removed_count(call: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """A backend of Full Relation without the correction: lambda is 0."""
-
-    def removed(p1, p2, info, lam, *rest, **options):
-        return call(p1, p2, info, torch.zeros_like(lam), *rest, **options)
-
-    return removed
-
-
-@contextmanager
-def changed(
-    mixers: Sequence[nn.Module], change: Callable[[Callable], Callable] | None
-) -> Iterator[None]:
-    """Layers whose backend `call` is `change(call)`; None changes nothing."""
-    kept = [mixer.call for mixer in mixers]
-    for mixer, call in zip(mixers, kept, strict=True):
-        mixer.call = change(call) if change else call
-    try:
-        yield
-    finally:
-        for mixer, call in zip(mixers, kept, strict=True):
-            mixer.call = call
+    return lambda p1, p2, info, lam, *rest, **options: call(
+        p1, p2, info, torch.zeros_like(lam), *rest, **options
+    )
 
 
 def length_rows(model: Decoder, windows: Tensor, context: int) -> Iterator[dict]:
@@ -136,14 +117,15 @@ def length_rows(model: Decoder, windows: Tensor, context: int) -> Iterator[dict]
     windows: (n, contexts T + 1) int64 on the model's device; context: T of its training.
     """
     mixers = [block.mixer for block in model.blocks]
-    mixers = [m for m in mixers if isinstance(getattr(m, "lam", None), nn.Parameter)]
-    readings = {"whole": None}
-    if mixers:
-        readings |= {"frozen": partial(frozen_count, context=context), "removed": removed_count}
-    found = {}
-    for reading, change in readings.items():
-        with changed(mixers, change):
-            found[reading] = token_nll(model, windows, context)
+    calls = {m: m.call for m in mixers if isinstance(getattr(m, "lam", None), nn.Parameter)}
+    found = {"whole": token_nll(model, windows, context)}
+    frozen = partial(frozen_count, context=context)
+    for reading, change in {"frozen": frozen, "removed": removed_count}.items() if calls else ():
+        for mixer, call in calls.items():
+            mixer.call = change(call)
+        found[reading] = token_nll(model, windows, context)
+    for mixer, call in calls.items():
+        mixer.call = call
     # A window's last token is the next one's first: (n contexts, T + 1).
     apart = windows.unfold(1, context + 1, context).flatten(0, 1)
     found["apart"] = token_nll(model, apart, context).view(found["whole"].shape)
@@ -174,6 +156,5 @@ def measure(run: "Run", data: Path, checkpoint: Path, out: Path, section: "Lengt
             long = torch.from_numpy(windows).to(device)
             found = list(length_rows(model, long, run.context)) if len(windows) else []
         progress.advance(1)
-        key = {name: getattr(run, name) for name in records.RUN_KEY}
-        origin = records.origin(section.hash(run), describe(device))
-        records.write(out / "lengths.parquet", "lengths", [{**key, **r} for r in found], origin)
+        known = records.key(run) | records.origin(section.hash(run), describe(device))
+        records.write(out / "lengths.parquet", "lengths", found, known)

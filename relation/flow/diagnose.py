@@ -99,7 +99,6 @@ def diagnose(run: "Run", data: Path, checkpoint: Path, out: Path) -> None:
                 for kind, rows in _rows(layer).items():
                     found.setdefault(kind, []).extend(rows)
                 progress.advance(1)
-        key = {name: getattr(run, name) for name in records.RUN_KEY}
-        origin = records.origin(run.flow_hash, describe(device))
+        known = records.key(run) | records.origin(run.flow_hash, describe(device))
         for kind, rows in found.items():
-            records.write(out / f"{kind}.parquet", kind, [key | row for row in rows], origin)
+            records.write(out / f"{kind}.parquet", kind, rows, known)

@@ -18,6 +18,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -309,9 +310,7 @@ def _write(
     rates = [update.tokens / s for update, s in zip(done, state.seconds, strict=True)]
     used = [name for letter, name in MIXERS.items() if letter in config.layout]
     own = ("context", "micro", "accumulation", "learning_rate", "budget_tokens", "precision")
-    key = {name: getattr(run, name) for name in records.RUN_KEY}
     row = {
-        **key,
         **{name: getattr(run, name) for name in own},
         **{name: getattr(config, name) for name in ("layout", "d_model", "heads", "d_ff")},
         **measured,
@@ -334,14 +333,12 @@ def _write(
         "specification": json.dumps(run.specification(), sort_keys=True),
         "former_hash": None,
     }
-    names = ("update", "tokens", "loss", "gradient_norm")
-    logged = zip(range(1, len(done) + 1), consumed, state.losses, state.norms, strict=True)
-    losses = [key | dict(zip(names, values, strict=True)) for values in logged]
-    probes = [key | probe for probe in state.probes]
-    origin = records.origin(run.hash, describe(device))
-    records.write(out / "losses.parquet", "losses", losses, origin)
-    records.write(out / "probes.parquet", "probes", probes, origin)
-    records.write(out / "run.parquet", "runs", [row], origin)
+    steps = zip(range(1, len(done) + 1), consumed, state.losses, state.norms, strict=True)
+    losses = pd.DataFrame(steps, columns=["update", "tokens", "loss", "gradient_norm"])
+    known = records.key(run) | records.origin(run.hash, describe(device))
+    records.write(out / "losses.parquet", "losses", losses, known)
+    records.write(out / "probes.parquet", "probes", state.probes, known)
+    records.write(out / "run.parquet", "runs", [row], known)
 
 
 class _DivergedError(RunError):
