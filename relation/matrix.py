@@ -173,22 +173,28 @@ class Matrix:
             equals.pop(run.variation, None)
         return list(found.values()), {each.name: each for each in data.values()}, equals
 
+    # Benchmarks, recall and checks have the options of the first variation.
+
     @property
-    def first(self) -> dict:
-        """The changes of the first variation, whose options benchmarks and checks have."""
-        return next(iter(self.variations.values()))
+    def key(self) -> dict[str, str]:
+        """Campaign and variation of what is measured beside the runs."""
+        return {"campaign": self.name, "variation": next(iter(self.variations))}
+
+    def at(self, scale: str, variant: str = "full") -> dict:
+        """The options of a variant at a scale."""
+        return self.options(scale, variant, self.variations[self.key["variation"]])
 
     def optimizer(self, scale: str) -> dict:
         """The optimiser of a benchmark or of associative recall, without its rate."""
-        o = self.options(scale, "full", self.first)
+        o = self.at(scale)
         names = ("betas", "weight_decay", "decay_embedding", "gradient_clip")
         found = {name: o[name] for name in names} | {"eps": o["adam_eps"]}
         return found | ({"decay_vectors": True} if o["decay_vectors"] else {})
 
     def model_at(self, scale: str, variant: str) -> ModelConfig:
-        """The model of a variant at a scale, by the first variation."""
+        """The model of a variant at a scale."""
         where = f"config/{self.name}.yaml: scale {scale}, variant {variant}"
-        return self.model(where, variant, self.options(scale, variant, self.first))
+        return self.model(where, variant, self.at(scale, variant))
 
 
 def _texts(corpus: str) -> tuple[Path | None, list[dict] | None]:

@@ -1,8 +1,10 @@
 """What a campaign measures beside its runs: systems benchmarks, associative recall, checks."""
 
+from collections.abc import Iterator
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
+from relation.config import Batches
 from relation.errors import InputError
 from relation.jobs import Bench, Check, Recall, Side
 from relation.variants import ARMS, FULL, LINEAR, MHA, PAIRED, VARIANTS
@@ -26,43 +28,46 @@ _RECALLED = {
 _CHECKED = {"bf16": (512, 8, 32), "fp32": (32, 2, 16)}
 
 
-def sides(matrix: "Matrix", benchmark: str, scale: str) -> list[tuple]:
-    """Side, variant, backends, context and [micro, accumulation] of what it measures."""
+def sides(matrix: "Matrix", benchmark: str, scale: str) -> Iterator[Side]:
+    """What a benchmark measures beside each other."""
     systems, at = matrix.section.systems, getattr(matrix.section.systems, benchmark)
-    baseline, flash = systems.baseline.given(), {"full": systems.flash}
-    own = {v: matrix.options(scale, v, matrix.first)["backends"] for v in ("linear", *_DECODED)}
-    if benchmark in ("fixed", "matched", "linear_steady"):
-        batch = at.batches[scale]
-        context = at.context or matrix.options(scale, "full")["context"]
+    o = {variant: matrix.at(scale, variant) for variant in _DECODED}
+    own = {variant: options["backends"] for variant, options in o.items()}
+    mha, reference = ("mha", "mha", systems.baseline.given()), {"full": "reference"}
+    flash, linear = ("full", "full", {"full": systems.flash}), ("linear", "linear", own["linear"])
     if benchmark == "fixed":
-        found = [("reference", "full", {"full": "reference"}), ("full", "full", flash)]
-        if matrix.options(scale, "full")["compile"]:
-            found.append(("reference-compiled", "full", {"full": "materialised"}))
+        forms = [("reference", "full", reference), flash]
+        if o["full"]["compile"]:
+            forms.append(("reference-compiled", "full", {"full": "materialised"}))
     elif benchmark == "matched":
-        found = [("mha", "mha", baseline), ("full", "full", flash)]
-        found += [(f"mha-{peer}", "mha", {"mha": peer}) for peer in at.peers or ()]
+        forms = [mha, flash, *((f"mha-{peer}", "mha", {"mha": peer}) for peer in at.peers or ())]
     elif benchmark == "linear_steady":
-        found = [("linear", "linear", own["linear"])]
+        forms = [linear]
     elif benchmark == "linear_long":
-        tokens = matrix.options(scale, "linear")["tokens_per_update"]
-        linear = ("linear", own["linear"])
-        return [(f"T={t}", *linear, t, (1, max(1, tokens // t))) for t in at.contexts]
+        forms = [("T={T}", *linear[1:])]
     elif benchmark == "complexity":
-        operators = (
-            ("mha", "mha", baseline),
-            ("full-reference", "full", {"full": "reference"}),
-            ("full-flash", "full", flash),
-            ("linear", "linear", own["linear"]),
-        )
-        return [(*each, t, (1, 1)) for each in operators for t in at.contexts]
+        forms = [mha, ("full-reference", "full", reference), ("full-flash", *flash[1:]), linear]
     else:
-        return [
-            (f"{variant} T={t} x {rows}", variant, own[variant], t, (rows, 1))
-            for variant in _DECODED
-            for t in at.contexts
-            for rows in at.rows
-        ]
-    return [(*each, context, batch) for each in found]
+        forms = [(f"{v} T={{T}} x {{rows}}", v, backends) for v, backends in own.items()]
+    if isinstance(at, Batches):
+        cells = [(at.context or o["full"]["context"], *at.batches[scale])]
+    elif benchmark == "linear_long":
+        tokens = o["linear"]["tokens_per_update"]
+        cells = [(T, 1, max(1, tokens // T)) for T in at.contexts]
+    else:
+        cells = [(T, rows, 1) for T in at.contexts for rows in at.rows or [1]]
+    for name, variant, backends in forms:
+        for position, (T, micro, accumulation) in enumerate(cells):
+            yield Side(
+                side=name.format(T=T, rows=micro),
+                variant=variant,
+                backends=backends,
+                model=matrix.model_at(scale, variant),
+                context=T,
+                micro=micro,
+                accumulation=accumulation,
+                position=position if benchmark == "linear_long" else 0,
+            )
 
 
 def benchmarks(matrix: "Matrix") -> list[Bench]:
@@ -75,28 +80,12 @@ def benchmarks(matrix: "Matrix") -> list[Bench]:
                 where = f"config/{matrix.name}.yaml: systems.{name}"
                 known = ", ".join(matrix.section.scales)
                 raise InputError(f"{where} names scale {scale!r}; choose among {known}")
-            o = matrix.options(scale, "full", matrix.first)
-            measured = (
-                Side(
-                    side=side,
-                    variant=variant,
-                    backends=backends,
-                    model=matrix.model_at(scale, variant),
-                    context=context,
-                    micro=batch[0],
-                    accumulation=batch[1],
-                    position=position if name == "linear_long" else 0,
-                )
-                for position, (side, variant, backends, context, batch) in enumerate(
-                    sides(matrix, name, scale)
-                )
-            )
+            o = matrix.at(scale)
             bench = Bench(
-                campaign=matrix.name,
-                variation=next(iter(matrix.variations)),
+                **matrix.key,
                 benchmark=name.replace("_", "-"),
                 scale=scale,
-                sides=tuple(measured),
+                sides=tuple(sides(matrix, name, scale)),
                 optimizer=matrix.optimizer(scale) | {"learning_rate": o["learning_rate"]},
                 **{n: o[n] for n in ("precision", "compile", "device")},
                 **{n: getattr(systems, n) for n in _ROUNDS},
@@ -118,21 +107,17 @@ def recall(matrix: "Matrix") -> list[Recall]:
                 f"a vocabulary of at least {2 * pairs + 2}; {length} and {section.vocabulary} "
                 "are given"
             )
+    taken = {each.name for each in fields(Recall)} & section.given().keys()
+    taken = {name: _frozen(getattr(section, name)) for name in taken}
     found = []
     for mixer in section.mixers:
         layout, variant = _RECALLED[mixer]
-        like, o = matrix.model_at(scale, variant), matrix.options(scale, variant, matrix.first)
+        like, o = matrix.model_at(scale, variant), matrix.at(scale, variant)
         if section.warmup_updates > o["plateau_fraction"] * section.updates:
             raise InputError(f"{where}: warmup_updates reach beyond the plateau; lower them")
         shape = {"layout": layout, "vocab_size": section.vocabulary, "heads": section.heads}
-        taken = {
-            each.name: _frozen(getattr(section, each.name))
-            for each in fields(Recall)
-            if each.name in type(section).model_fields
-        }
         recall = Recall(
-            campaign=matrix.name,
-            variation=next(iter(matrix.variations)),
+            **matrix.key,
             mixer=mixer,
             models=tuple(replace(like, d_model=d, d_ff=2 * d, **shape) for d in section.widths),
             optimizer=matrix.optimizer(scale) | {"eps": section.adam_eps},
@@ -147,33 +132,30 @@ def check(matrix: "Matrix") -> Check | None:
     """The checks against FP64; None where the campaign has none."""
     if not matrix.section.check:
         return None
-    scales = list(matrix.section.scales)
-    geometry = {scale: matrix.options(scale, "full", matrix.first) for scale in scales}
-    trained = {scale: matrix.section.scales[scale].variants or () for scale in scales}
-    o = geometry[scales[0]]
+    scales = matrix.section.scales
+    geometry = {scale: matrix.at(scale) for scale in scales}
+    o = next(iter(geometry.values()))
     length, micro, draws = _CHECKED[o["precision"]]
     sides, at = [], []
-    for variant in VARIANTS:
-        pattern = len(VARIANTS[variant].pattern)
-        found = [scale for scale in scales if variant in trained[scale]]
-        if not found and (variant in PAIRED or variant not in ARMS):
+    for name, variant in VARIANTS.items():
+        pattern = len(variant.pattern)
+        found = [scale for scale in scales if name in (scales[scale].variants or ())]
+        if not found and (name in PAIRED or name not in ARMS):
             found = [scale for scale in scales if geometry[scale]["layers"] % pattern == 0]
-        if not found:
-            continue
-        own = matrix.options(found[0], variant, matrix.first)
-        whole = matrix.model_at(found[0], variant)
-        layers = max(2, pattern)  # two hold both pairings of heads
-        side = Side(
-            side=variant,
-            variant=variant,
-            backends=own["backends"],
-            model=replace(whole, layout=whole.layout[:layers]),
-            context=min(length, own["context"]),
-            micro=min(micro, own["micro"]),
-            accumulation=2,
-        )
-        sides.append(side)
-        at.append(found[0])
+        for scale in found[:1]:
+            own, whole = matrix.at(scale, name), matrix.model_at(scale, name)
+            layers = max(2, pattern)  # two hold both pairings of heads
+            side = Side(
+                side=name,
+                variant=name,
+                backends=own["backends"],
+                model=replace(whole, layout=whole.layout[:layers]),
+                context=min(length, own["context"]),
+                micro=min(micro, own["micro"]),
+                accumulation=2,
+            )
+            sides.append(side)
+            at.append(scale)
     shapes: dict[tuple, dict] = {}
     for scale, g in geometry.items():
         # Heads do not meet in the operator: two are enough. Scales of one shape are checked once.
@@ -181,8 +163,7 @@ def check(matrix: "Matrix") -> Check | None:
         named = zip(("heads", "length", "width"), shape, strict=True)
         shapes.setdefault(shape, {"scale": scale, **dict(named)})
     return Check(
-        campaign=matrix.name,
-        variation=next(iter(matrix.variations)),
+        **matrix.key,
         backend=matrix.section.systems.flash if matrix.section.systems else o["backends"]["full"],
         linear=o["backends"]["linear"],
         shapes=tuple(shapes.values()),
