@@ -8,14 +8,23 @@ a variation; in each, `overrides` set what single variants differ in.
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictInt,
+    StrictStr,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 from relation.errors import InputError
 from relation.variants import VARIANTS
@@ -40,6 +49,11 @@ LinearBackend = Literal["recurrent", "chunked", "flash"]
 Mixer = Literal["mha", "full", "linear", "hybrid"]
 
 
+def _nearest(name: str, known: Sequence[str]) -> str:
+    near = get_close_matches(name, known, 1)
+    return f"did you mean {near[0]!r}?" if near else f"choose among {', '.join(known)}"
+
+
 def key(description: str, **bounds: Any) -> Any:
     """A key that may be left out, with what it means."""
     return Field(default=None, description=description, **bounds)
@@ -48,7 +62,18 @@ def key(description: str, **bounds: Any) -> Any:
 class Section(BaseModel):
     """A mapping of the configuration. Every key may be left out: a base may give it."""
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True)
+    model_config = ConfigDict(allow_inf_nan=False, frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, values: Any) -> Any:
+        """Refuse an unknown key, with the nearest known one."""
+        known = list(cls.model_fields)
+        for name in values if isinstance(values, Mapping) else ():
+            if name not in known:
+                hint = _nearest(str(name), known)
+                raise PydanticCustomError("unknown", f"unknown key {str(name)!r}; {hint}")
+        return values
 
     def given(self) -> dict[str, Any]:
         """The keys that were given, with plain values."""
@@ -352,9 +377,7 @@ def campaign_values(name: str, folder: Path) -> dict:
     while names[-1] is not None:
         path = folder / f"{names[-1]}.yaml"
         if not path.is_file():
-            known = sorted(p.stem for p in folder.glob("*.yaml"))
-            near = get_close_matches(str(names[-1]), known, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"choose among {', '.join(known)}"
+            hint = _nearest(str(names[-1]), sorted(p.stem for p in folder.glob("*.yaml")))
             of = f" (base of {names[-2]})" if len(names) > 1 else ""
             raise InputError(f"unknown campaign {names[-1]!r}{of}; {hint}")
         own = read(path)
@@ -386,53 +409,23 @@ _PHRASES = {
 def validated(section: type[Section], values: Mapping, where: str) -> Any:
     """Values as their type. Raises InputError with the place and reason of one violation.
 
-    An unknown key is named before anything else, with the nearest known one.
+    An unknown key is named before anything else.
     """
     try:
         return section.model_validate(values)
     except ValidationError as refused:
         errors = refused.errors(include_url=False)
-    unknown = [each for each in errors if each["type"] == "extra_forbidden"]
-    error = min(unknown or errors, key=lambda each: len(each["loc"]))
-    place, kind, inside = [], section, values
+    error = min(errors, key=lambda each: (each["type"] != "unknown", len(each["loc"])))
+    place, inside = [], values
     for part in error["loc"]:  # pydantic's location also names types and alternatives
         if isinstance(part, int) or (isinstance(inside, Mapping) and part in inside):
             inside = inside[part]
-            place.append(part)
+            place.append(str(part))
     value = "this" if isinstance(error["input"], Mapping) else repr(error["input"])[:80]
-    if unknown:
-        last = place.pop()
-        for part in place:
-            kind = _section_at(kind, part)
-        known = list(kind.model_fields)
-        near = get_close_matches(str(last), known, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"choose among {', '.join(known)}"
-        said = f"unknown key {last!r}; {hint}"
-    elif error["type"] in _PHRASES:
-        said = _PHRASES[error["type"]].format(value=value, **error.get("ctx", {}))
-    else:
-        said = error["msg"].replace("Input", value, 1)
-    raise InputError(f"{where}: {'.'.join(map(str, place)) or 'top level'}: {said.splitlines()[0]}")
-
-
-def _parts(annotation: Any) -> Iterator[Any]:
-    """The types in an annotation that are no containers, alternatives or bounds."""
-    if get_origin(annotation) not in (Annotated, Union, UnionType, list, dict):
-        yield annotation
-        return
-    for part in get_args(annotation):
-        yield from _parts(part)
-
-
-def _section_of(annotation: Any) -> type[Section] | None:
-    sections = (t for t in _parts(annotation) if isinstance(t, type) and issubclass(t, Section))
-    return next(sections, None)
-
-
-def _section_at(kind: type[Section], part: Any) -> type[Section]:
-    # The name of an entry, such as a scale's, leads to no other section.
-    field = kind.model_fields.get(part) if isinstance(part, str) else None
-    return (field and _section_of(field.annotation)) or kind
+    phrase = _PHRASES.get(error["type"])
+    said = phrase.format(value=value, **error.get("ctx", {})) if phrase else error["msg"]
+    said = said.replace("Input", value, 1).splitlines()[0]
+    raise InputError(f"{where}: {'.'.join(place) or 'top level'}: {said}")
 
 
 def reference() -> str:
