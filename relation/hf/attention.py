@@ -5,16 +5,20 @@ attention module gets the count calibration lambda by `add_lambda`.
 """
 
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from safetensors import safe_open
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from relation.errors import InputError
 from relation.kernels.documents import Documents
-from relation.ops import for_heads, scores
+from relation.ops import scores
+from relation.ops.attention import shared_matmul
 from relation.ops.backends import Automatic
 from relation.ops.full import flow_of_rows
 
@@ -28,11 +32,11 @@ def add_lambda(
     """Give every attention module of a model its `lam` (1,), a trained FP32 parameter.
 
     Call it before training, as an optimiser takes the parameters that it finds. `save_pretrained`
-    writes them and `from_pretrained` passes over them: their values come from the folder `saved`,
-    by default the one that the model was loaded from; where that has none they start at `init`. A
-    module that has a lambda keeps it, unless `saved` names a folder. Returns the model. Raises
-    InputError for a model without such modules or with another attention, and for a folder `saved`
-    that lacks a value.
+    writes them, and that the model runs Relation; `from_pretrained` passes over them: their values
+    come from the folder `saved`, by default the one that the model was loaded from. A model that
+    never had any starts at `init`; a module that has a lambda keeps it, unless `saved` names a
+    folder. Returns the model. Raises InputError for a model without such modules or with another
+    attention, and for a folder that lacks a value that was saved.
     """
     modules = {name: module for name, module in model.named_modules() if _attends(module)}
     if not modules:
@@ -40,22 +44,29 @@ def add_lambda(
             f"{type(model).__name__} has no causal attention modules with a layer_idx; "
             "attn_implementation='relation' is for Llama-type models"
         )
-    values = _saved(Path(model.config._name_or_path if saved is None else saved))
+    folder = Path(model.config._name_or_path if saved is None else saved)
+    values = _saved(folder)
     for name, module in modules.items():
-        attention = getattr(module, "config", model.config)._attn_implementation
-        if attention != NAME:
+        config = getattr(module, "config", model.config)
+        if config._attn_implementation != NAME:
             raise InputError(
-                f"{name} runs the attention {attention!r}, which has no lambda; "
+                f"{name} runs the attention {config._attn_implementation!r}, which has no lambda; "
                 "give attn_implementation='relation' to from_pretrained or the configuration"
             )
-        if saved is not None and f"{name}.lam" not in values:
-            raise InputError(f"{saved} has no {name}.lam; give the folder of such a model")
+        keeps = saved is None and hasattr(module, "lam")
+        wanted = saved is not None or getattr(config, "has_lambda", False)
+        if wanted and not keeps and f"{name}.lam" not in values:
+            raise InputError(
+                f"{folder} has no {name}.lam, or is no folder here; give saved=, the folder of "
+                "safetensors that has it"
+            )
     for name, module in modules.items():
-        if saved is None and hasattr(module, "lam"):
-            continue
-        device = next(module.parameters()).device
-        value = torch.tensor([values.get(f"{name}.lam", init)], dtype=torch.float32, device=device)
-        module.lam = nn.Parameter(value)
+        config = getattr(module, "config", model.config)
+        # In config.json: a saved model runs Relation unasked, or is refused without relation.hf.
+        config.attn_implementation, config.has_lambda = NAME, True
+        if saved is not None or not hasattr(module, "lam"):
+            value = torch.tensor([values.get(f"{name}.lam", init)], dtype=torch.float32)
+            module.lam = nn.Parameter(value.to(next(module.parameters()).device))
     return model
 
 
@@ -73,20 +84,53 @@ def _saved(folder: Path) -> dict[str, float]:
     return found
 
 
+def relation_mask(**options: Any) -> Tensor | None:
+    """What the layers of a forward share, as transformers asks for it: which tokens see each other.
+
+    None: all tokens before. For rows from their first token int32, (2, 1, B, T): where the document
+    of each token starts and ends, in memory linear in T; padding becomes documents of a token each.
+    After a cache, in a window shorter than the row and for text that padding interrupts
+    transformers' mask, bool, (B, 1, n, T), in which padding sees nothing. Waits once for the GPU,
+    and not in torch.compile, which refuses interrupted text as it runs.
+    """
+    sees, text, window = (options.get(n) for n in ("mask_function", "attention_mask", "local_size"))
+    offset, n, device = (options[name] for name in ("q_offset", "q_length", "device"))
+    traced = is_compiling()
+    is_first = n > 1 and not (traced and isinstance(offset, Tensor)) and offset == 0
+    if not is_first or options.get("use_vmap") or not (window is None or window > n):
+        return sdpa_mask(**options)
+    is_causal = options.get("allow_is_causal_skip", True)
+    if is_causal and text is None:
+        return None
+    row = torch.arange(options["batch_size"], device=device)[:, None]
+    place = torch.arange(n, device=device)
+    # A token that does not see its neighbour starts a document.
+    first = ~sees(row, 0, place, (place - 1).clamp(min=0)).expand(len(row), n)
+    wrong = first.new_zeros(()) if is_causal else sees(row, 0, place[:-1], place[1:]).any()
+    if text is not None:
+        text = text[:, :n]  # a static cache goes on past the prompt
+        before = F.pad(text[:, :-1], (1, 0))
+        first = first | ~text | ~before
+        wrong = wrong | ((text & ~before).sum(1) > 1).any()
+    if traced:
+        torch._assert_async(~wrong, "padding interrupts a row's text, or tokens see later ones")
+    else:
+        is_wrong, has_documents = torch.stack((wrong, first[:, 1:].any())).tolist()
+        if is_wrong or not has_documents:
+            return sdpa_mask(**options) if is_wrong else None
+    documents = Documents.bounded(first, first.numel())
+    return torch.stack((documents.starts, documents.ends))[:, None]
+
+
 _OPERATOR = Automatic("full")
 
 
-def _documents(visible: Tensor) -> Documents | None:
-    """The documents whose tokens see what `visible` (B, 1, T, T) says; None where there are none.
-
-    Padding sees nothing there, and becomes documents of one token each.
-    """
-    place = torch.arange(visible.shape[-1], device=visible.device)
-    seen = visible[:, 0].sum(-1)
-    starts = torch.where(seen > 0, visible[:, 0].int().argmax(-1), place)
-    documents = Documents.of((starts == place).long().cumsum(1))
-    is_whole = (seen == 0) | (seen == place - starts + 1)
-    return documents if bool((is_whole & (documents.starts == starts)).all()) else None
+def _documents(bounds: Tensor) -> Documents:
+    """The documents that `relation_mask` describes; empty ones stand among their offsets."""
+    starts, ends = bounds[:, 0]
+    B, T = starts.shape
+    row = torch.arange(0, B * T, T, dtype=torch.int32, device=bounds.device)[:, None]
+    return Documents(starts, ends, F.pad((row + ends).flatten(), (1, 0)), T)
 
 
 def _masked(p1: Tensor, p2: Tensor, info: Tensor, lam: Tensor, visible: Tensor | None) -> Tensor:
@@ -102,7 +146,7 @@ def _masked(p1: Tensor, p2: Tensor, info: Tensor, lam: Tensor, visible: Tensor |
     own = visible.shape[-1] - 1 - visible.flip(-1).int().argmax(-1, keepdim=True)
     own = own.expand(*U.shape[:3], 1)
     flow = flow_of_rows(U, lam, TAU, own, visible.sum(-1, keepdim=True), ~visible)
-    return flow.to(info.dtype) @ for_heads(info, p1.shape[1])
+    return shared_matmul(flow.to(info.dtype), info)
 
 
 def relation_attention(
@@ -117,10 +161,11 @@ def relation_attention(
 ) -> tuple[Tensor, None]:
     """What transformers calls: Full Relation of (B, H, n, D), and (B, n, H, D) back.
 
-    key, value: (B, H or a divisor of it, T, D), those of the cache first. attention_mask: bool,
-    (B, 1, n, T), or None for all tokens before. Whole rows and documents run the kernels, tokens
-    that follow a cache plain PyTorch, O(n T). Raises InputError for a module without `lam`,
-    dropout, soft capping or attention that is not causal.
+    key, value: (B, H or a divisor of it, T, D), those of the cache first. attention_mask: what
+    `relation_mask` gives, or bool, (B, 1, n, T). Rows from their first token run the backend that
+    is fastest, tokens that follow a cache or have a boolean mask plain PyTorch, O(n T). Raises
+    InputError for a module without `lam`, dropout, soft capping, attention that is not causal and
+    another mask.
     """
     lam = getattr(module, "lam", None)
     if lam is None:
@@ -137,22 +182,21 @@ def relation_attention(
     width, lam = query.shape[-1], lam.float() if lam.dtype != torch.float64 else lam
     if scaling is not None and scaling != width**-0.5:
         query = query * (scaling * width**0.5)
-    n = query.shape[2]
+    n, documents = query.shape[2], None
+    if attention_mask is not None and attention_mask.dtype == torch.int32:
+        documents, attention_mask = _documents(attention_mask), None
+    elif attention_mask is not None and attention_mask.dtype != torch.bool:
+        raise InputError(
+            f"attention_mask is {attention_mask.dtype}, {tuple(attention_mask.shape)}; give the "
+            "padding, (B, T), or bool, (B, 1, n, T)"
+        )
     if attention_mask is None and n > 1:
         # The keys of a static cache go on past the prompt that it has just read.
         key, value = key[:, :, :n], value[:, :, :n]
-    whole, masked = n == key.shape[2], attention_mask is not None
-    documents = _documents(attention_mask) if whole and masked else None
-    if whole and (documents is not None or not masked):
         y = _OPERATOR(query, key, value, lam, TAU, documents=documents)
     else:
         y = _masked(query, key, value, lam, attention_mask)
     return y.transpose(1, 2), None
-
-
-def relation_mask(*inputs, **options) -> Tensor | None:
-    """transformers' boolean mask, in which padding sees nothing; None where it is only causal."""
-    return sdpa_mask(*inputs, **(options | {"allow_torch_fix": False}))
 
 
 AttentionInterface.register(NAME, relation_attention)

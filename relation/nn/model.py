@@ -271,8 +271,8 @@ class HistoryMixer(Mixer):
         decodes = cache is not None and cache.length > 0
         history = None if cache is None else cache.append(p2, info)
         if decodes:
-            step, (p2, info) = self.operators[0], (for_heads(s, self.heads) for s in history)
-            y = step(p1, p2, info, *self.arguments(), **self.options, lengths=cache.lengths)
+            step = self.operators[0]
+            y = step(p1, *history, *self.arguments(), **self.options, lengths=cache.lengths)
         else:
             y = self.call(p1, p2, info, *self.arguments(), **self.options, documents=documents)
         return self.output(y, x)

@@ -26,7 +26,7 @@ def scores(p1: Tensor, p2: Tensor) -> Tensor:
     if p1.dtype == torch.float16:
         p1, p2 = p1.to(wide), p2.to(wide)
     with without_autocast(p1):
-        U = (p1 @ for_heads(p2, p1.shape[1]).transpose(-1, -2)).to(wide)
+        U = shared_matmul(p1, p2.transpose(-1, -2)).to(wide)
     return U / math.sqrt(p1.shape[-1])
 
 
@@ -34,6 +34,18 @@ def for_heads(x: Tensor, heads: int) -> Tensor:
     """x of H or fewer heads, (B, H / n, T, D), with each head in n neighbouring places."""
     n = heads // x.shape[1]
     return x if n == 1 else x.repeat_interleave(n, dim=1)
+
+
+def shared_matmul(a: Tensor, x: Tensor) -> Tensor:
+    """a @ `for_heads(x, H)`, (B, H, n, K) by (B, H or fewer, K, D), without copying x.
+
+    Heads of a that read one of x are its rows.
+    """
+    groups = a.shape[1] // x.shape[1]
+    if groups == 1:
+        return a @ x
+    rows = a.unflatten(1, (-1, groups)).flatten(2, 3)  # (B, H / groups, groups n, K)
+    return (rows @ x).unflatten(2, (groups, -1)).flatten(1, 2)
 
 
 def softmax(U: Tensor, null: bool = False) -> Tensor:
@@ -60,7 +72,7 @@ def causal_attention(
     """Materialised MHA, Y = F V: q, k, v to (B, H, T, D) in their dtype."""
     check_groups(q=q, k=k, v=v)
     flow = causal_flow(q, k, null=null, documents=documents)
-    return flow.to(v.dtype) @ for_heads(v, q.shape[1])
+    return shared_matmul(flow.to(v.dtype), v)
 
 
 def fused_attention(
@@ -117,11 +129,13 @@ def attention_step(
 ) -> Tensor:
     """Causal attention of n new tokens: the last n rows of `causal_attention`.
 
-    q: (B, H, n, D) of the new tokens; k, v: (B, H, T, D) of all tokens, the new ones last. lengths:
-    (B,) int64, where rows differ: row b's history is its first lengths[b] tokens, n to T.
+    q: (B, H, n, D) of the new tokens; k, v: (B, H or a divisor of it, T, D) of all tokens, the new
+    ones last. lengths: (B,) int64, where rows differ: row b's history is its first lengths[b]
+    tokens, n to T.
     """
     _, future = places("q", q, lengths, k=k, v=v)
-    return softmax(scores(q, k).masked_fill(future, -torch.inf), null).to(v.dtype) @ v
+    flow = softmax(scores(q, k).masked_fill(future, -torch.inf), null)
+    return shared_matmul(flow.to(v.dtype), v)
 
 
 def places(
@@ -129,9 +143,9 @@ def places(
 ) -> tuple[Tensor, Tensor]:
     """Where in its history a block's tokens stand, and what they do not see.
 
-    block: (B, H, n, D); history: (B, H, T, D) each, ending with the block. Returns the places from
-    0, (n,) or (B, 1, n) by the lengths, and j > i as (n, T) or (B, 1, n, T). Raises InputError for
-    what does not fit.
+    block: (B, H, n, D); history: (B, H or fewer, T, D) each, ending with the block. Returns the
+    places from 0, (n,) or (B, 1, n) by the lengths, and j > i as (n, T) or (B, 1, n, T). Raises
+    InputError for what does not fit.
     """
     check_states(**history)
     total = next(iter(history.values())).shape[2]
@@ -141,7 +155,7 @@ def places(
             "the tokens of a history that ends with the block"
         )
     n = block.shape[2]
-    check_states(**{name: block}, **{key: h[:, :, total - n :] for key, h in history.items()})
+    check_groups(**{name: block}, **{key: h[:, :, total - n :] for key, h in history.items()})
     place = torch.arange(total - n, total, device=block.device)
     if lengths is not None:
         if tuple(lengths.shape) != (block.shape[0],) or lengths.dtype != torch.int64:

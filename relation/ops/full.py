@@ -10,7 +10,7 @@ from torch import Tensor
 
 from relation.kernels.checks import check_device, check_groups, check_lambda, check_tau
 from relation.kernels.documents import Documents, token_counts, unseen
-from relation.ops.attention import check_documents, for_heads, places, scores
+from relation.ops.attention import check_documents, places, scores, shared_matmul
 
 
 def check(lam: Tensor, tau: float, documents: Documents | None, **states: Tensor) -> int:
@@ -69,7 +69,7 @@ def full_relation(
     flow = full_flow(p1, p2, lam, tau, silu=silu, documents=documents)
     if not transport_self:
         flow = flow.tril(-1)
-    return flow.to(info.dtype) @ for_heads(info, p1.shape[1])
+    return shared_matmul(flow.to(info.dtype), info)
 
 
 def full_relation_step(
@@ -85,8 +85,8 @@ def full_relation_step(
 ) -> Tensor:
     """Full Relation of n new tokens: the last n rows of `full_relation`.
 
-    p1: (B, H, n, D) of the new tokens; p2, info: (B, H, T, D) of all tokens, the new ones last;
-    lengths: as `attention_step` takes them. No more than n x T scores are formed.
+    p1: (B, H, n, D) of the new tokens; p2, info: (B, H or a divisor of it, T, D) of all tokens, the
+    new ones last; lengths: as `attention_step` takes them. No more than n x T scores are formed.
     """
     place, future = places("p1", p1, lengths, p2=p2, info=info)
     check_lambda(lam)
@@ -96,7 +96,7 @@ def full_relation_step(
     flow = flow_of_rows(scores(p1, p2), lam, tau, own, place[..., None] + 1, future, silu)
     if not transport_self:
         flow = flow.scatter(-1, own, 0)
-    return flow.to(info.dtype) @ info
+    return shared_matmul(flow.to(info.dtype), info)
 
 
 def flow_of_rows(

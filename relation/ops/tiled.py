@@ -23,10 +23,12 @@ def _tiles(length: int, starts: Tensor | None) -> Iterator[tuple[slice, list[sli
     """Tiles of tokens, each with the tiles in which some of them have history.
 
     starts: (B, 1, 1, T), where each token's document begins, or None where rows are documents.
+    torch.compile, which knows no starts, gets all tiles before.
     """
+    skips = starts is not None and not torch.compiler.is_compiling()
     tiles = [slice(n, min(n + TILE, length)) for n in range(0, length, TILE)]
     for n, rows in enumerate(tiles):
-        first = 0 if starts is None else int(starts[..., rows].min())
+        first = int(starts[..., rows].min()) if skips else 0
         yield rows, tiles[first // TILE : n + 1]
 
 

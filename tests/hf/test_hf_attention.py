@@ -5,6 +5,7 @@ import torch
 from equations import assert_close
 from test_hf import generated, left_padded, prompts, transformers
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from relation import Documents, ops
 from relation.errors import InputError
@@ -12,7 +13,7 @@ from relation.hf import add_lambda
 from relation.hf.attention import relation_attention
 
 TOKENS = torch.randint(29, (2, 11), generator=torch.Generator().manual_seed(1))
-each_sharing = pytest.mark.parametrize("kv_heads", [4, 2])
+each_sharing = pytest.mark.parametrize("kv_heads", [4, 1])
 
 
 def llama(kv_heads: int = 4, family: str = "Llama", width: int = 24):
@@ -98,6 +99,75 @@ def test_padding_and_caches_change_no_text(kv_heads):
             assert (found[-len(row) :] - expected).abs().max() <= 1e-5 * expected.abs().max()
 
 
+def padded_and_packed(T: int) -> list[dict[str, Tensor]]:
+    ids = torch.randint(29, (2, T), generator=torch.Generator().manual_seed(2))
+    mask = torch.ones_like(ids)
+    mask[0, : T // 3] = 0
+    places = torch.cat((torch.arange(T // 4), torch.arange(T - T // 4)))[None]
+    return [{"input_ids": ids, "attention_mask": mask}, {"input_ids": ids, "position_ids": places}]
+
+
+def test_compiled_without_a_break_it_is_the_same():
+    """So nothing waits for a GPU to learn where documents lie."""
+    model = llama(2)
+    model.model.layers = model.model.layers[:1]
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    padded, packed = padded_and_packed(11)
+    for given in (packed, padded):
+        found, expected = (call(**given, use_cache=False).logits for call in (compiled, model))
+        rows = given.get("attention_mask", torch.ones_like(given["input_ids"])).bool()
+        assert (found - expected)[rows].abs().max() <= 1e-5 * expected.abs().max()
+    with pytest.raises(RuntimeError, match="padding interrupts"):
+        compiled(**padded | {"attention_mask": TOKENS.ne(TOKENS[0, 5]).long()}, use_cache=False)
+
+
+class Largest(TorchDispatchMode):
+    """Notes how many numbers the largest new tensor has."""
+
+    def __init__(self):
+        super().__init__()
+        self.numel = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        result = function(*arguments, **(options or {}))
+        if isinstance(result, Tensor) and not function.is_view:
+            self.numel = max(self.numel, result.numel())
+        return result
+
+
+def test_documents_need_no_square_of_the_length():
+    """Of 4 heads tiles of 128 x 128 scores are the largest."""
+    model, T = llama(4), 600
+    for given in padded_and_packed(T):
+        with torch.no_grad(), Largest() as largest:
+            model.model(**given, use_cache=False)
+        assert largest.numel < T * T
+    # Padding that interrupts a text leaves no documents: every token sees the text before.
+    mask = torch.tensor([[1, 1, 0, 1, 1]])
+    given = {"input_ids": TOKENS[:1, :5], "position_ids": (mask.cumsum(1) - 1)}
+    found = model(**given, attention_mask=mask).logits[0, 3:]
+    expected = model(TOKENS[:1, [0, 1, 3, 4]]).logits[0, 2:]
+    assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+@pytest.mark.parametrize("kind", ["attention", "full", "transformers"])
+def test_grouped_heads_decode_without_copying_history(kind):
+    q, k, v = draw(1, 8, 1, 16, seed=1), *(draw(1, 2, 900, 16, seed=s) for s in (2, 3))
+    layer = Layer()
+
+    def step(k: Tensor, v: Tensor) -> Tensor:
+        if kind == "attention":
+            return ops.attention_step(q, k, v)
+        if kind == "full":
+            return ops.full_relation_step(q, k, v, layer.lam)
+        return relation_attention(layer, q, k, v, None)[0]
+
+    with torch.no_grad(), Largest() as largest:
+        found = step(k, v)
+    assert largest.numel <= 8 * 900 < k.numel()
+    assert_close(found, step(*(ops.for_heads(x, 8) for x in (k, v))), 900 + 16, scale=8)
+
+
 @pytest.mark.gpu
 @each_sharing
 def test_a_gpu_writes_the_texts_of_a_cpu_and_trains(kv_heads):
@@ -122,19 +192,21 @@ def test_lambda_is_trained_saved_and_read_back(tmp_path):
     with torch.no_grad():
         values[1].fill_(0.123)
     model.eval().save_pretrained(tmp_path)
-    loaded = transformers.AutoModelForCausalLM.from_pretrained(
-        tmp_path, attn_implementation="relation"
-    )
+    # Unasked it runs Relation, and not softmax on weights that were trained for Relation.
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    loaded, elsewhere = load(tmp_path), load(tmp_path)
     with pytest.raises(InputError, match="add_lambda"):
         loaded(TOKENS)
     # The folder that the model was loaded from has its values.
     assert torch.equal(add_lambda(loaded)(TOKENS).logits, model(TOKENS).logits)
-    # transformers saves no attention's name: without it MHA would run, and lambda do nothing.
-    attention = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    attention = load(tmp_path, attn_implementation="sdpa")
     with pytest.raises(InputError, match=r"layers\.0\.self_attn runs the attention 'sdpa'"):
         add_lambda(attention, saved=tmp_path)
-    with pytest.raises(InputError, match=r"no model\.layers\.0\.self_attn\.lam"):
-        add_lambda(loaded, saved=tmp_path / "elsewhere")
+    # As of a model of the hub: its values are saved, and not in a folder of that name.
+    elsewhere.config._name_or_path = "owner/name"
+    for given in ({}, {"saved": tmp_path / "elsewhere"}):
+        with pytest.raises(InputError, match=r"no model\.layers\.0\.self_attn\.lam.*give saved="):
+            add_lambda(elsewhere, **given)
 
 
 def test_a_second_call_keeps_a_trained_lambda(tmp_path):
