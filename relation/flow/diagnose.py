@@ -1,7 +1,7 @@
 """The structural diagnostics of one checkpoint, layer by layer (Appendix B.4 and B.5)."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -50,9 +50,8 @@ def _short(values: np.ndarray) -> np.ndarray:
     return ((bits + 0x800) & 0xFFFFF000).view(np.float32)
 
 
-def _rows(layer: Layer) -> dict[str, list[dict[str, Any]]]:
-    """Rows of the kinds flow, curves and maps of one layer, without their key."""
-    found: dict[str, list[dict]] = {"flow": [], "curves": [], "maps": []}
+def _note(layer: Layer, found: dict[str, list[dict]]) -> None:
+    """Add a layer's rows of the kinds flow, curves and maps, without their key."""
     at = {"layer": layer.index}
     for reading in layer.readings:
         for metric, values in reading.values.items():
@@ -67,16 +66,13 @@ def _rows(layer: Layer) -> dict[str, list[dict[str, Any]]]:
     for head, flow in enumerate(pooled(layer.flow[0]).cpu().numpy()):
         row = {"head": head, "length": layer.flow.shape[-1], "side": len(flow)}
         found["maps"].append(at | row | {"codes": encode(flow).tobytes()})
-    return found
 
 
 def diagnose(run: "Run", data: Path, checkpoint: Path, out: Path) -> None:
     """Diagnose a run's checkpoint and write flow, curves and maps.parquet into `out`.
 
     data: the run's prepared corpus, of whose validation split the first windows are read. Computes
-    in FP32. Raises InputError for a model with Linear layers, a token that it does not know, a flow
-    that is not finite, and where the checkpoint or the validation split will not do. A run that
-    diverged has no rows.
+    in FP32. A run that diverged has no rows; a model with Linear layers is refused.
     """
     if records.empty_if_diverged(checkpoint, out, "flow", "curves", "maps"):
         return
@@ -93,11 +89,10 @@ def diagnose(run: "Run", data: Path, checkpoint: Path, out: Path) -> None:
             )
         mask = document_mask(run.document_mask, data)
         layers = read_layers(model, to_device(sequences, device), *lengths, mask)
-        found: dict[str, list[dict]] = {}
+        found: dict[str, list[dict]] = {"flow": [], "curves": [], "maps": []}
         with Progress(f"diagnose {run.name}", model.config.layers, "layers") as progress:
             for layer in layers:
-                for kind, rows in _rows(layer).items():
-                    found.setdefault(kind, []).extend(rows)
+                _note(layer, found)
                 progress.advance(1)
         known = records.key(run) | records.origin(run.flow_hash, describe(device))
         for kind, rows in found.items():

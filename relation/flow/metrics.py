@@ -2,7 +2,7 @@
 
 A flow M is (..., T, T), floating, lower triangular, rows summing to 1; each metric returns (...),
 so that heads and sequences are computed together. Sums keep the flow's dtype; singular values are
-FP32 and their sums FP64. Functions of a flow raise InputError for another shape or dtype.
+FP32 and their sums FP64.
 """
 
 from collections.abc import Iterator
@@ -24,45 +24,31 @@ DISTANCES = {"beyond_eighth": 8, "beyond_quarter": 4, "beyond_half": 2}
 _FLOOR = 1e-20  # the paper's clamp
 
 
-def _check(flow: Tensor) -> Tensor:
-    if flow.ndim < 2 or flow.shape[-1] != flow.shape[-2] or flow.shape[-1] == 0:
-        raise InputError(f"a flow has shape {tuple(flow.shape)}; give (..., T, T) with T >= 1")
-    if not flow.is_floating_point():
-        raise InputError(f"a flow is {flow.dtype}; give floating-point numbers")
-    return flow
-
-
 def self_flow(flow: Tensor) -> Tensor:
     """Mean diagonal entry: Relation's Self flow, MHA's diagonal flow."""
-    return _check(flow).diagonal(dim1=-2, dim2=-1).mean(-1)
+    return flow.diagonal(dim1=-2, dim2=-1).mean(-1)
 
 
 def exchange_flow(flow: Tensor) -> Tensor:
     """Mean over rows of the mass on history, g."""
-    return _check(flow).tril(-1).sum(-1).mean(-1)
-
-
-def conditional_history(flow: Tensor) -> Tensor:
-    """pi^E = F_ij / g_i for j < i, (..., T, T); rows without historical mass are zero."""
-    history = _check(flow).tril(-1)
-    mass = history.sum(-1, keepdim=True)
-    return torch.where(mass > 0, history / mass, torch.zeros_like(history))
+    return flow.tril(-1).sum(-1).mean(-1)
 
 
 def history_profiles(flow: Tensor) -> tuple[Tensor, Tensor]:
     """The conditional historical mass by distance and by source, (..., T) each, means over rows.
 
-    Entry d of the first is the mass with i - j = d, entry j of the second that on position j. Rows
-    without historical mass, the first token's among them, count and contribute zero.
+    It is pi^E = F_ij / g_i for j < i. Entry d of the first is the mass with i - j = d, entry j of
+    the second that on position j. Rows without historical mass, the first token's among them, count
+    and contribute zero.
     """
-    history = conditional_history(flow)
-    rows = history.shape[-1]
-    by_source = history.mean(-2)
+    history, rows = flow.tril(-1), flow.shape[-1]
+    mass = history.sum(-1, keepdim=True)
+    history = torch.where(mass > 0, history / mass, 0.0)  # (..., T, T)
     # With T empty rows beneath, diagonal d starts at row d and steps by T + 1 for T entries.
     padded = F.pad(history, (0, 0, 0, rows)).contiguous()  # (..., 2T, T)
     strides = (*padded.stride()[:-2], rows, rows + 1)
     by_distance = padded.as_strided(history.shape, strides, padded.storage_offset()).sum(-1) / rows
-    return by_distance, by_source
+    return by_distance, history.mean(-2)
 
 
 def singular_values(flow: Tensor) -> Tensor:
@@ -71,7 +57,6 @@ def singular_values(flow: Tensor) -> Tensor:
     On a CPU the FP32 SVD; on a GPU, where that takes the matrices one after the other,
     `gram_singular_values`.
     """
-    flow = _check(flow)
     return gram_singular_values(flow) if flow.is_cuda else torch.linalg.svdvals(flow.float())
 
 
@@ -178,8 +163,7 @@ def read_layers(
     """Read every layer's flow on (B, T) ids, T at least both lengths, one layer at a time.
 
     A causal flow of the first tokens of a sequence is the corner of the whole flow, so one pass
-    serves both lengths. mask: that of the model's training. Raises InputError for a model with
-    Linear layers, or a flow that is not finite.
+    serves both lengths. mask: that of the model's training.
     """
     documents = mask(tokens)
     places = None if documents is None else documents.positions[:, :flow_length]

@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from conftest import refusal
 from flows import (
     FLOOR,
     FLOWS,
@@ -122,11 +121,3 @@ def test_a_gpu_measures_what_a_cpu_does() -> None:
         for name, value in here.values.items():
             slack = 1 if name.startswith("dims") else 0
             assert torch.allclose(there.values[name], value, rtol=2e-5, atol=1e-6 + slack), name
-
-
-@pytest.mark.parametrize(
-    "flow", [torch.ones(3, 4), torch.ones(4), torch.ones(0, 0), torch.ones(3, 3).long()]
-)
-def test_what_is_no_flow_is_refused_in_one_line(flow) -> None:
-    for metric in (metrics.self_flow, metrics.history_profiles, metrics.singular_values):
-        refusal(lambda metric=metric: metric(flow))
