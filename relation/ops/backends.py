@@ -42,6 +42,11 @@ class Backend:
         return self.refusal(device)
 
 
+def _is_older(device: torch.device, major: int) -> bool:
+    """Whether a GPU of NVIDIA has a compute capability below `major`.0."""
+    return torch.version.hip is None and torch.cuda.get_device_capability(device)[0] < major
+
+
 def _why_not(kernel: str, device: torch.device) -> str | None:
     """Why one of PyTorch's kernels cannot run on `device`, or None."""
     cuda = device.type == "cuda"
@@ -50,18 +55,22 @@ def _why_not(kernel: str, device: torch.device) -> str | None:
             return f"PyTorch has FlashAttention for CPUs and CUDA GPUs, and this device is {device}"
         if cuda and not torch.backends.cuda.is_flash_attention_available():
             return "this PyTorch was built without FlashAttention"
-        return None
+        return (
+            "FlashAttention needs compute capability 8.0" if cuda and _is_older(device, 8) else None
+        )
     if not cuda:
         return f"it needs a CUDA device, and this one is {device}"
     if kernel == "flex" and importlib.util.find_spec("triton") is None:
         return "FlexAttention needs Triton; install triton"
+    if kernel == "flex" and _is_older(device, 7):
+        return "FlexAttention needs compute capability 7.0"
     if kernel == "cudnn" and not torch.backends.cudnn.is_available():
         return "this PyTorch was built without cuDNN"
     return None
 
 
-# torch.compile takes the answer as it is at trace time.
-_why_not._dynamo_marked_constant = True
+# torch.compile takes the answers as they are at trace time.
+_is_older._dynamo_marked_constant = _why_not._dynamo_marked_constant = True
 
 
 def _torch(name: str, call: Callable[..., Tensor], **options) -> Backend:
@@ -120,21 +129,25 @@ def default_backend(operator: str, x: Tensor, documents: bool = False, null: boo
     """The name of the fastest backend that runs x, (B, H, T, D), where nobody named one.
 
     On CUDA the kernels, where device, dtype and head width allow; elsewhere plain PyTorch in memory
-    linear in T. MHA alone has no such form for FP64 on a GPU and for a null logit in documents.
+    linear in T. MHA alone has no such form on a GPU for FP64, for BF16 before Ampere and for a null
+    logit in documents.
     """
     width, narrow = x.shape[3], x.dtype in (torch.bfloat16, torch.float16)
+    # Before Ampere neither Triton nor PyTorch's kernels have BF16.
+    lacks = x.dtype == torch.float64 or (
+        x.is_cuda and x.dtype == torch.bfloat16 and _is_older(x.device, 8)
+    )
     if operator == "mha":
-        if _why_not("flash", x.device) or (documents and null):
-            return "reference"
-        if not x.is_cuda or (narrow and width <= 256):
+        flashes = not _why_not("flash", x.device) and not (documents and null)
+        if flashes and (not x.is_cuda or (narrow and width <= 256)):
             return "flash"
-        return "reference" if documents or x.dtype == torch.float64 else "efficient"
+        return "efficient" if x.is_cuda and not documents and not lacks else "reference"
     fits = x.dtype in DTYPES and NARROWEST <= width <= WIDEST
     if operator != "calibrated" and x.is_cuda and fits and why_unavailable(x.device) is None:
         return "flash"
     if operator == "linear":
         return "chunked"
-    flexes = x.dtype != torch.float64 and width >= NARROWEST and _why_not("flex", x.device) is None
+    flexes = not lacks and width >= NARROWEST and _why_not("flex", x.device) is None
     return "flex" if flexes else "tiled"
 
 
@@ -142,13 +155,20 @@ _BEST = {"mha": "flash", "full": "flash", "linear": "flash", "calibrated": "flex
 
 
 @functools.cache
-def _say(operator: str, name: str, dtype: torch.dtype, width: int, device: torch.device) -> None:
+def _warn(operator: str, name: str, dtype: torch.dtype, width: int, device: torch.device) -> None:
     """Say once why a GPU does not run an operator's fastest backend."""
-    warnings.warn(
-        f"{operator} runs the backend {name!r}, as {_BEST[operator]!r} does not take "
-        f"{str(dtype).removeprefix('torch.')} in heads of {width} on {device}",
-        stacklevel=2,
-    )
+    best = _BEST[operator]
+    why = BACKENDS[operator][best].why_unavailable(device)
+    why = why or f"it does not take {str(dtype).removeprefix('torch.')} in heads of {width} there"
+    warnings.warn(f"{operator} on {device} runs {name!r} and not {best!r}: {why}", stacklevel=2)
+
+
+def _say(*choice) -> None:
+    """`_warn`, also where torch.compile traces."""
+    _warn(*choice)
+
+
+_say._dynamo_marked_constant = True
 
 
 @dataclass(frozen=True)
@@ -164,7 +184,7 @@ class Automatic:
     def __call__(self, first: Tensor, *inputs, documents=None, **options):
         null = bool(options.get("null"))
         name = default_backend(self.operator, first, documents is not None, null)
-        if first.is_cuda and name != _BEST[self.operator] and not torch.compiler.is_compiling():
+        if first.is_cuda and name != _BEST[self.operator]:
             _say(self.operator, name, first.dtype, first.shape[3], first.device)
         call = around(BACKENDS[self.operator][name], self.compiled)
         return call(first, *inputs, documents=documents, **options)

@@ -150,7 +150,9 @@ class Elsewhere(NamedTuple):
         return self.device.type == "cuda"
 
 
-BF16, FP32, FP64 = torch.bfloat16, torch.float32, torch.float64
+BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+KERNELS = importlib.import_module("relation.kernels.flash_relation")
+CAPABILITIES = {"cuda": (9, 0), "turing": (7, 5), "pascal": (6, 1), "rocm": (9, 4)}
 
 
 @pytest.mark.parametrize(
@@ -161,26 +163,44 @@ BF16, FP32, FP64 = torch.bfloat16, torch.float32, torch.float64
         ("cuda", FP64, 64, "reference tiled tiled chunked"),
         ("cuda", BF16, 8, "flash tiled tiled chunked"),
         ("cuda", BF16, 384, "efficient flex flex chunked"),
+        ("turing", BF16, 64, "reference tiled tiled chunked"),
+        ("turing", FP16, 64, "efficient flex flex chunked"),
+        ("pascal", FP32, 64, "efficient tiled tiled chunked"),
+        ("rocm", BF16, 64, "flash flex flex chunked"),
         ("cpu", FP64, 8, "flash tiled tiled chunked"),
         ("mps", FP32, 64, "reference tiled tiled chunked"),
     ],
 )
 @pytest.mark.parametrize("triton", [True, False])
 def test_the_default_is_the_fastest_backend_that_runs(
-    monkeypatch, device, dtype, width, expected, triton
+    monkeypatch, recwarn, device, dtype, width, expected, triton
 ):
-    x = Elsewhere(torch.device(device), dtype, (1, 2, 20, width))
-    found, find = triton and device == "cuda", importlib.util.find_spec
-    monkeypatch.setattr(backends, "why_unavailable", lambda _: None if found else "no Triton")
+    is_gpu, find = device in CAPABILITIES, importlib.util.find_spec
+    x = Elsewhere(torch.device("cuda" if is_gpu else device), dtype, (1, 2, 20, width))
+    found = triton and is_gpu
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: find(name) if found or name != "triton" else None
     )
+    monkeypatch.setattr(KERNELS, "_has_triton", lambda: found)
+    KERNELS._why_gpu_unavailable.cache_clear()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: CAPABILITIES[device])
+    monkeypatch.setattr(torch.version, "hip", "7.0" if device == "rocm" else None)
     monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
     for kind, name in zip(("mha", "full", "calibrated", "linear"), expected.split(), strict=True):
         if not triton and kind != "mha":
             name = "chunked" if kind == "linear" else "tiled"
         assert backends.default_backend(kind, x) == name
+        assert ops.BACKENDS[kind][name].why_unavailable(x.device) is None
+        # On a GPU one line says, once, why it is not the fastest of all.
+        monkeypatch.setitem(ops.BACKENDS[kind], name, backends.Backend(lambda *_, **__: None))
+        backends._warn.cache_clear()
+        recwarn.clear()
+        for _ in range(2):
+            backends.Automatic(kind)(x)
+        assert len(recwarn) == (x.is_cuda and name != ("flex" if kind == "calibrated" else "flash"))
     assert backends.default_backend("mha", x, documents=True, null=True) == "reference"
+    KERNELS._why_gpu_unavailable.cache_clear()
 
 
 @each_backend
