@@ -280,10 +280,7 @@ def _stored(folder: Path, kind: str) -> pd.DataFrame:
 
 
 def load(folder: Path) -> dict[str, pd.DataFrame]:
-    """A campaign's rows by kind; a kind without a file is an empty frame with its columns.
-
-    Raises InputError as `read` and `check_pairs` do.
-    """
+    """A campaign's rows by kind; a kind without a file is an empty frame with its columns."""
     frames = {kind: _stored(folder, kind) for kind in KINDS}
     check_pairs(frames["runs"])
     return frames
@@ -350,10 +347,9 @@ def published_hashes(kind: str = "runs", campaign: str = "*") -> frozenset[str]:
 
 def _jobs(kind: str, rows: pd.DataFrame) -> pd.Series:
     """The job of each row, as text: its key's values."""
-    names = pd.Series("", index=rows.index, dtype=object)
-    for name in UNITS[kind]:
-        names += "/" + rows[name].astype(object).where(rows[name].notna(), "").astype(str)
-    return names.str[1:]
+    key = (rows[name].astype(object).where(rows[name].notna(), "") for name in UNITS[kind])
+    first, *others = (values.astype(str) for values in key)
+    return first.str.cat(others, sep="/")
 
 
 def merge(
@@ -364,30 +360,26 @@ def merge(
     A job's new rows replace the old where the hash is the same; where it differs, the old stay.
     A model's row is counted, not made by a specification, and always replaced.
     """
-    of_old, of_new = _jobs(kind, old), _jobs(kind, new)
-    before, after = (
-        rows[["hash", "created"]].fillna("").groupby(jobs, sort=False).first()
-        for rows, jobs in ((old, of_old), (new, of_new))
-    )
-    added = after.index.difference(before.index, sort=False)
-    both = after.loc[after.index.isin(before.index)]
-    differs = both != before.loc[both.index]
-    refused = both.index[differs["hash"] & (kind != "models")]
-    changes = {
-        "added": [*added],
-        "replaced": [*both.index[differs["created"] & ~both.index.isin(refused)]],
-        "refused": [*refused],
-    }
-    stay = ~of_old.isin(both.index.difference(refused))
-    return _joined([old[stay], new[~of_new.isin(refused)]]), changes
+    jobs = [_jobs(kind, rows) for rows in (old, new)]
+    origins = (rows[["hash", "created"]].fillna("").to_records(index=False) for rows in (old, new))
+    before, after = (dict(zip(*each, strict=True)) for each in zip(jobs, origins, strict=True))
+    changes = {"added": [], "replaced": [], "refused": []}
+    for job, origin in after.items():
+        if job not in before:
+            changes["added"].append(job)
+        elif origin["hash"] != before[job]["hash"] and kind != "models":
+            changes["refused"].append(job)
+        elif origin != before[job]:
+            changes["replaced"].append(job)
+    refused = jobs[1].isin(changes["refused"])
+    stay = ~jobs[0].isin(jobs[1][~refused])
+    return _joined([old[stay], new[~refused]]), changes
 
 
 def publish(campaign: str) -> list[str]:
     """Merge a campaign's collected rows into results/published/<campaign>/; says what changed.
 
-    Flow maps are published for the first seed of a scale and variation. Raises InputError for a
-    damaged file or runs that are no pair, and RunError where the disk is full; either way
-    repeating it is safe.
+    Flow maps are published for the first seed of a scale and variation. To repeat it is safe.
     """
     source, target = RESULTS / campaign, RESULTS / "published" / campaign
     merged, said = {}, []
