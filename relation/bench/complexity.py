@@ -1,6 +1,6 @@
 """One layer's operator against T: time, forward and backward, and decode state (Table 1)."""
 
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -10,43 +10,37 @@ from relation.jobs import Bench, Side
 from relation.ops import get_backend
 
 
-@dataclass
-class OperatorCall:
-    """Times one operator on one sequence of random tokens, (1, H, T, d_h)."""
+def operator(side: Side, precision: str, device: torch.device, context: int):
+    """A side: seconds of an operator on one sequence of random tokens, (1, H, T, d_h).
 
-    side: Side
-    precision: str
-    device: torch.device
+    Its fact is the bytes that a layer keeps of T tokens to decode the next.
+    """
+    name, model = side.variant, side.model
+    H, D = model.heads, model.head_dim
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    call = get_backend(name, side.backends[name], device).call
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.randn(4, 1, H, context, D, generator=generator)
+    # p1, p2, info; of MHA q, k, v
+    *inputs, dy = drawn.to(device, DTYPES[precision]).unbind()
+    inputs = [x.requires_grad_() for x in inputs]
+    if name == "full":
+        inputs.append(torch.tensor(model.lambda_init, device=device, requires_grad=True))
+    elif name == "linear":
+        rate = torch.rand(1, H, context, D, generator=generator)
+        inputs.append((-rate).to(device).requires_grad_())
 
-    def prepare(self, context: int) -> dict:
-        """Returns the bytes that a layer keeps of T tokens to decode the next."""
-        operator, model, device = self.side.variant, self.side.model, self.device
-        H, D = model.heads, model.head_dim
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
-        call = get_backend(operator, self.side.backends[operator], device).call
-        generator = torch.Generator().manual_seed(0)
-        drawn = torch.randn(4, 1, H, context, D, generator=generator)
-        # p1, p2, info; of MHA q, k, v
-        *inputs, dy = drawn.to(device, DTYPES[self.precision]).unbind()
-        inputs = [x.requires_grad_() for x in inputs]
-        if operator == "full":
-            inputs.append(torch.tensor(model.lambda_init, device=device, requires_grad=True))
-        elif operator == "linear":
-            rate = torch.rand(1, H, context, D, generator=generator)
-            inputs.append((-rate).to(device).requires_grad_())
+    def forward_backward() -> None:
+        y = call(*inputs)
+        torch.autograd.grad(y[0] if name == "linear" else y, inputs, dy)
 
-        def forward_backward() -> None:
-            y = call(*inputs)
-            torch.autograd.grad(y[0] if operator == "linear" else y, inputs, dy)
-
-        self._timer = Timer(device, forward_backward)
-        # Two states a token, or C (H, D, D) in FP32.
-        history = 2 * H * context * D * dy.element_size()
-        return {"decode_state_bytes": 4 * H * D * D if operator == "linear" else history}
-
-    def seconds(self, measure: str) -> float:
-        return self._timer.seconds()
+    timer = Timer(device, forward_backward)
+    # Two states a token, or C (H, D, D) in FP32.
+    history = 2 * H * context * D * dy.element_size()
+    answer = {"decode_state_bytes": 4 * H * D * D if name == "linear" else history}
+    while (yield answer) is not None:
+        answer = timer.seconds()
 
 
 def measure(bench: Bench, out: Path, data: Path | None = None) -> None:
@@ -56,8 +50,9 @@ def measure(bench: Bench, out: Path, data: Path | None = None) -> None:
     """
     operators = {side.side: side for side in bench.sides}
 
-    def sides_of(device: torch.device) -> list[dict[str, OperatorCall]]:
-        return [{k: OperatorCall(s, bench.precision, device) for k, s in operators.items()}]
+    def sides_of(device: torch.device) -> list[dict[str, partial]]:
+        how = bench.precision, device
+        return [{name: partial(operator, side, *how) for name, side in operators.items()}]
 
     def row(name: str, measure: str, given: tuple, answers: Answers) -> dict:
         seconds = median_columns("seconds", answers.samples.get(measure, []))

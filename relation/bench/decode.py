@@ -7,7 +7,6 @@ the time of a prompt.
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -50,84 +49,82 @@ def random_state(
     return state
 
 
-@dataclass
-class Decoding:
-    """One model: its tokens or a prompt, as `prepare` is asked."""
+def decoding(
+    config: ModelConfig,
+    precision: str,
+    device: torch.device,
+    measure: str,
+    context: int,
+    batch: int,
+):
+    """A side: seconds of a token or a prompt of the batch, by the clock on the wall.
 
-    config: ModelConfig
-    precision: str
-    device: torch.device
-
-    def prepare(self, measure: str, context: int, batch: int) -> dict:
-        """Raises OutOfMemoryError where the state alone is larger than the free memory."""
-        config, dtype, device = self.config, DTYPES[self.precision], self.device
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
-            free, needed = torch.cuda.mem_get_info()[0], state_bytes(config, context, batch, dtype)
-            if measure == TOKEN and needed > free:
-                told = f"its state takes {needed / 1e9:,.0f} GB, and {free / 1e9:,.0f} GB are free"
-                raise torch.OutOfMemoryError(told)
-        model = Decoder(config, seed=0).to(device).eval()
-        if measure == TOKEN:
-            self._calls, prepare = _TOKENS_A_ROUND, self._prepare_token
-        else:
-            self._calls, prepare = 1, self._prepare_prompt
-        self._call, self._rewind = prepare(model, dtype, context, batch)
-        for _ in range(3):
-            self._call()
-        return {}
-
-    def _prepare_token(
-        self, model: Decoder, dtype: torch.dtype, context: int, batch: int
-    ) -> tuple[Call, Call]:
-        """What reads and draws a token, and what goes back to `context` tokens."""
-        state = random_state(self.config, context, batch, dtype, self.device)
-        if self.device.type == "cuda":
-            logits = torch.zeros(batch, self.config.vocab_size, device=self.device)
-            replay = Replay(Prepared(model, dtype), state, logits, Sampling(), None)
-
-            def replayed() -> None:
-                ids = replay.note()
-                replay.next()
-                ids()  # the last token's, while the GPU works on the next
-
-            return replayed, partial(replay.rewind, context)
-        numbers = next(uniform_numbers(0, batch))[0]
-        ids = torch.zeros(batch, dtype=torch.int64)
-
-        def plain() -> None:
-            with self._autocast(dtype):
-                logits = model.decode(ids[:, None], state)[:, -1]
-            ids.copy_(draw(logits, numbers, Sampling()))
-
-        return plain, partial(state.settle, [context] * batch)
-
-    def _prepare_prompt(
-        self, model: Decoder, dtype: torch.dtype, context: int, batch: int
-    ) -> tuple[Call, Call]:
-        """What reads a prompt of `context` tokens a row into a new state; logits of the last."""
-        drawn = torch.Generator().manual_seed(0)
-        tokens = torch.randint(self.config.vocab_size, (batch, context), generator=drawn)
-        tokens = tokens.to(self.device)
-
-        def read() -> None:
-            with self._autocast(dtype):
-                model.read(tokens, model.decode_state(context))
-
-        return read, lambda: None
-
-    def _autocast(self, dtype: torch.dtype) -> torch.autocast:
-        return torch.autocast(self.device.type, dtype, enabled=dtype != torch.float32)
-
-    def seconds(self, measure: str) -> float:
-        """Seconds of a token or a prompt of the batch, by the clock on the wall."""
-        self._rewind()
-        synchronize(self.device)
+    Raises OutOfMemoryError where the state alone is larger than the free memory.
+    """
+    dtype = DTYPES[precision]
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        free, needed = torch.cuda.mem_get_info()[0], state_bytes(config, context, batch, dtype)
+        if measure == TOKEN and needed > free:
+            told = f"its state takes {needed / 1e9:,.0f} GB, and {free / 1e9:,.0f} GB are free"
+            raise torch.OutOfMemoryError(told)
+    model = Decoder(config, seed=0).to(device).eval()
+    calls, prepare = (_TOKENS_A_ROUND, _token) if measure == TOKEN else (1, _prompt)
+    cast = partial(torch.autocast, device.type, dtype, enabled=dtype != torch.float32)
+    call, rewind = prepare(model, dtype, cast, context, batch)
+    for _ in range(3):
+        call()
+    answer = {}
+    while (yield answer) is not None:
+        rewind()
+        synchronize(device)
         began = time.perf_counter()
-        for _ in range(self._calls):
-            self._call()
-        synchronize(self.device)
-        return (time.perf_counter() - began) / self._calls
+        for _ in range(calls):
+            call()
+        synchronize(device)
+        answer = (time.perf_counter() - began) / calls
+
+
+def _token(
+    model: Decoder, dtype: torch.dtype, cast: Callable, context: int, batch: int
+) -> tuple[Call, Call]:
+    """What reads and draws a token, and what goes back to `context` tokens."""
+    config, device = model.config, model.embedding.weight.device
+    state = random_state(config, context, batch, dtype, device)
+    if device.type == "cuda":
+        logits = torch.zeros(batch, config.vocab_size, device=device)
+        replay = Replay(Prepared(model, dtype), state, logits, Sampling(), None)
+
+        def replayed() -> None:
+            ids = replay.note()
+            replay.next()
+            ids()  # the last token's, while the GPU works on the next
+
+        return replayed, partial(replay.rewind, context)
+    numbers = next(uniform_numbers(0, batch))[0]
+    ids = torch.zeros(batch, dtype=torch.int64)
+
+    def plain() -> None:
+        with cast():
+            logits = model.decode(ids[:, None], state)[:, -1]
+        ids.copy_(draw(logits, numbers, Sampling()))
+
+    return plain, partial(state.settle, [context] * batch)
+
+
+def _prompt(
+    model: Decoder, dtype: torch.dtype, cast: Callable, context: int, batch: int
+) -> tuple[Call, Call]:
+    """What reads a prompt of `context` tokens a row into a new state; logits of the last."""
+    drawn = torch.Generator().manual_seed(0)
+    tokens = torch.randint(model.config.vocab_size, (batch, context), generator=drawn)
+    tokens = tokens.to(model.embedding.weight.device)
+
+    def read() -> None:
+        with cast():
+            model.read(tokens, model.decode_state(context))
+
+    return read, lambda: None
 
 
 def measure(bench: Bench, out: Path, data: Path | None = None) -> None:
@@ -140,8 +137,8 @@ def measure(bench: Bench, out: Path, data: Path | None = None) -> None:
     prompt, batches = _PROMPTS[bench.device]
     cells += [(PROMPT, prompt, batch) for batch in batches]
 
-    def sides_of(device: torch.device) -> list[dict[str, Decoding]]:
-        return [{k: Decoding(model, bench.precision, device) for k, model in models.items()}]
+    def sides_of(device: torch.device) -> list[dict[str, partial]]:
+        return [{k: partial(decoding, m, bench.precision, device) for k, m in models.items()}]
 
     def row(name: str, measure: str, given: tuple, answers: Answers) -> dict:
         config, (_, context, batch) = models[name], given

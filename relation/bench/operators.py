@@ -10,7 +10,6 @@ import argparse
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -227,90 +226,86 @@ def draw(
     return {name: x.requires_grad_(name != "dy") for name, x in found.items()}
 
 
-@dataclass
-class PeerCalls:
-    """One peer in its process: its error off FP64, its times and its memory."""
+def peer_calls(
+    name: str, precision: str, device: torch.device, shape: Shape, measures: Sequence[str]
+):
+    """A side: one peer's seconds. Its facts: its error off FP64, its memory and the host's time.
 
-    name: str
-    precision: str
-    device: torch.device
+    Raises RunError where it computes another function.
+    """
+    peer = PEERS[name]
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        torch.compiler.reset()  # else the ninth shape runs eagerly, without a word
+    call = partial(peer.build(device), documents=ragged_documents(shape, device))
+    wanted = [each for each in peer.takes if each not in peer.frozen]
+    generator = torch.Generator(device).manual_seed(0)
+    copies = [draw(shape, DTYPES[precision], device, generator)]
+    taken = sum(copies[0][each].nbytes for each in (*peer.takes, "dy"))
+    if device.type == "cuda":
+        # One copy more than the last cache holds: no call finds its inputs there.
+        for _ in range(min(_MOST_COPIES, math.ceil(cache_bytes(device) / taken))):
+            copies.append(draw(shape, DTYPES[precision], device, generator))
+    turn = itertools.cycle(copies)
 
-    def prepare(self, shape: Shape, measures: Sequence[str]) -> dict:
-        """Compile, check and capture. Raises RunError where it computes another function."""
-        device, peer = self.device, PEERS[self.name]
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
-            torch.compiler.reset()  # else the ninth shape runs eagerly, without a word
-        call = partial(peer.build(device), documents=ragged_documents(shape, device))
-        wanted = [name for name in peer.takes if name not in peer.frozen]
-        generator = torch.Generator(device).manual_seed(0)
-        copies = [draw(shape, DTYPES[self.precision], device, generator)]
-        taken = sum(copies[0][name].nbytes for name in (*peer.takes, "dy"))
-        if device.type == "cuda":
-            # One copy more than the last cache holds: no call finds its inputs there.
-            for _ in range(min(_MOST_COPIES, math.ceil(cache_bytes(device) / taken))):
-                copies.append(draw(shape, DTYPES[self.precision], device, generator))
-        turn = itertools.cycle(copies)
+    def forward() -> Tensor:
+        values = next(turn)
+        return call(*(values[each] for each in peer.takes))
 
-        def forward() -> Tensor:
-            values = next(turn)
-            return call(*(values[name] for name in peer.takes))
+    def backward() -> None:
+        values = next(turn)
+        y = call(*(values[each] for each in peer.takes))
+        torch.autograd.grad(y, [values[each] for each in wanted], values["dy"])
 
-        def backward() -> None:
-            values = next(turn)
-            y = call(*(values[name] for name in peer.takes))
-            torch.autograd.grad(y, [values[name] for name in wanted], values["dy"])
+    answer = {"error": _error(peer, call, copies[0], shape, device)}
+    calls = {FORWARD: forward, BACKWARD: backward}
+    timers = {each: Timer(device, calls[each], len(copies)) for each in measures}
+    if device.type == "cuda":
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        calls[measures[-1]]()
+        torch.cuda.synchronize(device)
+        answer["peak_bytes"] = torch.cuda.max_memory_allocated(device) - before
+    while (measure := (yield answer)) is not None:
+        answer = timers[measure].seconds()
+    yield {f"host {each}": timer.host_seconds() for each, timer in timers.items()}
 
-        facts = {"error": self._error(call, copies[0], shape)}
-        calls = {FORWARD: forward, BACKWARD: backward}
-        self._timers = {name: Timer(device, calls[name], len(copies)) for name in measures}
-        if device.type == "cuda":
-            before = torch.cuda.memory_allocated(device)
-            torch.cuda.reset_peak_memory_stats(device)
-            calls[measures[-1]]()
-            torch.cuda.synchronize(device)
-            facts["peak_bytes"] = torch.cuda.max_memory_allocated(device) - before
-        return facts
 
-    def _error(self, call: Call, inputs: dict[str, Tensor], shape: Shape) -> float:
-        """The largest relative RMS error of Y and of p1's, p2's and info's gradients off FP64.
+def _error(
+    peer: Peer, call: Call, inputs: dict[str, Tensor], shape: Shape, device: torch.device
+) -> float:
+    """The largest relative RMS error of Y and of p1's, p2's and info's gradients off FP64.
 
-        Of the first sequence, the first heads that share and at most 2048 tokens: no earlier row
-        depends on a later token, and dY is zero elsewhere. A scalar's gradient needs many draws,
-        which the tests make.
-        """
-        peer, n, shared = PEERS[self.name], _CHECKED_TOKENS, min(2, shape.kv_heads)
+    Of the first sequence, the first heads that share and at most 2048 tokens: no earlier row
+    depends on a later token, and dY is zero elsewhere. A scalar's gradient needs many draws, which
+    the tests make.
+    """
+    n, shared = _CHECKED_TOKENS, min(2, shape.kv_heads)
 
-        def part(name: str, x: Tensor) -> Tensor:
-            heads = shared if name in ("p2", "info") else shared * shape.heads // shape.kv_heads
-            return x[:1, :heads, :n] if x.ndim else x
+    def part(name: str, x: Tensor) -> Tensor:
+        heads = shared if name in ("p2", "info") else shared * shape.heads // shape.kv_heads
+        return x[:1, :heads, :n] if x.ndim else x
 
-        dy = torch.zeros_like(inputs["dy"])
-        part("dy", dy).copy_(part("dy", inputs["dy"]))
-        y = call(*(inputs[name] for name in peer.takes))
-        found = (y.detach(), *torch.autograd.grad(y, [inputs[name] for name in QKV], dy))
-        given = {name: part(name, inputs[name].detach()).double() for name in peer.takes}
-        leaves = [given[name].requires_grad_() for name in QKV]
-        documents = ragged_documents(shape, self.device)
-        if documents is not None:
-            starts = documents.starts[:1, :n]
-            documents = Documents.of((starts.diff(prepend=starts[:, :1]) != 0).cumsum(1))
-        exact = peer.definition(*given.values(), documents=documents)
-        truths = (exact, *torch.autograd.grad(exact, leaves, part("dy", dy).double()))
-        errors = [
-            ((part(name, ours).double() - truth).square().sum() / truth.square().sum()).sqrt()
-            for name, ours, truth in zip(("Y", *QKV), found, truths, strict=True)
-        ]
-        worst = torch.stack(errors).max().item()  # NaN where one is
-        if not worst <= _SAME_FUNCTION:
-            raise RunError(f"it is off its definition by {worst:.2g} of its RMS")
-        return worst
-
-    def seconds(self, measure: str) -> float:
-        return self._timers[measure].seconds()
-
-    def proof(self) -> dict:
-        return {f"host {name}": timer.host_seconds() for name, timer in self._timers.items()}
+    dy = torch.zeros_like(inputs["dy"])
+    part("dy", dy).copy_(part("dy", inputs["dy"]))
+    y = call(*(inputs[name] for name in peer.takes))
+    found = (y.detach(), *torch.autograd.grad(y, [inputs[name] for name in QKV], dy))
+    given = {name: part(name, inputs[name].detach()).double() for name in peer.takes}
+    leaves = [given[name].requires_grad_() for name in QKV]
+    documents = ragged_documents(shape, device)
+    if documents is not None:
+        starts = documents.starts[:1, :n]
+        documents = Documents.of((starts.diff(prepend=starts[:, :1]) != 0).cumsum(1))
+    exact = peer.definition(*given.values(), documents=documents)
+    truths = (exact, *torch.autograd.grad(exact, leaves, part("dy", dy).double()))
+    errors = [
+        ((part(name, ours).double() - truth).square().sum() / truth.square().sum()).sqrt()
+        for name, ours, truth in zip(("Y", *QKV), found, truths, strict=True)
+    ]
+    worst = torch.stack(errors).max().item()  # NaN where one is
+    if not worst <= _SAME_FUNCTION:
+        raise RunError(f"it is off its definition by {worst:.2g} of its RMS")
+    return worst
 
 
 def compare(
@@ -322,11 +317,10 @@ def compare(
     rounds: int = 20,
 ) -> Iterator[list[dict]]:
     """Of each shape, a row a measure and peer; the first peer is the subject of the ratios."""
-    sides = {name: PeerCalls(name, precision, device) for name in peers}
+    sides = {name: partial(peer_calls, name, precision, device) for name in peers}
     conditions = Conditions(device)
     progress = machine.Progress("bench operators", len(shapes), "shapes")
-    # One by one: each checks itself off FP64 meanwhile, which takes memory.
-    with Sides(sides, conditions, one_by_one=True) as processes, progress:
+    with Sides(sides, conditions) as processes, progress:
         for shape in shapes:
             found = processes.compare((shape, measures), measures, rounds)
             seen, rows = conditions.columns(), []

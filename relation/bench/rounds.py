@@ -4,12 +4,16 @@ All sides build, compile and warm up first. Then every round asks each side once
 while the others wait with their memory held. A drift of the clocks meets all sides alike, and a
 ratio is taken round by round.
 
-A side is an object that travels to its process by pickle and there holds what it measures, until
-the next comparison:
+A side is a generator function, which travels to its process by pickle. Called with what a
+comparison is given, it builds, compiles and warms up, and yields facts, which become columns. Then
+it takes a measure and yields the seconds of a round, again and again, until it takes None. It may
+yield further facts last, such as the kernels that ran:
 
-    prepare(*given)   build, compile and warm up; returns facts, which become columns
-    seconds(measure)  one round of a measure
-    proof()           facts after the last round, such as the kernels that ran; may be left out
+    def side(*given):
+        answer = facts
+        while (measure := (yield answer)) is not None:
+            answer = seconds
+        yield facts
 """
 
 import gc
@@ -21,8 +25,7 @@ import random
 import re
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
 # PyTorch's profiler says on stderr whenever it starts and stops.
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
+Side = Callable[..., Generator]
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 # Libraries' handles take memory when they are first used.
 _OUT_OF_MEMORY = re.compile(
@@ -196,10 +200,10 @@ class Answers:
         return failure._asdict() | samples | self.facts
 
 
-def _serve(side: Any, pipe: Any, threads: int, parent: int) -> None:
+def _serve(side: Side, pipe: Any, threads: int, parent: int) -> None:
     """Answer questions until the other end is closed or its process is gone."""
     torch.set_num_threads(threads)
-    pristine = dict(vars(side))
+    running: Generator | None = None
     while True:
         while not pipe.poll(5):
             if os.getppid() != parent:
@@ -208,15 +212,21 @@ def _serve(side: Any, pipe: Any, threads: int, parent: int) -> None:
             question, given = pipe.recv()
         except EOFError:
             return
-        answer = None
+        answer: Any = {}
         try:
-            if question == "release":
-                side.__dict__ = dict(pristine)
+            if question == "prepare":
+                running = side(*given)
+                answer = next(running)
+            elif question == "release":
+                running = None
             else:
-                answer = getattr(side, question)(*given)
+                answer = running.send(*given)
+        except StopIteration:
+            pass  # no further facts
         except Exception as error:
             answer = Failure.of(error)
         if isinstance(answer, Failure) or question == "release":
+            running = None
             gc.collect()  # the others wait for this memory
             if torch.cuda.is_initialized():
                 torch.cuda.empty_cache()
@@ -228,14 +238,12 @@ def _serve(side: Any, pipe: Any, threads: int, parent: int) -> None:
 class Sides:
     """The processes of several sides. Use as a context manager.
 
-    conditions: watches the device meanwhile. one_by_one: prepare no two sides at once, for sides
-    that time candidates of their own while they compile.
+    conditions: watches the device meanwhile. Sides are prepared one after the other, as some time
+    candidates of their own while they compile.
     """
 
-    def __init__(
-        self, sides: Mapping[str, Any], conditions: "Conditions", one_by_one: bool = False
-    ):
-        self.sides, self.conditions, self.one_by_one = sides, conditions, one_by_one
+    def __init__(self, sides: Mapping[str, Side], conditions: "Conditions"):
+        self.sides, self.conditions = sides, conditions
         self._processes: dict[str, tuple[multiprocessing.Process, Any]] = {}
         self._dead: dict[str, Failure] = {}
 
@@ -266,7 +274,7 @@ class Sides:
         process.join()
 
     def _ask(self, name: str, question: str, *given: Any) -> Any:
-        """The answer of a side's method or a Failure; the device is watched meanwhile."""
+        """The answer of a side or a Failure; the device is watched meanwhile."""
         process, pipe = self._processes[name]
         if name not in self._dead:
             try:
@@ -283,16 +291,6 @@ class Sides:
                 self._dead[name] = Failure("FAILED", told)
         return self._dead[name]
 
-    def _prepare(self, given: Sequence[Any]) -> dict[str, Any]:
-        """What all sides say once they are prepared; a dead process is started anew."""
-        while self._dead:
-            name, _ = self._dead.popitem()
-            self._stop(name)
-            self._start(name)
-        with ThreadPoolExecutor(1 if self.one_by_one else len(self.sides)) as pool:
-            answers = pool.map(lambda name: self._ask(name, "prepare", *given), self.sides)
-        return dict(zip(self.sides, answers, strict=True))
-
     def compare(
         self, given: Sequence[Any], measures: Sequence[str], rounds: int, warm_rounds: int = 2
     ) -> dict[str, Answers]:
@@ -302,8 +300,12 @@ class Sides:
         others is measured again alone, so that a reported OOM is its own.
         """
         found, drawn = {name: Answers() for name in self.sides}, random.Random(0)
-        for name, told in self._prepare(given).items():
-            found[name].take(told, measures)
+        while self._dead:  # a dead process is started anew
+            name, _ = self._dead.popitem()
+            self._stop(name)
+            self._start(name)
+        for name in self.sides:
+            found[name].take(self._ask(name, "prepare", *given), measures)
         self.conditions.ours = [process.pid for process, _ in self._processes.values()]
         for measure in measures:
             order = [name for name, answers in found.items() if measure not in answers.failures]
@@ -316,13 +318,14 @@ class Sides:
                     self.conditions.look()
                     if isinstance(told, Failure):
                         done = f"(after {len(found[name].samples[measure])} of {rounds} rounds)"
-                        found[name].take(Failure(told.status, f"{told.reason} {done}"), [measure])
+                        failure = Failure(told.status, f"{told.reason} {done}")
+                        found[name].take(failure, measures[measures.index(measure) :])
                         order.remove(name)
                     elif number >= warm_rounds:
                         found[name].samples[measure].append(told)
         for name, answers in found.items():
-            if answers.samples and hasattr(self.sides[name], "proof"):
-                answers.take(self._ask(name, "proof"), list(answers.samples))
+            if not answers.failures:
+                answers.take(self._ask(name, "proof", None), measures)
             self._ask(name, "release")
         for name, answers in found.items() if len(found) > 1 else ():
             if any(failure.status == "OOM" for failure in answers.failures.values()):
@@ -424,7 +427,7 @@ def record(
     bench: "Bench",
     out: Path,
     kind: str,
-    sides_of: Callable[[torch.device], Iterable[Mapping[str, Any]]],
+    sides_of: Callable[[torch.device], Iterable[Mapping[str, Side]]],
     cells: Iterable[tuple[str, tuple]],
     row: Callable[[str, str, tuple, Answers], dict],
     warm_rounds: int = 2,

@@ -5,10 +5,12 @@ and AdamW over all its micro-batches, as training runs it. A profile of one more
 which attention kernels ran.
 """
 
+import itertools
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +58,7 @@ def attention_kernels(update: Callable[[], object], device: torch.device) -> lis
     # Without acc_events PyTorch warns that further cycles clear events; here is only one.
     with profile(activities=[activity], acc_events=True) as found:
         update()
+        synchronize(device)
     wanted = DeviceType.CUDA if on_gpu else DeviceType.CPU
     names = [event.key for event in found.key_averages() if event.device_type == wanted]
     ours = re.compile("|".join((*_KERNELS[device.type].values(), _OTHERS)))
@@ -73,117 +76,93 @@ def check_kernels(
         raise RunError(f"{operator} by {backend!r} was asked for, and {ran} ran")
 
 
-@dataclass
-class Updates:
-    """Times a side's updates, each launched while the device still works on the one before.
+def updates(bench: Bench, side: Side, device: torch.device, tokens: Path | None = None):
+    """A side: seconds of its updates, each launched while the device works on the one before.
 
     tokens: a file of 16-bit ids, None for random ones. At least two updates warm up; a round on a
-    GPU starts with one that does not count.
+    GPU starts with one that does not count. The last facts are the peak memory, the raw rate and
+    the attention kernels of one more micro-batch. Raises RunError for a loss that is not finite and
+    where another kernel ran than the one that was asked for.
     """
+    on_gpu = device.type == "cuda"
+    if on_gpu:
+        torch.cuda.set_device(device)
+    execution = Execution(**side.backends, compiled=bench.compile)
+    execution.check(side.model, device)
+    model = Decoder(side.model, execution, seed=0)
+    options = dict(bench.optimizer)
+    rate, clip = options["learning_rate"], options.pop("gradient_clip")
+    adamw = build_optimizer(model.to(device), **options)
+    step = UpdateStep(model, adamw, device, bench.precision, bench.compile, clip)
+    size, numbers = side.micro * side.context, itertools.count()  # tokens of a micro-batch
+    if tokens is not None:
+        text = np.memmap(tokens, "<u2", mode="r")
+    else:
+        drawn, count = np.random.default_rng(0), _UPDATES_OF_RANDOM_TOKENS * side.accumulation
+        text = drawn.integers(0, side.model.vocab_size, count * size + 1, np.uint16)
 
-    bench: Bench
-    side: Side
-    device: torch.device
-    tokens: Path | None = None
+    def batch() -> tuple[Tensor, ...]:
+        """The next inputs and targets, (micro, context) int64, sent as training does."""
+        start = next(numbers) % max(1, (len(text) - 1) // size) * size
+        ids = text[start : start + size + 1].astype(np.int64)
+        halves = (x.reshape(side.micro, -1) for x in (ids[:-1], ids[1:]))
+        return tuple(machine.to_device(x, device) for x in halves)
 
-    def prepare(self) -> dict:
-        """Build and warm up. Raises RunError for a loss that is not finite."""
-        bench, side, device = self.bench, self.side, self.device
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
-        execution = Execution(**side.backends, compiled=bench.compile)
-        execution.check(side.model, device)
-        model = Decoder(side.model, execution, seed=0)
-        options = dict(bench.optimizer)
-        clip = options.pop("gradient_clip")
-        adamw = build_optimizer(model.to(device), **options)
-        self._step = UpdateStep(model, adamw, device, bench.precision, bench.compile, clip)
-        self._micro_tokens = side.micro * side.context
-        if self.tokens is not None:
-            self._text = np.memmap(self.tokens, "<u2", mode="r")
-        else:
-            count = _UPDATES_OF_RANDOM_TOKENS * side.accumulation * self._micro_tokens + 1
-            drawn = np.random.default_rng(0)
-            self._text = drawn.integers(0, side.model.vocab_size, count, np.uint16)
-        self._done = 0
-        synchronize(device)
-        began = time.perf_counter()
-        self._run(1)
-        synchronize(device)
-        if device.type == "cuda":
-            # Peaks are those after compilation: graphs' memory counts when they are captured.
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats(device)
-        loss = self._run(max(_LEAST_WARM_UPDATES, bench.warmup_updates) - 1)
-        synchronize(device)
-        self._wall = time.perf_counter() - began
-        if not loss.isfinite():
-            raise RunError(f"the loss is {loss.item()} at update {self._done}")
-        return {}
+    def update(step: UpdateStep = step, micro_batches: int = side.accumulation) -> Tensor:
+        """Launch an update and return its loss; a GPU may still be working."""
+        batches = (batch() for _ in range(micro_batches))
+        return step(batches, micro_batches * size, rate)[0]
 
-    def _batches(self, first: int, count: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Micro-batches of inputs and targets, (micro, context) int64, sent as training does."""
-        size = self._micro_tokens
-        for number in range(first, first + count):
-            start = number % max(1, (len(self._text) - 1) // size) * size
-            ids = self._text[start : start + size + 1].astype(np.int64)
-            inputs, targets = (x.reshape(self.side.micro, -1) for x in (ids[:-1], ids[1:]))
-            yield tuple(machine.to_device(x, self.device) for x in (inputs, targets))
-
-    def _update(self, first: int, count: int) -> Tensor:
-        rate, tokens = self.bench.optimizer["learning_rate"], count * self._micro_tokens
-        return self._step(self._batches(first, count), tokens, rate)[0]
-
-    def _run(self, updates: int) -> Tensor:
-        """Launch updates and return the last one's loss; a GPU may still be working."""
-        for _ in range(updates):
-            loss = self._update(self._done * self.side.accumulation, self.side.accumulation)
-            self._done += 1
+    def run(count: int) -> Tensor:
+        for _ in range(count):
+            loss = update()
         return loss
 
-    def seconds(self, measure: str) -> float:
-        """Seconds of an update, the mean of a round's, by the device's own clock."""
+    synchronize(device)
+    began = time.perf_counter()
+    run(1)
+    synchronize(device)
+    if on_gpu:
+        # Peaks are those after compilation: graphs' memory counts when they are captured.
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+    done = max(_LEAST_WARM_UPDATES, bench.warmup_updates)
+    loss = run(done - 1)
+    synchronize(device)
+    wall = time.perf_counter() - began
+    if not loss.isfinite():
+        raise RunError(f"the loss is {loss.item()} at update {done}")
+    answer = {}
+    while (yield answer) is not None:
         began = time.perf_counter()
-        if self.device.type == "cuda":
-            self._run(1)  # finds caches and allocator as another process left them
+        if on_gpu:
+            run(1)  # finds caches and allocator as another process left them
             first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             first.record()
-            self._run(self.bench.measured_updates)
+            run(bench.measured_updates)
             last.record()
             last.synchronize()
-            found = first.elapsed_time(last) / 1e3
+            seconds = first.elapsed_time(last) / 1e3  # by the device's own clock
         else:
-            self._run(self.bench.measured_updates)
-            found = time.perf_counter() - began
-        self._wall += time.perf_counter() - began
-        return found / self.bench.measured_updates
-
-    def proof(self) -> dict:
-        """Peak memory, the raw rate, and the attention kernels of one more micro-batch.
-
-        Raises RunError where another kernel ran than the one that was asked for.
-        """
-        device, tokens = self.device, self._done * self.side.accumulation * self._micro_tokens
-        facts = {"raw_tokens_per_second": tokens / self._wall}
-        if device.type == "cuda":
-            facts["allocated_gib"] = torch.cuda.max_memory_allocated(device) / 2**30
-            facts["reserved_gib"] = torch.cuda.max_memory_reserved(device) / 2**30
-        backend = self.side.variant, self.side.backends[self.side.variant]
-        if device.type != "cuda" and backend not in _KERNELS["cpu"]:
-            return facts | {"kernels": []}  # plain PyTorch
-
-        def one_micro_batch() -> None:
-            self._update(0, 1)
-            synchronize(device)
-
-        kernels = attention_kernels(one_micro_batch, device)
-        if not kernels and device.type == "cuda":
+            run(bench.measured_updates)
+            seconds = time.perf_counter() - began
+        wall += time.perf_counter() - began
+        done += bench.measured_updates + on_gpu
+        answer = seconds / bench.measured_updates
+    facts = {"raw_tokens_per_second": done * side.accumulation * size / wall, "kernels": []}
+    if on_gpu:
+        facts["allocated_gib"] = torch.cuda.max_memory_allocated(device) / 2**30
+        facts["reserved_gib"] = torch.cuda.max_memory_reserved(device) / 2**30
+    backend = side.variant, side.backends[side.variant]
+    if on_gpu or backend in _KERNELS["cpu"]:  # others are plain PyTorch
+        facts["kernels"] = attention_kernels(lambda: update(step, 1), device)
+        if not facts["kernels"] and on_gpu:
             # A profiler that does not see into graphs sees the same kernels launched one by one.
-            self._step = self._step.uncaptured()
-            one_micro_batch()
-            kernels = attention_kernels(one_micro_batch, device)
-        check_kernels(*backend, device, kernels)
-        return facts | {"kernels": kernels}
+            launched = step.uncaptured()
+            update(launched, 1)
+            facts["kernels"] = attention_kernels(lambda: update(launched, 1), device)
+        check_kernels(*backend, device, facts["kernels"])
+    yield facts
 
 
 def groups_of(sides: Sequence[Side]) -> list[list[Side]]:
@@ -209,8 +188,9 @@ def measure(bench: Bench, out: Path, data: Path | None = None) -> None:
     by_name = {side.side: side for side in bench.sides}
     groups = groups_of(bench.sides) if bench.benchmark == "linear-long" else [bench.sides]
 
-    def sides_of(device: torch.device) -> list[dict[str, Updates]]:
-        return [{s.side: Updates(bench, s, device, tokens) for s in group} for group in groups]
+    def sides_of(device: torch.device) -> list[dict[str, partial]]:
+        given = {"device": device, "tokens": tokens}
+        return [{s.side: partial(updates, bench, s, **given) for s in group} for group in groups]
 
     def row(name: str, measure: str, given: tuple, answers: Answers) -> dict:
         side = by_name[name]

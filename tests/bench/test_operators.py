@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from relation.bench import operators
-from relation.bench.operators import PEERS, PeerCalls, Shape, main
+from relation.bench.operators import PEERS, Shape, main, peer_calls
 from relation.errors import InputError, RunError
 
 CPU = torch.device("cpu")
@@ -37,7 +37,7 @@ def test_another_function_is_no_peer(monkeypatch):
     wrong = PEERS["tiled"]._replace(definition=lambda *given, **more: 1.1 * right(*given, **more))
     monkeypatch.setitem(PEERS, "tiled", wrong)
     with pytest.raises(RunError, match="off its definition"):
-        PeerCalls("tiled", "fp32", CPU).prepare(Shape(1, 1, 1, 9, 8), [operators.FORWARD])
+        next(peer_calls("tiled", "fp32", CPU, Shape(1, 1, 1, 9, 8), [operators.FORWARD]))
 
 
 @pytest.mark.parametrize(

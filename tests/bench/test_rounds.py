@@ -2,8 +2,7 @@
 
 import os
 import signal
-import time
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,60 +22,43 @@ from relation.errors import InputError
 CPU = torch.device("cpu")
 
 
-@dataclass
-class Planted:
-    """A side of 1, 2, 3 ... seconds a round, which meets something in one of its questions."""
-
-    what: str = ""
-    where: str = "prepare"
-    after: int = 0
-    counted: int = 0
-
-    def _meet(self, question: str) -> None:
-        if not self.what or question != self.where or self.counted < self.after:
-            return
-        if self.what == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if self.what == "memory":
-            raise torch.OutOfMemoryError("Tried to allocate 20.00 GiB.\nMore lines")
-        if self.what == "handle":
-            raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate")
-        if self.what == "absent":
-            raise InputError("no such library; install it")
+def meet(what: str) -> None:
+    if what == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if what == "memory":
+        raise torch.OutOfMemoryError("Tried to allocate 20.00 GiB.\nMore lines")
+    if what == "handle":
+        raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate")
+    if what == "absent":
+        raise InputError("no such library; install it")
+    if what:
         raise ValueError("a bug")
 
-    def prepare(self) -> dict:
-        self._meet("prepare")
-        return {"pid": os.getpid(), "threads": torch.get_num_threads()}
 
-    def seconds(self, measure: str) -> float:
-        self._meet("seconds")
-        self.counted += 1
-        return float(self.counted)
+def planted(what: str = "", where: str = "prepare", after: int = 0):
+    """A side of 1, 2, 3 ... seconds a round, which meets something in one of its questions."""
+    meet(what if where == "prepare" else "")
+    answer, counted = {"pid": os.getpid(), "threads": torch.get_num_threads()}, 0
+    while (yield answer) is not None:
+        meet(what if where == "seconds" and counted >= after else "")
+        counted += 1
+        answer = float(counted)
+    meet(what if where == "proof" else "")
+    yield {"proven": True}
 
-    def proof(self) -> dict:
-        self._meet("proof")
-        return {"proven": True}
 
-
-@dataclass
-class Crowded(Planted):
+def crowded(folder: str):
     """A device that holds one process: the others are files in a folder."""
-
-    folder: str = ""
-
-    def prepare(self) -> dict:
-        self.held = Path(self.folder, str(os.getpid()))
-        self.held.touch()
-        time.sleep(0.3)
-        if len(os.listdir(self.folder)) > 1:
-            self.proof()
+    held = Path(folder, str(os.getpid()))
+    held.touch()
+    try:
+        if len(os.listdir(folder)) > 1:
             raise torch.OutOfMemoryError("full")
-        return {}
-
-    def proof(self) -> dict:
-        self.held.unlink()
-        return {}
+        answer = {}
+        while (yield answer) is not None:
+            answer = 1.0
+    finally:
+        held.unlink()
 
 
 def together(rounds: int = 6, **sides) -> dict[str, Answers]:
@@ -85,7 +67,7 @@ def together(rounds: int = 6, **sides) -> dict[str, Answers]:
 
 
 def test_each_side_has_its_own_process_which_ends():
-    found = together(one=Planted(), two=Planted())
+    found = together(one=planted, two=planted)
     pids = {answers.facts["pid"] for answers in found.values()}
     assert len(pids) == 2 and os.getpid() not in pids
     for answers in found.values():
@@ -99,19 +81,42 @@ def test_each_side_has_its_own_process_which_ends():
 
 
 @pytest.mark.parametrize(
-    ("planted", "status", "told"),
+    ("met", "status", "told"),
     [
-        (Planted("kill"), "FAILED", "killed as the system does when memory runs out"),
-        (Planted("kill", "seconds", 2), "FAILED", "in its seconds (after 2 of 6 rounds)"),
-        (Planted("kill", "proof"), "FAILED", "in its proof"),
-        (Planted("memory", "seconds", 3), "OOM", "20.00 GiB. (after 3 of 6 rounds)"),
-        (Planted("handle"), "OOM", "ALLOC_FAILED"),
-        (Planted("absent"), "UNAVAILABLE", "no such library; install it"),
-        (Planted("bug"), "FAILED", "ValueError: a bug"),
+        (("kill",), "FAILED", "killed as the system does when memory runs out"),
+        (
+            (
+                "kill",
+                "seconds",
+                2,
+            ),
+            "FAILED",
+            "in its seconds (after 2 of 6 rounds)",
+        ),
+        (
+            (
+                "kill",
+                "proof",
+            ),
+            "FAILED",
+            "in its proof",
+        ),
+        (
+            (
+                "memory",
+                "seconds",
+                3,
+            ),
+            "OOM",
+            "20.00 GiB. (after 3 of 6 rounds)",
+        ),
+        (("handle",), "OOM", "ALLOC_FAILED"),
+        (("absent",), "UNAVAILABLE", "no such library; install it"),
+        (("bug",), "FAILED", "ValueError: a bug"),
     ],
 )
-def test_what_one_side_meets_the_others_do_not_feel(planted, status, told):
-    found = together(steady=Planted(), planted=planted)
+def test_what_one_side_meets_the_others_do_not_feel(met, status, told):
+    found = together(steady=planted, planted=partial(planted, *met))
     assert found["steady"].samples["update"] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
     failure = found["planted"].failures["update"]
     assert failure.status == status and told in failure.reason and "\n" not in failure.reason
@@ -119,7 +124,7 @@ def test_what_one_side_meets_the_others_do_not_feel(planted, status, told):
 
 
 def test_a_side_that_died_starts_anew_with_the_next_comparison():
-    with Sides({"side": Planted("kill", "seconds", 3)}, Conditions(CPU)) as processes:
+    with Sides({"side": partial(planted, "kill", "seconds", 3)}, Conditions(CPU)) as processes:
         first = processes.compare((), ["update"], 6, 0)["side"]
         second = processes.compare((), ["update"], 2, 0)["side"]
     assert first.failures["update"].status == "FAILED"
@@ -127,7 +132,7 @@ def test_a_side_that_died_starts_anew_with_the_next_comparison():
 
 
 def test_what_does_not_fit_beside_others_is_measured_alone(tmp_path):
-    found = together(**{name: Crowded(folder=str(tmp_path)) for name in ("one", "two")})
+    found = together(**dict.fromkeys(("one", "two"), partial(crowded, str(tmp_path))))
     assert all(len(answers.samples["update"]) == 6 for answers in found.values())
     assert any(answers.alone for answers in found.values())
 

@@ -6,7 +6,7 @@ import torch
 
 from relation import records
 from relation.bench import steps
-from relation.bench.steps import Updates, check_kernels, groups_of
+from relation.bench.steps import check_kernels, groups_of, updates
 from relation.errors import InputError, RunError
 from relation.jobs import Bench, Side
 from relation.variants import ModelConfig
@@ -87,9 +87,8 @@ def test_contexts_that_fit_together_are_measured_together(tmp_path):
 
 def test_a_loss_that_is_not_finite_is_an_error():
     spec = bench(side("mha", "flash"), optimizer=OPTIMIZER | {"learning_rate": float("inf")})
-    update = Updates(spec, spec.sides[0], CPU)
     with pytest.raises(RunError, match="the loss is nan"):
-        update.prepare()
+        next(updates(spec, spec.sides[0], CPU))
 
 
 @pytest.mark.parametrize(
