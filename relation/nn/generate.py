@@ -441,41 +441,33 @@ def continuations(
                 f"{which} has token ids from {min(prompt)} to {max(prompt)} and the model knows "
                 f"0 to {last}; use the tokenizer that it was trained with"
             )
-    return _continued(model, prompts, count, sampling, stop, state)
 
+    def drawn() -> Iterator[list[int | None]]:
+        device, dtype = model.embedding.weight.device, projection_dtype(model.embedding.weight)
+        rows = [torch.tensor(prompt) for prompt in prompts]
+        tokens = nn.utils.rnn.pad_sequence(rows, batch_first=True).to(device)
+        if len(rows) > 1 or not state.length:
+            logits = model.read(tokens, state, list(map(len, rows)))
+        else:
+            for block in tokens.split(BLOCK, dim=1):
+                logits = model.read(block, state)
+        if why_plain(model, device, dtype) is None:
+            steps = Replay(Prepared(model, dtype), state, logits, sampling, stop).run(count)
+        else:
+            steps = _plain(model, logits, sampling, count, state)
+        live = [True] * len(prompts)
+        for ids in steps:
+            if any(alive and token < 0 for alive, token in zip(live, ids, strict=True)):
+                raise RunError(
+                    f"the logits after {state.length} tokens are not finite; the weights are "
+                    "broken or the precision is too low"
+                )
+            live = [alive and token != stop for alive, token in zip(live, ids, strict=True)]
+            if not any(live):
+                return
+            yield [token if alive else None for alive, token in zip(live, ids, strict=True)]
 
-def _continued(
-    model: Decoder,
-    prompts: Sequence[Sequence[int]],
-    count: int,
-    sampling: Sampling,
-    stop: int | None,
-    state: DecodeState,
-) -> Iterator[list[int | None]]:
-    device, dtype = model.embedding.weight.device, projection_dtype(model.embedding.weight)
-    prepared = Prepared(model, dtype) if why_plain(model, device, dtype) is None else None
-    rows = [torch.tensor(prompt) for prompt in prompts]
-    tokens = nn.utils.rnn.pad_sequence(rows, batch_first=True).to(device)
-    if len(rows) > 1 or not state.length:
-        logits = model.read(tokens, state, list(map(len, rows)))
-    else:
-        for block in tokens.split(BLOCK, dim=1):
-            logits = model.read(block, state)
-    if prepared is None:
-        steps = _plain(model, logits, sampling, count, state)
-    else:
-        steps = Replay(prepared, state, logits, sampling, stop).run(count)
-    live = [True] * len(prompts)
-    for ids in steps:
-        if any(alive and token < 0 for alive, token in zip(live, ids, strict=True)):
-            raise RunError(
-                f"the logits after {state.length} tokens are not finite; the weights are broken or "
-                "the precision is too low"
-            )
-        live = [alive and token != stop for alive, token in zip(live, ids, strict=True)]
-        if not any(live):
-            return
-        yield [token if alive else None for alive, token in zip(live, ids, strict=True)]
+    return drawn()  # what is refused is refused before the first token is asked for
 
 
 def _plain(
@@ -500,14 +492,11 @@ def stream_text(tokenizer: "Tokenizer", tokens: Iterable[int]) -> Iterator[str]:
     """
     from tokenizers.decoders import DecodeStream  # not one of the library's packages
 
-    stream = DecodeStream(skip_special_tokens=False)
-    ids, told = [], 0
+    stream, ids, told = DecodeStream(skip_special_tokens=False), [], 0
     for token in tokens:
         ids.append(token)
-        piece = stream.step(tokenizer, token)
-        if piece:
+        if piece := stream.step(tokenizer, token):
             told += len(piece)
             yield piece
-    rest = tokenizer.decode(ids, skip_special_tokens=False)[told:]
-    if rest:
+    if rest := tokenizer.decode(ids, skip_special_tokens=False)[told:]:
         yield rest
