@@ -16,7 +16,6 @@ from report.paper import SCALES
 RUN_KINDS = ("runs", "losses", "probes", "flow", "curves", "maps", "lengths")
 RUN_KEY = ["scale", "variant", "seed"]
 PLANNED = ["kind", *RUN_KEY, "further", "own_scale", "status", "reason"]
-_ORIGIN = ["hash", "commit", "device", "versions", "created"]
 _ORDER = {scale: place for place, scale in enumerate(SCALES)}
 
 
@@ -70,28 +69,19 @@ def paper_scale(scale: str) -> str | None:
     return next((theirs for theirs in SCALES if str(scale).startswith(theirs)), None)
 
 
-def anchor(setting: Setting, kind: str, row: Mapping[str, Any]) -> str:
-    """Where the Records page holds a record: a run by its hash, all else by kind and scale."""
+def anchors(setting: Setting, kind: str, rows: pd.DataFrame) -> pd.Series:
+    """Where the Records page holds each row: a run by its key, all else by kind and scale."""
     if kind in RUN_KINDS:
-        return str(row["hash"])
-    scaled = f"-{row['own_scale']}" if kind in ("steps", "complexity", "decode") else ""
-    return f"{setting.slug}-{row['benchmark'] if kind == 'steps' else kind}{scaled}"
+        key = rows[["own_scale", "variation", "variant", "seed"]].astype(str)
+        return rows["campaign"].str.cat(key, sep="-")
+    names = rows["benchmark"] if kind == "steps" else pd.Series(kind, rows.index)
+    scaled = "-" + rows["own_scale"] if kind in ("steps", "complexity", "decode") else ""
+    return setting.slug + "-" + names + scaled
 
 
 @cache
 def _stored(folder: Path) -> dict[str, pd.DataFrame]:
     return records.load(folder)
-
-
-def _rows(campaign: plan.Campaign, kind: str, root: Path, published: bool) -> pd.DataFrame:
-    """Shipped rows of a kind; or a campaign's own, with the shipped ones that it counts as done."""
-    shipped = _stored(root / "published" / campaign.name)[kind]
-    if not published:
-        own = _stored(root / campaign.name)[kind]
-        done = shipped[shipped["hash"].isin(campaign.hashes() if campaign.published else ())]
-        shipped = records.merge(kind, own, done)[0] if len(done) else own
-    # Long frames say of each row what `runs` says once.
-    return shipped.drop(columns=_ORIGIN) if kind in RUN_KINDS[1:] else shipped
 
 
 @cache
@@ -114,23 +104,13 @@ def load(
     folder = root / "published" / campaign.name if published else root / campaign.name
     # The scales that the setting names; else the paper's, or all where the campaign has none of it.
     scales = setting.scales or [s for s in campaign.scales if s in SCALES] or campaign.scales
-    frames = {
-        kind: _frame(setting, kind, _rows(campaign, kind, root, published), folder, scales)
-        for kind in FRAMES
-    }
-    later = {
-        (r.scale, r.variant, r.seed)
-        for r in campaign.planned
-        if r.further and r.variation == setting.variation
-    }
+    stored = _stored(folder)
+    frames = {kind: _frame(setting, kind, stored[kind], folder, scales) for kind in FRAMES}
+    own = (run for run in campaign.planned if run.further and run.variation == setting.variation)
+    later = {(run.scale, run.variant, run.seed) for run in own}
     names = frames["runs"][["own_scale", *RUN_KEY[1:]]].itertuples(index=False, name=None)
     further = [name in later for name in names]
     frames["runs"] = frames["runs"].assign(further=further).astype({"further": bool})
-    hashes = frames["runs"].set_index(RUN_KEY)["hash"]
-    for kind in RUN_KINDS[1:]:  # all lead to their run
-        keys = pd.MultiIndex.from_frame(frames[kind][RUN_KEY])
-        anchors = f"{folder / kind}.parquet#" + hashes.reindex(keys).fillna("")
-        frames[kind] = frames[kind].assign(source=anchors.to_numpy())
     return Records(
         setting=setting,
         **frames,
@@ -153,10 +133,7 @@ def _frame(
         rows = rows.assign(own_scale=rows["scale"])
         rows["scale"] = rows["scale"].map({s: paper_scale(s) or s for s in rows["scale"].unique()})
         rows = rows.sort_values("scale", key=lambda each: each.map(_ORDER), kind="stable")
-    if kind in RUN_KINDS[1:]:
-        return rows  # its anchors are its runs'
-    anchors = (anchor(setting, kind, row) for row in rows.to_dict("records"))
-    return rows.assign(source=[f"{folder / kind}.parquet#{name}" for name in anchors])
+    return rows.assign(source=f"{folder / kind}.parquet#" + anchors(setting, kind, rows))
 
 
 def _planned(
@@ -167,21 +144,23 @@ def _planned(
     logs: Path,
 ) -> pd.DataFrame:
     """A row a record that the campaign plans in this setting, with why it is not there."""
-    wanted: list[tuple[str, str, str, int, bool, str]] = []
-    for run in campaign.planned:
-        if run.variation == setting.variation and run.scale in scales:
-            rules = [("runs", "train")]
-            rules += [("flow", "diagnose")] if campaign.is_diagnosed(run) else []
-            rules += [("lengths", "length")] if campaign.measures_length(run) else []
+    wanted: list[tuple] = []
+    for run in (r for r in campaign.planned if r.variation == setting.variation):
+        for kind, rule, planned in (
+            ("runs", "train", True),
+            ("flow", "diagnose", campaign.is_diagnosed(run)),
+            ("lengths", "length", campaign.measures_length(run)),
+        ):
             key = (run.scale, run.variant, run.seed, run.further)
-            wanted += [(kind, *key, f"{rule}/{run.name}.log") for kind, rule in rules]
-    for bench in (each for each in campaign.benchmarks if each.scale in scales):
-        name = bench.benchmark
+            wanted += [(kind, *key, f"{rule}/{run.name}.log")] if planned else []
+    for bench in campaign.benchmarks:
+        name, scale = bench.benchmark, bench.scale
         kind = name if name in ("complexity", "decode") else "steps"
-        wanted.append((kind, bench.scale, name, -1, False, f"bench/{name}/{bench.scale}.log"))
+        wanted.append((kind, scale, name, -1, False, f"bench/{name}/{scale}.log"))
+    wanted = [row for row in wanted if row[1] in scales]
     wanted += [("recall", "", r.mixer, -1, False, f"recall/{r.mixer}.log") for r in campaign.recall]
-    if campaign.check:
-        wanted += [(kind, "", "", -1, False, "check.log") for kind in ("checks", "gradients")]
+    checks = ("checks", "gradients") if campaign.check else ()
+    wanted += [(kind, "", "", -1, False, "check.log") for kind in checks]
     there = {kind: _there(kind, frames[kind]) for kind in {row[0] for row in wanted}}
     rows = []
     for kind, scale, variant, seed, further, log in wanted:
@@ -189,9 +168,8 @@ def _planned(
         status, reason = ("ok", "") if key in there[kind] else _failure(logs / log)
         if status == "not run" and kind in ("flow", "lengths") and key in there["runs"]:
             reason = plan.WHY_UNMEASURED
-        rows.append(
-            (kind, paper_scale(scale) or scale, variant, seed, further, scale, status, reason)
-        )
+        of_paper = paper_scale(scale) or scale
+        rows.append((kind, of_paper, variant, seed, further, scale, status, reason))
     return pd.DataFrame(rows, columns=PLANNED)
 
 
@@ -222,29 +200,27 @@ def gap(
     records: Records, kind: str, scale: str | None, variants: Sequence[str], seed: int | None
 ) -> tuple[str, str]:
     """Status and reason of a value of the matrix that is not there, from what is planned."""
-    name, planned = KIND_NAMES.get(kind, "benchmark"), records.planned_rows
-    of_scale = [row for row in planned if scale in (None, row.scale)]
-    rows = [
-        row
-        for row in of_scale
-        if (row.kind, row.further) == (kind, False)
-        and row.variant in (variants or [row.variant])
-        and seed in (None, row.seed)
-    ]
-    lacking = [row for row in rows if row.status != "ok"]
+    name = KIND_NAMES.get(kind, "benchmark")
+    of_scale = [row for row in records.planned_rows if scale in (None, row.scale)]
     if not of_scale:
         return "not run", f"{scale} {OUTSIDE}"
+    rows = [row for row in of_scale if row.kind == kind and not row.further]
+    rows = [row for row in rows if row.variant in (variants or [row.variant])]
+    rows = [row for row in rows if seed in (None, row.seed)]
     if not rows:
         what = " ".join([scale or "", *variants]).strip()
         return "not run", f"no {name} of {what} is part of this setting"
+    lacking = [row for row in rows if row.status != "ok"]
     if not lacking:
         return "no counterpart", f"the records of its {len(rows)} {name}s do not hold it"
-    found = {row.status for row in lacking}
-    status = next((each for each in ("oom", "failed") if each in found), "not run")
-    of = dict.fromkeys(row.variant for row in lacking)
-    seeds = (", ".join(str(r.seed) for r in lacking if r.variant == each) for each in of)
-    told = "; ".join(f"{each} of seed {numbers}" for each, numbers in zip(of, seeds, strict=True))
-    told = f"no {name} of it is there" if len(lacking) == len(rows) else f"{told} {status}"
+    seeds: dict[str, list[str]] = {}
+    for row in lacking:
+        seeds.setdefault(row.variant, []).append(str(row.seed))
+    status = max((row.status for row in lacking), key=["not run", "failed", "oom"].index)
+    told = f"no {name} of it is there"
+    if len(lacking) < len(rows):
+        told = "; ".join(f"{each} of seed {', '.join(of)}" for each, of in seeds.items())
+        told += f" {status}"
     return status, "; ".join(dict.fromkeys([told, *(row.reason for row in lacking if row.reason)]))
 
 

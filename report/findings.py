@@ -27,7 +27,7 @@ def cells(settings: list[data.Records]) -> None:
     for cell in table.cells(settings, tables.PAPER).to_dict("records"):
         key = " ".join((cell["table"], cell["row"], cell["column"]))
         if cell["status"] == "ok" and cell["statistic"] != "sd" and QUOTED.fullmatch(key):
-            form = known[cell["table"]][cell["column"]].form
+            form = known[cell["table"]][cell["column"]].format
             print(f"{cell['setting']} {key}: {cell['text'] or _told(cell, form)}")
 
 

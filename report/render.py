@@ -84,7 +84,7 @@ def paper_text(printed: str | None, column: Column, unit: str, sd: str | None = 
     """The paper's value, every digit kept, with its standard deviation where it prints one."""
     if printed is None or unit == "text":
         return DASH if printed is None else words(printed)
-    if "," in column.form:
+    if "," in column.format:
         whole, point, fraction = printed.partition(".")
         printed = f"{int(whole):,}{point}{fraction}"
     return printed.replace("-", MINUS) + (f" ± {sd}" if sd else "") + SUFFIXES.get(unit, "")
@@ -102,20 +102,22 @@ def _entry(column: Column, cell: dict[str, Any], out: Printed) -> Entry:
         note = out.mark(f"{cell['status']}: {cell['reason']}") if cell["reason"] else ""
         return Entry(text, note=note, missing=True, anchor=behind)
     found = Entry(anchor=behind, sign=cell["agrees"])
-    unit, form = cell["unit"], column.form
+    unit, form = cell["unit"], column.format
     if unit == "text":
         found.text = words(cell["text"])
         if cell["paper"] is not None and "^" not in found.text:
             found.difference = "same" if cell["text"] == cell["paper"] else "differs"
         return found
     found.text = number_text(cell["value"], form)
-    if column.spread and not math.isnan(cell["sd"]):
+    if "spread" in column.shows and not math.isnan(cell["sd"]):
         found.text += f" ± {number_text(cell['sd'], form.lstrip('+'))}"
     found.text += SUFFIXES.get(unit, "")
     ends = ""
     if not math.isnan(cell["low"]):
         ends = f"[{', '.join(number_text(cell[end], form) for end in ('low', 'high'))}]"
-        found.interval = ends if column.interval or isinstance(column.null, float) else ""
+        found.interval = (
+            ends if "interval" in column.shows or isinstance(column.null, float) else ""
+        )
     if not math.isnan(cell["difference"]):
         exact = unit in ("parameters", "tokens") and cell["difference"] == 0
         signed = "+" + form.lstrip("+")
@@ -151,15 +153,15 @@ def prepare(table: Table, cells: pd.DataFrame, settings: Sequence[Setting]) -> P
         key = (cell["setting"], "sd" if cell["statistic"] == "sd" else "value")
         index.setdefault((cell["row"], cell["column"]), {})[key] = cell
     for title, columns in table.panels.items():
-        keys = [column.key for column in columns]
+        keys = [column.column for column in columns]
         found = [row for row, column in index if column in keys and row != "setting"]
         rows = [row for row in dict.fromkeys([*table.rows_of(title), *found]) if row in scales]
         # Rows of one scale together, scales in the order of their first row.
         groups = list(dict.fromkeys(row.partition("/")[0] for row in rows))
         lines = []
         for row in sorted(rows, key=lambda row: groups.index(row.partition("/")[0])):
-            there = [column for column in columns if (row, column.key) in index]
-            of_row = [_line(column, index[row, column.key], out) for column in there]
+            there = [column for column in columns if (row, column.column) in index]
+            of_row = [_line(column, index[row, column.column], out) for column in there]
             if len(scales[row]) == 1 and scales[row][0]:  # the one scale of all, as 10M-mini
                 row = "/".join([scales[row][0], *row.split("/")[1:]])
             lines.append((table.label_of(row), of_row))

@@ -367,24 +367,23 @@ def assumptions(
 
 def run_groups(settings: Sequence[Setting], published: bool) -> list[dict[str, Any]]:
     """Training runs by campaign and variation; a shipped report has those of every campaign."""
-    root, groups, seen = _root(published), [], set()
+    root, groups = _root(published), []
     names = dict.fromkeys(setting.campaign for setting in settings)
     if published:
         names |= dict.fromkeys(sorted(path.parent.name for path in root.glob("*/runs.parquet")))
     for name in names:
         runs = records.read(root / name / "runs.parquet", "runs")
+        runs = runs.assign(own_scale=runs["scale"], title=runs["variant"].map(study.title))
         own = [setting for setting in settings if setting.campaign == name] or [Setting(name)]
         first = [setting.variation for setting in own]
         for variation in dict.fromkeys([*first, *runs["variation"]]):
-            setting, rows = Setting(name, variation, corpus=own[0].corpus), []
-            for row in runs[runs["variation"] == variation].to_dict("records"):
+            setting = Setting(name, variation, corpus=own[0].corpus)
+            of = runs[runs["variation"] == variation]
+            rows = of.assign(anchor=data.anchors(setting, "runs", of)).to_dict("records")
+            known = Path("config", f"{name}.yaml").exists()  # else it can be made no more
+            for row in rows:
                 choice = {key: [row[key[:-1]]] for key in ("scales", "seeds", "variants")}
-                known = Path("config", f"{name}.yaml").exists()  # else it can be made no more
                 row["again"] = command(setting, published, **choice) if known else ""
-                row["title"] = study.title(row["variant"])
-                row["anchor"] = "" if row["hash"] in seen else row["hash"]
-                seen.add(row["hash"])
-                rows.append(row)
             groups += [{"name": setting.name, "rows": rows}] if rows else []
     return groups
 

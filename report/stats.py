@@ -14,68 +14,55 @@ from relation.errors import InputError
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean or a difference with its interval: NaN ends where the values allow none.
+    """A mean or a difference with its 95% interval: NaN ends where the values allow none.
 
-    n: values, or pairs, behind it; sd: their sample standard deviation; freedom: of the t interval;
-    p: two-sided, against zero.
+    n: values, or pairs, behind it; sd: their sample standard deviation; se, freedom: the standard
+    error and the degrees of freedom of a t interval.
     """
 
     value: float
-    low: float
-    high: float
-    n: int
+    low: float = math.nan
+    high: float = math.nan
+    n: int = 0
     sd: float = math.nan
+    se: float = math.nan
     freedom: float = math.nan
-    p: float = math.nan
+
+    @property
+    def p(self) -> float:
+        """Two-sided, of a t test against zero; NaN without a standard error."""
+        t = -abs(self.value) / self.se if self.se else math.nan
+        return float(2 * scipy.special.stdtr(self.freedom, t))
+
+    def within(self, margin: float) -> float:
+        """p of two one-sided t tests that it lies within ±margin; NaN without a standard error."""
+        t = (abs(self.value) - margin) / self.se if self.se else math.nan
+        return float(scipy.special.stdtr(self.freedom, t))
 
 
-def t_quantile(freedom: float, confidence: float = 0.95) -> float:
-    """Quantile of Student's t that a two-sided interval takes."""
-    return float(scipy.special.stdtrit(freedom, 0.5 + confidence / 2))
+def _t_interval(value: float, se: float, freedom: float, n: int, sd: float = math.nan) -> Estimate:
+    margin = float(scipy.special.stdtrit(freedom, 0.975)) * se
+    return Estimate(value, value - margin, value + margin, n, sd, se, freedom)
 
 
-def _estimate(
-    value: float, se: float, freedom: float, n: int, sd: float, confidence: float
-) -> Estimate:
-    margin = t_quantile(freedom, confidence) * se
-    p = math.nan if se == 0 else float(2 * scipy.special.stdtr(freedom, -abs(value) / se))
-    return Estimate(value, value - margin, value + margin, n, sd, freedom, p)
-
-
-def mean(values: Sequence[float], confidence: float = 0.95) -> Estimate:
+def mean(values: Sequence[float]) -> Estimate:
     """The mean of values with its t interval, which takes two of them."""
     given = [float(value) for value in values]
-    if not given:
-        return Estimate(math.nan, math.nan, math.nan, 0)
-    middle, n = statistics.fmean(given), len(given)
-    if n == 1:
-        return Estimate(middle, math.nan, math.nan, 1)
-    sd = statistics.stdev(given)
-    return _estimate(middle, sd / math.sqrt(n), n - 1, n, sd, confidence)
+    if len(given) < 2:
+        return Estimate(*(given or [math.nan]), n=len(given))
+    sd, n = statistics.stdev(given), len(given)
+    return _t_interval(statistics.fmean(given), sd / math.sqrt(n), n - 1, n, sd)
 
 
-def welch(over: Sequence[float], under: Sequence[float], confidence: float = 0.95) -> Estimate:
+def welch(over: Sequence[float], under: Sequence[float]) -> Estimate:
     """The difference of two means of unequal variance, unpaired, with Welch's interval."""
     terms = [mean(values) for values in (over, under)]
     value, n = terms[0].value - terms[1].value, min(term.n for term in terms)
-    if n < 2:
-        return Estimate(value, math.nan, math.nan, n)
-    shares = [term.sd**2 / term.n for term in terms]
-    total = sum(shares)
-    if total == 0:
-        return Estimate(value, value, value, n, 0.0)
-    freedom = total**2 / sum(v**2 / (t.n - 1) for v, t in zip(shares, terms, strict=True))
-    return _estimate(value, math.sqrt(total), freedom, n, math.nan, confidence)
-
-
-def equivalence(difference: Estimate, margin: float) -> float:
-    """p of two one-sided t tests that a difference lies within ±margin; NaN without an interval."""
-    if math.isnan(difference.freedom):
-        return math.nan
-    quantile = t_quantile(difference.freedom)
-    se = (difference.high - difference.low) / (2 * quantile)
-    ends = [(difference.value + margin) / se, (margin - difference.value) / se]
-    return float(max(scipy.special.stdtr(difference.freedom, [-end for end in ends])))
+    variance = sum(term.se**2 for term in terms)
+    if n < 2 or variance == 0:
+        return Estimate(value, n=n)
+    freedom = variance**2 / sum(term.se**4 / term.freedom for term in terms)
+    return _t_interval(value, math.sqrt(variance), freedom, n)
 
 
 def holm(p: Sequence[float]) -> np.ndarray:
@@ -90,13 +77,14 @@ def holm(p: Sequence[float]) -> np.ndarray:
 
 def correlation(x: Sequence[float], y: Sequence[float]) -> Estimate:
     """Pearson's correlation with Fisher's interval, which takes four pairs."""
-    if len(x) < 3 or min(len(set(x)), len(set(y))) == 1:
-        return Estimate(math.nan, math.nan, math.nan, len(x))
+    n = len(x)
+    if n < 3 or min(len(set(x)), len(set(y))) == 1:
+        return Estimate(math.nan, n=n)
     found = scipy.stats.pearsonr(x, y)
-    if len(x) < 4 or abs(found.statistic) == 1:
-        return Estimate(float(found.statistic), math.nan, math.nan, len(x))
+    if n < 4 or abs(found.statistic) == 1:
+        return Estimate(float(found.statistic), n=n)
     ends = found.confidence_interval()
-    return Estimate(float(found.statistic), float(ends.low), float(ends.high), len(x))
+    return Estimate(float(found.statistic), float(ends.low), float(ends.high), n)
 
 
 def smoothed(tokens: Sequence[float], loss: Sequence[float], window: float) -> np.ndarray:
@@ -149,9 +137,8 @@ def power_fit(x: Sequence[float], y: Sequence[float]) -> Estimate | None:
     if len(set(x)) < 2:
         return None
     fit = scipy.stats.linregress(np.log(np.asarray(x, float)), np.log(np.asarray(y, float)))
-    freedom = len(x) - 2
-    margin = t_quantile(freedom) * fit.stderr if freedom else math.nan
-    return Estimate(fit.slope, fit.slope - margin, fit.slope + margin, len(x), freedom=freedom)
+    n = len(x)
+    return _t_interval(fit.slope, fit.stderr, n - 2, n) if n > 2 else Estimate(fit.slope, n=n)
 
 
 def median(values: Sequence[float]) -> Estimate:
@@ -159,11 +146,8 @@ def median(values: Sequence[float]) -> Estimate:
 
     Fewer than six values allow no such interval.
     """
-    n = len(values)
-    if not n:
-        return Estimate(math.nan, math.nan, math.nan, 0)
+    n, ordered = len(values), sorted(values)
     rank = int(scipy.stats.binom.ppf(0.025, n, 0.5))
-    ordered = sorted(values)
     ends = (ordered[rank - 1], ordered[n - rank]) if rank else (math.nan, math.nan)
     return Estimate(statistics.median(values), *ends, n)
 

@@ -1,15 +1,21 @@
 """A table as a declaration, and the cells of all tables: the paper's values beside each setting's.
 
 A table is a function under `@table`: it takes the frames of one setting that its parameters name
-and yields the cells that have a value, in the records' unit. `cells` joins the paper's values by
-key, converts to the paper's units and adds what is missing, with the reason.
+and yields the cells that have a value, in the records' unit. tables/<label>.csv has its columns.
+`cells` joins the paper's values by key, converts to the paper's units and adds what is missing,
+with the reason.
 """
 
 import math
 import operator
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
 from inspect import signature
+from itertools import groupby
+from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -25,6 +31,7 @@ COLUMNS = [
     "high", "difference", "agrees", "status", "reason", "sources", "by_seed", "scale",
 ]  # fmt: skip
 
+FOLDER = Path(__file__).parent / "tables"
 NUMBERS = ("value", "sd", "low", "high")
 # Rows of COLUMNS, in the records' unit.
 Cells = Iterable[dict[str, Any]]
@@ -32,63 +39,82 @@ Cells = Iterable[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the paper's table.
+    """A column of a table, a line of its CSV.
 
-    key: of the cells; form: a format specification, empty for words; unit: where the paper prints
-    no value; variants: of the runs, or the benchmark, behind it, where neither its key nor its row
-    says so; null: the value of no effect, or the column that holds it; the paper's value counts as
-    agreeing only where our interval excludes the null. spread, interval: whether ± and the
-    interval are shown; the interval always is beside a null that is a number.
+    column: key of the cells; format: empty for words; unit: where the paper prints no value; of:
+    variants of the runs, or the benchmark, behind it, where neither its key nor its row says so;
+    null: the value of no effect, or the column that holds it; the paper's value counts as agreeing
+    only where our interval excludes the null. shows: "spread" for ±, "interval" for the interval,
+    which is always shown beside a null that is a number. measured: of a benchmark's column, the
+    side, if it is of one, and the field of the records.
     """
 
-    key: str
+    panel: str
+    column: str
     title: str
-    form: str = ""
-    unit: str = "text"
-    variants: tuple[str, ...] = ()
+    format: str
+    unit: str
+    of: tuple[str, ...] = ()
     null: float | str | None = None
-    spread: bool = False
-    interval: bool = False
+    shows: str = ""
+    measured: str = ""
 
 
-def columns(
-    titles: Mapping[str, str], form: str = "", unit: str = "text", **options: Any
-) -> tuple[Column, ...]:
-    """Columns of one format and unit: their titles by key."""
-    return tuple(Column(key, title, form, unit, **options) for key, title in titles.items())
+@cache
+def columns(label: str) -> tuple[Column, ...]:
+    """The columns of a table. Raises InputError for a missing CSV or another column or unit."""
+    path = FOLDER / f"{label}.csv"
+    if not path.is_file():
+        raise InputError(f"{path}: the columns of table {label} are missing; see docs/extending.md")
+    rows = pd.read_csv(path, dtype=str, keep_default_na=False)
+    names = list(Column.__dataclass_fields__)
+    if not set(names[:5]) <= set(rows.columns) <= set(names):
+        raise InputError(f"{path}:1: give {', '.join(names[:5])}, and of {', '.join(names[5:])}")
+    if len(odd := rows[~rows["unit"].isin(UNITS)]):
+        raise InputError(f"{path}:{odd.index[0] + 2}: use a unit of {', '.join(UNITS)}")
+    found = []
+    for row in rows.to_dict("records"):
+        null = row.get("null", "")
+        null = float(null) if re.fullmatch(r"[\d.]+", null) else null or None
+        found.append(Column(**row | {"of": tuple(row.get("of", "").split()), "null": null}))
+    return tuple(found)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Table:
     """One table. frames: of `Records`, what `compute` takes; the first is what a gap lacks.
 
-    panels: columns by heading; rows: of a panel whose rows are not the paper's; scale: of rows that
-    name none; names: labels of rows whose key is none.
+    rows: of a panel whose rows are not the paper's; scale: of rows that name none; names: labels of
+    rows whose key is none.
     """
 
     number: str
     label: str
     title: str
     caption: str
-    panels: Mapping[str, Sequence[Column]]
-    rows: Mapping[str, Sequence[str]]
     frames: tuple[str, ...]
     compute: Callable[..., Cells]
-    scale: str | None
-    names: Mapping[str, str]
-    of_paper: bool
+    rows: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
+    scale: str | None = None
+    of_paper: bool = True
 
     @property
     def columns(self) -> dict[str, Column]:
         """Its columns by key."""
-        return {column.key: column for panel in self.panels.values() for column in panel}
+        return {column.column: column for column in columns(self.label)}
+
+    @property
+    def panels(self) -> dict[str, list[Column]]:
+        """Its columns by heading."""
+        return {k: list(of) for k, of in groupby(columns(self.label), attrgetter("panel"))}
 
     def rows_of(self, panel: str) -> Sequence[str]:
         """The rows that a panel always shows; further ones are shown where they are found."""
         if panel in self.rows or not self.of_paper:
             return self.rows.get(panel, ())
         printed = paper.load(self.label)
-        of = printed["column"].isin([column.key for column in self.panels[panel]])
+        of = printed["column"].isin([column.column for column in self.panels[panel]])
         return list(printed["row"][of].unique())
 
     def label_of(self, row: str) -> str:
@@ -96,22 +122,13 @@ class Table:
         return self.names.get(row) or row.replace("/", ", ")
 
 
-def table(
-    number: str,
-    label: str,
-    title: str,
-    panels: Mapping[str, Sequence[Column]],
-    rows: Mapping[str, Sequence[str]] | None = None,
-    scale: str | None = None,
-    names: Mapping[str, str] | None = None,
-    of_paper: bool = True,
-) -> Callable[[Callable[..., Cells]], Table]:
+def table(number: str, label: str, title: str, **known: Any) -> Callable[[Callable], Table]:
     """Declare a table: its function's parameters name the frames, its docstring is the caption."""
 
     def declare(compute: Callable[..., Cells]) -> Table:
         frames, caption = tuple(signature(compute).parameters), " ".join(compute.__doc__.split())
-        known = (panels, rows or {}, frames, compute, scale, names or {}, of_paper)
-        return Table(number, label, title, caption, *known)
+        own = {"caption": caption, "frames": frames, "compute": compute}
+        return Table(number=number, label=label, title=title, **own, **known)
 
     return declare
 
@@ -189,25 +206,27 @@ def table_cells(table: Table, records: Records) -> pd.DataFrame:
     """
     printed = paper.load(table.label).to_dict("records") if table.of_paper else []
     theirs = {tuple(each[name] for name in KEY): each for each in printed}
-    found = list(table.compute(*(getattr(records, name) for name in table.frames)))
+    try:
+        found = list(table.compute(*(getattr(records, name) for name in table.frames)))
+    except Exception as error:
+        error.add_note(f"in table {table.label} of {records.setting.name}")
+        raise
     there = {(each["row"], each["column"]) for each in found}
-    for panel, of in table.panels.items():
-        rows = table.rows_of(panel)
-        lacking = [(r, c) for r in rows for c in of if (r, c.key) not in there]
-        for row, column in lacking:
-            asked = [key[2] for key in theirs if key[:2] == (row, column.key)] or ["value"]
-            status, reason = _gap(table, records, row, column)
-            known = {"n": 0, "status": status, "reason": reason}
-            found += [cell(row, column.key, statistic=each, **known) for each in asked]
-            there.add((row, column.key))
+    wanted = [(r, c) for p, of in table.panels.items() for r in table.rows_of(p) for c in of]
+    for row, column in (key for key in wanted if (key[0], key[1].column) not in there):
+        asked = [key[2] for key in theirs if key[:2] == (row, column.column)] or ["value"]
+        status, reason = _gap(table, records, row, column)
+        known = {"n": 0, "status": status, "reason": reason}
+        found += [cell(row, column.column, statistic=each, **known) for each in asked]
+        there.add((row, column.column))
     for key in theirs:
         if key[:2] not in there:
             told = f"report/paper/{table.label}.csv: the table has no {', '.join(key)}; correct it"
             raise InputError(told)
-    columns = table.columns
+    known = table.columns
     scales = dict(zip(records.planned["scale"], records.planned["own_scale"], strict=True))
     for each in found:
-        own = columns.get(each["column"]) if each["row"] != "setting" else None
+        own = known.get(each["column"]) if each["row"] != "setting" else None
         beside = theirs.get(tuple(each[name] for name in KEY), {})
         unit = beside.get("unit") or (own.unit if own else "text")
         each |= {name: each[name] / UNITS[unit] for name in NUMBERS}
@@ -220,7 +239,7 @@ def table_cells(table: Table, records: Records) -> pd.DataFrame:
         each["difference"] = math.nan if alone else each["value"] - each["paper_value"]
     values = {(c["row"], c["column"]): c["value"] for c in found if c["statistic"] != "sd"}
     for each in found:
-        null = columns[each["column"]].null if each["column"] in columns else None
+        null = known[each["column"]].null if each["column"] in known else None
         null = values.get((each["row"], null)) if isinstance(null, str) else null
         each["agrees"] = None if math.isnan(each["difference"]) else _agrees(null, each)
     numbers = dict.fromkeys((*NUMBERS, "paper_value", "difference"), float) | {"n": int}
@@ -238,8 +257,8 @@ def _agrees(null: float | None, cell: Mapping[str, Any]) -> bool | None:
 def _gap(table: Table, records: Records, row: str, column: Column) -> tuple[str, str]:
     first = row.partition("/")[0]
     scale = first if first in SCALES else table.scale
-    named = [part for part in (row, column.key.rpartition(".")[2]) if part in VARIANTS]
-    variants, seed = column.variants or named or PAIRED, seed_of(table, row, column.key)
+    named = [part for part in (row, column.column.rpartition(".")[2]) if part in VARIANTS]
+    variants, seed = column.of or named or PAIRED, seed_of(table, row, column.column)
     return gap(records, table.frames[0], scale, variants, seed)
 
 

@@ -3,18 +3,12 @@
 import pandas as pd
 
 from relation.variants import ABLATIONS, VARIANTS
-from report.paper import SEEDS
-from report.table import Cells, Column, cell, columns, means, table, versus
-from report.tables.quality import DELTA, EPOCHS, NLL, epochs, nll
+from report.table import Cells, cell, means, table, versus
+from report.tables.quality import epochs, nll
 
 # Columns of Table 3.
-PRINTED = {
-    "full": "Full Relation",
-    "exchange-only": "Exchange-only transport",
-    "raw-x": "Raw-X communication, I = X",
-    "no-count": "No count calibration, λ = 0",
-    "single-head": "Single head, H = 1",
-}
+PRINTED = ("full", "exchange-only", "raw-x", "no-count", "single-head")
+NAMES = {name: VARIANTS[name].title for name in ("full", *ABLATIONS)}
 
 
 def ablation_runs(runs: pd.DataFrame) -> pd.DataFrame:
@@ -40,24 +34,9 @@ def other_backends(runs: pd.DataFrame) -> Cells:
 
 
 @table(
-    "3",
-    "structural-ablations",
-    "Structural ablations",
-    {
-        "NLL": columns(PRINTED, NLL, "nat/token", spread=True),
-        "Difference": tuple(
-            (
-                Column(key, title, DELTA, "nat/token", (key, "full"), null=0.0)
-                for key, title in PRINTED.items()
-                if key != "full"
-            )
-        ),
-        "Conditions": [EPOCHS],
-    },
-    rows={"NLL": ("nll",), "Difference": ("delta",)},
-    scale="10M",
-    names={"nll": "NLL ↓", "delta": "Δ vs Full"},
-)
+    "3", "structural-ablations", "Structural ablations", scale="10M",
+    rows={"NLL": ("nll",), "Difference": ("delta",)}, names={"nll": "NLL ↓", "delta": "Δ vs Full"},
+)  # fmt: skip
 def structural_ablations(runs: pd.DataFrame) -> Cells:
     """Structural ablations of Full Relation in the 10M setting; NLL is mean ± sample standard
     deviation over seeds, Δ the mean over paired seeds of the difference to Full Relation, with its
@@ -72,21 +51,7 @@ def structural_ablations(runs: pd.DataFrame) -> Cells:
     yield from other_backends(runs)
 
 
-@table(
-    "13",
-    "app-ablation",
-    "Structural ablations by seed",
-    {
-        "": (
-            *columns({f"seed_{seed}": f"Seed {seed}" for seed in SEEDS}, ".6f", "nat/token"),
-            Column("mean", "Mean ± SD", ".6f", "nat/token", spread=True),
-            Column("delta", "Δ vs Full", DELTA, "nat/token", null=0.0),
-        ),
-        "Conditions": [EPOCHS],
-    },
-    scale="10M",
-    names={name: VARIANTS[name].title for name in ("full", *ABLATIONS)},
-)
+@table("13", "app-ablation", "Structural ablations by seed", scale="10M", names=NAMES)
 def ablation_seeds(runs: pd.DataFrame) -> Cells:
     """Final validation NLL of every structural ablation run in the 10M setting; Δ is the mean
     paired difference, with its 95% interval over seeds. Our seeds are not the paper's, and are not
@@ -102,17 +67,7 @@ def ablation_seeds(runs: pd.DataFrame) -> Cells:
     yield from other_backends(runs)
 
 
-@table(
-    "14",
-    "app-hybrid",
-    "Hybrid Relation by seed",
-    {
-        "": (Column("nll", "Final NLL", ".6f", "nat/token", ("hybrid",), spread=True),),
-        "Conditions": [EPOCHS],
-    },
-    scale="30M",
-    names={"mean": "Mean ± SD"},
-)
+@table("14", "app-hybrid", "Hybrid Relation by seed", scale="30M", names={"mean": "Mean ± SD"})
 def hybrid_seeds(runs: pd.DataFrame) -> Cells:
     """Final validation NLL of the Hybrid, three Full layers among nine Linear in the paper."""
     chosen = (runs["variant"] == "hybrid") & (runs["scale"] == "30M") & ~runs["further"]

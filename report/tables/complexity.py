@@ -8,7 +8,7 @@ import pandas as pd
 
 from relation.variants import VARIANTS
 from report import stats
-from report.table import Cells, Column, cell, sources, table
+from report.table import Cells, cell, sources, table
 from report.tables.systems import conditions, outcome, select
 
 OPERATORS = {
@@ -17,6 +17,8 @@ OPERATORS = {
     "full-flash": "FlashRelation",
     "linear": "Linear Relation",
 }
+NAMES = {**OPERATORS, "mha": "MHA / FlashAttention", "full": "Full / FlashRelation"}
+NAMES |= {f"decode-{name}": f"{variant.title}, decoding" for name, variant in VARIANTS.items()}
 # The model of the benchmark `decode` whose tokens an operator's are: kernels of their own decode
 # them, so that the materialised backend has none.
 DECODES = {"mha": "mha", "full-flash": "full", "linear": "linear"}
@@ -66,38 +68,8 @@ def decoded_tokens(complexity: pd.DataFrame, decode: pd.DataFrame, operator: str
     return rows[rows["decode_seconds"].notna()].sort_values("context")
 
 
-@table(
-    "1",
-    "token-mixing-complexity",
-    "Token-mixing complexity",
-    {
-        "Asymptotic cost": (
-            Column("complexity", "Token-mixing complexity", variants=("complexity",)),
-            Column("sequential", "Sequential operations", variants=("complexity",)),
-            Column("state", "Decode history state", variants=("complexity",)),
-        ),
-        "Fitted powers of T": (
-            Column("time_exponent", "Time: exponent", ".2f", "1", ("complexity",), interval=True),
-            Column("contexts", "Fitted to T", variants=("complexity",)),
-            Column("state_exponent", "Decode state: exponent", ".2f", "1", ("complexity",)),
-            Column("decode_first", "A token at the first T", ".2f", "ms", ("decode",)),
-            Column("decode_last", "A token at the last T", ".2f", "ms", ("decode",)),
-            Column("decoded", "Decoded at T", variants=("decode",)),
-        ),
-        "Decoding many rows": (
-            Column("rows", "Rows", ".0f", "1"),
-            Column("many_first", "A token of all rows at the first T", ".2f", "ms"),
-            Column("many_last", "A token of all rows at the last T", ".2f", "ms"),
-            Column("rate_first", "Rate at the first T", ",.0f", "tok/s"),
-            Column("rate_last", "Rate at the last T", ",.0f", "tok/s"),
-            Column("bytes", "State at the last T", ".2f", "GiB"),
-            Column("many_at", "At T"),
-        ),
-    },
-    rows={"Fitted powers of T": OPERATORS},
-    names={**OPERATORS, "mha": "MHA / FlashAttention", "full": "Full / FlashRelation"}
-    | {f"decode-{name}": f"{variant.title}, decoding" for name, variant in VARIANTS.items()},
-)
+@table("1", "token-mixing-complexity", "Token-mixing complexity", names=NAMES,
+       rows={"Fitted powers of T": OPERATORS})  # fmt: skip
 def complexity_table(
     complexity: pd.DataFrame, decode: pd.DataFrame, precision: Sequence[str]
 ) -> Cells:

@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from relation.variants import PAIRED
-from report.table import Cells, cell, columns, table
+from report.table import Cells, cell, table
 
 Model = Mapping[str, Any]
 
@@ -60,23 +60,7 @@ def of_models(
             yield cell(model["scale"], column, float(model[column]), **known)
 
 
-def _pair(key: str, title: str) -> dict[str, str]:
-    return {f"{key}.mha": f"{title}, MHA", f"{key}.full": f"{title}, Relation"}
-
-
-@table(
-    "6",
-    "app-configs",
-    "Model configurations",
-    {
-        "": (
-            *columns(_pair("params", "Parameters"), ",.0f", "parameters"),
-            *columns({"geometry": "L/d/H×d_h/d_ff", "vocab": "Vocab", "data": "Data"}),
-            *columns({"context": "T"}, ".0f", "tokens"),
-            *columns({"tokens": "Train", **_pair("micro_ga", "Micro/GA")}),
-        )
-    },
-)
+@table("6", "app-configs", "Model configurations")
 def configurations(models: pd.DataFrame) -> Cells:
     """Decoder configurations. Our parameters are counted on the built models. An update of the
     paper takes 131,072 tokens at every scale."""

@@ -8,13 +8,9 @@ import pandas as pd
 from relation.variants import PAIRED
 from report import stats
 from report.data import RUN_KEY
-from report.table import Cells, Column, cell, columns, means, sources, table, versus
+from report.table import Cells, cell, means, sources, table, versus
 from report.tables.configs import data_and_vocabulary, geometry, of_models, tokens
 
-NLL, DELTA, SHARE = ".4f", "+.4f", ".1f"
-EPOCHS = Column("epochs", "Passes over the training windows", ".3g", "epochs")
-_WINDOW = Column("window", "Loss smoothed over this part of the budget", ".3g", "%")
-_NAMES = {"mha": "MHA NLL", "full": "Full Relation NLL"}
 _NEVER = "Relation's smoothed loss stayed above the target to its last token"
 
 
@@ -67,23 +63,7 @@ def epochs(runs: pd.DataFrame, row: str) -> Cells:
         yield cell(key, "epochs", group["epochs"].max(), n=len(group), sources=sources(group))
 
 
-@table(
-    "2",
-    "main-results",
-    "Main validation results",
-    {
-        "": (
-            *columns({"backbone": "Backbone", "data": "Data/Vocab"}),
-            Column("context", "Ctx", ".0f", "tokens"),
-            Column("tokens", "Tokens"),
-            Column("mha_nll", "MHA NLL ↓", NLL, "nat/token", ("mha",), spread=True),
-            Column("full_nll", "Relation NLL ↓", NLL, "nat/token", ("full",), spread=True),
-            Column("delta", "Δ", DELTA, "nat/token", null=0.0),
-            Column("token_reduction", "Token reduction ↑", SHARE, "%", null=0.0, spread=True),
-        ),
-        "Conditions": (EPOCHS, _WINDOW),
-    },
-)
+@table("2", "main-results", "Main validation results")
 def main_results(
     runs: pd.DataFrame, losses: pd.DataFrame, models: pd.DataFrame, window: float
 ) -> Cells:
@@ -116,30 +96,7 @@ def main_results(
     yield from epochs(matrix, "scale")
 
 
-@table(
-    "11",
-    "app-nll",
-    "Final validation NLL by seed",
-    {
-        "Pairs of the matrix": (
-            *columns(_NAMES, ".6f", "nat/token", spread=True),
-            Column("delta", "Full−MHA", DELTA, "nat/token", null=0.0),
-        ),
-        "Further pairs": (
-            *columns({"further.pairs": "Pairs", "further.planned": "Planned"}, ".0f", "1"),
-            Column("further.seeds", "Seeds"),
-            *columns({f"further.{k}": v for k, v in _NAMES.items()}, NLL, "nat/token", spread=True),
-            Column("further.delta", "Full−MHA", DELTA, "nat/token", interval=True),
-            Column("further.spread", "Its standard deviation", NLL, "nat/token"),
-            *columns({"further.won": "Pairs won", "further.reached": "Reach it"}, ".0f", "1"),
-            Column("further.spared.full", "Tokens spared, Relation", SHARE, "%"),
-            Column("further.spared.mha", "Tokens spared, MHA itself", SHARE, "%"),
-            Column("further.spared.difference", "Difference", "+.1f", "%", interval=True),
-            Column("further.correlation", "Correlation", "+.2f", "1", interval=True),
-        ),
-        "Conditions": [EPOCHS],
-    },
-)
+@table("11", "app-nll", "Final validation NLL by seed")
 def paired_nll(
     runs: pd.DataFrame, losses: pd.DataFrame, window: float, planned: pd.DataFrame
 ) -> Cells:
@@ -215,23 +172,7 @@ def spans(numbers: Iterable[int]) -> str:
     return ", ".join(told)
 
 
-@table(
-    "12",
-    "app-token-efficiency",
-    "Token efficiency by seed",
-    {
-        "": (
-            Column("target", "MHA target", ".6f", "nat/token"),
-            Column("crossing", "Relation crossing tokens", ".2f", "M tokens"),
-            Column("reduction", "Token reduction", ".2f", "%"),
-        ),
-        "Controls": (
-            Column("own_reduction", "MHA against its own final loss", ".2f", "%"),
-            Column("end_gap", "Relation's last loss less the target", DELTA, "nat/token"),
-            _WINDOW,
-        ),
-    },
-)
+@table("12", "app-token-efficiency", "Token efficiency by seed")
 def token_efficiency(runs: pd.DataFrame, losses: pd.DataFrame, window: float) -> Cells:
     """Tokens at which each Relation run first reaches its MHA run's final smoothed training loss,
     and the share of the budget spared. A first crossing comes early by the noise of the curves:

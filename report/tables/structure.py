@@ -6,23 +6,15 @@ import pandas as pd
 
 from relation.variants import PAIRED
 from report import stats
-from report.table import Cells, Column, cell, columns, means, ratios, sources, table
+from report.table import Cells, cell, means, ratios, sources, table
 
 # The paper's distances are these parts of its sequences of 1,024 tokens, of shorter ones too.
-DISTANCES = {
-    "beyond_128": ("beyond_eighth", "d > 128 (T/8)"),
-    "beyond_256": ("beyond_quarter", "d > 256 (T/4)"),
-    "beyond_512": ("beyond_half", "d > 512 (T/2)"),
-}
+ROUTING = {"beyond_128": "beyond_eighth", "beyond_256": "beyond_quarter"}
+ROUTING |= {"beyond_512": "beyond_half", "sink_1": "sink_1"}
 LENGTHS = {"flow_length": "self_flow", "rank_length": "effective_rank"}
 SINKS = (1, 2, 4, 8, 16, 32)
-SPECTRUM = {
-    "stable_rank": ("stable_rank", "Stable rank", ".3f", "1"),
-    "effrank": ("effective_rank", "Effective rank", ".3f", "1"),
-    "dims_90": ("dims_90", "90% dims", ".2f", "dims"),
-    "dims_95": ("dims_95", "95% dims", ".2f", "dims"),
-    "top_energy": ("top_singular_energy", "Top singular energy", ".5f", "1"),
-}
+SPECTRUM = {"effrank": "effective_rank", "top_energy": "top_singular_energy"}
+SPECTRUM |= {name: name for name in ("stable_rank", "dims_90", "dims_95")}
 
 
 def by_layer(flow: pd.DataFrame) -> pd.DataFrame:
@@ -65,42 +57,7 @@ def lengths(flow: pd.DataFrame) -> Cells:
                 yield cell(scale, column, float(taken.max()), **behind)
 
 
-def _pair(key: str, title: str, form: str, unit: str) -> tuple[Column, Column]:
-    """MHA's column and Relation's; no effect would be Relation at MHA's value."""
-    mha = f"{key}.mha"
-    return (
-        Column(mha, f"{title}, MHA", form, unit, ("mha",)),
-        Column(f"{key}.full", f"{title}, Relation", form, unit, ("full",), null=mha),
-    )
-
-
-_ROUTING = (
-    *(c for key, (_, title) in DISTANCES.items() for c in _pair(key, title, ".2f", "%")),
-    *_pair("sink_1", "First-token sink", ".3f", "%"),
-)
-ROUTING = {key: metric for key, (metric, _) in DISTANCES.items()} | {"sink_1": "sink_1"}
-_RATIO = {"form": ".2f", "unit": "x", "null": 1.0}
-_LENGTHS = {"flow_length": "Flow taken on", "rank_length": "Ranks taken on sequences of"}
-_CONDITIONS = {"Conditions": columns(_LENGTHS, ".0f", "tokens")}
-
-
-@table(
-    "4",
-    "relation_internal",
-    "Internal organization",
-    {
-        "Depth organization": (
-            *_pair("l0_self", "Layer 0, diagonal / Self flow", ".2f", "%"),
-            *_pair("l0_effrank", "Layer 0, effective rank of the flow", ".1f", "1"),
-            *columns({"l0_effrank.ratio": "Relation / MHA"}, **_RATIO),
-            *_pair("l1_self", "Layer 1, diagonal / Self flow", ".2f", "%"),
-            *columns({"l2_self.full": "From layer 2, Self flow"}, ".2f", "%"),
-            *columns({"l2_exchange.full": "From layer 2, Exchange flow"}, ".2f", "%"),
-        ),
-        "Historical routing": _ROUTING,
-        **_CONDITIONS,
-    },
-)
+@table("4", "relation_internal", "Internal organization")
 def internal_organization(flow: pd.DataFrame) -> Cells:
     """Diagonal (MHA) or Self flow (Relation) and routing rank by depth; where historical flow
     goes, at distances d that are the same parts of shorter sequences. Means over seeds."""
@@ -114,19 +71,7 @@ def internal_organization(flow: pd.DataFrame) -> Cells:
     yield from means(deep[deep["variant"] == "full"], seeds=seeds)
 
 
-@table(
-    "7",
-    "app-structural-layerwise",
-    "Flow organization by layer",
-    {
-        "": (
-            *_pair("self", "Diagonal / Self flow", ".2f", "%"),
-            *_pair("effrank", "Effective rank", ".1f", "1"),
-            *columns({"effrank.ratio": "Relation / MHA"}, **_RATIO),
-        ),
-        **_CONDITIONS,
-    },
-)
+@table("7", "app-structural-layerwise", "Flow organization by layer")
 def layerwise(flow: pd.DataFrame) -> Cells:
     """Normalized flow by layer: MHA's diagonal entry, Relation's Self flow, the effective rank of
     either flow. Means over seeds."""
@@ -138,33 +83,20 @@ def layerwise(flow: pd.DataFrame) -> Cells:
     yield from lengths(flow)
 
 
-@table("8", "app-structural-routing", "Historical routing", {"": _ROUTING, **_CONDITIONS})
+@table("8", "app-structural-routing", "Historical routing")
 def routing(flow: pd.DataFrame) -> Cells:
     """Historical flow beyond three distances and on the first token, conditioned on history.
     Means over seeds."""
     yield from of_scales(flow, ROUTING)
 
 
-@table(
-    "9",
-    "app-structural-sink-profile",
-    "Early-token sink profile",
-    {
-        "": tuple(c for k in SINKS for c in _pair(f"sink_{k}", f"First {k}", ".3f", "%")),
-        **_CONDITIONS,
-    },
-)
+@table("9", "app-structural-sink-profile", "Early-token sink profile")
 def sink_profile(flow: pd.DataFrame) -> Cells:
     """Historical flow on the first k tokens, conditioned on history. Means over seeds."""
     yield from of_scales(flow, {f"sink_{k}": f"sink_{k}" for k in SINKS})
 
 
-@table(
-    "10",
-    "app-structural-spectrum",
-    "Flow spectrum",
-    {"": tuple(c for key, (_, *of) in SPECTRUM.items() for c in _pair(key, *of)), **_CONDITIONS},
-)
+@table("10", "app-structural-spectrum", "Flow spectrum")
 def spectrum(flow: pd.DataFrame) -> Cells:
     """Singular values of the normalized flow, over all layers. Means over seeds."""
-    yield from of_scales(flow, {key: metric for key, (metric, *_) in SPECTRUM.items()})
+    yield from of_scales(flow, SPECTRUM)

@@ -8,11 +8,12 @@ import pandas as pd
 
 from relation.variants import PAIRED, VARIANTS
 from report import stats
-from report.table import Cells, Column, cell, columns, means, sources, table, versus
+from report.table import Cells, cell, columns, means, sources, table, versus
 from report.tables.configs import micro_ga
 
-LONG_CONTEXTS = ("1024", "2048", "4096", "8192", "16384", "32768", "65536")
+LONG = {str(2**k): f"T = {2**k:,}" for k in range(10, 17)}
 ATTENTION_NAMES = {"cudnn": "cuDNN’s attention"}
+RATE = "tokens_per_second"
 
 
 def select(frame: pd.DataFrame, **wanted: object) -> pd.DataFrame:
@@ -29,6 +30,15 @@ def outcome(row: Mapping[str, Any]) -> dict[str, Any]:
     if row["status"] == "OOM":
         return {"status": "oom", "reason": told, "n": 0}
     return {"status": "failed", "reason": f"{row['status']}: {told}", "n": 0}
+
+
+def of_steps(steps: pd.DataFrame, label: str, row: str = "") -> Cells:
+    """The cells of a table's columns that show a field of a benchmark: a row a scale, or `row`."""
+    for scale, rows in steps.groupby("scale", sort=False):
+        for column in (each for each in columns(label) if each.measured):
+            *side, field = column.measured.split()
+            of = select(rows, benchmark=column.of[0], **dict(zip(["side"], side, strict=False)))
+            yield from measured(row or scale, column.column, of, field)
 
 
 def measured(row: str, column: str, side: pd.DataFrame, field: str) -> Cells:
@@ -60,8 +70,7 @@ def ratio(row: str, column: str, over: pd.DataFrame, under: pd.DataFrame) -> Cel
         return
     sides = [side.iloc[0].to_dict() for side in (over, under)]
     known: dict[str, Any] = {"sources": sources(pd.concat([under, over]))}
-    lacking = [side for side in sides if side["status"] != "PASS"]
-    if lacking:
+    if lacking := [side for side in sides if side["status"] != "PASS"]:
         yield cell(row, column, **known, **outcome(lacking[0]))
         return
     together = not any(side["alone"] for side in sides)
@@ -99,69 +108,7 @@ def _disturbed(rows: pd.DataFrame) -> Iterator[str]:
         yield f"{' '.join(name)} at T = {at}: {told}"
 
 
-RATE = "tokens_per_second"
-_RATES = (",.0f", "tok/s")
-_FLASH = {"mha": "FlashAttention", "full": "FlashRelation"}
-
-
-def _both(key: str, title: str) -> dict[str, str]:
-    """Titles of FlashRelation's column and FlashAttention's."""
-    return {f"{key}.{side}": f"{title}, {_FLASH[side]}" for side in ("full", "mha")}
-
-
-# Columns of Tables 5 and 15: benchmark, side and field of each.
-EFFICIENT_FIELDS = {
-    "fixed.context": ("fixed", None, "context"),
-    "fixed.reference": ("fixed", "reference", RATE),
-    "fixed.flash": ("fixed", "full", RATE),
-    "matched.context": ("matched", None, "context"),
-    "matched.mha": ("matched", "mha", RATE),
-    "matched.full": ("matched", "full", RATE),
-    "peers.compiled": ("fixed", "reference-compiled", RATE),
-}
-_MEASURED = {"throughput": RATE, "allocated": "allocated_gib", "reserved": "reserved_gib"}
-PRODUCTION_FIELDS = {"context": ("matched", None, "context")} | {
-    f"{column}.{side}": ("matched", side, field)
-    for column, field in {**_MEASURED, "micro_ga": "batches"}.items()
-    for side in PAIRED
-}
-
-
-def _fields(steps: pd.DataFrame, fields: Mapping[str, tuple]) -> Cells:
-    """The cells of some columns, a row a scale."""
-    for scale, rows in steps.groupby("scale", sort=False):
-        for column, (benchmark, side, field) in fields.items():
-            of = select(rows, benchmark=benchmark)
-            yield from measured(scale, column, select(of, side=side) if side else of, field)
-
-
-@table(
-    "5",
-    "efficient-relation",
-    "FlashRelation throughput",
-    {
-        "Fixed context": (
-            *columns({"fixed.reference": "Ref. Full"}, *_RATES, variants=("fixed",)),
-            *columns({"fixed.flash": "FlashRelation"}, *_RATES, variants=("fixed",)),
-            Column("fixed.speedup", "Speedup", ".2f", "x", ("fixed",), interval=True),
-        ),
-        "Scale-matched production": (
-            Column("matched.context", "T", ".0f", "tokens", ("matched",)),
-            *columns(
-                {f"matched.{k}": v for k, v in _FLASH.items()}, *_RATES, variants=("matched",)
-            ),
-            Column("matched.ratio", "FR / FA", ".3f", "x", ("matched",), interval=True),
-        ),
-        "Beyond the paper": (
-            Column("fixed.context", "Fixed context", ".0f", "tokens"),
-            Column("peers.compiled", "Ref. Full, compiled", *_RATES),
-            Column("peers.compiled_ratio", "FR / compiled", ".2f", "x", interval=True),
-            Column("peers.name", "Other attention"),
-            Column("peers.other", "Its rate", *_RATES),
-            Column("peers.other_ratio", "FR / other", ".3f", "x", interval=True),
-        ),
-    },
-)
+@table("5", "efficient-relation", "FlashRelation throughput")
 def efficient(steps: pd.DataFrame, precision: Sequence[str]) -> Cells:
     """Whole training steps in tokens per second: FlashRelation against the materialised operator
     at a fixed context (T = 1024 in the paper), against FlashAttention at each scale's own, and
@@ -169,7 +116,7 @@ def efficient(steps: pd.DataFrame, precision: Sequence[str]) -> Cells:
     attention. Rates are medians of rounds in which the sides take turns, in processes of their
     own; ratios are those of single rounds, with the 95% interval of their median."""
     rows = steps[steps["benchmark"].isin(["fixed", "matched"])]
-    yield from _fields(rows, EFFICIENT_FIELDS)
+    yield from of_steps(rows, "efficient-relation")
     for scale, of_scale in rows.groupby("scale", sort=False):
         fixed, matched = (select(of_scale, benchmark=name) for name in ("fixed", "matched"))
         flash, full = select(fixed, side="full"), select(matched, side="full")
@@ -186,28 +133,7 @@ def efficient(steps: pd.DataFrame, precision: Sequence[str]) -> Cells:
     yield from conditions(rows, precision)
 
 
-@table(
-    "15",
-    "app-prod-fr-fa",
-    "Production throughput and memory",
-    {
-        "Whole training steps": (
-            Column("context", "T", ".0f", "tokens", ("matched",)),
-            *columns(_both("throughput", "Rate"), *_RATES, variants=("matched",)),
-            Column("ratio", "FR / FA", ".3f", "x", ("matched",), interval=True),
-            *columns(_both("micro_ga", "Micro/GA"), variants=("matched",)),
-            *columns(_both("allocated", "Allocated"), ".2f", "GiB", variants=("matched",)),
-            *columns(_both("reserved", "Reserved"), ".2f", "GiB", variants=("matched",)),
-        ),
-        "Training runs": (
-            Column("processes", "Processes a run"),
-            *columns(_both("run_rate", "Rate"), *_RATES),
-            Column("run_ratio", "FR / FA", ".3f", "x", interval=True),
-            *columns(_both("run_micro_ga", "Micro/GA")),
-            *columns(_both("run_share", "Share of the benchmark's rate"), ".1f", "%"),
-        ),
-    },
-)
+@table("15", "app-prod-fr-fa", "Production throughput and memory")
 def production(
     steps: pd.DataFrame, runs: pd.DataFrame, models: pd.DataFrame, precision: Sequence[str]
 ) -> Cells:
@@ -218,7 +144,7 @@ def production(
     share of the benchmark's rate, which includes what is lost where several processes share a run,
     or several runs a GPU."""
     rows = select(steps, benchmark="matched")
-    yield from _fields(rows, PRODUCTION_FIELDS)
+    yield from of_steps(rows, "app-prod-fr-fa")
     for scale, matched in rows.groupby("scale", sort=False):
         yield from ratio(scale, "ratio", *(select(matched, side=s) for s in ("full", "mha")))
     for model in models[models["variant"].isin(PAIRED)].to_dict("records"):
@@ -245,15 +171,13 @@ def run_rates(runs: pd.DataFrame, matched: pd.DataFrame) -> Cells:
         column="run_share." + both["variant"], value=both["value"] / both[f"{RATE}_alone"]
     )
     on_cpu = both["device_alone"].str.contains("cpu", case=False)
-    alike = (both["batches"] == both["batches_alone"]) & ~on_cpu
-    yield from means(shares[alike])
-    for run in shares[~alike].drop_duplicates(["row", "column"]).to_dict("records"):
-        why = (
-            f"micro/GA is {run['batches']} in the runs and {run['batches_alone']} in the benchmark"
-        )
-        why = (
-            "a CPU's cores are shared otherwise" if run["batches"] == run["batches_alone"] else why
-        )
+    same = both["batches"] == both["batches_alone"]
+    yield from means(shares[same & ~on_cpu])
+    for run in shares[~same | on_cpu].drop_duplicates(["row", "column"]).to_dict("records"):
+        why = "a CPU's cores are shared otherwise"
+        if run["batches"] != run["batches_alone"]:
+            why = f"micro/GA is {run['batches']} in the runs and {run['batches_alone']} in the "
+            why += "benchmark"
         yield cell(run["row"], run["column"], status="no counterpart", reason=why, n=0)
     for scale, of_scale in runs.groupby("scale", sort=False):
         counts = ", ".join(f"{count:.0f}" for count in sorted(of_scale["processes"].unique()))
@@ -263,57 +187,26 @@ def run_rates(runs: pd.DataFrame, matched: pd.DataFrame) -> Cells:
     yield from means(versus(runs[alike], "full", "mha", "run_ratio", operator.truediv))
 
 
-@table(
-    "16",
-    "app-linear-steady",
-    "Linear Relation throughput",
-    {
-        "": (
-            Column("context", "T", ".0f", "tokens", ("linear-steady",)),
-            Column("micro_ga", "Micro/GA", variants=("linear-steady",)),
-            Column("steady", "Steady-state", *_RATES, ("linear-steady",)),
-            Column("raw", "Raw mean", *_RATES, ("linear-steady",)),
-        )
-    },
-)
+@table("16", "app-linear-steady", "Linear Relation throughput")
 def linear_steady(steps: pd.DataFrame, precision: Sequence[str]) -> Cells:
     """Linear Relation in whole training steps: once warm, as the median of rounds, and over all
     the time from the first update on, in which compilation weighs more than in a run of thousands.
     It was timed untrained; where training makes retention forget faster, more chunks take slower
     kernels."""
     rows = select(steps, benchmark="linear-steady")
-    fields = {"context": "context", "micro_ga": "batches", "steady": RATE, "raw": f"raw_{RATE}"}
-    yield from _fields(rows, {k: ("linear-steady", None, field) for k, field in fields.items()})
+    yield from of_steps(rows, "app-linear-steady")
     yield from conditions(rows, precision)
 
 
-@table(
-    "17",
-    "app-linear-long",
-    "Linear Relation at long contexts",
-    {
-        "": (
-            *columns(
-                {"micro": "Micro", "accumulation": "GA"}, ".0f", "1", variants=("linear-long",)
-            ),
-            Column("status", "Status", variants=("linear-long",)),
-            Column("throughput", "Rate", *_RATES, ("linear-long",)),
-            Column("allocated", "Allocated", ".3f", "GiB", ("linear-long",)),
-        )
-    },
-    names={context: f"T = {int(context):,}" for context in LONG_CONTEXTS},
-)
+@table("17", "app-linear-long", "Linear Relation at long contexts", names=LONG)
 def linear_long(steps: pd.DataFrame, precision: Sequence[str]) -> Cells:
     """Linear Relation against the context T, one window a micro-batch. On a GPU the rate grows
     with T: a short window gives it too little to do at a time. Rates are medians of rounds, timed
     untrained."""
     rows = select(steps, benchmark="linear-long")
     for context, of_context in rows.groupby("context"):
-        row = str(int(context)) if str(int(context)) in LONG_CONTEXTS else f"+{context:.0f}"
-        for column in ("micro", "accumulation"):
-            yield from measured(row, column, of_context, column)
+        row = str(int(context)) if str(int(context)) in LONG else f"+{context:.0f}"
         status = ", ".join(dict.fromkeys(of_context["status"]))
         yield cell(row, "status", text=status, sources=sources(of_context))
-        yield from measured(row, "throughput", of_context, RATE)
-        yield from measured(row, "allocated", of_context, "allocated_gib")
+        yield from of_steps(of_context, "app-linear-long", row)
     yield from conditions(rows, precision)

@@ -4,26 +4,14 @@ import pandas as pd
 
 from relation.variants import ABLATIONS, PAIRED, VARIANTS
 from report.paper import SCALES
-from report.table import Cells, Column, cell, columns, means, sources, table, versus
-from report.tables.quality import DELTA, NLL, nll
+from report.table import Cells, cell, means, sources, table, versus
+from report.tables.quality import nll
 
 OF_PAPER = (*PAIRED, *ABLATIONS, "linear", "hybrid")
+NAMES = {f"{s}/{key}": f"{s}, {one.title}" for s in SCALES for key, one in VARIANTS.items()}
 
 
-@table(
-    "V",
-    "variants",
-    "Other variants",
-    {
-        "": (
-            Column("nll", "NLL", NLL, "nat/token", spread=True),
-            Column("delta", "less Full Relation", DELTA, "nat/token", null=0.0),
-            *columns({"parameters": "Parameters"}, ",.0f", "parameters"),
-        )
-    },
-    names={f"{s}/{key}": f"{s}, {one.title}" for s in SCALES for key, one in VARIANTS.items()},
-    of_paper=False,
-)
+@table("V", "variants", "Other variants", names=NAMES, of_paper=False)
 def other_variants(runs: pd.DataFrame) -> Cells:
     """Variants that the paper has not, beside Full Relation of the same scale: mean final NLL over
     seeds and the mean difference over paired seeds, with 95% intervals."""
