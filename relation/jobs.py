@@ -7,7 +7,7 @@ default is in no hash, so that a new option makes no older run new.
 
 import hashlib
 import json
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from relation.variants import ModelConfig
@@ -24,8 +24,7 @@ def changed(values: Any, *names: str) -> dict[str, Any]:
     found = {}
     for each in fields(values):
         value = getattr(values, each.name)
-        default = each.default if each.default is not MISSING else MISSING
-        if (not names or each.name in names) and (default is MISSING or value != default):
+        if (not names or each.name in names) and value != each.default:
             found[each.name] = list(value) if isinstance(value, tuple) else value
     return found
 

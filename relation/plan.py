@@ -23,7 +23,7 @@ from relation.config import (
     validated,
 )
 from relation.errors import InputError
-from relation.jobs import Bench, Check, Data, Length, Recall, Run, hash_of
+from relation.jobs import Bench, Length, Recall, Run, hash_of
 from relation.matrix import Matrix
 from relation.variants import PAIRED, VARIANTS
 
@@ -65,39 +65,78 @@ class Setting:
         return self.title or self.name
 
 
-@dataclass(frozen=True, kw_only=True)
 class Campaign:
     """One campaign, restricted as config.yaml chooses.
 
     planned: every run of the whole campaign; runs: those that are chosen; variations: the options
-    that each changes; settings: what `load` makes this of again.
+    that each changes; columns: of the report; settings: what `load` makes this of again.
     """
 
-    name: str
-    title: str
-    description: str
-    notice: str
-    device: str
-    folder: Path
-    planned: list[Run]
-    runs: list[Run]
-    data: dict[str, Data]
-    benchmarks: list[Bench]
-    recall: list[Recall]
-    length: Length | None
-    check: Check | None
-    variations: dict[str, dict]
-    columns: list[Setting]
-    scales: list[str]
-    seeds: list[int]
-    diagnosed: tuple[str, ...]
-    efficiency_window: float
-    expected_tokens_per_second: dict[str, float]
-    corpus: str | None
-    published: bool
-    runs_per_gpu: int
-    settings: dict
-    matrix: Matrix
+    def __init__(self, choice: Choice, given: Mapping, values: Mapping):
+        """given: what `choice` was validated from; values: of config/<campaign>.yaml, merged."""
+        name = choice.campaign
+        section = validated(CampaignSection, values, f"config/{name}.yaml")
+        values = section.given()
+        self.settings = {**given, "settings": values}
+        self.name, self.folder, self.device = name, Path("results", name), section.device
+        self.title, self.corpus = section.title or name, choice.corpus
+        self.description, self.notice = section.description or "", section.notice or ""
+        self.published = choice.published not in (False, "false")
+        self.runs_per_gpu, self.seeds = choice.runs_per_gpu or 1, list(section.seeds or ())
+        self.diagnosed = tuple(PAIRED if section.diagnosed is None else section.diagnosed)
+        self.efficiency_window = section.efficiency_window or 0.01
+        self.expected_tokens_per_second = {
+            scale: at.expected_tokens_per_second or 1.0 for scale, at in section.scales.items()
+        }
+        length = section.length and {"scales": None, **_listed(section.length.given())}
+        self.length = length and Length(**length)
+
+        # Variations, the one-off among them, and every run of the whole campaign.
+        variations = self.variations = _variations(values, name)
+        chosen = _chosen("variations", choice.variations, variations, name)
+        scales = self.scales = _chosen("scales", choice.scales, section.scales, name)
+        if choice.vary:
+            varied, changes = _vary(choice.vary)
+            base = variations[chosen[0]]
+            own = [scale for scale in scales if scale in base.get("scales", scales)]
+            variations[varied] = {**base, "title": varied, "scales": own, **changes}
+            chosen.append(varied)
+        matrix = self.matrix = Matrix(name, section, values, choice.corpus, variations)
+        self.planned, self.data, equals = matrix.runs()
+        if choice.vary and (same := equals.get(varied)):
+            raise InputError(f"vary={choice.vary} changes no run: its runs are variation {same}'s")
+
+        # What is chosen of it. Linear Relation is benchmarked although no scale trains it.
+        seeds = _chosen("seeds", choice.seeds, (run.seed for run in self.planned), name)
+        trained = {run.variant for run in self.planned}
+        offered = [each for each in VARIANTS if each in trained]
+        silent = () if "linear" in trained else ("linear",)
+        variants = _chosen("variants", choice.variants, offered, name, silent)
+
+        def kept(found: Iterable) -> Iterable:
+            return (each for each in found if each.variation in chosen and each.scale in scales)
+
+        kept_runs = kept(self.planned)
+        self.runs = [run for run in kept_runs if run.variant in variants and run.seed in seeds]
+        if not self.runs:
+            raise InputError(
+                f"campaign {name} has no run left under these choices; see config.yaml"
+            )
+        benchmarks = kept(measures.benchmarks(matrix))
+        self.benchmarks = [b for b in benchmarks if any(s.variant in variants for s in b.sides)]
+        recall = measures.recall(matrix)
+        self.recall = [r for r in recall if r.mixer in variants or not choice.variants]
+        self.check = measures.check(matrix)
+
+        def setting(variation: str, **given: Any) -> Setting:
+            title = variations.get(variation, {}).get("title", "")
+            return Setting(campaign=name, variation=variation, **{"title": title, **given})
+
+        columns = [setting(**_listed(each.given())) for each in section.columns or ()]
+        shown = [setting(each) for each in chosen]
+        if choice.vary:
+            columns, shown = [*(columns or shown[:-1])[:3], shown[-1]], []
+        self.columns = (columns or shown)[:4]
 
     def options(self, scale: str, variation: str, variant: str = "full") -> dict[str, Any]:
         """The options of a run by name, as plain values."""
@@ -290,75 +329,9 @@ def load(config: Path | Mapping = CONFIG, **overrides: Any) -> Campaign:
     choice: Choice = validated(Choice, raw, where)
     if not choice.campaign:
         raise InputError(f"{where}: no campaign is chosen; give campaign=NAME")
-    name = choice.campaign
     if values is None:
-        values = campaign_values(name, folder)
-    section = validated(CampaignSection, values, f"config/{name}.yaml")
-    values = section.given()
-    variations = _variations(values, name)
-    chosen = _chosen("variations", choice.variations, variations, name)
-    scales = _chosen("scales", choice.scales, section.scales, name)
-    if choice.vary:
-        varied, changes = _vary(choice.vary)
-        base = variations[chosen[0]]
-        own = [scale for scale in scales if scale in base.get("scales", scales)]
-        variations[varied] = {**base, "title": varied, "scales": own, **changes}
-        chosen.append(varied)
-    matrix = Matrix(name, section, values, choice.corpus, variations)
-    planned, data, equals = matrix.runs()
-    if choice.vary and (same := equals.get(varied)):
-        raise InputError(f"vary={choice.vary} changes no run: its runs are variation {same}'s")
-    seeds = _chosen("seeds", choice.seeds, (run.seed for run in planned), name)
-    trained = {run.variant for run in planned}
-    offered = [each for each in VARIANTS if each in trained]
-    # Linear Relation is benchmarked although no scale trains it.
-    silent = () if "linear" in trained else ("linear",)
-    variants = _chosen("variants", choice.variants, offered, name, silent)
-    there = [r for r in planned if r.variation in chosen and r.scale in scales]
-    runs = [run for run in there if run.variant in variants and run.seed in seeds]
-    there = [b for b in measures.benchmarks(matrix) if b.variation in chosen and b.scale in scales]
-    benchmarks = [b for b in there if any(side.variant in variants for side in b.sides)]
-    if not runs:
-        raise InputError(f"campaign {name} has no run left under these choices; see config.yaml")
-
-    def setting(variation: str, **given: Any) -> Setting:
-        title = variations.get(variation, {}).get("title", "")
-        return Setting(campaign=name, variation=variation, **{"title": title, **given})
-
-    columns = [setting(**_listed(each.given())) for each in section.columns or ()]
-    shown = [setting(each) for each in chosen]
-    if choice.vary:
-        columns, shown = [*(columns or shown[:-1])[:3], shown[-1]], []
-    length = section.length and {"scales": None, **_listed(section.length.given())}
-    return Campaign(
-        name=name,
-        title=section.title or name,
-        description=section.description or "",
-        notice=section.notice or "",
-        device=section.device,
-        folder=Path("results", name),
-        planned=planned,
-        runs=runs,
-        data=data,
-        benchmarks=benchmarks,
-        recall=[r for r in measures.recall(matrix) if r.mixer in variants or not choice.variants],
-        length=length and Length(**length),
-        check=measures.check(matrix),
-        variations=variations,
-        columns=(columns or shown)[:4],
-        scales=scales,
-        seeds=list(section.seeds or ()),
-        diagnosed=tuple(PAIRED if section.diagnosed is None else section.diagnosed),
-        efficiency_window=section.efficiency_window or 0.01,
-        expected_tokens_per_second={
-            scale: at.expected_tokens_per_second or 1.0 for scale, at in section.scales.items()
-        },
-        corpus=choice.corpus,
-        published=choice.published not in (False, "false"),
-        runs_per_gpu=choice.runs_per_gpu or 1,
-        settings={**raw, "settings": values},
-        matrix=matrix,
-    )
+        values = campaign_values(choice.campaign, folder)
+    return Campaign(choice, raw, values)
 
 
 def _listed(values: Mapping) -> dict:
