@@ -30,12 +30,19 @@ CONFIG = CAMPAIGN.settings_file.as_posix()  # what jobs read, whatever becomes o
 ON_GPU = CAMPAIGN.device == "cuda"
 if "gpu" not in workflow.global_resources:
     workflow.register_resource("gpu", CAMPAIGN.gpu_jobs())
-# On a cluster `gpu` counts those of one job; here it counts shares of all that this machine has.
-ON_CLUSTER = workflow.resource_settings.nodes is not None
-GPUS = 1 if ON_CLUSTER else workflow.global_resources["gpu"].value
-WHOLE_GPU = 1 if ON_CLUSTER else CAMPAIGN.runs_per_gpu
 BIN = str(Path(sys.executable).parent)
 shell.prefix(f"export PATH={BIN!r}:$PATH PYTHONPATH={str(PROJECT)!r}; ")
+
+
+def gpus(here):
+    """GPUs of a job: on a cluster one, on this machine as many shares of all as are given."""
+
+    def count(wildcards):
+        # A dry run is local too; a cluster's profile has default resources.
+        cluster = workflow.dryrun and workflow.resource_settings.default_resources
+        return ON_GPU * (here if workflow.local_exec and not cluster else 1)
+
+    return count
 
 
 include: "workflow/rules/data.smk"

@@ -39,7 +39,7 @@ rule bench:
     # All cores or all GPUs, so that nothing runs beside it. It computes on one thread all the same.
     threads: 1 if ON_GPU else workflow.cores
     resources:
-        gpu=GPUS * ON_GPU,
+        gpu=gpus(here=workflow.global_resources["gpu"].value),
     params:
         spec=lambda w: CAMPAIGN.bench(w.benchmark, w.scale).hash,
     shell:
@@ -54,7 +54,7 @@ rule check:
     log:
         f"{FOLDER}/logs/check.log",
     resources:
-        gpu=WHOLE_GPU * ON_GPU,
+        gpu=gpus(here=CAMPAIGN.runs_per_gpu),
     params:
         spec=CAMPAIGN.check and CAMPAIGN.check.hash,
     shell:
