@@ -162,9 +162,10 @@ def prepare(table: Table, cells: pd.DataFrame, settings: Sequence[Setting]) -> P
         for row in sorted(rows, key=lambda row: groups.index(row.partition("/")[0])):
             there = [column for column in columns if (row, column.column) in index]
             of_row = [_line(column, index[row, column.column], out) for column in there]
-            if len(scales[row]) == 1 and scales[row][0]:  # the one scale of all, as 10M-mini
-                row = "/".join([scales[row][0], *row.split("/")[1:]])
-            lines.append((table.label_of(row), of_row))
+            label, (of_paper, *_) = table.label_of(row), row.split("/")
+            if len(scales[row]) == 1 and scales[row][0] and label.startswith(of_paper):
+                label = scales[row][0] + label.removeprefix(of_paper)  # all have one, as 10M-mini
+            lines.append((label, of_row))
         out.panels += [(title, lines)] if lines else []
     return out
 

@@ -44,6 +44,10 @@ HEADLINES = {
     "FlashRelation / materialised, tok/s": ("efficient-relation", "{}", "fixed.speedup", ".2f"),
 }
 KINDS = {"runs": "training runs", "flow": "diagnosed checkpoints", "lengths": "long texts"}
+# The files of benchmarks and checks below a campaign's folder.
+FILES = dict.fromkeys(("steps", "complexity", "decode"), "bench/{kind}/{scale}.parquet")
+FILES |= {"checks": "check/operators.parquet", "gradients": "check/gradients.parquet"}
+FILES |= {"recall": "recall/{mixer}.parquet"}
 SYSTEMS = ("steps", "complexity", "decode", "recall", "checks", "gradients", "models", "data")
 
 
@@ -78,6 +82,11 @@ def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
         found = list((map if len(settings) == 1 else pool.map)(work, settings, planned))
         sections = drawn.result()
     cells = pd.concat([each.cells for each in found], ignore_index=True)
+    # A campaign that was started for some of its scales is made again for these.
+    chosen = [
+        {} if published else {"scales": s.scales or p.scales}
+        for s, p in zip(settings, planned, strict=True)
+    ]
     judged = {each.setting.name: each.judged for each in found}
     _write_frames(cells, judged, out)
     render.write(tables.EVERY, cells, settings, out)
@@ -98,9 +107,8 @@ def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
             "claims": by_claim,
             "miniature": found[0].miniature,
             "headlines": headlines(cells, settings, found[0].miniature),
-            "fill": fill(cells, settings),
             "missing": missing(found, published),
-            "again": [command(setting, published) for setting in settings],
+            "again": [command(s, published, **c) for s, c in zip(settings, chosen, strict=True)],
         },
     }
     pages = {name: content for name, content in pages.items() if any(content.values())}
@@ -120,7 +128,7 @@ def _shown(setting: Setting, campaign: plan.Campaign, out: Path, published: bool
     found = data.load(setting, published, campaign=campaign)
     cells = table.cells([found], tables.EVERY)
     drawn = figures.draw(found, out / "figures" / setting.slug)
-    judged, systems = claims.judge(cells, found), system_records(found)
+    judged, systems = claims.judge(cells, found), system_records(found, published)
     return Shown(setting, found.miniature, cells, judged, drawn, found.planned, systems)
 
 
@@ -174,19 +182,24 @@ def rich(text: str) -> Markup:
     return Markup(re.sub(r"\^\{?([−-]?[\d.]+)\}?", r"<sup>\1</sup>", text))
 
 
-def command(of: Setting, published: bool, again: bool = True, **choice: Iterable[Any]) -> str:
-    """What makes again, or for the first time, what is shown.
+def command(
+    of: Setting, published: bool, again: bool = True, targets: Iterable[str] = (), **choice: Any
+) -> str:
+    """What makes again, or for the first time, what is shown: all of it, or the files `targets`.
 
-    Shipped runs are made again where nothing shipped counts as done; own ones are forced.
+    targets: below the campaign's folder; choice: what --config chooses beside the setting. Shipped
+    records are made again where nothing shipped counts as done; own ones are forced.
     """
     given = {"variations": [of.variation], "scales": of.scales or ()} | choice
     if "=" in of.variation:  # a one-off change of options
         given["vary"] = [given.pop("variations")[0].replace("+", " ")]
+    files = [f"results/{of.campaign}/{target}" for target in targets]
     words = [f"campaign={of.campaign}", *([f"corpus={of.corpus}"] if of.corpus else [])]
     words += [f"{key}={','.join(map(str, value))}" for key, value in given.items() if len(value)]
     words += ["published=false"] if again and published else []
-    forced = " -R train" if again and not published else ""
-    return f"snakemake --cores all{forced} --config {shlex.join(words)}"
+    forced = ["--force"] if files else ["-R", "train"]
+    made = ["snakemake", "--cores", "all", *(forced if again and not published else []), *files]
+    return shlex.join([*made, "--config", *words])
 
 
 # The first page.
@@ -245,17 +258,6 @@ def headlines(
         if rows:
             groups.append({"title": title, "table": label, "form": form, "rows": rows})
     return groups
-
-
-def fill(cells: pd.DataFrame, settings: Sequence[Setting]) -> list[dict[str, Any]]:
-    """By table: how many of the paper's values each setting has."""
-    asked = cells[cells["paper"].notna() & (cells["statistic"] != "sd")]
-    there = asked["status"].isin(["ok", "not reached"])
-    counts = there.groupby([asked["table"], asked["setting"]]).agg(["sum", "size"]).to_dict("index")
-    return [
-        {"table": each, "counts": [counts.get((each.label, s.name)) for s in settings]}
-        for each in tables.PAPER
-    ]
 
 
 def missing(found: Sequence[Shown], published: bool) -> list[dict[str, Any]]:
@@ -376,27 +378,32 @@ def run_groups(settings: Sequence[Setting], published: bool) -> list[dict[str, A
         runs = runs.assign(own_scale=runs["scale"], title=runs["variant"].map(study.title))
         own = [setting for setting in settings if setting.campaign == name] or [Setting(name)]
         first = [setting.variation for setting in own]
+        known = Path("config", f"{name}.yaml").exists()  # else it can be made no more
         for variation in dict.fromkeys([*first, *runs["variation"]]):
             setting = Setting(name, variation, corpus=own[0].corpus)
             of = runs[runs["variation"] == variation]
             rows = of.assign(anchor=data.anchors(setting, "runs", of)).to_dict("records")
-            known = Path("config", f"{name}.yaml").exists()  # else it can be made no more
             for row in rows:
                 choice = {key: [row[key[:-1]]] for key in ("scales", "seeds", "variants")}
-                row["again"] = command(setting, published, **choice) if known else ""
+                file = "runs/{scale}/{variation}/{variant}/{seed}/run.parquet".format_map(row)
+                again = command(setting, published, targets=[file], **choice)
+                row["again"] = again if known else ""
             groups += [{"name": setting.name, "rows": rows}] if rows else []
     return groups
 
 
-def system_records(found: Records) -> list[dict[str, Any]]:
+def system_records(found: Records, published: bool) -> list[dict[str, Any]]:
     """Benchmarks, checks and inventories that the tables rest on, a row a record."""
     rows = []
     for kind in SYSTEMS:
         for source, group in getattr(found, kind).groupby("source", sort=False):
-            first = group.iloc[0]
+            first = group.iloc[0].fillna("").to_dict()
             file, _, anchor = source.partition("#")
-            row = {"setting": str(found.setting), "file": file, "anchor": anchor}
-            row |= {"kind": first.get("benchmark", kind), "scale": first.get("own_scale", "")}
-            row |= {name: first.get(name) or "" for name in ("device", "commit", "created")}
-            rows.append(row | {"count": len(group)})
+            named = {"kind": first.get("benchmark", kind), "scale": first.get("own_scale", "")}
+            each = group.assign(kind=named["kind"], scale=named["scale"]).to_dict("records")
+            made = dict.fromkeys(FILES[kind].format_map(one) for one in each if kind in FILES)
+            again = command(found.setting, published, targets=made, scales=()) if made else ""
+            row = {"setting": str(found.setting), "file": file, "anchor": anchor, "again": again}
+            row |= {name: first[name] for name in ("device", "commit", "created")}
+            rows.append(row | named | {"count": len(group)})
     return rows
