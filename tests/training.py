@@ -12,9 +12,11 @@ import pandas as pd
 import torch
 from conftest import ROOT
 from safetensors.torch import load_file
+from tokenizers import Tokenizer, models
 
 from relation import records
 from relation.data.corpus import unigram_entropy
+from relation.data.tokenizer import END_OF_TEXT
 from relation.data.windows import sha256_of
 from relation.jobs import Data, Run
 from relation.variants import ModelConfig
@@ -84,21 +86,30 @@ def small_run(variant: str = "full", **changes) -> Run:
     return replace(run, **changes)
 
 
-def write_corpus(folder: Path, vocabulary: int = 61, train: int = 3000) -> Path:
-    """A prepared corpus of which each token follows from two before it, by a rule with noise."""
+def write_corpus(
+    folder: Path, vocabulary: int = 61, train: int = 3000, validation: np.ndarray | None = None
+) -> Path:
+    """A prepared corpus of which each token follows from two before it, by a rule with noise.
+
+    Token 0 is end-of-text. validation: other ids of that split.
+    """
     # A bit generator's raw words, whose stream NumPy guarantees: the golden losses rest on them.
     generator = np.random.PCG64(7)
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    entries = {END_OF_TEXT: 0, **{str(i): i for i in range(1, vocabulary)}}
+    Tokenizer(models.BPE(entries, [])).save(str(folder / "tokenizer.json"))
     rows = []
     for split, length in (("train", train), ("validation", 300)):
         noise = generator.random_raw(length) % 5
         tokens = np.zeros(length, "<u2")
         for i in range(2, length):
             tokens[i] = (3 * int(tokens[i - 1]) + int(tokens[i - 2]) + int(noise[i])) % vocabulary
+        if split == "validation" and validation is not None:
+            tokens = validation.astype("<u2").ravel()
         path = folder / f"{split}.bin"
         tokens.tofile(path)
         key = {"campaign": "tests", "corpus": "rule", "vocabulary": vocabulary, "split": split}
-        counts = {"tokens": length, "documents": 1, "characters": 4 * length}
+        counts = {"tokens": len(tokens), "documents": 1, "characters": 4 * len(tokens)}
         measured = {"unigram_entropy": unigram_entropy(tokens), "sha256": sha256_of(path)}
         rows.append({**key, **counts, **measured, "fingerprint": "of the tests"})
     records.write(folder / "data.parquet", "data", rows, records.origin("none", "cpu"))

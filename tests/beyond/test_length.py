@@ -6,9 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, models
 from torch import Tensor, nn
-from training import small_model, small_run
+from training import small_model, small_run, write_corpus
 
 from relation import records
 from relation.beyond.length import (
@@ -18,8 +17,6 @@ from relation.beyond.length import (
     longest_windows,
     measure,
 )
-from relation.data.tokenizer import END_OF_TEXT
-from relation.data.windows import sha256_of
 from relation.jobs import Length
 from relation.nn import Decoder, Execution, ModelConfig
 from relation.ops import full_relation, tiled_relation
@@ -139,18 +136,9 @@ def test_a_frozen_count_is_that_of_the_definition(call, dtype: torch.dtype, own:
 @pytest.mark.parametrize("documents, length, rows", [(3, 200, 4 * 4 * 4), (40, 12, 0)])
 def test_a_checkpoint_is_measured_into_a_record(tmp_path: Path, documents, length, rows) -> None:
     """Halved to four contexts of 32 where no document holds eight; none where none holds one."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.add_special_tokens([END_OF_TEXT])
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
     ids = np.random.default_rng(0).integers(1, 61, (documents, length))
-    ids[:, 0] = tokenizer.token_to_id(END_OF_TEXT)
-    ids.astype("<u2").tofile(tmp_path / "validation.bin")
-    known = {"campaign": "tests", "corpus": "c", "vocabulary": 61, "fingerprint": None}
-    known |= dict.fromkeys(("tokens", "documents", "characters"), ids.size)
-    splits = {"train": "none", "validation": sha256_of(tmp_path / "validation.bin")}
-    data = [{**known, "split": s, "sha256": h, "unigram_entropy": 0.0} for s, h in splits.items()]
-    records.write(tmp_path / "data.parquet", "data", data, records.origin("none", "cpu"))
-
+    ids[:, 0] = 0  # end-of-text
+    write_corpus(tmp_path, validation=ids)
     run = small_run("hybrid", context=32)
     model = Decoder(small_model("hybrid"))
     model.initialise(1)

@@ -9,7 +9,6 @@ from conftest import refusal
 from tokenizers import Tokenizer, models
 from training import write_corpus
 
-from relation.data.tokenizer import END_OF_TEXT
 from relation.data.windows import (
     IGNORED,
     OrderHash,
@@ -152,11 +151,7 @@ END = 0
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """A folder with a tokenizer whose end-of-text is END."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.add_special_tokens([END_OF_TEXT])
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    return tmp_path
+    return write_corpus(tmp_path, train=100)
 
 
 def test_end_of_text_begins_a_document(data: Path) -> None:
@@ -186,10 +181,17 @@ def test_no_micro_batch_has_more_documents_than_were_counted(data: Path, micro: 
             assert torch.equal(documents.starts[read], plain(inputs).starts[read])
 
 
-@pytest.mark.parametrize("vocabulary, said", [(None, "is missing"), ({"a": 0}, "has no <|endoft")])
-def test_a_corpus_whose_tokenizer_tells_no_end_of_text_is_refused(
-    tmp_path: Path, vocabulary: dict | None, said: str
-) -> None:
-    if vocabulary is not None:
-        Tokenizer(models.BPE(vocabulary, [])).save(str(tmp_path / "tokenizer.json"))
-    assert f"tokenizer.json {said}" in refusal(lambda: document_mask("documents", tmp_path))
+@pytest.mark.parametrize(
+    "content, said",
+    [
+        (None, "is missing"),
+        ("{}", "is damaged"),
+        ("not json", "is damaged"),
+        ({}, "has no <|endof"),
+    ],
+)
+def test_a_tokenizer_that_tells_no_end_of_text_is_refused(tmp_path, content, said) -> None:
+    path = tmp_path / "tokenizer.json"
+    if content is not None:
+        path.write_text(Tokenizer(models.BPE()).to_str() if content == {} else content)
+    assert f"{path} {said}" in refusal(lambda: document_mask("documents", tmp_path))

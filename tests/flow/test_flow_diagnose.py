@@ -1,6 +1,5 @@
 """The diagnostics of a checkpoint: rows, curves and maps of its own flows, on fixed sequences."""
 
-import weakref
 from pathlib import Path
 
 import numpy as np
@@ -8,27 +7,21 @@ import pytest
 import torch
 from conftest import refusal
 from flows import defined_flow_metrics, defined_rank_metrics, random_flow
-from tokenizers import Tokenizer, models
 from training import CPU, small_model, small_run, write_corpus
 
 from relation import records
-from relation.data.tokenizer import END_OF_TEXT
 from relation.data.windows import document_mask, open_tokens
 from relation.flow import metrics
 from relation.flow.diagnose import diagnose, encode, pooled
 from relation.nn import Decoder
 from relation.train.checkpoint import load_model, save_model
 
-UNMASKED = lambda inputs: None  # noqa: E731
 LENGTHS = {"flow_sequences": 3, "flow_window": 24, "flow_length": 24, "rank_length": 12}
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = write_corpus(tmp_path_factory.mktemp("corpus") / "data")
-    vocabulary = {END_OF_TEXT: 0, **{str(i): i for i in range(1, 61)}}
-    Tokenizer(models.BPE(vocabulary, [])).save(str(folder / "tokenizer.json"))
-    return folder
+    return write_corpus(tmp_path_factory.mktemp("corpus") / "data")
 
 
 def saved_model(folder: Path, variant: str, layers: int = 2) -> Decoder:
@@ -110,25 +103,6 @@ def test_codes_keep_five_decades_to_within_a_tenth() -> None:
     assert codes.dtype == np.uint8 and codes[998] == 63 and not codes[999:].any()
     back = 10 ** ((codes[:999].astype(float) - 63) * 5 / 62)
     assert np.abs(back / values[:999] - 1).max() < 0.1
-
-
-def test_one_layers_flows_live_at_a_time(tmp_path, monkeypatch) -> None:
-    """At most two: the next layer's is made before the reader lets go of the last."""
-    alive, most = weakref.WeakSet(), []
-    whole = Decoder.flows
-
-    def watched(*given):
-        for flow in whole(*given):
-            alive.add(flow)
-            most.append(len(alive))
-            yield flow
-            del flow
-
-    monkeypatch.setattr(Decoder, "flows", watched)
-    model = saved_model(tmp_path, "full", layers=12)
-    tokens = torch.arange(24)[None]
-    assert sum(1 for _ in metrics.read_layers(model, tokens, 24, 12, UNMASKED)) == 12
-    assert len(most) == 12 and max(most) <= 2
 
 
 def test_what_cannot_be_diagnosed_is_one_line(tmp_path, data) -> None:

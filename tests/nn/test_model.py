@@ -8,12 +8,13 @@ import torch.nn.functional as F
 from models import FULL_LIKE, PAPER, TINY, TOKENS, build, stirred
 from torch import Tensor
 
+from relation import ops
 from relation.errors import InputError
 from relation.jobs import changed
 from relation.kernels.documents import Documents
 from relation.nn import Decoder, Execution, ModelConfig
-from relation.nn.model import RMSNorm, shared_weights_hash
-from relation.variants import ARMS, VARIANTS, model_config, parameters
+from relation.nn.model import shared_weights_hash
+from relation.variants import VARIANTS, model_config, parameters
 
 BACKBONES = {
     "10M": {"layers": 6, "d_model": 384, "heads": 8, "d_ff": 768, "vocab_size": 4096},
@@ -89,52 +90,15 @@ def test_a_count_without_a_model_is_the_models(variant, changes):
         assert parameters(config) == Decoder(config).parameter_count()
 
 
-@pytest.mark.parametrize(("scale", "d_ff"), [("10M", 640), ("30M", 856), ("100M", 1064)])
-@pytest.mark.parametrize("arm", ARMS)
-def test_arms_have_equal_parameters(scale, d_ff, arm):
-    """A gate's matrix comes out of the FFN."""
-    mha = ModelConfig.for_variant("mha", **BACKBONES[scale])
-    own = BACKBONES[scale] | ({"d_ff": d_ff} if "gate" in arm else {})
-    count = parameters(ModelConfig.for_variant(arm, **own))
-    assert count == pytest.approx(parameters(mha), rel=0.002)
-
-
 def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
 
 
-def rotate(x: Tensor) -> Tensor:
-    """RoPE as a complex rotation of channel c with channel c + D/2, base 1e4, positions from 0."""
-    T, half = x.shape[-2], x.shape[-1] // 2
-    angle = torch.arange(T).double()[:, None] * 1e4 ** (-torch.arange(half).double() / half)
-    turned = torch.complex(*x.chunk(2, -1)) * torch.polar(torch.ones_like(angle), angle)
-    return torch.cat((turned.real, turned.imag), -1)
-
-
-def mix(info: Tensor, theta: Tensor, odd: int) -> Tensor:
-    """Pairs (1, 2) (3, 4) ... where odd is 0, else (2, 3) ... (H, 1); one-based."""
-    heads, mixed = info.shape[1], [*info.unbind(1)]
-    for n, angle in enumerate(theta):
-        a, b = (2 * n + odd) % heads, (2 * n + odd + 1) % heads
-        mixed[a] = angle.cos() * info[:, a] - angle.sin() * info[:, b]
-        mixed[b] = angle.sin() * info[:, a] + angle.cos() * info[:, b]
-    return torch.stack(mixed, 1)
-
-
-def exchange_scan(p1: Tensor, p2: Tensor, info: Tensor, g: Tensor) -> Tensor:
-    """Linear Relation's Y, one token after the other (Section 5.2)."""
-    S = torch.sigmoid((p1 * p2).sum(-1, keepdim=True) / (2 * p1.shape[-1] ** 0.5))
-    h1, h2 = F.normalize(p1, dim=-1), F.normalize(p2, dim=-1)
-    C, y = p1.new_zeros(*p1.shape[:2], p1.shape[-1], p1.shape[-1]), []
-    for t in range(p1.shape[2]):
-        C = g[:, :, t, :, None].exp() * C
-        y.append(info[:, :, t] + torch.einsum("bhkd,bhk->bhd", C, S[:, :, t] * h1[:, :, t]))
-        C = C + (S[:, :, t] * h2[:, :, t])[..., None] * info[:, :, t, None]
-    return torch.stack(y, 2)
-
-
 def transcription(model: Decoder, tokens: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Logits and flows of Sections 3 to 5, Appendix D.1 and the arms, from a model's weights."""
+    """Logits and flows of Sections 3 to 5, Appendix D.1 and the arms, from a model's weights.
+
+    RoPE, Givens mixing and the recurrence are the definitions, which tests/ops holds to the paper.
+    """
     c, E, flows = model.config, model.embedding.weight, []
     x, T = E[tokens], tokens.shape[1]
     history = torch.ones(T, T).tril(-1).bool()
@@ -151,16 +115,16 @@ def transcription(model: Decoder, tokens: Tensor) -> tuple[Tensor, list[Tensor]]
             p1, p2 = (
                 norm(p, w[f"mixer.norm{k}.weight"], c.norm_eps) for k, p in ((1, p1), (2, p2))
             )
-        p1, p2 = rotate(p1), rotate(p2)
+        p1, p2 = ops.rope(p1), ops.rope(p2)
         info = heads(n if c.raw_information else n @ w["mixer.wi.weight"].T)
         U = p1 @ p2.mT / p1.shape[-1] ** 0.5
         if letter in "FL" and c.givens:
-            info = mix(info, w["mixer.theta"], (index + (c.givens_first_pairing == "B")) % 2)
+            info = ops.givens_mix(info, w["mixer.theta"], index + (c.givens_first_pairing == "B"))
         if letter == "L":
             down, up = heads(source @ w["mixer.retention_down.weight"].T), w["mixer.retention_up"]
             r = torch.einsum("hjk,bhtk->bthj", up, down).flatten(2)
             dt = F.softplus(r + w["mixer.dt_bias"])
-            y = exchange_scan(p1, p2, info, heads(-w["mixer.a_log"].exp() * dt))
+            y, _ = ops.linear_relation(p1, p2, info, heads(-w["mixer.a_log"].exp() * dt))
         else:
             lam = w.get("mixer.lam", torch.zeros(()))
             log_i = torch.arange(1, T + 1).double().log()[:, None]
@@ -182,7 +146,7 @@ def transcription(model: Decoder, tokens: Tensor) -> tuple[Tensor, list[Tensor]]
 
 
 def assert_same(actual: Tensor, expected: Tensor, steps: float = 8) -> None:
-    # RoPE's angles are FP32 in the model: eight roundings a position, for eleven positions.
+    # RoPE's angles are FP32: eight roundings a position, for eleven positions.
     atol = steps * 11 * 2**-23 * max(expected.abs().max().item(), 1)
     torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
 
@@ -323,20 +287,3 @@ def test_unknown_and_impossible_backends_are_refused():
         Decoder(build("full").config, Execution(full="fast"))
     with pytest.raises(InputError, match="cannot run here"):
         Execution(full="flex").check(build("full").config, torch.device("cpu"))
-
-
-def test_under_autocast_a_norm_keeps_nothing_of_the_stream():
-    """The states are BF16 and the only tensor of their size that the backward pass needs."""
-    norm, weight = RMSNorm(24, eps=1e-6), torch.randn(16, 24, requires_grad=True)
-    x, kept = torch.randn(2, 5, 24, requires_grad=True), []
-    with (
-        torch.autocast("cpu", dtype=torch.bfloat16),
-        torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t),
-    ):
-        normed = norm(x)
-        y = normed.project(weight)
-    assert normed.states.dtype == y.dtype == torch.bfloat16
-    large = {tensor.data_ptr() for tensor in kept if tensor.numel() == x.numel()}
-    assert large == {normed.states.data_ptr()}
-    gradients = torch.autograd.grad(y.sum(), (x, norm.weight, weight))
-    assert {gradient.dtype for gradient in gradients} == {torch.float32}
