@@ -1,6 +1,5 @@
 """Associative recall: what its sequences are, what is counted, and how models are trained on it."""
 
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -85,16 +84,6 @@ def test_shorter_tasks_are_padded_and_a_key_fixes_the_sequences() -> None:
     assert (drawn.targets != IGNORED).sum(axis=(0, 2)).tolist() == [6, 24]
     assert all(map(np.array_equal, drawn, draw(given(), 3, 1)))
     assert not np.array_equal(drawn.inputs, draw(given(), 3, 2).inputs)
-
-
-def test_draws_without_return_are_uniform() -> None:
-    """Each of the 24 ordered draws of 3 among 4 is as likely."""
-    rows = 24_000
-    drawn = recall.distinct(uniform(3), rows, 4, 3)
-    codes, counts = np.unique(drawn @ [16, 4, 1], return_counts=True)
-    assert len(codes) == 24
-    spread = math.sqrt(rows / 24 * (1 - 1 / 24))
-    assert np.abs(counts - rows / 24).max() < DEVIATIONS * spread
 
 
 @pytest.mark.parametrize("power", [0.01, 1.0])

@@ -32,16 +32,13 @@ def room(name: str) -> str | None:
 
 def imported(path: Path) -> set[str]:
     """The rooms that a module imports, within functions too; types may come from anywhere."""
-    names: set[str] = set()
-    waiting: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, ast.ImportFrom):
-            names |= {f"{node.module}.{alias.name}" for alias in node.names}
-        elif isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)):
-            waiting += ast.iter_child_nodes(node)
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    typed = [n for n in nodes if isinstance(n, ast.If) and "TYPE_CHECKING" in ast.unparse(n.test)]
+    nodes = set(nodes) - {inside for block in typed for inside in ast.walk(block)}
+    names = {
+        f"{n.module}.{a.name}" for n in nodes if isinstance(n, ast.ImportFrom) for a in n.names
+    }
+    names |= {alias.name for n in nodes if isinstance(n, ast.Import) for alias in n.names}
     return {found for name in names if (found := room(name)) in RANK}
 
 

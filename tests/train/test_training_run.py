@@ -287,14 +287,9 @@ def test_a_divergence_is_recorded_where_the_campaign_counts_them(data, tmp_path,
     assert len(losses) == 1 and not all(tensor.isfinite().all() for tensor in weights.values())
 
     out, planned = tmp_path / "out", {}
-    diagnose(run, data, out / "model.safetensors", out)
-    measure(
-        run,
-        data,
-        out / "model.safetensors",
-        out,
-        Length(scales=None, variants=("full",), windows=1, contexts=1),
-    )
+    given = (run, data, out / "model.safetensors", out)
+    diagnose(*given)
+    measure(*given, Length(scales=None, variants=("full",), windows=1, contexts=1))
     assert capsys.readouterr().err.count(" diverged: ") == 2
     for kind in ("runs", "flow", "curves", "maps", "lengths"):
         name = records.FILES[kind].replace("*", "x")
