@@ -7,6 +7,7 @@ given as KEY=VALUE. PyTorch is imported by the commands that need it.
 
 import argparse
 import os
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -101,13 +102,17 @@ def _prepare(campaign: Campaign, options: Options) -> Path:
 def _train(campaign: Campaign, options: Options) -> Path | None:
     run = campaign.run(options.target)
     _same(options, run.hash, f"run {run.name}")
-    if options.processes > 1 and "TORCHELASTIC_RUN_ID" not in os.environ:
-        return _under_torchrun(options.processes)
+    data = _data(campaign, run)
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        # By this line `status` knows whose log it is.
+        print(f"{run.name} is trained as {run.hash}", file=sys.stderr)
+        if options.processes > 1:
+            return _under_torchrun(options.processes)
     from relation.train.run import train
 
     _begin(options, run.hash, run.name, campaign.runs_per_gpu)
     out = campaign.folder / "runs" / run.name
-    train(run, _data(campaign, run), out, campaign.folder / "work")
+    train(run, data, out, campaign.folder / "work")
     return out / "run.parquet" if os.environ.get("RANK", "0") == "0" else None
 
 
@@ -240,6 +245,7 @@ def _todo(campaign: Campaign) -> dict[str, str]:
 
 def _plan(campaign: Campaign, options: Options) -> None:
     todo = _todo(campaign)
+    campaign.check_texts(todo)
     runs = [run for run in campaign.runs if f"runs/{run.name}/run.parquet" in todo]
     jobs = Counter(path.split("/")[0] for path in todo if not path.endswith(_BESIDE))
     print(f"{campaign.title}: {campaign.description}")
@@ -276,7 +282,7 @@ def _status(campaign: Campaign, options: Options) -> None:
     counts, unmeasured = Counter(), campaign.unmeasured(records.published_hashes)
     for run in campaign.runs:
         record = campaign.folder / "runs" / run.name / "run.parquet"
-        said = _last_line(campaign.folder / "logs" / "train" / f"{run.name}.log")
+        said = _last_line(campaign.folder / "logs" / "train" / f"{run.name}.log", run.hash)
         if run.hash in shipped:
             state = "shipped"
             said = f"no flow or lengths: {WHY_UNMEASURED}" if run in unmeasured else ""
@@ -294,9 +300,11 @@ def _status(campaign: Campaign, options: Options) -> None:
     print(f"{campaign.title}: " + ", ".join(f"{n} {state}" for state, n in counts.items()))
 
 
-def _last_line(log: Path) -> str:
-    lines = log.read_text(errors="replace").replace("\r", "\n").split("\n") if log.exists() else []
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+def _last_line(log: Path, hash: str) -> str:
+    """What a run's log says last; nothing where it is of another specification."""
+    text = log.read_text(errors="replace") if log.exists() else ""
+    lines = [line for line in map(str.strip, re.split(r"[\r\n]", text)) if line]
+    return lines[-1] if hash in text else ""
 
 
 def _generate(campaign: Campaign, options: Options) -> str:

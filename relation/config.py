@@ -152,7 +152,7 @@ class Stream(Section):
 
     path: StrictStr = key("Name on the hub, or a local folder")
     name: StrictStr | None = key("Configuration of the data set")
-    revision: StrictStr | None = key("Commit, so that it cannot move")
+    revision: StrictStr | None = key("Commit of the hub that is read; a local folder has none")
     column: StrictStr = key("Column that holds the text; left out: text")
 
 
@@ -272,7 +272,9 @@ class CampaignSection(Options):
     description: StrictStr = key("What it trains, in a sentence")
     notice: StrictStr = key("What its values may be compared with; may be empty")
     seeds: Annotated[list[Seed], Field(min_length=1)] = key("Seeds of every run of the matrix")
-    further_seeds: dict[Name, list[Seed]] = key("By scale, seeds of further pairs, not diagnosed")
+    further_seeds: dict[Name, list[Seed]] | None = key(
+        "By scale, seeds of further pairs, not diagnosed; null: none"
+    )
     corpora: dict[Name, Corpus | None] = key("Texts, by name")
     scales: dict[Name, Scale | None] = key("Sizes of the matrix, by name")
     overrides: dict[Variant, Options] = key("What single variants change at every scale")

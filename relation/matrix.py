@@ -64,6 +64,12 @@ class Matrix:
             )
         values = {"title": corpus, **known[corpus].given()}
         streams, path = values.pop("streams", None), values.pop("path", None)
+        for each in streams or ():
+            if each.get("revision") is None and not Path(each["path"]).exists():
+                raise InputError(
+                    f"config/{self.name}.yaml: corpora.{corpus}.streams: {each['path']} of the hub "
+                    "may change; give its commit as revision"
+                )
         if self.corpus is not None:
             path, streams = _texts(self.corpus)
             title = (path or Path(streams[0]["path"])).name

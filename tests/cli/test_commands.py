@@ -74,12 +74,24 @@ def test_status_tells_how_far_each_run_is(capsys, elsewhere: Path) -> None:
     campaign = plan.load({"campaign": "tiny"})
     log = elsewhere / f"results/tiny/logs/train/{RUN}.log"
     log.parent.mkdir(parents=True)
-    log.write_text("10M-mini: 128/600 tokens (21%)\n")
-    log.with_name("43.log").write_text("Traceback\nerror: the disk is full\n")
+    log.write_text(f"{campaign.run(RUN).hash}\n10M-mini: 64/600\r10M-mini: 128/600 tokens (21%)\n")
+    other = campaign.run(RUN.replace("42", "43"))
+    log.with_name("43.log").write_text(f"{other.hash}\nTraceback\nerror: the disk is full\n")
     lines = said(capsys, "status", "campaign=tiny", "variants=full").splitlines()
     assert lines[0].split()[1] == "begun" and "128/600" in lines[0]
     assert lines[1].split()[1] == "failed" and "the disk is full" in lines[1]
     assert lines[2] == f"{campaign.title}: 1 begun, 1 failed"
+    # These are the logs of other runs than those of another text.
+    text = elsewhere / "text.txt"
+    text.write_text("A sentence of some words.\n" * 20_000)
+    lines = said(capsys, "status", "campaign=tiny", "variants=full", f"corpus={text}").splitlines()
+    assert lines[2] == f"{campaign.title}: 2 waiting"
+
+
+def test_a_corpus_that_is_too_small_is_not_planned(capsys, elsewhere: Path) -> None:
+    text = elsewhere / "text.txt"
+    text.write_text("Too short.\n" * 9)
+    assert "fewer than the" in said(capsys, "plan", f"corpus={text}", status=2)
 
 
 def test_config_prints_every_section(capsys) -> None:

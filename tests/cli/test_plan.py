@@ -165,12 +165,15 @@ def test_the_arms_of_the_fair_comparison_have_the_same_count_of_parameters(scale
     assert len(counts) == 10 and max(counts) / min(counts) - 1 < 0.002
 
 
-def test_pairs_beyond_the_matrix_are_trained_and_not_diagnosed() -> None:
+def test_pairs_beyond_the_matrix_are_trained_and_not_diagnosed(tmp_path) -> None:
     campaign = plan.load({"campaign": "books"})
     matrix, further = campaign.run("10M/nearest/full/42"), campaign.run("10M/nearest/full/72")
     assert campaign.is_diagnosed(matrix) and campaign.measures_length(matrix)
     assert not campaign.is_diagnosed(further) and not campaign.measures_length(further)
     assert not campaign.is_diagnosed(campaign.run("10M/nearest/no-count/42"))
+    assert not any(
+        run.further for run in mine(tmp_path, "base: books\nfurther_seeds: null").planned
+    )
 
 
 @pytest.mark.parametrize(
@@ -210,6 +213,10 @@ def test_a_wrong_choice_is_refused_in_a_line(choices: dict, said: str) -> None:
         ("base: smoke\nbackends: {mha: cudnn}", "backend cudnn of mha needs a GPU"),
         ("base: smoke\nd_model: 1.5", "d_model: 1.5 should be a valid integer"),
         ("base: smoke\nadam_eps: .nan", "adam_eps: nan is not a finite number"),
+        (
+            "base: paper\ncorpora: {tinystories: {streams: [{path: owner/name}]}}",
+            "owner/name of the hub may change; give its commit as revision",
+        ),
         ("base: smok", "unknown campaign 'smok' (base of mine); did you mean 'smoke'?"),
         ("base: mine", "base 'mine' leads back to itself"),
         ("base: smoke\nvariations: {x: {scales: [10M]}}", "variations.x.scales names '10M'"),
