@@ -123,6 +123,26 @@ class RelationCache:
         self.state = DecodeState(config.layout, capacity)
         self.columns = 0
 
+    @classmethod
+    def of(
+        cls, config: RelationConfig, given: list[Any], use_cache: bool
+    ) -> "RelationCache | None":
+        """The one of the arguments that is given, or a new one where `use_cache` asks for it.
+
+        Raises InputError for two, and for a cache of another model.
+        """
+        given = [each for each in given if each is not None]
+        if not given:
+            return cls(config) if use_cache else None
+        if len(given) > 1:
+            raise InputError("cache and past_key_values name one thing; give one of them")
+        if not isinstance(given[0], cls):
+            raise InputError(
+                f"the cache is a {type(given[0]).__name__}; a Relation model takes "
+                "relation.hf.RelationCache(model.config)"
+            )
+        return given[0]
+
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Columns of the batch that were read, padding among them."""
         return self.columns
@@ -130,23 +150,6 @@ class RelationCache:
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Keep the rows (n,) int64 in that order, as beam search does after each token."""
         self.state.reorder(beam_idx)
-
-
-def _cache(
-    config: RelationConfig, cache: Any, past_key_values: Any, use_cache: bool | None
-) -> RelationCache | None:
-    """The cache under either of its names, an empty one where `use_cache` asks for it, or None."""
-    if cache is not None and past_key_values is not None:
-        raise InputError("cache and past_key_values name one thing; give one of them")
-    given = past_key_values if cache is None else cache
-    if given is None:
-        return RelationCache(config) if use_cache else None
-    if not isinstance(given, RelationCache):
-        raise InputError(
-            f"the cache is a {type(given).__name__}; a Relation model takes "
-            "relation.hf.RelationCache(model.config)"
-        )
-    return given
 
 
 class RelationPreTrainedModel(PreTrainedModel):
@@ -221,7 +224,7 @@ class RelationModel(RelationPreTrainedModel):
         hidden states, and unknown options.
         """
         self._check(options)
-        cache = _cache(self.config, cache, past_key_values, use_cache)
+        cache = RelationCache.of(self.config, [cache, past_key_values], use_cache)
         read = 0 if cache is None else cache.columns
         starts = _starts(position_ids, attention_mask, input_ids, read)
         if cache is None:
@@ -350,35 +353,14 @@ class RelationForCausalLM(RelationPreTrainedModel, GenerationMixin):
         the mean negative log-likelihood of each from those before it, nat/token. logits_to_keep:
         only the last so many tokens' logits; 0 keeps all.
         """
-        cache = _cache(self.config, cache, past_key_values, use_cache)
-        given = {"position_ids": position_ids, "cache": cache, "return_dict": True}
-        outputs = self.model(input_ids, attention_mask, **given, **options)
-        logits = self.model.decoder.logits(outputs.last_hidden_state[:, -logits_to_keep:])
+        read = (input_ids, attention_mask, past_key_values, use_cache, position_ids, cache)
+        states, *cache = self.model(*read, return_dict=True, **options).to_tuple()
+        logits = self.model.decoder.logits(states[:, -logits_to_keep:])
         loss = None
         if labels is not None:
             size = self.config.vocab_size
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=size, **options)
-        return CausalLMOutputWithPast(loss, logits, cache)
-
-    def prepare_inputs_for_generation(
-        self,
-        input_ids: Tensor,
-        past_key_values: RelationCache | None = None,
-        attention_mask: Tensor | None = None,
-        use_cache: bool | None = None,
-        position_ids: Tensor | None = None,
-        cache: RelationCache | None = None,
-        **options: Any,
-    ) -> dict[str, Any]:
-        """The tokens that the cache has not read, for the forward's next call."""
-        cache = _cache(self.config, cache, past_key_values, use_cache)
-        if cache is not None:
-            input_ids = input_ids[:, cache.columns :]
-        if position_ids is not None:
-            position_ids = position_ids[:, -input_ids.shape[1] :]
-        given = {"input_ids": input_ids, "attention_mask": attention_mask, "use_cache": use_cache}
-        given |= {"cache": cache, "position_ids": position_ids, "logits_to_keep": 1}
-        return given | {name: options[name] for name in _OUTPUTS if name in options}
+        return CausalLMOutputWithPast(loss, logits, *cache)
 
 
 AutoConfig.register(RelationConfig.model_type, RelationConfig)
