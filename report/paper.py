@@ -1,5 +1,6 @@
 """The values that the paper prints, one CSV a table, to the last printed digit."""
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -26,29 +27,42 @@ UNITS = {
 }
 
 
+def lines(path: Path, header: Sequence[str], further: Sequence[str] = ()) -> pd.DataFrame:
+    """A CSV as text with the columns of `header` and any of `further`, its units checked.
+
+    Raises InputError, with the line, for a missing file, other columns or an unknown unit.
+    """
+    if not path.is_file():
+        raise InputError(f"{path} is missing; see docs/extending.md")
+    rows = pd.read_csv(path, dtype=str, keep_default_na=False)
+    if not {*header} <= {*rows.columns} <= {*header, *further}:
+        more = f", and of {','.join(further)}" if further else ""
+        raise InputError(f"{path}:1: the header must read {','.join(header)}{more}")
+    refuse(path, ~rows["unit"].isin(UNITS), f"use a unit of {', '.join(UNITS)}")
+    return rows
+
+
+def refuse(path: Path, wrong: pd.Series, what: str) -> None:
+    """Raise InputError for the first line of a CSV that is wrong."""
+    if wrong.any():
+        raise InputError(f"{path}:{wrong.idxmax() + 2}: {what}")
+
+
 @cache
 def load(table: str, folder: Path = FOLDER) -> pd.DataFrame:
     """The printed values of one table: row, column, statistic, printed (text), unit, paper_value.
 
-    paper_value is a number in the unit, NaN for words. Raises InputError for a missing file,
-    another header, an unknown statistic or unit, words in a numeric unit, or a key given twice.
+    paper_value is a number in the unit, NaN for words. Raises InputError as `lines`, and for an
+    unknown statistic, words in a numeric unit, or a key given twice.
     """
     path = folder / f"{table}.csv"
-    if not path.is_file():
-        raise InputError(f"{path}: the paper's values for table {table!r} are missing; restore it")
-    rows = pd.read_csv(path, dtype=str, keep_default_na=False)
-    if list(rows.columns) != HEADER:
-        raise InputError(f"{path}:1: the header must read {','.join(HEADER)}")
+    rows = lines(path, HEADER)
     numbers = pd.to_numeric(rows["value"].where(rows["unit"] != "text"), errors="coerce")
-    for wrong, what in (
-        ((rows == "").any(axis=1), "a field is empty; fill it in"),
-        (~rows["statistic"].isin(STATISTICS), f"use a statistic of {', '.join(STATISTICS)}"),
-        (~rows["unit"].isin(UNITS), f"use a unit of {', '.join(UNITS)}"),
-        ((rows["unit"] != "text") & numbers.isna(), "the value is no number; use the unit text"),
-        (rows.duplicated(KEY), "this row, column and statistic stand above; delete one"),
-    ):
-        if wrong.any():
-            raise InputError(f"{path}:{wrong.idxmax() + 2}: {what}")
+    worded = (rows["unit"] != "text") & numbers.isna()
+    refuse(path, (rows == "").any(axis=1), "a field is empty; fill it in")
+    refuse(path, ~rows["statistic"].isin(STATISTICS), f"use one of {', '.join(STATISTICS)}")
+    refuse(path, worded, "the value is no number; use the unit text")
+    refuse(path, rows.duplicated(KEY), "this row, column and statistic stand above; delete one")
     return rows.rename(columns={"value": "printed"}).assign(paper_value=numbers)
 
 

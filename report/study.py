@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
@@ -24,10 +25,10 @@ from report.figures.style import COLOUR, INK, MUTED, Bar, forest, grid, panels, 
 
 MARGIN = 0.01  # nat/token, within which two arms count as equivalent
 EVERY_ARM = 216  # all arms have the fresh seeds below, the primary ones further ones
-PAIR = ["mha", "full"]
 DIVERGED = 0.5  # nat/token above the median of an arm at a rate
 FURTHER = {"nearest": 45, "gpt2": 45}  # first seed of the pairs that decide, at 10M
 TUNED = "tuned"
+BITS = "bits/character"
 # Where the primary comparisons are made too, without a verdict: scale, variation, name.
 ELSEWHERE = (
     ("30M", TUNED, "30M"),
@@ -64,7 +65,8 @@ def sections(published: Path, folder: Path) -> list[Section]:
             rates(runs, folder),
         ]
         if len(tried["runs"]):
-            found += readings(reading_values(tried), folder)
+            values = reading_values(tried)
+            found += [readings(values, folder), anchor(values, folder)]
     return [section for section in found if section is not None]
 
 
@@ -76,6 +78,12 @@ def title(variant: str) -> str:
 def minus(over: str, under: str) -> str:
     """The name of a comparison."""
     return f"{title(over)} − {title(under)}"
+
+
+def plot(height: float) -> tuple[Figure, Axes]:
+    """A figure of one panel."""
+    figure, axes = grid(1, 1, height)
+    return figure, axes[0, 0]
 
 
 def of(rows: pd.DataFrame, scale: str, variation: str = TUNED) -> pd.DataFrame:
@@ -104,40 +112,36 @@ def differences(books: pd.DataFrame, fair: pd.DataFrame, folder: Path) -> Sectio
 
     books, fair: the runs of the two campaigns.
     """
-    tuned = fair[fair["variation"] == TUNED]
-    runs = pd.concat(
-        [books.assign(nll=books["final_nll"], group="books/" + books["variation"]),
-         tuned.assign(group="fair/tuned")]
-    )  # fmt: skip
+    books = books.assign(nll=books["final_nll"], group="books/" + books["variation"])
+    tuned = fair[fair["variation"] == TUNED].assign(group="fair/tuned")
+    runs = pd.concat([books, tuned]).dropna(subset="nll")
     runs["bits"] = bits_per_character(runs, "nll")
     rows, bars = [], []
     for (scale, group), own in runs.groupby(["scale", "group"], sort=False):
-        wide = own.pivot_table(["nll", "bits"], "seed", "variant", dropna=False)
-        if not set(PAIR) <= set(wide.columns.get_level_values(1)):
-            continue
         first = FURTHER.get(group.removeprefix("books/"), 0) if scale == "10M" else 0
-        wide = wide[wide.index >= first]  # seeds that chose nothing and decide
-        nll, bits = ((wide[n, "full"] - wide[n, "mha"]).dropna() for n in ("nll", "bits"))
-        if len(nll):
-            name, found = f"{scale}, {group}", stats.mean(nll)
-            printed = paper.number("app-nll", f"{scale}/mean", "delta")
-            bars.append(Bar(f"{name}, {len(nll)} pairs", found, printed=printed))
-            vocabulary = f"{own['vocabulary'].iloc[0]:,}"
-            told = signed(stats.mean(bits), "+.5f") if len(bits) else "not recorded"
-            rows.append((name, vocabulary, str(len(nll)), signed(found), told))
+        own = own[own["seed"] >= first].set_index("seed")  # seeds that chose nothing and decide
+        full, mha = (own[own["variant"] == v][["nll", "bits"]] for v in ("full", "mha"))
+        apart = (full - mha).dropna(subset="nll")
+        if apart.empty:
+            continue
+        name, found = f"{scale}, {group}", stats.mean(apart["nll"])
+        printed = paper.number("app-nll", f"{scale}/mean", "delta")
+        bars.append(Bar(f"{name}, {len(apart)} pairs", found, printed=printed))
+        bits = apart["bits"].dropna()
+        told = signed(stats.mean(bits), "+.5f") if len(bits) else "not recorded"
+        row = {"setting": name, "vocabulary": f"{own['vocabulary'].iloc[0]:,}"}
+        rows.append(row | {"pairs": f"{len(apart)}", "nat/token": signed(found), BITS: told})
     if not rows:
         return None
-    figure, axes = grid(1, 1, 0.3 * len(rows) + 0.7)
-    forest(axes[0, 0], bars)
-    axes[0, 0].set_xlabel("final validation NLL, Relation − MHA (nat/token)")
+    figure, here = plot(0.3 * len(rows) + 0.7)
+    forest(here, bars)
+    here.set_xlabel("final validation NLL, Relation − MHA (nat/token)")
     save(figure, folder / "answer.svg")
-    names = ["setting", "vocabulary", "pairs", "nat/token", "bits/character"]
     caption = (
         "Relation − MHA with its 95% interval over pairs, by scale and setting; at 10M the further "
         "pairs where there are some. Diamonds: the paper."
     )
-    table = pd.DataFrame(rows, columns=names)
-    return Section("Relation beside MHA", "", table, "answer.svg", caption)
+    return Section("Relation beside MHA", "", pd.DataFrame(rows), "answer.svg", caption)
 
 
 # The fair comparison
@@ -245,7 +249,7 @@ def summary(arm: pd.DataFrame) -> dict[str, str]:
         "runs": str(len(arm)),
         "diverged": str(arm["diverged"].sum()),
         "NLL": f"{nll.value:.4f} ({nll.low:.4f} to {nll.high:.4f})",
-        "bits/character": "not recorded" if math.isnan(bits) else f"{bits:.4f}",
+        BITS: "not recorded" if math.isnan(bits) else f"{bits:.4f}",
         "parameters": f"{arm['parameters'].iloc[0]:,}",
     }
 
@@ -305,10 +309,10 @@ def comparisons(runs: pd.DataFrame, folder: Path) -> Section | None:
         bars.append(Bar(f"{name}, {len(found.seeds)} seeds", found.welch, colour))
     if not rows:
         return None
-    figure, axes = grid(1, 1, 0.32 * len(bars) + 0.7)
-    axes[0, 0].axvspan(-MARGIN, MARGIN, color=MUTED, alpha=0.15, linewidth=0)
-    forest(axes[0, 0], sorted(bars, key=lambda bar: bar.found.value))
-    axes[0, 0].set_xlabel("difference of final validation NLL (nat/token)")
+    figure, here = plot(0.32 * len(bars) + 0.7)
+    here.axvspan(-MARGIN, MARGIN, color=MUTED, alpha=0.15, linewidth=0)
+    forest(here, sorted(bars, key=lambda bar: bar.found.value))
+    here.set_xlabel("difference of final validation NLL (nat/token)")
     save(figure, folder / "forest.svg")
     text = (
         "Welch’s test decides, at 5% after Holm’s correction within a family: the primary "
@@ -350,37 +354,34 @@ def elsewhere(runs: pd.DataFrame) -> list[Section]:
 def head_start(runs: pd.DataFrame, probes: pd.DataFrame, folder: Path) -> Section | None:
     """The primary comparisons against training tokens: how much of the end is there early."""
     curves, rows = validation(probes), []
-    figure, axes = grid(1, 1, 2.8)
-    here = axes[0, 0]
+    figure, here = plot(2.8)
     for (over, under), colour in zip(primary(runs), ("full", "linear"), strict=False):
         if not {over, under} <= set(curves.columns.unique(0)):
             continue
-        seeds = curves[over].columns.intersection(curves[under].columns)
+        both, name = (curves[over], curves[under]), minus(over, under)
+        seeds = both[0].columns.intersection(both[1].columns)
         points = {
-            tokens: stats.welch(curves.loc[tokens, over][seeds], curves.loc[tokens, under][seeds])
+            tokens: stats.welch(*(arm.loc[tokens, seeds] for arm in both))
             for tokens in curves.index[curves.index > 0]
         }
-        look = {"color": COLOUR[colour], "label": minus(over, under)}
-        here.plot(list(points), [one.value for one in points.values()], **look)
-        ends = ([getattr(one, end) for one in points.values()] for end in ("low", "high"))
-        here.fill_between(list(points), *ends, color=COLOUR[colour], alpha=0.2, linewidth=0)
-        row, last = {"comparison": minus(over, under), "seeds": str(len(seeds))}, max(points)
-        for share in (0.2, 0.5, 1.0):
-            there = points[min(points, key=lambda tokens: abs(tokens - share * last))]
-            row[f"after {share:.0%}"] = signed(there)
-            row[f"share at {share:.0%}"] = f"{there.value / points[last].value:.0%}"
-        rows.append(row)
+        ends = np.array([(one.value, one.low, one.high) for one in points.values()]).T
+        here.plot(list(points), ends[0], color=COLOUR[colour], label=name)
+        here.fill_between(list(points), *ends[1:], color=COLOUR[colour], alpha=0.2, linewidth=0)
+        row, last = {"comparison": name, "seeds": str(len(seeds))}, max(points)
+        for part in (0.2, 0.5):
+            there = points[min(points, key=lambda tokens: abs(tokens - part * last))]
+            row[f"after {part:.0%}"] = signed(there)
+            row[f"share at {part:.0%}"] = f"{there.value / points[last].value:.0%}"
+        rows.append(row | {"at the end": signed(points[last])})
     if not rows:
         return None
     here.axhline(0, color=INK, linewidth=0.8)
-    here.set_xlabel("training tokens")
-    here.set_ylabel("difference (nat/token)")
+    here.set(xlabel="training tokens", ylabel="difference (nat/token)")
     here.legend()
     save(figure, folder / "head-start.svg")
-    table = pd.DataFrame(rows).drop(columns="share at 100%")
     text = "The share of the final difference that is there after 20% and 50% of the tokens."
     caption = "Validation NLL while training: differences with 95% Welch intervals over seeds."
-    return Section("A head start or a gain?", text, table, "head-start.svg", caption)
+    return Section("A head start or a gain?", text, pd.DataFrame(rows), "head-start.svg", caption)
 
 
 def rates(runs: pd.DataFrame, folder: Path) -> Section | None:
@@ -473,18 +474,14 @@ def reading_values(frames: dict[str, pd.DataFrame]) -> pd.DataFrame:
     """A row a reading and seed that has a pair: losses, and the flow of its first layers."""
     runs, flow, probes = frames["runs"], frames["flow"], frames["probes"]
     key = ["variation", "seed"]
-    nll = runs.pivot_table("final_nll", key, "variant")[PAIR].dropna()
+    nll = runs.pivot_table("final_nll", key, "variant")[["mha", "full"]].dropna()
     found = nll.assign(apart=nll["full"] - nll["mha"])
     layers = stats.pooled(flow, [*key, "variant", "metric", "layer"])
-    layers = layers.set_index(["variant", "metric", "layer"]).groupby(level=[0, 1, 2])
-
-    def layer(variant: str, metric: str, number: int) -> pd.Series:
-        return layers.get_group((variant, metric, number)).set_index(key)["value"]
-
-    found["self0"] = layer("full", "self_flow", 0)
-    found["diagonal0"] = layer("mha", "self_flow", 0)
-    found["self1"] = layer("full", "self_flow", 1)
-    found["rank0"] = layer("full", "effective_rank", 0) / layer("mha", "effective_rank", 0)
+    layers = layers.pivot_table("value", key, ["variant", "metric", "layer"])
+    found["self0"] = layers["full", "self_flow", 0]
+    found["diagonal0"] = layers["mha", "self_flow", 0]
+    found["self1"] = layers["full", "self_flow", 1]
+    found["rank0"] = layers["full", "effective_rank", 0] / layers["mha", "effective_rank", 0]
     lam = probes[(probes["metric"] == "lambda") & (probes["layer"] == 0)]
     lam = lam[lam["variant"] == "full"].sort_values("update").groupby(key)["value"].last()
     found["lambda0"] = lam
@@ -493,49 +490,26 @@ def reading_values(frames: dict[str, pd.DataFrame]) -> pd.DataFrame:
     return found.reset_index()
 
 
-def readings(values: pd.DataFrame, folder: Path) -> list[Section]:
-    """One table of all readings, two curves over them, and the anchor against ρ."""
+READ = {
+    "mha": ("MHA", "{:.4f}"),
+    "full": ("Relation", "{:.4f}"),
+    "apart": ("Relation − MHA", "{:+.4f}"),
+    "self0": ("L0 Self flow", "{:.1%}"),
+    "diagonal0": ("L0 MHA diagonal", "{:.1%}"),
+    "rank0": ("L0 rank, Relation / MHA", "{:.2f}"),
+    "self1": ("L1 Self flow", "{:.1%}"),
+    "lambda0": ("λ of L0", "{:.2f}"),
+    "rho": ("ρ", "{:.2f}"),
+}
+
+
+def readings(values: pd.DataFrame, folder: Path) -> Section:
+    """One table of all readings, and two curves over them."""
     groups = values.groupby("variation")
     mean = groups.mean(numeric_only=True).sort_values("apart")
-    pairs = groups.size()[mean.index].to_numpy()
-    table = {"reading": mean.index, "pairs": pairs.astype(str)}
-    for column, name, form in (
-        ("mha", "MHA", "{:.4f}"),
-        ("full", "Relation", "{:.4f}"),
-        ("apart", "Relation − MHA", "{:+.4f}"),
-        ("self0", "L0 Self flow", "{:.1%}"),
-        ("diagonal0", "L0 MHA diagonal", "{:.1%}"),
-        ("rank0", "L0 rank, Relation / MHA", "{:.2f}"),
-        ("self1", "L1 Self flow", "{:.1%}"),
-        ("lambda0", "λ of L0", "{:.2f}"),
-        ("rho", "ρ", "{:.2f}"),
-    ):
+    table = {"reading": mean.index, "pairs": groups.size()[mean.index].astype(str).to_numpy()}
+    for column, (name, form) in READ.items():
         table[name] = [form.format(value).replace("-", "−") for value in mean[column]]
-    save(_curves(values), folder / "readings.svg")
-    save(_anchor(values), folder / "anchor.svg")
-    return [
-        Section(
-            "What the paper leaves open",
-            "Readings of what the paper does not print, at 10M on books, seeds 142 to 144. "
-            "Means over pairs.",
-            pd.DataFrame(table),
-            "readings.svg",
-            "Every reading, sorted: Relation − MHA, and Self flow of the first layer; points are "
-            "pairs. Dashed: the paper.",
-        ),
-        Section(
-            "The embedding’s weight at the start",
-            "Whether the first layer becomes an anchor goes with ρ, how much a token’s embedding "
-            "weighs at the start against what the first mixer would add to it.",
-            None,
-            "anchor.svg",
-            "Self flow of the first layer after training against ρ, a point a pair.",
-        ),
-    ]
-
-
-def _curves(values: pd.DataFrame) -> Figure:
-    """Two specification curves: the loss difference and the first layer's Self flow."""
     figure, axes = grid(2, 1, 5.2)
     for here, column, label, printed in zip(
         axes[:, 0],
@@ -544,30 +518,41 @@ def _curves(values: pd.DataFrame) -> Figure:
         (("app-nll", "10M/mean", "delta"), ("relation_internal", "10M", "l0_self.full")),
         strict=True,
     ):
-        means = values.groupby("variation")[column].mean().sort_values()
+        means = mean[column].sort_values()
         places = {name: place for place, name in enumerate(means.index)}
         here.plot(values["variation"].map(places), values[column], ".", color=MUTED)
         colours = np.where(means.index.str.startswith("un"), COLOUR["full"], COLOUR["mha"])
         here.scatter(range(len(means)), means, color=colours, zorder=3)
         here.axhline(paper.number(*printed), color=INK, linewidth=0.7, linestyle="--")
         here.set_xticks(range(len(means)), means.index, rotation=90, fontsize=6)
-        here.set_ylabel(label)
-        here.set_xlim(-1, len(means))
-    return figure
+        here.set(ylabel=label, xlim=(-1, len(means)))
+    save(figure, folder / "readings.svg")
+    return Section(
+        "What the paper leaves open",
+        "Readings of what the paper does not print, at 10M on books, seeds 142 to 144. "
+        "Means over pairs.",
+        pd.DataFrame(table),
+        "readings.svg",
+        "Every reading, sorted: Relation − MHA, and Self flow of the first layer; points are "
+        "pairs. Orange: residual matrices as the others; blue: divided. Dashed: the paper.",
+    )
 
 
-def _anchor(values: pd.DataFrame) -> Figure:
+def anchor(values: pd.DataFrame, folder: Path) -> Section:
     """Self flow of the first layer against ρ."""
-    figure, axes = grid(1, 1, 2.8)
-    here = axes[0, 0]
+    figure, here = plot(2.8)
     scaled = values["variation"].str.startswith("scaled")
     for own, arm, name in (
         (values[~scaled], "full", "W_O and W_down as every matrix"),
         (values[scaled], "mha", "divided by sqrt(2L)"),
     ):
         here.plot(own["rho"], own["self0"], "o", color=COLOUR[arm], label=name)
-    here.set_xscale("log")
-    here.set_xlabel("ρ")
-    here.set_ylabel("L0 Self flow")
+    here.set(xscale="log", xlabel="ρ", ylabel="L0 Self flow")
     here.legend()
-    return figure
+    save(figure, folder / "anchor.svg")
+    text = (
+        "Whether the first layer becomes an anchor goes with ρ, how much a token’s embedding "
+        "weighs at the start against what the first mixer would add to it."
+    )
+    caption = "Self flow of the first layer after training against ρ, a point a pair."
+    return Section("The embedding’s weight at the start", text, None, "anchor.svg", caption)

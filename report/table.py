@@ -63,15 +63,8 @@ class Column:
 @cache
 def columns(label: str) -> tuple[Column, ...]:
     """The columns of a table. Raises InputError for a missing CSV or another column or unit."""
-    path = FOLDER / f"{label}.csv"
-    if not path.is_file():
-        raise InputError(f"{path}: the columns of table {label} are missing; see docs/extending.md")
-    rows = pd.read_csv(path, dtype=str, keep_default_na=False)
     names = list(Column.__dataclass_fields__)
-    if not set(names[:5]) <= set(rows.columns) <= set(names):
-        raise InputError(f"{path}:1: give {', '.join(names[:5])}, and of {', '.join(names[5:])}")
-    if len(odd := rows[~rows["unit"].isin(UNITS)]):
-        raise InputError(f"{path}:{odd.index[0] + 2}: use a unit of {', '.join(UNITS)}")
+    rows = paper.lines(FOLDER / f"{label}.csv", names[:5], names[5:])
     found = []
     for row in rows.to_dict("records"):
         null = row.get("null", "")

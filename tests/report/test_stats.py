@@ -39,12 +39,12 @@ def test_welch_is_that_of_scipy() -> None:
 @pytest.mark.parametrize("value, equal", [(0.0, True), (0.009, False), (-0.02, False)])
 def test_equivalence_is_two_one_sided_tests(value: float, equal: bool) -> None:
     sample = value + np.array([-0.006, -0.002, 0.0, 0.001, 0.002, 0.005])
-    p = stats.equivalence(stats.mean(sample), 0.01)
+    p = stats.mean(sample).within(0.01)
     lower = scipy.stats.ttest_1samp(sample, -0.01, alternative="greater").pvalue
     upper = scipy.stats.ttest_1samp(sample, 0.01, alternative="less").pvalue
     assert p == pytest.approx(max(lower, upper))
     assert (p < 0.05) is equal
-    assert math.isnan(stats.equivalence(stats.mean([1.0]), 0.01))
+    assert math.isnan(stats.mean([1.0]).within(0.01))
 
 
 def test_holm_corrects_in_steps() -> None:

@@ -155,7 +155,7 @@ def test_the_share_of_the_final_difference_that_is_there_early(tmp_path):
     section = study.head_start(study.ended(fair_runs(mha=0, full=0), probes), probes, tmp_path)
     (row,) = section.table.to_dict("records")
     assert (row["seeds"], row["share at 20%"], row["share at 50%"]) == ("16", "90%", "50%")
-    assert row["after 100%"].startswith("−0.1000")
+    assert row["at the end"].startswith("−0.1000")
 
 
 def test_an_arm_has_its_speed_and_the_time_to_mhas_loss_or_says_why_not():

@@ -146,7 +146,7 @@ def test_a_wrong_line_of_the_papers_values_is_named(tmp_path, line: str, told: s
     (tmp_path / "made.csv").write_text(f"{','.join(paper.HEADER)}\n{line}\n")
     message = refusal(lambda: paper.load("made", tmp_path))
     assert told in message and "made.csv:" in message
-    assert "restore it" in refusal(lambda: paper.load("other", tmp_path))
+    assert "is missing" in refusal(lambda: paper.load("other", tmp_path))
 
 
 def wanted(variant: str, seed: int, status: str = "not run", reason: str = "") -> tuple:
