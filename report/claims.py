@@ -76,7 +76,8 @@ def judge(cells: pd.DataFrame, records: object) -> list[Judged]:
     """
     case, judged = Case(cells, records), []
     for claim in CLAIMS:
-        rows = tuple(row.open(case.unlike(row.scale, claim.needs)) for row in claim.gather(case))
+        rows = list(claim.gather(case)) or [_unchecked(records)]
+        rows = tuple(row.open(case.unlike(row.scale, claim.needs)) for row in rows)
         verdict, reason, not_established = outcome(rows)
         chosen = records.setting.variation == CHOSEN_VARIATION and claim.first_layers
         if chosen and verdict != "not tested":
@@ -471,13 +472,16 @@ def long_context(case: Case) -> Iterator[Evidence]:
 # Checks of the operators: claims 15, 18 and 22 to 24 (Sections 3 to 5, Appendix A).
 
 
-def _checked(case: Case, check: str) -> tuple[pd.DataFrame, list[Evidence]]:
-    """The rows of a check, or the evidence that it was not made."""
-    found = case.records.checks[case.records.checks["check"] == check]
-    planned = case.records.planned
-    why = joined(*planned[planned["kind"] == "checks"]["reason"])
+def _checked(case: Case, check: str) -> pd.DataFrame:
+    """The rows of a check; without any, ``judge`` says why."""
+    return case.records.checks[case.records.checks["check"] == check]
+
+
+def _unchecked(records: object) -> Evidence:
+    """Evidence that a check was not made."""
+    why = joined(*records.planned[records.planned["kind"] == "checks"]["reason"])
     why = why or "`python -m relation check` made no such check in this campaign"
-    return found, [] if len(found) else [Evidence("all", "error", note=why, essential=True)]
+    return Evidence("all", "error", note=why, essential=True)
 
 
 def _shares(rows: pd.DataFrame, label: str, **fields: object) -> Evidence:
@@ -501,9 +505,7 @@ def _of_kernel(found: Evidence, backend: str) -> Evidence:
 
 def _largest(case: Case, check: str, *, kernel: bool = False) -> Iterator[Evidence]:
     """The largest error of each identity; the definition in FP64 decides, a backend may fail it."""
-    rows, none = _checked(case, check)
-    yield from none
-    for row in rows.to_dict("records"):
+    for row in _checked(case, check).to_dict("records"):
         backend, precision = row["operator"], row["precision"]
         defined = backend == "definition"
         decides = defined and precision == "fp64"
@@ -524,9 +526,8 @@ def exactness(case: Case) -> Iterator[Evidence]:
     same precision is, plus 1e-3 (FP32: 1e-5) of the result, in RMS and at the largest. Not tested
     without the Triton kernel: another backend within its bounds decides nothing.
     """
-    rows, none = _checked(case, "exactness")
-    yield from none
-    for (scale, backend, _), found in rows.groupby(["scale", "operator", "precision"], sort=False):
+    by = ["scale", "operator", "precision"]
+    for (scale, backend, _), found in _checked(case, "exactness").groupby(by, sort=False):
         yield _of_kernel(_shares(found, str(scale), essential=True), backend)
 
 
@@ -560,9 +561,8 @@ def recurrence(case: Case) -> Iterator[Evidence]:
     FP64 by at most 1e-12 of the result, in RMS and at the largest. The campaign's backend in its
     precision: twice what the recurrence in that precision is off, plus 1e-3 (FP32: 1e-5).
     """
-    rows, none = _checked(case, "recurrence")
-    yield from none
-    for (backend, precision), found in rows.groupby(["operator", "precision"], sort=False):
+    by = ["operator", "precision"]
+    for (backend, precision), found in _checked(case, "recurrence").groupby(by, sort=False):
         yield _shares(found, f"{backend} in {precision}", essential=precision == "fp64")
 
 

@@ -144,44 +144,33 @@ def _planned(
     logs: Path,
 ) -> pd.DataFrame:
     """A row a record that the campaign plans in this setting, with why it is not there."""
-    wanted: list[tuple] = []
-    for run in (r for r in campaign.planned if r.variation == setting.variation):
-        for kind, rule, planned in (
-            ("runs", "train", True),
-            ("flow", "diagnose", campaign.is_diagnosed(run)),
-            ("lengths", "length", campaign.measures_length(run)),
-        ):
-            key = (run.scale, run.variant, run.seed, run.further)
-            wanted += [(kind, *key, f"{rule}/{run.name}.log")] if planned else []
-    for bench in campaign.benchmarks:
-        name, scale = bench.benchmark, bench.scale
-        kind = name if name in ("complexity", "decode") else "steps"
-        wanted.append((kind, scale, name, -1, False, f"bench/{name}/{scale}.log"))
-    wanted = [row for row in wanted if row[1] in scales]
-    wanted += [("recall", "", r.mixer, -1, False, f"recall/{r.mixer}.log") for r in campaign.recall]
-    checks = ("checks", "gradients") if campaign.check else ()
-    wanted += [(kind, "", "", -1, False, "check.log") for kind in checks]
-    there = {kind: _there(kind, frames[kind]) for kind in {row[0] for row in wanted}}
+    hashes = {kind: set(frame["hash"]) for kind, frame in frames.items()}
     rows = []
-    for kind, scale, variant, seed, further, log in wanted:
-        key = (scale, variant, seed)
-        status, reason = ("ok", "") if key in there[kind] else _failure(logs / log)
-        if status == "not run" and kind in ("flow", "lengths") and key in there["runs"]:
-            reason = plan.WHY_UNMEASURED
-        of_paper = paper_scale(scale) or scale
-        rows.append((kind, of_paper, variant, seed, further, scale, status, reason))
+
+    def add(kind: str, key: tuple, hash: str, log: str, why: str = "") -> None:
+        status, reason = ("ok", "") if hash in hashes[kind] else _failure(logs / log)
+        reason = why if status == "not run" else reason
+        rows.append((kind, paper_scale(key[0]) or key[0], *key[1:], key[0], status, reason))
+
+    for run in campaign.planned:
+        if run.variation != setting.variation or run.scale not in scales:
+            continue
+        key = (run.scale, run.variant, run.seed, run.further)
+        why = plan.WHY_UNMEASURED if run.hash in hashes["runs"] else ""
+        add("runs", key, run.hash, f"train/{run.name}.log")
+        if campaign.is_diagnosed(run):
+            add("flow", key, run.flow_hash, f"diagnose/{run.name}.log", why)
+        if campaign.measures_length(run):
+            add("lengths", key, campaign.length.hash(run), f"length/{run.name}.log", why)
+    for bench in (each for each in campaign.benchmarks if each.scale in scales):
+        kind = bench.benchmark if bench.benchmark in ("complexity", "decode") else "steps"
+        log = f"bench/{bench.benchmark}/{bench.scale}.log"
+        add(kind, (bench.scale, bench.benchmark, -1, False), bench.hash, log)
+    for recall in campaign.recall:
+        add("recall", ("", recall.mixer, -1, False), recall.hash, f"recall/{recall.mixer}.log")
+    for kind in ("checks", "gradients") if campaign.check else ():
+        add(kind, ("", "", -1, False), campaign.check.hash, "check.log")
     return pd.DataFrame(rows, columns=PLANNED)
-
-
-def _there(kind: str, rows: pd.DataFrame) -> set[tuple[str, str, int]]:
-    """Scale, variant and seed of the records that are there, as _planned names them."""
-    if kind not in RUN_KINDS:
-        variant = {"steps": "benchmark", "recall": "mixer"}.get(kind)
-        names = rows[variant] if variant else kind if kind in ("complexity", "decode") else ""
-        scale = rows["own_scale"] if kind in ("steps", "complexity", "decode") else ""
-        rows = rows.assign(own_scale=scale, variant=names, seed=-1)
-    keys = rows[["own_scale", *RUN_KEY[1:]]].drop_duplicates()
-    return set(keys.itertuples(index=False, name=None))
 
 
 def _failure(log: Path) -> tuple[str, str]:

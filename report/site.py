@@ -90,7 +90,7 @@ def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
     judged = {each.setting.name: each.judged for each in found}
     _write_frames(cells, judged, out)
     render.write(tables.EVERY, cells, settings, out)
-    by_claim, pictures = _claims(judged), _pictures(found, out)
+    by_claim, pictures = _claims(judged), _pictures(found)
     pages = {
         "claims.html": {"claims": by_claim},
         "tables.html": {"tables": _tables(cells, settings)},
@@ -323,18 +323,17 @@ def _tables(cells: pd.DataFrame, settings: Sequence[Setting]) -> list[dict[str, 
     return [{"table": each, "html": Markup(html)} for each, html in made if html.strip()]
 
 
-def _pictures(found: Sequence[Shown], out: Path) -> list[dict[str, Any]]:
-    """Each figure with its file in every setting, once where settings have the same."""
-    shown = []
-    for drawing in figures.ALL:
-        files: dict[bytes, tuple[str, list[str]]] = {}
-        for each in (each for each in found if drawing.name in each.drawn):
-            file = f"figures/{each.setting.slug}/{drawing.name}.svg"
-            files.setdefault((out / file).read_bytes(), (file, []))[1].append(str(each.setting))
-        if files:
-            of = [("; ".join(names), file) for file, names in files.values()]
-            shown.append({"drawing": drawing, "files": of})
-    return shown
+def _pictures(found: Sequence[Shown]) -> list[dict[str, Any]]:
+    """Each figure with its file in every setting that has it."""
+    files = [
+        [
+            (str(s.setting), f"figures/{s.setting.slug}/{each.name}.svg")
+            for s in found
+            if each.name in s.drawn
+        ]
+        for each in figures.ALL
+    ]
+    return [{"drawing": d, "files": of} for d, of in zip(figures.ALL, files, strict=True) if of]
 
 
 def _picture(sections: Sequence[study.Section], pictures: Sequence) -> dict[str, str] | None:

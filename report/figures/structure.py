@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from report import stats
 from report.data import Records
@@ -16,6 +16,7 @@ SINKS = (1, 2, 4, 8, 16, 32)  # first tokens, as Table 9 has them
 MAP_LAYERS = 5  # layers a row of the flow maps
 # Maps are stored as bytes on a logarithmic scale: 63 is 1, 62 levels over five decades.
 TOP, DECADES = 63, 5.0
+PERCENT = PercentFormatter(1.0, decimals=0)
 
 
 def _by_seed(rows: pd.DataFrame, along: str) -> dict[str, pd.DataFrame]:
@@ -49,7 +50,7 @@ def flow_by_layer(rows: pd.DataFrame, records: Records) -> Figure:
             here.set_ylim(bottom=0, auto=True)
         ratio.axhline(1, color=style.MUTED, linewidth=0.8)
         style.seeds_and_mean(ratio, ranks["full"] / ranks["mha"], style.MUTED, points=True)
-        style.percent(flow)
+        flow.yaxis.set_major_formatter(PERCENT)
         ratio.xaxis.set_major_locator(MaxNLocator(integer=True))
     style.pair_names(axes[0, 0])
     return figure
@@ -118,8 +119,8 @@ def _with_difference(
             style.seeds_and_mean(above, curves, COLOUR[variant])
         below.axhline(0, color=style.MUTED, linewidth=0.8)
         style.seeds_and_mean(below, seeds["full"] - seeds["mha"], style.MUTED)
-        style.percent(above)
-        style.points(below)
+        above.yaxis.set_major_formatter(PERCENT)
+        below.yaxis.set_major_formatter(lambda share, _: f"{100 * share:+.3g}")
     style.pair_names(axes[0, -1])
     return figure, columns
 

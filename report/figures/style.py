@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator, PercentFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from report.data import Records
 from report.stats import Estimate
@@ -34,42 +34,11 @@ NAME = {
     "linear": "Linear Relation",
 }
 PAIR = ("mha", "full")
+SHEET = Path(__file__).with_name("page.mplstyle")
 WIDTH = 8.4  # inches, the page's width
 DASHES = (0, (4, 3))
 
-# Browsers set the text in the page's type; DejaVu Sans only reserves the room. The fixed salt keeps
-# the ids of an SVG from changing.
-_STYLE = {
-    "backend": "svg",
-    "svg.fonttype": "none",
-    "svg.hashsalt": "relation",
-    "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans"],
-    "font.size": 8,
-    "text.color": INK,
-    "axes.edgecolor": INK,
-    "axes.labelcolor": INK,
-    "axes.titlesize": 9,
-    "axes.titlelocation": "left",
-    "axes.titley": 1.0,
-    "axes.linewidth": 0.6,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "grid.color": HAIR,
-    "grid.linewidth": 0.5,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "xtick.labelsize": 7.5,
-    "ytick.labelsize": 7.5,
-    "lines.linewidth": 1.3,
-    "lines.markersize": 4,
-    "legend.frameon": False,
-    "figure.constrained_layout.use": True,
-    "savefig.transparent": True,
-}
+# Browsers set the text in the page's type; the style sheet's DejaVu Sans only reserves the room.
 _PAGE_TYPE = 'Inter, -apple-system, "Segoe UI", "Helvetica Neue", "Noto Sans", sans-serif'
 # An SVG is an image of its own, so it carries its own dark scheme.
 _DARK = {INK: "#e4e4e0", MUTED: "#9da0a6", HAIR: "#35373c", MHA.lower(): "#4aa3df"}
@@ -107,7 +76,8 @@ def drawing(name: str, heading: str, choose: Callable[[Records], pd.DataFrame]) 
 
 def styled():
     """The project's look as a context manager, for figures that are drawn and written inside it."""
-    return matplotlib.rc_context({**matplotlib.rcParamsDefault, **_STYLE})
+    sheet = matplotlib.rc_params_from_file(SHEET, use_default_template=False)
+    return matplotlib.rc_context({**matplotlib.rcParamsDefault, **sheet})
 
 
 def save(figure: Figure, path: Path) -> None:
@@ -187,16 +157,6 @@ def counts(axis, ticks: int = 4) -> None:
     """Round counts on an axis."""
     axis.set_major_locator(MaxNLocator(ticks))
     axis.set_major_formatter(FuncFormatter(count))
-
-
-def percent(axes: Axes) -> None:
-    """Shares on the y axis, in whole percent."""
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-
-
-def points(axes: Axes) -> None:
-    """Differences of shares on the y axis, in percentage points."""
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:+.3g}"))
 
 
 def doublings(axes: Axes, places: list[int]) -> None:
