@@ -1,7 +1,7 @@
 from os.path import relpath
 
 HERE = Path(relpath(PROJECT))  # as seen from the working folder: a copy has the same inputs
-SOURCES = (".py", ".csv", ".j2", ".css", ".js")
+SOURCES = (".py", ".csv", ".j2", ".css", ".js", ".mplstyle")
 REPORT = sorted(path for path in (HERE / "report").rglob("*") if path.suffix in SOURCES)
 
 SHIPPED = sorted((HERE / "results" / "published" / CAMPAIGN.name).glob("*.parquet"))
