@@ -158,15 +158,15 @@ class PeakMemory:
 
     def gib(self) -> float | None:
         """The peak in GiB; None on a CPU."""
-        return self._peak() / 2**30 if self._cuda else None
-
-    def _peak(self) -> int:
-        return max(self._before, self._cuda.max_memory_allocated()) if self._cuda else 0
+        if self._cuda is None:
+            return None
+        self._before = max(self._before, self._cuda.max_memory_allocated())
+        return self._before / 2**30
 
     @contextmanager
     def left_out(self) -> Iterator[None]:
         """Memory that is allocated and freed inside does not count."""
-        self._before = self._peak()
+        self.gib()
         yield
         if self._cuda:
             self._cuda.reset_peak_memory_stats()

@@ -107,7 +107,10 @@ class ModelConfig:
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be at least 1")
         d, heads, shared = self.d_model, self.heads, self.shared_heads
-        givens = "Givens mixing pairs heads of information"
+        givens, mixes = (
+            "Givens mixing pairs heads of information",
+            set(self.layout) & {FULL, LINEAR},
+        )
         for fits, otherwise in (
             (self.layout and not set(self.layout) - set(MIXERS),
              f"layout {self.layout!r} must be letters of {''.join(MIXERS)}"),
@@ -119,7 +122,7 @@ class ModelConfig:
              f"kv_heads is {shared} and heads {heads}; give a divisor of the heads"),
             (not self.raw_information or shared == heads,
              f"Raw-X transports all {heads} heads of X, not {shared}; leave out kv_heads"),
-            (not self.mixes_heads or shared % 2 == 0,
+            (not (mixes and self.givens) or shared % 2 == 0,
              f"{givens}, and {shared} are odd in number; give givens=False, or an even number of "
              "heads (of kv_heads, where they are shared)"),
             (0 < self.tau < math.inf, f"tau is {self.tau}; the Self temperature must be positive"),
@@ -164,11 +167,6 @@ class ModelConfig:
     def shared_heads(self) -> int:
         """Heads of the second coordinate and of information; `heads`, unless they are shared."""
         return self.heads if self.kv_heads is None else self.kv_heads
-
-    @property
-    def mixes_heads(self) -> bool:
-        """Whether some layer rotates information heads by Givens angles."""
-        return self.givens and any(letter in (FULL, LINEAR) for letter in self.layout)
 
 
 def parameters(config: ModelConfig) -> int:

@@ -104,13 +104,6 @@ def frozen_count(call: Callable[..., Tensor], context: int) -> Callable[..., Ten
     return frozen
 
 
-def removed_count(call: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A backend of Full Relation without the correction: lambda is 0."""
-    return lambda p1, p2, info, lam, *rest, **options: call(
-        p1, p2, info, torch.zeros_like(lam), *rest, **options
-    )
-
-
 def length_rows(model: Decoder, windows: Tensor, context: int) -> Iterator[dict]:
     """Rows of the kind `lengths` without their key: mean NLL by quarters of the context.
 
@@ -119,8 +112,15 @@ def length_rows(model: Decoder, windows: Tensor, context: int) -> Iterator[dict]
     mixers = [block.mixer for block in model.blocks]
     calls = {m: m.call for m in mixers if isinstance(getattr(m, "lam", None), nn.Parameter)}
     found = {"whole": token_nll(model, windows, context)}
-    frozen = partial(frozen_count, context=context)
-    for reading, change in {"frozen": frozen, "removed": removed_count}.items() if calls else ():
+    changes = {
+        "frozen": partial(frozen_count, context=context),
+        "removed": lambda call: (
+            lambda p1, p2, info, lam, *rest, **options: call(
+                p1, p2, info, torch.zeros_like(lam), *rest, **options
+            )
+        ),
+    }
+    for reading, change in changes.items() if calls else ():
         for mixer, call in calls.items():
             mixer.call = change(call)
         found[reading] = token_nll(model, windows, context)
@@ -141,7 +141,6 @@ def measure(run: "Run", data: Path, checkpoint: Path, out: Path, section: "Lengt
 
     data: the run's prepared corpus. The model runs by the run's backends and in its precision; a
     corpus without a document of one training context gives no rows, nor does a run that diverged.
-    Raises InputError where the checkpoint or the corpus will not do.
     """
     if records.empty_if_diverged(checkpoint, out, "lengths"):
         return

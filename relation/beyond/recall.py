@@ -27,6 +27,7 @@ from relation.machine import Progress, claim, describe, to_device
 from relation.nn import Decoder, Execution
 from relation.train.run import check_all_learn
 from relation.train.step import UpdateStep, autocast, build_optimizer, wsd
+from relation.variants import parameters
 
 if TYPE_CHECKING:
     from relation.jobs import Recall
@@ -212,7 +213,7 @@ def rows_of(recall: "Recall", device: torch.device, progress: Progress) -> Itera
             "status": "PASS",
             "reason": None,
             "width": width,
-            "parameters": model.parameter_count(),
+            "parameters": parameters(model.config),
             "learning_rate": rate,
             "seed": seed,
             "validation_accuracy": accuracy,

@@ -555,10 +555,6 @@ class Decoder(nn.Module):
             x = x + block.ffn(block.ffn_norm(x))
             del flow  # before the next layer's, as large
 
-    def parameter_count(self) -> int:
-        """How many numbers are trained, the tied matrix counted once."""
-        return sum(p.numel() for p in self.parameters())
-
     @torch.no_grad()
     def initialise(self, seed: int, key: str = "") -> None:
         """Draw the initial weights, each from a generator keyed by (seed, key, parameter name).

@@ -19,8 +19,11 @@ from relation.variants import model_config
 _DAMAGE = (SafetensorError, AttributeError, KeyError, RuntimeError, TypeError, ValueError)
 
 
-def _write(tensors: Mapping[str, torch.Tensor], path: Path, metadata: dict[str, str]) -> None:
-    """Write a file atomically; errors of the disk are OSError or RunError."""
+def write(path: Path, tensors: Mapping[str, torch.Tensor], metadata: dict[str, str]) -> None:
+    """Write a file; a kill leaves the one before it, or this one, whole.
+
+    Errors of the disk are OSError or RunError.
+    """
     with records.atomic(path) as temporary:
         temporary.touch()
         mode = temporary.stat().st_mode  # safetensors ignores the umask
@@ -36,7 +39,7 @@ def save_model(model: Decoder, path: Path, details: dict) -> None:
     # One key: safetensors writes several in an order that changes from run to run.
     metadata = json.dumps({**asdict(model.config), "details": details}, sort_keys=True)
     tensors = {name: p.detach().cpu().contiguous() for name, p in model.named_parameters()}
-    _write(tensors, path, {"model": metadata})
+    write(path, tensors, {"model": metadata})
 
 
 def load_model(path: Path, device: torch.device, execution: Execution | None = None) -> Decoder:
@@ -91,17 +94,12 @@ def resume_key(hash: str, *execution: object) -> str:
 def snapshot(
     model: Decoder, optimizer: torch.optim.Optimizer, state: RunState, key: str
 ) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Parameters, moments and progress as they are now, copied to the host, for `write_state`."""
+    """Parameters, moments and progress as they are now, copied to the host, for `write`."""
     tensors = {f"model.{name}": p.detach() for name, p in model.named_parameters()}
     for index, moments in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{index}.{name}": value for name, value in moments.items()}
     copies = {name: t.to("cpu", copy=True).contiguous() for name, t in tensors.items()}
     return copies, {"state": json.dumps(asdict(state)), "key": key}
-
-
-def write_state(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
-    """Write a resume state; a kill leaves the one before it, or this one, whole."""
-    _write(tensors, path, metadata)
 
 
 def load_state(

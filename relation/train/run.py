@@ -26,20 +26,14 @@ from relation import records
 from relation.data import windows as reading
 from relation.data.windows import Mask, OrderHash, TrainingWindows, Update
 from relation.errors import InputError, RunError, StoppedError
-from relation.machine import (
-    PeakMemory,
-    Progress,
-    describe,
-    deterministic_algorithms,
-    to_device,
-)
+from relation.machine import PeakMemory, Progress, describe, deterministic_algorithms, to_device
 from relation.nn import Decoder, Execution
 from relation.nn.model import shared_weights_hash
 from relation.train import checkpoint
 from relation.train.checkpoint import RunState
 from relation.train.distributed import SummedGradients, World
 from relation.train.step import Readback, UpdateStep, build_optimizer, nll_of, wsd
-from relation.variants import LINEAR, MIXERS
+from relation.variants import LINEAR, MIXERS, parameters
 
 if TYPE_CHECKING:
     from relation.jobs import Run
@@ -53,8 +47,6 @@ def train(run: "Run", data: Path, out: Path, resume: Path) -> None:
     data: its prepared corpus; resume: the folder of resume states, where a killed run's lies until
     it is done. On a CPU, and on a GPU where the run is deterministic, the result is the same to
     the last bit however often the run was stopped, if the number of processes stays the same.
-    Raises RunError for a loss that is not finite, a stop signal or a full disk, InputError for
-    unusable inputs.
     """
     world = World(run.name, run.accumulation)
     with (
@@ -158,7 +150,7 @@ def _train(
             if not _not_finite(model):
                 taken = checkpoint.snapshot(model, optimizer, state, key)
                 written()
-                writing[:] = [writer.submit(checkpoint.write_state, state_file, *taken)]
+                writing[:] = [writer.submit(checkpoint.write, state_file, *taken)]
                 if device.type == "cpu":  # a thread would only take turns with this one
                     written()
             readback.restart()
@@ -266,16 +258,16 @@ def _probes(
     The model stays as it is, and nothing is drawn at random.
     """
 
-    def row(layer: int | None, part: int | None, metric: str, value: float) -> dict:
-        return {"layer": layer, "part": part, "metric": metric, "value": value}
+    def row(layer: int | None, part: int | None, metric: str, value: Tensor | float) -> dict:
+        return {"layer": layer, "part": part, "metric": metric, "value": float(value)}
 
     if reads_flow:
         for layer, block in enumerate(model.blocks):
             learned = dict(block.mixer.named_parameters(recurse=False))
             if "lam" in learned:
-                yield row(layer, None, "lambda", learned["lam"].item())
+                yield row(layer, None, "lambda", learned["lam"])
             for part, angle in enumerate(learned.get("theta", ())):
-                yield row(layer, part, "theta", angle.item())
+                yield row(layer, part, "theta", angle)
     if reads_flow and LINEAR not in run.model.layout:
         from relation.flow.metrics import read_layers
 
@@ -285,7 +277,7 @@ def _probes(
         for layer in read_layers(model, sequences, *lengths, mask):
             for found in layer.readings:
                 for name, values in found.values.items():
-                    yield row(layer.index, None, name, values.mean().item())
+                    yield row(layer.index, None, name, values.mean())
     if validates:
         tokens = validation[: run.validation_tokens + 1]
         nll = nll_of(model, tokens, run.context, run.micro, device, run.precision, mask)
@@ -314,7 +306,7 @@ def _write(
         **{name: getattr(run, name) for name in own},
         **{name: getattr(config, name) for name in ("layout", "d_model", "heads", "d_ff")},
         **measured,
-        "parameters": model.parameter_count(),
+        "parameters": parameters(config),
         "vocabulary": config.vocab_size,
         "corpus": run.data.title,
         "corpus_fingerprint": rows["train"]["fingerprint"],

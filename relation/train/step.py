@@ -16,7 +16,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.profiler import record_function
 
 from relation import kernels
 from relation.data.windows import IGNORED, Mask, validation_batches
@@ -316,8 +315,7 @@ class UpdateStep:
         self._compiled = self._captures and any(p.grad is not None for p in self.model.parameters())
         if self.reduce is not None:
             self.reduce(total)
-        with record_function("clipping"):
-            norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.gradient_clip)
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.gradient_clip)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         self.optimizer.step()
