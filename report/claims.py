@@ -68,12 +68,8 @@ class Judged:
 
 
 def judge(cells: pd.DataFrame, records: object) -> list[Judged]:
-    """All verdicts of one setting.
-
-    Args:
-        cells: the setting's rows of ``report.table.cells``.
-        records: its frames, of which ``checks``, ``models`` and ``planned`` count; ``setting``.
-    """
+    """All verdicts of one setting: of its rows of ``report.table.cells``, and of its records, of
+    which ``checks``, ``models``, ``planned`` and ``setting`` count."""
     case, judged = Case(cells, records), []
     for claim in CLAIMS:
         rows = list(claim.gather(case)) or [_unchecked(records)]

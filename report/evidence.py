@@ -239,15 +239,10 @@ def compare(
     few = f"mean of {term.n}, the paper's of 3" if 0 < len(term.by_seed) < len(SEEDS) else ""
     open_ = "one seed has no interval" if alone else NOT_ESTABLISHED if contested else ""
     return replace(
-        found,
-        ours=term.value,
-        low=low,
-        high=high,
-        direction=direction(term.value) if direction else None,
-        size=size if found.asks_size else None,
-        contested=alone or contested,
+        found, ours=term.value, low=low, high=high, size=size if found.asks_size else None,
+        direction=direction(term.value) if direction else None, contested=alone or contested,
         note=joined(few, term.reason, open_),
-    )
+    )  # fmt: skip
 
 
 def outcome(evidence: Sequence[Evidence]) -> tuple[str, str, str]:

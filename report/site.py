@@ -369,25 +369,21 @@ def assumptions(
 def run_groups(settings: Sequence[Setting], published: bool) -> list[dict[str, Any]]:
     """Training runs by campaign and variation; a shipped report has those of every campaign."""
     root, groups = _root(published), []
-    names = dict.fromkeys(setting.campaign for setting in settings)
-    if published:
-        names |= dict.fromkeys(sorted(path.parent.name for path in root.glob("*/runs.parquet")))
-    for name in names:
+    corpora = {setting.campaign: setting.corpus for setting in settings}
+    shipped = sorted(path.parent.name for path in root.glob("*/runs.parquet")) if published else ()
+    for name in dict.fromkeys([*corpora, *shipped]):
         runs = records.read(root / name / "runs.parquet", "runs")
         runs = runs.assign(own_scale=runs["scale"], title=runs["variant"].map(study.title))
-        own = [setting for setting in settings if setting.campaign == name] or [Setting(name)]
-        first = [setting.variation for setting in own]
         known = Path("config", f"{name}.yaml").exists()  # else it can be made no more
-        for variation in dict.fromkeys([*first, *runs["variation"]]):
-            setting = Setting(name, variation, corpus=own[0].corpus)
-            of = runs[runs["variation"] == variation]
+        for variation, of in runs.groupby("variation", sort=False):
+            setting = Setting(name, variation, corpus=corpora.get(name))
             rows = of.assign(anchor=data.anchors(setting, "runs", of)).to_dict("records")
             for row in rows:
                 choice = {key: [row[key[:-1]]] for key in ("scales", "seeds", "variants")}
                 file = "runs/{scale}/{variation}/{variant}/{seed}/run.parquet".format_map(row)
                 again = command(setting, published, targets=[file], **choice)
                 row["again"] = again if known else ""
-            groups += [{"name": setting.name, "rows": rows}] if rows else []
+            groups.append({"name": setting.name, "rows": rows})
     return groups
 
 

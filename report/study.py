@@ -244,14 +244,12 @@ def summary(arm: pd.DataFrame) -> dict[str, str]:
     """What a table says of the runs of one arm."""
     nll, bits = stats.mean(arm["nll"].dropna()), bits_per_character(arm, "nll").mean()
     return {
-        "arm": title(arm["variant"].iloc[0]),
-        "rate": f"{arm['learning_rate'].iloc[0]:.3g}",
-        "runs": str(len(arm)),
-        "diverged": str(arm["diverged"].sum()),
+        "arm": title(arm["variant"].iloc[0]), "rate": f"{arm['learning_rate'].iloc[0]:.3g}",
+        "runs": str(len(arm)), "diverged": str(arm["diverged"].sum()),
         "NLL": f"{nll.value:.4f} ({nll.low:.4f} to {nll.high:.4f})",
         BITS: "not recorded" if math.isnan(bits) else f"{bits:.4f}",
         "parameters": f"{arm['parameters'].iloc[0]:,}",
-    }
+    }  # fmt: skip
 
 
 def throughput(steps: pd.DataFrame, variant: str, backend: str) -> tuple[str, float | None]:

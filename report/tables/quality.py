@@ -9,7 +9,7 @@ from relation.variants import PAIRED
 from report import stats
 from report.data import RUN_KEY
 from report.table import Cells, cell, means, sources, table, versus
-from report.tables.configs import data_and_vocabulary, geometry, of_models, tokens
+from report.tables.configs import SHAPE, Model, of_models, tokens, vocabulary
 
 _NEVER = "Relation's smoothed loss stayed above the target to its last token"
 
@@ -57,6 +57,18 @@ def efficiency(runs: pd.DataFrame, losses: pd.DataFrame, window: float) -> pd.Da
     return pd.DataFrame(rows, columns=["scale", "seed", "further", *names])
 
 
+def data(model: Model) -> str:
+    """Corpus and vocabulary; Table 2 prints the SmolLM corpus by its name alone."""
+    return f"{model['data_title'].removesuffix(' corpus')}/{vocabulary(model)}"
+
+
+def pair_means(values: pd.DataFrame) -> Cells:
+    """Means of what `pairs` gives: of a model with its deviation, of a difference without."""
+    delta, seeds = values["column"].str.endswith("delta"), sorted(values["seed"].unique())
+    yield from means(values[~delta], "mean", seeds)
+    yield from means(values[delta], seeds=seeds)
+
+
 def epochs(runs: pd.DataFrame, row: str) -> Cells:
     """Passes over the training windows; of runs that do not read alike, the most."""
     for key, group in runs.dropna(subset=["epochs"]).groupby(row, sort=False):
@@ -71,14 +83,13 @@ def main_results(
     deviation over seeds, and the mean paired difference with its 95% interval. Backbone: layers /
     d_model / heads × d_h / d_ff. Token reduction is the share of the budget that Relation spares
     to reach its MHA run's final smoothed training loss, over the seeds that reach it."""
-    wordings = {"backbone": geometry, "data": data_and_vocabulary, "tokens": tokens}
-    yield from of_models(models, wordings, ("context",))
+    backbone = SHAPE.replace("/", "L/", 1)
+    wordings = {"backbone": backbone.format_map, "data": data, "tokens": tokens}
+    yield from of_models(models, wordings)
     values = pairs(runs)
     seeds = sorted(values["seed"].unique())
-    delta = values["column"] == "delta"
-    named = values.assign(column=values["column"] + "_nll")
-    yield from means(named[~delta], "mean", seeds)
-    yield from means(values[delta], seeds=seeds)
+    names = {name: f"{name}_nll" for name in PAIRED}
+    yield from pair_means(values.replace({"column": names}))
     rows = efficiency(runs, losses, window)
     rows = rows[~rows["further"].astype(bool)]
     spared = rows.rename(columns={"scale": "row", "reduction": "value"})
@@ -109,11 +120,7 @@ def paired_nll(
     values = pairs(runs)
     of_seeds = values.assign(row=values["row"] + "/" + values["seed"].astype(str))
     yield from means(of_seeds)
-    of_means = values.assign(row=values["row"] + "/mean")
-    delta = of_means["column"] == "delta"
-    seeds = sorted(values["seed"].unique())
-    yield from means(of_means[~delta], "mean", seeds)
-    yield from means(of_means[delta], seeds=seeds)
+    yield from pair_means(values.assign(row=values["row"] + "/mean"))
     matrix = runs[runs["variant"].isin(PAIRED) & ~runs["further"]]
     yield from epochs(matrix.assign(row=matrix["scale"] + "/" + matrix["seed"].astype(str)), "row")
     beyond = pairs(runs, further=True)
