@@ -243,9 +243,9 @@ class Campaign:
         from relation.data.corpus import check
 
         for data in self.data.values():
-            record, here = f"data/{data.name}/data.parquet", data.path and Path(data.path).exists()
+            record = f"data/{data.name}/data.parquet"
             made = records.is_made(self.folder / record, "data", data.hash)
-            if record in files and here and not made:
+            if record in files and not made and data.path and Path(data.path).exists():
                 check(data)
 
     def begin(self, prepared: Iterable[str], on_gpu: bool) -> None:
