@@ -1,7 +1,8 @@
 """Print the power of the fair comparison's equivalence test: python -m tools.power.
 
 Two arms of n runs each, losses normal with the same deviation, unpaired. Two one-sided t tests at
-5% show that the means differ by less than the margin. docs/preregistration.md uses the table.
+5% show that the means differ by less than the margin. docs/preregistration.md uses the table, a row
+a deviation: the power at a true difference of 0 and of half the margin.
 """
 
 import math
@@ -30,15 +31,10 @@ def power(deviation: float, seeds: int, difference: float = 0.0) -> float:
     return float(np.where(room > 0, above - below, 0.0).mean())
 
 
-def main() -> None:
-    """Print a row a deviation: the power at a true difference of 0 and of half the margin."""
+if __name__ == "__main__":
     print(f"power of two one-sided tests, margin {MARGIN}, level {LEVEL}")
     columns = [(d, n) for d in (0.0, MARGIN / 2) for n in SEEDS]
     print("deviation  " + "  ".join(f"d={d:g} n={n}".rjust(13) for d, n in columns))
     for deviation in DEVIATIONS:
         values = "  ".join(f"{power(deviation, n, d):13.3f}" for d, n in columns)
         print(f"{deviation:9.4f}  {values}")
-
-
-if __name__ == "__main__":
-    main()

@@ -258,16 +258,16 @@ def _probes(
     The model stays as it is, and nothing is drawn at random.
     """
 
-    def row(layer: int | None, part: int | None, metric: str, value: Tensor | float) -> dict:
-        return {"layer": layer, "part": part, "metric": metric, "value": float(value)}
+    def row(layer: int | None, part: int | None, metric: str, value: float) -> dict:
+        return {"layer": layer, "part": part, "metric": metric, "value": value}
 
     if reads_flow:
         for layer, block in enumerate(model.blocks):
             learned = dict(block.mixer.named_parameters(recurse=False))
             if "lam" in learned:
-                yield row(layer, None, "lambda", learned["lam"])
+                yield row(layer, None, "lambda", learned["lam"].item())
             for part, angle in enumerate(learned.get("theta", ())):
-                yield row(layer, part, "theta", angle)
+                yield row(layer, part, "theta", angle.item())
     if reads_flow and LINEAR not in run.model.layout:
         from relation.flow.metrics import read_layers
 
@@ -277,7 +277,7 @@ def _probes(
         for layer in read_layers(model, sequences, *lengths, mask):
             for found in layer.readings:
                 for name, values in found.values.items():
-                    yield row(layer.index, None, name, values.mean())
+                    yield row(layer.index, None, name, values.mean().item())
     if validates:
         tokens = validation[: run.validation_tokens + 1]
         nll = nll_of(model, tokens, run.context, run.micro, device, run.precision, mask)
