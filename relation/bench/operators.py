@@ -364,14 +364,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, default=Path("results/bench/operators.parquet"))
     given = parser.parse_args(argv)
     peers = given.peers.split(",") if given.peers else list(_BY_DEFAULT[given.device])
-    passes = {"forward": FORWARD, "backward": BACKWARD}
-    for what, names, known in (("peer", peers, PEERS), ("pass", given.only.split(","), passes)):
+    passes, only = {"forward": FORWARD, "backward": BACKWARD}, given.only.split(",")
+    for what, names, known in (("peer", peers, PEERS), ("pass", only, passes)):
         if unknown := [name for name in names if name not in known]:
             raise InputError(f"unknown {what} {unknown[0]!r}; choose among {', '.join(known)}")
     if given.rounds < 1 or given.documents < 0:
         raise InputError("give at least 1 round, and documents of 0 or more tokens")
     shapes = [Shape.parse(text, given.documents) for text in given.shapes]
-    measures = [passes[name] for name in given.only.split(",")]
+    measures = [passes[name] for name in only]
     precision = given.precision or ("bf16" if given.device == "cuda" else "fp32")
     rows: list[dict] = []
     given.output.parent.mkdir(parents=True, exist_ok=True)

@@ -67,10 +67,7 @@ _READERS = {".txt": _read_text, ".parquet": _read_parquet}
 
 
 def read_texts(path: Path) -> Iterator[str]:
-    """The documents of one file in order, without empty ones.
-
-    Raises InputError for a file that cannot be read or does not hold what its suffix says.
-    """
+    """The documents of one file in order, without empty ones."""
     try:
         yield from filter(None, _READERS[path.suffix](path))
     except UnicodeDecodeError as error:
@@ -81,7 +78,7 @@ def read_texts(path: Path) -> Iterator[str]:
 
 
 def _text_files(path: str) -> dict[str, list[Path]]:
-    """The files of a local corpus by split, in name order. Raises InputError without any."""
+    """The files of a local corpus by split, in name order."""
     root = Path(path)
     if not root.exists():
         raise InputError(
@@ -93,10 +90,8 @@ def _text_files(path: str) -> dict[str, list[Path]]:
     for file in (file for file in files if file.suffix in _READERS):
         found["validation" if file.stem.startswith("validation") else "train"].append(file)
     if not found["train"]:
-        held = (
-            "only validation files" if found["validation"] else f"no {' or '.join(_READERS)} file"
-        )
-        raise InputError(f"corpus {root} holds {held}; add files to train on")
+        held = "only validation" if found["validation"] else f"no {' or '.join(_READERS)}"
+        raise InputError(f"corpus {root} holds {held} files; add files to train on")
     return found
 
 
@@ -124,8 +119,7 @@ def fingerprint(path: str) -> str:
     """SHA-256, hexadecimal, of a local corpus's texts.
 
     It covers every document in order and its split, and nothing else: the same texts in other
-    files in the same order are the same corpus. Raises InputError where they cannot be read or
-    hold no word.
+    files in the same order are the same corpus. Texts without a word are refused.
     """
     whole, has_words = hashlib.sha256(), False
     for split, documents in _local(path).items():
@@ -190,7 +184,7 @@ def _shuffled_pieces(documents: Iterator[str], characters: int) -> Iterator[str]
 
 
 def _hub(stream: dict, split: str) -> Iterator[str]:
-    """The documents of a data set of the hub. Raises InputError and RunError in one line."""
+    """The documents of a data set of the hub."""
     import datasets
 
     path, name, column = stream["path"], stream.get("name"), stream.get("column", "text")
@@ -290,9 +284,7 @@ def prepare(data: "Data", folder: Path) -> None:
     """Write tokenizer.json, train.bin, validation.bin and data.parquet into `folder`.
 
     The .bin files hold little-endian unsigned 16-bit ids, documents joined by end-of-text. Nothing
-    appears in `folder` before all is complete; a killed preparation starts again. Raises InputError
-    for a missing or empty corpus, a changed one, one that is too small or cannot fill the
-    vocabulary; RunError where another process prepares it or a download breaks off.
+    appears in `folder` before all is complete; a killed preparation starts again.
     """
     work = folder.with_name(f".{folder.name}")
     with records.held(folder.with_name(f".{folder.name}.lock"), data.name):
@@ -307,21 +299,21 @@ def prepare(data: "Data", folder: Path) -> None:
         print(f"{data.name}: training a tokenizer of {data.vocabulary} entries", file=sys.stderr)
         tokenizer = train_tokenizer(_sample(data), data.vocabulary, data.name)
         tokenizer.save(str(work / "tokenizer.json"), pretty=False)
-        key = {"campaign": data.campaign, "corpus": data.corpus, "vocabulary": data.vocabulary}
         rows = []
         for split in SPLITS:
             limit = data.train_tokens if split == "train" else data.validation_tokens
-            label = f"{data.name} {split}"
-            path = work / f"{split}.bin"
+            path, label = work / f"{split}.bin", f"{data.name} {split}"
             with path.open("wb") as file:
                 counts = encode(tokenizer, streams(data, split), limit, file, label)
                 os.fsync(file.fileno())
             _check_size(data, split, [counts["tokens"]])
             entropy = unigram_entropy(np.memmap(path, TOKEN_TYPE, mode="r"))
             hashes = {"sha256": sha256_of(path), "fingerprint": found}
-            rows.append(key | {"split": split} | counts | {"unigram_entropy": entropy} | hashes)
+            rows.append({"split": split, **counts, "unigram_entropy": entropy, **hashes})
         folder.mkdir(exist_ok=True)
         for path in work.iterdir():
             path.replace(folder / path.name)
-        records.write(folder / "data.parquet", "data", rows, records.origin(data.hash, "cpu"))
+        known = {"campaign": data.campaign, "corpus": data.corpus, "vocabulary": data.vocabulary}
+        known |= records.origin(data.hash, "cpu")
+        records.write(folder / "data.parquet", "data", rows, known)
         shutil.rmtree(work)

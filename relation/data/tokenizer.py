@@ -20,8 +20,7 @@ _CHARACTERS_AT_A_TIME = 1 << 24
 def train_tokenizer(texts: Iterable[str], vocabulary: int, name: str) -> Tokenizer:
     """Train on texts until there are `vocabulary` entries: 256 bytes, merges, end-of-text.
 
-    The same texts give the same tokenizer. Uses all cores. Raises InputError where the texts
-    cannot fill the vocabulary; `name` is the corpus's, for that message.
+    The same texts give the same tokenizer. Uses all cores. name: the corpus's, for messages.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -66,12 +65,11 @@ def end_of_text_id(data: Path) -> int:
 
 def _batch(documents: Iterator[str]) -> list[str]:
     """The next documents, as many as memory takes at once; empty at the end."""
-    texts: list[str] = []
-    characters = 0
+    texts, room = [], _CHARACTERS_AT_A_TIME
     for text in islice(documents, _DOCUMENTS_AT_A_TIME):
         texts.append(text)
-        characters += len(text)
-        if characters >= _CHARACTERS_AT_A_TIME:
+        room -= len(text)
+        if room <= 0:
             break
     return texts
 

@@ -41,10 +41,7 @@ def data_rows(data: Path) -> dict[str, dict]:
 
 
 def open_tokens(data: Path, split: str) -> np.ndarray:
-    """A split's ids, (N,) unsigned 16-bit, memory-mapped.
-
-    Raises InputError where the file is missing or not the one that data.parquet records.
-    """
+    """A split's ids, (N,) unsigned 16-bit, memory-mapped; the file that data.parquet records."""
     path = data / f"{split}.bin"
     if not path.exists() or path.stat().st_size == 0:
         raise InputError(f"{path} is missing or empty; run snakemake to make it")
@@ -79,7 +76,7 @@ def plan_updates(
     """Split a budget of predicted tokens into updates; the last may be partial.
 
     "partial" trains the rest of the budget on its own windows, the last one truncated; "drop"
-    leaves it out. Raises InputError where the budget holds no update.
+    leaves it out.
     """
     per_update = tokens_per_update // context
     full, rest = divmod(budget, tokens_per_update)
@@ -92,10 +89,7 @@ def plan_updates(
 
 
 class TrainingWindows:
-    """The windows of a training split in the order of one seed.
-
-    tokens: (N,) ids; context: T. Raises InputError where the split is smaller than one window.
-    """
+    """The windows of a training split in the order of one seed. tokens: (N,) ids; context: T."""
 
     def __init__(self, tokens: np.ndarray, context: int, seed: int):
         self.count = (len(tokens) - 1) // context
@@ -175,10 +169,7 @@ def validation_batches(
 
 
 def first_windows(tokens: np.ndarray, length: int, count: int) -> np.ndarray:
-    """The first `count` full windows of a split as model inputs, (count, length) int64.
-
-    Raises InputError where the split holds fewer.
-    """
+    """The first `count` full windows of a split as model inputs, (count, length) int64."""
     full = (len(tokens) - 1) // length
     if full < count:
         raise InputError(
@@ -222,15 +213,13 @@ def bounded_mask(
     from relation.data.tokenizer import end_of_text_id
     from relation.kernels.documents import Documents
 
-    end = end_of_text_id(data)
-    ends, most = windows.count_of(end), 0
+    end, most = end_of_text_id(data), 0
+    ends = windows.count_of(end)
     for update in updates:
         counts = ends[windows.window_ids(update.first, update.windows)]
         batches = np.add.reduceat(counts, np.arange(0, len(counts), micro))
         most = max(most, int(batches.max()))
-
-    def documents(inputs: "Tensor", targets: "Tensor") -> Documents:
-        # A token that predicts nothing begins none: a row without a window may be all `end`.
-        return Documents.bounded((inputs == end) & (targets != IGNORED), most + micro)
-
-    return documents
+    # A token that predicts nothing begins none: a row without a window may be all `end`.
+    return lambda inputs, targets: Documents.bounded(
+        (inputs == end) & (targets != IGNORED), most + micro
+    )
