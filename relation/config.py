@@ -6,6 +6,7 @@ a variation; in each, `overrides` set what single variants differ in.
 `python -m relation config` prints the reference of the keys from these types.
 """
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -47,6 +48,12 @@ MhaBackend = Literal["reference", "flash", "cudnn"]
 FullBackend = Literal["reference", "materialised", "tiled", "flex", "flash"]
 LinearBackend = Literal["recurrent", "chunked", "flash"]
 Mixer = Literal["mha", "full", "linear", "hybrid"]
+
+
+def hash_of(value: Any) -> str:
+    """First 16 hexadecimal digits of the SHA-256 of a value's canonical JSON."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:
@@ -210,6 +217,10 @@ class Length(Section):
     variants: list[Variant] = key("Variants whose checkpoints are measured")
     windows: Count = key("How many windows of validation text are read, and how many long ones")
     contexts: Count = key("Training contexts of a long window, halved until a document is so long")
+
+    def hash(self, run: Any) -> str:
+        """The hash of the measurement of one run's checkpoint."""
+        return hash_of({"run": run.hash, "windows": self.windows, "contexts": self.contexts})
 
 
 class Batches(Section):

@@ -5,18 +5,11 @@ of a run no device and no backend, which benchmarks, recall and checks hold. An 
 default is in no hash, so that a new option makes no older run new.
 """
 
-import hashlib
-import json
 from dataclasses import dataclass, fields
 from typing import Any
 
+from relation.config import hash_of
 from relation.variants import ModelConfig
-
-
-def hash_of(value: Any) -> str:
-    """First 16 hexadecimal digits of the SHA-256 of a value's canonical JSON."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def changed(values: Any, *names: str) -> dict[str, Any]:
@@ -143,25 +136,6 @@ class Run:
         """The hash of the diagnostics of its checkpoint."""
         read = ("flow_sequences", "flow_window", "flow_length", "rank_length")
         return hash_of({"run": self.hash, **changed(self, *read)})
-
-
-@dataclass(frozen=True, kw_only=True)
-class Length:
-    """Texts longer than trained: `windows` of validation text, long ones of `contexts` contexts."""
-
-    scales: tuple[str, ...] | None
-    variants: tuple[str, ...]
-    windows: int
-    contexts: int
-
-    def covers(self, run: Run) -> bool:
-        """Whether a run's checkpoint is measured."""
-        at = self.scales is None or run.scale in self.scales
-        return at and run.variant in self.variants and not run.further
-
-    def hash(self, run: Run) -> str:
-        """The hash of the measurement of one run's checkpoint."""
-        return hash_of({"run": run.hash, "windows": self.windows, "contexts": self.contexts})
 
 
 @dataclass(frozen=True, kw_only=True)

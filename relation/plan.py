@@ -18,12 +18,13 @@ from relation.config import (
     Choice,
     Variation,
     campaign_values,
+    hash_of,
     parsed,
     read,
     validated,
 )
 from relation.errors import InputError
-from relation.jobs import Bench, Length, Recall, Run, hash_of
+from relation.jobs import Bench, Recall, Run
 from relation.matrix import Matrix
 from relation.variants import PAIRED, VARIANTS
 
@@ -88,8 +89,7 @@ class Campaign:
         self.expected_tokens_per_second = {
             scale: at.expected_tokens_per_second or 1.0 for scale, at in section.scales.items()
         }
-        length = section.length and {"scales": None, **_listed(section.length.given())}
-        self.length = length and Length(**length)
+        self.length = section.length
 
         # Variations, the one-off among them, and every run of the whole campaign.
         variations = self.variations = _variations(values, name)
@@ -196,8 +196,7 @@ class Campaign:
     def hashes(self) -> set[str]:
         """The hash of every specification of the whole campaign."""
         found = {run.hash for run in self.planned} | {run.flow_hash for run in self.planned}
-        if self.length:
-            found |= {self.length.hash(run) for run in self.planned if self.length.covers(run)}
+        found |= {self.length.hash(run) for run in self.planned if self.measures_length(run)}
         rest = (*self.benchmarks, *self.recall, *self.data.values(), *filter(None, [self.check]))
         return found | {each.hash for each in rest}
 
@@ -208,13 +207,9 @@ class Campaign:
 
     def run(self, name: str) -> Run:
         """A run by its address, chosen or not. Raises InputError where there is none."""
-        found = next((run for run in self.planned if run.name == name), None)
-        if found is None:
-            raise InputError(
-                f"campaign {self.name} has no run {name!r}; an address is "
-                "SCALE/VARIATION/VARIANT/SEED, and `python -m relation status` lists them"
-            )
-        return found
+        found = (run for run in self.planned if run.name == name)
+        address = "an address is SCALE/VARIATION/VARIANT/SEED"
+        return _one(found, f"campaign {self.name} has no run {name!r}; {address}")
 
     def bench(self, benchmark: str, scale: str) -> Bench:
         """A benchmark. Raises InputError where the campaign has none."""
@@ -269,13 +264,16 @@ class Campaign:
 
     def measures_length(self, run: Run) -> bool:
         """Whether a run's checkpoint reads texts longer than it was trained on."""
-        return self.length is not None and self.length.covers(run)
+        at = self.length
+        if at is None or run.further or run.variant not in at.variants:
+            return False
+        return at.scales is None or run.scale in at.scales
 
 
 def _one(found: Iterable, problem: str) -> Any:
     value = next(iter(found), None)
     if value is None:
-        raise InputError(f"{problem}; `python -m relation plan` lists what it has")
+        raise InputError(f"{problem}; `python -m relation plan --runs` lists what it has")
     return value
 
 
@@ -283,10 +281,8 @@ def _variations(values: Mapping, name: str) -> dict[str, dict]:
     """The variations of a campaign by name: combined ones first, then those that are listed."""
     found: dict[str, dict] = {}
     for parts in product(*(each.items() for each in values.get("cross", ()))):
-        changes: dict = {}
-        for _, change in parts:
-            changes = {**changes, **change}
         if parts:
+            changes = {name: value for _, change in parts for name, value in change.items()}
             found["-".join(key for key, _ in parts)] = changes
     for key, change in values.get("variations", {}).items():
         found[key] = {**found.get(key, {}), **change}

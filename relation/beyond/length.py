@@ -26,7 +26,8 @@ from relation.train.checkpoint import load_model
 from relation.train.step import autocast
 
 if TYPE_CHECKING:
-    from relation.jobs import Length, Run
+    from relation.config import Length
+    from relation.jobs import Run
 
 PIECES = 4  # of a training context, over which NLL is averaged
 

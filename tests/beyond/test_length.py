@@ -17,7 +17,7 @@ from relation.beyond.length import (
     longest_windows,
     measure,
 )
-from relation.jobs import Length
+from relation.config import Length
 from relation.nn import Decoder, Execution, ModelConfig
 from relation.ops import full_relation, tiled_relation
 from relation.train.checkpoint import save_model
@@ -143,7 +143,7 @@ def test_a_checkpoint_is_measured_into_a_record(tmp_path: Path, documents, lengt
     model = Decoder(small_model("hybrid"))
     model.initialise(1)
     save_model(model, tmp_path / "model.safetensors", {})
-    section = Length(scales=None, variants=("hybrid",), windows=2, contexts=8)
+    section = Length(windows=2, contexts=8)
     measure(run, tmp_path, tmp_path / "model.safetensors", tmp_path / "out", section)
     found = records.read(tmp_path / "out" / "lengths.parquet", "lengths")
     assert len(found) == rows

@@ -17,11 +17,11 @@ from training import CONTEXT, CPU, UPDATE, assert_same_run, read_run, small_run,
 
 from relation import records
 from relation.beyond.length import measure
+from relation.config import Length
 from relation.data.windows import OrderHash, TrainingWindows, data_rows, open_tokens, plan_updates
 from relation.errors import RunError, StoppedError
 from relation.flow.diagnose import diagnose
 from relation.flow.metrics import read_layers
-from relation.jobs import Length
 from relation.train import checkpoint
 from relation.train import run as engine
 from relation.train.checkpoint import load_model
@@ -289,7 +289,7 @@ def test_a_divergence_is_recorded_where_the_campaign_counts_them(data, tmp_path,
     out, planned = tmp_path / "out", {}
     given = (run, data, out / "model.safetensors", out)
     diagnose(*given)
-    measure(*given, Length(scales=None, variants=("full",), windows=1, contexts=1))
+    measure(*given, Length(windows=1, contexts=1))
     assert capsys.readouterr().err.count(" diverged: ") == 2
     for kind in ("runs", "flow", "curves", "maps", "lengths"):
         name = records.FILES[kind].replace("*", "x")
