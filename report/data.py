@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -49,11 +48,6 @@ class Records:
     planned: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=PLANNED))
     precision: Sequence[str] = ()
     window: float = 0.01
-
-    @cached_property
-    def planned_rows(self) -> list[Any]:
-        """`planned` as tuples with its columns' names."""
-        return list(self.planned.itertuples(index=False))
 
     @cached_property
     def miniature(self) -> bool:
@@ -190,7 +184,7 @@ def gap(
 ) -> tuple[str, str]:
     """Status and reason of a value of the matrix that is not there, from what is planned."""
     name = KIND_NAMES.get(kind, "benchmark")
-    of_scale = [row for row in records.planned_rows if scale in (None, row.scale)]
+    of_scale = [row for row in records.planned.itertuples() if scale in (None, row.scale)]
     if not of_scale:
         return "not run", f"{scale} {OUTSIDE}"
     rows = [row for row in of_scale if row.kind == kind and not row.further]

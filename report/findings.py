@@ -10,8 +10,9 @@ from tempfile import TemporaryDirectory
 import pandas as pd
 
 from relation import plan, records
-from report import data, render, stats, study, table, tables
+from report import data, stats, study, table, tables
 from report.figures.style import signed
+from report.render import number_text
 
 PUBLISHED = Path("results/published")
 # Cells of the tables that the pages quote: table, row and column.
@@ -27,18 +28,12 @@ def cells(settings: list[data.Records]) -> None:
     for cell in table.cells(settings, tables.PAPER).to_dict("records"):
         key = " ".join((cell["table"], cell["row"], cell["column"]))
         if cell["status"] == "ok" and cell["statistic"] != "sd" and QUOTED.fullmatch(key):
-            form = known[cell["table"]][cell["column"]].format
-            print(f"{cell['setting']} {key}: {cell['text'] or _told(cell, form)}")
-
-
-def _told(cell: dict, form: str) -> str:
-    """A value with its 95% interval and the values of its seeds, in the table's format."""
-    value, low, high = (
-        render.number_text(cell[name], form, cell["unit"]) for name in ("value", "low", "high")
-    )
-    ends = "" if pd.isna(cell["low"]) else f"95% {low} to {high}, "
-    seeds = ", ".join(render.number_text(each, form) for each in cell["by_seed"].values())
-    return f"{value} ({ends}n = {cell['n']}) {seeds}"
+            form, unit = known[cell["table"]][cell["column"]].format, cell["unit"]
+            value, low, high = (number_text(cell[n], form, unit) for n in ("value", "low", "high"))
+            ends = "" if pd.isna(cell["low"]) else f"95% {low} to {high}, "
+            seeds = ", ".join(number_text(each, form) for each in cell["by_seed"].values())
+            told = cell["text"] or f"{value} ({ends}n = {cell['n']}) {seeds}"
+            print(f"{cell['setting']} {key}: {told}")
 
 
 def variants(runs: pd.DataFrame) -> None:
@@ -75,7 +70,7 @@ def main() -> None:
     with TemporaryDirectory() as figures:
         for section in study.sections(PUBLISHED, Path(figures)):
             if section.table is not None:
-                print(section.title, section.table.to_string(index=False), sep="\n")
+                print(section.name, section.table.to_string(index=False), sep="\n")
 
 
 if __name__ == "__main__":

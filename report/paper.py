@@ -18,8 +18,8 @@ SEEDS = (42, 43, 44)
 GPU = "RTX 5090"
 # One unit of the paper in the unit of the records (fractions, single tokens, nats).
 UNITS = {
-    **dict.fromkeys(("nat/token", "tok/s", "GiB", "tokens", "parameters", "x"), 1.0),
-    **dict.fromkeys(("dims", "epochs", "1", "text"), 1.0),
+    **dict.fromkeys(("nat/token", "bit/character", "tok/s", "GiB", "tokens"), 1.0),
+    **dict.fromkeys(("parameters", "x", "dims", "epochs", "1", "text"), 1.0),
     "%": 0.01,
     "ms": 1e-3,
     "M tokens": 1e6,

@@ -22,7 +22,7 @@ MINUS, DASH = "−", "—"
 STATUS_WORDS = {"oom": "OOM", "no counterpart": "n/a"}
 # Units that stand behind the number, and those that stand in the row's heading.
 SUFFIXES = {"%": "%", "x": "×", "M tokens": "M", "B tokens": "B"}
-HEADED = ("nat/token", "tok/s", "GiB", "ms")
+HEADED = ("nat/token", "bit/character", "tok/s", "GiB", "ms")
 _LATEX = {
     **{c: rf"\{c}" for c in "&%$#{}"}, "_": r"\_\allowbreak{}",
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
@@ -184,18 +184,11 @@ def _line(column: Column, found: dict, out: Printed) -> tuple[str, str, list[Ent
     return heading, paper, entries
 
 
-def environment(latex: bool = False) -> jinja2.Environment:
-    """Braces are LaTeX's own, so its delimiters differ; every value is escaped on its way out."""
-    known: dict[str, Any] = {"autoescape": True}
-    if latex:
-        names = ("block_start", "block_end", "variable_start", "variable_end")
-        names += ("comment_start", "comment_end")
-        marks = ("((*", "*))", "(((", ")))", "((=", "=))")
-        known = {f"{name}_string": mark for name, mark in zip(names, marks, strict=True)}
-        known["finalize"] = tex
+def environment(autoescape: bool = True, **known: Any) -> jinja2.Environment:
+    """The templates; every value is escaped on its way out."""
     made = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES), undefined=jinja2.StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True, **known,
+        trim_blocks=True, lstrip_blocks=True, autoescape=autoescape, **known,
     )  # fmt: skip
     made.filters |= {"powers": powers, "raw": Markup}
     return made
@@ -215,19 +208,23 @@ def tex(text: Any) -> str:
     return "".join(rf"\textsuperscript{{{t}}}" if k % 2 else t for k, t in enumerate(told))
 
 
-HTML, LATEX = environment(), environment(latex=True)
+HTML = environment()
+# Braces are LaTeX's own, so its delimiters differ.
+LATEX = environment(
+    autoescape=False, finalize=tex, block_start_string="((*", block_end_string="*))",
+    variable_start_string="(((", variable_end_string=")))", comment_start_string="((=",
+    comment_end_string="=))",
+)  # fmt: skip
 
 
 def html(table: Table, cells: pd.DataFrame, settings: Sequence[Setting]) -> str:
     """A table's panels, notes and conditions in HTML, without its heading and caption."""
-    printed = prepare(table, cells, settings)
-    return HTML.get_template("cells.html.j2").render(printed=printed)
+    return HTML.get_template("cells.html.j2").render(printed=prepare(table, cells, settings))
 
 
 def latex(table: Table, cells: pd.DataFrame, settings: Sequence[Setting]) -> str:
     """A table in LaTeX, as tables.tex reads it."""
-    printed = prepare(table, cells, settings)
-    return LATEX.get_template("cells.tex.j2").render(printed=printed)
+    return LATEX.get_template("cells.tex.j2").render(printed=prepare(table, cells, settings))
 
 
 def csv(table: Table, cells: pd.DataFrame) -> str:

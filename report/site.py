@@ -338,12 +338,11 @@ def _pictures(found: Sequence[Shown]) -> list[dict[str, Any]]:
 
 def _picture(sections: Sequence[study.Section], pictures: Sequence) -> dict[str, str] | None:
     """The one picture of the first page: the study's first, or the pairs of the first setting."""
-    if sections:
-        first = sections[0]
-        return {"file": f"figures/study/{first.figure}", "caption": first.caption}
-    for each in pictures:
-        if each["drawing"].name == "pairs":
-            return {"file": each["files"][0][1], "caption": each["drawing"].caption}
+    for each in (section.name for section in sections if section.figure):
+        return {"file": f"figures/study/{each}.svg", "section": each, "caption": ""}
+    for each in (each for each in pictures if each["drawing"].name == "pairs"):
+        caption = each["drawing"].caption
+        return {"file": each["files"][0][1], "section": "", "caption": caption}
     return None
 
 

@@ -41,13 +41,14 @@ RUN = ["scale", "variation", "variant", "seed"]
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page: a paragraph, a table as a frame of text, and a figure by file name."""
+    """A part of the page: a table as a frame of text, and whether it has a figure, <name>.svg.
 
-    title: str
-    text: str = ""
+    templates/study_texts.html.j2 has its title, its paragraph and the figure's caption.
+    """
+
+    name: str
     table: pd.DataFrame | None = None
-    figure: str = ""
-    caption: str = ""
+    figure: bool = False
 
 
 def sections(published: Path, folder: Path) -> list[Section]:
@@ -137,11 +138,7 @@ def differences(books: pd.DataFrame, fair: pd.DataFrame, folder: Path) -> Sectio
     forest(here, bars)
     here.set_xlabel("final validation NLL, Relation − MHA (nat/token)")
     save(figure, folder / "answer.svg")
-    caption = (
-        "Relation − MHA with its 95% interval over pairs, by scale and setting; at 10M the further "
-        "pairs where there are some. Diamonds: the paper."
-    )
-    return Section("Relation beside MHA", "", pd.DataFrame(rows), "answer.svg", caption)
+    return Section("answer", pd.DataFrame(rows), figure=True)
 
 
 # The fair comparison
@@ -216,28 +213,19 @@ def arms(runs: pd.DataFrame, probes: pd.DataFrame, steps: pd.DataFrame) -> Secti
     if own.empty:
         return None
     table = compared(runs).query("under == 'mha'").drop_duplicates("over").set_index("over")
-    reached = tokens_to_mha(probes)
-    rows = []
+    curves, rows = validation(probes), []
     for variant, arm in own.groupby("variant"):
         if arm["learning_rate"].nunique() > 1:
             raise InputError(f"the fresh runs of {variant} have several learning rates")
-        speed, rate = throughput(steps, variant, arm["backend"].iloc[0])
-        time = "not measured" if rate is None else "not reached"
-        if rate and reached.get(variant):
-            time = f"{reached[variant] / rate / 60:.1f}"
-        delta = signed(table.loc[variant, "found"].welch) if variant in table.index else ""
-        rows.append(
-            {**summary(arm), "less MHA": delta, "tokens/s by MHA’s": speed, "minutes": time}
-        )
-    text = (
-        "Every arm at 10M on the corpus library, at the learning rate that its own runs chose, on "
-        "seeds that chose nothing. GPT-2’s residual scale, AdamW’s epsilon 1e-8, equal parameters. "
-        "A run that stopped counts with its last finite validation NLL. Less MHA: Welch’s "
-        "interval, on the seeds of the comparison below. Tokens a second beside MHA’s on cuDNN are "
-        "of exclusive benchmarks of training steps, and so are the GPU’s minutes until the mean "
-        "validation NLL is MHA’s last; an arm without such a benchmark is not measured."
-    )
-    return Section("Every arm at its own rate", text, pd.DataFrame(rows).sort_values("NLL"))
+        row = summary(arm) | {"less MHA": "", "GPU minutes": "not measured"}
+        if variant in table.index:
+            row["less MHA"] = signed(table.loc[variant, "found"].welch)
+        row["tokens/s by MHA’s"], rate = throughput(steps, variant, arm["backend"].iloc[0])
+        if rate is not None:
+            reached = tokens_to_mha(curves, variant)
+            row["GPU minutes"] = f"{reached / rate / 60:.1f}" if reached else "not reached"
+        rows.append(row)
+    return Section("arms", pd.DataFrame(rows).sort_values("NLL"))
 
 
 def summary(arm: pd.DataFrame) -> dict[str, str]:
@@ -255,14 +243,15 @@ def summary(arm: pd.DataFrame) -> dict[str, str]:
 def throughput(steps: pd.DataFrame, variant: str, backend: str) -> tuple[str, float | None]:
     """Tokens/s of an arm over MHA's on cuDNN, as text, and its own; of exclusive benchmarks."""
     rows = steps[(steps["benchmark"] == "matched") & (steps["scale"] == "10M")]
-    rows = rows[rows["status"] == "PASS"].drop_duplicates(["variant", "backend"])
-    sides = rows.set_index(["variant", "backend"])
-    if not {(variant, backend), ("mha", "cudnn")} <= set(sides.index):
-        return "not measured", None
-    arm, mha = sides.loc[(variant, backend)], sides.loc[("mha", "cudnn")]
-    together = arm["hash"] == mha["hash"] and not (arm["alone"] or mha["alone"])
-    found = stats.median_ratio(list(arm["samples"]), list(mha["samples"]), together)
-    return f"{found.value:.3f} ({found.low:.3f} to {found.high:.3f})", arm["tokens_per_second"]
+    for _, job in rows[rows["status"] == "PASS"].groupby("hash", sort=False):
+        sides = job.set_index(["variant", "backend"])
+        if {(variant, backend), ("mha", "cudnn")} <= set(sides.index):
+            arm, mha = sides.loc[(variant, backend)], sides.loc[("mha", "cudnn")]
+            samples = (list(side["samples"]) for side in (arm, mha))
+            found = stats.median_ratio(*samples, not (arm["alone"] or mha["alone"]))
+            told = f"{found.value:.3f} ({found.low:.3f} to {found.high:.3f})"
+            return told, arm["tokens_per_second"]
+    return "not measured", None
 
 
 def validation(probes: pd.DataFrame) -> pd.DataFrame:
@@ -273,16 +262,13 @@ def validation(probes: pd.DataFrame) -> pd.DataFrame:
     return rows.pivot_table("value", "tokens", ["variant", "seed"]).ffill()
 
 
-def tokens_to_mha(probes: pd.DataFrame) -> dict[str, float | None]:
-    """Tokens at which each arm's mean validation NLL is MHA's last, over common seeds."""
-    curves = validation(probes)
-    arms = {arm: curves[arm] for arm in curves.columns.unique("variant")}
-    found = {}
-    for arm, own in arms.items() if "mha" in arms else ():
-        seeds = own.columns.intersection(arms["mha"].columns)
-        target = arms["mha"].iloc[-1][seeds].mean()
-        found[arm] = stats.crossing(own.index, own[seeds].mean(axis=1).to_numpy(), target)
-    return found
+def tokens_to_mha(curves: pd.DataFrame, arm: str) -> float | None:
+    """Tokens at which an arm's mean validation NLL is MHA's last, over common seeds, if ever."""
+    if not {arm, "mha"} <= set(curves.columns.unique("variant")):
+        return None
+    seeds = curves[arm].columns.intersection(curves["mha"].columns)
+    target = curves["mha"].iloc[-1][seeds].mean()
+    return stats.crossing(curves.index, curves[arm][seeds].mean(axis=1).to_numpy(), target)
 
 
 def comparisons(runs: pd.DataFrame, folder: Path) -> Section | None:
@@ -311,15 +297,8 @@ def comparisons(runs: pd.DataFrame, folder: Path) -> Section | None:
     here.axvspan(-MARGIN, MARGIN, color=MUTED, alpha=0.15, linewidth=0)
     forest(here, sorted(bars, key=lambda bar: bar.found.value))
     here.set_xlabel("difference of final validation NLL (nat/token)")
-    save(figure, folder / "forest.svg")
-    text = (
-        "Welch’s test decides, at 5% after Holm’s correction within a family: the primary "
-        "comparisons; and every arm beside MHA on the first 16 fresh seeds, which shows what each "
-        "ingredient is worth."
-    )
-    caption = f"Differences of NLL with 95% Welch intervals. Grey: ±{MARGIN}."
-    table = pd.DataFrame(rows)
-    return Section("Is it better than attention?", text, table, "forest.svg", caption)
+    save(figure, folder / "comparisons.svg")
+    return Section("comparisons", pd.DataFrame(rows), figure=True)
 
 
 def elsewhere(runs: pd.DataFrame) -> list[Section]:
@@ -340,13 +319,8 @@ def elsewhere(runs: pd.DataFrame) -> list[Section]:
             if scale == "10M" and beside is not None:
                 row["150M tokens, same seeds"] = signed(beside.welch)
             rows.append(row)
-    text = (
-        "Differences without a verdict; the longer horizon and the smaller updates beside 150M "
-        "tokens and full updates on the same seeds."
-    )
-    titles = ("Larger models, a longer horizon, smaller updates", "The same, arm less arm")
-    made = zip(titles, ("Each arm at its own rate.", text), (there, rows), strict=True)
-    return [Section(name, told, pd.DataFrame(table)) for name, told, table in made if table]
+    made = zip(("elsewhere", "elsewhere-apart"), (there, rows), strict=True)
+    return [Section(name, pd.DataFrame(table)) for name, table in made if table]
 
 
 def head_start(runs: pd.DataFrame, probes: pd.DataFrame, folder: Path) -> Section | None:
@@ -377,9 +351,7 @@ def head_start(runs: pd.DataFrame, probes: pd.DataFrame, folder: Path) -> Sectio
     here.set(xlabel="training tokens", ylabel="difference (nat/token)")
     here.legend()
     save(figure, folder / "head-start.svg")
-    text = "The share of the final difference that is there after 20% and 50% of the tokens."
-    caption = "Validation NLL while training: differences with 95% Welch intervals over seeds."
-    return Section("A head start or a gain?", text, pd.DataFrame(rows), "head-start.svg", caption)
+    return Section("head-start", pd.DataFrame(rows), figure=True)
 
 
 def rates(runs: pd.DataFrame, folder: Path) -> Section | None:
@@ -413,14 +385,7 @@ def rates(runs: pd.DataFrame, folder: Path) -> Section | None:
         here.xaxis.set_minor_locator(NullLocator())
     axes[0, 0].legend()
     save(figure, folder / "rates.svg")
-    return Section(
-        "The learning rate of each arm",
-        "Mean final NLL by learning rate. The arm’s rate is the minimum of a quadratic in the "
-        "logarithm of the rate, fitted to the best rate and its neighbours; at 30M to three rates.",
-        pd.DataFrame(rows).fillna(""),
-        "rates.svg",
-        "Final NLL against the learning rate; small points are single runs.",
-    )
+    return Section("rates", pd.DataFrame(rows).fillna(""), figure=True)
 
 
 def best_rate(runs: pd.DataFrame) -> tuple[float | None, str, float]:
@@ -525,15 +490,7 @@ def readings(values: pd.DataFrame, folder: Path) -> Section:
         here.set_xticks(range(len(means)), means.index, rotation=90, fontsize=6)
         here.set(ylabel=label, xlim=(-1, len(means)))
     save(figure, folder / "readings.svg")
-    return Section(
-        "What the paper leaves open",
-        "Readings of what the paper does not print, at 10M on books, seeds 142 to 144. "
-        "Means over pairs.",
-        pd.DataFrame(table),
-        "readings.svg",
-        "Every reading, sorted: Relation − MHA, and Self flow of the first layer; points are "
-        "pairs. Orange: residual matrices as the others; blue: divided. Dashed: the paper.",
-    )
+    return Section("readings", pd.DataFrame(table), figure=True)
 
 
 def anchor(values: pd.DataFrame, folder: Path) -> Section:
@@ -548,9 +505,4 @@ def anchor(values: pd.DataFrame, folder: Path) -> Section:
     here.set(xscale="log", xlabel="ρ", ylabel="L0 Self flow")
     here.legend()
     save(figure, folder / "anchor.svg")
-    text = (
-        "Whether the first layer becomes an anchor goes with ρ, how much a token’s embedding "
-        "weighs at the start against what the first mixer would add to it."
-    )
-    caption = "Self flow of the first layer after training against ρ, a point a pair."
-    return Section("The embedding’s weight at the start", text, None, "anchor.svg", caption)
+    return Section("anchor", figure=True)

@@ -32,7 +32,7 @@ def _passes(axes: Axes, runs: pd.DataFrame) -> None:
 
 def _logged(records: Records) -> pd.DataFrame:
     """The pairs of the first seeds of every scale, where losses are there."""
-    runs = paired(records.runs, "scale", "seed")
+    runs = paired(records.runs, "seed")
     place = runs.groupby("scale")["seed"].rank("dense")
     return runs[(place <= FIRST_SEEDS) & bool(len(records.losses))]
 
@@ -111,11 +111,9 @@ def validation_curves(rows: pd.DataFrame, records: Records) -> Figure:
     return figure
 
 
-def _ended(records: Records) -> pd.DataFrame:
-    return paired(records.runs.dropna(subset="final_nll"), "scale", "seed")
-
-
-@drawing("pairs", "Validation NLL by pair", _ended)
+@drawing(
+    "pairs", "Validation NLL by pair", lambda r: paired(r.runs.dropna(subset="final_nll"), "seed")
+)
 def pairs(runs: pd.DataFrame, records: Records) -> Figure:
     """Final validation NLL; a line joins the two runs of a seed. Titles give Relation − MHA with
     its 95% interval over pairs."""

@@ -128,10 +128,10 @@ def panels(
     return figure, axes, [(v, rows[rows[by] == v], c) for v, c in zip(values, axes.T, strict=True)]
 
 
-def paired(rows: pd.DataFrame, *by: str) -> pd.DataFrame:
-    """The rows of MHA and Relation, at scales, or what else `by` says, that have both."""
+def paired(rows: pd.DataFrame, *keys: str) -> pd.DataFrame:
+    """The rows of MHA and Relation at scales, and of seeds if `keys` names them, with both."""
     rows = rows[rows["variant"].isin(PAIR)]
-    return rows[rows.groupby([*(by or ("scale",))])["variant"].transform("nunique") == 2]
+    return rows[rows.groupby(["scale", *keys])["variant"].transform("nunique") == 2]
 
 
 def seeds_and_mean(axes: Axes, curves: pd.DataFrame, colour: str, points=False, **look) -> None:

@@ -38,21 +38,20 @@ def fitted_time(rows: pd.DataFrame) -> tuple[stats.Estimate | None, pd.Series, s
     passed = rows[rows["seconds"].notna()].sort_values("context")
     grew = passed["seconds"] / passed["seconds"].iloc[:1].sum()
     timed = passed[grew >= GROWN]
-    if passed.empty:
-        return None, timed["context"], ""
-    if timed["context"].nunique() < FEWEST_POINTS:
+    why, count = "", timed["context"].nunique()
+    if len(passed) and count < FEWEST_POINTS:
         why = (
             f"a power is fitted to {FEWEST_POINTS} contexts or more that take {GROWN} times as "
-            f"long as the smallest; {timed['context'].nunique()} do, and the largest takes "
-            f"{grew.iloc[-1]:.1f} times as long"
+            f"long as the smallest; {count} do, and the largest takes {grew.iloc[-1]:.1f} times as "
+            "long"
         )
-        return None, timed["context"], why
-    fit = stats.power_fit(timed["context"].tolist(), timed["seconds"].tolist())
-    if fit.high - fit.low > WIDEST_INTERVAL:
+    elif len(passed):
+        fit = stats.power_fit(timed["context"].tolist(), timed["seconds"].tolist())
+        if fit.high - fit.low <= WIDEST_INTERVAL:
+            return fit, timed["context"], ""
         ends = f"{fit.low:.2f} to {fit.high:.2f}"
         why = f"the fitted power's 95% interval, {ends}, is wider than {WIDEST_INTERVAL:g}"
-        return None, timed["context"], why
-    return fit, timed["context"], ""
+    return None, timed["context"], why
 
 
 def decoded_tokens(complexity: pd.DataFrame, decode: pd.DataFrame, operator: str) -> pd.DataFrame:
@@ -96,26 +95,25 @@ def complexity_table(
     for model, own in select(decode, measure="token").groupby("model", sort=False):
         yield from _many(f"decode-{model}", own)
     yield from conditions(complexity, precision)
-    failed = select(complexity, status="OOM").sort_values("context").groupby("operator", sort=False)
-    told = [
-        f"{OPERATORS[operator]} at T = {', '.join(f'{T:,.0f}' for T in contexts)}"
-        for operator, contexts in failed["context"]
-    ]
-    if told:
+    failed = select(complexity, status="OOM").sort_values("context")
+    if len(failed):
+        told = [
+            f"{OPERATORS[operator]} at T = {', '.join(f'{T:,.0f}' for T in contexts)}"
+            for operator, contexts in failed.groupby("operator", sort=False)["context"]
+        ]
         yield cell("setting", "oom", text="; ".join(told), sources=sources(complexity))
 
 
 def _exponents(operator: str, rows: pd.DataFrame) -> Cells:
     behind: dict[str, Any] = {"sources": sources(rows)}
     time, contexts, why = fitted_time(rows)
-    if time is None:
-        undetermined = {"status": "undetermined", "reason": why, "n": 0}
-        known = behind | (undetermined if why else outcome(rows.iloc[0].to_dict()))
-        yield cell(operator, "time_exponent", **known)
-        yield cell(operator, "contexts", **known)
-    else:
+    if time is not None:
         yield cell(operator, "time_exponent", time, **behind)
         yield cell(operator, "contexts", text=_range(contexts), **behind)
+    else:
+        undetermined = {"status": "undetermined", "reason": why, "n": 0}
+        known = behind | (undetermined if why else outcome(rows.iloc[0].to_dict()))
+        yield from (cell(operator, column, **known) for column in ("time_exponent", "contexts"))
     state = rows[rows["decode_state_bytes"].astype(float) > 0]
     fit = stats.power_fit(state["context"].tolist(), state["decode_state_bytes"].tolist())
     if fit is not None:  # bytes have no noise, and so no interval
@@ -125,16 +123,15 @@ def _exponents(operator: str, rows: pd.DataFrame) -> Cells:
 def _tokens(operator: str, complexity: pd.DataFrame, decode: pd.DataFrame) -> Cells:
     """The time to decode one token at the first and the last context."""
     rows = decoded_tokens(complexity, decode, operator)
-    if rows.empty:
-        if len(decode) and operator not in DECODES:
-            why = "a token is decoded by kernels of its own, not by this backend"
-            known = {"status": "no counterpart", "reason": why}
-            for column in ("decode_first", "decode_last", "decoded"):
-                yield cell(operator, column, n=0, **known)
-        return
-    for column, row in (("decode_first", rows.iloc[0]), ("decode_last", rows.iloc[-1])):
-        yield cell(operator, column, float(row["decode_seconds"]), sources=(row["source"],))
-    yield cell(operator, "decoded", text=_range(rows["context"]), sources=sources(rows))
+    if len(rows):
+        for column, row in (("decode_first", rows.iloc[0]), ("decode_last", rows.iloc[-1])):
+            yield cell(operator, column, float(row["decode_seconds"]), sources=(row["source"],))
+        yield cell(operator, "decoded", text=_range(rows["context"]), sources=sources(rows))
+    elif len(decode) and operator not in DECODES:
+        why = "a token is decoded by kernels of its own, not by this backend"
+        known = {"status": "no counterpart", "reason": why, "n": 0}
+        columns = ("decode_first", "decode_last", "decoded")
+        yield from (cell(operator, column, **known) for column in columns)
 
 
 def _many(row: str, own: pd.DataFrame) -> Cells:

@@ -103,7 +103,7 @@ def test_planted_differences_and_equivalence_get_their_verdicts(tmp_path):
     rest = table.loc["arms"].set_index("comparison")
     assert len(rest) == 4 and set(rest["seeds"]) == {"16"}
     assert rest.loc[study.minus("mha-self", "mha"), "verdict"] == "better"
-    assert (tmp_path / "forest.svg").exists()
+    assert (tmp_path / "comparisons.svg").exists()
     words = [study.verdict(0.001, *p) for p in ((0.01, 0.01), (0.9, 0.9))]
     assert words == ["both: worse, by less than ±0.01", "not established"]
 
@@ -167,11 +167,11 @@ def test_an_arm_has_its_speed_and_the_time_to_mhas_loss_or_says_why_not():
     probes = curves(full=(0, 0, -1.0), **{"full-gate": (0, 0, 0.1)})
     runs = study.ended(fair_runs(mha=0, full=-0.05, **{"full-gate": 0.1}), no_probes())
     table = study.arms(runs, probes, steps).table.set_index("arm")
-    assert table.loc["MHA", "minutes"] == "2.5"  # 150M tokens at 1M tok/s
+    assert table.loc["MHA", "GPU minutes"] == "2.5"  # 150M tokens at 1M tok/s
     # Its curve falls from 3 to 1 over the second half, and passes MHA's 2 in the middle of it.
-    assert table.loc["Full Relation", "minutes"] == f"{0.75 * BUDGET / 0.9e6 / 60:.1f}"
+    assert table.loc["Full Relation", "GPU minutes"] == f"{0.75 * BUDGET / 0.9e6 / 60:.1f}"
     assert table.loc["Full Relation", "tokens/s by MHA’s"].startswith("0.900")
-    assert table.loc["Full Relation, output gate", "minutes"] == "not measured"
+    assert table.loc["Full Relation, output gate", "GPU minutes"] == "not measured"
     assert table.loc["MHA", "bits/character"].startswith("1.19")  # 3.3 x 100 / 400 / ln 2
 
 
@@ -197,11 +197,11 @@ def test_a_rate_with_a_divergence_shows_no_mean(tmp_path):
 
 
 def test_the_shipped_readings_are_those_of_the_findings(tmp_path):
-    titles = {section.title: section for section in study.sections(PUBLISHED, tmp_path)}
-    table = titles["What the paper leaves open"].table.set_index("reading")
+    names = {section.name: section for section in study.sections(PUBLISHED, tmp_path)}
+    table = names["readings"].table.set_index("reading")
     assert table.loc["unscaled-sd-0.02", ["MHA", "Relation", "L0 Self flow"]].tolist() == [
         "3.4512", "3.3953", "38.3%",
     ]  # fmt: skip
     assert table.loc["unscaled-sd-0.02", "ρ"] == "0.13"
-    for section in titles.values():
-        assert not section.figure or (tmp_path / section.figure).read_text().startswith("<?xml")
+    for name, section in names.items():
+        assert not section.figure or (tmp_path / f"{name}.svg").read_text().startswith("<?xml")
