@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -230,7 +231,7 @@ class RelationModel(RelationPreTrainedModel):
         if cache is None:
             states = self._states(input_ids, _documents(attention_mask, starts))
         else:
-            if starts is not None:
+            if starts is not None and bool(starts.any()):
                 raise InputError(
                     "position_ids start a second document in a row of the cache; give each "
                     "document a row, or leave out the cache and use_cache"
@@ -287,7 +288,7 @@ class RelationModel(RelationPreTrainedModel):
 
 
 def _starts(places: Tensor | None, mask: Tensor | None, tokens: Tensor, read: int) -> Tensor | None:
-    """Which tokens (B, n) start a document after other text of their row; None where none does.
+    """Which tokens (B, n) start a document after other text of their row; None without positions.
 
     places: position_ids. read: columns of the cache; after them place 0 starts a document too.
     """
@@ -303,17 +304,29 @@ def _starts(places: Tensor | None, mask: Tensor | None, tokens: Tensor, read: in
     if mask is not None:  # padding may have any position
         text = mask[:, -tokens.shape[1] :] != 0
         starts = starts & text & F.pad(text[:, :-1], (1, 0), value=read > 0)
-    return starts if bool(starts.any()) else None
+    return starts
 
 
 def _documents(mask: Tensor | None, starts: Tensor | None) -> Documents | None:
-    """What a padding mask (B, T) and `_starts` let tokens see; None where rows are documents."""
-    documents = None if mask is None or bool(mask.all()) else Documents.padded(mask)
-    if starts is None:
-        return documents
-    if documents is not None:
-        starts = starts | (documents.positions == 0)
-    return Documents.of(starts.cumsum(1))
+    """What a padding mask (B, T) and `_starts` let tokens see; None where rows are documents.
+
+    torch.compile, which knows no values, gets documents of any number.
+    """
+    first, fits = starts, None
+    if mask is not None:
+        text = mask != 0
+        before = F.pad(text[:, :-1], (1, 0))
+        first = text != before if first is None else first | (text != before)
+        fits = ((text & ~before).sum(1) == 1).all()  # text in one piece
+    if first is None:
+        return None
+    if is_compiling():
+        if fits is not None:
+            torch._assert_async(fits, "a row of the padding mask has no text, or pieces of it")
+        return Documents.bounded(first, first.numel())
+    if fits is not None and not fits:
+        Documents.padded(mask)  # raises
+    return Documents.of(first.cumsum(1)) if first[:, 1:].any() else None
 
 
 class RelationForCausalLM(RelationPreTrainedModel, GenerationMixin):

@@ -184,6 +184,17 @@ def test_padded_rows_have_the_logits_of_rows_alone(variant):
                 close(logits[-len(row) :], model(row[None]).logits[0])
 
 
+def test_compiled_without_a_break_padding_changes_nothing():
+    _, model = build("full")
+    given = left_padded(prompts()[:2])
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    found, expected = (call(**given).logits for call in (compiled, model))
+    close(found[given["attention_mask"].bool()], expected[given["attention_mask"].bool()])
+    given["attention_mask"] = given["attention_mask"] * 0
+    with pytest.raises(RuntimeError, match="has no text"):
+        compiled(**given)
+
+
 def test_padding_that_cannot_be_is_refused():
     _, model = build("full")
     mask = torch.tensor([[1, 0, 1]])
