@@ -399,9 +399,7 @@ def gradient_rows(side: "Side", scale: str, check: "Check", device: torch.device
 
     Of a step whose kernels the host launches and, where it replays CUDA graphs, of a replay.
     """
-    execution = Execution(**side.backends, compiled=check.compile)
-    execution.check(side.model, device)
-    model = Decoder(side.model, execution).to(device)
+    model = Execution(**side.backends, compiled=check.compile).decoder(side.model, device)
     kept: Tensors = {}
 
     def keep(loss: Tensor) -> None:
@@ -414,7 +412,7 @@ def gradient_rows(side: "Side", scale: str, check: "Check", device: torch.device
     steps = {"launched": [step.uncaptured()]}
     if check.compile and device.type == "cuda":
         steps["replayed"] = [step, step]  # its first update is launched, the next captures graphs
-    truth, eager = (Decoder(side.model, Execution(**_TRUTH)).to(device) for _ in range(2))
+    truth, eager = (Execution(**_TRUTH).decoder(side.model, device) for _ in range(2))
     truth.double()
     eager.initialise(seed=0)
     initial = {name: tensor.clone() for name, tensor in eager.state_dict().items()}

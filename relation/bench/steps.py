@@ -23,7 +23,7 @@ from relation import machine
 from relation.bench.rounds import Answers, median_columns, record, synchronize
 from relation.errors import InputError, RunError
 from relation.jobs import Bench, Side
-from relation.nn import Decoder, Execution
+from relation.nn import Execution
 from relation.train.step import UpdateStep, build_optimizer
 
 # The first update of a process compiles, the second captures CUDA graphs.
@@ -87,12 +87,10 @@ def updates(bench: Bench, side: Side, device: torch.device, tokens: Path | None 
     on_gpu = device.type == "cuda"
     if on_gpu:
         torch.cuda.set_device(device)
-    execution = Execution(**side.backends, compiled=bench.compile)
-    execution.check(side.model, device)
-    model = Decoder(side.model, execution, seed=0)
+    model = Execution(**side.backends, compiled=bench.compile).decoder(side.model, device)
     options = dict(bench.optimizer)
     rate, clip = options["learning_rate"], options.pop("gradient_clip")
-    adamw = build_optimizer(model.to(device), **options)
+    adamw = build_optimizer(model, **options)
     step = UpdateStep(model, adamw, device, bench.precision, bench.compile, clip)
     size, numbers = side.micro * side.context, itertools.count()  # tokens of a micro-batch
     if tokens is not None:

@@ -146,9 +146,7 @@ def measure(run: "Run", data: Path, checkpoint: Path, out: Path, section: "Lengt
     if records.empty_if_diverged(checkpoint, out, "lengths"):
         return
     with claim(run.device) as device, Progress(f"length {run.name}", 1, "models") as progress:
-        execution = Execution(**run.backends)
-        execution.check(run.model, device)
-        model = load_model(checkpoint, device, execution).eval()
+        model = load_model(checkpoint, device, Execution(**run.backends)).eval()
         tokens, end = open_tokens(data, "validation"), end_of_text_id(data)
         given = (run.context, section.contexts, section.windows)
         windows = longest_windows(tokens, end, *given)

@@ -167,9 +167,7 @@ def _trainer(
     Trainings share one model, with its compiled code and CUDA graphs. Raises InputError where the
     device cannot run a backend, RunError where a parameter never learns.
     """
-    execution = Execution(**recall.backends, compiled=recall.compile)
-    execution.check(config, device)
-    model = Decoder(config, execution).to(device)
+    model = Execution(**recall.backends, compiled=recall.compile).decoder(config, device)
     options = dict(recall.optimizer)
     clip = options.pop("gradient_clip")
     optimizer = build_optimizer(model, 0.0, **options)

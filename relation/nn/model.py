@@ -77,9 +77,10 @@ class Execution:
             for operator, name in names.items()
         }
 
-    def check(self, config: ModelConfig, device: torch.device) -> None:
-        """Raise InputError where the device cannot run a backend that the model uses."""
+    def decoder(self, config: ModelConfig, device: torch.device) -> "Decoder":
+        """A model on a device. Raises InputError where that cannot run a backend of the model."""
         self.calls(config, device)
+        return Decoder(config, self).to(device)
 
 
 class Normed(NamedTuple):
@@ -559,10 +560,13 @@ class Decoder(nn.Module):
     def initialise(self, seed: int, key: str = "") -> None:
         """Draw the initial weights, each from a generator keyed by (seed, key, parameter name).
 
-        So the weights that paired variants share start equal, whatever else a variant adds.
+        So the weights that paired variants share start equal, whatever else a variant adds. Those
+        that transformers has loaded keep their values.
         """
         config, prefix = self.config, f"{key}/" if key else ""
         for name, parameter in self.named_parameters():
+            if getattr(parameter, "_is_hf_initialized", False):
+                continue
             last, shape = name.rpartition(".")[2], parameter.shape
             if last in ("a_log", "dt_bias"):
                 generator = _generator(seed, prefix + name.replace("mixer.", ""))

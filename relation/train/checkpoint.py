@@ -48,7 +48,7 @@ def load_model(path: Path, device: torch.device, execution: Execution | None = N
         with safe_open(path, framework="pt") as file:
             values = json.loads(file.metadata()["model"])
         values.pop("details", None)
-        model = Decoder(model_config(values), execution)
+        model = Decoder(model_config(values), execution, seed=None)
         model.load_state_dict(load_file(path))
     except FileNotFoundError:
         raise InputError(f"{path} is missing; run snakemake to train it") from None
@@ -58,6 +58,7 @@ def load_model(path: Path, device: torch.device, execution: Execution | None = N
             f"{path} is no complete checkpoint ({reason}); if snakemake made it, "
             "delete it and run snakemake again"
         ) from None
+    (execution or Execution()).calls(model.config, device)  # refuses what it cannot run
     return model.to(device)
 
 

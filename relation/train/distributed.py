@@ -8,7 +8,7 @@ process's up to the order of its terms.
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 
@@ -105,27 +105,20 @@ class World:
             dist.destroy_process_group()
 
 
-class SummedGradients:
+def summed_gradients(model: nn.Module) -> Callable[[Tensor], None]:
     """The `reduce` of an UpdateStep: gradients and loss become their sums over the processes.
 
     A process without a micro-batch of this update adds zeros.
     """
+    parameters = list(model.parameters())
+    sizes = [p.numel() for p in parameters]
 
-    def __init__(self, model: nn.Module, device: torch.device):
-        self._parameters = list(model.parameters())
-        sizes = [p.numel() for p in self._parameters]
-        self._flat = torch.zeros(sum(sizes) + 1, device=device)
-        *parts, self._loss = self._flat.split([*sizes, 1])
-        self._views = [v.view_as(p) for v, p in zip(parts, self._parameters, strict=True)]
+    def reduce(loss: Tensor) -> None:
+        given = (torch.zeros_like(p) if p.grad is None else p.grad for p in parameters)
+        flat = torch.cat([*(gradient.flatten() for gradient in given), loss.view(1)])
+        dist.all_reduce(flat)
+        for parameter, total in zip(parameters, flat[:-1].split(sizes), strict=True):
+            parameter.grad = total.view_as(parameter)
+        loss.copy_(flat[-1])
 
-    def __call__(self, loss: Tensor) -> None:
-        """Sum the gradients and `loss`, a scalar, in place."""
-        if any(p.grad is None for p in self._parameters):
-            self._flat.zero_()
-        for view, parameter in zip(self._views, self._parameters, strict=True):
-            if parameter.grad is not None:
-                view.copy_(parameter.grad)
-            parameter.grad = view
-        self._loss.copy_(loss)
-        dist.all_reduce(self._flat)
-        loss.copy_(self._loss[0])
+    return reduce

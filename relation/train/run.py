@@ -31,7 +31,7 @@ from relation.nn import Decoder, Execution
 from relation.nn.model import shared_weights_hash
 from relation.train import checkpoint
 from relation.train.checkpoint import RunState
-from relation.train.distributed import SummedGradients, World
+from relation.train.distributed import World, summed_gradients
 from relation.train.step import Readback, UpdateStep, build_optimizer, nll_of, wsd
 from relation.variants import LINEAR, MIXERS, parameters
 
@@ -77,15 +77,12 @@ def _train(
 
     # Model and optimiser: weights from the seed, equal in both runs of a pair.
     peak = PeakMemory(device)
-    execution = Execution(**run.backends, compiled=run.compile)
-    execution.check(run.model, device)
-    model = Decoder(run.model, execution)
+    model = Execution(**run.backends, compiled=run.compile).decoder(run.model, device)
     model.initialise(run.seed, run.init_key or "")
     init_hash = shared_weights_hash(model)
-    model.to(device)
     decay = (run.weight_decay, run.decay_embedding, run.decay_vectors)
     optimizer = build_optimizer(model, run.learning_rate, run.betas, run.adam_eps, *decay)
-    reduce = SummedGradients(model, device) if world.size > 1 else None
+    reduce = summed_gradients(model) if world.size > 1 else None
     how = (run.precision, run.compile, run.gradient_clip)
     step = UpdateStep(model, optimizer, device, *how, documents, reduce)
 

@@ -286,4 +286,4 @@ def test_unknown_and_impossible_backends_are_refused():
     with pytest.raises(InputError, match="fast"):
         Decoder(build("full").config, Execution(full="fast"))
     with pytest.raises(InputError, match="cannot run here"):
-        Execution(full="flex").check(build("full").config, torch.device("cpu"))
+        Execution(full="flex").decoder(build("full").config, torch.device("cpu"))
