@@ -20,16 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from relation import machine, records
-from relation.bench.rounds import (
-    DTYPES,
-    Conditions,
-    Sides,
-    Timer,
-    cache_bytes,
-    claimed,
-    median_columns,
-    ratio_columns,
-)
+from relation.bench import rounds as protocol
 from relation.errors import InputError, RunError
 from relation.kernels.documents import Documents
 from relation.ops import causal_attention, chunked_linear_relation, full_relation, get_backend
@@ -240,12 +231,12 @@ def peer_calls(
     call = partial(peer.build(device), documents=ragged_documents(shape, device))
     wanted = [each for each in peer.takes if each not in peer.frozen]
     generator = torch.Generator(device).manual_seed(0)
-    copies = [draw(shape, DTYPES[precision], device, generator)]
+    copies = [draw(shape, protocol.DTYPES[precision], device, generator)]
     taken = sum(copies[0][each].nbytes for each in (*peer.takes, "dy"))
     if device.type == "cuda":
         # One copy more than the last cache holds: no call finds its inputs there.
-        for _ in range(min(_MOST_COPIES, math.ceil(cache_bytes(device) / taken))):
-            copies.append(draw(shape, DTYPES[precision], device, generator))
+        for _ in range(min(_MOST_COPIES, math.ceil(protocol.cache_bytes(device) / taken))):
+            copies.append(draw(shape, protocol.DTYPES[precision], device, generator))
     turn = itertools.cycle(copies)
 
     def forward() -> Tensor:
@@ -259,7 +250,7 @@ def peer_calls(
 
     answer = {"error": _error(peer, call, copies[0], shape, device)}
     calls = {FORWARD: forward, BACKWARD: backward}
-    timers = {each: Timer(device, calls[each], len(copies)) for each in measures}
+    timers = {each: protocol.Timer(device, calls[each], len(copies)) for each in measures}
     if device.type == "cuda":
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -318,9 +309,9 @@ def compare(
 ) -> Iterator[list[dict]]:
     """Of each shape, a row a measure and peer; the first peer is the subject of the ratios."""
     sides = {name: partial(peer_calls, name, precision, device) for name in peers}
-    conditions = Conditions(device)
+    conditions = protocol.Conditions(device)
     progress = machine.Progress("bench operators", len(shapes), "shapes")
-    with Sides(sides, conditions) as processes, progress:
+    with protocol.Sides(sides, conditions) as processes, progress:
         for shape in shapes:
             found = processes.compare((shape, measures), measures, rounds)
             seen, rows = conditions.columns(), []
@@ -332,8 +323,8 @@ def compare(
                     **shape._asdict(),
                     "precision": precision,
                     **{n: answers.columns(measure).get(n) for n in _COLUMNS},
-                    **median_columns("seconds", answers.samples.get(measure, [])),
-                    **ratio_columns(answers, found[peers[0]], measure),
+                    **protocol.median_columns("seconds", answers.samples.get(measure, [])),
+                    **protocol.ratio_columns(answers, found[peers[0]], measure),
                     "host_seconds": answers.facts.get(f"host {measure}"),
                     **seen,
                 })  # fmt: skip
@@ -359,7 +350,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--documents", type=int, default=0, help="mean tokens; 0: one a row")
     parser.add_argument("--peers", help=f"comma-separated, subject first; of {', '.join(PEERS)}")
     parser.add_argument("--only", default="forward,backward", help="forward, backward or both")
-    parser.add_argument("--precision", choices=tuple(DTYPES), default=None)
+    parser.add_argument("--precision", choices=tuple(protocol.DTYPES), default=None)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--output", type=Path, default=Path("results/bench/operators.parquet"))
     given = parser.parse_args(argv)
@@ -375,7 +366,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     precision = given.precision or ("bf16" if given.device == "cuda" else "fp32")
     rows: list[dict] = []
     given.output.parent.mkdir(parents=True, exist_ok=True)
-    with claimed(given.device) as device:
+    with protocol.claimed(given.device) as device:
         asked = records.origin("", machine.describe(device))
         for found in compare(shapes, peers, measures, precision, device, given.rounds):
             rows += found

@@ -28,19 +28,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from relation import ops
 from relation.errors import InputError
 from relation.kernels.checks import projection_dtype
 from relation.kernels.documents import Documents
 from relation.nn.cache import DecodeState, HistoryCache, LinearState
-from relation.ops import (
-    attention_step,
-    causal_flow,
-    for_heads,
-    full_flow,
-    full_relation_step,
-    get_backend,
-    givens_mix,
-)
 from relation.ops.attention import check_documents
 from relation.ops.backends import Automatic, around
 from relation.ops.rope import apply_rope, rope_angles
@@ -73,7 +65,7 @@ class Execution:
         return {
             operator: Automatic(operator, self.compiled)
             if name is None
-            else around(get_backend(operator, name, device), self.compiled)
+            else around(ops.get_backend(operator, name, device), self.compiled)
             for operator, name in names.items()
         }
 
@@ -228,12 +220,12 @@ class Mixer(nn.Module):
             # are mixed, d x d numbers, instead of the states of every token.
             return self.split(x.project(self.mixed_wi()))
         info = self.split(x.through(self.wi) if self.projects else x.scaled())
-        return givens_mix(info, self.theta, self.pairing) if self.mixes else info
+        return ops.givens_mix(info, self.theta, self.pairing) if self.mixes else info
 
     def mixed_wi(self) -> Tensor:
         """W_I with mixed rows, (H d_h, d)."""
         weight = self.wi.weight.unflatten(0, (1, -1, self.head_dim))  # (1, H, d_h, d)
-        return givens_mix(weight, self.theta, self.pairing).flatten(0, 2)
+        return ops.givens_mix(weight, self.theta, self.pairing).flatten(0, 2)
 
     def output(self, y: Tensor, x: Normed) -> Tensor:
         """Concat_h(Y) W_O (Eq. 4): y (B, H, T, d_h) to (B, T, d), gated where the model is."""
@@ -288,13 +280,13 @@ class HistoryMixer(Mixer):
         """The mixer's output by the definition, from the flow of the same x."""
         if not self.options.get("transport_self", True):
             flow = flow.tril(-1)
-        return self.output(flow @ for_heads(self.information(x), self.heads), x)
+        return self.output(flow @ ops.for_heads(self.information(x), self.heads), x)
 
 
 class AttentionMixer(HistoryMixer):
     """Multi-head attention with RoPE on Q and K."""
 
-    operators = attention_step, causal_flow
+    operators = ops.attention_step, ops.causal_flow
 
     def __init__(self, config: ModelConfig, layer_index: int, call: Call):
         super().__init__(config, layer_index, call)
@@ -308,7 +300,7 @@ class FullRelationMixer(HistoryMixer):
     """
 
     relates = True
-    operators = full_relation_step, full_flow
+    operators = ops.full_relation_step, ops.full_flow
 
     def __init__(self, config: ModelConfig, layer_index: int, call: Call):
         super().__init__(config, layer_index, call)
@@ -330,7 +322,7 @@ class CalibratedMixer(FullRelationMixer):
     """
 
     relates = False
-    operators = partial(full_relation_step, silu=False), partial(full_flow, silu=False)
+    operators = partial(ops.full_relation_step, silu=False), partial(ops.full_flow, silu=False)
 
 
 class LinearRelationMixer(Mixer):

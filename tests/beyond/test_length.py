@@ -10,13 +10,7 @@ from torch import Tensor, nn
 from training import small_model, small_run, write_corpus
 
 from relation import records
-from relation.beyond.length import (
-    document_windows,
-    frozen_count,
-    length_rows,
-    longest_windows,
-    measure,
-)
+from relation.beyond import length as beyond
 from relation.config import Length
 from relation.nn import Decoder, Execution, ModelConfig
 from relation.ops import full_relation, tiled_relation
@@ -42,20 +36,20 @@ def decoder(layout: str, **rest) -> Decoder:
 def test_windows_lie_within_a_document() -> None:
     """The first of each, then the second of each; ids count up, so that a seam would show."""
     tokens = np.concatenate([[END, *range(10, 22)], [END, *range(30, 34)], [END, *range(50, 59)]])
-    windows = document_windows(tokens, END, 4, count=10)
+    windows = beyond.document_windows(tokens, END, 4, count=10)
     assert windows[:, 0].tolist() == [END, END, END, 13, 53, 17]
     assert all((np.diff(row[1:]) == 1).all() for row in windows)
-    assert len(document_windows(tokens, END, 4, count=2)) == 2
-    found = longest_windows(tokens, END, 3, 8, count=9)
+    assert len(beyond.document_windows(tokens, END, 4, count=2)) == 2
+    found = beyond.longest_windows(tokens, END, 3, 8, count=9)
     assert found.shape == (1, 13), "no document holds 24 tokens, one holds 12"
-    assert len(longest_windows(tokens, END, 50, 8, count=9)) == 0
+    assert len(beyond.longest_windows(tokens, END, 50, 8, count=9)) == 0
 
 
 def lengths(model: Decoder) -> dict[str, np.ndarray]:
     """NLL of three windows of four contexts of 8, by reading and quarter of a context."""
     windows = torch.randint(V, (3, 33), generator=torch.Generator().manual_seed(5))
     found: dict[str, list[float]] = {}
-    for row in length_rows(model, windows, 8):
+    for row in beyond.length_rows(model, windows, 8):
         assert row["count"] == 3 * 2 and row["first"] == 2 * len(found.get(row["reading"], []))
         found.setdefault(row["reading"], []).append(row["nll"])
     return {reading: np.array(nll) for reading, nll in found.items()}
@@ -120,7 +114,7 @@ def check_frozen(call, own: bool, dtype: torch.dtype, device: str, length: int) 
     yardstick = (corrected(*given.to(narrow), 0.9, own) - truth).abs().max()
     rounding = (truth.to(dtype) - truth).abs().max()
     lam = torch.tensor(0.9, dtype=narrow, device=device)
-    y = frozen_count(call, 8)(*given, lam, 2.0, transport_self=own)
+    y = beyond.frozen_count(call, 8)(*given, lam, 2.0, transport_self=own)
     assert y.dtype == dtype
     relative = 1e-12 if dtype == torch.float64 else 1e-5
     assert (y - truth).abs().max() <= 2 * (yardstick + rounding) + relative * truth.abs().max()
@@ -144,7 +138,7 @@ def test_a_checkpoint_is_measured_into_a_record(tmp_path: Path, documents, lengt
     model.initialise(1)
     save_model(model, tmp_path / "model.safetensors", {})
     section = Length(windows=2, contexts=8)
-    measure(run, tmp_path, tmp_path / "model.safetensors", tmp_path / "out", section)
+    beyond.measure(run, tmp_path, tmp_path / "model.safetensors", tmp_path / "out", section)
     found = records.read(tmp_path / "out" / "lengths.parquet", "lengths")
     assert len(found) == rows
     if rows:

@@ -13,15 +13,6 @@ import pytest
 from conftest import refusal
 
 from relation.data import corpus
-from relation.data.corpus import (
-    check,
-    cut,
-    fingerprint,
-    is_held_out,
-    prepare,
-    streams,
-    unigram_entropy,
-)
 from relation.data.tokenizer import END_OF_TEXT, end_of_text_id, load_tokenizer, train_tokenizer
 from relation.data.windows import data_rows, open_tokens, sha256_of
 from relation.errors import InputError
@@ -67,7 +58,7 @@ def hub(folder: Path, train: list[str], validation: list[str]) -> dict:
 
 
 def read(data: Data, split: str) -> list[str]:
-    return [text for stream in streams(data, split) for text in stream]
+    return [text for stream in corpus.streams(data, split) for text in stream]
 
 
 @pytest.fixture
@@ -80,8 +71,8 @@ def texts(tmp_path: Path) -> Path:
 
 def fingerprint_of(path: Path) -> str:
     """As a new process finds it."""
-    fingerprint.cache_clear()
-    return fingerprint(str(path))
+    corpus.fingerprint.cache_clear()
+    return corpus.fingerprint(str(path))
 
 
 # -- documents and splits --------------------------------------------------------------------------
@@ -190,7 +181,7 @@ def test_bad_texts_are_one_clear_line(tmp_path: Path, case: str) -> None:
     message = refusal(lambda: fingerprint_of(folder))
     assert said in message and str(folder) in message
     if case != "empty":
-        assert said in refusal(lambda: check(data_of(folder)))
+        assert said in refusal(lambda: corpus.check(data_of(folder)))
 
 
 @pytest.mark.parametrize("columns", [{"body": ["a"]}, {"text": [1, 2]}, {"text": [["a"], ["b"]]}])
@@ -220,15 +211,16 @@ def test_a_data_set_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_pieces_end_with_a_sentence_else_a_word(text, characters, pieces) -> None:
-    assert list(cut(text, characters)) == pieces
+    assert list(corpus.cut(text, characters)) == pieces
 
 
 def test_whole_documents_are_split_and_then_cut_and_shuffled(texts: Path) -> None:
     as_parquet(texts / "a.parquet", DOCUMENTS)
     short = data_of(texts, document_characters=24)
     for split in ("train", "validation"):
-        kept = [text for text in DOCUMENTS if is_held_out(text, 5) == (split == "validation")]
-        expected = [piece for text in kept for piece in cut(text, 24)]
+        held = split == "validation"
+        kept = [text for text in DOCUMENTS if corpus.is_held_out(text, 5) == held]
+        expected = [piece for text in kept for piece in corpus.cut(text, 24)]
         pieces = read(short, split)
         assert len(expected) > 2 * len(kept) > 0
         assert pieces != expected and sorted(pieces) == sorted(expected)
@@ -254,7 +246,7 @@ def test_a_tokenizer_has_exactly_the_asked_size(tmp_path: Path, size: int) -> No
 # -- preparation -----------------------------------------------------------------------------------
 def prepared(data: Data, folder: Path) -> dict[str, bytes]:
     """Prepare a corpus; the bytes of what a run reads, by file name."""
-    prepare(data, folder / "out")
+    corpus.prepare(data, folder / "out")
     names = {"tokenizer.json", "train.bin", "validation.bin"}
     assert {p.name for p in (folder / "out").iterdir()} == names | {"data.parquet"}
     return {name: (folder / "out" / name).read_bytes() for name in names}
@@ -272,7 +264,7 @@ def test_the_record_describes_the_files(tmp_path: Path, texts: Path) -> None:
     as_parquet(texts / "validation.parquet", DOCUMENTS[:8])
     found = fingerprint_of(texts)
     data = data_of(texts, fingerprint=found)
-    check(data)
+    corpus.check(data)
     first = prepared(data, tmp_path)
     for split, documents in (("train", DOCUMENTS[8:]), ("validation", DOCUMENTS[:8])):
         assert decoded(tmp_path, split) == [*documents, ""]
@@ -280,7 +272,7 @@ def test_the_record_describes_the_files(tmp_path: Path, texts: Path) -> None:
         expected = {"campaign": "tests", "corpus": "c", "vocabulary": 300, "hash": data.hash}
         expected |= {"tokens": len(tokens), "documents": len(documents), "fingerprint": found}
         expected |= {"characters": sum(map(len, documents))}
-        expected |= {"unigram_entropy": unigram_entropy(tokens)}
+        expected |= {"unigram_entropy": corpus.unigram_entropy(tokens)}
         expected |= {"sha256": sha256_of(tmp_path / "out" / f"{split}.bin")}
         row = data_rows(tmp_path / "out")[split]
         assert {name: row[name] for name in expected} == expected
@@ -336,8 +328,8 @@ def test_two_streams_are_mixed_half_and_half_by_tokens(tmp_path: Path) -> None:
 
 def test_unigram_entropy_of_known_counts() -> None:
     """The first token is never predicted, so it does not count."""
-    assert unigram_entropy(np.array([9, 0, 0, 1, 1])) == pytest.approx(math.log(2), rel=1e-15)
-    assert unigram_entropy(np.array([0, 3, 3, 3])) == 0
+    for tokens, entropy in (([9, 0, 0, 1, 1], math.log(2)), ([0, 3, 3, 3], 0)):
+        assert corpus.unigram_entropy(np.array(tokens)) == pytest.approx(entropy, rel=1e-15)
 
 
 @pytest.mark.parametrize(
@@ -355,8 +347,8 @@ def test_unigram_entropy_of_known_counts() -> None:
 def test_a_corpus_that_will_not_do_is_one_clear_line(tmp_path, texts, changes, said) -> None:
     as_txt(texts / "a.txt", DOCUMENTS)
     data = data_of(texts, **changes)
-    assert said in refusal(lambda: prepare(data, tmp_path / "out"))
+    assert said in refusal(lambda: corpus.prepare(data, tmp_path / "out"))
     assert not (tmp_path / "out").exists()
     if "vocabulary" not in changes and "fingerprint" not in changes:
         with pytest.raises(InputError):
-            check(data)
+            corpus.check(data)
