@@ -60,7 +60,9 @@ def load(table: str, folder: Path = FOLDER) -> pd.DataFrame:
     numbers = pd.to_numeric(rows["value"].where(rows["unit"] != "text"), errors="coerce")
     worded = (rows["unit"] != "text") & numbers.isna()
     refuse(path, (rows == "").any(axis=1), "a field is empty; fill it in")
-    refuse(path, ~rows["statistic"].isin(STATISTICS), f"use one of {', '.join(STATISTICS)}")
+    refuse(
+        path, ~rows["statistic"].isin(STATISTICS), f"give a statistic of {', '.join(STATISTICS)}"
+    )
     refuse(path, worded, "the value is no number; use the unit text")
     refuse(path, rows.duplicated(KEY), "this row, column and statistic stand above; delete one")
     return rows.rename(columns={"value": "printed"}).assign(paper_value=numbers)

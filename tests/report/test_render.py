@@ -111,3 +111,11 @@ def test_a_variant_of_ones_own_is_shown() -> None:
     own = next(each for each in tables.EVERY if each.label == "variants")
     text = render.html(own, found, [Setting("made")])
     assert "10M, mine" in text and "+0.1000" in text
+
+
+def test_a_miniatures_variant_has_its_title() -> None:
+    runs = [run("10M", v, 42, 3.0) for v in ("full", "mha-gate")]
+    made = records([("runs", "10M", "full", 42, False, "10M-mini", "ok", "")], runs=runs)
+    own = next(each for each in tables.EVERY if each.label == "variants")
+    text = render.html(own, table.cells([made], [own]), [Setting("made")])
+    assert "10M-mini, MHA, output gate" in text

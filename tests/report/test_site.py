@@ -84,6 +84,13 @@ def test_ids_are_unique(built: Path) -> None:
         assert not twice, (name, twice)
 
 
+def choice_of(command: str) -> tuple[list[str], dict[str, str]]:
+    """The words of a command before --config, and what --config chooses."""
+    words = shlex.split(command)
+    at = words.index("--config")
+    return words[:at], dict(word.split("=", 1) for word in words[at + 1 :])
+
+
 def test_a_command_makes_again_exactly_the_run_beside_it() -> None:
     settings = [Setting(CAMPAIGN, "scaled-sd-0.02"), Setting("books", "residual")]
     last = {
@@ -92,16 +99,28 @@ def test_a_command_makes_again_exactly_the_run_beside_it() -> None:
     }
     assert last.keys() >= {CAMPAIGN, "books"}
     for row in (row for row in last.values() if row["again"]):
-        words = shlex.split(row["again"])
-        assert words[:5] == ["snakemake", "--cores", "all", "--config", words[4]]
-        choice = dict(word.split("=", 1) for word in words[4:])
+        words, choice = choice_of(row["again"])
         assert choice.pop("published") == "false"
         (run,) = plan.load(choice).runs
         assert run.hash == row["hash"], row["again"]
+        # Its file alone, and so no check and no benchmark.
+        file = f"results/{choice['campaign']}/runs/{run.name}/run.parquet"
+        assert words == ["snakemake", "--cores", "all", file]
+
+
+def test_every_benchmark_and_check_has_the_command_that_makes_it() -> None:
+    found = data.load(Setting("books", "nearest"))
+    files = {"steps", "complexity", "decode", "recall", "checks", "gradients"}
+    for row in site.system_records(found, published=True):
+        if row["file"].rpartition("/")[2].removesuffix(".parquet") not in files:
+            continue
+        words, choice = choice_of(row["again"])
+        planned = plan.load(choice).files(lambda *_: ())
+        assert words[3:] and {w.removeprefix("results/books/") for w in words[3:]} <= set(planned)
 
 
 def test_every_shipped_run_has_a_row(built: Path) -> None:
-    rows = set(Page(built / "records.html").ids)
+    rows = set(re.findall(r"<code>([0-9a-f]{16})</code>", (built / "records.html").read_text()))
     for path in Path("results/published").glob("*/runs.parquet"):
         assert set(records.read(path, "runs")["hash"]) <= rows, path
 
@@ -121,6 +140,14 @@ def test_one_off_changes_corpora_and_restrictions_are_in_the_command() -> None:
     assert words[3:6] == ["-R", "train", "--config"]
     vary = "vary=learning_rate=2e-2 layers=4"
     assert words[6:] == ["campaign=tiny", "corpus=my text.txt", "seeds=42,43", vary]
+
+
+def test_an_own_run_is_forced_and_a_started_scale_is_named() -> None:
+    own = Setting("tiny", "learning_rate=2e-2")
+    file = "runs/10M-mini/learning_rate=2e-2/mha/42/run.parquet"
+    words, choice = choice_of(site.command(own, False, targets=[file], scales=["10M-mini"]))
+    assert words[3:] == ["--force", f"results/tiny/{file}"]
+    assert choice == {"campaign": "tiny", "scales": "10M-mini", "vary": "learning_rate=2e-2"}
 
 
 def test_verdicts_and_cells_lie_beside_the_pages(built: Path) -> None:

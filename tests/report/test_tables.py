@@ -445,3 +445,30 @@ def test_efficiency_of_a_run_that_diverged_is_no_error() -> None:
     losses = frame("losses", logs("10M", 42, [*FALLING[:-1], math.nan], FALLING))
     found = quality.efficiency(runs.assign(further=False), losses, 0.01)
     assert found["crossing"].isna().all()
+
+
+def test_a_table_that_fails_names_itself() -> None:
+    @table.table("W", "wins", "Wins", of_paper=False)
+    def wins(runs):
+        """How many pairs Relation wins."""
+        yield table.cell("10M", "won", runs["no such column"].sum())
+
+    with pytest.raises(KeyError) as error:
+        table.table_cells(wins, records())
+    assert "in table wins of " in error.value.__notes__[0]
+
+
+@pytest.mark.parametrize(
+    "line, told",
+    [("panel,column,title,format", "header"), ("panel,column,title,format,unit,size", "header"),
+     ("panel,column,title,format,unit\n,won,Won,.0f,pairs", "made.csv:2: use a unit of")],
+)  # fmt: skip
+def test_a_wrong_line_of_a_tables_columns_is_named(tmp_path, monkeypatch, line, told) -> None:
+    monkeypatch.setattr(table, "FOLDER", tmp_path)
+    table.columns.cache_clear()
+    assert "made.csv is missing" in refusal(lambda: table.columns("made"))
+    (tmp_path / "made.csv").write_text(line + "\n")
+    assert told in refusal(lambda: table.columns("made"))
+    (tmp_path / "made.csv").write_text("panel,column,title,format,unit,null\n,won,Won,.0f,1,0\n")
+    (column,) = table.columns("made")
+    assert (column.column, column.null, column.of) == ("won", 0.0, ())
