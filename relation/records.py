@@ -294,8 +294,8 @@ def check_pairs(runs: pd.DataFrame) -> None:
     """
     pairs = runs[runs["variant"].isin(["mha", "full"]) & runs["final_nll"].notna()]
     separate = pairs["specification"].str.contains('"init_key"', regex=False, na=False)
-    for column, what in (("order_hash", "data"), ("init_hash", "initial weights")):
-        of = pairs if column == "order_hash" else pairs[~separate]
+    kept = ("order_hash", "data", pairs), ("init_hash", "initial weights", pairs[~separate])
+    for column, what, of in kept:
         for (*names, seed), group in of.groupby(["campaign", "scale", "variation", "seed"]):
             if group[column].nunique(dropna=False) > 1:
                 hashes = ", ".join(group["variant"] + " " + group[column].fillna("none").str[:12])

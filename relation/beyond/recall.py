@@ -49,43 +49,28 @@ class Sequences(NamedTuple):
     distances: np.ndarray
 
 
-def uniform(*key: int) -> Callable[..., np.ndarray]:
-    """A source of uniform numbers in [0, 1), FP64, of any shape; key: integers that fix its stream.
-
-    From the raw words of a bit generator: NumPy guarantees that stream in every version, and not
-    what its distributions make of it.
-    """
-    bits = np.random.PCG64(np.random.SeedSequence(key))
-
-    def draw(*shape: int) -> np.ndarray:
-        words = bits.random_raw(int(np.prod(shape)))
-        return (words >> np.uint64(11)).reshape(shape) * 2.0**-53
-
-    return draw
-
-
-def distinct(draw: Callable[..., np.ndarray], rows: int, choices: int, count: int) -> np.ndarray:
+def distinct(drawn: np.random.Generator, rows: int, choices: int, count: int) -> np.ndarray:
     """(rows, count) int32 numbers below `choices`: in each row a uniform draw without return.
 
     What equals an earlier number of its row is drawn again. A number once held stays held, at that
     place or an earlier one, so this refuses what drawing one by one would refuse.
     """
-    drawn = (draw(rows, count) * choices).astype(np.int32)
+    found = (drawn.random((rows, count)) * choices).astype(np.int32)
     waiting = np.arange(rows)
     while len(waiting):
-        here = drawn[waiting]
+        here = found[waiting]
         order = np.argsort(here, axis=1, kind="stable")
         equal = np.diff(np.take_along_axis(here, order, axis=1), axis=1) == 0
         again = np.zeros(here.shape, bool)
         np.put_along_axis(again, order[:, 1:], equal, axis=1)
-        here[again] = draw(int(again.sum())) * choices
-        drawn[waiting] = here
+        here[again] = drawn.random(int(again.sum())) * choices
+        found[waiting] = here
         waiting = waiting[again.any(axis=1)]
-    return drawn
+    return found
 
 
 def query_slots(
-    draw: Callable[..., np.ndarray], rows: int, slots: int, count: int, power: float
+    drawn: np.random.Generator, rows: int, slots: int, count: int, power: float
 ) -> np.ndarray:
     """(rows, count) int64 distinct slots, drawn one by one: slot s weighs (s + 1)^(power - 1).
 
@@ -93,7 +78,7 @@ def query_slots(
     the power law of the gaps between repeats in text; a power of 1 makes them uniform.
     """
     rates = np.arange(1, slots + 1) ** (power - 1.0)
-    times = -np.log1p(-draw(rows, slots)) / rates
+    times = -np.log1p(-drawn.random((rows, slots))) / rates
     return np.argsort(times, axis=1, kind="stable")[:, :count]
 
 
@@ -102,7 +87,7 @@ def draw(recall: "Recall", rows: int, *key: int) -> Sequences:
 
     key: fixes the stream of uniform numbers. Attention is causal, so the padding changes no answer.
     """
-    source, half = uniform(*key), recall.vocabulary // 2
+    source, half = np.random.default_rng(key), recall.vocabulary // 2
     shape = (rows, len(recall.tasks), max(length for length, _ in recall.tasks))
     whole = Sequences(*(np.full(shape, rest, np.int32) for rest in (FILLER, IGNORED, 0)))
     for number, (length, pairs) in enumerate(recall.tasks):

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from relation import records
 from relation.data.tokenizer import END_OF_TEXT, encode, train_tokenizer
-from relation.data.windows import TOKEN_TYPE, sha256_of
+from relation.data.windows import TOKEN_TYPE, epoch_order, sha256_of
 from relation.errors import InputError, RunError
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def fingerprint(path: str) -> str:
     It covers every document in order and its split, and nothing else: the same texts in other
     files in the same order are the same corpus. Texts without a word are refused.
     """
-    whole, has_words = hashlib.sha256(), False
+    whole, has_words = "", False
     for split, documents in _local(path).items():
         if documents is None:
             continue
@@ -129,12 +129,11 @@ def fingerprint(path: str) -> str:
         for text in documents:
             encoded = text.encode()
             digest.update(len(encoded).to_bytes(8, "little") + encoded)
-            if split == "train" and not has_words:
-                has_words = bool(text.replace(END_OF_TEXT, "").strip())
-        whole.update(f"{split}:{digest.hexdigest()};".encode())
+            has_words |= split == "train" and bool(text.replace(END_OF_TEXT, "").strip())
+        whole += f"{split}:{digest.hexdigest()};"
     if not has_words:
         raise InputError(f"corpus {path} is empty: no file to train on holds a word; give texts")
-    return whole.hexdigest()
+    return hashlib.sha256(whole.encode()).hexdigest()
 
 
 def is_held_out(text: str, modulus: int) -> bool:
@@ -177,9 +176,7 @@ def _shuffled_pieces(documents: Iterator[str], characters: int) -> Iterator[str]
         for part in document.split(END_OF_TEXT)
         for piece in cut(part, characters)
     ]
-    # NumPy guarantees a bit generator's raw words in every version, and no permutation.
-    keys = np.random.PCG64(np.random.SeedSequence(0)).random_raw(len(pieces))
-    for place in np.argsort(keys, kind="stable"):
+    for place in epoch_order(len(pieces), 0, 0):
         yield pieces[place].decode()
 
 

@@ -12,7 +12,7 @@ from training import CPU
 
 from relation import records
 from relation.beyond import recall
-from relation.beyond.recall import FILLER, Sequences, answer, draw, uniform
+from relation.beyond.recall import FILLER, Sequences, answer, draw
 from relation.data.windows import IGNORED
 from relation.jobs import Recall
 from relation.variants import ModelConfig
@@ -90,7 +90,7 @@ def test_shorter_tasks_are_padded_and_a_key_fixes_the_sequences() -> None:
 def test_queries_follow_the_power_law_of_gaps(power: float) -> None:
     """The first draw takes slot s in proportion to s^(power - 1); all draws are distinct."""
     rows, slots = 40_000, 12
-    drawn = recall.query_slots(uniform(4), rows, slots, 5, power)
+    drawn = recall.query_slots(np.random.default_rng(4), rows, slots, 5, power)
     assert all(len(set(row)) == 5 for row in drawn[:200])
     share = np.arange(1, slots + 1) ** (power - 1.0)
     share /= share.sum()
