@@ -21,7 +21,8 @@ from relation.errors import InputError
 from relation.variants import ARMS, VARIANTS
 from report import paper, stats
 from report.data import bits_per_character
-from report.figures.style import COLOUR, INK, MUTED, Bar, forest, grid, panels, save, signed, styled
+from report.figures import style
+from report.figures.style import COLOUR, INK, MUTED, Bar, forest, grid, panels, save, signed
 
 MARGIN = 0.01  # nat/token, within which two arms count as equivalent
 EVERY_ARM = 216  # all arms have the fresh seeds below, the primary ones further ones
@@ -56,7 +57,7 @@ def sections(published: Path, folder: Path) -> list[Section]:
     folder.mkdir(parents=True, exist_ok=True)
     books, fair, tried = (records.load(published / n) for n in ("books", "fair", "readings"))
     runs, probes = ended(fair["runs"], fair["probes"]), fair["probes"]
-    with styled():
+    with style.styled():
         found = [
             differences(books["runs"], runs, folder),
             arms(runs, probes, pd.concat([fair["steps"], books["steps"]])),
@@ -217,14 +218,13 @@ def arms(runs: pd.DataFrame, probes: pd.DataFrame, steps: pd.DataFrame) -> Secti
     for variant, arm in own.groupby("variant"):
         if arm["learning_rate"].nunique() > 1:
             raise InputError(f"the fresh runs of {variant} have several learning rates")
-        row = summary(arm) | {"less MHA": "", "GPU minutes": "not measured"}
-        if variant in table.index:
-            row["less MHA"] = signed(table.loc[variant, "found"].welch)
-        row["tokens/s by MHA’s"], rate = throughput(steps, variant, arm["backend"].iloc[0])
+        speed, rate = throughput(steps, variant, arm["backend"].iloc[0])
+        reached, minutes = tokens_to_mha(curves, variant), "not measured"
         if rate is not None:
-            reached = tokens_to_mha(curves, variant)
-            row["GPU minutes"] = f"{reached / rate / 60:.1f}" if reached else "not reached"
-        rows.append(row)
+            minutes = f"{reached / rate / 60:.1f}" if reached else "not reached"
+        delta = signed(table.loc[variant, "found"].welch) if variant in table.index else ""
+        row = {"less MHA": delta, "tokens/s, MHA’s = 1": speed, "GPU minutes": minutes}
+        rows.append(summary(arm) | row)
     return Section("arms", pd.DataFrame(rows).sort_values("NLL"))
 
 
@@ -308,11 +308,11 @@ def elsewhere(runs: pd.DataFrame) -> list[Section]:
     for scale, variation, setting in ELSEWHERE:
         own = of(runs, scale, variation)
         for _, arm in own.groupby("variant"):
-            there.append({"setting": setting, **summary(arm)})
+            there.append({"arm": "", "setting": setting} | summary(arm))
         for over, under in pairs:
             if (found := apart(own, over, under)) is None:
                 continue
-            row = {"setting": setting, "comparison": minus(over, under)}
+            row = {"comparison": minus(over, under), "setting": setting}
             row |= {"seeds": str(len(found.seeds)), "Welch": signed(found.welch)}
             row |= {"paired": signed(found.paired), "150M tokens, same seeds": ""}
             beside = apart(of(runs[runs["seed"].isin(found.seeds)], "10M"), over, under)
@@ -349,6 +349,7 @@ def head_start(runs: pd.DataFrame, probes: pd.DataFrame, folder: Path) -> Sectio
         return None
     here.axhline(0, color=INK, linewidth=0.8)
     here.set(xlabel="training tokens", ylabel="difference (nat/token)")
+    style.counts(here.xaxis)
     here.legend()
     save(figure, folder / "head-start.svg")
     return Section("head-start", pd.DataFrame(rows), figure=True)
@@ -360,30 +361,30 @@ def rates(runs: pd.DataFrame, folder: Path) -> Section | None:
     if runs.empty:
         return None
     rows, ylabel = [], ["final validation NLL (nat/token)"]
-    figure, axes, columns = panels(runs, 3.2, ylabel, "learning rate")
+    figure, axes, columns = panels(runs, 3.8, ylabel, "learning rate")
     for scale, of_scale, (here,) in columns:
         steps = sorted(of_scale["learning_rate"].unique())
         for variant, own in of_scale.groupby("variant"):
             by_rate = own.groupby("learning_rate")
             means, lost = by_rate["final_nll"].mean(), by_rate["diverged"].sum()
             means = means.where(lost == 0)  # no mean of those that survived
-            look = {"color": COLOUR.get(variant), "label": title(variant)}
-            (line,) = here.plot(means.index, means, "o-", **look)
-            look = {"color": line.get_color(), "alpha": 0.4}
-            here.plot(own["learning_rate"], own["final_nll"], ".", **look)
+            colour = COLOUR.get(variant, f"C{[*ARMS, variant].index(variant) % 10}")
+            here.plot(means.index, means, "o-", color=colour, label=title(variant))
+            rest = own["learning_rate"], own["final_nll"]
+            here.plot(*rest, ".", color=colour, alpha=0.4)
             best, reason, _ = best_rate(own)
             told = [
                 f"{n} diverged" if n else f"{mean:.4f}" for mean, n in zip(means, lost, strict=True)
             ]
             rows.append(
-                {"scale": scale, "arm": title(variant), "runs": str(len(own))}
+                {"arm": title(variant), "scale": scale, "runs": str(len(own))}
                 | {"rate": f"{best:.3g}" if best else f"open: {reason}"}
                 | {f"{rate:.3g}": cell for rate, cell in zip(means.index, told, strict=True)}
             )
         here.set_xscale("log")
         here.set_xticks(steps, [f"{rate:.3g}" for rate in steps])
         here.xaxis.set_minor_locator(NullLocator())
-    axes[0, 0].legend()
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     save(figure, folder / "rates.svg")
     return Section("rates", pd.DataFrame(rows).fillna(""), figure=True)
 

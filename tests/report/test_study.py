@@ -170,7 +170,7 @@ def test_an_arm_has_its_speed_and_the_time_to_mhas_loss_or_says_why_not():
     assert table.loc["MHA", "GPU minutes"] == "2.5"  # 150M tokens at 1M tok/s
     # Its curve falls from 3 to 1 over the second half, and passes MHA's 2 in the middle of it.
     assert table.loc["Full Relation", "GPU minutes"] == f"{0.75 * BUDGET / 0.9e6 / 60:.1f}"
-    assert table.loc["Full Relation", "tokens/s by MHA’s"].startswith("0.900")
+    assert table.loc["Full Relation", "tokens/s, MHA’s = 1"].startswith("0.900")
     assert table.loc["Full Relation, output gate", "GPU minutes"] == "not measured"
     assert table.loc["MHA", "bits/character"].startswith("1.19")  # 3.3 x 100 / 400 / ln 2
 
