@@ -9,7 +9,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,14 +17,12 @@ from torch import Tensor
 
 from relation import records
 from relation.errors import RunError
+from relation.jobs import Check, Side
 from relation.machine import Progress, claim, describe, deterministic_algorithms
 from relation.nn import Decoder, Execution
 from relation.ops import full_relation, get_backend, givens_mix, linear_relation, scores
 from relation.train.step import UpdateStep, autocast
 from relation.variants import MIXERS, ModelConfig
-
-if TYPE_CHECKING:
-    from relation.jobs import Check, Side
 
 Operator = Callable[..., Any]
 Tensors = dict[str, Tensor]
@@ -254,7 +252,7 @@ def history_errors(operator: Operator, states: Tensor, share: Tensor) -> dict:
     return {_TO_THE_BIT: leak, "Exchange does not read the token's own information": own}
 
 
-def _identities(check: "Check", full: Operator, device: torch.device) -> Iterator[tuple]:
+def _identities(check: Check, full: Operator, device: torch.device) -> Iterator[tuple]:
     """Every check but exactness: its name, what was checked, in which precision, and the errors."""
     linear = get_backend("linear", check.linear, device).call
     own = (check.backend, full, check.linear, linear, check.precision)
@@ -283,12 +281,12 @@ def _identities(check: "Check", full: Operator, device: torch.device) -> Iterato
         yield "recurrence", name, precision, recurrence_errors(form, DTYPES[precision], device)
 
 
-def _write(check: "Check", out: Path, kind: str, rows: list[dict], device: torch.device) -> None:
+def _write(check: Check, out: Path, kind: str, rows: list[dict], device: torch.device) -> None:
     key = {"campaign": check.campaign, "variation": check.variation}
     records.write(out, kind, rows, key | records.origin(check.hash, describe(device)))
 
 
-def operators(check: "Check", out: Path) -> None:
+def operators(check: Check, out: Path) -> None:
     """Check a campaign's backends of Full and Linear Relation; write a row a checked quantity.
 
     An error above what is allowed is a row too: the report judges it.
@@ -347,7 +345,7 @@ def _draw_weights(model: Decoder, initial: Tensors, seed: int) -> None:
             parameter.copy_((1 if name.endswith(".lam") else initial[name]) + _SPREAD * noise)
 
 
-def _draw_tokens(side: "Side", seed: int, device: torch.device) -> Tensor:
+def _draw_tokens(side: Side, seed: int, device: torch.device) -> Tensor:
     """Tokens of an update, (accumulation, micro, T + 1) int64.
 
     The frequency of a token falls as 1 / rank, as a word's does. Recurring tokens add up to
@@ -394,7 +392,7 @@ def gradient_errors(drawn: Tensor, elements: int, precision: str) -> Iterator[di
     yield {"measure": "scale", "error": error, "yardstick": yardstick, "allowed": allowed}
 
 
-def gradient_rows(side: "Side", scale: str, check: "Check", device: torch.device) -> Iterator[dict]:
+def gradient_rows(side: Side, scale: str, check: Check, device: torch.device) -> Iterator[dict]:
     """Rows of the kind `gradients` of one variant, without campaign and origin.
 
     Of a step whose kernels the host launches and, where it replays CUDA graphs, of a replay.
@@ -449,7 +447,7 @@ def gradient_rows(side: "Side", scale: str, check: "Check", device: torch.device
             yield known | where | row
 
 
-def gradients(check: "Check", out: Path) -> None:
+def gradients(check: Check, out: Path) -> None:
     """Check the gradient of every parameter of the campaign's training step against FP64.
 
     A compiler can lose or mis-scale a gradient without an error, and training would go on. The

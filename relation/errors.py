@@ -15,7 +15,3 @@ class InputError(RelationError, ValueError):
 
 class RunError(RelationError, RuntimeError):
     """A run cannot go on, for example because of a non-finite loss or a full disk."""
-
-
-class StoppedError(RunError):
-    """A run was asked to stop and kept its state; it can go on."""

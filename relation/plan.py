@@ -129,10 +129,11 @@ class Campaign:
         self.check = measures.check(matrix)
 
         def setting(variation: str, **given: Any) -> Setting:
-            title = variations.get(variation, {}).get("title", "")
-            return Setting(campaign=name, variation=variation, **{"title": title, **given})
+            title, scales = variations.get(variation, {}).get("title", ""), given.get("scales")
+            given = {"title": title, **given, "scales": scales and tuple(scales)}
+            return Setting(campaign=name, variation=variation, **given)
 
-        columns = [setting(**_listed(each.given())) for each in section.columns or ()]
+        columns = [setting(**each.given()) for each in section.columns or ()]
         shown = [setting(each) for each in chosen]
         if choice.vary:
             columns, shown = [*(columns or shown[:-1])[:3], shown[-1]], []
@@ -342,7 +343,3 @@ def load(config: Path | Mapping = CONFIG, **overrides: Any) -> Campaign:
     if values is None:
         values = campaign_values(choice.campaign, folder)
     return Campaign(choice, raw, values)
-
-
-def _listed(values: Mapping) -> dict:
-    return {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}

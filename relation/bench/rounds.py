@@ -29,16 +29,14 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pynvml
 import torch
 
 from relation import machine, records
 from relation.errors import InputError
-
-if TYPE_CHECKING:
-    from relation.jobs import Bench
+from relation.jobs import Bench
 
 # PyTorch's profiler says on stderr whenever it starts and stops.
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
@@ -424,7 +422,7 @@ class Conditions:
 
 
 def record(
-    bench: "Bench",
+    bench: Bench,
     out: Path,
     kind: str,
     sides_of: Callable[[torch.device], Iterable[Mapping[str, Side]]],

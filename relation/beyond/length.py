@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,17 +16,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from relation import records
+from relation.config import Length
 from relation.data.tokenizer import end_of_text_id
 from relation.data.windows import open_tokens
+from relation.jobs import Run
 from relation.machine import Progress, claim, describe
 from relation.nn import Decoder, Execution
 from relation.ops import for_heads
 from relation.train.checkpoint import load_model
 from relation.train.step import autocast
-
-if TYPE_CHECKING:
-    from relation.config import Length
-    from relation.jobs import Run
 
 PIECES = 4  # of a training context, over which NLL is averaged
 
@@ -137,7 +134,7 @@ def length_rows(model: Decoder, windows: Tensor, context: int) -> Iterator[dict]
             yield row | {"nll": part.mean().item()}
 
 
-def measure(run: "Run", data: Path, checkpoint: Path, out: Path, section: "Length") -> None:
+def measure(run: Run, data: Path, checkpoint: Path, out: Path, section: Length) -> None:
     """Measure a run's checkpoint on long windows and write lengths.parquet into `out`.
 
     data: the run's prepared corpus. The model runs by the run's backends and in its precision; a

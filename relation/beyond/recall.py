@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,15 +23,12 @@ from torch import nn
 
 from relation import records
 from relation.data.windows import IGNORED
+from relation.jobs import Recall
 from relation.machine import Progress, claim, describe, to_device
 from relation.nn import Decoder, Execution
 from relation.train.run import check_all_learn
 from relation.train.step import UpdateStep, autocast, build_optimizer, wsd
-from relation.variants import parameters
-
-if TYPE_CHECKING:
-    from relation.jobs import Recall
-    from relation.variants import ModelConfig
+from relation.variants import ModelConfig, parameters
 
 FILLER = 0
 # What the stream of uniform numbers is keyed by, beside a seed where there is one.
@@ -82,7 +79,7 @@ def query_slots(
     return np.argsort(times, axis=1, kind="stable")[:, :count]
 
 
-def draw(recall: "Recall", rows: int, *key: int) -> Sequences:
+def draw(recall: Recall, rows: int, *key: int) -> Sequences:
     """So many sequences of every task of a specification, padded to the longest with fillers.
 
     key: fixes the stream of uniform numbers. Attention is causal, so the padding changes no answer.
@@ -145,7 +142,7 @@ def _octaves(sequences: Sequences, right: np.ndarray, tasks) -> Iterator[dict]:
 
 
 def _trainer(
-    recall: "Recall", config: "ModelConfig", device: torch.device
+    recall: Recall, config: ModelConfig, device: torch.device
 ) -> Callable[[int, float, Sequences], Decoder]:
     """What trains a model from a seed's initial weights, at a rate, on sequences.
 
@@ -175,7 +172,7 @@ def _trainer(
     return train
 
 
-def rows_of(recall: "Recall", device: torch.device, progress: Progress) -> Iterator[dict]:
+def rows_of(recall: Recall, device: torch.device, progress: Progress) -> Iterator[dict]:
     """A row a training, task and octave of distance, without campaign and origin."""
     validation, test = (draw(recall, recall.tested, key) for key in (_VALIDATION, _TEST))
     asked = (validation.distances > 0).sum(axis=(0, 2))  # (tasks,)
@@ -223,7 +220,7 @@ def rows_of(recall: "Recall", device: torch.device, progress: Progress) -> Itera
             torch.compiler.reset()
 
 
-def run(recall: "Recall", out: Path) -> None:
+def run(recall: Recall, out: Path) -> None:
     """Train a specification's models and write the record `out`. Raises as `_trainer` does."""
     total = len(recall.models) * (len(recall.learning_rates) + len(recall.seeds) - 1)
     with claim(recall.device) as device:

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import chain, zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -24,9 +23,7 @@ from relation import records
 from relation.data.tokenizer import END_OF_TEXT, encode, train_tokenizer
 from relation.data.windows import TOKEN_TYPE, epoch_order, sha256_of
 from relation.errors import InputError, RunError
-
-if TYPE_CHECKING:
-    from relation.jobs import Data
+from relation.jobs import Data
 
 SPLITS = ("train", "validation")
 _LONGEST = 1 << 24  # characters of a document; encoding one takes some 50 bytes for each
@@ -209,7 +206,7 @@ def _hub(stream: dict, split: str) -> Iterator[str]:
         yield row[column]
 
 
-def streams(data: "Data", split: str) -> list[Iterator[str]]:
+def streams(data: Data, split: str) -> list[Iterator[str]]:
     """The documents of a split, one iterator a stream of the corpus."""
     by_hash = data.validation_modulus is not None
     if data.path is None:
@@ -232,7 +229,7 @@ def streams(data: "Data", split: str) -> list[Iterator[str]]:
     return texts
 
 
-def _sample(data: "Data") -> Iterator[str]:
+def _sample(data: Data) -> Iterator[str]:
     """Training documents for the tokenizer, the streams in turn, up to the character limit."""
     rounds = zip_longest(*streams(data, "train"))  # None where a stream has ended
     characters = 0
@@ -253,7 +250,7 @@ def unigram_entropy(tokens: np.ndarray) -> float:
     return float(-(p * np.log(p)).sum())
 
 
-def _check_size(data: "Data", split: str, sizes: Iterable[int]) -> None:
+def _check_size(data: Data, split: str, sizes: Iterable[int]) -> None:
     """Refuse a split that is too small for its readers; sizes: of its parts, read until enough."""
     diagnosed = data.diagnosed_tokens if split == "validation" else 0
     least, found = max(data.largest_context + 1, diagnosed), 0
@@ -267,7 +264,7 @@ def _check_size(data: "Data", split: str, sizes: Iterable[int]) -> None:
     )
 
 
-def check(data: "Data") -> None:
+def check(data: Data) -> None:
     """Raise InputError where local texts are missing or have fewer bytes than tokens are needed.
 
     Fast: it reads no further than it must, and trains no tokenizer. `prepare` counts the tokens.
@@ -277,7 +274,7 @@ def check(data: "Data") -> None:
         _check_size(data, split, (len(t.encode()) + 1 for t in streams(data, split)[0]))
 
 
-def prepare(data: "Data", folder: Path) -> None:
+def prepare(data: Data, folder: Path) -> None:
     """Write tokenizer.json, train.bin, validation.bin and data.parquet into `folder`.
 
     The .bin files hold little-endian unsigned 16-bit ids, documents joined by end-of-text. Nothing

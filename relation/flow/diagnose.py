@@ -1,7 +1,6 @@
 """The structural diagnostics of one checkpoint, layer by layer (Appendix B.4 and B.5)."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -11,11 +10,9 @@ from relation import records
 from relation.data.windows import document_mask, first_windows, open_tokens
 from relation.errors import InputError
 from relation.flow.metrics import Layer, read_layers
+from relation.jobs import Run
 from relation.machine import Progress, claim, describe, to_device
 from relation.train.checkpoint import load_model
-
-if TYPE_CHECKING:
-    from relation.jobs import Run
 
 SIDE = 64  # blocks a side of a map, fewer where the flow has fewer tokens
 # A map's bytes: an entry x is round(63 + 62/5 log10 x), 0 below 10^-5. So few levels compress.
@@ -68,7 +65,7 @@ def _note(layer: Layer, found: dict[str, list[dict]]) -> None:
         found["maps"].append(at | row | {"codes": encode(flow).tobytes()})
 
 
-def diagnose(run: "Run", data: Path, checkpoint: Path, out: Path) -> None:
+def diagnose(run: Run, data: Path, checkpoint: Path, out: Path) -> None:
     """Diagnose a run's checkpoint and write flow, curves and maps.parquet into `out`.
 
     data: the run's prepared corpus, of whose validation split the first windows are read. Computes

@@ -25,7 +25,7 @@ from torch import Tensor
 from relation import records
 from relation.data import windows as reading
 from relation.data.windows import Mask, OrderHash, TrainingWindows, Update
-from relation.errors import InputError, RunError, StoppedError
+from relation.errors import InputError, RunError
 from relation.machine import PeakMemory, Progress, describe, deterministic_algorithms, to_device
 from relation.nn import Decoder, Execution
 from relation.nn.model import shared_weights_hash
@@ -179,7 +179,7 @@ def _train(
                 if stopped:
                     save()
                     written()
-                    raise StoppedError(
+                    raise RunError(
                         f"{run.name}: stopped after update {state.update} of {len(updates)}; "
                         "run the same command to go on"
                     )

@@ -19,7 +19,7 @@ from relation import records
 from relation.beyond.length import measure
 from relation.config import Length
 from relation.data.windows import OrderHash, TrainingWindows, data_rows, open_tokens, plan_updates
-from relation.errors import RunError, StoppedError
+from relation.errors import RunError
 from relation.flow.diagnose import diagnose
 from relation.flow.metrics import read_layers
 from relation.train import checkpoint
@@ -158,7 +158,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(
     before = signal.getsignal(number)
     at_update(monkeypatch, update, lambda: signal.raise_signal(number))
     given = (small_run(), data, tmp_path / "out", tmp_path / "resume")
-    assert f"stopped after update {update} of 5" in refusal(lambda: train(*given), StoppedError)
+    assert f"stopped after update {update} of 5" in refusal(lambda: train(*given), RunError)
     assert not (tmp_path / "out").exists() and signal.getsignal(number) is before
     begun = at_update(monkeypatch, 0, die)
     train(*given)
