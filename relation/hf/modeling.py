@@ -23,7 +23,7 @@ from transformers.utils import can_return_tuple
 from relation.errors import InputError
 from relation.kernels.documents import Documents
 from relation.nn import Decoder, DecodeState
-from relation.nn.model import FullRelationMixer, LinearRelationMixer, Mixer, retention_start
+from relation.nn.model import FullRelationMixer
 from relation.variants import FULL, ModelConfig, model_config
 
 # A model of 10M parameters: transformers makes a configuration without arguments to compare with.
@@ -178,21 +178,16 @@ class RelationPreTrainedModel(PreTrainedModel):
         self.config.vocab_size = len(value.weight)
         decoder.config = replace(decoder.config, vocab_size=len(value.weight))
 
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module) -> None:
-        super()._init_weights(module)
-        if isinstance(module, FullRelationMixer):
-            counts = isinstance(module.lam, nn.Parameter)
-            nn.init.constant_(module.lam, self.config.lambda_init if counts else 0.0)
-        if isinstance(module, Mixer) and module.mixes:
-            nn.init.zeros_(module.theta)
-        if isinstance(module, LinearRelationMixer):
-            nn.init.normal_(module.retention_up, std=self.config.init_std)
-            for name in ("a_log", "dt_bias"):
-                vector = getattr(module, name)
-                if not getattr(vector, "_is_hf_initialized", False):
-                    uniform = torch.rand(vector.shape)
-                    vector.copy_(retention_start(self.config.model(), name, uniform))
+    def initialize_weights(self) -> None:
+        """Draw the weights that no file has as `Decoder.initialise` does, by torch's seed."""
+        decoder = self.base_model.decoder
+        if getattr(decoder, "_is_hf_initialized", False):  # by the base model
+            return
+        decoder.initialise(int(torch.randint(2**62, (), device="cpu")))
+        for module in decoder.modules():
+            if isinstance(module, FullRelationMixer) and not isinstance(module.lam, nn.Parameter):
+                module.lam.zero_()  # a buffer that no file holds
+        decoder._is_hf_initialized = True
 
 
 class RelationModel(RelationPreTrainedModel):

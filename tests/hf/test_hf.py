@@ -78,6 +78,22 @@ def test_transformers_names_say_the_sizes():
         hf.RelationConfig(d_model=30, heads=4)
 
 
+def test_new_weights_start_as_the_decoders_do():
+    """Whatever the configuration says of them; the seed is torch's."""
+    given = {"scale_residual_init": True, "linear_init": "torch", "embedding_std": 1.0}
+    config = hf.RelationConfig(d_model=64, d_ff=96, heads=4, layout="FLA", vocab_size=99, **given)
+    torch.manual_seed(7)
+    model, other = (hf.RelationForCausalLM(config).model.decoder for _ in range(2))
+    expected = dict(Decoder(config.model(), seed=1).named_parameters())
+    for name, p in model.named_parameters():
+        assert p.shape == expected[name].shape
+        if p.ndim > 1:
+            assert p.std().item() == pytest.approx(expected[name].std().item(), rel=0.1), name
+            assert not torch.equal(p, other.get_parameter(name))
+        elif name.rpartition(".")[2] not in ("a_log", "dt_bias"):
+            assert torch.equal(p, expected[name]), name
+
+
 def test_the_arguments_of_a_configuration_have_names():
     named = list(inspect.signature(hf.RelationConfig).parameters)
     assert named == [*(field.name for field in fields(ModelConfig)), "options"]
