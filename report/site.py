@@ -62,6 +62,7 @@ class Shown:
     drawn: list[str]
     planned: pd.DataFrame
     systems: list[dict[str, Any]]
+    again: str
 
 
 def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
@@ -82,11 +83,6 @@ def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
         found = list((map if len(settings) == 1 else pool.map)(work, settings, planned))
         sections = drawn.result()
     cells = pd.concat([each.cells for each in found], ignore_index=True)
-    # A campaign that was started for some of its scales is made again for these.
-    chosen = [
-        {} if published else {"scales": s.scales or p.scales}
-        for s, p in zip(settings, planned, strict=True)
-    ]
     judged = {each.setting.name: each.judged for each in found}
     _write_frames(cells, judged, out)
     render.write(tables.EVERY, cells, settings, out)
@@ -108,7 +104,7 @@ def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
             "miniature": found[0].miniature,
             "headlines": headlines(cells, settings, found[0].miniature),
             "missing": missing(found, published),
-            "again": [command(s, published, **c) for s, c in zip(settings, chosen, strict=True)],
+            "again": [each.again for each in found],
         },
     }
     pages = {name: content for name, content in pages.items() if any(content.values())}
@@ -128,8 +124,13 @@ def _shown(setting: Setting, campaign: plan.Campaign, out: Path, published: bool
     found = data.load(setting, published, campaign=campaign)
     cells = table.cells([found], tables.EVERY)
     drawn = figures.draw(found, out / "figures" / setting.slug)
-    judged, systems = claims.judge(cells, found), system_records(found, published)
-    return Shown(setting, found.miniature, cells, judged, drawn, found.planned, systems)
+    measured = [*campaign.benchmarks, *campaign.recall, *filter(None, [campaign.check])]
+    systems = system_records(found, {one.variation for one in measured}, published)
+    judged = claims.judge(cells, found)
+    # A campaign that was started for some of its scales is made again for these.
+    chosen = {} if published else {"scales": setting.scales or campaign.scales}
+    again = command(setting, published, **chosen)
+    return Shown(setting, found.miniature, cells, judged, drawn, found.planned, systems, again)
 
 
 def _campaign(name: str, published: bool) -> plan.Campaign:
@@ -325,15 +326,12 @@ def _tables(cells: pd.DataFrame, settings: Sequence[Setting]) -> list[dict[str, 
 
 def _pictures(found: Sequence[Shown]) -> list[dict[str, Any]]:
     """Each figure with its file in every setting that has it."""
-    files = [
-        [
-            (str(s.setting), f"figures/{s.setting.slug}/{each.name}.svg")
-            for s in found
-            if each.name in s.drawn
-        ]
-        for each in figures.ALL
-    ]
-    return [{"drawing": d, "files": of} for d, of in zip(figures.ALL, files, strict=True) if of]
+    shown = []
+    for each in figures.ALL:
+        own = (one.setting for one in found if each.name in one.drawn)
+        files = [(str(setting), f"figures/{setting.slug}/{each.name}.svg") for setting in own]
+        shown += [{"drawing": each, "files": files}] if files else []
+    return shown
 
 
 def _picture(sections: Sequence[study.Section], pictures: Sequence) -> dict[str, str] | None:
@@ -386,8 +384,11 @@ def run_groups(settings: Sequence[Setting], published: bool) -> list[dict[str, A
     return groups
 
 
-def system_records(found: Records, published: bool) -> list[dict[str, Any]]:
-    """Benchmarks, checks and inventories that the tables rest on, a row a record."""
+def system_records(found: Records, measured: set[str], published: bool) -> list[dict[str, Any]]:
+    """Benchmarks, checks and inventories that the tables rest on, a row a record.
+
+    measured: the variations whose benchmarks and checks the campaign still plans.
+    """
     rows = []
     for kind in SYSTEMS:
         for source, group in getattr(found, kind).groupby("source", sort=False):
@@ -395,7 +396,8 @@ def system_records(found: Records, published: bool) -> list[dict[str, Any]]:
             file, _, anchor = source.partition("#")
             named = {"kind": first.get("benchmark", kind), "scale": first.get("own_scale", "")}
             each = group.assign(kind=named["kind"], scale=named["scale"]).to_dict("records")
-            made = dict.fromkeys(FILES[kind].format_map(one) for one in each if kind in FILES)
+            again = kind in FILES and first["variation"] in measured
+            made = dict.fromkeys(FILES[kind].format_map(one) for one in each if again)
             again = command(found.setting, published, targets=made, scales=()) if made else ""
             row = {"setting": str(found.setting), "file": file, "anchor": anchor, "again": again}
             row |= {name: first[name] for name in ("device", "commit", "created")}

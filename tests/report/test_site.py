@@ -109,14 +109,14 @@ def test_a_command_makes_again_exactly_the_run_beside_it() -> None:
 
 
 def test_every_benchmark_and_check_has_the_command_that_makes_it() -> None:
-    found = data.load(Setting("books", "nearest"))
-    files = {"steps", "complexity", "decode", "recall", "checks", "gradients"}
-    for row in site.system_records(found, published=True):
-        if row["file"].rpartition("/")[2].removesuffix(".parquet") not in files:
-            continue
+    rows = site.system_records(data.load(Setting("books", "nearest")), {"nearest"}, published=True)
+    assert {row["kind"] for row in rows if not row["again"]} == {"models"}
+    for row in (row for row in rows if row["again"]):
         words, choice = choice_of(row["again"])
         planned = plan.load(choice).files(lambda *_: ())
         assert words[3:] and {w.removeprefix("results/books/") for w in words[3:]} <= set(planned)
+    former = site.system_records(data.load(Setting("books", "gpt2")), {"nearest"}, published=True)
+    assert not any(row["again"] for row in former)
 
 
 def test_every_shipped_run_has_a_row(built: Path) -> None:
@@ -175,7 +175,7 @@ def test_text_of_records_is_escaped() -> None:
 def test_what_did_not_run_has_its_reason_and_its_command() -> None:
     found = data.load(Setting(CAMPAIGN, "scaled-sd-0.02"))
     planned = found.planned.assign(status="failed", reason="loss is nan")
-    shown = site.Shown(found.setting, True, pd.DataFrame(), [], [], planned, [])
+    shown = site.Shown(found.setting, True, pd.DataFrame(), [], [], planned, [], "")
     rows = site.missing([shown], published=True)
     assert rows and all(row["why"] == "loss is nan" for row in rows)
     assert "scales=10M-mini" in rows[0]["command"]
