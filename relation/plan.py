@@ -11,7 +11,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from relation import measures
 from relation.config import (
     CONFIG,
     CampaignSection,
@@ -25,7 +24,7 @@ from relation.config import (
 )
 from relation.errors import InputError
 from relation.jobs import Bench, Recall, Run
-from relation.matrix import Matrix
+from relation.matrix import Matrix, benchmarks, check, recall
 from relation.variants import PAIRED, VARIANTS
 
 # The kinds of records of which a shipped one spares a job.
@@ -122,11 +121,11 @@ class Campaign:
             raise InputError(
                 f"campaign {name} has no run left under these choices; see config.yaml"
             )
-        benchmarks = kept(measures.benchmarks(matrix))
-        self.benchmarks = [b for b in benchmarks if any(s.variant in variants for s in b.sides)]
-        recall = measures.recall(matrix)
-        self.recall = [r for r in recall if r.mixer in variants or not choice.variants]
-        self.check = measures.check(matrix)
+        found = kept(benchmarks(matrix))
+        self.benchmarks = [b for b in found if any(s.variant in variants for s in b.sides)]
+        whole = not choice.variants
+        self.recall = [each for each in recall(matrix) if whole or each.mixer in variants]
+        self.check = check(matrix)
 
         def setting(variation: str, **given: Any) -> Setting:
             title, scales = variations.get(variation, {}).get("title", ""), given.get("scales")
@@ -178,9 +177,9 @@ class Campaign:
             if bench.hash not in done[kind]:
                 found[f"bench/{bench.benchmark}/{bench.scale}.parquet"] = bench.hash
                 used |= dict.fromkeys(self.read_by(bench.benchmark, bench.scale))
-        for recall in self.recall:
-            if recall.hash not in done["recall"]:
-                found[f"recall/{recall.mixer}.parquet"] = recall.hash
+        for each in self.recall:
+            if each.hash not in done["recall"]:
+                found[f"recall/{each.mixer}.parquet"] = each.hash
         if self.check and self.check.hash not in done["gradients"]:
             found |= {f"check/{n}.parquet": self.check.hash for n in ("operators", "gradients")}
         return {f"data/{name}/data.parquet": self.data[name].hash for name in used} | found

@@ -14,7 +14,6 @@ ORDER = (
     ("config", "ops"),
     ("jobs", "machine", "nn", "records"),
     ("data", "matrix"),
-    ("measures",),
     ("plan",),
     ("flow", "train"),  # the trainer probes the flow; a diagnosis loads a checkpoint
     ("beyond", "bench", "check", "hf"),
