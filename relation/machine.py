@@ -1,7 +1,4 @@
-"""The machine: its devices and who holds them, progress, determinism, and peak memory.
-
-PyTorch is imported on first use: preparing a corpus needs none.
-"""
+"""The machine: its devices and who holds them, progress, determinism, and peak memory."""
 
 import os
 import platform
@@ -12,43 +9,34 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from filelock import FileLock, Timeout
 from tqdm import tqdm
 
 from relation.errors import InputError
 
-if TYPE_CHECKING:
-    import torch
-
 _SECONDS_BETWEEN_TRIES = 0.5
 
 
-def torch_device(name: str) -> "torch.device":
+def torch_device(name: str) -> torch.device:
     """The device "cpu" or "cuda". Raises InputError for a GPU where PyTorch sees none."""
-    import torch
-
     if name != "cpu" and not torch.cuda.is_available():
         raise InputError("this campaign runs on a CUDA GPU and PyTorch sees none here")
     return torch.device(name)
 
 
-def describe(device: "torch.device") -> str:
+def describe(device: torch.device) -> str:
     """The device's name as records hold it."""
-    import torch
-
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     threads = torch.get_num_threads()
     return f"CPU ({platform.machine()}, {threads} thread{'s' if threads > 1 else ''})"
 
 
-def to_device(array: np.ndarray, device: "torch.device") -> "torch.Tensor":
+def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
     """A tensor of an array on a device; to a GPU through pinned memory, without waiting for it."""
-    import torch
-
     tensor = torch.from_numpy(array)
     if device.type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)
@@ -85,8 +73,6 @@ def gpu_lock(count: int = 1, runs_per_gpu: int = 1) -> Iterator[list[int]]:
     Waits until they are free. All or none are taken, so two jobs never wait for each other with
     half of what both need. Raises InputError where the machine has fewer.
     """
-    import torch
-
     torch_device("cuda")
     present = torch.cuda.device_count()
     if present < count:
@@ -112,10 +98,8 @@ def gpu_lock(count: int = 1, runs_per_gpu: int = 1) -> Iterator[list[int]]:
 
 
 @contextmanager
-def claim(name: str) -> "Iterator[torch.device]":
+def claim(name: str) -> Iterator[torch.device]:
     """Yield the device "cpu", or "cuda" with a GPU, or a share of one, held until the end."""
-    import torch
-
     if name == "cpu":
         yield torch.device("cpu")
         return
@@ -134,8 +118,6 @@ def deterministic_algorithms(wanted: bool) -> Iterator[None]:
     if not wanted:
         yield
         return
-    import torch
-
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)
@@ -148,9 +130,7 @@ def deterministic_algorithms(wanted: bool) -> Iterator[None]:
 class PeakMemory:
     """The most bytes that PyTorch has allocated on a GPU since then; a CPU has none."""
 
-    def __init__(self, device: "torch.device"):
-        import torch
-
+    def __init__(self, device: torch.device):
         self._cuda = torch.cuda if device.type == "cuda" else None
         self._before = 0
         if self._cuda:

@@ -7,10 +7,10 @@ from typing import BinaryIO
 
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tqdm import tqdm
 
 from relation.data.windows import TOKEN_TYPE
 from relation.errors import InputError
-from relation.machine import Progress
 
 END_OF_TEXT = "<|endoftext|>"
 _DOCUMENTS_AT_A_TIME = 256
@@ -89,7 +89,7 @@ def encode(
     end = tokenizer.token_to_id(END_OF_TEXT)
     tokens = documents = characters = 0
     shares = dict.fromkeys(range(len(streams)), 0)  # tokens by stream that has not ended
-    with Progress(label, limit or 1, "tokens") as progress:
+    with tqdm(desc=label, total=limit, unit=" tokens", unit_scale=True, mininterval=1) as progress:
         while shares and tokens != limit:
             turn = min(shares, key=shares.__getitem__)  # the stream that is behind goes next
             texts = _batch(streams[turn])
@@ -115,6 +115,5 @@ def encode(
             tokens += len(ids[:room])
             documents += kept
             shares[turn] += len(ids[:room])
-            if limit:
-                progress.advance(len(ids[:room]))
+            progress.update(len(ids[:room]))
     return {"tokens": tokens, "documents": documents, "characters": characters}
