@@ -178,10 +178,9 @@ def _bench(campaign: Campaign, options: Options) -> Path:
     benchmark, _, scale = options.target.partition("/")
     bench = campaign.bench(benchmark, scale)
     _begin(options, bench.hash, f"benchmark {options.target}")
-    own = benchmark if benchmark in ("complexity", "decode") else "steps"
     out = campaign.folder / "bench" / benchmark / f"{scale}.parquet"
-    data = [campaign.folder / "data" / name for name in campaign.read_by(benchmark, scale)]
-    import_module(f"relation.bench.{own}").measure(bench, out, *data)
+    data = [campaign.folder / "data" / name for name in campaign.read_by(bench)]
+    import_module(f"relation.bench.{bench.kind}").measure(bench, out, *data)
     return out
 
 

@@ -189,6 +189,11 @@ class Bench(_Job):
     compile: bool
     device: str
 
+    @property
+    def kind(self) -> str:
+        """The kind of its records."""
+        return self.benchmark if self.benchmark in ("complexity", "decode") else "steps"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Recall(_Job):

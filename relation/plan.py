@@ -166,17 +166,15 @@ class Campaign:
         found, used = {}, {}
         for run in (run for run in self.runs if run.hash not in done["runs"]):
             found |= {f"runs/{run.name}/{n}.parquet": run.hash for n in ("run", "losses", "probes")}
-            if self.is_diagnosed(run):
-                names = ("flow", "curves", "maps")
-                found |= {f"flow/{run.name}/{name}.parquet": run.flow_hash for name in names}
-            if self.measures_length(run):
-                found[f"length/{run.name}/lengths.parquet"] = self.length.hash(run)
+            for kind, hash in self.measured(run).items():
+                names = ("flow", "curves", "maps") if kind == "flow" else ("lengths",)
+                folder = "flow" if kind == "flow" else "length"
+                found |= {f"{folder}/{run.name}/{name}.parquet": hash for name in names}
             used[run.data.name] = None
         for bench in self.benchmarks:
-            kind = bench.benchmark if bench.benchmark in ("complexity", "decode") else "steps"
-            if bench.hash not in done[kind]:
+            if bench.hash not in done[bench.kind]:
                 found[f"bench/{bench.benchmark}/{bench.scale}.parquet"] = bench.hash
-                used |= dict.fromkeys(self.read_by(bench.benchmark, bench.scale))
+                used |= dict.fromkeys(self.read_by(bench))
         for each in self.recall:
             if each.hash not in done["recall"]:
                 found[f"recall/{each.mixer}.parquet"] = each.hash
@@ -186,24 +184,20 @@ class Campaign:
 
     def unmeasured(self, shipped: Callable[[str, str], Collection[str]]) -> list[Run]:
         """The shipped runs whose flow or lengths are planned and not shipped."""
-        runs, flow, lengths = (shipped(kind, self.name) for kind in ("runs", "flow", "lengths"))
-        done = [run for run in self.runs if self.published and run.hash in runs]
-        blank = {r.name for r in done if self.is_diagnosed(r) and r.flow_hash not in flow}
-        short = (r for r in done if self.measures_length(r))
-        blank |= {r.name for r in short if self.length.hash(r) not in lengths}
-        return [run for run in done if run.name in blank]
+        done = {kind: shipped(kind, self.name) for kind in ("runs", "flow", "lengths")}
+        runs = [run for run in self.runs if self.published and run.hash in done["runs"]]
+        return [r for r in runs if any(h not in done[k] for k, h in self.measured(r).items())]
 
     def hashes(self) -> set[str]:
         """The hash of every specification of the whole campaign."""
-        found = {run.hash for run in self.planned} | {run.flow_hash for run in self.planned}
-        found |= {self.length.hash(run) for run in self.planned if self.measures_length(run)}
+        found = {h for r in self.planned for h in (r.hash, r.flow_hash, *self.measured(r).values())}
         rest = (*self.benchmarks, *self.recall, *self.data.values(), *filter(None, [self.check]))
         return found | {each.hash for each in rest}
 
-    def read_by(self, benchmark: str, scale: str) -> list[str]:
+    def read_by(self, bench: Bench) -> list[str]:
         """The names of the corpora that a benchmark reads: training steps one, others none."""
-        o = self.options(scale, next(iter(self.variations)))
-        return [] if benchmark in ("complexity", "decode") else [f"{o['corpus']}-{o['vocabulary']}"]
+        o = self.options(bench.scale, bench.variation)
+        return [f"{o['corpus']}-{o['vocabulary']}"] if bench.kind == "steps" else []
 
     def run(self, name: str) -> Run:
         """A run by its address, chosen or not. Raises InputError where there is none."""
@@ -258,16 +252,14 @@ class Campaign:
             torch_device("cuda")
         self.write_settings(self.settings_file)
 
-    def is_diagnosed(self, run: Run) -> bool:
-        """Whether the flow of a run's checkpoint is measured."""
-        return run.variant in self.diagnosed and not run.further
-
-    def measures_length(self, run: Run) -> bool:
-        """Whether a run's checkpoint reads texts longer than it was trained on."""
-        at = self.length
-        if at is None or run.further or run.variant not in at.variants:
-            return False
-        return at.scales is None or run.scale in at.scales
+    def measured(self, run: Run) -> dict[str, str]:
+        """What is measured on a run's checkpoint: the hash of each kind, flow and lengths."""
+        at, found = self.length, {}
+        if run.variant in self.diagnosed:
+            found["flow"] = run.flow_hash
+        if at and run.variant in at.variants and run.scale in (at.scales or [run.scale]):
+            found["lengths"] = at.hash(run)
+        return {} if run.further else found
 
 
 def _one(found: Iterable, problem: str) -> Any:

@@ -152,14 +152,12 @@ def _planned(
         key = (run.scale, run.variant, run.seed, run.further)
         why = plan.WHY_UNMEASURED if run.hash in hashes["runs"] else ""
         add("runs", key, run.hash, f"train/{run.name}.log")
-        if campaign.is_diagnosed(run):
-            add("flow", key, run.flow_hash, f"diagnose/{run.name}.log", why)
-        if campaign.measures_length(run):
-            add("lengths", key, campaign.length.hash(run), f"length/{run.name}.log", why)
+        for kind, hash in campaign.measured(run).items():
+            rule = {"flow": "diagnose", "lengths": "length"}[kind]
+            add(kind, key, hash, f"{rule}/{run.name}.log", why)
     for bench in (each for each in campaign.benchmarks if each.scale in scales):
-        kind = bench.benchmark if bench.benchmark in ("complexity", "decode") else "steps"
         log = f"bench/{bench.benchmark}/{bench.scale}.log"
-        add(kind, (bench.scale, bench.benchmark, -1, False), bench.hash, log)
+        add(bench.kind, (bench.scale, bench.benchmark, -1, False), bench.hash, log)
     for recall in campaign.recall:
         add("recall", ("", recall.mixer, -1, False), recall.hash, f"recall/{recall.mixer}.log")
     for kind in ("checks", "gradients") if campaign.check else ():

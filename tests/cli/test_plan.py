@@ -168,9 +168,9 @@ def test_the_arms_of_the_fair_comparison_have_the_same_count_of_parameters(scale
 def test_pairs_beyond_the_matrix_are_trained_and_not_diagnosed(tmp_path) -> None:
     campaign = plan.load({"campaign": "books"})
     matrix, further = campaign.run("10M/nearest/full/42"), campaign.run("10M/nearest/full/72")
-    assert campaign.is_diagnosed(matrix) and campaign.measures_length(matrix)
-    assert not campaign.is_diagnosed(further) and not campaign.measures_length(further)
-    assert not campaign.is_diagnosed(campaign.run("10M/nearest/no-count/42"))
+    assert campaign.measured(matrix).keys() == {"flow", "lengths"}
+    assert not campaign.measured(further)
+    assert "flow" not in campaign.measured(campaign.run("10M/nearest/no-count/42"))
     assert not any(
         run.further for run in mine(tmp_path, "base: books\nfurther_seeds: null").planned
     )
