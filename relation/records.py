@@ -74,33 +74,25 @@ _TYPES = {
 }
 
 
-def _kinds() -> dict[str, list[tuple[str, pa.DataType, str, str]]]:
-    groups: dict[str, list] = {}
+def _kinds() -> dict[str, pa.Schema]:
+    groups: dict[str, list[pa.Field]] = {}
     with Path(__file__).with_name("columns.csv").open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
-            name, unit, meaning = row["column"], row["unit"], row["meaning"]
-            added = [(name, _TYPES[row["type"]], unit, meaning)] if row["type"] else groups[name]
+            name, about = row["column"], {"unit": row["unit"], "description": row["meaning"]}
+            of = _TYPES.get(row["type"])
+            added = [pa.field(name, of, metadata=about)] if of else groups[name]
             groups.setdefault(row["kind"], []).extend(added)
-    return {kind: groups[kind] + groups["origin"] for kind in UNITS}
+    return {kind: pa.schema(groups[kind] + groups["origin"]) for kind in UNITS}
 
 
-KINDS = _kinds()  # kind -> columns: name, Arrow type, unit, meaning
+KINDS = _kinds()  # the columns of each kind; a field's metadata hold its unit and meaning
 ORIGIN = ["hash", "commit", "device", "versions", "created"]
 PACKAGES = ("torch", "triton", "numpy", "pyarrow", "tokenizers", "datasets")
 
 
 def columns(kind: str) -> list[str]:
     """Names of a kind's columns, in order."""
-    return [name for name, *_ in KINDS[kind]]
-
-
-@cache
-def schema(kind: str) -> pa.Schema:
-    """A kind's Arrow schema; each field's metadata hold its unit and meaning."""
-    return pa.schema(
-        pa.field(name, of, metadata={"unit": unit, "description": meaning})
-        for name, of, unit, meaning in KINDS[kind]
-    )
+    return KINDS[kind].names
 
 
 @contextmanager
@@ -193,7 +185,7 @@ def write(
 
     Raises InputError where a column is missing, unknown or of another type.
     """
-    layout, given = schema(kind), dict(known or {})
+    layout, given = KINDS[kind], dict(known or {})
     if isinstance(rows, pd.DataFrame):
         found = [{*rows.columns, *given}]
     else:
@@ -210,7 +202,7 @@ def write(
     except pa.ArrowException as error:
         raise InputError(f"{path}: {str(error).splitlines()[0]}") from None
     split = {}  # floats byte by byte, the rest in dictionaries: the smallest of Parquet's ways
-    for name, of, *_ in KINDS[kind]:
+    for name, of in zip(layout.names, layout.types, strict=True):
         if pa.types.is_floating(of):
             split[name] = "BYTE_STREAM_SPLIT"
         elif pa.types.is_list(of) and pa.types.is_floating(of.value_type):
@@ -253,8 +245,8 @@ def read(paths: Path | Sequence[Path], kind: str) -> pd.DataFrame:
     Raises InputError, naming the file, where one is missing, damaged or lacks a column.
     """
     paths = [paths] if isinstance(paths, Path) else paths
-    tables = [_table(path, kind).cast(schema(kind)) for path in paths]
-    return pa.concat_tables([schema(kind).empty_table(), *tables]).to_pandas()
+    tables = [_table(path, kind).cast(KINDS[kind]) for path in paths]
+    return pa.concat_tables([KINDS[kind].empty_table(), *tables]).to_pandas()
 
 
 def is_made(path: Path, kind: str, hash: str) -> bool:

@@ -20,7 +20,7 @@ BUDGET = {"10M": 1000, "30M": 2000, "100M": 4000}
 
 def frame(kind: str, rows: list[dict] = ()) -> pd.DataFrame:
     """Rows of a kind with every column, and what loading adds."""
-    layout = stored.schema(kind)
+    layout = stored.KINDS[kind]
     full = [{name: row.get(name) for name in layout.names} for row in rows]
     found = pa.Table.from_pylist(full, layout).to_pandas()
     scales = found.get("scale", "")
