@@ -144,11 +144,9 @@ def lower_nll(case: Case) -> Iterator[Evidence]:
 def wins(case: Case) -> Iterator[Evidence]:
     """Full Relation wins eight of nine paired comparisons.
 
-    At most one loss in nine pairs.
-    """
+    At most one loss in nine pairs."""
     pairs: dict[str, Term] = {}
-    for scale in SCALES:
-        why = case.unlike(scale, TRAINED)
+    for scale, why in ((scale, case.unlike(scale, TRAINED)) for scale in SCALES):
         for seed, term in zip(SEEDS, case.seeds("app-nll", scale, "delta"), strict=True):
             pairs[f"{scale}/{seed}"] = replace(term, value=None, reason=why) if why else term
     missing = [term.reason for term in pairs.values() if term.value is None]
@@ -424,8 +422,7 @@ def complexity(case: Case) -> Iterator[Evidence]:
     state grows with T.
 
     The power in the fit's 95% interval, or within 0.15 of it for time, 0.01 for bytes. A power
-    whose interval is wider than 1 is undetermined.
-    """
+    whose interval is wider than 1 is undetermined."""
     table, full = "token-mixing-complexity", "full-flash"
     if case.term(table, full, "state_exponent").value is None:
         full = "full-reference"  # on a CPU

@@ -2,7 +2,8 @@
 
 Everything here is computed from the shipped rows of the campaigns `books`, `fair` and `readings`.
 docs/preregistration.md fixes the comparison. In `fair`, variations `rate-...` and `rate30-...`
-search for each arm's learning rate, and `tuned` has the runs that compare arms.
+search for each arm's learning rate; `tuned` and `tuned-...`, which have other scales or seeds, have
+the runs that compare arms; so do `long` and `small-updates`.
 """
 
 import json
@@ -89,8 +90,9 @@ def plot(height: float) -> tuple[Figure, Axes]:
 
 
 def of(rows: pd.DataFrame, scale: str, variation: str = TUNED) -> pd.DataFrame:
-    """The rows of one scale and variation."""
-    return rows[(rows["scale"] == scale) & (rows["variation"] == variation)]
+    """The rows of one scale and variation, and of those that add to it, as tuned-further."""
+    named = rows["variation"].str.fullmatch(f"{variation}(-.*)?")
+    return rows[(rows["scale"] == scale) & named]
 
 
 def ended(runs: pd.DataFrame, probes: pd.DataFrame) -> pd.DataFrame:
@@ -101,9 +103,11 @@ def ended(runs: pd.DataFrame, probes: pd.DataFrame) -> pd.DataFrame:
     seen = probes[(probes["metric"] == "validation_nll") & np.isfinite(probes["value"])]
     last = seen.sort_values("update").groupby(RUN)["value"].last()
     last = last.reindex(pd.MultiIndex.from_frame(runs[RUN])).to_numpy(float)
-    usual = runs.groupby([*RUN[:3], "learning_rate"])["final_nll"].transform("median")
-    lost = runs["final_nll"].isna() | (runs["final_nll"] > usual + DIVERGED)
-    return runs.assign(nll=runs["final_nll"].fillna(pd.Series(last, runs.index)), diverged=lost)
+    kind = runs["variation"].str.partition("-")[0].rename("kind")
+    alike = runs.groupby([kind, "scale", "variant", "learning_rate"])
+    lost = runs["final_nll"] > alike["final_nll"].transform("median") + DIVERGED
+    nll = runs["final_nll"].fillna(pd.Series(last, runs.index))
+    return runs.assign(nll=nll, diverged=lost | runs["final_nll"].isna())
 
 
 # Relation beside MHA, setting by setting
@@ -115,7 +119,7 @@ def differences(books: pd.DataFrame, fair: pd.DataFrame, folder: Path) -> Sectio
     books, fair: the runs of the two campaigns.
     """
     books = books.assign(nll=books["final_nll"], group="books/" + books["variation"])
-    tuned = fair[fair["variation"] == TUNED].assign(group="fair/tuned")
+    tuned = fair[fair["variation"].str.startswith(TUNED)].assign(group="fair/tuned")
     runs = pd.concat([books, tuned]).dropna(subset="nll")
     runs["bits"] = bits_per_character(runs, "nll")
     rows, bars = [], []

@@ -82,7 +82,9 @@ def fair_runs(deviation=0.001, primary=20, **shifts):
     rows = []
     for name, shift in shifts.items():
         nll = 3.3 + shift + deviation * rng.standard_normal(primary)
-        rows += [run(name, 200 + k, value) for k, value in enumerate(nll)]
+        seeds = range(200, 200 + primary)
+        where = ["tuned" if seed < 216 else "tuned-further" for seed in seeds]
+        rows += [run(name, *each) for each in zip(seeds, nll, where, strict=True)]
         rows += [
             run(name, seed, 3.3 + shift + np.log(rate / 1e-3) ** 2, f"rate-{rate}", rate=rate)
             for rate in RATES
@@ -177,7 +179,7 @@ def test_an_arm_has_its_speed_and_the_time_to_mhas_loss_or_says_why_not():
 
 def test_larger_models_and_longer_runs_stand_beside_the_same_seeds():
     runs = fair_runs(mha=0, full=-0.05)
-    for scale, variation, shift in (("30M", "tuned", -0.3), ("10M", "long", -0.02)):
+    for scale, variation, shift in (("30M", "tuned-30M", -0.3), ("10M", "long", -0.02)):
         for seed in range(200, 204):
             runs.loc[len(runs)] = run("mha", seed, 2.0 + seed / 1e5, variation, scale)
             runs.loc[len(runs)] = run("full", seed, 2.0 + shift, variation, scale)
