@@ -200,12 +200,10 @@ def _models(campaign: Campaign) -> list[dict[str, Any]]:
     """A row a scale, variation and variant: the geometry, and its parameters."""
     rows = {}
     for run in campaign.planned:
-        geometry = ("layers", "layout", "d_model", "heads", "head_dim", "d_ff")
-        schedule = ("context", "micro", "accumulation", "budget_tokens")
-        row = {n: getattr(run, n) for n in ("campaign", "scale", "variation", "variant", *schedule)}
-        row |= {name: getattr(run.model, name) for name in geometry}
-        row |= {"parameters": parameters(run.model), "vocab": run.model.vocab_size}
-        row |= {"data_title": run.data.title}
+        counted = {"parameters": parameters(run.model), "vocab": run.model.vocab_size}
+        row = {"data_title": run.data.title, **counted}
+        for name in set(records.columns("models")) - {*row, *records.ORIGIN}:
+            row[name] = getattr(run if hasattr(run, name) else run.model, name)
         rows.setdefault((run.scale, run.variation, run.variant), row)
     return list(rows.values())
 

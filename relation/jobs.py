@@ -5,7 +5,7 @@ of a run no device and no backend, which benchmarks, recall and checks hold. An 
 default is in no hash, so that a new option makes no older run new.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 from relation.config import hash_of
@@ -14,12 +14,15 @@ from relation.variants import ModelConfig
 
 def changed(values: Any, *names: str) -> dict[str, Any]:
     """Fields that are not at their default, as JSON holds them; of `names`, if there are any."""
-    found = {}
-    for each in fields(values):
-        value = getattr(values, each.name)
-        if (not names or each.name in names) and value != each.default:
-            found[each.name] = list(value) if isinstance(value, tuple) else value
-    return found
+    wanted = (each for each in fields(values) if not names or each.name in names)
+    found = ((each.name, getattr(values, each.name), each.default) for each in wanted)
+    return {name: _plain(value) for name, value, default in found if value != default}
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value):
+        return changed(value)
+    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,14 +160,7 @@ class _Job:
 
     @property
     def hash(self) -> str:
-        def plain(value: Any) -> Any:
-            if isinstance(value, ModelConfig | Side):
-                return {name: plain(each) for name, each in changed(value).items()}
-            if isinstance(value, list | tuple):
-                return [plain(each) for each in value]
-            return value
-
-        own = {name: plain(value) for name, value in changed(self).items()}
+        own = changed(self)
         return hash_of({n: v for n, v in own.items() if n not in ("campaign", "variation")})
 
 

@@ -43,11 +43,8 @@ def operator(side: Side, precision: str, device: torch.device, context: int):
         answer = timer.seconds()
 
 
-def measure(bench: Bench, out: Path, data: Path | None = None) -> None:
-    """Time every operator at every context and write the record of kind `complexity`.
-
-    data: not read; operators take random tokens. Raises InputError where the device is missing.
-    """
+def measure(bench: Bench, out: Path) -> None:
+    """Time every operator at every context and write the record of kind `complexity`."""
     operators = {side.side: side for side in bench.sides}
 
     def sides_of(device: torch.device) -> list[dict[str, partial]]:

@@ -127,11 +127,8 @@ def _prompt(
     return read, lambda: None
 
 
-def measure(bench: Bench, out: Path, data: Path | None = None) -> None:
-    """Time tokens at every context and batch of the sides, and a prompt; write `decode`.
-
-    data: not read. Raises InputError where the device is missing.
-    """
+def measure(bench: Bench, out: Path) -> None:
+    """Time tokens at every context and batch of the sides, and a prompt; write `decode`."""
     models = {side.variant: side.model for side in bench.sides}
     cells = list(dict.fromkeys((TOKEN, side.context, side.micro) for side in bench.sides))
     prompt, batches = _PROMPTS[bench.device]

@@ -177,8 +177,7 @@ def groups_of(sides: Sequence[Side]) -> list[list[Side]]:
 def measure(bench: Bench, out: Path, data: Path | None = None) -> None:
     """Run one benchmark of a campaign and write its record of kind `steps`.
 
-    data: the folder of the prepared corpus, None for random tokens. Raises InputError where the
-    device or the corpus is missing.
+    data: the folder of the prepared corpus, None for random tokens.
     """
     tokens = None if data is None else data / "train.bin"
     if tokens is not None and not (tokens.is_file() and tokens.stat().st_size):

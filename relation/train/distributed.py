@@ -33,14 +33,11 @@ class World:
 
     def __init__(self, name: str, micro_batches: int):
         self.name, self.rank, self.size, self._store = name, 0, 1, None
-        self._micro_batches = micro_batches
+        self.leads, self._micro_batches = True, micro_batches
         if not dist.is_torchelastic_launched() or int(os.environ["WORLD_SIZE"]) == 1:
             return
         self._store, self.rank, self.size = next(rendezvous("env://"))
-
-    @property
-    def leads(self) -> bool:
-        return self.rank == 0
+        self.leads = self.rank == 0
 
     @contextmanager
     def one_message(self) -> Iterator[None]:

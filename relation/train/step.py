@@ -8,7 +8,6 @@ import copy
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from inspect import unwrap
 from types import FunctionType
 
@@ -28,11 +27,9 @@ _WARM_PASSES = 2
 _UPDATES_LATE = 3  # a GPU is given the next updates before the first of these is waited for
 
 
-def autocast(device: torch.device, precision: str):
+def autocast(device: torch.device, precision: str) -> torch.autocast:
     """BF16 autocast over FP32 weights, or nothing for fp32."""
-    if precision == "bf16":
-        return torch.autocast(device.type, dtype=torch.bfloat16)
-    return nullcontext()
+    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
 
 
 def wsd(before: int, after: int, budget: int, warmup: int, plateau: float) -> float:
