@@ -191,18 +191,6 @@ def test_state_bytes_are_table_1s(variant, precision):
         ]
 
 
-def test_a_history_grows_by_doubling_and_keeps_what_it_holds():
-    first, second = draw(2, 3, 40, 5, count=2)
-    cache, capacities = HistoryCache(capacity=3), []
-    assert cache.states == ()
-    for start, end in ((0, 2), (2, 3), (3, 4), (4, 5), (5, 7), (7, 39), (39, 40)):
-        states = cache.append(first[:, :, start:end], second[:, :, start:end])
-        for kept, given in zip(states, (first, second), strict=True):
-            assert torch.equal(kept, given[:, :, :end])
-        capacities.append(cache.capacity)
-    assert capacities == [3, 3, 6, 6, 12, 39, 78]
-
-
 def test_a_block_that_does_not_continue_a_history_is_refused(monkeypatch):
     cache = HistoryCache(capacity=4)
     cache.append(state(2, 3, 4, 5), state(2, 3, 4, 5))
@@ -236,19 +224,3 @@ def test_unusable_tokens_and_states_are_refused(variant):
     with pytest.raises(InputError):
         model.decode(TOKENS[:1], state)
     assert state.length == LENGTH
-
-
-def test_a_state_that_stopped_between_layers_is_refused(monkeypatch):
-    model = stirred("hybrid")
-    state = model.decode_state()
-    model.decode(TOKENS, state)
-
-    def fail(*inputs) -> None:
-        raise torch.OutOfMemoryError
-
-    with monkeypatch.context() as patched:
-        patched.setattr(model.blocks[2], "forward", fail)
-        with pytest.raises(torch.OutOfMemoryError):
-            model.decode(TOKENS, state)
-    with pytest.raises(InputError, match="start a new"):
-        model.decode(TOKENS, state)

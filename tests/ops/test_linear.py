@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 from equations import assert_close, differentiate, draw, draw_linear, expanded_sum
 
 from relation import ops
@@ -98,21 +97,6 @@ def test_linear_exchange_never_reads_its_own_write(operator, t):
         after = operator(p1, p2_after, info_after, -g.abs())[0] - info_after
         assert_close(after[:, :, : t + 1], before[:, :, : t + 1], CHUNK)
         assert (after - before)[:, :, t + 1].abs().max() > 1e-3
-
-
-@pytest.mark.parametrize("operator", LINEAR)
-@pytest.mark.parametrize("length", [1e-10, 1e-13])
-def test_a_short_coordinate_is_divided_by_the_floor(operator, length):
-    """Of length 1e-10 it reads and writes as one of length 1 does; of 1e-13, a tenth of that."""
-    p1, p2, info, g = draw_linear(1, 2, 2, 6)
-    p1, p2 = F.normalize(p1, dim=-1), F.normalize(p2, dim=-1)
-    # The coordinates of a token are orthogonal, so that S is 1/2 whatever their lengths.
-    p2 = F.normalize(p2 - p1 * (p1 * p2).sum(-1, keepdim=True), dim=-1)
-    kept = min(length / 1e-12, 1)
-    y, C = operator(length * p1, length * p2, info, g)
-    of_unit_length, unit_C = operator(p1, p2, info, g)
-    assert_close(y, info + kept**2 * (of_unit_length - info), 2 + 6)
-    assert_close(C, kept * unit_C, 2 + 6)
 
 
 @pytest.mark.parametrize("operator", LINEAR)

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from conftest import copy_project, refusal
-from filelock import FileLock
 from training import CONTEXT, CPU, UPDATE, assert_same_run, read_run, small_run, start, write_corpus
 
 from relation import records
@@ -256,14 +255,6 @@ def test_a_full_disk_is_one_line_and_costs_no_more_than_a_save(
     train(*given)
     assert begun == [3, 4, 5]
     assert_same_run(tmp_path / "out", trained)
-
-
-def test_a_run_in_two_processes_is_refused(data: Path, tmp_path: Path) -> None:
-    run = small_run()
-    (tmp_path / "resume").mkdir()
-    with FileLock(tmp_path / "resume" / f"{run.hash}.lock"):
-        given = (run, data, tmp_path / "out", tmp_path / "resume")
-        assert "already running" in refusal(lambda: train(*given), RunError)
 
 
 # -- failures --------------------------------------------------------------------------------------
