@@ -106,14 +106,10 @@ def updates(bench: Bench, side: Side, device: torch.device, tokens: Path | None 
         halves = (x.reshape(side.micro, -1) for x in (ids[:-1], ids[1:]))
         return tuple(machine.to_device(x, device) for x in halves)
 
-    def update(step: UpdateStep = step, micro_batches: int = side.accumulation) -> Tensor:
-        """Launch an update and return its loss; a GPU may still be working."""
-        batches = (batch() for _ in range(micro_batches))
-        return step(batches, micro_batches * size, rate)[0]
-
-    def run(count: int) -> Tensor:
+    def run(count: int, step: UpdateStep = step, micro_batches: int = side.accumulation) -> Tensor:
+        """Launch updates and return the last one's loss; a GPU may still be working."""
         for _ in range(count):
-            loss = update()
+            loss, _ = step((batch() for _ in range(micro_batches)), micro_batches * size, rate)
         return loss
 
     synchronize(device)
@@ -153,12 +149,12 @@ def updates(bench: Bench, side: Side, device: torch.device, tokens: Path | None 
         facts["reserved_gib"] = torch.cuda.max_memory_reserved(device) / 2**30
     backend = side.variant, side.backends[side.variant]
     if on_gpu or backend in _KERNELS["cpu"]:  # others are plain PyTorch
-        facts["kernels"] = attention_kernels(lambda: update(step, 1), device)
+        facts["kernels"] = attention_kernels(lambda: run(1, step, 1), device)
         if not facts["kernels"] and on_gpu:
             # A profiler that does not see into graphs sees the same kernels launched one by one.
             launched = step.uncaptured()
-            update(launched, 1)
-            facts["kernels"] = attention_kernels(lambda: update(launched, 1), device)
+            run(1, launched, 1)
+            facts["kernels"] = attention_kernels(lambda: run(1, launched, 1), device)
         check_kernels(*backend, device, facts["kernels"])
     yield facts
 
