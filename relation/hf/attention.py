@@ -27,16 +27,16 @@ TAU = 2.0
 
 
 def add_lambda(
-    model: PreTrainedModel, init: float = 0.5, saved: str | Path | None = None
+    model: PreTrainedModel, init: float | None = None, saved: str | Path | None = None
 ) -> PreTrainedModel:
     """Give every attention module of a model its `lam` (1,), a trained FP32 parameter.
 
     Call it before training, as an optimiser takes the parameters that it finds. `save_pretrained`
     writes them, and that the model runs Relation; `from_pretrained` passes over them: their values
-    come from the folder `saved`, by default the one that the model was loaded from. A model that
-    never had any starts at `init`; a module that has a lambda keeps it, unless `saved` names a
-    folder. Returns the model. Raises InputError for a model without such modules or with another
-    attention, and for a folder that lacks a value that was saved.
+    come from the folder `saved`, by default the one that the model was loaded from, and without one
+    start at `init`, 0.5. A module that has a lambda keeps it, unless `saved` names a folder.
+    Returns the model. Raises InputError for a model without such modules or with another attention,
+    and, unless `init` is given, for a folder that lacks a value that was saved.
     """
     modules = {name: module for name, module in model.named_modules() if _attends(module)}
     if not modules:
@@ -54,18 +54,19 @@ def add_lambda(
                 "give attn_implementation='relation' to from_pretrained or the configuration"
             )
         keeps = saved is None and hasattr(module, "lam")
-        wanted = saved is not None or getattr(config, "has_lambda", False)
+        wanted = saved is not None or (init is None and getattr(config, "has_lambda", False))
         if wanted and not keeps and f"{name}.lam" not in values:
             raise InputError(
                 f"{folder} has no {name}.lam, or is no folder here; give saved=, the folder of "
-                "safetensors that has it"
+                "safetensors that has it, or init= to begin anew"
             )
     for name, module in modules.items():
         config = getattr(module, "config", model.config)
         # In config.json: a saved model runs Relation unasked, or is refused without relation.hf.
         config.attn_implementation, config.has_lambda = NAME, True
         if saved is not None or not hasattr(module, "lam"):
-            value = torch.tensor([values.get(f"{name}.lam", init)], dtype=torch.float32)
+            value = values.get(f"{name}.lam", 0.5 if init is None else init)
+            value = torch.tensor([value], dtype=torch.float32)
             module.lam = nn.Parameter(value.to(next(module.parameters()).device))
     return model
 

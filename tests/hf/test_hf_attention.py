@@ -207,6 +207,7 @@ def test_lambda_is_trained_saved_and_read_back(tmp_path):
     for given in ({}, {"saved": tmp_path / "elsewhere"}):
         with pytest.raises(InputError, match=r"no model\.layers\.0\.self_attn\.lam.*give saved="):
             add_lambda(elsewhere, **given)
+    assert add_lambda(elsewhere, 0.25).model.layers[0].self_attn.lam == 0.25
 
 
 def test_a_second_call_keeps_a_trained_lambda(tmp_path):
