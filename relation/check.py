@@ -220,14 +220,19 @@ def recurrence_errors(
     return deviations(("Y", "C", "dp1", "dp2", "dinfo", "dg"), [draw], dtype)
 
 
-def history_errors(operator: Operator, states: Tensor, share: Tensor) -> dict:
+def history_errors(operator: Operator, states: Tensor, share: Tensor, given: Tensor) -> dict:
     """Whether Exchange reads j < i alone (Section 5.2, Appendix A.4): the largest errors.
 
-    operator: of p1, p2 and info (B, H, T, D); states: these three, B = 1. share: what a token's own
-    information weighs in its output beside Exchange, (1, H, T). Other states from a token on leave
-    earlier outputs the same to the last bit. Other information of one token alone moves its output
-    by its share; relative to the largest output or change.
+    operator: of p1, p2, info (B, H, T, D) and what is `given`, lambda or g; states: p1, p2 and info
+    of B = 1. share: what a token's own information weighs in its output beside Exchange, (1, H, T).
+    Other states from a token on leave earlier outputs the same to the last bit. Other information
+    of one token alone moves its output by its share; relative to the largest output or change.
     """
+
+    def output(*states: Tensor) -> Tensor:
+        y = operator(*states, given.expand_as(states[0]).contiguous() if given.ndim else given)
+        return y[0] if isinstance(y, tuple) else y
+
     # A copy of the sequence a changed token t, every third, which meets every place in a tile.
     token = torch.arange(states.shape[3], device=states.device)
     cuts = token[::3]
@@ -236,17 +241,17 @@ def history_errors(operator: Operator, states: Tensor, share: Tensor) -> dict:
     other = before.flip(3).roll(1, 4)
     later = (token >= cuts[:, None])[:, None, :, None]  # (copies, 1, T, 1)
     itself = (token == cuts[:, None])[:, None, :, None]
-    y = operator(*before)
-    leaked = torch.where(later, 0, operator(*torch.where(later, other, before)) - y)
+    y = output(*before)
+    leaked = torch.where(later, 0, output(*torch.where(later, other, before)) - y)
     info = torch.where(itself, other[2], before[2])
-    moved = operator(*before[:2], info)
+    moved = output(*before[:2], info)
     # (copies, H, D): what token t gained, and what its output moved by.
-    given, shift = (
+    gained, shift = (
         (x.double() - x_before.double())[copies, :, cuts]
         for x, x_before in ((info, before[2]), (moved, y))
     )
-    unexplained = (shift - share[0].double().T[cuts][..., None] * given).abs().max()
-    scale = torch.stack([x.double().abs().max() for x in (y, moved, given)]).max()
+    unexplained = (shift - share[0].double().T[cuts][..., None] * gained).abs().max()
+    scale = torch.stack([x.double().abs().max() for x in (y, moved, gained)]).max()
     own = (unexplained / scale).item()
     leak = leaked.abs().max().item()
     return {_TO_THE_BIT: leak, "Exchange does not read the token's own information": own}
@@ -263,16 +268,12 @@ def _identities(check: Check, full: Operator, device: torch.device) -> Iterator[
         g = -0.1 * _draw("history", 6, device).sigmoid().to(_wide(dtype))
         states = _draw("history", 5, device, 3).to(dtype)
         share = 1 - exchange_gate(*states[:2], lam)
-        with_lam = lambda *given, form=form, lam=lam: form(*given, lam)  # noqa: E731
-        with_g = lambda *given, form=linear_form, g=g: form(  # noqa: E731
-            *given, g.expand_as(given[0]).contiguous()
-        )[0]
         yield "identity", operator, precision, identity_errors(form, dtype, device)
-        for name, by, call, weighs in (
-            ("Full Relation", operator, with_lam, share),
-            ("Linear Relation", linear_operator, with_g, torch.ones_like(share)),
+        for name, by, call, given, weighs in (
+            ("Full Relation", operator, form, lam, share),
+            ("Linear Relation", linear_operator, linear_form, g, torch.ones_like(share)),
         ):
-            errors = history_errors(call, states, weighs)
+            errors = history_errors(call, states, weighs, given)
             yield "history", by, precision, {f"{name}: {k}": e for k, e in errors.items()}
         yield "mixing", "definition", precision, mixing_errors(givens_mix, dtype, device)
     chunked = get_backend("linear", "chunked").call

@@ -100,20 +100,17 @@ def test_exchange_with_itself_and_with_the_future_is_seen() -> None:
     lam = torch.tensor(0.5, dtype=DOUBLE)
     share = 1 - check.exchange_gate(*states[:2], lam)
 
-    def right(p1: Tensor, p2: Tensor, info: Tensor) -> Tensor:
-        return full_relation(p1, p2, info, lam)
-
-    def with_itself(p1: Tensor, p2: Tensor, info: Tensor) -> Tensor:
+    def with_itself(p1: Tensor, p2: Tensor, info: Tensor, lam: Tensor) -> Tensor:
         gate = 1 - full_flow(p1, p2, lam).diagonal(0, -2, -1)
-        return right(p1, p2, info) + 0.01 * gate[..., None] * info
+        return full_relation(p1, p2, info, lam) + 0.01 * gate[..., None] * info
 
-    errors = check.history_errors(right, states, share)
+    errors = check.history_errors(full_relation, states, share, lam)
     assert errors[FUTURE] == 0 and errors[OWN] <= 1e-12
-    assert check.history_errors(with_itself, states, share)[OWN] > 1e-3
-    future = lambda *given: right(*given) + 1e-9 * given[2].roll(-1, 2)  # noqa: E731
-    assert check.history_errors(future, states, share)[FUTURE] > 0
+    assert check.history_errors(with_itself, states, share, lam)[OWN] > 1e-3
+    future = lambda *given: full_relation(*given) + 1e-9 * given[2].roll(-1, 2)  # noqa: E731
+    assert check.history_errors(future, states, share, lam)[FUTURE] > 0
     nothing = lambda *given: torch.full_like(given[2], math.nan)  # noqa: E731
-    errors = check.history_errors(nothing, states, share)
+    errors = check.history_errors(nothing, states, share, lam)
     assert not any(error <= 1 for error in errors.values())
 
 
