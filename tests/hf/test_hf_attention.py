@@ -42,6 +42,17 @@ def draw(*shape: int, seed: int) -> Tensor:
     return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
+def made_by_transformers(text: Tensor | None, places: Tensor | None) -> Tensor:
+    """What a model gives its layers, by padding or packed documents (B, T)."""
+    config = transformers.LlamaConfig(attn_implementation="relation")
+    B, T = (places if text is None else text).shape
+    mask = transformers.masking_utils.create_causal_mask(
+        config, torch.empty(B, T, 0), text, None, places
+    )
+    assert mask.numel() == 2 * B * T  # no square
+    return mask
+
+
 class Layer(torch.nn.Module):
     """What the interface asks of an attention module."""
 
@@ -61,14 +72,13 @@ def test_what_is_computed_is_full_relation(kv_heads, case):
     ids = torch.tensor([[0] * 4 + [1] * 5, [0] * 9])
     place = torch.arange(9)
     causal = place <= place[:, None]
-    same = ids[:, None, :, None] == ids[:, None, None, :]
     documents = Documents.of(ids) if case in ("padding", "documents") else None
     mask, rows, text = None, slice(0, 9), torch.ones(2, 9, dtype=torch.bool)
     if case == "padding":
         text[0, :4] = False
-        mask = causal & text[:, None, None, :]
+        mask = made_by_transformers(text, None)
     elif case == "documents":
-        mask = causal & same
+        mask = made_by_transformers(None, documents.positions)
     elif case == "window":
         mask = (causal & (place > place[:, None] - 20)).expand(2, 1, -1, -1)
     elif case == "cache":
