@@ -318,7 +318,8 @@ def elsewhere(runs: pd.DataFrame) -> list[Section]:
                 continue
             row = {"comparison": minus(over, under), "setting": setting}
             row |= {"seeds": str(len(found.seeds)), "Welch": signed(found.welch)}
-            row |= {"paired": signed(found.paired), "150M tokens, same seeds": ""}
+            row |= {"paired": signed(found.paired), "without diverged": signed(found.kept)}
+            row["150M tokens, same seeds"] = ""
             beside = apart(of(runs[runs["seed"].isin(found.seeds)], "10M"), over, under)
             if scale == "10M" and beside is not None:
                 row["150M tokens, same seeds"] = signed(beside.welch)
