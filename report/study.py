@@ -238,7 +238,7 @@ def summary(arm: pd.DataFrame) -> dict[str, str]:
     return {
         "arm": title(arm["variant"].iloc[0]), "rate": f"{arm['learning_rate'].iloc[0]:.3g}",
         "runs": str(len(arm)), "diverged": str(arm["diverged"].sum()),
-        "NLL": f"{nll.value:.4f} ({nll.low:.4f} to {nll.high:.4f})",
+        "NLL": signed(nll, ".4f"),
         BITS: "not recorded" if math.isnan(bits) else f"{bits:.4f}",
         "parameters": f"{arm['parameters'].iloc[0]:,}",
     }  # fmt: skip

@@ -183,8 +183,10 @@ def test_larger_models_and_longer_runs_stand_beside_the_same_seeds():
         for seed in range(200, 204):
             runs.loc[len(runs)] = run("mha", seed, 2.0 + seed / 1e5, variation, scale)
             runs.loc[len(runs)] = run("full", seed, 2.0 + shift, variation, scale)
+    runs.loc[len(runs)] = run("mha", 42, 2.5, "tuned-100M28pc", "100M28pc")
     arms, apart = (one.table for one in study.elsewhere(study.ended(runs, no_probes())))
-    assert len(arms) == 4 and set(arms["runs"]) == {"4"}
+    alone = arms[arms["runs"] == "1"]
+    assert len(arms) == 5 and list(alone["NLL"]) == ["2.5000"]  # one run has no interval
     apart = apart.set_index("setting")
     assert apart.loc["30M", "Welch"].startswith("−0.302")
     long = apart.loc["10M on 600M tokens"]
