@@ -17,8 +17,6 @@ from tqdm import tqdm
 
 from relation.errors import InputError
 
-_SECONDS_BETWEEN_TRIES = 0.5
-
 
 def torch_device(name: str) -> torch.device:
     """The device "cpu" or "cuda". Raises InputError for a GPU where PyTorch sees none."""
@@ -94,7 +92,7 @@ def gpu_lock(count: int = 1, runs_per_gpu: int = 1) -> Iterator[list[int]]:
         if not waits:
             print(f"waiting for {count} free GPUs", file=sys.stderr)
         waits = True
-        time.sleep(_SECONDS_BETWEEN_TRIES)
+        time.sleep(0.5)
 
 
 @contextmanager

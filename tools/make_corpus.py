@@ -390,7 +390,7 @@ def write(name: str, shards: Iterable[tuple[str, Rows]]) -> None:
         sys.exit(f"error: the shipped runs read {FINGERPRINTS[name]}; check out the commits above")
 
 
-def main() -> None:
+if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("checkouts", nargs="+", help="BOOKS for books; BOOKS LUEE RCDM for library")
     books, *gutenberg = parser.parse_args().checkouts
@@ -401,7 +401,3 @@ def main() -> None:
         train = enumerate(chain([splits["train"]], islice(shards, SHARDS)))
         named = ((f"train-{number:02d}", rows) for number, rows in train)
         write("library", chain([("validation", splits["validation"])], named))
-
-
-if __name__ == "__main__":
-    main()

@@ -17,8 +17,6 @@ def operator(side: Side, precision: str, device: torch.device, context: int):
     """
     name, model = side.variant, side.model
     H, D = model.heads, model.head_dim
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
     call = get_backend(name, side.backends[name], device).call
     generator = torch.Generator().manual_seed(0)
     drawn = torch.randn(4, 1, H, context, D, generator=generator)

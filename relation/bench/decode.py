@@ -63,7 +63,6 @@ def decoding(
     """
     dtype = DTYPES[precision]
     if device.type == "cuda":
-        torch.cuda.set_device(device)
         free, needed = torch.cuda.mem_get_info()[0], state_bytes(config, context, batch, dtype)
         if measure == TOKEN and needed > free:
             told = f"its state takes {needed / 1e9:,.0f} GB, and {free / 1e9:,.0f} GB are free"

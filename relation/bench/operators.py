@@ -226,7 +226,6 @@ def peer_calls(
     """
     peer = PEERS[name]
     if device.type == "cuda":
-        torch.cuda.set_device(device)
         torch.compiler.reset()  # else the ninth shape runs eagerly, without a word
     call = partial(peer.build(device), documents=ragged_documents(shape, device))
     wanted = [each for each in peer.takes if each not in peer.frozen]

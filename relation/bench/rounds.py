@@ -198,9 +198,11 @@ class Answers:
         return failure._asdict() | samples | self.facts
 
 
-def _serve(side: Side, pipe: Any, threads: int, parent: int) -> None:
+def _serve(side: Side, pipe: Any, device: torch.device, threads: int, parent: int) -> None:
     """Answer questions until the other end is closed or its process is gone."""
     torch.set_num_threads(threads)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     running: Generator | None = None
     while True:
         while not pipe.poll(5):
@@ -256,10 +258,10 @@ class Sides:
 
     def _start(self, name: str) -> None:
         # A fork starts at once, but cannot use a GPU.
-        on_gpu = self.conditions.device.type == "cuda"
-        context = multiprocessing.get_context("spawn" if on_gpu else "fork")
+        device = self.conditions.device
+        context = multiprocessing.get_context("spawn" if device.type == "cuda" else "fork")
         ours, theirs = context.Pipe()
-        given = self.sides[name], theirs, torch.get_num_threads(), os.getpid()
+        given = self.sides[name], theirs, device, torch.get_num_threads(), os.getpid()
         process = context.Process(target=_serve, args=given, daemon=True)
         process.start()
         theirs.close()

@@ -85,8 +85,6 @@ def updates(bench: Bench, side: Side, device: torch.device, tokens: Path | None 
     where another kernel ran than the one that was asked for.
     """
     on_gpu = device.type == "cuda"
-    if on_gpu:
-        torch.cuda.set_device(device)
     model = Execution(**side.backends, compiled=bench.compile).decoder(side.model, device)
     options = dict(bench.optimizer)
     rate, clip = options["learning_rate"], options.pop("gradient_clip")

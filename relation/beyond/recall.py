@@ -203,7 +203,6 @@ def rows_of(recall: Recall, device: torch.device, progress: Progress) -> Iterato
         return [known | counted for counted in _octaves(test, tested, recall.tasks)]
 
     def merit(rate: float) -> tuple[float, float]:
-        """The share of right answers, and among equals the NLL."""
         nll = tried[rate][0]["validation_nll"]
         return tried[rate][0]["validation_accuracy"], -math.inf if nll is None else -nll
 

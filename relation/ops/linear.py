@@ -71,8 +71,7 @@ def linear_relation(
     *,
     documents: Documents | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Ask Self, Ask Others, Answer, Become Others, one token at a time
-    (Eq. 16)."""
+    """Ask Self, Ask Others, Answer, Become Others, one token at a time (Eq. 16)."""
     read, write, information, g, C = _read_write(p1, p2, info, log_retention, tau, state, documents)
     alpha = g.exp()
     exchange = []

@@ -21,7 +21,6 @@ from relation.errors import InputError, RunError
 from relation.machine import claim, gpu_lock
 
 _TIMEOUT = timedelta(minutes=30)  # longer than the first process takes to save and evaluate
-_SECONDS_BETWEEN_LOOKS = 0.05
 
 
 class World:
@@ -91,7 +90,7 @@ class World:
                     indices = stack.enter_context(gpu_lock(int(os.environ["LOCAL_WORLD_SIZE"])))
                     self._store.set(f"gpus/{machine}", json.dumps(indices))
                 while not self._store.check([f"gpus/{machine}"]):  # for hours, if others hold them
-                    time.sleep(_SECONDS_BETWEEN_LOOKS)
+                    time.sleep(0.05)
                 device = torch.device("cuda", json.loads(self._store.get(f"gpus/{machine}"))[place])
                 torch.cuda.set_device(device)
             backend = "nccl" if kind == "cuda" else "gloo"
