@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from safetensors import safe_open
 from torch import Tensor, nn
 from torch.compiler import is_compiling
+from torch.utils.weak import WeakTensorKeyDictionary
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
@@ -126,11 +127,24 @@ def relation_mask(**options: Any) -> Tensor | None:
 _OPERATOR = Automatic("full")
 
 
+_KNOWN = WeakTensorKeyDictionary()  # the documents of masks that are in use
+
+
 def _documents(bounds: Tensor) -> Documents:
-    """The documents that `relation_mask` describes; empty ones stand among their offsets."""
-    starts, ends = bounds[:, 0]
+    """The documents that a mask of `relation_mask` describes, made once for all layers."""
+    if is_compiling():
+        return _documents_of(bounds)
+    if bounds not in _KNOWN:
+        _KNOWN[bounds] = _documents_of(bounds)
+    return _KNOWN[bounds]
+
+
+def _documents_of(bounds: Tensor) -> Documents:
+    # Copies: a view would keep the mask alive, and kernels want them aligned.
+    starts, ends = (x.clone() for x in bounds[:, 0])
     B, T = starts.shape
     row = torch.arange(0, B * T, T, dtype=torch.int32, device=bounds.device)[:, None]
+    # Where each token's document ends in the B T tokens: empty ones stand between the documents.
     return Documents(starts, ends, F.pad((row + ends).flatten(), (1, 0)), T)
 
 
