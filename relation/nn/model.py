@@ -253,7 +253,7 @@ class HistoryMixer(Mixer):
         cache: HistoryCache | None = None,
         documents: Documents | None = None,
     ) -> Tensor:
-        """X (B, T, d) to Y W_O (B, T, d); `residual`, X before the norm, is Linear Relation's alone.
+        """X (B, T, d) to Y W_O (B, T, d); `residual`, X before the norm, is for Linear Relation.
 
         While decoding, x holds the newest tokens; the layer's cache takes them in. Its first
         block, a prompt, runs the backend. With documents RoPE's tables are those of places in them.
