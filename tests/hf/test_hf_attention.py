@@ -47,7 +47,7 @@ def made_by_transformers(text: Tensor | None, places: Tensor | None) -> Tensor:
     config = transformers.LlamaConfig(attn_implementation="relation")
     B, T = (places if text is None else text).shape
     mask = transformers.masking_utils.create_causal_mask(
-        config, torch.empty(B, T, 0), text, None, places
+        config, torch.empty(B, T, 0), text, None, position_ids=places
     )
     assert mask.numel() == 2 * B * T  # no square
     return mask
