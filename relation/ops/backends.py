@@ -129,8 +129,8 @@ def default_backend(operator: str, x: Tensor, documents: bool = False, null: boo
     """The name of the fastest backend that runs x, (B, H, T, D), where nobody named one.
 
     On CUDA the kernels, where device, dtype and head width allow; elsewhere plain PyTorch in memory
-    linear in T. MHA alone has no such form on a GPU for FP64, for BF16 before Ampere and for a null
-    logit in documents.
+    linear in T. MHA alone has no such form on a GPU for FP64, for BF16 before Ampere, for rows that
+    are no multiple of 16 bytes, and for a null logit in documents.
     """
     width, narrow = x.shape[3], x.dtype in (torch.bfloat16, torch.float16)
     # Before Ampere neither Triton nor PyTorch's kernels have BF16.
@@ -141,7 +141,9 @@ def default_backend(operator: str, x: Tensor, documents: bool = False, null: boo
         flashes = not _why_not("flash", x.device) and not (documents and null)
         if flashes and (not x.is_cuda or (narrow and width <= 256)):
             return "flash"
-        return "efficient" if x.is_cuda and not documents and not lacks else "reference"
+        # PyTorch's memory-efficient kernel reads rows in pieces of 16 bytes.
+        aligned = width * x.dtype.itemsize % 16 == 0
+        return "efficient" if x.is_cuda and aligned and not (documents or lacks) else "reference"
     fits = x.dtype in DTYPES and NARROWEST <= width <= WIDEST
     if operator != "calibrated" and x.is_cuda and fits and why_unavailable(x.device) is None:
         return "flash"

@@ -160,6 +160,7 @@ CAPABILITIES = {"cuda": (9, 0), "turing": (7, 5), "pascal": (6, 1), "rocm": (9, 
     [
         ("cuda", BF16, 48, "flash flash flex flash"),
         ("cuda", FP32, 64, "efficient flash flex flash"),
+        ("cuda", FP32, 6, "reference tiled tiled chunked"),
         ("cuda", FP64, 64, "reference tiled tiled chunked"),
         ("cuda", BF16, 8, "flash tiled tiled chunked"),
         ("cuda", BF16, 384, "efficient flex flex chunked"),
