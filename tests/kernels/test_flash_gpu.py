@@ -27,24 +27,17 @@ GLUON_WIDTHS = (48, 64, 80)
 @pytest.fixture
 def in_triton(monkeypatch) -> Callable[[], None]:
     """Called, lets every pass to come run in Triton."""
-
-    def change() -> None:
-        for name in ("forward", "backward"):
-            module = importlib.import_module(f"relation.kernels.flash_relation.{name}")
-            monkeypatch.setattr(module, "chosen", lambda *given: None)
-
-    return change
+    launch = importlib.import_module("relation.kernels.flash_relation.launch")
+    return lambda: monkeypatch.setattr(launch, "chosen", lambda *given: None)
 
 
 @pytest.fixture
 def few_programs(monkeypatch) -> Callable[[int], None]:
     """Called, lets Gluon's launches to come fill as many multiprocessors and no more."""
-    plans = importlib.import_module("relation.kernels.plans")
 
     def change(count: int) -> None:
         module = importlib.import_module("relation.kernels.flash_relation.hopper_launch")
         monkeypatch.setattr(module, "multiprocessors", lambda device: count)
-        monkeypatch.setattr(plans, "_plans", {})
 
     return change
 
