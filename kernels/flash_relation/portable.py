@@ -510,11 +510,8 @@ def p1_kernel(
     mean_h_i = _row_products(dy_i, _load(y, i_start, T, SIZES, BLOCK_I, WHOLE), SIZES)
     p1_i = _scaled(_load(p1, i_start, T, SIZES, BLOCK_I, WHOLE), scale, SCALED)
     norm_i = tl.load(log_norm + row, mask=i < T, other=PAST_END)
-    tl.store(
-        row_sums + _row_sums_at(head, i, T, p2_tiles is not None),
-        tl.join(norm_i, mean_h_i),
-        mask=(i < T)[:, None],
-    )
+    at = row_sums + _row_sums_at(head, i, T, p2_tiles is not None)
+    tl.store(at, tl.join(norm_i, mean_h_i), mask=(i < T)[:, None])
 
     DOCUMENTS: tl.constexpr = starts is not None
     start_i, first, bound = _document_starts(starts, head // H, i_start, T, BLOCK_I, BLOCK_J)
@@ -535,21 +532,9 @@ def p1_kernel(
             )  # fmt: skip
     for j_start in range(bound, i_start, BLOCK_J):
         sums = _p1_tile(
-            sums,
-            rows,
-            p2,
-            info,
-            j_start,
-            T,
-            SIZES,
-            scale,
-            BLOCK_I,
-            BLOCK_J,
-            WHOLE,
-            SCALED,
-            False,
-            False,
-        )
+            sums, rows, p2, info, j_start, T, SIZES, scale,
+            BLOCK_I, BLOCK_J, WHOLE, SCALED, False, False,
+        )  # fmt: skip
 
     # dA = (1 - g) (sum_j F_ij H_ij - g H_ii): in FP32 from the scores. From the rounded Y it would
     # lose its digits where Y is close to I.
@@ -648,14 +633,12 @@ def _scan_head(
         # The sums begin with Self's share: begun with zeros, as in the exchange-only ablation,
         # ptxas serialises the products (C7515).
         dp2_j, dinfo_j = sums
-        dp2_self = _times(
-            _load(p1[0], j_start, T, SIZES, BLOCK_J, WHOLE), du_self_j[:, None], SIZES
-        )
+        p1_j = _load(p1[0], j_start, T, SIZES, BLOCK_J, WHOLE)
+        dp2_self = _times(p1_j, du_self_j[:, None], SIZES)
         dp2_j = dp2_self if ALONE else _plus(dp2_j, dp2_self, SIZES)
         if TRANSPORT_SELF:
-            dinfo_self = _times(
-                _load(dy[0], j_start, T, SIZES, BLOCK_J, WHOLE), f_self_j[:, None], SIZES
-            )
+            dy_j = _load(dy[0], j_start, T, SIZES, BLOCK_J, WHOLE)
+            dinfo_self = _times(dy_j, f_self_j[:, None], SIZES)
             dinfo_j = dinfo_self if ALONE else _plus(dinfo_j, dinfo_self, SIZES)
         sums = dp2_j, dinfo_j
         # As in the forward pass, the diagonal first and in a loop of its own.
@@ -791,8 +774,7 @@ def repair(
     """Fill the rows whose sums left the range of a forward without a running maximum."""
     B, H, T, D = p1.shape
     options = _options(launches.repair, p1, p2, transport_self, False)
-    for name in ("WHOLE", "SCALED"):
-        del options[name]
+    del options["WHOLE"], options["SCALED"]
     repair_kernel[B * H, triton.cdiv(T, REPAIRED_ROWS)](
         p1, p2, info, lam, starts, y, gate_logit, log_norm,
         p1.stride(), p2.stride(), info.stride(), y.stride(), H, T, 1 / math.sqrt(D), tau,
