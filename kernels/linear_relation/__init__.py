@@ -1,7 +1,5 @@
 """Linear Relation in chunks: exact, linear in T, with the state in and out (Section 5.2)."""
 
-import functools
-
 import torch
 
 from relation.errors import InputError
@@ -9,7 +7,6 @@ from relation.kernels.checks import (
     check_device,
     check_floating,
     check_groups,
-    check_once,
     check_tau,
 )
 from relation.kernels.documents import Documents, forget_at_starts
@@ -41,29 +38,18 @@ def linear_relation(
     Raises InputError for other shapes, dtypes, mixed devices or tau <= 0, and on a device for
     which `why_unavailable` has a reason.
     """
-    eager = is_eager(p1, p2, info, log_retention, state)
-    if eager:
-        facts = check_once(_check_inputs, p1, p2, info, log_retention, state, tau=tau)
-    else:
-        _check_inputs(p1, p2, info, log_retention, state, tau)
+    _check_inputs(p1, p2, info, log_retention, state, tau)
     if documents is not None:
         log_retention = forget_at_starts(documents, p1, log_retention, state)
-        facts = None  # of another tensor
-    given = p1, p2, info, log_retention, state, float(tau)
-    if eager:
-        return _eager_relation().apply(*given, facts)
-    from relation.kernels.linear_relation.autograd import linear_forward
+    # Imported here, as it needs Triton.
+    from relation.kernels.linear_relation import autograd
 
-    y, final, _ = linear_forward(*given)
+    given = p1, p2, info, log_retention, state
+    eager = is_eager(*given)
+    y, final, *_ = (autograd.EagerRelation.apply if eager else autograd.linear_forward)(
+        *given, float(tau)
+    )
     return y, final
-
-
-@functools.cache  # an import statement takes a microsecond
-def _eager_relation() -> type[torch.autograd.Function]:
-    # Registering the operators compiles nothing, but it imports Triton.
-    from relation.kernels.linear_relation.autograd import EagerRelation
-
-    return EagerRelation
 
 
 def _check_inputs(
