@@ -130,15 +130,9 @@ def _check_inputs(p1: Tensor, p2: Tensor, info: Tensor, lam: Tensor, tau: float)
 
 
 def _forward(
-    p1: Tensor,
-    p2: Tensor,
-    info: Tensor,
-    lam: Tensor,
-    tau: float,
-    transport_self: bool,
-    starts: Tensor | None = None,
-    ends: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
+    p1: Tensor, p2: Tensor, info: Tensor, lam: Tensor, tau: float, transport_self: bool,
+    starts: Tensor | None = None, ends: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """`launch.launch_forward`; only Y, the first, has a gradient, for which `ends` is kept."""
     from relation.kernels.flash_relation.launch import launch_forward
 
@@ -150,18 +144,10 @@ relation_forward = custom_op("relation::flash_relation", _forward, mutates_args=
 
 @custom_op("relation::flash_relation_backward", mutates_args=())
 def relation_backward(
-    dy: Tensor,
-    p1: Tensor,
-    p2: Tensor,
-    info: Tensor,
-    y: Tensor,
-    gate_logit: Tensor,
-    log_norm: Tensor,
-    tau: float,
-    transport_self: bool,
-    starts: Tensor | None = None,
-    ends: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    dy: Tensor, p1: Tensor, p2: Tensor, info: Tensor, y: Tensor, gate_logit: Tensor,
+    log_norm: Tensor, tau: float, transport_self: bool,
+    starts: Tensor | None = None, ends: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """`launch.launch_backward`, which has no gradient itself."""
     from relation.kernels.flash_relation.launch import launch_backward
 

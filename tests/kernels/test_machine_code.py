@@ -201,7 +201,7 @@ def test_flash_relations_launches(architecture, launches):
             for kernel in kernels:
                 assert_sound(name, kernel, architecture)
                 found = resources_of(kernel)
-                if launches.bits == 16 and name != "repair_kernel":
+                if launches.tuned and name != "repair_kernel":
                     assert found.stack <= 96, name
                 if "hopper" in name:
                     launch = launches.gluon(name.removeprefix("hopper_").removesuffix("_kernel"))
