@@ -3,12 +3,11 @@
 from typing import NamedTuple
 
 import torch
-import triton
 
 from relation.kernels.common import empty_tokens
 from relation.kernels.linear_relation.forward import Kept, empty_states
 from relation.kernels.linear_relation.general import coordinates_kernel, information_kernel
-from relation.kernels.linear_relation.launches import Call
+from relation.kernels.linear_relation.launches import Call, cdiv
 from relation.kernels.linear_relation.states import carry_states
 from relation.kernels.linear_relation.tiles import Prepared, States, strided
 from relation.kernels.linear_relation.weak import (
@@ -94,7 +93,7 @@ def launch_backward(
                 *of_information, call.chunks, *segments, **options(launches.weak_information)
             )
             own = options(launches.weak_coordinates)
-            weak_coordinates_kernel[(B * H, triton.cdiv(D, own["BLOCK_D"]), call.chunks)](
+            weak_coordinates_kernel[(B * H, cdiv(D, own["BLOCK_D"]), call.chunks)](
                 *of_coordinates, call.chunks, **own
             )
         programs, share = call.share_out(launches.information)
@@ -106,7 +105,7 @@ def launch_backward(
         )  # fmt: skip
         programs, share = call.share_out(launches.coordinates)
         own = options(launches.coordinates)
-        coordinates_kernel[(programs, triton.cdiv(D, own["BLOCK_D"]))](
+        coordinates_kernel[(programs, cdiv(D, own["BLOCK_D"]))](
             *of_coordinates, call.chunks, all_chunks, **own, **share
         )
     if call.group > 1:

@@ -29,6 +29,7 @@ from relation.kernels.linear_relation.tiles import (
     load_tokens,
     of_head,
     place_of_chunk,
+    square_of,
     store_row,
     store_tokens,
 )
@@ -174,22 +175,15 @@ def output_kernel(
 
 
 @triton.jit
-def _square(scores, here, CHUNK: tl.constexpr):
-    """Pointers to a (CHUNK, CHUNK) that as many as `here` come before."""
-    t = tl.arange(0, CHUNK)
-    return scores + here * CHUNK * CHUNK + t[:, None] * CHUNK + t[None, :]
-
-
-@triton.jit
 def _store_pairs(dscores, tile, here, PRECISION: tl.constexpr, CHUNK: tl.constexpr):
     """Keep a chunk's FP32 gradient of scores: whole, or two BF16 parts of each in one word."""
     if PRECISION == "ieee":
-        tl.store(_square(dscores, here, CHUNK), tile)
+        tl.store(square_of(dscores, here, CHUNK), tile)
     else:
         high, low = split(tile)
         high, low = high.to(tl.uint16, bitcast=True), low.to(tl.uint16, bitcast=True)
         words = dscores.to(tl.pointer_type(tl.uint32), bitcast=True)
-        tl.store(_square(words, here, CHUNK), (high.to(tl.uint32) << 16) | low.to(tl.uint32))
+        tl.store(square_of(words, here, CHUNK), (high.to(tl.uint32) << 16) | low.to(tl.uint32))
 
 
 @triton.jit
@@ -199,10 +193,12 @@ def _times_pairs(dscores, x, here, level, PRECISION: tl.constexpr, CHUNK: tl.con
     half = t >> level
     across = half[:, None] == (half ^ 1)[None, :]
     if PRECISION == "ieee":
-        return product(tl.where(across, tl.load(_square(dscores, here, CHUNK)), 0.0), x, PRECISION)
+        return product(
+            tl.where(across, tl.load(square_of(dscores, here, CHUNK)), 0.0), x, PRECISION
+        )
     else:
         words = dscores.to(tl.pointer_type(tl.uint32), bitcast=True)
-        words = tl.where(across, tl.load(_square(words, here, CHUNK)), 0)
+        words = tl.where(across, tl.load(square_of(words, here, CHUNK)), 0)
         high = (words >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
         low = (words & 0xFFFF).to(tl.uint16).to(tl.bfloat16, bitcast=True)
         x_high, x_low = split(x)

@@ -6,11 +6,19 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
-import triton
 
 from relation.kernels.common import HOPPER, SMALL, architecture, padded_width
 
 LONGEST_SEGMENT = 16
+
+
+def cdiv(a: int, b: int) -> int:
+    """a / b rounded up; Triton's takes several microseconds on the host, as its next function."""
+    return -(-a // b)
+
+
+def next_power_of_2(n: int) -> int:
+    return 1 << (n - 1).bit_length()
 
 
 class Launch(NamedTuple):
@@ -76,12 +84,12 @@ class Call(NamedTuple):
     def of(cls, p1: torch.Tensor, p2: torch.Tensor) -> "Call":
         B, H, T, D = p1.shape
         launches = select_launches(p1.device, p1.element_size(), D)
-        chunks, length = triton.cdiv(T, launches.chunk), 1
+        chunks, length = cdiv(T, launches.chunk), 1
         while length < LONGEST_SEGMENT and B * H * chunks >= 2 * length * launches.programs:
             length *= 2
         whole = T % launches.chunk == 0
         group = H // p2.shape[1]
-        return cls(launches, D, group, B * H, chunks, length, triton.cdiv(chunks, length), whole)
+        return cls(launches, D, group, B * H, chunks, length, cdiv(chunks, length), whole)
 
     def options(self, launch: Launch, *strided: torch.Tensor) -> dict[str, int | str]:
         """The constants of a pass's kernel, with Triton's options; strided: its (B, H, T, D)."""
@@ -108,7 +116,7 @@ class Call(NamedTuple):
         """
         programs, all_chunks = launch.programs, self.heads * self.chunks
         while True:
-            share = triton.next_power_of_2(triton.cdiv(all_chunks, programs))
+            share = next_power_of_2(cdiv(all_chunks, programs))
             if share * self.chunks < 2**31:
                 levels = self.launches.chunk.bit_length() - 1
                 return min(all_chunks, programs), {"SHARE": share, "LEVELS": levels}

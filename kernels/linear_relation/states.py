@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from relation.kernels.linear_relation.arithmetic import exp, product
-from relation.kernels.linear_relation.launches import Call
+from relation.kernels.linear_relation.launches import Call, cdiv, next_power_of_2
 from relation.kernels.linear_relation.tiles import (
     Prepared,
     States,
@@ -168,15 +168,15 @@ def carry_states(
     added, final = torch.empty_like(met.entry), met.entry.new_empty(B, H, D, D)
     added_log_decay = met.entry.new_empty(B, H, call.segments, D)
     options = call.options(launches.states, p1, p2, value)
-    tiles = triton.cdiv(D, options["BLOCK_D"]) * triton.cdiv(D, options["BLOCK_V"])
+    tiles = cdiv(D, options["BLOCK_D"]) * cdiv(D, options["BLOCK_V"])
     chunk_states_kernel[(B * H, call.segments, tiles)](
         *map(strided, (p1, p2, value)), prepared, met.within, met.log_decay, added,
         added_log_decay, H, T, call.chunks, call.segment_chunks, BACKWARD=backward, **options,
     )  # fmt: skip
-    segment_scan_kernel[(B * H, triton.cdiv(D * D, block))](
+    segment_scan_kernel[(B * H, cdiv(D * D, block))](
         added, added_log_decay, added if initial is None else initial.contiguous(), met.entry,
         final, call.segments, BACKWARD=backward, HAS_INITIAL=initial is not None, D=D, BLOCK=block,
         # Every step costs, also one past the last segment.
-        STEPS=min(steps, triton.next_power_of_2(call.segments)), num_warps=1,
+        STEPS=min(steps, next_power_of_2(call.segments)), num_warps=1,
     )  # fmt: skip
     return final

@@ -131,6 +131,13 @@ def load_channels(rows, row, d_start, D: tl.constexpr, BLOCK_D: tl.constexpr):
 
 
 @triton.jit
+def square_of(squares, number, CHUNK: tl.constexpr):
+    """Pointers to one of many contiguous (CHUNK, CHUNK)."""
+    t = tl.arange(0, CHUNK)
+    return squares + number * CHUNK * CHUNK + t[:, None] * CHUNK + t[None, :]
+
+
+@triton.jit
 def state_tile(d_start, v_start, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr):
     """Offsets of a (BLOCK_D, BLOCK_V) tile inside a contiguous (D, D) state, and their mask."""
     d, v = d_start + tl.arange(0, BLOCK_D), v_start + tl.arange(0, BLOCK_V)

@@ -27,6 +27,7 @@ from relation.kernels.linear_relation.tiles import (
     load_tokens,
     of_head,
     place_of_chunk,
+    square_of,
     store_row,
     store_tokens,
 )
@@ -73,32 +74,26 @@ def weak_output_kernel(
 
 
 @triton.jit
-def _square(start, CHUNK: tl.constexpr):
-    t = tl.arange(0, CHUNK)
-    return start + t[:, None] * CHUNK + t[None, :]
-
-
-@triton.jit
 def _store_scores(scores, tile, here, PRECISION: tl.constexpr, CHUNK: tl.constexpr):
     """Keep a chunk's FP32 (CHUNK, CHUNK): whole, or as the two BF16 parts that products take."""
     if PRECISION == "ieee":
-        tl.store(_square(scores + here * CHUNK * CHUNK, CHUNK), tile)
+        tl.store(square_of(scores, here, CHUNK), tile)
     else:
         high, low = split(tile)
-        scores = scores.to(tl.pointer_type(tl.bfloat16), bitcast=True) + 2 * here * CHUNK * CHUNK
-        tl.store(_square(scores, CHUNK), high)
-        tl.store(_square(scores + CHUNK * CHUNK, CHUNK), low)
+        scores = scores.to(tl.pointer_type(tl.bfloat16), bitcast=True)
+        tl.store(square_of(scores, 2 * here, CHUNK), high)
+        tl.store(square_of(scores, 2 * here + 1, CHUNK), low)
 
 
 @triton.jit
 def _load_scores(scores, here, PRECISION: tl.constexpr, CHUNK: tl.constexpr):
     """What `_store_scores` kept: the tile and zero, or its upper and lower part."""
     if PRECISION == "ieee":
-        return tl.load(_square(scores + here * CHUNK * CHUNK, CHUNK)), 0.0
+        return tl.load(square_of(scores, here, CHUNK)), 0.0
     else:
-        scores = scores.to(tl.pointer_type(tl.bfloat16), bitcast=True) + 2 * here * CHUNK * CHUNK
-        high = tl.load(_square(scores, CHUNK))
-        return high, tl.load(_square(scores + CHUNK * CHUNK, CHUNK))
+        scores = scores.to(tl.pointer_type(tl.bfloat16), bitcast=True)
+        high = tl.load(square_of(scores, 2 * here, CHUNK))
+        return high, tl.load(square_of(scores, 2 * here + 1, CHUNK))
 
 
 @triton.jit(do_not_specialize=["T", "chunks", "segment_chunks", "segments"])
