@@ -159,10 +159,11 @@ def history_token(
     lam: one FP32 number; tau: the Self temperature; transport_self: as `flash_relation`. Returns
     (B, H D) of projected's dtype.
     """
+    _, K, capacity, _ = dimensions("history", history[0], 4)
     if projected.ndim == 4:
+        expect("projected", projected, (len(projected), 3, K, projected.shape[3]), projected.dtype)
         projected = projected.flatten(1, 2)
     B, rows, D = dimensions("projected", projected, 3)
-    _, K, capacity, _ = dimensions("history", history[0], 4)
     H = rows - 2 * K
     if H < K or H % K:
         raise InputError(

@@ -373,10 +373,15 @@ def test_a_chained_kernel_loads_before_it_waits_and_writes_afterwards(architectu
 def test_what_does_not_fit_is_refused_in_one_line():
     history, linear = History(16, torch.float32), Linear(16, torch.float32)
     history.lengths = history.lengths.long()
+    shared, grouped = (History(16, torch.float32, shared=2) for _ in range(2))
+    shared.projected = shared.projected[:, :5].contiguous()
+    grouped.projected = torch.zeros(len(LENGTHS), 3, HEADS, 16)
     linear.state = linear.state.double()
     rows, ids = torch.zeros(1, 2, dtype=torch.float64), torch.zeros(2, dtype=torch.int64)
     for call, match in (
         (lambda: history.token(True, True), "lengths"),
+        (lambda: shared.token(True, True), "projected has 5 heads and the history 2"),
+        (lambda: grouped.token(True, True), "projected is"),
         (linear.token, "state"),
         (lambda: decoding.project(torch.zeros(2, 8), torch.zeros(4, 9), 1e-6), "x is"),
         (lambda: decoding.project(torch.zeros(2, 8), torch.zeros(8)), "weight has shape"),
