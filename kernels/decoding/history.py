@@ -49,8 +49,8 @@ def piece_kernel(
     length = tl.load(lengths + head // H)
     d = tl.arange(0, BLOCK_D)
     t = piece * PIECE + tl.arange(0, PIECE)
-    at = tl.cast(head // GROUP, tl.int64) * capacity * D
-    at += tl.cast(t, tl.int64)[:, None] * D + d[None, :]
+    shared = tl.cast(head // GROUP, tl.int64)
+    at = shared * capacity * D + tl.cast(t, tl.int64)[:, None] * D + d[None, :]
     inside = (t < length)[:, None] & (d < D)[None, :]
     p2 = tl.load(first + at, mask=inside, other=0.0)
     info = tl.load(second + at, mask=inside, other=0.0)
