@@ -3,12 +3,7 @@
 import torch
 
 from relation.errors import InputError
-from relation.kernels.checks import (
-    check_device,
-    check_floating,
-    check_groups,
-    check_tau,
-)
+from relation.kernels.checks import check_device, check_floating, check_groups, check_tau
 from relation.kernels.documents import Documents, forget_at_starts
 from relation.kernels.flash_relation import DTYPES, NARROWEST, WIDEST, is_eager, why_unavailable
 
@@ -42,13 +37,11 @@ def linear_relation(
     if documents is not None:
         log_retention = forget_at_starts(documents, p1, log_retention, state)
     # Imported here, as it needs Triton.
-    from relation.kernels.linear_relation import autograd
+    from relation.kernels.linear_relation.autograd import EagerRelation, linear_forward
 
     given = p1, p2, info, log_retention, state
-    eager = is_eager(*given)
-    y, final, *_ = (autograd.EagerRelation.apply if eager else autograd.linear_forward)(
-        *given, float(tau)
-    )
+    run = EagerRelation.apply if is_eager(*given) else linear_forward
+    y, final, *_ = run(*given, float(tau))
     return y, final
 
 
@@ -69,9 +62,8 @@ def _check_inputs(
     if not NARROWEST <= D <= WIDEST:
         raise InputError(f"the head width is {D}; linear_relation takes {NARROWEST} to {WIDEST}")
     if p1.dtype not in DTYPES:
-        raise InputError(
-            f"p1, p2 and info have dtype {_name(p1.dtype)}; give bfloat16, float16 or float32"
-        )
+        name = _name(p1.dtype)
+        raise InputError(f"p1, p2 and info have dtype {name}; give bfloat16, float16 or float32")
     if log_retention.shape != p1.shape:
         raise InputError(
             f"log_retention has shape {tuple(log_retention.shape)}; give {tuple(p1.shape)}"
