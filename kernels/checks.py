@@ -1,38 +1,10 @@
 """Shared by the operators: argument checks, so that each mistake gets one clear line, and FP32."""
 
 import math
-from collections.abc import Callable
 
 import torch
 
 from relation.errors import InputError
-
-# Kept at once; a caller whose lengths always differ starts anew.
-MOST_LAYOUTS = 1024
-_passed: set[tuple] = set()
-
-
-def layout(x: torch.Tensor | None) -> tuple | None:
-    """All that checks and compiled kernels rest on of a tensor: of its address, the alignment."""
-    if x is None:
-        return None
-    return x.dtype, x.shape, x.stride(), x.data_ptr() % 16 == 0, x.device
-
-
-def check_once(check: Callable[..., None], *tensors: torch.Tensor | None, tau: float) -> tuple:
-    """`check(*tensors, tau)`, once for each layout: nothing else decides what it says.
-
-    Returns what it rests on, tau and the layouts, for a plan to rest on too.
-    """
-    facts = tau, *map(layout, tensors)
-    key = check, facts
-    if key in _passed:
-        return facts
-    check(*tensors, tau)
-    if len(_passed) >= MOST_LAYOUTS:
-        _passed.clear()
-    _passed.add(key)
-    return facts
 
 
 def check_states(**states: torch.Tensor) -> None:

@@ -38,12 +38,6 @@ def cross_entropy_kernel(
     tl.store(dlogits + row * V + v, gradient.to(dlogits.dtype.element_ty), mask=v < V)
 
 
-def row_options(vocabulary: int) -> dict[str, int]:
-    """ROW and num_warps of the kernel for a vocabulary."""
-    row = triton.next_power_of_2(vocabulary)
-    return {"ROW": row, "num_warps": min(32, max(4, row // _NUMBERS_A_WARP))}
-
-
 @custom_op("relation::cross_entropy", mutates_args=())
 def cross_entropy(logits: Tensor, targets: Tensor, ignored: int) -> tuple[Tensor, Tensor]:
     """Negative log-likelihoods of targets and their gradient in the logits.
@@ -65,10 +59,12 @@ def cross_entropy(logits: Tensor, targets: Tensor, ignored: int) -> tuple[Tensor
         raise InputError(f"cross_entropy holds a row of {LARGEST_VOCABULARY} logits, not of {V}")
     nll = torch.empty(N, dtype=torch.float32, device=logits.device)
     dlogits = torch.empty_like(logits)
+    row = triton.next_power_of_2(V)
     with torch.cuda.device_of(logits):
         cross_entropy_kernel[(N,)](
-            logits, targets.contiguous(), nll, dlogits, V, IGNORED=ignored, **row_options(V)
-        )
+            logits, targets.contiguous(), nll, dlogits, V, IGNORED=ignored, ROW=row,
+            num_warps=min(32, max(4, row // _NUMBERS_A_WARP)),
+        )  # fmt: skip
     return nll, dlogits
 
 

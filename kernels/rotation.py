@@ -8,9 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from relation.kernels.checks import layout
 from relation.kernels.common import empty_tokens
-from relation.kernels.plans import Configuration, plan_of
 
 _NUMBERS = 2048  # of a program, in each half of the channels
 
@@ -49,15 +47,11 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, back: bool = False) -> Tensor:
         x = x.contiguous()
     cos, sin = cos.contiguous(), sin.contiguous()
     out = empty_tokens(x, H)
-
-    def configure() -> Configuration:
-        rows, width = B * T * H, triton.next_power_of_2(D // 2)
-        own = max(1, _NUMBERS // width)  # rows of a program: a row is a token's head
-        strides = (*x.stride()[:3], T * D if cos.ndim == 3 else 0, D)
-        constants = {"SIGN": -1 if back else 1, "ROWS": own, "WIDTH": width}
-        return (triton.cdiv(rows, own),), (*strides, rows, T, H, D // 2), constants
-
-    plan = plan_of(rotate, None, back, *map(layout, (x, cos, sin)))
+    rows, width = B * T * H, triton.next_power_of_2(D // 2)
+    own = max(1, _NUMBERS // width)  # rows of a program: a row is a token's head
     with torch.cuda.device_of(x):
-        plan.launch(rotation_kernel, (x, cos, sin, out), configure)
+        rotation_kernel[(triton.cdiv(rows, own),)](
+            x, cos, sin, out, *x.stride()[:3], T * D if cos.ndim == 3 else 0, D, rows, T, H, D // 2,
+            SIGN=-1 if back else 1, ROWS=own, WIDTH=width,
+        )  # fmt: skip
     return out

@@ -7,7 +7,6 @@ they would launch it. Triton's launcher is its own; only what it has compiled in
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import triton
@@ -40,33 +39,13 @@ class _Utils:
         return b""
 
     def launch(self, *arguments) -> None:
-        FakeDriver.launched(_read(arguments))
-
-
-class Launched(NamedTuple):
-    """A launch as Triton's launcher asks for it: what the kernel is given has tensor maps."""
-
-    grid: tuple[int, int, int]
-    stream: int
-    metadata: Any
-    enter: Any
-    arguments: tuple
-
-
-def _read(given: tuple) -> Launched:
-    if isinstance(given[13], list) and len(given) == 16:
-        return Launched(given[:3], given[3], given[8], given[9], tuple(given[15]))
-    return Launched(given[:3], given[3], given[10], given[11], given[13:])  # Triton 3.6
+        pass
 
 
 class FakeDriver:
     """What Triton's JIT asks a driver, answered for one architecture."""
 
     launcher_cls = nvidia.CudaLauncher
-
-    @staticmethod
-    def launched(launch: Launched) -> None:
-        """For a test to put another in its place."""
 
     def __init__(self, architecture: str):
         self.target = GPUTarget("cuda", int(architecture.removeprefix("sm_")), 32)

@@ -12,6 +12,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from relation.kernels.checks import check_device
+from relation.kernels.decoding import ADD, GATE, dimensions, expect
 from relation.kernels.decoding.chain import can_chain, options
 
 _BLOCK_B = 16
@@ -90,13 +92,35 @@ def project_kernel(
         tl.store(at, total.to(out.dtype.element_ty), mask=inside)
 
 
-def launch(
-    x: Tensor, weight: Tensor, eps: float | None, out: Tensor, then: str, chained: bool
-) -> None:
-    """See `relation.kernels.decoding.project`, which checks what it passes on."""
-    (B, K), N = x.shape, out.shape[1]
+def project(
+    x: Tensor,
+    weight: Tensor,
+    eps: float | None = None,
+    out: Tensor | None = None,
+    then: str = "",
+    *,
+    chained: bool = False,
+) -> Tensor:
+    """x (B, K) through weight (N, K), both contiguous, as a decoder does for one token a row.
+
+    weight: BF16, FP16 or FP32. With eps, x is FP32 and first divided by its root mean square; else
+    it has weight's dtype. `then` says what becomes of x W^T: "add" adds it, rounded to weight's
+    dtype, to `out`, (B, N) FP32, in place; "gate" gives silu(first half) times second half, of
+    weight's dtype, (B, N / 2); "" gives it in `out`'s dtype, weight's where there is no `out`.
+    Sums are FP32.
+    """
+    N, K = dimensions("weight", weight, 2)
+    B = x.shape[0]
+    expect("x", x, (B, K), weight.dtype if eps is None else torch.float32)
+    expect("weight", weight, (N, K), weight.dtype)
+    if then == GATE:
+        N //= 2
+    if out is None:
+        out = x.new_empty(B, N, dtype=weight.dtype)
+    expect("out", out, (B, N), torch.float32 if then == ADD else out.dtype)
+    check_device(x, weight, out)
     # Narrow blocks spread a small weight over the chip; a wide one fills it anyway.
-    block_n = 32 if N >= 4096 and then != "gate" else 16
+    block_n = 32 if N >= 4096 and then != GATE else 16
     size = weight.element_size()
     share = triton.next_power_of_2(triton.cdiv(K, 4))
     at_once = share <= _WHOLE[size]
@@ -105,10 +129,11 @@ def launch(
     with torch.cuda.device_of(x):
         project_kernel[(triton.cdiv(N, block_n), triton.cdiv(B, _BLOCK_B))](
             x, weight, out, B, N, 0.0 if eps is None else eps,
-            K=K, NORM=eps is not None, ADD=then == "add", GATE=then == "gate",
+            K=K, NORM=eps is not None, ADD=then == ADD, GATE=then == GATE,
             BLOCK_B=_BLOCK_B, BLOCK_N=block_n, BLOCK_K=block_k,
             SPLIT=warps, num_warps=warps, num_stages=1, **options(chained),
         )  # fmt: skip
+    return out
 
 
 @triton.jit
@@ -123,13 +148,20 @@ def embed_kernel(ids, embedding, x, d_model, multiplier, BLOCK: tl.constexpr, CH
     tl.store(x + tl.cast(row, tl.int64) * d_model + c, found * multiplier, mask=c < d_model)
 
 
-def launch_embed(ids: Tensor, embedding: Tensor, multiplier: float) -> Tensor:
-    """See `relation.kernels.decoding.embed`, which checks what it passes on."""
+def embed(ids: Tensor, embedding: Tensor, multiplier: float = 1.0) -> Tensor:
+    """Rows of embedding (V, d) FP32 times a number, (B, d), of ids (B,) int64; contiguous all.
+
+    A negative id, of logits that were not finite, takes the first row. Never chained: chains start
+    here.
+    """
+    expect("ids", ids, (ids.numel(),), torch.int64)
+    expect("embedding", embedding, dimensions("embedding", embedding, 2), torch.float32)
+    check_device(ids, embedding)
     B, d_model = len(ids), embedding.shape[1]
     x = embedding.new_empty(B, d_model)
     block = 512
     with torch.cuda.device_of(embedding):
         embed_kernel[(B, triton.cdiv(d_model, block))](
-            ids, embedding, x, d_model, multiplier, BLOCK=block, CHAINS=can_chain()
+            ids, embedding, x, d_model, float(multiplier), BLOCK=block, CHAINS=can_chain()
         )
     return x

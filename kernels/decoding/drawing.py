@@ -10,6 +10,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from relation.errors import InputError
+from relation.kernels.checks import check_device
+from relation.kernels.decoding import dimensions, expect
 from relation.kernels.decoding.chain import options
 
 # Logits that a program takes at once: if these are all, and else.
@@ -85,23 +88,46 @@ def draw_kernel(
     tl.store(ids + b, drawn.to(tl.int64))
 
 
-def launch(
+def draw(
     logits: Tensor,
     temperature: Tensor | None,
     uniforms: Tensor,
     ids: Tensor,
-    counts: tuple[Tensor, Tensor, Tensor] | None,
-    stop: int | None,
-    chained: bool,
+    counts: tuple[Tensor, Tensor, Tensor] | None = None,
+    stop: int | None = None,
+    *,
+    chained: bool = False,
 ) -> None:
-    """See `relation.kernels.decoding.draw`, which checks what it passes on."""
-    B, V = logits.shape
+    """Draw a token of each row of logits (B, V) FP32 into ids (B,) int64.
+
+    -1 where logits are not finite. temperature: (1,) FP64, None for the likeliest token, of equal
+    ones the first. uniforms: (n, B) FP64 in [0, 1), where the cumulative distribution is cut;
+    their first row is taken. counts: what a token moves on, in place: the drawings so far (B,)
+    int64, whose next is that row of uniforms modulo n; `lengths` and `active`, as in
+    `linear_token`, the former by the latter. stop: an id; a row that draws it ends, and one that
+    has ended draws it again. All contiguous.
+    """
+    B, V = dimensions("logits", logits, 2)
+    rounds, _ = dimensions("uniforms", uniforms, 2)
+    expect("logits", logits, (B, V), torch.float32)
+    expect("uniforms", uniforms, (rounds, B), torch.float64)
+    expect("ids", ids, (B,), torch.int64)
+    if temperature is not None:
+        expect("temperature", temperature, (1,), torch.float64)
+    if counts is not None:
+        kinds = ("drawings", torch.int64), ("lengths", torch.int32), ("active", torch.int32)
+        for (name, kind), count in zip(kinds, counts, strict=True):
+            expect(name, count, (B,), kind)
+    elif stop is not None:
+        raise InputError("a row that draws the stop token ends: give counts with stop")
+    given = [x for x in (temperature, *(counts or ())) if x is not None]
+    check_device(logits, uniforms, ids, *given)
     place, lengths, active = (ids, ids, ids) if counts is None else counts
     block = triton.next_power_of_2(V) if V <= _WHOLE else _PART
     with torch.cuda.device_of(logits):
         draw_kernel[(B,)](
             logits, uniforms if temperature is None else temperature, uniforms, ids,
-            place, lengths, active, B, uniforms.shape[0], -1 if stop is None else stop,
+            place, lengths, active, B, rounds, -1 if stop is None else stop,
             V=V, GREEDY=temperature is None, COUNTS=counts is not None, STOPS=stop is not None,
             BLOCK=block, num_warps=_WARPS, **options(chained),
         )  # fmt: skip

@@ -12,7 +12,10 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from relation.errors import InputError
+from relation.kernels.checks import check_device
 from relation.kernels.common import offset_of_head, padded_width
+from relation.kernels.decoding import LONGEST, dimensions, expect, expect_places
 from relation.kernels.decoding.chain import options
 from relation.kernels.decoding.rows import load_angles, load_rotated, load_row
 
@@ -38,15 +41,16 @@ def _score2(u, RELATION: tl.constexpr):
 def piece_kernel(
     projected, cos, sin, first, second, lengths, tops, sums,
     H, capacity, pieces, scale,
-    RELATION: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, PIECE: tl.constexpr,
-    CHAINED: tl.constexpr,
+    RELATION: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    PIECE: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(0)
     piece = tl.program_id(1)
     length = tl.load(lengths + head // H)
     d = tl.arange(0, BLOCK_D)
     t = piece * PIECE + tl.arange(0, PIECE)
-    at = tl.cast(head, tl.int64) * capacity * D + tl.cast(t, tl.int64)[:, None] * D + d[None, :]
+    shared = tl.cast(head // GROUP, tl.int64)
+    at = shared * capacity * D + tl.cast(t, tl.int64)[:, None] * D + d[None, :]
     inside = (t < length)[:, None] & (d < D)[None, :]
     p2 = tl.load(first + at, mask=inside, other=0.0)
     info = tl.load(second + at, mask=inside, other=0.0)
@@ -57,8 +61,9 @@ def piece_kernel(
     if piece * PIECE >= length:
         return
 
-    row = projected + offset_of_head(head, H, 3 * H * D, D)
-    p1 = load_rotated(row, angles, D, BLOCK_D)
+    p1 = load_rotated(
+        projected + offset_of_head(head, H, (H + 2 * (H // GROUP)) * D, D), angles, D, BLOCK_D
+    )
     score = _score2(tl.sum(p1[None, :] * p2.to(tl.float32), 1) * scale, RELATION)
     score = tl.where(t < length, score, LEAST)
     top = tl.max(score, 0)
@@ -73,7 +78,8 @@ def piece_kernel(
 def token_kernel(
     projected, cos, sin, first, second, lengths, lam, tops, sums, y,
     H, capacity, pieces, scale, tau,
-    RELATION: tl.constexpr, CARRIES_SELF: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    RELATION: tl.constexpr, GROUP: tl.constexpr, CARRIES_SELF: tl.constexpr,
+    D: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_S: tl.constexpr, STAGES: tl.constexpr, PIECE: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(0)
@@ -84,10 +90,12 @@ def token_kernel(
     if CHAINED:
         gdc_wait()
         gdc_launch_dependents()
-    row = projected + offset_of_head(head, H, 3 * H * D, D)
-    p1 = load_rotated(row, angles, D, BLOCK_D)
-    p2 = load_rotated(row + H * D, angles, D, BLOCK_D)
-    info = load_row(row + 2 * H * D, D, BLOCK_D)
+    # Of a row of the batch: H heads of p1, then the shared ones of p2, then those of information.
+    K, shared = H // GROUP, head // GROUP
+    p1 = load_rotated(projected + offset_of_head(head, H, (H + 2 * K) * D, D), angles, D, BLOCK_D)
+    row = projected + H * D + offset_of_head(shared, K, (H + 2 * K) * D, D)
+    p2 = load_rotated(row, angles, D, BLOCK_D)
+    info = load_row(row + K * D, D, BLOCK_D)
 
     here = tl.cast(head, tl.int64) * pieces
     filled = tl.cdiv(length, PIECE)
@@ -124,30 +132,56 @@ def token_kernel(
     out = y + tl.cast(head, tl.int64) * D + d
     tl.store(out, (answer / normaliser).to(y.dtype.element_ty), mask=d < D)
 
-    at = (tl.cast(head, tl.int64) * capacity + length) * D + d
-    fits = (d < D) & (length < capacity)
+    at = (tl.cast(shared, tl.int64) * capacity + length) * D + d
+    fits = (d < D) & (length < capacity) & (head % GROUP == 0)
     tl.store(first + at, p2.to(first.dtype.element_ty), mask=fits)
     tl.store(second + at, info.to(second.dtype.element_ty), mask=fits)
 
 
-def launch(
+def history_token(
     projected: Tensor,
     tables: tuple[Tensor, Tensor],
     history: tuple[Tensor, Tensor],
     lengths: Tensor,
-    lam: Tensor | None,
-    tau: float,
-    transport_self: bool,
-    chained: bool,
+    lam: Tensor | None = None,
+    tau: float = 2.0,
+    transport_self: bool = True,
+    *,
+    chained: bool = False,
 ) -> Tensor:
-    """See `relation.kernels.decoding.history_token`, which checks what it passes on."""
-    B, _, H, D = projected.shape
-    capacity = history[0].shape[2]
+    """Full Relation of one token a row, or without lam attention; the history takes it in.
+
+    projected: (B, H + 2 K, D), contiguous, BF16, FP16 or FP32, before RoPE: H heads of p1, then K
+    of p2 and K of mixed information, or queries, keys and values; head h reads the shared head
+    h // (H / K). (B, 3, H, D) is the same where K is H. history: p2 and information of the tokens
+    before, or keys and values, (B, K, capacity, D) of projected's dtype, contiguous: row b has
+    lengths[b], and its next place is written. tables: RoPE's cosines and sines, (places, D) FP32.
+    lam: one FP32 number; tau: the Self temperature; transport_self: as `flash_relation`. Returns
+    (B, H D) of projected's dtype.
+    """
+    _, K, capacity, _ = dimensions("history", history[0], 4)
+    if projected.ndim == 4:
+        expect("projected", projected, (len(projected), 3, K, projected.shape[3]), projected.dtype)
+        projected = projected.flatten(1, 2)
+    B, rows, D = dimensions("projected", projected, 3)
+    H = rows - 2 * K
+    if H < K or H % K:
+        raise InputError(
+            f"projected has {rows} heads and the history {K}; give n {K} + 2 {K} of projected"
+        )
+    expect("projected", projected, (B, rows, D), projected.dtype)
+    for state in history:
+        expect("history", state, (B, K, capacity, D), projected.dtype)
+    if capacity > LONGEST:
+        raise InputError(f"the history holds {capacity:,} tokens; the kernel reads {LONGEST:,}")
+    expect_places(tables, lengths, B, D)
+    check_device(projected, *tables, *history, lengths, *([] if lam is None else [lam]))
     pieces = triton.cdiv(capacity, PIECE)
     tops = projected.new_empty(B * H, pieces, 2, dtype=torch.float32)
     sums = projected.new_empty(B * H, pieces, D, dtype=torch.float32)
     y = projected.new_empty(B, H * D)
-    common = {"RELATION": lam is not None, "D": D, "BLOCK_D": padded_width(D), "PIECE": PIECE}
+    common = {"RELATION": lam is not None, "GROUP": H // K, "D": D, "BLOCK_D": padded_width(D)}
+    common |= {"PIECE": PIECE}
     # A piece stands in the registers of 4 warps where its rows have 128 bytes or fewer.
     warps = 4 if D * projected.itemsize <= 128 else 8
     with torch.cuda.device_of(projected):
@@ -157,7 +191,7 @@ def launch(
         )  # fmt: skip
         token_kernel[(B * H,)](
             projected, *tables, *history, lengths, tables[0] if lam is None else lam, tops, sums, y,
-            H, capacity, pieces, D**-0.5, tau,
+            H, capacity, pieces, D**-0.5, float(tau),
             CARRIES_SELF=transport_self, BLOCK_S=_BLOCK_S, STAGES=_STAGES,
             num_warps=_TOKEN_WARPS, **common, **options(chained),
         )  # fmt: skip

@@ -8,7 +8,10 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from relation.errors import InputError
+from relation.kernels.checks import check_device
 from relation.kernels.common import offset_of_head, padded_width
+from relation.kernels.decoding import dimensions, expect, expect_places
 from relation.kernels.decoding.chain import options
 from relation.kernels.decoding.rows import load_angles, load_rotated, load_row
 
@@ -70,7 +73,7 @@ def linear_kernel(
     tl.store(at, retained + write[:, None] * info[None, :], mask=inside & lives)
 
 
-def launch(
+def linear_token(
     projected: Tensor,
     down: Tensor,
     retention: tuple[Tensor, Tensor, Tensor],
@@ -78,11 +81,35 @@ def launch(
     state: Tensor,
     lengths: Tensor,
     active: Tensor,
-    tau: float,
-    chained: bool,
+    tau: float = 2.0,
+    *,
+    chained: bool = False,
 ) -> Tensor:
-    """See `relation.kernels.decoding.linear_token`, which checks what it passes on."""
-    B, _, H, D = projected.shape
+    """Linear Relation of one token a row (Section 5.2); the state takes it in, in place.
+
+    projected: (B, n >= 3, H, D), contiguous: p1 and p2 before RoPE and mixed information first.
+    down: the retention path's inner projection, (B, H, D), its last two dimensions contiguous.
+    retention: its second matrix a head, (H, D, D), in projected's dtype, and A_log and dt_bias,
+    (H D,) FP32. state: C, (B, H, D, D) FP32, contiguous. active: (B,) int32; where 0, the row's
+    state stays. tables, lengths, tau: as `history_token`. Returns (B, H D) of projected's dtype.
+    """
+    B, n, H, D = dimensions("projected", projected, 4)
+    if n < 3:
+        raise InputError(f"projected has shape {tuple(projected.shape)}; give (B, 3 or more, H, D)")
+    if tuple(down.shape) != (B, H, D) or down.stride()[1:] != (D, 1):
+        raise InputError(f"down has shape {tuple(down.shape)}; give {(B, H, D)}, rows contiguous")
+    up, a_log, dt_bias = retention
+    for name, x, shape, dtype in (
+        ("projected", projected, (B, n, H, D), projected.dtype),
+        ("retention's matrices", up, (H, D, D), projected.dtype),
+        ("A_log", a_log, (H * D,), torch.float32),
+        ("dt_bias", dt_bias, (H * D,), torch.float32),
+        ("state", state, (B, H, D, D), torch.float32),
+        ("active", active, (B,), torch.int32),
+    ):
+        expect(name, x, shape, dtype)
+    expect_places(tables, lengths, B, D)
+    check_device(projected, down, *retention, *tables, state, lengths, active)
     y = projected.new_empty(B, H * D)
     with torch.cuda.device_of(projected):
         linear_kernel[(B * H, triton.cdiv(D, _BLOCK_V))](

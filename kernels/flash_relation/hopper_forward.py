@@ -1,4 +1,4 @@
-"""The forward pass of `forward.py` in Gluon, for BF16 on Hopper: without a running maximum.
+"""`portable.forward_kernel` in Gluon, for BF16 on Hopper: without a running maximum.
 
 `hopper_tiles` explains what Gluon adds. The consumer keeps one product ahead: while it turns the
 scores of a tile into weights, the tensor cores still add the tile before to z.

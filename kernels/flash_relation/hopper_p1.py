@@ -1,4 +1,4 @@
-"""The backward pass over rows of `backward_p1.py` in Gluon, for BF16 on Hopper.
+"""The backward pass over rows, `portable.p1_kernel`, in Gluon, for BF16 on Hopper.
 
 `hopper_tiles` explains what Gluon adds. While the consumer turns the scores of a tile into dU, the
 tensor cores still add the tile before to the gradient of p1. The diagonal comes last, when all that
@@ -199,7 +199,7 @@ def _consumer(
         history += partial_sums(f * h_ij)
         de = f * (h_ij - mean_h_i)
         du_ij = de * ((e - e * t) + t) + de
-        # As in `backward_p1`: in FP32 from the scores.
+        # As in `portable.p1_kernel`: in FP32 from the scores.
         da = join_sums(history)
         logit = row_numbers(logits, slot)
         if TRANSPORT_SELF:
@@ -212,7 +212,7 @@ def _consumer(
         dlam = gl.sum(-da * gl.log((i_start + i + 1).to(gl.float32)), 0)
         gl.store(dlam_partial + block_of(work, slot), dlam)
         if SCALED:
-            # No product reads these numbers, but `fences` cannot tell them from a tile.
+            # No product reads these numbers, but the check of fences cannot tell them from a tile.
             fence_async_shared()
         du_ij = gl.where(own, gl.expand_dims(du_self_i * (2.0 / SCALE), 1), du_ij)
         du = gl.convert_layout(du_ij.to(DTYPE), factors(WIDE))

@@ -1,4 +1,4 @@
-"""The backward pass over history of `backward_p2_info.py` in Gluon, for BF16 on Hopper.
+"""The backward pass over history of `portable.p2_info_kernel` in Gluon, for BF16 on Hopper.
 
 `hopper_tiles` explains what Gluon adds. Scores are formed transposed, P2 P1^T, so that F^T and dU^T
 are left factors, from registers. The consumer keeps one pair of products ahead: while it works on

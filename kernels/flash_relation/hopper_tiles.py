@@ -197,7 +197,7 @@ def begin_scores(left, right, REST: gl.constexpr):
     """Begin left right^T (BLOCK, BLOCK) of two tiles in shared memory.
 
     Left factors in registers are not for loops that do not change them: ptxas 12.8 and 12.9 take
-    them for free behind the product and overwrite them (kernels/README.md).
+    them for free behind the product and overwrite them (kernels/NOTES.md).
     """
     scores = gl.zeros([BLOCK, BLOCK], gl.float32, products(BLOCK))
     scores = warpgroup_mma(left[0], right[0].permute((1, 0)), scores, use_acc=False, is_async=True)
@@ -294,7 +294,7 @@ def block_of(work, slot):
 
 @gluon.jit
 def tanh(x):
-    """The GPU's own instruction, as in `tiles.half_tanh`."""
+    """The GPU's own instruction, as in `portable._half_tanh`."""
     return gl.inline_asm_elementwise(
         "tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1
     )

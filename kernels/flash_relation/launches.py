@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from relation.kernels.common import architecture, interpreted
+from relation.kernels.common import architecture
 
 FILE = Path(__file__).with_name("launches.toml")
 PASSES = ("forward", "repair", "p1", "p2_info")
@@ -62,9 +62,9 @@ class Launches:
     """The passes for one architecture and input size, for head widths up to `widest`.
 
     `descriptors`: tiles that a pass scans come through TMA descriptors; inputs that these cannot
-    hold are copied. On Hopper 16-bit entries must: see `fences`. `gluon_forward` and so on: passes
-    that run in Gluon where `hopper.why_triton` has no reason against it; p1 leaves p2_info what no
-    Triton kernel does, so both or neither.
+    hold are copied. On Hopper 16-bit entries must: Triton before 3.7.1 leaves out the fence that
+    other copies need. `gluon_forward` and so on: passes that run in Gluon where `hopper.why_triton`
+    has no reason against it; p1 leaves p2_info what no Triton kernel does, so both or neither.
     """
 
     bits: int
@@ -79,14 +79,6 @@ class Launches:
     gluon_p1: GluonLaunch | None = None
     gluon_p2_info: GluonLaunch | None = None
 
-    def gluon(self, name: str) -> GluonLaunch | None:
-        """How one of `GLUON_PASSES` runs in Gluon, if it does."""
-        return getattr(self, f"gluon_{name}")
-
-    def in_triton(self) -> "Launches":
-        """The same, with every pass in Triton."""
-        return replace(self, **{f"gluon_{name}": None for name in GLUON_PASSES})
-
     def __post_init__(self):
         if (self.gluon_p1 is None) != (self.gluon_p2_info is None):
             raise ValueError(f"width {self.widest}: gluon_p1 and gluon_p2_info come together")
@@ -96,9 +88,16 @@ class Launches:
             if name == "p2_info":
                 owned, scanned = scanned, owned
             if owned % scanned:
-                raise ValueError(
-                    f"{name} at width {self.widest}: {scanned} does not divide {owned}"
-                )
+                where = f"{name} at width {self.widest}"
+                raise ValueError(f"{where}: {scanned} does not divide {owned}")
+
+    def gluon(self, name: str) -> GluonLaunch | None:
+        """How one of `GLUON_PASSES` runs in Gluon, if it does."""
+        return getattr(self, f"gluon_{name}")
+
+    def in_triton(self) -> "Launches":
+        """The same, with every pass in Triton."""
+        return replace(self, **{f"gluon_{name}": None for name in GLUON_PASSES})
 
 
 # One tile a block keeps the interpreter, which runs programs one after the other, short.
@@ -111,21 +110,27 @@ def load_launches(path: Path = FILE) -> dict[str, tuple[Launches, ...]]:
 
     Raises ValueError where a tile does not divide the block it is scanned for.
     """
-    entries = tomllib.loads(path.read_text(encoding="utf-8"))
+
+    def read(entry: dict) -> Launches:
+        kinds = dict.fromkeys(PASSES, Launch) | {f"gluon_{x}": GluonLaunch for x in GLUON_PASSES}
+        return Launches(**{k: kinds[k](**x) if k in kinds else x for k, x in entry.items()})
+
     return {
-        name: tuple(sorted(map(_read_entry, listed), key=lambda launches: launches.widest))
-        for name, listed in entries.items()
+        name: tuple(sorted(map(read, entries), key=lambda launches: launches.widest))
+        for name, entries in tomllib.loads(path.read_text(encoding="utf-8")).items()
     }
 
 
-def _read_entry(entry: dict) -> Launches:
-    passes = {name: Launch(**entry[name]) for name in PASSES}
-    gluon = (f"gluon_{name}" for name in GLUON_PASSES)
-    return Launches(
-        **entry | passes | {name: GluonLaunch(**entry[name]) for name in gluon if name in entry}
-    )
+@functools.cache
+def select_launches(device: torch.device, element_size: int, head_dim: int) -> Launches:
+    """The entry for a device, bytes an element and head width, 16 to 128."""
+    if device.type == "cpu":
+        return INTERPRETED
+    entries = load_launches().get(architecture(device), load_launches()[CONSERVATIVE])
+    return next(e for e in entries if e.bits == 8 * element_size and e.widest >= head_dim)
 
 
+@functools.cache
 def split_width(head_dim: int, padded: bool = False) -> tuple[int, int]:
     """(WIDE, REST): powers of two of at least 16, or REST = 0, that cover `head_dim` columns.
 
@@ -135,28 +140,8 @@ def split_width(head_dim: int, padded: bool = False) -> tuple[int, int]:
     wide = 1 << (head_dim.bit_length() - 1)
     if wide == head_dim:
         return wide, 0
-    if padded and wide < 64:
-        return 2 * wide, 0
     rest = max(16, 1 << (head_dim - wide - 1).bit_length())
-    return (2 * wide, 0) if rest == wide else (wide, rest)
-
-
-def constants_of(
-    launch: Launch, padded: bool, p1: torch.Tensor, p2: torch.Tensor, transport_self: bool
-) -> dict[str, object]:
-    """What all of Triton's passes take as constants, and the launch options."""
-    D = p1.shape[3]
-    wide, rest = split_width(D, padded)
-    return {
-        "TRANSPORT_SELF": transport_self,
-        "D": D,
-        "GROUP": p1.shape[1] // p2.shape[1],
-        "WIDE": wide,
-        "REST": rest,
-        "BLOCK_I": launch.block_i,
-        "BLOCK_J": launch.block_j,
-        "FAST": p1.element_size() == 2 and not interpreted(),
-    } | launch.options()
+    return (2 * wide, 0) if rest == wide or (padded and wide < 64) else (wide, rest)
 
 
 def grid(x: torch.Tensor, block: int) -> tuple[int, int, int]:
@@ -169,6 +154,7 @@ def grid(x: torch.Tensor, block: int) -> tuple[int, int, int]:
     return head_groups(B * H, -(-T // block), scanned, cache_bytes(x.device))
 
 
+@functools.cache
 def head_groups(heads: int, blocks: int, scanned: int, cache: int) -> tuple[int, int, int]:
     """(heads of a group, blocks of a head, groups).
 
@@ -195,15 +181,3 @@ def multiprocessors(device: torch.device) -> int:
     if device.type == "cpu":
         return 1
     return torch.cuda.get_device_properties(device).multi_processor_count
-
-
-@functools.cache
-def select_launches(device: torch.device, element_size: int, head_dim: int) -> Launches:
-    """The entry for a device, bytes an element and head width, 16 to 128."""
-    if device.type == "cpu":
-        return INTERPRETED
-    known = load_launches()
-    entries = known.get(architecture(device), known[CONSERVATIVE])
-    return next(
-        entry for entry in entries if entry.bits == 8 * element_size and entry.widest >= head_dim
-    )

@@ -1,17 +1,9 @@
 """Linear Relation in chunks: exact, linear in T, with the state in and out (Section 5.2)."""
 
-import functools
-
 import torch
 
 from relation.errors import InputError
-from relation.kernels.checks import (
-    check_device,
-    check_floating,
-    check_groups,
-    check_once,
-    check_tau,
-)
+from relation.kernels.checks import check_device, check_floating, check_groups, check_tau
 from relation.kernels.documents import Documents, forget_at_starts
 from relation.kernels.flash_relation import DTYPES, NARROWEST, WIDEST, is_eager, why_unavailable
 
@@ -41,29 +33,16 @@ def linear_relation(
     Raises InputError for other shapes, dtypes, mixed devices or tau <= 0, and on a device for
     which `why_unavailable` has a reason.
     """
-    eager = is_eager(p1, p2, info, log_retention, state)
-    if eager:
-        facts = check_once(_check_inputs, p1, p2, info, log_retention, state, tau=tau)
-    else:
-        _check_inputs(p1, p2, info, log_retention, state, tau)
+    _check_inputs(p1, p2, info, log_retention, state, tau)
     if documents is not None:
         log_retention = forget_at_starts(documents, p1, log_retention, state)
-        facts = None  # of another tensor
-    given = p1, p2, info, log_retention, state, float(tau)
-    if eager:
-        return _eager_relation().apply(*given, facts)
-    from relation.kernels.linear_relation.autograd import linear_forward
+    # Imported here, as it needs Triton.
+    from relation.kernels.linear_relation.autograd import EagerRelation, linear_forward
 
-    y, final, _ = linear_forward(*given)
+    given = p1, p2, info, log_retention, state
+    run = EagerRelation.apply if is_eager(*given) else linear_forward
+    y, final, *_ = run(*given, float(tau))
     return y, final
-
-
-@functools.cache  # an import statement takes a microsecond
-def _eager_relation() -> type[torch.autograd.Function]:
-    # Registering the operators compiles nothing, but it imports Triton.
-    from relation.kernels.linear_relation.autograd import EagerRelation
-
-    return EagerRelation
 
 
 def _check_inputs(
@@ -83,9 +62,8 @@ def _check_inputs(
     if not NARROWEST <= D <= WIDEST:
         raise InputError(f"the head width is {D}; linear_relation takes {NARROWEST} to {WIDEST}")
     if p1.dtype not in DTYPES:
-        raise InputError(
-            f"p1, p2 and info have dtype {_name(p1.dtype)}; give bfloat16, float16 or float32"
-        )
+        name = _name(p1.dtype)
+        raise InputError(f"p1, p2 and info have dtype {name}; give bfloat16, float16 or float32")
     if log_retention.shape != p1.shape:
         raise InputError(
             f"log_retention has shape {tuple(log_retention.shape)}; give {tuple(p1.shape)}"

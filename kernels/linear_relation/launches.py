@@ -2,21 +2,30 @@
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
-import triton
 
 from relation.kernels.common import HOPPER, SMALL, architecture, padded_width
 
+LONGEST_SEGMENT = 16
 
-@dataclass(frozen=True)
-class Launch:
+
+def cdiv(a: int, b: int) -> int:
+    """a / b rounded up; Triton's takes several microseconds on the host, as its next function."""
+    return -(-a // b)
+
+
+def next_power_of_2(n: int) -> int:
+    return 1 << (n - 1).bit_length()
+
+
+class Launch(NamedTuple):
     """One pass over chunks, by block_d relation channels and block_v information channels.
 
     registers: at most so many a thread; None leaves them to the compiler. programs: of a pass over
-    mixed chunks, a block of channels; as many as 132 multiprocessors hold at the widths that were
-    timed. Each then takes several chunks.
+    any chunks, for each block of channels, as many as a GPU holds. Each then takes several chunks.
     """
 
     block_d: int
@@ -24,232 +33,179 @@ class Launch:
     num_warps: int
     num_stages: int
     registers: int | None = None
-    programs: int | None = None
-
-    def options(self, head_dim: int) -> dict[str, int]:
-        """What the pass's kernel takes at a head width: no tile is wider than it has to be."""
-        width = padded_width(head_dim)
-        capped = {} if self.registers is None else {"maxnreg": self.registers}
-        return capped | {
-            "BLOCK_D": min(self.block_d, width),
-            "BLOCK_V": min(self.block_v, width),
-            "num_warps": self.num_warps,
-            "num_stages": self.num_stages,
-        }
-
-
-@dataclass(frozen=True)
-class Scan:
-    """The scan over segments: `block` elements a program, at most `steps` loads in flight."""
-
-    block: int
-    steps: int
-    num_warps: int
+    programs: int = 0
 
 
 @dataclass(frozen=True)
 class Launches:
     """The passes of one architecture and element size, up to a head width of `widest`.
 
-    chunk: tokens, a power of two. precision: of products of two FP32 tiles. programs: so many
-    keep the device busy; segments grow longer, and programs take more chunks, only where enough
-    are left. Passes over chunks of weak retention alone, or None where the others take those
-    chunks too: weak_output, weak_information, weak_coordinates, which takes what
-    weak_information keeps, and weak_gradients, which does the work of both and holds all
-    relation channels. It, weak_output and weak_information hold all information channels.
-    mixed_output, mixed_information and mixed_coordinates, all or none: passes over chunks of which
-    some channels forget much and others little. The first two hold all information channels.
+    chunk: tokens, a power of two. precision: see arithmetic.py. programs: so many keep the device
+    busy; segments grow longer only where enough are left. output, information and coordinates take
+    any chunk. weak_output, with either weak_gradients or the pair weak_information and
+    weak_coordinates, takes weak ones; None where there are no such kernels. coordinates and
+    weak_coordinates take a block of relation channels a program, weak_gradients holds all of them;
+    of information channels states takes a block, the others hold all. scan: elements a program of
+    the scan over segments takes, and loads it has in flight.
     """
 
     widest: int
     chunk: int
     precision: str
+    programs: int
+    prepare: Launch
     states: Launch
     output: Launch
     information: Launch
     coordinates: Launch
     weak_output: Launch | None = None
+    weak_gradients: Launch | None = None
     weak_information: Launch | None = None
     weak_coordinates: Launch | None = None
-    weak_gradients: Launch | None = None
-    mixed_output: Launch | None = None
-    mixed_information: Launch | None = None
-    mixed_coordinates: Launch | None = None
-    scan: Scan = Scan(128, 8, 1)
-    programs: int = 512
-    prepare: Launch = Launch(128, 128, 4, 1)
-
-    def __post_init__(self):
-        if self.weak_information is not None and self.weak_gradients is not None:
-            raise ValueError("give weak_information or weak_gradients, not both")
-        if self.weak_coordinates is not None and self.weak_information is None:
-            raise ValueError("weak_coordinates takes what weak_information keeps: give both")
-        mixed = self.mixed_output, self.mixed_information, self.mixed_coordinates
-        if 0 < mixed.count(None) < 3:
-            raise ValueError("give mixed_output, mixed_information and mixed_coordinates, or none")
-        if any(launch is not None and not launch.programs for launch in mixed):
-            raise ValueError("mixed passes: give programs, as many as a GPU holds")
-        weak_is_apart = self.weak_output is not None and (
-            self.weak_gradients is not None or self.weak_coordinates is not None
-        )
-        if self.mixed_output is not None and not weak_is_apart:
-            raise ValueError("mixed chunks are what all weak passes leave: give these, too")
-        whole = "weak_output", "weak_information", "weak_gradients"
-        for name in (*whole, "mixed_output", "mixed_information"):
-            launch = getattr(self, name)
-            if launch is not None and launch.block_v < self.widest:
-                raise ValueError(f"{name}: give block_v of at least {self.widest}, the widest head")
-        if self.weak_gradients is not None and self.weak_gradients.block_d < self.widest:
-            raise ValueError(f"weak_gradients: give block_d of at least {self.widest}")
-
-    @property
-    def levels(self) -> int:
-        return self.chunk.bit_length() - 1
-
-    @property
-    def kept_scores(self) -> tuple[tuple[int, int, int], torch.dtype]:
-        """Shape and dtype of a chunk's dA between weak_information and weak_coordinates.
-
-        Whole in FP32, or two BF16 parts.
-        """
-        parts, dtype = (1, torch.float32) if self.precision == "ieee" else (2, torch.bfloat16)
-        return (parts, self.chunk, self.chunk), dtype
-
-    def constants(
-        self, head_dim: int, group: int, first: torch.Tensor, *strided: torch.Tensor
-    ) -> dict[str, int | str]:
-        """What the kernels over chunks take alike; group: heads of p1 for one of p2 and info.
-
-        first, strided: all tensors (B, H, T, D) that a kernel addresses by strides.
-        """
-        return {
-            "PRECISION": self.precision,
-            "D": head_dim,
-            "GROUP": group,
-            "ALIGNED": math.gcd(
-                16, *(stride for x in (first, *strided) for stride in x.stride()[:2])
-            ),
-            "CHUNK": self.chunk,
-        }
+    scan: tuple[int, int] = (128, 8)
 
 
-@dataclass(frozen=True)
-class Segments:
-    """How a sequence is split: `count` segments of at most `length` chunks, `chunks` in all.
+class Call(NamedTuple):
+    """What the shape decides of a call: `segments` of at most `segment_chunks` of `chunks`.
 
-    whole: whether the last chunk is full.
+    whole: whether the last chunk is full. group: heads of p1 for one of p2 and info.
     """
 
+    launches: Launches
+    width: int
+    group: int
+    heads: int
     chunks: int
-    length: int
-    count: int
+    segment_chunks: int
+    segments: int
     whole: bool
 
+    @classmethod
+    def of(cls, p1: torch.Tensor, p2: torch.Tensor) -> "Call":
+        B, H, T, D = p1.shape
+        launches = select_launches(p1.device, p1.element_size(), D)
+        chunks, length = cdiv(T, launches.chunk), 1
+        while length < LONGEST_SEGMENT and B * H * chunks >= 2 * length * launches.programs:
+            length *= 2
+        whole = T % launches.chunk == 0
+        group = H // p2.shape[1]
+        return cls(launches, D, group, B * H, chunks, length, cdiv(chunks, length), whole)
 
-LONGEST_SEGMENT = 16
-LARGEST_SHARE = 8
+    def options(self, launch: Launch, *strided: torch.Tensor) -> dict[str, int | str]:
+        """The constants of a pass's kernel, with Triton's options; strided: its (B, H, T, D)."""
+        width = padded_width(self.width)
+        capped = {} if launch.registers is None else {"maxnreg": launch.registers}
+        return capped | {
+            "PRECISION": self.launches.precision,
+            "D": self.width,
+            "GROUP": self.group,
+            "ALIGNED": math.gcd(16, *(stride for x in strided for stride in x.stride()[:2])),
+            "CHUNK": self.launches.chunk,
+            "WHOLE": self.whole,
+            # No tile is wider than it has to be.
+            "BLOCK_D": min(launch.block_d, width),
+            "BLOCK_V": min(launch.block_v, width),
+            "num_warps": launch.num_warps,
+            "num_stages": launch.num_stages,
+        }
 
+    def share_out(self, launch: Launch) -> tuple[int, dict[str, int]]:
+        """The programs of a pass over any chunks, and of how many chunks each takes at most.
 
-def share_of(all_chunks: int, launches: Launches) -> int:
-    """How many chunks a program by levels takes, where others take weak chunks.
-
-    Most programs find nothing to do, and fewer of them take less time; enough are left for chunks
-    that are not weak.
-    """
-    share = 1
-    while share < LARGEST_SHARE and all_chunks >= 4 * share * launches.programs:
-        share *= 2
-    return share
-
-
-def share_of_mixed(heads: int, chunks: int, launch: Launch) -> tuple[int, int]:
-    """The programs over mixed chunks, and of how many chunks each takes at most, a power of two.
-
-    More than a GPU holds where the kernels could not count turns times chunks in 32 bits.
-    """
-    programs = launch.programs
-    while True:
-        share = triton.next_power_of_2(triton.cdiv(heads * chunks, programs))
-        if share * chunks < 2**31:
-            return min(heads * chunks, programs), share
-        programs *= 2
-
-
-def split_chunks(heads: int, T: int, launches: Launches) -> Segments:
-    """The segments of `heads` sequences of T tokens each."""
-    chunks = (T + launches.chunk - 1) // launches.chunk
-    length = 1
-    while length < LONGEST_SEGMENT and heads * chunks >= 2 * length * launches.programs:
-        length *= 2
-    return Segments(chunks, length, (chunks + length - 1) // length, T % launches.chunk == 0)
-
-
-def _entry(widest: int, chunk: int, precision: str, *passes: tuple[int, ...], **others) -> Launches:
-    return Launches(widest, chunk, precision, *(Launch(*numbers) for numbers in passes), **others)
+        More than a GPU holds where the kernels could not count turns times chunks in 32 bits.
+        """
+        programs, all_chunks = launch.programs, self.heads * self.chunks
+        while True:
+            share = next_power_of_2(cdiv(all_chunks, programs))
+            if share * self.chunks < 2**31:
+                levels = self.launches.chunk.bit_length() - 1
+                return min(all_chunks, programs), {"SHARE": share, "LEVELS": levels}
+            programs *= 2
 
 
 # FP32 products run on the ordinary cores, whose operands fill the registers: small tiles.
-_FP32 = _entry(128, 32, "ieee", *[(32, 32, 4, 1)] * 4, programs=1024)
+_FP32 = Launches(
+    128, 32, "ieee", 1024,
+    prepare=Launch(128, 128, 4, 1),
+    states=Launch(32, 32, 4, 1),
+    output=Launch(16, 128, 8, 1, programs=528),
+    information=Launch(16, 128, 8, 1, programs=528),
+    coordinates=Launch(16, 128, 4, 1, programs=264),
+)  # fmt: skip
 
-# By architecture and bytes an element: the passes states, output, information and coordinates, and
-# those of weak chunks where they have their own. The first entry that is wide enough is taken.
+# By architecture and bytes an element. The first entry that is wide enough is taken.
 LAUNCHES: dict[tuple[str, int], tuple[Launches, ...]] = {
     (HOPPER, 2): (
-        _entry(
-            48, 64, "bf16x3", (64, 64, 4, 1, 128), (64, 64, 4, 1), *[(32, 32, 4, 1)] * 2,
+        Launches(
+            48, 64, "bf16x3", 512,
             prepare=Launch(64, 64, 4, 1, 128),
-            weak_output=Launch(64, 64, 4, 1, 128), weak_gradients=Launch(64, 64, 4, 1),
-            mixed_output=Launch(32, 64, 4, 1, 128, 528),
-            mixed_information=Launch(16, 64, 4, 1, 128, 528),
-            mixed_coordinates=Launch(16, 64, 4, 1, 128, 176),
+            states=Launch(64, 64, 4, 1, 128),
+            output=Launch(32, 64, 4, 1, 128, 528),
+            information=Launch(16, 64, 4, 1, 128, 528),
+            coordinates=Launch(16, 64, 4, 1, 128, 176),
+            weak_output=Launch(64, 64, 4, 1, 128),
+            weak_gradients=Launch(64, 64, 4, 1),
         ),
-        _entry(
-            64, 64, "bf16x3", (64, 64, 4, 3), (64, 64, 4, 1), *[(32, 32, 4, 1)] * 2,
-            programs=256, prepare=Launch(64, 64, 4, 1, 128),
-            weak_output=Launch(64, 64, 4, 1, 168), weak_gradients=Launch(64, 64, 4, 1),
-            mixed_output=Launch(64, 64, 4, 1, programs=264),
-            mixed_information=Launch(32, 64, 4, 1, programs=264),
-            mixed_coordinates=Launch(32, 64, 4, 1, 168, 198),
+        Launches(
+            64, 64, "bf16x3", 256,
+            prepare=Launch(64, 64, 4, 1, 96),
+            states=Launch(64, 64, 4, 3),
+            output=Launch(64, 64, 4, 1, programs=264),
+            information=Launch(32, 64, 4, 1, programs=264),
+            coordinates=Launch(32, 64, 4, 1, 168, 198),
+            weak_output=Launch(64, 64, 4, 1, 168),
+            weak_gradients=Launch(64, 64, 4, 1),
         ),
-        _entry(
-            128, 64, "bf16x3", (16, 128, 4, 2), (32, 64, 4, 1, 168), *[(32, 32, 4, 1)] * 2,
-            programs=128, prepare=Launch(32, 32, 4, 1),
-            weak_output=Launch(32, 128, 4, 2), weak_information=Launch(16, 128, 4, 2),
+        Launches(
+            128, 64, "bf16x3", 128,
+            prepare=Launch(32, 32, 4, 1),
+            states=Launch(16, 128, 4, 2),
+            output=Launch(32, 128, 4, 1, 168, 396),
+            information=Launch(16, 128, 4, 1, programs=264),
+            coordinates=Launch(32, 32, 4, 1, 168, 132),
+            weak_output=Launch(32, 128, 4, 2),
+            weak_information=Launch(16, 128, 4, 2),
             weak_coordinates=Launch(16, 32, 4, 1, 128),
-            mixed_output=Launch(32, 128, 4, 1, 168, 396),
-            mixed_information=Launch(16, 128, 4, 1, programs=264),
-            mixed_coordinates=Launch(32, 32, 4, 1, 168, 132),
         ),
     ),
     (SMALL, 2): (
-        _entry(128, 64, "bf16x3", (32, 64, 8, 1), *[(32, 32, 8, 1)] * 3, programs=1024),
+        Launches(
+            128, 64, "bf16x3", 1024,
+            prepare=Launch(128, 128, 4, 1),
+            states=Launch(32, 64, 8, 1),
+            output=Launch(16, 128, 8, 1, programs=512),
+            information=Launch(16, 128, 8, 1, programs=512),
+            coordinates=Launch(16, 128, 8, 1, programs=128),
+        ),
     ),
     (HOPPER, 4): (_FP32,),
     (SMALL, 4): (_FP32,),
 }  # fmt: skip
-# One for each way to treat weak chunks; the interpreter takes the first by default.
-INTERPRETED = (
-    _entry(
-        128, 16, "ieee", *[(16, 16, 1, 1)] * 4, scan=Scan(1024, 2, 1), programs=4,
-        weak_output=Launch(16, 128, 1, 1), weak_gradients=Launch(128, 128, 1, 1),
-        mixed_output=Launch(16, 128, 1, 1, programs=3),
-        mixed_information=Launch(16, 128, 1, 1, programs=2),
-        mixed_coordinates=Launch(16, 16, 1, 1, programs=5),
-    ),
-    _entry(
-        128, 16, "ieee", *[(16, 16, 1, 1)] * 4, scan=Scan(1024, 2, 1), programs=4,
-        weak_output=Launch(16, 128, 1, 1), weak_information=Launch(16, 128, 1, 1),
-        weak_coordinates=Launch(16, 16, 1, 1),
-        mixed_output=Launch(16, 128, 1, 1, programs=3),
-        mixed_information=Launch(16, 128, 1, 1, programs=2),
-        mixed_coordinates=Launch(16, 16, 1, 1, programs=5),
-    ),
-    _entry(
-        128, 16, "ieee", *[(16, 16, 1, 1)] * 4, scan=Scan(1024, 2, 1), programs=4,
-        weak_output=Launch(16, 128, 1, 1), weak_information=Launch(16, 128, 1, 1),
-    ),
-    _entry(128, 16, "ieee", *[(16, 16, 1, 1)] * 4, scan=Scan(1024, 2, 1), programs=4),
+
+_ANY = Launches(
+    128, 16, "ieee", 4,
+    prepare=Launch(16, 16, 1, 1),
+    states=Launch(16, 16, 1, 1),
+    output=Launch(16, 128, 1, 1, programs=3),
+    information=Launch(16, 128, 1, 1, programs=2),
+    coordinates=Launch(16, 16, 1, 1, programs=5),
+    scan=(1024, 2),
 )  # fmt: skip
+# One for each way to treat weak chunks; the interpreter takes the first by default.
+INTERPRETED = [
+    replace(
+        _ANY,
+        weak_output=Launch(16, 128, 1, 1),
+        weak_gradients=Launch(128, 128, 1, 1),
+    ),
+    replace(
+        _ANY,
+        weak_output=Launch(16, 128, 1, 1),
+        weak_information=Launch(16, 128, 1, 1),
+        weak_coordinates=Launch(16, 16, 1, 1),
+    ),
+    _ANY,
+]
 
 
 def select_launches(device: torch.device, element_size: int, head_dim: int) -> Launches:

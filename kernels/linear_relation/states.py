@@ -4,72 +4,65 @@ The same two kernels carry C forward and its gradient backward: C_t = Diag(alpha
 w_t I_t^T one way, dC_{t-1} = Diag(alpha_t) (dC_t + r_t dY_t^T) the other.
 """
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
 
-from relation.kernels.common import Part
-from relation.kernels.linear_relation.decays import exp, from_registers, product
-from relation.kernels.linear_relation.launches import Launches, Segments
-from relation.kernels.linear_relation.prepare import Prepared
+from relation.kernels.linear_relation.arithmetic import exp, product
+from relation.kernels.linear_relation.launches import Call, cdiv, next_power_of_2
 from relation.kernels.linear_relation.tiles import (
-    load_half,
+    Prepared,
+    States,
+    load_channels,
     load_selves,
     load_tokens,
-    own_offset,
-    shared_offset,
+    of_head,
     state_tile,
+    strided,
 )
-from relation.kernels.plans import Configuration, Launcher
 
 
-class States(NamedTuple):
-    """Where `load_state` finds the state that each chunk meets; all FP32.
+@triton.jit
+def _from_registers(tile, PRECISION: tl.constexpr):
+    """The tile, 16 bits a number, as a result and not as a load.
 
-    within: (B, H, chunks, D, D), the part from its own segment; log_decay: (B, H, chunks, D), the
-    retention since the segment's start; entry: (B, H, segments, D, D), the state there.
+    wgmma reads a load of a pipelined loop where cp.async has put it, which Triton before 3.7.1 does
+    not fence. A result is stored for it, with the fence.
     """
-
-    within: torch.Tensor
-    log_decay: torch.Tensor
-    entry: torch.Tensor
-
-
-def state_sizes(heads: int, D: int, segments: Segments) -> tuple[int, ...]:
-    """Numbers of `States`. Segments of one chunk have no part of their own to store."""
-    inner = segments.chunks if segments.length > 1 else 0
-    return heads * inner * D * D, heads * inner * D, heads * segments.count * D * D
+    if PRECISION == "ieee" or tile.dtype == tl.float32:
+        return tile
+    else:
+        return tl.inline_asm_elementwise(
+            "mov.b32 $0, $1;", "=r,r", [tile], dtype=tile.dtype, is_pure=True, pack=2
+        )
 
 
 @triton.jit(do_not_specialize=["T", "chunks", "segment_chunks"])
 def chunk_states_kernel(
-    p1, p2, value, selves, kinds, exponents, halves,
-    within, log_decay, added, added_log_decay,
-    stride_p1_b, stride_p1_h, stride_p1_t, stride_p1_d,
-    stride_p2_b, stride_p2_h, stride_p2_t, stride_p2_d,
-    stride_value_b, stride_value_h, stride_value_t, stride_value_d,
+    p1, p2, value, prepared, within, log_decay, added, added_log_decay,
     H, T, chunks, segment_chunks,
-    BACKWARD: tl.constexpr, GROUP: tl.constexpr,
-    ALIGNED: tl.constexpr, PRECISION: tl.constexpr, D: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, CHUNK: tl.constexpr, WHOLE: tl.constexpr,
+    PRECISION: tl.constexpr, D: tl.constexpr, GROUP: tl.constexpr, ALIGNED: tl.constexpr,
+    CHUNK: tl.constexpr, WHOLE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
+    BACKWARD: tl.constexpr,
 ):  # fmt: skip
     head = tl.cast(tl.program_id(0), tl.int64)
     segment = tl.program_id(1)
     v_blocks: tl.constexpr = (D + BLOCK_V - 1) // BLOCK_V
     d_start = tl.program_id(2) // v_blocks * BLOCK_D
     v_start = tl.program_id(2) % v_blocks * BLOCK_V
-    p1 += own_offset(H, stride_p1_b, stride_p1_h, ALIGNED)
-    p2 += shared_offset(H, GROUP, stride_p2_b, stride_p2_h, ALIGNED)
     # The values are information forward and dY backward, which no heads share.
-    value += shared_offset(H, 1 if BACKWARD else GROUP, stride_value_b, stride_value_h, ALIGNED)
+    SHARED: tl.constexpr = 1 if BACKWARD else GROUP
+    value = of_head(value, tl.program_id(0) // SHARED, H // SHARED, ALIGNED)
+    if BACKWARD:
+        coordinates = of_head(p1, tl.program_id(0), H, ALIGNED)
+    else:
+        coordinates = of_head(p2, tl.program_id(0) // GROUP, H // GROUP, ALIGNED)
     within += head * chunks * D * D
     log_decay += head * chunks * D
-    exponents += head * T * D
+    exponents = prepared.exponents + head * T * D, D, 1
     out = head * tl.num_programs(1) + segment
 
-    d = d_start + tl.arange(0, BLOCK_D)
+    t, d = tl.arange(0, CHUNK), d_start + tl.arange(0, BLOCK_D)
     offsets, inside = state_tile(d_start, v_start, D, BLOCK_D, BLOCK_V)
     # Every block of information channels needs the retention; the first one records it.
     records = d < tl.where(v_start == 0, D, 0)
@@ -83,29 +76,23 @@ def chunk_states_kernel(
             tl.store(within + tl.cast(chunk, tl.int64) * D * D + offsets, state, mask=inside)
             tl.store(log_decay + chunk * D + d, retained, mask=records)
         t_start = chunk * CHUNK
-        value_t = load_tokens(
-            value, t_start, T, stride_value_t, v_start, stride_value_d, D, CHUNK, BLOCK_V, WHOLE
-        )
-        value_t = from_registers(value_t, PRECISION)
-        S, inverse_norm1, inverse_norm2 = load_selves(selves, head, t_start, T, CHUNK)
-        if BACKWARD:
-            coordinate = load_tokens(
-                p1, t_start, T, stride_p1_t, d_start, stride_p1_d, D, CHUNK, BLOCK_D, WHOLE
-            )
-            coordinate = coordinate.to(tl.float32) * (S * inverse_norm1)[:, None]
-        else:
-            coordinate = load_tokens(
-                p2, t_start, T, stride_p2_t, d_start, stride_p2_d, D, CHUNK, BLOCK_D, WHOLE
-            )
-            coordinate = coordinate.to(tl.float32) * (S * inverse_norm2)[:, None]
+        value_t = load_tokens(value, t_start, T, v_start, D, CHUNK, BLOCK_V, WHOLE)
+        value_t = _from_registers(value_t, PRECISION)
+        S, inverse_norm1, inverse_norm2 = load_selves(prepared.selves, head, t_start, T, CHUNK)
+        coordinate = load_tokens(coordinates, t_start, T, d_start, D, CHUNK, BLOCK_D, WHOLE)
+        inverse_norm = inverse_norm1 if BACKWARD else inverse_norm2
+        coordinate = coordinate.to(tl.float32) * (S * inverse_norm)[:, None]
         here = head * chunks + chunk
-        left = load_half(halves, 2 * here, d_start, D, BLOCK_D)
-        right = load_half(halves, 2 * here + 1, d_start, D, BLOCK_D)
-        exponent = load_tokens(exponents, t_start, T, D, d_start, 1, D, CHUNK, BLOCK_D, WHOLE)
-        from_middle = left[None, :] + exponent if BACKWARD else right[None, :] - exponent
-        exponent = tl.where(tl.load(kinds + here) != 0, from_middle, exponent)
-        coordinate *= exp(exponent, PRECISION)
-        total = left + right
+        left = load_channels(prepared.halves, 2 * here, d_start, D, BLOCK_D)
+        right = load_channels(prepared.halves, 2 * here + 1, d_start, D, BLOCK_D)
+        exponent = load_tokens(exponents, t_start, T, d_start, D, CHUNK, BLOCK_D, WHOLE)
+        # Backward G(0, t), forward G(t, n).
+        exponent = left[None, :] + exponent if BACKWARD else right[None, :] - exponent
+        # Past T the coordinates are zeros anyway. With a mask Triton lays the factors out so that
+        # fewer registers are needed: without it they spill at D = 48.
+        factor = tl.where((t_start + t < T)[:, None], exp(exponent, PRECISION), 0.0)
+        coordinate *= factor
+        total = (left + right).to(tl.float32)
         state *= exp(total, PRECISION)[:, None]
         state += product(tl.trans(coordinate), value_t, PRECISION)
         retained += total
@@ -160,62 +147,36 @@ def segment_scan_kernel(
     tl.store(final + head * D * D + element, state, mask=inside)
 
 
-def added_sizes(heads: int, D: int, segments: Segments) -> list[Part]:
-    """Numbers and dtypes of what every segment adds to a state, and of its retention."""
-    ends = heads * segments.count * D
-    return [(ends * D, torch.float32), (ends, torch.float32)]
-
-
-def launch_states(
-    launcher: Launcher,
+def carry_states(
+    call: Call,
     p1: torch.Tensor,
     p2: torch.Tensor,
     value: torch.Tensor,
     prepared: Prepared,
     initial: torch.Tensor | None,
     met: States,
-    final: torch.Tensor,
-    added: torch.Tensor,
-    added_log_decay: torch.Tensor,
-    launches: Launches,
-    segments: Segments,
     *,
     backward: bool,
-) -> None:
-    """Fill `met`, the states that the chunks meet, and `final`, the one after the last chunk met.
+) -> torch.Tensor:
+    """Fill `met`, the states that the chunks meet, and return the one after the last chunk met.
 
-    Forward, value is the information, initial C_0 and final C_T. Backward, value is dY, initial
-    dC_T and final dC_0. initial, contiguous; None stands for zeros. added, added_log_decay:
-    memory of `added_sizes`.
+    Forward, value is the information, initial C_0 and the result C_T. Backward, value is dY,
+    initial dC_T and the result dC_0. None stands for zeros.
     """
     B, H, T, D = p1.shape
-    within, log_decay, entry = met
-    of_chunks = prepared.selves, prepared.kinds, prepared.exponents, prepared.halves
-    scan = launches.scan
-    start = added if initial is None else initial
-
-    def configure_chunks() -> Configuration:
-        options = launches.states.options(D)
-        blocks = triton.cdiv(D, options["BLOCK_D"]) * triton.cdiv(D, options["BLOCK_V"])
-        strides = (*p1.stride(), *p2.stride(), *value.stride())
-        own = {"BACKWARD": backward, "WHOLE": segments.whole}
-        own |= launches.constants(D, H // p2.shape[1], p1, p2, value)
-        numbers = (*strides, H, T, segments.chunks, segments.length)
-        return (B * H, segments.count, blocks), numbers, own | options
-
-    def configure_scan() -> Configuration:
-        own = {
-            "BACKWARD": backward,
-            "HAS_INITIAL": initial is not None,
-            "D": D,
-            "BLOCK": scan.block,
-            # Every step costs, also one past the last segment.
-            "STEPS": min(scan.steps, triton.next_power_of_2(segments.count)),
-            "num_warps": scan.num_warps,
-        }
-        return (B * H, triton.cdiv(D * D, scan.block)), (segments.count,), own
-
-    results = (within, log_decay, added, added_log_decay)
-    launcher.launch(chunk_states_kernel, (p1, p2, value, *of_chunks, *results), configure_chunks)
-    tensors = (added, added_log_decay, start, entry, final)
-    launcher.launch(segment_scan_kernel, tensors, configure_scan)
+    launches, (block, steps) = call.launches, call.launches.scan
+    added, final = torch.empty_like(met.entry), met.entry.new_empty(B, H, D, D)
+    added_log_decay = met.entry.new_empty(B, H, call.segments, D)
+    options = call.options(launches.states, p1, p2, value)
+    tiles = cdiv(D, options["BLOCK_D"]) * cdiv(D, options["BLOCK_V"])
+    chunk_states_kernel[(B * H, call.segments, tiles)](
+        *map(strided, (p1, p2, value)), prepared, met.within, met.log_decay, added,
+        added_log_decay, H, T, call.chunks, call.segment_chunks, BACKWARD=backward, **options,
+    )  # fmt: skip
+    segment_scan_kernel[(B * H, cdiv(D * D, block))](
+        added, added_log_decay, added if initial is None else initial.contiguous(), met.entry,
+        final, call.segments, BACKWARD=backward, HAS_INITIAL=initial is not None, D=D, BLOCK=block,
+        # Every step costs, also one past the last segment.
+        STEPS=min(steps, next_power_of_2(call.segments)), num_warps=1,
+    )  # fmt: skip
+    return final

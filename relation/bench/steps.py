@@ -38,9 +38,8 @@ _KERNELS = {
         ("mha", "cudnn"): r"cudnn|sdpa",
         ("full", "flash"): r"^(hopper_)?(forward|p1|p2_info|repair)_kernel",
         ("linear", "flash"): (
-            r"^(prepare|chunk_states|segment_scan|output|information_backward|"
-            r"coordinates_backward|weak_(output|information|coordinates|gradients)|"
-            r"mixed_(output|information|coordinates))_kernel"
+            r"^(prepare|chunk_states|segment_scan|output|information|coordinates|"
+            r"weak_(output|information|coordinates|gradients))_kernel"
         ),
     },
     "cpu": {("mha", "flash"): r"scaled_dot_product_flash_attention_for_cpu"},

@@ -80,16 +80,16 @@ class TestInterpreted:
 def test_a_row_is_held_in_registers(vocabulary):
     """Rows of the paper's vocabularies, none of them spilled."""
     pytest.importorskip("triton")
-    from relation.kernels.cross_entropy import cross_entropy_kernel, row_options
-    from relation.kernels.resources import compile_resources
+    from fake_gpu import fake_gpu
+    from machine_code import resources_of
 
-    options = row_options(vocabulary)
-    row = options.pop("ROW")
-    types = {"logits": "*bf16", "targets": "*i64", "nll": "*fp32", "dlogits": "*bf16"}
-    constants = {"IGNORED": IGNORED, "ROW": row}
-    used = compile_resources(cross_entropy_kernel, constants, types, options, "sm_90")
-    assert row >= vocabulary and used.stack == 0
-    assert used.registers * 32 * options["num_warps"] <= 65536
+    from relation.kernels.cross_entropy import cross_entropy
+
+    with fake_gpu("sm_90") as compiled:
+        cross_entropy(*draw(vocabulary, torch.bfloat16, "cpu"), IGNORED)
+    (kernel,) = compiled["cross_entropy_kernel"]
+    used = resources_of(kernel)
+    assert used.stack == 0 and used.registers * 32 * kernel.metadata.num_warps <= 65536
 
 
 @pytest.mark.gpu

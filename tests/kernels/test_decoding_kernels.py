@@ -22,7 +22,7 @@ from relation.kernels import decoding
 from relation.nn.generate import Sampling, next_token_probabilities
 from relation.ops.rope import apply_rope, rope_angles
 
-HEADS, CAPACITY = 2, 600
+HEADS, CAPACITY = 4, 600
 # No history, a token, a piece but one, a piece, one more, and several with a ragged end.
 LENGTHS = (0, 1, 127, 128, 129, 599)
 
@@ -41,10 +41,13 @@ def placed(x: Tensor, length: int) -> Tensor:
 class History:
     """Random projections and histories of rows of LENGTHS tokens, NaN past each row's end."""
 
-    def __init__(self, width: int, dtype: torch.dtype, device="cpu", strength: float = 1.0):
+    def __init__(
+        self, width: int, dtype: torch.dtype, device="cpu", strength: float = 1.0, shared=HEADS
+    ):
         torch.manual_seed(width)
-        B, state = len(LENGTHS), (len(LENGTHS), HEADS, CAPACITY, width)
-        self.projected = (strength * torch.randn(B, 3, HEADS, width)).to(device, dtype)
+        B, state = len(LENGTHS), (len(LENGTHS), shared, CAPACITY, width)
+        drawn = strength * torch.randn(B, HEADS + 2 * shared, width)
+        self.projected, self.shared = drawn.to(device, dtype), shared
         self.history = torch.randn(2, *state).to(device, dtype)
         for b, length in enumerate(LENGTHS):
             self.history[:, b, :, length:] = torch.nan
@@ -57,19 +60,21 @@ class History:
         found, news = [], []
         for b, length in enumerate(LENGTHS):
             # The coordinates are rounded as RoPE rounds them, in either precision.
-            p1, p2 = (placed(x, length) for x in self.projected[b, :2])
-            info = self.projected[b, 2][None, :, None]
+            parts = self.projected[b].split([HEADS, self.shared, self.shared])
+            p1, p2 = (placed(x, length) for x in parts[:2])
+            info = parts[2][None, :, None]
             before = self.history[:, b : b + 1, :, :length]
             # The operator's last row, of whichever rows came before.
             rows = F.pad(p1, (0, 0, length, 0))
             inputs = rows, torch.cat((before[0], p2), 2), torch.cat((before[1], info), 2)
             inputs = tuple(x.double() if wide else x for x in inputs)
+            inputs = inputs[0], *(x.repeat_interleave(HEADS // self.shared, 1) for x in inputs[1:])
             if relation:
                 y = ops.full_relation(*inputs, self.lam, 1.3, transport_self=own)
             else:
                 y = ops.causal_attention(*inputs)
             found.append(y[:, :, -1].flatten())
-            news.append(torch.stack((p2, info)).flatten(1, 3).view(2, HEADS, -1))
+            news.append(torch.stack((p2, info)).flatten(1, 3).view(2, self.shared, -1))
         return torch.stack(found), torch.stack(news, 1)
 
     def token(self, relation: bool, own: bool, chained: bool = False) -> Tensor:
@@ -232,7 +237,12 @@ class TestInterpreted:
     @pytest.mark.parametrize(("relation", "own"), HISTORIES)
     @pytest.mark.parametrize(
         "given",
-        [(24, torch.float32), (16, torch.float16), (32, torch.float32, "cpu", 6.0)],
+        [
+            (24, torch.float32),
+            (16, torch.float16, "cpu", 1.0, 2),
+            (16, torch.float32, "cpu", 1.0, 1),
+            (32, torch.float32, "cpu", 6.0),
+        ],
         ids=str,
     )
     def test_a_token_with_its_history_is_the_step(self, relation, own, given):
@@ -257,7 +267,7 @@ class TestInterpreted:
         case = History(24, torch.float32)
         whole = case.token(True, True)
         alone = decoding.history_token(
-            case.projected[3:4].contiguous(), case.tables,
+            case.projected[3:4].view(1, 3, HEADS, 24), case.tables,
             tuple(case.history[:, 3:4, :, :300].contiguous()), case.lengths[3:4], case.lam, 1.3,
         )  # fmt: skip
         assert torch.equal(alone[0], whole[3])
@@ -271,6 +281,8 @@ class TestOnGpu:
     def test_a_token_with_its_history_is_the_step(self, relation, own, width, dtype):
         check_history(relation, own, width, dtype, "cuda")
         check_history(relation, own, width, dtype, "cuda", 6.0)
+        for shared in (1, 2):
+            check_history(relation, own, width, dtype, "cuda", 1.0, shared)
 
     def test_a_token_of_linear_relation_is_the_recurrence(self, width, dtype):
         check_linear(width, dtype, "cuda")
@@ -315,16 +327,13 @@ def cases(dtype: torch.dtype, chained: bool) -> list[Callable[[], object]]:
 @pytest.mark.skipif(INTERPRETED, reason="nothing is compiled in the interpreter")
 @pytest.mark.parametrize("architecture", ["sm_90", "sm_120"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_every_kernel_compiles_without_spilling(dtype, architecture, monkeypatch):
+def test_every_kernel_compiles_without_spilling(dtype, architecture):
     pytest.importorskip("triton")
     from fake_gpu import fake_gpu
+    from machine_code import resources_of, unfenced_products
 
-    from relation.kernels import plans
     from relation.kernels.common import SHARED_MEMORY
-    from relation.kernels.fences import unfenced_products
-    from relation.kernels.resources import resources_of
 
-    monkeypatch.setattr(plans, "_plans", {})
     with fake_gpu(architecture) as compiled:
         for call in cases(dtype, True):
             call()
@@ -364,10 +373,15 @@ def test_a_chained_kernel_loads_before_it_waits_and_writes_afterwards(architectu
 def test_what_does_not_fit_is_refused_in_one_line():
     history, linear = History(16, torch.float32), Linear(16, torch.float32)
     history.lengths = history.lengths.long()
+    shared, grouped = (History(16, torch.float32, shared=2) for _ in range(2))
+    shared.projected = shared.projected[:, :5].contiguous()
+    grouped.projected = torch.zeros(len(LENGTHS), 3, HEADS, 16)
     linear.state = linear.state.double()
     rows, ids = torch.zeros(1, 2, dtype=torch.float64), torch.zeros(2, dtype=torch.int64)
     for call, match in (
         (lambda: history.token(True, True), "lengths"),
+        (lambda: shared.token(True, True), "projected has 5 heads and the history 2"),
+        (lambda: grouped.token(True, True), "projected is"),
         (linear.token, "state"),
         (lambda: decoding.project(torch.zeros(2, 8), torch.zeros(4, 9), 1e-6), "x is"),
         (lambda: decoding.project(torch.zeros(2, 8), torch.zeros(8)), "weight has shape"),

@@ -11,6 +11,7 @@ from exactness import (
     assert_close,
     assert_dlam_exact,
     assert_exact,
+    definition,
     differentiate,
     draw,
     peak_bytes,
@@ -19,6 +20,7 @@ from exactness import (
 )
 
 from relation import kernels
+from relation.kernels.documents import Documents
 
 # Of launches.toml's entries for Hopper with passes in Gluon.
 GLUON_WIDTHS = (48, 64, 80)
@@ -27,24 +29,17 @@ GLUON_WIDTHS = (48, 64, 80)
 @pytest.fixture
 def in_triton(monkeypatch) -> Callable[[], None]:
     """Called, lets every pass to come run in Triton."""
-
-    def change() -> None:
-        for name in ("forward", "backward"):
-            module = importlib.import_module(f"relation.kernels.flash_relation.{name}")
-            monkeypatch.setattr(module, "chosen", lambda *given: None)
-
-    return change
+    launch = importlib.import_module("relation.kernels.flash_relation.launch")
+    return lambda: monkeypatch.setattr(launch, "chosen", lambda *given: None)
 
 
 @pytest.fixture
 def few_programs(monkeypatch) -> Callable[[int], None]:
     """Called, lets Gluon's launches to come fill as many multiprocessors and no more."""
-    plans = importlib.import_module("relation.kernels.plans")
 
     def change(count: int) -> None:
         module = importlib.import_module("relation.kernels.flash_relation.hopper_launch")
         monkeypatch.setattr(module, "multiprocessors", lambda device: count)
-        monkeypatch.setattr(plans, "_plans", {})
 
     return change
 
@@ -95,6 +90,33 @@ class TestOnDevice:
         for length in (65, 1000):
             assert_exact(sharing(draw(3, (2, 4, length, width), torch.bfloat16, "cuda"), shared))
 
+    @pytest.mark.parametrize("dtype", SLACK)
+    @pytest.mark.parametrize("width", [48, 60, 64, 80, 96, 128])
+    def test_documents(self, width, dtype):
+        """Against the definition of each document by itself; short, long and of one token."""
+        length = 700
+        ends = [[1, 2, 65, 128, 300, 301, length], [length], [64, 400, length]]
+        ids = torch.stack([torch.bucketize(torch.arange(length), torch.tensor(x), right=True)
+                           for x in ends])  # fmt: skip
+        documents = Documents.of(ids.cuda())
+        whole = draw(11, (3, 4, length, width), dtype, "cuda")
+        for inputs, options in ((whole, {}), (sharing(whole, 2), {"transport_self": False})):
+
+            def alone(p1, p2, info, lam, options=options):
+                rows = []
+                for b, row in enumerate(ends):
+                    cuts = [slice(a, e) for a, e in zip([0, *row], row, strict=False)]
+                    parts = [[x[b : b + 1, :, cut] for x in (p1, p2, info)] for cut in cuts]
+                    rows.append(torch.cat([definition(*part, lam, **options) for part in parts], 2))
+                return torch.cat(rows)
+
+            with poisoned_memory():
+                ours = differentiate(kernels.flash_relation, inputs, documents=documents, **options)
+            truth = differentiate(alone, tuple(x.double() for x in inputs))
+            yardstick = differentiate(alone, inputs)
+            for name, *three in list(zip(RESULTS, ours, truth, yardstick, strict=True))[:-1]:
+                assert_close(name, *three, SLACK[dtype])
+
     @pytest.mark.parametrize("width", [48, 64, 80])
     def test_heads_in_several_groups(self, monkeypatch, width):
         launches = importlib.import_module("relation.kernels.flash_relation.launches")
@@ -108,7 +130,7 @@ class TestOnDevice:
         p1, p2, info, dy, lam = draw(3, (2, 3, 300, width), torch.bfloat16, "cuda")
         assert_exact((p1, p2, info, dy[:1, :1, :1].expand_as(p1), lam))
 
-    @pytest.mark.parametrize("width", GLUON_WIDTHS)
+    @pytest.mark.parametrize("width", [*GLUON_WIDTHS, 96, 128])
     def test_equal_inputs_give_bitwise_equal_gradients(self, width):
         inputs = draw(2, (4, 8, 1000, width), torch.bfloat16, "cuda")
         once = differentiate(kernels.flash_relation, inputs)

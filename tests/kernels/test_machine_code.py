@@ -1,21 +1,34 @@
-"""The checks of compiled code: what compilers have broken, by hand-written examples.
+"""Compiled kernels without a GPU: what they take of it, and none of three compilers' faults.
 
-A product that reads a tile before it has arrived (`fences`), a left factor that the assembler
-overwrites (`factors`), a uniform register that is read before it has a value (`uniforms`).
-FlashRelation's own launches pass them in test_flash_launches, Linear Relation's here.
+`machine_code` explains the faults. Hand-written examples first, then FlashRelation's launches.
 """
 
-import importlib
+from dataclasses import replace
 
 import pytest
 import torch
 from interpreter import INTERPRETED
+from machine_code import (
+    count_products,
+    kept_factors,
+    lost_factors,
+    overwritten_factors,
+    resources_of,
+    serialises_products,
+    unfenced_products,
+    unset_in,
+    unset_uniforms,
+)
 
 pytest.importorskip("triton")
+if INTERPRETED:
+    pytest.skip("the interpreter compiles nothing", allow_module_level=True)
 
-from relation.kernels.factors import kept_factors, lost_factors, overwritten_factors
-from relation.kernels.fences import Unfenced, count_products, unfenced_products
-from relation.kernels.uniforms import unset_in, unset_uniforms
+from fake_gpu import fake_gpu
+
+from relation.kernels.common import SHARED_MEMORY
+from relation.kernels.flash_relation.launch import launch_backward, launch_forward
+from relation.kernels.flash_relation.launches import Launches, load_launches
 
 PRODUCT = "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {%r1}, %rd1, %rd2, 1, 1, 1, 0, 0;"
 FENCE = "fence.proxy.async.shared::cta;"
@@ -49,7 +62,7 @@ FENCED_LOOP = (LOOP[0], FENCE, *LOOP[1:])
     ],
 )
 def test_a_fence_lies_on_every_way_from_a_write_to_a_product(lines, expected):
-    assert unfenced_products("\n".join(lines)) == [Unfenced(*each) for each in expected]
+    assert unfenced_products("\n".join(lines)) == expected
     assert count_products("\n".join(lines)) == 1
 
 
@@ -139,31 +152,73 @@ LOW = "UMOV UR4, 0x1"
 )
 def test_a_uniform_register_has_a_value_before_it_is_read(instructions, unset):
     lines = (f"     /*{16 * n:04x}*/  {x} ;  /* 0x0 */" for n, x in enumerate(instructions))
-    assert [found.registers for found in unset_in("\n".join(lines))] == unset
+    assert [tuple(registers) for _, registers in unset_in("\n".join(lines))] == unset
+
+
+def compile_launches(architecture: str, launches: Launches, documents=False) -> dict[str, list]:
+    """The kernels of a call, forward and backward, at the widest head, as its launchers ask."""
+    dtype = torch.bfloat16 if launches.bits == 16 else torch.float32
+    p1, p2, info, dy = torch.zeros(4, 1, 130, 2, launches.widest, dtype=dtype).transpose(2, 3)
+    starts = torch.zeros(1, 130, dtype=torch.int32) if documents else None
+    with fake_gpu(architecture) as compiled:
+        kept = launch_forward(p1, p2, info, torch.ones(()), 2.0, True, launches, starts=starts)
+        rest = 2.0, True, launches
+        launch_backward(dy, p1, p2, info, *kept, *rest, starts=starts, ends=starts)
+    return compiled
+
+
+def assert_sound(name: str, kernel, architecture: str) -> None:
+    """It fits the architecture; on Hopper its products read what they should."""
+    assert resources_of(kernel).shared <= SHARED_MEMORY[architecture], name
+    if count_products(kernel.asm["ptx"]):
+        assert not [x for x in unfenced_products(kernel.asm["ptx"]) if x[1] == "copied"], name
+        assert overwritten_factors(kernel) == 0, name
+        assert unset_uniforms(kernel) == [], name
+
+
+ENTRIES = [
+    pytest.param(
+        architecture,
+        replace(entry, widest=width),
+        id=f"{architecture}-{entry.bits}-{width}",
+        # One in the ordinary run.
+        marks=() if (architecture, entry.bits, width) == ("sm_90", 16, 64) else pytest.mark.slow,
+    )
+    for name, entries in load_launches().items()
+    for entry in entries
+    for architecture in ((name,) if name == "sm_90" else ("sm_80", "sm_89", "sm_100", "sm_120"))
+    # Narrower heads of an entry are other code: not scaled beforehand, or one tile of two.
+    for width in {32: (20, 32), 64: (60, 64), 128: (96, 100, 128)}.get(
+        entry.widest if name == "sm_90" and entry.bits == 16 else 0, (entry.widest,)
+    )
+]
+
+
+@pytest.mark.parametrize(("architecture", "launches"), ENTRIES)
+def test_flash_relations_launches(architecture, launches):
+    for documents in (False, True):
+        for name, kernels in compile_launches(architecture, launches, documents).items():
+            for kernel in kernels:
+                assert_sound(name, kernel, architecture)
+                found = resources_of(kernel)
+                if launches.tuned and name != "repair_kernel":
+                    assert found.stack <= 96, name
+                if "hopper" in name:
+                    launch = launches.gluon(name.removeprefix("hopper_").removesuffix("_kernel"))
+                    assert not serialises_products(kernel), name
+                    # A KiB a program is CUDA's own; of the producer's warp group three warps idle.
+                    assert launch.programs * (found.shared + 1024) <= SHARED_MEMORY["sm_90"] + 1024
+                    assert launch.programs * 8 * 32 * launch.registers <= 65_536
+                elif architecture == "sm_90" and launches.bits == 16:
+                    assert count_products(kernel.asm["ptx"]) > 0, name
+                    assert unfenced_products(kernel.asm["ptx"]) == [], name
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
-@pytest.mark.parametrize("width", [60, 64, 80])
-def test_linear_relations_launches_pass_them(width, monkeypatch):
-    """Stores are left out: tiles that change their layout through shared memory look like them."""
-    from fake_gpu import fake_gpu
-
-    forward, backward, launches = (
-        importlib.import_module(f"relation.kernels.linear_relation.{name}")
-        for name in ("forward", "backward", "launches")
-    )
-    entry = next(e for e in launches.LAUNCHES["sm_90", 2] if e.widest >= width)
-    for module in (forward, backward):
-        monkeypatch.setattr(module, "select_launches", lambda *given: entry)
-    p1, p2, info, g = torch.zeros(4, 1, 130, 2, width, dtype=torch.bfloat16).transpose(2, 3)
-    with fake_gpu("sm_90") as compiled:
-        y, _, *kept = forward.launch_forward(p1, p2, info, g, None, 2.0)
-        backward.launch_backward(y, None, p1, p2, info, g, *kept, 2.0)
-    assert len(compiled) >= 8
-    for name, kernels in compiled.items():
-        for kernel in kernels:
-            unfenced = unfenced_products(kernel.asm["ptx"])
-            assert [u for u in unfenced if u.written == "copied"] == [], name
-            assert overwritten_factors(kernel) == 0, name
-            assert unset_uniforms(kernel) == [], name
+@pytest.mark.parametrize("width", [48, 64, 80])
+def test_hopper_without_gluon(width):
+    """As documents, FP16 and other versions of Triton have it."""
+    entry = next(e for e in load_launches()["sm_90"] if e.bits == 16 and e.widest >= width)
+    for name, kernels in compile_launches("sm_90", entry.in_triton()).items():
+        assert_sound(name, kernels[0], "sm_90")
+        assert resources_of(kernels[0]).stack <= 96, name
