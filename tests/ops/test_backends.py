@@ -151,7 +151,7 @@ class Elsewhere(NamedTuple):
 
 
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
-KERNELS = importlib.import_module("relation.kernels.flash_relation")
+KERNELS = importlib.import_module("relation.kernels.flash_relation.op")
 CAPABILITIES = {"cuda": (9, 0), "turing": (7, 5), "pascal": (6, 1), "rocm": (9, 4)}
 
 
