@@ -227,7 +227,8 @@ def check_logits(variant: str, device: str, dtype=torch.float32, **changes) -> N
     model, lengths = prepared_model(variant, device, **changes), [len(p) for p in PROMPTS]
     rows = [torch.tensor(prompt, device=device) for prompt in PROMPTS]
     padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-    news = torch.tensor([[1, 50], [2, 51], [3, 52]], device=device)
+    # None of these makes a softmax that one rounding tips over.
+    news = torch.tensor([[1, 50], [2, 40], [3, 52]], device=device)
     truth = Decoder(model.config).double().to(device)
     truth.load_state_dict(model.state_dict())
     dim, slack = (-1, 1e-5) if dtype == torch.float32 else ((0, 1), 1e-3)

@@ -23,12 +23,13 @@ THETA, LAM = "blocks.1.mixer.theta", "blocks.0.mixer.lam"
 
 
 def side(variant: str, micro: int = 2, **backends: str) -> Side:
-    layers = max(2, len(VARIANTS[variant].pattern))
+    layers, kernels = max(2, len(VARIANTS[variant].pattern)), bool(backends)
     return Side(
         side=variant,
         variant=variant,
         backends={"mha": "flash", "full": "tiled", "linear": "chunked", **backends},
-        model=small_model(variant, layers=layers, d_model=32, heads=4, d_ff=48),
+        # Kernels take heads of 16 channels or more.
+        model=small_model(variant, layers=layers, d_model=32, heads=2 if kernels else 4, d_ff=48),
         context=37,  # no multiple of a tile or a chunk
         micro=micro,
         accumulation=2,
