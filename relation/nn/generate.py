@@ -174,7 +174,8 @@ def why_plain(model: Decoder, device: torch.device, dtype: torch.dtype) -> str |
     config = model.config
     for part, used in {
         "Raw-X": config.raw_information,
-        "heads that share states": config.shared_heads < config.heads,
+        "Linear Relation of shared heads": LINEAR in config.layout
+        and config.shared_heads < config.heads,
         "QK-norm": config.qk_norm,
         "an output gate": config.output_gate,
         "a null logit": config.null_logit,
@@ -223,16 +224,17 @@ class Prepared:
     def _mixed(self, layer: _Layer, x: Tensor, cache: Cache, places: Places) -> Tensor:
         """The mixer's y, (B, d), before its output projection."""
         config, (lengths, active, tables) = self.config, places
-        heads = (config.heads, config.head_dim)
-        projected = _chained(x, layer.inward, config.norm_eps).unflatten(1, (-1, *heads))
+        projected = _chained(x, layer.inward, config.norm_eps).unflatten(1, (-1, config.head_dim))
         if layer.letter == LINEAR:
+            heads = (config.heads, config.head_dim)
+            projected = projected.unflatten(1, (-1, config.heads))  # (B, 3 or 4, H, d_h)
             if layer.down_from_residual is None:
                 down = projected[:, 3]
             else:
                 down = _chained(x.to(self.dtype), layer.down_from_residual).unflatten(1, heads)
             given = layer.retention, tables, cache.tensors[0], lengths, active, config.tau
             return decoding.linear_token(projected, down, *given, chained=True)
-        given = [projected, tables, cache.tensors, lengths]
+        given = [projected, tables, cache.tensors, lengths]  # (B, H + 2 shared heads, d_h)
         if layer.letter == FULL:
             given += layer.lam, config.tau, layer.transport_self
         return decoding.history_token(*given, chained=True)
