@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from report import claims, paper, stats
-from report.evidence import Evidence, Term, above, below, compare, outcome
+from report.evidence import Evidence, Term, below, compare, outcome
 
 GPU = "NVIDIA GeForce RTX 5090"
 TABLES_DECIDE = (*range(1, 15), 17, 19, 20, 21)
@@ -77,7 +77,7 @@ def judged(cells: pd.DataFrame = PAPER, of=None) -> dict[int, claims.Judged]:
 def changed(table: str, row: str, column: str, value=None, statistic=None, **known) -> pd.DataFrame:
     """The paper's cells with some changed: `value` may be a function of the old one."""
     cells = PAPER.copy()
-    at = (cells["table"] == table) & cells["row"].str.fullmatch(row)
+    at = cells["table"].str.fullmatch(table) & cells["row"].str.fullmatch(row)
     at &= cells["column"].str.fullmatch(column)
     at &= (cells["statistic"] == statistic) | (statistic is None)
     assert at.any(), (table, row, column)
@@ -147,10 +147,7 @@ def test_a_claim_that_fails_is_not_reproduced(number: int) -> None:
      (23, "dg", 0.1), (24, "no later token", 0.1)],
 )  # fmt: skip
 def test_an_error_beyond_its_bound_fails(number: int, name: str, error: float) -> None:
-    found = judged(of=with_checks(name, error=error))[number]
-    assert found.verdict == "not reproduced"
-    if math.isnan(error):
-        assert found.evidence[0].ours == math.inf
+    assert judged(of=with_checks(name, error=error))[number].verdict == "not reproduced"
 
 
 def test_another_number_of_parameters_fails() -> None:
@@ -192,11 +189,12 @@ def test_a_claim_that_lacks_a_part_it_needs_is_not_tested(number: int) -> None:
     assert found.verdict == "not tested" and "so it was" in found.reason
 
 
-def test_checks_that_were_not_made_are_not_tested_and_say_why() -> None:
+def test_nothing_that_was_not_made_is_tested() -> None:
+    found = judged(of=records([], planned=[("checks", "the GPU was taken")]))
     for number in CHECKED:
-        assert judged(of=records(checks=[]))[number].verdict == "not tested"
-        planned = [("checks", "the GPU was taken")]
-        assert "GPU was taken" in judged(of=records([], planned=planned))[number].reason
+        assert found[number].verdict == "not tested" and "GPU was taken" in found[number].reason
+    empty = PAPER.assign(value=math.nan, text=None, status="not run", n=0, reason="not run")
+    assert all(one.verdict == "not tested" for n, one in judged(empty).items() if n < 15)
 
 
 def test_only_the_kernel_speaks_for_the_kernel() -> None:
@@ -208,21 +206,13 @@ def test_only_the_kernel_speaks_for_the_kernel() -> None:
     assert judged(of=made)[15].verdict == "not reproduced"
 
 
-def test_nothing_at_all_tests_nothing() -> None:
-    empty = PAPER.assign(value=math.nan, text=None, status="not run", n=0, reason="not run")
-    for one in judged(empty, records(checks=[], hybrid=0)).values():
-        assert one.verdict in ("not tested", "not reproduced") and one.reason and one.evidence
-    assert all(one.verdict == "not tested" for n, one in judged(empty).items() if n < 15)
-
-
-@pytest.mark.parametrize("status", ["failed", "oom", "not run"])
-def test_a_scale_that_failed_is_not_one_that_was_left_out(status: str) -> None:
+@pytest.mark.parametrize("status, verdict, said", [
+    ("failed", "not tested", "it holds for 10M, 30M; undecided: 100M (so it was)"),
+    ("not run", "reproduced", "without 100M: so it was"),
+])  # fmt: skip
+def test_a_scale_that_failed_is_not_one_that_was_left_out(status, verdict, said) -> None:
     found = judged(gone("app-nll", "100M/.*", status=status))[1]
-    if status == "not run":
-        assert found.verdict == "reproduced" and "without 100M: so it was" in found.reason
-    else:
-        assert found.verdict == "not tested"
-        assert found.reason == "it holds for 10M, 30M; undecided: 100M (so it was)"
+    assert found.verdict == verdict and said in found.reason
 
 
 @pytest.mark.parametrize("drop, lost, verdict", [
@@ -260,15 +250,9 @@ def test_other_models_texts_and_devices_test_nothing_of_the_papers() -> None:
     assert short[5].verdict == short[13].verdict == "reproduced"
     assert judged(changed("app-configs", "30M", "data", text="Books"))[17].verdict == "not tested"
     for device, verdict in (("NVIDIA H200", "reproduced"), ("CPU (x86_64)", "not tested")):
-        found = judged(on(device))
+        found = judged(changed(".*", ".*", "device", text=device))
         assert {found[n].verdict for n in (12, 13, 14)} == {verdict}
         assert found[21].verdict == "not tested"
-
-
-def on(device: str) -> pd.DataFrame:
-    cells = PAPER.copy()
-    cells.loc[cells["column"] == "device", "text"] = device
-    return cells
 
 
 def test_speed_is_not_tested_at_another_context_or_in_other_batches() -> None:
@@ -354,22 +338,3 @@ def test_rows_beside_a_claim_count_for_nothing() -> None:
     (beside,) = (one for one in found.evidence if one.beside)
     assert found.verdict == "reproduced" and beside.label == "10M, further pairs"
     assert beside.ours == 0.02 and beside.direction is None and "28 of 28 pairs" in beside.note
-
-
-def test_rules_say_the_bounds_that_decide() -> None:
-    rules = {one.number: one.rule for one in claims.CLAIMS}
-    assert "1.5%" in rules[8] and "97.125%" in rules[9] and "50%" in rules[20]
-    assert str(claims.POWER_OF_TIME) in rules[16] and str(claims.POWER_OF_BYTES) in rules[16]
-    assert all("its size" not in rule for rule in rules.values())
-    assert all(rule.startswith("Added after") == (n > 18) for n, rule in rules.items())
-    assert "chosen since. The paper's sign at" in rules[19]
-
-
-def test_verdicts_and_evidence_are_rows_a_setting() -> None:
-    found = claims.judge(PAPER, records())
-    verdicts, evidence = claims.frames({"books/gpt2": found, "books/residual": found})
-    assert len(verdicts) == 48 and set(verdicts["verdict"]) == {"reproduced"}
-    assert evidence.groupby("setting").size().nunique() == 1
-    first = evidence.iloc[0]
-    assert (first["claim"], first["label"], first["direction"]) == (1, "10M", True)
-    assert above(1)(2) and not below(1)(2)

@@ -193,13 +193,6 @@ def test_larger_models_and_longer_runs_stand_beside_the_same_seeds():
     assert long["Welch"].startswith("−0.022") and long["150M tokens, same seeds"][:4] == "−0.0"
 
 
-def test_a_rate_with_a_divergence_shows_no_mean(tmp_path):
-    runs = fair_runs(mha=0)
-    runs.loc[runs["seed"].eq(143) & runs["learning_rate"].eq(RATES[4]), "final_nll"] = np.nan
-    (row,) = study.rates(study.ended(runs, no_probes()), tmp_path).table.to_dict("records")
-    assert row["0.002"] == "1 diverged" and row["rate"] == "0.001"
-
-
 def test_the_shipped_readings_are_those_of_the_findings(tmp_path):
     names = {section.name: section for section in study.sections(PUBLISHED, tmp_path)}
     table = names["readings"].table.set_index("reading")
