@@ -4,14 +4,13 @@ from functools import partial
 
 import pytest
 import torch
+from conftest import refusal
 from equations import assert_close, differentiate
 from models import PAPER, TINY, TOKENS, stirred
 from torch import Tensor, nn
 
 from relation import Documents, FullRelation, LinearRelation, ops
-from relation.errors import InputError
 from relation.nn import Decoder
-from relation.nn.generate import why_plain
 
 D, HEADS, T = 24, 4, 21
 LAYERS = {"full": FullRelation, "linear": LinearRelation}
@@ -100,40 +99,21 @@ def test_a_cache_gives_the_rows_of_the_whole(kind, kv_heads):
         assert cache.nbytes == 2 * 2 * T * (kv_heads or HEADS) * (D // HEADS) * 8
 
 
-class Calls(nn.Module):
-    """Stands for what replaces a Linear: it has no weight, and counts its calls."""
-
-    def __init__(self, linear: nn.Linear):
-        super().__init__()
-        self.linear, self.count = linear, 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.count += 1
-        return self.linear(x)
-
-
-def replace_linears(model: nn.Module) -> list[Calls]:
-    found = [(m, n) for m in model.modules() for n, c in m.named_children() if type(c) is nn.Linear]
-    for module, name in found:
-        setattr(module, name, Calls(getattr(module, name)))
-    return [getattr(module, name) for module, name in found]
-
-
 @pytest.mark.parametrize("variant", PAPER)
-def test_a_decoder_calls_every_projection_that_is_replaced(variant):
-    """LoRA, quantised weights and hooks: the same logits and gradients as by folded weights."""
-    model = stirred(variant)
-    expected = model(TOKENS)
-    expected.square().sum().backward()
-    truth = {n: p.grad.clone() for n, p in model.named_parameters()}
-    model.zero_grad()
-    calls = replace_linears(model)
-    found = model(TOKENS)
-    found.square().sum().backward()
-    assert_close(found, expected, 4 * 3 * 24, scale=8)
-    assert calls and all(call.count == 1 for call in calls)
-    for name, p in model.named_parameters():
-        torch.testing.assert_close(p.grad, truth[name.replace("linear.", "")], rtol=1e-9, atol=1e-9)
+def test_a_decoder_calls_every_projection_that_has_a_hook(variant):
+    """As LoRA and quantised weights need it: the logits and gradients are those without."""
+    model, calls, results = stirred(variant), [], []
+    linears = [each for each in model.modules() if isinstance(each, nn.Linear)]
+    for hooked in (False, True):
+        if hooked:
+            for linear in linears:
+                linear.register_forward_hook(lambda module, *_: calls.append(module))
+        y = model(TOKENS)
+        results.append([y, *torch.autograd.grad(y.square().sum(), list(model.parameters()))])
+    assert len(calls) == len(linears) and set(calls) == set(linears)
+    assert_close(results[1][0], results[0][0], 4 * 3 * 24, scale=8)
+    for plain, hooked in zip(*results, strict=True):
+        torch.testing.assert_close(hooked, plain, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("make", [
@@ -169,7 +149,6 @@ def test_a_decoder_of_shared_heads_is_one_of_repeated_heads(variant):
     whole.load_state_dict(weights)
     expected = whole(TOKENS)
     assert_close(shared(TOKENS), expected, 4 * 3 * 24, scale=8)
-    assert "heads that share" in why_plain(shared, torch.device("cpu"), torch.float32)
     state = shared.decode_state()
     decoded = torch.cat([shared.decode(t, state) for t in TOKENS.split([5, 6], dim=1)], dim=1)
     assert_close(decoded, expected, 4 * 3 * 24, scale=8)
@@ -231,28 +210,16 @@ NEW = partial(FullRelation, D, HEADS)
         (lambda: FullRelation(30, 4), "not divisible"),
         (lambda: FullRelation(D, HEADS, 1), "givens=False"),
         (lambda: LinearRelation(D, HEADS, backend="tiled"), "no backend 'tiled'"),
-        (lambda: FullRelation(D, HEADS, "2"), "kv_heads is '2'; give int or None$"),
-        (lambda: LinearRelation(D, 4.0), "heads is 4.0; give int$"),
-        (lambda: NEW(layer_index="0"), "layer_index is '0'; give int"),
+        (lambda: FullRelation(D, HEADS, "2"), "kv_heads is '2'; give int or None"),
         (lambda: NEW()(X[:, :0]), "at least 1"),
         (lambda: NEW()(X, offset=-1), "offset is -1"),
         (lambda: NEW()(X, X, X), "documents are a Tensor; "),
-        (
-            lambda: NEW()(X, Documents.padded(torch.ones(1, 3))),
-            r"\(1, 3\) and the states",
-        ),
+        (lambda: NEW()(X, Documents.padded(torch.ones(1, 3))), "(1, 3) and the states"),
         (lambda: NEW()(X, cache=LinearRelation(D, HEADS).new_cache()), "is a LinearState and Full"),
-        (lambda: NEW()(X[0]), rf"takes \(B, T, {D}\)"),
-        (lambda: NEW()([[0.0] * D]), "it is a list; the layer takes"),
-        (
-            lambda: NEW()(X.double()),
-            "float64 and the layer.s weights are torch.float32",
-        ),
-        (lambda: NEW()(X.long()), r"x is torch\.int64"),
+        (lambda: NEW()(X[0]), f"takes (B, T, {D})"),
+        (lambda: NEW()(X.double()), "float64 and the layer's weights are torch.float32"),
         (lambda: NEW()(X, Documents.padded(torch.ones(1, 2)), NEW().new_cache()), "not both"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_line(make, said):
-    with pytest.raises(InputError, match=said) as refusal:
-        make()
-    assert "\n" not in str(refusal.value)
+    assert said in refusal(make)

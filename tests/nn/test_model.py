@@ -5,6 +5,7 @@ import hashlib
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import refusal
 from models import FULL_LIKE, PAPER, TINY, TOKENS, build, stirred
 from torch import Tensor
 
@@ -181,17 +182,6 @@ def test_a_model_is_the_equations(variant, changes, execution):
         assert not flow.triu(1).any()
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_logits_are_causal_and_every_parameter_learns(variant):
-    model = build(variant)
-    logits = model(TOKENS)
-    changed = model(torch.where(torch.arange(11) == 6, (TOKENS + 1) % 29, TOKENS))
-    assert torch.equal(changed[:, :6], logits[:, :6])
-    assert (changed != logits)[:, 6:].any(-1).all()
-    F.cross_entropy(logits.flatten(0, 1), TOKENS.roll(-1, 1).flatten()).backward()
-    assert not [n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()]
-
-
 @pytest.mark.parametrize("variant", FULL_LIKE)
 def test_paired_variants_start_from_the_weights_they_share(variant):
     mha, other = (dict(build(v).named_parameters()) for v in ("mha", variant))
@@ -220,51 +210,37 @@ def test_documents_and_padding_leave_each_text_its_logits(variant, rows):
     [
         ("full", {"heads": 5}, "not divisible"),
         ("mha", {"d_model": 20, "heads": 4}, "is odd"),
-        ("full", {"d_model": 18, "heads": 3}, "odd in number"),
         ("full", {"kv_heads": 1}, "1 are odd in number; give givens=False"),
-        ("full", {"kv_heads": 3}, "give a divisor"),
         ("softmax", {}, "unknown variant"),
         ("hybrid", {"layers": 6}, "multiple of 4"),
-        ("mha", {"layers": 0}, "0 layers"),
-        ("mha", {"d_ff": 0}, "at least 1"),
         ("full", {"tau": 0.0}, "positive"),
-        ("full", {"givens_first_pairing": "C"}, "choose one of: A, B"),
         ("linear", {"retention_input": "raw"}, "choose one of"),
-        ("full", {"null_logit": True}, "option of MHA"),
         ("full", {"d_model": "24"}, "d_model is '24'; give int"),
-        ("full", {"givens": 1}, "givens is 1; give bool"),
         ("full", {"layout": "AX"}, "layout 'AX' must be letters of AFLC"),
     ],
 )
 def test_impossible_models_are_refused_in_one_line(variant, changes, said):
-    with pytest.raises(InputError, match=said) as refusal:
-        ModelConfig.for_variant(variant, **{**TINY, **changes})
-    assert "\n" not in str(refusal.value)
+    assert said in refusal(lambda: ModelConfig.for_variant(variant, **{**TINY, **changes}))
 
 
 @pytest.mark.parametrize(
     ("tokens", "documents", "said"),
     [
-        (TOKENS[0], None, r"shape \(11,\); give \(B, T\)"),
+        (TOKENS[0], None, "shape (11,); give (B, T)"),
         (TOKENS[:, :0], None, "T >= 1"),
         (TOKENS.float(), None, "float32; give their ids in int64"),
-        (TOKENS.tolist(), None, "are a list"),
         (TOKENS - 5, None, "go from -4 to 21 and the model knows 0 to 28"),
-        (TOKENS + 9, None, "go from 10 to 35"),
-        (TOKENS, [[0] * 11] * 2, r"documents are a list; give Documents\.of"),
-        (TOKENS, torch.zeros(2, 11), "documents are a Tensor"),
-        (TOKENS, Documents.of(torch.zeros(2, 5).long()), r"of \(B, T\) = \(2, 5\)"),
+        (TOKENS, [[0] * 11] * 2, "documents are a list; give Documents.of"),
+        (TOKENS, Documents.of(torch.zeros(2, 5).long()), "of (B, T) = (2, 5)"),
     ],
 )
 def test_what_a_model_cannot_read_is_refused_in_one_line(tokens, documents, said):
     model = build("full")
-    with pytest.raises(InputError, match=said) as refusal:
-        model(tokens, documents)
-    assert "\n" not in str(refusal.value)
+    assert said in refusal(lambda: model(tokens, documents))
 
 
-def test_unknown_and_impossible_backends_are_refused():
-    with pytest.raises(InputError, match="fast"):
-        Decoder(build("full").config, Execution(full="fast"))
-    with pytest.raises(InputError, match="cannot run here"):
-        Execution(full="flex").decoder(build("full").config, torch.device("cpu"))
+def test_a_backend_that_cannot_run_here_is_refused():
+    config = build("full").config
+    assert "fast" in refusal(lambda: Decoder(config, Execution(full="fast")))
+    device = torch.device("cpu")
+    assert "cannot run here" in refusal(lambda: Execution(full="flex").decoder(config, device))
