@@ -1,17 +1,14 @@
 """Relation in transformers: the same numbers as the decoder's, kept, generated and trained."""
 
-import inspect
-from dataclasses import fields
-
 import pytest
 import torch
+from conftest import refusal
 from models import TOKENS, stirred
 from torch import Tensor
 
-from relation.errors import InputError
 from relation.nn import Decoder
 from relation.nn.generate import Sampling, generate_batch, generate_tokens
-from relation.variants import VARIANTS, ModelConfig
+from relation.variants import VARIANTS
 
 transformers = pytest.importorskip(
     "transformers", reason="transformers is not installed; pip install '.[hf]'"
@@ -19,6 +16,7 @@ transformers = pytest.importorskip(
 hf = pytest.importorskip("relation.hf")
 
 LAYOUTS = ("mha", "full", "linear", "hybrid")
+GAP = torch.tensor([[1, 0, 1]])
 LENGTHS = (3, 11, 7, 1, 10, 5, 8, 2)
 each_layout = pytest.mark.parametrize("variant", LAYOUTS)
 
@@ -74,8 +72,6 @@ def test_transformers_names_say_the_sizes():
     assert config.num_key_value_heads == config.model().shared_heads == 2
     alone = hf.RelationConfig(num_hidden_layers=4)
     assert (alone.layout, alone.num_hidden_layers) == ("FFFF", 4)
-    with pytest.raises(InputError, match="not divisible"):
-        hf.RelationConfig(d_model=30, heads=4)
 
 
 def test_new_weights_start_as_the_decoders_do():
@@ -94,27 +90,17 @@ def test_new_weights_start_as_the_decoders_do():
             assert torch.equal(p, expected[name]), name
 
 
-def test_the_arguments_of_a_configuration_have_names():
-    named = list(inspect.signature(hf.RelationConfig).parameters)
-    assert named == [*(field.name for field in fields(ModelConfig)), "options"]
-
-
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
         ({"d_modle": 512}, "has no d_modle; its fields are vocab_size, d_model,"),
-        ({"head_dim": 32, "eos_token_id": 1}, "has no head_dim;"),
-        ({"num_hidden_layers": 12, "layout": "FL"}, "layout 'FL'; give a layout .* \"F\" \\* 12$"),
+        ({"num_hidden_layers": 12, "layout": "FL"}, "layout 'FL'; give a layout "),
         ({"num_key_value_heads": 3}, "kv_heads is 3 and heads 8"),
-        ({"num_key_value_heads": 1}, "1 are odd in number; give givens=False"),
-        ({"heads": "8"}, "heads is '8'; give int$"),
-        ({"layout": ["F", "L"]}, "give str$"),
+        ({"layout": ["F", "L"]}, "give str"),
     ],
 )
 def test_unknown_fields_are_refused_in_a_line(fields, said):
-    with pytest.raises(InputError, match=said) as caught:
-        hf.RelationConfig(**fields)
-    assert "\n" not in str(caught.value)
+    assert said in refusal(lambda: hf.RelationConfig(**fields))
 
 
 @each_layout
@@ -163,30 +149,20 @@ def test_generation_goes_on_from_a_cache():
     assert cache.columns == text.shape[1] - 1
     longer = torch.cat((text, TOKENS), dim=1)
     assert torch.equal(continued(longer, past_key_values=cache), continued(longer))
-    with pytest.raises(InputError, match="is a DynamicCache; a Relation model takes"):
-        model(TOKENS, past_key_values=transformers.DynamicCache())
-    with pytest.raises(InputError, match="give one of them"):
-        model(TOKENS, cache=cache, past_key_values=cache)
 
 
 @each_layout
 def test_checkpointing_changes_no_gradient(variant):
-    """And computes each block twice, as long as the model is trained."""
+    """And computes each block twice."""
     _, model = build(variant)
-    block, calls = model.model.decoder.blocks[0], []
-    block.register_forward_pre_hook(lambda *_: calls.append(None))
-    found = []
-    for checkpointed in (False, True):
-        if checkpointed:
-            model.gradient_checkpointing_enable()
+    calls, found = [], []
+    model.model.decoder.blocks[0].register_forward_pre_hook(lambda *_: calls.append(None))
+    for enable in (lambda: None, model.gradient_checkpointing_enable):
+        enable()
         model.zero_grad()
-        calls.clear()
         model.train()(TOKENS, labels=TOKENS).loss.backward()
         found.append([p.grad.clone() for p in model.parameters()])
-        assert len(calls) == 1 + checkpointed
-    assert all(map(torch.equal, *found))
-    model.eval()(TOKENS, labels=TOKENS)
-    assert len(calls) == 3
+    assert all(map(torch.equal, *found)) and len(calls) == 1 + 2
 
 
 @each_layout
@@ -209,17 +185,6 @@ def test_compiled_without_a_break_padding_changes_nothing():
     given["attention_mask"] = given["attention_mask"] * 0
     with pytest.raises(RuntimeError, match="has no text"):
         compiled(**given)
-
-
-def test_padding_that_cannot_be_is_refused():
-    _, model = build("full")
-    mask = torch.tensor([[1, 0, 1]])
-    for options in ({}, {"use_cache": True}):
-        with pytest.raises(InputError, match="2 pieces of text"):
-            model(TOKENS[:1, :3], attention_mask=mask, **options)
-    cache = model(TOKENS[:1, :3], use_cache=True).past_key_values
-    with pytest.raises(InputError, match="first block of a cache"):
-        model(TOKENS[:1, :3], attention_mask=mask, past_key_values=cache)
 
 
 def flattened(rows: list[Tensor]) -> dict[str, Tensor]:
@@ -251,26 +216,30 @@ def test_packed_documents_have_the_logits_of_documents_alone(variant):
     torch.testing.assert_close(found.loss, expected, rtol=1e-5, atol=0)
 
 
-def test_positions_that_no_path_takes_are_refused():
+@pytest.mark.parametrize(
+    ("cached", "given", "said"),
+    [
+        (False, {"attention_mask": GAP}, "2 pieces of text"),
+        (False, {"attention_mask": GAP, "use_cache": True}, "2 pieces of text"),
+        (True, {"attention_mask": GAP}, "first block of a cache"),
+        (True, {"position_ids": torch.arange(3)[None]}, "second document in a row of the cache"),
+        (False, {"position_ids": torch.arange(2)[None]}, "shape (1, 2) and input_ids (1, 3)"),
+        (False, {"past_key_values": transformers.DynamicCache()}, "is a DynamicCache; a Relation"),
+        (False, {"output_attentions": True}, "has no output_attentions; leave it out and"),
+        (False, {"atention_mask": GAP}, "takes no atention_mask; it takes input_ids, attention_"),
+        (False, {"cu_seq_lens_q": GAP}, "takes no cu_seq_lens_q; it takes"),
+    ],
+)
+def test_what_a_model_cannot_take_is_refused(cached, given, said):
     _, model = build("full")
-    given = flattened(prompts())
-    with pytest.raises(InputError, match="second document in a row of the cache"):
-        model(**given, use_cache=True)
-    cache = model(TOKENS, use_cache=True).past_key_values
-    with pytest.raises(InputError, match="second document in a row of the cache"):
-        model(TOKENS, past_key_values=cache, position_ids=torch.arange(11)[None])
-    with pytest.raises(InputError, match=r"shape \(1, 10\) and input_ids \(2, 11\)"):
-        model(TOKENS, position_ids=torch.arange(10)[None])
+    if cached:
+        given = given | {"past_key_values": model(TOKENS[:1, :3], use_cache=True).past_key_values}
+    assert said in refusal(lambda: model(TOKENS[:1, :3], **given))
 
 
-def test_unknown_options_are_refused_and_those_of_transformers_pass():
+def test_what_transformers_passes_beside_is_taken():
+    """As PEFT, tokenizers, older versions' generation and Trainer call it."""
     _, model = build("full")
-    with pytest.raises(InputError, match="has no output_attentions; leave it out and"):
-        model(TOKENS, output_attentions=True)
-    for name in ("atention_mask", "inputs_embeds", "cu_seq_lens_q"):
-        with pytest.raises(InputError, match=f"takes no {name}; it takes input_ids, attention_"):
-            model(TOKENS, **{name: TOKENS})
-    # As PEFT, tokenizers, older versions' generation and Trainer call it.
     passed = {"inputs_embeds": None, "token_type_ids": TOKENS * 0, "cache_position": TOKENS[0]}
     found = model(TOKENS, labels=TOKENS, num_items_in_batch=20, return_dict=False, **passed)
     torch.testing.assert_close(found[0], model(TOKENS, labels=TOKENS).loss)
@@ -290,8 +259,7 @@ def test_a_resized_vocabulary_is_the_decoders_too(tokens, tmp_path):
     assert given.logits.shape == (1, 4, tokens)
     given.loss.backward()
     assert decoder.embedding.weight.grad[last].any()
-    greedy = Sampling(temperature=0)
-    expected = generate_batch(decoder, [[last, 3]], 9, greedy)
+    expected = generate_batch(decoder, [[last, 3]], 9, Sampling(temperature=0))
     assert generated(model, [torch.tensor([last, 3])]) == expected
     model.save_pretrained(tmp_path)
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
