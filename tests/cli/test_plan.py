@@ -5,11 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import yaml
 from conftest import ROOT, refusal
 
-from relation import config, plan, records
-from relation.variants import ARMS, VARIANTS, parameters
+from relation import plan, records
+from relation.variants import ARMS, parameters
 
 CAMPAIGNS = sorted(path.stem for path in (ROOT / "config").glob("*.yaml"))
 SHIPPED = sorted(
@@ -150,14 +149,6 @@ def test_choices_restrict_runs_and_benchmarks() -> None:
     assert len(campaign.planned) == len(load().planned) > 36
 
 
-def test_smoke_trains_the_whole_matrix() -> None:
-    runs = [run for run in load().planned if run.variation == "base"]
-    assert len(runs) == 36
-    assert {run.variant for run in runs} == {v.name for v in VARIANTS.values()} & {
-        run.variant for run in plan.load({"campaign": "paper"}).planned
-    }
-
-
 @pytest.mark.parametrize("scale", ["10M", "30M", "100M", "100M28pc"])
 def test_the_arms_of_the_fair_comparison_have_the_same_count_of_parameters(scale: str) -> None:
     matrix = plan.load({"campaign": "fair"}).matrix
@@ -182,10 +173,7 @@ def test_pairs_beyond_the_matrix_are_trained_and_not_diagnosed(tmp_path) -> None
         ({"campaign": "smok"}, "unknown campaign 'smok'; did you mean 'smoke'?"),
         ({"campagn": "smoke"}, "unknown key 'campagn'; did you mean 'campaign'?"),
         ({"scales": "10M"}, "scales=10M: campaign smoke has no such scale"),
-        ({"seeds": "1"}, "seeds=1: campaign smoke has no such seed"),
-        ({"variations": "gpt-2"}, "choose among base, gpt2"),
         ({"published": "maybe"}, "published: 'maybe' is not one of"),
-        ({"vary": "learning_rat=1"}, "unknown key 'learning_rat'; did you mean 'learning_rate'?"),
         ({"vary": "learning_rate"}, "'learning_rate' is no KEY=VALUE"),
         ({"vary": "learning_rate=-1"}, "learning_rate: -1 should be greater than 0"),
         ({"corpus": "missing.txt"}, "corpus missing.txt does not exist"),
@@ -201,33 +189,20 @@ def test_a_wrong_choice_is_refused_in_a_line(choices: dict, said: str) -> None:
 @pytest.mark.parametrize(
     "text, said",
     [
-        (
-            "base: smoke\nmirco: 3\n",
-            "mine.yaml: top level: unknown key 'mirco'; did you mean 'micro'",
-        ),
         ("base: smoke\nvariations: {x: {adm_eps: 1}}", "variations.x: unknown key 'adm_eps'; did"),
         ("base: smoke\nscales: {10M-mini: {contxt: 3}}", "scales.10M-mini: unknown key 'contxt'"),
-        ("base: smoke\nsystems: {fixd: {}}", "systems: unknown key 'fixd'; did you mean 'fixed'?"),
         ("base: smoke\nvariations: {x: 3}", "variations.x: 3 is no mapping"),
         ("base: smoke\nbackends: {mha: cudn}", "backends.mha: 'cudn' is not one of"),
         ("base: smoke\nbackends: {mha: cudnn}", "backend cudnn of mha needs a GPU"),
         ("base: smoke\nd_model: 1.5", "d_model: 1.5 should be a valid integer"),
-        ("base: smoke\nadam_eps: .nan", "adam_eps: nan is not a finite number"),
-        (
-            "base: paper\ncorpora: {tinystories: {streams: [{path: owner/name}]}}",
-            "owner/name of the hub may change; give its commit as revision",
-        ),
         ("base: smok", "unknown campaign 'smok' (base of mine); did you mean 'smoke'?"),
         ("base: mine", "base 'mine' leads back to itself"),
-        ("base: smoke\nvariations: {x: {scales: [10M]}}", "variations.x.scales names '10M'"),
         ("base: smoke\nvariations: {x: {corpus: y}}", "there is no corpus 'y'"),
         ("base: smoke\nvariations: {x: {heads: 7}}", "not divisible by 7 heads"),
         ("base: smoke\nvariations: {x: {micro: 3}}", "tokens an update, and tokens_per_update is"),
         ("base: smoke\nvariations: {x: {warmup_tokens: 49000}}", "reach beyond the plateau"),
         ("base: books\ndocument_mask: documents\nbackends: {mha: cudnn}", "keep documents apart"),
-        ("scales: {a: {context: 4}}", "scale a has no corpus; give it"),
         ("base: smoke\nmicro: 4\nmicro: 4\n", "mine.yaml line 3 is not YAML: the key 'micro'"),
-        ("- a\n", "holds no mapping"),
     ],
 )
 def test_a_wrong_campaign_is_refused_with_its_place(tmp_path, text: str, said: str) -> None:
@@ -245,13 +220,3 @@ def test_texts_given_are_known_by_their_content(tmp_path) -> None:
     hub = load(corpus="owner/name@1a2b").run(first.name)
     assert (hub.data.path, hub.data.title) == (None, "name")
     assert hub.data.source == {"streams": [{"path": "owner/name", "revision": "1a2b"}]}
-
-
-def test_every_key_is_explained() -> None:
-    reference = config.reference()
-    for section in (config.Options, config.CampaignSection, config.Choice, config.Corpus):
-        for name, field in section.model_fields.items():
-            assert field.description and f"| `{name}` | {field.description} |" in reference
-    assert set(yaml.safe_load((ROOT / "config.yaml").read_text())) == set(
-        config.Choice.model_fields
-    )
