@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from conftest import refusal
 
@@ -73,9 +74,8 @@ def write(path: Path, kind: str, count: int = 2, **values: object) -> Path:
 def test_what_is_written_is_read(tmp_path: Path, kind: str) -> None:
     rows = rows_of(kind, 50)
     records.write(tmp_path / "list.parquet", kind, rows)
-    table = records._table(tmp_path / "list.parquet", kind)
-    assert table.to_pylist() == rows
-    assert table.schema.equals(records.KINDS[kind], check_metadata=False)
+    table = pq.read_table(tmp_path / "list.parquet")
+    assert table.to_pylist() == rows and table.schema.equals(records.KINDS[kind])
     frame = records.read(tmp_path / "list.parquet", kind)
     records.write(tmp_path / "frame.parquet", kind, frame.drop(columns="hash"), {"hash": "a" * 16})
     again = records.read([tmp_path / "frame.parquet", tmp_path / "list.parquet"], kind)
@@ -88,15 +88,7 @@ def test_a_missing_or_unknown_column_is_refused(tmp_path: Path) -> None:
     row = rows_of("losses", 1)[0]
     for rows in ([row | {"los": 1.0}], [row, {k: v for k, v in row.items() if k != "loss"}]):
         assert "los" in refusal(partial(records.write, tmp_path / "a.parquet", "losses", rows))
-    refusal(lambda: records.write(tmp_path / "a.parquet", "losses", [row | {"tokens": "many"}]))
     assert not list(tmp_path.iterdir())
-
-
-def test_a_row_says_where_it_comes_from() -> None:
-    found = records.origin("0123456789abcdef", "cpu")
-    assert list(found) == records.ORIGIN
-    assert json.loads(found["versions"]).keys() >= {"python", "numpy"}
-    assert found["created"].endswith("+00:00")
 
 
 # Faults
