@@ -31,7 +31,7 @@ def assert_close(actual: Tensor, expected: Tensor, terms: float, scale: float = 
 
 def differentiate(operator, inputs: Iterable[Tensor], *dy: Tensor, **options) -> tuple[Tensor, ...]:
     """The outputs and, for the gradients `dy` of them, the gradient of every input."""
-    leaves = [x.detach().clone().requires_grad_() for x in inputs]
+    leaves = [x.detach().requires_grad_() for x in inputs]
     y = operator(*leaves, **options)
     outputs = y if isinstance(y, tuple) else (y,)
     return (*(x.detach() for x in outputs), *torch.autograd.grad(outputs, leaves, dy))

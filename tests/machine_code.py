@@ -38,8 +38,33 @@ def resources_of(compiled) -> Resources:
     return Resources(int(registers), int(stack), compiled.metadata.shared)
 
 
-def machine_code(compiled) -> str:
-    return _read_cubin(compiled, "-sass")
+def has_products(compiled) -> bool:
+    """Whether there are wgmma instructions."""
+    return "wgmma.mma_async" in compiled.asm["ptx"]
+
+
+def serialises_products(compiled) -> bool:
+    """Whether ptxas waits for each of Hopper's products before it begins the next (C7515).
+
+    It does where it runs out of registers for products under way; Triton swallows the message.
+    """
+    code = _read_cubin(compiled, "-sass")
+    return code.count("WARPGROUP.DEPBAR") > code.count("HGMMA") // 2
+
+
+def faults_of(compiled, stores: bool = True) -> list[str]:
+    """A line for each of the three faults that a kernel has.
+
+    Without `stores` only copies count as writes: a tile whose layout changes in shared memory is
+    stored there too, and read by threads alone.
+    """
+    ptx, code = compiled.asm["ptx"], _read_cubin(compiled, "-sass")
+    unfenced = [(n, write) for n, write in unfenced_products(ptx) if stores or write == "copied"]
+    return [
+        *(f"line {n} of PTX multiplies what is {write} without a fence" for n, write in unfenced),
+        *["a left factor is overwritten"] * overwritten_factors(ptx, code),
+        *(f"{text} reads UR{registers} unset" for text, registers in unset_uniforms(code)),
+    ]
 
 
 def _read_cubin(compiled, what: str) -> str:
@@ -52,29 +77,36 @@ def _read_cubin(compiled, what: str) -> str:
         return subprocess.run([tool, what, file], capture_output=True, text=True, check=True).stdout
 
 
-def serialises_products(compiled) -> bool:
-    """Whether ptxas waits for each of Hopper's products before it begins the next (C7515).
+class _Step(NamedTuple):
+    """Where an instruction may lead, and what it ends and begins of that which is pending."""
 
-    It does where it runs out of registers for products under way; Triton swallows the message.
-    """
-    code = machine_code(compiled)
-    return code.count("WARPGROUP.DEPBAR") > code.count("HGMMA") // 2
+    to: list[int]
+    ends: Iterable = ()
+    begins: Iterable = ()
 
 
-def count_products(ptx: str) -> int:
-    """How many wgmma instructions there are."""
-    return ptx.count("wgmma.mma_async")
+def _pending(steps: dict[int, _Step], first: Iterable = ()) -> dict[int, frozenset]:
+    """What is pending ahead of each step on some way to it; `first` is ahead of the first."""
+    start = next(iter(steps))
+    before, todo = {start: frozenset(first)}, [start]
+    while todo:
+        step, pending = steps[at := todo.pop()], before[at]
+        pending = pending.difference(step.ends).union(step.begins)
+        for to in step.to:
+            if to in steps and not (to in before and pending <= before[to]):
+                before[to] = pending | before.get(to, frozenset())
+                todo.append(to)
+    return before
 
 
 # Tiles that have not arrived
 
-_EVENTS = {
-    "fence": r"fence\.proxy\.async",
+_WRITES = {
     # Only the copies of threads: the bulk ones of TMA have groups of their own.
     "copied": r"cp\.async\.wait_(?:group|all)",
     "stored": r"(?:st\.shared|stmatrix)",
-    "product": r"wgmma\.mma_async",
 }
+_PTX_JUMP = re.compile(r"(@!?%\w+\s+)?(?:bra(?:\.uni)?\s+(\$?[\w$]+)|ret|exit|trap);")
 
 
 def unfenced_products(ptx: str) -> list[tuple[int, str]]:
@@ -83,73 +115,44 @@ def unfenced_products(ptx: str) -> list[tuple[int, str]]:
     A wait for copies counts as their write. Which bytes are written is not looked at, so that a
     store of something else is reported too.
     """
-    blocks = list(_blocks(ptx))
-    at = {label: n for n, (label, *_) in enumerate(blocks)}
-    reached: dict[int, frozenset[str]] = {0: frozenset()}
-    found, waiting = set(), [0]
-    while waiting:
-        n = waiting.pop()
-        pending = set(reached[n])
-        _, events, targets, falls_through = blocks[n]
-        for event, line in events:
-            if event == "fence":
-                pending.clear()
-            elif event == "product":
-                found |= {(line, written) for written in pending}
-            else:
-                pending.add(event)
-        after = [at[target] for target in targets] + [n + 1] * falls_through
-        for to in after:
-            if to < len(blocks) and (to not in reached or not pending <= reached[to]):
-                reached[to] = frozenset(pending | reached.get(to, frozenset()))
-                waiting.append(to)
-    return sorted(found)
+    lines, ways = _ways(ptx)
+    steps = {}
+    for n, line in enumerate(lines):
+        written = [kind for kind, what in _WRITES.items() if re.search(what, line)]
+        steps[n] = _Step(ways[n], _WRITES if "fence.proxy.async" in line else (), written)
+    before = _pending(steps)
+    products = (n for n, line in enumerate(lines) if "wgmma.mma_async" in line)
+    return [(n + 1, kind) for n in products for kind in sorted(before.get(n, ()))]
 
 
-def _blocks(ptx: str) -> Iterator[tuple[str, list[tuple[str, int]], list[str], bool]]:
-    """Label, events with their lines, jumps' targets and whether it falls through, of each block.
-
-    A block has no jump into or out of its middle.
-    """
-    label, events, targets = "entry", [], []
-    for line, text in enumerate(ptx.splitlines(), start=1):
-        text = text.partition("//")[0].strip()
-        if found := re.fullmatch(r"(\$?[\w$]+):", text):
-            yield label, events, targets, True
-            label, events, targets = found[1], [], []
-        elif found := re.fullmatch(
-            r"(@!?%\w+\s+)?(?:bra(?:\.uni)?\s+(\$?[\w$]+)|ret|exit|trap);", text
-        ):
-            yield label, events, targets + [found[2]] * bool(found[2]), bool(found[1])
-            label, events, targets = f"line {line}", [], []
-        else:
-            events += [(kind, line) for kind, what in _EVENTS.items() if re.search(what, text)]
-    yield label, events, targets, False
+def _ways(ptx: str) -> tuple[list[str], list[list[int]]]:
+    """The lines of PTX without comments, and which lines may follow each."""
+    lines = [line.partition("//")[0].strip() for line in ptx.splitlines()]
+    labels = {x[1]: n for n, line in enumerate(lines) if (x := re.fullmatch(r"([\w$]+):", line))}
+    ways = []
+    for n, line in enumerate(lines):
+        jump = _PTX_JUMP.fullmatch(line)
+        to = [labels[jump[2]]] if jump and jump[2] else []
+        ways.append(to if jump and not jump[1] else [*to, n + 1])
+    return lines, ways
 
 
 # Left factors that are lost
 
-_PTX_WRITE = re.compile(r"\s*(?:@!?%\w+\s+)?([a-z][\w.:]*)\s+(\{[^}]*\}|[^\s,;]+)(.*)")
+_PTX_WRITE = re.compile(r"(?:@!?%\w+\s+)?([a-z][\w.:]*)\s+(\{[^}]*\}|[^\s,;]+)(.*)")
 _CODE = re.compile(r"\s+/\*([0-9a-f]{4,5})\*/\s+(?:(@!?U?P\w+)\s+)?(.*?)\s*;")
 
 
-def overwritten_factors(compiled) -> int:
+def overwritten_factors(ptx: str, listing: str) -> int:
     """How many products' left factors, left alone by a loop in PTX, the machine code overwrites."""
-    kept = kept_factors(compiled.asm["ptx"])
-    return min(kept, lost_factors(machine_code(compiled))) if kept else 0
+    kept = _kept_factors(ptx)
+    return kept and min(kept, _lost_factors(listing))
 
 
-def kept_factors(ptx: str) -> int:
+def _kept_factors(ptx: str) -> int:
     """How many products of PTX take a left factor from registers that their loop leaves alone."""
-    lines = ptx.splitlines()
-    labels = {x[1]: n for n, line in enumerate(lines) if (x := re.match(r"\s*(\$?[\w$]+):", line))}
-    jump = re.compile(r"\bbra(?:\.uni)?\s+(\$?[\w$]+)\s*;")
-    loops = [
-        (labels[to], n)
-        for n, line in enumerate(lines)
-        for to in jump.findall(line)
-        if labels.get(to, n) < n
-    ]
+    lines, ways = _ways(ptx)
+    loops = [(to, n) for n, all_to in enumerate(ways) for to in all_to if to < n]
     kept = 0
     for n, line in enumerate(lines):
         found = re.search(r"wgmma\.mma_async.*?\},\s*\{([^}]*)\}", line)
@@ -169,36 +172,38 @@ def _ptx_writes(lines: list[str]) -> Iterator[tuple[str, str | None]]:
                 yield register, sources[0] if copy else None
 
 
-def _left_alone(register: str, writes: dict[str, str | None]) -> bool:
+def _left_alone(register: str | None, writes: dict[str, str | None]) -> bool:
     """Whether a loop with these writes gives a register one value throughout."""
     while register in writes:
-        if writes[register] is None:
-            return False
         register = writes[register]
-    return True
+    return register is not None
 
 
-def lost_factors(listing: str) -> int:
+def _lost_factors(listing: str) -> int:
     """How many products of machine code find a left factor changed when their loop comes again.
 
     Their loop writes its registers behind the product and not before it. A loop that prepares the
     factor of its next step does so rightly, so this says something only of factors kept in PTX.
     """
-    code = [(int(x[1], 16), x[3]) for line in listing.splitlines() if (x := _CODE.match(line))]
-    jumps = [
-        (int(to, 16), n) for n, text in code for to in re.findall(r"\bBRA 0x([0-9a-f]+)", text)
-    ]
+    code = [(at, text) for at, _, text in _instructions(listing)]
+    jumps = ((int(to, 16), n) for n, text in code for to in re.findall(r"\bBRA 0x(\w+)", text))
     loops = [(first, last) for first, last in jumps if first < last]
     lost = 0
     for n, text in code:
         found = re.match(r"HGMMA\.\S+ R\d+, R(\d+), gdesc", text)
         if found and (loop := _innermost(loops, n)):
-            factor = {int(found[1]) + k for k in range(4)}
+            factor = set(range(int(found[1]), int(found[1]) + 4))
             inside = [(at, _written(x)) for at, x in code if loop[0] <= at <= loop[1]]
             before = set().union(*(x for at, x in inside if at < n))
             behind = set().union(*(x for at, x in inside if at >= n))
             lost += bool(factor & behind - before)
     return lost
+
+
+def _instructions(listing: str) -> list[tuple[int, str | None, str]]:
+    """Address, predicate and text of machine code as cuobjdump lists it."""
+    found = filter(None, map(_CODE.match, listing.splitlines()))
+    return [(int(address, 16), *rest) for address, *rest in (x.groups() for x in found)]
 
 
 def _written(instruction: str) -> Iterable[int]:
@@ -226,56 +231,25 @@ _BRANCH = re.compile(r"\bBRA(?:\.\w+)*(?: ~?!?U?[PR]\w+,)? 0x([0-9a-f]+)")
 _WRITERS = re.compile(r"(?:U[A-Z]\w*|R2UR|S2UR|CS2UR|LDCU|VOTEU|REDUX|CREDUX)(?:\.\w+)*$")
 
 
-class _Step(NamedTuple):
-    text: str
-    reads: set[int]
-    writes: set[int]
-    to: list[int]
-
-
-def unset_uniforms(compiled) -> list[tuple[str, list[int]]]:
-    """Where a kernel's machine code reads uniform registers on a way that has not written them."""
-    return unset_in(machine_code(compiled))
-
-
-def unset_in(listing: str) -> list[tuple[str, list[int]]]:
-    """Instructions, and which registers they may read unset, of code as cuobjdump lists it.
+def unset_uniforms(listing: str) -> list[tuple[str, list[int]]]:
+    """Instructions of machine code, and which uniform registers they may read without a value.
 
     A write under a predicate counts as one. Of a 64-bit addend and of a TMA's operands the first
     register counts.
     """
-    code = [found.groups() for line in listing.splitlines() if (found := _CODE.match(line))]
-    steps = dict(_steps(code))
-    # Of each instruction the registers that have a value on every way to it.
-    first = next(iter(steps))
-    before, todo = {first: frozenset()}, [first]
-    while todo:
-        at = todo.pop()
-        behind = before[at] | steps[at].writes
-        for to in steps[at].to:
-            met = before.get(to, behind) & behind
-            if to in steps and met != before.get(to):
-                before[to] = met
-                todo.append(to)
-    return [
-        (step.text, sorted(step.reads - before[at]))
-        for at, step in steps.items()
-        if at in before and not step.reads <= before[at]
-    ]
-
-
-def _steps(code: list[tuple]) -> Iterator[tuple[int, _Step]]:
-    addresses = [int(address, 16) for address, *_ in code]
-    for (_, predicate, text), (at, after) in zip(
-        code, itertools.pairwise([*addresses, -1]), strict=True
-    ):
+    code, steps, reads = _instructions(listing), {}, {}
+    for (at, predicate, text), (after, *_) in itertools.pairwise([*code, (-1, None, "")]):
         operation, _, operands = text.partition(" ")
         to = [int(x, 16) for x in _BRANCH.findall(text)]
         # BRA.U UP0, 0x100 names a condition among its operands.
         always = to and not re.match(r"~?!?U?[PR]\w", operands)
         if predicate or not (always or operation.startswith(("EXIT", "RET", "BRX", "JMX"))):
             to.append(after)
-        yield at, _Step(text, *_uniforms(operation, operands), to)
+        reads[at], written = _uniforms(operation, operands)
+        steps[at] = _Step(to, ends=written)
+    unset = _pending(steps, range(256))
+    texts = ((text, sorted(reads[at] & unset.get(at, frozenset()))) for at, _, text in code)
+    return [(text, registers) for text, registers in texts if registers]
 
 
 def _uniforms(operation: str, operands: str) -> tuple[set[int], set[int]]:

@@ -9,17 +9,16 @@ import importlib.util
 import itertools
 import math
 from dataclasses import replace
-from functools import partial
 
+import equations
 import pytest
 import torch
 from exactness import SLACK, assert_close, peak_bytes, poisoned_memory, sharing
 from interpreter import INTERPRETED, run_interpreted
 
 from relation import kernels
-from relation.errors import InputError
 from relation.kernels.documents import Documents
-from relation.ops import chunked_linear_relation, get_backend, linear_relation
+from relation.ops import chunked_linear_relation, linear_relation
 
 RESULTS = ("Y", "C_T", "dp1", "dp2", "dinfo", "dg", "dC_0")
 
@@ -61,24 +60,22 @@ def draw(
     return p1, p2, info, retention(kind, shape).to(device), start, dy, states[1]
 
 
-def differentiate(operator, inputs: Inputs, tau: float = 2.0) -> tuple[torch.Tensor, ...]:
+def differentiate(operator, inputs: Inputs, tau: float = 2.0, **options) -> Inputs:
     """Y, C_T and the gradients of p1, p2, info, g and, where it is given, C_0."""
     *tensors, dy, dfinal = inputs
-    leaves = [x.detach().requires_grad_() for x in tensors if x is not None]
-    y, final = operator(*leaves[:4], tau, *leaves[4:])
-    return y.detach(), final.detach(), *torch.autograd.grad((y, final), leaves, (dy, dfinal))
+    given = [x for x in tensors if x is not None]
+    return equations.differentiate(
+        lambda *x: operator(*x[:4], tau, *x[4:], **options), given, dy, dfinal
+    )
 
 
-def double(inputs: Inputs) -> Inputs:
-    return tuple(None if x is None else x.double() for x in inputs)
-
-
-def assert_exact(inputs: Inputs, tau: float = 2.0, truth=linear_relation) -> None:
+def assert_exact(inputs: Inputs, tau: float = 2.0, truth=linear_relation, **options) -> None:
     """Check both results and all gradients."""
     with poisoned_memory():
-        ours = differentiate(kernels.linear_relation, inputs, tau)
-    exact = differentiate(truth, double(inputs), tau)
-    yardstick = differentiate(chunked_linear_relation, inputs, tau)
+        ours = differentiate(kernels.linear_relation, inputs, tau, **options)
+    wide = tuple(None if x is None else x.double() for x in inputs)
+    exact = differentiate(truth, wide, tau, **options)
+    yardstick = differentiate(chunked_linear_relation, inputs, tau, **options)
     for name, *three in zip(RESULTS, ours, exact, yardstick, strict=False):
         assert three[0].isfinite().all(), name
         assert_close(name, *three, SLACK[inputs[0].dtype])
@@ -154,18 +151,7 @@ class TestInterpreted:
         starts = torch.zeros(2, 37, dtype=torch.int64)
         starts[0, [7, 16, 17]] = starts[1, [1, 36]] = 1
         documents = Documents.of(starts.cumsum(1))
-        inputs = (p1, p2, info, g, None, dy, dfinal)
-
-        ours, exact, yardstick = (
-            differentiate(partial(operator, documents=documents), given)
-            for operator, given in (
-                (kernels.linear_relation, inputs),
-                (linear_relation, double(inputs)),
-                (chunked_linear_relation, inputs),
-            )
-        )
-        for name, *three in zip(RESULTS, ours, exact, yardstick, strict=False):
-            assert_close(name, *three, SLACK[torch.float32])
+        assert_exact((p1, p2, info, g, None, dy, dfinal), documents=documents)
 
     def test_no_initial_state_and_another_tau(self):
         assert_exact(draw(4, (2, 1, 20, 16), state=False), tau=0.7)
@@ -231,47 +217,6 @@ class TestInterpreted:
     def test_the_first_token_is_its_own_information(self):
         p1, p2, info, g, *_ = draw(9, (1, 2, 5, 16))
         assert torch.equal(kernels.linear_relation(p1, p2, info, g)[0][:, :, 0], info[:, :, 0])
-
-
-class TestInputErrors:
-    @pytest.mark.parametrize(
-        ("change", "message"),
-        [
-            ({"p1": torch.zeros(3, 16)}, r"give \(B, H, T, D\)"),
-            ({"p2": torch.zeros(1, 1, 4, 16)}, "p2 has shape"),
-            (dict.fromkeys(("p2", "info"), torch.zeros(1, 2, 3, 16)), "p2 has 2 heads and p1 1"),
-            ({"info": torch.zeros(1, 1, 3, 16, device="meta")}, "one device"),
-            ({"tau": 0.0}, "positive"),
-            ({"log_retention": -0.5}, "log_retention is a float; give a floating tensor"),
-            ({"log_retention": torch.zeros(1, 1, 4, 16)}, "log_retention has shape"),
-            ({"log_retention": torch.zeros(1, 1, 3, 16).half()}, "log_retention has dtype float16"),
-            ({"log_retention": torch.zeros(1, 1, 3, 16, device="meta")}, "one device"),
-            ({"state": torch.zeros(1, 1, 16, 3)}, r"give \(1, 1, 16, 16\)"),
-            ({"state": torch.zeros(1, 1, 16, 16).double()}, "in float32"),
-            (dict.fromkeys(("p1", "p2", "info"), torch.zeros(1, 1, 3, 15)), "head width is 15"),
-            (dict.fromkeys(("p1", "p2", "info"), torch.zeros(1, 1, 3, 129)), "head width is 129"),
-            (dict.fromkeys(("p1", "p2", "info"), torch.zeros(1, 1, 3, 16).double()), "float64"),
-            (
-                dict.fromkeys(("p1", "p2", "info"), torch.zeros(1, 1, 3, 16).bfloat16()),
-                "bit patterns of bfloat16",
-            ),
-        ],
-    )
-    def test_bad_arguments(self, change, message):
-        x = torch.zeros(1, 1, 3, 16)
-        arguments = {"p1": x, "p2": x, "info": x, "log_retention": x} | change
-        with pytest.raises(InputError, match=message) as error:
-            kernels.linear_relation(**arguments)
-        assert "\n" not in str(error.value)
-
-    def test_a_cpu_needs_the_interpreter(self, monkeypatch):
-        pytest.importorskip("triton")
-        monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-        x = torch.zeros(1, 1, 3, 16)
-        with pytest.raises(InputError, match="TRITON_INTERPRET=1"):
-            kernels.linear_relation(x, x, x, x)
-        with pytest.raises(InputError, match="TRITON_INTERPRET=1"):
-            get_backend("linear", "flash", "cpu")
 
 
 @pytest.mark.gpu

@@ -2,23 +2,13 @@
 
 import pytest
 import torch
+from equations import differentiate, draw
 from exactness import SLACK
 from interpreter import INTERPRETED, run_interpreted
 
 from relation.ops.rope import apply_rope, rope_angles
 
 SHAPES = [(2, 3, 5, 48), (1, 2, 70, 64), (2, 5, 33, 80), (1, 1, 1, 2)]
-
-
-def draw(*shape: int, count: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(7)
-    return torch.randn(count, *shape, generator=generator, dtype=torch.float64)
-
-
-def differentiate(operator, inputs, dy):
-    leaves = [x.detach().requires_grad_() for x in inputs]
-    y = operator(*leaves)
-    return y.detach(), *torch.autograd.grad(y, leaves, dy)
 
 
 def tables(B: int, T: int, D: int, by_row: bool, device="cpu") -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Bad input of every public operator: one clear line, which names what is wrong."""
+"""Bad input of every public operator and kernel: one clear line, which names what is wrong."""
 
 import math
 
@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend
 
-from relation import ops
+from relation import kernels, ops
 from relation.errors import InputError
 from relation.ops.attention import fused_attention
 
-X = torch.zeros(1, 2, 3, 4)
-LAM, THETA, STATE = torch.tensor(0.5), torch.zeros(1), torch.zeros(1, 2, 4, 4)
+X = torch.zeros(1, 2, 3, 16)
+LAM, THETA, STATE = torch.tensor(0.5), torch.zeros(1), torch.zeros(1, 2, 16, 16)
 
 RELATION = {"p1": X, "p2": X, "info": X}
 LINEAR = {**RELATION, "log_retention": X}
@@ -20,16 +20,19 @@ CALLS = {
     ops.full_flow: {"p1": X, "p2": X, "lam": LAM},
     ops.full_relation: {**RELATION, "lam": LAM},
     ops.tiled_relation: {**RELATION, "lam": LAM},
+    kernels.flash_relation: {**RELATION, "lam": LAM},
     ops.linear_relation: LINEAR,
     ops.chunked_linear_relation: LINEAR,
+    kernels.linear_relation: LINEAR,
     ops.causal_flow: {"q": X, "k": X},
     ops.causal_attention: ATTENTION,
     fused_attention: {**ATTENTION, "kernel": SDPBackend.FLASH_ATTENTION},
     ops.givens_mix: {"info": X, "theta": THETA, "layer_index": 0},
     ops.rope: {"x": X},
 }
-FULL = (ops.full_flow, ops.full_relation, ops.tiled_relation)
-FORMS = (ops.linear_relation, ops.chunked_linear_relation)
+KERNELS = (kernels.flash_relation, kernels.linear_relation)
+FULL = (ops.full_flow, ops.full_relation, ops.tiled_relation, kernels.flash_relation)
+FORMS = (ops.linear_relation, ops.chunked_linear_relation, kernels.linear_relation)
 # The states (B, H, T, D) that must be alike.
 STATES = ("p1", "p2", "info", "q", "k", "v", "x")
 
@@ -92,7 +95,9 @@ def test_an_empty_dimension_is_refused(operator, dimension):
 
 
 @pytest.mark.parametrize("documents", [[[0, 0, 1]], torch.zeros(1, 3)])
-@pytest.mark.parametrize("operator", [op for op in CALLS if op not in (ops.givens_mix, ops.rope)])
+@pytest.mark.parametrize(
+    "operator", [op for op in CALLS if op not in (ops.givens_mix, ops.rope, *KERNELS)]
+)
 def test_documents_are_made_first(operator, documents):
     assert_refused("give Documents.of", operator, **CALLS[operator], documents=documents)
 
@@ -157,3 +162,40 @@ def test_givens_and_rope_need_pairs(heads, theta, said):
 )
 def test_an_unknown_or_impossible_backend_is_refused(arguments, said):
     assert_refused(said, ops.get_backend, *arguments)
+
+
+@pytest.mark.parametrize("operator", KERNELS, ids=name)
+@pytest.mark.parametrize(
+    ("states", "said"),
+    [
+        (X[..., :15], "head width is 15"),
+        (torch.zeros(1, 2, 3, 129), "head width is 129"),
+        (X.double(), "float64"),
+        (X.bfloat16(), "bit patterns of bfloat16"),
+    ],
+)
+def test_kernels_name_the_widths_and_dtypes_that_they_take(operator, states, said):
+    alike = {state: states for state in CALLS[operator] if state != "lam"}
+    assert_refused(said, operator, **{**CALLS[operator], **alike})
+
+
+@pytest.mark.parametrize(
+    ("operator", "wrong", "said"),
+    [
+        (kernels.flash_relation, {"lam": LAM.bfloat16()}, "one float32 number"),
+        (kernels.linear_relation, {"log_retention": X.half()}, "log_retention has dtype float16"),
+        (kernels.linear_relation, {"state": STATE.double()}, "in float32"),
+        *((op, {"p1": X[:, :1]}, "p2 has 2 heads and p1 1") for op in KERNELS),
+    ],
+)
+def test_kernels_name_what_else_does_not_fit(operator, wrong, said):
+    assert_refused(said, operator, **{**CALLS[operator], **wrong})
+
+
+def test_kernels_on_a_cpu_need_the_interpreter(monkeypatch):
+    pytest.importorskip("triton")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    for operator in KERNELS:
+        assert_refused("TRITON_INTERPRET=1", operator, **CALLS[operator])
+    assert_refused("TRITON_INTERPRET=1", ops.get_backend, "linear", "flash", "cpu")
+    assert "NVIDIA" in kernels.why_unavailable("mps")

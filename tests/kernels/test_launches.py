@@ -1,4 +1,4 @@
-"""How FlashRelation chooses its launches; tests/kernels/test_machine_code.py compiles them."""
+"""How launches are chosen and shared out; tests/kernels/test_machine_code.py compiles them."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +10,7 @@ pytest.importorskip("triton")
 
 from relation.kernels.flash_relation import launches
 from relation.kernels.flash_relation.launches import load_launches, split_width
+from relation.kernels.linear_relation import launches as linear
 
 
 def test_gluon_is_chosen_for_what_it_can_do(monkeypatch):
@@ -65,3 +66,12 @@ def test_what_does_not_fit_together_is_refused(tmp_path):
 def test_heads_run_in_equal_groups_that_share_the_cache(heads, scanned, at_a_time):
     groups = heads // at_a_time
     assert launches.head_groups(heads, 5, scanned, 50 << 20) == (at_a_time, 5, groups)
+
+
+@pytest.mark.parametrize(("heads", "chunks"), [(1, 1), (2, 66), (8, 1000), (1, 2**20), (8, 2**18)])
+def test_linear_relations_programs_over_any_chunks_take_all_of_them(heads, chunks):
+    entry = linear.LAUNCHES["sm_90", 2][0]
+    call = linear.Call(entry, 48, 1, heads, chunks, 1, chunks, True)
+    programs, shared = call.share_out(entry.coordinates)
+    assert programs <= heads * chunks <= programs * shared["SHARE"]
+    assert shared["SHARE"] * chunks < 2**31
