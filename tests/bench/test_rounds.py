@@ -84,32 +84,9 @@ def test_each_side_has_its_own_process_which_ends():
     ("met", "status", "told"),
     [
         (("kill",), "FAILED", "killed as the system does when memory runs out"),
-        (
-            (
-                "kill",
-                "seconds",
-                2,
-            ),
-            "FAILED",
-            "in its seconds (after 2 of 6 rounds)",
-        ),
-        (
-            (
-                "kill",
-                "proof",
-            ),
-            "FAILED",
-            "in its proof",
-        ),
-        (
-            (
-                "memory",
-                "seconds",
-                3,
-            ),
-            "OOM",
-            "20.00 GiB. (after 3 of 6 rounds)",
-        ),
+        (("kill", "seconds", 2), "FAILED", "in its seconds (after 2 of 6 rounds)"),
+        (("kill", "proof"), "FAILED", "in its proof"),
+        (("memory", "seconds", 3), "OOM", "20.00 GiB. (after 3 of 6 rounds)"),
         (("handle",), "OOM", "ALLOC_FAILED"),
         (("absent",), "UNAVAILABLE", "no such library; install it"),
         (("bug",), "FAILED", "ValueError: a bug"),
