@@ -140,8 +140,12 @@ class Places(NamedTuple):
     tables: RopeTables
 
 
-# Weights, states and places are older than the token, whose first kernel is not chained.
-_chained = partial(decoding.project, chained=True)
+def _chained(*given, **options) -> Tensor:
+    """`decoding.project` within a chain: weights, states and places are older than the token.
+
+    Looked up when called, as it needs Triton; a token's first kernel, `embed`, is not chained.
+    """
+    return decoding.project(*given, **options, chained=True)
 
 
 class _Layer:
