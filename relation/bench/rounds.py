@@ -266,12 +266,14 @@ class Sides:
         process.start()
         theirs.close()
         self._processes[name] = process, ours
+        self.conditions.ours.append(process.pid)
 
     def _stop(self, name: str) -> None:
         process, pipe = self._processes.pop(name)
         pipe.close()
         process.kill()
         process.join()
+        self.conditions.ours.remove(process.pid)
 
     def _ask(self, name: str, question: str, *given: Any) -> Any:
         """The answer of a side or a Failure; the device is watched meanwhile."""
@@ -306,7 +308,6 @@ class Sides:
             self._start(name)
         for name in self.sides:
             found[name].take(self._ask(name, "prepare", *given), measures)
-        self.conditions.ours = [process.pid for process, _ in self._processes.values()]
         for measure in measures:
             order = [name for name, answers in found.items() if measure not in answers.failures]
             for name in order:
