@@ -587,17 +587,17 @@ class Decoder(nn.Module):
             last, shape = name.rpartition(".")[2], parameter.shape
             if last in ("a_log", "dt_bias"):
                 generator = _generator(seed, prefix + name.replace("mixer.", ""))
-                uniform = torch.rand(shape, generator=generator)
+                uniform = torch.rand(shape, generator=generator, device="cpu")
                 parameter.copy_(retention_start(config, last, uniform))
             elif len(shape) < 2:  # lambda, angles, and the gains of norms
                 parameter.fill_({"lam": config.lambda_init, "theta": 0.0}.get(last, 1.0))
             else:  # a matrix (out, in), one a head, or the embedding (V, d)
                 generator, embedding = _generator(seed, prefix + name), name == "embedding.weight"
                 if config.linear_init == "torch" and not embedding:
-                    values = 2 * torch.rand(shape, generator=generator) - 1
+                    values = 2 * torch.rand(shape, generator=generator, device="cpu") - 1
                     scale = shape[1] ** -0.5
                 else:
-                    values = torch.randn(shape, generator=generator)
+                    values = torch.randn(shape, generator=generator, device="cpu")
                     own = embedding and config.embedding_std is not None
                     scale = config.embedding_std if own else config.init_std
                 if config.scale_residual_init and name.endswith((".wo.weight", ".down.weight")):
