@@ -118,7 +118,7 @@ class RelationCache:
     """What `generate` and the models take as `cache`: the decode state, one cache a layer."""
 
     # What `generate` reads of a cache besides its length.
-    is_compileable, is_linear = False, (False,)
+    is_compileable, is_croppable, is_linear = False, False, (False,)
 
     def __init__(self, config: RelationConfig, capacity: int = 256):
         self.state = DecodeState(config.layout, capacity)
