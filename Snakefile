@@ -29,6 +29,7 @@ FOLDER = CAMPAIGN.folder.as_posix()
 CONFIG = CAMPAIGN.settings_file.as_posix()  # what jobs read, whatever becomes of config.yaml
 # Snakemake counts no GPUs: as many jobs run at once as there are, or `runs_per_gpu` on each.
 ON_GPU = CAMPAIGN.device == "cuda"
+ON_CLUSTER = bool(workflow.resource_settings.default_resources)  # which a cluster's profile has
 if "gpu" not in workflow.global_resources:
     workflow.register_resource("gpu", CAMPAIGN.gpu_jobs())
 BIN = str(Path(sys.executable).parent)
@@ -39,8 +40,7 @@ def gpus(here):
     """GPUs of a job: on a cluster one, on this machine as many shares of all as are given."""
 
     def count(wildcards):
-        # A dry run is local too; a cluster's profile has default resources.
-        cluster = workflow.dryrun and workflow.resource_settings.default_resources
+        cluster = workflow.dryrun and ON_CLUSTER  # a dry run is local too
         return ON_GPU * (here if workflow.local_exec and not cluster else 1)
 
     return count

@@ -100,7 +100,7 @@ def test_a_loss_that_is_not_finite_is_an_error():
         ("full", "flash", CUDA, ["hopper_forward_kernel", "p1_kernel"], None),
         ("full", "flash", CUDA, ["forward_kernel", "flash_fwd_kernel"], "flash_fwd_kernel ran"),
         ("full", "reference", CUDA, ["fmha_cutlass"], "fmha_cutlass ran"),
-        ("linear", "flash", CUDA, ["prepare_kernel", "mixed_output_kernel"], None),
+        ("linear", "flash", CUDA, ["prepare_kernel", "output_kernel"], None),
         ("full", "tiled", CPU, ["aten::_scaled_dot_product_x"], "ran"),
     ],
 )

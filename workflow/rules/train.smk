@@ -30,7 +30,7 @@ rule train:
     log:
         f"{FOLDER}/logs/train/{RUN}.log",
     # A killed run goes on from its resume state. None: as often as the profile says.
-    retries: 3 if ON_GPU else None
+    retries: 3 if ON_CLUSTER else int(ON_GPU) or None
     resources:
         # More for one run: --set-resources train:gpu=4; on a CPU, train:processes=2.
         gpu=int(ON_GPU),
