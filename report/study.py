@@ -405,6 +405,8 @@ def best_rate(runs: pd.DataFrame) -> tuple[float | None, str, float]:
     if (runs["scale"] == "30M").all():
         if len(near) != 3 or math.isinf(means.min()):
             return None, f"{np.isfinite(means).sum()} of 3 rates", math.nan
+    elif len(near) < 5 or by_rate["seed"].nunique().min() < 2:
+        return None, f"{len(runs)} of 10 runs", math.nan
     elif place in (0, len(means) - 1):
         return None, f"the best rate, {near[place]:.3g}, is at the edge", math.nan
     else:

@@ -68,9 +68,10 @@ def test_at_30m_three_rates_of_one_seed_give_the_minimum():
 
 def test_a_divergence_ranks_behind_all_others():
     for lost in (np.nan, 3.6):  # stopped, and far above the median at its rate
-        runs = runs_at(RATES[:4], (1, 2, 3, 4), lambda rate, _: 3 + np.log(rate / 1.1e-3) ** 2)
-        runs.loc[runs["seed"].eq(1) & runs["learning_rate"].eq(RATES[2]), "final_nll"] = lost
-        assert best_rate(runs)[1] == "the best rate, 0.00141, is at the edge"
+        runs = runs_at(RATES, (1, 2, 3, 4), lambda rate, _: 3 + np.log(rate / 1.6e-3) ** 2)
+        runs.loc[runs["seed"].eq(1) & runs["learning_rate"].eq(RATES[3]), "final_nll"] = lost
+        assert best_rate(runs)[1] == "the best rate, 0.002, is at the edge"
+    assert best_rate(runs[runs["seed"].eq(2)])[1] == "5 of 10 runs"
     runs = runs_at(RATES, (1, 2, 3, 4), lambda rate, _: 3 + np.log(rate / 1e-3) ** 2)
     runs.loc[runs["seed"].eq(4) & runs["learning_rate"].eq(RATES[3]), "final_nll"] = np.nan
     assert best_rate(runs)[:2] == (pytest.approx(1e-3, rel=0.01), "")
