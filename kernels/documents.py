@@ -56,6 +56,8 @@ class Documents:
 
         Raises InputError unless they begin at 0 and increase.
         """
+        if not isinstance(offsets, Tensor):
+            raise InputError(f"the offsets are a {type(offsets).__name__}; give a tensor")
         fits = offsets.ndim == 1 and len(offsets) > 1 and not offsets.is_floating_point()
         if not fits or offsets[0] != 0 or (offsets.diff() < 1).any():
             raise InputError(
