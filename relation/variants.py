@@ -50,7 +50,8 @@ _FAIR = (
     Variant("full-gate", "Full Relation, output gate", FULL, _GATE),
     Variant("full-qknorm-gate", "Full Relation, QK-norm and output gate", FULL, _QK | _GATE),
 )
-VARIANTS: dict[str, Variant] = {variant.name: variant for variant in (*_PAPER, *_FAIR)}
+_OWN: tuple[Variant, ...] = ()  # yours: docs/extending.md
+VARIANTS: dict[str, Variant] = {variant.name: variant for variant in (*_PAPER, *_FAIR, *_OWN)}
 PAIRED = ("mha", "full")
 ABLATIONS = ("exchange-only", "raw-x", "no-count", "no-givens", "single-head")
 ARMS = (*PAIRED, *(variant.name for variant in _FAIR))
